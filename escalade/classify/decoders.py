@@ -10,18 +10,21 @@ and was no faster on the one processor (aarch64) that it was tried on.
 from __future__ import annotations
 
 import functools
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Sequence
 from contextlib import closing
 from typing import Protocol
 
+import numpy as np
 import PIL
 import torch
 
 from escalade.classify.images import Batch, Crop, Source, Unreadable, decode_all
 from escalade.classify.nvjpeg import NvJpeg
 
-MEAN_OFF = 2.0
-"""A limit that was set, not measured."""
+MEAN_OFF = 1.5
+"""On an H200 the mean over a photograph, resized and cropped, was off by 0.41, at the most by 0.44; by 0.16, which is
+the resizing, where JPEG keeps all planes whole. Colours change more steeply in the test: there it makes up to 0.96
+that values of a smaller plane are repeated, where Pillow goes from one to the next."""
 
 
 class Decoder(Protocol):
@@ -30,7 +33,7 @@ class Decoder(Protocol):
     name: str
     """What output and records say of it."""
 
-    def batches(self, files: Iterable[Source], crop: Crop, batch: int) -> Generator[Batch, None, None]:
+    def batches(self, files: Sequence[Source], crop: Crop, batch: int) -> Generator[Batch, None, None]:
         """Batches of one size, so that the engine needs one plan: a last one that is not full holds other images too.
 
         The order is that of the files. The last batch may be of no file, if only such as cannot be read were left.
@@ -38,13 +41,15 @@ class Decoder(Protocol):
 
 
 class Pillow:
-    """Batches in host memory, the same each time: the engine copies one before it asks for the next."""
+    """Batches in host memory; for an engine on a GPU in such as its copies are made from, so that nobody else's are."""
 
     name = f"Pillow {PIL.__version__}"
 
-    def batches(self, files: Iterable[Source], crop: Crop, batch: int) -> Generator[Batch, None, None]:
-        room = torch.zeros(batch, crop.side, crop.side, 3, dtype=torch.uint8)
-        images, rows = room.permute(0, 3, 1, 2), room.numpy()
+    def __init__(self, pinned: bool = False) -> None:
+        self._pinned = pinned
+
+    def batches(self, files: Sequence[Source], crop: Crop, batch: int) -> Generator[Batch, None, None]:
+        images, rows = self._room(crop, batch)
         names: list[Source] = []
         refused: list[Unreadable] = []
         with closing(decode_all(files, crop, ahead=2 * batch)) as pictures:
@@ -57,8 +62,15 @@ class Pillow:
                 if len(names) == batch:
                     yield Batch(names, images, refused)
                     names, refused = [], []
+                    images, rows = self._room(crop, batch)
         if names or refused:
+            rows[len(names) :] = 0
             yield Batch(names, images, refused)
+
+    def _room(self, crop: Crop, batch: int) -> tuple[torch.Tensor, np.ndarray]:
+        """Memory for a batch, of its own: copies of it may still be under way when the next is made."""
+        room = torch.empty(batch, crop.side, crop.side, 3, dtype=torch.uint8, pin_memory=self._pinned)
+        return room.permute(0, 3, 1, 2), room.numpy()
 
 
 PILLOW = Pillow()
@@ -73,4 +85,4 @@ def decoder_for(device: torch.device) -> Decoder:
 
 @functools.cache
 def _on_gpu(index: int) -> Decoder:
-    return NvJpeg.found(torch.device("cuda", index)) or PILLOW
+    return NvJpeg.found(torch.device("cuda", index)) or Pillow(pinned=True)

@@ -8,8 +8,9 @@ import os
 import pathlib
 import stat
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from typing import IO, Any, TypeVar
@@ -17,6 +18,7 @@ from typing import IO, Any, TypeVar
 import numpy as np
 import torch
 from PIL import Image, ImageOps
+from PIL.JpegImagePlugin import JpegImageFile
 
 from escalade.errors import UnsupportedError
 from escalade.showing import shown
@@ -31,6 +33,10 @@ _KINDS = {"F": "floating-point numbers", "I": "32-bit whole numbers"}
 _BITS_PER_SAMPLE, _PHOTOMETRIC, _SAMPLE_FORMAT = 258, 262, 339
 _WHITE_IS_ZERO, _UNSIGNED = 0, 1
 """Tags of TIFF files, and values of theirs."""
+_WHOLE = 2**26
+"""Bytes of a file up to which it is read in one piece."""
+_SHARE = 4
+"""Files that a thread decodes in a row."""
 Given = TypeVar("Given")
 Made = TypeVar("Made")
 
@@ -134,6 +140,10 @@ def require_any(files: Sequence[pathlib.Path]) -> None:
 def decode(file: Source, crop: Crop) -> np.ndarray:
     """The pixels of an image, of a file that is a regular one."""
     with open_source(file) as encoded, Image.open(encoded) as opened:
+        if isinstance(opened, JpegImageFile):
+            opened.decodermaxblock = (
+                _WHOLE  # in one go: between blocks a thread waits for the interpreter's lock
+            )
         return pixels(opened, crop)
 
 
@@ -155,12 +165,33 @@ def pixels(opened: Image.Image, crop: Crop) -> np.ndarray:
 
 
 def open_source(file: Source) -> IO[bytes]:
-    """The bytes of an image. A pipe would be waited for, perhaps for ever."""
+    """The bytes of an image, in memory unless they are very many."""
     if isinstance(file, Encoded):
         return io.BytesIO(file.read())
-    if not stat.S_ISREG(os.stat(file).st_mode):
+    contents = whole(file)
+    return open(file, "rb") if contents is None else io.BytesIO(contents.data)
+
+
+def whole(file: Source) -> np.ndarray | None:
+    """All bytes of an image; None of a file that is too large for it, or that does not say how large it is.
+
+    In four calls of the system: around each of them other threads take the interpreter's lock, and give it back late.
+    The memory is not filled before, which would be done with the lock.
+    """
+    if isinstance(file, Encoded):
+        return np.array(np.frombuffer(file.read(), np.uint8))
+    found = os.stat(file)
+    if not stat.S_ISREG(found.st_mode):  # a pipe would be waited for, perhaps for ever
         raise ValueError("it is no regular file")
-    return open(file, "rb")
+    if not 0 < found.st_size <= _WHOLE:
+        return None
+    contents = np.empty(found.st_size, np.uint8)
+    descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        size = os.readv(descriptor, [contents.data])
+    finally:
+        os.close(descriptor)
+    return contents if size == contents.size else None
 
 
 def _rgb(opened: Image.Image) -> Image.Image:
@@ -200,10 +231,23 @@ def _white(opened: Image.Image, tags: Mapping[int, Any]) -> int | None:
 
 
 def decode_all(
-    files: Iterable[Source], crop: Crop, ahead: int
+    files: Sequence[Source], crop: Crop, ahead: int
 ) -> Generator[Picture | Unreadable, None, None]:
-    """Pictures in the order of the files, at most `ahead` of them before they are asked for."""
-    return in_order(files, partial(attempt, crop=crop), ahead)
+    """Pictures in the order of the files, about `ahead` of them before they are asked for."""
+    with closing(in_order(shares(files, _SHARE), partial(_attempts, crop=crop), ahead // _SHARE)) as made:
+        for pictures in made:
+            yield from pictures
+
+
+def shares(files: Sequence[Given], most: int) -> Iterator[Sequence[Given]]:
+    """The items a few at a time, so that threads are seldom given work; not so many that a core would have none."""
+    size = max(1, min(most, len(files) // cores()))
+    return (files[place : place + size] for place in range(0, len(files), size))
+
+
+def cores() -> int:
+    """How many this process may run on."""
+    return len(os.sched_getaffinity(0))
 
 
 def in_order(
@@ -214,7 +258,7 @@ def in_order(
 
     Threads, not processes: Pillow and PyTorch leave the interpreter's lock while they decode and resize.
     """
-    workers = workers or len(os.sched_getaffinity(0))
+    workers = workers or cores()
     waiting: deque[Future[Made]] = deque()
     pool = ThreadPoolExecutor(workers, "escalade-decode")
     try:
@@ -226,6 +270,10 @@ def in_order(
             yield waiting.popleft().result()
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def _attempts(files: Sequence[Source], crop: Crop) -> list[Picture | Unreadable]:
+    return [attempt(file, crop) for file in files]
 
 
 def attempt(file: Source, crop: Crop) -> Picture | Unreadable:

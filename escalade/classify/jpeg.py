@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import struct
+from typing import NamedTuple
 
+import numpy as np
 from PIL import Image
 
-from escalade.classify.images import Crop, Source, open_source
+from escalade.classify.images import Crop, Source, whole
 
 _START, _END = b"\xff\xd8", b"\xff\xd9"
 _FRAMES = (0xC0, 0xC1, 0xC2)
 """Baseline, extended and progressive, with Huffman codes."""
 _OTHER_FRAMES = (0xC3, 0xC5, 0xC6, 0xC7, 0xC9, 0xCA, 0xCB, 0xCD, 0xCE, 0xCF)
 _SCAN, _EXIF, _SEVERAL, _ADOBE = 0xDA, 0xE1, 0xE2, 0xEE
+_TELLING = frozenset((*_FRAMES, *_OTHER_FRAMES, _EXIF, _SEVERAL, _ADOBE))
+"""The segments that are looked into."""
+_HEADER = struct.Struct(">BBH")
 _FRAME_LENGTH = 15
 """Bytes of a frame's header with three components, of which each has three."""
 _ORIENTATION = 0x0112
 
 
-@dataclass(frozen=True)
-class Photograph:
+class Photograph(NamedTuple):
     """A JPEG file's bytes, and the size that they say."""
 
     file: Source
-    contents: bytearray
+    contents: np.ndarray
     width: int
     height: int
 
@@ -31,13 +35,11 @@ class Photograph:
 def read(file: Source, crop: Crop) -> Photograph | None:
     """A file that decoders read alike; None for any other, which is left to Pillow and to Pillow's words about it."""
     try:
-        with open_source(file) as opened:
-            head = opened.read(len(_START))
-            contents = bytearray(head + opened.read()) if head == _START else bytearray()
+        contents = whole(file)
     except Exception:  # storage raises all sorts of things; Pillow's attempt says which it was
         return None
-    size = _size(contents) if contents.endswith(_END) else None
-    if size is None or size[0] * size[1] > (Image.MAX_IMAGE_PIXELS or 0):
+    size = None if contents is None else _size(contents.data)
+    if contents is None or size is None or size[0] * size[1] > (Image.MAX_IMAGE_PIXELS or 0):
         return None
     try:
         crop.resized(*size)
@@ -46,17 +48,24 @@ def read(file: Source, crop: Crop) -> Photograph | None:
     return Photograph(file, contents, *size)
 
 
-def _size(contents: bytearray) -> tuple[int, int] | None:
-    """Width and height, if the headers in front of the first scan have nothing that decoders differ in.
+def _size(contents: memoryview) -> tuple[int, int] | None:
+    """Width and height, if it is a whole file whose headers have nothing that decoders differ in.
 
     These are: a tag that turns the image, further images, colours that are not YCbCr, grey.
     """
-    place, size = len(_START), None
-    while place + 4 <= len(contents) and contents[place] == 0xFF:
-        marker, length = contents[place + 1], int.from_bytes(contents[place + 2 : place + 4])
-        body = contents[place + 4 : place + 2 + length]
+    if contents[: len(_START)] != _START or contents[-len(_END) :] != _END:
+        return None
+    place, size, last = len(_START), None, len(contents) - _HEADER.size
+    while place <= last:
+        begin, marker, length = _HEADER.unpack_from(contents, place)
+        if begin != 0xFF:
+            return None
         if marker == _SCAN:
             return size
+        if marker not in _TELLING:
+            place += 2 + length
+            continue
+        body = bytes(contents[place + 4 : place + 2 + length])
         if marker in _FRAMES:
             size = _frame(body)
         if (
@@ -71,7 +80,7 @@ def _size(contents: bytearray) -> tuple[int, int] | None:
     return None
 
 
-def _frame(body: bytearray) -> tuple[int, int] | None:
+def _frame(body: bytes) -> tuple[int, int] | None:
     """Width and height of three components of 8 bits that are not called R, G and B."""
     if len(body) != _FRAME_LENGTH or body[0] != 8 or body[5] != 3 or body[6::3] == b"RGB":
         return None
@@ -79,11 +88,11 @@ def _frame(body: bytearray) -> tuple[int, int] | None:
     return (width, height) if width and height else None
 
 
-def _is_turned(body: bytearray) -> bool:
+def _is_turned(body: bytes) -> bool:
     """Whether a tag says so, or cannot be read."""
     exif = Image.Exif()
     try:
-        exif.load(bytes(body))
+        exif.load(body)
     except Exception:  # whatever is wrong with it, Pillow is asked about the whole file
         return True
     return exif.get(_ORIENTATION, 1) != 1

@@ -25,6 +25,9 @@ from escalade.engine.graph.forms import require_dtype
 from escalade.errors import UnsupportedError
 from escalade.showing import shown
 
+_ROWS = 20
+"""Images whose classes a terminal shows."""
+
 
 class ResultForm(StrEnum):
     """The kinds of files that a cluster writes results to."""
@@ -153,7 +156,8 @@ def command(
             found.engine, files, found.crop, found.labels, batch=batch, top=top, skipped=skip
         ):
             predictions.append(prediction)
-            progress.advance(task)
+            if len(predictions) % batch == 0:
+                progress.advance(task, batch)
         seconds = time.perf_counter() - start
 
     about = {
@@ -169,8 +173,7 @@ def command(
         output.write(json, output.as_json(predictions, skipped, about))
     if csv is not None:
         output.write(csv, output.as_csv(predictions))
-    if predictions:
-        console.print(output.table(predictions))
+    _show(console, predictions)
     _summarise(console, status, len(predictions), skipped, about, len(closed))
     if skipped:
         raise typer.Exit(1)
@@ -182,6 +185,20 @@ def _local(name: str) -> pathlib.Path:
             f"{shown(name)} is a URI, which --ray reads, with --ray local on this machine; paths are read without it"
         )
     return pathlib.Path(name)
+
+
+def _show(console: Console, predictions: list[Prediction]) -> None:
+    """The classes of all images, on a terminal those of the first: of thousands nobody reads a table there."""
+    first = predictions[:_ROWS] if console.is_terminal else predictions
+    if first:
+        console.print(output.table(first))
+    if len(first) < len(predictions):
+        more = len(predictions) - len(first)
+        console.print(
+            f"and {more:,} more images: --csv FILE and --json FILE write the classes of all",
+            highlight=False,
+            style="dim",
+        )
 
 
 def _summarise(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import os
 import pathlib
@@ -13,12 +14,14 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from escalade import cli, models
 from escalade.classify import predict
 from escalade.classify.images import Crop, Unreadable, decode
-from escalade.classify.prediction import example
+from escalade.classify.prediction import Guess, Prediction, example, likeliest
+from escalade.commands.classify import _show
 from escalade.engine import compile
 from escalade.models.resnet import BasicBlock
 
@@ -183,6 +186,28 @@ def test_readable_images_end_well_with_any_batch_and_by_mean_and_deviation(
         [(guess["class"], round(guess["probability"], 4)) for guess in each[0]] for each in (many, otherwise)
     )
     assert chances != others
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("top", [1, 5, 40])
+def test_the_likeliest_classes_are_those_of_softmax(dtype: torch.dtype, top: int) -> None:
+    """Of numbers that no dtype rounds to one another."""
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.stack([torch.randperm(40, generator=generator) / 4 - 5 for _ in range(70)]).to(dtype)
+    classes, chances = likeliest(logits, top)
+    expected = logits.double().softmax(1).topk(top, 1)
+    assert classes == expected.indices.tolist()
+    assert torch.allclose(torch.tensor(chances).double(), expected.values, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("is_terminal", "rows"), [(True, 20), (False, 45)])
+def test_a_terminal_shows_the_first_images_and_a_file_all(is_terminal: bool, rows: int) -> None:
+    written = io.StringIO()
+    console = Console(file=written, force_terminal=is_terminal, no_color=True, width=90)
+    guesses = (Guess(1, "dog", 0.75), Guess(2, "cat", 0.25))
+    _show(console, [Prediction(pathlib.Path(f"{number}.jpg"), guesses) for number in range(45)])
+    assert written.getvalue().count(".jpg") == rows == written.getvalue().count("dog")
+    assert ("and 25 more images: --csv" in written.getvalue()) is is_terminal
 
 
 def test_stopping_early_leaves_no_thread(network: models.ResNet, images: pathlib.Path) -> None:

@@ -38,11 +38,13 @@ class StandIn(types.ModuleType):
     def __init__(self) -> None:
         super().__init__("torchvision.io")
         self.given = 0
+        self.most = 0
 
     def decode_jpeg(
         self, contents: Sequence[torch.Tensor], mode: Mode, device: torch.device
     ) -> list[torch.Tensor]:
         images = []
+        self.most = max(self.most, len(contents))
         for each in contents:
             try:
                 image = Image.open(io.BytesIO(each.numpy().tobytes()))
@@ -121,15 +123,15 @@ def files(tmp_path: pathlib.Path) -> list[pathlib.Path]:
 
 
 def read(
-    decoder: Decoder, files: Sequence[pathlib.Path]
+    decoder: Decoder, files: Sequence[pathlib.Path], size: int = BATCH
 ) -> tuple[list[Source], torch.Tensor, set[Unreadable]]:
     names: list[Source] = []
     images, refused = [], set()
-    for batch in decoder.batches(files, CROP, BATCH):
+    for batch in decoder.batches(files, CROP, size):
         names += batch.files
         refused.update(batch.refused)
         if batch.files:
-            assert batch.images.shape == (BATCH, 3, CROP.side, CROP.side)
+            assert batch.images.shape == (size, 3, CROP.side, CROP.side)
             assert batch.images.is_contiguous(memory_format=torch.channels_last)
             images.append(batch.images[: len(batch.files)].cpu().clone())
     return names, torch.cat(images).int(), refused
@@ -147,6 +149,23 @@ def test_a_decoder_on_the_gpu_gives_what_pillow_gives(stand_in: StandIn, files: 
     }  # fmt: skip
     assert (same - images).abs().max() <= 1
     assert stand_in.given >= len(PLAIN) + 1, "wide.jpg is there twice"
+
+
+@pytest.mark.parametrize("size", [1, 3, 8, 20])
+def test_images_are_decoded_so_many_at_once_as_it_says_whatever_the_batches_are(
+    size: int, stand_in: StandIn, files: list[pathlib.Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("escalade.classify.nvjpeg._AT_ONCE", 8)
+    decoder = NvJpeg.found(CPU)
+    assert decoder is not None
+    many = [file for file in files * 6 if file.name != DAMAGED]
+    whole = [file for file in many if file.name in PLAIN]
+    for some in (many, whole):
+        names, images, refused = read(PILLOW, some, size)
+        found, same, also_refused = read(decoder, some, size)
+        assert found == names and also_refused == refused
+        assert (same - images).abs().max() <= 1
+    assert stand_in.most == (8 - 8 % size if size < 8 else 8), "whole batches, and no more than that"
 
 
 def test_an_image_that_would_fill_the_memory_is_left_to_pillow(tmp_path: pathlib.Path) -> None:

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from PIL import Image, features
 
-from escalade.classify.images import Crop, Picture, Unreadable, decode, decode_all, find
+from escalade.classify.images import Crop, Picture, Unreadable, decode, decode_all, find, shares, whole
 from escalade.errors import UnsupportedError
 
 PHOTOGRAPH = Crop(256, 224)
@@ -220,6 +220,17 @@ def test_a_photograph_is_decoded_without_copies_of_it(
     assert np.array_equal(decode(file, PHOTOGRAPH), expected)
 
 
+@pytest.mark.parametrize("name", ["x.jpg", "x.png"])
+def test_a_file_that_is_too_large_for_memory_is_read_in_pieces(
+    name: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = saved(tmp_path / name, smooth(300, 401))
+    expected = decode(file, PHOTOGRAPH)
+    assert whole(file) is not None
+    monkeypatch.setattr("escalade.classify.images._WHOLE", 1000)
+    assert whole(file) is None and np.array_equal(decode(file, PHOTOGRAPH), expected)
+
+
 @pytest.mark.parametrize("transparency", [0, bytes((0, 128, 255))])
 def test_a_palette_with_transparency_keeps_its_colours(transparency: object, tmp_path: pathlib.Path) -> None:
     image = Image.new("P", (32, 32), 2)
@@ -310,6 +321,14 @@ def test_images_come_in_order_and_damaged_ones_in_their_place(tmp_path: pathlib.
     for number, each in enumerate(found):
         if isinstance(each, Picture):
             assert abs(int(each.pixels.mean()) - 10 * number) <= 2
+
+
+def test_every_core_has_a_share_of_few_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("escalade.classify.images.cores", lambda: 4)
+    for count, sizes in ((3, [1] * 3), (9, [2, 2, 2, 2, 1]), (100, [16] * 6 + [4])):
+        parts = list(shares(range(count), 16))
+        assert [len(part) for part in parts] == sizes
+        assert [each for part in parts for each in part] == list(range(count))
 
 
 def test_closing_early_leaves_no_thread(tmp_path: pathlib.Path) -> None:
