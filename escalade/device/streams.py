@@ -15,8 +15,8 @@ import torch
 from escalade.device.driver import check, make_context_current
 
 _free: defaultdict[int, list[int]] = defaultdict(list)
-"""The streams of each device that are not in use. None is ever destroyed: PyTorch's allocator goes on asking what memory a
-stream has used."""
+"""The streams of each device that are not in use. None is ever destroyed: PyTorch's allocator goes on asking what
+memory a stream has used."""
 
 
 class _Own(torch.cuda.ExternalStream):
