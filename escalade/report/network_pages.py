@@ -15,14 +15,16 @@ from escalade.report.op_time_pages import HEADER, op_times
 
 README_NETWORK = "resnet18"
 _LEGEND = (
-    "All that is shown of a network is of one commit, or of the same kernels, and then each row says its commit. "
+    "All that is shown of a network is of one commit, or of the same kernels, and then each row says its commit; one "
+    "image's phases, which stand beside nothing else, are of whichever measured them last. "
     "*vs best peer* is the time of the fastest of all peers over ours, by the same clock: above 1 we are faster. Where "
     "a peer that must be among them was not measured, it is named instead. PyTorch eager and JAX have no CUDA graph to "
     "replay and so no device time; they are in the tables of calls.\n"
 )
 COMPARED = ("", "_score", "_training")
 """The parts of a network's records that stand beside peers', by how their workloads end."""
-_PARTS = ("_accuracy", "_phases", "_stream", "_score", "_training")
+_PHASES = "_phases"
+_PARTS = ("_accuracy", _PHASES, "_stream", "_score", "_training")
 
 
 def networks(records: Sequence[Record]) -> list[str]:
@@ -32,8 +34,10 @@ def networks(records: Sequence[Record]) -> list[str]:
 
 
 def of_network(records: Sequence[Record], name: str) -> list[Record]:
-    """What is shown of a network: what was measured last, and what belongs to it."""
-    return newest([r for r in records if r.workload in {name, *(name + part for part in _PARTS)}])
+    """What is shown of a network: what was measured last, and what belongs to it; the same of its phases."""
+    own = [r for r in records if r.workload in {name, *(name + part for part in _PARTS)}]
+    phases = [r for r in own if r.workload == name + _PHASES]
+    return newest([r for r in own if r.workload != name + _PHASES]) + newest(phases)
 
 
 def plot(network: str) -> str:
@@ -47,9 +51,7 @@ def plotted(records: Sequence[Record], network: str) -> list[Record]:
 
 
 def has_plot(records: Sequence[Record], network: str) -> bool:
-    return any(
-        r.workload in (network, f"{network}_phases") and (r.images_per_s or r.wall_us) for r in records
-    )
+    return any(r.workload in (network, network + _PHASES) and (r.images_per_s or r.wall_us) for r in records)
 
 
 def readme_block(records: Sequence[Record]) -> str:
@@ -88,14 +90,16 @@ Titles = tuple[tuple[str, str, Callable[[Sequence[Record]], str]], ...]
 
 def _section(name: str, records: Sequence[Record]) -> str:
     everything, shown = of_network(records, name), plotted(records, name)
-    parts = [f"\n### {name}\n\n", origin(shown)]
+    beside = [r for r in shown if r.workload != name + _PHASES]
+    parts = [f"\n### {name}\n\n", origin(beside) if beside else ""]
     if has_plot(everything, name):
         parts.append(f"\n![{name}]({plot(name)})\n")
     parts.append(_op_times(shown))
     for suffix, title, make in _titles(name, everything):
         own = [r for r in everything if r.workload == name + suffix]
         if own:
-            parts.append(f"\n#### {title}\n\n{make(own)}")
+            of_its_own = f"{origin(own)}\n" if suffix == _PHASES else ""
+            parts.append(f"\n#### {title}\n\n{of_its_own}{make(own)}")
     parts.append(_eight_bits([r for r in everything if r.workload == name]))
     return "".join(parts)
 
@@ -121,7 +125,7 @@ def _titles(name: str, records: Sequence[Record]) -> Titles:
         ("", "Batches, in µs a call by the clock", comparisons.call_table),
         ("", "Memory at most, in MiB", comparisons.memory_table),
         accuracy,
-        ("_phases", "One image, phase by phase", phase_table),
+        (_PHASES, "One image, phase by phase", phase_table),
         ("_stream", "uint8 images from host memory", _stream if name != "lenet" else _copied),
     )
 

@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -209,10 +209,16 @@ class Soak:
         before, after = self.samples[quarter : 2 * quarter], self.samples[-quarter:]
         found = []
         for name in ("host_bytes", "device_bytes", "files", "threads"):
-            first, last = (statistics.median(getattr(one, name) for one in part) for part in (before, after))
-            if last > _GROWTH * first + 2:
+            counts = [[getattr(one, name) for one in part] for part in (before, after)]
+            first, last = map(statistics.median, counts)
+            if last > _GROWTH * first + 2 + max(map(_by_chance, counts)):
                 found.append(f"{name} grew from {first:.0f} to {last:.0f}")
         return found
+
+
+def _by_chance(counts: Sequence[int]) -> float:
+    """How far a median of these may be off: which plans an engine has just then is left to chance."""
+    return 3 * 1.25 * statistics.pstdev(counts) / len(counts) ** 0.5
 
 
 @contextmanager

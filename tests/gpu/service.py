@@ -1,0 +1,87 @@
+"""Threads that each call one engine and wait for their results: `python -m tests.gpu.service`.
+
+Prints calls a second of ResNet-18, one image, fp16, by 1, 2, 4 and 8 threads on streams of their own, for an engine
+with one set of buffers and with eight; and of the least that there is to do, a replay of a CUDA graph and the wait
+for it.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+import torch
+
+import escalade
+from escalade import models
+from escalade.engine.calls import BufferedCalls
+from escalade.engine.plan.kernel_program import KernelProgram
+
+THREADS = (1, 2, 4, 8)
+_SECONDS = 1.0
+
+Call = Callable[[], object]
+
+
+def rate(prepare: Callable[[int], Call], threads: int) -> float:
+    """Calls a second of so many threads, each of which prepares what it calls on its stream and awaits every call."""
+    counts = [0] * threads
+    ready, stop = threading.Barrier(threads + 1), threading.Event()
+
+    def work(number: int) -> None:
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream), torch.no_grad():
+            call = prepare(number)
+            for _ in range(20):
+                call()
+            stream.synchronize()
+            ready.wait()
+            while not stop.is_set():
+                call()
+                stream.synchronize()
+                counts[number] += 1
+
+    workers = [threading.Thread(target=work, args=(number,)) for number in range(threads)]
+    for worker in workers:
+        worker.start()
+    ready.wait()
+    began = time.perf_counter()
+    time.sleep(_SECONDS)
+    stop.set()
+    for worker in workers:
+        worker.join()
+    return sum(counts) / (time.perf_counter() - began)
+
+
+def main() -> int:
+    if not torch.cuda.is_available():
+        print("there is no GPU here, and calls of one are what this measures")
+        return 1
+    model, x = models.model("resnet18")
+    model, x = model.cuda(), x.cuda()
+    print("calls a second by", ", ".join(map(str, THREADS)), "threads")
+    for buffers in (1, max(THREADS)):
+        engine = escalade.compile(model, x, dtype="fp16", buffers=buffers)
+
+        def own_input(number: int, engine: escalade.Engine = engine) -> Call:
+            mine = x.clone()
+            return lambda: engine(mine)
+
+        print(f"{buffers} sets of buffers:", *(f"{rate(own_input, threads):,.0f}" for threads in THREADS))
+    calls = engine.calls((x,))
+    assert isinstance(calls, BufferedCalls)
+    programs = [each.program for each in calls._sets]
+
+    def own_graph(number: int) -> Call:
+        program = programs[number % len(programs)]
+        assert isinstance(program, KernelProgram) and program._graph is not None
+        return program._graph.replay
+
+    print("replays alone:", *(f"{rate(own_graph, threads):,.0f}" for threads in THREADS))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,102 @@
+"""What starting takes, each time in a fresh process: `python -m tests.gpu.starting [resnet18 resnet50]`.
+
+For each network: `compile` and a new batch size with no kernel cached, the same again with all of them cached, then
+`save` with machine code, and `load` to the first result with an empty cache. Without a GPU nothing is measured.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+
+import torch
+
+import escalade
+from escalade import models
+
+_BATCH = 8
+
+
+class _Laps:
+    """Seconds by the clock, from one call to the next, the GPU's work included."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self.begin()
+
+    def begin(self) -> None:
+        torch.cuda.synchronize()
+        self._last = time.perf_counter()
+
+    def end(self, what: str) -> None:
+        torch.cuda.synchronize()
+        self.seconds[what] = time.perf_counter() - self._last
+        self.begin()
+
+
+def made(network: str, file: str) -> dict[str, float]:
+    """From the model to a result, another batch, and a file."""
+    model, x = models.model(network)
+    model, x, more = model.cuda(), x.cuda(), models.example(network, _BATCH).cuda()
+    laps = _Laps()
+    engine = escalade.compile(model, x, dtype="fp16")
+    engine(x)
+    laps.end("compile, first result")
+    engine(more)
+    laps.end(f"new batch of {_BATCH}")
+    engine.save(file, kernels=True)
+    laps.end("save")
+    return laps.seconds
+
+
+def loaded(network: str, file: str) -> dict[str, float]:
+    """From the file to a result."""
+    x = models.example(network, 1).cuda()
+    laps = _Laps()
+    engine = escalade.load(file, device="cuda")
+    engine(x)
+    laps.end("load, first result")
+    return laps.seconds
+
+
+def fresh(part: str, network: str, file: pathlib.Path, cache: pathlib.Path) -> dict[str, float]:
+    """What a part says, in a process and with a cache of its own."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.gpu.starting", f"--{part}", network, str(file)],
+        env={**os.environ, "ESCALADE_CACHE_DIR": str(cache)}, stdout=subprocess.PIPE, text=True, check=True,
+    )  # fmt: skip
+    seconds: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return seconds
+
+
+def main(arguments: Sequence[str]) -> int:
+    if not torch.cuda.is_available():
+        print("there is no GPU here, and starting on one is what this measures")
+        return 1
+    parts = {"--made": made, "--loaded": loaded}
+    if arguments and arguments[0] in parts:
+        print(json.dumps(parts[arguments[0]](*arguments[1:])))
+        return 0
+    with tempfile.TemporaryDirectory() as folder:
+        for network in arguments or ("resnet18", "resnet50"):
+            file, cache = pathlib.Path(folder, f"{network}.escalade"), pathlib.Path(folder, network)
+            for what, part, kernels in (
+                ("nothing cached", "made", cache),
+                ("kernels cached", "made", cache),
+                ("kernels in the file", "loaded", cache / "empty"),
+            ):
+                seconds = fresh(part, network, file, kernels)
+                print(
+                    f"{network}, {what}:", ", ".join(f"{name} {each:.3f} s" for name, each in seconds.items())
+                )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
