@@ -180,7 +180,7 @@ def check_lessons(climb: dict[str, Counts]) -> None:
             "of the image, two turns"
         )
     assert padded.of("shared", "load").requests and not padded.of("shared", "load").conflicts
-    assert loads["vector_loads"] < loads["padded_tile"] / 4
+    assert loads["vector_loads"] < loads["padded_tile"] / 2, "vectors leave some lanes of a warp without work"
     for fast in (mma, wgmma):
         assert fast.tensor_multiplications >= 9 * 32 * 32 * 64 and not fast.fma
         assert fast.read_bytes < vector.read_bytes
