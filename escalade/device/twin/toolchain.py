@@ -77,7 +77,7 @@ _COUNTED = (
     "-DTWIN_COUNTS",
     "-fsanitize-coverage=trace-pc",  # and one in front of each block of code
     "-fno-reorder-blocks",  # in the source's order: runtime/counting.h builds on it
-    # Nor one access copied into both sides of a branch in front of it, whose lanes would seem to ask one after the other.
+    # Nor may an access be copied into both sides of a branch in front of it: lanes would seem to ask in turn.
     *("--param", "max-jump-thread-duplication-stmts=0"),
     "-fexpensive-optimizations",  # without these a*b + c stays two operations
     # So would a sum in a loop on processors that g++ knows to add faster than they multiply and add.
