@@ -12,7 +12,7 @@ from rich.console import Console
 from escalade.bench.networks.op_times import FORMS
 from escalade.measure import records as store
 from escalade.measure.records import Provenance, Record
-from escalade.report import tables
+from escalade.report import network_pages, tables
 from escalade.report.networks import network_tables
 from escalade.report.op_time_pages import op_times
 
@@ -129,3 +129,17 @@ def test_what_8_bits_cost_is_said_from_records(root: pathlib.Path) -> None:
     store.file_away(root / "without", [half])
     tables.write(root / "without", root)
     assert "FP8" not in (root / "docs/networks.md").read_text()
+
+
+def test_phases_that_were_measured_later_take_nothing_from_the_page() -> None:
+    """They stand beside nothing else, so the batches and the README's table stay, each with its own commit."""
+    batches = replace(LENET, workload="resnet18", problem="224_b32", batch=32)
+    phases = replace(
+        batches, workload="resnet18_phases", problem="224_b1", batch=1, rung="optimised", note="the engine",
+        commit="def", date="2026-02-02T03:04:05+00:00",
+    )  # fmt: skip
+    page = network_pages.networks_page({"h200": [batches, phases]}, "h200")
+    before, after = page.split("#### One image, phase by phase")
+    assert "commit abc" in before and "| fp16 | 32 |" in before and "commit def" not in before
+    assert "commit def" in after and "optimised" in after
+    assert "| fp16 | 32 |" in network_pages.readme_block([batches, phases])
