@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
+from functools import partial
 from itertools import islice
 from typing import NamedTuple
 
-import numpy as np
 import torch
 
 from escalade.classify.decoders import PILLOW, Decoder, decoder_for
@@ -44,36 +44,19 @@ def predict(
     """Predictions in the order of the files; those that cannot be read go to `skipped`, from another thread."""
     sent: deque[list[Source]] = deque()
     given = batches(files, crop, batch, sent, skipped, decoder_for(engine.device))
-    with closing(given), closing(engine.stream(given)) as results:
-        for logits in results:
+    best = partial(likeliest, top=min(top, len(labels)))  # found where the engine is: a thousandth is copied back
+    with closing(given), closing(engine.stream(given, then=best)) as results:
+        for found in results:
             # The last batch is filled up, and zip leaves out what is beyond its files.
-            for file, classes, chances in zip(
-                sent.popleft(), *likeliest(logits, min(top, len(labels))), strict=False
-            ):
+            for file, classes, chances in zip(sent.popleft(), *(each.tolist() for each in found), strict=False):
                 names = [labels[number] for number in classes]
                 yield Prediction(file, tuple(map(Guess, classes, names, chances)))
 
 
-def likeliest(logits: torch.Tensor, top: int) -> tuple[list[list[int]], list[list[float]]]:
-    """The classes with the largest numbers in each row, the first first, and their probabilities.
-
-    By NumPy in this thread alone: PyTorch gives a part to a thread on every core, and waits until each of them has
-    found time for it beside those that decode.
-    """
-    values = _float32(logits)
-    with np.errstate(invalid="ignore"):  # of infinite numbers
-        shares = np.exp(values - values.max(1, keepdims=True))
-    few = np.argpartition(values, -top, axis=1)[:, -top:]
-    order = np.argsort(-np.take_along_axis(values, few, 1), axis=1, kind="stable")
-    few = np.take_along_axis(few, order, 1)
-    chances = np.take_along_axis(shares, few, 1) / shares.sum(1, keepdims=True)
-    return few.tolist(), chances.tolist()
-
-
-def _float32(logits: torch.Tensor) -> np.ndarray:
-    if logits.dtype is torch.bfloat16:  # which NumPy does not have: the upper half of each number
-        return (logits.view(torch.uint16).numpy().astype(np.uint32) << 16).view(np.float32)
-    return logits.numpy().astype(np.float32)
+def likeliest(logits: torch.Tensor, top: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The classes with the largest numbers in each row, the first first, and their probabilities."""
+    chances, classes = logits.float().softmax(1).topk(top)
+    return classes, chances
 
 
 def example(batch: int, crop: Crop) -> torch.Tensor:

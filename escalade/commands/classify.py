@@ -27,6 +27,8 @@ from escalade.showing import shown
 
 _ROWS = 20
 """Images whose classes a terminal shows."""
+_ON_GPU, _ELSEWHERE = 128, 32
+"""Images at a time. On a GPU a batch costs the host as much as it does the card, however many there are in it."""
 
 
 class ResultForm(StrEnum):
@@ -70,7 +72,15 @@ def command(
             show_default=False,
         ),
     ] = None,
-    batch: Annotated[int, count("--batch", "-b", help="Images at a time.")] = 32,
+    batch: Annotated[
+        int | None,
+        count(
+            "--batch",
+            "-b",
+            help=f"Images at a time. Without it: {_ON_GPU} on a GPU, {_ELSEWHERE} elsewhere and with --ray.",
+            show_default=False,
+        ),
+    ] = None,
     device: EngineOn = None,
     top: Annotated[int, count("--top", help="How many classes to show for an image.")] = 5,
     mean: ColourMean = None,
@@ -131,7 +141,7 @@ def command(
 
         clusters.classify(
             console, status, ray, asked, images, results,
-            workers=workers, device=device, batch=batch, top=top, shard=shard, form=form,
+            workers=workers, device=device, batch=batch or _ELSEWHERE, top=top, shard=shard, form=form,
         )  # fmt: skip
         return
     if results is not None:
@@ -139,7 +149,7 @@ def command(
     where = engine_device(device)
     files, closed = find([_local(image) for image in images])
     require_any(files)
-    batch = min(batch, len(files))
+    batch = min(batch or (_ON_GPU if where == "cuda" else _ELSEWHERE), len(files))
     with status.status(f"Compiling {asked.called} for {where}"):
         found = classifier(asked, where, batch, files)
     skipped: list[Unreadable] = list(closed)

@@ -25,6 +25,9 @@ from escalade.engine.plan.program import Program, Rooms, settled
 from escalade.errors import OutOfMemory
 
 logger = logging.getLogger("escalade")
+_NEVER = -(2**62)
+_OF_LATE = 4
+"""Calls for each set, in which one that is not used is free for others."""
 
 
 class Calls(Protocol):
@@ -46,15 +49,16 @@ class _Buffers:
         self.lock = threading.Lock()
         self.stream: int | None = None
         """The stream of the last call, as a number: PyTorch says of a stream that it is not unequal to None."""
-        self.turn = 0
+        self.turn = _NEVER
+        """The number of the last call, among all of the plan's."""
         self._done: Mark | None = None
         self._known: set[int] = set()
 
-    def is_taken_idle(self) -> bool:
-        """Takes the lock, unless somebody has it or a call is still running."""
-        if not self.lock.acquire(blocking=False):
+    def is_taken_idle(self, since: int) -> bool:
+        """Takes the lock, unless somebody has it, a call is still running, or one has been made since that turn."""
+        if self.turn > since or not self.lock.acquire(blocking=False):
             return False
-        if self._is_idle():
+        if self.turn <= since and self._is_idle():
             return True
         self.lock.release()
         return False
@@ -91,7 +95,8 @@ class BufferedCalls:
     """Calls of a program that has buffers: those on one stream follow each other in the same ones, those on others
     overlap in up to `most` sets of them, and beyond that wait for each other.
 
-    A set is made when a call on another stream finds all others in use.
+    A set is made when a call on another stream finds all others in use, or used of late: streams that took each other's
+    sets in turns would have the graph's kernels pointed at their own tensors at every call.
     """
 
     def __init__(self, program: Program, types: Sequence[torch.dtype], most: int = 1) -> None:
@@ -145,16 +150,19 @@ class BufferedCalls:
                 last.turn = next(self._turns)
                 return last
             last.lock.release()
-        taken = self._by_stream[stream] = self._taken()
+        taken = self._by_stream[stream] = self._taken(_OF_LATE * self._most)
         return taken
 
-    def _taken(self) -> _Buffers:
-        """A set that is idle, or a new one, or the one whose last call began first, locked."""
-        found = next((each for each in self._sets if each.is_taken_idle()), None) or self._made()
+    def _taken(self, others: int = 0) -> _Buffers:
+        """Locked: a set that is idle and was not used in the last calls, so many that are others'; or a new one, or one
+        that is idle, or whichever will be, the one whose last call began first before the others."""
+        turn = next(self._turns)
+        longest_first = sorted(self._sets, key=lambda each: each.turn)
+        found = _idle(longest_first, turn - others) or self._made() or _idle(longest_first, turn)
         if found is None:
-            found = min(self._sets, key=lambda each: each.turn)
+            found = longest_first[0]
             found.lock.acquire()
-        found.turn = next(self._turns)
+        found.turn = turn
         return found
 
     def _made(self) -> _Buffers | None:
@@ -179,6 +187,11 @@ class BufferedCalls:
     @torch.no_grad()
     def _another(self) -> Program:
         return self.program.another()
+
+
+def _idle(sets: Sequence[_Buffers], since: int) -> _Buffers | None:
+    """The first that is idle and has not been used since that turn, locked."""
+    return next((each for each in sets if each.is_taken_idle(since)), None)
 
 
 class HostCalls:

@@ -274,9 +274,11 @@ class Engine(torch.nn.Module):
         """The plan for inputs like these, made ready to be called with them."""
         return self._plans.of(tensors).calls
 
-    def stream(self, batches: Iterable[Any], *, depth: int = 2) -> Generator[Any, None, None]:
+    def stream(
+        self, batches: Iterable[Any], *, depth: int = 2, then: Callable[[Any], Any] | None = None
+    ) -> Generator[Any, None, None]:
         """Results of host batches in order, copies overlapped with compute; see `escalade.engine.streaming`."""
-        return stream(self, batches, depth=depth)
+        return stream(self, batches, depth=depth, then=then)
 
     def save(self, path: Any, *, kernels: bool | str | Sequence[str] = False) -> None:
         """The network in one file, for `escalade.load`: as it is for inputs of the example's sizes, and any batch.

@@ -13,9 +13,10 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import Enum, auto
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
@@ -54,8 +55,11 @@ class Streamed(Protocol):
         """A call's results in the structure that the model returns."""
 
 
-def stream(engine: Streamed, batches: Iterable[Any], *, depth: int = 2) -> Generator[Any, None, None]:
-    """What the engine returns for each batch, in order, as CPU tensors.
+def stream(
+    engine: Streamed, batches: Iterable[Any], *, depth: int = 2, then: Callable[[Any], Any] | None = None
+) -> Generator[Any, None, None]:
+    """What the engine returns for each batch, in order, as CPU tensors; or what `then` makes of it, a tensor or a
+    structure of them, on the engine's device before it is copied back.
 
     A batch is a host tensor or NumPy array, or a tuple of them for a model of several inputs; sizes may vary. It may
     also be on the engine's own GPU, as of a decoder there, made on the stream that is current for the producer.
@@ -72,13 +76,45 @@ def stream(engine: Streamed, batches: Iterable[Any], *, depth: int = 2) -> Gener
         raise UnsupportedError(
             f"the batches are of type {type(batches).__name__}; stream takes a list or an iterator"
         )
-    return _results(engine, batches, depth)
+    if then is not None and not callable(then):
+        raise UnsupportedError(f"then={then!r}: it is a function of what the engine returns")
+    return _results(_Finished(engine, then), batches, depth)
 
 
-def _results(engine: Streamed, batches: Iterable[Any], depth: int) -> Generator[Any, None, None]:
+class _Finished:
+    """An engine's calls, with what is made of their results."""
+
+    def __init__(self, engine: Streamed, then: Callable[[Any], Any] | None) -> None:
+        self.engine = engine
+        self._then = then
+
+    def run(self, calls: Calls, given: Sequence[torch.Tensor]) -> _Made:
+        """A call, on the current stream."""
+        results = calls.call(given)
+        if self._then is None:
+            return _Made(results, partial(self.engine.returned, plan=calls.plan))
+        tensors, structure = pytree.tree_flatten(self._then(self.engine.returned(results, calls.plan)))
+        for each in tensors:
+            if not isinstance(each, torch.Tensor):
+                raise UnsupportedError(
+                    f"then has returned a {type(each).__name__}; it returns a tensor, or tensors in lists and dicts"
+                )
+        return _Made(tensors, structure.unflatten)
+
+
+@dataclass(frozen=True)
+class _Made:
+    """The tensors that a call has made, and how they are put together."""
+
+    tensors: list[torch.Tensor]
+    together: Callable[[list[torch.Tensor]], Any]
+
+
+def _results(finished: _Finished, batches: Iterable[Any], depth: int) -> Generator[Any, None, None]:
+    engine = finished.engine
     lanes = _Lanes.on(engine.device) if engine.device.type == "cuda" else None
     slots: list[_Slot] = [
-        _HostSlot(engine) if lanes is None else _DeviceSlot(engine, lanes)
+        _HostSlot(finished) if lanes is None else _DeviceSlot(finished, lanes)
         for _ in range(depth + (1 if lanes is None else 2))
     ]
     feeder = _Feeder(slots, None if lanes is None else lanes.device)
@@ -87,9 +123,9 @@ def _results(engine: Streamed, batches: Iterable[Any], depth: int) -> Generator[
     thread.start()
     try:
         while not isinstance(number := _received(feeder.sent), _End):
-            results, plan = slots[number].receive()
+            made = slots[number].receive()
             feeder.free.put(number)
-            yield engine.returned(results, plan)
+            yield made.together(made.tensors)
         number.settle()
     finally:
         try:
@@ -130,7 +166,7 @@ class _Slot(Protocol):
 
     def send(self, batch: Any) -> None: ...
 
-    def receive(self) -> tuple[list[torch.Tensor], Plan]: ...
+    def receive(self) -> _Made: ...
 
 
 @dataclass(frozen=True)
@@ -239,17 +275,17 @@ def _close(producer: Iterator[Any] | None) -> None:
 class _HostSlot:
     """A slot for engines on the CPU and the twin."""
 
-    def __init__(self, engine: Streamed) -> None:
-        self._engine = engine
+    def __init__(self, finished: _Finished) -> None:
+        self._finished = finished
+        self._engine = finished.engine
         self._staging = Staging(_HOST)
         self._given: list[torch.Tensor] = []
 
     def send(self, batch: Any) -> None:
         self._given = _staged(_tensors(self._engine, batch), self._staging)
 
-    def receive(self) -> tuple[list[torch.Tensor], Plan]:
-        calls = self._engine.calls(self._given)
-        return calls.call(self._given), calls.plan
+    def receive(self) -> _Made:
+        return self._finished.run(self._engine.calls(self._given), self._given)
 
 
 class _DeviceSlot:
@@ -259,15 +295,16 @@ class _DeviceSlot:
     It has inputs of its own, which kernels read where they are: it is filled whenever a DMA engine is free.
     """
 
-    def __init__(self, engine: Streamed, lanes: _Lanes) -> None:
-        self._engine = engine
+    def __init__(self, finished: _Finished, lanes: _Lanes) -> None:
+        self._finished = finished
+        self._engine = finished.engine
         self._lanes = lanes
         self._staging = Staging(_HOST, pinned=True)
         self._inputs = Staging(lanes.device)
         self._returns = Staging(_HOST, pinned=True)
         self._arrived, self._computed = torch.cuda.Event(), torch.cuda.Event()
         self._returned = torch.cuda.Event(blocking=True)  # sleeping leaves the core to whoever makes batches
-        self._results: list[torch.Tensor] = []
+        self._made = _Made([], list)
         self._kept: list[Calls | torch.Tensor] = []
         """The program, the caller's tensors and the results live until they have been used."""
 
@@ -280,7 +317,7 @@ class _DeviceSlot:
         here = tensors[0].device.type == "cuda"
         ready = here or all(tensor.is_pinned() and is_dense(tensor) for tensor in tensors)
         sources = tensors if ready else _staged(tensors, self._staging)
-        self._kept, self._plan = [calls, *sources], calls.plan
+        self._kept = [calls, *sources]
         producer = torch.cuda.current_stream(lanes.device)
         if here:
             lanes.inward.wait_stream(producer)
@@ -291,19 +328,19 @@ class _DeviceSlot:
             producer.wait_event(self._arrived)
         with torch.cuda.stream(lanes.compute):
             lanes.compute.wait_event(self._arrived)
-            computed = calls.call(given)
+            computed = self._finished.run(calls, given)
             self._computed.record(lanes.compute)
-        self._kept += computed
+        self._kept += computed.tensors
         with torch.cuda.stream(lanes.outward):
             lanes.outward.wait_event(self._computed)
-            self._results = self._returns.like(computed)
-            _copy(computed, self._results)
+            self._made = replace(computed, tensors=self._returns.like(computed.tensors))
+            _copy(computed.tensors, self._made.tensors)
             self._returned.record(lanes.outward)
 
-    def receive(self) -> tuple[list[torch.Tensor], Plan]:
+    def receive(self) -> _Made:
         self._returned.synchronize()
         self._kept = []
-        return [result.clone() for result in self._results], self._plan
+        return replace(self._made, tensors=[result.clone() for result in self._made.tensors])
 
 
 def _exact(device: torch.device) -> torch.device:

@@ -196,8 +196,8 @@ def test_the_likeliest_classes_are_those_of_softmax(dtype: torch.dtype, top: int
     logits = torch.stack([torch.randperm(40, generator=generator) / 4 - 5 for _ in range(70)]).to(dtype)
     classes, chances = likeliest(logits, top)
     expected = logits.double().softmax(1).topk(top, 1)
-    assert classes == expected.indices.tolist()
-    assert torch.allclose(torch.tensor(chances).double(), expected.values, rtol=1e-5)
+    assert torch.equal(classes, expected.indices)
+    assert torch.allclose(chances.double(), expected.values, rtol=1e-5)
 
 
 @pytest.mark.parametrize(("is_terminal", "rows"), [(True, 20), (False, 45)])

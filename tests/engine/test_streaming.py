@@ -116,6 +116,32 @@ def test_results_are_the_callers_own(engine: Engine) -> None:
     check(engine, results, batches)
 
 
+def test_what_is_made_of_results_comes_in_their_place(engine: Engine) -> None:
+    batches = [batch(number, 1 + number % 3) for number in range(6)]
+    found = list(engine.stream(batches, then=lambda y: {"best": y.topk(2), "whole": y}))
+    for each, given in zip(found, batches, strict=True):
+        expected = engine(given)
+        assert torch.equal(each["whole"], expected) and torch.equal(
+            each["best"].indices, expected.topk(2).indices
+        )
+    assert not feeders()
+
+
+def test_what_fails_of_results_is_raised_in_its_place(engine: Engine) -> None:
+    def then(y: torch.Tensor) -> torch.Tensor:
+        if len(y) == 3:
+            raise LookupError("no such class")
+        return y
+
+    results = engine.stream([batch(0), batch(1, 3)], then=then)
+    next(results)
+    with pytest.raises(LookupError, match="no such class"):
+        next(results)
+    with pytest.raises(UnsupportedError, match="then has returned a int; it returns a tensor"):
+        list(engine.stream([batch(0)], then=len))
+    assert not feeders()
+
+
 def test_a_slow_producer_is_waited_for(engine: Engine) -> None:
     batches = [batch(number) for number in range(4)]
 
@@ -405,6 +431,8 @@ def test_two_iterations_and_calls_at_once(engine: Engine) -> None:
 def test_mistakes_are_named(engine: Engine) -> None:
     with pytest.raises(UnsupportedError, match="depth=0"):
         engine.stream([batch(0)], depth=0)
+    with pytest.raises(UnsupportedError, match="then=3: it is a function"):
+        engine.stream([batch(0)], then=3)  # type: ignore[arg-type]
     with pytest.raises(UnsupportedError, match="in host memory"):
         list(engine.stream([torch.zeros(2, 3, 6, 6, dtype=torch.uint8, device="meta")]))
     with pytest.raises(UnsupportedError, match="of type int; stream takes a list or an iterator"):

@@ -14,7 +14,7 @@ from escalade.device import cuda
 from escalade.engine import streaming, submitted
 from escalade.engine.calls import BufferedCalls
 from escalade.engine.plan.kernel_program import KernelProgram
-from escalade.engine.streaming import _DeviceSlot, _Lanes
+from escalade.engine.streaming import _DeviceSlot, _Finished, _Lanes
 from tests.fake_cuda import Box, Gpu, Point
 
 CUDA = torch.device("cuda", 0)
@@ -70,6 +70,25 @@ def test_calls_on_several_streams_share_the_buffers_of_a_plan(gpu: Gpu, most: in
     assert values(results) == [2.0 * number for number in range(12)]
 
 
+def test_streams_keep_their_buffers_though_others_lie_idle(gpu: Gpu) -> None:
+    """Kernels need not be pointed at another caller's tensors. Buffers of a stream that calls no more are another's."""
+    calls, streams = buffered(gpu, 4), [gpu.stream() for _ in range(5)]
+
+    def took(stream: Any) -> Any:
+        with gpu.on(stream):
+            calls.call([Box(gpu, 1.0)])  # type: ignore[list-item]
+        gpu.synchronize()  # so that every set is idle
+        return calls._by_stream[stream.cuda_stream]
+
+    first = [took(stream) for stream in streams[:3]]
+    assert len({*map(id, first)}) == 3 == len(calls._sets)
+    for _ in range(9):
+        assert [took(stream) for stream in streams[1:3]] == first[1:]
+    assert took(streams[3]) is first[0], "whose stream has not called for long"
+    assert took(streams[0]) not in first and len(calls._sets) == 4
+    assert took(streams[4]) in calls._sets and len(calls._sets) == 4
+
+
 def test_submitted_calls_follow_what_their_callers_stream_was_given(
     gpu: Gpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -101,8 +120,11 @@ def test_submitted_calls_follow_what_their_callers_stream_was_given(
     assert len(tasks) == 1
 
 
+@pytest.mark.parametrize("then", [None, lambda results: [Box(results[0].gpu).copy_(results[0])]])
 @pytest.mark.parametrize("place", ["cpu", "cuda"])
-def test_a_slot_waits_for_each_of_its_streams(gpu: Gpu, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slot_waits_for_each_of_its_streams(
+    gpu: Gpu, place: str, then: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Copies in, compute and copies back are on three streams; what is staged and returned lies in memory that the
     next batch takes again, and so does a batch that a producer makes on the GPU."""
     given = Box(gpu, kind=place)
@@ -117,16 +139,17 @@ def test_a_slot_waits_for_each_of_its_streams(gpu: Gpu, place: str, monkeypatch:
     monkeypatch.setattr(streaming, "Staging", FakeStaging)
     monkeypatch.setattr(streaming, "_tensors", lambda engine, batch: (given.copy_(Box(gpu, batch, "cpu")),))
     calls = buffered(gpu)
-    engine: Any = SimpleNamespace(calls=lambda given: calls)
+    monkeypatch.setattr(streaming.torch, "Tensor", Box)
+    engine: Any = SimpleNamespace(calls=lambda given: calls, returned=lambda results, plan: results)
     lanes = _Lanes.on(CUDA)
-    slots = [_DeviceSlot(engine, lanes) for _ in range(3)]
+    slots = [_DeviceSlot(_Finished(engine, then), lanes) for _ in range(3)]
     results: list[Any] = []
     for number in range(12):
         if number >= len(slots):
-            results += slots[number % 3].receive()[0]
+            results += slots[number % 3].receive().tensors
         slots[number % 3].send(float(number))
     for number in range(9, 12):
-        results += slots[number % 3].receive()[0]
+        results += slots[number % 3].receive().tensors
     assert values(results) == [2.0 * number for number in range(12)]
 
 

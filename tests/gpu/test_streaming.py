@@ -79,6 +79,20 @@ def test_sizes_types_and_layouts_may_vary(engine: Engine) -> None:
     check(engine, list(engine.stream(batches)), batches)
 
 
+def test_what_is_made_of_results_is_made_on_the_gpu(engine: Engine) -> None:
+    batches = [batch(number, 8) for number in range(12)]
+    places = set()
+
+    def best(results: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
+        places.update(each.device.type for each in results)
+        return [each.float().flatten(1).topk(2).indices for each in results]
+
+    for found, given in zip(engine.stream(batches, then=best), batches, strict=True):
+        for each, expected in zip(found, best(engine(given.cuda())), strict=True):
+            assert each.device.type == "cpu" and torch.equal(each, expected.cpu())
+    assert places == {"cuda"}
+
+
 def test_a_producer_may_fill_ordinary_memory_again(engine: Engine) -> None:
     batches = [batch(number) for number in range(30)]
 

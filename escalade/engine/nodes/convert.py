@@ -19,14 +19,15 @@ from escalade.ops.convert import CONVERT, ConvertProblem
 
 
 class Convert(Operator):
-    """An image in the order and the type that its readers want; with `copy` any value as it is, in another place."""
+    """An image in the order and the type that its readers want, or what is no image in the type that the model returns;
+    with `copy` any value as it is, in another place."""
 
     name = "convert"
     mixes_types = True
 
     def compute(self, node: Node, inputs: Tensors) -> torch.Tensor:
         """Types and layouts are the caller's business; what is left is normalising and padding."""
-        if node.attributes.get("copy"):
+        if _is_as_it_lies(node):
             return inputs["x"]
         x = normalised(inputs)
         more = node.shape[1] - x.shape[1]  # type: ignore[operator]
@@ -37,8 +38,8 @@ class Convert(Operator):
 
     def lower(self, node: Node, forms: Forms) -> Lowered | None:
         source, target = forms.value(node.inputs["x"]), forms.value(node.name)
-        if node.attributes.get("copy"):
-            return _copied(source)
+        if _is_as_it_lies(node):
+            return _copied(source, target.dtype)
         batch, channels, height, width = source.shape
         problem = ConvertProblem(
             batch, min(channels, target.shape[1]), height, width, NAMES[source.dtype], source.layout,
@@ -60,8 +61,10 @@ class Convert(Operator):
             return False
         if "scale" in node.inputs or source.dtype != target.dtype or source.shape != target.shape:
             return False
+        if source.layout == target.layout:
+            return True
         one_channel_or_pixel = source.shape[1] == 1 or math.prod(source.shape[2:]) == 1
-        return source.layout == target.layout or one_channel_or_pixel
+        return one_channel_or_pixel
 
     def normalises(self, node: Node) -> bool:
         return "scale" in node.inputs
@@ -76,14 +79,21 @@ class Convert(Operator):
         return cls.node(name, {"x": value}, attributes, form.shape, str(form.dtype).removeprefix("torch."))
 
 
-def _copied(form: Form) -> Lowered | None:
+def is_converted(source: torch.dtype, target: torch.dtype) -> bool:
+    """Whether a kernel makes values of one type those of another."""
+    return all(NAMES.get(dtype) in DTYPES for dtype in (source, target))
+
+
+def _is_as_it_lies(node: Node) -> bool:
+    """Whether each element is at its place, however many dimensions there are."""
+    return node.attributes.get("copy", False) or node.attributes["layout"] == "flat"
+
+
+def _copied(form: Form, target: torch.dtype) -> Lowered | None:
     """Rows of what lies innermost, whatever the dimensions; None for types that no kernel copies."""
-    if form.dtype not in NAMES or not form.elements:
+    if not is_converted(form.dtype, target) or not form.elements:
         return None
-    dtype = NAMES[form.dtype]
-    if dtype not in DTYPES:
-        return None
-    problem = ConvertProblem(form.rows, form.row, 1, 1, dtype, "nhwc", dtype, "nhwc")
+    problem = ConvertProblem(form.rows, form.row, 1, 1, NAMES[form.dtype], "nhwc", NAMES[target], "nhwc")
     return Lowered(CONVERT, problem, pitches=_APART)
 
 

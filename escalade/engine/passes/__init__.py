@@ -24,6 +24,7 @@ from escalade.engine.passes.layout import (
     pad_returned,
     reorder_flattened,
     scale_returned,
+    type_returned,
 )
 from escalade.engine.passes.maxima import take_maxima
 from escalade.engine.passes.padding import fold_padding
@@ -71,6 +72,7 @@ def for_batch(
             join_siblings(graph, dtype, estimates)
             take_maxima(graph, dtype, estimates)
             graph.remove_dead_code()
+    type_returned(graph, dtype)
     return graph
 
 

@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 
 from escalade.engine.graph.forms import NAMES, STORAGE
-from escalade.engine.graph.graph import Graph, Input, Node, Shape
+from escalade.engine.graph.graph import ATEN, Graph, Input, Node, Shape
 from escalade.engine.nodes import operator_of
 from escalade.engine.nodes.base import Layouts
-from escalade.engine.nodes.convert import Convert
+from escalade.engine.nodes.convert import Convert, is_converted
 from escalade.engine.nodes.pointwise import Pointwise
 from escalade.engine.passes.shuffles import MOST_PADDED
 from escalade.ops.base.dtypes import VECTOR_BYTES
@@ -274,6 +274,22 @@ def _returned(graph: Graph, name: str, layout: str, dtype: str) -> str:
     if _is_same_in_both(graph.shape_of(name)):
         return name
     return _converted(graph, name, layout, None, dtype if getattr(torch, dtype) in NAMES else "float32")
+
+
+def type_returned(graph: Graph, dtype: str) -> None:
+    """What is no image, and in another type than the model returns, is converted by a kernel of the plan's: that each
+    call does so takes the host as long as all else, and gives the interpreter's lock away."""
+    types = dict(zip(graph.outputs, graph.output_types, strict=True))
+    made = {}
+    for name, returned in types.items():
+        node = graph.nodes.get(name)
+        if node is None or node.op == ATEN or not node.is_floating or operator_of(node).layout(node) != "flat":
+            continue
+        stored = operator_of(node).stored_type(node, STORAGE[dtype], True)
+        if stored is not getattr(torch, returned) and is_converted(stored, getattr(torch, returned)):
+            made[name] = graph.fresh(f"{name}_{returned}")
+            graph.append(Convert.node(made[name], {"x": name}, {"layout": "flat"}, node.shape, returned))
+    graph.outputs = tuple(made.get(name, name) for name in graph.outputs)
 
 
 def _is_image(shape: Shape, dtype: str) -> bool:

@@ -197,13 +197,13 @@ def test_resnet18_takes_little_more_than_three_values(resnet18: Graph) -> None:
     image, largest = 32 * 3 * 224 * 224 * 4, 32 * 64 * 56 * 56 * 2
     # A block's input, its middle and its result; the image is the caller's.
     assert 3 * largest <= plan.arena_bytes < 1.05 * 3 * largest
-    assert plan.outside_bytes == image
+    assert plan.outside_bytes == image + 32 * 1000 * 4
     assert plan.arena_bytes < 0.4 * sum(form.bytes for form in plan.forms.values())
     assert plan.constant_bytes == pytest.approx(2 * 11_689_512, rel=0.02)
     held = plan.arena_bytes + plan.constant_bytes + plan.lasting_bytes
     assert plan.bytes == held + plan.outside_bytes
     ops = [step.node.op for step in plan.steps if not step.is_alias]
-    assert ops == ["stem"] + ["conv2d"] * 16 + ["adaptive_avg_pool2d", "linear"]
+    assert ops == ["stem"] + ["conv2d"] * 16 + ["adaptive_avg_pool2d", "linear", "convert"]
 
 
 @pytest.mark.parametrize(
@@ -221,7 +221,7 @@ def test_a_few_images_take_one_launch_for_mean_and_layer(
 ) -> None:
     plan = planned(resnet18, batch, dtype)
     check_memory(plan)
-    steps = [step for step in plan.steps if not step.is_alias]
+    steps = [step for step in plan.steps if not step.is_alias and step.node.op != "convert"]
     assert [step.node.op for step in steps[-len(head) - 1 :]] == ["conv2d", *head]
     layer = steps[-1]
     assert layer.choice is not None and layer.lowered is not None and layer.recipe is not None

@@ -116,17 +116,6 @@ def test_kernels_follow_the_callers_tensors(function: Callable[..., Any]) -> Non
     assert len({result.data_ptr() for result in results}) == len(results), "they are the caller's own"
 
 
-@torch.no_grad()
-def test_results_to_be_cast_lie_in_the_arena() -> None:
-    """The cast writes what is returned."""
-    model, engine, program, _ = made(scores, dtype="fp16")
-    assert program.plan.inputs_outside and not program.plan.outputs_outside
-    inputs = [torch.randn(2, 8, 6, 6) for _ in range(3)]
-    for x, found in zip(inputs, [engine(x) for x in inputs], strict=True):
-        assert found.dtype == torch.float32
-        torch.testing.assert_close(found, model(x), rtol=1e-2, atol=1e-2)
-
-
 def test_nothing_of_a_dropped_plan_is_left() -> None:
     """Nor has it to wait for the garbage collector."""
     x = torch.randn(2, 8, 6, 6)
@@ -268,13 +257,19 @@ class Watching:
 @torch.no_grad()
 @pytest.mark.parametrize("returned", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("dtype", ["fp32", "fp16"])
-def test_the_last_conversion_writes_what_is_returned(returned: torch.dtype, dtype: str) -> None:
+@pytest.mark.parametrize(
+    ("function", "layout"),
+    [(trunk, "nchw"), (scores, "flat"), (lambda p, x: scores(p, x).flatten(), "flat")],
+)
+def test_the_last_conversion_writes_what_is_returned(
+    function: Callable[..., Any], layout: str, returned: torch.dtype, dtype: str
+) -> None:
     """In the model's own type and PyTorch's order, whatever the plan computes in: nothing is left to be cast."""
-    model, engine, program, _ = made(lambda p, x: trunk(p, x).to(returned), dtype=dtype)
+    model, engine, program, _ = made(lambda p, x: function(p, x).to(returned), dtype=dtype)
     (output,) = program.plan.outputs_outside
     form = program.plan.forms[output]
     x = torch.randn(2, 8, 6, 6)
     found, written = engine(x), program._addresses.outside[output]._address
-    assert (form.dtype, form.layout) == (returned, "nchw") and found.data_ptr() == written
+    assert (form.dtype, form.layout) == (returned, layout) and found.data_ptr() == written
     assert found.dtype == returned and found.is_contiguous()
     torch.testing.assert_close(found.float(), model(x).float(), rtol=2e-2, atol=2e-2)
