@@ -41,8 +41,13 @@ class Words:
         self.function_modes: Callable[[], int] = known("_C._len_torch_function_stack") or _always
         self.dispatch_modes: Callable[[], int] = known("_C._len_torch_dispatch_stack") or _always
         self.transforms: Callable[[], int] = known("_C._are_functorch_transforms_active") or _always
-        self.is_negative: Callable[[torch.Tensor], bool] = _reads_marks(known) or torch.Tensor.is_neg
-        """Whether a tensor's elements are negative by a mark on it; `is_neg` gives the interpreter's lock away."""
+        # PyTorch's own words for these give the interpreter's lock away.
+        self.is_negative: Callable[[torch.Tensor], bool] = _reads_mark(known, "Negative") or torch.Tensor.is_neg
+        """Whether a tensor's elements are negative by a mark on it."""
+        self.is_nothing: Callable[[torch.Tensor], bool] = (
+            _reads_mark(known, "ZeroTensor") or torch.Tensor._is_zerotensor
+        )
+        """Whether a tensor is zeros without memory, as autograd makes them."""
         self._mode_at = known("_C._get_function_stack_at")
         self._guards = known("_C._dynamo.guards.TensorGuards")
         self._empty = {kind: known(f"_C._dynamo.guards._empty_strided_{kind}") for kind in ("cuda", "cpu")}
@@ -118,8 +123,8 @@ class Words:
         return apply
 
 
-def _reads_marks(known: Function) -> Callable[[torch.Tensor], bool] | None:
-    keys, mark = known("_C._dispatch_keys"), known("_C.DispatchKey.Negative")
+def _reads_mark(known: Function, name: str) -> Callable[[torch.Tensor], bool] | None:
+    keys, mark = known("_C._dispatch_keys"), known(f"_C.DispatchKey.{name}")
     return None if keys is None or mark is None else lambda tensor: keys(tensor).has(mark)
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from escalade.device.pytorch import WORDS
 from escalade.errors import UnsupportedError
 from escalade.ops.base import dtypes
 
@@ -19,7 +20,7 @@ NAMES = {**dtypes.NAMES, torch.uint8: "uint8"}
 
 def is_dense(tensor: torch.Tensor) -> bool:
     """Whether its elements lie in memory, and nothing else does: kernels read what its strides say."""
-    return tensor.layout is torch.strided and not tensor.is_nested and not tensor._is_zerotensor()
+    return tensor.layout is torch.strided and not tensor.is_nested and not WORDS.is_nothing(tensor)
 
 
 def kind_of(tensor: torch.Tensor) -> str:
@@ -28,7 +29,7 @@ def kind_of(tensor: torch.Tensor) -> str:
         return "a nested tensor"
     if tensor.layout is not torch.strided:
         return f"a tensor in layout {str(tensor.layout).removeprefix('torch.')}"
-    return "zeros without memory" if tensor._is_zerotensor() else f"a tensor of {tensor.dtype}"
+    return "zeros without memory" if WORDS.is_nothing(tensor) else f"a tensor of {tensor.dtype}"
 
 
 @dataclass(frozen=True)
