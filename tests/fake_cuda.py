@@ -92,6 +92,9 @@ class Graph:
     def instantiate(self) -> None:
         """Is ready when it is recorded."""
 
+    def raw_cuda_graph_exec(self) -> int:
+        return id(self)
+
     def replay(self) -> None:
         for work in self.work:
             self.gpu.current.enqueue(work)

@@ -44,11 +44,15 @@ def predict(
     """Predictions in the order of the files; those that cannot be read go to `skipped`, from another thread."""
     sent: deque[list[Source]] = deque()
     given = batches(files, crop, batch, sent, skipped, decoder_for(engine.device))
-    best = partial(likeliest, top=min(top, len(labels)))  # found where the engine is: a thousandth is copied back
+    best = partial(
+        likeliest, top=min(top, len(labels))
+    )  # found where the engine is: a thousandth is copied back
     with closing(given), closing(engine.stream(given, then=best)) as results:
         for found in results:
             # The last batch is filled up, and zip leaves out what is beyond its files.
-            for file, classes, chances in zip(sent.popleft(), *(each.tolist() for each in found), strict=False):
+            for file, classes, chances in zip(
+                sent.popleft(), *(each.tolist() for each in found), strict=False
+            ):
                 names = [labels[number] for number in classes]
                 yield Prediction(file, tuple(map(Guess, classes, names, chances)))
 

@@ -147,6 +147,12 @@ def load_copy(program: Program, device_index: int) -> CudaKernel:
     return CudaKernel(program, library, handle, cubin)
 
 
+_LAUNCHED = (
+    "gridDimX", "gridDimY", "gridDimZ", "blockDimX", "blockDimY", "blockDimZ", "sharedMemBytes",
+)  # fmt: skip
+"""What a launch and a node of a graph have in common, by the driver's names."""
+
+
 class CudaLaunch:
     """One kernel launch on one device, everything but the stream and the pointers fixed."""
 
@@ -163,6 +169,7 @@ class CudaLaunch:
         self.arguments = ArgumentList(call.arguments, encode)
         self.device_index = device_index
         self._lane = call.lane
+        self._cluster, self._overlap = call.cluster, call.overlap
         self._config = _launch_config(call)
         addresses = (
             self._config.getPtr(), int(self.kernel.handle), ctypes.addressof(self.arguments.addresses), None
@@ -192,6 +199,30 @@ class CudaLaunch:
         what = f"{self.what}: asking for its place in the graph being recorded"
         _, _, _, latest, *_ = check(driver.cuStreamGetCaptureInfo(self._stream), what)
         (node,) = latest
+        return node
+
+    def added_to(self, graph: Any, behind: Any) -> Any:
+        """A node of a CUDA graph that is this launch with its arguments of now, behind another node if there is one."""
+        from cuda.bindings import driver
+
+        what = f"{self.what}: giving it a place in a graph"
+        parameters = driver.CUDA_KERNEL_NODE_PARAMS()
+        parameters.kern = self.kernel.handle
+        parameters.kernelParams = ctypes.addressof(self.arguments.addresses)
+        for name in _LAUNCHED:
+            setattr(parameters, name, getattr(self._config, name))
+        node = check(driver.cuGraphAddKernelNode(graph, None, 0, parameters), what)
+        if self._cluster != (1, 1, 1):
+            value = driver.CUkernelNodeAttrValue()
+            value.clusterDim.x, value.clusterDim.y, value.clusterDim.z = self._cluster
+            attribute = driver.CUkernelNodeAttrID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+            check(driver.cuGraphKernelNodeSetAttribute(node, attribute, value), what)
+        if behind is not None:
+            edge = driver.CUgraphEdgeData()
+            if self._overlap:  # it begins before the other ends, and waits for it itself
+                edge.from_port = driver.CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC
+                edge.type = driver.CUgraphDependencyType.CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC
+            check(driver.cuGraphAddDependencies(graph, [behind], [node], [edge], 1), what)
         return node
 
     @property

@@ -36,7 +36,14 @@ def check_status(status: int, what: str) -> None:
 def launch_function() -> Callable[..., int]:
     """`cuLaunchKernelEx` itself, over four addresses (config, kernel, arguments, and none of what is extra), each a
     c_void_p: on its way through cuda-bindings a launch takes several times as long in Python as in the driver."""
-    return function_at(_address("cuLaunchKernelEx"))
+    return patient_function("cuLaunchKernelEx")
+
+
+@cache
+def patient_function(name: str) -> Callable[..., int]:
+    """A function of the driver's that may have to wait, over addresses, each a c_void_p: other threads go on
+    meanwhile."""
+    return function_at(_address(name))
 
 
 @cache

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterable
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -12,9 +14,17 @@ import torch
 
 from escalade.device.arguments import ArgumentList
 from escalade.device.cuda import CudaLaunch
-from escalade.device.driver import brief_function, check, check_status, make_context_current
+from escalade.device.driver import (
+    brief_function,
+    check,
+    check_status,
+    make_context_current,
+    patient_function,
+)
 from escalade.device.pytorch import WORDS
 from escalade.device.recording import recorded
+
+_MAKING = "making a CUDA graph of launches"
 
 
 @dataclass(frozen=True)
@@ -25,31 +35,17 @@ class GraphNode:
     handle: Any
 
 
-class RecordedGraph:
+class KernelGraph(ABC):
     """A CUDA graph, and the launches in it.
 
-    Replays run over the arguments that launches had when the graph was recorded, until it is told that they are others:
+    Replays run over the arguments that launches had when the graph was made, until it is told that they are others:
     then the driver copies them into the executable graph before the next replay. Replays that were begun before keep
     theirs, also if they have not run yet.
     """
 
-    def __init__(
-        self,
-        record: Callable[[], Iterable[GraphNode]],
-        stream: torch.cuda.Stream,
-        *,
-        launches_only: bool = False,
-    ) -> None:
-        """`record` makes the launches, on `stream`, and says what has become of them. With `launches_only` there is
-        nothing else in it: nothing draws random numbers, which PyTorch would have to be told of."""
-        self._graph = torch.cuda.CUDAGraph(keep_graph=True)  # or its nodes would be gone
-        # Other threads may be using the engine meanwhile: what they allocate or wait for is no part of this.
-        with recorded(self._graph, stream, "thread_local"):
-            nodes = tuple(record())
-        self._graph.instantiate()
-        self._nodes = {id(node.launch.arguments): _Updated(node, self._graph) for node in nodes}
+    def __init__(self, executable: int, nodes: Iterable[GraphNode]) -> None:
+        self._nodes = {id(node.launch.arguments): _Updated(node, executable) for node in nodes}
         self._changed: dict[int, _Updated] = {}
-        self._brief = _Brief(nodes[0].launch, self._graph) if launches_only and nodes else self._graph.replay
 
     def change(self, launches: Iterable[ArgumentList]) -> None:
         """The next replay takes these arguments as they are then."""
@@ -62,28 +58,60 @@ class RecordedGraph:
             for node in self._changed.values():
                 node.update()
             self._changed.clear()
-        if is_idle:
-            self._brief()
-        else:
-            self._graph.replay()
+        self._run(is_idle)
+
+    @abstractmethod
+    def _run(self, is_idle: bool) -> None: ...
 
 
-class _Brief:
-    """A launch on the current stream that finds room in the driver's queue: it keeps the interpreter's lock."""
+class RecordedGraph(KernelGraph):
+    """A graph of whatever is enqueued while PyTorch records it."""
 
-    def __init__(self, launch: CudaLaunch, graph: torch.cuda.CUDAGraph) -> None:
+    def __init__(self, record: Callable[[], Iterable[GraphNode]], stream: torch.cuda.Stream) -> None:
+        """`record` enqueues it, on `stream`, and says what has become of launches."""
+        self._graph = torch.cuda.CUDAGraph(keep_graph=True)  # or its nodes would be gone
+        # Other threads may be using the engine meanwhile: what they allocate or wait for is no part of this.
+        with recorded(self._graph, stream, "thread_local"):
+            nodes = tuple(record())
+        self._graph.instantiate()
+        super().__init__(self._graph.raw_cuda_graph_exec(), nodes)
+
+    def _run(self, is_idle: bool) -> None:
+        self._graph.replay()
+
+
+class ChainedGraph(KernelGraph):
+    """A graph of launches, each behind the one before it, made of them without recording: while one is recorded, who
+    waits for the whole device spoils it, and is refused as well."""
+
+    def __init__(self, launches: Sequence[CudaLaunch]) -> None:
         from cuda.bindings import driver
 
-        self._index = launch.device_index
+        graph = check(driver.cuGraphCreate(0), _MAKING)
+        weakref.finalize(
+            self, driver.cuGraphDestroy, graph
+        ).atexit = False  # what a process leaves, the driver frees
+        nodes: list[GraphNode] = []
+        for launch in launches:
+            behind = nodes[-1].handle if nodes else None
+            nodes.append(GraphNode(launch, launch.added_to(graph, behind)))
+        executable = check(driver.cuGraphInstantiate(graph, 0), _MAKING)
+        weakref.finalize(self, driver.cuGraphExecDestroy, executable).atexit = False
+        super().__init__(int(executable), nodes)
         self._no_context = int(driver.CUresult.CUDA_ERROR_INVALID_CONTEXT)
-        self._launch = partial(brief_function("cuGraphLaunch"), ctypes.c_void_p(graph.raw_cuda_graph_exec()))
+        self._index = launches[0].device_index
+        given = ctypes.c_void_p(int(executable))
+        self._brief = partial(brief_function("cuGraphLaunch"), given)
+        self._patient = partial(patient_function("cuGraphLaunch"), given)
 
-    def __call__(self) -> None:
+    def _run(self, is_idle: bool) -> None:
+        """With no replay under way there is room in the driver's queue, and the interpreter's lock is kept."""
+        launch = self._brief if is_idle else self._patient
         stream = ctypes.c_void_p(WORDS.current_stream(self._index))
-        status = self._launch(stream)
+        status = launch(stream)
         if status == self._no_context:  # the thread's first use of CUDA is this launch
             make_context_current(self._index)
-            status = self._launch(stream)
+            status = launch(stream)
         if status:
             check_status(status, "launching a CUDA graph")
 
@@ -91,7 +119,7 @@ class _Brief:
 class _Updated:
     """A node whose arguments are copied into the executable graph, one driver call for all of a launch's."""
 
-    def __init__(self, node: GraphNode, graph: torch.cuda.CUDAGraph) -> None:
+    def __init__(self, node: GraphNode, executable: int) -> None:
         from cuda.bindings import driver
 
         self._launch = node.launch
@@ -99,7 +127,7 @@ class _Updated:
         self._no_context = int(driver.CUresult.CUDA_ERROR_INVALID_CONTEXT)
         self._parameters = check(driver.cuGraphKernelNodeGetParams(node.handle), self._what)
         self._parameters.kernelParams = ctypes.addressof(node.launch.arguments.addresses)
-        addresses = (graph.raw_cuda_graph_exec(), int(node.handle), self._parameters.getPtr())
+        addresses = (executable, int(node.handle), self._parameters.getPtr())
         self._set = partial(
             brief_function("cuGraphExecKernelNodeSetParams"), *map(ctypes.c_void_p, addresses)
         )

@@ -42,7 +42,9 @@ class Words:
         self.dispatch_modes: Callable[[], int] = known("_C._len_torch_dispatch_stack") or _always
         self.transforms: Callable[[], int] = known("_C._are_functorch_transforms_active") or _always
         # PyTorch's own words for these give the interpreter's lock away.
-        self.is_negative: Callable[[torch.Tensor], bool] = _reads_mark(known, "Negative") or torch.Tensor.is_neg
+        self.is_negative: Callable[[torch.Tensor], bool] = (
+            _reads_mark(known, "Negative") or torch.Tensor.is_neg
+        )
         """Whether a tensor's elements are negative by a mark on it."""
         self.is_nothing: Callable[[torch.Tensor], bool] = (
             _reads_mark(known, "ZeroTensor") or torch.Tensor._is_zerotensor

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import gc
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,8 +14,8 @@ from cuda.bindings import driver
 from escalade.device import cuda
 from escalade.device import graph as graphs
 from escalade.device.arguments import ArgumentList, Pointers
-from escalade.device.graph import GraphNode, RecordedGraph
-from escalade.device.recipe import Buffer
+from escalade.device.graph import ChainedGraph, GraphNode, RecordedGraph
+from escalade.device.recipe import Buffer, KernelCall
 from escalade.errors import LaunchError
 from tests.fake_cuda import Gpu
 
@@ -150,25 +152,128 @@ def test_a_launch_knows_its_node_while_a_graph_is_recorded(monkeypatch: pytest.M
     assert launch.node() == "node on 77"
 
 
-def test_launches_alone_that_find_room_keep_the_lock(made: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+class Chained:
+    """A driver that graphs are made with, node by node: what it was told, and which graphs there are."""
+
+    def __init__(self, made: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.alive = set[int]()
+        self.launched: list[tuple[str, int | None, int | None]] = []
+        self.answers: list[int] = []
+        for name, answer in (("cuGraphCreate", 5), ("cuGraphInstantiate", 7)):
+            monkeypatch.setattr(driver, name, partial(self._make, answer))
+        for name in ("cuGraphDestroy", "cuGraphExecDestroy"):
+            monkeypatch.setattr(driver, name, self.alive.remove)
+        for kind in ("brief", "patient"):
+            monkeypatch.setattr(graphs, f"{kind}_function", partial(self._function, made, kind))
+        monkeypatch.setattr(graphs.WORDS, "current_stream", lambda index: 10 * index)
+
+    def _make(self, handle: int, *given: Any) -> tuple[Any, int]:
+        self.alive.add(handle)
+        return OK, handle
+
+    def _function(self, made: Driver, kind: str, name: str) -> Any:
+        if name != "cuGraphLaunch":
+            return getattr(made, name)
+
+        def launch(graph: ctypes.c_void_p, stream: ctypes.c_void_p) -> int:
+            self.launched.append((kind, graph.value, stream.value))
+            return self.answers.pop(0) if self.answers else 0
+
+        return launch
+
+    def launch(self, made: Driver, number: int, edges: list[tuple[int, int | None]]) -> Any:
+        def added_to(graph: int, behind: int | None) -> int:
+            assert graph == 5
+            edges.append((number, behind))
+            return number
+
+        node = made.launch(number, "x", "y")
+        vars(node.launch)["added_to"] = added_to
+        return node.launch
+
+
+@pytest.fixture
+def chained(made: Driver, monkeypatch: pytest.MonkeyPatch) -> Chained:
+    return Chained(made, monkeypatch)
+
+
+def test_launches_are_chained_without_recording(made: Driver, chained: Chained) -> None:
+    edges: list[tuple[int, int | None]] = []
+    launches = [chained.launch(made, number, edges) for number in (1, 2, 3)]
+    graph = ChainedGraph(launches)
+    assert edges == [(1, None), (2, 1), (3, 2)] and chained.alive == {5, 7}
+    launches[1].arguments.point({"x": 16, "y": 32})
+    graph.change([launches[1].arguments])
+    graph.replay()
+    assert made.counts == {2: 1} and made.pointers[2] == (16, 32) and chained.launched == [("patient", 7, 30)]
+    del graph
+    gc.collect()
+    assert not chained.alive
+
+
+def test_a_chain_that_cannot_be_made_leaves_nothing(made: Driver, chained: Chained) -> None:
+    launch = chained.launch(made, 1, [])
+
+    def refused(graph: int, behind: int | None) -> int:
+        raise LaunchError("no room")
+
+    vars(launch)["added_to"] = refused
+    with pytest.raises(LaunchError, match="no room"):
+        ChainedGraph([launch])
+    gc.collect()
+    assert not chained.alive
+
+
+def test_a_chain_that_finds_room_keeps_the_lock(made: Driver, chained: Chained) -> None:
     """On the current stream; where a thread has no context yet, in the device's."""
-    launched: list[tuple[int | None, ...]] = []
-    answers = [0, int(NO_CONTEXT), 0, int(INVALID)]
-
-    def launch(*given: ctypes.c_void_p) -> int:
-        launched.append(tuple(each.value for each in given))
-        return answers.pop(0)
-
-    monkeypatch.setattr(made, "cuGraphLaunch", launch, raising=False)
-    monkeypatch.setattr(graphs.WORDS, "current_stream", lambda index: 10 * index)
-    node = made.launch(1, "x", "y")
-    graph = RecordedGraph(lambda: [node], made.gpu.stream(), launches_only=True)  # type: ignore[arg-type]
+    graph = ChainedGraph([chained.launch(made, 1, [])])
+    chained.answers = [0, int(NO_CONTEXT), 0, int(INVALID)]
     graph.replay(is_idle=True)
-    assert launched == [(7, 30)] and not made.contexts
+    assert chained.launched == [("brief", 7, 30)] and not made.contexts
     graph.replay(is_idle=True)
-    assert launched == [(7, 30)] * 3 and made.contexts == [3]
+    assert chained.launched == [("brief", 7, 30)] * 3 and made.contexts == [3]
     with pytest.raises(LaunchError, match="launching a CUDA graph: NAME: what it means"):
         graph.replay(is_idle=True)
-    before = len(launched)
-    graph.replay()  # which PyTorch does
-    assert len(launched) == before
+    graph.replay()  # which may have to wait
+    assert chained.launched[-1] == ("patient", 7, 30)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_launch_becomes_a_node_behind_another(overlap: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its sizes and its cluster go along; where it may begin before the other ends, the edge says so."""
+    told: dict[str, Any] = {}
+
+    def add(graph: Any, dependencies: Any, number: int, parameters: Any) -> tuple[Any, int]:
+        told["sizes"] = (
+            parameters.gridDimX,
+            parameters.blockDimX,
+            parameters.sharedMemBytes,
+            int(parameters.kern),
+        )
+        return OK, 9
+
+    def depend(graph: Any, before: Any, behind: Any, edges: Any, number: int) -> tuple[Any]:
+        told["edge"] = (before, behind, edges[0].from_port, int(edges[0].type))
+        return (OK,)
+
+    def attribute(node: int, kind: Any, value: Any) -> tuple[Any]:
+        told["cluster"] = (value.clusterDim.x, value.clusterDim.y, value.clusterDim.z)
+        return (OK,)
+
+    monkeypatch.setattr(driver, "cuGraphAddKernelNode", add)
+    monkeypatch.setattr(driver, "cuGraphAddDependencies", depend)
+    monkeypatch.setattr(driver, "cuGraphKernelNodeSetAttribute", attribute)
+    monkeypatch.setattr(cuda, "launch_function", lambda: lambda *given: 0)
+    kernel: Any = SimpleNamespace(handle=driver.CUkernel(6), allow_shared=lambda *given: None)
+    program: Any = "kernel"
+    call = KernelCall(
+        program, (4, 1, 1), (128, 1, 1), (), shared_bytes=64, cluster=(2, 1, 1), overlap=overlap
+    )
+    launch = cuda.CudaLaunch(call, 0, "", kernel)
+    assert launch.added_to("graph", None) == 9 and "edge" not in told
+    assert launch.added_to("graph", 8) == 9
+    assert told == {
+        "sizes": (4, 128, 64, 6),
+        "cluster": (2, 1, 1),
+        "edge": ([8], [9], int(overlap), int(overlap)),
+    }

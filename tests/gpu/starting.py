@@ -28,7 +28,7 @@ class _Laps:
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
-        assert escalade.compile and escalade.load, "which are imported when they are first named"
+        assert callable(escalade.compile) and callable(escalade.load), "they are imported when first named"
         self.begin()
 
     def begin(self) -> None:

@@ -15,6 +15,7 @@ from torch import nn
 
 import escalade
 from escalade import models
+from escalade.device.graph import ChainedGraph
 from escalade.engine import Engine
 from escalade.engine.calls import BufferedCalls
 from escalade.engine.plan.kernel_program import KernelProgram
@@ -196,6 +197,36 @@ def test_threads(network: tuple[nn.Module, Engine], cuda: torch.device) -> None:
 
 
 @torch.no_grad()
+def test_others_may_wait_for_the_device_while_plans_are_made(cuda: torch.device) -> None:
+    """Plans of kernels alone are made into graphs without recording, which nobody could wait for."""
+    torch.manual_seed(6)
+    model = Network(at_the_ends=False).eval().to(cuda)
+    engine = escalade.compile(model, given(cuda), dtype="fp32", device=cuda)
+    stop, failures, waits = threading.Event(), list[BaseException](), 0
+
+    def wait() -> None:
+        nonlocal waits
+        while not stop.is_set():
+            try:
+                torch.cuda.synchronize(cuda)
+                waits += 1
+            except BaseException as error:
+                failures.append(error)
+                return
+
+    waiter = threading.Thread(target=wait)
+    waiter.start()
+    try:
+        for batch in range(1, 13):
+            tensors = given(cuda, batch)
+            check(engine(*tensors), model(*tensors))
+            assert type(program_of(engine, *tensors)._graph) is ChainedGraph
+    finally:
+        stop.set()
+        waiter.join()
+    assert waits and not failures
+
+
 def test_a_thread_whose_first_use_of_cuda_is_a_call(
     network: tuple[nn.Module, Engine], cuda: torch.device
 ) -> None:

@@ -81,7 +81,7 @@ def test_sizes_types_and_layouts_may_vary(engine: Engine) -> None:
 
 def test_what_is_made_of_results_is_made_on_the_gpu(engine: Engine) -> None:
     batches = [batch(number, 8) for number in range(12)]
-    places = set()
+    places: set[str] = set()
 
     def best(results: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
         places.update(each.device.type for each in results)

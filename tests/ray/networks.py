@@ -13,7 +13,7 @@ from escalade.engine import compile
 
 CLASSES = 3
 SIDE = 8
-PATIENCE = 240
+PATIENCE = 600
 """Seconds after which a machine is not slow but stuck."""
 
 

@@ -283,7 +283,12 @@ def type_returned(graph: Graph, dtype: str) -> None:
     made = {}
     for name, returned in types.items():
         node = graph.nodes.get(name)
-        if node is None or node.op == ATEN or not node.is_floating or operator_of(node).layout(node) != "flat":
+        if (
+            node is None
+            or node.op == ATEN
+            or not node.is_floating
+            or operator_of(node).layout(node) != "flat"
+        ):
             continue
         stored = operator_of(node).stored_type(node, STORAGE[dtype], True)
         if stored is not getattr(torch, returned) and is_converted(stored, getattr(torch, returned)):

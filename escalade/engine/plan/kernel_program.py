@@ -9,7 +9,8 @@ from functools import partial
 import torch
 
 from escalade.device.arguments import Pointers
-from escalade.device.graph import GraphNode, RecordedGraph
+from escalade.device.cuda import CudaLaunch
+from escalade.device.graph import ChainedGraph, GraphNode, KernelGraph, RecordedGraph
 from escalade.device.run import Executable
 from escalade.engine.plan.addresses import Addresses
 from escalade.engine.plan.caller import Given, Made, is_apart
@@ -27,7 +28,7 @@ def _of_type(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 class _End:
     """An input or output of the caller's, to launches and to the graph that they are in."""
 
-    def __init__(self, pointers: Pointers, graph: RecordedGraph | None) -> None:
+    def __init__(self, pointers: Pointers, graph: KernelGraph | None) -> None:
         self._pointers = pointers
         self._graph = graph
 
@@ -157,12 +158,22 @@ class KernelProgram(Kernels):
         else:
             self.run_steps()
 
-    def _captured(self, side: torch.cuda.Stream) -> RecordedGraph:
+    def _captured(self, side: torch.cuda.Stream) -> KernelGraph:
         with torch.cuda.device(self._device):
-            launches_only = all(isinstance(call, Executable) for call in self.calls)
-            graph = RecordedGraph(self._recorded, side, launches_only=launches_only)
+            chain = self._chain()
+            graph = ChainedGraph(chain) if chain else RecordedGraph(self._recorded, side)
         torch.cuda.current_stream(self._device).wait_stream(side)
         return graph
+
+    def _chain(self) -> list[CudaLaunch] | None:
+        """All that a run does, if it is launches one behind the other."""
+        launches = [
+            launch
+            for call in self.calls
+            for launch in (call.launches if isinstance(call, Executable) else [call])
+        ]
+        chain = [launch for launch in launches if isinstance(launch, CudaLaunch) and launch.is_in_line]
+        return chain if len(chain) == len(launches) else None
 
     def _recorded(self) -> list[GraphNode]:
         with ExitStack() as noting:
