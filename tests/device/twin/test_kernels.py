@@ -143,6 +143,25 @@ def test_half_and_bfloat_arithmetic() -> None:
     assert total.tolist() == [64, 128]
 
 
+UNFUSED = r"""
+extern "C" __global__ void unfused(const double* a, const double* b, double* y) {
+    const int i = threadIdx.x;
+    y[3 * i] = __dmul_rn(a[i], a[i]) - b[i];
+    y[3 * i + 1] = b[i] + __dmul_rn(a[i], a[i]);
+    y[3 * i + 2] = __dsub_rn(__dadd_rn(a[i], b[i]), b[i]);
+}
+"""
+
+
+def test_products_of_doubles_are_rounded_before_they_are_added() -> None:
+    a, b = torch.randn(2, 64, dtype=torch.float64)
+    b[::2] = (a * a)[::2]  # fused, the difference would be what rounding left out
+    y = torch.empty(64, 3, dtype=torch.float64)
+    launch(build(UNFUSED, "unfused", counts=True), 1, 64, (a, b, y))  # which g++ fuses what it may in
+    square = a * a
+    assert torch.equal(y, torch.stack((square - b, b + square, (a + b) - b), 1))
+
+
 VECTORS = r"""
 __constant__ float weights[2][4];
 struct Scale { float by; int shift; };
