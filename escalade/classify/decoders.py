@@ -2,9 +2,10 @@
 
 nvJPEG is for engines on a GPU, where torchvision is installed and decodes there. Pillow is for all others, and for
 every file that nvJPEG does not take; its pixels are the measure. Those of nvJPEG differ from them by how decoders
-round, and at edges of colours by how they enlarge the planes that JPEG keeps at half the size; a test on a GPU holds
-them to `MEAN_OFF` of 255 in the mean over an image. torchvision's decoder on the CPU is a libjpeg-turbo as Pillow's,
-and was no faster on the one processor (aarch64) that it was tried on.
+round, and at edges of colours by how they enlarge the planes that JPEG keeps at half the size, and by nothing behind
+that: `resizing` is Pillow's to the bit. A test on a GPU holds them to `MEAN_OFF` of 255 in the mean over an image.
+torchvision's decoder on the CPU is a libjpeg-turbo as Pillow's, and was no faster on the one processor (aarch64) that
+it was tried on.
 """
 
 from __future__ import annotations
@@ -22,9 +23,10 @@ from escalade.classify.images import Batch, Crop, Source, Unreadable, decode_all
 from escalade.classify.nvjpeg import NvJpeg
 
 MEAN_OFF = 1.5
-"""On an H200 the mean over a photograph, resized and cropped, was off by 0.41, at the most by 0.44; by 0.16, which is
-the resizing, where JPEG keeps all planes whole. Colours change more steeply in the test: there it makes up to 0.96
-that values of a smaller plane are repeated, where Pillow goes from one to the next."""
+"""On an H200 the mean over a photograph, resized and cropped, was off by 0.41, at the most by 0.44; by 0.16 where JPEG
+keeps all planes whole. Colours change more steeply in the test: there it makes up to 0.96 that values of a smaller
+plane are repeated, where Pillow goes from one to the next. All of it was measured when PyTorch resized, which rounds
+once where Pillow rounds twice."""
 
 
 class Decoder(Protocol):

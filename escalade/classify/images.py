@@ -99,6 +99,13 @@ class Crop:
         """Where the square begins in a resized image, from the left and from the top."""
         return round((width - self.side) / 2), round((height - self.side) / 2)
 
+    def boxes(self, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """What of images of these widths and heights the squares are made of: left and top, right and bottom."""
+        resized = (self.resize * sizes / sizes.min(1, keepdims=True)).astype(int)
+        corner = np.rint((resized - self.side) / 2)
+        scale = sizes / resized
+        return corner * scale, (corner + self.side) * scale
+
 
 def find(paths: Sequence[pathlib.Path]) -> tuple[list[pathlib.Path], list[Unreadable]]:
     """Files as they are, folders as the images under them, in order; and the folders that cannot be looked through.
@@ -154,13 +161,12 @@ def pixels(opened: Image.Image, crop: Crop) -> np.ndarray:
     opened is turned itself, not a copy.
     """
     image = _rgb(opened)
-    size = crop.resized(*image.size)
-    left, top = crop.corner(*size)
-    if size == image.size:
+    if crop.resized(*image.size) == image.size:
+        left, top = crop.corner(*image.size)
         return np.asarray(image.crop((left, top, left + crop.side, top + crop.side)))
     # Only what the square is of: a resized pixel is the same whether its neighbours are computed or not.
-    across, down = image.width / size[0], image.height / size[1]
-    box = (left * across, top * down, (left + crop.side) * across, (top + crop.side) * down)
+    corner, end = crop.boxes(np.array([image.size]))
+    box = (*corner[0].tolist(), *end[0].tolist())
     return np.asarray(image.resize((crop.side, crop.side), Image.Resampling.BILINEAR, box))
 
 

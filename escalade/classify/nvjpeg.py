@@ -2,8 +2,9 @@
 
 Files are read and looked at several in a row by a few threads; what nvJPEG is not given, Pillow decodes there, by a
 thread for each core. Three more threads take a hundred images or so each: torchvision decodes those of one thread at a
-time, and those of the others are resized meanwhile, or wait for their turn. That nothing but decoding is waited for
-takes far less than 100 us of Python an image, since all of these threads share the interpreter's lock.
+time, and those of the others are resized meanwhile, all in one launch, or wait for their turn. That nothing but
+decoding is waited for takes far less than 100 us of Python an image, since all of these threads share the interpreter's
+lock.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ import threading
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from PIL import Image
 
-from escalade.classify import jpeg
+from escalade.classify import jpeg, resizing
 from escalade.classify.images import (
     Batch,
     Crop,
@@ -103,44 +104,60 @@ class NvJpeg:
 
     def _batches(self, group: Sequence[Opened], crop: Crop, batch: int) -> list[Batch]:
         """The images of a group; where the last of its batches is not full, the last image again and again."""
-        squares = iter(self._squares([each for each in group if isinstance(each, Photograph)], crop))
+        images = [each for each in group if not isinstance(each, Unreadable)]
+        with torch.cuda.stream(self._stream):
+            squares = torch.empty(
+                len(images), crop.side, crop.side, 3, dtype=torch.uint8, device=self._device
+            )
+        resized = self._resize(images, crop, squares)
         files: list[Source] = []
-        rows: list[torch.Tensor] = []
+        filled: list[int] = []
         refused: list[Unreadable] = []
+        number = -1
         with torch.cuda.stream(self._stream):
             for each in group:
-                made = next(squares) if isinstance(each, Photograph) else each
-                if made is None:
-                    made = attempt(each.file, crop)
+                number += not isinstance(each, Unreadable)
+                is_left = isinstance(each, Photograph) and number not in resized
+                made = attempt(each.file, crop) if is_left else each
                 if isinstance(made, Unreadable):
                     refused.append(made)
                     continue
                 if isinstance(made, Picture):
-                    made = torch.from_numpy(np.array(made.pixels)).to(self._device)
+                    squares[number].copy_(torch.from_numpy(np.array(made.pixels)))
                 files.append(each.file)
-                rows.append(made)
-            if not rows:
+                filled.append(number)
+            if not filled:
                 return [Batch([], torch.empty(0, dtype=torch.uint8), refused)]
-            whole = torch.stack(rows + rows[-1:] * (-len(rows) % batch)).permute(0, 3, 1, 2)
+            filled += filled[-1:] * (-len(filled) % batch)
+            if filled != list(range(len(squares))):
+                squares = squares[filled]
         self._settle()
         names = (files[place : place + batch] for place in range(0, len(files), batch))
-        made_of = zip(names, whole.split(batch), strict=True)
+        made_of = zip(names, squares.permute(0, 3, 1, 2).split(batch), strict=True)
         return [
             Batch(some, images, [] if number else refused) for number, (some, images) in enumerate(made_of)
         ]
 
-    def _squares(self, photographs: Sequence[Photograph], crop: Crop) -> list[torch.Tensor | None]:
-        """Each as [side, side, 3] on the device; None for those that nvJPEG does not take."""
-        squares: list[torch.Tensor | None] = []
-        for some in _pieces(photographs):
-            decoded = self._decoded(some)
+    def _resize(self, images: Sequence[Photograph | Picture], crop: Crop, squares: torch.Tensor) -> set[int]:
+        """Fills the squares of the photographs that nvJPEG takes, [side, side, 3] each, and says which these are."""
+        photographs = {
+            number: each
+            for number, each in enumerate(images)
+            if isinstance(each, Photograph) and resizing.is_taken(each.width, each.height, crop)
+        }
+        numbers = iter(photographs)
+        resized: set[int] = set()
+        for some in _pieces(list(photographs.values())):
+            decoded = zip(islice(numbers, len(some)), self._decoded(some), strict=True)
+            found = {number: image for number, image in decoded if image is not None}
             if self._stream is not None:
                 self._stream.wait_stream(torch.cuda.current_stream(self._device))
             with torch.cuda.stream(self._stream):
-                made = iter(_cropped([image for image in decoded if image is not None], crop))
+                dense = {number: image.contiguous() for number, image in found.items()}
+                resizing.resize(dense, crop, squares)
             self._settle()  # the decoded images go when they have been read
-            squares += [None if image is None else next(made) for image in decoded]
-        return squares
+            resized |= found.keys()
+        return resized
 
     def _decoded(self, photographs: Sequence[Photograph]) -> list[torch.Tensor | None]:
         """Each as [3, height, width]. A damaged file refuses all those given with it, and is sought by halves."""
@@ -198,21 +215,3 @@ def _pieces(photographs: Sequence[Photograph]) -> Iterator[list[Photograph]]:
         room -= values
     if piece:
         yield piece
-
-
-def _cropped(images: Sequence[torch.Tensor], crop: Crop) -> list[torch.Tensor]:
-    """[3, height, width] each to [side, side, 3], as Pillow does it but for rounding; those of one size at once."""
-    places: dict[tuple[int, int], list[int]] = {}
-    for place, image in enumerate(images):
-        places.setdefault((image.shape[2], image.shape[1]), []).append(place)
-    made: dict[int, torch.Tensor] = {}
-    for size, alike in places.items():
-        whole = torch.stack([images[place] for place in alike])
-        wide, high = crop.resized(*size)
-        if (wide, high) != size:
-            whole = F.interpolate(whole.float(), (high, wide), mode="bilinear", antialias=True)
-        left, top = crop.corner(wide, high)
-        part = whole[:, :, top : top + crop.side, left : left + crop.side]
-        part = part.round().to(torch.uint8) if part.is_floating_point() else part
-        made.update(zip(alike, part.permute(0, 2, 3, 1).unbind(), strict=True))
-    return [made[place] for place in range(len(images))]

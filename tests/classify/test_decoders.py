@@ -20,6 +20,7 @@ from escalade.classify import jpeg
 from escalade.classify.decoders import MEAN_OFF, PILLOW, Decoder, decoder_for
 from escalade.classify.images import Crop, Source, Unreadable
 from escalade.classify.nvjpeg import NvJpeg
+from escalade.classify.resizing import MOST_SCALE
 
 CROP = Crop(36, 32)
 CPU = torch.device("cpu")
@@ -147,7 +148,7 @@ def test_a_decoder_on_the_gpu_gives_what_pillow_gives(stand_in: StandIn, files: 
     assert {each.file.name for each in refused} == {
         "cut.jpg", "cut short.jpg", "text.jpg", "folder.jpg", "missing.jpg",
     }  # fmt: skip
-    assert (same - images).abs().max() <= 1
+    assert torch.equal(same, images)
     assert stand_in.given >= len(PLAIN) + 1, "wide.jpg is there twice"
 
 
@@ -164,7 +165,7 @@ def test_images_are_decoded_so_many_at_once_as_it_says_whatever_the_batches_are(
         names, images, refused = read(PILLOW, some, size)
         found, same, also_refused = read(decoder, some, size)
         assert found == names and also_refused == refused
-        assert (same - images).abs().max() <= 1
+        assert torch.equal(same, images)
     assert stand_in.most == (8 - 8 % size if size < 8 else 8), "whole batches, and no more than that"
 
 
@@ -172,6 +173,21 @@ def test_an_image_that_would_fill_the_memory_is_left_to_pillow(tmp_path: pathlib
     file = tmp_path / "thin.jpg"
     photograph(13, 4000, 1).save(file)
     assert jpeg.read(file, Crop(256, 224)) is None and jpeg.read(file, CROP) is not None
+
+
+def test_an_image_that_becomes_too_many_times_smaller_is_left_to_pillow(
+    stand_in: StandIn, tmp_path: pathlib.Path
+) -> None:
+    decoder = NvJpeg.found(CPU)
+    assert decoder is not None
+    crop = Crop(1, 1)
+    largest = crop.resize * MOST_SCALE
+    stand_in.given = 0
+    for number, side in enumerate((largest, largest + 1)):
+        photograph(number, side, side).save(tmp_path / f"{number}.jpg")
+    (batch,) = decoder.batches(sorted(tmp_path.iterdir()), crop, 2)
+    (expected,) = PILLOW.batches(sorted(tmp_path.iterdir()), crop, 2)
+    assert torch.equal(batch.images, expected.images) and stand_in.given == 1
 
 
 def test_stopping_early_leaves_no_thread(stand_in: StandIn, files: list[pathlib.Path]) -> None:

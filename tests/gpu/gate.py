@@ -109,7 +109,9 @@ def counted(report: str) -> dict[str, Any]:
 # --- the sanitizer
 
 
-def run_tool(tool: str, sanitizer: str, jobs: Sequence[sanitize.Job], processes: int) -> Part:
+def run_tool(
+    tool: str, sanitizer: str, jobs: Sequence[sanitize.Job | sanitize.Resizing], processes: int
+) -> Part:
     """Every job once, spread over processes of their own."""
     began = time.monotonic()
     shares = [share for start in range(processes) if (share := jobs[start::processes])]
@@ -126,7 +128,9 @@ def run_tool(tool: str, sanitizer: str, jobs: Sequence[sanitize.Job], processes:
     return Part(tool, _version(sanitizer), counts, time.monotonic() - began, "; ".join(findings[:5]))
 
 
-def _run_share(tool: str, sanitizer: str, jobs: Sequence[sanitize.Job]) -> tuple[list[str], int]:
+def _run_share(
+    tool: str, sanitizer: str, jobs: Sequence[sanitize.Job | sanitize.Resizing]
+) -> tuple[list[str], int]:
     command = [sanitizer, "--tool", tool, *TOOLS[tool], "--error-exitcode", str(_FOUND), sys.executable, "-m",
                "tests.gpu.sanitize"]  # fmt: skip
     given = "".join(f"{job}\n" for job in jobs)

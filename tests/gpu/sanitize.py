@@ -1,4 +1,5 @@
-"""Kernels to run under a sanitizer: every source and every rung once, on problems that fill a few tiles.
+"""Kernels to run under a sanitizer: every source and every rung once, on problems that fill a few tiles, and the
+resizing of photographs, which is no operation.
 
 `python -m tests.gpu.sanitize` runs the jobs that it is given, one a line, on the GPU (with `--twin`, on the twin), and
 says of each that it began and whether its results are right. Inputs and references are the CPU's, so that few kernels
@@ -12,16 +13,19 @@ import os
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
+from escalade.classify import resizing
+from escalade.classify.images import Crop
 from escalade.device.program import KERNELS
 from escalade.device.run import bind
 from escalade.measure.verification import Case, compare, in_layout, poisoned
 from escalade.ops import OPERATIONS, Operation, Rung
 from escalade.ops.base.cards import typical
 from escalade.ops.base.pitch import pitches
+from tests.classify.squares import difference
 from tests.support import supported
 
 ARCHITECTURE = "sm_90a"
@@ -59,14 +63,40 @@ class Job:
         return {program.source for program in rung.recipe(problem, rung.configs(problem)[0]).programs}
 
 
+@dataclass(frozen=True)
+class Resizing:
+    """Photographs of all these sizes resized at once; as text, what they are resized and cropped to, and the sizes."""
+
+    crop: Crop
+    sizes: tuple[tuple[int, int], ...]
+    sources: ClassVar[set[str]] = {resizing.PROGRAM.source}
+
+    def __str__(self) -> str:
+        sizes = " ".join(f"{width}x{height}" for width, height in self.sizes)
+        return f"resizing {self.crop.resize} {self.crop.side} {sizes}"
+
+    @staticmethod
+    def parse(line: str) -> Resizing:
+        _, resize, side, *sizes = line.split()
+        pairs = (map(int, size.split("x")) for size in sizes)
+        return Resizing(Crop(int(resize), int(side)), tuple((width, height) for width, height in pairs))
+
+
+RESIZING = Resizing(Crop(72, 65), ((50, 60), (33, 400), (400, 33), (72, 90), (1, 1), (300, 257)))
+
+
+def parse(line: str) -> Job | Resizing:
+    return Resizing.parse(line) if line.startswith("resizing ") else Job.parse(line)
+
+
 def sources() -> set[str]:
     return {path.relative_to(KERNELS).as_posix() for path in KERNELS.rglob("*.cu")}
 
 
-def covering() -> list[Job]:
+def covering() -> list[Job | Resizing]:
     """A job for each rung, and one more for each source that those leave out."""
-    chosen: list[Job] = []
-    left = sources()
+    chosen: list[Job | Resizing] = [RESIZING]
+    left = sources() - RESIZING.sources
     candidates = [
         _candidates(operation, rung) for operation in OPERATIONS.values() for rung in operation.ladder
     ]
@@ -94,8 +124,10 @@ def _candidates(operation: Operation[Any], rung: Rung[Any]) -> list[Job]:
     return [Job(operation.name, rung.name, p.name, p.dtype, p.layout) for p in problems]
 
 
-def run(job: Job, device: torch.device, seed: int = 0) -> str:
+def run(job: Job | Resizing, device: torch.device, seed: int = 0) -> str:
     """What is wrong with its results; empty if nothing is."""
+    if isinstance(job, Resizing):
+        return difference(job.sizes, job.crop, device, seed)
     operation, rung, problem = job.parts
     case = Case(operation, problem, _CPU, seed)
     recipe = rung.recipe(problem, rung.configs(problem)[0])
@@ -119,7 +151,7 @@ def main(lines: Iterable[str], device: torch.device) -> int:
     for line in filter(None, map(str.strip, lines)):
         print(f"begins {line}", flush=True)
         try:
-            failure = run(Job.parse(line), device)
+            failure = run(parse(line), device)
         except Exception as error:  # the jobs after it have their turn, if the GPU still works
             failure = f"{type(error).__name__}: {error}"
         print(f"wrong {line}: {failure}" if failure else f"right {line}", flush=True)

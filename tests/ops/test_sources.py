@@ -36,6 +36,8 @@ BY_OTHERS = {
     ("conv2d_weight_gradient", "window_split"),
 }
 """Rungs that are launches of other families of their folder, one after the other."""
+BESIDE_LADDERS = {"classify/resize.cu": "escalade/classify/resizing.py"}
+"""Sources that are no operation's, and who launches them."""
 MOST_PROBLEMS = 40
 """Problems for which a rung is asked for its launches."""
 SOURCES = sorted(path.relative_to(KERNELS).as_posix() for path in KERNELS.rglob("*.cu"))
@@ -88,7 +90,7 @@ def problems(operation: Operation[Any]) -> list[Any]:
     return found
 
 
-@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("source", sorted({*SOURCES} - {*BESIDE_LADDERS}))
 def test_a_source_has_the_name_of_who_launches_it(source: str) -> None:
     own = {one for one in launched()[source] if one.folder == source.partition("/")[0]}
     if source in SHARED:
@@ -100,6 +102,13 @@ def test_a_source_has_the_name_of_who_launches_it(source: str) -> None:
         strange = {one for one in own if not one.owns(source) and (one.operation, one.rung) not in BY_OTHERS}
         assert own, f"no rung launches {source}"
         assert not strange, f"{source} is neither shared nor named as {strange}"
+
+
+@pytest.mark.parametrize(("source", "launcher"), BESIDE_LADDERS.items())
+def test_a_source_beside_the_ladders_says_who_launches_it(source: str, launcher: str) -> None:
+    assert source in SOURCES and source not in launched()
+    assert launcher in opening(source)
+    assert f'"{source}"' in (KERNELS.parent.parent / launcher).read_text()
 
 
 def test_what_is_listed_is_there() -> None:

@@ -1,0 +1,46 @@
+"""Photographs that are resized on a device, held to what Pillow makes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from PIL import Image
+
+from escalade.classify.images import Crop, pixels
+from escalade.classify.resizing import resize
+from escalade.device.run import TwinOptions
+
+_POISON = 171
+
+
+def difference(
+    sizes: Sequence[tuple[int, int]],
+    crop: Crop,
+    device: torch.device,
+    seed: int,
+    options: TwinOptions = TwinOptions(),
+) -> str:
+    """What is wrong with photographs of these widths and heights, all resized at once; empty if nothing is.
+
+    Every second of the squares is nobody's, and stays as it was; the last photographs have the first squares.
+    """
+    random = np.random.default_rng(seed)
+    images = [random.integers(0, 256, (height, width, 3)).astype(np.uint8) for width, height in sizes]
+    numbers = range(2 * len(images) - 1, 0, -2)
+    squares = torch.full((2 * len(images), crop.side, crop.side, 3), _POISON, dtype=torch.uint8).to(device)
+    photographs = {
+        number: torch.from_numpy(image).permute(2, 0, 1).contiguous().to(device)
+        for number, image in zip(numbers, images, strict=True)
+    }
+    resize(photographs, crop, squares, options)
+    found = squares.cpu().numpy()
+    for number, image, size in zip(numbers, images, sizes, strict=True):
+        expected = pixels(Image.fromarray(image), crop)
+        off = np.abs(found[number].astype(int) - expected)
+        if off.any():
+            return (
+                f"{crop}, {size}: {np.count_nonzero(off)} of {off.size} bytes are off, by up to {off.max()}"
+            )
+    return "" if (found[::2] == _POISON).all() else "a square was written that is no photograph's"
