@@ -6,6 +6,7 @@ import os
 import pathlib
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import weakref
@@ -118,15 +119,19 @@ def python(function: str, variables: Mapping[str, str]) -> subprocess.Popen[byte
     """A function of this package, such as `escalade.device.compilers.serve`, in a Python of its own.
 
     It is this very package, wherever it lies, and its dependencies are found where this process finds them, after
-    Python's own modules: no file of the current folder is imported because of its name.
+    Python's own modules: no file of the current folder is imported because of its name. Its standard input is a socket,
+    which takes descriptors of files too.
     """
-    process = subprocess.Popen(
-        _python(function),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env={**os.environ, **variables},
-        process_group=0,
-    )
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        process = subprocess.Popen(
+            _python(function),
+            stdin=theirs.fileno(),
+            stdout=subprocess.PIPE,
+            env={**os.environ, **variables},
+            process_group=0,
+        )
+        process.stdin = os.fdopen(ours.detach(), "wb")
     _started.add(process)
     return process
 

@@ -22,6 +22,7 @@ LAYERS = (
             "discovery",
             "errors",
             "files",
+            "first_process",
             "fitted",
             "interruption",
             "outside",

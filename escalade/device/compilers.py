@@ -7,51 +7,40 @@ still being captured, and stays until no program has come for a while or whoever
 
 from __future__ import annotations
 
-import atexit
 import os
 import pickle
 import select
 import signal
 import subprocess
 import sys
-import threading
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 
-from escalade import outside
 from escalade.device.cache import default_cache, default_directory, default_limit
 from escalade.device.nvrtc import compile_program, keep, make_ready, unkept
 from escalade.device.program import Program
 from escalade.errors import CompileError
-from escalade.interruption import AWAKE, interruptible
+from escalade.first_process import FirstProcess
+from escalade.interruption import interruptible
 
 IDLE_SECONDS = 60.0
 """How long the first process stays when no program comes."""
 Answer = tuple[str, bytes | None]
 """What the compiler has against a program, and machine code that the cache's folder did not take."""
 
-_lock = threading.Lock()
-"""Held by who compiles, starts the first process or ends it."""
-_first: subprocess.Popen[bytes] | None = None
-_inherited: list[subprocess.Popen[bytes]] = []
+_first = FirstProcess(f"{__name__}.serve", {})
 
 
 def begin() -> None:
     """Starts the first process if it is not there: it gets ready while the caller goes on."""
-    if _lock.acquire(blocking=False):  # whoever holds it has started one
-        try:
-            with suppress(OSError):  # it may not be needed after all
-                _running()
-        finally:
-            _lock.release()
+    _first.begin()
 
 
 def end() -> None:
     """Ends the processes; the next program starts them again."""
-    with _alone():
-        _end()
+    _first.end()
 
 
 def compile_all(
@@ -61,9 +50,9 @@ def compile_all(
     refusal or an empty text. Gives those that are left, if the first process cannot be started or dies.
     """
     left = dict(enumerate(programs))
-    with _alone():
+    with _first.alone():
         try:
-            process = _running()
+            process = _first.running()
         except OSError:
             return [*programs]
         try:
@@ -71,7 +60,7 @@ def compile_all(
             while left:
                 answer = interruptible(lambda: _answer(process))
                 if answer is None:
-                    _end()
+                    _first.end_now()
                     break
                 number, message, payload = answer
                 program = left.pop(number)
@@ -79,55 +68,9 @@ def compile_all(
                     keep(program, architecture, payload)
                 report(program, message)
         except BaseException:  # nobody waits for what they compile
-            _end()
+            _first.end_now()
             raise
     return [*left.values()]
-
-
-@contextmanager
-def _alone() -> Iterator[None]:
-    while not _lock.acquire(timeout=AWAKE):
-        pass
-    try:
-        yield
-    finally:
-        _lock.release()
-
-
-def _running() -> subprocess.Popen[bytes]:
-    global _first
-    if _first is None or _first.poll() is not None:
-        _end()
-        _first = outside.python(f"{__name__}.serve", {})
-    return _first
-
-
-def _end() -> None:
-    global _first
-    if _first is not None:
-        outside.end(_first)
-        _first.wait()
-        assert _first.stdin and _first.stdout
-        _first.stdin.close()
-        _first.stdout.close()
-    _first = None
-
-
-def _leave_to_the_parent() -> None:
-    """In a process that was forked: the compilers are not its own, and must not wait for it to end."""
-    global _first, _lock
-    _lock = threading.Lock()
-    if _first is not None:
-        assert _first.stdin
-        _first.stdin.close()
-        _first.returncode = 0  # as far as this process is concerned
-        # Kept: a thread that is not here may have been reading from it, and closing it would wait for that thread.
-        _inherited.append(_first)
-    _first = None
-
-
-os.register_at_fork(after_in_child=_leave_to_the_parent)
-atexit.register(_end)
 
 
 def _ask(

@@ -40,8 +40,8 @@ def programs(first: int = 0, count: int = 2) -> list[Program]:
 
 
 def first_process() -> subprocess.Popen[bytes]:
-    assert compilers._first is not None
-    return compilers._first
+    assert compilers._first.process is not None
+    return compilers._first.process
 
 
 def test_they_stay_for_the_next_programs(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,15 +132,15 @@ FORKED = (
     BEGINNING
     + """
 assert are_compiled(0)
-begun = compilers._first
+begun = compilers._first.process
 child = os.fork()
 if child == 0:
-    assert compilers._first is None
-    assert are_compiled(2) and compilers._first is not begun
+    assert compilers._first.process is None
+    assert are_compiled(2) and compilers._first.process is not begun
     compilers.end()
     os._exit(3)
 print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), begun.poll())
-assert are_compiled(4) and compilers._first is begun
+assert are_compiled(4) and compilers._first.process is begun
 """
 )
 
@@ -157,7 +157,7 @@ if os.fork():
     os._exit(0)
 os.close(1)
 os.close(2)
-compilers._inherited[0].stdout.read()  # until they have ended
+compilers._first.inherited[0].stdout.read()  # until they have ended
 """
 )
 
@@ -194,4 +194,4 @@ def test_they_go_when_no_program_comes() -> None:
 
 def test_an_engine_on_the_cpu_begins_none() -> None:
     escalade.compile(torch.nn.ReLU(), torch.ones(1, 4), device="cpu")
-    assert compilers._first is None
+    assert compilers._first.process is None
