@@ -1,5 +1,18 @@
-"""Image files through a classifier: found, decoded in threads, streamed through an engine, labelled."""
+"""Image files through a classifier: found, decoded in processes or on the GPU, streamed through an engine, labelled."""
 
-from escalade.classify.prediction import Guess, Prediction, predict
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from escalade.classify.prediction import Guess, Prediction, predict
 
 __all__ = ["Guess", "Prediction", "predict"]
+
+
+def __getattr__(name: str) -> Any:
+    """The public names come when they are first used: processes that decode do without PyTorch."""
+    if name in __all__:
+        return getattr(importlib.import_module("escalade.classify.prediction"), name)
+    raise AttributeError(f"module 'escalade.classify' has no attribute {name!r}")

@@ -19,8 +19,10 @@ import numpy as np
 import PIL
 import torch
 
-from escalade.classify.images import Batch, Crop, Source, Unreadable, decode_all
+from escalade.classify.batch import Batch
+from escalade.classify.images import Crop, Source, Unreadable
 from escalade.classify.nvjpeg import NvJpeg
+from escalade.classify.reading import decode_all
 
 MEAN_OFF = 1.5
 """On an H200 the mean over a photograph, resized and cropped, was off by 0.41, at the most by 0.44; by 0.16 where JPEG

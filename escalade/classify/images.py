@@ -1,4 +1,7 @@
-"""Image files: which there are, and their pixels as classifiers want them."""
+"""Image files: which there are, and their pixels as classifiers want them.
+
+Without PyTorch, which processes that decode do not import.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +10,11 @@ import math
 import os
 import pathlib
 import stat
-from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import IO, Any, TypeVar
+from typing import IO, Any
 
 import numpy as np
-import torch
 from PIL import Image, ImageOps
 from PIL.JpegImagePlugin import JpegImageFile
 
@@ -35,10 +33,6 @@ _WHITE_IS_ZERO, _UNSIGNED = 0, 1
 """Tags of TIFF files, and values of theirs."""
 _WHOLE = 2**26
 """Bytes of a file up to which it is read in one piece."""
-_SHARE = 4
-"""Files that a thread decodes in a row."""
-Given = TypeVar("Given")
-Made = TypeVar("Made")
 
 
 @dataclass(frozen=True)
@@ -69,15 +63,6 @@ class Picture:
 
     file: Source
     pixels: np.ndarray
-
-
-@dataclass(frozen=True)
-class Batch:
-    """Images for an engine, uint8, those of `files` first, and what was passed over on the way to them."""
-
-    files: list[Source]
-    images: torch.Tensor
-    refused: list[Unreadable]
 
 
 @dataclass(frozen=True)
@@ -234,52 +219,6 @@ def _white(opened: Image.Image, tags: Mapping[int, Any]) -> int | None:
     ):
         return 0xFFFF  # which Pillow scales those of fewer bits to
     return None
-
-
-def decode_all(
-    files: Sequence[Source], crop: Crop, ahead: int
-) -> Generator[Picture | Unreadable, None, None]:
-    """Pictures in the order of the files, about `ahead` of them before they are asked for."""
-    with closing(in_order(shares(files, _SHARE), partial(_attempts, crop=crop), ahead // _SHARE)) as made:
-        for pictures in made:
-            yield from pictures
-
-
-def shares(files: Sequence[Given], most: int) -> Iterator[Sequence[Given]]:
-    """The items a few at a time, so that threads are seldom given work; not so many that a core would have none."""
-    size = max(1, min(most, len(files) // cores()))
-    return (files[place : place + size] for place in range(0, len(files), size))
-
-
-def cores() -> int:
-    """How many this process may run on."""
-    return len(os.sched_getaffinity(0))
-
-
-def in_order(
-    items: Iterable[Given], work: Callable[[Given], Made], ahead: int, workers: int | None = None
-) -> Generator[Made, None, None]:
-    """What is made of each item, in their order, by so many threads, one for each core if it is not said; at most
-    `ahead` items before they are asked for.
-
-    Threads, not processes: Pillow and PyTorch leave the interpreter's lock while they decode and resize.
-    """
-    workers = workers or cores()
-    waiting: deque[Future[Made]] = deque()
-    pool = ThreadPoolExecutor(workers, "escalade-decode")
-    try:
-        for item in items:
-            waiting.append(pool.submit(work, item))
-            if len(waiting) >= max(ahead, workers):
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-def _attempts(files: Sequence[Source], crop: Crop) -> list[Picture | Unreadable]:
-    return [attempt(file, crop) for file in files]
 
 
 def attempt(file: Source, crop: Crop) -> Picture | Unreadable:

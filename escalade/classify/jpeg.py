@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-from escalade.classify.images import Crop, Source, whole
+from escalade.classify.images import Crop, Picture, Source, Unreadable, attempt, whole
 
 _START, _END = b"\xff\xd8", b"\xff\xd9"
 _FRAMES = (0xC0, 0xC1, 0xC2)
@@ -46,6 +46,12 @@ def read(file: Source, crop: Crop) -> Photograph | None:
     except ValueError:
         return None
     return Photograph(file, contents, *size)
+
+
+def photograph_or_picture(file: Source, crop: Crop) -> Photograph | Picture | Unreadable:
+    """A file that decoders read alike as it is, any other as Pillow decodes it."""
+    photograph = read(file, crop)
+    return attempt(file, crop) if photograph is None else photograph
 
 
 def _size(contents: memoryview) -> tuple[int, int] | None:

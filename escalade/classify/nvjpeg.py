@@ -1,10 +1,9 @@
 """JPEG files decoded on the GPU by nvJPEG, which torchvision brings, and resized there.
 
-Files are read and looked at several in a row by a few threads; what nvJPEG is not given, Pillow decodes there, by a
-thread for each core. Three more threads take a hundred images or so each: torchvision decodes those of one thread at a
-time, and those of the others are resized meanwhile, all in one launch, or wait for their turn. That nothing but
-decoding is waited for takes far less than 100 us of Python an image, since all of these threads share the interpreter's
-lock.
+Files are read and looked at by processes, one for each core; what nvJPEG is not given, Pillow decodes there. Three
+threads take a hundred images or so each: torchvision decodes those of one thread at a time, and those of the others are
+resized meanwhile, all in one launch, or wait for their turn. That nothing but decoding is waited for takes far less
+than 100 us of Python an image, since all of these threads share the interpreter's lock.
 """
 
 from __future__ import annotations
@@ -13,9 +12,8 @@ import importlib
 import io
 import logging
 import pathlib
-import threading
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, closing, nullcontext
+from contextlib import closing
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -24,19 +22,12 @@ import numpy as np
 import torch
 from PIL import Image
 
-from escalade.classify import jpeg, resizing
-from escalade.classify.images import (
-    Batch,
-    Crop,
-    Encoded,
-    Picture,
-    Source,
-    Unreadable,
-    attempt,
-    in_order,
-    shares,
-)
+from escalade.classify import resizing
+from escalade.classify.batch import Batch
+from escalade.classify.images import Crop, Picture, Source, Unreadable, attempt
 from escalade.classify.jpeg import Photograph
+from escalade.classify.reading import in_order, open_all
+from escalade.classify.work import Opened
 from escalade.device.streams import own_stream
 
 logger = logging.getLogger("escalade")
@@ -45,15 +36,9 @@ _AT_ONCE = 128
 """Images that nvJPEG is given at a time: on an H200 it decoded 8% more a second than of 32."""
 _ROOM = 2**28
 """Values of decoded images in each of those threads at a time."""
-_SHARE = 16
-"""Files that a thread reads in a row."""
-_READERS = 2
-"""Threads that read files at a time. One is enough for files that are in memory, and of 16 each waited so long for the
-interpreter's lock that all of them together read a fifth of what one did."""
 _TRIED = Image.new("RGB", (32, 32), (200, 120, 40))
 _CLOSE = 4
 """An image to try it with, and how far it may be off: of one colour decoders make the same but for rounding."""
-Opened = Photograph | Picture | Unreadable
 
 
 class NvJpeg:
@@ -81,11 +66,7 @@ class NvJpeg:
     def batches(self, files: Sequence[Source], crop: Crop, batch: int) -> Generator[Batch, None, None]:
         """Batches of one size, in memory that is to be kept until what reads it is done."""
         chunk = batch * max(_AT_ONCE // batch, 1)
-        # What is elsewhere is waited for without the lock, so by as many threads as there are.
-        is_here = not any(isinstance(file, Encoded) for file in files)
-        limit = threading.Semaphore(_READERS) if is_here else nullcontext()
-        ahead = (_WORKERS + 1) * chunk // _SHARE
-        opened = in_order(shares(files, _SHARE), partial(_opened, crop=crop, limit=limit), ahead)
+        opened = open_all(files, crop, (_WORKERS + 1) * chunk)
         make = partial(self._batches, crop=crop, batch=batch)
         made = in_order(_grouped(opened, chunk), make, _WORKERS, _WORKERS)
         with closing(opened), closing(made):
@@ -176,15 +157,6 @@ class NvJpeg:
     def _settle(self) -> None:
         if self._stream is not None:
             self._stream.synchronize()
-
-
-def _opened(files: Sequence[Source], crop: Crop, limit: AbstractContextManager[object]) -> list[Opened]:
-    with limit:
-        photographs = [jpeg.read(file, crop) for file in files]
-    return [
-        attempt(file, crop) if photograph is None else photograph
-        for file, photograph in zip(files, photographs, strict=True)
-    ]
 
 
 def _grouped(opened: Iterable[Sequence[Opened]], count: int) -> Iterator[list[Opened]]:

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import TimeRemainingColumn
 from rich.text import Text
 
-from escalade.classify import output
+from escalade.classify import output, reading
 from escalade.classify.decoders import decoder_for
 from escalade.classify.images import Unreadable, find, require_any
 from escalade.classify.prediction import Prediction, predict
@@ -149,9 +149,11 @@ def command(
     where = engine_device(device)
     files, closed = find([_local(image) for image in images])
     require_any(files)
+    reading.begin(files)
     batch = min(batch or (_ON_GPU if where == "cuda" else _ELSEWHERE), len(files))
     with status.status(f"Compiling {asked.called} for {where}"):
         found = classifier(asked, where, batch, files)
+        decoder = decoder_for(found.engine.device)
     skipped: list[Unreadable] = list(closed)
     predictions: list[Prediction] = []
     with progress_bar(status, TimeRemainingColumn()) as progress:
@@ -176,7 +178,7 @@ def command(
         "dtype": found.engine.dtype,
         "device": where,
         "batch": batch,
-        "decoder": decoder_for(found.engine.device).name,
+        "decoder": decoder.name,
         "seconds": round(seconds, 4),
     }
     if json is not None:

@@ -138,7 +138,11 @@ def read(
     return names, torch.cat(images).int(), refused
 
 
-def test_a_decoder_on_the_gpu_gives_what_pillow_gives(stand_in: StandIn, files: list[pathlib.Path]) -> None:
+@pytest.mark.parametrize("few", [1, 1000], ids=["processes", "threads"])
+def test_a_decoder_on_the_gpu_gives_what_pillow_gives(
+    few: int, stand_in: StandIn, files: list[pathlib.Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("escalade.classify.reading._FEW", few)
     decoder = NvJpeg.found(CPU)
     assert decoder is not None and "0.0.stand-in" in decoder.name
     names, images, refused = read(PILLOW, files)
@@ -190,7 +194,11 @@ def test_an_image_that_becomes_too_many_times_smaller_is_left_to_pillow(
     assert torch.equal(batch.images, expected.images) and stand_in.given == 1
 
 
-def test_stopping_early_leaves_no_thread(stand_in: StandIn, files: list[pathlib.Path]) -> None:
+@pytest.mark.parametrize("few", [1, 1000], ids=["processes", "threads"])
+def test_stopping_early_leaves_no_thread(
+    few: int, stand_in: StandIn, files: list[pathlib.Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("escalade.classify.reading._FEW", few)
     decoder = NvJpeg.found(CPU)
     assert decoder is not None
     given = decoder.batches(files * 9, CROP, BATCH)

@@ -17,7 +17,8 @@ import torch
 import torch.nn.functional as F
 from PIL import Image, features
 
-from escalade.classify.images import Crop, Picture, Unreadable, decode, decode_all, find, shares, whole
+from escalade.classify.images import Crop, Picture, Unreadable, decode, find, whole
+from escalade.classify.reading import decode_all, shares
 from escalade.errors import UnsupportedError
 
 PHOTOGRAPH = Crop(256, 224)
@@ -324,7 +325,7 @@ def test_images_come_in_order_and_damaged_ones_in_their_place(tmp_path: pathlib.
 
 
 def test_every_core_has_a_share_of_few_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("escalade.classify.images.cores", lambda: 4)
+    monkeypatch.setattr("escalade.classify.reading.cores", lambda: 4)
     for count, sizes in ((3, [1] * 3), (9, [2, 2, 2, 2, 1]), (100, [16] * 6 + [4])):
         parts = list(shares(range(count), 16))
         assert [len(part) for part in parts] == sizes

@@ -7,7 +7,8 @@ from contextlib import closing
 
 import torch
 
-from escalade.classify.images import SUFFIXES, Crop, Unreadable, decode_all, find
+from escalade.classify.images import SUFFIXES, Crop, Unreadable, find
+from escalade.classify.reading import decode_all
 from escalade.errors import UnsupportedError
 from escalade.showing import shown
 from escalade.train.data.images import Images

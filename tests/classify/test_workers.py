@@ -1,0 +1,383 @@
+"""Processes that read and decode files: the same as threads make, whatever happens to them, and none is left behind."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from itertools import islice
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, ImageFile
+
+from escalade import outside
+from escalade.classify import reading, workers
+from escalade.classify.images import Crop, Picture, Unreadable, attempt
+from escalade.classify.jpeg import Photograph
+from escalade.classify.work import FULL, Opened
+from escalade.classify.workers import DIED
+
+ROOT = pathlib.Path(__file__).parent.parent.parent
+CROP = Crop(36, 32)
+COUNT = 40
+LONGEST = 50
+"""Seconds, fewer than the first process stays when nobody asks: who waits for its end does so for another reason."""
+
+
+@pytest.fixture(autouse=True)
+def always_by_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By two of them, however few files there are."""
+    monkeypatch.setattr(reading, "_FEW", 1)
+    monkeypatch.setattr(reading, "cores", lambda: 2)
+
+
+@pytest.fixture
+def nothing_begun() -> Iterator[None]:
+    """No first process that another test has started, and none for the next."""
+    workers.end()
+    yield
+    workers.end()
+
+
+@pytest.fixture
+def files(tmp_path: pathlib.Path) -> list[pathlib.Path]:
+    """Images that differ, and such as cannot be read."""
+    made = [tmp_path / f"{number:02}.{'png' if number % 3 else 'jpg'}" for number in range(COUNT)]
+    for number, file in enumerate(made):
+        pixels = np.random.default_rng(number).integers(0, 256, (40, 48, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(file)
+    made[5].write_text("no image")
+    made[17] = tmp_path / "missing.jpg"
+    return made
+
+
+def same(found: Sequence[Opened], files: Sequence[pathlib.Path], crop: Crop = CROP) -> bool:
+    """Whether each is what Pillow makes of it here."""
+    return len(found) == len(files) and all(
+        each.file == file and _is(each, attempt(file, crop)) for each, file in zip(found, files, strict=True)
+    )
+
+
+def _is(found: Opened, expected: Picture | Unreadable) -> bool:
+    if isinstance(found, Picture) and isinstance(expected, Picture):
+        return np.array_equal(found.pixels, expected.pixels)
+    return isinstance(found, Unreadable) and found == expected
+
+
+def processes() -> list[int]:
+    """The workers of all jobs that have said that they are there."""
+    known = [worker.process for job in workers._jobs for worker in job.workers.values()]
+    return [process for process in known if process is not None]
+
+
+def wait_for_the_end(gone: Sequence[int]) -> None:
+    until = time.monotonic() + LONGEST
+    for process in gone:
+        while pathlib.Path(f"/proc/{process}/cmdline").exists():
+            assert time.monotonic() < until, "a worker is left"
+            time.sleep(0.01)
+
+
+def refuse(function: str, variables: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    raise PermissionError("no processes here")
+
+
+def not_asked(*_: object, **__: object) -> None:
+    raise AssertionError("files are read here")
+
+
+def test_files_are_read_by_processes_in_their_order_and_kept_as_long_as_they_are_wanted(
+    files: list[pathlib.Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More shares than there are rooms, and every picture looked at in the end."""
+    monkeypatch.setattr(reading, "in_order", not_asked)
+    many = files * 5
+    found = list(reading.decode_all(many, CROP, ahead=8))
+    assert same(found, many)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # PyTorch says so where memory cannot be written to
+        assert isinstance(found[0], Picture) and torch.from_numpy(found[0].pixels).shape == (32, 32, 3)
+
+
+def test_memory_is_used_again_when_nobody_wants_what_was_in_it(files: list[pathlib.Path]) -> None:
+    many = files * 10
+    rooms = 0
+    for _ in reading.decode_all(many, CROP, ahead=8):
+        rooms = max(rooms, sum(worker.rooms for job in workers._jobs for worker in job.workers.values()))
+    assert 0 < rooms < len(many) // reading._PICTURES // 2
+
+
+def test_jpeg_files_come_as_they_are_where_every_decoder_reads_them_alike(
+    files: list[pathlib.Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "in_order", not_asked)
+    found = [each for some in reading.open_all(files, CROP, ahead=8) for each in some]
+    photographs = [each for each in found if isinstance(each, Photograph)]
+    assert [each.file for each in photographs] == [f for f in files if f.suffix == ".jpg" and f.exists()]
+    for each in photographs:
+        assert each.contents.tobytes() == pathlib.Path(str(each.file)).read_bytes()
+        assert (each.width, each.height) == (48, 40)
+    others = [each for each in found if not isinstance(each, Photograph)]
+    assert same(others, [file for file in files if file not in {each.file for each in photographs}])
+
+
+NAMES = (b"no utf-8 \xe9.png", b"two\nlines.png", b"\x80\xff\xfe", b"spaces  .jpg", b"x" * 300, b"nul\0.png")
+
+
+def test_names_are_bytes_and_relative_ones_are_of_the_folder_when_they_are_asked_for(
+    files: list[pathlib.Path], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workers.begin()
+    (tmp_path / "folder").mkdir()
+    monkeypatch.chdir(tmp_path / "folder")
+    names = [pathlib.Path(os.fsdecode(name)) for name in NAMES]
+    for number, name in enumerate(names[:4]):
+        name.write_bytes(files[number].read_bytes())
+    found = list(reading.decode_all(names, CROP, ahead=2))
+    assert same(found, names)
+    assert [isinstance(each, Picture) for each in found] == [True] * 4 + [False] * 2
+
+
+def test_what_pillow_was_told_here_holds_there(
+    files: list[pathlib.Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = files[0].read_bytes()
+    files[0].write_bytes(whole[:-40])
+    monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
+    found = list(reading.decode_all(files, CROP, ahead=8))
+    assert isinstance(found[0], Picture) and same(found, files)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 500)
+    found = list(reading.decode_all(files, CROP, ahead=8))
+    assert all(isinstance(each, Unreadable) for each in found) and same(found, files)
+
+
+@pytest.mark.usefixtures("nothing_begun")
+def test_formats_that_pillow_was_told_of_here_are_read_here(
+    files: list[pathlib.Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def opener(stream: object, name: object) -> None:
+        raise SyntaxError("not this one")
+
+    monkeypatch.setattr(outside, "python", not_asked)
+    monkeypatch.setitem(Image.OPEN, "OWN", (opener, None))
+    assert same(list(reading.decode_all(files, CROP, ahead=8)), files)
+
+
+@pytest.mark.parametrize("ahead", [1, 1000])
+def test_a_worker_that_is_killed_loses_nothing(ahead: int, files: list[pathlib.Path]) -> None:
+    many = files * 4
+    found: list[Picture | Unreadable] = []
+    killed = set()
+    for each in reading.decode_all(many, CROP, ahead):
+        found.append(each)
+        if len(found) in (1, 20, 100):
+            killed.add(processes()[0])
+            os.kill(processes()[0], signal.SIGKILL)
+    assert len(killed) == 3 and same(found, many)
+
+
+def test_all_workers_and_what_starts_them_killed_lose_nothing(files: list[pathlib.Path]) -> None:
+    many = files * 4
+    found: list[Picture | Unreadable] = []
+    for each in reading.decode_all(many, CROP, 8):
+        found.append(each)
+        if len(found) in (1, 50):
+            assert workers._first.process is not None
+            outside.end(workers._first.process)
+    assert same(found, many)
+
+
+def run_first(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first process runs a script instead of what it is for."""
+    monkeypatch.setattr(outside, "_python", lambda function: [sys.executable, "-c", script])
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+
+
+SERVING = "from escalade.classify import work; work.serve()"
+DYING = """
+import os, signal
+from escalade.classify import work
+
+def attempt(file, crop, real=work.attempt):
+    if "deadly" in file.name:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return real(file, crop)
+
+work.attempt = attempt
+work.serve()
+"""
+
+
+@pytest.mark.usefixtures("nothing_begun")
+def test_a_file_that_processes_die_over_is_said_to_be_unreadable_and_the_others_are_read(
+    files: list[pathlib.Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in (0, 9, 10, COUNT - 1):
+        files[number] = files[number].rename(files[number].with_name(f"deadly {number}.png"))
+    run_first(DYING, monkeypatch)
+    found = list(reading.decode_all(files, CROP, ahead=8))
+    assert {each.file for each in found if isinstance(each, Unreadable) and each.reason == DIED} == {
+        file for file in files if "deadly" in file.name
+    }
+    assert same(
+        [each for each in found if "deadly" not in each.file.name],
+        [f for f in files if "deadly" not in f.name],
+    )
+
+
+@pytest.mark.usefixtures("nothing_begun")
+@pytest.mark.parametrize("script", [None, "", "import os; del os.memfd_create; " + SERVING])
+def test_where_there_are_no_processes_threads_read_the_files(
+    script: str | None,
+    files: list[pathlib.Path],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """None can be started, they end at once, or there is no memory to share."""
+    if script is None:
+        monkeypatch.setattr(outside, "python", refuse)
+    else:
+        run_first(script, monkeypatch)
+    with caplog.at_level("DEBUG", "escalade"):
+        assert same(list(reading.decode_all(files, CROP, ahead=8)), files)
+    assert "files are read by threads" in caplog.text
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.usefixtures("nothing_begun")
+def test_few_files_start_no_process(files: list[pathlib.Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "_FEW", len(files) + 1)
+    monkeypatch.setattr(outside, "python", not_asked)
+    reading.begin(files)
+    assert same(list(reading.decode_all(files, CROP, ahead=8)), files)
+
+
+def test_stopping_early_leaves_no_worker(files: list[pathlib.Path]) -> None:
+    made = reading.decode_all(files * 10, CROP, ahead=8)
+    next(made)
+    begun = processes()
+    assert begun
+    made.close()
+    assert not processes()
+    wait_for_the_end(begun)
+
+
+def test_workers_do_not_hear_ctrl_c(files: list[pathlib.Path]) -> None:
+    with closing(reading.decode_all(files * 10, CROP, ahead=8)) as made:
+        next(made)
+        begun = processes()
+        assert workers._first.process is not None
+        for process in (*begun, workers._first.process.pid):
+            os.kill(process, signal.SIGINT)
+        last = len(files) * 10 - 1
+        assert len([*islice(made, last - 1)]) == last - 1
+        assert begun and set(begun) <= set(processes()) and workers._first.process.poll() is None
+
+
+@pytest.fixture
+def large(tmp_path: pathlib.Path) -> list[pathlib.Path]:
+    """Photographs with comments of a few megabytes, of which one share has more than goes into a room."""
+    comment = b"\xff\xfe\xff\xff" + bytes(65533)
+    made = []
+    for number in range(5):
+        file = tmp_path / f"{number}.jpg"
+        Image.new("RGB", (40 + number, 40), (9 * number, 99, 9)).save(file)
+        plain = file.read_bytes()
+        file.write_bytes(plain[:2] + comment * (FULL // 3 // len(comment) + 1) + plain[2:])
+        made.append(file)
+    return made
+
+
+@pytest.mark.parametrize("held", [0, 2**30])
+def test_a_share_of_large_files_is_done_in_parts_and_no_more_of_them_than_there_is_room_for(
+    held: int, large: list[pathlib.Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workers, "_HELD", held)
+    given = workers.opened([large, large, large], CROP, photographs=True, ahead=3, count=2)
+    with closing(given) as made:
+        found = next(made)
+        (job,) = [job for job in workers._jobs if job.workers]
+        assert held or not any(share.made for share in job._waiting)
+        found = [*found, *(each for some in made for each in some)]
+    assert [each.file for each in found] == large * 3
+    for each in found:
+        assert isinstance(each, Photograph)
+        assert each.contents.tobytes() == pathlib.Path(str(each.file)).read_bytes()
+    first, *_, last = found[: len(large)]
+    assert isinstance(first, Photograph) and isinstance(last, Photograph)
+    assert first.contents.base is not last.contents.base
+
+
+def run(script: str, *arguments: object) -> str:
+    """What a script prints. It is over when all are gone that can write to its error stream."""
+    done = subprocess.run(
+        [sys.executable, "-c", BEGINNING + script, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=LONGEST,
+        cwd=ROOT,
+    )
+    assert not done.stderr
+    return done.stdout
+
+
+BEGINNING = """
+import os, pathlib, signal, sys, time
+from escalade.classify import reading, workers
+from escalade.classify.images import Crop
+
+reading._FEW = 1
+files = sorted(pathlib.Path(name) for name in sys.argv[1:])
+made = reading.decode_all(files * 100, Crop(36, 32), 8)
+next(made)
+begun = [worker.process for job in workers._jobs for worker in job.workers.values()]
+"""
+
+
+@pytest.mark.parametrize("way", ["pass", "os._exit(0)", "os.kill(os.getpid(), signal.SIGKILL)"])
+def test_they_end_with_the_process_that_began_them(way: str, files: list[pathlib.Path]) -> None:
+    run(way, *files[:4])
+
+
+FORKED = """
+if os.fork():
+    os._exit(0)
+for stream in (1, 2):
+    os.close(stream)
+until = time.monotonic() + 60
+while time.monotonic() < until and any(os.path.exists(f"/proc/{process}") for process in begun if process):
+    time.sleep(0.02)
+os._exit(0)
+"""
+
+
+def test_they_do_not_wait_for_a_process_that_was_forked(files: list[pathlib.Path]) -> None:
+    run(FORKED, *files[:4])
+
+
+ALONE = """
+import sys, escalade.classify.work
+print({name.split(".")[0] for name in sys.modules} & {"torch", "cuda"})
+"""
+
+
+def test_they_import_no_pytorch() -> None:
+    done = subprocess.run([sys.executable, "-c", ALONE], capture_output=True, text=True, cwd=ROOT)
+    assert done.stdout == "set()\n", done.stderr
+
+
+@pytest.mark.usefixtures("nothing_begun")
+def test_they_go_when_nobody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    run_first(SERVING.replace("work.serve", "work.IDLE_SECONDS = 0.0; work.serve"), monkeypatch)
+    workers.begin()
+    assert workers._first.process is not None
+    assert workers._first.process.wait(LONGEST) == 0
