@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
 
@@ -56,6 +56,10 @@ class KernelProgram(Kernels):
         self._given = {
             name: Given(plan.forms[name], device, self._ends[name].point) for name in plan.inputs_outside
         }
+        self._takes = [
+            self._given[each.name].take if each.name in self._given else partial(self._copied, each.name)
+            for each in plan.graph.inputs
+        ]
         self._made = {
             name: Made(plan.forms[name], device, self._ends[name].point) for name in plan.outputs_outside
         }
@@ -75,7 +79,10 @@ class KernelProgram(Kernels):
         rooms: Rooms = None,
         is_idle: bool = False,
     ) -> list[torch.Tensor]:
-        return self._call_over(tensors, types, rooms, partial(self._replay, is_idle))
+        taken, made = self._ends_of(tensors, rooms)
+        self._replay(is_idle)
+        del taken
+        return self._results(made, types, rooms)
 
     def apart(
         self, tensors: Sequence[torch.Tensor], types: Sequence[torch.dtype], rooms: Rooms = None
@@ -86,7 +93,10 @@ class KernelProgram(Kernels):
         self._lasting = {**self._lasting, **fresh}
         try:
             self._point_at_scratch()
-            return self._call_over(tensors, types, rooms, self.run_steps)
+            taken, made = self._ends_of(tensors, rooms)
+            self.run_steps()
+            del taken
+            return self._results(made, types, rooms)
         finally:
             arena, self._lasting = own
             self._values.move(arena)
@@ -110,41 +120,39 @@ class KernelProgram(Kernels):
         for tensor in (self._values.arena, *self.weights):
             tensor.record_stream(stream)
 
-    def _call_over(
-        self,
-        tensors: Sequence[torch.Tensor],
-        types: Sequence[torch.dtype],
-        rooms: Rooms,
-        run: Callable[[], None],
-    ) -> list[torch.Tensor]:
-        """Copies what no kernel reads or writes where the caller has it. Inputs and copies of them live until they are
-        enqueued to be read.
-        """
+    def _ends_of(
+        self, tensors: Sequence[torch.Tensor], rooms: Rooms
+    ) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
+        """Inputs or copies of them, which are to live until they are enqueued to be read, and results that kernels
+        write where the caller has them. What no kernel reads there is copied."""
         self._is_at_home = False
-        alive = [
-            self._take(given.name, tensor)
-            for given, tensor in zip(self.plan.graph.inputs, tensors, strict=True)
-        ]
-        wanted = dict(zip(self.plan.graph.outputs, rooms or (), strict=rooms is not None))
-        made = {
-            name: each.within(wanted[name])
-            if name in wanted and is_apart(wanted[name], tensors)
-            else each.make()
+        taken = []  # a loop, for a comprehension or a strict zip takes as long as what it does
+        for take, tensor in zip(self._takes, tensors):  # noqa: B905
+            taken.append(take(tensor))
+        if rooms is None:
+            return taken, {name: each.make() for name, each in self._made.items()}
+        wanted = dict(zip(self.plan.graph.outputs, rooms, strict=True))
+        return taken, {
+            name: each.within(wanted[name]) if is_apart(wanted[name], tensors) else each.make()
             for name, each in self._made.items()
         }
-        run()
-        del alive
+
+    def _results(
+        self, made: dict[str, torch.Tensor], types: Sequence[torch.dtype], rooms: Rooms
+    ) -> list[torch.Tensor]:
+        """The results, those that no kernel writes where the caller has them copied there."""
         outputs = self.plan.graph.outputs
         if rooms is not None:
             return settled(rooms, [made[name] if name in made else self._output(name) for name in outputs])
-        return [
-            _of_type(made[name], dtype) if name in made else self._output(name).to(dtype, copy=True)
-            for name, dtype in zip(outputs, types, strict=True)
-        ]
+        results = []
+        for name, dtype in zip(outputs, types):  # noqa: B905
+            if name in made:
+                results.append(_of_type(made[name], dtype))
+            else:
+                results.append(self._output(name).to(dtype, copy=True))
+        return results
 
-    def _take(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        if name in self._given:
-            return self._given[name].take(tensor)
+    def _copied(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         return self._values.at(name).copy_(tensor.detach(), non_blocking=True)
 
     def _point_at_scratch(self) -> None:
