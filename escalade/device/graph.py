@@ -105,7 +105,7 @@ class ChainedGraph(KernelGraph):
         self._patient = partial(patient_function("cuGraphLaunch"), given)
 
     def _run(self, is_idle: bool) -> None:
-        """With no replay under way there is room in the driver's queue, and the interpreter's lock is kept."""
+        """Keeps the interpreter's lock where no replay is under way: there is room in the driver's queue then."""
         launch = self._brief if is_idle else self._patient
         stream = ctypes.c_void_p(WORDS.current_stream(self._index))
         status = launch(stream)
