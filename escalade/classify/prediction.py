@@ -40,13 +40,13 @@ def predict(
     batch: int,
     top: int,
     skipped: Callable[[Unreadable], None],
+    decoder: Decoder | None = None,
 ) -> Generator[Prediction, None, None]:
-    """Predictions in the order of the files; those that cannot be read go to `skipped`, from another thread."""
+    """Predictions in the order of the files; those that cannot be read go to `skipped`, from another thread. The
+    decoder is the one for the engine's device, if it is not said."""
     sent: deque[list[Source]] = deque()
-    given = batches(files, crop, batch, sent, skipped, decoder_for(engine.device))
-    best = partial(
-        likeliest, top=min(top, len(labels))
-    )  # found where the engine is: a thousandth is copied back
+    given = batches(files, crop, batch, sent, skipped, decoder or decoder_for(engine.device))
+    best = partial(likeliest, top=min(top, len(labels)))  # where the engine is: a thousandth is copied back
     with closing(given), closing(engine.stream(given, then=best)) as results:
         for found in results:
             # The last batch is filled up, and zip leaves out what is beyond its files.

@@ -1,0 +1,136 @@
+"""JPEG files to classes, and what bounds it: `python -m tests.gpu.photographs [files]`.
+
+Makes photograph-like files in memory (500 x 375 and 375 x 500, and as many of mixed sizes), and prints images a second
+of the decoder alone, as `classify` has it, of the engine alone, and of both together, in fp16 by ResNet-18. The lesser
+of the first two is what the third is held against. Without nvJPEG the decoder is Pillow.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+
+import numpy as np
+import torch
+from PIL import Image
+
+import escalade
+from escalade.classify.batch import Batch
+from escalade.classify.decoders import Decoder, Pillow, decoder_for
+from escalade.classify.images import Crop
+from escalade.classify.prediction import example, predict
+from escalade.models import resnet18
+
+_CROP, _BATCH, _TOP = Crop(256, 224), 128, 5
+_DISTINCT = 1500
+"""Files of each kind; links to them stand for the others."""
+_LARGEST = 640
+
+
+def make(path: pathlib.Path, number: int, mixed: bool) -> None:
+    """Noise whose power falls with the square of its frequency, as that of photographs does."""
+    rng = np.random.default_rng(number)
+    size = (500, 375) if rng.random() < 0.7 else (375, 500)
+    if mixed and rng.random() < 0.5:
+        size = tuple(map(int, rng.integers(300, _LARGEST, 2)))  # type: ignore[assignment]
+    wide, high = size
+    frequencies = np.hypot(np.fft.fftfreq(high)[:, None], np.fft.rfftfreq(wide)[None]) * wide
+    frequencies[0, 0] = 1
+    planes = [
+        np.fft.irfft2(np.fft.rfft2(rng.standard_normal((high, wide))) / frequencies, (high, wide))
+        for _ in range(3)
+    ]
+    grey, *colours = (46 * plane / plane.std() for plane in planes)
+    noise = rng.standard_normal((high, wide)) * 3
+    image = np.stack([grey + colours[0] / 3, grey, grey + colours[1] / 3], 2) + 120 + noise[:, :, None]
+    subsampling = 2 if number % 5 else 0
+    Image.fromarray(image.clip(0, 255).astype(np.uint8)).save(path, quality=90, subsampling=subsampling)
+
+
+@contextlib.contextmanager
+def files(count: int) -> Iterator[dict[str, list[pathlib.Path]]]:
+    """So many of each kind, by its name."""
+    within = "/dev/shm" if os.path.isdir("/dev/shm") else None
+    folder = pathlib.Path(tempfile.mkdtemp(dir=within))
+    try:
+        made: dict[str, list[pathlib.Path]] = {}
+        with ProcessPoolExecutor() as pool:
+            for kind, mixed in (("two sizes", False), ("mixed sizes", True)):
+                own = [folder / f"{kind} {number}.jpg" for number in range(min(_DISTINCT, count))]
+                list(pool.map(make, own, range(len(own)), [mixed] * len(own), chunksize=32))
+                made[kind] = [folder / f"{kind} link {number}.jpg" for number in range(count)]
+                for number, link in enumerate(made[kind]):
+                    link.symlink_to(own[number % len(own)])
+        yield made
+    finally:
+        shutil.rmtree(folder)
+
+
+def rate(given: Iterable[object], count: int) -> float:
+    """Images a second of what comes, from the first request to the end."""
+    begin = time.perf_counter()
+    for _ in given:
+        pass
+    torch.cuda.synchronize()
+    return count / (time.perf_counter() - begin)
+
+
+def decoded(decoder: Decoder, given: Sequence[pathlib.Path]) -> Iterator[Batch]:
+    return decoder.batches(given, _CROP, _BATCH)
+
+
+def computed(engine: escalade.Engine, batches: int) -> Iterator[torch.Tensor]:
+    images = example(_BATCH, _CROP).to("cuda")
+    return (engine(images) for _ in range(batches))
+
+
+def main(count: int) -> int:
+    if not torch.cuda.is_available():
+        print("there is no GPU here, and images that are classified on one are what this measures")
+        return 1
+    labels = [str(number) for number in range(1000)]
+    normalize = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+    engine = escalade.compile(
+        resnet18().eval().cuda(), example(_BATCH, _CROP).cuda(), dtype="fp16", normalize=normalize
+    )
+    list(computed(engine, 20))
+    print(f"engine alone: {rate(computed(engine, 200), 200 * _BATCH):,.0f} images/s")
+    with files(count) as made:
+        for decoder in dict.fromkeys((decoder_for(engine.device), Pillow(pinned=True))):
+            print(decoder.name)
+            for kind, given in made.items():
+                some = given if decoder is decoder_for(engine.device) else given[: len(given) // 4]
+                rate(decoded(decoder, some[:1024]), 1)
+                alone = rate(decoded(decoder, some), len(some))
+                both = [
+                    rate(
+                        predict(
+                            engine,
+                            some,
+                            _CROP,
+                            labels,
+                            batch=_BATCH,
+                            top=_TOP,
+                            skipped=print,
+                            decoder=decoder,
+                        ),
+                        len(some),
+                    )
+                    for _ in range(2)
+                ]
+                print(
+                    f"  {kind}, {len(some):,} files: decoded {alone:,.0f}, classified",
+                    *(f"{each:,.0f} images/s, {each / alone:.0%}" for each in both), sep="; ", flush=True,
+                )  # fmt: skip
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1]) if len(sys.argv) > 1 else 10_000))
