@@ -24,7 +24,7 @@ from escalade.engine.passes import fuse
 from escalade.engine.passes.calibrate import carried_ranges, ranges
 from escalade.engine.programs import example_of, module_of, read_program
 from escalade.engine.settings import MOST_PLANS, TWIN, require_device
-from escalade.errors import UnsupportedError
+from escalade.errors import OutOfMemory, UnsupportedError
 
 Normalization = tuple[Sequence[float], Sequence[float]]
 
@@ -42,8 +42,8 @@ def compile(
     measured: bool = False,
     buffers: int = 1,
     memory: str | int | None = None,
-    sizes: Sequence[tuple[int, int]] = (),
-    batches: Sequence[int] = (),
+    sizes: Iterable[tuple[int, int]] = (),
+    batches: Iterable[int] = (),
     deterministic: bool = False,
 ) -> Engine:
     """An engine that computes what the model does in evaluation mode, for inputs like these of any batch and image size
@@ -65,6 +65,7 @@ def compile(
     batches are computed in pieces of the example's batch size, the last one filled up.
     """
     dtype = require_dtype(dtype)
+    sizes, batches = _images_of(sizes), _counts_of(batches)
     if isinstance(model, str | os.PathLike):
         model = read_program(model)
     if isinstance(model, torch.export.ExportedProgram):
@@ -124,12 +125,6 @@ def _in_sizes(
         raise UnsupportedError(
             f"sizes is for models whose images are all of one size; this one's example has {len(images)} sizes"
         )
-    for size in sizes:
-        if not (isinstance(size, tuple | list) and len(size) == 2 and all(map(_is_count, size))):
-            raise UnsupportedError(f"sizes has {size!r}; each is a pair of rows and columns, as (224, 224)")
-    for batch in batches:
-        if not _is_count(batch):
-            raise UnsupportedError(f"batches has {batch!r}; each is a number of items, at least 1")
 
     def made(tensor: torch.Tensor, size: tuple[int, int] | None, batch: int | None) -> torch.Tensor:
         shape = [*tensor.shape]
@@ -141,7 +136,13 @@ def _in_sizes(
             return tensor
         last = InputFormat.of(tensor).layout == "nhwc"
         order = torch.channels_last if last else torch.contiguous_format
-        return torch.zeros(shape, dtype=tensor.dtype, device=tensor.device).contiguous(memory_format=order)
+        try:
+            zeros = torch.zeros(shape, dtype=tensor.dtype, device=tensor.device)
+            return zeros.contiguous(memory_format=order)
+        except RuntimeError as error:
+            raise OutOfMemory(
+                f"there is no memory for an input of {tuple(shape)}, which sizes and batches ask for"
+            ) from error
 
     return [
         [made(tensor, size, batch) for tensor in tensors]
@@ -157,6 +158,28 @@ def _batch_of(graph: Graph, inputs: Sequence[Any], keywords: Mapping[str, Any] |
         if given.shape and isinstance(first := given.shape[0], Batch):
             return tensor.shape[0] // first.times
     return 1
+
+
+def _images_of(sizes: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The sizes that were asked for, each rows and columns."""
+    if isinstance(sizes, str | bytes | Mapping) or not isinstance(sizes, Iterable):
+        raise UnsupportedError(f"sizes={sizes!r}: it is a list of rows and columns, as [(224, 224), (256, 320)]")
+    found = list(sizes)
+    for size in found:
+        if not (isinstance(size, tuple | list) and len(size) == 2 and all(map(_is_count, size))):
+            raise UnsupportedError(f"sizes has {size!r}; each is a pair of rows and columns, as (224, 224)")
+    return found
+
+
+def _counts_of(batches: Iterable[int]) -> list[int]:
+    """The batch sizes that were asked for."""
+    if isinstance(batches, str | bytes | Mapping) or not isinstance(batches, Iterable):
+        raise UnsupportedError(f"batches={batches!r}: it is a list of numbers of items, as [1, 8, 32]")
+    found = list(batches)
+    for batch in found:
+        if not _is_count(batch):
+            raise UnsupportedError(f"batches has {batch!r}; each is a number of items, at least 1")
+    return found
 
 
 def _is_count(value: object) -> bool:

@@ -107,3 +107,35 @@ def test_an_engine_among_modules(engine: Engine) -> None:
         network.to("meta")
     with pytest.raises(UnsupportedError, match="has one inside"):
         compile(network, x)
+
+
+def test_an_engine_inside_what_somebody_compiles(engine: Engine) -> None:
+    """Dynamo leaves it as it is: what it would find of an engine are pointers."""
+    network = nn.Sequential(nn.Linear(4, 4), engine, nn.Linear(3, 2)).eval()
+    torch.compiler.reset()
+    compiled = torch.compile(network, backend="eager")
+    engine.compile()
+    with torch.no_grad():
+        for batch in (2, 5, 2):
+            x = torch.randn(batch, 4)
+            assert torch.equal(compiled(x), network(x))
+            assert torch.equal(torch.compile(engine, backend="eager")(x), engine(x))
+    torch.compiler.reset()
+
+
+@pytest.mark.parametrize("kind", [list, dict])
+def test_tensors_in_one_container(kind: Any) -> None:
+    class Summing(nn.Module):
+        def forward(self, given: Any) -> torch.Tensor:
+            first, second = given.values() if isinstance(given, dict) else given
+            return torch.relu(first) + second
+
+    def made(batch: int) -> Any:
+        tensors = (torch.randn(batch, 3), torch.randn(batch, 3))
+        return list(tensors) if kind is list else dict(zip("ab", tensors, strict=True))
+
+    model = Summing()
+    engine = compile(model, (made(2),))
+    for batch in (2, 5, 2):
+        given = made(batch)
+        assert torch.equal(engine(given), model(given)) and torch.equal(engine.submit(given).result(), model(given))
