@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from escalade.device.precompilation import expect_programs
 from escalade.engine.capture.given import Given, require_module
@@ -90,12 +91,12 @@ def compile(
         )
     inputs = _arguments(example_inputs)
     Given.of(inputs, example_keywords)  # which refuses what is no example, before anything is moved
-    where = _device(model, inputs, device)
+    tensors, structure = flatten((inputs, dict(example_keywords or {})))
+    where = _device(model, tensors, device)
     if _home(where).type == "cuda":
         expect_programs()
-    captured = AnySize(
-        model, _beside(model, inputs if normalize is None else _floats(inputs)), example_keywords
-    )
+    examples = _beside(model, tensors if normalize is None else _floats(tensors))
+    captured = AnySize(model, *pytree.tree_unflatten(examples, structure))
     graphs = _Graphs(captured, normalize, _home(where))
     graph = graphs.prepared(captured.graph)
     if calibration is not None:
@@ -109,10 +110,9 @@ def compile(
         buffers=buffers,
         others=graphs.graph_for,
         memory=memory,
-        pieces=_batch_of(graph, inputs, example_keywords) if deterministic else None,
+        pieces=_batch_of(graph, tensors) if deterministic else None,
     )
-    given = [tensor.to(engine.device) for tensor in engine.flatten(inputs, example_keywords or {})]
-    engine.prepare(_in_sizes(given, sizes, batches))
+    engine.prepare(_in_sizes([tensor.to(engine.device) for tensor in tensors], sizes, batches))
     return engine
 
 
@@ -151,9 +151,8 @@ def _in_sizes(
     ]
 
 
-def _batch_of(graph: Graph, inputs: Sequence[Any], keywords: Mapping[str, Any] | None) -> int:
+def _batch_of(graph: Graph, tensors: Sequence[torch.Tensor]) -> int:
     """The batch of example inputs; 1 if the model has none."""
-    tensors, _ = flatten((tuple(inputs), dict(keywords or {})))
     for given, tensor in zip(graph.inputs, tensors, strict=True):
         if given.shape and isinstance(first := given.shape[0], Batch):
             return tensor.shape[0] // first.times
@@ -259,31 +258,23 @@ def _home(where: torch.device | str) -> torch.device:
 
 
 def _device(
-    model: torch.nn.Module, inputs: Sequence[Any], device: torch.device | str | None
+    model: torch.nn.Module, inputs: Sequence[torch.Tensor], device: torch.device | str | None
 ) -> torch.device | str:
     if device is not None:
         require_device(device)
         return device
-    for tensor in (*model.parameters(), *model.buffers(), *inputs):
-        if isinstance(tensor, torch.Tensor):
-            return tensor.device
-    return torch.device("cpu")
+    return next(tensor.device for tensor in (*model.parameters(), *model.buffers(), *inputs))
 
 
-def _beside(model: torch.nn.Module, inputs: Sequence[Any]) -> tuple[Any, ...]:
+def _beside(model: torch.nn.Module, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """The inputs on the model's device: it is captured there, wherever the engine will run."""
     home = next((tensor.device for tensor in (*model.parameters(), *model.buffers())), None)
-    return tuple(
-        value.to(home) if home is not None and isinstance(value, torch.Tensor) else value for value in inputs
-    )
+    return [tensor if home is None else tensor.to(home) for tensor in inputs]
 
 
-def _floats(inputs: Sequence[Any]) -> tuple[Any, ...]:
+def _floats(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Images of bytes are captured as what the model takes: floats."""
-    return tuple(
-        value.float() if isinstance(value, torch.Tensor) and value.dtype == torch.uint8 else value
-        for value in inputs
-    )
+    return [tensor.float() if tensor.dtype == torch.uint8 else tensor for tensor in inputs]
 
 
 def _normalise(graph: Graph, normalize: Normalization) -> None:

@@ -7,7 +7,7 @@ import pathlib
 import tempfile
 import threading
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from copy import copy
+from copy import copy, deepcopy
 from functools import partial
 from typing import Any
 
@@ -73,6 +73,7 @@ class Engine(torch.nn.Module):
         """
         super().__init__()
         super().train(False)
+        of_modules = {*vars(self)}
         self._settings = Settings.of(dtype, device, plans, fusion, measured, buffers, memory, pieces)
         self._settings.require_for(graph)
         self._others = others
@@ -85,6 +86,8 @@ class Engine(torch.nn.Module):
         self._said_no_gradients = False
         self._submitted: Submitted | None = None
         self._plans = Plans(graph, self._settings, others)
+        self._own = {*vars(self), "_own"} - of_modules
+        """Names of what stands here; all else a copy takes over."""
 
     @property
     def dtype(self) -> str:
@@ -191,16 +194,25 @@ class Engine(torch.nn.Module):
 
     def __copy__(self) -> Engine:
         """Another engine with plans of its own. The weights are the same tensors: nobody writes to them."""
-        return Engine(self._captured, self.dtype, others=self._others, **self._settings.options)
+        made = Engine(self._captured, self.dtype, others=self._others, **self._settings.options)
+        for name, value in self._of_the_caller().items():
+            vars(made)[name] = value.copy() if isinstance(value, dict) else value  # hooks are each one's own
+        return made
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Engine:
-        return copy(self)
+        made = copy(self)
+        vars(made).update(deepcopy(self._of_the_caller(), memo))
+        return made
 
     def __reduce__(self) -> tuple[Any, ...]:
         with tempfile.TemporaryDirectory() as folder:
             path = pathlib.Path(folder, "engine")
             self.save(path)
-            return _restored, (path.read_bytes(), self._settings.options)
+            return _restored, (path.read_bytes(), self._settings.options), self._of_the_caller()
+
+    def _of_the_caller(self) -> dict[str, Any]:
+        """What a module has, hooks among it, and what the caller has put beside it."""
+        return {name: value for name, value in vars(self).items() if name not in self._own}
 
     def _look_at(self, tensors: Sequence[torch.Tensor]) -> None:
         """What a call's inputs promise, and an engine does not keep."""

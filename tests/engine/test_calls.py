@@ -334,6 +334,10 @@ def test_results_where_the_caller_wants_them(function: Callable[..., Any], devic
     if function is MANY:  # of the input's size: it is written when it has been read
         given = x.clone()
         assert torch.equal(engine(given, out=given), expected)
+    with torch.inference_mode():
+        rooms = [torch.empty_like(y) for y in several]
+    engine(x, out=rooms)
+    assert all(torch.equal(room, y) for room, y in zip(rooms, several, strict=True))
     again = torch.empty_like(several[0])
     for out, message in (
         ((), "out has 0 tensors; it is what the engine returns"),

@@ -90,6 +90,24 @@ def test_copies_are_engines_of_their_own(engine: Engine) -> None:
         assert torch.equal(again(x), engine(x)) and again._lock is not engine._lock
 
 
+def _twice(module: nn.Module, given: Any, result: torch.Tensor) -> torch.Tensor:
+    return result * 2
+
+
+def test_copies_keep_what_the_caller_has_put_beside() -> None:
+    x = torch.randn(2, 4)
+    first = compile(nn.Linear(4, 3), x)
+    plain = first(x)
+    first.tags = ["mine"]  # type: ignore[assignment]
+    hook = first.register_forward_hook(_twice)
+    for again in (copy.deepcopy(first), copy.copy(first), pickle.loads(pickle.dumps(first))):
+        assert again.tags == ["mine"]
+        torch.testing.assert_close(again(x), plain * 2)
+    assert copy.copy(first).tags is not copy.deepcopy(first).tags
+    hook.remove()
+    assert torch.equal(first(x), plain)
+
+
 def test_an_engine_among_modules(engine: Engine) -> None:
     x = torch.randn(2, 4)
     network = nn.Sequential(engine, nn.Linear(3, 2)).train().to("cpu")
