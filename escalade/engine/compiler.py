@@ -162,7 +162,9 @@ def _batch_of(graph: Graph, tensors: Sequence[torch.Tensor]) -> int:
 def _images_of(sizes: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     """The sizes that were asked for, each rows and columns."""
     if isinstance(sizes, str | bytes | Mapping) or not isinstance(sizes, Iterable):
-        raise UnsupportedError(f"sizes={sizes!r}: it is a list of rows and columns, as [(224, 224), (256, 320)]")
+        raise UnsupportedError(
+            f"sizes={sizes!r}: it is a list of rows and columns, as [(224, 224), (256, 320)]"
+        )
     found = list(sizes)
     for size in found:
         if not (isinstance(size, tuple | list) and len(size) == 2 and all(map(_is_count, size))):

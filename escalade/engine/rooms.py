@@ -58,6 +58,4 @@ def _require_places(rooms: Sequence[torch.Tensor]) -> None:
 
 
 def _has_no_gaps(room: torch.Tensor) -> bool:
-    return room.is_contiguous() or (
-        room.dim() == 4 and room.is_contiguous(memory_format=torch.channels_last)
-    )
+    return room.is_contiguous() or (room.dim() == 4 and room.is_contiguous(memory_format=torch.channels_last))

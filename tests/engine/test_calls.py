@@ -344,8 +344,14 @@ def test_results_where_the_caller_wants_them(function: Callable[..., Any], devic
         ([again[:1], *several[1:]], r"this result is a torch.float32 of \(2, "),
         ([again.half(), *several[1:]], "out has a torch.float16"),
         ([again.clone().requires_grad_(), *several[1:]], "requires gradients"),
-        ([again.to_sparse(), *several[1:]], "out has a tensor in layout sparse_coo; results are written to dense"),
-        ([again[:1].expand_as(again), *several[1:]], r"of strides \(0, 1\), with several elements in one place"),
+        (
+            [again.to_sparse(), *several[1:]],
+            "out has a tensor in layout sparse_coo; results are written to dense",
+        ),
+        (
+            [again[:1].expand_as(again), *several[1:]],
+            r"of strides \(0, 1\), with several elements in one place",
+        ),
     ):
         with pytest.raises(UnsupportedError, match=message):
             engine(x, out=out)

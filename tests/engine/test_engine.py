@@ -139,7 +139,9 @@ def test_bytes_are_normalised_on_the_way_in(small: nn.Module) -> None:
 @pytest.mark.parametrize("by_name", [True, False])
 def test_bytes_are_normalised_however_they_are_given(by_name: bool) -> None:
     class Named(nn.Module):
-        def forward(self, given: dict[str, torch.Tensor] | None = None, **named: torch.Tensor) -> torch.Tensor:
+        def forward(
+            self, given: dict[str, torch.Tensor] | None = None, **named: torch.Tensor
+        ) -> torch.Tensor:
             return (given or named)["image"].mean(1)
 
     image = torch.randint(0, 256, (2, 3, 4, 4), dtype=torch.uint8)

@@ -156,4 +156,6 @@ def test_tensors_in_one_container(kind: Any) -> None:
     engine = compile(model, (made(2),))
     for batch in (2, 5, 2):
         given = made(batch)
-        assert torch.equal(engine(given), model(given)) and torch.equal(engine.submit(given).result(), model(given))
+        assert torch.equal(engine(given), model(given)) and torch.equal(
+            engine.submit(given).result(), model(given)
+        )

@@ -89,7 +89,9 @@ def test_weights_are_called_what_the_model_calls_them() -> None:
 
 
 def test_a_model_that_returns_a_number_out_of_a_tensor_is_told_what_to_do() -> None:
-    with pytest.raises(EscaladeError, match="^Counting returns a number that .* have the model return the tensor$"):
+    with pytest.raises(
+        EscaladeError, match="^Counting returns a number that .* have the model return the tensor$"
+    ):
         escalade.compile(Counting(), X)
 
 

@@ -81,7 +81,7 @@ class Switching(nn.Linear):
         cudnn = torch.backends.cudnn
         cudnn.enabled, cudnn.benchmark, cudnn.deterministic = False, not cudnn.benchmark, True
         cudnn.allow_tf32 = not cudnn.allow_tf32
-        torch.backends.mkldnn.enabled = False
+        torch.backends.mkldnn.enabled = False  # type: ignore[assignment]
         torch.set_float32_matmul_precision("medium")
         torch.set_num_threads(torch.get_num_threads() + 1)
         torch.set_autocast_dtype("cpu", torch.float16)
