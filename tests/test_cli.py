@@ -71,6 +71,12 @@ def test_the_module_runs_as_a_program_and_shows_no_traceback() -> None:
     )
 
 
+@pytest.mark.parametrize("command", cli.COMMANDS)
+def test_help_has_room_on_a_narrow_terminal(command: str) -> None:
+    result = run(command, "--help", columns=80)
+    assert result.exit_code == 0 and "…" not in result.output
+
+
 def test_help_and_version_do_not_load_pytorch() -> None:
     probe = "import sys, escalade, escalade.cli; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", probe], cwd=ROOT).returncode == 0

@@ -38,8 +38,8 @@ def command(
         written(
             "--results",
             check=files.require_folder,
-            help="With --time and a model by name: file the steps under this folder, as "
-            "FOLDER/<gpu>/<model>_steps.jsonl.",
+            help="With --time and a model by name: file the steps under this folder, in one of "
+            "the GPU's name.",
         ),
     ] = None,
 ) -> None:

@@ -84,7 +84,7 @@ class EngineDevice(StrEnum):
 Operation = Annotated[str, typer.Argument(help="The operation, such as conv2d.", show_default=False)]
 Problems = Annotated[
     list[str] | None,
-    typer.Option("--problem", "-p", help="A problem such as 64to64_56_k3s1_b256; may be repeated."),
+    typer.Option("--problem", "-p", help="A problem such as 64to64_56_k3s1_b1; may be repeated."),
 ]
 Rungs = Annotated[list[str] | None, typer.Option("--rung", "-r", help="Only this rung; may be repeated.")]
 Dtypes = Annotated[
@@ -138,7 +138,7 @@ RecordsFolder = Annotated[
     pathlib.Path | None,
     written(
         "--results",
-        help="File the records under this folder, as FOLDER/<gpu>/<workload>.jsonl.",
+        help="File the records under this folder, in one of the GPU's name: a file a workload.",
         check=files.require_folder,
     ),
 ]

@@ -79,8 +79,8 @@ def command(
         written(
             "--results",
             check=files.require_folder,
-            help="File under this folder the bytes that several rungs move, as FOLDER/<gpu>/<operation>_traffic.jsonl; "
-            "with --beside-twin the counts, as <operation>_counts.jsonl.",
+            help="File under this folder, in one of the GPU's name, the bytes that several rungs move; with "
+            "--beside-twin the counts.",
         ),
     ] = None,
 ) -> None:

@@ -117,7 +117,7 @@ def command(
         written(
             "--results",
             check=files.require_folder,
-            help="File the course of the run under this folder, as FOLDER/<gpu>/TASK_learning.jsonl, for the report.",
+            help="File the course of the run under this folder, in one of the GPU's name, for the report.",
         ),
     ] = None,
 ) -> None:

@@ -139,7 +139,11 @@ def cards_for(kernels: bool | str | Sequence[str], own: Card | None, where: str)
                 f"name architectures instead, such as kernels={H200.architecture!r}"
             )
         return [own]
-    names = (kernels,) if isinstance(kernels, str) else tuple(kernels)
+    names = (kernels,) if isinstance(kernels, str) else kernels
+    if not isinstance(names, tuple | list | set) or not all(isinstance(name, str) for name in names):
+        raise UnsupportedError(
+            f"kernels={kernels!r}: it is True, an architecture such as {H200.architecture!r}, or a list of them"
+        )
     if "twin" in names:
         raise UnsupportedError(
             "the twin's kernels are code for this machine's processor, and stay here: a file carries machine code of "

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from escalade.device.precompilation import expect_programs
 from escalade.engine.capture.given import Given, require_module
@@ -24,7 +25,7 @@ from escalade.engine.passes import fuse
 from escalade.engine.passes.calibrate import carried_ranges, ranges
 from escalade.engine.programs import example_of, module_of, read_program
 from escalade.engine.settings import MOST_PLANS, TWIN, require_device
-from escalade.errors import UnsupportedError
+from escalade.errors import OutOfMemory, UnsupportedError
 
 Normalization = tuple[Sequence[float], Sequence[float]]
 
@@ -42,8 +43,8 @@ def compile(
     measured: bool = False,
     buffers: int = 1,
     memory: str | int | None = None,
-    sizes: Sequence[tuple[int, int]] = (),
-    batches: Sequence[int] = (),
+    sizes: Iterable[tuple[int, int]] = (),
+    batches: Iterable[int] = (),
     deterministic: bool = False,
 ) -> Engine:
     """An engine that computes what the model does in evaluation mode, for inputs like these of any batch and image size
@@ -65,6 +66,7 @@ def compile(
     batches are computed in pieces of the example's batch size, the last one filled up.
     """
     dtype = require_dtype(dtype)
+    sizes, batches = _images_of(sizes), _counts_of(batches)
     if isinstance(model, str | os.PathLike):
         model = read_program(model)
     if isinstance(model, torch.export.ExportedProgram):
@@ -89,12 +91,12 @@ def compile(
         )
     inputs = _arguments(example_inputs)
     Given.of(inputs, example_keywords)  # which refuses what is no example, before anything is moved
-    where = _device(model, inputs, device)
+    tensors, structure = flatten((inputs, dict(example_keywords or {})))
+    where = _device(model, tensors, device)
     if _home(where).type == "cuda":
         expect_programs()
-    captured = AnySize(
-        model, _beside(model, inputs if normalize is None else _floats(inputs)), example_keywords
-    )
+    examples = _beside(model, tensors if normalize is None else _floats(tensors))
+    captured = AnySize(model, *pytree.tree_unflatten(examples, structure))
     graphs = _Graphs(captured, normalize, _home(where))
     graph = graphs.prepared(captured.graph)
     if calibration is not None:
@@ -108,10 +110,9 @@ def compile(
         buffers=buffers,
         others=graphs.graph_for,
         memory=memory,
-        pieces=_batch_of(graph, inputs, example_keywords) if deterministic else None,
+        pieces=_batch_of(graph, tensors) if deterministic else None,
     )
-    given = [tensor.to(engine.device) for tensor in engine.flatten(inputs, example_keywords or {})]
-    engine.prepare(_in_sizes(given, sizes, batches))
+    engine.prepare(_in_sizes([tensor.to(engine.device) for tensor in tensors], sizes, batches))
     return engine
 
 
@@ -124,12 +125,6 @@ def _in_sizes(
         raise UnsupportedError(
             f"sizes is for models whose images are all of one size; this one's example has {len(images)} sizes"
         )
-    for size in sizes:
-        if not (isinstance(size, tuple | list) and len(size) == 2 and all(map(_is_count, size))):
-            raise UnsupportedError(f"sizes has {size!r}; each is a pair of rows and columns, as (224, 224)")
-    for batch in batches:
-        if not _is_count(batch):
-            raise UnsupportedError(f"batches has {batch!r}; each is a number of items, at least 1")
 
     def made(tensor: torch.Tensor, size: tuple[int, int] | None, batch: int | None) -> torch.Tensor:
         shape = [*tensor.shape]
@@ -141,7 +136,13 @@ def _in_sizes(
             return tensor
         last = InputFormat.of(tensor).layout == "nhwc"
         order = torch.channels_last if last else torch.contiguous_format
-        return torch.zeros(shape, dtype=tensor.dtype, device=tensor.device).contiguous(memory_format=order)
+        try:
+            zeros = torch.zeros(shape, dtype=tensor.dtype, device=tensor.device)
+            return zeros.contiguous(memory_format=order)
+        except RuntimeError as error:
+            raise OutOfMemory(
+                f"there is no memory for an input of {tuple(shape)}, which sizes and batches ask for"
+            ) from error
 
     return [
         [made(tensor, size, batch) for tensor in tensors]
@@ -150,13 +151,36 @@ def _in_sizes(
     ]
 
 
-def _batch_of(graph: Graph, inputs: Sequence[Any], keywords: Mapping[str, Any] | None) -> int:
+def _batch_of(graph: Graph, tensors: Sequence[torch.Tensor]) -> int:
     """The batch of example inputs; 1 if the model has none."""
-    tensors, _ = flatten((tuple(inputs), dict(keywords or {})))
     for given, tensor in zip(graph.inputs, tensors, strict=True):
         if given.shape and isinstance(first := given.shape[0], Batch):
             return tensor.shape[0] // first.times
     return 1
+
+
+def _images_of(sizes: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The sizes that were asked for, each rows and columns."""
+    if isinstance(sizes, str | bytes | Mapping) or not isinstance(sizes, Iterable):
+        raise UnsupportedError(
+            f"sizes={sizes!r}: it is a list of rows and columns, as [(224, 224), (256, 320)]"
+        )
+    found = list(sizes)
+    for size in found:
+        if not (isinstance(size, tuple | list) and len(size) == 2 and all(map(_is_count, size))):
+            raise UnsupportedError(f"sizes has {size!r}; each is a pair of rows and columns, as (224, 224)")
+    return found
+
+
+def _counts_of(batches: Iterable[int]) -> list[int]:
+    """The batch sizes that were asked for."""
+    if isinstance(batches, str | bytes | Mapping) or not isinstance(batches, Iterable):
+        raise UnsupportedError(f"batches={batches!r}: it is a list of numbers of items, as [1, 8, 32]")
+    found = list(batches)
+    for batch in found:
+        if not _is_count(batch):
+            raise UnsupportedError(f"batches has {batch!r}; each is a number of items, at least 1")
+    return found
 
 
 def _is_count(value: object) -> bool:
@@ -236,31 +260,23 @@ def _home(where: torch.device | str) -> torch.device:
 
 
 def _device(
-    model: torch.nn.Module, inputs: Sequence[Any], device: torch.device | str | None
+    model: torch.nn.Module, inputs: Sequence[torch.Tensor], device: torch.device | str | None
 ) -> torch.device | str:
     if device is not None:
         require_device(device)
         return device
-    for tensor in (*model.parameters(), *model.buffers(), *inputs):
-        if isinstance(tensor, torch.Tensor):
-            return tensor.device
-    return torch.device("cpu")
+    return next(tensor.device for tensor in (*model.parameters(), *model.buffers(), *inputs))
 
 
-def _beside(model: torch.nn.Module, inputs: Sequence[Any]) -> tuple[Any, ...]:
+def _beside(model: torch.nn.Module, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """The inputs on the model's device: it is captured there, wherever the engine will run."""
     home = next((tensor.device for tensor in (*model.parameters(), *model.buffers())), None)
-    return tuple(
-        value.to(home) if home is not None and isinstance(value, torch.Tensor) else value for value in inputs
-    )
+    return [tensor if home is None else tensor.to(home) for tensor in inputs]
 
 
-def _floats(inputs: Sequence[Any]) -> tuple[Any, ...]:
+def _floats(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Images of bytes are captured as what the model takes: floats."""
-    return tuple(
-        value.float() if isinstance(value, torch.Tensor) and value.dtype == torch.uint8 else value
-        for value in inputs
-    )
+    return [tensor.float() if tensor.dtype == torch.uint8 else tensor for tensor in inputs]
 
 
 def _normalise(graph: Graph, normalize: Normalization) -> None:

@@ -7,7 +7,7 @@ import pathlib
 import tempfile
 import threading
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from copy import copy
+from copy import copy, deepcopy
 from functools import partial
 from typing import Any
 
@@ -22,14 +22,15 @@ from escalade.engine.comparison import Comparison, compare
 from escalade.engine.explain import Explanation, explain_plan
 from escalade.engine.file import elsewhere, read, write
 from escalade.engine.graph.forms import STORAGE, is_dense, kind_of
-from escalade.engine.graph.graph import Graph, fixed
+from escalade.engine.graph.graph import Graph
 from escalade.engine.graph.trees import flatten
 from escalade.engine.network import Others, Shapes, call_of, spell
 from escalade.engine.passes.fusion_level import FusionLevel
 from escalade.engine.plan.kernel_program import KernelProgram
 from escalade.engine.plan.plan import Plan
 from escalade.engine.plan.program import Program
-from escalade.engine.plans import Kept, Plans
+from escalade.engine.plans import Plans
+from escalade.engine.rooms import rooms_in
 from escalade.engine.settings import MOST_PLANS, TWIN, Settings, require_device, require_gpu
 from escalade.engine.streaming import stream
 from escalade.engine.submitted import Pending, Submitted
@@ -39,6 +40,7 @@ from escalade.ops.base.card import Card
 logger = logging.getLogger("escalade")
 
 _transforms_active = torch._C._are_functorch_transforms_active
+_is_traced = torch.compiler.is_dynamo_compiling
 
 
 class Engine(torch.nn.Module):
@@ -71,6 +73,7 @@ class Engine(torch.nn.Module):
         """
         super().__init__()
         super().train(False)
+        of_modules = {*vars(self)}
         self._settings = Settings.of(dtype, device, plans, fusion, measured, buffers, memory, pieces)
         self._settings.require_for(graph)
         self._others = others
@@ -83,6 +86,8 @@ class Engine(torch.nn.Module):
         self._said_no_gradients = False
         self._submitted: Submitted | None = None
         self._plans = Plans(graph, self._settings, others)
+        self._own = {*vars(self), "_own"} - of_modules
+        """Names of what stands here; all else a copy takes over."""
 
     @property
     def dtype(self) -> str:
@@ -110,6 +115,8 @@ class Engine(torch.nn.Module):
         return self._captured
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+        if _is_traced():  # where somebody compiles what the engine stands in
+            return torch.compiler.disable(super().__call__)(*arguments, **keywords)
         if len(arguments) == 1 and not keywords and type(x := arguments[0]) is torch.Tensor and is_dense(x):
             plans = self._plans
             kept = plans.sights.get(_sight(x))
@@ -126,36 +133,12 @@ class Engine(torch.nn.Module):
         out = None if "out" in self._names else keywords.pop("out", None)
         tensors = self.flatten(arguments, keywords)
         self._look_at(tensors)
-        sight = _sight(arguments[0]) if len(arguments) == 1 and not keywords else None
-        kept = self._plans.of(tensors, sight)
+        is_one = len(arguments) == 1 and not keywords and isinstance(arguments[0], torch.Tensor)
+        kept = self._plans.of(tensors, _sight(tensors[0]) if is_one else None)
         if out is None:
             return self.returned(kept.calls.call(tensors), kept.calls.plan)
-        kept.calls.call(tensors, self._rooms(out, kept, tensors[0].device))
+        kept.calls.call(tensors, rooms_in(out, kept, tensors[0].device))
         return out
-
-    def _rooms(self, out: Any, kept: Kept, device: torch.device) -> list[torch.Tensor]:
-        """The caller's tensors for the results of a plan."""
-        plan, captured = kept.calls.plan, kept.network.captured
-        rooms, structure = flatten(out)
-        as_sequence = isinstance(out, tuple | list) and len(out) == len(rooms)
-        if len(rooms) != len(plan.graph.outputs) or not (structure == plan.graph.structure or as_sequence):
-            raise UnsupportedError(
-                f"out has {len(rooms)} tensors; it is what the engine returns, or a tuple or list of its "
-                f"{len(plan.graph.outputs)} tensors"
-            )
-        types = (getattr(torch, name) for name in plan.graph.output_types)
-        for room, name, dtype in zip(rooms, captured.outputs, types, strict=True):
-            wanted = (fixed(captured.shape_of(name), kept.batch), dtype, device)
-            if (tuple(room.shape), room.dtype, room.device) != wanted:
-                raise UnsupportedError(
-                    f"out has a {room.dtype} of {tuple(room.shape)} on {room.device}; this result is a {dtype} of "
-                    f"{wanted[0]} on {device}"
-                )
-            if room.requires_grad:
-                raise UnsupportedError(
-                    "out requires gradients, and an engine's results have none; give a tensor that requires none"
-                )
-        return rooms
 
     def submit(self, *arguments: Any, **keywords: Any) -> Pending:
         """A call that nobody waits for: a future of its result, to be awaited or asked.
@@ -179,6 +162,9 @@ class Engine(torch.nn.Module):
     def train(self, mode: bool = True) -> Engine:
         """Changes nothing: an engine computes what the model does in evaluation mode, whatever stands beside it."""
         return self
+
+    def compile(self, *arguments: Any, **keywords: Any) -> None:
+        """Changes nothing: whatever `torch.compile` would make of it, an engine is compiled already."""
 
     def extra_repr(self) -> str:
         """What it takes and returns, where it runs, and the batch sizes that it has plans for."""
@@ -208,16 +194,25 @@ class Engine(torch.nn.Module):
 
     def __copy__(self) -> Engine:
         """Another engine with plans of its own. The weights are the same tensors: nobody writes to them."""
-        return Engine(self._captured, self.dtype, others=self._others, **self._settings.options)
+        made = Engine(self._captured, self.dtype, others=self._others, **self._settings.options)
+        for name, value in self._of_the_caller().items():
+            vars(made)[name] = value.copy() if isinstance(value, dict) else value  # hooks are each one's own
+        return made
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Engine:
-        return copy(self)
+        made = copy(self)
+        vars(made).update(deepcopy(self._of_the_caller(), memo))
+        return made
 
     def __reduce__(self) -> tuple[Any, ...]:
         with tempfile.TemporaryDirectory() as folder:
             path = pathlib.Path(folder, "engine")
             self.save(path)
-            return _restored, (path.read_bytes(), self._settings.options)
+            return _restored, (path.read_bytes(), self._settings.options), self._of_the_caller()
+
+    def _of_the_caller(self) -> dict[str, Any]:
+        """What a module has, hooks among it, and what the caller has put beside it."""
+        return {name: value for name, value in vars(self).items() if name not in self._own}
 
     def _look_at(self, tensors: Sequence[torch.Tensor]) -> None:
         """What a call's inputs promise, and an engine does not keep."""

@@ -103,9 +103,12 @@ def require_device(device: torch.device | str) -> None:
     except (RuntimeError, TypeError):  # no device that PyTorch knows
         kind = ""
     if kind not in ("cpu", "cuda"):
-        raise UnsupportedError(f"device {device}: an engine runs on cuda, on cpu, or on the twin")
+        given = repr(device) if isinstance(device, str) else device
+        raise UnsupportedError(f"device {given}: an engine runs on cuda, on cpu, or on the twin")
     if kind == "cuda" and not torch.cuda.is_available():
         raise UnsupportedError("device cuda: there is no GPU here; device='cpu' and device='twin' need none")
+    if kind == "cuda" and (torch.device(device).index or 0) >= (there := torch.cuda.device_count()):
+        raise UnsupportedError(f"device {device}: the last GPU here is cuda:{there - 1}")
 
 
 def require_gpu(what: str, device: torch.device | str) -> None:

@@ -35,6 +35,7 @@ PATIENCE = 0.5
 """Seconds that a producer has to give its last batch, once nobody wants it; then its thread is left to itself."""
 AWAKE = 0.2
 """Seconds that whoever iterates waits at a time."""
+MOST_DEPTH = 4096
 _HOST = torch.device("cpu")
 logger = logging.getLogger("escalade")
 
@@ -70,8 +71,10 @@ def stream(
     generator, and waits for what is under way; a producer that blocks is not waited for: it is left to itself, without
     any of the iteration's memory, and closed when it returns.
     """
-    if not isinstance(depth, int) or depth < 1:
-        raise UnsupportedError(f"depth={depth!r}: at least one batch is staged ahead")
+    if not isinstance(depth, int) or not 1 <= depth <= MOST_DEPTH:
+        raise UnsupportedError(
+            f"depth={depth!r}: at least one batch is staged ahead, and up to {MOST_DEPTH:,}, which each take memory"
+        )
     if not isinstance(batches, Iterable):
         raise UnsupportedError(
             f"the batches are of type {type(batches).__name__}; stream takes a list or an iterator"

@@ -10,8 +10,8 @@ from typer.testing import CliRunner, Result
 from escalade import cli
 
 
-def run(*arguments: str) -> Result:
-    return CliRunner(env={"COLUMNS": "160"}).invoke(cli.app, list(arguments))
+def run(*arguments: str, columns: int = 160) -> Result:
+    return CliRunner(env={"COLUMNS": str(columns)}).invoke(cli.app, list(arguments))
 
 
 def said_by(*arguments: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:

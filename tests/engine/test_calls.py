@@ -334,15 +334,42 @@ def test_results_where_the_caller_wants_them(function: Callable[..., Any], devic
     if function is MANY:  # of the input's size: it is written when it has been read
         given = x.clone()
         assert torch.equal(engine(given, out=given), expected)
+    with torch.inference_mode():
+        rooms = [torch.empty_like(y) for y in several]
+    engine(x, out=rooms)
+    assert all(torch.equal(room, y) for room, y in zip(rooms, several, strict=True))
     again = torch.empty_like(several[0])
     for out, message in (
         ((), "out has 0 tensors; it is what the engine returns"),
         ([again[:1], *several[1:]], r"this result is a torch.float32 of \(2, "),
         ([again.half(), *several[1:]], "out has a torch.float16"),
         ([again.clone().requires_grad_(), *several[1:]], "requires gradients"),
+        (
+            [again.to_sparse(), *several[1:]],
+            "out has a tensor in layout sparse_coo; results are written to dense",
+        ),
+        (
+            [again[:1].expand_as(again), *several[1:]],
+            r"of strides \(0, 1\), with several elements in one place",
+        ),
     ):
         with pytest.raises(UnsupportedError, match=message):
             engine(x, out=out)
+
+
+@pytest.mark.parametrize("device", ["cpu", "twin"])
+def test_results_share_no_memory_with_each_other(device: str) -> None:
+    _, engine = made(lambda p, x: (p.first(x), p.first(x + 1)), device=device)
+    x = torch.randn(2, 12)
+    both = torch.empty(3, 2, *engine(x)[0].shape[1:])
+    for out in (
+        (both[0], both[0]), (both[0], both.flatten()[1 : both[0].numel() + 1].view_as(both[0]))
+    ):  # fmt: skip
+        with pytest.raises(UnsupportedError, match="out has the same memory for two results"):
+            engine(x, out=out)
+    for rooms in ((both[0], both[1]), (both[0], both[0].clone()), (both[:2, 0], both[:2, 1])):
+        assert engine(x, out=rooms) is rooms
+        assert all(torch.equal(room, y) for room, y in zip(rooms, engine(x), strict=True))
 
 
 class Scarce(TorchDispatchMode):

@@ -86,6 +86,8 @@ def test_another_card_is_told_what_is_done_again(path: pathlib.Path) -> None:
     [
         (True, "this one runs on cpu; name architectures instead, such as kernels='sm_90a'"),
         ("twin", "the twin's kernels are code for this machine's processor, and stay here"),
+        (7, "kernels=7: it is True, an architecture such as 'sm_90a', or a list of them"),
+        (b"sm_90a", "kernels=b'sm_90a': it is True, an architecture"),
         (("sm_90a", "sm_70"), "no card of architecture sm_70 is described; there are sm_80"),
     ],
 )

@@ -136,6 +136,20 @@ def test_bytes_are_normalised_on_the_way_in(small: nn.Module) -> None:
         )
 
 
+@pytest.mark.parametrize("by_name", [True, False])
+def test_bytes_are_normalised_however_they_are_given(by_name: bool) -> None:
+    class Named(nn.Module):
+        def forward(
+            self, given: dict[str, torch.Tensor] | None = None, **named: torch.Tensor
+        ) -> torch.Tensor:
+            return (given or named)["image"].mean(1)
+
+    image = torch.randint(0, 256, (2, 3, 4, 4), dtype=torch.uint8)
+    arguments, keywords = ((), {"image": image}) if by_name else (({"image": image},), {})
+    engine = compile(Named(), arguments, keywords, normalize=((0.5,) * 3, (0.25,) * 3))
+    torch.testing.assert_close(engine(*arguments, **keywords), ((image / 255 - 0.5) / 0.25).mean(1))
+
+
 def test_an_image_that_is_returned_is_normalised() -> None:
     """Also where nothing else reads it."""
     x = torch.randint(0, 256, (2, 3, 4, 4), dtype=torch.uint8)
@@ -235,7 +249,7 @@ def test_wrong_options_are_named(small: nn.Module) -> None:
         compile(small, x, dtype="int8")
     for device in ("meta", "banana"):
         with pytest.raises(
-            UnsupportedError, match=f"device {device}: an engine runs on cuda, on cpu, or on the twin"
+            UnsupportedError, match=f"device '{device}': an engine runs on cuda, on cpu, or on the twin"
         ):
             compile(small, x, device=device)
     for bad in (((0.5,) * 2, (0.5,) * 2), ((0.5,) * 3, (0.5, 0.5, 0.0))):

@@ -90,6 +90,24 @@ def test_copies_are_engines_of_their_own(engine: Engine) -> None:
         assert torch.equal(again(x), engine(x)) and again._lock is not engine._lock
 
 
+def _twice(module: nn.Module, given: Any, result: torch.Tensor) -> torch.Tensor:
+    return result * 2
+
+
+def test_copies_keep_what_the_caller_has_put_beside() -> None:
+    x = torch.randn(2, 4)
+    first = compile(nn.Linear(4, 3), x)
+    plain = first(x)
+    first.tags = ["mine"]  # type: ignore[assignment]
+    hook = first.register_forward_hook(_twice)
+    for again in (copy.deepcopy(first), copy.copy(first), pickle.loads(pickle.dumps(first))):
+        assert again.tags == ["mine"]
+        torch.testing.assert_close(again(x), plain * 2)
+    assert copy.copy(first).tags is not copy.deepcopy(first).tags
+    hook.remove()
+    assert torch.equal(first(x), plain)
+
+
 def test_an_engine_among_modules(engine: Engine) -> None:
     x = torch.randn(2, 4)
     network = nn.Sequential(engine, nn.Linear(3, 2)).train().to("cpu")
@@ -107,3 +125,37 @@ def test_an_engine_among_modules(engine: Engine) -> None:
         network.to("meta")
     with pytest.raises(UnsupportedError, match="has one inside"):
         compile(network, x)
+
+
+def test_an_engine_inside_what_somebody_compiles(engine: Engine) -> None:
+    """Dynamo leaves it as it is: what it would find of an engine are pointers."""
+    network = nn.Sequential(nn.Linear(4, 4), engine, nn.Linear(3, 2)).eval()
+    torch.compiler.reset()
+    compiled = torch.compile(network, backend="eager")
+    engine.compile()
+    with torch.no_grad():
+        for batch in (2, 5, 2):
+            x = torch.randn(batch, 4)
+            assert torch.equal(compiled(x), network(x))
+            assert torch.equal(torch.compile(engine, backend="eager")(x), engine(x))
+    torch.compiler.reset()
+
+
+@pytest.mark.parametrize("kind", [list, dict])
+def test_tensors_in_one_container(kind: Any) -> None:
+    class Summing(nn.Module):
+        def forward(self, given: Any) -> torch.Tensor:
+            first, second = given.values() if isinstance(given, dict) else given
+            return torch.relu(first) + second
+
+    def made(batch: int) -> Any:
+        tensors = (torch.randn(batch, 3), torch.randn(batch, 3))
+        return list(tensors) if kind is list else dict(zip("ab", tensors, strict=True))
+
+    model = Summing()
+    engine = compile(model, (made(2),))
+    for batch in (2, 5, 2):
+        given = made(batch)
+        assert torch.equal(engine(given), model(given)) and torch.equal(
+            engine.submit(given).result(), model(given)
+        )

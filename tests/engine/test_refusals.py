@@ -31,6 +31,11 @@ class Block(nn.Module):
         return self.layer1(x)
 
 
+class Counting(nn.Module):
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, float]:
+        return x * 2, x.sum().item()
+
+
 class Branching(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x * 2 if x.sum() > 0 else x
@@ -57,6 +62,12 @@ def with_weights(value: float) -> nn.Module:
         ((X,), {"dtype": ["fp16"]}, "dtype ['fp16']: compile takes fp32"),
         ((X,), {"device": []}, "device []: an engine runs on cuda, on cpu, or on the twin"),
         ((X,), {"plans": "8"}, "plans='8': a whole number of them is kept"),
+        ((X,), {"sizes": 224}, "sizes=224: it is a list of rows and columns, as [(224, 224), (256, 320)]"),
+        ((X,), {"sizes": None}, "sizes=None: it is a list"),
+        ((X,), {"sizes": [(2**40, 2**40)]}, "there is no memory for an input of (2, 3, 1099511627776, "),
+        ((X,), {"batches": 8}, "batches=8: it is a list of numbers of items, as [1, 8, 32]"),
+        ((X,), {"batches": "8"}, "batches='8': it is a list"),
+        ((X,), {"device": ""}, "device '': an engine runs on cuda, on cpu, or on the twin"),
         ((X,), {"dtype": "fp8", "calibration": 5}, "calibration is of type int; it takes a list of batches"),
         ((X,), {"dtype": "fp8", "calibration": ["a"]}, "a calibration batch is of type str"),
     ],
@@ -75,6 +86,13 @@ def test_weights_are_called_what_the_model_calls_them() -> None:
         escalade.compile(with_weights(float("nan")), X)
     with pytest.raises(EscaladeError, match=r"^layer1\.0\.0\.weight has values beyond the range of fp16"):
         escalade.compile(with_weights(1e9), X, dtype="fp16")
+
+
+def test_a_model_that_returns_a_number_out_of_a_tensor_is_told_what_to_do() -> None:
+    with pytest.raises(
+        EscaladeError, match="^Counting returns a number that .* have the model return the tensor$"
+    ):
+        escalade.compile(Counting(), X)
 
 
 def test_a_model_that_branches_is_refused_in_one_sentence_that_names_the_line(

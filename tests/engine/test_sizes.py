@@ -174,7 +174,8 @@ def test_ranges_of_fp8_hold_for_other_sizes() -> None:
 @torch.no_grad()
 def test_plans_are_made_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     model = Layers(_plain)
-    engine = compile(model, torch.randn(2, 3, 8, 8), sizes=[(8, 8), (6, 9)], batches=[1, 3], plans=4)
+    images = iter([(8, 8), (6, 9)])  # which can be looked at once
+    engine = compile(model, torch.randn(2, 3, 8, 8), sizes=images, batches=iter([1, 3]), plans=4)
     assert len(engine._plans.kept) == 4 and len(engine._plans.networks.known) == 2
     monkeypatch.setattr(Plans, "_make", None)  # not asked any more
     for size in ((1, 3, 8, 8), (3, 3, 8, 8), (1, 3, 6, 9), (3, 3, 6, 9)):

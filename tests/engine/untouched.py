@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import random
 import types
 import warnings
@@ -98,7 +99,8 @@ def _surroundings() -> tuple[Any, ...]:
         torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.get_default_dtype(),
         torch.get_default_device(), torch.get_deterministic_debug_mode(), torch.is_autocast_enabled("cpu"),
         torch.get_float32_matmul_precision(), cudnn.enabled, cudnn.benchmark, cudnn.deterministic,
-        torch.get_num_threads(), list(warnings.filters),
+        cudnn.allow_tf32, torch.backends.mkldnn.enabled, torch.get_num_threads(), list(warnings.filters),
+        torch.get_autocast_dtype("cpu"), torch.is_anomaly_enabled(), dict(os.environ),
     )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ import sys
 import typing
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import ModuleType
 from typing import Any
@@ -41,6 +41,7 @@ class Entry:
 def entries(wanted: str, only: str | None = None) -> list[Entry]:
     """What `module` or `module:name,name` has; with `only`, the networks whose names that expression finds."""
     module, colon, names = wanted.partition(":")
+    imported = None
     if module == TORCHVISION:
         found = _named(module, names, list(_torchvision())) if colon else list(_torchvision())
     else:
@@ -51,6 +52,8 @@ def entries(wanted: str, only: str | None = None) -> list[Entry]:
     except re.error as error:
         raise UnsupportedError(f"--only {only!r} is no regular expression: {error}") from error
     chosen = [entry for entry in found if pattern.search(entry.name)]
+    if chosen and imported is not None:  # what is wrong with others is not asked
+        return [replace(entry, item=_item(entry.name, getattr(imported, entry.name))) for entry in chosen]
     if chosen:
         return chosen
     if found:
@@ -138,7 +141,7 @@ def _callables(module: ModuleType) -> Iterator[Entry]:
         else:
             fits = callable(made) and str(getattr(made, "__module__", "")).startswith(module.__name__)
         if fits and callable(made) and _takes_nothing(made):
-            yield Entry(name, _quietly(made), item=_item(name, made))
+            yield Entry(name, _quietly(made))
 
 
 def _item(name: str, made: Callable[..., Any]) -> tuple[int, ...] | None:

@@ -25,6 +25,7 @@ from escalade.engine.capture.given import Given
 from escalade.engine.capture.reader import CaptureError
 from escalade.engine.capture.separate import Original
 from escalade.engine.capture.tracers import exporting
+from escalade.engine.graph import trees
 from escalade.engine.graph.graph import Batch, Graph, fixed
 from escalade.engine.graph.trees import TreeError, flatten
 from escalade.errors import UnsupportedError
@@ -245,13 +246,12 @@ def _named_shapes(model: torch.nn.Module, shapes: tuple[Any, Any]) -> Any:
     return dict(inspect.signature(model.forward).bind(*positional, **named).arguments)
 
 
-def _place(error: Exception) -> str:
-    """Where in the model's own code it happened."""
+def _own_frames(error: Exception) -> list[traceback.FrameSummary]:
+    """Where it happened, but for PyTorch's code and this file's."""
     theirs = pathlib.Path(torch.__file__).parent
     frames = traceback.extract_tb(error.__traceback__)
     inside = [frame for frame in frames if theirs not in pathlib.Path(frame.filename).parents]
-    own = [frame for frame in inside if frame.filename != __file__]
-    return f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
+    return [frame for frame in inside if frame.filename != __file__]
 
 
 def _explain(model: torch.nn.Module, error: Exception) -> str:
@@ -259,8 +259,15 @@ def _explain(model: torch.nn.Module, error: Exception) -> str:
     name = type(model).__name__
     kind = type(error).__name__
     if "data-dependent" in str(error).lower() or "GuardOnDataDependent" in kind:
+        own = _own_frames(error)
+        if own and own[-1].filename == trees.__file__:  # it was only passed on, up to the results
+            return (
+                f"{name} returns a number that it takes out of a tensor, as `item` does, and a plan is fixed before "
+                "there is one: have the model return the tensor"
+            )
+        place = f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
         return (
             f"{name} decides by the values of its tensors which operations to run, and a plan is fixed beforehand. "
-            f"Take the decision out of the model{_place(error)}, or compile the parts around it"
+            f"Take the decision out of the model{place}, or compile the parts around it"
         )
     return f"{name} cannot be captured as a graph of tensor operations: {kind}: {text[0]}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dis
 import functools
+import os
 import random
 import sys
 import threading
@@ -22,7 +23,8 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from escalade.engine.capture.hollow import Hollow
-from escalade.engine.nodes.arithmetic import without_autocast
+from escalade.engine.nodes.arithmetic import one_at_a_time, without_autocast
+from escalade.ops.base.switches import noted
 
 _one_at_a_time = threading.RLock()
 """Warnings, switches and random numbers are the process's, and so is much of what `torch.export` changes meanwhile."""
@@ -31,12 +33,19 @@ _KNOWN = frozenset((*sys.stdlib_module_names, "torch", "numpy"))
 _SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], object]], ...] = (
     (torch.get_default_dtype, torch.set_default_dtype),
     (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
+    (torch.get_num_threads, torch.set_num_threads),
+    (torch.is_anomaly_enabled, torch.set_anomaly_enabled),
     *(
-        (functools.partial(getattr, torch.backends.cudnn, name),
-         functools.partial(setattr, torch.backends.cudnn, name))
-        for name in ("enabled", "benchmark", "deterministic")
+        (functools.partial(torch.get_autocast_dtype, device),
+         functools.partial(torch.set_autocast_dtype, device))
+        for device in ("cpu", "cuda")
+    ),
+    *(
+        (functools.partial(getattr, package, name), functools.partial(setattr, package, name))
+        for package, name in ((torch.backends.cudnn, "deterministic"), (torch.backends.mkldnn, "enabled"))
     ),
 )  # fmt: skip
+_COMPILERS = ("TORCHINDUCTOR_", "TRITON_")
 _cached = type(functools.lru_cache(lambda: None))
 
 
@@ -50,8 +59,8 @@ def undisturbed(model: nn.Module, autocast: bool) -> Iterator[Mapping[int, Any]]
         outside = _Outside(model)
         stack.callback(outside.put_back)
         stack.enter_context(_random_numbers(_gpus()))
-        for read, write in _SETTINGS:
-            stack.callback(_put_setting, read, write, read())
+        with one_at_a_time:  # a call of an engine, in another thread, has its own meanwhile
+            stack.callback(_put_settings, [read() for read, _ in _SETTINGS], noted())
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")
         stack.enter_context(torch.inference_mode(False))
@@ -98,7 +107,7 @@ class _Outside:
         self.named: dict[int, Any] = {}
         self._seen: set[int] = set()
         self._alive: list[Any] = []
-        self._undo: list[Callable[[bool], None]] = []
+        self._undo: list[Callable[[bool], None]] = [functools.partial(_put_environment, dict(os.environ))]
         self._ahead: list[tuple[Any, bool]] = []
         for module in model.modules():
             self._look_at(type(module))
@@ -275,9 +284,21 @@ def _forget(cached: Any, misses: int, alone: bool) -> None:
         cached.cache_clear()
 
 
-def _put_setting(read: Callable[[], Any], write: Callable[[Any], object], before: Any) -> None:
-    if read() != before:
-        write(before)
+def _put_settings(before: list[Any], put_switches_back: Callable[[], None]) -> None:
+    with one_at_a_time:
+        put_switches_back()
+        for (read, write), value in zip(_SETTINGS, before, strict=True):
+            if read() != value:
+                write(value)
+
+
+def _put_environment(before: dict[str, str], alone: bool) -> None:
+    """Variables that a model has set, and those by which PyTorch's compiler tells its processes of its folders."""
+    for name in os.environ.keys() - before.keys():
+        if alone or name.startswith(_COMPILERS):
+            os.environ.pop(name, None)
+    if alone:
+        os.environ.update({name: value for name, value in before.items() if os.environ.get(name) != value})
 
 
 def _put_name(names: dict[str, Any], name: str, value: Any, alone: bool) -> None:

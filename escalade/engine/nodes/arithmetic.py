@@ -11,7 +11,7 @@ import torch
 
 from escalade.ops.base.switches import precision
 
-_one_at_a_time = threading.RLock()
+one_at_a_time = threading.RLock()
 """PyTorch's switches are the process's: two threads would put back what the other has set."""
 _DEVICES = ("cpu", "cuda")
 _HOST_SWITCHES: tuple[Any, ...] = tuple(
@@ -31,7 +31,7 @@ def own_arithmetic(dtype: str, device: torch.device) -> Iterator[None]:
         stack.enter_context(without_autocast())
         other_type = torch.get_default_dtype() is not torch.float32
         if other_type or device.type == "cuda" or not _host_is_exact():
-            stack.enter_context(_one_at_a_time)
+            stack.enter_context(one_at_a_time)
             stack.enter_context(precision(dtype if device.type == "cuda" else "fp32"))
         if other_type:
             stack.callback(torch.set_default_dtype, torch.get_default_dtype())

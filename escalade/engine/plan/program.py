@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Protocol
 
 import torch
@@ -52,5 +53,6 @@ def settled(rooms: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> l
     """The rooms with the results in them; those that were written there are there."""
     for room, result in zip(rooms, results, strict=True):
         if room is not result:
-            room.copy_(result)
+            with torch.inference_mode() if room.is_inference() else nullcontext():  # where it may be written
+                room.copy_(result)
     return list(rooms)

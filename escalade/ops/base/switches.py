@@ -26,9 +26,7 @@ def precision(dtype: str) -> Iterator[None]:
     PyTorch remembers the first choice for a problem, however it was made: a single call without `benchmark` would fix
     every later one of the process to what cuDNN guesses. The switches are the process's, not the thread's.
     """
-    matmul = _told(torch.get_float32_matmul_precision)
-    first = {name: _told(getattr, _CUDNN, name) for name in _FIRST}
-    second = [one.fp32_precision for one in _SECOND]
+    put_back = noted()
     try:
         torch.set_float32_matmul_precision("high" if dtype == "tf32" else "highest")
         _CUDNN.enabled = _CUDNN.benchmark = True
@@ -39,6 +37,16 @@ def precision(dtype: str) -> Iterator[None]:
             one.fp32_precision = "tf32" if dtype == "tf32" else "ieee"
         yield
     finally:
+        put_back()
+
+
+def noted() -> Callable[[], None]:
+    """Puts all of the switches back as they are now, when it is called."""
+    matmul = _told(torch.get_float32_matmul_precision)
+    first = {name: _told(getattr, _CUDNN, name) for name in _FIRST}
+    second = [one.fp32_precision for one in _SECOND]
+
+    def put_back() -> None:
         if matmul is not None:
             torch.set_float32_matmul_precision(matmul)
         for name, value in first.items():
@@ -46,6 +54,8 @@ def precision(dtype: str) -> Iterator[None]:
                 setattr(_CUDNN, name, value)
         for one, value in zip(_SECOND, second, strict=True):
             one.fp32_precision = value
+
+    return put_back
 
 
 def with_cudnn(dtype: str, compute: Callable[[], torch.Tensor]) -> torch.Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import io
+import os
 import random
 import subprocess
 import sys
@@ -71,6 +72,33 @@ def test_the_model_stays_as_it_was_when_compiling_fails(name: str) -> None:
     x = torch.randn(2, SIZE)
     with untouched(model, x, TABLES), pytest.raises(EscaladeError):
         escalade.compile(model, x, device="cpu")
+
+
+class Switching(nn.Linear):
+    """Sets what is the whole process's."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        cudnn = torch.backends.cudnn
+        cudnn.enabled, cudnn.benchmark, cudnn.deterministic = False, not cudnn.benchmark, True
+        cudnn.allow_tf32 = not cudnn.allow_tf32
+        torch.backends.mkldnn.enabled = False  # type: ignore[assignment]
+        torch.set_float32_matmul_precision("medium")
+        torch.set_num_threads(torch.get_num_threads() + 1)
+        torch.set_autocast_dtype("cpu", torch.float16)
+        torch.set_anomaly_enabled(True)
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        os.environ["OF_THE_MODEL"] = "1"
+        return super().forward(x)
+
+
+def test_switches_that_a_model_sets_are_put_back() -> None:
+    model, x = Switching(SIZE, SIZE), torch.randn(2, SIZE)
+    with untouched(model, x):
+        engine = escalade.compile(model, x, device="cpu")
+        engine(torch.ones(3, SIZE))
+        with pytest.raises(EscaladeError):
+            escalade.compile(model, torch.ones(2, SIZE + 1), device="cpu")
+    torch.testing.assert_close(engine(x), nn.functional.linear(x, model.weight, model.bias))
 
 
 def test_inputs_stay_as_they_were() -> None:
