@@ -83,6 +83,8 @@ class Engine(torch.nn.Module):
         self._said_no_gradients = False
         self._submitted: Submitted | None = None
         self._plans = Plans(graph, self._settings, others)
+        self._origin = "the engine"
+        """The file that plans and machine code were brought by."""
 
     @property
     def dtype(self) -> str:
@@ -126,8 +128,8 @@ class Engine(torch.nn.Module):
         out = None if "out" in self._names else keywords.pop("out", None)
         tensors = self.flatten(arguments, keywords)
         self._look_at(tensors)
-        sight = _sight(arguments[0]) if len(arguments) == 1 and not keywords else None
-        kept = self._plans.of(tensors, sight)
+        is_one = len(arguments) == 1 and not keywords and isinstance(arguments[0], torch.Tensor)
+        kept = self._plans.of(tensors, _sight(arguments[0]) if is_one else None)
         if out is None:
             return self.returned(kept.calls.call(tensors), kept.calls.plan)
         kept.calls.call(tensors, self._rooms(out, kept, tensors[0].device))
@@ -204,11 +206,15 @@ class Engine(torch.nn.Module):
             plans = self._plans.elsewhere(elsewhere(self._captured, wanted.device), settings, others)
             with self._lock:
                 self._settings, self._others, self._plans, self._submitted = settings, others, plans, None
+            self._offer()
         return self
 
     def __copy__(self) -> Engine:
         """Another engine with plans of its own. The weights are the same tensors: nobody writes to them."""
-        return Engine(self._captured, self.dtype, others=self._others, **self._settings.options)
+        made = Engine(self._captured, self.dtype, others=self._others, **self._settings.options)
+        made._plans.take(self._plans.carried)
+        made._origin = self._origin
+        return made
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Engine:
         return copy(self)
@@ -216,7 +222,7 @@ class Engine(torch.nn.Module):
     def __reduce__(self) -> tuple[Any, ...]:
         with tempfile.TemporaryDirectory() as folder:
             path = pathlib.Path(folder, "engine")
-            self.save(path)
+            write(self._captured, self.dtype, path, self._plans.carried)
             return _restored, (path.read_bytes(), self._settings.options)
 
     def _look_at(self, tensors: Sequence[torch.Tensor]) -> None:
@@ -289,13 +295,18 @@ class Engine(torch.nn.Module):
         write(self._captured, self.dtype, path, self._plans.carry(kernels) if kernels else NOTHING)
 
     def take(self, given: Carried, origin: str) -> None:
-        """Plans and machine code that a file has brought, if they are for this GPU; what is missing is said."""
+        """Plans and machine code that a file has brought, for this GPU or for one that the engine is moved to later."""
+        self._plans.take(given)
+        self._origin = origin
+        self._offer()
+
+    def _offer(self) -> None:
+        """Has what was brought for this GPU used, and says what is missing."""
         if self._settings.where != "cuda":
             return
-        card = Card.of(self.device)
+        card, given = Card.of(self.device), self._plans.carried
         if missing := given.missing(card):
-            logger.warning("%s: %s", origin, missing)
-        self._plans.take(given)
+            logger.warning("%s: %s", self._origin, missing)
         offer(given.codes.get(str(card.architecture), {}))
 
     def prepare(self, several: Sequence[Sequence[torch.Tensor]]) -> None:
@@ -328,8 +339,11 @@ def _restored(data: bytes, options: dict[str, Any]) -> Engine:
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder, "engine")
         path.write_bytes(data)
-        graph, dtype, _ = read(path, torch.device("cpu" if options["device"] == TWIN else options["device"]))
-    return Engine(graph, dtype, **options)
+        home = torch.device("cpu" if options["device"] == TWIN else options["device"])
+        graph, dtype, carried = read(path, home)
+    engine = Engine(graph, dtype, **options)
+    engine.take(carried, "a pickled engine")
+    return engine
 
 
 def _moved(others: Others, device: torch.device, shapes: Shapes) -> Graph:
