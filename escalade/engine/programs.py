@@ -77,7 +77,7 @@ def _evaluating(part: torch.fx.GraphModule) -> bool:
             continue  # it has none of its own, and computes them in either mode
         if switch := DRAWS_UNLESS.get(name, _STATISTICS.get(name)):
             if given.get(switch):
-                _give(node, list(given).index(switch), switch, type(given[switch])(0))
+                _give(node, list(given).index(switch), switch, 0.0 if type(given[switch]) is float else False)
                 trained = True
         elif name == "add_" and _is_count(given["self"]) and not node.users:
             part.graph.erase_node(node)

@@ -38,7 +38,7 @@ _SETTINGS: Mapping[str, Callable[[str], Any]] = {
 """What `serve run` may be given, by name."""
 _REFUSED, _NOT_ALLOWED, _TOO_LARGE = 400, 405, 413
 _MOST_BYTES = 64 * 2**20
-"""Of an image, as it is sent."""
+"""The bytes that an image may have as it is sent."""
 _FULL = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 """Where the histogram of images in a batch has its bounds."""
 

@@ -45,7 +45,7 @@ def find(names: Sequence[str | os.PathLike[str]]) -> tuple[list[str], list[Unrea
     found: list[str] = []
     closed: list[Unreadable] = []
     is_there = False
-    for name in map(os.fspath, names):
+    for name in [os.fspath(each) for each in names]:
         if is_uri(name):
             files, exists = _listed(name)
             found += files
