@@ -26,7 +26,8 @@ import numpy as np
 import torch
 import uvicorn
 from fastapi import FastAPI, HTTPException, Request
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
+from starlette.requests import ClientDisconnect
 
 import escalade
 from escalade.classify.images import Crop, pixels
@@ -139,12 +140,17 @@ def service(engine: escalade.Engine) -> FastAPI:
     @app.post("/classify")
     async def classify(request: Request) -> dict[str, object]:
         body = bytearray()
-        async for part in request.stream():
-            body += part
-            if len(body) > MOST_BYTES:
-                raise HTTPException(413, f"an image of more than {MOST_BYTES:,} bytes")
+        try:
+            async for part in request.stream():
+                body += part
+                if len(body) > MOST_BYTES:
+                    raise HTTPException(413, f"an image of more than {MOST_BYTES:,} bytes")
+        except ClientDisconnect as error:  # whoever asked has gone, and reads no answer
+            raise HTTPException(400, "the body has no end") from error
         try:
             image = await asyncio.to_thread(_decoded, bytes(body), batcher.crop)
+        except UnidentifiedImageError as error:  # whose words are of an object in memory
+            raise HTTPException(400, "the body is no image that can be read") from error
         except Exception as error:  # decoders raise all sorts of things over damaged files
             raise HTTPException(400, f"the body is no image that can be read: {error}") from error
         try:

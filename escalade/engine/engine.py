@@ -86,6 +86,8 @@ class Engine(torch.nn.Module):
         self._said_no_gradients = False
         self._submitted: Submitted | None = None
         self._plans = Plans(graph, self._settings, others)
+        self._origin = "the engine"
+        """The file that plans and machine code were brought by."""
         self._own = {*vars(self), "_own"} - of_modules
         """Names of what stands here; all else a copy takes over."""
 
@@ -190,11 +192,14 @@ class Engine(torch.nn.Module):
             plans = self._plans.elsewhere(elsewhere(self._captured, wanted.device), settings, others)
             with self._lock:
                 self._settings, self._others, self._plans, self._submitted = settings, others, plans, None
+            self._offer()
         return self
 
     def __copy__(self) -> Engine:
         """Another engine with plans of its own. The weights are the same tensors: nobody writes to them."""
         made = Engine(self._captured, self.dtype, others=self._others, **self._settings.options)
+        made._plans.take(self._plans.carried)
+        made._origin = self._origin
         for name, value in self._of_the_caller().items():
             vars(made)[name] = value.copy() if isinstance(value, dict) else value  # hooks are each one's own
         return made
@@ -207,7 +212,7 @@ class Engine(torch.nn.Module):
     def __reduce__(self) -> tuple[Any, ...]:
         with tempfile.TemporaryDirectory() as folder:
             path = pathlib.Path(folder, "engine")
-            self.save(path)
+            write(self._captured, self.dtype, path, self._plans.carried)
             return _restored, (path.read_bytes(), self._settings.options), self._of_the_caller()
 
     def _of_the_caller(self) -> dict[str, Any]:
@@ -284,13 +289,18 @@ class Engine(torch.nn.Module):
         write(self._captured, self.dtype, path, self._plans.carry(kernels) if kernels else NOTHING)
 
     def take(self, given: Carried, origin: str) -> None:
-        """Plans and machine code that a file has brought, if they are for this GPU; what is missing is said."""
+        """Plans and machine code that a file has brought, for this GPU or for one that the engine is moved to later."""
+        self._plans.take(given)
+        self._origin = origin
+        self._offer()
+
+    def _offer(self) -> None:
+        """Has what was brought for this GPU used, and says what is missing."""
         if self._settings.where != "cuda":
             return
-        card = Card.of(self.device)
+        card, given = Card.of(self.device), self._plans.carried
         if missing := given.missing(card):
-            logger.warning("%s: %s", origin, missing)
-        self._plans.take(given)
+            logger.warning("%s: %s", self._origin, missing)
         offer(given.codes.get(str(card.architecture), {}))
 
     def prepare(self, several: Sequence[Sequence[torch.Tensor]]) -> None:
@@ -323,8 +333,11 @@ def _restored(data: bytes, options: dict[str, Any]) -> Engine:
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder, "engine")
         path.write_bytes(data)
-        graph, dtype, _ = read(path, torch.device("cpu" if options["device"] == TWIN else options["device"]))
-    return Engine(graph, dtype, **options)
+        home = torch.device("cpu" if options["device"] == TWIN else options["device"])
+        graph, dtype, carried = read(path, home)
+    engine = Engine(graph, dtype, **options)
+    engine.take(carried, "a pickled engine")
+    return engine
 
 
 def _moved(others: Others, device: torch.device, shapes: Shapes) -> Graph:

@@ -13,6 +13,7 @@ import os
 import pathlib
 import re
 import secrets
+import stat
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -46,17 +47,10 @@ def write(graph: Graph, dtype: str, path: str | os.PathLike[str], carried: Carri
     """Saves the captured graph of an engine of a dtype, with what it is to carry for GPUs.
 
     The file is written beside its place and moved there, so that a reader never sees half of it. A link stays a link,
-    and what a failure leaves is the file that was there before.
+    permissions stay what they were, and what a failure leaves is the file that was there before.
     """
     place = _place(path)
-    captured = graph.copy()
-    captured.remove_dead_code()
-    try:
-        check_graph(captured)
-        tensors, shared = _distinct(captured.constants)
-        text = json.dumps(_graph_to_json(captured, shared))
-    except (GraphError, TreeError) as error:
-        raise FileError(f"this engine cannot be saved: {error}") from error
+    text, tensors = _contents(graph)
     brought = carried.to_json() if carried.plans else ""
     tensors |= carried.tensors()
     metadata = {
@@ -72,9 +66,11 @@ def write(graph: Graph, dtype: str, path: str | os.PathLike[str], carried: Carri
         if place.exists() and not place.is_file():
             raise FileError(f"{path} cannot be written: it is there, and is no file")
         os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
-        mode = temporary.stat().st_mode  # as the user's umask has it
+        # As the file that is there has it, or the user's umask: what was for its owner's eyes stays so.
+        mode = (place if place.exists() else temporary).stat().st_mode
+        temporary.chmod(0o600)
         save_file(tensors, temporary, metadata)
-        temporary.chmod(mode)
+        temporary.chmod(stat.S_IMODE(mode))
         with temporary.open("rb") as written:
             os.fsync(written.fileno())
         os.replace(temporary, place)
@@ -87,16 +83,18 @@ def write(graph: Graph, dtype: str, path: str | os.PathLike[str], carried: Carri
             temporary.unlink()
 
 
+def fingerprint(graph: Graph, dtype: str) -> str:
+    """A hash of what an engine computes: its captured graph, its weights and its dtype.
+
+    It is the same whenever the same network is compiled; two files of it may differ, in the order of what they list.
+    """
+    text, tensors = _contents(graph)
+    return _digest(text, dtype, tensors)
+
+
 def read(path: str | os.PathLike[str], device: torch.device) -> tuple[Graph, str, Carried]:
     """The captured graph of a file, for an engine on that device, the engine's dtype, and what the file carries."""
     metadata, tensors = _read(_place(path))
-    if metadata.get("format") != FORMAT:
-        raise FileError(f"{path} is not an engine that Escalade has saved")
-    if metadata.get("version") not in READ:
-        raise FileError(
-            f"{path} has version {metadata.get('version')!r} of the file format; this Escalade reads versions "
-            f"{' and '.join(READ)}. Compile the model again and save it"
-        )
     brought = metadata.pop(_CARRIED, "")
     if metadata.get("sha256") != _digest(
         metadata.get("graph", ""), metadata.get("dtype", ""), tensors, brought
@@ -156,16 +154,43 @@ def _place(path: str | os.PathLike[str]) -> pathlib.Path:
 
 
 def _read(path: pathlib.Path) -> tuple[dict[str, str], dict[str, torch.Tensor]]:
-    """The metadata, and tensors in memory of their own: who writes to the file later changes no engine."""
+    """The metadata, and tensors in memory of their own: who writes to the file later changes no engine.
+
+    Of a file that is no engine, which may be large, no tensor is read.
+    """
     try:
         if not path.is_file():
             what = "it is there, and is no file" if path.exists() else "there is nothing of that name"
             raise FileError(f"there is no file {path}: {what}")
         with safe_open(path, framework="pt") as file:
+            metadata = dict(file.metadata() or {})
+            _require_format(path, metadata)
             tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
-            return dict(file.metadata() or {}), tensors
+            return metadata, tensors
     except (SafetensorError, OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
         raise FileError(f"{path} is not an engine that Escalade has saved, or is damaged: {error}") from error
+
+
+def _require_format(path: pathlib.Path, metadata: Mapping[str, str]) -> None:
+    if metadata.get("format") != FORMAT:
+        raise FileError(f"{path} is not an engine that Escalade has saved")
+    if metadata.get("version") not in READ:
+        raise FileError(
+            f"{path} has version {metadata.get('version')!r} of the file format; this Escalade reads versions "
+            f"{' and '.join(READ)}. Compile the model again and save it"
+        )
+
+
+def _contents(graph: Graph) -> tuple[str, dict[str, torch.Tensor]]:
+    """What a file holds of a graph: its text, and its constants."""
+    captured = graph.copy()
+    captured.remove_dead_code()
+    try:
+        check_graph(captured)
+        tensors, shared = _distinct(captured.constants)
+        return json.dumps(_graph_to_json(captured, shared)), tensors
+    except (GraphError, TreeError) as error:
+        raise FileError(f"this engine cannot be saved: {error}") from error
 
 
 def _distinct(constants: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], dict[str, str]]:

@@ -78,7 +78,8 @@ class Plans:
         """Held while the tables of plans change, which takes no time."""
         self.turns = count()
         self._avoid = frozenset() if settings.pieces is None else _scaling_together()
-        self._carried = NOTHING
+        self.carried = NOTHING
+        """What a file has brought for GPUs."""
         self.constants: dict[torch.device, Constants] = {}
         """Weights, shared by the plans on one device."""
         self.kept: dict[tuple[Any, ...], Kept] = {}
@@ -88,12 +89,12 @@ class Plans:
     def elsewhere(self, graph: Graph, settings: Settings, others: Others | None) -> Plans:
         """For the graph on another device, without any plan yet."""
         made = Plans(graph, settings, others)
-        made._avoid, made._carried = self._avoid, self._carried
+        made._avoid, made.carried = self._avoid, self.carried
         return made
 
     def take(self, given: Carried) -> None:
         """Plans that a file has brought; those to be made are made as they were."""
-        self._carried = given
+        self.carried = given
 
     def batches(self) -> list[int]:
         """The batch sizes that there are plans for."""
@@ -222,7 +223,7 @@ class Plans:
         given = zip(network.captured.inputs, tensors, strict=True)
         formats = {entry.name: InputFormat.of(tensor) for entry, tensor in given}
         inputs = tuple((tuple(tensor.shape), InputFormat.of(tensor)) for tensor in tensors)
-        brought = self._carried.plan_for(Card.of(device), inputs)
+        brought = self.carried.plan_for(Card.of(device), inputs)
         if device.type == "cuda" and not brought:
             expect_programs()
         planner = self.planner(network, device, batch, formats)

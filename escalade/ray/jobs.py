@@ -11,7 +11,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,8 +24,9 @@ import ray
 import ray.data
 import ray.exceptions
 
-from escalade.errors import EscaladeError, UnsupportedError
-from escalade.ray.prediction import Network, Predictor
+from escalade import parsing
+from escalade.errors import EscaladeError, LaunchError, UnsupportedError
+from escalade.ray.prediction import Network, Predictor, require_counts
 from escalade.ray.storage import Folder, find
 from escalade.showing import shown
 
@@ -35,6 +37,10 @@ FORMATS: Mapping[str, Callable[[pa.Table, pa.BufferOutputStream], None]] = {
     "csv": pa.csv.write_csv,
 }
 """The kinds of files that results are written to, and what writes them."""
+_ENDS = {"parquet": b"PAR1", "csv": b"\n"}
+"""How a whole file of each kind ends."""
+_READERS = 32
+"""Files whose ends are read at a time: of a store each takes as long as its answer."""
 
 
 @dataclass(frozen=True)
@@ -47,19 +53,36 @@ class Part:
 
 
 class Writer:
-    """A predictor in a worker, which writes the results of each shard to a file of its own."""
+    """A predictor in a worker, which writes the results of each shard to a file of its own.
+
+    What Escalade refuses there comes back as a sentence among the results: of an exception Ray gives the driver no more
+    than a traceback as text.
+    """
 
     def __init__(self, predictor: Callable[[], Predictor], output: str, form: str) -> None:
-        self._predictor, self._folder, self._form = predictor(), Folder(output), form
+        self._make, self._folder, self._form = predictor, Folder(output), form
+        self._predictor: Predictor | None = None
 
-    def __call__(self, rows: Mapping[str, np.ndarray]) -> dict[str, list[int]]:
+    def __call__(self, rows: Mapping[str, np.ndarray]) -> dict[str, list[Any]]:
         (shard,) = set(rows["shard"].tolist())
+        unreadable, failure = 0, ""
+        try:
+            unreadable = self._write(shard, rows)
+        except EscaladeError as error:
+            failure = str(error)
+        return {
+            "shard": [shard], "images": [len(rows["shard"])], "unreadable": [unreadable], "failure": [failure],
+        }  # fmt: skip
+
+    def _write(self, shard: int, rows: Mapping[str, np.ndarray]) -> int:
+        """How many images could not be read."""
+        if self._predictor is None:
+            self._predictor = self._make()
         table = self._predictor(rows)
         written = pa.BufferOutputStream()
         FORMATS[self._form](table, written)
         self._folder.write(_file(shard, self._form), written.getvalue())
-        unreadable = len(table) - table["unreadable"].null_count
-        return {"shard": [shard], "images": [len(rows["shard"])], "unreadable": [unreadable]}
+        return len(table) - int(table["unreadable"].null_count)
 
 
 class Job:
@@ -67,8 +90,8 @@ class Job:
 
     def __init__(
         self,
-        names: Sequence[str],
-        output: str,
+        names: Sequence[str | os.PathLike[str]],
+        output: str | os.PathLike[str],
         network: Network,
         *,
         workers: int | None = None,
@@ -86,14 +109,15 @@ class Job:
         """
         if form not in FORMATS:
             raise UnsupportedError(f"results are written as {' or '.join(FORMATS)}, not {form!r}")
+        require_counts(batch=batch, top=top, shard=shard, workers=1 if workers is None else workers)
         found, self.closed = find(names)
         self.images = len(found)
         self._shards = [found[start : start + shard] for start in range(0, len(found), shard)]
         self._folder, self._form = Folder(output), form
         self._folder.make()
         self._agree(network, found, top, shard)
-        there = self._folder.names()
-        self.left = [number for number in range(len(self._shards)) if _file(number, form) not in there]
+        done = self._done()
+        self.left = [number for number in range(len(self._shards)) if number not in done]
         self._make = _Making(predictor, network, device, batch, top)
         self._workers, self._device = workers, device
 
@@ -122,11 +146,15 @@ class Job:
             try:
                 # With what would be prefetched, a shard was told of when the next one is done.
                 for done in parts.iter_batches(batch_size=None, prefetch_batches=0):
-                    for row in zip(done["shard"], done["images"], done["unreadable"], strict=True):
-                        yield Part(*map(int, row))
-            except ray.exceptions.RayError as error:
-                _tell(error)
+                    yield from _told(done)
+            except ray.exceptions.RayTaskError:  # which has the worker's own traceback
                 raise
+            except ray.exceptions.RayError as error:
+                said = str(error).strip().splitlines() or [type(error).__name__]
+                raise LaunchError(
+                    f"Ray did not get to the end: {shown(said[0])}. What is done is kept, and the same again goes on "
+                    "from there"
+                ) from error
 
     def _gpus(self) -> float:
         """The cluster's GPUs that may be used."""
@@ -142,23 +170,35 @@ class Job:
         paths = [os.fsencode(path) for path in self._shards[number]]
         return pa.table({"path": paths, "shard": [number] * len(paths)})
 
+    def _done(self) -> set[int]:
+        """The shards whose results are there, whole: what a machine that lost its power has left of one is not."""
+        named = {_file(number, self._form): number for number in range(len(self._shards))}
+        there = sorted(self._folder.names() & named.keys())
+        ending = _ENDS[self._form]
+        with ThreadPoolExecutor(_READERS) as readers:
+            ends = readers.map(lambda name: self._folder.end(name, len(ending)), there)
+            return {named[name] for name, end in zip(there, ends, strict=True) if end == ending}
+
     def _agree(self, network: Network, found: Sequence[str], top: int, shard: int) -> None:
         """Writes what the folder's results are of, and refuses one that has results of something else."""
-        listed = hashlib.sha256(b"\0".join(map(os.fsencode, found))).hexdigest()
         asked = {
-            "images": len(found), "list": listed, "shard": shard, "top": top, "format": self._form,
-            "sha256": network.sha256, "dtype": network.dtype,
+            "images": len(found), "list": _hash(map(os.fsencode, found)), "shard": shard, "top": top,
+            "format": self._form, "sha256": network.sha256, "dtype": network.dtype,
+            "network": network.fingerprint, "crop": [network.crop.resize, network.crop.side],
+            "labels": _hash(label.encode(errors="surrogateescape") for label in network.labels),
         }  # fmt: skip
-        there = self._folder.read(MANIFEST)
-        if there is None:
-            if parts := sorted(name for name in self._folder.names() if name.startswith("part-")):
-                raise UnsupportedError(
-                    f"{shown(self._folder.name)} has {shown(parts[0])} and no {MANIFEST} that says what it is of; "
-                    "give another folder"
-                )
-            self._folder.write(MANIFEST, json.dumps(asked, indent=1).encode())
-            return
-        known = _parsed(there)
+        if self._folder.read(MANIFEST) is None and (parts := self._parts()):
+            raise UnsupportedError(
+                f"{shown(self._folder.name)} has {shown(parts[0])} and no {MANIFEST} that says what it is of; "
+                "give another folder"
+            )
+        # Of two drivers that begin at once, one is first, and the other is asked whether it agrees.
+        known = _parsed(self._folder.write_once(MANIFEST, json.dumps(asked, indent=1).encode()))
+        if known is None:
+            raise UnsupportedError(
+                f"{shown(self._folder.name)} has a {MANIFEST} that does not say what its results are of; give another "
+                "folder"
+            )
         other = [name for name in asked if known.get(name) != asked[name]]
         if other:
             differences = ", ".join(
@@ -169,6 +209,9 @@ class Job:
                 f"{shown(self._folder.name)} has results of another job ({differences}); repeat that one to go on, or "
                 "give another folder"
             )
+
+    def _parts(self) -> list[str]:
+        return sorted(name for name in self._folder.names() if name.startswith("part-"))
 
 
 @dataclass(frozen=True)
@@ -189,18 +232,23 @@ def _file(shard: int, form: str) -> str:
     return f"part-{shard:08}.{form}"
 
 
-def _parsed(manifest: bytes) -> Mapping[str, Any]:
+def _hash(texts: Iterable[bytes]) -> str:
+    return hashlib.sha256(b"\0".join(texts)).hexdigest()
+
+
+def _parsed(manifest: bytes) -> Mapping[str, Any] | None:
     try:
-        found = json.loads(manifest)
+        found = parsing.parse(manifest)
     except ValueError:
-        found = None
-    return found if isinstance(found, dict) else {}
+        return None
+    return found if isinstance(found, dict) else None
 
 
-def _tell(error: ray.exceptions.RayError) -> None:
-    """Raises what Escalade has raised in a worker, if that is what ended the job."""
-    reason: BaseException | None = error
-    while reason is not None:
-        if isinstance(reason, EscaladeError):
-            raise type(reason)(str(reason)) from error
-        reason = getattr(reason, "cause", None) or reason.__cause__
+def _told(done: Mapping[str, Sequence[Any]]) -> Iterator[Part]:
+    """The shards that a worker tells of; what it could not do is raised here."""
+    for shard, images, unreadable, failure in zip(
+        *(done[column] for column in ("shard", "images", "unreadable", "failure")), strict=True
+    ):
+        if failure:
+            raise LaunchError(str(failure))
+        yield Part(int(shard), int(images), int(unreadable))

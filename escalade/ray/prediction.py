@@ -19,6 +19,7 @@ from escalade.classify.labels import class_labels
 from escalade.classify.prediction import Prediction, predict
 from escalade.classify.preparation import classes_of, crop_to, side_of
 from escalade.engine import Engine, load
+from escalade.engine.file import fingerprint
 from escalade.errors import UnsupportedError
 from escalade.ray.storage import source
 from escalade.version import VERSION
@@ -55,6 +56,8 @@ class Network:
     weights: str
     sha256: str
     dtype: str
+    fingerprint: str
+    """A hash of what it computes, the same whenever it is compiled; `sha256` is that of a file, if it is of one."""
 
     @staticmethod
     def of(
@@ -65,8 +68,9 @@ class Network:
         file = pathlib.Path(weights)
         made_of = file.read_bytes() if file.is_file() else None
         contents = made_of if saved and made_of is not None else _saved(engine)
-        digest = hashlib.sha256(made_of or contents).hexdigest()
-        return Network(contents, crop, tuple(labels), title, weights, digest, engine.dtype)
+        computed = fingerprint(engine.graph, engine.dtype)
+        digest = computed if made_of is None else hashlib.sha256(made_of).hexdigest()
+        return Network(contents, crop, tuple(labels), title, weights, digest, engine.dtype, computed)
 
     @staticmethod
     def read(path: str | os.PathLike[str], labels: str | os.PathLike[str] | None = None) -> Network:
@@ -92,6 +96,7 @@ class Predictor:
     """
 
     def __init__(self, network: Network, *, device: str | None = None, batch: int = 32, top: int = 5) -> None:
+        require_counts(batch=batch, top=top)
         self.network, self.batch, self.top = network, batch, top
         self.engine = network.engine(device)
         self.made_by = {
@@ -142,6 +147,13 @@ class Predictor:
             batch=self.batch, top=self.top, skipped=unreadable.append,
         )  # fmt: skip
         return list(found), unreadable
+
+
+def require_counts(**given: object) -> None:
+    """Refuses what is no number of something, by its name."""
+    for name, value in given.items():
+        if type(value) is not int or value < 1:
+            raise UnsupportedError(f"{name}={value!r}: it is a whole number, at least 1")
 
 
 def _saved(engine: Engine) -> bytes:

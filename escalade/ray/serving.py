@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -18,7 +19,7 @@ from ray.util.metrics import Counter, Histogram
 from escalade.classify.images import Unreadable
 from escalade.classify.prediction import Guess
 from escalade.errors import LaunchError, MissingError, UnsupportedError
-from escalade.ray.prediction import Network, Predictor
+from escalade.ray.prediction import Network, Predictor, require_counts
 from escalade.ray.storage import source
 
 try:
@@ -35,7 +36,9 @@ _SETTINGS: Mapping[str, Callable[[str], Any]] = {
     "gpus": float,
 }  # fmt: skip
 """What `serve run` may be given, by name."""
-_REFUSED, _NOT_ALLOWED = 400, 405
+_REFUSED, _NOT_ALLOWED, _TOO_LARGE = 400, 405, 413
+_MOST_BYTES = 64 * 2**20
+"""The bytes that an image may have as it is sent."""
 _FULL = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 """Where the histogram of images in a batch has its bounds."""
 
@@ -57,7 +60,10 @@ class Classifier:
         """The likeliest classes of the image whose bytes are the request's body."""
         if request.method != "POST":
             return JSONResponse({"error": "POST the bytes of an image"}, _NOT_ALLOWED)
-        found = await self._classify(await request.body())
+        body = await request.body()
+        if len(body) > _MOST_BYTES:
+            return JSONResponse({"error": f"an image of more than {_MOST_BYTES:,} bytes"}, _TOO_LARGE)
+        found = await self._classify(body)
         if isinstance(found, Unreadable):
             return JSONResponse({"error": f"the image cannot be read: {found.reason}"}, _REFUSED)
         guesses = [
@@ -106,8 +112,12 @@ def application(settings: Mapping[str, str]) -> Any:
         )
     try:
         given = {name: _SETTINGS[name](value) for name, value in settings.items()}
-    except ValueError as error:
+    except (TypeError, ValueError) as error:
         raise UnsupportedError(f"a setting is no number: {error}") from error
+    require_counts(**{name: given[name] for name in ("batch", "top", "replicas") if name in given})
+    for name in ("wait", "gpus"):
+        if not 0 <= given.get(name, 0) < math.inf:
+            raise UnsupportedError(f"{name}={given[name]}: it is a number, 0 or more")
     network = Network.read(given["network"], given.get("labels"))
     deployed = serve.deployment(
         num_replicas=given.get("replicas", 1), ray_actor_options={"num_gpus": given.get("gpus", 1)}

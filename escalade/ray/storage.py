@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
 import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from urllib.parse import quote, unquote, urlsplit
 
@@ -32,21 +33,33 @@ def is_uri(name: str) -> bool:
     return _URI.match(name) is not None
 
 
-def find(names: Sequence[str]) -> tuple[list[str], list[Unreadable]]:
+def find(names: Sequence[str | os.PathLike[str]]) -> tuple[list[str], list[Unreadable]]:
     """The images that paths and URIs stand for, each once; and the folders that cannot be looked through.
 
     Files are taken as they are, and of folders the images under them, in order. Paths come back absolute: whoever reads
-    them works in another folder.
+    them works in another folder. Names of which not one is there are refused; where some are, the others are said to be
+    unreadable in their turn.
     """
+    if isinstance(names, str | bytes | os.PathLike):
+        raise UnsupportedError(f"the images are a list of paths and URIs, such as [{os.fspath(names)!r}]")
     found: list[str] = []
     closed: list[Unreadable] = []
-    for name in names:
+    is_there = False
+    for name in [os.fspath(each) for each in names]:
         if is_uri(name):
-            found += _listed(name)
+            files, exists = _listed(name)
+            found += files
         else:
-            files, unread = images.find([pathlib.Path(os.path.abspath(name))])
-            found += map(str, files)
+            path = pathlib.Path(os.path.abspath(name))
+            local, unread = images.find([path])
+            exists = path.exists()
+            found += map(str, local)
             closed += unread
+        is_there = is_there or exists
+    if not is_there:
+        more = f", nor any of {len(found) - 1} more" if len(found) > 1 else ""
+        first = f"{shown(found[0])}: there is no such file{more}" if found else "no images are named"
+        raise UnsupportedError(first)
     return list(dict.fromkeys(found)), closed
 
 
@@ -60,60 +73,117 @@ def source(name: str, contents: bytes | None = None) -> pathlib.Path | Encoded:
 class Folder:
     """Where results go, by path or URI: files in it are whole or not there."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name if is_uri(name) else os.path.abspath(name)
+    def __init__(self, name: str | os.PathLike[str]) -> None:
+        given = os.fspath(name)
+        self.name = given if is_uri(given) else os.path.abspath(given)
         self._filesystem, self._path = _place(self.name)
 
     def make(self) -> None:
         """Makes it if it is not there, and refuses one that cannot be written to."""
-        try:
+        with self._said("written"):
             self._filesystem.create_dir(f"{self._path}/{_UNFINISHED}", recursive=True)
-        except OSError as error:
-            raise UnsupportedError(f"{shown(self.name)} cannot be written: {error}") from error
+        self._filesystem.delete_file(self._beside("try", b""))
 
     def names(self) -> set[str]:
-        """The files that are in it."""
-        inside = self._filesystem.get_file_info(pa.fs.FileSelector(self._path, allow_not_found=True))
-        return {info.base_name for info in inside if info.type == pa.fs.FileType.File}
+        """The files that are in it, but for empty ones."""
+        with self._said("read"):
+            inside = self._filesystem.get_file_info(pa.fs.FileSelector(self._path, allow_not_found=True))
+        return {info.base_name for info in inside if info.type == pa.fs.FileType.File and info.size != 0}
 
     def read(self, name: str) -> bytes | None:
         """What is in a file; None if there is no such file."""
-        try:
-            with self._filesystem.open_input_file(f"{self._path}/{name}") as file:
-                return bytes(file.read())
-        except FileNotFoundError:
-            return None
+        with self._said("read"):
+            try:
+                with self._filesystem.open_input_file(f"{self._path}/{name}") as file:
+                    return bytes(file.read())
+            except FileNotFoundError:
+                return None
+
+    def end(self, name: str, count: int) -> bytes:
+        """The last bytes of a file, so many of them."""
+        with self._said("read"), self._filesystem.open_input_file(f"{self._path}/{name}") as file:
+            file.seek(max(0, file.size() - count))
+            return bytes(file.read())
 
     def write(self, name: str, contents: pa.Buffer | bytes) -> None:
         """Writes a file beside its place and moves it there, over what was there before."""
+        beside = self._beside(name, contents)
+        with self._said("written"):
+            self._filesystem.move(beside, f"{self._path}/{name}")
+
+    def write_once(self, name: str, contents: bytes) -> bytes:
+        """Writes a file unless there is one of that name, and gives what is in it: this, or what another wrote.
+
+        A store that cannot tell who was first keeps what came last, and is asked for it.
+        """
+        there = self.read(name)
+        if there is not None:
+            return there
+        beside, place = self._beside(name, contents), f"{self._path}/{name}"
+        with self._said("written"):
+            if isinstance(self._filesystem, pa.fs.LocalFileSystem):
+                try:
+                    os.link(beside, place)
+                    os.unlink(beside)
+                except FileExistsError:
+                    os.unlink(beside)
+                except OSError:  # on a file system without links
+                    os.replace(beside, place)
+            else:
+                self._filesystem.move(beside, place)
+        return self.read(name) or b""
+
+    def _beside(self, name: str, contents: pa.Buffer | bytes) -> str:
+        """A new file with these contents, all of them on the disk, where nobody looks for results."""
         beside = f"{self._path}/{_UNFINISHED}/{name}.{secrets.token_hex(8)}"
-        with self._filesystem.open_output_stream(beside) as file:
-            file.write(contents)
-        self._filesystem.move(beside, f"{self._path}/{name}")
+        with self._said("written"):
+            try:
+                with self._filesystem.open_output_stream(beside) as file:
+                    file.write(contents)
+                if isinstance(self._filesystem, pa.fs.LocalFileSystem):
+                    with open(beside, "rb") as written:
+                        os.fsync(written.fileno())
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    self._filesystem.delete_file(beside)
+                raise
+        return beside
+
+    @contextlib.contextmanager
+    def _said(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, pa.ArrowException) as error:
+            raise UnsupportedError(f"{shown(self.name)} cannot be {what}: {error}") from error
 
 
-def _listed(uri: str) -> list[str]:
-    """The URIs of the images under one, or that one."""
+def _listed(uri: str) -> tuple[list[str], bool]:
+    """The URIs of the images under one, or that one; and whether there is anything."""
     filesystem, path = _place(uri)
-    try:
-        if filesystem.get_file_info(path).type != pa.fs.FileType.Directory:
-            return [uri]
-        inside = filesystem.get_file_info(pa.fs.FileSelector(path, recursive=True))
-    except OSError as error:
-        raise UnsupportedError(f"{shown(uri)} cannot be looked through: {error}") from error
     base, query = _split(uri)
     spelled = str if uri.startswith(_UNQUOTED) else quote
     root = path.rstrip("/")
-    found = sorted(
-        f"{base.rstrip('/')}{spelled(info.path[len(root) :])}{query}"
-        for info in inside
-        if info.type == pa.fs.FileType.File and info.path.lower().endswith(SUFFIXES)
-    )
+    try:
+        kind = filesystem.get_file_info(path).type
+        if kind != pa.fs.FileType.Directory:
+            return [uri], kind != pa.fs.FileType.NotFound
+        found = sorted(
+            f"{base.rstrip('/')}{spelled(info.path[len(root) :])}{query}"
+            for info in filesystem.get_file_info(pa.fs.FileSelector(path, recursive=True))
+            if info.type == pa.fs.FileType.File and info.path.lower().endswith(SUFFIXES)
+        )
+    except (OSError, pa.ArrowException) as error:
+        raise UnsupportedError(f"{shown(uri)} cannot be looked through: {error}") from error
+    except UnicodeDecodeError as error:
+        raise UnsupportedError(
+            f"{shown(uri)} has a name in it that is no UTF-8 ({error.object!r}), which URIs are; a folder of this "
+            "machine is read by its path"
+        ) from error
     if not found:
         raise UnsupportedError(
             f"there are no images in {shown(uri)}; files that end in {' '.join(SUFFIXES)} are taken"
         )
-    return found
+    return found, True
 
 
 def _read(uri: str) -> bytes:

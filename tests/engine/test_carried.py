@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import pathlib
+import pickle
 from typing import Any
 
 import pytest
@@ -16,8 +18,9 @@ from escalade.engine import Engine, compile, load
 from escalade.engine.carried import Carried
 from escalade.engine.file import FileError, _digest, read
 from escalade.engine.graph.forms import InputFormat
+from escalade.engine.settings import Settings
 from escalade.errors import UnsupportedError
-from escalade.ops.base.card import H200
+from escalade.ops.base.card import H200, Card
 from escalade.ops.base.cards import A100, H100_PCIE
 from tests.engine.files import Contents
 
@@ -70,6 +73,29 @@ def test_plans_and_kernels_come_back_without_a_compiler(engine: Engine, path: pa
             assert nvrtc.compile_program(program, "sm_90a").resources.registers > 0
     x = torch.randn(2, 64)
     torch.testing.assert_close(load(path, device="cpu")(x), engine(x), rtol=0, atol=0)
+
+
+@pytest.mark.usefixtures("no_compiler")
+def test_what_was_brought_goes_along(
+    path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With copies and pickles, and to a GPU that an engine is moved to after it was loaded."""
+    loaded = load(path, device="cpu")
+    for again in (loaded, copy.copy(loaded), pickle.loads(pickle.dumps(loaded))):
+        assert [plan.card for plan in again._plans.carried.plans] == [H200.name] * 2
+        assert again._plans.carried.codes == loaded._plans.carried.codes
+    assert not nvrtc._offered
+    assert not load(path, device="cpu", kernels=False)._plans.carried.plans
+    monkeypatch.setattr("escalade.engine.engine.require_device", lambda device: None)
+    monkeypatch.setattr(Settings, "where", "cuda")
+    for card, said in ((H200, False), (H100_PCIE, True)):
+        monkeypatch.setattr(Card, "of", lambda place, card=card: card)
+        monkeypatch.setattr(nvrtc, "_offered", {})
+        caplog.clear()
+        loaded._apply(lambda tensor: tensor.to("meta"))
+        assert nvrtc._offered == loaded._plans.carried.codes["sm_90a"]
+        assert (f"{path}: its plans are for NVIDIA H200" in caplog.text) == said
+        loaded._settings = loaded._settings.on(HERE)
 
 
 def test_another_card_is_told_what_is_done_again(path: pathlib.Path) -> None:

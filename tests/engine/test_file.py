@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -19,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from escalade.engine import Engine, compile, load
-from escalade.engine.file import FileError
+from escalade.engine.file import FileError, fingerprint
 
 
 class Mixed(nn.Module):
@@ -276,6 +277,50 @@ def test_other_files_are_refused(tmp_path: pathlib.Path) -> None:
         load(tmp_path / "text")
 
 
+@pytest.mark.parametrize("metadata", [None, {"format": "pt"}, {"format": "escalade-engine", "version": "1"}])
+def test_no_weights_are_read_of_what_is_no_engine(
+    metadata: dict[str, str] | None, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They may be more than there is memory for."""
+
+    class Opened(contextlib.nullcontext[Any]):
+        def __init__(self, *_: Any, **__: Any) -> None:
+            super().__init__(self)
+
+        def metadata(self) -> dict[str, str] | None:
+            return metadata
+
+        def keys(self) -> list[str]:
+            return ["w"]
+
+        def get_tensor(self, name: str) -> torch.Tensor:
+            pytest.fail(f"{name} is read")
+
+    (tmp_path / "foreign").touch()
+    monkeypatch.setattr("escalade.engine.file.safe_open", Opened)
+    with pytest.raises(FileError, match="is not an engine that Escalade has saved$|reads versions"):
+        load(tmp_path / "foreign", device="cpu")
+
+
+def test_a_network_has_one_fingerprint_however_often_it_is_compiled(saved: pathlib.Path) -> None:
+    torch.manual_seed(1)
+    model, other = nn.Sequential(nn.Linear(4, 3), nn.ReLU()), nn.Sequential(nn.Linear(4, 3), nn.ReLU())
+
+    def found(model: nn.Module, batch: int = 1, dtype: str = "fp16") -> str:
+        engine = compile(model, torch.randn(batch, 4), dtype=dtype)
+        return fingerprint(engine.graph, engine.dtype)
+
+    assert found(model) == found(model, batch=3)
+    assert len({found(model), found(other), found(model, dtype="fp32")}) == 3
+    again = load(saved, device="cpu")
+    assert fingerprint(again.graph, again.dtype) == checksum_of(saved)
+
+
+def checksum_of(path: pathlib.Path) -> str:
+    with safe_open(path, framework="pt") as file:
+        return str(file.metadata()["sha256"])
+
+
 def test_a_file_that_changes_later_changes_no_engine(
     mixed: tuple[Mixed, Engine], saved: pathlib.Path
 ) -> None:
@@ -310,6 +355,15 @@ def test_files_are_as_open_as_the_user_has_it(mixed: tuple[Mixed, Engine], tmp_p
         finally:
             os.umask(before)
         assert stat.S_IMODE((tmp_path / f"{mode}.engine").stat().st_mode) == mode
+
+
+def test_a_file_that_is_replaced_stays_as_open_as_it_was(
+    mixed: tuple[Mixed, Engine], saved: pathlib.Path
+) -> None:
+    for mode in (0o600, 0o640, 0o664):
+        saved.chmod(mode)
+        mixed[1].save(saved)
+        assert stat.S_IMODE(saved.stat().st_mode) == mode
 
 
 @pytest.mark.parametrize("failing", ["save_file", "os.replace", "os.fsync"])

@@ -79,6 +79,22 @@ def engine() -> Engine:
     return compile(nn.Linear(4, 3), torch.randn(2, 4), dtype=torch.float16, device="twin")
 
 
+class Parted(nn.Module):
+    """One argument, which is a structure of tensors."""
+
+    def forward(self, parts: Any) -> torch.Tensor:
+        return parts["a"] + parts["b"][0]
+
+
+def test_one_argument_may_be_a_structure() -> None:
+    model = Parted()
+    engine = compile(model, ({"a": torch.randn(2, 3), "b": [torch.randn(2, 3)]},))
+    for batch in (2, 5, 5):
+        parts = {"a": torch.randn(batch, 3), "b": [torch.randn(batch, 3)]}
+        assert torch.equal(engine(parts), model(parts))
+        assert torch.equal(engine.submit(parts).result(), model(parts))
+
+
 def test_an_engine_says_what_it_is(engine: Engine) -> None:
     assert repr(engine) == "Engine(input_1 [batch, 4] -> [batch, 3], fp16 on twin, ready for batches of 2)"
 

@@ -23,7 +23,7 @@ try:
 except ImportError as error:
     pytest.skip(f"Ray Serve is not installed ({error}): pip install 'escalade[ray]'", allow_module_level=True)
 
-from escalade.ray import Network, Predictor
+from escalade.ray import Network, Predictor, serving
 from escalade.ray.serving import application
 from escalade.ray.storage import source
 
@@ -72,11 +72,23 @@ def test_images_over_http(url: str, network: pathlib.Path) -> None:
         )
     assert answers[-1][0] == 400 and "cannot be read" in answers[-1][1]["error"]
     assert post(url, None) == (405, {"error": "POST the bytes of an image"})
+    assert post(url, bytes(serving._MOST_BYTES + 1))[0] == 413
+    assert post(url, images[0])[0] == 200
 
 
 @pytest.mark.parametrize(
-    "settings", [{}, {"network": "a", "batches": "3"}, {"network": "a", "batch": "many"}]
+    "settings",
+    [
+        {},
+        {"network": "a", "batches": "3"},
+        {"network": "a", "batch": "many"},
+        {"network": "a", "batch": None},
+        {"network": "a", "batch": "0"},
+        {"network": "a", "replicas": "-1"},
+        {"network": "a", "wait": "nan"},
+        {"network": "a", "gpus": "-1"},
+    ],
 )
 def test_settings_that_there_are_not(settings: dict[str, str]) -> None:
-    with pytest.raises(UnsupportedError, match="the settings are|no number"):
+    with pytest.raises(UnsupportedError, match="the settings are|no number|at least 1|0 or more"):
         application(settings)

@@ -54,7 +54,7 @@ def _impurity(operator: torch._ops.OpOverload, arguments: Mapping[str, Any]) -> 
     in_place = schema.is_mutable
     name = schema.name.removeprefix("aten::")
     base = name[:-1] if in_place and name.endswith("_") else name
-    if not (base in _KNOWN or base in _DRAWS_UNLESS or _is_pointwise(base)):
+    if not (base in _KNOWN or base in DRAWS_UNLESS or _is_pointwise(base)):
         return "is none of the operators that Escalade knows to be pure"
     if any(argument.is_out for argument in schema.arguments):
         return "writes to a tensor that it is given"
@@ -139,14 +139,14 @@ _FITTING = {
 
 
 def _draws_nothing(base: str, schema: torch._C.FunctionSchema, arguments: Mapping[str, Any]) -> bool:
-    if base not in _DRAWS_UNLESS:
+    if base not in DRAWS_UNLESS:
         return False
-    switch = _DRAWS_UNLESS[base]
+    switch = DRAWS_UNLESS[base]
     given = {argument.name: argument.default_value for argument in schema.arguments} | dict(arguments)
     return switch in given and not isinstance(given[switch], Reference) and not given[switch]
 
 
-_DRAWS_UNLESS = {
+DRAWS_UNLESS = {
     "scaled_dot_product_attention": "dropout_p",
     "lstm": "train",
     "gru": "train",

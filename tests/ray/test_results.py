@@ -1,0 +1,199 @@
+"""Folders of results, without a cluster: what they are of, what is done of it, and what cannot be written."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import json
+import os
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from escalade.classify.images import Crop
+from escalade.classify.prediction import example
+from escalade.engine import compile
+from escalade.errors import LaunchError, UnsupportedError
+from tests.ray.networks import SIDE, picture
+
+pytest.importorskip("ray", reason="Ray is not installed: pip install 'escalade[ray]'")
+fs = pytest.importorskip("pyarrow.fs", reason="pyarrow is not installed: pip install 'escalade[ray]'")
+
+from escalade.ray import Job, Network, Predictor  # noqa: E402
+from escalade.ray.jobs import MANIFEST, Writer, _told  # noqa: E402
+from escalade.ray.storage import Folder, find  # noqa: E402
+
+IMAGES = 6
+
+
+@pytest.fixture
+def images(tmp_path: pathlib.Path) -> pathlib.Path:
+    folder = tmp_path / "images"
+    folder.mkdir()
+    for number in range(IMAGES):
+        picture(number).save(folder / f"{number}.png")
+    return folder
+
+
+def constructed(mean: float = 0.0, labels: tuple[str, ...] = ("a", "b", "c")) -> Network:
+    """A network that is of no file, compiled anew."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 3, SIDE), nn.Flatten()).eval()
+    crop = Crop(SIDE, SIDE)
+    normalize = (mean, mean, mean), (1.0, 1.0, 1.0)
+    engine = compile(model, example(2, crop), dtype="fp32", device="cpu", normalize=normalize)
+    return Network.of(engine, crop, labels, "small", "module:small")
+
+
+def test_the_same_network_compiled_again_goes_on(images: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    one, two = constructed(), constructed()
+    assert (one.sha256, one.fingerprint) == (two.sha256, two.fingerprint)
+    for network in (one, two):
+        assert Job([images], tmp_path / "results", network, shard=2).left == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("other", "what"),
+    [
+        (lambda network: constructed(mean=0.5), "network is .* there and .* now"),
+        (lambda network: constructed(labels=("a", "b", "d")), "labels is .* there and .* now"),
+        (lambda network: dataclasses.replace(network, crop=Crop(2 * SIDE, SIDE)), r"crop is \[8, 8\] there"),
+        (lambda network: dataclasses.replace(network, sha256="0"), "sha256 is .* there and 0 now"),
+    ],
+)
+def test_another_network_is_another_job(
+    images: pathlib.Path, tmp_path: pathlib.Path, other: Callable[[Network], Network], what: str
+) -> None:
+    """Also one of the same weights, whose results would stand beside those of this one."""
+    network = constructed()
+    Job([images], tmp_path / "results", network)
+    with pytest.raises(UnsupportedError, match=f"results of another job .*{what}"):
+        Job([images], tmp_path / "results", other(network))
+
+
+@pytest.mark.parametrize("form", ["parquet", "csv"])
+def test_a_shard_that_is_not_whole_is_not_done(
+    images: pathlib.Path, tmp_path: pathlib.Path, form: str
+) -> None:
+    network, results = constructed(), tmp_path / "results"
+
+    def asked() -> Job:
+        return Job([images], results, network, shard=2, form=form)
+
+    job = asked()
+    writer = Writer(job._make, str(results), form)
+    for number in range(3):
+        paths = np.array([os.fsencode(each) for each in job._shards[number]], object)
+        done = writer({"path": paths, "shard": np.array([number] * 2)})
+        assert done == {"shard": [number], "images": [2], "unreadable": [0], "failure": [""]}
+    assert asked().left == [] and not list((results / "_unfinished").iterdir())
+    cut, empty = results / f"part-00000001.{form}", results / f"part-00000002.{form}"
+    cut.write_bytes(cut.read_bytes()[:-9])
+    empty.write_bytes(b"")
+    assert asked().left == [1, 2]
+
+
+@pytest.mark.parametrize("junk", ["", "[]", "\udcff", "[" * 100_000, "null"])
+def test_what_says_nothing_is_refused(images: pathlib.Path, tmp_path: pathlib.Path, junk: str) -> None:
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / MANIFEST).write_text(junk, errors="surrogateescape")
+    with pytest.raises(UnsupportedError, match="does not say what its results are of"):
+        Job([images], tmp_path / "results", constructed())
+
+
+@pytest.mark.parametrize("wrong", [0, -1, 2.5, True, "3"])
+@pytest.mark.parametrize("name", ["shard", "batch", "top", "workers"])
+def test_numbers_that_are_none_are_named(
+    images: pathlib.Path, tmp_path: pathlib.Path, name: str, wrong: Any
+) -> None:
+    with pytest.raises(UnsupportedError, match=f"^{name}={wrong!r}: it is a whole number"):
+        Job([images], tmp_path / "results", constructed(), **{name: wrong})
+    if name in ("batch", "top"):
+        with pytest.raises(UnsupportedError, match=f"^{name}={wrong!r}"):
+            Predictor(constructed(), device="cpu", **{name: wrong})
+    assert not (tmp_path / "results").exists()
+
+
+def test_names_of_which_none_is_there_begin_no_job(images: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    gone = tmp_path / "gone.png"
+    for names in ([gone], [str(gone), gone.as_uri()], [gone.as_uri()]):
+        with pytest.raises(UnsupportedError, match=r"gone\.png: there is no such file"):
+            Job(names, tmp_path / "results", constructed())
+    with pytest.raises(UnsupportedError, match="no images are named"):
+        find([])
+    with pytest.raises(UnsupportedError, match="are a list of paths and URIs"):
+        find(str(images))
+    assert not (tmp_path / "results").exists()
+    assert find([gone, images])[0] == [str(gone), *sorted(map(str, images.iterdir()))]
+
+
+def test_a_name_that_is_no_utf8_has_a_path_and_no_uri(images: pathlib.Path) -> None:
+    try:
+        pathlib.Path(os.fsdecode(os.fsencode(images) + b"/\xff.png")).touch()
+    except OSError:
+        pytest.skip("this file system takes UTF-8 alone")
+    assert len(find([images])[0]) == IMAGES + 1
+    with pytest.raises(UnsupportedError, match="a name in it that is no UTF-8"):
+        find([images.as_uri()])
+
+
+def test_of_two_that_begin_at_once_one_is_first(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = Folder(tmp_path / "results"), Folder(tmp_path / "results")
+    one.make()
+    reads, looked_too_early = two.read, iter([None])
+    monkeypatch.setattr(two, "read", lambda name: next(looked_too_early, reads(name)))
+    assert one.write_once("x", b"one") == two.write_once("x", b"two") == b"one"
+    assert not list((tmp_path / "results" / "_unfinished").iterdir())
+    memory = Folder("fsspec+memory://once")
+    memory.make()
+    assert memory.write_once("x", b"one") == memory.write_once("x", b"two") == b"one"
+
+
+class Full:
+    """A file system on which nothing has room."""
+
+    def __init__(self) -> None:
+        self._local = fs.LocalFileSystem()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._local, name)
+
+    def open_output_stream(self, path: str) -> Any:
+        pathlib.Path(path).touch()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_full_disk_is_a_sentence_and_leaves_nothing(
+    images: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = Job([images], tmp_path / "results", constructed())
+    writer = Writer(job._make, str(tmp_path / "results"), "parquet")
+    monkeypatch.setattr(writer._folder, "_filesystem", Full())
+    done = writer({"path": np.array(job._shards[0], object), "shard": np.array([0] * IMAGES)})
+    assert "results cannot be written: " in done["failure"][0] and "No space left" in done["failure"][0]
+    with pytest.raises(LaunchError, match="No space left on device"):
+        list(_told(done))
+    assert not list((tmp_path / "results" / "_unfinished").iterdir())
+    assert json.loads((tmp_path / "results" / MANIFEST).read_text())["images"] == IMAGES
+    monkeypatch.setattr(Folder, "make", lambda folder: setattr(folder, "_filesystem", Full()))
+    with pytest.raises(UnsupportedError, match="other cannot be written: .*No space left"):
+        (tmp_path / "other" / "_unfinished").mkdir(parents=True)
+        Job([images], tmp_path / "other", constructed())
+
+
+def test_what_a_worker_refuses_comes_back_as_its_sentence(
+    images: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    job = Job([images], tmp_path / "results", constructed(), device="nowhere")
+    done = Writer(job._make, str(tmp_path / "results"), "csv")(
+        {"path": np.array(job._shards[0], object), "shard": np.array([0] * IMAGES)}
+    )
+    with pytest.raises(LaunchError, match="device nowhere: an engine runs on"):
+        list(_told(done))
