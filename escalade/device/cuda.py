@@ -35,9 +35,12 @@ def architecture(device_index: int) -> str:
 
 def architecture_of(device: torch.device) -> str | None:
     """The architecture of a CUDA device; None for the CPU, where the twin runs everything."""
-    if device.type != "cuda":
-        return None
-    return architecture(device.index if device.index is not None else torch.cuda.current_device())
+    return architecture(index_of(device)) if device.type == "cuda" else None
+
+
+def index_of(device: torch.device) -> int:
+    """The number of a CUDA device; of the current one, if it names none."""
+    return device.index if device.index is not None else torch.cuda.current_device()
 
 
 @dataclass(frozen=True)
@@ -85,11 +88,7 @@ class CudaKernel:
 
     def like(self, other: CudaKernel, device_index: int) -> CudaKernel:
         """Made ready for the same launches as another copy, so that nothing is left to do while a graph is recorded."""
-        from cuda.bindings import driver
-
         what = f"making a copy of {self.program} ready"
-        with torch.cuda.device(device_index):
-            check(driver.cuKernelGetFunction(self.handle), what)  # loads it into the device's context
         self.allow_shared(other._allowed.get("bytes", 0), device_index, what)
         for symbol in tuple(other._constants):
             self.constant(symbol, device_index, what)
@@ -144,6 +143,8 @@ def load_copy(program: Program, device_index: int) -> CudaKernel:
         cubin = compile_program(program, architecture(device_index))
         library = check(driver.cuLibraryLoadData(cubin.code, [], [], 0, [], [], 0), f"loading {program}")
         handle = check(driver.cuLibraryGetKernel(library, program.entry.encode()), f"finding {program}")
+        # Onto the device too, which the driver would do when it is first launched.
+        check(driver.cuKernelGetFunction(handle), f"loading {program}")
     return CudaKernel(program, library, handle, cubin)
 
 

@@ -19,7 +19,7 @@ from escalade.errors import CompileError, ToolError
 from escalade.interruption import interruptible
 
 # No cache of NVRTC's own: what comes from it comes without the log that names registers and spills.
-_OPTIONS: dict[str, str | bool] = {"std": "c++17", "lineinfo": True, "no_cache": True}
+_OPTIONS: dict[str, str | bool] = {"std": "c++17", "lineinfo": True, "minimal": True, "no_cache": True}
 _ELF, _ELF_OF_CUDA = b"\x7fELF", (190).to_bytes(2, "little")
 _offered: dict[str, bytes] = {}
 """Machine code that was brought along, by `source_key`."""

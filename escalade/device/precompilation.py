@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from escalade.device import compilers, twin
 from escalade.device.nvrtc import compile_program, is_compiled
-from escalade.device.program import Program
+from escalade.device.program import Program, read
 from escalade.errors import CompileError, ToolError
 
 
@@ -25,19 +25,27 @@ def precompile(
     architecture: str,
     workers: int | None = None,
     done: Callable[[Program], None] = lambda program: None,
+    ready: Callable[[Program], object] = lambda program: None,
 ) -> list[Failure]:
-    """Compiles all of `wanted` for `architecture`; what was compiled before only has to be found."""
+    """Compiles all of `wanted` for `architecture`; what was compiled before only has to be found.
+
+    Those that are likely to take longest begin first, so that none of them is left when all the others are done.
+    `ready` is told of each that has been compiled while others still are: what it does takes no time then.
+    """
     left: list[Program] = []
     for program in wanted:
         if is_compiled(program, architecture):
             done(program)
         else:
             left.append(program)
+    left.sort(key=_reading, reverse=True)
     failures: list[Failure] = []
 
     def report(program: Program, message: str) -> None:
         if message:
             failures.append(Failure(program, message))
+        else:
+            ready(program)
         done(program)
 
     count = min(workers or os.cpu_count() or 1, len(left))
@@ -46,6 +54,11 @@ def precompile(
     for program in left:
         report(program, _compile(program, architecture))
     return failures
+
+
+def _reading(program: Program) -> int:
+    """How much of ours the compiler has to read for a program: what it takes goes roughly with that."""
+    return len(program.text()) + sum(len(read(header)) for header in program.headers())
 
 
 def expect_programs() -> None:

@@ -109,7 +109,7 @@ class Executable:
     @property
     def _index(self) -> int:
         """The number of the CUDA device."""
-        return self.device.index if self.device.index is not None else torch.cuda.current_device()
+        return cuda.index_of(self.device)
 
     def bind(self, tensors: Mapping[str, torch.Tensor | None]) -> Executable:
         """Points the launches at these tensors; None stands for an optional one that is absent."""

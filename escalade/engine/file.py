@@ -23,6 +23,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from escalade.device.precompilation import threads
 from escalade.engine.carried import NOTHING, TENSOR, Carried, from_json
 from escalade.engine.check import GraphError, check_graph
 from escalade.engine.graph.graph import Batch, Graph, Input, Node, Reference, map_leaves
@@ -96,22 +97,35 @@ def read(path: str | os.PathLike[str], device: torch.device) -> tuple[Graph, str
     """The captured graph of a file, for an engine on that device, the engine's dtype, and what the file carries."""
     metadata, tensors = _read(_place(path))
     brought = metadata.pop(_CARRIED, "")
-    if metadata.get("sha256") != _digest(
-        metadata.get("graph", ""), metadata.get("dtype", ""), tensors, brought
-    ):
-        raise FileError(f"{path} is damaged: its contents do not match its checksum")
-    try:
-        if set(metadata) != set(_METADATA):
-            raise _Malformed(f"its metadata are {_listed(metadata)}")
-        carried = _carried(brought, tensors)
-        constants = {
-            name: tensor for name, tensor in tensors.items() if not brought or not name.startswith(TENSOR)
-        }
-        graph = _graph_from_json(_parsed(metadata["graph"]), constants)
-        check_graph(graph)
-        return elsewhere(graph, device), metadata["dtype"], carried
-    except (_Malformed, GraphError, TreeError) as error:
-        raise FileError(f"{path} holds no network: {error}") from error
+    # The hash of the weights takes longest: all else is read meanwhile. Damage is what is said first.
+    refusal: EscaladeError | None = None
+    with threads(1) as beside:
+        digest = beside.submit(
+            _digest, metadata.get("graph", ""), metadata.get("dtype", ""), tensors, brought
+        )
+        try:
+            found = _network(metadata, tensors, brought, device)
+        except (_Malformed, GraphError, TreeError) as error:
+            refusal = error
+        if metadata.get("sha256") != digest.result():
+            raise FileError(f"{path} is damaged: its contents do not match its checksum")
+    if refusal is not None:
+        raise FileError(f"{path} holds no network: {refusal}") from refusal
+    return found
+
+
+def _network(
+    metadata: Mapping[str, str], tensors: Mapping[str, torch.Tensor], brought: str, device: torch.device
+) -> tuple[Graph, str, Carried]:
+    if set(metadata) != set(_METADATA):
+        raise _Malformed(f"its metadata are {_listed(metadata)}")
+    carried = _carried(brought, tensors)
+    constants = {
+        name: tensor for name, tensor in tensors.items() if not brought or not name.startswith(TENSOR)
+    }
+    graph = _graph_from_json(_parsed(metadata["graph"]), constants)
+    check_graph(graph)
+    return elsewhere(graph, device), metadata["dtype"], carried
 
 
 def elsewhere(graph: Graph, device: torch.device) -> Graph:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pathlib
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import pytest
@@ -49,10 +49,37 @@ def test_compiles_into_the_cache_and_reports_what_does_not_compile(
     broken = Program.of(SOURCE, "scale", {"FAULT": 0})  # SLIP is missing
     more = [replace(good, constants=(("FAULT", n), ("SLIP", 1.0))) for n in (1, 2, 3)]
     seen: list[Program] = []
-    failures = precompile([good, broken, *more], "sm_90a", workers, seen.append)
+    ready: list[Program] = []
+    failures = precompile([good, broken, *more], "sm_90a", workers, seen.append, ready.append)
     assert len(seen) == 5
+    assert len(ready) == 4 and {*ready} == {good, *more}
     assert [failure.program for failure in failures] == [broken] and "SLIP" in failures[0].message
     assert default_cache().size()[0] == 4
+
+
+def test_those_begin_first_that_the_compiler_has_most_to_read_of(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Headers included: a short source may include much."""
+    monkeypatch.setenv("ESCALADE_CACHE_DIR", str(tmp_path / "cache"))
+    source = 'extern "C" __global__ void nothing() {}\n'
+    texts = {
+        "short": source,
+        "long": source + "// more to read\n" * 100,
+        "including": '#include "common/hopper.cuh"\n' + source,
+        "middling": source + "// more to read\n" * 10,
+    }
+    for name, text in texts.items():
+        (tmp_path / f"{name}.cu").write_text(text)
+    began: list[str] = []
+
+    def compile_all(programs: Sequence[Program], *how: object) -> list[Program]:
+        began.extend(pathlib.Path(program.source).stem for program in programs)
+        return []
+
+    monkeypatch.setattr(compilers, "compile_all", compile_all)
+    precompile([Program.of(str(tmp_path / f"{name}.cu"), "nothing") for name in texts], "sm_90a", 2)
+    assert began == ["including", "long", "middling", "short"]
 
 
 def several(count: int = 4) -> list[Program]:

@@ -1,6 +1,6 @@
 """What starting takes, each time in a fresh process: `python -m tests.gpu.starting [resnet18 resnet50]`.
 
-For each network: `compile` and a new batch size with no kernel cached, the same again with all of them cached, then
+For each network: `compile` and new batch sizes with no kernel cached, the same again with all of them cached, then
 `save` with machine code, and `load` to the first result with an empty cache. Without a GPU nothing is measured.
 """
 
@@ -20,7 +20,7 @@ import torch
 import escalade
 from escalade import models
 
-_BATCH = 8
+_BATCHES = (8, 32)
 
 
 class _Laps:
@@ -42,15 +42,17 @@ class _Laps:
 
 
 def made(network: str, file: str) -> dict[str, float]:
-    """From the model to a result, another batch, and a file."""
+    """From the model to a result, other batches, and a file."""
     model, x = models.model(network)
-    model, x, more = model.cuda(), x.cuda(), models.example(network, _BATCH).cuda()
+    model, x = model.cuda(), x.cuda()
+    more = [models.example(network, batch).cuda() for batch in _BATCHES]
     laps = _Laps()
     engine = escalade.compile(model, x, dtype="fp16")
     engine(x)
     laps.end("compile, first result")
-    engine(more)
-    laps.end(f"new batch of {_BATCH}")
+    for images in more:
+        engine(images)
+        laps.end(f"new batch of {len(images)}")
     engine.save(file, kernels=True)
     laps.end("save")
     return laps.seconds

@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 import torch
 
-from escalade.device.cuda import architecture_of
+from escalade.device.cuda import architecture_of, index_of, load
 from escalade.device.packing import Prepared
 from escalade.device.precompilation import build_for_twin, precompile
 from escalade.device.recipe import Recipe
@@ -235,10 +235,11 @@ def _left_of(device: torch.device) -> str:
 
 
 def compile_together(plans: Sequence[Plan], device: torch.device) -> None:
-    """What the cache does not have yet is compiled on all cores; whoever fails says so when its step is made."""
+    """What the cache does not have yet is compiled on all cores, and loaded while others are still being compiled;
+    whoever fails says so when its step is made."""
     programs = tuple(dict.fromkeys(program for plan in plans for program in plan.programs))
     here = architecture_of(device)
     if here is None:
         build_for_twin(programs)
     else:
-        precompile(programs, here)
+        precompile(programs, here, ready=lambda program: load(program, index_of(device)))

@@ -253,6 +253,9 @@ __device__ __forceinline__ void wgmma_wait() {
 #define ACCUMULATORS_32(i) \
     ACCUMULATORS_8(i), ACCUMULATORS_8((i) + 8), ACCUMULATORS_8((i) + 16), ACCUMULATORS_8((i) + 24)
 
+// Templates, of what is a float in every call: bodies of functions are read whether or not anybody calls them, those of
+// templates only then, and that is half of what these cost every program.
+//
 // d (+)= A * B^T over 32 bytes of K, DEPTH elements; d is overwritten when accumulate is 0. MAJORS says that both
 // operands are K-major, where they might not be.
 #define WGMMA(DEPTH, TYPE, MAJORS, N, REGISTERS, A, B, P) \
@@ -261,21 +264,25 @@ __device__ __forceinline__ void wgmma_wait() {
     ", p, 1, 1" MAJORS ";\n}"
 
 #define DEFINE_WGMMA(NAME, DEPTH, TYPE, MAJORS) \
-    __device__ __forceinline__ void NAME(float (&d)[32], u64 a, u64 b, u32 accumulate) { \
+    template <class Sum> \
+    __device__ __forceinline__ void NAME(Sum (&d)[32], u64 a, u64 b, u32 accumulate) { \
         asm volatile(WGMMA(DEPTH, TYPE, MAJORS, "64", REGISTERS_0, "%32", "%33", "%34") \
                      : ACCUMULATORS_32(0) : "l"(a), "l"(b), "r"(accumulate)); \
     } \
-    __device__ __forceinline__ void NAME(float (&d)[64], u64 a, u64 b, u32 accumulate) { \
+    template <class Sum> \
+    __device__ __forceinline__ void NAME(Sum (&d)[64], u64 a, u64 b, u32 accumulate) { \
         asm volatile(WGMMA(DEPTH, TYPE, MAJORS, "128", REGISTERS_0 "," REGISTERS_1, "%64", "%65", "%66") \
                      : ACCUMULATORS_32(0), ACCUMULATORS_32(32) : "l"(a), "l"(b), "r"(accumulate)); \
     } \
-    __device__ __forceinline__ void NAME(float (&d)[96], u64 a, u64 b, u32 accumulate) { \
+    template <class Sum> \
+    __device__ __forceinline__ void NAME(Sum (&d)[96], u64 a, u64 b, u32 accumulate) { \
         asm volatile(WGMMA(DEPTH, TYPE, MAJORS, "192", REGISTERS_0 "," REGISTERS_1 "," REGISTERS_2, "%96", "%97", \
                            "%98") \
                      : ACCUMULATORS_32(0), ACCUMULATORS_32(32), ACCUMULATORS_32(64) \
                      : "l"(a), "l"(b), "r"(accumulate)); \
     } \
-    __device__ __forceinline__ void NAME(float (&d)[116], u64 a, u64 b, u32 accumulate) { \
+    template <class Sum> \
+    __device__ __forceinline__ void NAME(Sum (&d)[116], u64 a, u64 b, u32 accumulate) { \
         asm volatile(WGMMA(DEPTH, TYPE, MAJORS, "232", \
                            REGISTERS_0 "," REGISTERS_1 "," REGISTERS_2 "," REGISTERS_96_TO_115, "%116", "%117", \
                            "%118") \
@@ -283,24 +290,29 @@ __device__ __forceinline__ void wgmma_wait() {
                        ACCUMULATORS_8(104), ACCUMULATORS_4(112) \
                      : "l"(a), "l"(b), "r"(accumulate)); \
     } \
-    __device__ __forceinline__ void NAME(float (&d)[128], u64 a, u64 b, u32 accumulate) { \
+    template <class Sum> \
+    __device__ __forceinline__ void NAME(Sum (&d)[128], u64 a, u64 b, u32 accumulate) { \
         asm volatile(WGMMA(DEPTH, TYPE, MAJORS, "256", REGISTERS_0 "," REGISTERS_1 "," REGISTERS_2 "," REGISTERS_3, \
                            "%128", "%129", "%130") \
                      : ACCUMULATORS_32(0), ACCUMULATORS_32(32), ACCUMULATORS_32(64), ACCUMULATORS_32(96) \
                      : "l"(a), "l"(b), "r"(accumulate)); \
     }
 
+// Those of BF16 are left out where the program does not bring its header: it would read them for nothing.
 DEFINE_WGMMA(wgmma, "16", "f16", ", 0, 0")
-DEFINE_WGMMA(wgmma_bf16, "16", "bf16", ", 0, 0")
 DEFINE_WGMMA(wgmma_tf32, "8", "tf32", "")    // of fp32 elements, whose low 13 bits it ignores
 DEFINE_WGMMA(wgmma_e4m3, "32", "e4m3", "")  // the products of an instruction are added with about 14 bits only
 
 DEFINE_WGMMA(wgmma_transposed, "16", "f16", ", 1, 1")
-DEFINE_WGMMA(wgmma_bf16_transposed, "16", "bf16", ", 1, 1")
-DEFINE_WGMMA(wgmma_rows_transposed, "16", "f16", ", 1, 0")  // A alone
-DEFINE_WGMMA(wgmma_bf16_rows_transposed, "16", "bf16", ", 1, 0")
+DEFINE_WGMMA(wgmma_rows_transposed, "16", "f16", ", 1, 0")     // A alone
 DEFINE_WGMMA(wgmma_columns_transposed, "16", "f16", ", 0, 1")  // B alone
+
+#ifdef __CUDA_BF16_H__
+DEFINE_WGMMA(wgmma_bf16, "16", "bf16", ", 0, 0")
+DEFINE_WGMMA(wgmma_bf16_transposed, "16", "bf16", ", 1, 1")
+DEFINE_WGMMA(wgmma_bf16_rows_transposed, "16", "bf16", ", 1, 0")
 DEFINE_WGMMA(wgmma_bf16_columns_transposed, "16", "bf16", ", 0, 1")
+#endif
 
 // ------------------------------------------------------------------ wgmma with its rows in registers
 
@@ -315,24 +327,30 @@ DEFINE_WGMMA(wgmma_bf16_columns_transposed, "16", "bf16", ", 0, 1")
 #define ROWS_IN_REGISTERS "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate)
 
 #define DEFINE_WGMMA_FROM_REGISTERS(NAME, TYPE) \
-    __device__ __forceinline__ void NAME(float (&d)[16], const u32 (&a)[4], u64 b, u32 accumulate) { \
+    template <class Sum> \
+    __device__ __forceinline__ void NAME(Sum (&d)[16], const u32 (&a)[4], u64 b, u32 accumulate) { \
         asm volatile(WGMMA_FROM_REGISTERS(TYPE, "32", REGISTERS_0_TO_15, "%16,%17,%18,%19", "%20", "%21") \
                      : ACCUMULATORS_8(0), ACCUMULATORS_8(8) : ROWS_IN_REGISTERS); \
     } \
-    __device__ __forceinline__ void NAME(float (&d)[32], const u32 (&a)[4], u64 b, u32 accumulate) { \
+    template <class Sum> \
+    __device__ __forceinline__ void NAME(Sum (&d)[32], const u32 (&a)[4], u64 b, u32 accumulate) { \
         asm volatile(WGMMA_FROM_REGISTERS(TYPE, "64", REGISTERS_0, "%32,%33,%34,%35", "%36", "%37") \
                      : ACCUMULATORS_32(0) : ROWS_IN_REGISTERS); \
     } \
-    __device__ __forceinline__ void NAME(float (&d)[56], const u32 (&a)[4], u64 b, u32 accumulate) { \
+    template <class Sum> \
+    __device__ __forceinline__ void NAME(Sum (&d)[56], const u32 (&a)[4], u64 b, u32 accumulate) { \
         asm volatile(WGMMA_FROM_REGISTERS(TYPE, "112", REGISTERS_0 "," REGISTERS_32_TO_55, "%56,%57,%58,%59", "%60", \
                                           "%61") \
                      : ACCUMULATORS_32(0), ACCUMULATORS_8(32), ACCUMULATORS_8(40), ACCUMULATORS_8(48) \
                      : ROWS_IN_REGISTERS); \
     } \
-    __device__ __forceinline__ void NAME(float (&d)[64], const u32 (&a)[4], u64 b, u32 accumulate) { \
+    template <class Sum> \
+    __device__ __forceinline__ void NAME(Sum (&d)[64], const u32 (&a)[4], u64 b, u32 accumulate) { \
         asm volatile(WGMMA_FROM_REGISTERS(TYPE, "128", REGISTERS_0 "," REGISTERS_1, "%64,%65,%66,%67", "%68", "%69") \
                      : ACCUMULATORS_32(0), ACCUMULATORS_32(32) : ROWS_IN_REGISTERS); \
     }
 
 DEFINE_WGMMA_FROM_REGISTERS(wgmma_from_registers, "f16")
+#ifdef __CUDA_BF16_H__
 DEFINE_WGMMA_FROM_REGISTERS(wgmma_bf16_from_registers, "bf16")
+#endif

@@ -1,5 +1,5 @@
 // wgmma of more widths than common/hopper.cuh has: every multiple of 16 columns, and 248. For kernels whose tiles
-// follow from the size of an image. Templates give way to the functions there, where both have a width.
+// follow from the size of an image.
 #pragma once
 
 #include "common/hopper.cuh"
@@ -38,29 +38,24 @@
 #define SUMS_120 SUMS_112, ACCUMULATORS_8(112)
 #define SUMS_124 SUMS_120, ACCUMULATORS_4(120)
 
-template <int REGISTERS>
-__device__ void wgmma(float (&d)[REGISTERS], u64 a, u64 b, u32 accumulate);
-template <int REGISTERS>
-__device__ void wgmma_bf16(float (&d)[REGISTERS], u64 a, u64 b, u32 accumulate);
-template <int REGISTERS>
-__device__ void wgmma_tf32(float (&d)[REGISTERS], u64 a, u64 b, u32 accumulate);
-template <int REGISTERS>
-__device__ void wgmma_rows_transposed(float (&d)[REGISTERS], u64 a, u64 b, u32 accumulate);
-template <int REGISTERS>
-__device__ void wgmma_bf16_rows_transposed(float (&d)[REGISTERS], u64 a, u64 b, u32 accumulate);
-
 #define DEFINE_WGMMA_OF_TYPE(NAME, DEPTH, TYPE, MAJORS, N, REGISTERS, A, B, P) \
-    template <> \
-    __device__ __forceinline__ void NAME<REGISTERS>(float (&d)[REGISTERS], u64 a, u64 b, u32 accumulate) { \
+    template <class Sum> \
+    __device__ __forceinline__ void NAME(Sum (&d)[REGISTERS], u64 a, u64 b, u32 accumulate) { \
         asm volatile(WGMMA(DEPTH, TYPE, MAJORS, N, FIRST_##REGISTERS, A, B, P) \
                      : SUMS_##REGISTERS : "l"(a), "l"(b), "r"(accumulate)); \
     }
-#define DEFINE_WGMMA_WIDTH(N, REGISTERS, A, B, P) \
-    DEFINE_WGMMA_OF_TYPE(wgmma, "16", "f16", ", 0, 0", N, REGISTERS, A, B, P) \
-    DEFINE_WGMMA_OF_TYPE(wgmma_bf16, "16", "bf16", ", 0, 0", N, REGISTERS, A, B, P) \
-    DEFINE_WGMMA_OF_TYPE(wgmma_tf32, "8", "tf32", "", N, REGISTERS, A, B, P) \
-    DEFINE_WGMMA_OF_TYPE(wgmma_rows_transposed, "16", "f16", ", 1, 0", N, REGISTERS, A, B, P) \
-    DEFINE_WGMMA_OF_TYPE(wgmma_bf16_rows_transposed, "16", "bf16", ", 1, 0", N, REGISTERS, A, B, P)
+#ifdef __CUDA_BF16_H__
+#define DEFINE_WGMMA_OF_BF16(...) \
+    DEFINE_WGMMA_OF_TYPE(wgmma_bf16, "16", "bf16", ", 0, 0", __VA_ARGS__) \
+    DEFINE_WGMMA_OF_TYPE(wgmma_bf16_rows_transposed, "16", "bf16", ", 1, 0", __VA_ARGS__)
+#else
+#define DEFINE_WGMMA_OF_BF16(...)
+#endif
+#define DEFINE_WGMMA_WIDTH(...) \
+    DEFINE_WGMMA_OF_TYPE(wgmma, "16", "f16", ", 0, 0", __VA_ARGS__) \
+    DEFINE_WGMMA_OF_TYPE(wgmma_tf32, "8", "tf32", "", __VA_ARGS__) \
+    DEFINE_WGMMA_OF_TYPE(wgmma_rows_transposed, "16", "f16", ", 1, 0", __VA_ARGS__) \
+    DEFINE_WGMMA_OF_BF16(__VA_ARGS__)
 
 DEFINE_WGMMA_WIDTH("16", 8, "%8", "%9", "%10")
 DEFINE_WGMMA_WIDTH("32", 16, "%16", "%17", "%18")

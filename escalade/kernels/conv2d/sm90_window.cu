@@ -83,7 +83,8 @@ __device__ __forceinline__ void copy_windows(const TensorMap& window_map, const 
 // ------------------------------------------------------------------ products, by two warpgroups
 
 __device__ __forceinline__ void multiply_window(Sums& sums, const Memory& memory, u32 window) {
-#pragma unroll
+    // Not unrolled: 36 products of as many operands as there are sums take most of the time to compile.
+#pragma unroll 1
     for (int r = 0; r < FILTER_HEIGHT; ++r) {
         barrier_wait(memory.weights_full + r * 8, 0);  // passed at once after the first tile
         wgmma_fence();

@@ -1,0 +1,34 @@
+"""What is done for a plan's kernels before any of them is made ready."""
+
+from __future__ import annotations
+
+import pathlib
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from escalade.device.nvrtc import is_compiled
+from escalade.device.program import Program
+from escalade.engine.plan import kernels
+from tests.bench.fake import SOURCE
+
+
+def test_what_is_compiled_for_a_plan_is_loaded_too_and_what_does_not_compile_is_left_to_its_step(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ESCALADE_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(kernels, "architecture_of", lambda device: "sm_90a")
+    loaded: list[tuple[Program, int]] = []
+
+    def load(program: Program, index: int) -> None:
+        assert is_compiled(program, "sm_90a")
+        loaded.append((program, index))
+
+    monkeypatch.setattr(kernels, "load", load)
+    one, other = (Program.of(SOURCE, "scale", {"FAULT": 0, "SLIP": slip}) for slip in (1.0, 2.0))
+    broken = Program.of(SOURCE, "scale", {"FAULT": 0})  # SLIP is missing
+    plan: Any = SimpleNamespace(programs=(one, broken, other, one))
+    kernels.compile_together([plan], torch.device("cuda", 3))
+    assert len(loaded) == 2 and {*loaded} == {(one, 3), (other, 3)}
