@@ -57,6 +57,13 @@ def predict(
                 yield Prediction(file, tuple(map(Guess, classes, names, chances)))
 
 
+def make_ready(engine: Engine, crop: Crop, batch: int, top: int) -> None:
+    """Has an engine on a GPU go through a batch of nothing: what is loaded when it is first used is loaded then."""
+    if engine.device.type == "cuda":
+        for _ in engine.stream([example(batch, crop)], then=partial(likeliest, top=top)):
+            pass
+
+
 def likeliest(logits: torch.Tensor, top: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The classes with the largest numbers in each row, the first first, and their probabilities."""
     chances, classes = logits.float().softmax(1).topk(top)

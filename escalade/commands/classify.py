@@ -16,7 +16,7 @@ from rich.text import Text
 from escalade.classify import output, reading
 from escalade.classify.decoders import decoder_for
 from escalade.classify.images import Unreadable, find, require_any
-from escalade.classify.prediction import Prediction, predict
+from escalade.classify.prediction import Prediction, make_ready, predict
 from escalade.commands.classifiers import Asked, classifier
 from escalade.commands.devices import engine_device
 from escalade.commands.options import ColourDeviation, ColourMean, EngineOn, count, written
@@ -154,6 +154,7 @@ def command(
     with status.status(f"Compiling {asked.called} for {where}"):
         found = classifier(asked, where, batch, files)
         decoder = decoder_for(found.engine.device)
+        make_ready(found.engine, found.crop, batch, min(top, len(found.labels)))
     skipped: list[Unreadable] = list(closed)
     predictions: list[Prediction] = []
     with progress_bar(status, TimeRemainingColumn()) as progress:

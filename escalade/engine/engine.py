@@ -29,7 +29,7 @@ from escalade.engine.passes.fusion_level import FusionLevel
 from escalade.engine.plan.kernel_program import KernelProgram
 from escalade.engine.plan.plan import Plan
 from escalade.engine.plan.program import Program
-from escalade.engine.plans import Plans
+from escalade.engine.plans import Plans, Seen
 from escalade.engine.rooms import rooms_in
 from escalade.engine.settings import MOST_PLANS, TWIN, Settings, require_device, require_gpu
 from escalade.engine.streaming import stream
@@ -119,10 +119,13 @@ class Engine(torch.nn.Module):
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         if _is_traced():  # where somebody compiles what the engine stands in
             return torch.compiler.disable(super().__call__)(*arguments, **keywords)
-        if len(arguments) == 1 and not keywords and type(x := arguments[0]) is torch.Tensor and is_dense(x):
-            plans = self._plans
-            kept = plans.sights.get(_sight(x))
-            if kept is not None and not x.requires_grad and not _transforms_active() and not self._has_hooks:
+        if len(arguments) == 1 and not keywords:
+            plans, x = self._plans, arguments[0]
+            seen = plans.last
+            if seen is None or type(x) is not torch.Tensor or not seen.is_like(x):
+                seen = _seen(plans, x)
+            if seen is not None and not x.requires_grad and not _transforms_active() and not self._has_hooks:
+                kept = seen.kept
                 kept.turn = next(plans.turns)
                 results = kept.calls.call(arguments)
                 return results[0] if kept.returns_one_tensor else self.returned(results, kept.calls.plan)
@@ -320,6 +323,19 @@ class Engine(torch.nn.Module):
                 f"the engine is called like the model it was compiled from: with {call_of(self._captured)}"
             )
         return tuple(tensors)
+
+
+def _seen(plans: Plans, x: Any) -> Seen | None:
+    """The plan of a call with tensors like this one, which the next may be like too."""
+    if type(x) is not torch.Tensor or not is_dense(x):
+        return None
+    sight = _sight(x)
+    seen = plans.sights.get(sight)
+    if seen is not None:
+        plans.last = seen
+        if sight not in plans.sights:  # another thread has let it go meanwhile
+            plans.last = None
+    return seen
 
 
 def _sight(x: torch.Tensor) -> tuple[Any, ...]:

@@ -8,13 +8,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from escalade.device.nvrtc import is_offered
 from escalade.device.precompilation import expect_programs
 from escalade.device.program import Program as DeviceProgram
+from escalade.device.pytorch import WORDS
 from escalade.engine.calls import BufferedCalls, Calls, DirectCalls, HostCalls
 from escalade.engine.carried import NOTHING, Carried, KeptPlan, cards_for, carry
 from escalade.engine.check import check_sizes
@@ -58,6 +59,13 @@ class Kept:
         self.turn = 0
 
 
+class Seen(NamedTuple):
+    """A plan, and whether a tensor is one like that which its calls were given: its sizes, and all else."""
+
+    kept: Kept
+    is_like: Callable[..., bool]
+
+
 @dataclass(frozen=True)
 class _Planned:
     """A plan, and what makes another with some nodes left to PyTorch."""
@@ -83,8 +91,10 @@ class Plans:
         self.constants: dict[torch.device, Constants] = {}
         """Weights, shared by the plans on one device."""
         self.kept: dict[tuple[Any, ...], Kept] = {}
-        self.sights: dict[Sight, Kept] = {}
+        self.sights: dict[Sight, Seen] = {}
         """Plans by what a call with one tensor sees of it, read without the lock."""
+        self.last: Seen | None = None
+        """The one that was found last, without the lock too."""
 
     def elsewhere(self, graph: Graph, settings: Settings, others: Others | None) -> Plans:
         """For the graph on another device, without any plan yet."""
@@ -120,9 +130,9 @@ class Plans:
         if sight is not None:
             with self._lock:
                 if len(self.sights) >= MOST_SIGHTS:
-                    self.sights = {}
+                    self.sights, self.last = {}, None
                 if self.kept.get(key) is found:
-                    self.sights[sight] = found
+                    self.sights[sight] = Seen(found, WORDS.guard(tensors))
         return found
 
     def _is_piece(self, tensors: Sequence[torch.Tensor]) -> bool:
@@ -192,7 +202,8 @@ class Plans:
     def _drop_oldest(self) -> None:
         oldest = min(self.kept, key=lambda key: self.kept[key].turn)
         gone = self.kept.pop(oldest)
-        self.sights = {sight: kept for sight, kept in self.sights.items() if kept is not gone}
+        self.sights = {sight: seen for sight, seen in self.sights.items() if seen.kept is not gone}
+        self.last = None
 
     def _make_room(self, plan: Plan) -> None:
         """Has as many plans go as are in the way of a new one's memory."""

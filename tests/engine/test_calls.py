@@ -484,8 +484,29 @@ def test_the_plan_not_called_for_longest_goes_first(device: str) -> None:
     engine(three)  # takes the place of two
     assert engine.plan(one) is kept and engine.explain().batch == 1
     assert len(engine._plans.kept) == 2 and all(
-        known in engine._plans.kept.values() for known in engine._plans.sights.values()
+        seen.kept in engine._plans.kept.values() for seen in engine._plans.sights.values()
     )
+    assert engine._plans.last is None, "who goes is not found as the last either"
+    engine(one)
+    assert engine._plans.last is not None and engine._plans.last.kept.calls.plan is kept
+
+
+@pytest.mark.parametrize("device", ["cpu", "twin"])
+def test_what_is_like_the_last_call_is_so_in_all(device: str) -> None:
+    """In size, strides, type and place, and in what PyTorch would do with it."""
+    model, engine = made(ONE, device=device)
+    given = torch.randn(2, 12)
+    others = (
+        torch.randn(3, 12), torch.randn(12, 2).T, given.half(), torch._neg_view(given), nn.Parameter(given),
+        given.clone().requires_grad_(),
+    )  # fmt: skip
+    for other in others:
+        for x in (given, given, other, given):
+            torch.testing.assert_close(engine(x), model(x.float()).detach())
+    with pytest.raises(UnsupportedError, match="transforms of torch.func"):
+        torch.func.vmap(engine)(given[None])
+    with pytest.raises(UnsupportedError):
+        engine([given])
 
 
 def test_calls_recognise_what_they_have_seen(monkeypatch: pytest.MonkeyPatch) -> None:

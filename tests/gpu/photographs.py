@@ -25,7 +25,7 @@ import escalade
 from escalade.classify.batch import Batch
 from escalade.classify.decoders import Decoder, Pillow, decoder_for
 from escalade.classify.images import Crop
-from escalade.classify.prediction import example, predict
+from escalade.classify.prediction import example, make_ready, predict
 from escalade.models import resnet18
 
 _CROP, _BATCH, _TOP = Crop(256, 224), 128, 5
@@ -100,6 +100,7 @@ def main(count: int) -> int:
     engine = escalade.compile(
         resnet18().eval().cuda(), example(_BATCH, _CROP).cuda(), dtype="fp16", normalize=normalize
     )
+    make_ready(engine, _CROP, _BATCH, _TOP)
     list(computed(engine, 20))
     print(f"engine alone: {rate(computed(engine, 200), 200 * _BATCH):,.0f} images/s")
     with files(count) as made:
