@@ -52,16 +52,16 @@ class KernelGraph(ABC):
         for arguments in launches:
             self._changed[id(arguments)] = self._nodes[id(arguments)]
 
-    def replay(self, is_idle: bool = False) -> None:
-        """Runs it on the current stream; `is_idle` says that no replay of it is under way."""
+    def replay(self) -> None:
+        """Runs it on the current stream."""
         if self._changed:
             for node in self._changed.values():
                 node.update()
             self._changed.clear()
-        self._run(is_idle)
+        self._run()
 
     @abstractmethod
-    def _run(self, is_idle: bool) -> None: ...
+    def _run(self) -> None: ...
 
 
 class RecordedGraph(KernelGraph):
@@ -76,7 +76,7 @@ class RecordedGraph(KernelGraph):
         self._graph.instantiate()
         super().__init__(self._graph.raw_cuda_graph_exec(), nodes)
 
-    def _run(self, is_idle: bool) -> None:
+    def _run(self) -> None:
         self._graph.replay()
 
 
@@ -88,9 +88,8 @@ class ChainedGraph(KernelGraph):
         from cuda.bindings import driver
 
         graph = check(driver.cuGraphCreate(0), _MAKING)
-        weakref.finalize(
-            self, driver.cuGraphDestroy, graph
-        ).atexit = False  # what a process leaves, the driver frees
+        # What a process leaves when it ends, the driver frees.
+        weakref.finalize(self, driver.cuGraphDestroy, graph).atexit = False
         nodes: list[GraphNode] = []
         for launch in launches:
             behind = nodes[-1].handle if nodes else None
@@ -100,18 +99,14 @@ class ChainedGraph(KernelGraph):
         super().__init__(int(executable), nodes)
         self._no_context = int(driver.CUresult.CUDA_ERROR_INVALID_CONTEXT)
         self._index = launches[0].device_index
-        given = ctypes.c_void_p(int(executable))
-        self._brief = partial(brief_function("cuGraphLaunch"), given)
-        self._patient = partial(patient_function("cuGraphLaunch"), given)
+        self._launch = partial(patient_function("cuGraphLaunch"), ctypes.c_void_p(int(executable)))
 
-    def _run(self, is_idle: bool) -> None:
-        """Keeps the interpreter's lock where no replay is under way: there is room in the driver's queue then."""
-        launch = self._brief if is_idle else self._patient
+    def _run(self) -> None:
         stream = ctypes.c_void_p(WORDS.current_stream(self._index))
-        status = launch(stream)
+        status = self._launch(stream)
         if status == self._no_context:  # the thread's first use of CUDA is this launch
             make_context_current(self._index)
-            status = launch(stream)
+            status = self._launch(stream)
         if status:
             check_status(status, "launching a CUDA graph")
 

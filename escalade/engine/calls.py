@@ -86,7 +86,7 @@ class _Buffers:
         if self._done is None:
             self._done = Mark()
         try:
-            return self.program.over(tensors, types, rooms, is_idle)
+            return self.program.over(tensors, types, rooms)
         finally:  # also what failed half way may have begun
             self._done.record(stream, is_idle)
 

@@ -157,29 +157,22 @@ class Chained:
 
     def __init__(self, made: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
         self.alive = set[int]()
-        self.launched: list[tuple[str, int | None, int | None]] = []
+        self.launched: list[tuple[int | None, int | None]] = []
         self.answers: list[int] = []
         for name, answer in (("cuGraphCreate", 5), ("cuGraphInstantiate", 7)):
             monkeypatch.setattr(driver, name, partial(self._make, answer))
         for name in ("cuGraphDestroy", "cuGraphExecDestroy"):
             monkeypatch.setattr(driver, name, self.alive.remove)
-        for kind in ("brief", "patient"):
-            monkeypatch.setattr(graphs, f"{kind}_function", partial(self._function, made, kind))
+        monkeypatch.setattr(graphs, "patient_function", lambda name: getattr(self, name))
         monkeypatch.setattr(graphs.WORDS, "current_stream", lambda index: 10 * index)
 
     def _make(self, handle: int, *given: Any) -> tuple[Any, int]:
         self.alive.add(handle)
         return OK, handle
 
-    def _function(self, made: Driver, kind: str, name: str) -> Any:
-        if name != "cuGraphLaunch":
-            return getattr(made, name)
-
-        def launch(graph: ctypes.c_void_p, stream: ctypes.c_void_p) -> int:
-            self.launched.append((kind, graph.value, stream.value))
-            return self.answers.pop(0) if self.answers else 0
-
-        return launch
+    def cuGraphLaunch(self, graph: ctypes.c_void_p, stream: ctypes.c_void_p) -> int:
+        self.launched.append((graph.value, stream.value))
+        return self.answers.pop(0) if self.answers else 0
 
     def launch(self, made: Driver, number: int, edges: list[tuple[int, int | None]]) -> Any:
         def added_to(graph: int, behind: int | None) -> int:
@@ -205,7 +198,7 @@ def test_launches_are_chained_without_recording(made: Driver, chained: Chained) 
     launches[1].arguments.point({"x": 16, "y": 32})
     graph.change([launches[1].arguments])
     graph.replay()
-    assert made.counts == {2: 1} and made.pointers[2] == (16, 32) and chained.launched == [("patient", 7, 30)]
+    assert made.counts == {2: 1} and made.pointers[2] == (16, 32) and chained.launched == [(7, 30)]
     del graph
     gc.collect()
     assert not chained.alive
@@ -224,18 +217,16 @@ def test_a_chain_that_cannot_be_made_leaves_nothing(made: Driver, chained: Chain
     assert not chained.alive
 
 
-def test_a_chain_that_finds_room_keeps_the_lock(made: Driver, chained: Chained) -> None:
-    """On the current stream; where a thread has no context yet, in the device's."""
+def test_a_chain_runs_on_the_current_stream(made: Driver, chained: Chained) -> None:
+    """Where a thread has no context yet, in the device's."""
     graph = ChainedGraph([chained.launch(made, 1, [])])
     chained.answers = [0, int(NO_CONTEXT), 0, int(INVALID)]
-    graph.replay(is_idle=True)
-    assert chained.launched == [("brief", 7, 30)] and not made.contexts
-    graph.replay(is_idle=True)
-    assert chained.launched == [("brief", 7, 30)] * 3 and made.contexts == [3]
+    graph.replay()
+    assert chained.launched == [(7, 30)] and not made.contexts
+    graph.replay()
+    assert chained.launched == [(7, 30)] * 3 and made.contexts == [3]
     with pytest.raises(LaunchError, match="launching a CUDA graph: NAME: what it means"):
-        graph.replay(is_idle=True)
-    graph.replay()  # which may have to wait
-    assert chained.launched[-1] == ("patient", 7, 30)
+        graph.replay()
 
 
 @pytest.mark.parametrize("overlap", [False, True])

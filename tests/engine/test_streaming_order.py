@@ -40,7 +40,7 @@ class Doubling:
     def another(self) -> Doubling:
         return Doubling(self._gpu)
 
-    def over(self, tensors: Sequence[Any], types: Any, rooms: Any, is_idle: bool) -> list[Any]:
+    def over(self, tensors: Sequence[Any], types: Any, rooms: Any) -> list[Any]:
         self._between.twice(tensors[0])
         return [Box(self._gpu).copy_(self._between)]
 

@@ -119,6 +119,9 @@ class BatchNorm(Operator):
     def channel_scale(self, node: Node, graph: Graph, axis: int) -> tuple[torch.Tensor, torch.Tensor] | None:
         if axis != 1 or not self.applied(node).is_identity or "residual" in node.inputs:
             return None
-        weight, bias, mean, variance = (graph.constants[node.inputs[role]].double() for role in _STATISTICS)
+        # On the CPU: to load the kernels that a GPU would need for it takes longer.
+        given = [graph.constants[node.inputs[role]] for role in _STATISTICS]
+        weight, bias, mean, variance = (tensor.cpu().double() for tensor in given)
         scale = weight / torch.sqrt(variance + node.attributes["epsilon"])
-        return scale, bias - mean * scale
+        shift = bias - mean * scale
+        return scale.to(given[0].device), shift.to(given[0].device)

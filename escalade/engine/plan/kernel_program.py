@@ -77,10 +77,9 @@ class KernelProgram(Kernels):
         tensors: Sequence[torch.Tensor],
         types: Sequence[torch.dtype],
         rooms: Rooms = None,
-        is_idle: bool = False,
     ) -> list[torch.Tensor]:
         taken, made = self._ends_of(tensors, rooms)
-        self._replay(is_idle)
+        self._replay()
         del taken
         return self._results(made, types, rooms)
 
@@ -160,9 +159,9 @@ class KernelProgram(Kernels):
         for name, pointers in self._addresses.counters.items():
             pointers.point(self._lasting[name].data_ptr())
 
-    def _replay(self, is_idle: bool = False) -> None:
+    def _replay(self) -> None:
         if self._graph is not None:
-            self._graph.replay(is_idle)
+            self._graph.replay()
         else:
             self.run_steps()
 

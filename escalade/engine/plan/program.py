@@ -31,10 +31,9 @@ class Program(Protocol):
         tensors: Sequence[torch.Tensor],
         types: Sequence[torch.dtype],
         rooms: Rooms = None,
-        is_idle: bool = False,
     ) -> list[torch.Tensor]:
         """Runs over these inputs; the results, of these types, are the caller's own, in the caller's rooms if there are
-        any. `is_idle` says that no run is under way."""
+        any."""
 
     def apart(
         self, tensors: Sequence[torch.Tensor], types: Sequence[torch.dtype], rooms: Rooms

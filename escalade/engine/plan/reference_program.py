@@ -60,7 +60,6 @@ class ReferenceProgram:
         tensors: Sequence[torch.Tensor],
         types: Sequence[torch.dtype],
         rooms: Rooms = None,
-        is_idle: bool = False,
     ) -> list[torch.Tensor]:
         inputs = self._inputs()
         for given, tensor in zip(inputs, tensors, strict=True):

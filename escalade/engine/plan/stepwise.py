@@ -93,7 +93,6 @@ class SteppedProgram:
         tensors: Sequence[torch.Tensor],
         types: Sequence[torch.dtype],
         rooms: Rooms = None,
-        is_idle: bool = False,
     ) -> list[torch.Tensor]:
         return self._over(tensors, types, rooms, self._lasting)
 

@@ -42,7 +42,7 @@ class Frozen:
     def change(self, launches: Iterable[ArgumentList]) -> None:
         self._changed.update({id(launch): launch for launch in launches})
 
-    def replay(self, is_idle: bool) -> None:
+    def replay(self) -> None:
         self._held.update({number: _contents(launch) for number, launch in self._changed.items()})
         self.copied += len(self._changed)
         self._changed.clear()
