@@ -14,7 +14,7 @@ from escalade.device.precompilation import expect_programs
 from escalade.engine.capture.given import Given, require_module
 from escalade.engine.capture.sizes import AnySize
 from escalade.engine.engine import Engine
-from escalade.engine.file import read
+from escalade.engine.file import reading
 from escalade.engine.graph.forms import InputFormat, require_dtype
 from escalade.engine.graph.graph import Batch, Graph
 from escalade.engine.graph.trees import flatten
@@ -235,10 +235,10 @@ def load(
     """
     where = device if device is not None else ("cuda" if torch.cuda.is_available() else "cpu")
     require_device(where)
-    graph, dtype, carried = read(path, _home(where))
-    engine = Engine(graph, dtype, where, plans, measured=measured, buffers=buffers, memory=memory)
-    if kernels:
-        engine.take(carried, str(path))
+    with reading(path, _home(where)) as (graph, dtype, carried):
+        engine = Engine(graph, dtype, where, plans, measured=measured, buffers=buffers, memory=memory)
+        if kernels:
+            engine.take(carried, str(path))
     return engine
 
 

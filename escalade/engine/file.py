@@ -14,8 +14,8 @@ import pathlib
 import re
 import secrets
 import stat
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -95,23 +95,36 @@ def fingerprint(graph: Graph, dtype: str) -> str:
 
 def read(path: str | os.PathLike[str], device: torch.device) -> tuple[Graph, str, Carried]:
     """The captured graph of a file, for an engine on that device, the engine's dtype, and what the file carries."""
+    with reading(path, device) as found:
+        return found
+
+
+@contextmanager
+def reading(path: str | os.PathLike[str], device: torch.device) -> Iterator[tuple[Graph, str, Carried]]:
+    """What `read` gives, and when it is left the file is known to be whole: the hash of its weights takes longer than
+    most that is done with them. Damage is what is said first, whatever has come of it."""
     metadata, tensors = _read(_place(path))
     brought = metadata.pop(_CARRIED, "")
-    # The hash of the weights takes longest: all else is read meanwhile. Damage is what is said first.
-    refusal: EscaladeError | None = None
     with threads(1) as beside:
         digest = beside.submit(
             _digest, metadata.get("graph", ""), metadata.get("dtype", ""), tensors, brought
         )
+
+        def require_whole() -> None:
+            if metadata.get("sha256") != digest.result():
+                raise FileError(f"{path} is damaged: its contents do not match its checksum")
+
         try:
             found = _network(metadata, tensors, brought, device)
-        except (_Malformed, GraphError, TreeError) as error:
-            refusal = error
-        if metadata.get("sha256") != digest.result():
-            raise FileError(f"{path} is damaged: its contents do not match its checksum")
-    if refusal is not None:
-        raise FileError(f"{path} holds no network: {refusal}") from refusal
-    return found
+        except (_Malformed, GraphError, TreeError) as refusal:
+            require_whole()
+            raise FileError(f"{path} holds no network: {refusal}") from refusal
+        try:
+            yield found
+        except Exception:
+            require_whole()
+            raise
+        require_whole()
 
 
 def _network(

@@ -234,6 +234,22 @@ def test_every_kind_of_damage_is_noticed(saved: pathlib.Path) -> None:
             load(saved, device="cpu")
 
 
+def test_damage_is_said_before_what_comes_of_it(saved: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine is made while the weights are still hashed."""
+
+    def refuse(*given: object, **options: object) -> None:
+        raise ArithmeticError("these weights come to nothing")
+
+    monkeypatch.setattr("escalade.engine.compiler.Engine", refuse)
+    with pytest.raises(ArithmeticError):
+        load(saved, device="cpu")
+    damaged = bytearray(saved.read_bytes())
+    damaged[-3] ^= 1
+    saved.write_bytes(damaged)
+    with pytest.raises(FileError, match="damaged"):
+        load(saved, device="cpu")
+
+
 def test_a_changed_graph_is_noticed(saved: pathlib.Path) -> None:
     with safe_open(saved, framework="pt") as file:
         graph = json.loads(file.metadata()["graph"])
