@@ -195,5 +195,5 @@ def test_what_a_worker_refuses_comes_back_as_its_sentence(
     done = Writer(job._make, str(tmp_path / "results"), "csv")(
         {"path": np.array(job._shards[0], object), "shard": np.array([0] * IMAGES)}
     )
-    with pytest.raises(LaunchError, match="device nowhere: an engine runs on"):
+    with pytest.raises(LaunchError, match="device 'nowhere': an engine runs on"):
         list(_told(done))

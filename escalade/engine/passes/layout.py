@@ -10,14 +10,18 @@ import torch
 import torch.nn.functional as F
 
 from escalade.engine.graph.forms import NAMES, STORAGE
-from escalade.engine.graph.graph import ATEN, Graph, Input, Node, Shape
+from escalade.engine.graph.graph import Graph, Input, Node, Shape
 from escalade.engine.nodes import operator_of
+from escalade.engine.nodes.aten import Aten
 from escalade.engine.nodes.base import Layouts
 from escalade.engine.nodes.convert import Convert, is_converted
 from escalade.engine.nodes.pointwise import Pointwise
 from escalade.engine.passes.shuffles import MOST_PADDED
 from escalade.ops.base.dtypes import VECTOR_BYTES
 from escalade.ops.expressions import IDENTITY
+
+MANY_NODES = 12
+"""Nodes of a network beside which one more, of a microsecond, is little."""
 
 
 def reorder_flattened(graph: Graph) -> None:
@@ -277,21 +281,18 @@ def _returned(graph: Graph, name: str, layout: str, dtype: str) -> str:
 
 
 def type_returned(graph: Graph, dtype: str) -> None:
-    """What is no image, and in another type than the model returns, is converted by a kernel of the plan's: that each
-    call does so takes the host as long as all else, and gives the interpreter's lock away."""
-    types = dict(zip(graph.outputs, graph.output_types, strict=True))
+    """What is no image, and in another type than the model returns, is converted by a kernel of the plan's where that
+    is one of many: that each call does so takes the host as long as all else, and gives the interpreter's lock away."""
+    if sum(not operator_of(node).is_view for node in graph) < MANY_NODES:
+        return
     made = {}
-    for name, returned in types.items():
-        node = graph.nodes.get(name)
-        if (
-            node is None
-            or node.op == ATEN
-            or not node.is_floating
-            or operator_of(node).layout(node) != "flat"
-        ):
+    for name, returned in dict(zip(graph.outputs, graph.output_types, strict=True)).items():
+        node, wanted = graph.nodes.get(name), getattr(torch, returned)
+        if node is None or Aten.matches(node) or not node.is_floating:
             continue
-        stored = operator_of(node).stored_type(node, STORAGE[dtype], True)
-        if stored is not getattr(torch, returned) and is_converted(stored, getattr(torch, returned)):
+        operator = operator_of(node)
+        stored = operator.stored_type(node, STORAGE[dtype], True)
+        if operator.layout(node) == "flat" and stored is not wanted and is_converted(stored, wanted):
             made[name] = graph.fresh(f"{name}_{returned}")
             graph.append(Convert.node(made[name], {"x": name}, {"layout": "flat"}, node.shape, returned))
     graph.outputs = tuple(made.get(name, name) for name in graph.outputs)

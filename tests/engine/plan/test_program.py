@@ -18,6 +18,7 @@ from escalade.device.recipe import Workspace
 from escalade.device.run import Executable, _TwinLaunch
 from escalade.engine import Engine, compile
 from escalade.engine.calls import BufferedCalls
+from escalade.engine.passes.layout import MANY_NODES
 from escalade.engine.plan.kernel_program import KernelProgram
 
 
@@ -83,6 +84,13 @@ def scores(p: Any, x: torch.Tensor) -> torch.Tensor:
     return p.fc(trunk(p, x).mean((2, 3)))
 
 
+def many_steps(p: Network, x: torch.Tensor) -> torch.Tensor:
+    y = scores(p, x)
+    for _ in range(MANY_NODES):
+        y = torch.softmax(y, -1)
+    return y
+
+
 def made(
     function: Callable[..., Any], *examples: torch.Tensor, **options: Any
 ) -> tuple[nn.Module, Engine, KernelProgram, Frozen]:
@@ -114,6 +122,17 @@ def test_kernels_follow_the_callers_tensors(function: Callable[..., Any]) -> Non
     for x, found in zip(inputs, results, strict=True):
         check(found, model(x))
     assert len({result.data_ptr() for result in results}) == len(results), "they are the caller's own"
+
+
+@torch.no_grad()
+def test_results_of_few_steps_that_are_to_be_cast_lie_in_the_arena() -> None:
+    """The cast writes what is returned."""
+    model, engine, program, _ = made(scores, dtype="fp16")
+    assert program.plan.inputs_outside and not program.plan.outputs_outside
+    inputs = [torch.randn(2, 8, 6, 6) for _ in range(3)]
+    for x, found in zip(inputs, [engine(x) for x in inputs], strict=True):
+        assert found.dtype == torch.float32
+        torch.testing.assert_close(found, model(x), rtol=1e-2, atol=1e-2)
 
 
 def test_nothing_of_a_dropped_plan_is_left() -> None:
@@ -259,7 +278,7 @@ class Watching:
 @pytest.mark.parametrize("dtype", ["fp32", "fp16"])
 @pytest.mark.parametrize(
     ("function", "layout"),
-    [(trunk, "nchw"), (scores, "flat"), (lambda p, x: scores(p, x).flatten(), "flat")],
+    [(trunk, "nchw"), (many_steps, "flat"), (lambda p, x: many_steps(p, x).flatten(), "flat")],
 )
 def test_the_last_conversion_writes_what_is_returned(
     function: Callable[..., Any], layout: str, returned: torch.dtype, dtype: str
