@@ -115,6 +115,8 @@ class Soak:
     wrong: list[str] = field(default_factory=list)
     samples: list[Sample] = field(default_factory=list)
     scarce: threading.Event = field(default_factory=threading.Event)
+    shortages: int = 0
+    """How many times memory was withheld so far: one may begin and end while a call is waited for."""
     over: threading.Event = field(default_factory=threading.Event)
 
     def work(self, seed: int) -> None:
@@ -128,13 +130,14 @@ class Soak:
         with torch.cuda.stream(stream):
             while not self.over.is_set():
                 name, one = chance.choice(list(ways.items())), chance.choice(self.served)
+                before = self.shortages
                 was_scarce = self.scarce.is_set()
                 try:
                     name[1](one, chance.choice(SIZES), chance)
                     self.calls[name[0]] += 1
                 except (OutOfMemory, torch.OutOfMemoryError):
                     self.calls["without memory"] += 1
-                    if not (was_scarce or self.scarce.is_set()):
+                    if not was_scarce and self.shortages == before:
                         self.wrong.append(f"{name[0]}: there was memory, and it was said that there was none")
                 except Exception as error:
                     self.wrong.append(f"{name[0]} {one.engine.dtype}: {type(error).__name__}: {error}")
@@ -182,6 +185,7 @@ class Soak:
             while (passed := time.monotonic() - began) < seconds:
                 self.samples.append(self._sample(passed))
                 if passed % _NO_MEMORY_EVERY < 1:
+                    self.shortages += 1
                     with no_memory(self.device, self.scarce):
                         time.sleep(_NO_MEMORY_FOR)
                 time.sleep(max(0.0, began + len(self.samples) - time.monotonic()))
