@@ -51,8 +51,8 @@ def command(
     workload: Annotated[
         str,
         typer.Argument(
-            help="resnet18, resnet34, resnet50, autoencoder, lenet or spectral_autoencoder; or a constructor as "
-            "MODULE:name.",
+            help="resnet18, resnet34, resnet50, autoencoder, lenet or spectral_autoencoder; a constructor as "
+            "MODULE:name; or a .pt2 file of torch.export.",
             show_default=False,
         ),
     ],

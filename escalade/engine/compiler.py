@@ -226,17 +226,20 @@ def load(
     kernels: bool = True,
     buffers: int = 1,
     memory: str | int | None = None,
+    pieces: int | None = None,
 ) -> Engine:
     """The engine of a file; on the GPU if there is one, unless a device is named ("cpu", "twin", "cuda:1").
 
     `measured`, `buffers` and `memory` are as for `compile`. Plans and machine code that the file has for this GPU are
     taken as they are, and need no compiler; without `kernels` they are left aside, as for files from strangers they
-    should be.
+    should be. With `pieces`, a batch size, the engine is deterministic: all batches are computed in pieces of it.
     """
     where = device if device is not None else ("cuda" if torch.cuda.is_available() else "cpu")
     require_device(where)
     with reading(path, _home(where)) as (graph, dtype, carried):
-        engine = Engine(graph, dtype, where, plans, measured=measured, buffers=buffers, memory=memory)
+        engine = Engine(
+            graph, dtype, where, plans, measured=measured, buffers=buffers, memory=memory, pieces=pieces
+        )
         if kernels:
             engine.take(carried, str(path))
     return engine

@@ -53,8 +53,13 @@ class Settings:
         require_device(device)
         if pieces is not None and (measured or (device != TWIN and torch.device(device).type == "cpu")):
             raise UnsupportedError(
-                "deterministic=True is for Escalade's kernels, on cuda or on the twin and without measured=True: "
+                "deterministic=True, or pieces, is for Escalade's kernels, on cuda or on the twin and without "
+                "measured=True: "
                 "PyTorch's operators, which compute on the CPU, may add up in another order for another batch"
+            )
+        if pieces is not None and (type(pieces) is not int or pieces < 1):
+            raise UnsupportedError(
+                f"pieces={pieces!r}: it is the items of a batch, a whole number of at least 1"
             )
         if measured:
             require_gpu("measured=True", device)

@@ -175,3 +175,24 @@ def test_tensors_in_one_container(kind: Any) -> None:
         assert torch.equal(engine(given), model(given)) and torch.equal(
             engine.submit(given).result(), model(given)
         )
+
+
+class Scaled(nn.Module):
+    def forward(self, x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        return torch.relu(x) * scale
+
+
+def test_arguments_in_their_place_may_be_given_by_name() -> None:
+    """As a module takes them, whichever way the example gave them."""
+    x, scale = torch.randn(4, 3), torch.rand(3)
+    engine = compile(Scaled(), (x[:2], scale), device="cpu")
+    expected = engine(x, scale)
+    room = torch.empty(4, 3)
+    for found in (
+        engine(x, scale=scale), engine(x=x, scale=scale), engine(scale=scale, x=x),
+        engine.submit(x, scale=scale).result(), engine(x, scale=scale, out=room),
+    ):  # fmt: skip
+        assert torch.equal(found, expected)
+    for given, named in (((x,), {"x": x}), ((x, scale), {"scale": scale}), ((x,), {"factor": scale})):
+        with pytest.raises(UnsupportedError, match="called like the model"):
+            engine(*given, **named)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pathlib
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from escalade import compile
+from escalade import compile, load
 from escalade.engine.capture.export import capture
 from escalade.engine.pieces import require_apart
 from escalade.errors import UnsupportedError
@@ -48,6 +49,19 @@ def test_items_have_the_same_bits_in_every_batch(dtype: str) -> None:
         beside[1::2] = number
         assert torch.equal(engine(beside, scale)[::2], whole[::2])
     assert len(engine._plans.kept) == 1
+
+
+@torch.no_grad()
+def test_a_file_is_loaded_for_the_same_bits(tmp_path: pathlib.Path) -> None:
+    x, scale = torch.randn(5, 3, 10, 10), torch.rand(16)
+    engine = compile(Mixed().eval(), (x[:2], scale), device="twin", dtype="fp16", deterministic=True)
+    engine.save(tmp_path / "engine")
+    loaded = load(tmp_path / "engine", device="twin", pieces=2)
+    for count in (1, 2, 5):
+        assert torch.equal(loaded(x[:count], scale), engine(x, scale)[:count])
+    for pieces in (0, -1, 1.5, True):
+        with pytest.raises(UnsupportedError, match="pieces"):
+            load(tmp_path / "engine", device="twin", pieces=pieces)  # type: ignore[arg-type]
 
 
 REFUSED: dict[str, tuple[Callable[[torch.Tensor], Any], str]] = {
