@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import NoneType
 from typing import Any
 
 import torch
@@ -11,6 +12,9 @@ from torch.utils import _pytree as pytree
 
 from escalade.engine.graph.forms import is_dense, kind_of
 from escalade.errors import UnsupportedError
+
+_PLAIN = (bool, int, float, complex, str, bytes, NoneType)
+"""What cannot have a tensor inside."""
 
 
 def require_module(model: object) -> None:
@@ -57,8 +61,15 @@ class Given:
 
     def _check(self) -> None:
         if not self.tensors:
+            leaves = pytree.tree_leaves((self.arguments, self.keywords))
+            kinds = sorted({type(leaf).__name__ for leaf in leaves if not isinstance(leaf, _PLAIN)})
+            inside = (
+                f"; of {', '.join(kinds)} none are seen, as they are of lists, tuples and dicts"
+                if kinds
+                else ""
+            )
             raise UnsupportedError(
-                "compile needs example inputs: tensors like those the model will be called with"
+                f"compile needs example inputs: tensors like those the model will be called with{inside}"
             )
         for tensor in self.tensors:
             if tensor.dtype.is_complex or tensor.is_quantized or not is_dense(tensor):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -362,6 +363,8 @@ def test_models_with_state_are_refused(model: nn.Module) -> None:
 def test_inputs_that_are_not_tensors() -> None:
     with pytest.raises(UnsupportedError, match="needs example inputs"):
         capture(Call(lambda x: x), (3,))
+    with pytest.raises(UnsupportedError, match="needs example inputs.*; of SimpleNamespace none are seen"):
+        capture(Call(lambda given: given.x), (SimpleNamespace(x=torch.zeros(2, 3)),))
     with pytest.raises(UnsupportedError, match="dense tensors of real numbers"):
         captured(lambda x: x, torch.randn(2, 3, dtype=torch.complex64))
     with pytest.raises(UnsupportedError, match="a nested tensor: compile takes dense tensors"):
