@@ -317,9 +317,8 @@ class Engine(torch.nn.Module):
             return tuple(arguments)
         if keywords.keys() == set(self._names):
             keywords = {name: keywords[name] for name in self._names}
-        elif (
-            self._positional
-        ):  # by name what the example gave in its place, as a model's forward takes it too
+        elif self._positional:
+            # By name what the example gave in its place, as a model's forward takes it too.
             left = [given.name for given in self._captured.inputs][len(arguments) :]
             if keywords.keys() == set(left):
                 arguments, keywords = (*arguments, *(keywords[name] for name in left)), {}

@@ -1,4 +1,4 @@
-"""Calls of plans of few launches, which run over the caller's tensors; and how calls find their plan."""
+"""Calls of plans of few launches, which run over the caller's tensors, and of plans with buffers."""
 
 from __future__ import annotations
 
@@ -24,31 +24,11 @@ from escalade.engine import Engine, compile, load
 from escalade.engine.calls import BufferedCalls, DirectCalls
 from escalade.engine.plan import choices
 from escalade.engine.plan.kernel_program import KernelProgram
-from escalade.engine.plans import MOST_SIGHTS, Plans
 from escalade.errors import OutOfMemory, UnsupportedError
 from escalade.ops import OPERATIONS
 from escalade.ops.conv2d import Conv2dProblem
+from tests.engine.small import ONE, TWO, made
 from tests.support import in_threads
-
-
-class Network(nn.Module):
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(12, 8), nn.Linear(8, 12)
-        self.function = function
-
-    def forward(self, *inputs: torch.Tensor) -> Any:
-        return self.function(self, *inputs)
-
-
-def made(function: Callable[..., Any], *examples: torch.Tensor, **options: Any) -> tuple[nn.Module, Engine]:
-    torch.manual_seed(1)
-    model = Network(function).eval()
-    return model, compile(model, examples or (torch.randn(2, 12),), **{"device": "twin", **options})
-
-
-ONE: Callable[..., Any] = lambda p, x: p.first(x)  # noqa: E731
-TWO: Callable[..., Any] = lambda p, x: torch.softmax(p.first(x), -1)  # noqa: E731
 
 
 @pytest.fixture
@@ -418,26 +398,6 @@ def test_calls_that_nobody_waits_for() -> None:
     assert engine.submit(inputs[0], out=room).result() is room and torch.equal(room, engine(inputs[0]))
 
 
-def test_calls_do_not_wait_for_a_plan_in_the_making(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, engine = made(lambda p, x, z: p.first(x) + z, torch.randn(2, 12), torch.randn(2, 8), device="cpu")
-    x, z = torch.randn(2, 12), torch.randn(2, 8)
-    began, ends = threading.Event(), threading.Event()
-    make = Plans._make
-
-    def slow(self: Plans, *arguments: Any) -> Any:
-        began.set()
-        assert ends.wait(60)
-        return make(self, *arguments)
-
-    monkeypatch.setattr(Plans, "_make", slow)
-    other = engine.submit(torch.randn(3, 12), torch.randn(3, 8))
-    assert began.wait(60)
-    torch.testing.assert_close(engine(x, z), model(x, z).detach())
-    assert not other.done()
-    ends.set()
-    assert other.result().shape == (3, 8)
-
-
 def test_a_saved_engine_runs_directly_too(tmp_path: pathlib.Path) -> None:
     _, engine = made(TWO, dtype="fp16")
     x = torch.randn(3, 12)
@@ -452,75 +412,6 @@ def test_streams_give_the_results_of_calls() -> None:
     batches = [torch.randn(size, 12) for size in (2, 2, 3, 1)]
     for found, x in zip(engine.stream(batches), batches, strict=True):
         assert torch.equal(found, engine(x))
-
-
-@pytest.mark.parametrize("device", ["cpu", "twin"])
-def test_plans_serve_calls_in_every_mode(device: str) -> None:
-    """Whichever mode they were made in."""
-    x = torch.randn(2, 12)
-    for make in (torch.inference_mode, torch.no_grad, torch.enable_grad):
-        with make():
-            model, engine = made(TWO, device=device)
-            engine(torch.randn(2, 12))
-        for call in (torch.inference_mode, torch.no_grad, torch.enable_grad):
-            with call():
-                found = engine(x.clone().requires_grad_(call is torch.enable_grad))
-            assert not found.requires_grad and found.is_inference() == (call is torch.inference_mode)
-            torch.testing.assert_close(found, model(x).detach())
-
-
-@pytest.mark.parametrize("device", ["cpu", "twin"])
-def test_the_plan_not_called_for_longest_goes_first(device: str) -> None:
-    _, engine = made(ONE, device=device, plans=2)
-    one, two, three = (torch.randn(size, 12) for size in (1, 2, 3))
-    engine(one)
-    engine(two)
-    kept = engine.plan(one)
-    engine(two)
-    engine(one)  # at first sight, and used last for all that
-    engine(three)  # takes the place of two
-    assert engine.plan(one) is kept and engine.explain().batch == 1
-    assert len(engine._plans.kept) == 2 and all(
-        seen.kept in engine._plans.kept.values() for seen in engine._plans.sights.values()
-    )
-    assert engine._plans.last is None, "who goes is not found as the last either"
-    engine(one)
-    assert engine._plans.last is not None and engine._plans.last.kept.calls.plan is kept
-
-
-@pytest.mark.parametrize("device", ["cpu", "twin"])
-def test_what_is_like_the_last_call_is_so_in_all(device: str) -> None:
-    """In size, strides, type and place, and in what PyTorch would do with it."""
-    model, engine = made(ONE, device=device)
-    given = torch.randn(2, 12)
-    others = (
-        torch.randn(3, 12), torch.randn(12, 2).T, given.half(), torch._neg_view(given), nn.Parameter(given),
-        given.clone().requires_grad_(),
-    )  # fmt: skip
-    for other in others:
-        for x in (given, given, other, given):
-            torch.testing.assert_close(engine(x), model(x.float()).detach())
-    with pytest.raises(UnsupportedError, match="transforms of torch.func"):
-        torch.func.vmap(engine)(given[None])
-    with pytest.raises(UnsupportedError):
-        engine([given])
-
-
-def test_calls_recognise_what_they_have_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    _, engine = made(ONE)
-    x = torch.randn(2, 12)
-    engine(x)
-    monkeypatch.setattr(Engine, "flatten", None)  # not asked any more
-    engine(x)
-    engine(torch.randn(2, 12))
-
-
-def test_strides_without_end() -> None:
-    model, engine = made(ONE)
-    for extra in range(MOST_SIGHTS + 10):
-        x = torch.randn(2, 13 + extra)[:, :12]
-        torch.testing.assert_close(engine(x), model(x).detach())
-    assert len(engine._plans.sights) <= MOST_SIGHTS and len(engine._plans.kept) == 1
 
 
 def test_what_a_call_costs_the_host() -> None:

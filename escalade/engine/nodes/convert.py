@@ -61,10 +61,10 @@ class Convert(Operator):
             return False
         if "scale" in node.inputs or source.dtype != target.dtype or source.shape != target.shape:
             return False
-        if source.layout == target.layout:
-            return True
-        one_channel_or_pixel = source.shape[1] == 1 or math.prod(source.shape[2:]) == 1
-        return one_channel_or_pixel
+        one_channel_or_pixel = len(source.shape) == 4 and (
+            source.shape[1] == 1 or math.prod(source.shape[2:]) == 1
+        )
+        return source.layout == target.layout or one_channel_or_pixel
 
     def normalises(self, node: Node) -> bool:
         return "scale" in node.inputs
