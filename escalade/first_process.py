@@ -30,12 +30,9 @@ class FirstProcess:
 
     def begin(self) -> None:
         """Starts it if it is not there: it gets ready while the caller goes on."""
-        if self._lock.acquire(blocking=False):  # whoever holds it has started one
-            try:
-                with suppress(OSError):  # it may not be needed after all
-                    self.running()
-            finally:
-                self._lock.release()
+        with self.unless_busy() as free, suppress(OSError):  # it may not be needed after all
+            if free:
+                self.running()
 
     def end(self) -> None:
         """Ends it with its copies; it is started again when it is needed."""
@@ -51,6 +48,16 @@ class FirstProcess:
             yield
         finally:
             self._lock.release()
+
+    @contextmanager
+    def unless_busy(self) -> Iterator[bool]:
+        """Whether nobody else is alone with it, and then the caller is; whoever is has started it."""
+        free = self._lock.acquire(blocking=False)
+        try:
+            yield free
+        finally:
+            if free:
+                self._lock.release()
 
     def running(self) -> subprocess.Popen[bytes]:
         """The process, for whoever is alone with it; an OSError if it cannot be started."""

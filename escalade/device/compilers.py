@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import os
 import pickle
-import select
 import signal
 import subprocess
-import sys
 import traceback
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from multiprocessing.connection import Connection, wait
+from typing import NamedTuple
 
 from escalade.device.cache import default_cache, default_directory, default_limit
 from escalade.device.nvrtc import compile_program, keep, make_ready, unkept
@@ -30,6 +29,25 @@ IDLE_SECONDS = 60.0
 Answer = tuple[str, bytes | None]
 """What the compiler has against a program, and machine code that the cache's folder did not take."""
 
+
+class Request(NamedTuple):
+    """Programs to be compiled, so many at a time."""
+
+    programs: tuple[Program, ...]
+    architecture: str
+    at_once: int
+    cache: tuple[tuple[str, str], ...]
+    """Variables that say where to keep them."""
+    is_awaited: bool
+    """Whether somebody waits for an answer for each of them."""
+
+
+class _Job(NamedTuple):
+    program: Program
+    architecture: str
+    cache: tuple[tuple[str, str], ...]
+
+
 _first = FirstProcess(f"{__name__}.serve", {})
 
 
@@ -41,6 +59,23 @@ def begin() -> None:
 def end() -> None:
     """Ends the processes; the next program starts them again."""
     _first.end()
+
+
+def compile_ahead(programs: Sequence[Program], architecture: str, count: int) -> None:
+    """Has programs compiled that somebody is going to want, `count` at a time, and waits for none of them. While others
+    are waited for, or where the first process cannot be started, they are left to who wants them."""
+    with _first.unless_busy() as free:
+        if not free:
+            return
+        try:
+            with suppress(OSError):
+                _ask(
+                    _first.running(),
+                    Request(tuple(programs), architecture, count, _cache(), is_awaited=False),
+                )
+        except BaseException:  # half a request is none
+            _first.end_now()
+            raise
 
 
 def compile_all(
@@ -56,7 +91,8 @@ def compile_all(
         except OSError:
             return [*programs]
         try:
-            _ask(process, programs, architecture, count)
+            with suppress(OSError):  # one that is gone gives no answer
+                _ask(process, Request(tuple(programs), architecture, count, _cache(), is_awaited=True))
             while left:
                 answer = interruptible(lambda: _answer(process))
                 if answer is None:
@@ -73,16 +109,20 @@ def compile_all(
     return [*left.values()]
 
 
-def _ask(
-    process: subprocess.Popen[bytes], programs: Sequence[Program], architecture: str, count: int
-) -> None:
-    # As this process understands them: a relative folder is seen from where it began.
-    cache = {"ESCALADE_CACHE_DIR": str(default_directory()), "ESCALADE_CACHE_LIMIT": str(default_limit())}
-    request = memoryview(pickle.dumps((tuple(programs), architecture, count, cache)))
+def _cache() -> tuple[tuple[str, str], ...]:
+    """Where this process keeps what is compiled, as it understands it: a relative folder is seen from where it
+    began."""
+    return (
+        ("ESCALADE_CACHE_DIR", str(default_directory())),
+        ("ESCALADE_CACHE_LIMIT", str(default_limit())),
+    )
+
+
+def _ask(process: subprocess.Popen[bytes], request: Request) -> None:
+    """Past the buffer of `stdin`: whoever forks meanwhile would write what is left in it, too."""
     assert process.stdin
-    with suppress(OSError):  # one that is gone gives no answer
-        while request:  # past the buffer: whoever forks meanwhile would write what is left in it, too
-            request = request[os.write(process.stdin.fileno(), request) :]
+    with Connection(os.dup(process.stdin.fileno()), readable=False) as requests:
+        requests.send(request)
 
 
 def _answer(process: subprocess.Popen[bytes]) -> tuple[int, str, bytes | None] | None:
@@ -100,41 +140,76 @@ def _answer(process: subprocess.Popen[bytes]) -> tuple[int, str, bytes | None] |
 
 def serve() -> None:
     """The first process: copies itself for every program that it is sent."""
-    source, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
+    requests, answers = Connection(os.dup(0), writable=False), os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever a library prints must not get among the answers
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks how the copies ended
     with suppress(CompileError):  # which every program says then
         make_ready()
-    while select.select([source], [], [], IDLE_SECONDS)[0]:
-        try:
-            for answer in _answers(*pickle.load(source)):
+    copies = _Copies()
+    with suppress(EOFError, BrokenPipeError):  # whoever asked is gone
+        while ready := wait([requests, *copies.at_work], None if copies.at_work else IDLE_SECONDS):
+            for each in ready:
+                if each is requests:
+                    copies.take(requests.recv())
+                else:
+                    assert isinstance(each, int)
+                    copies.hear(each)
+            for answer in copies.answers():
                 pickle.dump(answer, answers)
                 answers.flush()
-        except (EOFError, BrokenPipeError):  # whoever asked is gone
-            return
 
 
-def _answers(
-    programs: Sequence[Program], architecture: str, count: int, cache: Mapping[str, str]
-) -> Iterator[tuple[int, str, bytes | None]]:
-    os.environ.update(cache)
-    waiting = deque(enumerate(programs))
-    running: dict[int, int] = {}
-    while waiting or running:
-        while waiting and len(running) < count:
-            number, program = waiting.popleft()
-            running[_begun(program, architecture)] = number
-        for pipe in select.select([*running], [], [])[0]:
-            number = running.pop(pipe)
-            with os.fdopen(pipe, "rb") as file:
-                said = file.read()
-            try:
-                yield number, *pickle.loads(said)
-            except (EOFError, pickle.UnpicklingError):
-                yield number, f"a compiler process died over {programs[number]}", None
+class _Copies:
+    """Copies of the first process, each at work on one program."""
+
+    def __init__(self) -> None:
+        self.at_work: dict[int, _Job] = {}
+        """By the ends of the pipes that they write to."""
+        self._at_once = 1
+        self._waiting: tuple[_Job, ...] = ()
+        self._said: dict[_Job, Answer] = {}
+        """What nobody has asked for yet."""
+        self._awaited: dict[int, _Job] = {}
+
+    def take(self, request: Request) -> None:
+        """What somebody waits for comes before what was begun ahead."""
+        jobs = tuple(_Job(program, request.architecture, request.cache) for program in request.programs)
+        if request.is_awaited:
+            self._awaited = dict(enumerate(jobs))
+        first, then = (jobs, self._waiting) if request.is_awaited else (self._waiting, jobs)
+        begun = {*self.at_work.values(), *self._said}
+        self._waiting = tuple(job for job in dict.fromkeys((*first, *then)) if job not in begun)
+        self._at_once = request.at_once
+        self._go_on()
+
+    def hear(self, pipe: int) -> None:
+        """What a copy says, which ends with it."""
+        job = self.at_work.pop(pipe)
+        with os.fdopen(pipe, "rb") as file:
+            said = file.read()
+        try:
+            self._said[job] = pickle.loads(said)
+        except (EOFError, pickle.UnpicklingError):
+            self._said[job] = (f"a compiler process died over {job.program}", None)
+        self._go_on()
+
+    def answers(self) -> Iterator[tuple[int, str, bytes | None]]:
+        """What is there for whoever waits, by the number of the program. When they have all, nothing is kept: what was
+        begun ahead and is done is found in the cache, and not asked for."""
+        there = [number for number, job in self._awaited.items() if job in self._said]
+        for number in there:
+            yield number, *self._said[self._awaited.pop(number)]
+        if there and not self._awaited:
+            self._said.clear()
+
+    def _go_on(self) -> None:
+        while self._waiting and len(self.at_work) < self._at_once:
+            job, *rest = self._waiting
+            self._waiting = tuple(rest)
+            self.at_work[_begun(job)] = job
 
 
-def _begun(program: Program, architecture: str) -> int:
+def _begun(job: _Job) -> int:
     """The end of a pipe that a copy of this process writes its answer to."""
     reading, writing = os.pipe()
     if os.fork():
@@ -142,17 +217,18 @@ def _begun(program: Program, architecture: str) -> int:
         return reading
     try:
         with os.fdopen(writing, "wb") as file:
-            pickle.dump(_compiled(program, architecture), file)
+            pickle.dump(_compiled(job), file)
     except BaseException:
         traceback.print_exc()
     finally:
         os._exit(0)  # at once: what the first process has loaded is not this one's to put away
 
 
-def _compiled(program: Program, architecture: str) -> Answer:
+def _compiled(job: _Job) -> Answer:
+    os.environ.update(job.cache)
     try:
-        compile_program(program, architecture)
-        return "", unkept(program, architecture)
+        compile_program(job.program, job.architecture)
+        return "", unkept(job.program, job.architecture)
     except CompileError as error:
         return str(error), None
     finally:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -65,6 +65,23 @@ def expect_programs() -> None:
     """Has what compiles for a GPU get ready while the caller finds out what it wants compiled."""
     if (os.cpu_count() or 1) > 1:
         compilers.begin()
+
+
+class Expected:
+    """Programs that `precompile` is going to be asked for: they begin while the caller finds out what else it wants."""
+
+    def __init__(self, architecture: str) -> None:
+        self._architecture = architecture
+        self._seen: set[Program] = set()
+        expect_programs()
+
+    def add(self, programs: Iterable[Program]) -> None:
+        new = [program for program in dict.fromkeys(programs) if program not in self._seen]
+        self._seen.update(new)
+        absent = [program for program in new if not is_compiled(program, self._architecture)]
+        cores = os.cpu_count() or 1
+        if absent and cores > 1:
+            compilers.compile_ahead(absent, self._architecture, cores)
 
 
 def _gather(waiting: Mapping[Future[str], Program], done: Callable[[Program], None]) -> list[Failure]:

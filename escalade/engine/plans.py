@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+from escalade.device.cuda import architecture_of
 from escalade.device.nvrtc import is_offered
-from escalade.device.precompilation import expect_programs
+from escalade.device.precompilation import Expected
 from escalade.device.program import Program as DeviceProgram
 from escalade.device.pytorch import WORDS
 from escalade.engine.calls import BufferedCalls, Calls, DirectCalls, HostCalls
@@ -235,11 +236,11 @@ class Plans:
         formats = {entry.name: InputFormat.of(tensor) for entry, tensor in given}
         inputs = tuple((tuple(tensor.shape), InputFormat.of(tensor)) for tensor in tensors)
         brought = self.carried.plan_for(Card.of(device), inputs)
-        if device.type == "cuda" and not brought:
-            expect_programs()
+        here = architecture_of(device)
+        expected = Expected(here) if here and not brought else None
         planner = self.planner(network, device, batch, formats)
         if not brought:
-            return _Planned(planner(), planner)
+            return _Planned(planner(expected=expected), planner)
         plan = planner(brought.in_pytorch, decided=brought.decided)
         self._say_uncarried(plan, brought.architecture)
         return _Planned(plan, planner)

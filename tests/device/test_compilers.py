@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
+import pickle
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -54,6 +56,45 @@ def test_they_stay_for_the_next_programs(tmp_path: pathlib.Path, monkeypatch: py
     assert first_process() is begun
     for folder in ("cache", "another"):
         assert len(list((tmp_path / folder).rglob("*.bin"))) == 2
+
+
+def test_what_was_begun_ahead_is_there_for_who_asks() -> None:
+    broken = Program.of(SOURCE, "scale", {"FAULT": 0})  # SLIP is missing
+    compilers.compile_ahead([*programs(), broken], "sm_90a", 2)
+    begun, asked = first_process(), [*programs(), broken, *programs(2, 1)]
+    said: dict[Program, str] = {}
+    assert compilers.compile_all(asked, "sm_90a", 2, said.__setitem__) == []
+    assert {*said} == {*asked} and [program for program, message in said.items() if message] == [broken]
+    assert all(is_compiled(program, "sm_90a") for program in (*programs(), *programs(2, 1)))
+    assert first_process() is begun
+
+
+def test_nothing_is_begun_ahead_while_others_are_waited_for() -> None:
+    with compilers._first.alone():
+        compilers.compile_ahead(programs(), "sm_90a", 2)
+    assert compilers._first.process is None
+
+
+def test_what_waits_is_begun_before_what_was_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[Program] = []
+
+    def begun(job: compilers._Job) -> int:
+        order.append(job.program)
+        reading, writing = os.pipe()
+        with os.fdopen(writing, "wb") as file:
+            pickle.dump(("", None), file)
+        return reading
+
+    monkeypatch.setattr(compilers, "_begun", begun)
+    copies, (a, b, c) = compilers._Copies(), programs(0, 3)
+    for ahead in ((a, b), (b,)):
+        copies.take(compilers.Request(ahead, "sm_90a", 1, (), is_awaited=False))
+    copies.take(compilers.Request((c, a, c), "sm_90a", 1, (), is_awaited=True))
+    answers: list[tuple[int, str, bytes | None]] = []
+    while copies.at_work:
+        copies.hear(next(iter(copies.at_work)))
+        answers += copies.answers()
+    assert order == [a, c, b] and sorted(answers) == [(0, "", None), (1, "", None), (2, "", None)]
 
 
 def test_those_that_have_ended_are_started_again() -> None:
@@ -174,7 +215,11 @@ def compile_program(program, architecture):
         os.kill(os.getpid(), signal.SIGKILL)
 
 compilers.compile_program, compilers.unkept = compile_program, lambda program, architecture: None
-for number, message, payload in sorted(compilers._answers(programs(0), "sm_90a", 2, {})):
+copies = compilers._Copies()
+copies.take(compilers.Request(tuple(programs(0)), "sm_90a", 2, (), is_awaited=True))
+for pipe in [*copies.at_work]:
+    copies.hear(pipe)
+for number, message, payload in copies.answers():
     print(number, message.split(" over ")[0])
 """
 )

@@ -8,6 +8,7 @@ from types import MappingProxyType
 
 import torch
 
+from escalade.device.precompilation import Expected
 from escalade.engine.graph.forms import STORAGE, Form, InputFormat
 from escalade.engine.graph.graph import Graph, Input, Node
 from escalade.engine.nodes import operator_of, stored_forms
@@ -34,19 +35,21 @@ def make_plan(
     bound: bool = False,
     decided: Table | None = None,
     deterministic: bool = False,
+    expected: Expected | None = None,
 ) -> Plan:
     """Kernels for every node of a graph whose sizes are numbers, and a place for every value.
 
     `in_pytorch` names nodes that PyTorch is to do although a rung could, with the reason. Where inputs are `bound`,
     they lie in tensors that are the same at every run, and have no place here. `decided` has choices that were made
     before. In a `deterministic` plan PyTorch adds up nothing: it may choose another way for it at each run.
+    Programs are `expected` as soon as they are known.
     """
     dense = value_forms(graph, dtype, formats)
     asking = Forms(dtype, dense, graph.constants, graph.typed)
     choices = Choices(graph.nodes, asking, place, avoid, fusion, in_pytorch, decided, deterministic)
     parts = arrange(graph, dense, asking, choices.takes, lambda node: choices.of(node).in_pytorch)
     graph, forms = parts.graph, parts.forms
-    steps = _with_makers([_step(node, parts, choices) for node in graph])
+    steps = _with_makers([_expecting(_step(node, parts, choices), expected) for node in graph])
     if deterministic:
         _require_kernels(steps)
     constants = dict.fromkeys(
@@ -86,6 +89,12 @@ def make_plan(
         values.apart,
         choices.chosen,
     )
+
+
+def _expecting(step: Step, expected: Expected | None) -> Step:
+    if step.recipe and expected:
+        expected.add(step.recipe.programs)
+    return step
 
 
 def _with_makers(steps: Sequence[Step]) -> list[Step]:
