@@ -24,6 +24,7 @@ LAYERS = (
             "files",
             "first_process",
             "fitted",
+            "garbage",
             "interruption",
             "outside",
             "parsing",

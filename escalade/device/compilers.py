@@ -164,7 +164,7 @@ class _Copies:
 
     def __init__(self) -> None:
         self.at_work: dict[int, _Job] = {}
-        """By the ends of the pipes that they write to."""
+        """What each is at, by the end of the pipe that it writes to."""
         self._at_once = 1
         self._waiting: tuple[_Job, ...] = ()
         self._said: dict[_Job, Answer] = {}

@@ -26,6 +26,7 @@ from escalade.engine.passes.calibrate import carried_ranges, ranges
 from escalade.engine.programs import example_of, module_of, read_program
 from escalade.engine.settings import MOST_PLANS, TWIN, require_device
 from escalade.errors import OutOfMemory, UnsupportedError
+from escalade.garbage import collected_later
 
 Normalization = tuple[Sequence[float], Sequence[float]]
 
@@ -236,7 +237,7 @@ def load(
     """
     where = device if device is not None else ("cuda" if torch.cuda.is_available() else "cpu")
     require_device(where)
-    with reading(path, _home(where)) as (graph, dtype, carried):
+    with collected_later(), reading(path, _home(where)) as (graph, dtype, carried):
         engine = Engine(
             graph, dtype, where, plans, measured=measured, buffers=buffers, memory=memory, pieces=pieces
         )

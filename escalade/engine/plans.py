@@ -38,6 +38,7 @@ from escalade.engine.plan.reference_program import ReferenceProgram
 from escalade.engine.plan.stepwise import SteppedProgram, pays_stepwise
 from escalade.engine.settings import Settings
 from escalade.errors import CompileError, UnsupportedError
+from escalade.garbage import collected_later
 from escalade.ops import OPERATIONS
 from escalade.ops.base.card import Card, Place
 
@@ -225,6 +226,7 @@ class Plans:
         """What a plan keeps for itself, in as many sets of buffers as it may have."""
         return plan.arena_bytes * self._settings.buffers + plan.lasting_bytes
 
+    @collected_later()
     @torch.inference_mode(False)
     @torch.no_grad()
     def _planned(self, network: Network, batch: int, tensors: Sequence[torch.Tensor]) -> _Planned:

@@ -23,6 +23,7 @@ from escalade.engine.plan.several import SeveralResults
 from escalade.engine.plan.step import ConstantForm, Step
 from escalade.engine.plan.values import Values
 from escalade.errors import OutOfMemory
+from escalade.garbage import collected_later
 
 
 class Kernels:
@@ -54,7 +55,8 @@ class Kernels:
             compile_together([plan], device)
             self._numbers = [number for number, step in enumerate(plan.steps) if step.runs]
             steps = [plan.steps[number] for number in self._numbers]
-            self.calls = [self._call(step, behind) for step, behind in zip_longest(steps, steps[1:])]
+            with collected_later():
+                self.calls = [self._call(step, behind) for step, behind in zip_longest(steps, steps[1:])]
             self._side = self._first_run() if device.type == "cuda" else None
 
     @property

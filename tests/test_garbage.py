@@ -1,0 +1,49 @@
+"""Python's search for garbage waits while plans are made, and is as it was afterwards."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from escalade.engine import compile, plans
+from escalade.errors import UnsupportedError
+from escalade.garbage import collected_later
+
+
+@pytest.fixture(params=[True, False], ids=["on", "off"])
+def is_on(request: pytest.FixtureRequest) -> Iterator[bool]:
+    """Whether the caller has Python search for garbage."""
+    if not request.param:
+        gc.disable()
+    yield request.param
+    gc.enable()
+
+
+def test_it_is_as_it_was(is_on: bool) -> None:
+    with collected_later():
+        with collected_later():
+            assert not gc.isenabled()
+        assert not gc.isenabled()
+    assert gc.isenabled() is is_on
+    with pytest.raises(UnsupportedError), collected_later():
+        raise UnsupportedError("this cannot be had")
+    assert gc.isenabled() is is_on
+
+
+def test_plans_are_made_without_it(is_on: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[bool] = []
+    make = plans.make_plan
+
+    def made(*arguments: Any, **keywords: Any) -> Any:
+        seen.append(gc.isenabled())
+        return make(*arguments, **keywords)
+
+    monkeypatch.setattr(plans, "make_plan", made)
+    engine = compile(torch.nn.ReLU(), torch.ones(1, 4), device="cpu")
+    engine(torch.ones(2, 4))
+    assert seen and not any(seen)
+    assert gc.isenabled() is is_on
