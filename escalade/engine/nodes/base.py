@@ -124,6 +124,11 @@ class Operator(ABC):
     is_image_scaling: ClassVar[bool] = False
     """Whether it is a scale and a shift of an image's channels, which whatever converts the image may do."""
 
+    def as_image(self, node: Node) -> Attributes | None:
+        """The attributes of a node of sequences where these are images one row high; None if it does not take them."""
+        is_one = self.takes_any_rank or self.expression(node) is not None
+        return node.attributes if is_one else None
+
     def expression(self, node: Node) -> Expression | None:
         """What a pointwise node computes of each element, in the roles of its inputs, which are broadcast as PyTorch
         does; None if it is none.

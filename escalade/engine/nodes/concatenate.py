@@ -10,6 +10,7 @@ from escalade.engine.graph.graph import Graph, Node, Reference
 from escalade.engine.nodes.aten_call import AtenCall
 from escalade.engine.nodes.base import Layouts, Operator, Recognised, Recogniser, Tensors
 from escalade.engine.nodes.lowering import Concatenated
+from escalade.engine.nodes.sequences import dimension_of_image
 from escalade.engine.nodes.signature import INDEX, RESULT, ROWS, Attributes, Signature, SizeError, Sizes
 
 
@@ -59,6 +60,9 @@ class Concatenate(Operator):
             RESULT: (*result[:at], whole, *result[at + 1 :]),
             **{role: (*result[:at], size[at], *result[at + 1 :]) for role, size in parts.items()},
         }
+
+    def as_image(self, node: Node) -> Attributes:
+        return {**node.attributes, "dimension": dimension_of_image(node.attributes["dimension"])}
 
     def layouts(self, node: Node, given: Mapping[str, str]) -> Layouts:
         """Channels lie innermost in NHWC; along other dimensions images stay as they are."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from copy import copy
 from dataclasses import dataclass, field, fields, replace
 
@@ -30,9 +30,13 @@ class Lowered:
     """The role of an input whose memory the result may take."""
     pitches: Mapping[str, str] = field(default_factory=dict)
     """The problem's field for elements from pixel to pixel, by role; `x_pitch`, `y_pitch` and so on unless said."""
+    at_pitches: Callable[[Mapping[str, int]], Problem | None] | None = field(default=None, compare=False)
+    """What makes the problem with pixels apart, by role, where it has no such fields."""
 
     def apart(self, pitches: Mapping[str, int]) -> Problem | None:
         """The problem with the pixels of these roles so many elements apart; None: it cannot say so."""
+        if self.at_pitches is not None:
+            return self.at_pitches(pitches)
         found = {self.pitches.get(role, f"{role}_pitch"): pitch for role, pitch in pitches.items()}
         if found.keys() - {each.name for each in fields(self.problem)}:  # type: ignore[arg-type]
             return None

@@ -19,6 +19,7 @@ from escalade.engine.nodes.signature import IMAGE, RESULT, Attributes, Signature
 from escalade.engine.nodes.windows import WINDOWS, pooled, windows_of
 from escalade.ops.max_pool2d import MAX_POOL2D, MaxPool2dProblem
 from escalade.ops.max_pool2d.reference import further_references
+from escalade.ops.reduce import REDUCE, ReduceProblem
 
 PLACES = "places"
 """What a pool is told, and what it is called, that writes where its maxima are beside them."""
@@ -37,7 +38,9 @@ class MaxPool2d(Operator):
             "max_pool2d": self._recognise,
             "max_pool2d_with_indices": self._recognise,
             "adaptive_max_pool2d": self._adaptive,
+            "adaptive_max_pool1d": of_sequences(self._adaptive, "self"),
             "max_pool1d": of_sequences(self._recognise, "self"),
+            "max_pool1d_with_indices": of_sequences(self._recognise, "self"),
         }
 
     def _recognise(self, node: Node, call: AtenCall, graph: Graph) -> Recognised:
@@ -100,6 +103,8 @@ class MaxPool2d(Operator):
         problem = window_problem(node, forms.value(node.inputs["x"]), forms.stored)
         if PLACES in a:
             problem = replace(problem, places=True, behind_relu=a["behind_relu"])
+        elif _is_whole_image(problem):
+            return Lowered(REDUCE, _over_pixels(problem))
         return Lowered(MAX_POOL2D, problem)
 
 
@@ -111,6 +116,24 @@ def window_problem(node: Node, form: Form, dtype: str) -> MaxPool2dProblem:
         batch, channels, height, width, a["kernel"], a["stride"], a["padding"], a["ceil_mode"], dtype, form.layout,
         dilation=a["dilation"],
     )  # fmt: skip
+
+
+def _is_whole_image(problem: MaxPool2dProblem) -> bool:
+    """Whether there is one window, over all pixels. A thread for each maximum would go through them one by one."""
+    p = problem
+    reaches = all(
+        size + padding <= kernel
+        for size, padding, kernel in zip((p.height, p.width), p.padding, p.kernel, strict=True)
+    )
+    return reaches and p.dilation == (1, 1) and (p.output_height, p.output_width) == (1, 1)
+
+
+def _over_pixels(problem: MaxPool2dProblem) -> ReduceProblem:
+    """The maximum over an image as a reduction, of its channels side by side or of each by itself."""
+    p = problem
+    if p.layout == "nhwc":
+        return ReduceProblem("max", p.batch, p.height * p.width, p.channels, dtype=p.dtype)
+    return ReduceProblem("max", p.batch * p.channels, p.height * p.width, dtype=p.dtype)
 
 
 def _is_values(node: Node) -> bool:

@@ -12,6 +12,7 @@ from escalade.engine.graph.graph import Graph, Node
 from escalade.engine.nodes.aten_call import AtenCall
 from escalade.engine.nodes.base import Layouts, Operator, Recognised, Recogniser, Tensors, with_channels
 from escalade.engine.nodes.lowering import Forms, Lowered
+from escalade.engine.nodes.sequences import of_sequences
 from escalade.engine.nodes.signature import (
     IMAGE,
     RESULT,
@@ -28,7 +29,9 @@ from escalade.ops.pad2d.reference import padded
 
 _CAPTURED = {
     "constant_pad_nd": "constant",
+    "reflection_pad1d": "reflect",
     "reflection_pad2d": "reflect",
+    "replication_pad1d": "replicate",
     "replication_pad2d": "replicate",
     "_pad_circular": "circular",
 }
@@ -63,6 +66,12 @@ class Pad2d(Operator):
         return self._known(call("mode", "constant"), node, call, graph)
 
     def _known(self, mode: str, node: Node, call: AtenCall, graph: Graph) -> Recognised:
+        known = partial(self._of_images, mode)
+        if len(node.shape) == 3 and len(call("pad") or call("padding")) == 2:
+            return of_sequences(known, "self")(node, call, graph)
+        return known(node, call, graph)
+
+    def _of_images(self, mode: str, node: Node, call: AtenCall, graph: Graph) -> Recognised:
         x, given, value = call.value("self"), call("pad") or call("padding"), call("value", 0.0)
         if (
             x is None

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 
 import torch
 
@@ -21,23 +23,42 @@ def lower_expression(node: Node, expression: Expression, forms: Forms) -> Lowere
     """The problem of a node that computes an expression of its inputs; None if one is of a type that kernels do not
     read, or there is nothing to compute."""
     form = forms.value(node.name)
+    if NAMES.get(form.dtype) != forms.stored or not form.elements:
+        return None
+    constants = {
+        role: _constant_form(forms, node.inputs[role], form)
+        for role in expression.inputs
+        if forms.is_constant(node.inputs[role])
+    }
+    at_pitches = partial(_problem, node, expression, forms, constants)
+    problem = at_pitches({})
+    if problem is None:
+        return None
+    return Lowered(POINTWISE, problem, constants, _in_place(node, problem, forms), at_pitches=at_pitches)
+
+
+def _problem(
+    node: Node,
+    expression: Expression,
+    forms: Forms,
+    constants: Mapping[str, str],
+    pitches: Mapping[str, int],
+) -> PointwiseProblem | None:
+    """The problem over inputs whose rows are so many elements apart, by role; a result's are not."""
+    form = forms.value(node.name)
     order = _order(form)
-    shape = [form.shape[axis] for axis in order]
-    if NAMES.get(form.dtype) != forms.stored or not math.prod(shape):
+    if not set(expression.inputs) - constants.keys() >= pitches.keys():
         return None
     views: dict[str, View] = {}
-    constants: dict[str, str] = {}
     for role in expression.inputs:
-        name = node.inputs[role]
-        if forms.is_constant(name):
-            constants[role] = _constant_form(forms, name, form)
-        view = _view(forms, name, constants.get(role, STORED), len(shape))
+        form_of_constant = constants.get(role, STORED)
+        view = _view(forms, node.inputs[role], form_of_constant, len(form.shape), pitches.get(role, 0))
         if view is None:
             return None
         sizes, strides = ([given[axis] for axis in order] for given in (view.shape, view.strides))
         views[role] = View(tuple(sizes), tuple(strides), view.dtype)
-    problem = PointwiseProblem.of(expression.text, shape, views, forms.stored)
-    return Lowered(POINTWISE, problem, constants, _in_place(node, problem, forms))
+    shape = [form.shape[axis] for axis in order]
+    return PointwiseProblem.of(expression.text, shape, views, forms.stored)
 
 
 def _order(form: Form) -> Sequence[int]:
@@ -52,7 +73,7 @@ def _constant_form(forms: Forms, name: str, result: Form) -> str:
     return FP32 if math.prod(sizes) < math.prod(result.shape) else STORED
 
 
-def _view(forms: Forms, name: str, form: str, rank: int) -> View | None:
+def _view(forms: Forms, name: str, form: str, rank: int, pitch: int) -> View | None:
     """How an input lies in memory, with the dimensions of the result in PyTorch's order; None if its type is none that
     kernels read."""
     if forms.is_constant(name):
@@ -63,7 +84,7 @@ def _view(forms: Forms, name: str, form: str, rank: int) -> View | None:
         own = not dtype.is_floating_point or (forms.typed and form != FP32)
         kind = dtype if own else torch.float32 if form == FP32 else None
     else:
-        value = forms.value(name)
+        value = replace(forms.value(name), pitch=pitch)
         memory = torch.empty(2**40, dtype=torch.uint8, device="meta")
         tensor, kind = value.view(memory, 0), value.dtype
     known = forms.stored if kind is None else NAMES.get(torch.uint8 if kind == torch.bool else kind)

@@ -14,6 +14,7 @@ from escalade.engine.nodes.aten_call import AtenCall, name_of
 from escalade.engine.nodes.base import Layouts, Operator, Recognised, Tensors, activate
 from escalade.engine.nodes.lowering import Forms, Lowered
 from escalade.engine.nodes.pointwise import Pointwise, broadcast
+from escalade.engine.nodes.sequences import dimension_of_image
 from escalade.engine.nodes.signature import (
     ANY,
     EPSILON,
@@ -181,6 +182,10 @@ class Reduce(Operator):
         kept = [1 if dim in dims else size for dim, size in enumerate(x)]
         left = kept if attributes["keepdim"] else [size for dim, size in enumerate(x) if dim not in dims]
         return {RESULT: tuple(left)}
+
+    def as_image(self, node: Node) -> Attributes | None:
+        dims = tuple(dimension_of_image(dim) for dim in node.attributes["dims"])
+        return {**node.attributes, "dims": dims} if node.attributes["keepdim"] else None
 
     # Who does it.
 

@@ -20,6 +20,11 @@ def image_of(shape: Shape) -> Shape:
     return (*shape[:2], 1, *shape[2:])
 
 
+def dimension_of_image(dimension: int) -> int:
+    """Where a dimension of a sequence is in the image."""
+    return dimension + (dimension >= 2)
+
+
 def is_row(image: Shape, shape: Shape) -> bool:
     """Whether an image is one row high and a sequence of these sizes."""
     return len(shape) == 3 and len(image) == 4 and image == image_of(shape)

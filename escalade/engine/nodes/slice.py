@@ -10,8 +10,10 @@ import torch
 from escalade.engine.graph.graph import Graph, Node
 from escalade.engine.nodes.aten_call import AtenCall
 from escalade.engine.nodes.base import Layouts, Operator, Recognised, Recogniser, Tensors
-from escalade.engine.nodes.lowering import Taken
+from escalade.engine.nodes.lowering import Forms, Lowered, Taken
+from escalade.engine.nodes.sequences import dimension_of_image
 from escalade.engine.nodes.signature import INDEX, RESULT, ROWS, Attributes, Signature, SizeError, Sizes
+from escalade.ops.pad2d import PAD2D, Pad2dProblem
 
 
 class Slice(Operator):
@@ -78,9 +80,22 @@ class Slice(Operator):
             )
         return {RESULT: (*x[:at], result[at], *x[at + 1 :])}
 
+    def as_image(self, node: Node) -> Attributes:
+        return {**node.attributes, "dimension": dimension_of_image(node.attributes["dimension"])}
+
     def layouts(self, node: Node, given: Mapping[str, str]) -> Layouts:
         """Channels lie innermost in NHWC; along other dimensions images stay as they are."""
         return super().layouts(node, given) if node.attributes["dimension"] == 1 else Layouts.of_all(given)
+
+    def lower(self, node: Node, forms: Forms) -> Lowered | None:
+        """Rows or columns of an image are that image with fewer around it."""
+        form, at = forms.value(node.inputs["x"]), node.attributes["dimension"]
+        if len(form.shape) != 4 or at < 2 or not form.elements:
+            return None
+        first, left = node.attributes["first"], forms.value(node.name).shape[at]
+        fewer = (-first, first + left - form.shape[at])
+        pads = (*fewer, 0, 0) if at == 2 else (0, 0, *fewer)
+        return Lowered(PAD2D, Pad2dProblem(*form.shape, pads, "constant", 0.0, forms.stored, form.layout))
 
     def channels_taken(self, node: Node) -> tuple[int, ...] | None:
         if len(node.shape) != 4 or node.attributes["dimension"] != 1:

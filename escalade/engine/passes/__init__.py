@@ -33,6 +33,7 @@ from escalade.engine.passes.pointwise import join_neighbours, join_recognised
 from escalade.engine.passes.pools import pool_first
 from escalade.engine.passes.prologues import fold_prologues
 from escalade.engine.passes.quantise import quantise_convolutions
+from escalade.engine.passes.repetitions import merge_repetitions
 from escalade.engine.passes.scatters import resolve_scatters
 from escalade.engine.passes.sequences import keep_images
 from escalade.engine.passes.shuffles import absorb_shuffles, recognise_shuffles
@@ -168,6 +169,7 @@ def fuse(graph: Graph, dtype: str, fusion: FusionLevel = FusionLevel.fused, imag
 
 
 def _fuse(graph: Graph, dtype: str) -> None:
+    merge_repetitions(graph)
     resolve_scatters(graph)
     recognise_shuffles(graph)
     keep_images(graph)

@@ -15,7 +15,7 @@ def keep_images(graph: Graph) -> None:
     for node in graph:
         if Reshape.matches(node):
             _skip(graph, node)
-        elif _takes_any_rank(node):
+        elif len(node.shape) == 3 and node.is_floating:
             _done_to_images(graph, node)
     graph.remove_dead_code()
 
@@ -31,13 +31,10 @@ def _skip(graph: Graph, node: Node) -> None:
         graph.nodes[node.name] = node.with_inputs(x=image)
 
 
-def _takes_any_rank(node: Node) -> bool:
-    operator = operator_of(node)
-    is_one = operator.takes_any_rank or operator.expression(node) is not None
-    return is_one and len(node.shape) == 3 and node.is_floating
-
-
 def _done_to_images(graph: Graph, node: Node) -> None:
+    attributes = operator_of(node).as_image(node)
+    if attributes is None:
+        return
     inputs = {}
     for role, name in node.inputs.items():
         if name in graph.constants:
@@ -48,7 +45,13 @@ def _done_to_images(graph: Graph, node: Node) -> None:
         if image is None:
             return
         inputs[role] = image
-    made = replace(node, name=graph.fresh(f"{node.name}_image"), inputs=inputs, shape=image_of(node.shape))
+    made = replace(
+        node,
+        name=graph.fresh(f"{node.name}_image"),
+        inputs=inputs,
+        attributes=attributes,
+        shape=image_of(node.shape),
+    )
     graph.insert_before(node.name, made)
     graph.nodes[node.name] = Reshape.instead_of(node, {"x": made.name})
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from escalade.bench.coverage.fallbacks import planned
 from escalade.engine.compiler import compile
@@ -17,6 +18,8 @@ NORMS = [
     (torch.nn.BatchNorm1d(6), (3, 6, 5)),
     (torch.nn.BatchNorm3d(4), (2, 4, 3, 2, 5)),
     (torch.nn.MaxPool2d(3, 2, 1), (2, 4, 7, 6)),
+    (torch.nn.MaxPool2d((9, 10), 1, (1, 2)), (2, 5, 7, 6)),
+    (torch.nn.AdaptiveMaxPool2d(1), (2, 5, 7, 6)),
     (torch.nn.AvgPool2d(3, 2, 1), (2, 4, 7, 6)),
 ]
 
@@ -56,14 +59,18 @@ class Sequences(torch.nn.Module):
         self.front = torch.nn.Conv1d(3, 8, 5, stride=2, padding=2)
         self.norm = torch.nn.BatchNorm1d(8)
         self.inner = torch.nn.Conv1d(8, 8, 3, padding="same", groups=2, dilation=2)
+        self.gated = torch.nn.Conv1d(8, 16, 2, dilation=2)
         self.scale = torch.nn.Parameter(torch.randn(8, 1))
         self.back = torch.nn.ConvTranspose1d(8, 4, 4, stride=2, padding=1)
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         y = torch.relu(self.norm(self.front(x)))
-        y = torch.nn.functional.max_pool1d(y + torch.tanh(self.inner(y)) * self.scale, 3, 1, 1)
-        means = torch.nn.functional.adaptive_avg_pool1d(y, 1).flatten(1)
-        return torch.nn.functional.avg_pool1d(self.back(y), 4, 2, 1), means
+        left, right = self.gated(F.pad(y, (2, 0))).chunk(2, 1)  # as WaveNet does: what has been, and gates
+        y = torch.cat([y[:, 4:], y[:, :4]], 1) + torch.tanh(left) * torch.sigmoid(right)
+        y = y * torch.sigmoid(y.amax(2, keepdim=True)) + F.pad(y, (1, 1), mode="reflect")[..., 1:-1]
+        y = F.max_pool1d(y + torch.tanh(self.inner(y)) * self.scale, 3, 1, 1)
+        means = F.adaptive_avg_pool1d(y, 1) + F.adaptive_max_pool1d(y, 1)
+        return F.avg_pool1d(self.back(y), 4, 2, 1), means.flatten(1)
 
 
 def test_layers_of_sequences_are_those_of_images() -> None:
@@ -71,7 +78,8 @@ def test_layers_of_sequences_are_those_of_images() -> None:
     engine = compile(model, x, device="twin")
     explained = engine.explain(x)
     assert not explained.fallbacks
-    assert sum(step.operation == "convert" for step in explained.steps) == 2  # in front of all, and behind
+    # In front of all and behind it, and two halves that change places.
+    assert sum(step.operation == "convert" for step in explained.steps) == 4
     for given in (x, x[:1]):
         torch.testing.assert_close(engine(given), model(given), rtol=1e-4, atol=1e-4)
 

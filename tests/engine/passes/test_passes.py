@@ -20,8 +20,22 @@ from escalade.engine.passes.constant_folding import fold_constants
 from escalade.engine.passes.epilogues import fuse_expressions, fuse_operands, fuse_residuals
 from escalade.engine.passes.fusion_level import FusionLevel
 from escalade.engine.passes.layout import assign_layouts, reorder_flattened
+from escalade.engine.passes.repetitions import merge_repetitions
 from escalade.models import settle
 from tests.engine.graphs import Parts, after, evaluate, graph_of, node_of, ops, same_results
+
+
+def test_what_is_done_twice_with_the_same_is_done_once() -> None:
+    def run(p: Parts, x: torch.Tensor) -> Any:
+        y = p.first(x)
+        gates = [torch.sigmoid(y.amax((2, 3), keepdim=True)) for _ in range(3)]
+        others = torch.sigmoid(y.amax((2, 3))), torch.sigmoid(y.amax((1, 2), keepdim=True))
+        return y * gates[0] + gates[1], gates[2] * y, *others, *others
+
+    graph = after(run, merge_repetitions)
+    assert ops(graph).count("reduce") == 3
+    results = after(lambda p, x: (p.first(x), p.first(x)), merge_repetitions)
+    assert len(set(results.outputs)) == 2, "each is a tensor of its own"
 
 
 @pytest.mark.parametrize(

@@ -184,3 +184,16 @@ def test_what_parts_are_taken_of_may_be_seen_differently_itself() -> None:
     plan = planned(Model(lambda x: torch.softmax(x, -1).flatten(1)[:, :8].relu()), (4, 4))
     (flat,) = (step.node for step in plan.steps if step.node.op == "reshape")
     assert plan.places[flat.name] == plan.places[flat.inputs["x"]]
+
+
+def test_functions_of_elements_read_parts_where_they_are() -> None:
+    """Gates of one convolution, as half of its channels are for the other half."""
+
+    def gated(x: torch.Tensor) -> torch.Tensor:
+        left, right = F.max_pool2d(x, 2).chunk(2, 1)
+        return F.max_pool2d(torch.tanh(left) * torch.sigmoid(right), 2)
+
+    assert not copies(planned(Model(gated), (16, 8, 8)))
+    agree(Model(gated), (16, 8, 8), "twin")
+    odd = Model(lambda x: (lambda y: F.max_pool2d(y[:, :7].sin() * y[:, 7:14], 2))(F.max_pool2d(x, 2)))
+    agree(odd, (14, 8, 8), "twin")
