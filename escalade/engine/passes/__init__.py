@@ -38,6 +38,7 @@ from escalade.engine.passes.scatters import resolve_scatters
 from escalade.engine.passes.sequences import keep_images
 from escalade.engine.passes.shuffles import absorb_shuffles, recognise_shuffles
 from escalade.engine.passes.siblings import join_siblings
+from escalade.engine.passes.stacks import resolve_stacks
 from escalade.ops.base.card import TWIN, Card
 
 
@@ -171,6 +172,7 @@ def fuse(graph: Graph, dtype: str, fusion: FusionLevel = FusionLevel.fused, imag
 def _fuse(graph: Graph, dtype: str) -> None:
     merge_repetitions(graph)
     resolve_scatters(graph)
+    resolve_stacks(graph)
     recognise_shuffles(graph)
     keep_images(graph)
     sink_permutes(graph)

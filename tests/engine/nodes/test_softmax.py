@@ -33,6 +33,16 @@ def test_channels_of_an_image_are_rows_of_its_pixels(
     torch.testing.assert_close(Engine(graph, "fp32", "twin")(x), function(x))
 
 
-def test_other_dimensions_are_left_to_pytorch() -> None:
-    graph = capture(Call(lambda x: torch.softmax(x, 2)), (torch.randn(2, 6, 4, 4),))
+@pytest.mark.parametrize(("shape", "at"), [((2, 6, 4, 4), 2), ((2, 3, 5), 1), ((2, 3, 4, 1, 2), -4)])
+def test_dimensions_with_others_behind_are_channels_of_images(shape: tuple[int, ...], at: int) -> None:
+    x = torch.randn(shape)
+    graph = capture(Call(lambda x: torch.softmax(x, at)), (x,))
+    assert [node.op for node in graph] == ["reshape", "softmax", "reshape"]
+    engine = Engine(graph, "fp32", "twin")
+    for given in (x, x[:1], torch.cat([x, x])):
+        torch.testing.assert_close(engine(given), torch.softmax(given, at))
+
+
+def test_the_batch_is_left_to_pytorch() -> None:
+    graph = capture(Call(lambda x: torch.softmax(x, 0)), (torch.randn(2, 6, 4, 4),))
     assert [node.op for node in graph] == ["aten"]
