@@ -20,8 +20,9 @@ test: setup
 	$(BIN)/ruff format --check
 	$(MAKE) --no-print-directory -j2 types suite
 
+# In what the tests leave of two processors: these are the longer of the two by far.
 types:
-	$(BIN)/mypy
+	nice $(BIN)/mypy
 
 # A worker that is done takes tests from the other: they take from a millisecond to many seconds. Some start a Python of
 # their own: what one compiles of our modules is there for the next, whatever the caller's environment says.

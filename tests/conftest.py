@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import math
 import os
 import pathlib
 import random
 import signal
+import threading
 import zlib
 from collections.abc import Generator
 from typing import Any
@@ -17,6 +19,9 @@ import pytest
 import torch
 import torch.fx.config
 
+from escalade import outside
+from escalade.device.twin import building
+from escalade.errors import EscaladeError
 from tests.support import Sample
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -55,6 +60,27 @@ def pytest_configure(config: pytest.Config) -> None:
         torch.set_num_threads(1)
     # Where in a model each node of a graph comes from: a tenth of what capturing takes, and no test asks for it.
     torch.fx.config.do_not_emit_stack_traces = True
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """While workers of pytest-xdist collect tests, the twin's runtime is built: the first of them would wait for it."""
+    if _has_workers(session.config):
+        threading.Thread(target=_build_runtime, daemon=True).start()
+
+
+def _build_runtime() -> None:
+    with contextlib.suppress(EscaladeError, OSError):  # the tests that need it say what is wrong
+        building.runtime_library()
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if _has_workers(session.config):
+        outside.end_all()  # g++, where no test has needed the runtime
+
+
+def _has_workers(config: pytest.Config) -> bool:
+    """Whether this process hands tests to others."""
+    return bool(getattr(config.option, "numprocesses", None)) and not hasattr(config, "workerinput")
 
 
 @pytest.hookimpl(optionalhook=True)
