@@ -51,7 +51,8 @@ def not_ready(program: Program) -> str:
 
 def ptx(text: str, name: str) -> str:
     _, handle = nvrtc.nvrtcCreateProgram(text.encode(), name.encode(), 0, [], [])
-    options = ["--gpu-architecture=compute_90a", "--std=c++17", f"-I{KERNELS}", f"-I{cuda_headers()}"]
+    folders = (f"-I{KERNELS}", f"-I{cuda_headers()}")
+    options = ["--gpu-architecture=compute_90a", "--std=c++17", "--minimal", *folders]
     (status,) = nvrtc.nvrtcCompileProgram(handle, len(options), [option.encode() for option in options])
     assert status == nvrtc.nvrtcResult.NVRTC_SUCCESS, f"{name} does not compile"
     _, size = nvrtc.nvrtcGetPTXSize(handle)

@@ -37,6 +37,12 @@ class Contents:
         return safetensors.torch.save(self.tensors, {**self.metadata, "graph": graph, "sha256": sha256})
 
 
+def replaced(path: pathlib.Path, content: bytes) -> None:
+    """Writes a file anew: one that is cut to nothing first would wait for the disk."""
+    path.unlink(missing_ok=True)
+    path.write_bytes(content)
+
+
 class EveryKind(nn.Module):
     """Every kind of node that a file can hold, and arguments of every sort among PyTorch's operators."""
 

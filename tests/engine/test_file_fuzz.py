@@ -1,4 +1,4 @@
-"""Two thousand files that are nearly engines: each is refused in a sentence, or is an engine like any other."""
+"""A thousand files that are nearly engines: each is refused in a sentence, or is an engine like any other."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from escalade.engine import Engine, compile, load
 from escalade.engine.graph.graph import fixed
 from escalade.engine.nodes.evaluate import compute
 from escalade.errors import EscaladeError
-from tests.engine.files import Contents, every_kind
+from tests.engine.files import Contents, every_kind, replaced
 from tests.engine.mutations import mutated_bytes, mutated_contents
 
-BYTES, GRAPHS, PIECES = 600, 1000, 5
+BYTES, GRAPHS, PIECES = 300, 600, 3
 """Files with changed bytes, files with changed graphs, and the tests that these are done in."""
 MOST_ELEMENTS = 10_000
 """Of inputs that a changed engine is called with."""
@@ -95,7 +95,7 @@ def test_changed_bytes_are_noticed(original: tuple[Contents, bytes, Engine], tmp
     draw, path = random.Random(1), tmp_path / "changed.engine"
     refused = 0
     for _ in range(BYTES):
-        path.write_bytes(mutated_bytes(whole, draw))
+        replaced(path, mutated_bytes(whole, draw))
         again = loaded(path)
         refused += again is None
         if again is not None:  # spaces at the end of the header, say
@@ -112,7 +112,7 @@ def test_changed_graphs_are_sentences_or_engines(
     accepted = returned = 0
     for _ in range(GRAPHS // PIECES):
         changed = mutated_contents(contents, draw)
-        path.write_bytes(changed.written())
+        replaced(path, changed.written())
         again = loaded(path)
         if again is None:
             continue
@@ -152,7 +152,7 @@ def test_changed_graphs_do_not_overrun_kernels(tmp_path: pathlib.Path) -> None:
     contents, draw = Contents.of(path), random.Random(5)
     returned = 0
     for _ in range(150):
-        path.write_bytes(mutated_contents(contents, draw).written())
+        replaced(path, mutated_contents(contents, draw).written())
         engine = loaded(path, "twin")
         if engine is None or engine.dtype != "fp32" or returned == CALLS_ON_TWIN:
             continue

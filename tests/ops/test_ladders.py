@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from itertools import chain
+from math import prod
 from typing import Any
 
 import pytest
@@ -35,29 +37,40 @@ from tests.support import (
 CPU = torch.device("cpu")
 MOST_CONFIGS = 1
 """How many configs of a rung are run with checks, others with every seed; `--thorough` runs all."""
+MOST_THREADS = 2**18
+"""Of a run with checks, where a rung has a problem with no more: the twin runs them one after another."""
 SHARE = 8
 """One problem in so many is run with each rung; `make test-slice` draws from the others."""
 each_rung = pytest.mark.parametrize(("operation", "rung"), all_rungs(), ids=label)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """The cases of a rung: a covering choice, of which the smallest is run with checks; with --thorough all of them."""
+    """The cases of a rung: a covering choice, of which the smallest is run with checks; with --thorough all of them.
+
+    Checks judge the result too: the only problem of a rung is not run without them again.
+    """
     checked = "smallest" in metafunc.fixturenames
     if not checked and "problem" not in metafunc.fixturenames:
         return
     cases: list[tuple[Operation[Any], Rung[Any], Any]] = []
     for turn, (operation, rung) in enumerate(all_rungs()):
         problems = cover(operation, rung, operation.small_problems, turn, SHARE)
-        smallest = min(problems, key=lambda problem: problem.flops * (1 + (problem.batch == 1)))
+        smallest = min(problems, key=partial(_size, rung))
         if checked:
             problems = [smallest]
         elif metafunc.config.option.thorough:
             problems = list(chain(*supported(operation, rung, operation.small_problems)))
-        elif len(problems) > 1:
+        else:
             problems.remove(smallest)
         cases += [(operation, rung, problem) for problem in problems]
     names = ("operation", "rung", "smallest" if checked else "problem")
     metafunc.parametrize(names, cases, ids=label)
+
+
+def _size(rung: Rung[Any], problem: Any) -> tuple[bool, int]:
+    steps = rung.recipe(problem, rung.configs(problem)[0]).steps
+    threads = sum(prod((*step.grid, *step.block)) for step in steps if isinstance(step, KernelCall))
+    return threads > MOST_THREADS, problem.flops * (1 + (problem.batch == 1))
 
 
 # --- what a rung computes

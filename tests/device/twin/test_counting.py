@@ -138,7 +138,8 @@ def test_a_sum_of_products_is_fused_for_every_processor(
     processor: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also in a loop, where g++ takes two operations for one that the next round has to wait for on a `znver2`."""
-    monkeypatch.setattr(toolchain, "_COMMON", (*toolchain._COMMON, f"-mtune={processor}"))
+    options = toolchain.kernel_options
+    monkeypatch.setattr(toolchain, "kernel_options", lambda *given: (*options(*given), f"-mtune={processor}"))
     found = counted(CHAIN, "chain", 1, 32, [torch.randn(50), torch.randn(50), torch.zeros(32), 50])
     assert (found.fma, found.add, found.multiply) == (32 * 50, 0, 0)
 

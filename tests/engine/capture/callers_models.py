@@ -18,6 +18,8 @@ import torch.nn.functional as F
 from torch import nn
 
 SIZE = 4
+BACKEND = "eager"
+"""Of models that `torch.compile` wraps: they are taken out of the wrapping, whoever would have compiled them."""
 Function = Callable[..., Any]
 
 
@@ -257,14 +259,14 @@ def parametrized() -> nn.Module:
 
 def compiled_inside() -> nn.Module:
     model = Model(lambda self, x: self.twice(self.inner(x)))
-    model.inner = torch.compile(nn.Linear(SIZE, SIZE))  # type: ignore[assignment]
-    model.twice = torch.compile(lambda x: x * 2)  # type: ignore[assignment]
+    model.inner = torch.compile(nn.Linear(SIZE, SIZE), backend=BACKEND)  # type: ignore[assignment]
+    model.twice = torch.compile(lambda x: x * 2, backend=BACKEND)  # type: ignore[assignment]
     return model
 
 
 def compiled_itself() -> nn.Module:
     model = Model(_cached, cache=None)
-    model.compile()
+    model.compile(backend=BACKEND)
     return model
 
 
@@ -273,7 +275,7 @@ class Compiled(nn.Module):
         super().__init__()
         self.layer = nn.Linear(SIZE, SIZE)
 
-    @torch.compile
+    @torch.compile(backend=BACKEND)
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.layer(x)
 
@@ -340,7 +342,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "a mode that changes weights": TrainsOtherwise,
     "weight norm": old_weight_norm,
     "parametrizations": parametrized,
-    "compiled": lambda: torch.compile(Model(_cached, cache=None)),  # type: ignore[dict-item,return-value]
+    "compiled": lambda: torch.compile(Model(_cached, cache=None), backend=BACKEND),  # type: ignore[dict-item,return-value]
     "compiled inside": compiled_inside,
     "compiled itself": compiled_itself,
     "a compiled method": Compiled,
