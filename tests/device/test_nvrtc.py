@@ -29,7 +29,7 @@ extern "C" __global__ void copy(const Element* x, Element* y) {
     for (int i = 0; i < COUNT; ++i) y[index(i)] = x[index(i)];
 }
 """
-SHARES = {"sm_80": 8, "sm_86": 24, "sm_89": 24, "sm_90a": 1, "sm_100": 12, "sm_120": 12}
+SHARES = {"sm_80": 16, "sm_86": 48, "sm_89": 48, "sm_90a": 1, "sm_100": 24, "sm_120": 24}
 """One rung in so many is compiled for each architecture: all for Hopper's, more for the oldest, the least alike."""
 INDEX = "#pragma once\n__device__ int index(int i) { return i * %d; }\n"
 

@@ -91,6 +91,7 @@ def test_nan_and_infinity_reach_what_sees_them_and_nothing_else(rung: Rung[Conv2
     require_as_promised(rung, run(rung, problem, inputs), expected)
 
 
+@pytest.mark.share(2)
 @each_rung
 def test_what_is_too_large_is_infinite(rung: Rung[Conv2dProblem]) -> None:
     """Sums of 1.8 times the largest number; at the borders, where windows see less, they are numbers still."""

@@ -305,7 +305,7 @@ def test_the_blocks_of_a_multiprocessor_fit(rung: Any) -> None:
 @pytest.mark.parametrize("name", ["64to64_56_k3s1_b256_bias", "64to128_56_k3s2_b256"])
 def test_no_config_spills_and_no_product_waits_for_another(rung: Any, name: str, sample: Sample) -> None:
     problem = half(name)
-    for config in sample(rung.configs(problem), 3):
+    for config in sample(rung.configs(problem), 1):
         for program in rung.recipe(problem, config).programs:
             compiled = compile_program(program, "sm_90a")
             assert compiled.resources.spill_bytes == 0, config

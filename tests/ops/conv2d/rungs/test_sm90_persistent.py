@@ -54,8 +54,8 @@ PROBLEMS = {
 @pytest.mark.share(2)
 @pytest.mark.parametrize("problem", PROBLEMS.values(), ids=PROBLEMS)
 def test_small_odd_sizes(problem: Conv2dProblem, seed: int, sample: Sample) -> None:
-    """With two of the rungs, which all launch the same kernel; others with every seed."""
-    for rung in sample([rung for rung in RUNGS if rung.supports(problem) is None], 2):
+    """With one of the rungs, which all launch the same kernel; others with every seed."""
+    for rung in sample([rung for rung in RUNGS if rung.supports(problem) is None], 1):
         check(CONV2D, rung, problem, rung.configs(problem)[0], CPU, seed)
 
 
@@ -66,7 +66,7 @@ def test_every_config_is_right_where_the_last_tile_is_not_full(
     problem = half(5, 64, 9, 11, 192, 2, 2, bias=True, residual=True, relu=True)
     configs = {replace(config, splits=1): config for config in rung.configs(problem)}.values()  # type: ignore[call-arg]
     assert len(configs) >= 4
-    for config in sample(configs, 4):
+    for config in sample(configs, 2):
         check(CONV2D, rung, problem, config, CPU, seed)
 
 

@@ -237,7 +237,7 @@ def test_the_blocks_of_a_multiprocessor_fit() -> None:
 )
 def test_no_config_spills_or_waits_after_every_product(changes: dict[str, Any], sample: Sample) -> None:
     """The assembler says so when it cannot tell which products are finished, and then waits for each."""
-    for config in sample(CONFIGS, 2):
+    for config in sample(CONFIGS, 1):
         for program in RUNG.recipe(replace(LARGE, **changes), config).programs:
             compiled = compile_program(program, "sm_90a")
             assert compiled.resources.spill_bytes == 0, config

@@ -79,13 +79,15 @@ def test_small_odd_sizes(problem: Conv2dProblem, seed: int, sample: Sample) -> N
 
 
 @each_rung
-def test_every_tile_is_right_where_the_last_is_not_full(rung: Rung[Conv2dProblem], seed: int) -> None:
+def test_every_tile_is_right_where_the_last_is_not_full(
+    rung: Rung[Conv2dProblem], seed: int, sample: Sample
+) -> None:
     halves = half(3, 64, 9, 11, 128, 2, 1, bias=True, residual=True, relu=True)
     bytes_ = replace(halves, channels=144, dtype="fp8", output="fp16")
     for problem, count in {halves: 6, bytes_: 4}.items():
         configs = rung.configs(problem)
         assert len(configs) == count
-        for config in configs:
+        for config in sample(configs, 2):
             check(CONV2D, rung, problem, config, CPU, seed)
 
 
@@ -167,6 +169,6 @@ def test_no_config_spills(rung: Rung[Conv2dProblem], dtype: str, sample: Sample)
     problem = replace(
         LARGE, dtype=dtype, bias=True, residual=True, relu=True, shortcut_channels=64, filters=129
     )
-    for config in sample(rung.configs(problem), 2):
+    for config in sample(rung.configs(problem), 1):
         program = rung.recipe(problem, config).programs[-1]
         assert compile_program(program, "sm_90a").resources.spill_bytes == 0, config

@@ -66,6 +66,7 @@ PROBLEMS = {
 }
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("problem", PROBLEMS.values(), ids=PROBLEMS)
 def test_small_odd_sizes(problem: Conv2dProblem, seed: int) -> None:
     check(CONV2D, WINDOW, problem, WINDOW.configs(problem)[0], CPU, seed)
@@ -259,6 +260,7 @@ def test_the_first_config_is_what_was_fastest_on_an_h200(
     assert WINDOW.estimate(problem, chosen) == pytest.approx(measured, rel=0.1)
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])
 def test_the_first_configs_do_not_spill(dtype: str, sample: Sample) -> None:
     for batch in (1, 256):

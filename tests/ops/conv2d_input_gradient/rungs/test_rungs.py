@@ -52,7 +52,7 @@ def test_every_tile_is_placed(name: str, seed: int, sample: Sample) -> None:
     problem, rung = half(name), OPERATION.ladder.rung("persistent")
     configs = rung.configs(problem)
     assert {config.as_dict()["buffers"] for config in configs} > {0, 1}
-    for config in sample(configs, 3):
+    for config in sample(configs, 2):
         check(OPERATION, rung, problem, config, CPU, seed)
 
 
@@ -66,7 +66,8 @@ def test_every_tile_takes_the_filter_as_it_lies_or_turned_around(seed: int) -> N
     ]
     assert {config.swapped for config in configs if config.takes_mn_major} == {False, True}
     assert {config.share for config in configs if config.takes_mn_major} > {"turns", "depth"}
-    for config in configs:
+    kinds = {(one.swapped, one.share, one.takes_mn_major, one.splits > 1): one for one in configs}
+    for config in kinds.values():
         assert len(rung.recipe(problem, config).steps) == (1 if config.takes_mn_major else 2)
         check(OPERATION, rung, problem, config, CPU, seed)
 
@@ -127,7 +128,7 @@ WINDOWED = [
 ]
 
 
-@pytest.mark.share(2)
+@pytest.mark.share(3)
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])
 @pytest.mark.parametrize(("rung", "name"), WINDOWED)
 def test_windows_on_odd_sizes(rung: str, name: str, dtype: str, seed: int) -> None:
@@ -157,9 +158,9 @@ def test_tf32_is_masked_and_placed_by_the_product(name: str, seed: int) -> None:
         "8to8_4_k1s1p2_b1_mask",  # windows that begin inside the image
     ],
 )
-def test_fp32_is_masked_and_placed_by_the_product(name: str, seed: int) -> None:
+def test_fp32_is_masked_and_placed_by_the_product(name: str, seed: int, sample: Sample) -> None:
     problem, rung = half(name, "fp32"), OPERATION.ladder.rung("wgmma_split")
-    for config in rung.configs(problem):
+    for config in sample(rung.configs(problem), 1):
         check(OPERATION, rung, problem, config, CPU, seed)
 
 
@@ -195,7 +196,7 @@ def test_a_sample_that_misleads_is_made_up_for(outlier: float, seed: int) -> Non
 @pytest.mark.parametrize("rung", ["window", "streamed_window"])
 def test_windows_of_every_config(rung: str, name: str, seed: int, sample: Sample) -> None:
     problem, one = half(name), OPERATION.ladder.rung(rung)
-    for config in sample(one.configs(problem), 2):
+    for config in sample(one.configs(problem), 1):
         check(OPERATION, one, problem, config, CPU, seed)
 
 
@@ -209,6 +210,7 @@ def test_the_blocks_of_a_cluster_share_sums_only_where_results_lie_together() ->
     assert splits("64to256_7_k3s2_b1") == {1}
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("rung", ["tensor_core", "persistent", "window", "streamed_window"])
 def test_classes_do_not_touch_each_other(rung: str, seed: int) -> None:
     problem = half("64to64_5x6_k3s2_b1_mask")
@@ -296,5 +298,6 @@ def test_the_choice() -> None:
 def test_no_config_spills(rung: str, name: str, configs: int, sample: Sample) -> None:
     problem, one = half(name, "fp32" if rung == "wgmma_split" else "fp16"), OPERATION.ladder.rung(rung)
     for config in sample(one.configs(problem), configs):
-        for program in one.recipe(problem, config).programs:
+        programs = one.recipe(problem, config).programs
+        for program in sample(programs, 2):  # the classes of a stride have one source
             assert compile_program(program, "sm_90a").resources.spill_bytes == 0, config
