@@ -30,6 +30,10 @@ MOST_WEIGHT_BYTES = TWIN.shared_bytes
 the rows pass by."""
 MOST_HIDDEN = 2048
 """Features of a row between two layers, which lie there too: in fp32 eight kibibytes a row, and a block has several."""
+MOST_PRODUCTS = 2**26
+"""Products of a chain that CUDA cores do in about the time in which tensor cores do its layers one by one: 8 us at the
+8 T/s of `persistent` in fp16 on an H200."""
+_NARROW = ("fp16", "bf16", "fp8")
 _DIFFERENCE = Expression.parse("x - a")
 _SQUARES = tuple(map(Expression.parse, ("square(x)", "x * x", "x ** 2")))
 _SQUARED_DIFFERENCES = tuple(square.substitute({"x": _DIFFERENCE}) for square in _SQUARES)
@@ -50,7 +54,12 @@ class Mlp(Operator):
     name = "mlp"
 
     def fuse(self, graph: Graph, dtype: str) -> None:
-        fuse_mlp(graph)
+        """For any batch what tensor cores do, or nothing does better in that dtype."""
+        fuse_mlp(graph, lambda layers, rows: dtype not in _NARROW or _is_for_tensor_cores(layers))
+
+    def fuse_for_batch(self, graph: Graph, dtype: str) -> None:
+        """In 16 bits layers by themselves have tensor cores; a chain without has to be little work."""
+        fuse_mlp(graph, lambda layers, rows: rows * sum(map(_products_of_a_row, layers)) <= MOST_PRODUCTS)
 
     def compute(self, node: Node, inputs: Tensors) -> torch.Tensor:
         """Each layer over groups of its features; the parameters are numbered by layer."""
@@ -86,16 +95,20 @@ class Mlp(Operator):
         return super().stored_type(node, storage, is_output)
 
 
-def fuse_mlp(graph: Graph) -> None:
-    """[LayerNorm →] linear [→ ReLU or GELU], two or more in a row, with reshapes between them."""
+def fuse_mlp(graph: Graph, pays: Callable[[Sequence[Layer], int], bool]) -> None:
+    """[LayerNorm →] linear [→ ReLU or GELU], two or more in a row, with reshapes between them, where that pays for
+    layers and so many rows."""
     seen: set[str] = set()
     for node in graph:
         if (_is_norm(node) or Linear.matches(node)) and node.name not in seen:
             chain = list(_chain(graph, node))
             seen.update(each.name for link in chain for each in link.nodes)
             for part in _parts(graph, chain):
-                _join(graph, part)
-                graph.remove_dead_code()
+                layers = _layers(graph, part)
+                rows, _ = _rows(part[0].linear.shape)
+                if layers is not None and pays(layers, rows // layers[0].groups):
+                    _join(graph, part)
+                    graph.remove_dead_code()
     for node in graph:
         if Mlp.matches(node):
             _fuse_error(graph, node)
@@ -119,6 +132,15 @@ class _Link:
         """What the layer ends with, by the name of `ops/mlp`; None if that has none for it."""
         applied = Linear().applied(self.linear) if self.gelu is None else Gelu().expression(self.gelu)
         return next((name for name, known in _EXPRESSIONS.items() if known == applied), None)
+
+
+def _is_for_tensor_cores(layers: Sequence[Layer]) -> bool:
+    problem = MlpProblem(1, tuple(layers), "y", "fp16")
+    return MLP.ladder.rung("tensor_core").supports(problem) is None
+
+
+def _products_of_a_row(layer: Layer) -> int:
+    return layer.groups * layer.features * layer.outputs
 
 
 def _chain(graph: Graph, node: Node | None) -> Iterator[_Link]:

@@ -17,7 +17,7 @@ from escalade.engine.capture.export import capture
 from escalade.engine.engine import Engine
 from escalade.engine.graph.graph import Graph, Node
 from escalade.engine.nodes.mlp import MOST_WEIGHT_BYTES
-from escalade.engine.passes import optimise
+from escalade.engine.passes import for_batch, optimise
 from escalade.engine.passes.fusion_level import FusionLevel
 from escalade.engine.plan.kernel_program import KernelProgram
 from escalade.ops.mlp.problem import Layer, MlpProblem
@@ -384,3 +384,15 @@ def test_a_saved_score_comes_back(tmp_path: pathlib.Path) -> None:
     assert (tmp_path / "score.engine").stat().st_size < 4 * 1.1 * sum(
         p.numel() for p in model.parameters()
     ) + 16384
+
+
+@pytest.mark.parametrize(("dtype", "most_rows"), [("fp16", 512), ("fp32", None)])
+def test_many_rows_are_left_to_tensor_cores_where_the_chain_has_none(
+    dtype: str, most_rows: int | None
+) -> None:
+    """A token mixer: as many rows as the image has channels, and hidden features as wide as those outside."""
+    model = nn.Sequential(nn.Linear(196, 256), nn.GELU(), nn.Linear(256, 196))
+    graph = optimise(capture(model, (torch.randn(1, 196),)), dtype)
+    for rows in (1, 512, 4096):
+        is_one = most_rows is None or rows <= most_rows
+        assert ("mlp" in ops(for_batch(graph, dtype, rows))) is is_one
