@@ -216,7 +216,6 @@ def test_threads_share_an_engine(small: nn.Module) -> None:
     ("x", "message"),
     [
         (torch.randn(3, 6, 6), r"compiled for \[batch, 3, 6, 6\]"),
-        (torch.randn(0, 3, 6, 6), "a batch of 0: there is nothing to run"),
         (torch.randn(2, 3, 6, 6, dtype=torch.float64), "takes float32, float16, bfloat16"),
         (torch.zeros(2, 3, 6, 6, dtype=torch.int32), "takes float32, float16, bfloat16"),
         (torch.zeros(2, 3, 6, 6, dtype=torch.uint8), "normalize="),
@@ -315,6 +314,20 @@ def test_half_models_and_models_of_no_weights() -> None:
     x = torch.randn(2, 3, 6, 6)
     torch.testing.assert_close(compile(nn.MaxPool2d(2), x)(x), F.max_pool2d(x, 2))
     torch.testing.assert_close(compile(nn.Identity(), x)(x), x)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("order", (torch.contiguous_format, torch.channels_last))
+@pytest.mark.parametrize(
+    "first", (nn.Identity(), nn.Sigmoid(), nn.MaxPool2d(1)), ids=lambda m: type(m).__name__
+)
+def test_pixels_of_an_image_that_is_flattened_as_it_comes(
+    first: nn.Module, order: torch.memory_format
+) -> None:
+    torch.manual_seed(5)
+    model = nn.Sequential(first, nn.Flatten(), nn.Linear(24, 5))
+    x = torch.randn(2, 3, 4, 2).contiguous(memory_format=order)
+    torch.testing.assert_close(compile(model, x, device="twin")(x), model(x), rtol=1e-4, atol=1e-5)
 
 
 class Given(nn.Module):

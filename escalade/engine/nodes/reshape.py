@@ -43,7 +43,7 @@ class Reshape(Operator):
         return self.instead_of(node, {"x": x})
 
     def layouts(self, node: Node, given: Mapping[str, str]) -> Layouts:
-        return Layouts(None, "nchw") if "order" in node.attributes else ROWS_OF_LAST
+        return Layouts("nhwc", "nchw") if node.attributes.get("order") == "nhwc" else ROWS_OF_LAST
 
     def before_channels(self, node: Node, order: tuple[int, ...], channels: int, graph: Graph) -> Node | None:
         """The channels of one pixel are features."""

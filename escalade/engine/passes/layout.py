@@ -25,10 +25,13 @@ MANY_NODES = 12
 
 
 def reorder_flattened(graph: Graph) -> None:
-    """Linear layers behind a flattened image take the pixels in the order they lie in: their weights are reordered."""
-    users = graph.users()
+    """Linear layers behind a flattened image in NHWC take the pixels in the order they lie in: their weights are
+    reordered."""
+    users, lies = graph.users(), _lying(graph)
     for node in graph:
         if not operator_of(node).is_view or not _flattens_image(graph, node) or node.name in graph.outputs:
+            continue
+        if lies.get(node.inputs["x"]) != "nhwc":
             continue
         layers = users.get(node.name, [])
         if not layers or not all(_reorderable(layer, node.name) for layer in layers):
@@ -51,6 +54,16 @@ def _reorderable(layer: Node, value: str) -> bool:
 def _flattens_image(graph: Graph, node: Node) -> bool:
     before, after = graph.shape_of(node.inputs["x"]), node.shape
     return len(before) == 4 and len(after) == 2 and before[0] == after[0] and before[2:] != (1, 1)
+
+
+def _lying(graph: Graph) -> dict[str, str]:
+    """How images lie where each is left as it comes and as its maker writes it."""
+    lies = {given.name: graph.images for given in graph.inputs if _is_image(given.shape, given.dtype)}
+    for node in graph:
+        if _is_image(node.shape, node.dtype):
+            given = {role: lies[name] for role, name in node.inputs.items() if name in lies}
+            lies[node.name] = node.attributes.get("layout", operator_of(node).layouts(node, given).written)
+    return lies
 
 
 def leave_products(graph: Graph) -> None:
