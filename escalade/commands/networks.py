@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import torch
 import typer
+from torch.utils import _pytree as pytree
 
 from escalade import models
 from escalade.bench.coverage.catalogue import entries
@@ -20,6 +21,7 @@ from escalade.device import room
 from escalade.engine import compile, load
 from escalade.engine.engine import Engine
 from escalade.engine.graph.graph import fixed
+from escalade.engine.graph.trees import flatten
 from escalade.engine.programs import SUFFIX, example_of, read_program
 from escalade.engine.settings import MOST_PLANS
 from escalade.errors import UnsupportedError
@@ -59,12 +61,11 @@ class Uncompiled:
     def inputs(self, batch: int, device: torch.device) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """A batch of so many items on a device, all like the first."""
 
-        def taken(leaf: Any) -> Any:
-            if not isinstance(leaf, torch.Tensor):
-                return leaf
-            return (torch.cat([leaf[:1]] * batch) if leaf.dim() > 1 else leaf).to(device)
+        def taken(tensor: torch.Tensor) -> torch.Tensor:
+            return (torch.cat([tensor[:1]] * batch) if tensor.dim() > 1 else tensor).to(device)
 
-        return torch.utils._pytree.tree_map(taken, (self.arguments, dict(self.keywords)))
+        tensors, structure = flatten((self.arguments, dict(self.keywords)))
+        return pytree.tree_unflatten(map(taken, tensors), structure)
 
 
 def is_network(name: str) -> bool:

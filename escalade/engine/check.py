@@ -152,6 +152,12 @@ def _check_inputs(graph: Graph) -> None:
         and all(type(name) is str for name in given[1]),
         "the arguments are not a tuple and a dict by name",
     )
+    named = [*filter(None, graph.parameters), *given[1]]
+    _require(
+        len(graph.parameters) <= len(given[0]) and len({*named}) == len(named),
+        f"the arguments in order are called {', '.join(map(repr, graph.parameters))}; they are {len(given[0])}, each "
+        "of another name",
+    )
     _require_leaves("outputs", graph.structure, len(graph.outputs))
     least, most = graph.batches
     _require(

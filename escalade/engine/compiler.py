@@ -8,16 +8,14 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from escalade.device.precompilation import expect_programs
-from escalade.engine.capture.given import Given, require_module
+from escalade.engine.capture.given import Given, is_by_items, require_module
 from escalade.engine.capture.sizes import AnySize
 from escalade.engine.engine import Engine
 from escalade.engine.file import reading
 from escalade.engine.graph.forms import InputFormat, require_dtype
 from escalade.engine.graph.graph import Batch, Graph
-from escalade.engine.graph.trees import flatten
 from escalade.engine.network import Shapes
 from escalade.engine.nodes.arithmetic import own_arithmetic
 from escalade.engine.nodes.normalise import Normalise
@@ -91,13 +89,13 @@ def compile(
             "of the network's values are measured on them"
         )
     inputs = _arguments(example_inputs)
-    Given.of(inputs, example_keywords)  # which refuses what is no example, before anything is moved
-    tensors, structure = flatten((inputs, dict(example_keywords or {})))
+    given = Given.of(inputs, example_keywords)
+    tensors = given.tensors
     where = _device(model, tensors, device)
     if _home(where).type == "cuda":
         expect_programs()
     examples = _beside(model, tensors if normalize is None else _floats(tensors))
-    captured = AnySize(model, *pytree.tree_unflatten(examples, structure))
+    captured = AnySize(model, *given.call(examples))
     graphs = _Graphs(captured, normalize, _home(where))
     graph = graphs.prepared(captured.graph)
     if calibration is not None:
@@ -129,7 +127,7 @@ def _in_sizes(
 
     def made(tensor: torch.Tensor, size: tuple[int, int] | None, batch: int | None) -> torch.Tensor:
         shape = [*tensor.shape]
-        if batch is not None and tensor.dim() > 1:
+        if batch is not None and is_by_items(tensor):
             shape[0] = batch
         if size is not None and tensor.dim() == 4:
             shape[2:] = size

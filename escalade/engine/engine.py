@@ -81,6 +81,7 @@ class Engine(torch.nn.Module):
         given, named = pytree.tree_unflatten(range(len(graph.inputs)), self._arguments)
         self._positional = given == tuple(range(len(graph.inputs))) and not named
         self._names = tuple(named)
+        self._placed = graph.parameters
         self._lock = threading.Lock()
         """Held while what submits calls is made."""
         self._said_no_gradients = False
@@ -135,7 +136,8 @@ class Engine(torch.nn.Module):
         """What a call does between the hooks that a module may have. Results are written to `out`, if it is given: in
         the structure that the model returns, or a sequence of tensors; unless `out` is an argument of the model's.
         """
-        out = None if "out" in self._names else keywords.pop("out", None)
+        left = self._placed[len(arguments) :]
+        out = None if "out" in (*self._names, *left) else keywords.pop("out", None)
         tensors = self.flatten(arguments, keywords)
         self._look_at(tensors)
         is_one = len(arguments) == 1 and not keywords and isinstance(arguments[0], torch.Tensor)
@@ -315,13 +317,11 @@ class Engine(torch.nn.Module):
         plain = self._positional and not keywords and len(arguments) == len(self._captured.inputs)
         if plain and all(type(value) is torch.Tensor for value in arguments):
             return tuple(arguments)
-        if keywords.keys() == set(self._names):
+        left = self._placed[len(arguments) :]
+        if keywords.keys() == {*self._names, *left}:
+            # By name too what the example gave in its place, as a model's forward takes it.
+            arguments = (*arguments, *(keywords[name] for name in left))
             keywords = {name: keywords[name] for name in self._names}
-        elif self._positional:
-            # By name what the example gave in its place, as a model's forward takes it too.
-            left = [given.name for given in self._captured.inputs][len(arguments) :]
-            if keywords.keys() == set(left):
-                arguments, keywords = (*arguments, *(keywords[name] for name in left)), {}
         tensors, structure = flatten((tuple(arguments), dict(keywords)))
         if structure != self._arguments:
             raise UnsupportedError(

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
+from torch.utils import _pytree as pytree
 
 from escalade.device.precompilation import threads
 from escalade.engine.carried import NOTHING, TENSOR, Carried, from_json
@@ -31,9 +32,11 @@ from escalade.engine.graph.trees import TreeError, from_plain, to_plain
 from escalade.errors import EscaladeError
 
 FORMAT = "escalade-engine"
-VERSION = 3
-READ = ("2", "3")
-"""The versions of the format that are read: this one and the one before, which has no plans and machine code."""
+VERSION = 4
+READ = ("2", "3", "4")
+"""The versions of the format that are read: this one and those before. The second has no plans and machine code."""
+_WITHOUT_PARAMETERS = ("2", "3")
+"""Versions whose files do not say what the model calls its arguments."""
 _METADATA = ("format", "version", "dtype", "graph", "sha256")
 _CARRIED = "carried"
 """The metadata of plans and machine code, where there are any."""
@@ -136,7 +139,10 @@ def _network(
     constants = {
         name: tensor for name, tensor in tensors.items() if not brought or not name.startswith(TENSOR)
     }
-    graph = _graph_from_json(_parsed(metadata["graph"]), constants)
+    names_arguments = metadata["version"] not in _WITHOUT_PARAMETERS
+    graph = _graph_from_json(_parsed(metadata["graph"], names_arguments), constants)
+    if not names_arguments:
+        graph.parameters = _taken_by_name(graph)
     check_graph(graph)
     return elsewhere(graph, device), metadata["dtype"], carried
 
@@ -204,7 +210,7 @@ def _require_format(path: pathlib.Path, metadata: Mapping[str, str]) -> None:
     if metadata.get("version") not in READ:
         raise FileError(
             f"{path} has version {metadata.get('version')!r} of the file format; this Escalade reads versions "
-            f"{' and '.join(READ)}. Compile the model again and save it"
+            f"{READ[0]} to {READ[-1]}. Compile the model again and save it"
         )
 
 
@@ -258,6 +264,7 @@ def _graph_to_json(graph: Graph, shared: Mapping[str, str]) -> dict[str, Any]:
         "outputs": list(graph.outputs),
         "structure": to_plain(graph.structure),
         "arguments": to_plain(graph.arguments),
+        "parameters": list(graph.parameters),
         "output_types": list(graph.output_types),
         "batches": list(graph.batches),
         "ranges": dict(graph.ranges),
@@ -265,7 +272,14 @@ def _graph_to_json(graph: Graph, shared: Mapping[str, str]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _parsed(text: str) -> dict[str, Any]:
+def _taken_by_name(graph: Graph) -> tuple[str, ...]:
+    """The names of arguments that are tensors in order, and that older files have for the inputs alone."""
+    given, _ = pytree.tree_unflatten(range(len(graph.inputs)), graph.arguments)
+    is_plain = given == tuple(range(len(given)))
+    return tuple(entry.name for entry in graph.inputs[: len(given)]) if is_plain else ()
+
+
+def _parsed(text: str, names_arguments: bool) -> dict[str, Any]:
     """Each key once: of two Python would take the last, and a reader the first."""
 
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -283,6 +297,7 @@ def _parsed(text: str) -> dict[str, Any]:
         {
             "inputs": list, "nodes": list, "constants": dict, "outputs": list, "structure": object, "arguments": object,
             "output_types": list, "batches": list, "ranges": dict, "notes": list,
+            **({"parameters": list} if names_arguments else {}),
         },
     )  # fmt: skip
 
@@ -338,6 +353,7 @@ def _graph_from_json(data: Mapping[str, Any], tensors: Mapping[str, torch.Tensor
         outputs=tuple(_texts(data["outputs"], "an output")),
         structure=from_plain(data["structure"]),
         arguments=from_plain(data["arguments"]),
+        parameters=tuple(_texts(data.get("parameters", ()), "what the model calls an argument")),
         output_types=tuple(_texts(data["output_types"], "the type of an output")),
         batches=(data["batches"][0], data["batches"][1]),
         ranges=data["ranges"],

@@ -42,9 +42,14 @@ class Network:
         return self._optimised[images]
 
     def batch_of(self, shapes: Shapes) -> int | None:
-        """The batch of inputs of these sizes; None if the network is for others."""
+        """The batch of inputs of these sizes; None if the network is for others. Without an item there are no results,
+        where all of them are by items."""
         batch = self._counted(shapes)
         least, most = self.captured.batches
+        if not batch:
+            least = (
+                0 if all(0 in fixed(self.captured.shape_of(name), 0) for name in self.captured.outputs) else 1
+            )
         if batch < least or (most is not None and batch > most):
             return None
         wanted = [fixed(given.shape, batch) for given in self.captured.inputs]
@@ -59,6 +64,10 @@ class Network:
                     f"{given.name} has shape {tuple(shape)}; the engine was compiled for {spell(given.shape)}. "
                     "Compile the model again for other sizes"
                 )
+        if not batch:
+            raise UnsupportedError(
+                "a batch of 0: there is nothing to run, and not all results are by items, so that there would be none"
+            )
         least, most = self.captured.batches
         raise UnsupportedError(
             f"a batch of {batch}: the model does something else than for the batches of {least} to "

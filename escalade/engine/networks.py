@@ -51,8 +51,6 @@ class Networks:
                 )
             if tensor.dim() != len(given.shape):
                 self.first.refuse([tuple(each.shape) for each in tensors])
-            if tensor.dim() and not tensor.shape[0]:
-                raise UnsupportedError("a batch of 0: there is nothing to run")
             self._check_type(given.name, given.dtype, tensor)
         shapes = [tuple(tensor.shape) for tensor in tensors]
         for network in self.known:

@@ -123,6 +123,10 @@ class Plans:
         """The plan for these, to be recognised by `sight` from now on."""
         if self._settings.pieces is not None and not self._is_piece(tensors):
             return self._in_pieces(tensors, self._settings.pieces)
+        return self._whole(tensors, sight)
+
+    def _whole(self, tensors: Sequence[torch.Tensor], sight: Sight | None = None) -> Kept:
+        """The plan for all of a batch at once."""
         key = _key(tensors)
         found = self.kept.get(key)
         if found is None:
@@ -148,6 +152,8 @@ class Plans:
         """Calls of a batch of another size than that of the pieces."""
         with self._making:
             network, batch = self.networks.of(tensors)
+        if not batch:
+            return self._whole(tensors)
         kept = self.of(_in_batch(network.captured, tensors, size))
         return Kept(Pieces(kept.calls, network.captured, size, batch), network, batch)
 
@@ -232,7 +238,7 @@ class Plans:
     def _planned(self, network: Network, batch: int, tensors: Sequence[torch.Tensor]) -> _Planned:
         """The plan for these, with what the engine's file has brought for it."""
         device = tensors[0].device
-        if not network.captured.is_sound:
+        if batch and not network.captured.is_sound:
             check_sizes(network.captured, batch)
         given = zip(network.captured.inputs, tensors, strict=True)
         formats = {entry.name: InputFormat.of(tensor) for entry, tensor in given}
@@ -261,7 +267,7 @@ class Plans:
             if self._settings.where == "cpu":
                 return HostCalls(ReferenceProgram(plan, constants), network.output_types)
             try:
-                if self._settings.measured:
+                if self._settings.measured and plan.steps:
                     plan = planned.planner(faster_in_pytorch(Kernels(plan, constants, device), tensors))
                 if plan.is_direct:
                     return DirectCalls(plan, constants, device, network.output_types)

@@ -262,7 +262,7 @@ def test_a_changed_graph_is_noticed(saved: pathlib.Path) -> None:
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"version": "4"}, "has version .4. of the file format; this Escalade reads versions 2 and 3"),
+        ({"version": "5"}, "has version .5. of the file format; this Escalade reads versions 2 to 4"),
         ({"carried": "{}"}, "damaged"),
         ({"version": "new"}, "has version .new. of the file format"),
         ({"version": None}, "version"),

@@ -38,8 +38,8 @@ class Many(nn.Module):
     def forward(self, x: torch.Tensor, doubled: bool, times: int = 1, *, kind: str | None = None) -> Any:
         y = (x * 2 if doubled else x) * times
         if kind == "plain":
-            return {"y": [y, None], "scale": 2.5, "is_doubled": doubled, "kind": kind}
-        return [Found(y, {"pair": Pair(y + 1, times)}), None, x.shape[1], torch.float16]
+            return {"y": [y, None], "scale": 2.5, "is_doubled": doubled, "kind": kind, "size": y[0].shape}
+        return [Found(y, {"pair": Pair(y + 1, times)}), None, x.shape[1], torch.float16, y[0].shape]
 
 
 def equal(found: Any, expected: Any) -> bool:
@@ -79,6 +79,42 @@ def engine() -> Engine:
     return compile(nn.Linear(4, 3), torch.randn(2, 4), dtype=torch.float16, device="twin")
 
 
+class Closed(nn.Module):
+    """Arguments in a dataclass, and some that Python has names for; it is followed, or exported, as a size decides."""
+
+    def __init__(self, rows: int) -> None:
+        super().__init__()
+        self.rows = rows
+
+    def forward(self, input: Found, max: torch.Tensor, *, list: torch.Tensor) -> Any:
+        pair = input.others["pair"]
+        scores = input.scores * pair.second + pair.first - max
+        if self.rows and scores.shape[0] > self.rows:
+            scores = -scores
+        return Found(scores, {"list": list}, input.boxes)
+
+
+@pytest.mark.parametrize("rows", (0, 6), ids=("followed", "exported"))
+def test_arguments_may_be_dataclasses_and_have_the_names_of_the_model(rows: int) -> None:
+    model = Closed(rows)
+
+    def given(batch: int) -> dict[str, Any]:
+        found = Found(torch.randn(batch, 3), {"pair": Pair(torch.randn(batch, 3), 2)})
+        return {"input": found, "max": torch.randn(3), "list": torch.randn(3)}
+
+    first = given(2)
+    engine = compile(model, (first["input"], first["max"]), {"list": first["list"]})
+    for batch in (2, 5, 7):
+        these = given(batch)
+        for call in (engine(**these), engine(these["input"], max=these["max"], list=these["list"])):
+            assert equal(call, model(**these))
+    assert "input_scores 2×3" in str(engine.explain(**first)) and "max [3]" in repr(engine)
+    with pytest.raises(UnsupportedError, match=r"called like .* Found\(scores=input_scores \[batch, 3\]"):
+        engine(max_1=first["max"], **first)
+    with pytest.raises(UnsupportedError, match=r"max is on meta"):
+        engine(**{**first, "max": first["max"].to("meta")})
+
+
 class Parted(nn.Module):
     """One argument, which is a structure of tensors."""
 
@@ -92,11 +128,11 @@ def test_one_argument_may_be_a_structure() -> None:
     for batch in (2, 5, 5):
         parts = {"a": torch.randn(batch, 3), "b": [torch.randn(batch, 3)]}
         assert torch.equal(engine(parts), model(parts))
-        assert torch.equal(engine.submit(parts).result(), model(parts))
+        assert torch.equal(engine.submit(parts=parts).result(), model(parts))
 
 
 def test_an_engine_says_what_it_is(engine: Engine) -> None:
-    assert repr(engine) == "Engine(input_1 [batch, 4] -> [batch, 3], fp16 on twin, ready for batches of 2)"
+    assert repr(engine) == "Engine(input [batch, 4] -> [batch, 3], fp16 on twin, ready for batches of 2)"
 
 
 def test_copies_are_engines_of_their_own(engine: Engine) -> None:

@@ -50,7 +50,7 @@ def with_weights(value: float) -> nn.Module:
 @pytest.mark.parametrize(
     ("arguments", "options", "sentence"),
     [
-        ((X[:0],), {}, "of shape (0, 3, 6, 6) has no elements"),
+        ((X[:0],), {}, "of shape (0, 3, 6, 6) have no elements"),
         ((None,), {}, "compile needs example inputs: tensors like those"),
         ((5,), {}, "the example inputs are of type int; compile takes a tensor"),
         ((X.numpy(),), {}, "the example inputs are of type ndarray"),

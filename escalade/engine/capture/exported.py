@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 
 from escalade.engine.capture.blocks import unwrapped
 from escalade.engine.capture.conditions import Conditions, Sizes
+from escalade.engine.capture.given import Given, Names
 from escalade.engine.capture.reader import (
     CaptureError,
     Copies,
@@ -41,11 +42,12 @@ class Reader(FxReader):
         exported: torch.export.ExportedProgram,
         original: Original,
         structure: pytree.TreeSpec | None,
-        batch: int,
+        given: Given,
+        called: Names,
         sizes: Sizes = MappingProxyType({}),
     ) -> None:
-        """`structure` is how the model returns the program's results, if the program does not know itself, `batch` the
-        example's; symbols that `sizes` names are numbers."""
+        """`structure` is how the model returns the program's results, if the program does not know itself, `given` the
+        example, and `called` what the model calls it; symbols that `sizes` names are numbers."""
         super().__init__()
         self._sizes = {symbol: sympy.Integer(size) for symbol, size in sizes.items()}
         self._symbol: Any = None
@@ -57,7 +59,7 @@ class Reader(FxReader):
         self._exported = exported
         self._original = original
         self._structure = structure
-        self._batch = batch
+        self._given, self._called = given, called
 
     def graph(self) -> Graph:
         exported = self._exported
@@ -68,24 +70,20 @@ class Reader(FxReader):
             **signature.inputs_to_parameters, **signature.inputs_to_buffers,
             **signature.inputs_to_lifted_tensor_constants,
         }  # fmt: skip
-        graph.called = targets
         copies = Copies(self._original)
-        inputs: list[Input] = []
-        given: list[Any] = []
-        """What the caller gives: tensors, and values that are the same at every call."""
+        placeholders = self._nodes.find_nodes(op="placeholder")
+        given = [node for node in placeholders if node.name not in targets]
+        inputs = [node for node in given if isinstance(node.meta.get("val"), torch.Tensor)]
+        self._take(graph, inputs, self._called.tensors)
+        called: dict[str, str] = {}
+        for node in placeholders:
+            if node.name in targets:
+                name = self._values[node] = graph.fresh(node.name)
+                graph.constants[name] = copies.of(tensors[targets[node.name]])
+                called[name] = targets[node.name]
+        graph.called = called
         for node in self._nodes.nodes:
-            if node.op == "placeholder":
-                if node.name in targets:
-                    graph.constants[node.name] = copies.of(tensors[targets[node.name]])
-                    self._values[node] = node.name
-                    continue
-                value = node.meta.get("val")
-                given.append(value)
-                if isinstance(value, torch.Tensor):
-                    inputs.append(self._input(node))
-                    self._values[node] = node.name
-                    graph.inputs = tuple(inputs)
-            elif node.op == "call_function":
+            if node.op == "call_function":
                 self._call(graph, node)
             elif node.op == "get_attr":
                 raise CaptureError(
@@ -93,9 +91,10 @@ class Reader(FxReader):
                 )
             elif node.op == "output":
                 self._outputs(graph, node)
-        _, graph.arguments = flatten(pytree.tree_unflatten(given, exported.call_spec.in_spec))
+        graph.arguments = self._given.structure
+        graph.parameters = self._called.parameters
         if self._symbol is not None:
-            graph.batches = Conditions(exported).batches(self._symbol, self._batch, self._sizes)
+            graph.batches = Conditions(exported).batches(self._symbol, self._given.batch, self._sizes)
         note_changes(graph)
         return graph
 

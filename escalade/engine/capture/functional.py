@@ -43,11 +43,10 @@ class FunctionalReader(FxReader):
         graph = Graph((), {}, {}, (), typed=True)
         nodes = self._module.graph.nodes
         given = [node for node in nodes if node.op == "placeholder"]
-        for node, name, source in zip(given, names, sources, strict=True):
-            self._sources[node] = source
-            if isinstance(node.meta.get("val"), torch.Tensor):
-                self._values[node] = graph.fresh(name)
-                graph.inputs = (*graph.inputs, replace(self._input(node), name=self._values[node]))
+        self._sources.update(zip(given, sources, strict=True))
+        named = zip(given, names, strict=True)
+        tensors = [pair for pair in named if isinstance(pair[0].meta.get("val"), torch.Tensor)]
+        self._take(graph, [node for node, _ in tensors], [name for _, name in tensors])
         for node in nodes:
             if node.op == "call_function":
                 self._call(graph, node)

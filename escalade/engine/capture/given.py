@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import inspect
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import NoneType
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
 from escalade.engine.graph.forms import is_dense, kind_of
+from escalade.engine.graph.trees import flatten, opened
 from escalade.errors import UnsupportedError
-
-_PLAIN = (bool, int, float, complex, str, bytes, NoneType)
-"""What cannot have a tensor inside."""
 
 
 def require_module(model: object) -> None:
@@ -26,11 +25,21 @@ def require_module(model: object) -> None:
 
 
 @dataclass(frozen=True)
-class Given:
-    """Example inputs."""
+class Names:
+    """What a model calls what it is given."""
 
-    arguments: tuple[Any, ...]
-    keywords: dict[str, Any]
+    tensors: tuple[str, ...]
+    """Each tensor by the argument that it is, and what is in one by its place there too."""
+    parameters: tuple[str, ...]
+    """The arguments that are given in order; those that the model takes in order alone have no name."""
+
+
+@dataclass(frozen=True)
+class Given:
+    """Example inputs: their tensors, and the arguments that these stand in."""
+
+    tensors: Sequence[torch.Tensor]
+    structure: pytree.TreeSpec
 
     @classmethod
     def of(cls, arguments: Sequence[Any], keywords: Mapping[str, Any] | None) -> Given:
@@ -39,7 +48,7 @@ class Given:
             raise UnsupportedError(
                 f"example_keywords is of type {type(keywords).__name__}; it takes a dict of arguments by name"
             )
-        given = cls(tuple(arguments), dict(keywords or {}))
+        given = cls(*flatten((tuple(arguments), dict(keywords or {}))))
         given._check()
         return given
 
@@ -47,29 +56,47 @@ class Given:
     def batch(self) -> int:
         """The number of items, at least two: export would take one for a constant. Zero: the tensors have none in
         common."""
-        sizes = {tensor.shape[0] for tensor in self.tensors if tensor.dim() > 1}
-        return max(*sizes, 2) if len(sizes) == 1 and 0 not in sizes else 0
+        sizes = {tensor.shape[0] for tensor in self.tensors if is_by_items(tensor)}
+        return max(*sizes, 2) if len(sizes) == 1 else 0
 
-    @property
-    def tensors(self) -> list[torch.Tensor]:
-        leaves = pytree.tree_leaves((self.arguments, self.keywords))
-        return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    def call(self, tensors: Sequence[Any] | None = None) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments in order and by name, with these tensors or its own, in containers that are nobody else's."""
+        return pytree.tree_unflatten(self.tensors if tensors is None else tensors, self.structure)
 
-    def map(self, change: Callable[[Any], Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments with other leaves, in containers that are nobody else's."""
-        return pytree.tree_map(change, (self.arguments, self.keywords))
+    def names(self, model: torch.nn.Module) -> Names:
+        """What a model calls these."""
+        parameters = _parameters(model)
+        placed = zip(self.call()[0], parameters, strict=False)
+        return Names(
+            self._of_tensors(parameters),
+            tuple(
+                parameter.name if parameter.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD else ""
+                for _, parameter in placed
+            ),
+        )
+
+    def _of_tensors(self, parameters: Sequence[inspect.Parameter]) -> tuple[str, ...]:
+        paths, _ = pytree.tree_flatten_with_path(opened(self.call()))
+        names = []
+        for path, leaf in paths:
+            if not isinstance(leaf, torch.Tensor):
+                continue
+            _, first, *rest = [
+                str(getattr(key, "key", getattr(key, "idx", getattr(key, "name", "")))) for key in path
+            ]
+            if isinstance(path[0], pytree.SequenceKey) and path[0].idx == 0 and parameters:
+                place = min(int(first), len(parameters) - 1)
+                parameter = parameters[place]
+                several = parameter.kind is inspect.Parameter.VAR_POSITIONAL
+                rest = [*([str(int(first) - place)] if several else []), *rest]
+                first = parameter.name
+            names.append(_identifier("_".join((first, *rest))))
+        return tuple(names)
 
     def _check(self) -> None:
         if not self.tensors:
-            leaves = pytree.tree_leaves((self.arguments, self.keywords))
-            kinds = sorted({type(leaf).__name__ for leaf in leaves if not isinstance(leaf, _PLAIN)})
-            inside = (
-                f"; of {', '.join(kinds)} none are seen, as they are of lists, tuples and dicts"
-                if kinds
-                else ""
-            )
             raise UnsupportedError(
-                f"compile needs example inputs: tensors like those the model will be called with{inside}"
+                "compile needs example inputs: tensors like those the model will be called with"
             )
         for tensor in self.tensors:
             if tensor.dtype.is_complex or tensor.is_quantized or not is_dense(tensor):
@@ -81,8 +108,27 @@ class Given:
                     "an example input is on meta, without contents: compile takes tensors like those that the model "
                     "will be called with"
                 )
-            if not tensor.numel():
-                raise UnsupportedError(
-                    f"an example input of shape {tuple(tensor.shape)} has no elements: compile takes tensors like "
-                    "those that the model will be called with, of at least one item"
-                )
+        if not any(tensor.numel() for tensor in self.tensors):
+            raise UnsupportedError(
+                f"the example inputs of shape {', '.join(str(tuple(tensor.shape)) for tensor in self.tensors)} have no "
+                "elements: compile takes tensors like those that the model will be called with, of at least one item"
+            )
+
+
+def is_by_items(tensor: torch.Tensor) -> bool:
+    """Whether an example's first size is that of a batch; without a row it is no batch, but something absent."""
+    return tensor.dim() > 1 and tensor.shape[0] > 0
+
+
+def _identifier(name: str) -> str:
+    """The name, or one like it that can stand in a graph; a dict's keys may be anything."""
+    plain = name if name.isidentifier() else re.sub("[^A-Za-z0-9_]", "_", name)
+    return plain if plain.isidentifier() else f"_{plain}"
+
+
+def _parameters(model: torch.nn.Module) -> list[inspect.Parameter]:
+    """What the model's forward takes, as far as Python can tell."""
+    try:
+        return [*inspect.signature(model.forward).parameters.values()]
+    except (TypeError, ValueError):
+        return []

@@ -21,13 +21,13 @@ from torch.utils import _pytree as pytree
 
 from escalade.engine.capture.conditions import Conditions, Sizes
 from escalade.engine.capture.exported import NotBatched, Reader
-from escalade.engine.capture.given import Given
+from escalade.engine.capture.given import Given, Names, is_by_items
 from escalade.engine.capture.reader import CaptureError
 from escalade.engine.capture.separate import Original
 from escalade.engine.capture.tracers import exporting
 from escalade.engine.graph import trees
 from escalade.engine.graph.graph import Batch, Graph, fixed
-from escalade.engine.graph.trees import TreeError, flatten
+from escalade.engine.graph.trees import TreeError, flatten, opened
 from escalade.errors import UnsupportedError
 
 _SEVERAL = 7
@@ -35,15 +35,23 @@ _SEVERAL = 7
 another."""
 
 
-class _Returned:
-    """Lets a copy of the model return its tensors alone, and keeps the structure that they come in: `torch.export` does
-    not know every one. Those of `torch.fx` it knows, and it runs such a graph without hooks.
+class _Plainly:
+    """Lets a copy of the model take dataclasses as dicts and return its tensors alone, and keeps the structure that
+    these come in: `torch.export` does not know every one. Those of `torch.fx` it knows, and it runs such a graph
+    without hooks.
     """
 
-    def __init__(self, model: torch.nn.Module) -> None:
+    def __init__(self, model: torch.nn.Module, given: Given) -> None:
         self.structure: pytree.TreeSpec | None = None
+        self.called = given.names(model)
+        self._given = given
         if not isinstance(model, torch.fx.GraphModule):
+            model.register_forward_pre_hook(self._closed, prepend=True, with_kwargs=True)
             model.register_forward_hook(self._note)  # behind the model's own, which see what it returns
+
+    def _closed(self, model: torch.nn.Module, arguments: Any, keywords: Any) -> tuple[Any, Any]:
+        leaves = pytree.tree_leaves((arguments, keywords))
+        return self._given.call([leaf for leaf in leaves if isinstance(leaf, torch.Tensor)])
 
     def _note(self, model: torch.nn.Module, arguments: Any, results: Any) -> tuple[torch.Tensor, ...]:
         tensors, self.structure = flatten(results)
@@ -53,8 +61,8 @@ class _Returned:
 def fixed_graph(original: Original, given: Given) -> Graph:
     """What the model does with inputs of these sizes alone."""
     model = original.copied()
-    returned = _Returned(model)
-    arguments, keywords = given.map(lambda leaf: leaf)
+    plainly = _Plainly(model, given)
+    arguments, keywords = opened(given.call())
     try:
         with exporting():
             exported = torch.export.export(model, arguments, keywords, strict=False)
@@ -62,7 +70,7 @@ def fixed_graph(original: Original, given: Given) -> Graph:
         raise CaptureError(f"{type(model).__name__} returns {error}") from error
     except Exception as error:
         raise CaptureError(_explain(model, error)) from error
-    graph = Reader(exported, original, returned.structure, given.batch).graph()
+    graph = Reader(exported, original, plainly.structure, given, plainly.called).graph()
     graph.notes.append(
         "the model works for this batch size only: what it does depends on the batch in other ways than by a factor"
     )
@@ -116,7 +124,8 @@ def read_batched(
 ) -> Graph | None:
     """The graph of a program for the batch size of these inputs and more, where other symbols are numbers."""
     try:
-        graph = Reader(exported.program, original, exported.structure, given.batch, sizes).graph()
+        reader = Reader(exported.program, original, exported.structure, given, exported.called, sizes)
+        graph = reader.graph()
     except NotBatched:
         return None
     if not graph.is_batched:
@@ -172,14 +181,12 @@ class _Trial:
 
 
 def _trial(original: Original, given: Given, batch: int) -> _Trial:
-    def items(leaf: Any) -> Any:
-        if not isinstance(leaf, torch.Tensor):
-            return leaf
-        return mode.from_tensor(torch.cat([leaf[:1]] * batch) if leaf.dim() > 1 else leaf)
+    def items(leaf: torch.Tensor) -> torch.Tensor:
+        return mode.from_tensor(torch.cat([leaf[:1]] * batch) if is_by_items(leaf) else leaf)
 
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     noted = _Noted()
-    arguments, keywords = given.map(items)
+    arguments, keywords = given.call(list(map(items, given.tensors)))
     model = original.copied(mode.from_tensor)
     with mode, noted:
         results, _ = flatten(model(*arguments, **keywords))
@@ -201,10 +208,12 @@ class _Noted(TorchFunctionMode):
 
 @dataclass(frozen=True)
 class Exported:
-    """A program, and how the model returns its results; None: as the program does."""
+    """A program, how the model returns its results, or None where it is as the program does, and what it calls what it
+    is given."""
 
     program: torch.export.ExportedProgram
     structure: pytree.TreeSpec | None
+    called: Names
 
 
 def export_free(original: Original, given: Given, free: Callable[[int], bool]) -> Exported | None:
@@ -213,11 +222,9 @@ def export_free(original: Original, given: Given, free: Callable[[int], bool]) -
     if not given.batch:
         return None
 
-    def widened(leaf: Any) -> Any:
+    def widened(leaf: torch.Tensor) -> torch.Tensor:
         """A batch of one would be taken for a constant."""
-        if isinstance(leaf, torch.Tensor) and leaf.dim() > 1 and leaf.shape[0] == 1:
-            return torch.cat([leaf, leaf])
-        return leaf
+        return torch.cat([leaf, leaf]) if leaf.dim() > 1 and leaf.shape[0] == 1 else leaf
 
     def dynamic(leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor) or leaf.dim() < 2:
@@ -229,13 +236,13 @@ def export_free(original: Original, given: Given, free: Callable[[int], bool]) -
         }
 
     model = original.copied()
-    returned = _Returned(model)
-    wide = given.map(widened)
+    plainly = _Plainly(model, given)
+    wide = opened(given.call(list(map(widened, given.tensors))))
     try:
         shapes = _named_shapes(model, pytree.tree_map(dynamic, wide))
         with exporting():
             exported = torch.export.export(model, wide[0], wide[1], dynamic_shapes=shapes, strict=False)
-        return Exported(exported, returned.structure)
+        return Exported(exported, plainly.structure, plainly.called)
     except Exception:  # whatever it is, the attempt with fixed sizes will say it
         return None
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -35,6 +37,12 @@ class FxReader:
         """What each tensor holds by now; of those changed in place, the tensor that they all are."""
         self._same: dict[torch.fx.Node, torch.fx.Node] = {}
         """The results of operations in place, and the tensors that they are."""
+
+    def _take(self, graph: Graph, inputs: Sequence[torch.fx.Node], names: Sequence[str]) -> None:
+        """The graph's inputs, by the model's names for them: `torch.fx` has others for those of Python's own."""
+        for node, name in zip(inputs, names, strict=True):
+            self._values[node] = graph.fresh(name)
+            graph.inputs = (*graph.inputs, replace(self._input(node), name=self._values[node]))
 
     def _input(self, node: torch.fx.Node) -> Input:
         value = node.meta["val"]

@@ -48,15 +48,13 @@ class AnySize:
             return graph_of(original, given)
 
         self.graph = with_original(model, ours, autocast, work)
-        self._examples = Given(*given.map(_Like.of))
+        self._likes, self._structure = list(map(_Like.of, given.tensors)), given.structure
         self._programs: list[Any] = []
 
     def graph_for(self, shapes: Sequence[Sequence[int]]) -> Graph:
         """What the model does with tensors of these sizes, and any batch if it allows that; the example's otherwise."""
-        left = iter(shapes)
-        given = Given(
-            *self._examples.map(lambda leaf: leaf.made(next(left)) if isinstance(leaf, _Like) else leaf)
-        )
+        made = [like.made(shape) for like, shape in zip(self._likes, shapes, strict=True)]
+        given = Given(made, self._structure)
 
         def work(original: Original) -> Graph:
             if (graph := traced(original, given)) is not None:
@@ -86,9 +84,7 @@ class _Like:
     is_channels_last: bool
 
     @staticmethod
-    def of(leaf: Any) -> Any:
-        if not isinstance(leaf, torch.Tensor):
-            return leaf
+    def of(leaf: torch.Tensor) -> _Like:
         last = leaf.dim() == 4 and not leaf.is_contiguous()
         return _Like(leaf.dtype, leaf.device, last and leaf.is_contiguous(memory_format=torch.channels_last))
 

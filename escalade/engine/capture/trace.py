@@ -9,7 +9,6 @@ it does so for every batch. All others are left to `torch.export`.
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,7 +18,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from escalade.engine.capture.given import Given
+from escalade.engine.capture.given import Given, Names, is_by_items
 from escalade.engine.capture.hollow import Calls, Count, Hollow, NotFollowed, Questions, Spelled
 from escalade.engine.capture.reader import Copies, FxReader, dtype_name, note_changes, tangled
 from escalade.engine.capture.separate import Original
@@ -64,6 +63,7 @@ class _Run:
     results: Sequence[Hollow]
     structure: pytree.TreeSpec
     arguments: pytree.TreeSpec
+    called: Names
 
     def described(self, batch: int) -> list[Any]:
         """All of it for one item, so that runs can be compared."""
@@ -106,12 +106,10 @@ def _follow(original: Original, given: Given, batch: int, most: int) -> _Run:
     none of it."""
     noted = Calls(batch, most)
 
-    def hollow(leaf: Any, name: str) -> Any:
-        if not isinstance(leaf, torch.Tensor):
-            return leaf
+    def hollow(leaf: torch.Tensor, name: str) -> Hollow:
         if type(leaf) is not torch.Tensor and type(leaf) is not torch.nn.Parameter:
             raise NotFollowed("a tensor of a class of its own")
-        shape = (batch, *leaf.shape[1:]) if leaf.dim() > 1 else tuple(leaf.shape)
+        shape = (batch, *leaf.shape[1:]) if is_by_items(leaf) else tuple(leaf.shape)
         meta = torch.empty(shape, dtype=leaf.dtype, device="meta")
         if not leaf.is_contiguous():
             if leaf.dim() != 4 or not leaf.is_contiguous(memory_format=torch.channels_last):
@@ -129,27 +127,21 @@ def _follow(original: Original, given: Given, batch: int, most: int) -> _Run:
             for name, tensor in found
             if isinstance(tensor, Hollow)
         }
-        leaves, tree = pytree.tree_flatten((given.arguments, given.keywords))
-        hollows = [hollow(leaf, name) for leaf, name in zip(leaves, _names(model, given), strict=True)]
-        arguments, keywords = pytree.tree_unflatten(hollows, tree)
-        _, taken = flatten((arguments, keywords))
+        called = given.names(model)
+        arguments, keywords = given.call(list(map(hollow, given.tensors, called.tensors)))
         held = _held(model)
         with _sources(model, noted), noted, Questions(batch), _exporting():
             results = model(*arguments, **keywords)
         if held != _held(model):
             raise NotFollowed("the model changes its own tensors")
-    tensors, structure = flatten(pytree.tree_map(_returned, results))
+    if any(isinstance(leaf, Count) for leaf in pytree.tree_leaves(results)):
+        raise NotFollowed("the batch is a result")
+    tensors, structure = flatten(results)
     if not all(isinstance(tensor, Hollow) for tensor in tensors):
         raise NotFollowed("a result from outside of the model")
     if tangled(noted.graph):
         raise NotFollowed("a tensor is changed of which there is a view")
-    return _Run(noted, names, tensors, structure, taken)  # type: ignore[arg-type]
-
-
-def _returned(leaf: Any) -> Any:
-    if isinstance(leaf, Count):
-        raise NotFollowed("the batch is a result")
-    return leaf
+    return _Run(noted, names, tensors, structure, given.structure, called)  # type: ignore[arg-type]
 
 
 def _held(model: torch.nn.Module) -> list[int]:
@@ -159,25 +151,6 @@ def _held(model: torch.nn.Module) -> list[int]:
         for module in model.modules()
         for tensor in (*module._parameters.values(), *module._buffers.values())
     ]
-
-
-def _names(model: torch.nn.Module, given: Given) -> list[str]:
-    """What the model calls its arguments, and what is in them by its place."""
-    parameters = [*inspect.signature(model.forward).parameters.values()]
-    paths, _ = pytree.tree_flatten_with_path((given.arguments, given.keywords))
-    names = []
-    for path, _ in paths:
-        _, first, *rest = [
-            str(getattr(key, "key", getattr(key, "idx", getattr(key, "name", "")))) for key in path
-        ]
-        if isinstance(path[0], pytree.SequenceKey) and path[0].idx == 0:
-            place = min(int(first), len(parameters) - 1)
-            parameter = parameters[place]
-            several = parameter.kind is inspect.Parameter.VAR_POSITIONAL
-            rest = [*([str(int(first) - place)] if several else []), *rest]
-            first = parameter.name
-        names.append("_".join((first, *rest)))
-    return names
 
 
 @contextmanager
@@ -225,6 +198,10 @@ class _TraceReader(FxReader):
         needed = {argument for node in run.noted.graph.nodes for argument in node.all_input_nodes}
         needed |= {tensor.node for tensor in run.results}
         called: dict[str, str] = {}
+        placeholders = run.noted.graph.find_nodes(op="placeholder")
+        self._take(
+            graph, [node for node in placeholders if node not in run.noted.constants], run.called.tensors
+        )
         for node in run.noted.graph.nodes:
             if node in run.noted.constants:
                 if node not in needed:
@@ -236,15 +213,13 @@ class _TraceReader(FxReader):
                 self._values[node] = name
                 if known:
                     called[name] = known
-            elif node.op == "placeholder":
-                graph.inputs = (*graph.inputs, self._input(node))
-                self._values[node] = node.name
             elif node.op == "call_function":
                 self._call(graph, node)
         graph.called = called
         graph.outputs = tuple(self._value(tensor.node) for tensor in run.results)
         graph.output_types = tuple(dtype_name(tensor.dtype) for tensor in run.results)
         graph.structure, graph.arguments = run.structure, run.arguments
+        graph.parameters = run.called.parameters
         note_changes(graph)
         return graph
 

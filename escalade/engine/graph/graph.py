@@ -119,6 +119,9 @@ class Graph:
     """How the outputs are given back."""
     arguments: pytree.TreeSpec = field(default_factory=lambda: pytree.tree_structure(((None,), {})))
     """How the caller gives the inputs: in order, and by name."""
+    parameters: tuple[str, ...] = ()
+    """What the model calls the arguments that are given in order, as they may be given by name too; those that it takes
+    in order alone have no name."""
     output_types: tuple[str, ...] = ()
     """The element types that the model itself returns."""
     batches: tuple[int, int | None] = (1, None)

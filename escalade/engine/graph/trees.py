@@ -21,6 +21,7 @@ from escalade.errors import UnsupportedError
 MOST_DEPTH = 64
 _LEAF = object()
 _VALUE = "value"
+_SIZE = "size"
 _SEQUENCES: dict[str, Any] = {"tuple": tuple, "list": list}
 _MAPPINGS: dict[str, Any] = {"dict": dict, "ordered": OrderedDict}
 
@@ -69,8 +70,32 @@ def flatten(tree: Any) -> tuple[list[torch.Tensor], pytree.TreeSpec]:
     return pytree.tree_flatten(_described(tree))
 
 
+def opened(tree: Any) -> Any:
+    """The tree with dataclasses as dicts of their fields, for whoever knows PyTorch's containers alone."""
+
+    def leaf(value: Any) -> Any:
+        return {name: opened(part) for name, part in _fields(value).items()} if _is_record(value) else value
+
+    return pytree.tree_map(leaf, tree, is_leaf=_is_size)
+
+
 def _described(tree: Any) -> Any:
-    return pytree.tree_map(_leaf, tree)
+    return pytree.tree_map(_leaf, tree, is_leaf=_is_size)
+
+
+def _is_size(tree: Any) -> bool:
+    """PyTorch would look into one, and make a tuple of it."""
+    return isinstance(tree, torch.Size)
+
+
+def _is_record(leaf: Any) -> bool:
+    return dataclasses.is_dataclass(leaf) and not isinstance(leaf, type)
+
+
+def _fields(record: Any) -> dict[str, Any]:
+    """The fields of an object, those that it has, and what else was put into it, as `__post_init__` may do."""
+    names = [field.name for field in dataclasses.fields(record) if hasattr(record, field.name)]
+    return {name: getattr(record, name) for name in dict.fromkeys((*names, *getattr(record, "__dict__", ())))}
 
 
 def _leaf(leaf: Any) -> Any:
@@ -81,9 +106,11 @@ def _leaf(leaf: Any) -> Any:
         return Literal(leaf)
     if type(leaf) in _SYMBOLIC:
         return Literal(_SYMBOLIC[type(leaf)](leaf))  # which fixes the batch, if it is the size of one
-    if dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
-        names = tuple(field.name for field in dataclasses.fields(leaf) if hasattr(leaf, field.name))
-        return Record(type(leaf), names, [_described(getattr(leaf, name)) for name in names])
+    if _is_size(leaf):
+        return Literal(torch.Size(map(int, leaf)))
+    if _is_record(leaf):
+        fields = _fields(leaf)
+        return Record(type(leaf), tuple(fields), [_described(value) for value in fields.values()])
     raise TreeError(
         f"a {type(leaf).__name__} among arguments or results: they are tensors and plain values (numbers, texts, None) "
         "in tuples, lists, dicts and dataclasses, or in what PyTorch was taught to look into, by "
@@ -107,6 +134,8 @@ def _plain(tree: Any) -> Any:
         return None
     if type(tree) in _IN_FILES:
         return {_VALUE: tree}
+    if _is_size(tree):
+        return {_SIZE: list(tree)}
     for word, kind in _SEQUENCES.items():
         if type(tree) is kind:
             return {word: [_plain(part) for part in tree]}
@@ -129,6 +158,12 @@ def _made(data: Any, depth: int) -> Any:
         ((word, parts),) = data.items()
         if word == _VALUE and type(parts) in _IN_FILES:
             return Literal(parts)
+        if (
+            word == _SIZE
+            and type(parts) is list
+            and all(type(size) is int and 0 <= size < 2**63 for size in parts)
+        ):
+            return Literal(torch.Size(parts))
         if word in _SEQUENCES and type(parts) is list:
             return _SEQUENCES[word](_made(part, depth - 1) for part in parts)
         if word in _MAPPINGS and type(parts) is list and all(_is_entry(part) for part in parts):

@@ -21,6 +21,8 @@ FOLDED: dict[str, Recogniser] = {
 
 def recognise_captured(node: Node, target: torch._ops.OpOverload, graph: Graph) -> Node | str:
     """The node in Escalade's terms if it has them; as it is otherwise. A string: it gives an existing value."""
+    if _is_of_nothing(node, graph):
+        return node
     name = name_of(target.name())
     if name.endswith("_") and name[:-1] in CAPTURED:
         name = name[:-1]  # relu_ is relu of a new value
@@ -33,8 +35,15 @@ def recognise_captured(node: Node, target: torch._ops.OpOverload, graph: Graph) 
 def recognise_folded(graph: Graph) -> None:
     """Layers whose weights are constants by now, though the model computes them; products with a constant too."""
     for node in graph:
-        recognise = FOLDED.get(name_of(node.attributes["target"])) if node.op == ATEN else None
+        is_known = node.op == ATEN and not _is_of_nothing(node, graph)
+        recognise = FOLDED.get(name_of(node.attributes["target"])) if is_known else None
         if recognise is not None:
             known = recognise(node, AtenCall(node), graph)
             assert not isinstance(known, str)  # a layer is never one of its inputs
             graph.nodes[node.name] = known or node
+
+
+def _is_of_nothing(node: Node, graph: Graph) -> bool:
+    """Whether it gives or reads a value without elements: PyTorch knows what comes of that, and kernels have none of
+    it to work on."""
+    return 0 in node.shape or any(0 in graph.shape_of(name) for name in node.inputs.values())

@@ -14,6 +14,7 @@ from escalade.engine.nodes.recognition import recognise_folded
 from escalade.engine.passes.batch_norm import fold_batch_norm
 from escalade.engine.passes.casts import narrow_layers
 from escalade.engine.passes.constant_folding import fold_constants
+from escalade.engine.passes.empty import drop_empty
 from escalade.engine.passes.epilogues import fuse_expressions, fuse_operands, fuse_residuals
 from escalade.engine.passes.estimates import Estimates
 from escalade.engine.passes.fusion_level import FusionLevel
@@ -64,6 +65,7 @@ def for_batch(
     """An optimised graph with every size a number, and with what pays at some batch sizes only, on a card and without
     the rungs that `avoid` names."""
     graph = graph.at(batch)
+    drop_empty(graph)
     if fusion is FusionLevel.fused:
         with graph.device:  # new constants are made where the others are
             for operator in OPERATORS:

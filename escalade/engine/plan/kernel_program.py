@@ -165,7 +165,9 @@ class KernelProgram(Kernels):
         else:
             self.run_steps()
 
-    def _captured(self, side: torch.cuda.Stream) -> KernelGraph:
+    def _captured(self, side: torch.cuda.Stream) -> KernelGraph | None:
+        if not self.calls:  # all results are inputs, constants, or without elements
+            return None
         with torch.cuda.device(self._device):
             chain = self._chain()
             graph = ChainedGraph(chain) if chain else RecordedGraph(self._recorded, side)

@@ -363,7 +363,7 @@ def test_models_with_state_are_refused(model: nn.Module) -> None:
 def test_inputs_that_are_not_tensors() -> None:
     with pytest.raises(UnsupportedError, match="needs example inputs"):
         capture(Call(lambda x: x), (3,))
-    with pytest.raises(UnsupportedError, match="needs example inputs.*; of SimpleNamespace none are seen"):
+    with pytest.raises(UnsupportedError, match="a SimpleNamespace among arguments.*, dicts and dataclasses"):
         capture(Call(lambda given: given.x), (SimpleNamespace(x=torch.zeros(2, 3)),))
     with pytest.raises(UnsupportedError, match="dense tensors of real numbers"):
         captured(lambda x: x, torch.randn(2, 3, dtype=torch.complex64))
