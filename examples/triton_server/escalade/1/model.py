@@ -26,6 +26,10 @@ IMAGES, LOGITS = "IMAGES", "LOGITS"
 ENGINE = pathlib.Path(__file__).parent / "model.escalade"
 
 
+def _images(request: Any) -> torch.Tensor:
+    return torch.from_dlpack(pb_utils.get_input_tensor_by_name(request, IMAGES).to_dlpack())
+
+
 class TritonPythonModel:
     """What the server looks for in this file, by this name."""
 
@@ -50,17 +54,15 @@ class TritonPythonModel:
             size *= 2
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:
-        """One response for each request, in their order; what goes wrong is the answer to all of them."""
-        given = [
-            torch.from_dlpack(pb_utils.get_input_tensor_by_name(request, IMAGES).to_dlpack())
-            for request in requests
-        ]
+        """One response for each request, in their order: all by one call, or each by its own where that goes wrong."""
         try:
-            logits = self._logits(torch.cat(given))
+            given = [_images(request) for request in requests]
+            parts = self._logits(torch.cat(given)).split([len(images) for images in given])
         except Exception as error:
+            if len(requests) > 1:  # one of them may be to blame, and the others get their answers
+                return [response for request in requests for response in self.execute([request])]
             said = pb_utils.TritonError(str(error))
-            return [pb_utils.InferenceResponse(output_tensors=[], error=said) for _ in requests]
-        parts = logits.split([len(images) for images in given])
+            return [pb_utils.InferenceResponse(output_tensors=[], error=said)]
         return [pb_utils.InferenceResponse([pb_utils.Tensor.from_dlpack(LOGITS, part)]) for part in parts]
 
     def finalize(self) -> None:
