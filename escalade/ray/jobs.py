@@ -2,7 +2,8 @@
 
 The list of images is cut into shards of one size. A shard's results are one file, which is moved to its place when it
 is whole, and whose name is the shard's number. So a worker that is killed leaves nothing, or all, of a shard; Ray
-starts another and gives it the shard again. A driver that is killed is started again: the shards whose files are there
+starts another and gives it the shard again, as often as it takes: an image that ends every process is told of as
+unreadable (`attempts`). A driver that is killed is started again: the shards whose files are there
 are done.
 """
 
@@ -26,6 +27,7 @@ import ray.exceptions
 
 from escalade import parsing
 from escalade.errors import EscaladeError, LaunchError, UnsupportedError
+from escalade.ray.attempts import MOST_ENDS, Attempts
 from escalade.ray.prediction import Network, Predictor, require_counts
 from escalade.ray.storage import Folder, find
 from escalade.showing import shown
@@ -39,6 +41,7 @@ FORMATS: Mapping[str, Callable[[pa.Table, pa.BufferOutputStream], None]] = {
 """The kinds of files that results are written to, and what writes them."""
 _ENDS = {"parquet": b"PAR1", "csv": b"\n"}
 """How a whole file of each kind ends."""
+_ENDED = f"the process that was to read it has ended {MOST_ENDS} times over it, and no other is tried"
 _READERS = 32
 """Files whose ends are read at a time: of a store each takes as long as its answer."""
 
@@ -59,8 +62,9 @@ class Writer:
     than a traceback as text.
     """
 
-    def __init__(self, predictor: Callable[[], Predictor], output: str, form: str) -> None:
+    def __init__(self, predictor: _Making, output: str, form: str) -> None:
         self._make, self._folder, self._form = predictor, Folder(output), form
+        self._batch = predictor.batch
         self._predictor: Predictor | None = None
 
     def __call__(self, rows: Mapping[str, np.ndarray]) -> dict[str, list[Any]]:
@@ -76,13 +80,24 @@ class Writer:
 
     def _write(self, shard: int, rows: Mapping[str, np.ndarray]) -> int:
         """How many images could not be read."""
-        if self._predictor is None:
-            self._predictor = self._make()
-        table = self._predictor(rows)
-        written = pa.BufferOutputStream()
-        FORMATS[self._form](table, written)
-        self._folder.write(_file(shard, self._form), written.getvalue())
+        name = _file(shard, self._form)
+        with Attempts.of(self._folder, name, len(rows["shard"]), self._batch) as attempts:
+            if self._predictor is None:
+                attempts.make()
+                self._predictor = self._make()
+            table = pa.concat_tables(self._tables(self._predictor, rows, attempts))
+            written = pa.BufferOutputStream()
+            FORMATS[self._form](table, written)
+            self._folder.write(name, written.getvalue())
         return len(table) - int(table["unreadable"].null_count)
+
+    @staticmethod
+    def _tables(
+        predictor: Predictor, rows: Mapping[str, np.ndarray], attempts: Attempts
+    ) -> Iterator[pa.Table]:
+        for (first, last), is_given_up in attempts.pieces():
+            piece = {name: column[first:last] for name, column in rows.items()}
+            yield predictor.given_up(piece, _ENDED) if is_given_up else predictor(piece)
 
 
 class Job:
@@ -115,6 +130,7 @@ class Job:
         self._shards = [found[start : start + shard] for start in range(0, len(found), shard)]
         self._folder, self._form = Folder(output), form
         self._folder.make()
+        self._folder.clean(notes=False)
         self._agree(network, found, top, shard)
         done = self._done()
         self.left = [number for number in range(len(self._shards)) if number not in done]
@@ -127,8 +143,12 @@ class Job:
         return sum(len(self._shards[number]) for number in self.left)
 
     def run(self) -> Iterator[Part]:
-        """Does what is left, and gives each shard when its file is there, in the order in which they are done."""
+        """Does what is left, and gives each shard when its file is there, in the order in which they are done.
+
+        What workers that were killed have left is gone when it has ended.
+        """
         if not self.left:
+            self._folder.clean(notes=True)
             return
         gpus = self._gpus()
         size = self._workers or int(gpus or ray.cluster_resources().get("CPU", 1))
@@ -147,6 +167,7 @@ class Job:
                 # With what would be prefetched, a shard was told of when the next one is done.
                 for done in parts.iter_batches(batch_size=None, prefetch_batches=0):
                     yield from _told(done)
+                self._folder.clean(notes=True)
             except ray.exceptions.RayTaskError:  # which has the worker's own traceback
                 raise
             except ray.exceptions.RayError as error:

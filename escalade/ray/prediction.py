@@ -6,7 +6,7 @@ import hashlib
 import os
 import pathlib
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -137,7 +137,18 @@ class Predictor:
             {"file": _text(each.file), "unreadable": each.reason, "shard": shards.get(each.file)}
             for each in unreadable
         ]
-        return pa.Table.from_pylist([{**row, **self.made_by} for row in found], SCHEMA)
+        return self._table(found)
+
+    def given_up(self, rows: Mapping[str, np.ndarray], reason: str) -> pa.Table:
+        """The results of images that are not to be read, and why."""
+        shards = rows["shard"].tolist() if "shard" in rows else [None] * len(rows["path"])
+        return self._table(
+            {"file": _text(source(os.fsdecode(path))), "unreadable": reason, "shard": shard}
+            for path, shard in zip(rows["path"], shards, strict=True)
+        )
+
+    def _table(self, rows: Iterable[Mapping[str, Any]]) -> pa.Table:
+        return pa.Table.from_pylist([{**row, **self.made_by} for row in rows], SCHEMA)
 
     def predict(self, files: Sequence[Source]) -> tuple[list[Prediction], list[Unreadable]]:
         """The classes of images in their order, and those that could not be read."""

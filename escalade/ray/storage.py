@@ -24,6 +24,9 @@ _UNQUOTED = "fsspec+"
 """How schemes begin whose URIs pyarrow takes as they are; in all others it decodes %20 and the like."""
 _UNFINISHED = "_unfinished"
 """The folder of files that are being written; readers of Parquet pass over names that begin so."""
+_NOTE = ".note"
+_LEFT = re.compile(r"\.[0-9a-f]{16}$")
+"""How the names of files end that are being written."""
 _FOLDERS = 64
 """Folders whose file systems are kept: files come in the order of their names, a folder after the other."""
 
@@ -106,10 +109,48 @@ class Folder:
             return bytes(file.read())
 
     def write(self, name: str, contents: pa.Buffer | bytes) -> None:
-        """Writes a file beside its place and moves it there, over what was there before."""
-        beside = self._beside(name, contents)
-        with self._said("written"):
-            self._filesystem.move(beside, f"{self._path}/{name}")
+        """Writes a file beside its place and moves it there, over what was there before. Where another driver has
+        cleaned it away meanwhile, it is written again."""
+        for is_last in (False, False, True):
+            try:
+                beside = self._beside(name, contents)
+                with self._said("written"):
+                    self._filesystem.move(beside, f"{self._path}/{name}")
+                return
+            except UnsupportedError as error:
+                if is_last or not isinstance(error.__cause__, FileNotFoundError):
+                    raise
+
+    def note(self, name: str, contents: bytes) -> None:
+        """Writes a note, where nobody looks for results, over the one of that name."""
+        with (
+            self._said("written"),
+            self._filesystem.open_output_stream(f"{self._path}/{_UNFINISHED}/{name}{_NOTE}") as file,
+        ):
+            file.write(contents)
+
+    def unfinished(self, name: str) -> bytes | None:
+        """What is in the note of that name; None if there is none."""
+        return self.read(f"{_UNFINISHED}/{name}{_NOTE}")
+
+    def forget(self, name: str) -> None:
+        """Takes a note away."""
+        self._delete(f"{self._path}/{_UNFINISHED}/{name}{_NOTE}")
+
+    def clean(self, *, notes: bool) -> None:
+        """Deletes what writers that were killed have left, and if so asked the notes too; whoever is writing one of
+        these files now writes it again."""
+        selector = pa.fs.FileSelector(f"{self._path}/{_UNFINISHED}", allow_not_found=True)
+        with self._said("read"):
+            inside = self._filesystem.get_file_info(selector)
+        for info in inside:
+            ours = _LEFT.search(info.base_name) or (notes and info.base_name.endswith(_NOTE))
+            if info.type == pa.fs.FileType.File and ours:
+                self._delete(info.path)
+
+    def _delete(self, path: str) -> None:
+        with self._said("written"), contextlib.suppress(FileNotFoundError):
+            self._filesystem.delete_file(path)
 
     def write_once(self, name: str, contents: bytes) -> bytes:
         """Writes a file unless there is one of that name, and gives what is in it: this, or what another wrote.

@@ -22,9 +22,11 @@ from escalade.errors import LaunchError, UnsupportedError
 from tests.ray.networks import SIDE, picture
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'escalade[ray]'")
+pq = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed: pip install 'escalade[ray]'")
 fs = pytest.importorskip("pyarrow.fs", reason="pyarrow is not installed: pip install 'escalade[ray]'")
 
-from escalade.ray import Job, Network, Predictor  # noqa: E402
+from escalade.ray import Job, Network, Part, Predictor  # noqa: E402
+from escalade.ray.attempts import MOST_ENDS, Attempts  # noqa: E402
 from escalade.ray.jobs import MANIFEST, Writer, _told  # noqa: E402
 from escalade.ray.storage import Folder, find  # noqa: E402
 
@@ -96,6 +98,50 @@ def test_a_shard_that_is_not_whole_is_not_done(
     cut.write_bytes(cut.read_bytes()[:-9])
     empty.write_bytes(b"")
     assert asked().left == [1, 2]
+
+
+def test_an_image_that_ends_every_process_is_unreadable(images: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """Whatever is under way when a process ends is done in smaller pieces, and at last an image is given up."""
+    network, results, poison = constructed(), tmp_path / "results", 3
+    job = Job([images], results, network, batch=2)
+    rows = {
+        "path": np.array([os.fsencode(each) for each in job._shards[0]], object),
+        "shard": np.array([0] * IMAGES),
+    }
+    folder, name = Folder(results), "part-00000000.parquet"
+    ended = []
+    while True:  # until a worker gets to the end of the shard, but for what it is to write
+        attempts = Attempts.of(folder, name, IMAGES, 2)
+        pieces = attempts.pieces()
+        at = next(
+            (piece for piece, given_up in pieces if not given_up and piece[0] <= poison < piece[1]), None
+        )
+        if at is None:
+            break
+        ended.append(at)
+    assert ended == [(0, 6), (2, 4), (3, 4), (3, 4)]
+    (results / "_unfinished" / f"{name}.0123456789abcdef").touch()  # as a worker that is killed may leave
+    (results / "_unfinished" / "mine").touch()
+    again = Job([images], results, network, batch=2)
+    (done,) = _told(Writer(again._make, str(results), "parquet")(rows))
+    assert done == Part(0, IMAGES, 1)
+    table = pq.read_table(results / name).to_pylist()
+    (given_up,) = [row for row in table if row["unreadable"]]
+    assert given_up["file"] == str(images / f"{poison}.png") and "has ended 2 times" in given_up["unreadable"]
+    assert len({row["file"] for row in table}) == IMAGES
+    assert [*Job([images], results, network, batch=2).run()] == []
+    assert [each.name for each in (results / "_unfinished").iterdir()] == ["mine"]
+
+
+def test_a_network_that_ends_every_process_is_given_up(images: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    folder = Folder(tmp_path)
+    folder.make()
+    for _ in range(MOST_ENDS + 1):
+        Attempts.of(folder, "part", IMAGES, 2).make()
+    with pytest.raises(LaunchError, match="has ended 3 times while it was making the network"):
+        Attempts.of(folder, "part", IMAGES, 2).make()
+    folder.note("part", b"[[0, 6], [2")  # a process may end in the middle of a note
+    assert [*Attempts.of(folder, "part", IMAGES, 2).pieces()] == [((0, 6), False)]
 
 
 @pytest.mark.parametrize("junk", ["", "[]", "\udcff", "[" * 100_000, "null"])
