@@ -91,8 +91,8 @@ def _imported(name: str) -> ModuleType:
             raise UnsupportedError(f"{name} cannot be imported: {reason(error)}") from error
         top = name.partition(".")[0]
         raise UnsupportedError(
-            f"there is no module {name!r} here. `escalade coverage` takes torchvision, or a module that Python finds; "
-            f"where it is a package, `pip install {top}` may be what is missing"
+            f"there is no module {name!r} here: a network is of torchvision, or of a module that Python finds; where "
+            f"it is a package, `pip install {top}` may be what is missing"
         ) from error
     except Exception as error:  # whatever a module does when it is imported
         raise UnsupportedError(f"{name} cannot be imported: {reason(error)}") from error

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,6 +14,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.export import _trace
 from torch.fx.experimental import proxy_tensor
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+
+from escalade.engine.capture.reports import unlogged
 
 _REPORTING = (
     FakeTensor.__module__,
@@ -56,23 +57,16 @@ def _no_reports_of_this_thread() -> Iterator[None]:
     thread = threading.get_ident()
     names: Any = _trace
 
-    def is_anothers(record: logging.LogRecord) -> bool:
-        return record.thread != thread
-
     def print_anothers(*texts: object, **how: Any) -> None:
         if threading.get_ident() != thread:
             print(*texts, **how)
 
-    reports = [logging.getLogger(name) for name in _REPORTING]
-    for log in reports:
-        log.addFilter(is_anothers)
     names.print = print_anothers
     try:
-        yield
+        with unlogged(*_REPORTING):
+            yield
     finally:
         del names.print
-        for log in reports:
-            log.removeFilter(is_anothers)
 
 
 @functools.cache
