@@ -18,9 +18,10 @@ _EMPTY_CALLS = ("aten::_assert_tensor_metadata", "aten::_assert_async.msg", "ate
 _DECOMPOSED = (
     "upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", "_upsample_nearest_exact1d",
     "_upsample_nearest_exact2d", "_upsample_nearest_exact3d", "upsample_linear1d", "upsample_bilinear2d",
-    "upsample_trilinear3d", "upsample_bicubic2d",
+    "upsample_trilinear3d", "upsample_bicubic2d", "multilabel_margin_loss_forward",
 )  # fmt: skip
-"""Operators of one kernel each that AOTAutograd would take apart into gathers and scatters of single elements."""
+"""Operators of one kernel each that AOTAutograd would take apart: upsampling into gathers and scatters of single
+elements, the loss of several labels into what counts labels behind the last one too."""
 
 
 class FunctionalReader(FxReader):
@@ -35,6 +36,8 @@ class FunctionalReader(FxReader):
         module.graph.eliminate_dead_code()
         self._module = module
         self._title = title
+        self.held: list[torch.Tensor] = []
+        """Tensors with contents that the module holds; the graph has copies of them."""
         self._sources: dict[torch.fx.Node, str] = {}
         """The modules that parameters belong to, and with them what is computed of these."""
 
@@ -71,6 +74,7 @@ class FunctionalReader(FxReader):
             raise CaptureError(
                 f"{self._title} has a branch or loop inside ({node.target}); a plan runs the same operations every time"
             )
+        self.held.append(tensor)
         self._values[node] = graph.add_constant(str(node.target), tensor.detach().clone())
 
     def _node(self, graph: Graph, fx: torch.fx.Node, call: torch.fx.Node, *rest: Any) -> Node:
@@ -129,8 +133,8 @@ def _same_strides(sizes: Any, first: Any, second: Any) -> bool:
 
 
 @contextmanager
-def upsampling_whole() -> Iterator[None]:
-    """AOTAutograd keeps upsampling as the operators that it is, and their gradients so too."""
+def operators_whole() -> Iterator[None]:
+    """AOTAutograd keeps these as the operators that they are, and their gradients so too."""
     keys = (torch._C.DispatchKey.Autograd, torch._C.DispatchKey.CompositeImplicitAutograd)
     packets = [getattr(torch.ops.aten, name) for name in _DECOMPOSED]
     overloads = [getattr(packet, name) for packet in packets for name in packet.overloads()]

@@ -6,15 +6,24 @@ the running statistics of BatchNorm, is among its results.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import pathlib
+import traceback
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+)
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from escalade.engine.capture.functional import FunctionalReader, upsampling_whole
+from escalade.engine.capture.functional import FunctionalReader, operators_whole
 from escalade.engine.capture.given import require_module
 from escalade.engine.capture.reader import CaptureError
 from escalade.engine.capture.separate import Original
@@ -43,6 +52,8 @@ class Joint:
     """The parameters that the outputs behind the loss are the gradients of."""
     changed: tuple[str, ...]
     """The buffers that the last outputs are the new values of."""
+    held: tuple[torch.Tensor, ...] = ()
+    """Tensors that the loss holds, such as weights of classes: the graph has what was in them."""
 
     def stepping(self, trained: Sequence[str]) -> Joint:
         """A step that has the gradients of these parameters alone."""
@@ -64,12 +75,14 @@ def capture_step(
     autocast: torch.dtype | None = None,
     scaled: bool = False,
     modes: Sequence[bool] | None = None,
+    stepped: Sequence[nn.Parameter] = (),
 ) -> Joint:
     """What a step of training computes: `loss(model(*inputs), *targets)` and its gradients.
 
     Modules are in the modes that the caller has them in, or in these `modes`, whether each trains. With `autocast` the
     step runs in autocast to that type, and with `scaled` gradients are those of the loss times a further input. The
-    model is never run, copies of it are.
+    model is never run, copies of it are. `stepped` are the parameters that will be stepped: the loss may depend on them
+    through the model alone.
     """
     require_module(model)
 
@@ -81,7 +94,8 @@ def capture_step(
             copied = Original(model, ours, outside).copied(evaluates=False)
             for module, mode in zip(copied.modules(), modes or (), strict=False):
                 module.training = mode
-            return _captured(_Step(copied, loss, len(inputs), autocast, scaled), inputs, targets)
+            step = _Step(copied, loss, len(inputs), autocast, scaled, (*stepped, *model.parameters()))
+            return _captured(step, inputs, targets)
 
     return torch.compiler.disable(run)()
 
@@ -104,12 +118,18 @@ def _captured(step: _Step, inputs: Sequence[Any], targets: Sequence[Any]) -> Joi
         given.append(fake(torch.ones((), device=given[0].device)))
     step.hollow(mode)
     try:
-        with torch.enable_grad(), upsampling_whole():
+        with torch.enable_grad(), torch.autograd.set_detect_anomaly(False), operators_whole():
             with mode:
-                step.freeze_unused(given)
+                step.prepare(given)
             module, signature = aot_export_module(step, given, trace_joint=True, output_loss_index=0)
     except CaptureError:
         raise
+    except (DataDependentOutputException, DynamicOutputShapeException) as error:
+        raise CaptureError(
+            f"{step.title} or its loss decides by the values of its tensors what to compute{_place(error)}, and a plan "
+            f"is fixed before there are any ({error.func}): take that out of both, or train behind "
+            "torch.compile(model, backend='escalade')"
+        ) from error
     except Exception as error:
         first = (str(error).strip().splitlines() or [""])[0]
         raise CaptureError(
@@ -119,22 +139,51 @@ def _captured(step: _Step, inputs: Sequence[Any], targets: Sequence[Any]) -> Joi
     return _JointReader(module, signature, step).joint()
 
 
+class _Body(nn.Module):
+    """A model, and the buffers that it has after it was run."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        self.after: dict[str, torch.Tensor] = {}
+
+    def forward(self, *given: torch.Tensor) -> Any:
+        result = self.model(*given)
+        self.after = dict(self.model.named_buffers())
+        return result
+
+
 class _Step(nn.Module):
     """A model with its loss, as a module whose parameters are the model's, each once."""
 
     def __init__(
-        self, model: nn.Module, loss: Loss, inputs: int, autocast: torch.dtype | None, scaled: bool
+        self,
+        model: nn.Module,
+        loss: Loss,
+        inputs: int,
+        autocast: torch.dtype | None,
+        scaled: bool,
+        outside: Sequence[nn.Parameter],
     ) -> None:
         super().__init__()
-        self._step = (model, loss, inputs, autocast)  # no submodule: its parameters would be there twice
+        self._step = (
+            _Body(model),
+            loss,
+            inputs,
+            autocast,
+        )  # no submodule: its parameters would be there twice
         self.title = type(model).__name__
         self.scaled = scaled
         self.parameter_names = {f"p{n}": name for n, (name, _) in enumerate(model.named_parameters())}
         self.buffer_names = {f"b{n}": name for n, (name, _) in enumerate(model.named_buffers())}
+        self._outside = [one for one in outside if one.requires_grad]
+        self._assigned: frozenset[str] = frozenset()
+        self._alike: frozenset[str] = frozenset()
 
     def hollow(self, mode: FakeTensorMode) -> None:
         """Takes tensors like the model's, without contents."""
-        named = dict(self._step[0].named_parameters()) | dict(self._step[0].named_buffers())
+        model = self._step[0].model
+        named = dict(model.named_parameters()) | dict(model.named_buffers())
 
         def like(name: str) -> torch.Tensor:
             return mode.from_tensor(named[name].detach(), static_shapes=True)
@@ -144,32 +193,141 @@ class _Step(nn.Module):
         for own, name in self.buffer_names.items():
             self.register_buffer(own, like(name))
 
-    def freeze_unused(self, given: Sequence[torch.Tensor]) -> None:
-        """Parameters that the loss does not depend on have no gradients."""
-        wanted = [one for one in self.parameters() if one.requires_grad]
+    def prepare(self, given: Sequence[torch.Tensor]) -> None:
+        """Learns from two runs what the step does beside computing a loss. Parameters that the loss does not depend on
+        have no gradients."""
+        wanted = {own: one for own, one in self.named_parameters() if one.requires_grad}
         if not wanted:
             raise CaptureError(f"{self.title} has no parameters to train: none of them requires gradients")
-        loss = self(*given)[0]
+        memory = {own: _memory(one) for own, one in (*self.named_parameters(), *self.named_buffers())}
+        with _Calls() as first:
+            loss = self(*given)[0]
+        self._require_tensors_kept(memory)
+        if self._assigned:
+            with _Calls() as first:
+                loss = self(*given)[0]
         if loss.numel() != 1 or not loss.is_floating_point():
             raise CaptureError(
                 f"the loss is {loss.dtype} of {list(loss.shape)}; a training step takes a loss of one number"
             )
         if not loss.requires_grad:
             raise CaptureError(f"the loss depends on no parameter of {self.title}")
-        gradients = torch.autograd.grad(loss, wanted, allow_unused=True)
-        for parameter, gradient in zip(wanted, gradients, strict=True):
+        gradients = torch.autograd.grad(loss, [*wanted.values(), *self._outside], allow_unused=True)
+        self._require_through_model(gradients[len(wanted) :])
+        seen: set[int] = set()
+        for (own, parameter), gradient in zip(wanted.items(), gradients, strict=False):
             parameter.requires_grad_(gradient is not None)
+            if gradient is None:
+                continue
+            if gradient.layout is not torch.strided:
+                raise CaptureError(
+                    f"the gradient of {self.parameter_names[own]} is {gradient.layout}: a training step takes dense "
+                    "ones, as of layers with sparse=False"
+                )
+            if id(gradient) in seen:
+                self._alike |= {own}
+            seen.add(id(gradient))
+        with _Calls() as second:
+            self(*given)
+        if first.made != second.made:
+            raise CaptureError(
+                f"{self.title} or its loss computes something else each time it runs, as by a count that it keeps or "
+                "by Python's random numbers; a training step does the same at every call: give it what changes as a "
+                "tensor, or let PyTorch draw it, as torch.rand does"
+            )
+
+    def _require_tensors_kept(self, memory: Mapping[str, int]) -> None:
+        """Takes note of buffers that were assigned; a tensor whose memory was changed for another's is refused."""
+        named = {**self.parameter_names, **self.buffer_names}
+        for own, before in memory.items():
+            if _memory(getattr(self, own)) != before:
+                raise CaptureError(
+                    f"{self.title} sets the data of its {named[own]} when it runs; a training step takes buffers that "
+                    "are written in place, as copy_ does, or assigned, and leaves parameters to the optimiser"
+                )
+        after = self._step[0].after
+        for own, name in self.buffer_names.items():
+            before, now = getattr(self, own), after.get(name)
+            if now is before:
+                continue
+            if now is None or now.shape != before.shape or now.dtype != before.dtype:
+                new = "none" if now is None else f"{now.dtype} of {list(now.shape)}"
+                raise CaptureError(
+                    f"{self.title} makes its buffer {name}, {before.dtype} of {list(before.shape)}, {new} when it "
+                    "runs; a training step takes buffers that stay as large and of one type"
+                )
+            self._assigned |= {own}
+
+    def _require_through_model(self, gradients: Sequence[torch.Tensor | None]) -> None:
+        for parameter, gradient in zip(self._outside, gradients, strict=True):
+            if gradient is not None:
+                raise CaptureError(
+                    f"the loss reads a parameter of {list(parameter.shape)} by itself, not in what {self.title} "
+                    "returns; a training step has gradients through the model alone: hold that parameter in the model, "
+                    "and have the model return what the loss is to know of it"
+                )
 
     def forward(self, *given: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        model, loss, inputs, autocast = self._step
+        body, loss, inputs, autocast = self._step
         own = {**self.parameter_names, **self.buffer_names}
-        state = {name: getattr(self, tensor) for tensor, name in own.items()}
+        # What is assigned anew may be kept for the gradients as it was, and is written to in the end.
+        state = {
+            f"model.{name}": getattr(self, tensor).clone()
+            if tensor in self._assigned
+            else getattr(self, tensor)
+            for tensor, name in own.items()
+        }
+        for tensor in self._alike:  # AOTAutograd tells gradients apart by the nodes that make them
+            getattr(self, tensor).register_hook(torch.clone)
         targets = given[inputs:-1] if self.scaled else given[inputs:]
         with torch.autocast(given[0].device.type, autocast, enabled=autocast is not None):
-            result = loss(torch.func.functional_call(model, state, given[:inputs]), *targets)
+            result = loss(torch.func.functional_call(body, state, given[:inputs]), *targets)
         if not isinstance(result, torch.Tensor):
             raise CaptureError(f"the loss is {type(result).__name__}; a training step takes a tensor")
+        for tensor in self._assigned:
+            getattr(self, tensor).copy_(body.after[self.buffer_names[tensor]].detach())
         return (result * given[-1], result.detach()) if self.scaled else (result,)
+
+
+class _Calls(TorchDispatchMode):
+    """Takes down what is called, and with which numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made: list[tuple[Any, ...]] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function.namespace != "prim":  # of which tensors are asked where they are, and keep the answer
+            self.made.append((function, *map(_number, pytree.tree_leaves((args, kwargs)))))
+        return function(*args, **(kwargs or {}))
+
+
+_MOST_NUMBERS = 64
+
+
+def _number(value: Any) -> Any:
+    """What tells an argument from another: a number itself, of tensors how large they are and, of those with contents,
+    the first elements."""
+    if not isinstance(value, torch.Tensor):
+        return repr(value) if isinstance(value, float) else value
+    if isinstance(value, FakeTensor):
+        return value.shape, value.dtype
+    with _disable_current_modes():
+        return value.shape, value.dtype, repr(value.detach().flatten()[:_MOST_NUMBERS].tolist())
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
+
+def _place(error: Exception) -> str:
+    """The line of the model's code, or of a layer of PyTorch's, that was running."""
+    torchs, own = pathlib.Path(torch.__file__).parent, pathlib.Path(__file__).parents[2]
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        folders = pathlib.Path(frame.filename).parents
+        if torchs / "nn" in folders or not {torchs, own} & set(folders):
+            return f" ({frame.filename}, line {frame.lineno})"
+    return ""
 
 
 class _JointReader(FunctionalReader):
@@ -199,7 +357,7 @@ class _JointReader(FunctionalReader):
             raise CaptureError(f"{step.title} changes one value in two places of its own when it runs")
         self.returning(graph, [losses[-1], *gradients, *new])
         parameters, buffers = (tuple(own.values()) for own in (step.parameter_names, step.buffer_names))
-        return Joint(graph, parameters, buffers, tuple(trained), tuple(changed))
+        return Joint(graph, parameters, buffers, tuple(trained), tuple(changed), tuple(self.held))
 
     def _changed(self) -> list[str]:
         """The buffers that the step writes to, in the order of the results that hold their new values."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import torch
 
+from escalade.engine.graph.aten import OperatorError
 from escalade.engine.graph.graph import Node
 from escalade.engine.nodes.aten import results_of
 from escalade.engine.nodes.evaluate import compute
@@ -19,7 +20,7 @@ class SeveralResults:
         """PyTorch does what the plan leaves to it, or `everything`."""
         self._others: dict[str, list[Node]] = {}
         """The other nodes of each such call, by its first."""
-        self._ready: dict[str, torch.Tensor] = {}
+        self._ready: dict[str, torch.Tensor | None] = {}
         calls: dict[str, list[Node]] = {}
         for step in plan.steps:
             call = step.node.attributes.get("call")
@@ -32,10 +33,19 @@ class SeveralResults:
         """A node's result; those of the others, which are next, are kept until they are asked for."""
         others = self._others.get(node.name)
         if node.name in self._ready:
-            return self._ready.pop(node.name)
+            return _required(self._ready.pop(node.name), node)
         if not others:
             return compute(node, inputs)
         results = results_of(node.attributes["target"], node.attributes["arguments"], inputs)
         for other in others:
             self._ready[other.name] = results[other.attributes["result"]]
-        return results[node.attributes["result"]]
+        return _required(results[node.attributes["result"]], node)
+
+
+def _required(result: torch.Tensor | None, node: Node) -> torch.Tensor:
+    if result is None:
+        raise OperatorError(
+            f"PyTorch's {node.attributes['target']} gives nothing in the place of a result that the plan has of it: a "
+            "plan takes operators that give what their graph says"
+        )
+    return result

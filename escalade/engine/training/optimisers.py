@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -21,11 +23,25 @@ _STATE = {
     torch.optim.AdamW: {"m": "exp_avg", "v": "exp_avg_sq", "w": "max_exp_avg_sq"},
 }
 """What PyTorch calls the state of each optimiser."""
+_SETTINGS = {
+    torch.optim.SGD: ("lr", "momentum", "dampening", "weight_decay", "nesterov", "maximize"),
+    torch.optim.Adam: ("lr", "betas", "eps", "weight_decay", "amsgrad", "maximize", "decoupled_weight_decay"),
+    torch.optim.AdamW: (
+        "lr",
+        "betas",
+        "eps",
+        "weight_decay",
+        "amsgrad",
+        "maximize",
+        "decoupled_weight_decay",
+    ),
+}
+"""The settings of a group that its rule is made of; a group may have others, which are its owner's."""
 _COUNT = "step"
 
 
 def require_known(optimizer: torch.optim.Optimizer) -> None:
-    """Refuses an optimiser that there is no rule for."""
+    """Refuses an optimiser that there is no rule for, or that does not step each parameter once."""
     if type(optimizer) not in _STATE:
         known = ", ".join(kind.__name__ for kind in _STATE)
         raise UnsupportedError(
@@ -41,6 +57,14 @@ def require_known(optimizer: torch.optim.Optimizer) -> None:
     if any(group.get("differentiable") for group in optimizer.param_groups):
         raise UnsupportedError(
             "optimizer with differentiable=True: a training step has no gradients of its own"
+        )
+    places = Counter(
+        one.data_ptr() for group in optimizer.param_groups for one in group["params"] if one.numel()
+    )
+    if any(number > 1 for number in places.values()):
+        raise UnsupportedError(
+            "parameters of the optimizer that lie in the same memory: a training step steps all of them at once, so "
+            "each is given once; layers share weights by holding the same torch.nn.Parameter"
         )
 
 
@@ -58,17 +82,23 @@ def _rule_of(optimizer: torch.optim.Optimizer, group: Group) -> Rule:
     )  # fmt: skip
 
 
-def numbers_of(group: Group) -> tuple[Any, ...]:
-    """All of a group's settings, to see whether any has changed."""
-    return tuple(
-        (key, float(value) if isinstance(value, torch.Tensor) else value)
-        for key, value in group.items()
-        if key != "params"
-    )
+def _numbers_of(optimizer: torch.optim.Optimizer, group: Group) -> tuple[Any, ...]:
+    """A group's settings as numbers, to see whether any has changed; of tensors it is what they hold now."""
+    return tuple(_number(group.get(key)) for key in _SETTINGS[type(optimizer)])
+
+
+def _number(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return float(value)
+    return tuple(map(_number, value)) if isinstance(value, tuple | list) else value
 
 
 class Stepped:
-    """Parameters of one group with gradients of one type that have taken the same number of steps."""
+    """Parameters of one group with gradients of one type that have taken the same number of steps.
+
+    State that the optimiser does not have yet is zeros, and becomes the optimiser's with the first step: what fails
+    before leaves nothing there.
+    """
 
     def __init__(
         self, optimizer: torch.optim.Optimizer, group: Group, parameters: Sequence[nn.Parameter], scaled: bool
@@ -76,22 +106,31 @@ class Stepped:
         self._optimizer, self._group, self._scaled = optimizer, group, scaled
         self.parameters = tuple(parameters)
         self._rule = self._rule_now()
-        self._numbers = numbers_of(group)
-        self._state = _state(optimizer, group, self._rule, parameters)
+        self._numbers = _numbers_of(optimizer, group)
+        self._new: dict[nn.Parameter, dict[str, torch.Tensor]] = {}
+        """State that was made here, until the optimiser has it."""
+        self._given = self._new
+        self._counts: list[tuple[torch.Tensor, int]] = []
+        """The optimiser's counts of steps, each with its version when it was last read or written here."""
         device = parameters[0].device
         self._scalars = self._rule.scalars(device)
         self.progress = no_progress(device)
         self.progress[0] = _steps_taken(optimizer, parameters[0])
+        self._state = self._found_state()
+        self._note_counts()
 
     def follows(self) -> bool:
         """Takes over the settings that the optimiser has now; False if they make another formula, or if it has other
         state."""
-        names, state = _STATE[type(self._optimizer)], self._optimizer.state
-        for name, kept in self._state.items():
-            for parameter, tensor in zip(self.parameters, kept, strict=True):
-                if state[parameter].get(names[name]) is not tensor:
+        names = _STATE[type(self._optimizer)]
+        for place, parameter in enumerate(self.parameters):
+            own = self._own(parameter)
+            for name, kept in self._state.items():
+                if own.get(names[name]) is not kept[place]:
                     return False
-        now = numbers_of(self._group)
+        if any(count._version != version for count, version in self._counts):
+            return False
+        now = _numbers_of(self._optimizer, self._group)
         if now != self._numbers:
             rule = self._rule_now()
             if rule.expression != self._rule.expression:
@@ -102,6 +141,68 @@ class Stepped:
                 self.scale.copy_(scale)
             self._numbers = now
         return True
+
+    def hand_over(self) -> None:
+        """Gives the optimiser the state that was made here, now that a step has been done with it."""
+        if self._new:
+            for parameter, made in self._new.items():
+                self._optimizer.state[parameter].update(made)
+            self._given, self._new = self._new, {}
+
+    def read_count(self) -> None:
+        """Goes on from the number of steps that the optimiser has counted."""
+        self.progress[0] = _steps_taken(self._optimizer, self.parameters[0])
+        self._note_counts()
+
+    def steps(self, group: Group, parameters: Sequence[nn.Parameter]) -> bool:
+        """Whether it is these parameters of this group that it steps."""
+        return (
+            self._group is group
+            and len(self.parameters) == len(parameters)
+            and all(map(operator.is_, self.parameters, parameters))
+        )
+
+    def _take_back(self) -> None:
+        for parameter, made in self._given.items():
+            own = self._optimizer.state.get(parameter, {})
+            for name, tensor in made.items():
+                if own.get(name) is tensor:
+                    del own[name]
+            if not own:
+                self._optimizer.state.pop(parameter, None)
+        self._new = self._given
+
+    def _note_counts(self) -> None:
+        counts = [self._own(one).get(_COUNT) for one in self.parameters]
+        self._counts = [(one, one._version) for one in counts if isinstance(one, torch.Tensor)]
+
+    def _own(self, parameter: nn.Parameter) -> Mapping[str, Any]:
+        """What the optimiser keeps for a parameter, or will keep."""
+        new = self._new.get(parameter, {})
+        return (
+            {**self._optimizer.state.get(parameter, {}), **new}
+            if new
+            else self._optimizer.state.get(parameter, {})
+        )
+
+    def _found_state(self) -> dict[str, list[torch.Tensor]]:
+        """The state of these parameters where the optimiser has it, made where it has none."""
+        names = _STATE[type(self._optimizer)]
+        found: dict[str, list[torch.Tensor]] = {name: [] for name in self._rule.state}
+        for parameter in self.parameters:
+            own, made = self._own(parameter), {}
+            if not isinstance(self._optimizer, torch.optim.SGD) and _COUNT not in own:
+                on_device = self._group["capturable"] or self._group["fused"]
+                made[_COUNT] = torch.zeros((), device=parameter.device if on_device else "cpu")
+            for name in self._rule.state:
+                if own.get(names[name]) is None:
+                    made[names[name]] = torch.zeros_like(
+                        parameter, memory_format=torch.preserve_format
+                    ).detach()
+                found[name].append({**own, **made}[names[name]])
+            if made:
+                self._new[parameter] = made
+        return found
 
     @property
     def scale(self) -> torch.Tensor:
@@ -156,30 +257,33 @@ class Stepped:
                 tensor.copy_(result)
 
     def write_count(self) -> None:
-        """Tells the optimiser how many steps were taken, where it counts them. It waits for the device."""
+        """Tells the optimiser how many steps were taken, where it counts them and nobody has set the count since. It
+        waits for the device. If all steps so far were left out, the optimiser has no state of them."""
         taken = float(self.progress[0])
-        for parameter in self.parameters:
-            count = self._optimizer.state[parameter].get(_COUNT)
-            if isinstance(count, torch.Tensor):
+        if not taken:
+            self._take_back()
+        for count, version in self._counts:
+            if count._version == version:
                 count.fill_(taken)
+        self._note_counts()
 
     def _rule_now(self) -> Rule:
         rule = _rule_of(self._optimizer, self._group)
         return rule.scaled() if self._scaled else rule
 
 
-def stepped_by(
-    optimizer: torch.optim.Optimizer, types: Mapping[nn.Parameter, torch.dtype], scaled: bool
-) -> list[Stepped]:
-    """All that an optimiser steps, of the parameters that have gradients, of these types. State that it does not have
-    yet is zeros."""
-    made = []
+def alike(
+    optimizer: torch.optim.Optimizer, types: Mapping[nn.Parameter, torch.dtype]
+) -> list[tuple[Group, tuple[nn.Parameter, ...]]]:
+    """The parameters that have gradients, of these types, as they can be stepped together: those of one group and one
+    type that have taken the same number of steps."""
+    made: list[tuple[Group, tuple[nn.Parameter, ...]]] = []
     for group in optimizer.param_groups:
-        alike: dict[tuple[Any, ...], list[nn.Parameter]] = {}
+        together: dict[tuple[Any, ...], list[nn.Parameter]] = {}
         for one in group["params"]:
             if one in types:
-                alike.setdefault((_steps_taken(optimizer, one), types[one]), []).append(one)
-        made += [Stepped(optimizer, group, parameters, scaled) for parameters in alike.values()]
+                together.setdefault((_steps_taken(optimizer, one), types[one]), []).append(one)
+        made += [(group, tuple(parameters)) for parameters in together.values()]
     return made
 
 
@@ -211,21 +315,3 @@ def _steps_taken(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> f
     if _COUNT in state:
         return float(state[_COUNT])
     return float(state.get("momentum_buffer") is not None)
-
-
-def _state(
-    optimizer: torch.optim.Optimizer, group: Group, rule: Rule, parameters: Sequence[nn.Parameter]
-) -> dict[str, list[torch.Tensor]]:
-    """The state of these parameters where the optimiser has it, made where it has none."""
-    names = _STATE[type(optimizer)]
-    found: dict[str, list[torch.Tensor]] = {name: [] for name in rule.state}
-    for parameter in parameters:
-        own = optimizer.state[parameter]
-        if not isinstance(optimizer, torch.optim.SGD) and _COUNT not in own:
-            on_device = group["capturable"] or group["fused"]
-            own[_COUNT] = torch.zeros((), device=parameter.device if on_device else "cpu")
-        for name in rule.state:
-            if own.get(names[name]) is None:
-                own[names[name]] = torch.zeros_like(parameter, memory_format=torch.preserve_format).detach()
-            found[name].append(own[names[name]])
-    return found

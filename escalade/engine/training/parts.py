@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from escalade.engine.calls import BufferedCalls
-from escalade.engine.capture.functional import upsampling_whole
+from escalade.engine.capture.functional import operators_whole
 from escalade.engine.capture.part import Given, Made, Part, capture_part
 from escalade.engine.graph.forms import InputFormat
 from escalade.engine.passes import optimise_step
@@ -46,7 +46,7 @@ def compile_for_training(
         made: Callable[..., Any] = make_boxed_func(PlannedPart(part, dtype, say, on_twin))
         return made
 
-    with upsampling_whole():
+    with operators_whole():
         made: Callable[..., Any] = aot_autograd(
             fw_compiler=compiled, bw_compiler=compiled, partition_fn=min_cut_rematerialization_partition
         )(module, example_inputs)

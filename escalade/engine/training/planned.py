@@ -245,7 +245,8 @@ def _required(tensor: torch.Tensor) -> torch.Tensor:
     )
     if not dense or tensor.data_ptr() % ALIGNMENT:
         raise UnsupportedError(
-            f"a parameter or buffer of {list(tensor.shape)} with strides {list(tensor.stride())}: a training step "
-            "takes those that lie without gaps, in PyTorch's order or in channels_last"
+            f"a parameter or buffer of {list(tensor.shape)} with strides {list(tensor.stride())} at address "
+            f"{tensor.data_ptr()}: a training step takes those that lie without gaps, in PyTorch's order or in "
+            f"channels_last, from a multiple of {ALIGNMENT} bytes on"
         )
     return tensor

@@ -154,7 +154,7 @@ def _room(plan: Plan, name: str) -> torch.Tensor:
     if name in plan.graph.constants:
         return torch.zeros_like(plan.graph.constants[name])
     form = plan.forms[name]
-    return form.view(torch.zeros(max(form.bytes, 1), dtype=torch.uint8), 0)
+    return form.view(torch.zeros(max(form.bytes, 1), dtype=torch.uint8, device="cpu"), 0)
 
 
 def _nothing() -> None:

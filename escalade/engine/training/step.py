@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import weakref
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -13,12 +11,14 @@ from torch import nn
 
 from escalade.engine.capture.joint import Loss, capture_step
 from escalade.engine.explain import Explanation, explain_plan
-from escalade.engine.graph.forms import InputFormat
+from escalade.engine.graph.forms import InputFormat, is_dense, kind_of
 from escalade.engine.plan.plan import Plan
 from escalade.engine.settings import TWIN, require_device
-from escalade.engine.training.optimisers import Stepped, require_known, step_together, stepped_by
+from escalade.engine.training.followed import Followed, require_no_hooks
+from escalade.engine.training.optimisers import Stepped, alike, require_known, step_together
 from escalade.engine.training.planned import Planned, Reduce
 from escalade.engine.training.program import StepProgram
+from escalade.engine.training.standing import Standing
 from escalade.engine.training.techniques import required_known
 from escalade.errors import UnsupportedError
 
@@ -58,8 +58,19 @@ def training_step(
     """
     if dtype not in _AUTOCAST:
         raise UnsupportedError(f"dtype {dtype!r}: a training step takes {', '.join(_AUTOCAST)}")
-    if not isinstance(model, nn.Module):
+    if not isinstance(model, nn.Module) or isinstance(model, torch.jit.ScriptModule):
         raise UnsupportedError(f"a training step takes a torch.nn.Module, not {type(model).__name__}")
+    if not callable(loss):
+        raise UnsupportedError(
+            f"loss is {type(loss).__name__}: a training step takes a function of the model's result and of what the "
+            "step is called with behind the model's inputs, such as torch.nn.functional.cross_entropy"
+        )
+    if any(map(nn.parameter.is_lazy, (*model.parameters(), *model.buffers()))):
+        raise UnsupportedError(
+            "the model has parameters without a size yet: run it once before the step is made"
+        )
+    if loss_scale is not None:
+        loss_scale = _required_scale(loss_scale)
     if not model.training:
         raise UnsupportedError("the model is in evaluation mode: call model.train() first")
     if not isinstance(optimizer, torch.optim.Optimizer):
@@ -67,6 +78,7 @@ def training_step(
             f"a training step takes a torch.optim optimiser, not {type(optimizer).__name__}"
         )
     require_known(optimizer)
+    require_no_hooks(optimizer)
     if device is not None:
         require_device(device)
     if not isinstance(example, Sequence) or not example:
@@ -102,7 +114,7 @@ class TrainingStep:
     ) -> None:
         self._model, self._loss, self._optimizer, self.dtype = model, loss, optimizer, dtype
         self._home = next((one.device for one in model.parameters()), torch.device("cpu"))
-        self._modes = [module.training for module in model.modules()]
+        self._modes = {module: module.training for module in model.modules()}
         self._on_twin, self._without, self._reduce = on_twin, without, reduce
         if on_twin and self._home.type != "cpu":
             raise UnsupportedError(f"device twin: it runs on the CPU, and the model is on {self._home}")
@@ -111,33 +123,28 @@ class TrainingStep:
             first = FIRST_SCALE if loss_scale is None else loss_scale
             self._scale = torch.full((), first, dtype=torch.float32, device=self._home)
         self._growth = torch.zeros((), dtype=torch.int32, device=self._home)
-        self._lock = threading.RLock()
+        self._followed = Followed.of(optimizer)
+        self._lock = self._followed.lock
         self._done: torch.cuda.Event | None = None
         self._stream: torch.cuda.Stream | None = None
         self._plans: dict[tuple[Any, ...], Planned] = {}
         self._groups: list[Stepped] = []
-        self._is_stale = True
-        self._slots = [
-            (held, name)
-            for module in model.modules()
-            for held in (module._parameters, module._buffers)
-            for name, tensor in held.items()
-            if tensor is not None
-        ]
-        self._places: list[int] = []
+        self._standing = Standing(self._watched(), optimizer)
         with self._lock, torch.inference_mode(False), torch.no_grad():
             self._planned(example)
-        _follow(self, optimizer)
 
     def __call__(self, *given: Any) -> torch.Tensor:
         """One step over a batch; the batch's loss before it."""
         with self._lock, torch.inference_mode(False), torch.no_grad(), self._in_turn():
             planned = self._planned(given)
-            if self._is_stale or not all(group.follows() for group in self._groups):
+            current = self._followed.groups is self._groups
+            if not current or not all(group.follows() for group in self._groups):
                 self._regroup(planned)
             if planned.groups is not self._groups:
                 planned.step_by(self._groups, self._step)
             loss = planned.run(_flat(given)[0])
+            for group in self._groups:
+                group.hand_over()
         self._optimizer._opt_called = True  # type: ignore[attr-defined]  # schedules ask whether steps were taken
         return loss
 
@@ -184,36 +191,36 @@ class TrainingStep:
 
     def load_state_dict(self, state: Mapping[str, float]) -> None:
         """Takes over what `state_dict` has given."""
-        if set(state) != set(self.state_dict()):
+        if not isinstance(state, Mapping) or set(state) != set(self.state_dict()):
+            given = ", ".join(map(str, state)) if isinstance(state, Mapping) else type(state).__name__
             raise UnsupportedError(
-                f"a state of {', '.join(state) or 'nothing'}: this step has "
+                f"a state of {given or 'nothing'}: this step has "
                 f"{', '.join(self.state_dict()) or 'none, for it does not scale its loss'}"
             )
         with self._lock, torch.inference_mode(False), torch.no_grad():
             if self._scale is not None:
-                self._scale.fill_(state["scale"])
-                self._growth.fill_(int(state["good_steps"]))
+                scale, steps = _required_scale(state["scale"]), int(state["good_steps"])
+                self._scale.fill_(scale)
+                self._growth.fill_(steps)
+
+    def __reduce__(self) -> Any:
+        raise UnsupportedError(
+            "a training step is of its model's own tensors, and has no copies: keep model.state_dict(), "
+            "optimizer.state_dict() and step.state_dict(), and make a step of what they are loaded into"
+        )
 
     def explain(self) -> Explanation:
         """The plan that was used last, step by step."""
         return explain_plan(self.plan, device=TWIN if self._on_twin else self._home.type)
 
-    def write_counts(self) -> None:
-        """Tells the optimiser how many steps were taken; its `state_dict` and `step` ask for that themselves."""
-        with self._lock, torch.no_grad():
-            for group in self._groups if not self._is_stale else ():
-                group.write_count()
-
-    def read_state(self) -> None:
-        """The optimiser's state is read anew at the next call: somebody else has changed it."""
-        self._is_stale = True
-
     def _planned(self, given: tuple[Any, ...]) -> Planned:
         """The plan for inputs like these, over the model's tensors as they lie now."""
-        places = [held[name].data_ptr() for held, name in self._slots]  # type: ignore[union-attr]
-        if places != self._places:
+        if not self._standing.is_as_it_was():
+            require_known(self._optimizer)
+            require_no_hooks(self._optimizer)
             self._plans.clear()
-            self._places, self._is_stale = places, True
+            self._followed.settle()
+            self._standing = Standing(self._watched(), self._optimizer)
         tensors, inputs = _flat(given)
         key = (inputs, *((tensor.shape, InputFormat.of(tensor)) for tensor in tensors))
         found = self._plans.pop(key, None) or self._made(tensors, inputs)
@@ -222,24 +229,54 @@ class TrainingStep:
         self._plans[key] = found
         return found
 
+    def _watched(self) -> list[nn.Module]:
+        """The modules that plans are made of: the model's, and those of a loss that is a module."""
+        loss = self._loss.modules() if isinstance(self._loss, nn.Module) else ()
+        return [*self._model.modules(), *loss]
+
     def _made(self, tensors: list[torch.Tensor], inputs: int) -> Planned:
         near = [tensor.to(self._home) for tensor in tensors]
+        taken = [one for group in self._optimizer.param_groups for one in group["params"]]
         joint = capture_step(
             self._model, self._loss, near[:inputs], near[inputs:],
-            autocast=_AUTOCAST[self.dtype], scaled=self._scale is not None, modes=self._modes,
+            autocast=_AUTOCAST[self.dtype], scaled=self._scale is not None,
+            modes=[self._modes.get(module, module.training) for module in self._model.modules()],
+            stepped=taken,
         )  # fmt: skip
-        taken = {one for group in self._optimizer.param_groups for one in group["params"]}
         products = "tf32" if self.dtype == "tf32" else "fp32"
+        if not any(
+            one in set(taken) for name, one in self._model.named_parameters() if name in joint.trained
+        ):
+            raise UnsupportedError(
+                "the optimizer has none of the parameters that the loss depends on: a training step takes one that was "
+                "made of this model's parameters"
+            )
+        self._standing.reads(joint.held)
         return Planned(
-            joint, self._model, taken, near, self._scale, products, self._on_twin, self._without, self._reduce
+            joint,
+            self._model,
+            set(taken),
+            near,
+            self._scale,
+            products,
+            self._on_twin,
+            self._without,
+            self._reduce,
         )
 
     def _regroup(self, planned: Planned) -> None:
         """Takes over the optimiser's groups and state as they are now."""
-        if not self._is_stale:
-            self.write_counts()
-        self._groups = stepped_by(self._optimizer, planned.types, self._scale is not None)
-        self._is_stale = False
+        self._followed.settle()
+        found = alike(self._optimizer, planned.types)
+        for group in self._groups:
+            group.read_count()
+        same = len(found) == len(self._groups) and all(
+            group.steps(*each) and group.follows() for group, each in zip(self._groups, found, strict=True)
+        )
+        if not same:
+            scaled = self._scale is not None
+            self._groups = [Stepped(self._optimizer, *each, scaled) for each in found]
+        self._followed.groups = self._groups
 
     def _step(self, groups: list[Stepped], gradients: Mapping[nn.Parameter, torch.Tensor]) -> None:
         """What the optimiser does, and what becomes of the loss scale."""
@@ -258,6 +295,17 @@ class TrainingStep:
             torch._amp_update_scale_(scale, self._growth, skipped, _GROWTH, _BACKOFF, _INTERVAL)
 
 
+def _required_scale(scale: Any) -> float:
+    """A number that gradients can be of the loss times, and be divided by."""
+    try:
+        number = float(scale)
+    except (TypeError, ValueError, RuntimeError):
+        number = 0.0
+    if not 0 < number <= torch.finfo(torch.float32).max:
+        raise UnsupportedError(f"loss_scale {scale!r}: a training step takes a finite number above 0")
+    return number
+
+
 def _flat(given: tuple[Any, ...]) -> tuple[list[torch.Tensor], int]:
     """The tensors of a call, and how many of them are the model's inputs."""
     first = tuple(given[0]) if given and isinstance(given[0], tuple | list) else given[:1]
@@ -268,26 +316,11 @@ def _flat(given: tuple[Any, ...]) -> tuple[list[torch.Tensor], int]:
             f"a training step is called with tensors, not with {kinds}: what the model takes, a tensor or a tuple of "
             "them, then what the loss takes behind the model's result"
         )
+    for one in everything:
+        if one.is_meta or not is_dense(one) or not one.numel():
+            what = "a tensor on meta, without contents" if one.is_meta else kind_of(one)
+            raise UnsupportedError(
+                f"a training step is called with {what} of {list(one.shape)}: it takes dense tensors of at least one "
+                "element"
+            )
     return everything, len(first)
-
-
-def _follow(step: TrainingStep, optimizer: torch.optim.Optimizer) -> None:
-    """Has the optimiser ask for counts before it shows or uses them, and say when its state was changed."""
-    alive = weakref.ref(step)
-
-    def before(*_: Any) -> None:
-        if (found := alive()) is not None:
-            found.write_counts()
-
-    def after(*_: Any) -> None:
-        if (found := alive()) is not None:
-            found.read_state()
-
-    hooks = [
-        optimizer.register_state_dict_pre_hook(before),
-        optimizer.register_step_pre_hook(before),
-        optimizer.register_step_post_hook(after),
-        optimizer.register_load_state_dict_post_hook(after),
-    ]
-    for hook in hooks:
-        weakref.finalize(step, hook.remove)

@@ -1,0 +1,175 @@
+"""What changes between training steps, and who else steps: all is as in a loop of PyTorch's."""
+
+from __future__ import annotations
+
+import copy
+import gc
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import escalade
+from escalade.errors import EscaladeError
+
+Change = Callable[[nn.Sequential, torch.optim.Optimizer], Any]
+
+
+def _model() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(4, 4), nn.Hardtanh(), nn.Linear(4, 3))
+
+
+def _adam(model: nn.Module) -> torch.optim.Optimizer:
+    betas: Any = (torch.tensor(0.9), torch.tensor(0.99))
+    return torch.optim.Adam(model.parameters(), torch.tensor(0.05), betas=betas, foreach=False)
+
+
+def _batch() -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randn(2, 4), torch.randn(2, 3)
+
+
+def _plain(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    x: torch.Tensor,
+    target: torch.Tensor,
+    loss: Any = F.mse_loss,
+) -> torch.Tensor:
+    optimizer.zero_grad()
+    found: torch.Tensor = loss(model(x), target)
+    found.backward()
+    optimizer.step()
+    return found.detach()
+
+
+def _assert_same(mine: Any, theirs: Any) -> None:
+    torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
+
+
+def _moves(model: nn.Sequential, _: Any) -> None:
+    for one in model.parameters():
+        one.data = one.data * 0.5
+
+
+def _replaces(model: nn.Sequential, optimizer: torch.optim.Optimizer) -> None:
+    model[2] = copy.deepcopy(model[2])
+    optimizer.add_param_group({"params": model[2].parameters(), "lr": 0.1})
+
+
+def _zeroes_counts(_: Any, optimizer: torch.optim.Optimizer) -> None:
+    for state in optimizer.state.values():
+        state["step"].zero_()
+
+
+_CHANGES: dict[str, Change] = {
+    "tensors": _moves,
+    "modules": _replaces,
+    "gradients": lambda model, _: model[0].requires_grad_(False),
+    "settings": lambda model, _: setattr(model[1], "max_val", 0.1),
+    "counts": _zeroes_counts,
+    "numbers": lambda _, optimizer: optimizer.param_groups[0]["betas"][0].fill_(0.5),
+}
+
+
+@pytest.mark.parametrize("change", _CHANGES.values(), ids=_CHANGES)
+def test_what_has_changed_is_taken_over(change: Change) -> None:
+    torch.manual_seed(0)
+    model = _model()
+    expected = copy.deepcopy(model)
+    own, theirs = _adam(model), _adam(expected)
+    step = escalade.training_step(model, F.mse_loss, own, _batch())
+    for number in range(5):
+        if number == 3:
+            change(model, own)
+            change(expected, theirs)
+        batch = _batch()
+        _assert_same(step(*batch), _plain(expected, theirs, *batch))
+    _assert_same(model.state_dict(), expected.state_dict())
+    _assert_same(own.state_dict()["state"], theirs.state_dict()["state"])
+
+
+def test_steps_of_one_optimiser_take_turns_and_may_be_dropped() -> None:
+    torch.manual_seed(0)
+    model = _model()
+    expected = copy.deepcopy(model)
+    own, theirs = _adam(model), _adam(expected)
+    losses = (F.mse_loss, F.l1_loss)
+    steps = [escalade.training_step(model, loss, own, _batch()) for loss in losses]
+    for number in range(5):
+        batch = _batch()
+        if number == 4:
+            steps.pop()
+            gc.collect()
+        _assert_same(steps[number % 2](*batch), _plain(expected, theirs, *batch, loss=losses[number % 2]))
+    steps.clear()
+    gc.collect()
+    _assert_same(own.state_dict()["state"], theirs.state_dict()["state"])
+    _assert_same(model.state_dict(), expected.state_dict())
+
+
+def test_the_optimiser_has_state_of_steps_alone() -> None:
+    """Not of a step that failed, nor of one that was left out; and the first velocity is not damped."""
+    torch.manual_seed(0)
+    model = _model()
+    expected = copy.deepcopy(model)
+    own, theirs = (torch.optim.SGD(one.parameters(), 0.1, 0.9, dampening=0.5) for one in (model, expected))
+    x, indices = torch.randn(2, 4), torch.tensor([0, 2])
+    step = escalade.training_step(model, F.cross_entropy, own, (x, indices), loss_scale=8.0)
+    with pytest.raises(EscaladeError):
+        step(x, indices + 5)
+    assert not own.state_dict()["state"]
+    step(x * float("inf"), indices)
+    assert not own.state_dict()["state"]
+    for _ in range(3):
+        _assert_same(step(x, indices), _plain(expected, theirs, x, indices, loss=F.cross_entropy))
+    _assert_same(model.state_dict(), expected.state_dict())
+    _assert_same(own.state_dict()["state"], theirs.state_dict()["state"])
+
+
+def test_what_a_loss_holds_is_read_anew_when_it_has_changed() -> None:
+    torch.manual_seed(0)
+    model = _model()
+    expected = copy.deepcopy(model)
+    own, theirs = _adam(model), _adam(expected)
+    loss = nn.CrossEntropyLoss(weight=torch.ones(3))
+    x, target = torch.randn(2, 4), torch.tensor([0, 2])
+    step = escalade.training_step(model, loss, own, (x, target))
+    for number in range(3):
+        _assert_same(step(x, target), _plain(expected, theirs, x, target, loss=loss))
+        assert loss.weight is not None
+        if number == 0:
+            loss.weight[0] = 5.0
+        else:
+            loss.weight = torch.tensor([1.0, 1.0, 7.0])
+
+
+class _Assigning(nn.Module):
+    """Assigns its buffer, and has two parameters with one gradient."""
+
+    mean: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+        self.shifts = nn.ParameterList([torch.zeros(3), torch.ones(3)])
+        self.register_buffer("mean", torch.ones(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.layer(x) * self.mean
+        self.mean = 0.9 * self.mean + 0.1 * x.mean()
+        return y + self.shifts[0] + self.shifts[1]
+
+
+def test_buffers_may_be_assigned_and_gradients_be_the_same() -> None:
+    torch.manual_seed(0)
+    model = _Assigning()
+    expected = copy.deepcopy(model)
+    own, theirs = _adam(model), _adam(expected)
+    step = escalade.training_step(model, F.mse_loss, own, _batch())
+    for _ in range(3):
+        batch = _batch()
+        _assert_same(step(*batch), _plain(expected, theirs, *batch))
+    _assert_same(model.state_dict(), expected.state_dict())
