@@ -7,6 +7,7 @@ calls slower and not wrong.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import reduce
 from typing import Any
 
@@ -50,6 +51,10 @@ class Words:
             _reads_mark(known, "ZeroTensor") or torch.Tensor._is_zerotensor
         )
         """Whether a tensor is zeros without memory, as autograd makes them."""
+        self.unfrozen: Callable[[], AbstractContextManager[None]] = (
+            known("backends.__allow_nonbracketed_mutation") or nullcontext
+        )
+        """Lets switches be set that `torch.backends.disable_global_flags` has frozen, by who puts them back."""
         self._mode_at = known("_C._get_function_stack_at")
         self._guards = known("_C._dynamo.guards.TensorGuards")
         self._empty = {kind: known(f"_C._dynamo.guards._empty_strided_{kind}") for kind in ("cuda", "cpu")}

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from escalade.device.pytorch import WORDS
 from escalade.engine import training_step
 from escalade.ops.base.switches import precision
 
@@ -123,8 +124,10 @@ def arithmetic(dtype: str, device: torch.device) -> Iterator[None]:
     cudnn: Any = torch.backends.cudnn
     with precision(dtype), torch.autocast(device.type, _CAST.get(dtype), enabled=dtype in _CAST):
         before = cudnn.deterministic
-        cudnn.deterministic, cudnn.benchmark = True, False  # `precision` puts the second back
+        with WORDS.unfrozen():
+            cudnn.deterministic, cudnn.benchmark = True, False  # `precision` puts the second back
         try:
             yield
         finally:
-            cudnn.deterministic = before
+            with WORDS.unfrozen():
+                cudnn.deterministic = before

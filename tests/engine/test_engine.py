@@ -270,6 +270,41 @@ def test_weights_that_are_not_finite_are_refused(value: float) -> None:
         compile(model, torch.randn(1, 4))
 
 
+class Masked(nn.Module):
+    """Rows see those in front of them alone, by a mask that is added in front of a softmax."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queries = nn.Linear(8, 8)
+        self.mask = nn.Buffer(torch.full((5, 5), -torch.inf).triu(1))
+
+    def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
+        queries = self.queries(x)
+        scores = queries @ x.transpose(1, 2) + self.mask
+        return [scores.softmax(-1) @ x, F.scaled_dot_product_attention(queries, x, x, attn_mask=self.mask)]
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "fp16"])
+def test_masks_of_infinities_are_no_weights(dtype: str) -> None:
+    model, x = Masked(), torch.randn(2, 5, 8)
+    for found, expected in zip(compile(model, x, dtype=dtype)(x), model(x), strict=True):
+        assert difference(found, expected.detach()) < TOLERANCE[dtype]
+
+
+class Scaled(nn.Linear):
+    """Factors and terms that are not finite, behind a sum that is."""
+
+    def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
+        y, by = super().forward(x), torch.tensor([2.0, torch.inf, -torch.inf])
+        return [y * torch.inf, y * by, y + by, y / 0]
+
+
+def test_infinite_factors_and_terms_stay_behind_the_sum() -> None:
+    model, x = Scaled(4, 3), torch.randn(2, 4)
+    for found, expected in zip(compile(model, x)(x), model(x), strict=True):
+        torch.testing.assert_close(found, expected.detach())
+
+
 def test_weights_beyond_fp16_are_refused() -> None:
     model = nn.Linear(4, 3)
     with torch.no_grad():
@@ -281,6 +316,15 @@ def test_weights_beyond_fp16_are_refused() -> None:
         compile(model, x, dtype="fp16")
     for dtype in ("bf16", "fp32"):
         assert difference(compile(model, x, dtype=dtype)(x), model(x).detach()) < TOLERANCE[dtype]
+
+
+def test_what_folding_would_take_beyond_fp16_is_not_folded() -> None:
+    model = nn.Sequential(nn.Conv2d(4, 3, 1), nn.BatchNorm2d(3)).eval()
+    model[1].running_var.fill_(1e-9)  # type: ignore[operator]
+    with torch.no_grad():
+        model[0].weight.mul_(1e3)  # type: ignore[operator]
+    x = torch.randn(2, 4, 5, 5) * 1e-4
+    assert difference(compile(model, x, dtype="fp16")(x), model(x).detach()) < TOLERANCE["fp16"]
 
 
 def test_statistics_are_kept_in_fp32() -> None:

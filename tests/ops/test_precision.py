@@ -12,6 +12,7 @@ STATES = (
     "torch.set_float32_matmul_precision('medium')",
     "torch.backends.cuda.matmul.allow_tf32 = True; cudnn.allow_tf32 = False",
     "cudnn.enabled = False",
+    "torch.backends.disable_global_flags()",
 )
 LATER_STATES = (
     "torch.backends.cuda.matmul.fp32_precision = 'tf32'",

@@ -24,7 +24,7 @@ from escalade.engine.capture.exported import NotBatched, Reader
 from escalade.engine.capture.given import Given, Names, is_by_items
 from escalade.engine.capture.reader import CaptureError
 from escalade.engine.capture.separate import Original
-from escalade.engine.capture.tracers import exporting
+from escalade.engine.capture.tracers import exporting, no_reports_of_this_thread
 from escalade.engine.graph import trees
 from escalade.engine.graph.graph import Batch, Graph, fixed
 from escalade.engine.graph.trees import TreeError, flatten, opened
@@ -188,7 +188,7 @@ def _trial(original: Original, given: Given, batch: int) -> _Trial:
     noted = _Noted()
     arguments, keywords = given.call(list(map(items, given.tensors)))
     model = original.copied(mode.from_tensor)
-    with mode, noted:
+    with mode, noted, no_reports_of_this_thread():
         results, _ = flatten(model(*arguments, **keywords))
     return _Trial([tuple(result.shape) for result in results], noted.calls)
 

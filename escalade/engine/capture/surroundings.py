@@ -22,6 +22,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
+from escalade.device.pytorch import WORDS
 from escalade.engine.capture.hollow import Hollow
 from escalade.engine.nodes.arithmetic import one_at_a_time, without_autocast
 from escalade.ops.base.switches import noted
@@ -285,7 +286,7 @@ def _forget(cached: Any, misses: int, alone: bool) -> None:
 
 
 def _put_settings(before: list[Any], put_switches_back: Callable[[], None]) -> None:
-    with one_at_a_time:
+    with one_at_a_time, WORDS.unfrozen():
         put_switches_back()
         for (read, write), value in zip(_SETTINGS, before, strict=True):
             if read() != value:

@@ -30,7 +30,7 @@ def exporting() -> Iterator[None]:
     """PyTorch traces for this thread alone and reports nothing; what is compiled with `torch.compile` runs as it is."""
     with (
         _traced_in_this_thread(),
-        _no_reports_of_this_thread(),
+        no_reports_of_this_thread(),
         torch.compiler.set_stance("force_eager"),
     ):
         yield
@@ -51,7 +51,7 @@ def _traced_in_this_thread() -> Iterator[None]:
 
 
 @contextmanager
-def _no_reports_of_this_thread() -> Iterator[None]:
+def no_reports_of_this_thread() -> Iterator[None]:
     """PyTorch logs and prints what a model does not take, with all that it has traced, and then raises it: whoever
     captures will say it."""
     thread = threading.get_ident()

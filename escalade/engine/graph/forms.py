@@ -23,6 +23,11 @@ def is_dense(tensor: torch.Tensor) -> bool:
     return tensor.layout is torch.strided and not tensor.is_nested and not WORDS.is_nothing(tensor)
 
 
+def is_finite(tensor: torch.Tensor) -> bool:
+    """Whether all of its elements are: they are if their sum is, which takes one pass; finite ones may overflow it."""
+    return math.isfinite(tensor.detach().sum()) or bool(torch.isfinite(tensor).all())
+
+
 def kind_of(tensor: torch.Tensor) -> str:
     """What a tensor is, for those that are no dense ones of real numbers."""
     if tensor.is_nested:

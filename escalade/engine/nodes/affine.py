@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import torch
 
+from escalade.engine.graph.forms import is_finite
 from escalade.engine.graph.graph import Graph, Node
 from escalade.ops.expressions import FUNCTIONS, Call, Expression, Operand
 
@@ -17,7 +18,7 @@ def channel_map(
     expression: Expression, node: Node, graph: Graph, axis: int
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
     """In float64, the factor and the term along an axis of the one input that is no constant; None where the node is
-    something else."""
+    something else, or where weights cannot hold them."""
     variables = [role for role in expression.inputs if node.inputs[role] not in graph.constants]
     if len(variables) != 1 or len(expression.results) != 1:
         return None
@@ -33,7 +34,13 @@ def channel_map(
         return None
     size = node.shape[axis]
     assert isinstance(size, int)
-    return found[0].expand(size), found[1].expand(size)
+    return holdable(found[0].expand(size), found[1].expand(size))
+
+
+def holdable(factor: torch.Tensor, term: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """A factor and a term that the weights of a layer in front can hold: finite numbers. An infinity times a sum is no
+    sum of infinities, whose signs may differ."""
+    return (factor, term) if is_finite(factor.float()) and is_finite(term.float()) else None
 
 
 def _is_along(tensor: torch.Tensor, axis: int) -> bool:

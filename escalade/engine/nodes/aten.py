@@ -41,6 +41,10 @@ class Aten(Operator):
         weight = node.attributes["arguments"].get("weight")
         return {weight.role: NHWC} if is_convolution and isinstance(weight, Reference) else {}
 
+    def is_weight(self, node: Node, role: str) -> bool:
+        """PyTorch's layers call theirs so."""
+        return Reference(role) in (node.attributes["arguments"].get(name) for name in ("weight", "bias"))
+
     def layouts(self, node: Node, given: Mapping[str, str]) -> Layouts:
         return Layouts(None, Layouts.of_all(given).written)  # PyTorch reads everything as it lies
 

@@ -190,6 +190,13 @@ class Operator(ABC):
         expression = self.expression(node)
         return None if expression is None else channel_map(expression, node, graph, axis)
 
+    def is_weight(self, node: Node, role: str) -> bool:
+        """Whether an input is the weight, bias or statistic of a layer, which has to be finite, and no operand."""
+        if self.signature is None:
+            return role not in self.values
+        taken = self.signature.role(role)
+        return taken is not None and taken.constant
+
     def scaled_axis(self, node: Node) -> int | None:
         """The axis of the result along which factors and terms can go into its weight and bias, if there is one."""
         return None

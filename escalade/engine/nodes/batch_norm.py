@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from escalade.engine.graph.graph import Graph, Node
+from escalade.engine.nodes.affine import holdable
 from escalade.engine.nodes.aten_call import AtenCall
 from escalade.engine.nodes.base import (
     Layouts,
@@ -123,5 +124,5 @@ class BatchNorm(Operator):
         given = [graph.constants[node.inputs[role]] for role in _STATISTICS]
         weight, bias, mean, variance = (tensor.cpu().double() for tensor in given)
         scale = weight / torch.sqrt(variance + node.attributes["epsilon"])
-        shift = bias - mean * scale
-        return scale.to(given[0].device), shift.to(given[0].device)
+        found = holdable(scale, bias - mean * scale)
+        return None if found is None else (found[0].to(given[0].device), found[1].to(given[0].device))

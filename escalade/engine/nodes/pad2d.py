@@ -86,6 +86,8 @@ class Pad2d(Operator):
         left, right, top, bottom = (*given, 0, 0, 0, 0)[:4]
         constant = float(value) if mode == "constant" else 0.0
         pads = (top, bottom, left, right)
+        if refusal(graph.shape_of(x)[2:], pads, mode):
+            return None
         return self.instead_of(node, {"x": x}, pads=pads, mode=mode, value=constant) if any(pads) else x
 
     def compute(self, node: Node, inputs: Tensors) -> torch.Tensor:

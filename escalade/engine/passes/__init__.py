@@ -178,10 +178,11 @@ def _fuse(graph: Graph, dtype: str) -> None:
     recognise_shuffles(graph)
     keep_images(graph)
     sink_permutes(graph)
-    fold_batch_norm(graph)  # a bias that the model adds itself, before it is one node with what follows
+    # A bias that the model adds itself, before it is one node with what follows.
+    fold_batch_norm(graph, dtype)
     join_recognised(graph)
     fold_padding(graph)
-    fold_batch_norm(graph)
+    fold_batch_norm(graph, dtype)
     fuse_expressions(graph)
     fuse_residuals(graph)
     fuse_expressions(graph)

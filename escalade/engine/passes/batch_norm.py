@@ -6,12 +6,13 @@ from dataclasses import replace
 
 import torch
 
+from escalade.engine.graph.forms import STORAGE, is_finite
 from escalade.engine.graph.graph import Graph, Node
 from escalade.engine.nodes import operator_of
 
 
-def fold_batch_norm(graph: Graph) -> None:
-    """conv(x) * scale + shift is a convolution with other weights and another bias."""
+def fold_batch_norm(graph: Graph, dtype: str = "fp32") -> None:
+    """conv(x) * scale + shift is a convolution with other weights, within the range of a dtype, and another bias."""
     for node in graph:
         values = {name for name in node.inputs.values() if name not in graph.constants}
         layer = graph.nodes.get(values.pop()) if len(values) == 1 else None
@@ -19,8 +20,7 @@ def fold_batch_norm(graph: Graph) -> None:
         if layer is None or axis is None or graph.only_user(layer.name) is not node:
             continue
         factors = operator_of(node).channel_scale(node, graph, axis)
-        if factors is not None:
-            _fold(graph, layer, *factors)
+        if factors is not None and _fold(graph, layer, *factors, STORAGE[dtype]):
             graph.remove(node, instead=layer.name)
 
 
@@ -31,10 +31,13 @@ def _scaled_axis(layer: Node) -> int | None:
     return operator.scaled_axis(layer) if is_open else None
 
 
-def _fold(graph: Graph, layer: Node, scale: torch.Tensor, shift: torch.Tensor) -> None:
-    """Folds in float64, so that it adds no rounding of its own."""
+def _fold(graph: Graph, layer: Node, scale: torch.Tensor, shift: torch.Tensor, storage: torch.dtype) -> bool:
+    """Folds in float64, so that it adds no rounding of its own; whether the weights are within the range of their type
+    then. Those that are not would be refused, and both layers by themselves may well be computed."""
     weight = graph.constants[layer.inputs["weight"]] if "weight" in layer.inputs else torch.ones_like(scale)
     folded = operator_of(layer).scaled_weight(layer, weight, scale)
+    if not is_finite(folded.to(storage)):
+        return False
     if "bias" in layer.inputs:
         shift = shift + graph.constants[layer.inputs["bias"]].double() * scale
     inputs = {
@@ -43,3 +46,4 @@ def _fold(graph: Graph, layer: Node, scale: torch.Tensor, shift: torch.Tensor) -
         "bias": graph.add_constant(f"{layer.name}_bias", shift.float()),
     }
     graph.nodes[layer.name] = replace(layer, inputs=inputs)
+    return True

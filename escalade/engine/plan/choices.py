@@ -60,7 +60,10 @@ class Choices:
             maker = self.of(self._nodes[beside.node])
             return Step(node, beside=beside) if maker.recipe else Step(node)
         forms = self._asking.of(node) if node.is_floating and self._has_its_types(node) else None
-        lowered = None if forms is None else operator.lower(node, forms)
+        try:
+            lowered = None if forms is None else operator.lower(node, forms)
+        except UnsupportedError as error:  # PyTorch may do what no problem can say
+            return Step(node, why_pytorch=str(error))
         if lowered is None:
             return Step(node, why_pytorch=operator.left_to_pytorch(node))
         _require_room(node, lowered, self._asking.value(node.name))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 import weakref
 from typing import Any
@@ -10,8 +9,9 @@ from typing import Any
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
-from escalade.engine.graph.forms import STORAGE
+from escalade.engine.graph.forms import STORAGE, is_finite
 from escalade.engine.graph.graph import Graph
+from escalade.engine.nodes import operator_of
 from escalade.engine.nodes.lowering import FP8, FP32, NHWC
 from escalade.engine.plan.step import ConstantForm
 from escalade.errors import UnsupportedError
@@ -20,12 +20,28 @@ from escalade.ops.calling.executables import aligned
 
 
 def require_finite(graph: Graph) -> None:
-    """A NaN among the weights makes every result NaN: better to hear of it now."""
-    for name, tensor in graph.constants.items():
-        if tensor.is_floating_point() and not _is_finite(tensor):
-            raise UnsupportedError(
-                f"the model's {readable(graph, name)} holds values that are not finite (NaN or infinity)"
-            )
+    """A NaN among the weights of a layer makes every result NaN: better to hear of it now. Other constants may be
+    infinite, as masks in front of a softmax are."""
+    for name in weights_of(graph):
+        _require_finite(graph, name)
+
+
+def _require_finite(graph: Graph, name: str) -> None:
+    tensor = graph.constants[name]
+    if tensor.is_floating_point() and not is_finite(tensor):
+        raise UnsupportedError(
+            f"the model's {readable(graph, name)} holds values that are not finite (NaN or infinity)"
+        )
+
+
+def weights_of(graph: Graph) -> set[str]:
+    """The constants that layers take as weights, biases and statistics."""
+    return {
+        name
+        for node in graph
+        for role, name in node.inputs.items()
+        if name in graph.constants and operator_of(node).is_weight(node, role)
+    }
 
 
 def readable(graph: Graph, name: str) -> str:
@@ -73,11 +89,6 @@ def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
     return torch.equal(*(tensor.reshape(-1).view(torch.uint8) for tensor in (one, other)))
 
 
-def _is_finite(tensor: torch.Tensor) -> bool:
-    """Whether all of its elements are: they are if their sum is, which takes one pass; finite ones may overflow it."""
-    return math.isfinite(tensor.detach().sum()) or bool(torch.isfinite(tensor).all())
-
-
 class Constants:
     """Made from a graph's tensors when first asked for, and kept as long as those are; plans ask while holding the
     engine's lock or their own."""
@@ -108,10 +119,13 @@ class Constants:
             return to_e4m3(tensor.to(self._device)).contiguous(memory_format=torch.channels_last)
         dtype = torch.float32 if entry.form == FP32 else tensor.dtype if self._typed else self._storage
         made = tensor.to(self._device, dtype)
-        if not self._typed and not _is_finite(made):
+        if not self._typed and not is_finite(made) and entry.name in weights_of(graph):
+            _require_finite(graph, entry.name)
             raise UnsupportedError(
                 f"{readable(graph, entry.name)} has values beyond the range of {self._dtype} "
                 f"(largest {float(tensor.abs().max()):.3g}); compile with dtype='bf16' or 'fp32'"
             )
-        order = torch.channels_last if entry.form == NHWC else torch.contiguous_format
+        # The filters of a volume without a batch have a dimension more than the images that it looks like.
+        is_image = entry.form == NHWC and made.dim() == 4
+        order = torch.channels_last if is_image else torch.contiguous_format
         return made.contiguous(memory_format=order)

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from escalade.device.pytorch import WORDS
+
 _CUDNN: Any = torch.backends.cudnn
 _FIRST = ("enabled", "benchmark", "benchmark_limit", "allow_tf32")
 # PyTorch 2.9 has a second set of switches for TF32, which counts: the first sets it only in part, and where the two
@@ -28,13 +30,14 @@ def precision(dtype: str) -> Iterator[None]:
     """
     put_back = noted()
     try:
-        torch.set_float32_matmul_precision("high" if dtype == "tf32" else "highest")
-        _CUDNN.enabled = _CUDNN.benchmark = True
-        _CUDNN.allow_tf32 = dtype == "tf32"
-        if _CUDNN.is_available():
-            _CUDNN.benchmark_limit = 0
-        for one in _SECOND:
-            one.fp32_precision = "tf32" if dtype == "tf32" else "ieee"
+        with WORDS.unfrozen():
+            torch.set_float32_matmul_precision("high" if dtype == "tf32" else "highest")
+            _CUDNN.enabled = _CUDNN.benchmark = True
+            _CUDNN.allow_tf32 = dtype == "tf32"
+            if _CUDNN.is_available():
+                _CUDNN.benchmark_limit = 0
+            for one in _SECOND:
+                one.fp32_precision = "tf32" if dtype == "tf32" else "ieee"
         yield
     finally:
         put_back()
@@ -47,13 +50,14 @@ def noted() -> Callable[[], None]:
     second = [one.fp32_precision for one in _SECOND]
 
     def put_back() -> None:
-        if matmul is not None:
-            torch.set_float32_matmul_precision(matmul)
-        for name, value in first.items():
-            if value is not None:
-                setattr(_CUDNN, name, value)
-        for one, value in zip(_SECOND, second, strict=True):
-            one.fp32_precision = value
+        with WORDS.unfrozen():
+            if matmul is not None:
+                torch.set_float32_matmul_precision(matmul)
+            for name, value in first.items():
+                if value is not None:
+                    setattr(_CUDNN, name, value)
+            for one, value in zip(_SECOND, second, strict=True):
+                one.fp32_precision = value
 
     return put_back
 

@@ -49,8 +49,8 @@ class BatchNormProblem(Images):
     def __post_init__(self) -> None:
         check_channelwise("batch_norm", self)
         activation.settle(self)
-        if not 0 < self.epsilon < math.inf:
-            raise UnsupportedError(f"epsilon of {self.epsilon}: it is a positive finite number")
+        if not 0 <= self.epsilon < math.inf:
+            raise UnsupportedError(f"epsilon of {self.epsilon}: it is a finite number of at least 0")
         check_pitches(self, **dict.fromkeys(("x", "residual", "y"), self.channels))
 
     @staticmethod

@@ -43,8 +43,8 @@ class BatchStatisticsProblem(Images):
     def __post_init__(self) -> None:
         require_at_least(1, {"batch": self.batch})
         check_channelwise("batch_statistics", self)
-        if self.epsilon is not None and not 0 < self.epsilon < math.inf:
-            raise UnsupportedError(f"epsilon of {self.epsilon}: it is a positive finite number")
+        if self.epsilon is not None and not 0 <= self.epsilon < math.inf:
+            raise UnsupportedError(f"epsilon of {self.epsilon}: it is a finite number of at least 0")
         if self.momentum is not None and not 0 <= self.momentum <= 1:
             raise UnsupportedError(f"momentum of {self.momentum}: it is a share, from 0 to 1")
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from escalade.engine import compile
 from escalade.engine.graph.aten import OperatorError
 from escalade.engine.graph.graph import Reference
 from escalade.engine.nodes import aten
@@ -62,3 +63,10 @@ def test_what_it_does_in_neither_is_refused_in_its_first_words(
     arguments: dict[str, Any] = {**ARGUMENTS, "dim": dim}
     with pytest.raises(OperatorError, match=sentence):
         results_of("aten::_softmax", arguments, {"x": x})
+
+
+def test_volumes_without_a_batch_are_no_images() -> None:
+    torch.manual_seed(4)
+    model, x = torch.nn.Conv3d(2, 3, 2), torch.randn(2, 3, 4, 4)
+    found, expected = compile(model, x, dtype="fp16")(x), model(x).detach()
+    assert found.shape == expected.shape and (found - expected).norm() <= 5e-3 * expected.norm()

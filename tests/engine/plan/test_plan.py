@@ -324,6 +324,20 @@ def test_fallbacks_are_listed() -> None:
     assert all(step.choice is not None for step in plan.steps if not step.in_pytorch and not step.is_alias)
 
 
+@pytest.mark.parametrize(
+    ("function", "left"),
+    [
+        (lambda p, x: F.pad(x, (-1, 1, 2, 0), "replicate"), ["aten"]),
+        (lambda p, x: F.pad(x, (0, 0, 4, -4), value=1.5), ["aten"]),  # nothing of the image is left
+        (lambda p, x: F.layer_norm(x, (4,), eps=-1e-9), ["layer_norm"]),
+        (lambda p, x: F.batch_norm(x, p.norm.running_mean, p.norm.running_var, eps=0.0), []),
+    ],
+)
+def test_what_no_kernel_is_asked_for_is_pytorchs(function: Callable[..., Any], left: list[str]) -> None:
+    plan = of(function, 8, 4, 4, norm=nn.BatchNorm2d(8))
+    assert [step.node.op for step in plan.fallbacks] == left
+
+
 def test_linear_layers_over_pixels_are_convolutions() -> None:
     pool = nn.MaxPool2d(2)
     plan = of(lambda p, x: p.fc(p.pool(x).permute(0, 2, 3, 1)), 8, 4, 4, fc=nn.Linear(8, 5), pool=pool)

@@ -74,7 +74,8 @@ def test_weight_and_bias_are_optional(absent: str, seed: int) -> None:
         name: None if name == absent or (absent == "both" and name in ("weight", "bias")) else tensor
         for name, tensor in parameters.items()
     }
-    assert_close(batch_norm(x, **some, eps=1e-3), torch_batch_norm(x, some, eps=1e-3))
+    for eps in (1e-3, 0.0):
+        assert_close(batch_norm(x, **some, eps=eps), torch_batch_norm(x, some, eps=eps))
 
 
 def test_half_parameters_of_a_half_network(seed: int) -> None:
@@ -257,7 +258,7 @@ def test_only_the_gradients_that_are_asked_for(seed: int) -> None:
         ({"residual": torch.ones(3, 8, 6, 5)}, "residual has shape .* it must be x's"),
         ({"residual": torch.ones(3, 8, 6, 6).half()}, "residual torch.float16"),
         ({"running_mean": None}, "without training, batch_norm needs running_mean and running_var"),
-        ({"eps": 0.0}, "epsilon of 0.0: it is a positive finite number"),
+        ({"eps": -0.5}, "epsilon of -0.5: it is a finite number of at least 0"),
         ({"eps": float("nan")}, "epsilon of nan"),
         ({"rung": "nonsense"}, "no rung 'nonsense'; it has naive"),
         ({"x": torch.ones(0, 8, 6, 6), "rung": "nonsense"}, "no rung 'nonsense'"),
@@ -281,7 +282,7 @@ def test_small_planes_are_left_to_the_rung_below(seed: int) -> None:
 def test_names() -> None:
     problem = BatchNormProblem(32, 64, 56, 48, relu=True, residual=True, epsilon=1e-3)
     assert problem.name == "64_56x48_b32_eps0.001_res+relu"
-    for epsilon in (1e-5, 1e-3, 2.5e-7, 1.0):
+    for epsilon in (0.0, 1e-5, 1e-3, 2.5e-7, 1.0):
         problem = BatchNormProblem(1, 2, 3, 3, epsilon=epsilon)
         assert BatchNormProblem.parse(problem.name) == problem
     with pytest.raises(UnsupportedError, match="names no batch normalisation"):

@@ -72,7 +72,7 @@ def test_autocast_networks_have_half_images_and_single_parameters(seed: int) -> 
         ({"running_mean": torch.ones(8)}, "running_mean without running_var"),
         ({"x": torch.ones(1, 8, 1, 1)}, "more than one value a channel"),
         ({"residual": torch.ones(2, 8, 3, 4)}, "residual has shape .* it must be x's"),
-        ({"eps": 0.0}, "epsilon of 0.0: it is a positive finite number"),
+        ({"eps": -0.5}, "epsilon of -0.5: it is a finite number of at least 0"),
         (
             {"running_mean": torch.ones(8), "running_var": torch.ones(8), "momentum": 1.5},
             "momentum of 1.5: it is a share, from 0 to 1",
