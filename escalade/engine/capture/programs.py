@@ -265,7 +265,9 @@ def _explain(model: torch.nn.Module, error: Exception) -> str:
     text = str(error).strip().splitlines() or [""]
     name = type(model).__name__
     kind = type(error).__name__
-    if "data-dependent" in str(error).lower() or "GuardOnDataDependent" in kind:
+    if "UnbackedSymbol" in kind:  # one that stands for a size of values
+        return f"{name} takes a size out of a tensor's values; a plan's sizes are fixed beforehand"
+    if "data-dependent" in str(error).lower() or "DataDependent" in kind:
         own = _own_frames(error)
         if own and own[-1].filename == trees.__file__:  # it was only passed on, up to the results
             return (

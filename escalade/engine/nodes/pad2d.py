@@ -86,7 +86,8 @@ class Pad2d(Operator):
         left, right, top, bottom = (*given, 0, 0, 0, 0)[:4]
         constant = float(value) if mode == "constant" else 0.0
         pads = (top, bottom, left, right)
-        if refusal(graph.shape_of(x)[2:], pads, mode):
+        height, width = graph.shape_of(x)[2:]
+        if not (type(height) is type(width) is int) or refusal((height, width), pads, mode):
             return None
         return self.instead_of(node, {"x": x}, pads=pads, mode=mode, value=constant) if any(pads) else x
 

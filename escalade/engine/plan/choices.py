@@ -62,15 +62,14 @@ class Choices:
         forms = self._asking.of(node) if node.is_floating and self._has_its_types(node) else None
         try:
             lowered = None if forms is None else operator.lower(node, forms)
-        except UnsupportedError as error:  # PyTorch may do what no problem can say
+            choice = None if lowered is None else self._choice(lowered)
+        except UnsupportedError as error:  # PyTorch may do what no problem can say, and what no rung can do
             return Step(node, why_pytorch=str(error))
-        if lowered is None:
+        if lowered is None or choice is None:
             return Step(node, why_pytorch=operator.left_to_pytorch(node))
         _require_room(node, lowered, self._asking.value(node.name))
         if self._fusion is FusionLevel.naive:
-            choice = _foot(lowered, self._place)
             return Step(node, lowered, choice, choice.rung.recipe(choice.problem, choice.config))
-        choice = self._choice(lowered)
         if choice.problem != lowered.problem:
             raise UnsupportedError(f"{lowered.problem.name} would need another layout than the plan's")
         reason = reason_for_pytorch(lowered.operation, choice, self._place, self._avoid)
@@ -91,6 +90,8 @@ class Choices:
 
     def _choice(self, lowered: Lowered) -> Choice:
         """Networks repeat their layers: each problem is thought about once."""
+        if self._fusion is FusionLevel.naive:
+            return _foot(lowered, self._place)
         asked = lowered.operation.name, lowered.problem
         if asked not in self.chosen:
             self.chosen[asked] = choose(

@@ -324,6 +324,8 @@ class Gate(nn.Module):
     ("model", "message"),
     [
         (Gate(), "Gate decides by the values of its tensors which operations to run"),
+        (Call(lambda x: x * 2 if torch.equal(x, -x) else x), "Call decides by the values of its tensors"),
+        (Call(lambda x: torch.combinations(x[0])), "Call takes a size out of a tensor's values"),
         (Call(lambda x: x[:, : int(x.argmax())]), "a plan"),
         (Call(lambda x: x[x > 0]), "values"),
         (Call(lambda x: (x, object())), "returns a object among arguments or results"),

@@ -31,6 +31,7 @@ from escalade.ops.base.card import H200
 from escalade.ops.choose import pytorch
 from escalade.ops.choose.choice import Choice, choose
 from escalade.ops.conv2d import CONV2D
+from escalade.ops.relu import RELU
 
 CPU = torch.device("cpu")
 
@@ -336,6 +337,15 @@ def test_fallbacks_are_listed() -> None:
 def test_what_no_kernel_is_asked_for_is_pytorchs(function: Callable[..., Any], left: list[str]) -> None:
     plan = of(function, 8, 4, 4, norm=nn.BatchNorm2d(8))
     assert [step.node.op for step in plan.fallbacks] == left
+
+
+def test_what_no_rung_can_do_is_pytorchs() -> None:
+    """As where all of them have failed to compile."""
+    graph = for_batch(optimise(capture(nn.ReLU(), (torch.randn(2, 8),)), "fp32"), "fp32", 2)
+    formats = {given.name: InputFormat(torch.float32, "flat") for given in graph.inputs}
+    every = frozenset(f"relu/{rung.name}" for rung in RELU.ladder)
+    (step,) = make_plan(graph, "fp32", H200, formats, avoid=every).steps
+    assert step.in_pytorch and "no rung of relu can do" in step.why_pytorch
 
 
 def test_linear_layers_over_pixels_are_convolutions() -> None:
