@@ -33,15 +33,15 @@ _OTHER_WORDS = {"bitwise_and": "logical_and", "bitwise_or": "logical_or", "bitwi
 
 
 def _add(given: Numbers) -> str:
-    return "self + other" if given["alpha"] == 1 else "self + alpha * other"
+    return "self + other" if given.get("alpha", 1) == 1 else "self + alpha * other"
 
 
 def _sub(given: Numbers) -> str:
-    return "self - other" if given["alpha"] == 1 else "self - alpha * other"
+    return "self - other" if given.get("alpha", 1) == 1 else "self - alpha * other"
 
 
 def _rsub(given: Numbers) -> str:
-    return "other - self" if given["alpha"] == 1 else "other - alpha * self"
+    return "other - self" if given.get("alpha", 1) == 1 else "other - alpha * self"
 
 
 def _div(given: Numbers) -> str | None:

@@ -162,3 +162,12 @@ def test_expressions_of_operators_are_what_they_compute() -> None:
 
     found = [operator_of(node).expression(node) for node in graph]
     assert found == [Expression.parse(text) for text in ("clamp(x, 0, 6.0)", "gelu_tanh(x)", "hardswish(x)")]
+
+
+@pytest.mark.parametrize("name", ["add", "sub"])
+def test_operators_that_losses_are_decomposed_into_have_no_factor(name: str) -> None:
+    given = {"self": TENSOR, "other": TENSOR}
+    operator = getattr(torch.ops.prims, name).default
+    assert expression_of(operator, given) == Expression.parse(
+        {"add": "self + other", "sub": "self - other"}[name]
+    )
