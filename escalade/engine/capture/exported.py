@@ -17,14 +17,13 @@ from escalade.engine.capture.reader import (
     CaptureError,
     Copies,
     FxReader,
-    changed_state,
     dtype_name,
-    mutates,
     note_changes,
     refuse_strange,
     tangled,
 )
 from escalade.engine.capture.separate import Original
+from escalade.engine.capture.state import changed_state, settle
 from escalade.engine.graph.graph import Batch, Dimension, Graph, Input
 from escalade.engine.graph.trees import flatten
 from escalade.errors import EscaladeError
@@ -54,12 +53,14 @@ class Reader(FxReader):
         self._nodes = unwrapped(exported.graph_module)
         refuse_strange(self._nodes)
         if tangled(self._nodes):
-            exported = exported.run_decompositions({})
+            exported = _untangled(exported)
             self._nodes = unwrapped(exported.graph_module)
         self._exported = exported
         self._original = original
         self._structure = structure
         self._given, self._called = given, called
+        self._written: dict[str, str] = {}
+        """What the model writes to its own tensors, by the names of the constants that these are."""
 
     def graph(self) -> Graph:
         exported = self._exported
@@ -91,6 +92,12 @@ class Reader(FxReader):
                 )
             elif node.op == "output":
                 self._outputs(graph, node)
+        self._written |= {
+            node.name: value
+            for node, value in self._values.items()
+            if node.name in targets and value != node.name
+        }
+        settle(graph, self._written)
         graph.arguments = self._given.structure
         graph.parameters = self._called.parameters
         if self._symbol is not None:
@@ -130,7 +137,9 @@ class Reader(FxReader):
                 graph.changes_inputs = True
                 continue
             if spec.kind is not OutputKind.USER_OUTPUT:
-                raise CaptureError(changed_state(spec.target))
+                held = {called: name for name, called in graph.called.items()}
+                self._written[held[spec.target]] = self._value(value)
+                continue
             returned.append(self._returned(value))
             if isinstance(returned[-1], torch.Tensor):
                 found.append(self._value(value))
@@ -152,9 +161,6 @@ class Reader(FxReader):
     def _look_at(self, call: torch.fx.Node, target: torch._ops.OpOverload) -> None:
         signature = self._exported.graph_signature
         own = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
-        first = call.args[0] if call.args else None
-        if mutates(call) and isinstance(first, torch.fx.Node) and first.name in own:
-            raise CaptureError(changed_state(own[first.name]))
         names = [argument.name for argument in target._schema.arguments]
         bound = dict(zip(names, call.args, strict=False)) | dict(call.kwargs)
         # These change their statistics when they train, though their schemas do not say so.
@@ -167,3 +173,15 @@ class Reader(FxReader):
         stack = call.meta.get("nn_module_stack") or {}
         names = [path for path, _ in stack.values()]
         return names[-1].removeprefix("L['self'].") if names else ""
+
+
+def _untangled(exported: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
+    """The program without operations in place."""
+    try:
+        return exported.run_decompositions({})
+    except Exception as error:  # whatever PyTorch has against it
+        said = str(error).strip().partition("\n")[0]
+        raise CaptureError(
+            "the model writes to tensors that share memory with others, and that cannot be untangled: "
+            f"{type(error).__name__}: {said}"
+        ) from error

@@ -20,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from escalade.engine.capture.conditions import Conditions, Sizes
+from escalade.engine.capture.contents import Contents, answer
 from escalade.engine.capture.exported import NotBatched, Reader
 from escalade.engine.capture.given import Given, Names, is_by_items
 from escalade.engine.capture.reader import CaptureError
@@ -36,9 +37,9 @@ another."""
 
 
 class _Plainly:
-    """Lets a copy of the model take dataclasses as dicts and return its tensors alone, and keeps the structure that
-    these come in: `torch.export` does not know every one. Those of `torch.fx` it knows, and it runs such a graph
-    without hooks.
+    """Lets a copy of the model ask what it holds, take dataclasses as dicts and return its tensors alone, and keeps the
+    structure that these come in: `torch.export` does not know every one. Those of `torch.fx` it knows, and it runs such
+    a graph without hooks.
     """
 
     def __init__(self, model: torch.nn.Module, given: Given) -> None:
@@ -46,6 +47,7 @@ class _Plainly:
         self.called = given.names(model)
         self._given = given
         if not isinstance(model, torch.fx.GraphModule):
+            answer(model)
             model.register_forward_pre_hook(self._closed, prepend=True, with_kwargs=True)
             model.register_forward_hook(self._note)  # behind the model's own, which see what it returns
 
@@ -184,11 +186,16 @@ def _trial(original: Original, given: Given, batch: int) -> _Trial:
     def items(leaf: torch.Tensor) -> torch.Tensor:
         return mode.from_tensor(torch.cat([leaf[:1]] * batch) if is_by_items(leaf) else leaf)
 
+    def without(tensor: torch.Tensor) -> torch.Tensor:
+        hollow = mode.from_tensor(tensor)
+        contents.know(hollow, tensor.detach())
+        return hollow
+
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    noted = _Noted()
+    noted, contents = _Noted(), Contents()
     arguments, keywords = given.call(list(map(items, given.tensors)))
-    model = original.copied(mode.from_tensor)
-    with mode, noted, no_reports_of_this_thread():
+    model = original.copied(without)
+    with mode, contents, noted, no_reports_of_this_thread():
         results, _ = flatten(model(*arguments, **keywords))
     return _Trial([tuple(result.shape) for result in results], noted.calls)
 
@@ -254,11 +261,10 @@ def _named_shapes(model: torch.nn.Module, shapes: tuple[Any, Any]) -> Any:
 
 
 def _own_frames(error: Exception) -> list[traceback.FrameSummary]:
-    """Where it happened, but for PyTorch's code and this file's."""
-    theirs = pathlib.Path(torch.__file__).parent
+    """Where it happened, but for PyTorch's code and what captures."""
+    theirs = {pathlib.Path(torch.__file__).parent, pathlib.Path(__file__).parent}
     frames = traceback.extract_tb(error.__traceback__)
-    inside = [frame for frame in frames if theirs not in pathlib.Path(frame.filename).parents]
-    return [frame for frame in inside if frame.filename != __file__]
+    return [frame for frame in frames if theirs.isdisjoint(pathlib.Path(frame.filename).parents)]
 
 
 def _explain(model: torch.nn.Module, error: Exception) -> str:

@@ -90,7 +90,7 @@ class FxReader:
             changed = call.args[0]
             assert isinstance(changed, torch.fx.Node)
             tensor = self._same[fx] = self._same.get(changed, changed)
-            graph.changes_inputs |= tensor.op == "placeholder"
+            graph.changes_inputs |= tensor.op == "placeholder" and tensor.name not in graph.constants
         self._values[tensor] = name  # from here on that tensor is this, whoever holds it
 
     def _node(
@@ -136,10 +136,6 @@ class FxReader:
 def note_changes(graph: Graph) -> None:
     if graph.changes_inputs:
         graph.notes.append("the model writes to its input; the engine leaves the caller's tensor as it is")
-
-
-def changed_state(name: str | None) -> str:
-    return f"the model changes its own {name} when it runs; compile takes models without state"
 
 
 class Copies:

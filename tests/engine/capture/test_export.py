@@ -338,32 +338,6 @@ def test_what_is_no_graph_is_refused(model: nn.Module, message: str) -> None:
         capture(model, (torch.randn(2, 6),))
 
 
-class Counts(nn.Module):
-    def __init__(self, through_view: bool) -> None:
-        super().__init__()
-        self.count = nn.Buffer(torch.zeros(2, 3))
-        self.through_view = through_view
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        (self.count.view(-1) if self.through_view else self.count).add_(1)
-        return x + self.count
-
-
-class TrainsAlways(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm = nn.BatchNorm1d(3)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return F.batch_norm(x, self.norm.running_mean, self.norm.running_var, training=True)
-
-
-@pytest.mark.parametrize("model", [Counts(False), Counts(True), TrainsAlways()])
-def test_models_with_state_are_refused(model: nn.Module) -> None:
-    with pytest.raises(CaptureError, match="changes its own .* when it runs"):
-        capture(model, (torch.randn(2, 3),))
-
-
 def test_inputs_that_are_not_tensors() -> None:
     with pytest.raises(UnsupportedError, match="needs example inputs"):
         capture(Call(lambda x: x), (3,))
