@@ -28,13 +28,53 @@ class Spelled(NotFollowed):
 
 
 class Count(int):
-    """The size of a batch, or a multiple of it: a model may pass it on and multiply it. Whatever else it does, such as
-    a comparison with a number, may come out otherwise for another batch."""
+    """The size of a batch, or a multiple of it: a model may pass it on, and compute with it what comes out alike for
+    every batch, so many times that. Whatever else it does, such as a comparison with a number, may come out otherwise
+    for another batch."""
+
+    times: int
+    """The size for one item."""
+
+    @staticmethod
+    def of(times: int, batch: int) -> Count:
+        made = Count(times * batch)
+        made.times = times
+        return made
+
+    def _with(self, times: int) -> Count:
+        return Count.of(times, int.__floordiv__(self, self.times))
 
     def __mul__(self, other: Any) -> Any:
-        return Count(int.__mul__(self, _number(other)))
+        return self._with(self.times * _number(other))
 
     __rmul__ = __mul__
+
+    def __add__(self, other: Any) -> Any:
+        if type(other) is int and not other:  # as `sum` begins
+            return self
+        return self._with(self.times + _times(other))
+
+    __radd__ = __add__
+
+    def __sub__(self, other: Any) -> Any:
+        left = self.times - _times(other)
+        return self._with(left) if left > 0 else 0 if not left else _refused()
+
+    def __floordiv__(self, other: Any) -> Any:
+        whole, rest = divmod(self.times, _divisor(other))
+        if rest:
+            _refused()
+        return whole if isinstance(other, Count) else self._with(whole)
+
+    def __truediv__(self, other: Any) -> Any:
+        if isinstance(other, Count):
+            return self.times / other.times
+        if type(other) not in (int, float) or not other or not (each := self.times / other).is_integer():
+            _refused()
+        return Quotient(int.__truediv__(self, self.times) * each)
+
+    def __mod__(self, other: Any) -> Any:
+        return _refused() if self.times % _divisor(other) else 0
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Count):
@@ -48,10 +88,23 @@ class Count(int):
         return True
 
 
+class Quotient(float):
+    """A count by a number, where that leaves no rest for any batch: a model may make a whole number of it."""
+
+
 def _number(value: Any) -> int:
     if type(value) is not int:
         raise NotFollowed("the model computes with its batch")
     return value
+
+
+def _times(value: Any) -> int:
+    return value.times if isinstance(value, Count) else _refused()  # type: ignore[no-any-return]
+
+
+def _divisor(value: Any) -> int:
+    number = _times(value) if isinstance(value, Count) else _number(value)
+    return number if number > 0 else _refused()  # type: ignore[no-any-return]
 
 
 def _refused(*_: Any) -> Any:
@@ -65,9 +118,13 @@ def _spelled(*_: Any) -> Any:
 _KEPT = {"__new__", "__getattribute__", "__index__", "__sizeof__", *vars(Count)}
 for _name in [name for name, value in vars(int).items() if callable(value) and name not in _KEPT]:
     setattr(Count, _name, _refused)
-Count.__hash__ = _refused  # type: ignore[method-assign,assignment]
+_KEPT = {"__new__", "__getattribute__", "__int__", "__trunc__", "__floor__", "__ceil__"}
+for _name in [name for name, value in vars(float).items() if callable(value) and name not in _KEPT]:
+    setattr(Quotient, _name, _refused)
+Count.__hash__ = Quotient.__hash__ = _refused  # type: ignore[method-assign,assignment]
 for _name in ("__str__", "__repr__", "__format__"):
     setattr(Count, _name, _spelled)
+    setattr(Quotient, _name, _spelled)
 
 
 class Hollow(torch.Tensor):
@@ -193,7 +250,8 @@ class Calls(TorchDispatchMode):
             raise NotFollowed(f"{function} trains")
         if function.overloadpacket.__name__ in _PARTS and given and self._batch > 1:
             dimension = bound.get("dim")
-            if dimension is None or (given[0].shape[dimension] % self._batch == 0 and not _is_all(bound)):
+            size = 0 if dimension is None else given[0].shape[dimension]
+            if size % self._batch == 0 and not (_is_all(bound) or _is_alike(bound, size, self._batch)):
                 raise NotFollowed("some items of the batch")
 
 
@@ -209,6 +267,22 @@ def _is_all(bound: dict[str, Any]) -> bool:
     """Whether a range is all of its dimension, however long that is."""
     endless = bound.get("end") is None or bound["end"] == torch.iinfo(torch.int64).max
     return "step" in bound and bound["step"] == 1 and bound.get("start") in (None, 0) and endless
+
+
+def _is_alike(bound: dict[str, Any], size: int, batch: int) -> bool:
+    """Whether the parts of a dimension of so many items are those of its part for one item, for every batch."""
+    if not size or bound.get("step", 1) != 1:
+        return False
+    if "chunks" in bound:
+        return size // batch % bound["chunks"] == 0
+    ends = [bound[name] for name in ("start", "end", "length", "split_size", "split_sizes") if name in bound]
+    numbers = [number for number in pytree.tree_leaves(ends) if number is not None]
+    return bool(numbers) and all(type(one) in (int, Count) and _is_multiple(one, batch) for one in numbers)
+
+
+def _is_multiple(number: int, batch: int) -> bool:
+    endless = int.__index__(number) == torch.iinfo(torch.int64).max
+    return endless or (int.__ge__(number, 0) and int.__mod__(number, batch) == 0)
 
 
 def _bound(function: Any, arguments: Any, keywords: Any) -> dict[str, Any]:
@@ -276,7 +350,8 @@ class Questions(TorchFunctionMode):
         raise NotFollowed(f"the model gets {type(leaf).__name__} out of a tensor")
 
     def _counted(self, number: int) -> int:
-        return Count(number) if self._batch > 1 and number and number % self._batch == 0 else number
+        whole = self._batch > 1 and number and number % self._batch == 0
+        return Count.of(number // self._batch, self._batch) if whole else number
 
 
 _ANSWERS = (torch.Tensor, bool, str, torch.dtype, torch.device, torch.layout, torch.memory_format)

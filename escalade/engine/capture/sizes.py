@@ -18,6 +18,8 @@ from escalade.engine.graph.graph import Graph
 
 _MOST_PROGRAMS = 8
 """Programs with symbols that are kept: a model that branches by size has one for each branch."""
+_MOST_FAILURES = 2
+"""Sizes for which symbols are tried in vain: they take PyTorch far longer than numbers do."""
 
 
 class AnySize:
@@ -50,6 +52,8 @@ class AnySize:
         self.graph = with_original(model, ours, autocast, work)
         self._likes, self._structure = list(map(_Like.of, given.tensors)), given.structure
         self._programs: list[Any] = []
+        self._failures = 0 if self.graph.is_batched else 1
+        """Sizes for which the model could not be captured with symbols."""
 
     def graph_for(self, shapes: Sequence[Sequence[int]]) -> Graph:
         """What the model does with tensors of these sizes, and any batch if it allows that; the example's otherwise."""
@@ -64,13 +68,16 @@ class AnySize:
             for program in self._programs:
                 if (graph := program.graph(original, given)) is not None:
                     return graph
-            exported = export_free(original, given, lambda dimension: True)
-            if exported is not None:
-                program = Program(exported)
-                if (graph := program.graph(original, given)) is not None:
+            if self._failures < _MOST_FAILURES:
+                exported = export_free(original, given, lambda dimension: True)
+                program = None if exported is None else Program(exported)
+                if program is not None and (graph := program.graph(original, given)) is not None:
                     self._programs = [program, *self._programs][:_MOST_PROGRAMS]
                     return graph
-            return batched_graph(original, given) or fixed_graph(original, given)
+                if (graph := batched_graph(original, given)) is not None:
+                    return graph
+                self._failures += 1
+            return fixed_graph(original, given)
 
         return with_original(self._kept.model, self._kept.tensors, self._autocast, work)
 

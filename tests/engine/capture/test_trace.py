@@ -94,6 +94,11 @@ def _in_autocast(x: torch.Tensor) -> torch.Tensor:
         lambda x: x[:2],
         lambda x: torch.cat([x, x[:, :1].new_zeros(1, 3, 4)]),
         lambda x: x.split(100000)[0],
+        lambda x: x.chunk(2)[0],
+        lambda x: x[1:],
+        lambda x: x.view(-1, 4)[: x.shape[0] // 2],
+        lambda x: x.view(int(x.shape[0] / 0.7), -1),
+        lambda x: x * 2 if x.shape[0] / 1 > 4 else x,
         lambda x: x.squeeze(),
         lambda x: x * 2 if x.sum() > 0 else x,
         lambda x: x + torch.rand(4),
@@ -127,6 +132,30 @@ def test_what_depends_on_the_batch_is_right_for_every_one(
     for batch in (1, 2, 3, 6):
         x = torch.randn(batch, 3, 4)
         torch.testing.assert_close(engine(x), function(x))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x.view(x.shape[0] // 3, 3, 4).mean(1),
+        lambda x: x.view(int(x.shape[0] / (12 / 4)), -1) if x.shape[0] % 3 == 0 else x,
+        lambda x: x.repeat(x.shape[0] // x[::1].shape[0], 2),
+        lambda x: torch.sub(*torch.cat([x, x * 2]).chunk(2)),
+        lambda x: torch.cat([x, x])[: x.shape[0]] + torch.cat([x, x * 3])[x.shape[0] :],
+        lambda x: torch.cat([x, x * 2]).split(x.shape[0])[1],
+        lambda x: torch.cat([x, x * 2]).split([x.shape[0], sum([x.shape[0]])])[1],
+        lambda x: x.new_zeros(x.shape[0] + x.shape[0] - x.shape[0], 4) + x,
+    ],
+)
+def test_what_is_alike_for_every_batch_is_followed(function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    def run(x: torch.Tensor) -> torch.Tensor:
+        return function(x.flatten(0, 1))
+
+    assert _follows(Call(run), torch.randn(2, 3, 4))
+    engine = compile(Call(run), torch.randn(2, 3, 4))
+    for batch in (1, 2, 5):
+        x = torch.randn(batch, 3, 4)
+        torch.testing.assert_close(engine(x), run(x))
 
 
 def test_models_that_change_themselves_are_left_to_export() -> None:
