@@ -18,6 +18,10 @@ from escalade.errors import EscaladeError
 
 _FRESH = frozenset("full_like ones_like zeros_like new_full new_ones new_zeros fill zero".split())
 """Operators that make a tensor like another one, whatever is in it."""
+_REPEATING = frozenset(
+    "expand expand_as broadcast_to repeat tile repeat_interleave broadcast_tensors".split()
+)
+"""Operators that repeat a tensor along dimensions, or some of it where a size is not one."""
 _NARROW = frozenset((torch.float16, torch.bfloat16))
 
 
@@ -47,6 +51,17 @@ class Aten(Operator):
 
     def layouts(self, node: Node, given: Mapping[str, str]) -> Layouts:
         return Layouts(None, Layouts.of_all(given).written)  # PyTorch reads everything as it lies
+
+    def repeated(self, node: Node) -> str | None:
+        if name_of(node.attributes["target"]) not in _REPEATING:
+            return None
+        arguments = node.attributes["arguments"]
+        given = (
+            arguments["tensors"][node.attributes["result"]]
+            if "result" in node.attributes
+            else arguments.get("self")
+        )
+        return given.role if isinstance(given, Reference) else None
 
     def is_exact(self, node: Node) -> bool:
         return super().is_exact(node) or torch.Tag.pointwise in resolve(node.attributes["target"]).tags

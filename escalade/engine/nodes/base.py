@@ -317,6 +317,11 @@ class Operator(ABC):
         """Where the result lies in x, if it is nothing but a range of it."""
         return None
 
+    def repeated(self, node: Node) -> str | None:
+        """The role of a value, if the result may be nothing but that one repeated along dimensions: it is where the
+        sizes in these are one."""
+        return None
+
     def is_exact(self, node: Node) -> bool:
         """Whether PyTorch's result is made of single elements of the inputs, and of no sums."""
         moves = self.may_share(node) or self.concatenated(node) is not None

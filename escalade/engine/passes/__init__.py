@@ -30,7 +30,7 @@ from escalade.engine.passes.layout import (
 from escalade.engine.passes.maxima import take_maxima
 from escalade.engine.passes.padding import fold_padding
 from escalade.engine.passes.permutes import sink_permutes
-from escalade.engine.passes.pointwise import join_neighbours, join_recognised
+from escalade.engine.passes.pointwise import join_neighbours, join_recognised, read_unrepeated
 from escalade.engine.passes.pools import pool_first
 from escalade.engine.passes.prologues import fold_prologues
 from escalade.engine.passes.quantise import quantise_convolutions
@@ -174,6 +174,7 @@ def fuse(graph: Graph, dtype: str, fusion: FusionLevel = FusionLevel.fused, imag
 def _fuse(graph: Graph, dtype: str) -> None:
     merge_repetitions(graph)
     resolve_scatters(graph)
+    read_unrepeated(graph)
     resolve_stacks(graph)
     recognise_shuffles(graph)
     keep_images(graph)

@@ -20,6 +20,35 @@ does while memory brings the element."""
 Condition = Callable[[Graph, Node, Node], bool]
 
 
+def read_unrepeated(graph: Graph) -> None:
+    """Has pointwise nodes read what the model repeats for them, `x * gate.expand_as(x)`, as it was before: they
+    broadcast it themselves."""
+    for node in graph:
+        if (expression := operator_of(node).expression(node)) is None:
+            continue
+        values = dict(node.inputs)
+        for role in values:
+            while (narrow := _unrepeated(graph, values[role])) is not None:
+                made = Pointwise.joined(node, expression, {**values, role: narrow}, graph)
+                if not isinstance(made, Node):
+                    break
+                values[role] = narrow
+                graph.nodes[node.name] = made
+
+
+def _unrepeated(graph: Graph, name: str) -> str | None:
+    """The value that another is with some sizes of one made larger; None if it is none."""
+    node = graph.nodes.get(name)
+    role = None if node is None else operator_of(node).repeated(node)
+    if node is None or role is None:
+        return None
+    given = node.inputs[role]
+    before = graph.shape_of(given)
+    behind = node.shape[len(node.shape) - len(before) :]
+    alike = all(size in (1, larger) for size, larger in zip(before, behind, strict=True))
+    return given if alike and graph.dtype_of(given) is graph.dtype_of(name) else None
+
+
 def join_recognised(graph: Graph) -> None:
     """Joins what the model writes in several calls, `x * sigmoid(x)`, so that whatever stands in front sees one node
     behind it. Values that others are broadcast from stay: the layer in front of them may compute them."""

@@ -12,7 +12,7 @@ from torch import nn
 
 from escalade.engine.capture.export import capture
 from escalade.engine.engine import Engine
-from escalade.engine.passes.pointwise import join_neighbours, join_recognised
+from escalade.engine.passes.pointwise import join_neighbours, join_recognised, read_unrepeated
 from escalade.engine.plan.kernel_program import KernelProgram
 from tests.engine.graphs import after, ops
 
@@ -51,6 +51,26 @@ def test_what_is_written_in_several_calls_is_one_node(run: Callable[..., Any], j
 )
 def test_neighbours_are_joined(run: Callable[..., Any], joined: list[str]) -> None:
     assert expressions(run, join_recognised, join_neighbours) == joined
+
+
+@pytest.mark.parametrize(
+    ("run", "joined", "left"),
+    [
+        (lambda p, x: x * x.mean((2, 3), True).sigmoid().expand_as(x), ["sigmoid(x)", "x * a"], 0),
+        (lambda p, x: x + x.amax(1, True).repeat(1, x.shape[1], 1, 1), ["x + a"], 0),
+        (lambda p, x: x / torch.arange(1.0, 7).view(6, 1).expand(6, 6).expand(3, 6, 6), ["x / a"], 0),
+        # Nobody else has its sizes.
+        (lambda p, x: x.mean((2, 3), True).expand(-1, -1, 2, 2) * 2, ["x * 2"], 1),
+        (lambda p, x: x * x[:, :, :3].repeat(1, 1, 2, 1), ["x * a"], 1),  # which is no size of one
+        (lambda p, x: torch.mul(*torch.broadcast_tensors(x, x.mean(1, True))), ["x * a"], 0),
+    ],
+)
+def test_what_is_repeated_for_a_node_is_read_as_it_was(
+    run: Callable[..., Any], joined: list[str], left: int
+) -> None:
+    graph = after(run, read_unrepeated)
+    assert [node.attributes["expression"] for node in graph if node.op == "pointwise"] == joined
+    assert sum("expand" in str(node) or "repeat" in str(node) for node in graph if node.op == "aten") == left
 
 
 def test_a_node_takes_no_more_than_eight_values() -> None:
