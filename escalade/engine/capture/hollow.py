@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from escalade.engine.capture.reader import mutates
 from escalade.engine.capture.results import result_of
+from escalade.engine.graph.aten import draws
 from escalade.errors import EscaladeError
 
 
@@ -99,12 +100,12 @@ def _number(value: Any) -> int:
 
 
 def _times(value: Any) -> int:
-    return value.times if isinstance(value, Count) else _refused()  # type: ignore[no-any-return]
+    return value.times if isinstance(value, Count) else _refused()
 
 
 def _divisor(value: Any) -> int:
     number = _times(value) if isinstance(value, Count) else _number(value)
-    return number if number > 0 else _refused()  # type: ignore[no-any-return]
+    return number if number > 0 else _refused()
 
 
 def _refused(*_: Any) -> Any:
@@ -193,7 +194,7 @@ class Calls(TorchDispatchMode):
         for tensor in given:
             if result is tensor.meta and not function._schema.is_mutable:
                 return tensor  # nothing is done: a layer that works in training, a type that it has already
-        if torch.Tag.nondeterministic_seeded in function.tags:
+        if draws(function, _bound(function, arguments, keywords)):
             raise NotFollowed(f"{function} draws random numbers")
         self._left -= 1
         if self._left < 0:
@@ -246,7 +247,8 @@ class Calls(TorchDispatchMode):
         if not all(isinstance(tensor, Hollow) for tensor in given):
             raise NotFollowed("a tensor from outside of the model")
         bound = _bound(function, arguments, keywords)
-        if bound.get("training") or bound.get("use_input_stats"):
+        trains = bound.get("training") or bound.get("use_input_stats")
+        if trains and bound.get("running_mean") is not None:
             raise NotFollowed(f"{function} trains")
         if function.overloadpacket.__name__ in _PARTS and given and self._batch > 1:
             dimension = bound.get("dim")

@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 
 from escalade.engine.capture.given import Given, Names, is_by_items
 from escalade.engine.capture.hollow import Calls, Count, Hollow, NotFollowed, Questions, Spelled
-from escalade.engine.capture.reader import Copies, FxReader, dtype_name, note_changes, tangled
+from escalade.engine.capture.reader import Copies, FxReader, dtype_name, mutates, note_changes, tangled
 from escalade.engine.capture.separate import Original
 from escalade.engine.capture.surroundings import undisturbed
 from escalade.engine.graph.graph import Batch, Dimension, Graph, map_leaves
@@ -67,10 +67,14 @@ class _Run:
 
     def described(self, batch: int) -> list[Any]:
         """All of it for one item, so that runs can be compared."""
+        nodes = self.noted.graph.nodes
+        writes = any(map(mutates, nodes))
+        copies = {node for node in nodes if node.target is torch.ops.aten.contiguous.default and not writes}
+        """Copies that one run makes, and another need not where a size of one changes how a tensor lies."""
 
         def leaf(value: Any) -> Any:
             if isinstance(value, torch.fx.Node):
-                return value.name
+                return leaf(value.args[0]) if value in copies else value.name
             if isinstance(value, torch.Tensor):
                 return (leaf_sizes(value.shape), value.dtype)
             return _per_item(value, batch)
@@ -80,9 +84,10 @@ class _Run:
 
         said = [
             (node.name, node.target, map_leaves(leaf, (node.args, node.kwargs, node.meta["val"])))
-            for node in self.noted.graph.nodes
+            for node in nodes
+            if node not in copies
         ]
-        return [*said, [tensor.node.name for tensor in self.results], self.structure]
+        return [*said, [leaf(tensor.node) for tensor in self.results], self.structure]
 
     @property
     def calls(self) -> int:

@@ -67,7 +67,7 @@ def _impurity(operator: torch._ops.OpOverload, arguments: Mapping[str, Any]) -> 
         return "changes something else than a tensor"  # a copy of it is what it changes
     if not schema.returns or any(str(result.type) not in _TENSORS for result in schema.returns):
         return "gives something else than tensors"
-    if torch.Tag.nondeterministic_seeded in operator.tags and not _draws_nothing(base, schema, arguments):
+    if draws(operator, arguments):
         return "draws random numbers"
     trains = arguments.get("training") or arguments.get("use_input_stats")
     if trains and arguments.get("running_mean") is not None:  # which the schema does not say
@@ -138,12 +138,15 @@ _FITTING = {
 }
 
 
-def _draws_nothing(base: str, schema: torch._C.FunctionSchema, arguments: Mapping[str, Any]) -> bool:
-    if base not in DRAWS_UNLESS:
+def draws(operator: torch._ops.OpOverload, arguments: Mapping[str, Any]) -> bool:
+    """Whether a call draws random numbers."""
+    if torch.Tag.nondeterministic_seeded not in operator.tags:
         return False
-    switch = DRAWS_UNLESS[base]
-    given = {argument.name: argument.default_value for argument in schema.arguments} | dict(arguments)
-    return switch in given and not isinstance(given[switch], Reference) and not given[switch]
+    switch = DRAWS_UNLESS.get(operator._schema.name.removeprefix("aten::").removesuffix("_"))
+    given = {argument.name: argument.default_value for argument in operator._schema.arguments} | dict(
+        arguments
+    )
+    return switch not in given or isinstance(given[switch], Reference) or bool(given[switch])
 
 
 DRAWS_UNLESS = {

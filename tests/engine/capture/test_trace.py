@@ -145,6 +145,7 @@ def test_what_depends_on_the_batch_is_right_for_every_one(
         lambda x: torch.cat([x, x * 2]).split(x.shape[0])[1],
         lambda x: torch.cat([x, x * 2]).split([x.shape[0], sum([x.shape[0]])])[1],
         lambda x: x.new_zeros(x.shape[0] + x.shape[0] - x.shape[0], 4) + x,
+        lambda x: x.view(-1, 3, 4).transpose(0, 1).contiguous().view(3, -1, 4).transpose(0, 1),
     ],
 )
 def test_what_is_alike_for_every_batch_is_followed(function: Callable[[torch.Tensor], torch.Tensor]) -> None:
@@ -156,6 +157,26 @@ def test_what_is_alike_for_every_batch_is_followed(function: Callable[[torch.Ten
     for batch in (1, 2, 5):
         x = torch.randn(batch, 3, 4)
         torch.testing.assert_close(engine(x), run(x))
+
+
+@pytest.mark.parametrize(
+    ("model", "follows"),
+    [
+        (nn.LSTM(4, 3, batch_first=True), True),
+        (nn.InstanceNorm1d(3), True),
+        (nn.TransformerEncoderLayer(4, 2, 8, batch_first=True), True),
+        (Call(lambda x: F.scaled_dot_product_attention(x, x, x)), True),
+        (Call(lambda x: F.scaled_dot_product_attention(x, x, x, dropout_p=0.5)), False),
+        (Call(lambda x: F.batch_norm(x, torch.ones(3), torch.ones(3), training=True)), False),
+    ],
+    ids=("lstm", "instance_norm", "transformer", "attention", "dropout", "batch_norm"),
+)
+def test_what_draws_and_trains_nothing_is_followed(model: nn.Module, follows: bool) -> None:
+    x = torch.randn(2, 3, 4)
+    assert _follows(model, x) is follows
+    if follows:
+        engine = compile(model, x)
+        torch.testing.assert_close(engine(x[:1]), model.eval()(x[:1]))
 
 
 def test_models_that_change_themselves_are_left_to_export() -> None:
