@@ -111,12 +111,12 @@ def compile(
         memory=memory,
         pieces=_batch_of(graph, tensors) if deterministic else None,
     )
-    engine.prepare(_in_sizes([tensor.to(engine.device) for tensor in tensors], sizes, batches))
+    engine.prepare(_in_sizes(graph, [tensor.to(engine.device) for tensor in tensors], sizes, batches))
     return engine
 
 
 def _in_sizes(
-    tensors: Sequence[torch.Tensor], sizes: Sequence[tuple[int, int]], batches: Sequence[int]
+    graph: Graph, tensors: Sequence[torch.Tensor], sizes: Sequence[tuple[int, int]], batches: Sequence[int]
 ) -> list[list[torch.Tensor]]:
     """Inputs like the example's for images of every size in every batch."""
     images = {tuple(tensor.shape[2:]) for tensor in tensors if tensor.dim() == 4}
@@ -125,9 +125,13 @@ def _in_sizes(
             f"sizes is for models whose images are all of one size; this one's example has {len(images)} sizes"
         )
 
+    lists = {
+        id(tensor) for given, tensor in zip(graph.inputs, tensors, strict=True) if given.shape == (Batch(),)
+    }
+
     def made(tensor: torch.Tensor, size: tuple[int, int] | None, batch: int | None) -> torch.Tensor:
         shape = [*tensor.shape]
-        if batch is not None and is_by_items(tensor):
+        if batch is not None and (is_by_items(tensor) or id(tensor) in lists):
             shape[0] = batch
         if size is not None and tensor.dim() == 4:
             shape[2:] = size

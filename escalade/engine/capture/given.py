@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -40,6 +40,8 @@ class Given:
 
     tensors: Sequence[torch.Tensor]
     structure: pytree.TreeSpec
+    takes_lists: bool = True
+    """Whether a tensor of one dimension has an item for each of the batch, if it is as long: a label, a time."""
 
     @classmethod
     def of(cls, arguments: Sequence[Any], keywords: Mapping[str, Any] | None) -> Given:
@@ -56,8 +58,23 @@ class Given:
     def batch(self) -> int:
         """The number of items, at least two: export would take one for a constant. Zero: the tensors have none in
         common."""
+        return max(self._items, 2) if self._items else 0
+
+    @property
+    def _items(self) -> int:
         sizes = {tensor.shape[0] for tensor in self.tensors if is_by_items(tensor)}
-        return max(*sizes, 2) if len(sizes) == 1 else 0
+        return sizes.pop() if len(sizes) == 1 else 0
+
+    def grows(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor has an item for each of the batch."""
+        is_list = tensor.dim() == 1 and 0 < tensor.shape[0] == self._items
+        return is_by_items(tensor) or (self.takes_lists and is_list)
+
+    @property
+    def readings(self) -> list[Given]:
+        """These inputs, and if a tensor of one dimension is only as long as the batch by chance, that."""
+        lists = any(tensor.dim() == 1 and self.grows(tensor) for tensor in self.tensors)
+        return [self, replace(self, takes_lists=False)] if lists else [self]
 
     def call(self, tensors: Sequence[Any] | None = None) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments in order and by name, with these tensors or its own, in containers that are nobody else's."""

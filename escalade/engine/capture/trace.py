@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from escalade.engine.capture.given import Given, Names, is_by_items
+from escalade.engine.capture.given import Given, Names
 from escalade.engine.capture.hollow import Calls, Count, Hollow, NotFollowed, Questions, Spelled
 from escalade.engine.capture.reader import Copies, FxReader, dtype_name, mutates, note_changes, tangled
 from escalade.engine.capture.separate import Original
@@ -35,6 +35,11 @@ _MOST_CALLS = 1 << 16
 
 def traced(original: Original, given: Given) -> Graph | None:
     """The graph for any batch, or for this one if the model makes a text of it; None if it has to be exported."""
+    graphs = (_traced(original, reading) for reading in given.readings)
+    return next((graph for graph in graphs if graph is not None), None)
+
+
+def _traced(original: Original, given: Given) -> Graph | None:
     if not given.batch:
         return None
     try:
@@ -114,7 +119,7 @@ def _follow(original: Original, given: Given, batch: int, most: int) -> _Run:
     def hollow(leaf: torch.Tensor, name: str) -> Hollow:
         if type(leaf) is not torch.Tensor and type(leaf) is not torch.nn.Parameter:
             raise NotFollowed("a tensor of a class of its own")
-        shape = (batch, *leaf.shape[1:]) if is_by_items(leaf) else tuple(leaf.shape)
+        shape = (batch, *leaf.shape[1:]) if given.grows(leaf) else tuple(leaf.shape)
         meta = torch.empty(shape, dtype=leaf.dtype, device="meta")
         if not leaf.is_contiguous():
             if leaf.dim() != 4 or not leaf.is_contiguous(memory_format=torch.channels_last):

@@ -18,7 +18,7 @@ from escalade.engine.capture.export import capture
 from escalade.engine.capture.given import Given
 from escalade.engine.capture.separate import Original
 from escalade.engine.check import check_graph
-from escalade.engine.graph.graph import Graph
+from escalade.engine.graph.graph import Batch, Graph
 from tests.engine.capture.test_export import Call
 
 
@@ -157,6 +157,25 @@ def test_what_is_alike_for_every_batch_is_followed(function: Callable[[torch.Ten
     for batch in (1, 2, 5):
         x = torch.randn(batch, 3, 4)
         torch.testing.assert_close(engine(x), run(x))
+
+
+class Timed(nn.Module):
+    """Takes a time for each image, or one for all."""
+
+    def forward(self, x: torch.Tensor, time: torch.Tensor) -> torch.Tensor:
+        return x * time.float()[:, None, None].sin()
+
+
+def test_tensors_of_one_dimension_have_an_item_for_each_of_the_batch_or_not() -> None:
+    for items in (1, 2):
+        engine = compile(Timed(), (torch.randn(items, 3, 4), torch.arange(items)), batches=[items, 3])
+        assert [given.shape[0] for given in engine.graph.inputs] == [Batch(), Batch()]
+        for batch, times in ((items, items), (5, 5), (4, 1), (1, 1)):
+            x, time = torch.randn(batch, 3, 4), torch.arange(times) + 1
+            torch.testing.assert_close(engine(x, time), Timed()(x, time))
+    vector = compile(Call(lambda x, scale: x @ scale.diag()), (torch.randn(2, 2), torch.randn(2)))
+    x, scale = torch.randn(5, 2), torch.randn(2)
+    torch.testing.assert_close(vector(x, scale), x * scale)
 
 
 @pytest.mark.parametrize(
