@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 
-from escalade.engine.graph.aten import OperatorError, resolve
+from escalade.engine.graph.aten import OperatorError, draws, resolve
 from escalade.engine.graph.graph import ATEN, Node, Reference, map_leaves
 from escalade.engine.nodes.aten_call import name_of
 from escalade.engine.nodes.base import Layouts, Operator, Tensors
@@ -67,7 +67,7 @@ class Aten(Operator):
         return super().is_exact(node) or torch.Tag.pointwise in resolve(node.attributes["target"]).tags
 
     def is_random(self, node: Node) -> bool:
-        return torch.Tag.nondeterministic_seeded in resolve(node.attributes["target"]).tags
+        return draws(resolve(node.attributes["target"]), node.attributes["arguments"])
 
     def disregarded(self, node: Node) -> frozenset[str]:
         model = node.attributes["arguments"].get("self")

@@ -10,10 +10,10 @@ from escalade.engine.nodes import operator_of
 
 def merge_repetitions(graph: Graph) -> None:
     """Nodes that do the same with the same are one, such as the activation of an embedding that every block applies for
-    itself. Graphs that are compiled draw nothing at random. Results stay tensors of their own."""
+    itself. What is drawn at random is another each time, and results stay tensors of their own."""
     first: dict[Any, str] = {}
     for node in graph:
-        if node.name in graph.outputs:
+        if node.name in graph.outputs or operator_of(node).is_random(node):
             continue
         inputs = tuple(sorted(node.inputs.items()))
         key = operator_of(node).name, inputs, _key(node.attributes), node.shape, node.dtype
