@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import gc
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -32,6 +35,33 @@ def test_it_is_as_it_was(is_on: bool) -> None:
     with pytest.raises(UnsupportedError), collected_later():
         raise UnsupportedError("this cannot be had")
     assert gc.isenabled() is is_on
+
+
+def test_the_last_to_leave_turns_it_on() -> None:
+    """One thread may record a graph, in which freeing an older one is a mistake, while another makes a plan."""
+    first, second = collected_later(), collected_later()
+    with first:
+        second.__enter__()
+    assert not gc.isenabled(), "the other one is not done"
+    second.__exit__(None, None, None)
+    assert gc.isenabled()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+def test_a_process_that_was_forked_has_it_on() -> None:
+    code = """
+import gc, os
+from escalade.garbage import collected_later
+with collected_later():
+    child = os.fork()
+    if not child:
+        with collected_later():
+            assert not gc.isenabled()
+        os._exit(0 if gc.isenabled() else 1)
+    assert not gc.isenabled() and os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+assert gc.isenabled()
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_plans_are_made_without_it(is_on: bool, monkeypatch: pytest.MonkeyPatch) -> None:

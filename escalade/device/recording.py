@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import gc
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+
+from escalade.garbage import collected_later
 
 _one_at_a_time = threading.RLock()
 """PyTorch waits for the device before it records, which is a mistake in whatever another thread is recording."""
@@ -21,12 +22,9 @@ def recorded(
 
     Python's collector rests: an older graph that it came to free would count as such a mistake.
     """
-    with _one_at_a_time:
-        was_on = gc.isenabled()
-        gc.disable()
-        try:
-            with torch.cuda.graph(graph, stream=stream, capture_error_mode=errors):
-                yield
-        finally:
-            if was_on:
-                gc.enable()
+    with (
+        _one_at_a_time,
+        collected_later(),
+        torch.cuda.graph(graph, stream=stream, capture_error_mode=errors),
+    ):
+        yield

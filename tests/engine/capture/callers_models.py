@@ -372,6 +372,12 @@ def _state(self: Any, x: torch.Tensor) -> torch.Tensor:
     return self.first(_cached(self, x))
 
 
+def _infinite() -> nn.Linear:
+    layer = nn.Linear(SIZE, SIZE)
+    nn.init.constant_(layer.weight, float("inf"))
+    return layer
+
+
 FAILING: dict[str, Callable[[], nn.Module]] = {
     "an error": lambda: Model(
         _fails, cache=None, calls=0, log=[], by_name={}, last=deque(), kept=None, counts=np.zeros(2),
@@ -380,7 +386,9 @@ FAILING: dict[str, Callable[[], nn.Module]] = {
     "a decision by values": lambda: Model(_decides, cache=None),
     "state": lambda: Model(_state, cache=None, total=nn.Buffer(torch.zeros(()))),
     "an object as a result": lambda: Model(lambda self, x: (_cached(self, x), object()), cache=None),
-    "weights that are not finite": lambda: Model(_cached, cache=torch.full((SIZE,), float("nan"))),
+    "weights that are not finite": lambda: Model(
+        lambda self, x: self.infinite(_cached(self, x)), cache=None, infinite=_infinite(),
+    ),
     "no contents": lambda: nn.Linear(SIZE, SIZE, device="meta"),
     "lazy modules": lambda: nn.Sequential(nn.Linear(SIZE, SIZE), nn.LazyLinear(3)),
     "TorchScript": lambda: nn.Sequential(nn.Linear(SIZE, SIZE), torch.jit.script(nn.Linear(SIZE, SIZE))),
