@@ -12,6 +12,7 @@ import pickle
 import signal
 import subprocess
 import traceback
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
@@ -166,7 +167,7 @@ class _Copies:
         self.at_work: dict[int, _Job] = {}
         """What each is at, by the end of the pipe that it writes to."""
         self._at_once = 1
-        self._waiting: tuple[_Job, ...] = ()
+        self._waiting: deque[_Job] = deque()
         self._said: dict[_Job, Answer] = {}
         """What nobody has asked for yet."""
         self._awaited: dict[int, _Job] = {}
@@ -178,7 +179,7 @@ class _Copies:
             self._awaited = dict(enumerate(jobs))
         first, then = (jobs, self._waiting) if request.is_awaited else (self._waiting, jobs)
         begun = {*self.at_work.values(), *self._said}
-        self._waiting = tuple(job for job in dict.fromkeys((*first, *then)) if job not in begun)
+        self._waiting = deque(job for job in dict.fromkeys((*first, *then)) if job not in begun)
         self._at_once = request.at_once
         self._go_on()
 
@@ -204,8 +205,7 @@ class _Copies:
 
     def _go_on(self) -> None:
         while self._waiting and len(self.at_work) < self._at_once:
-            job, *rest = self._waiting
-            self._waiting = tuple(rest)
+            job = self._waiting.popleft()
             self.at_work[_begun(job)] = job
 
 

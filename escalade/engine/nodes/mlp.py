@@ -59,7 +59,12 @@ class Mlp(Operator):
 
     def fuse_for_batch(self, graph: Graph, dtype: str) -> None:
         """In 16 bits layers by themselves have tensor cores; a chain without has to be little work."""
-        fuse_mlp(graph, lambda layers, rows: rows * sum(map(_products_of_a_row, layers)) <= MOST_PRODUCTS)
+        fuse_mlp(
+            graph,
+            lambda layers, rows: (
+                rows * sum(one.groups * one.weight_elements for one in layers) <= MOST_PRODUCTS
+            ),
+        )
 
     def compute(self, node: Node, inputs: Tensors) -> torch.Tensor:
         """Each layer over groups of its features; the parameters are numbered by layer."""
@@ -137,10 +142,6 @@ class _Link:
 def _is_for_tensor_cores(layers: Sequence[Layer]) -> bool:
     problem = MlpProblem(1, tuple(layers), "y", "fp16")
     return MLP.ladder.rung("tensor_core").supports(problem) is None
-
-
-def _products_of_a_row(layer: Layer) -> int:
-    return layer.groups * layer.features * layer.outputs
 
 
 def _chain(graph: Graph, node: Node | None) -> Iterator[_Link]:

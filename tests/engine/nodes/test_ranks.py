@@ -43,6 +43,17 @@ def test_a_layer_by_itself_is_one_step_as_the_values_lie(
     torch.testing.assert_close(engine(x), model(x))
 
 
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_the_maximum_of_a_whole_image_is_a_reduction(layout: torch.memory_format) -> None:
+    """Not a thread for each channel, which goes through all pixels."""
+    x = torch.randn(2, 8, 7, 6).to(memory_format=layout)
+    for layer in (torch.nn.AdaptiveMaxPool2d(1), torch.nn.MaxPool2d((9, 10), 1, (1, 2))):
+        (step,) = compile(layer, x, device="twin").explain(x).steps
+        assert step.rung in ("rows", "columns")
+    (step,) = compile(torch.nn.MaxPool2d(3, 2), x, device="twin").explain(x).steps
+    assert step.rung not in ("rows", "columns")
+
+
 def test_long_rows_are_shared_among_blocks() -> None:
     model = _settled(torch.nn.LayerNorm((3, 64, 256)))
     x = torch.randn(2, 3, 64, 256)

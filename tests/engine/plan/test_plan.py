@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +13,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from escalade import models
+from escalade.device.precompilation import Expected
+from escalade.device.program import Program
 from escalade.device.recipe import ConstantCopy
 from escalade.engine.capture.export import capture
 from escalade.engine.explain import explain_plan
@@ -407,3 +409,21 @@ def test_a_config_has_the_same_programs_in_every_batch(resnet18: Graph) -> None:
                 assert again.programs == step.recipe.programs, f"{rung.name} for {problem.name}"
                 compared += 1
     assert compared > 60
+
+
+def test_programs_are_expected_while_the_plan_is_made() -> None:
+    """Each is told of as soon as it is chosen, so that compilers begin with it."""
+    told: list[Program] = []
+
+    class Noted(Expected):
+        def __init__(self) -> None:
+            pass
+
+        def add(self, programs: Iterable[Program]) -> None:
+            told.extend(programs)
+
+    model, x = models.model("lenet")
+    graph = for_batch(optimise(capture(model, (x,)), "fp16"), "fp16", 1)
+    formats = {graph.inputs[0].name: InputFormat.of(x)}
+    plan = make_plan(graph, "fp16", H200, formats, expected=Noted())
+    assert {*told} == {*plan.programs} != set()
