@@ -34,6 +34,7 @@ def test_what_is_done_twice_with_the_same_is_done_once() -> None:
 
     graph = after(run, merge_repetitions)
     assert ops(graph).count("reduce") == 3
+    assert ops(optimise(graph_of(run), "fp16")).count("reduce") == 3
     results = after(lambda p, x: (p.first(x), p.first(x)), merge_repetitions)
     assert len(set(results.outputs)) == 2, "each is a tensor of its own"
     drawn = graph_of(lambda p, x: F.dropout(x, 0.5, True) - F.dropout(x, 0.5, True))
