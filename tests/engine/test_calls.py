@@ -276,10 +276,11 @@ def test_buffers_for_several_calls_at_once(monkeypatch: pytest.MonkeyPatch) -> N
         assert torch.equal(engine(inputs[1]), expected[1])
     second = calls._sets[1].program
     assert isinstance(second, KernelProgram) and second._values.arena is not first._values.arena
-    assert all(second._constants[name] is tensor for name, tensor in first._constants.items())
+    one, other = first._memory, second._memory
+    assert all(other.constants[name] is tensor for name, tensor in one.constants.items())
     assert all(
-        (second._lasting[name] is tensor) != first.plan.lasting[name].zeroed
-        for name, tensor in first._lasting.items()
+        (other.lasting[name] is tensor) != first.plan.lasting[name].zeroed
+        for name, tensor in one.lasting.items()
     )
 
     def no_memory(program: KernelProgram) -> None:

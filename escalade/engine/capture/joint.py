@@ -95,7 +95,10 @@ def capture_step(
             for module, mode in zip(copied.modules(), modes or (), strict=False):
                 module.training = mode
             step = _Step(copied, loss, len(inputs), autocast, scaled, (*stepped, *model.parameters()))
-            return _captured(step, inputs, targets)
+            try:
+                return _captured(step, inputs, targets)
+            finally:
+                step.let_go()
 
     return torch.compiler.disable(run)()
 
@@ -179,6 +182,10 @@ class _Step(nn.Module):
         self._outside = [one for one in outside if one.requires_grad]
         self._assigned: frozenset[str] = frozenset()
         self._alike: frozenset[str] = frozenset()
+
+    def let_go(self) -> None:
+        """Forgets the caller's model: PyTorch's tracers hold a step until Python searches for garbage."""
+        del self._step, self._outside
 
     def hollow(self, mode: FakeTensorMode) -> None:
         """Takes tensors like the model's, without contents."""

@@ -47,8 +47,10 @@ class Original:
     def copied(self, made: Made = lambda tensor: tensor, *, evaluates: bool = True) -> nn.Module:
         """Another copy with what `made` makes of each tensor in its place; in evaluation mode, or in the caller's."""
         maker = _Copier(lambda tensor: made(self._tensor(tensor)), self._outside)
-        self._alive.append(maker)  # weak references among the copies need somebody to hold what they point at
         model: nn.Module = maker.of(self.model)
+        self._alive.append(
+            maker.made
+        )  # weak references among the copies need somebody to hold what they point at
         if not evaluates:
             return model
         with contextlib.suppress(

@@ -18,11 +18,16 @@ from escalade.engine.plan.constants import Constants
 from escalade.engine.plan.kernels import Kernels, clear_about_memory
 from escalade.engine.plan.plan import Plan
 from escalade.engine.plan.program import Rooms, settled
+from escalade.engine.plan.values import Values
 
 
 def _of_type(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """The tensor, cast if it has to be: `to` gives the interpreter's lock away even if there is nothing to do."""
     return tensor if tensor.dtype is dtype else tensor.to(dtype)
+
+
+def _copied(values: Values, name: str, tensor: torch.Tensor) -> torch.Tensor:
+    return values.at(name).copy_(tensor.detach(), non_blocking=True)
 
 
 class _End:
@@ -57,7 +62,9 @@ class KernelProgram(Kernels):
             name: Given(plan.forms[name], device, self._ends[name].point) for name in plan.inputs_outside
         }
         self._takes = [
-            self._given[each.name].take if each.name in self._given else partial(self._copied, each.name)
+            self._given[each.name].take
+            if each.name in self._given
+            else partial(_copied, self._values, each.name)
             for each in plan.graph.inputs
         ]
         self._made = {
@@ -86,10 +93,10 @@ class KernelProgram(Kernels):
     def apart(
         self, tensors: Sequence[torch.Tensor], types: Sequence[torch.dtype], rooms: Rooms = None
     ) -> list[torch.Tensor]:
-        own, counters = (self._values.arena, self._lasting), self._addresses.counters
+        own, counters = (self._values.arena, self._memory.lasting), self._addresses.counters
         self._values.move(torch.empty_like(self._values.arena))
         fresh = {name: self.plan.lasting[name].allocate(self._device) for name in counters}
-        self._lasting = {**self._lasting, **fresh}
+        self._memory.lasting = {**self._memory.lasting, **fresh}
         try:
             self._point_at_scratch()
             taken, made = self._ends_of(tensors, rooms)
@@ -97,7 +104,7 @@ class KernelProgram(Kernels):
             del taken
             return self._results(made, types, rooms)
         finally:
-            arena, self._lasting = own
+            arena, self._memory.lasting = own
             self._values.move(arena)
             self._point_at_scratch()
 
@@ -151,13 +158,10 @@ class KernelProgram(Kernels):
                 results.append(self._output(name).to(dtype, copy=True))
         return results
 
-    def _copied(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        return self._values.at(name).copy_(tensor.detach(), non_blocking=True)
-
     def _point_at_scratch(self) -> None:
         self._addresses.arena.point(self._values.arena.data_ptr())
         for name, pointers in self._addresses.counters.items():
-            pointers.point(self._lasting[name].data_ptr())
+            pointers.point(self._memory.lasting[name].data_ptr())
 
     def _replay(self) -> None:
         if self._graph is not None:

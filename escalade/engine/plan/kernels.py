@@ -14,10 +14,10 @@ from escalade.device.packing import Prepared
 from escalade.device.precompilation import build_for_twin, precompile
 from escalade.device.recipe import Recipe
 from escalade.device.streams import own_stream
-from escalade.engine.graph.forms import STORAGE
 from escalade.engine.nodes.arithmetic import own_arithmetic
 from escalade.engine.nodes.lowering import STORED
 from escalade.engine.plan.constants import Constants
+from escalade.engine.plan.memory import Memory
 from escalade.engine.plan.plan import Plan
 from escalade.engine.plan.several import SeveralResults
 from escalade.engine.plan.step import ConstantForm, Step
@@ -42,16 +42,13 @@ class Kernels:
         self.plan = plan
         self._device = device
         self._shared = constants
-        self._rooms: dict[str, dict[str, torch.Tensor]] = {}
         self._parts = SeveralResults(plan)
         with clear_about_memory(plan, device):
             arena = torch.empty(plan.arena_bytes, dtype=torch.uint8, device=device)
             self._values = Values(plan, arena, bound)
             self._is_packed = like is not None
-            self._lasting: dict[str, torch.Tensor] = lasting(
-                plan, device, {} if like is None else like._lasting
-            )
-            self._constants = {entry: constants.get(entry, plan.graph) for entry in plan.constants}
+            packed = {} if like is None else like._memory.lasting
+            self._memory: Memory = Memory(plan, constants, self._values, device, packed)
             compile_together([plan], device)
             self._numbers = [number for number, step in enumerate(plan.steps) if step.runs]
             steps = [plan.steps[number] for number in self._numbers]
@@ -72,7 +69,7 @@ class Kernels:
     @property
     def weights(self) -> tuple[torch.Tensor, ...]:
         """Weights as the kernels read them, and counters: what lasts from call to call."""
-        return (*self._lasting.values(), *self._constants.values())
+        return (*self._memory.lasting.values(), *self._memory.constants.values())
 
     def run_steps(self) -> None:
         """Runs one launch after another."""
@@ -90,8 +87,8 @@ class Kernels:
 
     def in_pytorch(self, step: Step) -> Callable[[], torch.Tensor]:
         """What PyTorch would do in the place of a step, over the same values, to give what a kernel behind it reads."""
-        compute_result = self._computing(step)
-        return lambda: self._values.formed(step.node.name, compute_result())
+        values, compute_result = self._values, self._computing(step)
+        return lambda: values.formed(step.node.name, compute_result())
 
     def _computing(self, step: Step) -> Callable[[], torch.Tensor]:
         """PyTorch's operators for a node over the plan's values, at the plan's precision."""
@@ -102,21 +99,14 @@ class Kernels:
             if name in self.plan.graph.constants
         }
         values = {role: name for role, name in step.node.inputs.items() if role not in constants}
+        memory, parts, dtype, device = self._memory, self._parts, self.plan.dtype, self._device
 
         def call() -> torch.Tensor:
-            given = {role: self._as_stored(name) for role, name in values.items()}
-            with own_arithmetic(self.plan.dtype, self._device):
-                return self._parts.compute(step.node, {**constants, **given})
+            given = {role: memory.as_stored(name) for role, name in values.items()}
+            with own_arithmetic(dtype, device):
+                return parts.compute(step.node, {**constants, **given})
 
         return call
-
-    def _as_stored(self, name: str) -> torch.Tensor:
-        """A value for PyTorch, which multiplies numbers of one type: an image may have come in another."""
-        value = self._values.at(name)
-        if self.plan.graph.typed:
-            return value
-        is_image = any(name == given.name for given in self.plan.graph.inputs)
-        return value.to(STORAGE[self.plan.dtype]) if is_image and value.is_floating_point() else value
 
     def _first_run(self) -> torch.cuda.Stream:
         """Loads everything, on a stream that a graph can be recorded on. When it is over, weights are packed, for
@@ -133,16 +123,8 @@ class Kernels:
 
     def _output(self, name: str) -> torch.Tensor:
         if name in self.plan.graph.constants:
-            return self._constants[ConstantForm(name, STORED)]
+            return self._memory.constants[ConstantForm(name, STORED)]
         return self._values.at(name)
-
-    def _constants_of(self, step: Step) -> dict[str, torch.Tensor]:
-        constants = self.plan.graph.constants
-        return {
-            role: self._constants[step.constant(role)]
-            for role, name in step.node.inputs.items()
-            if name in constants
-        }
 
     def _call(self, step: Step, behind: Step | None) -> Callable[[], None]:
         if step.recipe is None:
@@ -157,45 +139,16 @@ class Kernels:
         )
         if self.plan.apart.keys().isdisjoint(step.node.inputs.values()):
             bind = prepared.executable.bind if self._is_packed else prepared.bind
-            return bind(self._tensors(step, step.recipe))
+            return bind(self._memory.of(step, step.recipe))
         return self._bound_late(step, step.recipe, prepared)
-
-    def _tensors(self, step: Step, recipe: Recipe) -> dict[str, torch.Tensor]:
-        """What a step's kernels read and write, where it lies now."""
-        tensors = self._constants_of(step)
-        tensors |= {
-            role: self._values.dense(name) for role, name in step.node.inputs.items() if role not in tensors
-        }
-        tensors["y"] = self._values.at(step.node.name)
-        tensors |= self._unread(step)
-        tensors |= {
-            buffer: self._values.at(name) for buffer, name in self.plan.beside(step.node.name).items()
-        }
-        for workspace in recipe.workspaces:
-            name = step.workspace_name(workspace)
-            if name in self._lasting:
-                tensors[workspace.name] = self._lasting[name]
-            else:
-                offset = self.plan.places[name]
-                tensors[workspace.name] = self._values.arena[offset : offset + workspace.bytes]
-        return tensors
-
-    def _unread(self, step: Step) -> dict[str, torch.Tensor]:
-        """Room for what a step's kernels write besides its result, and nobody reads."""
-        assert step.lowered is not None
-        if step.node.name not in self._rooms:
-            every = step.lowered.operation.further_outputs(step.lowered.problem, self._device)
-            read = self.plan.beside(step.node.name)
-            self._rooms[step.node.name] = {name: room for name, room in every.items() if name not in read}
-        return self._rooms[step.node.name]
 
     def _bound_late(self, step: Step, recipe: Recipe, prepared: Prepared) -> Callable[[], None]:
         """Kernels that read what PyTorch's steps give: each run finds it, and may find it elsewhere than the last."""
-        is_packed = self._is_packed
+        memory, is_packed = self._memory, self._is_packed
 
         def call() -> None:
             nonlocal is_packed
-            tensors = self._tensors(step, recipe)
+            tensors = memory.of(step, recipe)
             if not is_packed:
                 prepared.pack(tensors)
                 is_packed = True
@@ -205,16 +158,8 @@ class Kernels:
         return call
 
     def _pytorch(self, step: Step) -> Callable[[], None]:
-        compute_result = self._computing(step)
-        return lambda: self._values.keep(step, compute_result())
-
-
-def lasting(plan: Plan, device: torch.device, packed: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Workspaces that keep what they hold: weights that are packed already, and new ones. Counters are always new."""
-    return {
-        name: packed[name] if name in packed and not each.zeroed else each.allocate(device)
-        for name, each in plan.lasting.items()
-    }
+        values, compute_result = self._values, self._computing(step)
+        return lambda: values.keep(step, compute_result())
 
 
 @contextmanager

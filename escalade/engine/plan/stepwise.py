@@ -17,7 +17,8 @@ from escalade.engine.nodes.arithmetic import own_arithmetic
 from escalade.engine.nodes.lowering import STORED
 from escalade.engine.plan.constants import Constants
 from escalade.engine.plan.kernel_program import KernelProgram
-from escalade.engine.plan.kernels import compile_together, lasting
+from escalade.engine.plan.kernels import compile_together
+from escalade.engine.plan.memory import lasting
 from escalade.engine.plan.plan import Plan
 from escalade.engine.plan.program import Program, Rooms, settled
 from escalade.engine.plan.several import SeveralResults
@@ -166,7 +167,7 @@ class SteppedProgram:
 
     def _in_pytorch(self, step: Step, constants: _Tensors, roles: Mapping[str, str]) -> _Run:
         forms, stored = self.plan.forms, STORAGE[self.plan.dtype]
-        form = forms[step.node.name]
+        form, several = forms[step.node.name], self._several
         others = {  # images that come in another type
             name
             for name in self._images.intersection(roles.values())
@@ -179,7 +180,7 @@ class SteppedProgram:
                 role: values[name].to(stored) if name in others else values[name]
                 for role, name in roles.items()
             }
-            result = self._several.compute(step.node, {**constants, **given})
+            result = several.compute(step.node, {**constants, **given})
             return result if result.dtype is form.dtype else result.to(form.dtype)
 
         return run
@@ -191,7 +192,7 @@ class SteppedProgram:
             step.node.source or step.node.name,
             weights_stay=step.has_weights_ready(self.plan.graph.constants),
         )
-        forms = self.plan.forms
+        forms, device = self.plan.forms, self._device
         kept = {workspace.name: step.workspace_name(workspace) for workspace in recipe.workspaces}
         if not self._is_packed:
             packed = {name: self._lasting[place] for name, place in kept.items() if place in self._lasting}
@@ -200,11 +201,11 @@ class SteppedProgram:
         def run(values: _Tensors, lasts: Mapping[str, torch.Tensor]) -> torch.Tensor:
             for name in roles.values():
                 values[name] = in_form(forms[name], values[name])
-            result = empty(forms[step.node.name], self._device)
+            result = empty(forms[step.node.name], device)
             tensors = {**constants, **{role: values[name] for role, name in roles.items()}, "y": result}
             for workspace in recipe.workspaces:
                 there = lasts.get(kept[workspace.name])
-                tensors[workspace.name] = workspace.allocate(self._device) if there is None else there
+                tensors[workspace.name] = workspace.allocate(device) if there is None else there
             prepared.executable.bind(tensors)()
             prepared.executable.release()
             return result

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import weakref
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -103,7 +104,8 @@ class Stepped:
     def __init__(
         self, optimizer: torch.optim.Optimizer, group: Group, parameters: Sequence[nn.Parameter], scaled: bool
     ) -> None:
-        self._optimizer, self._group, self._scaled = optimizer, group, scaled
+        self._of = weakref.ref(optimizer)
+        self._group, self._scaled = group, scaled
         self.parameters = tuple(parameters)
         self._rule = self._rule_now()
         self._numbers = _numbers_of(optimizer, group)
@@ -118,6 +120,13 @@ class Stepped:
         self.progress[0] = _steps_taken(optimizer, parameters[0])
         self._state = self._found_state()
         self._note_counts()
+
+    @property
+    def _optimizer(self) -> torch.optim.Optimizer:
+        """The optimiser, which holds this by its hooks, and is not to be held by it."""
+        optimizer = self._of()
+        assert optimizer is not None, "whoever steps for it holds it"
+        return optimizer
 
     def follows(self) -> bool:
         """Takes over the settings that the optimiser has now; False if they make another formula, or if it has other

@@ -122,15 +122,16 @@ class Planned:
             for group in groups:
                 group.rehearse(self._gradients)
 
-        def finish() -> None:
-            if self._meet is None:
-                self._widened.run()
-            self._new.run()
-            self._counted.run()
-            step(groups, self._gradients)
+        gradients, alone = self._gradients, self._meet is None
+        works = [self._widened.run] if alone else []
+        works += [self._new.run, self._counted.run]
 
-        gather = None if self._meet is None else self._widened.run
-        self.program.finish_with(finish, gather, self._meet)
+        def finish() -> None:
+            for work in works:
+                work()
+            step(groups, gradients)
+
+        self.program.finish_with(finish, None if alone else self._widened.run, self._meet)
         self.groups = groups
 
     def run(self, inputs: list[torch.Tensor]) -> torch.Tensor:

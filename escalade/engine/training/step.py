@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -123,6 +124,9 @@ class TrainingStep:
             first = FIRST_SCALE if loss_scale is None else loss_scale
             self._scale = torch.full((), first, dtype=torch.float32, device=self._home)
         self._growth = torch.zeros((), dtype=torch.int32, device=self._home)
+        in_pytorch = self._home.type == "cpu" and not on_twin
+        # No method: plans hold it, and who holds a plan is not to be held by it.
+        self._step = partial(_step, scale=self._scale, growth=self._growth, in_pytorch=in_pytorch)
         self._followed = Followed.of(optimizer)
         self._lock = self._followed.lock
         self._done: torch.cuda.Event | None = None
@@ -278,21 +282,23 @@ class TrainingStep:
             self._groups = [Stepped(self._optimizer, *each, scaled) for each in found]
         self._followed.groups = self._groups
 
-    def _step(self, groups: list[Stepped], gradients: Mapping[nn.Parameter, torch.Tensor]) -> None:
-        """What the optimiser does, and what becomes of the loss scale."""
-        scale = self._scale
-        if scale is not None:
-            for group in groups:
-                group.scale.copy_(scale)
-        step_together(
-            groups,
-            gradients,
-            in_pytorch=self._home.type == "cpu" and not self._on_twin,
-            scaled=scale is not None,
-        )
-        if scale is not None:
-            skipped = groups[0].progress[2]
-            torch._amp_update_scale_(scale, self._growth, skipped, _GROWTH, _BACKOFF, _INTERVAL)
+
+def _step(
+    groups: list[Stepped],
+    gradients: Mapping[nn.Parameter, torch.Tensor],
+    *,
+    scale: torch.Tensor | None,
+    growth: torch.Tensor,
+    in_pytorch: bool,
+) -> None:
+    """What the optimiser does, and what becomes of the loss scale."""
+    if scale is not None:
+        for group in groups:
+            group.scale.copy_(scale)
+    step_together(groups, gradients, in_pytorch=in_pytorch, scaled=scale is not None)
+    if scale is not None:
+        skipped = groups[0].progress[2]
+        torch._amp_update_scale_(scale, growth, skipped, _GROWTH, _BACKOFF, _INTERVAL)
 
 
 def _required_scale(scale: Any) -> float:

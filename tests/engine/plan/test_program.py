@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import gc
-import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -135,22 +133,6 @@ def test_results_of_few_steps_that_are_to_be_cast_lie_in_the_arena() -> None:
         torch.testing.assert_close(found, model(x), rtol=1e-2, atol=1e-2)
 
 
-def test_nothing_of_a_dropped_plan_is_left() -> None:
-    """Nor has it to wait for the garbage collector."""
-    x = torch.randn(2, 8, 6, 6)
-    engine = compile(Network(scores).eval(), x, device="twin")
-    engine(x)
-    program = engine.program(x)
-    assert isinstance(program, KernelProgram)
-    arena = weakref.ref(program._values.arena)
-    gc.disable()
-    try:
-        del engine, program
-        assert arena() is None
-    finally:
-        gc.enable()
-
-
 @torch.no_grad()
 def test_what_lies_where_it_lay_is_not_copied_again(monkeypatch: pytest.MonkeyPatch) -> None:
     model, engine, program, frozen = made(scores)
@@ -255,7 +237,7 @@ def test_calls_apart_have_counters_of_their_own(monkeypatch: pytest.MonkeyPatch)
     seen: list[dict[str, int]] = []
     counter = Workspace("tickets", 64, zeroed=True)
     program.plan.lasting["fc/tickets"] = counter  # type: ignore[index]
-    program._lasting["fc/tickets"] = own = counter.allocate(torch.device("cpu")).fill_(1)
+    program._memory.lasting["fc/tickets"] = own = counter.allocate(torch.device("cpu")).fill_(1)
     program._addresses.counters["fc/tickets"] = Watching(seen)  # type: ignore[index]
     program.apart([torch.randn(2, 8, 6, 6)], [torch.float32])
     first, last = (entry["address"] for entry in seen)
