@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pathlib
 import threading
 from collections.abc import Iterator
@@ -29,6 +30,7 @@ from escalade.ops.base.accuracy import relative_error
 from escalade.ops.base.switches import precision
 from escalade.ops.expressions import Expression
 from tests.bench.coverage.networks import NETWORKS
+from tests.engine.test_dropped import Mixed
 from tests.engine.untouched import untouched
 from tests.support import in_threads
 
@@ -164,6 +166,30 @@ def test_calls_allocate_nothing_but_results(engine: Engine, cuda: torch.device) 
     assert torch.cuda.max_memory_allocated(cuda) - before <= room
     del result
     assert torch.cuda.memory_allocated(cuda) == before
+
+
+@pytest.mark.parametrize("kind", ["kernels", "mixed"])
+def test_plans_that_have_to_go_take_their_memory_along(kind: str, cuda: torch.device) -> None:
+    """At once, also those whose CUDA graph was recorded, with memory of its own."""
+    model, x = (Mixed().eval(), torch.randn(1, 3, 96, 96)) if kind == "mixed" else models.model("lenet")
+    engine = escalade.compile(model, x, dtype="fp16", device=cuda, plans=1)
+    given = {size: x.to(cuda).expand(size, *x.shape[1:]).contiguous() for size in (64, 48)}
+    engine(given[64])
+    gc.collect()
+    gc.disable()
+    try:
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_allocated(cuda)
+        for size in (48, 64, 48, 64):
+            engine(given[size])
+        torch.cuda.synchronize()
+        assert torch.cuda.memory_allocated(cuda) == before
+        del engine, model
+        without = torch.cuda.memory_allocated(cuda)
+        gc.collect()
+        assert torch.cuda.memory_allocated(cuda) == without < before
+    finally:
+        gc.enable()
 
 
 def test_too_large_a_batch_is_refused_and_the_engine_goes_on(engine: Engine, cuda: torch.device) -> None:
