@@ -109,8 +109,6 @@ class Operator(ABC):
     """The roles of what it has from other nodes. All else are constants, which its kernels may read early."""
     takes_expressions: ClassVar[bool] = False
     """Whether its kernels apply any expression of their result on the way out."""
-    takes_residual: ClassVar[bool] = False
-    """Whether its kernels add a value on the way out, before anything else."""
     takes_any_rank: ClassVar[bool] = False
     """Whether it does the same with dimensions of one more or less behind the channels."""
     mixes_types: ClassVar[bool] = False
@@ -138,10 +136,14 @@ class Operator(ABC):
     def takes(self, node: Node, expression: Expression) -> bool:
         """Whether a node can apply an expression in `x`, its own result, on the way out; and in `residual`, which it
         then does not add, where it can have one."""
-        known = {"x", "residual"} if self.takes_residual else {"x"}
+        known = {"x", "residual"} if self.takes_residual(node) else {"x"}
         return (
             self.takes_expressions and known >= set(expression.inputs) and len(expression.calls) <= MOST_CALLS
         )
+
+    def takes_residual(self, node: Node) -> bool:
+        """Whether a node's kernels add a value on the way out, before anything else."""
+        return False
 
     def applied(self, node: Node) -> Expression:
         """What a node applies to its own result, in `x`."""

@@ -49,7 +49,6 @@ class BatchNorm(Operator):
     )
     takes_expressions = True
     takes_any_rank = True
-    takes_residual = True
 
     @property
     def captured(self) -> Mapping[str, Recogniser]:
@@ -75,6 +74,9 @@ class BatchNorm(Operator):
             if constants[role] is None:
                 constants[role] = graph.add_constant(f"{node.name}_{role}", fill(mean))
         return self.instead_of(node, {"x": call.value("input"), **constants}, epsilon=call("eps"), relu=False)
+
+    def takes_residual(self, node: Node) -> bool:
+        return True
 
     def compute(self, node: Node, inputs: Tensors) -> torch.Tensor:
         y = F.batch_norm(

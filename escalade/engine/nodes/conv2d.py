@@ -63,7 +63,6 @@ class Conv2d(Operator):
         {"stride": pair(1), "padding": pair(0), "dilation": pair(1), "groups": COUNT, "relu": FLAG},
     )
     takes_expressions = True
-    takes_residual = True
     values = (*Operator.values, "gate")
 
     @property
@@ -99,6 +98,9 @@ class Conv2d(Operator):
     def fuse(self, graph: Graph, dtype: str) -> None:
         if dtype in TENSOR_CORE_DTYPES:  # the kernels that can take two inputs
             fuse_shortcuts(graph)
+
+    def takes_residual(self, node: Node) -> bool:
+        return not node.attributes.get("fp8")  # once they are quantised, values have scales
 
     def compute(self, node: Node, inputs: Tensors) -> torch.Tensor:
         a = node.attributes

@@ -25,7 +25,6 @@ class Conv2dInputGradient(Operator):
 
     name = "conv2d_input_gradient"
     values = ("gradient", "mask", "residual")
-    takes_residual = True
 
     @property
     def captured(self) -> Mapping[str, Recogniser]:
@@ -60,6 +59,9 @@ class Conv2dInputGradient(Operator):
                 behind, mask = found
                 graph.nodes[behind.name] = replace(node.with_inputs(mask=mask), name=behind.name)
                 del graph.nodes[node.name]
+
+    def takes_residual(self, node: Node) -> bool:
+        return True
 
     def compute(self, node: Node, inputs: Tensors) -> torch.Tensor:
         a, gradient = node.attributes, inputs["gradient"]

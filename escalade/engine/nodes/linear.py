@@ -1,4 +1,4 @@
-"""The linear layer over the last dimension with bias and activation; and with the mean over an image in front of it."""
+"""The linear layer over the last dimension with bias, residual and activation; and with an image's mean in front."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from escalade.engine.graph.forms import TENSOR_CORE_DTYPES
-from escalade.engine.graph.graph import Graph, Node, Shape
+from escalade.engine.graph.graph import Batch, Graph, Node, Shape
 from escalade.engine.nodes.adaptive_avg_pool2d import AdaptiveAvgPool2d
 from escalade.engine.nodes.aten_call import AtenCall
 from escalade.engine.nodes.base import (
@@ -42,7 +42,7 @@ maps."""
 
 
 class Linear(Operator):
-    """y = x · weightᵀ + bias, then ReLU or another expression."""
+    """y = x · weightᵀ + bias [+ residual], then ReLU or another expression."""
 
     name = "linear"
     signature = Signature(
@@ -98,6 +98,11 @@ class Linear(Operator):
     def fuse_for_batch(self, graph: Graph, dtype: str) -> None:
         fuse_pooled(graph, dtype)
 
+    def takes_residual(self, node: Node) -> bool:
+        """Rows of several dimensions, which are pixels of a 1×1 convolution, do; not before their number is known, for
+        until then layers may become one step with those in front."""
+        return len(node.shape) > 2 and not any(isinstance(size, Batch) for size in node.shape)
+
     def compute(self, node: Node, inputs: Tensors) -> torch.Tensor:
         x = inputs["x"].mean((2, 3)) if node.attributes.get("pooled") else inputs["x"]
         return finish(node, F.linear(x, inputs["weight"], inputs.get("bias")), inputs)
@@ -127,17 +132,13 @@ class Linear(Operator):
         rows = prod(forms.value(node.name).shape) // outputs
         pixels = prod(forms.value(node.inputs["x"]).shape[2:]) if node.attributes.get("pooled") else 1
         problem = LinearProblem(
-            rows,
-            features,
-            outputs,
-            "bias" in node.inputs,
-            dtype=forms.dtype,
-            pixels=pixels,
-            **activation_of(node),
+            rows, features, outputs, "bias" in node.inputs, dtype=forms.dtype, pixels=pixels
         )
+        applied = activation_of(node)
         if len(node.shape) > 2 or _is_large(problem):  # rows of more dimensions are pixels: there are many
-            return Lowered(CONV2D, as_convolution(problem))
-        return Lowered(LINEAR, problem)
+            is_added = "residual" in node.inputs
+            return Lowered(CONV2D, replace(as_convolution(problem), residual=is_added, **applied))
+        return Lowered(LINEAR, replace(problem, **applied))
 
     def reading_channels(
         self, node: Node, order: tuple[int, ...], channels: int, graph: Graph

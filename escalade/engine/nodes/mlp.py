@@ -149,7 +149,7 @@ def _chain(graph: Graph, node: Node | None) -> Iterator[_Link]:
     while node is not None:
         norm = node if _is_norm(node) else None
         linear = _only_reader(graph, node) if norm else node
-        if not Linear.matches(linear) or _is_image(linear.shape):
+        if not Linear.matches(linear) or _is_image(linear.shape) or "residual" in linear.inputs:
             return
         if norm is not None and norm.shape[-1] != graph.shape_of(linear.inputs["x"])[-1]:
             return  # it normalises other groups of features

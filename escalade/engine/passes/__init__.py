@@ -70,6 +70,8 @@ def for_batch(
         with graph.device:  # new constants are made where the others are
             for operator in OPERATORS:
                 operator.fuse_for_batch(graph, dtype)
+            fuse_residuals(graph)
+            fuse_operands(graph)
             estimates = Estimates(card, avoid)
             pool_first(graph, dtype, estimates)
             fold_prologues(graph, dtype, estimates)

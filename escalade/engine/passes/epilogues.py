@@ -36,7 +36,7 @@ def fuse_residuals(graph: Graph) -> None:
 def _can_add(graph: Graph, value: str, node: Node) -> bool:
     """Whether a value comes from a layer that can take the addition `node`, and whatever that applies."""
     layer = graph.nodes.get(value)
-    if layer is None or not operator_of(layer).takes_residual or "residual" in layer.inputs:
+    if layer is None or not operator_of(layer).takes_residual(layer) or "residual" in layer.inputs:
         return False
     applied = operator_of(node).applied(node)
     if graph.typed and len({graph.dtype_of(name) for name in (*node.inputs.values(), node.name)}) > 1:
@@ -89,7 +89,7 @@ def fuse_operands(graph: Graph) -> None:
 
 def _can_take(graph: Graph, layer: Node, rest: str, node: Node) -> bool:
     """Whether a layer can read another value, of the sizes of its result, for the only reader of that."""
-    is_free = operator_of(layer).takes_residual and "residual" not in layer.inputs
+    is_free = operator_of(layer).takes_residual(layer) and "residual" not in layer.inputs
     if (
         not is_free
         or rest == layer.name

@@ -298,7 +298,7 @@ def test_its_expression_is_what_it_computes(found: Found) -> None:
 
 
 def test_a_residual_that_it_takes_is_added(found: Found) -> None:
-    if found.operator.takes_residual:
+    if found.operator.takes_residual(found.node):
         residual = torch.randn(found.node.shape)  # type: ignore[arg-type]
         close(found.result(residual=residual), found.result() + residual)
     if found.operator.is_addition:
