@@ -16,7 +16,7 @@ from escalade.engine.nodes.gradients import convolution_of, through_relu
 from escalade.engine.nodes.lowering import NHWC, Forms, Lowered
 from escalade.engine.nodes.reduce import Reduce
 from escalade.ops.conv2d_input_gradient import CONV2D_INPUT_GRADIENT, Conv2dInputGradientProblem
-from escalade.ops.conv2d_input_gradient.op import is_worthwhile
+from escalade.ops.conv2d_input_gradient.op import is_worthwhile, takes_groups
 
 
 class Conv2dInputGradient(Operator):
@@ -77,13 +77,13 @@ class Conv2dInputGradient(Operator):
 
     def lower(self, node: Node, forms: Forms) -> Lowered | None:
         a = node.attributes
-        if not is_worthwhile(a["stride"], a["groups"]):
-            return None
         forward = convolution_of(
             node, forms.value(node.name).shape, forms.sizes(node.inputs["weight"]), forms.dtype,
             residual="residual" in node.inputs,
         )  # fmt: skip
         problem = Conv2dInputGradientProblem(forward, mask="mask" in node.inputs)
+        if not is_worthwhile(a["stride"], a["groups"]) and not takes_groups(problem):
+            return None
         return Lowered(CONV2D_INPUT_GRADIENT, problem, {"weight": NHWC})
 
     def constants_in_pytorch(self, node: Node) -> Mapping[str, str]:

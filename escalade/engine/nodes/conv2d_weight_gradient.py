@@ -14,6 +14,7 @@ from escalade.engine.nodes.lowering import Forms, Lowered
 from escalade.engine.nodes.reduce import Reduce
 from escalade.engine.nodes.reshape import Reshape
 from escalade.ops.conv2d_weight_gradient import CONV2D_WEIGHT_GRADIENT, Conv2dWeightGradientProblem
+from escalade.ops.conv2d_weight_gradient.rungs.depthwise import DEPTHWISE
 
 _BIAS = "bias_gradient"
 _BY_FILTER = (0, 2, 3)
@@ -58,11 +59,12 @@ class Conv2dWeightGradient(Operator):
 
     def lower(self, node: Node, forms: Forms) -> Lowered | None:
         a = node.attributes
-        if a["groups"] != 1:
-            return None  # there is nothing but the foot of the ladder
         image, filters = forms.value(node.inputs["x"]).shape, forms.value(node.name).shape
         forward = convolution_of(node, image, filters, forms.stored, a["bias"])
-        return Lowered(CONV2D_WEIGHT_GRADIENT, Conv2dWeightGradientProblem(forward))
+        problem = Conv2dWeightGradientProblem(forward)
+        if a["groups"] != 1 and DEPTHWISE.supports(problem):
+            return None  # there is nothing but the foot of the ladder
+        return Lowered(CONV2D_WEIGHT_GRADIENT, problem)
 
 
 def _is_bias_gradient(node: Node, gradient: str, graph: Graph) -> bool:

@@ -35,7 +35,7 @@ from escalade.engine.nodes.signature import (
 )
 from escalade.ops.conv2d import Conv2dProblem
 from escalade.ops.conv2d_input_gradient import CONV2D_INPUT_GRADIENT, Conv2dInputGradientProblem
-from escalade.ops.conv2d_input_gradient.op import is_worthwhile
+from escalade.ops.conv2d_input_gradient.op import is_worthwhile, takes_groups
 from escalade.ops.conv2d_input_gradient.rungs.classes import pixel_classes
 
 _WINDOW = ("stride", "padding", "output_padding", "dilation")
@@ -138,8 +138,8 @@ class ConvTranspose2d(Operator):
         }
 
     def lower(self, node: Node, forms: Forms) -> Lowered | None:
-        """The gradient that it is; PyTorch where there is a thread for each element at most, with groups or pixels that
-        no tap meets.
+        """The gradient that it is; PyTorch where there is a thread for each element at most, or pixels that no tap
+        meets.
         """
         filters, channels, filter_height, filter_width = forms.sizes(node.inputs["weight"])
         batch, _, height, width = forms.value(node.name).shape
@@ -148,9 +148,12 @@ class ConvTranspose2d(Operator):
             batch, channels * a["groups"], height, width, filters, filter_height, filter_width, a["stride"],
             a["padding"], a["dilation"], a["groups"], forms.dtype, "nhwc", "bias" in node.inputs, **activation_of(node),
         )  # fmt: skip
-        if not is_worthwhile(a["stride"], a["groups"]) or not all(one.taps for one in pixel_classes(forward)):
+        problem = Conv2dInputGradientProblem(forward)
+        if not is_worthwhile(a["stride"], a["groups"]) and not takes_groups(problem):
             return None
-        return Lowered(CONV2D_INPUT_GRADIENT, Conv2dInputGradientProblem(forward), {"weight": NHWC})
+        if not all(one.taps for one in pixel_classes(forward)):
+            return None
+        return Lowered(CONV2D_INPUT_GRADIENT, problem, {"weight": NHWC})
 
     def constants_in_pytorch(self, node: Node) -> Mapping[str, str]:
         return {"weight": NHWC}

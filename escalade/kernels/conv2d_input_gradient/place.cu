@@ -6,7 +6,8 @@
 // too may be y itself.
 // Rows of threads take rows of pixels (in NCHW, of one channel), VECTOR elements each. What bounds it: memory.
 //
-// Serves `implicit_gemm`, `tensor_core`, `tensor_core_split` and `tma_wgmma`, which place nothing themselves; and for
+// Serves `implicit_gemm`, `tensor_core`, `tensor_core_split`, `tma_wgmma`, and of those for groups `depthwise`,
+// `depthwise_tile`, `depthwise_mma` and `grouped`, which place nothing themselves; and for
 // pixels that no tap meets, with NO_SOURCE, `persistent`, `streamed_window` and `wgmma_split` too. Read mask.cuh for
 // the mask.
 #include "common/ptx.cuh"

@@ -6,7 +6,7 @@
 // the gradient by 2^exponents[channels + filter], which is undone (common/halves.cuh). What bounds it: L2, where the
 // parts have just been written.
 //
-// Serves `shared_sums`, `direct`, `skinny`, `few_channels`, `wgmma`, `window`, `wgmma_split` and `window_split` alike.
+// Serves `shared_sums`, `direct`, `depthwise`, `skinny`, `few_channels`, `wgmma`, `window`, `wgmma_split` and `window_split` alike.
 #include "common/elements.cuh"
 #include "common/halves.cuh"
 #include "common/ptx.cuh"

@@ -15,6 +15,7 @@ from escalade.ops.conv2d.op import conv2d
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.conv2d_input_gradient.operation import CONV2D_INPUT_GRADIENT
 from escalade.ops.conv2d_input_gradient.problem import Conv2dInputGradientProblem
+from escalade.ops.conv2d_input_gradient.rungs import groups
 from escalade.ops.conv2d_input_gradient.rungs.duality import MOST_CLASSES
 from escalade.ops.shared.images import empty_beside, laying, layout_of
 from escalade.ops.shared.pooling import two
@@ -54,6 +55,11 @@ def conv2d_input_gradient(
 def is_worthwhile(stride: Sequence[int], groups: int) -> bool:
     """Whether more than the foot of the ladder is there for such a convolution."""
     return groups == 1 and stride[0] * stride[-1] <= MOST_CLASSES
+
+
+def takes_groups(problem: Conv2dInputGradientProblem) -> bool:
+    """The same for one in groups."""
+    return any(rung.supports(problem) is None for rung in groups.RUNGS)
 
 
 def _check(

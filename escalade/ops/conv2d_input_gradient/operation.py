@@ -10,7 +10,7 @@ from escalade.ops.base.operation import Operation
 from escalade.ops.conv2d_input_gradient import reference
 from escalade.ops.conv2d_input_gradient.problem import Conv2dInputGradientProblem
 from escalade.ops.conv2d_input_gradient.problems import PROBLEMS, SMALL_PROBLEMS
-from escalade.ops.conv2d_input_gradient.rungs import duality, sm90_jobs
+from escalade.ops.conv2d_input_gradient.rungs import duality, groups, sm90_jobs
 from escalade.ops.conv2d_input_gradient.rungs.atomics import ATOMICS
 from escalade.ops.conv2d_input_gradient.rungs.col2im import COL2IM
 from escalade.ops.conv2d_input_gradient.rungs.direct import DIRECT
@@ -20,19 +20,22 @@ from escalade.ops.shared.images import LAYOUTS
 
 
 def _preference(problem: Conv2dInputGradientProblem) -> tuple[str, ...]:
+    if problem.forward.groups > 1:
+        return (*GROUPED, "direct")
     if problem.dtype != "fp32":
         return ("skinny", "col2im", *HOPPER, "tma_wgmma", "tensor_core", "direct")
     few = problem.forward.filters <= FEW_FILTERS
     return ("skinny", "col2im", *(() if few else SPLIT), "implicit_gemm", "direct")
 
 
+GROUPED = tuple(rung.name for rung in groups.RUNGS)
 FEW_FILTERS = 8
 """Filters up to which rows of the implicit GEMM, which runs over them, are too short for tensor cores in fp32."""
 HOPPER = ("window", "streamed_window", "persistent")
 """Kernels that mask and place results themselves, in fp16 and bf16; of TF32 the second alone."""
 SPLIT = ("wgmma_split", "tensor_core_split")
 """The rungs with fp32 accuracy on tensor cores."""
-WORTH_CONVERTING = (*HOPPER, "skinny", "col2im", "tma_wgmma", "tensor_core")
+WORTH_CONVERTING = (*GROUPED, *HOPPER, "skinny", "col2im", "tma_wgmma", "tensor_core")
 """Taken in another layout than the problem's if need be: tensor cores gain more than transpositions cost."""
 
 
@@ -42,7 +45,7 @@ class Conv2dInputGradient(Operation[Conv2dInputGradientProblem]):
     in_pytorch = reference
     ladder = Ladder(
         "conv2d_input_gradient",
-        (ATOMICS, DIRECT, *duality.RUNGS, SKINNY, COL2IM, PERSISTENT, *sm90_jobs.RUNGS),
+        (ATOMICS, DIRECT, *duality.RUNGS, *groups.RUNGS, SKINNY, COL2IM, PERSISTENT, *sm90_jobs.RUNGS),
     )
     problems = PROBLEMS
     small_problems = SMALL_PROBLEMS

@@ -28,6 +28,11 @@ PROBLEMS = tuple(
         "256to1024_14_k1s1_b256",
         "2048to512_7_k1s1_b256",
         "512to512_14_k3s2_b256",
+        # MobileNetV2 and ResNeXt-50
+        "144to144_56_k3s1g144_b256",
+        "96to96_112_k3s2g96_b256",
+        "960to960_7_k3s1g960_b256",
+        "128to128_56_k3s1g32_b256",
         # The convolutional autoencoder
         "256to3_32_k3s1_b256",
         # U-Net and a generator, transposed
@@ -51,6 +56,10 @@ SMALL_PROBLEMS = tuple(
         "3to4_5_k1s1p2_b1",  # more padding than the filter reaches over
         "1to1_1_k1s3p1_b1",  # no tap meets the pixel
         "6to3_23_k7s4_b1",
+        "24to24_7x9_k3s1g24_b2_mask",  # a filter for every channel
+        "16to16_9x8_k5x3s2g16_b2",
+        "8to8_7_k7s1g8_b1_res",
+        "32to32_6x7_k3s2g4_b2_mask",
         "64to64_5x6_k3s1_b2_mask",
         "64to128_9x7_k3s2_b1_mask",
         "64to128_9x7_k3s2_b1_res",

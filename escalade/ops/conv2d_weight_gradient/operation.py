@@ -14,6 +14,7 @@ from escalade.ops.conv2d_weight_gradient import reference
 from escalade.ops.conv2d_weight_gradient.problem import Conv2dWeightGradientProblem
 from escalade.ops.conv2d_weight_gradient.problems import PROBLEMS, SMALL_PROBLEMS
 from escalade.ops.conv2d_weight_gradient.rungs.atomics import ATOMICS, SHARED_SUMS
+from escalade.ops.conv2d_weight_gradient.rungs.depthwise import DEPTHWISE
 from escalade.ops.conv2d_weight_gradient.rungs.direct import DIRECT
 from escalade.ops.conv2d_weight_gradient.rungs.skinny import SKINNY
 from escalade.ops.conv2d_weight_gradient.rungs.sm90_few_channels import FEW_CHANNELS
@@ -29,7 +30,18 @@ class Conv2dWeightGradient(Operation[Conv2dWeightGradientProblem]):
     in_pytorch = reference
     ladder = Ladder(
         "conv2d_weight_gradient",
-        (ATOMICS, SHARED_SUMS, DIRECT, SKINNY, FEW_CHANNELS, WGMMA, WINDOW, WGMMA_SPLIT, WINDOW_SPLIT),
+        (
+            ATOMICS,
+            SHARED_SUMS,
+            DIRECT,
+            DEPTHWISE,
+            SKINNY,
+            FEW_CHANNELS,
+            WGMMA,
+            WINDOW,
+            WGMMA_SPLIT,
+            WINDOW_SPLIT,
+        ),
     )
     problems = PROBLEMS
     small_problems = SMALL_PROBLEMS
@@ -39,7 +51,9 @@ class Conv2dWeightGradient(Operation[Conv2dWeightGradientProblem]):
 
     def preferred(self, problem: Conv2dWeightGradientProblem) -> tuple[str, ...]:
         """Never `atomics` and `shared_sums`: their results are not the same bits every time."""
-        return ("window", "few_channels", "wgmma", "window_split", "wgmma_split", "skinny", "direct")
+        return (
+            "depthwise", "window", "few_channels", "wgmma", "window_split", "wgmma_split", "skinny", "direct",
+        )  # fmt: skip
 
     def forms(
         self, rung: str, problem: Conv2dWeightGradientProblem

@@ -27,6 +27,12 @@ PROBLEMS = tuple(
         "64to64_56_k3s1_b32",
         "256to256_14_k3s1_b32",
         "64to64_56_k3s1_b256_bias",
+        # MobileNetV2
+        "32to32_112_k3s1g32_b256",
+        "96to96_112_k3s2g96_b256",
+        "144to144_56_k3s1g144_b256",
+        "384to384_14_k3s1g384_b256",
+        "960to960_7_k3s1g960_b256",
         # The convolutional autoencoder
         "3to256_32_k3s1_b256_bias",
         "256to128_16_k3s1_b256_bias",
@@ -50,6 +56,9 @@ SMALL_PROBLEMS = tuple(
         "3to72_9x19_k7s2p3_b2_bias",  # few channels: pairs of rows in a pixel, and runs that are not full
         "1to8_5x4_k3s1_b2",
         "72to3_5x9_k3s1_b2_bias",  # few filters
+        "24to24_9x7_k3s1g24_b3_bias",  # a filter for every channel
+        "36to36_8x9_k3x5s2x1p1x2d1x2g36_b2",
+        "10to10_7_k5s3p2d2g10_b1_bias",
         "1to1_1_k1s1_b1",
     )
 )

@@ -116,7 +116,7 @@ class PixelClass:
 
     @property
     def weight_elements(self) -> int:
-        return self.forward.filters * self.forward.channels * self.taps
+        return self.forward.weight_elements // self.forward.taps * self.taps
 
     @property
     def sub_filter(self) -> Ints:

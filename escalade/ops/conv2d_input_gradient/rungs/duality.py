@@ -5,12 +5,13 @@ from __future__ import annotations
 from abc import abstractmethod
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import ClassVar
 
 from escalade.device.program import Constant, Program
 from escalade.device.recipe import Buffer, KernelCall, Recipe, Workspace
 from escalade.errors import UnsupportedError
 from escalade.ops.base.dtypes import element, widest_vector
-from escalade.ops.base.grid import ceil_div
+from escalade.ops.base.grid import blocks, ceil_div
 from escalade.ops.base.rung import Config, Rung
 from escalade.ops.conv2d import Conv2d, Conv2dProblem
 from escalade.ops.conv2d_input_gradient.problem import Conv2dInputGradientProblem
@@ -22,6 +23,7 @@ LANES = 4
 """Lanes in which classes run side by side."""
 FLIP_TILE = 32
 FLIP_ROWS = 8
+FLIP_THREADS = 256
 PLACE_THREADS = 256
 
 
@@ -33,6 +35,20 @@ def place_rows(forward: Conv2dProblem) -> int:
 def flip(one: PixelClass, flipped: str, lane: int) -> KernelCall:
     """The filter of a class: the taps backwards, channels and filters in each other's place."""
     f = one.forward
+    if f.groups > 1:
+        return KernelCall(
+            Program.of(
+                "conv2d_input_gradient/flip_groups.cu",
+                "conv2d_input_gradient_flip_groups",
+                {"Element": element(f.dtype), "NHWC": f.layout == "nhwc"},
+            ),
+            (blocks(one.weight_elements, FLIP_THREADS), 1, 1),
+            (FLIP_THREADS, 1, 1),
+            (Buffer("weight"), Buffer(flipped), one.sub_filter, f.groups),
+            weights_only=True,
+            overlap=True,
+            lane=lane,
+        )
     constants: dict[str, Constant] = {
         "Element": element(f.dtype),
         "NHWC": f.layout == "nhwc",
@@ -109,6 +125,7 @@ class ByClasses(Rung[Conv2dInputGradientProblem]):
 
     convolution: str
     """The rung of conv2d that does it."""
+    takes_groups: ClassVar[bool] = False
 
     @property
     def inner(self) -> Rung[Conv2dProblem]:
@@ -119,7 +136,7 @@ class ByClasses(Rung[Conv2dInputGradientProblem]):
         return self.inner.architectures
 
     def supports(self, problem: Conv2dInputGradientProblem) -> str | None:
-        if problem.forward.groups != 1:
+        if problem.forward.groups != 1 and not self.takes_groups:
             return f"{self.name} takes groups=1, not {problem.forward.groups}; direct takes any"
         stride = problem.forward.stride
         if stride[0] * stride[1] > MOST_CLASSES:
