@@ -1,8 +1,9 @@
-"""The gradients of batch normalisation in training, also behind a ReLU."""
+"""The gradients of batch normalisation in training, also behind a ReLU or another function of single elements."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import TypeGuard
 
 import torch
 
@@ -13,6 +14,7 @@ from escalade.engine.nodes.batch_norm_training import BatchNormTraining
 from escalade.engine.nodes.further import Further, furthers_of, readers_of
 from escalade.engine.nodes.gradients import are_wide, masked_by, put_in_order
 from escalade.engine.nodes.lowering import Forms, Lowered
+from escalade.engine.nodes.pointwise import Pointwise
 from escalade.ops.batch_norm_backward import BATCH_NORM_BACKWARD, BatchNormBackwardProblem
 from escalade.ops.batch_norm_backward.reference import gradients, masked
 
@@ -27,7 +29,8 @@ class BatchNormBackward(Operator):
     """dx of y = relu((x - mean) * rstd * weight + bias + residual), and beside it the gradients of weight and bias.
 
     Behind a ReLU, `mask` says how its mask is found: by its `output`, or by x, for which there is `bias`. With
-    `residual` there is the gradient in front of the ReLU too.
+    `residual` there is the gradient in front of the ReLU too. Behind another function, `function` says what it leaves
+    of a gradient, by x.
     """
 
     name = "batch_norm_backward"
@@ -49,20 +52,24 @@ class BatchNormBackward(Operator):
             return None
         if result == 0:
             inputs = {"gradient": gradient, "x": x, **given}
-            return self.instead_of(node, inputs, mask="none", residual=False, source=source)
+            return self.instead_of(node, inputs, mask="none", residual=False, function="", source=source)
         maker = next((one for one in graph if self.matches(one) and one.attributes["source"] == source), None)
         if maker is None or result is None:
             return None
         return Further.of(maker, node.name, _FURTHER[result - 1], node.shape, node.dtype)
 
     def fuse_step(self, graph: Graph) -> None:
-        """Takes the backward pass of a ReLU in front of it."""
+        """Takes the backward pass of a ReLU in front of it, or that of another function of what was normalised: then
+        the normalisation applies that function itself, and what it was applied to is written nowhere."""
         for node in graph:
             if not self.matches(node) or node.attributes["mask"] != "none":
                 continue
             before = graph.nodes.get(node.inputs["gradient"])
+            if before is None or before.name in graph.outputs:
+                continue
             found = masked_by(before, graph)
-            if before is None or found is None or before.name in graph.outputs:
+            if found is None:
+                _take_function(node, before, graph)
                 continue
             gradient, output = found
             own = {node.name, *(one.name for one in furthers_of(node, graph))}
@@ -102,8 +109,45 @@ def _problem(node: Node, shape: tuple[int, ...], dtype: str) -> BatchNormBackwar
     batch, channels, height, width = shape
     a = node.attributes
     return BatchNormBackwardProblem(
-        batch, channels, height, width, a["mask"], a["residual"], dtype=dtype, layout="nhwc"
+        batch, channels, height, width, a["mask"], a["residual"], dtype, "nhwc", a["function"]
     )
+
+
+def _take_function(node: Node, before: Node, graph: Graph) -> None:
+    """Has the gradients of a normalisation find by x what the function behind it was applied to, if nobody but that
+    function and this, its backward pass, reads it."""
+    own = {node.name, *(one.name for one in furthers_of(node, graph))}
+    if not Pointwise.matches(before) or len(before.inputs) != 2:
+        return
+    if any(one.name not in own for one in readers_of(before, graph)):
+        return
+    expression = Pointwise().expression(before)
+    for role, other in (tuple(before.inputs), tuple(before.inputs)[::-1]):
+        forward, gradient = graph.nodes.get(before.inputs[role]), before.inputs[other]
+        if not _is_normalised(forward, node) or not _are_alike((forward.name, gradient, node.name), graph):
+            continue
+        function = expression.rename({role: "x", other: "gradient"})
+        if set(function.inputs) != {"x", "gradient"} or len(readers_of(forward, graph)) != 2:
+            return
+        bias = forward.inputs["bias"]
+        fused = node.with_inputs(gradient=gradient, bias=bias)
+        _replace(graph, fused.with_attributes(mask="x", function=function.text))
+        del graph.nodes[before.name]
+        BatchNormTraining().take_reader(forward, graph)
+        return
+
+
+def _is_normalised(forward: Node | None, node: Node) -> TypeGuard[Node]:
+    """Whether a value is the normalisation whose gradients a node has, and nothing else."""
+    if not BatchNormTraining.matches(forward) or not BatchNormTraining().is_plain(forward):
+        return False
+    return all(forward.inputs[role] == node.inputs[role] for role in ("x", "weight"))
+
+
+def _are_alike(values: Sequence[str], graph: Graph) -> bool:
+    """Whether these are values of the same type and sizes, none of them a constant."""
+    kinds = {(graph.dtype_of(name), graph.shape_of(name)) for name in values}
+    return len(kinds) == 1 and graph.constants.keys().isdisjoint(values)
 
 
 def _bias_by(output: str, node: Node, graph: Graph) -> str | None:

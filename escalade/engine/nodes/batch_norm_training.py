@@ -64,18 +64,27 @@ class BatchNormTraining(Operator):
     def fuse_step(self, graph: Graph) -> None:
         """Takes an addition and a function of single elements behind it."""
         for node in graph:
-            if not self.matches(node) or not self.applied(node).is_identity or "residual" in node.inputs:
-                continue
-            readers = readers_of(node, graph)
-            if len(readers) != 1 or node.name in graph.outputs:
-                continue
-            taken = _taken(node, readers[0], graph)
-            if taken is not None:
-                rest, expression = taken
-                fused = self.applying(node.with_inputs(residual=rest) if rest else node, expression)
-                graph.nodes[node.name] = fused
-                graph.remove(readers[0], instead=node.name)
+            if self.matches(node):
+                self.take_reader(node, graph)
         put_in_order(graph)
+
+    def take_reader(self, node: Node, graph: Graph) -> None:
+        """Has a normalisation do what the only reader of its result does, if it can."""
+        if not self.is_plain(node):
+            return
+        readers = readers_of(node, graph)
+        if len(readers) != 1 or node.name in graph.outputs:
+            return
+        taken = _taken(node, readers[0], graph)
+        if taken is not None:
+            rest, expression = taken
+            fused = self.applying(node.with_inputs(residual=rest) if rest else node, expression)
+            graph.nodes[node.name] = fused
+            graph.remove(readers[0], instead=node.name)
+
+    def is_plain(self, node: Node) -> bool:
+        """Whether a normalisation is nothing else yet."""
+        return self.applied(node).is_identity and "residual" not in node.inputs
 
     def compute(self, node: Node, inputs: Tensors) -> torch.Tensor:
         x = inputs["x"]

@@ -1,10 +1,13 @@
-// What the kernels of batch_norm_backward share: what the ReLU behind lets through of a gradient, and what becomes of it.
+// What the kernels of batch_norm_backward share: what the function behind leaves of a gradient, and what becomes of it.
 //
-// The ReLU's mask, by MASK: there is none; it is found again by x, with the forward pass's own steps; or the output of
-// the ReLU is read.
+// A ReLU's mask, by MASK: there is none; it is found again by x, with the forward pass's own steps; or the output of
+// the ReLU is read. Of another function EXPRESSION, generated, says what it leaves, by x too.
 #pragma once
 
 #include "common/channels.cuh"
+#ifdef EXPRESSION
+#include "common/expression.cuh"
+#endif
 
 constexpr int NO_MASK = 0, BY_X = 1, BY_OUTPUT = 2;
 
@@ -13,6 +16,19 @@ constexpr int NO_MASK = 0, BY_X = 1, BY_OUTPUT = 2;
 __device__ __forceinline__ bool passes(float distance, float scale, float bias, Element output) {
     if (MASK == BY_X) output = from_float<Element>(distance * scale + bias);
     return MASK == NO_MASK || !(to_float(output) <= 0.f);
+}
+
+// The gradient in front of what was applied behind.
+__device__ __forceinline__ float before_function(float gradient, float distance, float scale, float bias, Element output) {
+#ifdef EXPRESSION
+    static_assert(MASK == BY_X && EXPRESSION_INPUTS == 2 && EXPRESSION_RESULTS == 1, "of the gradient, and of x again");
+    float in[2], out[1];
+    in[EXPRESSION_X] = distance * scale + bias, in[1 - EXPRESSION_X] = gradient;
+    evaluate(out, in);
+    return out[0];
+#else
+    return passes(distance, scale, bias, output) ? gradient : 0.f;
+#endif
 }
 
 // The gradient of x, for the elements of a channel: along * gradient + across * (x - mean) + shift.
@@ -28,7 +44,7 @@ struct Slope {
 
     __device__ __forceinline__ Element of(Element gradient, Element x, Element output) const {
         const float distance = to_float(x) - mean;
-        const float before = passes(distance, along, bias, output) ? to_float(gradient) : 0.f;
+        const float before = before_function(to_float(gradient), distance, along, bias, output);
         return from_float<Element>(along * before + (across * distance + shift));
     }
 };

@@ -22,8 +22,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         const long long image = i / plane;
         const long long at = NHWC ? i * channels + c : (image * channels + c) * plane + (i - image * plane);
         const float distance = to_float(x[at]) - middle;
-        const bool through = passes(distance, scale, shift, MASK == BY_OUTPUT ? output[at] : Element());
-        const float before = through ? to_float(gradient[at]) : 0.f;
+        const float before = before_function(to_float(gradient[at]), distance, scale, shift,
+                                             MASK == BY_OUTPUT ? output[at] : Element());
         if (HAS_RESIDUAL) residual_gradient[at] = from_float<Element>(before);
         sum += before;
         products += before * distance;

@@ -53,8 +53,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #pragma unroll
             for (int e = 0; e < VECTOR; ++e) {
                 const float distance = to_float(xs[some + i].at[e]) - means[e];
-                const bool through = passes(distance, scales[e], biases[e], outputs[i].at[e]);
-                const float before = through ? to_float(gradients[some + i].at[e]) : 0.f;  // 0 where there is no such row
+                const float before = before_function(to_float(gradients[some + i].at[e]), distance, scales[e], biases[e],
+                                                     outputs[i].at[e]);  // 0 where there is no such row
                 if (MASK != NO_MASK) gradients[some + i].at[e] = from_float<Element>(before);
                 sums[e] += before;
                 sums[VECTOR + e] += before * distance;

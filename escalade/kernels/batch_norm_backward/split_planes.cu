@@ -46,8 +46,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
 #pragma unroll
             for (int e = 0; e < VECTOR; ++e) {
                 const float distance = to_float(xs[i].at[e]) - middle;
-                const bool through = passes(distance, scale, shift, outputs[i].at[e]);
-                const float before = through ? to_float(gradients[i].at[e]) : 0.f;  // 0 where there is no such pack
+                const float before = before_function(to_float(gradients[i].at[e]), distance, scale, shift,
+                                                     outputs[i].at[e]);  // 0 where there is no such pack
                 if (HAS_RESIDUAL) gradients[i].at[e] = from_float<Element>(before);
                 sum += before;
                 products += before * distance;

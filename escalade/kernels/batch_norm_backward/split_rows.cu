@@ -55,8 +55,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
 #pragma unroll
                 for (int e = 0; e < VECTOR; ++e) {
                     const float distance = to_float(xs[i].at[e]) - means[e];
-                    const bool through = passes(distance, scales[e], biases[e], outputs[i].at[e]);
-                    const float before = through ? to_float(gradients[i].at[e]) : 0.f;  // 0 where there is no such row
+                    const float before = before_function(to_float(gradients[i].at[e]), distance, scales[e], biases[e],
+                                                         outputs[i].at[e]);  // 0 where there is no such row
                     if (HAS_RESIDUAL) gradients[i].at[e] = from_float<Element>(before);
                     sums[e] += before;
                     products[e] += before * distance;

@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from escalade.errors import UnsupportedError
 from escalade.ops.base.checks import match_name, require, require_at_least
 from escalade.ops.base.dtypes import ELEMENT_BYTES
+from escalade.ops.expressions import Expression
 from escalade.ops.shared.channels import SIZES, check_channelwise, spell_sizes
 from escalade.ops.shared.images import Images, read_sizes
 
 MASKS = ("none", "x", "output")
 """How the mask of a ReLU behind the normalisation is found: there is none, again from x, or by the ReLU's output."""
-_NAME = re.compile(SIZES + r"(_by(?P<mask>x|output)(?P<residual>[+]res)?)?")
+_NAME = re.compile(SIZES + r"(_by(?P<mask>x|output)(?P<residual>[+]res)?)?(\[(?P<function>[^\]]+)\])?")
 
 
 @dataclass(frozen=True)
@@ -26,12 +27,16 @@ class BatchNormBackwardProblem(Images):
     the results `weight_gradient` and `bias_gradient` are fp32 and one a channel. The gradient of x is buffer `y`. With
     a mask, gradients pass where the ReLU's output is positive: by `output`, or by x, for which `bias` is there. With
     `residual` the gradient in front of the ReLU is the result `residual_gradient`. y may be the gradient or x.
+
+    Behind another function of single elements than ReLU, `function` says what it leaves of a gradient: an expression in
+    `gradient` and in `x`, which there is what the function was applied to; that is found again by x.
     """
 
     mask: str = "none"
     residual: bool = False
     dtype: str = "fp32"
     layout: str = "nchw"
+    function: str = ""
 
     def __post_init__(self) -> None:
         require_at_least(1, {"batch": self.batch})
@@ -43,21 +48,41 @@ class BatchNormBackwardProblem(Images):
                 "without one the residual's gradient is y's own"
             )
 
+        if self.function:
+            self._settle_function()
+
+    def _settle_function(self) -> None:
+        """Says it in the one way there is, in canonical form."""
+        expression = Expression.parse(self.function)
+        if set(expression.inputs) != {"gradient", "x"} or len(expression.results) != 1 or self.mask != "x":
+            raise UnsupportedError(
+                f"a function of {self.function!r} with the mask {self.mask!r}: it is one result computed from gradient "
+                "and x, such as gradient * sigmoid(x), where what it was applied to is found again by x"
+            )
+        object.__setattr__(self, "function", expression.text)
+
     @staticmethod
     def parse(name: str) -> BatchNormBackwardProblem:
         found = match_name(
             _NAME,
             name,
             "gradients of batch normalisation; the form is 64_56_b32: channels, image size (56 or 56x48), _b batch, "
-            "then behind a ReLU _byx or _byoutput, and +res if a residual was added",
+            "then behind a ReLU _byx or _byoutput, and +res if a residual was added; behind another function _byx and "
+            "what it leaves of a gradient, as [gradient*sigmoid(x)]",
         )
-        return BatchNormBackwardProblem(*read_sizes(found), found["mask"] or "none", bool(found["residual"]))
+        return BatchNormBackwardProblem(
+            *read_sizes(found),
+            found["mask"] or "none",
+            bool(found["residual"]),
+            function=found["function"] or "",
+        )
 
     @property
     def name(self) -> str:
         """Short and stable; `parse` is its inverse (dtype and layout stand apart)."""
         mask = "" if self.mask == "none" else f"_by{self.mask}"
-        return spell_sizes(self) + mask + "+res" * self.residual
+        function = f"[{self.function.replace(' ', '')}]" if self.function else ""
+        return spell_sizes(self) + mask + "+res" * self.residual + function
 
     @property
     def count(self) -> int:

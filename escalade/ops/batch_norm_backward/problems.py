@@ -12,6 +12,7 @@ PROBLEMS = tuple(
         "64_56_b256_byx",
         "64_56_b256_byoutput+res",
         "256_56_b256",
+        "96_56_b64_byx[gradient*sigmoid(x)*(1+x*(1-sigmoid(x)))]",
         "512_7_b64_byoutput+res",
         "512_7_b256_byoutput+res",
     )
@@ -29,5 +30,7 @@ SMALL_PROBLEMS = tuple(
         "6_3x2_b2_byoutput",  # planes smaller than a pack of fp16
         "2056_2_b1_byx",  # wider than a block
         "16_64_b2",  # several splits
+        "24_5x6_b3_byx[gradient*sigmoid(x)*(1+x*(1-sigmoid(x)))]",  # SiLU
+        "8_33_b2_byx[gradient*(x<6)*(x>0)]",
     )
 )

@@ -8,6 +8,7 @@ import torch
 
 from escalade.ops.base.dtypes import STORAGE
 from escalade.ops.batch_norm_backward.problem import BatchNormBackwardProblem
+from escalade.ops.expressions import Expression
 from escalade.ops.shared.images import empty_images, stored_images
 
 Tensors = Mapping[str, torch.Tensor]
@@ -52,7 +53,7 @@ def empty_output(problem: BatchNormBackwardProblem, device: torch.device) -> tor
 
 
 def masked(problem: BatchNormBackwardProblem, inputs: Tensors) -> torch.Tensor:
-    """The gradient in front of the ReLU, in the dtype of the gradient."""
+    """The gradient in front of the ReLU or another function, in the dtype of the gradient."""
     gradient = inputs["gradient"]
     if problem.mask == "none":
         return gradient
@@ -60,7 +61,11 @@ def masked(problem: BatchNormBackwardProblem, inputs: Tensors) -> torch.Tensor:
         output = inputs["output"]
     else:
         scale = _each(inputs["weight"] * inputs["rstd"])
-        output = ((inputs["x"] - _each(inputs["mean"])) * scale + _each(inputs["bias"])).to(gradient.dtype)
+        output = (inputs["x"] - _each(inputs["mean"])) * scale + _each(inputs["bias"])
+        if problem.function:
+            values = {"gradient": gradient, "x": output}
+            return Expression.parse(problem.function).evaluate(values)[0].to(gradient.dtype)
+        output = output.to(gradient.dtype)
     found: torch.Tensor = torch.ops.aten.threshold_backward(gradient, output, 0)
     return found
 

@@ -205,6 +205,52 @@ def test_kernels_step_as_pytorch_does(order: torch.memory_format) -> None:
     assert len(step.plan.fallbacks) < len(step.plan.steps) / 2
 
 
+class _Separable(nn.Module):
+    """Depthwise and grouped convolutions, with a stride too, and functions other than ReLU behind normalisations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layers: list[nn.Module] = [nn.Conv2d(3, 16, 3, padding=1, bias=False)]
+        functions = (nn.ReLU6(), nn.SiLU(), nn.Hardswish(), nn.LeakyReLU(0.1), nn.GELU())
+        windows = ((3, 1, 16), (5, 2, 16), (3, 1, 4), (3, 2, 2))
+        for function, (size, stride, groups) in zip(functions, windows, strict=False):
+            layers += [nn.BatchNorm2d(16), function]
+            layers += [nn.Conv2d(16, 16, size, stride, size // 2, groups=groups, bias=groups == 16)]
+        self.layers = nn.Sequential(*layers, nn.BatchNorm2d(16), functions[-1])
+        self.head = nn.Linear(16, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.layers(x).mean((2, 3)))
+
+
+def test_kernels_have_all_gradients_of_separable_convolutions() -> None:
+    torch.manual_seed(0)
+    model = _Separable().to(memory_format=torch.channels_last)
+    expected = copy.deepcopy(model)
+    x, target = (
+        torch.randn(3, 3, 12, 9).contiguous(memory_format=torch.channels_last),
+        torch.tensor([0, 1, 4]),
+    )
+    own, theirs = _sgd(model.parameters()), _sgd(expected.parameters())
+    step = escalade.training_step(model, F.cross_entropy, own, (x, target), device="twin")
+    for _ in range(2):
+        _assert_same(step(x, target), _plain(expected, F.cross_entropy, theirs, x, target), 1e-4)
+    _assert_same(model.state_dict(), expected.state_dict(), 1e-4)
+    steps = [one.node.op for one in step.plan.steps if one.runs]
+    assert steps.count("batch_norm_backward") == steps.count("batch_norm_training") == 5
+    assert steps.count("pointwise") + steps.count("relu") <= 2, (
+        "but for the last, functions are the normalisations'"
+    )
+    left = [
+        one.node
+        for one in step.plan.steps
+        if one.runs and one.in_pytorch and one.node.op.startswith("conv2d")
+    ]
+    assert {(one.op, one.attributes["groups"]) for one in left} == {
+        ("conv2d_weight_gradient", groups) for groups in (2, 4)
+    }
+
+
 class _Graph:
     """In the place of a CUDA graph: what was recorded is done again."""
 

@@ -9,6 +9,7 @@ from escalade.device.recipe import Addresses, Argument, Buffer, Int64, KernelCal
 from escalade.ops.base.grid import blocks
 from escalade.ops.base.rung import Config, Rung, ThreadsConfig
 from escalade.ops.batch_norm_backward.problem import MASKS, BatchNormBackwardProblem
+from escalade.ops.expressions import Expression
 from escalade.ops.shared import channels
 
 WEIGHT_GRADIENT, BIAS_GRADIENT = Buffer("weight_gradient"), Buffer("bias_gradient")
@@ -16,7 +17,11 @@ _BIAS = Buffer("bias", optional=True)
 
 
 def constants(problem: BatchNormBackwardProblem, mask: str) -> dict[str, Constant]:
-    return {**channels.constants(problem), "MASK": MASKS.index(mask)}
+    found = {**channels.constants(problem), "MASK": MASKS.index(mask)}
+    if not problem.function:
+        return found
+    expression = Expression.parse(problem.function)
+    return {**found, "EXPRESSION_X": expression.inputs.index("x"), **expression.constants(problem.dtype)}
 
 
 def sums_constants(problem: BatchNormBackwardProblem) -> dict[str, Constant]:
