@@ -1,4 +1,4 @@
-"""The weights' gradient of a depthwise convolution, on CUDA cores: sums of all taps in registers, in NHWC."""
+"""The weights' gradient of a depthwise convolution, on CUDA cores: the sums of a row of taps in registers, in NHWC."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from escalade.ops.conv2d_weight_gradient.problem import Conv2dWeightGradientProb
 from escalade.ops.conv2d_weight_gradient.rungs import parts
 
 WARP = 32
-THREADS = 128
-MOST_LANES = 32
-HELD = 150
-"""Registers that a thread may fill with sums, windows and what is under way; addresses and counters take `BESIDES`
-more."""
+THREADS = 192
+"""Threads of a block, about."""
+MOST_LANES = 16
+HELD = 130
+"""Registers that a thread may fill with sums and what is under way; addresses and counters take `BESIDES` more."""
 BESIDES = 36
 SEGMENTS = (1, 2, 4, 8)
 """Parts of an image's rows, each walked down by itself."""
@@ -39,12 +39,13 @@ class DepthwiseConfig(Config):
     """Output rows that a thread walks down."""
     lanes: int
     """Threads of a block side by side in the channels."""
+    positions: int
+    """Columns that a block walks down at once."""
     part_rounds: int = 1
     """Columns that each thread of a block walks down."""
 
-    @property
-    def positions(self) -> int:
-        return THREADS // self.lanes
+    def threads(self, f: Conv2dProblem) -> int:
+        return self.lanes * f.filter_height * self.positions
 
     def walks(self, f: Conv2dProblem) -> int:
         return f.batch * ceil_div(f.output_height, self.rows) * f.output_width
@@ -53,28 +54,18 @@ class DepthwiseConfig(Config):
         return ceil_div(f.channels, self.lanes * self.vector)
 
 
-def _new_rows(f: Conv2dProblem) -> int:
-    """Rows of a window that a step brings."""
-    if f.stride[0] % f.dilation[0]:
-        return f.filter_height
-    return min(f.filter_height, f.stride[0] // f.dilation[0])
-
-
 def _held(f: Conv2dProblem, vector: int) -> int:
-    """Registers for sums, the window, and what is under way."""
+    """Registers for sums, and for a step that is multiplied and one that is under way."""
     words = ceil_div(vector * f.element_bytes, 4)
-    loaded = f.taps + _new_rows(f) * f.filter_width + 2
-    return f.taps * vector + loaded * words + vector
+    return f.filter_width * vector + vector + 2 * (f.filter_width + 1) * words
 
 
 def _work(problem: Conv2dWeightGradientProblem, config: DepthwiseConfig, card: Card) -> parts.Work:
     f, vector = problem.forward, config.vector
-    warps = THREADS // WARP
-    resident = max(1, min(16, card.registers // WARP // (_held(f, vector) + BESIDES) // warps))
-    loads = _new_rows(f) * f.filter_width + 1
-    step = 2 * f.taps * vector + 6 * loads + 20
-    started = _held(f, vector)  # of a walk: its first window
-    busy = warps * (config.rows * step + 6 * started) / ISSUE_RATE
+    warps = ceil_div(config.threads(f), WARP)
+    resident = max(1, min(64, card.registers // WARP // (_held(f, vector) + BESIDES)) // warps)
+    step = (2 * f.filter_width + 1) * vector + 6 * (f.filter_width + 1) + 10
+    busy = warps * (config.rows * step + 100) / ISSUE_RATE
     cycles = max(busy * resident, (1 + config.rows) * LATENCY)
     rounds = ceil_div(config.walks(f), config.positions)
     return parts.Work(
@@ -97,8 +88,8 @@ class Depthwise(Rung[Conv2dWeightGradientProblem]):
             return f"{self.name} counts columns in 32 bits; {f.output_pixels} output pixels are too many"
         if not self._candidates(f):
             return (
-                f"{self.name} keeps a sum for each tap in registers, and filters of {f.filter_height}x{f.filter_width} "
-                "leave no room; direct takes any"
+                f"{self.name} keeps the sums of a row of taps in registers, and filters of "
+                f"{f.filter_height}x{f.filter_width} leave no room; direct takes any"
             )
         return None
 
@@ -108,13 +99,15 @@ class Depthwise(Rung[Conv2dWeightGradientProblem]):
             vector
             for vector in (8, 4, 2, 1)
             if vector <= widest and f.channels % vector == 0 and _held(f, vector) <= HELD
+            if f.filter_height <= THREADS
         ]
         found = []
         for vector in vectors:
             columns = f.channels // vector
             lanes = ceil_div(columns, ceil_div(columns, MOST_LANES))
+            positions = max(1, THREADS // (lanes * f.filter_height))
             found += [
-                DepthwiseConfig(vector, rows, lanes)
+                DepthwiseConfig(vector, rows, lanes, positions)
                 for rows in sorted({ceil_div(f.output_height, count) for count in SEGMENTS})
             ]
         return found
@@ -146,12 +139,12 @@ class Depthwise(Rung[Conv2dWeightGradientProblem]):
             "VECTOR": config.vector,
             "ROWS": config.rows,
             "LANES": config.lanes,
-            "THREADS": THREADS,
+            "THREADS": config.threads(f),
         }
         product = KernelCall(
             Program.of("conv2d_weight_gradient/depthwise.cu", "conv2d_weight_gradient_depthwise", constants),
             (config.tiles(f), count, 1),
-            (THREADS, 1, 1),
+            (config.threads(f), 1, 1),
             (
                 Buffer("x"),
                 Buffer("gradient"),
@@ -168,8 +161,8 @@ class Depthwise(Rung[Conv2dWeightGradientProblem]):
 # Prediction for 144to144_56_k3s1g144 at batch 256 in fp16, 1 GFLOP and 462 MB.
 DEPTHWISE = Depthwise(
     "depthwise",
-    "a filter for every channel: a thread walks down a column with the window and a sum for each tap in registers, "
-    "several channels at a time, so that x and the gradient are read once",
+    "a filter for every channel: a thread walks down a column with the sums of a row of taps in registers, several "
+    "channels at a time; threads of other rows meet it in the L1 cache, so that x and the gradient are read once",
     below="direct",
     # direct: 1,296 sums of 0.8 M pixels each in 256 parts, two loads of 2 bytes for a product, 1 G of them at 32 lanes
     # of each multiprocessor: 0.3 ms, and lines of which it uses 2 bytes at a time, several ms. Here 462 MB at 85% of a
