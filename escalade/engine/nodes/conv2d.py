@@ -27,6 +27,7 @@ from escalade.engine.nodes.base import (
 )
 from escalade.engine.nodes.lowering import FP8, FP32, NHWC, Forms, Lowered
 from escalade.engine.nodes.max_pool2d import PLACES, MaxPool2d
+from escalade.engine.nodes.pad2d import Pad2d
 from escalade.engine.nodes.sequences import of_sequences
 from escalade.engine.nodes.signature import (
     COUNT,
@@ -67,11 +68,12 @@ class Conv2d(Operator):
 
     @property
     def captured(self) -> Mapping[str, Recogniser]:
-        return {**self.folded, "conv1d": of_sequences(self._recognise, "input", "weight")}
+        return self.folded
 
     @property
     def folded(self) -> Mapping[str, Recogniser]:
-        return {"conv2d": self._recognise, "convolution": self._recognise}
+        of_rows = of_sequences(self._recognise, "input", "weight")
+        return {"conv2d": self._recognise, "convolution": self._recognise, "conv1d": of_rows}
 
     def _recognise(self, node: Node, call: AtenCall, graph: Graph) -> Recognised:
         if len(node.shape) != 4 or call("transposed", False):
@@ -82,18 +84,35 @@ class Conv2d(Operator):
             return None  # kernels pack their weights once, except in a training step
         dilation = call.pair("dilation", 1)
         padding = call("padding", 0)
-        if isinstance(padding, str):
+        pads = call.pair("padding", 0) if not isinstance(padding, str) else (0, 0)
+        if padding == "same":
             assert weight is not None
-            reach = [dilation[d] * (graph.shape_of(weight)[2 + d] - 1) for d in (0, 1)]  # type: ignore[operator]
-            if padding == "same" and any(r % 2 for r in reach):
-                return None  # more on one side than on the other
-            pads = (reach[0] // 2, reach[1] // 2) if padding == "same" else (0, 0)
-        else:
-            pads = call.pair("padding", 0)
+            window = graph.shape_of(weight)[2:]
+            rows, columns = (step * (size - 1) for step, size in zip(dilation, window, strict=True))  # type: ignore[operator]
+            if rows % 2 or columns % 2:
+                inputs["x"] = self._around(node, inputs["x"], rows, columns, graph)
+            else:
+                pads = (rows // 2, columns // 2)
         return self.instead_of(
             node, inputs,
             stride=call.pair("stride", 1), padding=pads, dilation=dilation, groups=call("groups", 1), relu=False,
         )  # fmt: skip
+
+    def _around(self, node: Node, x: str | None, rows: int, columns: int, graph: Graph) -> str:
+        """The image with so many rows and columns of zeros around it, of an odd number one more behind it."""
+        assert x is not None
+        batch, channels, height, width = graph.shape_of(x)
+        pads = (rows // 2, rows - rows // 2, columns // 2, columns - columns // 2)
+        shape = (batch, channels, height + rows, width + columns)  # type: ignore[operator]
+        padded = Pad2d.node(
+            graph.fresh(f"{node.name}_padded"),
+            {"x": x},
+            {"pads": pads, "mode": "constant", "value": 0.0},
+            shape,
+            node.dtype,
+        )
+        graph.append(padded)
+        return padded.name
 
     def fuse(self, graph: Graph, dtype: str) -> None:
         if dtype in TENSOR_CORE_DTYPES:  # the kernels that can take two inputs

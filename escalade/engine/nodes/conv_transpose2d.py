@@ -64,11 +64,12 @@ class ConvTranspose2d(Operator):
 
     @property
     def captured(self) -> Mapping[str, Recogniser]:
-        return {**self.folded, "conv_transpose1d": of_sequences(self._recognise, "input", "weight")}
+        return self.folded
 
     @property
     def folded(self) -> Mapping[str, Recogniser]:
-        return {"conv_transpose2d": self._recognise}
+        of_rows = of_sequences(self._recognise, "input", "weight")
+        return {"conv_transpose2d": self._recognise, "conv_transpose1d": of_rows}
 
     def recognise_rest(self, node: Node, call: AtenCall, graph: Graph) -> Recognised:
         is_one = name_of(node.attributes["target"]) == "convolution" and call("transposed", False)

@@ -38,8 +38,14 @@ def recognise_folded(graph: Graph) -> None:
         is_known = node.op == ATEN and not _is_of_nothing(node, graph)
         recognise = FOLDED.get(name_of(node.attributes["target"])) if is_known else None
         if recognise is not None:
+            before = set(graph.nodes)
             known = recognise(node, AtenCall(node), graph)
             assert not isinstance(known, str)  # a layer is never one of its inputs
+            for added in [other for other in graph if other.name not in before]:
+                del graph.nodes[
+                    added.name
+                ]  # recognisers put what they read behind all that is captured so far
+                graph.insert_before(node.name, added)
             graph.nodes[node.name] = known or node
 
 

@@ -30,7 +30,7 @@ class Reshape(Operator):
 
     @property
     def captured(self) -> Mapping[str, Recogniser]:
-        names = ("flatten", "view", "reshape", "squeeze", "unsqueeze", "_unsafe_view")
+        names = ("flatten", "unflatten", "view", "reshape", "squeeze", "unsqueeze", "_unsafe_view")
         return dict.fromkeys(names, self._recognise)
 
     def _recognise(self, node: Node, call: AtenCall, graph: Graph) -> Recognised:

@@ -11,9 +11,13 @@ from escalade.engine.graph.graph import Graph, Node
 from escalade.engine.nodes.aten_call import AtenCall
 from escalade.engine.nodes.base import Layouts, Operator, Recognised, Recogniser, Tensors
 from escalade.engine.nodes.lowering import Forms, Lowered, Taken
+from escalade.engine.nodes.reshape import Reshape
 from escalade.engine.nodes.sequences import dimension_of_image
 from escalade.engine.nodes.signature import INDEX, RESULT, ROWS, Attributes, Signature, SizeError, Sizes
 from escalade.ops.pad2d import PAD2D, Pad2dProblem
+
+_SEQUENCE, _IMAGE = 3, 4
+"""The dimensions of a batch of them."""
 
 
 class Slice(Operator):
@@ -33,7 +37,7 @@ class Slice(Operator):
             "unsafe_chunk",
             "unsafe_split_with_sizes",
         )
-        return {**ranges, **dict.fromkeys(pieces, self._piece)}
+        return {**ranges, **dict.fromkeys(pieces, self._piece), "select": self._one}
 
     def _range(self, node: Node, call: AtenCall, graph: Graph) -> Recognised:
         start = call("start", 0)
@@ -54,6 +58,26 @@ class Slice(Operator):
             return None
         each = sizes if isinstance(sizes, int) else -(-whole // call("chunks", 1))
         return self._taken(node, call, graph, number * each)
+
+    def _one(self, node: Node, call: AtenCall, graph: Graph) -> Recognised:
+        """A step of a sequence, or a row or column of an image; to PyTorch one of other dimensions is a view."""
+        x, at, index = call.value("self"), call("dim", 0), call("index")
+        if x is None or x in graph.constants or not node.is_floating:
+            return None
+        sizes = graph.shape_of(x)
+        if len(sizes) not in (_SEQUENCE, _IMAGE) or not isinstance(at, int) or not isinstance(index, int):
+            return None
+        at %= len(sizes)
+        whole = sizes[at]
+        if at < 2 or not isinstance(whole, int):
+            return None
+        if whole > 1:
+            place = {"dimension": at, "first": index % whole}
+            shape = (*sizes[:at], 1, *sizes[at + 1 :])
+            part = self.node(graph.fresh(f"{node.name}_part"), {"x": x}, place, shape, node.dtype)
+            graph.append(part)
+            x = part.name
+        return Reshape.instead_of(node, {"x": x})
 
     def _taken(self, node: Node, call: AtenCall, graph: Graph, start: object) -> Recognised:
         x, at = call.value("self"), call("dim", 0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.nn.utils.parametrizations import weight_norm
 
 from escalade.bench.coverage.fallbacks import planned
 from escalade.engine.compiler import compile
@@ -70,9 +71,11 @@ class Sequences(torch.nn.Module):
         self.front = torch.nn.Conv1d(3, 8, 5, stride=2, padding=2)
         self.norm = torch.nn.BatchNorm1d(8)
         self.inner = torch.nn.Conv1d(8, 8, 3, padding="same", groups=2, dilation=2)
-        self.gated = torch.nn.Conv1d(8, 16, 2, dilation=2)
+        self.gated = weight_norm(
+            torch.nn.Conv1d(8, 16, 2, dilation=2)
+        )  # a weight that is computed at each call
         self.scale = torch.nn.Parameter(torch.randn(8, 1))
-        self.back = torch.nn.ConvTranspose1d(8, 4, 4, stride=2, padding=1)
+        self.back = weight_norm(torch.nn.ConvTranspose1d(8, 4, 4, stride=2, padding=1))
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         y = torch.relu(self.norm(self.front(x)))
@@ -93,6 +96,43 @@ def test_layers_of_sequences_are_those_of_images() -> None:
     assert sum(step.operation == "convert" for step in explained.steps) == 4
     for given in (x, x[:1]):
         torch.testing.assert_close(engine(given), model(given), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("layer", "item"),
+    [
+        (torch.nn.Conv2d(3, 4, (4, 3), padding="same", dilation=(1, 2)), (3, 7, 8)),
+        (torch.nn.Conv2d(4, 4, (2, 6), padding="same", groups=4), (4, 5, 9)),
+        (weight_norm(torch.nn.Conv1d(3, 4, 4, padding="same")), (3, 9)),
+    ],
+)
+def test_the_same_size_may_take_more_zeros_behind_an_image_than_in_front_of_it(
+    layer: torch.nn.Module, item: tuple[int, ...]
+) -> None:
+    model, x = torch.nn.Sequential(layer, torch.nn.ReLU()).eval(), torch.randn(2, *item)
+    engine = compile(model, x, device="cpu")
+    assert not planned(engine, x).fallbacks
+    torch.testing.assert_close(engine(x), model(x))
+
+
+class Picked(torch.nn.Module):
+    """The last step of a sequence, and a row and a column of an image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.along, self.image = torch.nn.Conv1d(3, 8, 3), torch.nn.Conv2d(3, 8, 3)
+        self.head = torch.nn.Linear(8, 5)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = self.image(x[:, :, None].expand(-1, -1, 5, -1))
+        return self.head(torch.relu(self.along(x))[:, :, -1]), y[:, :, 1], y.select(3, -2), y[:, :, :1, 0]
+
+
+def test_a_step_of_a_sequence_is_taken_where_it_lies() -> None:
+    model, x = Picked().eval(), torch.randn(2, 3, 9)
+    engine = compile(model, x, dtype="fp16", device="cpu")
+    assert {step.operation for step in planned(engine, x).fallbacks} <= {"aten::expand"}
+    torch.testing.assert_close(engine(x), model(x), rtol=1e-2, atol=1e-2)
 
 
 @pytest.mark.parametrize(
