@@ -74,14 +74,16 @@ def settle(network: nn.Module, x: torch.Tensor) -> None:
     Freshly made layers pass their input on unchanged, which folding them would not show; statistics drawn at random
     would let values grow from layer to layer until they leave fp16's range.
     """
-    norms = [layer for layer in network.modules() if isinstance(layer, nn.BatchNorm2d)]
+    kinds = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+    norms = [layer for layer in network.modules() if isinstance(layer, kinds)]
     if not norms:
         return
     momenta = [norm.momentum for norm in norms]
     with torch.no_grad():
         for norm in norms:
-            norm.weight.uniform_(0.5, 1.5)
-            norm.bias.normal_(0, 0.1)
+            if norm.affine:
+                norm.weight.uniform_(0.5, 1.5)
+                norm.bias.normal_(0, 0.1)
             norm.momentum = None  # the plain average over all batches, here one
         network.eval()  # a branch that is there for training alone may not fit the input
         for norm in norms:

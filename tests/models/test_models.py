@@ -104,15 +104,22 @@ def test_named_networks_are_the_same_every_time(name: str) -> None:
     assert bool(result.isfinite().all()) and 1e-2 < float(result.std()) < 1e2
 
 
-def test_batch_norms_have_the_statistics_of_what_comes_in() -> None:
+@pytest.mark.parametrize(
+    ("layers", "sizes"),
+    [
+        ((torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4)), (9, 9)),
+        ((torch.nn.Conv1d(3, 4, 3), torch.nn.BatchNorm1d(4)), (9,)),
+    ],
+)
+def test_batch_norms_have_the_statistics_of_what_comes_in(layers: Any, sizes: tuple[int, ...]) -> None:
     torch.manual_seed(2)
-    layers: list[Any] = [torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4)]
-    model, x = torch.nn.Sequential(*layers), torch.randn(8, 3, 9, 9)
+    model, x = torch.nn.Sequential(*layers), torch.randn(8, 3, *sizes)
     models.settle(model, x)
     conv, norm = layers
     inside = conv(x).detach()
-    torch.testing.assert_close(norm.running_mean, inside.mean((0, 2, 3)))
-    torch.testing.assert_close(norm.running_var, inside.var((0, 2, 3)))
+    everywhere = (0, *range(2, inside.dim()))
+    torch.testing.assert_close(norm.running_mean, inside.mean(everywhere))
+    torch.testing.assert_close(norm.running_var, inside.var(everywhere))
     assert not norm.training and norm.momentum == 0.1 and float(norm.weight.detach().std()) > 0
 
 

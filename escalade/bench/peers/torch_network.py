@@ -149,7 +149,8 @@ def folded(task: Task, layout: str) -> tuple[nn.Module, str]:
     PyTorch cannot fold them.
     """
     model, note = copy.deepcopy(task.model), ""
-    if any(isinstance(layer, nn.BatchNorm2d) for layer in model.modules()):
+    norms = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+    if any(isinstance(layer, norms) for layer in model.modules()):
         try:
             model = fuse(model.double())
         except Exception as broken:  # torch.fx may fail in any way on code that it cannot trace
