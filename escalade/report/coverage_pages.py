@@ -33,8 +33,9 @@ over ours: above 1× we are faster; it is empty where torch.compile was not meas
 where those of a table are of several commits, each row says its own. *% of a copy* is the rate at which inputs,
 weights and results pass, each once, beside that of a copy: of single layers it says how near they are to the card's
 limit. Weights are random.
-`{COMMAND}` measures torchvision's, any other module's name those of that module, `escalade.models.layers` single
-layers and short chains, and `--no-time` makes the plans without a GPU.
+`{COMMAND}` measures torchvision's, any other module's name those of that module, `escalade.models.varied`
+generators, segmentation, super-resolution, detection heads, sequences and more, `escalade.models.layers` single layers
+and short chains, and `--no-time` makes the plans without a GPU.
 """
 
 

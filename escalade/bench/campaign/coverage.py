@@ -1,4 +1,5 @@
-"""Units of coverage: every network of torchvision, where that is installed, and single layers."""
+"""Units of coverage: every network of torchvision, where that is installed, networks of other families, and single
+layers."""
 
 from __future__ import annotations
 
@@ -16,12 +17,14 @@ from escalade.measure.records import Record
 
 PEERS = ("torch-graph", COMPILE_DEFAULT)
 LAYERS = "escalade.models.layers"
+VARIED = "escalade.models.varied"
 MODULES: dict[str, dict[str, tuple[int, ...]]] = {
     TORCHVISION: {"fp16": (1, 32), "tf32": (1, 32)},
+    VARIED: {"fp16": (1, 8)},
     LAYERS: {"fp16": (1, 16, 256), "fp32": (1, 16, 256)},
 }
 """The modules of the docs, by dtype, with their batches."""
-_SECONDS = {TORCHVISION: 45.0, LAYERS: 20.0}
+_SECONDS = {TORCHVISION: 45.0, VARIED: 45.0, LAYERS: 20.0}
 _VALUE = {"fp16": 8.0, "tf32": 4.0, "fp32": 3.0}
 
 
