@@ -225,7 +225,7 @@ class _Separable(nn.Module):
 
 def test_kernels_have_all_gradients_of_separable_convolutions() -> None:
     torch.manual_seed(0)
-    model = _Separable().to(memory_format=torch.channels_last)
+    model = _Separable().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     expected = copy.deepcopy(model)
     x, target = (
         torch.randn(3, 3, 12, 9).contiguous(memory_format=torch.channels_last),
