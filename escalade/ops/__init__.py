@@ -23,6 +23,7 @@ from escalade.ops.conv2d import CONV2D, conv2d
 from escalade.ops.conv2d_input_gradient import CONV2D_INPUT_GRADIENT, conv2d_input_gradient
 from escalade.ops.conv2d_weight_gradient import CONV2D_WEIGHT_GRADIENT, conv2d_weight_gradient
 from escalade.ops.convert import CONVERT
+from escalade.ops.copy import COPY
 from escalade.ops.cross_entropy import CROSS_ENTROPY, cross_entropy, cross_entropy_with_gradient
 from escalade.ops.few_channels import FEW_CHANNELS, few_channels
 from escalade.ops.filter_sums import FILTER_SUMS
@@ -80,6 +81,7 @@ OPERATIONS: dict[str, Operation] = {
         PIXEL_SHUFFLE,
         FILTER_SUMS,
         CONVERT,
+        COPY,
         QUANTISE,
         LINEAR,
         MLP,

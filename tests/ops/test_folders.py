@@ -19,7 +19,7 @@ FOLDERS = sorted(
     if (folder / "__init__.py").exists() and folder.name not in NOT_OPERATIONS
 )
 SHAPE = {"__init__.py", "problem.py", "problems.py", "operation.py", "op.py", "reference.py", "rungs"}
-WITHOUT_OPERATOR = {"convert", "filter_sums", "stem"}
+WITHOUT_OPERATOR = {"convert", "copy", "filter_sums", "stem"}
 """Operations that only a plan has: what they take and give are tensors as kernels lay them out, not PyTorch's."""
 FURTHER = {"optimizer_step": {"rules.py"}}
 """What else a folder has: the optimisers as expressions."""

@@ -190,7 +190,7 @@ def _constants(problem: Pointwise, accesses: Sequence[str]) -> dict[str, Constan
 
 
 def _launch(problem: Pointwise, program: Program, sizes: Sequence[int], grid: int, threads: int) -> Recipe:
-    magic, shift = zip(*map(_reciprocal, sizes), strict=True)
+    magic, shift = zip(*map(reciprocal, sizes), strict=True)
     strides = (stride for operand in problem.operands for stride in operand.strides)
     arguments: tuple[Argument, ...] = (
         *(Buffer(operand.name) for operand in problem.operands),
@@ -201,7 +201,7 @@ def _launch(problem: Pointwise, program: Program, sizes: Sequence[int], grid: in
     return Recipe((KernelCall(program, (grid, 1, 1), (threads, 1, 1), arguments, overlap=True),))
 
 
-def _reciprocal(size: int) -> tuple[int, int]:
+def reciprocal(size: int) -> tuple[int, int]:
     """A product and a shift that divide any number below 2^31 by the size: see `Walk` of pointwise.cuh."""
     if size <= 1:
         return 0, 0

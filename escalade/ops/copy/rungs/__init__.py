@@ -1,0 +1,1 @@
+"""The rungs of copy, a module a family."""
