@@ -30,6 +30,8 @@ from escalade.ops.base.accuracy import relative_error
 from escalade.ops.base.switches import precision
 from escalade.ops.expressions import Expression
 from tests.bench.coverage.networks import NETWORKS
+from tests.engine.plan.test_moves import MOVING
+from tests.engine.plan.test_parts import Model
 from tests.engine.test_dropped import Mixed
 from tests.engine.untouched import untouched
 from tests.support import in_threads
@@ -93,6 +95,26 @@ def test_networks_match_pytorch(name: str, cuda: torch.device) -> None:
         failure, _ = compare(found, expected, allowed(model, dtype, own))
         assert not failure, f"{name} in {dtype}, where PyTorch's error is {own:.2e}: {failure}"
         assert torch.equal(found, made(x)), "a second call gives the same bits"
+
+
+@pytest.mark.parametrize("name", MOVING)
+def test_movements_are_pytorchs(name: str, cuda: torch.device) -> None:
+    forward, shape, _ = MOVING[name]
+    for dtype in (torch.float16, torch.float32):
+        x = torch.randn(2, *shape, device=cuda, dtype=dtype)
+        engine = escalade.compile(Model(forward), x, dtype=dtype)
+        torch.testing.assert_close(engine(x), forward(x))
+        assert not engine.explain(x).fallbacks
+
+
+@pytest.mark.parametrize("order", [(0, 2, 1), (2, 0, 1), (2, 1, 0), (1, 0, 2)])
+def test_permutations_of_many_tiles_are_pytorchs(order: tuple[int, ...], cuda: torch.device) -> None:
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(torch.softmax(x, -1).permute(order), -1)
+
+    for sizes in ((2, 196, 512), (3, 130, 77)):
+        x = torch.randn(sizes, device=cuda, dtype=torch.float16)
+        torch.testing.assert_close(escalade.compile(Model(forward), x, dtype="fp16")(x), forward(x))
 
 
 def test_other_batch_sizes_threads_and_streams(engine: Engine, cuda: torch.device) -> None:

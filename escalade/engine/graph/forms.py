@@ -16,6 +16,8 @@ STORAGE = {**{name: dtypes.STORAGE[name] for name in dtypes.MULTIPLIED}, "fp8": 
 TENSOR_CORE_DTYPES = ("tf32", "fp16", "bf16", "fp8")
 """The dtypes whose products tensor cores do."""
 NAMES = {**dtypes.NAMES, torch.uint8: "uint8"}
+_ROOM = 2**40
+"""Bytes without contents, enough for any value with its rows apart."""
 
 
 def is_dense(tensor: torch.Tensor) -> bool:
@@ -71,6 +73,10 @@ class Form:
     @property
     def bytes(self) -> int:
         return self.elements * self.dtype.itemsize
+
+    def hollow(self) -> torch.Tensor:
+        """A tensor without contents that lies in memory of its own as a value of this form does."""
+        return self.view(torch.empty(_ROOM, dtype=torch.uint8, device="meta"), 0)
 
     def view(self, memory: torch.Tensor, offset: int) -> torch.Tensor:
         """The value in these bytes, with PyTorch's order of dimensions."""

@@ -12,8 +12,9 @@ import torch.utils._pytree as pytree
 from escalade.engine.graph.aten import OperatorError, draws, resolve
 from escalade.engine.graph.graph import ATEN, Node, Reference, map_leaves
 from escalade.engine.nodes.aten_call import name_of
+from escalade.engine.nodes.aten_movements import MOVEMENTS
 from escalade.engine.nodes.base import Layouts, Operator, Tensors
-from escalade.engine.nodes.lowering import NHWC
+from escalade.engine.nodes.lowering import NHWC, Moved
 from escalade.errors import EscaladeError
 
 _FRESH = frozenset("full_like ones_like zeros_like new_full new_ones new_zeros fill zero".split())
@@ -38,6 +39,16 @@ class Aten(Operator):
     def may_share(self, node: Node) -> bool:
         returned = resolve(node.attributes["target"])._schema.returns
         return any(result.alias_info is not None for result in returned)
+
+    def moved(self, node: Node, inputs: Tensors, result: torch.Tensor) -> Sequence[Moved] | None:
+        movement = MOVEMENTS.get(name_of(node.attributes["target"]))
+        if movement is None:
+            return super().moved(node, inputs, result)
+
+        def leaf(value: Any) -> Any:
+            return inputs[value.role] if isinstance(value, Reference) else value
+
+        return movement(map_leaves(leaf, node.attributes["arguments"]), result) if result.numel() else None
 
     def constants_in_pytorch(self, node: Node) -> Mapping[str, str]:
         """An image's filters in the order of the image, or cuDNN would reorder them at every call."""

@@ -17,7 +17,7 @@ import torch
 from escalade.engine.graph.graph import Graph, Input, Node, Shape
 from escalade.engine.nodes.affine import channel_map
 from escalade.engine.nodes.aten_call import AtenCall
-from escalade.engine.nodes.lowering import Beside, Concatenated, Forms, Lowered, Taken
+from escalade.engine.nodes.lowering import Beside, Concatenated, Forms, Lowered, Moved, Taken
 from escalade.engine.nodes.signature import RESULT, Attributes, Signature, Sizes
 from escalade.ops.base.dtypes import E4M3
 from escalade.ops.expressions import IDENTITY, Expression
@@ -319,6 +319,15 @@ class Operator(ABC):
         """Where the result lies in x, if it is nothing but a range of it."""
         return None
 
+    def moved(self, node: Node, inputs: Tensors, result: torch.Tensor) -> Sequence[Moved] | None:
+        """What of the inputs goes where in the result, all of them tensors without contents that lie as they are to, if
+        it is made of nothing else. Whatever PyTorch has a view of, it has the strides of."""
+        if not self.may_share(node) or len(inputs) != 1:
+            return None
+        (x,) = inputs.values()
+        seen = self.compute(node, inputs)
+        return (Moved(seen, result),) if seen.shape == result.shape and is_view_of(seen, x) else None
+
     def repeated(self, node: Node) -> str | None:
         """The role of a value, if the result may be nothing but that one repeated along dimensions: it is where the
         sizes in these are one."""
@@ -365,6 +374,12 @@ class Operator(ABC):
         """A node of this operator in another's place; inputs that are None are left out."""
         given = {role: name for role, name in inputs.items() if name is not None}
         return replace(node, op=cls.name, inputs=given, attributes=attributes)
+
+
+def is_view_of(tensor: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether one tensor's elements are some of another's, where they are, also of tensors without contents."""
+    same = tensor.untyped_storage()._cdata == other.untyped_storage()._cdata
+    return same and tensor.dtype == other.dtype and tensor.is_neg() == other.is_neg()
 
 
 def with_channels(node: Node, channels: int) -> Node:

@@ -9,7 +9,8 @@ import torch
 from escalade.engine.graph.graph import Graph, Node, Reference
 from escalade.engine.nodes.aten_call import AtenCall
 from escalade.engine.nodes.base import Layouts, Operator, Recognised, Recogniser, Tensors
-from escalade.engine.nodes.lowering import Concatenated
+from escalade.engine.nodes.lowering import Concatenated, Forms, Lowered, Moved
+from escalade.engine.nodes.movement import SOURCES, lower_moved
 from escalade.engine.nodes.sequences import dimension_of_image
 from escalade.engine.nodes.signature import INDEX, RESULT, ROWS, Attributes, Signature, SizeError, Sizes
 
@@ -19,6 +20,7 @@ class Concatenate(Operator):
 
     name = "concatenate"
     signature = Signature({}, {"dimension": INDEX}, repeated=ROWS)
+    values = SOURCES
 
     @property
     def captured(self) -> Mapping[str, Recogniser]:
@@ -67,6 +69,22 @@ class Concatenate(Operator):
     def layouts(self, node: Node, given: Mapping[str, str]) -> Layouts:
         """Channels lie innermost in NHWC; along other dimensions images stay as they are."""
         return super().layouts(node, given) if node.attributes["dimension"] == 1 else Layouts.of_all(given)
+
+    def moved(self, node: Node, inputs: Tensors, result: torch.Tensor) -> list[Moved]:
+        """Each part to its place; of parts that are there already, with `moved`, no more than those it names."""
+        joined = self.concatenated(node)
+        first, found = 0, []
+        for role in joined.roles:
+            part = inputs[role]
+            if role in node.attributes.get("moved", joined.roles):
+                place = result.narrow(joined.dimension, first, part.shape[joined.dimension])
+                found.append(Moved(part, place))
+            first += part.shape[joined.dimension]
+        return found
+
+    def lower(self, node: Node, forms: Forms) -> Lowered | None:
+        """What cannot be written where it belongs is copied, all of it at once."""
+        return lower_moved(self, node, forms)
 
     def concatenated(self, node: Node) -> Concatenated:
         roles = tuple(f"x{number}" for number in range(len(node.inputs)))

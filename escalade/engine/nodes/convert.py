@@ -19,8 +19,8 @@ from escalade.ops.convert import CONVERT, ConvertProblem
 
 
 class Convert(Operator):
-    """An image in the order and the type that its readers want, or what is no image in the type that the model returns;
-    with `copy` any value as it is, in another place."""
+    """An image in the order and the type that its readers want, or what is no image in the type that the model
+    returns."""
 
     name = "convert"
     mixes_types = True
@@ -57,8 +57,6 @@ class Convert(Operator):
     def is_alias(self, node: Node, forms: Forms) -> bool:
         """Whether the conversion changes nothing in memory."""
         source, target = forms.value(node.inputs["x"]), forms.value(node.name)
-        if node.attributes.get("copy"):
-            return False
         if "scale" in node.inputs or source.dtype != target.dtype or source.shape != target.shape:
             return False
         one_channel_or_pixel = len(source.shape) == 4 and (
@@ -72,12 +70,6 @@ class Convert(Operator):
     def stored_type(self, node: Node, storage: torch.dtype, is_output: bool) -> torch.dtype:
         return getattr(torch, node.dtype) if is_output else super().stored_type(node, storage, is_output)
 
-    @classmethod
-    def copied(cls, name: str, value: str, form: Form) -> Node:
-        """A node that copies a value as it is."""
-        attributes = {"layout": form.layout, "copy": True}
-        return cls.node(name, {"x": value}, attributes, form.shape, str(form.dtype).removeprefix("torch."))
-
 
 def is_converted(source: torch.dtype, target: torch.dtype) -> bool:
     """Whether a kernel makes values of one type those of another."""
@@ -86,7 +78,7 @@ def is_converted(source: torch.dtype, target: torch.dtype) -> bool:
 
 def _is_as_it_lies(node: Node) -> bool:
     """Whether each element is at its place, however many dimensions there are."""
-    return node.attributes.get("copy", False) or node.attributes["layout"] == "flat"
+    return bool(node.attributes["layout"] == "flat")
 
 
 def _copied(form: Form, target: torch.dtype) -> Lowered | None:

@@ -19,6 +19,27 @@ STORED, NHWC, FP32, FP8 = "stored", "nhwc", "fp32", "fp8"
 
 
 @dataclass(frozen=True)
+class Lying:
+    """Where a value lies that is inside another."""
+
+    first: int
+    """Elements from the beginning of that one, which is at a multiple of 16 bytes."""
+    pitch: int
+    """Elements from row to row; 0: it is dense."""
+
+
+@dataclass(frozen=True)
+class Moved:
+    """Elements of a value that go to some place in a result, both as tensors without contents, of the same sizes, that
+    lie in memory as those do."""
+
+    source: torch.Tensor
+    target: torch.Tensor
+    reversed: tuple[int, ...] = ()
+    """The dimensions of the source that are gone through from their end on."""
+
+
+@dataclass(frozen=True)
 class Lowered:
     """A node as a problem of one of Escalade's operations."""
 
@@ -32,9 +53,14 @@ class Lowered:
     """The problem's field for elements from pixel to pixel, by role; `x_pitch`, `y_pitch` and so on unless said."""
     at_pitches: Callable[[Mapping[str, int]], Problem | None] | None = field(default=None, compare=False)
     """What makes the problem with pixels apart, by role, where it has no such fields."""
+    at_places: Callable[[Mapping[str, Lying]], Problem | None] | None = field(default=None, compare=False)
+    """What makes the problem for values inside others, by role, of an operation that takes them wherever they lie: then
+    a rung is chosen again for that."""
 
     def apart(self, pitches: Mapping[str, int]) -> Problem | None:
         """The problem with the pixels of these roles so many elements apart; None: it cannot say so."""
+        if self.at_places is not None:
+            return self.at_places({role: Lying(0, pitch) for role, pitch in pitches.items()})
         if self.at_pitches is not None:
             return self.at_pitches(pitches)
         found = {self.pitches.get(role, f"{role}_pitch"): pitch for role, pitch in pitches.items()}

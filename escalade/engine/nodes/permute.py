@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from escalade.engine.graph.forms import Form
 from escalade.engine.graph.graph import Graph, Node
 from escalade.engine.nodes.aten_call import AtenCall
 from escalade.engine.nodes.base import Layouts, Operator, Recognised, Recogniser, Tensors
@@ -90,11 +89,6 @@ class Permute(Operator):
         source, target = forms.value(node.inputs["x"]), forms.value(node.name)
         if source.dtype != target.dtype:
             return False
-        moved = _as_laid_out(source).permute(node.attributes["order"])
-        steps = zip(moved.shape, moved.stride(), _as_laid_out(target).stride(), strict=True)
+        moved = source.hollow().permute(node.attributes["order"])
+        steps = zip(moved.shape, moved.stride(), target.hollow().stride(), strict=True)
         return all(size == 1 or before == after for size, before, after in steps)
-
-
-def _as_laid_out(form: Form) -> torch.Tensor:
-    """A tensor without contents that lies in memory as a value of this form does."""
-    return form.view(torch.empty(form.bytes, dtype=torch.uint8, device="meta"), 0)

@@ -10,7 +10,7 @@ import torch
 from escalade.engine.graph.forms import Form
 from escalade.engine.graph.graph import Node
 from escalade.engine.nodes import operator_of
-from escalade.engine.nodes.lowering import Forms, Lowered
+from escalade.engine.nodes.lowering import Forms, Lowered, Lying
 from escalade.engine.passes.fusion_level import FusionLevel
 from escalade.engine.plan.step import Step
 from escalade.errors import UnsupportedError
@@ -43,6 +43,15 @@ class Choices:
         self._made: dict[str, Step] = {}
         self.chosen: dict[tuple[str, Problem], Choice] = {}
 
+    @property
+    def forced(self) -> Mapping[str, str]:
+        """The nodes that PyTorch is to do although a rung could."""
+        return self._in_pytorch
+
+    def rewritten(self, nodes: Mapping[str, Node]) -> None:
+        """Asks again for every node: these are the graph's from now on."""
+        self._nodes, self._made = dict(nodes), {}
+
     def of(self, node: Node) -> Step:
         """The step of a node."""
         if node.name not in self._made:
@@ -67,6 +76,8 @@ class Choices:
             return Step(node, why_pytorch=str(error))
         if lowered is None or choice is None:
             return Step(node, why_pytorch=operator.left_to_pytorch(node))
+        if lowered.at_places is not None and not all(map(self.has_memory, node.inputs.values())):
+            return Step(node)  # what PyTorch has made may be a view, which it copies once and not twice
         _require_room(node, lowered, self._asking.value(node.name))
         if self._fusion is FusionLevel.naive:
             return Step(node, lowered, choice, choice.rung.recipe(choice.problem, choice.config))
@@ -99,9 +110,37 @@ class Choices:
             )
         return self.chosen[asked]
 
+    def has_memory(self, name: str) -> bool:
+        """Whether a value lies in the plan's memory, and not wherever PyTorch puts it."""
+        node = self._nodes.get(name)
+        if node is None:
+            return True
+        operator = operator_of(node)
+        if operator.is_alias(node, self._asking) or operator.taken(node) is not None:
+            return self.has_memory(node.inputs["x"])
+        return operator.concatenated(node) is not None or not self.of(node).in_pytorch
+
+    def placed(self, node: Node, places: Mapping[str, Lying]) -> Step:
+        """The step of a node that is done wherever its values lie, over those that lie inside others, by role."""
+        forms = self._asking.of(node)
+        lowered = None if forms is None else operator_of(node).lower(node, forms)
+        assert lowered is not None and lowered.at_places is not None, f"{node.name} is done wherever it lies"
+        problem = lowered.at_places(places)
+        assert problem is not None, f"{node.name} is done wherever it lies"
+        lowered = replace(lowered, problem=problem)
+        choice = self._choice(lowered)
+        return Step(node, lowered, choice, choice.rung.recipe(choice.problem, choice.config))
+
+    def takes_anywhere(self, node: Node) -> bool:
+        """Whether a node's kernels take its values wherever they begin; PyTorch does."""
+        step = self.of(node)
+        return step.in_pytorch or step.is_moved
+
     def takes(self, node: Node, role: str, pitch: int) -> bool:
         """Whether a node takes a role's rows so many elements apart; PyTorch takes all."""
         step = self.of(node)
+        if step.is_moved:
+            return step.lowered is not None and step.lowered.apart({role: pitch}) is not None
         return step.in_pytorch or (step.runs and problem_apart(step, {role: pitch}) is not None)
 
 

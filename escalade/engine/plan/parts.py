@@ -8,20 +8,19 @@ how a network that joins ever more features does it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
 from escalade.engine.graph.forms import Form
 from escalade.engine.graph.graph import Graph, Node
 from escalade.engine.nodes import operator_of
-from escalade.engine.nodes.convert import Convert
-from escalade.engine.nodes.lowering import Forms
+from escalade.engine.nodes.lowering import Forms, Taken
+from escalade.engine.nodes.move import Move
+from escalade.engine.plan.choices import Choices
 from escalade.ops.base.dtypes import VECTOR_BYTES
 
 RESULT = "y"
-Takes = Callable[[Node, str, int], bool]
-"""Whether the kernel of a node takes the rows of a role, or of its result, so many elements apart."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +43,8 @@ class Parts:
     places: Mapping[str, Place]
     in_place: frozenset[str]
     """The nodes for which nothing is left to do: what they join or take is where it belongs."""
+    gathered: frozenset[str] = frozenset()
+    """The nodes that copy some of what they join, all of it at once; the rest is where it belongs."""
 
     def is_aligned(self, name: str) -> bool:
         """Whether a value begins, and goes on from row to row, where wide accesses may."""
@@ -65,8 +66,7 @@ def arrange(
     graph: Graph,
     forms: Mapping[str, Form],
     asking: Forms,
-    takes: Takes,
-    in_pytorch: Callable[[Node], bool],
+    choices: Choices,
 ) -> Parts:
     """Decides which values lie inside others, and copies where that cannot be.
 
@@ -75,15 +75,15 @@ def arrange(
     """
     if not any(_is_joint(node) or operator_of(node).taken(node) for node in graph):
         return Parts(graph, forms, {}, frozenset())
-    work = _Arranging(graph.copy(), dict(forms), asking, takes, in_pytorch)
+    work = _Arranging(graph.copy(), dict(forms), asking, choices)
     work.place_taken()
     work.place_joined()
+    work.gather_copies()
     work.copy_for_readers()
     places = {name: work.place(name) for name in work.within}
     apart = {name: replace(work.forms[name], pitch=place.pitch) for name, place in places.items()}
-    return Parts(
-        work.graph, {**work.forms, **apart}, places, frozenset((*work.members, *work.runs, *work.taken))
-    )
+    in_place = frozenset((*work.members, *work.runs, *work.taken)) - work.gathered
+    return Parts(work.graph, {**work.forms, **apart}, places, in_place, frozenset(work.gathered))
 
 
 def _is_joint(node: Node) -> bool:
@@ -96,11 +96,10 @@ class _Arranging:
         graph: Graph,
         forms: dict[str, Form],
         asking: Forms,
-        takes: Takes,
-        in_pytorch: Callable[[Node], bool],
+        choices: Choices,
     ) -> None:
         self.graph, self.forms = graph, forms
-        self._asking, self._takes, self._in_pytorch = asking, takes, in_pytorch
+        self._asking, self._choices = asking, choices
         self.within: dict[str, _Range] = {}
         self.members: dict[str, list[str]] = {}
         """What each whole is joined of: values as they were before any of them was copied."""
@@ -108,6 +107,10 @@ class _Arranging:
         """Ranges of what others have made."""
         self.runs: set[str] = set()
         """What is joined of a run of another's members."""
+        self.gathered: set[str] = set()
+        """What copies those of its members that cannot be written where they belong."""
+        self._copies: set[str] = set()
+        """Copies of members in their places."""
         self._given = {given.name for given in graph.inputs}
 
     def place(self, name: str) -> Place:
@@ -132,10 +135,7 @@ class _Arranging:
             taken = operator_of(node).taken(node)
             if taken is None or node.inputs["x"] in self.graph.constants:
                 continue
-            whole, own = self.forms[node.inputs["x"]], self.forms[node.name]
-            if not self._has_bytes(node.inputs["x"]):
-                continue
-            if (whole.dtype, whole.layout) == (own.dtype, own.layout) and _is_run(whole, taken.dimension):
+            if self._has_bytes(node.inputs["x"]) and _can_lie_in(node, taken, self.forms):
                 self.within[node.name] = _Range(node.inputs["x"], taken.dimension, taken.first)
                 self.taken.add(node.name)
 
@@ -146,7 +146,7 @@ class _Arranging:
             return True
         if operator_of(node).is_alias(node, self._asking):
             return self._has_bytes(node.inputs["x"])
-        return not self._in_pytorch(node)
+        return not self._choices.of(node).in_pytorch
 
     def _parts_of(self, node: Node) -> list[str]:
         """The values that a node joins, if they can be written where they belong; none of any other node."""
@@ -221,9 +221,24 @@ class _Arranging:
             first += self.forms[name].shape[dimension]
             if not self._fits(name, inside):
                 name = self._copied(name)
+                self._copies.add(name)
             self.within[name] = inside
             inputs[f"x{number}"] = name
         self.graph.nodes[node.name] = replace(self.graph.nodes[node.name], inputs=inputs)
+
+    def gather_copies(self) -> None:
+        """Whoever joins copies makes them itself, all at once, unless some of what is joined is read before that."""
+        for name in self.members:
+            node = self.graph.nodes[name]
+            copies = {role: value for role, value in node.inputs.items() if value in self._copies}
+            is_read_before = any(self.within[run].whole == name for run in self.runs)
+            if not copies or is_read_before or not self._choices.of(node).is_moved:
+                continue
+            sources = {role: self.graph.nodes[copy].inputs["x0"] for role, copy in copies.items()}
+            for copy in copies.values():
+                del self.graph.nodes[copy], self.within[copy]
+            self.graph.nodes[name] = node.with_inputs(**sources).with_attributes(moved=tuple(copies))
+            self.gathered.add(name)
 
     def _fits(self, name: str, inside: _Range) -> bool:
         """Whether a value can be written to its place and read there."""
@@ -252,10 +267,12 @@ class _Arranging:
             return True
         size = self.forms[name].dtype.itemsize
         if any(number * size % VECTOR_BYTES for number in (place.first, place.pitch)):
-            return self._in_pytorch(node)
+            return self._choices.takes_anywhere(node) and (
+                not place.pitch or self._choices.takes(node, role, place.pitch)
+            )
         if not place.pitch:
             return True
-        return self._takes(node, role, place.pitch)
+        return self._choices.takes(node, role, place.pitch)
 
     def _copied(self, name: str) -> str:
         """A copy of a value, made as soon as that is there."""
@@ -268,7 +285,7 @@ class _Arranging:
 
     def _new_copy(self, name: str) -> Node:
         form = replace(self.forms[name], pitch=0)
-        copy = Convert.copied(self.graph.fresh(f"{name}_part"), name, form)
+        copy = Move.copied(self.graph.fresh(f"{name}_part"), name, form)
         self.forms[copy.name] = form
         self._asking.add(copy.name, form)
         return copy
@@ -295,6 +312,26 @@ class _Arranging:
             self.graph.insert_before(next(one.name for one in self.graph if one.name in readers), copy)
             for reader, role in unable:
                 self.graph.nodes[reader] = self.graph.nodes[reader].with_inputs(**{role: copy.name})
+
+
+def is_taken_in_place(node: Node, forms: Mapping[str, Form]) -> bool:
+    """Whether a range of a value, dense in the plan's memory, is where wide accesses may read it."""
+    taken = operator_of(node).taken(node)
+    if taken is None or not _can_lie_in(node, taken, forms):
+        return False
+    whole = forms[node.inputs["x"]]
+    if taken.dimension != whole.order[-1]:
+        behind = whole.order[whole.order.index(taken.dimension) + 1 :]
+        steps = [taken.first * prod(whole.shape[d] for d in behind)]
+    else:
+        steps = [taken.first, whole.row]
+    return not any(step * whole.dtype.itemsize % VECTOR_BYTES for step in steps)
+
+
+def _can_lie_in(node: Node, taken: Taken, forms: Mapping[str, Form]) -> bool:
+    """Whether a range has the type and the order of what it is of, and lies together there, or in rows."""
+    whole, own = forms[node.inputs["x"]], forms[node.name]
+    return (whole.dtype, whole.layout) == (own.dtype, own.layout) and _is_run(whole, taken.dimension)
 
 
 def _is_run(whole: Form, dimension: int) -> bool:

@@ -12,11 +12,13 @@ from escalade.device.precompilation import Expected
 from escalade.engine.graph.forms import STORAGE, Form, InputFormat
 from escalade.engine.graph.graph import Graph, Input, Node
 from escalade.engine.nodes import operator_of, stored_forms
-from escalade.engine.nodes.lowering import STORED, Forms
+from escalade.engine.nodes.lowering import STORED, Forms, Lying
 from escalade.engine.passes.fusion_level import FusionLevel
 from escalade.engine.plan.choices import Choices, problem_apart
 from escalade.engine.plan.lives import Lives, arenas, lying_outside
+from escalade.engine.plan.moves import gather_moves
 from escalade.engine.plan.parts import RESULT, Parts, arrange
+from escalade.engine.plan.parts import Place as Inside
 from escalade.engine.plan.plan import Plan
 from escalade.engine.plan.step import ConstantForm, Step
 from escalade.errors import UnsupportedError
@@ -47,7 +49,8 @@ def make_plan(
     dense = value_forms(graph, dtype, formats)
     asking = Forms(dtype, dense, graph.constants, graph.typed)
     choices = Choices(graph.nodes, asking, place, avoid, fusion, in_pytorch, decided, deterministic)
-    parts = arrange(graph, dense, asking, choices.takes, lambda node: choices.of(node).in_pytorch)
+    graph = gather_moves(graph, dense, choices)
+    parts = arrange(graph, dense, asking, choices)
     graph, forms = parts.graph, parts.forms
     steps = _with_makers([_expecting(_step(node, parts, choices), expected) for node in graph])
     if deterministic:
@@ -145,13 +148,21 @@ def _require_kernels(steps: Sequence[Step]) -> None:
             )
 
 
+def _lying(places: Mapping[str, Inside]) -> dict[str, Lying]:
+    return {role: Lying(place.first, place.pitch) for role, place in places.items()}
+
+
 def _step(node: Node, parts: Parts, choices: Choices) -> Step:
     """The step of a node over values where they lie."""
     if node.name in parts.in_place:
         return Step(node, is_alias=True)
-    step = choices.of(node)
     roles = {**node.inputs, RESULT: node.name}
     used = {role: parts.places[name] for role, name in roles.items() if name in parts.places}
+    if node.name in parts.gathered:
+        return choices.placed(node, _lying(used))
+    step = choices.of(node)
+    if step.is_moved:
+        return choices.placed(node, _lying(used)) if used else step
     if step.lowered is None or step.choice is None or not used:
         return step
     if not all(parts.is_aligned(roles[role]) for role in used):

@@ -48,6 +48,11 @@ class Step:
     def in_pytorch(self) -> bool:
         return self.lowered is None and self.runs
 
+    @property
+    def is_moved(self) -> bool:
+        """Whether kernels do it wherever its values lie."""
+        return self.lowered is not None and self.lowered.at_places is not None
+
     def constant(self, role: str) -> ConstantForm:
         """The constant of that role in the form in which the step takes it."""
         operator = operator_of(self.node)

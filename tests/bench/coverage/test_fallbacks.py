@@ -33,7 +33,7 @@ IN_PYTORCH = {
     "group_norm": "",
     "vgg": "",
     "alexnet": "avg_pool3d 1, pad 1",
-    "vit": "permute 8, select 4, concatenate 1, expand 1, scaled_dot_product_attention 1",
+    "vit": "permute 5, select 3, concatenate 1, expand 1, scaled_dot_product_attention 1",
     "upscaling": "",
 }
 """The steps by operator, the most frequent first, as plans in fp16 have them."""

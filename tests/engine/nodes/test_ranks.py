@@ -92,8 +92,9 @@ def test_layers_of_sequences_are_those_of_images() -> None:
     engine = compile(model, x, device="twin")
     explained = engine.explain(x)
     assert not explained.fallbacks
-    # In front of all and behind it, and two halves that change places.
-    assert sum(step.operation == "convert" for step in explained.steps) == 4
+    # In front of all and behind it, and two halves that change places at once.
+    kernels = [step.kernels[0].split("/")[0] for step in explained.steps if step.kernels]
+    assert (kernels.count("convert"), kernels.count("copy")) == (2, 1)
     for given in (x, x[:1]):
         torch.testing.assert_close(engine(given), model(given), rtol=1e-4, atol=1e-4)
 

@@ -19,7 +19,7 @@ from escalade.device.recipe import ConstantCopy
 from escalade.engine.capture.export import capture
 from escalade.engine.explain import explain_plan
 from escalade.engine.graph.forms import InputFormat
-from escalade.engine.graph.graph import Graph, Input
+from escalade.engine.graph.graph import Graph, Input, Node
 from escalade.engine.nodes import operator_of
 from escalade.engine.nodes.lowering import NHWC
 from escalade.engine.passes import for_batch, optimise
@@ -143,6 +143,15 @@ def check_memory(plan: Plan) -> None:
         row, other_row = (form.row * form.dtype.itemsize for form in forms)
         return distance < other_row or pitch - distance < row
 
+    def joined_in(node: Node) -> set[str]:
+        """A node's result, and what lies in it where it joins what it does not copy."""
+        found = {node.name}
+        if operator_of(node).concatenated(node):
+            for role, name in node.inputs.items():
+                if role not in node.attributes.get("moved", ()) and name in plan.graph.nodes:
+                    found |= joined_in(plan.graph.nodes[name])
+        return found
+
     def origin(name: str) -> str:
         while name in sources:
             name = sources[name]  # type: ignore[assignment]
@@ -161,7 +170,7 @@ def check_memory(plan: Plan) -> None:
             assert step.node.name in parted or place(step.node.name) == place(origin(step.node.name))
             continue
         low, high = place(step.node.name)
-        own = {origin(step.node.name)}
+        own = {origin(name) for name in joined_in(step.node)}
         in_place = step.node.inputs[step.lowered.in_place] if step.lowered and step.lowered.in_place else None
         for other, (first, last) in alive.items():
             if origin(other) in own or not (first <= number <= last and first < number):

@@ -22,7 +22,9 @@ class Between(nn.Module):
         rows = torch.softmax(x, -1)
         part = rows[:, :, 1:]  # which is all that reads `rows`
         others = torch.softmax(F.relu(x).transpose(1, 2).cumsum(1), -1).transpose(1, 2)[:, :, 1:]
-        return {"sum": others + part, "flat": F.relu(others.flatten(1)), "last": x.cumsum(1)}
+        sums = x.cumsum(1)
+        flat, later = F.relu(others.flatten(1)), F.relu(sums[:, :, 1:])
+        return {"sum": others + part, "flat": flat, "later": later, "last": sums}
 
 
 def ran(x: torch.Tensor) -> tuple[KernelProgram, dict[str, torch.Tensor]]:
