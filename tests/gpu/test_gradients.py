@@ -12,13 +12,14 @@ import torch
 from escalade.measure.verification import compare
 from escalade.ops import OPERATIONS, Rung, conv2d_input_gradient, conv2d_weight_gradient
 from escalade.ops.base.accuracy import relative_error
+from escalade.ops.base.card import Card
 from escalade.ops.base.dtypes import STORAGE
 from escalade.ops.conv2d_input_gradient import Conv2dInputGradientProblem
 from escalade.ops.conv2d_weight_gradient import Conv2dWeightGradientProblem
 from escalade.ops.conv2d_weight_gradient.rungs.sm90_halves import WGMMA_SPLIT, WINDOW_SPLIT
 from escalade.ops.shared.images import MEMORY_FORMAT
 from tests.gpu.suitable import INPUT_GRADIENT, input_gradient_beyond_32_bits
-from tests.support import label, with_batch
+from tests.support import check, label, with_batch
 
 pytestmark = pytest.mark.gpu
 
@@ -49,6 +50,24 @@ def test_every_rung_of_the_input_gradient_beyond_32_bits(
         expected = INPUT_GRADIENT.reference(one, inputs)
         allowed = rung.tolerance(one, relative_error(INPUT_GRADIENT.peer(one, inputs), expected))
         assert compare(dx[first : first + 1], expected, allowed)[0] == "", f"image {first}"
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        ("256to512_8_k4s2p1_b8_bias+relu", "fp16"),  # blocks of clusters share sums
+        ("64to128_129x127_k4s2p1_b8_bias[x*sigmoid(x)]", "bf16"),
+        ("64to128_128_k2s2p0_b4_bias", "fp16"),
+        ("64to128_56_k3s2_b32_mask", "fp16"),  # several rounds of classes with one tap to four
+        ("60to64_100x99_k5x2s3x2p2x0_b3_res", "fp16"),
+        ("64to128_57_k3s2_b8_mask", "tf32"),
+    ],
+)
+def test_all_classes_of_pixels_in_one_launch(name: str, dtype: str, cuda: torch.device, seed: int) -> None:
+    rung = INPUT_GRADIENT.ladder.rung("one_launch").on(Card.of(cuda))
+    problem = Conv2dInputGradientProblem.parse(name, dtype, "nhwc")
+    for config in rung.configs(problem):
+        check(INPUT_GRADIENT, rung, problem, config, cuda, seed)
 
 
 @pytest.mark.parametrize("rung", [rung.name for rung in OPERATIONS["conv2d_weight_gradient"].ladder])

@@ -18,6 +18,8 @@
 //   PLACED    y is a part of a larger image: every so many pixels, every so many rows
 //   POOL_H, POOL_W  y has the maxima of windows of so many pixels side by side, with PLACES where they are, a byte each:
 //             those of a panel, whose 64 pixels are whole rows of windows, found by all threads
+//   CLASSES   so many classes of pixels, each with taps and places of its own, have tiles in one launch
+//             (conv2d/pixel_classes.cuh)
 //   MN_MAJOR  weights lie as [k][filters], taps backwards: those of the convolution whose gradient this one is
 // What bounds it: tensor cores and power; with 64 filters the copies from L2.
 //
@@ -28,7 +30,7 @@
 //   cluster_multicast  CLUSTER 2, with BUFFERS, SWAPPED or not
 //   cluster_split_k    SPLITS up to 8, SHARE 1 to 3, BUFFERS 0
 // conv2d_input_gradient launches it too: `tma_wgmma` as a plain convolution, `persistent` with HAS_MASK, MN_MAJOR and
-// PLACED. Read sm90_persistent_tile.cuh (tiles, shared memory), sm90_persistent_copies.cuh (the producer),
+// PLACED, `one_launch` with CLASSES besides. Read sm90_persistent_tile.cuh (tiles, shared memory), sm90_persistent_copies.cuh (the producer),
 // sm90_persistent_products.cuh (the mainloop), then the two epilogues: sm90_persistent_straight.cuh,
 // sm90_persistent_panels.cuh.
 #include "conv2d/sm90_persistent_copies.cuh"
@@ -43,8 +45,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                            const __grid_constant__ TensorMap residual_map, const __grid_constant__ TensorMap output_map,
                            const Bias* __restrict__ bias, const float* __restrict__ scale,
                            const float* __restrict__ scales, const Element* __restrict__ residual,
-                           Output* __restrict__ y, unsigned char* __restrict__ places, ConvShape shape, ShortcutShape shortcut_shape, Placement placement,
-                           int weights_ready, int release_dependents, int y_pitch) {
+                           Output* __restrict__ y, unsigned char* __restrict__ places, ConvShape shape,
+                           ShortcutShape shortcut_shape, Placement placement,
+                           const __grid_constant__ PixelClasses classes, int weights_ready, int release_dependents, int y_pitch) {
     extern __shared__ __align__(1024) unsigned char shared_memory[];
     const u32 panels = shared_address(shared_memory);
     Stages ring(panels + 2 * BUFFERS * PANEL_BYTES);
@@ -70,9 +73,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     if (SPLITS > 1 && PARTS_APART) cluster_arrive_relaxed();
     __syncthreads();
     if (CLUSTER > 1) cluster_sync();  // the barriers of the others are ready too
-    const Problem problem(shape, shortcut_shape.channels);
+    const Problem problem(shape, classes, shortcut_shape.channels);
     const int first = blockIdx.x / CLUSTER_BLOCKS, step = gridDim.x / CLUSTER_BLOCKS;
-    const int block_slabs = problem.last_slab(rank) - problem.first_slab(rank);
     if (threadIdx.x < 128) {
         release_registers<40>();
         if (threadIdx.x == 0) {
@@ -94,19 +96,30 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         const int consumer = threadIdx.x / 128 - 1;
         const int wg_pixel = SHARE == 1 ? consumer * WG_PIXELS : 0, wg_filter = SHARE == 2 ? consumer * WG_FILTERS : 0;
         const Finish finish{bias, scale, scales, residual, shape.filters};
-        const Writer writer{finish, y, shape, placement, problem.pixels, y_pitch};
+        Placement tile_placement = placement;
+        const Writer writer{finish, y, shape, tile_placement, problem.pixels, y_pitch};
         PanelWriter<(BUFFERS > 0 ? BUFFERS : 1)> panel_writer{residual_map, output_map, finish, writer, consumer,
                                                               panels + consumer * BUFFERS * PANEL_BYTES,
                                                               residual_barriers + consumer * BUFFERS * 8, places};
         // Ping-pong: a warpgroup begins when the other has waited for all stages of the tile before. The first turn
         // is free: a barrier that nobody has arrived at passes for the parity before.
         u32 turn = consumer == 0;
-        const int slabs = DEPTH ? (block_slabs + 1 - consumer) / 2 : block_slabs;
-        if (consumer == 1 && (PING_PONG || DEPTH)) ring.skip(PING_PONG ? slabs : 1);
+        const auto slabs_of = [&](const Tile& tile) {
+            const int slabs = problem.block_slabs(tile.pixel_class, rank);
+            return DEPTH ? (slabs + 1 - consumer) / 2 : slabs;
+        };
+        if (consumer == 1 && (PING_PONG || DEPTH)) ring.skip(PING_PONG ? slabs_of(Tile(problem, first, rank)) : 1);
         for (int index = first + (PING_PONG ? consumer * step : 0); index < problem.tiles;
              index += (PING_PONG ? 2 : 1) * step) {
             const Tile tile(problem, index, rank);
             const int pixel = tile.pixel + wg_pixel, filter = tile.filter + wg_filter;
+            if constexpr (CLASSES > 1) {
+                tile_placement.offset_h = classes.of[tile.pixel_class].offset_h;
+                tile_placement.offset_w = classes.of[tile.pixel_class].offset_w;
+            }
+            const int slabs = slabs_of(tile);
+            int skipped = 0;  // of the other's tile, asked for while registers are free
+            if (PING_PONG && index + step < problem.tiles) skipped = slabs_of(Tile(problem, index + step, rank));
             if (BUFFERS > 0) panel_writer.begin(pixel, filter);
             if (PING_PONG) barrier_wait(turn_barriers + 8 * consumer, turn);
             turn ^= 1;
@@ -117,7 +130,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                 if (threadIdx.x % 32 == 0) barrier_arrive(turn_barriers + 8 * (1 - consumer));
                 wgmma_wait<0>();
                 release(ring, (ring.stage + STAGES - 1) % STAGES);
-                ring.skip(slabs);
+                ring.skip(skipped);
             }
             const int warp_pixel = pixel + threadIdx.x / 32 % 4 * 16;
             if constexpr (BUFFERS > 0) panel_writer.write(sums, pixel, filter);

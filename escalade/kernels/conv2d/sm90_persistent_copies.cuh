@@ -5,30 +5,55 @@
 
 // A walk over the slabs of a sum: all channels of a tap, then the next tap, at last the shortcut's channels.
 struct Walk {
+    const Problem& problem;
+    const int pixel_class;
     int tap, c, r, s;
 
-    __device__ __forceinline__ Walk(const Problem& problem, int slab) {
-        const ConvShape& shape = problem.shape;
-        const int taps = shape.filter_height * shape.filter_width;
-        tap = min(slab / problem.tap_slabs, taps);
+    __device__ __forceinline__ Walk(const Problem& problem, int pixel_class, u32 rank)
+        : problem(problem), pixel_class(pixel_class) {
+        const int slab = problem.first_slab(pixel_class, rank), width = problem.taps_w(pixel_class);
+        tap = min(slab / problem.tap_slabs, problem.taps_h(pixel_class) * width);
         c = (slab - tap * problem.tap_slabs) * SLAB;
-        r = tap / shape.filter_width;
-        s = tap % shape.filter_width;
+        r = tap / width;
+        s = tap % width;
     }
 
-    __device__ __forceinline__ bool in_shortcut(const ConvShape& shape) const {
-        return SHORTCUT && r == shape.filter_height;
-    }
+    __device__ __forceinline__ bool in_shortcut() const { return SHORTCUT && r == problem.shape.filter_height; }
 
-    __device__ __forceinline__ void next(const ConvShape& shape) {
+    __device__ __forceinline__ void next() {
         c += SLAB;
-        if (in_shortcut(shape) || c < shape.channels) return;
+        if (in_shortcut() || c < problem.shape.channels) return;
         c = 0;
         ++tap;
-        if (++s == shape.filter_width) {
+        if (++s == problem.taps_w(pixel_class)) {
             s = 0;
             ++r;
         }
+    }
+
+    // The row and the column of the tap among those of weights that have the taps backwards.
+    __device__ __forceinline__ int weight_r() const {
+        if constexpr (CLASSES == 1) return problem.shape.filter_height - 1 - r;
+        return problem.classes.of[pixel_class].tap_h - r * problem.classes.step_h;
+    }
+    __device__ __forceinline__ int weight_s() const {
+        if constexpr (CLASSES == 1) return problem.shape.filter_width - 1 - s;
+        return problem.classes.of[pixel_class].tap_w - s * problem.classes.step_w;
+    }
+
+    // The tap among those of weights that have been turned around, all taps of the filter whatever the class.
+    __device__ __forceinline__ int weight_tap() const {
+        if constexpr (CLASSES == 1) return tap;
+        const ConvShape& shape = problem.shape;
+        return shape.filter_height * shape.filter_width - 1 - weight_r() * shape.filter_width - weight_s();
+    }
+
+    // Where the tap's pixels lie from the corner of the launch's windows on.
+    __device__ __forceinline__ int down() const {
+        return r * problem.shape.dilation_h + (CLASSES > 1 ? problem.classes.of[pixel_class].shift_h : 0);
+    }
+    __device__ __forceinline__ int across() const {
+        return s * problem.shape.dilation_w + (CLASSES > 1 ? problem.classes.of[pixel_class].shift_w : 0);
     }
 };
 
@@ -39,16 +64,14 @@ struct Copier {
     const u32 rank;
 
     __device__ __forceinline__ void copy_weights(const Stages& ring, const Walk& walk, int filter) const {
-        const bool shortcut = walk.in_shortcut(problem.shape);
+        const bool shortcut = walk.in_shortcut();
         const TensorMap& map = shortcut ? maps.shortcut_weights : maps.weights;
         const u32 to = ring.address() + PIXEL_BYTES, full = ring.full(ring.stage);
-        const int tap = shortcut ? 0 : walk.tap;
+        const int tap = shortcut ? 0 : walk.weight_tap();
         if constexpr (MN_MAJOR) {
-            const ConvShape& shape = problem.shape;
 #pragma unroll
             for (int block = 0; block < TILE_FILTERS; block += 64)
-                tma_load_4d(to + block * ROW_BYTES, map, full, filter + block, shape.filter_width - 1 - walk.s,
-                            shape.filter_height - 1 - walk.r, walk.c);
+                tma_load_4d(to + block * ROW_BYTES, map, full, filter + block, walk.weight_s(), walk.weight_r(), walk.c);
         } else if constexpr (CLUSTER > 1) {
             constexpr int PART = TILE_FILTERS / CLUSTER;
             tma_load_3d_multicast(to + rank * PART * ROW_BYTES, map, full, walk.c, tap, filter + rank * PART,
@@ -60,10 +83,10 @@ struct Copier {
 
     // The weights of the first stages, which have never been used; says how many.
     __device__ __forceinline__ int copy_ahead(Stages ring, int index) const {
-        const int first_slab = problem.first_slab(rank), count = min(problem.last_slab(rank) - first_slab, STAGES);
-        Walk walk(problem, first_slab);
         const Tile tile(problem, index, rank);
-        for (int slab = 0; slab < count; ++slab, ring.next(), walk.next(problem.shape)) {
+        const int count = min(problem.block_slabs(tile.pixel_class, rank), STAGES);
+        Walk walk(problem, tile.pixel_class, rank);
+        for (int slab = 0; slab < count; ++slab, ring.next(), walk.next()) {
             barrier_expect(ring.full(ring.stage), STAGE_BYTES);
             copy_weights(ring, walk, tile.filter);
         }
@@ -73,15 +96,15 @@ struct Copier {
     // Copies tile after tile; of the first `ahead` slabs the weights are on their way.
     __device__ __forceinline__ void copy_tiles(Stages ring, int first, int step, int ahead) const {
         const ConvShape& shape = problem.shape;
-        const int first_slab = problem.first_slab(rank), last_slab = problem.last_slab(rank);
         for (int index = first; index < problem.tiles; index += step) {
             const Tile tile(problem, index, rank);
             const int row = tile.pixel / shape.output_width;
             const int n = row / shape.output_height;
             const int oh = row % shape.output_height, ow = tile.pixel % shape.output_width;
             const int h = oh * shape.stride_h - shape.pad_h, w = ow * shape.stride_w - shape.pad_w;
-            Walk walk(problem, first_slab);
-            for (int slab = first_slab; slab < last_slab; ++slab, ring.next(), walk.next(shape)) {
+            const int slabs = problem.block_slabs(tile.pixel_class, rank);
+            Walk walk(problem, tile.pixel_class, rank);
+            for (int slab = 0; slab < slabs; ++slab, ring.next(), walk.next()) {
                 const u32 full = ring.full(ring.stage);
                 if (ahead > 0) {
                     --ahead;
@@ -90,12 +113,11 @@ struct Copier {
                     barrier_expect(full, STAGE_BYTES);
                     copy_weights(ring, walk, tile.filter);
                 }
-                if (walk.in_shortcut(shape))
+                if (walk.in_shortcut())
                     tma_load_im2col(ring.address(), maps.shortcut, full, walk.c, ow * shortcut_stride,
                                     oh * shortcut_stride, n, 0, 0);
                 else
-                    tma_load_im2col(ring.address(), maps.pixels, full, walk.c, w, h, n, walk.s * shape.dilation_w,
-                                    walk.r * shape.dilation_h);
+                    tma_load_im2col(ring.address(), maps.pixels, full, walk.c, w, h, n, walk.across(), walk.down());
             }
         }
     }

@@ -86,8 +86,11 @@ struct PanelWriter {
             const u32 to = panels + buffer * PANEL_BYTES + box * BOX_BYTES, full = barriers + 8 * buffer;
             const int filter = at.filter + box * BOX_FILTERS;
             if constexpr (PLACED) {
-                const Place origin_place = place(at.pixel, writer.shape, writer.placement);
-                tma_load_im2col(to, residual_map, full, filter, origin_place.w, origin_place.h, origin_place.n, 0, 0);
+                const Placement& placement = writer.placement;
+                const Place here = place(at.pixel, writer.shape, placement);
+                // A map for all classes begins at the first pixel of all.
+                const int down = CLASSES > 1 ? placement.offset_h : 0, across = CLASSES > 1 ? placement.offset_w : 0;
+                tma_load_im2col(to, residual_map, full, filter, here.w - across, here.h - down, here.n, across, down);
             } else {
                 tma_load_2d(to, residual_map, full, filter, at.pixel);
             }
@@ -101,8 +104,9 @@ struct PanelWriter {
         if (!FILTERS_ALIGNED && at.filter + filter >= writer.shape.filters) return;
 #pragma unroll
         for (int row = first; row < first + 64; row += AT_ONCE) {
-            if (at.pixel + row >= writer.pixels) return;
-            Output* to = writer.y + writer.offset(at.pixel + row) + at.filter + filter;
+            const int pixel = writer.stored(at.pixel + row);
+            if (pixel < 0) continue;
+            Output* to = writer.y + writer.offset(pixel) + at.filter + filter;
             *reinterpret_cast<float4*>(to) = load_shared_16(panel_address(panel, row, filter));
         }
     }

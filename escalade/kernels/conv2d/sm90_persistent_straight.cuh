@@ -15,7 +15,17 @@ struct Writer {
     int pixels;
     int y_pitch;  // elements from pixel to pixel where PITCHED: y is a part of a larger buffer
 
+    // The pixel by which `offset` finds it; -1: it is not stored. Of several classes, all have as many pixels here as the
+    // largest, and it is the pixel of the whole image, which half as many registers hold as its offset.
+    __device__ __forceinline__ int stored(int pixel) const {
+        if (pixel >= pixels) return -1;
+        if constexpr (CLASSES == 1) return pixel;
+        const Place at = place(pixel, shape, placement);
+        if (at.h >= placement.height || at.w >= placement.width) return -1;
+        return (at.n * placement.height + at.h) * placement.width + at.w;
+    }
     __device__ __forceinline__ long long offset(int pixel) const {
+        if constexpr (CLASSES > 1) return 1LL * pixel * shape.filters;
         return PITCHED ? 1LL * pixel * y_pitch : ::offset(pixel, shape, placement);
     }
 
@@ -25,11 +35,14 @@ struct Writer {
             return;
         }
         const int lane = threadIdx.x % 32;
-        long long at[ATOMS][2];
+        long long at[ATOMS][2];  // -1: not stored
 #pragma unroll
         for (int i = 0; i < ATOMS; ++i)
 #pragma unroll
-            for (int half = 0; half < 2; ++half) at[i][half] = offset(warp_pixel + i * 64 + half * 8 + lane / 4);
+            for (int half = 0; half < 2; ++half) {
+                const int pixel = stored(warp_pixel + i * 64 + half * 8 + lane / 4);
+                at[i][half] = pixel < 0 ? -1 : offset(pixel);
+            }
 #pragma unroll
         for (int j = 0; j < COLUMNS / 8; ++j) {
             const int filter = first_filter + j * 8 + lane % 4 * 2;
@@ -38,7 +51,7 @@ struct Writer {
             for (int i = 0; i < ATOMS; ++i)
 #pragma unroll
                 for (int half = 0; half < 2; ++half)
-                    if (warp_pixel + i * 64 + half * 8 + lane / 4 < pixels)
+                    if (at[i][half] >= 0)
                         finish.store_pair(sums[i][j * 4 + half * 2], sums[i][j * 4 + half * 2 + 1], pair, filter,
                                           at[i][half], y);
         }
@@ -111,10 +124,11 @@ struct Writer {
                 const int piece = parts.piece(sharer, start + i), filter = filter_of(piece);
                 const int pixel = warp_pixel + piece / BLOCKS * 64 + lane / 4;
 #pragma unroll
-                for (int half = 0; half < 2; ++half)
-                    if (pixel + half * 8 < pixels)
-                        finish.store_pair(totals[i][2 * half], totals[i][2 * half + 1], pairs[i], filter,
-                                          offset(pixel + half * 8), y);
+                for (int half = 0; half < 2; ++half) {
+                    const int at = stored(pixel + half * 8);
+                    if (at >= 0)
+                        finish.store_pair(totals[i][2 * half], totals[i][2 * half + 1], pairs[i], filter, offset(at), y);
+                }
             }
         }
     }

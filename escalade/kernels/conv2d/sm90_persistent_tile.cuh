@@ -5,6 +5,7 @@
 #include "common/ring.cuh"
 #include "common/wgmma_widths.cuh"
 #include "conv2d/finish.cuh"
+#include "conv2d/pixel_classes.cuh"
 #include "conv2d/shared_sum.cuh"
 
 constexpr int ROW_BYTES = 128;  // what the swizzle spans
@@ -34,6 +35,7 @@ static_assert(BUFFERS > 0 || !SWAPPED, "straight to y: pixels are rows");
 static_assert(PARTS == 1 || (!PING_PONG && CLUSTER == 1 && BUFFERS == 0), "both warpgroups add up one tile");
 static_assert(!PROMOTED || (!DEPTH && ATOMS * COLUMNS <= 128), "sums are held twice");
 static_assert(!DEPTH || STAGES % 2 == 0, "every other stage is one warpgroup's");
+static_assert(CLASSES == 1 || (PLACED && CLUSTER == 1 && !SHORTCUT), "classes lie apart in y");
 static_assert(!MN_MAJOR || (WG_FILTERS % 64 == 0 && CLUSTER == 1 && !SHORTCUT), "blocks of 64 MN-major filters");
 
 using Stages = Ring<STAGES, STAGE_BYTES>;  // pixels, then weights
@@ -50,30 +52,59 @@ struct Maps {
 
 struct Problem {
     ConvShape shape;
-    int pixels, tiles_n, tiles, slabs, tap_slabs;
+    const PixelClasses& classes;
+    int pixels, tiles_m, tiles_n, tiles, tap_slabs, shortcut_slabs;
 
-    __device__ __forceinline__ Problem(const ConvShape& shape, int shortcut_channels) : shape(shape) {
+    __device__ __forceinline__ Problem(const ConvShape& shape, const PixelClasses& classes, int shortcut_channels)
+        : shape(shape), classes(classes) {
         pixels = shape.batch * shape.output_height * shape.output_width;
         tiles_n = (shape.filters + TILE_FILTERS - 1) / TILE_FILTERS;
-        const int tiles_m = (pixels + TILE_PIXELS - 1) / TILE_PIXELS;
-        tiles = (tiles_m + CLUSTER - 1) / CLUSTER * tiles_n;
+        tiles_m = ((pixels + TILE_PIXELS - 1) / TILE_PIXELS + CLUSTER - 1) / CLUSTER;
+        tiles = CLASSES * tiles_m * tiles_n;
         tap_slabs = (shape.channels + SLAB - 1) / SLAB;
-        slabs = shape.filter_height * shape.filter_width * tap_slabs;
-        if (SHORTCUT) slabs += (shortcut_channels + SLAB - 1) / SLAB;
+        shortcut_slabs = SHORTCUT ? (shortcut_channels + SLAB - 1) / SLAB : 0;
     }
 
-    __device__ __forceinline__ int first_slab(u32 rank) const { return SPLITS == 1 ? 0 : slabs * rank / SPLITS; }
-    __device__ __forceinline__ int last_slab(u32 rank) const {
-        return SPLITS == 1 ? slabs : slabs * (rank + 1) / SPLITS;
+    // The taps of a class's filter.
+    __device__ __forceinline__ int taps_h(int pixel_class) const {
+        return CLASSES > 1 ? classes.of[pixel_class].taps_h : shape.filter_height;
+    }
+    __device__ __forceinline__ int taps_w(int pixel_class) const {
+        return CLASSES > 1 ? classes.of[pixel_class].taps_w : shape.filter_width;
+    }
+
+    // The slabs of a sum, and those among them that are a block's.
+    __device__ __forceinline__ int slabs(int pixel_class) const {
+        return taps_h(pixel_class) * taps_w(pixel_class) * tap_slabs + shortcut_slabs;
+    }
+    __device__ __forceinline__ int first_slab(int pixel_class, u32 rank) const {
+        return SPLITS == 1 ? 0 : slabs(pixel_class) * rank / SPLITS;
+    }
+    __device__ __forceinline__ int last_slab(int pixel_class, u32 rank) const {
+        return SPLITS == 1 ? slabs(pixel_class) : slabs(pixel_class) * (rank + 1) / SPLITS;
+    }
+    __device__ __forceinline__ int block_slabs(int pixel_class, u32 rank) const {
+        return last_slab(pixel_class, rank) - first_slab(pixel_class, rank);
     }
 };
 
 struct Tile {
-    int pixel, filter;
+    int pixel, filter, pixel_class = 0;
 
     // Tiles that see the same pixels follow each other, so that x comes from DRAM once. The blocks of a cluster have
     // neighbouring pixels; past the last there are zeros, and nothing is stored.
-    __device__ __forceinline__ Tile(const Problem& problem, int index, u32 rank)
-        : pixel((index / problem.tiles_n * CLUSTER + (CLUSTER > 1 ? rank : 0)) * TILE_PIXELS),
-          filter(index % problem.tiles_n * TILE_FILTERS) {}
+    __device__ __forceinline__ Tile(const Problem& problem, int index, u32 rank) {
+        int m = index / problem.tiles_n;
+        // Classes follow each other over as many pixels as the blocks have at once: each block has as many tiles of one
+        // as of another, which may have more taps, and what x has there stays in L2 from the first class to the last.
+        if constexpr (CLASSES > 1) {
+            const int round = min(problem.tiles_m, max(1, int(gridDim.x) / CLUSTER_BLOCKS / problem.tiles_n));
+            const int first = m / (CLASSES * round) * round, here = min(round, problem.tiles_m - first);
+            m -= CLASSES * first;
+            pixel_class = m / here;
+            m = first + m % here;
+        }
+        pixel = (m * CLUSTER + (CLUSTER > 1 ? rank : 0)) * TILE_PIXELS;
+        filter = index % problem.tiles_n * TILE_FILTERS;
+    }
 };

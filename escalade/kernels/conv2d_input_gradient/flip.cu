@@ -6,8 +6,8 @@
 // filters at one tap through shared memory, so that both sides move along what lies side by side in NHWC.
 // What bounds it: memory, and at these sizes the launch.
 //
-// Serves `implicit_gemm`, `tensor_core`, `tensor_core_split`, `tma_wgmma`, `persistent`, `streamed_window` and
-// `wgmma_split`: every rung whose kernel does not take weights MN-major.
+// Serves `implicit_gemm`, `tensor_core`, `tensor_core_split`, `tma_wgmma`, `persistent`, `one_launch`, `streamed_window`
+// and `wgmma_split`: every rung whose kernel does not take weights MN-major.
 #include "common/ptx.cuh"
 
 constexpr int TILE = 32;

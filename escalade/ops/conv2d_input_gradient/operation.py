@@ -15,7 +15,7 @@ from escalade.ops.conv2d_input_gradient.rungs.atomics import ATOMICS
 from escalade.ops.conv2d_input_gradient.rungs.col2im import COL2IM
 from escalade.ops.conv2d_input_gradient.rungs.direct import DIRECT
 from escalade.ops.conv2d_input_gradient.rungs.skinny import SKINNY
-from escalade.ops.conv2d_input_gradient.rungs.sm90_persistent import PERSISTENT
+from escalade.ops.conv2d_input_gradient.rungs.sm90_persistent import ONE_LAUNCH, PERSISTENT
 from escalade.ops.shared.images import LAYOUTS
 
 
@@ -31,8 +31,8 @@ def _preference(problem: Conv2dInputGradientProblem) -> tuple[str, ...]:
 GROUPED = tuple(rung.name for rung in groups.RUNGS)
 FEW_FILTERS = 8
 """Filters up to which rows of the implicit GEMM, which runs over them, are too short for tensor cores in fp32."""
-HOPPER = ("window", "streamed_window", "persistent")
-"""Kernels that mask and place results themselves, in fp16 and bf16; of TF32 the second alone."""
+HOPPER = ("window", "streamed_window", "persistent", "one_launch")
+"""Kernels that mask and place results themselves, in fp16 and bf16; of TF32 the second and the last."""
 SPLIT = ("wgmma_split", "tensor_core_split")
 """The rungs with fp32 accuracy on tensor cores."""
 WORTH_CONVERTING = (*GROUPED, *HOPPER, "skinny", "col2im", "tma_wgmma", "tensor_core")
@@ -45,7 +45,7 @@ class Conv2dInputGradient(Operation[Conv2dInputGradientProblem]):
     in_pytorch = reference
     ladder = Ladder(
         "conv2d_input_gradient",
-        (ATOMICS, DIRECT, *duality.RUNGS, *groups.RUNGS, SKINNY, COL2IM, PERSISTENT, *sm90_jobs.RUNGS),
+        (ATOMICS, DIRECT, *duality.RUNGS, *groups.RUNGS, SKINNY, COL2IM, PERSISTENT, ONE_LAUNCH, *sm90_jobs.RUNGS),
     )
     problems = PROBLEMS
     small_problems = SMALL_PROBLEMS

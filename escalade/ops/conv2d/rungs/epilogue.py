@@ -13,6 +13,15 @@ from escalade.ops.shared import activation
 UNPLACED = Ints((1, 1, 0, 0, 0, 0))
 """`Placement` of kernels/conv2d/placement.cuh where y is a whole image. Otherwise it is a part of a larger one:
 the steps between its rows and columns there, the first of each, and the whole's height and width."""
+CLASS_INTS = 8
+ONE_CLASS = Ints((1, 1, *(0,) * CLASS_INTS))
+"""`PixelClasses` of kernels/conv2d/pixel_classes.cuh where all pixels meet the same taps: nothing is asked of it.
+Otherwise two steps, and `CLASS_INTS` numbers for each class."""
+
+
+def class_count(classes: Ints) -> int:
+    """The number of classes that such a struct has."""
+    return (len(classes.values) - 2) // CLASS_INTS
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.rung import Config, Rung
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.conv2d.rungs.activation_costs import SPECIAL_LANES, activation_cost
-from escalade.ops.conv2d.rungs.epilogue import UNPLACED, Epilogue
+from escalade.ops.conv2d.rungs.epilogue import ONE_CLASS, UNPLACED, Epilogue, class_count
 from escalade.ops.conv2d.rungs.preparation import copied_channels, prepare_for_copies
 from escalade.ops.conv2d.rungs.sm90_rung import PROMOTE_SLABS, SLAB_RATE, HopperRung, slabs_of
 from escalade.ops.conv2d.rungs.tma_windows import MN_MAJOR_FILTERS, ROW_BYTES, Windows, shortcut_shape
@@ -166,23 +166,27 @@ class PersistentConfig(Config):
                     return config
         return None
 
-    def tiles(self, pixels: int, filters: int) -> int:
-        """Tiles of the problem; where a cluster shares weights, the tiles of its blocks count as one."""
-        return ceil_div(ceil_div(pixels, self.pixels), self.cluster) * ceil_div(filters, self.filters)
+    def tiles(self, pixels: int, filters: int, classes: int = 1) -> int:
+        """Tiles of the problem, of each class of pixels alike; where a cluster shares weights, the tiles of its blocks
+        count as one."""
+        return (
+            classes * ceil_div(ceil_div(pixels, self.pixels), self.cluster) * ceil_div(filters, self.filters)
+        )
 
-    def clusters(self, pixels: int, filters: int, card: Card) -> int:
-        tiles = self.tiles(pixels, filters)
+    def clusters(self, pixels: int, filters: int, card: Card, classes: int = 1) -> int:
+        tiles = self.tiles(pixels, filters, classes)
         return tiles if self.parts > 1 else min(tiles, card.multiprocessors // self.cluster)
 
     def cost(
-        self, pixels: int, filters: int, slabs: int, card: Card, *, thin: int = 0, special: float = 0.0
-    ) -> float:
+        self, pixels: int, filters: int, slabs: int, card: Card, *, thin: int = 0, special: float = 0.0,
+        classes: int = 1,
+    ) -> float:  # fmt: skip
         """Cycles, as far as tensor cores, L2 and the ends of tiles decide. So many of the slabs are thin, and each
         result takes so many special functions."""
         products = self.pixels * self.filters / SLAB_RATE
         if self.columns <= 64:  # both operands are read from shared memory as fast as they are multiplied
             products *= 1.2
-        tiles, sums = self.tiles(pixels, filters), self.pixels * self.filters
+        tiles, sums = self.tiles(pixels, filters, classes), self.pixels * self.filters
         group = self.cluster * self.splits
         at_once = card.clusters_at_once(group)
         rate = card.copy_rate(card.rates.copies.tma_persistent, min(tiles, at_once) * group)
@@ -223,12 +227,16 @@ def product(
     shortcut: Windows | None = None,
     shortcut_weight: str = "shortcut_weight",
     placement: Ints = UNPLACED,
+    classes: Ints = ONE_CLASS,
     y_pitch: int = 0,
     pool: tuple[int, int] = (1, 1),
     places: bool = False,
     lane: int = 0,
 ) -> KernelCall:
-    """One launch: y = epilogue(sum over taps and channels of x's windows times weight [filters][taps][channels])."""
+    """One launch: y = epilogue(sum over taps and channels of x's windows times weight [filters][taps][channels]).
+
+    With several classes of pixels, the windows and the placement are those that all have in common.
+    """
     wg_pixels, wg_filters = config.warpgroup_tile
     dtype, output_bytes = windows.dtype, ELEMENT_BYTES[epilogue.output]
     constants: dict[str, Constant] = {
@@ -245,6 +253,7 @@ def product(
         "PROMOTED": dtype in PROMOTE_SLABS,
         "SHORTCUT": shortcut is not None,
         "PLACED": placement != UNPLACED,
+        "CLASSES": class_count(classes),
         "PITCHED": y_pitch > 0,
         "POOL_H": pool[0],
         "POOL_W": pool[1],
@@ -280,7 +289,7 @@ def product(
     group = config.cluster * config.splits
     return KernelCall(
         Program.of("conv2d/sm90_persistent.cu", "conv2d_sm90_persistent", constants),
-        (config.clusters(windows.pixels, filters, card) * group, 1, 1),
+        (config.clusters(windows.pixels, filters, card, class_count(classes)) * group, 1, 1),
         (THREADS, 1, 1),
         (
             *maps,
@@ -293,6 +302,7 @@ def product(
             windows.shape(filters),
             shortcut_shape(shortcut),
             placement,
+            classes,
             WeightsReady((weight, shortcut_weight)),
             ReleaseDependents(),
             y_pitch,

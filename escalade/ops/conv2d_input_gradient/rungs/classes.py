@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from escalade.device.recipe import Ints
 from escalade.ops.base.grid import ceil_div
@@ -35,6 +36,11 @@ class Axis:
     dilation: int
     corner: int
     """The pixel of y that the first pixel meets with the last tap, the first of the filter that runs backwards."""
+
+    @property
+    def last(self) -> int:
+        """The last tap, which is the first of the filter that runs backwards."""
+        return self.first + (self.taps - 1) * self.step
 
     @property
     def lower(self) -> int:
@@ -130,6 +136,11 @@ class PixelClass:
         )  # fmt: skip
 
     @property
+    def reach(self) -> tuple[int, int]:
+        """Rows and columns that the taps span, less one."""
+        return self.rows.dilation * (self.rows.taps - 1), self.columns.dilation * (self.columns.taps - 1)
+
+    @property
     def mn_major(self) -> MNMajor | None:
         """The filter of the class as it lies, where wgmma takes it that way and TMA brings it."""
         f, rows, columns = self.forward, self.rows, self.columns
@@ -185,3 +196,58 @@ def pixel_classes(forward: Conv2dProblem) -> tuple[PixelClass, ...]:
     rows = axes(f.height, f.output_height, f.filter_height, f.stride[0], f.padding[0], f.dilation[0])
     columns = axes(f.width, f.output_width, f.filter_width, f.stride[1], f.padding[1], f.dilation[1])
     return tuple(PixelClass(f, one, other) for one in rows for other in columns)
+
+
+def _together(classes: tuple[Axis, ...], taps: int) -> Axis:
+    """Classes along one dimension as one: as many pixels as the largest has, from the first corner of all on, and the
+    whole filter."""
+    return Axis(
+        0, max(one.count for one in classes), classes[0].size, 0, 1, taps, classes[0].dilation,
+        min(one.corner for one in classes),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class AllClasses:
+    """All classes of pixels, each met by some tap, for a launch that has the convolutions of all of them."""
+
+    classes: tuple[PixelClass, ...]
+
+    @staticmethod
+    def of(forward: Conv2dProblem) -> AllClasses:
+        """The classes of a convolution, those with the most taps first: what comes last is then short, and blocks end
+        together."""
+        return AllClasses(
+            tuple(sorted(pixel_classes(forward), key=lambda one: one.taps, reverse=True)),
+        )
+
+    @cached_property
+    def together(self) -> PixelClass:
+        """What all have in common: windows to begin from, the whole filter, and places without offsets."""
+        f = self.classes[0].forward
+        rows = _together(tuple(one.rows for one in self.classes), f.filter_height)
+        columns = _together(tuple(one.columns for one in self.classes), f.filter_width)
+        return PixelClass(f, rows, columns)
+
+    def shift(self, one: PixelClass) -> tuple[int, int]:
+        """Pixels from the windows that all begin from to those of a class."""
+        return one.rows.corner - self.together.rows.corner, one.columns.corner - self.together.columns.corner
+
+    @property
+    def span(self) -> int:
+        """Pixels that the windows of all span along a side at most, less one."""
+        return max(
+            shift + far for one in self.classes for shift, far in zip(self.shift(one), one.reach, strict=True)
+        )
+
+    @property
+    def struct(self) -> Ints:
+        """`PixelClasses` of kernels/conv2d/pixel_classes.cuh."""
+        first = self.classes[0]
+        values = [first.rows.step, first.columns.step]
+        for one in self.classes:
+            rows, columns = one.rows, one.columns
+            values += [
+                rows.taps, columns.taps, rows.last, columns.last, *self.shift(one), rows.offset, columns.offset,
+            ]  # fmt: skip
+        return Ints(tuple(values))

@@ -27,6 +27,16 @@ FLIP_THREADS = 256
 PLACE_THREADS = 256
 
 
+def too_many_classes(rung: str, forward: Conv2dProblem) -> str | None:
+    """What rungs with a convolution for each class of pixels say to long strides."""
+    if forward.stride[0] * forward.stride[1] > MOST_CLASSES:
+        return (
+            f"{rung} has a convolution for each of stride x stride classes of pixels, {MOST_CLASSES} at most; "
+            f"a stride of {forward.stride} has more"
+        )
+    return None
+
+
 def place_rows(forward: Conv2dProblem) -> int:
     """Rows of pixels of dx that lie in memory one behind another; in NCHW those of every channel."""
     return forward.batch * forward.height * (1 if forward.layout == "nhwc" else forward.channels)
@@ -138,12 +148,9 @@ class ByClasses(Rung[Conv2dInputGradientProblem]):
     def supports(self, problem: Conv2dInputGradientProblem) -> str | None:
         if problem.forward.groups != 1 and not self.takes_groups:
             return f"{self.name} takes groups=1, not {problem.forward.groups}; direct takes any"
-        stride = problem.forward.stride
-        if stride[0] * stride[1] > MOST_CLASSES:
-            return (
-                f"{self.name} has a convolution for each of stride x stride classes of pixels, {MOST_CLASSES} at most; "
-                f"a stride of {stride} has more"
-            )
+        sentence = too_many_classes(self.name, problem.forward)
+        if sentence is not None:
+            return sentence
         if place_rows(problem.forward) >= 2**31 - PLACE_THREADS:
             return f"{self.name} counts rows of pixels in 32 bits; {place_rows(problem.forward)} are too many"
         classes = pixel_classes(problem.forward)

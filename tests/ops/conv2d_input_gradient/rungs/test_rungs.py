@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from escalade.device.nvrtc import compile_program
-from escalade.device.run import TwinOptions, bind
+from escalade.device.recipe import KernelCall, Recipe
+from escalade.device.run import Executable, TwinOptions, bind
 from escalade.device.twin import Order
 from escalade.ops import OPERATIONS, conv2d_input_gradient
 from escalade.ops.base.accuracy import relative_error
@@ -92,6 +93,72 @@ def test_launches_turn_the_filter_around_only_where_it_cannot_be_read_as_it_lies
     assert any("flipped" in space.name for space in recipe.workspaces) == flips
     if not flips:
         assert len(recipe.steps) == 4 and not recipe.workspaces
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        (
+            "72to136_6x5_k3s2_b2_mask",
+            "fp16",
+        ),  # slabs and tiles that are not full, classes with one tap to four
+        ("64to64_8x6_k4s2p1_b2_bias+relu", "bf16"),
+        (
+            "60to64_7_k5x2s3x2p2x0_b1_res",
+            "fp16",
+        ),  # rows of results that no copy divides, classes of two sizes
+        ("72to64_9x8_k3s2p2d3_b1", "bf16"),  # windows that begin inside the image
+        ("68to36_7x6_k3s2_b2_mask", "tf32"),
+    ],
+)
+def test_all_classes_of_pixels_in_one_launch(name: str, dtype: str, seed: int, sample: Sample) -> None:
+    problem, rung = half(name, dtype), OPERATION.ladder.rung("one_launch")
+    for config in sample(rung.configs(problem), 1):
+        assert len(rung.recipe(problem, config).after_packing.steps) == 1
+        check(OPERATION, rung, problem, config, CPU, seed)
+
+
+@pytest.mark.parametrize("mask", ["", "_mask"])
+def test_tiles_of_all_classes_follow_each_other_without_a_race(mask: str, seed: int, sample: Sample) -> None:
+    """Three blocks have tiles of classes with one tap to four, in rounds of which the last is smaller."""
+    problem, rung = half(f"64to64_19x17_k3s2_b2{mask}"), OPERATION.ladder.rung("one_launch")
+    inputs = OPERATION.inputs(problem, CPU, seed)
+    options = TwinOptions(order=Order(seed=seed, late=True), checks=True)
+    configs = [one for one in rung.configs(problem) if isinstance(one, PersistentConfig) and one.parts == 1]
+    for config in sample([config for config in configs if config.pixels == 64], 1):
+        (call,) = rung.recipe(problem, config).steps
+        assert isinstance(call, KernelCall) and call.grid[0] > 9
+        y = OPERATION.output(problem, CPU)
+        few = Recipe((replace(call, grid=(3, 1, 1)),))
+        Executable(few, CPU, options=options, weights_ready=True).bind({**inputs, "y": y})()
+        assert relative_error(y, OPERATION.reference(problem, inputs)) < 1e-3
+
+
+def test_blocks_that_share_the_sums_of_classes_have_a_slab_each() -> None:
+    rung = OPERATION.ladder.rung("one_launch")
+
+    def splits(name: str) -> int:
+        return max(config.as_dict()["splits"] for config in rung.configs(half(name)))
+
+    assert splits("256to512_8_k4s2p1_b8_bias") > 2
+    assert splits("64to256_8_k3s2_b1") == 4  # a class with a single tap, of four slabs
+    assert splits("64to64_8_k3s2_b1") == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "reason"),
+    [
+        ("64to64_9_k3s1_b1", "fp16", "several classes"),
+        ("64to64_9_k3s2_b1", "fp32", "not fp32"),
+        ("64to64_9_k1s2_b1", "fp16", "no tap"),
+        ("64to67_9_k3s2_b1", "fp16", "16 bytes"),
+        ("64to64_20_k5s5_b1", "fp16", "16 at most"),
+        ("64to64_9_k3s2g2_b1", "fp16", "groups=1"),
+        ("8to8_4_k2s2p0_b150000000", "fp16", "32 bits"),
+    ],
+)
+def test_what_one_launch_refuses(name: str, dtype: str, reason: str) -> None:
+    assert reason in (OPERATION.ladder.rung("one_launch").supports(half(name, dtype)) or "")
 
 
 def test_an_estimate_without_the_launch_that_turns_the_filter_around() -> None:
@@ -219,7 +286,9 @@ def test_classes_do_not_touch_each_other(rung: str, seed: int) -> None:
     check(OPERATION, one, problem, one.configs(problem)[0], CPU, seed, options)
 
 
-@pytest.mark.parametrize("rung", [name for name in NAMES if name != "col2im"])  # which takes no mask
+@pytest.mark.parametrize(
+    "rung", [name for name in NAMES if name not in ("col2im", "one_launch")]
+)  # no mask, a stride
 def test_nan_reaches_what_it_meets_and_the_mask_stops_it(rung: str) -> None:
     """As in PyTorch: nothing passes where the mask is not positive, everything where it is NaN."""
     split = rung.endswith("_split")
@@ -271,7 +340,8 @@ def test_the_choice() -> None:
     assert rung(half("64to64_56_k3s1_b256_mask")) == "window"
     assert rung(half("128to128_28_k3s1_b8")) == "streamed_window"
     assert rung(half("256to256_14_k3s1_b256_mask")) == "persistent"
-    assert rung(half("128to128_28_k3s2_b256", "tf32")) == "streamed_window"
+    assert rung(half("128to128_28_k3s2_b256", "tf32")) == "one_launch"
+    assert rung(half("128to256_16_k4s2p1_b8_bias+relu")) == "one_launch"
     assert rung(half("128to128_28_k3s1_b256", "tf32")) == "tma_wgmma"
     assert rung(half("3to12_28_k3s1_b256")) == "tensor_core"
     assert rung(half("128to128_28_k3s1_b256", "fp32")) == "wgmma_split"
@@ -293,6 +363,8 @@ def test_the_choice() -> None:
         ("streamed_window", "256to256_14_k3s1_b256_mask", 1),
         ("streamed_window", "64to128_56_k3s2_b256_mask", 1),
         ("wgmma_split", "64to128_56_k3s2_b256_mask", 1),
+        ("one_launch", "256to512_8_k4s2p1_b8_bias+relu", 2),
+        ("one_launch", "64to128_56_k3s2_b32_mask", 1),
     ],
 )
 def test_no_config_spills(rung: str, name: str, configs: int, sample: Sample) -> None:

@@ -1,0 +1,16 @@
+// The classes of pixels that the stride of a transposed convolution treats alike, where one launch has all of them: each
+// is a convolution of stride 1 with some of the taps, over windows that begin a few pixels further, and its results lie
+// every so many pixels in y.
+#pragma once
+
+struct PixelClass {  // filled by escalade/ops/conv2d_input_gradient/rungs/classes.py, in this order
+    int taps_h, taps_w;      // of its filter
+    int tap_h, tap_w;        // the first of them among those of the whole filter, which is their last: they run backwards
+    int shift_h, shift_w;    // pixels from the windows of the launch to its own
+    int offset_h, offset_w;  // of its first pixel in y
+};
+
+struct PixelClasses {  // filled there too
+    int step_h, step_w;  // from tap to tap of a class, among those of the whole filter
+    PixelClass of[CLASSES];
+};
