@@ -70,6 +70,25 @@ def test_all_classes_of_pixels_in_one_launch(name: str, dtype: str, cuda: torch.
         check(INPUT_GRADIENT, rung, problem, config, cuda, seed)
 
 
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        ("1to56_766_k9s3_b1_bias", "fp16"),
+        ("21to21_512_k16s8p4_b1_bias[x*sigmoid(x)]", "bf16"),
+        ("512to100_4_k4s4p0_b8_bias+relu", "fp16"),  # a single block, which lies as it is
+        ("21to21_32_k4s2p1_b3", "tf32"),
+        ("3to24_99_k5s3p1_b2_bias", "fp32"),
+    ],
+)
+def test_all_classes_of_pixels_by_one_convolution(
+    name: str, dtype: str, cuda: torch.device, seed: int
+) -> None:
+    rung = INPUT_GRADIENT.ladder.rung("subpixel").on(Card.of(cuda))
+    problem = Conv2dInputGradientProblem.parse(name, dtype, "nhwc")
+    for config in rung.configs(problem):
+        check(INPUT_GRADIENT, rung, problem, config, cuda, seed)
+
+
 @pytest.mark.parametrize("rung", [rung.name for rung in OPERATIONS["conv2d_weight_gradient"].ladder])
 def test_every_rung_of_the_weight_gradient_beyond_32_bits(
     rung: str, much_memory: Callable[[int], None], cuda: torch.device

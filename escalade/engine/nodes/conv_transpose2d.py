@@ -35,7 +35,7 @@ from escalade.engine.nodes.signature import (
 )
 from escalade.ops.conv2d import Conv2dProblem
 from escalade.ops.conv2d_input_gradient import CONV2D_INPUT_GRADIENT, Conv2dInputGradientProblem
-from escalade.ops.conv2d_input_gradient.op import is_worthwhile, takes_groups
+from escalade.ops.conv2d_input_gradient.op import takes_groups
 from escalade.ops.conv2d_input_gradient.rungs.classes import pixel_classes
 
 _WINDOW = ("stride", "padding", "output_padding", "dilation")
@@ -83,6 +83,8 @@ class ConvTranspose2d(Operator):
         window = {key: call.pair(key, 1 if key in ("stride", "dilation") else 0) for key in _WINDOW}
         if any(more >= step for more, step in zip(window["output_padding"], window["stride"], strict=True)):
             return None  # no convolution makes an image of this size of that one
+        if call("groups", 1) == 1:
+            window["stride"] = _stride(graph, inputs, window)
         if window["stride"] == (1, 1):
             plain = self._convolution(node, inputs, window, call("groups", 1), graph)
             if plain is not None:
@@ -150,7 +152,7 @@ class ConvTranspose2d(Operator):
             a["padding"], a["dilation"], a["groups"], forms.dtype, "nhwc", "bias" in node.inputs, **activation_of(node),
         )  # fmt: skip
         problem = Conv2dInputGradientProblem(forward)
-        if not is_worthwhile(a["stride"], a["groups"]) and not takes_groups(problem):
+        if a["groups"] != 1 and not takes_groups(problem):
             return None
         if not all(one.taps for one in pixel_classes(forward)):
             return None
@@ -166,3 +168,19 @@ class ConvTranspose2d(Operator):
         groups = node.attributes["groups"]
         split = weight.double().unflatten(0, (groups, -1))
         return (split * scale.view(groups, 1, -1, 1, 1)).flatten(0, 1)
+
+
+def _stride(
+    graph: Graph, inputs: Mapping[str, str | None], window: Mapping[str, tuple[int, int]]
+) -> tuple[int, int]:
+    """The stride; where the image is a single pixel, which none moves, as long as the filter, so that each pixel of the
+    result is met by one tap, and no products are made of padding."""
+    assert inputs["gradient"] is not None and inputs["weight"] is not None
+    image, taps = graph.shape_of(inputs["gradient"])[2:], graph.constants[inputs["weight"]].shape[2:]
+    first, second = (
+        max(window["stride"][d], taps[d])
+        if (image[d], window["dilation"][d], window["output_padding"][d]) == (1, 1, 0)
+        else window["stride"][d]
+        for d in (0, 1)
+    )
+    return first, second

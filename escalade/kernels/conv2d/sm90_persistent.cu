@@ -30,9 +30,9 @@
 //   cluster_multicast  CLUSTER 2, with BUFFERS, SWAPPED or not
 //   cluster_split_k    SPLITS up to 8, SHARE 1 to 3, BUFFERS 0
 // conv2d_input_gradient launches it too: `tma_wgmma` as a plain convolution, `persistent` with HAS_MASK, MN_MAJOR and
-// PLACED, `one_launch` with CLASSES besides. Read sm90_persistent_tile.cuh (tiles, shared memory), sm90_persistent_copies.cuh (the producer),
-// sm90_persistent_products.cuh (the mainloop), then the two epilogues: sm90_persistent_straight.cuh,
-// sm90_persistent_panels.cuh.
+// PLACED, `one_launch` with CLASSES besides. Read sm90_persistent_tile.cuh (tiles, shared memory),
+// sm90_persistent_copies.cuh (the producer), sm90_persistent_products.cuh (the mainloop), then the two epilogues:
+// sm90_persistent_straight.cuh, sm90_persistent_panels.cuh.
 #include "conv2d/sm90_persistent_copies.cuh"
 #include "conv2d/sm90_persistent_panels.cuh"
 #include "conv2d/sm90_persistent_products.cuh"
@@ -47,7 +47,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                            const float* __restrict__ scales, const Element* __restrict__ residual,
                            Output* __restrict__ y, unsigned char* __restrict__ places, ConvShape shape,
                            ShortcutShape shortcut_shape, Placement placement,
-                           const __grid_constant__ PixelClasses classes, int weights_ready, int release_dependents, int y_pitch) {
+                           const __grid_constant__ PixelClasses classes, int weights_ready, int release_dependents,
+                           int y_pitch) {
     extern __shared__ __align__(1024) unsigned char shared_memory[];
     const u32 panels = shared_address(shared_memory);
     Stages ring(panels + 2 * BUFFERS * PANEL_BYTES);

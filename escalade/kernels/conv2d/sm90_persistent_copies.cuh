@@ -71,7 +71,8 @@ struct Copier {
         if constexpr (MN_MAJOR) {
 #pragma unroll
             for (int block = 0; block < TILE_FILTERS; block += 64)
-                tma_load_4d(to + block * ROW_BYTES, map, full, filter + block, walk.weight_s(), walk.weight_r(), walk.c);
+                tma_load_4d(to + block * ROW_BYTES, map, full, filter + block, walk.weight_s(), walk.weight_r(),
+                            walk.c);
         } else if constexpr (CLUSTER > 1) {
             constexpr int PART = TILE_FILTERS / CLUSTER;
             tma_load_3d_multicast(to + rank * PART * ROW_BYTES, map, full, walk.c, tap, filter + rank * PART,

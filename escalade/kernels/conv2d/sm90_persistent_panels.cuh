@@ -102,10 +102,10 @@ struct PanelWriter {
         constexpr int CHUNK = 16 / sizeof(Output), CHUNKS = 64 / CHUNK, AT_ONCE = 128 / CHUNKS;
         const int filter = threadIdx.x % CHUNKS * CHUNK, first = threadIdx.x % 128 / CHUNKS;
         if (!FILTERS_ALIGNED && at.filter + filter >= writer.shape.filters) return;
-#pragma unroll
+#pragma unroll 4  // registers hold the places of so many
         for (int row = first; row < first + 64; row += AT_ONCE) {
             const int pixel = writer.stored(at.pixel + row);
-            if (pixel < 0) continue;
+            if (!writer.exists(at.pixel + row, pixel)) continue;
             Output* to = writer.y + writer.offset(pixel) + at.filter + filter;
             *reinterpret_cast<float4*>(to) = load_shared_16(panel_address(panel, row, filter));
         }

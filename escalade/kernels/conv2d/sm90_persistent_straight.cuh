@@ -15,14 +15,16 @@ struct Writer {
     int pixels;
     int y_pitch;  // elements from pixel to pixel where PITCHED: y is a part of a larger buffer
 
-    // The pixel by which `offset` finds it; -1: it is not stored. Of several classes, all have as many pixels here as the
-    // largest, and it is the pixel of the whole image, which half as many registers hold as its offset.
+    // The pixel by which `offset` finds it: of several classes that of the whole image, which half as many registers
+    // hold as its offset. All of them have as many pixels here as the largest, and what others lack is negative.
     __device__ __forceinline__ int stored(int pixel) const {
-        if (pixel >= pixels) return -1;
         if constexpr (CLASSES == 1) return pixel;
         const Place at = place(pixel, shape, placement);
-        if (at.h >= placement.height || at.w >= placement.width) return -1;
+        if (pixel >= pixels || at.h >= placement.height || at.w >= placement.width) return -1;
         return (at.n * placement.height + at.h) * placement.width + at.w;
+    }
+    __device__ __forceinline__ bool exists(int pixel, long long stored) const {  // or its offset
+        return CLASSES > 1 ? stored >= 0 : pixel < pixels;
     }
     __device__ __forceinline__ long long offset(int pixel) const {
         if constexpr (CLASSES > 1) return 1LL * pixel * shape.filters;
@@ -35,14 +37,12 @@ struct Writer {
             return;
         }
         const int lane = threadIdx.x % 32;
-        long long at[ATOMS][2];  // -1: not stored
+        long long at[ATOMS][2];
 #pragma unroll
         for (int i = 0; i < ATOMS; ++i)
 #pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                const int pixel = stored(warp_pixel + i * 64 + half * 8 + lane / 4);
-                at[i][half] = pixel < 0 ? -1 : offset(pixel);
-            }
+            for (int half = 0; half < 2; ++half)
+                at[i][half] = offset(stored(warp_pixel + i * 64 + half * 8 + lane / 4));
 #pragma unroll
         for (int j = 0; j < COLUMNS / 8; ++j) {
             const int filter = first_filter + j * 8 + lane % 4 * 2;
@@ -51,7 +51,7 @@ struct Writer {
             for (int i = 0; i < ATOMS; ++i)
 #pragma unroll
                 for (int half = 0; half < 2; ++half)
-                    if (at[i][half] >= 0)
+                    if (exists(warp_pixel + i * 64 + half * 8 + lane / 4, at[i][half]))
                         finish.store_pair(sums[i][j * 4 + half * 2], sums[i][j * 4 + half * 2 + 1], pair, filter,
                                           at[i][half], y);
         }
@@ -126,8 +126,9 @@ struct Writer {
 #pragma unroll
                 for (int half = 0; half < 2; ++half) {
                     const int at = stored(pixel + half * 8);
-                    if (at >= 0)
-                        finish.store_pair(totals[i][2 * half], totals[i][2 * half + 1], pairs[i], filter, offset(at), y);
+                    if (exists(pixel + half * 8, at))
+                        finish.store_pair(totals[i][2 * half], totals[i][2 * half + 1], pairs[i], filter, offset(at),
+                                          y);
                 }
             }
         }

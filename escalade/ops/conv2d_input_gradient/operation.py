@@ -16,6 +16,7 @@ from escalade.ops.conv2d_input_gradient.rungs.col2im import COL2IM
 from escalade.ops.conv2d_input_gradient.rungs.direct import DIRECT
 from escalade.ops.conv2d_input_gradient.rungs.skinny import SKINNY
 from escalade.ops.conv2d_input_gradient.rungs.sm90_persistent import ONE_LAUNCH, PERSISTENT
+from escalade.ops.conv2d_input_gradient.rungs.subpixel import SUBPIXEL
 from escalade.ops.shared.images import LAYOUTS
 
 
@@ -23,9 +24,9 @@ def _preference(problem: Conv2dInputGradientProblem) -> tuple[str, ...]:
     if problem.forward.groups > 1:
         return (*GROUPED, "direct")
     if problem.dtype != "fp32":
-        return ("skinny", "col2im", *HOPPER, "tma_wgmma", "tensor_core", "direct")
+        return ("skinny", "col2im", *HOPPER, "subpixel", "tma_wgmma", "tensor_core", "direct")
     few = problem.forward.filters <= FEW_FILTERS
-    return ("skinny", "col2im", *(() if few else SPLIT), "implicit_gemm", "direct")
+    return ("skinny", "col2im", *(() if few else SPLIT), "subpixel", "implicit_gemm", "direct")
 
 
 GROUPED = tuple(rung.name for rung in groups.RUNGS)
@@ -35,7 +36,7 @@ HOPPER = ("window", "streamed_window", "persistent", "one_launch")
 """Kernels that mask and place results themselves, in fp16 and bf16; of TF32 the second and the last."""
 SPLIT = ("wgmma_split", "tensor_core_split")
 """The rungs with fp32 accuracy on tensor cores."""
-WORTH_CONVERTING = (*GROUPED, *HOPPER, "skinny", "col2im", "tma_wgmma", "tensor_core")
+WORTH_CONVERTING = (*GROUPED, *HOPPER, "skinny", "col2im", "subpixel", "tma_wgmma", "tensor_core")
 """Taken in another layout than the problem's if need be: tensor cores gain more than transpositions cost."""
 
 
@@ -45,7 +46,18 @@ class Conv2dInputGradient(Operation[Conv2dInputGradientProblem]):
     in_pytorch = reference
     ladder = Ladder(
         "conv2d_input_gradient",
-        (ATOMICS, DIRECT, *duality.RUNGS, *groups.RUNGS, SKINNY, COL2IM, PERSISTENT, ONE_LAUNCH, *sm90_jobs.RUNGS),
+        (
+            ATOMICS,
+            DIRECT,
+            *duality.RUNGS,
+            *groups.RUNGS,
+            SKINNY,
+            COL2IM,
+            SUBPIXEL,
+            PERSISTENT,
+            ONE_LAUNCH,
+            *sm90_jobs.RUNGS,
+        ),
     )
     problems = PROBLEMS
     small_problems = SMALL_PROBLEMS

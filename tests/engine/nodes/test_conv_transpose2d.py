@@ -43,6 +43,17 @@ def test_as_a_convolution_it_is_known_too() -> None:
     assert [node.op for node in graph] == ["conv_transpose2d"]
 
 
+def test_of_a_single_pixel_it_is_a_product(seed: int) -> None:
+    """Whatever its stride: as long as the filter, which makes each pixel of the result one tap's."""
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.ConvTranspose2d(6, 4, 4), nn.ReLU(), nn.ConvTranspose2d(4, 3, 4, 2, 1)).eval()
+    x = torch.randn(2, 6, 1, 1)
+    graph = capture(model, (x,))
+    nodes = [node for node in optimise(graph, "fp32") if node.op == "conv_transpose2d"]
+    assert [node.attributes["stride"] for node in nodes] == [(4, 4), (2, 2)]
+    torch.testing.assert_close(Engine(graph, "fp32", "twin")(x), model(x).detach(), rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("padding", [(1, 2), (4, 0)])
 def test_with_stride_1_it_is_a_convolution_unless_that_cuts_the_image(padding: tuple[int, int]) -> None:
     model = nn.ConvTranspose2d(6, 4, (2, 3), padding=padding, dilation=(3, 2), groups=2).eval()

@@ -161,6 +161,41 @@ def test_what_one_launch_refuses(name: str, dtype: str, reason: str) -> None:
     assert reason in (OPERATION.ladder.rung("one_launch").supports(half(name, dtype)) or "")
 
 
+@pytest.mark.parametrize(
+    ("name", "dtype", "shuffled"),
+    [
+        ("1to8_13x11_k9s3_b1_bias+relu", "fp16", True),  # results that begin a row and a column later
+        ("3to4_29_k16s8p4_b1", "fp16", True),  # more classes than launches could be
+        ("8to8_9x11_k3s2x1p2d2x3_b1_bias", "bf16", True),  # some pixels meet no tap, and have the bias
+        ("4to6_10x7_k4x3s3x2p2x0_b2_bias[x*sigmoid(x)]", "tf32", True),
+        ("5to3_9_k3s2_b1_bias", "fp32", True),
+        ("32to24_4x3_k4x3s4x3p0_b3_bias+relu", "fp16", False),  # a single block, which lies as it is
+    ],
+)
+def test_all_classes_of_pixels_by_one_convolution(
+    name: str, dtype: str, shuffled: bool, seed: int, sample: Sample
+) -> None:
+    problem, rung = half(name, dtype), OPERATION.ladder.rung("subpixel")
+    for config in sample(rung.configs(problem)[:3], 1):
+        recipe = rung.recipe(problem, config)
+        assert ("shuffle" in recipe.steps[-1].program.source) == shuffled
+        assert "filters" in recipe.packing.steps[0].program.source
+        check(OPERATION, rung, problem, config, CPU, seed)
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("8to8_9_k3s1_b1", "there is one"),
+        ("8to8_9_k3s2_b1_mask", "no mask"),
+        ("8to8_9_k3s2g2_b1", "groups=1"),
+        ("1to1_1_k1s3p1_b1", "no tap"),
+    ],
+)
+def test_what_subpixel_refuses(name: str, reason: str) -> None:
+    assert reason in (OPERATION.ladder.rung("subpixel").supports(half(name)) or "")
+
+
 def test_an_estimate_without_the_launch_that_turns_the_filter_around() -> None:
     rung = OPERATION.ladder.rung("persistent")
     lying, flipped = half("64to64_28_k3s1_b8"), half("60to64_28_k3s1_b8")
@@ -286,9 +321,11 @@ def test_classes_do_not_touch_each_other(rung: str, seed: int) -> None:
     check(OPERATION, one, problem, one.configs(problem)[0], CPU, seed, options)
 
 
-@pytest.mark.parametrize(
-    "rung", [name for name in NAMES if name not in ("col2im", "one_launch")]
-)  # no mask, a stride
+WITHOUT = ("col2im", "subpixel", "one_launch")
+"""Rungs that take no mask, or no stride of 1."""
+
+
+@pytest.mark.parametrize("rung", [name for name in NAMES if name not in WITHOUT])
 def test_nan_reaches_what_it_meets_and_the_mask_stops_it(rung: str) -> None:
     """As in PyTorch: nothing passes where the mask is not positive, everything where it is NaN."""
     split = rung.endswith("_split")
@@ -342,6 +379,7 @@ def test_the_choice() -> None:
     assert rung(half("256to256_14_k3s1_b256_mask")) == "persistent"
     assert rung(half("128to128_28_k3s2_b256", "tf32")) == "one_launch"
     assert rung(half("128to256_16_k4s2p1_b8_bias+relu")) == "one_launch"
+    assert rung(half("1to56_766_k9s3_b1_bias")) == rung(half("21to21_512_k16s8p4_b1", "fp32")) == "subpixel"
     assert rung(half("128to128_28_k3s1_b256", "tf32")) == "tma_wgmma"
     assert rung(half("3to12_28_k3s1_b256")) == "tensor_core"
     assert rung(half("128to128_28_k3s1_b256", "fp32")) == "wgmma_split"
