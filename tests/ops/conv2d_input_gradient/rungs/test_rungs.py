@@ -17,6 +17,7 @@ from escalade.ops.base.accuracy import relative_error
 from escalade.ops.choose.choice import choose
 from escalade.ops.conv2d.rungs.sm90_persistent import PersistentConfig
 from escalade.ops.conv2d_input_gradient import Conv2dInputGradientProblem
+from escalade.ops.conv2d_input_gradient.operation import GROUPED
 from tests.support import Sample, check
 
 CPU = torch.device("cpu")
@@ -321,8 +322,8 @@ def test_classes_do_not_touch_each_other(rung: str, seed: int) -> None:
     check(OPERATION, one, problem, one.configs(problem)[0], CPU, seed, options)
 
 
-WITHOUT = ("col2im", "subpixel", "one_launch")
-"""Rungs that take no mask, or no stride of 1."""
+WITHOUT = ("col2im", "subpixel", "one_launch", *GROUPED)
+"""Rungs that take no mask, no stride of 1, or no convolution without groups."""
 
 
 @pytest.mark.parametrize("rung", [name for name in NAMES if name not in WITHOUT])
@@ -385,7 +386,7 @@ def test_the_choice() -> None:
     assert rung(half("128to128_28_k3s1_b256", "fp32")) == "wgmma_split"
     assert rung(half("128to4_28_k3s1_b256", "fp32")) == "skinny"
     assert rung(half("128to6_28_k3s1_b256", "fp32")) == "implicit_gemm"
-    assert rung(half("128to128_28_k3s1g4_b256")) == "direct"
+    assert rung(half("128to128_28_k3s1g4_b256")) == "grouped"
     assert rung(parse("128to128_28_k3s1_b256", "fp32", "nchw")) == "implicit_gemm"
     assert choose(OPERATION, parse("128to128_28_k3s1_b2", "fp16"), CPU).problem.layout == "nhwc"
 
