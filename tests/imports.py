@@ -88,14 +88,7 @@ def _name(path: pathlib.Path, folder: pathlib.Path) -> str:
 
 
 def _imports(name: str, modules: Mapping[str, pathlib.Path]) -> Iterator[Import]:
-    tree = ast.parse(modules[name].read_text())
-    inside = {
-        id(node)
-        for function in ast.walk(tree)
-        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
-        for node in ast.walk(function)
-    }
-    for node in ast.walk(tree):
+    for node, inside in _statements(ast.parse(modules[name].read_text()), False):
         if isinstance(node, ast.Import):
             targets = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -105,7 +98,16 @@ def _imports(name: str, modules: Mapping[str, pathlib.Path]) -> Iterator[Import]
         else:
             continue
         for target in dict.fromkeys(targets):
-            yield Import(name, target, id(node) in inside, node.lineno)
+            yield Import(name, target, inside, node.lineno)
+
+
+def _statements(parent: ast.AST, inside: bool) -> Iterator[tuple[ast.AST, bool]]:
+    """All statements at any depth, and whether they stand in a function. Expressions, most of a tree, hold none."""
+    for node in ast.iter_child_nodes(parent):
+        if isinstance(node, ast.stmt | ast.excepthandler | ast.match_case):
+            yield node, inside
+            function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+            yield from _statements(node, inside or function)
 
 
 def _base(name: str, path: pathlib.Path, node: ast.ImportFrom) -> str:

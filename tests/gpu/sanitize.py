@@ -13,6 +13,7 @@ import os
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any, ClassVar
 
 import torch
@@ -103,7 +104,8 @@ def covering() -> list[Job | Resizing]:
     for each in candidates:
         chosen += each[:1]
         left -= each[0].sources if each else set()
-    for job in (job for each in candidates for job in each):
+    folders = {source.partition("/")[0] for source in left}
+    for job in sorted(chain(*candidates), key=lambda job: job.operation not in folders):
         if not left:
             break
         if job.sources & left:
@@ -114,11 +116,12 @@ def covering() -> list[Job | Resizing]:
 
 def _candidates(operation: Operation[Any], rung: Rung[Any]) -> list[Job]:
     """Those of suitable size first, and parts of larger buffers last."""
+    here = rung.on(typical(ARCHITECTURE))
     problems = [
         problem
         for variants in supported(operation, rung, operation.small_problems)
         for problem in variants
-        if rung.on(typical(ARCHITECTURE)).refusal(problem) is None and problem.batch
+        if problem.batch and here.refusal(problem) is None
     ]
     problems.sort(key=lambda p: (bool(pitches(p)), abs(math.log2(max(1, p.flops) / _FLOPS))))
     return [Job(operation.name, rung.name, p.name, p.dtype, p.layout) for p in problems]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import re
 from collections import defaultdict
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,10 +13,10 @@ import pytest
 
 from escalade.device.program import KERNELS
 from escalade.device.recipe import KernelCall
-from escalade.errors import UnsupportedError
 from escalade.ops import OPERATIONS
 from escalade.ops.base.operation import Operation
 from escalade.ops.base.rung import Rung
+from tests.support import all_rungs, supported
 
 SHARED = {
     "conv2d/convert.cu": "operands in another type, or with more channels",
@@ -38,8 +37,6 @@ BY_OTHERS = {
 """Rungs that are launches of other families of their folder, one after the other."""
 BESIDE_LADDERS = {"classify/resize.cu": "escalade/classify/resizing.py"}
 """Sources that are no operation's, and who launches them."""
-MOST_PROBLEMS = 40
-"""Problems for which a rung is asked for its launches."""
 SOURCES = sorted(path.relative_to(KERNELS).as_posix() for path in KERNELS.rglob("*.cu"))
 
 
@@ -64,29 +61,15 @@ def launcher(operation: Operation[Any], rung: Rung[Any]) -> Launcher:
 
 @cache
 def launched() -> dict[str, set[Launcher]]:
-    """By source, who launches it for a small problem, by its first config."""
+    """By source, who launches it for a small problem in one of its dtypes and layouts, by its first config."""
     found = defaultdict(set)
-    for operation in OPERATIONS.values():
-        for rung in operation.ladder:
-            supported = (problem for problem in problems(operation) if rung.supports(problem) is None)
-            for problem in itertools.islice(supported, MOST_PROBLEMS):
-                for call in rung.recipe(problem, rung.configs(problem)[0]).steps:
-                    if isinstance(call, KernelCall):
-                        found[call.program.source].add(launcher(operation, rung))
-                        assert call.program.entry == call.program.source.removesuffix(".cu").replace("/", "_")
-    return found
-
-
-def problems(operation: Operation[Any]) -> list[Any]:
-    """The small problems, in every dtype and layout that they can be posed in."""
-    found = []
-    for dtype, layout, problem in itertools.product(
-        operation.dtypes, operation.layouts, operation.small_problems
-    ):
-        try:
-            found.append(replace(problem, dtype=dtype, layout=layout))
-        except UnsupportedError:
-            continue
+    for operation, rung in all_rungs():
+        for number, variants in enumerate(supported(operation, rung, operation.small_problems)):
+            problem = variants[number % len(variants)]
+            for call in rung.recipe(problem, rung.configs(problem)[0]).steps:
+                if isinstance(call, KernelCall):
+                    found[call.program.source].add(launcher(operation, rung))
+                    assert call.program.entry == call.program.source.removesuffix(".cu").replace("/", "_")
     return found
 
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import pathlib
 import socket
-import subprocess
-import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -17,8 +15,8 @@ from escalade.errors import UnsupportedError
 from escalade.train import logs, pictures
 from escalade.train.parallel import Processes, processes
 from escalade.train.runs import trainer
+from tests import fresh
 
-ROOT = pathlib.Path(__file__).parent.parent.parent
 CPU = torch.device("cpu")
 GIVEN = {"data": "synthetic:40", "side": 8, "width": 4, "batch": 8, "epochs": 1, "lr": 0.01, "flip": True}
 PROGRAM = f"""
@@ -59,16 +57,12 @@ def test_two_processes_train_as_one_and_a_lost_one_ends_both(
 ) -> None:
     monkeypatch.setattr(pictures, "curve", lambda *arguments: None)
     meeting = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    began = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, str(tmp_path / "two")],
-        cwd=ROOT,
-        env={**os.environ, **meeting},
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    trainer("autoencoder", GIVEN, tmp_path / "one", Processes(CPU)).run(lambda news: None)
-    _, said = began.communicate(timeout=120)
-    assert began.returncode == 1 and "the other ended by -9" in said, said
+    with ThreadPoolExecutor(1) as runner:
+        began = runner.submit(fresh.python, "-c", PROGRAM, str(tmp_path / "two"), **meeting)
+        trainer("autoencoder", GIVEN, tmp_path / "one", Processes(CPU)).run(lambda news: None)
+        done = began.result(timeout=120)
+    said = done.stderr
+    assert done.returncode == 1 and "the other ended by -9" in said, said
     assert "process 0 of 2 cannot reach the others any more" in said and "--resume" in said
     one, two = (logs.read(tmp_path / name / "log.jsonl") for name in ("one", "two"))
     assert [line["step"] for line in one] == [1, 2, 3, 4, 5, 5]
