@@ -17,6 +17,8 @@ from escalade.ops.base.card import TWIN
 
 T = TypeVar("T")
 MEDIUM_BATCH = 8
+SHARE = 8
+"""One problem in so many is run with each rung; `make test-slice` draws from the others."""
 TINY = replace(TWIN, multiprocessors=1)
 """A card with one multiprocessor, whose blocks have all tiles to go through."""
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from functools import partial
-from itertools import chain
+from functools import cache, partial
+from itertools import chain, product
 from math import prod
 from typing import Any
 
@@ -22,6 +22,7 @@ from escalade.ops.base.ladder import Ladder
 from escalade.ops.base.rung import ALL_ARCHITECTURES, Config
 from tests.support import (
     MEDIUM_BATCH,
+    SHARE,
     Sample,
     all_rungs,
     check,
@@ -39,8 +40,7 @@ MOST_CONFIGS = 1
 """How many configs of a rung are run with checks, others with every seed; `--thorough` runs all."""
 MOST_THREADS = 2**18
 """Of a run with checks, where a rung has a problem with no more: the twin runs them one after another."""
-SHARE = 8
-"""One problem in so many is run with each rung; `make test-slice` draws from the others."""
+each_operation = pytest.mark.parametrize("operation", OPERATIONS.values(), ids=label)
 each_rung = pytest.mark.parametrize(("operation", "rung"), all_rungs(), ids=label)
 
 
@@ -53,18 +53,27 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if not checked and "problem" not in metafunc.fixturenames:
         return
     cases: list[tuple[Operation[Any], Rung[Any], Any]] = []
-    for turn, (operation, rung) in enumerate(all_rungs()):
-        problems = cover(operation, rung, operation.small_problems, turn, SHARE)
-        smallest = min(problems, key=partial(_size, rung))
+    for (operation, rung), (smallest, *others) in zip(all_rungs(), _chosen(), strict=True):
+        problems = others
         if checked:
             problems = [smallest]
         elif metafunc.config.option.thorough:
             problems = list(chain(*supported(operation, rung, operation.small_problems)))
-        else:
-            problems.remove(smallest)
         cases += [(operation, rung, problem) for problem in problems]
     names = ("operation", "rung", "smallest" if checked else "problem")
     metafunc.parametrize(names, cases, ids=label)
+
+
+@cache
+def _chosen() -> list[list[Any]]:
+    """The problems of each rung, the smallest first."""
+    return [
+        sorted(
+            cover(operation, rung, operation.small_problems, turn, SHARE),
+            key=partial(_size, rung),
+        )
+        for turn, (operation, rung) in enumerate(all_rungs())
+    ]
 
 
 def _size(rung: Rung[Any], problem: Any) -> tuple[bool, int]:
@@ -76,6 +85,7 @@ def _size(rung: Rung[Any], problem: Any) -> tuple[bool, int]:
 # --- what a rung computes
 
 
+@pytest.mark.share(3)
 def test_the_result_is_right(operation: Operation[Any], rung: Rung[Any], problem: Any, seed: int) -> None:
     check(operation, rung, problem, rung.configs(problem)[0], CPU, seed)
 
@@ -102,27 +112,29 @@ def test_every_config_is_right_and_its_accesses_in_order_and_in_bounds(
 # --- what a rung says
 
 
-@each_rung
-def test_a_rung_has_a_problem_and_a_summary(operation: Operation[Any], rung: Rung[Any]) -> None:
-    assert rung.name.isidentifier()
-    assert len(rung.summary.split()) >= 3
-    assert (rung.below is None) or rung.predicted_gain is not None, (
-        "a prediction is written down before it is measured"
-    )
-    assert set(rung.architectures) <= set(ALL_ARCHITECTURES) and rung.architectures
-    assert supported(operation, rung, operation.small_problems), "the twin has nothing to try it on"
-    assert supported(operation, rung, operation.problems), "there is nothing to measure it on"
+@each_operation
+def test_a_rung_has_a_problem_and_a_summary(operation: Operation[Any]) -> None:
+    for rung in operation.ladder:
+        assert rung.name.isidentifier()
+        assert len(rung.summary.split()) >= 3, rung.name
+        assert (rung.below is None) or rung.predicted_gain is not None, (
+            f"{rung.name}: a prediction is written down before it is measured"
+        )
+        assert set(rung.architectures) <= set(ALL_ARCHITECTURES) and rung.architectures, rung.name
+        assert supported(operation, rung, operation.small_problems), f"the twin cannot try {rung.name}"
+        assert supported(operation, rung, operation.problems), f"there is nothing to measure {rung.name} on"
 
 
-@each_rung
-def test_a_rung_has_a_problem_of_medium_size(operation: Operation[Any], rung: Rung[Any]) -> None:
+@each_operation
+def test_a_rung_has_a_problem_of_medium_size(operation: Operation[Any]) -> None:
     """What it is tried on where there is a GPU."""
     medium = medium_problems(operation)
     assert all(problem.batch <= MEDIUM_BATCH for problem in medium)
-    assert cover(operation, rung, medium, 0)
+    for rung in operation.ladder:
+        assert any(supported(operation, rung, [problem]) for problem in medium), rung.name
 
 
-@pytest.mark.parametrize("operation", OPERATIONS.values(), ids=label)
+@each_operation
 def test_every_problem_can_be_had_with_another_batch(operation: Operation[Any]) -> None:
     for problem in (*operation.problems, *operation.small_problems):
         other = with_batch(problem, max(1, problem.batch - 1))
@@ -130,13 +142,13 @@ def test_every_problem_can_be_had_with_another_batch(operation: Operation[Any]) 
         assert with_batch(other, problem.batch) == problem
 
 
-@each_rung
-def test_a_refusal_is_a_sentence(operation: Operation[Any], rung: Rung[Any]) -> None:
-    for problem in (*operation.small_problems, *operation.problems):
+@each_operation
+def test_a_refusal_is_a_sentence(operation: Operation[Any]) -> None:
+    for rung, problem in product(operation.ladder, (*operation.small_problems, *operation.problems)):
         for _, refusal in refusals(operation.name, rung.name, problem):
             if refusal is not None:
                 assert len(refusal.split()) >= 4, f"{rung.name}: {refusal!r} does not say why"
-                assert "\n" not in refusal
+                assert "\n" not in refusal, f"{rung.name}: {refusal!r}"
 
 
 @each_rung
@@ -176,7 +188,7 @@ def test_every_architecture_has_its_shared_memory() -> None:
 # --- the registry
 
 
-@pytest.mark.parametrize("operation", OPERATIONS.values(), ids=label)
+@each_operation
 def test_an_operation_is_complete(operation: Operation[Any]) -> None:
     names = [rung.name for rung in operation.ladder]
     assert len(set(names)) == len(names)
@@ -190,7 +202,7 @@ def test_an_operation_is_complete(operation: Operation[Any]) -> None:
     assert len({problem.name for problem in operation.problems}) == len(operation.problems)
 
 
-@pytest.mark.parametrize("operation", OPERATIONS.values(), ids=label)
+@each_operation
 def test_references_have_the_shape_of_the_output(operation: Operation[Any]) -> None:
     for problem in operation.small_problems:
         for variant in variants(operation, problem):

@@ -38,6 +38,11 @@ BY_OTHERS = {
 BESIDE_LADDERS = {"classify/resize.cu": "escalade/classify/resizing.py"}
 """Sources that are no operation's, and who launches them."""
 SOURCES = sorted(path.relative_to(KERNELS).as_posix() for path in KERNELS.rglob("*.cu"))
+FOLDERS = {
+    folder: list(sources)
+    for folder, sources in itertools.groupby(SOURCES, lambda source: source.partition("/")[0])
+}
+each_folder = pytest.mark.parametrize("folder", FOLDERS)
 
 
 class Launcher(NamedTuple):
@@ -73,18 +78,20 @@ def launched() -> dict[str, set[Launcher]]:
     return found
 
 
-@pytest.mark.parametrize("source", sorted({*SOURCES} - {*BESIDE_LADDERS}))
-def test_a_source_has_the_name_of_who_launches_it(source: str) -> None:
-    own = {one for one in launched()[source] if one.folder == source.partition("/")[0]}
-    if source in SHARED:
-        assert len({one.family for one in own}) > 1, f"{source} is not shared: one family launches it"
-        assert not any(one.owns(source) for one in own), (
-            f"{source} has the name of a family: it is listed in vain"
-        )
-    else:
-        strange = {one for one in own if not one.owns(source) and (one.operation, one.rung) not in BY_OTHERS}
-        assert own, f"no rung launches {source}"
-        assert not strange, f"{source} is neither shared nor named as {strange}"
+@each_folder
+def test_a_source_has_the_name_of_who_launches_it(folder: str) -> None:
+    for source in sorted({*FOLDERS[folder]} - {*BESIDE_LADDERS}):
+        own = {one for one in launched()[source] if one.folder == folder}
+        if source in SHARED:
+            assert len({one.family for one in own}) > 1, f"{source} is not shared: one family launches it"
+            assert not any(one.owns(source) for one in own), (
+                f"{source} has the name of a family: it is listed in vain"
+            )
+        else:
+            others = {one for one in own if not one.owns(source)}
+            strange = {one for one in others if (one.operation, one.rung) not in BY_OTHERS}
+            assert own, f"no rung launches {source}"
+            assert not strange, f"{source} is neither shared nor named as {strange}"
 
 
 @pytest.mark.parametrize(("source", "launcher"), BESIDE_LADDERS.items())
@@ -105,42 +112,44 @@ def opening(source: str) -> str:
     return "\n".join(itertools.takewhile(lambda line: line.startswith("//"), lines))
 
 
-@pytest.mark.parametrize("source", SOURCES)
-def test_a_source_opens_with_whom_it_serves(source: str) -> None:
-    folder, text = source.partition("/")[0], opening(source)
-    for one in launched()[source]:
-        named = one.rung if one.folder == folder else one.operation
-        assert re.search(rf"\b{named}\b", text), f"the opening of {source} lacks {named}"
+@each_folder
+def test_a_source_opens_with_whom_it_serves(folder: str) -> None:
+    for source in FOLDERS[folder]:
+        for one in launched()[source]:
+            named = one.rung if one.folder == folder else one.operation
+            assert re.search(rf"\b{named}\b", opening(source)), f"the opening of {source} lacks {named}"
 
 
-@pytest.mark.parametrize("source", SOURCES)
-def test_the_switches_of_a_source_are_its_own(source: str) -> None:
+@each_folder
+def test_the_switches_of_a_source_are_its_own(folder: str) -> None:
     """What the table in its opening says is set is asked for in the code, or in a header of its folder."""
-    _, _, table = opening(source).rpartition("//\n")
-    here = (path for path in (KERNELS / source).parent.glob("*.cuh"))
-    code = "\n".join(
-        path.read_text() for path in (KERNELS / source, *here, *(KERNELS / "common").glob("*.cuh"))
-    )
-    code = re.sub(r"//.*", "", code)
-    for switch in re.findall(r"\b[A-Z][A-Z_]{3,}\b", table):
-        assert re.search(rf"\b{switch}\b", code), (
-            f"the opening of {source} has {switch}, which its code has not"
-        )
+    headers = "\n".join(map(code, (*(KERNELS / folder).glob("*.cuh"), *(KERNELS / "common").glob("*.cuh"))))
+    for source in FOLDERS[folder]:
+        _, _, table = opening(source).rpartition("//\n")
+        own = code(KERNELS / source)
+        for switch in re.findall(r"\b[A-Z][A-Z_]{3,}\b", table):
+            assert re.search(rf"\b{switch}\b", own) or re.search(rf"\b{switch}\b", headers), (
+                f"the opening of {source} has {switch}, which its code has not"
+            )
 
 
-@pytest.mark.parametrize(
-    "path", sorted(KERNELS.rglob("*.cu*")), ids=lambda path: f"{path.parent.name}-{path.name}"
-)
-def test_comments_name_files_that_are_there(path: Path) -> None:
-    for line in path.read_text().splitlines():
-        for name in re.findall(r"[\w/]*\w+\.cuh?\b", line.partition("//")[2]):
-            places = (path.parent / name, KERNELS / name, KERNELS / "common" / name)
-            assert any(place.is_file() for place in places), f"{path} names {name}, which is not there"
+def code(path: Path) -> str:
+    """A source or header without its comments."""
+    return re.sub(r"//.*", "", path.read_text())
 
 
-@pytest.mark.parametrize("source", SOURCES)
-def test_a_source_names_the_headers_of_its_folder(source: str) -> None:
+@pytest.mark.parametrize("folder", sorted({path.parent.name for path in KERNELS.rglob("*.cu*")}))
+def test_comments_name_files_that_are_there(folder: str) -> None:
+    for path in sorted((KERNELS / folder).glob("*.cu*")):
+        for line in path.read_text().splitlines():
+            for name in re.findall(r"[\w/]*\w+\.cuh?\b", line.partition("//")[2]):
+                places = (path.parent / name, KERNELS / name, KERNELS / "common" / name)
+                assert any(place.is_file() for place in places), f"{path} names {name}, which is not there"
+
+
+@each_folder
+def test_a_source_names_the_headers_of_its_folder(folder: str) -> None:
     """Where to read on; shapes that the host fills, of one struct each, go without saying."""
-    folder, text = source.partition("/")[0], opening(source)
-    for header in re.findall(rf'#include "{folder}/(\w+\.cuh)"', (KERNELS / source).read_text()):
-        assert header in text, f"the opening of {source} does not say when to read {header}"
+    for source in FOLDERS[folder]:
+        for header in re.findall(rf'#include "{folder}/(\w+\.cuh)"', (KERNELS / source).read_text()):
+            assert header in opening(source), f"the opening of {source} does not say when to read {header}"

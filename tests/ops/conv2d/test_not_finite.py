@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 
@@ -12,7 +10,7 @@ from escalade.ops import OPERATIONS, Rung
 from escalade.ops.base.dtypes import STORAGE
 from escalade.ops.conv2d import Conv2dProblem
 from tests import formulas
-from tests.support import all_rungs, cover, label, supported
+from tests.support import SHARE, all_rungs, cover, label, supported
 
 CPU = torch.device("cpu")
 CONV2D = OPERATIONS["conv2d"]
@@ -26,9 +24,9 @@ each_rung = pytest.mark.parametrize("rung", CONV2D.ladder.rungs, ids=label)
 
 
 def problem_for(rung: Rung[Conv2dProblem]) -> Conv2dProblem:
-    """Of those that other tests run too, for the sake of the compiler; the smallest that the formula knows."""
+    """Of those that all rungs are run on, for the sake of the compiler; the smallest that the formula knows."""
     turn = [other.name for _, other in all_rungs()].index(rung.name)
-    known = cover(CONV2D, rung, CONV2D.small_problems, turn)
+    known = cover(CONV2D, rung, CONV2D.small_problems, turn, SHARE)
     known += [v for variants in supported(CONV2D, rung, CONV2D.small_problems) for v in variants]
     plain = [
         p
@@ -95,9 +93,7 @@ def test_nan_and_infinity_reach_what_sees_them_and_nothing_else(rung: Rung[Conv2
 @each_rung
 def test_what_is_too_large_is_infinite(rung: Rung[Conv2dProblem]) -> None:
     """Sums of 1.8 times the largest number; at the borders, where windows see less, they are numbers still."""
-    problem = replace(problem_for(rung), relu=False)
-    if rung.supports(problem):
-        problem = problem_for(rung)
+    problem = problem_for(rung)
     inputs = CONV2D.inputs(problem, CPU, 1)
     inputs["x"].fill_(0.9 * torch.finfo(STORAGE[problem.dtype]).max)
     inputs["weight"].fill_(2 / problem.depth)
