@@ -29,8 +29,10 @@ extern "C" __global__ void copy(const Element* x, Element* y) {
     for (int i = 0; i < COUNT; ++i) y[index(i)] = x[index(i)];
 }
 """
-SHARES = {"sm_80": 16, "sm_86": 48, "sm_89": 48, "sm_90a": 1, "sm_100": 24, "sm_120": 24}
-"""One rung in so many is compiled for each architecture: all for Hopper's, more for the oldest, the least alike."""
+HOPPER, FAMILY_SHARE = "sm_90a", 3
+"""One rung in so many of each family is compiled for it: their kernels differ by constants, mostly."""
+SHARES = {"sm_80": 24, "sm_86": 48, "sm_89": 48, "sm_100": 36, "sm_120": 36}
+"""One rung in so many is compiled for each of the other architectures: more for the oldest, the least alike."""
 INDEX = "#pragma once\n__device__ int index(int i) { return i * %d; }\n"
 
 
@@ -242,17 +244,24 @@ def _representatives(operation: Operation[Any], rung: Rung[Any]) -> list[Any]:
     return list(chosen.values())
 
 
+Case = tuple[Operation[Any], Rung[Any], str, int]
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """The rungs with the architectures that they are for: with --thorough all, else those whose turn it is."""
+    """The rungs with the architectures that they are for: with --thorough all, else others with every seed."""
     if "architecture" not in metafunc.fixturenames:
         return
-    cases = [
-        (operation, rung, architecture, turn)
-        for number, (operation, rung) in enumerate(all_rungs())
-        for turn, architecture in enumerate(ALL_ARCHITECTURES, number)
-        if architecture in rung.architectures
-        and (metafunc.config.option.thorough or turn % SHARES[architecture] == 0)
-    ]
+    cases: list[Case] = []
+    for number, architecture in enumerate(ALL_ARCHITECTURES):
+        families: dict[str, list[Case]] = {}
+        for turn, (operation, rung) in enumerate(all_rungs(), number):
+            family = type(rung).__module__ if architecture == HOPPER else ""
+            if architecture in rung.architectures:
+                families.setdefault(family, []).append((operation, rung, architecture, turn))
+        for offered in families.values():
+            share = min(SHARES.get(architecture, FAMILY_SHARE), len(offered))
+            share = 1 if metafunc.config.option.thorough else share
+            cases += offered[metafunc.config.option.seed % share :: share]
     assert {architecture for *_, architecture, _ in cases} == {*ALL_ARCHITECTURES}
     names = [f"{operation.name}-{rung.name}-{architecture}" for operation, rung, architecture, _ in cases]
     metafunc.parametrize(("operation", "rung", "architecture", "turn"), cases, ids=names)
@@ -265,8 +274,8 @@ def test_every_rung_compiles_and_keeps_its_registers(
     turn: int,
     request: pytest.FixtureRequest,
 ) -> None:
-    """One dtype each, in turns: the card that tests run on compiles all. Other architectures than Hopper's take turns
-    at the rungs too."""
+    """One dtype each, in turns: the card that tests run on compiles all. That every kernel compiles at all is also seen
+    by test_overlap.py."""
     problems = _representatives(operation, rung)
     assert problems, f"rung {rung.name} supports none of its operation's problems"
     intended = rung.intended_spill

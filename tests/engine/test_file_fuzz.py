@@ -1,4 +1,4 @@
-"""A thousand files that are nearly engines: each is refused in a sentence, or is an engine like any other."""
+"""Hundreds of files that are nearly engines: each is refused in a sentence, or is an engine like any other."""
 
 from __future__ import annotations
 
@@ -103,6 +103,7 @@ def test_changed_bytes_are_noticed(original: tuple[Contents, bytes, Engine], tmp
     assert refused > BYTES * 0.95
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("piece", range(PIECES))
 def test_changed_graphs_are_sentences_or_engines(
     original: tuple[Contents, bytes, Engine], tmp_path: pathlib.Path, piece: int

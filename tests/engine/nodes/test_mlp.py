@@ -354,6 +354,7 @@ def test_a_chain_that_is_compared_with_pixels_takes_them_in_order() -> None:
     check(model, graph, 8, 6, 7)
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("dtype", ["fp32", "fp16"])
 @pytest.mark.parametrize("score", [False, True])
 def test_kernels_compute_what_the_plan_says(score: bool, dtype: str) -> None:

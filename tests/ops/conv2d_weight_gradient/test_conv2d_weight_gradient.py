@@ -177,7 +177,7 @@ def test_stages_are_reused_without_a_race(rung: Any, name: str, seed: int) -> No
     )
 
 
-@pytest.mark.share(2)
+@pytest.mark.share(3)
 @pytest.mark.parametrize("rung", NAMES)
 @pytest.mark.parametrize("stride", [1, 2])
 def test_the_gradients_of_weights_and_bias(rung: str, stride: int) -> None:
@@ -301,6 +301,7 @@ def test_the_blocks_of_a_multiprocessor_fit(rung: Any) -> None:
             assert (call.shared_bytes + 1024) * blocks <= HOPPER_SHARED + 1024
 
 
+@pytest.mark.share(4)
 @each_fast_rung
 @pytest.mark.parametrize("name", ["64to64_56_k3s1_b256_bias", "64to128_56_k3s2_b256"])
 def test_no_config_spills_and_no_product_waits_for_another(rung: Any, name: str, sample: Sample) -> None:

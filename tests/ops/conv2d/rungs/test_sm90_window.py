@@ -72,7 +72,7 @@ def test_small_odd_sizes(problem: Conv2dProblem, seed: int) -> None:
     check(CONV2D, WINDOW, problem, WINDOW.configs(problem)[0], CPU, seed)
 
 
-@pytest.mark.share(2)
+@pytest.mark.share(4)
 @pytest.mark.parametrize("filter_width", [1, 3])
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("columns", [3, 4, 11], ids=lambda columns: f"columns_{columns}")
@@ -82,6 +82,7 @@ def test_images_are_cut_anywhere(rows: int, columns: int, filter_width: int, see
     check(CONV2D, ONE_BLOCK, problem, config(problem, rows, columns), CPU, seed)
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("stages", [2, 3])
 @pytest.mark.parametrize("residual", [False, True])
 def test_stages_and_panels_are_reused_without_a_race(stages: int, residual: bool, seed: int) -> None:
@@ -151,6 +152,7 @@ def whole_source() -> str:
     return planted(program.read(SOURCE), (f'#include "{header}"', text))
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("bug", BUGS)
 def test_a_planted_bug_is_reported(bug: str, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     line, expected = BUGS[bug]

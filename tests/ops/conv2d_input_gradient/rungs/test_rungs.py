@@ -231,7 +231,7 @@ WINDOWED = [
 ]
 
 
-@pytest.mark.share(3)
+@pytest.mark.share(6)
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])
 @pytest.mark.parametrize(("rung", "name"), WINDOWED)
 def test_windows_on_odd_sizes(rung: str, name: str, dtype: str, seed: int) -> None:
@@ -239,6 +239,7 @@ def test_windows_on_odd_sizes(rung: str, name: str, dtype: str, seed: int) -> No
     check(OPERATION, one, problem, one.configs(problem)[0], CPU, seed)
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize(
     "name",
     [
@@ -252,6 +253,7 @@ def test_tf32_is_masked_and_placed_by_the_product(name: str, seed: int) -> None:
     check(OPERATION, rung, problem, rung.configs(problem)[0], CPU, seed)
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize(
     "name",
     [
@@ -295,6 +297,7 @@ def test_a_sample_that_misleads_is_made_up_for(outlier: float, seed: int) -> Non
     assert relative_error(y, OPERATION.reference(problem, inputs)) < 1e-6
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("name", ["64to64_9x11_k3s1_b1_mask", "64to64_9x11_k3s2_b1_mask"])
 @pytest.mark.parametrize("rung", ["window", "streamed_window"])
 def test_windows_of_every_config(rung: str, name: str, seed: int, sample: Sample) -> None:
@@ -391,7 +394,7 @@ def test_the_choice() -> None:
     assert choose(OPERATION, parse("128to128_28_k3s1_b2", "fp16"), CPU).problem.layout == "nhwc"
 
 
-@pytest.mark.share(2)
+@pytest.mark.share(4)
 @pytest.mark.parametrize(
     ("rung", "name", "configs"),
     [
