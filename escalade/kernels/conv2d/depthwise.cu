@@ -6,7 +6,7 @@
 // registers, so that it reads every input once, while it multiplies the row before. Strips that share columns are
 // neighbours and meet in the L1 cache.
 //
-// Serves `depthwise`.
+// Serves `depthwise`. conv2d_input_gradient launches it over a gradient, with filters turned around.
 #include "common/conv_shape.cuh"
 #include "common/epilogue.cuh"
 #include "common/ptx.cuh"

@@ -10,7 +10,7 @@
 //
 // Zeros of the band times a NaN or an infinity beside a filter's taps are NaNs: every NaN is summed anew.
 //
-// Serves `depthwise_mma`.
+// Serves `depthwise_mma`. conv2d_input_gradient launches it over a gradient, with filters turned around.
 #include "common/epilogue.cuh"
 #include "common/hopper.cuh"
 #include "common/mma_tile.cuh"

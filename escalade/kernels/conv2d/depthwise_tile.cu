@@ -8,7 +8,7 @@
 // What bounds it: memory with 3x3, and with larger filters the multiply-adds of CUDA cores, of which an output has one
 // a tap besides the conversions of its inputs.
 //
-// Serves `depthwise_tile`.
+// Serves `depthwise_tile`. conv2d_input_gradient launches it over a gradient, with filters turned around.
 #include "common/epilogue.cuh"
 #include "common/hopper.cuh"
 

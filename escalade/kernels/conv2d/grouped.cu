@@ -14,7 +14,7 @@
 // zeros in the place of the rest. A zero times a NaN or an infinity of another group is a NaN: every NaN
 // is summed anew from its own group before it is stored.
 //
-// Serves `grouped`.
+// Serves `grouped`. conv2d_input_gradient launches it over a gradient, with filters turned around.
 #include "common/conv_shape.cuh"
 #include "common/epilogue.cuh"
 #include "common/mma_tile.cuh"

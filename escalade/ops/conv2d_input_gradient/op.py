@@ -58,7 +58,7 @@ def is_worthwhile(stride: Sequence[int], groups: int) -> bool:
 
 
 def takes_groups(problem: Conv2dInputGradientProblem) -> bool:
-    """The same for one in groups."""
+    """Whether more than the foot of the ladder is there for a convolution in groups."""
     return any(rung.supports(problem) is None for rung in groups.RUNGS)
 
 

@@ -48,8 +48,8 @@ def flip(one: PixelClass, flipped: str, lane: int) -> KernelCall:
     if f.groups > 1:
         return KernelCall(
             Program.of(
-                "conv2d_input_gradient/flip_groups.cu",
-                "conv2d_input_gradient_flip_groups",
+                "conv2d_input_gradient/groups_flip.cu",
+                "conv2d_input_gradient_groups_flip",
                 {"Element": element(f.dtype), "NHWC": f.layout == "nhwc"},
             ),
             (blocks(one.weight_elements, FLIP_THREADS), 1, 1),

@@ -14,7 +14,7 @@ struct SubFilter {  // filled by escalade/ops/conv2d_input_gradient/rungs/classe
     int first_r, first_s, step_h, step_w, taps_h, taps_w;
 };
 
-extern "C" __global__ void conv2d_input_gradient_flip_groups(const Element* weight, Element* flipped, SubFilter sub,
+extern "C" __global__ void conv2d_input_gradient_groups_flip(const Element* weight, Element* flipped, SubFilter sub,
                                                              int groups) {
     wait_for_previous_launch();
     const int taps = sub.filter_height * sub.filter_width, sub_taps = sub.taps_h * sub.taps_w;
