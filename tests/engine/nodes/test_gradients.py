@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -118,6 +119,28 @@ def test_a_loss_is_one_pass_with_its_gradient() -> None:
         plan = judged(nn.Conv2d(3, 4, 3), loss, torch.rand(2, 4, 14, 14))
         operators = [step.node.op for step in plan.steps]
         assert operators.count("pointwise_loss") == 1 and not {"pointwise", "reduce"} & set(operators)
+
+
+def test_a_loss_by_classes_of_pixels_is_one_pass() -> None:
+    """Pixels in NHWC are rows of classes; so they are where logarithms are narrow and the loss is wide, as CUDA's
+    autocast has it, and the gradient is then of the logits as they come."""
+    torch.manual_seed(0)
+    labels = torch.randint(0, 4, (2, 14, 14))
+    labels[0, 3:5] = 2
+    loss = partial(F.cross_entropy, ignore_index=2)
+
+    def as_on_cuda(y: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return F.nll_loss(F.log_softmax(y, 1).float(), target, ignore_index=2)
+
+    plan = judged(nn.Conv2d(3, 4, 3), loss, labels)
+    narrow, x = nn.Conv2d(3, 4, 3).bfloat16(), torch.randn(2, 3, 16, 16).bfloat16()
+    _, mixed, (found, *_) = planned(narrow, as_on_cuda, x, labels)
+    assert 0 < found < 4
+    for each, dtype in ((plan, torch.float32), (mixed, torch.bfloat16)):
+        assert not in_pytorch(each)
+        (step,) = (step for step in each.steps if step.node.op == "cross_entropy")
+        form = each.forms[step.node.name]
+        assert (form.layout, form.dtype) == ("nhwc", dtype) and each.forms[step.node.inputs["x"]] == form
 
 
 def test_a_gradient_that_depends_on_the_loss_comes_behind_it() -> None:
