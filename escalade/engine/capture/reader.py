@@ -13,6 +13,8 @@ from escalade.engine.capture.separate import Original
 from escalade.engine.graph.aten import strangeness
 from escalade.engine.graph.graph import (
     ATEN,
+    READ,
+    WRITTEN,
     Dimension,
     Graph,
     Input,
@@ -102,6 +104,7 @@ class FxReader:
         value: torch.Tensor,
     ) -> Node:
         inputs: dict[str, str] = {}
+        images: list[torch.Tensor] = []
 
         def leaf(argument: Any) -> Any:
             if not isinstance(argument, torch.fx.Node):
@@ -111,14 +114,17 @@ class FxReader:
                 return self._dimension(meta)
             role = f"in{len(inputs)}"
             inputs[role] = self._value(argument)
+            images.extend([meta] if _is_image(meta) else [])
             return Reference(role)
 
         names = [argument.name for argument in target._schema.arguments]
         bound = dict(zip(names, call.args, strict=False)) | dict(call.kwargs)
+        attributes = {"target": target.name(), "arguments": map_leaves(leaf, bound)}
+        if graph.typed and images:
+            attributes |= _lay(images, value)
         return Node(
-            graph.fresh(fx.name), ATEN, inputs,
-            {"target": target.name(), "arguments": map_leaves(leaf, bound)},
-            self._shape(value), dtype_name(value.dtype), self._source(call),
+            graph.fresh(fx.name), ATEN, inputs, attributes, self._shape(value), dtype_name(value.dtype),
+            self._source(call),
         )  # fmt: skip
 
     def _plain(self, argument: Any) -> Any:
@@ -131,6 +137,22 @@ class FxReader:
     def _source(self, call: torch.fx.Node) -> str:
         """The module that an operation belongs to."""
         return ""
+
+
+def _is_image(value: torch.Tensor) -> bool:
+    return value.dim() == 4 and value.is_floating_point()
+
+
+def _is_planar(image: torch.Tensor) -> bool:
+    """Whether an image lies in PyTorch's order of dimensions, and not in NHWC as well."""
+    return image.is_contiguous() and not image.is_contiguous(memory_format=torch.channels_last)
+
+
+def _lay(images: Sequence[torch.Tensor], result: torch.Tensor) -> dict[str, str]:
+    """How the images of a call lay when it was captured, where an operator may depend on it."""
+    if any(map(_is_planar, images)):
+        return {READ: "nchw"}
+    return {WRITTEN: "nchw"} if _is_image(result) and _is_planar(result) else {}
 
 
 def note_changes(graph: Graph) -> None:

@@ -22,6 +22,9 @@ _TENSORS = ("Tensor", "List[Tensor]")
 _UNBOUNDED = re.compile(r"mvlgamma|.*polynomial.*")
 """Pointwise operators whose work grows with a number among their arguments."""
 
+_OF_IMAGES = re.compile(r"cat|.*(conv|pool|upsample|batch_norm|dropout).*")
+"""Operators that PyTorch has kernels of for images in NHWC too, or that take single elements."""
+
 
 class OperatorError(UnsupportedError):
     """An operator of PyTorch's that is not there, may not be used, or does not take what it is given."""
@@ -75,6 +78,16 @@ def _impurity(operator: torch._ops.OpOverload, arguments: Mapping[str, Any]) -> 
     if arguments.get("pin_memory") or arguments.get("generator") is not None:
         return "is told where its memory or its random numbers come from"
     return None
+
+
+def takes_any_layout(operator: torch._ops.OpOverload) -> bool:
+    """Whether an operator is known to take images however they lie. Some of PyTorch's own insist on their order of
+    dimensions, and those of other libraries may read memory in it without a look at strides, unless they say that they
+    do not."""
+    if operator.namespace != "aten":
+        return torch.Tag.flexible_layout in operator.tags
+    name = operator._schema.name.removeprefix("aten::")
+    return torch.Tag.pointwise in operator.tags or _OF_IMAGES.fullmatch(name) is not None
 
 
 def strangeness(operator: torch._ops.OpOverload) -> str | None:

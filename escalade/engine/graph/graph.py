@@ -27,6 +27,10 @@ Shape = tuple[Dimension, ...]
 ATEN = "aten"
 """The op of a node that PyTorch does: its attributes name the operator and hold its arguments."""
 
+READ, WRITTEN = "read", "written"
+"""Attributes of such a node in a typed graph: `nchw` if an image that it read when it was captured lay in PyTorch's
+order, and if its result did where none of these was."""
+
 
 @dataclass(frozen=True)
 class Reference:

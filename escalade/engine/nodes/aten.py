@@ -9,8 +9,8 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 
-from escalade.engine.graph.aten import OperatorError, draws, resolve
-from escalade.engine.graph.graph import ATEN, Node, Reference, map_leaves
+from escalade.engine.graph.aten import OperatorError, draws, resolve, takes_any_layout
+from escalade.engine.graph.graph import ATEN, READ, WRITTEN, Node, Reference, map_leaves
 from escalade.engine.nodes.aten_call import name_of
 from escalade.engine.nodes.aten_movements import MOVEMENTS
 from escalade.engine.nodes.base import Layouts, Operator, Tensors
@@ -61,7 +61,13 @@ class Aten(Operator):
         return Reference(role) in (node.attributes["arguments"].get(name) for name in ("weight", "bias"))
 
     def layouts(self, node: Node, given: Mapping[str, str]) -> Layouts:
-        return Layouts(None, Layouts.of_all(given).written)  # PyTorch reads everything as it lies
+        """PyTorch reads everything as it lies, but for operators that may depend on it: those of other libraries, and
+        in graphs that know how tensors lay when they were captured those that had images in PyTorch's order."""
+        operator = resolve(node.attributes["target"])
+        is_planar = operator.namespace != "aten" or node.attributes.get(READ) == "nchw"
+        if is_planar and not takes_any_layout(operator):
+            return Layouts("nchw", "nchw")
+        return Layouts(None, node.attributes.get(WRITTEN, Layouts.of_all(given).written))
 
     def repeated(self, node: Node) -> str | None:
         if name_of(node.attributes["target"]) not in _REPEATING:

@@ -62,6 +62,13 @@ def test_operators_of_other_libraries_are_pytorchs_to_run(
     engine = escalade.compile(model, torch.randn(2, 3, 8, 8), dtype=dtype, device="cpu")
     for x in (torch.randn(2, 3, 8, 8), torch.randn(3, 3, 7, 9)):
         torch.testing.assert_close(engine(x), model(x), rtol=most, atol=most)
+    plan = engine.plan(torch.randn(2, 3, 8, 8))
+    (foreign,) = (
+        one.node for one in plan.fallbacks if one.node.attributes["target"] == "escalade_test::relu"
+    )
+    assert {plan.forms[name].layout for name in foreign.inputs.values()} == {
+        "nchw"
+    }  # it may not look at strides
     with pytest.raises(FileError, match="escalade_test::relu is none of the operators that Escalade knows"):
         engine.save(tmp_path / "net.escalade")
 

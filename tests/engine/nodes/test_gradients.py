@@ -143,6 +143,26 @@ def test_a_loss_by_classes_of_pixels_is_one_pass() -> None:
         assert (form.layout, form.dtype) == ("nhwc", dtype) and each.forms[step.node.inputs["x"]] == form
 
 
+def test_operators_of_pytorchs_have_images_in_the_order_that_they_were_captured_with() -> None:
+    """Where they may depend on it: the loss's gradient insists on PyTorch's, pools take them as they lie."""
+    torch.manual_seed(0)
+
+    def loss(y: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return F.nll_loss(F.softmax(y, 1).log(), target, reduction="none").mean()
+
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveMaxPool2d(7))
+    plan = judged(model, loss, torch.randint(0, 4, (2, 7, 7)))
+    lying = {
+        step.node.attributes["target"]: plan.forms[name].layout
+        for step in plan.fallbacks
+        for name in step.node.inputs.values()
+        if name in plan.forms and plan.forms[name].layout != "flat"
+    }
+    assert lying["aten::nll_loss2d_forward"] == lying["aten::nll_loss2d_backward"] == "nchw"
+    assert lying["aten::adaptive_max_pool2d"] == "nhwc"
+    assert plan.forms["nll_loss2d_backward"].layout == "nchw"
+
+
 def test_a_gradient_that_depends_on_the_loss_comes_behind_it() -> None:
     torch.manual_seed(0)
     judged(nn.Conv2d(3, 4, 3), lambda y, t: F.mse_loss(y, t).sqrt(), torch.rand(2, 4, 14, 14))
