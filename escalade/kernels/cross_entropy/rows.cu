@@ -7,7 +7,7 @@
 // each exponential taken once; with PACKS = 0 it is read again for the gradient. A block adds up its rows in their
 // order, and a second launch the blocks. What bounds it: memory, each element read once and each gradient written once.
 //
-// Serves `warp_per_row` and `block_per_row`:
+// Read rows.cuh first: what a thread knows of its row. Serves `warp_per_row` and `block_per_row`:
 //
 // | rung | VECTOR | WARPS | PACKS |
 // | --- | --- | --- | --- |
@@ -15,66 +15,10 @@
 // | `block_per_row` | up to 16 bytes | as many as hold the row | those of a thread; 0 if no block holds it |
 #include "common/ptx.cuh"
 #include "common/row.cuh"
+#include "cross_entropy/rows.cuh"
 
 constexpr int THREADS = WARPS * 32;  // of a row
 constexpr int HELD = PACKS > 0 ? PACKS : 1;
-using Values = Pack<Element, VECTOR>;
-
-struct Targets {
-    const long long* of;   // each row
-    const float* counted;  // by the blocks of rows_count.cu, `counters` of them
-    int rows, counters;
-    long long ignored;
-
-    // How many rows are not ignored; the same in all lanes.
-    __device__ __forceinline__ float that_count() const {
-        if (!HAS_IGNORED) return rows;
-        const int lane = threadIdx.x % 32;
-        if (!COUNTS_HERE) return warp_sum(lane < counters ? counted[lane] : 0.f);
-        int count = 0;
-#pragma unroll 8
-        for (int row = lane; row < rows; row += 32) count += of[row] != ignored;
-        return warp_sum(count);
-    }
-};
-
-struct Row {
-    const Element* x;
-    Element* gradient;
-    int packs, thread, target;
-    float spread;   // what each class has of 1, by smoothing
-    float sure;     // what the target has besides
-    float scale;    // the gradient that comes in
-    bool counts;    // it is not ignored
-    bool is_class;  // the target is one
-
-    __device__ __forceinline__ void store(int pack, const float (&exponentials)[VECTOR], float over_sum,
-                                          float weight) const {
-        Values results;
-#pragma unroll
-        for (int e = 0; e < VECTOR; ++e) {
-            float derivative = exponentials[e] * over_sum - spread;
-            if (pack * VECTOR + e == target) derivative -= sure;
-            results.at[e] = from_float<Element>(counts ? derivative * weight : 0.f);
-        }
-        store_pack(gradient + 1LL * pack * VECTOR, results);
-    }
-};
-
-// The sums of a row, in all its threads; `total` is that of the elements themselves, for smoothing.
-struct RowSums {
-    SoftmaxSums of;
-    float total = 0.f;
-    float likely = 0.f;  // the logit of the target
-    float weight = 1.f;  // of the row
-
-    // After all loads of the row are under way: it waits for the targets.
-    __device__ __forceinline__ void look_at_target(const Row& row, const Targets& targets) {
-        likely = to_float(row.x[row.target]);
-        if (IS_MEAN) weight = 1.f / targets.that_count();
-        if (row.counts && !row.is_class) weight = __int_as_float(0x7FC00000);
-    }
-};
 
 __device__ __forceinline__ RowSums in_registers(const Row& row, const Targets& targets) {
     Values loaded[HELD];
@@ -157,24 +101,9 @@ extern "C" __global__ void __launch_bounds__(THREADS* ROWS)
     const long long number = 1LL * blockIdx.x * ROWS + in_block;
     float loss = 0.f;
     if (number < rows) {
-        const long long wanted = target[number];
-        const bool is_class = wanted >= 0 && wanted < classes;
-        const Targets targets{target, counted, rows, counters, ignored};
-        Row row;
-        row.x = x + number * classes;
-        row.gradient = HAS_GRADIENT ? gradient + number * classes : nullptr;
-        row.packs = classes / VECTOR;
-        row.thread = threadIdx.x % THREADS;
-        row.target = is_class ? static_cast<int>(wanted) : 0;
-        row.spread = SMOOTHED ? spread : 0.f;
-        row.sure = SMOOTHED ? sure : 1.f;
-        row.scale = HAS_GRADIENT ? scale[0] : 0.f;
-        row.counts = !HAS_IGNORED || wanted != ignored;
-        row.is_class = is_class;
-        const RowSums sums = PACKS > 0 ? in_registers(row, targets) : read_again(row, targets);
-        loss = sums.of.largest + logf(sums.of.sum) - row.sure * sums.likely;
-        if (SMOOTHED) loss -= row.spread * sums.total;
-        loss = (row.counts ? loss : 0.f) * sums.weight;  // the mean of no row is NaN
+        const Given given{x, gradient, scale, {target, counted, rows, counters, ignored}, classes, spread, sure};
+        const Row row(given, number, threadIdx.x % THREADS);
+        loss = (PACKS > 0 ? in_registers(row, given.targets) : read_again(row, given.targets)).loss(row);
     }
     if (threadIdx.x % THREADS == 0) of_rows[in_block] = loss;
     __syncthreads();

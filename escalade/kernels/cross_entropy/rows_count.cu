@@ -3,7 +3,7 @@
 // In front of a mean over rows some of which may not count. Up to 32 blocks, whose counts a warp then adds up; always
 // the same number, so the same bits. What bounds it: latency.
 //
-// Serves `warp_per_row` and `block_per_row`.
+// Serves `warp_per_row`, `block_per_row` and `part_of_warp`.
 #include "common/ptx.cuh"
 #include "common/warp.cuh"
 

@@ -26,7 +26,7 @@ class CrossEntropy(Operation[CrossEntropyProblem]):
     layouts = LAYOUTS
 
     def preferred(self, problem: CrossEntropyProblem) -> tuple[str, ...]:
-        return ("block_per_row",)
+        return ("part_of_warp", "block_per_row")
 
     def further_outputs(self, problem: CrossEntropyProblem, device: torch.device) -> dict[str, torch.Tensor]:
         return room_for_loss(problem, device)

@@ -26,23 +26,30 @@ class LanesConfig(Config):
     """Accesses that hold a lane's part of the row."""
 
 
+def lanes_configs(classes: int, dtype: str) -> tuple[LanesConfig, ...]:
+    """Ways to hold a short row in registers: by the fewest lanes that can, then by more."""
+    width = widest_vector(dtype, classes)
+    whole = classes // width
+    found = (LanesConfig(lanes, ceil_div(whole, lanes)) for lanes in (1, 2, 4, 8, 16))
+    return tuple(one for one in found if one.packs * width <= MOST_VALUES and one.lanes < 2 * whole)
+
+
+def refusal_of_long(rung: str, classes: int, dtype: str) -> str | None:
+    """Why a rung does not take rows of so many classes; None if it does."""
+    if lanes_configs(classes, dtype):
+        return None
+    width = widest_vector(dtype, classes)
+    return f"{rung} holds rows of up to {16 * MOST_VALUES // width * width} classes, not of {classes}"
+
+
 @dataclass(frozen=True)
 class PartOfWarp(Rung[SoftmaxProblem]):
     def supports(self, problem: SoftmaxProblem) -> str | None:
-        if self._offered(problem):
-            return columns.refusal_of_dense(self.name, problem.inner)
-        width = widest_vector(problem.dtype, problem.classes)
-        return f"{self.name} holds rows of up to {16 * MOST_VALUES // width * width} classes, not of {problem.classes}"
+        too_long = refusal_of_long(self.name, problem.classes, problem.dtype)
+        return too_long or columns.refusal_of_dense(self.name, problem.inner)
 
     def configs(self, problem: SoftmaxProblem) -> tuple[Config, ...]:
-        return self._offered(problem)
-
-    def _offered(self, problem: SoftmaxProblem) -> tuple[LanesConfig, ...]:
-        """Offers the fewest lanes that hold a row, then more."""
-        width = widest_vector(problem.dtype, problem.classes)
-        whole = problem.classes // width
-        found = (LanesConfig(lanes, ceil_div(whole, lanes)) for lanes in (1, 2, 4, 8, 16))
-        return tuple(one for one in found if one.packs * width <= MOST_VALUES and one.lanes < 2 * whole)
+        return lanes_configs(problem.classes, problem.dtype)
 
     def recipe(self, problem: SoftmaxProblem, config: Config) -> Recipe:
         assert isinstance(config, LanesConfig)

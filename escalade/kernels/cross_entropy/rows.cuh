@@ -1,0 +1,91 @@
+// What a thread of a row knows of it: the target, what the row weighs, the sums that all its threads share, and how its
+// loss and its gradient follow from them.
+#pragma once
+
+#include "common/elements.cuh"
+#include "common/softmax.cuh"
+
+using Values = Pack<Element, VECTOR>;
+
+struct Targets {
+    const long long* of;   // each row
+    const float* counted;  // by the blocks of rows_count.cu, `counters` of them
+    int rows, counters;
+    long long ignored;
+
+    // How many rows are not ignored; the same in all lanes.
+    __device__ __forceinline__ float that_count() const {
+        if (!HAS_IGNORED) return rows;
+        const int lane = threadIdx.x % 32;
+        if (!COUNTS_HERE) return warp_sum(lane < counters ? counted[lane] : 0.f);
+        int count = 0;
+#pragma unroll 8
+        for (int row = lane; row < rows; row += 32) count += of[row] != ignored;
+        return warp_sum(count);
+    }
+};
+
+// What a launch is given.
+struct Given {
+    const Element* x;
+    Element* gradient;
+    const float* scale;
+    Targets targets;
+    int classes;
+    float spread, sure;
+};
+
+struct Row {
+    const Element* x;
+    Element* gradient;
+    int packs, thread, target;
+    float spread;   // what each class has of 1, by smoothing
+    float sure;     // what the target has besides
+    float scale;    // the gradient that comes in
+    bool counts;    // it is not ignored
+    bool is_class;  // the target is one
+
+    __device__ __forceinline__ Row(const Given& given, long long number, int thread)
+        : packs(given.classes / VECTOR), thread(thread), spread(SMOOTHED ? given.spread : 0.f),
+          sure(SMOOTHED ? given.sure : 1.f), scale(HAS_GRADIENT ? given.scale[0] : 0.f) {
+        x = given.x + number * given.classes;
+        gradient = HAS_GRADIENT ? given.gradient + number * given.classes : nullptr;
+        const long long wanted = given.targets.of[number];
+        is_class = wanted >= 0 && wanted < given.classes;
+        target = is_class ? static_cast<int>(wanted) : 0;
+        counts = !HAS_IGNORED || wanted != given.targets.ignored;
+    }
+
+    __device__ __forceinline__ void store(int pack, const float (&exponentials)[VECTOR], float over_sum,
+                                          float weight) const {
+        Values results;
+#pragma unroll
+        for (int e = 0; e < VECTOR; ++e) {
+            float derivative = exponentials[e] * over_sum - spread;
+            if (pack * VECTOR + e == target) derivative -= sure;
+            results.at[e] = from_float<Element>(counts ? derivative * weight : 0.f);
+        }
+        store_pack(gradient + 1LL * pack * VECTOR, results);
+    }
+};
+
+// The sums of a row, in all its threads; `total` is that of the elements themselves, for smoothing.
+struct RowSums {
+    SoftmaxSums of;
+    float total = 0.f;
+    float likely = 0.f;  // the logit of the target
+    float weight = 1.f;  // of the row
+
+    // After all loads of the row are under way: it waits for the targets.
+    __device__ __forceinline__ void look_at_target(const Row& row, const Targets& targets) {
+        likely = to_float(row.x[row.target]);
+        if (IS_MEAN) weight = 1.f / targets.that_count();
+        if (row.counts && !row.is_class) weight = __int_as_float(0x7FC00000);
+    }
+
+    __device__ __forceinline__ float loss(const Row& row) const {
+        float lost = of.largest + logf(of.sum) - row.sure * likely;
+        if (SMOOTHED) lost -= row.spread * total;
+        return (row.counts ? lost : 0.f) * weight;  // the mean of no row is NaN
+    }
+};
