@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from escalade.engine.graph.aten import resolve
 from escalade.engine.graph.graph import Graph, Node
 from escalade.engine.nodes.aten_call import AtenCall, name_of
 from escalade.engine.nodes.base import Layouts, Operator, Recognised, Tensors, activate
@@ -96,7 +97,7 @@ class Reduce(Operator):
     def recognise_rest(self, node: Node, call: AtenCall, graph: Graph) -> Recognised:
         """Recognises by name what no other operator takes: a mean over an image is a pool."""
         name, x = name_of(node.attributes["target"]), call.value("self")
-        if name.endswith("_loss") and x is not None and not node.shape:
+        if _is_reduced(node) and x is not None and not node.shape:
             return self._loss(node, call, graph)
         kind = _OF_NAMES.get(name, name)
         if name == "linalg_vector_norm":
@@ -210,6 +211,12 @@ class Reduce(Operator):
             dtype=forms.stored,
         )  # fmt: skip
         return Lowered(REDUCE, problem)
+
+
+def _is_reduced(node: Node) -> bool:
+    """Whether it is a loss that says what it does with its terms."""
+    arguments = resolve(node.attributes["target"])._schema.arguments
+    return any(argument.name == "reduction" for argument in arguments)
 
 
 def _before(node: Node) -> Expression:

@@ -115,7 +115,7 @@ def test_an_autoencoder_is_done_by_kernels() -> None:
 def test_a_loss_is_one_pass_with_its_gradient() -> None:
     """Whichever function of single elements it is, where the gradient is a multiple of what comes in."""
     torch.manual_seed(0)
-    for loss in (F.mse_loss, F.huber_loss, F.l1_loss):
+    for loss in (F.mse_loss, F.huber_loss, F.l1_loss, F.binary_cross_entropy_with_logits):
         plan = judged(nn.Conv2d(3, 4, 3), loss, torch.rand(2, 4, 14, 14))
         operators = [step.node.op for step in plan.steps]
         assert operators.count("pointwise_loss") == 1 and not {"pointwise", "reduce"} & set(operators)
