@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import json
 import pathlib
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
+import torch.nn.functional as F
 from rich.console import Console
 from typer.testing import CliRunner, Result
 
@@ -24,13 +27,37 @@ from escalade.bench.peers.network import NetworkPeer, Task
 from escalade.commands import demo
 from escalade.engine.capture.export import capture
 from escalade.engine.engine import Engine
+from escalade.engine.training.step import training_step
 from escalade.measure import records as store
+from escalade.models.unet import UNet
 
 pytestmark = pytest.mark.gpu
 
 
 def run(*arguments: str) -> Result:
     return CliRunner(env={"COLUMNS": "220"}).invoke(cli.app, list(arguments))
+
+
+@pytest.mark.parametrize("weighted", (False, True))
+def test_a_network_that_gives_images_trains_as_autocast_has_it(weighted: bool, cuda: torch.device) -> None:
+    """In fp16 and NHWC: kernels have the loss by classes of pixels, PyTorch one with weights, in its own order."""
+    torch.manual_seed(0)
+    model = UNet(classes=5, width=8, depth=2).to(cuda).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    expected = copy.deepcopy(model)
+    own, theirs = (torch.optim.SGD(one.parameters(), 0.01) for one in (model, expected))
+    x, target = torch.randn(2, 3, 32, 32, device=cuda), torch.randint(0, 5, (2, 32, 32), device=cuda)
+    target[0, :4] = -100
+    loss = partial(F.cross_entropy, weight=torch.rand(5, device=cuda) if weighted else None)
+    step = training_step(model, loss, own, (x, target), dtype="fp16", loss_scale=256.0)
+    left = {each.node.attributes.get("target", "") for each in step.plan.fallbacks}
+    assert any("nll_loss2d" in name for name in left) == weighted
+    for _ in range(3):
+        theirs.zero_grad()
+        with torch.autocast("cuda", torch.float16):
+            lost = loss(expected(x), target)
+        lost.backward()
+        theirs.step()
+        torch.testing.assert_close(step(x, target), lost.detach().float(), rtol=2e-2, atol=0)
 
 
 def test_bench_measures_systems_phases_and_streams(tmp_path: pathlib.Path) -> None:
