@@ -53,7 +53,8 @@ def input_gradient_beyond_32_bits(
     rung: Rung[Conv2dInputGradientProblem],
 ) -> Conv2dInputGradientProblem | None:
     """One whose results are more than 2^31, of a convolution with a stride of 2 where the rung takes one."""
-    for name in ("16to16_{}_k3s2_b1", "64to64_{}_k3s2_b1", "4to16_{}_k3s2_b1", "64to8_{}_k3s1_b1"):
+    for name in ("16to16_{}_k3s2_b1", "64to64_{}_k3s2_b1", "4to16_{}_k3s2_b1", "64to8_{}_k3s1_b1",
+                 "64to64_{}_k3s2g64_b1", "64to64_{}_k3s1g64_b1", "64to64_{}_k3s2g16_b1"):  # fmt: skip
         forward = Conv2dProblem.parse(name.format(BEYOND_SIZE))
         images = 2**31 // forward.input_elements + 4
         for dtype in ("fp16", "fp32", "tf32"):

@@ -42,8 +42,8 @@ def test_every_rung_of_the_input_gradient_beyond_32_bits(
     for chunk in gradient.split(512):
         chunk.normal_()
     dx = conv2d_input_gradient(
-        gradient, weight, (f.height, f.width), stride=f.stride, padding=f.padding, tf32=problem.dtype == "tf32",
-        rung=rung.name,
+        gradient, weight, (f.height, f.width), stride=f.stride, padding=f.padding, groups=f.groups,
+        tf32=problem.dtype == "tf32", rung=rung.name,
     )  # fmt: skip
     for first in (0, f.batch // 2, f.batch - 1):
         inputs = {"gradient": gradient[first : first + 1], "weight": weight}
@@ -106,8 +106,10 @@ def test_every_rung_of_the_weight_gradient_beyond_32_bits(
     x[-1].normal_()
     gradient[-1].normal_().div_(128)
     assert max(x.numel(), gradient.numel()) > 2**31
-    found, of_bias = conv2d_weight_gradient(x, gradient, 3, padding=1, bias=True, rung=rung)
-    alone, of_bias_alone = conv2d_weight_gradient(x[-1:], gradient[-1:], 3, padding=1, bias=True, rung=rung)
+    groups = channels if rung == "depthwise" else 1
+    given: dict[str, Any] = {"padding": 1, "groups": groups, "bias": True, "rung": rung}
+    found, of_bias = conv2d_weight_gradient(x, gradient, 3, **given)
+    alone, of_bias_alone = conv2d_weight_gradient(x[-1:], gradient[-1:], 3, **given)
     assert of_bias is not None and of_bias_alone is not None
     torch.testing.assert_close(found, alone, rtol=2e-3, atol=2e-3)
     torch.testing.assert_close(of_bias, of_bias_alone, rtol=2e-3, atol=2e-3)
