@@ -66,6 +66,11 @@ def expected(
     return of_weight, of_bias
 
 
+def in_groups(gradient: torch.Tensor, groups: int) -> torch.Tensor:
+    """What of the gradient of all weights is that of a filter for every channel, if there are such groups."""
+    return gradient if groups == 1 else gradient[range(groups), range(groups)].unsqueeze(1)
+
+
 def assert_close(result: torch.Tensor, right: torch.Tensor) -> None:
     """As far apart as the result's rounding, and sums in fp32, allow."""
     rounding = torch.finfo(result.dtype).eps
@@ -182,16 +187,17 @@ def test_stages_are_reused_without_a_race(rung: Any, name: str, seed: int) -> No
 @pytest.mark.parametrize("stride", [1, 2])
 def test_the_gradients_of_weights_and_bias(rung: str, stride: int) -> None:
     dtype = DTYPE.get(rung, torch.float16)
-    x, gradient = tensors(3, MOST_CHANNELS.get(rung, 72), 7, 6, filters=136, stride=stride, dtype=dtype)
-    of_weight, of_bias = conv2d_weight_gradient(
-        x, gradient, 3, stride=stride, padding=1, bias=True, rung=rung
-    )
+    channels = MOST_CHANNELS.get(rung, 72)
+    groups, filters = (channels, channels) if rung == "depthwise" else (1, 136)
+    x, gradient = tensors(3, channels, 7, 6, filters=filters, stride=stride, dtype=dtype)
+    given: dict[str, Any] = {"stride": stride, "padding": 1, "groups": groups, "rung": rung}
+    of_weight, of_bias = conv2d_weight_gradient(x, gradient, 3, bias=True, **given)
     right_weight, right_bias = expected(x, gradient, stride)
     assert of_bias is not None and of_bias.dtype == of_weight.dtype == dtype
     assert of_weight.is_contiguous(memory_format=torch.channels_last)
-    assert_close(of_weight, right_weight)
+    assert_close(of_weight, in_groups(right_weight, groups))
     assert_close(of_bias, right_bias)
-    again = conv2d_weight_gradient(x, gradient, 3, stride=stride, padding=1, rung=rung)
+    again = conv2d_weight_gradient(x, gradient, 3, **given)
     assert again[1] is None
     if rung not in ("atomics", "shared_sums"):
         assert torch.equal(again[0], of_weight)
@@ -200,13 +206,15 @@ def test_the_gradients_of_weights_and_bias(rung: str, stride: int) -> None:
 @pytest.mark.parametrize("rung", NAMES)
 def test_nan_reaches_what_sees_it_and_nothing_else(rung: str) -> None:
     """A corner of the image, which the last row and column of taps do not see; and one channel of a gradient."""
-    x, gradient = tensors(
-        18, MOST_CHANNELS.get(rung, 8), 4, 4, filters=16, dtype=DTYPE.get(rung, torch.float16)
-    )
+    channels = 16 if rung == "depthwise" else MOST_CHANNELS.get(rung, 8)
+    groups = channels if rung == "depthwise" else 1
+    x, gradient = tensors(18, channels, 4, 4, filters=16, dtype=DTYPE.get(rung, torch.float16))
     x[0, 3, 0, 0], x[17, 1, 3, 3], gradient[16, 9, 2, 1] = torch.nan, torch.inf, torch.nan
-    of_weight, of_bias = conv2d_weight_gradient(x, gradient, 3, padding=1, bias=True, rung=rung)
+    of_weight, of_bias = conv2d_weight_gradient(
+        x, gradient, 3, padding=1, groups=groups, bias=True, rung=rung
+    )
     right_weight, right_bias = formulas.weight_gradient(x, gradient, 3, 1, 1)
-    assert torch.equal(of_weight.isfinite(), right_weight.isfinite())
+    assert torch.equal(of_weight.isfinite(), in_groups(right_weight, groups).isfinite())
     assert of_bias is not None and torch.equal(of_bias.isnan(), right_bias.isnan())
 
 
