@@ -166,6 +166,7 @@ DEPTHWISE = Depthwise(
     below="direct",
     # direct: 1,296 sums of 0.8 M pixels each in 256 parts, two loads of 2 bytes for a product, 1 G of them at 32 lanes
     # of each multiprocessor: 0.3 ms, and lines of which it uses 2 bytes at a time, several ms. Here 462 MB at 85% of a
-    # copy's rate are 125 us, 6 for parts and launches.
+    # copy's rate are 125 us, 6 for parts and launches. Too much was expected: at batch 64, whose bytes pass in 28 us,
+    # an H200 took 93, and 96 when a thread had all taps; what it waits for was not looked into.
     predicted_gain=20.0,
 )
