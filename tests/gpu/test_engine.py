@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import gc
 import pathlib
 import threading
 from collections.abc import Iterator
@@ -30,9 +29,6 @@ from escalade.ops.base.accuracy import relative_error
 from escalade.ops.base.switches import precision
 from escalade.ops.expressions import Expression
 from tests.bench.coverage.networks import NETWORKS
-from tests.engine.plan.test_moves import MOVING
-from tests.engine.plan.test_parts import Model
-from tests.engine.test_dropped import Mixed
 from tests.engine.untouched import untouched
 from tests.support import in_threads
 
@@ -95,26 +91,6 @@ def test_networks_match_pytorch(name: str, cuda: torch.device) -> None:
         failure, _ = compare(found, expected, allowed(model, dtype, own))
         assert not failure, f"{name} in {dtype}, where PyTorch's error is {own:.2e}: {failure}"
         assert torch.equal(found, made(x)), "a second call gives the same bits"
-
-
-@pytest.mark.parametrize("name", MOVING)
-def test_movements_are_pytorchs(name: str, cuda: torch.device) -> None:
-    forward, shape, _ = MOVING[name]
-    for dtype in (torch.float16, torch.float32):
-        x = torch.randn(2, *shape, device=cuda, dtype=dtype)
-        engine = escalade.compile(Model(forward), x, dtype=dtype)
-        torch.testing.assert_close(engine(x), forward(x))
-        assert not engine.explain(x).fallbacks
-
-
-@pytest.mark.parametrize("order", [(0, 2, 1), (2, 0, 1), (2, 1, 0), (1, 0, 2)])
-def test_permutations_of_many_tiles_are_pytorchs(order: tuple[int, ...], cuda: torch.device) -> None:
-    def forward(x: torch.Tensor) -> torch.Tensor:
-        return torch.softmax(torch.softmax(x, -1).permute(order), -1)
-
-    for sizes in ((2, 196, 512), (3, 130, 77)):
-        x = torch.randn(sizes, device=cuda, dtype=torch.float16)
-        torch.testing.assert_close(escalade.compile(Model(forward), x, dtype="fp16")(x), forward(x))
 
 
 def test_other_batch_sizes_threads_and_streams(engine: Engine, cuda: torch.device) -> None:
@@ -188,30 +164,6 @@ def test_calls_allocate_nothing_but_results(engine: Engine, cuda: torch.device) 
     assert torch.cuda.max_memory_allocated(cuda) - before <= room
     del result
     assert torch.cuda.memory_allocated(cuda) == before
-
-
-@pytest.mark.parametrize("kind", ["kernels", "mixed"])
-def test_plans_that_have_to_go_take_their_memory_along(kind: str, cuda: torch.device) -> None:
-    """At once, also those whose CUDA graph was recorded, with memory of its own."""
-    model, x = (Mixed().eval(), torch.randn(1, 3, 96, 96)) if kind == "mixed" else models.model("lenet")
-    engine = escalade.compile(model, x, dtype="fp16", device=cuda, plans=1)
-    given = {size: x.to(cuda).expand(size, *x.shape[1:]).contiguous() for size in (64, 48)}
-    engine(given[64])
-    gc.collect()
-    gc.disable()
-    try:
-        torch.cuda.synchronize()
-        before = torch.cuda.memory_allocated(cuda)
-        for size in (48, 64, 48, 64):
-            engine(given[size])
-        torch.cuda.synchronize()
-        assert torch.cuda.memory_allocated(cuda) == before
-        del engine, model
-        without = torch.cuda.memory_allocated(cuda)
-        gc.collect()
-        assert torch.cuda.memory_allocated(cuda) == without < before
-    finally:
-        gc.enable()
 
 
 def test_too_large_a_batch_is_refused_and_the_engine_goes_on(engine: Engine, cuda: torch.device) -> None:
