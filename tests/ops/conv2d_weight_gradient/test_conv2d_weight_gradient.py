@@ -19,6 +19,7 @@ from escalade.ops.base.card import H200, HOPPER_SHARED
 from escalade.ops.choose.choice import choose
 from escalade.ops.conv2d import Conv2dProblem
 from escalade.ops.conv2d_weight_gradient import Conv2dWeightGradientProblem, reference
+from escalade.ops.conv2d_weight_gradient.rungs.depthwise import DEPTHWISE, DepthwiseConfig
 from escalade.ops.conv2d_weight_gradient.rungs.parts import Work
 from escalade.ops.conv2d_weight_gradient.rungs.sm90_few_channels import FEW_CHANNELS
 from escalade.ops.conv2d_weight_gradient.rungs.sm90_halves import WGMMA_SPLIT, WINDOW_SPLIT
@@ -216,6 +217,13 @@ def test_nan_reaches_what_sees_it_and_nothing_else(rung: str) -> None:
     right_weight, right_bias = formulas.weight_gradient(x, gradient, 3, 1, 1)
     assert torch.equal(of_weight.isfinite(), in_groups(right_weight, groups).isfinite())
     assert of_bias is not None and torch.equal(of_bias.isnan(), right_bias.isnan())
+
+
+def test_a_walk_down_a_depthwise_column_keeps_the_stride(seed: int) -> None:
+    """Several rows at a time, of which the image has no whole number, and several columns one after another."""
+    problem = half("8to8_13x5_k3s2p1d1x2g8_b2_bias")
+    for config in (DepthwiseConfig(8, 4, 1, 5), DepthwiseConfig(4, 4, 2, 1, part_rounds=2)):
+        check(OPERATION, DEPTHWISE, problem, config, CPU, seed)
 
 
 def test_one_bias_may_be_off_by_what_its_rounding_is() -> None:
