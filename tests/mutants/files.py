@@ -1,0 +1,7 @@
+"""Mutants of engine files, calls, caches and guards."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+MUTANTS: tuple[Mutant, ...] = ()

@@ -1,0 +1,111 @@
+"""Plant bugs one at a time in a scratch copy of a repository and run the tests that should notice."""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import importlib.util
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+
+from tests.mutants.mutant import Mutant
+
+_NO_TESTS_RAN = (4, 5)  # pytest: usage error (a test that does not exist), nothing collected
+
+
+class Outcome(enum.Enum):
+    KILLED = "killed"
+    SURVIVED = "SURVIVED"
+    STALE = "stale"
+    """The text to replace does not occur exactly once."""
+    BROKEN = "broken"
+    """The tests do not run, or fail without the mutant too."""
+
+
+class Scratch:
+    """A copy of a repository and of its kernel cache, in a temporary folder."""
+
+    def __init__(self, folder: pathlib.Path, root: pathlib.Path, cache: pathlib.Path, timeout: float) -> None:
+        self.tree = folder / "tree"
+        self._cache, self._cache_of_one = folder / "cache", folder / "cache-of-one"
+        self._timeout = timeout
+        listed = subprocess.run(
+            ["git", "-C", str(root), "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+            check=True, capture_output=True, text=True,
+        ).stdout  # fmt: skip
+        for name in filter(None, listed.split("\0")):
+            if (root / name).is_file():
+                (self.tree / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(root / name, self.tree / name)
+        if cache.is_dir():
+            shutil.copytree(cache, self._cache, copy_function=_link_or_copy)
+        else:
+            self._cache.mkdir(mode=0o700)
+
+    def passes_unchanged(self, tests: Sequence[str]) -> bool:
+        """Run tests without a mutant. What they compile is in the cache of every later run."""
+        return self._pytest(tests, self._cache, quiet=False) == 0
+
+    def outcome(self, mutant: Mutant) -> Outcome:
+        text = mutant.planted(self.tree)
+        if text is None:
+            return Outcome.STALE
+        path = self.tree / mutant.file
+        before = path.read_text()
+        # A mutant of a cache key stores entries under wrong keys: none of them may reach the next mutant.
+        shutil.copytree(self._cache, self._cache_of_one, copy_function=_link_or_copy)
+        try:
+            _write(path, text)
+            code = self._pytest(mutant.tests, self._cache_of_one, quiet=True)
+        finally:
+            _write(path, before)
+            shutil.rmtree(self._cache_of_one)
+        if code in _NO_TESTS_RAN:
+            return Outcome.BROKEN
+        return Outcome.SURVIVED if code == 0 else Outcome.KILLED
+
+    def _pytest(self, tests: Sequence[str], cache: pathlib.Path, quiet: bool) -> int | None:
+        """Run pytest and return its exit status; None if it ran out of time, which a mutant that hangs does."""
+        output = subprocess.DEVNULL if quiet else None
+        process = subprocess.Popen(
+            [sys.executable, "-m", "pytest", *"-x -q -n 0 --seed 1 -p no:cacheprovider".split(), *tests],
+            cwd=self.tree, stdout=output, stderr=output, start_new_session=True,
+            env={**os.environ, "PYTHONPATH": str(self.tree), "ESCALADE_CACHE_DIR": str(cache)},
+        )  # fmt: skip
+        try:
+            return process.wait(self._timeout)
+        except subprocess.TimeoutExpired:
+            return None
+        finally:
+            with contextlib.suppress(ProcessLookupError):  # with it all that the tests have started
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+@contextlib.contextmanager
+def scratch(root: pathlib.Path, cache: pathlib.Path, timeout: float = 600.0) -> Iterator[Scratch]:
+    """Copy tracked and new files of `root`, which stays as it is, and give the copy back at the end."""
+    with tempfile.TemporaryDirectory(prefix="escalade-mutants-") as folder:
+        yield Scratch(pathlib.Path(folder), root, cache, timeout)
+
+
+def _write(path: pathlib.Path, text: str) -> None:
+    path.write_text(text)
+    # Python takes a module's bytecode for current by time in seconds and size: both may be those of the last mutant.
+    if path.suffix == ".py":
+        pathlib.Path(importlib.util.cache_from_source(str(path))).unlink(missing_ok=True)
+
+
+def _link_or_copy(source: str, target: str) -> None:
+    """Cache entries are replaced, never written to, so a hard link is a copy."""
+    try:
+        os.link(source, target)
+    except OSError:  # another file system
+        with contextlib.suppress(FileNotFoundError):  # another process has tidied the cache
+            shutil.copy2(source, target)
