@@ -188,7 +188,7 @@ def whole_in_pytorch(graph: Graph, dtype: str, x: Sequence[torch.Tensor]) -> Cal
                     role: values[name] if name in values else constants[node.name, role]
                     for role, name in node.inputs.items()
                 }
-                values[node.name] = compute(node, inputs)
+                values[node.name] = compute(node, inputs, device)
                 for name in {*node.inputs.values(), node.name}:
                     if last.get(name, number) <= number:
                         values.pop(name, None)

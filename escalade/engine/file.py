@@ -27,7 +27,7 @@ from torch.utils import _pytree as pytree
 from escalade.device.precompilation import threads
 from escalade.engine.carried import NOTHING, TENSOR, Carried, from_json
 from escalade.engine.check import GraphError, check_graph
-from escalade.engine.graph.graph import Batch, Graph, Input, Node, Reference, map_leaves
+from escalade.engine.graph.graph import Batch, Graph, Input, Node, Reference
 from escalade.engine.graph.trees import TreeError, from_plain, to_plain
 from escalade.errors import EscaladeError
 
@@ -148,21 +148,13 @@ def _network(
 
 
 def elsewhere(graph: Graph, device: torch.device) -> Graph:
-    """A captured graph for an engine on another device: its constants, and all that operators make out of nothing."""
+    """Return the captured graph with its constants on another device."""
     moved: dict[int, torch.Tensor] = {}  # weights that two names share stay shared
     for tensor in graph.constants.values():
         if id(tensor) not in moved:
             moved[id(tensor)] = tensor.to(device)
 
-    def placed(node: Node) -> Node:
-        attributes = map_leaves(
-            lambda leaf: device if isinstance(leaf, torch.device) else leaf, node.attributes
-        )
-        return replace(node, attributes=attributes)
-
-    constants = {name: moved[id(tensor)] for name, tensor in graph.constants.items()}
-    nodes = {name: placed(node) for name, node in graph.nodes.items()}
-    return replace(graph, nodes=nodes, constants=constants)
+    return replace(graph, constants={name: moved[id(tensor)] for name, tensor in graph.constants.items()})
 
 
 def _carried(text: str, tensors: Mapping[str, torch.Tensor]) -> Carried:

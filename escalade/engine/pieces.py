@@ -142,7 +142,8 @@ def _run(graph: Graph, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     }
     with own_arithmetic("fp32", graph.device):
         for node in concrete:
-            values[node.name] = compute(node, {role: values[name] for role, name in node.inputs.items()})
+            read = {role: values[name] for role, name in node.inputs.items()}
+            values[node.name] = compute(node, read, graph.device)
     return [values[name] for name in graph.outputs]
 
 

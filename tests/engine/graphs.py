@@ -55,7 +55,8 @@ def evaluate(graph: Graph, x: torch.Tensor) -> list[torch.Tensor]:
     values = {fixed.inputs[0].name: x, **fixed.constants}
     with torch.no_grad():
         for node in fixed:
-            values[node.name] = compute(node, {role: values[name] for role, name in node.inputs.items()})
+            read = {role: values[name] for role, name in node.inputs.items()}
+            values[node.name] = compute(node, read, torch.device("cpu"))
             assert tuple(values[node.name].shape) == node.shape, node
     return [values[name] for name in fixed.outputs]
 

@@ -82,7 +82,7 @@ def node_by_node(engine: Engine) -> list[torch.Tensor]:
     with torch.no_grad():
         for node in graph:
             inputs = {role: _wide(values[name]) for role, name in node.inputs.items()}
-            values[node.name] = compute(node, inputs)
+            values[node.name] = compute(node, inputs, torch.device("cpu"))
     return [values[name] for name in graph.outputs]
 
 

@@ -69,7 +69,8 @@ def _computed(
             return None
         if any(name not in known for name in node.inputs.values()):
             return None
-        known[node.name] = compute(node, {role: known[name] for role, name in node.inputs.items()})
+        read = {role: known[name] for role, name in node.inputs.items()}
+        known[node.name] = compute(node, read, graph.device)
     return (
         {name: known[value] for name, value in written.items()}
         if known.keys() >= {*written.values()}

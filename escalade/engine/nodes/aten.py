@@ -95,6 +95,20 @@ class Aten(Operator):
         return str(node.attributes["target"])
 
 
+def on_device(node: Node, device: torch.device) -> Node:
+    """Return the call of a factory (`zeros`, `arange`) with `device` as its device argument.
+
+    Without tensor operands an operator creates its result where the model was captured, and an engine may run
+    elsewhere: compiled for another device, moved there, or loaded from a file.
+    """
+    if node.op != ATEN or node.inputs:
+        return node
+    arguments = resolve(node.attributes["target"])._schema.arguments
+    if not any(argument.name == "device" for argument in arguments):
+        return node
+    return node.with_attributes(arguments={**node.attributes["arguments"], "device": device})
+
+
 def results_of(target: str, arguments: Mapping[str, Any], inputs: Tensors) -> Sequence[torch.Tensor]:
     """All that an operator gives; inputs by the roles that its arguments refer to."""
     home = next((tensor.device for tensor in inputs.values()), None)

@@ -56,9 +56,10 @@ def _update(
                 f"a calibration batch has shape {tuple(tensor.shape)}; the model takes {entry.shape}"
             )
         values[entry.name] = tensor.float() if getattr(torch, entry.dtype).is_floating_point else tensor
-    with own_arithmetic("fp32", given[0].device):
+    device = given[0].device
+    with own_arithmetic("fp32", device):
         for node in concrete:
-            result = compute(node, {role: values[name] for role, name in node.inputs.items()})
+            result = compute(node, {role: values[name] for role, name in node.inputs.items()}, device)
             values[node.name] = result
             if result.is_floating_point() and result.numel():
                 here = float(result.abs().max())

@@ -44,18 +44,18 @@ def _folded(graph: Graph, node: Node) -> torch.Tensor:
     if node.is_floating:
         wide = {role: value.double() if value.is_floating_point() else value for role, value in given.items()}
         try:
-            result = compute(node, wide)
+            result = compute(node, wide, graph.device)
         except OperatorError:  # an operator that insists on its types
             result = None
         if result is not None and result.is_floating_point() and tuple(result.shape) == node.shape:
             return result.to(getattr(torch, node.dtype)).contiguous()
-    return compute(node, given).contiguous()
+    return compute(node, given, graph.device).contiguous()
 
 
 def _constant(graph: Graph, name: str) -> torch.Tensor:
     """A constant; for a value that does not count, zeros of its type, and of its sizes if they are known."""
     if name in graph.constants:
-        return graph.constants[name]
+        return graph.constants[name].to(graph.device)  # a model may have tensors of its own on another device
     sizes = [size for size in graph.shape_of(name) if isinstance(size, int)]
     known = len(sizes) == len(graph.shape_of(name))
-    return torch.zeros((), dtype=graph.dtype_of(name)).expand(sizes if known else ())
+    return torch.zeros((), dtype=graph.dtype_of(name), device=graph.device).expand(sizes if known else ())

@@ -42,7 +42,7 @@ class Kernels:
         self.plan = plan
         self._device = device
         self._shared = constants
-        self._parts = SeveralResults(plan)
+        self._parts = SeveralResults(plan, device)
         with clear_about_memory(plan, device):
             arena = torch.empty(plan.arena_bytes, dtype=torch.uint8, device=device)
             self._values = Values(plan, arena, bound)

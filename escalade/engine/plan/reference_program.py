@@ -48,7 +48,7 @@ class ReferenceProgram:
                     role: self._constants[step.constant(role)] if name in graph.constants else values[name]
                     for role, name in step.node.inputs.items()
                 }
-                result = compute(step.node, read)
+                result = compute(step.node, read, _HOST)
                 values[step.node.name] = _wide(_rounded(result, self.plan.forms[step.node.name]))
             return [
                 self._constants[ConstantForm(name, STORED)] if name in graph.constants else values[name]

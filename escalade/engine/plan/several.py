@@ -16,8 +16,9 @@ from escalade.engine.plan.plan import Plan
 class SeveralResults:
     """Operators of PyTorch's with several results, each a node of its own: they run once for all of these."""
 
-    def __init__(self, plan: Plan, everything: bool = False) -> None:
-        """PyTorch does what the plan leaves to it, or `everything`."""
+    def __init__(self, plan: Plan, home: torch.device, everything: bool = False) -> None:
+        """PyTorch computes the steps that the plan leaves to it, or `everything`, on the device `home`."""
+        self._home = home
         self._others: dict[str, list[Node]] = {}
         """The other nodes of each such call, by its first."""
         self._ready: dict[str, torch.Tensor | None] = {}
@@ -35,7 +36,7 @@ class SeveralResults:
         if node.name in self._ready:
             return _required(self._ready.pop(node.name), node)
         if not others:
-            return compute(node, inputs)
+            return compute(node, inputs, self._home)
         results = results_of(node.attributes["target"], node.attributes["arguments"], inputs)
         for other in others:
             self._ready[other.name] = results[other.attributes["result"]]

@@ -65,7 +65,7 @@ class SteppedProgram:
         self._lasting: dict[str, torch.Tensor] = lasting(plan, device, {} if like is None else like._lasting)
         compile_together([plan], device)
         self._images = {given.name for given in plan.graph.inputs}
-        self._several = SeveralResults(plan)
+        self._several = SeveralResults(plan, device)
         self._runs = [self._run(step) for step in plan.steps]
         self._ends = self._last_readers()
         if device.type == "cuda":  # weights are packed, for every stream

@@ -59,7 +59,7 @@ class Values:
         node = self._plan.graph.nodes[name]
         source = self.at(node.inputs["x"])
         if name not in self._seen or self._seen[name][0] is not source:
-            self._seen[name] = source, compute(node, {"x": source})
+            self._seen[name] = source, compute(node, {"x": source}, source.device)
         return self._seen[name][1]
 
     def move(self, arena: torch.Tensor) -> None:

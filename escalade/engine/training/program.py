@@ -105,7 +105,7 @@ class ReferenceStep:
         self._constants = {entry: constants.get(entry, plan.graph) for entry in plan.constants}
         self._bound = bound
         self._behind: tuple[Work, ...] = ()
-        self._several = SeveralResults(plan, everything=True)
+        self._several = SeveralResults(plan, torch.device("cpu"), everything=True)
         self._outputs = tuple(
             torch.zeros_like(bound[name]) if name in bound else _room(plan, name)
             for name in plan.graph.outputs

@@ -46,7 +46,7 @@ def _results(joint: Joint, model: nn.Module, given: Sequence[torch.Tensor]) -> l
     values |= graph.constants
     for node in graph:
         inputs = {role: values[name] for role, name in node.inputs.items()}
-        values[node.name] = compute(node, inputs).to(getattr(torch, node.dtype))
+        values[node.name] = compute(node, inputs, torch.device("cpu")).to(getattr(torch, node.dtype))
     return [values[name] for name in graph.outputs]
 
 

@@ -211,7 +211,8 @@ def find_among(name: str, graph: Graph, dtype: str, *given: torch.Tensor) -> Fou
     inputs = {one.name: tensor for one, tensor in zip(graph.inputs, given, strict=True)}
     values = {**inputs, **graph.constants}
     for node in graph:
-        values[node.name] = compute(node, {role: values[value] for role, value in node.inputs.items()})
+        read = {role: values[value] for role, value in node.inputs.items()}
+        values[node.name] = compute(node, read, torch.device("cpu"))
     formats = {one: InputFormat.of(tensor) for one, tensor in inputs.items()}
     plan = make_plan(graph, dtype, torch.device("cpu"), formats)
     node = next(node for node in (*graph, *plan.graph) if node.op == name)
@@ -266,7 +267,8 @@ def test_what_is_captured_computes_what_the_model_does(name: str) -> None:
     fixed = graph.at(BATCH)
     values = {fixed.inputs[0].name: x, **fixed.constants}
     for node in fixed:
-        values[node.name] = compute(node, {role: values[value] for role, value in node.inputs.items()})
+        read = {role: values[value] for role, value in node.inputs.items()}
+        values[node.name] = compute(node, read, torch.device("cpu"))
     expected = model((x / 255 - 0.5) / 0.2 if example.normalised else x).detach()
     close(values[fixed.outputs[0]], expected)
 

@@ -39,9 +39,9 @@ def same_as_pytorch(op: str, attributes: dict[str, Any], **sizes: tuple[int, ...
     node = Node("n", op, {}, attributes, shape or (), "float32")
     if shape is None:
         with pytest.raises(OperatorError):
-            compute(node, tensors)
+            compute(node, tensors, torch.device("cpu"))
     else:
-        compute(node, tensors)  # which compares the sizes
+        compute(node, tensors, torch.device("cpu"))  # which compares the sizes
 
 
 @given(
