@@ -35,8 +35,12 @@ TOOLS = {
     # only newer ones have, and each refusal would count.
     "memcheck": ("--leak-check", "no", "--report-api-errors", "no"),
     "racecheck": ("--num-cuda-barriers", "64"),
+    "initcheck": (),
+    "synccheck": ("--num-cuda-barriers", "64"),
 }
-"""Of compute-sanitizer, with options of their own."""
+"""Tools of compute-sanitizer and their options."""
+JOB_OPTIONS = {"initcheck": (sanitize.RAW,)}
+"""Options of `tests.gpu.sanitize` for a tool: initcheck takes memory filled with a pattern for initialized."""
 _FOUND = 86
 """What it is to end with where it found something."""
 _SUMMARY = re.compile(r"========= (?:ERROR SUMMARY: (\d+) error|RACECHECK SUMMARY: (\d+) hazard)")
@@ -132,7 +136,7 @@ def _run_share(
     tool: str, sanitizer: str, jobs: Sequence[sanitize.Job | sanitize.Resizing]
 ) -> tuple[list[str], int]:
     command = [sanitizer, "--tool", tool, *TOOLS[tool], "--error-exitcode", str(_FOUND), sys.executable, "-m",
-               "tests.gpu.sanitize"]  # fmt: skip
+               "tests.gpu.sanitize", *JOB_OPTIONS.get(tool, ())]  # fmt: skip
     given = "".join(f"{job}\n" for job in jobs)
     try:
         done = subprocess.run(

@@ -1,9 +1,10 @@
 """Kernels to run under a sanitizer: every source and every rung once, on problems that fill a few tiles, and the
 resizing of photographs, which is no operation.
 
-`python -m tests.gpu.sanitize` runs the jobs that it is given, one a line, on the GPU (with `--twin`, on the twin), and
-says of each that it began and whether its results are right. Inputs and references are the CPU's, so that few kernels
-but the project's own are looked at, and every tensor has an allocation of its own, whose ends a sanitizer knows.
+`python -m tests.gpu.sanitize` reads jobs from standard input, one per line, runs them on the GPU (with `--twin`, on the
+twin), and prints for each when it begins and whether its results are right. With `--raw`, outputs and workspaces are
+left uninitialized instead of poisoned. Inputs and references are computed on the CPU, so that the sanitizer sees few
+kernels but the project's own, and every tensor has an allocation of its own, whose bounds it knows.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from tests.classify.squares import difference
 from tests.support import supported
 
 ARCHITECTURE = "sm_90a"
+RAW = "--raw"
 _FLOPS = 2.0**21
 """About what a job should compute: several blocks and tiles, and little for a tool that slows it a hundred times."""
 _CPU = torch.device("cpu")
@@ -127,8 +129,8 @@ def _candidates(operation: Operation[Any], rung: Rung[Any]) -> list[Job]:
     return [Job(operation.name, rung.name, p.name, p.dtype, p.layout) for p in problems]
 
 
-def run(job: Job | Resizing, device: torch.device, seed: int = 0) -> str:
-    """What is wrong with its results; empty if nothing is."""
+def run(job: Job | Resizing, device: torch.device, seed: int = 0, raw: bool = False) -> str:
+    """Return what is wrong with the results, or an empty string. `raw` memory is uninitialized instead of poisoned."""
     if isinstance(job, Resizing):
         return difference(job.sizes, job.crop, device, seed)
     operation, rung, problem = job.parts
@@ -136,9 +138,10 @@ def run(job: Job | Resizing, device: torch.device, seed: int = 0) -> str:
     recipe = rung.recipe(problem, rung.configs(problem)[0])
     tensors = {name: in_layout(tensor, problem.layout).to(device) for name, tensor in case.inputs.items()}
     outputs = {"y": operation.output(problem, device), **operation.further_outputs(problem, device)}
-    for output in outputs.values():
+    workspaces = {} if raw else poisoned(recipe, device)
+    for output in outputs.values() if not raw else ():
         output.fill_(float("nan") if output.is_floating_point() else torch.iinfo(output.dtype).max)
-    bind(recipe, {**tensors, **poisoned(recipe, device), **outputs}, str(job))()
+    bind(recipe, {**tensors, **workspaces, **outputs}, str(job))()
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     tolerance = rung.tolerance(problem, case.peer_error)
@@ -149,12 +152,12 @@ def run(job: Job | Resizing, device: torch.device, seed: int = 0) -> str:
     return ""
 
 
-def main(lines: Iterable[str], device: torch.device) -> int:
+def main(lines: Iterable[str], device: torch.device, raw: bool = False) -> int:
     wrong = 0
     for line in filter(None, map(str.strip, lines)):
         print(f"begins {line}", flush=True)
         try:
-            failure = run(parse(line), device)
+            failure = run(parse(line), device, raw=raw)
         except Exception as error:  # the jobs after it have their turn, if the GPU still works
             failure = f"{type(error).__name__}: {error}"
         print(f"wrong {line}: {failure}" if failure else f"right {line}", flush=True)
@@ -165,4 +168,5 @@ def main(lines: Iterable[str], device: torch.device) -> int:
 if __name__ == "__main__":
     os.environ["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"
     torch.set_num_threads(1)  # there are other processes beside this one
-    sys.exit(main(sys.stdin, _CPU if "--twin" in sys.argv else torch.device("cuda", 0)))
+    where = _CPU if "--twin" in sys.argv else torch.device("cuda", 0)
+    sys.exit(main(sys.stdin, where, raw=RAW in sys.argv))

@@ -1,14 +1,16 @@
 """Engines under the load of a service for as long as one likes: `python -m tests.gpu.soak --seconds 3600`.
 
 Threads call small networks of every dtype with batches of many sizes, more than an engine keeps plans for: as they are,
-into the caller's tensors, as futures of which some are cancelled, and as streams that are left half way. Now and then
-there is no memory for a while. Every result is compared. Every second memory, open files and threads are counted; at
-the end they must be what they were. Without a GPU it runs on the twin.
+into the caller's tensors, as futures of which some are cancelled, and as streams that are left half way. Two more
+threads train networks, from new training steps again and again. Now and then there is no memory for a while. Every
+result and every loss is compared. Every second memory, open files and threads are counted; at the end they must be what
+they were. Without a GPU it runs on the twin.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import os
 import pathlib
@@ -28,6 +30,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from escalade import training_step
 from escalade.engine import Engine, compile
 from escalade.errors import OutOfMemory
 
@@ -96,6 +99,54 @@ class Served:
 
 
 @dataclass
+class Trained:
+    """A network to train from the same state again and again, and the losses of PyTorch in float64."""
+
+    model: nn.Module
+    dtype: str
+    device: str
+    batches: list[tuple[torch.Tensor, torch.Tensor]]
+    losses: list[float]
+
+    @staticmethod
+    def of(dtype: str, device: str) -> Trained:
+        torch.manual_seed(2)
+        home = "cpu" if device == "twin" else device
+        model = nn.Sequential(
+            nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2),
+            nn.Conv2d(16, 16, 3, padding=1, bias=False), nn.GroupNorm(4, 16), nn.SiLU(),
+            nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 10),
+        )  # fmt: skip
+        sizes = (4, 4, 2, 4, 2, 2)
+        batches = [(torch.randn(size, 3, 16, 16), torch.randint(0, 10, (size,))) for size in sizes]
+        exact, losses = copy.deepcopy(model).double(), []
+        optimizer = _optimizer(exact)
+        for x, target in batches:
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(exact(x.double()), target)
+            loss.backward()
+            optimizer.step()
+            losses.append(float(loss.detach()))
+        return Trained(
+            model.to(home), dtype, device, [(x.to(home), target.to(home)) for x, target in batches], losses
+        )
+
+    def off(self) -> float:
+        """Train a copy on all batches; return the largest relative difference of a loss."""
+        model = copy.deepcopy(self.model)
+        step = training_step(
+            model, nn.functional.cross_entropy, _optimizer(model), self.batches[0], dtype=self.dtype,
+            device=self.device, loss_scale=1024.0 if self.dtype == "fp16" else None,
+        )  # fmt: skip
+        found = [float(step(x, target)) for x, target in self.batches]
+        return max(abs(one - exact) / exact for one, exact in zip(found, self.losses, strict=True))
+
+
+def _optimizer(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-3)
+
+
+@dataclass
 class Sample:
     """What the process has, at one second."""
 
@@ -110,6 +161,7 @@ class Sample:
 @dataclass
 class Soak:
     served: list[Served]
+    trained: list[Trained]
     device: str
     calls: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
@@ -141,6 +193,24 @@ class Soak:
                         self.wrong.append(f"{name[0]}: there was memory, and it was said that there was none")
                 except Exception as error:
                     self.wrong.append(f"{name[0]} {one.engine.dtype}: {type(error).__name__}: {error}")
+
+    def train(self, one: Trained) -> None:
+        """One training thread, on a stream of its own."""
+        stream = torch.cuda.Stream() if self.device.startswith("cuda") else None
+        with torch.cuda.stream(stream):
+            while not self.over.is_set():
+                before, was_scarce = self.shortages, self.scarce.is_set()
+                try:
+                    off = one.off()
+                    self.calls["trained"] += 1
+                    if not off < TOLERANCE[one.dtype]:
+                        self.wrong.append(f"training in {one.dtype}: a loss is off by {off:.1e}")
+                except (OutOfMemory, torch.OutOfMemoryError):
+                    self.calls["without memory"] += 1
+                    if not was_scarce and self.shortages == before:
+                        self.wrong.append("training: out of memory although memory was available")
+                except Exception as error:
+                    self.wrong.append(f"training in {one.dtype}: {type(error).__name__}: {error}")
 
     def _check(self, one: Served, size: int, result: torch.Tensor) -> None:
         if not one.is_right(size, result):
@@ -178,6 +248,7 @@ class Soak:
 
     def run(self, seconds: float, workers: int) -> None:
         threads = [threading.Thread(target=self.work, args=(seed,)) for seed in range(workers)]
+        threads += [threading.Thread(target=self.train, args=(one,)) for one in self.trained]
         for thread in threads:
             thread.start()
         began = time.monotonic()
@@ -252,7 +323,8 @@ def main(arguments: list[str]) -> int:
     dtypes = ("fp32", "tf32", "fp16", "bf16") if device != "twin" else ("fp32", "fp16")
     torch.manual_seed(0)
     models: tuple[tuple[nn.Module, Any], ...] = ((Images().eval(), (3, 32, 32)), (Rows().eval(), (32,)))
-    soak = Soak([Served.of(model, item, dtype, device) for model, item in models for dtype in dtypes], device)
+    served = [Served.of(model, item, dtype, device) for model, item in models for dtype in dtypes]
+    soak = Soak(served, [Trained.of(dtype, device) for dtype in ("fp32", "fp16")], device)
     soak.run(asked.seconds, asked.workers)
     if asked.json:
         asked.json.write_text("".join(json.dumps(asdict(one)) + "\n" for one in soak.samples))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pathlib
 import stat
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -59,6 +60,25 @@ def test_jobs_say_whether_their_results_are_right(capsys: pytest.CaptureFixture[
     assert capsys.readouterr().out == f"begins {EASY[0]}\nright {EASY[0]}\n"
     assert sanitize.main(["softmax naive nonsense fp32 flat"], CPU) == 1
     assert "wrong softmax naive nonsense fp32 flat: UnsupportedError" in capsys.readouterr().out
+
+
+def test_raw_memory_is_not_poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under initcheck, a read before the first write must not meet a pattern that we wrote."""
+    patterns: list[str] = []
+
+    def fill(tensor: torch.Tensor, value: float) -> torch.Tensor:
+        patterns.append("output")
+        return tensor
+
+    def poison(recipe: Any, device: torch.device) -> dict[str, torch.Tensor]:
+        patterns.append("workspaces")
+        return {}
+
+    monkeypatch.setattr(torch.Tensor, "fill_", fill)
+    monkeypatch.setattr(sanitize, "poisoned", poison)
+    for raw, expected in ((False, ["workspaces", "output"]), (True, [])):
+        patterns.clear()
+        assert sanitize.run(EASY[0], CPU, raw=raw) == "" and patterns == expected
 
 
 def test_a_wrong_result_is_no_right_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,7 +184,7 @@ def test_without_a_sanitizer_it_fails_and_says_so(
     monkeypatch.setattr(gate, "find_sanitizer", lambda: None)
     assert gate.main(["--results", str(tmp_path)]) == 1
     found = store.load(tmp_path / "h200" / "gpu_test.jsonl")
-    assert [record.problem for record in found] == ["tests", "memcheck", "racecheck"]
+    assert [record.problem for record in found] == ["tests", *gate.TOOLS]
     assert "not on the PATH" in found[1].failure and found[0].commit == ORIGIN.commit
 
 
@@ -182,7 +202,9 @@ def test_it_fails_if_any_part_does(
     monkeypatch.setattr(gate, "run_tool", lambda tool, *_: part(tool))
     assert gate.main(["--results", str(tmp_path)]) == bool(broken)
     text = gpu_tests.block(store.load(tmp_path / "h200" / "gpu_test.jsonl"))
-    assert text.count("| right |") == (2 if broken else 3) and ("failed: found" in text) == bool(broken)
+    assert text.count("| right |") == len(gate.TOOLS) + (not broken) and ("failed: found" in text) == bool(
+        broken
+    )
 
 
 def test_without_a_gpu_it_fails_and_says_so(
