@@ -321,16 +321,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     if (PROLOGUE_SHIFT) copy_floats(all_shifts, shifts, ALL_CHANNELS, CHANNELS);
 #endif
     if (release_dependents) let_next_launch_start();
-    if (tile >= tiles) {
-#pragma unroll 1
-        for (int round = 0; round < ROUNDS; ++round) await_weights(round);
-        return;
-    }
 
+    // Every warp takes at least one tile, a warp without one a tile whose stores are all masked: the barriers of
+    // `await_weights` must be reached by the whole block at the same place.
     await_weights(0);
     int awaited = 1;  // rounds whose weights are there
 #pragma unroll 1
-    for (; tile < tiles; tile += stride) {
+    do {
         const Source next(tile + stride, shape, pixels);
         const Target target(tile, pixels, first_filter);
         Residuals residuals;
@@ -345,5 +342,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
         take_round<true>(sums, slots, weights, x, now, next, ROUNDS - 1, operands);
         finish(sums, residuals, y, target);
         now = next;
-    }
+        tile += stride;
+    } while (tile < tiles);
 }

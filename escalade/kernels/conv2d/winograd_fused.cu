@@ -144,9 +144,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     const int lane_tile = lane / 8 * 4, lane_filter = lane % 8 * 4;  // the first four; the others 16 and 32 further
     const bool multiplies = warp < SUM_WARPS;
 
-    // The two kinds of warps have code of their own, for the registers of one kind to be free in the other; they meet
-    // at a barrier that may be reached from both (which PTX allows, and compute-sanitizer's synccheck reports).
-    const auto meet = [] { named_barrier_sync(1, THREADS); };
+    // The two kinds of warps have code of their own, so that the registers of one kind are free in the other. They meet
+    // at a pair of barriers: each kind waits at one and only arrives at the other. The pairs alternate, since a warp may
+    // arrive for the next meeting while others still wait for this one.
+    int meeting = 0;
+    const auto meet = [&](bool multiplying) {
+        const int pair = 1 + 2 * (meeting++ & 1);
+        named_barrier_arrive(pair + multiplying, THREADS);
+        named_barrier_sync(pair + !multiplying, THREADS);
+    };
     if (!multiplies) {
         const int thread = threadIdx.x - SUM_WARPS * 32;
         PatchReader reader(x, shape, tiles, first_tile, thread);
@@ -158,12 +164,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             reader.store(slice);
             reader.load(channel + STEP_CHANNELS);
             copy_async_wait<0>();
-            meet();  // this slice is complete, and the other one no longer read
+            meet(false);  // this slice is complete, and the other one no longer read
             slice = slice == shared ? shared + SLICE : shared;
         }
-        meet();  // the slices are no longer read
+        meet(false);  // the slices are no longer read
         for (int pass = 0; pass < PASSES; ++pass) {
-            meet();  // this pass is complete, and the one before finished
+            meet(false);  // this pass is complete, and the one before finished
 #pragma unroll 1
             for (int at = thread; at < BLOCK_TILES * PASS_FILTERS; at += PATCH_THREADS) {
                 const int tile = NHWC ? at / PASS_FILTERS : at % BLOCK_TILES;
@@ -182,7 +188,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     const float* first_input = shared + first_row * TILE_PITCH + lane_tile;
     const float* first_weight = shared + INPUT_SLICE + first_row * BLOCK_FILTERS + lane_filter;
     const auto multiply = [&](int slice) {
-        meet();
+        meet(true);
 #pragma unroll
         for (int c = 0; c < STEP_CHANNELS; ++c)  // points inside channels: the other order needs a few registers more
 #pragma unroll
@@ -205,7 +211,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         multiply(0);
         if (channel + STEP_CHANNELS < CHANNELS) multiply(1);
     }
-    meet();
+    meet(true);
 
 #pragma unroll
     for (int half = 0; half < LANE_FILTERS / 4; ++half)
@@ -226,6 +232,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                                                        sums[p][i + 3][f]}});
                         }
             }
-            meet();
+            meet(true);
         }
 }
