@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import random
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -234,7 +234,8 @@ class Gpu:
             "is_recording": lambda: self.recorded is not None,
         }.items():
             monkeypatch.setattr(WORDS, name, value)
-        monkeypatch.setattr(streams, "_free", defaultdict(list))
+        monkeypatch.setattr(streams, "_free", defaultdict(dict))
+        monkeypatch.setattr(streams, "_created", Counter())
         monkeypatch.setattr(streams, "_Own", lambda handle, device: self.streams[handle])
         monkeypatch.setattr(streams, "_made", lambda index: self.stream().cuda_stream)
         monkeypatch.setattr(events, "brief_function", lambda name: getattr(self, name))

@@ -7,34 +7,55 @@ midst of what a caller is recording.
 
 from __future__ import annotations
 
-from collections import defaultdict
+import threading
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 
 import torch
 
 from escalade.device.driver import check, make_context_current
 
-_free: defaultdict[int, list[int]] = defaultdict(list)
-"""The streams of each device that are not in use. None is ever destroyed: PyTorch's allocator goes on asking what
-memory a stream has used."""
+_MOST = 32
+"""Streams per device that are created for threads that find none of their own; beyond that any free one is taken."""
+_lock = threading.Lock()
+_free: defaultdict[int, dict[int, int]] = defaultdict(dict)
+"""Streams of each device that are not in use, with the thread that used each last. None is ever destroyed: PyTorch's
+allocator goes on asking what memory a stream has used."""
+_created: Counter[int] = Counter()
 
 
 class _Own(torch.cuda.ExternalStream):
-    """A stream that is free again when this object goes. Nothing else can tell: PyTorch lets go of streams without a
-    word to weak references, which point into nowhere then."""
+    """A stream that is free again when this object is deleted. Weak references cannot tell: PyTorch deletes streams
+    without clearing them."""
 
-    def __del__(self, free: Mapping[int, list[int]] = _free) -> None:
-        free[self.device_index].append(self.cuda_stream)
+    user = 0
+
+    def __del__(self, free: Mapping[int, dict[int, int]] = _free) -> None:
+        free[self.device_index][self.cuda_stream] = self.user
 
 
 def own_stream(device: torch.device | int) -> torch.cuda.Stream:
-    """A stream of a GPU that nobody else has while this object of it lives."""
-    index = _index(device)
-    try:
-        handle = _free[index].pop()
-    except IndexError:
-        handle = _made(index)
-    return _Own(handle, device=torch.device("cuda", index))
+    """Return a stream of a GPU that nothing else uses while the returned object is alive.
+
+    A thread gets a stream that it had before, if one is free: cuBLAS keeps a workspace (32 MiB on Hopper) for every
+    pair of a thread and a stream.
+    """
+    index, thread = _index(device), threading.get_ident()
+    with _lock:
+        free = _free[index]
+        own = [
+            stream for stream in list(free) if free[stream] == thread
+        ]  # a copy: streams may be freed meanwhile
+        handle = own[-1] if own else None
+        if handle is None and _created[index] >= _MOST:
+            handle = next(iter(free), None)
+        if handle is None:
+            _created[index] += 1
+        else:
+            del free[handle]
+    stream = _Own(_made(index) if handle is None else handle, device=torch.device("cuda", index))
+    stream.user = thread
+    return stream
 
 
 def _index(device: torch.device | int) -> int:

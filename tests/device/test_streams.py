@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -29,8 +31,34 @@ def test_who_has_one_has_it_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     assert own_stream(CUDA).cuda_stream not in {stream.cuda_stream for stream in (*held, *again)}
 
 
+def test_a_thread_gets_a_stream_that_it_had_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """cuBLAS keeps a workspace per pair of thread and stream: streams must not wander between threads."""
+    gpu = Gpu(0)
+    gpu.stand_in(monkeypatch)
+    monkeypatch.setattr(streams, "_Own", _Handle)
+    pairs = set[tuple[int, int]]()
+    with ThreadPoolExecutor(4) as pool:
+        meet = threading.Barrier(4)
+
+        def work(_: int) -> None:
+            for _ in range(8):
+                meet.wait()
+                stream = own_stream(CUDA)
+                pairs.add((threading.get_ident(), stream.cuda_stream))
+                del stream
+
+        list(pool.map(work, range(4)))
+    assert len(pairs) == 4
+    streams._created[0] = streams._MOST
+    assert own_stream(CUDA).cuda_stream in {
+        stream for _, stream in pairs
+    }  # another thread's, when there are many
+
+
 class _Handle:
-    """What stands for an object of PyTorch's, which there are none of without CUDA."""
+    """Stands in for a stream of PyTorch, which cannot be created without CUDA."""
+
+    user = 0
 
     def __init__(self, handle: int, device: torch.device) -> None:
         self.cuda_stream, self.device_index = handle, device.index
