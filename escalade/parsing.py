@@ -25,6 +25,24 @@ def parse(text: str | bytes) -> Any:
         raise ValueError("its lists and objects are nested too deeply") from None
 
 
+def parse_unique(text: str) -> Any:
+    """Parse JSON whose objects have every key once: of two Python takes the last, and other readers the first.
+
+    Any mistake is a ValueError.
+    """
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        made = dict(pairs)
+        if len(made) < len(pairs):
+            raise ValueError(f"keys are repeated among {', '.join(repr(key) for key, _ in pairs)}")
+        return made
+
+    try:
+        return json.loads(text, object_pairs_hook=unique)
+    except RecursionError:
+        raise ValueError("its lists and objects are nested too deeply") from None
+
+
 def size(text: str) -> int:
     """A number of bytes, such as `500MB`, `1.5GiB` or `4096`; a ValueError that says how one is written."""
     found = _SIZE.fullmatch(text.strip())

@@ -172,7 +172,7 @@ def carry(plans: Sequence[KeptPlan], programs: Mapping[str, Iterable[Program]]) 
 
 def from_json(text: str, tensors: Mapping[str, torch.Tensor]) -> Carried:
     """What a file carries; whatever is not in its form is a ValueError."""
-    values = parsing.parse(text)
+    values = parsing.parse_unique(text)
     if type(values) is not dict or {name: type(each) for name, each in values.items()} != _PARTS:
         raise ValueError("what it carries for GPUs is not plans and codes")
     _require_texts(values)

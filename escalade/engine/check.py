@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from escalade.engine.graph.arguments import LARGEST_INT, MOST_PARTS, TYPES, misfit
 from escalade.engine.graph.aten import OperatorError, require_fitting, require_pure, resolve
 from escalade.engine.graph.graph import ATEN, Batch, Graph, Node, Reference, Shape, fixed
 from escalade.engine.nodes import BY_NAME, operator_of
@@ -28,17 +29,9 @@ MOST_NODES = 2**14
 MOST_DIMENSIONS = 16
 MOST_ELEMENTS = 2**31 - 1
 """Elements of a value at most, for each item of the batch."""
-MOST_PARTS = 2**18
-"""Parts at most into which an operator may take a tensor apart, and numbers in one argument."""
 MOST_FOLDED = 2**27
 """Elements that may be computed from constants alone, beyond `MOST_GROWTH` times those of the constants."""
 MOST_GROWTH = 64
-TYPES = (
-    "float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool", "complex64",
-    "complex128",
-)  # fmt: skip
-"""The element types of values; inputs are real numbers."""
-_LARGEST_INT = 2**63 - 1
 
 
 class GraphError(UnsupportedError):
@@ -161,7 +154,7 @@ def _check_inputs(graph: Graph) -> None:
     _require_leaves("outputs", graph.structure, len(graph.outputs))
     least, most = graph.batches
     _require(
-        is_whole(least, 1) and (most is None or is_whole(most, least + 1, _LARGEST_INT)),
+        is_whole(least, 1) and (most is None or is_whole(most, least + 1, LARGEST_INT)),
         f"batches of {least} to {most}: those are no sizes of a batch",
     )
     for name, largest in graph.ranges.items():
@@ -259,57 +252,24 @@ def _check_call(node: Node) -> None:
             is_whole(node.attributes["result"], 0, MOST_PARTS), f"node {node.name} takes no result by number"
         )
     arguments = node.attributes["arguments"]
-    roles: set[str] = set()
-    for name, argument in arguments.items():
-        for leaf in _leaves(argument):
-            _require(
-                _is_argument(leaf),
-                f"argument {name} of node {node.name} is {leaf!r}, which no operator takes",
-            )
-            if type(leaf) is Reference:
-                roles.add(leaf.role)
-    _require(
-        roles == node.inputs.keys(),
-        f"node {node.name} has the inputs {', '.join(node.inputs)} and uses {', '.join(map(str, roles))}",
-    )
     try:
         operator = require_pure(node.attributes["target"], arguments)
     except OperatorError as error:
         raise GraphError(f"node {node.name}: {error}") from error
-    unknown = arguments.keys() - {argument.name for argument in operator._schema.arguments}
+    wrong = misfit(operator, arguments)
+    _require(wrong is None, f"node {node.name}: {wrong}")
+    roles = {
+        leaf.role for argument in arguments.values() for leaf in _leaves(argument) if type(leaf) is Reference
+    }
     _require(
-        not unknown,
-        f"node {node.name}: {node.attributes['target']} has no argument {', '.join(map(str, unknown))}",
+        roles == node.inputs.keys(),
+        f"node {node.name} has the inputs {', '.join(node.inputs)} and uses {', '.join(map(str, roles))}",
     )
 
 
 def _leaves(argument: Any) -> Sequence[Any]:
-    """A value, or those of a list; a mapping is neither."""
-    if type(argument) is tuple:
-        _require(
-            len(argument) <= MOST_PARTS, f"a list of {len(argument)}; an argument has up to {MOST_PARTS}"
-        )
-        return argument
-    return (argument,)
-
-
-def _is_argument(leaf: Any) -> bool:
-    match leaf:
-        case None | bool() | float() | str() | Reference():
-            return True
-        case int():
-            return -_LARGEST_INT <= leaf <= _LARGEST_INT
-        case Batch(times):
-            return is_whole(times, 1)
-        case torch.dtype():
-            return str(leaf).removeprefix("torch.") in TYPES
-        case torch.layout():
-            return leaf is torch.strided
-        case torch.device():
-            return leaf.type in ("cpu", "cuda")
-        case torch.memory_format():
-            return True
-    return False
+    """The items of a list, or the one value that an argument is."""
+    return argument if type(argument) is tuple else (argument,)
 
 
 def _check_normalisation(graph: Graph) -> None:

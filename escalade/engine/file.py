@@ -24,9 +24,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch.utils import _pytree as pytree
 
+from escalade import parsing
 from escalade.device.precompilation import threads
 from escalade.engine.carried import NOTHING, TENSOR, Carried, from_json
 from escalade.engine.check import GraphError, check_graph
+from escalade.engine.graph.aten import OperatorError
 from escalade.engine.graph.graph import Batch, Graph, Input, Node, Reference
 from escalade.engine.graph.trees import TreeError, from_plain, to_plain
 from escalade.errors import EscaladeError
@@ -124,6 +126,9 @@ def reading(path: str | os.PathLike[str], device: torch.device) -> Iterator[tupl
             raise FileError(f"{path} holds no network: {refusal}") from refusal
         try:
             yield found
+        except OperatorError as refusal:  # among what is computed from constants alone
+            require_whole()
+            raise FileError(f"{path} holds no network: {refusal}") from refusal
         except Exception:
             require_whole()
             raise
@@ -272,17 +277,9 @@ def _taken_by_name(graph: Graph) -> tuple[str, ...]:
 
 
 def _parsed(text: str, names_arguments: bool) -> dict[str, Any]:
-    """Each key once: of two Python would take the last, and a reader the first."""
-
-    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        made = dict(pairs)
-        if len(made) < len(pairs):
-            raise _Malformed(f"something is said twice: {_listed(key for key, _ in pairs)}")
-        return made
-
     try:
-        data = json.loads(text, object_pairs_hook=once)
-    except (ValueError, RecursionError) as error:
+        data = parsing.parse_unique(text)
+    except ValueError as error:
         raise _Malformed(f"its graph is no JSON: {error}") from error
     return _record(
         data, "graph",
@@ -337,6 +334,7 @@ def _graph_from_json(data: Mapping[str, Any], tensors: Mapping[str, torch.Tensor
         set(stored) == tensors.keys(),
         f"its constants are not its tensors: {_listed(set(stored) ^ tensors.keys())}",
     )
+    _texts(data["ranges"], "a value with a range")
     _require(len(data["batches"]) == 2, "its batches are not the least and the largest")
     return Graph(
         inputs=tuple(_input_from_json(entry) for entry in data["inputs"]),

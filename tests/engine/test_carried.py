@@ -15,13 +15,14 @@ from torch import nn
 
 from escalade.device import nvrtc
 from escalade.engine import Engine, compile, load
-from escalade.engine.carried import Carried
+from escalade.engine.carried import Carried, from_json
 from escalade.engine.file import FileError, _digest, read
 from escalade.engine.graph.forms import InputFormat
 from escalade.engine.settings import Settings
 from escalade.errors import UnsupportedError
 from escalade.ops.base.card import H200, Card
 from escalade.ops.base.cards import A100, H100_PCIE
+from tests.engine import confusion
 from tests.engine.files import Contents
 
 HERE = torch.device("cpu")
@@ -154,6 +155,8 @@ CHANGES: list[tuple[Any, str]] = [
     (_one_more, "its machine code is not what it lists"),
     (lambda carried, _: "[", "holds no network"),
     (lambda carried, _: "[]", "is not plans and codes"),
+    (lambda carried, _: '{"plans": [], "plans": [], "codes": {}}', "keys are repeated"),
+    (lambda carried, _: "[" * 100_000, "nested too deeply"),
     (lambda carried, _: carried.pop("plans") and None, "is not plans and codes"),
     (lambda carried, _: carried["plans"].append(3), "an object is expected"),
     (lambda carried, _: carried["plans"][0].update(architecture="../x"), "is no architecture of a GPU"),
@@ -169,6 +172,26 @@ def test_what_is_carried_is_checked(
 ) -> None:
     with pytest.raises(FileError, match=sentence):
         load(_rewritten(path, tmp_path / "changed.escalade", change), device="cpu")
+
+
+def test_confused_types_in_what_is_carried(path: pathlib.Path) -> None:
+    """Every value replaced by others of all types: a ValueError, or something whose plans can be asked for."""
+    contents = Contents.of(path)
+    text = contents.metadata["carried"]
+    refused = 0
+    for place in confusion.paths(json.loads(text)):
+        for value in confusion.CONFUSED:
+            changed = json.dumps(confusion.replaced_at(json.loads(text), place, value))
+            try:
+                carried = from_json(changed, contents.tensors)
+            except ValueError as error:
+                assert str(error)
+                refused += 1
+                continue
+            kept = carried.plan_for(H200, INPUTS[:1])
+            assert kept is None or kept.decided
+            carried.missing(A100)
+    assert refused
 
 
 def test_a_choice_that_there_is_not_is_made_again(path: pathlib.Path, tmp_path: pathlib.Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pathlib
 import random
+import re
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from escalade.engine import Engine, compile, load
 from escalade.engine.graph.graph import fixed
 from escalade.engine.nodes.evaluate import compute
 from escalade.errors import EscaladeError
+from tests.engine import confusion
 from tests.engine.files import Contents, every_kind, replaced
 from tests.engine.mutations import mutated_bytes, mutated_contents
 
@@ -31,6 +33,16 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> tuple[Contents, bytes,
     path = tmp_path_factory.mktemp("fuzz") / "original.engine"
     contents = every_kind(path)
     return contents, path.read_bytes(), load(path, device="cpu")
+
+
+def test_confused_types_and_boundary_numbers_end_no_process(
+    original: tuple[Contents, bytes, Engine], tmp_path: pathlib.Path
+) -> None:
+    """In a child process, which says what it was trying when a signal ended it."""
+    (tmp_path / "kinds.engine").write_bytes(original[1])
+    confusion.saved(tmp_path)
+    tried, loaded = map(int, re.findall(r"\d+", confusion.run(tmp_path, seed=7, count=60)))
+    assert 0 < loaded < tried / 2
 
 
 def loaded(path: pathlib.Path, device: str = "cpu") -> Engine | None:

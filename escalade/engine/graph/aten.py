@@ -113,14 +113,50 @@ def require_fitting(target: str, sizes: Mapping[str, tuple[int, ...]], arguments
     """What some operators do not look at themselves: whether the sizes of their tensors, by argument, go together."""
     name = target.removeprefix("aten::").split(".")[0]
     fits = next((test for pattern, test in _FITTING.items() if re.fullmatch(pattern, name)), None)
-    if fits is not None and not fits(sizes, arguments):
+    try:
+        fitting = fits is None or fits(sizes, arguments)
+    except (KeyError, TypeError):  # a number where the operator usually gets a tensor
+        fitting = False
+    if not fitting:
         raise OperatorError(f"{target} does not take tensors of these sizes with these arguments")
+
+
+def require_quotient(operator: torch._ops.OpOverload, arguments: Mapping[str, Any]) -> None:
+    """Refuse integer division on the CPU that traps: the smallest number by -1 has no quotient of its type, and x86
+    raises SIGFPE, which ends the process. Which operators PyTorch itself protects depends on its version."""
+    name = operator._schema.name.removeprefix("aten::").removesuffix("_")
+    if name not in _DIVIDING or (name in ("div", "divide") and not arguments.get("rounding_mode")):
+        return
+    one, other = arguments.get("self"), arguments.get("other")
+    tensors = [value for value in (one, other) if isinstance(value, torch.Tensor)]
+    if not tensors or any(tensor.device.type != "cpu" for tensor in tensors) or one is None or other is None:
+        return
+    dtype = torch.result_type(one, other)
+    if dtype not in (torch.int64, torch.int32):
+        return
+    least = torch.iinfo(dtype).min
+    smallest = [_holds(value, least, dtype) for value in (one, other)]
+    if any(smallest) if name in _OF_DIVISORS else smallest[0] and _holds(other, -1, dtype):
+        raise OperatorError(
+            f"{operator.name()} of {least}, the smallest {dtype}, by -1 has no result of that type"
+        )
+
+
+def _holds(value: Any, number: int, dtype: torch.dtype) -> bool:
+    if isinstance(value, torch.Tensor):
+        return bool((value.to(dtype) == number).any())
+    return int(value) == number
+
+
+_OF_DIVISORS = frozenset(("gcd", "lcm"))
+_DIVIDING = _OF_DIVISORS | frozenset(("div", "divide", "floor_divide", "fmod", "remainder"))
+"""Operators with an integer division of `self` by `other`, or by what divides both."""
 
 
 def _norms_fit(sizes: Mapping[str, tuple[int, ...]], arguments: Mapping[str, Any]) -> bool:
     """One length for each slice along a dimension."""
     whole, lengths, dimension = sizes["v"], sizes["g"], arguments.get("dim", 0)
-    if not -len(whole) <= dimension < len(whole):
+    if not -len(whole) <= dimension < len(whole) or not math.prod(whole):  # by which PyTorch divides
         return False
     return lengths == tuple(size if axis == dimension % len(whole) else 1 for axis, size in enumerate(whole))
 

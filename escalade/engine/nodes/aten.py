@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 
-from escalade.engine.graph.aten import OperatorError, draws, resolve, takes_any_layout
+from escalade.engine.graph.aten import OperatorError, draws, require_quotient, resolve, takes_any_layout
 from escalade.engine.graph.graph import ATEN, READ, WRITTEN, Node, Reference, map_leaves
 from escalade.engine.nodes.aten_call import name_of
 from escalade.engine.nodes.aten_movements import MOVEMENTS
@@ -123,6 +123,7 @@ def results_of(target: str, arguments: Mapping[str, Any], inputs: Tensors) -> Se
     if operator._schema.is_mutable:  # in a graph every result is a new value
         first = operator._schema.arguments[0].name
         bound[first] = bound[first].clone()
+    require_quotient(operator, bound)
     positional: list[Any] = []
     named: dict[str, Any] = {}
     for argument in operator._schema.arguments:
