@@ -379,8 +379,8 @@ def _results(call: _Call) -> tuple[_Value, ...]:
     tensors = {
         role: torch.empty(value.sizes, dtype=value.dtype, device="meta") for role, value in call.inputs
     }
-    results = results_of(call.target, arguments, tensors)  # so they are of the right types, and all there
     require_fitting(call.target, sizes, arguments)
+    results = results_of(call.target, arguments, tensors)
     for result in results:
         if result.device.type != "meta" or result.layout != torch.strided:
             raise SizeError(f"it gives a tensor on {result.device} in layout {result.layout}")

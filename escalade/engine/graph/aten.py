@@ -180,7 +180,15 @@ def _scales_fit(sizes: Mapping[str, tuple[int, ...]], arguments: Mapping[str, An
     )
 
 
+def _layers_fit(sizes: Mapping[str, tuple[int, ...]], arguments: Mapping[str, Any]) -> bool:
+    """As many weights as PyTorch reads for the layers of a recurrent network; of an LSTM perhaps a projection each."""
+    layers = arguments["num_layers"] * (2 if arguments["bidirectional"] else 1)
+    each = 4 if arguments["has_biases"] else 2
+    return layers > 0 and len(arguments["params"]) in (layers * each, layers * (each + 1))
+
+
 _FITTING = {
+    "lstm|gru|rnn_relu|rnn_tanh": _layers_fit,
     "_weight_norm(_interface)?": _norms_fit,
     "native_group_norm": _groups_fit,
     "_?upsample_.*": _scales_fit,
