@@ -10,6 +10,7 @@ import torch
 
 from escalade.engine.graph.forms import Form
 from escalade.engine.graph.graph import Node
+from escalade.errors import UnsupportedError
 from escalade.ops.base import dtypes
 from escalade.ops.base.operation import Operation
 from escalade.ops.base.problem import Problem
@@ -122,7 +123,13 @@ class Forms:
         return made
 
     def value(self, name: str) -> Form:
-        """How a value lies in memory."""
+        """How a value lies in memory.
+
+        Raises UnsupportedError for a constant: kernels read images and rows from values. A layer whose weights are
+        trained may read a constant that was folded for the batch size; PyTorch computes that layer.
+        """
+        if name in self._constants:
+            raise UnsupportedError(f"reads the constant {name}, and its kernels read values of the plan")
         return self._values[name]
 
     def add(self, name: str, form: Form) -> None:

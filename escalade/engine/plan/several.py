@@ -8,6 +8,7 @@ import torch
 
 from escalade.engine.graph.aten import OperatorError
 from escalade.engine.graph.graph import Node
+from escalade.engine.nodes import operator_of
 from escalade.engine.nodes.aten import results_of
 from escalade.engine.nodes.evaluate import compute
 from escalade.engine.plan.plan import Plan
@@ -19,6 +20,7 @@ class SeveralResults:
     def __init__(self, plan: Plan, home: torch.device, everything: bool = False) -> None:
         """PyTorch computes the steps that the plan leaves to it, or `everything`, on the device `home`."""
         self._home = home
+        self._typed = plan.graph.typed
         self._others: dict[str, list[Node]] = {}
         """The other nodes of each such call, by its first."""
         self._ready: dict[str, torch.Tensor | None] = {}
@@ -36,11 +38,27 @@ class SeveralResults:
         if node.name in self._ready:
             return _required(self._ready.pop(node.name), node)
         if not others:
-            return compute(node, inputs, self._home)
+            given = _widened(node, inputs) if self._typed else inputs
+            return compute(node, given, self._home)
         results = results_of(node.attributes["target"], node.attributes["arguments"], inputs)
         for other in others:
             self._ready[other.name] = results[other.attributes["result"]]
         return _required(results[node.attributes["result"]], node)
+
+
+def _widened(node: Node, inputs: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
+    """Inputs of a type narrower than the result's in the result's type, for operators that absorb casts.
+
+    `silu(x.float())` of a half is one node, `silu(x)`, with a float32 result. Kernels compute it in fp32; PyTorch would
+    compute it in the type of its input.
+    """
+    if not node.is_floating or not operator_of(node).mixes_types:
+        return inputs
+    own = getattr(torch, node.dtype)
+    return {
+        role: value.to(own) if value.is_floating_point() and value.itemsize < own.itemsize else value
+        for role, value in inputs.items()
+    }
 
 
 def _required(result: torch.Tensor | None, node: Node) -> torch.Tensor:
