@@ -113,9 +113,7 @@ def counted(report: str) -> dict[str, Any]:
 # --- the sanitizer
 
 
-def run_tool(
-    tool: str, sanitizer: str, jobs: Sequence[sanitize.Job | sanitize.Resizing], processes: int
-) -> Part:
+def run_tool(tool: str, sanitizer: str, jobs: Sequence[sanitize.AnyJob], processes: int) -> Part:
     """Every job once, spread over processes of their own."""
     began = time.monotonic()
     shares = [share for start in range(processes) if (share := jobs[start::processes])]
@@ -132,9 +130,7 @@ def run_tool(
     return Part(tool, _version(sanitizer), counts, time.monotonic() - began, "; ".join(findings[:5]))
 
 
-def _run_share(
-    tool: str, sanitizer: str, jobs: Sequence[sanitize.Job | sanitize.Resizing]
-) -> tuple[list[str], int]:
+def _run_share(tool: str, sanitizer: str, jobs: Sequence[sanitize.AnyJob]) -> tuple[list[str], int]:
     command = [sanitizer, "--tool", tool, *TOOLS[tool], "--error-exitcode", str(_FOUND), sys.executable, "-m",
                "tests.gpu.sanitize", *JOB_OPTIONS.get(tool, ())]  # fmt: skip
     given = "".join(f"{job}\n" for job in jobs)
@@ -204,13 +200,13 @@ def run(workers: int, seed: int, processes: int) -> Iterator[Part]:
     """One part after another."""
     yield run_suite(workers, seed)
     sanitizer = find_sanitizer()
-    jobs = sanitize.covering()
+    jobs, views = sanitize.covering(), sanitize.views_of_the_day()
     for tool in TOOLS:
         if sanitizer is None:
             missing = "compute-sanitizer is not on the PATH; it comes with the CUDA toolkit"
             yield Part(tool, "compute-sanitizer", {}, 0.0, missing)
         else:
-            yield run_tool(tool, sanitizer, jobs, processes)
+            yield run_tool(tool, sanitizer, [*jobs, *(views if tool == "memcheck" else ())], processes)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -29,6 +29,8 @@ from escalade.ops import OPERATIONS, Operation, Rung
 from escalade.ops.base.cards import typical
 from escalade.ops.base.pitch import pitches
 from tests.classify.squares import difference
+from tests.random_models import views
+from tests.random_models.runs import Run, today
 from tests.support import supported
 
 ARCHITECTURE = "sm_90a"
@@ -86,11 +88,45 @@ class Resizing:
         return Resizing(Crop(int(resize), int(side)), tuple((width, height) for width, height in pairs))
 
 
+@dataclass(frozen=True)
+class Views:
+    """A network in which kernels read views of what PyTorch computes, by its number."""
+
+    number: int
+    dtype: str
+    sources: ClassVar[set[str]] = set()
+    """None of its own: which kernels run is the plan's choice."""
+
+    def __str__(self) -> str:
+        return f"views {self.number} {self.dtype}"
+
+    @staticmethod
+    def parse(line: str) -> Views:
+        _, number, dtype = line.split()
+        return Views(int(number), dtype)
+
+    def failure(self, device: torch.device) -> str:
+        place = "cuda" if device.type == "cuda" else "twin"
+        return Run("views", self.number, self.dtype, place, no_graph=True).failure()
+
+
+AnyJob = Job | Resizing | Views
 RESIZING = Resizing(Crop(72, 65), ((50, 60), (33, 400), (400, 33), (72, 90), (1, 1), (300, 257)))
 
 
-def parse(line: str) -> Job | Resizing:
+def parse(line: str) -> AnyJob:
+    if line.startswith("views "):
+        return Views.parse(line)
     return Resizing.parse(line) if line.startswith("resizing ") else Job.parse(line)
+
+
+def views_of_the_day() -> list[Views]:
+    """Every second pair of a source and a view, the others tomorrow, with the consumers of the day."""
+    first = today() * len(views.PAIRS)
+    return [
+        Views((first + number) % views.COUNT, ("fp16", "fp32")[number // 2 % 2])
+        for number in range(today() % 2, len(views.PAIRS), 2)
+    ]
 
 
 def sources() -> set[str]:
@@ -130,8 +166,10 @@ def _candidates(operation: Operation[Any], rung: Rung[Any]) -> list[Job]:
     return [Job(operation.name, rung.name, p.name, p.dtype, p.layout) for p in problems]
 
 
-def run(job: Job | Resizing, device: torch.device, seed: int = 0, raw: bool = False) -> str:
+def run(job: AnyJob, device: torch.device, seed: int = 0, raw: bool = False) -> str:
     """Return what is wrong with the results, or an empty string. `raw` memory is uninitialized instead of poisoned."""
+    if isinstance(job, Views):
+        return job.failure(device)
     if isinstance(job, Resizing):
         return difference(job.sizes, job.crop, device, seed)
     operation, rung, problem = job.parts

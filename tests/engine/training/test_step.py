@@ -298,3 +298,28 @@ def test_what_no_step_takes_is_said() -> None:
         escalade.training_step(half, F.cross_entropy, _sgd(half.parameters()), (x, target))
     with pytest.raises(UnsupportedError, match=r"model\.train\(\)"):
         escalade.training_step(model.eval(), F.cross_entropy, optimizer, (x, target))
+
+
+class _Absorbing(nn.Module):
+    """A cast that is absorbed by the function behind it, and a layer that reads what is constant for a batch size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(4, 4, 1, groups=4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        positions = torch.zeros(x.shape[0], 4, 3, 3).bool().logical_not().cumsum(1, dtype=torch.float32)
+        return self.conv(positions) + F.silu((x.half() * 2).float())
+
+
+@pytest.mark.parametrize("device", ["cpu", "twin"])
+def test_absorbed_casts_and_folded_constants(device: str) -> None:
+    torch.manual_seed(0)
+    model = _Absorbing()
+    expected = copy.deepcopy(model)
+    own, theirs = _sgd(model.parameters()), _sgd(expected.parameters())
+    x, target = torch.rand(2, 4, 3, 3), torch.rand(2, 4, 3, 3)
+    step = escalade.training_step(model, F.mse_loss, own, (x, target), device=device)
+    for _ in range(2):
+        _assert_same(step(x, target), _plain(expected, F.mse_loss, theirs, x, target), 1e-6)
+    _assert_same(model.state_dict(), expected.state_dict(), 1e-6)

@@ -1,0 +1,233 @@
+"""Compares a network through the kernels with PyTorch: results, shapes, types, repeated calls, files, training."""
+
+from __future__ import annotations
+
+import copy
+import math
+import pathlib
+import tempfile
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+import escalade
+from escalade.bench.networks.judging import LEAST, TIMES
+from escalade.engine import Engine
+from escalade.engine.plan.kernel_program import KernelProgram
+from escalade.measure.verification import compare
+from escalade.ops.base.accuracy import relative_error
+from tests.random_models.program import Text, exactly, run_exactly, run_rounded, tensors, wide
+
+SLACK = 2.0
+"""On top of what a network's judge allows. A random network is a few roundings long and its results have few elements:
+PyTorch's error on them is a sample that chance may have made small. A wrong kernel is off by far more than twice."""
+
+
+class Wrong(AssertionError):
+    """A network whose results are not PyTorch's."""
+
+
+class Case:
+    """A network, and what it gives in float64 and in PyTorch's own arithmetic of a dtype."""
+
+    def __init__(self, text: Text, dtype: str) -> None:
+        self.text, self.dtype = text, dtype
+        self.model = text.module()
+
+    def expect(self, inputs: Sequence[torch.Tensor]) -> tuple[Any, list[float]]:
+        """The results in float64, and how far from each a result may be."""
+        expected = run_exactly(copy.deepcopy(self.model), inputs)
+        own = tensors(run_rounded(copy.deepcopy(self.model), inputs, self.dtype))
+        errors = [
+            relative_error(mine, best) if best.is_floating_point() else 0.0
+            for mine, best in zip(own, tensors(expected), strict=True)
+        ]
+        # Results of one network share their roundings: the mean of all says more than one with few elements does.
+        typical = math.hypot(*errors) / max(1, len(errors)) ** 0.5
+        most = [SLACK * max(LEAST[self.dtype], TIMES[self.dtype] * max(e, typical)) for e in errors]
+        return expected, most
+
+    def judge(self, found: Any, inputs: Sequence[torch.Tensor], what: str) -> None:
+        expected, most = self.expect(inputs)
+        with torch.no_grad():
+            eager = self.model(*(each.clone() for each in inputs))
+        if pytree.tree_structure(found) != pytree.tree_structure(eager):
+            raise Wrong(f"{what}: a result of another structure, {pytree.tree_structure(found)}")
+        each = zip(tensors(found), tensors(expected), tensors(eager), most, strict=True)
+        for number, (mine, best, plain, allowed) in enumerate(each):
+            name = f"{what}: result {number} {list(plain.shape)}"
+            if mine.shape != plain.shape or mine.dtype != plain.dtype:
+                raise Wrong(f"{name} {plain.dtype} is {list(mine.shape)} {mine.dtype}")
+            mine = mine.detach().cpu()
+            if not mine.is_floating_point():
+                if not torch.equal(mine, plain):
+                    raise Wrong(f"{name} differs in {int((mine != plain).sum())} of {mine.numel()} elements")
+                continue
+            failure, _ = compare(mine, best.double(), allowed)
+            if failure:
+                raise Wrong(f"{name}: {failure}")
+
+
+def check(
+    text: Text, dtype: str, device: str, batches: Sequence[int] = (2, 3, 1), thorough: bool = True
+) -> None:
+    """Raises `Wrong` with what differs from PyTorch."""
+    case = Case(text, dtype)
+    first = text.draw(batches[0])
+    home = "cuda" if device == "cuda" else "cpu"
+    start = "cpu" if text.on_host else home
+    model = copy.deepcopy(case.model).to(start)
+    state = copy.deepcopy(model.state_dict())
+    engine = escalade.compile(model, _placed(first, start), dtype=dtype, device=device)
+    results = _call(engine, case, first, "first call", home)
+    kept = [each.clone() for each in tensors(results)]
+    _call(engine, case, text.draw(batches[0], 1), "other data", home)
+    if not all(map(torch.equal, tensors(results), kept)):
+        raise Wrong("other data: the call changed the results of the one before it")
+    for batch in batches[1:]:
+        _call(engine, case, text.draw(batch), f"batch of {batch}", home)
+    if thorough:
+        _call(engine, case, _strided(text.draw(batches[0], 2)), "strided inputs", home)
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder, "network.escalade")
+            engine.save(path)
+            loaded = escalade.load(path, device=device)
+        _call(loaded, case, text.draw(batches[0], 3), "loaded from a file", home)
+        _call(engine, case, first, "first data again", home)
+    for name, value in model.state_dict().items():
+        if not torch.equal(value, state[name]):
+            raise Wrong(f"the caller's {name} has changed")
+
+
+def _call(engine: Engine, case: Case, inputs: Sequence[torch.Tensor], what: str, home: str) -> Any:
+    given = _placed(inputs, home)
+    _spoil(engine, given)
+    found = engine(*given)
+    case.judge(found, inputs, what)
+    if not all(torch.equal(mine.cpu(), theirs) for mine, theirs in zip(given, inputs, strict=True)):
+        raise Wrong(f"{what}: the inputs have changed")
+    return found
+
+
+def _spoil(engine: Engine, inputs: Sequence[torch.Tensor]) -> None:
+    """NaN wherever a call could read what it has not written: in the arena, and in memory that is allocated again."""
+    program = engine.program(*inputs)
+    if isinstance(program, KernelProgram):
+        program._values.arena.fill_(0xFF)
+    device = inputs[0].device
+    del program
+    for size in (256, 4096, 1 << 16, 1 << 20):
+        torch.full((size,), 0xFF, dtype=torch.uint8, device=device)
+
+
+def _placed(inputs: Iterable[torch.Tensor], home: str) -> tuple[torch.Tensor, ...]:
+    """On the device, with the same strides."""
+    return tuple(each if home == "cpu" else _moved(each, home) for each in inputs)
+
+
+def _moved(tensor: torch.Tensor, home: str) -> torch.Tensor:
+    whole = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=home)
+    return whole.copy_(tensor)
+
+
+def _strided(inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """The same numbers: images in channels_last, all else as every second column of something wider."""
+    return tuple(
+        each.contiguous(memory_format=torch.channels_last)
+        if each.dim() == 4
+        else each.repeat_interleave(2, -1)[..., ::2]
+        for each in inputs
+    )
+
+
+# --- training
+
+
+def check_training(text: Text, dtype: str, device: str, steps: int = 3) -> None:
+    """Losses, parameters and buffers of a few steps beside float64's."""
+    home = "cuda" if device == "cuda" else "cpu"
+    mine = text.module().to(home)
+    own = _optimizer(text.seed, mine)
+    batches = [text.draw(size, number) for number, size in enumerate((4, 4, 3)[:steps])]
+    place = None if home == "cuda" else device
+    # A small scale: with a large one gradients may overflow fp16, and then the first steps are left out.
+    scale = 8.0 if dtype == "fp16" else None
+    given = (_placed(batches[0], home),)
+    step = escalade.training_step(mine, _loss, own, given, dtype=dtype, device=place, loss_scale=scale)
+    losses = [step(_placed(each, home)).detach().double().cpu() for each in batches]
+
+    best, best_losses = _trained(text, batches, "fp64")
+    plain, plain_losses = _trained(text, batches, dtype)
+    start = text.module().state_dict()
+    for number, (found, theirs, expected) in enumerate(zip(losses, plain_losses, best_losses, strict=True)):
+        _require_near(f"loss {number}", found, theirs, expected, dtype)
+    for name, expected in best.state_dict().items():
+        before, found, theirs = start[name], mine.state_dict()[name].cpu(), plain.state_dict()[name]
+        if not expected.is_floating_point():
+            if not torch.equal(found, expected):
+                raise Wrong(f"{name} is {found}, not {expected}")
+            continue
+        mine_by, theirs_by, best_by = (each.double() - before.double() for each in (found, theirs, expected))
+        # What is left of a small change when it has been added to a large number in fp32.
+        floor = 2.0**-23 * float(before.double().norm()) / max(1e-30, float(best_by.norm()))
+        _require_near(f"the change of {name} {list(before.shape)}", mine_by, theirs_by, best_by, dtype, floor)
+
+
+def _require_near(
+    what: str,
+    found: torch.Tensor,
+    theirs: torch.Tensor,
+    expected: torch.Tensor,
+    dtype: str,
+    floor: float = 0.0,
+) -> None:
+    own = relative_error(theirs, expected)
+    allowed = SLACK * max(LEAST[dtype], TIMES[dtype] * max(own, floor))
+    error = relative_error(found, expected)
+    if not error <= allowed:
+        raise Wrong(f"{what} is off by {error:.2e}, more than {allowed:.2e}; PyTorch is by {own:.2e}")
+
+
+def _loss(result: Any) -> torch.Tensor:
+    parts = [each.float() for each in tensors(result) if each.is_floating_point()]
+    total = parts[0].square().mean()
+    for each in parts[1:]:
+        total = total + (each - 0.5).square().mean()
+    return total
+
+
+def _optimizer(seed: int, model: nn.Module) -> torch.optim.Optimizer:
+    match seed % 3:
+        case 0:
+            return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=0.01)
+        case 1:
+            # eps far above rounding: else a gradient that is zero but for rounding would be a whole step, of any sign.
+            return torch.optim.Adam(model.parameters(), lr=0.01, eps=1e-2)
+    return torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def _trained(
+    text: Text, batches: Sequence[Sequence[torch.Tensor]], dtype: str
+) -> tuple[nn.Module, list[torch.Tensor]]:
+    """The model after the steps by PyTorch, and the losses."""
+    model = text.module()
+    if dtype == "fp64":
+        model = model.double()
+    optimizer = _optimizer(text.seed, model)
+    low = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(dtype)
+    losses = []
+    for batch in batches:
+        optimizer.zero_grad()
+        if dtype == "fp64":
+            with exactly():
+                loss = _loss(model(*wide(batch)))
+        else:
+            with torch.autocast("cpu", low or torch.bfloat16, enabled=low is not None):
+                loss = _loss(model(*(each.clone() for each in batch)))
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach().double())
+    return model, losses
