@@ -8,6 +8,7 @@ import os
 import pathlib
 import subprocess
 import sys
+from importlib.metadata import version
 
 import pytest
 
@@ -105,6 +106,8 @@ def test_the_module_runs_as_a_program_and_shows_no_traceback() -> None:
 
 @pytest.mark.parametrize("command", cli.COMMANDS)
 def test_help_has_room_on_a_narrow_terminal(command: str) -> None:
+    if int(version("rich").split(".")[0]) < 15:
+        pytest.skip("rich before 15 crops words that are wider than their column")
     result = run(command, "--help", columns=80)
     assert result.exit_code == 0 and "…" not in result.output
 
