@@ -16,6 +16,8 @@ from collections.abc import Iterator, Sequence
 
 from tests.mutants.mutant import Mutant
 
+# The day of the rotating cases is fixed: a verdict must not change from day to day.
+_OPTIONS = "-x -q -n 0 --seed 1 --sample 2026-11-17 -p no:cacheprovider"
 _NO_TESTS_RAN = (4, 5)  # pytest: usage error (a test that does not exist), nothing collected
 
 
@@ -74,7 +76,7 @@ class Scratch:
         """Run pytest and return its exit status; None if it ran out of time, which a mutant that hangs does."""
         output = subprocess.DEVNULL if quiet else None
         process = subprocess.Popen(
-            [sys.executable, "-m", "pytest", *"-x -q -n 0 --seed 1 -p no:cacheprovider".split(), *tests],
+            [sys.executable, "-m", "pytest", *_OPTIONS.split(), *tests],
             cwd=self.tree, stdout=output, stderr=output, start_new_session=True,
             env={**os.environ, "PYTHONPATH": str(self.tree), "ESCALADE_CACHE_DIR": str(cache)},
         )  # fmt: skip
