@@ -157,11 +157,26 @@ def check_memory(plan: Plan) -> None:
             name = sources[name]  # type: ignore[assignment]
         return name
 
+    ranges = {
+        step.node.name: step.node.inputs["x"]
+        for step in plan.steps
+        if step.is_alias and operator_of(step.node).taken(step.node)
+    }
+
+    def lies_in(name: str, wholes: set[str]) -> bool:
+        """Whether a value is one of these, or a range of one."""
+        return origin(name) in wholes or (origin(name) in ranges and lies_in(ranges[origin(name)], wholes))
+
     for name in alive:
         low, high = place(name)
         inside = (0, plan.arena_bytes)
         first, last = (inside[1], inside[1] + plan.outside_bytes) if name in plan.outside else inside
         assert (low % 256 == 0 or parted) and first <= low <= high <= last
+    for name, holder in plan.outside.items():
+        (low, high), (first, last) = place(name), place(holder)
+        assert first <= low <= high <= last, f"{name} goes beyond the caller's tensor for {holder}"
+    assert len(set(plan.outputs_outside)) == len({place(name) for name in plan.outputs_outside})
+    assert len(plan.outputs_outside) == len(set(plan.outputs_outside)), "each result is a tensor of its own"
     for number, step in enumerate(plan.steps):
         if step.node.name not in plan.places:
             assert origin(step.node.name) in {step.node.name for step in plan.fallbacks}
@@ -173,7 +188,7 @@ def check_memory(plan: Plan) -> None:
         own = {origin(name) for name in joined_in(step.node)}
         in_place = step.node.inputs[step.lowered.in_place] if step.lowered and step.lowered.in_place else None
         for other, (first, last) in alive.items():
-            if origin(other) in own or not (first <= number <= last and first < number):
+            if lies_in(other, own) or not (first <= number <= last and first < number):
                 continue
             if not meet(step.node.name, other):
                 continue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -11,20 +12,23 @@ from torch import nn
 
 from escalade.engine.capture.export import capture
 from escalade.engine.engine import Engine
+from escalade.engine.graph.forms import Form
 from escalade.engine.nodes import aten, conv_transpose2d
 from escalade.engine.plan.kernel_program import KernelProgram
+from escalade.engine.plan.values import in_form
 
 
 class Between(nn.Module):
     """Views of what a kernel gives, read behind others that a kernel gives; and what PyTorch gives, read by kernels."""
 
     def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        early = torch.softmax(x * 2, -1).unfold(2, 2, 1)  # which PyTorch reads last of all
         rows = torch.softmax(x, -1)
         part = rows[:, :, 1:]  # which is all that reads `rows`
         others = torch.softmax(F.relu(x).transpose(1, 2).cumsum(1), -1).transpose(1, 2)[:, :, 1:]
         sums = x.cumsum(1)
         flat, later = F.relu(others.flatten(1)), F.relu(sums[:, :, 1:])
-        return {"sum": others + part, "flat": flat, "later": later, "last": sums}
+        return {"sum": others + part, "flat": flat, "later": later, "last": sums, "early": early.cumsum(1)}
 
 
 def ran(x: torch.Tensor) -> tuple[KernelProgram, dict[str, torch.Tensor]]:
@@ -66,8 +70,23 @@ def test_only_what_kernels_read_is_made_dense(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(torch.Tensor, "copy_", spy)
     program.run()
-    assert set(copied) == {(2, 5, 3), (2, 5, 4)}, "slices that a kernel reads, and what PyTorch returns"
+    wanted = {(2, 5, 3), (2, 5, 4), (2, 5, 3, 2)}
+    assert set(copied) == wanted, "slices that a kernel reads, and what PyTorch returns"
     assert (2, 4, 5) in {program.plan.forms[name].shape for name in program.plan.apart}
+
+
+def test_what_kernels_read_lies_at_a_multiple_of_16_bytes() -> None:
+    """Copied only where it does not lie as the plan has it."""
+    memory = torch.arange(64.0)
+    for first, size in itertools.product(range(5), range(1, 4)):
+        value = memory[first : first + 2 * size].view(2, size)
+        for form in (Form((2, size), torch.float32, "flat"), Form((2, size), torch.float16, "flat")):
+            found = in_form(form, value)
+            assert not found.data_ptr() % 16 and found.dtype is form.dtype
+            assert (found is value) == (first % 4 == 0 and form.dtype is torch.float32)
+            torch.testing.assert_close(found.float(), value, rtol=0, atol=0)
+        turned = in_form(Form((size, 2), torch.float32, "flat"), value.t())
+        assert turned.is_contiguous() and torch.equal(turned, value.t())
 
 
 def test_a_run_keeps_nothing_of_pytorchs() -> None:

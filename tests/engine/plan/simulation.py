@@ -1,0 +1,94 @@
+"""Plans executed over their own memory, with PyTorch in the place of kernels.
+
+What the twin finds wrong in a plan's places and lifetimes this finds too, without compiling a kernel: every step reads
+its values from the arena and writes its result there. Workspaces are filled with garbage before and after their step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from escalade.engine.nodes.evaluate import compute
+from escalade.engine.nodes.lowering import STORED
+from escalade.engine.plan.constants import Constants
+from escalade.engine.plan.plan import Plan
+from escalade.engine.plan.step import ConstantForm, Step
+from escalade.engine.plan.values import Values
+
+CPU = torch.device("cpu")
+GARBAGE = 0xFF
+"""NaN in every floating type."""
+
+
+def executed(plan: Plan, inputs: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
+    """Return what a plan of floating-point values gives, run over memory of the test's own."""
+    constants = _constants(plan)
+    values = Values(plan, torch.full((plan.arena_bytes,), GARBAGE, dtype=torch.uint8), {})
+    for name, tensor in inputs.items():
+        values.at(name).copy_(tensor)
+
+    def read(step: Step) -> dict[str, torch.Tensor]:
+        return {
+            role: constants[step.constant(role)] if name in plan.graph.constants else values.at(name)
+            for role, name in step.node.inputs.items()
+        }
+
+    def spoil(step: Step) -> None:
+        for workspace in step.recipe.workspaces if step.recipe else ():
+            place = plan.places.get(step.workspace_name(workspace))
+            if place is not None:
+                values.arena[place : place + workspace.bytes].fill_(GARBAGE)
+
+    for number, step in enumerate(plan.steps):
+        if step.runs:
+            spoil(step)
+            result = compute(step.node, read(step), CPU)
+            if step.in_pytorch:
+                values.keep(step, result)
+            else:
+                values.at(step.node.name).copy_(result)
+            for other in plan.steps:
+                if other.beside is not None and other.beside.node == step.node.name:
+                    values.at(other.node.name).copy_(compute(other.node, read(other), CPU))
+            spoil(step)
+        values.end(number)
+    return [
+        constants[ConstantForm(name, STORED)] if name in plan.graph.constants else values.at(name).clone()
+        for name in plan.graph.outputs
+    ]
+
+
+def expected(plan: Plan, inputs: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
+    """Return what the plan's graph computes, every value in a tensor of its own."""
+    constants = _constants(plan)
+    values = dict(inputs)
+    for step in plan.steps:
+        given = {
+            role: constants[step.constant(role)] if name in plan.graph.constants else values[name]
+            for role, name in step.node.inputs.items()
+        }
+        values[step.node.name] = compute(step.node, given, CPU).to(plan.forms[step.node.name].dtype)
+    return [
+        constants[ConstantForm(name, STORED)] if name in plan.graph.constants else values[name]
+        for name in plan.graph.outputs
+    ]
+
+
+def _constants(plan: Plan) -> dict[ConstantForm, torch.Tensor]:
+    made = Constants(plan.dtype, CPU, plan.graph.typed)
+    return {entry: made.get(entry, plan.graph) for entry in plan.constants}
+
+
+def check_execution(plan: Plan, *tensors: torch.Tensor) -> list[torch.Tensor]:
+    """Require that a plan's places hold what its graph computes of these inputs, and return that."""
+    inputs = {
+        given.name: tensor.to(plan.forms[given.name].dtype)
+        for given, tensor in zip(plan.graph.inputs, tensors, strict=True)
+    }
+    results = executed(plan, inputs)
+    # A value that was overwritten is another by far; rounding in another order is not meant.
+    close = 1e-2 if plan.dtype == "fp16" else 1e-3
+    torch.testing.assert_close(results, expected(plan, inputs), rtol=close, atol=close)
+    return results
