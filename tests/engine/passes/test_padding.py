@@ -35,6 +35,8 @@ class Model(nn.Module):
         (Model((0, 1, 0, 1), 0.0, CONV), True),
         (Model((1, 1, 1, 1), 1.0, CONV), True),
         (Model((1, 1, 1, 1), 0.0, CONV, nn.MaxPool2d(3)), True),
+        (Model((1, 1, 1, 1), 0.0, CONV, nn.Identity()), True),  # a result itself
+        (Model((1, 1, 2, 2), 0.0, CONV), False),  # other rows than columns
     ],
 )
 def test_zeros_are_padding_where_that_is_the_same(model: Model, stays: bool) -> None:

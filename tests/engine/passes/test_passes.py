@@ -20,9 +20,12 @@ from escalade.engine.passes.constant_folding import fold_constants
 from escalade.engine.passes.epilogues import fuse_expressions, fuse_operands, fuse_residuals
 from escalade.engine.passes.fusion_level import FusionLevel
 from escalade.engine.passes.layout import assign_layouts, reorder_flattened
+from escalade.engine.passes.permutes import sink_permutes
 from escalade.engine.passes.repetitions import merge_repetitions
 from escalade.models import settle
 from tests.engine.graphs import Parts, after, evaluate, graph_of, node_of, ops, same_results
+
+TABLE = torch.linspace(-2, 2, 288).view(1, 8, 6, 6).expand(2, -1, -1, -1).contiguous()
 
 
 def test_what_is_done_twice_with_the_same_is_done_once() -> None:
@@ -35,11 +38,41 @@ def test_what_is_done_twice_with_the_same_is_done_once() -> None:
     graph = after(run, merge_repetitions)
     assert ops(graph).count("reduce") == 3
     assert ops(optimise(graph_of(run), "fp16")).count("reduce") == 3
+    alike = after(
+        lambda p, x: (lambda y: y.cumsum(1) * y.cumsum(2) + y.cumsum(1))(p.first(x)), merge_repetitions
+    )
+    assert ops(alike).count("aten") == 2, "along other dimensions it is not the same"
     results = after(lambda p, x: (p.first(x), p.first(x)), merge_repetitions)
     assert len(set(results.outputs)) == 2, "each is a tensor of its own"
     drawn = graph_of(lambda p, x: F.dropout(x, 0.5, True) - F.dropout(x, 0.5, True))
     merge_repetitions(drawn)
     assert len(drawn.nodes) == 3
+
+
+def test_weights_stay_within_the_range_of_their_type() -> None:
+    """Neither of the two is beyond it by itself."""
+    graph = graph_of(lambda p, x: p.n(p.a(p.first(x))))
+    (norm,) = (node for node in graph if node.op == "batch_norm")
+    graph.constants[norm.inputs["variance"]] = torch.full((8,), 1e-9)
+    graph.constants[norm.inputs["weight"]] = torch.full((8,), 1e4)
+    for dtype, folded in (("fp16", False), ("bf16", True), ("fp32", True)):
+        done = graph.copy()
+        fold_batch_norm(done, dtype)
+        assert ("batch_norm" not in ops(done)) == folded
+
+
+def test_permutations_are_put_together_in_their_order() -> None:
+    def run(p: Parts, x: torch.Tensor) -> torch.Tensor:
+        y = F.relu(p.first(x).permute(0, 2, 1, 3))
+        return F.relu(y.permute(0, 1, 3, 2) - 1).permute(0, 3, 2, 1)
+
+    assert ops(after(run, sink_permutes)).count("permute") <= 1
+    others = after(
+        lambda p, x: (lambda y: y.permute(0, 2, 1, 3) + y.permute(0, 3, 2, 1))(p.first(x)),
+        sink_permutes,
+        side=8,
+    )
+    assert ops(others).count("permute") == 2, "of two orders there is none for the sum"
 
 
 @pytest.mark.parametrize(
@@ -161,6 +194,30 @@ def test_another_value_is_read_on_the_way_out(run: Callable[..., Any], text: str
 def test_another_value_that_is_not_read_on_the_way_out(run: Callable[..., Any]) -> None:
     graph = after(run, fold_batch_norm, fuse_expressions, fuse_residuals, fuse_expressions, fuse_operands)
     assert "pointwise" in ops(graph)
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda p, x: p.b(p.first(x)) + TABLE,  # of the sizes of the image: there is one batch size
+        lambda p, x: F.silu(p.b(p.first(x))) * TABLE,
+        lambda p, x: F.silu(p.b(p.first(x))) * TABLE[:1],
+        lambda p, x: F.silu(p.b(p.first(x))) + TABLE.int(),
+        lambda p, x: (lambda y: F.silu(p.a(y)) * y.sort(1).indices)(p.first(x)),  # whole numbers
+        lambda p, x: (lambda y: F.silu(p.a(y)) * (y.sort(1).values > 0))(p.first(x)),  # truth values
+    ],
+)
+def test_kernels_read_values_of_their_own_type_on_the_way_out(run: Callable[..., Any]) -> None:
+    """A constant is packed for weights and does not lie as an image does."""
+    x = torch.randn(2, 3, 6, 6)
+    graph = capture(Parts(run).eval(), (x,))
+    for batch in (1, 2) if graph.is_batched else (2,):
+        done = for_batch(optimise(graph, "fp32"), "fp32", batch)
+        for node in done:
+            operand = node.inputs.get("residual") if "weight" in node.inputs else None
+            assert operand is None or (operand in done.nodes and done.nodes[operand].dtype == node.dtype)
+        for old, new in zip(evaluate(graph, x[:batch]), evaluate(done, x[:batch]), strict=True):
+            torch.testing.assert_close(new, old, rtol=1e-4, atol=1e-5)
 
 
 def fused_block(p: Parts, x: torch.Tensor) -> torch.Tensor:

@@ -17,20 +17,20 @@ from tests.engine.graphs import evaluate
 
 class Inception(nn.Module):
     """A 1×1 that is a part of the result, and two in front of larger filters, the second with other activations if
-    `apart`."""
+    `apart`, or of `another` image."""
 
-    def __init__(self, apart: bool = False, filters: int = 8) -> None:
+    def __init__(self, apart: bool = False, filters: int = 8, another: bool = False) -> None:
         super().__init__()
         self.stem = nn.Conv2d(8, 16, 3, padding=1)
         self.own = nn.Conv2d(16, 16, 1)
         self.first, self.second = nn.Conv2d(16, filters, 1), nn.Conv2d(16, 24, 1)
         self.third = nn.Conv2d(filters, 16, 3, padding=1)
         self.fifth = nn.Conv2d(24, 32, 5, padding=2)
-        self.apart = apart
+        self.apart, self.another = apart, another
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = torch.relu(self.stem(x))
-        first, second = torch.relu(self.first(x)), self.second(x)
+        first, second = torch.relu(self.first(x)), self.second(self.own(x) if self.another else x)
         second = second.sigmoid() if self.apart else second.relu()
         both = self.third(first).relu(), self.fifth(second).relu()
         return torch.cat((self.own(x).relu(), *both), 1)
@@ -57,8 +57,8 @@ def test_siblings_in_front_of_other_layers_are_one_layer() -> None:
 
 @pytest.mark.parametrize(
     "model",
-    [Inception(apart=True), Inception(filters=9)],
-    ids=["other activations", "parts that are not aligned"],
+    [Inception(apart=True), Inception(filters=9), Inception(another=True)],
+    ids=["other activations", "parts that are not aligned", "of other images"],
 )
 def test_others_stay(model: nn.Module) -> None:
     assert not joined(made(model))

@@ -1,0 +1,103 @@
+"""Rewritings of typed graphs, those of training steps: what each value is, and of which type, stays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from escalade.engine.capture.joint import Joint, capture_step
+from escalade.engine.graph.graph import Graph
+from escalade.engine.nodes.evaluate import compute
+from escalade.engine.passes import optimise_step
+from escalade.engine.passes.casts import lift_casts
+
+HALF, BRAIN = torch.float16, torch.bfloat16
+
+
+class Model(nn.Module):
+    def __init__(self, run: Callable[..., torch.Tensor]) -> None:
+        super().__init__()
+        self.run, self.conv, self.other = run, nn.Conv2d(8, 8, 3, padding=1), nn.Conv2d(8, 8, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.run(self, x)
+
+
+def joint_of(run: Callable[..., torch.Tensor], autocast: torch.dtype | None = None) -> tuple[Model, Joint]:
+    torch.manual_seed(2)
+    model = Model(run)
+    x = torch.randn(2, 8, 6, 6)
+    return model, capture_step(model, F.mse_loss, (x,), (torch.randn(2, 8, 6, 6),), autocast=autocast)
+
+
+def results(graph: Graph, values: dict[str, torch.Tensor]) -> list[torch.Tensor]:
+    """What a typed graph gives, every value of the type that the graph has for it."""
+    values = {**values, **graph.constants}
+    for node in graph:
+        inputs = {role: values[name] for role, name in node.inputs.items()}
+        values[node.name] = compute(node, inputs, torch.device("cpu")).to(getattr(torch, node.dtype))
+    return [values[name] for name in graph.outputs]
+
+
+def given_to(graph: Graph) -> dict[str, torch.Tensor]:
+    torch.manual_seed(3)
+    return {
+        one.name: torch.randn(one.shape).to(getattr(torch, one.dtype))  # type: ignore[arg-type]
+        for one in graph.inputs
+    }
+
+
+def test_an_input_is_cast_to_every_type_that_is_read() -> None:
+    """Two casts of one input are one input each, of its own type; two to the same type are one."""
+    casts: Callable[..., torch.Tensor] = lambda p, x: (  # noqa: E731
+        p.conv(x) + x.half().float() + x.bfloat16().float() * x.half().sin().float()
+    )
+    _, joint = joint_of(casts)
+    before, graph = joint.graph, joint.graph.copy()
+    lifted = lift_casts(graph)
+    images = [cast for cast in lifted if cast.dtype in (HALF, BRAIN)]
+    assert sorted(str(cast.dtype) for cast in images) == ["torch.bfloat16", "torch.float16"]
+    assert len({cast.of for cast in images}) == 1
+    values = given_to(before)
+    lying = {cast.name: values[cast.of].to(cast.dtype) for cast in lifted}
+    types = {one.name: getattr(torch, one.dtype) for one in graph.inputs}
+    assert all(types[cast.name] == cast.dtype for cast in lifted)
+    for found, wanted in zip(results(graph, values | lying), results(before, values), strict=True):
+        torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+
+
+def test_a_cast_that_is_returned_is_computed() -> None:
+    """An input that is a result would be the caller's own tensor."""
+    _, joint = joint_of(lambda p, x: p.conv(x) + x.half().float())
+    graph = joint.graph.copy()
+    (cast,) = (node for node in graph if node.dtype == "float16" and node.inputs.keys() == {"x"})
+    graph.outputs, graph.output_types = (*graph.outputs, cast.name), (*graph.output_types, cast.dtype)
+    assert all(one.name != cast.name for one in lift_casts(graph)) and cast.name in graph.nodes
+
+
+def test_layers_take_no_operand_of_another_type() -> None:
+    """A kernel reads all that it adds or multiplies in the type that it writes."""
+    runs: list[Callable[..., torch.Tensor]] = [
+        lambda p, x: p.conv(x) + x,
+        lambda p, x: torch.sigmoid(p.conv(x)) * x,
+        lambda p, x: torch.sigmoid(p.conv(x)) * x.half(),
+        lambda p, x: p.conv(x) + p.other(x).float(),
+        lambda p, x: torch.sigmoid(p.conv(x)) * p.other(x),  # of one type
+    ]
+    fused = 0
+    for run in runs:
+        _, joint = joint_of(run, autocast=BRAIN)
+        given_as = {one.name: "nchw" for one in joint.graph.inputs if len(one.shape) == 4}
+        graph = optimise_step(joint.graph, given_as, {})
+        for node in graph:
+            if "residual" in node.inputs:
+                fused += 1
+                assert graph.dtype_of(node.inputs["residual"]) == graph.dtype_of(node.name), node
+        values = given_to(joint.graph)
+        pairs = zip(results(graph, values), results(joint.graph, values), strict=True)
+        for found, wanted in pairs:
+            torch.testing.assert_close(found.float(), wanted.float(), rtol=0.1, atol=0.1)
+    assert fused
