@@ -114,6 +114,25 @@ def keeps_the_lock(function: Callable[[], object], seconds: float) -> bool:
         waiting.join()
 
 
+@pytest.mark.parametrize("device", ["cpu", "twin"])
+def test_calls_follow_the_strides_of_each_input(device: str) -> None:
+    """Inputs of one size in every order of memory, one after another: each call reads its own."""
+    square, wide = torch.randn(12, 12), torch.randn(24, 25)
+    rows = [
+        square, square.t(), square[:1].expand(12, 12), wide[::2, ::2][:, :12], wide[:12, 1:13], square.flip(0),
+        torch._neg_view(square), square.double().float().t(),
+    ]  # fmt: skip
+    images = torch.randn(4, 4, 4, 4)
+    orders = [images, images.to(memory_format=torch.channels_last), *(images.transpose(1, i) for i in (2, 3))]
+    conv: Callable[..., Any] = lambda p, x: F.relu(F.max_pool2d(x, 2)).sum((2, 3))  # noqa: E731
+    for function, inputs in ((ONE, rows), (TWO, rows), (conv, orders)):
+        model, engine = made(function, inputs[0], device=device)
+        for one in inputs:
+            for other in inputs:
+                engine(one)
+                torch.testing.assert_close(engine(other), model(other).detach(), rtol=1e-4, atol=1e-5)
+
+
 def test_inputs_are_taken_without_giving_the_interpreters_lock_away() -> None:
     """Each time that it is given away, with many threads waiting for it, takes longer than the call."""
     _, engine = made(ONE)

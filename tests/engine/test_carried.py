@@ -6,6 +6,7 @@ import copy
 import json
 import pathlib
 import pickle
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -97,6 +98,25 @@ def test_what_was_brought_goes_along(
         assert nvrtc._offered == loaded._plans.carried.codes["sm_90a"]
         assert (f"{path}: its plans are for NVIDIA H200" in caplog.text) == said
         loaded._settings = loaded._settings.on(HERE)
+
+
+def test_plans_are_for_one_card_and_one_set_of_inputs(path: pathlib.Path) -> None:
+    _, _, carried = read(path, HERE)
+    ((shape, form),) = INPUTS[:1]
+    assert carried.plan_for(H200, ((shape, form),)) is not None and not carried.missing(H200)
+    for other in (
+        replace(H200, name="NVIDIA H100"),
+        replace(H200, architecture="sm_100a"),
+        replace(H200, multiprocessors=H200.multiprocessors - 1),
+    ):
+        assert carried.plan_for(other, ((shape, form),)) is None and carried.missing(other)
+    for inputs in (
+        (((2, 64), form),),
+        ((shape, replace(form, dtype=torch.float16)),),
+        ((shape, replace(form, layout="nhwc")),),
+        ((shape, form), (shape, form)),
+    ):
+        assert carried.plan_for(H200, inputs) is None
 
 
 def test_another_card_is_told_what_is_done_again(path: pathlib.Path) -> None:

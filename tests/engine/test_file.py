@@ -250,6 +250,30 @@ def test_damage_is_said_before_what_comes_of_it(saved: pathlib.Path, monkeypatch
         load(saved, device="cpu")
 
 
+def test_the_checksum_is_of_names_types_and_sizes_too(saved: pathlib.Path) -> None:
+    """The same bytes under other names, or seen otherwise, are other weights."""
+    with safe_open(saved, framework="pt") as file:
+        metadata = file.metadata()
+    tensors = load_file(saved)
+    ends = [name for name, tensor in tensors.items() if tensor.shape == (8,) and tensor.is_floating_point()]
+    one, other, *_ = sorted(ends)
+    name = next(name for name, tensor in tensors.items() if tensor.shape == (8, 8))
+    for changed in (
+        {one: tensors[other], other: tensors[one]},
+        {name: tensors[name].t().contiguous()},
+        {name: tensors[name].view(4, 16)},
+        {name: tensors[name].view(torch.int32)},
+    ):
+        saved.unlink()
+        save_file(tensors | changed, saved, metadata)
+        with pytest.raises(FileError, match="is damaged: its contents do not match its checksum"):
+            load(saved, device="cpu")
+    saved.unlink()
+    save_file(tensors, saved, {**metadata, "dtype": "fp16"})
+    with pytest.raises(FileError, match="is damaged"):
+        load(saved, device="cpu")
+
+
 def test_a_changed_graph_is_noticed(saved: pathlib.Path) -> None:
     with safe_open(saved, framework="pt") as file:
         graph = json.loads(file.metadata()["graph"])

@@ -9,7 +9,7 @@ import torch
 
 from escalade import outside
 from escalade.device.cache import default_cache
-from escalade.device.twin import build, toolchain
+from escalade.device.twin import build, building, toolchain
 from escalade.device.twin.building import headers
 from escalade.errors import CompileError, LaunchError, TwinError
 from tests.device.twin.support import launch
@@ -35,6 +35,52 @@ def test_a_kernel_is_built_once() -> None:
 def test_a_changed_source_is_built_again() -> None:
     first = build(COPY, "copy")
     assert build(COPY.replace("32 * 32", "33 * 32"), "copy").path != first.path
+
+
+def test_the_key_has_everything_that_a_library_depends_on(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each thing changed by itself, and nothing compiled."""
+
+    class Keys:
+        def file(self, key: str, suffix: str, make: object) -> pathlib.Path:
+            self.last = key
+            return tmp_path
+
+    keys = Keys()
+    monkeypatch.setattr(building, "default_cache", lambda: keys)
+    monkeypatch.setattr(building, "KERNELS", tmp_path)
+    monkeypatch.setattr(building, "_runtimes", {})
+
+    source = f'#include "outer.cuh"\n{COPY}'
+
+    def key(source: str = source, entry: str = "copy", name: str = "copy.cu", option: str = "") -> str:
+        building.kernel_library(source, entry, name, **({option: True} if option else {}))
+        return keys.last
+
+    (tmp_path / "outer.cuh").write_text('#include "inner.cuh"\n')
+    (tmp_path / "inner.cuh").write_text("// once\n")
+    found = [key(), key(source=COPY), key(entry="other"), key(name="other.cu")]
+    found += [key(option=option) for option in ("checks", "sanitize", "zeroed", "counts")]
+    (tmp_path / "inner.cuh").write_text("// and again\n")
+    found.append(key())
+    (tmp_path / "outer.cuh").write_text('#include "inner.cuh"\n#define MORE\n')
+    found.append(key())
+    with monkeypatch.context() as changed:
+        changed.setattr(building, "interface_key", lambda: "another runtime or compiler")
+        found.append(key())
+        building.runtime_library()
+        runtimes = [keys.last]
+    building.runtime_library()
+    runtimes.append(keys.last)
+    with monkeypatch.context() as changed:
+        changed.setattr(toolchain, "runtime_options", lambda: ("-O3",))
+        building.runtime_library()
+        runtimes.append(keys.last)
+    assert key() == found[-2], "nothing changed"
+    # Without checks it is all the same to g++ what unset variables hold.
+    assert found[6] == found[0] and len(set(found)) == len(found) - 1
+    assert len(set(runtimes)) == len(runtimes)
 
 
 def test_a_header_of_nvidias_that_changes_is_read_again(

@@ -273,7 +273,7 @@ def test_words_that_mean_something_else_are_not_taken() -> None:
         return torch.empty(1)
 
     odd = Words(lambda path: other if "guards" in path else word(path))
-    x = torch.randn(2, 3).t()
+    x = torch.randn(3, 3).t()  # of its own transpose's size: strides alone tell them apart
     made = odd.allocator(x.device)(x.shape, x.stride(), torch.float16)
     assert (made.shape, made.stride(), made.dtype) == (x.shape, x.stride(), torch.float16)
     for words in (odd, WORDS):
