@@ -10,13 +10,13 @@ import time
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatch
 
-from tests.mutants import apps, files, kernels, planner, training
+from tests.mutants import apps, files, kernels, nodes, passes, planner, training
 from tests.mutants.mutant import Mutant
-from tests.mutants.runner import Outcome, scratch
+from tests.mutants.runner import IMPORTED, Outcome, scratch
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 ALL: tuple[Mutant, ...] = tuple(
-    mutant for area in (planner, files, kernels, training, apps) for mutant in area.MUTANTS
+    mutant for area in (planner, passes, nodes, files, kernels, training, apps) for mutant in area.MUTANTS
 )
 MOST_SURVIVORS = 1 / 20
 """Share of mutants that may go unnoticed."""
@@ -36,12 +36,17 @@ def selected(patterns: Sequence[str], part: str) -> list[Mutant]:
     return chosen[int(number) - 1 :: int(count)]
 
 
-def run(mutants: Sequence[Mutant], root: pathlib.Path, cache: pathlib.Path, baseline: bool = True) -> int:
+def run(
+    mutants: Sequence[Mutant],
+    root: pathlib.Path,
+    cache: pathlib.Path,
+    baseline: bool = True,
+    imported: Sequence[str] = IMPORTED,
+) -> int:
     """Plant every mutant, print what became of it, and return the exit status."""
     counts = dict.fromkeys(Outcome, 0)
-    with scratch(root, cache) as copy:
-        tests = sorted({test for mutant in mutants for test in mutant.tests})
-        if baseline and not copy.passes_unchanged(tests):
+    with scratch(root, cache, imported) as copy:
+        if baseline and not copy.passes_unchanged(mutants):
             print("the tests fail without any mutant: repair them first")
             return 1
         for mutant in mutants:

@@ -19,6 +19,8 @@ class Mutant:
     new: str
     tests: tuple[str, ...]
     """What pytest runs: paths or node ids from the repository root."""
+    keyword: str = ""
+    """The cases of these tests that are run, as pytest's `-k` takes them; all of them by default."""
 
     def planted(self, root: pathlib.Path) -> str | None:
         """Return the file's text with the bug in it, or None if the mutant is stale."""

@@ -1,7 +1,236 @@
-"""Mutants of the engine's passes, planner and memory."""
+"""Mutants of the engine's planner and of a plan's memory."""
 
 from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
-MUTANTS: tuple[Mutant, ...] = ()
+PLAN = "escalade/engine/plan/"
+TESTS = "tests/engine/plan/"
+RANDOM = TESTS + "test_random_plans.py"
+PARTS = TESTS + "test_parts.py"
+LIVES = (RANDOM, TESTS + "test_plan.py")
+ARENA = (TESTS + "test_arena.py",)
+CONSTANTS = (TESTS + "test_constants.py",)
+
+
+def _lives(name: str, old: str, new: str) -> Mutant:
+    return Mutant(f"planner/{name}", PLAN + "lives.py", old, new, LIVES)
+
+
+def _parts(name: str, old: str, new: str) -> Mutant:
+    return Mutant(f"planner/{name}", PLAN + "parts.py", old, new, (RANDOM, PARTS))
+
+
+MUTANTS: tuple[Mutant, ...] = (
+    _lives(
+        "a-view-does-not-extend-its-source",
+        "last[name] = max(last[name], last[step.node.name])",
+        "last[name] = max(last[name], 0)",
+    ),
+    _lives(
+        "a-whole-dies-with-its-first-part",
+        "lives[whole] = max(lives.get(whole, -1), last[name], last[whole])",
+        "lives[whole] = lives.get(whole, last[name])",
+    ),
+    _lives(
+        "a-whole-dies-with-its-last-part",
+        "lives[whole] = max(lives.get(whole, -1), last[name], last[whole])",
+        "lives[whole] = max(lives.get(whole, -1), last[name])",
+    ),
+    _lives(
+        "a-whole-begins-behind-its-parts",
+        "first[whole] = min(first.get(whole, end), made[name], made.get(whole, end))",
+        "first[whole] = made.get(whole, end)",
+    ),
+    _lives("outputs-die-with-their-readers", "last[name] = end", "last.setdefault(name, end)"),
+    _lives("in-place-while-others-read", "and lives[whole] == number", "and lives[whole] >= number"),
+    _lives("in-place-over-an-input", "and whole not in given\n", "\n"),
+    _lives("in-place-over-rows-apart", "and not forms[candidate].pitch", ""),
+    _lives("in-place-of-what-is-read-twice", ".count(candidate) == 1", ".count(candidate) >= 1"),
+    _lives(
+        "an-alias-does-not-extend-its-owner",
+        "max(lives[whole], last[name], lives.pop(name, -1))",
+        "max(lives[whole], lives.pop(name, -1))",
+    ),
+    _lives(
+        "offsets-in-elements",
+        "parts.places[name].first * parts.forms[name].dtype.itemsize",
+        "parts.places[name].first * 4",
+    ),
+    _lives("two-results-in-one-tensor", "results[whole] > 1", "results[whole] > 2"),
+    _lives(
+        "a-part-is-taken-for-the-result",
+        "if as_returned and forms[whole].bytes == forms[name].bytes:",
+        "if as_returned:",
+    ),
+    _lives("workspaces-live-at-the-first-step", "workspace.bytes, number, number)", "workspace.bytes, 0, 0)"),
+    Mutant(
+        "planner/lifetimes-meet-without-their-ends",
+        PLAN + "arena.py",
+        "self.first <= other.last and other.first <= self.last",
+        "self.first < other.last and other.first < self.last",
+        ARENA,
+    ),
+    Mutant(
+        "planner/a-small-neighbour-resets-the-start",
+        PLAN + "arena.py",
+        "start = max(start, high)",
+        "start = high",
+        ARENA,
+    ),
+    Mutant(
+        "planner/a-gap-one-byte-short",
+        PLAN + "arena.py",
+        "if start + size <= low:",
+        "if start + value.bytes <= low + 1:",
+        ARENA,
+    ),
+    Mutant(
+        "planner/constants-shared-whatever-their-strides",
+        PLAN + "constants.py",
+        "tensor.stride(), tensor.dtype",
+        "tensor.dtype",
+        CONSTANTS,
+    ),
+    Mutant(
+        "planner/constants-shared-by-value",
+        PLAN + "constants.py",
+        "torch.equal(*(tensor.reshape(-1).view(torch.uint8) for tensor in (one, other)))",
+        "torch.equal(one, other)",
+        CONSTANTS,
+    ),
+    Mutant(
+        "planner/constants-of-one-form-for-all",
+        PLAN + "constants.py",
+        "if entry.form not in made:",
+        "if not made:",
+        CONSTANTS,
+    ),
+    Mutant(
+        "planner/counters-shared-between-programs",
+        PLAN + "memory.py",
+        "if name in packed and not each.zeroed",
+        "if name in packed",
+        CONSTANTS,
+    ),
+    Mutant(
+        "planner/a-step-overwrites-what-it-reads-in-pytorch",
+        PLAN + "values.py",
+        "self._apart[name] = own.clone() if unexpected else own",
+        "self._apart[name] = own",
+        (TESTS + "test_values.py",),
+    ),
+    Mutant(
+        "planner/unaligned-values-for-kernels",
+        PLAN + "values.py",
+        "and value.dtype is form.dtype and not value.data_ptr() % ALIGNMENT",
+        "and value.dtype is form.dtype",
+        (TESTS + "test_values.py",),
+    ),
+    Mutant(
+        "planner/values-let-go-too-early",
+        PLAN + "values.py",
+        "self._ends.setdefault(last, [])",
+        "self._ends.setdefault(last - 1, [])",
+        (RANDOM, TESTS + "test_values.py"),
+    ),
+    Mutant(
+        "planner/views-kept-when-the-arena-moves",
+        PLAN + "values.py",
+        "        self.arena = arena\n        self._views = {}\n\n    @property",
+        "        self.arena = arena\n\n    @property",
+        (TESTS + "test_values.py", TESTS + "test_program.py"),
+    ),
+    _parts("a-part-forgets-where-its-whole-lies", "whole.first + first", "first"),
+    _parts(
+        "parts-of-other-types-in-place",
+        "(self.forms[name].dtype, self.forms[name].layout) == (form.dtype, form.layout)",
+        "self.forms[name].dtype == form.dtype",
+    ),
+    _parts("a-value-lies-in-two-wholes", "if maker is None or name in self.within or", "if maker is None or"),
+    _parts("a-run-begins-at-the-first-member", "for name in members[:start])", "for name in members[:0])"),
+    _parts("copies-gathered-although-read-before", "if not copies or is_read_before or", "if not copies or"),
+    _parts(
+        "an-input-is-merged-into-a-whole",
+        "if reached == whole and inside.whole not in self._given:",
+        "if reached == whole:",
+    ),
+    _parts(
+        "readers-of-a-part-are-not-asked",
+        "return self._can(maker, RESULT, name, place) and all(",
+        "return self._can(maker, RESULT, name, place) or all(",
+    ),
+    _parts(
+        "unaligned-places-for-wide-accesses",
+        "if any(number * size % VECTOR_BYTES for number in (place.first, place.pitch)):",
+        "if False:",
+    ),
+    _parts(
+        "rows-of-outer-dimensions",
+        "order[: order.index(dimension)]) == 1",
+        "order[: order.index(dimension)]) >= 1",
+    ),
+    Mutant(
+        "planner/moved-bytes-at-an-offset",
+        PLAN + "moves.py",
+        "return not one.source.storage_offset() and all(",
+        "return all(",
+        (RANDOM, TESTS + "test_moves.py"),
+    ),
+    Mutant(
+        "planner/reversed-bytes-are-as-they-lie",
+        PLAN + "moves.py",
+        "or moved[0].reversed or",
+        "or",
+        (RANDOM, TESTS + "test_moves.py"),
+    ),
+    Mutant(
+        "planner/strides-of-moves-unchecked",
+        PLAN + "moves.py",
+        "size == 1 or before == after for",
+        "True or size for",
+        (RANDOM, TESTS + "test_moves.py"),
+    ),
+    Mutant(
+        "planner/another-input-type-is-read-as-it-is",
+        PLAN + "caller.py",
+        "if tensor.dtype is not self._dtype or not",
+        "if not",
+        (TESTS + "test_program.py", "tests/engine/test_calls.py"),
+    ),
+    Mutant(
+        "planner/unaligned-inputs-are-read-as-they-are",
+        PLAN + "caller.py",
+        "if not address % ALIGNMENT and (self._is_like_last(tensor)",
+        "if (self._is_like_last(tensor)",
+        (TESTS + "test_program.py", "tests/engine/test_calls.py"),
+    ),
+    Mutant(
+        "planner/negated-inputs-are-read-as-they-are",
+        PLAN + "caller.py",
+        "or not self._is_dense(tensor) or WORDS.is_negative(tensor):",
+        "or not self._is_dense(tensor):",
+        (TESTS + "test_program.py", "tests/engine/test_calls.py"),
+    ),
+    Mutant(
+        "planner/results-in-rooms-of-other-strides",
+        PLAN + "caller.py",
+        "            and room.stride() == self._strides\n",
+        "",
+        (TESTS + "test_program.py", "tests/engine/test_calls.py"),
+    ),
+    Mutant(
+        "planner/results-over-the-inputs-they-are-of",
+        PLAN + "kernel_program.py",
+        "if is_apart(wanted[name], tensors) else each.make()",
+        "",
+        (TESTS + "test_program.py", "tests/engine/test_calls.py"),
+    ),
+    Mutant(
+        "planner/apart-on-the-counters-of-others",
+        PLAN + "kernel_program.py",
+        "self._memory.lasting = {**self._memory.lasting, **fresh}",
+        "del fresh",
+        (TESTS + "test_program.py", "tests/engine/test_calls.py"),
+    ),
+)

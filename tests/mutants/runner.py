@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import enum
 import importlib.util
+import json
 import os
 import pathlib
+import select
 import shutil
 import signal
 import subprocess
@@ -16,9 +18,36 @@ from collections.abc import Iterator, Sequence
 
 from tests.mutants.mutant import Mutant
 
-# The day of the rotating cases is fixed: a verdict must not change from day to day.
-_OPTIONS = "-x -q -n 0 --seed 1 --sample 2026-11-17 -p no:cacheprovider"
 _NO_TESTS_RAN = (4, 5)  # pytest: usage error (a test that does not exist), nothing collected
+_SERVER = """
+import importlib, json, os, sys
+for module in sys.argv[1:]:
+    importlib.import_module(module)
+import pytest
+
+sys.path = [path for path in sys.path if path]
+while line := sys.stdin.readline():
+    if child := os.fork():
+        print(child, flush=True)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+    else:
+        break
+else:
+    sys.exit()
+os.setpgid(0, 0)
+job = json.loads(line)
+os.dup2(os.open(os.devnull, os.O_RDWR), 0)
+os.dup2(0 if job["quiet"] else 2, 1)
+if job["quiet"]:
+    os.dup2(0, 2)
+os.environ.clear()
+os.environ.update(job["environment"])
+os.chdir(job["folder"])
+sys.path.insert(0, job["folder"])
+sys.exit(pytest.main(job["arguments"]))
+"""
+"""Forks off a process for each run, with PyTorch imported, which takes longer than most tests."""
+IMPORTED = ("torch", "torch.export", "torch._dynamo", "hypothesis")
 
 
 class Outcome(enum.Enum):
@@ -33,10 +62,18 @@ class Outcome(enum.Enum):
 class Scratch:
     """A copy of a repository and of its kernel cache, in a temporary folder."""
 
-    def __init__(self, folder: pathlib.Path, root: pathlib.Path, cache: pathlib.Path, timeout: float) -> None:
+    def __init__(
+        self,
+        folder: pathlib.Path,
+        root: pathlib.Path,
+        cache: pathlib.Path,
+        server: subprocess.Popen[str],
+        timeout: float,
+    ) -> None:
         self.tree = folder / "tree"
         self._cache, self._cache_of_one = folder / "cache", folder / "cache-of-one"
         self._timeout = timeout
+        self._server = server
         listed = subprocess.run(
             ["git", "-C", str(root), "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
             check=True, capture_output=True, text=True,
@@ -50,9 +87,15 @@ class Scratch:
         else:
             self._cache.mkdir(mode=0o700)
 
-    def passes_unchanged(self, tests: Sequence[str]) -> bool:
-        """Run tests without a mutant. What they compile is in the cache of every later run."""
-        return self._pytest(tests, self._cache, quiet=False) == 0
+    def passes_unchanged(self, mutants: Sequence[Mutant]) -> bool:
+        """Run the mutants' tests without any of them. What they compile is in the cache of every later run."""
+        tests: dict[str, set[str]] = {}
+        for mutant in mutants:
+            tests.setdefault(mutant.keyword, set()).update(mutant.tests)
+        return all(
+            self._pytest(sorted(named), keyword, self._cache, quiet=False) == 0
+            for keyword, named in tests.items()
+        )
 
     def outcome(self, mutant: Mutant) -> Outcome:
         text = mutant.planted(self.tree)
@@ -64,7 +107,7 @@ class Scratch:
         shutil.copytree(self._cache, self._cache_of_one, copy_function=_link_or_copy)
         try:
             _write(path, text)
-            code = self._pytest(mutant.tests, self._cache_of_one, quiet=True)
+            code = self._pytest(mutant.tests, mutant.keyword, self._cache_of_one, quiet=True)
         finally:
             _write(path, before)
             shutil.rmtree(self._cache_of_one)
@@ -72,29 +115,43 @@ class Scratch:
             return Outcome.BROKEN
         return Outcome.SURVIVED if code == 0 else Outcome.KILLED
 
-    def _pytest(self, tests: Sequence[str], cache: pathlib.Path, quiet: bool) -> int | None:
+    def _pytest(self, tests: Sequence[str], keyword: str, cache: pathlib.Path, quiet: bool) -> int | None:
         """Run pytest and return its exit status; None if it ran out of time, which a mutant that hangs does."""
-        output = subprocess.DEVNULL if quiet else None
-        process = subprocess.Popen(
-            [sys.executable, "-m", "pytest", *_OPTIONS.split(), *tests],
-            cwd=self.tree, stdout=output, stderr=output, start_new_session=True,
-            env={**os.environ, "PYTHONPATH": str(self.tree), "ESCALADE_CACHE_DIR": str(cache)},
-        )  # fmt: skip
-        try:
-            return process.wait(self._timeout)
-        except subprocess.TimeoutExpired:
-            return None
-        finally:
-            with contextlib.suppress(ProcessLookupError):  # with it all that the tests have started
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+        chosen = ["-k", keyword, *tests] if keyword else tests
+        job = {
+            "folder": str(self.tree),
+            "environment": {**os.environ, "PYTHONPATH": str(self.tree), "ESCALADE_CACHE_DIR": str(cache)},
+            "arguments": [*"-x -q -n 0 --seed 1 -p no:cacheprovider".split(), *chosen],
+            "quiet": quiet,
+        }
+        server = self._server
+        assert server.stdin is not None and server.stdout is not None
+        server.stdin.write(json.dumps(job) + "\n")
+        server.stdin.flush()
+        group = int(server.stdout.readline())
+        ended, _, _ = select.select([server.stdout], [], [], self._timeout)
+        with contextlib.suppress(ProcessLookupError):  # with it all that the tests have started
+            os.killpg(group, signal.SIGKILL)
+        status = int(server.stdout.readline())
+        return status if ended else None
 
 
 @contextlib.contextmanager
-def scratch(root: pathlib.Path, cache: pathlib.Path, timeout: float = 600.0) -> Iterator[Scratch]:
-    """Copy tracked and new files of `root`, which stays as it is, and give the copy back at the end."""
+def scratch(
+    root: pathlib.Path, cache: pathlib.Path, imported: Sequence[str] = IMPORTED, timeout: float = 600.0
+) -> Iterator[Scratch]:
+    """Copy tracked and new files of `root`, which stays as it is, and remove the copy at the end.
+
+    Runs begin with the modules in `imported` imported.
+    """
     with tempfile.TemporaryDirectory(prefix="escalade-mutants-") as folder:
-        yield Scratch(pathlib.Path(folder), root, cache, timeout)
+        # In a folder without code, so that nothing but PyTorch and pytest is imported already.
+        command = [sys.executable, "-c", _SERVER, *imported]
+        pipe = subprocess.PIPE
+        with subprocess.Popen(command, cwd=folder, stdin=pipe, stdout=pipe, text=True) as server:
+            yield Scratch(pathlib.Path(folder), root, cache, server, timeout)
+            assert server.stdin is not None
+            server.stdin.close()
 
 
 def _write(path: pathlib.Path, text: str) -> None:

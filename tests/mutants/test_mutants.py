@@ -26,9 +26,7 @@ def toy(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path
     root.mkdir()
     subprocess.run(["git", "init", "-q", str(root)], check=True)
     (root / "toy.py").write_text("def add(a, b):\n    return a + b  # return\n")
-    (root / "conftest.py").write_text(
-        'def pytest_addoption(parser):\n    parser.addoption("--seed")\n    parser.addoption("--sample")\n'
-    )
+    (root / "conftest.py").write_text('def pytest_addoption(parser):\n    parser.addoption("--seed")\n')
     (root / "test_toy.py").write_text("import toy\n\ndef test_add():\n    assert toy.add(1, 2) == 3\n")
     return root
 
@@ -36,7 +34,7 @@ def toy(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path
 def test_outcomes(toy: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = {path: path.read_bytes() for path in toy.glob("*.py")}
     # In this order: the second must not run the bytecode of the first, which has the same size.
-    assert run([NOTICED, UNNOTICED, STALE, MISPLACED], toy, tmp_path / "cache", baseline=False) == 1
+    assert run([NOTICED, UNNOTICED, STALE, MISPLACED], toy, tmp_path / "cache", False, imported=()) == 1
     lines = [line.partition(" (")[0] for line in capsys.readouterr().out.splitlines()]
     assert lines == [
         "killed   toy/noticed",
@@ -47,7 +45,9 @@ def test_outcomes(toy: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.Capt
     ]
     assert {path: path.read_bytes() for path in toy.glob("*.py")} == before
     (toy / "test_toy.py").write_text("def test_add():\n    assert False\n")
-    assert run([NOTICED], toy, tmp_path / "cache") == 1  # killed, had the test not been red already
+    assert (
+        run([NOTICED], toy, tmp_path / "cache", imported=()) == 1
+    )  # killed, had the test not been red already
     assert "fail without any mutant" in capsys.readouterr().out
 
 

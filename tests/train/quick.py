@@ -1,19 +1,12 @@
-"""Cheap runs for tests: no curves are drawn and no steps planned, which take a second each; and a noisy network."""
+"""What makes tests of runs cheap: no curves are drawn and no steps planned, which take a second each."""
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
-from torch import nn
 
-from escalade.train import pictures, tasks
-from escalade.train.data import Images
-from escalade.train.settings import Settings
+from escalade.train import pictures
 from escalade.train.steps import SharedStep
 from escalade.train.trainer import Trainer
-
-NOISY = "noisy"
 
 
 def _shared(run: Trainer, twin: bool) -> SharedStep:
@@ -25,17 +18,3 @@ def hasten(monkeypatch: pytest.MonkeyPatch) -> None:
     """Until the test ends."""
     monkeypatch.setattr(pictures, "curve", lambda *arguments: None)
     monkeypatch.setattr(Trainer, "_step", _shared)
-
-
-def _noisy(settings: Settings, images: Images) -> nn.Module:
-    width = settings.width
-    return nn.Sequential(
-        nn.Conv2d(3, width, 3, padding=1), nn.BatchNorm2d(width), nn.Dropout(0.5), nn.Conv2d(width, 3, 3, padding=1)
-    )  # fmt: skip
-
-
-def add_noisy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Add the task `NOISY` until the test ends: its network draws random numbers and keeps statistics while it is
-    trained, and does neither while it is evaluated."""
-    task = dataclasses.replace(tasks.TASKS["autoencoder"], name=NOISY, make=_noisy)
-    monkeypatch.setitem(tasks.TASKS, NOISY, task)

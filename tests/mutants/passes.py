@@ -1,0 +1,201 @@
+"""Mutants of the rewritings of graphs."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+PASSES = "escalade/engine/passes/"
+TESTS = "tests/engine/passes/"
+TYPED = (TESTS + "test_typed.py",)
+
+
+def _of(file: str, name: str, old: str, new: str, *tests: str) -> Mutant:
+    return Mutant(
+        f"passes/{name}",
+        f"{PASSES}{file}.py",
+        old,
+        new,
+        tuple(TESTS + test for test in tests or ("test_passes.py",)),
+    )
+
+
+MUTANTS: tuple[Mutant, ...] = (
+    _of(
+        "padding",
+        "padding-folded-although-it-is-a-result",
+        "if zeros is None or node.name in graph.outputs:",
+        "if zeros is None:",
+        "test_padding.py",
+    ),
+    _of(
+        "padding",
+        "padding-folded-for-some-readers",
+        "if len(layers) == len(users):",
+        "if layers:",
+        "test_padding.py",
+    ),
+    _of(
+        "casts",
+        "casts-lifted-whatever-their-type",
+        "made.setdefault((source, node.dtype), Cast",
+        'made.setdefault((source, ""), Cast',
+        "test_typed.py",
+    ),
+    _of(
+        "casts",
+        "casts-lifted-although-they-are-results",
+        " or source not in given or node.name in graph.outputs:",
+        " or source not in given:",
+        "test_typed.py",
+    ),
+    _of(
+        "epilogues",
+        "a-constant-is-added-on-the-way-out",
+        "if side != rest and rest not in graph.constants and",
+        "if side != rest and",
+    ),
+    _of("epilogues", "a-constant-is-an-operand", "        or rest in graph.constants\n", ""),
+    _of(
+        "epilogues",
+        "an-operand-of-another-type",
+        "len(types) == 1 and layer.shape",
+        "layer.shape",
+        "test_passes.py",
+        "test_typed.py",
+    ),
+    _of(
+        "epilogues",
+        "a-term-of-another-type",
+        "if graph.typed and len({graph.dtype_of(name) for name in (*node.inputs.values(), node.name)}) > 1:",
+        "if False:",
+        "test_typed.py",
+    ),
+    _of(
+        "epilogues", "an-operand-of-other-sizes", "and layer.shape == node.shape == graph.shape_of(rest)", ""
+    ),
+    _of(
+        "epilogues", "a-layer-with-other-readers", "        or graph.only_user(layer.name) is not node\n", ""
+    ),
+    _of(
+        "epilogues",
+        "added-behind-an-activation",
+        "operator_of(layer).applied(layer).is_identity\n        and ",
+        "",
+    ),
+    _of(
+        "repetitions",
+        "attributes-are-not-compared",
+        "inputs, _key(node.attributes), node.shape",
+        "inputs, node.shape",
+    ),
+    _of(
+        "repetitions",
+        "random-numbers-are-drawn-once",
+        "node.name in graph.outputs or operator_of(node).is_random(node)",
+        "node.name in graph.outputs",
+    ),
+    _of(
+        "repetitions",
+        "two-results-in-one-tensor",
+        "node.name in graph.outputs or operator_of(node).is_random(node)",
+        "operator_of(node).is_random(node)",
+    ),
+    _of(
+        "constant_folding",
+        "random-numbers-are-constants",
+        "if operator_of(node).is_random(node) or node.depends_on_batch:",
+        "if node.depends_on_batch:",
+    ),
+    _of(
+        "constant_folding",
+        "sums-of-constants-in-fp32",
+        "value.double() if value.is_floating_point() else value",
+        "value",
+        "test_computed_weights.py",
+    ),
+    _of("batch_norm", "a-bias-is-not-scaled", ".double() * scale\n", ".double()\n"),
+    _of(
+        "batch_norm",
+        "folded-into-a-layer-with-other-readers",
+        "if layer is None or axis is None or graph.only_user(layer.name) is not node:",
+        "if layer is None or axis is None:",
+    ),
+    _of(
+        "batch_norm",
+        "folded-behind-an-activation",
+        'operator.applied(layer).is_identity and "residual" not in layer.inputs',
+        '"residual" not in layer.inputs',
+    ),
+    _of("batch_norm", "weights-beyond-their-range", "if not is_finite(folded.to(storage)):", "if False:"),
+    _of(
+        "permutes",
+        "permutes-composed-the-other-way",
+        "tuple(first[dim] for dim in second)",
+        "tuple(second[dim] for dim in first)",
+        "test_layouts.py",
+        "test_passes.py",
+        "../nodes/test_operators.py",
+    ),
+    _of(
+        "permutes",
+        "permutes-of-other-orders-sink",
+        "if len(orders) > 1:",
+        "if len(orders) > 9:",
+        "test_layouts.py",
+        "test_passes.py",
+        "../nodes/test_operators.py",
+    ),
+    _of(
+        "siblings",
+        "siblings-of-other-attributes",
+        "            repr(sorted(node.attributes.items())),\n",
+        "",
+        "test_siblings.py",
+    ),
+    _of(
+        "siblings",
+        "siblings-begin-at-the-first-channel",
+        "            first += _channels(node)\n",
+        "",
+        "test_siblings.py",
+    ),
+    _of(
+        "siblings", "siblings-of-other-images", '            node.inputs.get("x"),\n', "", "test_siblings.py"
+    ),
+    _of(
+        "prologues",
+        "a-prologue-that-others-read",
+        "is None\n            or graph.only_user(name) is not node",
+        "is None",
+        "test_prologues.py",
+    ),
+    _of(
+        "pointwise",
+        "a-result-is-joined",
+        "if producer is None or name in graph.outputs or",
+        "if producer is None or",
+        "test_pointwise.py",
+    ),
+    _of(
+        "pointwise",
+        "numbers-of-all-but-the-first-element",
+        "bool((constant == constant.flatten()[0]).all())",
+        "True",
+        "test_pointwise.py",
+        "test_passes.py",
+    ),
+    _of(
+        "pointwise",
+        "an-operand-repeated-of-another-type",
+        "if alike and graph.dtype_of(given) is graph.dtype_of(name)",
+        "if alike",
+        "test_pointwise.py",
+    ),
+    _of(
+        "maxima",
+        "maxima-of-what-others-read",
+        "if layer.name in graph.outputs or {one.name for one in readers_of(layer, graph)} - own:",
+        "if False:",
+        "test_maxima.py",
+    ),
+)
