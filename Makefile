@@ -1,15 +1,17 @@
 # `make demo` and `make test` work from a clean clone: what they need is installed into .venv first.
 PYTHON ?= python3
 BIN := .venv/bin
-# Of the tests' random inputs: `make test` says the same every time. `pytest` by itself draws new ones.
+# Of the tests' random inputs: the same every time. `pytest` by itself draws new ones.
 SEED ?= 1
 READY := .venv/.ready
 RESULTS ?= results
+# Chooses among cases that are alike: others every day, and all of them within a week. Repeat a day with DATE=...
 DATE ?= $(shell date -u +%F)
+VERSIONS ?= oldest newest
 # For what needs nothing installed: PYTHON if it is given, else that of .venv if there is one.
 HERE = $(if $(filter-out file default undefined,$(origin PYTHON)),$(PYTHON),$(or $(wildcard $(BIN)/python),$(PYTHON)))
 
-.PHONY: demo test types suite test-slice gpu-test setup clean
+.PHONY: demo test types suite test-slice test-versions gpu-test setup clean
 
 # Without a GPU the kernels run on the twin, on the CPU: a small problem, and ResNet-18 on small images.
 demo: setup
@@ -28,11 +30,17 @@ types:
 # their own: what one compiles of our modules is there for the next, whatever the caller's environment says.
 suite: export PYTHONDONTWRITEBYTECODE =
 suite:
-	$(BIN)/pytest -n 2 --dist worksteal --seed $(SEED)
+	$(BIN)/pytest -n 2 --dist worksteal --seed $(SEED) --sample $(DATE)
 
-# Three minutes of other configs and variants than `test` runs, which the date chooses.
+# Three minutes of other configs and variants than `test` runs, which the date chooses, and the cases of the next day.
 test-slice: setup
 	$(BIN)/python -m tests.slice --date $(DATE)
+	$(BIN)/pytest -n 2 --dist worksteal -m share --seed $(SEED) --sample $(shell date -u -d '$(DATE) +1 day' +%F)
+
+# What depends on other packages, with the oldest and the newest versions of them that pyproject.toml allows. Each
+# downloads PyTorch for CUDA into an environment of its own, which takes seven gigabytes until the tests are done.
+test-versions:
+	set -e; for which in $(VERSIONS); do $(PYTHON) -m tests.versions $$which; done
 
 # On a machine with a GPU: its tests, and every kernel source under compute-sanitizer. Takes up to nine minutes.
 gpu-test:

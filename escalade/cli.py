@@ -50,11 +50,16 @@ COMMANDS = {
 """Every command, with what `escalade --help` says of it: the opening of its docstring."""
 
 
+_resolved: list[str] = []
+"""Names of commands that typer has looked up to run them."""
+
+
 class _OnDemand(TyperGroup):
     """Commands whose modules are imported when called: PyTorch takes seconds, and `--help` needs none of it."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, placeholder, rest = super().resolve_command(ctx, args)
+        _resolved.append(str(name))
         return name, placeholder and _command(str(name)), rest
 
 
@@ -114,6 +119,9 @@ def main() -> None:
     except SystemExit as end:
         if _is_interrupted(end):  # without waiting for threads, and programs that they wait for
             interruption.leave()
+        if not end.code and _is_skipped():
+            _end(f"typer did not run {sys.argv[1]}; its version and that of click do not work together. "
+                 "Install newer ones with: pip install --upgrade typer click")  # fmt: skip
         raise
     except EscaladeError as error:
         _end(str(error))
@@ -130,6 +138,12 @@ def main() -> None:
 def _end(sentence: str) -> None:
     typer.echo(f"escalade: {shown(sentence, keep=_LINES)}", err=True)
     sys.exit(1)
+
+
+def _is_skipped() -> bool:
+    """True if the command line names a command that never ran. typer < 0.15.4 with click >= 8.2 takes any command line
+    for `--version`, and a script would take that for success."""
+    return sys.argv[1:2] != [] and sys.argv[1] in COMMANDS and sys.argv[1] not in _resolved
 
 
 def _is_interrupted(error: BaseException | None) -> bool:

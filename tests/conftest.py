@@ -1,10 +1,10 @@
-"""Seeds, the cache of compiled kernels, and what a test that needs a GPU does without one."""
+"""Seeds, the cases of the day, the cache of compiled kernels, and skipping tests that need a GPU."""
 
 from __future__ import annotations
 
 import contextlib
+import datetime
 import gc
-import math
 import os
 import pathlib
 import random
@@ -22,7 +22,7 @@ import torch.fx.config
 from escalade import outside
 from escalade.device.twin import building
 from escalade.errors import EscaladeError
-from tests.support import Sample
+from tests.support import Sample, of_the_day
 
 ROOT = pathlib.Path(__file__).parent.parent
 
@@ -40,6 +40,12 @@ hypothesis.settings.load_profile("default")
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--seed", type=int, default=None, help="repeat a run's random inputs")
     parser.addoption(
+        "--sample",
+        type=datetime.date.fromisoformat,
+        metavar="DATE",
+        help="run the cases of that day (today): they rotate, and a week runs all of them",
+    )
+    parser.addoption(
         "--thorough",
         action="store_true",
         help="every rung on every small problem in every dtype and layout, and more examples; takes long",
@@ -52,8 +58,12 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if config.option.seed is not None:
         hypothesis.settings.load_profile("repeated")
-    given = getattr(config, "workerinput", {}).get("seed", config.option.seed)
+    first = getattr(config, "workerinput", {})
+    given = first.get("seed", config.option.seed)
     config.option.seed = random.SystemRandom().randrange(2**31) if given is None else given
+    if "sample" in first:
+        config.option.sample = datetime.date.fromisoformat(first["sample"])
+    config.option.sample = config.option.sample or datetime.datetime.now(datetime.UTC).date()
     if config.option.thorough:
         hypothesis.settings.load_profile("thorough")
     if "PYTEST_XDIST_WORKER" in os.environ:
@@ -85,12 +95,17 @@ def _has_workers(config: pytest.Config) -> bool:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
-    """All workers of pytest-xdist have the seed that the first process drew."""
+    """All workers of pytest-xdist have the seed that the first process drew, and its date."""
     node.workerinput["seed"] = node.config.option.seed
+    node.workerinput["sample"] = node.config.option.sample.isoformat()
 
 
 def pytest_report_header(config: pytest.Config) -> str:
-    return f"seed: {config.option.seed} (repeat with --seed {config.option.seed})"
+    return f"repeat these cases with these inputs: {_repeated(config)}"
+
+
+def _repeated(config: pytest.Config) -> str:
+    return f"--seed {config.option.seed} --sample {config.option.sample}"
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -106,16 +121,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Cases of tests with a `share`, for which there is no time: others with every seed."""
+    """Deselect the cases of tests with a `share` that are due on other days."""
+    if config.option.thorough:
+        return
     cases: dict[tuple[str, int], list[pytest.Item]] = {}
     for item in items:
         mark = item.get_closest_marker("share")
-        if mark and not config.option.thorough:
+        if mark:
             cases.setdefault((item.nodeid.split("[")[0], *mark.args), []).append(item)
-    left: set[pytest.Item] = set()
-    for (test, share), offered in cases.items():
-        chance = random.Random(f"{config.option.seed} {test}")
-        left.update(chance.sample(offered, len(offered) - math.ceil(len(offered) / share)))
+    due = {
+        item
+        for (test, share), offered in cases.items()
+        for item in of_the_day(offered, share, config.option.sample, test)
+    }
+    left = {item for offered in cases.values() for item in offered} - due
     config.hook.pytest_deselected(items=list(left))
     items[:] = [item for item in items if item not in left]
 
@@ -131,9 +150,7 @@ def pytest_collection_finish() -> None:
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
     if report.failed:
-        report.sections.append(
-            ("seed", f"repeat with: pytest --seed {item.config.option.seed} '{item.nodeid}'")
-        )
+        report.sections.append(("seed", f"repeat with: pytest {_repeated(item.config)} '{item.nodeid}'"))
     return report
 
 
@@ -144,8 +161,9 @@ def seed(request: pytest.FixtureRequest) -> int:
 
 
 @pytest.fixture
-def sample(request: pytest.FixtureRequest, seed: int) -> Sample:
-    return Sample(seed, request.config.option.thorough)
+def sample(request: pytest.FixtureRequest) -> Sample:
+    first = zlib.crc32(request.node.nodeid.encode())
+    return Sample(first + request.config.option.sample.toordinal(), request.config.option.thorough)
 
 
 @pytest.fixture

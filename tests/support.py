@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime
+import random
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
@@ -105,11 +107,29 @@ def _without_twin(variants: list[Any], dtype: str) -> list[Any]:
     return [variant for variant in variants if variant.dtype != dtype] or variants
 
 
+WEEK = 7
+
+
+def of_the_day(cases: Sequence[T], share: int, day: datetime.date, test: str) -> list[T]:
+    """Return one case in `share`, and at least one: others each day, and all of them within `share` days.
+
+    Neighbors are alike, so the order is shuffled, by the name of the test and not by the day: a case that a week of
+    days leaves out would never be run.
+    """
+    if not 1 <= share <= WEEK:
+        raise ValueError(
+            f"{test}: share({share}) would leave cases out for longer than a week; at most {WEEK}"
+        )
+    shuffled = random.Random(test).sample(cases, len(cases))
+    share = min(share, len(shuffled))
+    return shuffled[day.toordinal() % share :: share] if shuffled else []
+
+
 @dataclass(frozen=True)
 class Sample:
-    """Chooses from what takes too long to try in full: others with every seed; all with `--thorough`."""
+    """Chooses from what takes too long to try in full: others every day; all with `--thorough`."""
 
-    seed: int
+    turn: int
     everything: bool
 
     def __call__(self, things: Iterable[T], most: int) -> Sequence[T]:
@@ -118,7 +138,7 @@ class Sample:
         if self.everything or len(offered) <= most:
             return offered
         step = len(offered) // most
-        return [offered[(self.seed + number * step) % len(offered)] for number in range(most)]
+        return [offered[(self.turn + number * step) % len(offered)] for number in range(most)]
 
 
 def check(

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import os
 import pathlib
 import subprocess
 import sys
+from importlib.metadata import version
 
 import pytest
 
@@ -63,6 +65,37 @@ def test_an_option_that_names_nothing_is_a_mistake(arguments: tuple[str, ...]) -
     assert result.exit_code == 2 and "names nothing" in result.output
 
 
+def test_a_command_that_was_not_run_is_a_failure(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As with versions of typer and click that take every command line for `--version`."""
+
+    def exit_early() -> None:
+        raise SystemExit(0)
+
+    monkeypatch.setattr(cli, "_resolved", [])
+    monkeypatch.setattr(cli, "app", exit_early)
+    for arguments, code in ((["verify", "conv2d"], 1), (["--version"], 0), ([], 0)):
+        monkeypatch.setattr(sys, "argv", ["escalade", *arguments])
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        assert end.value.code == code, arguments
+    assert "typer did not run verify" in capsys.readouterr().err
+
+
+def test_the_asked_command_runs(tmp_path: pathlib.Path) -> None:
+    """With the installed typer and click: the command's own output, and flags off unless they are given."""
+    environment = {**os.environ, "ESCALADE_CACHE_DIR": str(tmp_path / "cache")}
+    plain, clear = (
+        subprocess.run(
+            [sys.executable, "-m", "escalade", "cache", *flags],
+            cwd=ROOT, env=environment, capture_output=True, text=True, check=True,
+        ).stdout
+        for flags in ((), ("--clear",))
+    )  # fmt: skip
+    assert str(tmp_path) in plain and plain != clear
+
+
 def test_the_module_runs_as_a_program_and_shows_no_traceback() -> None:
     done = fresh.python("-m", "escalade", "ladder", "conv9d")
     assert done.returncode == 1
@@ -73,6 +106,8 @@ def test_the_module_runs_as_a_program_and_shows_no_traceback() -> None:
 
 @pytest.mark.parametrize("command", cli.COMMANDS)
 def test_help_has_room_on_a_narrow_terminal(command: str) -> None:
+    if int(version("rich").split(".")[0]) < 15:
+        pytest.skip("rich before 15 crops words that are wider than their column")
     result = run(command, "--help", columns=80)
     assert result.exit_code == 0 and "…" not in result.output
 

@@ -28,6 +28,8 @@ from escalade.device.twin import Counts
 from tests import fresh
 
 ROOT = pathlib.Path(__file__).parent.parent
+LONGEST = 120
+"""Seconds until a service that hangs fails its test."""
 PROMISED = {
     "custom_network": "Nothing falls back to PyTorch",
     "own_kernel": "reads shared parts",
@@ -104,7 +106,7 @@ def serving(saved: pathlib.Path, folder: pathlib.Path) -> Iterator[str]:
         finally:
             if not ended.done():
                 os.kill(int((folder / "pid").read_text()), signal.SIGTERM)
-        done = ended.result(timeout=30)
+        done = ended.result(timeout=LONGEST)
     assert "Application shutdown complete" in done.stderr and "Traceback" not in done.stderr, done.stderr
 
 
@@ -113,7 +115,7 @@ def answering(address: str, ended: Future[Any]) -> str:
     while True:
         assert not ended.done(), ended.result().stderr
         with contextlib.suppress(urllib.error.URLError):
-            urllib.request.urlopen(f"{address}/health", timeout=30).close()
+            urllib.request.urlopen(f"{address}/health", timeout=LONGEST).close()
             return address
         time.sleep(0.1)
 
@@ -129,17 +131,17 @@ def test_a_service_answers_requests_together_and_ends_when_told(
         def ask(picture: np.ndarray) -> Any:
             body = io.BytesIO()
             Image.fromarray(picture).save(body, "PNG")  # which keeps what it is given, as JPEG does not
-            with urllib.request.urlopen(f"{address}/classify", body.getvalue(), timeout=30) as answer:
+            with urllib.request.urlopen(f"{address}/classify", body.getvalue(), timeout=LONGEST) as answer:
                 return json.load(answer)["top"]
 
         for answer, chances in zip(clients.map(ask, pictures), expected, strict=True):
             assert [each["class"] for each in answer] == chances.topk(5).indices.tolist()
             assert [each["probability"] for each in answer] == pytest.approx(chances.topk(5).values.tolist())
-        with urllib.request.urlopen(f"{address}/health", timeout=30) as answer:
+        with urllib.request.urlopen(f"{address}/health", timeout=LONGEST) as answer:
             health = json.load(answer)
         assert health["images"] == 24 > health["batches"] and health["device"] == "cpu"
         with pytest.raises(urllib.error.HTTPError) as refused:
-            urllib.request.urlopen(f"{address}/classify", b"no image", timeout=30)
+            urllib.request.urlopen(f"{address}/classify", b"no image", timeout=LONGEST)
         assert refused.value.code == 400
         assert json.load(refused.value) == {"detail": "the body is no image that can be read"}
         left_in_the_middle(address, b"POST /classify HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nhalf")

@@ -18,6 +18,8 @@ from escalade.device.precompilation import threads
 from escalade.interruption import STATUS, interruptible
 from tests import fresh
 
+LONGEST = 60
+"""Seconds until a test that hangs fails. None passes by waiting for as long."""
 DEAF = """
 import sys, threading, time
 from escalade import interruption, outside
@@ -38,7 +40,7 @@ def test_a_command_that_does_not_hear_is_ended_with_its_compilers(tmp_path: path
     while not told.exists() or not told.read_text():
         time.sleep(0.02)
     process.send_signal(signal.SIGINT)
-    assert process.wait(20) == STATUS
+    assert process.wait(LONGEST) == STATUS
     with pytest.raises(ProcessLookupError):
         while True:  # those that were killed are gone when somebody has noticed
             os.killpg(int(told.read_text()), 0)
@@ -78,15 +80,16 @@ def test_tests_in_the_background_hear_ctrl_c() -> None:
     assert done.returncode == 0 and "1 passed" in done.stdout, done.stdout + done.stderr
 
 
-def interrupt_soon() -> None:
+def interrupt() -> None:
+    """As Ctrl-C does, from any thread."""
     main = threading.main_thread().ident
     assert main is not None
-    threading.Timer(0.1, signal.pthread_kill, [main, signal.SIGINT]).start()
+    signal.pthread_kill(main, signal.SIGINT)
 
 
 def wait(future: Future[bool]) -> None:
     """In short sleeps: a longer wait would go on behind a handler that a library has set."""
-    until = time.monotonic() + 20
+    until = time.monotonic() + LONGEST
     while not future.done() and time.monotonic() < until:
         time.sleep(interruption.AWAKE)
 
@@ -98,8 +101,8 @@ def test_nobody_watches_behind_a_command() -> None:
         signal.set_wakeup_fd(inside)
     assert inside != -1
     assert signal.set_wakeup_fd(before) == -1
-    interrupt_soon()
     with pytest.raises(KeyboardInterrupt):
+        threading.Timer(0.1, interrupt).start()
         wait(Future())
     time.sleep(interruption.GRACE + 0.1)  # a watcher that was left would have ended the process
 
@@ -109,18 +112,28 @@ def test_a_call_that_cannot_be_interrupted_is_not_waited_for() -> None:
     with pytest.raises(ZeroDivisionError):
         interruptible(lambda: 1 / 0)
     end = threading.Event()
-    interrupt_soon()
+
+    def interrupted() -> bool:
+        interrupt()
+        return end.wait(LONGEST)
+
     with pytest.raises(KeyboardInterrupt):
-        interruptible(lambda: end.wait(20))
+        interruptible(interrupted)
     end.set()
 
 
 def test_who_is_interrupted_waits_for_no_thread() -> None:
-    end = threading.Event()
+    end, both = threading.Event(), threading.Event()
     waiting: list[Future[bool]] = []
-    interrupt_soon()
+
+    def interrupted() -> bool:
+        both.wait(LONGEST)
+        interrupt()
+        return end.wait(LONGEST)
+
     with pytest.raises(KeyboardInterrupt), threads(1) as pool:
-        waiting += [pool.submit(end.wait, 20) for _ in range(2)]
+        waiting += [pool.submit(interrupted), pool.submit(end.wait, LONGEST)]
+        both.set()
         wait(waiting[0])
     assert not waiting[0].done() and waiting[1].cancelled()
     end.set()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import shlex
 from itertools import islice
 
@@ -10,6 +11,7 @@ import torch
 
 from escalade.ops import OPERATIONS
 from tests import slice
+from tests.support import WEEK, of_the_day
 
 PIECE = slice.Piece("softmax", "naive", "1_b4", "fp32", "flat", 1, 7, False)
 
@@ -39,3 +41,23 @@ def test_a_failure_says_how_to_repeat_it(
     assert "naive on 1_b4 fp32 flat with threads=" in capsys.readouterr().out
     monkeypatch.undo()
     assert slice.main([option, words]) == 0
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 5, 7, 20, 61])
+def test_every_case_of_a_share_runs_within_a_week(count: int) -> None:
+    cases, monday = list(range(count)), datetime.date(2026, 12, 28)
+    for share in range(1, WEEK + 1):
+        days = [monday + datetime.timedelta(day) for day in range(share)]
+        runs = [of_the_day(cases, share, day, "tests/x.py::test") for day in days]
+        assert {case for run in runs for case in run} == {*cases}, "all of them"
+        assert all(-(-count // share) >= len(run) >= min(1, count) for run in runs), "a share of them a day"
+        assert runs[0] == of_the_day(cases, share, days[0], "tests/x.py::test"), "the same for the same day"
+    with pytest.raises(ValueError, match=r"share\(8\) .* at most 7"):
+        of_the_day(cases, 8, monday, "tests/x.py::test")
+
+
+def test_a_case_that_is_named_runs_on_any_day() -> None:
+    for day in range(WEEK):
+        assert of_the_day(["case"], WEEK, datetime.date(2026, 12, 28 + day % 4), "tests/x.py::test") == [
+            "case"
+        ]

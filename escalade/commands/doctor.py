@@ -14,6 +14,7 @@ from rich.text import Text
 
 from escalade import outside
 from escalade.commands.progress import waiting
+from escalade.errors import ToolError
 from escalade.fitted import Table
 from escalade.showing import shown
 from escalade.showing import size as shown_size
@@ -70,8 +71,9 @@ def examine() -> Report:
     gpu = _looked("GPU", _gpu, "Kernels run on the CPU twin instead. With an NVIDIA GPU: install its driver, and a "
                   "PyTorch built for CUDA (https://pytorch.org/get-started)")  # fmt: skip
     torch_found = _looked("PyTorch", _torch, "pip install torch")
-    driver = _looked("driver", _driver, "The driver comes with the GPU's machine; compiling needs none")
-    compiler = _looked("NVRTC", _nvrtc, "pip install cuda-bindings nvidia-cuda-nvrtc")
+    driver = _looked("driver", _driver, "Compiling needs no driver. To run kernels on a GPU, install its driver, of "
+                     "the same CUDA major version as NVRTC or a later one (CUDA 13: driver 580 or newer)")  # fmt: skip
+    compiler = _compiler()
     headers = _looked("CUDA headers", _headers, "pip install nvidia-cuda-runtime nvidia-cuda-crt")
     host = _looked("g++", _host_compiler, "Install g++ 12 or later (Debian, Ubuntu: apt install g++)")
     twin = _looked("twin", _twin, "The twin needs g++ and the CUDA headers; see those lines")
@@ -150,12 +152,40 @@ def _gpu() -> str:
 
 
 def _driver() -> str:
+    from escalade.device.nvrtc_library import driver_cuda_version, library
     from escalade.measure.records import driver_version
 
-    version = driver_version()
+    version, cuda = driver_version(), driver_cuda_version()
     if version == "unknown":
         raise RuntimeError("none found")
-    return version
+    if cuda is None:
+        return version
+    shown_cuda = ".".join(map(str, cuda))
+    try:
+        compiler = library().version
+    except ToolError:  # reported by the line on NVRTC
+        return f"{version} (CUDA {shown_cuda})"
+    if compiler[0] > cuda[0]:
+        raise RuntimeError(
+            f"{version} (CUDA {shown_cuda}) does not load machine code of NVRTC {compiler[0]}.{compiler[1]}"
+        )
+    return f"{version} (CUDA {shown_cuda})"
+
+
+def _compiler() -> Finding:
+    """NVRTC. An installed one that fails needs other advice than a missing one."""
+    from escalade.device.nvrtc_library import library
+
+    try:
+        path = library().path
+    except ToolError as error:
+        return Finding("NVRTC", str(error), False, "pip install nvidia-cuda-nvrtc")
+    return _looked(
+        "NVRTC",
+        lambda: f"{_nvrtc()}; {path}",
+        f"{path} is installed but does not compile a kernel for sm_90a. Escalade needs NVRTC 12.0 or newer: "
+        "pip install --upgrade --force-reinstall nvidia-cuda-nvrtc",
+    )
 
 
 def _nvrtc() -> str:

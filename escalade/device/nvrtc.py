@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import os
 import pathlib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
-from escalade import outside
 from escalade.device.cache import cache_key, default_cache
+from escalade.device.nvrtc_library import installed, library, major_of, nvidia_folders, toolkits
 from escalade.device.program import KERNELS, Program, prelude, read
 from escalade.errors import CompileError, ToolError
 from escalade.interruption import interruptible
@@ -199,57 +197,33 @@ def translate(source: str, name: str, architecture: str, options: Sequence[str] 
 
 
 def _translated(source: str, name: str, architecture: str, options: Sequence[str]) -> tuple[bytes, bytes]:
-    from cuda.bindings import nvrtc
-
-    own = (_spelled(option, value) for option, value in _OPTIONS.items() if value)
-    given = [option.encode() for option in (f"-arch={architecture}", *own, *options)]
-    _, program = nvrtc.nvrtcCreateProgram(source.encode(), name.encode(), 0, [], [])
-    try:
-        (status,) = nvrtc.nvrtcCompileProgram(program, len(given), given)
-        log = _text(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog, program).rstrip(b"\0")
-        if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
-            said = nvrtc.nvrtcGetErrorString(status)[1].decode()
-            raise CompileError(f"{log.decode(errors='replace')}{said}")
-        return _text(nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN, program), log
-    finally:
-        nvrtc.nvrtcDestroyProgram(program)
+    return library().compile(source, name, [f"-arch={architecture}", *_own_options(), *options])
 
 
-def _spelled(option: str, value: str | bool) -> str:
-    name = f"-{option.replace('_', '-')}"
-    return name if value is True else f"{name}={value}"
+@cache
+def _known(option: str) -> bool:
+    return library().accepts(option)
 
 
-def _text(size: Callable[[Any], Any], get: Callable[[Any, bytes], Any], program: Any) -> bytes:
-    """What a function of NVRTC's writes of a program, of the size that another one says."""
-    _, length = size(program)
-    text = bytes(length or 0)
-    if text:
-        get(program, text)
-    return text
+def _own_options() -> Iterator[str]:
+    """Our options, without those that an older NVRTC does not have: `-no-cache` came with the cache."""
+    for option, value in _OPTIONS.items():
+        name = f"-{option.replace('_', '-')}"
+        spelled = name if value is True else f"{name}={value}"
+        if value and _known(spelled):
+            yield spelled
 
 
 @cache
 def compiler_version() -> str:
     """Release, number and build, as what it compiles says: `nvrtc 13.0.88 (CL-36424714)`."""
-    try:
-        from cuda.bindings import nvrtc
-
-        _, major, minor = nvrtc.nvrtcVersion()
-    except (ImportError, OSError, RuntimeError) as error:
-        raise ToolError(
-            f"NVRTC, which compiles kernels for GPUs, cannot be loaded ({(str(error).splitlines() or [''])[0]}); "
-            "install it with: pip install cuda-bindings nvidia-cuda-nvrtc"
-        ) from error
-    _, empty = nvrtc.nvrtcCreateProgram(b"", b"empty.cu", 0, [], [])
-    nvrtc.nvrtcCompileProgram(empty, 0, [])
-    text = _text(nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX, empty)
-    nvrtc.nvrtcDestroyProgram(empty)
+    text, _ = library().compile("", "empty.cu", [], "PTX")
     head = b"\n".join(line for line in text.splitlines() if line.startswith(b"//")).decode()
     release = re.search(r"\bV(\d+(?:\.\d+)+)", head)
     build = re.search(r"Compiler Build ID: (\S+)", head)
     # The head as a whole stands in for what a later compiler calls otherwise.
     name = build[1] if build else hashlib.sha256(head.encode()).hexdigest()[:12]
+    major, minor = library().version
     return f"nvrtc {release[1] if release else f'{major}.{minor}'} ({name})"
 
 
@@ -287,7 +261,7 @@ def _header(file: str, name: str, size: int, changed: int) -> tuple[str, frozens
 
 @cache
 def cuda_headers(*needed: str) -> pathlib.Path:
-    """A folder with cuda_fp16.h and what else is needed: of the NVIDIA packages, or of an installed toolkit."""
+    """Return a folder with cuda_fp16.h and the `needed` headers, of the same CUDA version as NVRTC if there is one."""
     names = ("cuda_fp16.h", *needed)
     for folder in _header_candidates():
         if all((folder / name).is_file() for name in names):
@@ -300,12 +274,19 @@ def cuda_headers(*needed: str) -> pathlib.Path:
 
 def _header_candidates() -> list[pathlib.Path]:
     folders: list[pathlib.Path] = []
-    spec = importlib.util.find_spec("nvidia")
-    for root in (spec.submodule_search_locations or []) if spec else []:
-        folders += sorted(pathlib.Path(root).glob("cu*/include"))
-        folders.append(pathlib.Path(root) / "cuda_runtime" / "include")
-    toolkits = [os.environ.get("CUDA_HOME", ""), "/usr/local/cuda"]
-    nvcc = outside.find("nvcc")
-    if nvcc:
-        toolkits.append(str(pathlib.Path(nvcc).resolve().parent.parent))
-    return folders + [pathlib.Path(toolkit) / "include" for toolkit in toolkits if os.path.isabs(toolkit)]
+    for root in nvidia_folders():
+        folders += sorted(root.glob("cu*/include"))
+    folders += [toolkit / "include" for toolkit in toolkits()]
+    libraries = installed()
+    # NVRTC does not compile the headers of a later CUDA.
+    return sorted(folders, key=lambda folder: bool(libraries) and _major(folder) != major_of(libraries[0]))
+
+
+def _major(folder: pathlib.Path) -> int | None:
+    """CUDA major version of the headers in a folder."""
+    try:
+        text = (folder / "cuda_runtime_api.h").read_text(errors="replace")
+    except OSError:
+        return None
+    version = re.search(r"^#define\s+CUDART_VERSION\s+(\d+)", text, re.MULTILINE)
+    return int(version[1]) // 1000 if version else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pathlib
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import torch
 from torch import nn
@@ -124,20 +125,23 @@ def load_resnet(model: ResNet, path: str | pathlib.Path) -> ResNet:
 
 
 def read_resnet(path: str | pathlib.Path) -> ResNet:
-    """The network whose weights are in a file, as `load_resnet` takes it: depth and classes follow from them."""
+    """Read a network from the file of its weights, whose shapes give depth, width and classes."""
     file = pathlib.Path(path)
     state = _read_state(file)
     stages = (re.match(r"layer(\d)\.(\d+)\.", name) for name in state)
     blocks = {(int(match[1]), int(match[2])) for match in stages if match}
     depths = [sum(stage == number for stage, _ in blocks) for number in range(1, 5)]
-    if not all(depths) or not {"conv1.weight", "fc.weight"} <= state.keys():
+    stem, head = state.get("conv1.weight"), state.get("fc.weight")
+    if not all(depths) or stem is None or stem.dim() != 4 or head is None or not head.dim():
         raise UnsupportedError(
             f"{file.name} holds no ResNet with torchvision's names (conv1, layer1 to layer4, fc); "
             f"its first tensors are {sorted(state)[:3]}"
         )
     block = Bottleneck if "layer1.0.conv3.weight" in state else BasicBlock
-    small_images = state["conv1.weight"].shape[2:] == (3, 3)
-    return _fill(ResNet(block, depths, state["fc.weight"].shape[0], small_images), state, file.name)
+    make = partial(ResNet, block, depths, len(head), stem.shape[2:] == (3, 3), len(stem))
+    with torch.device("meta"):  # before memory is taken for the width that the first layer has
+        _require_fit(make(), state, file.name)
+    return _fill(make(), state, file.name)
 
 
 def _read_state(file: pathlib.Path) -> dict[str, torch.Tensor]:
@@ -151,7 +155,7 @@ def _torchvision_name(name: str) -> str:
     return re.sub(r"^linear\.", "fc.", name)
 
 
-def _fill(model: ResNet, state: Mapping[str, torch.Tensor], name: str) -> ResNet:
+def _require_fit(model: ResNet, state: Mapping[str, torch.Tensor], name: str) -> None:
     wanted = model.state_dict()
     counters = {entry for entry in wanted if entry.endswith("num_batches_tracked")}
     missing = sorted(set(wanted) - set(state) - counters)
@@ -162,6 +166,11 @@ def _fill(model: ResNet, state: Mapping[str, torch.Tensor], name: str) -> ResNet
             f"{name} does not fit this network: {len(missing)} tensors are missing {missing[:3]}, "
             f"{len(extra)} are not known {extra[:3]}, {len(wrong)} have another shape {wrong[:3]}"
         )
+
+
+def _fill(model: ResNet, state: Mapping[str, torch.Tensor], name: str) -> ResNet:
+    _require_fit(model, state, name)
+    wanted = model.state_dict()
     model.load_state_dict(
         {entry: value.to(wanted[entry].dtype) for entry, value in state.items()}, strict=False
     )

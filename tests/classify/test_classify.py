@@ -9,6 +9,7 @@ import os
 import pathlib
 import sys
 import threading
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,6 +22,8 @@ from escalade import cli, models
 from escalade.classify import predict
 from escalade.classify.images import Crop, Unreadable, decode
 from escalade.classify.prediction import Guess, Prediction, example, likeliest
+from escalade.classify.preparation import crop_of, crop_to, normalization, normalization_at
+from escalade.commands.classifiers import Asked
 from escalade.commands.classify import _show
 from escalade.engine import compile
 from escalade.models.resnet import BasicBlock
@@ -68,12 +71,14 @@ def images(tmp_path: pathlib.Path) -> pathlib.Path:
     return folder
 
 
-def expected(model: models.ResNet, files: list[pathlib.Path], crop: Crop) -> torch.Tensor:
+def expected(
+    model: models.ResNet, files: list[pathlib.Path], crop: Crop, normalize: Any = None
+) -> torch.Tensor:
     """By plain PyTorch, in fp32."""
     x = torch.from_numpy(np.stack([decode(file, crop) for file in files])).permute(0, 3, 1, 2).float() / 255
-    if not model.small_images:
-        mean, std = (torch.tensor(values)[:, None, None] for values in NORMALIZE)
-        x = (x - mean) / std
+    usual = UNIT if model.small_images else NORMALIZE
+    mean, std = (torch.tensor(values)[:, None, None] for values in normalize or usual)
+    x = (x - mean) / std
     with torch.no_grad():
         return model(x).softmax(1)
 
@@ -170,22 +175,86 @@ def test_names_do_nothing_to_the_terminal_are_written_exactly_and_closed_folders
         assert {row["file"] for row in csv.DictReader(file)} == files
 
 
+@pytest.mark.parametrize(
+    ("options", "normalize"),
+    [
+        (("-b", 2), None),
+        (("-b", 64), None),
+        (("--mean", 0.5, 0.4, 0.3, "--std", 0.2, 0.3, 0.5), ((0.5, 0.4, 0.3), (0.2, 0.3, 0.5))),
+        (("--std", 0.5, 0.25, 0.3), ((0.0, 0.0, 0.0), (0.5, 0.25, 0.3))),
+    ],
+)
 def test_readable_images_end_well_with_any_batch_and_by_mean_and_deviation(
-    weights: pathlib.Path, images: pathlib.Path, tmp_path: pathlib.Path
+    options: tuple[object, ...],
+    normalize: Any,
+    network: models.ResNet,
+    weights: pathlib.Path,
+    images: pathlib.Path,
+    tmp_path: pathlib.Path,
 ) -> None:
-    runs = []
-    for options in (("-b", 2), ("-b", 64), ("--mean", 0.5, 0.4, 0.3, "--std", 0.2, 0.2, 0.2)):
-        path = tmp_path / "o.json"
-        result = run(images, "-w", weights, "--device", "cpu", "--json", path, *options)
-        assert result.exit_code == 0, result.output
-        runs.append([entry["top"] for entry in json.loads(path.read_text())["images"]])
-        assert len(runs[-1]) == 5
-    few, many, otherwise = runs
-    assert [top[0]["class"] for top in few] == [top[0]["class"] for top in many]
-    chances, others = (
-        [(guess["class"], round(guess["probability"], 4)) for guess in each[0]] for each in (many, otherwise)
-    )
-    assert chances != others
+    path = tmp_path / "o.json"
+    result = run(images, "-w", weights, "--device", "cpu", "--dtype", "fp32", "--json", path, *options)
+    assert result.exit_code == 0, result.output
+    chances = expected(network, sorted(images.glob("*.png")), SMALL, normalize).topk(5)
+    found = [entry["top"] for entry in json.loads(path.read_text())["images"]]
+    assert [[guess["class"] for guess in top] for top in found] == chances.indices.tolist()
+    for top, values in zip(found, chances.values.tolist(), strict=True):
+        assert [guess["probability"] for guess in top] == pytest.approx(values, rel=1e-3)
+
+
+def test_photographs_and_small_images_are_cut_and_normalized_as_is_usual_for_them() -> None:
+    with torch.device("meta"):
+        small, large = (models.resnet18(7, is_small) for is_small in (True, False))
+    mean, std = (0.1, 0.2, 0.3), (0.4, 0.5, 0.6)
+    for usual, own in (
+        (UNIT, lambda *given: normalization(small, *given)),
+        (NORMALIZE, lambda *given: normalization(large, *given)),
+        (UNIT, lambda *given: normalization_at(64, *given)),
+        (NORMALIZE, lambda *given: normalization_at(65, *given)),
+    ):
+        assert own() == usual
+        assert own(mean) == (mean, usual[1]) and own(None, std) == (usual[0], std)
+    assert (crop_of(small), crop_of(large)) == (Crop(32, 32), Crop(256, 224))
+    assert [crop_to(side) for side in (8, 64, 65, 224)] == [
+        Crop(8, 8), Crop(64, 64), Crop(74, 65), Crop(256, 224),
+    ]  # fmt: skip
+
+
+class ReachedError(Exception):
+    """Ends a command where what it was given has arrived."""
+
+
+def test_options_arrive_where_they_are_used(
+    weights: pathlib.Path, images: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each with a value of its own, so that no two can be exchanged."""
+    arrived: list[Any] = []
+
+    def reached(*given: Any, **named: Any) -> Any:
+        arrived.extend((given, named))
+        raise ReachedError
+
+    labels = tmp_path / "labels.txt"
+    network = (
+        "-w", weights, "--labels", labels, "--dtype", "bf16", "--mean", 0.1, 0.2, 0.3, "--std", 0.4, 0.5, 0.6,
+    )  # fmt: skip
+    asked = Asked(weights, None, labels, "bf16", (0.1, 0.2, 0.3), (0.4, 0.5, 0.6))
+    monkeypatch.setattr("escalade.commands.classify.classifier", reached)
+    result = run(images, *network, "--batch", 3, "--device", "cpu")
+    assert isinstance(result.exception, ReachedError), result.output
+    assert arrived == [(asked, "cpu", 3, sorted(images.glob("*.png"))), {}]
+
+    pytest.importorskip("ray", reason="Ray is not installed: pip install 'escalade[ray]'")
+    arrived.clear()
+    monkeypatch.setattr("escalade.commands.clusters.classify", reached)
+    result = run(
+        images, *network, "--ray", "auto", "--output", "there", "--workers", 2, "--device", "cpu", "--batch", 3,
+        "--top", 4, "--shard", 6, "--format", "csv",
+    )  # fmt: skip
+    assert isinstance(result.exception, ReachedError), result.output
+    (_, _, *given), named = arrived
+    assert given == ["auto", asked, [str(images)], "there"]
+    assert named == {"workers": 2, "device": "cpu", "batch": 3, "top": 4, "shard": 6, "form": "csv"}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])

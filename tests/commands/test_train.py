@@ -7,6 +7,7 @@ import contextlib
 import io
 import pathlib
 import signal
+from typing import Any
 
 import pytest
 import torch
@@ -49,6 +50,41 @@ def test_a_run_is_begun_and_gone_on_with(tmp_path: pathlib.Path, monkeypatch: py
     assert [step for step, *_ in record.config["evaluations"]] == [3, 6]
     with Image.open(io.BytesIO(base64.b64decode(record.config["reconstructions"]))) as sheet:
         assert sheet.width == 8 * 10 - 2, "eight images of eight pixels, two between them"
+
+
+class ReachedError(Exception):
+    """Ends a command where what it was given has arrived."""
+
+
+def test_options_arrive_at_the_trainer(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each with a value of its own, so that no two can be exchanged."""
+    given = {
+        "data": "synthetic:24", "epochs": 11, "steps": 12, "batch": 13, "lr": 0.14, "optimizer": "adamw",
+        "schedule": "cosine", "weight_decay": 0.15, "dtype": "bf16", "seed": 16, "width": 17, "side": 18,
+        "shift": 19, "held_out": 0.2, "patience": 21, "every": 22,
+    }  # fmt: skip
+    arrived: list[Any] = []
+
+    def reached(*positions: Any, **named: Any) -> Any:
+        arrived.extend((positions, named))
+        raise ReachedError
+
+    monkeypatch.setattr(train, "trainer", reached)
+    options = [word for name, value in given.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    folder, weights = tmp_path / "run", tmp_path / "weights.pt"
+    further = ["--flip", "--output", str(folder), "--weights", str(weights), "--resume", "--tensorboard"]
+    result = run("train", "autoencoder", *options, *further, "--device", "twin")
+    assert isinstance(result.exception, ReachedError), result.output
+    (task, found, where, own), named = arrived
+    assert (task, found, where) == ("autoencoder", given | {"flip": True}, folder)
+    assert own.device.type == "cpu" and named == {
+        "resume": True, "weights": weights, "twin": True, "tensorboard": True,
+    }  # fmt: skip
+    arrived.clear()
+    run("train", "resnet18", "--no-flip", "--device", "cpu")
+    (task, found, where, _), named = arrived
+    assert (task, found, where) == ("resnet18", {"flip": False}, train.RUNS / "resnet18")
+    assert named == {"resume": False, "weights": None, "twin": False, "tensorboard": False}
 
 
 def test_a_run_that_ends_before_it_is_evaluated_says_no_more_than_it_has(

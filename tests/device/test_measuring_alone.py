@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
 import subprocess
 import sys
-import time
 
 import pytest
 
 from escalade.device import measuring_alone
 
 
-def _stands_still(process: int) -> bool:
-    """By what Linux says of its state, once a signal has had the time to arrive."""
-    for _ in range(100):
-        state = pathlib.Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
-        if state == "T":
-            return True
-        time.sleep(0.01)
-    return False
+def _is_stopped(process: int) -> bool:
+    return pathlib.Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+
+def _wait_until_stopped(process: int) -> None:
+    """A process stops when it is next scheduled; it goes on with the call that says so."""
+    os.waitid(os.P_PID, process, os.WSTOPPED | os.WNOWAIT)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="states of processes are read as Linux has them")
@@ -34,15 +33,16 @@ def test_the_others_stand_still_while_one_measures(
                 measuring_alone.join(tmp_path)
                 (tmp_path / str(other.pid)).touch()
             with pytest.raises(RuntimeError, match="in between"), measuring_alone.undisturbed():
-                assert _stands_still(other.pid)
+                _wait_until_stopped(other.pid)
                 with measuring_alone.undisturbed():
                     pass
-                assert _stands_still(other.pid), "the end of an inner measurement is not that of the outer"
+                assert _is_stopped(other.pid), "the end of an inner measurement is not that of the outer"
                 raise RuntimeError("something goes wrong in between")
-            assert not _stands_still(other.pid)
+            assert not _is_stopped(other.pid)
             with measuring_alone.undisturbed():
+                _wait_until_stopped(other.pid)
                 measuring_alone.leave(tmp_path, 0)  # whoever measured has died
-                assert not _stands_still(other.pid)
+                assert not _is_stopped(other.pid)
         finally:
             other.kill()
     with measuring_alone.undisturbed():  # it has ended without a word

@@ -248,7 +248,7 @@ Case = tuple[Operation[Any], Rung[Any], str, int]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """The rungs with the architectures that they are for: with --thorough all, else others with every seed."""
+    """The rungs with the architectures that they are for: with --thorough all, else others every day."""
     if "architecture" not in metafunc.fixturenames:
         return
     cases: list[Case] = []
@@ -261,7 +261,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         for offered in families.values():
             share = min(SHARES.get(architecture, FAMILY_SHARE), len(offered))
             share = 1 if metafunc.config.option.thorough else share
-            cases += offered[metafunc.config.option.seed % share :: share]
+            cases += offered[metafunc.config.option.sample.toordinal() % share :: share]
     assert {architecture for *_, architecture, _ in cases} == {*ALL_ARCHITECTURES}
     names = [f"{operation.name}-{rung.name}-{architecture}" for operation, rung, architecture, _ in cases]
     metafunc.parametrize(("operation", "rung", "architecture", "turn"), cases, ids=names)

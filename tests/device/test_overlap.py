@@ -12,9 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 
 import pytest
-from cuda.bindings import nvrtc
 
 from escalade.device.nvrtc import cuda_headers
+from escalade.device.nvrtc_library import library
 from escalade.device.program import KERNELS, Program
 from escalade.device.recipe import KernelCall, WeightsReady
 from tests.support import all_rungs, supported
@@ -50,15 +50,9 @@ def not_ready(program: Program) -> str:
 
 
 def ptx(text: str, name: str) -> str:
-    _, handle = nvrtc.nvrtcCreateProgram(text.encode(), name.encode(), 0, [], [])
     folders = (f"-I{KERNELS}", f"-I{cuda_headers()}")
     options = ["--gpu-architecture=compute_90a", "--std=c++17", "--minimal", *folders]
-    (status,) = nvrtc.nvrtcCompileProgram(handle, len(options), [option.encode() for option in options])
-    assert status == nvrtc.nvrtcResult.NVRTC_SUCCESS, f"{name} does not compile"
-    _, size = nvrtc.nvrtcGetPTXSize(handle)
-    code = bytes(size)
-    nvrtc.nvrtcGetPTX(handle, code)
-    nvrtc.nvrtcDestroyProgram(handle)
+    code, _ = library().compile(text, name, options, "PTX")
     return code.rstrip(b"\0").decode()
 
 

@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 
 from escalade import models
 from escalade.errors import UnsupportedError
+from escalade.models.resnet import BasicBlock
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 DATA = pathlib.Path(os.environ.get("ESCALADE_DATA", ROOT.parent / "shared" / "data"))
@@ -278,6 +279,18 @@ def test_resnets_are_known_by_their_weights(make: object, small_images: bool, tm
     x = torch.randn(1, 3, 32, 32)
     with torch.no_grad():
         assert torch.equal(found(x), model(x))
+
+
+def test_a_resnet_of_another_width_is_known_by_its_weights(tmp_path: pathlib.Path) -> None:
+    model = models.ResNet(BasicBlock, (2, 2, 2, 2), 3, True, width=6).eval()
+    torch.save(model.state_dict(), tmp_path / "best.pt")
+    x = torch.randn(1, 3, 16, 16)
+    with torch.no_grad():
+        assert torch.equal(models.read_resnet(tmp_path / "best.pt")(x), model(x))
+    for stem in (torch.zeros(3), torch.zeros(200_000, 3, 3, 3)):  # the second would be of terabytes
+        torch.save(model.state_dict() | {"conv1.weight": stem}, tmp_path / "best.pt")
+        with pytest.raises(UnsupportedError, match=r"best\.pt (holds no ResNet|does not fit)"):
+            models.read_resnet(tmp_path / "best.pt")
 
 
 def test_the_stem_for_small_images_keeps_their_size() -> None:

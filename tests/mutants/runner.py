@@ -18,6 +18,8 @@ from collections.abc import Iterator, Sequence
 
 from tests.mutants.mutant import Mutant
 
+# The day of the rotating cases is fixed: a verdict must not change from day to day.
+_OPTIONS = "-x -q -n 0 --seed 1 --sample 2026-11-17 -p no:cacheprovider"
 _NO_TESTS_RAN = (4, 5)  # pytest: usage error (a test that does not exist), nothing collected
 _SERVER = """
 import importlib, json, os, sys
@@ -121,7 +123,7 @@ class Scratch:
         job = {
             "folder": str(self.tree),
             "environment": {**os.environ, "PYTHONPATH": str(self.tree), "ESCALADE_CACHE_DIR": str(cache)},
-            "arguments": [*"-x -q -n 0 --seed 1 -p no:cacheprovider".split(), *chosen],
+            "arguments": [*_OPTIONS.split(), *chosen],
             "quiet": quiet,
         }
         server = self._server

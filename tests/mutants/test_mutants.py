@@ -26,7 +26,9 @@ def toy(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path
     root.mkdir()
     subprocess.run(["git", "init", "-q", str(root)], check=True)
     (root / "toy.py").write_text("def add(a, b):\n    return a + b  # return\n")
-    (root / "conftest.py").write_text('def pytest_addoption(parser):\n    parser.addoption("--seed")\n')
+    (root / "conftest.py").write_text(
+        'def pytest_addoption(parser):\n    parser.addoption("--seed")\n    parser.addoption("--sample")\n'
+    )
     (root / "test_toy.py").write_text("import toy\n\ndef test_add():\n    assert toy.add(1, 2) == 3\n")
     return root
 

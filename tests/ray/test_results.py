@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import nn
 
-from escalade.classify.images import Crop
+from escalade.classify.images import Crop, decode
 from escalade.classify.prediction import example
 from escalade.engine import compile
 from escalade.errors import LaunchError, UnsupportedError
@@ -66,6 +66,7 @@ def test_the_same_network_compiled_again_goes_on(images: pathlib.Path, tmp_path:
         (lambda network: constructed(labels=("a", "b", "d")), "labels is .* there and .* now"),
         (lambda network: dataclasses.replace(network, crop=Crop(2 * SIDE, SIDE)), r"crop is \[8, 8\] there"),
         (lambda network: dataclasses.replace(network, sha256="0"), "sha256 is .* there and 0 now"),
+        (lambda network: dataclasses.replace(network, dtype="fp16"), "dtype is fp32 there and fp16 now"),
     ],
 )
 def test_another_network_is_another_job(
@@ -76,6 +77,53 @@ def test_another_network_is_another_job(
     Job([images], tmp_path / "results", network)
     with pytest.raises(UnsupportedError, match=f"results of another job .*{what}"):
         Job([images], tmp_path / "results", other(network))
+
+
+def test_other_images_and_other_files_are_another_job(images: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """Also as many images under other names, and the same in another order: shards would hold others of them."""
+    network, results = constructed(), tmp_path / "results"
+    names = sorted(images.iterdir())
+    Job(names, results, network, shard=2, top=3)
+    other = images / "other.png"
+    for given, settings, what in (
+        ([*names[:-1], other], {}, "list is .* there and .* now"),
+        (names[::-1], {}, "list is .* there and .* now"),
+        (names[:-1], {}, "images is 6 there and 5 now"),
+        (names, {"shard": 3}, "shard is 2 there and 3 now"),
+        (names, {"top": 2}, "top is 3 there and 2 now"),
+        (names, {"form": "csv"}, "format is parquet there and csv now"),
+    ):
+        with pytest.raises(UnsupportedError, match=f"results of another job .*{what}"):
+            Job(given, results, network, **({"shard": 2, "top": 3} | settings))
+    known = json.loads((results / MANIFEST).read_text())
+    assert known.keys() == {
+        "images", "list", "shard", "top", "format", "sha256", "dtype", "network", "crop", "labels",
+    }  # fmt: skip
+
+
+def test_rows_are_the_likeliest_classes_first(images: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    network, results = constructed(), tmp_path / "results"
+    (images / "3.png").write_text("no image")
+    job = Job([images], results, network, batch=2, top=2, shard=4)
+    assert [len(each) for each in job._shards] == [4, 2] and job.images == job.images_left == IMAGES
+    writer = Writer(job._make, str(results), "parquet")
+    for number, shard in enumerate(job._shards):
+        paths = np.array([os.fsencode(each) for each in shard], object)
+        done = writer({"path": paths, "shard": np.array([number] * len(shard))})
+        assert list(_told(done)) == [Part(number, len(shard), int(number == 0))]
+        rows = pq.read_table(results / f"part-{number:08}.parquet").to_pylist()
+        assert {row["shard"] for row in rows} == {number}
+        readable = [path for path in shard if not path.endswith("3.png")]
+        x = torch.tensor(np.stack([decode(pathlib.Path(path), network.crop) for path in readable]))
+        chances = network.engine("cpu")(x.permute(0, 3, 1, 2)).softmax(1).topk(2)
+        for place, path in enumerate(readable):
+            guesses = [row for row in rows if row["file"] == path]
+            assert [row["rank"] for row in guesses] == [1, 2]
+            assert [row["class"] for row in guesses] == chances.indices[place].tolist()
+            assert [row["label"] for row in guesses] == [network.labels[row["class"]] for row in guesses]
+            assert [row["probability"] for row in guesses] == pytest.approx(chances.values[place].tolist())
+            assert all(row["unreadable"] is None and row["dtype"] == "fp32" for row in guesses)
+    assert Job([images], results, network, batch=3, top=2, shard=4).left == []
 
 
 @pytest.mark.parametrize("form", ["parquet", "csv"])

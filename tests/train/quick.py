@@ -1,12 +1,19 @@
-"""What makes tests of runs cheap: no curves are drawn and no steps planned, which take a second each."""
+"""Cheap runs for tests: no curves are drawn and no steps planned, which take a second each; and a noisy network."""
 
 from __future__ import annotations
 
-import pytest
+import dataclasses
 
-from escalade.train import pictures
+import pytest
+from torch import nn
+
+from escalade.train import pictures, tasks
+from escalade.train.data import Images
+from escalade.train.settings import Settings
 from escalade.train.steps import SharedStep
 from escalade.train.trainer import Trainer
+
+NOISY = "noisy"
 
 
 def _shared(run: Trainer, twin: bool) -> SharedStep:
@@ -18,3 +25,17 @@ def hasten(monkeypatch: pytest.MonkeyPatch) -> None:
     """Until the test ends."""
     monkeypatch.setattr(pictures, "curve", lambda *arguments: None)
     monkeypatch.setattr(Trainer, "_step", _shared)
+
+
+def _noisy(settings: Settings, images: Images) -> nn.Module:
+    width = settings.width
+    return nn.Sequential(
+        nn.Conv2d(3, width, 3, padding=1), nn.BatchNorm2d(width), nn.Dropout(0.5), nn.Conv2d(width, 3, 3, padding=1)
+    )  # fmt: skip
+
+
+def add_noisy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Add the task `NOISY` until the test ends: its network draws random numbers and keeps statistics while it is
+    trained, and does neither while it is evaluated."""
+    task = dataclasses.replace(tasks.TASKS["autoencoder"], name=NOISY, make=_noisy)
+    monkeypatch.setitem(tasks.TASKS, NOISY, task)

@@ -15,7 +15,8 @@ import torch
 from PIL import Image
 
 from escalade.errors import UnsupportedError
-from escalade.train.data import Dataset, read
+from escalade.train.data import Dataset, Images, read
+from escalade.train.data.images import divided
 
 RANDOM = np.random.default_rng(1)
 PIXELS = RANDOM.integers(0, 256, (12, 3, 32, 32), np.uint8)
@@ -165,6 +166,35 @@ def test_archives_of_arrays(tmp_path: pathlib.Path) -> None:
     refused(path, "a class for each of the 12 images")
     path.write_bytes(b"PK no archive")
     refused(path, "cannot be read as NumPy's archive")
+
+
+def test_images_held_out_are_not_trained_on() -> None:
+    images = Images(torch.arange(40, dtype=torch.uint8).view(40, 1, 1, 1), torch.arange(40), 40)
+    parts = [divided("numbers", images, 0.25, seed) for seed in (0, 0, 1)]
+    for each in parts:
+        assert (len(each.train), len(each.test)) == (30, 10)
+        found = torch.cat([each.train.pixels, each.test.pixels]).flatten()
+        assert sorted(found.tolist()) == list(range(40))
+        for part in (each.train, each.test):
+            assert part.labels is not None and part.labels.tolist() == part.pixels.flatten().tolist()
+            assert part.labels.tolist() == sorted(part.labels.tolist())
+    assert torch.equal(parts[0].test.pixels, parts[1].test.pixels)
+    assert not torch.equal(parts[0].test.pixels, parts[2].test.pixels)
+    assert images.some(torch.tensor([2, 1])).checksum() != images.some(torch.tensor([1, 2])).checksum()
+    assert images.checksum() != Images(images.pixels, torch.arange(1, 41), 41).checksum()
+
+
+def test_a_folder_may_have_a_part_to_test_by(tmp_path: pathlib.Path) -> None:
+    """Classes are those of the part to train on, in alphabetical order, whatever the other part lacks."""
+    colors = {"ant": (250, 0, 0), "bee": (0, 250, 0), "cat": (0, 0, 250)}
+    for part, names in (("train", ("cat", "ant", "bee")), ("val", ("cat",))):
+        for name in names:
+            (tmp_path / part / name).mkdir(parents=True)
+            Image.new("RGB", (9, 9), colors[name]).save(tmp_path / part / name / "1.png")
+    found = dataset(tmp_path)
+    for images, labels in ((found.train, [0, 1, 2]), (found.test, [2])):
+        assert images.labels is not None and images.labels.tolist() == labels and images.classes == 3
+        assert images.pixels[:, 0, 0].argmax(1).tolist() == labels
 
 
 def test_what_is_no_dataset_is_told_what_is(tmp_path: pathlib.Path) -> None:

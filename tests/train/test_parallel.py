@@ -18,7 +18,10 @@ from escalade.train.runs import trainer
 from tests import fresh
 
 CPU = torch.device("cpu")
-GIVEN = {"data": "synthetic:40", "side": 8, "width": 4, "batch": 8, "epochs": 1, "lr": 0.01, "flip": True}
+GIVEN = {
+    "data": "synthetic:40", "side": 8, "width": 4, "batch": 8, "epochs": 1, "lr": 0.5, "flip": True, "optimizer": "sgd",
+}  # fmt: skip
+"""SGD, whose steps are as large as its gradients: Adam's are the same for a sum of gradients and for their mean."""
 PROGRAM = f"""
 import os, pathlib, sys, torch, torch._dynamo
 from escalade.errors import EscaladeError

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import copy
+import math
 import pathlib
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from PIL import Image
 
 from escalade import files
@@ -15,10 +19,11 @@ from escalade.errors import EscaladeError, UnsupportedError
 from escalade.train import checkpoints, logs, pictures
 from escalade.train.parallel import Processes
 from escalade.train.runs import trainer
-from escalade.train.steps import SharedStep
+from escalade.train.settings import Settings
+from escalade.train.steps import PlannedStep, SharedStep, Step, optimizer_of
 from escalade.train.telling import DivergedError, Progress
 from escalade.train.trainer import Evaluation, Outcome, Trainer
-from tests.train.quick import hasten
+from tests.train.quick import NOISY, add_noisy, hasten
 
 SMALL: dict[str, Any] = {
     "data": "synthetic:40", "side": 8, "width": 4, "batch": 8, "epochs": 2, "every": 2, "flip": True, "shift": 1,
@@ -26,12 +31,15 @@ SMALL: dict[str, Any] = {
 }  # fmt: skip
 HERE = Processes(torch.device("cpu"))
 STEPS = 10
+TOO_LARGE = 2.0**19
+"""A loss scale at which the gradients of the noisy network overflow fp16, for the first few steps."""
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Curves and planned steps have tests of their own."""
     hasten(monkeypatch)
+    add_noisy(monkeypatch)
 
 
 def made(folder: pathlib.Path, task: str = "autoencoder", resume: bool = False, **given: Any) -> Trainer:
@@ -82,7 +90,9 @@ def assert_same(one: Any, other: Any) -> None:
 def test_a_run_goes_on_bit_for_bit_wherever_it_was_killed(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trained(tmp_path / "whole")
+    """Also one that draws random numbers, in a process whose generator is somewhere else."""
+    torch.manual_seed(7)
+    trained(tmp_path / "whole", task=NOISY)
     whole = course(tmp_path / "whole")
     assert len(whole[1]) == STEPS + 2
     points = [
@@ -97,11 +107,13 @@ def test_a_run_goes_on_bit_for_bit_wherever_it_was_killed(
         folder = tmp_path / str(number)
         with monkeypatch.context() as until:
             until.setattr(owner, name, killed_after(calls, getattr(owner, name)))
+            torch.manual_seed(7)
             with pytest.raises(KilledError):
-                trained(folder)
+                trained(folder, task=NOISY)
         with open(folder / "log.jsonl", "a") as log:
             log.write('{"event": "step", "st')  # a line that was cut short
-        outcome, _ = trained(folder, resume=True)
+        torch.manual_seed(8 if (folder / "checkpoint.pt").exists() else 7)
+        outcome, _ = trained(folder, resume=True, task=NOISY)
         assert outcome.step == STEPS
         assert_same(course(folder), whole)
 
@@ -133,6 +145,7 @@ def test_a_run_learns_and_leaves_what_it_was(tmp_path: pathlib.Path, monkeypatch
     steps = [line for line in logs.read(tmp_path / "log.jsonl") if line["event"] == "step"]
     assert [line["step"] for line in steps] == list(range(1, 31))
     assert max(line["lr"] for line in steps) == steps[2]["lr"] == 0.01 and steps[-1]["lr"] < 0.001
+    assert steps[0]["lr"] == pytest.approx(0.01 / 3)
     assert Image.open(tmp_path / "reconstructions.png").size == ((8 * 10 - 2) * 12, (2 * 10 - 2) * 12)
     assert Image.open(tmp_path / "loss.png").width > 500
     monkeypatch.setattr(Trainer, "_step", lambda run, twin: None)
@@ -142,17 +155,48 @@ def test_a_run_learns_and_leaves_what_it_was(tmp_path: pathlib.Path, monkeypatch
 
 
 def test_planned_steps_go_on_bit_for_bit_too(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A loss scale that is too large comes down, steps are left out meanwhile, and a second process knows of it."""
+    """A loss scale that is too large comes down, steps are skipped meanwhile, and a second process knows of it."""
     monkeypatch.undo()
+    add_noisy(monkeypatch)
     monkeypatch.setattr(pictures, "curve", lambda *arguments: None)
-    monkeypatch.setattr("escalade.engine.training.step.FIRST_SCALE", 2.0**126)
-    whole = made(tmp_path / "whole", dtype="fp16")
-    whole.run(lambda news: None)
-    made(tmp_path / "ended", dtype="fp16").run(lambda news: None, lambda: True)
-    outcome, _ = trained(tmp_path / "ended", resume=True, dtype="fp16")
+    monkeypatch.setattr("escalade.engine.training.step.FIRST_SCALE", TOO_LARGE)
+    given: dict[str, Any] = {"task": NOISY, "dtype": "fp16", "schedule": "cosine"}
+    torch.manual_seed(7)
+    trained(tmp_path / "whole", **given)
+    torch.manual_seed(7)
+    asked = iter([False] * 6 + [True])
+    made(tmp_path / "ended", **given).run(lambda news: None, lambda: next(asked))
+    middle = course(tmp_path / "ended")[0]["taken"]
+    assert 0 < middle["scale"]["scale"] < TOO_LARGE and middle["scale"]["good_steps"] > 1
+    assert all(one["exp_avg"].any() for one in middle["optimizer"]["state"].values())
+    torch.manual_seed(8)
+    outcome, _ = trained(tmp_path / "ended", resume=True, **given)
     assert outcome.step == STEPS
     assert_same(course(tmp_path / "ended"), course(tmp_path / "whole"))
-    assert 0 < whole._taken.state()["scale"]["scale"] < 2.0**126
+
+
+@pytest.mark.parametrize("task", [NOISY, "resnet18"])
+def test_an_evaluation_is_of_all_test_images_in_evaluation_mode(tmp_path: pathlib.Path, task: str) -> None:
+    run = made(tmp_path, task, data="synthetic:130", side=8)
+    test = run.dataset.test
+    assert test.labels is not None
+    assert len(test) % SMALL["batch"], "the last batch is to be smaller"
+    model = run.model
+    for name, buffer in model.named_buffers():
+        if buffer.is_floating_point():
+            buffer.uniform_(0.5, 1.5) if "var" in name else buffer.normal_()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    drawn = torch.get_rng_state()
+    found = run._evaluate()
+    assert model.training and torch.equal(drawn, torch.get_rng_state())
+    assert_same(before, dict(model.state_dict()))
+    images = test.pixels.permute(0, 3, 1, 2) / 255
+    with torch.no_grad():
+        output = model.eval()(images)
+    expected = F.mse_loss(output, images) if task == NOISY else F.cross_entropy(output, test.labels)
+    assert found.loss == pytest.approx(float(expected), rel=1e-5)
+    right = None if task == NOISY else float((output.argmax(1) == test.labels).float().mean())
+    assert found.accuracy == (None if right is None else pytest.approx(right))
 
 
 def test_a_resnet_is_trained_by_the_same_machinery(tmp_path: pathlib.Path) -> None:
@@ -165,7 +209,7 @@ def test_a_resnet_is_trained_by_the_same_machinery(tmp_path: pathlib.Path) -> No
 def test_it_ends_early_where_nothing_gets_better(tmp_path: pathlib.Path) -> None:
     outcome, _ = trained(tmp_path, epochs=9, patience=2, lr=1e-30)
     assert outcome.why == "no better evaluation for 2 epochs" and outcome.step == 15
-    assert trained(tmp_path, resume=True, epochs=9, patience=2, lr=1e-30)[0].step == 15
+    assert trained(tmp_path, resume=True, epochs=9, patience=2, lr=1e-30)[0] == outcome
     assert trained(tmp_path, resume=True, epochs=4, patience=9, lr=1e-30)[0].step == 20
 
 
@@ -215,12 +259,59 @@ def test_what_cannot_be_trained_is_refused(tmp_path: pathlib.Path, given: dict[s
         made(tmp_path, **given)
 
 
+def test_learning_rates_climb_and_come_down() -> None:
+    cosine = Settings("", "", 1, 1, 0.4, "sgd", "cosine", 0.0, "fp32", 0, 1, 8, False, 0, 0.0)
+    rates = [cosine.rate(step, 20) for step in range(20)]
+    assert rates[:3] == [0.2, 0.4, 0.4] and rates[11] == pytest.approx(0.2)
+    assert rates[19] == pytest.approx(0.2 * (1 - math.cos(math.pi / 18)))
+    assert cosine.rate(0, 1) == 0.4
+    assert [replace(cosine, schedule="constant").rate(step, 20) for step in (0, 19)] == [0.4, 0.4]
+    assert [replace(cosine, epochs=3, steps=limit).total(5) for limit in (None, 7, 99)] == [15, 7, 15]
+
+
+def test_optimizers_have_the_settings_of_the_run() -> None:
+    model = torch.nn.Linear(2, 2)
+    for name, kind, further in (
+        ("sgd", torch.optim.SGD, {"momentum": 0.9, "nesterov": False}),
+        ("adam", torch.optim.Adam, {"betas": (0.9, 0.999), "decoupled_weight_decay": False}),
+        ("adamw", torch.optim.AdamW, {"betas": (0.9, 0.999)}),
+    ):
+        made_of = optimizer_of(name, model, 0.3, 0.02)
+        (group,) = made_of.param_groups
+        assert type(made_of) is kind and len(group["params"]) == 2
+        assert {key: group[key] for key in further} == further
+        assert (group["lr"], group["weight_decay"]) == (0.3, 0.02)
+
+
+@pytest.mark.parametrize("planned", [False, True])
+def test_steps_are_those_of_a_plain_loop_at_the_given_rates(planned: bool) -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 3)
+    expected = copy.deepcopy(model)
+    own, theirs = (optimizer_of("sgd", each, 0.3, 0.02) for each in (model, expected))
+    x, target = torch.randn(5, 4), torch.randn(5, 3)
+    step: Step = (
+        PlannedStep(model, F.mse_loss, own, (x, target), "fp32", False)
+        if planned
+        else SharedStep(model, F.mse_loss, own, "fp32", torch.device("cpu"))
+    )
+    for rate in (0.1, 0.05, 0.2):
+        theirs.param_groups[0]["lr"] = rate
+        theirs.zero_grad()
+        loss = F.mse_loss(expected(x), target)
+        loss.backward()
+        theirs.step()
+        torch.testing.assert_close(step(x, target, rate), loss.detach())
+        torch.testing.assert_close(model.state_dict(), expected.state_dict())
+
+
 @pytest.mark.gpu
-@pytest.mark.parametrize("task", ["autoencoder", "resnet18"])
+@pytest.mark.parametrize("task", ["autoencoder", "resnet18", NOISY])
 def test_a_run_on_the_gpu_goes_on_bit_for_bit(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, cuda: torch.device, task: str
 ) -> None:
     monkeypatch.undo()
+    add_noisy(monkeypatch)
     given = SMALL | {
         "data": "synthetic:400",
         "side": 32,
@@ -230,8 +321,11 @@ def test_a_run_on_the_gpu_goes_on_bit_for_bit(
         "steps": 10,
     }
     on_gpu = Processes(cuda)
+    torch.manual_seed(7)
     trainer(task, given, tmp_path / "whole", on_gpu).run(lambda news: None)
     asked = iter([False, False, True])
+    torch.manual_seed(7)
     trainer(task, given, tmp_path / "ended", on_gpu).run(lambda news: None, lambda: next(asked))
+    torch.manual_seed(8)
     trainer(task, given, tmp_path / "ended", on_gpu, resume=True).run(lambda news: None)
     assert_same(course(tmp_path / "ended"), course(tmp_path / "whole"))

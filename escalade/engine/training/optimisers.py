@@ -144,10 +144,7 @@ class Stepped:
             rule = self._rule_now()
             if rule.expression != self._rule.expression:
                 return False
-            scale = self.scale.clone() if self._scaled else None
-            self._scalars.copy_(rule.scalars())
-            if scale is not None:
-                self.scale.copy_(scale)
+            self._scalars.copy_(rule.scalars())  # the loss scale among them is written before every step
             self._numbers = now
         return True
 
@@ -186,13 +183,13 @@ class Stepped:
         self._counts = [(one, one._version) for one in counts if isinstance(one, torch.Tensor)]
 
     def _own(self, parameter: nn.Parameter) -> Mapping[str, Any]:
-        """What the optimiser keeps for a parameter, or will keep."""
-        new = self._new.get(parameter, {})
-        return (
-            {**self._optimizer.state.get(parameter, {}), **new}
-            if new
-            else self._optimizer.state.get(parameter, {})
-        )
+        """The state that the optimizer has for a parameter, and what it lacks of it from what was made here."""
+        state: Mapping[str, Any] = self._optimizer.state.get(parameter, {})
+        made = self._new.get(parameter)
+        if not made:
+            return state
+        # PyTorch before 2.0 saved a momentum_buffer of None: that is none.
+        return {**made, **{name: kept for name, kept in state.items() if kept is not None}}
 
     def _found_state(self) -> dict[str, list[torch.Tensor]]:
         """The state of these parameters where the optimiser has it, made where it has none."""
@@ -285,12 +282,12 @@ def alike(
     optimizer: torch.optim.Optimizer, types: Mapping[nn.Parameter, torch.dtype]
 ) -> list[tuple[Group, tuple[nn.Parameter, ...]]]:
     """The parameters that have gradients, of these types, as they can be stepped together: those of one group and one
-    type that have taken the same number of steps."""
+    type that have taken the same number of steps. Parameters without elements have nothing to step."""
     made: list[tuple[Group, tuple[nn.Parameter, ...]]] = []
     for group in optimizer.param_groups:
         together: dict[tuple[Any, ...], list[nn.Parameter]] = {}
         for one in group["params"]:
-            if one in types:
+            if one in types and one.numel():
                 together.setdefault((_steps_taken(optimizer, one), types[one]), []).append(one)
         made += [(group, tuple(parameters)) for parameters in together.values()]
     return made
@@ -310,7 +307,8 @@ def step_together(
         largest = torch._foreach_norm(everything, float("inf"))
         found = ~torch.stack([one.float() for one in largest]).isfinite().all()
         for group in groups:
-            first = gradients[group.parameters[0]].flatten()[:1]
+            gradient = gradients[group.parameters[0]]
+            first = gradient[(0,) * gradient.dim()]  # a view in any memory format, which flatten() is not
             first.copy_(torch.where(found, torch.full_like(first, float("nan")), first))
     for group in groups:
         if in_pytorch:

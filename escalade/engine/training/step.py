@@ -248,9 +248,8 @@ class TrainingStep:
             stepped=taken,
         )  # fmt: skip
         products = "tf32" if self.dtype == "tf32" else "fp32"
-        if not any(
-            one in set(taken) for name, one in self._model.named_parameters() if name in joint.trained
-        ):
+        trained = [one for name, one in self._model.named_parameters() if name in joint.trained]
+        if not any(one in set(taken) and one.numel() for one in trained):
             raise UnsupportedError(
                 "the optimizer has none of the parameters that the loss depends on: a training step takes one that was "
                 "made of this model's parameters"

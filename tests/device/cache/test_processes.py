@@ -36,7 +36,7 @@ def test_processes_that_miss_the_same_key_at_once_make_it_once(tmp_path: pathlib
     processes = [context.Process(target=_make_slowly, args=(tmp_path, start, results)) for _ in range(4)]
     for process in processes:
         process.start()
-    found = sorted(results.get(timeout=60) for _ in processes)
+    found = sorted(results.get(timeout=300) for _ in processes)
     for process in processes:
         process.join()
     assert found == [(True, 0)] * 3 + [(True, 1)]
@@ -74,7 +74,7 @@ def test_eviction_in_one_process_harms_no_other(tmp_path: pathlib.Path, seed: in
     processes = [context.Process(target=_churn, args=(tmp_path, seed + n, start, results)) for n in range(3)]
     for process in processes:
         process.start()
-    wrong = [results.get(timeout=60) for _ in processes]
+    wrong = [results.get(timeout=300) for _ in processes]
     for process in processes:
         process.join()
     assert wrong == [0, 0, 0]

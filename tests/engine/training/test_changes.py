@@ -64,12 +64,26 @@ def _zeroes_counts(_: Any, optimizer: torch.optim.Optimizer) -> None:
         state["step"].zero_()
 
 
+def _loads(_: Any, optimizer: torch.optim.Optimizer) -> None:
+    state = copy.deepcopy(optimizer.state_dict())
+    for one in state["state"].values():
+        one["exp_avg"] *= 3
+    optimizer.load_state_dict(state)
+
+
+def _freezes_or_thaws(model: nn.Sequential, _: Any) -> None:
+    """Parameters of one group have then taken different numbers of steps."""
+    for one in model[0].parameters():
+        one.requires_grad_(not one.requires_grad)
+
+
 _CHANGES: dict[str, Change] = {
     "tensors": _moves,
     "modules": _replaces,
-    "gradients": lambda model, _: model[0].requires_grad_(False),
+    "gradients": _freezes_or_thaws,
     "settings": lambda model, _: setattr(model[1], "max_val", 0.1),
     "counts": _zeroes_counts,
+    "state": _loads,
     "numbers": lambda _, optimizer: optimizer.param_groups[0]["betas"][0].fill_(0.5),
 }
 
@@ -82,13 +96,49 @@ def test_what_has_changed_is_taken_over(change: Change) -> None:
     own, theirs = _adam(model), _adam(expected)
     step = escalade.training_step(model, F.mse_loss, own, _batch())
     for number in range(5):
-        if number == 3:
+        if number in (1, 3):
             change(model, own)
             change(expected, theirs)
         batch = _batch()
         _assert_same(step(*batch), _plain(expected, theirs, *batch))
     _assert_same(model.state_dict(), expected.state_dict())
     _assert_same(own.state_dict()["state"], theirs.state_dict()["state"])
+
+
+_SETTINGS: dict[Any, tuple[dict[str, Any], tuple[dict[str, Any], ...]]] = {
+    torch.optim.SGD: (
+        {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.1},
+        (
+            {"lr": 0.02}, {"momentum": 0.5}, {"nesterov": True}, {"nesterov": False}, {"dampening": 0.4},
+            {"weight_decay": 0.3}, {"maximize": True},
+        ),
+    ),
+    torch.optim.Adam: (
+        {"lr": 0.1, "weight_decay": 0.1},
+        (
+            {"lr": 0.02}, {"betas": (0.5, 0.999)}, {"betas": (0.5, 0.7)}, {"eps": 0.1}, {"weight_decay": 0.4},
+            {"decoupled_weight_decay": True}, {"maximize": True},
+        ),
+    ),
+}  # fmt: skip
+"""Settings of an optimizer, and what is changed one at a time."""
+
+
+@pytest.mark.parametrize("kind", _SETTINGS)
+def test_every_setting_of_an_optimizer_is_read_anew(kind: Any) -> None:
+    torch.manual_seed(0)
+    model = _model()
+    expected = copy.deepcopy(model)
+    first, changes = _SETTINGS[kind]
+    own, theirs = (kind(one.parameters(), **first) for one in (model, expected))
+    step = escalade.training_step(model, F.mse_loss, own, _batch())
+    for change in ({}, *changes):
+        for optimizer in (own, theirs):
+            optimizer.param_groups[0].update(change)
+        batch = _batch()
+        step(*batch)
+        _plain(expected, theirs, *batch)
+        _assert_same(model.state_dict(), expected.state_dict())
 
 
 def test_steps_of_one_optimiser_take_turns_and_may_be_dropped() -> None:
@@ -123,6 +173,11 @@ def test_the_optimiser_has_state_of_steps_alone() -> None:
     assert not own.state_dict()["state"]
     step(x * float("inf"), indices)
     assert not own.state_dict()["state"]
+    for one, optimizer in (
+        (model, own),
+        (expected, theirs),
+    ):  # by the optimizer itself, which makes its state
+        _plain(one, optimizer, x, indices, loss=F.cross_entropy)
     for _ in range(3):
         _assert_same(step(x, indices), _plain(expected, theirs, x, indices, loss=F.cross_entropy))
     _assert_same(model.state_dict(), expected.state_dict())

@@ -73,7 +73,7 @@ PROBLEMS = {
 @pytest.mark.share(3)
 @pytest.mark.parametrize("problem", PROBLEMS.values(), ids=PROBLEMS)
 def test_small_odd_sizes(problem: Conv2dProblem, seed: int, sample: Sample) -> None:
-    """With one of the rungs, which both launch the same kernel; others with every seed."""
+    """With one of the rungs, which both launch the same kernel; others every day."""
     for rung in sample(RUNGS, 1):
         check(CONV2D, rung, problem, rung.configs(problem)[0], CPU, seed)
 
