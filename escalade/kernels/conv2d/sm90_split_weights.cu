@@ -48,6 +48,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const int exponent = scaling_exponent(magnitude_bits(largest));
     const float scale = power_of_two(exponent);
     if (threadIdx.x == 0) scales[filter] = undoing_factors(exponent);
+    // They are read in pairs, so an odd last one has a neighbour.
+    if (threadIdx.x == 1 && filter + 1 == gridDim.x && gridDim.x % 2) scales[filter + 1] = make_float2(0.f, 0.f);
 
     const int tap_slabs = (channels + SLAB - 1) / SLAB, image_slabs = taps * tap_slabs;
     const int slabs = image_slabs + (shortcut_channels + SLAB - 1) / SLAB;
