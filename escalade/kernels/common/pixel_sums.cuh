@@ -20,7 +20,7 @@ using Loaded = Words<VECTOR * sizeof(Element)>::Type;
 // `count` elements of shared memory, up to whole accesses.
 template <class T>
 __device__ __forceinline__ T* take(unsigned char*& next, int count) {
-    T* start = reinterpret_cast<T*>(next);
+    T* start = shared_part(reinterpret_cast<T*>(next), count);
     next += (count * sizeof(T) + 15) / 16 * 16;
     return start;
 }

@@ -12,7 +12,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     squeeze_excite_naive(const Element* x, const Element* weight, const Element* bias, const Element* gate_weight,
                          const Element* gate_bias, Element* y, int x_pitch) {
     extern __shared__ float shared[];
-    float *means = shared, *hidden = shared + CHANNELS;
+    float *means = shared_part(shared, CHANNELS), *hidden = shared_part(shared + CHANNELS, REST);
     wait_for_previous_launch();
     const Element* image = x + 1LL * blockIdx.x * PIXELS * x_pitch;
     for (int c = threadIdx.x; c < CHANNELS; c += THREADS) {

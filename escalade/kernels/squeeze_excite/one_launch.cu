@@ -78,11 +78,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                               const Element* __restrict__ bias, const Element* __restrict__ gate_weight,
                               const Element* __restrict__ gate_bias, Element* __restrict__ y, int batch, int x_pitch) {
     extern __shared__ __align__(16) float shared[];
-    float* totals = shared;                            // [IMAGES][WIDTH], of this block's pixels
-    float* means = totals + IMAGES * WIDTH;            // [IMAGES][SHARE], of this block's channels
-    float* parts_of_hidden = means + IMAGES * SHARE;   // [IMAGES][HIDDEN], of this block's channels
-    float* hidden = parts_of_hidden + IMAGES * HIDDEN;  // [IMAGES][HIDDEN]
-    float* parts = hidden + IMAGES * HIDDEN;           // [IMAGES][GROUPS][CHANNELS]
+    constexpr int MEANS = IMAGES * WIDTH, PARTS_OF_HIDDEN = MEANS + IMAGES * SHARE;
+    constexpr int HIDDEN_AT = PARTS_OF_HIDDEN + IMAGES * HIDDEN, PARTS_AT = HIDDEN_AT + IMAGES * HIDDEN;
+    float* totals = shared_part(shared, MEANS);                    // [IMAGES][WIDTH], of this block's pixels
+    float* means = shared_part(shared + MEANS, IMAGES * SHARE);    // [IMAGES][SHARE], of this block's channels
+    float* parts_of_hidden = shared_part(shared + PARTS_OF_HIDDEN, IMAGES * HIDDEN);  // of this block's channels
+    float* hidden = shared_part(shared + HIDDEN_AT, IMAGES * HIDDEN);
+    float* parts = shared_part(shared + PARTS_AT, REST);           // [IMAGES][GROUPS][CHANNELS]
 
     const int rank = blockIdx.x % CLUSTER, first_image = blockIdx.x / CLUSTER * IMAGES;
     const int first_channel = rank * SHARE;
