@@ -197,6 +197,8 @@ class Workspace:
 class Recipe:
     steps: tuple[KernelCall | ConstantCopy, ...]
     workspaces: tuple[Workspace, ...] = ()
+    filled: frozenset[str] = frozenset()
+    """Workspaces that another recipe has written before: packed weights."""
 
     @cached_property
     def programs(self) -> tuple[Program, ...]:
@@ -225,7 +227,10 @@ class Recipe:
     @cached_property
     def after_packing(self) -> Recipe:
         """The steps that depend on more than weights, over the same workspaces."""
-        return Recipe(tuple(step for step in self.steps if not step.weights_only), self.workspaces)
+        steps = tuple(step for step in self.steps if not step.weights_only)
+        return Recipe(
+            steps, self.workspaces, self.filled | {one.name for one in self.lasting if not one.zeroed}
+        )
 
     @cached_property
     def lasting(self) -> tuple[Workspace, ...]:
@@ -273,4 +278,5 @@ class Recipe:
             return replace(one, arguments=tuple(map(argument, one.arguments)), lane=lane)
 
         workspaces = (replace(one, name=moved(Buffer(one.name)).name) for one in self.workspaces)
-        return Recipe(tuple(map(step, self.steps)), tuple(workspaces))
+        filled = frozenset(moved(Buffer(name)).name for name in self.filled)
+        return Recipe(tuple(map(step, self.steps)), tuple(workspaces), filled)

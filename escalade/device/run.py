@@ -213,16 +213,15 @@ class Executable:
             self._nodes = None
 
     def _declare_unwritten(self, launches: Sequence[_TwinLaunch]) -> None:
-        """The twin's checks are told which memory a step must write before another reads it.
+        """Tell the twin's checks which memory a step must write before another reads it.
 
-        These are the workspaces, and what the options name.
+        That is every workspace, also one that the caller bound, and what the options name.
         """
         if not launches:
             return
-        zeroed = {workspace.name for workspace in self.recipe.workspaces if workspace.zeroed}
-        own = [tensor for name, tensor in self._workspaces.items() if name not in zeroed]
-        used = [tensor for tensor in own if tensor.data_ptr() in self._addresses.values()]
-        used += [self._tensors[name] for name in self._options.unwritten if name in self._tensors]
+        names = {one.name for one in self.recipe.workspaces if not one.zeroed} - self.recipe.filled
+        names |= set(self._options.unwritten)
+        used = [self._tensors[name] for name in sorted(names) if name in self._tensors]
         unwritten = twin.Unwritten([(tensor.data_ptr(), tensor.nbytes) for tensor in used])
         for launch in launches:
             launch.unwritten = unwritten

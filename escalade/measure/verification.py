@@ -115,6 +115,7 @@ class Case:
             inputs = self.inputs_in(layout)
             outputs, guards = self._outputs(problem)
             label = f"{problem.name} {problem.dtype} {layout}, rung {rung.name}, {config}"
+            options = replace(options, unwritten=(*options.unwritten, *outputs))
             executable = bind(recipe, {**inputs, **poisoned(recipe, self.device), **outputs}, label, options)
             executable()
             if self.device.type == "cuda":

@@ -184,9 +184,15 @@ def test_a_recipe_whose_first_step_is_missing_reads_a_workspace_that_nobody_wrot
     bind(recipe, tensors, options=TwinOptions(checks=True, unwritten=("y",)))()
     with pytest.raises(TwinError, match=r"reads byte \d+ of buffer 0, which nothing wrote"):
         bind(recipe, tensors, options=TwinOptions(checks=True, unwritten=("x",)))()
-    late = bind(replace(recipe, steps=recipe.steps[1:]), tensors, options=TwinOptions(checks=True))
-    with pytest.raises(TwinError, match=r"reads byte \d+ of buffer \d+, which nothing wrote"):
-        late()
+    given = {
+        workspace.name: torch.zeros(workspace.bytes, dtype=torch.uint8) for workspace in recipe.workspaces
+    }
+    late = replace(recipe, steps=recipe.steps[1:])
+    for workspaces in ({}, given):  # the executable's own, or the caller's
+        with pytest.raises(TwinError, match=r"reads byte \d+ of buffer \d+, which nothing wrote"):
+            bind(late, tensors | workspaces, options=TwinOptions(checks=True))()
+    filled = replace(late, filled=frozenset(given))  # by a recipe that ran before
+    bind(filled, tensors | given, options=TwinOptions(checks=True))()
 
 
 # ---------------------------------------------------------------- single bytes
