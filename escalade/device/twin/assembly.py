@@ -38,6 +38,18 @@ _UNITS = (
     ),
 )
 """Instructions by what they are on the card: fused multiply-adds, additions, products, special functions."""
+FILLS = "twin_fills"
+_FILL_BYTES = {"-16843010": 4, "-72340172838076674": 8}
+"""What -ftrivial-auto-var-init=pattern fills with, 0xFE in each byte, as assembly has it."""
+_FILL = re.compile(
+    rf"^\s+(?:movabsq|movl)\s+\$({'|'.join(_FILL_BYTES)}), |^\s+movw\s+\$(-258), -?\d*\(%r[bs]p\)"
+)
+_FILL_CONSTANT = re.compile(rf"^\s+\.(?:long|quad)\s+({'|'.join(_FILL_BYTES)})$")
+_MEMSET_BYTE = re.compile(r"^\s+movl\s+\$254, %esi$")
+_SPREAD = re.compile(r"^(\s+vpbroadcastb\s+)%(\w+)(, %\w+)$")
+_MOVED = re.compile(r"^\s+vmovd\s+%(\w+), %(\w+)$")
+_BYTE = ".Ltwin_byte"
+_WGMMA = ("11wgmma_issue", "20wgmma_from_registers")
 _WAITING = "N4twin4wait"  # namespace twin::wait, mangled
 
 
@@ -78,6 +90,46 @@ def with_blocks(assembly: str) -> str:
     return "\n".join([*lines, *head, *rows, f"\t.size\t{BLOCKS}, .-{BLOCKS}", ""])
 
 
+def with_fills(assembly: str) -> str:
+    """The assembly with a table of the bytes, in code and constants, that it fills unset variables with.
+
+    For x86-64, whose immediate operands end an instruction.
+    """
+    lines: list[str] = []
+    rows = [f"\t.quad\t{_BYTE}, 1"]
+    given = assembly.splitlines()
+    for at, line in enumerate(given):
+        label = f".Ltwin_fill_{len(rows)}"
+        if constant := _FILL_CONSTANT.match(line):
+            lines += [f"{label}:", line]
+            rows.append(f"\t.quad\t{label}, {_FILL_BYTES[constant[1]]}")
+        elif fill := _FILL.match(line):
+            size = _FILL_BYTES[fill[1]] if fill[1] else 2
+            lines += [line, f"{label}:"]
+            rows.append(f"\t.quad\t{label} - {size}, {size}")
+        elif _MEMSET_BYTE.match(line) and any("memset" in near for near in given[at : at + 8]):
+            lines += [line, f"{label}:"]
+            rows.append(f"\t.quad\t{label} - 4, 1")
+        elif (spread := _SPREAD.match(line)) and _holds_fill(spread[2], given[max(0, at - 64) : at]):
+            lines.append(f"{spread[1]}{_BYTE}(%rip){spread[3]}")
+        else:
+            lines.append(line)
+    byte = ["\t.section\t.rodata", f"{_BYTE}:", "\t.byte\t-2"]
+    head = ["\t.data", "\t.balign\t8", f"\t.globl\t{FILLS}", f"\t.type\t{FILLS}, %object", f"{FILLS}:"]
+    return "\n".join([*lines, *byte, *head, *rows, f"\t.size\t{FILLS}, .-{FILLS}", ""])
+
+
+def _holds_fill(register: str, before: list[str]) -> bool:
+    """Whether that register was last given the byte of a fill."""
+    for line in reversed(before):
+        if line.endswith(f", %{register}"):
+            if moved := _MOVED.match(line):
+                register = moved[1]
+                continue
+            return bool(re.match(r"\s+movl\s+\$-2, ", line))
+    return False
+
+
 def _with_gaps(assembly: str) -> str:
     lines = []
     in_thread_local = False
@@ -94,6 +146,11 @@ def _with_gaps(assembly: str) -> str:
 def can_wait(assembly: str) -> bool:
     """Whether the kernel names a barrier or a collective; if not, it needs no fibers."""
     return _WAITING in assembly
+
+
+def has_descriptors(assembly: str) -> bool:
+    """Whether the kernel has a wgmma, which takes descriptors."""
+    return any(name in assembly for name in _WGMMA)
 
 
 def _undefined(assembly: str) -> set[str]:

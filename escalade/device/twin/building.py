@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+import platform
 import re
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -13,10 +14,11 @@ from escalade.device.program import KERNELS
 from escalade.device.twin import assembly, elf, prefix, toolchain
 from escalade.errors import CompileError, ToolError
 
-SCHEMA = "twin 1"
+SCHEMA = "twin 2"
 RUNTIME_NAME = "escalade-twin.so"
 _WAITS = "twin_waits"
 _UNSET = "twin_unset"
+_DESCRIPTORS = "twin_descriptors"
 _INCLUDE = re.compile(r'^\s*#\s*include\s*["<]([^">]+)[">]', re.MULTILINE)
 
 
@@ -54,7 +56,10 @@ def kernel_library(
                 raise
             compiled = text.read_text()
             flags = _flag(_WAITS, assembly.can_wait(compiled)) + _flag(_UNSET, "uninitialized]" in warnings)
+            flags += _flag(_DESCRIPTORS, assembly.has_descriptors(compiled))
             prepared = assembly.prepare(compiled, checks)
+            if checks and platform.machine() == "x86_64":
+                prepared = assembly.with_fills(prepared)
             text.write_text((assembly.with_blocks(prepared) if counts else prepared) + flags)
             libraries = toolchain.sanitizers() if sanitize else toolchain.LIBRARIES
             toolchain.run([*linking, library.result(), *libraries], f"the assembly of {entry}")
@@ -77,6 +82,12 @@ def waits(library: pathlib.Path) -> bool:
 def may_read_unset(library: pathlib.Path) -> bool:
     """Whether g++ warned of a variable that may be read before it is set; it often warns where all is well."""
     symbol = elf.read(library).symbol(_UNSET)
+    return symbol is not None and bool(symbol.value)
+
+
+def names_by_descriptors(library: pathlib.Path) -> bool:
+    """Whether the kernel names shared memory by descriptors of wgmma."""
+    symbol = elf.read(library).symbol(_DESCRIPTORS)
     return symbol is not None and bool(symbol.value)
 
 

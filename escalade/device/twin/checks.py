@@ -103,15 +103,14 @@ def _head(
     variables = contents.shared_variables
     numbers = (*grid, *block, *cluster, shared_bytes, order.seed, order.late, 0, 0, waits(library), 1)
     head = struct.pack(
-        "=25I4xQQQ",
+        "=27I4xQQQ",
         *numbers,
         round(1000 * limit()),
-        False,
-        False,
+        *(False, False, False),
         len(variables),
         contents.thread_local_bytes,
         buffer_count,
-        *(0, 0, 0),
+        *(0, 0, 0, 0),
         contents.loaded_bytes,
         contents.code.start,
         len(contents.code),

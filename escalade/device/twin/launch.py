@@ -15,7 +15,13 @@ from typing import Any
 
 from escalade import outside
 from escalade.device.twin import assembly, counting, elf, toolchain
-from escalade.device.twin.building import kernel_library, may_read_unset, runtime_library, waits
+from escalade.device.twin.building import (
+    kernel_library,
+    may_read_unset,
+    names_by_descriptors,
+    runtime_library,
+    waits,
+)
 from escalade.device.twin.counting import Counts
 from escalade.errors import CompileError, LaunchError, TwinError, UnsupportedError
 
@@ -108,10 +114,11 @@ _COUNTS = (
         "workers",
         "limit_ms",
         "interruptible",
+        "descriptors",
         "overlap",
     ),
     *("variable_count", "static_bytes", "buffer_count", "parameter_count"),
-    *("unwritten_count", "weights_ready_count"),
+    *("unwritten_count", "weights_ready_count", "fill_count"),
 )
 
 
@@ -127,6 +134,7 @@ class _Request(ctypes.Structure):
         ("buffers", ctypes.POINTER(_Range)),
         ("unwritten", ctypes.POINTER(_Unwritten)),
         ("weights_ready", ctypes.POINTER(_Range)),
+        ("fills", ctypes.c_void_p),
         ("library", _Range),
         ("code", _Range),
     ]
@@ -155,6 +163,8 @@ class TwinKernel:
         self._library = ctypes.CDLL(str(path))
         self._elf = elf.read(path)
         self._waits = waits(path)
+        self._has_descriptors = names_by_descriptors(path)
+        self._fills = self._elf.symbol(assembly.FILLS)
         start = ctypes.cast(self._library.twin_entry, ctypes.c_void_p).value
         symbol = self._elf.symbol("twin_entry")
         assert start is not None and symbol is not None
@@ -209,6 +219,7 @@ class TwinKernel:
             os.cpu_count() or 1,
             round(1000 * (limit() if limit_s is None else limit_s)),
             _interruptible(),
+            self._has_descriptors,
             overlap,
             len(self._variables),
             self._elf.thread_local_bytes,
@@ -216,6 +227,7 @@ class TwinKernel:
             len(arguments),
             len(unwritten),
             len(weights_ready),
+            self._fills.size // 16 if self._fills else 0,
             self._entry_address,
             ctypes.addressof(addresses),
             (ctypes.c_uint32 * max(1, len(arguments)))(*map(ctypes.sizeof, arguments)),
@@ -223,6 +235,7 @@ class TwinKernel:
             (_Range * max(1, len(ranges)))(*(_Range(*each) for each in ranges)),
             unwritten.fields,
             (_Range * max(1, len(weights_ready)))(*(_Range(*each, 0) for each in weights_ready)),
+            self._base + self._fills.value if self._fills else None,
             _Range(self._base, self._elf.loaded_bytes),
             _Range(self._base + self._elf.code.start, len(self._elf.code)),
         )
@@ -282,7 +295,7 @@ class TwinKernel:
                 _put(buffers, before)
                 raise TwinError(
                     f"{self.entry}: {place}: writes byte {at} of buffer {index}, "
-                    "which depends on a variable that was never set"
+                    "which depends on a variable or local array that was never set"
                 )
         _put(buffers, first)
 

@@ -59,7 +59,7 @@ def identity() -> tuple[str, ...]:
 
 
 def runtime_options() -> tuple[str, ...]:
-    return (*_COMMON, "-O2", "-g1", *_includes())
+    return (*_COMMON, "-O2", "-g1", "-fno-omit-frame-pointer", *_includes())
 
 
 # g++ puts a call in front of every load and store (runtime/hooks.cpp).
@@ -72,13 +72,13 @@ _FOLLOWED = (
     *("-fno-elide-constructors", "-fno-ipa-sra"),
     # The place of a last call.
     "-fno-optimize-sibling-calls",
+    # No copy of an access or a barrier on both sides of a branch in front of it: lanes would seem to be at two places.
+    *("--param", "max-jump-thread-duplication-stmts=0"),
 )
 _COUNTED = (
     "-DTWIN_COUNTS",
     "-fsanitize-coverage=trace-pc",  # and one in front of each block of code
     "-fno-reorder-blocks",  # in the source's order: runtime/counting.h builds on it
-    # Nor may an access be copied into both sides of a branch in front of it: lanes would seem to ask in turn.
-    *("--param", "max-jump-thread-duplication-stmts=0"),
     "-fexpensive-optimizations",  # without these a*b + c stays two operations
     # So would a sum in a loop on processors that g++ knows to add faster than they multiply and add.
     *("--param", "avoid-fma-max-bits=0"),
@@ -112,6 +112,7 @@ def kernel_options(
     if checks:
         # An index outside a thread's own array, whose stores it does not tell of.
         options += ["-DTWIN_CHECKS", "-fsanitize=bounds"]
+        options += ["-fno-omit-frame-pointer"]  # how a barrier was reached (runtime/barriers.cpp)
         # g++ would write out a call of memset, or one that checks its bounds, and not tell of it; the runtime's does.
         options += ["-fno-builtin-memset", "-U_FORTIFY_SOURCE"]
         if platform.machine() == "x86_64":  # the same of copies whose length is not known

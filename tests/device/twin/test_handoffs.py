@@ -33,6 +33,7 @@ extern "C" __global__ void handoff(__grid_constant__ const TensorMap map, const 
         fence_barrier_init();
     }
     if (warp < 2 && way < COPY) buffer[0][threadIdx.x] = x[threadIdx.x];
+    fence_async_proxy();
     __syncthreads();
     float value = 0.f;
     switch (way) {
@@ -71,6 +72,19 @@ extern "C" __global__ void handoff(__grid_constant__ const TensorMap map, const 
             barrier_arrive(warp ? two : one);
             if (warp || way == PRODUCERS_AND_CONSUMERS) barrier_wait(warp ? one : two, 0);
             value = buffer[1][threadIdx.x ^ 32];
+            break;
+        case FREED_FOR_A_WARP:  // by one of its lanes; all have read the same word
+        case FREED_BEFORE_THE_OTHER_LANES_HAVE_READ:
+            if (warp == 0) {
+                value = buffer[0][0];  // the stage
+                if (way == FREED_FOR_A_WARP) __syncwarp();
+                if (lane == 0) barrier_arrive(also);
+            }
+            if (threadIdx.x == 32) {
+                barrier_wait(also, 0);
+                barrier_expect(copied, BOX), load(0, copied);
+                barrier_wait(copied, 0);
+            }
             break;
         // ---------------------------------------------------------------- barriers themselves
         case TWO_WAIT_FOR_EACH_OTHER:
@@ -166,6 +180,11 @@ WAYS = {
     "ARRIVES_TOO_SOON": "race",
     "PRODUCERS_AND_CONSUMERS": "",
     "ONE_CONSUMER_DOES_NOT_WAIT": "race|nothing wrote",
+    "FREED_FOR_A_WARP": "",
+    "FREED_BEFORE_THE_OTHER_LANES_HAVE_READ": (
+        "race: writes shared buffer.0, which thread [0-9]+ of block .* read at kernel.cu:[0-9]+, and nothing orders"
+        "|race: reads|under way|in flight"
+    ),
     "TWO_WAIT_FOR_EACH_OTHER": "deadlock",
     "TOO_FEW_ARRIVE": "deadlock",
     "TOO_MANY_ARRIVE": "more arrivals",

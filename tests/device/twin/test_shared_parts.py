@@ -50,6 +50,11 @@ BUGS = {
         1,
         "0 bytes past the end of the part of 256 bytes of kernel.cu:5",
     ),
+    "far past the end of a part, where another is": (
+        (("rows[i + by]", "rows[i + by * 72]"),),
+        1,
+        "32 bytes past the end of the part of 256 bytes of kernel.cu:5",
+    ),
     "before a part": ((("rows[i + by]", "sums[i + by]"),), -1, "writes 4 bytes outside shared memory: "),
     "a vector across two parts": (
         (("sums[i] = 0.f;", "*(float4*)sums = float4();"),),
@@ -115,3 +120,64 @@ def test_stores_that_no_hook_tells_of_are_seen_between_parts() -> None:
         TwinError, match="wrote outside its shared memory: 0 bytes past the end of the part of 256 by"
     ):
         launch(build(source, "parts", checks=True), 1, 64, (*_tensors(), 1), shared_bytes=BYTES)
+
+
+LARGE = r"""
+#include "common/ptx.cuh"
+template <int FLOATS>
+__device__ void body(const float* x, float* y, int by) {
+    extern __shared__ __align__(16) float shared[];
+    float* const first = shared_part(shared, FLOATS);
+    float* const second = shared_part(shared + FLOATS, FLOATS);
+    const int i = threadIdx.x;
+    second[i] = x[i];
+    __syncthreads();
+    first[i] = 2.f * x[i];
+    if (i == 0 && by) first[by] = 1.f;
+    y[i] = second[i] + first[i];
+}
+extern "C" __global__ void large(const float* x, float* y, int by) { body<25600>(x, y, by); }
+"""
+
+
+def test_parts_of_the_largest_shared_memory_are_kept_apart_however_far_an_index_goes() -> None:
+    for by in (0, 25600, 25600 + 300, 2 * 25600 - 1):
+        x, y = _tensors()
+        if not by:
+            launch(build(LARGE, "large", checks=True), 1, 64, (x, y, by), shared_bytes=2 * 4 * 25600)
+            assert torch.equal(y, 3 * x)
+            continue
+        report = report_of(LARGE, "large", 1, 64, (x, y, by), shared_bytes=2 * 4 * 25600)
+        past = 4 * (by - 25600)
+        assert (
+            f"writes 4 bytes outside shared memory: {past} bytes past the end of the part of 102400" in report
+        )
+
+
+TYPED = r"""
+struct Parts { float rows[64], sums[64]; };
+extern "C" __global__ void typed(const float* x, float* y, int by) {
+    extern __shared__ __align__(16) unsigned char memory[];
+    CARVE;
+    const int i = threadIdx.x;
+    sums[i] = 1.f;
+    __syncthreads();
+    rows[i + by] = x[i];
+    y[i] = sums[i];
+}
+"""
+
+
+@pytest.mark.parametrize(
+    "carve",
+    [
+        "Parts& parts = *reinterpret_cast<Parts*>(memory); auto &rows = parts.rows, &sums = parts.sums",
+        "auto &rows = reinterpret_cast<float (&)[64]>(memory), &sums = reinterpret_cast<float (&)[64]>(memory[256])",
+    ],
+    ids=["members", "references"],
+)
+def test_arrays_of_a_known_size_need_no_declaration(carve: str) -> None:
+    source = TYPED.replace("CARVE", carve)
+    launch(build(source, "typed", checks=True), 1, 64, (*_tensors(), 0), shared_bytes=512)
+    report = report_of(source, "typed", 1, 64, (*_tensors(), 1), shared_bytes=512)
+    assert "thread 63 of block (0, 0, 0): index 64 is outside an array of type 'float [64]'" in report

@@ -57,8 +57,53 @@ def test_a_kernel_that_sets_all_it_reads_passes_and_is_built_once() -> None:
 def test_a_result_of_a_variable_that_was_never_set_is_reported(bug: str) -> None:
     values = _tensors()
     report = report_of(planted(SOURCE, BUGS[bug]), "unset", 1, 32, (*values, 3))
-    assert "which depends on a variable that was never set" in report and "unset: kernel.cu:1" in report
+    assert (
+        "which depends on a variable or local array that was never set" in report
+        and "unset: kernel.cu:1" in report
+    )
     assert not any(tensor.any() for tensor in values[1:])
+
+
+ARRAYS = r"""
+template <int COUNT, class T>
+__device__ float body(const float* x, int set) {
+    T values[COUNT];
+    for (int j = 0; j < set; ++j) values[j] = T(x[j]);
+    float result = 0.f;
+    for (int j = 0; j < SIZE; ++j) result = COMBINE;
+    return result;
+}
+extern "C" __global__ void in_a_template(const float* x, float* y, int set) {
+    y[threadIdx.x] = body<SIZE, TYPE>(x, set);
+}
+extern "C" __global__ void plain(const float* x, float* y, int set) {
+    TYPE values[SIZE];
+    for (int j = 0; j < set; ++j) values[j] = TYPE(x[j]);
+    float result = 0.f;
+    for (int j = 0; j < SIZE; ++j) result = COMBINE;
+    y[threadIdx.x] = result;
+}
+"""
+COMBINATIONS = (
+    ("float", 8, "fmaxf(result, float(values[j]))"),
+    ("float", 3, "result + expf(-fabsf(float(values[j])) * (values[j] < 0))"),
+    ("float", 64, "result + (values[j] > 0 ? 1.f : 0.f)"),
+    ("short", 4, "fmaxf(result, float(values[j]))"),
+    ("double", 2, "result + (values[j] > 0. ? 2.f : 1.f)"),
+)
+"""Of local arrays: a large negative number, which g++ fills them with, is as good as nothing in the result."""
+
+
+@pytest.mark.parametrize("entry", ["plain", "in_a_template"])
+def test_a_local_array_that_was_not_wholly_set_is_reported_though_the_result_looks_right(entry: str) -> None:
+    for kind, size, combine in COMBINATIONS:
+        constants = f"#define TYPE {kind}\n#define SIZE {size}\n#define COMBINE {combine}\n"
+        x, y = torch.rand(64) + 1, torch.zeros(32)
+        launch(build(constants + ARRAYS, entry, checks=True), 1, 32, (x, y, size))
+        report = report_of(constants + ARRAYS, entry, 1, 32, (x, y.zero_(), size - 1))
+        assert f"{entry}: kernel.cu:" in report and "thread 0 of block (0, 0, 0): writes byte" in report
+        assert "which depends on a variable or local array that was never set" in report
+        assert not y.any()
 
 
 def test_a_variable_that_no_result_depends_on_is_left_alone() -> None:

@@ -33,9 +33,7 @@ bool knows_proxy_fence(uint32_t slot, uint32_t count) {
     if (slot >= machine->threads.size()) return true;
     const auto& fences = machine->threads[slot].proxy_fences;
     const auto next = std::lower_bound(fences.begin(), fences.end(), count);
-    if (next != fences.end() && (slot == self()->slot || self()->clock.knows(slot, *next))) return true;
-    const auto& own = self()->proxy_fenced;
-    return slot < own.size() && own[slot] >= count;
+    return next != fences.end() && (slot == self()->slot || self()->clock.knows(slot, *next));
 }
 
 unsigned lane() { return self()->number % 32; }
@@ -64,7 +62,10 @@ namespace {
 
 std::string gathering_state(const Waiting& waiting) {
     auto& barrier = *static_cast<const Gathering*>(waiting.object);
-    return text("%d of %d threads have come", barrier.arrived, barrier.expected);
+    int come = barrier.whole ? barrier.arrived : 0;
+    for (const auto& warp : barrier.warps) come += __builtin_popcount(warp.lanes);
+    const char* parts = come > barrier.arrived ? ", of some warps not all" : "";
+    return text("%d of %d threads have come%s", come, barrier.expected, parts);
 }
 
 std::string meeting_state(const Waiting& waiting) {
@@ -73,6 +74,23 @@ std::string meeting_state(const Waiting& waiting) {
 }
 
 bool same(Where a, Where b) { return a.line == b.line && a.file == b.file; }
+
+// The kernel and the runtime are compiled with frame pointers for this.
+__attribute__((noinline)) Path own_path() {
+    if (!checking()) return 0;
+    Path path = 14695981039346656037ull;  // FNV-1a, by whole addresses
+    const auto low = reinterpret_cast<uintptr_t>(self()->stack);
+    auto frame = reinterpret_cast<uintptr_t>(__builtin_frame_address(0));
+    while (frame % 8 == 0 && frame - low < STACK_BYTES - 16) {
+        const auto* words = reinterpret_cast<const uintptr_t*>(frame);
+        path = (path ^ words[1]) * 1099511628211ull;
+        if (words[0] <= frame) break;
+        frame = words[0];
+    }
+    return path;
+}
+
+std::string times(uint32_t count) { return count == 1 ? "once" : text("%u times", count); }
 
 bool has_come(const Thread& thread, Where barrier) {
     return std::any_of(thread.barriers.begin(), thread.barriers.end(), [&](Where w) { return same(w, barrier); });
@@ -91,8 +109,22 @@ void check_round(Gathering& barrier, int id, bool waits, Where where) {
     for (unsigned other = 0; before && own.waited != before && other < threads; ++other)
         if (barrier.visitors[other].came == before && other != number
             && !self()->clock.knows(first + other, barrier.visitors[other].count))
-            fail(where, "barrier %d, at which thread %u was in the round before, and nothing orders the two", id, other);
+            fail(where, "barrier %d, at which thread %u was in the round before, and nothing orders the two: more than "
+                 "the %d threads that it counts come to it, or several groups share it", id, other, barrier.expected);
     own = {barrier.round, waits ? barrier.round : own.waited, self()->clock.at[self()->slot]};
+}
+
+// A named barrier counts whole warps: one has come when all lanes have that it was launched with.
+void arrive_in_warp(Gathering& barrier, int id, Where where) {
+    barrier.warps.resize(self()->owner->warps.size());
+    Gathering::WarpArrival& arrival = barrier.warps[self()->number / 32];
+    if (arrival.lanes && (!same(arrival.where, where) || arrival.path != self()->path))
+        fail(where, "barrier %d, while lanes %08x of the warp are in the call at %s: it counts whole warps, whose lanes come "
+             "to it together", id, arrival.lanes, place(arrival.where).c_str());
+    arrival.lanes |= 1u << lane();
+    arrival.where = where;
+    arrival.path = self()->path;
+    if (arrival.lanes == warp_lanes()) barrier.arrived += 32;
 }
 
 Gathering& arrive(int id, int threads, bool waits, Where where) {
@@ -103,7 +135,7 @@ Gathering& arrive(int id, int threads, bool waits, Where where) {
     if (threads % 32 || threads < 0 || threads > (present + 31) / 32 * 32)
         fail(where, "barrier %d for %d threads; it counts whole warps of 32, and the block has %d threads", id, threads,
              present);
-    if (barrier.arrived && barrier.expected != expected)
+    if ((barrier.arrived || !barrier.warps.empty()) && barrier.expected != expected)
         fail(where, "barrier %d is used with %d and with %d threads", id, barrier.expected, expected);
     // bar.sync does not mind where it is called from; __syncthreads promises that all are at the same place.
     if (!id && !threads && barrier.arrived && !same(barrier.where, where))
@@ -112,11 +144,18 @@ Gathering& arrive(int id, int threads, bool waits, Where where) {
     barrier.expected = expected;
     barrier.whole = !threads;
     barrier.where = where;
-    if (barrier.whole && checking() && !has_come(*self(), where)) self()->barriers.push_back(where);
+    self()->path = own_path();
+    if (barrier.whole && checking()) {
+        if (!has_come(*self(), where)) self()->barriers.push_back(where);
+        auto& visits = self()->owner->visits[self()->path];
+        visits.resize(present);
+        ++visits[self()->number];
+    }
     if (checking() && threads) check_round(barrier, id, waits, where);
     release(barrier.clock);
     if (is_counted()) counting::barrier(where);
-    ++barrier.arrived;
+    if (barrier.whole) ++barrier.arrived;
+    else arrive_in_warp(barrier, id, where);
     return barrier;
 }
 
@@ -128,7 +167,7 @@ bool all_came(const Gathering& barrier, const Block& block) {
 // Whether those that have returned did so in front of the barrier or went around it, only what the others do next can
 // tell: see checks::check_bypass.
 void remember_bypass(const Gathering& barrier, const Block& block) {
-    auto bypass = std::make_shared<Bypass>(Bypass{barrier.where, {}});
+    auto bypass = std::make_shared<Bypass>(Bypass{"__syncthreads", barrier.where, {}});
     for (Thread& thread : machine->threads)
         if (thread.owner == &block && thread.done && !has_come(thread, barrier.where))
             bypass->without.push_back(&thread);
@@ -137,12 +176,47 @@ void remember_bypass(const Gathering& barrier, const Block& block) {
     self()->bypass = bypass;
 }
 
+// A thread that has come to the barrier before and has returned since has left the loop around it too soon.
+void check_trips(const Gathering& barrier, const Block& block) {
+    const auto check = [&](const Thread& comer) {
+        const auto& visits = block.visits.at(comer.path);
+        for (const Thread& other : machine->threads)
+            if (other.owner == &block && other.done && visits[other.number] && visits[other.number] < visits[comer.number])
+                fail_at(place(barrier.where), text("comes to this __syncthreads %s, and %s, which has returned, %s: not all "
+                                                   "threads of the block make the same number of trips",
+                                                   times(visits[comer.number]).c_str(), name(other).c_str(),
+                                                   times(visits[other.number]).c_str()), &comer);
+    };
+    Path last = 0;
+    if (!self()->done) check(*self()), last = self()->path;
+    for (const Thread* comer : barrier.sleepers)
+        if (comer->path != last) check(*comer), last = comer->path;
+}
+
+// A named barrier opens: whoever is ordered after that comes later, so only the warps that it has counted are in it.
+void check_warps(const Gathering& barrier) {
+    int come = 0;
+    for (unsigned warp = 0; warp < barrier.warps.size(); ++warp) {
+        const Gathering::WarpArrival& arrival = barrier.warps[warp];
+        come += arrival.lanes ? 32 : 0;
+        if (come > barrier.expected)
+            fail(barrier.where, "a named barrier that counts %d threads opens while lanes %08x of warp %u are in it at %s: "
+                 "more threads come to it than it counts", barrier.expected, arrival.lanes, warp,
+                 place(arrival.where).c_str());
+    }
+}
+
 void open(Gathering& barrier, const Block& block) {
-    if (barrier.whole && block.returned && checking()) remember_bypass(barrier, block);
+    if (barrier.whole && block.returned && checking()) {
+        check_trips(barrier, block);
+        remember_bypass(barrier, block);
+    }
+    if (!barrier.whole) check_warps(barrier);
     if (barrier.whole && is_counted()) counting::end_warps(block);
     barrier.result = barrier.votes;
     barrier.came = barrier.arrived;
     barrier.arrived = barrier.votes = 0;
+    barrier.warps.clear();
     ++barrier.round;
     if (barrier.whole) barrier.clock.join(block.returned_clock);
     acquire(barrier.clock);
@@ -170,9 +244,41 @@ void wait::block_arrive(int id, int threads, Where where) {
 
 namespace {
 
+// Of the lanes that a collective goes ahead without: who came to it before has left a loop too soon, or came with another
+// mask. Of those that never came, only what the others do next can tell: see checks::check_bypass.
+void check_absent(Meeting& meeting, unsigned mask, unsigned returned) {
+    const unsigned first_slot = self()->slot - self()->number % 32;
+    Visits& visits = self()->owner->warps[self()->number / 32].visits[meeting.path];
+    for (int lane = 0; lane < 32; ++lane)
+        if (meeting.arrived >> lane & 1) ++visits.count[lane], visits.mask[lane] = mask;
+    if (!(mask & returned)) return;
+    const int comer = __builtin_ctz(meeting.arrived);
+    auto bypass = std::make_shared<Bypass>(Bypass{meeting.operation, meeting.where, {}});
+    for (int lane = 0; lane < 32; ++lane) {
+        if (!(mask & returned & 1u << lane)) continue;
+        Thread& other = machine->threads[first_slot + lane];
+        if (!visits.count[lane]) {
+            bypass->without.push_back(&other);
+        } else if (visits.mask[lane] != mask) {
+            fail_at(place(meeting.where), text("%s with mask %08x, to which %s came with mask %08x", meeting.operation, mask,
+                                               name(other).c_str(), visits.mask[lane]),
+                    &machine->threads[first_slot + comer]);
+        } else if (visits.count[lane] < visits.count[comer]) {
+            fail_at(place(meeting.where), text("comes to this %s %s, and %s, which its mask %08x names and which has "
+                                               "returned, %s", meeting.operation, times(visits.count[comer]).c_str(),
+                                               name(other).c_str(), mask, times(visits.count[lane]).c_str()),
+                    &machine->threads[first_slot + comer]);
+        }
+    }
+    if (bypass->without.empty()) return;
+    for (int lane = 0; lane < 32; ++lane)
+        if (meeting.arrived >> lane & 1) machine->threads[first_slot + lane].warp_bypass = bypass;
+}
+
 // Lanes that have returned are not waited for; an operation that needs them says so itself.
 void meet_if_all_came(Meeting& meeting, unsigned mask, unsigned returned) {
     if (!meeting.arrived || meeting.arrived != (mask & ~returned)) return;
+    if (checking()) check_absent(meeting, mask, returned);
     if (meeting.perform) meeting.perform(meeting.payloads, meeting.arrived, meeting.where);
     if (is_counted() && !std::strncmp(meeting.operation, "__shfl", 6)) counting::shuffle();
     meeting.arrived = 0;
@@ -188,11 +294,14 @@ void meet(unsigned mask, void* payload, wait::Perform perform, const char* opera
     if (!(mask & me)) fail(where, "%s with mask %08x, which does not name the caller", operation, mask);
     Warp& warp = self()->owner->warps[self()->number / 32];
     Meeting& meeting = mask == whole ? warp.whole : warp.partial[mask];
-    if (meeting.arrived && std::strcmp(meeting.operation, operation))
-        fail(where, "%s, while lanes %08x of the warp wait in %s at %s", operation, meeting.arrived, meeting.operation,
-             place(meeting.where).c_str());
+    self()->path = own_path();
+    if (meeting.arrived && (std::strcmp(meeting.operation, operation) || !same(meeting.where, where)
+                            || meeting.path != self()->path))
+        fail(where, "%s, while lanes %08x of the warp wait in %s at %s: all lanes that a mask names come to one call",
+             operation, meeting.arrived, meeting.operation, place(meeting.where).c_str());
     meeting.operation = operation;
     meeting.where = where;
+    meeting.path = self()->path;
     meeting.perform = perform;
     meeting.payloads[lane()] = payload;
     meeting.arrived |= me;
@@ -240,10 +349,10 @@ void leave_block(Thread& thread) {
     Block& block = *thread.owner;
     ++block.returned;
     if (checking()) block.returned_clock.join(thread.clock);
-    for (Gathering& barrier : block.barriers)
-        if (barrier.arrived && all_came(barrier, block)) open(barrier, block);
     Warp& warp = block.warps[thread.number / 32];
     warp.returned |= 1u << thread.number % 32;
+    for (Gathering& barrier : block.barriers)
+        if (barrier.arrived && all_came(barrier, block)) open(barrier, block);
     meet_if_all_came(warp.whole, warp_lanes(), warp.returned);
     for (auto& [mask, meeting] : warp.partial) meet_if_all_came(meeting, mask, warp.returned);
 }

@@ -26,12 +26,17 @@ struct Touch {
     uint8_t kind = 0;
 };
 
+struct Readers {  // up to 32 slots that touched a cell at the same count of their own
+    Touch touch;         // the first one's; its slot is a multiple of 32
+    uint32_t lanes = 0;  // the slots from there on; 0: nobody
+};
+
 struct Cell {  // two bytes of memory
     Touch written;
-    // Unordered readers since: the first, and the latest of another warp. A writer that is ordered after
-    // both and yet not after some third reader is not seen.
-    Touch read[2];
+    // Unordered readers since: all of the running cluster, and two of others.
+    Readers read;
     Site flight = 0;  // the asynchronous copy that has yet to write it
+    std::vector<Readers>* more = nullptr;
     Cell* halves = nullptr;  // one for each of the two bytes, once they were touched apart: then this one is out of use
 };
 
@@ -63,6 +68,7 @@ struct State {
     const Launch* launch = nullptr;
     std::vector<std::vector<Cell>> shared;                               // by rank
     std::deque<std::array<Cell, 2>> shared_halves, global_halves;
+    std::deque<std::vector<Readers>> shared_readers, global_readers;
     std::unordered_map<uintptr_t, std::unique_ptr<std::vector<Cell>>> pages;  // of global memory
     std::unordered_map<uintptr_t, Released> released;  // by atomics, at an address
     std::vector<Relocation::Move> moves;  // of the buffers, for what is asked after the launch

@@ -16,6 +16,7 @@ void checks::hook(const volatile void* pointer, uint32_t bytes, bool write, bool
         if (!(kind & UNCOUNTED)) counting::access(address, bytes, write, site);
         return;
     }
+    if (!checking()) return check_stray();
     if (aligned && address % bytes)
         report(site, text("%s %u bytes at %#zx, which is no multiple of %u", write ? "writes" : "reads", bytes,
                           size_t(address), bytes));

@@ -29,15 +29,15 @@ const Part& declare(uint32_t offset, uint32_t bytes, Where where) {
             fail(where, "declares a part of shared memory that overlaps %s and is not inside it", name_of(part).c_str());
     uint32_t begin = layout.arena_bytes;
     for (const Part& part : machine->parts) begin = std::max(begin, part.to + part.bytes);
-    uint32_t to = begin + GUARD_BYTES;
+    uint32_t to = begin + layout.part_gap;
     to += (offset - to) % PART_ALIGNMENT;
-    if (to + bytes + GUARD_BYTES > std::min(layout.room_bytes, NAMED_BYTES)) to = offset;  // no room: it stays
+    const uint32_t room = settings().descriptors ? std::min(layout.room_bytes, NAMED_BYTES) : layout.room_bytes;
+    if (to + bytes + GUARD_BYTES > room) to = offset;  // no room: it stays
     machine->parts.push_back({offset, bytes, to, where});
     if (to != offset)
         for (Block& block : machine->blocks) {
-            std::memset(block.arena + begin, POISON, to + bytes + GUARD_BYTES - begin);
+            std::memset(block.arena + to - GUARD_BYTES, POISON, bytes + 2 * GUARD_BYTES);
             std::memcpy(block.arena + to, block.arena + offset, bytes);
-            checks::move_shared(block.rank, offset, bytes, to);
         }
     return machine->parts.back();
 }
@@ -45,6 +45,7 @@ const Part& declare(uint32_t offset, uint32_t bytes, Where where) {
 }  // namespace
 
 void* shared_part(void* start, size_t count, size_t element_bytes, Where where) {
+    if (!checking()) return start;
     const SharedLayout& layout = machine->launch->layout;
     const uint32_t offset = shared_offset(start, where);
     const uint32_t end = layout.dynamic_start + layout.dynamic_bytes;
@@ -63,6 +64,12 @@ void* shared_part(void* start, size_t count, size_t element_bytes, Where where) 
 bool inside_part(uint32_t offset, uint32_t bytes) {
     const Part* part = part_with(offset, &Part::to);
     return part && offset + bytes <= part->to + part->bytes;
+}
+
+uint32_t home_of(uint32_t offset) {
+    if (offset < machine->launch->layout.arena_bytes) return offset;
+    const Part* part = part_with(offset, &Part::to);
+    return part ? offset - part->to + part->from : offset;
 }
 
 const Part* moved_from(uint32_t offset, uint32_t bytes) {

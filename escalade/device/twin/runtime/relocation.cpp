@@ -111,6 +111,17 @@ std::string Relocation::overwritten() const {
     return {};
 }
 
+std::optional<Relocation::Difference> Relocation::difference(const Relocation& other) const {
+    for (size_t i = 0; i < buffers.size(); ++i) {
+        const auto* own = reinterpret_cast<const unsigned char*>(buffers[i].start);
+        const auto* others = reinterpret_cast<const unsigned char*>(other.buffers[i].start);
+        if (!std::memcmp(own, others, buffers[i].bytes)) continue;
+        const size_t byte = std::mismatch(own, own + buffers[i].bytes, others).first - own;
+        return Difference{buffers[i].start + byte, buffers[i].index, byte};
+    }
+    return {};
+}
+
 // Only what has changed: a buffer that the kernel only reads may lie in memory that cannot be written.
 void Relocation::copy_back() const {
     constexpr uint64_t STEP = 4096;

@@ -4,6 +4,8 @@
 
 #include "state.h"
 
+#include <optional>
+
 namespace twin {
 
 class Relocation {
@@ -17,8 +19,15 @@ class Relocation {
     Relocation(const Request& request, bool move);
     ~Relocation();
     const Request& request() const { return moved; }
-    const std::vector<Move>& moves() const { return all; }
+    const std::vector<Move>& all_moves() const { return all; }
     uintptr_t moved_to(uintptr_t address) const;  // the same address if it lies in no buffer
+    bool moves() const { return memory; }
+    struct Difference {
+        uintptr_t address;
+        uint32_t buffer;
+        size_t byte;
+    };
+    std::optional<Difference> difference(const Relocation& other) const;  // the first byte that `other` has otherwise
     bool was_moved(uintptr_t address) const;      // it belongs to a buffer, and not to its copy
     bool holds_parameters(uintptr_t address) const { return address - parameters_start() < parameter_bytes.size(); }
     std::string overwritten() const;  // which bytes beside the copies were written; empty: none

@@ -70,6 +70,9 @@ std::string thread_states() {
 
 namespace {
 
+// More than there is of shared memory: whoever leaves a part does not come to another. It takes address space alone.
+constexpr uint32_t FAR_BYTES = 1u << 18;
+
 uint32_t round_up(uint32_t value) { return (value + GUARD_BYTES - 1) / GUARD_BYTES * GUARD_BYTES; }
 
 }  // namespace
@@ -78,9 +81,9 @@ SharedLayout::SharedLayout(const Request& request)
     : dynamic_start(GUARD_BYTES), dynamic_bytes(request.shared_bytes),
       static_start(dynamic_start + round_up(dynamic_bytes) + GUARD_BYTES),
       arena_bytes((static_start + round_up(request.static_bytes) + GUARD_BYTES + 4095) / 4096 * 4096),
-      room_bytes(arena_bytes) {
+      part_gap(request.descriptors ? GUARD_BYTES : FAR_BYTES), room_bytes(arena_bytes) {
     constexpr uint32_t MOST_PARTS = 32;
-    if (request.checks && dynamic_bytes) room_bytes += round_up(dynamic_bytes) + MOST_PARTS * 2 * GUARD_BYTES;
+    if (request.checks && dynamic_bytes) room_bytes += round_up(dynamic_bytes) + MOST_PARTS * (part_gap + GUARD_BYTES);
     parts.push_back({"the dynamic shared memory", dynamic_start, dynamic_bytes});
     for (uint32_t i = 0; i < request.variable_count; ++i) {
         parts.push_back(request.variables[i]);

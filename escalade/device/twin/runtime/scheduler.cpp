@@ -9,7 +9,9 @@
 #include <cstdio>
 #include <cstdlib>
 #include <optional>
+#include <sys/mman.h>
 #include <thread>
+#include <unistd.h>
 
 namespace twin {
 
@@ -164,12 +166,10 @@ void check_guards(const Block& block) {
         end = part.offset + part.bytes;
     }
     check(end, layout.arena_bytes);
-    end = layout.arena_bytes;
     for (const Part& part : machine->parts) {
         if (part.to == part.from) continue;
-        check(end, part.to);
-        end = part.to + part.bytes;
-        check(end, end + GUARD_BYTES);
+        check(part.to - GUARD_BYTES, part.to);
+        check(part.to + part.bytes, part.to + part.bytes + GUARD_BYTES);
     }
 }
 
@@ -305,12 +305,57 @@ std::string run(const Request& request, Relocation* relocation) {
     return launch.error;
 }
 
+// What unset variables are filled with, with other signs: 0xFE, large negative numbers, becomes 0x7E, large positive ones.
+class Flipped {
+  public:
+    explicit Flipped(const Request& request) : request(request), lock(checks::one_launch) { flip(); }
+    ~Flipped() { flip(); }
+
+  private:
+    void flip() const {
+        const auto page = uintptr_t(sysconf(_SC_PAGESIZE));
+        for (uint32_t i = 0; i < request.fill_count; ++i) {
+            const Fill& fill = request.fills[i];
+            const uintptr_t first = fill.start / page * page, end = fill.start + fill.bytes;
+            const bool is_code = fill.start - request.code.start < request.code.bytes;
+            void* const pages = reinterpret_cast<void*>(first);
+            if (mprotect(pages, end - first, PROT_READ | PROT_WRITE | PROT_EXEC)) return;  // at the first or at none
+            for (uintptr_t at = fill.start; at < end; ++at) *reinterpret_cast<unsigned char*>(at) ^= 0x80;
+            mprotect(pages, end - first, PROT_READ | (is_code ? PROT_EXEC : 0));
+        }
+    }
+    const Request& request;
+    const std::lock_guard<std::mutex> lock;
+};
+
+// The launch again, with other bits in variables that the kernel never sets: a result that differs depends on them.
+// Nothing is checked meanwhile, which makes it fast.
+std::string depends_on_unset(const Request& request, const Relocation& done) {
+    Request other = request;
+    other.checks = 0;
+    other.workers = 1;  // in the same order
+    Relocation relocation(other, true);
+    if (!relocation.moves()) return {};
+    std::string error;
+    {
+        const Flipped flipped(request);
+        error = run(relocation.request(), nullptr);
+    }
+    if (!error.empty()) return "reads a variable that it never set; where that holds other bits: " + error;
+    const auto found = done.difference(relocation);
+    if (!found) return {};
+    return checks::writer_of(found->address, done.request())
+           + text(": writes byte %zu of buffer %u, which depends on a variable or local array that was never set", found->byte,
+                  found->buffer);
+}
+
 std::string run_checked(const Request& request, bool move) {
     Relocation relocation(request, move);
     std::string error = run(relocation.request(), &relocation);
     if (relocation.escaped) return run_checked(request, false);
     if (const std::string where = error.empty() ? relocation.overwritten() : ""; !where.empty())
         error = "wrote outside the launch's buffers: " + where;
+    if (error.empty() && request.fill_count && relocation.moves()) error = depends_on_unset(request, relocation);
     if (error.empty()) relocation.copy_back();
     return error;
 }
@@ -361,10 +406,10 @@ void fail(Where where, const char* format, ...) {
     fail_at(where.file ? place(where) : "", message);
 }
 
-void fail_at(const std::string& place, const std::string& message) {
+void fail_at(const std::string& place, const std::string& message, const Thread* who) {
     std::string& error = machine->error;
     if (!place.empty()) error = place + ": ";
-    if (here) error += name(*self()) + ": ";
+    if (who) error += name(*who) + ": ";
     error += message;
     if (!here) throw Failure();
     Thread* const from = self();

@@ -10,11 +10,11 @@ namespace twin {
 namespace checks {
 
 thread_local State* state;
+std::mutex one_launch;
 
 namespace {
 
 thread_local std::unique_ptr<State> kept;
-std::mutex one_launch;  // at a time, of those with checks: what is known of it is its thread's
 constexpr uintptr_t PAGE_BYTES = 4096, NEAR_BYTES = 1 << 25;
 constexpr Site IS_WHERE = 1u << 31;
 
@@ -86,8 +86,71 @@ template <class... Position>
                              name_of(other).c_str(), other_wrote ? "wrote" : "read", other_place.c_str()));
 }
 
+// ------------------------------------------------------------------ readers
+
+Touch reader(const Readers& readers, int lane) {
+    Touch one = readers.touch;
+    one.slot += lane;
+    return one;
+}
+
+void forget_ordered(Readers& readers) {
+    for (uint32_t left = readers.lanes; left; left &= left - 1)
+        if (const int lane = __builtin_ctz(left); ordered(reader(readers, lane))) readers.lanes &= ~(1u << lane);
+}
+
+bool join(Readers& readers, const Touch& touch) {
+    const Touch& first = readers.touch;
+    if (first.clock != touch.clock || first.slot != touch.slot / 32 * 32 || first.cluster != touch.cluster
+        || first.kind != touch.kind || !readers.lanes) return false;
+    readers.lanes |= 1u << touch.slot % 32;
+    return true;
+}
+
+// A reader that is ordered before another need not be remembered: who is ordered after the other is after it too.
+void add_reader(Cell& cell, const Touch& touch, std::deque<std::vector<Readers>>& store) {
+    if (join(cell.read, touch)) return;
+    Readers fresh{touch, 1u << touch.slot % 32};
+    fresh.touch.slot = touch.slot / 32 * 32;
+    const bool alone = !cell.more || cell.more->empty();
+    if (alone) forget_ordered(cell.read);
+    if (alone && !cell.read.lanes) {
+        cell.read = fresh;
+        return;
+    }
+    if (!cell.more) cell.more = &store.emplace_back();
+    for (Readers& readers : *cell.more)
+        if (join(readers, touch)) return;
+    std::vector<Readers> left;
+    int others = 0;  // of clusters that have run before
+    forget_ordered(cell.read);
+    if (cell.read.lanes) left.push_back(cell.read);
+    for (Readers& readers : *cell.more) {
+        forget_ordered(readers);
+        if (!readers.lanes) continue;
+        if (readers.touch.cluster != machine->cluster && ++others > 2) {
+            const auto last = std::find_if(left.rbegin(), left.rend(), [](const Readers& one) {
+                return one.touch.cluster != machine->cluster;
+            });
+            *last = readers;
+            continue;
+        }
+        left.push_back(readers);
+    }
+    left.push_back(fresh);
+    cell.read = left.front();
+    cell.more->assign(left.begin() + 1, left.end());
+}
+
 template <class... Position>
-void touch(Cell& cell, const Access& access, uint8_t bytes, Position... position) {
+void check_readers(const Readers& readers, const Touch& now, const Access& access, Position... position) {
+    for (uint32_t left = readers.lanes; left; left &= left - 1)
+        if (const Touch read = reader(readers, __builtin_ctz(left)); races(read, now))
+            report_race(access, read, false, position...);
+}
+
+template <class... Position>
+void touch(Cell& cell, const Access& access, uint8_t bytes, std::deque<std::vector<Readers>>& store, Position... position) {
     const Touch now{machine->cluster,       self()->clock.at[self()->slot], access.site,
                     uint16_t(self()->slot), bytes,                          access.kind};
     if (cell.flight)
@@ -98,26 +161,25 @@ void touch(Cell& cell, const Access& access, uint8_t bytes, Position... position
     const Touch kept = access.stamp.agent ? Touch{now.cluster, access.stamp.count, now.site, access.stamp.agent, bytes,
                                                   now.kind}
                                           : now;
-    if (access.write) {
-        for (Touch& read : cell.read) {
-            if (races(read, now)) report_race(access, read, false, position...);
-            read = {};
-        }
-        cell.written = kept;
-        return;
+    if (!access.write) return add_reader(cell, kept, store);
+    check_readers(cell.read, now, access, position...);
+    cell.read.lanes = 0;
+    if (cell.more) {
+        for (const Readers& readers : *cell.more) check_readers(readers, now, access, position...);
+        cell.more->clear();
     }
-    Touch& first = cell.read[0];
-    const bool same_cluster = first.cluster == kept.cluster;
-    if (!first.cluster || (same_cluster && first.slot == kept.slot) || ordered(first)) first = kept;
-    else if (!same_cluster || first.slot / 32 != kept.slot / 32 || is_agent(first) || is_agent(kept))
-        cell.read[1] = kept;
+    cell.written = kept;
 }
 
 // Calls f(cell, which of its bytes, the first of them) for the cell, or for those of single bytes.
 template <class F>
-void each_part(Cell& cell, uint8_t bytes, std::deque<std::array<Cell, 2>>& store, F f) {
+void each_part(Cell& cell, uint8_t bytes, std::deque<std::array<Cell, 2>>& store,
+               std::deque<std::vector<Readers>>& readers, F f) {
     if (bytes == 3 && !cell.halves) return f(cell, bytes, 0);
-    if (!cell.halves) cell.halves = store.emplace_back(std::array<Cell, 2>{cell, cell}).data();
+    if (!cell.halves) {
+        cell.halves = store.emplace_back(std::array<Cell, 2>{cell, cell}).data();
+        if (cell.more) cell.halves[1].more = &readers.emplace_back(*cell.more);
+    }
     for (uint32_t byte = 0; byte < 2; ++byte)
         if (bytes >> byte & 1) f(cell.halves[byte], uint8_t(1 << byte), byte);
 }
@@ -132,8 +194,9 @@ uint8_t bytes_of(uintptr_t cell, uintptr_t start, uintptr_t end) {
 void check_fenced(const Cell& cell, uint32_t rank, uint32_t half, const Access& access) {
     const Touch& written = cell.written;
     if (!written.cluster || written.kind & ASYNCHRONOUS || written.slot >= machine->threads.size()) return;
+    if (!ordered(written)) return;  // a race, which is told of as one
     if (knows_proxy_fence(written.slot, written.clock)) return;
-    report(access.site, text("%s %s asynchronously, which %s wrote at %s without a proxy fence since",
+    report(access.site, text("%s %s asynchronously, which %s wrote at %s without a proxy fence of its own since",
                              access.write ? "writes" : "reads", memory_name(rank, 2 * half).c_str(),
                              name_of(written).c_str(), place(written.site).c_str()));
 }
@@ -146,13 +209,15 @@ void access_shared(uint32_t rank, uint32_t offset, const Access& access) {
         report(access.site, text("%s %u bytes outside shared memory: %s", verb, access.bytes,
                                  layout.describe(first_outside).c_str()));
     }
+    const uint32_t moved = (offset - home_of(offset)) / 2;
     for (uint32_t half = offset / 2; half <= (offset + access.bytes - 1) / 2; ++half) {
         const uint8_t bytes = bytes_of(half, offset, offset + access.bytes);
-        each_part(state->shared[rank][half], bytes, state->shared_halves, [&](Cell& cell, uint8_t part, uint32_t byte) {
+        each_part(state->shared[rank][half - moved], bytes, state->shared_halves, state->shared_readers,
+                  [&](Cell& cell, uint8_t part, uint32_t byte) {
             if (!access.write && !cell.written.cluster && !cell.flight)
                 report(access.site, "reads " + memory_name(rank, 2 * half + byte) + ", which nothing wrote");
             if (access.kind & ASYNCHRONOUS && access.stamp.agent) check_fenced(cell, rank, half, access);
-            touch(cell, access, part, rank, 2 * half + byte);
+            touch(cell, access, part, state->shared_readers, rank, 2 * half + byte);
         });
     }
 }
@@ -205,25 +270,30 @@ void access_global(const Access& access) {
     if (!state->unwritten.empty()) check_written(access);
     const uintptr_t end = access.address + access.bytes;
     for (uintptr_t half = access.address / 2; half <= (end - 1) / 2; ++half)
-        each_part(global_cell(half), bytes_of(half, access.address, end), state->global_halves,
-                  [&](Cell& cell, uint8_t part, uint32_t byte) { touch(cell, access, part, 2 * half + byte); });
+        each_part(global_cell(half), bytes_of(half, access.address, end), state->global_halves, state->global_readers,
+                  [&](Cell& cell, uint8_t part, uint32_t byte) {
+                      touch(cell, access, part, state->global_readers, 2 * half + byte);
+                  });
 }
 
-// A thread that returned in front of a barrier has done nothing of what is behind it. If it did what another does for
-// the first time now, after the barrier, it has gone around it.
+// A thread that returned in front of a barrier or collective has done nothing of what is behind it. If it did what
+// another does for the first time now, behind it, it has gone around it.
 void check_bypass(const Access& access) {
-    const Bypass* bypass = self()->bypass.get();
-    if (!bypass || state->visitors.have(access.site, *self())) return;
-    for (const Thread* other : bypass->without)
-        if (state->visitors.have(access.site, *other))
-            report(access.site, text("does after the __syncthreads of %s what %s did without it: not all threads of the "
-                                     "block come to that barrier", twin::place(bypass->barrier).c_str(),
-                                     name(*other).c_str()));
+    if (!self()->bypass && !self()->warp_bypass) return;
+    if (state->visitors.have(access.site, *self())) return;
+    for (const Bypass* bypass : {self()->bypass.get(), self()->warp_bypass.get()})
+        for (const Thread* other : bypass ? bypass->without : std::vector<Thread*>())
+            if (state->visitors.have(access.site, *other))
+                report(access.site, text("does after the %s of %s what %s did without it: not all threads %s",
+                                         bypass->operation, twin::place(bypass->where).c_str(), name(*other).c_str(),
+                                         bypass == self()->bypass.get() ? "of the block come to that barrier"
+                                                                        : "that it waits for come to it"));
 }
 
 void set_flight(uint32_t rank, uint32_t offset, uint32_t bytes, Site site) {
-    for (uint32_t half = offset / 2; half < (offset + bytes) / 2; ++half)
-        each_part(state->shared[rank][half], 3, state->shared_halves,
+    const uint32_t home = home_of(offset);
+    for (uint32_t half = home / 2; half < (home + bytes) / 2; ++half)
+        each_part(state->shared[rank][half], 3, state->shared_halves, state->shared_readers,
                   [&](Cell& cell, uint8_t, uint32_t) { cell.flight = site; });
 }
 
@@ -278,6 +348,16 @@ std::string place(Site site) {
     return text("[+%#x]", site);
 }
 
+std::string writer_of(uintptr_t address, const Request& request) {
+    const Touch* writer = written_by(address);
+    if (!writer) return "somewhere";
+    const Launch launch(request);  // for its sizes
+    state->launch = &launch;
+    const std::string writes = place(writer->site) + ": " + name_of(*writer);
+    state->launch = nullptr;
+    return writes;
+}
+
 void report(Site site, const std::string& message) { fail_at(place(site), message); }
 
 void access(const Access& access) {
@@ -322,7 +402,7 @@ void begin_launch(const Launch& launch) {
     one_launch.lock();
     kept = std::make_unique<State>();
     kept->launch = &launch;
-    kept->moves = launch.relocation->moves();
+    kept->moves = launch.relocation->all_moves();
     for (uint32_t i = 0; i < launch.request.unwritten_count; ++i) {
         kept->unwritten.push_back(launch.request.unwritten[i]);
         kept->unwritten.back().start = launch.relocation->moved_to(kept->unwritten.back().start);
@@ -339,13 +419,7 @@ void begin_cluster() {
     state->shared.resize(machine->blocks.size());
     for (auto& cells : state->shared) cells.assign(state->launch->layout.arena_bytes / 2, {});
     state->shared_halves.clear();
-}
-
-// What was known of the bytes goes with them.
-void move_shared(uint32_t rank, uint32_t from, uint32_t bytes, uint32_t to) {
-    auto& cells = state->shared[rank];
-    cells.resize(state->launch->layout.room_bytes / 2);
-    for (uint32_t at = 0; at < (bytes + 1) / 2; ++at) cells[to / 2 + at] = std::exchange(cells[from / 2 + at], {});
+    state->shared_readers.clear();
 }
 
 void end_launch() {  // the cells stay, for what is asked about them afterwards
@@ -433,6 +507,7 @@ void atomic_access(void* pointer, unsigned bytes, Scope scope, Where where) {
     using namespace checks;
     const auto address = reinterpret_cast<uintptr_t>(pointer);
     if (is_counted()) return counting::atomic(address, bytes, where);
+    if (!checking()) return;
     access({address, bytes, true, uint8_t(scope == Scope::block ? ATOMIC | IN_BLOCK : ATOMIC), site_of(where)});
     self()->clock.join(seen_at(address, scope));
     publish_at(address, scope);

@@ -10,6 +10,7 @@
 #include <mutex>
 #include <random>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "collectives.h"
@@ -40,6 +41,11 @@ struct Unwritten {  // memory that a kernel must write before it reads it
     unsigned char* written;  // for each byte, whether somebody has: kept by the caller, from launch to launch
 };
 
+struct Fill {  // bytes of the kernel's code or constants that it fills unset variables with (assembly.py)
+    uintptr_t start;
+    uint64_t bytes;
+};
+
 struct Request {  // filled by launch.py, in this order
     uint32_t grid[3], block[3], cluster[3];
     uint32_t shared_bytes;  // dynamic
@@ -51,8 +57,9 @@ struct Request {  // filled by launch.py, in this order
     uint32_t workers;       // operating-system threads
     uint32_t limit_ms;      // of CPU time in which no thread of a cluster returns; 0: none
     uint32_t interruptible; // by SIGINT, whose handler is called as well
+    uint32_t descriptors;   // it names shared memory by descriptors of wgmma, which reach only so far
     uint32_t overlap;       // may start before the launch in front has ended (programmatic dependent launch)
-    uint32_t variable_count, static_bytes, buffer_count, parameter_count, unwritten_count, weights_ready_count;
+    uint32_t variable_count, static_bytes, buffer_count, parameter_count, unwritten_count, weights_ready_count, fill_count;
     void (*entry)(void**);
     void** parameters;
     const uint32_t* parameter_bytes;  // for the checks
@@ -60,6 +67,7 @@ struct Request {  // filled by launch.py, in this order
     const Range* buffers;       // ascending; none: any address is taken for one
     const Unwritten* unwritten;
     const Range* weights_ready;  // weights that no launch in front writes
+    const Fill* fills;
     Range library;         // the kernel's own code and constants
     Range code;            // of these the functions, without the linker's stubs for calls of other libraries
 };
@@ -67,7 +75,8 @@ struct Request {  // filled by launch.py, in this order
 // The parts of a block's shared memory. Offsets from the arena's start are the block's shared addresses.
 struct SharedLayout {
     uint32_t dynamic_start, dynamic_bytes, static_start, arena_bytes;
-    uint32_t room_bytes;  // with the places that declared parts are moved to
+    uint32_t part_gap;    // in front of each place that a declared part is moved to
+    uint32_t room_bytes;  // with those places
     std::vector<Variable> parts;  // dynamic and static, ascending, offsets in the arena
     explicit SharedLayout(const Request& request);
     uint32_t taken() const;  // without the gaps
@@ -130,8 +139,13 @@ struct Waiting {  // what a thread waits for, for the reports
     std::string (*state)(const Waiting&) = nullptr;
 };
 
-struct Bypass {  // a barrier of the block that opened without some threads, which had returned
-    Where barrier;
+// A way to reach a barrier or collective: a hash of the return addresses on the stack. Two calls of one helper differ in
+// it, two trips of a loop do not. Kept only for the checks; 0 without them.
+typedef uint64_t Path;
+
+struct Bypass {  // a barrier or collective that went ahead without some threads, which had returned
+    const char* operation;
+    Where where;
     std::vector<Thread*> without;  // those of them that never came to it
 };
 
@@ -145,7 +159,6 @@ struct Thread : Place, Fiber {
     uint32_t cluster_seen_at = 0;  // its own count then
     uint32_t met = 0;           // blocks of the cluster that it knows to have started
     std::vector<uint32_t> proxy_fences;  // its own counts at each fence.proxy.async, ascending
-    std::vector<uint32_t> proxy_fenced;  // all that it knew at the last of them
     Waiting waiting;
     Clock clock;
     Clock fenced, fenced_in_block;  // as of its last fence for the device, and for its block at least
@@ -153,7 +166,8 @@ struct Thread : Place, Fiber {
     bool waited = false;            // for the launch in front (griddepcontrol.wait)
     uint32_t waited_at = 0;         // its own count then
     std::vector<Where> barriers;  // of its block, that it has come to; kept only for the checks
-    std::shared_ptr<const Bypass> bypass;
+    Path path = 0;                // of the barrier or collective that it came to last
+    std::shared_ptr<const Bypass> bypass, warp_bypass;  // the last barrier of its block, and collective of its warp
     const checks::Stray* stray = nullptr;  // the index outside an array that it has just computed
     uint64_t stray_index = 0;
 };
@@ -165,6 +179,12 @@ struct Gathering {  // a barrier that opens when `expected` threads have come
     int result = 0, came = 0;  // of the last time that it opened: votes and threads
     bool whole = false;        // it is the block's: threads that have returned count as come
     Where where = {};
+    struct WarpArrival {       // at a named barrier, which counts whole warps
+        unsigned lanes = 0;    // that have come in this round
+        Where where = {};
+        Path path = 0;
+    };
+    std::vector<WarpArrival> warps;
     Sleepers sleepers;
     Clock clock, completed;
     struct Visitor {  // of a named barrier, for the checks
@@ -178,6 +198,7 @@ struct Gathering {  // a barrier that opens when `expected` threads have come
 struct Meeting {  // a warp's collective
     const char* operation = nullptr;
     Where where = {};
+    Path path = 0;
     unsigned arrived = 0;
     wait::Perform perform = nullptr;
     void* payloads[32];
@@ -185,10 +206,16 @@ struct Meeting {  // a warp's collective
     Clock clock;
 };
 
+struct Visits {  // of a warp's lanes to a collective
+    uint32_t count[32] = {};
+    unsigned mask[32] = {};  // that a lane came with last
+};
+
 struct Warp {
     Meeting whole;                        // of all lanes
     std::map<unsigned, Meeting> partial;  // by lane mask
     unsigned returned = 0;                // lanes
+    std::unordered_map<Path, Visits> visits;  // kept only for the checks
 };
 
 constexpr uint32_t GUARD_BYTES = 1024;
@@ -200,6 +227,7 @@ struct Block {
     unsigned char* arena = nullptr;  // shared memory
     Gathering barriers[16];
     std::vector<Warp> warps;
+    std::unordered_map<Path, std::vector<uint32_t>> visits;  // to __syncthreads, by thread; kept only for the checks
     int returned = 0;      // threads
     Clock returned_clock;  // what those have done
 };
@@ -244,18 +272,19 @@ void wake(Sleepers& list, const Clock& clock);  // the woken have seen all that 
 void release(Clock& clock);                     // `clock` learns what the running thread did
 void acquire(const Clock& clock);
 void leave_block(Thread& thread);  // it returns: whom the others no longer wait for
-// Whether what a thread wrote at that count of its own is known to lie before a fence.proxy.async: one that the writer
-// made after it and before whatever told the running thread, or one of the running thread's own.
+// Whether what a thread wrote at that count of its own is known to precede a fence.proxy.async of that same thread. A
+// fence of the thread that starts the copy is none: it does not cover what others have written.
 bool knows_proxy_fence(uint32_t slot, uint32_t count);
 uint32_t random_below(uint32_t limit);
 
 // Places behind the arena, of parts that were moved there.
 bool inside_part(uint32_t offset, uint32_t bytes);
+uint32_t home_of(uint32_t offset);  // where that byte was before its part was moved, or is still
 const Part* moved_from(uint32_t offset, uint32_t bytes);  // null: those bytes are where they were
 std::string describe_part(uint32_t offset);
 std::string describe_moved(uint32_t offset, const Part& part);
 
-[[noreturn]] void fail_at(const std::string& place, const std::string& message);
+[[noreturn]] void fail_at(const std::string& place, const std::string& message, const Thread* who = self());
 std::string text(const char* format, ...) __attribute__((format(printf, 1, 2)));
 std::string place(Where where);            // "kernel.cu:12"
 std::string name(const Thread& thread);    // "thread 3 of block (0, 1, 0)"
@@ -276,6 +305,7 @@ void touch(uintptr_t address, uint32_t bytes, uint32_t site);
 }
 
 namespace checks {  // checks.cpp; called only if the launch asks for them
+extern std::mutex one_launch;  // at a time, of those with checks: what is known of it is its thread's
 void begin_launch(const Launch& launch);
 void begin_cluster();
 void end_launch();
@@ -289,7 +319,8 @@ void touch_global(const void* address, uint32_t bytes, bool write, Where where, 
 void begin_copy(uint32_t rank, uint32_t offset, uint32_t bytes, Where where);
 void end_copy(uint32_t rank, uint32_t offset, uint32_t bytes);
 std::string near_buffer(uintptr_t address, uint32_t bytes);  // "4 bytes past the end of buffer 1 (64 bytes)"
-void move_shared(uint32_t rank, uint32_t from, uint32_t bytes, uint32_t to);
+// The store that came last to that byte, in the last launch with checks: "kernel.cu:12: thread 3 of block (0, 0, 0)".
+std::string writer_of(uintptr_t address, const Request& request);
 void check_stray();  // ends the run if the running thread has used an index outside an array
 }  // namespace checks
 

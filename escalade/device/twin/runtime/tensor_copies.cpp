@@ -178,7 +178,6 @@ void tensor_store_wait_read(u32 pending) {
 void fence_proxy() {
     if (!checking()) return;
     self()->proxy_fences.push_back(self()->clock.at[self()->slot]++);
-    self()->proxy_fenced = self()->clock.at;
 }
 
 }  // namespace twin

@@ -84,7 +84,7 @@ struct Fragment {  // a thread's part of a product that it has yet to wait for
 
 struct Warpgroup {
     u64 first = 0;  // number of products.front()
-    u32 agent = 0;  // of its products, in the clocks
+    u32 agents[WARPGROUP_WARPS] = {};  // of each warp's part of its products, in the clocks
     std::deque<Product> products;
 };
 

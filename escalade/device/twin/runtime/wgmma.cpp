@@ -200,7 +200,7 @@ Fragment issue(const Product& wanted, float* d, bool accumulate, const u32* rows
     }
     const Fragment fragment{d, wanted.n / 2, number, accumulate, mine().product_group, mine().wgmma_fence, where};
     registers::begin(fragment, rows);
-    if (checking() && !lane()) tell_operands(wanted, {uint16_t(agent_at(group.agent)), u32(number + 1)});
+    if (checking() && !lane()) tell_operands(wanted, {uint16_t(agent_at(group.agents[own_warp()])), u32(number + 1)});
     if (is_counted() && !lane()) counting::product(16 * wanted.n * DEPTH_BYTES / bytes_of(wanted.element));
     return fragment;
 }
@@ -245,7 +245,7 @@ void wgmma_wait_groups(u32 pending) {
     for (; done < unit.fragments.size() && unit.fragments[done].group + pending < unit.product_group; ++done)
         if (settings().late) apply(unit.fragments[done]);
     if (!done) return;
-    if (checking()) self()->clock.raise(agent_at(warpgroup().agent), u32(unit.fragments[done - 1].product + 1));
+    if (checking()) self()->clock.raise(agent_at(warpgroup().agents[own_warp()]), u32(unit.fragments[done - 1].product + 1));
     const std::vector<Fragment> over(unit.fragments.begin(), unit.fragments.begin() + done);
     unit.fragments.erase(unit.fragments.begin(), unit.fragments.begin() + done);
     if (checking())
