@@ -23,6 +23,7 @@ from torch._subclasses.fake_tensor import (
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from escalade.engine.capture.cumulative_average import trace_factors
 from escalade.engine.capture.functional import FunctionalReader, operators_whole
 from escalade.engine.capture.given import require_module
 from escalade.engine.capture.reader import CaptureError
@@ -94,6 +95,7 @@ def capture_step(
             copied = Original(model, ours, outside).copied(evaluates=False)
             for module, mode in zip(copied.modules(), modes or (), strict=False):
                 module.training = mode
+            trace_factors(copied)
             step = _Step(copied, loss, len(inputs), autocast, scaled, (*stepped, *model.parameters()))
             try:
                 return _captured(step, inputs, targets)
