@@ -8,6 +8,8 @@ from collections.abc import Sequence
 
 import torch
 
+from escalade.device.strides import is_packed, layout_of
+
 _ALIGNMENT = 256
 """Bytes: what CUDA's own allocations start at, so that a copy in is as fast as into one of those."""
 
@@ -48,15 +50,11 @@ class Staging:
 
 def is_dense(tensor: torch.Tensor) -> bool:
     """Whether its bytes are those of the room that `Staging.like` makes for it, in the same order."""
-    return tensor.is_contiguous() or _is_channels_last(tensor)
-
-
-def _is_channels_last(tensor: torch.Tensor) -> bool:
-    return tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
+    return is_packed(tensor, layout_of(tensor))
 
 
 def _view(flat: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    if _is_channels_last(like) and not like.is_contiguous():
+    if layout_of(like) == "nhwc":
         n, c, h, w = like.shape
         return flat.view(n, h, w, c).permute(0, 3, 1, 2)
     return flat.view(like.shape)

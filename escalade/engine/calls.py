@@ -14,9 +14,10 @@ import torch
 from escalade.device.events import Mark
 from escalade.device.pytorch import WORDS
 from escalade.device.run import Executable
+from escalade.device.strides import is_apart
 from escalade.engine.graph.forms import Form
 from escalade.engine.plan.addresses import Addresses
-from escalade.engine.plan.caller import Given, Made, is_apart
+from escalade.engine.plan.caller import Given, Made
 from escalade.engine.plan.constants import Constants
 from escalade.engine.plan.kernel_program import KernelProgram
 from escalade.engine.plan.kernels import Kernels

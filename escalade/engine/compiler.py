@@ -10,11 +10,12 @@ from typing import Any
 import torch
 
 from escalade.device.precompilation import expect_programs
+from escalade.device.strides import empty, layout_of
 from escalade.engine.capture.given import Given, is_by_items, require_module
 from escalade.engine.capture.sizes import AnySize
 from escalade.engine.engine import Engine
 from escalade.engine.file import reading
-from escalade.engine.graph.forms import InputFormat, require_dtype
+from escalade.engine.graph.forms import require_dtype
 from escalade.engine.graph.graph import Batch, Graph
 from escalade.engine.network import Shapes
 from escalade.engine.nodes.arithmetic import own_arithmetic
@@ -137,11 +138,8 @@ def _in_sizes(
             shape[2:] = size
         if shape == [*tensor.shape]:
             return tensor
-        last = InputFormat.of(tensor).layout == "nhwc"
-        order = torch.channels_last if last else torch.contiguous_format
         try:
-            zeros = torch.zeros(shape, dtype=tensor.dtype, device=tensor.device)
-            return zeros.contiguous(memory_format=order)
+            return empty(shape, tensor.dtype, layout_of(tensor), tensor.device).zero_()
         except RuntimeError as error:
             raise OutOfMemory(
                 f"there is no memory for an input of {tuple(shape)}, which sizes and batches ask for"

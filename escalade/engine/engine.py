@@ -21,7 +21,7 @@ from escalade.engine.carried import NOTHING, Carried
 from escalade.engine.comparison import Comparison, compare
 from escalade.engine.explain import Explanation, explain_plan
 from escalade.engine.file import elsewhere, read, write
-from escalade.engine.graph.forms import STORAGE, is_dense, kind_of
+from escalade.engine.graph.forms import STORAGE, is_dense, require_dense
 from escalade.engine.graph.graph import Graph
 from escalade.engine.graph.trees import flatten
 from escalade.engine.network import Others, Shapes, call_of, spell
@@ -232,9 +232,7 @@ class Engine(torch.nn.Module):
                 "an engine takes tensors with contents: transforms of torch.func (vmap, grad), torch.jit.trace and "
                 "tracing with fake tensors work on the model, not on what it was compiled to"
             )
-        for tensor in tensors:
-            if not is_dense(tensor):
-                raise UnsupportedError(f"an input is {kind_of(tensor)}; an engine takes dense tensors")
+        require_dense(tensors, "an input is", "an engine takes dense tensors")
         if self._said_no_gradients or not torch.is_grad_enabled():
             return
         if any(tensor.requires_grad for tensor in tensors):

@@ -17,6 +17,7 @@ from escalade.device.nvrtc import is_offered
 from escalade.device.precompilation import Expected
 from escalade.device.program import Program as DeviceProgram
 from escalade.device.pytorch import WORDS
+from escalade.device.strides import empty, layout_of
 from escalade.engine.calls import BufferedCalls, Calls, DirectCalls, HostCalls
 from escalade.engine.carried import NOTHING, Carried, KeptPlan, cards_for, carry
 from escalade.engine.check import check_sizes
@@ -361,9 +362,7 @@ def _in_batch(graph: Graph, tensors: Sequence[torch.Tensor], size: int) -> list[
     for given, tensor in zip(graph.inputs, tensors, strict=True):
         first = given.shape[0] if given.shape else None
         shape = (first.times * size, *tensor.shape[1:]) if isinstance(first, Batch) else tensor.shape
-        last = InputFormat.of(tensor).layout == "nhwc"
-        order = torch.channels_last if last else torch.contiguous_format
-        made.append(torch.empty(shape, dtype=tensor.dtype, device=tensor.device, memory_format=order))
+        made.append(empty(shape, tensor.dtype, layout_of(tensor), tensor.device))
     return made
 
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from escalade.engine.graph.forms import is_dense, kind_of
+from escalade.device.strides import has_overlap, overlap
+from escalade.engine.graph.forms import require_dense
 from escalade.engine.graph.graph import fixed
 from escalade.engine.graph.trees import flatten
 from escalade.engine.plans import Kept
@@ -37,25 +38,18 @@ def rooms_in(out: Any, kept: Kept, device: torch.device) -> list[torch.Tensor]:
             raise UnsupportedError(
                 "out requires gradients, and an engine's results have none; give a tensor that requires none"
             )
-        if not is_dense(room):
-            raise UnsupportedError(f"out has {kind_of(room)}; results are written to dense tensors")
+        require_dense([room], "out has", "results are written to dense tensors")
     _require_places(rooms)
     return rooms
 
 
 def _require_places(rooms: Sequence[torch.Tensor]) -> None:
-    """Every element of a result has one of its own: kernels write in no order. Tensors in each other's gaps have."""
+    """Refuse memory that two elements of the results share: kernels write them in no particular order."""
     for room in rooms:
-        if any(size > 1 and not stride for size, stride in zip(room.shape, room.stride(), strict=True)):
+        if has_overlap(room):
             raise UnsupportedError(
                 f"out has a tensor of strides {room.stride()}, with several elements in one place; give one that "
                 "torch.empty has made"
             )
-    for one, other in combinations(filter(_has_no_gaps, rooms), 2):
-        first, second = sorted((room.data_ptr(), room.numel() * room.element_size()) for room in (one, other))
-        if first[0] + first[1] > second[0]:
-            raise UnsupportedError("out has the same memory for two results; each needs a tensor of its own")
-
-
-def _has_no_gaps(room: torch.Tensor) -> bool:
-    return room.is_contiguous() or (room.dim() == 4 and room.is_contiguous(memory_format=torch.channels_last))
+    if any(overlap(one, other) for one, other in combinations(rooms, 2)):
+        raise UnsupportedError("out has the same memory for two results; each needs a tensor of its own")

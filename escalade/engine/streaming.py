@@ -27,6 +27,7 @@ from torch.utils import _pytree as pytree
 from escalade.device.staging import Staging, is_dense
 from escalade.device.streams import own_stream
 from escalade.engine.calls import Calls
+from escalade.engine.graph.forms import require_dense
 from escalade.engine.plan.plan import Plan
 from escalade.errors import UnsupportedError
 
@@ -353,6 +354,7 @@ def _exact(device: torch.device) -> torch.device:
 def _tensors(engine: Streamed, batch: Any) -> tuple[torch.Tensor, ...]:
     arguments = tuple(batch) if isinstance(batch, (tuple, list)) else (batch,)
     tensors = engine.flatten(pytree.tree_map(_as_tensor, arguments), {})
+    require_dense(tensors, "a batch is", "stream takes dense tensors")
     places = {tensor.device for tensor in tensors}
     if not (places <= {_HOST} or (engine.device.type == "cuda" and places == {_exact(engine.device)})):
         named = " and ".join(sorted(map(str, places)))
@@ -366,8 +368,10 @@ def _tensors(engine: Streamed, batch: Any) -> tuple[torch.Tensor, ...]:
 def _as_tensor(leaf: Any) -> Any:
     if not isinstance(leaf, np.ndarray):
         return leaf
-    if not leaf.flags.writeable or any(stride < 0 for stride in leaf.strides):
-        leaf = leaf.copy(order="K")  # PyTorch takes neither
+    if not leaf.flags.writeable or any(stride < 0 or stride % leaf.itemsize for stride in leaf.strides):
+        leaf = leaf.copy(
+            order="K"
+        )  # PyTorch takes none of these: fields of records have strides between elements
     return torch.from_numpy(leaf)
 
 

@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from escalade.device.strides import MEMORY_FORMAT, is_packed, layout_of
+
 Tensor = torch.Tensor
 _aten = torch.ops.aten
 
@@ -24,10 +26,8 @@ def result_of(function: Any, arguments: Sequence[Any], keywords: dict[str, Any])
 
 def _format(x: Tensor) -> torch.memory_format | None:
     """The order of dimensions, if it is one of those with a name; images of one channel or pixel have PyTorch's."""
-    if x.is_contiguous():
-        return torch.contiguous_format
-    last = x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last)
-    return torch.channels_last if last else None
+    layout = layout_of(x)
+    return MEMORY_FORMAT[layout] if is_packed(x, layout) else None
 
 
 def _like(x: Tensor, *shape: int) -> Tensor | None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from escalade.device.strides import empty, layout_of
 from escalade.engine.capture.export import graph_of, with_original
 from escalade.engine.capture.given import Given, require_module
 from escalade.engine.capture.separate import Original
@@ -88,13 +89,11 @@ class _Like:
 
     dtype: torch.dtype
     device: torch.device
-    is_channels_last: bool
+    layout: str
 
     @staticmethod
     def of(leaf: torch.Tensor) -> _Like:
-        last = leaf.dim() == 4 and not leaf.is_contiguous()
-        return _Like(leaf.dtype, leaf.device, last and leaf.is_contiguous(memory_format=torch.channels_last))
+        return _Like(leaf.dtype, leaf.device, layout_of(leaf))
 
     def made(self, shape: Sequence[int]) -> torch.Tensor:
-        tensor = torch.zeros(tuple(shape), dtype=self.dtype, device=self.device)
-        return tensor.contiguous(memory_format=torch.channels_last) if self.is_channels_last else tensor
+        return empty(shape, self.dtype, self.layout, self.device).zero_()

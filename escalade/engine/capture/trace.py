@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from escalade.device.strides import empty, is_packed, layout_of
 from escalade.engine.capture.given import Given, Names
 from escalade.engine.capture.hollow import Calls, Count, Hollow, NotFollowed, Questions, Spelled
 from escalade.engine.capture.reader import Copies, FxReader, dtype_name, mutates, note_changes, tangled
@@ -120,11 +121,10 @@ def _follow(original: Original, given: Given, batch: int, most: int) -> _Run:
         if type(leaf) is not torch.Tensor and type(leaf) is not torch.nn.Parameter:
             raise NotFollowed("a tensor of a class of its own")
         shape = (batch, *leaf.shape[1:]) if given.grows(leaf) else tuple(leaf.shape)
-        meta = torch.empty(shape, dtype=leaf.dtype, device="meta")
-        if not leaf.is_contiguous():
-            if leaf.dim() != 4 or not leaf.is_contiguous(memory_format=torch.channels_last):
-                raise NotFollowed("an input that is not dense")
-            meta = meta.contiguous(memory_format=torch.channels_last)
+        layout = layout_of(leaf)
+        if not is_packed(leaf, layout):
+            raise NotFollowed("an input that is not dense")
+        meta = empty(shape, leaf.dtype, layout, "meta")
         return noted.input(name, meta, leaf.device)
 
     model = original.copied(noted.constant)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
 
 from escalade.device.pytorch import WORDS
+from escalade.device.strides import layout_of
 from escalade.errors import UnsupportedError
 from escalade.ops.base import dtypes
 
@@ -21,8 +23,15 @@ _ROOM = 2**40
 
 
 def is_dense(tensor: torch.Tensor) -> bool:
-    """Whether its elements lie in memory, and nothing else does: kernels read what its strides say."""
+    """Return True if every element has an address that the strides give: not sparse, nested or zeros without memory."""
     return tensor.layout is torch.strided and not tensor.is_nested and not WORDS.is_nothing(tensor)
+
+
+def require_dense(tensors: Iterable[torch.Tensor], passed: str, taken: str) -> None:
+    """Refuse tensors without strides; `passed` says which tensors these are, `taken` what is supported."""
+    for tensor in tensors:
+        if not is_dense(tensor):
+            raise UnsupportedError(f"{passed} {kind_of(tensor)}; {taken}")
 
 
 def is_finite(tensor: torch.Tensor) -> bool:
@@ -100,10 +109,7 @@ class InputFormat:
 
     @staticmethod
     def of(tensor: torch.Tensor) -> InputFormat:
-        if tensor.dim() != 4:
-            return InputFormat(tensor.dtype, "flat")
-        channels_last = not tensor.is_contiguous() and tensor.is_contiguous(memory_format=torch.channels_last)
-        return InputFormat(tensor.dtype, "nhwc" if channels_last else "nchw")
+        return InputFormat(tensor.dtype, layout_of(tensor))
 
 
 def require_dtype(dtype: str | torch.dtype) -> str:

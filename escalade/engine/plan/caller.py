@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from functools import partial
 
 import torch
 
 from escalade.device.pytorch import WORDS
+from escalade.device.strides import ALIGNMENT, is_packed
 from escalade.engine.graph.forms import Form
-
-ALIGNMENT = 16
-"""Kernels load 16 bytes at a time."""
 
 _MOST_GUARDS = 16
 """Kinds of readable tensors, one after another, that are remembered: making a guard takes longer than a look."""
@@ -24,7 +23,7 @@ class Given:
 
     def __init__(self, form: Form, device: torch.device, point: Point) -> None:
         self._dtype = form.dtype
-        self._is_dense = _is_channels_last if form.layout == "nhwc" else torch.Tensor.is_contiguous
+        self._is_packed: Callable[[torch.Tensor], bool] = partial(is_packed, layout=form.layout)
         self._copy = Made(form, device, point)
         self._point = point
         self._is_like_last: Callable[..., bool] = lambda tensor: False
@@ -43,7 +42,7 @@ class Given:
     def _is_readable(self, tensor: torch.Tensor) -> bool:
         """Looks at each of its properties, which takes several times as long as to see that they are those of the last
         one: for the first calls, and for those in other modes of PyTorch."""
-        if tensor.dtype is not self._dtype or not self._is_dense(tensor) or WORDS.is_negative(tensor):
+        if tensor.dtype is not self._dtype or not self._is_packed(tensor) or WORDS.is_negative(tensor):
             return False
         if self._guards < _MOST_GUARDS:
             self._is_like_last = WORDS.guard([tensor])
@@ -86,13 +85,3 @@ class Made:
             and not room.data_ptr() % ALIGNMENT
             and not WORDS.is_negative(room)
         )
-
-
-def is_apart(room: torch.Tensor, tensors: Iterable[torch.Tensor]) -> bool:
-    """Whether a tensor shares no memory with these, so that it may be written while they are read."""
-    memory = room.untyped_storage().data_ptr()
-    return all(tensor.untyped_storage().data_ptr() != memory for tensor in tensors)
-
-
-def _is_channels_last(tensor: torch.Tensor) -> bool:
-    return tensor.is_contiguous(memory_format=torch.channels_last)

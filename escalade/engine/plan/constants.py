@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
+from escalade.device.strides import aligned
 from escalade.engine.graph.forms import STORAGE, is_finite
 from escalade.engine.graph.graph import Graph
 from escalade.engine.nodes import operator_of
@@ -16,7 +17,6 @@ from escalade.engine.nodes.lowering import FP8, FP32, NHWC
 from escalade.engine.plan.step import ConstantForm
 from escalade.errors import UnsupportedError
 from escalade.ops.base.dtypes import to_e4m3
-from escalade.ops.calling.executables import aligned
 
 
 def require_finite(graph: Graph) -> None:

@@ -12,8 +12,9 @@ from escalade.device.arguments import Pointers
 from escalade.device.cuda import CudaLaunch
 from escalade.device.graph import ChainedGraph, GraphNode, KernelGraph, RecordedGraph
 from escalade.device.run import Executable
+from escalade.device.strides import is_apart
 from escalade.engine.plan.addresses import Addresses
-from escalade.engine.plan.caller import Given, Made, is_apart
+from escalade.engine.plan.caller import Given, Made
 from escalade.engine.plan.constants import Constants
 from escalade.engine.plan.kernels import Kernels, clear_about_memory
 from escalade.engine.plan.plan import Plan

@@ -11,6 +11,7 @@ import torch
 
 from escalade.device.packing import Prepared
 from escalade.device.recipe import Recipe
+from escalade.device.strides import is_apart
 from escalade.engine.graph.forms import STORAGE
 from escalade.engine.graph.graph import Input
 from escalade.engine.nodes.arithmetic import own_arithmetic
@@ -121,7 +122,9 @@ class SteppedProgram:
                 for name in self._ends.get(number, ()):
                     del values[name]
         if rooms is not None:
-            return settled(rooms, [self._output(name, values) for name in plan.graph.outputs])
+            results = [self._output(name, values) for name in plan.graph.outputs]
+            # A result that is a view of an input is read after other results are written, maybe over that input.
+            return settled(rooms, [one if is_apart(one, rooms) else one.clone() for one in results])
         others = {tensor.untyped_storage().data_ptr() for tensor in (*tensors, *self._constants.values())}
         results = []
         for name, dtype in zip(plan.graph.outputs, types, strict=True):

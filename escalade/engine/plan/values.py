@@ -12,10 +12,10 @@ from functools import lru_cache
 
 import torch
 
+from escalade.device.strides import is_aligned, same_order
 from escalade.engine.graph.forms import Form
 from escalade.engine.nodes import operator_of
 from escalade.engine.nodes.evaluate import compute
-from escalade.engine.plan.caller import ALIGNMENT
 from escalade.engine.plan.plan import Plan
 from escalade.engine.plan.step import Step
 
@@ -119,11 +119,7 @@ class Values:
 def in_form(form: Form, value: torch.Tensor) -> torch.Tensor:
     """A value of that type and in that order, copied only if it is not."""
     _, strides = _memory(form)
-    lies_so = value.stride() == strides or all(
-        found == wanted or size <= 1
-        for size, found, wanted in zip(value.shape, value.stride(), strides, strict=True)
-    )
-    if lies_so and value.dtype is form.dtype and not value.data_ptr() % ALIGNMENT:
+    if same_order(value.shape, value.stride(), strides) and value.dtype is form.dtype and is_aligned(value):
         return value
     return empty(form, value.device).copy_(value)
 

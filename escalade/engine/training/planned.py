@@ -10,6 +10,7 @@ from itertools import accumulate
 import torch
 from torch import nn
 
+from escalade.device.strides import ALIGNMENT, empty, is_aligned, is_packed, layout_of, same_order
 from escalade.engine.capture.joint import Joint
 from escalade.engine.graph.forms import InputFormat
 from escalade.engine.graph.graph import Graph
@@ -18,7 +19,6 @@ from escalade.engine.passes import optimise_step
 from escalade.engine.passes.casts import Cast, drop_output_casts, lift_casts
 from escalade.engine.passes.counters import drop_counters
 from escalade.engine.passes.fusion_level import FusionLevel
-from escalade.engine.plan.caller import ALIGNMENT
 from escalade.engine.plan.constants import Constants
 from escalade.engine.plan.plan import Plan
 from escalade.engine.plan.planner import make_plan
@@ -66,7 +66,9 @@ class Planned:
         own = [*(parameters[name] for name in joint.parameters), *(buffers[name] for name in joint.buffers)]
         bound = dict(zip(names, (_required(one.detach()) for one in own), strict=False))
         given = dict(zip(names[len(own) :], inputs, strict=False))
-        bound |= {name: torch.empty_like(one) for name, one in given.items()}
+        bound |= {
+            name: empty(one.shape, one.dtype, layout_of(one), one.device) for name, one in given.items()
+        }
         if scale is not None:
             bound[names[-1]] = scale
         bound |= {cast.name: torch.empty_like(bound[cast.of], dtype=cast.dtype) for cast in casts}
@@ -232,19 +234,13 @@ def _one_behind_another(
 
 def _lying_as(parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
     """A gradient with the strides of its parameter, if its elements lie in that order."""
-    alike = all(
-        size <= 1 or own == theirs
-        for size, own, theirs in zip(parameter.shape, parameter.stride(), gradient.stride(), strict=True)
-    )
+    alike = same_order(parameter.shape, parameter.stride(), gradient.stride())
     return gradient.as_strided(parameter.shape, parameter.stride()) if alike else gradient
 
 
 def _required(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor of the model's that kernels can read and write where it is."""
-    dense = tensor.is_contiguous() or (
-        tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
-    )
-    if not dense or tensor.data_ptr() % ALIGNMENT:
+    if not is_packed(tensor, layout_of(tensor)) or not is_aligned(tensor):
         raise UnsupportedError(
             f"a parameter or buffer of {list(tensor.shape)} with strides {list(tensor.stride())} at address "
             f"{tensor.data_ptr()}: a training step takes those that lie without gaps, in PyTorch's order or in "

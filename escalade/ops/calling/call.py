@@ -13,9 +13,10 @@ import torch
 
 from escalade.device.pytorch import WORDS
 from escalade.device.recipe import Workspace
+from escalade.device.strides import ALIGNMENT, aligned
 from escalade.ops.base.operation import Operation
 from escalade.ops.base.problem import Problem
-from escalade.ops.calling.executables import ALIGNMENT, Ready, ready
+from escalade.ops.calling.executables import Ready, ready
 from escalade.ops.calling.straight import Source
 
 _ROOM_ALIGNMENT = 256  # bytes, of workspaces: as CUDA's own allocations
@@ -199,4 +200,4 @@ def _needed(lay: Lay | None, tensor: torch.Tensor | None) -> Lay | None:
 
 
 def _aligned(tensor: torch.Tensor | None) -> torch.Tensor | None:
-    return tensor if tensor is None or tensor.data_ptr() % ALIGNMENT == 0 else tensor.clone()
+    return None if tensor is None else aligned(tensor)

@@ -18,8 +18,6 @@ from escalade.ops.choose.choice import choose
 
 _MOST_EXECUTABLES = 1024  # of a thread; the oldest goes first
 _MOST_KEPT = 2**20  # bytes of a workspace that a thread keeps for each stream
-ALIGNMENT = 16
-"""Bytes that kernels load at a time."""
 
 
 class PerThread(threading.local):
@@ -104,8 +102,3 @@ def keep(known: dict[tuple[Any, ...], Any], key: tuple[Any, ...], value: Any) ->
     if len(known) >= _MOST_EXECUTABLES:
         known.pop(next(iter(known)))
     known[key] = value
-
-
-def aligned(tensor: torch.Tensor) -> torch.Tensor:
-    """Kernels load 16 bytes at a time; a tensor that starts inside another's memory may lie between."""
-    return tensor if tensor.data_ptr() % ALIGNMENT == 0 else tensor.clone()

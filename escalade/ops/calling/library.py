@@ -126,10 +126,15 @@ def define_in_place(schema: str, run: Function, fake: Function, instead: str = "
             given = arguments[place] if place < len(arguments) else ()
             yield from (given,) if isinstance(given, torch.Tensor) else given
 
-    def refuse_gradients(*arguments: Any) -> None:
+    def refuse_what_cannot_be_written(*arguments: Any) -> None:
         if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in overwritten(arguments)):
             raise UnsupportedError(
                 f"{name} overwrites a tensor that needs a gradient; use {instead}torch.no_grad()"
+            )
+        if any(tensor.is_neg() for tensor in overwritten(arguments)):
+            raise UnsupportedError(
+                f"{name} overwrites a tensor that PyTorch negates when it is read, such as the imaginary part of a "
+                "conjugate; pass what resolve_neg() returns"
             )
         with torch._C._AutoDispatchBelowAutograd():
             packet(*arguments)
@@ -141,7 +146,7 @@ def define_in_place(schema: str, run: Function, fake: Function, instead: str = "
         with torch._C._AutoDispatchBelowADInplaceOrView():
             packet(*arguments)
 
-    library.impl(name, refuse_gradients, "Autograd")
+    library.impl(name, refuse_what_cannot_be_written, "Autograd")
     library.impl(name, count_the_change, "ADInplaceOrView")
     return Registered(name)
 

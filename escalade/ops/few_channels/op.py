@@ -7,9 +7,10 @@ from typing import Any, NamedTuple
 
 import torch
 
+from escalade.device.strides import aligned
 from escalade.errors import UnsupportedError
 from escalade.ops.base.dtypes import NAMES, STORAGE
-from escalade.ops.calling.executables import aligned, ready
+from escalade.ops.calling.executables import ready
 from escalade.ops.calling.library import define, require_alike, require_rung, require_same_device
 from escalade.ops.few_channels.operation import FEW_CHANNELS
 from escalade.ops.few_channels.problem import MOST_CHANNELS, MOST_FILTERS, SOURCES, FewChannelsProblem

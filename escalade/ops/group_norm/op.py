@@ -6,9 +6,10 @@ from typing import Any
 
 import torch
 
+from escalade.device.strides import aligned
 from escalade.errors import UnsupportedError
 from escalade.ops.base.dtypes import dtype_of
-from escalade.ops.calling.executables import aligned, ready
+from escalade.ops.calling.executables import ready
 from escalade.ops.calling.library import define, require_rung
 from escalade.ops.group_norm.operation import GROUP_NORM
 from escalade.ops.group_norm.problem import EPSILON, GroupNormProblem

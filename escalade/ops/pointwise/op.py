@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Iterable
 
 import torch
 
+from escalade.device.strides import aligned
 from escalade.errors import UnsupportedError
 from escalade.ops.base.dtypes import dtype_of
-from escalade.ops.calling.executables import aligned, ready
+from escalade.ops.calling.executables import ready
 from escalade.ops.calling.library import define, require_rung, require_same_device
 from escalade.ops.expressions import Expression
 from escalade.ops.pointwise.operation import POINTWISE
@@ -72,6 +75,9 @@ def _run(
     tensors, program = _given(x, others, expression), Expression.parse(expression)
     dtype = _dtype(tensors)
     results = _room(tensors, len(program.results))
+    made = dict(zip(result_names(program), results, strict=True))
+    apart = _apart_from(made, tensors)
+    program, tensors = program.rename(apart), {apart[name]: tensor for name, tensor in tensors.items()}
     y = results[0]
     if y.numel() == 0:
         require_rung(POINTWISE, rung)
@@ -82,10 +88,20 @@ def _run(
         name: View(tuple(tensor.shape), _steps(tensor), "uint8" if tensor.dtype in _BYTES else dtype)
         for name, tensor in seen.items()
     }
-    problem = PointwiseProblem.of(expression, [y.shape[axis] for axis in order], views, dtype)
-    made = dict(zip(result_names(program), results, strict=True))
+    problem = PointwiseProblem.of(program.text, [y.shape[axis] for axis in order], views, dtype)
     ready(POINTWISE, problem, y.device, rung).run({**seen, **made})
     return results
+
+
+def _apart_from(made: Iterable[str], names: Iterable[str]) -> dict[str, str]:
+    """A name per input that no result has: the kernel's buffers, y among them, are found by name."""
+    taken, found = {*made, *names}, {}
+    for name in names:
+        found[name] = name
+        while found[name] in made:
+            found[name] = next(new for n in itertools.count() if (new := f"{name}_{n}") not in taken)
+        taken.add(found[name])
+    return found
 
 
 def _kept(tensor: torch.Tensor) -> torch.Tensor:

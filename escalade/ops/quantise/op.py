@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import torch
 
+from escalade.device.strides import aligned
 from escalade.errors import UnsupportedError
 from escalade.ops.base.dtypes import E4M3, dtype_of
-from escalade.ops.calling.executables import aligned, ready
+from escalade.ops.calling.executables import ready
 from escalade.ops.calling.library import define, require_rung
 from escalade.ops.quantise.operation import QUANTISE
 from escalade.ops.quantise.problem import QuantiseProblem

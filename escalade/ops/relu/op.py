@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
+from escalade.device.strides import aligned
 from escalade.errors import UnsupportedError
 from escalade.ops.base.dtypes import dtype_of
 from escalade.ops.calling.call import Plan
-from escalade.ops.calling.executables import aligned
 from escalade.ops.calling.library import define_in_place, define_planned
 from escalade.ops.pointwise.operation import POINTWISE
 from escalade.ops.pointwise.problem import PointwiseProblem

@@ -10,15 +10,14 @@ from typing import Protocol
 
 import torch
 
+from escalade.device.strides import MEMORY_FORMAT, aligned, layout_of, packed
 from escalade.errors import UnsupportedError
 from escalade.ops.base.checks import require, require_at_least
 from escalade.ops.base.dtypes import DTYPES, STORAGE, dtype_of
 from escalade.ops.base.problem import Problem
 from escalade.ops.calling.call import Lay
-from escalade.ops.calling.executables import aligned
 
 LAYOUTS = ("nchw", "nhwc")
-MEMORY_FORMAT = {"nchw": torch.contiguous_format, "nhwc": torch.channels_last}
 
 
 # --- problems
@@ -178,25 +177,15 @@ def check_images(operation: str, x: torch.Tensor) -> None:
     dtype_of(operation, x)
 
 
-def layout_of(x: torch.Tensor) -> str:
-    """nhwc for channels_last tensors; where the two cannot be told apart (one channel, one pixel), nchw."""
-    if x.is_contiguous():
-        return "nchw"
-    return "nhwc" if x.is_contiguous(memory_format=torch.channels_last) else "nchw"
-
-
 def laying(layout: str) -> Lay:
-    """How images, and weights as wide, lie for kernels of a layout; vectors lie without gaps."""
-    memory_format = MEMORY_FORMAT[layout]
+    """Return what packs images, and weights of 4 dimensions, in that layout, and all else in row-major order."""
 
     def lay(tensor: torch.Tensor | None) -> torch.Tensor | None:
-        if tensor is None:
-            return None
-        return tensor.contiguous(memory_format=memory_format) if tensor.dim() == 4 else tensor.contiguous()
+        return None if tensor is None else packed(tensor, layout if tensor.dim() == 4 else "flat")
 
     return lay
 
 
 def laid_out(x: torch.Tensor, layout: str) -> torch.Tensor:
-    """x as kernels take it; a strided one is copied."""
-    return aligned(x.contiguous(memory_format=MEMORY_FORMAT[layout]))
+    """Return x packed in that layout from an aligned address, copied if it is not."""
+    return aligned(packed(x, layout))

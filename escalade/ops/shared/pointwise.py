@@ -14,6 +14,7 @@ import torch
 
 from escalade.device.program import Constant, Macro, Program
 from escalade.device.recipe import Argument, Buffer, Int64, Ints, KernelCall, Recipe
+from escalade.device.strides import aligned
 from escalade.errors import UnsupportedError
 from escalade.ops.base.checks import require
 from escalade.ops.base.dtypes import DTYPES, STORAGE, element, full_vector
@@ -23,7 +24,7 @@ from escalade.ops.base.pitch import unsupported_pitch
 from escalade.ops.base.problem import P, Problem
 from escalade.ops.base.rung import Config, Rung, ThreadsConfig
 from escalade.ops.calling.call import Lay, Plan, launched
-from escalade.ops.calling.executables import aligned, ready
+from escalade.ops.calling.executables import ready
 from escalade.ops.calling.library import require_rung
 from escalade.ops.expressions import Expression
 
