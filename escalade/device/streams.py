@@ -16,45 +16,48 @@ import torch
 from escalade.device.driver import check, make_context_current
 
 _MOST = 32
-"""Streams per device that are created for threads that find none of their own; beyond that any free one is taken."""
+"""Streams to compute on that are created for threads that have none; beyond that, any free one is taken."""
 _lock = threading.Lock()
-_free: defaultdict[int, dict[int, int]] = defaultdict(dict)
-"""Streams of each device that are not in use, with the thread that used each last. None is ever destroyed: PyTorch's
+_Kind = tuple[int, bool]
+"""A device's index, and whether PyTorch's operators run on the stream."""
+_free: defaultdict[_Kind, dict[int, int]] = defaultdict(dict)
+"""Streams of each kind that are not in use, with the thread that used each last. None is ever destroyed: PyTorch's
 allocator goes on asking what memory a stream has used."""
-_created: Counter[int] = Counter()
+_created: Counter[_Kind] = Counter()
 
 
 class _Own(torch.cuda.ExternalStream):
     """A stream that is free again when this object is deleted. Weak references cannot tell: PyTorch deletes streams
     without clearing them."""
 
-    user = 0
+    user, computes = 0, False
 
-    def __del__(self, free: Mapping[int, dict[int, int]] = _free) -> None:
-        free[self.device_index][self.cuda_stream] = self.user
+    def __del__(self, free: Mapping[_Kind, dict[int, int]] = _free) -> None:
+        free[self.device_index, self.computes][self.cuda_stream] = self.user
 
 
-def own_stream(device: torch.device | int) -> torch.cuda.Stream:
+def own_stream(device: torch.device | int, *, computes: bool = False) -> torch.cuda.Stream:
     """Return a stream of a GPU that nothing else uses while the returned object is alive.
 
-    A thread gets a stream that it had before, if one is free: cuBLAS keeps a workspace (32 MiB on Hopper) for every
-    pair of a thread and a stream.
+    Where PyTorch `computes` on it, a thread gets a stream that it had before, if one is free: cuBLAS keeps a workspace
+    (32 MiB on Hopper) for every pair of a thread and a stream.
     """
     index, thread = _index(device), threading.get_ident()
+    kind = (index, computes)
     with _lock:
-        free = _free[index]
+        free = _free[kind]
         own = [
             stream for stream in list(free) if free[stream] == thread
         ]  # a copy: streams may be freed meanwhile
         handle = own[-1] if own else None
-        if handle is None and _created[index] >= _MOST:
+        if handle is None and (not computes or _created[kind] >= _MOST):
             handle = next(iter(free), None)
         if handle is None:
-            _created[index] += 1
+            _created[kind] += 1
         else:
             del free[handle]
     stream = _Own(_made(index) if handle is None else handle, device=torch.device("cuda", index))
-    stream.user = thread
+    stream.user, stream.computes = thread, computes
     return stream
 
 

@@ -43,22 +43,21 @@ def test_a_thread_gets_a_stream_that_it_had_before(monkeypatch: pytest.MonkeyPat
         def work(_: int) -> None:
             for _ in range(8):
                 meet.wait()
-                stream = own_stream(CUDA)
+                stream = own_stream(CUDA, computes=True)
                 pairs.add((threading.get_ident(), stream.cuda_stream))
                 del stream
 
         list(pool.map(work, range(4)))
     assert len(pairs) == 4
-    streams._created[0] = streams._MOST
-    assert own_stream(CUDA).cuda_stream in {
-        stream for _, stream in pairs
-    }  # another thread's, when there are many
+    assert own_stream(CUDA).cuda_stream not in {stream for _, stream in pairs}
+    streams._created[0, True] = streams._MOST
+    assert own_stream(CUDA, computes=True).cuda_stream in {stream for _, stream in pairs}  # of another thread
 
 
 class _Handle:
     """Stands in for a stream of PyTorch, which cannot be created without CUDA."""
 
-    user = 0
+    user, computes = 0, False
 
     def __init__(self, handle: int, device: torch.device) -> None:
         self.cuda_stream, self.device_index = handle, device.index

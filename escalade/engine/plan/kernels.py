@@ -112,7 +112,7 @@ class Kernels:
         """Loads everything, on a stream that a graph can be recorded on. When it is over, weights are packed, for
         every stream.
         """
-        side = own_stream(self._device)
+        side = own_stream(self._device, computes=True)
         side.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.device(self._device), torch.cuda.stream(side):
             self._values.arena.zero_()
