@@ -14,6 +14,7 @@ from torch import nn
 
 from escalade import models
 from escalade.device import run
+from escalade.engine import compile
 from escalade.engine.capture.export import capture
 from escalade.engine.engine import Engine
 from escalade.engine.nodes import linear
@@ -201,3 +202,24 @@ def test_a_kernel_that_does_not_compile_gives_way_to_the_next_rung(
     assert len([record for record in caplog.records if "relu/vectorised" in record.message]) == 1
     rungs = {step.choice.rung.name for step in engine.plan(x).steps if step.node.op == "relu" and step.choice}
     assert rungs == {"naive"}
+
+
+@pytest.mark.parametrize("item", [(8, 7, 5), (16, 1, 1), (1, 6, 6)])
+def test_an_image_that_is_also_returned_is_read_in_the_plans_type(item: tuple[int, int, int]) -> None:
+    """In channels_last, one conversion serves both the caller, in the model's type, and kernels, in the plan's."""
+
+    class Returned(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Conv2d(item[0], 8, 3, padding=1), nn.Conv2d(8, 8, 1)
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            y = self.first(x)
+            return y, self.second(y), x
+
+    model, x = Returned().eval(), torch.randn(2, *item)
+    engine = compile(model, x, dtype="fp16", device="twin")
+    for given in (x, x.to(memory_format=torch.channels_last)):
+        for found, expected in zip(engine(given), model(given), strict=True):
+            assert found.dtype is torch.float32
+            torch.testing.assert_close(found, expected, rtol=1e-2, atol=1e-2)

@@ -109,14 +109,18 @@ def operator_of(node: Node) -> Operator:
 
 
 def stored_forms(graph: Graph, dtype: str) -> dict[str, Form]:
-    """How the result of every node lies in memory, in a plan of this dtype and a graph whose sizes are numbers."""
+    """Return how every node's result is stored, in a plan of this dtype and a graph whose sizes are numbers.
+
+    A result that only the caller reads may be stored in the model's own type; kernels read the plan's.
+    """
+    returned = {*graph.outputs} - {name for node in graph for name in node.inputs.values()}
     return {
         node.name: Form(
             node.shape,  # type: ignore[arg-type]
             operator_of(node).stored_type(
                 node,
                 getattr(torch, node.dtype) if graph.typed else STORAGE[dtype],
-                node.name in graph.outputs,
+                node.name in returned,
             ),
             operator_of(node).layout(node),
         )
