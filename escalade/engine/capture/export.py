@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import torch
 
 from escalade.engine.capture.given import Given, require_module
+from escalade.engine.capture.python_state import require_repeatable
 from escalade.engine.capture.reader import CaptureError
 from escalade.engine.capture.separate import Original
 from escalade.engine.capture.surroundings import undisturbed
@@ -54,7 +55,7 @@ def with_original(
                 undisturbed(model, autocast) as outside,
                 torch.compiler.set_stance("force_eager") if compiles else nullcontext(),
             ):
-                return work(Original(model, ours, outside))
+                return work(Original(model, ours, outside.named, outside.change))
         except RecursionError as error:
             raise CaptureError(
                 f"{type(model).__name__} holds objects inside each other more deeply than Python can follow"
@@ -67,8 +68,9 @@ def with_original(
 def graph_of(original: Original, given: Given) -> Graph:
     """What the model does with inputs of these sizes, for any batch size if it allows that."""
     graph = traced(original, given)
-    if graph is not None:
-        return graph
-    from escalade.engine.capture.programs import batched_graph, fixed_graph
+    if graph is None:
+        from escalade.engine.capture.programs import batched_graph, fixed_graph
 
-    return batched_graph(original, given) or fixed_graph(original, given)
+        graph = batched_graph(original, given) or fixed_graph(original, given)
+    require_repeatable(original, given)
+    return graph

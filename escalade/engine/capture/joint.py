@@ -92,7 +92,7 @@ def capture_step(
     def run() -> Joint:
         with undisturbed(model, autocast=False) as outside, exporting():
             ours = [*model.parameters(), *model.buffers()]  # which tracing replaces, and nothing writes to
-            copied = Original(model, ours, outside).copied(evaluates=False)
+            copied = Original(model, ours, outside.named).copied(evaluates=False)
             for module, mode in zip(copied.modules(), modes or (), strict=False):
                 module.training = mode
             trace_factors(copied)

@@ -23,6 +23,7 @@ from escalade.engine.capture.conditions import Conditions, Sizes
 from escalade.engine.capture.contents import Contents, answer
 from escalade.engine.capture.exported import NotBatched, Reader
 from escalade.engine.capture.given import Given, Names, is_by_items
+from escalade.engine.capture.python_state import Watch
 from escalade.engine.capture.reader import CaptureError
 from escalade.engine.capture.separate import Original
 from escalade.engine.capture.tracers import exporting, no_reports_of_this_thread
@@ -42,7 +43,7 @@ class _Plainly:
     a graph without hooks.
     """
 
-    def __init__(self, model: torch.nn.Module, given: Given) -> None:
+    def __init__(self, original: Original, model: torch.nn.Module, given: Given) -> None:
         self.structure: pytree.TreeSpec | None = None
         self.called = given.names(model)
         self._given = given
@@ -50,12 +51,14 @@ class _Plainly:
             answer(model)
             model.register_forward_pre_hook(self._closed, prepend=True, with_kwargs=True)
             model.register_forward_hook(self._note)  # behind the model's own, which see what it returns
+            self._watch = Watch(original, model, exports=True)
 
     def _closed(self, model: torch.nn.Module, arguments: Any, keywords: Any) -> tuple[Any, Any]:
         leaves = pytree.tree_leaves((arguments, keywords))
         return self._given.call([leaf for leaf in leaves if isinstance(leaf, torch.Tensor)])
 
     def _note(self, model: torch.nn.Module, arguments: Any, results: Any) -> tuple[torch.Tensor, ...]:
+        self._watch.note()  # PyTorch puts attributes back before it returns
         tensors, self.structure = flatten(results)
         return tuple(tensors)
 
@@ -63,7 +66,7 @@ class _Plainly:
 def fixed_graph(original: Original, given: Given) -> Graph:
     """What the model does with inputs of these sizes alone."""
     model = original.copied()
-    plainly = _Plainly(model, given)
+    plainly = _Plainly(original, model, given)
     arguments, keywords = opened(given.call())
     try:
         with exporting():
@@ -243,7 +246,7 @@ def export_free(original: Original, given: Given, free: Callable[[int], bool]) -
         }
 
     model = original.copied()
-    plainly = _Plainly(model, given)
+    plainly = _Plainly(original, model, given)
     wide = opened(given.call(list(map(widened, given.tensors))))
     try:
         shapes = _named_shapes(model, pytree.tree_map(dynamic, wide))

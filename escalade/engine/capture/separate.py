@@ -33,12 +33,19 @@ class Original:
     """A model as the caller has it, and the tensors that all its copies share: copies themselves, of each one."""
 
     def __init__(
-        self, model: nn.Module, ours: Iterable[torch.Tensor] = (), outside: Mapping[int, Any] | None = None
+        self,
+        model: nn.Module,
+        ours: Iterable[torch.Tensor] = (),
+        outside: Mapping[int, Any] | None = None,
+        changed_outside: Callable[[], str | None] = lambda: None,
     ) -> None:
         """Tensors of the model that are `ours` nobody else has, and they need no copying. Nor do objects that lie
-        `outside` of it, by identity.
+        `outside` of it, by identity. `changed_outside` names what running a copy has changed among these.
         """
         self.model = model
+        self.changed_outside = changed_outside
+        self.change: str | None = None
+        """The first thing that running a copy was seen to change in Python."""
         self._outside = outside or {}
         self._tensors: dict[tuple[Any, ...], torch.Tensor] = {}
         self._storages = {tensor.untyped_storage().data_ptr() for tensor in ours if _has_address(tensor)}
@@ -192,7 +199,7 @@ class _Copier:
         if hasattr(value, "__dict__"):
             for name, attribute in list(value.__dict__.items()):
                 made.__dict__[name] = self.of(attribute)
-        for name in _slots(type(value)):
+        for name in slots(type(value)):
             if hasattr(value, name):
                 object.__setattr__(made, name, self.of(getattr(value, name)))
         return made
@@ -318,7 +325,7 @@ def _is_plain(value: Any) -> bool:
         and kind.__reduce__ is object.__reduce__
         and not hasattr(kind, "__deepcopy__")
         and bool(kind.__flags__ & _HEAP)
-        and (hasattr(value, "__dict__") or any(_slots(kind)))
+        and (hasattr(value, "__dict__") or any(slots(kind)))
     )
 
 
@@ -347,10 +354,11 @@ _HEAP = 1 << 9
 """CPython's flag of classes that are written in Python."""
 
 
-def _slots(kind: type) -> Iterable[str]:
+def slots(kind: type) -> Iterable[str]:
+    """The names of all slots of a class, as they are set."""
     for each in kind.__mro__:
-        slots = each.__dict__.get("__slots__", ())
-        for name in (slots,) if isinstance(slots, str) else slots:
+        own = each.__dict__.get("__slots__", ())
+        for name in (own,) if isinstance(own, str) else own:
             if name not in ("__dict__", "__weakref__"):
                 private = name.startswith("__") and not name.endswith("__")
                 yield f"_{each.__name__.lstrip('_')}{name}" if private else name

@@ -13,6 +13,7 @@ import torch
 from escalade.device.strides import empty, layout_of
 from escalade.engine.capture.export import graph_of, with_original
 from escalade.engine.capture.given import Given, require_module
+from escalade.engine.capture.python_state import require_repeatable
 from escalade.engine.capture.separate import Original
 from escalade.engine.capture.trace import traced
 from escalade.engine.graph.graph import Graph
@@ -62,6 +63,11 @@ class AnySize:
         given = Given(made, self._structure)
 
         def work(original: Original) -> Graph:
+            graph = captured(original)
+            require_repeatable(original, given)
+            return graph
+
+        def captured(original: Original) -> Graph:
             if (graph := traced(original, given)) is not None:
                 return graph
             from escalade.engine.capture.programs import Program, batched_graph, export_free, fixed_graph

@@ -13,7 +13,7 @@ import time
 import types
 import warnings
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -46,18 +46,21 @@ _SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], object]], ...] = (
         for package, name in ((torch.backends.cudnn, "deterministic"), (torch.backends.mkldnn, "enabled"))
     ),
 )  # fmt: skip
+_VARYING = frozenset(("time", "datetime", "secrets", "uuid"))
+"""Modules whose functions return something else at every call."""
 _COMPILERS = ("TORCHINDUCTOR_", "TRITON_")
 _cached = type(functools.lru_cache(lambda: None))
 
 
 @contextmanager
-def undisturbed(model: nn.Module, autocast: bool) -> Iterator[Mapping[int, Any]]:
+def undisturbed(model: nn.Module, autocast: bool) -> Iterator[Outside]:
     """Copies of the model may run: without gradients, without warnings, and without the caller's autocast unless that
-    is wanted. What is put back, by identity, need not be copied: code that names it must find it in the model too.
+    is wanted. What is put back (`named`, by identity) need not be copied: code that names it must find it in the model
+    too.
     """
     with ExitStack() as stack:
         stack.enter_context(_one_at_a_time)
-        outside = _Outside(model)
+        outside = Outside(model)
         stack.callback(outside.put_back)
         stack.enter_context(_random_numbers(_gpus()))
         with one_at_a_time:  # a call of an engine, in another thread, has its own meanwhile
@@ -68,7 +71,7 @@ def undisturbed(model: nn.Module, autocast: bool) -> Iterator[Mapping[int, Any]]
         stack.enter_context(torch.no_grad())
         if not autocast:
             stack.enter_context(without_autocast())
-        yield outside.named
+        yield outside
 
 
 @contextmanager
@@ -95,7 +98,7 @@ def _gpus() -> list[int]:
     return list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
 
 
-class _Outside:
+class Outside:
     """The globals that a model's code names, the attributes of its classes, and what these hold.
 
     What the code reaches in other ways (through an object of another package, or a name that it makes up) is not seen.
@@ -106,6 +109,7 @@ class _Outside:
     def __init__(self, model: nn.Module) -> None:
         self._others = _times_of_other_threads()
         self.named: dict[int, Any] = {}
+        self._reads_clock = False
         self._seen: set[int] = set()
         self._alive: list[Any] = []
         self._undo: list[Callable[[bool], None]] = [functools.partial(_put_environment, dict(os.environ))]
@@ -123,6 +127,16 @@ class _Outside:
         for undo in self._undo:
             with contextlib.suppress(Exception):  # of a class that guards its attributes: the others' turn
                 undo(alone)
+
+    def change(self) -> str | None:
+        """Name something that has changed by now, or that changes by itself; None if there is nothing."""
+        for undo in self._undo:
+            if not isinstance(undo, functools.partial):
+                continue
+            test = _CHANGES.get(undo.func)
+            if test is not None and (found := test(*undo.args)) is not None:
+                return found
+        return "with the clock, which its code names," if self._reads_clock else None
 
     def _look_at_attribute(self, value: Any) -> None:
         """What a module holds is copied; what the functions among it name is not."""
@@ -185,6 +199,8 @@ class _Outside:
         for name in code.writes & names.keys():
             self._undo.append(functools.partial(_put_name, names, name, names[name]))
         for name in code.reads & names.keys():
+            home = getattr(names[name], "__module__", None) or getattr(names[name], "__name__", None)
+            self._reads_clock |= home in _VARYING
             if isinstance(names[name], types.ModuleType):
                 self._package(names[name], code)
             else:
@@ -324,6 +340,26 @@ def _put_attributes(kind: type, before: dict[str, Any], alone: bool) -> None:
             setattr(kind, name, value)
 
 
+def _changed_name(names: dict[str, Any], name: str, value: Any) -> str | None:
+    return None if names.get(name) is value else f"the global {name}"
+
+
+def _changed_cell(cell: types.CellType, value: Any) -> str | None:
+    return None if cell.cell_contents is value else "a variable of a function around it"
+
+
+def _changed_attributes(kind: type, before: dict[str, Any]) -> str | None:
+    now = vars(kind)
+    for name in (*before, *now):
+        if name not in _DESCRIBING and now.get(name, _ABSENT) is not before.get(name, _ABSENT):
+            return f"the class attribute {kind.__name__}.{name}"
+    return None
+
+
+def _changed_items(value: Any, before: Any) -> str | None:
+    return None if _holds_the_same(value, before) else f"a {type(value).__name__} that its code names"
+
+
 def _put_items(value: Any, before: Any, alone: bool) -> None:
     """Only where something has changed: another thread may be reading."""
     if not alone:
@@ -341,6 +377,16 @@ def _holds_the_same(value: Any, before: Any) -> bool:
     if isinstance(value, set):
         return set(map(id, value)) == set(map(id, before))
     return list(map(id, value)) == list(map(id, before))
+
+
+_ABSENT = object()
+_CHANGES: dict[Any, Callable[..., str | None]] = {
+    _put_name: _changed_name,
+    _put_cell: _changed_cell,
+    _put_attributes: _changed_attributes,
+    _put_items: _changed_items,
+}
+"""What names a change, by what undoes it."""
 
 
 def _take_out(value: Any, before: Any) -> None:

@@ -21,6 +21,7 @@ from torch.utils import _pytree as pytree
 from escalade.device.strides import empty, is_packed, layout_of
 from escalade.engine.capture.given import Given, Names
 from escalade.engine.capture.hollow import Calls, Count, Hollow, NotFollowed, Questions, Spelled
+from escalade.engine.capture.python_state import Watch
 from escalade.engine.capture.reader import Copies, FxReader, dtype_name, mutates, note_changes, tangled
 from escalade.engine.capture.separate import Original
 from escalade.engine.capture.surroundings import undisturbed
@@ -128,7 +129,7 @@ def _follow(original: Original, given: Given, batch: int, most: int) -> _Run:
         return noted.input(name, meta, leaf.device)
 
     model = original.copied(noted.constant)
-    with undisturbed(original.model, autocast=True), torch.inference_mode():
+    with undisturbed(original.model, autocast=True) as outside, torch.inference_mode():
         if any(isinstance(module, torch.fx.GraphModule) for module in model.modules()):
             raise NotFollowed("a graph that knows more of its operators than they say")
         names = {
@@ -140,8 +141,14 @@ def _follow(original: Original, given: Given, batch: int, most: int) -> _Run:
         called = given.names(model)
         arguments, keywords = given.call(list(map(hollow, given.tensors, called.tensors)))
         held = _held(model)
-        with _sources(model, noted), noted, Questions(batch), _exporting():
-            results = model(*arguments, **keywords)
+        with _sources(model, noted):
+            watch = (
+                Watch(original, model, outside.change) if batch == 1 else None
+            )  # other batches do the same
+            with noted, Questions(batch), _exporting():
+                results = model(*arguments, **keywords)
+            if watch is not None:
+                watch.note()
         if held != _held(model):
             raise NotFollowed("the model changes its own tensors")
     if any(isinstance(leaf, Count) for leaf in pytree.tree_leaves(results)):
