@@ -131,6 +131,11 @@ def test_calls_follow_the_strides_of_each_input(device: str) -> None:
             for other in inputs:
                 engine(one)
                 torch.testing.assert_close(engine(other), model(other).detach(), rtol=1e-4, atol=1e-5)
+    model, engine = made(lambda p, x: F.relu(F.max_pool2d(x, 2)), images, device=device)
+    for one in (orders[1].half(), *orders[:2], images.half(), *orders[:2]):
+        found = engine(one)
+        torch.testing.assert_close(found, model(one.float()).detach(), rtol=1e-4, atol=1e-5)
+        assert found.stride() == model(one).stride(), "a plan for each type and order of images"
 
 
 def test_inputs_are_taken_without_giving_the_interpreters_lock_away() -> None:

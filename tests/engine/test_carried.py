@@ -214,6 +214,15 @@ def test_confused_types_in_what_is_carried(path: pathlib.Path) -> None:
     assert refused
 
 
+def test_what_is_carried_is_part_of_the_checksum(path: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    contents = Contents.of(path)
+    carried = contents.metadata["carried"].replace(H200.name, A100.name)
+    changed = tmp_path / "changed.escalade"
+    changed.write_bytes(safetensors.torch.save(contents.tensors, {**contents.metadata, "carried": carried}))
+    with pytest.raises(FileError, match="is damaged"):
+        load(changed, device="cpu")
+
+
 def test_a_choice_that_there_is_not_is_made_again(path: pathlib.Path, tmp_path: pathlib.Path) -> None:
     """Of another version of Escalade, or of somebody who wrote what he liked: only a rung's own configs are taken."""
 

@@ -268,6 +268,11 @@ def test_the_checksum_is_of_names_types_and_sizes_too(saved: pathlib.Path) -> No
         save_file(tensors | changed, saved, metadata)
         with pytest.raises(FileError, match="is damaged: its contents do not match its checksum"):
             load(saved, device="cpu")
+    renamed = {f"{name}0" if name == one else name: tensor for name, tensor in tensors.items()}
+    saved.unlink()
+    save_file(renamed, saved, metadata)
+    with pytest.raises(FileError, match="is damaged"):
+        load(saved, device="cpu")
     saved.unlink()
     save_file(tensors, saved, {**metadata, "dtype": "fp16"})
     with pytest.raises(FileError, match="is damaged"):

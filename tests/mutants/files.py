@@ -6,13 +6,20 @@ from tests.mutants.mutant import Mutant
 
 ENGINE = "escalade/engine/"
 DEVICE = "escalade/device/"
-CALLS = ("tests/engine/test_calls.py", "tests/engine/test_plans.py")
-FILE = ("tests/engine/test_file.py",)
-CARRIED = ("tests/engine/test_carried.py",)
-TWIN = ("tests/device/twin/test_building.py",)
+CALLS = (
+    "tests/engine/test_calls.py::test_calls_follow_the_strides_of_each_input",
+    "tests/engine/test_plans.py",
+    "tests/engine/test_calls.py::test_results_where_the_caller_wants_them",
+)
+FILE = ("tests/engine/test_file.py::test_the_checksum_is_of_names_types_and_sizes_too",)
+CARRIED = ("tests/engine/test_carried.py::test_plans_are_for_one_card_and_one_set_of_inputs",)
+TWIN = ("tests/device/twin/test_building.py::test_the_key_has_everything_that_a_library_depends_on",)
 NVRTC = ("tests/device/test_nvrtc.py",)
 CACHE = ("tests/device/cache",)
-GUARDS = ("tests/ops/calling/test_calls.py", "tests/engine/test_calls.py")
+GUARDS = (
+    "tests/ops/calling/test_calls.py::test_words_that_mean_something_else_are_not_taken",
+    "tests/engine/test_calls.py::test_calls_follow_the_strides_of_each_input",
+)
 GRAPH = ("tests/device/test_graph.py", "tests/device/test_arguments.py", "tests/engine/plan/test_program.py")
 CHOICE = ("tests/ops/choose",)
 STREAMING = ("tests/engine/test_streaming.py", "tests/engine/test_streaming_order.py")
@@ -52,42 +59,6 @@ MUTANTS: tuple[Mutant, ...] = (
         TWIN,
     ),
     _of(
-        DEVICE + "nvrtc.py",
-        "cubin-key-without-the-compiler",
-        "        compiler_version(),\n        architecture,\n",
-        "        architecture,\n",
-        NVRTC,
-    ),
-    _of(
-        DEVICE + "nvrtc.py",
-        "cubin-key-without-nvidias-headers",
-        "        header_digest(cuda_headers(), nvidia_includes(program)),\n",
-        "",
-        NVRTC,
-    ),
-    _of(
-        DEVICE + "cache.py",
-        "cache-key-parts-run-together",
-        '        digest.update(len(data).to_bytes(8, "little"))\n',
-        "",
-        CACHE,
-    ),
-    _of(
-        DEVICE + "cache.py",
-        "damage-is-not-removed",
-        "if os.path.samestat(os.lstat(path), damage.status):",
-        "if False:",
-        CACHE,
-    ),
-    _of(DEVICE + "cache.py", "entries-in-use-are-evicted", ">= self.grace_seconds", ">= 0", CACHE),
-    _of(
-        DEVICE + "cache.py",
-        "the-newest-entries-go-first",
-        "key=lambda entry: entry.last_use)",
-        "key=lambda entry: -entry.last_use)",
-        CACHE,
-    ),
-    _of(
         DEVICE + "pytorch.py",
         "a-guard-without-strides",
         "dynamic_dims_strides=[list(tensor.stride()) for tensor in tensors]",
@@ -100,48 +71,6 @@ MUTANTS: tuple[Mutant, ...] = (
         "tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device",
         "tuple(tensor.shape), (), tensor.dtype, tensor.device",
         GUARDS,
-    ),
-    _of(
-        DEVICE + "pytorch.py",
-        "a-guard-of-the-first-tensor",
-        "len({id(tensor) for tensor in tensors}) < len(tensors)",
-        "len(tensors) < 0",
-        GUARDS,
-    ),
-    _of(
-        DEVICE + "graph.py",
-        "changes-are-copied-at-every-replay",
-        "            self._changed.clear()\n",
-        "",
-        GRAPH,
-    ),
-    _of(
-        DEVICE + "graph.py",
-        "a-chain-in-no-order",
-        "behind = nodes[-1].handle if nodes else None",
-        "behind = nodes[0].handle if nodes else None",
-        GRAPH,
-    ),
-    _of(
-        DEVICE + "arguments.py",
-        "pointers-forget-a-buffers-offset",
-        "(value, offset + buffer.offset) for value",
-        "(value, offset) for value",
-        GRAPH,
-    ),
-    _of(
-        DEVICE + "arguments.py",
-        "tensor-maps-are-not-encoded-again",
-        "        self._encoded = {}\n        self.forget()\n",
-        "        self.forget()\n",
-        GRAPH,
-    ),
-    _of(
-        DEVICE + "arguments.py",
-        "an-address-is-kept-although-others-set-it",
-        '        """Someone else has set the arguments meanwhile."""\n        self._address = None',
-        '        """Someone else has set the arguments meanwhile."""',
-        (*GRAPH, "tests/ops/calling/test_calls.py"),
     ),
     _of(
         ENGINE + "engine.py",
@@ -163,27 +92,6 @@ MUTANTS: tuple[Mutant, ...] = (
         "the-last-plan-stays-when-dropped",
         "if seen.kept is not gone}\n        self.last = None",
         "if seen.kept is not gone}",
-        CALLS,
-    ),
-    _of(
-        ENGINE + "plans.py",
-        "the-newest-plan-goes-first",
-        "oldest = min(self.kept",
-        "oldest = max(self.kept",
-        CALLS,
-    ),
-    _of(
-        ENGINE + "calls.py",
-        "results-over-inputs-in-direct-calls",
-        "made.within(room) if is_apart(room, tensors) else made.make()",
-        "made.within(room)",
-        CALLS,
-    ),
-    _of(
-        ENGINE + "calls.py",
-        "a-stream-does-not-wait-for-another",
-        "current.wait_event(self._done.event)",
-        "pass",
         CALLS,
     ),
     _of(
@@ -219,9 +127,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "a-digest-without-what-is-carried",
         'f"{dtype}\\n{graph}{carried}"',
         'f"{dtype}\\n{graph}"',
-        CARRIED,
+        ("tests/engine/test_carried.py",),
     ),
-    _of(ENGINE + "file.py", "shared-weights-become-two", "if id(tensor) not in moved:", "if True:", FILE),
     _of(
         ENGINE + "carried.py",
         "plans-of-cards-of-other-sizes",
@@ -249,103 +156,5 @@ MUTANTS: tuple[Mutant, ...] = (
         'removeprefix("torch."), form.layout] for',
         'removeprefix("torch."), ""] for',
         CARRIED,
-    ),
-    _of(
-        "escalade/ops/choose/choice.py",
-        "rungs-that-failed-are-chosen-again",
-        'if f"{operation.name}/{name}" in avoid:',
-        "if name in avoid:",
-        CHOICE,
-    ),
-    _of(
-        "escalade/ops/choose/choice.py",
-        "conversions-cost-nothing",
-        "        if us + conversion < least:\n            least = us + conversion",
-        "        if us < least:\n            least = us",
-        CHOICE,
-    ),
-    _of(
-        "escalade/ops/choose/choice.py",
-        "a-rungs-refusal-of-a-measured-problem",
-        "        if rung.refusal(problem) is not None:\n            continue\n        for config",
-        "        for config",
-        CHOICE,
-    ),
-    _of(
-        "escalade/ops/choose/table.py",
-        "tables-without-the-layout",
-        '{problem.dtype} {problem.layout}"',
-        '{problem.dtype}"',
-        CHOICE,
-    ),
-    _of(
-        "escalade/ops/choose/table.py",
-        "tables-are-not-read-again",
-        "_read_at(path, origin, (status.st_mtime_ns, status.st_ino, status.st_size))",
-        "_read_at(path, origin, ())",
-        CHOICE,
-    ),
-    _of(
-        "escalade/ops/calling/executables.py",
-        "executables-whatever-the-rung",
-        "key = (operation, problem, rung, device)",
-        "key = (operation, problem, device)",
-        ("tests/ops/calling",),
-    ),
-    _of(
-        "escalade/ops/calling/call.py",
-        "workspaces-on-top-of-each-other",
-        "        end += -(-room.bytes // _ROOM_ALIGNMENT) * _ROOM_ALIGNMENT",
-        "        end = -(-room.bytes // _ROOM_ALIGNMENT) * _ROOM_ALIGNMENT",
-        ("tests/ops/calling",),
-    ),
-    _of(
-        "escalade/ops/calling/call.py",
-        "unaligned-arguments-as-they-are",
-        "name: _aligned(arguments[place] if lay is None else lay(arguments[place]))",
-        "name: (arguments[place] if lay is None else lay(arguments[place]))",
-        ("tests/ops/calling", "tests/ops/test_alignment.py"),
-    ),
-    _of(
-        "escalade/ops/calling/operator.py",
-        "kinds-without-strides",
-        "(one.shape, one.stride(), one.dtype, one.device) for one",
-        "(one.shape, one.dtype, one.device) for one",
-        ("tests/ops/calling",),
-    ),
-    _of(
-        ENGINE + "streaming.py",
-        "results-are-the-slots-memory",
-        "[result.clone() for result in self._made.tensors]",
-        "self._made.tensors",
-        STREAMING,
-    ),
-    _of(
-        ENGINE + "streaming.py",
-        "a-slot-is-free-before-its-results",
-        "            made = slots[number].receive()\n            feeder.free.put(number)",
-        "            feeder.free.put(number)\n            made = slots[number].receive()",
-        STREAMING,
-    ),
-    _of(
-        ENGINE + "streaming.py",
-        "batches-are-not-copied",
-        "self._given = _staged(_tensors(self._engine, batch), self._staging)",
-        "self._given = list(_tensors(self._engine, batch))",
-        STREAMING,
-    ),
-    _of(
-        ENGINE + "streaming.py",
-        "compute-does-not-wait-for-copies",
-        "            lanes.compute.wait_event(self._arrived)\n",
-        "",
-        STREAMING,
-    ),
-    _of(
-        ENGINE + "streaming.py",
-        "copies-back-do-not-wait-for-compute",
-        "            lanes.outward.wait_event(self._computed)\n",
-        "",
-        STREAMING,
     ),
 )

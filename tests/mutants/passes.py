@@ -171,31 +171,10 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _of(
         "pointwise",
-        "a-result-is-joined",
-        "if producer is None or name in graph.outputs or",
-        "if producer is None or",
-        "test_pointwise.py",
-    ),
-    _of(
-        "pointwise",
         "numbers-of-all-but-the-first-element",
         "bool((constant == constant.flatten()[0]).all())",
         "True",
         "test_pointwise.py",
         "test_passes.py",
-    ),
-    _of(
-        "pointwise",
-        "an-operand-repeated-of-another-type",
-        "if alike and graph.dtype_of(given) is graph.dtype_of(name)",
-        "if alike",
-        "test_pointwise.py",
-    ),
-    _of(
-        "maxima",
-        "maxima-of-what-others-read",
-        "if layer.name in graph.outputs or {one.name for one in readers_of(layer, graph)} - own:",
-        "if False:",
-        "test_maxima.py",
     ),
 )

@@ -53,6 +53,11 @@ def _drawn(chance: random.Random, kind: str, value: torch.Tensor, values: list[t
         # As often as not where wide accesses may begin, so that kernels read it in place.
         step = 4 if channels > 8 and chance.random() < 0.7 else 1
         first = chance.randrange(0, channels - 1, step)
+        if chance.random() < 0.2:
+            return value[:, first - channels :]  # counted from the end
+        if chance.random() < 0.2:
+            pieces = value.chunk(3, 1)  # the last of which may be smaller
+            return pieces[chance.randrange(len(pieces))]
         return value[:, first : chance.randrange(first + 1, channels + 1)]
     if kind == "cat" and channels < 64:
         like = [one for one in values if one.shape[2] == height]
