@@ -103,10 +103,10 @@ def _head(
     variables = contents.shared_variables
     numbers = (*grid, *block, *cluster, shared_bytes, order.seed, order.late, 0, 0, waits(library), 1)
     head = struct.pack(
-        "=27I4xQQQ",
+        "=28IQQQ",
         *numbers,
         round(1000 * limit()),
-        *(False, False, False),
+        *(False, False, False, False),
         len(variables),
         contents.thread_local_bytes,
         buffer_count,

@@ -115,6 +115,7 @@ _COUNTS = (
         "limit_ms",
         "interruptible",
         "descriptors",
+        "paths",
         "overlap",
     ),
     *("variable_count", "static_bytes", "buffer_count", "parameter_count"),
@@ -220,6 +221,7 @@ class TwinKernel:
             round(1000 * (limit() if limit_s is None else limit_s)),
             _interruptible(),
             self._has_descriptors,
+            True,
             overlap,
             len(self._variables),
             self._elf.thread_local_bytes,
@@ -246,8 +248,12 @@ class TwinKernel:
                 )
         before = contents(buffers) if self._zeroed else []
         report = self._take(self._runtime.twin_launch(ctypes.byref(request)))
+        ways = _WAYS.search(report)
+        if ways and self._same_lines(ways[1], ways[2]):
+            request.paths = False
+            report = self._take(self._runtime.twin_launch(ctypes.byref(request)))
         if report:
-            raise TwinError(f"{self.entry}: {self.source_places(report)}")
+            raise TwinError(f"{self.entry}: {self.source_places(_WAYS.sub('', report))}")
         if self.counted:
             text = self._take(self._runtime.twin_counts())
             self._counts = counting.parse(self.source_places(text), self._blocks())
@@ -298,6 +304,13 @@ class TwinKernel:
                     "which depends on a variable or local array that was never set"
                 )
         _put(buffers, first)
+
+    def _same_lines(self, one: str, other: str) -> bool:
+        """Whether two lists of calls are those of the same lines, which g++ has made two copies of."""
+        addresses = [re.findall(r"0x[0-9a-f]+", calls) for calls in (one, other)]
+        lines = call_lines(self.path, sorted({each for calls in addresses for each in calls}))
+        first, second = ([lines[each] for each in calls] for calls in addresses)
+        return first == second
 
     def _place_of_writer(self, address: int) -> str:
         """The line of the store that came last to an address, in the last checked launch of this thread."""
@@ -363,29 +376,39 @@ class TwinKernel:
         return re.sub(r"\[\+(0x[0-9a-f]+)\]", lambda match: places[match[1]], text)
 
 
+_WAYS = re.compile(r" \{([^|{]*)\|([^}]*)\}")
+"""In a report: the calls by which two lanes have come to the same line."""
 _COPIES = re.compile(r"(?:C\d|aS)E(?:RK|O)S\d*_$")
 """Copy constructors and assignments, mangled: g++ places those that it makes itself where the structure is defined."""
 
 
 def source_lines(path: pathlib.Path, offsets: Sequence[str]) -> dict[str, str]:
     """The source line of each offset: the innermost one that is neither the twin's, nor NVIDIA's, nor a mere copy."""
+    return {offset: _short(lines[0]) for offset, lines in call_lines(path, offsets).items()}
+
+
+def call_lines(path: pathlib.Path, offsets: Sequence[str]) -> dict[str, list[str]]:
+    """The source lines of each offset, the innermost first, then those of the calls that were inlined.
+
+    Of two calls in one line g++ tells one from the other by a discriminator, which is the same in a copy of a call.
+    """
     if not offsets:
         return {}
     output = outside.output("addr2line", "-a", "-i", "-f", "-e", path, *offsets)
     if not output:
-        return {offset: f"{path.name}+{offset}" for offset in offsets}
+        return {offset: [f"{path.name}+{offset}"] for offset in offsets}
     others = tuple(map(str, (toolchain.RUNTIME, toolchain.STAND_INS, toolchain.nvidia_headers())))
-    places = {}
+    places: dict[int, list[str]] = {}
     for part in re.split(r"^(?=0x)", output, flags=re.MULTILINE)[1:]:
         address, *rest = part.splitlines()
-        functions, lines = rest[::2], [re.sub(r" \(discriminator \d+\)", "", line) for line in rest[1::2]]
+        functions, lines = rest[::2], rest[1::2]
         own = [
             line
             for function, line in zip(functions, lines, strict=True)
             if not line.startswith(others) and not _COPIES.search(function)
         ]
-        places[int(address, 16)] = _short(own[0] if own else lines[-1])
-    return {offset: places.get(int(offset, 16), offset) for offset in offsets}
+        places[int(address, 16)] = own or lines[-1:]
+    return {offset: places.get(int(offset, 16), [offset]) for offset in offsets}
 
 
 def contents(buffers: Sequence[tuple[int, int]]) -> list[bytes]:
@@ -406,6 +429,7 @@ def _put(buffers: Sequence[tuple[int, int]], values: Sequence[bytes]) -> None:
 
 def _short(place: str) -> str:
     """A source place without the compiler's working folder, and a header's from the kernels' folder on."""
+    place = re.sub(r" \(discriminator \d+\)", "", place)
     return re.sub(r"^.*/twin-[^/]*/", "", place).removeprefix(f"{toolchain.KERNELS}/")
 
 

@@ -94,6 +94,9 @@ __device__ void body(const float* x, float* y, int way) {
             if (lane < 16) v += __shfl_sync(~0u, v, 0);
             else v -= __shfl_sync(~0u, v, 0);  // the other branch
             break;
+        case SHUFFLES_IN_ONE_LINE:
+            v += lane < 16 ? __shfl_xor_sync(~0u, v, 8) : -__shfl_xor_sync(~0u, v, 4);  // one line
+            break;
         case WARP_BARRIER_THEN_ANOTHER:
             if (lane < 16) __syncwarp();
             v += tile[i];
@@ -153,6 +156,7 @@ WAYS = {
     "WARP_BARRIER_OF_HALF": (AROUND, "// for all"),
     "SHUFFLE_THEN_ANOTHER": (TOGETHER, "// the second"),
     "SHUFFLE_IN_BOTH_BRANCHES": (TOGETHER, "// the other branch"),
+    "SHUFFLES_IN_ONE_LINE": (TOGETHER, "// one line"),
     "WARP_BARRIER_THEN_ANOTHER": (TOGETHER, "// later"),
     "HELPER_OF_HALF": (TOGETHER, "sum_of_pair(float"),
     "SHUFFLES_BY_TRIPS": ("comes to this __shfl_sync 2 times, and thread .* once", "// by trips"),
@@ -175,6 +179,16 @@ def test_a_call_that_threads_do_not_reach_together_is_reported_in_every_order(wa
         assert re.search(message, report, re.DOTALL) and f"kernel.cu:{line_of(SOURCE, mark)}" in report, (
             report
         )
+
+
+def test_lanes_at_two_copies_of_a_call_are_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """g++ may copy a call, and then its copies have the lines of one; the launch is done again."""
+    values = (torch.randn(128), torch.zeros(128), list(WAYS).index("HELPER_OF_HALF"))
+    kernel = build(SOURCE, "kernel", checks=True)
+    ways = []
+    monkeypatch.setattr(type(kernel), "_same_lines", lambda self, *each: bool(ways.append(each) or True))
+    launch(kernel, 1, 128, values)
+    assert len(ways) == 1 and all("0x" in way for way in ways[0]) and values[1].all()
 
 
 FULL = r"""

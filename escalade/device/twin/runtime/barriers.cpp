@@ -79,16 +79,33 @@ bool same(Where a, Where b) { return a.line == b.line && a.file == b.file; }
 __attribute__((noinline)) Path own_path() {
     if (!checking()) return 0;
     Path path = 14695981039346656037ull;  // FNV-1a, by whole addresses
+    self()->calls.clear();
     const auto low = reinterpret_cast<uintptr_t>(self()->stack);
     auto frame = reinterpret_cast<uintptr_t>(__builtin_frame_address(0));
     while (frame % 8 == 0 && frame - low < STACK_BYTES - 16) {
         const auto* words = reinterpret_cast<const uintptr_t*>(frame);
         path = (path ^ words[1]) * 1099511628211ull;
+        if (words[1] - settings().library.start < settings().library.bytes) self()->calls.push_back(words[1]);
         if (words[0] <= frame) break;
         frame = words[0];
     }
     return path;
 }
+
+// Whether the running thread came another way to a call than `other`, of the same line. g++ may have copied that line,
+// so launch.py has a look at the lines of both ways, and starts again if they are the same.
+bool by_other_calls(const Thread& other) { return settings().paths && other.path != self()->path; }
+
+std::string ways(const Thread& other) {
+    std::string text = " {";
+    for (const Thread* thread : {&other, static_cast<const Thread*>(self())}) {
+        for (const uintptr_t call : thread->calls) text += twin::text("[+%#zx] ", size_t(call - 1 - settings().library.start));
+        text += thread == self() ? "}" : "| ";
+    }
+    return text;
+}
+
+Thread& lane_of_warp(unsigned lane) { return machine->threads[self()->slot - self()->number % 32 + lane]; }
 
 std::string times(uint32_t count) { return count == 1 ? "once" : text("%u times", count); }
 
@@ -118,12 +135,16 @@ void check_round(Gathering& barrier, int id, bool waits, Where where) {
 void arrive_in_warp(Gathering& barrier, int id, Where where) {
     barrier.warps.resize(self()->owner->warps.size());
     Gathering::WarpArrival& arrival = barrier.warps[self()->number / 32];
-    if (arrival.lanes && (!same(arrival.where, where) || arrival.path != self()->path))
-        fail(where, "barrier %d, while lanes %08x of the warp are in the call at %s: it counts whole warps, whose lanes come "
-             "to it together", id, arrival.lanes, place(arrival.where).c_str());
+    if (arrival.lanes) {
+        const Thread& first = lane_of_warp(__builtin_ctz(arrival.lanes));
+        const bool apart = !same(arrival.where, where), other_way = !apart && by_other_calls(first);
+        if (apart || other_way)
+            fail_at(place(where), text("barrier %d, while lanes %08x of the warp are in the call at %s: it counts whole "
+                                       "warps, whose lanes come to it together", id, arrival.lanes,
+                                       place(arrival.where).c_str()) + (other_way ? ways(first) : ""));
+    }
     arrival.lanes |= 1u << lane();
     arrival.where = where;
-    arrival.path = self()->path;
     if (arrival.lanes == warp_lanes()) barrier.arrived += 32;
 }
 
@@ -248,11 +269,17 @@ namespace {
 // mask. Of those that never came, only what the others do next can tell: see checks::check_bypass.
 void check_absent(Meeting& meeting, unsigned mask, unsigned returned) {
     const unsigned first_slot = self()->slot - self()->number % 32;
-    Visits& visits = self()->owner->warps[self()->number / 32].visits[meeting.path];
-    for (int lane = 0; lane < 32; ++lane)
-        if (meeting.arrived >> lane & 1) ++visits.count[lane], visits.mask[lane] = mask;
-    if (!(mask & returned)) return;
+    auto& by_path = self()->owner->warps[self()->number / 32].visits;
     const int comer = __builtin_ctz(meeting.arrived);
+    const Path path = machine->threads[first_slot + comer].path;  // the others', unless g++ has copied the call
+    Visits& visits = by_path[path];
+    for (int lane = 0; lane < 32; ++lane) {
+        if (!(meeting.arrived >> lane & 1)) continue;
+        const Path own = machine->threads[first_slot + lane].path;
+        Visits& lanes = own == path ? visits : by_path[own];
+        ++lanes.count[lane], lanes.mask[lane] = mask;
+    }
+    if (!(mask & returned)) return;
     auto bypass = std::make_shared<Bypass>(Bypass{meeting.operation, meeting.where, {}});
     for (int lane = 0; lane < 32; ++lane) {
         if (!(mask & returned & 1u << lane)) continue;
@@ -295,13 +322,17 @@ void meet(unsigned mask, void* payload, wait::Perform perform, const char* opera
     Warp& warp = self()->owner->warps[self()->number / 32];
     Meeting& meeting = mask == whole ? warp.whole : warp.partial[mask];
     self()->path = own_path();
-    if (meeting.arrived && (std::strcmp(meeting.operation, operation) || !same(meeting.where, where)
-                            || meeting.path != self()->path))
-        fail(where, "%s, while lanes %08x of the warp wait in %s at %s: all lanes that a mask names come to one call",
-             operation, meeting.arrived, meeting.operation, place(meeting.where).c_str());
+    if (meeting.arrived) {
+        const Thread& first = lane_of_warp(__builtin_ctz(meeting.arrived));
+        const bool apart = std::strcmp(meeting.operation, operation) || !same(meeting.where, where);
+        const bool other_way = !apart && by_other_calls(first);
+        if (apart || other_way)
+            fail_at(place(where), text("%s, while lanes %08x of the warp wait in %s at %s: all lanes that a mask names come "
+                                       "to one call", operation, meeting.arrived, meeting.operation,
+                                       place(meeting.where).c_str()) + (other_way ? ways(first) : ""));
+    }
     meeting.operation = operation;
     meeting.where = where;
-    meeting.path = self()->path;
     meeting.perform = perform;
     meeting.payloads[lane()] = payload;
     meeting.arrived |= me;

@@ -58,6 +58,7 @@ struct Request {  // filled by launch.py, in this order
     uint32_t limit_ms;      // of CPU time in which no thread of a cluster returns; 0: none
     uint32_t interruptible; // by SIGINT, whose handler is called as well
     uint32_t descriptors;   // it names shared memory by descriptors of wgmma, which reach only so far
+    uint32_t paths;         // lanes that meet must have come by the same calls; launch.py asks again without
     uint32_t overlap;       // may start before the launch in front has ended (programmatic dependent launch)
     uint32_t variable_count, static_bytes, buffer_count, parameter_count, unwritten_count, weights_ready_count, fill_count;
     void (*entry)(void**);
@@ -167,6 +168,7 @@ struct Thread : Place, Fiber {
     uint32_t waited_at = 0;         // its own count then
     std::vector<Where> barriers;  // of its block, that it has come to; kept only for the checks
     Path path = 0;                // of the barrier or collective that it came to last
+    std::vector<uintptr_t> calls;  // that path: return addresses, the innermost first
     std::shared_ptr<const Bypass> bypass, warp_bypass;  // the last barrier of its block, and collective of its warp
     const checks::Stray* stray = nullptr;  // the index outside an array that it has just computed
     uint64_t stray_index = 0;
@@ -182,7 +184,6 @@ struct Gathering {  // a barrier that opens when `expected` threads have come
     struct WarpArrival {       // at a named barrier, which counts whole warps
         unsigned lanes = 0;    // that have come in this round
         Where where = {};
-        Path path = 0;
     };
     std::vector<WarpArrival> warps;
     Sleepers sleepers;
@@ -198,7 +199,6 @@ struct Gathering {  // a barrier that opens when `expected` threads have come
 struct Meeting {  // a warp's collective
     const char* operation = nullptr;
     Where where = {};
-    Path path = 0;
     unsigned arrived = 0;
     wait::Perform perform = nullptr;
     void* payloads[32];
