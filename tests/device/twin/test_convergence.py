@@ -185,8 +185,13 @@ def test_lanes_at_two_copies_of_a_call_are_together(monkeypatch: pytest.MonkeyPa
     """g++ may copy a call, and then its copies have the lines of one; the launch is done again."""
     values = (torch.randn(128), torch.zeros(128), list(WAYS).index("HELPER_OF_HALF"))
     kernel = build(SOURCE, "kernel", checks=True)
-    ways = []
-    monkeypatch.setattr(type(kernel), "_same_lines", lambda self, *each: bool(ways.append(each) or True))
+    ways: list[tuple[str, str]] = []
+
+    def same_lines(self: object, one: str, other: str) -> bool:
+        ways.append((one, other))
+        return True
+
+    monkeypatch.setattr(type(kernel), "_same_lines", same_lines)
     launch(kernel, 1, 128, values)
     assert len(ways) == 1 and all("0x" in way for way in ways[0]) and values[1].all()
 
