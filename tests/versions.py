@@ -64,12 +64,12 @@ def run(which: str, others: Sequence[str], tests: Sequence[str]) -> int:
     """Install into a new environment, run the tests there, and return pytest's exit status."""
     with tempfile.TemporaryDirectory(prefix=f"escalade-{which}-") as folder:
         venv.create(folder, with_pip=True)
-        python = pathlib.Path(folder, "bin", "python")
+        python = f"{folder}/bin/python"
         install = [python, "-m", "pip", "install", "--quiet", "--no-cache-dir", "--disable-pip-version-check"]
         subprocess.run([*install, *requirements(which, others)], check=True)
         # The package itself, for its entry points, without a build folder in the sources.
         subprocess.run([*install, "--no-deps", "--no-build-isolation", "setuptools>=77"], check=True)
-        subprocess.run([*install, "--no-deps", "--no-build-isolation", "-e", ROOT], check=True)
+        subprocess.run([*install, "--no-deps", "--no-build-isolation", "-e", str(ROOT)], check=True)
         subprocess.run([python, "-m", "pip", "--disable-pip-version-check", "list"], check=True)
         variables = {**os.environ, "ESCALADE_CACHE_DIR": f"{folder}/kernels"}
         return subprocess.run(

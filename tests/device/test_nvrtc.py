@@ -29,7 +29,7 @@ extern "C" __global__ void copy(const Element* x, Element* y) {
     for (int i = 0; i < COUNT; ++i) y[index(i)] = x[index(i)];
 }
 """
-HOPPER, FAMILY_SHARE = "sm_90a", 3
+HOPPER, FAMILY_SHARE = "sm_90a", 5
 """One rung in so many of each family is compiled for it: their kernels differ by constants, mostly."""
 SHARES = {"sm_80": 24, "sm_86": 48, "sm_89": 48, "sm_100": 36, "sm_120": 36}
 """One rung in so many is compiled for each of the other architectures: more for the oldest, the least alike."""

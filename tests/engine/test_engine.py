@@ -60,7 +60,7 @@ def difference(found: torch.Tensor, expected: torch.Tensor) -> float:
     return float((found.double() - expected.double()).norm() / expected.double().norm())
 
 
-@pytest.mark.share(4)
+@pytest.mark.share(7)
 @pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
 def test_networks_match_pytorch(
     network: tuple[nn.Module, tuple[int, ...], Graph], dtype: str, seed: int

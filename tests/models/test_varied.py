@@ -126,7 +126,7 @@ def test_every_constructor_says_what_it_takes_and_is_as_large_as_published() -> 
     assert all(len(entry.item or ()) == len(SMALL[name][1]) for name, entry in found.items())
 
 
-@pytest.mark.share(4)
+@pytest.mark.share(7)
 @pytest.mark.parametrize("name", SMALL)
 def test_a_network_is_compiled_and_right_and_little_is_left_to_pytorch(name: str) -> None:
     make, item = SMALL[name]

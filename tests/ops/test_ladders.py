@@ -85,7 +85,7 @@ def _size(rung: Rung[Any], problem: Any) -> tuple[bool, int]:
 # --- what a rung computes
 
 
-@pytest.mark.share(3)
+@pytest.mark.share(6)
 def test_the_result_is_right(operation: Operation[Any], rung: Rung[Any], problem: Any, seed: int) -> None:
     check(operation, rung, problem, rung.configs(problem)[0], CPU, seed)
 

@@ -111,7 +111,7 @@ def test_what_may_depend_on_the_batch_is_left_to_export(function: Callable[..., 
     assert not _follows(Call(function), torch.randn(2, 3, 4))
 
 
-@pytest.mark.share(2)
+@pytest.mark.share(4)
 @pytest.mark.parametrize(
     "function",
     [

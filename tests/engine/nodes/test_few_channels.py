@@ -133,7 +133,7 @@ def test_the_stem_keeps_what_it_takes() -> None:
     assert ops(optimise(graph, "fp32")) == ["convert", "few_channels", "convert"]
 
 
-@pytest.mark.share(4)
+@pytest.mark.share(7)
 @pytest.mark.parametrize("image", [torch.uint8, torch.float32])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("padding", [0, 1])
@@ -162,7 +162,7 @@ def test_grey_values_that_stand_for_themselves_need_no_bias() -> None:
         assert difference(engine(x), model(x.float())) <= TOLERANCE["fp16"]
 
 
-@pytest.mark.share(4)
+@pytest.mark.share(7)
 @pytest.mark.parametrize("dtype", ["fp32", "tf32", "fp16", "bf16"])
 @pytest.mark.parametrize("channels", [1, 3])
 def test_images_of_every_type_and_layout(channels: int, dtype: str) -> None:

@@ -104,7 +104,7 @@ class Attention(nn.Module):
         return self.slopes(z), z.mean((2, 3)) * 2 - z.amax((2, 3))
 
 
-@pytest.mark.share(2)
+@pytest.mark.share(4)
 @pytest.mark.parametrize("dtype", ["fp32", "fp16"])
 def test_kernels_compute_what_the_model_does(dtype: str) -> None:
     torch.manual_seed(5)

@@ -152,7 +152,7 @@ def test_blocks_compute_what_they_should(name: str) -> None:
     agree(BLOCKS[name](), (64, 16, 16), "cpu")
 
 
-@pytest.mark.share(2)
+@pytest.mark.share(4)
 @pytest.mark.parametrize(
     "function",
     [

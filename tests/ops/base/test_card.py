@@ -126,7 +126,7 @@ def problems(operation: Operation[Any]) -> Iterator[Any]:
         yield replace(problem, dtype=dtype, layout=layout)
 
 
-@pytest.mark.share(4)
+@pytest.mark.share(7)
 @each_card
 @pytest.mark.parametrize("operation", OPERATIONS.values(), ids=lambda operation: operation.name)
 def test_a_choice_fits_its_card(operation: Operation[Any], card: Card) -> None:

@@ -50,7 +50,7 @@ def test_every_order_gives_the_same_bits(layout: str, seed: int) -> None:
     assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2])
 
 
-@pytest.mark.share(4)
+@pytest.mark.share(7)
 @each_layout
 @pytest.mark.parametrize("channels", [1, 5, 8, 72])
 @pytest.mark.parametrize("config", [SplitConfig(128, 4, 48), SplitConfig(64, 1, 4096)], ids=str)

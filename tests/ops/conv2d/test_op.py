@@ -283,7 +283,7 @@ def test_any_shape(
 # --- autograd
 
 
-@pytest.mark.share(4)
+@pytest.mark.share(7)
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("relu", [False, True])
 @pytest.mark.parametrize(("bias", "residual"), [(False, False), (True, False), (True, True)])

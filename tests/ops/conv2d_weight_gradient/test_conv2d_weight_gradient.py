@@ -117,7 +117,7 @@ ODD = (
 )
 
 
-@pytest.mark.share(2)
+@pytest.mark.share(4)
 @each_fast_rung
 @pytest.mark.parametrize("name", ODD)
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])
@@ -153,13 +153,13 @@ def test_tensor_cores_add_up_few_upper_halves_in_fp32(rung: Any, most: int, conf
     check(OPERATION, rung, problem, config, CPU, seed)
 
 
-@pytest.mark.share(2)
+@pytest.mark.share(4)
 @pytest.mark.parametrize("tile", TILES, ids=lambda tile: f"{tile.filters}x{tile.columns}")
 def test_every_tile_and_several_slabs_a_part(tile: WgmmaConfig, seed: int) -> None:
     check(OPERATION, WGMMA, half("72to264_9x8_k2x1s1p0_b5_bias"), replace(tile, part_slabs=3), CPU, seed)
 
 
-@pytest.mark.share(2)
+@pytest.mark.share(4)
 @pytest.mark.parametrize("rows", [1, 2, 3, 6])
 @pytest.mark.parametrize("columns", [1, 4, 7, 100])
 def test_parts_begin_and_end_within_strips(rows: int, columns: int, seed: int) -> None:
@@ -183,7 +183,7 @@ def test_stages_are_reused_without_a_race(rung: Any, name: str, seed: int) -> No
     )
 
 
-@pytest.mark.share(3)
+@pytest.mark.share(6)
 @pytest.mark.parametrize("rung", NAMES)
 @pytest.mark.parametrize("stride", [1, 2])
 def test_the_gradients_of_weights_and_bias(rung: str, stride: int) -> None:
@@ -317,7 +317,7 @@ def test_the_blocks_of_a_multiprocessor_fit(rung: Any) -> None:
             assert (call.shared_bytes + 1024) * blocks <= HOPPER_SHARED + 1024
 
 
-@pytest.mark.share(4)
+@pytest.mark.share(7)
 @each_fast_rung
 @pytest.mark.parametrize("name", ["64to64_56_k3s1_b256_bias", "64to128_56_k3s2_b256"])
 def test_no_config_spills_and_no_product_waits_for_another(rung: Any, name: str, sample: Sample) -> None:

@@ -132,7 +132,7 @@ def means_by(rung: str, problem: LinearProblem, inputs: dict[str, torch.Tensor])
     return y
 
 
-@pytest.mark.share(3)
+@pytest.mark.share(6)
 @pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
 @pytest.mark.parametrize("rung", ["naive", "pooled"])
 def test_means_are_rounded_as_between_two_launches(rung: str, dtype: str) -> None:

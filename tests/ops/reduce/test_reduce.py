@@ -33,7 +33,7 @@ def test_the_gradient_is_pytorchs() -> None:
     torch.testing.assert_close(leaves[0].grad, leaves[1].grad)
 
 
-@pytest.mark.share(2)
+@pytest.mark.share(4)
 @pytest.mark.parametrize("rung", REDUCE.ladder.rungs, ids=label)
 @pytest.mark.parametrize("kind", ["sum", "max", "min", "var", "logsumexp"])
 def test_what_is_not_finite_stays_in_its_result(rung: Rung[ReduceProblem], kind: str) -> None:

@@ -144,7 +144,7 @@ def test_tiles_suit_the_batch(rung: str) -> None:
 # --- tiles of every form
 
 
-@pytest.mark.share(4)
+@pytest.mark.share(7)
 @pytest.mark.parametrize(
     ("rung", "problem", "config"),
     [
@@ -189,7 +189,7 @@ STREAMED = {
 }
 
 
-@pytest.mark.share(4)
+@pytest.mark.share(7)
 @pytest.mark.parametrize("sms", (1, 3))
 @pytest.mark.parametrize("problem", STREAMED.values(), ids=STREAMED)
 def test_streams_run_through_images_and_columns(problem: StemProblem, sms: int, seed: int) -> None:
@@ -237,7 +237,7 @@ def test_halves_of_weights_add_up() -> None:
 # --- what is not finite
 
 
-@pytest.mark.share(2)
+@pytest.mark.share(4)
 @pytest.mark.parametrize("relu", (True, False))
 @pytest.mark.parametrize("rung", ("separate", "tensor_core", "pooled", "warpgroup", "streamed"))
 def test_nan_and_infinity_reach_what_sees_them_and_nothing_else(rung: str, relu: bool) -> None:

@@ -59,7 +59,7 @@ PROBLEMS = {
 }
 
 
-@pytest.mark.share(5)
+@pytest.mark.share(7)
 @pytest.mark.parametrize("layout", ["nhwc", "nchw"])
 @pytest.mark.parametrize("problem", PROBLEMS.values(), ids=PROBLEMS)
 def test_small_odd_sizes(problem: Conv2dProblem, layout: str, seed: int) -> None:
@@ -135,7 +135,7 @@ def test_what_is_refused(changes: dict[str, Any], reason: str) -> None:
     assert reason in (RUNG.supports(replace(LARGE, **changes)) or "")
 
 
-@pytest.mark.share(3)
+@pytest.mark.share(6)
 @pytest.mark.parametrize(
     "problem",
     [

@@ -59,7 +59,7 @@ def test_what_is_refused(changes: dict[str, Any], reason: str) -> None:
     assert reason in (RUNG.supports(replace(problem, **changes)) or "")
 
 
-@pytest.mark.share(4)
+@pytest.mark.share(7)
 @pytest.mark.parametrize(
     "problem",
     [

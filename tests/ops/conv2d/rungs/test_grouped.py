@@ -58,7 +58,7 @@ PROBLEMS = {
 }
 
 
-@pytest.mark.share(6)
+@pytest.mark.share(7)
 @pytest.mark.parametrize("problem", PROBLEMS.values(), ids=PROBLEMS)
 def test_small_odd_sizes(problem: Conv2dProblem, seed: int) -> None:
     check(CONV2D, RUNG, problem, RUNG.configs(problem)[0], CPU, seed)
@@ -164,7 +164,7 @@ def test_what_is_refused(changes: dict[str, Any], reason: str) -> None:
     assert reason in (RUNG.supports(replace(RESNEXT, **changes)) or "")
 
 
-@pytest.mark.share(3)
+@pytest.mark.share(6)
 @pytest.mark.parametrize(
     "problem",
     [

@@ -51,7 +51,7 @@ PROBLEMS = {
 }
 
 
-@pytest.mark.share(4)
+@pytest.mark.share(7)
 @pytest.mark.parametrize("problem", PROBLEMS.values(), ids=PROBLEMS)
 def test_small_odd_sizes(problem: Conv2dProblem, seed: int, sample: Sample) -> None:
     """With one of the rungs, which all launch the same kernel; others every day."""
@@ -86,7 +86,7 @@ def few_blocks(
     return replace(call, grid=(blocks * config.cluster, 1, 1))
 
 
-@pytest.mark.share(3)
+@pytest.mark.share(6)
 @each_rung
 @pytest.mark.parametrize("weights_ready", [False, True])
 def test_tiles_follow_each_other_without_a_race(
@@ -111,7 +111,7 @@ def test_tiles_follow_each_other_without_a_race(
         assert (y.double() - expected).norm() / expected.norm() < 1e-3, config
 
 
-@pytest.mark.share(2)
+@pytest.mark.share(4)
 @pytest.mark.parametrize(
     ("config", "apart"),
     [
@@ -152,7 +152,7 @@ def test_what_is_refused(rung: Rung[Conv2dProblem], changes: dict[str, Any], rea
     assert reason in (rung.supports(replace(small, **changes)) or "")
 
 
-@pytest.mark.share(4)
+@pytest.mark.share(7)
 @each_rung
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])
 def test_configs_fit_and_do_not_spill(rung: Rung[Conv2dProblem], dtype: str, sample: Sample) -> None:

@@ -71,7 +71,7 @@ PROBLEMS = {
 }  # fmt: skip
 
 
-@pytest.mark.share(4)
+@pytest.mark.share(7)
 @pytest.mark.parametrize("problem", PROBLEMS.values(), ids=PROBLEMS)
 def test_small_odd_sizes(problem: Conv2dProblem, seed: int) -> None:
     check(CONV2D, RUNG, problem, RUNG.configs(problem)[0], CPU, seed)
@@ -94,7 +94,7 @@ STACKS = {
 }  # fmt: skip
 
 
-@pytest.mark.share(2)
+@pytest.mark.share(4)
 @pytest.mark.parametrize(("problem", "images", "splits"), STACKS.values(), ids=STACKS)
 def test_several_images_share_their_padding(
     problem: Conv2dProblem, images: int, splits: int, seed: int
@@ -147,7 +147,7 @@ def test_tiles_follow_each_other_without_a_race(seed: int) -> None:
     assert (y.double() - expected).norm() / expected.norm() < 1e-3
 
 
-@pytest.mark.share(3)
+@pytest.mark.share(6)
 @pytest.mark.parametrize("residual", [False, True])
 @pytest.mark.parametrize(("rows", "columns"), [(2, 4), (3, 8), (1, 7)])
 def test_warpgroups_hand_each_other_one_panel(rows: int, columns: int, residual: bool, seed: int) -> None:
@@ -167,7 +167,7 @@ def test_warpgroups_hand_each_other_one_panel(rows: int, columns: int, residual:
         )
 
 
-@pytest.mark.share(2)
+@pytest.mark.share(4)
 @pytest.mark.parametrize(
     ("rows", "columns", "width", "splits"),
     [(1, 9, 16, 4), (7, 7, 64, 8), (5, 7, 48, 4), (8, 29, 248, 2)],
@@ -185,7 +185,7 @@ def test_parts_are_pushed_without_a_race(rows: int, columns: int, width: int, sp
     check(CONV2D, RUNG, problem, config, CPU, seed, options)
 
 
-@pytest.mark.share(2)
+@pytest.mark.share(4)
 @pytest.mark.parametrize("splits", [1, 2])
 @pytest.mark.parametrize("columns", [4, 7])
 def test_shortcuts_in_every_kind_of_tile(splits: int, columns: int, seed: int) -> None:
@@ -290,7 +290,7 @@ def test_a_shortcut_costs_less_than_an_image_of_its_own() -> None:
     assert without and both and without < both < 1.3 * without
 
 
-@pytest.mark.share(4)
+@pytest.mark.share(7)
 @pytest.mark.parametrize("dtype", ["fp16", "tf32"])
 @pytest.mark.parametrize("batch", [1, 32])
 def test_configs_fit_and_do_not_spill(batch: int, dtype: str, sample: Sample) -> None:

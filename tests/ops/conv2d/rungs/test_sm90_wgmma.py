@@ -70,7 +70,7 @@ PROBLEMS = {
 }
 
 
-@pytest.mark.share(3)
+@pytest.mark.share(6)
 @pytest.mark.parametrize("problem", PROBLEMS.values(), ids=PROBLEMS)
 def test_small_odd_sizes(problem: Conv2dProblem, seed: int, sample: Sample) -> None:
     """With one of the rungs, which both launch the same kernel; others every day."""
@@ -162,7 +162,7 @@ def test_the_blocks_of_a_multiprocessor_fit(rung: Rung[Conv2dProblem]) -> None:
         assert (call.shared_bytes + 1024) * config.as_dict()["blocks_per_sm"] <= HOPPER_SHARED + 1024
 
 
-@pytest.mark.share(4)
+@pytest.mark.share(7)
 @each_rung
 @pytest.mark.parametrize("dtype", ["fp16", "bf16", "tf32", "fp8"])
 def test_no_config_spills(rung: Rung[Conv2dProblem], dtype: str, sample: Sample) -> None:

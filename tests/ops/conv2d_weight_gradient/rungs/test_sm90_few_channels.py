@@ -105,7 +105,7 @@ ODD = (
 )
 
 
-@pytest.mark.share(4)
+@pytest.mark.share(7)
 @pytest.mark.parametrize("name", ODD)
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])
 def test_odd_sizes(name: str, dtype: str, seed: int) -> None:
