@@ -10,13 +10,15 @@ import time
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatch
 
-from tests.mutants import apps, files, kernels, nodes, passes, planner, training
+from tests.mutants import apps, files, kernels, nodes, passes, planner, trainer, training
 from tests.mutants.mutant import Mutant
 from tests.mutants.runner import IMPORTED, Outcome, scratch
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 ALL: tuple[Mutant, ...] = tuple(
-    mutant for area in (planner, passes, nodes, files, kernels, training, apps) for mutant in area.MUTANTS
+    mutant
+    for area in (planner, passes, nodes, files, kernels, training, trainer, apps)
+    for mutant in area.MUTANTS
 )
 MOST_SURVIVORS = 1 / 20
 """Share of mutants that may go unnoticed."""

@@ -104,7 +104,7 @@ def test_other_images_and_other_files_are_another_job(images: pathlib.Path, tmp_
 def test_rows_are_the_likeliest_classes_first(images: pathlib.Path, tmp_path: pathlib.Path) -> None:
     network, results = constructed(), tmp_path / "results"
     (images / "3.png").write_text("no image")
-    job = Job([images], results, network, batch=2, top=2, shard=4)
+    job = Job([images], results, network, batch=3, top=2, shard=4)
     assert [len(each) for each in job._shards] == [4, 2] and job.images == job.images_left == IMAGES
     writer = Writer(job._make, str(results), "parquet")
     for number, shard in enumerate(job._shards):
@@ -123,7 +123,7 @@ def test_rows_are_the_likeliest_classes_first(images: pathlib.Path, tmp_path: pa
             assert [row["label"] for row in guesses] == [network.labels[row["class"]] for row in guesses]
             assert [row["probability"] for row in guesses] == pytest.approx(chances.values[place].tolist())
             assert all(row["unreadable"] is None and row["dtype"] == "fp32" for row in guesses)
-    assert Job([images], results, network, batch=3, top=2, shard=4).left == []
+    assert Job([images], results, network, batch=2, top=2, shard=4).left == []
 
 
 @pytest.mark.parametrize("form", ["parquet", "csv"])

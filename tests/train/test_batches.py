@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from escalade.train.augmentation import Augmentation, Moves, moved
-from escalade.train.batches import Batch, Batches, Normalization, in_order
+from escalade.train.batches import Batch, Batches, Normalization, in_order, order
 from escalade.train.data.images import Images
 from escalade.train.data.synthetic import make
 from escalade.train.tasks import task_of
@@ -35,6 +35,9 @@ def test_epochs_have_orders_of_their_own_and_can_be_entered_anywhere() -> None:
     assert len(whole) == 3 and not torch.equal(pixels(whole), pixels(list(batches().epoch(1))))
     assert not torch.equal(pixels(whole), pixels(list(batches(seed=4).epoch(0))))
     assert torch.equal(pixels(whole)[1:], pixels(list(batches().epoch(0, 1))))
+    orders = [order(seed, epoch, 23).tolist() for seed, epoch in ((3, 0), (3, 1), (4, 0), (3, 0))]
+    assert orders[0] == orders[3] and len({tuple(each) for each in orders}) == 3
+    assert all(sorted(each) == list(range(23)) for each in orders)
     plain = Batches(IMAGES, 6, CPU, seed=3, augmentation=Augmentation())
     seen = torch.cat([each.pixels for each in plain.epoch(5)]).flatten(1)
     known = {tuple(row) for row in IMAGES.pixels.flatten(1).tolist()}
