@@ -51,7 +51,9 @@ def test_files_and_folders_are_found_in_order(tmp_path: pathlib.Path) -> None:
         find([tmp_path / "empty"])
 
 
-@pytest.mark.parametrize(("height", "width"), [(300, 401), (401, 300), (256, 256), (100, 177), (1000, 700)])
+@pytest.mark.parametrize(
+    ("height", "width"), [(300, 401), (401, 300), (256, 256), (256, 341), (100, 177), (1000, 700)]
+)
 def test_pixels_are_resized_and_cropped_as_by_torchvision(
     height: int, width: int, tmp_path: pathlib.Path
 ) -> None:
@@ -65,6 +67,20 @@ def test_pixels_are_resized_and_cropped_as_by_torchvision(
     found = decode(saved(tmp_path / "x.png", pixels), PHOTOGRAPH)
     assert found.shape == (224, 224, 3) and found.dtype == np.uint8
     assert np.abs(found - expected).max() <= 1.01
+
+
+@pytest.mark.parametrize("crop", [PHOTOGRAPH, Crop(36, 33), Crop(40, 32)])
+def test_crops_are_rounded_as_torchvision_rounds(crop: Crop) -> None:
+    """Sizes are rounded down, and corners to the nearest, of two equally near to the even one."""
+    sizes = [(width, height) for width in range(3, 60, 4) for height in (3, 5, 37, 58, 211)]
+    begins, ends = crop.boxes(np.array(sizes))
+    for (width, height), begin, end in zip(sizes, begins, ends, strict=True):
+        shorter = min(width, height)
+        resized = int(crop.resize * width / shorter), int(crop.resize * height / shorter)
+        corner = tuple(round((length - crop.side) / 2) for length in resized)
+        assert crop.resized(width, height) == resized and crop.corner(*resized) == corner
+        scales = np.array((width, height)) / resized
+        assert begin == pytest.approx(corner * scales) and end - begin == pytest.approx(crop.side * scales)
 
 
 def test_photographs_are_turned_upright(tmp_path: pathlib.Path) -> None:
