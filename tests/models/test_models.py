@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 
 from escalade import models
 from escalade.errors import UnsupportedError
+from escalade.models.flat_file import FlatFile
 from escalade.models.resnet import BasicBlock
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
@@ -210,6 +211,15 @@ def test_lenet_knows_clothes() -> None:
     with torch.no_grad():
         answers = models.load_lenet(data("lenet_weights-86.bin"))(x).argmax(1)
     assert int((answers == labels).sum()) == 86
+
+
+def test_flat_files_fill_parameters_in_order(tmp_path: pathlib.Path) -> None:
+    path, values = tmp_path / "w.bin", np.arange(5, dtype=np.float32)
+    path.write_bytes(struct.pack("<i", 5) + values.tobytes())
+    parameters, file = (torch.zeros(3), torch.zeros(2, 1)), FlatFile(path)
+    file.fill(parameters, file.count())
+    file.end()
+    assert torch.cat([one.flatten() for one in parameters]).tolist() == values.tolist()
 
 
 def test_broken_files_are_refused(tmp_path: pathlib.Path) -> None:

@@ -276,6 +276,6 @@ MUTANTS: tuple[Mutant, ...] = (
         "escalade/models/flat_file.py",
         "values[expected : expected + parameter.numel()]",
         "values[: parameter.numel()]",
-        _MODELS,
+        (f"{_MODELS[0]}::test_flat_files_fill_parameters_in_order",),
     ),
 )
