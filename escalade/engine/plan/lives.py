@@ -87,6 +87,7 @@ class Lives:
                     and whole not in given
                     and whole not in in_pytorch
                     and lives[whole] == number
+                    and forms[candidate].bytes == forms[name].bytes
                     and not forms[candidate].pitch
                     and list(step.node.inputs.values()).count(candidate) == 1
                 ):
