@@ -29,7 +29,7 @@ class NvrtcLibrary:
     def __init__(self, path: str) -> None:
         self._library = ctypes.CDLL(path)
         self.path = path
-        """As it was loaded: a file, or a soname that the dynamic linker resolved."""
+        """The file that was loaded, or a soname that the dynamic linker resolved."""
         major, minor = ctypes.c_int(), ctypes.c_int()
         self._library.nvrtcGetErrorString.restype = ctypes.c_char_p
         self._check(self._library.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)))

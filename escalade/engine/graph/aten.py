@@ -181,7 +181,7 @@ def _scales_fit(sizes: Mapping[str, tuple[int, ...]], arguments: Mapping[str, An
 
 
 def _layers_fit(sizes: Mapping[str, tuple[int, ...]], arguments: Mapping[str, Any]) -> bool:
-    """As many weights as PyTorch reads for the layers of a recurrent network; of an LSTM perhaps a projection each."""
+    """Return whether a recurrent network has the number of weights that PyTorch reads, with or without projections."""
     layers = arguments["num_layers"] * (2 if arguments["bidirectional"] else 1)
     each = 4 if arguments["has_biases"] else 2
     return layers > 0 and len(arguments["params"]) in (layers * each, layers * (each + 1))
