@@ -16,7 +16,7 @@ pytestmark = pytest.mark.gpu
 
 SHARES = 8
 """Tests that the networks are spread over, for as many processes."""
-NETWORKS, TRAINED = 12, 4
+NETWORKS, TRAINED = 8, 3
 """In each share: about five seconds of compiling and running."""
 ROOT = pathlib.Path(__file__).parents[2]
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 import torch
+from torch import nn
 
 from escalade.ops.base.accuracy import relative_error
 from tests.random_models.program import Text, run_exactly, run_rounded
@@ -132,10 +134,11 @@ def known(text: Text) -> list[Value] | None:
     everything = text.returning("{k: v for k, v in locals().items() if isinstance(v, torch.Tensor)}")
     first, second, *_ = BATCHES
     try:
-        runs = {batch: _plain(everything, batch) for batch in BATCHES}
+        model = everything.module()
+        runs = {batch: _plain(copy.deepcopy(model), everything, batch) for batch in BATCHES}
         inputs = everything.draw(first)
-        exact = run_exactly(everything.module(), inputs)
-        coarse = run_rounded(everything.module(), inputs, "bf16")
+        exact = run_exactly(copy.deepcopy(model), inputs)
+        coarse = run_rounded(model, inputs, "bf16")
     except (RuntimeError, ValueError, IndexError, TypeError):
         return None
     found = []
@@ -152,10 +155,14 @@ def known(text: Text) -> list[Value] | None:
     return found
 
 
-def _plain(text: Text, batch: int) -> dict[str, torch.Tensor]:
-    with torch.no_grad():
-        found: dict[str, torch.Tensor] = text.module()(*text.draw(batch))
-    return found
+def _plain(model: nn.Module, text: Text, batch: int) -> dict[str, torch.Tensor]:
+    """Every value by name, in fp32. In training PyTorch must find gradients too, which writing in place can prevent."""
+    with torch.set_grad_enabled(text.training):
+        found: dict[str, torch.Tensor] = model(*text.draw(batch))
+        learned = [value.square().mean() for value in found.values() if value.requires_grad]
+        if learned:
+            torch.stack(learned).sum().backward()
+    return {name: value.detach() for name, value in found.items()}
 
 
 def _is_good(value: torch.Tensor, exact: torch.Tensor, coarse: torch.Tensor) -> bool:
