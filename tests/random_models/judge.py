@@ -164,16 +164,22 @@ def check_training(text: Text, dtype: str, device: str, steps: int = 3) -> None:
     start = text.module().state_dict()
     for number, (found, theirs, expected) in enumerate(zip(losses, plain_losses, best_losses, strict=True)):
         _require_near(f"loss {number}", found, theirs, expected, dtype)
+    changes = {}
     for name, expected in best.state_dict().items():
         before, found, theirs = start[name], mine.state_dict()[name].cpu(), plain.state_dict()[name]
-        if not expected.is_floating_point():
-            if not torch.equal(found, expected):
-                raise Wrong(f"{name} is {found}, not {expected}")
-            continue
-        mine_by, theirs_by, best_by = (each.double() - before.double() for each in (found, theirs, expected))
-        # What is left of a small change when it has been added to a large number in fp32.
-        floor = 2.0**-23 * float(before.double().norm()) / max(1e-30, float(best_by.norm()))
-        _require_near(f"the change of {name} {list(before.shape)}", mine_by, theirs_by, best_by, dtype, floor)
+        if expected.is_floating_point():
+            changes[name] = [each.double() - before.double() for each in (found, theirs, expected)]
+        elif not torch.equal(found, expected):
+            raise Wrong(f"{name} is {found}, not {expected}")
+    count = sum(expected.numel() for *_, expected in changes.values())
+    typical = math.hypot(*(float(expected.norm()) for *_, expected in changes.values())) / count**0.5
+    for name, (found, theirs, expected) in changes.items():
+        # A change is at least rounded as a part of the number that it is added to in fp32; and one that is zero but
+        # for rounding, as of a bias in front of a norm, is judged by the size of the others.
+        floor = 2.0**-23 * float(start[name].double().norm())
+        least = typical * expected.numel() ** 0.5
+        what = f"the change of {name} {list(expected.shape)}"
+        _require_near(what, found, theirs, expected, dtype, floor, least)
 
 
 def _require_near(
@@ -183,10 +189,12 @@ def _require_near(
     expected: torch.Tensor,
     dtype: str,
     floor: float = 0.0,
+    least: float = 1e-30,
 ) -> None:
-    own = relative_error(theirs, expected)
-    allowed = SLACK * max(LEAST[dtype], TIMES[dtype] * max(own, floor))
-    error = relative_error(found, expected)
+    """`floor` is an error that any result may have, and `least` the size that errors are at least relative to."""
+    size = max(float(expected.norm()), least)
+    own, error = (float((each - expected).norm()) / size for each in (theirs, found))
+    allowed = SLACK * max(LEAST[dtype], TIMES[dtype] * max(own, floor / size))
     if not error <= allowed:
         raise Wrong(f"{what} is off by {error:.2e}, more than {allowed:.2e}; PyTorch is by {own:.2e}")
 
