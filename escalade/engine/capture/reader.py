@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -25,6 +25,8 @@ from escalade.engine.graph.graph import (
 )
 from escalade.engine.nodes.recognition import recognise_captured
 from escalade.errors import UnsupportedError
+
+_NORMS = (torch.ops.aten.native_layer_norm.default, torch.ops.aten.native_group_norm.default)
 
 
 class CaptureError(UnsupportedError):
@@ -123,8 +125,8 @@ class FxReader:
         if graph.typed and images:
             attributes |= _lay(images, value)
         return Node(
-            graph.fresh(fx.name), ATEN, inputs, attributes, self._shape(value), dtype_name(value.dtype),
-            self._source(call),
+            graph.fresh(fx.name), ATEN, inputs, attributes, self._shape(value),
+            dtype_name(_dtype(fx, target, bound, value)), self._source(call),
         )  # fmt: skip
 
     def _plain(self, argument: Any) -> Any:
@@ -174,6 +176,21 @@ class Copies:
             own = self._original.owns(tensor)
             self._made[key] = tensor.detach() if own else tensor.detach().clone()
         return self._made[key]
+
+
+def _dtype(
+    fx: torch.fx.Node, target: torch._ops.OpOverload, arguments: Mapping[str, Any], value: torch.Tensor
+) -> torch.dtype:
+    """The type of a result.
+
+    On the CPU a norm of 16-bit rows with fp32 weights gives its mean and its deviation in fp32. PyTorch's fake kernels
+    say 16 bits, to which a plan would round them.
+    """
+    weight = arguments.get("weight")
+    if target in _NORMS and fx.args[1:] in ((1,), (2,)) and isinstance(weight, torch.fx.Node):
+        found: torch.dtype = weight.meta["val"].dtype
+        return found
+    return value.dtype
 
 
 def dtype_name(dtype: torch.dtype) -> str:

@@ -328,3 +328,21 @@ def test_absorbed_casts_and_folded_constants(device: str) -> None:
     for _ in range(2):
         _assert_same(step(x, target), _plain(expected, F.mse_loss, theirs, x, target), 1e-6)
     _assert_same(model.state_dict(), expected.state_dict(), 1e-6)
+
+
+@pytest.mark.parametrize("norm", [nn.LayerNorm(8), nn.GroupNorm(2, 4)])
+def test_statistics_of_mixed_norms_are_fp32(norm: nn.Module) -> None:
+    """A bias that the norm cancels has a gradient of rounding errors alone, which rounded statistics multiply."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv1d(4, 4, 3, padding=1), copy.deepcopy(norm))
+    nn.init.uniform_(model[1].get_parameter("weight"), 0.5, 1.5)
+    expected = copy.deepcopy(model)
+    own, theirs = (torch.optim.SGD(each.parameters(), 0.1) for each in (model, expected))
+    x, target = torch.rand(4, 4, 8), torch.rand(4, 4, 8)
+    step = escalade.training_step(model, F.mse_loss, own, (x, target), dtype="bf16")
+    step(x, target)
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = F.mse_loss(expected(x), target)
+    loss.backward()
+    theirs.step()
+    _assert_same(model.state_dict(), expected.state_dict(), 2e-5)
