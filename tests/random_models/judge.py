@@ -25,6 +25,9 @@ SLACK = 2.0
 """On top of what a network's judge allows. A random network is a few roundings long and its results have few elements:
 PyTorch's error on them is a sample that chance may have made small. A wrong kernel is off by far more than twice."""
 
+_NONE = 1e-6
+"""A change of less than this part of the usual one is none: what a dtype makes of it is rounding."""
+
 
 class Wrong(AssertionError):
     """A network whose results are not PyTorch's."""
@@ -163,7 +166,9 @@ def check_training(text: Text, dtype: str, device: str, steps: int = 3) -> None:
     plain, plain_losses = _trained(text, batches, dtype)
     start = text.module().state_dict()
     for number, (found, theirs, expected) in enumerate(zip(losses, plain_losses, best_losses, strict=True)):
-        _require_near(f"loss {number}", found, theirs, expected, dtype)
+        size = max(float(expected.norm()), 1e-30)
+        plain_error, error = (float((each - expected).norm()) / size for each in (theirs, found))
+        _require_small(f"loss {number}", error, plain_error, dtype)
     changes = {}
     for name, expected in best.state_dict().items():
         before, found, theirs = start[name], mine.state_dict()[name].cpu(), plain.state_dict()[name]
@@ -173,28 +178,29 @@ def check_training(text: Text, dtype: str, device: str, steps: int = 3) -> None:
             raise Wrong(f"{name} is {found}, not {expected}")
     count = sum(expected.numel() for *_, expected in changes.values())
     typical = math.hypot(*(float(expected.norm()) for *_, expected in changes.values())) / count**0.5
-    for name, (found, theirs, expected) in changes.items():
-        # A change is at least rounded as a part of the number that it is added to in fp32; and one that is zero but
-        # for rounding, as of a bias in front of a norm, is judged by the size of the others.
-        floor = 2.0**-23 * float(start[name].double().norm())
+    own_errors = {}
+    for name, (_, theirs, expected) in changes.items():
         least = typical * expected.numel() ** 0.5
-        what = f"the change of {name} {list(expected.shape)}"
-        _require_near(what, found, theirs, expected, dtype, floor, least)
+        if (
+            float(expected.norm()) > _NONE * least
+        ):  # else zero, as of a bias in front of a norm: rounding in any type
+            own_errors[name] = float((theirs - expected).norm()) / max(float(expected.norm()), least)
+    # A change of few elements may be right by chance: PyTorch's error on all of them says more.
+    usual = math.hypot(*own_errors.values()) / max(1, len(own_errors)) ** 0.5
+    for name, pytorch_error in own_errors.items():
+        found, _, expected = changes[name]
+        # A change is at least rounded as a part of the number that it is added to in fp32.
+        size = max(float(expected.norm()), typical * expected.numel() ** 0.5)
+        floor = 2.0**-23 * float(start[name].double().norm()) / size
+        error = float((found - expected).norm()) / size
+        _require_small(
+            f"the change of {name} {list(expected.shape)}", error, max(pytorch_error, usual, floor), dtype
+        )
 
 
-def _require_near(
-    what: str,
-    found: torch.Tensor,
-    theirs: torch.Tensor,
-    expected: torch.Tensor,
-    dtype: str,
-    floor: float = 0.0,
-    least: float = 1e-30,
-) -> None:
-    """`floor` is an error that any result may have, and `least` the size that errors are at least relative to."""
-    size = max(float(expected.norm()), least)
-    own, error = (float((each - expected).norm()) / size for each in (theirs, found))
-    allowed = SLACK * max(LEAST[dtype], TIMES[dtype] * max(own, floor / size))
+def _require_small(what: str, error: float, own: float, dtype: str) -> None:
+    """`own` is PyTorch's error in the same dtype."""
+    allowed = SLACK * max(LEAST[dtype], TIMES[dtype] * own)
     if not error <= allowed:
         raise Wrong(f"{what} is off by {error:.2e}, more than {allowed:.2e}; PyTorch is by {own:.2e}")
 

@@ -50,7 +50,7 @@ VIEWS = {
     "one item": "{s}[-1:]",
 }
 CONSUMERS = {
-    "quotient": "{s} / ({v}.abs() + 1e-2) * 6.283185307179586",
+    "quotient": "{s} / ({v}.abs() + 1.0) * 6.283185307179586",
     "pointwise": "torch.sigmoid({v}) * 2",
     "convolution": "self.{m}({v})",
     "mean": "{v}.mean(-1)",
