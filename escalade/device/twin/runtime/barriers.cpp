@@ -92,15 +92,15 @@ __attribute__((noinline)) Path own_path() {
     return path;
 }
 
-// Whether the running thread came another way to a call than `other`, of the same line. g++ may have copied that line,
-// so launch.py has a look at the lines of both ways, and starts again if they are the same.
-bool by_other_calls(const Thread& other) { return settings().paths && other.path != self()->path; }
+// Returns whether the running thread came by another path than `path` to a call of the same line. g++ may have copied
+// that line, so launch.py looks at the lines of both paths, and starts again if they are the same.
+bool by_other_calls(Path path) { return settings().paths && path != self()->path; }
 
-std::string ways(const Thread& other) {
+std::string ways(const std::vector<uintptr_t>& calls) {
     std::string text = " {";
-    for (const Thread* thread : {&other, static_cast<const Thread*>(self())}) {
-        for (const uintptr_t call : thread->calls) text += twin::text("[+%#zx] ", size_t(call - 1 - settings().library.start));
-        text += thread == self() ? "}" : "| ";
+    for (const auto* path : {&calls, static_cast<const std::vector<uintptr_t>*>(&self()->calls)}) {
+        for (const uintptr_t call : *path) text += twin::text("[+%#zx] ", size_t(call - 1 - settings().library.start));
+        text += path == &calls ? "| " : "}";
     }
     return text;
 }
@@ -136,13 +136,13 @@ void arrive_in_warp(Gathering& barrier, int id, Where where) {
     barrier.warps.resize(self()->owner->warps.size());
     Gathering::WarpArrival& arrival = barrier.warps[self()->number / 32];
     if (arrival.lanes) {
-        const Thread& first = lane_of_warp(__builtin_ctz(arrival.lanes));
-        const bool apart = !same(arrival.where, where), other_way = !apart && by_other_calls(first);
+        const bool apart = !same(arrival.where, where), other_way = !apart && by_other_calls(arrival.path);
         if (apart || other_way)
             fail_at(place(where), text("barrier %d, while lanes %08x of the warp are in the call at %s: it counts whole "
                                        "warps, whose lanes come to it together", id, arrival.lanes,
-                                       place(arrival.where).c_str()) + (other_way ? ways(first) : ""));
+                                       place(arrival.where).c_str()) + (other_way ? ways(arrival.calls) : ""));
     }
+    if (!arrival.lanes) arrival.path = self()->path, arrival.calls = self()->calls;
     arrival.lanes |= 1u << lane();
     arrival.where = where;
     if (arrival.lanes == warp_lanes()) barrier.arrived += 32;
@@ -325,11 +325,11 @@ void meet(unsigned mask, void* payload, wait::Perform perform, const char* opera
     if (meeting.arrived) {
         const Thread& first = lane_of_warp(__builtin_ctz(meeting.arrived));
         const bool apart = std::strcmp(meeting.operation, operation) || !same(meeting.where, where);
-        const bool other_way = !apart && by_other_calls(first);
+        const bool other_way = !apart && by_other_calls(first.path);
         if (apart || other_way)
             fail_at(place(where), text("%s, while lanes %08x of the warp wait in %s at %s: all lanes that a mask names come "
                                        "to one call", operation, meeting.arrived, meeting.operation,
-                                       place(meeting.where).c_str()) + (other_way ? ways(first) : ""));
+                                       place(meeting.where).c_str()) + (other_way ? ways(first.calls) : ""));
     }
     meeting.operation = operation;
     meeting.where = where;

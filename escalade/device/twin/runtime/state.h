@@ -184,6 +184,8 @@ struct Gathering {  // a barrier that opens when `expected` threads have come
     struct WarpArrival {       // at a named barrier, which counts whole warps
         unsigned lanes = 0;    // that have come in this round
         Where where = {};
+        Path path = 0;         // of the first of them: after bar.arrive a thread goes on, to calls of other paths
+        std::vector<uintptr_t> calls;
     };
     std::vector<WarpArrival> warps;
     Sleepers sleepers;
