@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from math import prod
 
 import torch
-import torch.nn.functional as F
 
 from escalade.engine.graph.graph import Graph, Node
 from escalade.engine.nodes.affine import holdable
@@ -79,9 +78,9 @@ class BatchNorm(Operator):
         return True
 
     def compute(self, node: Node, inputs: Tensors) -> torch.Tensor:
-        y = F.batch_norm(
-            inputs["x"], inputs["mean"], inputs["variance"], inputs["weight"], inputs["bias"],
-            eps=node.attributes["epsilon"],
+        y = torch.batch_norm(  # F.batch_norm of PyTorch 2.11 refuses an eps of zero
+            inputs["x"], inputs["weight"], inputs["bias"], inputs["mean"], inputs["variance"],
+            False, 0.0, node.attributes["epsilon"], torch.backends.cudnn.enabled,
         )  # fmt: skip
         return finish(node, y, inputs)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
-import torch.nn.functional as F
 
 from escalade.ops.batch_norm.problem import BatchNormProblem
 from escalade.ops.shared import activation
@@ -45,9 +44,9 @@ def empty_output(problem: BatchNormProblem, device: torch.device) -> torch.Tenso
 
 def peer(problem: BatchNormProblem, inputs: Tensors) -> torch.Tensor:
     """The normalised x by PyTorch, in the dtype of the inputs."""
-    y = F.batch_norm(
-        inputs["x"], inputs["mean"], inputs["variance"], inputs["weight"], inputs["bias"],
-        training=False, eps=problem.epsilon,
+    y = torch.batch_norm(  # F.batch_norm of PyTorch 2.11 refuses an eps of zero
+        inputs["x"], inputs["weight"], inputs["bias"], inputs["mean"], inputs["variance"],
+        False, 0.0, problem.epsilon, torch.backends.cudnn.enabled,
     )  # fmt: skip
     return activation.apply(problem, y, inputs["residual"] if problem.residual else None)
 
