@@ -10,9 +10,10 @@ from typing import Any
 import torch
 
 from escalade.engine.capture.separate import Original
-from escalade.engine.graph.aten import strangeness
+from escalade.engine.graph.aten import order_of, strangeness, takes_any_layout
 from escalade.engine.graph.graph import (
     ATEN,
+    ORDERS,
     READ,
     WRITTEN,
     Dimension,
@@ -106,7 +107,7 @@ class FxReader:
         value: torch.Tensor,
     ) -> Node:
         inputs: dict[str, str] = {}
-        images: list[torch.Tensor] = []
+        tensors: dict[str, torch.Tensor] = {}
 
         def leaf(argument: Any) -> Any:
             if not isinstance(argument, torch.fx.Node):
@@ -116,14 +117,14 @@ class FxReader:
                 return self._dimension(meta)
             role = f"in{len(inputs)}"
             inputs[role] = self._value(argument)
-            images.extend([meta] if _is_image(meta) else [])
+            tensors[role] = meta
             return Reference(role)
 
         names = [argument.name for argument in target._schema.arguments]
         bound = dict(zip(names, call.args, strict=False)) | dict(call.kwargs)
         attributes = {"target": target.name(), "arguments": map_leaves(leaf, bound)}
-        if graph.typed and images:
-            attributes |= _lay(images, value)
+        if graph.typed:
+            attributes |= _layouts(target, tensors, value)
         return Node(
             graph.fresh(fx.name), ATEN, inputs, attributes, self._shape(value),
             dtype_name(_dtype(fx, target, bound, value)), self._source(call),
@@ -150,11 +151,17 @@ def _is_planar(image: torch.Tensor) -> bool:
     return image.is_contiguous() and not image.is_contiguous(memory_format=torch.channels_last)
 
 
-def _lay(images: Sequence[torch.Tensor], result: torch.Tensor) -> dict[str, str]:
-    """How the images of a call lay when it was captured, where an operator may depend on it."""
+def _layouts(
+    target: torch._ops.OpOverload, tensors: Mapping[str, torch.Tensor], result: torch.Tensor
+) -> dict[str, Any]:
+    """Return how the operands of a call were stored when it was captured, where an operator may depend on it."""
+    orders = {role: order_of(tensor) for role, tensor in tensors.items()}
+    others = {role: order for role, order in orders.items() if order is not None}
+    kept = {} if takes_any_layout(target) or not others else {ORDERS: others}
+    images = [tensor for tensor in tensors.values() if _is_image(tensor)]
     if any(map(_is_planar, images)):
-        return {READ: "nchw"}
-    return {WRITTEN: "nchw"} if _is_image(result) and _is_planar(result) else {}
+        return {READ: "nchw", **kept}
+    return {WRITTEN: "nchw", **kept} if images and _is_image(result) and _is_planar(result) else kept
 
 
 def note_changes(graph: Graph) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -22,8 +22,22 @@ _TENSORS = ("Tensor", "List[Tensor]")
 _UNBOUNDED = re.compile(r"mvlgamma|.*polynomial.*")
 """Pointwise operators whose work grows with a number among their arguments."""
 
-_OF_IMAGES = re.compile(r"cat|.*(conv|pool|upsample|batch_norm|dropout).*")
-"""Operators that PyTorch has kernels of for images in NHWC too, or that take single elements."""
+_ANY_STRIDES = re.compile(
+    r"(?!cudnn|miopen|mkldnn|.*pool3d|fractional).*(conv|pool|upsample|batch_norm|dropout).*"
+    r"|cat|stack|flip|roll|repeat|constant_pad_nd|where|index|index_select|index_put|gather|slice_scatter|select_scatter"
+    r"|clone|contiguous|copy|to|_to_copy|reshape|full_like|ones_like|zeros_like|new_full|new_ones|new_zeros|fill|zero"
+    r"|mm|bmm|addmm|baddbmm|matmul|linear|mv|dot|einsum"
+    r"|sum|nansum|mean|prod|amax|amin|all|any|max|min|argmax|argmin|var|std|var_mean|std_mean|linalg_vector_norm|norm"
+    r"|group_norm|layer_norm|instance_norm|rms_norm|softmax|log_softmax|_softmax|_log_softmax|cumsum|cumprod|sort|topk"
+)
+"""Operators that read any strides on every device: those that iterate over strides or make their own dense copies.
+The vendors' variants leave that copy to their caller, as do most inner operators (`native_group_norm_backward`). Pools
+of volumes refuse one without a batch in NHWC, and fractional ones ignore the strides of indices."""
+
+_BY_STRIDES = frozenset(
+    "view view_as_real view_as_complex as_strided as_strided_copy as_strided_scatter".split()
+)
+"""Operators whose result depends on how their operand is stored, though most of them return views."""
 
 
 class OperatorError(UnsupportedError):
@@ -81,13 +95,42 @@ def _impurity(operator: torch._ops.OpOverload, arguments: Mapping[str, Any]) -> 
 
 
 def takes_any_layout(operator: torch._ops.OpOverload) -> bool:
-    """Whether an operator is known to take images however they lie. Some of PyTorch's own insist on their order of
-    dimensions, and those of other libraries may read memory in it without a look at strides, unless they say that they
-    do not."""
+    """Return whether an operator is known to compute the same for operands of any strides.
+
+    Some of PyTorch's own ignore strides, since autograd or a composite operator hands them dense tensors. Operators of
+    other libraries may, unless their tags say that they do not.
+    """
     if operator.namespace != "aten":
         return torch.Tag.flexible_layout in operator.tags
     name = operator._schema.name.removeprefix("aten::")
-    return torch.Tag.pointwise in operator.tags or _OF_IMAGES.fullmatch(name) is not None
+    if name in _BY_STRIDES:
+        return False
+    is_view = any(result.alias_info is not None for result in operator._schema.returns)
+    is_iterated = is_view or torch.Tag.pointwise in operator.tags
+    return is_iterated or _ANY_STRIDES.fullmatch(name) is not None
+
+
+def order_of(tensor: torch.Tensor) -> tuple[int, ...] | None:
+    """Return a tensor's dimensions from the outermost to the innermost in memory; None for PyTorch's own order, and for
+    a tensor whose elements share memory."""
+    if tensor.is_contiguous() or any(
+        stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    ):
+        return None
+    for dimensions, named in ((4, torch.channels_last), (5, torch.channels_last_3d)):
+        if tensor.dim() == dimensions and tensor.is_contiguous(memory_format=named):
+            return (0, *range(2, dimensions), 1)
+    strides = tensor.stride()
+    order = tuple(sorted(range(tensor.dim()), key=lambda dimension: -strides[dimension]))
+    return None if order == tuple(range(tensor.dim())) else order
+
+
+def in_order(tensor: torch.Tensor, order: Sequence[int] | None) -> torch.Tensor:
+    """Return a tensor that is dense in that order of dimensions: itself, or a copy."""
+    if order is None:
+        return tensor.contiguous()
+    inverse = sorted(range(len(order)), key=order.__getitem__)
+    return tensor.permute(*order).contiguous().permute(*inverse)
 
 
 def strangeness(operator: torch._ops.OpOverload) -> str | None:

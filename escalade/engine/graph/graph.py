@@ -31,6 +31,10 @@ READ, WRITTEN = "read", "written"
 """Attributes of such a node in a typed graph: `nchw` if an image that it read when it was captured lay in PyTorch's
 order, and if its result did where none of these was."""
 
+ORDERS = "orders"
+"""Attribute of such a node in a typed graph: by role, the order of dimensions in memory (outermost first) of each
+operand that was captured in another order than PyTorch's. The call hands the operator the strides of capture."""
+
 
 @dataclass(frozen=True)
 class Reference:
@@ -49,7 +53,8 @@ class Node:
     attributes: Mapping[str, Any]
     shape: Shape
     dtype: str
-    """The result's: a floating type here means the plan's own, whatever it is, unless the graph is typed."""
+    """The result's: a floating type up to 32 bits means the plan's own, whatever it is, unless the graph is typed.
+    float64 is always meant: no kernel computes in it, so PyTorch does."""
     source: str = ""
     """The place in the model that it comes from, such as `layer1.0.conv1`."""
 
@@ -193,7 +198,7 @@ class Graph:
         return next(given.shape for given in self.inputs if given.name == name)
 
     def dtype_of(self, name: str) -> torch.dtype:
-        """Floating types stand for the plan's own, unless the graph is typed."""
+        """Floating types but float64 stand for the plan's own, unless the graph is typed."""
         if name in self.constants:
             return self.constants[name].dtype
         if name in self.nodes:

@@ -4,17 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
 
-from escalade.engine.graph.aten import OperatorError, draws, require_quotient, resolve, takes_any_layout
-from escalade.engine.graph.graph import ATEN, READ, WRITTEN, Node, Reference, map_leaves
+from escalade.engine.graph.aten import (
+    OperatorError,
+    draws,
+    in_order,
+    require_quotient,
+    resolve,
+    takes_any_layout,
+)
+from escalade.engine.graph.graph import ATEN, ORDERS, READ, WRITTEN, Node, Reference, map_leaves
 from escalade.engine.nodes.aten_call import name_of
 from escalade.engine.nodes.aten_movements import MOVEMENTS
 from escalade.engine.nodes.base import Layouts, Operator, Tensors
-from escalade.engine.nodes.lowering import NHWC, Moved
+from escalade.engine.nodes.lowering import NHWC, OWN, Moved
 from escalade.errors import EscaladeError
 
 _FRESH = frozenset("full_like ones_like zeros_like new_full new_ones new_zeros fill zero".split())
@@ -33,7 +41,9 @@ class Aten(Operator):
 
     def compute(self, node: Node, inputs: Tensors) -> torch.Tensor:
         """The operator's result, or that one of several which the node takes."""
-        results = results_of(node.attributes["target"], node.attributes["arguments"], inputs)
+        results = results_of(
+            node.attributes["target"], node.attributes["arguments"], inputs, node.attributes.get(ORDERS, {})
+        )
         return results[node.attributes.get("result", 0)]
 
     def may_share(self, node: Node) -> bool:
@@ -51,10 +61,13 @@ class Aten(Operator):
         return movement(map_leaves(leaf, node.attributes["arguments"]), result) if result.numel() else None
 
     def constants_in_pytorch(self, node: Node) -> Mapping[str, str]:
-        """An image's filters in the order of the image, or cuDNN would reorder them at every call."""
+        """An image's filters in the order of the image, or cuDNN would reorder them at every call; float64 as it is."""
+        forms = dict.fromkeys(node.inputs, OWN)
         is_convolution = "conv" in name_of(node.attributes["target"]) and len(node.shape) == 4
         weight = node.attributes["arguments"].get("weight")
-        return {weight.role: NHWC} if is_convolution and isinstance(weight, Reference) else {}
+        if is_convolution and isinstance(weight, Reference) and node.dtype != "float64":
+            forms[weight.role] = NHWC
+        return forms
 
     def is_weight(self, node: Node, role: str) -> bool:
         """PyTorch's layers call theirs so."""
@@ -91,6 +104,10 @@ class Aten(Operator):
         is_fresh = name_of(node.attributes["target"]) in _FRESH and isinstance(model, Reference)
         return frozenset((model.role,)) if is_fresh else frozenset()
 
+    def left_to_pytorch(self, node: Node) -> str:
+        is_double = node.dtype == "float64"
+        return "float64, which no kernel computes in" if is_double else super().left_to_pytorch(node)
+
     def title(self, node: Node) -> str:
         return str(node.attributes["target"])
 
@@ -109,16 +126,27 @@ def on_device(node: Node, device: torch.device) -> Node:
     return node.with_attributes(arguments={**node.attributes["arguments"], "device": device})
 
 
-def results_of(target: str, arguments: Mapping[str, Any], inputs: Tensors) -> Sequence[torch.Tensor]:
-    """All that an operator gives; inputs by the roles that its arguments refer to."""
+def results_of(
+    target: str,
+    arguments: Mapping[str, Any],
+    inputs: Tensors,
+    orders: Mapping[str, Sequence[int]] = MappingProxyType({}),
+) -> Sequence[torch.Tensor]:
+    """Return all results of an operator; inputs by the roles that its arguments refer to.
+
+    An operator that may ignore strides gets each operand dense, in the order of dimensions that `orders` has for its
+    role, or in PyTorch's own.
+    """
     home = next((tensor.device for tensor in inputs.values()), None)
+    operator = resolve(target)
+    if not takes_any_layout(operator):
+        inputs = {role: in_order(tensor, orders.get(role)) for role, tensor in inputs.items()}
 
     def leaf(value: Any) -> Any:
         if isinstance(value, torch.device):  # a plan's values are where the plan is
             return value if home is None else home
         return inputs[value.role] if isinstance(value, Reference) else value
 
-    operator = resolve(target)
     bound = map_leaves(leaf, arguments)
     if operator._schema.is_mutable:  # in a graph every result is a new value
         first = operator._schema.arguments[0].name

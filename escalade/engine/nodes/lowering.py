@@ -15,7 +15,7 @@ from escalade.ops.base import dtypes
 from escalade.ops.base.operation import Operation
 from escalade.ops.base.problem import Problem
 
-STORED, NHWC, FP32, FP8 = "stored", "nhwc", "fp32", "fp8"
+STORED, NHWC, FP32, FP8, OWN = "stored", "nhwc", "fp32", "fp8", "own"
 """Forms of a constant: the plan's type, the same in NHWC order, fp32, or e4m3 in NHWC order."""
 
 

@@ -13,7 +13,7 @@ from escalade.device.strides import aligned
 from escalade.engine.graph.forms import STORAGE, is_finite
 from escalade.engine.graph.graph import Graph
 from escalade.engine.nodes import operator_of
-from escalade.engine.nodes.lowering import FP8, FP32, NHWC
+from escalade.engine.nodes.lowering import FP8, FP32, NHWC, OWN
 from escalade.engine.plan.step import ConstantForm
 from escalade.errors import UnsupportedError
 from escalade.ops.base.dtypes import to_e4m3
@@ -117,7 +117,8 @@ class Constants:
             return tensor.to(self._device).contiguous()
         if entry.form == FP8:
             return to_e4m3(tensor.to(self._device)).contiguous(memory_format=torch.channels_last)
-        dtype = torch.float32 if entry.form == FP32 else tensor.dtype if self._typed else self._storage
+        is_meant = self._typed or (entry.form == OWN and tensor.dtype is torch.float64)
+        dtype = torch.float32 if entry.form == FP32 else tensor.dtype if is_meant else self._storage
         made = tensor.to(self._device, dtype)
         if not self._typed and not is_finite(made) and entry.name in weights_of(graph):
             _require_finite(graph, entry.name)

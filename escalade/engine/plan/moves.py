@@ -76,6 +76,8 @@ class _Moving:
         return operator.taken(node) is None or not is_taken_in_place(node, self.forms)
 
     def _is_pytorchs_view(self, name: str) -> bool:
+        if name in self.graph.constants:  # which have no form: each reader has its own
+            return False
         return any(self.choices.of(node).in_pytorch for node in self.seen(name).nodes)
 
     def is_wanted(self, node: Node) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 
 from escalade.engine.graph.aten import OperatorError
-from escalade.engine.graph.graph import Node
+from escalade.engine.graph.graph import ORDERS, Node
 from escalade.engine.nodes import operator_of
 from escalade.engine.nodes.aten import results_of
 from escalade.engine.nodes.evaluate import compute
@@ -40,7 +40,9 @@ class SeveralResults:
         if not others:
             given = _widened(node, inputs) if self._typed else inputs
             return compute(node, given, self._home)
-        results = results_of(node.attributes["target"], node.attributes["arguments"], inputs)
+        results = results_of(
+            node.attributes["target"], node.attributes["arguments"], inputs, node.attributes.get(ORDERS, {})
+        )
         for other in others:
             self._ready[other.name] = results[other.attributes["result"]]
         return _required(results[node.attributes["result"]], node)

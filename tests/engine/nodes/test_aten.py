@@ -20,6 +20,7 @@ class Wide:
     """PyTorch's softmax on a device that has it in fp32 only, and over one dimension only."""
 
     _schema = torch.ops.aten._softmax.default._schema
+    namespace, tags = "aten", torch.ops.aten._softmax.default.tags
 
     def __init__(self) -> None:
         self.asked: list[torch.dtype] = []
