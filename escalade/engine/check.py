@@ -93,8 +93,8 @@ def check_sizes(graph: Graph, batch: int) -> None:
 
 
 def _kept(dtype: torch.dtype) -> torch.dtype:
-    """All floating types stand for one, the plan's own."""
-    return torch.float32 if dtype.is_floating_point else dtype
+    """All floating types but float64 stand for one, the plan's own."""
+    return torch.float32 if dtype.is_floating_point and dtype is not torch.float64 else dtype
 
 
 def _require(holds: bool, sentence: str) -> None:
@@ -225,6 +225,12 @@ def _check_node(graph: Graph, node: Node) -> None:
             expected.holds(found),
             f"{name} of node {node.name} ({node.op}) is {found!r}; it is {expected.words}",
         )
+    values = [node.name, *(name for name in node.inputs.values() if name not in graph.constants)]
+    _require(
+        all(graph.dtype_of(name) is not torch.float64 for name in values),
+        f"node {node.name} ({node.op}) has values in float64, which only PyTorch's operators compute; compile the "
+        "model again",
+    )
     for role, name in node.inputs.items():
         _require(
             name in graph.constants or not _role(kind, role).constant,

@@ -119,7 +119,7 @@ def stored_forms(graph: Graph, dtype: str) -> dict[str, Form]:
             node.shape,  # type: ignore[arg-type]
             operator_of(node).stored_type(
                 node,
-                getattr(torch, node.dtype) if graph.typed else STORAGE[dtype],
+                getattr(torch, node.dtype) if graph.typed or node.dtype == "float64" else STORAGE[dtype],
                 node.name in returned,
             ),
             operator_of(node).layout(node),

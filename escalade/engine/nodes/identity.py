@@ -4,15 +4,27 @@ from __future__ import annotations
 
 import torch
 
-from escalade.engine.graph.graph import Graph, Node
-from escalade.engine.nodes.aten_call import AtenCall
+from escalade.engine.graph.graph import ATEN, Graph, Node, Reference
+from escalade.engine.nodes.aten_call import AtenCall, name_of
 from escalade.engine.nodes.base import Recognised, Recogniser
 
 
 def holds_as(node: Node, x: str, graph: Graph) -> bool:
     """Whether a plan keeps a value in the type that the node gives."""
-    dtype = graph.dtype_of(x)
-    return dtype is getattr(torch, node.dtype) if graph.typed else dtype.is_floating_point
+    dtype, wanted = graph.dtype_of(x), getattr(torch, node.dtype)
+    if graph.typed or torch.float64 in (dtype, wanted):
+        return dtype is wanted
+    return dtype.is_floating_point
+
+
+def is_rounding(node: Node, graph: Graph) -> bool:
+    """Return whether a call of an untyped graph rounds wider floating values to 16 bits, and does nothing else."""
+    if graph.typed or node.op != ATEN or name_of(node.attributes["target"]) not in ("to", "_to_copy"):
+        return False
+    given = node.attributes["arguments"].get("self")
+    source = graph.dtype_of(node.inputs[given.role]) if isinstance(given, Reference) else None
+    is_wide = source is not None and source.is_floating_point and source.itemsize > 2
+    return is_wide and getattr(torch, node.dtype) in (torch.float16, torch.bfloat16)
 
 
 def _same(node: Node, call: AtenCall, graph: Graph) -> Recognised:
@@ -31,10 +43,13 @@ def _dropout(node: Node, call: AtenCall, graph: Graph) -> Recognised:
 
 
 def _to(node: Node, call: AtenCall, graph: Graph) -> Recognised:
-    """A cast from one floating type to another, which is nothing where the plan has one of its own."""
+    """A cast from one floating type to another, which is nothing where the plan has one of its own. One to 16 bits
+    rounds: a plan of 32 bits does so too."""
     x = call.value("self")
     if x is None or not node.is_floating or x in graph.constants:
         return None
+    if is_rounding(node, graph):
+        return node
     return x if holds_as(node, x, graph) else None
 
 

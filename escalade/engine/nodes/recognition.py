@@ -24,6 +24,10 @@ def recognise_captured(node: Node, target: torch._ops.OpOverload, graph: Graph) 
     if _is_of_nothing(node, graph):
         return node
     name = name_of(target.name())
+    node = _with_plain_numbers(node, graph)
+    if _is_double(node, graph):
+        same = IDENTITIES.get(name)
+        return (None if same is None else same(node, AtenCall(node), graph)) or node
     if name.endswith("_") and name[:-1] in CAPTURED:
         name = name[:-1]  # relu_ is relu of a new value
     call, recognise = AtenCall(node), CAPTURED.get(name)
@@ -35,7 +39,7 @@ def recognise_captured(node: Node, target: torch._ops.OpOverload, graph: Graph) 
 def recognise_folded(graph: Graph) -> None:
     """Layers whose weights are constants by now, though the model computes them; products with a constant too."""
     for node in graph:
-        is_known = node.op == ATEN and not _is_of_nothing(node, graph)
+        is_known = node.op == ATEN and not _is_of_nothing(node, graph) and not _is_double(node, graph)
         recognise = FOLDED.get(name_of(node.attributes["target"])) if is_known else None
         if recognise is not None:
             before = set(graph.nodes)
@@ -53,3 +57,26 @@ def _is_of_nothing(node: Node, graph: Graph) -> bool:
     """Whether it gives or reads a value without elements: PyTorch knows what comes of that, and kernels have none of
     it to work on."""
     return 0 in node.shape or any(0 in graph.shape_of(name) for name in node.inputs.values())
+
+
+def _is_double(node: Node, graph: Graph) -> bool:
+    """Return whether a node reads or gives float64, which no kernel computes in."""
+    return node.dtype == "float64" or any(
+        graph.dtype_of(name) is torch.float64 for name in node.inputs.values()
+    )
+
+
+def _with_plain_numbers(node: Node, graph: Graph) -> Node:
+    """Return the node with single float64 numbers of the model in fp32, where PyTorch would round them to the type of
+    the other operands."""
+    if node.dtype == "float64" or not node.is_floating:
+        return node
+    others = [name for name in node.inputs.values() if graph.shape_of(name)]
+    if not any(graph.dtype_of(name).is_floating_point for name in others):
+        return node
+    numbers = {
+        role: graph.add_constant(f"{name}_float32", graph.constants[name].float())
+        for role, name in node.inputs.items()
+        if name in graph.constants and not graph.shape_of(name) and graph.dtype_of(name) is torch.float64
+    }
+    return node.with_inputs(**numbers)

@@ -12,7 +12,7 @@ from escalade.engine.nodes import OPERATORS
 from escalade.engine.nodes.base import Operator
 from escalade.engine.nodes.recognition import recognise_folded
 from escalade.engine.passes.batch_norm import fold_batch_norm
-from escalade.engine.passes.casts import narrow_layers
+from escalade.engine.passes.casts import drop_rounding, narrow_layers
 from escalade.engine.passes.constant_folding import fold_constants
 from escalade.engine.passes.empty import drop_empty
 from escalade.engine.passes.epilogues import fuse_expressions, fuse_operands, fuse_residuals
@@ -152,6 +152,7 @@ def fuse(graph: Graph, dtype: str, fusion: FusionLevel = FusionLevel.fused, imag
     graph.remove_dead_code()
     home = graph.device
     graph.constants = {name: tensor.to(home) for name, tensor in graph.constants.items()}
+    drop_rounding(graph, dtype)
     with home:  # new constants are made where the others are
         fold_constants(graph)
         recognise_folded(graph)

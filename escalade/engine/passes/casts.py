@@ -1,4 +1,4 @@
-"""Casts of a training step: of inputs, which come in all at once, of gradients, which need none, and around layers."""
+"""Casts: the model's own to 16 bits, and those of a training step, of its inputs, its gradients and around layers."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from escalade.engine.graph.forms import STORAGE
 from escalade.engine.graph.graph import Graph, Input
 from escalade.engine.nodes import operator_of
 from escalade.engine.nodes.gradients import cast_of
+from escalade.engine.nodes.identity import is_rounding
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,20 @@ def drop_output_casts(graph: Graph, outputs: range) -> None:
             found[place], types[place] = source, graph.nodes[source].dtype
     graph.outputs, graph.output_types = tuple(found), tuple(types)
     graph.remove_dead_code()
+
+
+def drop_rounding(graph: Graph, dtype: str) -> None:
+    """Drops the model's own casts to 16 bits where the plan rounds anyway: every value if its dtype has as few, and
+    what is only returned, which is converted to the model's type."""
+    types = dict(zip(graph.outputs, graph.output_types, strict=True))
+    for node in graph:
+        if not is_rounding(node, graph):
+            continue
+        source = next(iter(node.inputs.values()))
+        is_only_returned = types.get(node.name) == node.dtype and not graph.readers(node.name)
+        is_rounded = STORAGE[dtype].itemsize == 2 or is_only_returned
+        if is_rounded and graph.dtype_of(source) is not torch.float64:
+            graph.remove(node, instead=source)
 
 
 def narrow_layers(graph: Graph) -> None:

@@ -232,7 +232,8 @@ def assign_layouts(
             }
             graph.nodes[node.name] = node.with_inputs(**changed)
         if _is_image(node.shape, node.dtype):
-            lies[node.name] = node.attributes.get("layout", wanted.written)
+            written = "nchw" if node.dtype == "float64" else wanted.written  # which no kernel converts
+            lies[node.name] = node.attributes.get("layout", written)
             if lies[node.name] != operator.layout(node):
                 graph.nodes[node.name] = graph.nodes[node.name].with_attributes(layout=lies[node.name])
     if returned is None:

@@ -15,7 +15,7 @@ from escalade.device.precompilation import build_for_twin, precompile
 from escalade.device.recipe import Recipe
 from escalade.device.streams import own_stream
 from escalade.engine.nodes.arithmetic import own_arithmetic
-from escalade.engine.nodes.lowering import STORED
+from escalade.engine.nodes.lowering import OWN
 from escalade.engine.plan.constants import Constants
 from escalade.engine.plan.memory import Memory
 from escalade.engine.plan.plan import Plan
@@ -123,7 +123,7 @@ class Kernels:
 
     def _output(self, name: str) -> torch.Tensor:
         if name in self.plan.graph.constants:
-            return self._memory.constants[ConstantForm(name, STORED)]
+            return self._memory.constants[ConstantForm(name, OWN)]
         return self._values.at(name)
 
     def _call(self, step: Step, behind: Step | None) -> Callable[[], None]:

@@ -12,7 +12,7 @@ from escalade.device.precompilation import Expected
 from escalade.engine.graph.forms import STORAGE, Form, InputFormat
 from escalade.engine.graph.graph import Graph, Input, Node
 from escalade.engine.nodes import operator_of, stored_forms
-from escalade.engine.nodes.lowering import STORED, Forms, Lying
+from escalade.engine.nodes.lowering import OWN, Forms, Lying
 from escalade.engine.passes.fusion_level import FusionLevel
 from escalade.engine.plan.choices import Choices, problem_apart
 from escalade.engine.plan.lives import Lives, arenas, lying_outside
@@ -60,7 +60,7 @@ def make_plan(
         for step in steps
         for role, name in step.node.inputs.items()
         if name in graph.constants
-    ) | dict.fromkeys(ConstantForm(name, STORED) for name in graph.outputs if name in graph.constants)
+    ) | dict.fromkeys(ConstantForm(name, OWN) for name in graph.outputs if name in graph.constants)
     lasting = {
         step.workspace_name(workspace): workspace
         for step in steps

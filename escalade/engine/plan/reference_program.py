@@ -10,7 +10,7 @@ import torch
 from escalade.engine.graph.forms import Form
 from escalade.engine.nodes.arithmetic import own_arithmetic
 from escalade.engine.nodes.evaluate import compute
-from escalade.engine.nodes.lowering import STORED
+from escalade.engine.nodes.lowering import OWN
 from escalade.engine.plan.constants import Constants
 from escalade.engine.plan.plan import Plan
 from escalade.engine.plan.program import Rooms, settled
@@ -51,7 +51,7 @@ class ReferenceProgram:
                 result = compute(step.node, read, _HOST)
                 values[step.node.name] = _wide(_rounded(result, self.plan.forms[step.node.name]))
             return [
-                self._constants[ConstantForm(name, STORED)] if name in graph.constants else values[name]
+                self._constants[ConstantForm(name, OWN)] if name in graph.constants else values[name]
                 for name in graph.outputs
             ]
 
@@ -90,7 +90,7 @@ class ReferenceProgram:
 
     def _room(self, name: str) -> torch.Tensor:
         if name in self.plan.graph.constants:
-            return self._constants[ConstantForm(name, STORED)]
+            return self._constants[ConstantForm(name, OWN)]
         form = replace(self.plan.forms[name], pitch=0)  # nothing lies within another here
         return form.view(torch.zeros(max(form.bytes, 1), dtype=torch.uint8, device=_HOST), 0)
 
@@ -101,4 +101,5 @@ def _rounded(tensor: torch.Tensor, form: Form) -> torch.Tensor:
 
 def _wide(tensor: torch.Tensor) -> torch.Tensor:
     """Sums of 16-bit products in 16 bits are not what a GPU does."""
-    return tensor.float() if tensor.is_floating_point() else tensor
+    is_narrow = tensor.is_floating_point() and tensor.dtype is not torch.float64
+    return tensor.float() if is_narrow else tensor

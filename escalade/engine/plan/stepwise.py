@@ -15,7 +15,7 @@ from escalade.device.strides import is_apart
 from escalade.engine.graph.forms import STORAGE
 from escalade.engine.graph.graph import Input
 from escalade.engine.nodes.arithmetic import own_arithmetic
-from escalade.engine.nodes.lowering import STORED
+from escalade.engine.nodes.lowering import OWN
 from escalade.engine.plan.constants import Constants
 from escalade.engine.plan.kernel_program import KernelProgram
 from escalade.engine.plan.kernels import compile_together
@@ -142,7 +142,7 @@ class SteppedProgram:
 
     def _output(self, name: str, values: Mapping[str, torch.Tensor]) -> torch.Tensor:
         if name in self.plan.graph.constants:
-            return self._constants[ConstantForm(name, STORED)]
+            return self._constants[ConstantForm(name, OWN)]
         return in_form(self.plan.forms[name], values[name])
 
     def _last_readers(self) -> dict[int, list[str]]:

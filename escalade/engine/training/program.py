@@ -10,6 +10,7 @@ import torch
 
 from escalade.device.graph import RecordedGraph
 from escalade.engine.nodes.arithmetic import own_arithmetic
+from escalade.engine.nodes.lowering import OWN
 from escalade.engine.plan.constants import Constants
 from escalade.engine.plan.kernels import Kernels
 from escalade.engine.plan.plan import Plan
@@ -141,7 +142,7 @@ class ReferenceStep:
             work()
 
     def _constant(self, name: str) -> torch.Tensor:
-        return self._constants[ConstantForm(name, "stored")]
+        return self._constants[ConstantForm(name, OWN)]
 
 
 def _recorded(work: Work) -> tuple[()]:
