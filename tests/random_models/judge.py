@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 import escalade
-from escalade.bench.networks.judging import LEAST, TIMES
+from escalade.bench.networks.judging import LEAST, TIMES, nudged
 from escalade.engine import Engine
 from escalade.engine.plan.kernel_program import KernelProgram
 from escalade.measure.verification import compare
@@ -27,6 +27,9 @@ PyTorch's error on them is a sample that chance may have made small. A wrong ker
 
 _NONE = 1e-6
 """A change of less than this part of the usual one is none: what a dtype makes of it is rounding."""
+NUDGES = 8
+"""How often PyTorch's error is taken anew, on inputs moved by less than a rounding, where a training step is off. Which
+of two nearly equal elements a maximum takes decides where its gradient goes, and rounding decides which."""
 
 
 class Wrong(AssertionError):
@@ -153,56 +156,79 @@ def check_training(text: Text, dtype: str, device: str, steps: int = 3) -> None:
     """Losses, parameters and buffers of a few steps beside float64's."""
     home = "cuda" if device == "cuda" else "cpu"
     mine = text.module().to(home)
-    own = _optimizer(text.seed, mine)
+    optimizer = _optimizer(text.seed, mine)
     batches = [text.draw(size, number) for number, size in enumerate((4, 4, 3)[:steps])]
     place = None if home == "cuda" else device
     # A small scale: with a large one gradients may overflow fp16, and then the first steps are left out.
     scale = 8.0 if dtype == "fp16" else None
     given = (_placed(batches[0], home),)
-    step = escalade.training_step(mine, _loss, own, given, dtype=dtype, device=place, loss_scale=scale)
+    step = escalade.training_step(mine, _loss, optimizer, given, dtype=dtype, device=place, loss_scale=scale)
     losses = [step(_placed(each, home)).detach().double().cpu() for each in batches]
 
-    best, best_losses = _trained(text, batches, "fp64")
-    plain, plain_losses = _trained(text, batches, dtype)
-    start = text.module().state_dict()
-    for number, (found, theirs, expected) in enumerate(zip(losses, plain_losses, best_losses, strict=True)):
-        size = max(float(expected.norm()), 1e-30)
-        plain_error, error = (float((each - expected).norm()) / size for each in (theirs, found))
-        _require_small(f"loss {number}", error, plain_error, dtype)
-    changes = {}
-    for name, expected in best.state_dict().items():
-        before, found, theirs = start[name], mine.state_dict()[name].cpu(), plain.state_dict()[name]
-        if expected.is_floating_point():
-            changes[name] = [each.double() - before.double() for each in (found, theirs, expected)]
-        elif not torch.equal(found, expected):
-            raise Wrong(f"{name} is {found}, not {expected}")
-    count = sum(expected.numel() for *_, expected in changes.values())
-    typical = math.hypot(*(float(expected.norm()) for *_, expected in changes.values())) / count**0.5
-    own_errors = {}
-    for name, (_, theirs, expected) in changes.items():
-        least = typical * expected.numel() ** 0.5
-        if (
-            float(expected.norm()) > _NONE * least
-        ):  # else zero, as of a bias in front of a norm: rounding in any type
-            own_errors[name] = float((theirs - expected).norm()) / max(float(expected.norm()), least)
-    # A change of few elements may be right by chance: PyTorch's error on all of them says more.
-    usual = math.hypot(*own_errors.values()) / max(1, len(own_errors)) ** 0.5
-    for name, pytorch_error in own_errors.items():
-        found, _, expected = changes[name]
-        # A change is at least rounded as a part of the number that it is added to in fp32.
-        size = max(float(expected.norm()), typical * expected.numel() ** 0.5)
-        floor = 2.0**-23 * float(start[name].double().norm()) / size
-        error = float((found - expected).norm()) / size
-        _require_small(
-            f"the change of {name} {list(expected.shape)}", error, max(pytorch_error, usual, floor), dtype
-        )
+    start, after = text.module().state_dict(), mine.state_dict()
+    own: dict[str, float] = {}
+    for number in range(1 + NUDGES):
+        moved = [tuple(_nudged(each, dtype, number) for each in batch) for batch in batches]
+        exact, theirs = (_trained(text, moved, each) for each in ("fp64", dtype))
+        best = _changes(start, *exact)
+        sizes = _sizes(best)
+        for name, error in _errors(_changes(start, *theirs), best, sizes).items():
+            own[name] = max(own.get(name, 0.0), error)
+        if not number:
+            errors = _errors(_changes(start, after, losses), best, sizes)
+            for name, expected in exact[0].items():
+                if not expected.is_floating_point() and not torch.equal(after[name].cpu(), expected):
+                    raise Wrong(f"{name} is {after[name]}, not {expected}")
+            # What is left of a small change when it has been added to a large number in fp32.
+            floors = {name: 2.0**-23 * _norm(start[name]) / sizes[name] for name in errors if name in start}
+        # A change of few elements may be right by chance: PyTorch's error on all of them says more.
+        usual = math.hypot(*(own[name] for name in floors)) / max(1, len(floors)) ** 0.5
+        wrong = ""
+        for name, error in errors.items():
+            pytorch = max(own[name], usual, floors[name]) if name in floors else own[name]
+            allowed = SLACK * max(LEAST[dtype], TIMES[dtype] * pytorch)
+            if not error <= allowed:
+                wrong = f"{name} is off by {error:.2e}, more than {allowed:.2e}; PyTorch is by {pytorch:.2e}"
+        if not wrong:
+            return
+    raise Wrong(wrong)
 
 
-def _require_small(what: str, error: float, own: float, dtype: str) -> None:
-    """`own` is PyTorch's error in the same dtype."""
-    allowed = SLACK * max(LEAST[dtype], TIMES[dtype] * own)
-    if not error <= allowed:
-        raise Wrong(f"{what} is off by {error:.2e}, more than {allowed:.2e}; PyTorch is by {own:.2e}")
+def _nudged(given: torch.Tensor, dtype: str, number: int) -> torch.Tensor:
+    return nudged(given, dtype, number) if given.is_floating_point() else given
+
+
+def _changes(
+    start: dict[str, torch.Tensor], after: dict[str, torch.Tensor], losses: list[torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """What training gave: the losses, and how each parameter and buffer of floating point has changed."""
+    found = {f"loss {number}": loss for number, loss in enumerate(losses)}
+    for name, before in start.items():
+        if before.is_floating_point():
+            found[name] = after[name].cpu().double() - before.double()
+    return found
+
+
+def _sizes(best: dict[str, torch.Tensor]) -> dict[str, float]:
+    """What errors are relative to, of all but changes that are none, as of a bias in front of a norm."""
+    changes = [value for name, value in best.items() if not name.startswith("loss ")]
+    typical = math.hypot(*map(_norm, changes)) / sum(value.numel() for value in changes) ** 0.5
+    sizes = {}
+    for name, value in best.items():
+        least = 1e-30 if name.startswith("loss ") else typical * value.numel() ** 0.5
+        if _norm(value) > _NONE * least:
+            sizes[name] = max(_norm(value), least)
+    return sizes
+
+
+def _errors(
+    found: dict[str, torch.Tensor], best: dict[str, torch.Tensor], sizes: dict[str, float]
+) -> dict[str, float]:
+    return {name: _norm(found[name] - best[name]) / size for name, size in sizes.items()}
+
+
+def _norm(value: torch.Tensor) -> float:
+    return float(value.double().norm())
 
 
 def _loss(result: Any) -> torch.Tensor:
@@ -225,8 +251,8 @@ def _optimizer(seed: int, model: nn.Module) -> torch.optim.Optimizer:
 
 def _trained(
     text: Text, batches: Sequence[Sequence[torch.Tensor]], dtype: str
-) -> tuple[nn.Module, list[torch.Tensor]]:
-    """The model after the steps by PyTorch, and the losses."""
+) -> tuple[dict[str, torch.Tensor], list[torch.Tensor]]:
+    """The model's state after the steps by PyTorch, and the losses."""
     model = text.module()
     if dtype == "fp64":
         model = model.double()
@@ -244,4 +270,4 @@ def _trained(
         loss.backward()
         optimizer.step()
         losses.append(loss.detach().double())
-    return model, losses
+    return model.state_dict(), losses
