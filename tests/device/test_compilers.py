@@ -146,7 +146,10 @@ def test_they_end_when_nobody_waits_for_them() -> None:
 
 def run(script: str) -> str:
     """What a script prints. It is over when all are gone that can write to its error stream."""
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=LONGEST)
+    quiet = "ignore::DeprecationWarning"  # os.fork warns of threads from Python 3.12 on
+    done = subprocess.run(
+        [sys.executable, "-W", quiet, "-c", script], capture_output=True, text=True, timeout=LONGEST
+    )
     assert not done.stderr
     return done.stdout
 

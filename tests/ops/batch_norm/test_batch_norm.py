@@ -41,7 +41,12 @@ def torch_batch_norm(
     x: torch.Tensor, parameters: dict[str, Any], relu: bool = False, residual: Any = None, **options: Any
 ) -> torch.Tensor:
     p = parameters
-    y = F.batch_norm(x, p["running_mean"], p["running_var"], p["weight"], p["bias"], **options)
+    if options.get("eps") == 0:  # which F.batch_norm of PyTorch 2.11 refuses
+        y = torch.batch_norm(
+            x, p["weight"], p["bias"], p["running_mean"], p["running_var"], False, 0.1, 0.0, False
+        )
+    else:
+        y = F.batch_norm(x, p["running_mean"], p["running_var"], p["weight"], p["bias"], **options)
     y = y if residual is None else y + residual
     return F.relu(y) if relu else y
 
