@@ -36,7 +36,7 @@ SELECTION = (
     "tests/ops/relu",
     "tests/report/test_html.py",
 )
-"""What touches PyTorch's tracing, NVRTC, the command line, images, files of weights, plots and templates."""
+"""Tests of PyTorch's tracing, NVRTC, the command line, images, weight files, plots and templates."""
 _REQUIREMENT = re.compile(r"(?P<name>[\w.-]+)(?P<extras>\[.*\])?>=(?P<floor>[\w.]+)")
 
 

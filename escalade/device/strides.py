@@ -1,4 +1,4 @@
-"""How tensors are laid out in memory: the one place that decides whether kernels can use a tensor where it is.
+"""Memory layout of tensors: the one place that decides whether kernels can use a tensor where it is.
 
 Kernels read and write packed tensors: no gaps, no overlap, in row-major order (`flat`, `nchw`) or in channels_last
 (`nhwc`), from an aligned address. A caller's tensor may have any strides. Every entry point asks `layout_of` which

@@ -31,7 +31,7 @@ from tests.engine.files import Contents
 SHARP = re.compile(r"(dtype|layout|memory_format)'\) = '-?[0-9]+'$|^integers: \w+ = \(-\d+")
 """Changes that are always tried: integers for what PyTorch has enumerations of, the smallest numbers in constants."""
 MOST_ELEMENTS = 10_000
-"""Of inputs that a changed engine is called with."""
+"""Largest inputs, in elements, that a changed engine is called with."""
 CONFUSED: tuple[Any, ...] = (
     None, True, 0, -1, 6, 77, 10**6, 2**31, 2**63 - 1, -(2**63) + 1, -(2**63), 2**64, 0.5, math.nan, math.inf, -1.5,
     "", "float32", "a\0b", "x" * 2000, [], [6], [None], [[1]], ["x"], [True], [2**63 - 1] * 3, {}, {"$batch": 1},
@@ -39,7 +39,7 @@ CONFUSED: tuple[Any, ...] = (
     {"$torch": "float64"}, {"$torch": "int32"}, {"$torch": "quint8"}, {"$torch": "float8_e4m3fn"},
     {"$torch": "sparse_coo"}, {"$torch": "strided"}, {"$torch": "channels_last"}, {"$torch": "preserve_format"},
 )  # fmt: skip
-"""What is put into the place of each number, dtype, layout and list of a graph."""
+"""Replacements for every number, dtype, layout and list of a graph."""
 
 
 class Integers(nn.Module):
@@ -84,7 +84,7 @@ def saved(folder: pathlib.Path) -> None:
 
 
 Change = tuple[str, Callable[[], Contents]]
-"""What is changed, and the changed file, which is made when it is needed."""
+"""A description of the change, and a function that makes the changed file."""
 
 
 def changes(contents: Contents) -> Iterator[Change]:

@@ -18,7 +18,7 @@ class Mutant:
     """Text that occurs exactly once in `file`. Short, so that unrelated edits do not make the mutant stale."""
     new: str
     tests: tuple[str, ...]
-    """What pytest runs: paths or node ids from the repository root."""
+    """Arguments of pytest: paths or node ids from the repository root."""
     keyword: str = ""
     """The cases of these tests that are run, as pytest's `-k` takes them; all of them by default."""
 

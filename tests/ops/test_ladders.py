@@ -37,7 +37,7 @@ from tests.support import (
 
 CPU = torch.device("cpu")
 MOST_CONFIGS = 1
-"""How many configs of a rung are run with checks, others every day; `--thorough` runs all."""
+"""Configs per rung that run with checks, others every day; `--thorough` runs all."""
 MOST_THREADS = 2**18
 """Of a run with checks, where a rung has a problem with no more: the twin runs them one after another."""
 each_operation = pytest.mark.parametrize("operation", OPERATIONS.values(), ids=label)

@@ -60,7 +60,7 @@ def _memory(tensor: torch.Tensor) -> bytes:
 
 @pytest.fixture
 def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict[str, bytes]]]:
-    """What kernels would be launched with; memory that nothing was written to is the same each time."""
+    """Return the bytes that kernels would be launched with; unwritten memory is the same each time."""
     _Recorded.launched = []
     monkeypatch.setattr(executables, "Executable", _Recorded)
     monkeypatch.setattr(executables, "per_thread", fresh := executables.PerThread())
@@ -125,7 +125,7 @@ def check_results(name: str, device: torch.device, seed: int, most: int) -> None
 
 
 def _results(function: Any, right: dict[str, Any], argument: str, tensor: torch.Tensor) -> list[torch.Tensor]:
-    """What a call returns, and what it leaves in its tensors."""
+    """Return the results of a call and the contents of its arguments afterwards."""
     arguments = _replaced(right, argument, tensor)
     returned = function(**arguments)
     left = [one for _, one in _tensors(arguments)]

@@ -17,7 +17,7 @@ from tests.random_models.program import Text, run_exactly, run_rounded
 T = TypeVar("T")
 BATCHES = (2, 3, 1)
 LARGEST = 64.0
-"""Of a value's elements: far from where fp16 overflows."""
+"""Largest magnitude of a value's elements, far below fp16 overflow."""
 WORST_ERROR = 0.1
 """Relative to float64, of PyTorch in bf16. Beyond it a value is mostly rounding, and says nothing about a kernel."""
 
@@ -28,7 +28,7 @@ class Skip(Exception):
 
 @dataclass(frozen=True)
 class Sizes:
-    """What networks are made of: few numbers, so that models share kernels, which take seconds to compile."""
+    """Sizes that networks are built from: few, so that models share kernels, which take seconds to compile."""
 
     channels: tuple[int, ...]
     images: tuple[tuple[int, int], ...]
@@ -130,7 +130,7 @@ Rule = Callable[[Draft], str]
 
 
 def known(text: Text) -> list[Value] | None:
-    """What the network has computed at the end; none if PyTorch refuses it, or its numbers are no good for a test."""
+    """Return all values of the network; None if PyTorch refuses it, or its numbers are ill-conditioned."""
     everything = text.returning("{k: v for k, v in locals().items() if isinstance(v, torch.Tensor)}")
     first, second, *_ = BATCHES
     try:

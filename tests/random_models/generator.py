@@ -12,7 +12,7 @@ from tests.random_models.program import Input, Text
 from tests.random_models.rules import RULES
 
 MOST_USES = 2
-"""Of one rule in one network."""
+"""Limit on the uses of one rule in one network."""
 
 
 def draw(seed: int, sizes: Sizes = SMALL, training: bool = False) -> Text:
@@ -57,7 +57,7 @@ def _start(chance: random.Random, sizes: Sizes) -> tuple[Input, ...]:
 
 
 def _finish(d: Draft) -> Text:
-    """What the network returns: all that nothing reads, and at times a view, an input, or the same value twice."""
+    """Choose the results: all unread values, and sometimes a view, an input, or the same value twice."""
     body = "\n".join(d.text.body)
     given = {each.name for each in d.text.inputs}
     unread = [v.name for v in d.values if v.name not in given and _reads(body, v.name) == 0]
@@ -81,7 +81,7 @@ def _finish(d: Draft) -> Text:
 
 
 def _reads(body: str, name: str) -> int:
-    """How often the name occurs beyond its assignments."""
+    """Count the uses of a name apart from its assignments."""
     count = 0
     for line in body.splitlines():
         _, sign, right = line.partition(" = ")

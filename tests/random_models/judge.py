@@ -28,8 +28,8 @@ PyTorch's error on them is a sample that chance may have made small. A wrong ker
 _NONE = 1e-6
 """A change of less than this part of the usual one is none: what a dtype makes of it is rounding."""
 NUDGES = 8
-"""How often PyTorch's error is taken anew, on inputs moved by less than a rounding, where a training step is off. Which
-of two nearly equal elements a maximum takes decides where its gradient goes, and rounding decides which."""
+"""Nudged inputs, moved by less than a rounding, on which PyTorch's error is measured again where a training step looks
+wrong. Rounding decides which of two nearly equal elements a maximum selects, and so where its gradient goes."""
 
 
 class Wrong(AssertionError):
@@ -201,7 +201,7 @@ def _nudged(given: torch.Tensor, dtype: str, number: int) -> torch.Tensor:
 def _changes(
     start: dict[str, torch.Tensor], after: dict[str, torch.Tensor], losses: list[torch.Tensor]
 ) -> dict[str, torch.Tensor]:
-    """What training gave: the losses, and how each parameter and buffer of floating point has changed."""
+    """The outcome of training: losses, and the change of every floating-point parameter and buffer."""
     found = {f"loss {number}": loss for number, loss in enumerate(losses)}
     for name, before in start.items():
         if before.is_floating_point():
@@ -210,7 +210,7 @@ def _changes(
 
 
 def _sizes(best: dict[str, torch.Tensor]) -> dict[str, float]:
-    """What errors are relative to, of all but changes that are none, as of a bias in front of a norm."""
+    """Return the scale of each change's error; changes that are zero, as of a bias before a norm, are left out."""
     changes = [value for name, value in best.items() if not name.startswith("loss ")]
     typical = math.hypot(*map(_norm, changes)) / sum(value.numel() for value in changes) ** 0.5
     sizes = {}

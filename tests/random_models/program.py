@@ -164,14 +164,14 @@ def wide(values: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
 
 
 def run_exactly(model: nn.Module, inputs: Sequence[torch.Tensor]) -> Any:
-    """What the model gives in float64. The model is one that may be changed."""
+    """Run the model in float64. The model may be modified."""
     model = model.double()
     with torch.no_grad(), exactly():
         return model(*wide(inputs))
 
 
 def run_rounded(model: nn.Module, inputs: Sequence[torch.Tensor], dtype: str) -> Any:
-    """What PyTorch gives in a dtype on a GPU: sums in fp32, what is stored rounded. The model may be changed."""
+    """Run as PyTorch on a GPU in a dtype: fp32 sums, rounded storage. The model may be modified."""
     given = [each.clone() for each in inputs]
     for each in (*model.parameters(), *model.buffers(), *given):
         round_in_place(each, dtype)

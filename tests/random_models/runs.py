@@ -59,7 +59,7 @@ class Run:
             check(self.text, self.dtype, self.device, (2, 3, 1) if self.wide else (2, 3))
 
     def failure(self, trace: bool = False) -> str:
-        """What is wrong, with the network's code and the command; empty if nothing is."""
+        """Return the failure with the network's code and the command, or an empty string."""
         try:
             with without_graphs() if self.no_graph else nullcontext():
                 self.check()

@@ -13,7 +13,7 @@ from itertools import product
 from tests.random_models.program import Input, Text
 
 SIZE = (8, 6, 6)
-"""Of the input and of every source, behind the batch."""
+"""Shape of the input and of every source, without the batch."""
 SOURCES = {
     "input": "x",
     "kernel": "F.relu(x) + 1",
@@ -26,7 +26,7 @@ SOURCES = {
     "pytorch behind a kernel": "F.silu(x).cumsum(1)",
     "kernel behind pytorch": "F.relu(x.cumsum(2)) + 0.5",
 }
-"""What is viewed: made by PyTorch, by a kernel, from constants, or by the caller."""
+"""Viewed values: made by PyTorch, by a kernel, from constants, or by the caller."""
 VIEWS = {
     "whole": "{s}",
     "first": "{s}[:, :1]",

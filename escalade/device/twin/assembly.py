@@ -40,7 +40,7 @@ _UNITS = (
 """Instructions by what they are on the card: fused multiply-adds, additions, products, special functions."""
 FILLS = "twin_fills"
 _FILL_BYTES = {"-16843010": 4, "-72340172838076674": 8}
-"""What -ftrivial-auto-var-init=pattern fills with, 0xFE in each byte, as assembly has it."""
+"""The fill of -ftrivial-auto-var-init=pattern, 0xFE in each byte, as it appears in assembly."""
 _FILL = re.compile(
     rf"^\s+(?:movabsq|movl)\s+\$({'|'.join(_FILL_BYTES)}), |^\s+movw\s+\$(-258), -?\d*\(%r[bs]p\)"
 )
@@ -120,7 +120,7 @@ def with_fills(assembly: str) -> str:
 
 
 def _holds_fill(register: str, before: list[str]) -> bool:
-    """Whether that register was last given the byte of a fill."""
+    """Return whether that register was last set to the byte of a fill."""
     for line in reversed(before):
         if line.endswith(f", %{register}"):
             if moved := _MOVED.match(line):
@@ -149,7 +149,7 @@ def can_wait(assembly: str) -> bool:
 
 
 def has_descriptors(assembly: str) -> bool:
-    """Whether the kernel has a wgmma, which takes descriptors."""
+    """Return whether the kernel contains a wgmma, which reads shared memory by descriptors."""
     return any(name in assembly for name in _WGMMA)
 
 

@@ -86,7 +86,7 @@ def may_read_unset(library: pathlib.Path) -> bool:
 
 
 def names_by_descriptors(library: pathlib.Path) -> bool:
-    """Whether the kernel names shared memory by descriptors of wgmma."""
+    """True if the kernel reads shared memory by wgmma descriptors."""
     symbol = elf.read(library).symbol(_DESCRIPTORS)
     return symbol is not None and bool(symbol.value)
 

@@ -306,7 +306,7 @@ class TwinKernel:
         _put(buffers, first)
 
     def _same_lines(self, one: str, other: str) -> bool:
-        """Whether two lists of calls are those of the same lines, which g++ has made two copies of."""
+        """Return whether two call paths have the same source lines, so that g++ has duplicated the code."""
         addresses = [re.findall(r"0x[0-9a-f]+", calls) for calls in (one, other)]
         lines = call_lines(self.path, sorted({each for calls in addresses for each in calls}))
         first, second = ([lines[each] for each in calls] for calls in addresses)

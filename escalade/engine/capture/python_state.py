@@ -42,7 +42,7 @@ _MOST_VALUES = 1 << 17
 
 
 class Watch:
-    """What a copy of a model holds, to compare with what it holds after a run."""
+    """Snapshot of the state of a model copy, to compare with its state after a run."""
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ _ABSENT = object()
 
 
 def _plain_repr(value: Any) -> Any:
-    """What tells a value from another, without what its class makes of a comparison."""
+    """Return a key that identifies a value without calling its own `__eq__`."""
     for kind in (int, float):
         if isinstance(value, kind):
             return kind.__repr__(value)
@@ -122,7 +122,7 @@ def _own_state(value: Any) -> Any:
 
 
 def _parts(path: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """What a value holds, by the path that leads there."""
+    """Yield the attributes, items and cells that a value holds, each with its path."""
     if isinstance(value, torch.Tensor | torch.fx.GraphModule):  # whose code writes to nothing but tensors
         return
     if _is_ours(value):
@@ -269,7 +269,7 @@ class _Expressions(TorchDispatchMode):
             self._set(tensor, number)
 
     def end_call(self) -> None:
-        """What changes from call to call is stale from here on; weights are as they were."""
+        """Mark state that changes from call to call as stale; weights are unchanged."""
         for storage, number in self._of_storage.items():
             if number in self._changing:
                 self._of_storage[storage] = self._number(("stale", number))

@@ -386,7 +386,7 @@ _CHANGES: dict[Any, Callable[..., str | None]] = {
     _put_attributes: _changed_attributes,
     _put_items: _changed_items,
 }
-"""What names a change, by what undoes it."""
+"""The description of a change, by the function that reverts it."""
 
 
 def _take_out(value: Any, before: Any) -> None:

@@ -123,7 +123,7 @@ class Forms:
         return made
 
     def value(self, name: str) -> Form:
-        """How a value lies in memory.
+        """Return how a value is stored in memory.
 
         Raises UnsupportedError for a constant: kernels read images and rows from values. A layer whose weights are
         trained may read a constant that was folded for the batch size; PyTorch computes that layer.

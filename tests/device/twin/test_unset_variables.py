@@ -91,7 +91,7 @@ COMBINATIONS = (
     ("short", 4, "fmaxf(result, float(values[j]))"),
     ("double", 2, "result + (values[j] > 0. ? 2.f : 1.f)"),
 )
-"""Of local arrays: a large negative number, which g++ fills them with, is as good as nothing in the result."""
+"""g++ fills local arrays with a large negative number, which vanishes in the result."""
 
 
 @pytest.mark.parametrize("entry", ["plain", "in_a_template"])

@@ -198,7 +198,7 @@ def test_writes_that_change_no_result_are_taken(run: Any) -> None:
 
 
 def test_state_of_another_size_is_refused() -> None:
-    """What a model does with the example's size says nothing of others."""
+    """State that only another input size changes is found when that size is captured."""
 
     def run(model: Stateful, x: torch.Tensor) -> Any:
         if x.shape[1] > 1:

@@ -34,7 +34,7 @@ def joint_of(run: Callable[..., torch.Tensor], autocast: torch.dtype | None = No
 
 
 def results(graph: Graph, values: dict[str, torch.Tensor]) -> list[torch.Tensor]:
-    """What a typed graph gives, every value of the type that the graph has for it."""
+    """Evaluate a typed graph with every value in the type that the graph declares."""
     values = {**values, **graph.constants}
     for node in graph:
         inputs = {role: values[name] for role, name in node.inputs.items()}

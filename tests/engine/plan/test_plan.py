@@ -164,7 +164,7 @@ def check_memory(plan: Plan) -> None:
     }
 
     def lies_in(name: str, wholes: set[str]) -> bool:
-        """Whether a value is one of these, or a range of one."""
+        """Return whether a value is one of these, or a range of one."""
         return origin(name) in wholes or (origin(name) in ranges and lies_in(ranges[origin(name)], wholes))
 
     for name in alive:
