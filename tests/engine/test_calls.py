@@ -445,3 +445,22 @@ def test_what_a_call_costs_the_host() -> None:
     x = torch.randn(2, 12)
     timing = host_time(lambda: engine(x), lambda: None, calls=5, rounds=4)
     assert timing.how == "host" and timing.samples == 4 and 0 < timing.p20_us <= timing.median_us
+
+
+@pytest.mark.parametrize("more", [0, 4], ids=["direct", "buffered"])
+def test_a_result_may_take_the_place_of_an_input_that_others_read_later(more: int) -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Conv2d(8, 8, 3, padding=1), nn.Conv2d(8, 8, 1)
+            self.rest = nn.Sequential(*(nn.Conv2d(8, 8, 1) for _ in range(more)))
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return self.first(x), self.rest(self.second(x))
+
+    model = Twice().eval()
+    x = torch.randn(2, 8, 5, 6).to(memory_format=torch.channels_last)
+    engine, expected = compile(model, x, device="twin"), model(x)
+    other = torch.empty_like(x)
+    engine(x, out=(x, other))
+    torch.testing.assert_close((x, other), expected, rtol=1e-4, atol=1e-5)

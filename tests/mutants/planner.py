@@ -142,4 +142,18 @@ MUTANTS: tuple[Mutant, ...] = (
         (TESTS + "test_values.py", TESTS + "test_program.py"),
     ),
     _parts("a-part-forgets-where-its-whole-lies", "whole.first + first", "first"),
+    Mutant(
+        "planner/results-over-the-inputs-they-are-of",
+        PLAN + "kernel_program.py",
+        "if is_apart(wanted[name], tensors) else each.make()",
+        "",
+        ("tests/engine/test_calls.py",),
+    ),
+    Mutant(
+        "planner/results-over-inputs-in-direct-calls",
+        "escalade/engine/calls.py",
+        "made.within(room) if is_apart(room, tensors) else made.make()",
+        "made.within(room)",
+        ("tests/engine/test_calls.py",),
+    ),
 )
