@@ -223,3 +223,25 @@ def test_an_image_that_is_also_returned_is_read_in_the_plans_type(item: tuple[in
         for found, expected in zip(engine(given), model(given), strict=True):
             assert found.dtype is torch.float32
             torch.testing.assert_close(found, expected, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_an_image_that_is_only_normalised_is_not_the_same_bytes(channels: int) -> None:
+    """A fp32 image in channels_last is converted to neither another type nor another order."""
+    model = nn.Sequential(nn.MaxPool2d(2), nn.Conv2d(channels, 8, 1)).eval()
+    mean, std = torch.rand(channels), torch.rand(channels) + 0.5
+    x = (255 * torch.rand(2, channels, 6, 6)).to(memory_format=torch.channels_last)
+    engine = compile(model, x, device="twin", normalize=(mean.tolist(), std.tolist()))
+    expected = model((x / 255 - mean[:, None, None]) / std[:, None, None])
+    torch.testing.assert_close(engine(x), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+def test_maxima_of_whole_images_in_any_order(memory_format: torch.memory_format) -> None:
+    class Maxima(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return F.max_pool2d(x, (5, 6)).flatten(1)
+
+    x = torch.randn(2, 8, 5, 6).to(memory_format=memory_format)
+    engine = compile(Maxima().eval(), x, device="twin")
+    torch.testing.assert_close(engine(x), x.amax((2, 3)))
