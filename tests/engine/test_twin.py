@@ -245,3 +245,26 @@ def test_maxima_of_whole_images_in_any_order(memory_format: torch.memory_format)
     x = torch.randn(2, 8, 5, 6).to(memory_format=memory_format)
     engine = compile(Maxima().eval(), x, device="twin")
     torch.testing.assert_close(engine(x), x.amax((2, 3)))
+
+
+def test_crops_chunks_permutes_and_windows_are_pytorchs() -> None:
+    """Each in a way that is not symmetrical: ends, axes and orders cannot be taken for each other."""
+
+    class Parts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Conv2d(4, 8, 1), nn.Conv2d(8, 8, 3)
+
+        def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
+            y = self.first(x)
+            turned = y.permute(0, 2, 3, 1).permute(0, 2, 1, 3).permute(3, 0, 1, 2)
+            crops = [y[:, :, 1:6], y[:, :, :, 2:], y[:, :, 3:, :5], y[:, :, -4:]]
+            crops += [*y.chunk(3, 2), *y.chunk(2, 3)]
+            windows = [F.max_pool2d(y, (7, 9), padding=(1, 2)), F.max_pool2d(y, (7, 9))]
+            return [self.second(crop) for crop in crops if min(crop.shape[2:]) > 2] + [*windows, turned * 2]
+
+    model, x = Parts().eval(), torch.randn(2, 4, 7, 9)
+    for memory_format in (torch.contiguous_format, torch.channels_last):
+        given = x.to(memory_format=memory_format)
+        for found, expected in zip(compile(model, given, device="twin")(given), model(given), strict=True):
+            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
