@@ -31,7 +31,9 @@ def untouched(*things: Any) -> Iterator[None]:
         assert after.keys() == before.keys(), sorted(after.keys() ^ before.keys())[:5]
         changed = [path for path, what in before.items() if after[path] != what]
         assert not changed, f"{changed[0]}: {before[changed[0]]} is now {after[changed[0]]}"
-        assert _surroundings() == around
+        now = _surroundings()
+        switched = {name: (value, now[name]) for name, value in around.items() if now[name] != value}
+        assert not switched, f"before and after: {switched}"
         assert _draws() == draws, "random numbers have been drawn"
 
 
@@ -93,15 +95,23 @@ def _tensor(tensor: torch.Tensor) -> tuple[Any, ...]:
     )  # fmt: skip
 
 
-def _surroundings() -> tuple[Any, ...]:
+def _surroundings() -> dict[str, Any]:
     cudnn = torch.backends.cudnn
-    return (
-        torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.get_default_dtype(),
-        torch.get_default_device(), torch.get_deterministic_debug_mode(), torch.is_autocast_enabled("cpu"),
-        torch.get_float32_matmul_precision(), cudnn.enabled, cudnn.benchmark, cudnn.deterministic,
-        cudnn.allow_tf32, torch.backends.mkldnn.enabled, torch.get_num_threads(), list(warnings.filters),
-        torch.get_autocast_dtype("cpu"), torch.is_anomaly_enabled(), dict(os.environ),
-    )  # fmt: skip
+    return {
+        "grad": torch.is_grad_enabled(),
+        "inference mode": torch.is_inference_mode_enabled(),
+        "default dtype": torch.get_default_dtype(),
+        "default device": torch.get_default_device(),
+        "deterministic": torch.get_deterministic_debug_mode(),
+        "autocast": (torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")),
+        "matmul precision": torch.get_float32_matmul_precision(),
+        "cudnn": (cudnn.enabled, cudnn.benchmark, cudnn.deterministic, cudnn.allow_tf32),
+        "mkldnn": torch.backends.mkldnn.enabled,
+        "threads": torch.get_num_threads(),
+        "warnings": list(warnings.filters),
+        "anomaly": torch.is_anomaly_enabled(),
+        "environment": dict(os.environ),
+    }
 
 
 def _draws() -> tuple[Any, ...]:

@@ -36,8 +36,15 @@ def problem_for(rung: Rung[Conv2dProblem]) -> Conv2dProblem:
         and p.dtype != "fp8"
         and p.output_elements
         and not (p.prologue or p.activation)
+        and p.output_pixels > 2 * seen_by(p)
     ]
     return min(plain[:4], key=lambda problem: problem.flops)
+
+
+def seen_by(problem: Conv2dProblem) -> int:
+    """Return the most output pixels that read one input pixel: two poisoned pixels may not reach every output."""
+    rows, columns = problem.stride
+    return -(-problem.filter_height // rows) * -(-problem.filter_width // columns)
 
 
 def run(rung: Rung[Conv2dProblem], problem: Conv2dProblem, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
