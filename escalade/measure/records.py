@@ -107,6 +107,12 @@ class Record:
     note: str = ""
     conditions: dict[str, Any] = field(default_factory=dict)
     """What the card was like meanwhile: see `escalade.device.nvml.Conditions`; empty where nobody could say."""
+    plan: str = ""
+    """Digest of the rung, config and problem of every step that ran; empty for a peer."""
+    code: dict[str, str] = field(default_factory=dict)
+    """Digests of the machine code that ran, by kernel source; empty for a peer."""
+    older: str = ""
+    """Why the figure is no longer current: the kernel or the plan that changed since. Empty if it is current."""
     sources: dict[str, str] = field(default_factory=dict)
     """What it was made of, with hashes (`escalade.measure.sources`); empty for a peer, and where nobody noted it."""
     gpu: str = ""
