@@ -154,11 +154,9 @@ def _network(
 
 def elsewhere(graph: Graph, device: torch.device) -> Graph:
     """Return the captured graph with its constants on another device."""
-    moved: dict[int, torch.Tensor] = {}  # weights that two names share stay shared
-    for tensor in graph.constants.values():
-        if id(tensor) not in moved:
-            moved[id(tensor)] = tensor.to(device)
-
+    # Weights that two names share stay shared, and are copied once.
+    distinct = {id(tensor): tensor for tensor in graph.constants.values()}
+    moved = {key: tensor.to(device) for key, tensor in distinct.items()}
     return replace(graph, constants={name: moved[id(tensor)] for name, tensor in graph.constants.items()})
 
 

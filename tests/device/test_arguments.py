@@ -42,3 +42,18 @@ def test_tensor_maps_are_encoded_when_the_address_is_another() -> None:
         x.point(address)
     assert seen == [1024 + 32, 4096 + 96, 8192 + 96]
     assert bytes(arguments.values[0])[:8] == (8192 + 96).to_bytes(8, "little")
+
+
+def test_a_launch_added_later_gets_its_tensor_map_for_an_address_already_encoded() -> None:
+    first, second = (
+        ArgumentList((TiledMap(Buffer("x", offset), "fp16", (8, 8), (8, 8)),), encoder([]))
+        for offset in (0, 32)
+    )
+    x = Pointers()
+    x.add(first, "x")
+    x.point(4096)
+    x.add(second, "x")
+    x.point(4096)
+    assert [bytes(one.values[0])[:8] for one in (first, second)] == [
+        address.to_bytes(8, "little") for address in (4096, 4096 + 32)
+    ]

@@ -10,6 +10,7 @@ import pathlib
 import stat
 from collections import OrderedDict, namedtuple
 from collections.abc import Callable
+from itertools import combinations
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from escalade.engine import Engine, compile, load
-from escalade.engine.file import FileError, fingerprint
+from escalade.engine.file import FileError, elsewhere, fingerprint
 
 
 class Mixed(nn.Module):
@@ -80,6 +81,16 @@ def test_shared_weights_are_written_once(tmp_path: pathlib.Path) -> None:
     layer = nn.Linear(100, 100)
     compile(nn.Sequential(layer, nn.ReLU(), layer), torch.randn(1, 100)).save(tmp_path / "shared.engine")
     assert (tmp_path / "shared.engine").stat().st_size < 1.3 * 4 * 10_100
+
+
+def test_shared_weights_are_moved_once() -> None:
+    layer = nn.Linear(4, 4)
+    graph = compile(nn.Sequential(layer, nn.ReLU(), layer), torch.randn(1, 4)).graph
+    graph.constants["another"] = next(iter(graph.constants.values()))
+    moved = elsewhere(graph, torch.device("meta")).constants
+    assert {tensor.device.type for tensor in moved.values()} == {"meta"}
+    for one, other in combinations(graph.constants, 2):
+        assert (moved[one] is moved[other]) == (graph.constants[one] is graph.constants[other])
 
 
 def test_constants_of_the_same_memory_may_be_different(tmp_path: pathlib.Path) -> None:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
@@ -77,6 +78,24 @@ def test_what_is_damaged_is_not_there(tmp_path: pathlib.Path, damage: Callable[[
     damage(cache.entry("k"))
     with pytest.warns(UserWarning, match="was damaged"):
         assert not cache.has("k")
+    assert not cache.entry("k").exists()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # it is reported once
+        assert not cache.has("k")
+
+
+def test_an_entry_that_was_repaired_meanwhile_stays(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process may replace a damaged entry after this one has read it."""
+    cache, other = Cache(tmp_path), Cache(tmp_path / "other")
+    cache.get("k", lambda: b"payload")
+    other.get("k", lambda: b"payload")
+    _corrupt(cache.entry("k"))
+    replace = partial(os.replace, other.entry("k"), cache.entry("k"))
+    monkeypatch.setattr(warnings, "warn", lambda *_, **__: replace())
+    assert not cache.has("k")
+    assert cache.get("k", forbidden) == b"payload"
 
 
 def test_a_lost_entry_is_a_miss(tmp_path: pathlib.Path) -> None:

@@ -20,11 +20,12 @@ from escalade.device.pytorch import WORDS, Words, word
 from escalade.device.recipe import Recipe, Workspace
 from escalade.device.run import Executable
 from escalade.errors import UnsupportedError
-from escalade.ops.calling import casting
+from escalade.ops.calling import call, casting, executables
 from escalade.ops.calling.casting import cast_parameter
-from escalade.ops.calling.executables import Ready, per_thread
+from escalade.ops.calling.executables import Ready, per_thread, ready
 from escalade.ops.conv2d.op import OPERATOR
 from escalade.ops.relu.op import OPERATOR as RELU
+from tests.bench.fake import Scale, ScaleProblem, rung
 
 
 @pytest.fixture
@@ -166,6 +167,35 @@ def test_counters_are_kept_for_a_stream_but_not_for_a_graph(monkeypatch: pytest.
     assert ready.zeroed(large := Workspace("large", 2**21, zeroed=True)) is not ready.zeroed(large)
 
 
+def test_workspaces_of_a_call_do_not_overlap() -> None:
+    rooms = [Workspace(str(size), size) for size in (300, 0, 1, 256, 70)]
+    places, end = call._one_behind_another(rooms)
+    assert list(places.values()) == [0, 512, 512, 768, 1024] and end == 1280
+
+
+def test_executables_are_made_ready_once_for_each_operation_problem_rung_and_device(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[tuple[Recipe, torch.device]] = []
+    monkeypatch.setattr(executables, "Executable", lambda recipe, device, _: made.append((recipe, device)))
+    monkeypatch.setattr(per_thread, "ready", {})
+    first, second = (Scale(rung("plain", slip=slip), rung("other", slip=slip + 1.0)) for slip in (1.0, 3.0))
+    small, large, cpu = ScaleProblem(8), ScaleProblem(16), torch.device("cpu")
+    for _ in range(2):
+        for operation, problem, name in (
+            (first, small, None),
+            (first, small, "plain"),
+            (first, small, "other"),
+            (first, large, "other"),
+            (second, small, "other"),
+        ):
+            ready(operation, problem, cpu, name)
+    ready(first, small, torch.device("meta"), "other")
+    recipes = [recipe for recipe, _ in made]
+    assert len(made) == 6 and recipes[0] == recipes[1] and recipes[2] == recipes[5]
+    assert len(set(recipes[1:5])) == 4 and [device.type for _, device in made] == ["cpu"] * 5 + ["meta"]
+
+
 def test_modes_and_other_devices_are_left_to_the_dispatcher() -> None:
     x = torch.randn(8)
     for _ in range(3):
@@ -283,10 +313,13 @@ def test_words_that_mean_something_else_are_not_taken() -> None:
         assert not any(one(other) or both(x, other) for other in others)
 
 
-def test_the_short_way_asks_for_what_pytorch_has() -> None:
+def test_the_short_way_asks_for_what_pytorch_has(monkeypatch: pytest.MonkeyPatch) -> None:
     """These are not PyTorch's public words; without them calls would be slow."""
     assert not WORDS.dispatch_modes() and not WORDS.function_modes() and not WORDS.transforms()
     x = torch.randn(2, 3)
-    assert WORDS.guard([x]).__name__ == "check" and WORDS.allocator(x.device).__name__ == "_empty_strided_cpu"
+    assert WORDS.guard([x]).__name__ == "check"
+    monkeypatch.setattr(Words, "_comparing", None)
+    assert WORDS.guard([x, x])(x, x), "PyTorch's guards, one for each place of the tensor"
+    assert WORDS.allocator(x.device).__name__ == "_empty_strided_cpu"
     assert WORDS.is_negative is not torch.Tensor.is_neg
     assert Words(lambda path: None).is_negative is torch.Tensor.is_neg

@@ -17,6 +17,7 @@ from escalade.ops.base.card import SHARED_BYTES
 from escalade.ops.base.cards import typical
 from escalade.ops.base.rung import Config
 from escalade.ops.choose.choice import Choice, choose, estimated
+from escalade.ops.choose.table import Entry, Table, key_of
 from escalade.ops.conv2d import Conv2d, Conv2dProblem
 from escalade.tune.sweep import UNTUNED, problems
 from tests.bench.fake import Scale, ScaleProblem, ScaleRung
@@ -137,6 +138,37 @@ def test_what_failed_before_is_passed_over() -> None:
     assert preferring(*rungs, avoid=frozenset({"scale/first"})).rung.name == "second"
     with pytest.raises(UnsupportedError, match="no rung of scale can do"):
         preferring(*rungs, avoid=frozenset({"scale/first", "scale/second"}))
+
+
+class AnyLayout(Estimated):
+    def supports(self, problem: ScaleProblem) -> str | None:
+        return None
+
+
+class Converting(Scale):
+    def forms(self, rung: str, problem: ScaleProblem) -> tuple[ScaleProblem, ...]:
+        return (problem, replace(problem, layout="nchw"))
+
+
+def test_an_estimate_includes_the_conversions() -> None:
+    given, card = ScaleProblem(8, layout="nhwc"), typical("sm_90a")
+    conversion = estimated(Converting(rung("converted", 100.0)), given, card).us
+    assert conversion is not None and conversion > 101.0
+    for us, wanted in ((conversion - 1.0, "as it is"), (conversion + 1.0, "converted")):
+        rungs = rung("as it is", us, kind=AnyLayout), rung("converted", 100.0)
+        for order in (rungs, rungs[::-1]):
+            choice = estimated(Converting(*order), given, card)
+            assert (choice.rung.name, choice.us) == (wanted, min(us, conversion))
+
+
+def test_a_rung_that_refuses_the_problem_is_not_taken_from_a_table() -> None:
+    given = ScaleProblem(8, layout="nhwc")
+    rungs = rung("refuses", 1.0), rung("takes it", 2.0, kind=AnyLayout)
+    config = rungs[0].configs(given)[1]
+    for name, wanted in (("refuses", None), ("takes it", config)):
+        table = Table("mine", {key_of("scale", given): Entry(name, config.as_dict(), 1.0)})
+        choice = choose(Scale(*rungs), given, CPU, decided=table)
+        assert choice.rung.name == "takes it" and (wanted is None or choice.config == wanted)
 
 
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_86", "sm_90a"])

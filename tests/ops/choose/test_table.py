@@ -158,6 +158,15 @@ def test_a_measured_choice_comes_before_the_rule(monkeypatch: pytest.MonkeyPatch
     assert choose(OPERATIONS["conv2d"], PROBLEM, device).config == by_rule.config
 
 
+def test_a_table_that_changes_is_read_again(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`escalade tune` in another process replaces the file."""
+    monkeypatch.setenv("ESCALADE_CACHE_DIR", str(tmp_path))
+    key = key_of("conv2d", PROBLEM)
+    for us in (3.0, 4.0):
+        add(table.user_path(H200.name), key, replace(ENTRY, median_us=us))
+        assert table.tables_for(H200)[0].entries[key].median_us == us
+
+
 def test_every_shipped_table_can_be_read() -> None:
     for path in table.SHIPPED.glob("*.json"):
         assert read(path, "shipped").entries
