@@ -14,6 +14,7 @@ from escalade.ops.conv2d_input_gradient.rungs import duality, groups, sm90_jobs
 from escalade.ops.conv2d_input_gradient.rungs.atomics import ATOMICS
 from escalade.ops.conv2d_input_gradient.rungs.col2im import COL2IM
 from escalade.ops.conv2d_input_gradient.rungs.direct import DIRECT
+from escalade.ops.conv2d_input_gradient.rungs.shared_tile import SHARED_TILE
 from escalade.ops.conv2d_input_gradient.rungs.skinny import SKINNY
 from escalade.ops.conv2d_input_gradient.rungs.sm90_persistent import ONE_LAUNCH, PERSISTENT
 from escalade.ops.conv2d_input_gradient.rungs.subpixel import SUBPIXEL
@@ -49,6 +50,7 @@ class Conv2dInputGradient(Operation[Conv2dInputGradientProblem]):
         (
             ATOMICS,
             DIRECT,
+            SHARED_TILE,
             *duality.RUNGS,
             *groups.RUNGS,
             SKINNY,

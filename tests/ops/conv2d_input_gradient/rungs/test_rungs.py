@@ -398,6 +398,7 @@ def test_the_choice() -> None:
 @pytest.mark.parametrize(
     ("rung", "name", "configs"),
     [
+        ("shared_tile", "64to128_56_k3s2_b256_mask", 1),
         ("persistent", "128to128_28_k3s1_b256_mask", 2),
         ("persistent", "64to128_56_k3s2_b256_mask", 1),
         ("window", "64to64_56_k3s1_b256_mask", 1),
