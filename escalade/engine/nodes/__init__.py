@@ -35,6 +35,7 @@ from escalade.engine.nodes.linear import Linear
 from escalade.engine.nodes.max_pool2d import MaxPool2d
 from escalade.engine.nodes.max_pool2d_backward import MaxPool2dBackward
 from escalade.engine.nodes.mlp import Mlp
+from escalade.engine.nodes.mlp_backward import MlpBackward
 from escalade.engine.nodes.move import Move
 from escalade.engine.nodes.normalise import Normalise
 from escalade.engine.nodes.pad2d import Pad2d
@@ -92,6 +93,7 @@ OPERATORS: tuple[Operator, ...] = (
     Stem(),
     FewChannels(),  # of what the stem has left
     Mlp(),
+    MlpBackward(),
     Reduce(),  # with what the chains of layers have left in front of it
     Convert(),
     Move(lambda name: BY_NAME[name]),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeGuard
 
@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 
 from escalade.engine.graph.graph import ATEN, Batch, Graph, Node, Reference, Shape
-from escalade.engine.nodes.aten_call import name_of
-from escalade.engine.nodes.base import Operator, Tensors
+from escalade.engine.nodes.aten_call import AtenCall, name_of
+from escalade.engine.nodes.base import Operator, Recognised, Recogniser, Tensors
 from escalade.engine.nodes.gelu import Gelu
 from escalade.engine.nodes.layer_norm import LayerNorm
 from escalade.engine.nodes.linear import Linear
@@ -23,7 +23,7 @@ from escalade.engine.nodes.reshape import Reshape
 from escalade.ops.base.card import TWIN
 from escalade.ops.expressions import IDENTITY, Expression
 from escalade.ops.mlp import MLP
-from escalade.ops.mlp.problem import MOST_FEATURES, Layer, MlpProblem
+from escalade.ops.mlp.problem import MOST_FEATURES, Layer, MlpProblem, parse_layers
 
 MOST_WEIGHT_BYTES = TWIN.shared_bytes
 """Bytes of the weights of all layers together in 16 bits at most: the shared memory of a block, where they stay while
@@ -52,6 +52,37 @@ class Mlp(Operator):
     """[LayerNorm →] linear [→ ReLU or GELU], two or more in a row; or how far the result is from the input."""
 
     name = "mlp"
+
+    @property
+    def captured(self) -> Mapping[str, Recogniser]:
+        return {"escalade::mlp": self._in_step}
+
+    @property
+    def folded(self) -> Mapping[str, Recogniser]:
+        return {"escalade::mlp": self._of_constants}
+
+    def _in_step(self, node: Node, call: AtenCall, graph: Graph) -> Recognised:
+        """The operator in a training step, where its parameters are values."""
+        return self._recognise(node, call, graph) if graph.typed else None
+
+    def _of_constants(self, node: Node, call: AtenCall, graph: Graph) -> Recognised:
+        known = self._recognise(node, call, graph)
+        if known is None or any(
+            name not in graph.constants for role, name in known.inputs.items() if role != "x"
+        ):
+            return None
+        return known
+
+    def _recognise(self, node: Node, call: AtenCall, graph: Graph) -> Node | None:
+        x, parameters = call.value("x"), parameters_of(node)
+        is_error = bool(call("error", False))
+        # The error of 16-bit rows is fp32, and kernels are chosen by the type of the result.
+        if x is None or call("rung") is not None or (is_error and graph.dtype_of(x) is not torch.float32):
+            return None
+        layers = parse_layers(call("layers"))
+        names = MlpProblem(1, layers).sizes
+        inputs = {"x": x, **dict(zip(names, parameters, strict=True))}
+        return self.instead_of(node, inputs, layers=layers, output="error" if is_error else "y")
 
     def fuse(self, graph: Graph, dtype: str) -> None:
         """For any batch what tensor cores do, or nothing does better in that dtype."""
@@ -98,6 +129,11 @@ class Mlp(Operator):
         if node.attributes["output"] == "error":
             return torch.float32
         return super().stored_type(node, storage, is_output)
+
+
+def parameters_of(node: Node) -> list[str]:
+    """Return the values that a call of one of the operators on chains takes as its list of parameters."""
+    return [node.inputs[one.role] for one in node.attributes["arguments"]["parameters"]]
 
 
 def fuse_mlp(graph: Graph, pays: Callable[[Sequence[Layer], int], bool]) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 
 from escalade.errors import UnsupportedError
 from escalade.ops.base.dtypes import NAMES
 from escalade.ops.calling.call import Plan
-from escalade.ops.calling.library import define_planned, require_alike, require_rung
+from escalade.ops.calling.library import define_autocast, define_planned, require_alike, require_rung
 from escalade.ops.calling.types import listed
 from escalade.ops.mlp.operation import MLP
 from escalade.ops.mlp.problem import Layer, MlpProblem, parse_layers, spelled
@@ -85,4 +86,18 @@ def _plan(
     return replace(rows.plan(MLP, problem, rung, ("x", *names), y), names=names)
 
 
+def _cast(
+    dtype: torch.dtype,
+    x: torch.Tensor,
+    parameters: Sequence[torch.Tensor],
+    layers: str,
+    error: bool = False,
+    rung: str | None = None,
+) -> tuple[Any, ...]:
+    """Cast the tensors as autocast casts those of a linear layer. Norms, sums and the error are fp32 in any dtype."""
+    first, *others = [one if one.dtype not in NAMES else one.to(dtype) for one in (x, *parameters)]
+    return first, others, layers, error, rung
+
+
 OPERATOR = define_planned(_SCHEMA, _plan, _fake)
+define_autocast("mlp", _cast)

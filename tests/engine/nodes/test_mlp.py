@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import escalade
 from escalade import models
 from escalade.engine import compile, load
 from escalade.engine.capture.export import capture
@@ -121,6 +122,54 @@ def test_its_score_is_one_step_too_and_fp32(dtype: str) -> None:
     large = 40 * torch.randn(2, 320)  # mean squares beyond what fp16 tells apart, but not beyond fp32
     found = Engine(graph, "fp16", "cpu")(large)
     assert found.dtype == torch.float32 and difference(found, model(large)) < 1e-3
+
+
+def test_the_operator_with_constant_parameters_is_one_step() -> None:
+    torch.manual_seed(6)
+    fused = models.FusedSpectralAutoencoder(8, 2, 4).eval()
+    for model in (fused, Score(fused)):
+        graph = capture(model, (torch.randn(2, 16),))
+        assert ops(optimise(graph, "fp16")) == ["mlp"]
+        check(model, graph, 16)
+    named = nn.Parameter(torch.randn(3, 4))
+
+    class Named(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return escalade.ops.mlp(x, [named], "4-3", rung="fused")
+
+    assert ops(optimise(capture(Named(), (torch.randn(2, 4),)), "fp32")) == ["aten"], (
+        "the caller's rung counts"
+    )
+
+
+@pytest.mark.parametrize("device", [None, "twin"])
+def test_training_steps_of_the_operator_are_pytorchs(device: str | None) -> None:
+    """Slices of the gradients are read in place where they are aligned, in fp32 also under autocast."""
+    aligned, unaligned = (8, 2, 4), (6, 2, 3)
+    # Launches: 3 to normalize the basis (5 with casts), 1 forward, 1 loss, 2 backward, 5 for the gradient of the basis.
+    for sizes, dtype, launches in ((aligned, "fp32", 12), (aligned, "fp16", 14), (unaligned, "fp16", None)):
+        torch.manual_seed(7)
+        plain, fused = models.SpectralAutoencoder(*sizes), models.FusedSpectralAutoencoder(*sizes)
+        fused.load_state_dict(plain.state_dict())
+        x = torch.randn(7, sizes[0] * sizes[1])
+        theirs, own = (torch.optim.SGD(one.parameters(), 0.05, momentum=0.9) for one in (plain, fused))
+        scale = 64.0 if dtype == "fp16" else None
+        step = escalade.training_step(
+            fused, F.mse_loss, own, (x, x), dtype=dtype, loss_scale=scale, device=device
+        )
+        close = 1e-5 if dtype == "fp32" else 5e-3
+        for _ in range(3):
+            theirs.zero_grad()
+            loss = F.mse_loss(plain(x), x)
+            loss.backward()
+            theirs.step()
+            torch.testing.assert_close(step(x, x), loss.detach(), rtol=close, atol=close)
+        torch.testing.assert_close(fused.state_dict(), plain.state_dict(), rtol=close, atol=close)
+        plan = step.explain()
+        assert {"mlp", "mlp_backward"} <= {one.operation for one in plan.steps}
+        if device == "twin":
+            assert not any(one.rung == "PyTorch" for one in plan.steps)
+            assert launches in (None, plan.launches)
 
 
 @pytest.mark.parametrize("fusion", [FusionLevel.naive, FusionLevel.separate])

@@ -272,6 +272,25 @@ def test_derivatives_under_autocast_are_those_of_the_dispatchers_way(by_pointers
         assert (one - again).norm() < 0.02 * one.norm()
 
 
+def test_lists_of_parameters_are_cast_under_autocast(by_pointers: None) -> None:
+    x = torch.randn(5, 4)
+    weight, bias = torch.nn.Parameter(torch.randn(3, 4)), torch.nn.Parameter(torch.randn(3))
+    narrow = [one.detach().bfloat16().requires_grad_() for one in (weight, bias)]
+    y = ops.mlp(x.bfloat16(), narrow, "4-3br")
+    expected = [y, *torch.autograd.grad(y.float().square().sum(), narrow)]
+    names = set()
+    for _ in range(4):
+        with torch.autocast("cpu", torch.bfloat16):
+            y = ops.mlp(x, [weight, bias], "4-3br")
+        assert y.grad_fn is not None
+        names.add(y.grad_fn.name())
+        found = [y, *torch.autograd.grad(y.float().square().sum(), (weight, bias))]
+        assert [one.dtype for one in found] == [torch.bfloat16, torch.float32, torch.float32]
+        torch.testing.assert_close(found, [y, *(one.float() for one in expected[1:])])
+        torch.testing.assert_close(y, expected[0])
+    assert len(names) == 2, "the last went the short way"
+
+
 def test_without_words_that_are_not_public_calls_are_slower_and_not_wrong(
     monkeypatch: pytest.MonkeyPatch, by_pointers: None
 ) -> None:
