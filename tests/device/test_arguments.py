@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
+from escalade.device import arguments
 from escalade.device.arguments import TENSOR_MAP_BYTES, ArgumentList, Pointers
 from escalade.device.recipe import Buffer, Int64, TensorMap, TiledMap
 
@@ -34,14 +37,26 @@ def test_only_what_is_named_moves() -> None:
 
 def test_tensor_maps_are_encoded_when_the_address_is_another() -> None:
     seen: list[int] = []
-    arguments = ArgumentList((TiledMap(Buffer("x", 32), "fp16", (8, 8), (8, 8)),), encoder(seen))
-    arguments.point({"x": 1024})
+    launch = ArgumentList((TiledMap(Buffer("x", 32), "fp16", (8, 8), (8, 8)),), encoder(seen))
+    launch.point({"x": 1024})
     x = Pointers()
-    x.add(arguments, "x", 64)
+    x.add(launch, "x", 64)
     for address in (4096, 4096, 8192):
         x.point(address)
     assert seen == [1024 + 32, 4096 + 96, 8192 + 96]
-    assert bytes(arguments.values[0])[:8] == (8192 + 96).to_bytes(8, "little")
+    assert bytes(launch.values[0])[:8] == (8192 + 96).to_bytes(8, "little")
+
+
+def test_a_bounded_number_of_tensor_maps_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arguments, "_MOST_ADDRESSES", 2)
+    seen: list[int] = []
+    launch = ArgumentList((TiledMap(Buffer("x"), "fp16", (8, 8), (8, 8)),), encoder(seen))
+    x = Pointers()
+    x.add(launch, "x")
+    for address in (1024, 2048, 1024, 4096, 2048, 1024):  # the third address replaces the first
+        x.point(address)
+        assert bytes(launch.values[0])[:8] == address.to_bytes(8, "little")
+    assert seen == [1024, 2048, 4096, 1024]
 
 
 def test_a_launch_added_later_gets_its_tensor_map_for_an_address_already_encoded() -> None:

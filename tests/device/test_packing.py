@@ -43,8 +43,12 @@ MULTIPLY = KernelCall(
     (Buffer("x"), Buffer("packed"), Buffer("y"), Buffer("flags"), WeightsReady(), ReleaseDependents()),
 )
 RECIPE = Recipe((PACK, MULTIPLY), (Workspace("packed", 4 * COUNT),))
-CROWDED = Recipe((replace(MULTIPLY, grid=(FEW_BLOCKS + 1, 1, 1)),))
+CROWD = (FEW_BLOCKS + 1, 1, 1)
+CROWDED = Recipe((replace(MULTIPLY, grid=CROWD),))
 """What may not come early: its blocks are many and small."""
+CROWDED_AFTER_PACKING = Recipe((PACK, *CROWDED.steps), RECIPE.workspaces)
+CROWDED_PACKING = Recipe((replace(PACK, grid=CROWD), MULTIPLY), RECIPE.workspaces)
+"""Its first launch is the packing only where weights change."""
 
 
 @pytest.fixture(autouse=True)
@@ -80,6 +84,10 @@ def test_weights_that_stay_are_packed_once(stay: bool) -> None:
         (True, None, [1, 0]),
         (False, RECIPE, [0, 1]),
         (False, None, [0, 0]),
+        (True, CROWDED_AFTER_PACKING, [1, 0]),
+        (False, CROWDED_AFTER_PACKING, [0, 1]),
+        (True, CROWDED_PACKING, [1, 1]),
+        (False, CROWDED_PACKING, [0, 0]),
     ],
 )
 def test_only_weights_that_stay_are_ready(stay: bool, behind: Recipe | None, wanted: list[int]) -> None:

@@ -89,6 +89,14 @@ def test_the_size_stays_under_the_limit(tmp_path: pathlib.Path) -> None:
         assert cache.size()[1] <= 1000
 
 
+def test_an_eviction_makes_room_for_several_entries(tmp_path: pathlib.Path) -> None:
+    """A folder that is looked through for every new entry would be slow."""
+    cache = Cache(tmp_path, limit_bytes=20 * (100 + SEAL_BYTES), grace_seconds=0)
+    for number in range(21):
+        cache.get(f"k{number}", lambda: bytes(100))
+    assert cache.size()[1] <= cache.limit_bytes * 15 / 16
+
+
 def test_the_folder_is_looked_through_now_and_then(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

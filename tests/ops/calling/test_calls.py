@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import weakref
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -20,7 +21,7 @@ from escalade.device.pytorch import WORDS, Words, word
 from escalade.device.recipe import Recipe, Workspace
 from escalade.device.run import Executable
 from escalade.errors import UnsupportedError
-from escalade.ops.calling import call, casting, executables
+from escalade.ops.calling import call, casting, executables, operator
 from escalade.ops.calling.casting import cast_parameter
 from escalade.ops.calling.executables import Ready, per_thread, ready
 from escalade.ops.conv2d.op import OPERATOR
@@ -196,6 +197,27 @@ def test_executables_are_made_ready_once_for_each_operation_problem_rung_and_dev
     assert len(set(recipes[1:5])) == 4 and [device.type for _, device in made] == ["cpu"] * 5 + ["meta"]
 
 
+def test_negative_views_are_left_to_the_dispatcher(by_pointers: None) -> None:
+    for x in (torch.randn(4, 4), torch._neg_view(torch.randn(4, 4))):
+        for _ in range(4):  # the third takes the short way, if there is one
+            assert torch.equal(ops.relu(x), x.relu())
+
+
+def test_what_a_thread_keeps_ready_is_bounded(monkeypatch: pytest.MonkeyPatch, by_pointers: None) -> None:
+    monkeypatch.setattr(executables, "_MOST_EXECUTABLES", 2)
+    known: dict[tuple[Any, ...], int] = {}
+    for number in range(4):
+        executables.keep(known, (number,), number)
+    assert list(known) == [(2,), (3,)], "the oldest goes first"
+    monkeypatch.setattr(operator, "_MOST_KINDS", 2)
+    for axes in ((0, 1), (1, 0), (0, 1), (1, 0)):
+        for base in (torch.randn(4, 4), torch.randn(4, 8)[:, :4]):
+            x = base.permute(axes)
+            for _ in range(3):
+                assert torch.equal(ops.relu(x), x.relu())
+    assert max(map(len, per_thread.guarded.values())) == 2
+
+
 def test_modes_and_other_devices_are_left_to_the_dispatcher() -> None:
     x = torch.randn(8)
     for _ in range(3):
@@ -251,6 +273,44 @@ def test_parameters_are_cast_once_a_step_and_all_together(monkeypatch: pytest.Mo
     del unused
     gc.collect()
     assert len(casting.of_thread.known) == 1
+
+
+def test_a_parameter_is_cast_again_when_it_changes_without_a_new_version(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(casting.of_thread, "known", {})
+    parameter, to = torch.nn.Parameter(torch.randn(8, 8)), torch.bfloat16
+
+    def move() -> None:
+        parameter.data = parameter.data * 2
+
+    def give_gradient() -> None:
+        parameter.grad = torch.ones(8, 8)
+        parameter.data.mul_(2)
+
+    def change_gradient() -> None:
+        assert parameter.grad is not None
+        parameter.grad.mul_(2)
+        parameter.data.mul_(2)
+
+    for change in (move, give_gradient, change_gradient):
+        held, version = cast_parameter(parameter, to), parameter._version
+        change()
+        again = cast_parameter(parameter, to)
+        assert parameter._version == version and torch.equal(again, parameter.to(to)) and again is not held
+
+
+def test_parameters_of_another_dtype_device_or_stream_are_not_cast_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(casting.of_thread, "known", {})
+    used, *others = (torch.nn.Parameter(torch.randn(2)) for _ in range(5))
+    bf16, cpu = torch.bfloat16, torch.device("cpu")
+    places = ((bf16, cpu, 0), (torch.half, cpu, 0), (bf16, torch.device("meta"), 0), (bf16, cpu, 1))
+    for other, place in zip(others, places, strict=True):
+        casting.of_thread.known[id(other), place[0], place[2]] = casting._Known(weakref.ref(other), *place)
+    together = casting._used_and_changed(casting._Known(weakref.ref(used), bf16, cpu, 0))
+    assert [parameter is others[0] for parameter, _, _ in together] == [True]
 
 
 def test_derivatives_under_autocast_are_those_of_the_dispatchers_way(by_pointers: None) -> None:
