@@ -19,7 +19,6 @@ from escalade.measure.ceilings import Ceilings
 from escalade.measure.figures import timed
 from escalade.measure.records import Record
 from escalade.measure.refusal import reason
-from escalade.measure.sources import of_programs
 from escalade.measure.verification import Case, Outcome, compare, outputs_of, spoilt
 from escalade.ops.base.operation import Operation
 from escalade.ops.base.rung import Config, Rung
@@ -324,7 +323,6 @@ class Bench:
             occupancy=occupancy,
             workspace_bytes=recipe.workspace_bytes,
             note=one.note,
-            sources=of_programs(recipe.programs),
         )
 
 

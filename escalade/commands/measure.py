@@ -1,11 +1,11 @@
-"""The command `measure`: every figure of README and docs that is missing or overtaken, within a budget."""
+"""The command `measure`: run the units of the campaign that are missing or no longer current, within a budget."""
 
 from __future__ import annotations
 
 import pathlib
 import re
-from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated
 
 import torch
@@ -15,15 +15,18 @@ from rich.markup import escape
 
 from escalade.bench.campaign import coverage, evaluation, registry
 from escalade.bench.campaign.runner import Clock, ceiling_records, duration, ordered, run
-from escalade.bench.campaign.staleness import State, states
+from escalade.bench.campaign.staleness import WORKLOAD, State, states
 from escalade.bench.campaign.units import Session
 from escalade.bench.peers.catalogue import PEERS
 from escalade.commands.progress import Say
+from escalade.device import cuda
 from escalade.errors import UnsupportedError
 from escalade.measure import records as store
 from escalade.measure.records import Record
+from escalade.ops.base.card import H200
 from escalade.report.tables import PREFERRED_GPU
 
+_WITHOUT_KERNELS = (WORKLOAD, "ceilings", "gpu_test")
 _SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
 
@@ -31,58 +34,89 @@ def command(
     names: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Only these units: names, how they begin, or patterns, such as ladder/conv2d or network/*/fp16.",
+            help="Units: `headline` (the default: README and the main tables), `all`, names, beginnings of names, or "
+            "patterns such as network/*/fp16.",
             show_default=False,
         ),
     ] = None,
     budget: Annotated[
         str | None,
-        typer.Option(
-            help="How long it may take, such as 540, 9m or 1h: no unit is begun that would not end in time."
-        ),
+        typer.Option(help="Time budget, such as 540, 9m or 1h: no unit is begun that would not end in time."),
     ] = None,
-    again: Annotated[bool, typer.Option("--again", help="Measure also what is up to date.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Measure current units too.")] = False,
     check: Annotated[
         bool,
         typer.Option(
-            "--check", help="Measure nothing; say what is missing or overtaken, fail if anything is."
+            "--check",
+            help="Measure nothing. Report which units are missing or no longer current; fail if any is.",
+        ),
+    ] = False,
+    mark: Annotated[
+        bool,
+        typer.Option(
+            "--mark", help="Measure nothing. Mark the records that are no longer current as older code."
         ),
     ] = False,
     list_units: Annotated[
-        bool,
-        typer.Option("--list", help="Measure nothing; show every unit with the command that repeats it."),
+        bool, typer.Option("--list", help="Measure nothing. List the units with their commands.")
     ] = False,
-    results: Annotated[pathlib.Path, typer.Option(help="Where the records are, and go.")] = pathlib.Path(
-        "results"
-    ),
+    results: Annotated[pathlib.Path, typer.Option(help="Folder of the records.")] = pathlib.Path("results"),
     gpu: Annotated[
         str | None,
-        typer.Option(
-            help="The folder of the card that --check and --list are about; this card's, else the docs'."
-        ),
+        typer.Option(help="Folder of the card that --check, --mark and --list are about."),
     ] = None,
 ) -> None:
-    """Measure what README and docs show and what is missing or overtaken, the most valuable first, within a budget.
+    """Re-run benchmarks that are missing or no longer current, within a time budget.
 
-    Records are filed as they are made: a run that is stopped, by its budget or by Ctrl-C, goes on where it was.
+    A figure is current while the plan and the machine code that ran for it are what would run today. Records are filed
+    as they are made: a run that is stopped, by its budget or by Ctrl-C, goes on where it was. --check needs no GPU.
     """
     console = Console(soft_wrap=True)
     chosen = registry.named(tuple(names or ()))
     limit = _budget(budget)
-    here = torch.cuda.is_available()
-    known = store.load_folder(results).get(gpu or _folder(here), [])
-    found = states(chosen, known, store.versions() if here and gpu is None else None)
     if list_units:
-        _list(found, console)
+        for unit in chosen:
+            console.print(f"[bold]{escape(unit.name)}[/]: {escape(unit.what)}\n    {escape(unit.command)}")
+        console.print(f"{len(chosen)} units")
+        return
+    here = torch.cuda.is_available()
+    folder = gpu or _folder(here)
+    known = store.load_folder(results).get(folder, [])
+    versions = store.versions() if here and gpu is None else None
+    architecture = cuda.architecture(0) if here and gpu is None else H200.architecture
+    assert architecture is not None
+    planner = Session(torch.device("cpu"))
+    found = states(chosen, known, planner, architecture, versions)
+    if mark:
+        _mark(found, known, results, console)
         return
     if check:
         _say_stale(found, console)
         raise typer.Exit(1 if any(state.stale for state in found) else 0)
     if not here:
-        raise UnsupportedError("measuring takes a GPU, and there is none; --check and --list need none")
+        raise UnsupportedError(
+            "measuring takes a GPU, and there is none; --check, --mark and --list need none"
+        )
     if again:
         found = [State(state.unit, state.why or "asked for again", state.seconds) for state in found]
-    _measure(ordered(found), limit, results, console)
+    _measure(ordered(found), architecture, limit, results, console)
+
+
+def _mark(found: Sequence[State], known: Sequence[Record], results: pathlib.Path, console: Console) -> None:
+    """Write into each record of ours why it is no longer current."""
+    older = {key: why for state in found for key, why in (state.older or {}).items()}
+    changed = []
+    for record in known:
+        own = not record.is_peer and not record.is_on_twin and record.workload not in _WITHOUT_KERNELS
+        why = older.get(
+            record.key, record.older if record.plan else "measured before machine code was recorded"
+        )
+        if own and why != record.older:
+            changed.append(replace(record, older=why))
+    store.file_away(results, changed)
+    console.print(
+        f"{len(changed)} records marked anew; {sum(map(bool, older.values()))} of {len(older)} are older"
+    )
 
 
 def _budget(text: str | None) -> float | None:
@@ -99,7 +133,9 @@ def _folder(here: bool) -> str:
     return store.gpu_folder(torch.cuda.get_device_name()) if here else PREFERRED_GPU
 
 
-def _measure(stale: list[State], limit: float | None, results: pathlib.Path, console: Console) -> None:
+def _measure(
+    stale: list[State], architecture: str, limit: float | None, results: pathlib.Path, console: Console
+) -> None:
     device = torch.device("cuda", torch.cuda.current_device())
     origin = store.provenance(device)
     session = Session(device)
@@ -114,7 +150,7 @@ def _measure(stale: list[State], limit: float | None, results: pathlib.Path, con
         store.file_away(results, records)
 
     try:
-        left = run(stale, session, origin, Clock(limit), keep, _plain(console))
+        left = run(stale, session, architecture, origin, Clock(limit), keep, _plain(console))
     except KeyboardInterrupt:
         console.print("stopped; what was measured is filed, and the next run goes on from there")
         raise typer.Exit(130) from None
@@ -139,16 +175,6 @@ def _first_line(record: Record) -> str:
     return record.failure.splitlines()[0]
 
 
-def _list(found: Sequence[State], console: Console) -> None:
-    for state in found:
-        unit = state.unit
-        console.print(
-            f"[bold]{escape(unit.name)}[/]: {escape(unit.what)}; {duration(state.seconds)}; "
-            f"{escape(state.why or 'up to date')}\n    {escape(unit.command)}"
-        )
-    _summary(found, console)
-
-
 def _say_stale(found: Sequence[State], console: Console) -> None:
     for state in ordered(found):
         console.print(f"{escape(state.unit.name)}: {escape(state.why)}")
@@ -156,10 +182,8 @@ def _say_stale(found: Sequence[State], console: Console) -> None:
 
 
 def _summary(found: Sequence[State], console: Console) -> None:
-    """How much there is and is to be done, by kind."""
+    """Print how many units are current, and how long the others should take."""
     stale = [state for state in found if state.stale]
-    kinds = Counter(state.unit.kind for state in stale)
-    of = ", ".join(f"{kind} {count}" for kind, count in kinds.items())
     for state in found:
         if state.failure and not state.stale:
             console.print(
@@ -167,7 +191,8 @@ def _summary(found: Sequence[State], console: Console) -> None:
             )
     for why in filter(None, (coverage.missing(), evaluation.missing())):
         console.print(f"[yellow]note:[/] {escape(why)}")
+    share = 100 * (len(found) - len(stale)) // max(1, len(found))
     console.print(
-        f"{len(stale)} of {len(found)} units are missing or overtaken{f' ({of})' if of else ''}, "
-        f"about {duration(sum(state.seconds for state in stale))}"
+        f"{len(found) - len(stale)} of {len(found)} units are current ({share}%); the others take about "
+        f"{duration(sum(state.seconds for state in stale))}"
     )

@@ -107,14 +107,14 @@ class Record:
     note: str = ""
     conditions: dict[str, Any] = field(default_factory=dict)
     """What the card was like meanwhile: see `escalade.device.nvml.Conditions`; empty where nobody could say."""
+    case: str = ""
+    """Name of the campaign's unit that measured it."""
     plan: str = ""
     """Digest of the rung, config and problem of every step that ran; empty for a peer."""
     code: dict[str, str] = field(default_factory=dict)
     """Digests of the machine code that ran, by kernel source; empty for a peer."""
     older: str = ""
     """Why the figure is no longer current: the kernel or the plan that changed since. Empty if it is current."""
-    sources: dict[str, str] = field(default_factory=dict)
-    """What it was made of, with hashes (`escalade.measure.sources`); empty for a peer, and where nobody noted it."""
     gpu: str = ""
     driver: str = ""
     versions: dict[str, str] = field(default_factory=dict)
@@ -144,7 +144,7 @@ class Record:
 
     @property
     def comparison(self) -> tuple[str, str, str]:
-        """What its time is compared with: all records of this are of one commit, or they say nothing."""
+        """What its time is compared with: the records of all systems on the same problem and dtype."""
         return self.workload, self.problem, self.dtype
 
     @property
@@ -210,36 +210,32 @@ def load_folder(folder: pathlib.Path) -> dict[str, list[Record]]:
     return {gpu: records for gpu, records in found.items() if records}
 
 
-def write(path: pathlib.Path, records: Sequence[Record], one_commit: bool = False) -> None:
-    """Adds the records to a file, in place of older ones of the same key; other lines stay as and where they are.
+def write(path: pathlib.Path, records: Sequence[Record]) -> None:
+    """Add records to a file, each in place of an older one of the same key; other lines stay as and where they are.
 
-    With `one_commit` they also take the place of what is compared with them and is of another commit. Several
-    processes may write to a file at once: none loses what another has written.
+    Several processes may write to a file at once: none loses what another has written.
     """
-
     newest = {record.key: to_line(record).encode() for record in records}
-    commits = {record.comparison: record.commit for record in records} if one_commit else {}
 
     def merge(contents: bytes | None) -> bytes:
         # A key's first line has its place; one that was there twice is not afterwards.
-        lines: dict[object, bytes] = {}
-        for number, (old, line) in enumerate(_lines(path, contents or b"")):
-            if old.key not in newest and commits.get(old.comparison, old.commit) != old.commit:
-                continue
-            lines[old.key if old.key in newest else number] = line
+        lines: dict[object, bytes] = {
+            old.key if old.key in newest else number: line
+            for number, (old, line) in enumerate(_lines(path, contents or b""))
+        }
         return b"".join(line + b"\n" for line in (lines | newest).values())
 
     files.update(path, merge)
 
 
 def file_away(folder: pathlib.Path, records: Iterable[Record]) -> list[pathlib.Path]:
-    """Each record into the file of its GPU and workload, where what is compared is of one commit; the files."""
+    """Write each record to the file of its GPU and workload; return the files."""
     groups: dict[pathlib.Path, list[Record]] = {}
     for record in records:
         path = folder / gpu_folder(record.gpu) / file_name(record.workload)
         groups.setdefault(path, []).append(record)
     for path, group in groups.items():
-        write(path, group, one_commit=True)
+        write(path, group)
     return list(groups)
 
 

@@ -13,7 +13,6 @@ import torch
 
 from escalade import ops, parsing
 from escalade.errors import UnsupportedError
-from escalade.measure import sources
 from escalade.measure.ceilings import Ceilings
 from escalade.measure.records import Record
 from escalade.ops.choose.choice import Choice, choose
@@ -96,12 +95,11 @@ def _record(climb: Climb, choice: Choice, found: Profiled, ceilings: Ceilings) -
     problem, us = choice.problem, found.us
     longest = max(found.kernels, key=lambda one: one.us or 0.0)
     tflops = problem.flops / us / 1e6
-    programs = choice.rung.recipe(problem, choice.config).programs
     return Record(
         climb.operation + SUFFIX, problem.name, problem.dtype, problem.layout, problem.batch, "escalade",
         choice.rung.name, timing="ncu", median_us=us, samples=1, tflops=tflops,
         peak_pct=100 * tflops / ceilings.tflops[problem.dtype], gbps=problem.bytes / us / 1e3,
-        floor_us=found.floor_us, note=found.words, sources=sources.of_programs(programs),
+        floor_us=found.floor_us, note=found.words,
         config={
             "fewest_bytes": problem.bytes,
             "moved_bytes": _sum(found.kernels, "dram_bytes"),

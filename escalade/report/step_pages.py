@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from escalade.bench.campaign.steps import BATCH, COMMAND, DTYPE, NETWORK
+from escalade.bench.campaign.networks import STEPS
 from escalade.bench.networks.steps import SUFFIX
 from escalade.measure.records import Record
 from escalade.ops import OPERATIONS
@@ -13,6 +13,8 @@ from escalade.report import cells
 from escalade.report.markdown import origin, table
 
 TITLE = "ResNet-18"
+NETWORK, BATCH, DTYPE = STEPS
+COMMAND = f"escalade explain {NETWORK} --batch {BATCH} --dtype {DTYPE} --time"
 PAGE = f"{NETWORK}.md"
 _COMMAND = f"{COMMAND} --results results"
 _HEADER = ("#", "in the model", "problem", "rung", "source", "why", "µs", "floor, µs", "× floor")

@@ -24,7 +24,6 @@ from escalade.report import (
     step_pages,
     training_pages,
 )
-from escalade.report.commits import mixed
 from escalade.report.network_plots import network_plot
 from escalade.report.plans import page as plans
 from escalade.report.plot import ladder_plot
@@ -42,17 +41,10 @@ _IN_PART: Mapping[str, Mapping[str, Block]] = {
 
 
 def require_records(results: pathlib.Path) -> dict[str, list[Record]]:
-    """The records by GPU folder. There are some, and each comparison is of one commit: tables of nothing, or of what
-    does not belong together, in place of those that are there, are not what anybody asked for."""
+    """Return the records by GPU folder; a folder without records is refused."""
     records = load_folder(results)
     if not records:
         raise EscaladeError(f"there are no records under {results}; --results names the folder that has them")
-    mixtures = [f"{gpu}: {text}" for gpu, own in records.items() for text in mixed(own)]
-    if mixtures:
-        raise EscaladeError(
-            f"what is compared must be of one commit, and in {results} some is not; measure it again, or delete the "
-            "older lines:\n" + "\n".join(mixtures)
-        )
     return records
 
 

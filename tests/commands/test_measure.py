@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import pathlib
+from dataclasses import replace
 
 import pytest
 
+from escalade.measure import records as store
+from escalade.measure.records import Record
 from tests.commands.support import run, said_by
 
 
@@ -13,8 +16,20 @@ def test_what_is_stale_is_listed_and_fails(tmp_path: pathlib.Path) -> None:
     for given, code in (("--list", 0), ("--check", 1)):
         ran = run("measure", "ladder/relu", given, "--results", str(tmp_path))
         assert ran.exit_code == code, ran.output
-        assert "ladder/relu/relu_802816/fp16" in ran.output and "never measured" in ran.output
-    assert "units are missing or overtaken (ladder" in ran.output
+        assert "ladder/relu/relu_802816/fp16" in ran.output
+    assert "never measured" in ran.output and "0 of 18 units are current (0%)" in ran.output
+
+
+def test_records_without_machine_code_are_marked_as_older(tmp_path: pathlib.Path) -> None:
+    ours = Record(
+        "relu", "relu_802816", "fp16", "flat", 1, "escalade", "naive", median_us=2.0, gpu="NVIDIA H200"
+    )
+    peer = replace(ours, system="torch-flat", rung="")
+    store.file_away(tmp_path, [ours, peer])
+    for _ in range(2):
+        assert run("measure", "ladder/relu", "--mark", "--results", str(tmp_path)).exit_code == 0
+        marks = [record.older for record in store.load(tmp_path / "h200/relu.jsonl")]
+        assert marks == ["measured before machine code was recorded", ""]
 
 
 def test_measuring_takes_a_gpu_and_a_time(

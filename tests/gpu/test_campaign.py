@@ -8,10 +8,13 @@ from functools import partial
 import pytest
 import torch
 
+from escalade.bench.campaign.units import Session
+from escalade.bench.networks import planned
 from escalade.measure import ceilings
 from escalade.measure import records as store
 from tests.commands.support import run
 
+CPU = torch.device("cpu")
 pytestmark = pytest.mark.gpu
 UNITS = (
     "ladder/softmax/1000_b32/fp16",
@@ -31,14 +34,20 @@ def test_units_are_measured_and_then_current(
     ((_, found),) = store.load_folder(tmp_path).items()
     log = {record.problem: record for record in found if record.workload == "campaign"}
     assert set(log) == set(UNITS) and not any(record.failure for record in log.values())
-    assert any(name.startswith("softmax/") for name in log[UNITS[0]].sources)
-    assert any(name.endswith(".json") for name in log[UNITS[1]].sources)
-    assert any(name.startswith("mlp/") for name in log[UNITS[2]].sources)
     ours = [
         record for record in found if not record.is_peer and record.workload not in ("campaign", "ceilings")
     ]
-    assert all(record.median_us and record.sources for record in ours)
+    assert all(record.median_us and record.code and record.plan for record in ours)
+    assert any(name.startswith("mlp/") for record in ours for name in record.code)
     assert {record.workload for record in found if record.is_peer and record.median_us} >= {
         "softmax", "layers_weight_gradient", "spectral_autoencoder",
     }  # fmt: skip
     assert run(*asked, "--check").exit_code == 0
+
+
+@pytest.mark.parametrize("name", ["resnet18", "lenet", "spectral_autoencoder"])
+@pytest.mark.parametrize("dtype", ["fp16", "fp32"])
+def test_a_plan_without_a_gpu_is_the_gpus_own(cuda: torch.device, name: str, dtype: str) -> None:
+    """Otherwise `measure --check` on another machine would compare with a plan that never ran."""
+    here, there = (planned.of_batches(Session(device).setting(name), (32,), dtype) for device in (cuda, CPU))
+    assert here == there

@@ -86,20 +86,6 @@ def test_a_set_that_is_all_here_is_shown_whoever_asked(command: str) -> None:
     assert "#### others" not in text
 
 
-def test_the_last_commit_of_a_set_counts() -> None:
-    later = {
-        "commit": "def",
-        "date": "2026-02-02T03:04:05+00:00",
-        "rung": "streamed_window",
-        "command": "escalade layers resnet18",
-    }
-    text = page(record(FIRST, 5.0), record(FIRST, 6.0, "torch-nhwc"), record(FIRST, 7.0, **later))
-    assert "| streamed_window |  | 1 | 7.00 |" in line(text, FIRST)
-    assert "-b 32" not in text, "nor is the first one's command named"
-    mixed = page(record(SECOND, 5.0), record(FIRST, 7.0, **later))
-    assert "| not measured |" in line(mixed, SECOND), "a table is of one commit"
-
-
 def test_gradients_have_tables_of_their_own_and_fp8_is_compared_with_fp16() -> None:
     (gradient, *_) = sets.in_direction(LAYERS, "weight_gradient")
     text = page(

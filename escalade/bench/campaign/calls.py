@@ -11,7 +11,7 @@ from escalade.bench.calls.measurement import COPIES, SYSTEMS, measure
 from escalade.bench.campaign.units import SECONDS_EACH, Say, Session, Unit
 from escalade.measure.records import Record
 
-_SECONDS, _VALUE = 3.0, 3.0
+_SECONDS = 3.0
 
 
 def units() -> Iterator[Unit]:
@@ -24,11 +24,9 @@ def units() -> Iterator[Unit]:
                 f"the host's time for {call.name} beside PyTorch's",
                 shlex.join(("escalade", "calls", *asked)),
                 _SECONDS,
-                _VALUE,
                 partial(_measure, call, dtype),
-                (*SYSTEMS, COPIES, *layouts),
-                chooses=True,
-                by_clock=True,
+                None,
+                (*SYSTEMS, str(COPIES), *layouts),
             )
 
 

@@ -13,6 +13,7 @@ from escalade.bench.coverage.catalogue import TORCHVISION, Entry, entries
 from escalade.bench.coverage.run import Coverage
 from escalade.bench.peers.comparison import COVERAGE
 from escalade.bench.peers.registry import COMPILE_DEFAULT, NETWORKS
+from escalade.measure.currency import Made
 from escalade.measure.records import Record
 
 PEERS = ("torch-graph", COMPILE_DEFAULT)
@@ -24,8 +25,7 @@ MODULES: dict[str, dict[str, tuple[int, ...]]] = {
     LAYERS: {"fp16": (1, 16, 256), "fp32": (1, 16, 256)},
 }
 """The modules of the docs, by dtype, with their batches."""
-_SECONDS = {TORCHVISION: 45.0, VARIED: 45.0, LAYERS: 20.0}
-_VALUE = {"fp16": 8.0, "tf32": 4.0, "fp32": 3.0}
+_SECONDS = {TORCHVISION: 10.0, VARIED: 9.0, LAYERS: 5.0}
 
 
 def units() -> Iterator[Unit]:
@@ -46,23 +46,32 @@ def _unit(module: str, entry: Entry, dtype: str, batches: tuple[int, ...]) -> Un
         f"{entry.name} of {module} beside PyTorch",
         shlex.join(("escalade", "coverage", *asked, *how)),
         _SECONDS[module],
-        _VALUE[dtype],
         partial(_measure, module, entry, dtype, batches),
-        (*PEERS, *batches),
-        chooses=True,
-        by_clock=True,
+        partial(_made, module, entry, dtype),
+        (*PEERS, *map(str, batches)),
     )
+
+
+def _coverage(module: str, dtype: str, batches: tuple[int, ...], session: Session) -> Coverage:
+    peers = {name: NETWORKS[name] for name in PEERS}
+    return Coverage(
+        COVERAGE + module, session.device, batches, (dtype,), peers, session.seconds, session.seed,
+        ceilings=session.ceilings, timed=session.device.type == "cuda",
+    )  # fmt: skip
 
 
 def _measure(
     module: str, entry: Entry, dtype: str, batches: tuple[int, ...], session: Session, say: Say
 ) -> Iterator[list[Record]]:
-    peers = {name: NETWORKS[name] for name in PEERS}
-    coverage = Coverage(
-        COVERAGE + module, session.device, batches, (dtype,), peers, session.seconds, session.seed,
-        ceilings=session.ceilings,
-    )  # fmt: skip
-    yield from coverage.measure(entry, say)
+    yield from _coverage(module, dtype, batches, session).measure(entry, say)
+
+
+def _made(module: str, entry: Entry, dtype: str, session: Session, record: Record) -> Made:
+    coverage = _coverage(module, dtype, (record.batch,), session)
+    engine = session.once(
+        ("engine", module, entry.name, dtype), lambda: coverage.setting(entry, dtype).engine(dtype)
+    )
+    return Made.of_plan(engine.plan(coverage.input(entry, record.batch, dtype)))
 
 
 def missing() -> str:

@@ -5,12 +5,17 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 
+import torch
+
+from escalade import models
 from escalade.bench.campaign.units import Say, Session, Unit
 from escalade.bench.ladder import free
 from escalade.bench.networks import at_hand
 from escalade.bench.networks.evaluation import DTYPES, Task, evaluate
 from escalade.classify.labelled import find_labelled
 from escalade.classify.preparation import normalization
+from escalade.engine import compile
+from escalade.measure.currency import Made
 from escalade.measure.records import Record
 from escalade.models import read_resnet
 
@@ -21,7 +26,7 @@ WEIGHTS, PHOTOGRAPHS, CLASSES = (
     "imagenet_synsets.txt",
 )
 _BATCH = 32
-_SECONDS, _VALUE = 20.0, 15.0
+_SECONDS = 20.0
 
 
 def units() -> Iterator[Unit]:
@@ -35,10 +40,9 @@ def units() -> Iterator[Unit]:
         f"right answers of {NETWORK} with real weights",
         shlex.join(("escalade", "evaluate", NETWORK, *asked)),
         _SECONDS,
-        _VALUE,
         _measure,
+        _made,
         DTYPES,
-        chooses=True,
     )
 
 
@@ -58,3 +62,19 @@ def _measure(session: Session, say: Say) -> Iterator[list[Record]]:
     task = Task(NETWORK, model, weights, photographs, images, normalization(model), batch)
     yield evaluate(task, DTYPES, session.device.type, say)
     free(session.device)
+
+
+def _made(session: Session, record: Record) -> Made:
+    """Return the plan of a batch of bytes; the weights decide nothing of it."""
+
+    def made() -> Made:
+        model = models.resnet18()
+        example = models.example(NETWORK, 1)
+        engine = compile(
+            model, example, dtype=record.dtype, device=session.device, normalize=normalization(model), plans=1
+        )
+        return Made.of_plan(
+            engine.plan(torch.empty(_BATCH, *example.shape[1:], dtype=torch.uint8, device=session.device))
+        )
+
+    return session.once(("made", NETWORK, "evaluation", record.dtype), made)

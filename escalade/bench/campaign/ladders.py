@@ -1,4 +1,4 @@
-"""Units of the ladders: every problem in every dtype, rungs with one idea off, and the sweep over filter sizes."""
+"""Units of the ladders: a problem in a dtype, rungs with one idea off, the sweep over filter sizes, counted bytes."""
 
 from __future__ import annotations
 
@@ -8,140 +8,113 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import torch
-
 from escalade import ops
 from escalade.bench.campaign.units import SECONDS_EACH, Say, Session, Unit
-from escalade.bench.ladder import ablate, ablations, climb
+from escalade.bench.ladder import ablate, ablations, climb, free
 from escalade.bench.trial import Settings
-from escalade.device.program import Program
-from escalade.measure import verification
+from escalade.measure.currency import Made
 from escalade.measure.records import Record
+from escalade.measure.verification import rung_jobs
 from escalade.ops.base.card import Card
 from escalade.ops.base.operation import Operation
 from escalade.ops.base.rung import Rung
+from escalade.profile.climb import Climb
+from escalade.profile.climb import measure as count_bytes
 
-FEATURED = ("64to64_56_k3s1_b256",)
-"""Problems that are worth as much as the first of a ladder: the docs' climb is over this one."""
-_WORTH = {"fp16": 1.0, "fp32": 0.8, "tf32": 0.5, "fp8": 0.4, "bf16": 0.3}
-_FIRST, _FURTHER = 10.0, 2.0
-_COMPILED = ("fp16", "fp32")
-_LEFT_TO_PYTORCH = ("conv2d_input_gradient", "conv2d_weight_gradient")
-"""Operations whose kernels torch.compile does not make itself."""
-_START_SECONDS, _RUNG_SECONDS = 1.5, 0.12
-_COMPILE_SECONDS, _CONVOLUTION_SECONDS = 5.0, 20.0
+FEATURED = "64to64_56_k3s1_b256"
+"""The convolution whose climb the docs show from the naive rung to the summit."""
+TRAFFIC = {
+    "fp32": (
+        "direct", "input_tile", "weight_tile", "padded_tile", "vector_loads", "register_blocking", "nhwc", "unrolled",
+        "tuned", "winograd_f4_fused",
+    ),
+    "fp16": ("fused_epilogue", "tma_wgmma", "overlapped_store", "window"),
+}  # fmt: skip
+"""Rungs whose bytes Nsight Compute counts: on CUDA cores down to fewer multiplications, and on tensor cores."""
+_START_SECONDS, _RUNG_SECONDS, _TRAFFIC_SECONDS = 1.5, 0.12, 45.0
 _SLOW_SECONDS = 70.0
-"""Seconds for 10^12 operations: the foot of a ladder does them in one, and is called dozens of times."""
+"""Seconds per 10^12 operations: the naive rung takes one second for them, and is called dozens of times."""
 
 
 def units() -> Iterator[Unit]:
-    """Every unit of every ladder."""
+    """Yield every unit of every ladder."""
     for operation in ops.OPERATIONS.values():
-        for number, problem in enumerate(operation.problems):
-            first = number == 0 or problem.name in FEATURED
-            for dtype in operation.dtypes:
-                yield _ladder(operation, problem, dtype, first)
-        yield from _ablations(operation)
-        for problem in operation.crossover:
-            for dtype in operation.dtypes:
-                yield _crossover(operation, problem, dtype, _WORTH[dtype] * _FURTHER)
-
-
-def _ladder(operation: Operation[Any], problem: Any, dtype: str, first: bool) -> Unit:
-    """A problem beside PyTorch's operator; the first of a ladder also beside its compiler, which takes seconds."""
-    compiled = first and dtype in _COMPILED and operation.name not in _LEFT_TO_PYTORCH
-    compiling = _CONVOLUTION_SECONDS if operation.name == "conv2d" else _COMPILE_SECONDS
-    return Unit(
-        f"ladder/{operation.name}/{problem.name}/{dtype}",
-        f"every rung of {operation.name} beside PyTorch" + (" and torch.compile" if compiled else ""),
-        _command(operation, problem, dtype, *(("--compiled",) if compiled else ())),
-        _predicted(operation, problem, list(operation.ladder)) + (compiling if compiled else 0.0),
-        _WORTH[dtype] * (_FIRST if first else _FURTHER) * (2.0 if compiled else 1.0),
-        partial(_climb, operation, problem, dtype, compiled),
-        (*_rungs(operation.ladder), compiled),
-        programs=partial(_programs, operation, problem, dtype),
-    )
-
-
-def _ablations(operation: Operation[Any]) -> Iterator[Unit]:
-    variants = [rung for group in ablations(operation).values() for rung in group.values()]
-    featured = [problem for problem in operation.problems if problem.name in FEATURED]
-    for problem in (featured or operation.problems[:1]) if variants else ():
         for dtype in operation.dtypes:
-            yield Unit(
-                f"ablation/{operation.name}/{problem.name}/{dtype}",
-                f"rungs of {operation.name} with one idea off at a time",
-                _command(operation, problem, dtype, "--ablate"),
-                _predicted(operation, problem, variants),
-                _WORTH[dtype] * _FIRST,
-                partial(_ablate, operation, problem, dtype),
-                _rungs(variants),
-                programs=partial(_variant_programs, variants, operation, problem, dtype),
-            )
+            for problem in operation.problems:
+                yield _unit("ladder", operation, problem, dtype)
+            for problem in operation.crossover:
+                yield _unit("crossover", operation, problem, dtype)
+            if _variants(operation):
+                named = [problem for problem in operation.problems if problem.name == FEATURED]
+                yield _unit("ablation", operation, (named or operation.problems)[0], dtype)
+    for dtype, rungs in TRAFFIC.items():
+        yield _traffic(dtype, rungs)
 
 
-def _crossover(operation: Operation[Any], problem: Any, dtype: str, value: float) -> Unit:
+def _variants(operation: Operation[Any]) -> list[Rung[Any]]:
+    return [rung for group in ablations(operation).values() for rung in group.values()]
+
+
+def _unit(kind: str, operation: Operation[Any], problem: Any, dtype: str) -> Unit:
+    rungs = _variants(operation) if kind == "ablation" else list(operation.ladder)
+    option = {"ladder": (), "ablation": ("--ablate",), "crossover": ("--crossover",)}[kind]
+    asked = ("-p", problem.name, "-t", dtype, *option, "--seconds", str(SECONDS_EACH))
+    subjects = len(rungs) * len(operation.layouts)
     return Unit(
-        f"crossover/{operation.name}/{problem.name}/{dtype}",
-        f"which algorithm of {operation.name} wins as the filter grows",
-        _command(operation, problem, dtype, "--crossover"),
-        _predicted(operation, problem, list(operation.ladder)),
-        value,
-        partial(_sweep, operation, problem, dtype),
-        _rungs(operation.ladder),
-        programs=partial(_programs, operation, problem, dtype),
+        f"{kind}/{operation.name}/{problem.name}/{dtype}",
+        f"{kind} of {operation.name}",
+        shlex.join(("escalade", "ladder", operation.name, *asked)),
+        _START_SECONDS + _RUNG_SECONDS * subjects + _SLOW_SECONDS * problem.flops / 1e12,
+        partial(_measure, kind, operation, problem, dtype),
+        partial(_made, operation, problem, dtype),
+        tuple(rung.name for rung in rungs),
     )
 
 
-def _command(operation: Operation[Any], problem: Any, dtype: str, *more: str) -> str:
-    asked = ("-p", problem.name, "-t", dtype, *more, "--seconds", str(SECONDS_EACH))
-    return shlex.join(("escalade", "ladder", operation.name, *asked))
-
-
-def _rungs(rungs: Any) -> tuple[object, ...]:
-    return tuple(rung.name for rung in rungs)
-
-
-def _predicted(operation: Operation[Any], problem: Any, rungs: Sequence[Rung[Any]]) -> float:
-    subjects = len(rungs) * len(operation.layouts)
-    return _START_SECONDS + _RUNG_SECONDS * subjects + _SLOW_SECONDS * problem.flops / 1e12
-
-
-def _settings(session: Session, dtype: str) -> Settings:
-    return Settings((dtype,), seed=session.seed, seconds_each=session.seconds)
-
-
-def _climb(
-    operation: Operation[Any], problem: Any, dtype: str, compiled: bool, session: Session, say: Say
+def _measure(
+    kind: str, operation: Operation[Any], problem: Any, dtype: str, session: Session, say: Say
 ) -> Iterator[list[Record]]:
-    settings = replace(_settings(session, dtype), compiled=compiled)
-    yield climb(operation, problem, session.device, settings, session.ceilings, say)
+    settings = Settings((dtype,), seed=session.seed, seconds_each=session.seconds)
+    run = ablate if kind == "ablation" else climb
+    found = run(operation, problem, session.device, settings, session.ceilings, say)
+    if kind == "crossover":
+        found = [replace(record, workload=f"{operation.name}_crossover") for record in found]
+    yield found
 
 
-def _ablate(
-    operation: Operation[Any], problem: Any, dtype: str, session: Session, say: Say
-) -> Iterator[list[Record]]:
-    yield ablate(operation, problem, session.device, _settings(session, dtype), session.ceilings, say)
+def _made(
+    operation: Operation[Any], problem: Any, dtype: str, session: Session, record: Record
+) -> Made | None:
+    known = {rung.name: rung for rung in (*operation.ladder, *_variants(operation))}
+    if record.rung not in known or record.layout not in operation.layouts:
+        return None
+    asked = replace(problem, dtype=dtype, layout=record.layout)
+    (job, *_) = rung_jobs(known[record.rung], asked, Card.of(session.device))
+    return Made.of_rung(job.rung, asked, job.config) if job.config else None
 
 
-def _sweep(
-    operation: Operation[Any], problem: Any, dtype: str, session: Session, say: Say
-) -> Iterator[list[Record]]:
-    for found in _climb(operation, problem, dtype, False, session, say):
-        yield [replace(record, workload=f"{operation.name}_crossover") for record in found]
+def _traffic(dtype: str, rungs: Sequence[str]) -> Unit:
+    counted = Climb("conv2d", FEATURED, dtype, list(rungs))
 
+    def measure(session: Session, say: Say) -> Iterator[list[Record]]:
+        say(f"conv2d {FEATURED} {dtype}: counting bytes by Nsight Compute")
+        assert session.ceilings is not None
+        _, records = count_bytes(counted, session.device, session.ceilings)
+        yield records
+        free(session.device)
 
-def _programs(operation: Operation[Any], problem: Any, dtype: str, device: torch.device) -> Sequence[Program]:
-    return verification.programs(verification.jobs(operation, device, problems=[problem], dtypes=[dtype]))
+    def made(session: Session, record: Record) -> Made | None:
+        choices = {choice.rung.name: choice for choice in counted.choices(session.device)}
+        found = choices.get(record.rung)
+        return Made.of_rung(found.rung, found.problem, found.config) if found else None
 
-
-def _variant_programs(
-    variants: Sequence[Rung[Any]], operation: Operation[Any], problem: Any, dtype: str, device: torch.device
-) -> Sequence[Program]:
-    planned = [
-        job
-        for layout in operation.layouts
-        for rung in variants
-        for job in verification.rung_jobs(rung, replace(problem, dtype=dtype, layout=layout), Card.of(device))
-    ]
-    return verification.programs(planned)
+    return Unit(
+        f"traffic/conv2d/{FEATURED}/{dtype}",
+        "bytes that rungs of conv2d move, counted by Nsight Compute",
+        shlex.join(("escalade", "profile", "conv2d", "-p", FEATURED, "-t", dtype, "-r", ",".join(rungs))),
+        _TRAFFIC_SECONDS,
+        measure,
+        made,
+        tuple(rungs),
+        alone=True,
+    )

@@ -6,15 +6,13 @@ import shlex
 from collections.abc import Iterator, Sequence
 from functools import partial
 
-import torch
-
 from escalade.bench.campaign.units import SECONDS_EACH, Say, Session, Unit
-from escalade.bench.layers.measurement import measure, programs
+from escalade.bench.layers.measurement import chosen_for, measure
 from escalade.bench.layers.sets import Layer, parts
 from escalade.bench.peers.catalogue import SLOW
 from escalade.bench.peers.registry import LAYERS
 from escalade.bench.trial import Settings
-from escalade.device.program import Program
+from escalade.measure.currency import Made
 from escalade.measure.records import Record
 
 _EVERY = (256, 32, 8, 1)
@@ -31,8 +29,7 @@ BACKWARD: dict[str, dict[str, tuple[int, ...]]] = {
     "tf32": {"resnet50": (256,)},
     "fp32": {"resnet50": (256,)},
 }
-_WORTH = {"fp16": 2.0, "tf32": 1.0, "fp32": 1.0, "bf16": 0.5, "fp8": 0.5}
-_SECONDS, _COMPILE_SECONDS = 2.0, 24.0
+_SECONDS = 2.0
 
 
 def units() -> Iterator[Unit]:
@@ -56,20 +53,17 @@ def units() -> Iterator[Unit]:
 
 def _unit(layer: Layer, name: str, batch: int, direction: str) -> Unit:
     dtype = layer.problem.dtype
-    compiled = direction == "forward" and dtype != "fp8"
-    peers = tuple(peer for peer in LAYERS if compiled or peer not in SLOW)
+    peers = tuple(peer for peer in LAYERS if peer not in SLOW)
     asked = (name, *(("-b", str(batch)) if batch else ()), "-t", dtype, "-d", direction)
     how = ("--peers", ",".join(peers), "--seconds", str(SECONDS_EACH))
     return Unit(
         f"layers/{direction}/{layer.operation}/{layer.problem.name}/{dtype}",
         f"a layer of {name} beside its peers",
         shlex.join(("escalade", "layers", *asked, *how)),
-        _SECONDS + (_COMPILE_SECONDS if compiled else 0.0),
-        _WORTH[dtype] * (2.0 if layer.problem.batch == 256 else 1.0),
+        _SECONDS,
         partial(_measure, layer, direction, peers),
+        partial(_made, layer),
         peers,
-        chooses=True,
-        programs=partial(_programs, layer),
     )
 
 
@@ -81,5 +75,6 @@ def _measure(
     yield measure(layer, session.device, peers, settings, session.ceilings, workload, say, say)
 
 
-def _programs(layer: Layer, device: torch.device) -> Sequence[Program]:
-    return programs((layer,), device, tune=False)
+def _made(layer: Layer, session: Session, record: Record) -> Made:
+    chosen = chosen_for(layer, session.device, tune=False)
+    return Made.of_rung(chosen.rung, chosen.problem, chosen.config)

@@ -1,4 +1,4 @@
-"""Units of whole networks: every batch and dtype beside the peers, accuracy, phases, streams, scores and training."""
+"""Units of whole networks: every batch and dtype beside the peers, and the other parts of each workload."""
 
 from __future__ import annotations
 
@@ -7,101 +7,137 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
+from escalade import models
 from escalade.bench.campaign.units import SECONDS_EACH, Say, Session, Unit
+from escalade.bench.ladder import free
+from escalade.bench.networks import planned
+from escalade.bench.networks.steps import step_records, timed_plan
 from escalade.bench.networks.workload import Workload
-from escalade.bench.networks.workloads import WORKLOADS
+from escalade.bench.networks.workloads import TRAINED, WORKLOADS
 from escalade.bench.peers.catalogue import SLOW
-from escalade.bench.peers.registry import COMPILE, COMPILE_DEFAULT, EXPORTED
+from escalade.bench.peers.registry import COMPILE, COMPILE_DEFAULT
+from escalade.engine import compile
+from escalade.measure.currency import Made
 from escalade.measure.records import Record
 
-BATCHES, LADDER = "batches", "op-times"
-"""The part of all batches, and the one that consists of a ladder's units."""
-COMPARED = {"score": COMPILE, "training": COMPILE, "training-step": COMPILE_DEFAULT}
-"""Parts that peers take part in, with the compiler that a ratio needs."""
-_NETWORKS = {"resnet18": 3.0, "resnet50": 2.0}
-_DTYPES = {"fp16": 1.0, "fp32": 0.6, "tf32": 0.5, "bf16": 0.5}
-_COMPILED, _QUICK, _STEP, _PART = 120.0, 5.0, 60.0, 8.0
-"""What a batch is worth that is compared with all peers, one that is not, a part that peers take part in, and any
-other. Batches with all peers come first: one without takes older ones' place in the README, and has no ratio."""
-_QUICK_SECONDS, _PART_SECONDS = 10.0, 18.0
-_COMPILE_SECONDS = {"resnet50": 210.0, "resnet34": 150.0, "resnet18": 100.0}
-_OTHER_COMPILE_SECONDS = 40.0
-_PART_COMPILE_SECONDS = {COMPILE: 40.0, COMPILE_DEFAULT: 25.0}
-_LONGER_SECONDS = {"training-ablation": 100.0, "cpu": 25.0}
-"""What parts take besides that plan a network many times over, or wait for a CPU."""
+BATCHES, LADDER, TRAINING = "batches", "op-times", "training-step"
+"""Parts of a workload: all batches, the ladder's own units, and whole steps of training."""
+STEPS = ("resnet18", 1, "fp16")
+"""The plan that the docs show step by step: network, batch, dtype."""
+_ACCURACY_BATCH = 64
+_SECONDS, _STEP_SECONDS, _AUTOTUNE_SECONDS = 8.0, 12.0, {"resnet50": 230.0}
+_OTHER_AUTOTUNE_SECONDS = 110.0
+_LONGER_SECONDS = {"training-ablation": 100.0, "cpu": 25.0, "phases": 20.0}
 
 
 def units() -> Iterator[Unit]:
-    """Every part of every network, in every dtype."""
-    for workload in WORKLOADS.values():
-        for dtype in workload.dtypes:
-            for batch in workload.batches:
-                yield _batch(workload, dtype, batch)
-            for name, part in workload.parts.items():
-                if name not in (BATCHES, LADDER) and dtype in (part.dtypes or workload.dtypes):
+    """Yield every part of every network in every dtype, and training steps of torchvision's networks."""
+    for one in WORKLOADS.values():
+        for dtype in one.dtypes:
+            for batch in one.batches:
+                yield _unit(one.name, one, BATCHES, dtype, batch)
+            for name, part in one.parts.items():
+                if name not in (BATCHES, LADDER) and dtype in (part.dtypes or one.dtypes):
                     for alone in part.batches or (None,):
-                        yield _part(workload, name, dtype, alone)
+                        yield _unit(one.name, one, name, dtype, alone)
+            if COMPILE in one.peers:
+                for batch in one.slow_batches or one.batches:
+                    yield _autotuned(one, dtype, batch)
+    for name in TRAINED:
+        for dtype in ("fp16", "tf32"):
+            yield _unit(name, None, TRAINING, dtype, 64)
+    yield _steps()
 
 
-def _peers(workload: Workload, *slow: str) -> tuple[str, ...]:
-    """The quick peers, and those of the slow ones."""
-    return tuple(name for name in workload.peers if name in slow or name not in SLOW)
+def _command(name: str, part: str, dtype: str, batch: int | None, peers: Sequence[str]) -> str:
+    size = ("-b", str(batch)) if batch else ()
+    how = ("--peers", ",".join(peers) or "none", "--seconds", str(SECONDS_EACH))
+    return shlex.join(("escalade", "bench", name, "--parts", part, "-t", dtype, *size, *how))
 
 
-def _worth(workload: Workload, dtype: str) -> float:
-    return _NETWORKS.get(workload.name, 1.0) * _DTYPES[dtype]
-
-
-def _command(workload: Workload, part: str, dtype: str, peers: Sequence[str], *more: str) -> str:
-    how = ("--peers", ",".join(peers), "--seconds", str(SECONDS_EACH))
-    return shlex.join(("escalade", "bench", workload.name, "--parts", part, "-t", dtype, *more, *how))
-
-
-def _batch(workload: Workload, dtype: str, batch: int) -> Unit:
-    slow = COMPILE in workload.peers and batch in (workload.slow_batches or workload.batches)
-    peers = _peers(workload, COMPILE, *EXPORTED) if slow else _peers(workload)
-    compiling = _COMPILE_SECONDS.get(workload.name, _OTHER_COMPILE_SECONDS) if slow else 0.0
+def _unit(name: str, known: Workload | None, part: str, dtype: str, batch: int | None) -> Unit:
+    """Return a part in one batch, or in all batches of the part where they belong together."""
+    known_peers = known.peers if known else {}
+    peers = tuple(peer for peer in known_peers if peer == COMPILE_DEFAULT or peer not in SLOW)
+    if not known:
+        peers = ("torch-eager", "torch-graph", COMPILE_DEFAULT)
     return Unit(
-        f"network/{workload.name}/{BATCHES}/b{batch}/{dtype}",
-        f"{workload.name} beside {'all its peers' if slow else 'its quick peers'}",
-        _command(workload, BATCHES, dtype, peers, "-b", str(batch)),
-        _QUICK_SECONDS + compiling,
-        _worth(workload, dtype) * (_COMPILED if slow else _QUICK),
-        partial(_measure, workload, BATCHES, dtype, (batch,), peers),
+        f"network/{name}/{part}/{f'b{batch}/' if batch else ''}{dtype}",
+        f"{part} of {name} beside PyTorch",
+        _command(name, part, dtype, batch, peers),
+        _SECONDS + _LONGER_SECONDS.get(part, 0.0),
+        partial(_measure, name, part, dtype, batch, peers),
+        partial(_made, name, part, dtype, batch),
         peers,
-        chooses=True,
-        by_clock=True,
-    )
-
-
-def _part(workload: Workload, part: str, dtype: str, batch: int | None) -> Unit:
-    """A part in one batch, or in all that it has where they belong together."""
-    compiler = COMPARED.get(part, "")
-    peers = _peers(workload, compiler)
-    compiling = _PART_COMPILE_SECONDS.get(compiler, 0.0)
-    return Unit(
-        f"network/{workload.name}/{part}/{f'b{batch}/' if batch else ''}{dtype}",
-        f"{part} of {workload.name}",
-        _command(workload, part, dtype, peers, *(("-b", str(batch)) if batch else ())),
-        _PART_SECONDS + compiling + _LONGER_SECONDS.get(part, 0.0),
-        _worth(workload, dtype) * (_STEP if compiler else _PART),
-        partial(_measure, workload, part, dtype, (batch,) if batch else workload.batches, peers),
-        peers,
-        chooses=True,
-        by_clock=True,
     )
 
 
 def _measure(
-    workload: Workload,
-    part: str,
-    dtype: str,
-    batches: tuple[int, ...],
-    peers: Sequence[str],
-    session: Session,
-    say: Say,
+    name: str, part: str, dtype: str, batch: int | None, peers: Sequence[str], session: Session, say: Say
 ) -> Iterator[list[Record]]:
-    setting = session.setting(workload.name)
-    beside = {name: setting.peers[name] for name in peers}
+    setting = session.setting(name)
+    beside = {peer: setting.peers[peer] for peer in peers}
+    batches = (batch,) if batch else setting.batches
     asked = replace(setting, batches=batches, dtypes=(dtype,), peers=beside, slow_batches=())
-    yield from workload.parts[part].measure(asked, say)
+    yield from setting.workload.parts[part].measure(asked, say)
+
+
+def _made(name: str, part: str, dtype: str, batch: int | None, session: Session, record: Record) -> Made:
+    def made() -> Made:
+        setting = session.setting(name)
+        how = setting.workload.parts[part].made or planned.of_batches
+        batches = (batch,) if batch else (_ACCURACY_BATCH,) if part == "accuracy" else setting.batches
+        return how(setting, batches, dtype)
+
+    return session.once(("made", name, part, dtype, batch), made)
+
+
+def _autotuned(known: Workload, dtype: str, batch: int) -> Unit:
+    """Return a unit of torch.compile's search, which benchmarks on the card for minutes: its figure is a peer's, and
+    stays current until PyTorch is another."""
+    seconds = _AUTOTUNE_SECONDS.get(known.name, _OTHER_AUTOTUNE_SECONDS)
+
+    def measure(session: Session, say: Say) -> Iterator[list[Record]]:
+        for found in _measure(known.name, BATCHES, dtype, batch, (COMPILE,), session, say):
+            yield [record for record in found if record.is_peer]
+
+    return Unit(
+        f"autotune/{known.name}/b{batch}/{dtype}",
+        f"torch.compile max-autotune of {known.name}",
+        _command(known.name, BATCHES, dtype, batch, (COMPILE,)),
+        seconds,
+        measure,
+        None,
+        (COMPILE,),
+        alone=True,
+    )
+
+
+def _steps() -> Unit:
+    name, batch, dtype = STEPS
+
+    def measure(session: Session, say: Say) -> Iterator[list[Record]]:
+        say(f"{name}: making its plan")
+        model, _ = models.model(name)
+        x = models.example(name, batch).to(session.device)
+        engine = compile(model, x, dtype=dtype, device=session.device)
+        assert session.ceilings is not None
+        yield step_records(replace(timed_plan(engine, (x,), session.ceilings), title=name))
+        free(session.device)
+
+    def made(session: Session, record: Record) -> Made:
+        def planned() -> Made:
+            model, _ = models.model(name)
+            x = models.example(name, batch).to(session.device)
+            return Made.of_plan(compile(model, x, dtype=dtype, device=session.device).plan(x))
+
+        return session.once(("made", "steps"), planned)
+
+    return Unit(
+        f"steps/{name}/b{batch}/{dtype}",
+        f"each step of the plan of {name} by itself",
+        f"escalade explain {name} --batch {batch} --dtype {dtype} --time",
+        _STEP_SECONDS,
+        measure,
+        made,
+    )

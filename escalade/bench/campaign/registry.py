@@ -1,60 +1,52 @@
-"""All units of work by name: what README and docs show, and nothing else."""
+"""All units by name, and the sets of them that have names of their own."""
 
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
-from escalade.bench.campaign import (
-    calls,
-    coverage,
-    evaluation,
-    ladders,
-    layers,
-    networks,
-    steps,
-    traffic,
-)
+from escalade.bench.campaign import calls, coverage, evaluation, headline, ladders, layers, networks
 from escalade.bench.campaign.units import Unit
 from escalade.errors import UnsupportedError
 
-KINDS: dict[str, Callable[[], Iterator[Unit]]] = {
-    "ladder": ladders.units,
-    "ablation": ladders.units,
-    "crossover": ladders.units,
-    "network": networks.units,
-    "steps": steps.units,
-    "layers": layers.units,
-    "coverage": coverage.units,
-    "evaluation": evaluation.units,
-    "calls": calls.units,
-    "traffic": traffic.units,
-}
-"""The makers of units, by what their names begin with."""
+STUDIES: tuple[Callable[[], Iterator[Unit]], ...] = (
+    ladders.units,
+    networks.units,
+    layers.units,
+    coverage.units,
+    evaluation.units,
+    calls.units,
+)
+HEADLINE, ALL = "headline", "all"
+"""The figures of README and of the main tables, and every unit there is."""
 
 
-def units(kinds: Collection[str] = KINDS) -> dict[str, Unit]:
-    """Every unit there is of these kinds, by its name."""
-    makers = dict.fromkeys(make for kind, make in KINDS.items() if kind in kinds)
-    return {unit.name: unit for make in makers for unit in make() if unit.kind in kinds}
+def units() -> dict[str, Unit]:
+    """Return every unit by name."""
+    return {unit.name: unit for make in STUDIES for unit in make()}
 
 
 def named(patterns: Sequence[str]) -> list[Unit]:
-    """The units that the patterns find, all without any: a name, how it begins, or a pattern with `*`."""
-    asked = {pattern.partition("/")[0] for pattern in patterns}
-    every = units(asked if asked and asked <= set(KINDS) else KINDS)  # some take a while to list
-    if not patterns:
-        return list(every.values())
+    """Return the units that patterns select: a name, its beginning, a pattern with `*`, `headline`, or `all`."""
+    every = units()
     found: dict[str, Unit] = {}
-    for pattern in patterns:
-        own = {name: unit for name, unit in every.items() if _fits(name, pattern.rstrip("/"))}
+    for pattern in patterns or (HEADLINE,):
+        wanted = (
+            headline.NAMES if pattern == HEADLINE else ("*",) if pattern == ALL else (pattern.rstrip("/"),)
+        )
+        own = {name: every[name] for one in wanted for name in _selected(every, one)}
         if not own:
+            kinds = ", ".join(dict.fromkeys(unit.kind for unit in every.values()))
             raise UnsupportedError(
-                f"there is no unit {pattern!r}; names begin with {', '.join(KINDS)}: escalade measure --list"
+                f"no unit is named {pattern!r}; names begin with {kinds}: `escalade measure all --list` has them all"
             )
         found |= own
     return list(found.values())
 
 
-def _fits(name: str, pattern: str) -> bool:
-    return name == pattern or name.startswith(f"{pattern}/") or fnmatch.fnmatchcase(name, pattern)
+def _selected(every: dict[str, Unit], pattern: str) -> list[str]:
+    if pattern in every:
+        return [pattern]
+    if "*" in pattern or "[" in pattern:
+        return fnmatch.filter(every, pattern)
+    return [name for name in every if name.startswith(f"{pattern}/")]

@@ -15,12 +15,15 @@ from functools import partial
 from types import ModuleType
 from typing import Any
 
+import torch
 from torch import nn
 
 from escalade.errors import UnsupportedError
 from escalade.measure.refusal import reason
 
 TORCHVISION = "torchvision"
+_LIBRARIES: list[torch.library.Library] = []
+"""Kept alive: an operator goes with the library that defines it."""
 _SIZES = {"inception_v3": 299}
 """The networks that were made for images of another size than is usual."""
 
@@ -100,6 +103,7 @@ def _imported(name: str) -> ModuleType:
 
 def _torchvision() -> Iterator[Entry]:
     """Classification and segmentation, and the backbones of detectors: what is around those takes lists of images."""
+    _define_operators()
     models: Any = _imported(f"{TORCHVISION}.models")
     for name in models.list_models(module=models):
         yield Entry(name, _quietly(partial(models.get_model, name, weights=None)), _SIZES.get(name))
@@ -112,6 +116,24 @@ def _torchvision() -> Iterator[Entry]:
         )
     for name in models.list_models(module=models.detection):
         yield Entry(f"{name}.backbone", _quietly(partial(_backbone, models, name)))
+
+
+def _define_operators() -> None:
+    """Declare torchvision's own operators where its compiled half does not load, as beside a PyTorch without CUDA.
+
+    torchvision registers shapes for them when it is imported, which fails if they do not exist. No network here calls
+    them.
+    """
+    try:
+        importlib.import_module(TORCHVISION)
+    except RuntimeError as error:
+        if _LIBRARIES or "torchvision::nms" not in str(error):
+            return
+        _LIBRARIES.append(torch.library.Library(TORCHVISION, "FRAGMENT"))
+        for name in ("nms", "qnms"):
+            _LIBRARIES[0].define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    except ImportError:
+        return
 
 
 def _aux(name: str) -> bool | None:

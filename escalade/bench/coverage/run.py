@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import nn
@@ -15,9 +15,10 @@ from escalade.bench.coverage.weights import enliven
 from escalade.bench.ladder import free
 from escalade.bench.networks.measurement import summary
 from escalade.bench.networks.parts import over_batches
+from escalade.bench.networks.planned import empty
 from escalade.bench.networks.resnets import images
 from escalade.bench.networks.workload import Say, Setting, Workload
-from escalade.bench.peers.network import Budget, Maker, Task
+from escalade.bench.peers.network import Budget, Maker
 from escalade.engine.capture.export import capture
 from escalade.engine.graph.forms import STORAGE
 from escalade.engine.graph.graph import Graph
@@ -59,6 +60,7 @@ class Coverage:
     """Whether plans are also run; if not, they are an H200's."""
     layout: str = "nhwc"
     """How images lie where the caller has them."""
+    _captured: dict[str, tuple[nn.Module, Graph]] = field(default_factory=dict)
 
     def each(self, found: Sequence[Entry], clock: Clock, say: Say) -> Iterator[tuple[Entry, list[Record]]]:
         """The records of one network after another, as long as there is time."""
@@ -72,28 +74,19 @@ class Coverage:
 
     def measure(self, entry: Entry, say: Say) -> Iterator[list[Record]]:
         """The records of one network, piece by piece: of ours for every batch and dtype, and of the peers there."""
-        size = self._size(entry)
         try:
             say(f"{entry.name}: making and capturing it")
             workload = self._workload(entry)
-            model = workload.model(size, self.seed)
-            graph = capture(model, (workload.inputs(2, size, self.seed),))
+            settings = {dtype: self.setting(entry, dtype, workload) for dtype in self.dtypes}
         except Exception as broken:  # a constructor, a model or its capture may fail in any way
             yield [self.failed(entry, batch, dtype, broken) for batch, dtype in self.cases()]
             return
-        settings = {
-            dtype: Setting(
-                workload, model, _returning(graph, dtype), self.device, size, self.batches, self.dtypes, self.peers, (),
-                self.seconds, self.seed, self.ceilings, Budget(),
-            )
-            for dtype in self.dtypes
-        }  # fmt: skip
         for batch, dtype in self.cases():
             setting = settings[dtype]
             try:
                 if self.timed:
                     engines = {dtype: setting.engine(dtype)}
-                    for found in over_batches(setting, entry.name, model, engines, (batch,), say):
+                    for found in over_batches(setting, entry.name, setting.model, engines, (batch,), say):
                         yield [self._filed(entry, record) for record in found]
                 else:
                     yield [self._planned(entry, setting, batch, dtype, say)]
@@ -109,11 +102,27 @@ class Coverage:
         """Batches and dtypes, in the order in which a network is measured in them."""
         return [(batch, dtype) for dtype in self.dtypes for batch in self.batches]
 
+    def setting(self, entry: Entry, dtype: str, workload: Workload | None = None) -> Setting:
+        """Make a network and capture it, once for all dtypes of a workload."""
+        chosen, size = workload or self._workload(entry), self._size(entry)
+        if chosen.name not in self._captured:
+            model = chosen.model(size, self.seed)
+            self._captured.clear()
+            self._captured[chosen.name] = model, capture(model, (chosen.inputs(2, size, self.seed),))
+        model, graph = self._captured[chosen.name]
+        return Setting(
+            chosen, model, _returning(graph, dtype), self.device, size, self.batches, self.dtypes, self.peers, (),
+            self.seconds, self.seed, self.ceilings, Budget(),
+        )  # fmt: skip
+
+    def input(self, entry: Entry, batch: int, dtype: str) -> torch.Tensor:
+        """Return an input like those that are timed, with undefined contents."""
+        item = entry.item or (_IMAGE, self._size(entry), self._size(entry))
+        return empty(batch, item, dtype, self.layout, self.device)
+
     def _planned(self, entry: Entry, setting: Setting, batch: int, dtype: str, say: Say) -> Record:
         say(f"{entry.name} batch {batch} {dtype}: planning")
-        item = setting.workload.inputs(1, setting.size).shape[1:]
-        x = torch.empty(batch, *item, dtype=STORAGE[dtype])
-        plan = planned(setting.engine(dtype), Task(setting.model, x, dtype, self.layout).input())
+        plan = planned(setting.engine(dtype), self.input(entry, batch, dtype))
         return replace(self._blank(entry, setting.size, batch, dtype), config=summary(plan))
 
     def _workload(self, entry: Entry) -> Workload:

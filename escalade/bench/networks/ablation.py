@@ -9,7 +9,7 @@ from functools import partial
 
 from escalade.bench.ladder import free
 from escalade.bench.networks.measurement import Case, compare
-from escalade.bench.networks.training_step import Training, cases, escalade
+from escalade.bench.networks.training_step import Training, cases, escalade, planned
 from escalade.bench.networks.workload import Part, Say, Setting
 from escalade.bench.peers.network import Maker, NetworkPeer, Task
 from escalade.bench.peers.torch_training_step import Lesson
@@ -33,7 +33,7 @@ class OwnCase(Case):
 
 def part(training: Training) -> Part:
     """The ablation as a part of a run, which has to be asked for."""
-    return Part(partial(_measure, training), usual=False, batches=_BATCHES)
+    return Part(partial(_measure, training), usual=False, batches=_BATCHES, made=partial(planned, training))
 
 
 def _measure(training: Training, setting: Setting, say: Say) -> Iterator[list[Record]]:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from escalade import models
-from escalade.bench.networks import fashion_mnist, op_times, parts
+from escalade.bench.networks import fashion_mnist, op_times, parts, planned
 from escalade.bench.networks.judging import Standard, fresh, own_error
 from escalade.bench.networks.workload import Part, Say, Setting, Stream, Workload
 from escalade.bench.peers import registry
@@ -113,7 +113,7 @@ LENET = Workload(
         "accuracy": Part(_accuracy),
         "op-times": Part(op_times.measure),
         "batches": Part(parts.batches),
-        "stream": Part(parts.stream, usual=False, needs_gpu=True),
+        "stream": Part(parts.stream, usual=False, needs_gpu=True, made=planned.of_stream),
     },
     small_batches=(2,),
     chunk=1_000,

@@ -34,7 +34,6 @@ from escalade.measure.ceilings import Ceilings
 from escalade.measure.figures import with_times
 from escalade.measure.records import Record
 from escalade.measure.refusal import reason
-from escalade.measure.sources import hashes
 from escalade.ops.base.switches import precision
 
 CALLS_IN_A_ROW = 10
@@ -79,8 +78,7 @@ def measure(case: Case, engine: Engine, peers: Mapping[str, Maker], say: Say) ->
     if not any(_has_run(record) for record in records):
         return records
     plan = planned(engine, case.task.input(), floor=case.ceilings.floor_us if case.ceilings else None)
-    ran = hashes(name for step in plan.steps for name in step.kernels) if case.ceilings else {}
-    records = [replace(r, config=summary(plan), sources=ran) if _has_run(r) else r for r in records]
+    records = [replace(r, config=summary(plan)) if _has_run(r) else r for r in records]
     if case.ceilings is None or any(r.failure for r in records if not r.is_peer):
         return records
     return [record if record.failure else _with_floor(case, record, plan) for record in records]
@@ -229,7 +227,6 @@ def _record(case: Case, ready: Ready, device: Timing, wall: Timing) -> Record:
         peak_bytes=one.peak_bytes,
         config=dict(one.config),
         note=one.note,
-        sources=dict(one.sources),
     )
     if case.ceilings is None:
         return record

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from escalade import models
-from escalade.bench.networks import cpu, layer_kinds, parts, training_step
+from escalade.bench.networks import cpu, layer_kinds, parts, planned, training_step
 from escalade.bench.networks.judging import MOST
 from escalade.bench.networks.training_step import Training
 from escalade.bench.networks.workload import Part, Stream, Workload
@@ -48,13 +48,13 @@ def resnet(name: str, make: Callable[[], ResNet]) -> Workload:
         parts={
             "accuracy": Part(parts.accuracy),
             "batches": Part(parts.batches),
-            "phases": Part(parts.phases, needs_gpu=True),
+            "phases": Part(parts.phases, needs_gpu=True, made=planned.of_levels),
             cpu.PART: Part(cpu.measure, usual=False, needs_gpu=True, dtypes=cpu.DTYPES),
-            layer_kinds.PART: Part(layer_kinds.measure, usual=False, needs_gpu=True, dtypes=cpu.DTYPES),
-            "stream": Part(parts.stream, usual=False, needs_gpu=True),
-            "training-step": training_step.part(
-                Training(F.cross_entropy, _classes, (64, 256), scale=2.0**10, rate=1e-3, most=_CHAOS)
+            layer_kinds.PART: Part(
+                layer_kinds.measure, usual=False, needs_gpu=True, dtypes=cpu.DTYPES, made=planned.of_levels
             ),
+            "stream": Part(parts.stream, usual=False, needs_gpu=True, made=planned.of_stream),
+            "training-step": training_step.part(CLASSIFIES),
         },
         smallest=_SMALLEST,
         slow_batches=(1, 32, 256),
@@ -66,6 +66,10 @@ def _classes(x: torch.Tensor, seed: int) -> torch.Tensor:
     """A class for each image, drawn at random."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(0, _CLASSES, (len(x),), generator=generator).to(x.device)
+
+
+CLASSIFIES = Training(F.cross_entropy, _classes, (64, 256), scale=2.0**10, rate=1e-3, most=_CHAOS)
+"""How any network that tells a thousand classes apart is trained while it is measured."""
 
 
 def _damp(model: ResNet, x: torch.Tensor) -> None:

@@ -14,7 +14,7 @@ from escalade.bench import ladder
 from escalade.bench.ladder import free
 from escalade.bench.networks.ablation import OwnCase
 from escalade.bench.networks.measurement import Case, compare
-from escalade.bench.networks.training_step import Training, cases
+from escalade.bench.networks.training_step import Training, cases, planned
 from escalade.bench.networks.workload import Part, Say, Setting
 from escalade.bench.peers.network import Maker, NetworkPeer, waiting
 from escalade.bench.peers.torch_training_step import STEPS, Lesson, Pupil
@@ -45,7 +45,13 @@ _BATCHES = (256,)
 
 def part(training: Training) -> Part:
     """The pairs as a part of a run, which has to be asked for."""
-    return Part(partial(_measure, training), usual=False, needs_gpu=True, batches=_BATCHES)
+    return Part(
+        partial(_measure, training),
+        usual=False,
+        needs_gpu=True,
+        batches=_BATCHES,
+        made=partial(planned, training),
+    )
 
 
 def _measure(training: Training, setting: Setting, say: Say) -> Iterator[list[Record]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -19,22 +19,24 @@ from escalade.bench.networks.measurement import Case, compare, summary
 from escalade.bench.networks.workload import Part, Say, Setting
 from escalade.bench.peers import torch_training_step as torch_steps
 from escalade.bench.peers.comparison import TRAINING_STEP
-from escalade.bench.peers.network import Maker, NetworkPeer, Peak, Replay, Task, waiting
+from escalade.bench.peers.network import FORMATS, Maker, NetworkPeer, Peak, Replay, Task, waiting
 from escalade.bench.peers.torch_training_step import STEPS, Lesson, Pupil, results_of
 from escalade.engine import training_step
 from escalade.engine.explain import Explanation
 from escalade.engine.plan.arena import most_alive
 from escalade.engine.plan.plan import Plan
-from escalade.engine.training.step import TrainingStep
+from escalade.engine.training.step import TrainingStep, plan_training_step
 from escalade.engine.training.techniques import GRAPH
+from escalade.measure.currency import Made
 from escalade.measure.records import Record
-from escalade.measure.sources import hashes
 from escalade.ops.base.accuracy import relative_error
 from escalade.ops.base.switches import precision
 from escalade.train.steps import Loss
 
 _TRIALS = 3
 _BATCH_NUMBER = 6
+_IMAGES = 4
+"""Dimensions of a batch of images."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,31 @@ class Training:
 
 def part(training: Training) -> Part:
     """Steps of training as a part of a run, which has to be asked for."""
-    return Part(partial(_measure, training), usual=False, batches=training.batches)
+    return Part(
+        partial(_measure, training), usual=False, batches=training.batches, made=partial(planned, training)
+    )
+
+
+def planned(training: Training, setting: Setting, batches: Iterable[int], dtype: str) -> Made:
+    """Return what a step of training would run today."""
+    found = []
+    for batch in batches:
+        x = setting.inputs(batch, _BATCH_NUMBER)
+        model = trainable(setting.model).to(setting.device, memory_format=FORMATS[_layout(x)])  # type: ignore[call-overload]
+        lesson = Lesson(model, training.loss, x, training.target(x, setting.seed), dtype, training.rate, 1.0)
+        pupil = Pupil(lesson, _layout(x))
+        found.append(
+            Made.of_plan(
+                plan_training_step(
+                    pupil.model, lesson.loss, pupil.optimizer, lesson.batch(_layout(x)), lesson.dtype
+                )
+            )
+        )
+    return Made.together(found)
+
+
+def _layout(x: torch.Tensor) -> str:
+    return "nhwc" if x.dim() == _IMAGES else "nchw"
 
 
 def _measure(training: Training, setting: Setting, say: Say) -> Iterator[list[Record]]:
@@ -169,7 +195,6 @@ def escalade(lesson: Lesson, without: Collection[str] = (), system: str = "escal
         waiting(lesson.device), replay if is_graph else None, pupil.restart, peak_bytes,
         config=summary(plan)
         | {"plan": _digest(plan), "making_bytes": making_bytes, "phases": phases(step.plan)},
-        sources=hashes(name for one in plan.steps for name in one.kernels),
     )  # fmt: skip
 
 

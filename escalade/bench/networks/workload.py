@@ -17,6 +17,7 @@ from escalade.engine.compiler import compile
 from escalade.engine.engine import Engine
 from escalade.engine.graph.graph import Graph
 from escalade.measure.ceilings import Ceilings
+from escalade.measure.currency import Made
 from escalade.measure.records import Record
 
 Say = Callable[[str], None]
@@ -38,6 +39,8 @@ class Part:
     """The dtypes that it is for; empty: all of the workload's."""
     batches: tuple[int, ...] = ()
     """The batches that it is for and that may be measured apart from each other; empty: it has no such batches."""
+    made: Callable[[Setting, Iterable[int], str], Made] | None = None
+    """Returns what would run today for these batches and this dtype; None: the plans of the batches."""
 
 
 @dataclass(frozen=True)

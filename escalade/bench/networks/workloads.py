@@ -13,10 +13,10 @@ from torch import nn
 
 from escalade import models
 from escalade.bench.coverage.catalogue import entries
-from escalade.bench.networks import parts
+from escalade.bench.networks import parts, training_step
 from escalade.bench.networks.autoencoder import AUTOENCODER
 from escalade.bench.networks.lenet import LENET
-from escalade.bench.networks.resnets import resnet
+from escalade.bench.networks.resnets import CLASSIFIES, resnet
 from escalade.bench.networks.spectral import SPECTRAL
 from escalade.bench.networks.workload import Part, Workload
 from escalade.bench.peers import registry
@@ -33,6 +33,14 @@ WORKLOADS: dict[str, Workload] = {
     )
 }
 
+TRAINED = tuple(
+    f"torchvision:{name}"
+    for name in (
+        "mobilenet_v2", "mobilenet_v3_large", "efficientnet_b0", "densenet121", "convnext_tiny", "regnet_y_400mf",
+        "shufflenet_v2_x1_0", "vgg11_bn",
+    )
+)  # fmt: skip
+"""Networks of torchvision whose training is measured too."""
 _SIDE = 224
 """The side of images that a constructor's network takes, if it does not say."""
 _MOST, _TRIALS = 50.0, 3
@@ -109,7 +117,11 @@ def _of_network(name: str, make: Callable[[], nn.Module], item: tuple[int, ...])
         batches=(1, 8, 32),
         dtypes=("fp32", "fp16"),
         peers=registry.plain(*(("nchw", "nhwc") if len(item) == 3 else ("flat",))),
-        parts={"accuracy": Part(parts.accuracy), "batches": Part(parts.batches)},
+        parts={
+            "accuracy": Part(parts.accuracy),
+            "batches": Part(parts.batches),
+            "training-step": training_step.part(CLASSIFIES),
+        },
         classifies=False,
         most=_MOST,
         trials=_TRIALS,

@@ -79,8 +79,6 @@ class NetworkPeer:
     note: str = ""
     config: Mapping[str, Any] = field(default_factory=dict)
     """What it was told: the mode of a compiler, the seconds that it took."""
-    sources: Mapping[str, str] = field(default_factory=dict)
-    """What it is made of, with hashes, where that is Escalade's own (`escalade.measure.sources`)."""
 
     @property
     def name(self) -> str:

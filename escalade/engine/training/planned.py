@@ -51,9 +51,10 @@ class Planned:
         on_twin: bool,
         without: frozenset[str],
         reduce: Reduce | None,
+        plan_only: bool = False,
     ) -> None:
         """`stepped` are the parameters that the optimiser has; `inputs` lie where the model does; `without` names
-        techniques that are left out."""
+        techniques that are left out. With `plan_only` kernels are chosen, and not compiled."""
         parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
         joint = joint.stepping([name for name in joint.trained if parameters[name] in stepped])
         graph = joint.graph
@@ -86,7 +87,7 @@ class Planned:
         }
         device = own[0].device
         constants = Constants(dtype, device, typed=True)
-        by_kernels = device.type != "cpu" or on_twin
+        by_kernels = device.type != "cpu" or on_twin or plan_only
         card = Card.of(device) if by_kernels else None
         graph = optimise_step(graph, given_as, returned, dtype, card, without)
         fusion = FusionLevel.naive if RUNGS in without else FusionLevel.fused
@@ -97,7 +98,7 @@ class Planned:
         )  # fmt: skip
         self.program: StepProgram = (
             _by_kernels(planned, ready)
-            if by_kernels
+            if by_kernels and not plan_only
             else ReferenceStep(planned(), constants, bound, self._casts.run)
         )
         self._loss, *results = self.program.results()

@@ -98,6 +98,20 @@ def training_step(
     )
 
 
+def plan_training_step(
+    model: nn.Module,
+    loss: Loss,
+    optimizer: torch.optim.Optimizer,
+    example: Sequence[Any],
+    dtype: str,
+    without: Collection[str] = (),
+) -> Plan:
+    """Plan a training step as the model's GPU would run it, or an H200 for a model on the CPU; nothing is compiled."""
+    left_out = required_known(without)
+    step = TrainingStep(model, loss, optimizer, tuple(example), dtype, None, False, left_out, plan_only=True)
+    return step.plan
+
+
 class TrainingStep:
     """A training step for batches like its example, and for others of the same kind: each size is planned once."""
 
@@ -112,7 +126,9 @@ class TrainingStep:
         on_twin: bool,
         without: frozenset[str] = frozenset(),
         reduce: Reduce | None = None,
+        plan_only: bool = False,
     ) -> None:
+        self._plan_only = plan_only
         self._model, self._loss, self._optimizer, self.dtype = model, loss, optimizer, dtype
         self._home = next((one.device for one in model.parameters()), torch.device("cpu"))
         self._modes = {module: module.training for module in model.modules()}
@@ -265,6 +281,7 @@ class TrainingStep:
             self._on_twin,
             self._without,
             self._reduce,
+            self._plan_only,
         )
 
     def _regroup(self, planned: Planned) -> None:

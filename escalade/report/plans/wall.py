@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from escalade.bench.campaign.traffic import OPERATION, PROBLEM, RUNGS
+from escalade.bench.campaign.ladders import FEATURED as PROBLEM
+from escalade.bench.campaign.ladders import TRAFFIC as RUNGS
 from escalade.measure.records import Record
 from escalade.profile.climb import SUFFIX
 from escalade.report import cells
@@ -24,7 +25,7 @@ Compute, caches empty before each kernel; *% of ceiling* is of a matrix product 
 
 
 def _block(records: Sequence[Record]) -> str:
-    own = newest([r for r in records if r.workload == OPERATION + SUFFIX and r.problem == PROBLEM])
+    own = newest([r for r in records if r.workload == "conv2d" + SUFFIX and r.problem == PROBLEM])
     if not own:
         return ""
     known = {(r.dtype, r.rung): r for r in own}
@@ -66,6 +67,6 @@ def _wall(records: Sequence[Record], shown: Sequence[Record]) -> str:
 SECTION = Section(
     "A convolution and the wall of memory",
     _ABOUT,
-    f"escalade measure traffic/{OPERATION}",
+    "escalade measure traffic/conv2d",
     _block,
 )
