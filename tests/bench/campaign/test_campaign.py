@@ -78,7 +78,7 @@ KERNEL = 'extern "C" __global__ void k(float* x) { x[threadIdx.x] = x[threadIdx.
 def write(path: pathlib.Path, text: str) -> None:
     path.write_text(text)
     for cached in (currency._code, currency.read, currency.Program.headers.__globals__["included"]):
-        cached.cache_clear()  # type: ignore[attr-defined]
+        cached.cache_clear()
 
 
 def test_machine_code_decides_and_not_the_commit_or_the_text(tmp_path: pathlib.Path) -> None:
