@@ -74,9 +74,9 @@ def command(
     parts: Annotated[
         list[str] | None,
         typer.Option(
-            help="Only these: accuracy, batches; training-step (ResNets, autoencoder), "
+            help="Only these: accuracy, batches; training-step (ResNets and autoencoders), "
             "training-ablation, training-pairs (autoencoder); phases, cpu, layer-kinds, stream (ResNets); "
-            "op-times, stream (lenet); score, training (spectral_autoencoder). Without it: the usual ones.",
+            "op-times, stream (lenet); score (spectral_autoencoder). Without it: the usual ones.",
             show_default=False,
         ),
     ] = None,

@@ -22,7 +22,6 @@ PART = "gaps"
 """The part of the page, by the markers around it."""
 _SUFFIXES = {
     "accuracy": "_accuracy", "batches": "", "phases": "_phases", "stream": "_stream", "score": "_score",
-    "training": "_training",
 }  # fmt: skip
 _ELSEWHERE = (training_pages.PART, ablation_pages.PART, pair_pages.PART, cpu.PART, layer_kinds.PART)
 """Parts of a run that are no part of a network's section."""

@@ -21,10 +21,10 @@ _LEGEND = (
     "a peer that must be among them was not measured, it is named instead. PyTorch eager and JAX have no CUDA graph to "
     "replay and so no device time; they are in the tables of calls.\n"
 )
-COMPARED = ("", "_score", "_training")
+COMPARED = ("", "_score")
 """The parts of a network's records that stand beside peers', by how their workloads end."""
 _PHASES = "_phases"
-_PARTS = ("_accuracy", _PHASES, "_stream", "_score", "_training")
+_PARTS = ("_accuracy", _PHASES, "_stream", "_score")
 
 
 def networks(records: Sequence[Record]) -> list[str]:
@@ -112,8 +112,6 @@ def _titles(name: str, records: Sequence[Record]) -> Titles:
             ("", "Batches, in µs a call by the clock", comparisons.call_table),
             ("_score", "Anomaly scores, in µs of device time", _on_device),
             ("_score", "Anomaly scores, in µs a call by the clock", comparisons.call_table),
-            ("_training", "A step of training, in µs of device time", _on_device),
-            ("_training", "A step of training, in µs by the clock", comparisons.call_table),
             ("_accuracy", "Against float64 on the CPU", _accuracy),
         )
     clothes = any(r.accuracy is not None for r in records)

@@ -10,6 +10,7 @@ from escalade.measure.records import Record
 from escalade.report import cells, comparisons
 from escalade.report.commits import newest
 from escalade.report.markdown import origin
+from escalade.report.rows import of_rows
 
 PAGE = "training-steps.md"
 PART = "training-step"
@@ -36,8 +37,9 @@ def measured(records: Sequence[Record]) -> list[list[Record]]:
 
 def _section(records: Sequence[Record]) -> str:
     network, size = records[0].workload.removesuffix(TRAINING_STEP), records[0].problem.partition("_")[0]
+    inputs = f"rows of {size}" if of_rows(records) else f"{size}² images"
     return (
-        f"### {network}, {size}² images, on an {records[0].gpu}\n\n{origin(records)}\n"
+        f"### {network}, {inputs}, on an {records[0].gpu}\n\n{origin(records)}\n"
         f"In µs of device time:\n\n{comparisons.device_table(records, _FIGURES)}\n"
         f"In µs a call by the clock:\n\n{comparisons.call_table(records)}\n"
         f"Memory at most, in MiB:\n\n{comparisons.memory_table(records)}"

@@ -95,7 +95,7 @@ def test_bench_has_the_cpu_beside_the_gpu_by_batch_and_by_kind_of_layer(tmp_path
     assert {*layer_kinds.KINDS, layer_kinds.TOTAL} <= kinds
 
 
-def test_bench_measures_rows_scores_and_training(tmp_path: pathlib.Path) -> None:
+def test_bench_measures_rows_and_scores(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "r.jsonl"
     result = run(
         "bench", "spectral_autoencoder", "-b", "33,512", "--seconds", "0.02", "--json", str(path),
@@ -104,11 +104,32 @@ def test_bench_measures_rows_scores_and_training(tmp_path: pathlib.Path) -> None
     assert result.exit_code == 0, result.output
     records = store.load(path)
     systems = {"escalade", "torch-eager", "torch-graph"}
-    for workload, batches in (("", 2), ("_score", 1), ("_training", 1)):
+    for workload, batches in (("", 2), ("_score", 1)):
         own = [record for record in records if record.workload == f"spectral_autoencoder{workload}"]
         assert len(own) == 3 * 2 * batches and {record.system for record in own} == systems
         assert all(record.median_us and record.wall_us and record.gbps and record.copy_pct for record in own)
         assert all(record.timing == "graph" for record in own if record.system != "torch-eager")
+
+
+def test_bench_measures_steps_of_training_of_rows(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "r.jsonl"
+    result = run(
+        "bench", "spectral_autoencoder", "--parts", "training-step", "-b", "32,512", "--seconds", "0.02",
+        "--peers", "torch-eager,torch-graph", "--json", str(path),
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    records = store.load(path)
+    assert len(records) == 3 * 2 * 2 and not any(record.failure for record in records)
+    assert all(record.timing == "graph" for record in records if record.system != "torch-eager")
+    own = [record for record in records if record.system == "escalade"]
+    assert all(record.config["pytorch"] == {} and record.config["launches"] <= 14 for record in own)
+    for record in own:  # one replay of a small graph, and no Python between its launches
+        eager = next(
+            r for r in records
+            if (r.system, r.batch, r.dtype) == ("torch-eager", record.batch, record.dtype)
+        )  # fmt: skip
+        assert record.wall_us is not None and eager.wall_us is not None
+        assert record.wall_us < eager.wall_us / 3
 
 
 def test_bench_measures_op_times_and_streams_of_a_lenet(tmp_path: pathlib.Path) -> None:

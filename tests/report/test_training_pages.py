@@ -23,12 +23,17 @@ def test_a_step_stands_beside_the_best_peer_by_both_clocks() -> None:
     assert "| fp16 | 64 | **330.0** | 1,230 | 930.0 | 2.82× |" in text
     assert "| fp16 | 64 | 64.0 | 256.0 | 200.0 | 32% |" in text
     assert "| fp16 | 256 |" in text, "of another commit"
+    rows = replace(OURS, workload="spectral_autoencoder_training_step", layout="flat", problem="320_b64")
+    assert "### spectral_autoencoder, rows of 320, on an NVIDIA H200" in training_pages.block([rows])
 
 
 def test_without_the_best_peer_there_is_no_ratio_and_a_gap() -> None:
     assert "not measured: torch-compile" in training_pages.block([OURS, GRAPH])
     text = gaps.block([OURS, GRAPH])
     assert "- **Training steps** of autoencoder: not measured: torch-compile (fp16 b64).\n" in text
-    assert "- **Training steps** without any record: resnet18, resnet34, resnet50.\n" in text
+    assert (
+        "- **Training steps** without any record: resnet18, resnet34, resnet50, spectral_autoencoder.\n"
+        in text
+    )
     assert "**Training steps** of" not in gaps.block([OURS, GRAPH, COMPILED])
     assert "not been measured yet" in training_pages.block([])

@@ -1,26 +1,24 @@
-"""An autoencoder of spectrogram frames: one small network at every batch size, its anomaly score, its training."""
+"""Autoencoder of spectrogram frames: one small network at every batch size, its anomaly score, its training."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from escalade import models
-from escalade.bench.ladder import free
-from escalade.bench.networks import parts, training
-from escalade.bench.networks.measurement import Case, compare
+from escalade.bench.networks import parts, training_step
+from escalade.bench.networks.training_step import Training
 from escalade.bench.networks.workload import Part, Say, Setting, Workload
-from escalade.bench.peers import registry, torch_training
-from escalade.bench.peers.network import Maker, Task
+from escalade.bench.peers import registry
 from escalade.engine.capture.export import capture
 from escalade.engine.engine import Engine
 from escalade.measure.records import Record
 
 BANDS, FRAMES = 64, 5
 _SCORE_BATCHES = (512, 1_048_576)
-_TRAINING_BATCHES = (512, 65_536)
 _LOUDEST, _QUIETEST, _SPREAD = 1.0, -3.0, (0.6, 1.4)
 """Logarithms of a band's power: the mean of the lowest and the highest band, and the deviations."""
 
@@ -57,27 +55,22 @@ def _score(setting: Setting, say: Say) -> Iterator[list[Record]]:
     yield from parts.over_batches(setting, f"{setting.name}_score", model, engines, sizes, say)
 
 
-def _training(setting: Setting, say: Say) -> Iterator[list[Record]]:
-    """Measures training; on the CPU the kernels run on the twin."""
-    fused = models.FusedSpectralAutoencoder(BANDS, FRAMES)
-    fused.load_state_dict(setting.model.state_dict())
-    for batch in setting.among(_TRAINING_BATCHES):
-        x = setting.inputs(batch, 5)
-        expected = training.gradients(setting.model, x, _loss, setting.workload.chunk)
-        peers = setting.peers_at(batch, registry.trainers(_loss))
-        makers: dict[str, Maker] = {"escalade": torch_training.fused("escalade", fused, _loss), **peers}
-        for dtype in setting.dtypes:
-            task = Task(setting.model, x, dtype)
-            standard = training.standard(setting.model, x, dtype, _loss, expected)
-            case = Case(f"{setting.name}_training", task, standard, setting.seconds, setting.ceilings)
-            yield compare(case, makers, say)
-            free(setting.device)
-
-
-def _loss(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
-    """A sum, so that gradients of one row do not vanish in fp16; the rate of learning is divided instead."""
+def fused(model: nn.Module) -> nn.Module:
+    """Return the same network and parameters with all layers as one operator, which has kernels for its gradients."""
     assert isinstance(model, models.SpectralAutoencoder)
-    return model.anomaly_score(x).float().sum()
+    made = models.FusedSpectralAutoencoder(model.bands, model.frames, len(model.basis))
+    made.load_state_dict(model.state_dict())
+    return made.to(model.basis.device).train(model.training)
+
+
+_TRAINING = Training(
+    F.mse_loss,
+    lambda x, seed: x,
+    (32, 64, 128, 256, 512, 65_536, 1_048_576),
+    scale=2.0**16,
+    rate=1e-2,
+    ours=fused,
+)
 
 
 SPECTRAL = Workload(
@@ -92,7 +85,7 @@ SPECTRAL = Workload(
         "accuracy": Part(parts.accuracy),
         "batches": Part(parts.batches),
         "score": Part(_score, batches=_SCORE_BATCHES),
-        "training": Part(_training, usual_on_cpu=False, batches=_TRAINING_BATCHES),
+        "training-step": training_step.part(_TRAINING),
     },
     small_batches=(32,),
     slow_batches=(32, 512, 65_536, 1_048_576),

@@ -19,7 +19,7 @@ from escalade.bench.networks.measurement import Case, compare, summary
 from escalade.bench.networks.workload import Part, Say, Setting
 from escalade.bench.peers import torch_training_step as torch_steps
 from escalade.bench.peers.comparison import TRAINING_STEP
-from escalade.bench.peers.network import FORMATS, Maker, NetworkPeer, Peak, Replay, Task, waiting
+from escalade.bench.peers.network import Maker, NetworkPeer, Peak, Replay, Task, waiting
 from escalade.bench.peers.torch_training_step import STEPS, Lesson, Pupil, results_of
 from escalade.engine import training_step
 from escalade.engine.explain import Explanation
@@ -35,8 +35,6 @@ from escalade.train.steps import Loss
 
 _TRIALS = 3
 _BATCH_NUMBER = 6
-_IMAGES = 4
-"""Dimensions of a batch of images."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +50,8 @@ class Training:
     rate: float
     most: float = 4.0
     """Times the usual most that is allowed: gradients come through every layer twice, and their sums cancel in part."""
+    ours: Callable[[nn.Module], nn.Module] = lambda model: model
+    """Makes of the model one with equal parameters that Escalade trains in its place."""
 
 
 def part(training: Training) -> Part:
@@ -66,27 +66,22 @@ def planned(training: Training, setting: Setting, batches: Iterable[int], dtype:
     found = []
     for batch in batches:
         x = setting.inputs(batch, _BATCH_NUMBER)
-        model = trainable(setting.model).to(setting.device, memory_format=FORMATS[_layout(x)])  # type: ignore[call-overload]
+        model = training.ours(trainable(setting.model).to(setting.device))
         lesson = Lesson(model, training.loss, x, training.target(x, setting.seed), dtype, training.rate, 1.0)
-        pupil = Pupil(lesson, _layout(x))
-        found.append(
-            Made.of_plan(
-                plan_training_step(
-                    pupil.model, lesson.loss, pupil.optimizer, lesson.batch(_layout(x)), lesson.dtype
-                )
-            )
+        layout = lesson.layouts[-1]
+        pupil = Pupil(lesson, layout)
+        plan = plan_training_step(
+            pupil.model, lesson.loss, pupil.optimizer, lesson.batch(layout), lesson.dtype
         )
+        found.append(Made.of_plan(plan))
     return Made.together(found)
-
-
-def _layout(x: torch.Tensor) -> str:
-    return "nhwc" if x.dim() == _IMAGES else "nchw"
 
 
 def _measure(training: Training, setting: Setting, say: Say) -> Iterator[list[Record]]:
     for case, lesson in cases(training, setting, TRAINING_STEP, training.batches, say):
+        own = replace(lesson, model=training.ours(lesson.model), _models={})
         makers: dict[str, Maker] = {
-            "escalade": lambda _, lesson=lesson: [escalade(lesson)],  # type: ignore[misc]
+            "escalade": lambda _, own=own: [escalade(own)],  # type: ignore[misc]
             **setting.peers_at(case.batch, torch_steps.makers(lesson)),
         }
         yield compare(case, makers, say)
@@ -159,12 +154,13 @@ def _errors(
 def escalade(lesson: Lesson, without: Collection[str] = (), system: str = "escalade") -> NetworkPeer:
     """Our own step, or one without some techniques. Its memory is what a step takes at most, as its peers' is, and that
     of making it stands beside it."""
-    x, target = lesson.batch("nhwc")
-    lesson.model_in("nhwc")
+    layout = lesson.layouts[-1]
+    x, target = lesson.batch(layout)
+    lesson.model_in(layout)
     peak = Peak(lesson.device)
 
     def made() -> tuple[Pupil, TrainingStep]:
-        pupil = Pupil(lesson, "nhwc")
+        pupil = Pupil(lesson, layout)
         step = training_step(
             pupil.model, lesson.loss, pupil.optimizer, (x, target), dtype=lesson.dtype,
             loss_scale=lesson.scale if lesson.dtype == "fp16" else None, without=without,
@@ -190,7 +186,7 @@ def escalade(lesson: Lesson, without: Collection[str] = (), system: str = "escal
         lambda: pupil.after([loss.clone(), *(replayed() for _ in range(STEPS - 1))]),
     )  # fmt: skip
     return NetworkPeer(
-        system, "nhwc", call,
+        system, layout, call,
         lambda first: pupil.after([first, *(call() for _ in range(STEPS - 1))]),
         waiting(lesson.device), replay if is_graph else None, pupil.restart, peak_bytes,
         config=summary(plan)

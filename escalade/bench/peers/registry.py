@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
-from escalade.bench.peers import torch_network, torch_training
+from escalade.bench.peers import torch_network
 from escalade.bench.peers.catalogue import SLOW
 from escalade.bench.peers.cudnn_graph import cudnn_graph_peer
 from escalade.bench.peers.jax_network import jitted
@@ -16,7 +16,6 @@ from escalade.bench.peers.onnxruntime_network import sessions
 from escalade.bench.peers.tensorrt_network import engines
 from escalade.bench.peers.torch_conv2d import compiled_peer, conv2d_peers
 from escalade.bench.peers.torch_operator import compiled_operator
-from escalade.bench.peers.torch_training import Loss
 from escalade.bench.peers.triton_conv2d import triton_peer
 from escalade.errors import UnsupportedError
 from escalade.ops.base.operation import Operation
@@ -95,15 +94,6 @@ def plain(*layouts: str) -> dict[str, Maker]:
         COMPILE: partial(torch_network.compiled, layouts=layouts, own_graphs=True),
         COMPILE_DEFAULT: partial(torch_network.compiled, layouts=layouts, mode=torch_network.DEFAULT),
         **EXPORTED,
-    }
-
-
-def trainers(loss: Loss) -> dict[str, Maker]:
-    """PyTorch's ways to make a step of training with this loss."""
-    return {
-        "torch-eager": torch_training.plain("torch-eager", loss),
-        "torch-graph": torch_training.graphed("torch-graph", loss),
-        COMPILE: torch_training.compiled(COMPILE, loss),
     }
 
 

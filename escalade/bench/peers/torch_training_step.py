@@ -62,6 +62,11 @@ class Lesson:
     def device(self) -> torch.device:
         return self.x.device
 
+    @property
+    def layouts(self) -> tuple[str, ...]:
+        """Layouts that a system may be fastest in, the one for tensor cores last; rows have only one."""
+        return ("nchw", "nhwc") if self.x.dim() == 4 else ("flat",)
+
     def batch(self, layout: str) -> tuple[torch.Tensor, torch.Tensor]:
         """The batch and its targets, copied into a layout; one tensor if they are one."""
 
@@ -149,7 +154,7 @@ class TorchStep:
 
 def results_of(lesson: Lesson, x: torch.Tensor | None = None, *, exact: bool = False) -> list[torch.Tensor]:
     """What PyTorch has after the steps: in the lesson's dtype or in float64, over its batch or another x."""
-    layout = "nchw" if exact else "nhwc"
+    layout = lesson.layouts[0 if exact else -1]
     batch = lesson.batch(layout)
     if x is not None:
         batch = x.to(memory_format=FORMATS[layout]), batch[1]
@@ -162,7 +167,7 @@ def results_of(lesson: Lesson, x: torch.Tensor | None = None, *, exact: bool = F
 
 def makers(lesson: Lesson) -> dict[str, Maker]:
     """PyTorch's ways to take such steps, each in the layouts that may be its fastest: tensor cores want nhwc."""
-    layouts = ("nchw", "nhwc") if lesson.dtype == "fp32" else ("nhwc",)
+    layouts = lesson.layouts if lesson.dtype == "fp32" else lesson.layouts[-1:]
     ways: dict[str, Callable[[Lesson, str], NetworkPeer]] = {
         "torch-eager": _eager,
         "torch-graph": partial(_graphed, system="torch-graph"),

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import copy
 import pathlib
+from dataclasses import replace
 
 import pytest
 import torch
+import torch.nn.functional as F
 from typer.testing import CliRunner
 
 from escalade import cli, models
-from escalade.bench.networks import spectral, training
+from escalade.bench.networks import spectral
 from escalade.bench.networks.measurement import Case, compare
 from escalade.bench.networks.spectral import SPECTRAL
-from escalade.bench.peers import registry, torch_training
-from escalade.bench.peers.network import NetworkPeer, Replay, Task
+from escalade.bench.networks.training_step import Training, escalade, exact, standard
+from escalade.bench.peers import torch_training_step as peers
+from escalade.bench.peers.network import Task
+from escalade.bench.peers.torch_training_step import Lesson
+from escalade.engine import training_step
 from escalade.measure import records as store
-
-
-def silent(text: str) -> None:
-    pass
 
 
 def test_frames_look_like_logarithmic_spectra() -> None:
@@ -52,71 +54,46 @@ def test_the_command_measures_reconstructions_and_scores(tmp_path: pathlib.Path)
     assert len(list(tmp_path.glob("cpu-*/spectral_autoencoder*.jsonl"))) == 3
 
 
-def test_training_compares_gradients() -> None:
-    """On the CPU the fused network's kernels run on the twin."""
-    model, x = SPECTRAL.model(), SPECTRAL.inputs(4, seed=2)
-    fused = models.FusedSpectralAutoencoder(spectral.BANDS, spectral.FRAMES)
-    fused.load_state_dict(model.state_dict())
+def test_steps_of_training_are_those_of_the_fused_network() -> None:
+    """Each system takes the same steps, one that begins elsewhere is wrong, and graphs are refused without a GPU."""
+    training: Training = SPECTRAL.parts["training-step"].measure.args[0]  # type: ignore[attr-defined]
+    x = SPECTRAL.inputs(8, seed=2)
+    lesson = Lesson(
+        SPECTRAL.model().train(),
+        training.loss,
+        x,
+        training.target(x, 0),
+        "fp16",
+        training.rate,
+        training.scale,
+    )
+    own = replace(lesson, model=training.ours(lesson.model), _models={})
+    assert isinstance(own.model, models.FusedSpectralAutoencoder) and own.model.training
+    wrong = replace(own, model=copy.deepcopy(own.model), _models={})
     with torch.no_grad():
-        other = models.SpectralAutoencoder(spectral.BANDS, spectral.FRAMES)
-        other.load_state_dict(model.state_dict())
-        other.frame_decoder.weight.mul_(1.001)
-    expected = training.gradients(model, x, spectral._loss, 3)
-    assert [gradient.shape for gradient in expected] == [p.shape for p in model.parameters()]
-    standard = training.standard(model, x, "fp32", spectral._loss, expected)
-    case = Case("training", Task(model, x, "fp32"), standard, 0.0)
-    makers = {
-        "escalade": torch_training.fused("escalade", fused, spectral._loss),
-        "wrong": torch_training.fused("wrong", other, spectral._loss),
-        **registry.trainers(spectral._loss),
-    }
-    records = {r.system: r for r in compare(case, makers, silent)}
-    absent = {system for system, record in records.items() if "needs a GPU" in record.failure}
-    assert absent == {"torch-graph", "torch-compile"}
-    assert "result 0: its error is" in records["wrong"].failure
-    for system in ("escalade", "torch-eager"):
-        assert not records[system].failure and records[system].wall_us and records[system].error
+        wrong.model.frame_decoder.weight.mul_(1.05)  # type: ignore[operator, union-attr]
+    known = standard(lesson, exact(lesson), training.most)
+    case = Case("steps", Task(lesson.model, x, "fp16"), known, 0.0)
+    mine = {"escalade": lambda _: [escalade(own)], "wrong": lambda _: [escalade(wrong, system="wrong")]}
+    found = {r.system: r for r in compare(case, {**mine, **peers.makers(lesson)}, lambda _: None)}
+    assert "its error is" in found.pop("wrong").failure
+    for system, record in found.items():
+        if system in ("escalade", "torch-eager"):
+            assert not record.failure and record.wall_us and record.error and record.layout == "flat"
+        else:
+            assert "needs a GPU" in record.failure
+    assert len(found) == 5 and {"mlp", "mlp_backward"} <= set(found["escalade"].config["pytorch"])
 
 
-def test_steps_learn_and_start_again() -> None:
-    model, x = SPECTRAL.model(), SPECTRAL.inputs(16)
-    trainer = torch_training.Trainer(model, Task(model, x, "fp32"), spectral._loss)
-    trainer()
-    first = [gradient.clone() for gradient in trainer.gradients()]
-    for _ in range(20):
-        trainer()
-    assert not torch.equal(trainer.gradients()[0], first[0])
-    trainer.restart()
-    trainer()
-    torch.testing.assert_close(trainer.gradients(), first)
-
-
-def test_the_time_is_the_graph_s_and_the_call_is_the_other_s() -> None:
-    log: list[str] = []
-    y = torch.ones(1)
-    replay = Replay(lambda: log.append("fill"), lambda: log.append("run"), (y,), (y,))
-
-    def peer(name: str, replay: Replay | None = None) -> NetworkPeer:
-        return NetworkPeer(
-            "net", "flat", lambda: log.append(f"call {name}"), lambda _: (y,), lambda: None, replay,
-            lambda: log.append(f"restart {name}"),
-        )  # fmt: skip
-
-    both = torch_training._both(peer("graph", replay), peer("called"))
-    both.call()
-    both.restart()
-    assert both.replay is replay and log == ["call called", "restart graph", "restart called"]
-
-
-def test_the_rate_is_divided_by_the_rows() -> None:
-    """The loss is a sum over them: a step is as long for many rows as for few of the same."""
-    model, x = SPECTRAL.model(), SPECTRAL.inputs(3)
-    moved = []
-    for rows in (x, x.repeat(4, 1)):
-        trainer = torch_training.Trainer(model, Task(model, rows, "fp32"), spectral._loss)
-        before = [parameter.detach().clone() for parameter in trainer._model.parameters()]
-        trainer()
-        moved.append(
-            [new.detach() - old for new, old in zip(trainer._model.parameters(), before, strict=True)]
-        )
-    torch.testing.assert_close(moved[0], moved[1], rtol=1e-2, atol=1e-7)
+def test_steps_are_planned_for_all_batches_and_fit_a_gpu() -> None:
+    """A step at the largest batch keeps x, its target, the result and its gradient, and little else."""
+    part = SPECTRAL.parts["training-step"]
+    assert {32, 64, 128, 256, 512, 2**20} <= set(part.batches)
+    assert set(part.batches) <= set(SPECTRAL.batches)
+    model, batch = spectral.fused(SPECTRAL.model().train()), 512
+    x = SPECTRAL.inputs(batch)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-2, momentum=0.9)
+    for dtype, itemsize in (("fp32", 4), ("fp16", 2)):
+        plan = training_step(model, F.mse_loss, optimizer, (x, x), dtype=dtype, device="twin").plan
+        grows = plan.arena_bytes - (16 << 20)  # what the blocks of the backward kernel sum up does not grow
+        assert grows <= 2 * itemsize * x.numel()

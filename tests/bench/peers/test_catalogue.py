@@ -19,7 +19,7 @@ from escalade.report.peer_pages import block
 
 def test_whoever_is_made_is_described() -> None:
     fused = Conv2dProblem.parse("8to8_9_k3s1_b1_bias+relu", "fp16", "nhwc")
-    made = {*registry.LAYERS, *registry.NETWORKS, *registry.trainers(lambda model, x: x)}
+    made = {*registry.LAYERS, *registry.NETWORKS}
     made |= {name for workload in WORKLOADS.values() for name in workload.peers}
     for operation in OPERATIONS.values():
         problem = fused if operation.name == "conv2d" else operation.problems[0]
