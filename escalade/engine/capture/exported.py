@@ -97,7 +97,7 @@ class Reader(FxReader):
             for node, value in self._values.items()
             if node.name in targets and value != node.name
         }
-        settle(graph, self._written)
+        settle(graph, self._written, self._original)
         graph.arguments = self._given.structure
         graph.parameters = self._called.parameters
         if self._symbol is not None:

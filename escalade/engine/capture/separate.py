@@ -49,6 +49,8 @@ class Original:
         self._outside = outside or {}
         self._tensors: dict[tuple[Any, ...], torch.Tensor] = {}
         self._storages = {tensor.untyped_storage().data_ptr() for tensor in ours if _has_address(tensor)}
+        self._bytes: dict[int, tuple[torch.device, int, int]] = {}
+        """Device, first and last byte of the caller's tensor, by the storage of its copy."""
         self._alive: list[Any] = []
 
     def copied(self, made: Made = lambda tensor: tensor, *, evaluates: bool = True) -> nn.Module:
@@ -75,6 +77,21 @@ class Original:
     def owns(self, tensor: torch.Tensor) -> bool:
         """Whether its memory is that of the copies, and of nobody else."""
         return _has_address(tensor) and tensor.untyped_storage().data_ptr() in self._storages
+
+    def overlap(self, one: torch.Tensor, other: torch.Tensor) -> bool:
+        """Return True if the caller's tensors that these two are copies of may have bytes in common.
+
+        Copies have not: a view of a parameter is another tensor in a copy of the model.
+        """
+        storages = [tensor.untyped_storage().data_ptr() for tensor in (one, other)]
+        if storages[0] == storages[1]:
+            return True
+        if not self._bytes.keys() >= {*storages}:
+            return False
+        (device, first, last), (other_device, other_first, other_last) = (
+            self._bytes[storage] for storage in storages
+        )
+        return device == other_device and first <= other_last and other_first <= last
 
     def _tensor(self, tensor: torch.Tensor) -> torch.Tensor:
         """A new tensor object over the copy that is made of these numbers once."""
@@ -108,7 +125,9 @@ class Original:
             self._alive.append(tensor)  # as long as it lives, no other has its identity or its memory
             made = self._tensors[key] = tensor.detach() if self.owns(tensor) else _cloned(tensor)
             if _has_address(made):
-                self._storages.add(made.untyped_storage().data_ptr())
+                storage = made.untyped_storage().data_ptr()
+                self._storages.add(storage)
+                self._bytes[storage] = (tensor.device, *_bytes_of(tensor))
         return self._tensors[key]
 
 
@@ -348,6 +367,13 @@ def _has_address(tensor: torch.Tensor) -> bool:
         and tensor.device.type != "meta"
         and type(tensor).__torch_dispatch__ is torch._C._disabled_torch_dispatch_impl
     )
+
+
+def _bytes_of(tensor: torch.Tensor) -> tuple[int, int]:
+    """Return the addresses of the first and the last byte of a tensor."""
+    first = tensor.data_ptr()
+    steps = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return first, first + (steps + 1) * tensor.itemsize - 1
 
 
 _HEAP = 1 << 9

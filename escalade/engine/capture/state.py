@@ -8,12 +8,13 @@ from dataclasses import replace
 import torch
 
 from escalade.engine.capture.reader import CaptureError
+from escalade.engine.capture.separate import Original
 from escalade.engine.graph.graph import Graph
 from escalade.engine.nodes import operator_of
 from escalade.engine.nodes.evaluate import compute
 
 
-def settle(graph: Graph, written: Mapping[str, str]) -> None:
+def settle(graph: Graph, written: Mapping[str, str], original: Original) -> None:
     """Takes note of what the model writes to its own tensors, by the names of the constants that these are; refuses it
     where the results of the next call would be others for it.
 
@@ -26,14 +27,19 @@ def settle(graph: Graph, written: Mapping[str, str]) -> None:
     while further := (written.keys() & _origins(graph, [written[name] for name in before])) - before:
         before |= further
     shown = {name: graph.called.get(name, name) for name in written}
+    constants = graph.constants
+    read = constants.keys() & _origins(graph, [*graph.outputs, *(written[name] for name in before)])
+    for name in written:  # a view of it is a constant of its own, which the graph does not write to
+        if any(original.overlap(constants[name], constants[other]) for other in read - {name}):
+            raise CaptureError(changed_state(shown[name]))
     if before:
         once = _computed(graph, {name: written[name] for name in before}, {})
         again = _computed(graph, {name: written[name] for name in before}, once or {})
         moved = [
             name for name in before if once is None or again is None or not _same(once[name], again[name])
         ]
-        if moved or _shared(graph, before):
-            raise CaptureError(changed_state(shown[min(moved or before)]))
+        if moved:
+            raise CaptureError(changed_state(shown[min(moved)]))
     graph.notes.append(
         f"the model writes to its own {', '.join(map(str, shown.values()))} when it runs; the engine's results are the "
         "same, and it leaves them as they are"
@@ -80,9 +86,3 @@ def _computed(
 
 def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
     return one.dtype is other.dtype and torch.equal(one, other)
-
-
-def _shared(graph: Graph, names: set[str]) -> bool:
-    """Whether other constants lie in the memory of these, and would be written to with them."""
-    places = [tensor.untyped_storage().data_ptr() for tensor in graph.constants.values()]
-    return any(places.count(graph.constants[name].untyped_storage().data_ptr()) > 1 for name in names)

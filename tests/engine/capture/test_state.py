@@ -72,9 +72,24 @@ def _fill_anew(model: Writes, x: torch.Tensor) -> None:
     model.count = x.abs().amax()  # type: ignore[assignment]
 
 
+class WritesView(nn.Module):
+    """Writes to a tensor, and reads another one that has some of its bytes."""
+
+    def __init__(self, part: slice, reads_whole: bool) -> None:
+        super().__init__()
+        self.whole = nn.Buffer(torch.tensor([1.0, 0.0, 2.0]))
+        self.part = nn.Buffer(self.whole[part])
+        self.reads_whole = reads_whole
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.whole.clamp_(0, 1)  # a second time it changes nothing
+        return x * self.part.sum() * (self.whole if self.reads_whole else 1)
+
+
 @pytest.mark.parametrize(
     "model",
     [
+        *(WritesView(part, reads) for part in (slice(3), slice(1, 3)) for reads in (False, True)),
         Counts(False),
         Counts(True),
         TrainsAlways(),
