@@ -46,7 +46,7 @@ def _unrepeated(graph: Graph, name: str) -> str | None:
     before = graph.shape_of(given)
     behind = node.shape[len(node.shape) - len(before) :]
     alike = all(size in (1, larger) for size, larger in zip(before, behind, strict=True))
-    return given if alike and graph.dtype_of(given) is graph.dtype_of(name) else None
+    return given if alike else None
 
 
 def join_recognised(graph: Graph) -> None:

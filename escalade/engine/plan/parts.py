@@ -111,7 +111,6 @@ class _Arranging:
         """What copies those of its members that cannot be written where they belong."""
         self._copies: set[str] = set()
         """Copies of members in their places."""
-        self._given = {given.name for given in graph.inputs}
 
     def place(self, name: str) -> Place:
         """Where a value lies: in its own buffer if it is in no other."""
@@ -192,7 +191,7 @@ class _Arranging:
                 end += 1
             if inside and inside.dimension == dimension:
                 whole = self.forms[inside.whole].shape[dimension]
-                if reached == whole and inside.whole not in self._given:
+                if reached == whole:
                     found.append(inside.whole)
                     at = end
                     continue

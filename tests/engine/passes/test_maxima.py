@@ -46,9 +46,10 @@ def test_an_engine_takes_a_pool_where_nothing_else_reads_what_it_is_of() -> None
         lambda y: F.max_pool2d(F.relu(y), 3, 2),
         lambda y: F.max_pool2d(F.relu(y), 2, ceil_mode=True),
         lambda y: F.max_pool2d(F.relu(y), 3),
-        lambda y: (F.max_pool2d(F.relu(y), 2), F.relu(y)),
+        lambda y: (lambda z: (F.max_pool2d(z, 2), z))(F.relu(y)),
+        lambda y: (lambda z: (F.max_pool2d(z, 2), z.mean((2, 3))))(F.relu(y)),
     ],
-    ids=["overlapping", "over the edge", "of three", "read twice"],
+    ids=["overlapping", "over the edge", "of three", "returned too", "read twice"],
 )
 def test_other_pools_stay(behind: Callable[[torch.Tensor], torch.Tensor]) -> None:
     x = torch.rand(4, 3, 17, 16)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from torch import nn
 
 from escalade.engine.capture.export import capture
 from escalade.engine.engine import Engine
+from escalade.engine.passes.casts import drop_rounding
 from escalade.engine.passes.pointwise import join_neighbours, join_recognised, read_unrepeated
 from escalade.engine.plan.kernel_program import KernelProgram
 from tests.engine.graphs import after, ops
@@ -44,6 +46,7 @@ def test_what_is_written_in_several_calls_is_one_node(run: Callable[..., Any], j
     [
         (lambda p, x: (lambda y: (y.exp(), y.cos()))(x * 2), ["exp(x * 2)", "cos(x * 2)"]),  # computed twice
         (lambda p, x: (lambda y: (y.exp(), y.mean()))(x * 2), ["x * 2", "exp(x)"]),  # the mean needs it
+        (lambda p, x: (lambda y: (y, y.exp()))(x * 2), ["x * 2", "exp(x)"]),  # the caller needs it
         (lambda p, x: x * x.mean((2, 3), keepdim=True).sigmoid(), ["x * sigmoid(a)"]),
         (lambda p, x: (x.sin() * 2).relu() + x.cos(), ["relu(sin(x) * 2) + cos(x)"]),
         (lambda p, x: F.gelu(x + x.flip(1)) * 2, ["gelu(x + a) * 2"]),
@@ -71,6 +74,15 @@ def test_what_is_repeated_for_a_node_is_read_as_it_was(
     graph = after(run, read_unrepeated)
     assert [node.attributes["expression"] for node in graph if node.op == "pointwise"] == joined
     assert sum("expand" in str(node) or "repeat" in str(node) for node in graph if node.op == "aten") == left
+
+
+def test_what_is_repeated_may_have_been_rounded_before() -> None:
+    """The plan rounds all of its values, and drops the cast."""
+
+    def run(p: Any, x: torch.Tensor) -> torch.Tensor:
+        return x * x.mean((2, 3), True).sign().half().expand_as(x)
+
+    assert "aten" not in ops(after(run, partial(drop_rounding, dtype="fp16"), read_unrepeated))
 
 
 def test_a_node_takes_no_more_than_eight_values() -> None:

@@ -15,6 +15,7 @@ from escalade.engine.graph.forms import InputFormat
 from escalade.engine.passes import for_batch, optimise
 from escalade.engine.plan.plan import Plan
 from escalade.engine.plan.planner import make_plan
+from tests.engine.plan.simulation import check_execution
 from tests.engine.plan.test_plan import check_memory
 
 BATCH = 2
@@ -178,6 +179,42 @@ def test_a_value_of_which_all_pieces_are_joined_is_not_cut() -> None:
         return torch.cat([*F.max_pool2d(x, 2).chunk(2, 1), F.max_pool2d(x, 3, 2, 1)], 1)
 
     assert not copies(planned(Model(pieces), (16, 8, 8)))
+
+
+def test_an_input_of_which_all_pieces_are_joined_is_copied_once() -> None:
+    def twice(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        first = [*x.chunk(2, -1), torch.softmax(x, -1)]
+        return torch.softmax(torch.cat(first, -1), -1), torch.cat([*first, x.sin()], -1)
+
+    x = torch.randn(BATCH, 16)
+    plan = planned(Model(twice), (16,))
+    assert [name for name in copies(plan) if plan.graph.nodes[name].inputs["x0"] == "x"] == ["x_part"]
+    torch.testing.assert_close(check_execution(plan, x), list(twice(x)))
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "fp16"])
+def test_kernels_keep_their_wide_accesses_where_parts_begin_between_them(dtype: str) -> None:
+    def odd(x: torch.Tensor) -> torch.Tensor:
+        parts = (F.max_pool2d(part, 3, 1, 1) for part in (x[:, :2], x[:, 8:], x[:, :6]))
+        return F.max_pool2d(torch.cat([*parts], 1), 2)
+
+    assert not planned(Model(odd), (16, 4, 4), dtype).fallbacks
+
+
+def test_parts_of_a_part_lie_where_that_does() -> None:
+    """Behind the first member of the whole, and with a member whose pixels are in another order."""
+
+    def behind(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        first, last = F.max_pool2d(x, 3, 1, 1), F.max_pool2d(x, 5, 1, 2)
+        return torch.softmax(torch.cat([first, last], 1), 1), torch.cat([F.relu(x), first, last], 1)
+
+    def single(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        row, pixels = torch.softmax(x.mean(1, True), -1), F.max_pool2d(x, 3, 1, 1)
+        return torch.cat([row, pixels], 1).sin(), torch.cat([F.max_pool2d(x, 1) + 1, row, pixels], 1)
+
+    x = torch.randn(BATCH, 16, 4, 4)
+    for model in (behind, single):
+        torch.testing.assert_close(check_execution(planned(Model(model), (16, 4, 4)), x), list(model(x)))
 
 
 def test_what_parts_are_taken_of_may_be_seen_differently_itself() -> None:
