@@ -12,13 +12,13 @@ def _of(file: str, name: str, old: str, new: str, operation: str = "") -> Mutant
     operation = operation or file.split("/")[0]
     return Mutant(
         f"kernels/{name}", f"escalade/kernels/{file}", old, new, (f"tests/ops/{operation}", LADDERS),
-        f"(test_ladders and {operation} and right) or test_{operation}",
+        f"(test_ladders and {operation} and (right or merge)) or test_{operation}",
     )  # fmt: skip
 
 
 def _direct(name: str, old: str, new: str) -> Mutant:
     tests = ("tests/ops/conv2d/rungs/test_direct.py", LADDERS)
-    chosen = "test_direct or (right and conv2d-direct)"
+    chosen = "test_direct or (right and conv2d-direct) or (foot and conv2d)"
     return Mutant(f"kernels/{name}", "escalade/kernels/conv2d/direct.cu", old, new, tests, chosen)
 
 
@@ -54,4 +54,70 @@ MUTANTS: tuple[Mutant, ...] = (
         "source(first + j - top, shape.width)",
     ),
     _of("convert/rows.cu", "rows-of-the-wrong-pitch", "y + row * y_pitch", "y + row * x_pitch"),
+    _of(
+        "common/columns.cuh",
+        "columns-without-the-first-barrier",
+        "        __syncthreads();  // the last round's have been read\n",
+        "",
+        "softmax",
+    ),
+    _of(
+        "common/row.cuh",
+        "rows-without-the-second-barrier",
+        "parts[threadIdx.x / 32] = value;\n        __syncthreads();\n",
+        "parts[threadIdx.x / 32] = value;\n",
+        "softmax",
+    ),
+    _of(
+        "layer_norm/in_registers.cu",
+        "layer-norm-counts-what-is-not-there",
+        "squares += i * ROW_THREADS + thread < packs ? difference * difference : 0.f;",
+        "squares += difference * difference;",
+    ),
+    _of(
+        "layer_norm/in_registers.cu",
+        "layer-norm-without-epsilon",
+        "rsqrtf(sum_of_row(squares) / features + epsilon)",
+        "rsqrtf(sum_of_row(squares) / features)",
+    ),
+    _of(
+        "reduce/columns.cu",
+        "reduce-loses-a-row-of-odd-heights",
+        "while (half * 2 < height) half *= 2;",
+        "while (half * 4 < height) half *= 2;",
+    ),
+    _of(
+        "reduce/reductions_merge.cu",
+        "reduce-merges-other-results",
+        "partial[split * results + result]",
+        "partial[split + result]",
+    ),
+    _of(
+        "max_pool2d/shared_tile.cu",
+        "max-pool-without-a-barrier",
+        "        tile[at] = image[row * shape.width + column];\n    }\n    __syncthreads();\n",
+        "        tile[at] = image[row * shape.width + column];\n    }\n",
+    ),
+    _of(
+        "max_pool2d/row_packs.cu",
+        "max-pool-rows-beyond-the-image",
+        "        if (top + r < 0 || top + r >= shape.height) continue;\n        Stretch seen;",
+        "        if (top + r < 0 || top + r > shape.height) continue;\n        Stretch seen;",
+    ),
+    _direct(
+        "convolution-swaps-rows-and-columns-of-strides",
+        "output_column * shape.stride_w",
+        "output_column * shape.stride_h",
+    ),
+    _direct("convolution-swaps-rows-and-columns-of-dilation", "s * shape.dilation_w", "s * shape.dilation_h"),
+    _direct(
+        "convolution-pads-columns-as-rows",
+        "output_column * shape.stride_w - shape.pad_w",
+        "output_column * shape.stride_w - shape.pad_h",
+    ),
+    _direct(
+        "convolution-reads-the-first-groups-channels",
+        "const int channel = first_channel + c;",
+        "const int channel = c;",
+    ),
 )

@@ -177,4 +177,25 @@ MUTANTS: tuple[Mutant, ...] = (
         "test_pointwise.py",
         "test_passes.py",
     ),
+    _of(
+        "pointwise",
+        "a-result-is-joined",
+        "if producer is None or name in graph.outputs or",
+        "if producer is None or",
+        "test_pointwise.py",
+    ),
+    _of(
+        "pointwise",
+        "what-was-rounded-stays-repeated",
+        "return given if alike else None",
+        "return given if alike and graph.dtype_of(given) is graph.dtype_of(name) else None",
+        "test_pointwise.py",
+    ),
+    _of(
+        "maxima",
+        "maxima-of-what-others-read",
+        "if layer.name in graph.outputs or {one.name for one in readers_of(layer, graph)} - own:",
+        "if False:",
+        "test_maxima.py",
+    ),
 )

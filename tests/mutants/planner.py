@@ -226,4 +226,27 @@ MUTANTS: tuple[Mutant, ...] = (
         "del fresh",
         ("tests/engine/plan/test_program.py", "tests/engine/test_calls.py"),
     ),
+    _parts(
+        "parts-of-other-layouts-in-place",
+        "(self.forms[name].dtype, self.forms[name].layout) == (form.dtype, form.layout)",
+        "self.forms[name].dtype == form.dtype",
+    ),
+    _parts("a-run-begins-at-the-first-member", "for name in members[:start])", "for name in members[:0])"),
+    _parts(
+        "unaligned-places-for-wide-accesses",
+        "if any(number * size % VECTOR_BYTES for number in (place.first, place.pitch)):",
+        "if False:",
+    ),
+    _parts(
+        "pieces-of-an-input-are-copied-one-by-one",
+        "if reached == whole:",
+        "if reached == whole and inside.whole in self.graph.nodes:",
+    ),
+    Mutant(
+        "planner/negated-inputs-are-read-as-they-are",
+        PLAN + "caller.py",
+        "or not self._is_packed(tensor) or WORDS.is_negative(tensor):",
+        "or not self._is_packed(tensor):",
+        (TESTS + "test_program.py",),
+    ),
 )

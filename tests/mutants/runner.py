@@ -85,7 +85,9 @@ class Scratch:
                 (self.tree / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(root / name, self.tree / name)
         if cache.is_dir():
-            shutil.copytree(cache, self._cache, copy_function=_link_or_copy)
+            # Entries that another process is making right now come and go.
+            unfinished = shutil.ignore_patterns("making-*")
+            shutil.copytree(cache, self._cache, copy_function=_link_or_copy, ignore=unfinished)
         else:
             self._cache.mkdir(mode=0o700)
 

@@ -109,6 +109,66 @@ def test_every_config_is_right_and_its_accesses_in_order_and_in_bounds(
             Executable(recipe.after_packing, CPU, options=options, weights_ready=True).bind(tensors)()
 
 
+UNEVEN = {
+    "conv2d": (
+        "6to4_9x7_k3x2s2x1p1x2d1x3g2_b2", "8to8_9x7_k3x2s2x1p1x2d1x3_b1", "8to8_9x7_k3x2s2x1p1x2d1x3g8_b1",
+        "64to64_9x7_k3x2s2x1p1x2_b1",
+    ),
+    "conv2d_input_gradient": ("8to8_9x7_k3x2s2x1p1x2d1x3_b1",),
+    "conv2d_weight_gradient": ("8to8_9x7_k3x2s2x1p1x2d1x3_b1",),
+    "few_channels": ("3to8_9x7_k3x2p1x0_b2",),
+    "max_pool2d": ("8_9x7_k3x2s2x1p1x0d1x3_b1", "8_9x7_k3x2s2x1p1x0_b1"),
+    "max_pool2d_backward": ("8_9x7_k3x2s2x1p1x0d1x3_b1",),
+    "avg_pool2d": ("8_9x7_k3x2s2x1p1x0_b1",),
+    "avg_pool2d_backward": ("8_9x7_k3x2s2x1p1x0_b1",),
+}  # fmt: skip
+"""Problems whose rows and columns have nothing in common; a rung is tried on the first that it supports."""
+
+
+@pytest.mark.share(4)
+@pytest.mark.parametrize(
+    ("operation", "rung"),
+    [
+        (operation, rung)
+        for operation, rung in all_rungs()
+        if operation.name in UNEVEN and rung.below is not None
+    ],
+    ids=label,
+)
+def test_rows_are_told_from_columns(operation: Operation[Any], rung: Rung[Any], seed: int) -> None:
+    _check_uneven(operation, rung, seed)
+
+
+@pytest.mark.parametrize("name", UNEVEN)
+def test_the_foot_of_a_ladder_tells_rows_from_columns(name: str, seed: int) -> None:
+    operation = OPERATIONS[name]
+    _check_uneven(operation, next(rung for rung in operation.ladder if rung.below is None), seed)
+
+
+def _check_uneven(operation: Operation[Any], rung: Rung[Any], seed: int) -> None:
+    for offered in supported(operation, rung, map(operation.parse, UNEVEN[operation.name]))[:1]:
+        problem = offered[seed % len(offered)]
+        check(operation, rung, problem, rung.configs(problem)[0], CPU, seed)
+
+
+@pytest.mark.parametrize(
+    ("operation", "rung", "name"),
+    [
+        ("softmax", "columns", "67_b2_inner40"),
+        ("layer_norm", "columns", "67_b2_inner40_weight_bias"),
+        ("reduce", "columns", "sum_300x24_b2"),
+    ],
+)
+def test_warps_and_blocks_merge_what_they_have(operation: str, rung: str, name: str, seed: int) -> None:
+    """With checks: the smallest problems leave them nothing to merge."""
+    asked = OPERATIONS[operation]
+    tried = asked.ladder.rung(rung)
+    options = TwinOptions(order=Order(seed=seed, late=True), checks=True)
+    problem = asked.parse(name)
+    for config in tried.configs(problem):
+        check(asked, tried, problem, config, CPU, seed, options)
+
+
 # --- what a rung says
 
 

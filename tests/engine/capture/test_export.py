@@ -246,6 +246,9 @@ def test_what_holds_for_some_batches_is_claimed_of_no_others() -> None:
             engine(torch.randn(6, 3))
     graph = captured(lambda x: x * 2 if x.shape[0] == 1 else x + 1, torch.randn(2, 3))
     assert graph.batches == (2, None)  # what export never tries
+    one = torch.randn(1, 3)
+    odd = captured(lambda x: x * 2 if x.shape[0] % 2 else x, one)  # export tries it with two
+    torch.testing.assert_close(Engine(odd, "fp32", "cpu")(one), one * 2)
 
 
 def test_two_inputs_share_the_batch() -> None:
