@@ -108,6 +108,9 @@ def test_it_is_what_an_engine_for_that_size_computes() -> None:
     assert torch.equal(engine(x), expected)
     last = x.contiguous(memory_format=torch.channels_last)
     torch.testing.assert_close(engine(last), expected)
+    pixels = AnySize(Layers(lambda _, x: x.permute(0, 2, 3, 1).view(len(x), -1)), (last.float(),))
+    (given,) = pixels.graph_for([(2, 3, 8, 8)]).inputs  # in planes there is no such view
+    assert given.shape[1:] == (3, 8, 8)
 
 
 @torch.no_grad()

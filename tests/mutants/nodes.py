@@ -171,4 +171,25 @@ MUTANTS: tuple[Mutant, ...] = (
         'return empty(shape, self.dtype, "nchw", self.device)',
         ("tests/engine/test_sizes.py",),
     ),
+    Mutant(
+        "nodes/uneven-zeros-around",
+        NODES + "pad2d.py",
+        "top == bottom >= 0 and left == right >= 0",
+        "top == bottom >= 0",
+        ("tests/engine/passes/test_padding.py",),
+    ),
+    Mutant(
+        "nodes/pixels-and-padding-counted-alike",
+        NODES + "avg_pool2d.py",
+        'if a["ceil_mode"] or (a["padding"] != (0, 0) and not a["count_padding"]):',
+        'if a["ceil_mode"]:',
+        ("tests/engine/passes/test_padding.py",),
+    ),
+    Mutant(
+        "nodes/a-mean-with-padding-is-of-pixels",
+        NODES + "avg_pool2d.py",
+        'and (a["padding"] == (0, 0) or not a["count_padding"]) and',
+        "and",
+        ("tests/engine/passes/test_pools.py",),
+    ),
 )

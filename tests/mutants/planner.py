@@ -249,4 +249,32 @@ MUTANTS: tuple[Mutant, ...] = (
         "or not self._is_packed(tensor):",
         (TESTS + "test_program.py",),
     ),
+    Mutant(
+        "planner/side-results-begin-at-their-own-step",
+        PLAN + "lives.py",
+        "made |= {step.node.name: made[step.beside.node] for step in steps if step.beside is not None}",
+        "",
+        ("tests/engine/passes/test_maxima.py",),
+    ),
+    Mutant(
+        "planner/a-view-has-bytes-of-its-own",
+        PLAN + "lives.py",
+        "last[name], lives.pop(name, -1))",
+        "last[name])",
+        (PARTS,),
+    ),
+    Mutant(
+        "planner/results-of-pytorch-lie-apart",
+        PLAN + "lives.py",
+        "elsewhere = (in_pytorch - in_arena) | bound",
+        "elsewhere = in_pytorch | bound",
+        LIVES,
+    ),
+    Mutant(
+        "planner/kernels-behind-pytorch-write-outside",
+        PLAN + "lives.py",
+        "if step.in_pytorch or not values.apart.keys().isdisjoint(step.node.inputs.values())",
+        "if step.in_pytorch",
+        (RANDOM, TESTS + "test_plan.py", TESTS + "test_program.py", "tests/engine/test_calls.py"),
+    ),
 )

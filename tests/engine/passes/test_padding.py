@@ -33,7 +33,12 @@ class Model(nn.Module):
         (Model((1, 1), 0.0, POOL), False),
         (Model((2, 2, 0, 0), 0.0, POOL), True),  # more than half a window
         (Model((0, 1, 0, 1), 0.0, CONV), True),
+        (Model((0, 1, 1, 1), 0.0, CONV), True),
         (Model((1, 1, 1, 1), 1.0, CONV), True),
+        (
+            Model((1, 1, 1, 1), 0.0, nn.AvgPool2d(5, 2, 1, count_include_pad=False)),
+            True,
+        ),  # of zeros, not of padding
         (Model((1, 1, 1, 1), 0.0, CONV, nn.MaxPool2d(3)), True),
         (Model((1, 1, 1, 1), 0.0, CONV, nn.Identity()), True),  # a result itself
         (Model((1, 1, 2, 2), 0.0, CONV), False),  # other rows than columns

@@ -345,6 +345,8 @@ def test_flattened_pixels_keep_their_order() -> None:
     )
     assert "order" not in node_of(graph, "reshape").attributes  # the model returns it: PyTorch's order
     assert ops(graph) == ["convert", "conv2d", "convert", "reshape", "linear"]
+    graph = after(lambda p, x: p.fc(p.first(x).softmax(-1).flatten(1)), reorder_flattened)
+    assert "order" not in node_of(graph, "reshape").attributes  # planes are in PyTorch's order already
 
 
 def test_values_are_converted_where_their_order_shows() -> None:

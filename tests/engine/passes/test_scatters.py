@@ -33,6 +33,11 @@ def inside_and_beside(x: torch.Tensor) -> torch.Tensor:
     return x[:, 3:5] * x[:, 6:]
 
 
+def across_its_ends(x: torch.Tensor) -> torch.Tensor:
+    x[:, 2:6] = x[:, 4:].cos()
+    return x[:, 1:3] * x[:, 5:7]
+
+
 def over_everything(x: torch.Tensor) -> torch.Tensor:
     x[:, :, :] = x.cos()
     return x.exp()
@@ -50,7 +55,14 @@ def at_an_end(x: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize(
     ("function", "joined"),
-    [(over_a_view, 0), (inside_and_beside, 0), (over_everything, 0), (in_the_middle, 1), (at_an_end, 1)],
+    [
+        (over_a_view, 0),
+        (inside_and_beside, 0),
+        (across_its_ends, 1),
+        (over_everything, 0),
+        (in_the_middle, 1),
+        (at_an_end, 1),
+    ],
 )
 def test_what_is_written_is_read_where_it_comes_from(
     function: Callable[[torch.Tensor], torch.Tensor], joined: int

@@ -222,6 +222,7 @@ def test_what_parts_are_taken_of_may_be_seen_differently_itself() -> None:
     plan = planned(Model(lambda x: torch.softmax(x, -1).flatten(1)[:, :8].relu()), (4, 4))
     (flat,) = (step.node for step in plan.steps if step.node.op == "reshape")
     assert plan.places[flat.name] == plan.places[flat.inputs["x"]]
+    assert flat.name not in {one.name for one in plan.lifetimes}, "it has no bytes of its own"
 
 
 def test_functions_of_elements_read_parts_where_they_are() -> None:
