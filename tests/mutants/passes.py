@@ -233,4 +233,11 @@ MUTANTS: tuple[Mutant, ...] = (
         'if lies.get(node.inputs["x"]) != "nhwc":',
         "if False:",
     ),
+    _of(
+        "siblings",
+        "siblings-with-and-without-a-bias",
+        "            tuple(node.inputs),\n",
+        "",
+        "test_siblings.py",
+    ),
 )

@@ -16,14 +16,16 @@ from tests.engine.graphs import evaluate
 
 
 class Inception(nn.Module):
-    """A 1×1 that is a part of the result, and two in front of larger filters, the second with other activations if
-    `apart`, or of `another` image."""
+    """A 1×1 that is a part of the result, and two in front of larger filters, the first with a `bias` or without, the
+    second with other activations if `apart`, or of `another` image."""
 
-    def __init__(self, apart: bool = False, filters: int = 8, another: bool = False) -> None:
+    def __init__(
+        self, apart: bool = False, filters: int = 8, another: bool = False, bias: bool = True
+    ) -> None:
         super().__init__()
         self.stem = nn.Conv2d(8, 16, 3, padding=1)
         self.own = nn.Conv2d(16, 16, 1)
-        self.first, self.second = nn.Conv2d(16, filters, 1), nn.Conv2d(16, 24, 1)
+        self.first, self.second = nn.Conv2d(16, filters, 1, bias=bias), nn.Conv2d(16, 24, 1)
         self.third = nn.Conv2d(filters, 16, 3, padding=1)
         self.fifth = nn.Conv2d(24, 32, 5, padding=2)
         self.apart, self.another = apart, another
@@ -57,8 +59,8 @@ def test_siblings_in_front_of_other_layers_are_one_layer() -> None:
 
 @pytest.mark.parametrize(
     "model",
-    [Inception(apart=True), Inception(filters=9), Inception(another=True)],
-    ids=["other activations", "parts that are not aligned", "of other images"],
+    [Inception(apart=True), Inception(filters=9), Inception(another=True), Inception(bias=False)],
+    ids=["other activations", "parts that are not aligned", "of other images", "one without a bias"],
 )
 def test_others_stay(model: nn.Module) -> None:
     assert not joined(made(model))
