@@ -249,3 +249,14 @@ def test_torchvision_gives_what_pillow_gives(place: str, files: list[pathlib.Pat
     assert found == names and also_refused == refused
     off = (same - images).abs().float().mean((1, 2, 3))
     assert off.max() <= (1 if device == CPU else MEAN_OFF), dict(zip(names, off.tolist(), strict=True))
+
+
+@pytest.mark.parametrize("transform", [0, 1, 2])
+def test_colors_other_than_ycbcr_are_left_to_pillow(transform: int) -> None:
+    written = io.BytesIO()
+    Image.new("RGB", (3, 2)).save(written, "JPEG")
+    plain = written.getvalue()
+    adobe = b"\xff\xee\x00\x0eAdobe" + bytes([0, 100, 0, 0, 0, 0, transform])
+    assert jpeg._size(memoryview(plain)) == (3, 2)
+    found = jpeg._size(memoryview(plain[:2] + adobe + plain[2:]))
+    assert found == ((3, 2) if transform == 1 else None)

@@ -20,7 +20,8 @@ from torch._dynamo.backends import registry
 from escalade import discovery
 from escalade.engine import backend
 from escalade.engine.engine import Engine
-from escalade.engine.training.parts import compile_for_training
+from escalade.engine.training import parts
+from escalade.engine.training.parts import PlannedPart, compile_for_training
 from escalade.errors import UnsupportedError
 from tests.engine.untouched import untouched
 
@@ -302,3 +303,13 @@ def test_unknown_options_are_refused(model: nn.Module) -> None:
         backend.escalade_backend(graph, [torch.randn(2)], options={"dtype": "fp4"})
     with pytest.raises(UnsupportedError, match="frozen='yes': backend escalade takes True or False"):
         backend.escalade_backend(graph, [torch.randn(2)], options={"frozen": "yes"})
+
+
+def test_the_plan_of_a_part_not_used_for_longest_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parts, "MOST_PLANS", 2)
+    planned = []
+    monkeypatch.setattr(PlannedPart, "_planned", lambda part, given, _: planned.append(len(given[0])))
+    part = PlannedPart(torch.fx.symbolic_trace(nn.Identity()), "fp32", print, on_twin=True)
+    for size in (1, 2, 2, 1, 3, 1, 2):
+        assert part(torch.zeros(size)).shape == (size,)
+    assert planned == [1, 2, 3, 2]

@@ -142,6 +142,7 @@ def test_missing_gradients_are_said_once(device: str, caplog: pytest.LogCaptureF
                 engine(x)
         assert not said()
         assert not engine(x).requires_grad
+        assert len(said()) == 1
         engine(x)
         engine(torch.randn(3, 12, requires_grad=True))
     assert said() == [

@@ -201,6 +201,8 @@ def test_plans_that_cannot_be_are_sentences() -> None:
             Engine(graph, "fp32", "cpu", **asked).prepare([(x,), (x[:1],)])
     with pytest.raises(UnsupportedError, match="this plan needs 0.0 MiB .* may have 0.0; take a smaller"):
         Engine(graph, "fp32", "cpu", memory=9)(x)
+    with pytest.raises(UnsupportedError, match="this plan needs"):
+        Engine(graph, "fp32", "cpu", memory=enough, buffers=2)(x)
     with pytest.raises(
         UnsupportedError, match=r"sizes has 8; each is a pair of rows and columns, as \(224, 224\)"
     ):

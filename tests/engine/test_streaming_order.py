@@ -120,6 +120,42 @@ def test_submitted_calls_follow_what_their_callers_stream_was_given(
     assert len(tasks) == 1
 
 
+def test_calls_submitted_while_others_run_need_no_thread_of_their_own(
+    gpu: Gpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(submitted, "flatten", lambda result: ([result], None))
+    tasks: list[Any] = []
+    calls, threads = buffered(gpu, 2), submitted.Submitted(2)
+    threads._pool = SimpleNamespace(submit=lambda *task: tasks.append(task))  # type: ignore[assignment]
+    call = partial(calls.call, [Box(gpu, 3.0)])  # type: ignore[list-item]
+    again: list[submitted.Pending] = []
+
+    def submit() -> submitted.Pending:
+        return threads.submit(lambda: call()[0], CUDA, is_ready=True)
+
+    submit().add_done_callback(lambda _: again.append(submit()))
+    function, *arguments = tasks.pop()
+    function(*arguments)
+    assert not tasks and again[0].result(timeout=0).value == 6.0
+
+
+def test_buffers_for_which_there_is_no_memory_are_tried_once(gpu: Gpu) -> None:
+    tried = []
+
+    class Scarce(Doubling):
+        def another(self) -> Doubling:
+            tried.append(self)
+            raise torch.OutOfMemoryError("no memory")
+
+    calls, streams = BufferedCalls(Scarce(gpu), (torch.float32,), 3), [gpu.stream() for _ in range(3)]  # type: ignore[arg-type]
+    results = []
+    for number in range(6):
+        with gpu.on(streams[number % 3]):
+            results += calls.call([Box(gpu, float(number))])  # type: ignore[list-item]
+    gpu.synchronize()
+    assert len(tried) == 1 and values(results) == [2.0 * number for number in range(6)]
+
+
 @pytest.mark.parametrize("then", [None, lambda results: [Box(results[0].gpu).copy_(results[0])]])
 @pytest.mark.parametrize("place", ["cpu", "cuda"])
 def test_a_slot_waits_for_each_of_its_streams(

@@ -278,4 +278,11 @@ MUTANTS: tuple[Mutant, ...] = (
         "values[: parameter.numel()]",
         (f"{_MODELS[0]}::test_flat_files_fill_parameters_in_order",),
     ),
+    Mutant(
+        "apps/adobe-colors-are-usual",
+        "escalade/classify/jpeg.py",
+        'body[11:12] != b"\\x01"',
+        'body[11:12] == b"\\x00"',
+        ("tests/classify/test_decoders.py::test_colors_other_than_ycbcr_are_left_to_pillow",),
+    ),
 )

@@ -478,4 +478,48 @@ MUTANTS: tuple[Mutant, ...] = (
         "        if",
         ("tests/ops/calling/test_calls.py::test_parameters_are_cast_once_a_step_and_all_together",),
     ),
+    _of(
+        "escalade/engine/submitted.py",
+        "a-served-queue-is-forgotten",
+        "            if is_idle:\n                self._is_served = False\n",
+        "            self._is_served = False\n",
+        (
+            "tests/engine/test_streaming_order.py::test_calls_submitted_while_others_run_need_no_thread_of_their_own",
+        ),
+    ),
+    _of(
+        "escalade/engine/calls.py",
+        "buffers-are-tried-for-ever",
+        "            self._most = len(self._sets)\n",
+        "",
+        ("tests/engine/test_streaming_order.py::test_buffers_for_which_there_is_no_memory_are_tried_once",),
+    ),
+    _of(
+        "escalade/engine/streaming.py",
+        "the-producers-stream-goes-on",
+        "            producer.wait_event(self._arrived)\n",
+        "            pass\n",
+        ("tests/engine/test_streaming_order.py::test_a_slot_waits_for_each_of_its_streams",),
+    ),
+    _of(
+        "escalade/engine/calls.py",
+        "a-stream-takes-anothers-set",
+        "            if last.stream == stream:\n",
+        "            if True:\n",
+        ("tests/engine/test_streaming_order.py::test_streams_keep_their_buffers_though_others_lie_idle",),
+    ),
+    _of(
+        "escalade/engine/engine.py",
+        "gradients-are-not-warned-of-again",
+        "if seen is not None and not x.requires_grad and",
+        "if seen is not None and",
+        ("tests/engine/test_modes.py::test_missing_gradients_are_said_once",),
+    ),
+    _of(
+        "escalade/engine/plans.py",
+        "memory-of-one-set-of-buffers",
+        "plan.arena_bytes * self._settings.buffers + plan.lasting_bytes",
+        "plan.arena_bytes + plan.lasting_bytes",
+        ("tests/engine/test_sizes.py::test_plans_that_cannot_be_are_sentences",),
+    ),
 )

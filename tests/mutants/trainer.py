@@ -318,4 +318,18 @@ MUTANTS: tuple[Mutant, ...] = (
         "return value",
         _TWO,
     ),
+    Mutant(
+        "trainer/divergence-is-logged",
+        "escalade/train/telling.py",
+        "if not math.isfinite(loss):",
+        "if math.isnan(loss):",
+        ("tests/train/test_trainer.py::test_a_loss_that_is_no_number_ends_it",),
+    ),
+    Mutant(
+        "trainer/idx-labels-of-another-count",
+        "escalade/train/data/idx.py",
+        "if len(pixels) != len(classes):",
+        "if len(pixels) < len(classes):",
+        ("tests/train/test_data.py::test_idx_files_are_read_packed_or_not",),
+    ),
 )

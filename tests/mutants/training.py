@@ -281,4 +281,25 @@ MUTANTS: tuple[Mutant, ...] = (
         '"-(" * maximize + _decayed(GRADIENT, weight_decay) + ")" * maximize\n    values',
         _SCALE,
     ),
+    Mutant(
+        "training/plans-of-parts-without-order",
+        "escalade/engine/training/parts.py",
+        "self._ready.pop(key) if key in self._ready",
+        "self._ready[key] if key in self._ready",
+        ("tests/engine/test_backend.py::test_the_plan_of_a_part_not_used_for_longest_goes_first",),
+    ),
+    Mutant(
+        "training/settings-of-modules-are-not-compared",
+        "escalade/engine/training/standing.py",
+        "            and all(_have_the_same_settings(now, kept) for now, kept in self._attributes)\n",
+        "",
+        ("tests/engine/training/test_changes.py",),
+    ),
+    Mutant(
+        "training/hooks-on-the-optimizer-later",
+        "escalade/engine/training/standing.py",
+        "            and len(hooks_of(self._optimizer)) == self._hooks\n",
+        "",
+        ("tests/engine/training/test_refusals.py",),
+    ),
 )

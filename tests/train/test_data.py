@@ -136,6 +136,7 @@ def test_idx_files_are_read_packed_or_not(tmp_path: pathlib.Path) -> None:
         (idx(labels), "with 1 dimensions"),
         (gzip.compress(idx(grey))[:-9], "cannot be read as an IDX file"),
         (idx(grey[:3]), "3 images and"),
+        (idx(np.concatenate((grey, grey[:1]))), "13 images and"),
     ):
         images.write_bytes(damaged)
         refused(tmp_path, "train-images-idx3-ubyte", said)

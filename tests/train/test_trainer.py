@@ -21,7 +21,7 @@ from escalade.train.parallel import Processes
 from escalade.train.runs import trainer
 from escalade.train.settings import Settings
 from escalade.train.steps import PlannedStep, SharedStep, Step, optimizer_of
-from escalade.train.telling import DivergedError, Progress
+from escalade.train.telling import DivergedError, Progress, Teller
 from escalade.train.trainer import Evaluation, Outcome, Trainer
 from tests.train.quick import NOISY, add_noisy, hasten
 
@@ -216,6 +216,11 @@ def test_it_ends_early_where_nothing_gets_better(tmp_path: pathlib.Path) -> None
 def test_a_loss_that_is_no_number_ends_it(tmp_path: pathlib.Path) -> None:
     with pytest.raises(DivergedError, match="the loss is (nan|inf) at step .* smaller --lr"):
         trained(tmp_path, lr=1e30, optimizer="sgd")
+    for loss in (math.nan, math.inf, -math.inf):
+        teller = Teller(torch.device("cpu"), 1, 1, (), lambda _: None)
+        teller.add(1, torch.tensor(loss), 0.1)
+        with pytest.raises(DivergedError, match=f"the loss is {loss} at step 1"):
+            teller.tell()
 
 
 def test_another_run_is_not_taken_for_the_same(tmp_path: pathlib.Path) -> None:

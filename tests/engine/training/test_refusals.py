@@ -127,3 +127,8 @@ def test_losses_scales_and_batches_that_no_step_takes() -> None:
         step(x, target)
     handle.remove()
     step(x, target)
+    handle = optimizer.register_step_pre_hook(lambda *_: None)
+    with pytest.raises(UnsupportedError, match="hooks around its steps"):
+        step(x, target)
+    handle.remove()
+    step(x, target)
