@@ -11,6 +11,7 @@ from escalade.ops.upsample2d_backward.problem import Upsample2dBackwardProblem
 from escalade.ops.upsample2d_backward.problems import PROBLEMS, SMALL_PROBLEMS
 from escalade.ops.upsample2d_backward.rungs.per_pixel import PER_PIXEL
 from escalade.ops.upsample2d_backward.rungs.rows import ROWS
+from escalade.ops.upsample2d_backward.rungs.shared_tile import SHARED_TILE
 from escalade.ops.upsample2d_backward.rungs.vectorised import VECTORISED
 
 
@@ -18,7 +19,7 @@ class Upsample2dBackward(Operation[Upsample2dBackwardProblem]):
     name = "upsample2d_backward"
     problem = Upsample2dBackwardProblem
     in_pytorch = reference
-    ladder = Ladder("upsample2d_backward", (PER_PIXEL, ROWS, VECTORISED))
+    ladder = Ladder("upsample2d_backward", (PER_PIXEL, SHARED_TILE, ROWS, VECTORISED))
     problems = PROBLEMS
     small_problems = SMALL_PROBLEMS
     dtypes = DTYPES

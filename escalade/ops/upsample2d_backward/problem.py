@@ -33,13 +33,20 @@ class Upsample2dBackwardProblem(GradientProblem[Upsample2dProblem]):
 
     @property
     def most_outputs(self) -> tuple[int, int]:
-        """Outputs down and along that are made of one pixel, at most: those with places in as many pixels as there are
-        taps, and one at either end by rounding unless no place is rounded."""
+        """Outputs down and along that are made of one pixel, at most."""
+        return self.most_outputs_of(1, 1)
+
+    def most_outputs_of(self, rows: int, columns: int) -> tuple[int, int]:
+        """Outputs down and along between the first and the last that are made of a tile of pixels, at most.
+
+        Their places are in as many pixels as the tile has, and one less than there are taps; rounding adds one at
+        either end, unless no place is rounded.
+        """
         f = self.forward
         more = 0 if self._exact and not f.corners else 2
         down, along = (
-            min(outputs, math.ceil(f.taps / step) + more) if step else outputs
-            for step, outputs in zip(f.steps, f.output, strict=True)
+            min(outputs, math.ceil((pixels - 1 + f.taps) / step) + more) if step else outputs
+            for pixels, step, outputs in zip((rows, columns), f.steps, f.output, strict=True)
         )
         return down, along
 

@@ -9,11 +9,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from escalade.device.run import TwinOptions
+from escalade.device.twin import Order
 from escalade.errors import UnsupportedError
-from escalade.ops import upsample2d, upsample2d_backward
+from escalade.ops import OPERATIONS, upsample2d, upsample2d_backward
 from escalade.ops.upsample2d.problem import MODES
 from escalade.ops.upsample2d_backward import Upsample2dBackwardProblem
 from escalade.ops.upsample2d_backward.reference import weights
+from escalade.ops.upsample2d_backward.rungs.shared_tile import TileConfig
+from tests.support import check
 
 
 @pytest.mark.parametrize("size", range(1, 8))
@@ -32,6 +36,15 @@ def test_no_pixel_has_more_outputs_than_the_code_looks_at(size: int, outputs: in
                 assert int(of_pixel.max()) <= problem.most_outputs[0], name
                 if problem.even is not None:
                     assert set(of_pixel.tolist()) == {problem.even[0]}, name
+                for pixels in range(1, size + 1):
+                    assert _most_spanned(problem, pixels) <= problem.most_outputs_of(pixels, 1)[0], name
+
+
+def _most_spanned(problem: Upsample2dBackwardProblem, pixels: int) -> int:
+    """Outputs from the first to the last that are made of any of some neighboring pixels, at most."""
+    made = weights(problem.forward, 0, torch.device("cpu")) != 0
+    of_tiles = (made[:, first : first + pixels].any(1).nonzero() for first in range(made.shape[1]))
+    return max(int(outputs.max() - outputs.min()) + 1 if len(outputs) else 0 for outputs in of_tiles)
 
 
 def test_a_doubling_is_even_and_a_trebling_is_searched_for() -> None:
@@ -39,6 +52,17 @@ def test_a_doubling_is_even_and_a_trebling_is_searched_for() -> None:
     assert parse("8_5x7to10x28_b1_nearest").even == (2, 4)
     assert parse("8_5to10_b1_nearest_exact_by2.0x2.0").even == (2, 2)
     assert parse("8_5to15_b1_nearest").even is None and parse("8_5to10_b1_bilinear").even is None
+
+
+@pytest.mark.parametrize("name", ["3_9x10to18x20_b3_nearest", "3_9x10to13x25_b3_bicubic"])
+def test_a_shared_tile_serves_several_planes(name: str, seed: int) -> None:
+    """Eight planes and one, of tiles that reach past the image: with checks for races between planes."""
+    operation = OPERATIONS["upsample2d_backward"]
+    options = TwinOptions(order=Order(seed=seed, late=True), checks=True)
+    check(
+        operation, operation.ladder.rung("shared_tile"), operation.parse(name), TileConfig(4, 8, 8),
+        torch.device("cpu"), seed, options,
+    )  # fmt: skip
 
 
 def test_pixels_that_lie_apart_are_refused() -> None:
