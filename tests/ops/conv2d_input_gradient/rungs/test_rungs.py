@@ -30,6 +30,14 @@ def half(name: str, dtype: str = "fp16") -> Conv2dInputGradientProblem:
     return parse(name, dtype, "nhwc")
 
 
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+def test_a_shared_tile_in_several_chunks(layout: str, seed: int) -> None:
+    """Three chunks of filters, the last not full, and tiles past the image: with checks for races between chunks."""
+    problem, rung = parse("35to19_7x9_k3s2x1_b2_mask", "fp32", layout), OPERATION.ladder.rung("shared_tile")
+    options = TwinOptions(order=Order(seed=seed, late=True), checks=True)
+    check(OPERATION, rung, problem, rung.configs(problem)[0], CPU, seed, options)
+
+
 @pytest.mark.share(4)
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])
 @pytest.mark.parametrize(
