@@ -9,8 +9,6 @@ from escalade.errors import UnsupportedError
 from escalade.ops.base.dtypes import dtype_of
 from escalade.ops.calling.call import Plan
 from escalade.ops.calling.library import define_in_place, define_planned
-from escalade.ops.pointwise.operation import POINTWISE
-from escalade.ops.pointwise.problem import PointwiseProblem
 from escalade.ops.relu.operation import RELU
 from escalade.ops.relu.problem import ReluProblem
 from escalade.ops.shared import pointwise
@@ -73,12 +71,10 @@ def _limit(inputs):  # type: ignore[no-untyped-def]
 
 
 def _plan_gradient(gradient: torch.Tensor, output: torch.Tensor, limit: float | None) -> Plan:
-    """The gradient from the output alone: it is at a bound exactly where x is at or past it. At a NaN the gradient
-    passes, whatever the processor (PyTorch's own gradient of hardtanh differs there)."""
-    passes = "gradient" if limit is None else f"where(output >= {limit!r}, 0, gradient)"
-    expression = f"where(output <= 0, 0, {passes})"
-    problem = PointwiseProblem.parse(f"{output.numel()}[{expression}]", dtype_of("relu", output))
-    return pointwise.plan(POINTWISE, problem, ("gradient", "output"), output, None)
+    """The gradient from the output alone. At a NaN the gradient passes, whatever the processor (PyTorch's own gradient
+    of hardtanh differs there)."""
+    problem = ReluProblem(output.numel(), limit, dtype_of("relu", output), backward=True)
+    return pointwise.plan(RELU, problem, ("gradient", "output"), output, None)
 
 
 def _fake_gradient(gradient: torch.Tensor, output: torch.Tensor, limit: float | None = None) -> torch.Tensor:

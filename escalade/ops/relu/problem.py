@@ -1,4 +1,4 @@
-"""The rectifier as a problem."""
+"""The rectifier, or its gradient, as a problem."""
 
 from __future__ import annotations
 
@@ -6,18 +6,25 @@ import math
 import re
 from dataclasses import dataclass
 
+import torch
+
 from escalade.errors import UnsupportedError
 from escalade.ops.base.checks import match_name
-from escalade.ops.base.dtypes import ELEMENT_BYTES
+from escalade.ops.base.dtypes import ELEMENT_BYTES, STORAGE
 from escalade.ops.expressions import Expression
 from escalade.ops.shared.pointwise import Operand, check
 
-_NAME = re.compile(r"relu(?P<limit>\d+(\.\d+)?(e[-+]?\d+)?)?_(?P<elements>\d+)")
+_NAME = re.compile(r"relu(?P<limit>\d+(\.\d+)?(e[-+]?\d+)?)?(?P<backward>_backward)?_(?P<elements>\d+)")
 
 
 @dataclass(frozen=True)
 class ReluProblem:
-    """y = min(max(x, 0), limit) over `elements` elements; without a limit max(x, 0). A NaN stays a NaN."""
+    """y = min(max(x, 0), limit) over `elements` elements; without a limit max(x, 0). A NaN stays a NaN.
+
+    With `backward`, dx from `gradient`, which is that of y, and from `output`, which is y: the gradient where y is
+    between the bounds or a NaN, and 0 elsewhere. y is at a bound where x is at or past it; its upper bound is the limit
+    as the dtype rounds it.
+    """
 
     elements: int
     limit: float | None = None
@@ -26,6 +33,7 @@ class ReluProblem:
     layout: str = "flat"
     batch: int = 1
     """Elements belong to no image; records of all operations have a batch."""
+    backward: bool = False
 
     def __post_init__(self) -> None:
         check("relu", self.elements, self.batch, self.dtype, self.layout)
@@ -36,14 +44,19 @@ class ReluProblem:
 
     @staticmethod
     def parse(name: str) -> ReluProblem:
-        found = match_name(_NAME, name, "rectifier; the form is relu_802816, or relu6_802816 with a limit")
-        return ReluProblem(int(found["elements"]), float(found["limit"]) if found["limit"] else None)
+        found = match_name(
+            _NAME,
+            name,
+            "rectifier; the form is relu_802816, relu6_802816 with a limit, relu_backward_802816 of the gradient",
+        )
+        limit = float(found["limit"]) if found["limit"] else None
+        return ReluProblem(int(found["elements"]), limit, backward=bool(found["backward"]))
 
     @property
     def name(self) -> str:
         """Short and stable; `parse` is its inverse (the dtype stands apart)."""
         limit = "" if self.limit is None else repr(float(self.limit)).removesuffix(".0")
-        return f"relu{limit}_{self.elements}"
+        return f"relu{limit}{'_backward' if self.backward else ''}_{self.elements}"
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -51,11 +64,17 @@ class ReluProblem:
 
     @property
     def operands(self) -> tuple[Operand, ...]:
-        return (Operand("x", (1,), self.dtype),)
+        return tuple(Operand(name, (1,), self.dtype) for name in self.program.inputs)
 
     @property
     def program(self) -> Expression:
-        return Expression.parse("relu(x)" if self.limit is None else f"minimum(relu(x), {self.limit!r})")
+        if not self.backward:
+            return Expression.parse("relu(x)" if self.limit is None else f"minimum(relu(x), {self.limit!r})")
+        passes = "gradient"
+        if self.limit is not None:
+            largest = torch.tensor(self.limit, dtype=STORAGE[self.dtype], device="cpu").item()
+            passes = f"where(output >= {largest!r}, 0, gradient)"
+        return Expression.parse(f"where(output <= 0, 0, {passes})")
 
     @property
     def flops(self) -> int:
@@ -63,7 +82,7 @@ class ReluProblem:
 
     @property
     def bytes(self) -> int:
-        return 2 * self.elements * ELEMENT_BYTES[self.dtype]
+        return (3 if self.backward else 2) * self.elements * ELEMENT_BYTES[self.dtype]
 
     @property
     def rounding(self) -> float:

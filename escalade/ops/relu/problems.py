@@ -11,8 +11,9 @@ PROBLEMS = (
     ReluProblem(51_380_224),
     ReluProblem(51_380_224, 6.0),
     ReluProblem(205_520_896),
+    ReluProblem(51_380_224, backward=True),
 )
-"""ResNet-18: 512 channels 7² at batch 32, 64 channels 56² and 112² at 32, then both at 256."""
+"""ResNet-18: 512 channels 7² at batch 32, 64 channels 56² and 112² at 32, then both at 256; the gradient at 56²."""
 
 SMALL_PROBLEMS = (
     ReluProblem(1),
@@ -21,4 +22,6 @@ SMALL_PROBLEMS = (
     ReluProblem(8 * 1024),
     ReluProblem(9001, 6.0),
     ReluProblem(4099, 0.3),
+    ReluProblem(9001, backward=True),
+    ReluProblem(1000, 6.0, backward=True),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import replace
 from typing import Any
@@ -113,6 +114,16 @@ def test_gradients_pass_between_the_bounds_and_at_a_nan(limit: float | None, see
     passes = (x > 0) & (x < (math.inf if limit is None else limit)) | x.isnan()
     assert mine.grad is not None
     assert torch.equal(mine.grad, torch.where(passes, gradient, 0.0))
+
+
+def test_no_gradient_passes_a_limit_that_is_rounded() -> None:
+    """Of 1.3, fp16 and bf16 have only what is less: a result at the limit is then less than the limit."""
+    for dtype, limit in itertools.product(
+        (torch.float32, torch.float16, torch.bfloat16), (0.1, 0.3, 0.7, 1.3)
+    ):
+        x = torch.tensor([-1.0, 0.05, 100.0], dtype=dtype).requires_grad_()
+        relu(x, limit).sum().backward()
+        assert x.grad is not None and x.grad.tolist() == [0.0, 1.0, 0.0], f"{dtype}, {limit}"
 
 
 def test_in_place_has_no_gradient_and_says_so() -> None:
