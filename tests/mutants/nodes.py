@@ -192,4 +192,11 @@ MUTANTS: tuple[Mutant, ...] = (
         "and",
         ("tests/engine/passes/test_pools.py",),
     ),
+    Mutant(
+        "nodes/columns-of-one-item",
+        NODES + "softmax.py",
+        "return Batch(first.times * number)",
+        "return Batch(number)",
+        ("tests/engine/nodes/test_softmax.py",),
+    ),
 )

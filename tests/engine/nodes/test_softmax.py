@@ -43,6 +43,13 @@ def test_dimensions_with_others_behind_are_channels_of_images(shape: tuple[int, 
         torch.testing.assert_close(engine(given), torch.softmax(given, at))
 
 
+def test_rows_of_several_items_grow_with_the_batch() -> None:
+    x = torch.randn(2, 3, 5, 4)
+    engine = Engine(capture(Call(lambda x: torch.softmax(x.flatten(0, 1), 1)), (x,)), "fp32", "cpu")
+    for given in (x, x[:1]):
+        torch.testing.assert_close(engine(given), torch.softmax(given.flatten(0, 1), 1))
+
+
 def test_the_batch_is_left_to_pytorch() -> None:
     graph = capture(Call(lambda x: torch.softmax(x, 0)), (torch.randn(2, 6, 4, 4),))
     assert [node.op for node in graph] == ["aten"]
