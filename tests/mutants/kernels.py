@@ -120,4 +120,22 @@ MUTANTS: tuple[Mutant, ...] = (
         "const int channel = first_channel + c;",
         "const int channel = c;",
     ),
+    _of(
+        "top_k/ranking.cuh",
+        "the-higher-of-equal-classes",
+        "<< 32 | ~static_cast<u32>(class_number)",
+        "<< 32 | static_cast<u32>(class_number)",
+    ),
+    _of(
+        "cross_entropy/rows.cuh",
+        "ignored-rows-have-gradients",
+        "counts ? derivative * weight : 0.f",
+        "derivative * weight",
+    ),
+    _of(
+        "adaptive_avg_pool2d/window.cuh",
+        "windows-end-early",
+        "((at + 1) * size + outputs - 1) / outputs",
+        "(at + 1) * size / outputs",
+    ),
 )

@@ -199,4 +199,18 @@ MUTANTS: tuple[Mutant, ...] = (
         "return Batch(number)",
         ("tests/engine/nodes/test_softmax.py",),
     ),
+    Mutant(
+        "nodes/any-constant-around-is-zeros",
+        NODES + "pad2d.py",
+        'a["mode"] == "constant" and a["value"] == 0 and top',
+        'a["mode"] == "constant" and top',
+        ("tests/engine/passes/test_padding.py",),
+    ),
+    Mutant(
+        "nodes/pieces-begin-where-they-end",
+        NODES + "slice.py",
+        "list(accumulate(sizes, initial=0))[number]",
+        "list(accumulate(sizes))[number]",
+        ("tests/engine/plan/test_parts.py",),
+    ),
 )

@@ -277,4 +277,11 @@ MUTANTS: tuple[Mutant, ...] = (
         "if step.in_pytorch",
         (RANDOM, TESTS + "test_plan.py", TESTS + "test_program.py", "tests/engine/test_calls.py"),
     ),
+    Mutant(
+        "planner/returned-doubles-in-the-plans-type",
+        PLAN + "constants.py",
+        "(entry.form == OWN and tensor.dtype is torch.float64)",
+        "False",
+        ("tests/engine/test_double.py",),
+    ),
 )
