@@ -285,4 +285,11 @@ MUTANTS: tuple[Mutant, ...] = (
         'body[11:12] == b"\\x00"',
         ("tests/classify/test_decoders.py::test_colors_other_than_ycbcr_are_left_to_pillow",),
     ),
+    Mutant(
+        "apps/pieces-beyond-a-shard",
+        "escalade/ray/attempts.py",
+        "yield from self._split((start, min(start + step, last)))",
+        "yield from self._split((start, start + step))",
+        ("tests/ray/test_results.py::test_what_ended_a_process_is_done_in_smaller_pieces",),
+    ),
 )

@@ -291,3 +291,13 @@ def test_what_a_worker_refuses_comes_back_as_its_sentence(
     )
     with pytest.raises(LaunchError, match="device 'nowhere': an engine runs on"):
         list(_told(done))
+
+
+def test_what_ended_a_process_is_done_in_smaller_pieces() -> None:
+    folder: Any = None
+    for ended, wanted in (
+        ([], [(0, 5)]),
+        ([(0, 5)], [(0, 2), (2, 4), (4, 5)]),
+        ([(0, 5), (2, 4)], [(0, 2), (2, 3), (3, 4), (4, 5)]),
+    ):
+        assert [*Attempts(folder, "shard", 5, 2, ended)._split((0, 5))] == wanted
