@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import PIL
 import torch
 from PIL import Image
 
@@ -13,6 +14,8 @@ from escalade.classify.resizing import resize
 from escalade.device.run import TwinOptions
 
 _POISON = 171
+_MOST_OFF = 1 if PIL.__version__.startswith(("12.2.", "12.3.")) else 0
+"""These versions round some bytes of very high photographs otherwise than those before and after them."""
 
 
 def difference(
@@ -39,7 +42,7 @@ def difference(
     for number, image, size in zip(numbers, images, sizes, strict=True):
         expected = pixels(Image.fromarray(image), crop)
         off = np.abs(found[number].astype(int) - expected)
-        if off.any():
+        if (off > _MOST_OFF).any():
             return (
                 f"{crop}, {size}: {np.count_nonzero(off)} of {off.size} bytes are off, by up to {off.max()}"
             )

@@ -31,5 +31,7 @@ def units() -> Iterator[Unit]:
 
 
 def _measure(call: Call, dtype: str, session: Session, say: Say) -> Iterator[list[Record]]:
+    if not session.seconds:
+        return
     say(f"{call.name} {dtype}: verifying and timing")
     yield from measure(call, dtype, session.device, session.seconds, session.seed)

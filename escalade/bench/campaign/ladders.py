@@ -11,7 +11,7 @@ from typing import Any
 from escalade import ops
 from escalade.bench.campaign.units import SECONDS_EACH, Say, Session, Unit
 from escalade.bench.ladder import ablate, ablations, climb, free
-from escalade.bench.trial import Settings
+from escalade.bench.trial import Settings, blank_record
 from escalade.measure.currency import Made
 from escalade.measure.records import Record
 from escalade.measure.verification import rung_jobs
@@ -74,12 +74,25 @@ def _unit(kind: str, operation: Operation[Any], problem: Any, dtype: str) -> Uni
 def _measure(
     kind: str, operation: Operation[Any], problem: Any, dtype: str, session: Session, say: Say
 ) -> Iterator[list[Record]]:
+    workload = operation.name if kind == "ladder" else f"{operation.name}_{kind}"
+    if not session.seconds:
+        yield [
+            replace(record, workload=workload) for record in _unmeasured(operation, problem, dtype, session)
+        ]
+        return
     settings = Settings((dtype,), seed=session.seed, seconds_each=session.seconds)
     run = ablate if kind == "ablation" else climb
     found = run(operation, problem, session.device, settings, session.ceilings, say)
-    if kind == "crossover":
-        found = [replace(record, workload=f"{operation.name}_crossover") for record in found]
-    yield found
+    yield [replace(record, workload=workload) for record in found]
+
+
+def _unmeasured(operation: Operation[Any], problem: Any, dtype: str, session: Session) -> Iterator[Record]:
+    """Yield a record without a time for every rung and layout that takes the problem."""
+    for layout in operation.layouts:
+        asked = replace(problem, dtype=dtype, layout=layout)
+        for rung in (*operation.ladder, *_variants(operation)):
+            if any(job.config for job in rung_jobs(rung, asked, Card.of(session.device))):
+                yield blank_record(operation, asked, "escalade", rung.name)
 
 
 def _made(

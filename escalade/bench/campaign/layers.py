@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from functools import partial
 
-from escalade.bench.campaign.units import SECONDS_EACH, Say, Session, Unit
+from escalade.bench.campaign.units import ANY, SECONDS_EACH, Say, Session, Unit
 from escalade.bench.layers.measurement import chosen_for, measure
 from escalade.bench.layers.sets import Layer, parts
 from escalade.bench.peers.catalogue import SLOW
@@ -70,6 +70,9 @@ def _unit(layer: Layer, name: str, batch: int, direction: str) -> Unit:
 def _measure(
     layer: Layer, direction: str, peers: Sequence[str], session: Session, say: Say
 ) -> Iterator[list[Record]]:
+    if not session.seconds:
+        yield [ANY]
+        return
     workload = "layers" if direction == "forward" else f"layers_{direction}"
     settings = Settings(seed=session.seed, seconds_each=session.seconds)
     yield measure(layer, session.device, peers, settings, session.ceilings, workload, say, say)

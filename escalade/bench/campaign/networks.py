@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 
 from escalade import models
-from escalade.bench.campaign.units import SECONDS_EACH, Say, Session, Unit
+from escalade.bench.campaign.units import ANY, SECONDS_EACH, Say, Session, Unit
 from escalade.bench.ladder import free
 from escalade.bench.networks import planned
 from escalade.bench.networks.steps import step_records, timed_plan
@@ -24,6 +24,8 @@ BATCHES, LADDER, TRAINING = "batches", "op-times", "training-step"
 """Parts of a workload: all batches, the ladder's own units, and whole steps of training."""
 STEPS = ("resnet18", 1, "fp16")
 """The plan that the docs show step by step: network, batch, dtype."""
+_COMPILING = (BATCHES, TRAINING, "training", "score")
+"""Parts whose peers compile."""
 _ACCURACY_BATCH = 64
 _SECONDS, _STEP_SECONDS, _AUTOTUNE_SECONDS = 8.0, 12.0, {"resnet50": 230.0}
 _OTHER_AUTOTUNE_SECONDS = 110.0
@@ -75,6 +77,9 @@ def _unit(name: str, known: Workload | None, part: str, dtype: str, batch: int |
 def _measure(
     name: str, part: str, dtype: str, batch: int | None, peers: Sequence[str], session: Session, say: Say
 ) -> Iterator[list[Record]]:
+    if not session.seconds and part not in _COMPILING:
+        yield [replace(ANY, dtype=dtype)]
+        return
     setting = session.setting(name)
     beside = {peer: setting.peers[peer] for peer in peers}
     batches = (batch,) if batch else setting.batches
@@ -117,6 +122,9 @@ def _steps() -> Unit:
     name, batch, dtype = STEPS
 
     def measure(session: Session, say: Say) -> Iterator[list[Record]]:
+        if not session.seconds:
+            yield [ANY]
+            return
         say(f"{name}: making its plan")
         model, _ = models.model(name)
         x = models.example(name, batch).to(session.device)

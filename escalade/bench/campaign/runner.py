@@ -19,7 +19,7 @@ import torch
 
 from escalade.bench.campaign import registry
 from escalade.bench.campaign.staleness import BEGUN, WORKLOAD, State
-from escalade.bench.campaign.units import Say, Session, Unit
+from escalade.bench.campaign.units import ANY, Say, Session, Unit
 from escalade.errors import EscaladeError
 from escalade.measure import ceilings as card
 from escalade.measure.ceilings import Ceilings
@@ -31,6 +31,8 @@ Keep = Callable[[Sequence[Record]], None]
 """Files records, as soon as they are made."""
 Stamps = dict[tuple[str, ...], tuple[str, dict[str, str]]]
 """Digests of plan and machine code, by key of a record."""
+_ALL: tuple[str, ...] = ()
+"""The key of digests that all records of a unit share."""
 _MOST_WORKERS = 10
 _FREE_CORES = 4
 _WARMING_SHARE = 0.4
@@ -178,7 +180,8 @@ def _prepare(name: str, architecture: str) -> Stamps:
         for records in unit.measure(session, lambda text: print(text, file=nowhere)):
             for record in records:
                 own = _stamped(unit, record, planner, architecture)
-                found[record.key] = own.plan, own.code
+                key = _ALL if record.key[:2] == ANY.key[:2] else record.key
+                found[key] = own.plan, own.code
     session.clear()
     planner.clear()
     return found
@@ -211,9 +214,12 @@ def _measure(
         for records in unit.measure(session, say):
             kept = []
             for record in records:
-                if record.key in stamps:
-                    plan, code = stamps[record.key]
-                    record = replace(record, plan=plan, code=code)
+                if (
+                    not record.is_peer
+                    and not record.failure
+                    and (known := stamps.get(record.key, stamps.get(_ALL)))
+                ):
+                    record = replace(record, plan=known[0], code=known[1])
                 else:
                     record = _stamped(unit, record, planner, architecture)
                 kept.append(replace(record, case=unit.name).stamped(here))

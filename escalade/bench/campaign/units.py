@@ -19,6 +19,8 @@ from escalade.measure.records import Record
 
 Say = Callable[[str], None]
 Found = TypeVar("Found")
+ANY = Record("", "", "", "", 0, "escalade", "")
+"""Stands for all records of a unit, where a unit is only prepared and what runs is the same for all of them."""
 SECONDS_EACH = 0.05
 """Seconds that each rung and peer is timed."""
 
@@ -32,6 +34,7 @@ class Session:
 
     device: torch.device
     seconds: float = SECONDS_EACH
+    """Seconds that each rung and peer is timed; with 0 units only compile what they will need."""
     seed: int = 0
     given_ceilings: Ceilings | None = None
     """Ceilings that another process measured."""

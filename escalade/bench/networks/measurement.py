@@ -5,6 +5,7 @@ What is verified is what is timed: the call, and the very CUDA graph, over input
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -36,6 +37,8 @@ from escalade.measure.records import Record
 from escalade.measure.refusal import reason
 from escalade.ops.base.switches import precision
 
+COMPILED = "torch-compile-default"
+"""The peer whose compiler caches what it makes for other processes."""
 CALLS_IN_A_ROW = 10
 """Calls in a row of a system that has no graph to replay: the CPU may run ahead of the GPU, as it does in a loop of
 calls."""
@@ -49,6 +52,7 @@ class Case:
     task: Task
     standard: Standard
     seconds: float
+    """Seconds that each system is timed; with 0 systems are made and nothing is judged or timed."""
     ceilings: Ceilings | None = None
 
     def allowance(self, system: str) -> float:
@@ -75,7 +79,7 @@ class Case:
 def measure(case: Case, engine: Engine, peers: Mapping[str, Maker], say: Say) -> list[Record]:
     """A record of the engine and of every peer; a wrong result is a failure and has no time."""
     records = compare(case, {"escalade": lambda task: [escalade(task, engine)], **peers}, say)
-    if not any(_has_run(record) for record in records):
+    if not case.seconds or not any(_has_run(record) for record in records):
         return records
     plan = planned(engine, case.task.input(), floor=case.ceilings.floor_us if case.ceilings else None)
     records = [replace(r, config=summary(plan)) if _has_run(r) else r for r in records]
@@ -110,6 +114,8 @@ class Ready:
 
 def compare(case: Case, makers: Mapping[str, Maker], say: Say) -> list[Record]:
     """A record of every system, each verified, timed in turns, and verified again."""
+    if not case.seconds:
+        return _made_ready(case, makers)
     with precision(case.task.dtype), torch.no_grad():
         say(f"{_label(case)}: verifying")
         ready, failures = _verified(case, makers, say)
@@ -124,6 +130,19 @@ def compare(case: Case, makers: Mapping[str, Maker], say: Say) -> list[Record]:
             else:
                 records.append(_record(case, one, *timed[one.peer.name]))
     return _with_refusals(_fastest_layouts(records), failures)
+
+
+def _made_ready(case: Case, makers: Mapping[str, Maker]) -> list[Record]:
+    """Make the systems that compile, so that what they compile is cached; return a record of ours without a time."""
+    with precision(case.task.dtype), torch.no_grad():
+        torch.backends.cudnn.benchmark = (
+            False  # a search that no other process sees; `precision` puts it back
+        )
+        for system in (COMPILED, "escalade"):
+            with contextlib.suppress(Exception):  # what fails here fails again where it is measured
+                for _ in makers[system](case.task) if system in makers else ():
+                    pass
+    return [case.blank("escalade", case.task.layout)]
 
 
 def _label(case: Case) -> str:

@@ -99,10 +99,10 @@ def cases(
         model = trainable(setting.model).to(setting.device)
         first = Lesson(model, training.loss, x, target, "fp32", training.rate, training.scale)
         say(f"{workload} batch {batch}: float64")
-        expected = exact(first)
+        expected = exact(first) if setting.seconds else []
         for dtype in setting.dtypes:
             lesson = replace(first, dtype=dtype)
-            known = standard(lesson, expected, training.most)
+            known = standard(lesson, expected, training.most) if setting.seconds else Standard(dtype, (), ())
             yield Case(workload, Task(setting.model, x, dtype), known, setting.seconds), lesson
 
 
