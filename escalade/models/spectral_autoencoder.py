@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cached_property
+from functools import lru_cache
 
 import torch
 import torch.nn.functional as F
@@ -61,16 +61,11 @@ class FusedSpectralAutoencoder(SpectralAutoencoder):
     def anomaly_score(self, x: torch.Tensor) -> torch.Tensor:
         return self._chain(x, error=True)
 
-    @cached_property
+    @property
     def layers(self) -> tuple[Layer, ...]:
         """The layers as the operator takes them."""
-        bands, frames, latent = self.bands, self.frames, self.basis.shape[0]
-        return (
-            Layer(bands, bands, frames, norm=True, activation="gelu", epsilon=self.frame_norm.eps),
-            Layer(frames * bands, latent, bias=False),
-            Layer(latent, latent, norm=True, activation="gelu", epsilon=self.latent_norm.eps),
-            Layer(latent, frames * bands, bias=False),
-            Layer(bands, bands, frames),
+        return _layers(
+            self.bands, self.frames, self.basis.shape[0], self.frame_norm.eps, self.latent_norm.eps
         )
 
     def _chain(self, x: torch.Tensor, error: bool) -> torch.Tensor:
@@ -86,3 +81,16 @@ class FusedSpectralAutoencoder(SpectralAutoencoder):
             *self.frame_decoder.parameters(),
         )
         return mlp(x, parameters, self.layers, error=error)
+
+
+@lru_cache(maxsize=16)
+def _layers(
+    bands: int, frames: int, latent: int, frame_epsilon: float, latent_epsilon: float
+) -> tuple[Layer, ...]:
+    return (
+        Layer(bands, bands, frames, norm=True, activation="gelu", epsilon=frame_epsilon),
+        Layer(frames * bands, latent, bias=False),
+        Layer(latent, latent, norm=True, activation="gelu", epsilon=latent_epsilon),
+        Layer(latent, frames * bands, bias=False),
+        Layer(bands, bands, frames),
+    )

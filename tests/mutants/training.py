@@ -157,8 +157,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "training/loaded-state-ignored",
         _GROUPS,
-        "if own.get(names[name]) is not kept[place]:",
-        "if own.get(names[name]) is None:",
+        "if not all(map(operator.is_, [one.get(role) for one in own], kept)):",
+        "if None in [one.get(role) for one in own]:",
         _CHANGES,
     ),
     Mutant(
@@ -232,8 +232,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "training/frozen-parameters-not-noticed",
         _STANDING,
-        "tensor.stride(), tensor.requires_grad,",
-        "tensor.stride(),",
+        'attrgetter("requires_grad", "_backward_hooks",',
+        'attrgetter("_backward_hooks",',
         _CHANGES,
     ),
     Mutant(
@@ -246,8 +246,29 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "training/loss-tensors-not-watched",
         _STANDING,
-        "all(tensor._version == version for tensor, version in self._constants)",
+        "all([tensor._version == version for tensor, version in self._constants])",
         "True",
+        _CHANGES,
+    ),
+    Mutant(
+        "training/replaced-mappings-not-noticed",
+        _GROUPS,
+        "all(map(operator.is_, now.values(), self._each))",
+        "True",
+        _CHANGES,
+    ),
+    Mutant(
+        "training/tensor-settings-taken-for-plain",
+        _GROUPS,
+        "if any(isinstance(one, torch.Tensor) for one in leaves):",
+        "if False:",
+        _CHANGES,
+    ),
+    Mutant(
+        "training/lists-of-settings-shared",
+        _GROUPS,
+        "[list(value) if isinstance(value, list) else value for value in settings]",
+        "settings",
         _CHANGES,
     ),
     # Rules

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -63,16 +63,21 @@ class Followed:
         self.groups = []
 
 
+def hook_numbers(optimizer: torch.optim.Optimizer) -> list[int]:
+    """Return the numbers of all hooks around an optimizer's steps; PyTorch gives each hook a new one."""
+    return [number for held in _hooks_around(optimizer) for number in held]
+
+
+def _hooks_around(optimizer: torch.optim.Optimizer) -> tuple[Mapping[int, Callable[..., Any]], ...]:
+    return (
+        optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks,
+        _global_optimizer_pre_hooks, _global_optimizer_post_hooks,
+    )  # fmt: skip
+
+
 def hooks_of(optimizer: torch.optim.Optimizer) -> list[Callable[..., Any]]:
     """What others have an optimiser call around its steps."""
-    hooks = [
-        hook
-        for held in (
-            optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks,
-            _global_optimizer_pre_hooks, _global_optimizer_post_hooks,
-        )
-        for hook in held.values()
-    ]  # fmt: skip
+    hooks = [hook for held in _hooks_around(optimizer) for hook in held.values()]
     return [hook for hook in hooks if not isinstance(getattr(hook, "__self__", None), Followed)]
 
 

@@ -83,9 +83,21 @@ def _rule_of(optimizer: torch.optim.Optimizer, group: Group) -> Rule:
     )  # fmt: skip
 
 
+def _settings_of(optimizer: torch.optim.Optimizer, group: Group) -> list[Any]:
+    return [group.get(key) for key in _SETTINGS[type(optimizer)]]
+
+
+def _plain(settings: list[Any]) -> list[Any] | None:
+    """Return settings that say by themselves whether they have changed; None if tensors are among them."""
+    leaves = [one for value in settings for one in (value if isinstance(value, tuple | list) else (value,))]
+    if any(isinstance(one, torch.Tensor) for one in leaves):
+        return None
+    return [list(value) if isinstance(value, list) else value for value in settings]
+
+
 def _numbers_of(optimizer: torch.optim.Optimizer, group: Group) -> tuple[Any, ...]:
     """A group's settings as numbers, to see whether any has changed; of tensors it is what they hold now."""
-    return tuple(_number(group.get(key)) for key in _SETTINGS[type(optimizer)])
+    return tuple(map(_number, _settings_of(optimizer, group)))
 
 
 def _number(value: Any) -> Any:
@@ -109,6 +121,8 @@ class Stepped:
         self.parameters = tuple(parameters)
         self._rule = self._rule_now()
         self._numbers = _numbers_of(optimizer, group)
+        self._settings = _plain(_settings_of(optimizer, group))
+        self._noted: list[Mapping[str, Any]] | None = None
         self._new: dict[nn.Parameter, dict[str, torch.Tensor]] = {}
         """State that was made here, until the optimiser has it."""
         self._given = self._new
@@ -128,25 +142,34 @@ class Stepped:
         assert optimizer is not None, "whoever steps for it holds it"
         return optimizer
 
-    def follows(self) -> bool:
+    def follows(self, same_mappings: bool = False) -> bool:
         """Takes over the settings that the optimiser has now; False if they make another formula, or if it has other
-        state."""
-        names = _STATE[type(self._optimizer)]
-        for place, parameter in enumerate(self.parameters):
-            own = self._own(parameter)
-            for name, kept in self._state.items():
-                if own.get(names[name]) is not kept[place]:
-                    return False
-        if any(count._version != version for count, version in self._counts):
+        state. `same_mappings`: the optimizer has the mappings of parameters' state that `note_state` has seen."""
+        optimizer = self._optimizer
+        names = _STATE[type(optimizer)]
+        noted = self._noted if same_mappings and not self._new else None
+        own = list(map(self._own, self.parameters)) if noted is None else noted
+        for name, kept in self._state.items():
+            role = names[name]
+            if not all(map(operator.is_, [one.get(role) for one in own], kept)):
+                return False
+        if any([count._version != version for count, version in self._counts]):
             return False
-        now = _numbers_of(self._optimizer, self._group)
+        if self._settings is not None and _settings_of(optimizer, self._group) == self._settings:
+            return True
+        now = _numbers_of(optimizer, self._group)
         if now != self._numbers:
             rule = self._rule_now()
             if rule.expression != self._rule.expression:
                 return False
             self._scalars.copy_(rule.scalars())  # the loss scale among them is written before every step
             self._numbers = now
+            self._settings = _plain(_settings_of(optimizer, self._group))
         return True
+
+    def note_state(self) -> None:
+        """Keep the mappings of the parameters' state: looking them up hashes tensors, in Python."""
+        self._noted = list(map(self._own, self.parameters))
 
     def hand_over(self) -> None:
         """Gives the optimiser the state that was made here, now that a step has been done with it."""
@@ -276,6 +299,25 @@ class Stepped:
     def _rule_now(self) -> Rule:
         rule = _rule_of(self._optimizer, self._group)
         return rule.scaled() if self._scaled else rule
+
+
+class States:
+    """The mappings that an optimizer keeps the state of its parameters in, all of them and in their order."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, groups: Sequence[Stepped]) -> None:
+        self._all = optimizer.state
+        self._each = list(optimizer.state.values())
+        for group in groups:
+            group.note_state()
+
+    def are_those_of(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Return True if no mapping was added, removed or replaced. Values are compared: keys would be hashed."""
+        now = optimizer.state
+        return (
+            now is self._all
+            and len(now) == len(self._each)
+            and all(map(operator.is_, now.values(), self._each))
+        )
 
 
 def alike(

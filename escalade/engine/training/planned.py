@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from functools import partial
 from itertools import accumulate
 
@@ -137,13 +137,13 @@ class Planned:
         self.program.finish_with(finish, None if alone else self._widened.run, self._meet)
         self.groups = groups
 
-    def run(self, inputs: list[torch.Tensor]) -> torch.Tensor:
+    def run(self, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
         """One step; the loss."""
         self._bring_in(inputs)
         self.program.run()
         return self._loss.clone()
 
-    def _bring_in(self, inputs: list[torch.Tensor]) -> None:
+    def _bring_in(self, inputs: Sequence[torch.Tensor]) -> None:
         for own, given in zip(self._inputs, inputs, strict=True):
             own.copy_(given, non_blocking=True)
 

@@ -69,6 +69,9 @@ class KernelStep(Kernels):
         self._graphs = []
 
     def run(self) -> None:
+        if len(self._graphs) == 1:
+            self._graphs[0].replay()
+            return
         works = self._works()
         if self._side is not None and self._as_graph:
             side = self._side

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import operator
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
+from escalade.device.pytorch import WORDS
 from escalade.engine.capture.joint import Loss, capture_step
 from escalade.engine.explain import Explanation, explain_plan
 from escalade.engine.graph.forms import InputFormat, is_dense, kind_of
 from escalade.engine.plan.plan import Plan
 from escalade.engine.settings import TWIN, require_device
 from escalade.engine.training.followed import Followed, require_no_hooks
-from escalade.engine.training.optimisers import Stepped, alike, require_known, step_together
+from escalade.engine.training.optimisers import States, Stepped, alike, require_known, step_together
 from escalade.engine.training.planned import Planned, Reduce
 from escalade.engine.training.program import StepProgram
 from escalade.engine.training.standing import Standing
 from escalade.engine.training.techniques import required_known
 from escalade.errors import UnsupportedError
+from escalade.ops.calling.types import PLAIN
 
 _AUTOCAST = {"fp32": None, "tf32": None, "fp16": torch.float16, "bf16": torch.bfloat16}
 _GROWTH, _BACKOFF, _INTERVAL = 2.0, 0.5, 2000
@@ -146,47 +148,60 @@ class TrainingStep:
         self._followed = Followed.of(optimizer)
         self._lock = self._followed.lock
         self._done: torch.cuda.Event | None = None
-        self._stream: torch.cuda.Stream | None = None
+        self._stream = 0
         self._plans: dict[tuple[Any, ...], Planned] = {}
+        self._last: tuple[int, Callable[..., bool], Planned] | None = None
+        """The number of tensors of the last call, a guard for them, and their plan."""
         self._groups: list[Stepped] = []
+        self._states: States | None = None
         self._standing = Standing(self._watched(), optimizer)
         with self._lock, torch.inference_mode(False), torch.no_grad():
             self._planned(example)
 
     def __call__(self, *given: Any) -> torch.Tensor:
         """One step over a batch; the batch's loss before it."""
-        with self._lock, torch.inference_mode(False), torch.no_grad(), self._in_turn():
-            planned = self._planned(given)
-            current = self._followed.groups is self._groups
-            if not current or not all(group.follows() for group in self._groups):
-                self._regroup(planned)
-            if planned.groups is not self._groups:
-                planned.step_by(self._groups, self._step)
-            loss = planned.run(_flat(given)[0])
-            for group in self._groups:
-                group.hand_over()
-        self._optimizer._opt_called = True  # type: ignore[attr-defined]  # schedules ask whether steps were taken
+        if torch.is_inference_mode_enabled():
+            with torch.inference_mode(False):
+                return self(*given)
+        with self._lock, torch.no_grad():
+            if self._home.type != "cuda":
+                return self._run(given)
+            if WORDS.current_device() == self._home.index:
+                return self._in_turn(given)
+            with torch.cuda.device(self._home):
+                return self._in_turn(given)
+
+    def _in_turn(self, given: tuple[Any, ...]) -> torch.Tensor:
+        """Order calls on several streams, which update the same tensors."""
+        if WORDS.is_recording():
+            raise UnsupportedError("a training step is a CUDA graph itself, and can be no part of another")
+        stream = WORDS.current_stream(self._home.index)
+        if self._done is not None and stream != self._stream:
+            torch.cuda.current_stream().wait_event(self._done)
+        loss = self._run(given)
+        if self._done is None:
+            self._done = torch.cuda.Event()
+        self._done.record()
+        self._stream = stream
         return loss
 
-    @contextmanager
-    def _in_turn(self) -> Iterator[None]:
-        """Calls follow each other also from stream to stream, for what they change is one."""
-        if self._home.type != "cuda":
-            yield
-            return
-        with torch.cuda.device(self._home):
-            stream = torch.cuda.current_stream()
-            if torch.cuda.is_current_stream_capturing():
-                raise UnsupportedError(
-                    "a training step is a CUDA graph itself, and can be no part of another"
-                )
-            if self._done is not None and stream != self._stream:
-                stream.wait_event(self._done)
-            yield
-            if self._done is None:
-                self._done = torch.cuda.Event()
-            self._done.record(stream)
-            self._stream = stream
+    def _run(self, given: tuple[Any, ...]) -> torch.Tensor:
+        """One step. What is done before the launch is on the critical path of small networks."""
+        planned, tensors = self._planned(given)
+        same_states = self._states is not None and self._states.are_those_of(self._optimizer)
+        current = self._followed.groups is self._groups
+        if not current or not all([group.follows(same_states) for group in self._groups]):
+            self._regroup(planned)
+            same_states = False
+        if planned.groups is not self._groups:
+            planned.step_by(self._groups, self._step)
+        loss = planned.run(tensors)
+        for group in self._groups:
+            group.hand_over()
+        if not same_states:
+            self._states = States(self._optimizer, self._groups)
+        self._optimizer._opt_called = True  # type: ignore[attr-defined]  # schedules ask whether steps were taken
+        return loss
 
     @property
     def plan(self) -> Plan:
@@ -233,12 +248,19 @@ class TrainingStep:
         """The plan that was used last, step by step."""
         return explain_plan(self.plan, device=TWIN if self._on_twin else self._home.type)
 
-    def _planned(self, given: tuple[Any, ...]) -> Planned:
-        """The plan for inputs like these, over the model's tensors as they lie now."""
-        if not self._standing.is_as_it_was():
+    def _planned(self, given: tuple[Any, ...]) -> tuple[Planned, Sequence[torch.Tensor]]:
+        """Return the plan for inputs like these, over the model's tensors as they are stored now, and the inputs as one
+        flat sequence."""
+        if self._standing.is_as_it_was():
+            if self._last is not None:
+                count, holds, planned = self._last
+                if len(given) == count and all([type(one) in PLAIN for one in given]) and holds(*given):
+                    return planned, given
+        else:
             require_known(self._optimizer)
             require_no_hooks(self._optimizer)
             self._plans.clear()
+            self._last = None
             self._followed.settle()
             self._standing = Standing(self._watched(), self._optimizer)
         tensors, inputs = _flat(given)
@@ -247,7 +269,9 @@ class TrainingStep:
         while len(self._plans) >= MOST_PLANS:
             del self._plans[next(iter(self._plans))]
         self._plans[key] = found
-        return found
+        is_plain = len(tensors) == len(given) and all(map(operator.is_, tensors, given))
+        self._last = (len(given), WORDS.guard(tensors), found) if is_plain else None
+        return found, tensors
 
     def _watched(self) -> list[nn.Module]:
         """The modules that plans are made of: the model's, and those of a loss that is a module."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,9 @@ import torch.nn.functional as F
 from torch import nn
 
 import escalade
+from escalade import models
+from escalade.engine.capture.joint import capture_step
+from escalade.engine.training import step as step_module
 from escalade.errors import EscaladeError
 
 Change = Callable[[nn.Sequential, torch.optim.Optimizer], Any]
@@ -77,6 +81,16 @@ def _freezes_or_thaws(model: nn.Sequential, _: Any) -> None:
         one.requires_grad_(not one.requires_grad)
 
 
+def _replaces_mappings(_: Any, optimizer: torch.optim.Optimizer) -> None:
+    for one in list(optimizer.state):
+        optimizer.state[one] = {**optimizer.state[one], "exp_avg": optimizer.state[one]["exp_avg"] * 3}
+
+
+def _replaces_entries(_: Any, optimizer: torch.optim.Optimizer) -> None:
+    for state in optimizer.state.values():
+        state["exp_avg"] = state["exp_avg"] * 3
+
+
 _CHANGES: dict[str, Change] = {
     "tensors": _moves,
     "modules": _replaces,
@@ -84,6 +98,8 @@ _CHANGES: dict[str, Change] = {
     "settings": lambda model, _: setattr(model[1], "max_val", 0.1),
     "counts": _zeroes_counts,
     "state": _loads,
+    "mappings": _replaces_mappings,
+    "entries": _replaces_entries,
     "numbers": lambda _, optimizer: optimizer.param_groups[0]["betas"][0].fill_(0.5),
 }
 
@@ -139,6 +155,78 @@ def test_every_setting_of_an_optimizer_is_read_anew(kind: Any) -> None:
         step(*batch)
         _plain(expected, theirs, *batch)
         _assert_same(model.state_dict(), expected.state_dict())
+
+
+def test_settings_in_a_list_are_read_anew() -> None:
+    torch.manual_seed(0)
+    model = _model()
+    expected = copy.deepcopy(model)
+    own, theirs = (torch.optim.Adam(one.parameters(), 0.1) for one in (model, expected))
+    betas: list[list[float]] = [[0.9, 0.99], [0.9, 0.99]]
+    for optimizer, given in zip((own, theirs), betas, strict=True):
+        optimizer.param_groups[0]["betas"] = given
+    step = escalade.training_step(model, F.mse_loss, own, _batch())
+    for _ in range(3):
+        batch = _batch()
+        step(*batch)
+        _plain(expected, theirs, *batch)
+        for one in betas:
+            one[0] -= 0.2
+    _assert_same(model.state_dict(), expected.state_dict())
+
+
+def test_what_is_checked_before_a_launch_takes_no_python_by_parameter() -> None:
+    """A graph of a small network takes the GPU less time than a few hundred calls of Python."""
+    calls = []
+    for layers in (2, 12):
+        model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(layers)))
+        optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+        x, target = torch.randn(2, 4), torch.randn(2, 4)
+        step = escalade.training_step(model, F.mse_loss, optimizer, (x, target))
+        for _ in range(3):
+            step(x, target)
+        seen: list[str] = []
+        step.program.run = lambda: None  # type: ignore[method-assign]
+        sys.setprofile(
+            lambda frame, event, _, seen=seen: seen.append(frame.f_code.co_name) if event == "call" else None  # type: ignore[misc]
+        )
+        try:
+            step(x, target)
+        finally:
+            sys.setprofile(None)
+        calls.append(seen)
+    assert calls[0] == calls[1] and len(calls[0]) < 50
+
+
+def test_the_callers_modes_capture_nothing_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    captured = []
+
+    def capture(*arguments: Any, **named: Any) -> Any:
+        captured.append(1)
+        return capture_step(*arguments, **named)
+
+    monkeypatch.setattr(step_module, "capture_step", capture)
+    torch.manual_seed(0)
+    model = models.FusedSpectralAutoencoder(8, 2, 4)
+    expected = copy.deepcopy(model)
+    own, theirs = (torch.optim.SGD(one.parameters(), 0.1, momentum=0.9) for one in (model, expected))
+    x = torch.randn(3, 16)
+    step = escalade.training_step(model, F.mse_loss, own, (x, x))
+    modes: tuple[Any, ...] = (
+        torch.no_grad(), torch.inference_mode(), torch.autocast("cpu", torch.bfloat16), torch.enable_grad()
+    )  # fmt: skip
+    for mode in modes:
+        target = x.clone().requires_grad_()
+        with mode:
+            for given in ((x, x), (x, x.clone()), (x, target)):
+                loss = step(*given)
+        assert not loss.requires_grad
+        for _ in range(3):
+            _plain(expected, theirs, x, x)
+        model.eval()
+        model(x)  # which leaves nothing in the model that a plan would depend on
+    _assert_same(model.state_dict(), expected.state_dict())
+    assert len(captured) == 1
 
 
 def test_steps_of_one_optimiser_take_turns_and_may_be_dropped() -> None:
