@@ -10,6 +10,7 @@ from torch import nn
 
 from escalade.errors import UnsupportedError
 from escalade.ops.mlp import Layer, mlp
+from escalade.ops.mlp.problem import spelled
 
 
 class SpectralAutoencoder(nn.Module):
@@ -62,35 +63,32 @@ class FusedSpectralAutoencoder(SpectralAutoencoder):
         return self._chain(x, error=True)
 
     @property
-    def layers(self) -> tuple[Layer, ...]:
+    def layers(self) -> str:
         """The layers as the operator takes them."""
-        return _layers(
-            self.bands, self.frames, self.basis.shape[0], self.frame_norm.eps, self.latent_norm.eps
-        )
+        return _layers(self.bands, self.frames, len(self.basis), self.frame_norm.eps, self.latent_norm.eps)
 
     def _chain(self, x: torch.Tensor, error: bool) -> torch.Tensor:
         self._check(x)
         basis = F.normalize(self.basis, dim=1)
+        frame_norm, encoder, decoder = self.frame_norm, self.frame_encoder, self.frame_decoder
+        latent_norm, latent = self.latent_norm, self.latent_layer
+        # Each by name: `Module.parameters()` walks the module, which takes the host longer than a launch.
         parameters = (
-            *self.frame_norm.parameters(),
-            *self.frame_encoder.parameters(),
-            basis,
-            *self.latent_norm.parameters(),
-            *self.latent_layer.parameters(),
-            basis.T,
-            *self.frame_decoder.parameters(),
-        )
+            frame_norm.weight, frame_norm.bias, encoder.weight, encoder.bias, basis,
+            latent_norm.weight, latent_norm.bias, latent.weight, latent.bias, basis.T,
+            decoder.weight, decoder.bias,
+        )  # fmt: skip
         return mlp(x, parameters, self.layers, error=error)
 
 
 @lru_cache(maxsize=16)
-def _layers(
-    bands: int, frames: int, latent: int, frame_epsilon: float, latent_epsilon: float
-) -> tuple[Layer, ...]:
-    return (
-        Layer(bands, bands, frames, norm=True, activation="gelu", epsilon=frame_epsilon),
-        Layer(frames * bands, latent, bias=False),
-        Layer(latent, latent, norm=True, activation="gelu", epsilon=latent_epsilon),
-        Layer(latent, frames * bands, bias=False),
-        Layer(bands, bands, frames),
+def _layers(bands: int, frames: int, latent: int, frame_epsilon: float, latent_epsilon: float) -> str:
+    return spelled(
+        (
+            Layer(bands, bands, frames, norm=True, activation="gelu", epsilon=frame_epsilon),
+            Layer(frames * bands, latent, bias=False),
+            Layer(latent, latent, norm=True, activation="gelu", epsilon=latent_epsilon),
+            Layer(latent, frames * bands, bias=False),
+            Layer(bands, bands, frames),
+        )
     )

@@ -108,10 +108,11 @@ def _mlp_backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
 def _gradient_of_reconstruction(
     x: torch.Tensor, parameters: list[torch.Tensor], layers: str, gradient: torch.Tensor
 ) -> torch.Tensor:
-    """The gradient of y, which is made again, from that of each row's mean squared difference."""
-    y = MLP(x, parameters, layers, False, None)
-    difference = y.float() - x.float()
-    return (difference * (2 / x.shape[-1] * gradient).unsqueeze(-1)).to(x.dtype)
+    """Return the gradient of y from that of each row's mean squared error. y is computed again, and overwritten."""
+    difference = MLP(x, parameters, layers, False, None).float()
+    difference -= x
+    difference *= (gradient * (2 / x.shape[-1])).unsqueeze(-1)
+    return difference.to(x.dtype)
 
 
 def _kept_of_images(last: int, inputs: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -312,14 +312,14 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "training/settings-of-modules-are-not-compared",
         "escalade/engine/training/standing.py",
-        "            and all(_have_the_same_settings(now, kept) for now, kept in self._attributes)\n",
+        "            and self._has_its_settings()\n",
         "",
         ("tests/engine/training/test_changes.py",),
     ),
     Mutant(
         "training/hooks-on-the-optimizer-later",
         "escalade/engine/training/standing.py",
-        "            and len(hooks_of(self._optimizer)) == self._hooks\n",
+        "            and self._has_its_hooks()\n",
         "",
         ("tests/engine/training/test_refusals.py",),
     ),

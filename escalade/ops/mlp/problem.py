@@ -206,8 +206,13 @@ def spelled(layers: Sequence[Layer] | str) -> str:
         raise UnsupportedError(
             f"layers of {layers!r}: they are a sequence of Layer, or spelled as in 5x64n-64bg_320-32"
         )
+    return _spelled(tuple(layers))
+
+
+@lru_cache(maxsize=1024)
+def _spelled(layers: tuple[Layer, ...]) -> str:
     text = spell_layers(layers)
-    if parse_layers(text) != tuple(layers):
+    if parse_layers(text) != layers:
         raise UnsupportedError(
             f"{text} has lost something of the layers: epsilon takes one digit, as in 1e-5"
         )

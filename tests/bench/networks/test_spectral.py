@@ -38,7 +38,7 @@ def test_the_command_measures_reconstructions_and_scores(tmp_path: pathlib.Path)
     result = CliRunner(env={"COLUMNS": "160"}).invoke(
         cli.app,
         [
-            "bench", "spectral_autoencoder", "--device", "cpu", "--seconds", "0", "-b", "8,4", "-t", "fp32,fp16",
+            "bench", "spectral_autoencoder", "--device", "cpu", "--seconds", "1e-6", "-b", "8,4", "-t", "fp32,fp16",
             "--json", str(path), "--plot", str(plot), "--results", str(tmp_path),
         ],
     )  # fmt: skip
@@ -73,7 +73,7 @@ def test_steps_of_training_are_those_of_the_fused_network() -> None:
     with torch.no_grad():
         wrong.model.frame_decoder.weight.mul_(1.05)  # type: ignore[operator, union-attr]
     known = standard(lesson, exact(lesson), training.most)
-    case = Case("steps", Task(lesson.model, x, "fp16"), known, 0.0)
+    case = Case("steps", Task(lesson.model, x, "fp16"), known, 1e-6)
     mine = {"escalade": lambda _: [escalade(own)], "wrong": lambda _: [escalade(wrong, system="wrong")]}
     found = {r.system: r for r in compare(case, {**mine, **peers.makers(lesson)}, lambda _: None)}
     assert "its error is" in found.pop("wrong").failure

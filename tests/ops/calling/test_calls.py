@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 import threading
 import weakref
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from escalade import ops
+from escalade import models, ops
 from escalade.device.pytorch import WORDS, Words, word
 from escalade.device.recipe import Recipe, Workspace
 from escalade.device.run import Executable
@@ -349,6 +350,30 @@ def test_lists_of_parameters_are_cast_under_autocast(by_pointers: None) -> None:
         torch.testing.assert_close(found, [y, *(one.float() for one in expected[1:])])
         torch.testing.assert_close(y, expected[0])
     assert len(names) == 2, "the last went the short way"
+
+
+def test_a_chain_that_is_ready_trains_without_the_dispatcher(by_pointers: None) -> None:
+    """Once calls are ready, little Python is called forward and backward."""
+    torch.manual_seed(0)
+    model = models.FusedSpectralAutoencoder(8, 2, 4)
+    x = torch.randn(3, 16)
+    for _ in range(4):
+        model.anomaly_score(x).sum().backward()
+    seen: list[str] = []
+
+    def note(frame: Any, event: str, _: Any) -> None:
+        folders = "/escalade/ops/", "/escalade/models/"  # and not the twin's, which runs kernels in Python
+        if event == "call" and any(folder in frame.f_code.co_filename for folder in folders):
+            seen.append(frame.f_code.co_name)
+
+    sys.setprofile(note)
+    try:
+        score = model.anomaly_score(x)
+        score.sum().backward()
+    finally:
+        sys.setprofile(None)
+    assert score.grad_fn is not None and score.grad_fn.name() == "mlp_recordedBackward"
+    assert "_unguarded" not in seen and "run" not in seen and len(seen) < 40, seen
 
 
 def test_without_words_that_are_not_public_calls_are_slower_and_not_wrong(
