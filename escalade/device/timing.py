@@ -29,6 +29,8 @@ MAX_SETS = 512
 MAX_GRAPH_CALLS = 20_000
 ENQUEUE_CYCLES = 1_000_000  # some 0.5 ms: longer than the CPU needs to launch one large graph
 ENQUEUE_CYCLES_EACH = 50_000
+_LEAST_SAMPLES, _PRECISION = 9, 0.01
+"""Samples that a confidence interval needs, and the half width, relative to the median, at which a subject is done."""
 
 
 @dataclass(frozen=True)
@@ -183,7 +185,7 @@ def interleave(
     max_rounds: int,
     before_round: Callable[[int], None] = lambda turns: None,
 ) -> dict[str, Timing]:
-    """Rounds in which every subject takes one turn, until each has spent its time.
+    """Rounds in which every subject takes one turn, until each has spent its time or its median is known to 1%.
 
     All turns of a round are enqueued before the first is waited for; `before_round` keeps the GPU busy
     meanwhile, so that no sample contains the CPU's time to launch it.
@@ -203,13 +205,23 @@ def interleave(
                 samples[name].append(microseconds)
                 spent[name] += microseconds * samplers[name].calls / 1e6
             if finished >= min_rounds:
-                running = [name for name in running if spent[name] < seconds_each]
+                running = [
+                    name for name in running if spent[name] < seconds_each and not _settled(samples[name])
+                ]
             if not running:
                 break
     return {
         name: summarize(values, samplers[name].how, samplers[name].note, watch.conditions)
         for name, values in samples.items()
     }
+
+
+def _settled(values: Sequence[float]) -> bool:
+    """Return whether the median is known to 1%: the notch of a box plot, an interval of about 95% confidence."""
+    if len(values) < _LEAST_SAMPLES:
+        return False
+    spread = percentile(values, 75) - percentile(values, 25)
+    return 1.57 * spread / math.sqrt(len(values)) < _PRECISION * statistics.median(values)
 
 
 def summarize(

@@ -251,6 +251,10 @@ class Engine(torch.nn.Module):
         """The plan for inputs like these."""
         return self.calls(self.flatten(arguments, keywords)).plan
 
+    def plan_for(self, card: Card, *arguments: Any) -> Plan:
+        """Return the plan that a card would get for inputs like these, here or not."""
+        return self._plans.plan_for(card, self.flatten(arguments, {}))
+
     def explain(self, *arguments: Any, **keywords: Any) -> Explanation:
         """The plan for inputs like these, step by step; without inputs the plan that was used last."""
         plan = self.plan(*arguments, **keywords) if arguments or keywords else self._plans.latest()

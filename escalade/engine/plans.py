@@ -284,6 +284,13 @@ class Plans:
                 self._avoid |= {failed}
                 planned = self._planned(network, batch, tensors)
 
+    def plan_for(self, card: Card, tensors: Sequence[torch.Tensor]) -> Plan:
+        """Plan for inputs like these on a card that need not be here; nothing is compiled for it."""
+        kept = self.of(tensors)
+        given = zip(kept.network.captured.inputs, tensors, strict=True)
+        formats = {entry.name: InputFormat.of(tensor) for entry, tensor in given}
+        return self.planner(kept.network, card, kept.batch, formats)()
+
     def planner(
         self, network: Network, place: Place, batch: int, formats: Mapping[str, InputFormat]
     ) -> Callable[..., Plan]:

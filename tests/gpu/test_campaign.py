@@ -12,6 +12,7 @@ from escalade.bench.campaign.units import Session
 from escalade.bench.networks import planned
 from escalade.measure import ceilings
 from escalade.measure import records as store
+from escalade.measure.currency import Made
 from tests.commands.support import run
 
 CPU = torch.device("cpu")
@@ -49,5 +50,7 @@ def test_units_are_measured_and_then_current(
 @pytest.mark.parametrize("dtype", ["fp16", "fp32"])
 def test_a_plan_without_a_gpu_is_the_gpus_own(cuda: torch.device, name: str, dtype: str) -> None:
     """Otherwise `measure --check` on another machine would compare with a plan that never ran."""
-    here, there = (planned.of_batches(Session(device).setting(name), (32,), dtype) for device in (cuda, CPU))
-    assert here == there
+    setting, elsewhere = Session(cuda).setting(name), Session(CPU).setting(name)
+    x = planned.empty(32, tuple(setting.workload.inputs(1).shape[1:]), dtype, setting.workload.layout, cuda)
+    here = Made.of_plan(setting.engine(dtype).plan(x))
+    assert Made.together([here]) == planned.of_batches(elsewhere, (32,), dtype)

@@ -9,6 +9,7 @@ from functools import partial
 from escalade.bench.calls.catalogue import CALLS, Call
 from escalade.bench.calls.measurement import COPIES, SYSTEMS, measure
 from escalade.bench.campaign.units import SECONDS_EACH, Say, Session, Unit
+from escalade.bench.networks.judging import UNTIMED
 from escalade.measure.records import Record
 
 _SECONDS = 3.0
@@ -31,7 +32,7 @@ def units() -> Iterator[Unit]:
 
 
 def _measure(call: Call, dtype: str, session: Session, say: Say) -> Iterator[list[Record]]:
-    if not session.seconds:
+    if session.seconds == UNTIMED:
         return
     say(f"{call.name} {dtype}: verifying and timing")
     yield from measure(call, dtype, session.device, session.seconds, session.seed)

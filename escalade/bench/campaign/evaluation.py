@@ -12,6 +12,7 @@ from escalade.bench.campaign.units import Say, Session, Unit
 from escalade.bench.ladder import free
 from escalade.bench.networks import at_hand
 from escalade.bench.networks.evaluation import DTYPES, Task, evaluate
+from escalade.bench.networks.judging import UNTIMED
 from escalade.classify.labelled import find_labelled
 from escalade.classify.preparation import normalization
 from escalade.engine import compile
@@ -54,7 +55,7 @@ def missing() -> str:
 
 
 def _measure(session: Session, say: Say) -> Iterator[list[Record]]:
-    if not session.seconds:
+    if session.seconds == UNTIMED:
         return
     weights, photographs, classes = (at_hand.find(name) for name in (WEIGHTS, PHOTOGRAPHS, CLASSES))
     assert weights is not None and photographs is not None

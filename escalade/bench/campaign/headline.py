@@ -40,6 +40,19 @@ _LADDERS = {
 """The ladders of the autoencoder's kernels, with the dtypes of their climbs."""
 
 
+README = (
+    *(f"network/resnet18/batches/b{batch}/fp16" for batch in (1, 32, 256)),
+    *(f"network/resnet50/batches/b{batch}/fp16" for batch in (32, 256)),
+    *(f"coverage/torchvision/{name}/fp16" for name in ("convnext_tiny", "efficientnet_b0", "mobilenet_v2")),
+    "network/autoencoder/training-step/b64/fp16",
+    "network/resnet50/training-step/b64/fp16",
+    "network/torchvision:mobilenet_v2/training-step/b64/fp16",
+    "network/lenet/batches/b10000/fp16",
+    "network/spectral_autoencoder/batches/b512/fp16",
+)
+"""The rows of README."""
+
+
 def _first(name: str, dtype: str) -> str:
     """Return the unit of an operation's first problem, in another dtype if there is none in this one."""
     operation = ops.OPERATIONS[name]
@@ -61,6 +74,7 @@ def _names() -> tuple[str, ...]:
         ),
     ]
     return (
+        *README,
         *resnet18[:4],
         *resnet50,
         "network/lenet/batches/*",

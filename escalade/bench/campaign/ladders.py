@@ -11,6 +11,7 @@ from typing import Any
 from escalade import ops
 from escalade.bench.campaign.units import SECONDS_EACH, Say, Session, Unit
 from escalade.bench.ladder import ablate, ablations, climb, free
+from escalade.bench.networks.judging import UNTIMED
 from escalade.bench.trial import Settings, blank_record
 from escalade.measure.currency import Made
 from escalade.measure.records import Record
@@ -75,7 +76,7 @@ def _measure(
     kind: str, operation: Operation[Any], problem: Any, dtype: str, session: Session, say: Say
 ) -> Iterator[list[Record]]:
     workload = operation.name if kind == "ladder" else f"{operation.name}_{kind}"
-    if not session.seconds:
+    if session.seconds == UNTIMED:
         yield [
             replace(record, workload=workload) for record in _unmeasured(operation, problem, dtype, session)
         ]

@@ -9,6 +9,7 @@ from functools import partial
 from escalade.bench.campaign.units import ANY, SECONDS_EACH, Say, Session, Unit
 from escalade.bench.layers.measurement import chosen_for, measure
 from escalade.bench.layers.sets import Layer, parts
+from escalade.bench.networks.judging import UNTIMED
 from escalade.bench.peers.catalogue import SLOW
 from escalade.bench.peers.registry import LAYERS
 from escalade.bench.trial import Settings
@@ -70,7 +71,7 @@ def _unit(layer: Layer, name: str, batch: int, direction: str) -> Unit:
 def _measure(
     layer: Layer, direction: str, peers: Sequence[str], session: Session, say: Say
 ) -> Iterator[list[Record]]:
-    if not session.seconds:
+    if session.seconds == UNTIMED:
         yield [ANY]
         return
     workload = "layers" if direction == "forward" else f"layers_{direction}"

@@ -11,6 +11,7 @@ from escalade import models
 from escalade.bench.campaign.units import ANY, SECONDS_EACH, Say, Session, Unit
 from escalade.bench.ladder import free
 from escalade.bench.networks import planned
+from escalade.bench.networks.judging import UNTIMED
 from escalade.bench.networks.steps import step_records, timed_plan
 from escalade.bench.networks.workload import Workload
 from escalade.bench.networks.workloads import TRAINED, WORKLOADS
@@ -77,7 +78,7 @@ def _unit(name: str, known: Workload | None, part: str, dtype: str, batch: int |
 def _measure(
     name: str, part: str, dtype: str, batch: int | None, peers: Sequence[str], session: Session, say: Say
 ) -> Iterator[list[Record]]:
-    if not session.seconds and part not in _COMPILING:
+    if session.seconds == UNTIMED and part not in _COMPILING:
         yield [replace(ANY, dtype=dtype)]
         return
     setting = session.setting(name)
@@ -122,7 +123,7 @@ def _steps() -> Unit:
     name, batch, dtype = STEPS
 
     def measure(session: Session, say: Say) -> Iterator[list[Record]]:
-        if not session.seconds:
+        if session.seconds == UNTIMED:
             yield [ANY]
             return
         say(f"{name}: making its plan")

@@ -20,6 +20,7 @@ import torch
 from escalade.bench.campaign import registry
 from escalade.bench.campaign.staleness import BEGUN, WORKLOAD, State
 from escalade.bench.campaign.units import ANY, Say, Session, Unit
+from escalade.bench.networks.judging import UNTIMED
 from escalade.errors import EscaladeError
 from escalade.measure import ceilings as card
 from escalade.measure.ceilings import Ceilings
@@ -167,7 +168,7 @@ def _begin(ceilings: Ceilings | None) -> None:
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
     torch.set_num_threads(1)
     device = torch.device("cuda", torch.cuda.current_device())
-    session = Session(device, seconds=0.0, given_ceilings=ceilings)
+    session = Session(device, seconds=UNTIMED, given_ceilings=ceilings)
     _worker = session, Session(torch.device("cpu")), registry.units()
 
 

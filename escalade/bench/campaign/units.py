@@ -16,6 +16,7 @@ from escalade.measure import ceilings as card
 from escalade.measure.ceilings import Ceilings
 from escalade.measure.currency import Made
 from escalade.measure.records import Record
+from escalade.ops.base.card import H200, Card
 
 Say = Callable[[str], None]
 Found = TypeVar("Found")
@@ -34,11 +35,16 @@ class Session:
 
     device: torch.device
     seconds: float = SECONDS_EACH
-    """Seconds that each rung and peer is timed; with 0 units only compile what they will need."""
+    """Seconds that each rung and peer is timed; UNTIMED: units only compile what they will need."""
     seed: int = 0
     given_ceilings: Ceilings | None = None
     """Ceilings that another process measured."""
     _kept: dict[tuple[Hashable, ...], object] = field(default_factory=dict)
+
+    @property
+    def card(self) -> Card:
+        """The card that plans are made for: an H200 without a GPU."""
+        return Card.of(self.device) if self.device.type == "cuda" else H200
 
     @cached_property
     def ceilings(self) -> Ceilings | None:
@@ -66,7 +72,7 @@ class Session:
             graph = capture(model, (chosen.inputs(2, chosen.size, self.seed),))
             return Setting(
                 chosen, model, graph, self.device, chosen.size, chosen.batches, chosen.dtypes, chosen.peers,
-                chosen.slow_batches, self.seconds, self.seed, self.ceilings,
+                chosen.slow_batches, self.seconds, self.seed, self.ceilings, card=self.card,
             )  # fmt: skip
 
         return self.once(("setting", name), made)

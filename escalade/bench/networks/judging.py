@@ -29,6 +29,8 @@ MOST = {"fp32": 1e-5, "tf32": 5e-3, "fp16": 5e-3, "bf16": 4e-2, "fp8": 0.25}
 """What is allowed at most, however sloppy PyTorch is. PyTorch has no networks in FP8: there it is what 16 roundings to
 2^-4 in a row come to, as a random walk."""
 _LAST_BIT = {"fp32": 2.0**-23, "tf32": 2.0**-10, "fp16": 2.0**-10, "bf16": 2.0**-7, "fp8": 2.0**-3}
+UNTIMED = -1.0
+"""In place of the seconds that a system is timed: systems only compile what they need, and nothing is judged."""
 PEERS = 2.0
 """How many times as far off a peer may be."""
 LEAST_ROWS = 8

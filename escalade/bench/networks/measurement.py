@@ -15,7 +15,7 @@ import torch
 
 from escalade.bench.coverage.fallbacks import by_operator, planned
 from escalade.bench.networks import turns
-from escalade.bench.networks.judging import PEERS, Standard, fresh, spoil
+from escalade.bench.networks.judging import PEERS, UNTIMED, Standard, fresh, spoil
 from escalade.bench.networks.workload import Say
 from escalade.bench.peers.network import (
     Maker,
@@ -52,7 +52,7 @@ class Case:
     task: Task
     standard: Standard
     seconds: float
-    """Seconds that each system is timed; with 0 systems are made and nothing is judged or timed."""
+    """Seconds that each system is timed; UNTIMED: systems are made, and nothing is judged or timed."""
     ceilings: Ceilings | None = None
 
     def allowance(self, system: str) -> float:
@@ -79,7 +79,7 @@ class Case:
 def measure(case: Case, engine: Engine, peers: Mapping[str, Maker], say: Say) -> list[Record]:
     """A record of the engine and of every peer; a wrong result is a failure and has no time."""
     records = compare(case, {"escalade": lambda task: [escalade(task, engine)], **peers}, say)
-    if not case.seconds or not any(_has_run(record) for record in records):
+    if case.seconds == UNTIMED or not any(_has_run(record) for record in records):
         return records
     plan = planned(engine, case.task.input(), floor=case.ceilings.floor_us if case.ceilings else None)
     records = [replace(r, config=summary(plan)) if _has_run(r) else r for r in records]
@@ -114,7 +114,7 @@ class Ready:
 
 def compare(case: Case, makers: Mapping[str, Maker], say: Say) -> list[Record]:
     """A record of every system, each verified, timed in turns, and verified again."""
-    if not case.seconds:
+    if case.seconds == UNTIMED:
         return _made_ready(case, makers)
     with precision(case.task.dtype), torch.no_grad():
         say(f"{_label(case)}: verifying")

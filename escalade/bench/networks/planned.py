@@ -25,7 +25,9 @@ def of_batches(setting: Setting, batches: Iterable[int], dtype: str) -> Made:
 
 def of_engine(setting: Setting, engine: Engine, batches: Iterable[int]) -> Made:
     """Return an engine's plans for batches of a network's inputs."""
-    return Made.together(Made.of_plan(engine.plan(_input(setting, batch, engine.dtype))) for batch in batches)
+    return Made.together(
+        Made.of_plan(engine.plan_for(setting.card, _input(setting, batch, engine.dtype))) for batch in batches
+    )
 
 
 def of_levels(setting: Setting, batches: Iterable[int], dtype: str) -> Made:
@@ -46,7 +48,7 @@ def of_stream(setting: Setting, batches: Iterable[int], dtype: str) -> Made:
         torch.empty(batch, *example.shape[1:], dtype=torch.uint8, device=setting.device)
         for batch in wanted.batches
     )
-    return Made.together(Made.of_plan(engine.plan(images)) for images in bytes_of)
+    return Made.together(Made.of_plan(engine.plan_for(setting.card, images)) for images in bytes_of)
 
 
 def _input(setting: Setting, batch: int, dtype: str) -> torch.Tensor:

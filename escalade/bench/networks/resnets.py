@@ -68,8 +68,15 @@ def _classes(x: torch.Tensor, seed: int) -> torch.Tensor:
     return torch.randint(0, _CLASSES, (len(x),), generator=generator).to(x.device)
 
 
+def _one_class(x: torch.Tensor, seed: int) -> torch.Tensor:
+    """Return the same class for every image: gradients of random classes cancel, and what is left is rounding."""
+    return torch.zeros(len(x), dtype=torch.long, device=x.device)
+
+
+UNTRAINED = Training(F.cross_entropy, _one_class, (64,), scale=2.0**10, rate=1e-4, most=_CHAOS, whole=True)
+"""How a network with the random weights of its constructor is trained while it is measured."""
 CLASSIFIES = Training(F.cross_entropy, _classes, (64, 256), scale=2.0**10, rate=1e-3, most=_CHAOS)
-"""How any network that tells a thousand classes apart is trained while it is measured."""
+"""How a ResNet is trained while it is measured."""
 
 
 def _damp(model: ResNet, x: torch.Tensor) -> None:

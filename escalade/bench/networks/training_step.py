@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from escalade.bench.ladder import free
-from escalade.bench.networks.judging import Standard, nudged
+from escalade.bench.networks.judging import UNTIMED, Standard, nudged
 from escalade.bench.networks.measurement import Case, compare, summary
 from escalade.bench.networks.workload import Part, Say, Setting
 from escalade.bench.peers import torch_training_step as torch_steps
@@ -50,6 +50,8 @@ class Training:
     rate: float
     most: float = 4.0
     """Times the usual most that is allowed: gradients come through every layer twice, and their sums cancel in part."""
+    whole: bool = False
+    """True to compare all gradients as one tensor: see `Lesson.whole`."""
     ours: Callable[[nn.Module], nn.Module] = lambda model: model
     """Makes of the model one with equal parameters that Escalade trains in its place."""
 
@@ -71,7 +73,7 @@ def planned(training: Training, setting: Setting, batches: Iterable[int], dtype:
         layout = lesson.layouts[-1]
         pupil = Pupil(lesson, layout)
         plan = plan_training_step(
-            pupil.model, lesson.loss, pupil.optimizer, lesson.batch(layout), lesson.dtype
+            pupil.model, lesson.loss, pupil.optimizer, lesson.batch(layout), lesson.dtype, setting.card
         )
         found.append(Made.of_plan(plan))
     return Made.together(found)
@@ -97,12 +99,13 @@ def cases(
         x = setting.inputs(batch, _BATCH_NUMBER)
         target = training.target(x, setting.seed)
         model = trainable(setting.model).to(setting.device)
-        first = Lesson(model, training.loss, x, target, "fp32", training.rate, training.scale)
+        first = Lesson(model, training.loss, x, target, "fp32", training.rate, training.scale, training.whole)
         say(f"{workload} batch {batch}: float64")
-        expected = exact(first) if setting.seconds else []
+        expected = [] if setting.seconds == UNTIMED else exact(first)
         for dtype in setting.dtypes:
             lesson = replace(first, dtype=dtype)
-            known = standard(lesson, expected, training.most) if setting.seconds else Standard(dtype, (), ())
+            untimed = setting.seconds == UNTIMED
+            known = Standard(dtype, (), ()) if untimed else standard(lesson, expected, training.most)
             yield Case(workload, Task(setting.model, x, dtype), known, setting.seconds), lesson
 
 
@@ -131,7 +134,7 @@ def standard(lesson: Lesson, expected: Sequence[torch.Tensor], most: float) -> S
     """
     with precision(lesson.dtype):
         found = [results_of(lesson, nudged(lesson.x, lesson.dtype, trial)) for trial in range(_TRIALS)]
-    count = len(list(lesson.model.parameters()))
+    count = 1 if lesson.whole else len(list(lesson.model.parameters()))
     own = [max(errors) for errors in zip(*(_errors(one, expected, count) for one in found), strict=True)]
     return Standard(lesson.dtype, tuple(expected), tuple(own), most)
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from escalade.bench.networks.judging import LEAST_ROWS, Standard, joined, nudged, own_errors
+from escalade.bench.networks.judging import LEAST_ROWS, UNTIMED, Standard, joined, nudged, own_errors
 from escalade.bench.peers.catalogue import SLOW
 from escalade.bench.peers.network import Budget, Maker
 from escalade.engine.compiler import compile
@@ -19,6 +19,7 @@ from escalade.engine.graph.graph import Graph
 from escalade.measure.ceilings import Ceilings
 from escalade.measure.currency import Made
 from escalade.measure.records import Record
+from escalade.ops.base.card import H200, Card
 
 Say = Callable[[str], None]
 CALIBRATION, CALIBRATION_NUMBER = 16, 9
@@ -118,6 +119,8 @@ class Setting:
     seed: int
     ceilings: Ceilings | None = None
     budget: Budget = field(default_factory=Budget)
+    card: Card = H200
+    """The card that plans are made for."""
     _engines: dict[str, Engine] = field(default_factory=dict)
 
     @property
@@ -150,7 +153,7 @@ class Setting:
     ) -> tuple[torch.Tensor, dict[str, Standard]]:
         """Inputs, and by dtype what they should give and how far off PyTorch is: on them, or on some more if they are
         few and it is further off there. Of a run that times nothing there are only the inputs."""
-        if not self.seconds:
+        if self.seconds == UNTIMED:
             return self.inputs(count, number), {dtype: Standard(dtype, (), ()) for dtype in dtypes}
         x = self.inputs(max(count, LEAST_ROWS), number)
         expected = references(model, x, self.workload.chunk)

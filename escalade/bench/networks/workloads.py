@@ -16,7 +16,7 @@ from escalade.bench.coverage.catalogue import entries
 from escalade.bench.networks import parts, training_step
 from escalade.bench.networks.autoencoder import AUTOENCODER
 from escalade.bench.networks.lenet import LENET
-from escalade.bench.networks.resnets import CLASSIFIES, resnet
+from escalade.bench.networks.resnets import UNTRAINED, resnet
 from escalade.bench.networks.spectral import SPECTRAL
 from escalade.bench.networks.workload import Part, Workload
 from escalade.bench.peers import registry
@@ -102,6 +102,14 @@ def _of_constructor(name: str) -> Workload:
     return _of_network(entry.name, entry.make, entry.item or (3, side, side))
 
 
+def _repeatable(model: nn.Module) -> nn.Module:
+    """Switch off dropout and stochastic depth, which would make every system's training another one."""
+    for module in model.modules():
+        if isinstance(module, nn.Dropout) or type(module).__name__ == "StochasticDepth":
+            module.p = 0.0  # type: ignore[assignment]
+    return model
+
+
 def _of_network(name: str, make: Callable[[], nn.Module], item: tuple[int, ...]) -> Workload:
     """Any network that takes batches of such items."""
 
@@ -111,7 +119,7 @@ def _of_network(name: str, make: Callable[[], nn.Module], item: tuple[int, ...])
 
     return Workload(
         name,
-        lambda size, seed: make(),
+        lambda size, seed: _repeatable(make()),
         inputs,
         item[-1],
         batches=(1, 8, 32),
@@ -120,7 +128,7 @@ def _of_network(name: str, make: Callable[[], nn.Module], item: tuple[int, ...])
         parts={
             "accuracy": Part(parts.accuracy),
             "batches": Part(parts.batches),
-            "training-step": training_step.part(CLASSIFIES),
+            "training-step": training_step.part(UNTRAINED),
         },
         classifies=False,
         most=_MOST,

@@ -49,6 +49,9 @@ class Lesson:
     rate: float
     scale: float
     """The loss scale that fp16 begins with."""
+    whole: bool = False
+    """True to compare all momenta as one tensor and all weights as another. The gradient of a bias in front of a
+    BatchNorm is zero but for rounding, so by itself it has no relative error."""
     _models: dict[str, nn.Module] = field(default_factory=dict)
 
     def model_in(self, layout: str) -> nn.Module:
@@ -83,6 +86,7 @@ class Pupil:
     def __init__(
         self, lesson: Lesson, layout: str, dtype: torch.dtype = torch.float32, fused: bool = False
     ) -> None:
+        self._whole = lesson.whole
         begin = lesson.model_in(layout)
         self.model = copy.deepcopy(begin).to(dtype)
         self._begin, self._own = _changed(begin), _changed(self.model)
@@ -100,7 +104,13 @@ class Pupil:
 
     def after(self, losses: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """What is compared after the steps that had these losses."""
+        if self._whole:
+            return [torch.stack(list(losses)), _joined(self._momenta), _joined(self._own)]
         return [torch.stack(list(losses)), *self._momenta, *self._own]
+
+
+def _joined(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    return torch.cat([tensor.reshape(-1) for tensor in tensors])
 
 
 def _changed(model: nn.Module) -> list[torch.Tensor]:

@@ -51,10 +51,11 @@ class Planned:
         on_twin: bool,
         without: frozenset[str],
         reduce: Reduce | None,
-        plan_only: bool = False,
+        plan_only: Card | None = None,
     ) -> None:
         """`stepped` are the parameters that the optimiser has; `inputs` lie where the model does; `without` names
-        techniques that are left out. With `plan_only` kernels are chosen, and not compiled."""
+        techniques that are left out. With `plan_only` kernels are chosen for that card, and
+        not compiled."""
         parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
         joint = joint.stepping([name for name in joint.trained if parameters[name] in stepped])
         graph = joint.graph
@@ -87,18 +88,18 @@ class Planned:
         }
         device = own[0].device
         constants = Constants(dtype, device, typed=True)
-        by_kernels = device.type != "cpu" or on_twin or plan_only
-        card = Card.of(device) if by_kernels else None
+        by_kernels = device.type != "cpu" or on_twin or plan_only is not None
+        card = plan_only or (Card.of(device) if by_kernels else None)
         graph = optimise_step(graph, given_as, returned, dtype, card, without)
         fusion = FusionLevel.naive if RUNGS in without else FusionLevel.fused
-        planned = partial(make_plan, graph, dtype, device, formats, fusion=fusion, bound=True)
+        planned = partial(make_plan, graph, dtype, plan_only or device, formats, fusion=fusion, bound=True)
         ready = partial(
             KernelStep, constants=constants, device=device, bound=bound, prepare=self._casts.run,
             as_graph=GRAPH not in without,
         )  # fmt: skip
         self.program: StepProgram = (
             _by_kernels(planned, ready)
-            if by_kernels and not plan_only
+            if by_kernels and plan_only is None
             else ReferenceStep(planned(), constants, bound, self._casts.run)
         )
         self._loss, *results = self.program.results()

@@ -23,6 +23,7 @@ from escalade.engine.training.program import StepProgram
 from escalade.engine.training.standing import Standing
 from escalade.engine.training.techniques import required_known
 from escalade.errors import UnsupportedError
+from escalade.ops.base.card import Card
 from escalade.ops.calling.types import PLAIN
 
 _AUTOCAST = {"fp32": None, "tf32": None, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -106,11 +107,12 @@ def plan_training_step(
     optimizer: torch.optim.Optimizer,
     example: Sequence[Any],
     dtype: str,
+    card: Card,
     without: Collection[str] = (),
 ) -> Plan:
-    """Plan a training step as the model's GPU would run it, or an H200 for a model on the CPU; nothing is compiled."""
+    """Plan a training step for a card that need not be here; nothing is compiled."""
     left_out = required_known(without)
-    step = TrainingStep(model, loss, optimizer, tuple(example), dtype, None, False, left_out, plan_only=True)
+    step = TrainingStep(model, loss, optimizer, tuple(example), dtype, None, False, left_out, plan_only=card)
     return step.plan
 
 
@@ -128,7 +130,7 @@ class TrainingStep:
         on_twin: bool,
         without: frozenset[str] = frozenset(),
         reduce: Reduce | None = None,
-        plan_only: bool = False,
+        plan_only: Card | None = None,
     ) -> None:
         self._plan_only = plan_only
         self._model, self._loss, self._optimizer, self.dtype = model, loss, optimizer, dtype
