@@ -34,8 +34,7 @@ COMMANDS = {
     "calls": "What a call of an operator costs the CPU beside PyTorch's, alone and with its gradients. Needs a GPU.",
     "coverage": "Every network of a module: compiled or why not, right, what PyTorch does of it, and its time beside "
     "PyTorch's.",
-    "measure": "Measure what README and docs show and what is missing or overtaken, the most valuable first, within a "
-    "budget.",
+    "measure": "Re-run benchmarks that are missing or no longer current, within a time budget.",
     "explain": "The plan of a network: each step, the kernel chosen and why, its least cost, what falls back to "
     "PyTorch.",
     "check": "A network's plan beside PyTorch, step by step and as a whole. Fails if PyTorch is faster; needs a GPU.",
@@ -44,8 +43,8 @@ COMMANDS = {
     "evaluate": "A ResNet's right answers on labelled images, in each dtype beside PyTorch's in fp32. Fails if logits "
     "are off.",
     "train": "Train a network: the autoencoder or a ResNet-18, with checkpoints that a run goes on from bit for bit.",
-    "tables": "The tables of README.md and docs/ladder.md, and the ladder plot, from the records in results/.",
-    "report": "All records as one HTML file: the verdict, ladders, networks, and where each figure comes from.",
+    "tables": "Write the tables and plots of README.md and docs from the records in results/.",
+    "report": "Write all records as one HTML file: README's table and plots, then every network, layer and ladder.",
 }
 """Every command, with what `escalade --help` says of it: the opening of its docstring."""
 

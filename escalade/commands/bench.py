@@ -40,9 +40,9 @@ from escalade.errors import UnsupportedError
 from escalade.measure import ceilings as card
 from escalade.measure import records as store
 from escalade.measure.records import Record
-from escalade.report import networks as tables
 from escalade.report import terminal
-from escalade.report.network_plots import PICTURES, network_plot
+from escalade.report.pages import networks as tables
+from escalade.report.plots import PICTURES, by_batch, save
 
 DTYPES = tuple(MOST)
 
@@ -163,7 +163,8 @@ def command(
                 run.keep(records)
     run.show()
     if plot:
-        console.print(f"wrote {escape(str(network_plot(run.records, workload, plot)))}")
+        timed = [record for record in run.records if record.workload == workload]
+        console.print(f"wrote {escape(str(save(lambda: by_batch(timed, workload), plot)))}")
     if any(record.failure and not record.is_peer for record in run.records):
         raise typer.Exit(1)
 
@@ -249,14 +250,14 @@ class _Run:
             store.file_away(self._results, stamped)
 
     def show(self) -> None:
-        for part in tables.network_tables(self.records):
+        for part in tables.terminal_tables(self.records):
             self._console.print(part)
         if line := terminal.conditions_line(record.conditions for record in self.records):
             self._console.print(line, highlight=False)
         for record in self.records:
             if record.failure:
                 kind = "[yellow]note:[/]" if record.is_peer else "[red]failed:[/]"
-                self._console.print(f"{kind} {escape(tables.failure(record))}")
+                self._console.print(f"{kind} {escape(terminal.failure(record))}")
         if self._ceilings and self._results:
             found = [record.stamped(self._origin) for record in card.records(self._ceilings)]
             store.file_away(self._results, found)

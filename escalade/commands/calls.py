@@ -17,7 +17,7 @@ from escalade.commands.progress import status
 from escalade.errors import UnsupportedError
 from escalade.measure import records as store
 from escalade.measure.records import Record
-from escalade.report import calls as tables
+from escalade.report.pages.records import calls_table
 
 
 def command(
@@ -57,7 +57,7 @@ def command(
 
 
 def _show(records: Sequence[Record], console: Console) -> None:
-    console.print(tables.table(records))
+    console.print(calls_table(records, "Host time per call"))
     for record in records:
         if record.failure:
             kind = "[yellow]note:[/]" if record.is_peer else "[red]failed:[/]"

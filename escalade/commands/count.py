@@ -27,7 +27,7 @@ from escalade.commands.selection import Selection
 from escalade.device.run import TwinOptions
 from escalade.measure import records as store
 from escalade.measure import verification
-from escalade.report import counts as tables
+from escalade.report import terminal as tables
 
 _TWIN = torch.device("cpu")
 
@@ -70,7 +70,7 @@ def command(
             progress.update(task, advance=1, description=f"{chosen.name} {outcome.rung}")
     origin = store.provenance(_TWIN)
     records = [_record(chosen, each).stamped(origin) for each in outcomes if not each.refusal]
-    for table in tables.terminal_tables(records, console.width):
+    for table in tables.count_tables(records):
         console.print(table)
     failures = [record for record in records if record.failure]
     for record in failures:

@@ -37,8 +37,8 @@ from escalade.errors import UnsupportedError
 from escalade.measure import ceilings as card
 from escalade.measure import records as store
 from escalade.measure.records import Record
-from escalade.report import coverage as tables
 from escalade.report import terminal
+from escalade.report.pages import coverage as tables
 
 DTYPES = tuple(dtype for dtype in MOST if dtype != "fp8")
 LAYOUTS = ("nhwc", "nchw")
@@ -218,7 +218,6 @@ class _Run:
         self.console.print(f"[red]stopped:[/] {escape(text)}")
 
     def show(self) -> None:
-        for part in tables.coverage_tables(self.records):
-            self.console.print(part)
-        for line in tables.summaries(self.records):
-            self.console.print(escape(line))
+        for part in tables.parts(self.records):
+            self.console.print(part.table)
+            self.console.print(escape(f"{part.title}: {part.summary()}"))

@@ -37,7 +37,9 @@ from escalade.errors import UnsupportedError
 from escalade.measure import records as store
 from escalade.measure.records import Record
 from escalade.models import read_resnet
-from escalade.report import evaluation_pages, networks
+from escalade.report import terminal
+from escalade.report.pages import networks
+from escalade.showing import shown
 
 NETWORKS = {"resnet18": 18, "resnet34": 34, "resnet50": 50}
 
@@ -106,10 +108,13 @@ def command(
         output.write(csv, _csv(stamped))
     if results is not None:
         store.file_away(results, stamped)
-    console.print(evaluation_pages.terminal_table(stamped, str(data), where))
+    network = stamped[0].workload.removesuffix(SUFFIX)
+    title = f"{network} with {shown(stamped[0].config['weights'])} on {shown(data)}, on {where}"
+    for table in networks.evaluation(stamped):
+        console.print(table.titled(title))
     wrong = [record for record in stamped if record.failure]
     for record in wrong:
-        console.print(f"[red]failed:[/] {escape(networks.failure(record))}")
+        console.print(f"[red]failed:[/] {escape(terminal.failure(record))}")
     if wrong:
         raise typer.Exit(1)
 

@@ -147,7 +147,7 @@ def _ablation_jobs(
 
 
 def _show(records: list[store.Record], console: Console) -> None:
-    for table in terminal.ladder_tables(records, console.width):
+    for table in terminal.ladder_tables(records):
         console.print(table)
     if line := terminal.conditions_line(record.conditions for record in records):
         console.print(line, highlight=False)

@@ -41,7 +41,7 @@ from escalade.measure import records as store
 from escalade.measure.records import Record
 from escalade.ops.conv2d.problem import DTYPES
 from escalade.report import terminal
-from escalade.report.layers import table as layers_table
+from escalade.report.pages.layers import table as layers_table
 
 CEILING_SECONDS = 0.1
 LOG_WIDTH = 160
@@ -116,7 +116,7 @@ def command(
         run.note(f"{why} ({count} layers)" if count > 1 else why)
     failed = [record for record in failures if not record.is_peer]
     for record in failed:
-        console.print(f"[red]failed:[/] {escape(record.problem)} {escape(terminal.failure(record))}")
+        console.print(f"[red]failed:[/] {escape(terminal.failure(record))}")
     if failed:
         raise typer.Exit(1)
 
@@ -186,7 +186,7 @@ class _Run:
     def show(self, part: Part) -> None:
         if self.device.type != "cuda":
             records = [record for layer in part.layers for record in self.measured[layer.key]]
-            for one in terminal.ladder_tables(records, self.console.width):
+            for one in terminal.ladder_tables(records):
                 self.console.print(one)
             return
         found = summaries.rows(part.layers, self.measured)

@@ -25,7 +25,7 @@ from escalade.profile.climb import measure as measure_climb
 from escalade.profile.parts import Part
 from escalade.profile.profiles import Profile, counted, profile
 from escalade.profile.trace import REPEATS, traced
-from escalade.report import counts, terminal
+from escalade.report import terminal
 
 
 def command(
@@ -170,7 +170,7 @@ def _count(asked: Asked, console: Console, json: pathlib.Path | None) -> None:
         for work in works:
             say(f"counting {work.part.name}")
             parts.append(twin.counted(work.part, work.count(asked.seed)))
-    for table in counts.terminal_tables(twin.records(title, parts), console.width):
+    for table in terminal.count_tables(twin.records(title, parts)):
         console.print(table)
     _say_words(console, [(each.part, each.words) for each in parts])
     if json:

@@ -12,10 +12,10 @@ from escalade.report import tables as generated
 
 def command(
     check: Annotated[bool, typer.Option(help="Change nothing; fail if a table is out of date.")] = False,
-    results: Annotated[pathlib.Path, typer.Option(help="Where the records are.")] = pathlib.Path("results"),
-    root: Annotated[pathlib.Path, typer.Option(help="The folder of README.md and docs.")] = pathlib.Path("."),
+    results: Annotated[pathlib.Path, typer.Option(help="Folder of the records.")] = pathlib.Path("results"),
+    root: Annotated[pathlib.Path, typer.Option(help="Folder of README.md and docs.")] = pathlib.Path("."),
 ) -> None:
-    """The tables of README.md and docs/ladder.md, and the ladder plot, from the records in results/."""
+    """Write the tables and plots of README.md and docs from the records in results/."""
     generated.require_records(results)
     if check:
         stale = generated.stale(results, root)

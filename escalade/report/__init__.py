@@ -1,1 +1,1 @@
-"""Tables and plots, on the terminal and in the docs, from records."""
+"""Records as tables and plots: on a terminal, in README.md and docs, and as one HTML page."""

@@ -1,138 +1,143 @@
-"""The tables of README.md and docs, generated from the records in results/: no figure is typed by hand."""
+"""Writes the generated pages and plots: no figure in README.md and docs is typed by hand."""
 
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from escalade import files
 from escalade.errors import EscaladeError
 from escalade.measure.records import Record, load_folder
-from escalade.report import (
-    ablation_pages,
-    call_pages,
-    coverage_pages,
-    gaps,
-    gpu_tests,
-    ladder_pages,
-    layer_pages,
-    network_pages,
-    operation_pages,
-    pair_pages,
-    peer_pages,
-    scale_pages,
-    step_pages,
-    training_pages,
-)
-from escalade.report.network_plots import network_plot
-from escalade.report.plans import page as plans
-from escalade.report.plot import ladder_plot
+from escalade.report import plots
+from escalade.report.compare import PREFERRED_GPU, of
+from escalade.report.document import Item, Plot, markdown, origin
+from escalade.report.pages import coverage, goals, ladders, layers, networks, readme, records, steps, training
+from escalade.report.table import Column, Table, columns
 
+__all__ = ["PREFERRED_GPU", "markers", "require_records", "stale", "write"]
 NETWORKS = "networks"
-"""The generated part of the README, by the markers around it."""
-PREFERRED_GPU = "h200"
-Block = Callable[[Sequence[Record]], str]
-_IN_PART: Mapping[str, Mapping[str, Block]] = {
-    "measuring.md": {part.PART: part.block for part in (gpu_tests, peer_pages, call_pages, gaps)},
-    scale_pages.PAGE: {scale_pages.PART: scale_pages.block},
-    training_pages.PAGE: {part.PART: part.block for part in (training_pages, ablation_pages, pair_pages)},
-}
-"""Pages that are generated in part: what stands between their markers."""
+"""The generated part of README.md, by the markers around it."""
+Pages = dict[str, list[Item]]
+"""Pages by path from the repository's root."""
+IMAGES = 10**9
+_HOUR_US = 3600e6
 
 
 def require_records(results: pathlib.Path) -> dict[str, list[Record]]:
-    """Return the records by GPU folder; a folder without records is refused."""
-    records = load_folder(results)
-    if not records:
+    """The records by GPU folder; an error if there are none."""
+    found = load_folder(results)
+    if not found:
         raise EscaladeError(f"there are no records under {results}; --results names the folder that has them")
-    return records
+    return found
 
 
-def on_cards(records: Mapping[str, Sequence[Record]]) -> dict[str, list[Record]]:
-    """What was measured on cards, the preferred one first; tests, and what the twin has counted, are not."""
-    found = {
-        gpu: [r for r in records[gpu] if r.workload != gpu_tests.WORKLOAD and not r.is_on_twin]
-        for gpu in sorted(records, key=lambda name: (name != PREFERRED_GPU, name))
+def on_cards(found: Mapping[str, Sequence[Record]]) -> dict[str, list[Record]]:
+    """What was measured on cards, the preferred one first, without tests and what the twin counted."""
+    own = {
+        gpu: [r for r in found[gpu] if r.workload not in records.NOT_TIMED and not r.is_on_twin]
+        for gpu in sorted(found, key=lambda name: (name != PREFERRED_GPU, name))
     }
-    return {gpu: own for gpu, own in found.items() if own}
+    return {gpu: some for gpu, some in own.items() if some}
+
+
+def pages(found: Mapping[str, Sequence[Record]]) -> Pages:
+    """The pages that are generated whole."""
+    cards, chosen = on_cards(found), _chosen(found)
+    made = {
+        "ladder.md": ladders.overview(cards),
+        **ladders.operation_pages(cards),
+        "networks.md": networks.page(cards),
+        "layers.md": layers.page(cards),
+        "coverage.md": coverage.page(cards),
+        "records.md": records.page(chosen),
+        steps.PAGE: steps.page(cards),
+    }
+    return {f"docs/{name}": items for name, items in made.items()}
+
+
+def blocks(found: Mapping[str, Sequence[Record]]) -> dict[str, Pages]:
+    """The generated parts of pages that are written by hand, by path and by the markers around them."""
+    own = _chosen(on_cards(found))
+    return {
+        "README.md": {NETWORKS: readme.block(own)},
+        "docs/goals.md": goals.blocks(own),
+        "docs/many-machines.md": {"billion": _billion(own)},
+        "docs/training-steps.md": {
+            "training-step": training.steps(own),
+            "training-ablation": training.techniques(own),
+            "training-pairs": training.pairs(own),
+        },
+    }
+
+
+def _billion(found: Sequence[Record]) -> list[Item]:
+    """GPU hours for a billion images, for each batch and dtype that ResNet-18 was measured at."""
+    own = [r for r in of(found, "resnet18") if not r.is_peer and r.median_us]
+    if not own:
+        return ["Nothing is measured yet: `escalade bench resnet18`."]
+
+    def hours(r: Record, time: float | None) -> str:
+        return "" if time is None else f"{IMAGES / r.batch * time / _HOUR_US:,.2f}"
+
+    shown = [
+        *columns("dtype|batch|µs on the device=µs"),
+        Column("GPU hours", lambda r: hours(r, r.median_us)),
+        *columns("µs per call"),
+        Column("GPU hours by calls", lambda r: hours(r, r.wall_us)),
+    ]
+    where = f"ResNet-18, {IMAGES:,} images, on an {own[0].gpu}. {origin(own)}"
+    return [where, Table(shown, own)]
 
 
 def write(results: pathlib.Path, root: pathlib.Path) -> list[pathlib.Path]:
-    """Brings the generated files up to date; those that were written."""
-    records = load_folder(results)
+    """Bring the generated files up to date; return what was written."""
+    found = load_folder(results)
     written = []
-    for path, text in _wanted(records, root).items():
+    for path, contents in _wanted(found, root).items():
         path.parent.mkdir(parents=True, exist_ok=True)
-        files.replace(path, text.encode())
+        files.replace(path, contents.encode())
         written.append(path)
-    climb = ladder_pages.climb(_chosen(records))
-    if climb:
-        written.append(ladder_plot(climb, ladder_pages.CLIMB_PROBLEM, root / ladder_pages.PLOT))
-    for name in network_pages.networks(_chosen(records)):
-        if not network_pages.has_plot(network_pages.of_network(_chosen(records), name), name):
-            continue
-        shown = network_pages.plotted(_chosen(records), name)
-        written.append(network_plot(shown, name, root / "docs" / network_pages.plot(name)))
-    return written
+    items = [item for page in pages(found).values() for item in page]
+    items += [item for parts in blocks(found).values() for part in parts.values() for item in part]
+    drawn = {item.name: item for item in items if isinstance(item, Plot)}
+    images = root / "docs" / "images"
+    return written + [plots.save(item.draw, images / f"{name}.svg") for name, item in drawn.items()]
 
 
 def stale(results: pathlib.Path, root: pathlib.Path) -> list[pathlib.Path]:
     """The generated files that are not what the records say."""
     wanted = _wanted(load_folder(results), root)
-    return [path for path, text in wanted.items() if not path.is_file() or path.read_text() != text]
+    return [path for path, made in wanted.items() if not path.is_file() or path.read_text() != made]
 
 
-def _wanted(records: dict[str, list[Record]], root: pathlib.Path) -> dict[pathlib.Path, str]:
-    readme = root / "README.md"
-    if not readme.is_file():
-        raise EscaladeError(f"there is no {readme}; --root names the folder that has it")
-    text = replaced(readme.read_text(), NETWORKS, network_pages.readme_block(_chosen(records)))
-    measured = on_cards(records)
-    in_part = {root / "docs" / name: blocks for name, blocks in _IN_PART.items()}
-    return {
-        **{
-            path: _in_part(path, blocks, _chosen(records))
-            for path, blocks in in_part.items()
-            if path.is_file()
-        },
-        readme: text,
-        root / "docs" / "ladder.md": ladder_pages.ladder_page(measured, PREFERRED_GPU),
-        **{
-            root / "docs" / path: page
-            for path, page in operation_pages.pages(measured, PREFERRED_GPU).items()
-        },
-        root / "docs" / "networks.md": network_pages.networks_page(measured, PREFERRED_GPU),
-        root / "docs" / "layers.md": layer_pages.layers_page(measured, PREFERRED_GPU),
-        root / "docs" / coverage_pages.PAGE: coverage_pages.coverage_page(measured, PREFERRED_GPU),
-        root / "docs" / plans.PAGE: plans.plans_page(_chosen(measured)),
-        root / "docs" / step_pages.PAGE: step_pages.steps_page(measured, PREFERRED_GPU),
-    }
-
-
-def _in_part(path: pathlib.Path, blocks: Mapping[str, Block], records: Sequence[Record]) -> str:
-    """A page that is written by hand but for these blocks."""
-    text = path.read_text()
-    for part, block in blocks.items():
-        text = replaced(text, part, block(records), path.name)
-    return text
+def _wanted(found: Mapping[str, Sequence[Record]], root: pathlib.Path) -> dict[pathlib.Path, str]:
+    if not (root / "README.md").is_file():
+        raise EscaladeError(f"there is no {root / 'README.md'}; --root names the folder that has it")
+    made = {root / name: markdown(items) for name, items in pages(found).items()}
+    for name, parts in blocks(found).items():
+        path = root / name
+        if path.is_file():
+            made[path] = path.read_text()
+            for part, items in parts.items():
+                block = markdown(items, "docs/images" if name == "README.md" else "images")
+                made[path] = replaced(made[path], part, block, path.name)
+    return made
 
 
 def markers(part: str) -> tuple[str, str]:
     return f"<!-- {part}:begin -->", f"<!-- {part}:end -->"
 
 
-def replaced(text: str, part: str, block: str, page: str = "README.md") -> str:
-    """The text with what stands between the part's markers exchanged."""
+def replaced(page: str, part: str, block: str, name: str = "README.md") -> str:
+    """The page with the text between the part's markers exchanged."""
     begin, end = markers(part)
-    before, found, rest = text.partition(begin)
+    before, found, rest = page.partition(begin)
     _, closed, after = rest.partition(end)
     if not found or not closed:
-        raise EscaladeError(f"{page} needs the lines {begin} and {end} around the generated table")
+        raise EscaladeError(f"{name} needs the lines {begin} and {end} around the generated table")
     return f"{before}{begin}\n{block}{end}{after}"
 
 
-def _chosen(records: dict[str, list[Record]]) -> list[Record]:
-    """The GPU that the README speaks of."""
-    if PREFERRED_GPU in records:
-        return records[PREFERRED_GPU]
-    return records[min(records)] if records else []
+def _chosen(found: Mapping[str, Sequence[Record]]) -> Sequence[Record]:
+    """The records of the GPU that README.md speaks of."""
+    return found.get(PREFERRED_GPU) or (found[min(found)] if found else [])

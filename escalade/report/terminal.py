@@ -1,32 +1,31 @@
-"""Records and outcomes as tables on a terminal."""
+"""Lines and tables of a terminal: ladders, verification, and what the twin or a profiler counted."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from rich.markup import escape
-
-from escalade.fitted import Table
 from escalade.measure.ceilings import Ceilings
 from escalade.measure.records import Record
 from escalade.measure.verification import Outcome
 from escalade.ops.base.operation import Operation
 from escalade.report import cells
+from escalade.report.compare import grouped
+from escalade.report.pages import ladders
+from escalade.report.table import Column, Table, columns, text
 
 
 def ceilings_line(ceilings: Ceilings) -> str:
     products = ", ".join(f"{dtype} {rate:.1f}" for dtype, rate in ceilings.tflops.items())
     return (
         f"{ceilings.gpu}: {ceilings.multiprocessors} SMs, {ceilings.l2_bytes / 2**20:.0f} MiB L2, "
-        f"{ceilings.shared_bytes / 2**10:.0f} KiB shared memory a block; "
-        f"copy {ceilings.copy_gbps:.0f} GB/s, sum {ceilings.read_gbps:.0f}; the best of several matrix products in "
-        f"TFLOP/s: {products}"
+        f"{ceilings.shared_bytes / 2**10:.0f} KiB shared memory per block; copy {ceilings.copy_gbps:.0f} GB/s, sum "
+        f"{ceilings.read_gbps:.0f}; the best of several matrix products in TFLOP/s: {products}"
     )
 
 
 def conditions_line(conditions: Iterable[Mapping[str, Any]]) -> str:
-    """What the card was like in several measurements, and why it held its clock down; nothing if nobody could say."""
+    """The card's state during several measurements, and why it held its clock down; empty if unknown."""
     seen = [each for each in conditions if each]
 
     def between(name: str, unit: str) -> list[str]:
@@ -43,94 +42,111 @@ def conditions_line(conditions: Iterable[Mapping[str, Any]]) -> str:
     return f"The card meanwhile: {', '.join(figures)}" + (slower if held else "")
 
 
-def ladder_tables(records: Sequence[Record], width: int) -> Iterable[Table]:
-    """One table for each workload and problem: the peers, then the rungs, dtype by dtype."""
-    for workload, problem in dict.fromkeys((record.workload, record.problem) for record in records):
-        chosen = [r for r in records if (r.workload, r.problem) == (workload, problem)]
-        on_twin = any(record.timing == "twin" for record in chosen)
-        yield _twin_table(chosen) if on_twin else _ladder_table(chosen, width)
-
-
-Cell = Callable[[Record], str]
-_COLUMNS: dict[str, Cell] = {
-    "µs": cells.microseconds,
-    "GFLOP/s": cells.gflops,
-    "% ceiling": lambda r: cells.percent(r.peak_pct),
-    "gain": lambda r: cells.times(r.gain),
-    "predicted": lambda r: cells.times(r.predicted_gain),
-    "vs PyTorch": lambda r: cells.times(r.peer_gain),
-    "error": lambda r: cells.error(r.error),
-}
-_MORE_COLUMNS: dict[str, Cell] = {
-    "GB/s": lambda r: cells.whole(r.gbps),
-    "× floor": cells.over_floor,
-    "regs": lambda r: cells.integer(r.registers),
-    "occupancy": lambda r: cells.share(r.occupancy),
-    "config": cells.config,
-}
-_WIDE = 180
-"""Characters that a terminal needs for all columns; a narrower one gets the first few, whole."""
-
-
-def _ladder_table(records: Sequence[Record], width: int) -> Table:
-    columns = _COLUMNS | (_MORE_COLUMNS if width >= _WIDE else {})
-    table = Table(title=escape(f"{records[0].workload} {records[0].problem}"), title_justify="left")
-    for heading in ("dtype", "rung", "layout"):
-        table.add_column(heading, no_wrap=True)
-    for heading in columns:
-        table.add_column(
-            heading, justify="left" if heading == "config" else "right", no_wrap=heading != "config"
-        )
-    for record in records:
-        shown = [cell(record) for cell in columns.values()]
-        if record.failure:
-            shown = [escape(cells.reason(record)) if record.is_peer else "[red]failed[/]"]
-        table.add_row(record.dtype, cells.who(record), record.layout, *shown)
-    return table
+def ladder_tables(records: Sequence[Record]) -> Iterator[Table]:
+    """One table per workload and problem: the peers, then the rungs, dtype by dtype."""
+    for (workload, problem), own in grouped(records, lambda r: (r.workload, r.problem)).items():
+        on_twin = any(record.timing == "twin" for record in own)
+        made = _twin_table(own) if on_twin else ladders.problem_table(own)
+        yield made.titled(f"{workload} {problem}" + (", on the twin" if on_twin else ""))
 
 
 def _twin_table(records: Sequence[Record]) -> Table:
-    table = Table(
-        title=escape(f"{records[0].workload} {records[0].problem}, on the twin"), title_justify="left"
+    shown = columns("dtype|rung|layout|result|error")
+    seconds = Column(
+        "seconds on CPU", lambda r: f"{r.median_us / 1e6:.3f}" if r.median_us is not None else ""
     )
-    for heading in ("dtype", "rung", "layout", "result"):
-        table.add_column(heading, no_wrap=heading != "rung", overflow="fold")
-    table.add_column("error", justify="right")
-    table.add_column("seconds on CPU", justify="right")
-    for record in records:
-        result = "[red]failed[/]" if record.failure else "[green]right[/]"
-        seconds = f"{record.median_us / 1e6:.3f}" if record.median_us is not None else ""
-        table.add_row(
-            record.dtype, cells.who(record), record.layout, result, cells.error(record.error), seconds
-        )
-    return table
+    return Table([*shown, seconds], records)
 
 
 def failure(record: Record) -> str:
-    """The one that failed, and the first line of why."""
-    return f"{cells.who(record)} {record.dtype} {record.layout}: {record.failure.splitlines()[0]}"
+    """The record that failed, and the first line of why."""
+    who = (record.problem, cells.who(record), record.dtype, record.layout)
+    return f"{' '.join(filter(None, who))}: {cells.first_line(record.failure)}"
 
 
 def remark(record: Record) -> str:
-    return f"{cells.who(record)} {record.dtype} {record.layout}: {record.note.splitlines()[0]}"
+    return f"{cells.who(record)} {record.dtype} {record.layout}: {cells.first_line(record.note)}"
 
 
 def verify_table(operation: Operation[Any], outcomes: Sequence[Outcome]) -> Table:
-    """One row a rung: how many problems were right, wrong or not taken, and how close to the tolerance it came."""
-    table = Table(title=operation.name, title_justify="left")
-    table.add_column("rung")
-    for heading in ("right", "wrong", "not taken", "largest error/tolerance", "seconds"):
-        table.add_column(heading, justify="right")
-    for rung in dict.fromkeys(outcome.rung for outcome in outcomes):
-        own = [outcome for outcome in outcomes if outcome.rung == rung]
-        wrong = sum(outcome.failed for outcome in own)
-        closeness = [o.error / o.tolerance for o in own if o.error is not None and o.tolerance and o.passed]
-        table.add_row(
-            rung,
-            str(sum(outcome.passed for outcome in own)),
-            f"[red]{wrong}[/]" if wrong else "0",
-            str(sum(bool(outcome.refusal) for outcome in own)),
-            f"{max(closeness):.2f}" if closeness else "",
-            f"{sum(outcome.seconds for outcome in own):.1f}",
-        )
-    return table
+    """One row per rung: the problems that were right, wrong or not taken, and how close to the tolerance it came."""
+
+    def count(own: Sequence[Outcome], name: str) -> str:
+        return str(sum(bool(getattr(outcome, name)) for outcome in own))
+
+    def closest(own: Sequence[Outcome]) -> str:
+        found = [o.error / o.tolerance for o in own if o.error is not None and o.tolerance and o.passed]
+        return f"{max(found):.2f}" if found else ""
+
+    rungs = dict.fromkeys(outcome.rung for outcome in outcomes)
+    rows = [(rung, [outcome for outcome in outcomes if outcome.rung == rung]) for rung in rungs]
+    shown = [
+        text("rung", lambda row: row[0]),
+        Column("right", lambda row: count(row[1], "passed")),
+        Column("wrong", lambda row: count(row[1], "failed")),
+        Column("not taken", lambda row: count(row[1], "refusal")),
+        Column("largest error/tolerance", lambda row: closest(row[1])),
+        Column("seconds", lambda row: f"{sum(outcome.seconds for outcome in row[1]):.1f}"),
+    ]
+    return Table(shown, rows, None, operation.name)
+
+
+COUNTS = "_counts"
+"""Suffix of the workloads whose records are counts, after the operation's name."""
+_UNITS = ("", "k", "M", "G", "T")
+
+
+def count_tables(records: Sequence[Record]) -> Iterator[Table]:
+    """One table for each workload, problem and counter."""
+    counted = [record for record in records if record.counts]
+    for (workload, problem, how), own in grouped(
+        counted, lambda r: (r.workload, r.problem, r.timing)
+    ).items():
+        by = "by Nsight Compute" if how == "ncu" else "on the twin"
+        title = f"{workload.removesuffix(COUNTS)} {problem}, counted {by}"
+        yield Table([*columns("rung|dtype|layout"), *_COLUMNS], own, title=title)
+
+
+def short(count: int) -> str:
+    """Three digits or so: `734`, `12.3k`, `4.06M`."""
+    power = max(0, min(len(_UNITS) - 1, (len(str(count)) - 1) // 3))
+    size = f"{count / 1000**power:.3g}"
+    return (size if "e" not in size else f"{count / 1000**power:.0f}") + _UNITS[power]
+
+
+def _total(record: Record, names: Sequence[str]) -> int:
+    return sum(record.counts.get(name, 0) for name in names)
+
+
+def _count(heading: str, *names: str) -> Column:
+    return Column(heading, lambda r: short(_total(r, names)) if _total(r, names) else "")
+
+
+def _each(unit: str, memory: str = "shared") -> list[str]:
+    operations = ("load", "copy") if memory == "global" else ("load", "store", "copy", "atomic")
+    return [f"{memory}_{operation}_{unit}" for operation in operations]
+
+
+def _sectors_each(record: Record) -> str:
+    requests = _total(record, _each("requests", "global"))
+    return f"{_total(record, _each('sectors', 'global')) / requests:.1f}" if requests else ""
+
+
+_COLUMNS = (
+    _count("loads", *_each("requests", "global")),
+    Column("sectors each", _sectors_each),
+    _count("TMA", "bulk_loads"),
+    _count("bytes read", "read_bytes"),
+    _count("unique", "unique_read_bytes"),
+    _count("written", "written_bytes"),
+    _count("shared", *_each("requests")),
+    _count("turns", *_each("turns")),
+    _count("conflicts", *_each("conflicts")),
+    _count("FMA", "fma"),
+    _count("tensor", "tensor_multiplications"),
+    _count("barriers", "barriers"),
+    _count("atomics", "atomics"),
+    _count("shuffles", "shuffles"),
+    _count("special", "special"),
+    _count("MMAs", "tensor_instructions"),
+)

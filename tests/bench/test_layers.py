@@ -30,8 +30,7 @@ from escalade.measure.verification import Case, Outcome
 from escalade.ops.base.accuracy import relative_error
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.stem.problem import StemProblem
-from escalade.report.layers import shown
-from escalade.report.layers import table as layers_table
+from escalade.report.pages.layers import table as layers_table
 from tests.bench.fake import Scale, ScaleProblem, rung
 
 CPU = torch.device("cpu")
@@ -357,8 +356,8 @@ def test_means_and_totals_count_every_layer_as_often_as_a_network_has_it() -> No
     assert total.geomean == pytest.approx(1.0) and total.worst.layer.problem == two
     assert (total.ours_us, total.peers_us) == (38.0, 64.0)
     assert total.tflops == pytest.approx((3 * one.flops + two.flops) / 38.0 / 1e6)
-    assert "2 layers (without the 1 that have no such ratio)" in str(total) and "0.500×" in str(total)
-    assert layers_table("a set", found).row_count == 3
+    assert "2 layers (and 1 without a peer)" in str(total) and "1 slower than it, worst 0.500×" in str(total)
+    assert layers_table("a set", found).rich().row_count == 3
     assert summaries.summary(found[2:]) is None
 
 
@@ -372,8 +371,13 @@ def test_a_row_has_our_fastest_and_the_fastest_peer_and_what_is_shown_of_them() 
     ]
     (row,) = summaries.rows([layer], {layer.key: [*ours, *peers, replace(ours[0], median_us=None)]})
     assert row.ours == ours[1] and row.peer == peers[1] and row.ratio == 2.5
-    cells = shown(replace(row, ours=replace(ours[1], floor_us=6.0)))
-    assert cells["% of floor"].startswith("75") and cells["×"] == "3" and cells["peer"] == "cudnn-graph"
+    table = layers_table("a set", [replace(row, ours=replace(ours[1], floor_us=6.0))])
+    cells = {column.heading: column.cell(table.rows[0]) for column in table.columns}
+    assert (
+        cells["% of floor"].startswith("75")
+        and cells["×"] == "3"
+        and cells["best peer"] == "cuDNN's graph API"
+    )
     assert (
         cells["µs"].startswith("8")
         and cells["peer's µs"].startswith("20")

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from escalade.measure import records as store
-from escalade.report.gpu_tests import WORKLOAD
+from escalade.report.pages.records import GPU_TEST as WORKLOAD
 from tests.gpu import sanitize
 
 ROOT = pathlib.Path(__file__).parent.parent.parent

@@ -12,7 +12,8 @@ import torch
 
 from escalade.measure import records as store
 from escalade.ops import OPERATIONS
-from escalade.report import gpu_tests
+from escalade.report.document import markdown
+from escalade.report.pages import records as pages
 from tests.gpu import gate, sanitize
 from tests.gpu.gate import Part
 from tests.support import all_rungs
@@ -201,7 +202,7 @@ def test_it_fails_if_any_part_does(
     monkeypatch.setattr(gate, "run_suite", lambda workers, seed: part("tests"))
     monkeypatch.setattr(gate, "run_tool", lambda tool, *_: part(tool))
     assert gate.main(["--results", str(tmp_path)]) == bool(broken)
-    text = gpu_tests.block(store.load(tmp_path / "h200" / "gpu_test.jsonl"))
+    text = markdown(pages.gpu_tests(store.load(tmp_path / "h200" / "gpu_test.jsonl")))
     assert text.count("| right |") == len(gate.TOOLS) + (not broken) and ("failed: found" in text) == bool(
         broken
     )
@@ -216,12 +217,10 @@ def test_without_a_gpu_it_fails_and_says_so(
 
 
 def test_the_page_shows_the_last_run() -> None:
-    assert gpu_tests.block([]) == "No run is recorded yet.\n"
     stamped = [
         store.Record(
-            gpu_tests.WORKLOAD, "tests", "", "", 0, "pytest", "", config={**SUITE.counts, "seconds": 200}
+            pages.GPU_TEST, "tests", "", "", 0, "pytest", "", config={**SUITE.counts, "seconds": 200}
         ).stamped(ORIGIN)
     ]
-    text = gpu_tests.block(stamped)
-    assert "NVIDIA H200, driver 580.1, 2026-01-02" in text
-    assert "| tests | pytest | abc | 1 | 2 | 1 | 200 | right |" in text and "- needs two: 1" in text
+    text = markdown(pages.gpu_tests(stamped))
+    assert "| tests | pytest | 1 | 2 | 1 | 200 | right | abc 01-02 |" in text and "- needs two: 1" in text

@@ -12,7 +12,7 @@ from escalade.profile.climb import Climb
 from escalade.profile.parts import Part
 from escalade.profile.profiles import counted
 from escalade.profile.readings import Reading
-from escalade.report.plans import wall
+from escalade.report.pages.goals import WALL_COLUMNS
 
 CPU = torch.device("cpu")
 CLIMB = Climb("conv2d", "8to8_9_k3s1_b2", "fp32", ["direct", "register_blocking", "nhwc", "unrolled"])
@@ -48,9 +48,10 @@ def test_records_have_the_bytes_that_were_counted() -> None:
     assert (first.config["moved_bytes"], first.config["l2_bytes"]) == (4e6, 8e6)
     assert first.config["fewest_bytes"] == problem.bytes
     assert second.config["moved_bytes"] is None
-    cells = wall._row(first)
-    assert cells[5:8] == ("4", f"{4e6 / problem.bytes:.2f}×", "2,000") and cells[9] == "4,000"
-    assert wall._row(second)[5:8] == ("", "", "")
+    cells, without = ({c.heading: c.cell(r) for c in WALL_COLUMNS} for r in (first, second))
+    assert (cells["MB moved"], cells["GB/s of memory"], cells["GB/s of L2"]) == ("4", "2,000", "4,000")
+    assert cells["times the fewest"] == f"{4e6 / problem.bytes:.0f}×"
+    assert without["MB moved"] == without["times the fewest"] == without["GB/s of memory"] == ""
 
 
 def test_without_nsight_compute_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

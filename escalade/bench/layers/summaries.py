@@ -22,8 +22,9 @@ class Row:
     ours: Record | None
     peer: Record | None
     ratio: float | None = None
-    """How many times as fast as the fastest peer we are; None where `why` says what is missing for it."""
-    why: str = ""
+    """The fastest peer's time divided by ours; None if either was not timed."""
+    note: str = ""
+    """The peers that matter and were not measured, or why we have no time."""
 
 
 @dataclass(frozen=True)
@@ -38,13 +39,16 @@ class Summary:
     peers_us: float
     tflops: float
     left_out: int = 0
-    """Layers whose peers all take several launches, or were not measured."""
+    """Layers for which no peer was timed."""
+    slower: int = 0
+    """Layers on which the fastest peer is faster."""
 
     def __str__(self) -> str:
-        without = f" (without the {self.left_out} that have no such ratio)" if self.left_out else ""
+        without = f" (and {self.left_out} without a peer)" if self.left_out else ""
         return (
-            f"{self.layers} layers{without}: {self.geomean:.3f}× the fastest peer's speed in the geometric mean; worst "
-            f"{self.worst.ratio or 0.0:.3f}× ({self.worst.layer.problem.name}); in all {self.ours_us:,.0f} µs "
+            f"{self.layers} layers{without}: {self.geomean:.3f}× the fastest peer's speed in the geometric mean; "
+            f"{self.slower} slower than it, worst {self.worst.ratio or 0.0:.3f}× ({self.worst.layer.problem.name}); in "
+            f"all {self.ours_us:,.0f} µs "
             f"({self.tflops:.0f} TFLOP/s) against {self.peers_us:,.0f} µs, {self.peers_us / self.ours_us:.3f}×"
         )
 
@@ -55,7 +59,10 @@ def rows(layers: Iterable[Layer], measured: Measured) -> list[Row]:
 
 def _row(layer: Layer, records: Sequence[Record]) -> Row:
     found = against_best(records)
-    return Row(layer, found.ours, found.peer, found.ratio, found.why)
+    failed = [f"failed: {r.failure.splitlines()[0]}" for r in records if not r.is_peer and r.failure]
+    return Row(
+        layer, found.ours, found.peer, found.ratio, found.note or ("" if found.ours else "".join(failed[:1]))
+    )
 
 
 def summary(found: Sequence[Row]) -> Summary | None:
@@ -74,6 +81,7 @@ def summary(found: Sequence[Row]) -> Summary | None:
         sum(row.layer.count * peer.time for row, _, peer, _ in compared),
         flops / ours_us / 1e6,
         sum(row.ours is not None for row in found) - len(compared),
+        sum(ratio < 1 for *_, ratio in compared),
     )
 
 

@@ -1,4 +1,4 @@
-"""Ours against the best of all peers, by one clock; and which peers must have been measured before there is a ratio."""
+"""Compares our fastest record with the best peer, each timed by the same clock."""
 
 from __future__ import annotations
 
@@ -8,93 +8,76 @@ from dataclasses import dataclass
 from escalade.measure.records import Record
 
 Clock = Callable[[Record], float | None]
-"""The microseconds of a record by one way of taking time; None if it has none."""
-Required = tuple[tuple[str, ...], ...]
-"""Systems that a ratio needs: of each group one must have been timed."""
+"""Returns the microseconds of a record by one clock, or None if it has none."""
 
 ON_DEVICE = ("graph", "eager")
-"""How times on the device are taken (see `escalade.device.timing`); all others are by the wall clock."""
-_GRAPH, _COMPILE, _JAX = ("torch-graph",), ("torch-compile",), ("jax",)
-_NETWORK: Required = (_GRAPH, _COMPILE)
+"""Kinds of timing that are device times (see `escalade.device.timing`); all others are wall-clock times."""
 COVERAGE = "coverage_"
-"""How the workloads begin that are many networks of one module."""
+"""Prefix of the workloads that hold many networks of one module."""
 TRAINING_STEP = "_training_step"
-"""How the workloads end that are whole steps of training, behind the network's name."""
-_EITHER_MODE: Required = (_GRAPH, (*_COMPILE, "torch-compile-default"))
-_FUSED: Required = (("cudnn-graph", "cudnn-fused-nhwc", "cudnn-fused-nchw", "triton", *_COMPILE),)
-_OPERATOR: Required = (("torch-nhwc", "torch-nchw", "torch-flat", "torch"),)
+"""Suffix of the workloads that are whole training steps, after the network's name."""
+_VERSIONS = ("torch", "cuda", "cudnn")
+"""Versions that must be the same for a peer's time to be compared with ours."""
+_COMPILED = ("torch-compile", "torch-compile-default")
+_FUSED = ("cudnn-graph", "cudnn-fused-nhwc", "cudnn-fused-nchw", "triton", "torch-compile")
 
 
 def on_device(record: Record) -> float | None:
-    """The time on the device of one call."""
+    """Return the device time of one call."""
     return record.median_us if record.timing in ON_DEVICE else None
 
 
 def by_clock(record: Record) -> float | None:
-    """The wall-clock time of one call as a user makes it."""
+    """Return the wall-clock time of one call, as a user makes it."""
     return record.wall_us
-
-
-def required(record: Record, clock: Clock) -> Required:
-    """Which peers a ratio of this workload needs.
-
-    Whole networks need PyTorch as one CUDA graph and torch.compile (max-autotune); ResNets by the clock JAX too, which
-    has no graph to be timed on the device. Of many networks, and of steps of training, torch.compile's default mode is
-    enough. A layer needs
-    torch.compile, but for FP8, which that has no convolutions in; with an epilogue it needs a peer that does it in one
-    launch. Anything else needs PyTorch's operator: gradients of convolutions, which torch.compile leaves to it, among
-    them.
-    """
-    if record.workload == "layers":
-        eager = _FUSED if "_bias" in record.problem else _OPERATOR
-        return eager if record.dtype == "fp8" else (*eager, _COMPILE)
-    if record.workload.startswith(COVERAGE) or record.workload.endswith(TRAINING_STEP):
-        return _EITHER_MODE
-    if record.layout == "flat" or record.workload.partition("_")[0] in ("lenet", "spectral"):
-        return _NETWORK
-    if record.workload.startswith("resnet"):
-        return _NETWORK if clock is on_device else (*_NETWORK, _JAX)
-    return _OPERATOR
 
 
 @dataclass(frozen=True)
 class Against:
-    """How many times as fast as the best peer we are by one clock, or why that is not known."""
+    """Our speed relative to the best peer by one clock, and what limits the comparison."""
 
     ours: Record | None = None
     peer: Record | None = None
-    """The fastest of those that were measured."""
+    """The fastest peer that was measured."""
     ratio: float | None = None
-    why: str = ""
+    """The peer's time divided by ours: above 1 we are faster. None if either was not timed."""
+    note: str = ""
+    """The peers that matter and were not measured, or measured with other versions."""
 
 
 def against_best(records: Sequence[Record], clock: Clock = on_device) -> Against:
-    """Our fastest record of one problem in one dtype beside the best peer's; there is a ratio only where no required
-    peer is missing."""
+    """Compare our fastest record of one problem and dtype with the best peer, whatever the result.
+
+    Peers that were measured with the same PyTorch, CUDA and cuDNN count, of any commit. If there are none, the others
+    do, and the note gives their versions.
+    """
     ours = _fastest([r for r in records if not r.is_peer], clock)
     peers = [r for r in records if r.is_peer]
-    peer = _fastest(peers, clock)
     if ours is None:
-        return Against(None, peer)
-    timed = {r.system for r in peers if clock(r) is not None}
-    missing = [group for group in required(ours, clock) if not timed.intersection(group)]
-    if missing:
-        return Against(ours, peer, why=_missing(missing))
-    assert peer is not None
-    best = clock(peer)
-    mine = clock(ours)
-    assert best is not None and mine is not None
+        return Against(None, _fastest(peers, clock))
+    same = [r for r in peers if all(r.versions.get(v) == ours.versions.get(v) for v in _VERSIONS)]
+    peer = _fastest(same, clock) or _fastest(peers, clock)
+    mine, best = clock(ours), clock(peer) if peer else None
+    if peer is None or not mine or not best:
+        return Against(ours, peer, note="no peer")
+    notes = [_missing(ours, {r.system for r in peers if clock(r) is not None})]
+    if peer not in same:
+        notes.append("peer's PyTorch is " + peer.versions.get("torch", "unknown"))
     if clock is on_device:
-        faster = [r for r in peers if r.timing not in ON_DEVICE and r.median_us and r.median_us < best]
-        if faster:  # even with the clock's overhead: it is the best, and its time on the device is not known
-            return Against(ours, peer, why=f"{faster[0].system} is faster, and has no device time")
-    return Against(ours, peer, best / mine)
+        untimed = [r for r in peers if r.timing not in ON_DEVICE and r.median_us and r.median_us < best]
+        # Faster even with the clock's overhead, but without a device time to divide by.
+        notes += [f"{untimed[0].system} is faster by the wall clock"] if untimed else []
+    return Against(ours, peer, best / mine, "; ".join(filter(None, notes)))
 
 
-def _missing(groups: Sequence[tuple[str, ...]]) -> str:
-    if _FUSED[0] in groups:
-        return "no fused peer"
-    return "not measured: " + ", ".join(group[0] for group in groups)
+def _missing(ours: Record, timed: set[str]) -> str:
+    """Return which important peer has no time: a fused one for a layer with an epilogue, else torch.compile."""
+    if ours.workload == "layers":
+        if "_bias" in ours.problem and not timed.intersection(_FUSED):
+            return "no fused peer"
+        return "" if ours.dtype == "fp8" or "torch-compile" in timed else "no torch.compile"
+    is_network = not ours.rung and "_gradient" not in ours.workload
+    return "no torch.compile" if is_network and not timed.intersection(_COMPILED) else ""
 
 
 def _fastest(records: Sequence[Record], clock: Clock) -> Record | None:

@@ -15,7 +15,8 @@ from escalade.bench.peers.torch_training_step import Lesson
 from escalade.engine.training.techniques import TECHNIQUES
 from escalade.errors import UnsupportedError
 from escalade.measure.records import Record
-from escalade.report import ablation_pages
+from escalade.report.document import markdown
+from escalade.report.pages import training
 
 
 def test_every_variant_is_right_and_those_that_change_nothing_are_told_apart() -> None:
@@ -55,11 +56,12 @@ def test_techniques_and_pairs_become_tables() -> None:
         _record("without epilogues", 150.0, "e"), _record("without pointwise", 120.0, "p"),
         _record("without casts", 101.0, "a"), _record("without pointwise and epilogues", 160.0, "b"),
     ]  # fmt: skip
-    text = ablation_pages.block(records)
-    assert "### autoencoder, batch 64, fp16, on an NVIDIA H200" in text
-    assert "| **all** |  | 110.0 | 10.00× |" in text
+    text = markdown(training.techniques(records))
+    assert "#### Techniques, 32_b64, fp16" in text
+    assert "| `all` |  | 110.0 | 10.00× |" in text
     row = next(line for line in text.splitlines() if line.startswith("| `epilogues` |"))
-    assert row.endswith("| 810.0 | 1.25× | 160.0 | 1.50× |")
+    assert row.endswith("| 810.0 | 1.25× | 160.0 | 1.50× |  | abc 01-02 |")
     assert "| `casts` |" not in text, "its plan is that of the whole"
-    assert "| `pointwise` | `epilogues` | 1 | 1.07× | 1.33× | 1.60× | 1.13 |" in text
-    assert "not been measured yet" in ablation_pages.block([])
+    # Both gain 1.60, alone 160 / 150 and 160 / 120: 1.60 / (1.07 * 1.33) = 1.13.
+    assert "| `pointwise and epilogues` |  |  |  | 170.0 | 1.60× | 1.13 | abc 01-02 |" in text
+    assert "not been measured yet" in markdown(training.techniques([]))

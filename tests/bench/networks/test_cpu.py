@@ -14,7 +14,7 @@ from escalade.bench.networks.cpu import CPU
 from escalade.errors import UnsupportedError
 from escalade.measure.records import Record
 from escalade.models.resnet import BasicBlock
-from escalade.report import cpu_pages
+from escalade.report.pages import networks
 
 
 @pytest.fixture(scope="module")
@@ -82,14 +82,14 @@ def test_rows_divide_the_cpu_s_time_by_both_of_the_gpu_s() -> None:
     )  # fmt: skip
     cpu = replace(ours, system=CPU, median_us=None, wall_us=20_000.0)
     slower = replace(ours, dtype="fp32", median_us=1000.0)
-    assert cpu_pages.batch_rows([ours, cpu, slower]) == [
-        ("fp32", "8", "", "1.00", "", "0.4000", "", "20,000", "3.0"),
-        ("fp16", "8", "20.00", "0.1000", "200×", "0.4000", "50.0×", "20,000", "3.0"),
+    (by_batch,) = networks.on_cpu([ours, cpu, slower])
+    assert by_batch.grid[1] == [
+        ["fp32", "8", "", "1.00", "", "0.4000", "", "20,000", "3.0"],
+        ["fp16", "8", "20.00", "0.1000", "200×", "0.4000", "50.00×", "20,000", "3.0"],
     ]
     relu = replace(ours, rung="ReLU")
-    assert cpu_pages.layer_rows(
-        [relu, replace(relu, rung="total", median_us=1.0), replace(cpu, rung="ReLU")]
-    ) == [
-        ("fp16", "ReLU", "20.00", "0.1000", "200×"),
-        ("fp16", "total", "", "0.0010", ""),
+    (kinds,) = networks.by_kind([relu, replace(relu, rung="total", median_us=1.0), replace(cpu, rung="ReLU")])
+    assert kinds.grid[1] == [
+        ["fp16", "ReLU", "20.00", "0.1000", "200×"],
+        ["fp16", "total", "", "0.0010", ""],
     ]

@@ -29,7 +29,7 @@ from escalade.measure.records import Record
 from escalade.models import ResNet
 from escalade.models.resnet import BasicBlock, Bottleneck
 from escalade.ops.base.switches import precision
-from escalade.report.network_plots import network_plot
+from escalade.report.plots import by_batch, save
 
 SIZE = 32
 TINY = resnet("tiny", lambda: ResNet(BasicBlock, (1, 1, 1, 1), 10))
@@ -299,9 +299,9 @@ def test_bench_takes_whole_numbers_for_batches() -> None:
 def test_plots_refuse_what_they_cannot_write(tmp_path: pathlib.Path) -> None:
     record = Record("net", "32_b1", "fp16", "nhwc", 1, "escalade", "", wall_us=1.0, images_per_s=1e6)
     with pytest.raises(UnsupportedError, match=r"written as \.png, \.svg or \.pdf"):
-        network_plot([record], "net", tmp_path / "p.txt")
+        save(lambda: by_batch([record]), tmp_path / "p.txt")
     with pytest.raises(UnsupportedError, match="nothing was timed"):
-        network_plot([replace(record, images_per_s=None)], "net", tmp_path / "p.png")
+        save(lambda: by_batch([replace(record, images_per_s=None)]), tmp_path / "p.png")
 
 
 def test_fp8_is_for_resnets_when_it_is_named(tmp_path: pathlib.Path) -> None:

@@ -14,7 +14,8 @@ from escalade.bench.networks.training_step import exact, standard
 from escalade.bench.peers.network import Task
 from escalade.bench.peers.torch_training_step import Lesson
 from escalade.measure.records import Record
-from escalade.report import pair_pages
+from escalade.report.document import markdown
+from escalade.report.pages import training
 
 
 def test_a_step_that_is_fed_from_the_host_is_judged_like_any_other() -> None:
@@ -40,7 +41,7 @@ def test_pairs_become_a_table() -> None:
     )  # fmt: skip
     pinned = replace(pageable, rung="pinned, two streams", median_us=750.0)
     broken = replace(pageable, rung="one arena", median_us=None, failure="its error is 3")
-    text = pair_pages.block([pageable, pinned, broken])
+    text = markdown(training.pairs([pageable, pinned, broken]))
     assert "| A batch from host memory, and a step | pinned, two streams | 750.0 | 2.00× |" in text
     assert "| A step launched kernel by kernel | one arena | its error is 3 |  |" in text
-    assert "not been measured yet" in pair_pages.block([])
+    assert "not been measured yet" in markdown(training.pairs([]))

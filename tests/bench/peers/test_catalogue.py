@@ -14,7 +14,7 @@ from escalade.bench.peers.catalogue import PEERS, SLOW, TITLES, Package, Peer
 from escalade.measure.records import Record
 from escalade.ops import OPERATIONS
 from escalade.ops.conv2d.problem import Conv2dProblem
-from escalade.report.peer_pages import block
+from escalade.report.pages.records import peers
 
 
 def test_whoever_is_made_is_described() -> None:
@@ -38,8 +38,8 @@ def test_what_is_missing_is_said_with_how_it_is_brought() -> None:
 def test_the_docs_say_how_often_a_peer_was_measured_or_why_it_was_not() -> None:
     timed = Record("resnet18", "224_b1", "fp16", "nhwc", 1, "jax", "", median_us=1.0)
     refused = replace(timed, median_us=None, failure="jax is not here\nand more")
-    rows = {line.split(" | ")[0]: line for line in block([timed, refused]).splitlines()}
-    assert rows["| JAX"].endswith("| once; refused once, 1 of them: jax is not here |")
+    rows = {line.split(" | ")[0]: line for line in peers([timed, refused]).markdown().splitlines()}
+    assert rows["| JAX"].endswith("| times measured: 1; refused 1 times, 1 of them: jax is not here |")
     assert rows["| PyTorch eager"].endswith("| not yet |")
 
 

@@ -1,4 +1,4 @@
-"""NaN, infinities and overflow through every rung of conv2d, as docs/measuring.md promises."""
+"""NaN, infinities and overflow through every rung of conv2d, as docs/non-finite.md promises."""
 
 from __future__ import annotations
 

@@ -1,1 +1,0 @@
-"""All records as one HTML file that needs nothing beside it."""
