@@ -42,7 +42,7 @@ class Changes:
 
     @property
     def slower(self) -> list[Change]:
-        """Those of which four fifths of the new samples take longer than four fifths of the old ones."""
+        """Changes in which four fifths of the new samples take longer than four fifths of the old ones."""
         return sorted((c for c in self.same if (c[1].p20_us or 0) > (c[0].p80_us or c[0].time)), key=speedup)
 
     @property

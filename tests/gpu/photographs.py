@@ -2,11 +2,13 @@
 
 Makes photograph-like files in memory (500 x 375 and 375 x 500, and as many of mixed sizes), and prints images a second
 of the decoder alone, as `classify` has it, of the engine alone, and of both together, in fp16 by ResNet-18. The lesser
-of the first two is what the third is held against. Without nvJPEG the decoder is Pillow.
+of the first two is what the third is held against. Without nvJPEG the decoder is Pillow. `--results results` files a
+record of each rate.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import os
 import pathlib
@@ -26,7 +28,9 @@ from escalade.classify.batch import Batch
 from escalade.classify.decoders import Decoder, Pillow, decoder_for
 from escalade.classify.images import Crop
 from escalade.classify.prediction import example, make_ready, predict
+from escalade.measure import records as store
 from escalade.models import resnet18
+from escalade.report.pages.records import PHOTOGRAPHS
 
 _CROP, _BATCH, _TOP = Crop(256, 224), 128, 5
 _DISTINCT = 1500
@@ -91,7 +95,15 @@ def computed(engine: escalade.Engine, batches: int) -> Iterator[torch.Tensor]:
     return (engine(images) for _ in range(batches))
 
 
-def main(count: int) -> int:
+def record(files: str, what: str, rate: float) -> store.Record:
+    return store.Record(PHOTOGRAPHS, files, "fp16", "nhwc", _BATCH, "escalade", what, images_per_s=rate)
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("count", nargs="?", type=int, default=10_000, help="files of each kind")
+    parser.add_argument("--results", type=pathlib.Path, help="a folder like results/ to file records in")
+    asked = parser.parse_args(arguments)
     if not torch.cuda.is_available():
         print("there is no GPU here, and images that are classified on one are what this measures")
         return 1
@@ -102,8 +114,10 @@ def main(count: int) -> int:
     )
     make_ready(engine, _CROP, _BATCH, _TOP)
     list(computed(engine, 20))
-    print(f"engine alone: {rate(computed(engine, 200), 200 * _BATCH):,.0f} images/s")
-    with files(count) as made:
+    engine_alone = rate(computed(engine, 200), 200 * _BATCH)
+    print(f"engine alone: {engine_alone:,.0f} images/s")
+    records = [record("none", "ResNet-18 alone", engine_alone)]
+    with files(asked.count) as made:
         for decoder in dict.fromkeys((decoder_for(engine.device), Pillow(pinned=True))):
             print(decoder.name)
             for kind, given in made.items():
@@ -126,12 +140,20 @@ def main(count: int) -> int:
                     )
                     for _ in range(2)
                 ]
+                title = f"{len(some):,} of {kind}, by {decoder.name}"
+                records.append(record(title, "decoded", alone))
+                records += [
+                    record(title, f"classified, run {n}", each) for n, each in enumerate(both, start=1)
+                ]
                 print(
                     f"  {kind}, {len(some):,} files: decoded {alone:,.0f}, classified",
                     *(f"{each:,.0f} images/s, {each / alone:.0%}" for each in both), sep="; ", flush=True,
                 )  # fmt: skip
+    if asked.results:
+        origin = store.provenance(torch.device("cuda", 0), "python -m tests.gpu.photographs")
+        store.file_away(asked.results, [each.stamped(origin) for each in records])
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]) if len(sys.argv) > 1 else 10_000))
+    sys.exit(main(sys.argv[1:]))

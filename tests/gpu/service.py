@@ -2,15 +2,17 @@
 
 Prints calls a second of ResNet-18, one image, fp16, by 1, 2, 4 and 8 threads on streams of their own, for an engine
 with one set of buffers and with eight; and of the least that there is to do, a replay of a CUDA graph and the wait
-for it.
+for it. `--results results` files a record of each rate.
 """
 
 from __future__ import annotations
 
+import argparse
+import pathlib
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -18,6 +20,8 @@ import escalade
 from escalade import models
 from escalade.engine.calls import BufferedCalls
 from escalade.engine.plan.kernel_program import KernelProgram
+from escalade.measure import records as store
+from escalade.report.pages.records import SERVICE
 
 THREADS = (1, 2, 4, 8)
 _SECONDS = 1.0
@@ -55,13 +59,29 @@ def rate(prepare: Callable[[int], Call], threads: int) -> float:
     return sum(counts) / (time.perf_counter() - began)
 
 
-def main() -> int:
+def rates(what: str, prepare: Callable[[int], Call]) -> list[store.Record]:
+    """A record for each number of threads, printed on one line."""
+    found = {threads: rate(prepare, threads) for threads in THREADS}
+    print(f"{what}:", *(f"{each:,.0f}" for each in found.values()))
+    return [
+        store.Record(
+            SERVICE, f"resnet18, {n} threads", "fp16", "nhwc", 1, "escalade", what, images_per_s=each
+        )
+        for n, each in found.items()
+    ]
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--results", type=pathlib.Path, help="a folder like results/ to file records in")
+    asked = parser.parse_args(arguments)
     if not torch.cuda.is_available():
         print("there is no GPU here, and calls of one are what this measures")
         return 1
     model, x = models.model("resnet18")
     model, x = model.cuda(), x.cuda()
     print("calls a second by", ", ".join(map(str, THREADS)), "threads")
+    records: list[store.Record] = []
     for buffers in (1, max(THREADS)):
         engine = escalade.compile(model, x, dtype="fp16", buffers=buffers)
 
@@ -69,7 +89,7 @@ def main() -> int:
             mine = x.clone()
             return lambda: engine(mine)
 
-        print(f"{buffers} sets of buffers:", *(f"{rate(own_input, threads):,.0f}" for threads in THREADS))
+        records += rates(f"{buffers} sets of buffers", own_input)
     calls = engine.calls((x,))
     assert isinstance(calls, BufferedCalls)
     programs = [each.program for each in calls._sets]
@@ -79,9 +99,12 @@ def main() -> int:
         assert isinstance(program, KernelProgram) and program._graph is not None
         return program._graph.replay
 
-    print("replays alone:", *(f"{rate(own_graph, threads):,.0f}" for threads in THREADS))
+    records += rates("replays alone", own_graph)
+    if asked.results:
+        origin = store.provenance(torch.device("cuda", 0), "python -m tests.gpu.service")
+        store.file_away(asked.results, [record.stamped(origin) for record in records])
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -33,6 +33,8 @@ from torch import nn
 from escalade import training_step
 from escalade.engine import Engine, compile
 from escalade.errors import OutOfMemory
+from escalade.measure import records as store
+from escalade.report.pages.records import SOAK
 
 SIZES = (1, 2, 3, 5, 8)
 PLANS = 3
@@ -311,6 +313,25 @@ def no_memory(device: str, scarce: threading.Event) -> Iterator[None]:
         scarce.clear()
 
 
+def record(soak: Soak, seconds: float, workers: int, problems: Sequence[str]) -> store.Record:
+    """What was counted, as docs/records.md shows it."""
+    late = soak.samples[len(soak.samples) // 4 :]
+
+    def span(name: str, unit: float = 1.0) -> list[float]:
+        counts = [getattr(one, name) / unit for one in late]
+        return [round(min(counts), 1), round(max(counts), 1)] if counts else []
+
+    apart = {"cancelled": "cancelled", "refused": "without memory", "trainings": "trained"}
+    counted = {name: soak.calls[key] for name, key in apart.items()}
+    config = {
+        "seconds": round(seconds), "calls": soak.calls.total() - sum(counted.values()), **counted,
+        "host": span("host_bytes", 2**20), "device": span("device_bytes", 2**20), "files": span("files"),
+        "threads": span("threads"),
+    }  # fmt: skip
+    what = f"{workers} threads and {len(soak.trained)} that train"
+    return store.Record(SOAK, what, "", "", 0, "escalade", "", config=config, failure="; ".join(problems))
+
+
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -318,6 +339,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--seconds", type=float, default=600)
     parser.add_argument("--workers", type=int, default=6)
     parser.add_argument("--json", type=pathlib.Path, help="a file for what was counted every second")
+    parser.add_argument("--results", type=pathlib.Path, help="a folder like results/ to file a record in")
     asked = parser.parse_args(arguments)
     device = "cuda:0" if torch.cuda.is_available() else "twin"
     dtypes = ("fp32", "tf32", "fp16", "bf16") if device != "twin" else ("fp32", "fp16")
@@ -338,6 +360,9 @@ def main(arguments: list[str]) -> int:
         *(f"{text} ({times} times)" for text, times in Counter(soak.wrong).most_common(8)),
         *soak.leaks(),
     ]
+    if asked.results:
+        origin = store.provenance(torch.device(device.replace("twin", "cpu")), "python -m tests.gpu.soak")
+        store.file_away(asked.results, [record(soak, asked.seconds, asked.workers, problems).stamped(origin)])
     is_long = len(soak.samples) >= 4 * _FEWEST
     print("\n".join(problems) or f"results right{', memory flat, nothing leaked' if is_long else ''}")
     return int(bool(problems))

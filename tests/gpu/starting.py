@@ -1,11 +1,13 @@
 """What starting takes, each time in a fresh process: `python -m tests.gpu.starting [resnet18 resnet50]`.
 
 For each network: `compile` and new batch sizes with no kernel cached, the same again with all of them cached, then
-`save` with machine code, and `load` to the first result with an empty cache. Without a GPU nothing is measured.
+`save` with machine code, and `load` to the first result with an empty cache. `--results results` files a record of each
+time. Without a GPU nothing is measured.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import pathlib
@@ -19,6 +21,8 @@ import torch
 
 import escalade
 from escalade import models
+from escalade.measure import records as store
+from escalade.report.pages.records import STARTUP
 
 _BATCHES = (8, 32)
 
@@ -86,8 +90,13 @@ def main(arguments: Sequence[str]) -> int:
     if arguments and arguments[0] in parts:
         print(json.dumps(parts[arguments[0]](*arguments[1:])))
         return 0
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("networks", nargs="*", default=("resnet18", "resnet50"))
+    parser.add_argument("--results", type=pathlib.Path, help="a folder like results/ to file records in")
+    asked = parser.parse_args(arguments)
+    records = []
     with tempfile.TemporaryDirectory() as folder:
-        for network in arguments or ("resnet18", "resnet50"):
+        for network in asked.networks:
             file, cache = pathlib.Path(folder, f"{network}.escalade"), pathlib.Path(folder, network)
             for what, part, kernels in (
                 ("nothing cached", "made", cache),
@@ -95,9 +104,18 @@ def main(arguments: Sequence[str]) -> int:
                 ("kernels in the file", "loaded", cache / "empty"),
             ):
                 seconds = fresh(part, network, file, kernels)
+                records += [
+                    store.Record(
+                        STARTUP, network, "fp16", "nhwc", 1, "escalade", f"{name}, {what}", wall_us=each * 1e6
+                    )
+                    for name, each in seconds.items()
+                ]
                 print(
                     f"{network}, {what}:", ", ".join(f"{name} {each:.3f} s" for name, each in seconds.items())
                 )
+    if asked.results:
+        origin = store.provenance(torch.device("cuda", 0), "python -m tests.gpu.starting")
+        store.file_away(asked.results, [record.stamped(origin) for record in records])
     return 0
 
 

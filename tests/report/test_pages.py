@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from escalade.bench.layers import sets
 from escalade.bench.networks.op_times import FORMS
@@ -20,7 +21,7 @@ NETWORK = replace(
     RECORD, workload="resnet18", problem="224_b32", dtype="fp16", batch=32, rung="", median_us=200.0, wall_us=240.0,
     images_per_s=160e3, floor_us=40.0, peak_bytes=32 << 20, config={},
 )  # fmt: skip
-OLD = {"commit": "old", "date": "2026-01-01T00:00:00+00:00"}
+OLD: dict[str, Any] = {"commit": "old", "date": "2026-01-01T00:00:00+00:00"}
 
 
 def row(page: str, begin: str) -> list[str]:
