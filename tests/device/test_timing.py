@@ -87,8 +87,16 @@ def test_an_arm_leaves_when_its_time_is_spent_and_the_others_go_on() -> None:
 
 def test_rounds_are_bounded() -> None:
     log: list[str] = []
-    samplers = {"A": FakeSampler("A", [0.001] * 100, log)}
+    samplers = {"A": FakeSampler("A", [0.001, 0.002] * 50, log)}
     assert interleave(samplers, seconds_each=10, min_rounds=5, max_rounds=20)["A"].samples == 20
+
+
+def test_a_subject_is_done_when_its_median_is_known_to_one_percent() -> None:
+    log: list[str] = []
+    steady = FakeSampler("steady", [1.0, 1.005] * 50, log)
+    noisy = FakeSampler("noisy", [1.0, 1.2] * 50, log)
+    times = interleave({"steady": steady, "noisy": noisy}, seconds_each=10, min_rounds=5, max_rounds=50)
+    assert times["steady"].samples < 20 and times["noisy"].samples == 50
 
 
 @pytest.mark.parametrize("size", [1, 1000, 10**6, 5 * 10**7, 10**9])

@@ -105,7 +105,9 @@ def own_errors(
     """
     storage = STORAGE[dtype]
     its = copy.deepcopy(model).to(x.device)
+    cudnn: Any = torch.backends.cudnn
     with torch.no_grad(), precision(dtype):
+        cudnn.benchmark = False  # a search over every algorithm takes longer than the figure is worth
         if x.is_cuda:
             its = its.to(storage)
             results = [its(part.to(storage)) for part in x.split(chunk)]
