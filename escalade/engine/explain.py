@@ -262,7 +262,10 @@ def _explained(plan: Plan, number: int, step: Step, floor: Floor | None) -> Expl
         moved = _moved(plan, step)
     dtype = step.lowered.problem.dtype if step.lowered else str(form.dtype).removeprefix("torch.")
     calls = step.recipe.steps if step.recipe else ()
-    launched = [call for call in calls if isinstance(call, KernelCall) and not call.weights_only]
+    packed_before = step.has_weights_ready(plan.graph.constants)  # else every run packs its weights
+    launched = [
+        call for call in calls if isinstance(call, KernelCall) and not (packed_before and call.weights_only)
+    ]
     return ExplainedStep(
         number=number,
         name=node.name,
