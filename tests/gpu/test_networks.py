@@ -122,7 +122,7 @@ def test_bench_measures_steps_of_training_of_rows(tmp_path: pathlib.Path) -> Non
     assert len(records) == 3 * 2 * 2 and not any(record.failure for record in records)
     assert all(record.timing == "graph" for record in records if record.system != "torch-eager")
     own = [record for record in records if record.system == "escalade"]
-    assert all(record.config["pytorch"] == {} and record.config["launches"] <= 14 for record in own)
+    assert all(record.config["pytorch"] == {} and record.config["launches"] <= 16 for record in own)
     for record in own:  # one replay of a small graph, and no Python between its launches
         eager = next(
             r for r in records

@@ -98,7 +98,6 @@ class TensorCore(Rung[MlpProblem]):
         stages = self._stages(problem)
         size = packed_bytes(problem, stages)
         fold = _fold(problem) if self.folds else Recipe(())
-        packs = tuple(_pack(problem, stages, number) for number in range(len(stages.stages)))
         tiles = ceil_div(problem.batch, config.sets * SET_ROWS)
         a_block = config.warps // config.tile_warps
         resident = config.blocks_per_sm * self.card.multiprocessors
@@ -115,7 +114,8 @@ class TensorCore(Rung[MlpProblem]):
             cluster=(config.cluster, 1, 1),
             overlap=True,
         )
-        return Recipe((*fold.steps, *packs, call), (*fold.workspaces, Workspace("packed", size)))
+        steps = (*fold.steps, _pack(problem, stages), call)
+        return Recipe(steps, (*fold.workspaces, Workspace("packed", size)))
 
     def tolerance(self, problem: MlpProblem, peer_error: float) -> float:
         """Weights that were multiplied (by a norm's, or with another layer's) are rounded anew, as PyTorch's are not.
@@ -306,46 +306,53 @@ def _fold(problem: MlpProblem) -> Recipe:
     return Recipe((call,), (weight, Workspace(f"bias{_FOLDED}", 4 * other.width_out)))
 
 
-def _pack(problem: MlpProblem, stages: Stages, number: int) -> KernelCall:
-    """One layer's weights and biases into their place."""
-    stage = stages.stages[number]
-    layer = stage.layer
-    dtype = problem.dtype
-    earlier = stages.stages[:number]
-    offset = sum(other.fragments for other in earlier) * fragment_bytes(problem)
-    bias_offset = stages.fragments * fragment_bytes(problem) + _BIAS_STEP * sum(
-        other.bias_steps for other in earlier
-    )
-    program = Program.of(
-        "mlp/tensor_core_pack.cu",
-        "mlp_tensor_core_pack",
-        {
-            "Element": element(dtype),
-            "Source": Type("float") if stage.source else element(dtype),
-            "FEATURES": stage.features,
-            "OUTPUTS": stage.outputs,
-            "ALL_FEATURES": layer.features,
-            "ALL_OUTPUTS": layer.outputs,
-            "BLOCKS": stage.blocks,
-            "BLOCKS_OF_OUTPUTS": stage.blocks_of_outputs,
-            "HAS_NORM": layer.norm,
-            "HAS_BIAS": layer.bias,
-        },
-    )
-    lanes = stage.fragments * (2 if ELEMENT_BYTES[dtype] == 4 else 1) * 32
-    own = stage.source or str(stage.number)
-    return KernelCall(
-        program,
-        (blocks(lanes + stage.bias_steps * _BIAS_STEP // 4, _PACK_THREADS), 1, 1),
-        (_PACK_THREADS, 1, 1),
-        (
+def _pack(problem: MlpProblem, stages: Stages) -> KernelCall:
+    """The weights and biases of all layers into their places."""
+    wide = ELEMENT_BYTES[problem.dtype] == 4
+    spelled, buffers = [], []
+    block = offset = 0
+    bias_offset = stages.fragments * fragment_bytes(problem)
+    for stage in stages.stages:
+        layer = stage.layer
+        values = (
+            block, stage.features, stage.outputs, layer.features, layer.outputs, stage.blocks,
+            stage.blocks_of_outputs, layer.norm, layer.bias, bool(stage.source), offset, bias_offset,
+        )  # fmt: skip
+        spelled.append("{" + ", ".join(str(value).lower() for value in values) + "}")
+        own = stage.source or str(stage.number)
+        buffers += [
             Buffer(f"weight{own}"),
             Buffer(f"bias{own}", optional=True),
             Buffer(f"norm_weight{stage.number}", optional=True),
             Buffer(f"norm_bias{stage.number}", optional=True),
-            Buffer("packed", offset),
-            Buffer("packed", bias_offset),
-        ),
+        ]
+        lanes = stage.fragments * (2 if wide else 1) * 32
+        block += blocks(lanes + stage.bias_steps * _BIAS_STEP // 4, _PACK_THREADS)
+        offset += stage.fragments * fragment_bytes(problem)
+        bias_offset += stage.bias_steps * _BIAS_STEP
+    numbers = range(len(spelled))
+    program = Program.of(
+        "mlp/tensor_core_pack.cu",
+        "mlp_tensor_core_pack",
+        {
+            "Element": element(problem.dtype),
+            "STAGE_LIST": Macro(", ".join(spelled)),
+            "PARAMETER_LIST": Macro(
+                ", ".join(
+                    f"const void* weight{n}, const void* bias{n}, const Element* gain{n}, const Element* shift{n}"
+                    for n in numbers
+                )
+            ),
+            "PACK_LIST": Macro(
+                " ".join(f"pack<{n}>(weight{n}, bias{n}, gain{n}, shift{n}, packed);" for n in numbers)
+            ),
+        },
+    )
+    return KernelCall(
+        program,
+        (block, 1, 1),
+        (_PACK_THREADS, 1, 1),
+        (*buffers, Buffer("packed")),
         overlap=True,
         weights_only=True,
     )
