@@ -123,13 +123,6 @@ def test_bench_measures_steps_of_training_of_rows(tmp_path: pathlib.Path) -> Non
     assert all(record.timing == "graph" for record in records if record.system != "torch-eager")
     own = [record for record in records if record.system == "escalade"]
     assert all(record.config["pytorch"] == {} and record.config["launches"] <= 16 for record in own)
-    for record in own:  # one replay of a small graph, and no Python between its launches
-        eager = next(
-            r for r in records
-            if (r.system, r.batch, r.dtype) == ("torch-eager", record.batch, record.dtype)
-        )  # fmt: skip
-        assert record.wall_us is not None and eager.wall_us is not None
-        assert record.wall_us < eager.wall_us / 3
 
 
 def test_bench_measures_op_times_and_streams_of_a_lenet(tmp_path: pathlib.Path) -> None:
