@@ -30,13 +30,10 @@ _SYSTEM = {
     "escalade": RED, "torch-eager": GREY, "torch-graph": BLUE, "torch-compile": PURPLE,
     "torch-compile-default": GREEN, "jax": GOLD,
 }  # fmt: skip
+_NAMES = ("blue", "gold", "red", "purple", "green", "grey")
 _ON_PAGE = {_INK: "currentColor"} | {
     color: f"var(--{name})"
-    for name, color in zip(
-        ("blue", "gold", "red", "purple", "green", "grey"),
-        (BLUE, GOLD, RED, PURPLE, GREEN, GREY),
-        strict=True,
-    )
+    for name, color in zip(_NAMES, (BLUE, GOLD, RED, PURPLE, GREEN, GREY), strict=True)
 }
 _STYLE: dict[Any, Any] = {
     "svg.hashsalt": "escalade",  # the same records give the same file
@@ -154,7 +151,7 @@ def speedups(ratios: Mapping[str, float], title: str = "") -> Figure:
 
 
 def by_batch(records: Sequence[Record], title: str = "") -> Figure:
-    """A panel per dtype: images per second over the batch, or bars at a single one; dotted is by the wall clock."""
+    """A panel per dtype: images per second over the batch by device time; dotted is by the wall clock."""
     from matplotlib.figure import Figure
 
     timed = [r for r in records if r.images_per_s]
@@ -165,36 +162,22 @@ def by_batch(records: Sequence[Record], title: str = "") -> Figure:
     figure.suptitle(title, fontsize=11)
     for place, (dtype, own) in enumerate(panels.items(), start=1):
         axes = figure.add_subplot(1, len(panels), place)
+        for system, some in grouped(own, lambda r: r.system).items():
+            color = _SYSTEM.get(system)
+            for clock, line in ((on_device, "o-"), (by_clock, "o:")):
+                points = sorted((r.batch, r.batch / time * 1e6) for r in some if (time := clock(r)))
+                label = None if clock is by_clock and any(map(on_device, some)) else system
+                if points:
+                    gid = f"{dtype}-{system}{line}"
+                    axes.plot(
+                        *zip(*points, strict=True), line, markersize=3, color=color, label=label, gid=gid
+                    )
         batches = sorted({r.batch for r in own})
-        for position, (system, some) in enumerate(grouped(own, lambda r: r.system).items()):
-            color, on_gpu = _SYSTEM.get(system), any(on_device(r) is not None for r in some)
-            label = system if on_gpu else f"{system}, by the wall clock"
-            if len(batches) == 1:
-                bars = axes.bar(
-                    [label], [some[0].images_per_s or 0.0], color=color, gid=f"{dtype}-{position}"
-                )
-                axes.bar_label(bars, [f"{some[0].images_per_s or 0.0:,.0f}"], fontsize=7)
-                continue
-            points = sorted((r.batch, r.images_per_s or 0.0) for r in some)
-            line = "-" if on_gpu else ":"
-            axes.plot(
-                *zip(*points, strict=True), line, marker="o", markersize=4, color=color, label=label,
-                gid=f"{dtype}-{position}",
-            )  # fmt: skip
-            calls = sorted((r.batch, r.batch / time * 1e6) for r in some if (time := by_clock(r)))
-            if on_gpu and calls:
-                axes.plot(*zip(*calls, strict=True), ":", marker=".", markersize=3, color=color)
-        if len(batches) > 1:
-            axes.set_xscale("log", base=2)
-            axes.set_yscale("log")
-            axes.set_xticks(batches, [f"{batch:,}" for batch in batches], rotation=45)
-            axes.set_xlabel("batch")
-            axes.legend()
-        else:
-            axes.tick_params(axis="x", labelsize=7, rotation=20)
-            axes.set_xlabel(f"batch {batches[0]:,}")
-        axes.set_ylabel("rows/s" if own[0].layout == "flat" else "images/s")
-        axes.set_title(dtype)
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        axes.set_xticks(batches, [f"{batch:,}" for batch in batches], rotation=45)
+        axes.set(xlabel="batch", ylabel="rows/s" if own[0].layout == "flat" else "images/s", title=dtype)
+        axes.legend()
     return figure
 
 
@@ -204,12 +187,9 @@ def learning(run: Record) -> Figure:
     losses, judged = run.config["losses"], [(step, loss) for step, loss, _ in run.config["evaluations"]]
     axes.plot(*zip(*losses, strict=True), color=BLUE, linewidth=1.2, label="training", gid="losses")
     if judged:
-        axes.plot(
-            *zip(*judged, strict=True), "o", color=RED, markersize=3.5, label="test images", gid="judged"
-        )
+        axes.plot(*zip(*judged, strict=True), "o", color=RED, markersize=3.5, label="test images")
     if all(loss > 0 and math.isfinite(loss) for _, loss in (*losses, *judged)):
         axes.set_yscale("log")
-    axes.set_xlabel("step")
-    axes.set_ylabel("loss")
+    axes.set(xlabel="step", ylabel="loss")
     axes.legend()
     return figure

@@ -232,16 +232,6 @@ def test_goals_compare_what_differs_by_the_idea_alone() -> None:
     assert row(page, goals.IDEAS[1].what)[2] == "not yet"
     for idea in goals.IDEAS:
         assert not set(idea.rungs) & {"wgmma_split", "window_split"}, "tensor cores are another idea"
-    name = next(name for name, batch in goals.ROUND_PROBLEMS.items() if batch == 512)
-    mlp = replace(
-        RECORD, workload="mlp", problem=name, batch=512, rung="layers", median_us=100.0, layout="flat"
-    )
-    fused = replace(mlp, rung="fused", median_us=20.0, predicted_gain=4.0)
-    page = markdown(
-        goals.blocks([mlp, fused, replace(mlp, system="torch-flat", rung="", median_us=60.0)])["rounds"]
-    )
-    assert row(page, "fused")[1:5] == ["20.00", "5.00×", "4.00×", "layers"]
-    assert row(page, "PyTorch over the fastest")[1] == "3.00×"
 
 
 def test_records_list_failed_runs_and_gaps() -> None:

@@ -134,18 +134,12 @@ def lines(records: Sequence[Record]) -> Iterator[str]:
     """A line for each network, dtype and batch, for a terminal."""
     for part in parts(records):
         for row in part.rows:
-            yield f"{network(row)} {part.dtype} b{part.batch}: {'; '.join(_facts(row))}"
-
-
-def _facts(row: Compared) -> Iterator[str]:
-    yield verdict(row)
-    if fallbacks(row):
-        yield f"in PyTorch {fallbacks(row)}, {row.ours.config['launches']} launches"
-    for record in row.records:
-        if record.median_us is not None:
-            yield f"{record.system} {cells.figure(record.median_us)} µs, {cells.figure(record.wall_us)} per call"
-        elif record.is_peer:
-            yield f"{record.system}: {cells.reason(record)}"
-    ratios = [cells.times(found.ratio) for found in (row.device, row.call) if found.ratio]
-    if ratios:
-        yield f"{' and '.join(ratios)} the best peer's speed"
+            times = [f"{r.system} {cells.time_or_reason(r, lambda r: r.median_us)} µs" for r in row.records]
+            plan = (
+                [f"in PyTorch {fallbacks(row)}, {row.ours.config['launches']} launches"]
+                if fallbacks(row)
+                else []
+            )
+            ratios = [f"{cells.times(found.ratio)} the best peer" for found in (row.device,) if found.ratio]
+            facts = [verdict(row), *plan, *(times if row.ours.median_us else ()), *ratios]
+            yield f"{network(row)} {part.dtype} b{part.batch}: {'; '.join(facts)}"

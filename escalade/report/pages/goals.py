@@ -13,13 +13,11 @@ from escalade.bench.networks.evaluation import SUFFIX as EVALUATION
 from escalade.bench.networks.op_times import FORMS, OPERATION
 from escalade.bench.peers.comparison import TRAINING_STEP
 from escalade.measure.records import Record
-from escalade.ops.mlp.problem import MlpProblem
-from escalade.ops.mlp.problems import AUTOENCODER
 from escalade.profile.climb import SUFFIX as TRAFFIC
 from escalade.report import cells
 from escalade.report.compare import fastest, of
 from escalade.report.document import Heading, Item, origin
-from escalade.report.pages import ladders, networks
+from escalade.report.pages import networks
 from escalade.report.pages.networks import OP_TIMES, OpTimes, Variant, milliseconds, op_times
 from escalade.report.table import Column, Table, columns, items, text
 
@@ -33,49 +31,6 @@ def _of_network(suffix: str, make: Callable[[Sequence[Record]], Iterator[Table]]
         return [origin(own), *(table.titled("") for table in make(own))] if own else []
 
     return block
-
-
-# --- a small network: rounds of one kernel
-
-ROUNDS = "mlp"
-ROUND_DTYPES = ("fp32", "fp16")
-ROUND_PROBLEMS = {MlpProblem(batch, AUTOENCODER).name: batch for batch in (32, 64, 128, 256, 512)}
-_PEER = "torch-flat"
-
-
-def _rounds(records: Sequence[Record]) -> Iterator[Item]:
-    own = [r for r in of(records, ROUNDS) if r.problem in ROUND_PROBLEMS and r.median_us is not None]
-    if own:
-        yield origin(own)
-    for dtype in ROUND_DTYPES:
-        if some := [r for r in own if r.dtype == dtype]:
-            yield _round_table(some).titled(dtype, 0)
-
-
-def _round_table(records: Sequence[Record]) -> Table:
-    """A row for each rung, a column for each batch; the last row is the peer over the fastest rung."""
-    timed = {(cells.who(r), ROUND_PROBLEMS[r.problem]): r for r in records}
-    batches = sorted({batch for _, batch in timed})
-    last = {s.record.rung: s for s in ladders.steps([r for r in records if r.batch == batches[-1]])}
-    order = [_PEER, *(rung.name for rung in ops.operation(ROUNDS).ladder)]
-    best = "PyTorch over the fastest"
-
-    def at(batch: int) -> Column:
-        peer = timed.get((_PEER, batch))
-        own = fastest(r for (who, size), r in timed.items() if size == batch and who != _PEER)
-        over = cells.quotient(peer.time, own.time) if peer and own else ""
-        return Column(
-            f"batch {batch}",
-            lambda name: over if name == best else cells.microseconds(timed.get((name, batch))),
-        )
-
-    shown = [
-        text("round", lambda name: "PyTorch's operators" if name == _PEER else name),
-        *map(at, batches),
-        *(replace(c, cell=lambda n, c=c: c.cell(last[n]) if n in last else "") for c in ladders.GAIN),  # type: ignore[misc]
-    ]
-    rows = [name for name in order if any((name, batch) in timed for batch in batches)]
-    return Table(shown, [*rows, best], lambda name: [r for (who, _), r in timed.items() if who == name])
 
 
 # --- a convolution and the wall of memory
@@ -207,6 +162,10 @@ def _fusion_alone(apart: Variant, fused: Variant, times: OpTimes, copy_gbps: flo
 TRAINED = "autoencoder"
 
 
+IdeaRow = tuple[str, tuple[float, float], float | None, str, list[Record]]
+"""An idea, its prediction, the gain, where it was measured, and the records."""
+
+
 @dataclass(frozen=True)
 class Idea:
     """An idea, and where it is measured: two rungs of one workload and problem, in fp32."""
@@ -219,28 +178,18 @@ class Idea:
     """The rungs that have the idea; the fastest counts."""
     over: str
     """The rung that differs from them by the idea alone."""
-    unit: str = ""
-    """The unit of `escalade measure`, where it is not the ladder's."""
     note: str = ""
-
-    @property
-    def measured_by(self) -> str:
-        return self.unit or f"ladder/{self.workload}/{self.problem}/fp32"
 
     def row(self, records: Sequence[Record]) -> IdeaRow:
         own = [r for r in of(records, self.workload) if (r.problem, r.dtype) == (self.problem, "fp32")]
-        with_it, without = (
-            fastest(r for r in own if r.rung in self.rungs),
-            fastest(r for r in own if r.rung == self.over),
-        )
+        with_it = fastest(r for r in own if r.rung in self.rungs)
+        without = fastest(r for r in own if r.rung == self.over)
         gain = without.time / with_it.time if with_it and without else None
         where = f"{self.workload} {self.problem}: {', '.join(self.rungs)} over {self.over}"
         noted = "; ".join(filter(None, (where, self.note)))
         return self.what, self.predicted, gain, noted, [r for r in (with_it, without) if r]
 
 
-IdeaRow = tuple[str, tuple[float, float], float | None, str, list[Record]]
-"""The idea, its prediction, the gain, where it was measured, and the records."""
 IDEAS = (
     Idea("max pooling: tiles in shared memory", (1.5, 2.0), "max_pool2d", "64_112_k3s2p1_b256", ("shared_tile",),
          "naive", note="windows of 3×3 that overlap; those of the autoencoder do not, and share nothing"),
@@ -255,9 +204,9 @@ IDEAS = (
     Idea("weights and bias in constant memory", (1.1, 1.2), "conv2d", "3to64_224_k7s2_b256", ("constant_weights",),
          "input_tile"),
     Idea("pinned memory for transfers", (1.2, 1.5), "lenet_stream", "86_b2500_uint8", ("stream, pinned",),
-         "stream, pageable", "network/lenet/stream/fp32"),
+         "stream, pageable"),
     Idea("convolution, bias and ReLU in one kernel", (1.3, 1.5), "resnet18_phases", "224_b1", ("optimised",), "graph",
-         "network/resnet18/phases/fp32", "BatchNorm folded besides"),
+         "BatchNorm folded besides"),
     Idea("16 bytes per access: ReLU", (1.2, 1.3), "relu", "relu_51380224", ("vectorised",), "naive"),
     Idea("16 bytes per access: ReLU, backward", (1.2, 1.3), "relu", "relu_backward_51380224", ("vectorised",), "naive"),
     Idea("16 bytes per access: upsampling, backward", (1.2, 1.3), "upsample2d_backward", "256_16to32_b256_nearest",
@@ -265,8 +214,6 @@ IDEAS = (
     Idea("16 bytes per access: mean squared error", (1.2, 1.3), "pointwise_loss",
          "mean_33554432[t0=x-target;t0*t0,2*t0]_gradient", ("vectorised",), "single"),
 )  # fmt: skip
-POOL = ("memory that is used again", (1.1, 1.2), f"network/{TRAINED}/training-step/*/fp32")
-"""An idea that no rung has: what was predicted of it, and the units that measure it."""
 
 
 def _pool(records: Sequence[Record]) -> IdeaRow:
@@ -278,7 +225,7 @@ def _pool(records: Sequence[Record]) -> IdeaRow:
     gain = (peer.peak_bytes or 0) / (ours.peak_bytes or 1) if ours and peer else None
     size = f", batch {ours.batch:,}" if ours else ""
     where = f"training step of {TRAINED} in fp32{size}: peak memory of PyTorch's CUDA graph over ours"
-    return POOL[0], POOL[1], gain, where, [r for r in (ours, peer) if r]
+    return "memory that is used again", (1.1, 1.2), gain, where, [r for r in (ours, peer) if r]
 
 
 def _ideas(records: Sequence[Record]) -> Iterator[Item]:
@@ -301,9 +248,7 @@ def _ideas(records: Sequence[Record]) -> Iterator[Item]:
 _GOALS: dict[str, tuple[str, Block]] = {
     "cpu": ("ResNet-18: the CPU and the GPU, by batch", _of_network(cpu.SUFFIX, networks.on_cpu)),
     "layer-kinds": ("ResNet-18: by kind of layer", _of_network(layer_kinds.SUFFIX, networks.by_kind)),
-    "phases": ("ResNet-18: one image, phase by phase", _of_network(networks.PHASES, networks.phases)),
     "evaluation": ("ResNet-18: right answers", _of_network(EVALUATION, networks.evaluation)),
-    "rounds": ("A small network: rounds of one kernel", _rounds),
     "wall": ("A convolution and the wall of memory", _wall),
     "lenet": ("A LeNet's convolutions: unrolled, fused, tuned", _lenet),
     "ideas": ("An autoencoder's training: ten ideas", _ideas),
