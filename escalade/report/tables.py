@@ -10,9 +10,10 @@ from escalade.errors import EscaladeError
 from escalade.measure.records import Record, load_folder
 from escalade.report import plots
 from escalade.report.compare import PREFERRED_GPU, of
-from escalade.report.document import Item, Plot, markdown, origin
+from escalade.report.document import Item, Plot, markdown, not_measured, origin
 from escalade.report.pages import coverage, goals, ladders, layers, networks, readme, records, steps, training
-from escalade.report.table import Column, Table, columns
+from escalade.report.table import Column, Table, columns, items
+from escalade.report.terminal import COUNTS
 
 __all__ = ["PREFERRED_GPU", "markers", "require_records", "stale", "write"]
 NETWORKS = "networks"
@@ -57,11 +58,12 @@ def pages(found: Mapping[str, Sequence[Record]]) -> Pages:
 
 def blocks(found: Mapping[str, Sequence[Record]]) -> dict[str, Pages]:
     """The generated parts of pages that are written by hand, by path and by the markers around them."""
-    own = _chosen(on_cards(found))
+    own, every = _chosen(on_cards(found)), [record for some in found.values() for record in some]
     return {
         "README.md": {NETWORKS: readme.block(own)},
         "docs/goals.md": goals.blocks(own),
         "docs/many-machines.md": {"billion": _billion(own)},
+        "docs/twin.md": {"indigo": records.indigo(every), "twin-ncu": _beside_twin(every)},
         "docs/training-steps.md": {
             "training-step": training.steps(own),
             "training-ablation": training.techniques(own),
@@ -89,6 +91,25 @@ def _billion(found: Sequence[Record]) -> list[Item]:
     return [where, Table(shown, own)]
 
 
+def _beside_twin(found: Sequence[Record]) -> list[Item]:
+    """What Nsight Compute counted of a rung, beside what the twin did."""
+    twin = {r.key: r for r in found if r.is_on_twin and r.counts}
+    made: list[Item] = []
+    for r in found:
+        if r.timing == "ncu" and r.counts and r.key in twin:
+            rows = [
+                (name, f"{count:,}", f"{twin[r.key].counts.get(name, 0):,}", r)
+                for name, count in r.counts.items()
+            ]
+            title = (
+                f"{r.workload.removesuffix(COUNTS)} {r.rung} on {r.problem}, {r.dtype}, by ncu on an {r.gpu}"
+            )
+            made.append(
+                Table(items("count", "ncu", "twin"), rows, lambda row: (row[3], twin[row[3].key]), title)
+            )
+    return made or [not_measured("escalade profile conv2d --problem NAME --rung NAME --beside-twin")]
+
+
 def write(results: pathlib.Path, root: pathlib.Path) -> list[pathlib.Path]:
     """Bring the generated files up to date; return what was written."""
     found = load_folder(results)
@@ -97,9 +118,9 @@ def write(results: pathlib.Path, root: pathlib.Path) -> list[pathlib.Path]:
         path.parent.mkdir(parents=True, exist_ok=True)
         files.replace(path, contents.encode())
         written.append(path)
-    items = [item for page in pages(found).values() for item in page]
-    items += [item for parts in blocks(found).values() for part in parts.values() for item in part]
-    drawn = {item.name: item for item in items if isinstance(item, Plot)}
+    every = [item for page in pages(found).values() for item in page]
+    every += [item for parts in blocks(found).values() for part in parts.values() for item in part]
+    drawn = {item.name: item for item in every if isinstance(item, Plot)}
     images = root / "docs" / "images"
     return written + [plots.save(item.draw, images / f"{name}.svg") for name, item in drawn.items()]
 

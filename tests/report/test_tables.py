@@ -22,6 +22,10 @@ GRAPH = replace(NETWORK, system="torch-graph", median_us=400.0)
 RECORDS = [*ladder(), NETWORK, GRAPH, replace(NETWORK, problem="224_b8", batch=8, commit="old")]
 
 
+WITHOUT_FIGURES = ("peer", "operation")
+"""First headings of the tables that describe peers and rungs."""
+
+
 @pytest.fixture
 def root(tmp_path: pathlib.Path) -> pathlib.Path:
     (tmp_path / "README.md").write_text(EMPTY)
@@ -77,11 +81,15 @@ def test_every_row_of_every_page_is_marked_if_its_record_is_older() -> None:
     checked = 0
     for name, items in pages.items():
         for table in items:
-            if isinstance(table, Table) and table.records is not None:
-                rows = [row for row in table.rows if list(table.records(row))]
-                marked = [line for line in table.markdown().splitlines()[2:] if line.endswith(f" {OLDER} |")]
-                assert len(marked) == len(rows) > 0 or not table.rows, f"{name}: {table.title}"
-                checked += len(rows)
+            if not isinstance(table, Table):
+                continue
+            if table.records is None:
+                assert table.columns[0].heading in WITHOUT_FIGURES, f"{name}: {table.title} names no records"
+                continue
+            rows = [row for row in table.rows if list(table.records(row))]
+            marked = [line for line in table.markdown().splitlines()[2:] if line.endswith(f" {OLDER} |")]
+            assert len(marked) == len(rows) > 0 or not table.rows, f"{name}: {table.title}"
+            checked += len(rows)
     assert checked > 500
 
 

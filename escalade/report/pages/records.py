@@ -20,6 +20,8 @@ from escalade.report.table import Column, Table, columns, items, text
 
 GPU_TEST, SOAK, SERVICE, STARTUP, PHOTOGRAPHS = "gpu_test", "soak", "service", "startup", "photographs"
 """Workloads of the test suite and of the scripts under tests/gpu that file a record."""
+INDIGO = "indigo"
+"""Workload of what the twin reports of a public suite of planted bugs (docs/twin.md)."""
 NOT_TIMED = (GPU_TEST, SOAK, SERVICE, STARTUP, PHOTOGRAPHS, "campaign")
 """Workloads that are no measurement of a kernel or a network."""
 _LETTERS = 160
@@ -72,6 +74,15 @@ def gpu_tests(records: Sequence[Record]) -> Iterator[Item]:
     if reasons:
         listed = "".join(f"- {why}: {count}\n" for why, count in sorted(reasons.items()))
         yield f"Skipped, with the number of tests:\n\n{listed}"
+
+
+def indigo(records: Sequence[Record]) -> list[Item]:
+    """Planted bugs of a public suite, and how many of them the twin reports."""
+    shown = [*columns("planted=problem"), _config("kernels"), _config("reported")]
+    found = sorted(
+        of(records, INDIGO), key=lambda r: (r.problem != "nothing", r.problem[0].isdigit(), r.problem)
+    )
+    return [Table(shown, found)] if found else ["It is not recorded yet."]
 
 
 def long_runs(records: Sequence[Record]) -> Iterator[Item]:

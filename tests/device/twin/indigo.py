@@ -1,21 +1,23 @@
 """What the twin's checks say of Indigo's kernels, graph codes with bugs planted by its authors.
 
-    python -m tests.device.twin.indigo FOLDER
+    python -m tests.device.twin.indigo FOLDER --results results
 
 FOLDER is what `generate_CUDA_codes.py` of https://github.com/burtscher/IndigoSuite writes; the name of a kernel says
-which bugs it has. Every kernel runs on small random graphs, and a table says what was reported.
+which bugs it has. Every kernel runs on small random graphs. Records of what was reported are filed, for docs/twin.md.
 """
 
 from __future__ import annotations
 
+import argparse
 import pathlib
-import sys
 from collections.abc import Iterator, Sequence
 
 import torch
 
 from escalade.device.twin import TwinKernel, build
 from escalade.errors import TwinError
+from escalade.measure import records as store
+from escalade.report.pages.records import INDIGO
 from tests.device.twin.support import launch
 
 BUGS = ("atomicBug", "boundsBug", "guardBug", "raceBug", "syncBug")
@@ -77,21 +79,34 @@ def reports(kernel: TwinKernel, which: int) -> Iterator[str]:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=pathlib.Path)
+    parser.add_argument("--results", type=pathlib.Path, help="a folder like results/ to file records in")
+    asked = parser.parse_args()
     torch.manual_seed(0)
-    files = sorted(pathlib.Path(sys.argv[1]).rglob("*.cu"))
-    found: dict[tuple[str, ...], list[bool]] = {}
+    files = sorted(asked.folder.rglob("*.cu"))
+    found: dict[str, list[bool]] = {}
     for first in range(0, len(files), TOGETHER):
         group = files[first : first + TOGETHER]
         kernel = build(source(group), "one_of", checks=True)
         for which, file in enumerate(group):
             bugs = tuple(bug for bug in BUGS if bug in file.stem)
             said = next(reports(kernel, which), "")
-            found.setdefault(bugs, []).append(bool(said))
+            kind = bugs[0] if len(bugs) == 1 else f"{len(bugs)} of these" if bugs else "nothing"
+            found.setdefault(kind, []).append(bool(said))
             if bool(said) != bool(bugs):
                 print(f"{file.stem}: {said or 'nothing is reported'}", flush=True)
-    print("\n| planted | kernels | reported |\n| --- | --- | --- |")
-    for bugs, flags in sorted(found.items(), key=lambda item: (len(item[0]), item[0])):
-        print(f"| {' and '.join(bugs) or 'nothing'} | {len(flags)} | {sum(flags)} |")
+    records = [
+        store.Record(
+            INDIGO, kind, "", "", 0, "escalade", "", config={"kernels": len(flags), "reported": sum(flags)}
+        )
+        for kind, flags in found.items()
+    ]
+    for record in records:
+        print(f"{record.problem}: {record.config['reported']} of {record.config['kernels']} reported")
+    if asked.results:
+        origin = store.provenance(torch.device("cpu"), "python -m tests.device.twin.indigo FOLDER")
+        store.file_away(asked.results, [record.stamped(origin) for record in records])
 
 
 if __name__ == "__main__":
