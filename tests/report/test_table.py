@@ -39,6 +39,9 @@ def test_a_row_has_its_own_commit_and_day_and_a_mark_if_it_is_older() -> None:
     assert page.startswith("# Page\n\nWords.\n\n#### Some of them\n\n| problem |")
     assert page.count(OLDER_LEGEND) == 1 and "†" in OLDER_LEGEND
     assert OLDER_LEGEND not in markdown([replace(TABLE, rows=[RECORD])])
+    explained = replace(TABLE, legend="What it *means*.")
+    assert markdown([explained]).index("What it *means*.") > markdown([explained]).index("0.01×")
+    assert "<p>What it <em>means</em>.</p>" in html([explained])
 
 
 def test_a_row_of_several_records_names_ours_and_is_marked_if_any_is_older() -> None:
