@@ -66,7 +66,7 @@ def against_best(records: Sequence[Record], clock: Clock = on_device) -> Against
     if clock is on_device:
         untimed = [r for r in peers if r.timing not in ON_DEVICE and r.median_us and r.median_us < best]
         # Faster even with the clock's overhead, but without a device time to divide by.
-        notes += [f"{untimed[0].system} is faster by the wall clock"] if untimed else []
+        notes += [f"{untimed[0].system} beats this peer, but has no device time"] if untimed else []
     return Against(ours, peer, best / mine, "; ".join(filter(None, notes)))
 
 
