@@ -11,7 +11,7 @@ VERSIONS ?= oldest newest
 # For what needs nothing installed: PYTHON if it is given, else that of .venv if there is one.
 HERE = $(if $(filter-out file default undefined,$(origin PYTHON)),$(PYTHON),$(or $(wildcard $(BIN)/python),$(PYTHON)))
 
-.PHONY: demo test types suite test-slice test-versions gpu-test setup clean
+.PHONY: demo test types suite test-slice test-versions gpu-test release-check setup clean
 
 # Without a GPU the kernels run on the twin, on the CPU: a small problem, and ResNet-18 on small images.
 demo: setup
@@ -45,6 +45,13 @@ test-versions:
 # On a machine with a GPU: its tests, and every kernel source under compute-sanitizer. Takes up to nine minutes.
 gpu-test:
 	$(HERE) -m tests.gpu.gate --results $(RESULTS) --seed $(SEED)
+
+# Fails until every headline figure is current and every page shows it. Plans torchvision's networks, so it installs
+# torchvision; needs no GPU, and takes some ten minutes.
+release-check: setup
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -c constraints.txt torchvision
+	$(BIN)/escalade measure headline --check
+	$(BIN)/escalade tables --check
 
 setup: $(READY)
 

@@ -74,7 +74,6 @@ LATE_PACKAGES = {
     "cuda": "CUDA's bindings load the driver's libraries, which a machine without a GPU has not got",
     "jax": "it need not be installed",
     "matplotlib": "it takes a second to load",
-    "sklearn": "it need not be installed",
     "torch._dynamo": "it takes seconds to load",
     "torch._functorch": "it loads torch._dynamo",
     "torch._inductor": "it takes seconds to load",

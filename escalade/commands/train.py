@@ -108,9 +108,7 @@ def command(
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Log for TensorBoard too.")] = False,
     classifier: Annotated[
         bool,
-        typer.Option(
-            "--classifier", help="Then fit a linear classifier to the autoencoder's features (scikit-learn)."
-        ),
+        typer.Option("--classifier", help="Then fit a linear classifier to the autoencoder's features."),
     ] = False,
     results: Annotated[
         pathlib.Path | None,
