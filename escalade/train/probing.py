@@ -15,7 +15,6 @@ from escalade.models import ConvAutoencoder
 from escalade.train.batches import Normalization, in_order
 from escalade.train.data.images import Dataset, Images
 
-
 _EPOCHS, _LEAST_STEPS, _BATCH, _RATE, _DECAY = 10, 500, 512, 1e-2, 1e-5
 
 
