@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import statistics
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -29,6 +30,14 @@ THROTTLED = {
 }
 """Reasons for a lower clock that are not somebody's wish, by their bits (`nvmlClocksEventReasons`)."""
 SECONDS_BETWEEN = 0.05
+_PCIE_OUT, _PCIE_IN = 0, 1
+"""`NVML_PCIE_UTIL_TX_BYTES` and `NVML_PCIE_UTIL_RX_BYTES`, as the card sees them."""
+
+
+class _Utilization(ctypes.Structure):
+    """`nvmlUtilization_t`."""
+
+    _fields_ = (("gpu", ctypes.c_uint), ("memory", ctypes.c_uint))
 
 
 @dataclass(frozen=True)
@@ -109,6 +118,58 @@ class Watch:
         return asdict(self.conditions) if self.conditions else {}
 
 
+@dataclass(frozen=True)
+class Load:
+    """Medians over a stretch of work; None stands for what the driver does not report."""
+
+    gpu_pct: float | None
+    """Share of the time in which a kernel ran."""
+    pcie_in_mbps: float | None
+    """MB/s from the host to the card."""
+    pcie_out_mbps: float | None
+
+
+class LoadWatch:
+    """Samples utilization and PCIe traffic in a thread of its own, while the block runs.
+
+    Each reading of the traffic takes the driver 20 ms, so none of this belongs beside what is timed.
+    """
+
+    def __init__(self) -> None:
+        self._card = _card(torch.cuda.current_device()) if torch.cuda.is_initialized() else None
+        self._samples: list[tuple[int | None, int | None, int | None]] = []
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._sample, daemon=True)
+
+    def __enter__(self) -> LoadWatch:
+        if self._card is not None:
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        if self._card is not None:
+            self._thread.join()
+
+    @property
+    def load(self) -> Load:
+        def median(place: int) -> float | None:
+            known = [value for sample in self._samples if (value := sample[place]) is not None]
+            return statistics.median(known) if known else None
+
+        incoming, outgoing = median(1), median(2)
+        return Load(
+            median(0),
+            None if incoming is None else incoming / 1e3,
+            None if outgoing is None else outgoing / 1e3,
+        )
+
+    def _sample(self) -> None:
+        assert self._card is not None
+        while not self._done.is_set():
+            self._samples.append(self._card.load())
+
+
 class Nvml:
     """One GPU as the library knows it."""
 
@@ -125,6 +186,19 @@ class Nvml:
             None if power is None else power / 1e3,
             self._asked("nvmlDeviceGetTemperature", _GPU_TEMPERATURE),
             self._asked("nvmlDeviceGetCurrentClocksThrottleReasons", kind=ctypes.c_ulonglong) or 0,
+        )
+
+    def load(self) -> tuple[int | None, int | None, int | None]:
+        """Return utilization in percent, and KB/s in and out over PCIe."""
+        rates = _Utilization()
+        try:
+            failed = self._library.nvmlDeviceGetUtilizationRates(self._handle, ctypes.byref(rates))
+        except AttributeError:  # of another version
+            failed = 1
+        return (
+            None if failed else int(rates.gpu),
+            self._asked("nvmlDeviceGetPcieThroughput", _PCIE_IN),
+            self._asked("nvmlDeviceGetPcieThroughput", _PCIE_OUT),
         )
 
     def _asked(self, function: str, *which: int, kind: type[Any] = ctypes.c_uint) -> int | None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from escalade.device import nvml
-from escalade.device.nvml import Conditions, Nvml, State, Watch, summed_up
+from escalade.device.nvml import Conditions, Load, LoadWatch, Nvml, State, Watch, summed_up
 
 
 class Library:
@@ -28,6 +28,14 @@ class Library:
     def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle: object, value: Any) -> int:
         assert isinstance(value._obj, ctypes.c_ulonglong)
         value._obj.value = 0x24
+        return 0
+
+    def nvmlDeviceGetUtilizationRates(self, handle: object, rates: Any) -> int:
+        rates._obj.gpu, rates._obj.memory = 87, 40
+        return 0
+
+    def nvmlDeviceGetPcieThroughput(self, handle: object, which: int, value: Any) -> int:
+        value._obj.value = {0: 1_500, 1: 24_000_000}[which]
         return 0
 
 
@@ -62,3 +70,18 @@ def test_a_watch_looks_now_and_then_and_at_nothing_without_a_gpu(monkeypatch: py
         watch.look()
     assert len(watch._states) == 2 and watch.conditions is not None
     assert watch.conditions.as_dict()["throttled"] == "the power limit, heat"
+
+
+def test_utilization_and_traffic_are_sampled_while_a_block_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    with LoadWatch() as nothing:
+        pass
+    assert nothing.load == Load(None, None, None)
+    monkeypatch.setattr(nvml.torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(nvml.torch.cuda, "current_device", lambda: 0)
+    card = Nvml(Library(), ctypes.c_void_p())
+    monkeypatch.setattr(nvml, "_card", lambda index: card)
+    with LoadWatch() as watch:
+        while not watch._samples:
+            pass
+    assert watch.load == Load(87, 24_000, 1.5)
+    assert Nvml(object(), ctypes.c_void_p()).load() == (None, None, None), "of another version"
