@@ -100,8 +100,10 @@ def _figure(width: float, height: float, title: str = "") -> tuple[Figure, Any]:
 
 
 def _plain_ticks(axis: Any, unit: str = "") -> None:
-    from matplotlib.ticker import FuncFormatter, NullFormatter
+    """Label 1, 2 and 5 of every decade of a logarithmic axis."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:,.0f}{unit}" if v >= 1 else f"{v:g}{unit}"))
     axis.set_minor_formatter(NullFormatter())
 
@@ -143,7 +145,7 @@ def speedups(ratios: Mapping[str, float], title: str = "") -> Figure:
         axes.bar_label(bars, [f"{value:.1f}×" for value in values], fontsize=6, padding=1)
     axes.axhline(1, color=GREY, linewidth=1)
     axes.set_xticks(range(len(names)), names, rotation=55, ha="right", fontsize=7)
-    axes.set_yscale("log", base=2)
+    axes.set_yscale("log")
     axes.set_ylim(min(0.8, *values), 1.2 * max(values))
     _plain_ticks(axes.yaxis, "×")
     axes.set_ylabel("best peer's time / ours")

@@ -196,14 +196,17 @@ def operation_pages(cards: Cards) -> dict[str, list[Item]]:
 
 
 def learned(operation: str, records: Sequence[Record]) -> str:
-    """What the climb taught: a text of this package whose figures are filled in from records."""
+    """What the climb taught: a text of this package whose figures are filled in from records.
+
+    A line is left out until all of its figures have been measured.
+    """
     source = resources.files("escalade.report") / "texts" / f"{operation}.md"
     known = {(s.record.rung, s.record.dtype): s for s in climb(records)}
 
     def filled(found: re.Match[str]) -> str:
         step = known.get((found[1], found[2]))
         if step is None:
-            return "(not measured)"
+            return ""
         return {
             "gflops": cells.gflops(step.record),
             "ceiling": _of_ceiling(step.record, ceilings(records)),
@@ -211,7 +214,8 @@ def learned(operation: str, records: Sequence[Record]) -> str:
             "predicted": cells.times(step.record.predicted_gain),
         }[found[3]]
 
-    return _FIGURE.sub(filled, source.read_text()) if source.is_file() and known else ""
+    lines = source.read_text().splitlines() if source.is_file() and known else []
+    return "\n".join(_FIGURE.sub(filled, line) for line in lines if all(map(filled, _FIGURE.finditer(line))))
 
 
 def operation_section(name: str, everything: Sequence[Record]) -> Iterator[Item]:
