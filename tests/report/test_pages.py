@@ -111,9 +111,6 @@ def test_op_times_are_sums_of_the_faster_layouts_in_the_ladders_order() -> None:
     assert "| rows | 0.400 ms | 1.250 ms | 1.650 ms |" in found.table.markdown()
     copy = replace(RECORD, workload="ceilings", problem="copy_2048MiB", gbps=4000.0)
     page = markdown(goals.blocks([*own, copy])["lenet"])
-    assert (
-        "| + fusion + tensor cores | `fusion` |".replace("`", "") in page.replace("`", "") and "6.96×" in page
-    )
     # 6,400 pixels of 49 values of 4 bytes and 4 sums of 4 bytes, for 10,000 images, both written and read.
     moved = 2 * 10_000 * 6_400 * (49 * 4 + 4 * 4) / 1e9
     assert f"| 1 | 4 | 3.000 ms | 3.600 ms | 0.83× | {moved:.1f} GB | {moved / 4:.3f} ms |" in page

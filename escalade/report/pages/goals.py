@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from escalade import ops
 from escalade.bench.campaign.ladders import FEATURED
 from escalade.bench.campaign.ladders import TRAFFIC as WALL_RUNGS
-from escalade.bench.networks import cpu, layer_kinds
-from escalade.bench.networks.evaluation import SUFFIX as EVALUATION
 from escalade.bench.networks.op_times import FORMS, OPERATION
 from escalade.bench.peers.comparison import TRAINING_STEP
 from escalade.measure.records import Record
@@ -17,21 +15,8 @@ from escalade.profile.climb import SUFFIX as TRAFFIC
 from escalade.report import cells
 from escalade.report.compare import fastest, of
 from escalade.report.document import Heading, Item, origin
-from escalade.report.pages import networks
-from escalade.report.pages.networks import OP_TIMES, OpTimes, Variant, milliseconds, op_times
+from escalade.report.pages.networks import OpTimes, Variant, milliseconds, op_times
 from escalade.report.table import Column, Table, columns, items, text
-
-NETWORK = "resnet18"
-Block = Callable[[Sequence[Record]], Iterable[Item]]
-
-
-def _of_network(suffix: str, make: Callable[[Sequence[Record]], Iterator[Table]]) -> Block:
-    def block(records: Sequence[Record]) -> list[Item]:
-        own = of(records, NETWORK + suffix)
-        return [origin(own), *(table.titled("") for table in make(own))] if own else []
-
-    return block
-
 
 # --- a convolution and the wall of memory
 
@@ -93,45 +78,19 @@ def _wall_sentence(records: Sequence[Record], naive: Record) -> Iterator[str]:
 
 # --- a LeNet's convolutions: unrolled, fused, tuned
 
-LENET_STEPS: tuple[Mapping[str, str], ...] = (
-    {"matrix_unroll": "the matrix unrolled in memory"},
-    {"fusion": "+ fusion + tensor cores"},
-    {
-        "half": "+ __restrict__ + unrolled loops + 16-bit operands",
-        "unrolling": "+ __restrict__ + unrolled loops",
-    },
-)
-"""The rung of each step, or the next best; the ladder has what is between them one by one."""
 _UNROLLED, _APART, _FUSED = "matrix_unroll", "tensor_cores", "fusion"
 _PRODUCTS = {"fp32": "tf32", "fp16": "fp16"}
 """Dtype of the tensor cores' products, by that of the tensors."""
 
 
 def _lenet(records: Sequence[Record]) -> Iterator[Item]:
-    own = of(records, OPERATION)
-    for number, times in enumerate(found for found in op_times(own) if not found.form):
-        if number == 0:
-            yield origin(own)
-        yield from _lenet_tables(times, _copy_gbps(records))
-
-
-def _lenet_tables(times: OpTimes, copy_gbps: float | None) -> Iterator[Table]:
-    ours = sorted((one for one in times.variants if not one.first.is_peer), key=lambda one: -one.sum)
-    known = {one.name.removesuffix(" (TF32)"): one for one in ours}  # the faster of two by one name
-    found = [(step, next((name for name in step if name in known), "")) for step in LENET_STEPS]
-    rows = [(step[rung], rung, known[rung]) for step, rung in found if rung]
-    shown = [
-        *items("step", "rung"),
-        *(replace(column, cell=lambda row, c=column: c.cell(row[2])) for column in OP_TIMES),  # type: ignore[misc]
-        Column(
-            "over the first", lambda row: "" if row is rows[0] else cells.times(rows[0][2].sum / row[2].sum)
-        ),
-    ]
-    if len(rows) > 1:
-        title = f"{times.storage} tensors, {times.batch:,} images"
-        yield Table(shown, rows, lambda row: row[2].records, title, level=0)
-    if _APART in known and _FUSED in known:
-        yield _fusion_alone(known[_APART], known[_FUSED], times, copy_gbps)
+    """What fusing alone did for tensors of each dtype, of the faster of two rungs by one name."""
+    for times in (found for found in op_times(of(records, OPERATION)) if not found.form):
+        ours = sorted((one for one in times.variants if not one.first.is_peer), key=lambda one: -one.sum)
+        known = {one.name.removesuffix(" (TF32)"): one for one in ours}
+        if _APART in known and _FUSED in known:
+            title = f"{times.storage} tensors, {times.batch:,} images"
+            yield _fusion_alone(known[_APART], known[_FUSED], times, _copy_gbps(records)).titled(title, 0)
 
 
 def _fusion_alone(apart: Variant, fused: Variant, times: OpTimes, copy_gbps: float | None) -> Table:
@@ -245,10 +204,7 @@ def _ideas(records: Sequence[Record]) -> Iterator[Item]:
         yield Table(shown, rows, lambda row: row[4])
 
 
-_GOALS: dict[str, tuple[str, Block]] = {
-    "cpu": ("ResNet-18: the CPU and the GPU, by batch", _of_network(cpu.SUFFIX, networks.on_cpu)),
-    "layer-kinds": ("ResNet-18: by kind of layer", _of_network(layer_kinds.SUFFIX, networks.by_kind)),
-    "evaluation": ("ResNet-18: right answers", _of_network(EVALUATION, networks.evaluation)),
+_GOALS = {
     "wall": ("A convolution and the wall of memory", _wall),
     "lenet": ("A LeNet's convolutions: unrolled, fused, tuned", _lenet),
     "ideas": ("An autoencoder's training: ten ideas", _ideas),

@@ -24,7 +24,7 @@ from escalade.report.table import Column, Table, columns, items, text
 PHASES = "_phases"
 COMPARED = {"": "Batches", "_score": "Anomaly scores"}
 """Parts of a network's records that have peers, by the suffix of their workload."""
-_PARTS = (*COMPARED, "_accuracy", PHASES, "_stream")
+_PARTS = (*COMPARED, "_accuracy", EVALUATION, PHASES, layer_kinds.SUFFIX, cpu.SUFFIX, "_stream")
 
 
 def names(records: Sequence[Record]) -> list[str]:
