@@ -22,6 +22,7 @@ from escalade.commands.progress import Say
 from escalade.device import cuda
 from escalade.errors import UnsupportedError
 from escalade.measure import records as store
+from escalade.measure.currency import package_digest
 from escalade.measure.records import Record
 from escalade.ops.base.card import H200
 from escalade.report.tables import PREFERRED_GPU
@@ -111,8 +112,9 @@ def _mark(found: Sequence[State], known: Sequence[Record], results: pathlib.Path
         why = older.get(
             record.key, record.older if record.plan else "measured before machine code was recorded"
         )
-        if own and why != record.older:
-            changed.append(replace(record, older=why))
+        checked = package_digest() if record.key in older else record.checked
+        if own and (why, checked) != (record.older, record.checked):
+            changed.append(replace(record, older=why, checked=checked))
     store.file_away(results, changed)
     console.print(
         f"{len(changed)} records marked anew; {sum(map(bool, older.values()))} of {len(older)} are older"

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import pathlib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -31,6 +32,8 @@ PEER_VERSIONS = ("torch", "cuda", "cudnn")
 """Versions that a peer's figure depends on."""
 _COMMENT_OR_TEXT = re.compile(r"""//[^\n]*|/[*].*?[*]/|"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])'""", re.DOTALL)
 _DIGITS = 12
+PACKAGE = pathlib.Path(__file__).parent.parent
+_SOURCES = (".py", ".cu", ".cuh", ".json")
 
 
 @dataclass(frozen=True)
@@ -77,7 +80,7 @@ def stamped(record: Record, made: Made, architecture: str) -> Record:
         source: f"{_text(programs)}:{_machine_code(programs, architecture)}"
         for source, programs in _by_source(made).items()
     }
-    return replace(record, plan=made.plan, code=code, older="")
+    return replace(record, plan=made.plan, code=code, older="", checked=package_digest())
 
 
 def changed(record: Record, made: Made | None, architecture: str) -> str:
@@ -102,6 +105,16 @@ def changed(record: Record, made: Made | None, architecture: str) -> str:
         except EscaladeError as error:
             return f"{source} does not compile: {str(error).splitlines()[0]}"
     return f"{next(iter(today))} is launched too" if today else ""
+
+
+@cache
+def package_digest() -> str:
+    """Return a digest of every source and table of the package: all that plans and kernels are made from."""
+    found = hashlib.sha256()
+    for path in sorted(PACKAGE.rglob("*")):
+        if path.suffix in _SOURCES:
+            found.update(str(path.relative_to(PACKAGE)).encode() + path.read_bytes())
+    return found.hexdigest()[:_DIGITS]
 
 
 def same_versions(one: Mapping[str, str], other: Mapping[str, str]) -> bool:

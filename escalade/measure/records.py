@@ -115,6 +115,8 @@ class Record:
     """Digests of the machine code that ran, by kernel source; empty for a peer."""
     older: str = ""
     """Why the figure is no longer current: the kernel or the plan that changed since. Empty if it is current."""
+    checked: str = ""
+    """Digest of the package by which `older` was decided last: as long as it is the same, nothing has to be planned."""
     gpu: str = ""
     driver: str = ""
     versions: dict[str, str] = field(default_factory=dict)

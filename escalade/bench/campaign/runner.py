@@ -24,7 +24,7 @@ from escalade.bench.networks.judging import UNTIMED
 from escalade.errors import EscaladeError
 from escalade.measure import ceilings as card
 from escalade.measure.ceilings import Ceilings
-from escalade.measure.currency import stamped
+from escalade.measure.currency import package_digest, stamped
 from escalade.measure.records import Provenance, Record, now
 from escalade.measure.refusal import reason
 
@@ -220,7 +220,7 @@ def _measure(
                     and not record.failure
                     and (known := stamps.get(record.key, stamps.get(_ALL)))
                 ):
-                    record = replace(record, plan=known[0], code=known[1])
+                    record = replace(record, plan=known[0], code=known[1], checked=package_digest())
                 else:
                     record = _stamped(unit, record, planner, architecture)
                 kept.append(replace(record, case=unit.name).stamped(here))

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from escalade import ops
-from escalade.bench.campaign import evaluation, ladders, registry
+from escalade.bench.campaign import evaluation, ladders, registry, staleness
 from escalade.bench.campaign.runner import Clock, ordered, run
 from escalade.bench.campaign.staleness import State, states
 from escalade.bench.campaign.units import Say, Session, Unit
@@ -75,6 +75,14 @@ class Campaign:
 KERNEL = 'extern "C" __global__ void k(float* x) { x[threadIdx.x] = x[threadIdx.x] * 2.0f; }\n'
 
 
+@pytest.fixture(autouse=True)
+def package(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Every check plans: the sources of these tests are no part of the package."""
+    digests = map(str, range(1_000_000))
+    monkeypatch.setattr(staleness, "package_digest", digests.__next__)
+    yield
+
+
 def write(path: pathlib.Path, text: str) -> None:
     path.write_text(text)
     for cached in (currency._code, currency.read, currency.Program.headers.__globals__["included"]):
@@ -114,6 +122,23 @@ def test_machine_code_decides_and_not_the_commit_or_the_text(tmp_path: pathlib.P
     campaign.units = (one,)
     assert campaign.reasons(VERSIONS) == [""]
     assert campaign.reasons(VERSIONS | {"torch": "2.12"}) == ["its peers were measured with PyTorch 2.11"]
+
+
+def test_a_package_that_is_the_same_needs_no_plan(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def planned(session: Session, record: Record) -> Made:
+        raise AssertionError("it was planned again")
+
+    campaign = Campaign(tmp_path, unit("one"))
+    campaign.run()
+    campaign.units = (unit("one", made=planned),)
+    assert "it was planned again" in campaign.reasons()[0]
+    monkeypatch.setattr(staleness, "package_digest", currency.package_digest)
+    assert campaign.reasons() == [""]
+    (ours, _) = store.load(tmp_path / "h200/ladder.jsonl")
+    store.file_away(tmp_path, [replace(ours, older="a kernel changed")])
+    assert campaign.reasons() == ["a kernel changed"]
 
 
 def test_a_compiler_of_another_version_can_compare_texts_alone(tmp_path: pathlib.Path) -> None:
@@ -229,15 +254,9 @@ def test_accuracy_is_a_unit_where_weights_and_photographs_are(
 def test_whatever_is_filed_has_units_that_measure_it_again(every: dict[str, Unit]) -> None:
     """Docs show records, so no workload among them may be unknown to the campaign."""
     apart = {
-        "ceilings",
-        "gpu_test",
-        "soak",
-        "service",
-        "startup",
-        "photographs",
-        "campaign",
-        "autoencoder_learning",
-    }
+        "ceilings", "gpu_test", "soak", "service", "startup", "photographs", "campaign", "autoencoder_learning",
+        "conv2d_counts",
+    }  # fmt: skip
     parts = {
         f"{name}_{part}".replace("-", "_"): f"network/{name}/{part}"
         for name in WORKLOADS
