@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from escalade.bench.peers.registry import operator_peers
+from escalade.bench.peers.layer import operator_peers
 from escalade.bench.trial import Bench, Settings, Verified, VerifiedPeer, blank_record, verified_peers
 from escalade.measure import verification
 from escalade.measure.ceilings import Ceilings

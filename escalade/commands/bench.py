@@ -17,8 +17,8 @@ from escalade.bench.networks.judging import MOST
 from escalade.bench.networks.workload import Say, Setting, Workload
 from escalade.bench.networks.workloads import workload as named_workload
 from escalade.bench.peers import registry
-from escalade.bench.peers.catalogue import SLOW
 from escalade.bench.peers.network import Budget
+from escalade.bench.peers.registry import SLOW
 from escalade.commands.devices import network_device
 from escalade.commands.options import (
     LARGEST_SIDE,

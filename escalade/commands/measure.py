@@ -17,7 +17,7 @@ from escalade.bench.campaign import coverage, evaluation, registry
 from escalade.bench.campaign.runner import Clock, ceiling_records, duration, ordered, run
 from escalade.bench.campaign.staleness import WORKLOAD, State, states
 from escalade.bench.campaign.units import Session
-from escalade.bench.peers.catalogue import PEERS
+from escalade.bench.peers.registry import PEERS
 from escalade.commands.progress import Say
 from escalade.device import cuda
 from escalade.errors import UnsupportedError

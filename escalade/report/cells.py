@@ -6,8 +6,8 @@ import textwrap
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from escalade.bench.peers.catalogue import TITLES
 from escalade.bench.peers.comparison import Clock
+from escalade.bench.peers.registry import TITLES
 from escalade.measure.records import Record
 
 OLDER = "†"

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeVar
 
-from escalade.bench.peers.catalogue import TITLES
 from escalade.bench.peers.comparison import Against, Clock, against_best, by_clock, on_device
+from escalade.bench.peers.registry import TITLES
 from escalade.measure.records import Record, gpu_folder
 from escalade.report import cells
 from escalade.report.table import Column, Table, columns, text
@@ -80,7 +80,7 @@ def compared(records: Iterable[Record]) -> list[Compared]:
 
 
 SYSTEMS = (
-    "torch-eager", "torch-graph", "torch-compile-default", "torch-compile", "jax", "onnxruntime", "tensorrt",
+    "torch-eager", "torch-graph", "torch-compile-default", "torch-compile", "jax",
 )  # fmt: skip
 """The peers of whole networks, in the order of their columns."""
 LEGEND = (

@@ -1,4 +1,4 @@
-"""cuDNN's graphs as a peer: what is drawn, which plans are built, and which of them is kept."""
+"""cuDNN's graphs as a peer: the nodes that are drawn, the plans that are built, and the one that is kept."""
 
 from __future__ import annotations
 
@@ -29,25 +29,15 @@ class FakeTensor:
         self.dim, self.stride, self.data_type = dim, stride, data_type
         self.alignment, self.output = 16, False
 
-    def set_dim(self, dim: list[int]) -> FakeTensor:
-        self.dim = dim
-        return self
+    def __getattr__(self, name: str) -> Any:
+        if not name.startswith("set_"):
+            raise AttributeError(name)
 
-    def set_stride(self, stride: list[int]) -> FakeTensor:
-        self.stride = stride
-        return self
+        def setter(value: Any) -> FakeTensor:
+            setattr(self, name.removeprefix("set_"), value)
+            return self
 
-    def set_output(self, output: bool) -> FakeTensor:
-        self.output = output
-        return self
-
-    def set_data_type(self, data_type: str) -> FakeTensor:
-        self.data_type = data_type
-        return self
-
-    def set_alignment(self, alignment: int) -> FakeTensor:
-        self.alignment = alignment
-        return self
+        return setter
 
 
 class FakeGraph:
@@ -70,16 +60,7 @@ class FakeGraph:
         return FakeTensor([], [], "")
 
     def __getattr__(self, name: str) -> Any:
-        if name not in (
-            "conv_fprop",
-            "conv_dgrad",
-            "conv_wgrad",
-            "bias",
-            "add",
-            "mul",
-            "relu",
-            "relu_backward",
-        ):
+        if name not in "conv_fprop conv_dgrad conv_wgrad bias add mul relu relu_backward".split():
             raise AttributeError(name)
         return lambda **given: self._node(name, **given)
 
@@ -144,13 +125,17 @@ def drawn(name: str, dtype: str = "fp16", operation: str = "conv2d") -> list[cud
     return list(cudnn_graph.drawings(SimpleNamespace(name=operation), problem, {}))  # type: ignore[arg-type]
 
 
+def buffers(drawing: cudnn_graph.Drawing) -> list[str]:
+    return [buffer for _, buffer, _ in drawing.feeds]
+
+
 def test_a_residual_and_a_bias_are_drawn_in_both_orders(package: FakePackage) -> None:
     first, second = drawn("64to32_9x8_k3s2d2_b5_bias+res+relu")
     assert first.graph.nodes == ["conv_fprop", "add", "bias", "relu"]
     assert second.graph.nodes == ["conv_fprop", "bias", "add", "relu"]
-    assert [feed.buffer for feed in first.feeds] == ["x", "weight", "residual", "bias"]
+    assert buffers(first) == ["x", "weight", "residual", "bias"]
     assert first.graph.geometry == {"padding": [1, 1], "stride": [2, 2], "dilation": [2, 2]}
-    x, weight, residual, bias = (feed.tensor for feed in first.feeds)
+    x, weight, residual, bias = (tensor for tensor, _, _ in first.feeds)
     assert x.dim == [5, 64, 9, 8] and x.stride == [64 * 72, 1, 8 * 64, 64]
     assert weight.dim == [32, 64, 3, 3] and residual.dim == [5, 32, 4, 3] and bias.dim == [1, 32, 1, 1]
     assert first.result.output and first.result.data_type == "HALF"
@@ -172,19 +157,19 @@ def test_fp8_is_scaled_by_filter_and_stored_as_asked(package: FakePackage) -> No
     (drawing,) = drawn("64to64_8_k1s1_b1_bias+res+relu+out16", "fp8")
     assert drawing.graph.nodes == ["conv_fprop", "mul", "bias", "mul", "add", "relu", "mul"]
     assert drawing.result.data_type == "HALF"
-    units = [feed for feed in drawing.feeds if feed.buffer == "scales"]
-    assert [feed.offset for feed in units] == [0, 4] and units[1].tensor.alignment == 4
+    scales = [(tensor.alignment, offset) for tensor, buffer, offset in drawing.feeds if buffer == "scales"]
+    assert scales == [(16, 0), (4, 4)]
 
 
 def test_gradients(package: FakePackage) -> None:
     (masked,) = drawn("8to16_9_k3s2_b3", operation="conv2d_input_gradient")
     assert masked.graph.nodes == ["conv_dgrad", "relu_backward"]
-    assert [feed.buffer for feed in masked.feeds] == ["gradient", "weight", "mask"]
+    assert buffers(masked) == ["gradient", "weight", "mask"]
     (plain,) = drawn("64to16_9_k3s2_b3", operation="conv2d_input_gradient")
     assert plain.graph.nodes == ["conv_dgrad"] and plain.result.dim == [3, 64, 9, 9]
     (weights,) = drawn("64to16_9_k3s2_b3", operation="conv2d_weight_gradient")
     assert weights.graph.nodes == ["conv_wgrad"] and weights.result.dim == [16, 64, 3, 3]
-    assert [feed.buffer for feed in weights.feeds] == ["x", "gradient"]
+    assert buffers(weights) == ["x", "gradient"]
 
 
 def test_what_has_no_graph_is_refused(package: FakePackage) -> None:
@@ -236,15 +221,15 @@ def test_a_plan_is_run_over_the_addresses_of_its_buffers(
     y, workspace = torch.empty(1), torch.empty(1)
     drawing = drawn(problem.name)[0]
     plan = cudnn_graph.Plan(drawing, 4, "eng4", 64)
-    plan.execution(workspace, "handle")(inputs, y)
+    plan.execute(workspace, "handle", inputs, y)
     ((data, index),) = drawing.graph.executed
     assert index == 4 and data[drawing.result] == y.data_ptr()
-    assert [data[feed.tensor] for feed in drawing.feeds] == [
+    assert [data[tensor] for tensor, _, _ in drawing.feeds] == [
         inputs[name].data_ptr() for name in ("x", "weight", "bias")
     ]
     package.fails = True
     with pytest.raises(LaunchError, match="eng4"):
-        plan.execution(workspace, "handle")(inputs, y)
+        plan.execute(workspace, "handle", inputs, y)
 
 
 def executions(**values: float | None) -> Iterator[tuple[str, cudnn_graph.Execution]]:
@@ -300,14 +285,14 @@ def test_without_the_package_it_says_what_to_install(monkeypatch: pytest.MonkeyP
     cudnn_graph.frontend.cache_clear()
     monkeypatch.setattr(cudnn_graph.importlib, "import_module", missing)
     with pytest.raises(UnsupportedError, match="nvidia-cudnn-frontend.*no such library"):
-        cudnn_graph.cudnn_graph_peer(ops.operation("conv2d"), Conv2dProblem.square(8, 8, 8, 1))
+        cudnn_graph.cudnn_graph_peers(ops.operation("conv2d"), Conv2dProblem.square(8, 8, 8, 1))
     cudnn_graph.frontend.cache_clear()
 
 
 def test_a_peer_is_for_its_own_problem(package: FakePackage) -> None:
     conv2d = ops.operation("conv2d")
     problem = Conv2dProblem.square(8, 8, 8, 1, layout="nhwc")
-    peer = cudnn_graph.cudnn_graph_peer(conv2d, problem)
+    (peer,) = cudnn_graph.cudnn_graph_peers(conv2d, problem)
     inputs = conv2d.inputs(problem, torch.device("cpu"), 0)
     with pytest.raises(UnsupportedError, match="made for 8to8_8_k1s1_b1"):
         peer.run(Conv2dProblem.square(8, 8, 9, 1, layout="nhwc"), inputs)
@@ -322,6 +307,6 @@ def test_on_the_gpu_the_best_plan_agrees_with_pytorch(dtype: str) -> None:
     conv2d = ops.operation("conv2d")
     problem = Conv2dProblem.parse("64to64_28_k3s1_b8_bias+res+relu", dtype, "nhwc")
     inputs = conv2d.inputs(problem, torch.device("cuda", 0), 3)
-    peer = cudnn_graph.cudnn_graph_peer(conv2d, problem)
+    (peer,) = cudnn_graph.cudnn_graph_peers(conv2d, problem)
     error = cudnn_graph.relative_error(peer.run(problem, inputs), conv2d.reference(problem, inputs))
     assert error <= AGREEMENT[dtype] and "eng" in peer.note()

@@ -16,9 +16,9 @@ from escalade import cli, models, ops
 from escalade.bench import trial
 from escalade.bench.layers import measurement, peers, sets, summaries
 from escalade.bench.layers.sets import Layer
-from escalade.bench.peers import cudnn_graph, registry, torch_conv2d
-from escalade.bench.peers.layer import LayerPeer
-from escalade.bench.peers.stem import convolution, in_two_steps
+from escalade.bench.peers import cudnn_graph, registry
+from escalade.bench.peers import layer as layer_peers
+from escalade.bench.peers.layer import LayerPeer, eager_conv2d, stem_convolution, stem_peer
 from escalade.bench.trial import Settings, verified_peers
 from escalade.commands import layers as command
 from escalade.device import packing
@@ -183,15 +183,15 @@ def test_a_stem_by_a_peer_is_its_convolution_and_then_the_pooling() -> None:
     def run(asked: Conv2dProblem, given: Any) -> torch.Tensor:
         calls.append((asked, given["weight"]))
         assert given["x"].is_contiguous(memory_format=torch.channels_last)
-        return torch_conv2d.eager(asked, given)
+        return eager_conv2d(asked, given)
 
-    peer = in_two_steps(LayerPeer("torch-nhwc", "nhwc", run))
+    peer = stem_peer(LayerPeer("torch-nhwc", "nhwc", run))
     for _ in range(2):
         assert relative_error(peer.run(problem, inputs), stem.reference(problem, inputs)) < 1e-6
     assert calls[0][0].name == "3to8_22x18_k7s2_b2_bias+relu"
     assert calls[0][1] is calls[1][1], "filters are laid out once"
-    with pytest.raises(UnsupportedError, match="normalised before"):
-        convolution(replace(problem, source="uint8"))
+    with pytest.raises(UnsupportedError, match="normalized before"):
+        stem_convolution(replace(problem, source="uint8"))
     layer = Layer("stem", problem)
     found, _ = peers.candidates(layer, ("torch", "torch-compile"))
     assert [peer.system for peer in found] == ["torch-nhwc", "cudnn-fused-nhwc", "torch-compile"]
@@ -206,14 +206,14 @@ def test_what_is_compiled_is_the_layer_once(name: str, monkeypatch: pytest.Monke
         return function
 
     monkeypatch.setattr(torch, "compile", compile)
-    torch_conv2d._compiled.cache_clear()
+    layer_peers._compiled.cache_clear()
     asked = case(name, "fp32")
-    peer = torch_conv2d.compiled_peer()
+    peer = layer_peers.compiled_peer(ops.operation("conv2d"))
     for _ in range(2):
         result = peer.run(replace(asked.problem, layout="nhwc"), asked.inputs_in("nhwc"))
         assert relative_error(result, asked.expected) < 1e-6
     assert made == ["max-autotune-no-cudagraphs"]
-    torch_conv2d._compiled.cache_clear()
+    layer_peers._compiled.cache_clear()
 
 
 # Measuring

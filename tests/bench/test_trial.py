@@ -14,8 +14,7 @@ from escalade import ops
 from escalade.bench import trial
 from escalade.bench.layers import measurement
 from escalade.bench.layers.sets import Layer
-from escalade.bench.peers import torch_conv2d
-from escalade.bench.peers.layer import LayerPeer, WrongPeer, error_of
+from escalade.bench.peers.layer import LayerPeer, WrongPeer, eager_conv2d, error_of, operator_peers
 from escalade.bench.trial import Bench, Settings, Verified, verified_peers
 from escalade.device import packing
 from escalade.device.recipe import KernelCall, Recipe
@@ -272,14 +271,14 @@ def test_peers_of_convolutions_have_images_and_filters_in_their_layout(
     problem = Conv2dProblem.parse("8to16_9_k3s1_b2_bias+res+relu", "fp32", "nchw")
     seen: list[dict[str, torch.Tensor]] = []
     made = Bench(ops.operation("conv2d"), problem, CPU, [], Settings(), None)
-    for peer in torch_conv2d.conv2d_peers(problem):
+    for peer in operator_peers(ops.operation("conv2d"), problem):
         if peer.layout != layout:
             continue
 
         def spy(asked: Any, inputs: Any) -> torch.Tensor:
             seen.append(inputs)
             assert asked == replace(problem, layout=layout)
-            return torch_conv2d.eager(asked, inputs)
+            return eager_conv2d(asked, inputs)
 
         for call in made._peer_subject(replace(peer, run=spy)).calls:
             call()

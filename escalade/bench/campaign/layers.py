@@ -10,8 +10,7 @@ from escalade.bench.campaign.units import ANY, SECONDS_EACH, Say, Session, Unit
 from escalade.bench.layers.measurement import chosen_for, measure
 from escalade.bench.layers.sets import Layer, parts
 from escalade.bench.networks.judging import UNTIMED
-from escalade.bench.peers.catalogue import SLOW
-from escalade.bench.peers.registry import LAYERS
+from escalade.bench.peers.registry import LAYERS, SLOW
 from escalade.bench.trial import Settings
 from escalade.measure.currency import Made
 from escalade.measure.records import Record

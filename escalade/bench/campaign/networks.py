@@ -15,8 +15,7 @@ from escalade.bench.networks.judging import UNTIMED
 from escalade.bench.networks.steps import step_records, timed_plan
 from escalade.bench.networks.workload import Workload
 from escalade.bench.networks.workloads import TRAINED, WORKLOADS
-from escalade.bench.peers.catalogue import SLOW
-from escalade.bench.peers.registry import COMPILE, COMPILE_DEFAULT
+from escalade.bench.peers.registry import COMPILE, COMPILE_DEFAULT, SLOW
 from escalade.engine import compile
 from escalade.measure.currency import Made
 from escalade.measure.records import Record

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 
 from escalade import ops
 from escalade.bench.layers.sets import Layer
-from escalade.bench.peers.layer import LayerPeer
+from escalade.bench.peers.layer import LayerPeer, stem_convolution, stem_peer
 from escalade.bench.peers.registry import LAYERS
-from escalade.bench.peers.stem import convolution, in_two_steps
 from escalade.bench.trial import refusal
 from escalade.errors import UnsupportedError
 from escalade.measure.records import Record
@@ -23,12 +22,12 @@ def candidates(layer: Layer, names: Sequence[str]) -> tuple[list[LayerPeer], lis
     refused: list[Record] = []
     for name in names:
         try:
-            problem = convolution(layer.problem) if stem else layer.problem
+            problem = stem_convolution(layer.problem) if stem else layer.problem
             peers = LAYERS[name](operation, problem)
         except UnsupportedError as why:
             refused.append(refusal(ops.operation(layer.operation), layer.problem, name, str(why)))
             continue
         if stem:
-            peers = [in_two_steps(peer) for peer in peers if peer.layout == "nhwc"]
+            peers = [stem_peer(peer) for peer in peers if peer.layout == "nhwc"]
         found += peers
     return found, refused

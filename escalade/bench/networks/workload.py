@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from escalade.bench.networks.judging import LEAST_ROWS, UNTIMED, Standard, joined, nudged, own_errors
-from escalade.bench.peers.catalogue import SLOW
 from escalade.bench.peers.network import Budget, Maker
+from escalade.bench.peers.registry import SLOW
 from escalade.engine.compiler import compile
 from escalade.engine.engine import Engine
 from escalade.engine.graph.graph import Graph

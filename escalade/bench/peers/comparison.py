@@ -19,7 +19,7 @@ TRAINING_STEP = "_training_step"
 _VERSIONS = ("torch", "cuda", "cudnn")
 """Versions that must be the same for a peer's time to be compared with ours."""
 _COMPILED = ("torch-compile", "torch-compile-default")
-_FUSED = ("cudnn-graph", "cudnn-fused-nhwc", "cudnn-fused-nchw", "triton", "torch-compile")
+_FUSED = ("cudnn-graph", "cudnn-fused-nhwc", "cudnn-fused-nchw", "torch-compile")
 
 
 def on_device(record: Record) -> float | None:

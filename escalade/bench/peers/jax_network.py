@@ -11,29 +11,29 @@ import torch
 from torch import nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
-from escalade.bench.peers.catalogue import JAX
 from escalade.bench.peers.network import NetworkPeer, Task, Unavailable
-from escalade.models.resnet import BasicBlock, Bottleneck, ResNet
+from escalade.models.resnet import BasicBlock, ResNet
 
+INSTALL = "pip install 'jax[cuda13]'"
 _STORAGE = {"fp32": "float32", "tf32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 
 
 def jitted(task: Task) -> list[NetworkPeer]:
-    # JAX would otherwise take three quarters of the card for itself.
+    """Make a ResNet as one jitted function."""
+    # JAX preallocates three quarters of the GPU's memory by default.
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     try:
         import jax
         import jax.numpy as jnp
     except ImportError as error:
-        raise Unavailable(f"jax is not here ({error}); {JAX.install} brings it") from error
+        raise Unavailable(f"jax cannot be imported ({error}); {INSTALL} installs it") from error
     wanted = "gpu" if task.device.type == "cuda" else "cpu"
     if jax.default_backend() != wanted:
         raise Unavailable(
-            f"jax runs on {jax.default_backend()} here, and the comparison is made on {wanted}; "
-            f"{JAX.install} brings JAX for GPUs"
+            f"jax runs on {jax.default_backend()} here, and the comparison on {wanted}; {INSTALL} installs JAX for GPUs"
         )
     if not isinstance(task.model, ResNet):
-        raise Unavailable(f"a {type(task.model).__name__} in JAX is not written; there are ResNets")
+        raise Unavailable(f"a {type(task.model).__name__} has no JAX version; ResNets have")
     dtype = jnp.dtype(_STORAGE[task.dtype])
     network = _Network(task.model, task.dtype)
     weights = jax.tree.map(lambda array: jnp.asarray(array, dtype), network.weights)
@@ -58,39 +58,33 @@ def _tensor(result: Any) -> tuple[torch.Tensor]:
 
 
 class _Network:
-    """The weights as a tree of NumPy arrays, and the function over such a tree."""
+    """Folded weights as a tree of NumPy arrays, and the forward function over that tree."""
 
     def __init__(self, model: ResNet, dtype: str) -> None:
         from jax import lax
 
         self._precision = lax.Precision.HIGHEST if dtype == "fp32" else lax.Precision.DEFAULT
-        exact = copy.deepcopy(model).double()  # so that folding adds no rounding of its own
+        exact = copy.deepcopy(model).double()  # float64, so that folding adds no rounding
         self._strides: dict[str, int] = {}
-        self.weights: dict[str, Any] = {"conv1": self._folded("conv1", exact.conv1, exact.bn1)}
-        self._blocks: list[str] = []
-        self._basic = True
+        self.weights: dict[str, Any] = {"fc": (_array(exact.fc.weight.T), _array(exact.fc.bias))}
+        self._fold("conv1", exact.conv1, exact.bn1)
+        self._blocks: dict[str, int] = {}
+        """Number of convolutions per block."""
         for stage in ("layer1", "layer2", "layer3", "layer4"):
             for number, block in enumerate(getattr(exact, stage)):
-                self._add_block(f"{stage}.{number}", block)
-        fc = exact.fc
-        self.weights["fc"] = (_array(fc.weight.T), _array(fc.bias))
+                name, size = f"{stage}.{number}", 2 if isinstance(block, BasicBlock) else 3
+                self._blocks[name] = size
+                for one in range(1, size + 1):
+                    self._fold(f"{name}.conv{one}", getattr(block, f"conv{one}"), getattr(block, f"bn{one}"))
+                if block.downsample is not None:
+                    self._fold(f"{name}.downsample", *block.downsample)
 
-    def _add_block(self, name: str, block: BasicBlock | Bottleneck) -> None:
-        self._basic = isinstance(block, BasicBlock)
-        for number in (1, 2) if self._basic else (1, 2, 3):
-            part = f"{name}.conv{number}"
-            layers = getattr(block, f"conv{number}"), getattr(block, f"bn{number}")
-            self.weights[part] = self._folded(part, *layers)
-        if block.downsample is not None:
-            self.weights[f"{name}.downsample"] = self._folded(f"{name}.downsample", *block.downsample)
-        self._blocks.append(name)
-
-    def _folded(self, name: str, convolution: nn.Module, norm: nn.Module) -> tuple[Any, Any]:
+    def _fold(self, name: str, convolution: nn.Module, norm: nn.Module) -> None:
         assert isinstance(convolution, nn.Conv2d) and isinstance(norm, nn.BatchNorm2d)
         folded = fuse_conv_bn_eval(convolution, norm)
-        self._strides[name] = folded.stride[0]
         assert folded.bias is not None
-        return _array(folded.weight.permute(2, 3, 1, 0)), _array(folded.bias)
+        self._strides[name] = folded.stride[0]
+        self.weights[name] = _array(folded.weight.permute(2, 3, 1, 0)), _array(folded.bias)
 
     def forward(self, weights: dict[str, Any], x: Any) -> Any:
         import jax
@@ -106,18 +100,16 @@ class _Network:
             )  # fmt: skip
 
         x = jax.nn.relu(convolve("conv1", x))
-        x = lax.reduce_window(
-            x, -jnp.inf, lax.max, (1, 3, 3, 1), (1, 2, 2, 1), ((0, 0), (1, 1), (1, 1), (0, 0))
-        )
-        for name in self._blocks:
-            around = convolve(f"{name}.downsample", x) if f"{name}.downsample" in weights else x
-            parts = (1, 2) if self._basic else (1, 2, 3)
-            for number in parts[:-1]:
+        window, stride, pad = (1, 3, 3, 1), (1, 2, 2, 1), ((0, 0), (1, 1), (1, 1), (0, 0))
+        x = lax.reduce_window(x, -jnp.inf, lax.max, window, stride, pad)
+        for name, size in self._blocks.items():
+            shortcut = convolve(f"{name}.downsample", x) if f"{name}.downsample" in weights else x
+            for number in range(1, size):
                 x = jax.nn.relu(convolve(f"{name}.conv{number}", x))
-            x = jax.nn.relu(convolve(f"{name}.conv{parts[-1]}", x) + around)
+            x = jax.nn.relu(convolve(f"{name}.conv{size}", x) + shortcut)
         weight, bias = weights["fc"]
-        pooled = x.mean((1, 2), dtype=jnp.float32).astype(x.dtype)
-        return jnp.matmul(pooled, weight, precision=self._precision) + bias
+        mean = x.mean((1, 2), dtype=jnp.float32).astype(x.dtype)
+        return jnp.matmul(mean, weight, precision=self._precision) + bias
 
 
 def _array(tensor: torch.Tensor) -> Any:

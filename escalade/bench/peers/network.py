@@ -1,4 +1,4 @@
-"""A network made ready by one system, to be verified and timed."""
+"""A network prepared by one system, ready to be verified and timed."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from escalade.engine.graph.forms import STORAGE
 from escalade.errors import EscaladeError
 
 FORMATS = {"nchw": torch.contiguous_format, "nhwc": torch.channels_last, "flat": torch.contiguous_format}
-"""How PyTorch calls the layouts; `flat` is what is not an image."""
+"""PyTorch's memory format per layout; `flat` is for inputs that are not images."""
 
 
 class Unavailable(EscaladeError):
-    """A system that cannot take part here; the sentence says why."""
+    """The system cannot run here; the message gives the reason."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """What a system is asked to run: the model and its inputs, as they are before it converts them."""
+    """The model and inputs that a system runs, before it converts them."""
 
     model: nn.Module
     """The model on the CPU, in fp32."""
@@ -32,7 +32,7 @@ class Task:
     """The input on the device, in fp32, NCHW if it is images."""
     dtype: str
     images: str = "nhwc"
-    """The layout in which images come to Escalade."""
+    """Layout of Escalade's images."""
 
     @property
     def device(self) -> torch.device:
@@ -40,45 +40,45 @@ class Task:
 
     @property
     def layout(self) -> str:
-        """The one in which Escalade has its inputs."""
+        """Layout of Escalade's inputs."""
         return self.images if self.x.dim() == 4 else "flat"
 
     def input(self, layout: str | None = None) -> torch.Tensor:
-        """The input in the dtype, and in a layout, without one as Escalade has it. It is a copy: images of one channel
-        would otherwise keep the strides that they have."""
+        """Return the input in the task's dtype and a layout (default: Escalade's). It is a copy, because images of one
+        channel would keep their old strides otherwise."""
         return self.x.to(STORAGE[self.dtype], memory_format=FORMATS[layout or self.layout], copy=True)
 
 
 @dataclass(frozen=True)
 class Replay:
-    """A CUDA graph over memory of its own."""
+    """A CUDA graph over its own memory."""
 
     fill: Callable[[], object]
-    """Fills its inputs. They may share memory with later values, so a replay needs them anew."""
+    """Fills its inputs before every replay, since they may share memory with later values."""
     run: Callable[[], None]
     inputs: Sequence[torch.Tensor]
     outputs: Sequence[torch.Tensor]
     results: Callable[[], Sequence[torch.Tensor]] | None = None
-    """What is judged after a replay, where that is more than its outputs: several steps of training."""
+    """Returns the tensors to compare after a replay, if not the outputs: those of several training steps."""
 
 
 @dataclass(frozen=True)
 class NetworkPeer:
-    """`call` is what a user writes, with inputs that are on the device already; `replay` a CUDA graph of it alone."""
+    """A user's `call`, with inputs on the device already, and if possible a `replay` of its CUDA graph alone."""
 
     system: str
     layout: str
     call: Callable[[], Any]
     results: Callable[[Any], Sequence[torch.Tensor]]
-    """The results of a call, to be compared."""
+    """Returns the tensors of a call to compare."""
     wait: Callable[[], None]
     replay: Replay | None = None
     restart: Callable[[], object] = lambda: None
-    """Puts back what a call or a replay changes, so that the next one gives what is expected."""
+    """Restores the state that a call or a replay changes, so that the next one has the same results."""
     peak_bytes: int | None = None
     note: str = ""
     config: Mapping[str, Any] = field(default_factory=dict)
-    """What it was told: the mode of a compiler, the seconds that it took."""
+    """Settings for the record: the mode of a compiler, the seconds it took."""
 
     @property
     def name(self) -> str:
@@ -86,18 +86,18 @@ class NetworkPeer:
 
 
 Maker = Callable[[Task], list[NetworkPeer]]
-"""Makes a system ready; several peers if it may do it in several layouts, of which the fastest counts."""
+"""Prepares a system; one peer per layout, of which the fastest counts."""
 
 
 class Budget:
-    """Seconds that peers which are slow to make may take together; without a limit, as many as they need."""
+    """Total seconds for making slow peers; None is unlimited."""
 
     def __init__(self, seconds: float | None = None) -> None:
         self._limit = seconds
         self._spent = 0.0
 
     def limited(self, system: str, make: Maker) -> Maker:
-        """The maker, which refuses once the budget is spent, and says in its peers' config how long they took."""
+        """Wrap a maker: refuse when the budget is spent, and note the seconds in the config of its peers."""
 
         def made(task: Task) -> list[NetworkPeer]:
             if self._limit is not None and self._spent >= self._limit:
@@ -108,25 +108,24 @@ class Budget:
             finally:
                 seconds = time.perf_counter() - began
                 self._spent += seconds
-            return [
-                replace(peer, config={**peer.config, "seconds_to_make": round(seconds, 1)}) for peer in found
-            ]
+            took = {"seconds_to_make": round(seconds, 1)}
+            return [replace(peer, config={**peer.config, **took}) for peer in found]
 
         return made
 
 
 def tensors(result: Any) -> list[torch.Tensor]:
-    """The results of a network, one or several in whichever structure."""
+    """Return all tensors of a result of any structure."""
     return [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
 
 
 def waiting(device: torch.device) -> Callable[[], None]:
-    """A call that waits until the device has nothing left to do."""
+    """Return a function that waits for the device."""
     return (lambda: torch.cuda.synchronize(device)) if device.type == "cuda" else (lambda: None)
 
 
 class Peak:
-    """PyTorch's memory from here on: what is allocated at most in one run, weights and inputs included."""
+    """Peak of PyTorch's memory in one run, with all allocated since construction (weights, inputs)."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -134,7 +133,7 @@ class Peak:
         self._before = torch.cuda.memory_allocated(device) if self._on_gpu else 0
 
     def of(self, run: Callable[[], Any]) -> tuple[Any, int | None]:
-        """What the run gives, and the bytes."""
+        """Return the result of a run, and the bytes."""
         if not self._on_gpu:
             return run(), None
         torch.cuda.synchronize(self._device)

@@ -1,104 +1,155 @@
-"""All peers by name: of operators and layers, of whole networks, and of a step of training."""
+"""Table of all peers: names in records, strongest setup, requirements, and the functions that make them."""
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from escalade.bench.peers import torch_network
-from escalade.bench.peers.catalogue import SLOW
-from escalade.bench.peers.cudnn_graph import cudnn_graph_peer
-from escalade.bench.peers.jax_network import jitted
+from escalade.bench.peers import cudnn_graph, jax_network, layer, torch_network
 from escalade.bench.peers.layer import LayerPeer
-from escalade.bench.peers.network import Maker
-from escalade.bench.peers.onnxruntime_network import sessions
-from escalade.bench.peers.tensorrt_network import engines
-from escalade.bench.peers.torch_conv2d import compiled_peer, conv2d_peers
-from escalade.bench.peers.torch_operator import compiled_operator
-from escalade.bench.peers.triton_conv2d import triton_peer
+from escalade.bench.peers.network import Maker, NetworkPeer
+from escalade.bench.peers.torch_network import COMPILE, COMPILE_DEFAULT
 from escalade.errors import UnsupportedError
 from escalade.ops.base.operation import Operation
 
 Known = TypeVar("Known")
-COMPILE = torch_network.compile_system(torch_network.MAX_AUTOTUNE)
-COMPILE_DEFAULT = torch_network.compile_system(torch_network.DEFAULT)
+LayerMaker = Callable[[Operation[Any], Any], list[LayerPeer]]
 
 
-def operator_peers(operation: Operation[Any], problem: Any, compiled: bool = False) -> tuple[LayerPeer, ...]:
-    """PyTorch's operator in every layout, with cuDNN's own fusions where there are some: the peers of a ladder. With
-    `compiled` also what PyTorch's compiler makes of it."""
-    if operation.name == "conv2d":
-        found = conv2d_peers(problem)
-        return (*found, compiled_peer()) if compiled and found else found
-    plain = (LayerPeer(f"torch-{layout}", layout, operation.peer) for layout in operation.layouts)
-    return (*plain, compiled_operator(operation)) if compiled else tuple(plain)
+@dataclass(frozen=True)
+class Package:
+    """An optional package and the command that installs it."""
+
+    name: str
+    install: str
+
+    @property
+    def missing(self) -> bool:
+        return importlib.util.find_spec(self.name) is None
 
 
-def _torch(operation: Operation[Any], problem: Any) -> list[LayerPeer]:
-    """Both layouts in fp32, where either may be faster; tensor cores want nhwc."""
-    found = operator_peers(operation, problem)
-    if not found:
-        raise UnsupportedError(f"PyTorch has no {operation.name} in {problem.dtype}")
-    return [peer for peer in found if peer.layout == "nhwc" or problem.dtype == "fp32"]
+@dataclass(frozen=True)
+class Peer:
+    """Another system that computes the same workloads."""
+
+    title: str
+    systems: tuple[str, ...]
+    """Names in the records; several if layouts have separate names. The last is the name for `--peers`."""
+    what: str
+    """The setup that is measured."""
+    takes_part: str
+    """The benchmarks that include it."""
+    needs: tuple[Package, ...] = ()
+    slow: bool = False
+    """True if making it takes up to minutes: it runs only when named."""
+    layer: LayerMaker | None = None
+    """Makes peers for one layer; raises `UnsupportedError` for problems it cannot compute."""
+    network: Callable[..., list[NetworkPeer]] | None = None
+    """Makes peers for a whole network."""
+
+    @property
+    def refusal(self) -> str:
+        """The missing package and its install command; empty if all packages are installed."""
+        for package in self.needs:
+            if package.missing:
+                return f"needs the package {package.name}, which is not installed: {package.install}"
+        return ""
 
 
-def _cudnn_graph(operation: Operation[Any], problem: Any) -> list[LayerPeer]:
-    return [cudnn_graph_peer(operation, problem)]
+_TRITON = (Package("triton", "it comes with PyTorch for GPUs"),)
+PEERS = (
+    Peer(
+        "cuDNN's graph API",
+        ("cudnn-graph",),
+        "a convolution with its epilogue, or a gradient, by the fastest plan of all that are offered",
+        "layers in three directions",
+        (Package("cudnn", cudnn_graph.INSTALL),),
+        layer=cudnn_graph.cudnn_graph_peers,
+    ),
+    Peer(
+        "PyTorch's operator",
+        ("torch-nchw", "torch-nhwc", "torch-flat", "torch"),
+        "cuDNN chosen by measurement, in NCHW and in channels_last, in a CUDA graph",
+        "ladders, layers, calls",
+        layer=layer.torch_peers,
+    ),
+    Peer(
+        "cuDNN's fused call",
+        ("cudnn-fused-nchw", "cudnn-fused-nhwc"),
+        "convolution, bias, residual and ReLU in one call of PyTorch's",
+        "ladders, layers",
+    ),
+    Peer(
+        "PyTorch eager",
+        ("torch-eager",),
+        "the model as it is, channels_last",
+        "networks, training",
+        network=torch_network.eager,
+    ),
+    Peer(
+        "PyTorch, CUDA graph",
+        ("torch-graph",),
+        "BatchNorm folded, one CUDA graph, the faster of NCHW and channels_last",
+        "networks, coverage, training",
+        network=torch_network.graph,
+    ),
+    Peer(
+        "torch.compile max-autotune",
+        (COMPILE,),
+        "weights frozen, Triton's and cuDNN's kernels searched for the fastest, captured into one CUDA graph",
+        "ladders, layers, networks, training",
+        _TRITON,
+        slow=True,
+        layer=layer.compiled_peers,
+        network=torch_network.compiled,
+    ),
+    Peer(
+        "torch.compile, default mode",
+        (COMPILE_DEFAULT,),
+        "weights frozen, captured into one CUDA graph",
+        "networks, coverage, training",
+        _TRITON,
+        slow=True,
+        network=partial(torch_network.compiled, system=COMPILE_DEFAULT),
+    ),
+    Peer(
+        "JAX",
+        ("jax",),
+        "BatchNorm folded, NHWC, jitted by XLA",
+        "ResNets, by the clock",
+        (Package("jax", jax_network.INSTALL),),
+        network=jax_network.jitted,
+    ),
+)
+TITLES = {system: peer.title for peer in PEERS for system in peer.systems}
+SLOW = tuple(system for peer in PEERS if peer.slow for system in peer.systems)
+"""Systems that run only when named."""
+LAYERS = {peer.systems[-1]: peer.layer for peer in PEERS if peer.layer}
+_NETWORKS = {peer.systems[-1]: peer.network for peer in PEERS if peer.network}
 
 
-def _compiled(operation: Operation[Any], problem: Any) -> list[LayerPeer]:
-    if operation.name != "conv2d" or problem.dtype == "fp8":
-        raise UnsupportedError("only forward convolutions are compiled, and none in fp8")
-    return [compiled_peer()]
+def plain(*layouts: str, own_graphs: bool = True) -> dict[str, Maker]:
+    """Return PyTorch's peers of a network, each in these layouts."""
+    found: dict[str, Maker] = {
+        name: partial(make, layouts=layouts) for name, make in _NETWORKS.items() if name != "jax"
+    }
+    return {**found, COMPILE: partial(_NETWORKS[COMPILE], layouts=layouts, own_graphs=own_graphs)}
 
-
-def _triton(operation: Operation[Any], problem: Any) -> list[LayerPeer]:
-    return [triton_peer(operation, problem)]
-
-
-LAYERS: dict[str, Callable[[Operation[Any], Any], list[LayerPeer]]] = {
-    "cudnn-graph": _cudnn_graph,
-    "torch": _torch,
-    COMPILE: _compiled,
-    "triton": _triton,
-}
-"""The peers of a single layer; each refuses what it cannot do with an `UnsupportedError`."""
-
-EXPORTED: dict[str, Maker] = {"onnxruntime": sessions, "tensorrt": engines}
-"""The peers that read a network as an ONNX model."""
 
 RESNETS: dict[str, Maker] = {
-    "torch-eager": partial(torch_network.eager, layouts=("nhwc",)),
+    **plain("nhwc", own_graphs=False),
     "torch-graph": partial(torch_network.graph, layouts=("nchw", "nhwc")),
-    COMPILE: partial(torch_network.compiled, layouts=("nhwc",)),
-    COMPILE_DEFAULT: partial(torch_network.compiled, layouts=("nhwc",), mode=torch_network.DEFAULT),
-    "jax": jitted,
-    **EXPORTED,
+    "jax": jax_network.jitted,
 }
-
-NETWORKS: dict[str, Maker] = {
-    "torch-graph": torch_network.graph,
-    COMPILE: torch_network.compiled,
-    COMPILE_DEFAULT: partial(torch_network.compiled, mode=torch_network.DEFAULT),
-    **EXPORTED,
-}
-"""The peers of any network, in the layout that Escalade has its inputs in."""
-
-
-def plain(*layouts: str) -> dict[str, Maker]:
-    """PyTorch only, in each of these layouts."""
-    return {
-        "torch-eager": partial(torch_network.eager, layouts=layouts),
-        "torch-graph": partial(torch_network.graph, layouts=layouts),
-        COMPILE: partial(torch_network.compiled, layouts=layouts, own_graphs=True),
-        COMPILE_DEFAULT: partial(torch_network.compiled, layouts=layouts, mode=torch_network.DEFAULT),
-        **EXPORTED,
-    }
+NETWORKS: dict[str, Maker] = {name: _NETWORKS[name] for name in ("torch-graph", COMPILE, COMPILE_DEFAULT)}
+"""Peers of any network, in the layout of Escalade's inputs."""
 
 
 def chosen(names: Sequence[str], known: Mapping[str, Known]) -> dict[str, Known]:
-    """The peers that are named; `all`, `none`, and for no names the ones that are quick to make."""
+    """Return the named peers: `all`, `none`, or without names those that are quick to make."""
     if not names:
         return {name: peer for name, peer in known.items() if name not in SLOW}
     if tuple(names) == ("none",):

@@ -1,4 +1,4 @@
-"""PyTorch at its best: eager, folded and CUDA-graphed, compiled and frozen; in the layouts that it is told to try."""
+"""Networks by PyTorch: eager, folded and CUDA-graphed, or compiled with frozen weights, in the layouts to try."""
 
 from __future__ import annotations
 
@@ -22,17 +22,20 @@ from escalade.bench.peers.network import (
     Unavailable,
     tensors,
     waiting,
-)
+)  # fmt: skip
 from escalade.device.recording import recorded
 from escalade.engine.graph.forms import STORAGE
 from escalade.measure.refusal import reason
 
+COMPILE, COMPILE_DEFAULT = "torch-compile", "torch-compile-default"
+MODES = {COMPILE: "max-autotune-no-cudagraphs", COMPILE_DEFAULT: "default"}
+"""Mode of `torch.compile` per system, without CUDA graphs of its own: the graph is captured here."""
 _WARM_UP = 3
 Run = Callable[[torch.Tensor], Any]
 
 
 def eager(task: Task, layouts: Sequence[str]) -> list[NetworkPeer]:
-    """The model as it is."""
+    """Make the unchanged model."""
     return [_eager(task, layout) for layout in layouts]
 
 
@@ -51,54 +54,41 @@ def _eager(task: Task, layout: str) -> NetworkPeer:
 
 
 def graph(task: Task, layouts: Sequence[str] = ()) -> list[NetworkPeer]:
-    """BatchNorm folded, one CUDA graph; in Escalade's own layout if none is named."""
-    return [graphed("torch-graph", task, layout, lambda model: model) for layout in layouts or (task.layout,)]
-
-
-MAX_AUTOTUNE, DEFAULT = "max-autotune", "default"
-"""Modes of `torch.compile`: with every choice measured, and as it is without being told."""
-WITHOUT_GRAPHS = {MAX_AUTOTUNE: "max-autotune-no-cudagraphs", DEFAULT: DEFAULT}
-"""Modes with the same kernels and without CUDA graphs of their own, to be captured by hand."""
+    """Make one CUDA graph with BatchNorm folded; in the layout of Escalade's inputs if none is given."""
+    return [
+        _graphed("torch-graph", task, layout, lambda model: model) for layout in layouts or (task.layout,)
+    ]
 
 
 def compiled(
-    task: Task, layouts: Sequence[str] = (), mode: str = MAX_AUTOTUNE, own_graphs: bool = False
+    task: Task, layouts: Sequence[str] = (), system: str = COMPILE, own_graphs: bool = False
 ) -> list[NetworkPeer]:
-    """`torch.compile` with the weights frozen in, one CUDA graph.
+    """Make `torch.compile` with frozen weights, captured into one CUDA graph.
 
-    The graph is captured here and not by `mode="max-autotune"`, so that its replay can be timed as the others' are;
-    the kernels are the same. With `own_graphs` it is compiled in that mode too, and that is what a call is.
+    `mode="max-autotune"` would capture the same kernels, but its replay could not be timed alone. With `own_graphs` a
+    call runs the model compiled in that mode.
     """
-    system = compile_system(mode)
     require_cuda(system, task.device)
     import torch._inductor.config as inductor
 
     torch._dynamo.reset()
     with inductor.patch(freezing=True), torch.no_grad():  # compiled by the first call
-        return [_compiled(system, task, layout, mode, own_graphs) for layout in layouts or (task.layout,)]
+        return [_compiled(system, task, layout, own_graphs) for layout in layouts or (task.layout,)]
 
 
-def compile_system(mode: str) -> str:
-    """Each mode is a system of its own in the records; without a name it is max-autotune."""
-    return "torch-compile" if mode == MAX_AUTOTUNE else f"torch-compile-{mode}"
-
-
-def _compiled(system: str, task: Task, layout: str, mode: str, own_graphs: bool) -> NetworkPeer:
-    def make(model: nn.Module, mode: str) -> Run:
-        return torch.compile(model, mode=mode, dynamic=False)
-
-    alone = graphed(system, task, layout, partial(make, mode=WITHOUT_GRAPHS[mode]))
-    alone = replace(alone, config={"mode": WITHOUT_GRAPHS[mode], "freezing": True})
+def _compiled(system: str, task: Task, layout: str, own_graphs: bool) -> NetworkPeer:
+    compile_ = partial(torch.compile, dynamic=False)
+    alone = _graphed(system, task, layout, partial(compile_, mode=MODES[system]))
+    alone = replace(alone, config={"mode": MODES[system], "freezing": True})
     if not own_graphs:
         return alone
-    run, x = make(folded(task, layout)[0], MAX_AUTOTUNE), task.input(layout)
+    run, x = compile_(folded(task, layout)[0], mode="max-autotune"), task.input(layout)
     repeat(lambda: run(x))
     note = "; ".join(filter(None, (alone.note, "a call is max-autotune's, with CUDA graphs of its own")))
     return replace(alone, call=lambda: run(x), note=note)
 
 
-def graphed(system: str, task: Task, layout: str, make: Callable[[nn.Module], Run]) -> NetworkPeer:
-    """What is made of the folded model, as one CUDA graph."""
+def _graphed(system: str, task: Task, layout: str, make: Callable[[nn.Module], Run]) -> NetworkPeer:
     require_cuda(system, task.device)
     peak = Peak(task.device)
     x = task.input(layout)
@@ -112,21 +102,17 @@ def graphed(system: str, task: Task, layout: str, make: Callable[[nn.Module], Ru
 
 
 class Graphed:
-    """A function of one tensor as one CUDA graph."""
+    """A function of one tensor, captured into a CUDA graph."""
 
     def __init__(self, run: Run, x: torch.Tensor, peak: Peak) -> None:
-        self._run = run  # a graph knows the addresses of its weights, but does not keep them
+        self._run = run  # the graph does not keep the weights alive
         self.x = x.clone()
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side), torch.no_grad():
-            repeat(lambda: run(self.x))
-        torch.cuda.current_stream().wait_stream(side)
+        with torch.no_grad():
+            side = warm_up(lambda: run(self.x))
         self._graph = torch.cuda.CUDAGraph()
 
-        def capture() -> (
-            Any
-        ):  # on the stream of the calls before: some keep the one that they were first given
+        def capture() -> Any:
+            # Captured on the warm-up stream: some systems keep the stream of their first call.
             with torch.no_grad(), recorded(self._graph, side):
                 return run(self.x)
 
@@ -145,15 +131,13 @@ class Graphed:
 
 
 def folded(task: Task, layout: str) -> tuple[nn.Module, str]:
-    """The model with its norms folded, in float64 first, so that folding adds no rounding of its own; and a note if
-    PyTorch cannot fold them.
-    """
+    """Return the model with its norms folded in float64, and a note if PyTorch cannot fold them."""
     model, note = copy.deepcopy(task.model), ""
     norms = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
     if any(isinstance(layer, norms) for layer in model.modules()):
         try:
-            model = fuse(model.double())
-        except Exception as broken:  # torch.fx may fail in any way on code that it cannot trace
+            model = fuse(model.double())  # float64, so that folding adds no rounding
+        except Exception as broken:  # torch.fx raises anything on code that it cannot trace
             note = f"BatchNorm is not folded: {reason(broken)}"
     return _placed(model, task, layout), note
 
@@ -169,6 +153,16 @@ def require_cuda(system: str, device: torch.device) -> None:
 
 
 def repeat(call: Callable[[], object]) -> None:
-    """Lets cuDNN choose, and the allocator settle."""
+    """Call often enough for cuDNN to choose its kernels and the allocator to reach its final size."""
     for _ in range(_WARM_UP):
         call()
+
+
+def warm_up(call: Callable[[], object]) -> torch.cuda.Stream:
+    """Repeat a call on a side stream, as CUDA graphs require before a capture; return the stream."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        repeat(call)
+    torch.cuda.current_stream().wait_stream(side)
+    return side

@@ -1,8 +1,7 @@
-"""Whole steps of training by PyTorch, at its best: launched one by one, as one CUDA graph, compiled into one.
+"""Whole training steps by PyTorch: eager, as one CUDA graph, or compiled into one.
 
-A step is forward, loss, backward and SGD with momentum, in one launch for all parameters, and in fp16 the loss scale.
-All systems begin with the same weights, and what they have after a few steps is compared: the losses, the momenta,
-which are sums of gradients, the parameters and the buffers.
+A step is forward, loss, backward and fused SGD with momentum, and in fp16 the loss scale. All systems start from the
+same weights. After a few steps the losses, momenta (sums of gradients), parameters and buffers are compared.
 """
 
 from __future__ import annotations
@@ -15,47 +14,40 @@ from functools import partial
 import torch
 from torch import nn
 
-from escalade.bench.peers.network import FORMATS, Maker, NetworkPeer, Peak, Replay, Task, waiting
-from escalade.bench.peers.torch_network import (
-    DEFAULT,
-    MAX_AUTOTUNE,
-    WITHOUT_GRAPHS,
-    compile_system,
-    repeat,
-    require_cuda,
-)
+from escalade.bench.peers.network import FORMATS, Maker, NetworkPeer, Peak, Replay, waiting
+from escalade.bench.peers.torch_network import MODES, repeat, require_cuda, warm_up
 from escalade.device.recording import recorded
 from escalade.train.steps import Loss
 
 STEPS = 3
-"""Steps after which results are compared: the last has gone through weights and momenta that the others have left."""
+"""Steps before the comparison: the last one uses weights and momenta of the others."""
 MOMENTUM = 0.9
 MIXED = {"fp16": torch.float16, "bf16": torch.bfloat16}
-"""What autocast multiplies in, by dtype."""
+"""Autocast dtype per dtype of a lesson."""
 
 
 @dataclass(frozen=True)
 class Lesson:
-    """What is learned in a step: all that every system begins with."""
+    """The start of a training step, shared by all systems."""
 
     model: nn.Module
-    """The model on the device, in fp32 and training mode; nobody changes it."""
+    """The model on the device, in fp32 and training mode; never modified."""
     loss: Loss
     x: torch.Tensor
     """The batch on the device, in fp32, NCHW."""
     target: torch.Tensor
-    """What the loss takes behind the model's result; x itself where the model is to give its input."""
+    """Second argument of the loss; x itself for an autoencoder."""
     dtype: str
     rate: float
     scale: float
-    """The loss scale that fp16 begins with."""
+    """Initial loss scale of fp16."""
     whole: bool = False
     """True to compare all momenta as one tensor and all weights as another. The gradient of a bias in front of a
     BatchNorm is zero but for rounding, so by itself it has no relative error."""
     _models: dict[str, nn.Module] = field(default_factory=dict)
 
     def model_in(self, layout: str) -> nn.Module:
-        """The model with its weights in a layout: made once, so that it is no part of what a system needs."""
+        """Return the model with its weights in a layout; cached, so that it does not count as a system's memory."""
         if layout not in self._models:
             placed = copy.deepcopy(self.model).to(memory_format=FORMATS[layout])  # type: ignore[call-overload]
             self._models[layout] = placed
@@ -67,11 +59,11 @@ class Lesson:
 
     @property
     def layouts(self) -> tuple[str, ...]:
-        """Layouts that a system may be fastest in, the one for tensor cores last; rows have only one."""
+        """Layouts to try, the one for tensor cores last; rows have only one."""
         return ("nchw", "nhwc") if self.x.dim() == 4 else ("flat",)
 
     def batch(self, layout: str) -> tuple[torch.Tensor, torch.Tensor]:
-        """The batch and its targets, copied into a layout; one tensor if they are one."""
+        """Copy the batch and its targets into a layout; they stay one tensor if they are one."""
 
         def copied(tensor: torch.Tensor) -> torch.Tensor:
             return tensor.clone(memory_format=FORMATS[layout] if tensor.dim() == 4 else torch.preserve_format)
@@ -81,7 +73,7 @@ class Lesson:
 
 
 class Pupil:
-    """A copy of a lesson's model with an optimiser, which can begin again."""
+    """A copy of a lesson's model with an optimizer, which can be reset to the start."""
 
     def __init__(
         self, lesson: Lesson, layout: str, dtype: torch.dtype = torch.float32, fused: bool = False
@@ -97,13 +89,12 @@ class Pupil:
             self.optimizer.state[one]["momentum_buffer"] = momentum
 
     def restart(self) -> None:
-        """Goes back to the weights of the start, in two launches. The loss scale stays as it is: nothing depends on
-        it."""
+        """Restore the initial weights and momenta in two launches. The loss scale stays; no result depends on it."""
         torch._foreach_copy_(self._own, self._begin)
         torch._foreach_zero_(self._momenta)
 
     def after(self, losses: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """What is compared after the steps that had these losses."""
+        """Return the tensors to compare after the steps with these losses."""
         if self._whole:
             return [torch.stack(list(losses)), _joined(self._momenta), _joined(self._own)]
         return [torch.stack(list(losses)), *self._momenta, *self._own]
@@ -114,13 +105,13 @@ def _joined(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def _changed(model: nn.Module) -> list[torch.Tensor]:
-    """The parameters and the buffers of floating-point numbers, where they are."""
+    """Return the floating-point parameters and buffers themselves, not copies."""
     tensors = (*model.parameters(), *model.buffers())
     return [one.detach() for one in tensors if one.is_floating_point()]
 
 
 class TorchStep:
-    """A step as PyTorch's users write it, over a batch that lies still."""
+    """A training step as PyTorch users write it, over a fixed batch."""
 
     def __init__(
         self,
@@ -131,7 +122,7 @@ class TorchStep:
         mode: str | None = None,
         exact: bool = False,
     ) -> None:
-        """Compiled in a `mode`, if there is one. `exact` is in float64."""
+        """Compile the step if there is a `mode`; compute in float64 if `exact`."""
         self.pupil = Pupil(
             lesson, layout, torch.float64 if exact else torch.float32, fused=lesson.device.type == "cuda"
         )
@@ -148,7 +139,7 @@ class TorchStep:
         self._forward = torch.compile(forward, mode=mode, dynamic=False) if mode else forward
 
     def __call__(self) -> torch.Tensor:
-        """One step; the loss before it."""
+        """Take one step; return its loss."""
         self.pupil.optimizer.zero_grad(set_to_none=True)
         with torch.enable_grad():
             loss = self._forward(*self._batch)
@@ -158,12 +149,12 @@ class TorchStep:
         return loss.detach()
 
     def results(self, first: torch.Tensor) -> list[torch.Tensor]:
-        """What is compared after all steps, of which one has been taken."""
+        """Take the remaining steps after the first; return the tensors to compare."""
         return self.pupil.after([first, *(self() for _ in range(STEPS - 1))])
 
 
 def results_of(lesson: Lesson, x: torch.Tensor | None = None, *, exact: bool = False) -> list[torch.Tensor]:
-    """What PyTorch has after the steps: in the lesson's dtype or in float64, over its batch or another x."""
+    """Return PyTorch's tensors to compare, in the lesson's dtype or float64, over its batch or another x."""
     layout = lesson.layouts[0 if exact else -1]
     batch = lesson.batch(layout)
     if x is not None:
@@ -176,21 +167,17 @@ def results_of(lesson: Lesson, x: torch.Tensor | None = None, *, exact: bool = F
 
 
 def makers(lesson: Lesson) -> dict[str, Maker]:
-    """PyTorch's ways to take such steps, each in the layouts that may be its fastest: tensor cores want nhwc."""
+    """Return PyTorch's systems for this step, each in the layouts to try; tensor cores are fastest in nhwc."""
     layouts = lesson.layouts if lesson.dtype == "fp32" else lesson.layouts[-1:]
-    ways: dict[str, Callable[[Lesson, str], NetworkPeer]] = {
+    systems: dict[str, Callable[[Lesson, str], NetworkPeer]] = {
         "torch-eager": _eager,
-        "torch-graph": partial(_graphed, system="torch-graph"),
-        **{compile_system(mode): partial(_compiled, mode=mode) for mode in (MAX_AUTOTUNE, DEFAULT)},
+        **{name: partial(_graphed, system=name) for name in ("torch-graph", *MODES)},
     }
 
-    def made(way: Callable[[Lesson, str], NetworkPeer]) -> Maker:
-        def make(task: Task) -> list[NetworkPeer]:
-            return [way(lesson, layout) for layout in layouts]
+    def maker(make: Callable[[Lesson, str], NetworkPeer]) -> Maker:
+        return lambda task: [make(lesson, layout) for layout in layouts]
 
-        return make
-
-    return {system: made(way) for system, way in ways.items()}
+    return {name: maker(make) for name, make in systems.items()}
 
 
 def _eager(lesson: Lesson, layout: str) -> NetworkPeer:
@@ -206,26 +193,19 @@ def _eager(lesson: Lesson, layout: str) -> NetworkPeer:
     )  # fmt: skip
 
 
-def _compiled(lesson: Lesson, layout: str, mode: str) -> NetworkPeer:
-    system = compile_system(mode)
+def _graphed(lesson: Lesson, layout: str, system: str) -> NetworkPeer:
+    """Make the whole step as one CUDA graph; a call copies its batch in and replays it."""
     require_cuda(system, lesson.device)
-    torch._dynamo.reset()
-    return _graphed(lesson, layout, system, WITHOUT_GRAPHS[mode])
-
-
-def _graphed(lesson: Lesson, layout: str, system: str, mode: str | None = None) -> NetworkPeer:
-    """The whole step as one CUDA graph, which a call fills with its batch and replays."""
-    require_cuda(system, lesson.device)
+    mode = MODES.get(system)
+    if mode:
+        torch._dynamo.reset()
     given = lesson.batch(layout)
     peak = Peak(lesson.device)
     own = lesson.batch(layout)
     step = TorchStep(lesson, layout, own, mode=mode)
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        repeat(step)
-    torch.cuda.current_stream().wait_stream(side)
-    step.pupil.optimizer.zero_grad(set_to_none=True)
+    pupil = step.pupil
+    warm_up(step)
+    pupil.optimizer.zero_grad(set_to_none=True)
     graph = torch.cuda.CUDAGraph()
 
     def capture() -> torch.Tensor:
@@ -235,29 +215,29 @@ def _graphed(lesson: Lesson, layout: str, system: str, mode: str | None = None) 
     loss, peak_bytes = peak.of(capture)
     pairs = list({id(mine): (mine, theirs) for mine, theirs in zip(own, given, strict=True)}.values())
 
-    def bring_in() -> None:
+    def copy_batch() -> None:
         for mine, theirs in pairs:
             mine.copy_(theirs)
 
-    def replayed() -> torch.Tensor:
+    def replay() -> torch.Tensor:
         graph.replay()
         return loss.clone()
 
     def call() -> torch.Tensor:
-        bring_in()
-        return replayed()
+        copy_batch()
+        return replay()
 
     def fill() -> None:
-        step.pupil.restart()
-        bring_in()
+        pupil.restart()
+        copy_batch()
 
     return NetworkPeer(
         system, layout, call,
-        lambda first: step.pupil.after([first, *(call() for _ in range(STEPS - 1))]),
+        lambda first: pupil.after([first, *(call() for _ in range(STEPS - 1))]),
         waiting(lesson.device),
         Replay(
             fill, graph.replay, [mine for mine, _ in pairs if mine.is_floating_point()], [loss],
-            lambda: step.pupil.after([loss.clone(), *(replayed() for _ in range(STEPS - 1))]),
+            lambda: pupil.after([loss.clone(), *(replay() for _ in range(STEPS - 1))]),
         ),
-        step.pupil.restart, peak_bytes, config={"mode": mode} if mode else {},
+        pupil.restart, peak_bytes, config={"mode": mode} if mode else {},
     )  # fmt: skip

@@ -11,8 +11,8 @@ from escalade.bench.networks.evaluation import FEW
 from escalade.bench.networks.evaluation import SUFFIX as EVALUATION
 from escalade.bench.networks.op_times import FORMS, OPERATION
 from escalade.bench.networks.workloads import WORKLOADS
-from escalade.bench.peers.catalogue import TITLES
 from escalade.bench.peers.comparison import TRAINING_STEP
+from escalade.bench.peers.registry import TITLES
 from escalade.measure.records import Record
 from escalade.ops import OPERATIONS
 from escalade.report import cells, compare, plots

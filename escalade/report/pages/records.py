@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 
 from escalade.bench.calls.measurement import FORWARD, WITH_GRADIENT
 from escalade.bench.networks.workloads import WORKLOADS
-from escalade.bench.peers.catalogue import PEERS, Peer
 from escalade.bench.peers.comparison import COVERAGE, TRAINING_STEP
+from escalade.bench.peers.registry import PEERS, Peer
 from escalade.measure.records import Record
 from escalade.ops import OPERATIONS
 from escalade.report import cells
