@@ -22,25 +22,26 @@ COMMANDS = {
     "doctor": "What is here: GPU, driver, compilers, versions, caches; what will and will not work, and what to do "
     "about it.",
     "demo": "A first look: this machine, a ladder, a network that is compared with PyTorch's, and one that learns.",
-    "ladder": "The rungs of an operation, verified and then timed beside PyTorch and the card's ceilings.",
+    "ladder": "Verify the rungs of an operation, then time them beside PyTorch and the card's ceilings.",
     "verify": "Every rung on every problem against the float64 reference. Fails if any result is wrong.",
     "count": "What every rung asks of memory and of each unit, counted on the twin. Needs no GPU.",
     "precompile": "Compile the kernels of an operation into the cache, in parallel. Needs no GPU.",
     "cache": "The kernels that are kept on disk: how many, how large and when they were used last; clears them.",
     "build": "A network as one file with plans and machine code for named architectures. Needs no GPU.",
     "tune": "Measure every rung and config for the steps of networks, or for problems, and remember the fastest.",
-    "bench": "A network beside its peers, in one run: verified, then timed for every batch size and dtype.",
-    "layers": "Single convolutions beside their peers, in one run: verified, then timed in turns, layer by layer.",
-    "calls": "What a call of an operator costs the CPU beside PyTorch's, alone and with its gradients. Needs a GPU.",
-    "coverage": "Every network of a module: compiled or why not, right, what PyTorch does of it, and its time beside "
-    "PyTorch's.",
+    "bench": "Verify a network and its peers, then time them for every batch size and dtype in one run.",
+    "layers": "Verify single convolutions and their peers, then time them in turns, layer by layer.",
+    "calls": "Time what a call of an operator costs the CPU beside PyTorch's, alone and with its gradients. Needs "
+    "a GPU.",
+    "coverage": "Compile every network of a module, verify it, count what PyTorch computes of it, and time it beside "
+    "PyTorch.",
     "measure": "Re-run benchmarks that are missing or no longer current, within a time budget.",
     "explain": "The plan of a network: each step, the kernel chosen and why, its least cost, what falls back to "
     "PyTorch.",
     "check": "A network's plan beside PyTorch, step by step and as a whole. Fails if PyTorch is faster; needs a GPU.",
     "profile": "What the kernels of a rung, a network or a step of training do: counters or times, and what they say.",
     "classify": "What is on images, by a network that you have. Fails at the end if an image could not be read.",
-    "evaluate": "A ResNet's right answers on labelled images, in each dtype beside PyTorch's in fp32. Fails if logits "
+    "evaluate": "Count a ResNet's right answers on labelled images, per dtype beside PyTorch's fp32. Fails if logits "
     "are off.",
     "train": "Train a network: the autoencoder or a ResNet-18, with checkpoints that a run goes on from bit for bit.",
     "tables": "Write the tables and plots of README.md and docs from the records in results/.",

@@ -6,15 +6,11 @@ import csv as csv_format
 import io
 import json as json_format
 import pathlib
-import platform
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Annotated, Any
 
 import torch
 import typer
-from rich.console import Console
-from rich.markup import escape
 
 from escalade.bench.networks.evaluation import DTYPES, SUFFIX, Task, evaluate
 from escalade.classify import output
@@ -32,12 +28,11 @@ from escalade.commands.options import (
     written,
 )
 from escalade.commands.progress import status
+from escalade.commands.running import ON_CPU, Run
 from escalade.engine.graph.forms import require_dtype
 from escalade.errors import UnsupportedError
-from escalade.measure import records as store
 from escalade.measure.records import Record
 from escalade.models import read_resnet
-from escalade.report import terminal
 from escalade.report.pages import networks
 from escalade.showing import shown
 
@@ -81,7 +76,7 @@ def command(
     csv: Annotated[pathlib.Path | None, written("--csv", help="Write the figures to this file too.")] = None,
     results: RecordsFolder = None,
 ) -> None:
-    """A ResNet's right answers on labelled images, in each dtype beside PyTorch's in fp32. Fails if logits are off."""
+    """Count a ResNet's right answers on labelled images, per dtype beside PyTorch's fp32. Fails if logits are off."""
     if network not in NETWORKS:
         raise UnsupportedError(f"there is no network {network!r} to evaluate; there is {', '.join(NETWORKS)}")
     dtypes = listed(dtype) or DTYPES
@@ -95,28 +90,21 @@ def command(
     task = Task(
         network, model, weights, data, images, normalization(model, mean, std), min(batch, len(images))
     )
-    console = Console()
-    with status(console) as say:
-        found = evaluate(task, dtypes, where, say)
-    origin = store.provenance(torch.device("cuda" if where == "cuda" else "cpu"))
-    if where == "cpu":
-        origin = replace(origin, gpu=f"cpu {platform.machine()}")
-    stamped = [record.stamped(origin) for record in found]
+    run = Run(
+        torch.device("cuda" if where == "cuda" else "cpu"),
+        None,
+        results,
+        without_gpu=ON_CPU * (where == "cpu"),
+    )
+    with status(run.console) as say:
+        records = run.keep(evaluate(task, dtypes, where, say))
     if json is not None:
-        output.write(json, _json(stamped, data, where))
+        output.write(json, _json(records, data, where))
     if csv is not None:
-        output.write(csv, _csv(stamped))
-    if results is not None:
-        store.file_away(results, stamped)
-    network = stamped[0].workload.removesuffix(SUFFIX)
-    title = f"{network} with {shown(stamped[0].config['weights'])} on {shown(data)}, on {where}"
-    for table in networks.evaluation(stamped):
-        console.print(table.titled(title))
-    wrong = [record for record in stamped if record.failure]
-    for record in wrong:
-        console.print(f"[red]failed:[/] {escape(terminal.failure(record))}")
-    if wrong:
-        raise typer.Exit(1)
+        output.write(csv, _csv(records))
+    title = f"{network} with {shown(records[0].config['weights'])} on {shown(data)}, on {where}"
+    run.show(table.titled(title) for table in networks.evaluation(records))
+    run.end()
 
 
 def _json(records: Sequence[Record], data: pathlib.Path, device: str) -> str:

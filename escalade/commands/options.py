@@ -28,6 +28,11 @@ def count(*names: str, help: str, least: int = 1, most: int = MOST, show_default
     return typer.Option(*names, help=help, min=least, max=most, show_default=show_default)
 
 
+def several(*names: str, help: str) -> Any:
+    """An option that takes a list and may be repeated."""
+    return typer.Option(*names, help=help, show_default=False)
+
+
 def seed_option(help: str, *names: str, show_default: bool = True) -> Any:
     """An option that random numbers are drawn by."""
     return typer.Option(*names, help=help, min=0, max=LARGEST_SEED, show_default=show_default)

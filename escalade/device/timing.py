@@ -19,7 +19,6 @@ from typing import Any, Protocol
 
 import torch
 
-from escalade.device.measuring_alone import undisturbed
 from escalade.device.nvml import Conditions, Watch
 from escalade.device.recording import recorded
 from escalade.errors import EscaladeError, UnsupportedError
@@ -194,22 +193,19 @@ def interleave(
     spent = dict.fromkeys(samplers, 0.0)
     running = list(samplers)
     watch = Watch()
-    with undisturbed():
-        for finished in range(1, max_rounds + 1):
-            before_round(len(running))
-            for name in running:
-                samplers[name].start()
-            watch.look()  # while the GPU works on what it has been given
-            for name in running:
-                microseconds = samplers[name].finish()
-                samples[name].append(microseconds)
-                spent[name] += microseconds * samplers[name].calls / 1e6
-            if finished >= min_rounds:
-                running = [
-                    name for name in running if spent[name] < seconds_each and not _settled(samples[name])
-                ]
-            if not running:
-                break
+    for finished in range(1, max_rounds + 1):
+        before_round(len(running))
+        for name in running:
+            samplers[name].start()
+        watch.look()  # while the GPU works on what it has been given
+        for name in running:
+            microseconds = samplers[name].finish()
+            samples[name].append(microseconds)
+            spent[name] += microseconds * samplers[name].calls / 1e6
+        if finished >= min_rounds:
+            running = [name for name in running if spent[name] < seconds_each and not _settled(samples[name])]
+        if not running:
+            break
     return {
         name: summarize(values, samplers[name].how, samplers[name].note, watch.conditions)
         for name, values in samples.items()
@@ -353,9 +349,8 @@ def host_time(
             call()
 
     sampler = HostSampler(run, wait, calls)
-    with undisturbed():
-        samples = [sampler.finish() for _ in range(rounds + 1)]
-        wait()
+    samples = [sampler.finish() for _ in range(rounds + 1)]
+    wait()
     return summarize(samples[1:], sampler.how)
 
 

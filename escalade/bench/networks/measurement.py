@@ -26,7 +26,6 @@ from escalade.bench.peers.network import (
     tensors,
     waiting,
 )
-from escalade.device.measuring_alone import undisturbed
 from escalade.device.timing import CallSampler, ReplaySampler, Sampler, Timing
 from escalade.engine.engine import Engine
 from escalade.engine.explain import Explanation
@@ -120,8 +119,7 @@ def compare(case: Case, makers: Mapping[str, Maker], say: Say) -> list[Record]:
         say(f"{_label(case)}: verifying")
         ready, failures = _verified(case, makers, say)
         say(f"{_label(case)}: timing {len(ready)} systems")
-        with undisturbed():
-            timed = _time(case, ready)
+        timed = _time(case, ready)
         records = []
         for one in ready:
             error, failure = check(case, one.peer, one.sampler)

@@ -34,7 +34,6 @@ class Part:
     """Gives records piece by piece, so that a run that is stopped keeps what it has."""
     usual: bool = True
     """Whether it is measured unasked, or only when it is asked for."""
-    usual_on_cpu: bool = True
     needs_gpu: bool = False
     dtypes: tuple[str, ...] = ()
     """The dtypes that it is for; empty: all of the workload's."""

@@ -279,7 +279,7 @@ def test_bench_writes_records_and_a_plot_and_says_whose_times_they_are(
         (("resnet18", "-t", "fp64"), "there is no dtype 'fp64'"),
         (("resnet18", "--size", "8"), "these networks take 32 or more"),
         (("resnet18", "--peers", "tvm"), "there is no peer 'tvm'"),
-        (("resnet18", "--stream"), "--stream measures copies to a GPU"),
+        (("resnet18", "--stream"), "stream is measured on a GPU"),
         (("resnet18", "--parts", "op-times"), "resnet18 has no part 'op-times'; it has accuracy, batches"),
         (("lenet", "--size", "28"), "lenet takes 86 only"),
         (("spectral_autoencoder", "--stream"), "spectral_autoencoder has no part 'stream'"),
