@@ -21,6 +21,10 @@ _TORCHVISION = (
     "resnet101", "resnext50_32x4d", "shufflenet_v2_x1_0", "squeezenet1_1", "swin_t", "vgg11_bn", "vgg16", "vit_b_16",
     "wide_resnet50_2",
 )  # fmt: skip
+_VARIED = (
+    "unet_512", "diffusion_unet", "hrnet", "csp_detector", "ghostnet", "mobilevit", "vit_small", "convmixer", "cyclegan",
+    "dcgan", "deeplab", "edsr", "mlp_mixer", "nafnet", "pix2pix", "resnet3d", "retinanet", "sknet", "tcn", "wavenet",
+)  # fmt: skip
 _LAYERS = (
     "conv", "conv_1x1", "conv_grouped", "conv_transposed", "depthwise_3x3_56", "depthwise_7x7_14", "linear",
     "batch_norm", "layer_norm_channels", "group_norm", "instance_norm", "softmax_channels", "avg_pool_3", "max_pool_3",
@@ -66,6 +70,9 @@ def _names() -> tuple[str, ...]:
         for dtype, batch in product(("fp16", "tf32", "fp32", "bf16"), (1, 32, 256, 8))
     ]
     resnet50 = [f"network/resnet50/batches/b{batch}/fp16" for batch in (32, 256, 1, 8)]
+    eight_bits = [
+        f"network/{name}/batches/b{batch}/fp8" for name in ("resnet18", "resnet50") for batch in (32, 256)
+    ]
     training = [
         *(f"network/{name}/training-step/b64/fp16" for name in ("resnet50", "resnet18", *TRAINED)),
         *(
@@ -82,11 +89,12 @@ def _names() -> tuple[str, ...]:
         *training,
         *(f"coverage/torchvision/{name}/fp16" for name in _TORCHVISION),
         *resnet18[4:],
+        *eight_bits,
         f"ladder/conv2d/{FEATURED}/fp32",
         f"ladder/conv2d/{FEATURED}/fp16",
         "network/spectral_autoencoder/training*/*",
         *(_first(name, dtype) for name, dtypes in _LADDERS.items() for dtype in dtypes),
-        "coverage/escalade.models.varied/*/fp16",
+        *(f"coverage/escalade.models.varied/{name}/fp16" for name in _VARIED),
         *(f"coverage/escalade.models.layers/{name}/fp16" for name in _LAYERS),
         "network/autoencoder/training-pairs/*",
         "network/autoencoder/training-ablation/b64/fp16",
@@ -95,13 +103,14 @@ def _names() -> tuple[str, ...]:
         "network/resnet18/layer-kinds/*",
         "network/resnet18/stream/fp16",
         "network/resnet18/cpu/fp16",
-        "network/*/accuracy/*",
+        *(f"network/{name}/accuracy/*" for name in ("resnet18", "lenet", "spectral_autoencoder")),
         "network/lenet/stream/fp16",
         "steps/*",
         "evaluation/*",
         *(_first(name, "fp16") for name in ops.OPERATIONS),
         "crossover/conv2d/*/fp32",
-        "ablation/conv2d/*",
+        "ablation/conv2d/*/fp16",
+        "ablation/conv2d/*/fp32",
         "traffic/*",
         "autotune/resnet18/b32/fp16",
         "autotune/resnet18/b1/fp16",

@@ -35,9 +35,10 @@ _LONGER_SECONDS = {"training-ablation": 100.0, "cpu": 25.0, "phases": 20.0}
 def units() -> Iterator[Unit]:
     """Yield every part of every network in every dtype, and training steps of torchvision's networks."""
     for one in WORKLOADS.values():
-        for dtype in one.dtypes:
+        for dtype in (*one.dtypes, *one.further_dtypes):
             for batch in one.batches:
                 yield _unit(one.name, one, BATCHES, dtype, batch)
+        for dtype in one.dtypes:
             for name, part in one.parts.items():
                 if name not in (BATCHES, LADDER) and dtype in (part.dtypes or one.dtypes):
                     for alone in part.batches or (None,):
@@ -61,6 +62,8 @@ def _unit(name: str, known: Workload | None, part: str, dtype: str, batch: int |
     """Return a part in one batch, or in all batches of the part where they belong together."""
     known_peers = known.peers if known else {}
     peers = tuple(peer for peer in known_peers if peer == COMPILE_DEFAULT or peer not in SLOW)
+    if known and dtype in known.further_dtypes:
+        peers = ()  # no peer has networks in them
     if not known:
         peers = ("torch-eager", "torch-graph", COMPILE_DEFAULT)
     return Unit(
