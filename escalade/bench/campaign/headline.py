@@ -22,8 +22,9 @@ _TORCHVISION = (
     "wide_resnet50_2",
 )  # fmt: skip
 _VARIED = (
-    "unet_512", "diffusion_unet", "hrnet", "csp_detector", "ghostnet", "mobilevit", "vit_small", "convmixer", "cyclegan",
-    "dcgan", "deeplab", "edsr", "mlp_mixer", "nafnet", "pix2pix", "resnet3d", "retinanet", "sknet", "tcn", "wavenet",
+    "unet_512", "diffusion_unet", "hrnet", "csp_detector", "ghostnet", "mobilevit", "vit_small", "convmixer",
+    "cyclegan", "dcgan", "deeplab", "edsr", "mlp_mixer", "nafnet", "pix2pix", "resnet3d", "retinanet", "sknet", "tcn",
+    "wavenet",
 )  # fmt: skip
 _LAYERS = (
     "conv", "conv_1x1", "conv_grouped", "conv_transposed", "depthwise_3x3_56", "depthwise_7x7_14", "linear",
