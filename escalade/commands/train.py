@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import pathlib
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any
@@ -24,7 +25,7 @@ from escalade.errors import UnsupportedError
 from escalade.measure import records
 from escalade.models import ConvAutoencoder
 from escalade.train.parallel import LostError, Processes, processes
-from escalade.train.probing import Probe
+from escalade.train.probing import Judgement, Probe
 from escalade.train.runs import trainer
 from escalade.train.telling import Progress
 from escalade.train.trainer import BEST, Evaluation, Trainer
@@ -146,13 +147,14 @@ def command(
             )
         probe = Probe(run.dataset, run.settings.seed) if classifier else None
         _announce(console, run, own, folder, resume)
+        began, first = time.monotonic(), run.step
         _train(console, run, own)
+        seconds = None if first else time.monotonic() - began
         best = f"the weights in {BEST}, " if (folder / BEST).is_file() else ""
         console.print(f"All of it is in {folder}: {best}the course in log.jsonl and loss.png")
-        if probe is not None and own.first:
-            _classify(console, run, probe, where)
+        judgement = _classify(console, run, probe, where) if probe is not None and own.first else None
         if results is not None and own.first:
-            record = learning_record(run.settings, run.dataset, folder)
+            record = learning_record(run.settings, run.dataset, folder, seconds, judgement)
             for path in records.file_away(results, [record.stamped(records.provenance(own.device))]):
                 console.print(f"wrote {escape(str(path))}")
 
@@ -197,7 +199,7 @@ def _train(console: Console, run: Trainer, own: Processes) -> None:
     )
 
 
-def _classify(console: Console, run: Trainer, probe: Probe, device: str) -> None:
+def _classify(console: Console, run: Trainer, probe: Probe, device: str) -> Judgement:
     assert isinstance(run.model, ConvAutoencoder)
     with console.status("Fitting a linear classifier to the encoder's features"):
         found = probe.fit(
@@ -212,6 +214,7 @@ def _classify(console: Console, run: Trainer, probe: Probe, device: str) -> None
         f"images it was fitted to and on {found.test:.2%} of the others",
         highlight=False,
     )
+    return found
 
 
 @contextmanager

@@ -108,6 +108,7 @@ def _names() -> tuple[str, ...]:
         "network/lenet/stream/fp16",
         "steps/*",
         "evaluation/*",
+        "learning/*",
         *(_first(name, "fp16") for name in ops.OPERATIONS),
         "crossover/conv2d/*/fp32",
         "ablation/conv2d/*/fp16",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Callable, Iterator, Sequence
 
-from escalade.bench.campaign import calls, coverage, evaluation, headline, ladders, layers, networks
+from escalade.bench.campaign import calls, coverage, evaluation, headline, ladders, layers, learning, networks
 from escalade.bench.campaign.units import Unit
 from escalade.errors import UnsupportedError
 
@@ -15,6 +15,7 @@ STUDIES: tuple[Callable[[], Iterator[Unit]], ...] = (
     layers.units,
     coverage.units,
     evaluation.units,
+    learning.units,
     calls.units,
 )
 HEADLINE, ALL = "headline", "all"

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import base64
 import pathlib
+from dataclasses import asdict
 from typing import Any
 
 from escalade.measure.records import Record
 from escalade.train import logs, pictures
 from escalade.train.data.images import Dataset
+from escalade.train.probing import Judgement
 from escalade.train.settings import Settings
 from escalade.train.trainer import LOG, RECONSTRUCTIONS
 
@@ -18,11 +20,18 @@ MOST_POINTS = 256
 """Steps of which a record has the loss, each that of a stretch of the run in the mean."""
 
 
-def learning_record(settings: Settings, dataset: Dataset, folder: pathlib.Path) -> Record:
-    """What the folder of a run says of its course."""
+def learning_record(
+    settings: Settings,
+    dataset: Dataset,
+    folder: pathlib.Path,
+    seconds: float | None = None,
+    judgement: Judgement | None = None,
+) -> Record:
+    """Return the course of the run in a folder, with its duration and the accuracy of a classifier on its features."""
     lines = logs.read(folder / LOG)
     evaluations = [line for line in lines if line["event"] == logs.EVALUATION]
     last = evaluations[-1] if evaluations else {}
+    images = settings.epochs * len(dataset.train)
     said = {name: value for name, value in settings.as_dict().items() if name not in ("task", "data")}
     return Record(
         settings.task + SUFFIX,
@@ -38,8 +47,11 @@ def learning_record(settings: Settings, dataset: Dataset, folder: pathlib.Path) 
             "losses": _means([(line["step"], line["loss"]) for line in lines if line["event"] == logs.STEP]),
             "evaluations": [[line["step"], line["loss"], line.get("accuracy")] for line in evaluations],
             "reconstructions": _sheet(folder / RECONSTRUCTIONS, dataset),
+            "seconds_per_epoch": None if seconds is None else seconds / settings.epochs,
+            "classifier": None if judgement is None else asdict(judgement),
         },
-        accuracy=last.get("accuracy"),
+        images_per_s=None if seconds is None else images / seconds,
+        accuracy=judgement.test if judgement else last.get("accuracy"),
     )
 
 

@@ -231,6 +231,7 @@ def test_every_name_of_the_headline_is_a_unit(every: dict[str, Unit]) -> None:
     elsewhere = (
         f"coverage/{TORCHVISION}/",
         "evaluation/",
+        "learning/",
     )  # where torchvision, or weights and images, are at hand
     assert [name for name in absent if not name.startswith(elsewhere)] == []
     unasked, asked = ([one.name for one in registry.named(given)] for given in ([], ["headline"]))
