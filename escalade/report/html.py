@@ -130,6 +130,7 @@ def _learning(everything: Sequence[Record]) -> Iterator[Item]:
         Column("first loss", lambda r: f"{r.config['losses'][0][1]:.4g}"),
         Column("last loss", lambda r: f"{r.config['losses'][-1][1]:.4g}"),
         Column("best test loss", best),
+        Column("seconds per epoch", lambda r: cells.written("{:.3g}", r.config.get("seconds_per_epoch"))),
         Column("right of test images", lambda r: cells.written("{:.2%}", r.accuracy)),
     ]
     yield Table(shown, runs)

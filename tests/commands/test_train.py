@@ -17,6 +17,7 @@ from escalade.bench.networks.learning import learning_record
 from escalade.commands import train
 from escalade.train import data, logs
 from escalade.train.parallel import LostError, Processes
+from escalade.train.probing import Judgement
 from escalade.train.settings import Settings
 from escalade.train.trainer import BEST
 from tests.commands.support import run, said_by
@@ -44,7 +45,14 @@ def test_a_run_is_begun_and_gone_on_with(tmp_path: pathlib.Path, monkeypatch: py
         ),
         data.read("synthetic:24", side=8, held_out=0.1, seed=0),
         tmp_path / "run",
+        seconds=3.0,
+        judgement=Judgement(32, 0.6, 0.4),
     )
+    assert (
+        record.config["seconds_per_epoch"] == 1.5
+        and record.accuracy == record.config["classifier"]["test"] == 0.4
+    )
+    assert record.images_per_s == pytest.approx(2 * 22 / 3)
     assert record.workload == "autoencoder_learning" and record.problem == "synthetic_b8"
     assert [step for step, _ in record.config["losses"]] == steps
     assert [step for step, *_ in record.config["evaluations"]] == [3, 6]
