@@ -52,7 +52,7 @@ def test_a_run_is_begun_and_gone_on_with(tmp_path: pathlib.Path, monkeypatch: py
         record.config["seconds_per_epoch"] == 1.5
         and record.accuracy == record.config["classifier"]["test"] == 0.4
     )
-    assert record.images_per_s == pytest.approx(2 * 22 / 3)
+    assert record.images_per_s == pytest.approx(2 * 24 / 3)
     assert record.workload == "autoencoder_learning" and record.problem == "synthetic_b8"
     assert [step for step, _ in record.config["losses"]] == steps
     assert [step for step, *_ in record.config["evaluations"]] == [3, 6]
