@@ -74,8 +74,11 @@ class Compared:
 
 def compared(records: Iterable[Record]) -> list[Compared]:
     """What we have a record of, by dtype and batch, with all peers' records of the same problem."""
-    groups = grouped(records, lambda r: r.comparison).values()
-    found = [Compared(tuple(own)) for own in groups if any(not r.is_peer for r in own)]
+    found = []
+    for own in grouped(records, lambda r: r.comparison).values():
+        peers = [r for r in own if r.is_peer]
+        for ours in grouped((r for r in own if not r.is_peer), lambda r: r.layout).values():
+            found.append(Compared((*ours, *peers)))
     return sorted(found, key=lambda one: (place(one.ours.dtype), one.ours.batch))
 
 
@@ -131,7 +134,8 @@ def note(clock: Clock) -> Column:
 def comparison(records: Sequence[Record], clock: Clock, title: str, more: Sequence[Column] = ()) -> Table:
     """One row for each dtype and batch that we have a time of by this clock."""
     rows = [one for one in compared(records) if clock(one.ours) is not None or one.ours.failure]
-    shown = [*columns("dtype|batch", ours), *times(rows, clock), *more, note(clock)]
+    named = "dtype|layout|batch" if len({row.ours.layout for row in rows}) > 1 else "dtype|batch"
+    shown = [*columns(named, ours), *times(rows, clock), *more, note(clock)]
     return Table(shown, rows, behind, title)
 
 

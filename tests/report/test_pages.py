@@ -85,6 +85,14 @@ def test_networks_stand_beside_all_peers_by_both_clocks_whatever_their_commit() 
     assert row(page, "fp16 | stream")[-3:-1] == ["80%", "48%"]
 
 
+def test_each_layout_of_ours_has_a_row_beside_the_same_peers() -> None:
+    other = replace(NETWORK, layout="nhwc", median_us=800.0)
+    graph = replace(NETWORK, system="torch-graph", median_us=400.0)
+    page = markdown(networks.page({"h200": [NETWORK, other, graph]}))
+    assert row(page, "fp16 | nchw | 32")[3:7] == ["**200.0**", "400.0", "PyTorch, CUDA graph", "2.00×"]
+    assert row(page, "fp16 | nhwc | 32")[3:7] == ["**800.0**", "400.0", "PyTorch, CUDA graph", "0.50×"]
+
+
 def test_op_times_are_sums_of_the_faster_layouts_in_the_ladders_order() -> None:
     first, second = (name.format(batch=10_000) for name in FORMS[""])
 

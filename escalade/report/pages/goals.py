@@ -25,7 +25,7 @@ _OPERANDS, _OPERATIONS = 8, 2
 
 
 def _wall(records: Sequence[Record]) -> Iterator[Item]:
-    own = [r for r in of(records, "conv2d" + TRAFFIC) if r.problem == FEATURED]
+    own = [r for r in of(records, "conv2d" + TRAFFIC) if r.problem == FEATURED and r.median_us]
     known = {(r.dtype, r.rung): r for r in own}
     rows = [known[t, rung] for t, rungs in WALL_RUNGS.items() for rung in rungs if (t, rung) in known]
     if rows:

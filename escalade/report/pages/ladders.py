@@ -108,10 +108,10 @@ def climb(records: Sequence[Record]) -> list[Step]:
     best: list[Step] = []
     for rung in OPERATIONS[CLIMB[0]].ladder:
         of_rung = [step for step in timed if step.record.rung == rung.name]
-        measured = sorted({step.record.dtype for step in of_rung}, key=DTYPES.index)
+        measured = sorted({step.record.dtype for step in of_rung}, key=lambda dtype: place(dtype, DTYPES))
         for dtype in [dtype for dtype in measured if dtype in ("fp32", "fp16")] or measured[:1]:
             best.append(min((s for s in of_rung if s.record.dtype == dtype), key=lambda s: s.record.time))
-    return sorted(best, key=lambda step: DTYPES.index(step.record.dtype))
+    return sorted(best, key=lambda step: place(step.record.dtype, DTYPES))
 
 
 def peers(records: Sequence[Record]) -> dict[str, Record]:

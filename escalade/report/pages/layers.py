@@ -10,7 +10,7 @@ from escalade.bench.layers.summaries import Row
 from escalade.errors import UnsupportedError
 from escalade.measure.records import Record
 from escalade.report import cells
-from escalade.report.compare import DTYPES, Cards, grouped, of
+from escalade.report.compare import Cards, grouped, of, place
 from escalade.report.document import Heading, Item, begun, not_measured, origin
 from escalade.report.table import Column, Table, text
 
@@ -45,7 +45,7 @@ def measured(direction: str, records: Sequence[Record]) -> list[tuple[Part, list
         if keys & left.keys():
             shown.append((part, here))
             left = {key: None for key in left if key not in keys}
-    for dtype in sorted({dtype for _, dtype in left}, key=DTYPES.index):
+    for dtype in sorted({dtype for _, dtype in left}, key=place):
         names = [problem for problem, own in left if own == dtype]
         alone = parts(names, (0,), (dtype,), direction)  # a convolution's name has its batch
         title = f"others, {direction.replace('_', ' ')}, {dtype}"
@@ -55,7 +55,7 @@ def measured(direction: str, records: Sequence[Record]) -> list[tuple[Part, list
 
 
 def _possible(direction: str, found: dict[tuple[str, str], list[Record]]) -> Iterator[Part]:
-    for dtype in sorted({dtype for _, dtype in found}, key=DTYPES.index):
+    for dtype in sorted({dtype for _, dtype in found}, key=place):
         batches = sorted({r.batch for (_, own), some in found.items() if own == dtype for r in some})
         for name in SETS:
             try:

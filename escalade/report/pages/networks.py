@@ -129,7 +129,7 @@ def _stream(records: Sequence[Record]) -> Iterator[Table]:
 def on_cpu(records: Sequence[Record]) -> Iterator[Table]:
     """The CPU's call, a replay on the GPU, and a call from host memory to it."""
     there = {(r.dtype, r.batch): r.wall_us for r in records if r.system == cpu.CPU}
-    ours = sorted((r for r in records if not r.is_peer), key=lambda r: (cpu.DTYPES.index(r.dtype), r.batch))
+    ours = sorted((r for r in records if not r.is_peer), key=lambda r: (place(r.dtype, cpu.DTYPES), r.batch))
 
     def cpu_us(r: Record) -> float | None:
         return there.get((r.dtype, r.batch))
@@ -150,7 +150,7 @@ def on_cpu(records: Sequence[Record]) -> Iterator[Table]:
 def by_kind(records: Sequence[Record]) -> Iterator[Table]:
     """A row for each dtype and kind of layer; the last is the network as a whole."""
     order = (*layer_kinds.KINDS, layer_kinds.OTHERS, layer_kinds.TOTAL)
-    found = grouped(records, lambda r: (cpu.DTYPES.index(r.dtype), order.index(r.rung)))
+    found = grouped(records, lambda r: (place(r.dtype, cpu.DTYPES), place(r.rung, order), r.rung))
 
     def us(row: Sequence[Record], peer: bool) -> float | None:
         return next((r.wall_us if peer else r.median_us for r in row if r.is_peer == peer), None)
@@ -168,18 +168,18 @@ def evaluation(records: Sequence[Record]) -> Iterator[Table]:
     """Right answers with real weights."""
 
     def said(name: str, form: str) -> Column:
-        return Column(name, lambda r: "" if r.is_peer else form.format(r.config[name]))
+        return Column(name, lambda r: "" if r.is_peer else cells.written(form, r.config.get(name)))
 
     shown = [
         text("system", lambda r: "PyTorch" if r.is_peer else "Escalade"),
         *columns("dtype|images=batch"),
-        Column("top-1", lambda r: f"{r.accuracy or 0.0:.2%}"),
-        Column(f"top-{FEW}", lambda r: f"{r.config['top5']:.2%}"),
+        Column("top-1", lambda r: cells.written("{:.2%}", r.accuracy) or cells.reason(r)),
+        Column(f"top-{FEW}", lambda r: cells.written("{:.2%}", r.config.get("top5"))),
         said("agreement", "{:.2%}"),
         said("difference", "{:.2g}"),
         *columns("error|allowed"),
     ]
-    weights = ", ".join(sorted({f"`{r.config['weights']}`" for r in records}))
+    weights = ", ".join(sorted({f"`{r.config['weights']}`" for r in records if "weights" in r.config}))
     legend = (
         f"Weights: {weights}. *Agreement* is with the top-1 of PyTorch's fp32, *difference* the largest of a logit "
         "from PyTorch's, *error* that of all logits, relative to them."
