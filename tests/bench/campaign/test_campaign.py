@@ -256,7 +256,6 @@ def test_whatever_is_filed_has_units_that_measure_it_again(every: dict[str, Unit
     """Docs show records, so no workload among them may be unknown to the campaign."""
     apart = {
         "ceilings", "gpu_test", "soak", "service", "startup", "photographs", "campaign", "autoencoder_learning",
-        "conv2d_counts",
     }  # fmt: skip
     parts = {
         f"{name}_{part}".replace("-", "_"): f"network/{name}/{part}"
