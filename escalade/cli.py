@@ -39,7 +39,7 @@ COMMANDS = {
     "explain": "The plan of a network: each step, the kernel chosen and why, its least cost, what falls back to "
     "PyTorch.",
     "check": "A network's plan beside PyTorch, step by step and as a whole. Fails if PyTorch is faster; needs a GPU.",
-    "profile": "What the kernels of a rung, a network or a step of training do: counters or times, and what they say.",
+    "profile": "Profile the kernels of a rung, a network or a training step: counters or times, and a diagnosis.",
     "classify": "What is on images, by a network that you have. Fails at the end if an image could not be read.",
     "evaluate": "Count a ResNet's right answers on labelled images, per dtype beside PyTorch's fp32. Fails if logits "
     "are off.",

@@ -1,4 +1,4 @@
-"""The command `profile`: what kernels do, in counters and in words."""
+"""The command `profile`: counters or times of kernels, and a diagnosis."""
 
 from __future__ import annotations
 
@@ -19,12 +19,9 @@ from escalade.commands.progress import status
 from escalade.device.precompilation import build_for_twin
 from escalade.errors import UnsupportedError
 from escalade.measure import ceilings, records
-from escalade.profile import agreement, ncu, twin
-from escalade.profile.climb import Climb
-from escalade.profile.climb import measure as measure_climb
-from escalade.profile.parts import Part
-from escalade.profile.profiles import Profile, counted, profile
-from escalade.profile.trace import REPEATS, traced
+from escalade.profile import climb, cupti, ncu, twin
+from escalade.profile.profiles import Profile, Profiled, profile
+from escalade.profile.target import work_of_rung
 from escalade.report import terminal
 
 
@@ -38,29 +35,30 @@ def command(
     ],
     problem: Annotated[
         str | None,
-        typer.Option("--problem", "-p", help="Of an operation: the problem, such as 64to64_56_k3s1_b256."),
+        typer.Option("--problem", "-p", help="Problem of an operation, such as 64to64_56_k3s1_b256."),
     ] = None,
     rung: Annotated[
         str | None,
         typer.Option(
             "--rung",
             "-r",
-            help="Of an operation: the rung, or several such as direct,tuned. Without it: what a call would take.",
+            help="Rung of an operation, or several such as direct,tuned. Default: the rung of a plain call.",
         ),
     ] = None,
     dtype: Annotated[
         str | None, typer.Option("--dtype", "-t", help="fp32, tf32, fp16, bf16 or fp8.", show_default=False)
     ] = None,
     layout: Annotated[
-        str | None, typer.Option("--layout", "-l", help="Of an operation: nchw or nhwc.", show_default=False)
+        str | None,
+        typer.Option("--layout", "-l", help="Layout of an operation: nchw or nhwc.", show_default=False),
     ] = None,
-    batch: Annotated[int, count("--batch", "-b", help="Of a network: the batch size.")] = 1,
+    batch: Annotated[int, count("--batch", "-b", help="Batch size of a network.")] = 1,
     training: Annotated[
-        bool, typer.Option("--training", help="A step of training, of autoencoder or resnet18.")
+        bool, typer.Option("--training", help="Profile a training step of autoencoder or resnet18.")
     ] = False,
     device: KernelsOn = None,
     counters: Annotated[
-        bool, typer.Option(help="Read the card's counters by Nsight Compute, if it is here.")
+        bool, typer.Option(help="Read the card's counters with Nsight Compute, if it is installed.")
     ] = True,
     trace: Annotated[
         pathlib.Path | None,
@@ -68,169 +66,152 @@ def command(
     ] = None,
     beside_twin: Annotated[
         bool,
-        typer.Option("--beside-twin", help="Of a rung: count what the twin counts too, and show both."),
+        typer.Option("--beside-twin", help="Compare the counts of a rung with the twin's."),
     ] = False,
     seed: InputSeed = 0,
     json: Annotated[
-        pathlib.Path | None, written("--json", help="Write the profile to this file too.")
+        pathlib.Path | None, written("--json", help="Also write the profile to this file.")
     ] = None,
     results: Annotated[
         pathlib.Path | None,
         written(
             "--results",
             check=files.require_folder,
-            help="File under this folder, in one of the GPU's name, the bytes that several rungs move; with "
-            "--beside-twin the counts.",
+            help="Folder for records, filed under the GPU's name: the bytes that several rungs move, or the counts of "
+            "--beside-twin.",
         ),
     ] = None,
 ) -> None:
-    """What the kernels of a rung, a network or a step of training do: counters or times, and what they say."""
+    """Profile the kernels of a rung, a network or a training step: counters or times, and a diagnosis."""
     console = Console()
     where = kernel_device(device)
-    if rung is not None and "," in rung:
-        _climb(target, problem, rung, dtype, where, seed, json, results, console)
-        return
-    asked = Asked(target, problem, rung, dtype, layout, batch, training, where.type, seed)
-    if beside_twin and (where.type != "cuda" or target not in ops.OPERATIONS or not counters):
+    on_gpu, several = where.type == "cuda", rung is not None and "," in rung
+    if beside_twin and (several or not on_gpu or target not in ops.OPERATIONS or not counters):
         raise UnsupportedError(
-            "--beside-twin compares ncu's counters of a rung with the twin's; it takes a GPU"
+            "--beside-twin compares ncu's counters of one rung with the twin's; it needs a GPU and counters"
         )
-    if results is not None and not beside_twin:
+    if results is not None and not beside_twin and not several:
         raise UnsupportedError(
-            "--results files what several rungs move, or counts that --beside-twin compares; of one rung there "
-            "is --json"
+            "--results files the bytes of several rungs or the counts of --beside-twin; use --json for one rung"
         )
-    if where.type != "cuda":
-        if trace is not None:
-            raise UnsupportedError(
-                "--trace is of a GPU; on the twin kernels are counted, and times mean nothing"
-            )
-        _count(asked, console, json)
-        return
-    found = _counted(asked, where, console, beside_twin) if counters else None
-    if beside_twin and found is None:
-        raise UnsupportedError("without counters there is nothing to compare the twin's with")
-    if found is None or trace is not None:
-        timed = _timed(asked, where, trace, console)
-        found = found or timed
-    _show(found, console)
-    if beside_twin:
-        _compare(asked, where, found, results, console)
+    if trace is not None and not on_gpu:
+        raise UnsupportedError("--trace needs a GPU; the twin counts kernels, and its times mean nothing")
+    if several:
+        found, made = _climb(target, problem, rung or "", dtype, where, seed, console)
+        _show(found, console)
+        _file(made, results, where, console)
+    else:
+        asked = Asked(target, problem, rung, dtype, layout, batch, training, where.type, seed)
+        if on_gpu:
+            found = _profile(asked, where, counters, beside_twin, trace, console)
+            _show(found, console)
+        else:
+            found = _count(asked, console)
+        if beside_twin:
+            _file(_compare(asked, where, found, console), results, where, console)
     if json:
-        _write(console, json, found.to_json())
+        files.replace(json, (found.to_json() + "\n").encode())
+        console.print(f"wrote {escape(str(json))}")
 
 
 def _climb(
-    target: str,
-    problem: str | None,
-    rungs: str,
-    dtype: str | None,
-    device: torch.device,
-    seed: int,
-    json: pathlib.Path | None,
-    results: pathlib.Path | None,
+    target: str, problem: str | None, rungs: str, dtype: str | None, device: torch.device, seed: int,
     console: Console,
-) -> None:
-    """Several rungs in one run, and a record of what each moved."""
+) -> tuple[Profile, list[records.Record]]:  # fmt: skip
+    """Count several rungs in one run, with a record of each."""
     if target not in ops.OPERATIONS or problem is None or device.type != "cuda":
         raise UnsupportedError(
-            f"--rung {rungs}: several rungs are counted of an operation, on the problem that --problem names, by ncu "
-            "on a GPU"
+            f"--rung {rungs}: several rungs need an operation, a --problem, and ncu on a GPU"
         )
     operation = ops.operation(target)
-    asked = Climb(target, operation.parse(problem).name, dtype or operation.dtypes[0], rungs.split(","), seed)
+    name, dtype = operation.parse(problem).name, dtype or operation.dtypes[0]
     console.print("measuring the card's ceilings, then counting")
-    found, made = measure_climb(asked, device, ceilings.measure(device))
-    _show(found, console)
-    if results is not None:
-        for path in records.file_away(results, [r.stamped(records.provenance(device)) for r in made]):
-            console.print(f"wrote {escape(str(path))}")
-    if json:
-        _write(console, json, found.to_json())
+    asked = climb.Climb(target, name, dtype, rungs.split(","), seed)
+    return climb.measure(asked, device, ceilings.measure(device))
+
+
+def _profile(
+    asked: Asked, device: torch.device, counters: bool, like_twin: bool, trace: pathlib.Path | None,
+    console: Console,
+) -> Profile:  # fmt: skip
+    """Profile with ncu; without its counters or for a trace, with CUPTI."""
+    found = None
+    program = ncu.find() if counters else None
+    if program is not None:
+        console.print("counting, then measuring the card's ceilings")
+        try:
+            title, parts, launches = ncu.profiled(program, launch, asked.to_json(), like_twin)
+            found = profile(title, ncu.HOW, parts, launches, ceilings.measure(device))
+        except ncu.NoCounters as error:
+            console.print(f"[yellow]There are times and no counters: {escape(str(error))}[/]")
+    elif counters:
+        console.print("[yellow]ncu is not installed, so there are times and no counters.[/]")
+    if like_twin and found is None:
+        raise UnsupportedError("without counters there is nothing to compare with the twin")
+    if found is None or trace is not None:
+        made = target_of(asked)
+        parts, launches = cupti.traced(made, trace)
+        if trace is not None:
+            console.print(f"wrote {escape(str(trace))}")
+        found = found or profile(made.title, cupti.HOW, parts, launches, ceilings.measure(device))
+    return found
+
+
+def _count(asked: Asked, console: Console) -> Profile:
+    """Count each part on the twin."""
+    title, works = works_of(asked)
+    if not works:
+        raise UnsupportedError(
+            f"PyTorch computes all of {title}: there are no kernels of Escalade's to count"
+        )
+    programs = list(dict.fromkeys(program for work in works for program in work.recipe.programs))
+    parts = []
+    with status(console) as say:
+        say(f"compiling {len(programs)} kernels for the twin")
+        build_for_twin(programs, counts=True)
+        for work in works:
+            say(f"counting {work.part.name}")
+            parts.append(twin.counted(work, asked.seed))
+    for table in terminal.count_tables(twin.records(title, parts)):
+        console.print(table)
+    _show_words(parts, console)
+    return Profile(title, "counted on the twin", parts, {})
 
 
 def _show(found: Profile, console: Console) -> None:
     console.print(found.table())
-    _say_words(console, [(each.part, each.words) for each in found.parts])
+    _show_words(found.parts, console)
     console.print(f"{len(found.parts)} parts take {found.us:.1f} µs together.", highlight=False)
     if line := terminal.conditions_line([found.conditions]):
         console.print(line, highlight=False)
 
 
-def _count(asked: Asked, console: Console, json: pathlib.Path | None) -> None:
-    """What the twin counts of each part."""
-    title, works = works_of(asked)
-    if not works:
-        raise UnsupportedError(f"PyTorch does all of {title}: there are no kernels of Escalade's to count")
-    programs = list(dict.fromkeys(program for work in works for program in work.recipe.programs))
-    with status(console) as say:
-        say(f"compiling {len(programs)} kernels for the twin")
-        build_for_twin(programs, counts=True)
-        parts = []
-        for work in works:
-            say(f"counting {work.part.name}")
-            parts.append(twin.counted(work.part, work.count(asked.seed)))
-    for table in terminal.count_tables(twin.records(title, parts)):
-        console.print(table)
-    _say_words(console, [(each.part, each.words) for each in parts])
-    if json:
-        _write(console, json, twin.to_json(title, parts))
+def _show_words(parts: Sequence[Profiled], console: Console) -> None:
+    for each in parts:
+        if each.words:
+            console.print(f"[bold]{escape(each.part.name)}[/] {escape(each.words)}", highlight=False)
 
 
-def _say_words(console: Console, parts: Sequence[tuple[Part, str]]) -> None:
-    for part, words in parts:
-        if words:
-            console.print(f"[bold]{escape(part.name)}[/] {escape(words)}", highlight=False)
-
-
-def _write(console: Console, path: pathlib.Path, text: str) -> None:
-    files.replace(path, (text + "\n").encode())
-    console.print(f"wrote {escape(str(path))}")
-
-
-def _counted(asked: Asked, device: torch.device, console: Console, like_twin: bool) -> Profile | None:
-    """The profile by Nsight Compute; without it, or where it may not count, a word on why there is none."""
-    program = ncu.find()
-    if program is None:
-        console.print("[yellow]ncu is not here, so there are times and no counters.[/]")
-        return None
-    console.print("counting, then measuring the card's ceilings")
-    try:
-        title, parts, readings = ncu.profiled(
-            program, f"{launch.__module__}.{launch.__name__}", asked.to_json(), like_twin
-        )
-    except ncu.NoCounters as error:
-        console.print(f"[yellow]There are times and no counters: {escape(str(error))}[/]")
-        return None
-    return counted(title, parts, readings, ceilings.measure(device))
-
-
-def _compare(
-    asked: Asked, device: torch.device, found: Profile, results: pathlib.Path | None, console: Console
-) -> None:
-    """The counts of a rung's one call by both, and a record of the card's."""
+def _compare(asked: Asked, device: torch.device, found: Profile, console: Console) -> list[records.Record]:
+    """Compare the counts of one call with the twin's; return a record of the card's."""
     choice = chosen(asked, device)
-    (work,) = twin.of_rung(ops.operation(asked.target), choice)
     (part,) = found.parts
-    card = agreement.summed(part.kernels)
-    both = agreement.pairs(card, work.count(asked.seed).figures())
-    console.print(agreement.table(both))
-    console.print(agreement.said(both), highlight=False)
-    if results is None:
-        return
+    card = twin.summed(part.kernels)
+    counts = twin.count(work_of_rung(ops.operation(asked.target), choice), asked.seed).figures()
+    note = twin.agreement(twin.differences(card, counts))
+    console.print(twin.agreement_table(card, counts))
+    console.print(note, highlight=False)
     problem = choice.problem
     record = records.Record(
         f"{asked.target}_counts", problem.name, problem.dtype, problem.layout, problem.batch, "escalade",
-        choice.rung.name, config=choice.config.as_dict(), timing="ncu", counts=card, note=agreement.said(both),
+        choice.rung.name, config=choice.config.as_dict(), timing="ncu", counts=card, note=note,
     )  # fmt: skip
-    for path in records.file_away(results, [record.stamped(records.provenance(device))]):
-        console.print(f"wrote {escape(str(path))}")
+    return [record]
 
 
-def _timed(asked: Asked, device: torch.device, trace: pathlib.Path | None, console: Console) -> Profile:
-    made = target_of(asked)
-    parts, kernels = traced(made, trace)
-    if trace is not None:
-        console.print(f"wrote {escape(str(trace))}")
-    how = f"times by CUPTI, medians of {REPEATS} runs over warm caches"
-    return profile(made.title, how, parts, kernels, ceilings.measure(device))
+def _file(
+    made: Sequence[records.Record], results: pathlib.Path | None, device: torch.device, console: Console
+) -> None:
+    if results is not None:
+        for path in records.file_away(results, [one.stamped(records.provenance(device)) for one in made]):
+            console.print(f"wrote {escape(str(path))}")

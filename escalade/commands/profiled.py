@@ -1,11 +1,10 @@
-"""What `profile` looks at: a rung on a problem, a network, a step of training; in this process or in one of its own."""
+"""Targets of the command `profile`: a rung on a problem, a network or a training step."""
 
 from __future__ import annotations
 
-import itertools
 import json
 import sys
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -18,10 +17,10 @@ from escalade.engine.plan.kernel_program import KernelProgram
 from escalade.engine.training.program import KernelStep
 from escalade.engine.training.step import TrainingStep
 from escalade.errors import UnsupportedError
-from escalade.ops.choose.choice import Choice, choose
-from escalade.profile import ncu, twin
-from escalade.profile.parts import Target
-from escalade.profile.targets import of_network, of_rung, of_training
+from escalade.ops.choose.choice import Choice
+from escalade.profile import ncu
+from escalade.profile.climb import first_choice
+from escalade.profile.target import Target, Work, of_network, of_rung, of_training, work_of_plan, work_of_rung
 from escalade.train.data import synthetic
 from escalade.train.settings import Settings
 from escalade.train.steps import optimizer_of
@@ -31,7 +30,7 @@ from escalade.train.tasks import settings as settings_of
 
 @dataclass(frozen=True)
 class Asked:
-    """A target as it is named on the command line; None stands for what is usual."""
+    """A target as named on the command line; None is the default."""
 
     target: str
     problem: str | None
@@ -48,12 +47,12 @@ class Asked:
         of_ladder = {"--problem": self.problem, "--rung": self.rung, "--layout": self.layout}
         given = [option for option, value in of_ladder.items() if value is not None]
         if self.batch < 1:
-            raise UnsupportedError(f"a batch of {self.batch}: it must be at least 1")
+            raise UnsupportedError(f"batch size {self.batch}: it must be at least 1")
         if self.training and self.target not in TASKS:
-            raise UnsupportedError(f"--training is for what can be trained: {', '.join(TASKS)}")
+            raise UnsupportedError(f"--training supports {', '.join(TASKS)}")
         if given and self.target not in ops.OPERATIONS:
             raise UnsupportedError(
-                f"{', '.join(given)}: that is of an operation, and {self.target} is none; there is "
+                f"{', '.join(given)}: only operations have that, and {self.target} is none; there is "
                 f"{', '.join(ops.OPERATIONS)}"
             )
         if self.target not in ops.OPERATIONS and not self.training and not is_network(self.target):
@@ -65,77 +64,63 @@ class Asked:
         return json.dumps(asdict(self))
 
 
+def chosen(asked: Asked, device: torch.device) -> Choice:
+    """Choose the rung, and the first dtype and layout that it supports of those that are asked for."""
+    operation = ops.operation(asked.target)
+    defaults = operation.problems if device.type == "cuda" else operation.small_problems
+    problem: Any = operation.parse(asked.problem) if asked.problem else defaults[0]
+    check_names("dtype", [asked.dtype] if asked.dtype else [], operation.dtypes)
+    check_names("layout", [asked.layout] if asked.layout else [], operation.layouts)
+    dtypes = [asked.dtype] if asked.dtype else sorted(operation.dtypes, key=lambda one: one != "fp16")
+    layouts = [asked.layout] if asked.layout else sorted(operation.layouts, key=lambda one: one != "nhwc")
+    return first_choice(asked.target, problem, dtypes, layouts, device, asked.rung)
+
+
 def target_of(asked: Asked) -> Target:
-    """The target made ready."""
+    """Prepare the target."""
     device = torch.device(asked.device)
     if asked.training:
-        return _training(asked, device)
+        step, batch, settings = _step(asked, device)
+        step(*batch)  # creates the optimizer's state
+        if not isinstance(step.program, KernelStep):
+            raise UnsupportedError(
+                "PyTorch computes this plan: there are no kernels of Escalade's to profile"
+            )
+        return of_training(_title(asked, settings.dtype), step.program, device)
     if asked.target in ops.OPERATIONS:
-        operation = ops.operation(asked.target)
-        choice = chosen(asked, device)
-        return of_rung(operation, choice.problem, choice.rung, choice.config, device, asked.seed)
+        return of_rung(ops.operation(asked.target), chosen(asked, device), device, asked.seed)
     engine, inputs = network(asked.target, asked.batch, asked.dtype, asked.device)
     program = engine.program(*inputs)
     if not isinstance(program, KernelProgram):
         raise UnsupportedError(
             "this plan is no graph of kernels: PyTorch computes it, or takes most of it over the caller's tensors"
         )
-    return of_network(f"{asked.target}, batch {asked.batch}, {engine.dtype}", program, inputs, device)
+    return of_network(_title(asked, engine.dtype), program, inputs, device)
 
 
-def chosen(asked: Asked, device: torch.device) -> Choice:
-    """The rung, and the problem in the first dtype and layout that the rung takes of those that are asked for."""
-    operation = ops.operation(asked.target)
-    usual = operation.problems if device.type == "cuda" else operation.small_problems
-    problem: Any = operation.parse(asked.problem) if asked.problem else usual[0]
-    dtypes = (asked.dtype,) if asked.dtype else ("fp16", *operation.dtypes)
-    layouts = (asked.layout,) if asked.layout else ("nhwc", *operation.layouts)
-    check_names("dtype", [asked.dtype] if asked.dtype else [], operation.dtypes)
-    check_names("layout", [asked.layout] if asked.layout else [], operation.layouts)
-    refusal: UnsupportedError | None = None
-    for dtype, layout in itertools.product(dtypes, layouts):
-        if dtype not in operation.dtypes or layout not in operation.layouts:
-            continue
-        try:
-            return choose(operation, replace(problem, dtype=dtype, layout=layout), device, asked.rung)
-        except UnsupportedError as error:
-            refusal = refusal or error
-    assert refusal is not None
-    raise refusal
-
-
-def works_of(asked: Asked) -> tuple[str, list[twin.Work]]:
-    """What the twin runs for a target, and its title. Plans are those of the CPU: nothing is compiled for them."""
+def works_of(asked: Asked) -> tuple[str, list[Work]]:
+    """Return the title and the work of a target for the twin; its plan is that of the CPU, without compiling."""
     device = torch.device("cpu")
     if asked.training:
         step, _, settings = _step(asked, device)
-        return _training_title(asked, settings), twin.of_plan(step.plan)
+        return _title(asked, settings.dtype), work_of_plan(step.plan)
     if asked.target in ops.OPERATIONS:
         choice = chosen(asked, device)
-        problem = choice.problem
-        title = f"{asked.target} {problem.name} {problem.dtype} {problem.layout}"
-        return title, twin.of_rung(ops.operation(asked.target), choice)
+        p = choice.problem
+        work = work_of_rung(ops.operation(asked.target), choice)
+        return f"{asked.target} {p.name} {p.dtype} {p.layout}", [work]
     engine, inputs = network(asked.target, asked.batch, asked.dtype, "cpu")
-    return f"{asked.target}, batch {asked.batch}, {engine.dtype}", twin.of_plan(engine.plan(*inputs))
+    return _title(asked, engine.dtype), work_of_plan(engine.plan(*inputs))
 
 
-def _training(asked: Asked, device: torch.device) -> Target:
-    step, batch, settings = _step(asked, device)
-    step(*batch)  # takes over the optimiser's state
-    program = step.program
-    if not isinstance(program, KernelStep):
-        raise UnsupportedError("PyTorch computes this plan: there are no kernels of Escalade's to look at")
-    return of_training(_training_title(asked, settings), program, device)
-
-
-def _training_title(asked: Asked, settings: Settings) -> str:
-    return f"a step of {asked.target}, batch {asked.batch}, {settings.dtype}"
+def _title(asked: Asked, dtype: str) -> str:
+    return f"{'a step of ' if asked.training else ''}{asked.target}, batch {asked.batch}, {dtype}"
 
 
 def _step(
     asked: Asked, device: torch.device
 ) -> tuple[TrainingStep, tuple[torch.Tensor, torch.Tensor], Settings]:
-    """A step as `escalade train` takes it, a batch of images that are made up, and the settings."""
+    """Make a step as `escalade train` does, a batch of synthetic images, and the settings."""
     task = task_of(asked.target)
     given: dict[str, Any] = {"batch": asked.batch, "seed": asked.seed}
     wanted = settings_of(asked.target, given | ({"dtype": asked.dtype} if asked.dtype else {}), device)
@@ -151,6 +136,6 @@ def _step(
 
 
 def launch() -> None:
-    """What a process of its own does under Nsight Compute."""
+    """Entry point of the process under Nsight Compute."""
     asked = parsing.typed(Asked, parsing.parse(sys.argv[1]))
     ncu.launch(lambda: target_of(asked))

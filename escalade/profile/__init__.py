@@ -1,1 +1,1 @@
-"""What kernels do on a GPU, in counters and in words: parts of a target, profilers' readings, and what they say."""
+"""Profiles: targets yield launches, ncu, CUPTI or the twin count them, and a table with a diagnosis shows them."""

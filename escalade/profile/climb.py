@@ -1,4 +1,4 @@
-"""Rungs of an operation on one problem, counted in one run of Nsight Compute: the bytes that each really moves."""
+"""Rungs of an operation on one problem, counted in one run of Nsight Compute: the bytes that each moves."""
 
 from __future__ import annotations
 
@@ -17,18 +17,16 @@ from escalade.measure.ceilings import Ceilings
 from escalade.measure.records import Record
 from escalade.ops.choose.choice import Choice, choose
 from escalade.profile import ncu
-from escalade.profile.counters import Counters
-from escalade.profile.parts import Target
-from escalade.profile.profiles import Profile, Profiled, counted
-from escalade.profile.targets import of_rung
+from escalade.profile.profiles import Profile, Profiled, profile
+from escalade.profile.target import Target, of_rung
 
 SUFFIX = "_traffic"
-"""How the workload of these records ends, behind the operation's name."""
+"""Suffix of the workload of these records, after the operation's name."""
 
 
 @dataclass(frozen=True)
 class Climb:
-    """Rungs from the foot up, on a problem in one dtype."""
+    """Rungs in ascending order, on a problem in one dtype."""
 
     operation: str
     problem: str
@@ -37,21 +35,29 @@ class Climb:
     seed: int = 0
 
     def choices(self, device: torch.device) -> list[Choice]:
-        """Each rung with its config, in the layout of the one before if it takes that, else in another."""
+        """Choose a config per rung, in the layout of the rung before if possible, else in another."""
         operation = ops.operation(self.operation)
         asked: Any = replace(operation.parse(self.problem), dtype=self.dtype)
         found: list[Choice] = []
         for rung in self.rungs:
-            before = [found[-1].problem.layout] if found else []
-            found.append(_first(operation, asked, rung, (*before, *operation.layouts), device))
+            layouts = (*(one.problem.layout for one in found[-1:]), *operation.layouts)
+            found.append(first_choice(self.operation, asked, [self.dtype], layouts, device, rung))
         return found
 
 
-def _first(operation: Any, problem: Any, rung: str, layouts: Sequence[str], device: torch.device) -> Choice:
-    refusal: UnsupportedError | None = None
-    for layout in dict.fromkeys(layouts):
+def first_choice(
+    operation: str,
+    problem: Any,
+    dtypes: Sequence[str],
+    layouts: Sequence[str],
+    device: torch.device,
+    rung: str | None,
+) -> Choice:
+    """Choose a rung and config for the first dtype and layout that it supports; else raise its first refusal."""
+    known, refusal = ops.operation(operation), None
+    for dtype, layout in dict.fromkeys(itertools.product(dtypes, layouts)):
         try:
-            return choose(operation, replace(problem, layout=layout), device, rung)
+            return choose(known, replace(problem, dtype=dtype, layout=layout), device, rung)
         except UnsupportedError as error:
             refusal = refusal or error
     assert refusal is not None
@@ -59,35 +65,31 @@ def _first(operation: Any, problem: Any, rung: str, layouts: Sequence[str], devi
 
 
 def target_of(climb: Climb, device: torch.device) -> Target:
-    """All rungs one after another, each over tensors of its own."""
+    """All rungs one after another, each over its own tensors."""
     operation = ops.operation(climb.operation)
-    rungs = [
-        of_rung(operation, one.problem, one.rung, one.config, device, climb.seed)
-        for one in climb.choices(device)
-    ]
+    rungs = [of_rung(operation, one, device, climb.seed) for one in climb.choices(device)]
     title = f"{climb.operation} {climb.problem} {climb.dtype}"
     return Target(title, device, lambda: itertools.chain.from_iterable(rung.pieces() for rung in rungs))
 
 
 def launch() -> None:
-    """What a process of its own does under Nsight Compute."""
+    """Entry point of the process under Nsight Compute."""
     climb = parsing.typed(Climb, parsing.parse(sys.argv[1]))
     ncu.launch(lambda: target_of(climb, torch.device("cuda")))
 
 
 def measure(climb: Climb, device: torch.device, ceilings: Ceilings) -> tuple[Profile, list[Record]]:
-    """The profile, and a record of every rung; where there are no counters it is said why."""
+    """Return the profile and a record of every rung; raise `NoCounters` if counters cannot be read."""
     program = ncu.find()
     if program is None:
-        raise ncu.NoCounters("Nsight Compute (ncu) is not here, and bytes are counted by it")
-    asked = json.dumps(asdict(climb))
-    title, parts, readings = ncu.profiled(program, f"{launch.__module__}.{launch.__name__}", asked)
-    found = counted(title, parts, readings, ceilings)
+        raise ncu.NoCounters("Nsight Compute (ncu) is not installed; it counts the bytes")
+    title, parts, launches = ncu.profiled(program, launch, json.dumps(asdict(climb)))
+    found = profile(title, ncu.HOW, parts, launches, ceilings)
     return found, records(climb, climb.choices(device), found, ceilings)
 
 
 def records(climb: Climb, choices: Sequence[Choice], found: Profile, ceilings: Ceilings) -> list[Record]:
-    """A record of each rung: its time under the profiler, and what it moved meanwhile."""
+    """Return a record per rung: its time under the profiler and the bytes that it moved."""
     return [_record(climb, choice, part, ceilings) for choice, part in zip(choices, found.parts, strict=True)]
 
 
@@ -95,6 +97,11 @@ def _record(climb: Climb, choice: Choice, found: Profiled, ceilings: Ceilings) -
     problem, us = choice.problem, found.us
     longest = max(found.kernels, key=lambda one: one.us or 0.0)
     tflops = problem.flops / us / 1e6
+
+    def total(name: str) -> float | None:
+        values = [getattr(one, name) for one in found.kernels]
+        return None if None in values else sum(values)
+
     return Record(
         climb.operation + SUFFIX, problem.name, problem.dtype, problem.layout, problem.batch, "escalade",
         choice.rung.name, timing="ncu", median_us=us, samples=1, tflops=tflops,
@@ -102,16 +109,10 @@ def _record(climb: Climb, choice: Choice, found: Profiled, ceilings: Ceilings) -
         floor_us=found.floor_us, note=found.words,
         config={
             "fewest_bytes": problem.bytes,
-            "moved_bytes": _sum(found.kernels, "dram_bytes"),
-            "l2_bytes": _sum(found.kernels, "l2_bytes"),
+            "moved_bytes": total("dram_bytes"),
+            "l2_bytes": total("l2_bytes"),
             "dram_pct": longest.dram_pct,
             "tensor_pct": longest.tensor_pct,
             "issue_pct": longest.issue_pct,
         },
     )  # fmt: skip
-
-
-def _sum(kernels: Sequence[Counters], name: str) -> float | None:
-    """Over all kernels of a rung; None if one was not counted."""
-    values = [getattr(one, name) for one in kernels]
-    return None if None in values else sum(values)

@@ -1,4 +1,4 @@
-"""Nsight Compute: a process of its own that launches what is asked for, with counters read kernel by kernel."""
+"""Nsight Compute: run a target in a process under `ncu`, and read the counters of each launch."""
 
 from __future__ import annotations
 
@@ -16,102 +16,84 @@ import torch
 
 from escalade import files, outside
 from escalade.errors import EscaladeError, UnsupportedError
-from escalade.profile.counters import COUNTS, METRICS, STALLS
-from escalade.profile.parts import Part, Target
-from escalade.profile.readings import Reading, parse
+from escalade.profile.counters import COUNTS, METRICS, STALLS, Counters, parse
+from escalade.profile.target import Part, Target
 
 SECONDS = 300.0
-"""The most that one run may take."""
+"""Time limit of one run."""
+HOW = "counters by ncu, caches empty before each kernel"
 _PERMISSION = "ERR_NVGPUCTRPERM"
 _UNKNOWN = re.compile(r"Failed to find metric (.*)")
-_PLACES = ("/usr/local/cuda/bin", "/opt/nvidia/nsight-compute")
-"""Where its installers put it, on the PATH or not."""
+_FOLDERS = ("/usr/local/cuda/bin", "/opt/nvidia/nsight-compute")
+"""Folders of its installers, which may not be on the PATH."""
+_OPTIONS = (
+    "--csv --page raw --print-units base --replay-mode kernel --cache-control all --clock-control none "
+    "--profile-from-start off --target-processes application-only"
+)
 
 
 class NoCounters(EscaladeError):
-    """Nsight Compute gave no counters, and why."""
+    """Nsight Compute read no counters; the message gives the reason."""
 
 
 def find() -> str | None:
-    """The program, if it is here."""
-    found = outside.find("ncu")
-    if found is not None:
-        return found
-    elsewhere = sorted(
-        path for place in _PLACES for path in pathlib.Path(place).glob("**/ncu") if path.is_file()
-    )
-    return str(elsewhere[-1]) if elsewhere else None
-
-
-def command(program: str, metrics: Sequence[str], log: pathlib.Path) -> list[str]:
-    """The command in front of what is profiled: metrics of the kernels between the profiler's start and stop.
-
-    Clocks are left alone; caches are emptied before each kernel, and its passes.
-    """
-    options = {
-        "--metrics": ",".join(metrics),
-        "--page": "raw",
-        "--print-units": "base",
-        "--replay-mode": "kernel",
-        "--cache-control": "all",
-        "--clock-control": "none",
-        "--profile-from-start": "off",
-        "--target-processes": "application-only",
-        "--log-file": str(log),
-    }
-    return [program, "--csv", *(word for option in options.items() for word in option)]
+    """Return the path of `ncu`, or None."""
+    found = [path for folder in _FOLDERS for path in pathlib.Path(folder).glob("**/ncu") if path.is_file()]
+    return outside.find("ncu") or (str(max(found)) if found else None)
 
 
 def profiled(
-    program: str, function: str, asked: str, counts: bool = False
-) -> tuple[str, list[Part], list[Reading]]:
-    """The title of what `function` launches in a process under Nsight Compute, its parts, and what was counted.
+    program: str, function: Callable[[], None], asked: str, counts: bool = False
+) -> tuple[str, list[Part], list[Counters]]:
+    """Run `function` under ncu; return its target's title, parts and the counters of each launch.
 
-    With `counts` what the twin counts is among that.
-
-    The function finds what is asked in `sys.argv`, and calls `launch`. In the place of metrics that
-    this version or architecture does not have come others, or none.
+    The function reads `asked` from `sys.argv[1]` and calls `launch`. `counts` adds the counts of the twin. Metrics that
+    this ncu or architecture does not have are replaced by their alternatives, or left out.
     """
     known = [*METRICS.values(), (STALLS,)]
     if counts:
         known += [(name,) for names in COUNTS.values() for name in names]
     while True:
         wanted = list(dict.fromkeys(names[0] for names in known if names))
-        said, told = _run(program, wanted, function, asked)
-        unknown = unknown_metrics(said, wanted)
+        output, told = _run(program, wanted, function, asked)
+        unknown = unknown_metrics(output, wanted)
         if not unknown:
             break
         known = [tuple(name for name in names if name not in unknown) for names in known]
     if "refusal" in told:
         raise UnsupportedError(told["refusal"])
-    if _PERMISSION in said:
+    if _PERMISSION in output:
         raise NoCounters(
             f"ncu may not read the card's counters ({_PERMISSION}): the driver keeps them for root, unless its module "
             "is loaded with NVreg_RestrictProfilingToAdminUsers=0"
         )
     if not told:
-        raise NoCounters(f"under ncu nothing was launched: {_complaint(said)}")
+        raise NoCounters(f"under ncu nothing was launched: {_complaint(output)}")
     try:
-        readings = parse(said)
+        launches = parse(output)
     except EscaladeError as error:
-        raise NoCounters(f"{error}: {_complaint(said)}") from error
-    return told["title"], [Part(**each) for each in told["parts"]], readings
+        raise NoCounters(f"{error}: {_complaint(output)}") from error
+    return told["title"], [Part(**each) for each in told["parts"]], launches
 
 
-def _run(program: str, metrics: Sequence[str], function: str, asked: str) -> tuple[str, dict[str, Any]]:
-    """What ncu said, and what the process in it told."""
+def _run(
+    program: str, metrics: Sequence[str], function: Callable[[], None], asked: str
+) -> tuple[str, dict[str, Any]]:
+    """Return the output of ncu, and the JSON of `launch`."""
     with tempfile.TemporaryDirectory(prefix="escalade-profile-") as folder:
         log, told = pathlib.Path(folder) / "metrics.csv", pathlib.Path(folder) / "told.json"
+        command = [program, *_OPTIONS.split(), "--metrics", ",".join(metrics), "--log-file", str(log)]
+        name = f"{function.__module__}.{function.__name__}"
         try:
-            done = outside.python_under(command(program, metrics, log), function, [asked, str(told)], SECONDS)
+            done = outside.python_under(command, name, [asked, str(told)], SECONDS)
         except (OSError, subprocess.TimeoutExpired) as error:
             raise NoCounters(f"ncu did not come to an end: {error}") from error
-        said = done.stdout + done.stderr + (files.read(log) or b"").decode(errors="replace")
-        return said, json.loads(files.read(told) or b"{}")
+        output = done.stdout + done.stderr + (files.read(log) or b"").decode(errors="replace")
+        return output, json.loads(files.read(told) or b"{}")
 
 
 def launch(make: Callable[[], Target]) -> None:
-    """What the process under Nsight Compute does: everything once to load it, and once to be counted."""
+    """In the process under ncu: run a target once to load its kernels, and once to be counted."""
     told: dict[str, Any]
     try:
         target = make()
@@ -127,16 +109,16 @@ def launch(make: Callable[[], Target]) -> None:
     files.replace(pathlib.Path(sys.argv[2]), json.dumps(told).encode())
 
 
-def unknown_metrics(said: str, wanted: Sequence[str]) -> list[str]:
-    """The metrics that ncu refuses, of those that were asked for."""
-    refused = [match.replace("\\", "") for match in _UNKNOWN.findall(said)]
+def unknown_metrics(output: str, wanted: Sequence[str]) -> list[str]:
+    """Return the metrics that ncu does not know."""
+    refused = [match.replace("\\", "") for match in _UNKNOWN.findall(output)]
     return [
         name for name in wanted if any(name in line or name.split(".")[0] + "." in line for line in refused)
     ]
 
 
-def _complaint(said: str) -> str:
-    """The line that says what is wrong, or the last one."""
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
-    wrong = [line for line in lines if "==ERROR==" in line]
-    return (wrong or lines or [""])[-1].removeprefix("==ERROR==").strip()
+def _complaint(output: str) -> str:
+    """Return the last error of ncu, or its last line."""
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    errors = [line for line in lines if "==ERROR==" in line]
+    return (errors or lines or [""])[-1].removeprefix("==ERROR==").strip()

@@ -1,9 +1,9 @@
-"""A profile to read: parts, their kernels with counters or times, floors, and what they say."""
+"""Profiles: parts, their kernels with counters or times, floors and diagnosis."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -12,18 +12,30 @@ from rich.markup import escape
 from escalade.device.nvml import Watch
 from escalade.fitted import Table
 from escalade.measure.ceilings import Ceilings
-from escalade.profile.counters import Counters, counters_of
-from escalade.profile.parts import Part, shared_out, together
-from escalade.profile.readings import Reading
-from escalade.profile.words import said
+from escalade.profile.counters import Counters
+from escalade.profile.diagnosis import diagnose
+from escalade.profile.target import Part, merged, owners
 
-_MEGA = 1e6
-Cell = Callable[[Counters], str]
+_COLUMNS = {
+    "µs": ("us", 2, 1.0),
+    "MB read": ("dram_read_bytes", 2, 1e6),
+    "written": ("dram_written_bytes", 2, 1e6),
+    "by L2": ("l2_bytes", 2, 1e6),
+    "memory %": ("dram_pct", 0, 1.0),
+    "tensor %": ("tensor_pct", 0, 1.0),
+    "issue %": ("issue_pct", 0, 1.0),
+    "warps %": ("occupancy_pct", 0, 1.0),
+    "regs": ("registers", 0, 1.0),
+    "sectors ld": ("load_sectors", 1, 1.0),
+    "st": ("store_sectors", 1, 1.0),
+    "conflicts %": ("conflicts_pct", 0, 1.0),
+}
+"""Counter, digits and unit of each column."""
 
 
 @dataclass(frozen=True)
 class Profiled:
-    """A part and what its kernels did."""
+    """A part and the counters of its kernels."""
 
     part: Part
     kernels: list[Counters]
@@ -37,14 +49,14 @@ class Profiled:
 
 @dataclass(frozen=True)
 class Profile:
-    """What a target did, part by part."""
+    """The profile of a target, part by part."""
 
     title: str
     how: str
-    """Where the figures come from."""
+    """Source of the figures."""
     parts: list[Profiled]
     conditions: dict[str, Any]
-    """What the card was like: see `escalade.device.nvml.Conditions`."""
+    """State of the card: see `escalade.device.nvml.Conditions`."""
 
     @property
     def us(self) -> float:
@@ -54,71 +66,45 @@ class Profile:
         return json.dumps(asdict(self), indent=2)
 
     def table(self) -> Table:
-        """One row a kernel; columns of which nothing is known are left out."""
+        """Show one row per kernel, without empty columns."""
         kernels = [one for each in self.parts for one in each.kernels]
-        columns = {name: cell for name, cell in _COLUMNS.items() if any(cell(one) for one in kernels)}
+        columns = [
+            (name, *column)
+            for name, column in _COLUMNS.items()
+            if any(getattr(one, column[0]) is not None for one in kernels)
+        ]
         table = Table(title=escape(f"{self.title}: {self.how}"), title_justify="left")
         for name in ("part", "rung", "kernel"):
             table.add_column(name, overflow="fold")
-        for name in ("floor µs", *columns):
+        for name in ("floor µs", *(name for name, *_ in columns)):
             table.add_column(name, justify="right", no_wrap=True)
         for each in self.parts:
+            part, rung = escape(each.part.name), each.part.rung
             floor = "" if each.floor_us is None else f"{each.floor_us:.2f}"
-            names = [each.part.name, each.part.rung, floor]
             for one in each.kernels:
-                part, rung, floor = names
-                table.add_row(
-                    escape(part),
-                    rung,
-                    escape(one.kernel[:60]),
-                    floor,
-                    *(cell(one) for cell in columns.values()),
-                )
-                names = ["", "", ""]
+                values = [(getattr(one, field), digits, unit) for _, field, digits, unit in columns]
+                cells = ["" if v is None else f"{v / unit:,.{digits}f}" for v, digits, unit in values]
+                table.add_row(part, rung, escape(one.kernel[:60]), floor, *cells)
+                part = rung = floor = ""
         return table
 
 
-def counted(title: str, parts: Sequence[Part], readings: Sequence[Reading], ceilings: Ceilings) -> Profile:
-    """The profile of what Nsight Compute counted."""
-    parts = together(parts)
-    found: list[list[Counters]] = [[] for _ in parts]
-    owners = shared_out(parts, [reading.kernel for reading in readings])
-    for owner, reading in zip(owners, readings, strict=True):
-        found[owner].append(counters_of(reading))
-    return profile(title, "counters by ncu, caches empty before each kernel", parts, found, ceilings)
-
-
 def profile(
-    title: str, how: str, parts: Sequence[Part], kernels: Sequence[list[Counters]], ceilings: Ceilings
+    title: str, how: str, parts: Sequence[Part], launches: Sequence[Counters], ceilings: Ceilings
 ) -> Profile:
-    """Parts and their kernels, with floors and words; right behind it the card is as it was."""
+    """Assign launches to parts, and add floors and diagnosis; call it right after the measurement, for its
+    conditions."""
     watch = Watch()
     watch.look()
-    profiled = []
+    parts = merged(parts)
+    kernels: list[list[Counters]] = [[] for _ in parts]
+    for owner, one in zip(owners(parts, [one.kernel for one in launches]), launches, strict=True):
+        kernels[owner].append(one)
+    found = []
     for part, own in zip(parts, kernels, strict=True):
         if part.kernels is None and not own:
             continue
-        rate = part.dtype if part.dtype in ceilings.tflops else "fp32"  # of what multiplies nothing
+        rate = part.dtype if part.dtype in ceilings.tflops else "fp32"  # for parts without products
         floor = ceilings.floor_us(part.flops, part.bytes, rate) if part.bytes else None
-        profiled.append(Profiled(part, own, floor, said(part, own, floor)))
-    return Profile(title, how, profiled, watch.seen)
-
-
-def _figure(value: float | None, digits: int = 0, scale: float = 1.0) -> str:
-    return "" if value is None else f"{value / scale:,.{digits}f}"
-
-
-_COLUMNS: dict[str, Cell] = {
-    "µs": lambda one: _figure(one.us, 2),
-    "MB read": lambda one: _figure(one.dram_read_bytes, 2, _MEGA),
-    "written": lambda one: _figure(one.dram_written_bytes, 2, _MEGA),
-    "by L2": lambda one: _figure(one.l2_bytes, 2, _MEGA),
-    "memory %": lambda one: _figure(one.dram_pct),
-    "tensor %": lambda one: _figure(one.tensor_pct),
-    "issue %": lambda one: _figure(one.issue_pct),
-    "warps %": lambda one: _figure(one.occupancy_pct),
-    "regs": lambda one: _figure(one.registers),
-    "sectors ld": lambda one: _figure(one.load_sectors, 1),
-    "st": lambda one: _figure(one.store_sectors, 1),
-    "conflicts %": lambda one: _figure(one.conflicts_pct),
-}
+        found.append(Profiled(part, own, floor, diagnose(part, own, floor)))
+    return Profile(title, how, found, watch.seen)

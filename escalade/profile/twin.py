@@ -1,102 +1,78 @@
-"""Without a GPU: the kernels of each part on the twin, which counts what they ask of memory and of each unit."""
+"""Profiles without a GPU: the twin counts each part, alone or compared with the counters of a card."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import torch
 
-from escalade.device.packing import Prepared
-from escalade.device.recipe import Recipe
 from escalade.device.run import TwinOptions
 from escalade.device.twin import Counts
-from escalade.engine.explain import explain_plan
-from escalade.engine.plan.plan import Plan
+from escalade.fitted import Table
 from escalade.measure.records import Record
-from escalade.measure.verification import outputs_of
-from escalade.ops.base.operation import Operation
-from escalade.ops.choose.choice import Choice
-from escalade.profile.parts import Part
-from escalade.profile.targets import part_of_rung, part_of_step
-from escalade.profile.words import said_of_counts
+from escalade.profile.counters import COUNTS, Counters
+from escalade.profile.diagnosis import diagnose_counts
+from escalade.profile.profiles import Profiled
+from escalade.profile.target import Work
 
-_CPU = torch.device("cpu")
-
-
-@dataclass(frozen=True)
-class Work:
-    """A part, and what the twin runs for it: a recipe over random inputs of its problem."""
-
-    part: Part
-    operation: Operation[Any]
-    problem: Any
-    recipe: Recipe
-    weights_stay: bool
-
-    def count(self, seed: int) -> Counts:
-        """Runs it once. Kernels do the same whatever numbers they are given."""
-        options = TwinOptions(counts=True)
-        prepared = Prepared(
-            self.recipe, _CPU, self.part.name, weights_stay=self.weights_stay, options=options
-        )
-        inputs = self.operation.inputs(self.problem, _CPU, seed)
-        ready = prepared.bind({**inputs, **outputs_of(self.operation, self.problem, _CPU)})
-        ready()
-        return ready.counts()
+CLOSE = 0.05
+"""Largest relative difference of two counts that agree."""
 
 
-@dataclass(frozen=True)
-class Counted:
-    """A part and what the twin counted of it."""
-
-    part: Part
-    counts: dict[str, int]
-    words: str
+def count(work: Work, seed: int) -> Counts:
+    """Run a part once on the twin. The counts do not depend on the values of its inputs."""
+    call = work.bind(torch.device("cpu"), seed, TwinOptions(counts=True))
+    call()
+    return call.counts()
 
 
-def counted(part: Part, counts: Counts) -> Counted:
-    return Counted(part, counts.figures(), said_of_counts(counts))
+def counted(work: Work, seed: int) -> Profiled:
+    counts = count(work, seed)
+    return Profiled(work.part, [Counters("", counts=counts.figures())], None, diagnose_counts(counts))
 
 
-def of_rung(operation: Operation[Any], choice: Choice) -> list[Work]:
-    """The one call of a rung."""
-    recipe = choice.rung.recipe(choice.problem, choice.config)
-    stay = operation.weights_stay
-    part = part_of_rung(operation, choice.problem, choice.rung, recipe.after_packing if stay else recipe)
-    return [Work(part, operation, choice.problem, recipe, stay)]
-
-
-def of_plan(plan: Plan) -> list[Work]:
-    """The steps of a plan that Escalade's kernels do, each by itself."""
-    return list(_of_steps(plan))
-
-
-def _of_steps(plan: Plan) -> Iterator[Work]:
-    for step, said in zip(plan.steps, explain_plan(plan).steps, strict=True):
-        if step.lowered is not None and step.recipe is not None and step.runs:
-            ready = step.has_weights_ready(plan.graph.constants)
-            yield Work(
-                part_of_step(plan, step, said),
-                step.lowered.operation,
-                step.lowered.problem,
-                step.recipe,
-                ready,
-            )
-
-
-def records(title: str, parts: Sequence[Counted]) -> list[Record]:
-    """The counts as the tables of counts take them, a row a part."""
+def records(title: str, parts: Sequence[Profiled]) -> list[Record]:
+    """Convert counts for the report's tables, one row per part."""
     return [
         Record(
             "profile_counts", title, each.part.dtype, "", 0, "escalade", each.part.name, timing="twin",
-            counts=each.counts,
+            counts=each.kernels[0].counts,
         )
         for each in parts
     ]  # fmt: skip
 
 
-def to_json(title: str, parts: Sequence[Counted]) -> str:
-    return json.dumps({"title": title, "parts": [asdict(each) for each in parts]}, indent=2)
+def summed(kernels: Sequence[Counters]) -> dict[str, int]:
+    """Add up the counts that every launch has."""
+    known = (name for name in COUNTS if kernels and all(name in one.counts for one in kernels))
+    return {name: sum(one.counts[name] for one in kernels) for name in known}
+
+
+def differences(card: Mapping[str, int], twin: Mapping[str, int]) -> dict[str, float]:
+    """Return the difference of each count, relative to the larger one. The twin leaves out counts of zero."""
+    pairs = {name: (count, twin.get(name, 0)) for name, count in card.items()}
+    return {
+        name: abs(ours - theirs) / max(ours, theirs)
+        for name, (ours, theirs) in pairs.items()
+        if ours or theirs
+    }
+
+
+def agreement(found: Mapping[str, float]) -> str:
+    close = sum(difference <= CLOSE for difference in found.values())
+    return f"{close} of {len(found)} counts agree within {100 * CLOSE:.0f}%."
+
+
+def agreement_table(card: Mapping[str, int], twin: Mapping[str, int]) -> Table:
+    shown = Table(title="Counted by ncu and on the twin", title_justify="left")
+    for heading in ("count", "ncu", "twin", "off by"):
+        shown.add_column(heading, justify="left" if heading == "count" else "right")
+    for name, difference in differences(card, twin).items():
+        off = f"{100 * difference:.1f}%"
+        shown.add_row(
+            name,
+            f"{card[name]:,}",
+            f"{twin.get(name, 0):,}",
+            off if difference <= CLOSE else f"[yellow]{off}[/]",
+        )
+    return shown

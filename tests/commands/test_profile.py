@@ -32,9 +32,9 @@ def test_the_dtype_and_layout_are_those_that_the_rung_takes() -> None:
 @pytest.mark.parametrize(
     ("target", "changed", "sentence"),
     [
-        ("resnet18", {"rung": "naive"}, "that is of an operation, and resnet18 is none"),
-        ("lenet", {"training": True}, "--training is for what can be trained: autoencoder, resnet18"),
-        ("conv2d", {"batch": 0}, "a batch of 0"),
+        ("resnet18", {"rung": "naive"}, "only operations have that, and resnet18 is none"),
+        ("lenet", {"training": True}, "--training supports autoencoder, resnet18"),
+        ("conv2d", {"batch": 0}, "batch size 0"),
         ("conv2d", {"rung": "nosuch"}, "conv2d has no rung 'nosuch'"),
         ("nosuch", {}, "'nosuch' is neither an operation .*conv2d.*, a model .*lenet.*nor the file"),
         ("conv2d", {"dtype": "fp15"}, "there is no dtype 'fp15' here"),
@@ -55,12 +55,12 @@ def test_without_a_gpu_the_twin_counts(tmp_path: pathlib.Path) -> None:
         and "asks for each byte" in result.output
     )
     (part,) = json.loads(out.read_text())["parts"]
-    assert part["counts"]["unique_read_bytes"] == 33 * 5 * 4 and part["part"]["kernels"]
+    assert part["kernels"][0]["counts"]["unique_read_bytes"] == 33 * 5 * 4 and part["part"]["kernels"]
     for option, sentence in (
-        (("--trace", str(tmp_path / "trace.json")), "--trace is of a GPU"),
-        (("--beside-twin",), "it takes a GPU"),
-        (("--rung", "naive,online"), "several rungs are counted of an operation"),
-        (("--results", str(tmp_path)), "of one rung there is --json"),
+        (("--trace", str(tmp_path / "trace.json")), "--trace needs a GPU"),
+        (("--beside-twin",), "it needs a GPU"),
+        (("--rung", "naive,online"), "several rungs need an operation"),
+        (("--results", str(tmp_path)), "use --json for one rung"),
     ):
         result = run(*command, *option)
         assert isinstance(result.exception, UnsupportedError) and sentence in str(result.exception)

@@ -9,9 +9,9 @@ from escalade.errors import UnsupportedError
 from escalade.measure.ceilings import Ceilings
 from escalade.profile import climb, ncu
 from escalade.profile.climb import Climb
-from escalade.profile.parts import Part
-from escalade.profile.profiles import counted
-from escalade.profile.readings import Reading
+from escalade.profile.counters import counters_of
+from escalade.profile.profiles import profile
+from escalade.profile.target import Part
 from escalade.report.pages.goals import WALL_COLUMNS
 
 CPU = torch.device("cpu")
@@ -33,9 +33,11 @@ def test_records_have_the_bytes_that_were_counted() -> None:
         for one in choices
     ]
     values = {"gpu__time_duration.sum": 2000.0, "dram__bytes_read.sum": 3e6, "dram__bytes_write.sum": 1e6}
-    readings = [Reading(part.name, "", "", {**values, "lts__t_bytes.sum": 8e6}) for part in parts]
-    readings[1] = Reading("nhwc", "", "", {"gpu__time_duration.sum": 2000.0})
-    first, second = climb.records(CLIMB, choices, counted("a climb", parts, readings, CEILINGS), CEILINGS)
+    launches = [
+        counters_of("direct", {**values, "lts__t_bytes.sum": 8e6}),
+        counters_of("nhwc", {"gpu__time_duration.sum": 2000.0}),
+    ]
+    first, second = climb.records(CLIMB, choices, profile("a climb", "", parts, launches, CEILINGS), CEILINGS)
     problem = choices[0].problem
     assert (first.workload, first.rung, first.layout, first.timing) == (
         "conv2d_traffic",
@@ -56,5 +58,5 @@ def test_records_have_the_bytes_that_were_counted() -> None:
 
 def test_without_nsight_compute_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ncu, "find", lambda: None)
-    with pytest.raises(ncu.NoCounters, match="is not here, and bytes are counted by it"):
+    with pytest.raises(ncu.NoCounters, match="is not installed"):
         climb.measure(CLIMB, CPU, CEILINGS)

@@ -6,11 +6,10 @@ import pytest
 
 from escalade.device.twin import Counts, Requests
 from escalade.errors import EscaladeError
-from escalade.profile import agreement
-from escalade.profile.counters import METRICS, Counters, counters_of
-from escalade.profile.parts import Part
-from escalade.profile.readings import parse
-from escalade.profile.words import said, said_of_counts
+from escalade.profile import twin
+from escalade.profile.counters import METRICS, Counters, parse
+from escalade.profile.diagnosis import diagnose, diagnose_counts
+from escalade.profile.target import Part
 
 PART = Part("naive", "conv2d", "64to64_56_k3s1_b8", "fp32", "naive", ["conv2d_naive"], 10**9, 1_000_000)
 STALL = "smsp__average_warps_issue_stalled_{}_per_issue_active.ratio"
@@ -58,9 +57,7 @@ def printed(**changed: tuple[str, str]) -> str:
 
 
 def test_readings_become_figures_in_one_unit() -> None:
-    (reading,) = parse(printed())
-    assert (reading.kernel, reading.grid, reading.block) == ("conv2d_naive", "(784, 1, 1)", "(256, 1, 1)")
-    found = counters_of(reading)
+    (found,) = parse(printed())
     assert found == Counters(
         "conv2d_naive",
         us=1234.5,
@@ -93,7 +90,7 @@ def test_what_is_no_table_is_said() -> None:
 
 
 def test_counters_say_what_a_kernel_waits_for_and_does_too_much_of() -> None:
-    words = said(PART, [counters_of(*parse(printed()))], floor_us=500.0)
+    words = diagnose(PART, [*parse(printed())], floor_us=500.0)
     assert words.split("; ") == [
         "waits on memory: 71% of stalls are long scoreboard",
         "moves 1.9x the bytes that it must",
@@ -107,11 +104,11 @@ def test_counters_say_what_a_kernel_waits_for_and_does_too_much_of() -> None:
 def test_a_busy_unit_comes_before_what_warps_wait_for() -> None:
     busy = Counters("k", us=4.0, tensor_pct=71.0, dram_pct=65.0, occupancy_pct=9.0, stalls={"gmma": 1.0})
     short = Counters("pack", us=1.0, dram_pct=99.0)
-    assert said(PART, [short, busy], None) == "is busy on tensor cores: they work in 71% of all cycles"
-    assert said(PART, [Counters("k", us=2.0, stalls={"odd_reason": 1.0})], None).startswith(
+    assert diagnose(PART, [short, busy], None) == "is busy on tensor cores: they work in 71% of all cycles"
+    assert diagnose(PART, [Counters("k", us=2.0, stalls={"odd_reason": 1.0})], None).startswith(
         "waits on odd reason"
     )
-    assert said(PART, [Counters("k")], 1.0) == ""
+    assert diagnose(PART, [Counters("k")], 1.0) == ""
 
 
 def test_counts_of_the_twin_say_what_is_asked_for_again() -> None:
@@ -120,27 +117,25 @@ def test_counts_of_the_twin_say_what_is_asked_for_again() -> None:
         Requests("global", "store", 10, 40, 40, 1280),
         Requests("shared", "load", 10, 20, 15, 1280),
     )
-    assert said_of_counts(Counts(lines, unique_read_bytes=3200)).split("; ") == [
+    assert diagnose_counts(Counts(lines, unique_read_bytes=3200)).split("; ") == [
         "asks for each byte that it reads 3.0 times",
         "a load touches 30 sectors",
         "25% of the turns of shared memory are bank conflicts",
     ]
-    assert said_of_counts(Counts()) == ""
+    assert diagnose_counts(Counts()) == ""
 
 
 def test_counts_of_card_and_twin_are_compared_by_name() -> None:
     one = Counters("a", counts={"global_load_requests": 60, "global_load_sectors": 960, "fma": 0})
     other = Counters("b", counts={"global_load_requests": 40, "global_load_sectors": 40})
-    card = agreement.summed([one, other])
+    card = twin.summed([one, other])
     assert card == {"global_load_requests": 100, "global_load_sectors": 1000}, (
         "not all launches have the others"
     )
-    found = agreement.pairs(
-        {**card, "fma": 0}, {"global_load_requests": 96, "global_load_sectors": 900, "add": 3}
-    )
-    assert [(pair.name, round(pair.off, 3)) for pair in found] == [
-        ("global_load_requests", 0.04),
-        ("global_load_sectors", 0.1),
-    ]
-    assert agreement.said(found) == "1 of 2 counts agree within 5%."
-    assert agreement.summed([]) == {}
+    counts = {"global_load_requests": 96, "global_load_sectors": 900, "add": 3}
+    found = twin.differences({**card, "fma": 0}, counts)
+    assert found == pytest.approx({"global_load_requests": 0.04, "global_load_sectors": 0.1})
+    assert twin.agreement(found) == "1 of 2 counts agree within 5%."
+    cells = [list(column.cells) for column in twin.agreement_table(card, counts).columns]
+    assert cells[1:] == [["100", "1,000"], ["96", "900"], ["4.0%", "[yellow]10.0%[/]"]]
+    assert twin.summed([]) == {}

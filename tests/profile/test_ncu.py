@@ -8,10 +8,11 @@ from dataclasses import asdict
 
 import pytest
 
+from escalade.commands.profiled import launch
 from escalade.errors import UnsupportedError
 from escalade.profile import ncu
-from escalade.profile.counters import METRICS, STALLS
-from escalade.profile.parts import Part
+from escalade.profile.counters import METRICS, STALLS, Counters
+from escalade.profile.target import Part
 
 PART = Part("naive", "conv2d", "8to8_9_k3s1_b1", "fp32", "naive", ["conv2d_naive"], 10, 100)
 TABLE = '"ID","Kernel Name","gpu__time_duration.sum"\n"","","ns"\n"0","conv2d_naive","1,500"\n'
@@ -30,19 +31,19 @@ def stand_in(tmp_path: pathlib.Path) -> pathlib.Path:
     return program
 
 
-def profiled(program: pathlib.Path, does: str) -> tuple[str, list[Part], list[ncu.Reading]]:
+def profiled(program: pathlib.Path, does: str) -> tuple[str, list[Part], list[Counters]]:
     (program.parent / "does.sh").write_text(does)
     (program.parent / "table").write_text(TABLE)
     told = {"title": "naive", "parts": [asdict(PART)]}
     (program.parent / "told").write_text(json.dumps(told))
-    return ncu.profiled(str(program), "escalade.commands.profiled.launch", "{}")
+    return ncu.profiled(str(program), launch, "{}")
 
 
 def test_counters_come_with_the_parts_that_were_launched(stand_in: pathlib.Path) -> None:
     folder = stand_in.parent
-    title, parts, readings = profiled(stand_in, f"cp {folder}/table $log; cp {folder}/told $told")
+    title, parts, launches = profiled(stand_in, f"cp {folder}/table $log; cp {folder}/told $told")
     assert (title, parts) == ("naive", [PART])
-    assert readings[0].values == {"gpu__time_duration.sum": 1500.0}
+    assert launches == [Counters("conv2d_naive", us=1.5)]
     called = (folder / "called").read_text()
     assert "--clock-control none" in called and "--profile-from-start off" in called
     assert all(names[0] in called for names in METRICS.values())

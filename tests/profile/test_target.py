@@ -1,4 +1,4 @@
-"""Launches shared out among parts, by their names and order."""
+"""Launches assigned to parts by name and order, and their times from a trace."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import pytest
 from escalade.commands.profiled import Asked, target_of
 from escalade.device.twin.launch import TwinKernel
 from escalade.errors import EscaladeError
-from escalade.profile.parts import Part, shared_out, together
-from escalade.profile.trace import Launched, launches, timed
+from escalade.profile.counters import Counters
+from escalade.profile.cupti import launches
+from escalade.profile.target import Part, merged, owners
 
 
 def part(name: str, kernels: list[str] | None) -> Part:
@@ -19,22 +20,20 @@ PARTS = [part("in", None), part("a", ["pack", "conv"]), part("b", None), part("c
 
 
 def test_neighbours_of_pytorch_are_one_part() -> None:
-    found = together(PARTS)
+    found = merged(PARTS)
     assert [one.name for one in found] == ["in", "a", "b, c", "d"]
     assert (found[2].flops, found[2].bytes, found[2].operation) == (20, 200, "conv2d")
 
 
 def test_launches_belong_to_parts_by_their_names_and_order() -> None:
-    parts = together(PARTS)
+    parts = merged(PARTS)
     names = ["void at::copy(float*)", "pack", "conv(int)", "sort", "scan", "conv", "Memset"]
-    assert shared_out(parts, names) == [0, 1, 1, 2, 2, 3, 3]
-    assert shared_out(parts, ["pack", "conv", "conv"]) == [1, 1, 3], "PyTorch may have nothing to launch"
+    assert owners(parts, names) == [0, 1, 1, 2, 2, 3, 3]
+    assert owners(parts, ["pack", "conv", "conv"]) == [1, 1, 3], "PyTorch may have nothing to launch"
     constant = [part("a", ["conv"]), part("b", ["conv"])]
-    assert shared_out(constant, ["conv", "Memcpy DtoD", "conv"]) == [0, 1, 1], (
-        "a copy comes before its kernel"
-    )
+    assert owners(constant, ["conv", "Memcpy DtoD", "conv"]) == [0, 1, 1], "a copy comes before its kernel"
     with pytest.raises(EscaladeError, match="none of conv"):
-        shared_out(parts, ["pack", "conv", "sort"])
+        owners(parts, ["pack", "conv", "sort"])
 
 
 def event(name: str, correlation: int, us: float, **more: object) -> dict[str, object]:
@@ -49,15 +48,12 @@ def test_times_are_medians_over_the_runs_of_a_trace() -> None:
         for number, (name, us) in enumerate([("pack", 1.0), ("conv", 10.0)])
     ]
     others = [{"ph": "X", "cat": "cpu_op", "name": "conv", "dur": 5}, {"ph": "M", "name": "process_name"}]
-    found = launches({"traceEvents": [*others, *reversed(runs)]})
-    assert [one.kernel for one in found] == ["pack", "conv"] * 3
-    parts, kernels = timed([part("a", ["pack", "conv"])], found, 3)
-    assert [(one.us, one.registers) for one in kernels[0]] == [(2.0, 40), (11.0, 40)]
+    found = launches({"traceEvents": [*others, *reversed(runs)]}, 3)
+    assert found == [Counters("pack", us=2.0, registers=40), Counters("conv", us=11.0, registers=40)]
     with pytest.raises(EscaladeError, match="not alike"):
-        timed(parts, found[:5], 3)
+        launches({"traceEvents": runs[:5]}, 3)
     with pytest.raises(EscaladeError, match="saw no kernels"):
-        timed(parts, [], 3)
-    assert Launched("pack", 1.0, 40, None, None) == found[0]
+        launches({"traceEvents": others}, 3)
 
 
 def test_a_part_launches_the_kernels_that_it_names(monkeypatch: pytest.MonkeyPatch) -> None:
