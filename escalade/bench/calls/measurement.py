@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from escalade.bench.calls.catalogue import BATCH, STORAGE, Call, Function, New
-from escalade.bench.networks import turns
+from escalade.bench.networks.measurement import time_by_clock
 from escalade.bench.peers.layer import AGREEMENT
 from escalade.bench.peers.network import waiting
 from escalade.device.timing import HostSampler, Sampler, Timing
@@ -155,5 +155,5 @@ def _measured(case: _Case, seconds: float) -> list[Record]:
 def _timed(case: _Case, works: Mapping[str, Callable[[], object]], seconds: float) -> dict[str, Timing]:
     wait = waiting(case.device)
     samplers: dict[str, Sampler] = {name: HostSampler(work, wait, COPIES) for name, work in works.items()}
-    turns.by_clock(samplers, 0.0)  # compiles, allocates, and makes calls ready
-    return turns.by_clock(samplers, seconds)
+    time_by_clock(samplers, 0.0)  # compiles, allocates, and makes calls ready
+    return time_by_clock(samplers, seconds)

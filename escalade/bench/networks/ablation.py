@@ -1,10 +1,10 @@
-"""What each technique of a training step brings: alone, removed from the whole, and beside each other one."""
+"""Gain of each technique of a training step: alone, removed from the whole, and removed in pairs."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 from escalade.bench.ladder import free
@@ -17,27 +17,19 @@ from escalade.engine.training.techniques import GRAPH, TECHNIQUES
 from escalade.measure.records import Record
 
 SUFFIX = "_training_ablation"
-"""How the workload of these records ends, behind the network's name."""
+"""Suffix of the workload of these records, behind the network's name."""
 ALL, NONE, ONLY, WITHOUT = "all", "none", "only ", "without "
 JOINT = " and "
 _BATCHES = (64,)
 
 
-@dataclass(frozen=True)
-class OwnCase(Case):
-    """A case whose systems are all Escalade's: none is allowed more than another."""
-
-    def allowance(self, system: str) -> float:
-        return 1.0
-
-
 def part(training: Training) -> Part:
-    """The ablation as a part of a run, which has to be asked for."""
+    """Return the ablation as a part of a run, measured only if it is named."""
     return Part(partial(_measure, training), usual=False, batches=_BATCHES, made=partial(planned, training))
 
 
 def _measure(training: Training, setting: Setting, say: Say) -> Iterator[list[Record]]:
-    """First the whole and all that lack one technique; then, of those that make another plan, each alone and pairs."""
+    """Measure the whole and all variants without one technique; then each that changes the plan alone, and pairs."""
     for case, lesson in cases(training, setting, SUFFIX, _BATCHES, say):
         first = _compared(case, lesson, [(), *((name,) for name in TECHNIQUES)], say)
         yield first
@@ -49,7 +41,7 @@ def _measure(training: Training, setting: Setting, say: Say) -> Iterator[list[Re
 
 
 def name_of(without: Sequence[str]) -> str:
-    """What a variant is called that lacks these techniques."""
+    """Return the name of the variant without these techniques."""
     if not without:
         return ALL
     left = [name for name in TECHNIQUES if name not in without]
@@ -60,8 +52,7 @@ def name_of(without: Sequence[str]) -> str:
 
 def _compared(case: Case, lesson: Lesson, variants: Iterable[tuple[str, ...]], say: Say) -> list[Record]:
     makers: Mapping[str, Maker] = {name_of(one): partial(_made, lesson, one) for one in variants}
-    own = OwnCase(case.workload, case.task, case.standard, case.seconds)
-    return [replace(r, system="escalade", rung=r.system) for r in compare(own, makers, say)]
+    return compare(replace(case, own=True), makers, say)
 
 
 def _made(lesson: Lesson, without: tuple[str, ...], task: Task) -> list[NetworkPeer]:
@@ -69,6 +60,6 @@ def _made(lesson: Lesson, without: tuple[str, ...], task: Task) -> list[NetworkP
 
 
 def _used(records: Sequence[Record]) -> list[str]:
-    """The techniques without which the plan is another one, or is run otherwise."""
+    """Return the techniques without which the plan differs, or runs differently."""
     plans = {record.rung: record.config.get("plan") for record in records}
     return [name for name in TECHNIQUES if name == GRAPH or plans.get(WITHOUT + name) != plans.get(ALL)]

@@ -1,6 +1,6 @@
 """One network, batch size and dtype: Escalade and its peers, each verified, timed in turns, and verified again.
 
-What is verified is what is timed: the call, and the very CUDA graph, over inputs and outputs that were spoilt before.
+Verification runs the timed call and the timed CUDA graph, over inputs and outputs that were filled with NaN.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from typing import Any
 import torch
 
 from escalade.bench.coverage.fallbacks import by_operator, planned
-from escalade.bench.networks import turns
 from escalade.bench.networks.judging import PEERS, UNTIMED, Standard, fresh, spoil
 from escalade.bench.networks.workload import Say
 from escalade.bench.peers.network import (
@@ -26,7 +25,7 @@ from escalade.bench.peers.network import (
     tensors,
     waiting,
 )
-from escalade.device.timing import CallSampler, ReplaySampler, Sampler, Timing
+from escalade.device.timing import CallSampler, ReplaySampler, Sampler, Timing, interleave, keep_busy
 from escalade.engine.engine import Engine
 from escalade.engine.explain import Explanation
 from escalade.engine.graph.forms import STORAGE
@@ -41,11 +40,12 @@ COMPILED = "torch-compile-default"
 CALLS_IN_A_ROW = 10
 """Calls in a row of a system that has no graph to replay: the CPU may run ahead of the GPU, as it does in a loop of
 calls."""
+_ROUNDS = {"min_rounds": 5, "max_rounds": 1000}
 
 
 @dataclass(frozen=True)
 class Case:
-    """What is measured, and what is known about it beforehand."""
+    """One comparison: workload, inputs, expected results and the time for each system."""
 
     workload: str
     task: Task
@@ -53,10 +53,14 @@ class Case:
     seconds: float
     """Seconds that each system is timed; UNTIMED: systems are made, and nothing is judged or timed."""
     ceilings: Ceilings | None = None
+    own: bool = False
+    """True if all systems are Escalade's: they become rungs of it, and none is allowed a peer's larger error."""
+    by_call: bool = False
+    """True if rates are those of whole calls, from host memory to host memory. Without a graph they run on the CPU."""
 
     def allowance(self, system: str) -> float:
-        """How many times the tolerance a system may be off."""
-        return 1.0 if system == "escalade" else PEERS
+        """Return how many times the tolerance a system may be off."""
+        return 1.0 if self.own or system == "escalade" else PEERS
 
     @property
     def batch(self) -> int:
@@ -68,7 +72,7 @@ class Case:
 
     @property
     def bytes(self) -> int:
-        """The fewest: inputs and weights read once, results written once."""
+        """Least traffic: inputs and weights read once, results written once."""
         weights = sum(parameter.numel() for parameter in self.task.model.parameters())
         results = sum(expected.numel() for expected in self.standard.expected)
         elements = self.task.x.numel() + weights + results
@@ -76,7 +80,7 @@ class Case:
 
 
 def measure(case: Case, engine: Engine, peers: Mapping[str, Maker], say: Say) -> list[Record]:
-    """A record of the engine and of every peer; a wrong result is a failure and has no time."""
+    """Return a record of the engine and of every peer; a wrong result is a failure without a time."""
     records = compare(case, {"escalade": lambda task: [escalade(task, engine)], **peers}, say)
     if case.seconds == UNTIMED or not any(_has_run(record) for record in records):
         return records
@@ -88,12 +92,12 @@ def measure(case: Case, engine: Engine, peers: Mapping[str, Maker], say: Say) ->
 
 
 def _has_run(record: Record) -> bool:
-    """Whether it is ours, and gave a result, right or wrong."""
+    """True if the record is ours and has a result, right or wrong."""
     return not record.is_peer and bool(record.layout)
 
 
 def summary(plan: Explanation) -> dict[str, Any]:
-    """What a record says of the plan that ran."""
+    """Return the figures of the plan for a record's config."""
     return {
         "steps": len(plan.steps),
         "launches": plan.launches,
@@ -104,7 +108,7 @@ def summary(plan: Explanation) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Ready:
-    """A peer that was right, and what times its graph."""
+    """A verified peer with the sampler of its graph."""
 
     peer: NetworkPeer
     sampler: ReplaySampler | None
@@ -112,7 +116,7 @@ class Ready:
 
 
 def compare(case: Case, makers: Mapping[str, Maker], say: Say) -> list[Record]:
-    """A record of every system, each verified, timed in turns, and verified again."""
+    """Return a record of every system, each verified, timed in turns, and verified again."""
     if case.seconds == UNTIMED:
         return _made_ready(case, makers)
     with precision(case.task.dtype), torch.no_grad():
@@ -127,7 +131,8 @@ def compare(case: Case, makers: Mapping[str, Maker], say: Say) -> list[Record]:
                 failures.append(_wrong(case, one.peer, error, f"after it was timed {failure}"))
             else:
                 records.append(_record(case, one, *timed[one.peer.name]))
-    return _with_refusals(_fastest_layouts(records), failures)
+    found = _with_refusals(_fastest_layouts(records), failures)
+    return [replace(r, system="escalade", rung=r.system) for r in found] if case.own else found
 
 
 def _made_ready(case: Case, makers: Mapping[str, Maker]) -> list[Record]:
@@ -194,7 +199,7 @@ def _wrong(case: Case, peer: NetworkPeer, error: float, failure: str) -> Record:
 
 
 def check(case: Case, peer: NetworkPeer, sampler: ReplaySampler | None) -> tuple[float, str]:
-    """The larger error of a call's and of a replay's results, and what is wrong with either, if something is."""
+    """Return the larger error of a call and a replay, and the failure of either, or an empty string."""
     allowance = case.allowance(peer.system)
     replay = peer.replay
     if replay:
@@ -216,16 +221,16 @@ def check(case: Case, peer: NetworkPeer, sampler: ReplaySampler | None) -> tuple
 
 
 def _time(case: Case, ready: Sequence[Ready]) -> dict[str, tuple[Timing, Timing]]:
-    """Times on the device, and by the wall clock; each in turns."""
+    """Return times on the device and by the wall clock."""
     replays: dict[str, Sampler] = {one.peer.name: one.sampler for one in ready if one.sampler}
-    on_device = turns.on_device(replays, case.seconds)
+    on_device = time_on_device(replays, case.seconds)
     on_gpu = case.task.device.type == "cuda"
     calls: dict[str, Sampler] = {}
     for one in (each.peer for each in ready):
         calls[one.name] = CallSampler(one.call, one.wait, 1, "calls" if on_gpu else "cpu")
-        if not one.replay and on_gpu:
+        if not one.replay and on_gpu and not case.by_call:
             calls[f"{one.name} in a row"] = CallSampler(one.call, one.wait, CALLS_IN_A_ROW)
-    by_clock = turns.by_clock(calls, case.seconds)
+    by_clock = time_by_clock(calls, case.seconds)
     found = {}
     for name in (each.peer.name for each in ready):
         wall = by_clock[name]
@@ -233,12 +238,26 @@ def _time(case: Case, ready: Sequence[Ready]) -> dict[str, tuple[Timing, Timing]
     return found
 
 
+def time_on_device(samplers: Mapping[str, Sampler], seconds: float) -> dict[str, Timing]:
+    """Time by events, in turns, after two rounds: the first replay of a graph also uploads it."""
+    if not samplers:
+        return {}
+    interleave(samplers, seconds_each=0, min_rounds=2, max_rounds=2, before_round=keep_busy)
+    return interleave(samplers, seconds_each=seconds, **_ROUNDS, before_round=keep_busy)
+
+
+def time_by_clock(samplers: Mapping[str, Sampler], seconds: float) -> dict[str, Timing]:
+    """Time by the wall clock, in turns."""
+    return interleave(samplers, seconds_each=seconds, **_ROUNDS)
+
+
 def _record(case: Case, ready: Ready, device: Timing, wall: Timing) -> Record:
-    one = ready.peer
+    one, blank = ready.peer, case.blank(ready.peer.system, ready.peer.layout)
+    on_cpu = case.by_call and one.replay is None
     record = replace(
-        with_times(case.blank(one.system, one.layout), device),
+        with_wall(replace(blank, timing="cpu"), wall) if on_cpu else with_times(blank, device),
         wall_us=wall.median_us,
-        images_per_s=1e6 * case.batch / device.median_us,
+        images_per_s=1e6 * case.batch / (wall if case.by_call else device).median_us,
         error=ready.error,
         tolerance=case.allowance(one.system) * case.standard.tolerance,
         peak_bytes=one.peak_bytes,
@@ -251,6 +270,17 @@ def _record(case: Case, ready: Ready, device: Timing, wall: Timing) -> Record:
     return replace(record, gbps=gbps, copy_pct=100 * gbps / case.ceilings.copy_gbps)
 
 
+def with_wall(record: Record, wall: Timing) -> Record:
+    """Return the record with the time and rate of calls by the wall clock, without a time on the device."""
+    return replace(
+        record,
+        samples=wall.samples,
+        conditions=wall.seen,
+        wall_us=wall.median_us,
+        images_per_s=1e6 * record.batch / wall.median_us,
+    )
+
+
 def _with_floor(case: Case, record: Record, plan: Explanation) -> Record:
     assert case.ceilings is not None
     tflops = plan.flops / record.time / 1e6
@@ -259,7 +289,7 @@ def _with_floor(case: Case, record: Record, plan: Explanation) -> Record:
 
 
 def _fastest_layouts(records: Sequence[Record]) -> list[Record]:
-    """The records of each system's faster layout."""
+    """Return the record of each system's fastest layout."""
     best: dict[str, Record] = {}
     for record in records:
         if record.system not in best or record.time < best[record.system].time:
@@ -268,7 +298,7 @@ def _fastest_layouts(records: Sequence[Record]) -> list[Record]:
 
 
 def _with_refusals(records: Sequence[Record], failures: Sequence[Record]) -> list[Record]:
-    """A system that failed in one layout and was timed in another has a note of it; one without a time is a failure."""
+    """Note a failed layout on the record of a system's other layout; a system without a time is a failure."""
     found = {record.system: record for record in records}
     alone: dict[str, Record] = {}
     for failed in failures:

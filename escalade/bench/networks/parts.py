@@ -1,26 +1,66 @@
-"""What a run can measure of any network: its accuracy, its batches, the phases of one image, a stream."""
+"""Parts that any network has: accuracy, batches, the phases of one image, a stream."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
+from dataclasses import replace
 
 import torch
 from torch import nn
 
 from escalade.bench.ladder import free
-from escalade.bench.networks.accuracy import Accuracy
-from escalade.bench.networks.judging import Standard, standard
+from escalade.bench.networks.judging import Standard, fresh, standard
 from escalade.bench.networks.measurement import Case, measure
 from escalade.bench.networks.phases import measure_phases
 from escalade.bench.networks.streaming import measure_stream
-from escalade.bench.networks.workload import Say, Setting
-from escalade.bench.peers.network import Task
+from escalade.bench.networks.workload import Say, Setting, Workload, reference
+from escalade.bench.peers.network import Task, tensors
 from escalade.engine import compile
 from escalade.engine.engine import Engine
+from escalade.errors import EscaladeError
 from escalade.measure.records import Record
 
+MARGIN = 0.01
+"""Least margin of the largest logit over the next, relative to it, for an image whose answer counts."""
 _ACCURACY_INPUTS = {"cuda": 64, "cpu": 2}
+
+
+class Accuracy:
+    """Inputs and their results in float64 on the CPU, by which engines are judged."""
+
+    def __init__(self, workload: Workload, model: nn.Module, count: int, size: int, seed: int) -> None:
+        self._workload, self._model = workload, model
+        self._inputs = workload.inputs(count, size, seed)
+        self._expected = reference(model, self._inputs, workload.chunk)
+
+    def check(self, engine: Engine) -> Record:
+        """Return the error over all results, with a note on the answers of images that have a clear one."""
+        count, size, dtype = len(self._inputs), self._inputs.shape[-1], engine.dtype
+        record = Record(
+            f"{self._workload.name}_accuracy", f"{size}_n{count}", dtype, "", count, "escalade", ""
+        )
+        x = self._inputs.to(engine.device)
+        own = standard(self._model, x, dtype, self._expected, self._workload.chunk)
+        try:
+            (results,) = fresh(lambda: engine(x), tensors)
+        except (RuntimeError, EscaladeError) as broken:
+            return replace(record, failure=f"{type(broken).__name__}: {broken}")
+        error, failure = own.judge((results,))
+        note = self._answers(results.cpu()) if self._workload.classifies else f"{count} rows of {size}"
+        return replace(record, error=error, tolerance=own.tolerance, failure=failure, note=note)
+
+    def _answers(self, logits: torch.Tensor) -> str:
+        same = (logits.argmax(1) == self._expected.argmax(1))[self.clear]
+        return (
+            f"the same top-1 as float64 on {int(same.sum())} of {same.numel()} images with a margin of more than "
+            f"{MARGIN:.0%} (of {len(logits)})"
+        )
+
+    @property
+    def clear(self) -> torch.Tensor:
+        """True for each image with an answer that rounding should not change."""
+        first, second = self._expected.topk(2).values.unbind(1)
+        return (first - second) > MARGIN * first.abs()
 
 
 def accuracy(setting: Setting, say: Say) -> Iterator[list[Record]]:
@@ -43,7 +83,7 @@ def over_batches(
     sizes: tuple[int, ...],
     say: Say,
 ) -> Iterator[list[Record]]:
-    """A model on every batch and dtype, beside the peers that take part there."""
+    """Measure a model in every batch and dtype, beside the peers that are measured there."""
     for batch in sizes:
         say(f"{workload} batch {batch}: float64")
         x, standards = setting.known(model, batch, 2, tuple(engines))
@@ -56,7 +96,7 @@ def over_batches(
 
 
 def _with_peers(setting: Setting) -> tuple[str, ...]:
-    """The dtypes of the run that every fusion level, and a stream of bytes, can be compiled in."""
+    """Return the dtypes of the run that every fusion level, and a stream of bytes, can be compiled in."""
     return tuple(dtype for dtype in setting.dtypes if dtype not in setting.workload.further_dtypes)
 
 
@@ -65,13 +105,12 @@ def phases(setting: Setting, say: Say) -> Iterator[list[Record]]:
     x, known = setting.known(setting.model, 1, 3, (*dtypes, "fp32"))
     for dtype in dtypes:
         task = Task(setting.model, x, dtype)
-        standards = {name: known[name] for name in (dtype, "fp32")}
-        yield measure_phases(setting.name, setting.graph, task, standards, setting.seconds, say)
+        yield measure_phases(setting.name, setting.graph, task, known, setting.seconds, say)
         free(setting.device)
 
 
 def normalised(images: torch.Tensor, normalize: tuple[tuple[float, ...], tuple[float, ...]]) -> torch.Tensor:
-    """Bytes as an engine that was compiled with these means and deviations takes them, in fp32."""
+    """Return bytes normalized by means and deviations, as a compiled engine does it, in fp32."""
     mean, deviation = (
         torch.tensor(values, dtype=torch.float64, device=images.device).view(-1, 1, 1) for values in normalize
     )
@@ -82,11 +121,10 @@ def stream(setting: Setting, say: Say) -> Iterator[list[Record]]:
     wanted = setting.workload.stream
     assert wanted is not None
     example = setting.inputs(1, 0)
-    item = tuple(example.shape[1:])
 
     def known(images: torch.Tensor, dtype: str) -> Standard:
         x = normalised(images.to(setting.device), wanted.normalize)
-        expected = setting.reference(setting.model, x)
+        expected = reference(setting.model, x, setting.workload.chunk)
         return standard(setting.model, x, dtype, expected, setting.workload.chunk)
 
     for dtype in _with_peers(setting):
@@ -95,7 +133,7 @@ def stream(setting: Setting, say: Say) -> Iterator[list[Record]]:
         )
         for batch in wanted.batches:
             yield measure_stream(
-                setting.name, engine, batch, item, setting.seconds, setting.seed, say,
-                partial(known, dtype=dtype), wanted.total,
+                setting.name, engine, batch, tuple(example.shape[1:]), setting.seconds, setting.seed, say,
+                lambda images, dtype=dtype: known(images, dtype), wanted.total,
             )  # fmt: skip
             free(setting.device)

@@ -12,7 +12,6 @@ from torch import nn
 
 from escalade.bench import ladder
 from escalade.bench.ladder import free
-from escalade.bench.networks.ablation import OwnCase
 from escalade.bench.networks.measurement import Case, compare
 from escalade.bench.networks.training_step import Training, cases, planned
 from escalade.bench.networks.workload import Part, Say, Setting
@@ -86,9 +85,8 @@ def _compared(
         peer = NetworkPeer(name, "nhwc", call, results, waiting(case.task.device), restart=pupil.restart)
         return lambda _: [peer]
 
-    own = OwnCase(case.workload, case.task, case.standard, case.seconds)
     makers = {name: made(name, *one) for name, one in calls.items()}
-    return [replace(r, system="escalade", rung=r.system) for r in compare(own, makers, say)]
+    return compare(replace(case, own=True), makers, say)
 
 
 def _fed(

@@ -1,6 +1,6 @@
-"""Images from host memory through `Engine.stream`, beside what bounds it: the compute alone and the copies alone.
+"""Images from host memory through `Engine.stream`, beside its bounds: compute alone and copies alone.
 
-All of them are judged before they are timed, and after.
+All of them are verified before they are timed, and after.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from escalade.bench.networks.workload import Say
 from escalade.device.nvml import Watch
 from escalade.device.timing import Timing, summarize
 from escalade.engine.engine import Engine
+from escalade.measure.figures import with_times
 from escalade.measure.records import Record
 
 _DISTINCT = 4
-"""Host batches that are given in turns; each is larger than a CPU's caches."""
+"""Distinct host batches, passed in turns; each is larger than a CPU's caches."""
 _REPETITIONS = 5
 _SHORT_REPETITIONS = 25
 """Repetitions of streams that are over in milliseconds."""
 _MOST_BATCHES = 400
 
-
 Known = Callable[[torch.Tensor], Standard]
-"""What a host batch should give."""
+"""Makes the expected results of a host batch."""
 
 
 def measure_stream(
@@ -42,7 +42,7 @@ def measure_stream(
     known: Known,
     total: int | None = None,
 ) -> list[Record]:
-    """Records of an engine that normalises uint8 images itself; with `total` also so many images from first to last."""
+    """Measure an engine that normalizes uint8 images itself; with `total`, also `total` images from first to last."""
     say(f"{workload} stream of batches of {batch}")
     generator = torch.Generator().manual_seed(seed)
     pageable = [
@@ -57,7 +57,7 @@ def measure_stream(
     standards = {number: known(pageable[number]) for number in (0, _DISTINCT - 1)}
 
     def wrong() -> list[Record]:
-        """What is not right, as records without a time."""
+        """Return failures as records without a time."""
         found = bounds.wrong(standards[0])
         for name, batches in (("stream, pinned", pinned), ("stream, pageable", pageable)):
             results = list(engine.stream(batches))
@@ -70,12 +70,9 @@ def measure_stream(
     failures = wrong()
     if failures:
         return failures
-    alone = {name: _clocked(bounds.repeated(name, 2 * _DISTINCT), 2 * _DISTINCT, 1) for name in bounds.calls}
-    slower = max(timing.median_us for timing in alone.values())
-    count = min(_MOST_BATCHES, max(2 * _DISTINCT, int(seconds * 1e6 / slower)))
-    # By the same clock and over as many batches as the streams that they bound.
-    alone = {name: _clocked(bounds.repeated(name, count), count, _REPETITIONS) for name in bounds.calls}
-    slower = max(timing.median_us for timing in alone.values())
+
+    def alone(count: int, repetitions: int = _REPETITIONS) -> dict[str, Timing]:
+        return {name: _clocked(bounds.repeated(name, count), count, repetitions) for name in bounds.calls}
 
     def streamed(batches: list[torch.Tensor], count: int, repetitions: int = _REPETITIONS) -> Timing:
         def run() -> None:
@@ -85,25 +82,25 @@ def measure_stream(
 
         return _clocked(run, count, repetitions)
 
-    subjects = {
-        **alone,
-        "stream, pinned": streamed(pinned, count),
-        "stream, pageable": streamed(pageable, count),
-    }
+    slower = max(timing.median_us for timing in alone(2 * _DISTINCT, 1).values())
+    count = min(_MOST_BATCHES, max(2 * _DISTINCT, int(seconds * 1e6 / slower)))
+    subjects = alone(count)  # by the same clock and over as many batches as the streams that they bound
+    slower = max(timing.median_us for timing in subjects.values())
+    subjects |= {"stream, pinned": streamed(pinned, count), "stream, pageable": streamed(pageable, count)}
     if total:
         subjects[f"{total:,} images, pinned"] = streamed(pinned, max(1, total // batch), _SHORT_REPETITIONS)
     return wrong() or [
         replace(
-            blank, rung=name, timing=timing.how, samples=timing.samples, median_us=timing.median_us,
-            p20_us=timing.p20_us, p80_us=timing.p80_us, images_per_s=1e6 * batch / timing.median_us,
-            floor_us=slower, conditions=timing.seen,
+            with_times(replace(blank, rung=name), timing),
+            images_per_s=1e6 * batch / timing.median_us,
+            floor_us=slower,
         )
         for name, timing in subjects.items()
-    ]  # fmt: skip
+    ]
 
 
 class _Bounds:
-    """One batch's compute by the engine's graph, and its copy to the device."""
+    """The graph of one batch, and its copy to the device."""
 
     def __init__(self, engine: Engine, images: torch.Tensor) -> None:
         self._x = x = images.to(engine.device)
@@ -116,7 +113,7 @@ class _Bounds:
         }
 
     def wrong(self, standard: Standard) -> dict[str, str]:
-        """What is wrong with either, by name, or nothing."""
+        """Return the failure of either by name; empty if it is right."""
         spoil((*self._program.inputs, *self._program.outputs, self._room))
         self._fill()
         for call in self.calls.values():
@@ -128,8 +125,8 @@ class _Bounds:
         }
 
     def repeated(self, name: str, count: int) -> Callable[[], None]:
-        """Makes so many calls in a row, as a stream makes them. Replays go on over what the last one left of its
-        inputs: they may share memory with later values, and time does not depend on them."""
+        """Return a function that makes `count` calls in a row. Only the first replay has its inputs filled: the others
+        run over memory that later values may share, and time does not depend on contents."""
         call = self.calls[name]
 
         def run() -> None:
@@ -145,7 +142,7 @@ class _Bounds:
 
 
 def _clocked(run: Callable[[], None], batches: int, repetitions: int) -> Timing:
-    """Microseconds a batch, by the wall clock, the first run left out."""
+    """Return microseconds per batch by the wall clock, without the first run."""
     samples = []
     watch = Watch()
     for _ in range(repetitions + 1):

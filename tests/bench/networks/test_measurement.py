@@ -12,9 +12,8 @@ import torch
 import torch._inductor.config as inductor
 from torch import nn
 
-from escalade.bench.networks import measurement, phases, turns
+from escalade.bench.networks import measurement, phases
 from escalade.bench.networks.judging import PEERS, Standard, standard
-from escalade.bench.networks.phases import Phase
 from escalade.bench.networks.workload import reference
 from escalade.bench.peers import network
 from escalade.bench.peers import registry as peers
@@ -279,7 +278,7 @@ def test_the_turns_of_networks_leave_out_launches_and_fill_inputs_every_time(car
         card.kernel(11.0)
 
     samplers = {name: ReplaySampler(fill, lambda: card.kernel(30.0)) for name in "AB"}
-    times = turns.on_device(samplers, 0.0)
+    times = measurement.time_on_device(samplers, 0.0)
     assert [timing.median_us for timing in times.values()] == pytest.approx([30.0, 30.0])
     assert [timing.samples for timing in times.values()] == [5, 5]
     assert len(filled) == 2 * (2 + 5), "two rounds go first"
@@ -364,52 +363,57 @@ def test_a_budget_refuses_what_comes_too_late(monkeypatch: pytest.MonkeyPatch) -
 # Phases
 
 
-def phase_of(system: System, card: Card, right: torch.Tensor, name: str = "graph") -> Phase:
-    logits = torch.empty_like(right)
+@pytest.mark.parametrize("broken", ["", "does nothing", "is not filled", "wears out"])
+def test_phases_are_rungs_judged_by_what_is_timed_and_rated_by_calls(
+    broken: str, card: Card, case: measurement.Case
+) -> None:
+    from_host = replace(case, own=True, by_call=True)
+    (record,) = measurement.compare(from_host, {"graph": System(card, case, broken).peer}, silent)
+    assert (record.system, record.rung, record.tolerance) == ("escalade", "suspect", case.standard.tolerance)
+    assert bool(record.failure) == bool(broken) == (record.wall_us is None)
+    if not broken:
+        assert record.median_us == pytest.approx(40.0) and record.timing == "graph"
+        assert record.images_per_s == pytest.approx(8e6 / (record.wall_us or 0))
+
+
+def test_a_phase_without_a_graph_has_the_wall_clock_alone(card: Card, case: measurement.Case) -> None:
+    calls: list[int] = []
 
     def call() -> torch.Tensor:
-        system.fill()
-        system.run()
-        return logits.copy_(right)
+        calls.append(1)
+        return case.standard.expected[0].clone()
 
-    sampler = ReplaySampler(system.fill, system.run)
-    return Phase(name, call, sampler, 9, (system.x, system.y, logits), (system.y,))
-
-
-@pytest.mark.parametrize("broken", ["", "does nothing", "is not filled"])
-def test_phases_are_judged_by_what_is_timed(broken: str, card: Card, case: measurement.Case) -> None:
-    (right,) = case.standard.expected
-    blank = Record("net_phases", "9_b1", "fp32", "nhwc", 1, "escalade", "graph")
-    record = phases.checked(blank, phase_of(System(card, case, broken), card, right), case.standard)
-    assert bool(record.failure) == bool(broken)
-    assert not broken or record.failure.startswith("its graph: ")
-
-
-def test_a_call_of_a_phase_that_writes_nothing_is_wrong(card: Card, case: measurement.Case) -> None:
-    (right,) = case.standard.expected
-    logits = right.clone()
-    idle = Phase("naive", lambda: logits, None, 9, (logits,))
-    blank = Record("net_phases", "9_b1", "fp32", "nhwc", 1, "escalade", "naive")
-    assert "NaN" in phases.checked(blank, idle, case.standard).failure
+    peer = NetworkPeer("cpu", "nhwc", call, tensors, lambda: None)
+    (record,) = measurement.compare(replace(case, own=True, by_call=True), {"cpu": lambda _: [peer]}, silent)
+    assert (record.timing, record.median_us, record.p20_us, record.samples) == ("cpu", None, None, 5)
+    assert record.wall_us and record.images_per_s == pytest.approx(8e6 / record.wall_us)
+    assert len(calls) == 2 + 5 + 2, "judged, timed, judged, and none in a row"
 
 
 @pytest.mark.parametrize("arrives", [True, False])
-def test_copies_that_do_not_arrive_are_a_failure(arrives: bool, case: measurement.Case) -> None:
-    source, target = torch.ones(3), torch.ones(3)
+def test_copies_that_do_not_arrive_are_a_failure(
+    arrives: bool, card: Card, case: measurement.Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real_copy, real_empty = torch.Tensor.copy_, torch.empty
+    monkeypatch.setattr(torch, "empty", lambda *size, pin_memory=False, **how: real_empty(*size, **how))
+    task = Task(case.task.model, case.task.x, "fp32")
+    expected, make = phases._copies(task, case.task.x.clone(), case.standard)
+    monkeypatch.setattr(
+        torch.Tensor,
+        "copy_",
+        lambda to, given, non_blocking=False: to if non_blocking and not arrives else real_copy(to, given),
+    )
+    wanted = replace(case, standard=expected, own=True, by_call=True)
+    (record,) = measurement.compare(wanted, {"transfer": make}, silent)
+    assert ("NaN" in record.failure) == (not arrives) and bool(record.wall_us) == arrives
 
-    def call() -> torch.Tensor:
-        return target.copy_(source) if arrives else target
 
-    phase = Phase("transfer", call, None, 9, (target,), copied=lambda: torch.equal(source, target))
-    blank = Record("net_phases", "9_b1", "fp32", "nhwc", 1, "escalade", "transfer")
-    record = phases.checked(blank, phase, case.standard)
-    assert record.failure == ("" if arrives else "what was copied did not arrive")
-
-
-def test_a_phase_has_the_device_s_time_and_the_rate_of_the_wall_clock() -> None:
-    blank = Record("net_phases", "9_b1", "fp32", "nhwc", 1, "escalade", "graph")
-    record = phases.timed(blank, timing(50.0), timing(200.0, "calls"))
-    assert (record.timing, record.median_us, record.p20_us, record.p80_us) == ("graph", 50.0, 47.0, 54.0)
-    assert (record.wall_us, record.images_per_s, record.samples) == (200.0, 5000.0, 11)
-    alone_on_cpu = phases.timed(blank, None, timing(200.0, "calls"))
-    assert (alone_on_cpu.timing, alone_on_cpu.median_us, alone_on_cpu.wall_us) == ("cpu", None, 200.0)
+def test_a_call_on_the_cpu_is_judged_by_the_result_that_was_timed(case: measurement.Case) -> None:
+    (right,) = case.standard.expected
+    blank = Record("net_cpu", "9_b8", "fp32", "nhwc", 8, "torch-cpu", "")
+    results = [right, right, 2 * right]
+    wrong = phases.timed_on_cpu(blank, lambda: results.pop(0), case.standard, 1.0, 3)
+    assert wrong.failure and wrong.wall_us is None and not results
+    record = phases.timed_on_cpu(blank, lambda: right, case.standard)
+    assert (record.timing, record.samples, record.failure, record.median_us) == ("cpu", 1, "", None)
+    assert record.images_per_s == pytest.approx(8e6 / (record.wall_us or 0))

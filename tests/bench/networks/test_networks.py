@@ -11,7 +11,6 @@ from typer.testing import CliRunner, Result
 
 from escalade import cli
 from escalade.bench.networks import measurement, parts, phases, workload
-from escalade.bench.networks.accuracy import Accuracy
 from escalade.bench.networks.judging import PEERS, standard
 from escalade.bench.networks.resnets import images, resnet
 from escalade.bench.networks.workload import Setting, Workload, reference
@@ -212,7 +211,7 @@ def test_few_rows_are_allowed_what_more_of_them_are(
 
 
 def test_accuracy_counts_answers_of_clear_images_only(network: torch.nn.Module, engine: Engine) -> None:
-    judged = Accuracy(TINY, network, 3, SIZE, 1)
+    judged = parts.Accuracy(TINY, network, 3, SIZE, 1)
     record = judged.check(engine)
     assert not record.failure and record.error is not None and record.error < 1e-5
     clear = int(judged.clear.sum())
