@@ -84,8 +84,7 @@ def command(
         int, typer.Option("--jobs", "-j", hidden=True)
     ] = 1,  # in commands of filed records; ignored
     timed: Annotated[
-        bool,
-        typer.Option("--time/--no-time", help="Run and time the plans; without, only plan for an H200."),
+        bool, typer.Option("--time/--no-time", help="Run and time the plans; without, only plan for an H200.")
     ] = True,
     device: NetworkOn = None,
     seed: Annotated[int, seed_option("Of the random weights and images.")] = 0,

@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 
 from escalade import cli, models, ops
 from escalade.bench import trial
-from escalade.bench.layers import measurement, peers, sets, summaries
+from escalade.bench.layers import measurement, sets, summaries
 from escalade.bench.layers.sets import Layer
 from escalade.bench.peers import cudnn_graph, registry
 from escalade.bench.peers import layer as layer_peers
@@ -151,7 +151,7 @@ def test_without_cudnn_s_package_the_other_peers_remain(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(cudnn_graph, "frontend", missing)
     (layer,) = sets.named(SMALL, 1, "fp16")
-    found, (refused,) = peers.candidates(layer, ("cudnn-graph", "torch"))
+    found, (refused,) = measurement.candidates(layer, ("cudnn-graph", "torch"))
     assert [peer.system for peer in found] == ["torch-nhwc", "cudnn-fused-nhwc"]
     assert (refused.system, refused.problem, refused.failure) == ("cudnn-graph", SMALL, "it needs a package")
 
@@ -159,7 +159,7 @@ def test_without_cudnn_s_package_the_other_peers_remain(monkeypatch: pytest.Monk
 def test_which_peers_there_are() -> None:
     def systems(name: str, dtype: str, *names: str) -> list[str]:
         (layer,) = sets.named(name, 1, dtype)
-        found, refused = peers.candidates(layer, names)
+        found, refused = measurement.candidates(layer, names)
         return [peer.system for peer in found] + [f"no {record.system}" for record in refused]
 
     assert systems(SMALL, "fp32", "torch") == [
@@ -193,7 +193,7 @@ def test_a_stem_by_a_peer_is_its_convolution_and_then_the_pooling() -> None:
     with pytest.raises(UnsupportedError, match="normalized before"):
         stem_convolution(replace(problem, source="uint8"))
     layer = Layer("stem", problem)
-    found, _ = peers.candidates(layer, ("torch", "torch-compile"))
+    found, _ = measurement.candidates(layer, ("torch", "torch-compile"))
     assert [peer.system for peer in found] == ["torch-nhwc", "cudnn-fused-nhwc", "torch-compile"]
 
 

@@ -1,1 +1,1 @@
-"""What a call of an operator costs the thread that makes it, beside PyTorch's for the same."""
+"""Host time of calling an operator, beside PyTorch's for the same."""

@@ -1,12 +1,12 @@
-"""The host's time for calls of an operator: ours and PyTorch's judged, timed in turns, and judged again.
+"""Host time of calling an operator: ours and PyTorch's verified, timed in turns, and verified again.
 
-Calls are made one after another over tensors of their own, fewer than a stream holds, and the device is waited for
-outside of the timing. With gradients, all calls are made and then all gradients asked for at once.
+A row of calls, each with its own tensors, is shorter than a stream's queue; synchronization is not timed. With
+gradients, one backward pass follows all calls.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -26,13 +26,12 @@ from escalade.measure.verification import compare
 from escalade.ops.base.switches import precision
 
 FORWARD, WITH_GRADIENT = "calls", "calls_with_gradient"
-"""The workloads: results without autograd, and results with all gradients."""
+"""Workloads: results without autograd, and results with all gradients."""
 SYSTEMS = ("escalade", "torch")
 COPIES = 16
-"""Calls that are made in a row."""
+"""Calls in a row."""
 _CLEAR_OF_ZERO = 0.05
-"""How large a result must be, beside the largest, for its gradient to be asked for: rounding decides on which side of
-zero smaller ones are."""
+"""Least size of a result, relative to the largest, with a gradient: the sign of smaller ones depends on rounding."""
 
 Tensors = Sequence[torch.Tensor]
 
@@ -43,7 +42,7 @@ def _surroundings(call: Call, dtype: str, device: torch.device) -> AbstractConte
 
 @dataclass(frozen=True)
 class _Case:
-    """A call in one dtype and layout, with tensors to make it over."""
+    """A call in one dtype and layout, with its tensors."""
 
     call: Call
     dtype: str
@@ -53,7 +52,7 @@ class _Case:
     expected: list[torch.Tensor]
     """The result of the first set in float64, and its gradients."""
     seed: torch.Tensor
-    """What gradients are asked for with, of the result's type and layout."""
+    """Gradient of the result, in its dtype and layout."""
 
     def function(self, system: str) -> Function:
         return self.call.ours if system == "escalade" else self.call.theirs
@@ -63,13 +62,13 @@ class _Case:
             return [function(*given) for given in sets]
 
     def gradients(self, function: Function, sets: Sequence[tuple[Any, ...]]) -> Tensors:
-        """The results of all calls, and behind them their gradients."""
+        """Return the results of all calls, followed by their gradients."""
         found = self.made(function, sets)
         asked = [one for given in sets for one in learnt(given)]
         return [*found, *torch.autograd.grad(found, asked, [self.seed] * len(found))]
 
     def failure(self, system: str) -> tuple[str, float]:
-        """What is wrong with a system's result and gradients, or nothing; and the largest error."""
+        """Return the failure of a system's result and gradients, or an empty string; and the largest error."""
         fresh = tuple(one.detach().clone().requires_grad_(one.requires_grad) for one in self.sets[0])
         worst = 0.0
         for found, right in zip(self.gradients(self.function(system), [fresh]), self.expected, strict=True):
@@ -81,35 +80,28 @@ class _Case:
 
 
 def learnt(given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """The tensors of a call that have gradients."""
+    """Return the tensors of a call that have gradients."""
     return [one for one in given if one.requires_grad]
 
 
 def measure(
     call: Call, dtype: str, device: torch.device, seconds: float, seed: int = 0
 ) -> Iterator[list[Record]]:
-    """Records of both systems in every layout that the call has in the dtype."""
+    """Yield records of both systems in every layout that the call has in the dtype."""
     for layout in call.layouts[dtype]:
         with precision(dtype):
-            records = _in_layout(call, dtype, layout, device, seconds, seed)
+            new = New(dtype, layout, device, torch.Generator(device).manual_seed(seed))
+            sets = [call.tensors(new) for _ in range(COPIES)]
+            with _surroundings(call, dtype, device), torch.no_grad():
+                like = call.theirs(*(one.clone() for one in sets[0]))
+            expected, asked = _exact(call, sets[0], new.generator)
+            gradient = torch.empty_like(like).copy_(asked)
+            records = _measured(_Case(call, dtype, layout, device, sets, expected, gradient), seconds)
         yield records
 
 
-def _in_layout(
-    call: Call, dtype: str, layout: str, device: torch.device, seconds: float, seed: int
-) -> list[Record]:
-    new = New(dtype, layout, device, torch.Generator(device).manual_seed(seed))
-    sets = [call.tensors(new) for _ in range(COPIES)]
-    with _surroundings(call, dtype, device), torch.no_grad():
-        like = call.theirs(*(one.clone() for one in sets[0]))
-    expected, asked = _exact(call, sets[0], new.generator)
-    return _measured(
-        _Case(call, dtype, layout, device, sets, expected, torch.empty_like(like).copy_(asked)), seconds
-    )
-
-
 def _exact(call: Call, given: Tensors, generator: torch.Generator) -> tuple[list[torch.Tensor], torch.Tensor]:
-    """A call's result and gradients in float64, and what the gradients were asked for with."""
+    """Return a call's result and gradients in float64, and the gradient of the result."""
     wide = [
         one.detach().double().requires_grad_(one.requires_grad) if one.is_floating_point() else one
         for one in given
@@ -117,14 +109,16 @@ def _exact(call: Call, given: Tensors, generator: torch.Generator) -> tuple[list
     y = call.theirs(*wide)
     sizes = y.detach().abs()
     seed = torch.randn(y.shape, generator=generator, device=y.device) * (sizes > _CLEAR_OF_ZERO * sizes.max())
-    # Rounded once, so that what is asked for is the same for all.
+    # Rounded once, so that all systems get the same.
     seed = seed.half().to(y.dtype)
     gradients = torch.autograd.grad(y, learnt(wide), seed)
     return [y.detach(), *gradients], seed
 
 
 def _measured(case: _Case, seconds: float) -> list[Record]:
-    blank = Record(FORWARD, case.call.name, case.dtype, case.layout, BATCH, "", "")
+    blank = Record(
+        FORWARD, case.call.name, case.dtype, case.layout, BATCH, "", "", tolerance=AGREEMENT[case.dtype]
+    )
     failures: dict[str, str] = {}
     errors: dict[str, float] = {}
     for system in SYSTEMS:
@@ -133,27 +127,26 @@ def _measured(case: _Case, seconds: float) -> list[Record]:
         except Exception as broken:  # a system may fail in any way: the other goes on
             failures[system] = reason(broken)
     right = [system for system in SYSTEMS if not failures[system]]
+
+    def timed(work: Callable[[Function, Sequence[tuple[Any, ...]]], object]) -> dict[str, Timing]:
+        wait = waiting(case.device)
+        samplers: dict[str, Sampler] = {
+            name: HostSampler(partial(work, case.function(name), case.sets), wait, COPIES) for name in right
+        }
+        time_by_clock(samplers, 0.0)  # compiles and allocates
+        return time_by_clock(samplers, seconds)
+
     with torch.no_grad():
-        plain = _timed(
-            case, {system: partial(case.made, case.function(system), case.sets) for system in right}, seconds
-        )
-    learning = _timed(
-        case, {system: partial(case.gradients, case.function(system), case.sets) for system in right}, seconds
-    )
+        plain = timed(case.made)
+    learning = timed(case.gradients)
     for system in right:
         failure, _ = case.failure(system)
         failures[system] = f"after it was timed {failure}" if failure else ""
     records = []
     for workload, timings in ((FORWARD, plain), (WITH_GRADIENT, learning)):
         for system in SYSTEMS:
-            record = replace(blank, workload=workload, system=system, failure=failures[system])
-            record = replace(record, error=errors.get(system), tolerance=AGREEMENT[case.dtype])
+            record = replace(
+                blank, workload=workload, system=system, failure=failures[system], error=errors.get(system)
+            )
             records.append(record if record.failure else with_times(record, timings[system]))
     return records
-
-
-def _timed(case: _Case, works: Mapping[str, Callable[[], object]], seconds: float) -> dict[str, Timing]:
-    wait = waiting(case.device)
-    samplers: dict[str, Sampler] = {name: HostSampler(work, wait, COPIES) for name, work in works.items()}
-    time_by_clock(samplers, 0.0)  # compiles, allocates, and makes calls ready
-    return time_by_clock(samplers, seconds)

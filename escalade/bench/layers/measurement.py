@@ -10,9 +10,18 @@ import torch
 
 from escalade import ops
 from escalade.bench.ladder import Say, free
-from escalade.bench.layers.peers import candidates
 from escalade.bench.layers.sets import Layer
-from escalade.bench.trial import Bench, Settings, Verified, VerifiedPeer, blank_record, verified_peers
+from escalade.bench.peers.layer import LayerPeer, stem_convolution, stem_peer
+from escalade.bench.peers.registry import LAYERS
+from escalade.bench.trial import (
+    Bench,
+    Settings,
+    Verified,
+    VerifiedPeer,
+    blank_record,
+    refusal,
+    verified_peers,
+)
 from escalade.device.program import Program
 from escalade.errors import UnsupportedError
 from escalade.measure import verification
@@ -27,7 +36,7 @@ from escalade.tune import search
 
 @dataclass(frozen=True)
 class Chosen:
-    """The rung and config by which we do a layer."""
+    """The rung and config that run a layer."""
 
     rung: Rung[Any]
     config: Config
@@ -36,7 +45,7 @@ class Chosen:
 
 
 def chosen_for(layer: Layer, device: torch.device, tune: bool, seed: int = 0) -> Chosen:
-    """What a call would take; or the fastest of all configs of all preferred rungs, found by measuring them."""
+    """Return the choice of a call; with `tune`, the fastest of all configs of all preferred rungs, by measurement."""
     if not tune:
         found = choose(ops.operation(layer.operation), layer.problem, device)
         return Chosen(found.rung, found.config, found.problem, found.why)
@@ -47,7 +56,7 @@ def chosen_for(layer: Layer, device: torch.device, tune: bool, seed: int = 0) ->
 
 
 def programs(layers: Iterable[Layer], device: torch.device, tune: bool) -> list[Program]:
-    """What measuring them compiles. A layer that nothing does is left for the measurement to report."""
+    """Return the programs to compile. A layer that no rung takes is reported by the measurement."""
     found: dict[Program, None] = {}
     for layer in layers:
         if tune:
@@ -64,6 +73,25 @@ def programs(layers: Iterable[Layer], device: torch.device, tune: bool) -> list[
     return list(found)
 
 
+def candidates(layer: Layer, names: Sequence[str]) -> tuple[list[LayerPeer], list[Record]]:
+    """Return the peers that may be able to run a layer, and records of those that refuse it.
+
+    Pooling is a second step of theirs.
+    """
+    stem = layer.operation == "stem"
+    operation = ops.operation("conv2d" if stem else layer.operation)
+    found: list[LayerPeer] = []
+    refused: list[Record] = []
+    for name in names:
+        try:
+            peers = LAYERS[name](operation, stem_convolution(layer.problem) if stem else layer.problem)
+        except UnsupportedError as why:
+            refused.append(refusal(ops.operation(layer.operation), layer.problem, name, str(why)))
+            continue
+        found += [stem_peer(peer) for peer in peers if peer.layout == "nhwc"] if stem else peers
+    return found, refused
+
+
 def measure(
     layer: Layer,
     device: torch.device,
@@ -74,9 +102,9 @@ def measure(
     say: Say,
     note: Say,
 ) -> list[Record]:
-    """A record of ours (a failure if it is wrong) and one of every peer; none if nothing of ours does the layer.
+    """Return a record of ours (a failure if it is wrong) and one per peer; none if no rung of ours runs the layer.
 
-    `say` is told what is being done, `note` what was left out.
+    `say` gets progress, `note` what was left out.
     """
     operation, problem = ops.operation(layer.operation), layer.problem
     label = f"{problem.name} {problem.dtype}"
@@ -114,11 +142,6 @@ def measure(
 
 
 def _note(chosen: Chosen, problem: Any) -> str:
-    elsewhere = chosen.problem.layout != problem.layout
-    return _joined(
-        chosen.why, f"in layout {chosen.problem.layout}, not counting the conversion" if elsewhere else ""
-    )
-
-
-def _joined(*parts: str) -> str:
-    return "; ".join(filter(None, parts))
+    if chosen.problem.layout == problem.layout:
+        return chosen.why
+    return f"{chosen.why}; in layout {chosen.problem.layout}, not counting the conversion"

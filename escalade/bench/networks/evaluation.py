@@ -1,6 +1,6 @@
-"""A ResNet with real weights over labelled images: right answers by dtype, and how far they are from PyTorch's in fp32.
+"""A ResNet with real weights over labelled images: right answers by dtype, and the error against PyTorch's fp32 logits.
 
-All systems see a batch before the next one is decoded, so that a data set of any size is read once.
+All systems run a batch before the next one is decoded, so that a data set of any size is read once.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from escalade.ops.base.switches import precision
 from escalade.showing import shown
 
 SUFFIX = "_evaluation"
-"""How the workload of these records ends, behind the network's name."""
+"""Suffix of the workload of these records, behind the network's name."""
 PYTORCH = "torch"
 FEW = 5
 DTYPES = ("fp32", "tf32", "fp16", "bf16")
@@ -37,7 +37,7 @@ DTYPES = ("fp32", "tf32", "fp16", "bf16")
 
 @dataclass(frozen=True)
 class Task:
-    """A network of a name, with the weights of a file, and the images that it is shown."""
+    """A named network with the weights of a file, and the images to classify."""
 
     network: str
     model: ResNet
@@ -53,12 +53,11 @@ class Task:
 
 
 class _Score:
-    """What a system has made of the images so far, beside PyTorch."""
+    """Running totals of one system's answers, beside PyTorch's."""
 
     def __init__(self) -> None:
         self.images = self.first = self.among_few = self.same = 0
         self.largest = self._off = self._all = 0.0
-        self.finite = True
 
     def add(self, logits: torch.Tensor, expected: torch.Tensor, classes: torch.Tensor) -> None:
         few = logits.topk(min(FEW, logits.shape[1]), 1).indices
@@ -67,7 +66,6 @@ class _Score:
         self.first += int(right[:, 0].sum())
         self.among_few += int(right.any(1).sum())
         self.same += int((few[:, 0] == expected.argmax(1)).sum())
-        self.finite &= bool(logits.isfinite().all())
         off = (logits - expected).double()
         self.largest = max(self.largest, float(off.abs().max()))
         self._off += float(off.square().sum())
@@ -75,12 +73,13 @@ class _Score:
 
     @property
     def error(self) -> float:
-        """The difference relative to PyTorch's logits, over all images."""
-        return math.sqrt(self._off / self._all) if self._all else 0.0
+        """Difference relative to PyTorch's logits, over all images; infinite if a logit is not finite."""
+        found = math.sqrt(self._off / self._all) if self._all else 0.0
+        return found if math.isfinite(found) else math.inf
 
 
 def evaluate(task: Task, dtypes: Sequence[str], device: str, say: Callable[[str], None]) -> list[Record]:
-    """A record of PyTorch in fp32 and one of Escalade in each dtype; `device` is as `compile` takes it."""
+    """Return a record of PyTorch in fp32 and one of Escalade per dtype; `device` is an argument of `compile`."""
     engines = {}
     for dtype in dtypes:
         say(f"{task.network}: compiling in {dtype}")
@@ -107,19 +106,18 @@ def evaluate(task: Task, dtypes: Sequence[str], device: str, say: Callable[[str]
 
 
 def _refuse(image: Unreadable) -> None:
-    """A data set with holes is another data set."""
+    """Raise: accuracy over the other images would be that of another data set."""
     raise UnsupportedError(f"{shown(image.file)} cannot be read: {shown(image.reason)}")
 
 
 def _record(task: Task, dtype: str, score: _Score, decoder: str) -> Record:
-    count = score.images
+    """Return the record of Escalade in a dtype, or of PyTorch without one."""
+    count, error, most = score.images, score.error, MOST[dtype or "fp32"]
+    failure = "" if error <= most else f"its logits are off by {error:.1e}, more than {most:.1e}"
     problem = f"{crop_of(task.model).side}_{task.folder.absolute().name}_n{count}"
+    system = "escalade" if dtype else PYTORCH
     record = Record(
-        task.network + SUFFIX, problem, dtype or "fp32", "", count, "escalade" if dtype else PYTORCH, ""
-    )
-    record = replace(
-        record,
-        accuracy=score.first / count,
+        task.network + SUFFIX, problem, dtype or "fp32", "", count, system, "", accuracy=score.first / count,
         config={
             "top5": score.among_few / count,
             "agreement": score.same / count,
@@ -127,11 +125,7 @@ def _record(task: Task, dtype: str, score: _Score, decoder: str) -> Record:
             "weights": task.weights.name,
             "decoder": decoder,
         },
-    )
+    )  # fmt: skip
     if not dtype:
         return record
-    error = score.error if score.finite else math.inf
-    failure = (
-        "" if error <= MOST[dtype] else f"its logits are off by {error:.1e}, more than {MOST[dtype]:.1e}"
-    )
-    return replace(record, error=error if score.finite else None, tolerance=MOST[dtype], failure=failure)
+    return replace(record, error=error if math.isfinite(error) else None, tolerance=most, failure=failure)

@@ -1,4 +1,4 @@
-"""Where one image spends its time, by kind of layer: PyTorch's operators on a CPU, and a kernel each on a GPU."""
+"""Time of one image by kind of layer: PyTorch's operators on a CPU, and one kernel per layer on a GPU."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from escalade.engine.step_times import time_plan, time_steps
 from escalade.measure.records import Record
 
 PART, SUFFIX = "layer-kinds", "_layer_kinds"
-"""The part of a run, and how the workload of its records ends."""
+"""The part of a run, and the suffix of its records' workload."""
 KINDS: Mapping[str, tuple[str, ...]] = {
     "Conv2D": ("convolution", "conv2d"),
     "BatchNorm": ("native_batch_norm", "batch_norm"),
@@ -34,14 +34,14 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     "Linear": ("addmm", "linear"),
     "addition": ("add",),
 }
-"""What PyTorch's operators and Escalade's operations are called, by kind."""
+"""Names of PyTorch's operators and Escalade's operations, by kind."""
 OTHERS, TOTAL = "others", "total"
 _PASSES = 5
 _OF = {name: kind for kind, names in KINDS.items() for name in names}
 
 
 def measure(setting: Setting, say: Say) -> Iterator[list[Record]]:
-    """A record for each kind on either side, and one for the whole."""
+    """Return a record per kind on either side, and one for the whole."""
     x = setting.inputs(1, 7)
     say(f"{setting.name}: its layers on the CPU")
     cpu = on_cpu(setting.model, x.cpu())
@@ -61,7 +61,7 @@ def measure(setting: Setting, say: Say) -> Iterator[list[Record]]:
 
 
 class _Timed(TorchDispatchMode):
-    """Adds up how long PyTorch's operators take, by kind."""
+    """Sums the time of PyTorch's operators by kind."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ class _Timed(TorchDispatchMode):
 
 
 def on_cpu(model: nn.Module, x: torch.Tensor) -> dict[str, float]:
-    """Microseconds of each kind on one thread, and of the whole without anybody watching: medians of some passes."""
+    """Return microseconds per kind on one thread, and of the whole without instrumentation: medians of passes."""
     passes: dict[str, list[float]] = defaultdict(list)
     with one_thread(), torch.no_grad():
         model(x)
@@ -92,7 +92,7 @@ def on_cpu(model: nn.Module, x: torch.Tensor) -> dict[str, float]:
 
 
 def _on_gpu(setting: Setting, x: torch.Tensor, dtype: str) -> dict[str, float]:
-    """Microseconds of the steps of each kind, each a kernel of its own, and of all of them as one CUDA graph."""
+    """Return microseconds per kind, one kernel per layer, and of all of them as one CUDA graph."""
     engine = Engine(setting.graph, dtype, setting.device, plans=1, fusion=FusionLevel.separate)
     program = engine.program(x)
     assert isinstance(program, KernelProgram)

@@ -16,15 +16,7 @@ import torch
 from escalade.bench.coverage.fallbacks import by_operator, planned
 from escalade.bench.networks.judging import PEERS, UNTIMED, Standard, fresh, spoil
 from escalade.bench.networks.workload import Say
-from escalade.bench.peers.network import (
-    Maker,
-    NetworkPeer,
-    Replay,
-    Task,
-    Unavailable,
-    tensors,
-    waiting,
-)
+from escalade.bench.peers.network import Maker, NetworkPeer, Replay, Task, Unavailable, tensors, waiting
 from escalade.device.timing import CallSampler, ReplaySampler, Sampler, Timing, interleave, keep_busy
 from escalade.engine.engine import Engine
 from escalade.engine.explain import Explanation
@@ -40,7 +32,7 @@ COMPILED = "torch-compile-default"
 CALLS_IN_A_ROW = 10
 """Calls in a row of a system that has no graph to replay: the CPU may run ahead of the GPU, as it does in a loop of
 calls."""
-_ROUNDS = {"min_rounds": 5, "max_rounds": 1000}
+_MIN_ROUNDS, _MAX_ROUNDS = 5, 1000
 
 
 @dataclass(frozen=True)
@@ -243,12 +235,14 @@ def time_on_device(samplers: Mapping[str, Sampler], seconds: float) -> dict[str,
     if not samplers:
         return {}
     interleave(samplers, seconds_each=0, min_rounds=2, max_rounds=2, before_round=keep_busy)
-    return interleave(samplers, seconds_each=seconds, **_ROUNDS, before_round=keep_busy)
+    return interleave(
+        samplers, seconds_each=seconds, min_rounds=_MIN_ROUNDS, max_rounds=_MAX_ROUNDS, before_round=keep_busy
+    )
 
 
 def time_by_clock(samplers: Mapping[str, Sampler], seconds: float) -> dict[str, Timing]:
     """Time by the wall clock, in turns."""
-    return interleave(samplers, seconds_each=seconds, **_ROUNDS)
+    return interleave(samplers, seconds_each=seconds, min_rounds=_MIN_ROUNDS, max_rounds=_MAX_ROUNDS)
 
 
 def _record(case: Case, ready: Ready, device: Timing, wall: Timing) -> Record:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import nn
@@ -134,6 +135,6 @@ def stream(setting: Setting, say: Say) -> Iterator[list[Record]]:
         for batch in wanted.batches:
             yield measure_stream(
                 setting.name, engine, batch, tuple(example.shape[1:]), setting.seconds, setting.seed, say,
-                lambda images, dtype=dtype: known(images, dtype), wanted.total,
+                partial(known, dtype=dtype), wanted.total,
             )  # fmt: skip
             free(setting.device)

@@ -47,12 +47,7 @@ _KERNELS = {
 
 
 def measure_phases(
-    workload: str,
-    graph: Graph,
-    task: Task,
-    standards: Mapping[str, Standard],
-    seconds: float,
-    say: Say,
+    workload: str, graph: Graph, task: Task, standards: Mapping[str, Standard], seconds: float, say: Say
 ) -> list[Record]:
     """Return a record per phase on one image, in order; `gain` is over the phase before.
 

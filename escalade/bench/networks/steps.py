@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -10,7 +9,7 @@ import torch
 
 from escalade.device.nvml import Watch
 from escalade.engine.engine import Engine
-from escalade.engine.explain import ExplainedStep, Explanation, explain_plan
+from escalade.engine.explain import Explanation, explain_plan
 from escalade.engine.plan.kernel_program import KernelProgram
 from escalade.engine.step_times import time_plan, time_steps
 from escalade.errors import UnsupportedError
@@ -18,11 +17,11 @@ from escalade.measure.ceilings import Ceilings
 from escalade.measure.records import Record
 
 SUFFIX = "_steps"
-"""How the workload of these records ends, behind the network's name."""
+"""Suffix of the workload of these records, behind the network's name."""
 
 
 def timed_plan(engine: Engine, inputs: tuple[torch.Tensor, ...], ceilings: Ceilings) -> Explanation:
-    """The plan with the floor of every step and its time, over memory of the plan's own."""
+    """Return the plan with the floor and the time of every step, measured in the plan's own memory."""
     program = engine.program(*inputs)
     if not isinstance(program, KernelProgram):
         raise UnsupportedError("--time measures kernels, and PyTorch computes this plan")
@@ -35,7 +34,7 @@ def timed_plan(engine: Engine, inputs: tuple[torch.Tensor, ...], ceilings: Ceili
 
 
 def step_records(explanation: Explanation) -> list[Record]:
-    """A record for the whole plan, and one for each step with all that the plan says of it as its config."""
+    """Return a record of the whole plan, and one per step with the plan's description of it as its config."""
     plan = {
         "steps": len(explanation.steps),
         "launches": explanation.launches,
@@ -43,29 +42,18 @@ def step_records(explanation: Explanation) -> list[Record]:
         "memory": explanation.memory,
         "arena": [asdict(block) for block in explanation.arena],
     }
-    whole = _record(explanation, "plan", plan, explanation.time_us, explanation.floor_us)
-    return [whole, *(_step_record(explanation, step) for step in explanation.steps)]
-
-
-def _step_record(explanation: Explanation, step: ExplainedStep) -> Record:
-    said = {name: value for name, value in asdict(step).items() if name not in ("time_us", "floor_us")}
-    return _record(explanation, f"step{step.number:02}", said, step.time_us, step.floor_us)
+    found = [_record(explanation, "plan", plan, explanation.time_us, explanation.floor_us)]
+    for step in explanation.steps:
+        said = {name: value for name, value in asdict(step).items() if name not in ("time_us", "floor_us")}
+        found.append(_record(explanation, f"step{step.number:02}", said, step.time_us, step.floor_us))
+    return found
 
 
 def _record(
-    explanation: Explanation, what: str, said: Mapping[str, Any], time: float | None, floor: float | None
+    plan: Explanation, what: str, said: dict[str, Any], time: float | None, floor: float | None
 ) -> Record:
     return Record(
-        workload=explanation.title + SUFFIX,
-        problem=f"b{explanation.batch}_{what}",
-        dtype=explanation.dtype,
-        layout="",
-        batch=explanation.batch,
-        system="escalade",
-        rung=str(said.get("rung", "")),
-        config=dict(said),
-        timing="graph" if time is not None else "",
-        median_us=time,
-        floor_us=floor,
-        conditions=dict(explanation.conditions),
-    )
+        plan.title + SUFFIX, f"b{plan.batch}_{what}", plan.dtype, "", plan.batch, "escalade",
+        str(said.get("rung", "")), said, "graph" if time is not None else "",
+        median_us=time, floor_us=floor, conditions=dict(plan.conditions),
+    )  # fmt: skip
