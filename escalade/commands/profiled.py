@@ -14,15 +14,16 @@ from escalade.commands.networks import KINDS, is_network, network
 from escalade.commands.selection import check_names
 from escalade.engine import training_step
 from escalade.engine.plan.kernel_program import KernelProgram
+from escalade.engine.step_times import fill
 from escalade.engine.training.program import KernelStep
 from escalade.engine.training.step import TrainingStep
 from escalade.errors import UnsupportedError
 from escalade.ops.choose.choice import Choice
+from escalade.ops.choose.pytorch import PYTORCH
 from escalade.profile import ncu
 from escalade.profile.climb import first_choice
-from escalade.profile.target import Target, Work, of_network, of_rung, of_training, work_of_plan, work_of_rung
+from escalade.profile.target import Target, Work, of_plan, of_rung, work_of_plan, work_of_rung
 from escalade.train.data import synthetic
-from escalade.train.settings import Settings
 from escalade.train.steps import optimizer_of
 from escalade.train.tasks import TASKS, task_of
 from escalade.train.tasks import settings as settings_of
@@ -80,13 +81,15 @@ def target_of(asked: Asked) -> Target:
     """Prepare the target."""
     device = torch.device(asked.device)
     if asked.training:
-        step, batch, settings = _step(asked, device)
+        step, batch, dtype = _step(asked, device)
         step(*batch)  # creates the optimizer's state
         if not isinstance(step.program, KernelStep):
             raise UnsupportedError(
                 "PyTorch computes this plan: there are no kernels of Escalade's to profile"
             )
-        return of_training(_title(asked, settings.dtype), step.program, device)
+        casts = "inputs cast", "cast", PYTORCH, step.program.prepare
+        optimizer = "parameters stepped", "optimizer_step", "", step.program.finish
+        return of_plan(_title(asked, dtype), step.program, device, casts, optimizer)
     if asked.target in ops.OPERATIONS:
         return of_rung(ops.operation(asked.target), chosen(asked, device), device, asked.seed)
     engine, inputs = network(asked.target, asked.batch, asked.dtype, asked.device)
@@ -95,15 +98,16 @@ def target_of(asked: Asked) -> Target:
         raise UnsupportedError(
             "this plan is no graph of kernels: PyTorch computes it, or takes most of it over the caller's tensors"
         )
-    return of_network(_title(asked, engine.dtype), program, inputs, device)
+    copies = "inputs brought in", "copy", PYTORCH, lambda: fill(program, inputs)
+    return of_plan(_title(asked, engine.dtype), program, device, copies)
 
 
 def works_of(asked: Asked) -> tuple[str, list[Work]]:
     """Return the title and the work of a target for the twin; its plan is that of the CPU, without compiling."""
     device = torch.device("cpu")
     if asked.training:
-        step, _, settings = _step(asked, device)
-        return _title(asked, settings.dtype), work_of_plan(step.plan)
+        step, _, dtype = _step(asked, device)
+        return _title(asked, dtype), work_of_plan(step.plan)
     if asked.target in ops.OPERATIONS:
         choice = chosen(asked, device)
         p = choice.problem
@@ -117,10 +121,8 @@ def _title(asked: Asked, dtype: str) -> str:
     return f"{'a step of ' if asked.training else ''}{asked.target}, batch {asked.batch}, {dtype}"
 
 
-def _step(
-    asked: Asked, device: torch.device
-) -> tuple[TrainingStep, tuple[torch.Tensor, torch.Tensor], Settings]:
-    """Make a step as `escalade train` does, a batch of synthetic images, and the settings."""
+def _step(asked: Asked, device: torch.device) -> tuple[TrainingStep, tuple[torch.Tensor, torch.Tensor], str]:
+    """Make a step as `escalade train` does, a batch of synthetic images, and its dtype."""
     task = task_of(asked.target)
     given: dict[str, Any] = {"batch": asked.batch, "seed": asked.seed}
     wanted = settings_of(asked.target, given | ({"dtype": asked.dtype} if asked.dtype else {}), device)
@@ -132,7 +134,7 @@ def _step(
     x = images.pixels.to(device).float().div_(255).permute(0, 3, 1, 2)
     batch = x, task.target(x, images.labels.to(device))
     optimizer = optimizer_of(wanted.optimizer, model, wanted.lr, wanted.weight_decay)
-    return training_step(model, task.loss, optimizer, batch, dtype=wanted.dtype), batch, wanted
+    return training_step(model, task.loss, optimizer, batch, dtype=wanted.dtype), batch, wanted.dtype
 
 
 def launch() -> None:

@@ -26,21 +26,15 @@ _WAITS = {
     "long_scoreboard": "memory",
     "short_scoreboard": "shared memory or special functions",
     "barrier": "other warps at a barrier",
-    "membar": "fences",
     "mio_throttle": "the queue of shared memory",
     "lg_throttle": "the queue of global memory",
-    "tex_throttle": "the queue of textures",
     "math_pipe_throttle": "busy arithmetic units",
     "gmma": "tensor cores",
     "wait": "the latency of its own instructions",
     "no_instruction": "instructions to be fetched",
     "imc_miss": "constants to be fetched",
-    "branch_resolving": "branches",
-    "drain": "its last stores",
-    "dispatch_stall": "the dispatcher",
-    "sleeping": "its own sleep",
 }
-"""Meaning of each stall reason."""
+"""Meaning of stall reasons; others are reported by name."""
 
 
 def diagnose(part: Part, kernels: Sequence[Counters], floor_us: float | None) -> str:

@@ -13,17 +13,13 @@ from escalade.device.packing import Prepared
 from escalade.device.recipe import KernelCall, Recipe
 from escalade.device.run import Executable, TwinOptions
 from escalade.engine.explain import ExplainedStep, explain_plan
-from escalade.engine.plan.kernel_program import KernelProgram
 from escalade.engine.plan.kernels import Kernels
 from escalade.engine.plan.plan import Plan
 from escalade.engine.plan.step import Step
-from escalade.engine.step_times import fill
-from escalade.engine.training.program import KernelStep
 from escalade.errors import EscaladeError
 from escalade.measure.verification import outputs_of
 from escalade.ops.base.operation import Operation
 from escalade.ops.choose.choice import Choice
-from escalade.ops.choose.pytorch import PYTORCH
 
 
 @dataclass(frozen=True)
@@ -46,8 +42,11 @@ class Part:
     """Fewest bytes that it moves; 0 if unknown."""
 
 
-Pieces = Iterator[tuple[Part, Callable[[], object]]]
+Call = Callable[[], object]
+Pieces = Iterator[tuple[Part, Call]]
 """Parts with the call of each; a call runs before the next part is generated."""
+Other = tuple[str, str, str, Call]
+"""Name, operation, system and call of a part without known kernels."""
 
 
 @dataclass(frozen=True)
@@ -112,36 +111,27 @@ def of_rung(operation: Operation[Any], choice: Choice, device: torch.device, see
     return Target(title, device, lambda: iter([(work.part, call)]))
 
 
-def of_network(
-    title: str, program: KernelProgram, inputs: tuple[torch.Tensor, ...], device: torch.device
+def of_plan(
+    title: str, kernels: Kernels, device: torch.device, before: Other, after: Other | None = None
 ) -> Target:
-    """The steps of a network's plan, over the plan's own memory."""
+    """The steps of a plan, with the launches of others before and after them."""
+    plan = kernels.plan
 
     def pieces() -> Pieces:
-        program.at_home()
-        copies = Part("inputs brought in", "copy", "", program.plan.dtype, PYTORCH, None)
-        yield copies, lambda: fill(program, inputs)
-        yield from _steps(program)
+        kernels.at_home()
+        yield _other(before, plan.dtype)
+        explained = {each.name: each for each in explain_plan(plan).steps}
+        for step, call in kernels.one_by_one():
+            yield _part_of_step(plan, step, explained[step.node.name]), call
+        if after is not None:
+            yield _other(after, plan.dtype)
 
     return Target(title, device, pieces)
 
 
-def of_training(title: str, program: KernelStep, device: torch.device) -> Target:
-    """The steps of a training step's plan, with the casts before them and the optimizer after them."""
-    dtype = program.plan.dtype
-
-    def pieces() -> Pieces:
-        yield Part("inputs cast", "cast", "", dtype, PYTORCH, None), program.prepare
-        yield from _steps(program)
-        yield Part("parameters stepped", "optimizer_step", "", dtype, "", None), program.finish
-
-    return Target(title, device, pieces)
-
-
-def _steps(kernels: Kernels) -> Pieces:
-    explained = {each.name: each for each in explain_plan(kernels.plan).steps}
-    for step, call in kernels.one_by_one():
-        yield _part_of_step(kernels.plan, step, explained[step.node.name]), call
+def _other(given: Other, dtype: str) -> tuple[Part, Call]:
+    name, operation, rung, call = given
+    return Part(name, operation, "", dtype, rung, None), call
 
 
 def work_of_plan(plan: Plan) -> list[Work]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
@@ -20,18 +20,6 @@ LayerMaker = Callable[[Operation[Any], Any], list[LayerPeer]]
 
 
 @dataclass(frozen=True)
-class Package:
-    """An optional package and the command that installs it."""
-
-    name: str
-    install: str
-
-    @property
-    def missing(self) -> bool:
-        return importlib.util.find_spec(self.name) is None
-
-
-@dataclass(frozen=True)
 class Peer:
     """Another system that computes the same workloads."""
 
@@ -42,7 +30,8 @@ class Peer:
     """The setup that is measured."""
     takes_part: str
     """The benchmarks that include it."""
-    needs: tuple[Package, ...] = ()
+    needs: Mapping[str, str] = field(default_factory=dict)
+    """Optional packages, each with the command that installs it."""
     slow: bool = False
     """True if making it takes up to minutes: it runs only when named."""
     layer: LayerMaker | None = None
@@ -53,20 +42,20 @@ class Peer:
     @property
     def refusal(self) -> str:
         """The missing package and its install command; empty if all packages are installed."""
-        for package in self.needs:
-            if package.missing:
-                return f"needs the package {package.name}, which is not installed: {package.install}"
+        for package, install in self.needs.items():
+            if importlib.util.find_spec(package) is None:
+                return f"needs the package {package}, which is not installed: {install}"
         return ""
 
 
-_TRITON = (Package("triton", "it comes with PyTorch for GPUs"),)
+_TRITON = {"triton": "it comes with PyTorch for GPUs"}
 PEERS = (
     Peer(
         "cuDNN's graph API",
         ("cudnn-graph",),
         "a convolution with its epilogue, or a gradient, by the fastest plan of all that are offered",
         "layers in three directions",
-        (Package("cudnn", cudnn_graph.INSTALL),),
+        {"cudnn": cudnn_graph.INSTALL},
         layer=cudnn_graph.cudnn_graph_peers,
     ),
     Peer(
@@ -120,7 +109,7 @@ PEERS = (
         ("jax",),
         "BatchNorm folded, NHWC, jitted by XLA",
         "ResNets, by the clock",
-        (Package("jax", jax_network.INSTALL),),
+        {"jax": jax_network.INSTALL},
         network=jax_network.jitted,
     ),
 )

@@ -155,7 +155,7 @@ def peers(records: Sequence[Record]) -> Table:
 
     rows = [
         (p.title, ", ".join(p.systems), p.what, p.takes_part,
-         ", ".join(package.name for package in p.needs) or "PyTorch", measured(p))
+         ", ".join(p.needs) or "PyTorch", measured(p))
         for p in PEERS
     ]  # fmt: skip
     return Table(items("peer", "in records", "at its best", "takes part in", "needs", "measured"), rows, None)

@@ -11,7 +11,7 @@ import torch
 from escalade.bench.networks.workloads import WORKLOADS
 from escalade.bench.peers import registry
 from escalade.bench.peers.layer import operator_peers
-from escalade.bench.peers.registry import PEERS, SLOW, TITLES, Package, Peer
+from escalade.bench.peers.registry import PEERS, SLOW, TITLES, Peer
 from escalade.measure.records import Record
 from escalade.ops import OPERATIONS
 from escalade.ops.conv2d.problem import Conv2dProblem
@@ -31,9 +31,9 @@ def test_every_system_that_is_made_is_in_the_table() -> None:
 
 
 def test_a_missing_package_is_reported_with_its_install_command() -> None:
-    absent = Peer("Absent", ("absent",), "nothing", "none", (Package("escalade_absent", "pip install it"),))
+    absent = Peer("Absent", ("absent",), "nothing", "none", {"escalade_absent": "pip install it"})
     assert absent.refusal == "needs the package escalade_absent, which is not installed: pip install it"
-    assert not replace(absent, needs=(Package("escalade", ""),)).refusal
+    assert not replace(absent, needs={"escalade": ""}).refusal
 
 
 def test_the_docs_count_the_measurements_of_a_peer_and_its_refusals() -> None:
