@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-import pytest
+import copy
+from collections.abc import Callable
+from typing import Any
 
+import pytest
+import torch
+from torch import nn
+
+import escalade
 from escalade.commands.profiled import Asked, target_of
 from escalade.device.twin.launch import TwinKernel
+from escalade.engine.step_times import fill
 from escalade.errors import EscaladeError
 from escalade.profile.counters import Counters
 from escalade.profile.cupti import launches
-from escalade.profile.target import Part, merged, owners
+from escalade.profile.target import Other, Part, merged, of_plan, owners
+
+CPU = torch.device("cpu")
 
 
 def part(name: str, kernels: list[str] | None) -> Part:
@@ -56,8 +66,9 @@ def test_times_are_medians_over_the_runs_of_a_trace() -> None:
         launches({"traceEvents": others}, 3)
 
 
-def test_a_part_launches_the_kernels_that_it_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    target = target_of(Asked("softmax", "33_b5", None, "fp32", None, 1, False, "cpu", 0))
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Kernels in the order in which the twin launched them."""
     seen: list[str] = []
     plain = TwinKernel.launch
 
@@ -66,6 +77,40 @@ def test_a_part_launches_the_kernels_that_it_names(monkeypatch: pytest.MonkeyPat
         plain(kernel, *given, **more)  # type: ignore[arg-type]
 
     monkeypatch.setattr(TwinKernel, "launch", noted)
+    return seen
+
+
+def test_a_rung_launches_the_kernels_that_its_part_names(launched: list[str]) -> None:
+    target = target_of(Asked("softmax", "33_b5", None, "fp32", None, 1, False, "cpu", 0))
+    launched.clear()
     (one,) = target.run()
-    assert seen == one.kernels != [] and one.flops and one.bytes
+    assert launched == one.kernels != [] and one.flops and one.bytes
     assert target.title.startswith("softmax 33_b5 fp32 flat, rung")
+
+
+def test_a_plan_launches_the_kernels_that_its_parts_name(launched: list[str]) -> None:
+    def unnamed(name: str, call: Callable[[], object]) -> Other:
+        def noted() -> None:
+            calls.append(name)
+            call()
+
+        return name, "other", "", noted
+
+    calls: list[str] = []
+    x = torch.rand(4, 16)
+    model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 16))
+    program: Any = escalade.compile(copy.deepcopy(model).eval(), (x,), device="twin").program(x)
+    network = of_plan("network", program, CPU, unnamed("in", lambda: fill(program, (x,))))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    step = escalade.training_step(model, nn.functional.mse_loss, optimizer, (x, x), device="twin")
+    step(x, x)
+    made: Any = step.program
+    training = of_plan("step", made, CPU, unnamed("cast", made.prepare), unnamed("step", made.finish))
+    for target in (network, training):
+        launched.clear()
+        parts = merged(target.run())
+        named = [name for part in parts for name in part.kernels or ()]
+        assert named and [name for name in launched if name in named] == named
+        ranges = [parts[owner].kernels for owner in owners(parts, launched)]
+        assert all(kernels is None or name in kernels for kernels, name in zip(ranges, launched, strict=True))
+    assert calls == ["in", "cast", "step"]
