@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from escalade.errors import EscaladeError
 
@@ -17,50 +19,42 @@ _GLOBAL = "l1tex__t_{}_pipe_lsu_mem_global_op_{}.sum"
 _TURNS = "l1tex__data_pipe_lsu_wavefronts_mem_shared{}.sum"
 _CONFLICTS = "l1tex__data_bank_conflicts_pipe_lsu_mem_shared{}.sum"
 METRICS = {
-    "ns": ("gpu__time_duration.sum",),
-    "dram_read_bytes": ("dram__bytes_read.sum", "dram__bytes_op_read.sum"),
-    "dram_written_bytes": ("dram__bytes_write.sum", "dram__bytes_op_write.sum"),
-    "dram_pct": ("dram__throughput.avg.pct_of_peak_sustained_elapsed",),
-    "l2_bytes": ("lts__t_bytes.sum",),
-    "tensor_pct": ("sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_elapsed",),
-    "issue_pct": ("smsp__issue_active.avg.pct_of_peak_sustained_elapsed",),
-    "occupancy_pct": ("sm__warps_active.avg.pct_of_peak_sustained_active",),
-    "registers": ("launch__registers_per_thread",),
-    "static_shared": ("launch__shared_mem_per_block_static",),
-    "dynamic_shared": ("launch__shared_mem_per_block_dynamic",),
-    "load_requests": (_GLOBAL.format("requests", "ld"),),
-    "load_sectors": (_GLOBAL.format("sectors", "ld"),),
-    "store_requests": (_GLOBAL.format("requests", "st"),),
-    "store_sectors": (_GLOBAL.format("sectors", "st"),),
-    "shared_turns": (_TURNS.format(""),),
-    "shared_conflicts": (_CONFLICTS.format(""),),
+    "us": "gpu__time_duration.sum",
+    "dram_read_bytes": "dram__bytes_read.sum|dram__bytes_op_read.sum",
+    "dram_written_bytes": "dram__bytes_write.sum|dram__bytes_op_write.sum",
+    "dram_pct": "dram__throughput.avg.pct_of_peak_sustained_elapsed",
+    "l2_bytes": "lts__t_bytes.sum",
+    "tensor_pct": "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_elapsed",
+    "issue_pct": "smsp__issue_active.avg.pct_of_peak_sustained_elapsed",
+    "occupancy_pct": "sm__warps_active.avg.pct_of_peak_sustained_active",
+    "registers": "launch__registers_per_thread",
+    "shared_bytes": "launch__shared_mem_per_block_static + launch__shared_mem_per_block_dynamic",
+    "load_sectors": f"{_GLOBAL.format('sectors', 'ld')} / {_GLOBAL.format('requests', 'ld')}",
+    "store_sectors": f"{_GLOBAL.format('sectors', 'st')} / {_GLOBAL.format('requests', 'st')}",
+    "conflicts_pct": f"{_CONFLICTS.format('')} / {_TURNS.format('')}",
 }
-"""Metric of each figure; alternatives where versions of ncu or architectures differ."""
+"""Metrics of each figure: a sum, a ratio, or alternatives (`|`) where versions of ncu or architectures differ."""
 COUNTS = {
     **{
-        f"global_{count}_{unit}": (_GLOBAL.format(unit, operation),)
+        f"global_{count}_{unit}": _GLOBAL.format(unit, operation)
         for count, operation in (("load", "ld"), ("store", "st"), ("copy", "ldgsts"))
         for unit in ("requests", "sectors")
     },
-    "shared_load_requests": ("smsp__inst_executed_op_shared_ld.sum", "smsp__inst_executed_op_ldsm.sum"),
-    "shared_store_requests": ("smsp__inst_executed_op_shared_st.sum",),
+    "shared_load_requests": "smsp__inst_executed_op_shared_ld.sum + smsp__inst_executed_op_ldsm.sum",
+    "shared_store_requests": "smsp__inst_executed_op_shared_st.sum",
     **{
-        f"shared_{count}_{unit}": (metric.format(f"_op_{operation}"),)
+        f"shared_{count}_{unit}": metric.format(f"_op_{operation}")
         for count, operation in (("load", "ld"), ("store", "st"))
         for unit, metric in (("turns", _TURNS), ("conflicts", _CONFLICTS))
     },
-    "fma": ("smsp__sass_thread_inst_executed_op_ffma_pred_on.sum",),
+    "fma": "smsp__sass_thread_inst_executed_op_ffma_pred_on.sum",
 }
-"""Metrics whose sum the twin counts too, by the twin's names."""
-_DIRECT = (
-    "dram_read_bytes", "dram_written_bytes", "dram_pct", "l2_bytes", "tensor_pct", "issue_pct",
-    "occupancy_pct",
-)  # fmt: skip
+"""Metrics that the twin counts too, by the twin's names."""
 _SCALES = {
     "byte": 1.0, "Kbyte": 1e3, "Mbyte": 1e6, "Gbyte": 1e9, "Tbyte": 1e12,
-    "ns": 1.0, "nsecond": 1.0, "us": 1e3, "usecond": 1e3, "ms": 1e6, "msecond": 1e6, "s": 1e9, "second": 1e9,
+    "ns": 1e-3, "nsecond": 1e-3, "us": 1.0, "usecond": 1.0, "ms": 1e3, "msecond": 1e3, "s": 1e6, "second": 1e6,
 }  # fmt: skip
-"""Bytes or nanoseconds per unit; other units are counts, ratios or percentages."""
+"""Bytes or microseconds per unit; other units are counts, ratios or percentages."""
 
 
 @dataclass(frozen=True)
@@ -100,37 +94,32 @@ class Counters:
         return self.dram_read_bytes + (self.dram_written_bytes or 0.0)
 
 
+def names(expression: str) -> list[tuple[str, ...]]:
+    """Return the metrics of an expression, each with its alternatives."""
+    return [tuple(term.split("|")) for term in re.split(r" [+/] ", expression)]
+
+
+def _value(expression: str, metrics: Mapping[str, float]) -> float | None:
+    """Compute an expression; return None if a metric is missing or the divisor is zero."""
+    values = [next((metrics[one] for one in each if one in metrics), None) for each in names(expression)]
+    found = [value for value in values if value is not None]
+    if len(found) < len(values):
+        return None
+    if " / " not in expression:
+        return sum(found)
+    return found[0] / found[1] if found[1] else None
+
+
 def counters_of(kernel: str, metrics: Mapping[str, float]) -> Counters:
-    """Compute the figures of a launch from its metrics."""
-    known = {
-        name: next((metrics[one] for one in names if one in metrics), None) for name, names in METRICS.items()
-    }
-
-    def ratio(part: str, whole: str, scale: float = 1.0) -> float | None:
-        above, below = known[part], known[whole]
-        return scale * above / below if above is not None and below else None
-
-    def total(*names: str) -> int | None:
-        found = [value for value in map(known.__getitem__, names) if value is not None]
-        return round(sum(found)) if found else None
-
-    nanoseconds = known["ns"]
-    return Counters(
-        kernel,
-        None if nanoseconds is None else nanoseconds / 1e3,
-        **{name: known[name] for name in _DIRECT},
-        registers=total("registers"),
-        shared_bytes=total("static_shared", "dynamic_shared"),
-        load_sectors=ratio("load_sectors", "load_requests"),
-        store_sectors=ratio("store_sectors", "store_requests"),
-        conflicts_pct=ratio("shared_conflicts", "shared_turns", 100.0),
-        stalls=_stalls(metrics),
-        counts={
-            name: round(sum(metrics[one] for one in names))
-            for name, names in COUNTS.items()
-            if all(one in metrics for one in names)
-        },
-    )
+    """Compute the figures of a launch from its metrics, in bytes and microseconds."""
+    figures: dict[str, Any] = {name: _value(expression, metrics) for name, expression in METRICS.items()}
+    for name in ("registers", "shared_bytes"):
+        figures[name] = None if figures[name] is None else round(figures[name])
+    if figures["conflicts_pct"] is not None:
+        figures["conflicts_pct"] *= 100
+    counts = {name: _value(expression, metrics) for name, expression in COUNTS.items()}
+    known = {name: round(value) for name, value in counts.items() if value is not None}
+    return Counters(kernel, **figures, stalls=_stalls(metrics), counts=known)
 
 
 def _stalls(metrics: Mapping[str, float]) -> dict[str, float]:

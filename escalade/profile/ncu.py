@@ -16,7 +16,7 @@ import torch
 
 from escalade import files, outside
 from escalade.errors import EscaladeError, UnsupportedError
-from escalade.profile.counters import COUNTS, METRICS, STALLS, Counters, parse
+from escalade.profile.counters import COUNTS, METRICS, STALLS, Counters, names, parse
 from escalade.profile.target import Part, Target
 
 SECONDS = 300.0
@@ -50,16 +50,15 @@ def profiled(
     The function reads `asked` from `sys.argv[1]` and calls `launch`. `counts` adds the counts of the twin. Metrics that
     this ncu or architecture does not have are replaced by their alternatives, or left out.
     """
-    known = [*METRICS.values(), (STALLS,)]
-    if counts:
-        known += [(name,) for names in COUNTS.values() for name in names]
+    figures = (*METRICS.values(), *(COUNTS.values() if counts else ()))
+    known = [*(each for expression in figures for each in names(expression)), (STALLS,)]
     while True:
-        wanted = list(dict.fromkeys(names[0] for names in known if names))
+        wanted = list(dict.fromkeys(each[0] for each in known if each))
         output, told = _run(program, wanted, function, asked)
         unknown = unknown_metrics(output, wanted)
         if not unknown:
             break
-        known = [tuple(name for name in names if name not in unknown) for names in known]
+        known = [tuple(name for name in each if name not in unknown) for each in known]
     if "refusal" in told:
         raise UnsupportedError(told["refusal"])
     if _PERMISSION in output:

@@ -32,10 +32,10 @@ def test_records_have_the_bytes_that_were_counted() -> None:
         Part(one.rung.name, "conv2d", CLIMB.problem, "fp32", one.rung.name, [one.rung.name], 9, 9)
         for one in choices
     ]
-    values = {"gpu__time_duration.sum": 2000.0, "dram__bytes_read.sum": 3e6, "dram__bytes_write.sum": 1e6}
+    values = {"gpu__time_duration.sum": 2.0, "dram__bytes_read.sum": 3e6, "dram__bytes_write.sum": 1e6}
     launches = [
         counters_of("direct", {**values, "lts__t_bytes.sum": 8e6}),
-        counters_of("nhwc", {"gpu__time_duration.sum": 2000.0}),
+        counters_of("nhwc", {"gpu__time_duration.sum": 2.0}),
     ]
     first, second = climb.records(CLIMB, choices, profile("a climb", "", parts, launches, CEILINGS), CEILINGS)
     problem = choices[0].problem

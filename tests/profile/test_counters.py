@@ -7,7 +7,7 @@ import pytest
 from escalade.device.twin import Counts, Requests
 from escalade.errors import EscaladeError
 from escalade.profile import twin
-from escalade.profile.counters import METRICS, Counters, parse
+from escalade.profile.counters import METRICS, Counters, names, parse
 from escalade.profile.diagnosis import diagnose, diagnose_counts
 from escalade.profile.target import Part
 
@@ -79,7 +79,7 @@ def test_readings_become_figures_in_one_unit() -> None:
         },
         stalls={"long_scoreboard": 7.1 / 10.0, "barrier": 2.9 / 10.0},
     )
-    assert {name for names in METRICS.values() for name in names} >= {*COLUMNS} - {
+    assert {name for figure in METRICS.values() for each in names(figure) for name in each} >= {*COLUMNS} - {
         name for name in COLUMNS if name.startswith("smsp__average")
     }
 

@@ -281,50 +281,46 @@ def screened(execution: Execution, inputs: Inputs, y: torch.Tensor) -> float | N
     return timings[subject.name].median_us
 
 
-class Search:
-    """The peer for one problem. The first call times all plans over its inputs, and keeps the fastest."""
+def cudnn_graph_peers(operation: Operation[Any], problem: Any) -> list[LayerPeer]:
+    """Make the peer for one problem; its first call times all plans over its inputs, and keeps the fastest.
 
-    def __init__(self, operation: Operation[Any], problem: Any) -> None:
-        self.operation = operation
-        self.problem = problem
-        self.note = ""
-        self._chosen: Execution | None = None
+    Raise `UnsupportedError` without the package.
+    """
+    frontend()
+    chosen: list[tuple[Execution, str]] = []
 
-    def run(self, problem: Any, inputs: Inputs) -> torch.Tensor:
-        if problem != self.problem:
-            raise UnsupportedError(
-                f"this peer was made for {self.problem.name} {self.problem.dtype} {self.problem.layout}"
-            )
-        y = self.operation.output(problem, next(iter(inputs.values())).device)
-        if self._chosen is None:
-            self._chosen = self._choose(inputs, y)
-        self._chosen(inputs, y)
+    def run(given: Any, inputs: Inputs) -> torch.Tensor:
+        if given != problem:
+            raise UnsupportedError(f"this peer was made for {problem.name} {problem.dtype} {problem.layout}")
+        y = operation.output(problem, next(iter(inputs.values())).device)
+        if not chosen:
+            chosen.append(_choose(operation, problem, inputs, y))
+        chosen[0][0](inputs, y)
         return y
 
-    def _choose(self, inputs: Inputs, y: torch.Tensor) -> Execution:
-        if not y.is_cuda:
-            raise UnsupportedError(f"{SYSTEM} runs on an NVIDIA GPU, not on {y.device}")
-        handle = _handle(y.device)
-        plans, offered = built(drawings(self.operation, self.problem, {"handle": handle}), self.problem.dtype)
-        size = max((plan.workspace_bytes for plan in plans), default=0)
-        workspace = torch.empty(max(size, _SMALLEST_WORKSPACE), dtype=torch.uint8, device=y.device)
-        executions = {
-            f"{plan.drawing.name} {plan.name}": partial(plan.execute, workspace, handle) for plan in plans
-        }
-        right = self.operation.peer(self.problem, inputs)
-        name, ran = best_execution(executions, inputs, y, right, AGREEMENT[self.problem.dtype])
-        self.note = f"{name}: the fastest of {ran} plans that ran, {len(plans)} built, {offered} offered"
-        return executions[name]
+    return [LayerPeer(SYSTEM, "nhwc", run, lambda: chosen[0][1] if chosen else "")]
+
+
+def _choose(
+    operation: Operation[Any], problem: Any, inputs: Inputs, y: torch.Tensor
+) -> tuple[Execution, str]:
+    """Return the fastest execution, and a note on its plan."""
+    if not y.is_cuda:
+        raise UnsupportedError(f"{SYSTEM} runs on an NVIDIA GPU, not on {y.device}")
+    handle = _handle(y.device)
+    plans, offered = built(drawings(operation, problem, {"handle": handle}), problem.dtype)
+    size = max((plan.workspace_bytes for plan in plans), default=0)
+    workspace = torch.empty(max(size, _SMALLEST_WORKSPACE), dtype=torch.uint8, device=y.device)
+    executions = {
+        f"{plan.drawing.name} {plan.name}": partial(plan.execute, workspace, handle) for plan in plans
+    }
+    right = operation.peer(problem, inputs)
+    name, ran = best_execution(executions, inputs, y, right, AGREEMENT[problem.dtype])
+    note = f"{name}: the fastest of {ran} plans that ran, {len(plans)} built, {offered} offered"
+    return executions[name], note
 
 
 @cache
 def _handle(device: torch.device) -> Any:
     with torch.cuda.device(device):
         return frontend().create_handle()
-
-
-def cudnn_graph_peers(operation: Operation[Any], problem: Any) -> list[LayerPeer]:
-    """Make the peer for one problem; raise `UnsupportedError` without the package."""
-    frontend()
-    search = Search(operation, problem)
-    return [LayerPeer(SYSTEM, "nhwc", search.run, lambda: search.note)]
