@@ -13,9 +13,10 @@ from rich.markup import escape
 
 from escalade import files, ops
 from escalade.commands.devices import kernel_device
-from escalade.commands.options import InputSeed, KernelsOn, count, written
+from escalade.commands.options import InputSeed, KernelsOn, RecordsFolder, count, written
 from escalade.commands.profiled import Asked, chosen, launch, target_of, works_of
 from escalade.commands.progress import status
+from escalade.commands.running import Run
 from escalade.device.precompilation import build_for_twin
 from escalade.errors import UnsupportedError
 from escalade.measure import ceilings, records
@@ -40,9 +41,7 @@ def command(
     rung: Annotated[
         str | None,
         typer.Option(
-            "--rung",
-            "-r",
-            help="Rung of an operation, or several such as direct,tuned. Default: the rung of a plain call.",
+            "--rung", "-r", help="Rung of an operation, or several: direct,tuned. Default: that of a call."
         ),
     ] = None,
     dtype: Annotated[
@@ -62,7 +61,7 @@ def command(
     ] = True,
     trace: Annotated[
         pathlib.Path | None,
-        written("--trace", help="Write a trace of some runs to this file, for Perfetto."),
+        written("--trace", help="Write a trace for Perfetto to this file."),
     ] = None,
     beside_twin: Annotated[
         bool,
@@ -72,15 +71,7 @@ def command(
     json: Annotated[
         pathlib.Path | None, written("--json", help="Also write the profile to this file.")
     ] = None,
-    results: Annotated[
-        pathlib.Path | None,
-        written(
-            "--results",
-            check=files.require_folder,
-            help="Folder for records, filed under the GPU's name: the bytes that several rungs move, or the counts of "
-            "--beside-twin.",
-        ),
-    ] = None,
+    results: RecordsFolder = None,
 ) -> None:
     """Profile the kernels of a rung, a network or a training step: counters or times, and a diagnosis."""
     console = Console()
@@ -99,7 +90,7 @@ def command(
     if several:
         found, made = _climb(target, problem, rung or "", dtype, where, seed, console)
         _show(found, console)
-        _file(made, results, where, console)
+        Run(where, results=results, console=console).keep(made)
     else:
         asked = Asked(target, problem, rung, dtype, layout, batch, training, where.type, seed)
         if on_gpu:
@@ -108,7 +99,7 @@ def command(
         else:
             found = _count(asked, console)
         if beside_twin:
-            _file(_compare(asked, where, found, console), results, where, console)
+            Run(where, results=results, console=console).keep(_compare(asked, where, found, console))
     if json:
         files.replace(json, (found.to_json() + "\n").encode())
         console.print(f"wrote {escape(str(json))}")
@@ -195,23 +186,15 @@ def _show_words(parts: Sequence[Profiled], console: Console) -> None:
 def _compare(asked: Asked, device: torch.device, found: Profile, console: Console) -> list[records.Record]:
     """Compare the counts of one call with the twin's; return a record of the card's."""
     choice = chosen(asked, device)
-    (part,) = found.parts
-    card = twin.summed(part.kernels)
+    card = twin.summed(found.parts[0].kernels)
     counts = twin.count(work_of_rung(ops.operation(asked.target), choice), asked.seed).figures()
     note = twin.agreement(twin.differences(card, counts))
     console.print(twin.agreement_table(card, counts))
     console.print(note, highlight=False)
-    problem = choice.problem
-    record = records.Record(
-        f"{asked.target}_counts", problem.name, problem.dtype, problem.layout, problem.batch, "escalade",
-        choice.rung.name, config=choice.config.as_dict(), timing="ncu", counts=card, note=note,
-    )  # fmt: skip
-    return [record]
-
-
-def _file(
-    made: Sequence[records.Record], results: pathlib.Path | None, device: torch.device, console: Console
-) -> None:
-    if results is not None:
-        for path in records.file_away(results, [one.stamped(records.provenance(device)) for one in made]):
-            console.print(f"wrote {escape(str(path))}")
+    p, config = choice.problem, choice.config.as_dict()
+    return [
+        records.Record(
+            f"{asked.target}_counts", p.name, p.dtype, p.layout, p.batch, "escalade", choice.rung.name,
+            config=config, timing="ncu", counts=card, note=note,
+        )
+    ]  # fmt: skip

@@ -61,7 +61,7 @@ class Target:
         """Launch every part once, in a range of its name; return the parts."""
         done = []
         for part, call in self.pieces():
-            nvtx = torch.cuda.nvtx.range(part.name) if self.device.type == "cuda" else nullcontext()
+            nvtx = torch.cuda.nvtx.range("{}", part.name) if self.device.type == "cuda" else nullcontext()
             with torch.profiler.record_function(part.name), nvtx:
                 call()
             done.append(part)
