@@ -58,7 +58,7 @@ def resnet(name: str, make: Callable[[], ResNet]) -> Workload:
         },
         smallest=_SMALLEST,
         slow_batches=(1, 32, 256),
-        stream=Stream((MEAN, DEVIATION), (64, 256)),
+        stream=Stream((MEAN, DEVIATION), (1, 8, 32, 64, 256)),
     )
 
 

@@ -8,13 +8,15 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
+from functools import partial
+from typing import Any
 
 import torch
 
 from escalade.bench.networks.judging import Standard, spoil
 from escalade.bench.networks.workload import Say
-from escalade.device.nvml import Watch
+from escalade.device.nvml import LoadWatch, Watch
 from escalade.device.timing import Timing, summarize
 from escalade.engine.engine import Engine
 from escalade.measure.figures import with_times
@@ -26,6 +28,8 @@ _REPETITIONS = 5
 _SHORT_REPETITIONS = 25
 """Repetitions of streams that are over in milliseconds."""
 _MOST_BATCHES = 400
+_LOAD_SECONDS = 0.4
+"""Seconds of streaming over which utilization and PCIe traffic are sampled, apart from the timing."""
 
 Known = Callable[[torch.Tensor], Standard]
 """Makes the expected results of a host batch."""
@@ -53,13 +57,14 @@ def measure_stream(
     blank = Record(
         f"{workload}_stream", f"{item[-1]}_b{batch}_uint8", engine.dtype, "nchw", batch, "escalade", ""
     )
+    given = {"stream, pinned": pinned, "stream, pageable": pageable}
     bounds = _Bounds(engine, pinned[0])
     standards = {number: known(pageable[number]) for number in (0, _DISTINCT - 1)}
 
     def wrong() -> list[Record]:
         """Return failures as records without a time."""
         found = bounds.wrong(standards[0])
-        for name, batches in (("stream, pinned", pinned), ("stream, pageable", pageable)):
+        for name, batches in given.items():
             results = list(engine.stream(batches))
             found[name] = f"it gave {len(results)} results for {len(batches)} batches"
             if len(results) == len(batches):
@@ -74,24 +79,33 @@ def measure_stream(
     def alone(count: int, repetitions: int = _REPETITIONS) -> dict[str, Timing]:
         return {name: _clocked(bounds.repeated(name, count), count, repetitions) for name in bounds.calls}
 
-    def streamed(batches: list[torch.Tensor], count: int, repetitions: int = _REPETITIONS) -> Timing:
-        def run() -> None:
-            for _ in engine.stream(itertools.islice(itertools.cycle(batches), count)):
-                pass
-            torch.cuda.synchronize(engine.device)
+    def stream(batches: list[torch.Tensor], count: int) -> None:
+        for _ in engine.stream(itertools.islice(itertools.cycle(batches), count)):
+            pass
+        torch.cuda.synchronize(engine.device)
 
-        return _clocked(run, count, repetitions)
+    def streamed(batches: list[torch.Tensor], count: int, repetitions: int = _REPETITIONS) -> Timing:
+        return _clocked(partial(stream, batches, count), count, repetitions)
+
+    def load(batches: list[torch.Tensor], count: int) -> dict[str, Any]:
+        end = time.monotonic() + _LOAD_SECONDS
+        with LoadWatch() as watch:
+            while time.monotonic() < end:
+                stream(batches, count)
+        return asdict(watch.load)
 
     slower = max(timing.median_us for timing in alone(2 * _DISTINCT, 1).values())
     count = min(_MOST_BATCHES, max(2 * _DISTINCT, int(seconds * 1e6 / slower)))
     subjects = alone(count)  # by the same clock and over as many batches as the streams that they bound
     slower = max(timing.median_us for timing in subjects.values())
-    subjects |= {"stream, pinned": streamed(pinned, count), "stream, pageable": streamed(pageable, count)}
+    subjects |= {name: streamed(batches, count) for name, batches in given.items()}
     if total:
         subjects[f"{total:,} images, pinned"] = streamed(pinned, max(1, total // batch), _SHORT_REPETITIONS)
+    loads = {name: load(batches, count) for name, batches in given.items()}
     return wrong() or [
         replace(
             with_times(replace(blank, rung=name), timing),
+            config=loads.get(name, {}),
             images_per_s=1e6 * batch / timing.median_us,
             floor_us=slower,
         )

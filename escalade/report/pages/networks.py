@@ -122,6 +122,9 @@ def _stream(records: Sequence[Record]) -> Iterator[Table]:
         *columns("dtype|what=rung|batch|µs per batch=µs|images/s"),
         Column("of the slower alone", lambda r: share_of(r, "compute alone", "copies alone")),
         Column("of the copies alone", lambda r: share_of(r, "copies alone")),
+        Column("GPU busy", lambda r: cells.written("{:.0f}%", r.config.get("gpu_pct"))),
+        Column("PCIe in, MB/s", lambda r: cells.whole(r.config.get("pcie_in_mbps"))),
+        Column("PCIe out, MB/s", lambda r: cells.whole(r.config.get("pcie_out_mbps"))),
     ]
     yield Table(shown, records, title="uint8 images from host memory")
 
