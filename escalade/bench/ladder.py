@@ -1,4 +1,4 @@
-"""The climb: the rungs of an operation on one problem, beside the peers, each verified before it is timed."""
+"""Climbs: the rungs of an operation on one problem beside its peers, each verified before it is timed."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from escalade.bench.peers.layer import operator_peers
-from escalade.bench.trial import Bench, Settings, Verified, VerifiedPeer, blank_record, verified_peers
+from escalade.bench.peers.layer import LayerPeer, operator_peers
+from escalade.bench.trial import Bench, Settings, Verified, blank_record, verified_peers
 from escalade.measure import verification
 from escalade.measure.ceilings import Ceilings
 from escalade.measure.figures import with_gains
@@ -24,19 +24,15 @@ DEFAULTS = Settings()
 Say = Callable[[str], None]
 
 
-def _silent(text: str) -> None:
-    pass
-
-
 def climb(
     operation: Operation[Any],
     problem: Any,
     device: torch.device,
     settings: Settings = DEFAULTS,
     ceilings: Ceilings | None = None,
-    say: Say = _silent,
+    say: Say = lambda text: None,
 ) -> list[Record]:
-    """A record for every peer and every supporting rung of every dtype and layout; failures among them."""
+    """Return a record of every peer and every supporting rung in every dtype and layout, failures included."""
     chosen = [operation.ladder.rung(name) for name in settings.rungs] or list(operation.ladder)
     records: list[Record] = []
     for dtype in settings.dtypes or operation.dtypes:
@@ -52,9 +48,9 @@ def ablate(
     device: torch.device,
     settings: Settings = DEFAULTS,
     ceilings: Ceilings | None = None,
-    say: Say = _silent,
+    say: Say = lambda text: None,
 ) -> list[Record]:
-    """Rungs that offer it, with one idea off at a time: `gain` is how many times faster the idea makes it."""
+    """Measure rungs with one idea off at a time: `gain` is how many times faster the idea makes the rung."""
     records: list[Record] = []
     plain = replace(settings, with_peers=False)
     for base, variants in ablations(operation).items():
@@ -74,7 +70,7 @@ def ablate(
 
 
 def ablations(operation: Operation[Any]) -> dict[str, dict[str, Rung[Any]]]:
-    """Each rung's ideas and the rung without each, from the `ablations()` of the modules that define the rungs."""
+    """Return each rung's ideas and its variant without each, from `ablations()` of the modules that define them."""
     found: dict[str, dict[str, Rung[Any]]] = {}
     for module in dict.fromkeys(type(rung).__module__ for rung in operation.ladder):
         offered = getattr(sys.modules[module], "ablations", None)
@@ -84,7 +80,7 @@ def ablations(operation: Operation[Any]) -> dict[str, dict[str, Rung[Any]]]:
 
 
 def free(device: torch.device) -> None:
-    """Gives the memory of one problem back before the next one asks for it."""
+    """Free the memory of one problem before the next one allocates."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
@@ -111,14 +107,33 @@ def _climb_dtype(
     ]
     if not any(job.config for job in planned):
         return [_failure(operation, job) for job in planned if job.failure]
+    beside = device.type == "cuda" and settings.with_peers
+    offered = operator_peers(operation, problem, settings.compiled) if beside else ()
+    records = measure_jobs(operation, problem, device, planned, offered, settings, ceilings, say, say)
+    height = {rung.name: position for position, rung in enumerate(rungs)}
+    # The peers, then the rungs from the foot to the summit, each in all its layouts.
+    return sorted(records, key=lambda r: (height.get(r.rung, -1), layouts.index(r.layout) if r.rung else -1))
+
+
+def measure_jobs(
+    operation: Operation[Any],
+    problem: Any,
+    device: torch.device,
+    planned: Iterable[verification.Job],
+    offered: Iterable[LayerPeer],
+    settings: Settings,
+    ceilings: Ceilings | None,
+    say: Say,
+    note: Say,
+) -> list[Record]:
+    """Verify rungs and peers on one problem, and time those that are right in turns.
+
+    `say` gets progress, `note` the configs that are left out because their timed results are wrong.
+    """
     case = verification.Case(operation, problem, device, settings.seed)
     records, verified = _verify(operation, case, planned)
-    peers: list[VerifiedPeer] = []
-    if device.type == "cuda" and settings.with_peers:
-        peers, refused = verified_peers(
-            operator_peers(operation, problem, settings.compiled), operation, case
-        )
-        records += refused
+    peers, refused = verified_peers(offered, operation, case)
+    records += refused
     del case
     bench = Bench(
         operation, problem, device, [v.rung.recipe(v.problem, v.config) for v in verified], settings, ceilings
@@ -129,44 +144,28 @@ def _climb_dtype(
     say(f"{problem.name} {problem.dtype}: timing {len(verified)} rungs and {len(peers)} peers")
     records += bench.measure(verified, peers)
     for text in bench.left_out:
-        say(text)
-    return _in_order(records, rungs, layouts)
-
-
-def _in_order(records: list[Record], rungs: Sequence[Rung[Any]], layouts: Sequence[str]) -> list[Record]:
-    """The peers, then the rungs from the foot to the summit, each in all its layouts."""
-    height = {rung.name: position for position, rung in enumerate(rungs)}
-    return sorted(records, key=lambda r: (height.get(r.rung, -1), layouts.index(r.layout) if r.rung else -1))
+        note(text)
+    return records
 
 
 def _verify(
     operation: Operation[Any], case: verification.Case, planned: Iterable[verification.Job]
 ) -> tuple[list[Record], list[Verified]]:
-    """What may be timed; and a failure for each rung and layout of which no config may."""
+    """Return what may be timed, and a failure for each rung and layout without a right config."""
     right: dict[tuple[str, str], list[Verified]] = {}
     wrong: dict[tuple[str, str], list[Record]] = {}
     for job in planned:
         key = (job.rung.name, job.problem.layout)
-        if job.config is None:
-            if job.failure:
-                wrong.setdefault(key, []).append(_failure(operation, job))
-            continue
-        outcome = case.check(job.rung, job.problem.layout, job.config)
-        if outcome.passed:
+        outcome = case.check(job.rung, job.problem.layout, job.config) if job.config else None
+        if job.config and outcome and outcome.passed:
             right.setdefault(key, []).append(Verified(job.rung, job.problem, job.config, outcome))
-        else:
-            wrong.setdefault(key, []).append(
-                _failure(operation, replace(job, failure=outcome.failure), outcome)
-            )
+        elif failure := outcome.failure if outcome else job.failure:
+            wrong.setdefault(key, []).append(_failure(operation, replace(job, failure=failure), outcome))
     verified = []
     for key, group in right.items():
         bad = wrong.pop(key, [])
-        note = (
-            f"{len(bad)} of {len(bad) + len(group)} configs failed, the first: {bad[0].failure}"
-            if bad
-            else ""
-        )
-        verified += [replace(one, note=note) for one in group]
+        note = f"{len(bad)} of {len(bad) + len(group)} configs failed, the first: " if bad else ""
+        verified += [replace(one, note=note + bad[0].failure if bad else "") for one in group]
     return [records[0] for records in wrong.values()], verified
 
 

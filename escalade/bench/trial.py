@@ -1,4 +1,4 @@
-"""One problem in one dtype: verified rungs and peers, timed in turns over shared input sets and scratch memory."""
+"""One problem in one dtype: verified rungs and peers, timed in turns over shared inputs and scratch memory."""
 
 from __future__ import annotations
 
@@ -30,29 +30,29 @@ _FINALISTS = 2
 
 @dataclass(frozen=True)
 class Settings:
-    """How a climb is made."""
+    """Settings of a climb."""
 
     dtypes: tuple[str, ...] = ()
-    """Empty: all that the operation has; the same for layouts and rungs."""
+    """Empty for all of the operation; the same for layouts and rungs."""
     layouts: tuple[str, ...] = ()
     rungs: tuple[str, ...] = ()
     tune: bool = False
-    """Time every config of every rung, and keep the best; otherwise the default config."""
+    """True to time every config of every rung and keep the best; otherwise the default config."""
     with_peers: bool = True
     compiled: bool = False
-    """Whether PyTorch's compiler is among the peers, which takes seconds and more for each problem and dtype."""
+    """True to have torch.compile among the peers, which takes seconds and more per problem and dtype."""
     seed: int = 0
     seconds_each: float = 0.3
     min_rounds: int = 5
     screening_seconds: float = 0.02
     """Seconds for each config of the first pass of tuning."""
     weights_stay: bool = False
-    """Leave the steps that depend on nothing but weights out of the time, whatever the operation says."""
+    """True to leave steps that depend on weights alone out of the time, whatever the operation says."""
 
 
 @dataclass(frozen=True)
 class Verified:
-    """A rung and config that gave the right result."""
+    """A rung and config with a right result."""
 
     rung: Rung[Any]
     problem: Any
@@ -66,13 +66,13 @@ class Verified:
 
 
 VerifiedPeer = tuple[LayerPeer, float]
-"""A peer that gave the right result, and its error."""
+"""A peer with a right result, and its error."""
 
 
 def verified_peers(
     peers: Iterable[LayerPeer], operation: Operation[Any], case: Case
 ) -> tuple[list[VerifiedPeer], list[Record]]:
-    """The peers that do the problem, and right; and of each of the others a record that says why it has no time."""
+    """Return the peers with right results, and for each other one a record with the reason."""
     right: list[VerifiedPeer] = []
     refused: list[Record] = []
     for peer in peers:
@@ -89,7 +89,7 @@ def verified_peers(
 
 
 def refusal(operation: Operation[Any], problem: Any, system: str, why: str) -> Record:
-    """The record of a peer that has no time, and why it has none."""
+    """Return the record of a peer without a time, with the reason."""
     return replace(blank_record(operation, problem, system, ""), failure=why)
 
 
@@ -116,22 +116,22 @@ class Bench:
         self.settings = settings
         self.ceilings = ceilings
         self.left_out: list[str] = []
-        """The configs that are not in the records because what was timed of them is wrong, and how."""
+        """Configs without a record because their timed results are wrong, and the failures."""
         l2_bytes = ceilings.l2_bytes if ceilings else properties_of(device).l2_bytes if self.on_gpu else 0
         self.sets_count = rotation(problem.bytes, l2_bytes)
         self._sets: dict[str, list[dict[str, torch.Tensor]]] = {}
         self._outputs = tuple(outputs_of(operation, problem, torch.device("meta")))
         self._expected: dict[tuple[str, int], dict[str, torch.Tensor]] = {}
-        # All of them take turns on one stream, so one piece of scratch memory serves them all.
+        # All subjects run on one stream, so they can share scratch memory.
         room = max((sum(_aligned(w.bytes) for w in recipe.workspaces) for recipe in recipes), default=0)
         self._scratch = torch.empty(room, dtype=torch.uint8, device=device)
 
     def _in(self, layout: str) -> Any:
-        """The problem in another layout."""
+        """Return the problem in another layout."""
         return replace(self.problem, layout=layout)
 
     def sets(self, layout: str) -> list[dict[str, torch.Tensor]]:
-        """Random inputs and their outputs, enough of them to push each other out of the L2."""
+        """Return random inputs and outputs, enough sets to evict each other from the L2."""
         if layout not in self._sets:
             problem = self._in(layout)
             self._sets[layout] = [
@@ -144,7 +144,7 @@ class Bench:
         return self._sets[layout]
 
     def screen(self, candidates: Sequence[Verified]) -> list[Verified]:
-        """The best configs of every rung and layout, by a short look at each."""
+        """Return the best configs of every rung and layout by short timings."""
         groups: dict[tuple[str, str], list[Verified]] = {}
         for candidate in candidates:
             groups.setdefault((candidate.rung.name, candidate.problem.layout), []).append(candidate)
@@ -154,24 +154,28 @@ class Bench:
             if len(group) > _FINALISTS and self.on_gpu:
                 subjects = [self._subject(v) for v in group]
                 wrong: dict[str, str] = {}
-                times = self._time(subjects, self.settings.screening_seconds, 3, 200.0, wrong=wrong)
+                times = time_interleaved(
+                    subjects, self.device, seconds_each=self.settings.screening_seconds, min_rounds=3,
+                    replay_us=200.0, wrong=wrong,
+                )  # fmt: skip
                 self._leave_out(wrong)
                 right = sorted((v for v in group if v.name in times), key=lambda v: times[v.name].median_us)
-                group = right or group  # what is wrong is told by the measurement
+                group = right or group  # the measurement reports wrong ones
             kept += group[:_FINALISTS]
         return kept
 
     def _spills(self, one: Verified) -> bool:
-        """A config that the compiler could not fit into the registers is not worth a look."""
+        """True if the compiler spilled registers: such a config is not screened."""
         return bool(resources(one.rung.recipe(one.problem, one.config), self.device)[1])
 
     def measure(self, verified: Sequence[Verified], peers: Sequence[VerifiedPeer]) -> list[Record]:
-        """All of them interleaved; of a rung's finalists the faster one is kept. What is wrong is a failure."""
+        """Time all in turns and keep the fastest of a rung's finalists. A wrong result is a failure."""
         subjects = [self._peer_subject(peer) for peer, _ in peers] + [self._subject(v) for v in verified]
         if not subjects:
             return []
         wrong: dict[str, str] = {}
-        times = self._time(subjects, self.settings.seconds_each, self.settings.min_rounds, wrong=wrong)
+        seconds, rounds = self.settings.seconds_each, self.settings.min_rounds
+        times = time_interleaved(subjects, self.device, seconds_each=seconds, min_rounds=rounds, wrong=wrong)
         self._leave_out({v.name: wrong[v.name] for v in verified if v.name in wrong})
         records = [
             self._peer_record(peer, error, times[peer.system])
@@ -183,7 +187,7 @@ class Bench:
         for one in sorted(verified, key=lambda v: times[v.name].median_us if v.name in times else math.inf):
             best.setdefault((one.rung.name, one.problem.layout), one)
         return records + [
-            self._rung_record(one, times[one.name])
+            timed(self._rung_facts(one), one.problem, times[one.name], self.ceilings)
             if one.name in times
             else replace(self._rung_facts(one), failure=wrong[one.name])
             for one in best.values()
@@ -193,26 +197,8 @@ class Bench:
         label = f"{self.problem.name} {self.problem.dtype}"
         self.left_out += [f"{label}: {name}: {failure}" for name, failure in wrong.items()]
 
-    def _time(
-        self,
-        subjects: list[Subject],
-        seconds: float,
-        min_rounds: int,
-        replay_us: float = 500.0,
-        *,
-        wrong: dict[str, str],
-    ) -> dict[str, Timing]:
-        return time_interleaved(
-            subjects,
-            self.device,
-            seconds_each=seconds,
-            min_rounds=min_rounds,
-            replay_us=replay_us,
-            wrong=wrong,
-        )
-
     def _judged(self, layout: str, results: Sequence[Mapping[str, torch.Tensor]], tolerance: float) -> str:
-        """Every result must have been written; those of the first and of the last set are compared."""
+        """Require that every result is written, and compare those of the first and the last set."""
         for number, found in enumerate(results):
             if not found or any(bool(torch.isnan(result.double()).any()) for result in found.values()):
                 return f"input set {number} of {len(results)} has results that are not written"
@@ -225,7 +211,7 @@ class Bench:
         return ""
 
     def _references(self, layout: str, number: int) -> dict[str, torch.Tensor]:
-        """What a set should give, in float64."""
+        """Return the results of a set in float64."""
         if (layout, number) not in self._expected:
             problem, tensors = self._in(layout), self.sets(layout)[number]
             inputs = {name: tensor for name, tensor in tensors.items() if name not in self._outputs}
@@ -239,13 +225,13 @@ class Bench:
         recipe = one.rung.recipe(one.problem, one.config)
         stay = self.operation.weights_stay or self.settings.weights_stay
         prepared = Prepared(recipe, self.device, one.name, weights_stay=stay, behind=recipe)
-        # What is packed stays in memory of its own for every set; all else may be shared.
+        # Packed weights are kept per set; everything else may be shared.
         workspaces = {} if prepared.packs else self._workspaces(recipe)
 
         def call_over(tensors: dict[str, torch.Tensor]) -> Callable[[], None]:
             everything = prepared.pack({**tensors, **workspaces})
 
-            def call() -> None:  # a launch takes its arguments along, so one executable serves all sets
+            def call() -> None:  # arguments are copied at launch, so one executable serves all sets
                 prepared.executable.bind(everything)()
 
             return call
@@ -281,7 +267,7 @@ class Bench:
         results: list[torch.Tensor | None] = [None] * len(sets)
 
         def call_over(number: int) -> Callable[[], None]:
-            def call() -> None:  # a kept result has memory of its own, as ours have
+            def call() -> None:  # a result that is kept has its own memory, as ours have
                 results[number] = peer.run(problem, sets[number])
 
             return call
@@ -305,11 +291,8 @@ class Bench:
         )
         return timed(record, problem, timing, self.ceilings)
 
-    def _rung_record(self, one: Verified, timing: Timing) -> Record:
-        return timed(self._rung_facts(one), one.problem, timing, self.ceilings)
-
     def _rung_facts(self, one: Verified) -> Record:
-        """What a record says of a rung but for its time."""
+        """Return a rung's record without its time."""
         recipe = one.rung.recipe(one.problem, one.config)
         registers, spill_bytes, occupancy = resources(recipe, self.device)
         return replace(
@@ -335,7 +318,7 @@ def _aligned(size: int) -> int:
 
 
 def resources(recipe: Recipe, device: torch.device) -> tuple[int | None, int | None, float | None]:
-    """Registers and occupancy of the kernel that takes the most registers; the most bytes that any spills."""
+    """Return registers and occupancy of the kernel with the most registers, and the largest spill in bytes."""
     calls = [step for step in recipe.steps if isinstance(step, KernelCall) and not step.weights_only]
     if device.type != "cuda" or not calls:
         return None, None, None

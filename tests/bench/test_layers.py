@@ -13,7 +13,7 @@ from torch import nn
 from typer.testing import CliRunner, Result
 
 from escalade import cli, models, ops
-from escalade.bench import trial
+from escalade.bench import ladder, trial
 from escalade.bench.layers import measurement, sets, summaries
 from escalade.bench.layers.sets import Layer
 from escalade.bench.peers import cudnn_graph, registry
@@ -261,13 +261,13 @@ def test_packing_weights_counts_where_they_change(
     scales: dict[str, Any], change: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given: list[Settings] = []
-    real = measurement.Bench
+    real = ladder.Bench
 
     def spy(*arguments: Any) -> Any:
         given.append(arguments[4])
         return real(*arguments)
 
-    monkeypatch.setattr(measurement, "Bench", spy)
+    monkeypatch.setattr(ladder, "Bench", spy)
     monkeypatch.setattr(Scale, "weights_change", change)
     measured("scale")
     assert [settings.weights_stay for settings in given] == [not change]

@@ -9,19 +9,11 @@ from typing import Any
 import torch
 
 from escalade import ops
-from escalade.bench.ladder import Say, free
+from escalade.bench.ladder import Say, free, measure_jobs
 from escalade.bench.layers.sets import Layer
 from escalade.bench.peers.layer import LayerPeer, stem_convolution, stem_peer
 from escalade.bench.peers.registry import LAYERS
-from escalade.bench.trial import (
-    Bench,
-    Settings,
-    Verified,
-    VerifiedPeer,
-    blank_record,
-    refusal,
-    verified_peers,
-)
+from escalade.bench.trial import Settings, refusal
 from escalade.device.program import Program
 from escalade.errors import UnsupportedError
 from escalade.measure import verification
@@ -115,33 +107,17 @@ def measure(
         note(f"{label}: {why}")
         return []
     say(f"{label}: verifying {chosen.rung.name} and peers")
-    case = verification.Case(operation, problem, device, settings.seed)
-    outcome = case.check(chosen.rung, chosen.problem.layout, chosen.config)
-    ours = Verified(chosen.rung, chosen.problem, chosen.config, outcome, _note(chosen, problem))
-    right: list[VerifiedPeer] = []
-    refused: list[Record] = []
-    if device.type == "cuda":
-        offered, refused = candidates(layer, peers)
-        right, wrong = verified_peers(offered, operation, case)
-        refused += wrong
-    del case
-    recipe = chosen.rung.recipe(chosen.problem, chosen.config)
-    settings = replace(settings, weights_stay=not operation.weights_change)
-    bench = Bench(operation, problem, device, [recipe], settings, ceilings)
-    records = bench.measure([ours] if outcome.passed else [], right) + refused
-    for text in bench.left_out:
-        note(text)
-    if not outcome.passed:
-        failed = blank_record(operation, chosen.problem, "escalade", chosen.rung.name)
-        records.append(
-            replace(failed, config=chosen.config.as_dict(), failure=outcome.failure, error=outcome.error)
-        )
-    del bench
+    offered, refused = candidates(layer, peers) if device.type == "cuda" else ([], [])
+    settings = replace(settings, tune=False, weights_stay=not operation.weights_change)
+    jobs = [verification.Job(chosen.problem, chosen.rung, chosen.config)]
+    records = measure_jobs(operation, problem, device, jobs, offered, settings, ceilings, say, note)
     free(device)
-    return [replace(record, workload=workload) for record in with_gains(records, operation.ladder)]
+    why = chosen.why
+    if chosen.problem.layout != problem.layout:
+        why += f"; in layout {chosen.problem.layout}, not counting the conversion"
 
+    def filed(r: Record) -> Record:
+        note = r.note if r.is_peer or r.failure else "; ".join(filter(None, (why, r.note)))
+        return replace(r, workload=workload, note=note)
 
-def _note(chosen: Chosen, problem: Any) -> str:
-    if chosen.problem.layout == problem.layout:
-        return chosen.why
-    return f"{chosen.why}; in layout {chosen.problem.layout}, not counting the conversion"
+    return [filed(record) for record in with_gains(records + refused, operation.ladder)]
