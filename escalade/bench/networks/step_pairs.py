@@ -13,13 +13,12 @@ from torch import nn
 from escalade.bench import ladder
 from escalade.bench.ladder import free
 from escalade.bench.networks.measurement import Case, compare
-from escalade.bench.networks.training_step import Training, cases, planned
+from escalade.bench.networks.training_step import Training, cases, made, planned, stepping
 from escalade.bench.networks.workload import Part, Say, Setting
-from escalade.bench.peers.network import Maker, NetworkPeer, waiting
-from escalade.bench.peers.torch_training_step import STEPS, Lesson, Pupil
+from escalade.bench.peers.network import Maker
+from escalade.bench.peers.torch_training_step import Lesson, Pupil
 from escalade.bench.trial import Settings
 from escalade.device.memory import allocate, release
-from escalade.engine import training_step
 from escalade.engine.training.program import KernelStep
 from escalade.engine.training.step import TrainingStep
 from escalade.engine.training.techniques import GRAPH
@@ -28,71 +27,53 @@ from escalade.ops import OPERATIONS
 from escalade.ops.conv2d import Conv2dProblem
 
 SUFFIX = "_training_pairs"
-"""How the workload of these records ends, behind the network's name."""
+"""Suffix of the workload of these records, behind the network's name."""
 FEEDING = ("pageable, one stream", "pinned, one stream", "pageable, two streams", "pinned, two streams")
 ALLOCATION = ("allocated by CUDA at each step", "allocated by PyTorch at each step", "one arena")
 CONSTANTS = {"input_tile": "weights in global memory", "constant_weights": "weights in constant memory"}
-"""Rungs of `conv2d`, and what they are called here."""
+"""Rungs of `conv2d`, and their names here."""
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "A batch from host memory, and a step": FEEDING,
     "A step launched kernel by kernel": ALLOCATION,
     "The first convolution, by a plain kernel in fp32": tuple(CONSTANTS.values()),
 }
-"""Variants that are compared with each other, under a title each; the first is what the others are faster than."""
+"""Variants that are compared with each other, by title; the first is the baseline."""
 _BATCHES = (256,)
 
 
 def part(training: Training) -> Part:
-    """The pairs as a part of a run, which has to be asked for."""
+    """Return the pairs as a part of a run, measured only if it is named."""
     return Part(
-        partial(_measure, training),
-        usual=False,
-        needs_gpu=True,
-        batches=_BATCHES,
-        made=partial(planned, training),
-    )
+        partial(_measure, training), usual=False, needs_gpu=True, batches=_BATCHES, made=partial(planned, training)
+    )  # fmt: skip
 
 
 def _measure(training: Training, setting: Setting, say: Say) -> Iterator[list[Record]]:
     for case, lesson in cases(training, setting, SUFFIX, _BATCHES, say):
-        pupil, step = _made(lesson)
+        pupil, step = made(lesson, "nhwc")
         yield _compared(case, {name: _fed(lesson, pupil, step, name) for name in FEEDING}, say)
-        pupil, step = _made(lesson, GRAPH)
+        pupil, step = made(lesson, "nhwc", (GRAPH,))
         yield _compared(case, {name: _allocating(lesson, pupil, step, name) for name in ALLOCATION}, say)
         yield _constants(case, lesson, setting, say)
         free(setting.device)
 
 
-def _made(lesson: Lesson, *without: str) -> tuple[Pupil, TrainingStep]:
-    pupil = Pupil(lesson, "nhwc")
-    scale = lesson.scale if lesson.dtype == "fp16" else None
-    step = training_step(
-        pupil.model, lesson.loss, pupil.optimizer, lesson.batch("nhwc"), dtype=lesson.dtype, loss_scale=scale,
-        without=without,
-    )  # fmt: skip
-    return pupil, step
-
-
 def _compared(
     case: Case, calls: Mapping[str, tuple[Pupil, Callable[[], torch.Tensor]]], say: Say
 ) -> list[Record]:
-    """Every variant judged by what the model is after a few steps, and timed by the clock, in turns."""
+    """Verify every variant by the model after a few steps, and time calls in turns."""
 
-    def made(name: str, pupil: Pupil, call: Callable[[], torch.Tensor]) -> Maker:
-        def results(first: torch.Tensor) -> list[torch.Tensor]:
-            return pupil.after([first, *(call() for _ in range(STEPS - 1))])
+    def maker(name: str, pupil: Pupil, call: Callable[[], torch.Tensor]) -> Maker:
+        return lambda task: [stepping(name, "nhwc", task.device, pupil, call)]
 
-        peer = NetworkPeer(name, "nhwc", call, results, waiting(case.task.device), restart=pupil.restart)
-        return lambda _: [peer]
-
-    makers = {name: made(name, *one) for name, one in calls.items()}
+    makers = {name: maker(name, *one) for name, one in calls.items()}
     return compare(replace(case, own=True), makers, say)
 
 
 def _fed(
     lesson: Lesson, pupil: Pupil, step: TrainingStep, name: str
 ) -> tuple[Pupil, Callable[[], torch.Tensor]]:
-    """A step over a batch that comes from host memory. With two streams the next batch comes while a step runs."""
+    """Return a step over a batch from host memory. With two streams the next batch is copied while a step runs."""
     where, streams = name.split(", ")
     x, target = (one.cpu() for one in lesson.batch("nhwc"))
     if where == "pinned":
@@ -134,8 +115,8 @@ def _fed(
 def _allocating(
     lesson: Lesson, pupil: Pupil, step: TrainingStep, name: str
 ) -> tuple[Pupil, Callable[[], torch.Tensor]]:
-    """The kernels of a step one by one. Memory as large as each one's result is allocated in front of it, and given
-    back when the step is over; they compute in the arena all the same."""
+    """Return a step that launches its kernels one by one, each after an allocation as large as its result. The memory
+    is freed after the step; the kernels compute in the arena all the same."""
     x, target = lesson.batch("nhwc")
     if name == "one arena":
         return pupil, lambda: step(x, target)
@@ -164,20 +145,16 @@ def _allocating(
 
 
 def _constants(case: Case, lesson: Lesson, setting: Setting, say: Say) -> list[Record]:
-    """The first convolution of the network by two rungs that differ in where weights and bias are."""
+    """Measure the first convolution by two rungs, with weights and bias in global or in constant memory."""
     first = next(one for one in lesson.model.modules() if isinstance(one, nn.Conv2d))
     (rows, columns), (height, width) = lesson.x.shape[2:], first.kernel_size
     problem = Conv2dProblem(
         case.batch, first.in_channels, rows, columns, first.out_channels, height, width,
         padding=(height // 2, width // 2), bias=first.bias is not None,
     )  # fmt: skip
+    seed, seconds = setting.seed, setting.seconds
     asked = Settings(
-        ("fp32",),
-        ("nchw",),
-        tuple(CONSTANTS),
-        with_peers=False,
-        seed=setting.seed,
-        seconds_each=setting.seconds,
+        ("fp32",), ("nchw",), tuple(CONSTANTS), with_peers=False, seed=seed, seconds_each=seconds
     )
     found = ladder.climb(OPERATIONS["conv2d"], problem, setting.device, asked, setting.ceilings, say)
     blank = case.blank("escalade", "nchw")

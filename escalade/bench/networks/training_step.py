@@ -1,4 +1,4 @@
-"""Whole steps of training, `escalade.training_step` beside PyTorch's: judged after a few of them, then timed."""
+"""Whole training steps, `escalade.training_step` beside PyTorch's: verified after a few of them, then timed."""
 
 from __future__ import annotations
 
@@ -39,32 +39,32 @@ _BATCH_NUMBER = 6
 
 @dataclass(frozen=True)
 class Training:
-    """How a network is trained while it is measured."""
+    """Loss, batches and optimizer settings of a measured training."""
 
     loss: Loss
     target: Callable[[torch.Tensor, int], torch.Tensor]
-    """What a batch should give, from the batch and a seed: x itself where the network is to give its input."""
+    """Returns the targets of a batch, from the batch and a seed: x itself for an autoencoder."""
     batches: tuple[int, ...]
     scale: float
-    """The loss scale that fp16 begins with: below what makes the first gradients infinite."""
+    """Initial loss scale of fp16, small enough for finite first gradients."""
     rate: float
     most: float = 4.0
-    """Times the usual most that is allowed: gradients come through every layer twice, and their sums cancel in part."""
+    """Factor on the usual largest tolerance: gradients pass every layer twice, and their sums cancel in part."""
     whole: bool = False
     """True to compare all gradients as one tensor: see `Lesson.whole`."""
     ours: Callable[[nn.Module], nn.Module] = lambda model: model
-    """Makes of the model one with equal parameters that Escalade trains in its place."""
+    """Returns the model that Escalade trains in place of this one, with equal parameters."""
 
 
 def part(training: Training) -> Part:
-    """Steps of training as a part of a run, which has to be asked for."""
+    """Return training steps as a part of a run, measured only if it is named."""
     return Part(
         partial(_measure, training), usual=False, batches=training.batches, made=partial(planned, training)
     )
 
 
 def planned(training: Training, setting: Setting, batches: Iterable[int], dtype: str) -> Made:
-    """Return what a step of training would run today."""
+    """Return the digests of today's plans of a training step."""
     found = []
     for batch in batches:
         x = setting.inputs(batch, _BATCH_NUMBER)
@@ -93,7 +93,7 @@ def _measure(training: Training, setting: Setting, say: Say) -> Iterator[list[Re
 def cases(
     training: Training, setting: Setting, suffix: str, batches: tuple[int, ...], say: Say
 ) -> Iterator[tuple[Case, Lesson]]:
-    """What is known beforehand of each batch and dtype of a run, and what is learned there."""
+    """Yield the case and the lesson of each batch and dtype of a run."""
     workload = setting.name + suffix
     for batch in setting.among(batches):
         x = setting.inputs(batch, _BATCH_NUMBER)
@@ -110,7 +110,7 @@ def cases(
 
 
 def trainable(model: nn.Module) -> nn.Module:
-    """A copy of a model in training mode, whose BatchNorm follows the batches as it is usual."""
+    """Return a copy of a model in training mode, with BatchNorm's usual momentum."""
     copied = copy.deepcopy(model).train()
     for module in copied.modules():
         if isinstance(module, nn.BatchNorm2d):
@@ -119,7 +119,7 @@ def trainable(model: nn.Module) -> nn.Module:
 
 
 def exact(lesson: Lesson) -> list[torch.Tensor]:
-    """What the steps should lead to: float64's. To have cuDNN measure all that it has for them would take a minute."""
+    """Return the results of the steps in float64, without cuDNN's search, which would take a minute."""
     cudnn: Any = torch.backends.cudnn
     with precision("fp32"):
         cudnn.benchmark = False  # `precision` puts it back
@@ -127,10 +127,10 @@ def exact(lesson: Lesson) -> list[torch.Tensor]:
 
 
 def standard(lesson: Lesson, expected: Sequence[torch.Tensor], most: float) -> Standard:
-    """What the steps should lead to, and how far PyTorch's are from it in the lesson's dtype.
+    """Return the expected results, and PyTorch's error against them in the lesson's dtype.
 
-    A tensor may be as far off as PyTorch's own is, or as all of its kind together are: of a bias of three elements an
-    error is a matter of chance.
+    A tensor may be off by PyTorch's own error, or by that of all tensors of its kind together: the error of a bias of
+    three elements is a matter of chance.
     """
     with precision(lesson.dtype):
         found = [results_of(lesson, nudged(lesson.x, lesson.dtype, trial)) for trial in range(_TRIALS)]
@@ -142,8 +142,7 @@ def standard(lesson: Lesson, expected: Sequence[torch.Tensor], most: float) -> S
 def _errors(
     results: Sequence[torch.Tensor], expected: Sequence[torch.Tensor], parameters: int
 ) -> list[float]:
-    """The relative error of each result, or of all of its kind where that is larger: of the losses, the momenta, and
-    what the model has."""
+    """Return the relative error of each result, or of its kind (losses, momenta, parameters) where that is larger."""
     alone = [relative_error(one, right) for one, right in zip(results, expected, strict=True)]
     norms = [float(torch.linalg.vector_norm(right)) for right in expected]
     found: list[float] = []
@@ -155,28 +154,15 @@ def _errors(
 
 
 def escalade(lesson: Lesson, without: Collection[str] = (), system: str = "escalade") -> NetworkPeer:
-    """Our own step, or one without some techniques. Its memory is what a step takes at most, as its peers' is, and that
-    of making it stands beside it."""
+    """Return our own step, or one without some techniques. Its memory is the peak of a step, as its peers' is; the
+    peak of making it is in its config."""
     layout = lesson.layouts[-1]
     x, target = lesson.batch(layout)
     lesson.model_in(layout)
     peak = Peak(lesson.device)
-
-    def made() -> tuple[Pupil, TrainingStep]:
-        pupil = Pupil(lesson, layout)
-        step = training_step(
-            pupil.model, lesson.loss, pupil.optimizer, (x, target), dtype=lesson.dtype,
-            loss_scale=lesson.scale if lesson.dtype == "fp16" else None, without=without,
-        )  # fmt: skip
-        step(x, target)
-        return pupil, step
-
-    (pupil, step), making_bytes = peak.of(made)
+    (pupil, step), making_bytes = peak.of(lambda: made(lesson, layout, without))
     _, peak_bytes = peak.of(lambda: step(x, target))
     loss = step.program.results()[0]
-
-    def call() -> torch.Tensor:
-        return step(x, target)
 
     def replayed() -> torch.Tensor:
         step.program.run()
@@ -188,17 +174,38 @@ def escalade(lesson: Lesson, without: Collection[str] = (), system: str = "escal
         pupil.restart, step.program.run, (), [loss],
         lambda: pupil.after([loss.clone(), *(replayed() for _ in range(STEPS - 1))]),
     )  # fmt: skip
-    return NetworkPeer(
-        system, layout, call,
-        lambda first: pupil.after([first, *(call() for _ in range(STEPS - 1))]),
-        waiting(lesson.device), replay if is_graph else None, pupil.restart, peak_bytes,
-        config=summary(plan)
-        | {"plan": _digest(plan), "making_bytes": making_bytes, "phases": phases(step.plan)},
+    peer = stepping(system, layout, lesson.device, pupil, lambda: step(x, target))
+    config = {"plan": _digest(plan), "making_bytes": making_bytes, "phases": phases(step.plan)}
+    return replace(
+        peer, replay=replay if is_graph else None, peak_bytes=peak_bytes, config=summary(plan) | config
+    )
+
+
+def made(lesson: Lesson, layout: str, without: Collection[str] = ()) -> tuple[Pupil, TrainingStep]:
+    """Compile a step, and run it once."""
+    pupil = Pupil(lesson, layout)
+    batch = lesson.batch(layout)
+    step = training_step(
+        pupil.model, lesson.loss, pupil.optimizer, batch, dtype=lesson.dtype,
+        loss_scale=lesson.scale if lesson.dtype == "fp16" else None, without=without,
     )  # fmt: skip
+    step(*batch)
+    return pupil, step
+
+
+def stepping(
+    system: str, layout: str, device: torch.device, pupil: Pupil, call: Callable[[], torch.Tensor]
+) -> NetworkPeer:
+    """Return a step as a system that is judged by the model after a few steps."""
+
+    def results(first: torch.Tensor) -> list[torch.Tensor]:
+        return pupil.after([first, *(call() for _ in range(STEPS - 1))])
+
+    return NetworkPeer(system, layout, call, results, waiting(device), restart=pupil.restart)
 
 
 def phases(plan: Plan) -> dict[str, int]:
-    """The most bytes of the arena that are needed at once: up to the loss, behind it, and while the optimiser runs."""
+    """Return the peak bytes of the arena up to the loss, behind it, and in the optimizer."""
     end = len(plan.steps)
     loss = next(number for number, one in enumerate(plan.steps) if one.node.name == plan.graph.outputs[0])
     spans = {"forward": (0, loss), "backward": (loss + 1, end - 1), "optimiser": (end, end)}
@@ -206,6 +213,6 @@ def phases(plan: Plan) -> dict[str, int]:
 
 
 def _digest(plan: Explanation) -> str:
-    """A name that plans of the same steps have in common."""
+    """Return a name that plans of the same steps share."""
     steps = [(step.operation, step.problem, step.dtype, step.rung) for step in plan.steps]
     return hashlib.sha256(repr(steps).encode()).hexdigest()[:12]

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from escalade import models
-from escalade.bench.networks import step_pairs
+from escalade.bench.networks import step_pairs, training_step
 from escalade.bench.networks.measurement import Case
 from escalade.bench.networks.training_step import exact, standard
 from escalade.bench.peers.network import Task
@@ -23,7 +23,7 @@ def test_a_step_that_is_fed_from_the_host_is_judged_like_any_other() -> None:
     x = torch.rand(2, 3, 8, 8)
     lesson = Lesson(models.ConvAutoencoder(4).train(), F.mse_loss, x, x, "fp32", 1e-2, 1.0)
     case = Case("pairs", Task(lesson.model, x, "fp32"), standard(lesson, exact(lesson), 4.0), 0.0)
-    pupil, step = step_pairs._made(lesson)
+    pupil, step = training_step.made(lesson, "nhwc")
     other = replace(lesson, target=x + 0.01)
     calls = {
         "right": step_pairs._fed(lesson, pupil, step, "pageable, one stream"),
