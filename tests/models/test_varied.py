@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 from escalade.bench.coverage.catalogue import entries
 from escalade.bench.coverage.fallbacks import by_operator, planned
-from escalade.bench.coverage.weights import enliven
+from escalade.bench.coverage.run import enliven
 from escalade.engine.capture.export import capture
 from escalade.engine.engine import Engine
 from escalade.models import UNet, varied

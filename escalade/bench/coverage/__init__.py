@@ -1,1 +1,1 @@
-"""Many networks, one after another: which of them compile, are right, stay out of PyTorch, and are fast."""
+"""Many networks, one after another: compiled or not, right or not, steps left to PyTorch, and speed."""

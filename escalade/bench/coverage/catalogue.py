@@ -11,7 +11,6 @@ import typing
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -23,39 +22,37 @@ from escalade.measure.refusal import reason
 
 TORCHVISION = "torchvision"
 _LIBRARIES: list[torch.library.Library] = []
-"""Kept alive: an operator goes with the library that defines it."""
+"""Kept alive, because operators are removed with the library that defines them."""
 _SIZES = {"inception_v3": 299}
-"""The networks that were made for images of another size than is usual."""
+"""Networks for images of an unusual size."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A network that can be made."""
+    """A network by name."""
 
     name: str
     make: Callable[[], nn.Module]
     """Makes it with random weights."""
     size: int | None = None
-    """The size of its images, where it was made for others than is usual."""
+    """The side of its images, if it is unusual."""
     item: tuple[int, ...] | None = None
-    """The sizes of one item of a batch, where it says what it takes; without them, images."""
+    """Shape of one item of a batch; None for images."""
 
 
 def entries(wanted: str, only: str | None = None) -> list[Entry]:
-    """What `module` or `module:name,name` has; with `only`, the networks whose names that expression finds."""
+    """Return the networks of `module` or `module:name,name`; with `only`, those whose names match the expression."""
     module, colon, names = wanted.partition(":")
-    imported = None
-    if module == TORCHVISION:
-        found = _named(module, names, list(_torchvision())) if colon else list(_torchvision())
-    else:
-        imported = _imported(module)
-        found = _named(module, names, list(_callables(imported))) if colon else list(_networks(imported))
+    imported = None if module == TORCHVISION else _imported(module)
+    found = list(_torchvision() if imported is None else _callables(imported, annotated=not colon))
+    if colon:
+        found = _named(module, names, found)
     try:
         pattern = re.compile(only or "")
     except re.error as error:
         raise UnsupportedError(f"--only {only!r} is no regular expression: {error}") from error
     chosen = [entry for entry in found if pattern.search(entry.name)]
-    if chosen and imported is not None:  # what is wrong with others is not asked
+    if chosen and imported is not None:  # a wrong example_shape of other networks is no error
         return [replace(entry, item=_item(entry.name, getattr(imported, entry.name))) for entry in chosen]
     if chosen:
         return chosen
@@ -70,7 +67,7 @@ def entries(wanted: str, only: str | None = None) -> list[Entry]:
 
 
 def _named(module: str, names: str, known: Sequence[Entry]) -> list[Entry]:
-    """The networks of these names."""
+    """Return the networks of these names."""
     by_name = {entry.name: entry for entry in known}
     asked = [name.strip() for name in names.split(",") if name.strip()]
     missing = [name for name in asked if name not in by_name]
@@ -83,7 +80,7 @@ def _named(module: str, names: str, known: Sequence[Entry]) -> list[Entry]:
 
 
 def _imported(name: str) -> ModuleType:
-    """The module, also from the folder that the command runs in."""
+    """Import the module, also from the working directory."""
     here = os.getcwd()
     if here not in sys.path:
         sys.path.append(here)
@@ -97,32 +94,35 @@ def _imported(name: str) -> ModuleType:
             f"there is no module {name!r} here: a network is of torchvision, or of a module that Python finds; where "
             f"it is a package, `pip install {top}` may be what is missing"
         ) from error
-    except Exception as error:  # whatever a module does when it is imported
+    except Exception as error:  # a module may do anything when it is imported
         raise UnsupportedError(f"{name} cannot be imported: {reason(error)}") from error
 
 
 def _torchvision() -> Iterator[Entry]:
-    """Classification and segmentation, and the backbones of detectors: what is around those takes lists of images."""
+    """Yield networks of classification and segmentation, and backbones of detectors, which take lists of images."""
     _define_operators()
     models: Any = _imported(f"{TORCHVISION}.models")
+
+    def maker(name: str, part: str = "", **options: Any) -> Callable[[], nn.Module]:
+        def make() -> Any:
+            model = models.get_model(name, weights=None, **options)
+            return getattr(model, part) if part else model
+
+        return _quietly(make)
+
     for name in models.list_models(module=models):
-        yield Entry(name, _quietly(partial(models.get_model, name, weights=None)), _SIZES.get(name))
+        yield Entry(name, maker(name), _SIZES.get(name))
     for name in models.list_models(module=models.segmentation):
-        yield Entry(
-            name,
-            _quietly(
-                partial(models.get_model, name, weights=None, weights_backbone=None, aux_loss=_aux(name))
-            ),
-        )
+        aux = None if name.startswith("lraspp") else True  # a second result, which LR-ASPP does not have
+        yield Entry(name, maker(name, weights_backbone=None, aux_loss=aux))
     for name in models.list_models(module=models.detection):
-        yield Entry(f"{name}.backbone", _quietly(partial(_backbone, models, name)))
+        yield Entry(f"{name}.backbone", maker(name, "backbone", weights_backbone=None))
 
 
 def _define_operators() -> None:
     """Declare torchvision's own operators where its compiled half does not load, as beside a PyTorch without CUDA.
 
-    torchvision registers shapes for them when it is imported, which fails if they do not exist. No network here calls
-    them.
+    Importing torchvision registers shapes for them, which fails if they do not exist. No network here calls them.
     """
     try:
         importlib.import_module(TORCHVISION)
@@ -136,38 +136,25 @@ def _define_operators() -> None:
         return
 
 
-def _aux(name: str) -> bool | None:
-    """Segmentation networks have a second result, from halfway; LR-ASPP has none."""
-    return None if name.startswith("lraspp") else True
+def _callables(module: ModuleType, annotated: bool) -> Iterator[Entry]:
+    """Yield public classes and functions that can be called without arguments, in the module's order.
 
-
-def _backbone(models: Any, name: str) -> nn.Module:
-    return models.get_model(name, weights=None, weights_backbone=None).backbone
-
-
-def _networks(module: ModuleType) -> Iterator[Entry]:
-    """What is known to be a network before it is called: a module's other functions may do anything."""
-    for entry in _callables(module):
-        made = getattr(module, entry.name)
-        if inspect.isclass(made) or _gives_network(made):
-            yield entry
-
-
-def _callables(module: ModuleType) -> Iterator[Entry]:
-    """What the module offers by name and can be called without arguments, in the order in which it has them."""
+    With `annotated`, only functions that are annotated to return a network: others may do anything when called.
+    """
     names = getattr(module, "__all__", None) or [name for name in vars(module) if not name.startswith("_")]
     for name in names:
         made = getattr(module, name, None)
         if inspect.isclass(made):
             fits = issubclass(made, nn.Module)
         else:
-            fits = callable(made) and str(getattr(made, "__module__", "")).startswith(module.__name__)
+            own = callable(made) and str(getattr(made, "__module__", "")).startswith(module.__name__)
+            fits = own and (not annotated or _gives_network(made))
         if fits and callable(made) and _takes_nothing(made):
             yield Entry(name, _quietly(made))
 
 
 def _item(name: str, made: Callable[..., Any]) -> tuple[int, ...] | None:
-    """The sizes of one item of what it takes, where a constructor says them as its `example_shape`."""
+    """Return a constructor's `example_shape`, the shape of one item, if it has one."""
     given = getattr(made, "example_shape", None)
     if given is None:
         return None
@@ -178,8 +165,8 @@ def _item(name: str, made: Callable[..., Any]) -> tuple[int, ...] | None:
     return given
 
 
-def _gives_network(make: Callable[..., Any]) -> bool:
-    """Whether its annotation says that it gives a network."""
+def _gives_network(make: Any) -> bool:
+    """True if it is annotated to return a network."""
     try:
         called = make if inspect.isfunction(make) else type(make).__call__
         given = typing.get_type_hints(called).get("return")
@@ -189,7 +176,7 @@ def _gives_network(make: Callable[..., Any]) -> bool:
 
 
 def _takes_nothing(make: Callable[..., Any]) -> bool:
-    """Whether it can be called without arguments."""
+    """True if it can be called without arguments."""
     optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     try:
         parameters = inspect.signature(make).parameters.values()
@@ -199,7 +186,7 @@ def _takes_nothing(make: Callable[..., Any]) -> bool:
 
 
 def _quietly(make: Callable[[], Any]) -> Callable[[], nn.Module]:
-    """The constructor without its warnings, which are about weights that nobody asked for."""
+    """Return the constructor without its warnings about missing weights."""
 
     def made() -> nn.Module:
         with warnings.catch_warnings():

@@ -1,7 +1,8 @@
-"""One network after another: made, captured, planned, verified and timed; what fails is a sentence in its record."""
+"""One network after another: made, captured, planned, verified and timed; a failure is a sentence in its record."""
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -11,7 +12,6 @@ from torch import nn
 
 from escalade.bench.coverage.catalogue import Entry
 from escalade.bench.coverage.fallbacks import planned
-from escalade.bench.coverage.weights import enliven
 from escalade.bench.ladder import free
 from escalade.bench.networks.measurement import summary
 from escalade.bench.networks.parts import over_batches
@@ -26,25 +26,29 @@ from escalade.errors import EscaladeError
 from escalade.measure.ceilings import Ceilings
 from escalade.measure.records import Record
 from escalade.measure.refusal import reason
+from escalade.models import settle
 
 SIZE = 224
 _SETTLING_IMAGES, _SETTLING_NUMBER = {"cuda": 32, "cpu": 4}, 1
-"""Channels that few images leave almost constant would be blown up by BatchNorm, and rounding errors with them."""
+"""With fewer images, BatchNorm would amplify nearly constant channels, and rounding errors with them."""
 _MOST = 50.0
-"""How many times the usual most is allowed where PyTorch is as far off: these weights are no trained network's."""
+"""Factor on the usual largest tolerance where PyTorch is as far off: these weights are not trained."""
 _TRIALS = 3
 _CHUNK = 8
 _IMAGE = 3
-"""The sizes of an image: its channels, height and width."""
+"""Dimensions of an image: channels, height and width."""
+
+_SMALL = 1e-3
+"""Largest constant that is taken for a factor by which training starts with a branch left out."""
 
 
 class LostDevice(EscaladeError):
-    """The GPU does nothing more in this process; the sentence says since when."""
+    """The GPU answers everything with an error; the message says since which network."""
 
 
 @dataclass(frozen=True)
 class Coverage:
-    """One run: how each network is measured."""
+    """Settings of one run, the same for all networks."""
 
     workload: str
     device: torch.device
@@ -54,16 +58,16 @@ class Coverage:
     seconds: float
     seed: int
     size: int | None = None
-    """The size of images; None: each network's own."""
+    """Side of the images; None for each network's own."""
     ceilings: Ceilings | None = None
     timed: bool = True
-    """Whether plans are also run; if not, they are an H200's."""
+    """False to only make plans, for an H200."""
     layout: str = "nhwc"
-    """How images lie where the caller has them."""
+    """Layout of the images."""
     _captured: dict[str, tuple[nn.Module, Graph]] = field(default_factory=dict)
 
     def each(self, found: Sequence[Entry], clock: Clock, say: Say) -> Iterator[tuple[Entry, list[Record]]]:
-        """The records of one network after another, as long as there is time."""
+        """Yield the records of one network after another while there is time."""
         for entry in found:
             if not clock.allows_another():
                 return
@@ -73,12 +77,12 @@ class Coverage:
             clock.took(time.monotonic() - began)
 
     def measure(self, entry: Entry, say: Say) -> Iterator[list[Record]]:
-        """The records of one network, piece by piece: of ours for every batch and dtype, and of the peers there."""
+        """Yield the records of one network, batch by batch: ours and its peers'."""
         try:
             say(f"{entry.name}: making and capturing it")
             workload = self._workload(entry)
             settings = {dtype: self.setting(entry, dtype, workload) for dtype in self.dtypes}
-        except Exception as broken:  # a constructor, a model or its capture may fail in any way
+        except Exception as broken:  # constructors, models and capture may raise anything
             yield [self.failed(entry, batch, dtype, broken) for batch, dtype in self.cases()]
             return
         for batch, dtype in self.cases():
@@ -90,7 +94,7 @@ class Coverage:
                         yield [self._filed(entry, record) for record in found]
                 else:
                     yield [self._planned(entry, setting, batch, dtype, say)]
-            except Exception as broken:  # out of memory, a launch that fails: the others go on
+            except Exception as broken:  # out of memory, a failed launch: continue with the others
                 yield [self.failed(entry, batch, dtype, broken)]
                 self._require_device(entry)
         free(self.device)
@@ -99,7 +103,7 @@ class Coverage:
         return entry.item[-1] if entry.item else self.size or entry.size or SIZE
 
     def cases(self) -> list[tuple[int, str]]:
-        """Batches and dtypes, in the order in which a network is measured in them."""
+        """Return batches and dtypes in the order of measurement."""
         return [(batch, dtype) for dtype in self.dtypes for batch in self.batches]
 
     def setting(self, entry: Entry, dtype: str, workload: Workload | None = None) -> Setting:
@@ -127,34 +131,24 @@ class Coverage:
 
     def _workload(self, entry: Entry) -> Workload:
         def inputs(count: int, size: int, seed: int, device: torch.device) -> torch.Tensor:
-            return (
-                _random(count, entry.item, seed, device)
-                if entry.item
-                else images(count, size, seed).to(device)
-            )
+            if entry.item is None:
+                return images(count, size, seed).to(device)
+            # Numbers that 16 bits represent: argmax over them is the same in every dtype.
+            generator = torch.Generator(device).manual_seed(seed)
+            return torch.randn(count, *entry.item, generator=generator, device=device).half().float()
 
         def make(size: int, seed: int) -> nn.Module:
-            with torch.device(self.device):  # where random numbers are quickest to make
+            with torch.device(self.device):  # random numbers are fastest to make there
                 model = entry.make().eval()
-            if self.timed:  # a plan is the same for all weights
+            if self.timed:  # plans do not depend on weights
                 some = _SETTLING_IMAGES[self.device.type]
                 enliven(model, inputs(some, size, seed + _SETTLING_NUMBER, self.device))
             return model.cpu()
 
         return Workload(
-            entry.name,
-            make,
-            inputs,
-            SIZE,
-            self.batches,
-            self.dtypes,
-            self.peers,
-            {},
-            chunk=_CHUNK,
-            most=_MOST,
-            trials=_TRIALS,
-            layout=self.layout,
-        )
+            entry.name, make, inputs, SIZE, self.batches, self.dtypes, self.peers, {}, chunk=_CHUNK, most=_MOST,
+            trials=_TRIALS, layout=self.layout,
+        )  # fmt: skip
 
     def _blank(self, entry: Entry, size: int, batch: int, dtype: str) -> Record:
         layout = self.layout if entry.item is None or len(entry.item) == _IMAGE else "flat"
@@ -164,15 +158,14 @@ class Coverage:
         return replace(record, workload=self.workload, problem=f"{entry.name}_{record.problem}")
 
     def failed(self, entry: Entry, batch: int, dtype: str, broken: Exception) -> Record:
-        """The record of a case that could not be measured, and why."""
+        """Return the record of a case that could not be measured, with the reason."""
         failure = reason(broken)
         if not isinstance(broken, EscaladeError):
             failure = f"{type(broken).__name__}: {failure}"
         return replace(self._blank(entry, self._size(entry), batch, dtype), failure=failure)
 
     def _require_device(self, entry: Entry) -> None:
-        """A kernel that has gone wrong may leave a GPU that answers everything with an error: then nothing that comes
-        after it says anything."""
+        """Raise if the GPU answers everything with an error, as it does after an illegal access."""
         if self.device.type != "cuda":
             return
         try:
@@ -184,20 +177,14 @@ class Coverage:
 
 
 def _returning(graph: Graph, dtype: str) -> Graph:
-    """The graph with results of the type that the plan stores values in, as its peers' are."""
+    """Return the graph with results in the plan's storage dtype, like its peers'."""
     own = str(STORAGE[dtype]).removeprefix("torch.")
     types = (own if getattr(torch, name).is_floating_point else name for name in graph.output_types)
     return replace(graph, output_types=tuple(types))
 
 
-def _random(count: int, item: tuple[int, ...], seed: int, device: torch.device) -> torch.Tensor:
-    """Numbers that 16 bits hold: the largest of several is the same one in every dtype."""
-    generator = torch.Generator(device).manual_seed(seed)
-    return torch.randn(count, *item, generator=generator, device=device).half().float()
-
-
 class Clock:
-    """The seconds that a run may take, and whether there is time for another network."""
+    """The seconds that a run may take."""
 
     def __init__(self, seconds: float | None) -> None:
         self._limit = seconds
@@ -209,7 +196,7 @@ class Clock:
         return time.monotonic() - self._began
 
     def allows_another(self) -> bool:
-        """Whether one that takes as long as the longest so far would still end in time."""
+        """True if a network that takes as long as the longest so far would end in time."""
         return self._limit is None or self.spent + self._longest <= self._limit
 
     def took(self, seconds: float) -> None:
@@ -217,5 +204,31 @@ class Clock:
 
 
 def left_over(entries: Sequence[Entry]) -> str:
-    """What a run that was stopped has not measured, as `--only` takes it."""
+    """Return the expression of `--only` that selects these networks."""
     return "|".join(f"^{entry.name.replace('.', '[.]')}$" for entry in entries)
+
+
+def enliven(model: nn.Module, x: torch.Tensor) -> None:
+    """Replace constant parameters by random ones, and settle BatchNorm on these inputs.
+
+    A classifier of zeros (vision transformers'), or a branch scaled by a millionth (ConvNeXt's), would hide errors in
+    front of it.
+    """
+    with torch.no_grad():
+        for module in model.modules():
+            for name, parameter in module.named_parameters(recurse=False):
+                if parameter.numel() > 1 and bool((parameter == parameter.flatten()[0]).all()):
+                    _fill(module, name, parameter)
+    settle(model, x)
+
+
+def _fill(module: nn.Module, name: str, parameter: torch.Tensor) -> None:
+    value = abs(float(parameter.flatten()[0]))
+    if "Norm" in type(module).__name__ and name == "weight":
+        parameter.uniform_(0.5, 1.5)
+    elif 0 < value <= _SMALL:
+        parameter.uniform_(0.1, 0.5)
+    elif value == 0 and isinstance(module, nn.Linear | nn.Conv2d) and name == "weight":
+        parameter.normal_(0, 1 / math.sqrt(parameter[0].numel()))
+    elif value == 0:
+        parameter.normal_(0, 0.1)

@@ -112,12 +112,12 @@ def measure(
     jobs = [verification.Job(chosen.problem, chosen.rung, chosen.config)]
     records = measure_jobs(operation, problem, device, jobs, offered, settings, ceilings, say, note)
     free(device)
-    why = chosen.why
+    remark = chosen.why
     if chosen.problem.layout != problem.layout:
-        why += f"; in layout {chosen.problem.layout}, not counting the conversion"
+        remark += f"; in layout {chosen.problem.layout}, not counting the conversion"
 
     def filed(r: Record) -> Record:
-        note = r.note if r.is_peer or r.failure else "; ".join(filter(None, (why, r.note)))
+        note = r.note if r.is_peer or r.failure else "; ".join(filter(None, (remark, r.note)))
         return replace(r, workload=workload, note=note)
 
     return [filed(record) for record in with_gains(records + refused, operation.ladder)]

@@ -11,8 +11,7 @@ from torch import nn
 
 from escalade.bench.coverage import run
 from escalade.bench.coverage.catalogue import Entry
-from escalade.bench.coverage.run import Clock, Coverage, left_over
-from escalade.bench.coverage.weights import enliven
+from escalade.bench.coverage.run import Clock, Coverage, enliven, left_over
 from escalade.measure import records as store
 from escalade.measure.records import Record
 from tests.bench.coverage.networks import Attention, ConvNeXtBlock, Segmented
