@@ -15,6 +15,7 @@ from escalade import ops, parsing
 from escalade.errors import UnsupportedError
 from escalade.measure.ceilings import Ceilings
 from escalade.measure.records import Record
+from escalade.ops.base.card import Place
 from escalade.ops.choose.choice import Choice, choose
 from escalade.profile import ncu
 from escalade.profile.profiles import Profile, Profiled, profile
@@ -34,7 +35,7 @@ class Climb:
     rungs: list[str]
     seed: int = 0
 
-    def choices(self, device: torch.device) -> list[Choice]:
+    def choices(self, device: Place) -> list[Choice]:
         """Choose a config per rung, in the layout of the rung before if possible, else in another."""
         operation = ops.operation(self.operation)
         asked: Any = replace(operation.parse(self.problem), dtype=self.dtype)
@@ -50,7 +51,7 @@ def first_choice(
     problem: Any,
     dtypes: Sequence[str],
     layouts: Sequence[str],
-    device: torch.device,
+    device: Place,
     rung: str | None,
 ) -> Choice:
     """Choose a rung and config for the first dtype and layout that it supports; else raise its first refusal."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -24,15 +24,19 @@ from escalade.profile.climb import measure as count_bytes
 
 FEATURED = "64to64_56_k3s1_b256"
 """The convolution whose climb the docs show from the naive rung to the summit."""
+_LENET = ("1to4_86_k7_b10000_relu_pool2", "4to16_40_k7_b10000_relu_pool4c")
+"""LeNet's convolutions with what follows them, each one kernel."""
 TRAFFIC = {
-    "fp32": (
+    ("conv2d", FEATURED, "fp32"): (
         "direct", "input_tile", "weight_tile", "padded_tile", "vector_loads", "register_blocking", "nhwc", "unrolled",
         "tuned", "winograd_f4_fused",
     ),
-    "fp16": ("fused_epilogue", "tma_wgmma", "overlapped_store", "window"),
+    ("conv2d", FEATURED, "fp16"): ("fused_epilogue", "tma_wgmma", "overlapped_store", "window"),
+    **{("few_channels", problem, "fp16"): ("pooled",) for problem in _LENET},
 }  # fmt: skip
-"""Rungs whose bytes Nsight Compute counts: on CUDA cores down to fewer multiplications, and on tensor cores."""
-_START_SECONDS, _RUNG_SECONDS, _TRAFFIC_SECONDS = 1.5, 0.12, 45.0
+"""Rungs that Nsight Compute counts, by operation, problem and dtype: bytes, and what limits each."""
+_START_SECONDS, _RUNG_SECONDS = 1.5, 0.12
+_TRAFFIC_START, _TRAFFIC_SECONDS = 15.0, 3.0
 _SLOW_SECONDS = 70.0
 """Seconds per 10^12 operations: the naive rung takes one second for them, and is called dozens of times."""
 
@@ -48,8 +52,8 @@ def units() -> Iterator[Unit]:
             if _variants(operation):
                 named = [problem for problem in operation.problems if problem.name == FEATURED]
                 yield _unit("ablation", operation, (named or operation.problems)[0], dtype)
-    for dtype, rungs in TRAFFIC.items():
-        yield _traffic(dtype, rungs)
+    for counted, rungs in TRAFFIC.items():
+        yield _traffic(Climb(*counted, list(rungs)))
 
 
 def _variants(operation: Operation[Any]) -> list[Rung[Any]]:
@@ -107,28 +111,29 @@ def _made(
     return Made.of_rung(job.rung, asked, job.config) if job.config else None
 
 
-def _traffic(dtype: str, rungs: Sequence[str]) -> Unit:
-    counted = Climb("conv2d", FEATURED, dtype, list(rungs))
+def _traffic(counted: Climb) -> Unit:
+    name, problem, dtype = counted.operation, counted.problem, counted.dtype
 
     def measure(session: Session, say: Say) -> Iterator[list[Record]]:
-        say(f"conv2d {FEATURED} {dtype}: counting bytes by Nsight Compute")
+        say(f"{name} {problem} {dtype}: counting by Nsight Compute")
         assert session.ceilings is not None
         _, records = count_bytes(counted, session.device, session.ceilings)
         yield records
         free(session.device)
 
     def made(session: Session, record: Record) -> Made | None:
-        choices = {choice.rung.name: choice for choice in counted.choices(session.device)}
+        choices = {choice.rung.name: choice for choice in counted.choices(session.card)}
         found = choices.get(record.rung)
         return Made.of_rung(found.rung, found.problem, found.config) if found else None
 
+    asked = ("-p", problem, "-t", dtype, "-r", ",".join(counted.rungs))
     return Unit(
-        f"traffic/conv2d/{FEATURED}/{dtype}",
-        "bytes that rungs of conv2d move, counted by Nsight Compute",
-        shlex.join(("escalade", "profile", "conv2d", "-p", FEATURED, "-t", dtype, "-r", ",".join(rungs))),
-        _TRAFFIC_SECONDS,
+        f"traffic/{name}/{problem}/{dtype}",
+        f"bytes that rungs of {name} move, counted by Nsight Compute",
+        shlex.join(("escalade", "profile", name, *asked)),
+        _TRAFFIC_START + _TRAFFIC_SECONDS * len(counted.rungs),
         measure,
         made,
-        tuple(rungs),
+        tuple(counted.rungs),
         alone=True,
     )

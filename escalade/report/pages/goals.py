@@ -27,7 +27,10 @@ _OPERANDS, _OPERATIONS = 8, 2
 def _wall(records: Sequence[Record]) -> Iterator[Item]:
     own = [r for r in of(records, "conv2d" + TRAFFIC) if r.problem == FEATURED and r.median_us]
     known = {(r.dtype, r.rung): r for r in own}
-    rows = [known[t, rung] for t, rungs in WALL_RUNGS.items() for rung in rungs if (t, rung) in known]
+    order = [
+        (t, rung) for (_, problem, t), rungs in WALL_RUNGS.items() for rung in rungs if problem == FEATURED
+    ]
+    rows = [known[key] for key in order if key in known]
     if rows:
         yield origin(own)
         yield from _wall_sentence(records, rows[0])
@@ -91,6 +94,10 @@ def _lenet(records: Sequence[Record]) -> Iterator[Item]:
         if _APART in known and _FUSED in known:
             title = f"{times.storage} tensors, {times.batch:,} images"
             yield _fusion_alone(known[_APART], known[_FUSED], times, _copy_gbps(records)).titled(title, 0)
+    counted = [r for r in of(records, OPERATION + TRAFFIC) if r.median_us]
+    if counted:
+        title = "The fused kernels, counted by Nsight Compute"
+        yield Table([*columns("problem|µs"), *WALL_COLUMNS], counted, title=title)
 
 
 def _fusion_alone(apart: Variant, fused: Variant, times: OpTimes, copy_gbps: float | None) -> Table:
