@@ -1,4 +1,4 @@
-"""Fashion-MNIST's test images and the weights of a LeNet that knows them, where they are at hand."""
+"""Fashion-MNIST's test images and the weights of a LeNet trained on it, if they are installed."""
 
 from __future__ import annotations
 
@@ -15,30 +15,27 @@ from escalade.bench.networks import at_hand
 from escalade.errors import UnsupportedError
 
 SIZE = 86
-"""The side to which the images are resized."""
+"""Side of the resized images."""
 COUNT = 10_000
 WEIGHTS = "lenet_weights-86.bin"
 IMAGES, LABELS = "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"
 _PACKAGED = pathlib.Path("/usr/share/datasets/fashion-mnist")
-"""The folder where Debian's package dataset-fashion-mnist has it."""
+"""Folder of Debian's package dataset-fashion-mnist."""
 _SIDE = 28
 _HEADERS = {IMAGES: 16, LABELS: 8}
-"""Bytes: a magic number, and a size for every dimension."""
+"""Bytes of a magic number and the size of every dimension."""
 _MAGIC = {IMAGES: 2051, LABELS: 2049}
 
 
 def folders() -> tuple[pathlib.Path, ...]:
-    """The folders where it is looked for."""
+    """Return the folders that are searched."""
     return (*at_hand.folders(), _PACKAGED)
 
 
 def find(name: str) -> pathlib.Path | None:
-    """The file, compressed or not."""
-    for folder in folders():
-        for path in (folder / name, folder / f"{name}.gz"):
-            if path.is_file():
-                return path
-    return None
+    """Return the file, compressed or not."""
+    paths = (folder / file for folder in folders() for file in (name, f"{name}.gz"))
+    return next((path for path in paths if path.is_file()), None)
 
 
 def missing() -> tuple[str, ...]:
@@ -53,7 +50,7 @@ class Clothes:
 
 
 def clothes(count: int = COUNT) -> Clothes | None:
-    """The first of the test images, resized; None where they are not."""
+    """Return the first test images, resized; None if they are not installed."""
     images, labels = find(IMAGES), find(LABELS)
     return None if images is None or labels is None else _read(images, labels, count)
 
@@ -66,7 +63,7 @@ def _read(images: pathlib.Path, labels: pathlib.Path, count: int) -> Clothes:
 
 
 def _contents(path: pathlib.Path, name: str, size: int) -> np.ndarray:
-    """The bytes, so many, behind the header of an IDX file."""
+    """Return `size` bytes behind the header of an IDX file."""
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             header, data = file.read(_HEADERS[name]), file.read(size)

@@ -1,4 +1,4 @@
-"""How far a network's results may be from float64's: by PyTorch's own error, in the same dtype on the same inputs."""
+"""Tolerances of a network's results against float64, from PyTorch's own error in the same dtype on the same inputs."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ TIMES = {"fp32": 4.0, "tf32": 4.0, "fp16": 2.0, "bf16": 2.0, "fp8": 2.0}
 two; in TF32 Hopper's units cut x off where others round (docs/hopper.md). In 16 bits that is below their rounding.
 """
 LEAST = {"fp32": 2.0**-22, "tf32": 2.0**-9, "fp16": 2.0**-12, "bf16": 2.0**-9, "fp8": 0.25}
-"""What is allowed in any case: of few results PyTorch's may happen to be nearly exact, and its TF32 may be fp32."""
+"""Least tolerance: PyTorch's few results may happen to be nearly exact, and its TF32 may be fp32."""
 MOST = {"fp32": 1e-5, "tf32": 5e-3, "fp16": 5e-3, "bf16": 4e-2, "fp8": 0.25}
-"""What is allowed at most, however sloppy PyTorch is. PyTorch has no networks in FP8: there it is what 16 roundings to
-2^-4 in a row come to, as a random walk."""
+"""Largest tolerance, however large PyTorch's error is. PyTorch has no networks in FP8: there it is a random walk of 16
+roundings to 2^-4."""
 _LAST_BIT = {"fp32": 2.0**-23, "tf32": 2.0**-10, "fp16": 2.0**-10, "bf16": 2.0**-7, "fp8": 2.0**-3}
 UNTIMED = -1.0
-"""In place of the seconds that a system is timed: systems only compile what they need, and nothing is judged."""
+"""In place of the seconds per system: systems only compile, and nothing is judged or timed."""
 PEERS = 2.0
-"""How many times as far off a peer may be."""
+"""Factor on the tolerance for peers."""
 LEAST_ROWS = 8
-"""Rows at least, so that PyTorch's own error is no matter of chance."""
+"""Least rows for PyTorch's own error, which is a matter of chance on fewer."""
 
 
 def tolerance(dtype: str, own: float, most: float = 1.0) -> float:
-    """The tolerance that follows from PyTorch's own error; `most` is how many times the usual most is allowed."""
+    """Return the tolerance from PyTorch's own error; `most` is a factor on the usual largest tolerance."""
     own = math.inf if math.isnan(own) else own
     return min(most * MOST[dtype], max(LEAST[dtype], TIMES[dtype] * own))
 
 
 @dataclass(frozen=True)
 class Standard:
-    """What a network should give, each result by itself, and how far from it PyTorch is in a dtype."""
+    """The expected results of a network, and PyTorch's error of each in a dtype."""
 
     dtype: str
     expected: tuple[torch.Tensor, ...]
@@ -59,10 +59,9 @@ class Standard:
         return tolerance(self.dtype, self._together(self.own), self.most)
 
     def judge(self, results: Sequence[torch.Tensor], times: float = 1.0) -> tuple[float, str]:
-        """The error of all results together, and what is wrong with them, if something is.
+        """Return the error of all results together, and the first failure or an empty string.
 
-        `times` as much is allowed. Each result is judged as a kernel's is: its shape, its NaN, its norm, its rows, its
-        elements.
+        `times` is a factor on the tolerance. Each result is judged like a kernel's: shape, NaN, norm, rows, elements.
         """
         if len(results) != len(self.expected):
             return math.nan, f"it has {len(results)} results, not {len(self.expected)}"
@@ -76,7 +75,7 @@ class Standard:
         return self._together(errors), failures[0] if failures else ""
 
     def _together(self, errors: Sequence[float]) -> float:
-        """Errors relative to each result as one relative to all of them."""
+        """Combine errors relative to each result into one relative to all of them."""
         norms = [float(torch.linalg.vector_norm(expected)) or 1.0 for expected in self.expected]
         return math.hypot(*(e * n for e, n in zip(errors, norms, strict=True))) / math.hypot(*norms)
 
@@ -84,30 +83,30 @@ class Standard:
 def standard(
     model: nn.Module, x: torch.Tensor, dtype: str, expected: torch.Tensor, chunk: int = 16
 ) -> Standard:
-    """The standard of a network of one result, by PyTorch's error on these inputs."""
+    """Return the standard of a network of one result, by PyTorch's error on these inputs."""
     return Standard(dtype, (expected,), (own_error(model, x, dtype, expected, chunk),))
 
 
 def own_error(
     model: nn.Module, x: torch.Tensor, dtype: str, expected: torch.Tensor, chunk: int = 16
 ) -> float:
-    """PyTorch's error of a network of one result."""
+    """Return PyTorch's error of a network of one result."""
     return own_errors(model, x, dtype, (expected,), chunk)[0]
 
 
 def own_errors(
     model: nn.Module, x: torch.Tensor, dtype: str, expected: Sequence[torch.Tensor], chunk: int = 16
 ) -> tuple[float, ...]:
-    """PyTorch's error of each result, as it is on a GPU: the sums in fp32.
+    """Return PyTorch's error of each result, as on a GPU with sums in fp32.
 
-    On the CPU that takes help: some processors sum 16-bit products in 16 bits, and there is no TF32. So there the
-    weights and the results of every operator are rounded, and fp32 does the rest.
+    Some CPUs sum 16-bit products in 16 bits, and none has TF32. There, weights and the results of every operator are
+    rounded, and computed in fp32.
     """
     storage = STORAGE[dtype]
     its = copy.deepcopy(model).to(x.device)
     cudnn: Any = torch.backends.cudnn
     with torch.no_grad(), precision(dtype):
-        cudnn.benchmark = False  # a search over every algorithm takes longer than the figure is worth
+        cudnn.benchmark = False  # its search takes too long
         if x.is_cuda:
             its = its.to(storage)
             results = [its(part.to(storage)) for part in x.split(chunk)]
@@ -121,7 +120,7 @@ def own_errors(
 
 
 def nudged(x: torch.Tensor, dtype: str, number: int) -> torch.Tensor:
-    """The inputs themselves as number 0; as any other, moved by less than the dtype rounds away."""
+    """Return the inputs for number 0; for others, moved by less than the rounding of the dtype."""
     if not number:
         return x
     generator = torch.Generator(x.device).manual_seed(number)
@@ -130,12 +129,12 @@ def nudged(x: torch.Tensor, dtype: str, number: int) -> torch.Tensor:
 
 
 def joined(parts: Sequence[Any]) -> tuple[torch.Tensor, ...]:
-    """The results of a network, one or several in whichever structure, of batches that follow each other."""
+    """Concatenate the results of consecutive batches, one or several in any structure."""
     return tuple(torch.cat(pieces) for pieces in zip(*map(tensors, parts), strict=True))
 
 
 class _Rounded(TorchFunctionMode):
-    """Everything that an operator gives is rounded to the dtype."""
+    """Rounds the results of every operator to the dtype."""
 
     def __init__(self, dtype: str) -> None:
         super().__init__()
@@ -153,8 +152,8 @@ def _rounded(tensor: torch.Tensor, dtype: str) -> torch.Tensor:
 
 
 def spoil(tensors: Sequence[torch.Tensor]) -> None:
-    """NaN throughout (ones where there is no NaN), so that what is not written is seen."""
-    with torch.inference_mode():  # for results of inference mode too
+    """Fill tensors with NaN (ones for integers), so that an element that is not written is found."""
+    with torch.inference_mode():  # results of inference mode need it
         for tensor in tensors:
             tensor.fill_(math.nan if tensor.is_floating_point() else 1)
 
@@ -164,7 +163,7 @@ def fresh(
     results: Callable[[Any], Sequence[torch.Tensor]],
     restart: Callable[[], object] = lambda: None,
 ) -> Sequence[torch.Tensor]:
-    """What a call gives where memory that is used again holds no earlier, right result of it."""
+    """Return the results of a call whose reused memory was filled with NaN before."""
     restart()
     spoil(results(call()))
     restart()

@@ -1,9 +1,8 @@
-"""A LeNet on 10,000 grey images: its convolutions one by one, the whole of it, and what it knows about clothes."""
+"""A LeNet on 10,000 grey images: its convolutions one by one, the whole network, and its accuracy on Fashion-MNIST."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 import torch
 from torch import nn
@@ -11,7 +10,7 @@ from torch import nn
 from escalade import models
 from escalade.bench.networks import fashion_mnist, op_times, parts, planned
 from escalade.bench.networks.judging import Standard, fresh, own_error
-from escalade.bench.networks.workload import Part, Say, Setting, Stream, Workload
+from escalade.bench.networks.workload import Part, Say, Setting, Stream, Workload, reference
 from escalade.bench.peers import registry
 from escalade.bench.peers.network import tensors
 from escalade.engine.engine import Engine
@@ -21,7 +20,7 @@ COUNTS = (100, 1_000, 10_000)
 _COUNTS_ON_CPU = (100,)
 _STREAM_BATCHES = (2_500, 10_000)
 _AS_IT_IS = ((0.0,), (1 / 255,))
-"""A normalisation of bytes that leaves a grey value what it is."""
+"""A normalization that leaves grey values unchanged."""
 
 
 def _model(size: int, seed: int) -> nn.Module:
@@ -30,7 +29,7 @@ def _model(size: int, seed: int) -> nn.Module:
 
 
 def _images(count: int, size: int, seed: int, device: torch.device) -> torch.Tensor:
-    """Clothes, again and again if there are too few; random grey values where there are none."""
+    """Return Fashion-MNIST's images, repeated if there are too few; random grey values without them."""
     found = fashion_mnist.clothes(min(count, fashion_mnist.COUNT))
     if found is None:
         generator = torch.Generator(device).manual_seed(seed)
@@ -46,13 +45,13 @@ def _notice() -> str:
         return ""
     where = ", ".join(map(str, fashion_mnist.folders()))
     return (
-        f"{', '.join(absent)} (or .gz): in none of {where}; ESCALADE_DATA names another folder. What is missing is "
-        "random here, and there is no accuracy on Fashion-MNIST."
+        f"{', '.join(absent)} (or .gz): in none of {where}; ESCALADE_DATA names another folder. Random data is used "
+        "instead, and there is no accuracy on Fashion-MNIST."
     )
 
 
 def _accuracy(setting: Setting, say: Say) -> Iterator[list[Record]]:
-    """The accuracy on clothes; without them, against float64 on whatever there is."""
+    """Measure the accuracy on Fashion-MNIST; without it, the error against float64."""
     if fashion_mnist.missing():
         yield from parts.accuracy(setting, say)
         return
@@ -61,7 +60,7 @@ def _accuracy(setting: Setting, say: Say) -> Iterator[list[Record]]:
     found = fashion_mnist.clothes(max(counts))
     assert found is not None
     x = found.images.to(setting.device).float()
-    expected = setting.reference(setting.model, x)
+    expected = reference(setting.model, x, setting.workload.chunk)
     for dtype in setting.dtypes:
         own = own_error(setting.model, x, dtype, expected, setting.workload.chunk)
         yield on_clothes(setting.engine(dtype), x, found.labels, expected, own, counts)
@@ -75,7 +74,7 @@ def on_clothes(
     own: float,
     counts: Sequence[int],
 ) -> list[Record]:
-    """The share of right answers among the first images, for each count of them; `own` is PyTorch's error."""
+    """Return the share of right answers among the first images, for each count; `own` is PyTorch's error."""
     (result,) = fresh(lambda: engine(x), tensors)
     logits = result.cpu()
     exact = expected.cpu()
@@ -84,16 +83,11 @@ def on_clothes(
         first = slice(count)
         known = Standard(engine.dtype, (exact[first],), (own,))
         error, failure = known.judge((logits[first],))
-        records.append(
-            replace(
-                Record("lenet_accuracy", f"fashion_mnist_n{count}", engine.dtype, "", count, "escalade", ""),
-                accuracy=_right(logits[first], labels[first]),
-                error=error,
-                tolerance=known.tolerance,
-                failure=failure,
-                note=f"float64: {_right(exact[first], labels[first]):.4f}",
-            )
-        )
+        records.append(Record(
+            "lenet_accuracy", f"fashion_mnist_n{count}", engine.dtype, "", count, "escalade", "",
+            accuracy=_right(logits[first], labels[first]), error=error, tolerance=known.tolerance,
+            failure=failure, note=f"float64: {_right(exact[first], labels[first]):.4f}",
+        ))  # fmt: skip
     return records
 
 

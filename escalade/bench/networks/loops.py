@@ -1,6 +1,6 @@
-"""A network's own forward pass with its layers done by plain loops on one thread, or some of them on a GPU.
+"""A network's own forward pass with its layers computed by plain loops on one thread, or some of them on a GPU.
 
-Both stand in for PyTorch's operators where these are dispatched, so that the network is the same in every phase.
+Both replace PyTorch's operators at dispatch, so that the network is the same in every phase.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import pathlib
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -22,13 +22,13 @@ from escalade.ops.conv2d.op import conv2d
 
 _SOURCE = pathlib.Path(__file__).with_name("loops.cpp")
 OPTIONS = ("-O2",)
-"""What the compiler is told: a plain loop stays one, and no instruction sets beyond the usual are asked for."""
+"""Compiler options: no vectorized loops, no instruction sets beyond the default."""
 _aten = torch.ops.aten
 Replaced = Callable[..., Any]
 
 
 class _Replacing(TorchDispatchMode):
-    """Runs others in the place of some of PyTorch's operators."""
+    """Replaces some of PyTorch's operators."""
 
     def __init__(self, replaced: Mapping[Any, Replaced]) -> None:
         super().__init__()
@@ -39,14 +39,14 @@ class _Replacing(TorchDispatchMode):
 
 
 def in_loops() -> TorchDispatchMode:
-    """Every layer of a ResNet by a plain loop, on one thread in fp32; the loops are compiled before it returns."""
+    """Compile the loops, and return a mode that runs every layer of a ResNet by one, on one thread in fp32."""
     _library()
     return _Replacing(
         {
             _aten.convolution.default: _conv2d,
             _aten.native_batch_norm.default: _batch_norm,
-            _aten.relu.default: _relu,
-            _aten.add.Tensor: _add,
+            _aten.relu.default: partial(_pointwise, "relu"),
+            _aten.add.Tensor: partial(_pointwise, "add"),
             _aten.max_pool2d_with_indices.default: _max_pool2d,
             _aten.mean.dim: _mean,
             _aten.addmm.default: _addmm,
@@ -55,14 +55,14 @@ def in_loops() -> TorchDispatchMode:
 
 
 def convolutions_on(device: torch.device, dtype: torch.dtype) -> TorchDispatchMode:
-    """Convolutions and BatchNorm by kernels on a GPU, every image copied there and back; the rest stays where it is.
+    """Return a mode that runs convolutions and BatchNorm by kernels on a GPU, with every image copied there and back.
 
-    Weights stay on the GPU once they are there.
+    Weights are copied once.
     """
     there: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def weight(tensor: torch.Tensor, type: torch.dtype) -> torch.Tensor:
-        if id(tensor) not in there:  # the tensor is kept, so that its number is nobody else's
+        if id(tensor) not in there:  # the tensor is kept alive, so that its id stays unique
             copied = tensor.to(device, type)
             laid = copied.contiguous(memory_format=torch.channels_last) if copied.dim() == 4 else copied
             there[id(tensor)] = tensor, laid
@@ -86,13 +86,12 @@ def convolutions_on(device: torch.device, dtype: torch.dtype) -> TorchDispatchMo
         w, b, m, v = (weight(tensor, torch.float32) for tensor in (scale, shift, mean, variance))
         return back(batch_norm(sent(x), w, b, m, v, eps=epsilon)), x.new_empty(0), x.new_empty(0)
 
-    # Escalade's own operators are no concern of the mode: it replaces PyTorch's, and lets others pass.
     return _Replacing({_aten.convolution.default: convolution, _aten.native_batch_norm.default: norm})
 
 
 @cache
 def _library() -> ctypes.CDLL:
-    """The loops, compiled by the compiler of the twin."""
+    """Return the loops, compiled by the twin's compiler."""
     source = _SOURCE.read_text()
 
     def make(path: pathlib.Path) -> None:
@@ -104,7 +103,7 @@ def _library() -> ctypes.CDLL:
 
 
 def _run(name: str, *arguments: torch.Tensor | int) -> None:
-    """Calls a loop with pointers to contiguous floats, and whole numbers."""
+    """Call a loop with pointers to contiguous floats, and integers."""
     given = [
         ctypes.c_void_p(each.data_ptr()) if isinstance(each, torch.Tensor) else ctypes.c_int(each)
         for each in arguments
@@ -142,17 +141,10 @@ def _batch_norm(x: torch.Tensor, *given: Any) -> tuple[torch.Tensor, ...]:
     return y, x.new_empty(0), x.new_empty(0)
 
 
-def _relu(x: torch.Tensor) -> torch.Tensor:
-    x = x.contiguous()
-    y = torch.empty_like(x)
-    _run("relu", x, y, x.numel())
-    return y
-
-
-def _add(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    a, b = a.contiguous(), b.contiguous()
-    y = torch.empty_like(a)
-    _run("add", a, b, y, a.numel())
+def _pointwise(name: str, *given: torch.Tensor) -> torch.Tensor:
+    given = tuple(x.contiguous() for x in given)
+    y = torch.empty_like(given[0])
+    _run(name, *given, y, y.numel())
     return y
 
 

@@ -1,4 +1,4 @@
-"""Both convolutions of a LeNet by every rung of their ladder, beside cuDNN: the ladder's own measurements.
+"""Both convolutions of a LeNet by every rung of their ladder, beside cuDNN.
 
 The records are those of `escalade ladder few_channels`.
 """
@@ -24,18 +24,16 @@ FORMS = {
     "": ("1to4_86_k7_b{batch}", "4to16_40_k7_b{batch}"),
     "with ReLU and pooling": ("1to4_86_k7_b{batch}_relu_pool2", "4to16_40_k7_b{batch}_relu_pool4c"),
 }
-"""The first and the second convolution, by themselves and with what follows them."""
+"""The first and the second convolution, alone and fused with the following layers."""
 _DTYPES = ("fp32", "fp16")
 _SECONDS = 0.1
-"""Seconds for each subject at most: there are many, and the slow ones take a tenth of a second for their five
-rounds."""
+"""Most seconds per subject: slow ones take a tenth of a second for their five rounds anyway."""
 
 
 def measure(setting: Setting, say: Say) -> Iterator[list[Record]]:
-    """All rungs for the convolutions alone; with ReLU and pooling those that a network would choose among.
+    """Measure all rungs for the convolutions alone; with ReLU and pooling, those of a network.
 
-    Rungs that do not take fp32 are measured on fp32 tensors with TF32 products. On the CPU one rung runs, on the
-    twin and on one image.
+    Rungs without fp32 run on fp32 tensors with TF32 products. On the CPU, the twin runs one rung on one image.
     """
     operation = ops.operation(OPERATION)
     asked = {problem: _asked(operation, problem, setting) for problem in _problems(operation, setting)}
@@ -60,7 +58,7 @@ def _problems(operation: Operation[Any], setting: Setting) -> list[Any]:
 def _compile(
     operation: Operation[Any], asked: Mapping[Any, Mapping[str, tuple[str, ...]]], setting: Setting
 ) -> None:
-    """Compiles on all cores, before the climbs would do it one by one. What fails is told by them."""
+    """Compile on all cores before the climbs, which report what fails."""
     here = architecture(setting.device.index or 0)
     planned = [
         job
@@ -74,7 +72,7 @@ def _compile(
 
 
 def _asked(operation: Operation[Any], problem: Any, setting: Setting) -> dict[str, tuple[str, ...]]:
-    """The rungs to be measured, by dtype; those that refuse are left out by the climb."""
+    """Return the rungs to measure by dtype; the climb leaves out those that refuse."""
     preferred = operation.preferred(problem)
     if not setting.on_gpu:
         return {
@@ -82,10 +80,7 @@ def _asked(operation: Operation[Any], problem: Any, setting: Setting) -> dict[st
         }
     plain = problem.pool == 1
     wanted = [rung for rung in operation.ladder if plain or rung.name in preferred]
-    found = {}
-    for dtype in setting.dtypes:
-        if dtype in _DTYPES:
-            found[dtype] = tuple(rung.name for rung in wanted)
+    found = {dtype: tuple(rung.name for rung in wanted) for dtype in setting.dtypes if dtype in _DTYPES}
     if "fp32" in found:
         exact, rounded = (replace(problem, dtype=dtype) for dtype in ("fp32", "tf32"))
         found["tf32"] = tuple(r.name for r in wanted if r.supports(exact) and not r.supports(rounded))

@@ -1,4 +1,4 @@
-"""What would run today for the figures of a network: its plans as an H200 gets them, made without running anything."""
+"""Digests of today's plans of a network for a card, made without running anything."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from escalade.engine.passes.fusion_level import FusionLevel
 from escalade.measure.currency import Made
 
 _IMAGE = 3
-"""Sizes of an image: channels, height and width."""
+"""Dimensions of an image: channels, height and width."""
 
 
 def of_batches(setting: Setting, batches: Iterable[int], dtype: str) -> Made:

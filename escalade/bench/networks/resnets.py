@@ -1,4 +1,4 @@
-"""ResNets with random weights, and images that are told apart by them."""
+"""ResNets with random weights, and random images that they distinguish."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _CALIBRATION_IMAGES = 4
 _BLOCK_SCALE = 0.3
 _CLASSES = 1000
 _CHAOS = 100.0
-"""Times the usual most that gradients of random weights may be off, where PyTorch's own are: what a rounding in front
-grows into behind is a matter of chance."""
+"""Factor on the usual largest tolerance for gradients of random weights, where PyTorch's are as far off: the growth of
+a rounding error through the layers is a matter of chance."""
 
 
 def resnet(name: str, make: Callable[[], ResNet]) -> Workload:
@@ -63,27 +63,26 @@ def resnet(name: str, make: Callable[[], ResNet]) -> Workload:
 
 
 def _classes(x: torch.Tensor, seed: int) -> torch.Tensor:
-    """A class for each image, drawn at random."""
+    """Return a random class per image."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(0, _CLASSES, (len(x),), generator=generator).to(x.device)
 
 
 def _one_class(x: torch.Tensor, seed: int) -> torch.Tensor:
-    """Return the same class for every image: gradients of random classes cancel, and what is left is rounding."""
+    """Return the same class for every image: gradients of random classes cancel, which leaves rounding errors."""
     return torch.zeros(len(x), dtype=torch.long, device=x.device)
 
 
 UNTRAINED = Training(F.cross_entropy, _one_class, (64,), scale=2.0**10, rate=1e-4, most=_CHAOS, whole=True)
-"""How a network with the random weights of its constructor is trained while it is measured."""
+"""Training of a network with the random weights of its constructor."""
 CLASSIFIES = Training(F.cross_entropy, _classes, (64, 256), scale=2.0**10, rate=1e-3, most=_CHAOS)
-"""How a ResNet is trained while it is measured."""
+"""Training of a ResNet."""
 
 
 def _damp(model: ResNet, x: torch.Tensor) -> None:
-    """Blocks of a trained network add little to what goes around them.
+    """Scale blocks down: those of a trained network add little to their residual.
 
-    With full scales a network of random weights is chaotic: rounding errors grow from block to block, eightfold over
-    a ResNet-50.
+    With full scales a network of random weights is chaotic: rounding errors grow eightfold over a ResNet-50.
     """
     with torch.no_grad():
         for block in model.modules():
@@ -99,9 +98,9 @@ def _damp(model: ResNet, x: torch.Tensor) -> None:
 
 
 def images(count: int, size: int = SIZE, seed: int = 0) -> torch.Tensor:
-    """Normalised images [count, 3, size, size]: blotches of several sizes, each with its own colours and contrast.
+    """Return normalized images [count, 3, size, size]: blotches of several sizes, each with its own color and contrast.
 
-    White noise would not do: to a network all of it looks the same.
+    White noise would not do: a network does not distinguish samples of it.
     """
     generator = torch.Generator().manual_seed(seed)
 

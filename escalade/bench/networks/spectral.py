@@ -20,13 +20,13 @@ from escalade.measure.records import Record
 BANDS, FRAMES = 64, 5
 _SCORE_BATCHES = (512, 1_048_576)
 _LOUDEST, _QUIETEST, _SPREAD = 1.0, -3.0, (0.6, 1.4)
-"""Logarithms of a band's power: the mean of the lowest and the highest band, and the deviations."""
+"""Logarithms of power: means of the lowest and the highest band, and standard deviations."""
 
 
 def frames(count: int, size: int, seed: int, device: torch.device) -> torch.Tensor:
-    """Rows like logarithmic mel spectra: [count, 5 frames x 64 bands], each band with its own level and spread.
+    """Return rows like logarithmic mel spectra: [count, 5 frames x 64 bands], each band with its own level and spread.
 
-    Made where they are wanted: a million rows take a CPU seconds.
+    They are made on the device: a million rows take a CPU seconds.
     """
     generator = torch.Generator(device).manual_seed(seed)
     x = torch.randn(count, FRAMES, BANDS, generator=generator, device=device)
@@ -36,7 +36,7 @@ def frames(count: int, size: int, seed: int, device: torch.device) -> torch.Tens
 
 
 class Score(nn.Module):
-    """The autoencoder, asked for anomaly scores instead of reconstructions."""
+    """The autoencoder with anomaly scores as results."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -64,13 +64,8 @@ def fused(model: nn.Module) -> nn.Module:
 
 
 _TRAINING = Training(
-    F.mse_loss,
-    lambda x, seed: x,
-    (32, 64, 128, 256, 512, 65_536, 1_048_576),
-    scale=2.0**16,
-    rate=1e-2,
-    ours=fused,
-)
+    F.mse_loss, lambda x, seed: x, (32, 64, 128, 256, 512, 65_536, 1_048_576), scale=2.0**16, rate=1e-2, ours=fused
+)  # fmt: skip
 
 
 SPECTRAL = Workload(

@@ -1,4 +1,4 @@
-"""A network to be measured, and the setting of one run: what every part of `escalade bench` is given."""
+"""A network to measure, and the setting of one run, which every part of `escalade bench` gets."""
 
 from __future__ import annotations
 
@@ -23,72 +23,72 @@ from escalade.ops.base.card import H200, Card
 
 Say = Callable[[str], None]
 CALIBRATION, CALIBRATION_NUMBER = 16, 9
-"""How many inputs FP8's ranges are measured on, and which: none that are judged or timed."""
+"""Number of inputs that FP8's ranges are measured on, and their seed: they are neither judged nor timed."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """One of the tables of a run."""
+    """One table of a run."""
 
     measure: Callable[[Setting, Say], Iterator[list[Record]]]
-    """Gives records piece by piece, so that a run that is stopped keeps what it has."""
+    """Yields records piece by piece, so that an interrupted run keeps what it has."""
     usual: bool = True
-    """Whether it is measured unasked, or only when it is asked for."""
+    """False to measure it only if it is named."""
     needs_gpu: bool = False
     dtypes: tuple[str, ...] = ()
-    """The dtypes that it is for; empty: all of the workload's."""
+    """Its dtypes; empty for all of the workload's."""
     batches: tuple[int, ...] = ()
-    """The batches that it is for and that may be measured apart from each other; empty: it has no such batches."""
+    """Batches that may be measured separately; empty if there are none."""
     made: Callable[[Setting, Iterable[int], str], Made] | None = None
-    """Returns what would run today for these batches and this dtype; None: the plans of the batches."""
+    """Returns the digests of today's plans for batches and a dtype; None for the plans of the batches."""
 
 
 @dataclass(frozen=True)
 class Stream:
-    """Images of bytes from host memory, as a workload wants them measured."""
+    """A stream of uint8 images from host memory."""
 
     normalize: tuple[tuple[float, ...], tuple[float, ...]]
     batches: tuple[int, ...]
     total: int | None = None
-    """Images from the first to the last that are timed too, beside the rate of an endless stream."""
+    """Images that are also timed from the first to the last, beside the rate of an endless stream."""
 
 
 @dataclass(frozen=True)
 class Workload:
     name: str
     make: Callable[[int, int], nn.Module]
-    """Makes the model from a size and a seed: on the CPU, in fp32 and evaluation mode; the same for the same seed."""
+    """Makes the model from a size and a seed: on the CPU, in fp32 and evaluation mode, deterministically."""
     make_inputs: Callable[[int, int, int, torch.device], torch.Tensor]
-    """Makes inputs from a count, a size, a seed and a device: in fp32, there."""
+    """Makes fp32 inputs from a count, a size, a seed and a device."""
     size: int
-    """The size of an input, unless another one is asked for."""
+    """The default size of an input."""
     batches: tuple[int, ...]
     dtypes: tuple[str, ...]
     peers: Mapping[str, Maker]
     parts: Mapping[str, Part]
     further_dtypes: tuple[str, ...] = ()
-    """Dtypes that are measured only when they are named, and have no peers."""
+    """Dtypes that are measured only if they are named, and have no peers."""
     smallest: int | None = None
-    """The size from which on others may be asked for; None: none may."""
+    """The smallest other size; None if there are no others."""
     small_batches: tuple[int, ...] = (1,)
     """Batches on the CPU."""
     slow_batches: tuple[int, ...] = ()
-    """The `batches` at which peers that are slow to make take part; empty: all."""
+    """The batches with peers that are slow to make; empty for all."""
     chunk: int = 16
-    """Inputs whose float64 values are in memory at once."""
+    """Inputs per forward pass in float64."""
     classifies: bool = True
-    """The largest of its results is its answer."""
+    """True if the largest of its results is its answer."""
     most: float = 1.0
-    """How many times the usual most its results may be off, where PyTorch's own are: of weights that no training has
-    calmed, rounding errors grow from layer to layer."""
+    """Factor on the usual largest tolerance, where PyTorch's results are as far off: with untrained weights, rounding
+    errors grow from layer to layer."""
     trials: int = 1
-    """How often PyTorch's own error is taken, over inputs that differ by their rounding; the largest counts. Of weights
-    that no training has calmed, what a rounding grows into for some image is a matter of chance."""
+    """Number of measurements of PyTorch's own error, over inputs that differ by their rounding; the largest counts.
+    With untrained weights, the growth of a rounding error is a matter of chance."""
     layout: str = "nhwc"
-    """How images lie where the caller has them."""
+    """Layout of the caller's images."""
     stream: Stream | None = None
     notice: Callable[[], str] = lambda: ""
-    """What is worth knowing beforehand about what is measured here."""
+    """Returns a note for the user before the run."""
 
     def model(self, size: int | None = None, seed: int = 0) -> nn.Module:
         with torch.random.fork_rng(devices=[]):
@@ -103,7 +103,7 @@ class Workload:
 
 @dataclass(frozen=True)
 class Setting:
-    """One run: the network, and how it is to be measured."""
+    """One run: the network, devices, batches, dtypes and peers."""
 
     workload: Workload
     model: nn.Module
@@ -119,7 +119,7 @@ class Setting:
     ceilings: Ceilings | None = None
     budget: Budget = field(default_factory=Budget)
     card: Card = H200
-    """The card that plans are made for."""
+    """The card to plan for."""
     _engines: dict[str, Engine] = field(default_factory=dict)
 
     @property
@@ -141,17 +141,16 @@ class Setting:
         return self._engines[dtype]
 
     def inputs(self, count: int, number: int) -> torch.Tensor:
-        """Inputs on the device; other numbers give other inputs."""
+        """Return inputs on the device; each number gives different ones."""
         return self.workload.inputs(count, self.size, self.seed + number, self.device)
-
-    def reference(self, model: nn.Module, x: torch.Tensor) -> torch.Tensor:
-        return reference(model, x, self.workload.chunk)
 
     def known(
         self, model: nn.Module, count: int, number: int, dtypes: Iterable[str]
     ) -> tuple[torch.Tensor, dict[str, Standard]]:
-        """Inputs, and by dtype what they should give and how far off PyTorch is: on them, or on some more if they are
-        few and it is further off there. Of a run that times nothing there are only the inputs."""
+        """Return inputs, and by dtype the expected results and PyTorch's error, on these or on `LEAST_ROWS` inputs.
+
+        A run that times nothing gets the inputs alone.
+        """
         if self.seconds == UNTIMED:
             return self.inputs(count, number), {dtype: Standard(dtype, (), ()) for dtype in dtypes}
         x = self.inputs(max(count, LEAST_ROWS), number)
@@ -174,16 +173,16 @@ class Setting:
         }
 
     def of_part(self, part: str) -> tuple[str, ...]:
-        """The run's dtypes that a part is for; all of them if it has none of those."""
+        """Return the run's dtypes that a part is for; all of them if it has none of those."""
         wanted = self.workload.parts[part].dtypes
         return tuple(dtype for dtype in self.dtypes if dtype in wanted) or self.dtypes
 
     def among(self, wanted: tuple[int, ...]) -> tuple[int, ...]:
-        """The run's batches that a part is for; the largest if it has none of them."""
+        """Return the run's batches that a part is for; the largest if it has none of those."""
         return tuple(batch for batch in wanted if batch in self.batches) or (max(self.batches),)
 
     def peers_at(self, batch: int, known: Mapping[str, Maker] | None = None) -> dict[str, Maker]:
-        """The known peers that take part: the slow ones within the budget, where they are not one batch too many."""
+        """Return the peers at a batch: slow ones within the budget, and only at `slow_batches`."""
         everyone = not self.slow_batches or batch in self.slow_batches
         return {
             name: self.budget.limited(name, make) if name in SLOW else make
@@ -193,13 +192,13 @@ class Setting:
 
 
 def reference(model: nn.Module, x: torch.Tensor, chunk: int = 16) -> torch.Tensor:
-    """What a model of one result gives in float64, where x is."""
+    """Return the one result of a model in float64, on the device of x."""
     (expected,) = references(model, x, chunk)
     return expected
 
 
 def references(model: nn.Module, x: torch.Tensor, chunk: int = 16) -> tuple[torch.Tensor, ...]:
-    """All that the model gives in float64, indices too, where x is."""
+    """Return all results of a model in float64, indices too, on the device of x."""
     exact = copy.deepcopy(model).to(x.device).double()
     with torch.no_grad():
         return tuple(y.double() for y in joined([exact(part.double()) for part in x.split(chunk)]))

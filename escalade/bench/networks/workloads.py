@@ -1,4 +1,4 @@
-"""The networks that `escalade bench` measures, by name, by their constructors, or as programs of `torch.export`."""
+"""The networks that `escalade bench` measures, by name, by constructor, or as programs of `torch.export`."""
 
 from __future__ import annotations
 
@@ -9,25 +9,54 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from escalade import models
 from escalade.bench.coverage.catalogue import entries
-from escalade.bench.networks import parts, training_step
-from escalade.bench.networks.autoencoder import AUTOENCODER
+from escalade.bench.networks import ablation, parts, step_pairs, training_step
 from escalade.bench.networks.lenet import LENET
-from escalade.bench.networks.resnets import UNTRAINED, resnet
+from escalade.bench.networks.resnets import UNTRAINED, images, resnet
 from escalade.bench.networks.spectral import SPECTRAL
+from escalade.bench.networks.training_step import Training
 from escalade.bench.networks.workload import Part, Workload
 from escalade.bench.peers import registry
 from escalade.engine.programs import SUFFIX, example_of, module_of, read_program
 from escalade.errors import UnsupportedError
 
+_TRAINING = Training(F.mse_loss, lambda x, seed: x, (64, 256, 1024), scale=2.0**16, rate=1e-2)
+
+
+def _images(count: int, size: int, seed: int, device: torch.device) -> torch.Tensor:
+    """Return images [count, 3, size, size] in [0, 1]."""
+    return torch.sigmoid(images(count, size, seed)).to(device)
+
+
+_AUTOENCODER = Workload(
+    "autoencoder",
+    lambda size, seed: models.ConvAutoencoder(),
+    _images,
+    32,
+    batches=(64, 256, 1024),
+    dtypes=("fp16", "tf32", "fp32"),
+    peers=registry.plain("nchw", "nhwc"),
+    parts={
+        "accuracy": Part(parts.accuracy),
+        "batches": Part(parts.batches),
+        "training-step": training_step.part(_TRAINING),
+        "training-ablation": ablation.part(_TRAINING),
+        "training-pairs": step_pairs.part(_TRAINING),
+    },
+    smallest=4,
+    small_batches=(4,),
+    classifies=False,
+)
+
 WORKLOADS: dict[str, Workload] = {
     workload.name: workload
     for workload in (
         *(resnet(make.__name__, make) for make in (models.resnet18, models.resnet34, models.resnet50)),
-        AUTOENCODER,
+        _AUTOENCODER,
         LENET,
         SPECTRAL,
     )
@@ -42,13 +71,13 @@ TRAINED = tuple(
 )  # fmt: skip
 """Networks of torchvision whose training is measured too."""
 _SIDE = 224
-"""The side of images that a constructor's network takes, if it does not say."""
+"""Default side of the images of a constructor's network."""
 _MOST, _TRIALS = 50.0, 3
-"""How rounding is judged where weights may be of no training: see `Workload`."""
+"""Judgment of rounding where weights may be untrained: see `Workload`."""
 
 
 def workload(name: str) -> Workload:
-    """The workload of that name, or that of the network which `module:name` makes, or which a .pt2 file holds."""
+    """Return a workload by its name, by a constructor `module:name`, or of a .pt2 file."""
     if name in WORKLOADS:
         return WORKLOADS[name]
     if name.endswith(SUFFIX):
@@ -62,7 +91,7 @@ def workload(name: str) -> Workload:
 
 
 class _Exported(nn.Module):
-    """A program where a model is wanted: it computes the same in every mode, and refuses to be told one."""
+    """An exported program as a model: it computes the same in every mode, and cannot be switched."""
 
     def __init__(self, program: torch.export.ExportedProgram) -> None:
         super().__init__()
@@ -77,7 +106,7 @@ class _Exported(nn.Module):
     def __deepcopy__(self, memo: dict[int, Any]) -> _Exported:
         made = memo[id(self)] = _Exported.__new__(_Exported)
         with warnings.catch_warnings(category=FutureWarning):
-            warnings.simplefilter("ignore")  # PyTorch warns of its own way to copy a program
+            warnings.simplefilter("ignore")  # of PyTorch's own deprecated copy
             vars(made).update(copy.deepcopy(vars(self), memo))
         return made
 
@@ -103,7 +132,7 @@ def _of_constructor(name: str) -> Workload:
 
 
 def _repeatable(model: nn.Module) -> nn.Module:
-    """Switch off dropout and stochastic depth, which would make every system's training another one."""
+    """Switch off dropout and stochastic depth, which would differ between systems."""
     for module in model.modules():
         if isinstance(module, nn.Dropout) or type(module).__name__ == "StochasticDepth":
             module.p = 0.0  # type: ignore[assignment]
@@ -111,7 +140,7 @@ def _repeatable(model: nn.Module) -> nn.Module:
 
 
 def _of_network(name: str, make: Callable[[], nn.Module], item: tuple[int, ...]) -> Workload:
-    """Any network that takes batches of such items."""
+    """Return the workload of any network, for batches of items of this shape."""
 
     def inputs(count: int, size: int, seed: int, device: torch.device) -> torch.Tensor:
         generator = torch.Generator(device).manual_seed(seed)
