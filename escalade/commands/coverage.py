@@ -9,7 +9,7 @@ import typer
 from rich.markup import escape
 
 from escalade.bench.coverage.catalogue import entries
-from escalade.bench.coverage.run import Clock, Coverage, LostDevice, left_over
+from escalade.bench.coverage.run import Coverage, LostDevice, left_over
 from escalade.bench.networks.judging import MOST
 from escalade.bench.peers import registry
 from escalade.bench.peers.comparison import COVERAGE
@@ -114,7 +114,7 @@ def command(
             timed, layout,
         )  # fmt: skip
         try:
-            for entry, records in coverage.each(found, Clock(budget), say):
+            for entry, records in coverage.each(found, budget, say):
                 for line in tables.lines(run.keep(records)):
                     run.console.print(escape(line))
                 left.pop(entry.name, None)

@@ -1,4 +1,4 @@
-"""The network that a command is about: a model by name, a constructor, an exported program, or a saved engine."""
+"""Networks of commands: a model by name, a constructor, an exported program, or a saved engine."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ KINDS = (
     f"a model ({', '.join(models.MODELS)}), a constructor (module:name), the {SUFFIX} file of a program of "
     "torch.export nor the file of a saved engine"
 )
-"""What a network can be named by, as the end of a sentence on what it is not."""
+"""Names of networks, as the end of a sentence with `neither`."""
 _CONSTRUCTOR = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 _IMAGE = (3, 224, 224)
-"""What a constructor's network takes if it does not say."""
+"""Default input of a constructor's network."""
 
 PlannedBatch = Annotated[int, count("--batch", "-b", help="The batch size to plan for.")]
 
@@ -52,14 +52,14 @@ Normalizing = Callable[[Sequence[int]], Normalization]
 
 @dataclass(frozen=True)
 class Uncompiled:
-    """A network as PyTorch has it, and inputs of one item or more."""
+    """A PyTorch network, and inputs of one item or more."""
 
     model: torch.nn.Module | torch.export.ExportedProgram
     arguments: tuple[Any, ...]
     keywords: Mapping[str, Any]
 
     def inputs(self, batch: int, device: torch.device) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """A batch of so many items on a device, all like the first."""
+        """Return `batch` copies of the first item on a device."""
 
         def taken(tensor: torch.Tensor) -> torch.Tensor:
             return (torch.cat([tensor[:1]] * batch) if tensor.dim() > 1 else tensor).to(device)
@@ -69,17 +69,17 @@ class Uncompiled:
 
 
 def is_network(name: str) -> bool:
-    """Whether a network can be had by that name, as far as the name tells."""
+    """True if the name is that of a network, as far as the name tells."""
     return name in models.MODELS or bool(_CONSTRUCTOR.fullmatch(name)) or pathlib.Path(name).is_file()
 
 
 def is_saved(name: str) -> bool:
-    """Whether it is the file of an engine, as far as the name tells."""
+    """True if it is the file of an engine, as far as the name tells."""
     return name not in models.MODELS and not name.endswith(SUFFIX) and pathlib.Path(name).is_file()
 
 
 def uncompiled(name: str) -> Uncompiled | None:
-    """A model by name with random weights, what a constructor makes, or a program; None: it is none of these."""
+    """Return a model with random weights by name or constructor, or a program; None for other names."""
     if name in models.MODELS:
         model, x = models.model(name)
         return Uncompiled(model, (x,), {})
@@ -106,9 +106,9 @@ def network(
     plans: int = MOST_PLANS,
     normalize: Normalizing | None = None,
 ) -> tuple[Engine, tuple[torch.Tensor, ...]]:
-    """The engine of a network, compiled if it is not yet, and inputs for it.
+    """Return the engine of a network, compiled if it is not yet, and inputs for it.
 
-    Where it is compiled, `normalize` says how, by the shape of what the network takes.
+    `normalize` returns the normalization to compile, from the shape of the network's input.
     """
     home = torch.device("cpu" if device == "twin" else device)
     if not is_network(name):
@@ -133,7 +133,7 @@ def network(
 
 
 def inputs_of(engine: Engine, name: str, batch: int, home: torch.device) -> tuple[torch.Tensor, ...]:
-    """Inputs without contents for an engine."""
+    """Return inputs of zeros for an engine."""
     needed = sum(math.prod(fixed(given.shape, batch)) for given in engine.graph.inputs)
     room.require(needed, f"{name} for a batch of {batch:,}")
     return tuple(

@@ -30,7 +30,7 @@ from escalade.models import settle
 
 SIZE = 224
 _SETTLING_IMAGES, _SETTLING_NUMBER = {"cuda": 32, "cpu": 4}, 1
-"""With fewer images, BatchNorm would amplify nearly constant channels, and rounding errors with them."""
+"""Images that settle BatchNorm: fewer would leave channels nearly constant, and amplify their rounding errors."""
 _MOST = 50.0
 """Factor on the usual largest tolerance where PyTorch is as far off: these weights are not trained."""
 _TRIALS = 3
@@ -66,15 +66,21 @@ class Coverage:
     """Layout of the images."""
     _captured: dict[str, tuple[nn.Module, Graph]] = field(default_factory=dict)
 
-    def each(self, found: Sequence[Entry], clock: Clock, say: Say) -> Iterator[tuple[Entry, list[Record]]]:
-        """Yield the records of one network after another while there is time."""
+    def each(
+        self, found: Sequence[Entry], budget: float | None, say: Say
+    ) -> Iterator[tuple[Entry, list[Record]]]:
+        """Yield the records of one network after another.
+
+        With a budget in seconds, no network is begun that would not end in time if it took as long as the longest.
+        """
+        start, longest = time.monotonic(), 0.0
         for entry in found:
-            if not clock.allows_another():
-                return
             began = time.monotonic()
+            if budget is not None and began - start + longest > budget:
+                return
             for records in self.measure(entry, say):
                 yield entry, records
-            clock.took(time.monotonic() - began)
+            longest = max(longest, time.monotonic() - began)
 
     def measure(self, entry: Entry, say: Say) -> Iterator[list[Record]]:
         """Yield the records of one network, batch by batch: ours and its peers'."""
@@ -181,26 +187,6 @@ def _returning(graph: Graph, dtype: str) -> Graph:
     own = str(STORAGE[dtype]).removeprefix("torch.")
     types = (own if getattr(torch, name).is_floating_point else name for name in graph.output_types)
     return replace(graph, output_types=tuple(types))
-
-
-class Clock:
-    """The seconds that a run may take."""
-
-    def __init__(self, seconds: float | None) -> None:
-        self._limit = seconds
-        self._began = time.monotonic()
-        self._longest = 0.0
-
-    @property
-    def spent(self) -> float:
-        return time.monotonic() - self._began
-
-    def allows_another(self) -> bool:
-        """True if a network that takes as long as the longest so far would end in time."""
-        return self._limit is None or self.spent + self._longest <= self._limit
-
-    def took(self, seconds: float) -> None:
-        self._longest = max(self._longest, seconds)
 
 
 def left_over(entries: Sequence[Entry]) -> str:

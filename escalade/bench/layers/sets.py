@@ -1,10 +1,11 @@
-"""Sets of layers, mostly convolutions, in the dtype and batch that are asked for."""
+"""Sets of layers, mostly convolutions, in any dtype and batch."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from escalade import ops
@@ -22,12 +23,12 @@ DIRECTIONS = {
 }
 """The directions of a convolution, and the operation of each."""
 IMAGE_CHANNELS = 4
-"""Channels up to which the input is taken for an image, whose gradient nobody asks for."""
+"""Most channels of an input that is taken for an image, which needs no gradient."""
 
 
 @dataclass(frozen=True)
 class Layer:
-    """A problem of an operation, and how many times a network has it."""
+    """A problem of an operation, and its number in a network."""
 
     operation: str
     problem: Any
@@ -47,7 +48,7 @@ def _conv(
 
 
 def _counted(problems: Iterable[Conv2dProblem]) -> tuple[Layer, ...]:
-    """Each once, in the order in which they come first."""
+    """Return each problem once with its count, in the order of first occurrence."""
     counts: dict[Conv2dProblem, int] = {}
     for problem in problems:
         counts[problem] = counts.get(problem, 0) + 1
@@ -55,7 +56,7 @@ def _counted(problems: Iterable[Conv2dProblem]) -> tuple[Layer, ...]:
 
 
 def _resnet(depths: Sequence[int], bottleneck: bool, batch: int, dtype: str) -> tuple[Layer, ...]:
-    """A batch norm is a bias by now, and the convolution that ends a block adds what went around it."""
+    """Return the convolutions of a ResNet with BatchNorm folded into biases and residuals added in the epilogue."""
     rest: dict[str, Any] = {"batch": batch, "dtype": dtype}
     found = [_conv(3, 64, 224, 7, 2, relu=True, **rest)]
     channels, size = 64, 56
@@ -78,16 +79,8 @@ def _resnet(depths: Sequence[int], bottleneck: bool, batch: int, dtype: str) -> 
     return _counted(found)
 
 
-def resnet18(batch: int, dtype: str) -> tuple[Layer, ...]:
-    return _resnet((2, 2, 2, 2), False, batch, dtype)
-
-
-def resnet50(batch: int, dtype: str) -> tuple[Layer, ...]:
-    return _resnet((3, 4, 6, 3), True, batch, dtype)
-
-
 def stem(batch: int, dtype: str) -> tuple[Layer, ...]:
-    """The first convolution of a ResNet; and with its pooling, as one operation of ours and two steps of the peers'."""
+    """Return the first convolution of a ResNet, alone and with its pooling, which are two steps of peers."""
     first = Layer("conv2d", _conv(3, 64, 224, 7, 2, relu=True, batch=batch, dtype=dtype))
     if dtype not in STEM.dtypes:
         return (first,)
@@ -99,7 +92,7 @@ def stem(batch: int, dtype: str) -> tuple[Layer, ...]:
 
 
 def depthwise(batch: int, dtype: str) -> tuple[Layer, ...]:
-    """MobileNetV2's, ConvNeXt's, and one with a filter as large as they come."""
+    """Return MobileNetV2's and ConvNeXt's depthwise convolutions, and one with a very large filter."""
     mobilenet = (
         (32, 112, 1), (96, 112, 2), (144, 56, 1), (144, 56, 2), (192, 28, 1), (192, 28, 2), (384, 14, 1),
         (576, 14, 1), (576, 14, 2), (960, 7, 1),
@@ -114,13 +107,13 @@ def depthwise(batch: int, dtype: str) -> tuple[Layer, ...]:
 
 
 def untuned(batch: int, dtype: str) -> tuple[Layer, ...]:
-    """Problems that no table has an entry for, at batches of their own."""
+    """Return problems without an entry in any table, at their own batches."""
     return tuple(Layer("conv2d", replace(problem, dtype=dtype, layout="nhwc")) for problem in UNTUNED)
 
 
 SETS: dict[str, Callable[[int, str], tuple[Layer, ...]]] = {
-    "resnet18": resnet18,
-    "resnet50": resnet50,
+    "resnet18": partial(_resnet, (2, 2, 2, 2), False),
+    "resnet50": partial(_resnet, (3, 4, 6, 3), True),
     "stem": stem,
     "depthwise": depthwise,
     "untuned": untuned,
@@ -128,7 +121,7 @@ SETS: dict[str, Callable[[int, str], tuple[Layer, ...]]] = {
 
 
 def named(name: str, batch: int, dtype: str) -> tuple[Layer, ...]:
-    """The layers of a set, or of the one convolution that the name spells (with a batch of its own)."""
+    """Return the layers of a set, or the one convolution with that name (and its own batch)."""
     if name in SETS:
         return SETS[name](batch, dtype)
     try:
@@ -142,7 +135,7 @@ def named(name: str, batch: int, dtype: str) -> tuple[Layer, ...]:
 
 
 def in_direction(layers: Sequence[Layer], direction: str) -> tuple[Layer, ...]:
-    """These layers, or the gradients of those that are convolutions and have one that is wanted."""
+    """Return these layers, or the gradients of the convolutions among them; images have no input gradient."""
     if direction == "forward":
         return tuple(layers)
     if direction not in DIRECTIONS:
@@ -173,8 +166,8 @@ class Part:
 def parts(
     names: Sequence[str], batches: Sequence[int], dtypes: Sequence[str], direction: str
 ) -> tuple[Part, ...]:
-    """Every set in every dtype and batch that has it."""
-    found: dict[tuple[Layer, ...], Part] = {}  # a set with batches of its own is the same at every other
+    """Return every set in every dtype and batch that has layers."""
+    found: dict[tuple[Layer, ...], Part] = {}  # a set with its own batches is the same at every other
     for dtype, batch, name in itertools.product(dtypes, batches, names):
         members = in_direction(named(name, batch, dtype), direction)
         title = f"{name}, {direction.replace('_', ' ')}, {dtype}"

@@ -1,4 +1,4 @@
-"""What the records of layers come to: ours beside the fastest peer, means over a set, and FP8 beside fp16."""
+"""Summaries of the records of layers: ours beside the fastest peer, means over a set, and FP8 beside fp16."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ Measured = Mapping[tuple[str, object], Sequence[Record]]
 
 @dataclass(frozen=True)
 class Row:
-    """A layer with our record and that of its fastest peer, where they were timed."""
+    """A layer with our record and its fastest peer's, if they were timed."""
 
     layer: Layer
     ours: Record | None
     peer: Record | None
     ratio: float | None = None
-    """The fastest peer's time divided by ours; None if either was not timed."""
+    """The fastest peer's time divided by ours; None if either is missing."""
     note: str = ""
-    """The peers that matter and were not measured, or why we have no time."""
+    """Important peers that were not measured, or the reason why we have no time."""
 
 
 @dataclass(frozen=True)
 class Summary:
-    """A summary over the layers of a set that both we and a peer were timed on."""
+    """A summary over the layers of a set with times of ours and a peer's."""
 
     layers: int
     geomean: float
     worst: Row
     ours_us: float
-    """Microseconds of all the layers that a network has, one after another."""
+    """Sum of microseconds over all layers of the network."""
     peers_us: float
     tflops: float
     left_out: int = 0
-    """Layers for which no peer was timed."""
+    """Layers without a timed peer."""
     slower: int = 0
-    """Layers on which the fastest peer is faster."""
+    """Layers with a faster peer."""
 
     def __str__(self) -> str:
         without = f" (and {self.left_out} without a peer)" if self.left_out else ""
@@ -66,7 +66,7 @@ def _row(layer: Layer, records: Sequence[Record]) -> Row:
 
 
 def summary(found: Sequence[Row]) -> Summary | None:
-    """None where nothing can be compared."""
+    """Return the summary, or None if nothing can be compared."""
     both = [(row, row.ours, row.peer, row.ratio) for row in found]
     compared = [(row, ours, peer, ratio) for row, ours, peer, ratio in both if ours and peer and ratio]
     if not compared:
@@ -86,7 +86,7 @@ def summary(found: Sequence[Row]) -> Summary | None:
 
 
 def over_fp16(found: Collection[Row]) -> list[tuple[Row, float]]:
-    """How many times as fast as our own fp16 our FP8 is, for the layers that both were timed on."""
+    """Return the speed of FP8 relative to our own fp16, for layers with both times."""
     halves = {
         (row.layer.operation, row.layer.problem.name): row.ours
         for row in found

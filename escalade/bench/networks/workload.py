@@ -36,7 +36,7 @@ class Part:
     """False to measure it only if it is named."""
     needs_gpu: bool = False
     dtypes: tuple[str, ...] = ()
-    """Its dtypes; empty for all of the workload's."""
+    """Dtypes of the part; empty for all of the workload's."""
     batches: tuple[int, ...] = ()
     """Batches that may be measured separately; empty if there are none."""
     made: Callable[[Setting, Iterable[int], str], Made] | None = None

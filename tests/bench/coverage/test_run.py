@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pathlib
 import re
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from torch import nn
 
 from escalade.bench.coverage import run
 from escalade.bench.coverage.catalogue import Entry
-from escalade.bench.coverage.run import Clock, Coverage, enliven, left_over
+from escalade.bench.coverage.run import Coverage, enliven, left_over
 from escalade.measure import records as store
 from escalade.measure.records import Record
 from tests.bench.coverage.networks import Attention, ConvNeXtBlock, Segmented
@@ -89,15 +90,23 @@ def test_nothing_is_left_constant_that_would_hide_what_is_in_front_of_it() -> No
 
 def test_a_run_stops_in_time_and_says_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr("time.monotonic", lambda: now[0])
-    clock, endless = Clock(100.0), Clock(None)
-    now[0] = 40.0
-    clock.took(30.0)
-    assert clock.allows_another()
-    now[0] = 75.0
-    clock.took(35.0)
-    assert not clock.allows_another() and endless.allows_another()
+    monkeypatch.setattr(run.time, "monotonic", lambda: now[0])
     known = [Entry(name, Segmented) for name in ("a", "b", "ab", "b.backbone")]
+    took = {"a": 40.0, "b": 20.0, "ab": 15.0, "b.backbone": 1.0}
+
+    def takes(which: Coverage, entry: Entry, say: object) -> Iterator[list[Record]]:
+        now[0] += took[entry.name]
+        yield []
+
+    monkeypatch.setattr(Coverage, "measure", takes)
+    for budget, names in (
+        (None, "a b ab b.backbone"),
+        (99.0, "a b"),
+        (115.0, "a b ab b.backbone"),
+        (0.0, "a"),
+    ):
+        found = coverage().each(known, budget, lambda text: None)
+        assert [entry.name for entry, _ in found] == names.split(), budget
     left = re.compile(left_over(known[1:]))
     assert [entry.name for entry in known if left.search(entry.name)] == ["b", "ab", "b.backbone"]
 
