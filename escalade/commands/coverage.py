@@ -16,6 +16,7 @@ from escalade.bench.peers.comparison import COVERAGE
 from escalade.commands.devices import network_device
 from escalade.commands.options import (
     LARGEST_SIDE,
+    MOST,
     Dtypes,
     NetworkOn,
     RecordsFile,
@@ -80,9 +81,9 @@ def command(
             show_default=False,
         ),
     ] = None,
-    jobs: Annotated[
-        int, typer.Option("--jobs", "-j", hidden=True)
-    ] = 1,  # in commands of filed records; ignored
+    jobs: Annotated[  # ignored; commands of filed records have it
+        int, typer.Option("--jobs", "-j", hidden=True, min=1, max=MOST)
+    ] = 1,
     timed: Annotated[
         bool, typer.Option("--time/--no-time", help="Run and time the plans; without, only plan for an H200.")
     ] = True,
