@@ -16,7 +16,6 @@ from escalade.bench.peers.comparison import COVERAGE
 from escalade.commands.devices import network_device
 from escalade.commands.options import (
     LARGEST_SIDE,
-    MOST,
     Dtypes,
     NetworkOn,
     RecordsFile,
@@ -82,7 +81,7 @@ def command(
         ),
     ] = None,
     jobs: Annotated[  # ignored; commands of filed records have it
-        int, typer.Option("--jobs", "-j", hidden=True, min=1, max=MOST)
+        int, typer.Option("--jobs", "-j", hidden=True, min=1, max=LARGEST_SIDE)
     ] = 1,
     timed: Annotated[
         bool, typer.Option("--time/--no-time", help="Run and time the plans; without, only plan for an H200.")
