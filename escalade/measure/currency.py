@@ -38,7 +38,7 @@ _SOURCES = (".py", ".cu", ".cuh", ".json")
 
 @dataclass(frozen=True)
 class Made:
-    """What a figure is made of: a digest of the plan, and the programs that it launches."""
+    """Ingredients of a figure: a digest of the plan, and the programs that it launches."""
 
     plan: str
     programs: tuple[Program, ...]

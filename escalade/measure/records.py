@@ -146,7 +146,7 @@ class Record:
 
     @property
     def comparison(self) -> tuple[str, str, str]:
-        """What its time is compared with: the records of all systems on the same problem and dtype."""
+        """The comparison it belongs to: the records of all systems on the same problem and dtype."""
         return self.workload, self.problem, self.dtype
 
     @property

@@ -1,4 +1,4 @@
-"""What got slower or faster since older records, beyond the spread of both."""
+"""Figures that got slower or faster since older records, beyond the spread of both."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ PREFERRED_GPU = "h200"
 """The GPU that README.md speaks of."""
 DTYPES = ("fp16", "bf16", "fp8", "tf32", "fp32")
 Cards = Mapping[str, Sequence[Record]]
-"""What was measured on cards, by GPU folder, the preferred one first."""
+"""Records of cards, by GPU folder, the preferred one first."""
 
 
 def named(plot: str, record: Record) -> str:
@@ -73,7 +73,7 @@ class Compared:
 
 
 def compared(records: Iterable[Record]) -> list[Compared]:
-    """What we have a record of, by dtype and batch, with all peers' records of the same problem."""
+    """Our records by dtype and batch, with all peers' records of the same problem."""
     found = []
     for own in grouped(records, lambda r: r.comparison).values():
         peers = [r for r in own if r.is_peer]

@@ -33,7 +33,7 @@ def require_records(results: pathlib.Path) -> dict[str, list[Record]]:
 
 
 def on_cards(found: Mapping[str, Sequence[Record]]) -> dict[str, list[Record]]:
-    """What was measured on cards, the preferred one first, without tests and what the twin counted."""
+    """Return the records of cards, the preferred one first, without tests and the twin's counts."""
     own = {
         gpu: [r for r in found[gpu] if r.workload not in records.NOT_TIMED and not r.is_on_twin]
         for gpu in sorted(found, key=lambda name: (name != PREFERRED_GPU, name))
@@ -92,7 +92,7 @@ def _billion(found: Sequence[Record]) -> list[Item]:
 
 
 def _beside_twin(found: Sequence[Record]) -> list[Item]:
-    """What Nsight Compute counted of a rung, beside what the twin did."""
+    """Compare Nsight Compute's counts of a rung with the twin's."""
     twin = {r.key: r for r in found if r.is_on_twin and r.counts}
     made: list[Item] = []
     for r in found:

@@ -314,7 +314,7 @@ def no_memory(device: str, scarce: threading.Event) -> Iterator[None]:
 
 
 def record(soak: Soak, seconds: float, workers: int, problems: Sequence[str]) -> store.Record:
-    """What was counted, as docs/records.md shows it."""
+    """Return the counts as docs/records.md shows them."""
     late = soak.samples[len(soak.samples) // 4 :]
 
     def span(name: str, unit: float = 1.0) -> list[float]:

@@ -68,7 +68,7 @@ class Part:
         return {network(row): ratio for row in self.rows if is_right(row) and (ratio := row.by(clock).ratio)}
 
     def summary(self) -> str:
-        """How many networks are compiled, correct, free of PyTorch and faster than the best peer."""
+        """Count the networks that are compiled, correct, free of PyTorch and faster than the best peer."""
         plans = [row for row in self.rows if fallbacks(row)]
         said = [f"{len(plans)} of {len(self.rows)} networks have a plan"]
         if any(row.ours.error is not None for row in self.rows):

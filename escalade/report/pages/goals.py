@@ -66,7 +66,7 @@ def _copy_gbps(records: Sequence[Record]) -> float | None:
 
 
 def _wall_sentence(records: Sequence[Record], naive: Record) -> Iterator[str]:
-    """What memory would allow the naive rung without caches, and what caches made of it."""
+    """Compare the naive rung with the limit of memory without caches."""
     copy, moved = _copy_gbps(records), naive.config["moved_bytes"]
     if copy and moved is not None and naive.tflops is not None:
         asked = naive.tflops * 1e6 * naive.time / _OPERATIONS * _OPERANDS
@@ -87,7 +87,7 @@ _PRODUCTS = {"fp32": "tf32", "fp16": "fp16"}
 
 
 def _lenet(records: Sequence[Record]) -> Iterator[Item]:
-    """What fusing alone did for tensors of each dtype, of the faster of two rungs by one name."""
+    """Show the gain of fusion alone per dtype, with the faster of two rungs by one name."""
     for times in (found for found in op_times(of(records, OPERATION)) if not found.form):
         ours = sorted((one for one in times.variants if not one.first.is_peer), key=lambda one: -one.sum)
         known = {one.name.removesuffix(" (TF32)"): one for one in ours}
@@ -101,7 +101,7 @@ def _lenet(records: Sequence[Record]) -> Iterator[Item]:
 
 
 def _fusion_alone(apart: Variant, fused: Variant, times: OpTimes, copy_gbps: float | None) -> Table:
-    """What fusing alone did, beside the most that it could save."""
+    """Show the gain of fusion alone, beside the most that it could save."""
     operation = ops.operation(OPERATION)
     rung = operation.ladder.rung(_UNROLLED)
     rows = []

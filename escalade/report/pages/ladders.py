@@ -196,7 +196,7 @@ def operation_pages(cards: Cards) -> dict[str, list[Item]]:
 
 
 def learned(operation: str, records: Sequence[Record]) -> str:
-    """What the climb taught: a text of this package whose figures are filled in from records.
+    """Lessons of the climb: a text of this package whose figures are filled in from records.
 
     A line is left out until all of its figures have been measured.
     """

@@ -285,4 +285,4 @@ _MAKERS: dict[str, Callable[[Sequence[Record]], Iterator[Table]]] = {
     EVALUATION: evaluation,
     "": partial(_compared, COMPARED[""]),
 }
-"""What makes the tables of a workload, by the suffix of its name."""
+"""Makers of a workload's tables, by the suffix of its name."""

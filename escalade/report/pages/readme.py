@@ -49,7 +49,7 @@ WANTED = (
 
 
 def rows(records: Sequence[Record]) -> list[Row]:
-    """What there is a record of, each in the first dtype that has a ratio."""
+    """Rows that have a record, each in the first dtype with a ratio."""
     every = [one for one in compared(records) if on_device(one.ours) and one.ours.dtype in _DTYPES]
     every.sort(key=lambda one: (one.device.ratio is None, _DTYPES.index(one.ours.dtype)))
     found: list[Row] = []

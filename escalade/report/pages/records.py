@@ -162,7 +162,7 @@ def peers(records: Sequence[Record]) -> Table:
 
 
 def gaps(records: Sequence[Record]) -> Iterator[str]:
-    """What has no record, and which comparisons lack a peer that matters."""
+    """List what has no record, and comparisons that lack a peer that matters."""
     workloads = {record.workload for record in records}
     steps = [name for name, one in WORKLOADS.items() if "training-step" in one.parts]
     for what, absent in (

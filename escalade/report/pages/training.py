@@ -34,7 +34,7 @@ def steps(records: Sequence[Record]) -> list[Item]:
 
 
 def techniques(records: Sequence[Record]) -> list[Item]:
-    """What each technique brings, alone and among all others."""
+    """Show the gain of each technique, alone and among all others."""
     return _each(records, ABLATION, ablation_tables) or [not_measured(_COMMAND.format("training-ablation"))]
 
 

@@ -117,7 +117,7 @@ def test_gradients_pass_between_the_bounds_and_at_a_nan(limit: float | None, see
 
 
 def test_no_gradient_passes_a_limit_that_is_rounded() -> None:
-    """Of 1.3, fp16 and bf16 have only what is less: a result at the limit is then less than the limit."""
+    """Neither fp16 nor bf16 has 1.3: both round it down, so a result at the limit is below the limit."""
     for dtype, limit in itertools.product(
         (torch.float32, torch.float16, torch.bfloat16), (0.1, 0.3, 0.7, 1.3)
     ):

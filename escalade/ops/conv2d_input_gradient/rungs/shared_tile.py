@@ -20,7 +20,7 @@ MOST_CHUNK = 8
 STAGED_COST = 8
 """An estimate of what staging an element costs, in multiply-adds: an index into a tensor with bounds checks."""
 SEVERAL_ROWS_COST = 1.5
-"""What a product costs a warp with pixels of several rows: in shared memory, these rows are in the same banks."""
+"""Cost of a product for a warp with pixels of several rows: in shared memory, these rows are in the same banks."""
 WARP = 32
 _FP32_BYTES = 4
 _TILES = {
