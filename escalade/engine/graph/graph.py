@@ -184,11 +184,16 @@ class Graph:
         return [nodes[reader] for reader in nodes.readers.get(name, ())]
 
     def only_user(self, name: str) -> Node | None:
-        """The one node that reads a value, if there is one and the value is not an output."""
+        """Return the node that reads a value through a single input, if nothing else uses the value.
+
+        A node that reads it twice, such as a convolution that adds its own input, is not returned: a pass that
+        replaces one of the two reads must not remove the value.
+        """
         if name in self.outputs:
             return None
         readers = self.readers(name)
-        return readers[0] if len(readers) == 1 else None
+        is_single = len(readers) == 1 and tuple(readers[0].inputs.values()).count(name) == 1
+        return readers[0] if is_single else None
 
     def shape_of(self, name: str) -> Shape:
         if name in self.nodes:

@@ -67,17 +67,17 @@ def _is_recognised(graph: Graph, producer: Node, consumer: Node) -> bool:
         return False
     if not producer.is_floating:
         return all(Pointwise.matches(reader) for reader in graph.readers(producer.name))
-    return producer.shape == consumer.shape and graph.only_user(producer.name) is consumer
+    return producer.shape == consumer.shape and graph.readers(producer.name) == [consumer]
 
 
 def _is_worth_it(graph: Graph, producer: Node, consumer: Node) -> bool:
     calls = len(_expression(producer).calls)
     if producer.shape != consumer.shape and calls > BROADCAST_CALLS:
         return False
-    if graph.only_user(producer.name) is consumer:
+    readers = graph.readers(producer.name)
+    if readers == [consumer]:  # which may read it twice: the expression has one input for both
         return True
     values = [name for name in producer.inputs.values() if name not in graph.constants]
-    readers = graph.readers(producer.name)
     return (
         calls <= FREE_CALLS
         and (len(values) <= 1 or not producer.is_floating)

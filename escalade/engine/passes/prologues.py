@@ -48,7 +48,7 @@ def fold_prologues(graph: Graph, dtype: str, estimates: Estimates) -> None:
     for node in graph:
         name = node.inputs.get("x", "")
         first = graph.nodes.get(name)
-        if first is None or list(node.inputs.values()).count(name) != 1:
+        if first is None:
             continue
         if (
             operator_of(node).preparing(node, IDENTITY, {}, graph) is None

@@ -124,7 +124,7 @@ def _taking(node: Node, found: _Channels) -> Node | None:
 def _sink(graph: Graph, node: Node) -> None:
     """Behind the one reader, if fewer elements are to be moved there."""
     reader = graph.only_user(node.name)
-    if not Shuffle.matches(node) or reader is None or list(reader.inputs.values()).count(node.name) != 1:
+    if not Shuffle.matches(node) or reader is None:
         return
     channels = _width(graph, node.inputs["x"])
     order = _taken(node)
@@ -231,7 +231,7 @@ def _filled(own: int, channels: int) -> tuple[int | None, ...]:
 def _padded(graph: Graph, value: str, joint: Node, channels: int) -> Node | None:
     """Who makes a value that only one node joins, with more channels behind its own; None: that cannot be."""
     maker = graph.nodes.get(value)
-    if maker is None or graph.only_user(value) is not joint or list(joint.inputs.values()).count(value) > 1:
+    if maker is None or graph.only_user(value) is not joint:
         return None
     if Shuffle.matches(maker):
         more = with_channels(maker, channels)

@@ -280,6 +280,7 @@ def test_a_chain_of_additions_is_fused_once_a_convolution() -> None:
         lambda p, x: (lambda y, s: (p.wide(y) + s, s * 2))(p.first(x), p.short(p.first(x))),  # read again
         lambda p, x: (lambda y: p.wide(y) + F.relu(p.short(y)))(p.first(x)),
         lambda p, x: p.first(x) + F.conv2d(x, torch.ones(8, 3, 1, 1)),  # 3 channels
+        lambda p, x: (lambda s: p.a(s) + s)(p.b(p.first(x))),  # read as x too
     ],
 )
 def test_shortcuts_that_are_not_fused(run: Callable[..., Any]) -> None:
