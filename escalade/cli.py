@@ -50,6 +50,8 @@ COMMANDS = {
 """Every command, with what `escalade --help` says of it: the opening of its docstring."""
 
 
+_EXTRAS = {"matplotlib": "bench", "jinja2": "bench", "markdown_it": "bench", "markupsafe": "bench"}
+"""The extra of pyproject.toml that brings a package."""
 _resolved: list[str] = []
 """Names of commands that typer has looked up to run them."""
 
@@ -125,6 +127,11 @@ def main() -> None:
         raise
     except EscaladeError as error:
         _end(str(error))
+    except ModuleNotFoundError as error:
+        extra = _EXTRAS.get((error.name or "").partition(".")[0])
+        if extra is None:
+            raise
+        _end(f"{error.name} is not installed: pip install 'escalade[{extra}]'")
     except OSError as error:
         _end(": ".join(filter(None, (error.filename, error.strerror or str(error)))))
     except (MemoryError, RuntimeError) as error:

@@ -18,16 +18,19 @@ from typing import Any
 # folders or libraries (CPATH, LIBRARY_PATH, GCC_EXEC_PREFIX, LD_PRELOAD, …), nor another language for its messages.
 _KEPT = ("HOME", "TMPDIR", "TMP", "TEMP", "PATH", "LD_LIBRARY_PATH")
 _START = """
-import importlib.util, sys
-package, module, function, *rest = sys.argv[1:]
+import importlib, importlib.machinery, sys
+folder, module, function, *rest = sys.argv[1:]
 end = rest.index("--")
 given, sys.argv[1:] = rest[:end], rest[end + 1 :]
 standard = [entry for entry in sys.path if "-packages" not in entry]
 sys.path[:] = standard + [entry for entry in [*given, *sys.path] if entry not in standard]
-find = importlib.util.spec_from_file_location
-spec = find("escalade", package + "/__init__.py", submodule_search_locations=[package])
-sys.modules["escalade"] = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(sys.modules["escalade"])
+class Beside:
+    # Our packages, from the folder that this one was found in.
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if name in ("escalade", "escalade_apps", "escalade_bench"):
+            return importlib.machinery.PathFinder.find_spec(name, [folder])
+sys.meta_path.insert(0, Beside)
 getattr(importlib.import_module(module), function)()
 """
 
@@ -147,11 +150,11 @@ def python_under(
 
 
 def _python(function: str, arguments: Sequence[str] = ()) -> list[str]:
-    package = pathlib.Path(__file__).absolute().parent
+    folder = pathlib.Path(__file__).absolute().parent.parent
     module, name = function.rsplit(".", 1)
     options = ["-I", "-W", "ignore", *(["-B"] if sys.dont_write_bytecode else [])]
     start = [sys.executable, *options, "-c", _START]
-    return [*start, str(package), module, name, *_search_path(), "--", *arguments]
+    return [*start, str(folder), module, name, *_search_path(), "--", *arguments]
 
 
 def _search_path() -> list[str]:

@@ -30,8 +30,8 @@ from PIL import Image, UnidentifiedImageError
 from starlette.requests import ClientDisconnect
 
 import escalade
-from escalade.classify.images import Crop, pixels
-from escalade.classify.preparation import classes_of, crop_to, side_of
+from escalade_apps.classify.images import Crop, pixels
+from escalade_apps.classify.preparation import classes_of, crop_to, side_of
 
 LARGEST = 32
 """Images of a batch, a power of two."""

@@ -76,9 +76,9 @@ def _rank(module: str, layers: Sequence[Sequence[str]]) -> int:
     return max(found)[1]
 
 
-def read(folder: pathlib.Path) -> Package:
-    """The package whose modules lie in a folder."""
-    modules = {_name(path, folder): path for path in sorted(folder.rglob("*.py"))}
+def read(*folders: pathlib.Path) -> Package:
+    """Read the modules of one or several packages, each given by its folder."""
+    modules = {_name(path, folder): path for folder in folders for path in sorted(folder.rglob("*.py"))}
     return Package(modules, tuple(found for name in modules for found in _imports(name, modules)))
 
 

@@ -21,8 +21,8 @@ import torch
 
 from escalade.device.run import TwinOptions
 from escalade.device.twin import Order
-from escalade.measure.verification import Case
 from escalade.ops import OPERATIONS
+from escalade.tune.verification import Case
 from tests.support import all_rungs, supported
 
 CPU = torch.device("cpu")

@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 import torch
 
 from escalade.device.run import TwinOptions
-from escalade.measure.verification import Case
 from escalade.ops import OPERATIONS, Config, Operation, Rung
 from escalade.ops.base.card import TWIN
+from escalade.tune.verification import Case
 
 T = TypeVar("T")
 MEDIUM_BATCH = 8

@@ -51,6 +51,21 @@ def test_mistakes_are_answered_by_one_sentence(
     assert sentence in said and len(said.splitlines()) == 1
 
 
+def test_a_package_of_an_extra_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def needing(package: str) -> None:
+        raise ModuleNotFoundError(f"No module named '{package}'", name=package)
+
+    monkeypatch.setattr(cli, "app", lambda: needing("matplotlib.figure"))
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    assert end.value.code == 1 and "pip install 'escalade[bench]'" in capsys.readouterr().err
+    monkeypatch.setattr(cli, "app", lambda: needing("nosuch"))
+    with pytest.raises(ModuleNotFoundError):
+        cli.main()
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -121,7 +136,7 @@ def test_help_and_version_do_not_load_pytorch() -> None:
 
 def test_importing_everything_does_not_touch_cuda() -> None:
     probe = (
-        "import torch, escalade, escalade.ops, escalade.commands.ladder, escalade.report.tables, sys;"
+        "import torch, escalade, escalade.ops, escalade.commands.ladder, escalade_bench.report.tables, sys;"
         "import escalade.commands.doctor;"
         "sys.exit(torch.cuda.is_initialized())"
     )

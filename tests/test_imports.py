@@ -46,17 +46,19 @@ LAYERS = (
     ("escalade.engine.capture", "escalade.engine.passes"),
     ("escalade.engine.plan",),
     ("escalade.engine",),
-    ("escalade.classify",),
-    ("escalade.ray",),
-    ("escalade.train",),
-    ("escalade.measure",),
     ("escalade.tune",),
-    ("escalade.profile",),
-    ("escalade.bench",),
-    ("escalade.report",),
+    ("escalade",),
+    ("escalade_apps",),
+    ("escalade_apps.classify",),
+    ("escalade_apps.ray",),
+    ("escalade_apps.train",),
+    ("escalade_bench.zoo",),
+    ("escalade_bench.measure",),
+    ("escalade_bench.profile",),
+    ("escalade_bench",),
+    ("escalade_bench.report",),
     ("escalade.commands",),
     ("escalade.cli", "escalade.__main__"),
-    ("escalade",),
 )
 """From the lowest to the highest: a module imports from its own layer and those below it."""
 LATE_MODULES = {
@@ -84,7 +86,7 @@ LATE_PACKAGES = {
 
 @pytest.fixture(scope="module")
 def escalade() -> Package:
-    return read(ROOT / "escalade")
+    return read(*(ROOT / name for name in ("escalade", "escalade_apps", "escalade_bench")))
 
 
 def test_folders_import_downwards_only(escalade: Package) -> None:

@@ -11,7 +11,7 @@ import pytest
 from escalade import outside
 from escalade.device.twin import toolchain
 from escalade.errors import CompileError
-from escalade.measure import records as store
+from escalade_bench.measure import records as store
 
 COSINE = {"x.cpp": "#include <cmath>\nint main() { return std::cos(0.0) > 2; }\n"}
 

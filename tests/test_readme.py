@@ -9,8 +9,8 @@ import pytest
 
 from escalade.commands.doctor import VARIABLES
 from escalade.ops import OPERATIONS
-from escalade.report import tables
-from escalade.report.pages import readme
+from escalade_bench.report import tables
+from escalade_bench.report.pages import readme
 from tests import fresh
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -36,7 +36,7 @@ def test_generated_tables_are_what_the_records_say() -> None:
 
 
 def test_every_environment_variable_is_documented() -> None:
-    sources = [p for p in (ROOT / "escalade").rglob("*") if p.suffix in (".py", ".cpp", ".h", ".cuh", ".cu")]
+    sources = [p for p in ROOT.glob("escalade*/**/*") if p.suffix in (".py", ".cpp", ".h", ".cuh", ".cu")]
     read = {name for path in sources for name in re.findall(r"\bESCALADE_[A-Z_]+\b", path.read_text())}
     assert read == set(VARIABLES)
     reference = (ROOT / "docs" / "reference.md").read_text()

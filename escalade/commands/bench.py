@@ -8,12 +8,6 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from escalade.bench.networks.judging import MOST
-from escalade.bench.networks.workload import Setting, Workload
-from escalade.bench.networks.workloads import workload as named_workload
-from escalade.bench.peers import registry
-from escalade.bench.peers.network import Budget
-from escalade.bench.peers.registry import SLOW
 from escalade.commands.devices import network_device
 from escalade.commands.options import (
     LARGEST_SIDE,
@@ -35,8 +29,14 @@ from escalade.commands.selection import check_names
 from escalade.device import room
 from escalade.engine.capture.export import capture
 from escalade.errors import UnsupportedError
-from escalade.report.pages import networks as tables
-from escalade.report.plots import PICTURES, by_batch, save
+from escalade_bench.networks.judging import MOST
+from escalade_bench.networks.workload import Setting, Workload
+from escalade_bench.networks.workloads import workload as named_workload
+from escalade_bench.peers import registry
+from escalade_bench.peers.network import Budget
+from escalade_bench.peers.registry import SLOW
+from escalade_bench.report.pages import networks as tables
+from escalade_bench.report.plots import PICTURES, by_batch, save
 
 
 def command(

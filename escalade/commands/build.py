@@ -11,7 +11,6 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from escalade.classify.preparation import normalization_at, side_of
 from escalade.commands.networks import Model, inputs_of, is_saved, network
 from escalade.commands.options import ColourDeviation, ColourMean, listed, numbers, written
 from escalade.commands.progress import status
@@ -20,6 +19,7 @@ from escalade.errors import UnsupportedError
 from escalade.ops.base.card import H200
 from escalade.ops.base.rung import ALL_ARCHITECTURES
 from escalade.showing import shown, size
+from escalade_apps.classify.preparation import normalization_at, side_of
 
 _HERE = torch.device("cpu")
 

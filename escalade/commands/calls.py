@@ -6,14 +6,14 @@ from typing import Annotated
 
 import typer
 
-from escalade.bench.calls.catalogue import CALLS, STORAGE, chosen
-from escalade.bench.calls.measurement import measure
 from escalade.commands.devices import kernel_device
 from escalade.commands.options import Dtypes, InputSeed, RecordsFile, RecordsFolder, listed
 from escalade.commands.progress import status
 from escalade.commands.running import Run
 from escalade.commands.selection import check_names
-from escalade.report.pages.records import calls_table
+from escalade_bench.calls.catalogue import CALLS, STORAGE, chosen
+from escalade_bench.calls.measurement import measure
+from escalade_bench.report.pages.records import calls_table
 
 
 def command(

@@ -6,9 +6,15 @@ import pathlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from escalade.classify.images import Crop, Source
-from escalade.classify.labels import class_labels
-from escalade.classify.preparation import (
+from escalade.commands.networks import is_saved
+from escalade.commands.networks import network as named_network
+from escalade.engine import Engine
+from escalade.errors import UnsupportedError
+from escalade.models import read_resnet
+from escalade.showing import shown
+from escalade_apps.classify.images import Crop, Source
+from escalade_apps.classify.labels import class_labels
+from escalade_apps.classify.preparation import (
     Colour,
     classes_of,
     compiled,
@@ -18,12 +24,6 @@ from escalade.classify.preparation import (
     normalization_at,
     side_of,
 )
-from escalade.commands.networks import is_saved
-from escalade.commands.networks import network as named_network
-from escalade.engine import Engine
-from escalade.errors import UnsupportedError
-from escalade.models import read_resnet
-from escalade.showing import shown
 
 
 @dataclass(frozen=True)

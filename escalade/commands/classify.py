@@ -13,10 +13,6 @@ from rich.console import Console
 from rich.progress import TimeRemainingColumn
 from rich.text import Text
 
-from escalade.classify import output, reading
-from escalade.classify.decoders import decoder_for
-from escalade.classify.images import Unreadable, find, require_any
-from escalade.classify.prediction import Prediction, make_ready, predict
 from escalade.commands.classifiers import Asked, classifier
 from escalade.commands.devices import engine_device
 from escalade.commands.options import ColourDeviation, ColourMean, EngineOn, count, written
@@ -24,6 +20,10 @@ from escalade.commands.progress import progress_bar
 from escalade.engine.graph.forms import require_dtype
 from escalade.errors import UnsupportedError
 from escalade.showing import shown
+from escalade_apps.classify import output, reading
+from escalade_apps.classify.decoders import decoder_for
+from escalade_apps.classify.images import Unreadable, find, require_any
+from escalade_apps.classify.prediction import Prediction, make_ready, predict
 
 _ROWS = 20
 """Images whose classes a terminal shows."""

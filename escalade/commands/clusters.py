@@ -14,9 +14,9 @@ from escalade.commands.classifiers import Asked, classifier
 from escalade.commands.networks import is_saved
 from escalade.commands.progress import progress_bar
 from escalade.errors import UnsupportedError
-from escalade.ray import Job, Network
-from escalade.ray.connection import connected
 from escalade.showing import shown
+from escalade_apps.ray import Job, Network
+from escalade_apps.ray.connection import connected
 
 
 def classify(

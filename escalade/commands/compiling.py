@@ -11,7 +11,7 @@ from rich.console import Console
 from escalade.commands.progress import progress_bar
 from escalade.device import precompilation
 from escalade.device.cuda import architecture
-from escalade.measure import verification
+from escalade.tune import verification
 
 
 def compile_for(

@@ -25,9 +25,9 @@ from escalade.commands.options import (
 from escalade.commands.progress import progress_bar
 from escalade.commands.selection import Selection
 from escalade.device.run import TwinOptions
-from escalade.measure import records as store
-from escalade.measure import verification
-from escalade.report import terminal as tables
+from escalade.tune import verification
+from escalade_bench.measure import records as store
+from escalade_bench.report import terminal as tables
 
 _TWIN = torch.device("cpu")
 

@@ -8,11 +8,6 @@ import torch
 import typer
 from rich.markup import escape
 
-from escalade.bench.coverage.catalogue import entries
-from escalade.bench.coverage.run import Coverage, LostDevice, left_over
-from escalade.bench.networks.judging import MOST
-from escalade.bench.peers import registry
-from escalade.bench.peers.comparison import COVERAGE
 from escalade.commands.devices import network_device
 from escalade.commands.options import (
     LARGEST_SIDE,
@@ -30,7 +25,12 @@ from escalade.commands.options import (
 from escalade.commands.progress import status
 from escalade.commands.running import ON_CPU, Run, wide_console
 from escalade.commands.selection import check_names
-from escalade.report.pages import coverage as tables
+from escalade_bench.coverage.catalogue import entries
+from escalade_bench.coverage.run import Coverage, LostDevice, left_over
+from escalade_bench.networks.judging import MOST
+from escalade_bench.peers import registry
+from escalade_bench.peers.comparison import COVERAGE
+from escalade_bench.report.pages import coverage as tables
 
 DTYPES = tuple(dtype for dtype in MOST if dtype != "fp8")
 LAYOUTS = ("nhwc", "nchw")

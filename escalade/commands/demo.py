@@ -11,17 +11,17 @@ import torch
 import typer
 from rich.console import Console
 
-from escalade.bench.networks.judging import Standard, standard
-from escalade.bench.networks.workloads import workload
 from escalade.commands import doctor, ladder, report
 from escalade.commands.options import KernelDevice
 from escalade.commands.progress import waiting
 from escalade.engine import compile, training_step
 from escalade.errors import EscaladeError
 from escalade.models import ConvAutoencoder
-from escalade.train.batches import Batch, Normalization
-from escalade.train.data.synthetic import make
-from escalade.train.tasks import mean_squared_error
+from escalade_apps.train.batches import Batch, Normalization
+from escalade_apps.train.data.synthetic import make
+from escalade_apps.train.tasks import mean_squared_error
+from escalade_bench.networks.judging import Standard, standard
+from escalade_bench.networks.workloads import workload
 
 NETWORK, DTYPE = "resnet18", "fp16"
 IMAGES = 4

@@ -153,7 +153,7 @@ def _gpu() -> str:
 
 def _driver() -> str:
     from escalade.device.nvrtc_library import driver_cuda_version, library
-    from escalade.measure.records import driver_version
+    from escalade_bench.measure.records import driver_version
 
     version, cuda = driver_version(), driver_cuda_version()
     if version == "unknown":
@@ -226,7 +226,7 @@ def _twin() -> str:
 def _profiler() -> Finding:
     """Nsight Compute, which nothing but `profile` has a use for."""
     try:
-        from escalade.profile import ncu
+        from escalade_bench.profile import ncu
 
         found = ncu.find()
     except Exception as error:

@@ -12,10 +12,6 @@ from typing import Annotated, Any
 import torch
 import typer
 
-from escalade.bench.networks.evaluation import DTYPES, SUFFIX, Task, evaluate
-from escalade.classify import output
-from escalade.classify.labelled import find_labelled, spread
-from escalade.classify.preparation import normalization
 from escalade.commands.devices import engine_device
 from escalade.commands.options import (
     ColourDeviation,
@@ -31,10 +27,14 @@ from escalade.commands.progress import status
 from escalade.commands.running import ON_CPU, Run
 from escalade.engine.graph.forms import require_dtype
 from escalade.errors import UnsupportedError
-from escalade.measure.records import Record
 from escalade.models import read_resnet
-from escalade.report.pages import networks
 from escalade.showing import shown
+from escalade_apps.classify import output
+from escalade_apps.classify.labelled import find_labelled, spread
+from escalade_apps.classify.preparation import normalization
+from escalade_bench.measure.records import Record
+from escalade_bench.networks.evaluation import DTYPES, SUFFIX, Task, evaluate
+from escalade_bench.report.pages import networks
 
 NETWORKS = {"resnet18": 18, "resnet34": 34, "resnet50": 50}
 

@@ -11,14 +11,14 @@ from rich.console import Console
 from rich.markup import escape
 
 from escalade import files, models
-from escalade.bench.networks.steps import step_records, timed_plan
 from escalade.commands.devices import engine_device
 from escalade.commands.networks import Model, PlannedBatch, network
 from escalade.commands.options import EngineOn, written
 from escalade.commands.progress import waiting
 from escalade.errors import UnsupportedError
-from escalade.measure import ceilings, records
-from escalade.report import terminal
+from escalade_bench.measure import ceilings, records
+from escalade_bench.networks.steps import step_records, timed_plan
+from escalade_bench.report import terminal
 
 
 def command(

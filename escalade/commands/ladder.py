@@ -10,8 +10,6 @@ import torch
 import typer
 
 from escalade import ops
-from escalade.bench import ladder as climbing
-from escalade.bench.trial import Settings
 from escalade.commands.compiling import compile_for
 from escalade.commands.devices import kernel_device
 from escalade.commands.options import (
@@ -30,9 +28,11 @@ from escalade.commands.progress import status
 from escalade.commands.running import Run
 from escalade.commands.selection import Selection
 from escalade.errors import UnsupportedError
-from escalade.measure import verification
 from escalade.ops.base.card import Card
-from escalade.report import terminal
+from escalade.tune import verification
+from escalade_bench import ladder as climbing
+from escalade_bench.report import terminal
+from escalade_bench.trial import Settings
 
 
 def command(

@@ -12,12 +12,6 @@ import typer
 from rich.markup import escape
 
 from escalade import ops
-from escalade.bench.ladder import Say, free
-from escalade.bench.layers import sets, summaries
-from escalade.bench.layers.measurement import measure, programs
-from escalade.bench.layers.sets import Layer, Part
-from escalade.bench.peers import registry
-from escalade.bench.trial import Settings, blank_record
 from escalade.commands.devices import kernel_device
 from escalade.commands.options import (
     Dtypes,
@@ -36,10 +30,16 @@ from escalade.commands.selection import check_names
 from escalade.device.cuda import architecture
 from escalade.device.precompilation import precompile
 from escalade.errors import UnsupportedError
-from escalade.measure.records import Record
 from escalade.ops.conv2d.problem import DTYPES
-from escalade.report import terminal
-from escalade.report.pages.layers import table as layers_table
+from escalade_bench.ladder import Say, free
+from escalade_bench.layers import sets, summaries
+from escalade_bench.layers.measurement import measure, programs
+from escalade_bench.layers.sets import Layer, Part
+from escalade_bench.measure.records import Record
+from escalade_bench.peers import registry
+from escalade_bench.report import terminal
+from escalade_bench.report.pages.layers import table as layers_table
+from escalade_bench.trial import Settings, blank_record
 
 _CEILING_SECONDS = 0.1
 

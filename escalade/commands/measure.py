@@ -13,19 +13,19 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from escalade.bench.campaign import coverage, evaluation, registry
-from escalade.bench.campaign.runner import Clock, ceiling_records, duration, ordered, run
-from escalade.bench.campaign.staleness import WORKLOAD, State, states
-from escalade.bench.campaign.units import Session
-from escalade.bench.peers.registry import PEERS
 from escalade.commands.progress import Say
 from escalade.device import cuda
 from escalade.errors import UnsupportedError
-from escalade.measure import records as store
-from escalade.measure.currency import package_digest
-from escalade.measure.records import Record
 from escalade.ops.base.card import H200
-from escalade.report.tables import PREFERRED_GPU
+from escalade_bench.campaign import coverage, evaluation, registry
+from escalade_bench.campaign.runner import Clock, ceiling_records, duration, ordered, run
+from escalade_bench.campaign.staleness import WORKLOAD, State, states
+from escalade_bench.campaign.units import Session
+from escalade_bench.measure import records as store
+from escalade_bench.measure.currency import package_digest
+from escalade_bench.measure.records import Record
+from escalade_bench.peers.registry import PEERS
+from escalade_bench.report.tables import PREFERRED_GPU
 
 _WITHOUT_KERNELS = (WORKLOAD, "ceilings", "gpu_test")
 _SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}

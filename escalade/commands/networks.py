@@ -14,8 +14,6 @@ import typer
 from torch.utils import _pytree as pytree
 
 from escalade import models
-from escalade.bench.coverage.catalogue import entries
-from escalade.classify.preparation import Normalization
 from escalade.commands.options import count
 from escalade.device import room
 from escalade.engine import compile, load
@@ -26,6 +24,8 @@ from escalade.engine.programs import SUFFIX, example_of, read_program
 from escalade.engine.settings import MOST_PLANS
 from escalade.errors import UnsupportedError
 from escalade.models.registry import SEED
+from escalade_apps.classify.preparation import Normalization
+from escalade_bench.coverage.catalogue import entries
 
 Model = Annotated[
     str,

@@ -11,8 +11,8 @@ import typer
 
 from escalade import files
 from escalade.errors import UnsupportedError
-from escalade.measure import records
 from escalade.showing import shown
+from escalade_bench.measure import records
 
 MOST = 2**31 - 1
 """The largest number that an option counts anything by."""

@@ -13,9 +13,9 @@ from escalade import ops
 from escalade.commands.compiling import compile_all
 from escalade.commands.options import Dtypes, Layouts, Operation, Problems, Rungs, count
 from escalade.commands.selection import Selection, check_names
-from escalade.measure import verification
 from escalade.ops.base.cards import typical
 from escalade.ops.base.rung import ALL_ARCHITECTURES
+from escalade.tune import verification
 
 
 def command(

@@ -19,11 +19,11 @@ from escalade.commands.progress import status
 from escalade.commands.running import Run
 from escalade.device.precompilation import build_for_twin
 from escalade.errors import UnsupportedError
-from escalade.measure import ceilings, records
-from escalade.profile import climb, cupti, ncu, twin
-from escalade.profile.profiles import Profile, Profiled, profile
-from escalade.profile.target import work_of_rung
-from escalade.report import terminal
+from escalade_bench.measure import ceilings, records
+from escalade_bench.profile import climb, cupti, ncu, twin
+from escalade_bench.profile.profiles import Profile, Profiled, profile
+from escalade_bench.profile.target import work_of_rung
+from escalade_bench.report import terminal
 
 
 def command(

@@ -20,13 +20,13 @@ from escalade.engine.training.step import TrainingStep
 from escalade.errors import UnsupportedError
 from escalade.ops.choose.choice import Choice
 from escalade.ops.choose.pytorch import PYTORCH
-from escalade.profile import ncu
-from escalade.profile.climb import first_choice
-from escalade.profile.target import Target, Work, of_plan, of_rung, work_of_plan, work_of_rung
-from escalade.train.data import synthetic
-from escalade.train.steps import optimizer_of
-from escalade.train.tasks import TASKS, task_of
-from escalade.train.tasks import settings as settings_of
+from escalade_apps.train.data import synthetic
+from escalade_apps.train.steps import optimizer_of
+from escalade_apps.train.tasks import TASKS, task_of
+from escalade_apps.train.tasks import settings as settings_of
+from escalade_bench.profile import ncu
+from escalade_bench.profile.climb import first_choice
+from escalade_bench.profile.target import Target, Work, of_plan, of_rung, work_of_plan, work_of_rung
 
 
 @dataclass(frozen=True)

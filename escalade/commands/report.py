@@ -9,8 +9,8 @@ import typer
 
 from escalade import files
 from escalade.commands.options import written
-from escalade.report import changes, html
-from escalade.report.tables import require_records
+from escalade_bench.report import changes, html
+from escalade_bench.report.tables import require_records
 
 
 def command(

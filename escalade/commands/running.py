@@ -13,10 +13,10 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from escalade.measure import ceilings as card
-from escalade.measure import records as store
-from escalade.measure.records import Record
-from escalade.report import terminal
+from escalade_bench.measure import ceilings as card
+from escalade_bench.measure import records as store
+from escalade_bench.measure.records import Record
+from escalade_bench.report import terminal
 
 LOG_WIDTH = 160
 """Columns of a log, which has no width of its own, for tables that need more than the usual 80."""

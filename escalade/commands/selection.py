@@ -8,7 +8,7 @@ from typing import Any
 
 from escalade import ops
 from escalade.errors import UnsupportedError
-from escalade.measure import verification
+from escalade.tune import verification
 
 
 @dataclass(frozen=True)

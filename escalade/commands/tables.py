@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from escalade.report import tables as generated
+from escalade_bench.report import tables as generated
 
 
 def command(

@@ -17,18 +17,18 @@ from rich.markup import escape
 from rich.progress import TextColumn, TimeRemainingColumn
 
 from escalade import files
-from escalade.bench.networks.learning import learning_record
 from escalade.commands.devices import engine_device
 from escalade.commands.options import LARGEST_SIDE, EngineOn, count, seed_option, written
 from escalade.commands.progress import progress_bar
 from escalade.errors import UnsupportedError
-from escalade.measure import records
 from escalade.models import ConvAutoencoder
-from escalade.train.parallel import LostError, Processes, processes
-from escalade.train.probing import Judgement, Probe
-from escalade.train.runs import trainer
-from escalade.train.telling import Progress
-from escalade.train.trainer import BEST, Evaluation, Trainer
+from escalade_apps.train.parallel import LostError, Processes, processes
+from escalade_apps.train.probing import Judgement, Probe
+from escalade_apps.train.runs import trainer
+from escalade_apps.train.telling import Progress
+from escalade_apps.train.trainer import BEST, Evaluation, Trainer
+from escalade_bench.measure import records
+from escalade_bench.networks.learning import learning_record
 
 RUNS = pathlib.Path("runs")
 

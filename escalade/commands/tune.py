@@ -14,7 +14,6 @@ import typer
 from rich.console import Console
 
 from escalade import models, ops
-from escalade.bench.ladder import free
 from escalade.commands.options import Dtypes, Layouts, Problems, count, listed, numbers, seed_option, written
 from escalade.commands.progress import progress_bar
 from escalade.device.cuda import architecture
@@ -32,6 +31,7 @@ from escalade.ops.choose.table import Entry, add, key_of, read, user_path
 from escalade.tune import judgement, search
 from escalade.tune import samples as store
 from escalade.tune import sweep as sweeping
+from escalade_bench.ladder import free
 
 Wanted = dict[str, tuple[str, Any]]
 """The operation and problem of each key."""

@@ -17,8 +17,8 @@ from escalade.commands.progress import progress_bar
 from escalade.commands.selection import Selection
 from escalade.device.run import TwinOptions
 from escalade.device.twin import Order
-from escalade.measure import verification
-from escalade.report import terminal
+from escalade.tune import verification
+from escalade_bench.report import terminal
 
 
 def command(

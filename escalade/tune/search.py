@@ -13,7 +13,6 @@ from escalade.device.packing import Prepared
 from escalade.device.program import Program
 from escalade.device.timing import Proof, Subject, time_interleaved
 from escalade.errors import CompileError, UnsupportedError
-from escalade.measure.verification import Case, compare, outputs_of, spoilt
 from escalade.ops.base.card import Card
 from escalade.ops.base.operation import Operation
 from escalade.ops.base.problem import Problem
@@ -21,6 +20,7 @@ from escalade.ops.base.rung import Config, Rung
 from escalade.ops.choose.choice import configs_for_any_caller
 from escalade.ops.choose.table import Entry
 from escalade.tune.samples import Sample
+from escalade.tune.verification import Case, compare, outputs_of, spoilt
 
 SCREENING_SECONDS = 0.004
 """Seconds for each candidate of the first pass."""

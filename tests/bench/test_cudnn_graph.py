@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from escalade import ops
-from escalade.bench.peers import cudnn_graph
-from escalade.bench.peers.layer import AGREEMENT
 from escalade.errors import LaunchError, UnsupportedError
 from escalade.ops.conv2d.problem import Conv2dProblem
+from escalade_bench.peers import cudnn_graph
+from escalade_bench.peers.layer import AGREEMENT
 
 
 class Names:

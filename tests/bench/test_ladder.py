@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 import torch
 
-from escalade.bench import ladder, trial
-from escalade.bench.ladder import climb
-from escalade.bench.trial import Settings
 from escalade.device import packing
 from escalade.device.timing import Subject, Timing
-from escalade.measure import figures
-from escalade.measure.ceilings import Ceilings
-from escalade.measure.records import Record
+from escalade_bench import ladder, trial
+from escalade_bench.ladder import climb
+from escalade_bench.measure import figures
+from escalade_bench.measure.ceilings import Ceilings
+from escalade_bench.measure.records import Record
+from escalade_bench.trial import Settings
 from tests.bench.fake import Scale, ScaleProblem, rung
 
 CPU = torch.device("cpu")

@@ -13,24 +13,24 @@ from torch import nn
 from typer.testing import CliRunner, Result
 
 from escalade import cli, models, ops
-from escalade.bench import ladder, trial
-from escalade.bench.layers import measurement, sets, summaries
-from escalade.bench.layers.sets import Layer
-from escalade.bench.peers import cudnn_graph, registry
-from escalade.bench.peers import layer as layer_peers
-from escalade.bench.peers.layer import LayerPeer, eager_conv2d, stem_convolution, stem_peer
-from escalade.bench.trial import Settings, verified_peers
 from escalade.commands import layers as command
 from escalade.device import packing
 from escalade.device.recipe import Recipe
 from escalade.errors import UnsupportedError
-from escalade.measure import records as store
-from escalade.measure.records import Record
-from escalade.measure.verification import Case, Outcome
 from escalade.ops.base.accuracy import relative_error
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.stem.problem import StemProblem
-from escalade.report.pages.layers import table as layers_table
+from escalade.tune.verification import Case, Outcome
+from escalade_bench import ladder, trial
+from escalade_bench.layers import measurement, sets, summaries
+from escalade_bench.layers.sets import Layer
+from escalade_bench.measure import records as store
+from escalade_bench.measure.records import Record
+from escalade_bench.peers import cudnn_graph, registry
+from escalade_bench.peers import layer as layer_peers
+from escalade_bench.peers.layer import LayerPeer, eager_conv2d, stem_convolution, stem_peer
+from escalade_bench.report.pages.layers import table as layers_table
+from escalade_bench.trial import Settings, verified_peers
 from tests.bench.fake import Scale, ScaleProblem, rung
 
 CPU = torch.device("cpu")

@@ -11,17 +11,17 @@ import pytest
 import torch
 
 from escalade import ops
-from escalade.bench import trial
-from escalade.bench.layers import measurement
-from escalade.bench.layers.sets import Layer
-from escalade.bench.peers.layer import LayerPeer, WrongPeer, eager_conv2d, error_of, operator_peers
-from escalade.bench.trial import Bench, Settings, Verified, verified_peers
 from escalade.device import packing
 from escalade.device.recipe import KernelCall, Recipe
 from escalade.device.timing import L2_MULTIPLE, Subject, Timing
-from escalade.measure.ceilings import Ceilings
-from escalade.measure.verification import Case
 from escalade.ops.conv2d import Conv2dProblem
+from escalade.tune.verification import Case
+from escalade_bench import trial
+from escalade_bench.layers import measurement
+from escalade_bench.layers.sets import Layer
+from escalade_bench.measure.ceilings import Ceilings
+from escalade_bench.peers.layer import LayerPeer, WrongPeer, eager_conv2d, error_of, operator_peers
+from escalade_bench.trial import Bench, Settings, Verified, verified_peers
 from tests.bench.fake import Scale, ScaleProblem, rung
 
 CPU = torch.device("cpu")

@@ -9,9 +9,9 @@ import PIL
 import torch
 from PIL import Image
 
-from escalade.classify.images import Crop, pixels
-from escalade.classify.resizing import resize
 from escalade.device.run import TwinOptions
+from escalade_apps.classify.images import Crop, pixels
+from escalade_apps.classify.resizing import resize
 
 _POISON = 171
 _MOST_OFF = 1 if PIL.__version__.startswith(("12.2.", "12.3.")) else 0

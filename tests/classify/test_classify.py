@@ -19,14 +19,14 @@ from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from escalade import cli, models
-from escalade.classify import predict
-from escalade.classify.images import Crop, Unreadable, decode
-from escalade.classify.prediction import Guess, Prediction, example, likeliest
-from escalade.classify.preparation import crop_of, crop_to, normalization, normalization_at
 from escalade.commands.classifiers import Asked
 from escalade.commands.classify import _show
 from escalade.engine import compile
 from escalade.models.resnet import BasicBlock
+from escalade_apps.classify import predict
+from escalade_apps.classify.images import Crop, Unreadable, decode
+from escalade_apps.classify.prediction import Guess, Prediction, example, likeliest
+from escalade_apps.classify.preparation import crop_of, crop_to, normalization, normalization_at
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 DATA = pathlib.Path(os.environ.get("ESCALADE_DATA", ROOT.parent / "shared" / "data"))

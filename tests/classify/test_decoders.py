@@ -16,11 +16,11 @@ import pytest
 import torch
 from PIL import Image
 
-from escalade.classify import jpeg
-from escalade.classify.decoders import MEAN_OFF, PILLOW, Decoder, decoder_for
-from escalade.classify.images import Crop, Source, Unreadable
-from escalade.classify.nvjpeg import NvJpeg
-from escalade.classify.resizing import MOST_SCALE
+from escalade_apps.classify import jpeg
+from escalade_apps.classify.decoders import MEAN_OFF, PILLOW, Decoder, decoder_for
+from escalade_apps.classify.images import Crop, Source, Unreadable
+from escalade_apps.classify.nvjpeg import NvJpeg
+from escalade_apps.classify.resizing import MOST_SCALE
 
 CROP = Crop(36, 32)
 CPU = torch.device("cpu")
@@ -142,7 +142,7 @@ def read(
 def test_a_decoder_on_the_gpu_gives_what_pillow_gives(
     few: int, stand_in: StandIn, files: list[pathlib.Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("escalade.classify.reading._FEW", few)
+    monkeypatch.setattr("escalade_apps.classify.reading._FEW", few)
     decoder = NvJpeg.found(CPU)
     assert decoder is not None and "0.0.stand-in" in decoder.name
     names, images, refused = read(PILLOW, files)
@@ -160,7 +160,7 @@ def test_a_decoder_on_the_gpu_gives_what_pillow_gives(
 def test_images_are_decoded_so_many_at_once_as_it_says_whatever_the_batches_are(
     size: int, stand_in: StandIn, files: list[pathlib.Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("escalade.classify.nvjpeg._AT_ONCE", 8)
+    monkeypatch.setattr("escalade_apps.classify.nvjpeg._AT_ONCE", 8)
     decoder = NvJpeg.found(CPU)
     assert decoder is not None
     many = [file for file in files * 6 if file.name != DAMAGED]
@@ -198,7 +198,7 @@ def test_an_image_that_becomes_too_many_times_smaller_is_left_to_pillow(
 def test_stopping_early_leaves_no_thread(
     few: int, stand_in: StandIn, files: list[pathlib.Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("escalade.classify.reading._FEW", few)
+    monkeypatch.setattr("escalade_apps.classify.reading._FEW", few)
     decoder = NvJpeg.found(CPU)
     assert decoder is not None
     given = decoder.batches(files * 9, CROP, BATCH)

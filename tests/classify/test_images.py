@@ -17,9 +17,9 @@ import torch
 import torch.nn.functional as F
 from PIL import Image, features
 
-from escalade.classify.images import Crop, Picture, Unreadable, decode, find, whole
-from escalade.classify.reading import decode_all, shares
 from escalade.errors import UnsupportedError
+from escalade_apps.classify.images import Crop, Picture, Unreadable, decode, find, whole
+from escalade_apps.classify.reading import decode_all, shares
 
 PHOTOGRAPH = Crop(256, 224)
 
@@ -244,7 +244,7 @@ def test_a_file_that_is_too_large_for_memory_is_read_in_pieces(
     file = saved(tmp_path / name, smooth(300, 401))
     expected = decode(file, PHOTOGRAPH)
     assert whole(file) is not None
-    monkeypatch.setattr("escalade.classify.images._WHOLE", 1000)
+    monkeypatch.setattr("escalade_apps.classify.images._WHOLE", 1000)
     assert whole(file) is None and np.array_equal(decode(file, PHOTOGRAPH), expected)
 
 
@@ -341,7 +341,7 @@ def test_images_come_in_order_and_damaged_ones_in_their_place(tmp_path: pathlib.
 
 
 def test_every_core_has_a_share_of_few_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("escalade.classify.reading.cores", lambda: 4)
+    monkeypatch.setattr("escalade_apps.classify.reading.cores", lambda: 4)
     for count, sizes in ((3, [1] * 3), (9, [2, 2, 2, 2, 1]), (100, [16] * 6 + [4])):
         parts = list(shares(range(count), 16))
         assert [len(part) for part in parts] == sizes

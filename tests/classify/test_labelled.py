@@ -6,8 +6,8 @@ import pathlib
 
 import pytest
 
-from escalade.classify.labelled import Labelled, find_labelled, spread
 from escalade.errors import UnsupportedError
+from escalade_apps.classify.labelled import Labelled, find_labelled, spread
 
 
 def made(folder: pathlib.Path, *files: str) -> pathlib.Path:

@@ -9,8 +9,8 @@ import types
 
 import pytest
 
-from escalade.classify.labels import class_labels
 from escalade.errors import UnsupportedError
+from escalade_apps.classify.labels import class_labels
 
 
 def written(path: pathlib.Path, text: str) -> pathlib.Path:

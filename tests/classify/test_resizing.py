@@ -7,12 +7,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from escalade.classify.images import Crop
-from escalade.classify.resizing import MOST_SCALE, PROGRAM, is_taken, resize
 from escalade.device.nvrtc import compile_program
 from escalade.device.run import TwinOptions
 from escalade.device.twin import Order
 from escalade.ops.base.rung import ALL_ARCHITECTURES
+from escalade_apps.classify.images import Crop
+from escalade_apps.classify.resizing import MOST_SCALE, PROGRAM, is_taken, resize
 from tests.classify.squares import difference
 
 CPU = torch.device("cpu")

@@ -19,12 +19,12 @@ import torch
 from PIL import Image, ImageFile
 
 from escalade import outside
-from escalade.classify import reading, workers
-from escalade.classify.images import Crop, Picture, Unreadable, attempt
-from escalade.classify.jpeg import Photograph
-from escalade.classify.work import FULL, Opened
-from escalade.classify.workers import DIED
 from escalade.interruption import AWAKE
+from escalade_apps.classify import reading, workers
+from escalade_apps.classify.images import Crop, Picture, Unreadable, attempt
+from escalade_apps.classify.jpeg import Photograph
+from escalade_apps.classify.work import FULL, Opened
+from escalade_apps.classify.workers import DIED
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 CROP = Crop(36, 32)
@@ -213,10 +213,10 @@ def run_first(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
 
 
-SERVING = "from escalade.classify import work; work.serve()"
+SERVING = "from escalade_apps.classify import work; work.serve()"
 DYING = """
 import os, signal
-from escalade.classify import work
+from escalade_apps.classify import work
 
 def attempt(file, crop, real=work.attempt):
     if "deadly" in file.name:
@@ -344,8 +344,8 @@ def run(script: str, *arguments: object) -> str:
 
 BEGINNING = """
 import os, pathlib, signal, sys, time
-from escalade.classify import reading, workers
-from escalade.classify.images import Crop
+from escalade_apps.classify import reading, workers
+from escalade_apps.classify.images import Crop
 
 reading._FEW = 1
 files = sorted(pathlib.Path(name) for name in sys.argv[1:])
@@ -377,7 +377,7 @@ def test_they_do_not_wait_for_a_process_that_was_forked(files: list[pathlib.Path
 
 
 ALONE = """
-import sys, escalade.classify.work
+import sys, escalade_apps.classify.work
 print({name.split(".")[0] for name in sys.modules} & {"torch", "cuda"})
 """
 

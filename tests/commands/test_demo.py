@@ -13,11 +13,11 @@ import typer
 from rich.console import Console
 from torch import nn
 
-from escalade.bench.networks.judging import standard
-from escalade.bench.networks.workload import Workload
 from escalade.commands import demo
 from escalade.device.twin import launch
-from escalade.measure import records as store
+from escalade_bench.measure import records as store
+from escalade_bench.networks.judging import standard
+from escalade_bench.networks.workload import Workload
 
 
 def small(size: int, seed: int) -> nn.Module:

@@ -10,7 +10,7 @@ from rich.console import Console
 from escalade.commands import doctor
 from escalade.device import nvrtc, nvrtc_library
 from escalade.errors import CompileError
-from escalade.measure import records
+from escalade_bench.measure import records
 from tests.commands.support import run
 
 

@@ -13,10 +13,10 @@ from PIL import Image
 from typer.testing import CliRunner, Result
 
 from escalade import cli, models
-from escalade.bench.networks import evaluation
 from escalade.commands import evaluate
-from escalade.measure.records import load
 from escalade.models.resnet import BasicBlock
+from escalade_bench.measure.records import load
+from escalade_bench.networks import evaluation
 
 CLASSES = 7
 

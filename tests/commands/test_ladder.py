@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pathlib
 
-from escalade.measure import records as store
+from escalade_bench.measure import records as store
 from tests.bench.fake import Scale
 from tests.commands.support import run
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from escalade.measure import records as store
-from escalade.measure.records import Record
+from escalade_bench.measure import records as store
+from escalade_bench.measure.records import Record
 from tests.commands.support import run, said_by
 
 

@@ -13,13 +13,13 @@ import pytest
 import torch
 from PIL import Image
 
-from escalade.bench.networks.learning import learning_record
 from escalade.commands import train
-from escalade.train import data, logs
-from escalade.train.parallel import LostError, Processes
-from escalade.train.probing import Judgement
-from escalade.train.settings import Settings
-from escalade.train.trainer import BEST
+from escalade_apps.train import data, logs
+from escalade_apps.train.parallel import LostError, Processes
+from escalade_apps.train.probing import Judgement
+from escalade_apps.train.settings import Settings
+from escalade_apps.train.trainer import BEST
+from escalade_bench.networks.learning import learning_record
 from tests.commands.support import run, said_by
 from tests.train.quick import hasten
 

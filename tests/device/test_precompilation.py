@@ -15,8 +15,8 @@ from escalade.device.cache import default_cache
 from escalade.device.nvrtc import is_compiled
 from escalade.device.precompilation import precompile
 from escalade.device.program import Program
-from escalade.measure.verification import jobs, programs
 from escalade.ops.base.card import H200
+from escalade.tune.verification import jobs, programs
 from tests.bench.fake import SOURCE, Scale, rung
 
 CPU = torch.device("cpu")

@@ -23,8 +23,8 @@ from typing import Any
 
 import torch
 
-from escalade.measure import records as store
-from escalade.report.pages.records import GPU_TEST as WORKLOAD
+from escalade_bench.measure import records as store
+from escalade_bench.report.pages.records import GPU_TEST as WORKLOAD
 from tests.gpu import sanitize
 
 ROOT = pathlib.Path(__file__).parent.parent.parent

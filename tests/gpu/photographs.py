@@ -24,13 +24,13 @@ import torch
 from PIL import Image
 
 import escalade
-from escalade.classify.batch import Batch
-from escalade.classify.decoders import Decoder, Pillow, decoder_for
-from escalade.classify.images import Crop
-from escalade.classify.prediction import example, make_ready, predict
-from escalade.measure import records as store
 from escalade.models import resnet18
-from escalade.report.pages.records import PHOTOGRAPHS
+from escalade_apps.classify.batch import Batch
+from escalade_apps.classify.decoders import Decoder, Pillow, decoder_for
+from escalade_apps.classify.images import Crop
+from escalade_apps.classify.prediction import example, make_ready, predict
+from escalade_bench.measure import records as store
+from escalade_bench.report.pages.records import PHOTOGRAPHS
 
 _CROP, _BATCH, _TOP = Crop(256, 224), 128, 5
 _DISTINCT = 1500

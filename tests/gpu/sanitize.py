@@ -19,15 +19,15 @@ from typing import Any, ClassVar
 
 import torch
 
-from escalade.classify import resizing
-from escalade.classify.images import Crop
 from escalade.device.program import KERNELS
 from escalade.device.recipe import Im2colMap, KernelCall, Recipe, TiledMap
 from escalade.device.run import bind
-from escalade.measure.verification import Case, compare, in_layout, poisoned
 from escalade.ops import OPERATIONS, Operation, Rung
 from escalade.ops.base.cards import typical
 from escalade.ops.base.pitch import pitches
+from escalade.tune.verification import Case, compare, in_layout, poisoned
+from escalade_apps.classify import resizing
+from escalade_apps.classify.images import Crop
 from tests.classify.squares import difference
 from tests.random_models import views
 from tests.random_models.runs import Run, today

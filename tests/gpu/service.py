@@ -20,8 +20,8 @@ import escalade
 from escalade import models
 from escalade.engine.calls import BufferedCalls
 from escalade.engine.plan.kernel_program import KernelProgram
-from escalade.measure import records as store
-from escalade.report.pages.records import SERVICE
+from escalade_bench.measure import records as store
+from escalade_bench.report.pages.records import SERVICE
 
 THREADS = (1, 2, 4, 8)
 _SECONDS = 1.0

@@ -33,8 +33,8 @@ from torch import nn
 from escalade import training_step
 from escalade.engine import Engine, compile
 from escalade.errors import OutOfMemory
-from escalade.measure import records as store
-from escalade.report.pages.records import SOAK
+from escalade_bench.measure import records as store
+from escalade_bench.report.pages.records import SOAK
 
 SIZES = (1, 2, 3, 5, 8)
 PLANS = 3

@@ -21,8 +21,8 @@ import torch
 
 import escalade
 from escalade import models
-from escalade.measure import records as store
-from escalade.report.pages.records import STARTUP
+from escalade_bench.measure import records as store
+from escalade_bench.report.pages.records import STARTUP
 
 _BATCHES = (8, 32)
 

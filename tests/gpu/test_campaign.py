@@ -8,11 +8,11 @@ from functools import partial
 import pytest
 import torch
 
-from escalade.bench.campaign.units import Session
-from escalade.bench.networks import planned
-from escalade.measure import ceilings
-from escalade.measure import records as store
-from escalade.measure.currency import Made
+from escalade_bench.campaign.units import Session
+from escalade_bench.measure import ceilings
+from escalade_bench.measure import records as store
+from escalade_bench.measure.currency import Made
+from escalade_bench.networks import planned
 from tests.commands.support import run
 
 CPU = torch.device("cpu")

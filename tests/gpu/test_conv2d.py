@@ -12,13 +12,13 @@ import torch
 import torch.nn.functional as F
 
 from escalade.errors import UnsupportedError
-from escalade.measure.verification import Case, compare
 from escalade.ops import Rung, conv2d
 from escalade.ops.base.accuracy import relative_error
 from escalade.ops.base.dtypes import STORAGE
 from escalade.ops.base.switches import precision
 from escalade.ops.conv2d import Conv2dProblem
 from escalade.ops.shared.images import MEMORY_FORMAT
+from escalade.tune.verification import Case, compare
 from tests.gpu.suitable import CONV2D, NOT_BEYOND_32_BITS, beyond_32_bits, problem_for
 from tests.support import label, with_batch
 

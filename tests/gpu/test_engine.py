@@ -16,18 +16,18 @@ from torch.utils import _pytree as pytree
 
 import escalade
 from escalade import models
-from escalade.bench.networks.judging import LEAST, LEAST_ROWS, MOST, TIMES, own_error
 from escalade.device.timing import host_time
 from escalade.engine import Engine
 from escalade.engine.backend import escalade_backend
 from escalade.engine.calls import BufferedCalls, DirectCalls
 from escalade.engine.capture.export import capture
 from escalade.errors import OutOfMemory
-from escalade.measure.verification import compare
 from escalade.models import settle
 from escalade.ops.base.accuracy import relative_error
 from escalade.ops.base.switches import precision
 from escalade.ops.expressions import Expression
+from escalade.tune.verification import compare
+from escalade_bench.networks.judging import LEAST, LEAST_ROWS, MOST, TIMES, own_error
 from tests.bench.coverage.networks import NETWORKS
 from tests.engine.untouched import untouched
 from tests.support import in_threads

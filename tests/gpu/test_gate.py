@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from escalade.measure import records as store
 from escalade.ops import OPERATIONS
-from escalade.report.document import markdown
-from escalade.report.pages import records as pages
+from escalade_bench.measure import records as store
+from escalade_bench.report.document import markdown
+from escalade_bench.report.pages import records as pages
 from tests.gpu import gate, sanitize
 from tests.gpu.gate import Part
 from tests.support import all_rungs

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-from escalade.measure.verification import compare
 from escalade.ops import OPERATIONS, Rung, conv2d_input_gradient, conv2d_weight_gradient
 from escalade.ops.base.accuracy import relative_error
 from escalade.ops.base.card import Card
@@ -18,6 +17,7 @@ from escalade.ops.conv2d_input_gradient import Conv2dInputGradientProblem
 from escalade.ops.conv2d_weight_gradient import Conv2dWeightGradientProblem
 from escalade.ops.conv2d_weight_gradient.rungs.sm90_halves import WGMMA_SPLIT, WINDOW_SPLIT
 from escalade.ops.shared.images import MEMORY_FORMAT
+from escalade.tune.verification import compare
 from tests.gpu.suitable import INPUT_GRADIENT, input_gradient_beyond_32_bits
 from tests.support import check, label, with_batch
 

@@ -17,19 +17,19 @@ from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from escalade import cli
-from escalade.bench.networks import layer_kinds
-from escalade.bench.networks.judging import standard
-from escalade.bench.networks.measurement import Case, compare, escalade
-from escalade.bench.networks.phases import SUMMARIES
-from escalade.bench.networks.workload import reference
-from escalade.bench.networks.workloads import WORKLOADS
-from escalade.bench.peers.network import NetworkPeer, Task
 from escalade.commands import demo
 from escalade.engine.capture.export import capture
 from escalade.engine.engine import Engine
 from escalade.engine.training.step import training_step
-from escalade.measure import records as store
 from escalade.models.unet import UNet
+from escalade_bench.measure import records as store
+from escalade_bench.networks import layer_kinds
+from escalade_bench.networks.judging import standard
+from escalade_bench.networks.measurement import Case, compare, escalade
+from escalade_bench.networks.phases import SUMMARIES
+from escalade_bench.networks.workload import reference
+from escalade_bench.networks.workloads import WORKLOADS
+from escalade_bench.peers.network import NetworkPeer, Task
 
 pytestmark = pytest.mark.gpu
 

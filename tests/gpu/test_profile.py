@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from escalade import outside
-from escalade.measure.records import load
-from escalade.profile import ncu
+from escalade_bench.measure.records import load
+from escalade_bench.profile import ncu
 from tests.commands.support import run
 
 pytestmark = pytest.mark.gpu

@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from escalade.device.recipe import Recipe
 from escalade.device.run import Executable
 from escalade.errors import LaunchError
-from escalade.measure.verification import compare, most_peer_error
 from escalade.ops import conv2d
 from escalade.ops.base.switches import precision
+from escalade.tune.verification import compare, most_peer_error
 from tests.ops.test_shared_state import sharing
 from tests.support import in_threads
 

@@ -10,9 +10,9 @@ import torch
 
 from escalade.device.gpu import Properties
 from escalade.device.timing import Subject, Timing
-from escalade.measure import ceilings
-from escalade.measure.ceilings import Ceilings
 from escalade.ops.base.dtypes import MULTIPLIED, STORAGE
+from escalade_bench.measure import ceilings
+from escalade_bench.measure.ceilings import Ceilings
 
 CPU = torch.device("cpu")
 MEMORY = 1 << 20

@@ -10,8 +10,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from escalade.measure import records as store
-from escalade.measure.records import Record, StoreError
+from escalade_bench.measure import records as store
+from escalade_bench.measure.records import Record, StoreError
 
 RECORD = Record(
     "conv2d", "64to64_56_k3s1_b256", "fp32", "nchw", 256, "escalade", "direct",

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from escalade.bench.peers import cudnn_graph
-from escalade.bench.peers.layer import LayerPeer
-from escalade.bench.trial import verified_peers
-from escalade.measure import verification
-from escalade.measure.refusal import reason
+from escalade.tune import verification
+from escalade.tune.refusal import reason
+from escalade_bench.peers import cudnn_graph
+from escalade_bench.peers.layer import LayerPeer
+from escalade_bench.trial import verified_peers
 from tests.bench.fake import Scale, ScaleProblem, rung
 
 CPU = torch.device("cpu")

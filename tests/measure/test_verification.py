@@ -11,11 +11,11 @@ import torch
 
 from escalade.device.run import TwinOptions
 from escalade.device.twin import Order
-from escalade.measure.verification import WORST_ELEMENT, Case, Outcome, compare, jobs, verify
 from escalade.ops import OPERATIONS
 from escalade.ops.base.accuracy import relative_error
 from escalade.ops.base.dtypes import STORAGE
 from escalade.ops.softmax import Softmax, SoftmaxProblem
+from escalade.tune.verification import WORST_ELEMENT, Case, Outcome, compare, jobs, verify
 from tests.bench.fake import Scale, ScaleProblem, rung
 
 CPU = torch.device("cpu")

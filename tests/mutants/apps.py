@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
-_JOBS, _RESULTS = "escalade/ray/jobs.py", ("tests/ray/test_results.py",)
-_RAY, _STORAGE = "escalade/ray/prediction.py", ("tests/ray/test_storage.py", "tests/ray/test_results.py")
-_PREPARATION, _CLASSIFY = "escalade/classify/preparation.py", ("tests/classify/test_classify.py",)
-_PREDICTION = "escalade/classify/prediction.py"
-_IMAGES, _IMAGE_TESTS = "escalade/classify/images.py", ("tests/classify/test_images.py",)
-_LABELLED, _LABEL_TESTS = "escalade/classify/labelled.py", ("tests/classify/test_labelled.py",)
+_JOBS, _RESULTS = "escalade_apps/ray/jobs.py", ("tests/ray/test_results.py",)
+_RAY, _STORAGE = "escalade_apps/ray/prediction.py", ("tests/ray/test_storage.py", "tests/ray/test_results.py")
+_PREPARATION, _CLASSIFY = "escalade_apps/classify/preparation.py", ("tests/classify/test_classify.py",)
+_PREDICTION = "escalade_apps/classify/prediction.py"
+_IMAGES, _IMAGE_TESTS = "escalade_apps/classify/images.py", ("tests/classify/test_images.py",)
+_LABELLED, _LABEL_TESTS = "escalade_apps/classify/labelled.py", ("tests/classify/test_labelled.py",)
 _FORMULAS, _MODELS = ("tests/models/test_architectures.py",), ("tests/models/test_models.py",)
 _RESNET = "escalade/models/resnet.py"
 _TRAIN_COMMAND = ("tests/commands/test_train.py",)
@@ -57,7 +57,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "apps/given-up-late",
-        "escalade/ray/attempts.py",
+        "escalade_apps/ray/attempts.py",
         "self.ended.count(piece) >= MOST_ENDS",
         "self.ended.count(piece) > MOST_ENDS",
         _RESULTS,
@@ -74,7 +74,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "apps/images-found-twice",
-        "escalade/ray/storage.py",
+        "escalade_apps/ray/storage.py",
         "return list(dict.fromkeys(found)), closed",
         "return found, closed",
         _STORAGE,
@@ -280,14 +280,14 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "apps/adobe-colors-are-usual",
-        "escalade/classify/jpeg.py",
+        "escalade_apps/classify/jpeg.py",
         'body[11:12] != b"\\x01"',
         'body[11:12] == b"\\x00"',
         ("tests/classify/test_decoders.py::test_colors_other_than_ycbcr_are_left_to_pillow",),
     ),
     Mutant(
         "apps/pieces-beyond-a-shard",
-        "escalade/ray/attempts.py",
+        "escalade_apps/ray/attempts.py",
         "yield from self._split((start, min(start + step, last)))",
         "yield from self._split((start, start + step))",
         ("tests/ray/test_results.py::test_what_ended_a_process_is_done_in_smaller_pieces",),

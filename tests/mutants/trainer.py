@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
-_TRAINER, _RUNS = "escalade/train/trainer.py", "tests/train/test_trainer.py"
+_TRAINER, _RUNS = "escalade_apps/train/trainer.py", "tests/train/test_trainer.py"
 _KILLED = (f"{_RUNS}::test_a_run_goes_on_bit_for_bit_wherever_it_was_killed",)
 _PLANNED = (f"{_RUNS}::test_planned_steps_go_on_bit_for_bit_too",)
 _EVALUATION = (f"{_RUNS}::test_an_evaluation_is_of_all_test_images_in_evaluation_mode",)
 _LOOP = (f"{_RUNS}::test_steps_are_those_of_a_plain_loop_at_the_given_rates",)
 _RATES = (f"{_RUNS}::test_learning_rates_climb_and_come_down",)
-_STEPS, _SETTINGS = "escalade/train/steps.py", "escalade/train/settings.py"
-_BATCHES, _AUGMENTATION = "escalade/train/batches.py", "escalade/train/augmentation.py"
+_STEPS, _SETTINGS = "escalade_apps/train/steps.py", "escalade_apps/train/settings.py"
+_BATCHES, _AUGMENTATION = "escalade_apps/train/batches.py", "escalade_apps/train/augmentation.py"
 _BATCH_TESTS, _DATA_TESTS = ("tests/train/test_batches.py",), ("tests/train/test_data.py",)
-_PARALLEL, _TWO = "escalade/train/parallel.py", ("tests/train/test_parallel.py",)
+_PARALLEL, _TWO = "escalade_apps/train/parallel.py", ("tests/train/test_parallel.py",)
 
 MUTANTS: tuple[Mutant, ...] = (
     # Runs that go on
@@ -47,7 +47,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "trainer/generators-not-set",
-        "escalade/train/checkpoints.py",
+        "escalade_apps/train/checkpoints.py",
         'torch.set_rng_state(states["cpu"])',
         "pass",
         _KILLED,
@@ -82,7 +82,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "trainer/log-repeats-a-step",
-        "escalade/train/logs.py",
+        "escalade_apps/train/logs.py",
         'line["step"] <= since',
         'line["step"] <= since + 1',
         _KILLED,
@@ -283,28 +283,28 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "trainer/training-deviations-in-reverse",
-        "escalade/train/tasks.py",
+        "escalade_apps/train/tasks.py",
         "(0.229, 0.224, 0.225)",
         "(0.225, 0.224, 0.229)",
         _BATCH_TESTS,
     ),
     Mutant(
         "trainer/held-out-images-trained-on",
-        "escalade/train/data/images.py",
+        "escalade_apps/train/data/images.py",
         "images.some(drawn[tests:].sort().values)",
         "images.some(drawn.sort().values)",
         _DATA_TESTS,
     ),
     Mutant(
         "trainer/checksum-without-labels",
-        "escalade/train/data/images.py",
+        "escalade_apps/train/data/images.py",
         "for part in (self.pixels, self.labels):",
         "for part in (self.pixels,):",
         _DATA_TESTS,
     ),
     Mutant(
         "trainer/classes-of-the-test-part",
-        "escalade/train/data/reading.py",
+        "escalade_apps/train/data/reading.py",
         "folders.classes_of(train or path)",
         "folders.classes_of(test or path)",
         _DATA_TESTS,
@@ -320,14 +320,14 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "trainer/divergence-is-logged",
-        "escalade/train/telling.py",
+        "escalade_apps/train/telling.py",
         "if not math.isfinite(loss):",
         "if math.isnan(loss):",
         ("tests/train/test_trainer.py::test_a_loss_that_is_no_number_ends_it",),
     ),
     Mutant(
         "trainer/idx-labels-of-another-count",
-        "escalade/train/data/idx.py",
+        "escalade_apps/train/data/idx.py",
         "if len(pixels) != len(classes):",
         "if len(pixels) < len(classes):",
         ("tests/train/test_data.py::test_idx_files_are_read_packed_or_not",),

@@ -37,7 +37,7 @@ BY_OTHERS = {
     ("conv2d_weight_gradient", "window_split"),
 }
 """Rungs that are launches of other families of their folder, one after the other."""
-BESIDE_LADDERS = {"classify/resize.cu": "escalade/classify/resizing.py"}
+BESIDE_LADDERS = {"classify/resize.cu": "escalade_apps/classify/resizing.py"}
 """Sources that are no operation's, and who launches them."""
 SOURCES = sorted(path.relative_to(KERNELS).as_posix() for path in KERNELS.rglob("*.cu"))
 FOLDERS = {

@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from escalade.errors import UnsupportedError
-from escalade.measure.ceilings import Ceilings
-from escalade.profile import climb, ncu
-from escalade.profile.climb import Climb
-from escalade.profile.counters import counters_of
-from escalade.profile.profiles import profile
-from escalade.profile.target import Part
-from escalade.report.pages.goals import WALL_COLUMNS
+from escalade_bench.measure.ceilings import Ceilings
+from escalade_bench.profile import climb, ncu
+from escalade_bench.profile.climb import Climb
+from escalade_bench.profile.counters import counters_of
+from escalade_bench.profile.profiles import profile
+from escalade_bench.profile.target import Part
+from escalade_bench.report.pages.goals import WALL_COLUMNS
 
 CPU = torch.device("cpu")
 CLIMB = Climb("conv2d", "8to8_9_k3s1_b2", "fp32", ["direct", "register_blocking", "nhwc", "unrolled"])

@@ -10,9 +10,9 @@ import pytest
 
 from escalade.commands.profiled import launch
 from escalade.errors import UnsupportedError
-from escalade.profile import ncu
-from escalade.profile.counters import METRICS, STALLS, Counters, names
-from escalade.profile.target import Part
+from escalade_bench.profile import ncu
+from escalade_bench.profile.counters import METRICS, STALLS, Counters, names
+from escalade_bench.profile.target import Part
 
 PART = Part("naive", "conv2d", "8to8_9_k3s1_b1", "fp32", "naive", ["conv2d_naive"], 10, 100)
 TABLE = '"ID","Kernel Name","gpu__time_duration.sum"\n"","","ns"\n"0","conv2d_naive","1,500"\n'

@@ -15,9 +15,9 @@ from escalade.commands.profiled import Asked, target_of
 from escalade.device.twin.launch import TwinKernel
 from escalade.engine.step_times import fill
 from escalade.errors import EscaladeError
-from escalade.profile.counters import Counters
-from escalade.profile.cupti import launches
-from escalade.profile.target import Other, Part, merged, of_plan, owners
+from escalade_bench.profile.counters import Counters
+from escalade_bench.profile.cupti import launches
+from escalade_bench.profile.target import Other, Part, merged, of_plan, owners
 
 CPU = torch.device("cpu")
 

@@ -14,11 +14,11 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 import escalade
-from escalade.bench.networks.judging import LEAST, TIMES, nudged
 from escalade.engine import Engine
 from escalade.engine.plan.kernel_program import KernelProgram
-from escalade.measure.verification import compare
 from escalade.ops.base.accuracy import relative_error
+from escalade.tune.verification import compare
+from escalade_bench.networks.judging import LEAST, TIMES, nudged
 from tests.random_models.program import Text, exactly, run_exactly, run_rounded, tensors, wide
 
 SLACK = 2.0

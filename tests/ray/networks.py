@@ -7,9 +7,9 @@ import pathlib
 import torch
 from PIL import Image
 
-from escalade.classify.images import Crop
-from escalade.classify.prediction import example
 from escalade.engine import compile
+from escalade_apps.classify.images import Crop
+from escalade_apps.classify.prediction import example
 
 CLASSES = 3
 SIDE = 8

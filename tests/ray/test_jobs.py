@@ -20,7 +20,7 @@ dataset = pytest.importorskip(
     "pyarrow.dataset", reason="pyarrow is not installed: pip install 'escalade[ray]'"
 )
 
-from escalade.ray import Job, Network, Part  # noqa: E402
+from escalade_apps.ray import Job, Network, Part  # noqa: E402
 from tests.ray import workers  # noqa: E402
 
 IMAGES, SHARD = 500, 50

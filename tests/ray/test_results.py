@@ -15,20 +15,20 @@ import pytest
 import torch
 from torch import nn
 
-from escalade.classify.images import Crop, decode
-from escalade.classify.prediction import example
 from escalade.engine import compile
 from escalade.errors import LaunchError, UnsupportedError
+from escalade_apps.classify.images import Crop, decode
+from escalade_apps.classify.prediction import example
 from tests.ray.networks import SIDE, picture
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'escalade[ray]'")
 pq = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed: pip install 'escalade[ray]'")
 fs = pytest.importorskip("pyarrow.fs", reason="pyarrow is not installed: pip install 'escalade[ray]'")
 
-from escalade.ray import Job, Network, Part, Predictor  # noqa: E402
-from escalade.ray.attempts import MOST_ENDS, Attempts  # noqa: E402
-from escalade.ray.jobs import MANIFEST, Writer, _told  # noqa: E402
-from escalade.ray.storage import Folder, find  # noqa: E402
+from escalade_apps.ray import Job, Network, Part, Predictor  # noqa: E402
+from escalade_apps.ray.attempts import MOST_ENDS, Attempts  # noqa: E402
+from escalade_apps.ray.jobs import MANIFEST, Writer, _told  # noqa: E402
+from escalade_apps.ray.storage import Folder, find  # noqa: E402
 
 IMAGES = 6
 

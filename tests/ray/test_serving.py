@@ -23,9 +23,9 @@ try:
 except ImportError as error:
     pytest.skip(f"Ray Serve is not installed ({error}): pip install 'escalade[ray]'", allow_module_level=True)
 
-from escalade.ray import Network, Predictor, serving
-from escalade.ray.serving import application
-from escalade.ray.storage import source
+from escalade_apps.ray import Network, Predictor, serving
+from escalade_apps.ray.serving import application
+from escalade_apps.ray.storage import source
 
 pytestmark = pytest.mark.usefixtures("patience")
 TOGETHER = 6

@@ -9,17 +9,17 @@ import socket
 import numpy as np
 import pytest
 
-from escalade.classify.prediction import predict
 from escalade.errors import UnsupportedError
+from escalade_apps.classify.prediction import predict
 from tests import fresh
 from tests.ray.networks import picture
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'escalade[ray]'")
 fsspec = pytest.importorskip("fsspec", reason="fsspec is not installed: pip install 'escalade[ray]'")
 
-from escalade.ray import Network, Predictor  # noqa: E402
-from escalade.ray.connection import connected  # noqa: E402
-from escalade.ray.storage import Folder, find  # noqa: E402
+from escalade_apps.ray import Network, Predictor  # noqa: E402
+from escalade_apps.ray.connection import connected  # noqa: E402
+from escalade_apps.ray.storage import Folder, find  # noqa: E402
 
 NAMES = ("a b/1.png", "a b/2 #%20?.PNG", "c/3.png", "c/notes.txt")
 

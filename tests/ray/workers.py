@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from escalade.ray import Job, Network, Predictor
-from escalade.ray.connection import connected
+from escalade_apps.ray import Job, Network, Predictor
+from escalade_apps.ray.connection import connected
 from tests.ray.networks import PATIENCE
 
 OVER = 4

@@ -9,9 +9,9 @@ from html.parser import HTMLParser
 
 import pytest
 
-from escalade.measure import records as store
-from escalade.report import changes
-from escalade.report.html import report
+from escalade_bench.measure import records as store
+from escalade_bench.report import changes
+from escalade_bench.report.html import report
 from tests.commands.support import run, said_by
 from tests.report.browser import browser
 from tests.report.test_pages import NETWORK, RECORD, ladder

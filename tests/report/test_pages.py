@@ -5,11 +5,21 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from escalade.bench.layers import sets
-from escalade.bench.networks.op_times import FORMS
-from escalade.measure.records import Record
-from escalade.report.document import markdown
-from escalade.report.pages import coverage, goals, ladders, layers, networks, readme, records, steps, training
+from escalade_bench.layers import sets
+from escalade_bench.measure.records import Record
+from escalade_bench.networks.op_times import FORMS
+from escalade_bench.report.document import markdown
+from escalade_bench.report.pages import (
+    coverage,
+    goals,
+    ladders,
+    layers,
+    networks,
+    readme,
+    records,
+    steps,
+    training,
+)
 
 RECORD = Record(
     "conv2d", ladders.CLIMB[1], "fp32", "nchw", 256, "escalade", "direct", config={"threads": 256}, timing="graph",

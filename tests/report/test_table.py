@@ -8,10 +8,10 @@ from dataclasses import replace
 from rich.console import Console
 
 from escalade.device.nvml import Conditions
-from escalade.measure.records import Record
-from escalade.report import cells, terminal
-from escalade.report.document import OLDER_LEGEND, Heading, html, markdown
-from escalade.report.table import Column, Table, columns, text
+from escalade_bench.measure.records import Record
+from escalade_bench.report import cells, terminal
+from escalade_bench.report.document import OLDER_LEGEND, Heading, html, markdown
+from escalade_bench.report.table import Column, Table, columns, text
 
 RECORD = Record(
     "conv2d", "a|b", "fp16", "nhwc", 8, "escalade", "<window>", median_us=20.0, commit="a7fbff58aaaa",

@@ -9,11 +9,11 @@ from dataclasses import replace
 import pytest
 
 from escalade.errors import EscaladeError
-from escalade.measure import records as store
-from escalade.measure.records import Record
-from escalade.report import tables
-from escalade.report.cells import OLDER
-from escalade.report.table import Table
+from escalade_bench.measure import records as store
+from escalade_bench.measure.records import Record
+from escalade_bench.report import tables
+from escalade_bench.report.cells import OLDER
+from escalade_bench.report.table import Table
 from tests.report.test_pages import NETWORK, ladder
 
 ROOT = pathlib.Path(__file__).parent.parent.parent

@@ -7,11 +7,11 @@ import dataclasses
 import pytest
 from torch import nn
 
-from escalade.train import pictures, tasks
-from escalade.train.data import Images
-from escalade.train.settings import Settings
-from escalade.train.steps import SharedStep
-from escalade.train.trainer import Trainer
+from escalade_apps.train import pictures, tasks
+from escalade_apps.train.data import Images
+from escalade_apps.train.settings import Settings
+from escalade_apps.train.steps import SharedStep
+from escalade_apps.train.trainer import Trainer
 
 NOISY = "noisy"
 

@@ -7,11 +7,11 @@ import itertools
 import pytest
 import torch
 
-from escalade.train.augmentation import Augmentation, Moves, moved
-from escalade.train.batches import Batch, Batches, Normalization, in_order, order
-from escalade.train.data.images import Images
-from escalade.train.data.synthetic import make
-from escalade.train.tasks import task_of
+from escalade_apps.train.augmentation import Augmentation, Moves, moved
+from escalade_apps.train.batches import Batch, Batches, Normalization, in_order, order
+from escalade_apps.train.data.images import Images
+from escalade_apps.train.data.synthetic import make
+from escalade_apps.train.tasks import task_of
 
 IMAGES = make(23, 8, 0, "train")
 CPU = torch.device("cpu")

@@ -15,8 +15,8 @@ import torch
 from PIL import Image
 
 from escalade.errors import UnsupportedError
-from escalade.train.data import Dataset, Images, read
-from escalade.train.data.images import divided
+from escalade_apps.train.data import Dataset, Images, read
+from escalade_apps.train.data.images import divided
 
 RANDOM = np.random.default_rng(1)
 PIXELS = RANDOM.integers(0, 256, (12, 3, 32, 32), np.uint8)

@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from escalade.errors import UnsupportedError
-from escalade.train import logs, pictures
-from escalade.train.parallel import Processes, processes
-from escalade.train.runs import trainer
+from escalade_apps.train import logs, pictures
+from escalade_apps.train.parallel import Processes, processes
+from escalade_apps.train.runs import trainer
 from tests import fresh
 
 CPU = torch.device("cpu")
@@ -25,9 +25,9 @@ GIVEN = {
 PROGRAM = f"""
 import os, pathlib, sys, torch, torch._dynamo
 from escalade.errors import EscaladeError
-from escalade.train import pictures
-from escalade.train.parallel import processes
-from escalade.train.runs import trainer
+from escalade_apps.train import pictures
+from escalade_apps.train.parallel import processes
+from escalade_apps.train.runs import trainer
 
 other = os.fork()  # one process that has loaded all of it becomes two
 os.environ["RANK"] = os.environ["LOCAL_RANK"] = "0" if other else "1"

@@ -7,10 +7,10 @@ import torch
 
 from escalade.errors import UnsupportedError
 from escalade.models import ConvAutoencoder
-from escalade.train.batches import Normalization
-from escalade.train.data import Dataset, Images
-from escalade.train.data.synthetic import make
-from escalade.train.probing import Probe, features
+from escalade_apps.train.batches import Normalization
+from escalade_apps.train.data import Dataset, Images
+from escalade_apps.train.data.synthetic import make
+from escalade_apps.train.probing import Probe, features
 
 
 def test_features_are_the_encoders_image_by_image() -> None:

@@ -7,7 +7,7 @@
 // window. That is about twice the products of sums along one axis that are kept for the other, and needs no room for
 // them. What bounds it: loads of single bytes, which the lanes of a warp find in the same sectors.
 //
-// No ladder has it: escalade/classify/resizing.py launches it.
+// No ladder has it: escalade_apps/classify/resizing.py launches it.
 
 constexpr int TILE = 32;  // pixels across, a lane each, and down
 constexpr int WARPS = 8;

@@ -9,12 +9,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from escalade.bench.calls import catalogue, measurement
-from escalade.bench.calls.catalogue import CALLS, Call, New, chosen
 from escalade.device.timing import Timing
 from escalade.errors import UnsupportedError
-from escalade.measure.records import Record
-from escalade.report.pages.records import calls_table
+from escalade_bench.calls import catalogue, measurement
+from escalade_bench.calls.catalogue import CALLS, Call, New, chosen
+from escalade_bench.measure.records import Record
+from escalade_bench.report.pages.records import calls_table
 
 CPU = torch.device("cpu")
 LINEAR = replace(CALLS["linear"], ours=F.linear)

@@ -10,19 +10,19 @@ import pytest
 import torch
 
 from escalade import ops
-from escalade.bench.campaign import evaluation, ladders, registry, staleness
-from escalade.bench.campaign.runner import Clock, ordered, run
-from escalade.bench.campaign.staleness import State, states
-from escalade.bench.campaign.units import Say, Session, Unit
-from escalade.bench.coverage.catalogue import TORCHVISION
-from escalade.bench.networks.workloads import WORKLOADS
 from escalade.device.program import Program
 from escalade.errors import UnsupportedError
-from escalade.measure import currency
-from escalade.measure import records as store
-from escalade.measure.currency import Made
-from escalade.measure.records import Provenance, Record
-from escalade.report.tables import PREFERRED_GPU
+from escalade_bench.campaign import evaluation, ladders, registry, staleness
+from escalade_bench.campaign.runner import Clock, ordered, run
+from escalade_bench.campaign.staleness import State, states
+from escalade_bench.campaign.units import Say, Session, Unit
+from escalade_bench.coverage.catalogue import TORCHVISION
+from escalade_bench.measure import currency
+from escalade_bench.measure import records as store
+from escalade_bench.measure.currency import Made
+from escalade_bench.measure.records import Provenance, Record
+from escalade_bench.networks.workloads import WORKLOADS
+from escalade_bench.report.tables import PREFERRED_GPU
 from tests.bench.fake import Scale, rung
 
 VERSIONS = store.versions() | {"torch": "2.11", "cuda": "13.0", "cudnn": "9"}

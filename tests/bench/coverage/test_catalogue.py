@@ -8,8 +8,8 @@ import sys
 import pytest
 import torch
 
-from escalade.bench.coverage.catalogue import entries
 from escalade.errors import UnsupportedError
+from escalade_bench.coverage.catalogue import entries
 
 MODULE = """
 from torch import nn

@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch.utils import _pytree as pytree
 
-from escalade.bench.coverage.fallbacks import by_operator, planned, spelled
-from escalade.bench.networks.judging import MOST
 from escalade.engine.capture.export import capture
 from escalade.engine.engine import Engine
 from escalade.models import settle
 from escalade.ops.base.accuracy import relative_error
+from escalade_bench.coverage.fallbacks import by_operator, planned, spelled
+from escalade_bench.networks.judging import MOST
 from tests.bench.coverage.networks import NETWORKS
 
 IN_PYTORCH = {

@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import nn
 
-from escalade.bench.coverage import run
-from escalade.bench.coverage.catalogue import Entry
-from escalade.bench.coverage.run import Coverage, enliven, left_over
-from escalade.measure import records as store
-from escalade.measure.records import Record
+from escalade_bench.coverage import run
+from escalade_bench.coverage.catalogue import Entry
+from escalade_bench.coverage.run import Coverage, enliven, left_over
+from escalade_bench.measure import records as store
+from escalade_bench.measure.records import Record
 from tests.bench.coverage.networks import Attention, ConvNeXtBlock, Segmented
 from tests.commands.support import run as command
 

@@ -7,16 +7,16 @@ import torch
 import torch.nn.functional as F
 
 from escalade import models, training_step
-from escalade.bench.networks import ablation
-from escalade.bench.networks.measurement import Case
-from escalade.bench.networks.training_step import exact, standard
-from escalade.bench.peers.network import Task
-from escalade.bench.peers.torch_training_step import Lesson
 from escalade.engine.training.techniques import TECHNIQUES
 from escalade.errors import UnsupportedError
-from escalade.measure.records import Record
-from escalade.report.document import markdown
-from escalade.report.pages import training
+from escalade_bench.measure.records import Record
+from escalade_bench.networks import ablation
+from escalade_bench.networks.measurement import Case
+from escalade_bench.networks.training_step import exact, standard
+from escalade_bench.peers.network import Task
+from escalade_bench.peers.torch_training_step import Lesson
+from escalade_bench.report.document import markdown
+from escalade_bench.report.pages import training
 
 
 def test_every_variant_is_right_and_those_that_change_nothing_are_told_apart() -> None:

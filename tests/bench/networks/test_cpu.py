@@ -9,12 +9,12 @@ import torch
 from torch import nn
 
 from escalade import models
-from escalade.bench.networks import layer_kinds, loops
-from escalade.bench.networks.cpu import CPU
 from escalade.errors import UnsupportedError
-from escalade.measure.records import Record
 from escalade.models.resnet import BasicBlock
-from escalade.report.pages import networks
+from escalade_bench.measure.records import Record
+from escalade_bench.networks import layer_kinds, loops
+from escalade_bench.networks.cpu import CPU
+from escalade_bench.report.pages import networks
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from escalade.bench.networks.judging import (
+from escalade.engine.graph.forms import STORAGE
+from escalade.ops.base.accuracy import relative_error
+from escalade_bench.networks.judging import (
     LEAST,
     MOST,
     PEERS,
@@ -20,9 +22,7 @@ from escalade.bench.networks.judging import (
     spoil,
     tolerance,
 )
-from escalade.bench.networks.workload import reference
-from escalade.engine.graph.forms import STORAGE
-from escalade.ops.base.accuracy import relative_error
+from escalade_bench.networks.workload import reference
 
 
 @pytest.mark.parametrize(

@@ -13,15 +13,15 @@ import torch
 from typer.testing import CliRunner, Result
 
 from escalade import cli
-from escalade.bench.networks import fashion_mnist, lenet, op_times
-from escalade.bench.networks.judging import own_error
-from escalade.bench.networks.lenet import LENET
-from escalade.bench.networks.workload import Setting, reference
 from escalade.engine.capture.export import capture
 from escalade.engine.engine import Engine
 from escalade.errors import UnsupportedError
-from escalade.measure import records as store
 from escalade.ops import operation
+from escalade_bench.measure import records as store
+from escalade_bench.networks import fashion_mnist, lenet, op_times
+from escalade_bench.networks.judging import own_error
+from escalade_bench.networks.lenet import LENET
+from escalade_bench.networks.workload import Setting, reference
 
 ROOT = pathlib.Path(__file__).parent.parent.parent.parent
 DATA = pathlib.Path(os.environ.get("ESCALADE_DATA", ROOT.parent / "shared" / "data"))

@@ -12,16 +12,16 @@ import torch
 import torch._inductor.config as inductor
 from torch import nn
 
-from escalade.bench.networks import measurement, phases
-from escalade.bench.networks.judging import PEERS, Standard, standard
-from escalade.bench.networks.workload import reference
-from escalade.bench.peers import network
-from escalade.bench.peers import registry as peers
-from escalade.bench.peers import torch_network as torch_peers
-from escalade.bench.peers.network import NetworkPeer, Peak, Replay, Task, Unavailable, tensors
 from escalade.device.timing import ReplaySampler, Timing
-from escalade.measure.ceilings import Ceilings
-from escalade.measure.records import Record
+from escalade_bench.measure.ceilings import Ceilings
+from escalade_bench.measure.records import Record
+from escalade_bench.networks import measurement, phases
+from escalade_bench.networks.judging import PEERS, Standard, standard
+from escalade_bench.networks.workload import reference
+from escalade_bench.peers import network
+from escalade_bench.peers import registry as peers
+from escalade_bench.peers import torch_network as torch_peers
+from escalade_bench.peers.network import NetworkPeer, Peak, Replay, Task, Unavailable, tensors
 from tests.bench.fake_cuda import Card
 
 GPU = torch.device("cuda", 0)

@@ -10,25 +10,25 @@ import torch
 from typer.testing import CliRunner, Result
 
 from escalade import cli
-from escalade.bench.networks import measurement, parts, phases, workload
-from escalade.bench.networks.judging import PEERS, standard
-from escalade.bench.networks.resnets import images, resnet
-from escalade.bench.networks.workload import Setting, Workload, reference
-from escalade.bench.networks.workloads import WORKLOADS
-from escalade.bench.peers import registry
-from escalade.bench.peers.network import NetworkPeer, Task, Unavailable, tensors
 from escalade.device.timing import CallSampler
 from escalade.engine.capture.export import capture
 from escalade.engine.engine import Engine
 from escalade.engine.explain import explain_plan
 from escalade.engine.passes.fusion_level import FusionLevel
 from escalade.errors import UnsupportedError
-from escalade.measure import records as store
-from escalade.measure.records import Record
 from escalade.models import ResNet
 from escalade.models.resnet import BasicBlock, Bottleneck
 from escalade.ops.base.switches import precision
-from escalade.report.plots import by_batch, save
+from escalade_bench.measure import records as store
+from escalade_bench.measure.records import Record
+from escalade_bench.networks import measurement, parts, phases, workload
+from escalade_bench.networks.judging import PEERS, standard
+from escalade_bench.networks.resnets import images, resnet
+from escalade_bench.networks.workload import Setting, Workload, reference
+from escalade_bench.networks.workloads import WORKLOADS
+from escalade_bench.peers import registry
+from escalade_bench.peers.network import NetworkPeer, Task, Unavailable, tensors
+from escalade_bench.report.plots import by_batch, save
 
 SIZE = 32
 TINY = resnet("tiny", lambda: ResNet(BasicBlock, (1, 1, 1, 1), 10))

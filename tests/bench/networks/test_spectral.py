@@ -12,15 +12,15 @@ import torch.nn.functional as F
 from typer.testing import CliRunner
 
 from escalade import cli, models
-from escalade.bench.networks import spectral
-from escalade.bench.networks.measurement import Case, compare
-from escalade.bench.networks.spectral import SPECTRAL
-from escalade.bench.networks.training_step import Training, escalade, exact, standard
-from escalade.bench.peers import torch_training_step as peers
-from escalade.bench.peers.network import Task
-from escalade.bench.peers.torch_training_step import Lesson
 from escalade.engine import training_step
-from escalade.measure import records as store
+from escalade_bench.measure import records as store
+from escalade_bench.networks import spectral
+from escalade_bench.networks.measurement import Case, compare
+from escalade_bench.networks.spectral import SPECTRAL
+from escalade_bench.networks.training_step import Training, escalade, exact, standard
+from escalade_bench.peers import torch_training_step as peers
+from escalade_bench.peers.network import Task
+from escalade_bench.peers.torch_training_step import Lesson
 
 
 def test_frames_look_like_logarithmic_spectra() -> None:

@@ -8,14 +8,14 @@ import torch
 import torch.nn.functional as F
 
 from escalade import models
-from escalade.bench.networks import step_pairs, training_step
-from escalade.bench.networks.measurement import Case
-from escalade.bench.networks.training_step import exact, standard
-from escalade.bench.peers.network import Task
-from escalade.bench.peers.torch_training_step import Lesson
-from escalade.measure.records import Record
-from escalade.report.document import markdown
-from escalade.report.pages import training
+from escalade_bench.measure.records import Record
+from escalade_bench.networks import step_pairs, training_step
+from escalade_bench.networks.measurement import Case
+from escalade_bench.networks.training_step import exact, standard
+from escalade_bench.peers.network import Task
+from escalade_bench.peers.torch_training_step import Lesson
+from escalade_bench.report.document import markdown
+from escalade_bench.report.pages import training
 
 
 def test_a_step_that_is_fed_from_the_host_is_judged_like_any_other() -> None:

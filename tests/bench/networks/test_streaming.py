@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from escalade.bench.networks import parts, streaming
-from escalade.bench.networks.judging import Standard
-from escalade.bench.networks.lenet import LENET
 from escalade.device.timing import Timing
-from escalade.measure.records import Record
+from escalade_bench.measure.records import Record
+from escalade_bench.networks import parts, streaming
+from escalade_bench.networks.judging import Standard
+from escalade_bench.networks.lenet import LENET
 from tests.bench.fake_cuda import Card
 
 BATCH, ITEM = 6, (1, 2, 2)

@@ -11,14 +11,14 @@ import torch
 import torch.nn.functional as F
 
 from escalade import models
-from escalade.bench.networks import training_step
-from escalade.bench.networks.measurement import Case, compare
-from escalade.bench.networks.training_step import escalade, exact, standard
-from escalade.bench.networks.workloads import WORKLOADS
-from escalade.bench.peers import torch_training_step as peers
-from escalade.bench.peers.network import NetworkPeer, Task
-from escalade.bench.peers.torch_training_step import Lesson
-from escalade.measure.records import Record
+from escalade_bench.measure.records import Record
+from escalade_bench.networks import training_step
+from escalade_bench.networks.measurement import Case, compare
+from escalade_bench.networks.training_step import escalade, exact, standard
+from escalade_bench.networks.workloads import WORKLOADS
+from escalade_bench.peers import torch_training_step as peers
+from escalade_bench.peers.network import NetworkPeer, Task
+from escalade_bench.peers.torch_training_step import Lesson
 from tests.bench.fake_cuda import Card
 
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from escalade.bench.peers.comparison import against_best, by_clock
-from escalade.measure.records import Record
+from escalade_bench.measure.records import Record
+from escalade_bench.peers.comparison import against_best, by_clock
 
 OURS = Record(
     "resnet18", "224_b32", "fp16", "nhwc", 32, "escalade", "", timing="graph", median_us=250.0, wall_us=300.0,

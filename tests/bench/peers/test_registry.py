@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 import torch
 
-from escalade.bench.networks.workloads import WORKLOADS
-from escalade.bench.peers import registry
-from escalade.bench.peers.layer import operator_peers
-from escalade.bench.peers.registry import PEERS, SLOW, TITLES, Peer
-from escalade.measure.records import Record
 from escalade.ops import OPERATIONS
 from escalade.ops.conv2d.problem import Conv2dProblem
-from escalade.report.pages.records import peers
+from escalade_bench.measure.records import Record
+from escalade_bench.networks.workloads import WORKLOADS
+from escalade_bench.peers import registry
+from escalade_bench.peers.layer import operator_peers
+from escalade_bench.peers.registry import PEERS, SLOW, TITLES, Peer
+from escalade_bench.report.pages.records import peers
 
 
 def test_every_system_that_is_made_is_in_the_table() -> None:

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from escalade.bench.peers import torch_network
-from escalade.bench.peers.network import Task, tensors
+from escalade_bench.peers import torch_network
+from escalade_bench.peers.network import Task, tensors
 from tests.bench.coverage.networks import Segmented
 
 

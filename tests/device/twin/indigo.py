@@ -16,8 +16,8 @@ import torch
 
 from escalade.device.twin import TwinKernel, build
 from escalade.errors import TwinError
-from escalade.measure import records as store
-from escalade.report.pages.records import INDIGO
+from escalade_bench.measure import records as store
+from escalade_bench.report.pages.records import INDIGO
 from tests.device.twin.support import launch
 
 BUGS = ("atomicBug", "boundsBug", "guardBug", "raceBug", "syncBug")

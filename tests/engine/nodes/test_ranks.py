@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch.nn.utils.parametrizations import weight_norm
 
-from escalade.bench.coverage.fallbacks import planned
 from escalade.engine.compiler import compile
+from escalade_bench.coverage.fallbacks import planned
 
 NORMS = [
     (torch.nn.GroupNorm(4, 8), (3, 8)),

@@ -12,7 +12,6 @@ from torch import nn
 
 import escalade
 from escalade import models
-from escalade.classify.images import Crop, decode
 from escalade.engine import compile
 from escalade.engine.backend import escalade_backend
 from escalade.engine.capture.export import capture
@@ -23,6 +22,7 @@ from escalade.engine.passes.calibrate import ranges
 from escalade.engine.passes.fusion_level import FusionLevel
 from escalade.errors import UnsupportedError
 from escalade.ops.base.dtypes import E4M3
+from escalade_apps.classify.images import Crop, decode
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 DATA = pathlib.Path(os.environ.get("ESCALADE_DATA", ROOT.parent / "shared" / "data"))

@@ -14,7 +14,7 @@ from escalade.engine.capture.export import capture
 from escalade.engine.graph.graph import Graph
 from escalade.engine.passes import for_batch, optimise
 from escalade.models import settle
-from escalade.models.layers import LAYERS
+from escalade_bench.zoo.layers import LAYERS
 from tests.engine.graphs import ops
 
 CHANNELS = 8

@@ -20,7 +20,7 @@ import torch
 import triton_python_backend_utils as pb_utils
 
 import escalade
-from escalade.classify.preparation import classes_of, side_of
+from escalade_apps.classify.preparation import classes_of, side_of
 
 IMAGES, LOGITS = "IMAGES", "LOGITS"
 ENGINE = pathlib.Path(__file__).parent / "model.escalade"

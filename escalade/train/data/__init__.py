@@ -1,6 +1,0 @@
-"""Images to train on: read from files or made up, in memory as bytes."""
-
-from escalade.train.data.images import Dataset, Images
-from escalade.train.data.reading import read
-
-__all__ = ["Dataset", "Images", "read"]

@@ -1,0 +1,401 @@
+"""Is it right? Every rung on fresh random inputs, against the operation's float64 reference.
+
+Outputs and workspaces are poisoned with NaN before a run, inputs are compared with their originals
+after it, and on the GPU the memory on both sides of the output is guarded. A result passes if its
+error over the whole output is within the rung's tolerance and no row and no single element stands out.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from escalade.device import room
+from escalade.device.program import Program
+from escalade.device.recipe import Recipe
+from escalade.device.run import TwinOptions, bind
+from escalade.device.twin import Counts
+from escalade.errors import EscaladeError
+from escalade.ops.base.accuracy import relative_error
+from escalade.ops.base.card import Card
+from escalade.ops.base.dtypes import ELEMENT_BYTES
+from escalade.ops.base.operation import Operation
+from escalade.ops.base.pitch import apart, pitch_fields, pitch_of, pitches
+from escalade.ops.base.problem import Problem
+from escalade.ops.base.rung import Config, Rung
+from escalade.tune.refusal import reason
+
+WORST_ELEMENT = 32.0
+"""How far one element may be off beyond its own rounding, in tolerances of a typical element: the root mean square of
+the output, or of its own row if that is larger.
+
+Sums of rounded terms reach 6 or 8. The rounding of the result itself is in proportion to it, and some elements are far
+larger than the root mean square: softmax's 60 times, among ten thousand rows.
+"""
+WORST_ROW = 8.0
+"""How far a row may be off, in tolerances of a typical element: what belongs to one index of the first dimension, an
+image's, a sample's. Where one element has room for 32, a row of fewer than 16 has room for that one."""
+CHANCE = 0.01
+"""How likely it may be that sums of numbers of either sign are small all together, and so their roundings large beside
+them: n of them are as small as a part p of their size with a chance of p^n."""
+UNIT_ROUNDOFF = {"fp32": 2.0**-24, "tf32": 2.0**-10, "fp16": 2.0**-11, "bf16": 2.0**-8, "fp8": 0.0}
+"""The rounding of values on the way to the result, and in TF32 of operands that are cut off. Nothing on the way is kept
+in FP8."""
+GUARD_BYTES = 4096
+_CANARY = 0xA5
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one rung and config on one problem."""
+
+    rung: str
+    problem: Problem
+    config: Config | None
+    passed: bool
+    error: float | None = None
+    tolerance: float | None = None
+    refusal: str = ""
+    """Why the rung does not take the problem; such an outcome is skipped, neither passed nor failed."""
+    failure: str = ""
+    seconds: float = 0.0
+    counts: Counts | None = None
+    """What the twin counted, of a run with counts that passed."""
+
+    @property
+    def failed(self) -> bool:
+        return not self.passed and not self.refusal
+
+    @property
+    def label(self) -> str:
+        return f"{self.rung} on {self.problem.name} {self.problem.dtype} {self.problem.layout}"
+
+
+class Case:
+    """A problem in one dtype: its inputs, what they should give, and how well PyTorch does."""
+
+    def __init__(self, operation: Operation[Any], problem: Any, device: torch.device, seed: int) -> None:
+        self.operation = operation
+        self.device = device
+        self.problem = replace(problem, layout=operation.layouts[0])
+        _require_room(self.problem, device)
+        self.inputs = operation.inputs(self.problem, device, seed)
+        self.expected = operation.reference(self.problem, self.inputs)
+        self.further = operation.further_references(self.problem, self.inputs)
+        error = relative_error(operation.peer(self.problem, self.inputs), self.expected)
+        self.peer_error = min(error, most_peer_error(operation, self.problem))
+
+    def inputs_in(self, layout: str) -> dict[str, torch.Tensor]:
+        """Copies, so that a kernel that writes to its inputs cannot harm the originals."""
+        apart_in = pitches(self.problem) if layout == "nhwc" else {}
+        return {
+            name: apart(tensor, apart_in[name])[0] if name in apart_in else in_layout(tensor, layout)
+            for name, tensor in self.inputs.items()
+        }
+
+    def check(
+        self, rung: Rung[Any], layout: str, config: Config, options: TwinOptions = TwinOptions()
+    ) -> Outcome:
+        """One run, judged. Errors of compiling and launching are failures too."""
+        problem = replace(self.problem, layout=layout)
+        tolerance = rung.tolerance(problem, self.peer_error)
+        began = time.perf_counter()
+
+        def outcome(failure: str = "", error: float | None = None) -> Outcome:
+            seconds = time.perf_counter() - began
+            return Outcome(rung.name, problem, config, not failure, error, tolerance, "", failure, seconds)
+
+        try:
+            recipe = rung.recipe(problem, config)
+            inputs = self.inputs_in(layout)
+            outputs, guards = self._outputs(problem)
+            label = f"{problem.name} {problem.dtype} {layout}, rung {rung.name}, {config}"
+            options = replace(options, unwritten=(*options.unwritten, *outputs))
+            executable = bind(recipe, {**inputs, **poisoned(recipe, self.device), **outputs}, label, options)
+            executable()
+            if self.device.type == "cuda":
+                torch.cuda.synchronize(self.device)
+        except Exception as error:  # a rung may fail in any way: it is reported, and the others go on
+            reason(error)  # unless it was an interrupt
+            self._require_healthy_device(rung, problem, error)
+            return outcome(f"{type(error).__name__}: {error}")
+        judged = self._judge(inputs, outputs, guards, tolerance, outcome)
+        if not options.counts or not judged.passed:
+            return judged
+        return replace(judged, counts=executable.counts(packing=not self.operation.weights_stay))
+
+    def _require_healthy_device(self, rung: Rung[Any], problem: Any, error: Exception) -> None:
+        """Raises if the device no longer answers: after an illegal access every further call of the process fails, and
+        it is better to stop than to blame others."""
+        if self.device.type != "cuda":
+            return
+        try:
+            torch.cuda.synchronize(self.device)
+        except RuntimeError as broken:
+            raise EscaladeError(
+                f"rung {rung.name} left the GPU unusable for this process on {problem.name} {problem.dtype} "
+                f"{problem.layout}: {error}. Leave it out with --rung, or run `escalade verify --rung {rung.name} "
+                "--device twin --checks` to see what it does"
+            ) from broken
+
+    def _judge(
+        self,
+        inputs: Mapping[str, torch.Tensor],
+        outputs: Mapping[str, torch.Tensor],
+        guards: Sequence[torch.Tensor],
+        tolerance: float,
+        outcome: Callable[..., Outcome],
+    ) -> Outcome:
+        for name, tensor in inputs.items():
+            if not _same(tensor, self.inputs[name]):
+                return outcome(f"it changed its input {name}")
+        if not all(bool((side == _CANARY).all()) for side in guards):
+            return outcome("it wrote outside its output")
+        for name, expected in self.further.items():
+            # A further output, as a bias, may be of few numbers, all of them off by as much as a rounding can be.
+            allowed = max(tolerance, _rounding(outputs[name].dtype) / 2)
+            failure, error = compare(outputs[name], expected, allowed)
+            if failure:
+                return outcome(f"of {name}: {failure}", error)
+        return outcome(*compare(outputs["y"], self.expected, tolerance))
+
+    def _outputs(self, problem: Any) -> tuple[dict[str, torch.Tensor], list[torch.Tensor]]:
+        """Every one that the operation has, by buffer name, and the memory beside them that is not theirs."""
+        dense = pitch_fields(dict.fromkeys(pitches(problem), 0))
+        plain = {
+            "y": self.operation.output(replace(problem, **dense), self.device),
+            **self.operation.further_outputs(problem, self.device),
+        }
+        outputs: dict[str, torch.Tensor] = {}
+        guards: list[torch.Tensor] = []
+        for name, tensor in plain.items():
+            outputs[name], beside = self._guarded(tensor, pitch_of(problem, name))
+            guards += beside
+        return outputs, guards
+
+    def _guarded(self, plain: torch.Tensor, pitch: int) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
+        """NaN throughout; on the GPU between two guards (the twin's checks know the output's bounds), and where its
+        pixels lie apart beside each of them."""
+        if pitch:
+            output, between = apart(plain, pitch, _CANARY)
+            return spoilt(output), (between,)
+        if self.device.type != "cuda" or plain.numel() == 0:
+            return spoilt(plain), ()
+        size = plain.numel() * plain.element_size()
+        memory = torch.full((size + 2 * GUARD_BYTES,), _CANARY, dtype=torch.uint8, device=self.device)
+        inside = memory[GUARD_BYTES : GUARD_BYTES + size].view(plain.dtype)
+        output = inside.as_strided(plain.size(), plain.stride(), inside.storage_offset())
+        return spoilt(output), (memory[:GUARD_BYTES], memory[GUARD_BYTES + size :])
+
+
+def _require_room(problem: Any, device: torch.device) -> None:
+    """Refuses a problem whose reference does not fit into the host's memory; a GPU's is PyTorch's to refuse."""
+    if device.type == "cpu":
+        exact = problem.bytes * torch.float64.itemsize // ELEMENT_BYTES[problem.dtype]
+        room.require(exact, f"{problem.name} in float64")
+
+
+def spoilt(result: torch.Tensor) -> torch.Tensor:
+    """The tensor full of NaN, or of whole numbers near the largest, so that what nobody writes is seen."""
+    return result.fill_(math.nan if result.is_floating_point() else torch.iinfo(result.dtype).max - 1)
+
+
+def most_peer_error(operation: Operation[Any], problem: Any) -> float:
+    """What PyTorch's own error counts for at most: a rung is not allowed more because cuDNN chose a sloppy algorithm.
+
+    The roundings to the dtype, each off by a unit of roundoff, are independent; the fp32 sums may be twice as far off
+    as plain ones of their length.
+    """
+    result = operation.output(problem, torch.device("meta"))
+    unit = max(_rounding(result.dtype) / 2, UNIT_ROUNDOFF[problem.dtype])
+    return unit * math.sqrt(operation.roundings(problem)) + 2 * problem.rounding
+
+
+def compare(output: torch.Tensor, expected: torch.Tensor, tolerance: float) -> tuple[str, float]:
+    """What is wrong with it, or nothing; and its error over the whole.
+
+    The tolerance is what the roundings of many outputs come to; few are allowed more, as chance may have made all of
+    them small. One is allowed what two are: losses are such, whose terms have one sign.
+    """
+    if output.shape != expected.shape:
+        return f"its result has shape {tuple(output.shape)}, not {tuple(expected.shape)}", math.nan
+    error = relative_error(output, expected)
+    tolerance *= CHANCE ** (-1 / max(2, output.numel()))
+    unwritten = int(torch.isnan(output.double()).sum())
+    if unwritten:
+        return f"{unwritten} of {output.numel()} outputs are NaN: unwritten, or computed from nothing", error
+    if not error <= tolerance:
+        return f"its error is {error:.2e}, more than the {tolerance:.2e} allowed", error
+    if not output.numel():
+        return "", error
+    return _standing_out(output, expected, tolerance), error
+
+
+def _standing_out(output: torch.Tensor, expected: torch.Tensor, tolerance: float) -> str:
+    """The element, or else the row, that is off by more than chance explains."""
+    rounding = _rounding(output.dtype)
+    rows = expected.shape[0] if expected.dim() else 1
+    length = expected.numel() // rows
+    off = (output.double() - expected).abs_()
+    sizes, strayed = (_row_means(tensor) for tensor in (expected, off))
+    typical = float(torch.linalg.vector_norm(sizes)) / rows**0.5
+    scale = sizes.clamp(min=typical)
+    allowed = (WORST_ELEMENT * tolerance * scale).view(-1, *[1] * (expected.dim() - 1))
+    beyond = off - expected.abs().mul_(rounding) - allowed
+    if float(beyond.max()) > 0:
+        worst = float(off.flatten()[beyond.argmax()])
+        return f"one output is off by {worst:.2e}, where a typical one is {typical:.2e}"
+    limit = max(WORST_ROW, WORST_ELEMENT / length**0.5) * tolerance
+    beyond = strayed - rounding * sizes - limit * scale
+    row = int(beyond.argmax())
+    if float(beyond[row]) > 0:
+        worst = float(strayed[row])
+        return f"row {row} of {rows} is off by {worst:.2e} an output, where a typical one is {typical:.2e}"
+    return ""
+
+
+def _row_means(tensor: torch.Tensor) -> torch.Tensor:
+    """The root of the mean square of each index of the first dimension."""
+    if tensor.dim() < 2:
+        return tensor.abs().view(-1)
+    norms = torch.linalg.vector_norm(tensor, dim=tuple(range(1, tensor.dim())))
+    return norms / (tensor.numel() / tensor.shape[0]) ** 0.5
+
+
+def _rounding(dtype: torch.dtype) -> float:
+    """The distance from a number to the next that the type has, relative to it: what two roundings may come to."""
+    return torch.finfo(dtype).eps if dtype.is_floating_point else 0.0
+
+
+def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """`torch.equal`, which does not know 8-bit floats."""
+    if one.dtype.itemsize == 1:
+        one, other = one.view(torch.uint8), other.view(torch.uint8)
+    return torch.equal(one, other)
+
+
+def in_layout(tensor: torch.Tensor, layout: str) -> torch.Tensor:
+    """A copy; images and filters are four-dimensional and follow the layout, the rest has only one."""
+    channels_last = layout == "nhwc" and tensor.dim() == 4
+    return tensor.clone(memory_format=torch.channels_last if channels_last else torch.contiguous_format)
+
+
+def poisoned(recipe: Recipe, device: torch.device) -> dict[str, torch.Tensor]:
+    """Workspaces full of ones, NaN in every floating type, unless a recipe relies on zeros."""
+    return {
+        workspace.name: torch.full((workspace.bytes,), 0xFF, dtype=torch.uint8, device=device)
+        for workspace in recipe.workspaces
+        if not workspace.zeroed
+    }
+
+
+def default_problems(operation: Operation[Any], device: torch.device) -> tuple[Any, ...]:
+    small = tuple(operation.small_problems)
+    return small + tuple(operation.problems) if device.type == "cuda" else small
+
+
+@dataclass(frozen=True)
+class Job:
+    """One rung and config on one problem (in its dtype and layout), or why there is nothing to run."""
+
+    problem: Any
+    rung: Rung[Any]
+    config: Config | None
+    refusal: str = ""
+    failure: str = ""
+
+
+def jobs(
+    operation: Operation[Any],
+    device: torch.device,
+    *,
+    problems: Sequence[Any] | None = None,
+    rungs: Sequence[str] | None = None,
+    dtypes: Sequence[str] | None = None,
+    layouts: Sequence[str] | None = None,
+    configs: str = "default",
+    card: Card | None = None,
+) -> list[Job]:
+    """Everything to run, problem by problem and dtype by dtype; `configs` is `default` or `all`, `card` another than
+    the device's own, which nothing is run on."""
+    if card is None:
+        for problem in problems or ():
+            _require_room(problem, device)
+    chosen = tuple(operation.ladder.rung(name) for name in rungs) if rungs else tuple(operation.ladder)
+    return [
+        job
+        for problem in (default_problems(operation, device) if problems is None else problems)
+        for dtype in dtypes or operation.dtypes
+        for layout in layouts or operation.layouts
+        for rung in chosen
+        for job in rung_jobs(
+            rung, replace(problem, dtype=dtype, layout=layout), card or Card.of(device), configs
+        )
+    ]
+
+
+def rung_jobs(rung: Rung[Any], problem: Any, card: Card, configs: str = "default") -> list[Job]:
+    try:
+        rung = rung.on(card)
+        sentence = rung.refusal(problem)
+        if sentence:
+            return [Job(problem, rung, None, refusal=sentence)]
+        offered = rung.configs(problem)
+    except Exception as error:  # a broken rung is a failure of its own, not of the run
+        return [Job(problem, rung, None, failure=f"{type(error).__name__}: {error}")]
+    return [Job(problem, rung, config) for config in (offered if configs == "all" else offered[:1])]
+
+
+def run(
+    operation: Operation[Any],
+    device: torch.device,
+    planned: Sequence[Job],
+    seed: int = 0,
+    options: TwinOptions = TwinOptions(),
+) -> Iterator[Outcome]:
+    """The outcomes, in order. Neighbouring jobs of one problem and dtype share inputs and reference."""
+    case: Case | None = None
+    for job in planned:
+        if job.config is None:
+            yield Outcome(job.rung.name, job.problem, None, False, refusal=job.refusal, failure=job.failure)
+            continue
+        if case is None or replace(case.problem, layout=job.problem.layout) != job.problem:
+            case = None  # frees the last one's tensors before the next one's are made
+            case = Case(operation, job.problem, device, seed)
+        yield case.check(job.rung, job.problem.layout, job.config, options)
+
+
+def verify(
+    operation: Operation[Any],
+    device: torch.device,
+    *,
+    seed: int = 0,
+    options: TwinOptions = TwinOptions(),
+    **which: Any,
+) -> Iterator[Outcome]:
+    """Every rung on every problem, dtype and layout, or those that `which` names (see `jobs`)."""
+    return run(operation, device, jobs(operation, device, **which), seed, options)
+
+
+def programs(planned: Iterable[Job]) -> list[Program]:
+    """What these jobs compile, each once. A rung that raises is left for the run to report."""
+    found: dict[Program, None] = {}
+    for job in planned:
+        if job.config is None:
+            continue
+        try:
+            recipe = job.rung.recipe(job.problem, job.config)
+        except Exception:
+            continue
+        found.update(dict.fromkeys(recipe.programs))
+    return list(found)
+
+
+def outputs_of(operation: Operation[Any], problem: Any, device: torch.device) -> dict[str, torch.Tensor]:
+    """Room for everything that it computes, by buffer name."""
+    return {"y": operation.output(problem, device), **operation.further_outputs(problem, device)}

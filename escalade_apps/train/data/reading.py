@@ -1,0 +1,79 @@
+"""A dataset by what the user calls it: a folder, a file, or `synthetic`."""
+
+from __future__ import annotations
+
+import pathlib
+
+from escalade.errors import UnsupportedError
+from escalade.showing import shown
+from escalade_apps.train.data import arrays, cifar, folders, idx, synthetic
+from escalade_apps.train.data.images import Dataset, divided
+
+SYNTHETIC = "synthetic"
+_SYNTHETIC_IMAGES = 10_000
+_KINDS = (
+    "CIFAR-10 (its binary or its Python version, unpacked), IDX files (train-images-idx3-ubyte and so on), a folder of "
+    "images (a folder a class), NumPy's .npz with x and y, or synthetic, also with a count: synthetic:50000"
+)
+
+
+def read(where: str, *, side: int, held_out: float, seed: int) -> Dataset:
+    """The dataset of that name; `side` is for those whose images can have any size."""
+    if where.partition(":")[0] == SYNTHETIC:
+        return _synthetic(where, side, seed)
+    path = pathlib.Path(where)
+    if path.is_file():
+        if path.suffix != ".npz":
+            raise UnsupportedError(f"{shown(path)} is a file of a kind that is not read; there is {_KINDS}")
+        return divided(shown(path), arrays.read(path), held_out, seed)
+    if not path.is_dir():
+        raise UnsupportedError(f"there is no {shown(path)}; what is read is {_KINDS}")
+    for name, reader, mark in (
+        ("cifar-10-batches-bin", cifar.read_binary, "*_batch*.bin"),
+        ("cifar-10-batches-py", cifar.read_pickled, "*_batch*[0-9h]"),
+    ):
+        for folder in (path, path / name):
+            if any(folder.glob(mark)):
+                train, test = reader(folder, cifar.TRAINING), reader(folder, cifar.TESTING)
+                return Dataset(shown(path), train, test)
+    if idx.find(path, "train", "images"):
+        return _idx(path)
+    return _folder(path, side, held_out, seed)
+
+
+def _synthetic(where: str, side: int, seed: int) -> Dataset:
+    _, colon, count = where.partition(":")
+    if colon and not (count.isdecimal() and int(count)):
+        raise UnsupportedError(f"{where!r}: behind synthetic: stands how many images, as in synthetic:50000")
+    images = int(count) if colon else _SYNTHETIC_IMAGES
+    tests = max(synthetic.CLASSES, images // 10)
+    return Dataset(
+        SYNTHETIC,
+        synthetic.make(images, side, seed, "train"),
+        synthetic.make(tests, side, seed, "test"),
+    )
+
+
+def _idx(folder: pathlib.Path) -> Dataset:
+    found = {
+        (part, kind): idx.find(folder, part, kind)
+        for part in ("train", "t10k")
+        for kind in ("images", "labels")
+    }
+    paths = {key: path for key, path in found.items() if path is not None}
+    for part, kind in found:
+        if (part, kind) not in paths:
+            raise UnsupportedError(f"{shown(folder)} has IDX files, but none with {part}-{kind}")
+    train = idx.read_pair(paths["train", "images"], paths["train", "labels"])
+    test = idx.read_pair(paths["t10k", "images"], paths["t10k", "labels"])
+    return Dataset(shown(folder), train, test)
+
+
+def _folder(path: pathlib.Path, side: int, held_out: float, seed: int) -> Dataset:
+    if not folders.holds_images(path):
+        raise UnsupportedError(f"{shown(path)} holds no dataset; what is read is {_KINDS}")
+    train, test = folders.part(path, folders.TRAINING), folders.part(path, folders.TESTING)
+    classes = folders.classes_of(train or path)
+    if train and test:
+        return Dataset(shown(path), folders.read(train, side, classes), folders.read(test, side, classes))
+    return divided(shown(path), folders.read(train or path, side, classes), held_out, seed)

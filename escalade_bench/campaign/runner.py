@@ -1,0 +1,258 @@
+"""Run a campaign: prepare units in parallel processes, then time them alone in one.
+
+Most of a unit's duration is preparation: torch.compile, NVRTC, captures, references in float64. Worker processes run
+every unit once, without timing anything, and so fill the caches of Inductor, Triton and NVRTC on all cores. They are
+gone before the first unit is timed.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import multiprocessing
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from escalade.errors import EscaladeError
+from escalade.tune.refusal import reason
+from escalade_bench.campaign import registry
+from escalade_bench.campaign.staleness import BEGUN, WORKLOAD, State
+from escalade_bench.campaign.units import ANY, Say, Session, Unit
+from escalade_bench.measure import ceilings as card
+from escalade_bench.measure.ceilings import Ceilings
+from escalade_bench.measure.currency import package_digest, stamped
+from escalade_bench.measure.records import Provenance, Record, now
+from escalade_bench.networks.judging import UNTIMED
+
+Keep = Callable[[Sequence[Record]], None]
+"""Files records, as soon as they are made."""
+Stamps = dict[tuple[str, ...], tuple[str, dict[str, str]]]
+"""Digests of plan and machine code, by key of a record."""
+_ALL: tuple[str, ...] = ()
+"""The key of digests that all records of a unit share."""
+_MOST_WORKERS = 10
+_FREE_CORES = 4
+_WARMING_SHARE = 0.4
+"""The part of a budget that preparation may take; what is not prepared by then is prepared while it is measured."""
+_PREPARED_SECONDS = 3.0
+"""Seconds of one worker, beyond the timing, that preparing a unit takes on average."""
+
+
+class LostDevice(EscaladeError):
+    """The GPU answers everything with an error; the message says since which unit."""
+
+
+@dataclass
+class Clock:
+    """The seconds that a campaign may take."""
+
+    limit: float | None
+    _began: float = field(default_factory=time.monotonic)
+
+    @property
+    def spent(self) -> float:
+        return time.monotonic() - self._began
+
+    @property
+    def left(self) -> float:
+        return float("inf") if self.limit is None else self.limit - self.spent
+
+    def has_room_for(self, state: State) -> bool:
+        """Return whether the unit would end in time."""
+        return state.seconds <= self.left
+
+
+def ordered(states: Sequence[State]) -> list[State]:
+    """Return the stale units in the order of their names' list; those that ended a process come last."""
+    return sorted((state for state in states if state.stale), key=lambda state: state.tried)
+
+
+def run(
+    stale: Sequence[State],
+    session: Session,
+    architecture: str,
+    origin: Provenance,
+    clock: Clock,
+    keep: Keep,
+    say: Say,
+) -> list[State]:
+    """Measure what there is time for, and return what is left. All that `keep` was given survives an interruption."""
+    if stale:
+        say("measuring the card's ceilings")
+        session.ceilings  # noqa: B018  # for all units, on none's account
+    stamps = _prepared(_fitting(stale, clock), session, architecture, clock, say)
+    waiting = list(stale)
+    planner = Session(torch.device("cpu"))
+    while chosen := next((state for state in waiting if clock.has_room_for(state)), None):
+        waiting.remove(chosen)
+        began = time.monotonic()
+        _measure(
+            chosen.unit, session, planner, architecture, origin, stamps.get(chosen.unit.name, {}), keep, say
+        )
+        session.clear()
+        planner.clear()
+        left = sum(state.seconds for state in waiting)
+        took = time.monotonic() - began
+        say(f"{chosen.unit.name}: {took:.1f} s; {len(waiting)} units left, about {duration(left)}")
+    return waiting
+
+
+def _fitting(stale: Sequence[State], clock: Clock) -> list[State]:
+    """Return the units that the budget has time for, preparation included."""
+    workers = _workers()
+    room, found = clock.left, []
+    for state in stale:
+        room -= state.seconds + _PREPARED_SECONDS / workers
+        if room < 0:
+            break
+        found.append(state)
+    return found
+
+
+def _workers() -> int:
+    return max(1, min(_MOST_WORKERS, (os.cpu_count() or 1) - _FREE_CORES))
+
+
+def _prepared(
+    states: Sequence[State], session: Session, architecture: str, clock: Clock, say: Say
+) -> dict[str, Stamps]:
+    """Run the units once in parallel processes; return the digests of what each runs."""
+    wanted = [state.unit.name for state in states if not state.unit.alone]
+    if session.device.type != "cuda" or len(wanted) < 2:
+        return {}
+    workers = min(_workers(), len(wanted))
+    say(f"preparing {len(wanted)} units in {workers} processes")
+    limit = None if clock.limit is None else _WARMING_SHARE * clock.left
+    found: dict[str, Stamps] = {}
+    with _pool(workers, session.ceilings) as pool:
+        running = {pool.submit(_prepare, name, architecture): name for name in wanted}
+        try:
+            for done in concurrent.futures.as_completed(running, timeout=limit):
+                if done.exception() is None:
+                    found[running[done]] = done.result()
+                else:
+                    say(f"{running[done]}: not prepared: {done.exception()}")
+        except TimeoutError:
+            say(f"prepared {len(found)} of {len(wanted)} units in the time for it")
+    say(f"prepared in {clock.spent:.0f} s")
+    return found
+
+
+@contextmanager
+def _pool(workers: int, ceilings: Ceilings | None) -> Iterator[concurrent.futures.ProcessPoolExecutor]:
+    """Processes that are gone when the block is left, whatever they are doing."""
+    pool = concurrent.futures.ProcessPoolExecutor(
+        workers, multiprocessing.get_context("spawn"), _begin, (ceilings,)
+    )
+    try:
+        yield pool
+    finally:
+        processes = list((pool._processes or {}).values())
+        pool.shutdown(wait=False, cancel_futures=True)
+        for process in processes:
+            process.kill()
+        for process in processes:
+            process.join()
+
+
+_worker: tuple[Session, Session, dict[str, Unit]] | None = None
+
+
+def _begin(ceilings: Ceilings | None) -> None:
+    """Prepare a worker process: one compiler thread, for there are enough processes."""
+    global _worker
+    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
+    torch.set_num_threads(1)
+    device = torch.device("cuda", torch.cuda.current_device())
+    session = Session(device, seconds=UNTIMED, given_ceilings=ceilings)
+    _worker = session, Session(torch.device("cpu")), registry.units()
+
+
+def _prepare(name: str, architecture: str) -> Stamps:
+    """Run one unit without timing it; return the digests of its own records."""
+    assert _worker is not None
+    session, planner, units = _worker
+    unit, found = units[name], {}
+    with open(os.devnull, "w") as nowhere:
+        for records in unit.measure(session, lambda text: print(text, file=nowhere)):
+            for record in records:
+                own = _stamped(unit, record, planner, architecture)
+                key = _ALL if record.key[:2] == ANY.key[:2] else record.key
+                found[key] = own.plan, own.code
+    session.clear()
+    planner.clear()
+    return found
+
+
+def _stamped(unit: Unit, record: Record, planner: Session, architecture: str) -> Record:
+    """Return the record with the digests of what ran, if it is ours and depends on kernels."""
+    if record.is_peer or record.failure or unit.made is None:
+        return record
+    made = unit.made(planner, record)
+    return record if made is None else stamped(record, made, architecture)
+
+
+def _measure(
+    unit: Unit,
+    session: Session,
+    planner: Session,
+    architecture: str,
+    origin: Provenance,
+    stamps: Stamps,
+    keep: Keep,
+    say: Say,
+) -> None:
+    """Measure one unit: log that it was begun, file its records, and log that it has ended."""
+    here = replace(origin, command=unit.command, date=now())
+    log = Record(WORKLOAD, unit.name, "", "", 0, "escalade", "")
+    keep([replace(log, config={BEGUN: True}).stamped(here)])
+    began, failure = time.monotonic(), ""
+    try:
+        for records in unit.measure(session, say):
+            kept = []
+            for record in records:
+                if (
+                    not record.is_peer
+                    and not record.failure
+                    and (known := stamps.get(record.key, stamps.get(_ALL)))
+                ):
+                    record = replace(record, plan=known[0], code=known[1], checked=package_digest())
+                else:
+                    record = _stamped(unit, record, planner, architecture)
+                kept.append(replace(record, case=unit.name).stamped(here))
+            keep(kept)
+    except Exception as error:  # any system may fail in any way: the others go on
+        failure = reason(error) or type(error).__name__
+        say(f"{unit.name}: {failure}")
+    config = {"seconds": round(time.monotonic() - began, 2), "declared": list(unit.declared)}
+    keep([replace(log, failure=failure, config=config).stamped(here)])
+    if failure:
+        _require_device(unit, session.device)
+
+
+def _require_device(unit: Unit, device: torch.device) -> None:
+    """Raise if the GPU answers everything with an error, as it does after an illegal access."""
+    if device.type != "cuda":
+        return
+    try:
+        torch.cuda.synchronize(device)
+    except RuntimeError as error:
+        raise LostDevice(f"since {unit.name} the GPU answers everything with: {reason(error)}") from error
+
+
+def ceiling_records(session: Session, origin: Provenance) -> list[Record]:
+    """Return the records of what the card can do, if a unit has asked."""
+    if "ceilings" not in vars(session) or session.ceilings is None:
+        return []
+    return [record.stamped(origin) for record in card.records(session.ceilings)]
+
+
+def duration(seconds: float) -> str:
+    """`45 s`, `12 min`, `3.5 h`."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -1,0 +1,104 @@
+"""A unit of measuring: systems that are compared with each other, and so measured together in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TypeVar
+
+import torch
+
+from escalade.engine.capture.export import capture
+from escalade.ops.base.card import H200, Card
+from escalade_bench.measure import ceilings as card
+from escalade_bench.measure.ceilings import Ceilings
+from escalade_bench.measure.currency import Made
+from escalade_bench.measure.records import Record
+from escalade_bench.networks.workload import Setting
+from escalade_bench.networks.workloads import workload
+
+Say = Callable[[str], None]
+Found = TypeVar("Found")
+ANY = Record("", "", "", "", 0, "escalade", "")
+"""Stands for all records of a unit, where a unit is only prepared and what runs is the same for all of them."""
+SECONDS_EACH = 0.05
+"""Seconds that each rung and peer is timed."""
+
+
+@dataclass
+class Session:
+    """The state that the units of one run share: the card, its ceilings, and what was captured or planned once.
+
+    Without a GPU a session measures nothing; it plans what an H200 would run, for `Unit.made`.
+    """
+
+    device: torch.device
+    seconds: float = SECONDS_EACH
+    """Seconds that each rung and peer is timed; UNTIMED: units only compile what they will need."""
+    seed: int = 0
+    given_ceilings: Ceilings | None = None
+    """Ceilings that another process measured."""
+    _kept: dict[tuple[Hashable, ...], object] = field(default_factory=dict)
+
+    @property
+    def card(self) -> Card:
+        """The card that plans are made for: an H200 without a GPU."""
+        return Card.of(self.device) if self.device.type == "cuda" else H200
+
+    @cached_property
+    def ceilings(self) -> Ceilings | None:
+        """Measured for the first unit that asks."""
+        if self.device.type != "cuda":
+            return None
+        return self.given_ceilings or card.measure(self.device)
+
+    def once(self, key: tuple[Hashable, ...], make: Callable[[], Found]) -> Found:
+        """Return what `make` gave for this key the first time."""
+        if key not in self._kept:
+            self._kept[key] = make()
+        return self._kept[key]  # type: ignore[return-value]
+
+    def clear(self) -> None:
+        """Forget what one unit made; networks that several units share stay."""
+        self._kept = {key: value for key, value in self._kept.items() if key[:1] == ("setting",)}
+
+    def setting(self, name: str) -> Setting:
+        """Return a network, captured, with all its peers; a unit replaces batches, dtypes and peers by its own."""
+
+        def made() -> Setting:
+            chosen = workload(name)
+            model = chosen.model(chosen.size, self.seed)
+            graph = capture(model, (chosen.inputs(2, chosen.size, self.seed),))
+            return Setting(
+                chosen, model, graph, self.device, chosen.size, chosen.batches, chosen.dtypes, chosen.peers,
+                chosen.slow_batches, self.seconds, self.seed, self.ceilings, card=self.card,
+            )  # fmt: skip
+
+        return self.once(("setting", name), made)
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One comparison, or a few that share their preparation, measured to its end or not at all."""
+
+    name: str
+    """A path from the general to the particular: `ladder/conv2d/64to64_56_k3s1_b256/fp16`."""
+    what: str
+    command: str
+    """The command that repeats it."""
+    seconds: float
+    """Expected duration, until it has been measured once."""
+    measure: Callable[[Session, Say], Iterator[list[Record]]]
+    made: Callable[[Session, Record], Made | None] | None = None
+    """Returns what would run today for one of its own records; None if that exists no more. Without this function the
+    figures depend on no kernel: host times, or peers alone."""
+    declared: tuple[str, ...] = ()
+    """Rungs, peers and sizes that it asks for. A unit that asks for others than it was measured with is stale."""
+    alone: bool = False
+    """True if its preparation benchmarks on the card, so that nothing may run beside it."""
+
+    @property
+    def kind(self) -> str:
+        """The first part of the name: `ladder`, `network`."""
+        return self.name.partition("/")[0]

@@ -1,0 +1,220 @@
+"""One network after another: made, captured, planned, verified and timed; a failure is a sentence in its record."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import nn
+
+from escalade.engine.capture.export import capture
+from escalade.engine.graph.forms import STORAGE
+from escalade.engine.graph.graph import Graph
+from escalade.errors import EscaladeError
+from escalade.models import settle
+from escalade.tune.refusal import reason
+from escalade_bench.coverage.catalogue import Entry
+from escalade_bench.coverage.fallbacks import planned
+from escalade_bench.ladder import free
+from escalade_bench.measure.ceilings import Ceilings
+from escalade_bench.measure.records import Record
+from escalade_bench.networks.measurement import summary
+from escalade_bench.networks.parts import over_batches
+from escalade_bench.networks.planned import empty
+from escalade_bench.networks.resnets import images
+from escalade_bench.networks.workload import Say, Setting, Workload
+from escalade_bench.peers.network import Budget, Maker
+
+SIZE = 224
+_SETTLING_IMAGES, _SETTLING_NUMBER = {"cuda": 32, "cpu": 4}, 1
+"""Images that settle BatchNorm: fewer would leave channels nearly constant, and amplify their rounding errors."""
+_MOST = 50.0
+"""Factor on the usual largest tolerance where PyTorch is as far off: these weights are not trained."""
+_TRIALS = 3
+_CHUNK = 8
+_IMAGE = 3
+"""Dimensions of an image: channels, height and width."""
+
+_SMALL = 1e-3
+"""Largest constant that is taken for a factor by which training starts with a branch left out."""
+
+
+class LostDevice(EscaladeError):
+    """The GPU answers everything with an error; the message says since which network."""
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """Settings of one run, the same for all networks."""
+
+    workload: str
+    device: torch.device
+    batches: tuple[int, ...]
+    dtypes: tuple[str, ...]
+    peers: Mapping[str, Maker]
+    seconds: float
+    seed: int
+    size: int | None = None
+    """Side of the images; None for each network's own."""
+    ceilings: Ceilings | None = None
+    timed: bool = True
+    """False to only make plans, for an H200."""
+    layout: str = "nhwc"
+    """Layout of the images."""
+    _captured: dict[str, tuple[nn.Module, Graph]] = field(default_factory=dict)
+
+    def each(
+        self, found: Sequence[Entry], budget: float | None, say: Say
+    ) -> Iterator[tuple[Entry, list[Record]]]:
+        """Yield the records of one network after another.
+
+        With a budget in seconds, no network is begun that would not end in time if it took as long as the longest.
+        """
+        start, longest = time.monotonic(), 0.0
+        for entry in found:
+            began = time.monotonic()
+            if budget is not None and began - start + longest > budget:
+                return
+            for records in self.measure(entry, say):
+                yield entry, records
+            longest = max(longest, time.monotonic() - began)
+
+    def measure(self, entry: Entry, say: Say) -> Iterator[list[Record]]:
+        """Yield the records of one network, batch by batch: ours and its peers'."""
+        try:
+            say(f"{entry.name}: making and capturing it")
+            workload = self._workload(entry)
+            settings = {dtype: self.setting(entry, dtype, workload) for dtype in self.dtypes}
+        except Exception as broken:  # constructors, models and capture may raise anything
+            yield [self.failed(entry, batch, dtype, broken) for batch, dtype in self.cases()]
+            return
+        for batch, dtype in self.cases():
+            setting = settings[dtype]
+            try:
+                if self.timed:
+                    engines = {dtype: setting.engine(dtype)}
+                    for found in over_batches(setting, entry.name, setting.model, engines, (batch,), say):
+                        yield [self._filed(entry, record) for record in found]
+                else:
+                    yield [self._planned(entry, setting, batch, dtype, say)]
+            except Exception as broken:  # out of memory, a failed launch: continue with the others
+                yield [self.failed(entry, batch, dtype, broken)]
+                self._require_device(entry)
+        free(self.device)
+
+    def _size(self, entry: Entry) -> int:
+        return entry.item[-1] if entry.item else self.size or entry.size or SIZE
+
+    def cases(self) -> list[tuple[int, str]]:
+        """Return batches and dtypes in the order of measurement."""
+        return [(batch, dtype) for dtype in self.dtypes for batch in self.batches]
+
+    def setting(self, entry: Entry, dtype: str, workload: Workload | None = None) -> Setting:
+        """Make a network and capture it, once for all dtypes of a workload."""
+        chosen, size = workload or self._workload(entry), self._size(entry)
+        if chosen.name not in self._captured:
+            model = chosen.model(size, self.seed)
+            self._captured.clear()
+            self._captured[chosen.name] = model, capture(model, (chosen.inputs(2, size, self.seed),))
+        model, graph = self._captured[chosen.name]
+        return Setting(
+            chosen, model, _returning(graph, dtype), self.device, size, self.batches, self.dtypes, self.peers, (),
+            self.seconds, self.seed, self.ceilings, Budget(),
+        )  # fmt: skip
+
+    def input(self, entry: Entry, batch: int, dtype: str) -> torch.Tensor:
+        """Return an input like those that are timed, with undefined contents."""
+        item = entry.item or (_IMAGE, self._size(entry), self._size(entry))
+        return empty(batch, item, dtype, self.layout, self.device)
+
+    def _planned(self, entry: Entry, setting: Setting, batch: int, dtype: str, say: Say) -> Record:
+        say(f"{entry.name} batch {batch} {dtype}: planning")
+        plan = planned(setting.engine(dtype), self.input(entry, batch, dtype))
+        return replace(self._blank(entry, setting.size, batch, dtype), config=summary(plan))
+
+    def _workload(self, entry: Entry) -> Workload:
+        def inputs(count: int, size: int, seed: int, device: torch.device) -> torch.Tensor:
+            if entry.item is None:
+                return images(count, size, seed).to(device)
+            # Numbers that 16 bits represent: argmax over them is the same in every dtype.
+            generator = torch.Generator(device).manual_seed(seed)
+            return torch.randn(count, *entry.item, generator=generator, device=device).half().float()
+
+        def make(size: int, seed: int) -> nn.Module:
+            with torch.device(self.device):  # random numbers are fastest to make there
+                model = entry.make().eval()
+            if self.timed:  # plans do not depend on weights
+                some = _SETTLING_IMAGES[self.device.type]
+                enliven(model, inputs(some, size, seed + _SETTLING_NUMBER, self.device))
+            return model.cpu()
+
+        return Workload(
+            entry.name, make, inputs, SIZE, self.batches, self.dtypes, self.peers, {}, chunk=_CHUNK, most=_MOST,
+            trials=_TRIALS, layout=self.layout,
+        )  # fmt: skip
+
+    def _blank(self, entry: Entry, size: int, batch: int, dtype: str) -> Record:
+        layout = self.layout if entry.item is None or len(entry.item) == _IMAGE else "flat"
+        return Record(self.workload, f"{entry.name}_{size}_b{batch}", dtype, layout, batch, "escalade", "")
+
+    def _filed(self, entry: Entry, record: Record) -> Record:
+        return replace(record, workload=self.workload, problem=f"{entry.name}_{record.problem}")
+
+    def failed(self, entry: Entry, batch: int, dtype: str, broken: Exception) -> Record:
+        """Return the record of a case that could not be measured, with the reason."""
+        failure = reason(broken)
+        if not isinstance(broken, EscaladeError):
+            failure = f"{type(broken).__name__}: {failure}"
+        return replace(self._blank(entry, self._size(entry), batch, dtype), failure=failure)
+
+    def _require_device(self, entry: Entry) -> None:
+        """Raise if the GPU answers everything with an error, as it does after an illegal access."""
+        if self.device.type != "cuda":
+            return
+        try:
+            torch.cuda.synchronize(self.device)
+        except RuntimeError as error:
+            raise LostDevice(
+                f"since {entry.name} the GPU answers everything with: {reason(error)}"
+            ) from error
+
+
+def _returning(graph: Graph, dtype: str) -> Graph:
+    """Return the graph with results in the plan's storage dtype, like its peers'."""
+    own = str(STORAGE[dtype]).removeprefix("torch.")
+    types = (own if getattr(torch, name).is_floating_point else name for name in graph.output_types)
+    return replace(graph, output_types=tuple(types))
+
+
+def left_over(entries: Sequence[Entry]) -> str:
+    """Return the expression of `--only` that selects these networks."""
+    return "|".join(f"^{entry.name.replace('.', '[.]')}$" for entry in entries)
+
+
+def enliven(model: nn.Module, x: torch.Tensor) -> None:
+    """Replace constant parameters by random ones, and settle BatchNorm on these inputs.
+
+    A classifier of zeros (vision transformers'), or a branch scaled by a millionth (ConvNeXt's), would hide errors in
+    front of it.
+    """
+    with torch.no_grad():
+        for module in model.modules():
+            for name, parameter in module.named_parameters(recurse=False):
+                if parameter.numel() > 1 and bool((parameter == parameter.flatten()[0]).all()):
+                    _fill(module, name, parameter)
+    settle(model, x)
+
+
+def _fill(module: nn.Module, name: str, parameter: torch.Tensor) -> None:
+    value = abs(float(parameter.flatten()[0]))
+    if "Norm" in type(module).__name__ and name == "weight":
+        parameter.uniform_(0.5, 1.5)
+    elif 0 < value <= _SMALL:
+        parameter.uniform_(0.1, 0.5)
+    elif value == 0 and isinstance(module, nn.Linear | nn.Conv2d) and name == "weight":
+        parameter.normal_(0, 1 / math.sqrt(parameter[0].numel()))
+    elif value == 0:
+        parameter.normal_(0, 0.1)

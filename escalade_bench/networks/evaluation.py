@@ -1,0 +1,131 @@
+"""A ResNet with real weights over labelled images: right answers by dtype, and the error against PyTorch's fp32 logits.
+
+All systems run a batch before the next one is decoded, so that a data set of any size is read once.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import pathlib
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+
+import torch
+
+from escalade.errors import UnsupportedError
+from escalade.models import ResNet
+from escalade.ops.base.switches import precision
+from escalade.showing import shown
+from escalade_apps.classify.decoders import decoder_for
+from escalade_apps.classify.images import Source, Unreadable
+from escalade_apps.classify.labelled import Labelled
+from escalade_apps.classify.prediction import batches
+from escalade_apps.classify.preparation import Normalization, compiled, crop_of
+from escalade_bench.measure.records import Record
+from escalade_bench.networks.judging import MOST
+from escalade_bench.networks.parts import normalised
+
+SUFFIX = "_evaluation"
+"""Suffix of the workload of these records, behind the network's name."""
+PYTORCH = "torch"
+FEW = 5
+DTYPES = ("fp32", "tf32", "fp16", "bf16")
+
+
+@dataclass(frozen=True)
+class Task:
+    """A named network with the weights of a file, and the images to classify."""
+
+    network: str
+    model: ResNet
+    weights: pathlib.Path
+    folder: pathlib.Path
+    images: Sequence[Labelled]
+    normalize: Normalization
+    batch: int
+
+    @property
+    def files(self) -> list[pathlib.Path]:
+        return [image.file for image in self.images]
+
+
+class _Score:
+    """Running totals of one system's answers, beside PyTorch's."""
+
+    def __init__(self) -> None:
+        self.images = self.first = self.among_few = self.same = 0
+        self.largest = self._off = self._all = 0.0
+
+    def add(self, logits: torch.Tensor, expected: torch.Tensor, classes: torch.Tensor) -> None:
+        few = logits.topk(min(FEW, logits.shape[1]), 1).indices
+        right = few == classes[:, None]
+        self.images += len(classes)
+        self.first += int(right[:, 0].sum())
+        self.among_few += int(right.any(1).sum())
+        self.same += int((few[:, 0] == expected.argmax(1)).sum())
+        off = (logits - expected).double()
+        self.largest = max(self.largest, float(off.abs().max()))
+        self._off += float(off.square().sum())
+        self._all += float(expected.double().square().sum())
+
+    @property
+    def error(self) -> float:
+        """Difference relative to PyTorch's logits, over all images; infinite if a logit is not finite."""
+        found = math.sqrt(self._off / self._all) if self._all else 0.0
+        return found if math.isfinite(found) else math.inf
+
+
+def evaluate(task: Task, dtypes: Sequence[str], device: str, say: Callable[[str], None]) -> list[Record]:
+    """Return a record of PyTorch in fp32 and one of Escalade per dtype; `device` is an argument of `compile`."""
+    engines = {}
+    for dtype in dtypes:
+        say(f"{task.network}: compiling in {dtype}")
+        engines[dtype] = compiled(task.model, dtype, device, task.batch, task.normalize, task.files)
+    home = next(iter(engines.values())).device
+    model = copy.deepcopy(task.model).to(home).eval()
+    scores = {name: _Score() for name in ("", *dtypes)}
+    numbers: dict[Source, int] = {image.file: image.number for image in task.images}
+    seen: deque[list[Source]] = deque()
+    decoder = decoder_for(home)
+    given = batches(task.files, crop_of(model), task.batch, seen, _refuse, decoder)
+    with torch.no_grad(), closing(given):
+        for images in given:
+            names = seen.popleft()
+            say(f"{task.network}: {scores[''].images + len(names):,} of {len(task.images):,} images")
+            x = images.to(home)
+            classes = torch.tensor([numbers[name] for name in names])
+            with precision("fp32"):
+                expected = model(normalised(x, task.normalize))[: len(names)].cpu()
+            scores[""].add(expected, expected, classes)
+            for dtype, engine in engines.items():
+                scores[dtype].add(engine(x)[: len(names)].float().cpu(), expected, classes)
+    return [_record(task, dtype, score, decoder.name) for dtype, score in scores.items()]
+
+
+def _refuse(image: Unreadable) -> None:
+    """Raise: accuracy over the other images would be that of another data set."""
+    raise UnsupportedError(f"{shown(image.file)} cannot be read: {shown(image.reason)}")
+
+
+def _record(task: Task, dtype: str, score: _Score, decoder: str) -> Record:
+    """Return the record of Escalade in a dtype, or of PyTorch without one."""
+    count, error, most = score.images, score.error, MOST[dtype or "fp32"]
+    failure = "" if error <= most else f"its logits are off by {error:.1e}, more than {most:.1e}"
+    problem = f"{crop_of(task.model).side}_{task.folder.absolute().name}_n{count}"
+    system = "escalade" if dtype else PYTORCH
+    record = Record(
+        task.network + SUFFIX, problem, dtype or "fp32", "", count, system, "", accuracy=score.first / count,
+        config={
+            "top5": score.among_few / count,
+            "agreement": score.same / count,
+            "difference": score.largest,
+            "weights": task.weights.name,
+            "decoder": decoder,
+        },
+    )  # fmt: skip
+    if not dtype:
+        return record
+    return replace(record, error=error if math.isfinite(error) else None, tolerance=most, failure=failure)

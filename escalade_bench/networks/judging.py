@@ -1,0 +1,170 @@
+"""Tolerances of a network's results against float64, from PyTorch's own error in the same dtype on the same inputs."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map_only
+
+from escalade.engine.graph.forms import STORAGE
+from escalade.ops.base.accuracy import relative_error
+from escalade.ops.base.switches import precision, round_to_tf32
+from escalade.tune.verification import compare
+from escalade_bench.peers.network import tensors
+
+TIMES = {"fp32": 4.0, "tf32": 4.0, "fp16": 2.0, "bf16": 2.0, "fp8": 2.0}
+"""PyTorch's own error. In fp32 operands that are split into halves of 22 bits, and Winograd's transforms, lose a bit or
+two; in TF32 Hopper's units cut x off where others round (docs/hopper.md). In 16 bits that is below their rounding.
+"""
+LEAST = {"fp32": 2.0**-22, "tf32": 2.0**-9, "fp16": 2.0**-12, "bf16": 2.0**-9, "fp8": 0.25}
+"""Least tolerance: PyTorch's few results may happen to be nearly exact, and its TF32 may be fp32."""
+MOST = {"fp32": 1e-5, "tf32": 5e-3, "fp16": 5e-3, "bf16": 4e-2, "fp8": 0.25}
+"""Largest tolerance, however large PyTorch's error is. PyTorch has no networks in FP8: there it is a random walk of 16
+roundings to 2^-4."""
+_LAST_BIT = {"fp32": 2.0**-23, "tf32": 2.0**-10, "fp16": 2.0**-10, "bf16": 2.0**-7, "fp8": 2.0**-3}
+UNTIMED = -1.0
+"""In place of the seconds per system: systems only compile, and nothing is judged or timed."""
+PEERS = 2.0
+"""Factor on the tolerance for peers."""
+LEAST_ROWS = 8
+"""Least rows for PyTorch's own error, which is a matter of chance on fewer."""
+
+
+def tolerance(dtype: str, own: float, most: float = 1.0) -> float:
+    """Return the tolerance from PyTorch's own error; `most` is a factor on the usual largest tolerance."""
+    own = math.inf if math.isnan(own) else own
+    return min(most * MOST[dtype], max(LEAST[dtype], TIMES[dtype] * own))
+
+
+@dataclass(frozen=True)
+class Standard:
+    """The expected results of a network, and PyTorch's error of each in a dtype."""
+
+    dtype: str
+    expected: tuple[torch.Tensor, ...]
+    """The results in float64."""
+    own: tuple[float, ...]
+    most: float = 1.0
+
+    @property
+    def tolerance(self) -> float:
+        """The tolerance of all results together."""
+        return tolerance(self.dtype, self._together(self.own), self.most)
+
+    def judge(self, results: Sequence[torch.Tensor], times: float = 1.0) -> tuple[float, str]:
+        """Return the error of all results together, and the first failure or an empty string.
+
+        `times` is a factor on the tolerance. Each result is judged like a kernel's: shape, NaN, norm, rows, elements.
+        """
+        if len(results) != len(self.expected):
+            return math.nan, f"it has {len(results)} results, not {len(self.expected)}"
+        failures, errors = [], []
+        for number, (result, expected, own) in enumerate(zip(results, self.expected, self.own, strict=True)):
+            allowed = times * tolerance(self.dtype, own, self.most)
+            failure, error = compare(result.to(expected.device), expected, allowed)
+            errors.append(error)
+            if failure:
+                failures.append(f"result {number}: {failure}" if len(results) > 1 else failure)
+        return self._together(errors), failures[0] if failures else ""
+
+    def _together(self, errors: Sequence[float]) -> float:
+        """Combine errors relative to each result into one relative to all of them."""
+        norms = [float(torch.linalg.vector_norm(expected)) or 1.0 for expected in self.expected]
+        return math.hypot(*(e * n for e, n in zip(errors, norms, strict=True))) / math.hypot(*norms)
+
+
+def standard(
+    model: nn.Module, x: torch.Tensor, dtype: str, expected: torch.Tensor, chunk: int = 16
+) -> Standard:
+    """Return the standard of a network of one result, by PyTorch's error on these inputs."""
+    return Standard(dtype, (expected,), (own_error(model, x, dtype, expected, chunk),))
+
+
+def own_error(
+    model: nn.Module, x: torch.Tensor, dtype: str, expected: torch.Tensor, chunk: int = 16
+) -> float:
+    """Return PyTorch's error of a network of one result."""
+    return own_errors(model, x, dtype, (expected,), chunk)[0]
+
+
+def own_errors(
+    model: nn.Module, x: torch.Tensor, dtype: str, expected: Sequence[torch.Tensor], chunk: int = 16
+) -> tuple[float, ...]:
+    """Return PyTorch's error of each result, as on a GPU with sums in fp32.
+
+    Some CPUs sum 16-bit products in 16 bits, and none has TF32. There, weights and the results of every operator are
+    rounded, and computed in fp32.
+    """
+    storage = STORAGE[dtype]
+    its = copy.deepcopy(model).to(x.device)
+    cudnn: Any = torch.backends.cudnn
+    with torch.no_grad(), precision(dtype):
+        cudnn.benchmark = False  # its search takes too long
+        if x.is_cuda:
+            its = its.to(storage)
+            results = [its(part.to(storage)) for part in x.split(chunk)]
+        else:
+            for tensor in (*its.parameters(), *its.buffers()):
+                tensor.copy_(_rounded(tensor, dtype))
+            with _Rounded(dtype):
+                results = [its(_rounded(part, dtype)) for part in x.split(chunk)]
+    found = zip(joined(results), expected, strict=True)
+    return tuple(relative_error(result.to(wanted.device), wanted) for result, wanted in found)
+
+
+def nudged(x: torch.Tensor, dtype: str, number: int) -> torch.Tensor:
+    """Return the inputs for number 0; for others, moved by less than the rounding of the dtype."""
+    if not number:
+        return x
+    generator = torch.Generator(x.device).manual_seed(number)
+    noise = torch.rand(x.shape, generator=generator, device=x.device).to(x) - 0.5
+    return x * (1 + noise * _LAST_BIT[dtype])
+
+
+def joined(parts: Sequence[Any]) -> tuple[torch.Tensor, ...]:
+    """Concatenate the results of consecutive batches, one or several in any structure."""
+    return tuple(torch.cat(pieces) for pieces in zip(*map(tensors, parts), strict=True))
+
+
+class _Rounded(TorchFunctionMode):
+    """Rounds the results of every operator to the dtype."""
+
+    def __init__(self, dtype: str) -> None:
+        super().__init__()
+        self._dtype = dtype
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        return tree_map_only(torch.Tensor, lambda tensor: _rounded(tensor, self._dtype), result)
+
+
+def _rounded(tensor: torch.Tensor, dtype: str) -> torch.Tensor:
+    if dtype == "fp32" or tensor.dtype != torch.float32:
+        return tensor
+    return round_to_tf32(tensor) if dtype == "tf32" else tensor.to(STORAGE[dtype]).float()
+
+
+def spoil(tensors: Sequence[torch.Tensor]) -> None:
+    """Fill tensors with NaN (ones for integers), so that an element that is not written is found."""
+    with torch.inference_mode():  # results of inference mode need it
+        for tensor in tensors:
+            tensor.fill_(math.nan if tensor.is_floating_point() else 1)
+
+
+def fresh(
+    call: Callable[[], Any],
+    results: Callable[[Any], Sequence[torch.Tensor]],
+    restart: Callable[[], object] = lambda: None,
+) -> Sequence[torch.Tensor]:
+    """Return the results of a call whose reused memory was filled with NaN before."""
+    restart()
+    spoil(results(call()))
+    restart()
+    return results(call())

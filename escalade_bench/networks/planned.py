@@ -1,0 +1,62 @@
+"""Digests of today's plans of a network for a card, made without running anything."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+from escalade.engine import compile
+from escalade.engine.engine import Engine
+from escalade.engine.graph.forms import STORAGE
+from escalade.engine.passes.fusion_level import FusionLevel
+from escalade_bench.measure.currency import Made
+from escalade_bench.networks.workload import Setting
+from escalade_bench.peers.network import FORMATS
+
+_IMAGE = 3
+"""Dimensions of an image: channels, height and width."""
+
+
+def of_batches(setting: Setting, batches: Iterable[int], dtype: str) -> Made:
+    """Return the plans of a network's batches."""
+    return of_engine(setting, setting.engine(dtype), batches)
+
+
+def of_engine(setting: Setting, engine: Engine, batches: Iterable[int]) -> Made:
+    """Return an engine's plans for batches of a network's inputs."""
+    return Made.together(
+        Made.of_plan(engine.plan_for(setting.card, _input(setting, batch, engine.dtype))) for batch in batches
+    )
+
+
+def of_levels(setting: Setting, batches: Iterable[int], dtype: str) -> Made:
+    """Return the plans of one image at every level of fusion."""
+    engines = [Engine(setting.graph, dtype, setting.device, plans=1, fusion=level) for level in FusionLevel]
+    return Made.together(of_engine(setting, engine, (1,)) for engine in engines)
+
+
+def of_stream(setting: Setting, batches: Iterable[int], dtype: str) -> Made:
+    """Return the plans of batches of bytes, which the network normalizes itself."""
+    wanted = setting.workload.stream
+    assert wanted is not None
+    example = setting.inputs(1, 0)
+    engine = compile(
+        setting.model, example, dtype=dtype, device=setting.device, normalize=wanted.normalize, plans=1
+    )
+    bytes_of = (
+        torch.empty(batch, *example.shape[1:], dtype=torch.uint8, device=setting.device)
+        for batch in wanted.batches
+    )
+    return Made.together(Made.of_plan(engine.plan_for(setting.card, images)) for images in bytes_of)
+
+
+def _input(setting: Setting, batch: int, dtype: str) -> torch.Tensor:
+    item = setting.workload.inputs(1, setting.size).shape[1:]
+    return empty(batch, tuple(item), dtype, setting.workload.layout, setting.device)
+
+
+def empty(batch: int, item: tuple[int, ...], dtype: str, layout: str, device: torch.device) -> torch.Tensor:
+    """Return an input like those that are timed. Its contents are undefined: no plan depends on them."""
+    format = FORMATS[layout] if len(item) == _IMAGE else torch.contiguous_format
+    return torch.empty(batch, *item, dtype=STORAGE[dtype], device=device, memory_format=format)

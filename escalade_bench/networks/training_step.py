@@ -1,0 +1,218 @@
+"""Whole training steps, `escalade.training_step` beside PyTorch's: verified after a few of them, then timed."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from escalade.engine import training_step
+from escalade.engine.explain import Explanation
+from escalade.engine.plan.arena import most_alive
+from escalade.engine.plan.plan import Plan
+from escalade.engine.training.step import TrainingStep, plan_training_step
+from escalade.engine.training.techniques import GRAPH
+from escalade.ops.base.accuracy import relative_error
+from escalade.ops.base.switches import precision
+from escalade_apps.train.steps import Loss
+from escalade_bench.ladder import free
+from escalade_bench.measure.currency import Made
+from escalade_bench.measure.records import Record
+from escalade_bench.networks.judging import UNTIMED, Standard, nudged
+from escalade_bench.networks.measurement import Case, compare, summary
+from escalade_bench.networks.workload import Part, Say, Setting
+from escalade_bench.peers import torch_training_step as torch_steps
+from escalade_bench.peers.comparison import TRAINING_STEP
+from escalade_bench.peers.network import Maker, NetworkPeer, Peak, Replay, Task, waiting
+from escalade_bench.peers.torch_training_step import STEPS, Lesson, Pupil, results_of
+
+_TRIALS = 3
+_BATCH_NUMBER = 6
+
+
+@dataclass(frozen=True)
+class Training:
+    """Loss, batches and optimizer settings of a measured training."""
+
+    loss: Loss
+    target: Callable[[torch.Tensor, int], torch.Tensor]
+    """Returns the targets of a batch, from the batch and a seed: x itself for an autoencoder."""
+    batches: tuple[int, ...]
+    scale: float
+    """Initial loss scale of fp16, small enough for finite first gradients."""
+    rate: float
+    most: float = 4.0
+    """Factor on the usual largest tolerance: gradients pass every layer twice, and their sums cancel in part."""
+    whole: bool = False
+    """True to compare all gradients as one tensor: see `Lesson.whole`."""
+    ours: Callable[[nn.Module], nn.Module] = lambda model: model
+    """Returns the model that Escalade trains in place of this one, with equal parameters."""
+
+
+def part(training: Training) -> Part:
+    """Return training steps as a part of a run, measured only if it is named."""
+    return Part(
+        partial(_measure, training), usual=False, batches=training.batches, made=partial(planned, training)
+    )
+
+
+def planned(training: Training, setting: Setting, batches: Iterable[int], dtype: str) -> Made:
+    """Return the digests of today's plans of a training step."""
+    found = []
+    for batch in batches:
+        x = setting.inputs(batch, _BATCH_NUMBER)
+        model = training.ours(trainable(setting.model).to(setting.device))
+        lesson = Lesson(model, training.loss, x, training.target(x, setting.seed), dtype, training.rate, 1.0)
+        layout = lesson.layouts[-1]
+        pupil = Pupil(lesson, layout)
+        plan = plan_training_step(
+            pupil.model, lesson.loss, pupil.optimizer, lesson.batch(layout), lesson.dtype, setting.card
+        )
+        found.append(Made.of_plan(plan))
+    return Made.together(found)
+
+
+def _measure(training: Training, setting: Setting, say: Say) -> Iterator[list[Record]]:
+    for case, lesson in cases(training, setting, TRAINING_STEP, training.batches, say):
+        own = replace(lesson, model=training.ours(lesson.model), _models={})
+        makers: dict[str, Maker] = {
+            "escalade": lambda _, own=own: [escalade(own)],  # type: ignore[misc]
+            **setting.peers_at(case.batch, torch_steps.makers(lesson)),
+        }
+        yield compare(case, makers, say)
+        free(setting.device)
+
+
+def cases(
+    training: Training, setting: Setting, suffix: str, batches: tuple[int, ...], say: Say
+) -> Iterator[tuple[Case, Lesson]]:
+    """Yield the case and the lesson of each batch and dtype of a run."""
+    workload = setting.name + suffix
+    for batch in setting.among(batches):
+        x = setting.inputs(batch, _BATCH_NUMBER)
+        target = training.target(x, setting.seed)
+        model = trainable(setting.model).to(setting.device)
+        first = Lesson(model, training.loss, x, target, "fp32", training.rate, training.scale, training.whole)
+        say(f"{workload} batch {batch}: float64")
+        expected = [] if setting.seconds == UNTIMED else exact(first)
+        for dtype in setting.dtypes:
+            lesson = replace(first, dtype=dtype)
+            untimed = setting.seconds == UNTIMED
+            known = Standard(dtype, (), ()) if untimed else standard(lesson, expected, training.most)
+            yield Case(workload, Task(setting.model, x, dtype), known, setting.seconds), lesson
+
+
+def trainable(model: nn.Module) -> nn.Module:
+    """Return a copy of a model in training mode, with BatchNorm's usual momentum."""
+    copied = copy.deepcopy(model).train()
+    for module in copied.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.momentum = 0.1
+    return copied
+
+
+def exact(lesson: Lesson) -> list[torch.Tensor]:
+    """Return the results of the steps in float64, without cuDNN's search, which would take a minute."""
+    cudnn: Any = torch.backends.cudnn
+    with precision("fp32"):
+        cudnn.benchmark = False  # `precision` puts it back
+        return results_of(lesson, exact=True)
+
+
+def standard(lesson: Lesson, expected: Sequence[torch.Tensor], most: float) -> Standard:
+    """Return the expected results, and PyTorch's error against them in the lesson's dtype.
+
+    A tensor may be off by PyTorch's own error, or by that of all tensors of its kind together: the error of a bias of
+    three elements is a matter of chance.
+    """
+    with precision(lesson.dtype):
+        found = [results_of(lesson, nudged(lesson.x, lesson.dtype, trial)) for trial in range(_TRIALS)]
+    count = 1 if lesson.whole else len(list(lesson.model.parameters()))
+    own = [max(errors) for errors in zip(*(_errors(one, expected, count) for one in found), strict=True)]
+    return Standard(lesson.dtype, tuple(expected), tuple(own), most)
+
+
+def _errors(
+    results: Sequence[torch.Tensor], expected: Sequence[torch.Tensor], parameters: int
+) -> list[float]:
+    """Return the relative error of each result, or of its kind (losses, momenta, parameters) where that is larger."""
+    alone = [relative_error(one, right) for one, right in zip(results, expected, strict=True)]
+    norms = [float(torch.linalg.vector_norm(right)) for right in expected]
+    found: list[float] = []
+    for kind in (slice(0, 1), slice(1, 1 + parameters), slice(1 + parameters, None)):
+        absolute = math.hypot(*(e * n for e, n in zip(alone[kind], norms[kind], strict=True)))
+        together = absolute / (math.hypot(*norms[kind]) or 1.0)
+        found += [max(error, together) for error in alone[kind]]
+    return found
+
+
+def escalade(lesson: Lesson, without: Collection[str] = (), system: str = "escalade") -> NetworkPeer:
+    """Return our own step, or one without some techniques. Its memory is the peak of a step, as its peers' is; the
+    peak of making it is in its config."""
+    layout = lesson.layouts[-1]
+    x, target = lesson.batch(layout)
+    lesson.model_in(layout)
+    peak = Peak(lesson.device)
+    (pupil, step), making_bytes = peak.of(lambda: made(lesson, layout, without))
+    _, peak_bytes = peak.of(lambda: step(x, target))
+    loss = step.program.results()[0]
+
+    def replayed() -> torch.Tensor:
+        step.program.run()
+        return loss.clone()
+
+    plan = step.explain()
+    is_graph = lesson.device.type == "cuda" and GRAPH not in without
+    replay = Replay(
+        pupil.restart, step.program.run, (), [loss],
+        lambda: pupil.after([loss.clone(), *(replayed() for _ in range(STEPS - 1))]),
+    )  # fmt: skip
+    peer = stepping(system, layout, lesson.device, pupil, lambda: step(x, target))
+    config = {"plan": _digest(plan), "making_bytes": making_bytes, "phases": phases(step.plan)}
+    return replace(
+        peer, replay=replay if is_graph else None, peak_bytes=peak_bytes, config=summary(plan) | config
+    )
+
+
+def made(lesson: Lesson, layout: str, without: Collection[str] = ()) -> tuple[Pupil, TrainingStep]:
+    """Compile a step, and run it once."""
+    pupil = Pupil(lesson, layout)
+    batch = lesson.batch(layout)
+    step = training_step(
+        pupil.model, lesson.loss, pupil.optimizer, batch, dtype=lesson.dtype,
+        loss_scale=lesson.scale if lesson.dtype == "fp16" else None, without=without,
+    )  # fmt: skip
+    step(*batch)
+    return pupil, step
+
+
+def stepping(
+    system: str, layout: str, device: torch.device, pupil: Pupil, call: Callable[[], torch.Tensor]
+) -> NetworkPeer:
+    """Return a step as a system that is judged by the model after a few steps."""
+
+    def results(first: torch.Tensor) -> list[torch.Tensor]:
+        return pupil.after([first, *(call() for _ in range(STEPS - 1))])
+
+    return NetworkPeer(system, layout, call, results, waiting(device), restart=pupil.restart)
+
+
+def phases(plan: Plan) -> dict[str, int]:
+    """Return the peak bytes of the arena up to the loss, behind it, and in the optimizer."""
+    end = len(plan.steps)
+    loss = next(number for number, one in enumerate(plan.steps) if one.node.name == plan.graph.outputs[0])
+    spans = {"forward": (0, loss), "backward": (loss + 1, end - 1), "optimiser": (end, end)}
+    return {name: most_alive(plan.lifetimes, *span) for name, span in spans.items()}
+
+
+def _digest(plan: Explanation) -> str:
+    """Return a name that plans of the same steps share."""
+    steps = [(step.operation, step.problem, step.dtype, step.rung) for step in plan.steps]
+    return hashlib.sha256(repr(steps).encode()).hexdigest()[:12]

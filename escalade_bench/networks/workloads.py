@@ -1,0 +1,165 @@
+"""The networks that `escalade bench` measures, by name, by constructor, or as programs of `torch.export`."""
+
+from __future__ import annotations
+
+import copy
+import pathlib
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from escalade import models
+from escalade.engine.programs import SUFFIX, example_of, module_of, read_program
+from escalade.errors import UnsupportedError
+from escalade_bench.coverage.catalogue import entries
+from escalade_bench.networks import ablation, parts, step_pairs, training_step
+from escalade_bench.networks.lenet import LENET
+from escalade_bench.networks.resnets import UNTRAINED, images, resnet
+from escalade_bench.networks.spectral import SPECTRAL
+from escalade_bench.networks.training_step import Training
+from escalade_bench.networks.workload import Part, Workload
+from escalade_bench.peers import registry
+
+_TRAINING = Training(F.mse_loss, lambda x, seed: x, (64, 256, 1024), scale=2.0**16, rate=1e-2)
+
+
+def _images(count: int, size: int, seed: int, device: torch.device) -> torch.Tensor:
+    """Return images [count, 3, size, size] in [0, 1]."""
+    return torch.sigmoid(images(count, size, seed)).to(device)
+
+
+_AUTOENCODER = Workload(
+    "autoencoder",
+    lambda size, seed: models.ConvAutoencoder(),
+    _images,
+    32,
+    batches=(64, 256, 1024),
+    dtypes=("fp16", "tf32", "fp32"),
+    peers=registry.plain("nchw", "nhwc"),
+    parts={
+        "accuracy": Part(parts.accuracy),
+        "batches": Part(parts.batches),
+        "training-step": training_step.part(_TRAINING),
+        "training-ablation": ablation.part(_TRAINING),
+        "training-pairs": step_pairs.part(_TRAINING),
+    },
+    smallest=4,
+    small_batches=(4,),
+    classifies=False,
+)
+
+WORKLOADS: dict[str, Workload] = {
+    workload.name: workload
+    for workload in (
+        *(resnet(make.__name__, make) for make in (models.resnet18, models.resnet34, models.resnet50)),
+        _AUTOENCODER,
+        LENET,
+        SPECTRAL,
+    )
+}
+
+TRAINED = tuple(
+    f"torchvision:{name}"
+    for name in (
+        "mobilenet_v2", "mobilenet_v3_large", "efficientnet_b0", "densenet121", "convnext_tiny", "regnet_y_400mf",
+        "shufflenet_v2_x1_0", "vgg11_bn",
+    )
+)  # fmt: skip
+"""Networks of torchvision whose training is measured too."""
+_SIDE = 224
+"""Default side of the images of a constructor's network."""
+_MOST, _TRIALS = 50.0, 3
+"""Judgment of rounding where weights may be untrained: see `Workload`."""
+
+
+def workload(name: str) -> Workload:
+    """Return a workload by its name, by a constructor `module:name`, or of a .pt2 file."""
+    if name in WORKLOADS:
+        return WORKLOADS[name]
+    if name.endswith(SUFFIX):
+        return _of_program(name)
+    if ":" in name:
+        return _of_constructor(name)
+    raise UnsupportedError(
+        f"there is no workload {name!r}; there is {', '.join(WORKLOADS)}, any constructor as module:name, and the "
+        f"{SUFFIX} file of a program of torch.export. For a saved engine, `escalade check` has its plan beside PyTorch"
+    )
+
+
+class _Exported(nn.Module):
+    """An exported program as a model: it computes the same in every mode, and cannot be switched."""
+
+    def __init__(self, program: torch.export.ExportedProgram) -> None:
+        super().__init__()
+        self.program = module_of(program)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.program(x)
+
+    def train(self, mode: bool = True) -> _Exported:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Exported:
+        made = memo[id(self)] = _Exported.__new__(_Exported)
+        with warnings.catch_warnings(category=FutureWarning):
+            warnings.simplefilter("ignore")  # of PyTorch's own deprecated copy
+            vars(made).update(copy.deepcopy(vars(self), memo))
+        return made
+
+
+def _of_program(name: str) -> Workload:
+    program = read_program(name)
+    given, named = example_of(program)
+    first = given[0] if len(given) == 1 and not named else None
+    if not isinstance(first, torch.Tensor) or not first.is_floating_point() or first.dim() < 2:
+        raise UnsupportedError(
+            f"{name} takes other inputs than one batch of numbers; bench measures networks of one such tensor, and "
+            "`escalade check` has any network's plan beside PyTorch"
+        )
+    return _of_network(pathlib.Path(name).stem, lambda: _Exported(program), tuple(first.shape[1:]))
+
+
+def _of_constructor(name: str) -> Workload:
+    entry, *others = entries(name)
+    if others:
+        raise UnsupportedError(f"{name} names several networks; bench measures one, and coverage all of them")
+    side = entry.size or _SIDE
+    return _of_network(entry.name, entry.make, entry.item or (3, side, side))
+
+
+def _repeatable(model: nn.Module) -> nn.Module:
+    """Switch off dropout and stochastic depth, which would differ between systems."""
+    for module in model.modules():
+        if isinstance(module, nn.Dropout) or type(module).__name__ == "StochasticDepth":
+            module.p = 0.0  # type: ignore[assignment]
+    return model
+
+
+def _of_network(name: str, make: Callable[[], nn.Module], item: tuple[int, ...]) -> Workload:
+    """Return the workload of any network, for batches of items of this shape."""
+
+    def inputs(count: int, size: int, seed: int, device: torch.device) -> torch.Tensor:
+        generator = torch.Generator(device).manual_seed(seed)
+        return torch.randn(count, *item, generator=generator, device=device)
+
+    return Workload(
+        name,
+        lambda size, seed: _repeatable(make()),
+        inputs,
+        item[-1],
+        batches=(1, 8, 32),
+        dtypes=("fp32", "fp16"),
+        peers=registry.plain(*(("nchw", "nhwc") if len(item) == 3 else ("flat",))),
+        parts={
+            "accuracy": Part(parts.accuracy),
+            "batches": Part(parts.batches),
+            "training-step": training_step.part(UNTRAINED),
+        },
+        classifies=False,
+        most=_MOST,
+        trials=_TRIALS,
+    )

@@ -1,0 +1,173 @@
+"""Picks the records of a table, and compares our times and memory with all peers', each by one clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeVar
+
+from escalade_bench.measure.records import Record, gpu_folder
+from escalade_bench.peers.comparison import Against, Clock, against_best, by_clock, on_device
+from escalade_bench.peers.registry import TITLES
+from escalade_bench.report import cells
+from escalade_bench.report.table import Column, Table, columns, text
+
+K = TypeVar("K")
+PREFERRED_GPU = "h200"
+"""The GPU that README.md speaks of."""
+DTYPES = ("fp16", "bf16", "fp8", "tf32", "fp32")
+Cards = Mapping[str, Sequence[Record]]
+"""Records of cards, by GPU folder, the preferred one first."""
+
+
+def named(plot: str, record: Record) -> str:
+    """A plot's name, with the card's if it is not the one that README.md speaks of."""
+    folder = gpu_folder(record.gpu)
+    return plot if folder == PREFERRED_GPU else f"{plot}-{folder}"
+
+
+def of(records: Iterable[Record], *workloads: str) -> list[Record]:
+    return [record for record in records if record.workload in workloads]
+
+
+def grouped(records: Iterable[Record], key: Callable[[Record], K]) -> dict[K, list[Record]]:
+    found: dict[K, list[Record]] = {}
+    for record in records:
+        found.setdefault(key(record), []).append(record)
+    return found
+
+
+def fastest(records: Iterable[Record]) -> Record | None:
+    timed = [record for record in records if record.median_us is not None]
+    return min(timed, key=lambda record: record.time, default=None)
+
+
+def place(name: str, order: Sequence[str] = DTYPES) -> int:
+    return order.index(name) if name in order else len(order)
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One problem in one dtype: our record and the peers'."""
+
+    records: tuple[Record, ...]
+
+    @cached_property
+    def ours(self) -> Record:
+        return next(r for r in self.records if not r.is_peer)
+
+    def of(self, system: str) -> Record | None:
+        return next((r for r in self.records if r.system == system), None)
+
+    @cached_property
+    def device(self) -> Against:
+        return against_best(self.records, on_device)
+
+    @cached_property
+    def call(self) -> Against:
+        return against_best(self.records, by_clock)
+
+    def by(self, clock: Clock) -> Against:
+        return self.device if clock is on_device else self.call
+
+
+def compared(records: Iterable[Record]) -> list[Compared]:
+    """Our records by dtype and batch, with all peers' records of the same problem."""
+    found = []
+    for own in grouped(records, lambda r: r.comparison).values():
+        peers = [r for r in own if r.is_peer]
+        for ours in grouped((r for r in own if not r.is_peer), lambda r: r.layout).values():
+            found.append(Compared((*ours, *peers)))
+    return sorted(found, key=lambda one: (place(one.ours.dtype), one.ours.batch))
+
+
+SYSTEMS = (
+    "torch-eager", "torch-graph", "torch-compile-default", "torch-compile", "jax",
+)  # fmt: skip
+"""The peers of whole networks, in the order of their columns."""
+LEGEND = (
+    "*vs best peer* is the time of the fastest peer divided by ours, by the same clock: above 1× we are faster. The "
+    "best peer is the best of all that were measured with the same PyTorch, CUDA and cuDNN, of any commit; *note* "
+    "names a peer that matters and is missing. PyTorch eager and JAX have no CUDA graph, and so no device time: they "
+    "are in the tables of wall-clock calls. *measured* is the commit and the day of our figure."
+)
+
+
+def of_rows(records: Sequence[Record]) -> bool:
+    """Return whether the network takes rows of numbers, not images."""
+    return any(record.layout == "flat" for record in records)
+
+
+def ours(row: Compared) -> Record:
+    return row.ours
+
+
+def behind(row: Compared) -> tuple[Record, ...]:
+    return row.records
+
+
+def times(rows: Sequence[Compared], clock: Clock, systems: Sequence[str] = SYSTEMS) -> list[Column]:
+    """Our time, every peer's (or why it has none), the best peer and the ratio over it."""
+
+    def timed(system: str) -> bool:
+        found = [record for row in rows if (record := row.of(system))]
+        return any(clock(r) is not None or r.failure for r in found) and (
+            clock is by_clock or any(on_device(r) for r in found)
+        )
+
+    def peers(system: str) -> Column:
+        return Column(TITLES.get(system, system), lambda row: cells.time_or_reason(row.of(system), clock))
+
+    return [
+        Column("Escalade", lambda row: cells.time_or_reason(row.ours, clock), style="bold"),
+        *(peers(system) for system in systems if timed(system)),
+        text("best peer", lambda row: cells.peer(row.by(clock).peer)),
+        Column("vs best peer", lambda row: cells.times(row.by(clock).ratio)),
+    ]
+
+
+def note(clock: Clock) -> Column:
+    return text("note", lambda row: row.by(clock).note)
+
+
+def comparison(records: Sequence[Record], clock: Clock, title: str, more: Sequence[Column] = ()) -> Table:
+    """One row for each dtype and batch that we have a time of by this clock."""
+    rows = [one for one in compared(records) if clock(one.ours) is not None or one.ours.failure]
+    named = "dtype|layout|batch" if len({row.ours.layout for row in rows}) > 1 else "dtype|batch"
+    shown = [*columns(named, ours), *times(rows, clock), *more, note(clock)]
+    return Table(shown, rows, behind, title)
+
+
+def both_clocks(records: Sequence[Record], what: str) -> list[Table]:
+    """Device times, then wall-clock times of calls; the first table has the figures of our own record too."""
+    rates = "rows/s=images/s|GB/s|% of a copy" if of_rows(records) else "images/s"
+    own = columns(f"{rates}|× floor|p20–p80|error", ours)
+    device = comparison(records, on_device, f"{what}, in µs of device time", own)
+    call = comparison(
+        records, by_clock, f"{what}, in µs per call by the wall clock", () if device.rows else own
+    )
+    return [table for table in (device, call) if table.rows]
+
+
+def memory(records: Sequence[Record], title: str) -> Table:
+    """Peak memory in MiB, and ours as a share of the least that a peer needs."""
+    rows = [row for row in compared(records) if row.ours.peak_bytes]
+
+    def size(row: Compared, system: str) -> int | None:
+        record = row.of(system)
+        return record.peak_bytes if record else None
+
+    def peers(system: str) -> Column:
+        return Column(TITLES[system], lambda row: cells.mebibytes(size(row, system)))
+
+    def share(row: Compared) -> str:
+        least = min(filter(None, (size(row, system) for system in SYSTEMS)), default=None)
+        return cells.share((row.ours.peak_bytes or 0) / least) if least else ""
+
+    shown = [
+        *columns("dtype|batch|Escalade=MiB", ours),
+        *map(peers, SYSTEMS),
+        Column("share of the least", share),
+    ]
+    return Table(shown, rows, behind, title)

@@ -1,0 +1,173 @@
+"""All records as one HTML file that loads nothing: README's table and plots, then every page."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from escalade.ops import OPERATIONS
+from escalade_bench.layers.sets import DIRECTIONS
+from escalade_bench.measure.records import Record
+from escalade_bench.networks.learning import SUFFIX as LEARNING
+from escalade_bench.networks.workloads import WORKLOADS
+from escalade_bench.peers.comparison import TRAINING_STEP
+from escalade_bench.report import cells, plots, terminal
+from escalade_bench.report.changes import Changes
+from escalade_bench.report.compare import Cards, compared, grouped, of
+from escalade_bench.report.document import OLDER_LEGEND, Heading, Item, Plot, html
+from escalade_bench.report.pages import (
+    coverage,
+    goals,
+    ladders,
+    layers,
+    networks,
+    readme,
+    records,
+    steps,
+    training,
+)
+from escalade_bench.report.table import Column, Table, columns, items, text
+from escalade_bench.report.tables import on_cards
+
+Section = tuple[str, str, Iterable[Item], int]
+"""A name for links, a title, what is below it, and the level of headings that open on a click."""
+
+
+def report(found: Mapping[str, Sequence[Record]], since: Changes | None = None) -> str:
+    """The whole file."""
+    everything = [record for own in found.values() for record in own]
+    environment = Environment(
+        loader=PackageLoader("escalade_bench.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
+        lstrip_blocks=True,
+    )  # fmt: skip
+    return environment.get_template("report.html").render(
+        sections=[(key, title, html(made, fold, key)) for key, title, made, fold in sections(found, since)],
+        cards=", ".join(sorted({record.gpu for record in everything})),
+        figures=len(everything),
+        day=max(record.date for record in everything)[:10],
+        older=OLDER_LEGEND if any(record.older for record in everything) else "",
+    )
+
+
+def sections(found: Mapping[str, Sequence[Record]], since: Changes | None) -> Iterator[Section]:
+    """All sections; pages of the docs without their title and the paragraph that says how they are made."""
+    everything = [record for own in found.values() for record in own]
+    cards = on_cards(found)
+    opening = [item for own in cards.values() for item in (*readme.block(own), *summary(own))]
+    yield "overview", "At a glance", opening or ["Nothing was measured on a card yet: `escalade measure`."], 0
+    if since is not None:
+        yield "changes", "Slower and faster than before", since.items(), 0
+    yield "networks", "Networks", networks.page(cards)[2:], 3
+    yield "training", "Training steps", [item for own in cards.values() for item in _training(own)], 3
+    yield "coverage", "Coverage: every network of a module", coverage.page(cards)[2:], 3
+    yield "layers", "Single layers", layers.page(cards)[2:], 4
+    yield "ladders", "Ladders", [*ladders.overview(cards)[2:], *_ladders(cards, everything)], 3
+    yield "steps", "ResNet-18, step by step", steps.page(cards)[2:], 0
+    yield (
+        "goals",
+        "Goals: predicted and measured",
+        [i for own in cards.values() for i in goals.page(own)[2:]],
+        2,
+    )
+    yield "learning", "Training curves", _learning(everything), 0
+    yield "records", "Tests, long runs, peers, gaps", records.page(everything)[2:], 0
+    yield "provenance", "Where each figure comes from", _provenance(everything), 0
+
+
+def _training(own: Sequence[Record]) -> list[Item]:
+    further = [Heading(3, "Techniques"), *training.techniques(own), Heading(3, "Pairs"), *training.pairs(own)]
+    return [Heading(2, own[0].gpu), *training.steps(own), *further]
+
+
+def summary(own: Sequence[Record]) -> Iterator[Item]:
+    """A row for each set of comparisons: how many are faster and slower than the best peer, and the worst."""
+    sets: list[tuple[str, dict[str, float], list[Record]]] = []
+    for title, suffix in (("networks", ""), ("training steps", TRAINING_STEP)):
+        rows = compared(of(own, *(name + suffix for name in WORKLOADS)))
+        ratios = {f"{c.ours.workload} {c.ours.dtype} b{c.ours.batch}": c.device.ratio or 0.0 for c in rows}
+        sets.append((title, ratios, [c.ours for c in rows]))
+    sets += [(part.title, part.ratios(), [row.ours for row in part.rows]) for part in coverage.parts(own)]
+    for direction in DIRECTIONS:
+        for part, found in layers.measured(direction, own):
+            ratios = {row.layer.problem.name: row.ratio or 0.0 for row in found}
+            sets.append((f"layers of {part.title}", ratios, [row.ours for row in found if row.ours]))
+    some = [(title, {name: r for name, r in each.items() if r}, records) for title, each, records in sets]
+    shown = [
+        text("set", lambda s: s[0]),
+        Column("compared", lambda s: str(len(s[1]))),
+        Column("faster", lambda s: str(sum(r >= 1 for r in s[1].values()))),
+        Column("slower", lambda s: str(sum(r < 1 for r in s[1].values()))),
+        Column(
+            "vs best peer, geometric mean", lambda s: cells.times(statistics.geometric_mean(s[1].values()))
+        ),
+        Column("worst", lambda s: cells.times(min(s[1].values()))),
+        text("of", lambda s: min(s[1], key=lambda name: s[1][name])),
+    ]
+    title = f"All comparisons on {own[0].gpu}, by device time"
+    yield Table(shown, [one for one in some if one[1]], lambda s: s[2], title, level=2)
+
+
+def _ladders(cards: Cards, everything: Sequence[Record]) -> Iterator[Item]:
+    """Every operation: what was counted of its rungs, and all of them on all problems."""
+    for name in OPERATIONS:
+        counted = [
+            table.titled(table.title, 3)
+            for table in terminal.count_tables(of(everything, name + terminal.COUNTS))
+        ]
+        made = [item for own in cards.values() for item in ladders.operation_section(name, own)]
+        yield from [Heading(2, name), *counted, *made[1:]] if counted or made else ()
+
+
+def _learning(everything: Sequence[Record]) -> Iterator[Item]:
+    """The training runs that are recorded, with their curves and what they make of images."""
+    runs = [r for r in everything if r.workload.endswith(LEARNING) and r.config.get("losses")]
+    if not runs:
+        yield "No training run is recorded yet: `escalade train autoencoder --data FOLDER --results results`."
+        return
+
+    def best(r: Record) -> str:
+        return cells.written("{:.4g}", min((loss for _, loss, _ in r.config["evaluations"]), default=None))
+
+    shown = [
+        *columns("workload|data=problem|dtype|batch"),
+        Column("images", lambda r: f"{r.config['images']:,}"),
+        text("optimizer", lambda r: f"{r.config['optimizer']}, {r.config['lr']:g}, {r.config['schedule']}"),
+        Column("steps", lambda r: f"{r.config['losses'][-1][0]:,}"),
+        Column("first loss", lambda r: f"{r.config['losses'][0][1]:.4g}"),
+        Column("last loss", lambda r: f"{r.config['losses'][-1][1]:.4g}"),
+        Column("best test loss", best),
+        Column("seconds per epoch", lambda r: cells.written("{:.3g}", r.config.get("seconds_per_epoch"))),
+        Column("right of test images", lambda r: cells.written("{:.2%}", r.accuracy)),
+    ]
+    yield Table(shown, runs)
+    for number, run in enumerate(runs):
+        what = f"{run.workload.removesuffix(LEARNING)} learns {run.problem} in {run.dtype}, on {run.gpu}"
+        yield Plot(f"learning-{number}", what, partial(plots.learning, run))
+        if drawn := run.config["reconstructions"]:
+            label = "Test images, and below them what the network makes of them after the last epoch"
+            image = '<figure><figcaption>{0}</figcaption><img class="sheet" src="{1}" alt="{0}"></figure>\n'
+            yield Markup(image).format(label, f"data:image/png;base64,{drawn}")
+
+
+def _provenance(everything: Sequence[Record]) -> Iterator[Item]:
+    """The machines by number; then a row for all figures of a workload that were made together."""
+
+    def machine(r: Record) -> tuple[str, str, str]:
+        return r.gpu, r.driver, ", ".join(f"{name} {value}" for name, value in r.versions.items())
+
+    machines = {
+        one: str(number) for number, one in enumerate(dict.fromkeys(map(machine, everything)), start=1)
+    }
+    groups = grouped(everything, lambda r: (r.workload, r.command, r.commit, machine(r)))
+    rows = [
+        (r.workload, r.command, machines[machine(r)], f"{len(own):,}", own)
+        for own in groups.values()
+        if (r := own[0])
+    ]
+    heads = [(number, *one) for one, number in machines.items()]
+    yield Table(items("machine", "card", "driver", "versions"), heads, None)
+    yield Table(items("workload", "repeated by", "machine", "figures"), rows, lambda row: row[4])

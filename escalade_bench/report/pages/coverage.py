@@ -1,0 +1,145 @@
+"""docs/coverage.md: every network of a module, from the records that `escalade coverage` files."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from escalade_bench.coverage.fallbacks import spelled
+from escalade_bench.measure.records import Record
+from escalade_bench.peers.comparison import COVERAGE, Clock, by_clock, on_device
+from escalade_bench.report import cells, compare
+from escalade_bench.report.compare import Cards, Compared, compared, grouped, place
+from escalade_bench.report.document import Heading, Item, begun, not_measured, origin
+from escalade_bench.report.table import Column, Table, columns, text
+
+COMMAND = "escalade coverage torchvision --results results"
+_INTRODUCTION = f"""The result of compiling every network of a module: its error against float64 and what is allowed,
+the steps that PyTorch computes and which, the kernel launches, and times beside PyTorch's CUDA graph (BatchNorm folded,
+channels_last) and torch.compile (captured into a graph). Networks are measured one by one. *% of a copy* is the rate at
+which inputs, weights and results pass, each once, beside that of a copy: for single layers it shows how near they are
+to the card's limit. Weights are random. `{COMMAND}` measures torchvision's networks, any other
+module's name those of that module, `escalade_bench.zoo.varied` generators, segmentation, super-resolution, detection
+heads, sequences and more, `escalade_bench.zoo.layers` single layers and short chains. `--no-time` makes the plans
+without a GPU.
+
+{compare.LEGEND}"""
+
+
+def network(row: Compared) -> str:
+    return row.ours.problem.removesuffix(f"_b{row.ours.batch}").rpartition("_")[0]
+
+
+def is_right(row: Compared) -> bool:
+    return not row.ours.failure and row.ours.error is not None
+
+
+def fallbacks(row: Compared) -> str:
+    """The number of steps that PyTorch computes, and which; empty without a plan."""
+    counts = row.ours.config.get("pytorch")
+    return "" if counts is None else f"{sum(counts.values())} ({spelled(counts)})" if counts else "0"
+
+
+def verdict(row: Compared) -> str:
+    if row.ours.failure:
+        return f"failed: {cells.first_line(row.ours.failure)}"
+    if row.ours.error is None:
+        return "planned"
+    return f"{cells.error(row.ours.error)} of {cells.error(row.ours.tolerance)}"
+
+
+@dataclass(frozen=True)
+class Part:
+    """All networks of a module in one dtype and batch."""
+
+    workload: str
+    dtype: str
+    batch: int
+    rows: Sequence[Compared]
+
+    @property
+    def title(self) -> str:
+        return f"{self.workload.removeprefix(COVERAGE)}, {self.dtype}, batch {self.batch}"
+
+    def ratios(self, clock: Clock = on_device) -> dict[str, float]:
+        """The speed of correct networks relative to the best peer, by name."""
+        return {network(row): ratio for row in self.rows if is_right(row) and (ratio := row.by(clock).ratio)}
+
+    def summary(self) -> str:
+        """Count the networks that are compiled, correct, free of PyTorch and faster than the best peer."""
+        plans = [row for row in self.rows if fallbacks(row)]
+        said = [f"{len(plans)} of {len(self.rows)} networks have a plan"]
+        if any(row.ours.error is not None for row in self.rows):
+            said.append(f"{sum(map(is_right, self.rows))} are right")
+        said.append(f"{sum(fallbacks(row) == '0' for row in plans)} leave nothing to PyTorch")
+        for clock, what in ((on_device, "on the device"), (by_clock, "by the wall clock")):
+            if ratios := self.ratios(clock):
+                slowest = min(ratios, key=lambda name: ratios[name])
+                said.append(
+                    f"{what} {sum(ratio >= 1 for ratio in ratios.values())} of {len(ratios)} are no slower than "
+                    f"the best peer, {statistics.geometric_mean(ratios.values()):.2f}× as fast in the geometric "
+                    f"mean, {ratios[slowest]:.2f}× at worst ({slowest})"
+                )
+        lacking = sum(bool(row.device.note) for row in self.rows if is_right(row))
+        return "; ".join([*said, *([f"{lacking} lack a peer that matters"] if lacking else [])]) + "."
+
+    @property
+    def table(self) -> Table:
+        shown = [
+            text("network", network),
+            text("error of allowed", verdict),
+            text("in PyTorch", fallbacks),
+            Column("launches", lambda row: cells.written("{}", row.ours.config.get("launches"))),
+        ]
+        systems = ("torch-graph", "torch-compile", "torch-compile-default")
+        for clock, unit in ((on_device, "µs"), (by_clock, "µs per call")):
+            for column in compare.times(self.rows, clock, systems):
+                named = column.heading if "best peer" in column.heading else f"{column.heading}, {unit}"
+                shown.append(replace(column, heading=named))
+        shown += [*columns("% of a copy", compare.ours), compare.note(on_device)]
+        return Table(shown, self.rows, compare.behind, self.title)
+
+    def items(self) -> Iterator[Item]:
+        yield Heading(3, self.title)
+        yield self.summary()
+        everywhere: Counter[str] = Counter()
+        for row in self.rows:
+            everywhere.update(row.ours.config.get("pytorch", {}))
+        if everywhere:
+            named = ", ".join(f"{operator} {count}" for operator, count in everywhere.most_common())
+            yield f"Steps in PyTorch, over all networks: {named}."
+        yield self.table.titled("")
+
+
+def parts(records: Sequence[Record]) -> list[Part]:
+    """The networks by module, dtype and batch."""
+    covered = [r for r in records if r.workload.startswith(COVERAGE)]
+    groups = grouped(covered, lambda r: (r.workload, r.dtype, r.batch))
+    found = [Part(*key, compared(own)) for key, own in groups.items()]
+    return sorted(found, key=lambda part: (part.workload, place(part.dtype), part.batch))
+
+
+def page(cards: Cards) -> list[Item]:
+    made = begun("Coverage", _INTRODUCTION)
+    for records in cards.values():
+        if covered := [r for r in records if r.workload.startswith(COVERAGE)]:
+            made += [Heading(2, covered[0].gpu), origin(covered)]
+            made += [item for part in parts(covered) for item in part.items()]
+    return made if len(made) > 3 else [*made, not_measured(COMMAND)]
+
+
+def lines(records: Sequence[Record]) -> Iterator[str]:
+    """A line for each network, dtype and batch, for a terminal."""
+    for part in parts(records):
+        for row in part.rows:
+            times = [f"{r.system} {cells.time_or_reason(r, lambda r: r.median_us)} µs" for r in row.records]
+            plan = (
+                [f"in PyTorch {fallbacks(row)}, {row.ours.config['launches']} launches"]
+                if fallbacks(row)
+                else []
+            )
+            ratios = [f"{cells.times(found.ratio)} the best peer" for found in (row.device,) if found.ratio]
+            facts = [verdict(row), *plan, *(times if row.ours.median_us else ()), *ratios]
+            yield f"{network(row)} {part.dtype} b{part.batch}: {'; '.join(facts)}"

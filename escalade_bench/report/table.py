@@ -1,0 +1,148 @@
+"""A table: columns, rows and a legend, rendered for a terminal, as Markdown and as HTML."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from markupsafe import Markup, escape
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.markup import escape as plain
+
+from escalade.fitted import Table as Fitted
+from escalade_bench.measure.records import Record
+from escalade_bench.report import cells
+
+Cell = Callable[[Any], str]
+_STYLES = {"": ("{}", "{}"), "code": ("`{}`", "<code>{}</code>"), "bold": ("**{}**", "<strong>{}</strong>")}
+"""Styles of a column's cells, in Markdown and in HTML."""
+_RATIOS = (
+    "vs ",
+    "gain",
+    "ratio",
+    "faster ",
+    "speedup",
+    "times as fast",
+    "worst",
+    "over the first",
+    "fusion alone",
+)
+"""Beginnings of headings above ratios: above 1× is good, below is bad, and HTML colors it."""
+_WIDE = ("p20–p80", "GB/s", "registers", "occupancy", "config", "note")
+"""Headings of columns that narrow terminals leave out."""
+WIDE = 180
+"""Characters of a terminal that is not narrow."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column. Figures are aligned right, and a column without any is left out."""
+
+    heading: str
+    cell: Cell
+    left: bool = False
+    style: str = ""
+
+
+def text(heading: str, cell: Cell, style: str = "") -> Column:
+    return Column(heading, cell, left=True, style=style)
+
+
+def columns(headings: str, get: Callable[[Any], Record] | None = None) -> list[Column]:
+    """Columns of the record that `get` finds in a row (or that the row is), by headings like `dtype|phase=rung|µs`."""
+    made = []
+    for named in headings.split("|"):
+        heading, _, key = named.partition("=")
+        cell = (cells.TEXTS | cells.FIGURES)[key or heading]
+        found = cell if get is None else lambda row, cell=cell: cell(get(row))
+        left = (key or heading) in cells.TEXTS
+        made.append(Column(heading, found, left, "code" if heading == "problem" else ""))
+    return made
+
+
+def items(*headings: str) -> list[Column]:
+    """Columns of text for rows that are sequences of strings."""
+    return [text(heading, lambda row, n=n: str(row[n])) for n, heading in enumerate(headings)]  # type: ignore[misc]
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of any kind; `records` gives the records behind one, whose commit and day the last column shows."""
+
+    columns: Sequence[Column]
+    rows: Sequence[Any]
+    records: Callable[[Any], Iterable[Record]] | None = lambda row: (row,)
+    """None only for tables without a measured figure; without it, rows are records."""
+    title: str = ""
+    legend: str = ""
+    level: int = 4
+    """Level of the title as a heading; 0 makes it bold text."""
+
+    @property
+    def grid(self) -> tuple[list[Column], list[list[str]]]:
+        """The columns that are shown, and the text of every cell in them."""
+        every = list(self.columns)
+        if self.records is not None:
+            sources = self.records
+            every.append(text("measured", lambda row: cells.stamp(sources(row))))
+        rows = [[column.cell(row) for column in every] for row in self.rows]
+        kept = [n for n in range(len(every)) if any(row[n] for row in rows)] if rows else range(len(every))
+        return [every[n] for n in kept], [[row[n] for n in kept] for row in rows]
+
+    @property
+    def has_older(self) -> bool:
+        return self.records is not None and any(r.older for row in self.rows for r in self.records(row))
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield self.rich(options.max_width)
+
+    def rich(self, width: int = WIDE) -> Fitted:
+        """For a terminal, where what is shown has just been measured: without commits and days."""
+        made = Fitted(title=plain(self.title), title_justify="left")
+        shown, rows = replace(self, records=None).grid
+        kept = [n for n, column in enumerate(shown) if width >= WIDE or column.heading not in _WIDE]
+        for n in kept:
+            short = all(len(row[n]) <= 40 for row in rows)
+            made.add_column(shown[n].heading, justify="left" if shown[n].left else "right", no_wrap=short)
+        for row in rows:
+            made.add_row(*(plain(row[n]) for n in kept))
+        return made
+
+    def markdown(self) -> str:
+        shown, rows = self.grid
+        lines = [[column.heading for column in shown], ["---" if c.left else "---:" for c in shown]]
+        for row in rows:
+            safe = [cell.replace("|", "\\|").replace("\n", " ") for cell in row]
+            lines.append(
+                [
+                    _STYLES[c.style][0].format(cell) if cell else ""
+                    for c, cell in zip(shown, safe, strict=True)
+                ]
+            )
+        return "".join("| " + " | ".join(line) + " |\n" for line in lines)
+
+    def html(self) -> Markup:
+        shown, rows = self.grid
+        head = "".join(f"<th{_kind(c)}>{escape(c.heading)}</th>" for c in shown)
+        body = "".join(
+            "<tr>" + "".join(_html(c, cell) for c, cell in zip(shown, row, strict=True)) + "</tr>\n"
+            for row in rows
+        )
+        return Markup(
+            f'<div class="wide"><table><thead><tr>{head}</tr></thead>\n<tbody>{body}</tbody></table></div>\n'
+        )
+
+    def titled(self, title: str, level: int | None = None) -> Table:
+        return replace(self, title=title, level=self.level if level is None else level)
+
+
+def _kind(column: Column, cell: str = "") -> str:
+    kinds = [] if column.left else ["figure"]
+    if column.heading.startswith(_RATIOS) and cell.endswith("×"):
+        kinds.append("faster" if float(cell[:-1].replace(",", "")) >= 1 else "slower")
+    return f' class="{" ".join(kinds)}"' if kinds else ""
+
+
+def _html(column: Column, cell: str) -> str:
+    return f"<td{_kind(column, cell)}>{_STYLES[column.style][1].format(escape(cell)) if cell else ''}</td>"

@@ -1,0 +1,152 @@
+"""Lines and tables of a terminal: ladders, verification, and what the twin or a profiler counted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from escalade.ops.base.operation import Operation
+from escalade.tune.verification import Outcome
+from escalade_bench.measure.ceilings import Ceilings
+from escalade_bench.measure.records import Record
+from escalade_bench.report import cells
+from escalade_bench.report.compare import grouped
+from escalade_bench.report.pages import ladders
+from escalade_bench.report.table import Column, Table, columns, text
+
+
+def ceilings_line(ceilings: Ceilings) -> str:
+    products = ", ".join(f"{dtype} {rate:.1f}" for dtype, rate in ceilings.tflops.items())
+    return (
+        f"{ceilings.gpu}: {ceilings.multiprocessors} SMs, {ceilings.l2_bytes / 2**20:.0f} MiB L2, "
+        f"{ceilings.shared_bytes / 2**10:.0f} KiB shared memory per block; copy {ceilings.copy_gbps:.0f} GB/s, sum "
+        f"{ceilings.read_gbps:.0f}; the best of several matrix products in TFLOP/s: {products}"
+    )
+
+
+def conditions_line(conditions: Iterable[Mapping[str, Any]]) -> str:
+    """The card's state during several measurements, and why it held its clock down; empty if unknown."""
+    seen = [each for each in conditions if each]
+
+    def between(name: str, unit: str) -> list[str]:
+        found = sorted(each[name] for each in seen if each.get(name) is not None)
+        span = [f"{value:.0f}" for value in dict.fromkeys((*found[:1], *found[-1:]))]
+        return [f"{' to '.join(span)} {unit}"] if found else []
+
+    if not seen:
+        return ""
+    figures = [*between("sm_mhz", "MHz"), *between("power_w", "W"), *between("temperature_c", "°C")]
+    held = [each["throttled"] for each in seen if each.get("throttled")]
+    reasons = ", ".join(dict.fromkeys(held))
+    slower = f"; {len(held)} of {len(seen)} times ({cells.THROTTLED}) with the clock held down by {reasons}"
+    return f"The card meanwhile: {', '.join(figures)}" + (slower if held else "")
+
+
+def ladder_tables(records: Sequence[Record]) -> Iterator[Table]:
+    """One table per workload and problem: the peers, then the rungs, dtype by dtype."""
+    for (workload, problem), own in grouped(records, lambda r: (r.workload, r.problem)).items():
+        on_twin = any(record.timing == "twin" for record in own)
+        made = _twin_table(own) if on_twin else ladders.problem_table(own)
+        yield made.titled(f"{workload} {problem}" + (", on the twin" if on_twin else ""))
+
+
+def _twin_table(records: Sequence[Record]) -> Table:
+    shown = columns("dtype|rung|layout|result|error")
+    seconds = Column(
+        "seconds on CPU", lambda r: f"{r.median_us / 1e6:.3f}" if r.median_us is not None else ""
+    )
+    return Table([*shown, seconds], records)
+
+
+def failure(record: Record) -> str:
+    """The record that failed, and the first line of why."""
+    who = (record.problem, cells.who(record), record.dtype, record.layout)
+    return f"{' '.join(filter(None, who))}: {cells.first_line(record.failure)}"
+
+
+def remark(record: Record) -> str:
+    return f"{cells.who(record)} {record.dtype} {record.layout}: {cells.first_line(record.note)}"
+
+
+def verify_table(operation: Operation[Any], outcomes: Sequence[Outcome]) -> Table:
+    """One row per rung: the problems that were right, wrong or not taken, and how close to the tolerance it came."""
+
+    def count(own: Sequence[Outcome], name: str) -> str:
+        return str(sum(bool(getattr(outcome, name)) for outcome in own))
+
+    def closest(own: Sequence[Outcome]) -> str:
+        found = [o.error / o.tolerance for o in own if o.error is not None and o.tolerance and o.passed]
+        return f"{max(found):.2f}" if found else ""
+
+    rungs = dict.fromkeys(outcome.rung for outcome in outcomes)
+    rows = [(rung, [outcome for outcome in outcomes if outcome.rung == rung]) for rung in rungs]
+    shown = [
+        text("rung", lambda row: row[0]),
+        Column("right", lambda row: count(row[1], "passed")),
+        Column("wrong", lambda row: count(row[1], "failed")),
+        Column("not taken", lambda row: count(row[1], "refusal")),
+        Column("largest error/tolerance", lambda row: closest(row[1])),
+        Column("seconds", lambda row: f"{sum(outcome.seconds for outcome in row[1]):.1f}"),
+    ]
+    return Table(shown, rows, None, operation.name)
+
+
+COUNTS = "_counts"
+"""Suffix of the workloads whose records are counts, after the operation's name."""
+_UNITS = ("", "k", "M", "G", "T")
+
+
+def count_tables(records: Sequence[Record]) -> Iterator[Table]:
+    """One table for each workload, problem and counter."""
+    counted = [record for record in records if record.counts]
+    for (workload, problem, how), own in grouped(
+        counted, lambda r: (r.workload, r.problem, r.timing)
+    ).items():
+        by = "by Nsight Compute" if how == "ncu" else "on the twin"
+        title = f"{workload.removesuffix(COUNTS)} {problem}, counted {by}"
+        yield Table([*columns("rung|dtype|layout"), *_COLUMNS], own, title=title)
+
+
+def short(count: int) -> str:
+    """Three digits or so: `734`, `12.3k`, `4.06M`."""
+    power = max(0, min(len(_UNITS) - 1, (len(str(count)) - 1) // 3))
+    size = f"{count / 1000**power:.3g}"
+    return (size if "e" not in size else f"{count / 1000**power:.0f}") + _UNITS[power]
+
+
+def _total(record: Record, names: Sequence[str]) -> int:
+    return sum(record.counts.get(name, 0) for name in names)
+
+
+def _count(heading: str, *names: str) -> Column:
+    return Column(heading, lambda r: short(_total(r, names)) if _total(r, names) else "")
+
+
+def _each(unit: str, memory: str = "shared") -> list[str]:
+    operations = ("load", "copy") if memory == "global" else ("load", "store", "copy", "atomic")
+    return [f"{memory}_{operation}_{unit}" for operation in operations]
+
+
+def _sectors_each(record: Record) -> str:
+    requests = _total(record, _each("requests", "global"))
+    return f"{_total(record, _each('sectors', 'global')) / requests:.1f}" if requests else ""
+
+
+_COLUMNS = (
+    _count("loads", *_each("requests", "global")),
+    Column("sectors each", _sectors_each),
+    _count("TMA", "bulk_loads"),
+    _count("bytes read", "read_bytes"),
+    _count("unique", "unique_read_bytes"),
+    _count("written", "written_bytes"),
+    _count("shared", *_each("requests")),
+    _count("turns", *_each("turns")),
+    _count("conflicts", *_each("conflicts")),
+    _count("FMA", "fma"),
+    _count("tensor", "tensor_multiplications"),
+    _count("barriers", "barriers"),
+    _count("atomics", "atomics"),
+    _count("shuffles", "shuffles"),
+    _count("special", "special"),
+    _count("MMAs", "tensor_instructions"),
+)

@@ -1,0 +1,55 @@
+"""Networks of many families in plain PyTorch, each at a usual size: what is compiled beside classifiers.
+
+A constructor takes nothing and has the sizes of one item as its `example_shape`; the classes behind them take widths
+and depths, and are smaller then. `escalade coverage escalade_bench.zoo.varied` measures them all.
+"""
+
+from escalade_bench.zoo.varied.attention import cbam_resnet, eca_resnet, se_resnet, sknet
+from escalade_bench.zoo.varied.classifiers import coordconv, ghostnet, siamese, standardised_resnet
+from escalade_bench.zoo.varied.dense import deeplab, hourglass, hrnet, unet_512
+from escalade_bench.zoo.varied.detection import csp_detector, retinanet
+from escalade_bench.zoo.varied.diffusion import diffusion_unet
+from escalade_bench.zoo.varied.generators import cyclegan, dcgan, pix2pix, pixelcnn, style_transfer
+from escalade_bench.zoo.varied.patches import convmixer, mlp_mixer, mobilevit, vit_small
+from escalade_bench.zoo.varied.restoration import dncnn, edsr, espcn, fsrcnn, nafnet, rcan, zero_dce
+from escalade_bench.zoo.varied.sequences import m5, tcn, wavenet
+from escalade_bench.zoo.varied.video import frames_and_motion, resnet3d
+
+__all__ = [
+    "cbam_resnet",
+    "convmixer",
+    "coordconv",
+    "csp_detector",
+    "cyclegan",
+    "dcgan",
+    "deeplab",
+    "diffusion_unet",
+    "dncnn",
+    "eca_resnet",
+    "edsr",
+    "espcn",
+    "frames_and_motion",
+    "fsrcnn",
+    "ghostnet",
+    "hourglass",
+    "hrnet",
+    "m5",
+    "mlp_mixer",
+    "mobilevit",
+    "nafnet",
+    "pix2pix",
+    "pixelcnn",
+    "rcan",
+    "resnet3d",
+    "retinanet",
+    "se_resnet",
+    "siamese",
+    "sknet",
+    "standardised_resnet",
+    "style_transfer",
+    "tcn",
+    "unet_512",
+    "vit_small",
+    "wavenet",
+    "zero_dce",
+]

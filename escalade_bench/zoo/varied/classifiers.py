@@ -1,0 +1,192 @@
+"""Classifiers that give a convolution more to see, cheaper filters, or other weights: and one that compares."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from escalade_bench.zoo.varied.blocks import Around, basic_block, classifier, conv, takes
+
+
+class CoordConv(nn.Module):
+    """A convolution that also sees where each pixel is, and how far from the middle (Liu et al., 2018)."""
+
+    def __init__(self, channels: int, filters: int, size: int = 3, stride: int = 1) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(channels + 3, filters, size, stride, size // 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        height, width = x.shape[-2:]
+        rows = torch.linspace(-1, 1, height, dtype=x.dtype, device=x.device)[:, None].expand(height, width)
+        columns = torch.linspace(-1, 1, width, dtype=x.dtype, device=x.device).expand(height, width)
+        seen = torch.stack([rows, columns, (rows.square() + columns.square()).sqrt()])
+        return self.conv(torch.cat([x, seen.expand(x.shape[0], 3, height, width)], 1))
+
+
+class CoordNet(nn.Sequential):
+    """A few convolutions with coordinates, and a classifier."""
+
+    def __init__(self, widths: Sequence[int] = (32, 64, 128, 256), classes: int = 100) -> None:
+        layers: list[nn.Module] = []
+        for before, after in zip([3, *widths], widths, strict=False):
+            layers += [CoordConv(before, after, stride=2), nn.BatchNorm2d(after), nn.ReLU()]
+        super().__init__(*layers, classifier(widths[-1], classes))
+
+
+@takes(3, 128, 128)
+def coordconv() -> nn.Module:
+    return CoordNet()
+
+
+class Ghost(nn.Module):
+    """Half of the filters, and a cheap depthwise image of each beside it (Han et al., 2020)."""
+
+    def __init__(self, channels: int, filters: int, relu: bool) -> None:
+        super().__init__()
+        half = -(-filters // 2)
+        activation = nn.ReLU if relu else nn.Identity
+        self.filters = filters
+        self.primary = conv(channels, half, 1, activation=activation)
+        self.cheap = conv(half, half, groups=half, activation=activation)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.primary(x)
+        return torch.cat([y, self.cheap(y)], 1)[:, : self.filters]
+
+
+def _ghost_bottleneck(channels: int, wide: int, filters: int, size: int, stride: int) -> Around:
+    middle = []
+    if stride > 1:
+        middle = [conv(wide, wide, size, stride, groups=wide, activation=nn.Identity)]
+    shortcut = None
+    if stride > 1 or channels != filters:
+        shortcut = nn.Sequential(
+            conv(channels, channels, size, stride, groups=channels, activation=nn.Identity),
+            conv(channels, filters, 1, activation=nn.Identity),
+        )
+    return Around(Ghost(channels, wide, True), *middle, Ghost(wide, filters, False), shortcut=shortcut)
+
+
+class GhostNet(nn.Sequential):
+    """Bottlenecks of ghost modules; each stage is a widening, filters, a filter size and a stride."""
+
+    def __init__(
+        self,
+        stages: Sequence[tuple[int, int, int, int]] = (
+            (16, 16, 3, 1), (48, 24, 3, 2), (72, 24, 3, 1), (72, 40, 5, 2), (120, 40, 5, 1), (240, 80, 3, 2),
+            (200, 80, 3, 1), (184, 80, 3, 1), (480, 112, 3, 1), (672, 160, 5, 2), (960, 160, 5, 1),
+        ),
+        classes: int = 1000,
+    ) -> None:  # fmt: skip
+        layers: list[nn.Module] = [conv(3, 16, stride=2)]
+        channels = 16
+        for wide, filters, size, stride in stages:
+            layers.append(_ghost_bottleneck(channels, wide, filters, size, stride))
+            channels = filters
+        wide = stages[-1][0]
+        super().__init__(*layers, conv(channels, wide, 1), classifier(wide, classes))
+
+
+@takes(3, 224, 224)
+def ghostnet() -> nn.Module:
+    return GhostNet()
+
+
+class StandardisedConv(nn.Conv2d):
+    """A convolution whose filters have mean 0 and norm 1 whenever it is called (Qiao et al., 2019)."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        variance, mean = torch.var_mean(self.weight, (1, 2, 3), keepdim=True, correction=0)
+        weight = (self.weight - mean) / (variance * math.prod(self.weight.shape[1:]) + 1e-5).sqrt()
+        return F.conv2d(input, weight, self.bias, self.stride, self.padding, self.dilation, self.groups)
+
+
+class StandardisedBlock(nn.Module):
+    """Group norm and ReLU in front of each of three standardised convolutions."""
+
+    def __init__(self, channels: int, filters: int, stride: int, groups: int) -> None:
+        super().__init__()
+        inner = filters // 4
+        self.norm = nn.Sequential(nn.GroupNorm(groups, channels), nn.ReLU())
+        self.layers = nn.Sequential(
+            StandardisedConv(channels, inner, 1, bias=False),
+            nn.GroupNorm(groups, inner),
+            nn.ReLU(),
+            StandardisedConv(inner, inner, 3, stride, 1, bias=False),
+            nn.GroupNorm(groups, inner),
+            nn.ReLU(),
+            StandardisedConv(inner, filters, 1, bias=False),
+        )
+        fits = stride == 1 and channels == filters
+        self.shortcut = None if fits else StandardisedConv(channels, filters, 1, stride, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.norm(x)
+        return self.layers(y) + (x if self.shortcut is None else self.shortcut(y))
+
+
+class StandardisedResNet(nn.Sequential):
+    """ResNet-v2 with group norms and standardised weights (BiT; Kolesnikov et al., 2020)."""
+
+    def __init__(
+        self, width: int = 64, depths: Sequence[int] = (2, 2, 2, 2), groups: int = 32, classes: int = 1000
+    ) -> None:
+        channels = width
+        layers: list[nn.Module] = [
+            StandardisedConv(3, width, 7, 2, 3, bias=False),
+            nn.ConstantPad2d(1, 0.0),
+            nn.MaxPool2d(3, 2),
+        ]
+        for number, depth in enumerate(depths):
+            filters = 4 * width << number
+            for position in range(depth):
+                stride = 2 if number and not position else 1
+                layers.append(StandardisedBlock(channels, filters, stride, min(groups, channels)))
+                channels = filters
+        layers += [nn.GroupNorm(groups, channels), nn.ReLU()]
+        super().__init__(*layers, classifier(channels, classes))
+
+
+@takes(3, 224, 224)
+def standardised_resnet() -> nn.Module:
+    return StandardisedResNet()
+
+
+class Siamese(nn.Module):
+    """How alike two images are: one network for both, and their distance (Koch et al., 2015)."""
+
+    def __init__(self, width: int = 32, features: int = 128) -> None:
+        super().__init__()
+        self.network = nn.Sequential(
+            conv(1, width, 7, 2),
+            basic_block(width, 2 * width, 2),
+            basic_block(2 * width, 4 * width, 2),
+            nn.AdaptiveAvgPool2d(1),
+            nn.Flatten(),
+            nn.Linear(4 * width, features),
+        )
+        self.alike = nn.Linear(features, 1)
+
+    def forward(self, one: torch.Tensor, other: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        first, second = (F.normalize(self.network(x), dim=1) for x in (one, other))
+        return torch.sigmoid(self.alike((first - second).abs())).squeeze(1), (first * second).sum(1)
+
+
+class OnPairs(nn.Module):
+    """A network of two images on a tensor of pairs of them."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return self.network(*x.unbind(1))
+
+
+@takes(2, 1, 105, 105)
+def siamese() -> nn.Module:
+    return OnPairs(Siamese())

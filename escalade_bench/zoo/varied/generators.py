@@ -1,0 +1,196 @@
+"""Images from noise, from other images, and from the pixels before: GANs, style transfer, PixelCNN."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from escalade_bench.zoo.varied.blocks import Around, takes
+
+
+class DCGenerator(nn.Sequential):
+    """An image of 64x64 from a vector, by transposed convolutions (Radford et al., 2015)."""
+
+    def __init__(self, latent: int = 100, width: int = 64, channels: int = 3) -> None:
+        widths = [8 * width, 4 * width, 2 * width, width]
+        layers: list[nn.Module] = [
+            nn.ConvTranspose2d(latent, widths[0], 4, bias=False),
+            nn.BatchNorm2d(widths[0]),
+            nn.ReLU(),
+        ]
+        for before, after in itertools.pairwise(widths):
+            layers += [
+                nn.ConvTranspose2d(before, after, 4, 2, 1, bias=False),
+                nn.BatchNorm2d(after),
+                nn.ReLU(),
+            ]
+        super().__init__(*layers, nn.ConvTranspose2d(width, channels, 4, 2, 1, bias=False), nn.Tanh())
+
+
+@takes(100, 1, 1)
+def dcgan() -> nn.Module:
+    return DCGenerator()
+
+
+class UNetLevel(nn.Module):
+    """Half the size and back, with what lies between, beside what came in: a level of pix2pix's U-Net."""
+
+    def __init__(
+        self, channels: int, width: int, inside: nn.Module | None, outermost: bool, dropout: bool
+    ) -> None:
+        super().__init__()
+        self.outermost = outermost
+        down: list[nn.Module] = [] if outermost else [nn.LeakyReLU(0.2)]
+        down.append(nn.Conv2d(channels, width, 4, 2, 1, bias=False))
+        if inside is not None and not outermost:
+            down.append(nn.BatchNorm2d(width))
+        back = [
+            nn.ReLU(),
+            nn.ConvTranspose2d(2 * width if inside else width, channels, 4, 2, 1, bias=outermost),
+            nn.Tanh() if outermost else nn.BatchNorm2d(channels),
+            *([nn.Dropout(0.5)] if dropout else []),
+        ]
+        self.layers = nn.Sequential(*down, *([inside] if inside else []), *back)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.layers(x)
+        return y if self.outermost else torch.cat([x, y], 1)
+
+
+class UNetGenerator(nn.Module):
+    """An image from another one through a U-Net of `depth` levels (pix2pix; Isola et al., 2017)."""
+
+    def __init__(self, channels: int = 3, width: int = 64, depth: int = 8) -> None:
+        super().__init__()
+        widths = [min(width << level, 8 * width) for level in range(depth)]
+        inside: nn.Module | None = None
+        for level in reversed(range(1, depth)):
+            dropout = inside is not None and level >= 4
+            inside = UNetLevel(widths[level - 1], widths[level], inside, False, dropout)
+        self.levels = UNetLevel(channels, width, inside, True, False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.levels(x)
+
+
+@takes(3, 256, 256)
+def pix2pix() -> nn.Module:
+    return UNetGenerator()
+
+
+def _reflected(
+    channels: int, filters: int, size: int, stride: int = 1, norm: Callable[[int], nn.Module] | None = None
+) -> list[nn.Module]:
+    layers: list[nn.Module] = [
+        nn.ReflectionPad2d(size // 2),
+        nn.Conv2d(channels, filters, size, stride),
+    ]
+    return layers + ([norm(filters)] if norm else [])
+
+
+class ResNetGenerator(nn.Sequential):
+    """An image from another one through residual blocks with instance norms (CycleGAN; Zhu et al., 2017)."""
+
+    def __init__(self, channels: int = 3, width: int = 64, blocks: int = 9) -> None:
+        norm, wide = nn.InstanceNorm2d, 4 * width
+        layers: list[nn.Module] = [*_reflected(channels, width, 7, norm=norm), nn.ReLU()]
+        for before in (width, 2 * width):
+            layers += [nn.Conv2d(before, 2 * before, 3, 2, 1), norm(2 * before), nn.ReLU()]
+        for _ in range(blocks):
+            layers.append(
+                Around(
+                    *_reflected(wide, wide, 3, norm=norm),
+                    nn.ReLU(),
+                    *_reflected(wide, wide, 3, norm=norm),
+                )
+            )
+        for before in (wide, 2 * width):
+            layers += [
+                nn.ConvTranspose2d(before, before // 2, 3, 2, 1, output_padding=1),
+                norm(before // 2),
+                nn.ReLU(),
+            ]
+        super().__init__(*layers, *_reflected(width, channels, 7), nn.Tanh())
+
+
+@takes(3, 256, 256)
+def cyclegan() -> nn.Module:
+    return ResNetGenerator()
+
+
+class StyleTransfer(nn.Sequential):
+    """An image in another style: instance norms that are trained, nearest pixels before convolutions on the way up
+    (Johnson et al., 2016; Ulyanov et al., 2016)."""
+
+    def __init__(self, width: int = 32, blocks: int = 5) -> None:
+        def norm(channels: int) -> nn.Module:
+            return nn.InstanceNorm2d(channels, affine=True)
+
+        wide = 4 * width
+        layers: list[nn.Module] = [*_reflected(3, width, 9, norm=norm), nn.ReLU()]
+        for before in (width, 2 * width):
+            layers += [*_reflected(before, 2 * before, 3, 2, norm), nn.ReLU()]
+        for _ in range(blocks):
+            layers.append(
+                Around(
+                    *_reflected(wide, wide, 3, norm=norm), nn.ReLU(), *_reflected(wide, wide, 3, norm=norm)
+                )
+            )
+        for before in (wide, 2 * width):
+            layers += [
+                nn.Upsample(scale_factor=2),
+                *_reflected(before, before // 2, 3, norm=norm),
+                nn.ReLU(),
+            ]
+        super().__init__(*layers, *_reflected(width, 3, 9))
+
+
+@takes(3, 256, 256)
+def style_transfer() -> nn.Module:
+    return StyleTransfer()
+
+
+class MaskedConv(nn.Conv2d):
+    """A convolution that sees only the pixels in front of its own, and with `itself` that one too."""
+
+    mask: torch.Tensor
+
+    def __init__(self, channels: int, filters: int, size: int, itself: bool) -> None:
+        super().__init__(channels, filters, size, padding=size // 2)
+        seen = torch.zeros(size, size)
+        seen[: size // 2] = 1
+        seen[size // 2, : size // 2 + itself] = 1
+        self.register_buffer("mask", seen)
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return F.conv2d(input, self.weight * self.mask, self.bias, padding=self.padding)
+
+
+class PixelCNN(nn.Sequential):
+    """The likelihood of every value of every pixel, given those in front of it (van den Oord et al., 2016)."""
+
+    def __init__(self, channels: int = 1, width: int = 128, blocks: int = 7, values: int = 256) -> None:
+        layers: list[nn.Module] = [MaskedConv(channels, width, 7, False)]
+        half = width // 2
+        for _ in range(blocks):
+            layers.append(
+                Around(
+                    nn.ReLU(),
+                    nn.Conv2d(width, half, 1),
+                    nn.ReLU(),
+                    MaskedConv(half, half, 3, True),
+                    nn.ReLU(),
+                    nn.Conv2d(half, width, 1),
+                )
+            )
+        layers += [nn.ReLU(), nn.Conv2d(width, width, 1), nn.ReLU(), nn.Conv2d(width, channels * values, 1)]
+        super().__init__(*layers)
+
+
+@takes(1, 28, 28)
+def pixelcnn() -> nn.Module:
+    return PixelCNN()

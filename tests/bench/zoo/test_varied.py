@@ -1,0 +1,147 @@
+"""Networks of many families: each, made small, gives what its model does, and little of it is left to PyTorch."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from escalade.engine.capture.export import capture
+from escalade.engine.engine import Engine
+from escalade.models import UNet
+from escalade.ops.base.accuracy import relative_error
+from escalade_bench.coverage.catalogue import entries
+from escalade_bench.coverage.fallbacks import by_operator, planned
+from escalade_bench.coverage.run import enliven
+from escalade_bench.zoo import varied
+from escalade_bench.zoo.varied import (
+    attention,
+    classifiers,
+    dense,
+    detection,
+    diffusion,
+    generators,
+    patches,
+    restoration,
+    sequences,
+    video,
+)
+
+MODULE = "escalade_bench.zoo.varied"
+PUBLISHED = {
+    "cyclegan": 11_378_179,
+    "dcgan": 3_576_704,
+    "dncnn": 556_096,
+    "mlp_mixer": 18_528_264,
+    "pix2pix": 54_413_955,
+    "style_transfer": 1_679_235,
+    "vit_small": 22_050_664,
+    "zero_dce": 79_416,
+}
+"""Parameters as published, of those that are as large as in their papers or in the code beside them."""
+SMALL: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "cbam_resnet": (lambda: attention.Weighted(attention.CBAM, 8, 1, 5), (3, 32, 32)),
+    "convmixer": (lambda: patches.ConvMixer(8, 2, 4, 4, 5), (3, 32, 32)),
+    "coordconv": (lambda: classifiers.CoordNet((8, 16), 5), (3, 16, 16)),
+    "csp_detector": (lambda: detection.CSPDetector(8, 1, 3, 4), (3, 64, 64)),
+    "cyclegan": (lambda: generators.ResNetGenerator(3, 8, 1), (3, 16, 16)),
+    "dcgan": (lambda: generators.DCGenerator(12, 8), (12, 1, 1)),
+    "deeplab": (lambda: dense.DeepLab(8, 5, (1, 2)), (3, 64, 64)),
+    "diffusion_unet": (
+        lambda: diffusion.NoiseMapped(diffusion.DiffusionUNet(3, 8, (1, 2))),
+        (4, 16, 16),
+    ),
+    "dncnn": (lambda: restoration.DnCNN(1, 8, 4), (1, 16, 16)),
+    "eca_resnet": (lambda: attention.Weighted(attention.ECA, 8, 1, 5), (3, 32, 32)),
+    "edsr": (lambda: restoration.EDSR(2, 8, 2), (3, 8, 8)),
+    "espcn": (lambda: restoration.ESPCN(3, 16), (1, 8, 12)),
+    "frames_and_motion": (lambda: video.FramesAndMotion(8, 5), (3, 3, 16, 16)),
+    "fsrcnn": (lambda: restoration.FSRCNN(3, 16, 8, 2), (1, 8, 12)),
+    "ghostnet": (
+        lambda: classifiers.GhostNet(((16, 16, 3, 1), (48, 24, 3, 2), (40, 24, 5, 1)), 5),
+        (3, 16, 16),
+    ),
+    "hourglass": (lambda: dense.Hourglass(16, 2, 4), (3, 32, 32)),
+    "hrnet": (lambda: dense.HRNet(8, 2, 4), (3, 64, 32)),
+    "m5": (lambda: sequences.M5(8, 5), (1, 2400)),
+    "mlp_mixer": (lambda: patches.MLPMixer(32, 8, 16, 2, 5), (3, 32, 32)),
+    "mobilevit": (lambda: patches.MobileViT(8, 16, 2, 5), (3, 64, 64)),
+    "nafnet": (lambda: restoration.NAFNet(8, (1, 1), 1, (1, 1)), (3, 16, 16)),
+    "pix2pix": (lambda: generators.UNetGenerator(3, 8, 6), (3, 64, 64)),
+    "pixelcnn": (lambda: generators.PixelCNN(1, 16, 2, 8), (1, 12, 12)),
+    "rcan": (lambda: restoration.RCAN(4, 16, 2, 1), (3, 8, 8)),
+    "resnet3d": (lambda: video.ResNet3D(8, 1, 5), (3, 8, 16, 16)),
+    "retinanet": (lambda: detection.RetinaNet(8, 1, 16, 3, 4), (3, 128, 128)),
+    "se_resnet": (lambda: attention.Weighted(attention.SE, 8, 1, 5), (3, 32, 32)),
+    "siamese": (lambda: classifiers.OnPairs(classifiers.Siamese(8, 16)), (2, 1, 32, 32)),
+    "sknet": (lambda: attention.SKNet(16, 1, 5), (3, 32, 32)),
+    "standardised_resnet": (
+        lambda: classifiers.StandardisedResNet(16, (1, 1), 4, 5),
+        (3, 32, 32),
+    ),
+    "style_transfer": (lambda: generators.StyleTransfer(8, 1), (3, 16, 16)),
+    "tcn": (lambda: sequences.TCN(4, (8, 16), 3, 5), (4, 24)),
+    "unet_512": (lambda: UNet(3, 2, 8, 2), (3, 32, 32)),
+    "vit_small": (lambda: patches.VisionTransformer(32, 8, 16, 2, 2, 5), (3, 32, 32)),
+    "wavenet": (lambda: sequences.WaveNet(8, 16, 3, 1, 12), (1, 40)),
+    "zero_dce": (lambda: restoration.ZeroDCE(8, 2), (3, 16, 16)),
+}
+"""Each network made small, and the sizes of its items."""
+IN_PYTORCH: dict[str, dict[str, int]] = {
+    "cbam_resnet": {"convert": 8},
+    "coordconv": {"convert": 2, "expand": 2},
+    "csp_detector": {"permute": 3},
+    "diffusion_unet": {"convert": 2, "matmul": 2, "permute": 2, "select": 3, "slice": 3},
+    "frames_and_motion": {"permute": 1},
+    "ghostnet": {"convert": 3},
+    "m5": {"log_softmax": 1},
+    "mlp_mixer": {"permute": 5},
+    "mobilevit": {"permute": 30, "scaled_dot_product_attention": 9, "unbind": 27},
+    "resnet3d": {"adaptive_avg_pool3d": 1, "conv3d": 12},
+    "retinanet": {"concatenate": 2},
+    "siamese": {"unbind": 2},
+    "sknet": {"slice": 6},
+    "vit_small": {
+        "concatenate": 1,
+        "expand": 1,
+        "permute": 9,
+        "scaled_dot_product_attention": 2,
+        "select": 1,
+        "unbind": 6,
+    },
+    "zero_dce": {"convert": 2},
+}
+"""The steps that PyTorch does of their plans in fp16, at most."""
+
+
+def test_every_constructor_says_what_it_takes_and_is_as_large_as_published() -> None:
+    found = {entry.name: entry for entry in entries(MODULE)}
+    assert list(found) == varied.__all__ == list(SMALL)
+    with torch.device("meta"):
+        for name, parameters in PUBLISHED.items():
+            assert sum(each.numel() for each in found[name].make().parameters()) == parameters, name
+    assert all(len(entry.item or ()) == len(SMALL[name][1]) for name, entry in found.items())
+
+
+@pytest.mark.share(7)
+@pytest.mark.parametrize("name", SMALL)
+def test_a_network_is_compiled_and_right_and_little_is_left_to_pytorch(name: str) -> None:
+    make, item = SMALL[name]
+    torch.manual_seed(0)
+    model, x = make().eval(), torch.randn(3, *item)
+    enliven(model, x)
+    with torch.no_grad():
+        expected = pytree.tree_leaves(model(x))
+    engine = Engine(capture(model, (x,)), "fp32", "cpu")
+    for result, wanted in zip(pytree.tree_leaves(engine(x)), expected, strict=True):
+        assert result.shape == wanted.shape
+        assert (
+            relative_error(result, wanted) < 1e-4
+        )  # roundings grow with weights that no training has calmed
+    with torch.device("meta"):
+        plan = planned(Engine(engine.graph, "fp16", "cpu"), x.half())
+    assert Counter(by_operator(plan)) <= Counter(IN_PYTORCH.get(name, {}))
