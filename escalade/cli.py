@@ -12,7 +12,7 @@ from typer.core import TyperGroup
 
 from escalade import interruption
 from escalade.errors import EscaladeError
-from escalade.showing import shown
+from escalade.terminal_text import shown
 from escalade.version import VERSION
 
 _CONTEXT = {"help_option_names": ["-h", "--help"]}

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
-from escalade import outside
+from escalade import subprocesses
 
 Result = TypeVar("Result")
 GRACE = 0.4
@@ -52,7 +52,7 @@ def _wait(seen: socket.socket) -> None:
 
 def leave() -> None:
     """Ends the process at once, with whatever it has started."""
-    outside.end_all()
+    subprocesses.end_all()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.write("\x1b[?25h" if stream.isatty() else "")  # a bar of progress hides the cursor

@@ -19,7 +19,7 @@ import pytest
 import torch
 import torch.fx.config
 
-from escalade import outside
+from escalade import subprocesses
 from escalade.device.twin import building
 from escalade.errors import EscaladeError
 from tests.support import Sample, of_the_day
@@ -85,7 +85,7 @@ def _build_runtime() -> None:
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     if _has_workers(session.config):
-        outside.end_all()  # g++, where no test has needed the runtime
+        subprocesses.end_all()  # g++, where no test has needed the runtime
 
 
 def _has_workers(config: pytest.Config) -> bool:

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from escalade.device import events, streams
-from escalade.device.pytorch import WORDS
+from escalade.device.torch_private import WORDS
 
 
 class Point:

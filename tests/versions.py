@@ -31,7 +31,7 @@ SELECTION = (
     "tests/engine/test_backend.py",
     "tests/engine/test_engine.py",
     "tests/engine/test_file.py",
-    "tests/engine/test_watched.py",
+    "tests/engine/test_weight_guard.py",
     "tests/engine/training",
     "tests/ops/relu",
     "tests/report/test_html.py",

@@ -26,7 +26,7 @@ from escalade.commands.options import (
 from escalade.commands.progress import status
 from escalade.commands.running import ON_CPU, Run
 from escalade.commands.selection import check_names
-from escalade.device import room
+from escalade.device import host_memory
 from escalade.engine.capture.export import capture
 from escalade.errors import UnsupportedError
 from escalade_bench.networks.judging import MOST
@@ -120,7 +120,7 @@ def command(
         say(f"{chosen.name}: making the network")
         size = size or chosen.size
         model, pair = chosen.model(size, seed), chosen.inputs(2, size, seed)
-        room.require(max(batches) * pair[0].nbytes, f"{chosen.name} for a batch of {max(batches):,}")
+        host_memory.require(max(batches) * pair[0].nbytes, f"{chosen.name} for a batch of {max(batches):,}")
         setting = Setting(
             chosen, model, capture(model, (pair,)), where, size, batches,
             dtypes or (chosen.dtypes if on_gpu else ("fp32",)), beside, slow_batches, seconds, seed,

@@ -18,7 +18,7 @@ from escalade.commands.selection import check_names
 from escalade.errors import UnsupportedError
 from escalade.ops.base.card import H200
 from escalade.ops.base.rung import ALL_ARCHITECTURES
-from escalade.showing import shown, size
+from escalade.terminal_text import shown, size
 from escalade_apps.classify.preparation import normalization_at, side_of
 
 _HERE = torch.device("cpu")

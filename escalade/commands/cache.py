@@ -13,8 +13,8 @@ from rich.text import Text
 from escalade import parsing
 from escalade.device.cache import Entry, default_cache
 from escalade.errors import UnsupportedError
-from escalade.fitted import Table
-from escalade.showing import shown, size
+from escalade.narrow_tables import Table
+from escalade.terminal_text import shown, size
 
 KINDS = {
     ".bin": "kernels for a GPU",

@@ -11,7 +11,7 @@ from escalade.commands.networks import network as named_network
 from escalade.engine import Engine
 from escalade.errors import UnsupportedError
 from escalade.models import read_resnet
-from escalade.showing import shown
+from escalade.terminal_text import shown
 from escalade_apps.classify.images import Crop, Source
 from escalade_apps.classify.labels import class_labels
 from escalade_apps.classify.preparation import (

@@ -19,7 +19,7 @@ from escalade.commands.options import ColourDeviation, ColourMean, EngineOn, cou
 from escalade.commands.progress import progress_bar
 from escalade.engine.graph.forms import require_dtype
 from escalade.errors import UnsupportedError
-from escalade.showing import shown
+from escalade.terminal_text import shown
 from escalade_apps.classify import output, reading
 from escalade_apps.classify.decoders import decoder_for
 from escalade_apps.classify.images import Unreadable, find, require_any

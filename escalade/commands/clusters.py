@@ -14,7 +14,7 @@ from escalade.commands.classifiers import Asked, classifier
 from escalade.commands.networks import is_saved
 from escalade.commands.progress import progress_bar
 from escalade.errors import UnsupportedError
-from escalade.showing import shown
+from escalade.terminal_text import shown
 from escalade_apps.ray import Job, Network
 from escalade_apps.ray.connection import connected
 

@@ -12,12 +12,12 @@ from rich.console import Console
 from rich.markup import escape
 from rich.text import Text
 
-from escalade import outside
+from escalade import subprocesses
 from escalade.commands.progress import waiting
 from escalade.errors import ToolError
-from escalade.fitted import Table
-from escalade.showing import shown
-from escalade.showing import size as shown_size
+from escalade.narrow_tables import Table
+from escalade.terminal_text import shown
+from escalade.terminal_text import size as shown_size
 
 VARIABLES = {
     "ESCALADE_CACHE_DIR": ("~/.cache/escalade", "where compiled kernels are kept between runs"),
@@ -205,7 +205,7 @@ def _host_compiler() -> str:
     from escalade.device.twin import toolchain
 
     found = toolchain.compiler()
-    return f"{found}: {outside.output(found, '--version').splitlines()[0]}"
+    return f"{found}: {subprocesses.output(found, '--version').splitlines()[0]}"
 
 
 def _twin() -> str:

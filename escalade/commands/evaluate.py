@@ -28,7 +28,7 @@ from escalade.commands.running import ON_CPU, Run
 from escalade.engine.graph.forms import require_dtype
 from escalade.errors import UnsupportedError
 from escalade.models import read_resnet
-from escalade.showing import shown
+from escalade.terminal_text import shown
 from escalade_apps.classify import output
 from escalade_apps.classify.labelled import find_labelled, spread
 from escalade_apps.classify.preparation import normalization

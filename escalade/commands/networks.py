@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 from escalade import models
 from escalade.commands.options import count
-from escalade.device import room
+from escalade.device import host_memory
 from escalade.engine import compile, load
 from escalade.engine.engine import Engine
 from escalade.engine.graph.graph import fixed
@@ -122,7 +122,7 @@ def network(
             )
         return engine, inputs_of(engine, name, batch, home)
     dtype = dtype or "fp16"
-    room.require(batch * _bytes(found.arguments), f"{name} for a batch of {batch:,}")
+    host_memory.require(batch * _bytes(found.arguments), f"{name} for a batch of {batch:,}")
     arguments, keywords = found.inputs(batch, home)
     engine = compile(
         found.model, arguments, keywords, dtype=dtype, device=device, measured=measured, plans=plans,
@@ -135,7 +135,7 @@ def network(
 def inputs_of(engine: Engine, name: str, batch: int, home: torch.device) -> tuple[torch.Tensor, ...]:
     """Return inputs of zeros for an engine."""
     needed = sum(math.prod(fixed(given.shape, batch)) for given in engine.graph.inputs)
-    room.require(needed, f"{name} for a batch of {batch:,}")
+    host_memory.require(needed, f"{name} for a batch of {batch:,}")
     return tuple(
         torch.zeros(fixed(given.shape, batch), dtype=getattr(torch, given.dtype), device=home)
         for given in engine.graph.inputs

@@ -11,7 +11,7 @@ import typer
 
 from escalade import files
 from escalade.errors import UnsupportedError
-from escalade.showing import shown
+from escalade.terminal_text import shown
 from escalade_bench.measure import records
 
 MOST = 2**31 - 1

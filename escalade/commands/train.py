@@ -24,8 +24,8 @@ from escalade.errors import UnsupportedError
 from escalade.models import ConvAutoencoder
 from escalade_apps.train.parallel import LostError, Processes, processes
 from escalade_apps.train.probing import Judgement, Probe
+from escalade_apps.train.progress import Progress
 from escalade_apps.train.runs import trainer
-from escalade_apps.train.telling import Progress
 from escalade_apps.train.trainer import BEST, Evaluation, Trainer
 from escalade_bench.measure import records
 from escalade_bench.networks.learning import learning_record

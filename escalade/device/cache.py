@@ -29,7 +29,7 @@ from functools import cache
 from typing import BinaryIO
 
 from escalade import files, parsing
-from escalade.device import trust
+from escalade.device import ownership
 from escalade.errors import ToolError, UnsupportedError
 
 SCHEMA = 3
@@ -238,7 +238,7 @@ class DiskCache:
 
     def _folders(self) -> Iterator[pathlib.Path]:
         with contextlib.suppress(OSError):
-            if not trust.objection(self.directory):
+            if not ownership.objection(self.directory):
                 yield self.directory
         if self._substitute:
             yield pathlib.Path(self._substitute.name)
@@ -252,7 +252,7 @@ class DiskCache:
         with contextlib.ExitStack() as held:
             with contextlib.suppress(OSError, _Unusable):
                 folder = self._prepared()
-                if not trust.can_be_written_by_others(os.stat(folder)):
+                if not ownership.can_be_written_by_others(os.stat(folder)):
                     held.enter_context(files.alone(folder / f"{name}.lock", mode=0o600))
             yield
 
@@ -266,10 +266,10 @@ class DiskCache:
         """The folder, there and marked as what it is."""
         try:
             above = next(place for place in (self.directory, *self.directory.parents) if place.exists())
-            objection = trust.objection(above)
+            objection = ownership.objection(above)
             if not objection:
                 _make_folder(self.directory)
-                objection = trust.objection(self.directory)
+                objection = ownership.objection(self.directory)
             if not objection and not (self.directory / _TAG).exists():
                 with contextlib.suppress(OSError):
                     (self.directory / _TAG).write_text(_TAG_TEXT)
@@ -366,7 +366,7 @@ def _opened(path: pathlib.Path) -> Iterator[BinaryIO]:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
             raise FileNotFoundError(errno.ENOENT, "not a regular file", str(path))
-        if not trust.is_ours(status) or trust.can_be_written_by_others(status):
+        if not ownership.is_ours(status) or ownership.can_be_written_by_others(status):
             raise PermissionError(errno.EACCES, "other users could have written it", str(path))
         if status.st_size < SEAL_BYTES:
             raise _Damaged("its end is missing", status)

@@ -22,7 +22,7 @@ from escalade.device.cache import default_cache, default_directory, default_limi
 from escalade.device.nvrtc import compile_program, keep, make_ready, unkept
 from escalade.device.program import Program
 from escalade.errors import CompileError
-from escalade.first_process import FirstProcess
+from escalade.fork_server import FirstProcess
 from escalade.interruption import interruptible
 
 IDLE_SECONDS = 60.0

@@ -17,10 +17,10 @@ from escalade.device.arguments import ArgumentList
 from escalade.device.driver import check, check_status, launch_function, make_context_current
 from escalade.device.nvrtc import Cubin, Resources, compile_program
 from escalade.device.program import Program
-from escalade.device.pytorch import WORDS
 from escalade.device.recipe import ConstantCopy, KernelCall
 from escalade.device.streams import own_stream
 from escalade.device.tensor_map import encode
+from escalade.device.torch_private import WORDS
 from escalade.errors import LaunchError, UnsupportedError
 
 

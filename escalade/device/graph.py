@@ -21,8 +21,8 @@ from escalade.device.driver import (
     make_context_current,
     patient_function,
 )
-from escalade.device.pytorch import WORDS
 from escalade.device.recording import recorded
+from escalade.device.torch_private import WORDS
 
 _MAKING = "making a CUDA graph of launches"
 

@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator, Sequence
 from functools import cache
 
-from escalade import outside
+from escalade import subprocesses
 from escalade.errors import CompileError, ToolError
 
 _SONAME = re.compile(r"libnvrtc\.so\.(\d+)")
@@ -150,7 +150,7 @@ def nvidia_folders() -> list[pathlib.Path]:
 def toolkits() -> list[pathlib.Path]:
     """Roots of installed CUDA toolkits. Relative ones would depend on the current folder."""
     named = [os.environ.get("CUDA_HOME", ""), "/usr/local/cuda"]
-    nvcc = outside.find("nvcc")
+    nvcc = subprocesses.find("nvcc")
     if nvcc:
         named.append(str(pathlib.Path(nvcc).resolve().parent.parent))
     return [pathlib.Path(toolkit) for toolkit in named if os.path.isabs(toolkit)]

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import torch
 
-from escalade.garbage import collected_later
+from escalade.gc_pause import collected_later
 
 _one_at_a_time = threading.RLock()
 """PyTorch waits for the device before it records, which is a mistake in whatever another thread is recording."""

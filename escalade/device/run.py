@@ -12,11 +12,11 @@ import torch
 
 from escalade.device import cuda, twin
 from escalade.device.arguments import ArgumentList, Pointers
+from escalade.device.constant_memory_lock import Copies, CudaTurns, Turns, TwinTurns
 from escalade.device.graph import GraphNode
 from escalade.device.program import Program
-from escalade.device.pytorch import WORDS
 from escalade.device.recipe import ConstantCopy, KernelCall, Recipe
-from escalade.device.turns import Copies, CudaTurns, Turns, TwinTurns
+from escalade.device.torch_private import WORDS
 from escalade.device.twin import tensor_map
 from escalade.errors import LaunchError, UnsupportedError
 

@@ -14,7 +14,7 @@ from escalade.engine.engine import Engine
 from escalade.engine.graph.forms import STORAGE, require_dtype
 from escalade.engine.graph.graph import Graph
 from escalade.engine.training.parts import compile_for_training
-from escalade.engine.watched import Watched
+from escalade.engine.weight_guard import Watched
 from escalade.errors import UnsupportedError
 from escalade.ops.base.switches import tf32_allowed
 

@@ -12,13 +12,13 @@ from typing import Protocol
 import torch
 
 from escalade.device.events import Mark
-from escalade.device.pytorch import WORDS
 from escalade.device.run import Executable
 from escalade.device.strides import is_apart
+from escalade.device.torch_private import WORDS
 from escalade.engine.graph.forms import Form
 from escalade.engine.plan.addresses import Addresses
-from escalade.engine.plan.caller import Given, Made
 from escalade.engine.plan.constants import Constants
+from escalade.engine.plan.io_binding import Given, Made
 from escalade.engine.plan.kernel_program import KernelProgram
 from escalade.engine.plan.kernels import Kernels
 from escalade.engine.plan.plan import Plan

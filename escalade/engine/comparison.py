@@ -25,7 +25,7 @@ from escalade.engine.plan.kernels import Kernels
 from escalade.engine.plan.step import Step
 from escalade.engine.step_times import StepTime, time_plan, time_steps
 from escalade.files import FileError
-from escalade.fitted import Table
+from escalade.narrow_tables import Table
 from escalade.ops.choose.pytorch import PYTORCH, is_clearly_faster, verdict, verdict_key
 from escalade.ops.choose.table import add, user_path
 

@@ -11,7 +11,7 @@ import torch
 
 from escalade.device.precompilation import expect_programs
 from escalade.device.strides import empty, layout_of
-from escalade.engine.capture.given import Given, is_by_items, require_module
+from escalade.engine.capture.example_inputs import Given, is_by_items, require_module
 from escalade.engine.capture.sizes import AnySize
 from escalade.engine.engine import Engine
 from escalade.engine.file import reading
@@ -25,7 +25,7 @@ from escalade.engine.passes.calibrate import carried_ranges, ranges
 from escalade.engine.programs import example_of, module_of, read_program
 from escalade.engine.settings import MOST_PLANS, TWIN, require_device
 from escalade.errors import OutOfMemory, UnsupportedError
-from escalade.garbage import collected_later
+from escalade.gc_pause import collected_later
 
 Normalization = tuple[Sequence[float], Sequence[float]]
 

@@ -16,8 +16,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
 from escalade.device.nvrtc import offer
+from escalade.engine.aot import NOTHING, Carried
 from escalade.engine.calls import Calls
-from escalade.engine.carried import NOTHING, Carried
 from escalade.engine.comparison import Comparison, compare
 from escalade.engine.explain import Explanation, explain_plan
 from escalade.engine.file import elsewhere, read, write
@@ -25,12 +25,12 @@ from escalade.engine.graph.forms import STORAGE, is_dense, require_dense
 from escalade.engine.graph.graph import Graph
 from escalade.engine.graph.trees import flatten
 from escalade.engine.network import Others, Shapes, call_of, spell
+from escalade.engine.out_tensors import rooms_in
 from escalade.engine.passes.fusion_level import FusionLevel
 from escalade.engine.plan.kernel_program import KernelProgram
 from escalade.engine.plan.plan import Plan
 from escalade.engine.plan.program import Program
-from escalade.engine.plans import Plans, Seen
-from escalade.engine.rooms import rooms_in
+from escalade.engine.plan_cache import Plans, Seen
 from escalade.engine.settings import MOST_PLANS, TWIN, Settings, require_device, require_gpu
 from escalade.engine.streaming import stream
 from escalade.engine.submitted import Pending, Submitted

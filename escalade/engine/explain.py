@@ -18,7 +18,7 @@ from escalade.engine.graph.forms import Form
 from escalade.engine.nodes import operator_of
 from escalade.engine.plan.plan import Plan
 from escalade.engine.plan.step import Step
-from escalade.fitted import Table
+from escalade.narrow_tables import Table
 from escalade.ops.choose.pytorch import PYTORCH
 
 ON_THE_CPU = (

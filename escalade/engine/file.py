@@ -26,7 +26,7 @@ from torch.utils import _pytree as pytree
 
 from escalade import parsing
 from escalade.device.precompilation import threads
-from escalade.engine.carried import NOTHING, TENSOR, Carried, from_json
+from escalade.engine.aot import NOTHING, TENSOR, Carried, from_json
 from escalade.engine.check import GraphError, check_graph
 from escalade.engine.graph.aten import OperatorError
 from escalade.engine.graph.graph import Batch, Graph, Input, Node, Reference

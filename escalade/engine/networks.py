@@ -6,10 +6,10 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
+from escalade.engine.fixed_batch import require_apart
 from escalade.engine.graph.graph import Graph
 from escalade.engine.network import Network, Others, Shapes, call_of
 from escalade.engine.nodes import operator_of
-from escalade.engine.pieces import require_apart
 from escalade.engine.plan.constants import Pool
 from escalade.engine.settings import Settings
 from escalade.errors import UnsupportedError

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from escalade.errors import UnsupportedError
-from escalade.showing import shown
+from escalade.terminal_text import shown
 
 ENDINGS = (".safetensors", ".pth", ".pt")
 _CONTAINERS = ("state_dict", "model", "net")

@@ -12,7 +12,7 @@ from rich.console import Console
 from escalade import ops
 from escalade.device.timing import percentile
 from escalade.errors import UnsupportedError
-from escalade.fitted import Table
+from escalade.narrow_tables import Table
 from escalade.ops.base.cards import typical
 from escalade.ops.choose.choice import estimated
 from escalade.tune.samples import Sample

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from escalade.device import room
+from escalade.device import host_memory
 from escalade.device.program import Program
 from escalade.device.recipe import Recipe
 from escalade.device.run import TwinOptions, bind
@@ -197,7 +197,7 @@ def _require_room(problem: Any, device: torch.device) -> None:
     """Refuses a problem whose reference does not fit into the host's memory; a GPU's is PyTorch's to refuse."""
     if device.type == "cpu":
         exact = problem.bytes * torch.float64.itemsize // ELEMENT_BYTES[problem.dtype]
-        room.require(exact, f"{problem.name} in float64")
+        host_memory.require(exact, f"{problem.name} in float64")
 
 
 def spoilt(result: torch.Tensor) -> torch.Tensor:

@@ -19,7 +19,7 @@ from PIL import Image, ImageOps
 from PIL.JpegImagePlugin import JpegImageFile
 
 from escalade.errors import UnsupportedError
-from escalade.showing import shown
+from escalade.terminal_text import shown
 
 SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 """What is taken from a folder; a file that is named is tried whatever it is called."""

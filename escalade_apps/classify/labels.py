@@ -7,7 +7,7 @@ import pathlib
 
 from escalade import files, parsing
 from escalade.errors import UnsupportedError
-from escalade.showing import shown
+from escalade.terminal_text import shown
 
 IMAGENET_CLASSES = 1000
 

@@ -25,10 +25,10 @@ from PIL import Image
 from escalade.device.streams import own_stream
 from escalade_apps.classify import resizing
 from escalade_apps.classify.batch import Batch
+from escalade_apps.classify.decode_worker import Opened
 from escalade_apps.classify.images import Crop, Picture, Source, Unreadable, attempt
 from escalade_apps.classify.jpeg import Photograph
 from escalade_apps.classify.reading import in_order, open_all
-from escalade_apps.classify.work import Opened
 
 logger = logging.getLogger("escalade")
 _WORKERS = 3

@@ -13,8 +13,8 @@ from typing import Any
 from rich.text import Text
 
 from escalade import files
-from escalade.fitted import Table
-from escalade.showing import shown
+from escalade.narrow_tables import Table
+from escalade.terminal_text import shown
 from escalade_apps.classify.images import Unreadable
 from escalade_apps.classify.prediction import Prediction
 

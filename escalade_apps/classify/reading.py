@@ -13,8 +13,8 @@ from functools import partial
 from typing import TypeVar, cast
 
 from escalade_apps.classify import jpeg, workers
+from escalade_apps.classify.decode_worker import Opened
 from escalade_apps.classify.images import Crop, Encoded, Picture, Source, Unreadable, attempt
-from escalade_apps.classify.work import Opened
 
 _PICTURES, _PHOTOGRAPHS = 4, 32
 """Files that a worker has at a time: such as are decoded there, and such as are only read."""

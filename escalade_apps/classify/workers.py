@@ -24,11 +24,11 @@ from dataclasses import dataclass, field
 import numpy as np
 from PIL import Image, ImageFile
 
-from escalade.first_process import FirstProcess
+from escalade.fork_server import FirstProcess
 from escalade.interruption import AWAKE
+from escalade_apps.classify.decode_worker import ANSWER, KEPT, PHOTOGRAPH, PICTURE, ROW, Job, Opened, serve
 from escalade_apps.classify.images import Crop, Picture, Unreadable
 from escalade_apps.classify.jpeg import Photograph
-from escalade_apps.classify.work import ANSWER, KEPT, PHOTOGRAPH, PICTURE, ROW, Job, Opened, serve
 
 logger = logging.getLogger("escalade")
 _QUEUE = 2

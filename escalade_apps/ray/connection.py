@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import ray
 
 from escalade.errors import UnsupportedError
-from escalade.showing import shown
+from escalade.terminal_text import shown
 
 _LOCAL = "local"
 """The address of a cluster that is this machine, and ends with this process."""

@@ -27,7 +27,7 @@ import ray.exceptions
 
 from escalade import parsing
 from escalade.errors import EscaladeError, LaunchError, UnsupportedError
-from escalade.showing import shown
+from escalade.terminal_text import shown
 from escalade_apps.ray.attempts import MOST_ENDS, Attempts
 from escalade_apps.ray.prediction import Network, Predictor, require_counts
 from escalade_apps.ray.storage import Folder, find

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.fs
 
 from escalade.errors import UnsupportedError
-from escalade.showing import shown
+from escalade.terminal_text import shown
 from escalade_apps.classify import images
 from escalade_apps.classify.images import SUFFIXES, Encoded, Unreadable
 

@@ -10,7 +10,7 @@ import torch
 
 from escalade import files
 from escalade.errors import UnsupportedError
-from escalade.showing import shown
+from escalade.terminal_text import shown
 
 FORMAT = 1
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from escalade.errors import UnsupportedError
-from escalade.showing import shown
+from escalade.terminal_text import shown
 from escalade_apps.train import checkpoints, data, tasks
 from escalade_apps.train.parallel import Processes
 from escalade_apps.train.settings import settings_of

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from escalade.device.pytorch import WORDS
+from escalade.device.torch_private import WORDS
 from escalade.engine import training_step
 from escalade.ops.base.switches import precision
 

@@ -13,17 +13,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from escalade.device import room
+from escalade.device import host_memory
 from escalade.errors import UnsupportedError
-from escalade.showing import shown
+from escalade.terminal_text import shown
 from escalade_apps.train import checkpoints, logs, pictures
 from escalade_apps.train.batches import Batch, Batches, in_order, order
 from escalade_apps.train.data.images import Dataset
 from escalade_apps.train.parallel import Processes
+from escalade_apps.train.progress import Progress, Teller
 from escalade_apps.train.settings import Settings
 from escalade_apps.train.steps import PlannedStep, SharedStep, Step, arithmetic, optimizer_of
 from escalade_apps.train.tasks import task_of
-from escalade_apps.train.telling import Progress, Teller
 
 CHECKPOINT, BEST, LOG = "checkpoint.pt", "best.pt", "log.jsonl"
 RECONSTRUCTIONS, CURVE, TENSORBOARD = "reconstructions.png", "loss.png", "tensorboard"
@@ -107,7 +107,7 @@ class Trainer:
             with torch.device("meta"):
                 weighed = self._task.make(self.settings, self.dataset.train)
             wanted = sum(each.nbytes for each in weighed.parameters())
-            room.require(wanted, f"{self.settings.task} of width {self.settings.width:,}")
+            host_memory.require(wanted, f"{self.settings.task} of width {self.settings.width:,}")
             torch.manual_seed(self.settings.seed)
             model = self._task.make(self.settings, self.dataset.train)
         if weights is not None:

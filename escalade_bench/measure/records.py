@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from escalade import files, outside, parsing
+from escalade import files, parsing, subprocesses
 from escalade.device.nvrtc import compiler_version
 from escalade.errors import EscaladeError
 from escalade.version import VERSION
@@ -321,7 +321,9 @@ def versions() -> dict[str, str]:
 
 @cache
 def driver_version() -> str:
-    asked = outside.output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", timeout=20)
+    asked = subprocesses.output(
+        "nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", timeout=20
+    )
     if asked.strip():
         return asked.splitlines()[0].strip()
     kernel_module = pathlib.Path("/proc/driver/nvidia/version")
@@ -346,8 +348,8 @@ def commit() -> str:
         "-C",
         pathlib.Path(__file__).parents[2],
     )
-    name = outside.output(*git, "rev-parse", "--short=12", "HEAD", timeout=20).strip()
+    name = subprocesses.output(*git, "rev-parse", "--short=12", "HEAD", timeout=20).strip()
     if not name:
         return "unknown"
-    changed = outside.output(*git, "status", "--porcelain", "--", "escalade*/", timeout=20).strip()
+    changed = subprocesses.output(*git, "status", "--porcelain", "--", "escalade*/", timeout=20).strip()
     return name + ("+changes" if changed else "")

@@ -18,7 +18,7 @@ import torch
 from escalade.errors import UnsupportedError
 from escalade.models import ResNet
 from escalade.ops.base.switches import precision
-from escalade.showing import shown
+from escalade.terminal_text import shown
 from escalade_apps.classify.decoders import decoder_for
 from escalade_apps.classify.images import Source, Unreadable
 from escalade_apps.classify.labelled import Labelled

@@ -10,7 +10,7 @@ from typing import Any
 from rich.markup import escape
 
 from escalade.device.nvml import Watch
-from escalade.fitted import Table
+from escalade.narrow_tables import Table
 from escalade_bench.measure.ceilings import Ceilings
 from escalade_bench.profile.counters import Counters
 from escalade_bench.profile.diagnosis import diagnose

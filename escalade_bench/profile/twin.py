@@ -8,7 +8,7 @@ import torch
 
 from escalade.device.run import TwinOptions
 from escalade.device.twin import Counts
-from escalade.fitted import Table
+from escalade.narrow_tables import Table
 from escalade_bench.measure.records import Record
 from escalade_bench.profile.counters import COUNTS, Counters
 from escalade_bench.profile.diagnosis import diagnose_counts

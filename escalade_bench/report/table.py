@@ -10,7 +10,7 @@ from markupsafe import Markup, escape
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.markup import escape as plain
 
-from escalade.fitted import Table as Fitted
+from escalade.narrow_tables import Table as Fitted
 from escalade_bench.measure.records import Record
 from escalade_bench.report import cells
 

@@ -18,12 +18,12 @@ import pytest
 import torch
 from PIL import Image, ImageFile
 
-from escalade import outside
+from escalade import subprocesses
 from escalade.interruption import AWAKE
 from escalade_apps.classify import reading, workers
+from escalade_apps.classify.decode_worker import FULL, Opened
 from escalade_apps.classify.images import Crop, Picture, Unreadable, attempt
 from escalade_apps.classify.jpeg import Photograph
-from escalade_apps.classify.work import FULL, Opened
 from escalade_apps.classify.workers import DIED
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
@@ -167,7 +167,7 @@ def test_formats_that_pillow_was_told_of_here_are_read_here(
     def opener(stream: object, name: object) -> None:
         raise SyntaxError("not this one")
 
-    monkeypatch.setattr(outside, "python", not_asked)
+    monkeypatch.setattr(subprocesses, "python", not_asked)
     monkeypatch.setitem(Image.OPEN, "OWN", (opener, None))
     assert same(list(reading.decode_all(files, CROP, ahead=8)), files)
 
@@ -203,13 +203,13 @@ def test_all_workers_and_what_starts_them_killed_lose_nothing(files: list[pathli
         found.append(each)
         if len(found) in (1, 50):
             assert workers._first.process is not None
-            outside.end(workers._first.process)
+            subprocesses.end(workers._first.process)
     assert same(found, many)
 
 
 def run_first(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first process runs a script instead of what it is for."""
-    monkeypatch.setattr(outside, "_python", lambda function: [sys.executable, "-c", script])
+    monkeypatch.setattr(subprocesses, "_python", lambda function: [sys.executable, "-c", script])
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
 
 
@@ -256,7 +256,7 @@ def test_where_there_are_no_processes_threads_read_the_files(
 ) -> None:
     """None can be started, they end at once, or there is no memory to share."""
     if script is None:
-        monkeypatch.setattr(outside, "python", refuse)
+        monkeypatch.setattr(subprocesses, "python", refuse)
     else:
         run_first(script, monkeypatch)
     with caplog.at_level("DEBUG", "escalade"):
@@ -268,7 +268,7 @@ def test_where_there_are_no_processes_threads_read_the_files(
 @pytest.mark.usefixtures("nothing_begun")
 def test_few_files_start_no_process(files: list[pathlib.Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading, "_FEW", len(files) + 1)
-    monkeypatch.setattr(outside, "python", not_asked)
+    monkeypatch.setattr(subprocesses, "python", not_asked)
     reading.begin(files)
     assert same(list(reading.decode_all(files, CROP, ahead=8)), files)
 
@@ -377,7 +377,7 @@ def test_they_do_not_wait_for_a_process_that_was_forked(files: list[pathlib.Path
 
 
 ALONE = """
-import sys, escalade_apps.classify.work
+import sys, escalade_apps.classify.decode_worker
 print({name.split(".")[0] for name in sys.modules} & {"torch", "cuda"})
 """
 

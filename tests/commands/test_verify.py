@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from escalade import outside
+from escalade import subprocesses
 from escalade.device.twin import building, toolchain
 from tests.bench.fake import Scale, rung
 from tests.commands.support import run, said_by
@@ -75,7 +75,7 @@ def test_what_keeps_every_kernel_from_being_compiled_is_said_once_and_is_no_wron
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     if fault == "no compiler":
-        monkeypatch.setattr(outside, "find", lambda name: None)
+        monkeypatch.setattr(subprocesses, "find", lambda name: None)
         monkeypatch.setattr(toolchain, "compiler", toolchain.compiler.__wrapped__)
     elif fault == "a full disk":
         monkeypatch.setattr(toolchain, "run", fail)
@@ -84,6 +84,6 @@ def test_what_keeps_every_kernel_from_being_compiled_is_said_once_and_is_no_wron
     else:
         monkeypatch.setattr(toolchain, "compiler", lambda: "g++")
         refusal = subprocess.CompletedProcess([], 1, "", "g++: fatal error: cannot execute 'cc1plus'")
-        monkeypatch.setattr(outside, "run", lambda *_, **__: refusal)
+        monkeypatch.setattr(subprocesses, "run", lambda *_, **__: refusal)
     said = said_by("verify", "scale", "--device", "twin", monkeypatch=monkeypatch, capsys=capsys)
     assert said.count(sentence) == 1 and "wrong" not in said

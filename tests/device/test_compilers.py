@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import escalade
-from escalade import outside
+from escalade import subprocesses
 from escalade.device import compilers
 from escalade.device.nvrtc import is_compiled
 from escalade.device.precompilation import precompile
@@ -100,7 +100,7 @@ def test_what_waits_is_begun_before_what_was_ahead(monkeypatch: pytest.MonkeyPat
 def test_those_that_have_ended_are_started_again() -> None:
     assert precompile(programs(), "sm_90a", 2) == []
     gone = first_process()
-    outside.end(gone)
+    subprocesses.end(gone)
     gone.wait()
     assert precompile(programs(2), "sm_90a", 2) == []
     assert first_process() is not gone
@@ -115,7 +115,7 @@ def test_what_they_leave_when_they_die_is_compiled_here(monkeypatch: pytest.Monk
         pipe = subprocess.PIPE
         return subprocess.Popen([sys.executable, "-c", ""], stdin=pipe, stdout=pipe, process_group=0)
 
-    monkeypatch.setattr(outside, "python", deaf)
+    monkeypatch.setattr(subprocesses, "python", deaf)
     seen: list[Program] = []
     assert precompile(programs(), "sm_90a", 2, seen.append) == []
     assert asked and seen == programs()
@@ -126,7 +126,7 @@ def test_where_none_can_be_started_programs_are_compiled_here(monkeypatch: pytes
     def refuse(function: str, variables: dict[str, str]) -> subprocess.Popen[bytes]:
         raise PermissionError("no processes here")
 
-    monkeypatch.setattr(outside, "python", refuse)
+    monkeypatch.setattr(subprocesses, "python", refuse)
     compilers.begin()
     assert precompile(programs(), "sm_90a", 2) == []
     assert all(is_compiled(program, "sm_90a") for program in programs())

@@ -16,7 +16,7 @@ from escalade import compile
 from escalade.engine.capture.export import capture
 from escalade.engine.capture.sizes import AnySize
 from escalade.engine.engine import Engine
-from escalade.engine.plans import Plans
+from escalade.engine.plan_cache import Plans
 from escalade.errors import UnsupportedError
 
 

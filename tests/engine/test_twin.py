@@ -19,7 +19,7 @@ from escalade.engine.capture.export import capture
 from escalade.engine.engine import Engine
 from escalade.engine.nodes import linear
 from escalade.engine.nodes.arithmetic import own_arithmetic
-from escalade.engine.plan import kernels, several
+from escalade.engine.plan import kernels, multi_output
 from escalade.engine.plan.kernel_program import KernelProgram
 from escalade.errors import CompileError
 from escalade.models.resnet import BasicBlock, ResNet
@@ -148,14 +148,14 @@ def test_pytorchs_operators_have_the_plans_precision(dtype: str, monkeypatch: py
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", dtype != "tf32")
     monkeypatch.setattr(torch.backends.cudnn, "enabled", False)
     seen = []
-    real = several.compute
+    real = multi_output.compute
 
     def spy(*given: Any) -> torch.Tensor:
         cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
         seen.append((cudnn.enabled, cudnn.allow_tf32, matmul.allow_tf32))
         return real(*given)
 
-    monkeypatch.setattr(several, "compute", spy)
+    monkeypatch.setattr(multi_output, "compute", spy)
     x = torch.randn(1, 4, 5, 5)
     engine = Engine(capture(nn.ConvTranspose2d(4, 4, 2, stride=2, groups=2), (x,)), dtype, "twin")
     assert len(engine.plan(x).fallbacks) == 1

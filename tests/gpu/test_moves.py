@@ -7,7 +7,7 @@ import torch
 
 import escalade
 from tests.engine.plan.test_moves import MOVING
-from tests.engine.plan.test_parts import Model
+from tests.engine.plan.test_subbuffers import Model
 
 pytestmark = pytest.mark.gpu
 

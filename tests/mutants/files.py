@@ -8,11 +8,11 @@ ENGINE = "escalade/engine/"
 DEVICE = "escalade/device/"
 CALLS = (
     "tests/engine/test_calls.py::test_calls_follow_the_strides_of_each_input",
-    "tests/engine/test_plans.py",
+    "tests/engine/test_plan_cache.py",
     "tests/engine/test_calls.py::test_results_where_the_caller_wants_them",
 )
 FILE = ("tests/engine/test_file.py::test_the_checksum_is_of_names_types_and_sizes_too",)
-CARRIED = ("tests/engine/test_carried.py::test_plans_are_for_one_card_and_one_set_of_inputs",)
+CARRIED = ("tests/engine/test_aot.py::test_plans_are_for_one_card_and_one_set_of_inputs",)
 TWIN = ("tests/device/twin/test_building.py::test_the_key_has_everything_that_a_library_depends_on",)
 NVRTC = ("tests/device/test_nvrtc.py",)
 CACHE = ("tests/device/cache",)
@@ -59,14 +59,14 @@ MUTANTS: tuple[Mutant, ...] = (
         TWIN,
     ),
     _of(
-        DEVICE + "pytorch.py",
+        DEVICE + "torch_private.py",
         "a-guard-without-strides",
         "dynamic_dims_strides=[list(tensor.stride()) for tensor in tensors]",
         "dynamic_dims_strides=[[None] * tensor.dim() for tensor in tensors]",
         GUARDS,
     ),
     _of(
-        DEVICE + "pytorch.py",
+        DEVICE + "torch_private.py",
         "a-slow-guard-without-strides",
         "tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device",
         "tuple(tensor.shape), (), tensor.dtype, tensor.device",
@@ -80,15 +80,15 @@ MUTANTS: tuple[Mutant, ...] = (
         CALLS,
     ),
     _of(
-        ENGINE + "plans.py",
+        ENGINE + "plan_cache.py",
         "plans-by-size-alone",
         "(tensor.shape, InputFormat.of(tensor), tensor.device)",
         "(tensor.shape, tensor.dim(), tensor.device)",
         CALLS,
     ),
-    _of(ENGINE + "plans.py", "dropped-plans-are-seen", "if seen.kept is not gone}", "}", CALLS),
+    _of(ENGINE + "plan_cache.py", "dropped-plans-are-seen", "if seen.kept is not gone}", "}", CALLS),
     _of(
-        ENGINE + "plans.py",
+        ENGINE + "plan_cache.py",
         "the-last-plan-stays-when-dropped",
         "if seen.kept is not gone}\n        self.last = None",
         "if seen.kept is not gone}",
@@ -127,31 +127,31 @@ MUTANTS: tuple[Mutant, ...] = (
         "a-digest-without-what-is-carried",
         'f"{dtype}\\n{graph}{carried}"',
         'f"{dtype}\\n{graph}"',
-        ("tests/engine/test_carried.py",),
+        ("tests/engine/test_aot.py",),
     ),
     _of(
-        ENGINE + "carried.py",
+        ENGINE + "aot.py",
         "plans-of-cards-of-other-sizes",
         "card.name, card.architecture, card.multiprocessors,",
         "card.name, card.architecture, self.multiprocessors,",
         CARRIED,
     ),
     _of(
-        ENGINE + "carried.py",
+        ENGINE + "aot.py",
         "plans-of-cards-of-other-names",
         "card.name, card.architecture, card.multiprocessors,",
         "self.card, card.architecture, card.multiprocessors,",
         CARRIED,
     ),
     _of(
-        ENGINE + "carried.py",
+        ENGINE + "aot.py",
         "plans-of-other-inputs",
         "if plan.is_for(card) and plan.inputs == plain)",
         "if plan.is_for(card))",
         CARRIED,
     ),
     _of(
-        ENGINE + "carried.py",
+        ENGINE + "aot.py",
         "inputs-without-their-layout",
         'removeprefix("torch."), form.layout] for',
         'removeprefix("torch."), ""] for',
@@ -227,10 +227,10 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "files/the-newest-plan-goes-first",
-        "escalade/engine/plans.py",
+        "escalade/engine/plan_cache.py",
         "oldest = min(self.kept",
         "oldest = max(self.kept",
-        ("tests/engine/test_calls.py", "tests/engine/test_plans.py"),
+        ("tests/engine/test_calls.py", "tests/engine/test_plan_cache.py"),
     ),
     _of(
         "escalade/device/cache.py",
@@ -240,7 +240,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ("tests/device/cache/test_damage.py::test_what_is_damaged_is_not_there",),
     ),
     _of(
-        "escalade/device/pytorch.py",
+        "escalade/device/torch_private.py",
         "slow-guards-of-a-tensor-given-twice",
         "len({id(tensor) for tensor in tensors}) < len(tensors)",
         "len(tensors) < 0",
@@ -458,11 +458,11 @@ MUTANTS: tuple[Mutant, ...] = (
         ("tests/ops/calling/test_calls.py::test_negative_views_are_left_to_the_dispatcher",),
     ),
     _of(
-        "escalade/device/turns.py",
+        "escalade/device/constant_memory_lock.py",
         "a-failed-turn-is-not-recorded",
         "        finally:  # what was enqueued before a failure runs all the same\n",
         "        except GeneratorExit:\n            raise\n        else:\n",
-        ("tests/device/test_turns.py",),
+        ("tests/device/test_constant_memory_lock.py",),
     ),
     _of(
         "escalade/ops/calling/casting.py",
@@ -516,7 +516,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ("tests/engine/test_modes.py::test_missing_gradients_are_said_once",),
     ),
     _of(
-        "escalade/engine/plans.py",
+        "escalade/engine/plan_cache.py",
         "memory-of-one-set-of-buffers",
         "plan.arena_bytes * self._settings.buffers + plan.lasting_bytes",
         "plan.arena_bytes + plan.lasting_bytes",

@@ -152,14 +152,14 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "nodes/views-overlap-only-at-their-beginning",
-        CAPTURE + "separate.py",
+        CAPTURE + "model_copy.py",
         "first <= other_last and other_first <= last",
         "first == other_first",
         ("tests/engine/capture/test_state.py",),
     ),
     Mutant(
         "nodes/batches-of-one-are-constants",
-        CAPTURE + "given.py",
+        CAPTURE + "example_inputs.py",
         "return max(self._items, 2) if self._items else 0",
         "return self._items",
         EXPORT,
@@ -190,7 +190,7 @@ MUTANTS: tuple[Mutant, ...] = (
         NODES + "avg_pool2d.py",
         'and (a["padding"] == (0, 0) or not a["count_padding"]) and',
         "and",
-        ("tests/engine/passes/test_pools.py",),
+        ("tests/engine/passes/test_hoist_pool.py",),
     ),
     Mutant(
         "nodes/columns-of-one-item",
@@ -211,6 +211,6 @@ MUTANTS: tuple[Mutant, ...] = (
         NODES + "slice.py",
         "list(accumulate(sizes, initial=0))[number]",
         "list(accumulate(sizes))[number]",
-        ("tests/engine/plan/test_parts.py",),
+        ("tests/engine/plan/test_subbuffers.py",),
     ),
 )

@@ -83,19 +83,19 @@ MUTANTS: tuple[Mutant, ...] = (
         "",
     ),
     _of(
-        "repetitions",
+        "cse",
         "attributes-are-not-compared",
         "inputs, _key(node.attributes), node.shape",
         "inputs, node.shape",
     ),
     _of(
-        "repetitions",
+        "cse",
         "random-numbers-are-drawn-once",
         "node.name in graph.outputs or operator_of(node).is_random(node)",
         "node.name in graph.outputs",
     ),
     _of(
-        "repetitions",
+        "cse",
         "two-results-in-one-tensor",
         "node.name in graph.outputs or operator_of(node).is_random(node)",
         "operator_of(node).is_random(node)",
@@ -146,21 +146,21 @@ MUTANTS: tuple[Mutant, ...] = (
         "../nodes/test_operators.py",
     ),
     _of(
-        "siblings",
+        "merge_parallel_convs",
         "siblings-of-other-attributes",
         "            repr(sorted(node.attributes.items())),\n",
         "",
-        "test_siblings.py",
+        "test_merge_parallel_convs.py",
     ),
     _of(
-        "siblings",
+        "merge_parallel_convs",
         "siblings-begin-at-the-first-channel",
         "            first += _channels(node)\n",
         "",
-        "test_siblings.py",
+        "test_merge_parallel_convs.py",
     ),
     _of(
-        "siblings", "siblings-of-other-images", '            node.inputs.get("x"),\n', "", "test_siblings.py"
+        "merge_parallel_convs", "siblings-of-other-images", '            node.inputs.get("x"),\n', "", "test_merge_parallel_convs.py"
     ),
     _of(
         "prologues",
@@ -192,11 +192,11 @@ MUTANTS: tuple[Mutant, ...] = (
         "test_pointwise.py",
     ),
     _of(
-        "maxima",
+        "fuse_max_pool",
         "maxima-of-what-others-read",
         "if layer.name in graph.outputs or {one.name for one in readers_of(layer, graph)} - own:",
         "if False:",
-        "test_maxima.py",
+        "test_fuse_max_pool.py",
     ),
     _of(
         "stacks",
@@ -220,11 +220,11 @@ MUTANTS: tuple[Mutant, ...] = (
         "test_scatters.py",
     ),
     _of(
-        "pools",
+        "hoist_pool",
         "a-mean-taken-before-what-others-read",
         " or graph.only_user(layer.name) is not node:",
         ":",
-        "test_pools.py",
+        "test_hoist_pool.py",
     ),
     _of("epilogues", "a-layer-is-added-to-itself", "if side != rest and rest not in", "if rest not in"),
     _of(
@@ -234,10 +234,10 @@ MUTANTS: tuple[Mutant, ...] = (
         "if False:",
     ),
     _of(
-        "siblings",
+        "merge_parallel_convs",
         "siblings-with-and-without-a-bias",
         "            tuple(node.inputs),\n",
         "",
-        "test_siblings.py",
+        "test_merge_parallel_convs.py",
     ),
 )

@@ -7,18 +7,18 @@ from tests.mutants.mutant import Mutant
 PLAN = "escalade/engine/plan/"
 TESTS = "tests/engine/plan/"
 RANDOM = TESTS + "test_random_plans.py"
-PARTS = TESTS + "test_parts.py"
+PARTS = TESTS + "test_subbuffers.py"
 LIVES = (RANDOM, TESTS + "test_plan.py")
 ARENA = (TESTS + "test_arena.py",)
 CONSTANTS = (TESTS + "test_constants.py",)
 
 
 def _lives(name: str, old: str, new: str) -> Mutant:
-    return Mutant(f"planner/{name}", PLAN + "lives.py", old, new, LIVES)
+    return Mutant(f"planner/{name}", PLAN + "liveness.py", old, new, LIVES)
 
 
 def _parts(name: str, old: str, new: str) -> Mutant:
-    return Mutant(f"planner/{name}", PLAN + "parts.py", old, new, (RANDOM, PARTS))
+    return Mutant(f"planner/{name}", PLAN + "subbuffers.py", old, new, (RANDOM, PARTS))
 
 
 MUTANTS: tuple[Mutant, ...] = (
@@ -158,31 +158,31 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "planner/a-value-lies-in-two-wholes",
-        "escalade/engine/plan/parts.py",
+        "escalade/engine/plan/subbuffers.py",
         "if maker is None or name in self.within or",
         "if maker is None or",
-        ("tests/engine/plan/test_random_plans.py", "tests/engine/plan/test_parts.py"),
+        ("tests/engine/plan/test_random_plans.py", "tests/engine/plan/test_subbuffers.py"),
     ),
     Mutant(
         "planner/copies-gathered-although-read-before",
-        "escalade/engine/plan/parts.py",
+        "escalade/engine/plan/subbuffers.py",
         "if not copies or is_read_before or",
         "if not copies or",
-        ("tests/engine/plan/test_random_plans.py", "tests/engine/plan/test_parts.py"),
+        ("tests/engine/plan/test_random_plans.py", "tests/engine/plan/test_subbuffers.py"),
     ),
     Mutant(
         "planner/readers-of-a-part-are-not-asked",
-        "escalade/engine/plan/parts.py",
+        "escalade/engine/plan/subbuffers.py",
         "return self._can(maker, RESULT, name, place) and all(",
         "return self._can(maker, RESULT, name, place) or all(",
-        ("tests/engine/plan/test_random_plans.py", "tests/engine/plan/test_parts.py"),
+        ("tests/engine/plan/test_random_plans.py", "tests/engine/plan/test_subbuffers.py"),
     ),
     Mutant(
         "planner/rows-of-outer-dimensions",
-        "escalade/engine/plan/parts.py",
+        "escalade/engine/plan/subbuffers.py",
         "order[: order.index(dimension)]) == 1",
         "order[: order.index(dimension)]) >= 1",
-        ("tests/engine/plan/test_random_plans.py", "tests/engine/plan/test_parts.py"),
+        ("tests/engine/plan/test_random_plans.py", "tests/engine/plan/test_subbuffers.py"),
     ),
     Mutant(
         "planner/reversed-bytes-are-as-they-lie",
@@ -200,21 +200,21 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "planner/another-input-type-is-read-as-it-is",
-        "escalade/engine/plan/caller.py",
+        "escalade/engine/plan/io_binding.py",
         "if tensor.dtype is not self._dtype or not",
         "if not",
         ("tests/engine/plan/test_program.py", "tests/engine/test_calls.py"),
     ),
     Mutant(
         "planner/unaligned-inputs-are-read-as-they-are",
-        "escalade/engine/plan/caller.py",
+        "escalade/engine/plan/io_binding.py",
         "if not address % ALIGNMENT and (self._is_like_last(tensor)",
         "if (self._is_like_last(tensor)",
         ("tests/engine/plan/test_program.py", "tests/engine/test_calls.py"),
     ),
     Mutant(
         "planner/results-in-rooms-of-other-strides",
-        "escalade/engine/plan/caller.py",
+        "escalade/engine/plan/io_binding.py",
         "            and room.stride() == self._strides\n",
         "",
         ("tests/engine/plan/test_program.py", "tests/engine/test_calls.py"),
@@ -244,35 +244,35 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "planner/negated-inputs-are-read-as-they-are",
-        PLAN + "caller.py",
+        PLAN + "io_binding.py",
         "or not self._is_packed(tensor) or WORDS.is_negative(tensor):",
         "or not self._is_packed(tensor):",
         (TESTS + "test_program.py",),
     ),
     Mutant(
         "planner/side-results-begin-at-their-own-step",
-        PLAN + "lives.py",
+        PLAN + "liveness.py",
         "made |= {step.node.name: made[step.beside.node] for step in steps if step.beside is not None}",
         "",
-        ("tests/engine/passes/test_maxima.py",),
+        ("tests/engine/passes/test_fuse_max_pool.py",),
     ),
     Mutant(
         "planner/a-view-has-bytes-of-its-own",
-        PLAN + "lives.py",
+        PLAN + "liveness.py",
         "last[name], lives.pop(name, -1))",
         "last[name])",
         (PARTS,),
     ),
     Mutant(
         "planner/results-of-pytorch-lie-apart",
-        PLAN + "lives.py",
+        PLAN + "liveness.py",
         "elsewhere = (in_pytorch - in_arena) | bound",
         "elsewhere = in_pytorch | bound",
         LIVES,
     ),
     Mutant(
         "planner/kernels-behind-pytorch-write-outside",
-        PLAN + "lives.py",
+        PLAN + "liveness.py",
         "if step.in_pytorch or not values.apart.keys().isdisjoint(step.node.inputs.values())",
         "if step.in_pytorch",
         (RANDOM, TESTS + "test_plan.py", TESTS + "test_program.py", "tests/engine/test_calls.py"),

@@ -320,7 +320,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "trainer/divergence-is-logged",
-        "escalade_apps/train/telling.py",
+        "escalade_apps/train/progress.py",
         "if not math.isfinite(loss):",
         "if math.isnan(loss):",
         ("tests/train/test_trainer.py::test_a_loss_that_is_no_number_ends_it",),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
-_STEP, _GROUPS = "escalade/engine/training/step.py", "escalade/engine/training/optimisers.py"
-_FOLLOWED, _STANDING = "escalade/engine/training/followed.py", "escalade/engine/training/standing.py"
+_STEP, _GROUPS = "escalade/engine/training/step.py", "escalade/engine/training/optimizers.py"
+_FOLLOWED, _STANDING = "escalade/engine/training/followed.py", "escalade/engine/training/change_guard.py"
 _PLANNED, _RULES = "escalade/engine/training/planned.py", "escalade/ops/optimizer_step/rules.py"
 _SCALE, _CHANGES, _STEPS = (
     (f"tests/engine/training/test_{name}.py",) for name in ("loss_scale", "changes", "step")
@@ -311,14 +311,14 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "training/settings-of-modules-are-not-compared",
-        "escalade/engine/training/standing.py",
+        "escalade/engine/training/change_guard.py",
         "            and self._has_its_settings()\n",
         "",
         ("tests/engine/training/test_changes.py",),
     ),
     Mutant(
         "training/hooks-on-the-optimizer-later",
-        "escalade/engine/training/standing.py",
+        "escalade/engine/training/change_guard.py",
         "            and self._has_its_hooks()\n",
         "",
         ("tests/engine/training/test_refusals.py",),

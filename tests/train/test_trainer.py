@@ -18,10 +18,10 @@ from escalade import files
 from escalade.errors import EscaladeError, UnsupportedError
 from escalade_apps.train import checkpoints, logs, pictures
 from escalade_apps.train.parallel import Processes
+from escalade_apps.train.progress import DivergedError, Progress, Teller
 from escalade_apps.train.runs import trainer
 from escalade_apps.train.settings import Settings
 from escalade_apps.train.steps import PlannedStep, SharedStep, Step, optimizer_of
-from escalade_apps.train.telling import DivergedError, Progress, Teller
 from escalade_apps.train.trainer import Evaluation, Outcome, Trainer
 from tests.train.quick import NOISY, add_noisy, hasten
 

@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Sequence
 from typing import Any
 
-from escalade import outside
+from escalade import subprocesses
 from escalade.device.cache import cache_key, default_cache
 from escalade.device.twin import elf, toolchain
 from escalade.device.twin.building import interface_key, kernel_library, runtime_library, waits
@@ -67,7 +67,7 @@ def sanitize(
             "ASAN_OPTIONS": "detect_leaks=0:detect_stack_use_after_return=0:abort_on_error=0:color=never",
             "UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1:color=never",
         }
-        done = outside.run([runner, runtime_library(), library, given, result], variables=options)
+        done = subprocesses.run([runner, runtime_library(), library, given, result], variables=options)
         if done.returncode:
             raise TwinError(f"{entry}: {_readable(done.stderr)}")
         data = result.read_bytes()

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
 
-from escalade import outside
+from escalade import subprocesses
 from escalade.device.twin import assembly, counting, elf, toolchain
 from escalade.device.twin.building import (
     kernel_library,
@@ -394,7 +394,7 @@ def call_lines(path: pathlib.Path, offsets: Sequence[str]) -> dict[str, list[str
     """
     if not offsets:
         return {}
-    output = outside.output("addr2line", "-a", "-i", "-f", "-e", path, *offsets)
+    output = subprocesses.output("addr2line", "-a", "-i", "-f", "-e", path, *offsets)
     if not output:
         return {offset: [f"{path.name}+{offset}"] for offset in offsets}
     others = tuple(map(str, (toolchain.RUNTIME, toolchain.STAND_INS, toolchain.nvidia_headers())))
@@ -442,7 +442,7 @@ def plain_name(mangled: str) -> str:
     """The last part of a C++ name: `tile` of `_ZZ6kernelILi3EEvPfE4tile`."""
     if not mangled.startswith("_Z"):
         return mangled
-    plain = outside.output("c++filt", mangled).strip() or mangled
+    plain = subprocesses.output("c++filt", mangled).strip() or mangled
     return plain.rsplit("::", 1)[-1]
 
 

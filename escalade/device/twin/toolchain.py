@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from functools import cache
 
-from escalade import outside
+from escalade import subprocesses
 from escalade.device.nvrtc import cuda_headers, header_digest
 from escalade.device.program import KERNELS
 from escalade.errors import CompileError, ToolError
@@ -33,13 +33,13 @@ LIBRARIES = ("-nostdlib", "-lm", "-lgcc")
 @cache
 def compiler() -> str:
     """The path of g++."""
-    found = outside.find("g++")
+    found = subprocesses.find("g++")
     if not found:
         raise ToolError(
             "the twin compiles kernels with g++, which is not on the PATH; "
             "install g++ 12 or later (Debian, Ubuntu: apt install g++)"
         )
-    version = outside.output(found, "-dumpversion").strip()
+    version = subprocesses.output(found, "-dumpversion").strip()
     number = version.split(".")[0]
     if not number.isdecimal():
         raise ToolError(f"{found} does not say which version of g++ it is; the twin needs one that works")
@@ -51,9 +51,9 @@ def compiler() -> str:
 @cache
 def identity() -> tuple[str, ...]:
     """What a library depends on besides its sources: compiler, processor, NVIDIA's headers."""
-    version = outside.output(compiler(), "--version")
+    version = subprocesses.output(compiler(), "--version")
     # The names of the instruction sets that -march=native stands for here.
-    target = outside.output(compiler(), *_COMMON, "-Q", "--help=target")
+    target = subprocesses.output(compiler(), *_COMMON, "-Q", "--help=target")
     march = " ".join(re.findall(r"^\s+-m(?:arch|cpu|tune)=\s+(\S+)", target, re.MULTILINE))
     return (version, platform.machine(), march, header_digest(nvidia_headers(), _INCLUDED))
 
@@ -155,7 +155,7 @@ def run(
             path.write_text(text)
         for name, target in (links or {}).items():
             pathlib.Path(folder, name).symlink_to(target.absolute())
-        done = outside.run([compiler(), *arguments], folder=folder)
+        done = subprocesses.run([compiler(), *arguments], folder=folder)
     if done.returncode:
         full = next((code for code in (errno.ENOSPC, errno.EDQUOT) if os.strerror(code) in done.stderr), 0)
         if full:

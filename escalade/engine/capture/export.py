@@ -9,11 +9,11 @@ from typing import Any, TypeVar
 
 import torch
 
-from escalade.engine.capture.given import Given, require_module
+from escalade.engine.capture.example_inputs import Given, require_module
+from escalade.engine.capture.global_state import undisturbed
+from escalade.engine.capture.model_copy import Original
 from escalade.engine.capture.python_state import require_repeatable
 from escalade.engine.capture.reader import CaptureError
-from escalade.engine.capture.separate import Original
-from escalade.engine.capture.surroundings import undisturbed
 from escalade.engine.capture.trace import traced
 from escalade.engine.graph.graph import Graph
 

@@ -12,7 +12,8 @@ from torch.utils import _pytree as pytree
 
 from escalade.engine.capture.blocks import unwrapped
 from escalade.engine.capture.conditions import Conditions, Sizes
-from escalade.engine.capture.given import Given, Names
+from escalade.engine.capture.example_inputs import Given, Names
+from escalade.engine.capture.model_copy import Original
 from escalade.engine.capture.reader import (
     CaptureError,
     Copies,
@@ -22,7 +23,6 @@ from escalade.engine.capture.reader import (
     refuse_strange,
     tangled,
 )
-from escalade.engine.capture.separate import Original
 from escalade.engine.capture.state import changed_state, settle
 from escalade.engine.graph.graph import Batch, Dimension, Graph, Input
 from escalade.engine.graph.trees import flatten

@@ -24,11 +24,11 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from escalade.engine.capture.cumulative_average import trace_factors
+from escalade.engine.capture.example_inputs import require_module
 from escalade.engine.capture.functional import FunctionalReader, operators_whole
-from escalade.engine.capture.given import require_module
+from escalade.engine.capture.global_state import undisturbed
+from escalade.engine.capture.model_copy import Original
 from escalade.engine.capture.reader import CaptureError
-from escalade.engine.capture.separate import Original
-from escalade.engine.capture.surroundings import undisturbed
 from escalade.engine.graph.graph import Graph
 
 Loss = Callable[..., torch.Tensor]

@@ -21,11 +21,11 @@ from torch.utils import _pytree as pytree
 
 from escalade.engine.capture.conditions import Conditions, Sizes
 from escalade.engine.capture.contents import Contents, answer
+from escalade.engine.capture.example_inputs import Given, Names, is_by_items
 from escalade.engine.capture.exported import NotBatched, Reader
-from escalade.engine.capture.given import Given, Names, is_by_items
+from escalade.engine.capture.model_copy import Original
 from escalade.engine.capture.python_state import Watch
 from escalade.engine.capture.reader import CaptureError
-from escalade.engine.capture.separate import Original
 from escalade.engine.capture.tracers import exporting, no_reports_of_this_thread
 from escalade.engine.graph import trees
 from escalade.engine.graph.graph import Batch, Graph, fixed

@@ -23,10 +23,10 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from escalade.engine.capture.contents import Contents
-from escalade.engine.capture.given import Given
+from escalade.engine.capture.example_inputs import Given
+from escalade.engine.capture.global_state import undisturbed
+from escalade.engine.capture.model_copy import Original, slots
 from escalade.engine.capture.reader import CaptureError
-from escalade.engine.capture.separate import Original, slots
-from escalade.engine.capture.surroundings import undisturbed
 from escalade.engine.graph.trees import flatten
 
 _ATOMS = (bool, int, float, complex, str, bytes, type(None), type, types.ModuleType, types.CodeType, torch.dtype,

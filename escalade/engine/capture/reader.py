@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from escalade.engine.capture.separate import Original
+from escalade.engine.capture.model_copy import Original
 from escalade.engine.graph.aten import order_of, strangeness, takes_any_layout
 from escalade.engine.graph.graph import (
     ATEN,

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 
 from escalade.device.strides import empty, layout_of
+from escalade.engine.capture.example_inputs import Given, require_module
 from escalade.engine.capture.export import graph_of, with_original
-from escalade.engine.capture.given import Given, require_module
+from escalade.engine.capture.model_copy import Original
 from escalade.engine.capture.python_state import require_repeatable
-from escalade.engine.capture.separate import Original
 from escalade.engine.capture.trace import traced
 from escalade.engine.graph.graph import Graph
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import torch
 
+from escalade.engine.capture.model_copy import Original
 from escalade.engine.capture.reader import CaptureError
-from escalade.engine.capture.separate import Original
 from escalade.engine.graph.graph import Graph
 from escalade.engine.nodes import operator_of
 from escalade.engine.nodes.evaluate import compute

@@ -19,12 +19,12 @@ import torch
 from torch.utils import _pytree as pytree
 
 from escalade.device.strides import empty, is_packed, layout_of
-from escalade.engine.capture.given import Given, Names
-from escalade.engine.capture.hollow import Calls, Count, Hollow, NotFollowed, Questions, Spelled
+from escalade.engine.capture.example_inputs import Given, Names
+from escalade.engine.capture.fake_tensor import Calls, Count, Hollow, NotFollowed, Questions, Spelled
+from escalade.engine.capture.global_state import undisturbed
+from escalade.engine.capture.model_copy import Original
 from escalade.engine.capture.python_state import Watch
 from escalade.engine.capture.reader import Copies, FxReader, dtype_name, mutates, note_changes, tangled
-from escalade.engine.capture.separate import Original
-from escalade.engine.capture.surroundings import undisturbed
 from escalade.engine.graph.graph import Batch, Dimension, Graph, map_leaves
 from escalade.engine.graph.trees import flatten
 

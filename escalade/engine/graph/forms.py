@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
-from escalade.device.pytorch import WORDS
 from escalade.device.strides import layout_of
+from escalade.device.torch_private import WORDS
 from escalade.errors import UnsupportedError
 from escalade.ops.base import dtypes
 

@@ -27,7 +27,6 @@ from escalade.engine.nodes.convert import Convert
 from escalade.engine.nodes.cross_entropy import CrossEntropy
 from escalade.engine.nodes.few_channels import FewChannels
 from escalade.engine.nodes.filter_sums import FilterSums
-from escalade.engine.nodes.further import Further
 from escalade.engine.nodes.gelu import Gelu
 from escalade.engine.nodes.group_norm import GroupNorm
 from escalade.engine.nodes.layer_norm import LayerNorm
@@ -48,6 +47,7 @@ from escalade.engine.nodes.reduce import Reduce
 from escalade.engine.nodes.relu import Relu
 from escalade.engine.nodes.reshape import Reshape
 from escalade.engine.nodes.shuffle import Shuffle
+from escalade.engine.nodes.side_outputs import Further
 from escalade.engine.nodes.slice import Slice
 from escalade.engine.nodes.softmax import Softmax
 from escalade.engine.nodes.squeeze_excite import SqueezeExcite

@@ -11,10 +11,10 @@ from escalade.engine.graph.graph import Graph, Node
 from escalade.engine.nodes.aten_call import AtenCall
 from escalade.engine.nodes.base import RELU, Operator, Recognised, Recogniser, Tensors
 from escalade.engine.nodes.batch_norm_training import BatchNormTraining
-from escalade.engine.nodes.further import Further, furthers_of, readers_of
 from escalade.engine.nodes.gradients import are_wide, masked_by, put_in_order
 from escalade.engine.nodes.lowering import Forms, Lowered
 from escalade.engine.nodes.pointwise import Pointwise
+from escalade.engine.nodes.side_outputs import Further, furthers_of, readers_of
 from escalade.ops.batch_norm_backward import BATCH_NORM_BACKWARD, BatchNormBackwardProblem
 from escalade.ops.batch_norm_backward.reference import gradients, masked
 

@@ -11,11 +11,11 @@ from escalade.engine.graph.graph import Graph, Node
 from escalade.engine.nodes.add import Add
 from escalade.engine.nodes.aten_call import AtenCall
 from escalade.engine.nodes.base import Operator, Recognised, Recogniser, Tensors, activation_of, finish
-from escalade.engine.nodes.further import Further, readers_of
 from escalade.engine.nodes.gradients import are_wide, put_in_order
 from escalade.engine.nodes.lowering import Forms, Lowered
 from escalade.engine.nodes.pointwise import Pointwise
 from escalade.engine.nodes.relu import Relu
+from escalade.engine.nodes.side_outputs import Further, readers_of
 from escalade.ops.batch_norm_training import BATCH_NORM_TRAINING, BatchNormTrainingProblem
 from escalade.ops.batch_statistics.reference import for_training
 from escalade.ops.expressions import IDENTITY, Expression

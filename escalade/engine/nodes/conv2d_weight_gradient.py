@@ -8,11 +8,11 @@ import torch
 
 from escalade.engine.graph.graph import Graph, Node
 from escalade.engine.nodes.base import Operator, Tensors
-from escalade.engine.nodes.further import Further, put_beside
 from escalade.engine.nodes.gradients import convolution_of, put_in_order
 from escalade.engine.nodes.lowering import Forms, Lowered
 from escalade.engine.nodes.reduce import Reduce
 from escalade.engine.nodes.reshape import Reshape
+from escalade.engine.nodes.side_outputs import Further, put_beside
 from escalade.ops.conv2d_weight_gradient import CONV2D_WEIGHT_GRADIENT, Conv2dWeightGradientProblem
 from escalade.ops.conv2d_weight_gradient.rungs.depthwise import DEPTHWISE
 

@@ -13,9 +13,9 @@ from escalade.engine.graph.graph import Graph, Node
 from escalade.engine.nodes.aten import Aten
 from escalade.engine.nodes.aten_call import AtenCall, name_of
 from escalade.engine.nodes.base import ROWS_OF_LAST, Layouts, Operator, Tensors
-from escalade.engine.nodes.further import Further
 from escalade.engine.nodes.gradients import cast_of, depends_on, put_in_order
 from escalade.engine.nodes.lowering import FP32, Forms, Lowered
+from escalade.engine.nodes.side_outputs import Further
 from escalade.ops.cross_entropy import CROSS_ENTROPY, CrossEntropyProblem
 
 _LOSS = "loss"

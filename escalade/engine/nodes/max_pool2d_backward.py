@@ -12,10 +12,10 @@ from escalade.engine.graph.graph import Graph, Node
 from escalade.engine.nodes.aten import Aten
 from escalade.engine.nodes.aten_call import AtenCall, name_of
 from escalade.engine.nodes.base import Operator, Recognised, Recogniser, Tensors
-from escalade.engine.nodes.further import Further, put_beside
 from escalade.engine.nodes.gradients import through_relu
 from escalade.engine.nodes.lowering import Forms, Lowered
 from escalade.engine.nodes.max_pool2d import PLACES, MaxPool2d, window_problem
+from escalade.engine.nodes.side_outputs import Further, put_beside
 from escalade.engine.nodes.windows import windows_of
 from escalade.ops.max_pool2d.problem import NOWHERE
 from escalade.ops.max_pool2d_backward import MAX_POOL2D_BACKWARD, MaxPool2dBackwardProblem

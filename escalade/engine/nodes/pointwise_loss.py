@@ -9,11 +9,11 @@ import torch
 
 from escalade.engine.graph.graph import Graph, Node
 from escalade.engine.nodes.base import Layouts, Operator, Tensors
-from escalade.engine.nodes.further import Further
 from escalade.engine.nodes.gradients import depends_on, put_in_order
 from escalade.engine.nodes.lowering import FP32, Forms, Lowered
 from escalade.engine.nodes.pointwise import Pointwise
 from escalade.engine.nodes.reduce import Reduce
+from escalade.engine.nodes.side_outputs import Further
 from escalade.ops.base.dtypes import NAMES
 from escalade.ops.expressions import Expression
 from escalade.ops.pointwise_loss import POINTWISE_LOSS, PointwiseLossProblem

@@ -16,11 +16,11 @@ from escalade.engine.nodes.base import Layouts, Operator, Recognised, Recogniser
 from escalade.engine.nodes.conv2d import Conv2d, has_one_input
 from escalade.engine.nodes.conv2d_weight_gradient import Conv2dWeightGradient
 from escalade.engine.nodes.conv_transpose2d import ConvTranspose2d
-from escalade.engine.nodes.further import Further, furthers_of
 from escalade.engine.nodes.gradients import put_in_order
 from escalade.engine.nodes.lowering import Forms, Lowered
 from escalade.engine.nodes.reduce import Reduce
 from escalade.engine.nodes.repeated import TWICE, around, is_dense, is_repeated, summed, unsummed
+from escalade.engine.nodes.side_outputs import Further, furthers_of
 from escalade.engine.nodes.signature import (
     FLAG,
     IMAGE,

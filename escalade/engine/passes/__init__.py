@@ -14,10 +14,13 @@ from escalade.engine.nodes.recognition import recognise_folded
 from escalade.engine.passes.batch_norm import fold_batch_norm
 from escalade.engine.passes.casts import drop_rounding, narrow_layers
 from escalade.engine.passes.constant_folding import fold_constants
+from escalade.engine.passes.cse import merge_repetitions
 from escalade.engine.passes.empty import drop_empty
 from escalade.engine.passes.epilogues import fuse_expressions, fuse_operands, fuse_residuals
 from escalade.engine.passes.estimates import Estimates
+from escalade.engine.passes.fuse_max_pool import take_maxima
 from escalade.engine.passes.fusion_level import FusionLevel
+from escalade.engine.passes.hoist_pool import pool_first
 from escalade.engine.passes.layout import (
     assign_layouts,
     convert_inputs,
@@ -27,18 +30,15 @@ from escalade.engine.passes.layout import (
     scale_returned,
     type_returned,
 )
-from escalade.engine.passes.maxima import take_maxima
+from escalade.engine.passes.merge_parallel_convs import join_siblings
 from escalade.engine.passes.padding import fold_padding
 from escalade.engine.passes.permutes import sink_permutes
 from escalade.engine.passes.pointwise import join_neighbours, join_recognised, read_unrepeated
-from escalade.engine.passes.pools import pool_first
 from escalade.engine.passes.prologues import fold_prologues
 from escalade.engine.passes.quantise import quantise_convolutions
-from escalade.engine.passes.repetitions import merge_repetitions
 from escalade.engine.passes.scatters import resolve_scatters
 from escalade.engine.passes.sequences import keep_images
 from escalade.engine.passes.shuffles import absorb_shuffles, recognise_shuffles
-from escalade.engine.passes.siblings import join_siblings
 from escalade.engine.passes.stacks import resolve_stacks
 from escalade.ops.base.card import TWIN, Card
 

@@ -14,8 +14,8 @@ from escalade.device.graph import ChainedGraph, GraphNode, KernelGraph, Recorded
 from escalade.device.run import Executable
 from escalade.device.strides import is_apart
 from escalade.engine.plan.addresses import Addresses
-from escalade.engine.plan.caller import Given, Made
 from escalade.engine.plan.constants import Constants
+from escalade.engine.plan.io_binding import Given, Made
 from escalade.engine.plan.kernels import Kernels, clear_about_memory
 from escalade.engine.plan.plan import Plan
 from escalade.engine.plan.program import Rooms, settled

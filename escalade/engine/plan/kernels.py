@@ -18,12 +18,12 @@ from escalade.engine.nodes.arithmetic import own_arithmetic
 from escalade.engine.nodes.lowering import OWN
 from escalade.engine.plan.constants import Constants
 from escalade.engine.plan.memory import Memory
+from escalade.engine.plan.multi_output import SeveralResults
 from escalade.engine.plan.plan import Plan
-from escalade.engine.plan.several import SeveralResults
 from escalade.engine.plan.step import ConstantForm, Step
 from escalade.engine.plan.values import Values
 from escalade.errors import OutOfMemory
-from escalade.garbage import collected_later
+from escalade.gc_pause import collected_later
 
 
 class Kernels:

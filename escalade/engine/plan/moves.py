@@ -22,7 +22,7 @@ from escalade.engine.nodes.lowering import Moved
 from escalade.engine.nodes.move import Move
 from escalade.engine.nodes.movement import problem_of
 from escalade.engine.plan.choices import Choices
-from escalade.engine.plan.parts import is_taken_in_place
+from escalade.engine.plan.subbuffers import is_taken_in_place
 from escalade.errors import UnsupportedError
 
 

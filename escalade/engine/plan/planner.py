@@ -15,12 +15,12 @@ from escalade.engine.nodes import operator_of, stored_forms
 from escalade.engine.nodes.lowering import OWN, Forms, Lying
 from escalade.engine.passes.fusion_level import FusionLevel
 from escalade.engine.plan.choices import Choices, problem_apart
-from escalade.engine.plan.lives import Lives, arenas, lying_outside
+from escalade.engine.plan.liveness import Lives, arenas, lying_outside
 from escalade.engine.plan.moves import gather_moves
-from escalade.engine.plan.parts import RESULT, Parts, arrange
-from escalade.engine.plan.parts import Place as Inside
 from escalade.engine.plan.plan import Plan
 from escalade.engine.plan.step import ConstantForm, Step
+from escalade.engine.plan.subbuffers import RESULT, Parts, arrange
+from escalade.engine.plan.subbuffers import Place as Inside
 from escalade.errors import UnsupportedError
 from escalade.ops.base.card import Place
 from escalade.ops.choose.table import Table

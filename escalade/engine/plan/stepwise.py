@@ -20,9 +20,9 @@ from escalade.engine.plan.constants import Constants
 from escalade.engine.plan.kernel_program import KernelProgram
 from escalade.engine.plan.kernels import compile_together
 from escalade.engine.plan.memory import lasting
+from escalade.engine.plan.multi_output import SeveralResults
 from escalade.engine.plan.plan import Plan
 from escalade.engine.plan.program import Program, Rooms, settled
-from escalade.engine.plan.several import SeveralResults
 from escalade.engine.plan.step import ConstantForm, Step
 from escalade.engine.plan.values import empty, in_form
 from escalade.ops.base.card import Card

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
-from escalade.engine.training.optimisers import Stepped
+from escalade.engine.training.optimizers import Stepped
 from escalade.errors import UnsupportedError
 
 _followed: weakref.WeakKeyDictionary[torch.optim.Optimizer, weakref.ref[Followed]] = (

@@ -22,8 +22,8 @@ from escalade.engine.passes.fusion_level import FusionLevel
 from escalade.engine.plan.constants import Constants
 from escalade.engine.plan.plan import Plan
 from escalade.engine.plan.planner import make_plan
-from escalade.engine.plans import failing_rung
-from escalade.engine.training.optimisers import Stepped
+from escalade.engine.plan_cache import failing_rung
+from escalade.engine.training.optimizers import Stepped
 from escalade.engine.training.program import KernelStep, ReferenceStep, StepProgram
 from escalade.engine.training.techniques import GRAPH, RUNGS
 from escalade.errors import CompileError, UnsupportedError

@@ -13,8 +13,8 @@ from escalade.engine.nodes.arithmetic import own_arithmetic
 from escalade.engine.nodes.lowering import OWN
 from escalade.engine.plan.constants import Constants
 from escalade.engine.plan.kernels import Kernels
+from escalade.engine.plan.multi_output import SeveralResults
 from escalade.engine.plan.plan import Plan
-from escalade.engine.plan.several import SeveralResults
 from escalade.engine.plan.step import ConstantForm
 
 Work = Callable[[], None]

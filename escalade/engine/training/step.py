@@ -10,17 +10,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from escalade.device.pytorch import WORDS
+from escalade.device.torch_private import WORDS
 from escalade.engine.capture.joint import Loss, capture_step
 from escalade.engine.explain import Explanation, explain_plan
 from escalade.engine.graph.forms import InputFormat, is_dense, kind_of
 from escalade.engine.plan.plan import Plan
 from escalade.engine.settings import TWIN, require_device
+from escalade.engine.training.change_guard import Standing
 from escalade.engine.training.followed import Followed, require_no_hooks
-from escalade.engine.training.optimisers import States, Stepped, alike, require_known, step_together
+from escalade.engine.training.optimizers import States, Stepped, alike, require_known, step_together
 from escalade.engine.training.planned import Planned, Reduce
 from escalade.engine.training.program import StepProgram
-from escalade.engine.training.standing import Standing
 from escalade.engine.training.techniques import required_known
 from escalade.errors import UnsupportedError
 from escalade.ops.base.card import Card

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from escalade.device.pytorch import WORDS
+from escalade.device.torch_private import WORDS
 
 _CUDNN: Any = torch.backends.cudnn
 _FIRST = ("enabled", "benchmark", "benchmark_limit", "allow_tf32")

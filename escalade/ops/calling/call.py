@@ -11,13 +11,13 @@ from typing import Any
 
 import torch
 
-from escalade.device.pytorch import WORDS
 from escalade.device.recipe import Workspace
 from escalade.device.strides import ALIGNMENT, aligned
+from escalade.device.torch_private import WORDS
 from escalade.ops.base.operation import Operation
 from escalade.ops.base.problem import Problem
+from escalade.ops.calling.call_codegen import Source
 from escalade.ops.calling.executables import Ready, ready
-from escalade.ops.calling.straight import Source
 
 _ROOM_ALIGNMENT = 256  # bytes, of workspaces: as CUDA's own allocations
 Function = Callable[..., Any]

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch.utils.weak import TensorWeakRef
 
-from escalade.device.pytorch import WORDS
-from escalade.ops.calling.straight import Source
+from escalade.device.torch_private import WORDS
+from escalade.ops.calling.call_codegen import Source
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from escalade.device.arguments import Pointers
-from escalade.device.pytorch import WORDS
 from escalade.device.recipe import Workspace
 from escalade.device.run import Executable
+from escalade.device.torch_private import WORDS
 from escalade.ops.base.operation import Operation
 from escalade.ops.base.problem import Problem
 from escalade.ops.choose.choice import choose

@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 
-from escalade.device.pytorch import WORDS
+from escalade.device.torch_private import WORDS
 from escalade.ops.calling.call import Call, Plan
+from escalade.ops.calling.call_codegen import Source
 from escalade.ops.calling.casting import Casts
 from escalade.ops.calling.executables import keep, per_thread
 from escalade.ops.calling.recorded import Gradient, flattened, recording
-from escalade.ops.calling.straight import Source
 from escalade.ops.calling.types import PLAIN, Types
 
 Function = Callable[..., Any]

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from escalade.device.pytorch import WORDS
+from escalade.device.torch_private import WORDS
 from escalade.ops.calling.call import Call
+from escalade.ops.calling.call_codegen import Source
 from escalade.ops.calling.casting import Casts, Differentiable, cast_parameter, of_thread
-from escalade.ops.calling.straight import Source
 
 Function = Callable[..., Any]
 

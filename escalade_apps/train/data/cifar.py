@@ -13,7 +13,7 @@ import torch
 
 from escalade import files
 from escalade.errors import UnsupportedError
-from escalade.showing import shown
+from escalade.terminal_text import shown
 from escalade_apps.train.data.images import Images
 
 CLASSES, SIDE, CHANNELS = 10, 32, 3

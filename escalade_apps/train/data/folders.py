@@ -8,7 +8,7 @@ from contextlib import closing
 import torch
 
 from escalade.errors import UnsupportedError
-from escalade.showing import shown
+from escalade.terminal_text import shown
 from escalade_apps.classify.images import SUFFIXES, Crop, Unreadable, find
 from escalade_apps.classify.reading import decode_all
 from escalade_apps.train.data.images import Images

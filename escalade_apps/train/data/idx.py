@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from escalade.errors import UnsupportedError
-from escalade.showing import shown
+from escalade.terminal_text import shown
 from escalade_apps.train.data.images import Images
 
 _UNSIGNED_BYTES = 8

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pathlib
 
 from escalade.errors import UnsupportedError
-from escalade.showing import shown
+from escalade.terminal_text import shown
 from escalade_apps.train.data import arrays, cifar, folders, idx, synthetic
 from escalade_apps.train.data.images import Dataset, divided
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from escalade.device import room
+from escalade.device import host_memory
 from escalade_apps.train.augmentation import Moves, moved
 from escalade_apps.train.data.images import Images
 from escalade_apps.train.randomness import generator
@@ -26,7 +26,7 @@ def make(count: int, side: int, seed: int, purpose: str) -> Images:
     class wherever it lies (a classifier can find it).
     """
     grain = _GRAINS * side * side * 3 * torch.float32.itemsize
-    room.require(
+    host_memory.require(
         count * (side * side * 3 + torch.int64.itemsize) + grain, f"{count:,} images of {side} x {side}"
     )
     random = generator(seed, "patterns")

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from escalade.device import trust
+from escalade.device import ownership
 from tests.device.cache.support import Cache, assert_serves_without_a_word, forbidden
 
 
@@ -37,7 +37,7 @@ def as_owner(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[pathlib.Path
 @pytest.fixture
 def someone(monkeypatch: pytest.MonkeyPatch) -> int:
     """Another user's number; this process is a plain user's with a group that others are in too."""
-    monkeypatch.setattr(trust, "_is_private", lambda group, user: False)
+    monkeypatch.setattr(ownership, "_is_private", lambda group, user: False)
     return os.geteuid() + 12345
 
 
@@ -99,10 +99,10 @@ def test_who_installed_the_package_could_do_anything_anyway(
     as_owner(tmp_path, someone)
     assert not Cache(tmp_path).has("k")
     with monkeypatch.context() as installed:
-        installed.setattr(trust, "_author", lambda: someone)
+        installed.setattr(ownership, "_author", lambda: someone)
         assert Cache(tmp_path).has("k")
     with monkeypatch.context() as installed:
-        installed.setattr(trust, "_AROUND", frozenset({tmp_path}))
+        installed.setattr(ownership, "_AROUND", frozenset({tmp_path}))
         assert Cache(tmp_path).has("k")
 
 
@@ -140,14 +140,14 @@ def test_a_file_of_another_user_does_not_serve(
 
 def test_a_group_of_one_is_the_user(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     members = {"gr_name": "ada", "gr_mem": []}
-    monkeypatch.setattr(trust.grp, "getgrgid", lambda number: type("Group", (), members))
-    monkeypatch.setattr(trust.pwd, "getpwuid", lambda number: type("User", (), {"pw_name": "ada"}))
+    monkeypatch.setattr(ownership.grp, "getgrgid", lambda number: type("Group", (), members))
+    monkeypatch.setattr(ownership.pwd, "getpwuid", lambda number: type("User", (), {"pw_name": "ada"}))
     for changes, private in (({}, True), ({"gr_mem": ["ada"]}, True), ({"gr_mem": ["bob"]}, False),
                              ({"gr_name": "staff"}, False)):  # fmt: skip
         members |= {"gr_name": "ada", "gr_mem": []} | changes
-        trust._is_private.cache_clear()
-        assert trust._is_private(1000, 1000) == private
-    trust._is_private.cache_clear()
+        ownership._is_private.cache_clear()
+        assert ownership._is_private(1000, 1000) == private
+    ownership._is_private.cache_clear()
 
 
 @pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o027, 0o640), (0o077, 0o600), (0o002, 0o644)])

@@ -7,7 +7,7 @@ import pathlib
 import pytest
 import torch
 
-from escalade import outside
+from escalade import subprocesses
 from escalade.device.cache import default_cache
 from escalade.device.twin import build, building, toolchain
 from escalade.device.twin.building import headers
@@ -107,7 +107,7 @@ def test_a_missing_entry_is_named() -> None:
 
 def test_without_a_compiler_the_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     toolchain.compiler.cache_clear()
-    monkeypatch.setattr(outside, "find", lambda name: None)
+    monkeypatch.setattr(subprocesses, "find", lambda name: None)
     with pytest.raises(CompileError, match="install g\\+\\+ 12 or later"):
         toolchain.compiler()
     monkeypatch.undo()

@@ -14,9 +14,9 @@ from torch import nn
 
 from escalade.engine import compile
 from escalade.engine.capture import results, trace
+from escalade.engine.capture.example_inputs import Given
 from escalade.engine.capture.export import capture
-from escalade.engine.capture.given import Given
-from escalade.engine.capture.separate import Original
+from escalade.engine.capture.model_copy import Original
 from escalade.engine.check import check_graph
 from escalade.engine.graph.graph import Batch, Graph
 from tests.engine.capture.test_export import Call

@@ -17,11 +17,11 @@ from escalade.engine.nodes.conv2d import fuse_shortcuts
 from escalade.engine.passes import for_batch, optimise
 from escalade.engine.passes.batch_norm import fold_batch_norm
 from escalade.engine.passes.constant_folding import fold_constants
+from escalade.engine.passes.cse import merge_repetitions
 from escalade.engine.passes.epilogues import fuse_expressions, fuse_operands, fuse_residuals
 from escalade.engine.passes.fusion_level import FusionLevel
 from escalade.engine.passes.layout import assign_layouts, reorder_flattened
 from escalade.engine.passes.permutes import sink_permutes
-from escalade.engine.passes.repetitions import merge_repetitions
 from escalade.models import settle
 from tests.engine.graphs import Parts, after, evaluate, graph_of, node_of, ops, same_results
 

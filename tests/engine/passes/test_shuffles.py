@@ -14,7 +14,7 @@ from escalade.engine.capture.export import capture
 from escalade.engine.passes import optimise
 from escalade.models import settle
 from tests.bench.coverage.networks import Classified, Shuffled, conv
-from tests.engine.plan.test_parts import Model, copies, planned
+from tests.engine.plan.test_subbuffers import Model, copies, planned
 
 SHAPE = (3, 16, 16)
 

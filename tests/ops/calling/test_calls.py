@@ -18,9 +18,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from escalade import models, ops
-from escalade.device.pytorch import WORDS, Words, word
 from escalade.device.recipe import Recipe, Workspace
 from escalade.device.run import Executable
+from escalade.device.torch_private import WORDS, Words, word
 from escalade.errors import UnsupportedError
 from escalade.ops.calling import call, casting, executables, operator
 from escalade.ops.calling.casting import cast_parameter

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 
-from escalade import outside
+from escalade import subprocesses
 from escalade.interruption import AWAKE
 
 
@@ -65,13 +65,13 @@ class FirstProcess:
             raise ProcessLookupError("nothing is started any more by a process that is about to end")
         if self.process is None or self.process.poll() is not None:
             self.end_now()
-            self.process = outside.python(self._function, self._variables)
+            self.process = subprocesses.python(self._function, self._variables)
         return self.process
 
     def end_now(self) -> None:
         """Ends it without waiting for whoever asks something of it."""
         if self.process is not None:
-            outside.end(self.process)
+            subprocesses.end(self.process)
             self.process.wait()
             assert self.process.stdin and self.process.stdout
             self.process.stdin.close()

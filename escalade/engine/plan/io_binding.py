@@ -7,8 +7,8 @@ from functools import partial
 
 import torch
 
-from escalade.device.pytorch import WORDS
 from escalade.device.strides import ALIGNMENT, is_packed
+from escalade.device.torch_private import WORDS
 from escalade.engine.graph.forms import Form
 
 _MOST_GUARDS = 16

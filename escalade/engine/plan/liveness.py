@@ -13,8 +13,8 @@ from escalade.engine.graph.forms import Form
 from escalade.engine.graph.graph import Graph
 from escalade.engine.nodes import operator_of
 from escalade.engine.plan.arena import Arena, Lifetime, assign
-from escalade.engine.plan.parts import Parts
 from escalade.engine.plan.step import Step, are_few_launches
+from escalade.engine.plan.subbuffers import Parts
 
 
 @dataclass(frozen=True)

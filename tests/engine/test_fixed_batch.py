@@ -13,7 +13,7 @@ from torch import nn
 
 from escalade import compile, load
 from escalade.engine.capture.export import capture
-from escalade.engine.pieces import require_apart
+from escalade.engine.fixed_batch import require_apart
 from escalade.errors import UnsupportedError
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from escalade.engine.watched import Watched
+from escalade.engine.weight_guard import Watched
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 

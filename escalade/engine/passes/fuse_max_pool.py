@@ -7,8 +7,8 @@ from dataclasses import replace
 from escalade.engine.graph.forms import STORAGE, Form
 from escalade.engine.graph.graph import Graph, Node
 from escalade.engine.nodes import operator_of, stored_forms
-from escalade.engine.nodes.further import Further, furthers_of, readers_of
 from escalade.engine.nodes.lowering import Forms
+from escalade.engine.nodes.side_outputs import Further, furthers_of, readers_of
 from escalade.engine.passes.estimates import Estimates
 from escalade.errors import UnsupportedError
 

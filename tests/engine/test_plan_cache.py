@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from escalade.engine import Engine
-from escalade.engine.plans import MOST_SIGHTS, Plans
+from escalade.engine.plan_cache import MOST_SIGHTS, Plans
 from escalade.errors import UnsupportedError
 from tests.engine.small import ONE, TWO, made
 

@@ -16,7 +16,7 @@ from torch import nn
 
 from escalade.device import nvrtc
 from escalade.engine import Engine, compile, load
-from escalade.engine.carried import Carried, from_json
+from escalade.engine.aot import Carried, from_json
 from escalade.engine.file import FileError, _digest, read
 from escalade.engine.graph.forms import InputFormat
 from escalade.engine.settings import Settings

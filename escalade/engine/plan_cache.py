@@ -16,12 +16,13 @@ from escalade.device.cuda import architecture_of
 from escalade.device.nvrtc import is_offered
 from escalade.device.precompilation import Expected
 from escalade.device.program import Program as DeviceProgram
-from escalade.device.pytorch import WORDS
 from escalade.device.strides import empty, layout_of
+from escalade.device.torch_private import WORDS
+from escalade.engine.aot import NOTHING, Carried, KeptPlan, cards_for, carry
 from escalade.engine.calls import BufferedCalls, Calls, DirectCalls, HostCalls
-from escalade.engine.carried import NOTHING, Carried, KeptPlan, cards_for, carry
 from escalade.engine.check import check_sizes
 from escalade.engine.comparison import faster_in_pytorch
+from escalade.engine.fixed_batch import Pieces
 from escalade.engine.graph.forms import InputFormat
 from escalade.engine.graph.graph import Batch, Graph
 from escalade.engine.network import Network, Others
@@ -29,7 +30,6 @@ from escalade.engine.networks import Networks
 from escalade.engine.nodes.arithmetic import own_arithmetic
 from escalade.engine.passes import for_batch
 from escalade.engine.passes.fusion_level import FusionLevel
-from escalade.engine.pieces import Pieces
 from escalade.engine.plan.constants import Constants
 from escalade.engine.plan.kernel_program import KernelProgram
 from escalade.engine.plan.kernels import Kernels, compile_together
@@ -39,7 +39,7 @@ from escalade.engine.plan.reference_program import ReferenceProgram
 from escalade.engine.plan.stepwise import SteppedProgram, pays_stepwise
 from escalade.engine.settings import Settings
 from escalade.errors import CompileError, UnsupportedError
-from escalade.garbage import collected_later
+from escalade.gc_pause import collected_later
 from escalade.ops import OPERATIONS
 from escalade.ops.base.card import Card, Place
 

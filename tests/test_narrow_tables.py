@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 import escalade
-from escalade.fitted import Table
+from escalade.narrow_tables import Table
 
 FIGURES = {"GFLOP/s": "123,456.7", "% of the ceiling": "99.9", "µs": "1,234.56", "note": "[red]failed[/]"}
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from escalade.device import cuda, turns
+from escalade.device import constant_memory_lock, cuda
 from escalade.device.program import Program
 from escalade.device.recipe import Buffer, ConstantCopy, KernelCall, Recipe
 from escalade.device.run import Executable
@@ -83,7 +83,7 @@ class Card:
         monkeypatch.setattr(
             cuda, "recording", lambda stream: None if gpu.recorded is None else id(gpu.recorded)
         )
-        monkeypatch.setattr(turns, "_owners", {})
+        monkeypatch.setattr(constant_memory_lock, "_owners", {})
 
     def load(self, program: Program, index: int) -> Any:
         assert self.gpu.recorded is None, "nothing can be loaded while a graph is recorded"

@@ -22,8 +22,8 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from escalade.device.pytorch import WORDS
-from escalade.engine.capture.hollow import Hollow
+from escalade.device.torch_private import WORDS
+from escalade.engine.capture.fake_tensor import Hollow
 from escalade.engine.nodes.arithmetic import one_at_a_time, without_autocast
 from escalade.ops.base.switches import noted
 

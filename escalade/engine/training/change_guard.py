@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from escalade.device.pytorch import WORDS
+from escalade.device.torch_private import WORDS
 from escalade.engine.training.followed import hook_numbers, hooks_of
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")

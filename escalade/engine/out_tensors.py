@@ -12,7 +12,7 @@ from escalade.device.strides import has_overlap, overlap
 from escalade.engine.graph.forms import require_dense
 from escalade.engine.graph.graph import fixed
 from escalade.engine.graph.trees import flatten
-from escalade.engine.plans import Kept
+from escalade.engine.plan_cache import Kept
 from escalade.errors import UnsupportedError
 
 

@@ -8,7 +8,7 @@ import pathlib
 
 import pytest
 
-from escalade import outside
+from escalade import subprocesses
 from escalade.device.twin import toolchain
 from escalade.errors import CompileError
 from escalade_bench.measure import records as store
@@ -32,18 +32,18 @@ def test_no_program_of_the_current_folder_is_run(
     rest = os.environ["PATH"]
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", path.format(rest=rest))
-    found = outside.find("ls")
+    found = subprocesses.find("ls")
     assert found is None or (os.path.isabs(found) and tmp_path not in pathlib.Path(found).parents)
-    assert "trapped" not in outside.output("ls")
+    assert "trapped" not in subprocesses.output("ls")
     if rest in os.environ["PATH"]:
-        assert "here" in outside.output("ls")
+        assert "here" in subprocesses.output("ls")
 
 
 def test_what_is_not_there_or_fails_or_hangs_says_nothing(tmp_path: pathlib.Path) -> None:
-    assert outside.output("no such program") == ""
-    assert outside.output(script(tmp_path / "fails", "echo text; exit 3")) == ""
-    assert outside.output(script(tmp_path / "hangs", "exec sleep 60"), timeout=0.2) == ""
-    assert outside.output(script(tmp_path / "binary", r"printf 'a\377b'")) == "a�b"
+    assert subprocesses.output("no such program") == ""
+    assert subprocesses.output(script(tmp_path / "fails", "echo text; exit 3")) == ""
+    assert subprocesses.output(script(tmp_path / "hangs", "exec sleep 60"), timeout=0.2) == ""
+    assert subprocesses.output(script(tmp_path / "binary", r"printf 'a\377b'")) == "a�b"
 
 
 @pytest.mark.parametrize("name", ["CPATH", "CPLUS_INCLUDE_PATH"])
@@ -96,7 +96,7 @@ def test_programs_see_nothing_else_of_the_environment(monkeypatch: pytest.Monkey
         "GCC_COMPARE_DEBUG",
     ):
         monkeypatch.setenv(name, "/a:relative::/b")
-    found = outside.environment()
+    found = subprocesses.environment()
     assert found.keys() == seen and found.pop("LC_ALL") == "C"
     assert set(found.values()) == {"/a:/b"}, "none depends on the current folder"
 
@@ -113,9 +113,9 @@ def test_git_is_not_told_what_to_do_by_the_environment(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A record's commit is that of the package, in whatever repository the caller is."""
-    if outside.find("git") is None:
+    if subprocesses.find("git") is None:
         pytest.skip("there is no git here")
-    outside.run(["git", "init", "-q", tmp_path / "other"])
+    subprocesses.run(["git", "init", "-q", tmp_path / "other"])
     found = []
     for value in ("", str(tmp_path / "other" / ".git")):
         store.commit.cache_clear()

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-from escalade.engine import compile, plans
+from escalade.engine import compile, plan_cache
 from escalade.errors import UnsupportedError
-from escalade.garbage import collected_later
+from escalade.gc_pause import collected_later
 
 
 @pytest.fixture(params=[True, False], ids=["on", "off"])
@@ -51,7 +51,7 @@ def test_the_last_to_leave_turns_it_on() -> None:
 def test_a_process_that_was_forked_has_it_on() -> None:
     code = """
 import gc, os
-from escalade.garbage import collected_later
+from escalade.gc_pause import collected_later
 with collected_later():
     child = os.fork()
     if not child:
@@ -66,13 +66,13 @@ assert gc.isenabled()
 
 def test_plans_are_made_without_it(is_on: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[bool] = []
-    make = plans.make_plan
+    make = plan_cache.make_plan
 
     def made(*arguments: Any, **keywords: Any) -> Any:
         seen.append(gc.isenabled())
         return make(*arguments, **keywords)
 
-    monkeypatch.setattr(plans, "make_plan", made)
+    monkeypatch.setattr(plan_cache, "make_plan", made)
     engine = compile(torch.nn.ReLU(), torch.ones(1, 4), device="cpu")
     engine(torch.ones(2, 4))
     assert seen and not any(seen)
