@@ -32,13 +32,11 @@ from escalade.device.precompilation import precompile
 from escalade.errors import UnsupportedError
 from escalade.ops.conv2d.problem import DTYPES
 from escalade_bench.ladder import Say, free
-from escalade_bench.layers import sets, summaries
-from escalade_bench.layers.measurement import measure, programs
-from escalade_bench.layers.sets import Layer, Part
+from escalade_bench.layers import WORKLOADS, Layer, Part, measure, parts, programs
 from escalade_bench.measure.records import Record
 from escalade_bench.peers import registry
 from escalade_bench.report import terminal
-from escalade_bench.report.pages.layers import table as layers_table
+from escalade_bench.report.pages import layers as tables
 from escalade_bench.trial import Settings, blank_record
 
 _CEILING_SECONDS = 0.1
@@ -87,7 +85,6 @@ def command(
         raise UnsupportedError(
             f"{', '.join(names)} has no layers in direction {direction}: there is nothing to measure"
         )
-    workload = "layers" if direction == "forward" else f"layers_{direction}"
     settings = Settings(tune=tune, seed=seed, seconds_each=seconds)
     run = Run(where, json, results, wide_console())
     if where.type == "cuda":
@@ -98,10 +95,15 @@ def command(
     measured: dict[tuple[str, object], list[Record]] = {}
     for key, layer in distinct.items():
         with status(run.console) as say:
-            measured[key] = run.keep(_measured(layer, workload, chosen, settings, run, say))
+            measured[key] = run.keep(_measured(layer, WORKLOADS[direction], chosen, settings, run, say))
     for part in wanted:
         _show(part, measured, run)
-    _show_fp8(summaries.rows(distinct.values(), measured), run)
+    over_fp16 = tables.over_fp16(tables.rows(distinct.values(), measured))
+    for name, ratio in over_fp16.items():
+        run.console.print(f"fp8 {name}: {ratio:.2f}× our fp16")
+    if over_fp16:
+        mean = statistics.geometric_mean(over_fp16.values())
+        run.console.print(f"fp8 over our own fp16: {mean:.3f}× in the geometric mean")
     if not run.records:
         raise UnsupportedError(
             "none of these layers can be done here, so nothing was measured; the notes say why"
@@ -118,7 +120,7 @@ def wanted_parts(
 ) -> tuple[Part, ...]:
     """Return the layers to measure, grouped by table; without batches and dtypes, in batches of 256 in fp16."""
     check_names("dtype", dtypes, DTYPES)
-    return sets.parts(tuple(names), batches or (256,), dtypes or ("fp16",), direction)
+    return parts(tuple(names), batches or (256,), dtypes or ("fp16",), direction)
 
 
 def _compile(wanted: Sequence[Layer], tune: bool, run: Run) -> None:
@@ -142,24 +144,15 @@ def _measured(
         return [replace(blank, workload=workload, failure=reason.splitlines()[0])]
 
 
-def _show(part: Part, measured: summaries.Measured, run: Run) -> None:
+def _show(part: Part, measured: dict[tuple[str, object], list[Record]], run: Run) -> None:
     own = [record for layer in part.layers for record in measured[layer.key]]
     if run.device.type != "cuda":
         run.show(terminal.ladder_tables(own), ())
         return
-    found = summaries.rows(part.layers, measured)
-    run.show([layers_table(part.title, found)], [replace(record, failure="") for record in own])
-    if total := summaries.summary(found):
+    found = tables.rows(part.layers, measured)
+    run.show([tables.table(part.title, found)], [replace(record, failure="") for record in own])
+    if total := tables.summary(found):
         run.console.print(f"{part.title}: {total}")
     if run.ceilings:
         rates = ", ".join(f"{dtype} {rate:.0f}" for dtype, rate in run.ceilings.tflops.items())
         run.console.print(f"the best of several matrix products in the same run, TFLOP/s: {rates}")
-
-
-def _show_fp8(rows: Sequence[summaries.Row], run: Run) -> None:
-    compared = summaries.over_fp16(rows)
-    for row, ratio in compared:
-        run.console.print(f"fp8 {row.layer.problem.name}: {ratio:.2f}× our fp16")
-    if compared:
-        mean = statistics.geometric_mean(ratio for _, ratio in compared)
-        run.console.print(f"fp8 over our own fp16: {mean:.3f}× in the geometric mean")

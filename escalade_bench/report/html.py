@@ -10,7 +10,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from escalade.ops import OPERATIONS
-from escalade_bench.layers.sets import DIRECTIONS
+from escalade_bench.layers import DIRECTIONS
 from escalade_bench.measure.records import Record
 from escalade_bench.networks.learning import SUFFIX as LEARNING
 from escalade_bench.networks.workloads import WORKLOADS

@@ -22,14 +22,14 @@ from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.stem.problem import StemProblem
 from escalade.tune.verification import Case, Outcome
 from escalade_bench import ladder, trial
-from escalade_bench.layers import measurement, sets, summaries
-from escalade_bench.layers.sets import Layer
+from escalade_bench import layers as study
+from escalade_bench.layers import Layer
 from escalade_bench.measure import records as store
 from escalade_bench.measure.records import Record
 from escalade_bench.peers import cudnn_graph, registry
 from escalade_bench.peers import layer as layer_peers
 from escalade_bench.peers.layer import LayerPeer, eager_conv2d, stem_convolution, stem_peer
-from escalade_bench.report.pages.layers import table as layers_table
+from escalade_bench.report.pages import layers as tables
 from escalade_bench.trial import Settings, verified_peers
 from tests.bench.fake import Scale, ScaleProblem, rung
 
@@ -56,7 +56,7 @@ def shapes_in(name: str) -> Counter[tuple[int, ...]]:
 @pytest.mark.parametrize("name", ["resnet18", "resnet50"])
 def test_the_layers_of_a_resnet_are_those_that_it_runs(name: str) -> None:
     found: Counter[tuple[int, ...]] = Counter()
-    for layer in sets.named(name, 32, "bf16"):
+    for layer in study.named(name, 32, "bf16"):
         p = layer.problem
         assert (p.batch, p.dtype, p.layout, p.bias) == (32, "bf16", "nhwc", True)
         found[p.channels, p.filters, p.height, p.filter_height, p.stride[0]] += layer.count
@@ -64,37 +64,39 @@ def test_the_layers_of_a_resnet_are_those_that_it_runs(name: str) -> None:
 
 
 def test_what_ends_a_block_adds_its_shortcut_and_what_is_one_has_no_relu() -> None:
-    layers = sets.named("resnet50", 1, "fp16")
+    layers = study.named("resnet50", 1, "fp16")
     assert sum(layer.count for layer in layers if layer.problem.residual) == 16
     assert sum(layer.count for layer in layers if not layer.problem.relu) == 4
     assert all(layer.problem.relu for layer in layers if layer.problem.residual)
 
 
 def test_layers_that_repeat_are_measured_once() -> None:
-    layers = sets.named("resnet18", 256, "fp16")
+    layers = study.named("resnet18", 256, "fp16")
     assert len({layer.key for layer in layers}) == len(layers) == 15
     assert sum(layer.count for layer in layers) == 20
 
 
 def test_the_other_sets() -> None:
-    first, pooled = sets.named("stem", 8, "tf32")
+    first, pooled = study.named("stem", 8, "tf32")
     assert first.problem.name == "3to64_224_k7s2_b8_bias+relu"
     assert pooled.operation == "stem" and pooled.problem.source == "fp32" and pooled.problem.pool == (3, 2, 1)
-    assert [layer.operation for layer in sets.named("stem", 8, "fp8")] == ["conv2d"]
-    assert all(layer.problem.groups == layer.problem.channels for layer in sets.named("depthwise", 8, "fp16"))
-    assert {layer.problem.dtype for layer in sets.named("untuned", 8, "bf16")} == {"bf16"}
-    (named,) = sets.named(SMALL, 256, "fp32")
+    assert [layer.operation for layer in study.named("stem", 8, "fp8")] == ["conv2d"]
+    assert all(
+        layer.problem.groups == layer.problem.channels for layer in study.named("depthwise", 8, "fp16")
+    )
+    assert {layer.problem.dtype for layer in study.named("untuned", 8, "bf16")} == {"bf16"}
+    (named,) = study.named(SMALL, 256, "fp32")
     assert named.problem.name == SMALL and named.problem.batch == 2
     with pytest.raises(UnsupportedError, match="neither a set of layers .*resnet18"):
-        sets.named("resnet19", 8, "fp16")
+        study.named("resnet19", 8, "fp16")
 
 
 @pytest.mark.parametrize(("direction", "left_out"), [("input_gradient", 1), ("weight_gradient", 0)])
 def test_gradients_of_layers_keep_their_number_and_lose_their_epilogue(direction: str, left_out: int) -> None:
-    if sets.DIRECTIONS[direction] not in ops.OPERATIONS:
+    if study.DIRECTIONS[direction] not in ops.OPERATIONS:
         pytest.skip("there is no such operation yet")
-    forward = sets.named("resnet50", 4, "fp16")
-    layers = sets.in_direction(forward, direction)
+    forward = study.named("resnet50", 4, "fp16")
+    layers = study.in_direction(forward, direction)
     assert sum(layer.count for layer in layers) == sum(layer.count for layer in forward) - left_out
     assert len({layer.key for layer in layers}) == len(layers)
     assert {(layer.problem.dtype, layer.problem.layout) for layer in layers} == {("fp16", "nhwc")}
@@ -103,7 +105,7 @@ def test_gradients_of_layers_keep_their_number_and_lose_their_epilogue(direction
 
 def test_an_unknown_direction_is_refused() -> None:
     with pytest.raises(UnsupportedError, match="forward, input_gradient"):
-        sets.in_direction(sets.named(SMALL, 1, "fp16"), "sideways")
+        study.in_direction(study.named(SMALL, 1, "fp16"), "sideways")
 
 
 def test_a_set_with_batches_of_its_own_is_measured_once() -> None:
@@ -150,16 +152,16 @@ def test_without_cudnn_s_package_the_other_peers_remain(monkeypatch: pytest.Monk
         raise UnsupportedError("it needs a package")
 
     monkeypatch.setattr(cudnn_graph, "frontend", missing)
-    (layer,) = sets.named(SMALL, 1, "fp16")
-    found, (refused,) = measurement.candidates(layer, ("cudnn-graph", "torch"))
+    (layer,) = study.named(SMALL, 1, "fp16")
+    found, (refused,) = study.candidates(layer, ("cudnn-graph", "torch"))
     assert [peer.system for peer in found] == ["torch-nhwc", "cudnn-fused-nhwc"]
     assert (refused.system, refused.problem, refused.failure) == ("cudnn-graph", SMALL, "it needs a package")
 
 
 def test_which_peers_there_are() -> None:
     def systems(name: str, dtype: str, *names: str) -> list[str]:
-        (layer,) = sets.named(name, 1, dtype)
-        found, refused = measurement.candidates(layer, names)
+        (layer,) = study.named(name, 1, dtype)
+        found, refused = study.candidates(layer, names)
         return [peer.system for peer in found] + [f"no {record.system}" for record in refused]
 
     assert systems(SMALL, "fp32", "torch") == [
@@ -193,7 +195,7 @@ def test_a_stem_by_a_peer_is_its_convolution_and_then_the_pooling() -> None:
     with pytest.raises(UnsupportedError, match="normalized before"):
         stem_convolution(replace(problem, source="uint8"))
     layer = Layer("stem", problem)
-    found, _ = measurement.candidates(layer, ("torch", "torch-compile"))
+    found, _ = study.candidates(layer, ("torch", "torch-compile"))
     assert [peer.system for peer in found] == ["torch-nhwc", "cudnn-fused-nhwc", "torch-compile"]
 
 
@@ -232,7 +234,7 @@ def scales(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 def measured(operation: str, tune: bool = False) -> list[Record]:
     layer = Layer(operation, ScaleProblem(100))
-    return measurement.measure(layer, CPU, ("torch",), Settings(tune=tune), None, "layers", silent, silent)
+    return study.measure(layer, CPU, ("torch",), Settings(tune=tune), None, "layers", silent, silent)
 
 
 @pytest.mark.parametrize("tune", [False, True])
@@ -251,9 +253,9 @@ def test_what_is_wrong_is_a_failure_and_has_no_time(scales: dict[str, Any]) -> N
 def test_what_nothing_does_is_said(scales: dict[str, Any]) -> None:
     said: list[str] = []
     layer = Layer("scale", ScaleProblem(100, layout="nhwc"))
-    assert measurement.measure(layer, CPU, (), Settings(), None, "layers", silent, said.append) == []
+    assert study.measure(layer, CPU, (), Settings(), None, "layers", silent, said.append) == []
     assert len(said) == 1 and "no rung of scale can do" in said[0]
-    assert measurement.programs([layer], CPU, False) == []
+    assert study.programs([layer], CPU, False) == []
 
 
 @pytest.mark.parametrize("change", [False, True])
@@ -304,8 +306,8 @@ def test_what_stays_is_packed_before_the_clock_starts(
 
 def test_what_will_be_compiled_is_known_before(scales: dict[str, Any]) -> None:
     layers = [Layer("scale", ScaleProblem(size)) for size in (100, 200)]
-    assert len(measurement.programs(layers, CPU, tune=True)) == 1
-    assert len(measurement.programs(layers, CPU, tune=False)) == 1
+    assert len(study.programs(layers, CPU, tune=True)) == 1
+    assert len(study.programs(layers, CPU, tune=False)) == 1
 
 
 # Figures
@@ -332,7 +334,7 @@ def test_means_and_totals_count_every_layer_as_often_as_a_network_has_it() -> No
         Conv2dProblem.square(64, 64, size, 3, layout="nhwc", dtype="fp16") for size in (8, 9, 10)
     )
     layers = (Layer("conv2d", one, 3), Layer("conv2d", two), Layer("conv2d", alone))
-    found = summaries.rows(
+    found = tables.rows(
         layers,
         {
             layers[0].key: [
@@ -351,14 +353,13 @@ def test_means_and_totals_count_every_layer_as_often_as_a_network_has_it() -> No
     )
     assert [row.ratio for row in found] == [2.0, 0.5, None]
     assert found[0].peer is not None and found[0].peer.system == "cudnn-graph"
-    total = summaries.summary(found)
-    assert total is not None and total.layers == 2
-    assert total.geomean == pytest.approx(1.0) and total.worst.layer.problem == two
-    assert (total.ours_us, total.peers_us) == (38.0, 64.0)
-    assert total.tflops == pytest.approx((3 * one.flops + two.flops) / 38.0 / 1e6)
-    assert "2 layers (and 1 without a peer)" in str(total) and "1 slower than it, worst 0.500×" in str(total)
-    assert layers_table("a set", found).rich().row_count == 3
-    assert summaries.summary(found[2:]) is None
+    tflops = (3 * one.flops + two.flops) / 38.0 / 1e6
+    assert tables.summary(found) == (
+        "2 layers (and 1 without a peer): 1.000× the fastest peer's speed in the geometric mean; 1 slower than it, "
+        f"worst 0.500× ({two.name}); in all 38 µs ({tflops:.0f} TFLOP/s) against 64 µs, 1.684×"
+    )
+    assert tables.table("a set", found).rich().row_count == 3
+    assert tables.summary(found[2:]) == ""
 
 
 def test_a_row_has_our_fastest_and_the_fastest_peer_and_what_is_shown_of_them() -> None:
@@ -369,9 +370,9 @@ def test_a_row_has_our_fastest_and_the_fastest_peer_and_what_is_shown_of_them() 
         timed(system, us, problem)
         for system, us in (("torch-nhwc", 40.0), ("cudnn-graph", 20.0), ("torch-compile", 30.0))
     ]
-    (row,) = summaries.rows([layer], {layer.key: [*ours, *peers, replace(ours[0], median_us=None)]})
+    (row,) = tables.rows([layer], {layer.key: [*ours, *peers, replace(ours[0], median_us=None)]})
     assert row.ours == ours[1] and row.peer == peers[1] and row.ratio == 2.5
-    table = layers_table("a set", [replace(row, ours=replace(ours[1], floor_us=6.0))])
+    table = tables.table("a set", [replace(row, ours=replace(ours[1], floor_us=6.0))])
     cells = {column.heading: column.cell(table.rows[0]) for column in table.columns}
     assert (
         cells["% of floor"].startswith("75")
@@ -390,10 +391,10 @@ def test_fp8_is_compared_with_our_own_fp16_of_the_same_layer() -> None:
     eight, other = replace(half, dtype="fp8"), replace(half, dtype="fp8", batch=2)
     layers = [Layer("conv2d", problem) for problem in (half, eight, other)]
     times = {half: 10.0, eight: 4.0, other: 1.0}
-    found = summaries.rows(
+    found = tables.rows(
         layers, {layer.key: [timed("escalade", times[layer.problem], layer.problem)] for layer in layers}
     )
-    assert [(row.layer.problem, ratio) for row, ratio in summaries.over_fp16(found)] == [(eight, 2.5)]
+    assert tables.over_fp16(found) == {eight.name: 2.5}
 
 
 # The command
@@ -415,7 +416,7 @@ def test_the_command_on_the_twin_checks_and_files(tmp_path: pathlib.Path) -> Non
 
 def test_the_command_fails_if_a_result_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ops, "OPERATIONS", {"conv2d": Scale(rung("wrong", "wrong_element"))})
-    monkeypatch.setattr(sets, "named", lambda name, batch, dtype: (Layer("conv2d", ScaleProblem(100)),))
+    monkeypatch.setattr(study, "named", lambda name, batch, dtype: (Layer("conv2d", ScaleProblem(100)),))
     result = run("anything", "--device", "twin")
     assert result.exit_code == 1 and "failed: scale_100 wrong" in result.output
 

@@ -17,8 +17,7 @@ from escalade.device.timing import L2_MULTIPLE, Subject, Timing
 from escalade.ops.conv2d import Conv2dProblem
 from escalade.tune.verification import Case
 from escalade_bench import trial
-from escalade_bench.layers import measurement
-from escalade_bench.layers.sets import Layer
+from escalade_bench.layers import Layer, measure
 from escalade_bench.measure.ceilings import Ceilings
 from escalade_bench.peers.layer import LayerPeer, WrongPeer, eager_conv2d, error_of, operator_peers
 from escalade_bench.trial import Bench, Settings, Verified, verified_peers
@@ -255,9 +254,7 @@ def test_layers_say_which_peers_were_left_out(monkeypatch: pytest.MonkeyPatch) -
         return []
 
     monkeypatch.setattr(Bench, "measure", measured)
-    measurement.measure(
-        Layer("scale", PROBLEM), CPU, (), Settings(), None, "layers", lambda text: None, said.append
-    )
+    measure(Layer("scale", PROBLEM), CPU, (), Settings(), None, "layers", lambda text: None, said.append)
     assert said == ["a peer is wrong"]
 
 

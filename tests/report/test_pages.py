@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from escalade_bench.layers import sets
+from escalade_bench import layers as study
 from escalade_bench.measure.records import Record
 from escalade_bench.networks.op_times import FORMS
 from escalade_bench.report.document import markdown
@@ -135,7 +135,7 @@ def test_op_times_are_sums_of_the_faster_layouts_in_the_ladders_order() -> None:
 
 
 def test_layers_are_shown_by_set_with_ratios_below_one() -> None:
-    first, second, third = (layer.problem.name for layer in sets.named("resnet18", 32, "fp16")[:3])
+    first, second, third = (layer.problem.name for layer in study.named("resnet18", 32, "fp16")[:3])
 
     def layer(problem: str, us: float | None, system: str = "escalade", **rest: object) -> Record:
         made = replace(

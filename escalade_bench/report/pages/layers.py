@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from escalade.errors import UnsupportedError
-from escalade_bench.layers import summaries
-from escalade_bench.layers.sets import DIRECTIONS, SETS, Part, parts
-from escalade_bench.layers.summaries import Row
+from escalade_bench.layers import DIRECTIONS, SETS, WORKLOADS, Layer, Part, parts
 from escalade_bench.measure.records import Record
+from escalade_bench.peers.comparison import Against, against_best
 from escalade_bench.report import cells
 from escalade_bench.report.compare import Cards, grouped, of, place
 from escalade_bench.report.document import Heading, Item, begun, not_measured, origin
 from escalade_bench.report.table import Column, Table, text
 
-WORKLOADS = {
-    direction: "layers" if direction == "forward" else f"layers_{direction}" for direction in DIRECTIONS
-}
 _TITLES = ("Forward", "Gradients of inputs", "Gradients of weights")
 _LEGEND = (
     "Each layer is verified, then timed in turns with its peers in one run. × is how often the network has the layer; "
@@ -27,20 +25,67 @@ _LEGEND = (
 )
 
 
+@dataclass(frozen=True, kw_only=True)
+class Row(Against):
+    """Our fastest record of a layer beside the best peer's; the note also says why we have no time."""
+
+    layer: Layer
+
+
+def rows(layers: Iterable[Layer], measured: Mapping[tuple[str, object], Sequence[Record]]) -> list[Row]:
+    """Compare every layer with its peers, by the records of its key."""
+    found = []
+    for layer in layers:
+        records = measured.get(layer.key, ())
+        one = against_best(records)
+        failed = [f"failed: {cells.first_line(r.failure)}" for r in records if not r.is_peer and r.failure]
+        note = one.note or ("" if one.ours else "".join(failed[:1]))
+        found.append(Row(one.ours, one.peer, one.ratio, note, layer=layer))
+    return found
+
+
+def summary(found: Sequence[Row]) -> str:
+    """Return the comparison of a network's layers in one sentence; empty if nothing can be compared."""
+    compared = [(r, r.ours, r.peer, r.ratio) for r in found if r.ours and r.peer and r.ratio]
+    if not compared:
+        return ""
+    ratios = {row.layer.problem.name: ratio for row, _, _, ratio in compared}
+    worst = min(ratios, key=lambda name: ratios[name])
+    ours_us = sum(row.layer.count * ours.time for row, ours, _, _ in compared)
+    peers_us = sum(row.layer.count * peer.time for row, _, peer, _ in compared)
+    flops = sum(row.layer.count * row.layer.problem.flops for row, *_ in compared)
+    left_out = sum(row.ours is not None for row in found) - len(compared)
+    return (
+        f"{len(compared)} layers{f' (and {left_out} without a peer)' if left_out else ''}: "
+        f"{statistics.geometric_mean(ratios.values()):.3f}× the fastest peer's speed in the geometric mean; "
+        f"{sum(ratio < 1 for ratio in ratios.values())} slower than it, worst {ratios[worst]:.3f}× ({worst}); in all "
+        f"{ours_us:,.0f} µs ({flops / ours_us / 1e6:.0f} TFLOP/s) against {peers_us:,.0f} µs, {peers_us / ours_us:.3f}×"
+    )
+
+
+def over_fp16(found: Sequence[Row]) -> dict[str, float]:
+    """Return the speed of FP8 relative to our own fp16, by problem, for layers with both times."""
+    times = {
+        (r.layer.operation, r.layer.problem.name, r.layer.problem.dtype): r.ours.time for r in found if r.ours
+    }
+    pairs = {key: times.get((*key[:2], "fp16")) for key in times if key[2] == "fp8"}
+    return {key[1]: half / times[key] for key, half in pairs.items() if half}
+
+
 def measured(direction: str, records: Sequence[Record]) -> list[tuple[Part, list[Row]]]:
     """The rows of each set in every dtype and batch, as far as its layers have records; then the layers of no set."""
     found = grouped(of(records, WORKLOADS[direction]), lambda r: (r.problem, r.dtype))
 
-    def rows(part: Part) -> list[Row]:
+    def rows_of(part: Part) -> list[Row]:
         own: dict[tuple[str, object], list[Record]] = {
             layer.key: found.get((layer.problem.name, layer.problem.dtype), []) for layer in part.layers
         }
-        return summaries.rows([layer for layer in part.layers if own[layer.key]], own)
+        return rows([layer for layer in part.layers if own[layer.key]], own)
 
     shown: list[tuple[Part, list[Row]]] = []
     left = dict.fromkeys(found)
     for part in _possible(direction, found):
-        here = rows(part)
+        here = rows_of(part)
         keys = {(row.layer.problem.name, row.layer.problem.dtype) for row in here}
         if keys & left.keys():
             shown.append((part, here))
@@ -50,7 +95,7 @@ def measured(direction: str, records: Sequence[Record]) -> list[tuple[Part, list
         alone = parts(names, (0,), (dtype,), direction)  # a convolution's name has its batch
         title = f"others, {direction.replace('_', ' ')}, {dtype}"
         other = Part("", title, tuple(layer for part in alone for layer in part.layers))
-        shown.append((other, rows(other)))
+        shown.append((other, rows_of(other)))
     return shown
 
 
@@ -98,8 +143,8 @@ def page(cards: Cards) -> list[Item]:
         for direction, title in zip(DIRECTIONS, _TITLES, strict=True):
             found = measured(direction, records)
             made += [Heading(3, title)] if found else []
-            for part, rows in found:
-                made.append(table(part.title, rows))
-                total = summaries.summary(rows)
+            for part, own in found:
+                made.append(table(part.title, own))
+                total = summary(own)
                 made += [f"{total}."] if total else []
     return made if len(made) > 3 else [*made, not_measured("escalade layers resnet50 --results results")]

@@ -1,1 +1,0 @@
-"""Single layers beside their peers: the convolutions of networks, each verified and then timed in one run."""
