@@ -11,8 +11,7 @@ from escalade.commands.options import Dtypes, InputSeed, RecordsFile, RecordsFol
 from escalade.commands.progress import status
 from escalade.commands.running import Run
 from escalade.commands.selection import check_names
-from escalade_bench.calls.catalogue import CALLS, STORAGE, chosen
-from escalade_bench.calls.measurement import measure
+from escalade_bench.calls import CALLS, STORAGE, chosen, measure
 from escalade_bench.report.pages.records import calls_table
 
 

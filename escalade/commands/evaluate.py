@@ -32,8 +32,8 @@ from escalade.terminal_text import shown
 from escalade_apps.classify import output
 from escalade_apps.classify.labelled import find_labelled, spread
 from escalade_apps.classify.preparation import normalization
+from escalade_bench.evaluation import DTYPES, SUFFIX, Task, evaluate
 from escalade_bench.measure.records import Record
-from escalade_bench.networks.evaluation import DTYPES, SUFFIX, Task, evaluate
 from escalade_bench.report.pages import networks
 
 NETWORKS = {"resnet18": 18, "resnet34": 34, "resnet50": 50}

@@ -17,7 +17,8 @@ from escalade.commands.progress import Say
 from escalade.device import cuda
 from escalade.errors import UnsupportedError
 from escalade.ops.base.card import H200
-from escalade_bench.campaign import coverage, evaluation, registry
+from escalade_bench import evaluation
+from escalade_bench.campaign import coverage, registry
 from escalade_bench.campaign.runner import Clock, ceiling_records, duration, ordered, run
 from escalade_bench.campaign.staleness import WORKLOAD, State, states
 from escalade_bench.campaign.units import Session

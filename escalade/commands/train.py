@@ -27,8 +27,8 @@ from escalade_apps.train.probing import Judgement, Probe
 from escalade_apps.train.progress import Progress
 from escalade_apps.train.runs import trainer
 from escalade_apps.train.trainer import BEST, Evaluation, Trainer
+from escalade_bench.learning import learning_record
 from escalade_bench.measure import records
-from escalade_bench.networks.learning import learning_record
 
 RUNS = pathlib.Path("runs")
 

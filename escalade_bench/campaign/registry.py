@@ -6,8 +6,8 @@ import fnmatch
 from collections.abc import Callable, Iterator, Sequence
 
 from escalade.errors import UnsupportedError
-from escalade_bench import layers
-from escalade_bench.campaign import calls, coverage, evaluation, headline, ladders, learning, networks
+from escalade_bench import calls, evaluation, layers, learning
+from escalade_bench.campaign import coverage, headline, ladders, networks
 from escalade_bench.campaign.units import Unit
 
 STUDIES: tuple[Callable[[], Iterator[Unit]], ...] = (

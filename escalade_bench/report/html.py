@@ -11,8 +11,8 @@ from markupsafe import Markup
 
 from escalade.ops import OPERATIONS
 from escalade_bench.layers import DIRECTIONS
+from escalade_bench.learning import SUFFIX as LEARNING
 from escalade_bench.measure.records import Record
-from escalade_bench.networks.learning import SUFFIX as LEARNING
 from escalade_bench.networks.workloads import WORKLOADS
 from escalade_bench.peers.comparison import TRAINING_STEP
 from escalade_bench.report import cells, plots, terminal

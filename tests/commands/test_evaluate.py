@@ -15,8 +15,8 @@ from typer.testing import CliRunner, Result
 from escalade import cli, models
 from escalade.commands import evaluate
 from escalade.models.resnet import BasicBlock
+from escalade_bench import evaluation
 from escalade_bench.measure.records import load
-from escalade_bench.networks import evaluation
 
 CLASSES = 7
 

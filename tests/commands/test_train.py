@@ -19,7 +19,7 @@ from escalade_apps.train.parallel import LostError, Processes
 from escalade_apps.train.probing import Judgement
 from escalade_apps.train.settings import Settings
 from escalade_apps.train.trainer import BEST
-from escalade_bench.networks.learning import learning_record
+from escalade_bench.learning import learning_record
 from tests.commands.support import run, said_by
 from tests.train.quick import hasten
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from functools import partial
 
 from escalade.ops import OPERATIONS
+from escalade_bench.evaluation import FEW
+from escalade_bench.evaluation import SUFFIX as EVALUATION
 from escalade_bench.measure.records import Record
 from escalade_bench.networks import cpu, layer_kinds
-from escalade_bench.networks.evaluation import FEW
-from escalade_bench.networks.evaluation import SUFFIX as EVALUATION
 from escalade_bench.networks.op_times import FORMS, OPERATION
 from escalade_bench.networks.workloads import WORKLOADS
 from escalade_bench.peers.comparison import TRAINING_STEP

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from escalade.ops import OPERATIONS
-from escalade_bench.calls.measurement import FORWARD, WITH_GRADIENT
+from escalade_bench.calls import FORWARD, WITH_GRADIENT
 from escalade_bench.measure.records import Record
 from escalade_bench.networks.workloads import WORKLOADS
 from escalade_bench.peers.comparison import COVERAGE, TRAINING_STEP

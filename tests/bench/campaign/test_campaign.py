@@ -12,7 +12,8 @@ import torch
 from escalade import ops
 from escalade.device.program import Program
 from escalade.errors import UnsupportedError
-from escalade_bench.campaign import evaluation, ladders, registry, staleness
+from escalade_bench import evaluation
+from escalade_bench.campaign import ladders, registry, staleness
 from escalade_bench.campaign.runner import Clock, ordered, run
 from escalade_bench.campaign.staleness import State, states
 from escalade_bench.campaign.units import Say, Session, Unit
@@ -242,13 +243,13 @@ def test_accuracy_is_a_unit_where_weights_and_photographs_are(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ESCALADE_DATA", str(tmp_path))
-    assert not list(evaluation.units()) and evaluation.WEIGHTS in evaluation.missing()
-    for name in (evaluation.WEIGHTS, evaluation.PHOTOGRAPHS, evaluation.CLASSES):
+    assert not list(evaluation.units()) and evaluation.FILES[0] in evaluation.missing()
+    for name in evaluation.FILES:
         (tmp_path / name).touch()
     (found,) = evaluation.units()
     assert not evaluation.missing()
     assert found.command.startswith(
-        f"escalade evaluate resnet18 --weights {tmp_path / evaluation.WEIGHTS} --data"
+        f"escalade evaluate resnet18 --weights {tmp_path / evaluation.FILES[0]} --data"
     )
 
 

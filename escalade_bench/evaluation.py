@@ -8,24 +8,31 @@ from __future__ import annotations
 import copy
 import math
 import pathlib
+import shlex
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 
 import torch
 
+from escalade import models
+from escalade.engine import compile
 from escalade.errors import UnsupportedError
-from escalade.models import ResNet
+from escalade.models import ResNet, read_resnet
 from escalade.ops.base.switches import precision
 from escalade.terminal_text import shown
 from escalade_apps.classify.decoders import decoder_for
 from escalade_apps.classify.images import Source, Unreadable
-from escalade_apps.classify.labelled import Labelled
+from escalade_apps.classify.labelled import Labelled, find_labelled
 from escalade_apps.classify.prediction import batches
-from escalade_apps.classify.preparation import Normalization, compiled, crop_of
+from escalade_apps.classify.preparation import Normalization, compiled, crop_of, normalization
+from escalade_bench.campaign.units import Say, Session, Unit
+from escalade_bench.ladder import free
+from escalade_bench.measure.currency import Made
 from escalade_bench.measure.records import Record
-from escalade_bench.networks.judging import MOST
+from escalade_bench.networks import at_hand
+from escalade_bench.networks.judging import MOST, UNTIMED
 from escalade_bench.networks.parts import normalised
 
 SUFFIX = "_evaluation"
@@ -129,3 +136,63 @@ def _record(task: Task, dtype: str, score: _Score, decoder: str) -> Record:
     if not dtype:
         return record
     return replace(record, error=error if math.isfinite(error) else None, tolerance=most, failure=failure)
+
+
+NETWORK = "resnet18"
+FILES = ("resnet18_imagenet_rebuilt_fp16.safetensors", "images", "imagenet_synsets.txt")
+"""Weights, photographs, and the names of the classes."""
+_BATCH = 32
+_SECONDS = 20.0
+
+
+def units() -> Iterator[Unit]:
+    """The one unit, all dtypes at once: an image is decoded once for all of them."""
+    if missing():
+        return
+    options = zip(("--weights", "--data", "--classes"), map(at_hand.find, FILES), strict=True)
+    asked = (str(word) for option in options for word in option)
+    yield Unit(
+        f"evaluation/{NETWORK}",
+        f"right answers of {NETWORK} with real weights",
+        shlex.join(("escalade", "evaluate", NETWORK, *asked)),
+        _SECONDS,
+        _measure,
+        _made,
+        DTYPES,
+    )
+
+
+def missing() -> str:
+    """Return why there is no such unit here; empty if there is."""
+    absent = [name for name in FILES if at_hand.find(name) is None]
+    where = ", ".join(map(str, at_hand.folders()))
+    return f"{', '.join(absent)}: not in {where}, so right answers are not among the units" if absent else ""
+
+
+def _measure(session: Session, say: Say) -> Iterator[list[Record]]:
+    if session.seconds == UNTIMED:
+        return
+    weights, photographs, classes = map(at_hand.find, FILES)
+    assert weights is not None and photographs is not None
+    model = read_resnet(weights)
+    images = find_labelled(photographs, model.fc.out_features, classes)
+    batch = min(_BATCH, len(images))
+    task = Task(NETWORK, model, weights, photographs, images, normalization(model), batch)
+    yield evaluate(task, DTYPES, session.device.type, say)
+    free(session.device)
+
+
+def _made(session: Session, record: Record) -> Made:
+    """Return the plan of a batch of bytes; the weights decide nothing of it."""
+
+    def made() -> Made:
+        model = models.resnet18()
+        example = models.example(NETWORK, 1)
+        engine = compile(
+            model, example, dtype=record.dtype, device=session.device, normalize=normalization(model), plans=1
+        )
+        return Made.of_plan(
+            engine.plan(torch.empty(_BATCH, *example.shape[1:], dtype=torch.uint8, device=session.device))
+        )
+
+    return session.once(("made", NETWORK, "evaluation", record.dtype), made)

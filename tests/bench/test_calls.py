@@ -11,8 +11,8 @@ import torch.nn.functional as F
 
 from escalade.device.timing import Timing
 from escalade.errors import UnsupportedError
-from escalade_bench.calls import catalogue, measurement
-from escalade_bench.calls.catalogue import CALLS, Call, New, chosen
+from escalade_bench import calls
+from escalade_bench.calls import CALLS, Call, New, chosen
 from escalade_bench.measure.records import Record
 from escalade_bench.report.pages.records import calls_table
 
@@ -22,15 +22,15 @@ LINEAR = replace(CALLS["linear"], ours=F.linear)
 
 
 def measured(call: Call, dtype: str = "fp32") -> list[Record]:
-    return [record for records in measurement.measure(call, dtype, CPU, 0.0) for record in records]
+    return [record for records in calls.measure(call, dtype, CPU, 0.0) for record in records]
 
 
 def test_theirs_agrees_with_float64_in_every_call(monkeypatch: pytest.MonkeyPatch) -> None:
     """And so what is asked for can be had: tensors, layouts, autocast, gradients and where they are compared."""
     told = Timing(1.0, 1.0, 1.0, 1, "host")
-    monkeypatch.setattr(measurement, "time_by_clock", lambda works, seconds: dict.fromkeys(works, told))
-    monkeypatch.setattr(measurement, "COPIES", 1)
-    monkeypatch.setattr(catalogue, "SIDE", 4)
+    monkeypatch.setattr(calls, "time_by_clock", lambda works, seconds: dict.fromkeys(works, told))
+    monkeypatch.setattr(calls, "COPIES", 1)
+    monkeypatch.setattr(calls, "SIDE", 4)
     for call in CALLS.values():
         for dtype, layouts in call.layouts.items():
             found = measured(replace(call, ours=call.theirs), dtype)
@@ -50,7 +50,7 @@ def test_what_is_timed_are_calls_alone_and_with_gradients() -> None:
         ("calls_with_gradient", "escalade"), ("calls_with_gradient", "torch"),
     ]  # fmt: skip
     assert all(r.median_us and r.timing == "host" and r.samples >= 5 and r.error is not None for r in found)
-    assert made.count(False) == made.count(True) - 2 >= 10 * measurement.COPIES, "two are judged"
+    assert made.count(False) == made.count(True) - 2 >= 10 * calls.COPIES, "two are judged"
 
 
 def test_a_wrong_result_or_gradient_has_no_time() -> None:

@@ -1,1 +1,0 @@
-"""Host time of calling an operator, beside PyTorch's for the same."""
