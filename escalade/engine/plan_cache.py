@@ -284,12 +284,18 @@ class Plans:
                 self._avoid |= {failed}
                 planned = self._planned(network, batch, tensors)
 
+    @collected_later()
+    @torch.inference_mode(False)
+    @torch.no_grad()
     def plan_for(self, card: Card, tensors: Sequence[torch.Tensor]) -> Plan:
         """Plan for inputs like these on a card that need not be here; nothing is compiled for it."""
-        kept = self.of(tensors)
-        given = zip(kept.network.captured.inputs, tensors, strict=True)
+        with self._making:
+            network, batch = self.networks.of(tensors)
+        if batch and not network.captured.is_sound:
+            check_sizes(network.captured, batch)
+        given = zip(network.captured.inputs, tensors, strict=True)
         formats = {entry.name: InputFormat.of(tensor) for entry, tensor in given}
-        return self.planner(kept.network, card, kept.batch, formats)()
+        return self.planner(network, card, batch, formats)()
 
     def planner(
         self, network: Network, place: Place, batch: int, formats: Mapping[str, InputFormat]

@@ -12,6 +12,7 @@ from torch import nn
 from escalade.engine import Engine
 from escalade.engine.plan_cache import MOST_SIGHTS, Plans
 from escalade.errors import UnsupportedError
+from escalade.ops.base.card import H200
 from tests.engine.small import ONE, TWO, made
 
 
@@ -102,3 +103,13 @@ def test_strides_without_end() -> None:
         x = torch.randn(2, 13 + extra)[:, :12]
         torch.testing.assert_close(engine(x), model(x).detach())
     assert len(engine._plans.sights) <= MOST_SIGHTS and len(engine._plans.kept) == 1
+
+
+def test_a_plan_for_another_card_leaves_the_engines_plans_alone() -> None:
+    model, engine = made(ONE)
+    x = torch.randn(5, 12)
+    kept = dict(engine._plans.kept)
+    with torch.inference_mode():
+        plan = engine.plan_for(H200, x)
+    assert plan.batch == 5 and engine._plans.kept == kept
+    torch.testing.assert_close(engine(x), model(x).detach())
