@@ -1,4 +1,4 @@
-"""Many random networks, on the twin, on a GPU, or by references alone on the CPU."""
+"""Check many random networks on the twin, on a GPU, or on the CPU with PyTorch computing the nodes of each plan."""
 
 from __future__ import annotations
 
@@ -17,7 +17,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("kind", choices=KINDS, help="inference, training steps, or views of PyTorch's steps")
     parser.add_argument("--seeds", help="FIRST:BEYOND, or some with commas; without it the first of today")
     parser.add_argument("--count", type=int, default=20, help="how many of today")
-    parser.add_argument("--device", default="twin", help="twin, cuda or cpu")
+    parser.add_argument(
+        "--device",
+        default="twin",
+        help="twin, cuda, cpu, or h200: plan for an H200 without one, and compute the plan on the CPU",
+    )
     parser.add_argument(
         "--dtype", default="", help="fp32, tf32, fp16, bf16 or several, for each; else they take turns"
     )

@@ -6,8 +6,10 @@ import copy
 import math
 import pathlib
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import nn
@@ -16,7 +18,9 @@ from torch.utils import _pytree as pytree
 import escalade
 from escalade.engine import Engine
 from escalade.engine.plan.kernel_program import KernelProgram
+from escalade.engine.training.step import TrainingStep
 from escalade.ops.base.accuracy import relative_error
+from escalade.ops.base.card import H200, Card
 from escalade.tune.verification import compare
 from escalade_bench.networks.judging import LEAST, TIMES, nudged
 from tests.random_models.program import Text, exactly, run_exactly, run_rounded, tensors, wide
@@ -27,6 +31,8 @@ PyTorch's error on them is a sample that chance may have made small. A wrong ker
 
 _NONE = 1e-6
 """A change of less than this part of the usual one is none: what a dtype makes of it is rounding."""
+CARDS = {"h200": H200}
+"""Devices that need not be present: plans are made for these cards, and PyTorch computes their nodes on the CPU."""
 NUDGES = 8
 """Nudged inputs, moved by less than a rounding, on which PyTorch's error is measured again where a training step looks
 wrong. Rounding decides which of two nearly equal elements a maximum selects, and so where its gradient goes."""
@@ -81,6 +87,9 @@ def check(
     text: Text, dtype: str, device: str, batches: Sequence[int] = (2, 3, 1), thorough: bool = True
 ) -> None:
     """Raises `Wrong` with what differs from PyTorch."""
+    if device in CARDS:
+        with _planned_for(CARDS[device]):
+            return check(text, dtype, "cpu", batches, thorough)
     case = Case(text, dtype)
     first = text.draw(batches[0])
     home = "cuda" if device == "cuda" else "cpu"
@@ -106,6 +115,13 @@ def check(
     for name, value in model.state_dict().items():
         if not torch.equal(value, state[name]):
             raise Wrong(f"the caller's {name} has changed")
+
+
+@contextmanager
+def _planned_for(card: Card) -> Iterator[None]:
+    """Make plans of the CPU for a card. Unlike the twin's, they have no rungs of other architectures."""
+    with mock.patch.object(Card, "of", staticmethod(lambda place: card)):
+        yield
 
 
 def _call(engine: Engine, case: Case, inputs: Sequence[torch.Tensor], what: str, home: str) -> Any:
@@ -158,11 +174,16 @@ def check_training(text: Text, dtype: str, device: str, steps: int = 3) -> None:
     mine = text.module().to(home)
     optimizer = _optimizer(text.seed, mine)
     batches = [text.draw(size, number) for number, size in enumerate((4, 4, 3)[:steps])]
-    place = None if home == "cuda" else device
     # A small scale: with a large one gradients may overflow fp16, and then the first steps are left out.
     scale = 8.0 if dtype == "fp16" else None
     given = (_placed(batches[0], home),)
-    step = escalade.training_step(mine, _loss, optimizer, given, dtype=dtype, device=place, loss_scale=scale)
+    if device in CARDS:
+        step = TrainingStep(mine, _loss, optimizer, given, dtype, scale, False, plan_only=CARDS[device])
+    else:
+        place = None if home == "cuda" else device
+        step = escalade.training_step(
+            mine, _loss, optimizer, given, dtype=dtype, device=place, loss_scale=scale
+        )
     losses = [step(_placed(each, home)).detach().double().cpu() for each in batches]
 
     start, after = text.module().state_dict(), mine.state_dict()

@@ -216,7 +216,7 @@ def in_place(d: Draft) -> str:
         f"NEW = {x}.clone()\nNEW.add_({x}, alpha=0.5)",
         f"NEW = {x}.clone()\nNEW[:, 0] += 1", f"NEW = {x} + 1\nNEW_w = NEW[..., :1]\nNEW_w.mul_(2)",
         f"NEW = torch.zeros_like({x})\nNEW[..., {last // 2}:] = {x}[..., {last // 2}:]",
-        f"NEW = {x} - 1\nNEW_w = NEW.flatten(1)\nNEW_w[:, ::2].clamp_(min=0)",
+        f"NEW = ({x} - 1).contiguous()\nNEW_w = NEW.flatten(1)\nNEW_w[:, ::2].clamp_(min=0)",
         f"NEW = F.relu({x}, inplace=False).add_(0.25)",
         f"NEW = {x}.new_zeros({x}.shape)\nNEW.copy_({x})\nNEW[:, -1:].zero_()",
     ))  # fmt: skip
