@@ -29,20 +29,45 @@ PAIRED = ("silu", "gelu", "gelu_tanh")
 """Functions that kernels have for two elements at once too, with fewer special functions: `silu_pair` and so on."""
 
 
-@dataclass(frozen=True)
+def _keys(operands: tuple[Operand, ...]) -> tuple[object, ...]:
+    """Keys that tell operands apart: in Python the place 0 equals the number 0.0, and 0.0 equals -0.0."""
+    return tuple((float, one.hex()) if isinstance(one, float) else one for one in operands)
+
+
+@dataclass(frozen=True, eq=False)
 class Call:
     """A function of operands."""
 
     function: str
     operands: tuple[Operand, ...]
 
+    @cached_property
+    def _key(self) -> tuple[object, ...]:
+        return self.function, *_keys(self.operands)
 
-@dataclass(frozen=True)
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Call) and self._key == other._key
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+
+@dataclass(frozen=True, eq=False)
 class Expression:
     """Results computed from named inputs, element by element. Make one by `of`, `parse` or another's methods."""
 
     calls: tuple[Call, ...]
     results: tuple[Operand, ...]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Expression) and self._key == other._key
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+    @cached_property
+    def _key(self) -> tuple[object, ...]:
+        return self.calls, _keys(self.results)
 
     @staticmethod
     def of(calls: Iterable[Call], results: Iterable[Operand]) -> Expression:

@@ -46,17 +46,34 @@ def test_a_text_is_parsed_into_what_it_says(text: str) -> None:
 
 @st.composite
 def programs(draw: st.DrawFn) -> Expression:
+    """Draw calls that may be alike, or needed by no result."""
     calls: list[Call] = []
     for _ in range(draw(st.integers(0, 6))):
         name = draw(st.sampled_from(sorted(FUNCTIONS)))
         operand = st.sampled_from(["x", "a", 0.5, -2.0, *range(len(calls))])
         calls.append(Call(name, tuple(draw(operand) for _ in range(FUNCTIONS[name].arity))))
     results = st.lists(st.sampled_from(["x", *range(len(calls))]), min_size=1, max_size=2)
-    return Expression.of(calls, draw(results))
+    return Expression(tuple(calls), tuple(draw(results)))
+
+
+@given(st.lists(st.sampled_from(("x", 0.0, -0.0, 1.0, 0, 1)), min_size=8, max_size=8))
+def test_one_form_computes_what_all_calls_do(drawn: list[str | float | int]) -> None:
+    """The place of a call equals a number, 0 equals -0, and their quotients tell them apart."""
+    pairs = zip(drawn[::2], drawn[1::2], strict=True)
+    calls = (Call("exp", ("x",)), Call("neg", ("x",)), *(Call("div", pair) for pair in pairs))
+    values = {"x": torch.tensor([0.25, -3.0], dtype=torch.float64)}
+    results = tuple(range(len(calls)))
+    found = Expression.of(calls, results).evaluate(values)
+    torch.testing.assert_close(
+        [one.expand(2) for one in found],
+        [one.expand(2) for one in Expression(calls, results).evaluate(values)],
+        rtol=0, atol=0, equal_nan=True,
+    )  # fmt: skip
 
 
 @given(programs())
-def test_the_text_of_any_program_is_its_own(program: Expression) -> None:
+def test_the_text_of_any_program_is_its_own(drawn: Expression) -> None:
+    program = Expression.of(drawn.calls, drawn.results)
     again = Expression.parse(program.text)
     assert again.text == program.text
     assert str(again.constants("fp16")) == str(program.constants("fp16"))
@@ -66,6 +83,17 @@ def test_calls_that_are_the_same_are_one() -> None:
     program = Expression.parse("a = exp(x); b = exp(x); a * b + log(1)")
     assert program.text == "t0 = exp(x); t0 * t0 + 0"
     assert Expression.parse("exp(x) * exp(x) + 0.0") == program
+    assert Expression.parse("nan * x") == Expression.parse("nan * x")
+
+
+def test_a_call_is_not_the_number_of_its_place() -> None:
+    """In Python 0 equals 0.0: the two gradients of `torch.where` were one."""
+    text = "t0 = x + a; where(b, t0, 0) + -where(b, 0, t0)"
+    assert Expression.parse(text).text == text
+    assert Expression.parse("t0 = exp(x); t0 - 0, t0 - t0") != Expression.parse(
+        "t0 = exp(x); t0 - t0, t0 - t0"
+    )
+    assert Expression.parse("x / 0") != Expression.parse("x / -0.0")
 
 
 def test_programs_are_put_into_each_other() -> None:
