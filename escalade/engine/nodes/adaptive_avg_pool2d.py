@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from escalade.engine.graph.graph import Graph, Node
-from escalade.engine.nodes.aten_call import AtenCall
+from escalade.engine.nodes.aten_call import AtenCall, converts
 from escalade.engine.nodes.base import Layouts, Operator, Recognised, Recogniser, Tensors, with_channels
 from escalade.engine.nodes.lowering import Forms, Lowered
 from escalade.engine.nodes.reshape import Reshape
@@ -48,7 +48,7 @@ class AdaptiveAvgPool2d(Operator):
             x is None
             or len(graph.shape_of(x)) != 4
             or {d % 4 for d in dims} != {2, 3}
-            or call("dtype") is not None
+            or converts(call, x, graph)
         ):
             return None
         shape = (*graph.shape_of(x)[:2], 1, 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from escalade.engine.graph.graph import Node, Reference
+from escalade.engine.graph.graph import Graph, Node, Reference
 
 
 class AtenCall:
@@ -31,6 +31,15 @@ class AtenCall:
             value = default  # which is what an empty list means
         values = (value,) if isinstance(value, int) else tuple(value)
         return (values[0], values[-1])
+
+
+def converts(call: AtenCall, x: str, graph: Graph) -> bool:
+    """Return whether a call asks for another type than its operand has.
+
+    CUDA's autocast names fp32 in every sum, norm and softmax, also of values that are fp32 already.
+    """
+    wanted = call("dtype")
+    return wanted is not None and wanted is not graph.dtype_of(x)
 
 
 def name_of(target: str) -> str:

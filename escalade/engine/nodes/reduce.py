@@ -11,7 +11,7 @@ import torch
 
 from escalade.engine.graph.aten import resolve
 from escalade.engine.graph.graph import Graph, Node
-from escalade.engine.nodes.aten_call import AtenCall, name_of
+from escalade.engine.nodes.aten_call import AtenCall, converts, name_of
 from escalade.engine.nodes.base import Layouts, Operator, Recognised, Tensors, activate
 from escalade.engine.nodes.lowering import Forms, Lowered
 from escalade.engine.nodes.pointwise import Pointwise, broadcast
@@ -102,7 +102,7 @@ class Reduce(Operator):
         kind = _OF_NAMES.get(name, name)
         if name == "linalg_vector_norm":
             kind = _NORMS.get(float(call("ord", 2)), "")
-        if kind not in _KINDS or x is None or not self._is_plain(node, call, graph.dtype_of(x)):
+        if kind not in _KINDS or x is None or not self._is_plain(node, call, x, graph):
             return None
         rank = len(graph.shape_of(x))
         asked = call("dim", ())
@@ -135,12 +135,12 @@ class Reduce(Operator):
         )  # fmt: skip
 
     @staticmethod
-    def _is_plain(node: Node, call: AtenCall, given: torch.dtype) -> bool:
+    def _is_plain(node: Node, call: AtenCall, x: str, graph: Graph) -> bool:
         """Whether it is of floating-point numbers, in their own type, and gives nothing else."""
         return (
             node.is_floating
-            and given == getattr(torch, node.dtype)
-            and call("dtype") is None
+            and graph.dtype_of(x) == getattr(torch, node.dtype)
+            and not converts(call, x, graph)
             and call.value("other") is None
             and node.attributes.get("result", 0) == 0
         )

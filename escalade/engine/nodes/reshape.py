@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import torch
 
 from escalade.engine.graph.graph import Graph, Node
-from escalade.engine.nodes.aten_call import AtenCall
+from escalade.engine.nodes.aten_call import AtenCall, converts
 from escalade.engine.nodes.base import (
     ROWS_OF_LAST,
     Layouts,
@@ -36,7 +36,7 @@ class Reshape(Operator):
     def _recognise(self, node: Node, call: AtenCall, graph: Graph) -> Recognised:
         x = call.value("self") or call.value("input")
         assert x is not None
-        if call("dtype") is not None:
+        if converts(call, x, graph):
             return None  # the same bytes as numbers of another type
         if graph.shape_of(x) == node.shape:
             return x

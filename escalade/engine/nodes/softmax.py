@@ -8,7 +8,7 @@ from math import prod
 import torch
 
 from escalade.engine.graph.graph import Batch, Graph, Node, Shape
-from escalade.engine.nodes.aten_call import AtenCall
+from escalade.engine.nodes.aten_call import AtenCall, converts
 from escalade.engine.nodes.base import (
     ROWS_OF_LAST,
     Layouts,
@@ -45,7 +45,7 @@ class Softmax(Operator):
 
     def _recognise(self, node: Node, call: AtenCall, graph: Graph) -> Recognised:
         x, rank, at = call.value("self"), len(node.shape), call("dim")
-        if call("dtype") is not None or x is None or not rank or not isinstance(at, int):
+        if x is None or converts(call, x, graph) or not rank or not isinstance(at, int):
             return None
         at %= rank
         of_channels = rank == 4 and at == 1

@@ -44,6 +44,20 @@ def test_a_reduction_is_one_node_of_its_own(function: Function) -> None:
     torch.testing.assert_close(Engine(graph, "fp32", "twin")(x), function(x))
 
 
+def test_a_type_that_the_operand_has_already_is_no_conversion() -> None:
+    """CUDA's autocast names fp32 also where values are fp32: a norm of parameters was left to PyTorch for it."""
+    functions: dict[str, Function] = {
+        "adaptive_avg_pool2d": lambda x: x.mean((2, 3), keepdim=True, dtype=x.dtype),
+        "reduce": lambda x: torch.linalg.vector_norm(x, dim=1, dtype=x.dtype) + x.sum(1, dtype=x.dtype),
+        "relu": lambda x: F.relu(x.view(x.dtype)),
+        "softmax": lambda x: F.softmax(x, -1, dtype=x.dtype),
+    }
+    for op, function in functions.items():
+        graph = capture(Call(function), (torch.randn(2, 8, 3, 5),))
+        ops = [node.op for node in graph]
+        assert op in ops and "aten" not in ops
+
+
 @pytest.mark.parametrize(
     "function",
     [
