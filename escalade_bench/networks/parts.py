@@ -1,4 +1,4 @@
-"""Parts that any network has: accuracy, batches, the phases of one image, a stream."""
+"""Parts that any network has: accuracy, batches, a stream."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from escalade_bench.ladder import free
 from escalade_bench.measure.records import Record
 from escalade_bench.networks.judging import Standard, fresh, standard
 from escalade_bench.networks.measurement import Case, measure
-from escalade_bench.networks.phases import measure_phases
 from escalade_bench.networks.streaming import measure_stream
 from escalade_bench.networks.workload import Say, Setting, Workload, reference
 from escalade_bench.peers.network import Task, tensors
@@ -96,20 +95,6 @@ def over_batches(
             free(setting.device)
 
 
-def _with_peers(setting: Setting) -> tuple[str, ...]:
-    """Return the dtypes of the run that every fusion level, and a stream of bytes, can be compiled in."""
-    return tuple(dtype for dtype in setting.dtypes if dtype not in setting.workload.further_dtypes)
-
-
-def phases(setting: Setting, say: Say) -> Iterator[list[Record]]:
-    dtypes = _with_peers(setting)
-    x, known = setting.known(setting.model, 1, 3, (*dtypes, "fp32"))
-    for dtype in dtypes:
-        task = Task(setting.model, x, dtype)
-        yield measure_phases(setting.name, setting.graph, task, known, setting.seconds, say)
-        free(setting.device)
-
-
 def normalised(images: torch.Tensor, normalize: tuple[tuple[float, ...], tuple[float, ...]]) -> torch.Tensor:
     """Return bytes normalized by means and deviations, as a compiled engine does it, in fp32."""
     mean, deviation = (
@@ -128,7 +113,7 @@ def stream(setting: Setting, say: Say) -> Iterator[list[Record]]:
         expected = reference(setting.model, x, setting.workload.chunk)
         return standard(setting.model, x, dtype, expected, setting.workload.chunk)
 
-    for dtype in _with_peers(setting):
+    for dtype in setting.dtypes_with_peers:
         engine = compile(
             setting.model, example, dtype=dtype, device=setting.device, normalize=wanted.normalize, plans=1
         )

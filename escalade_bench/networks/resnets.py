@@ -12,7 +12,7 @@ from torch import nn
 from escalade import models
 from escalade.models import ResNet
 from escalade.models.resnet import BasicBlock, Bottleneck
-from escalade_bench.networks import cpu, layer_kinds, parts, planned, training_step
+from escalade_bench.networks import host, parts, planned, training_step
 from escalade_bench.networks.judging import MOST
 from escalade_bench.networks.training_step import Training
 from escalade_bench.networks.workload import Part, Stream, Workload
@@ -48,10 +48,10 @@ def resnet(name: str, make: Callable[[], ResNet]) -> Workload:
         parts={
             "accuracy": Part(parts.accuracy),
             "batches": Part(parts.batches),
-            "phases": Part(parts.phases, needs_gpu=True, made=planned.of_levels),
-            cpu.PART: Part(cpu.measure, usual=False, needs_gpu=True, dtypes=cpu.DTYPES),
-            layer_kinds.PART: Part(
-                layer_kinds.measure, usual=False, needs_gpu=True, dtypes=cpu.DTYPES, made=planned.of_levels
+            "phases": Part(host.phases, needs_gpu=True, made=planned.of_levels),
+            "cpu": Part(host.cpu, usual=False, needs_gpu=True, dtypes=host.DTYPES),
+            "layer-kinds": Part(
+                host.layer_kinds, usual=False, needs_gpu=True, dtypes=host.DTYPES, made=planned.of_levels
             ),
             "stream": Part(parts.stream, usual=False, needs_gpu=True, made=planned.of_stream),
             "training-step": training_step.part(CLASSIFIES),

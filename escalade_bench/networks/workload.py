@@ -130,6 +130,11 @@ class Setting:
     def on_gpu(self) -> bool:
         return self.device.type == "cuda"
 
+    @property
+    def dtypes_with_peers(self) -> tuple[str, ...]:
+        """The run's dtypes that every fusion level, and a stream of bytes, can be compiled in."""
+        return tuple(dtype for dtype in self.dtypes if dtype not in self.workload.further_dtypes)
+
     def engine(self, dtype: str) -> Engine:
         if dtype not in self._engines:
             if dtype == "fp8":

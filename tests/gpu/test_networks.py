@@ -23,10 +23,9 @@ from escalade.engine.engine import Engine
 from escalade.engine.training.step import training_step
 from escalade.models.unet import UNet
 from escalade_bench.measure import records as store
-from escalade_bench.networks import layer_kinds
+from escalade_bench.networks import host
 from escalade_bench.networks.judging import standard
 from escalade_bench.networks.measurement import Case, compare, escalade
-from escalade_bench.networks.phases import SUMMARIES
 from escalade_bench.networks.workload import reference
 from escalade_bench.networks.workloads import WORKLOADS
 from escalade_bench.peers.network import NetworkPeer, Task
@@ -75,7 +74,7 @@ def test_bench_measures_systems_phases_and_streams(tmp_path: pathlib.Path) -> No
         assert record.median_us and record.wall_us and record.peak_bytes and record.floor_us
         assert record.timing == ("calls" if record.system == "torch-eager" else "graph")
     phases = [record for record in records if record.workload == "resnet18_phases"]
-    assert [record.rung for record in phases if record.dtype == "fp16"] == list(SUMMARIES)
+    assert [record.rung for record in phases if record.dtype == "fp16"] == list(host.PHASES)
     assert all(record.wall_us for record in phases)
     assert sum(record.workload == "resnet18_stream" for record in records) == 2 * 2 * 4
 
@@ -92,7 +91,7 @@ def test_bench_has_the_cpu_beside_the_gpu_by_batch_and_by_kind_of_layer(tmp_path
     assert len(batches) == 2 * 2 * 2 and all(record.wall_us and not record.failure for record in batches)
     assert all(record.median_us and record.peak_bytes for record in batches if not record.is_peer)
     kinds = {r.rung for r in records if r.workload == "resnet18_layer_kinds" and not r.is_peer}
-    assert {*layer_kinds.KINDS, layer_kinds.TOTAL} <= kinds
+    assert {*host.KINDS, host.TOTAL} <= kinds
 
 
 def test_bench_measures_rows_and_scores(tmp_path: pathlib.Path) -> None:

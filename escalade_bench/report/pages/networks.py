@@ -10,7 +10,7 @@ from escalade.ops import OPERATIONS
 from escalade_bench.evaluation import FEW
 from escalade_bench.evaluation import SUFFIX as EVALUATION
 from escalade_bench.measure.records import Record
-from escalade_bench.networks import cpu, layer_kinds
+from escalade_bench.networks import host
 from escalade_bench.networks.op_times import FORMS, OPERATION
 from escalade_bench.networks.workloads import WORKLOADS
 from escalade_bench.peers.comparison import TRAINING_STEP
@@ -24,7 +24,7 @@ from escalade_bench.report.table import Column, Table, columns, items, text
 PHASES = "_phases"
 COMPARED = {"": "Batches", "_score": "Anomaly scores"}
 """Parts of a network's records that have peers, by the suffix of their workload."""
-_PARTS = (*COMPARED, "_accuracy", EVALUATION, PHASES, layer_kinds.SUFFIX, cpu.SUFFIX, "_stream")
+_PARTS = (*COMPARED, "_accuracy", EVALUATION, PHASES, "_layer_kinds", "_cpu", "_stream")
 
 
 def names(records: Sequence[Record]) -> list[str]:
@@ -131,8 +131,8 @@ def _stream(records: Sequence[Record]) -> Iterator[Table]:
 
 def on_cpu(records: Sequence[Record]) -> Iterator[Table]:
     """The CPU's call, a replay on the GPU, and a call from host memory to it."""
-    there = {(r.dtype, r.batch): r.wall_us for r in records if r.system == cpu.CPU}
-    ours = sorted((r for r in records if not r.is_peer), key=lambda r: (place(r.dtype, cpu.DTYPES), r.batch))
+    there = {(r.dtype, r.batch): r.wall_us for r in records if r.system == host.CPU}
+    ours = sorted((r for r in records if not r.is_peer), key=lambda r: (place(r.dtype, host.DTYPES), r.batch))
 
     def cpu_us(r: Record) -> float | None:
         return there.get((r.dtype, r.batch))
@@ -152,8 +152,8 @@ def on_cpu(records: Sequence[Record]) -> Iterator[Table]:
 
 def by_kind(records: Sequence[Record]) -> Iterator[Table]:
     """A row for each dtype and kind of layer; the last is the network as a whole."""
-    order = (*layer_kinds.KINDS, layer_kinds.OTHERS, layer_kinds.TOTAL)
-    found = grouped(records, lambda r: (place(r.dtype, cpu.DTYPES), place(r.rung, order), r.rung))
+    order = (*host.KINDS, host.OTHERS, host.TOTAL)
+    found = grouped(records, lambda r: (place(r.dtype, host.DTYPES), place(r.rung, order), r.rung))
 
     def us(row: Sequence[Record], peer: bool) -> float | None:
         return next((r.wall_us if peer else r.median_us for r in row if r.is_peer == peer), None)
@@ -280,8 +280,8 @@ _MAKERS: dict[str, Callable[[Sequence[Record]], Iterator[Table]]] = {
     "_accuracy": _accuracy,
     PHASES: phases,
     "_stream": _stream,
-    cpu.SUFFIX: on_cpu,
-    layer_kinds.SUFFIX: by_kind,
+    "_cpu": on_cpu,
+    "_layer_kinds": by_kind,
     EVALUATION: evaluation,
     "": partial(_compared, COMPARED[""]),
 }

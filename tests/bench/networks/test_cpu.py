@@ -12,8 +12,8 @@ from escalade import models
 from escalade.errors import UnsupportedError
 from escalade.models.resnet import BasicBlock
 from escalade_bench.measure.records import Record
-from escalade_bench.networks import layer_kinds, loops
-from escalade_bench.networks.cpu import CPU
+from escalade_bench.networks import host, loops
+from escalade_bench.networks.host import CPU
 from escalade_bench.report.pages import networks
 
 
@@ -69,10 +69,10 @@ def test_convolutions_and_norms_go_elsewhere_and_come_back(
 
 
 def test_layers_are_told_apart_by_kind(network: models.ResNet) -> None:
-    found = layer_kinds.on_cpu(network, torch.randn(1, 3, 32, 32))
-    assert set(layer_kinds.KINDS) <= set(found) and list(found)[-1] == layer_kinds.TOTAL
+    found = host.kinds_on_cpu(network, torch.randn(1, 3, 32, 32))
+    assert set(host.KINDS) <= set(found) and list(found)[-1] == host.TOTAL
     assert all(us > 0 for us in found.values())
-    assert found["Conv2D"] == max(us for kind, us in found.items() if kind != layer_kinds.TOTAL)
+    assert found["Conv2D"] == max(us for kind, us in found.items() if kind != host.TOTAL)
 
 
 def test_rows_divide_the_cpu_s_time_by_both_of_the_gpu_s() -> None:

@@ -15,7 +15,7 @@ from torch import nn
 from escalade.device.timing import ReplaySampler, Timing
 from escalade_bench.measure.ceilings import Ceilings
 from escalade_bench.measure.records import Record
-from escalade_bench.networks import measurement, phases
+from escalade_bench.networks import host, measurement
 from escalade_bench.networks.judging import PEERS, Standard, standard
 from escalade_bench.networks.workload import reference
 from escalade_bench.peers import network
@@ -397,7 +397,7 @@ def test_copies_that_do_not_arrive_are_a_failure(
     real_copy, real_empty = torch.Tensor.copy_, torch.empty
     monkeypatch.setattr(torch, "empty", lambda *size, pin_memory=False, **how: real_empty(*size, **how))
     task = Task(case.task.model, case.task.x, "fp32")
-    expected, make = phases._copies(task, case.task.x.clone(), case.standard)
+    expected, make = host._copies(task, case.task.x.clone(), case.standard)
     monkeypatch.setattr(
         torch.Tensor,
         "copy_",
@@ -412,8 +412,8 @@ def test_a_call_on_the_cpu_is_judged_by_the_result_that_was_timed(case: measurem
     (right,) = case.standard.expected
     blank = Record("net_cpu", "9_b8", "fp32", "nhwc", 8, "torch-cpu", "")
     results = [right, right, 2 * right]
-    wrong = phases.timed_on_cpu(blank, lambda: results.pop(0), case.standard, 1.0, 3)
+    wrong = host.timed_on_cpu(blank, lambda: results.pop(0), case.standard, 1.0, 3)
     assert wrong.failure and wrong.wall_us is None and not results
-    record = phases.timed_on_cpu(blank, lambda: right, case.standard)
+    record = host.timed_on_cpu(blank, lambda: right, case.standard)
     assert (record.timing, record.samples, record.failure, record.median_us) == ("cpu", 1, "", None)
     assert record.images_per_s == pytest.approx(8e6 / (record.wall_us or 0))

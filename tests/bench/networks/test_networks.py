@@ -21,7 +21,7 @@ from escalade.models.resnet import BasicBlock, Bottleneck
 from escalade.ops.base.switches import precision
 from escalade_bench.measure import records as store
 from escalade_bench.measure.records import Record
-from escalade_bench.networks import measurement, parts, phases, workload
+from escalade_bench.networks import host, measurement, parts, workload
 from escalade_bench.networks.judging import PEERS, standard
 from escalade_bench.networks.resnets import images, resnet
 from escalade_bench.networks.workload import Setting, Workload, reference
@@ -237,7 +237,7 @@ def test_every_fusion_level_computes_the_same(
 def test_gains_of_phases_pass_over_the_copies_and_over_failures() -> None:
     blank = Record("net_phases", "32_b1", "fp32", "nhwc", 1, "escalade", "")
     walls = {"cpu": 800.0, "transfer": 10.0, "naive": 400.0, "separate": None, "graph": 100.0}
-    found = phases.with_gains([replace(blank, rung=rung, wall_us=wall) for rung, wall in walls.items()])
+    found = host.with_gains([replace(blank, rung=rung, wall_us=wall) for rung, wall in walls.items()])
     gains = {record.rung: (record.gain, record.gain_over) for record in found}
     assert gains["naive"] == (2.0, "cpu") and gains["graph"] == (4.0, "naive")
     assert gains["cpu"] == gains["transfer"] == gains["separate"] == (None, "")
