@@ -16,7 +16,7 @@ from escalade import models
 from escalade.engine.programs import SUFFIX, example_of, module_of, read_program
 from escalade.errors import UnsupportedError
 from escalade_bench.coverage.catalogue import entries
-from escalade_bench.networks import ablation, parts, step_pairs, training_step
+from escalade_bench.networks import parts, step_variants, training_step
 from escalade_bench.networks.lenet import LENET
 from escalade_bench.networks.resnets import UNTRAINED, images, resnet
 from escalade_bench.networks.spectral import SPECTRAL
@@ -44,8 +44,7 @@ _AUTOENCODER = Workload(
         "accuracy": Part(parts.accuracy),
         "batches": Part(parts.batches),
         "training-step": training_step.part(_TRAINING),
-        "training-ablation": ablation.part(_TRAINING),
-        "training-pairs": step_pairs.part(_TRAINING),
+        **step_variants.parts(_TRAINING),
     },
     smallest=4,
     small_batches=(4,),

@@ -6,10 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from escalade.engine.training.techniques import GRAPH, TECHNIQUES
 from escalade_bench.measure.records import Record
-from escalade_bench.networks.ablation import ALL, JOINT, NONE, ONLY, WITHOUT
-from escalade_bench.networks.ablation import SUFFIX as ABLATION
-from escalade_bench.networks.step_pairs import GROUPS
-from escalade_bench.networks.step_pairs import SUFFIX as PAIRS
+from escalade_bench.networks.step_variants import ABLATION, ALL, GROUPS, JOINT, NONE, ONLY, PAIRS, WITHOUT
 from escalade_bench.networks.workloads import WORKLOADS
 from escalade_bench.peers.comparison import TRAINING_STEP, by_clock, on_device
 from escalade_bench.report import cells, compare

@@ -1,6 +1,8 @@
-"""Techniques of a training step left out one by one: all variants are right, and none is told more than another."""
+"""Variants of a training step: each is verified, and both studies become tables."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,9 +12,9 @@ from escalade import models, training_step
 from escalade.engine.training.techniques import TECHNIQUES
 from escalade.errors import UnsupportedError
 from escalade_bench.measure.records import Record
-from escalade_bench.networks import ablation
+from escalade_bench.networks import step_variants
 from escalade_bench.networks.measurement import Case
-from escalade_bench.networks.training_step import exact, standard
+from escalade_bench.networks.training_step import exact, made, standard
 from escalade_bench.peers.network import Task
 from escalade_bench.peers.torch_training_step import Lesson
 from escalade_bench.report.document import markdown
@@ -24,15 +26,15 @@ def test_every_variant_is_right_and_those_that_change_nothing_are_told_apart() -
     x = torch.rand(2, 3, 8, 8)
     lesson = Lesson(models.ConvAutoencoder(4).train(), F.mse_loss, x, x, "fp32", 1e-2, 1.0)
     case = Case("steps", Task(lesson.model, x, "fp32"), standard(lesson, exact(lesson), 4.0), 0.0)
-    variants = [(), tuple(TECHNIQUES), ("batch_norm_training",)]
-    records = ablation._compared(case, lesson, variants, lambda text: None)
+    variants = [tuple(TECHNIQUES), ("batch_norm_training",)]
+    records = step_variants.compared(case, step_variants.without(lesson, variants), lambda text: None)
     assert [r.rung for r in records] == ["all", "none", "without batch_norm_training"]
     assert all(not r.failure and r.system == "escalade" and r.wall_us for r in records)
-    used = ablation._used(records)
+    used = step_variants.changing(records)
     assert "epilogues" in used and "graph" in used and "batch_norm_training" not in used
     first, *_, last = TECHNIQUES
-    assert ablation.name_of([name for name in TECHNIQUES if name != last]) == f"only {last}"
-    assert ablation.name_of((first, last)) == f"without {first} and {last}"
+    assert step_variants.name_of([name for name in TECHNIQUES if name != last]) == f"only {last}"
+    assert step_variants.name_of((first, last)) == f"without {first} and {last}"
 
 
 def test_an_unknown_technique_is_refused() -> None:
@@ -65,3 +67,33 @@ def test_techniques_and_pairs_become_tables() -> None:
     # Both gain 1.60, alone 160 / 150 and 160 / 120: 1.60 / (1.07 * 1.33) = 1.13.
     assert "| `pointwise and epilogues` |  |  |  | 170.0 | 1.60× | 1.13 | abc 01-02 |" in text
     assert "not been measured yet" in markdown(training.techniques([]))
+
+
+def test_a_step_that_is_fed_from_the_host_is_judged_like_any_other() -> None:
+    torch.manual_seed(0)
+    x = torch.rand(2, 3, 8, 8)
+    lesson = Lesson(models.ConvAutoencoder(4).train(), F.mse_loss, x, x, "fp32", 1e-2, 1.0)
+    case = Case("pairs", Task(lesson.model, x, "fp32"), standard(lesson, exact(lesson), 4.0), 0.0)
+    pupil, step = made(lesson, "nhwc")
+    other = replace(lesson, target=x + 0.01)
+    calls = {
+        "right": step_variants.fed(lesson, step, "pageable, one stream"),
+        "wrong": step_variants.fed(other, step, "pageable, one stream"),
+    }
+    variants = step_variants.stepped(lesson, pupil, calls)
+    found = {r.rung: r for r in step_variants.compared(case, variants, lambda text: None)}
+    assert not found["right"].failure and found["right"].system == "escalade" and found["right"].wall_us
+    assert "its error is" in found["wrong"].failure
+
+
+def test_pairs_become_a_table() -> None:
+    pageable = Record(
+        "autoencoder_training_pairs", "32_b256", "fp16", "nhwc", 256, "escalade", "pageable, one stream",
+        timing="calls", median_us=1500.0, gpu="NVIDIA H200", commit="abc", date="2026-01-02T03:04:05+00:00",
+    )  # fmt: skip
+    pinned = replace(pageable, rung="pinned, two streams", median_us=750.0)
+    broken = replace(pageable, rung="one arena", median_us=None, failure="its error is 3")
+    text = markdown(training.pairs([pageable, pinned, broken]))
+    assert "| A batch from host memory, and a step | pinned, two streams | 750.0 | 2.00× |" in text
+    assert "| A step launched kernel by kernel | one arena | its error is 3 |  |" in text
+    assert "not been measured yet" in markdown(training.pairs([]))

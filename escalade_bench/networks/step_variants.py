@@ -1,9 +1,10 @@
-"""Pairs around a training step: pageable or pinned memory, one stream or two, memory allocated in the loop or once,
+"""Variants of a training step: techniques alone, removed and removed in pairs; ways to feed it and to allocate memory;
 weights in global or in constant memory."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -13,21 +14,23 @@ from torch import nn
 from escalade.device.memory import allocate, release
 from escalade.engine.training.program import KernelStep
 from escalade.engine.training.step import TrainingStep
-from escalade.engine.training.techniques import GRAPH
+from escalade.engine.training.techniques import GRAPH, TECHNIQUES
 from escalade.ops import OPERATIONS
 from escalade.ops.conv2d import Conv2dProblem
 from escalade_bench import ladder
 from escalade_bench.ladder import free
 from escalade_bench.measure.records import Record
 from escalade_bench.networks.measurement import Case, compare
-from escalade_bench.networks.training_step import Training, cases, made, planned, stepping
+from escalade_bench.networks.training_step import Training, cases, escalade, made, planned, stepping
 from escalade_bench.networks.workload import Part, Say, Setting
-from escalade_bench.peers.network import Maker
+from escalade_bench.peers.network import NetworkPeer
 from escalade_bench.peers.torch_training_step import Lesson, Pupil
 from escalade_bench.trial import Settings
 
-SUFFIX = "_training_pairs"
-"""Suffix of the workload of these records, behind the network's name."""
+ABLATION, PAIRS = "_training_ablation", "_training_pairs"
+"""Suffixes of the workloads of these records, after the network's name."""
+ALL, NONE, ONLY, WITHOUT = "all", "none", "only ", "without "
+JOINT = " and "
 FEEDING = ("pageable, one stream", "pinned, one stream", "pageable, two streams", "pinned, two streams")
 ALLOCATION = ("allocated by CUDA at each step", "allocated by PyTorch at each step", "one arena")
 CONSTANTS = {"input_tile": "weights in global memory", "constant_weights": "weights in constant memory"}
@@ -38,41 +41,79 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     "The first convolution, by a plain kernel in fp32": tuple(CONSTANTS.values()),
 }
 """Variants that are compared with each other, by title; the first is the baseline."""
-_BATCHES = (256,)
+_ABLATION_BATCHES, _PAIR_BATCHES = (64,), (256,)
+Call = Callable[[], torch.Tensor]
+Variants = Iterable[tuple[str, Callable[[], NetworkPeer]]]
+"""Names, each with a function that makes the step."""
 
 
-def part(training: Training) -> Part:
-    """Return the pairs as a part of a run, measured only if it is named."""
-    return Part(
-        partial(_measure, training), usual=False, needs_gpu=True, batches=_BATCHES, made=partial(planned, training)
-    )  # fmt: skip
+def parts(training: Training) -> dict[str, Part]:
+    """Return techniques and pairs as parts of a run, measured only if they are named."""
+    shared = partial(Part, usual=False, made=partial(planned, training))
+    return {
+        "training-ablation": shared(partial(_ablation, training), batches=_ABLATION_BATCHES),
+        "training-pairs": shared(partial(_pairs, training), batches=_PAIR_BATCHES, needs_gpu=True),
+    }
 
 
-def _measure(training: Training, setting: Setting, say: Say) -> Iterator[list[Record]]:
-    for case, lesson in cases(training, setting, SUFFIX, _BATCHES, say):
-        pupil, step = made(lesson, "nhwc")
-        yield _compared(case, {name: _fed(lesson, pupil, step, name) for name in FEEDING}, say)
-        pupil, step = made(lesson, "nhwc", (GRAPH,))
-        yield _compared(case, {name: _allocating(lesson, pupil, step, name) for name in ALLOCATION}, say)
+def compared(case: Case, variants: Variants, say: Say) -> list[Record]:
+    """Verify every variant by the model after a few steps, and time them in turns; each is a rung of ours."""
+    makers = {name: lambda _, make=make: [make()] for name, make in variants}
+    return compare(replace(case, own=True), makers, say)
+
+
+def _ablation(training: Training, setting: Setting, say: Say) -> Iterator[list[Record]]:
+    """Measure the whole and all variants without one technique; then each that changes the plan alone, and pairs."""
+    for case, lesson in cases(training, setting, ABLATION, _ABLATION_BATCHES, say):
+        first = compared(case, without(lesson, ((name,) for name in TECHNIQUES)), say)
+        yield first
+        used = changing(first)
+        alone = [tuple(other for other in TECHNIQUES if other != name) for name in used]
+        yield compared(case, without(lesson, [tuple(TECHNIQUES), *alone]), say)
+        yield compared(case, without(lesson, itertools.combinations(used, 2)), say)
+        free(setting.device)
+
+
+def without(lesson: Lesson, removed: Iterable[tuple[str, ...]]) -> Variants:
+    """Yield the whole step, then the step without each of these sets of techniques."""
+    for names in ((), *removed):
+        name = name_of(names)
+        yield name, partial(escalade, lesson, names, name)
+
+
+def name_of(removed: Sequence[str]) -> str:
+    """Return the name of the variant without these techniques."""
+    if not removed:
+        return ALL
+    left = [name for name in TECHNIQUES if name not in removed]
+    if not left:
+        return NONE
+    return f"{ONLY}{left[0]}" if len(left) == 1 else f"{WITHOUT}{JOINT.join(removed)}"
+
+
+def changing(records: Sequence[Record]) -> list[str]:
+    """Return the techniques without which the plan differs, or runs differently."""
+    plans = {record.rung: record.config.get("plan") for record in records}
+    return [name for name in TECHNIQUES if name == GRAPH or plans.get(WITHOUT + name) != plans.get(ALL)]
+
+
+def _pairs(training: Training, setting: Setting, say: Say) -> Iterator[list[Record]]:
+    for case, lesson in cases(training, setting, PAIRS, _PAIR_BATCHES, say):
+        for names, make, removed in ((FEEDING, fed, ()), (ALLOCATION, _allocating, (GRAPH,))):
+            pupil, step = made(lesson, "nhwc", removed)
+            calls = {name: make(lesson, step, name) for name in names}
+            yield compared(case, stepped(lesson, pupil, calls), say)
         yield _constants(case, lesson, setting, say)
         free(setting.device)
 
 
-def _compared(
-    case: Case, calls: Mapping[str, tuple[Pupil, Callable[[], torch.Tensor]]], say: Say
-) -> list[Record]:
-    """Verify every variant by the model after a few steps, and time calls in turns."""
-
-    def maker(name: str, pupil: Pupil, call: Callable[[], torch.Tensor]) -> Maker:
-        return lambda task: [stepping(name, "nhwc", task.device, pupil, call)]
-
-    makers = {name: maker(name, *one) for name, one in calls.items()}
-    return compare(replace(case, own=True), makers, say)
+def stepped(lesson: Lesson, pupil: Pupil, calls: Mapping[str, Call]) -> Variants:
+    """Yield calls of a step as variants."""
+    for name, call in calls.items():
+        yield name, partial(stepping, name, "nhwc", lesson.device, pupil, call)
 
 
-def _fed(
-    lesson: Lesson, pupil: Pupil, step: TrainingStep, name: str
-) -> tuple[Pupil, Callable[[], torch.Tensor]]:
+def fed(lesson: Lesson, step: TrainingStep, name: str) -> Call:
     """Return a step over a batch from host memory. With two streams the next batch is copied while a step runs."""
     where, streams = name.split(", ")
     x, target = (one.cpu() for one in lesson.batch("nhwc"))
@@ -87,7 +128,7 @@ def _fed(
         return [one.to(lesson.device, non_blocking=True) for one in host]
 
     if streams == "one stream":
-        return pupil, lambda: taken(brought())
+        return lambda: taken(brought())
     side = torch.cuda.Stream(lesson.device)
 
     def ahead() -> tuple[list[torch.Tensor], torch.cuda.Event]:
@@ -109,17 +150,15 @@ def _fed(
         coming.append(ahead())
         return loss
 
-    return pupil, call
+    return call
 
 
-def _allocating(
-    lesson: Lesson, pupil: Pupil, step: TrainingStep, name: str
-) -> tuple[Pupil, Callable[[], torch.Tensor]]:
+def _allocating(lesson: Lesson, step: TrainingStep, name: str) -> Call:
     """Return a step that launches its kernels one by one, each after an allocation as large as its result. The memory
     is freed after the step; the kernels compute in the arena all the same."""
     x, target = lesson.batch("nhwc")
     if name == "one arena":
-        return pupil, lambda: step(x, target)
+        return lambda: step(x, target)
     step(x, target)
     program = step.program
     assert isinstance(program, KernelStep)
@@ -141,7 +180,7 @@ def _allocating(
             release(address)
         return program.results()[0].clone()
 
-    return pupil, call
+    return call
 
 
 def _constants(case: Case, lesson: Lesson, setting: Setting, say: Say) -> list[Record]:
