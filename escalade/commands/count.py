@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
-import typer
-from rich.console import Console
-from rich.markup import escape
 
 from escalade import ops
 from escalade.commands.compiling import compile_for
@@ -23,11 +20,13 @@ from escalade.commands.options import (
     Rungs,
 )
 from escalade.commands.progress import progress_bar
+from escalade.commands.running import Run
 from escalade.commands.selection import Selection
 from escalade.device.run import TwinOptions
 from escalade.tune import verification
-from escalade_bench.measure import records as store
+from escalade_bench.measure.records import Record
 from escalade_bench.report import terminal as tables
+from escalade_bench.trial import blank_record
 
 _TWIN = torch.device("cpu")
 
@@ -47,41 +46,22 @@ def command(
     Results are verified too. Without --problem: the first of the operation's small problems; without --dtype: the
     operation's first, and for a rung that does not take it the first that it takes.
     """
-    console = Console()
-    chosen = ops.operation(operation)
+    run, chosen = Run(_TWIN, json, results), ops.operation(operation)
     selection = Selection.of(problem, rung, dtype, layout)
     problems = selection.parsed(chosen) or tuple(chosen.small_problems[:1])
-    found = verification.jobs(
-        chosen,
-        _TWIN,
-        problems=problems,
-        rungs=selection.rungs,
-        dtypes=selection.dtypes,
-        layouts=selection.layouts,
-    )
+    found = selection.jobs(chosen, _TWIN, problems)
     selection.require_work(found, "count")
     planned = found if selection.dtypes else _first_of_each_rung(found)
-    compile_for(planned, _TWIN, console, counts=True)
+    compile_for(planned, _TWIN, run.console, counts=True)
     outcomes: list[verification.Outcome] = []
-    with progress_bar(console) as progress:
+    with progress_bar(run.console) as progress:
         task = progress.add_task(f"counting {chosen.name}", total=len(planned))
         for outcome in verification.run(chosen, _TWIN, planned, seed, TwinOptions(counts=True)):
             outcomes.append(outcome)
             progress.update(task, advance=1, description=f"{chosen.name} {outcome.rung}")
-    origin = store.provenance(_TWIN)
-    records = [_record(chosen, each).stamped(origin) for each in outcomes if not each.refusal]
-    for table in tables.count_tables(records):
-        console.print(table)
-    failures = [record for record in records if record.failure]
-    for record in failures:
-        console.print(f"[red]failed:[/] {escape(f'{record.rung} {record.dtype}: {record.failure}')}")
-    if json:
-        store.write(json, records)
-    if results:
-        for path in store.file_away(results, records):
-            console.print(f"wrote {path}")
-    if failures:
-        raise typer.Exit(1)
+    records = run.keep(_record(chosen, each) for each in outcomes if not each.refusal)
+    run.show(tables.count_tables(records))
+    run.end()
 
 
 def _first_of_each_rung(planned: list[verification.Job]) -> list[verification.Job]:
@@ -94,16 +74,10 @@ def _first_of_each_rung(planned: list[verification.Job]) -> list[verification.Jo
     return sorted(kept.values(), key=planned.index)
 
 
-def _record(operation: ops.Operation[Any], outcome: verification.Outcome) -> store.Record:
-    problem: Any = outcome.problem
-    return store.Record(
-        f"{operation.name}_counts",
-        problem.name,
-        problem.dtype,
-        problem.layout,
-        problem.batch,
-        "escalade",
-        outcome.rung,
+def _record(operation: ops.Operation[Any], outcome: verification.Outcome) -> Record:
+    return replace(
+        blank_record(operation, outcome.problem, "escalade", outcome.rung),
+        workload=operation.name + tables.COUNTS,
         config=asdict(outcome.config) if outcome.config else {},
         timing="twin",
         error=outcome.error,

@@ -80,9 +80,6 @@ def command(
             show_default=False,
         ),
     ] = None,
-    jobs: Annotated[  # ignored; commands of filed records have it
-        int, typer.Option("--jobs", "-j", hidden=True, min=1, max=LARGEST_SIDE)
-    ] = 1,
     timed: Annotated[
         bool, typer.Option("--time/--no-time", help="Run and time the plans; without, only plan for an H200.")
     ] = True,

@@ -62,33 +62,23 @@ def command(
     run = Run(where, json, results)
     selection = Selection.of(problem, rung, dtype, layout)
     problems = selection.parsed(chosen) or _usual_problems(chosen, where, crossover)
-    dtypes = selection.dtypes
+    dtypes, layouts, rungs = selection.dtypes, selection.layouts, selection.rungs
     if where.type != "cuda":
         dtypes = dtypes or chosen.dtypes[:1]  # g++ compiles every rung for every dtype first
         run.console.print(
-            f"On the twin, in {', '.join(dtypes)}: results are checked, and wall-clock seconds of the CPU shown; "
-            "[yellow]they are no speeds.[/]"
+            f"On the twin, in {', '.join(dtypes)}: results are checked, and wall-clock seconds of the CPU "
+            "shown; [yellow]they are no speeds.[/]"
         )
-    settings = Settings(
-        dtypes, selection.layouts, selection.rungs, tune, compiled=compiled, seed=seed, seconds_each=seconds
-    )
-    dtypes, layouts = dtypes or chosen.dtypes, selection.layouts or chosen.layouts
-    configs = "all" if tune else "default"
-    planned = verification.jobs(
-        chosen,
-        where,
-        problems=problems,
-        rungs=selection.rungs,
-        dtypes=dtypes,
-        layouts=layouts,
-        configs=configs,
-    )
+    settings = Settings(dtypes, layouts, rungs, tune, compiled=compiled, seed=seed, seconds_each=seconds)
+    planned = replace(selection, dtypes=dtypes).jobs(chosen, where, problems, tune)
     selection.require_work(planned, "measure")
     if ablate:
         variants = [one for group in climbing.ablations(chosen).values() for one in group.values()]
-        for each, in_dtype, in_layout, one in product(problems, dtypes, layouts, variants):
+        for each, in_dtype, in_layout, one in product(
+            problems, dtypes or chosen.dtypes, layouts or chosen.layouts, variants
+        ):
             asked = replace(each, dtype=in_dtype, layout=in_layout)
-            planned += verification.rung_jobs(one, asked, Card.of(where), configs)
+            planned += verification.rung_jobs(one, asked, Card.of(where), "all" if tune else "default")
     compile_for(planned, where, run.console)
     ceilings = run.measure_ceilings()
     for each in problems:

@@ -15,7 +15,6 @@ from escalade.commands.options import Dtypes, Layouts, Operation, Problems, Rung
 from escalade.commands.selection import Selection, check_names
 from escalade.ops.base.cards import typical
 from escalade.ops.base.rung import ALL_ARCHITECTURES
-from escalade.tune import verification
 
 
 def command(
@@ -38,16 +37,7 @@ def command(
     problems = selection.parsed(chosen) or (
         *chosen.small_problems, *chosen.problems, *chosen.crossover,
     )  # fmt: skip
-    planned = verification.jobs(
-        chosen,
-        torch.device("cpu"),
-        problems=problems,
-        rungs=selection.rungs,
-        dtypes=selection.dtypes,
-        layouts=selection.layouts,
-        configs="all" if tune else "default",
-        card=typical(arch),
-    )
+    planned = selection.jobs(chosen, torch.device("cpu"), problems, tune, typical(arch))
     selection.require_work(planned, "compile")
     failures = compile_all(planned, arch, workers, console)
     for failure in failures:

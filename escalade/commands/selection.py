@@ -1,4 +1,4 @@
-"""A part of an operation's ladder, as the options of `ladder`, `verify` and `precompile` name it."""
+"""A part of an operation's ladder, as the options of `ladder`, `count`, `verify` and `precompile` name it."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from escalade import ops
 from escalade.errors import UnsupportedError
+from escalade.ops.base.card import Card
 from escalade.tune import verification
 
 
@@ -28,11 +31,11 @@ class Selection:
         dtypes: list[str] | None,
         layouts: list[str] | None,
     ) -> Selection:
-        """The selection that options name; those that were not given are None."""
+        """Return the selection of options; those that were not given are None."""
         return cls(tuple(problems or ()), tuple(rungs or ()), tuple(dtypes or ()), tuple(layouts or ()))
 
     def parsed(self, operation: ops.Operation[Any]) -> tuple[Any, ...]:
-        """The problems by name, of an operation that must know them and all other names."""
+        """Return the problems by name; raise if the operation does not know one of the names."""
         check_names("dtype", self.dtypes, operation.dtypes)
         check_names("layout", self.layouts, operation.layouts)
         for rung in self.rungs:
@@ -40,7 +43,7 @@ class Selection:
         return tuple(operation.parse(name) for name in self.problems)
 
     def parsed_by(self, operations: Sequence[ops.Operation[Any]]) -> dict[str, tuple[Any, ...]]:
-        """The problems, by the names of the operations that know every name; if none does, why the last does not."""
+        """Return the problems per operation that knows every name; raise the last refusal if none does."""
         found: dict[str, tuple[Any, ...]] = {}
         refusal: UnsupportedError | None = None
         for operation in operations:
@@ -54,8 +57,23 @@ class Selection:
             raise UnsupportedError(f"no operation has all that is named; the last one says: {refusal}")
         return found
 
+    def jobs(
+        self,
+        operation: ops.Operation[Any],
+        device: torch.device,
+        problems: Sequence[Any] | None,
+        all_configs: bool = False,
+        card: Card | None = None,
+    ) -> list[verification.Job]:
+        """Return the jobs of problems (None for the default ones), with the default config or all of them."""
+        configs = "all" if all_configs else "default"
+        return verification.jobs(
+            operation, device, problems=problems, rungs=self.rungs, dtypes=self.dtypes, layouts=self.layouts,
+            configs=configs, card=card,
+        )  # fmt: skip
+
     def require_work(self, planned: Sequence[verification.Job], what: str) -> None:
-        """Refuses a selection that leaves nothing to do, in all or of one name: what nobody ran is not right."""
+        """Refuse a selection that leaves nothing to do, in all or of one name: what was not run is not right."""
         wanted = [job for job in planned if not job.refusal]
         kinds: dict[str, tuple[tuple[str, ...], Callable[[verification.Job], str]]] = {
             "problem": (self.problems, lambda job: str(job.problem.name)),
@@ -77,7 +95,7 @@ class Selection:
 
 
 def check_names(what: str, given: Sequence[str], known: Sequence[str]) -> None:
-    """Refuses a name that is not among the known ones."""
+    """Refuse a name that is not among the known ones."""
     for name in given:
         if name not in known:
             raise UnsupportedError(f"there is no {what} {name!r} here; there is {', '.join(known)}")

@@ -53,16 +53,9 @@ def command(
     selection = Selection.of(problem, rung, dtype, layout)
     asked = [ops.operation(operation)] if operation else list(ops.OPERATIONS.values())
     work = {
-        ops.operation(name): verification.jobs(
-            ops.operation(name),
-            where,
-            problems=problems or None,
-            rungs=selection.rungs,
-            dtypes=selection.dtypes,
-            layouts=selection.layouts,
-            configs="all" if all_configs else "default",
-        )
+        each: selection.jobs(each, where, problems or None, all_configs)
         for name, problems in selection.parsed_by(asked).items()
+        if (each := ops.operation(name))
     }
     selection.require_work([job for planned in work.values() for job in planned], "verify")
     failed = 0
