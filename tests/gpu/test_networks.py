@@ -9,6 +9,7 @@ import pathlib
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from itertools import product
 
 import pytest
 import torch
@@ -35,6 +36,13 @@ pytestmark = pytest.mark.gpu
 
 def run(*arguments: str) -> Result:
     return CliRunner(env={"COLUMNS": "220"}).invoke(cli.app, list(arguments))
+
+
+def stream_batches(workload: str) -> tuple[int, ...]:
+    """Return the batches of a workload's streams, which `-b` does not change."""
+    stream = WORKLOADS[workload].stream
+    assert stream is not None
+    return stream.batches
 
 
 @pytest.mark.parametrize("weighted", (False, True))
@@ -76,7 +84,9 @@ def test_bench_measures_systems_phases_and_streams(tmp_path: pathlib.Path) -> No
     phases = [record for record in records if record.workload == "resnet18_phases"]
     assert [record.rung for record in phases if record.dtype == "fp16"] == list(host.PHASES)
     assert all(record.wall_us for record in phases)
-    assert sum(record.workload == "resnet18_stream" for record in records) == 2 * 2 * 4
+    streams = [(r.dtype, r.batch, r.rung) for r in records if r.workload == "resnet18_stream"]
+    rungs = ("compute alone", "copies alone", "stream, pinned", "stream, pageable")
+    assert sorted(streams) == sorted(product(("fp32", "fp16"), stream_batches("resnet18"), rungs))
 
 
 def test_bench_has_the_cpu_beside_the_gpu_by_batch_and_by_kind_of_layer(tmp_path: pathlib.Path) -> None:
@@ -137,7 +147,8 @@ def test_bench_measures_op_times_and_streams_of_a_lenet(tmp_path: pathlib.Path) 
     assert len({record.problem for record in convolutions}) == 4
     assert {record.system for record in convolutions} == {"escalade", "torch-nchw", "torch-nhwc"}
     streams = [record.rung for record in records if record.workload == "lenet_stream"]
-    assert streams.count("10,000 images, pinned") == streams.count("copies alone") == 2 * 2
+    expected = 2 * len(stream_batches("lenet"))
+    assert streams.count("10,000 images, pinned") == streams.count("copies alone") == expected
 
 
 @pytest.mark.parametrize("name", ["lenet", "spectral_autoencoder", "resnet18"])
