@@ -35,6 +35,17 @@ def test_views_of_the_day_are_read_right() -> None:
     _require_right("views", 4, LINKS)
 
 
+def test_networks_of_the_day_are_planned_for_an_h200() -> None:
+    """Wide ones, whose channels tensor cores can load. PyTorch computes the plans on the CPU, in fp32 for both types:
+    rounding decides nothing."""
+    found = [
+        failure
+        for kind, count in (("network", 4), ("training", 1))
+        for failure in failures(of_the_day(kind, count, ("tf32", "fp32"), device="h200", wide=True))
+    ]
+    assert not found, "\n\n".join(found)
+
+
 def test_a_seed_is_one_network() -> None:
     assert draw(3) == draw(3) != draw(4)
     model, again = draw(3).module(), draw(3).module()
