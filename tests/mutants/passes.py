@@ -160,7 +160,11 @@ MUTANTS: tuple[Mutant, ...] = (
         "test_merge_parallel_convs.py",
     ),
     _of(
-        "merge_parallel_convs", "siblings-of-other-images", '            node.inputs.get("x"),\n', "", "test_merge_parallel_convs.py"
+        "merge_parallel_convs",
+        "siblings-of-other-images",
+        '            node.inputs.get("x"),\n',
+        "",
+        "test_merge_parallel_convs.py",
     ),
     _of(
         "prologues",

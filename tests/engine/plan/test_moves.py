@@ -17,8 +17,8 @@ from escalade.engine.plan.plan import Plan
 from escalade.engine.plan.planner import make_plan
 from escalade.ops.base.card import H200
 from escalade.ops.copy import COPY
-from tests.engine.plan.test_subbuffers import Model
 from tests.engine.plan.test_plan import check_memory
+from tests.engine.plan.test_subbuffers import Model
 
 Forward = Callable[..., torch.Tensor]
 
