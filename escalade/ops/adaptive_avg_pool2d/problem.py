@@ -3,29 +3,29 @@
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass
+from typing import ClassVar
 
 from escalade.errors import UnsupportedError
-from escalade.ops.base.checks import match_name, require_at_least
+from escalade.ops.base.checks import require_at_least
 from escalade.ops.base.dtypes import ELEMENT_BYTES
-from escalade.ops.base.pitch import check_pitches, read_pitches, spell_pitches
+from escalade.ops.base.naming import Named, NamePattern
+from escalade.ops.base.pitch import check_pitches
 from escalade.ops.shared.images import (
     Images,
     check_problem,
-    pair_pattern,
-    read_pair,
-    read_sizes,
     require_32_bits,
-    spell_pair,
 )
-
-_NAME = re.compile(rf"(?P<channels>\d+)_{pair_pattern('size')}to{pair_pattern('output')}_b(?P<batch>\d+)")
 
 
 @dataclass(frozen=True)
-class AdaptiveAvgPool2dProblem(Images):
+class AdaptiveAvgPool2dProblem(Images, Named):
     """y[oh, ow] = mean of x over rows from floor(oh * H / OH) to ceil((oh + 1) * H / OH), and columns likewise."""
+
+    NAME: ClassVar = NamePattern(
+        "pooling",
+        "{channels}_{height,width}to{output}_b{batch}",
+    )
 
     output: tuple[int, int] = (1, 1)
     dtype: str = "fp32"
@@ -36,26 +36,6 @@ class AdaptiveAvgPool2dProblem(Images):
 
     def __post_init__(self) -> None:
         _check(self)
-
-    @staticmethod
-    def parse(name: str, dtype: str = "fp32", layout: str = "nchw") -> AdaptiveAvgPool2dProblem:
-        """The problem of a name such as `512_7to1_b256`."""
-        plain, apart = read_pitches(name)
-        found = match_name(
-            _NAME,
-            plain,
-            "pooling; the form is 512_7to1_b256: channels, image size (7 or 7x9) to output size, _b batch, and "
-            "_xpitch1024 where pixels lie apart",
-        )
-        return AdaptiveAvgPool2dProblem(
-            *read_sizes(found), read_pair(found, "output"), dtype, layout, **apart
-        )
-
-    @property
-    def name(self) -> str:
-        """Short and stable; `parse` is its inverse (dtype and layout stand apart)."""
-        size = spell_pair((self.height, self.width))
-        return f"{self.channels}_{size}to{spell_pair(self.output)}_b{self.batch}{spell_pitches(self)}"
 
     @property
     def output_height(self) -> int:

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
+from typing import ClassVar
 
-from escalade.ops.base.checks import match_name
 from escalade.ops.base.dtypes import ELEMENT_BYTES
+from escalade.ops.base.naming import Named, NamePattern
 from escalade.ops.expressions import Expression
 from escalade.ops.shared.pointwise import Operand, check
 
-_NAME = re.compile(r"add(?P<relu>_relu)?_(?P<elements>\d+)")
-
 
 @dataclass(frozen=True)
-class AddProblem:
+class AddProblem(Named):
     """y = x + residual over `elements` elements, then max(y, 0) if `relu`. y may be x or the residual."""
+
+    NAME: ClassVar = NamePattern(
+        "sum",
+        "add{relu?_relu}_{elements}",
+    )
 
     elements: int
     relu: bool = False
@@ -26,16 +29,6 @@ class AddProblem:
 
     def __post_init__(self) -> None:
         check("add", self.elements, self.batch, self.dtype, self.layout)
-
-    @staticmethod
-    def parse(name: str) -> AddProblem:
-        found = match_name(_NAME, name, "sum; the form is add_802816, or add_relu_802816")
-        return AddProblem(int(found["elements"]), bool(found["relu"]))
-
-    @property
-    def name(self) -> str:
-        """Short and stable; `parse` is its inverse (the dtype stands apart)."""
-        return f"add{'_relu' if self.relu else ''}_{self.elements}"
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -7,7 +7,6 @@ the next, 0 where the buffer is dense. Where the part begins is in the address t
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection
 from dataclasses import fields
 from functools import cache
@@ -19,7 +18,6 @@ from escalade.errors import UnsupportedError
 from escalade.ops.base.dtypes import STORAGE, VECTOR_BYTES
 
 _FIELD = "_pitch"
-_SPELLED = re.compile(r"_(?P<role>[a-z]+)pitch(?P<pitch>[1-9]\d*)$")
 _NAN = 0xFF
 """A byte of which every floating type has a NaN."""
 
@@ -45,19 +43,6 @@ def pitches(problem: Any) -> dict[str, int]:
 def pitch_fields(found: dict[str, int]) -> dict[str, int]:
     """The fields of a problem that hold these."""
     return {role + _FIELD: pitch for role, pitch in found.items()}
-
-
-def spell_pitches(problem: Any) -> str:
-    """`_xpitch96_ypitch256`, what a problem's name ends in; nothing where all is dense."""
-    return "".join(f"_{role}pitch{pitch}" for role, pitch in pitches(problem).items())
-
-
-def read_pitches(name: str) -> tuple[str, dict[str, int]]:
-    """A problem's name without what `spell_pitches` has added, and that as fields."""
-    found: dict[str, int] = {}
-    while match := _SPELLED.search(name):
-        name, found = name[: match.start()], {match["role"] + _FIELD: int(match["pitch"]), **found}
-    return name, found
 
 
 def check_pitches(problem: Any, **channels: int) -> None:

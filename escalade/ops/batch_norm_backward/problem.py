@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass
+from typing import ClassVar
 
 from escalade.errors import UnsupportedError
-from escalade.ops.base.checks import match_name, require, require_at_least
+from escalade.ops.base.checks import require, require_at_least
 from escalade.ops.base.dtypes import ELEMENT_BYTES
+from escalade.ops.base.naming import Named, NamePattern
 from escalade.ops.expressions import Expression
-from escalade.ops.shared.channels import SIZES, check_channelwise, spell_sizes
-from escalade.ops.shared.images import Images, read_sizes
+from escalade.ops.shared.channels import SIZES, check_channelwise
+from escalade.ops.shared.images import Images
 
 MASKS = ("none", "x", "output")
 """How the mask of a ReLU behind the normalisation is found: there is none, again from x, or by the ReLU's output."""
-_NAME = re.compile(SIZES + r"(_by(?P<mask>x|output)(?P<residual>[+]res)?)?(\[(?P<function>[^\]]+)\])?")
 
 
 @dataclass(frozen=True)
-class BatchNormBackwardProblem(Images):
+class BatchNormBackwardProblem(Images, Named):
     """The gradients of y = relu((x - mean) * rstd * weight + bias + residual), relu and residual optional, where mean
     and rstd are x's own.
 
@@ -31,6 +31,11 @@ class BatchNormBackwardProblem(Images):
     Behind another function of single elements than ReLU, `function` says what it leaves of a gradient: an expression in
     `gradient` and in `x`, which there is what the function was applied to; that is found again by x.
     """
+
+    NAME: ClassVar = NamePattern(
+        "gradients of batch normalization",
+        SIZES + r"[_by{mask:x|output}]{residual?+res}[\[{function:text}\]]",
+    )
 
     mask: str = "none"
     residual: bool = False
@@ -60,29 +65,6 @@ class BatchNormBackwardProblem(Images):
                 "and x, such as gradient * sigmoid(x), where what it was applied to is found again by x"
             )
         object.__setattr__(self, "function", expression.text)
-
-    @staticmethod
-    def parse(name: str) -> BatchNormBackwardProblem:
-        found = match_name(
-            _NAME,
-            name,
-            "gradients of batch normalisation; the form is 64_56_b32: channels, image size (56 or 56x48), _b batch, "
-            "then behind a ReLU _byx or _byoutput, and +res if a residual was added; behind another function _byx and "
-            "what it leaves of a gradient, as [gradient*sigmoid(x)]",
-        )
-        return BatchNormBackwardProblem(
-            *read_sizes(found),
-            found["mask"] or "none",
-            bool(found["residual"]),
-            function=found["function"] or "",
-        )
-
-    @property
-    def name(self) -> str:
-        """Short and stable; `parse` is its inverse (dtype and layout stand apart)."""
-        mask = "" if self.mask == "none" else f"_by{self.mask}"
-        function = f"[{self.function.replace(' ', '')}]" if self.function else ""
-        return spell_sizes(self) + mask + "+res" * self.residual + function
 
     @property
     def count(self) -> int:

@@ -3,31 +3,24 @@
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass
 from functools import cached_property
+from typing import ClassVar
 
 from escalade.errors import UnsupportedError
-from escalade.ops.base.checks import match_name
 from escalade.ops.base.dtypes import ELEMENT_BYTES
+from escalade.ops.base.naming import Named, NamePattern
 from escalade.ops.batch_norm.problem import DEFAULT_EPSILON, BatchNormProblem
 from escalade.ops.batch_statistics.problem import (
-    EPSILON_IN_NAME,
-    MOMENTUM_IN_NAME,
     BatchStatisticsProblem,
-    spell_numbers,
 )
 from escalade.ops.shared import activation
-from escalade.ops.shared.channels import SIZES, spell_sizes
-from escalade.ops.shared.images import Images, read_sizes
-
-_NAME = re.compile(
-    SIZES + EPSILON_IN_NAME + MOMENTUM_IN_NAME + r"(_(?P<epilogue>res([+]relu)?|relu))?" + activation.IN_NAME
-)
+from escalade.ops.shared.channels import SIZES
+from escalade.ops.shared.images import Images
 
 
 @dataclass(frozen=True)
-class BatchNormTrainingProblem(Images):
+class BatchNormTrainingProblem(Images, Named):
     """y = relu((x - mean) * rstd * weight + bias + residual), residual and relu optional, where mean and rstd, one over
     the root of variance + epsilon, are those of the batch, and further results.
 
@@ -36,6 +29,11 @@ class BatchNormTrainingProblem(Images):
     `moved_variance`: those moved towards the batch's (the variance unbiased). y may be the residual, and what is moved
     may be where it was.
     """
+
+    NAME: ClassVar = NamePattern(
+        "batch normalization in training",
+        SIZES + "[_eps{epsilon}][_m{momentum}]<_|+|{residual?res}|{relu?relu}>" + activation.IN_NAME,
+    )
 
     relu: bool = False
     residual: bool = False
@@ -54,30 +52,6 @@ class BatchNormTrainingProblem(Images):
                 "no variance"
             )
         _ = self.statistics, self.normalisation  # both check what is theirs
-
-    @staticmethod
-    def parse(name: str) -> BatchNormTrainingProblem:
-        found = match_name(
-            _NAME,
-            name,
-            "batch normalisation in training; the form is 64_56_b32: channels, image size (56 or 56x48), _b batch, "
-            f"then optional _eps0.001, _m0.1 (the momentum of running statistics), _res+relu, {activation.FORM}",
-        )
-        epilogue = (found["epilogue"] or "").split("+")
-        return BatchNormTrainingProblem(
-            *read_sizes(found), "relu" in epilogue, "res" in epilogue,
-            epsilon=float(found["epsilon"] or DEFAULT_EPSILON),
-            momentum=float(found["momentum"]) if found["momentum"] else None,
-            activation=found["activation"] or "",
-        )  # fmt: skip
-
-    @property
-    def name(self) -> str:
-        """Short and stable; `parse` is its inverse (dtype and layout stand apart)."""
-        epsilon = None if self.epsilon == DEFAULT_EPSILON else self.epsilon
-        parts = [part for part, on in (("res", self.residual), ("relu", self.relu)) if on]
-        epilogue = f"_{'+'.join(parts)}" if parts else ""
-        return spell_sizes(self) + spell_numbers(epsilon, self.momentum) + epilogue + activation.spell(self)
 
     @property
     def count(self) -> int:

@@ -3,37 +3,26 @@
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass
 from functools import cached_property
+from typing import ClassVar
 
 from escalade.errors import UnsupportedError
 from escalade.ops.base.checks import require, require_at_least
 from escalade.ops.base.dtypes import ELEMENT_BYTES, MULTIPLIED
-from escalade.ops.base.pitch import check_pitches, read_pitches, spell_pitches
+from escalade.ops.base.naming import Codec, Named, NamePattern, spell_pair
+from escalade.ops.base.pitch import check_pitches
 from escalade.ops.base.windows import touched
 from escalade.ops.max_pool2d.problem import require_bytes_for_places
 from escalade.ops.shared import activation, prologue
-from escalade.ops.shared.images import LAYOUTS, spell_pair
+from escalade.ops.shared.images import LAYOUTS
 
 DTYPES = (*MULTIPLIED, "fp8")
 OUTPUTS = ("", "fp16")
 
-_NAME = re.compile(
-    r"(?P<channels>\d+)to(?P<filters>\d+)_(?P<height>\d+)(x(?P<width>\d+))?"
-    r"_k(?P<filter_height>\d+)(x(?P<filter_width>\d+))?s(?P<stride>\d+)(x(?P<stride_width>\d+))?"
-    r"(p(?P<padding>\d+)(x(?P<padding_width>\d+))?)?(d(?P<dilation>\d+)(x(?P<dilation_width>\d+))?)?"
-    r"(g(?P<groups>\d+))?_b(?P<batch>\d+)"
-    r"(_(?P<epilogue>(?=.)(bias)?(([+]|(?<=_))res)?(([+]|(?<=_))short(?P<short>\d+)s(?P<short_stride>\d+)"
-    r"(i(?P<short_size>\d+)(x(?P<short_size_width>\d+))?)?)?(([+]|(?<=_))relu)?(([+]|(?<=_))out16)?"
-    r"(([+]|(?<=_))pool(?P<pool>\d+)(x(?P<pool_width>\d+))?(?P<places>[+]places)?)?))?"
-    + prologue.IN_NAME
-    + activation.IN_NAME
-)
-
 
 @dataclass(frozen=True)
-class Conv2dProblem:
+class Conv2dProblem(Named):
     """y = relu(conv2d(x, weight) + conv2d(shortcut, shortcut_weight) + bias + residual), all but the first optional.
 
     `dtype` is what x, weight, bias, residual and y are stored as, and how products are formed: `tf32`
@@ -55,6 +44,18 @@ class Conv2dProblem:
     the edges is nobody's. With `places`, the result has a second part, buffer `places`, as `MaxPool2dProblem` has it,
     behind a ReLU if there is one: all that gradients need, so that what the maxima are of is never written.
     """
+
+    NAME: ClassVar = NamePattern(
+        "convolution",
+        "{channels}to{filters}_{height,width}_k{filter_height,filter_width}s{stride}[p{padding}][d{dilation}][g{groups}]_b{batch}"
+        "<_|+|{bias?bias}|{residual?res}|[short{shortcut_channels}s{shortcut_stride}[i{shortcut_size}]]|{relu?relu}"
+        "|[out{output}]|[pool{pool}]|{places?places}>" + prologue.IN_NAME + activation.IN_NAME,
+        {
+            "padding": lambda p: (p.filter_height // 2, p.filter_width // 2),
+            "shortcut_size": lambda p: getattr(p, "_usual_shortcut_size", (0, 0)),
+        },
+        output=Codec("16", lambda text: f"fp{text}", lambda output: output.removeprefix("fp")),
+    )
 
     batch: int
     channels: int
@@ -122,64 +123,6 @@ class Conv2dProblem:
             batch, channels, size, size, filters, filter_size, filter_size,
             (stride, stride), (pad, pad), dtype=dtype, layout=layout, **rest,  # type: ignore[arg-type]
         )  # fmt: skip
-
-    @staticmethod
-    def parse(name: str, dtype: str = "fp32", layout: str = "nchw") -> Conv2dProblem:
-        """The problem of a name such as `64to64_56_k3s1_b256`; without `p…` the padding is half the filter."""
-        plain, apart = read_pitches(name)
-        found = _NAME.fullmatch(plain)
-        if not found:
-            raise UnsupportedError(
-                f"{name!r} names no convolution; the form is 64to64_56_k3s1_b256: channels to filters, image "
-                "size (56 or 56x48), k filter s stride, then optional p padding, d dilation, g groups, "
-                "_b batch, and _bias+res+short64s2+relu+out16 (a shortcut: channels, s stride, i image size; results "
-                "in fp16) with +pool2+places (the maxima of windows of 2x2, and where they are), "
-                f"then {prologue.FORM}, {activation.FORM}, and _xpitch128_ypitch256 where pixels lie apart"
-            )
-
-        def pair(key: str, default: int) -> tuple[int, int]:
-            first = int(found[key] or default)
-            return first, int(found[f"{key}_width"] or first)
-
-        filter_height = int(found["filter_height"])
-        filter_width = int(found["filter_width"] or filter_height)
-        padding = pair("padding", 0) if found["padding"] else (filter_height // 2, filter_width // 2)
-        height = int(found["height"])
-        epilogue = (found["epilogue"] or "").split("+")
-        return Conv2dProblem(
-            int(found["batch"]), int(found["channels"]), height, int(found["width"] or height),
-            int(found["filters"]), filter_height, filter_width, pair("stride", 1), padding,
-            pair("dilation", 1), int(found["groups"] or 1), dtype, layout,
-            "bias" in epilogue, "res" in epilogue, "relu" in epilogue, int(found["short"] or 0),
-            int(found["short_stride"] or 1), pair("short_size", 0), "fp16" if "out16" in epilogue else "",
-            found["activation"] or "", found["prologue"] or "", pool=pair("pool", 1),
-            places=bool(found["places"]), **apart,
-        )  # fmt: skip
-
-    @property
-    def name(self) -> str:
-        """Short and stable; `parse` is its inverse (dtype and layout stand apart)."""
-        padding = ""
-        if self.padding != (self.filter_height // 2, self.filter_width // 2):
-            padding = f"p{spell_pair(self.padding)}"
-        dilation = f"d{spell_pair(self.dilation)}" if self.dilation != (1, 1) else ""
-        groups = f"g{self.groups}" if self.groups > 1 else ""
-        size = f"i{spell_pair(self.shortcut_size)}" if self.shortcut_size != self._usual_shortcut_size else ""
-        shortcut = f"short{self.shortcut_channels}s{self.shortcut_stride}{size}"
-        epilogue = {
-            "bias": self.bias, "res": self.residual, shortcut: self.shortcut_channels > 0, "relu": self.relu,
-            "out16": self.output == "fp16", f"pool{spell_pair(self.pool)}": self.pools, "places": self.places,
-        }  # fmt: skip
-        parts = [part for part, on in epilogue.items() if on]
-        return (
-            f"{self.channels}to{self.filters}_{spell_pair((self.height, self.width))}"
-            f"_k{spell_pair((self.filter_height, self.filter_width))}s{spell_pair(self.stride)}"
-            f"{padding}{dilation}{groups}_b{self.batch}"
-            + (f"_{'+'.join(parts)}" if parts else "")
-            + prologue.spell(self)
-            + activation.spell(self)
-            + spell_pitches(self)
-        )
 
     @cached_property
     def output_height(self) -> int:

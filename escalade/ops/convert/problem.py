@@ -2,34 +2,26 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
+from typing import ClassVar
 
 from escalade.errors import UnsupportedError
-from escalade.ops.base.checks import match_name, require, require_at_least
+from escalade.ops.base.checks import require, require_at_least
 from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES
-from escalade.ops.base.pitch import check_pitches, read_pitches, spell_pitches
+from escalade.ops.base.naming import Named, NamePattern
+from escalade.ops.base.pitch import check_pitches
 from escalade.ops.shared.images import (
     LAYOUTS,
     Images,
     check_problem,
-    pair_pattern,
-    read_sizes,
     require_32_bits,
-    spell_pair,
 )
 
 SOURCES = ("uint8", *DTYPES)
 
-_NAME = re.compile(
-    rf"(?P<channels>\d+)(of(?P<stored>\d+))?(to(?P<padded>\d+))?_{pair_pattern('size')}"
-    r"_(?P<source>uint8|fp32|fp16|bf16)_(?P<source_layout>nchw|nhwc)_b(?P<batch>\d+)(?P<normalise>_norm)?"
-    r"(_dealt(?P<ways>\d+)x(?P<step>\d+))?"
-)
-
 
 @dataclass(frozen=True)
-class ConvertProblem(Images):
+class ConvertProblem(Images, Named):
     """y[n, c] = x[n, c], or x[n, c] * scale[c] + shift[c], in another layout and element type.
 
     `source` and `source_layout` are x's, `dtype` and `layout` y's. x stores `stored_channels`, of which the
@@ -37,6 +29,13 @@ class ConvertProblem(Images):
     given. scale and shift are fp32. A part of an x in NHWC begins at its own address, and the whole's channels are
     stored. With `ways` above 1 channels are dealt out in turns: y's channel c is x's c / ways + c % ways * step.
     """
+
+    NAME: ClassVar = NamePattern(
+        "conversion",
+        "{channels}[of{stored_channels}][to{padded_channels}]_{height,width}_{source:uint8|fp32|fp16|bf16}"
+        "_{source_layout:nchw|nhwc}_b{batch}{normalise?_norm}[_dealt{ways}x{step}]",
+        dict.fromkeys(("stored_channels", "padded_channels"), lambda p: p.channels),
+    )
 
     source: str = "fp32"
     source_layout: str = "nchw"
@@ -56,35 +55,6 @@ class ConvertProblem(Images):
             if getattr(self, field) == 0:
                 object.__setattr__(self, field, self.channels)
         _check(self)
-
-    @staticmethod
-    def parse(name: str, dtype: str = "fp32", layout: str = "nhwc") -> ConvertProblem:
-        """The problem of a name such as `3to4_224_fp32_nchw_b256`."""
-        plain, apart = read_pitches(name)
-        found = match_name(
-            _NAME,
-            plain,
-            "conversion; the form is 3to4_224_fp32_nchw_b256: channels, optionally `of` those "
-            "stored and `to` those written, image size (224 or 224x192), the source's type and layout, _b batch, "
-            "_norm, _dealt2x58 for channels dealt out of 2 ways that are 58 apart, and _ypitch64",
-        )
-        return ConvertProblem(
-            *read_sizes(found), found["source"], found["source_layout"], dtype, layout,
-            int(found["padded"] or 0), bool(found["normalise"]), int(found["stored"] or 0),
-            ways=int(found["ways"] or 1), step=int(found["step"] or 0), **apart,
-        )  # fmt: skip
-
-    @property
-    def name(self) -> str:
-        """Short and stable; `parse` is its inverse (the target's dtype and layout stand apart)."""
-        stored = f"of{self.stored_channels}" if self.stored_channels != self.channels else ""
-        padded = f"to{self.padded_channels}" if self.padded_channels != self.channels else ""
-        dealt = f"_dealt{self.ways}x{self.step}" if self.ways > 1 else ""
-        return (
-            f"{self.channels}{stored}{padded}_{spell_pair((self.height, self.width))}"
-            f"_{self.source}_{self.source_layout}_b{self.batch}{'_norm' if self.normalise else ''}{dealt}"
-            f"{spell_pitches(self)}"
-        )
 
     @property
     def output_elements(self) -> int:

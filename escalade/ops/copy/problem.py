@@ -6,10 +6,12 @@ import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from escalade.errors import UnsupportedError
 from escalade.ops.base.checks import match_name, require, require_at_least
 from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES
+from escalade.ops.base.naming import Codec, Named, NamePattern
 
 MOVED = (*DTYPES, "uint8")
 """What may be moved; other types are moved as one of these with as many bytes."""
@@ -21,7 +23,6 @@ _FORM = (
     "element, sizes and strides, > and y's first element and strides, a semicolon between two; _aligned2 where buffers "
     "begin at multiples of 2 elements alone"
 )
-_NAME = re.compile(r"(?P<elements>\d+)\[(?P<parts>[^\]]*)\](_aligned(?P<aligned>\d+))?")
 _PART = re.compile(
     r"x(?P<source>\d+)\+(?P<x_first>\d+):(?P<sizes>\d+(x\d+)*)@(?P<x_strides>-?\d+(,-?\d+)*)"
     r">(?P<y_first>\d+)@(?P<y_strides>\d+(,\d+)*)"
@@ -78,12 +79,35 @@ class Part:
         return replace(self, sizes=sizes, x_strides=x_strides, y_strides=y_strides)
 
 
+def _read_parts(text: str) -> tuple[Part, ...]:
+    parts = []
+    for one in (match_name(_PART, part, _FORM) for part in text.split(";")):
+        sizes = tuple(map(int, one["sizes"].split("x")))
+        x_strides, y_strides = (tuple(map(int, one[f"{side}_strides"].split(","))) for side in "xy")
+        parts.append(
+            Part(int(one["source"]), sizes, x_strides, y_strides, int(one["x_first"]), int(one["y_first"]))
+        )
+    return tuple(parts)
+
+
+def _spell_parts(parts: tuple[Part, ...]) -> str:
+    return ";".join(
+        f"x{one.source}+{one.x_first}:{'x'.join(map(str, one.sizes))}@{','.join(map(str, one.x_strides))}"
+        f">{one.y_first}@{','.join(map(str, one.y_strides))}"
+        for one in parts
+    )
+
+
 @dataclass(frozen=True)
-class CopyProblem:
+class CopyProblem(Named):
     """Every part is written to its place in y; what no part covers stays as it is. Parts do not overlap.
 
     Make one by `of`, which puts dimensions together.
     """
+
+    NAME: ClassVar = NamePattern(
+        "copy", r"{elements}\[{parts}\][_aligned{aligned}]", parts=Codec(r"[^\]]*", _read_parts, _spell_parts)
+    )
 
     elements: int
     """The elements that y has room for."""
@@ -113,32 +137,6 @@ class CopyProblem:
         """The problem of parts with dimensions in any order; those that are empty count for nothing."""
         found = tuple(part.collapsed() for part in parts if part.elements)
         return CopyProblem(elements, found, dtype, aligned)
-
-    @staticmethod
-    def parse(name: str, dtype: str = "fp32") -> CopyProblem:
-        """The problem of a name such as `1024[x0+0:32x32@1,32>0@32,1]`."""
-        found = match_name(_NAME, name, _FORM)
-        parts = []
-        for text in found["parts"].split(";"):
-            one = match_name(_PART, text, _FORM)
-            sizes = tuple(map(int, one["sizes"].split("x")))
-            x_strides, y_strides = (tuple(map(int, one[f"{side}_strides"].split(","))) for side in "xy")
-            parts.append(
-                Part(
-                    int(one["source"]), sizes, x_strides, y_strides, int(one["x_first"]), int(one["y_first"])
-                )
-            )
-        return CopyProblem(int(found["elements"]), tuple(parts), dtype, int(found["aligned"] or 0))
-
-    @property
-    def name(self) -> str:
-        """Short and stable; `parse` is its inverse (the dtype stands apart)."""
-        parts = ";".join(
-            f"x{one.source}+{one.x_first}:{'x'.join(map(str, one.sizes))}@{','.join(map(str, one.x_strides))}"
-            f">{one.y_first}@{','.join(map(str, one.y_strides))}"
-            for one in self.parts
-        )
-        return f"{self.elements}[{parts}]" + (f"_aligned{self.aligned}" if self.aligned else "")
 
     @property
     def sources(self) -> tuple[str, ...]:

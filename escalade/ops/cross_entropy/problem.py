@@ -2,31 +2,33 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
+from typing import ClassVar
 
 from escalade.errors import UnsupportedError
-from escalade.ops.base.checks import match_name, require
+from escalade.ops.base.checks import require
 from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES
+from escalade.ops.base.naming import Named, NamePattern
 from escalade.ops.shared.losses import REDUCTIONS
 from escalade.ops.shared.rows import check_fields
 from escalade.ops.softmax.problem import softmax_rounding
 
 TARGET_BYTES = 8
-_NAME = re.compile(
-    r"(?P<reduction>[a-z]+)_(?P<classes>\d+)_b(?P<batch>\d+)(_smooth(?P<smoothing>[0-9.e+-]+))?"
-    r"(_ignore(?P<ignored>-?\d+))?(?P<gradient>_gradient)?"
-)
 
 
 @dataclass(frozen=True)
-class CrossEntropyProblem:
+class CrossEntropyProblem(Named):
     """loss = the mean or sum over rows of -log softmax(x)[target]; with `gradient` scale * d loss / d x as well.
 
     With a `smoothing` s the target has 1 - s of what is wanted, and s is spread over all classes. Rows whose target is
     `ignored` do not count. The loss is fp32, `scale` an fp32 number on the device, targets are int64; x and the
     gradient, [batch][classes], are of `dtype`. With a gradient that one is the buffer y, without it the loss is.
     """
+
+    NAME: ClassVar = NamePattern(
+        "cross-entropy",
+        "{reduction}_{classes}_b{batch}[_smooth{smoothing}][_ignore{ignored}]{gradient?_gradient}",
+    )
 
     batch: int
     classes: int
@@ -42,29 +44,6 @@ class CrossEntropyProblem:
         require("cross_entropy", "reduction", self.reduction, REDUCTIONS)
         if not 0 <= self.smoothing <= 1:
             raise UnsupportedError(f"a label smoothing of {self.smoothing}: it is between 0 and 1")
-
-    @staticmethod
-    def parse(name: str, dtype: str = "fp32") -> CrossEntropyProblem:
-        """The problem of a name such as `mean_1000_b256`."""
-        found = match_name(
-            _NAME,
-            name,
-            "cross-entropy; the form is mean_1000_b256_smooth0.1_ignore-100_gradient: mean or sum, classes, _b rows, "
-            "then optionally the label smoothing, the target of rows that do not count, and _gradient if that is asked "
-            "for too",
-        )
-        ignored = None if found["ignored"] is None else int(found["ignored"])
-        return CrossEntropyProblem(
-            int(found["batch"]), int(found["classes"]), found["reduction"], float(found["smoothing"] or 0), ignored,
-            bool(found["gradient"]), dtype,
-        )  # fmt: skip
-
-    @property
-    def name(self) -> str:
-        """Short and stable; `parse` is its inverse (the dtype stands apart)."""
-        smooth = f"_smooth{float(self.smoothing)!r}" if self.smoothing else ""
-        ignore = "" if self.ignored is None else f"_ignore{self.ignored}"
-        return f"{self.reduction}_{self.classes}_b{self.batch}{smooth}{ignore}" + "_gradient" * self.gradient
 
     @property
     def counts_first(self) -> bool:

@@ -3,42 +3,40 @@
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass
+from typing import ClassVar
 
 from escalade.errors import UnsupportedError
-from escalade.ops.base.checks import match_name, require, require_at_least
+from escalade.ops.base.checks import require, require_at_least
 from escalade.ops.base.dtypes import ELEMENT_BYTES, MULTIPLIED
+from escalade.ops.base.naming import Named, NamePattern
 from escalade.ops.base.windows import touched
 from escalade.ops.shared import activation
 from escalade.ops.shared.images import (
     FilteredImages,
     check_problem,
-    pair_pattern,
-    read_pair,
-    read_sizes,
-    spell_pair,
 )
 
 SOURCES = ("fp32", "fp16", "bf16", "uint8")
 MOST_CHANNELS = 8
 MOST_FILTERS = 32
 
-_NAME = re.compile(
-    rf"(?P<channels>\d+)to(?P<filters>\d+)_{pair_pattern('size')}_k{pair_pattern('filter')}"
-    rf"(p{pair_pattern('padding')})?_b(?P<batch>\d+)(?P<source>_uint8|_fp32|_fp16|_bf16)?"
-    r"(?P<bias>_bias)?(?P<relu>_relu)?(_pool(?P<pool>\d+)(?P<ceil>c)?)?" + activation.IN_NAME
-)
-
 
 @dataclass(frozen=True)
-class FewChannelsProblem(FilteredImages):
+class FewChannelsProblem(FilteredImages, Named):
     """y = max_pool(relu(conv2d(x, weight) + bias)), stride 1; bias, ReLU and pooling optional.
 
     Pooling windows are `pool` by `pool` and lie side by side; with `ceil_mode` those at the right and lower edge may
     hang over. x is stored as `x_type`, a grey value of uint8 standing for itself; the weights ([K][C][R][S]), the bias
     and y as `dtype` (`tf32` in fp32). Sums are fp32; x and y lie in `layout`.
     """
+
+    NAME: ClassVar = NamePattern(
+        "convolution of few channels",
+        "{channels}to{filters}_{height,width}_k{filter_height,filter_width}[p{padding}]_b{batch}"
+        "[_{source:uint8|fp32|fp16|bf16}]{bias?_bias}{relu?_relu}[_pool{pool}{ceil_mode?c}]"
+        + activation.IN_NAME,
+    )
 
     padding: tuple[int, int] = (0, 0)
     bias: bool = False
@@ -59,35 +57,6 @@ class FewChannelsProblem(FilteredImages):
             object.__setattr__(self, "source", "")
         _check(self)
         activation.settle(self)
-
-    @staticmethod
-    def parse(name: str, dtype: str = "fp32", layout: str = "nhwc") -> FewChannelsProblem:
-        """The problem of a name such as `4to16_40_k7_b10000_relu_pool4c`."""
-        found = match_name(
-            _NAME,
-            name,
-            "convolution of few channels; the form is 4to16_40_k7p3_b10000_uint8_bias_relu_pool4c: channels to filters,"
-            " image size (40 or 40x32), k filter, p padding if there is any, _b batch, and optionally the type of the "
-            "image, _bias, _relu, _pool window (c: one that may hang over the edge), and "
-            f"{activation.FORM}",
-        )
-        return FewChannelsProblem(
-            *read_sizes(found), int(found["filters"]), *read_pair(found, "filter"), read_pair(found, "padding"),
-            bool(found["bias"]), bool(found["relu"]), int(found["pool"] or 1), bool(found["ceil"]), dtype, layout,
-            (found["source"] or "")[1:], found["activation"] or "",
-        )  # fmt: skip
-
-    @property
-    def name(self) -> str:
-        """Short and stable; `parse` is its inverse (dtype and layout stand apart)."""
-        padding = f"p{spell_pair(self.padding)}" if any(self.padding) else ""
-        source = f"_{self.source}" if self.source else ""
-        pool = f"_pool{self.pool}{'c' if self.ceil_mode else ''}" if self.pool > 1 else ""
-        return (
-            f"{self.channels}to{self.filters}_{spell_pair((self.height, self.width))}"
-            f"_k{spell_pair((self.filter_height, self.filter_width))}{padding}_b{self.batch}{source}"
-            f"{'_bias' if self.bias else ''}{'_relu' if self.relu else ''}{pool}{activation.spell(self)}"
-        )
 
     @property
     def storage(self) -> str:

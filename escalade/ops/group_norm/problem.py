@@ -3,31 +3,32 @@
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass
+from typing import ClassVar
 
 from escalade.errors import UnsupportedError
-from escalade.ops.base.checks import match_name
 from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES
-from escalade.ops.base.pitch import check_pitches, read_pitches, spell_pitches
+from escalade.ops.base.naming import Named, NamePattern
+from escalade.ops.base.pitch import check_pitches
 from escalade.ops.shared import activation
-from escalade.ops.shared.channels import SIZES, spell_sizes
-from escalade.ops.shared.images import LAYOUTS, Images, check_problem, read_sizes, require_32_bits
+from escalade.ops.shared.channels import SIZES
+from escalade.ops.shared.images import LAYOUTS, Images, check_problem, require_32_bits
 
 EPSILON = 1e-5
-_NAME = re.compile(
-    SIZES + r"_g(?P<groups>\d+)(?P<weight>_weight)?(?P<bias>_bias)?(_eps(?P<epsilon>[0-9.e+-]+))?(?P<relu>_relu)?"
-    + activation.IN_NAME
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
-class GroupNormProblem(Images):
+class GroupNormProblem(Images, Named):
     """y = activated((x - mean) / sqrt(variance + epsilon) * weight + bias), the last three optional.
 
     Mean and variance are those of an image's group of channels, over all of its pixels; with as many groups as channels
     that is instance normalisation. weight and bias are one a channel, all of one dtype; sums are fp32. y may be x.
     """
+
+    NAME: ClassVar = NamePattern(
+        "group normalization",
+        SIZES + "_g{groups}{weight?_weight}{bias?_bias}[_eps{epsilon}]{relu?_relu}" + activation.IN_NAME,
+    )
 
     groups: int
     weight: bool = True
@@ -57,33 +58,6 @@ class GroupNormProblem(Images):
             raise UnsupportedError(f"an epsilon of {self.epsilon}: it is a number of at least 0")
         activation.settle(self)
         check_pitches(self, x=self.channels, y=self.channels)
-
-    @staticmethod
-    def parse(name: str) -> GroupNormProblem:
-        """The problem of a name such as `256_56_b32_g32_weight_bias`, in NHWC."""
-        plain, apart = read_pitches(name)
-        found = match_name(
-            _NAME,
-            plain,
-            "group normalisation; the form is 256_56_b32_g32_weight_bias: channels, image size (56 or 56x48), _b "
-            f"batch, _g groups, then optionally _weight, _bias, _eps and a number, _relu, or {activation.FORM}, and "
-            "_xpitch64 where pixels lie apart",
-        )
-        return GroupNormProblem(
-            *read_sizes(found), int(found["groups"]), bool(found["weight"]), bool(found["bias"]),
-            float(found["epsilon"] or EPSILON), bool(found["relu"]), found["activation"] or "",
-            **apart,  # type: ignore[arg-type]
-        )  # fmt: skip
-
-    @property
-    def name(self) -> str:
-        """Short and stable; `parse` is its inverse (dtype and layout stand apart)."""
-        parts = {
-            "_weight": self.weight, "_bias": self.bias, f"_eps{self.epsilon!r}": self.epsilon != EPSILON,
-            "_relu": self.relu,
-        }  # fmt: skip
-        chosen = "".join(part for part, on in parts.items() if on)
-        return f"{spell_sizes(self)}_g{self.groups}{chosen}{activation.spell(self)}{spell_pitches(self)}"
 
     @property
     def group_channels(self) -> int:

@@ -3,29 +3,31 @@
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass
+from typing import ClassVar
 
 from escalade.errors import UnsupportedError
-from escalade.ops.base.checks import match_name
 from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES
+from escalade.ops.base.naming import Named, NamePattern
 from escalade.ops.shared import activation
 from escalade.ops.shared.rows import check_fields
 
 EPSILON = 1e-5
-_NAME = re.compile(
-    r"(?P<features>\d+)_b(?P<batch>\d+)(_inner(?P<inner>\d+))?(?P<rms>_rms)?(?P<weight>_weight)?(?P<bias>_bias)?"
-    r"(_eps(?P<epsilon>[0-9.e+-]+))?(?P<relu>_relu)?" + activation.IN_NAME
-)
 
 
 @dataclass(frozen=True)
-class LayerNormProblem:
+class LayerNormProblem(Named):
     """y[row] = activated((x[row] - mean) / sqrt(variance + epsilon) * weight + bias), the last three optional.
 
     x and y are [batch][features][inner], weight and bias [features], all of one dtype; sums are fp32. With
     `rms` the mean counts as 0: each row is divided by its root mean square.
     """
+
+    NAME: ClassVar = NamePattern(
+        "layer normalization",
+        "{features}_b{batch}[_inner{inner}]{rms?_rms}{weight?_weight}{bias?_bias}[_eps{epsilon}]{relu?_relu}"
+        + activation.IN_NAME,
+    )
 
     batch: int
     features: int
@@ -46,31 +48,6 @@ class LayerNormProblem:
         if not (math.isfinite(self.epsilon) and self.epsilon >= 0):
             raise UnsupportedError(f"an epsilon of {self.epsilon}: it is a number of at least 0")
         activation.settle(self)
-
-    @staticmethod
-    def parse(name: str, dtype: str = "fp32") -> LayerNormProblem:
-        """The problem of a name such as `96_b1568_weight_bias`."""
-        found = match_name(
-            _NAME,
-            name,
-            "layer normalisation; the form is 96_b1568_weight_bias: features, _b rows, _inner64 where so many lie "
-            f"side by side, then optionally _rms, _weight, _bias, _eps and a number, _relu, or {activation.FORM}",
-        )
-        return LayerNormProblem(
-            int(found["batch"]), int(found["features"]), bool(found["weight"]), bool(found["bias"]),
-            bool(found["rms"]), float(found["epsilon"] or EPSILON), bool(found["relu"]), found["activation"] or "",
-            dtype, inner=int(found["inner"] or 1),
-        )  # fmt: skip
-
-    @property
-    def name(self) -> str:
-        """Short and stable; `parse` is its inverse (the dtype stands apart)."""
-        parts = {
-            f"_inner{self.inner}": self.inner > 1, "_rms": self.rms, "_weight": self.weight, "_bias": self.bias,
-            f"_eps{self.epsilon!r}": self.epsilon != EPSILON, "_relu": self.relu,
-        }  # fmt: skip
-        chosen = "".join(part for part, on in parts.items() if on)
-        return f"{self.features}_b{self.batch}{chosen}{activation.spell(self)}"
 
     @property
     def rows(self) -> int:

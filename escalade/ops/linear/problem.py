@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass
+from typing import ClassVar
 
 from escalade.errors import UnsupportedError
-from escalade.ops.base.checks import match_name
 from escalade.ops.base.dtypes import ELEMENT_BYTES, MULTIPLIED
+from escalade.ops.base.naming import Named, NamePattern
 from escalade.ops.shared import activation
 from escalade.ops.shared.rows import check_fields
 
-_NAME = re.compile(
-    r"(?P<in_features>\d+)to(?P<out_features>\d+)(_mean(?P<pixels>\d+))?_b(?P<batch>\d+)"
-    r"(_(?P<epilogue>bias([+]relu)?|relu))?" + activation.IN_NAME
-)
-
 
 @dataclass(frozen=True)
-class LinearProblem:
+class LinearProblem(Named):
     """y = relu(x @ weight.T + bias), bias and relu optional.
 
     x is [batch][in_features], weight [out_features][in_features], y [batch][out_features]. `dtype` is what they
@@ -28,6 +23,12 @@ class LinearProblem:
     With `pixels` x is [batch][pixels][in_features], an image in NHWC, and the mean over its pixels, rounded to `dtype`,
     is the row that the layer takes.
     """
+
+    NAME: ClassVar = NamePattern(
+        "fully connected layer",
+        "{in_features}to{out_features}[_mean{pixels}]_b{batch}<_|+|{bias?bias}|{relu?relu}>"
+        + activation.IN_NAME,
+    )
 
     batch: int
     in_features: int
@@ -48,33 +49,6 @@ class LinearProblem:
             raise UnsupportedError(
                 f"{self.output_elements} outputs: linear takes fewer than 2^38; split the rows"
             )
-
-    @staticmethod
-    def parse(name: str, dtype: str = "fp32") -> LinearProblem:
-        """The problem of a name such as `512to1000_b32_bias+relu`."""
-        found = match_name(
-            _NAME,
-            name,
-            "fully connected layer; the form is 512to1000_b32_bias+relu: features in to "
-            "features out, optionally _mean and the pixels that a row is the mean of, _b rows, then optionally _bias, "
-            f"_relu or _bias+relu, then {activation.FORM}",
-        )
-        epilogue = (found["epilogue"] or "").split("+")
-        return LinearProblem(
-            int(found["batch"]), int(found["in_features"]), int(found["out_features"]),
-            "bias" in epilogue, "relu" in epilogue, dtype, pixels=int(found["pixels"] or 1),
-            activation=found["activation"] or "",
-        )  # fmt: skip
-
-    @property
-    def name(self) -> str:
-        """Short and stable; `parse` is its inverse (the dtype stands apart)."""
-        parts = [part for part, on in (("bias", self.bias), ("relu", self.relu)) if on]
-        mean = f"_mean{self.pixels}" if self.pixels > 1 else ""
-        epilogue = f"_{'+'.join(parts)}" if parts else ""
-        return (
-            f"{self.in_features}to{self.out_features}{mean}_b{self.batch}{epilogue}{activation.spell(self)}"
-        )
 
     @property
     def input_elements(self) -> int:

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from escalade.errors import UnsupportedError
-from escalade.ops.base.checks import match_name
-from escalade.ops.base.pitch import read_pitches, spell_pitches
-from escalade.ops.shared.images import pair_pattern, read_pair, spell_pair
-from escalade.ops.shared.windowed import WINDOWS_NAME, WindowedImages, check_windows, read_windows
+from escalade.ops.base.naming import NamePattern, spell_pair
+from escalade.ops.shared.windowed import WINDOWS, WindowedImages, check_windows
 
-_NAME = re.compile(
-    rf"{WINDOWS_NAME}(d{pair_pattern('dilation')})?_b(?P<batch>\d+)(?P<ceil>_ceil)?(_(?P<places>places|behindrelu))?"
-)
 NOWHERE = 255
 """What is stored in place of a maximum that a ReLU in front of the pool has cut off."""
 
@@ -28,6 +23,12 @@ class MaxPool2dProblem(WindowedImages):
     of a ReLU, it is 255 for maxima that are not positive, through which no gradient goes.
     """
 
+    NAME: ClassVar = NamePattern(
+        "pooling",
+        WINDOWS + "[d{dilation}]_b{batch}{ceil_mode?_ceil}[_{kept:places|behindrelu}]",
+        {"kept": ""},
+    )
+
     dilation: tuple[int, int] = (1, 1)
     places: bool = False
     behind_relu: bool = False
@@ -41,30 +42,15 @@ class MaxPool2dProblem(WindowedImages):
         if self.places:
             require_bytes_for_places(self.kernel)
 
-    @staticmethod
-    def parse(name: str, dtype: str = "fp32", layout: str = "nchw") -> MaxPool2dProblem:
-        """The problem of a name such as `64_112_k3s2p1_b256`."""
-        plain, apart = read_pitches(name)
-        found = match_name(
-            _NAME,
-            plain,
-            "pooling; the form is 64_112_k3s2p1_b256: channels, image size (112 or 112x96), "
-            "k kernel s stride, optional p padding and d dilation, _b batch, _ceil, _places for places of maxima, "
-            "_behindrelu for those behind a ReLU, and _xpitch64 where pixels lie apart",
-        )
-        dilation = read_pair(found, "dilation") if found["dilation"] else (1, 1)
-        return MaxPool2dProblem(
-            **read_windows(found) | apart, ceil_mode=bool(found["ceil"]), dtype=dtype, layout=layout, dilation=dilation,
-            places=bool(found["places"]), behind_relu=found["places"] == "behindrelu",
-        )  # fmt: skip
-
     @property
-    def name(self) -> str:
-        """Short and stable; `parse` is its inverse (dtype and layout stand apart)."""
-        dilation = f"d{spell_pair(self.dilation)}" if self.dilation != (1, 1) else ""
-        ceil = "_ceil" if self.ceil_mode else ""
-        places = "_behindrelu" if self.behind_relu else "_places" if self.places else ""
-        return f"{self.windows_name}{dilation}_b{self.batch}{ceil}{places}{spell_pitches(self)}"
+    def kept(self) -> str:
+        """What the name says of `places` and `behind_relu`."""
+        return "behindrelu" if self.behind_relu else "places" if self.places else ""
+
+    @classmethod
+    def _fields(cls, values: dict[str, Any]) -> dict[str, Any]:
+        kept = values.pop("kept")
+        return values | {"places": kept != "", "behind_relu": kept == "behindrelu"}
 
     @property
     def dilations(self) -> tuple[int, int]:

@@ -8,11 +8,12 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import Any, ClassVar
 
 from escalade.errors import UnsupportedError
 from escalade.ops.base.checks import match_name, require, require_at_least
 from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES
+from escalade.ops.base.naming import Codec, Named, NamePattern
 
 ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh")
 OUTPUTS = ("y", "error")
@@ -25,7 +26,6 @@ _SPELLED = {activation: letter for letter, activation in _LETTERS.items()}
 _LAYER = re.compile(
     r"((?P<groups>\d+)x)?(?P<features>\d+)(?P<norm>n(?P<epsilon>\d+e-\d+)?)?-(?P<outputs>\d+)(?P<bias>b)?(?P<act>[rgt])?"
 )
-_NAME = re.compile(r"(?P<layers>.+?)_b(?P<batch>\d+)(?P<error>_error)?")
 
 
 @dataclass(frozen=True)
@@ -80,8 +80,33 @@ class Layer:
         return f"{groups}{self.features}{norm}-{self.outputs}{bias}{_SPELLED[self.activation]}"
 
 
+def spell_layers(layers: Sequence[Layer]) -> str:
+    return "_".join(map(str, layers))
+
+
+@lru_cache(maxsize=1024)  # an operator is told its layers in a string, at every call
+def parse_layers(text: str) -> tuple[Layer, ...]:
+    return tuple(_parse_layer(part) for part in text.split("_"))
+
+
+def _parse_layer(text: str) -> Layer:
+    found = match_name(_LAYER, text, "layer of mlp; the form is 5x64n-64bg, 320-32 and the like")
+    return Layer(
+        int(found["features"]),
+        int(found["outputs"]),
+        int(found["groups"] or 1),
+        found["norm"] is not None,
+        found["bias"] is not None,
+        _LETTERS[found["act"] or ""],
+        float(found["epsilon"]) if found["epsilon"] else EPSILON,
+    )
+
+
+LAYERS = Codec(".+?", parse_layers, spell_layers)
+
+
 @dataclass(frozen=True)
-class MlpProblem:
+class MlpProblem(Named):
     """y = the last layer of (… the first layer of x), for every row of x by itself.
 
     x is [batch][features]; the tensors of layer i are buffers `norm_weight<i>`, `norm_bias<i>` [features of a group],
@@ -89,6 +114,8 @@ class MlpProblem:
     fp32. With output `error`, y is not written but how far it is from x: y [batch] in fp32, the mean of the squared
     differences of each row.
     """
+
+    NAME: ClassVar = NamePattern("mlp", "{layers}_b{batch}[_{output:error}]", layers=LAYERS)
 
     batch: int
     layers: tuple[Layer, ...]
@@ -116,25 +143,6 @@ class MlpProblem:
             raise UnsupportedError(
                 f"{widest} features: mlp takes at most {MOST_FEATURES} anywhere in its chain"
             )
-
-    @staticmethod
-    def parse(name: str, dtype: str = "fp32") -> MlpProblem:
-        """The problem of a name such as `5x64n-64bg_320-32_32n-32bg_32-320_5x64-64b_b512_error`."""
-        found = match_name(
-            _NAME,
-            name,
-            "mlp; the form is 5x64n-64bg_320-32_b512: layers joined by _, each with its groups (5x, if there are "
-            "several), features in (n: normalised first), - features out, b for a bias and r, g or t for ReLU, GELU or "
-            "GELU by tanh; then _b batch, and _error for the error of the reconstruction",
-        )
-        return MlpProblem(
-            int(found["batch"]), parse_layers(found["layers"]), "error" if found["error"] else "y", dtype
-        )
-
-    @property
-    def name(self) -> str:
-        """Short and stable; `parse` is its inverse (the dtype stands apart)."""
-        return f"{spell_layers(self.layers)}_b{self.batch}{'_error' if self.output == 'error' else ''}"
 
     @property
     def features(self) -> int:
@@ -173,28 +181,6 @@ class MlpProblem:
     def rounding(self) -> float:
         """A sum of n independent terms, each addition off by up to 2^-24 of it: a random walk; in each layer."""
         return 2.0**-24 * math.sqrt(sum(1 + layer.features / 6 for layer in self.layers))
-
-
-def spell_layers(layers: Sequence[Layer]) -> str:
-    return "_".join(map(str, layers))
-
-
-@lru_cache(maxsize=1024)  # an operator is told its layers in a string, at every call
-def parse_layers(text: str) -> tuple[Layer, ...]:
-    return tuple(_parse_layer(part) for part in text.split("_"))
-
-
-def _parse_layer(text: str) -> Layer:
-    found = match_name(_LAYER, text, "layer of mlp; the form is 5x64n-64bg, 320-32 and the like")
-    return Layer(
-        int(found["features"]),
-        int(found["outputs"]),
-        int(found["groups"] or 1),
-        found["norm"] is not None,
-        found["bias"] is not None,
-        _LETTERS[found["act"] or ""],
-        float(found["epsilon"]) if found["epsilon"] else EPSILON,
-    )
 
 
 def spelled(layers: Sequence[Layer] | str) -> str:

@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass
 from functools import cached_property
+from typing import ClassVar
 
-from escalade.ops.base.checks import match_name
 from escalade.ops.base.dtypes import ELEMENT_BYTES
-from escalade.ops.mlp.problem import Layer, MlpProblem, parse_layers, spell_layers
-
-_NAME = re.compile(r"(?P<layers>.+?)_b(?P<batch>\d+)(?P<input>_dx)?")
+from escalade.ops.base.naming import Named, NamePattern
+from escalade.ops.mlp.problem import LAYERS, Layer, MlpProblem
 
 
 @dataclass(frozen=True)
-class MlpBackwardProblem:
+class MlpBackwardProblem(Named):
     """The gradients of every parameter, and of x if asked for, from x, the parameters and the gradient of y.
 
     Buffers are those of MlpProblem, and `grad_y` [batch][outputs] in `dtype`. The result is one flat y in fp32: the
     gradients of the parameters, summed over all rows, one after another in the order of `sizes`; behind them that of x
     [batch][features]. The forward pass is done again rather than stored; sums, norms and activations are fp32.
     """
+
+    NAME: ClassVar = NamePattern("mlp_backward", "{layers}_b{batch}{input_gradient?_dx}", layers=LAYERS)
 
     batch: int
     layers: tuple[Layer, ...]
@@ -32,28 +32,10 @@ class MlpBackwardProblem:
     def __post_init__(self) -> None:
         assert self.forward.batch == self.batch  # made here, so that what mlp refuses is refused at once
 
-    @staticmethod
-    def parse(name: str, dtype: str = "fp32") -> MlpBackwardProblem:
-        """The problem of a name such as `5x64n-64bg_320-32_b512_dx`."""
-        found = match_name(
-            _NAME,
-            name,
-            "mlp_backward; the form is 5x64n-64bg_320-32_b512: layers and _b batch as in mlp, then _dx for the "
-            "gradient of x",
-        )
-        return MlpBackwardProblem(
-            int(found["batch"]), parse_layers(found["layers"]), found["input"] is not None, dtype
-        )
-
     @cached_property
     def forward(self) -> MlpProblem:
         """What it is the gradient of."""
         return MlpProblem(self.batch, self.layers, "y", self.dtype, self.layout)
-
-    @property
-    def name(self) -> str:
-        """Short and stable; `parse` is its inverse (the dtype stands apart)."""
-        return f"{spell_layers(self.layers)}_b{self.batch}{'_dx' if self.input_gradient else ''}"
 
     @property
     def features(self) -> int:

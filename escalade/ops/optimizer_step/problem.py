@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from functools import cache
 from itertools import groupby
+from typing import ClassVar
 
 from escalade.errors import UnsupportedError
-from escalade.ops.base.checks import match_name, require
+from escalade.ops.base.checks import require
 from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES
+from escalade.ops.base.naming import Codec, Named, NamePattern, joined
 from escalade.ops.expressions import Expression
 from escalade.ops.optimizer_step.rules import GRADIENT, PARAMETER, STEP, scalar_names
 
@@ -17,20 +18,35 @@ LAYOUTS = ("flat",)
 COPIES = ("", "fp16", "bf16")
 """The types that parameters may be written in once more; empty: they are not."""
 MOST_STATE = 6
-_SIZES = r"(\d+x)?\d+"
-_NAME = re.compile(
-    rf"(?P<sizes>{_SIZES}(\+{_SIZES})*)\[(?P<expression>[^\]]+)\](\((?P<state>\w+(,\w+)*)\))?"
-    r"(_copy(?P<copy>fp16|bf16))?(?P<checked>_checked)?"
-)
+
+
+def _read_sizes(text: str) -> tuple[int, ...]:
+    sizes: list[int] = []
+    for part in text.split("+"):
+        count, _, size = part.rpartition("x")
+        sizes += [int(size)] * int(count or 1)
+    return tuple(sizes)
+
+
+def _spell_sizes(sizes: tuple[int, ...]) -> str:
+    runs = ((size, len(list(same))) for size, same in groupby(sizes))
+    return "+".join(f"{count}x{size}" if count > 1 else str(size) for size, count in runs)
 
 
 @dataclass(frozen=True)
-class OptimizerStepProblem:
+class OptimizerStepProblem(Named):
     """p, state = expression(p, g, state, scalars, step) for each element of tensors of these sizes.
 
     p and the state are fp32, the gradients of `dtype`. With a `copy` p is written in that type too. A `checked` step
     counts as skipped, and writes nothing else, if any gradient is not finite.
     """
+
+    NAME: ClassVar = NamePattern(
+        "optimizer_step",
+        r"{sizes}\[{expression:text}\][({state})][_copy{copy:fp16|bf16}]{checked?_checked}",
+        sizes=Codec(r"(?:\d+x)?\d+(?:\+(?:\d+x)?\d+)*", _read_sizes, _spell_sizes),
+        state=joined(",", r"\w+", str),
+    )
 
     sizes: tuple[int, ...]
     expression: str
@@ -67,34 +83,6 @@ class OptimizerStepProblem:
                 f"{program.text} has {len(program.results)} results: they are the new parameter and the new state, "
                 f"{', '.join(self.state) or 'of which there is none'}"
             )
-
-    @staticmethod
-    def parse(name: str, dtype: str = "fp32") -> OptimizerStepProblem:
-        """The problem of a name such as `9408+2x64[p-lr*g]`."""
-        found = match_name(
-            _NAME,
-            name,
-            "optimizer_step; the form is 9408+2x64[t=momentum*m+g;p-lr*t,t](m)_copyfp16_checked: elements of each "
-            "tensor, 2x64 for two of 64, the expression of the new parameter and state, the names of the state, then "
-            "optionally the type of a copy, and _checked for gradients that may not be finite",
-        )
-        sizes: list[int] = []
-        for part in found["sizes"].split("+"):
-            count, _, size = part.rpartition("x")
-            sizes += [int(size)] * int(count or 1)
-        state = tuple(found["state"].split(",")) if found["state"] else ()
-        return OptimizerStepProblem(
-            tuple(sizes), found["expression"], state, found["copy"] or "", bool(found["checked"]), dtype
-        )
-
-    @property
-    def name(self) -> str:
-        """Short and stable; `parse` is its inverse (the dtype stands apart)."""
-        runs = ((size, len(list(same))) for size, same in groupby(self.sizes))
-        sizes = "+".join(f"{count}x{size}" if count > 1 else str(size) for size, count in runs)
-        state = f"({','.join(self.state)})" if self.state else ""
-        copy = f"_copy{self.copy}" if self.copy else ""
-        return f"{sizes}[{self.expression.replace(' ', '')}]{state}{copy}" + "_checked" * self.checked
 
     @property
     def program(self) -> Expression:

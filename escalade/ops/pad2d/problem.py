@@ -3,37 +3,36 @@
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass
+from typing import ClassVar
 
 from escalade.errors import UnsupportedError
-from escalade.ops.base.checks import match_name, require
+from escalade.ops.base.checks import require
 from escalade.ops.base.dtypes import ELEMENT_BYTES
-from escalade.ops.base.pitch import check_pitches, read_pitches, spell_pitches
+from escalade.ops.base.naming import Codec, Named, NamePattern
+from escalade.ops.base.pitch import check_pitches
 from escalade.ops.shared.images import (
     Images,
     check_problem,
-    pair_pattern,
-    read_sizes,
     require_32_bits,
-    spell_pair,
 )
 
 MODES = ("constant", "reflect", "replicate", "circular")
-_PAD = r"-?\d+"
-_NAME = re.compile(
-    rf"(?P<channels>\d+)_{pair_pattern('size')}_pad(?P<top>{_PAD})x(?P<bottom>{_PAD})x(?P<left>{_PAD})x(?P<right>{_PAD})"
-    rf"_b(?P<batch>\d+)_(?P<mode>{'|'.join(MODES)})(\((?P<value>[^)]+)\))?"
-)
 
 
 @dataclass(frozen=True)
-class Pad2dProblem(Images):
+class Pad2dProblem(Images, Named):
     """y[oh, ow] = x[oh - top, ow - left], and beyond the image what the mode says.
 
     That is a constant, the image mirrored at its outermost pixels, its outermost pixels again, or the image from its
     other side. A negative pad leaves pixels out.
     """
+
+    NAME: ClassVar = NamePattern(
+        "padding",
+        "{channels}_{height,width}_pad{pads}_b{batch}_{mode:constant|reflect|replicate|circular}[({value})]",
+        value=Codec("[^)]+", float),
+    )
 
     pads: tuple[int, int, int, int]
     """Rows above and below, columns to the left and to the right."""
@@ -59,31 +58,6 @@ class Pad2dProblem(Images):
         check_pitches(self, x=self.channels, y=self.channels)
         apart = max(self.channels, self.x_pitch, self.y_pitch)
         require_32_bits("pad2d", apart * max(self.pixels, self.output_height * self.output_width))
-
-    @staticmethod
-    def parse(name: str, dtype: str = "fp32", layout: str = "nchw") -> Pad2dProblem:
-        """The problem of a name such as `64_56_pad1x1x2x2_b32_reflect`."""
-        plain, apart = read_pitches(name)
-        found = match_name(
-            _NAME,
-            plain,
-            "padding; the form is 64_56_pad1x1x2x2_b32_reflect: channels, image size (56 or 56x48), pad above x below "
-            f"x left x right, _b batch, the mode ({', '.join(MODES)}), a constant other than 0 in parentheses, and "
-            "_xpitch64 where pixels lie apart",
-        )
-        top, bottom, left, right = (int(found[side]) for side in ("top", "bottom", "left", "right"))
-        return Pad2dProblem(
-            *read_sizes(found), (top, bottom, left, right), found["mode"], float(found["value"] or 0), dtype, layout,
-            **apart,
-        )  # fmt: skip
-
-    @property
-    def name(self) -> str:
-        """Short and stable; `parse` is its inverse (dtype and layout stand apart)."""
-        value = f"({self.value})" if self.value else ""
-        pads = "x".join(map(str, self.pads))
-        size = spell_pair((self.height, self.width))
-        return f"{self.channels}_{size}_pad{pads}_b{self.batch}_{self.mode}{value}{spell_pitches(self)}"
 
     @property
     def output_height(self) -> int:

@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
+from typing import ClassVar
 
 from escalade.errors import UnsupportedError
-from escalade.ops.base.checks import match_name, require_at_least
+from escalade.ops.base.checks import require_at_least
 from escalade.ops.base.dtypes import ELEMENT_BYTES
-from escalade.ops.base.pitch import check_pitches, read_pitches, spell_pitches
+from escalade.ops.base.naming import Named, NamePattern
+from escalade.ops.base.pitch import check_pitches
 from escalade.ops.shared.images import (
     Images,
     check_problem,
-    pair_pattern,
-    read_sizes,
     require_32_bits,
-    spell_pair,
-)
-
-_NAME = re.compile(
-    rf"(?P<channels>\d+)_{pair_pattern('size')}_(?P<way>up|down)(?P<factor>\d+)_b(?P<batch>\d+)"
 )
 
 
 @dataclass(frozen=True)
-class PixelShuffleProblem(Images):
+class PixelShuffleProblem(Images, Named):
     """y[c, h * factor + i, w * factor + j] = x[(c * factor + i) * factor + j, h, w]; with `down` x is made of y so."""
+
+    NAME: ClassVar = NamePattern(
+        "pixel shuffle",
+        "{channels}_{height,width}_{down?down:up}{factor}_b{batch}",
+    )
 
     factor: int
     down: bool = False
@@ -50,27 +49,6 @@ class PixelShuffleProblem(Images):
         check_pitches(self, x=self.channels, y=self.output_channels)
         apart = max(self.channels, self.x_pitch) * self.pixels
         require_32_bits("pixel_shuffle", max(apart, self.y_pitch * self.output_height * self.output_width))
-
-    @staticmethod
-    def parse(name: str, dtype: str = "fp32", layout: str = "nchw") -> PixelShuffleProblem:
-        """The problem of a name such as `256_56_up2_b32`."""
-        plain, apart = read_pitches(name)
-        found = match_name(
-            _NAME,
-            plain,
-            "pixel shuffle; the form is 256_56_up2_b32: channels, image size (56 or 56x48), up and the factor by which "
-            "the image grows, or down and that by which it shrinks, _b batch, and _xpitch64 where pixels lie apart",
-        )
-        return PixelShuffleProblem(
-            *read_sizes(found), int(found["factor"]), found["way"] == "down", dtype, layout, **apart
-        )
-
-    @property
-    def name(self) -> str:
-        """Short and stable; `parse` is its inverse (dtype and layout stand apart)."""
-        way = f"{'down' if self.down else 'up'}{self.factor}"
-        size = spell_pair((self.height, self.width))
-        return f"{self.channels}_{size}_{way}_b{self.batch}{spell_pitches(self)}"
 
     @property
     def output_channels(self) -> int:

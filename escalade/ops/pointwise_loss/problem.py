@@ -2,31 +2,33 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
+from typing import ClassVar
 
 from escalade.errors import UnsupportedError
-from escalade.ops.base.checks import match_name, require
+from escalade.ops.base.checks import require
 from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES
+from escalade.ops.base.naming import Named, NamePattern
 from escalade.ops.expressions import Expression
 from escalade.ops.shared.losses import REDUCTIONS
 from escalade.ops.shared.pointwise import LAYOUTS, check
 
 INPUTS = ("x", "target")
-_NAME = re.compile(
-    r"(?P<reduction>[a-z]+)_(?P<elements>\d+)\[(?P<expression>[^\]]+)\](?P<gradient>_gradient)?"
-    r"(_target(?P<target>[a-z0-9]+))?"
-)
 
 
 @dataclass(frozen=True)
-class PointwiseLossProblem:
+class PointwiseLossProblem(Named):
     """loss = the mean or sum of term(x, target) over all elements; with `gradient` scale * d loss / d x as well.
 
     `expression` is the term and its derivative by x. The loss is fp32, and `scale` an fp32 number on the device; x and
     the gradient are of `dtype`, and so is the target unless it has a type of its own. With a gradient that one is the
     buffer y, without it the loss is.
     """
+
+    NAME: ClassVar = NamePattern(
+        "loss",
+        r"{reduction}_{elements}\[{expression:text}\]{gradient?_gradient}[_target{target}]",
+    )
 
     elements: int
     expression: str
@@ -54,30 +56,6 @@ class PointwiseLossProblem:
                 f"{program.text!r} as a loss: it has two results computed from x and target, an element's loss and "
                 "its derivative by x, such as square(x - target), 2 * (x - target)"
             )
-
-    @staticmethod
-    def parse(name: str, dtype: str = "fp32") -> PointwiseLossProblem:
-        """The problem of a name such as `mean_786432[t0=x-target;t0*t0,2*t0]`."""
-        found = match_name(
-            _NAME,
-            name,
-            "loss; the form is mean_786432[t=x-target;t*t,2*t]_gradient: mean or sum, elements, the loss of each and "
-            "its derivative by x, _gradient if the gradient is asked for too, and _targetfp32 if the target is of "
-            "another type than x",
-        )
-        return PointwiseLossProblem(
-            int(found["elements"]), found["expression"], found["reduction"], bool(found["gradient"]), dtype,
-            target=found["target"] or "",
-        )  # fmt: skip
-
-    @property
-    def name(self) -> str:
-        """Short and stable; `parse` is its inverse (the dtype stands apart)."""
-        return (
-            f"{self.reduction}_{self.elements}[{self.expression.replace(' ', '')}]"
-            + "_gradient" * self.gradient
-            + (f"_target{self.target}" if self.target else "")
-        )
 
     @property
     def target_dtype(self) -> str:

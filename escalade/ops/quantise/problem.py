@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
+from typing import ClassVar
 
-from escalade.errors import UnsupportedError
 from escalade.ops.base.dtypes import ELEMENT_BYTES
+from escalade.ops.base.naming import Named, NamePattern
 from escalade.ops.shared.pointwise import check
-
-_NAME = re.compile(r"quantise_(?P<elements>\d+)")
 
 
 @dataclass(frozen=True)
-class QuantiseProblem:
+class QuantiseProblem(Named):
     """y = e4m3(x * factor) over `elements` elements: to nearest, within ±448. A NaN stays a NaN."""
+
+    NAME: ClassVar = NamePattern(
+        "quantization",
+        "quantise_{elements}",
+    )
 
     elements: int
     dtype: str = "fp32"
@@ -25,18 +28,6 @@ class QuantiseProblem:
 
     def __post_init__(self) -> None:
         check("quantise", self.elements, self.batch, self.dtype, self.layout)
-
-    @staticmethod
-    def parse(name: str) -> QuantiseProblem:
-        found = _NAME.fullmatch(name)
-        if not found:
-            raise UnsupportedError(f"{name!r} names no quantisation; the form is quantise_802816")
-        return QuantiseProblem(int(found["elements"]))
-
-    @property
-    def name(self) -> str:
-        """Short and stable; `parse` is its inverse (the dtype stands apart)."""
-        return f"quantise_{self.elements}"
 
     @property
     def flops(self) -> int:

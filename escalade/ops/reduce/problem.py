@@ -3,30 +3,33 @@
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass
+from typing import ClassVar
 
 from escalade.errors import UnsupportedError
-from escalade.ops.base.checks import match_name, require
+from escalade.ops.base.checks import require
 from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES
+from escalade.ops.base.naming import Named, NamePattern
 from escalade.ops.expressions import Expression
 from escalade.ops.shared import activation
 from escalade.ops.shared.rows import check_fields
 
 KINDS = ("sum", "mean", "max", "min", "var", "logsumexp")
-_NAME = re.compile(
-    r"(?P<kind>[a-z]+)_(?P<reduced>\d+)x(?P<inner>\d+)_b(?P<batch>\d+)(_less(?P<correction>[0-9.e+-]+))?"
-    r"(\{(?P<before>[^}]+)\})?(?P<relu>_relu)?" + activation.IN_NAME
-)
 
 
 @dataclass(frozen=True)
-class ReduceProblem:
+class ReduceProblem(Named):
     """y[o][i] = activated(kind over r of before(x[o][r][i])); x is [batch][reduced][inner], y [batch][inner].
 
     `before` is an expression in `x`, empty for x itself. A variance divides the squared distances from the mean by the
     number of elements less `correction`. States are fp32, whatever dtype x and y are.
     """
+
+    NAME: ClassVar = NamePattern(
+        "reduction",
+        r"{kind}_{reduced}x{inner}_b{batch}[_less{correction}][\{{before:text}\}]{relu?_relu}"
+        + activation.IN_NAME,
+    )
 
     kind: str
     batch: int
@@ -52,31 +55,6 @@ class ReduceProblem:
                 )
             object.__setattr__(self, "before", "" if expression.is_identity else expression.text)
         activation.settle(self)
-
-    @staticmethod
-    def parse(name: str, dtype: str = "fp32") -> ReduceProblem:
-        """The problem of a name such as `sum_49x512_b32`."""
-        found = match_name(
-            _NAME,
-            name,
-            f"reduction; the form is sum_49x512_b32: {', '.join(KINDS)}, then elements of each result, x results side "
-            "by side, _b how many such arrays, then optionally _less1.0 of a variance, {x*x} or another expression "
-            f"of each element, _relu, or {activation.FORM}",
-        )
-        return ReduceProblem(
-            found["kind"], int(found["batch"]), int(found["reduced"]), int(found["inner"]),
-            float(found["correction"] or 0), found["before"] or "", bool(found["relu"]), found["activation"] or "",
-            dtype,
-        )  # fmt: skip
-
-    @property
-    def name(self) -> str:
-        """Short and stable; `parse` is its inverse (the dtype stands apart)."""
-        less = f"_less{float(self.correction)!r}" if self.correction else ""
-        before = f"{{{self.before.replace(' ', '')}}}" if self.before else ""
-        relu = "_relu" if self.relu else ""
-        sizes = f"{self.kind}_{self.reduced}x{self.inner}_b{self.batch}"
-        return sizes + less + before + relu + activation.spell(self)
 
     @property
     def results(self) -> int:

@@ -3,28 +3,32 @@
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
 from escalade.errors import UnsupportedError
-from escalade.ops.base.checks import match_name
 from escalade.ops.base.dtypes import ELEMENT_BYTES, STORAGE
+from escalade.ops.base.naming import NUMBER, Codec, Named, NamePattern
 from escalade.ops.expressions import Expression
 from escalade.ops.shared.pointwise import Operand, check
 
-_NAME = re.compile(r"relu(?P<limit>\d+(\.\d+)?(e[-+]?\d+)?)?(?P<backward>_backward)?_(?P<elements>\d+)")
-
 
 @dataclass(frozen=True)
-class ReluProblem:
+class ReluProblem(Named):
     """y = min(max(x, 0), limit) over `elements` elements; without a limit max(x, 0). A NaN stays a NaN.
 
     With `backward`, dx from `gradient`, which is that of y, and from `output`, which is y: the gradient where y is
     between the bounds or a NaN, and 0 elsewhere. y is at a bound where x is at or past it; its upper bound is the limit
     as the dtype rounds it.
     """
+
+    NAME: ClassVar = NamePattern(
+        "rectifier",
+        "relu[{limit}]{backward?_backward}_{elements}",
+        limit=Codec(NUMBER, float, lambda limit: repr(float(limit)).removesuffix(".0")),
+    )
 
     elements: int
     limit: float | None = None
@@ -41,22 +45,6 @@ class ReluProblem:
             raise UnsupportedError(
                 f"limit of {self.limit}: it is a positive finite number, or None for no limit"
             )
-
-    @staticmethod
-    def parse(name: str) -> ReluProblem:
-        found = match_name(
-            _NAME,
-            name,
-            "rectifier; the form is relu_802816, relu6_802816 with a limit, relu_backward_802816 of the gradient",
-        )
-        limit = float(found["limit"]) if found["limit"] else None
-        return ReluProblem(int(found["elements"]), limit, backward=bool(found["backward"]))
-
-    @property
-    def name(self) -> str:
-        """Short and stable; `parse` is its inverse (the dtype stands apart)."""
-        limit = "" if self.limit is None else repr(float(self.limit)).removesuffix(".0")
-        return f"relu{limit}{'_backward' if self.backward else ''}_{self.elements}"
 
     @property
     def shape(self) -> tuple[int, ...]:

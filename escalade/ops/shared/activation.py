@@ -10,9 +10,8 @@ from escalade.device.program import Constant
 from escalade.errors import UnsupportedError
 from escalade.ops.expressions import Expression
 
-IN_NAME = r"(\[(?P<activation>[^\]]+)\])?"
-"""How the name of a problem ends, as `spell` spells it."""
-FORM = "[silu(x)] or another expression in x"
+IN_NAME = r"[\[{activation:text}\]]"
+"""The activation in the name pattern of a problem."""
 _RELU = Expression.apply("relu", "x")
 
 
@@ -46,11 +45,6 @@ def settle(problem: Activated) -> None:
     object.__setattr__(problem, "relu", expression == _RELU)
     plain = expression == _RELU or expression.is_identity
     object.__setattr__(problem, "activation", "" if plain else expression.text)
-
-
-def spell(problem: Activated) -> str:
-    """The end of a problem's name: nothing unless it has an expression."""
-    return f"[{problem.activation.replace(' ', '')}]" if problem.activation else ""
 
 
 def constants(relu: bool, activation: str, dtype: str) -> dict[str, Constant]:

@@ -15,10 +15,10 @@ from escalade.ops.base.dtypes import VECTOR_BYTES, element, widest_vector
 from escalade.ops.base.grid import blocks
 from escalade.ops.calling.call import Lay
 from escalade.ops.calling.library import require_same_device
-from escalade.ops.shared.images import ImageProblem, check_problem, pair_pattern, require_32_bits, spell_pair
+from escalade.ops.shared.images import ImageProblem, check_problem, require_32_bits
 
-SIZES = rf"(?P<channels>\d+)_{pair_pattern('size')}_b(?P<batch>\d+)"
-"""Matches what `spell_sizes` writes."""
+SIZES = "{channels}_{height,width}_b{batch}"
+"""The sizes in the name pattern of a problem."""
 
 
 class Channelwise(ImageProblem, Protocol):
@@ -28,11 +28,6 @@ class Channelwise(ImageProblem, Protocol):
     def pixels(self) -> int: ...
     @property
     def elements(self) -> int: ...
-
-
-def spell_sizes(problem: Channelwise) -> str:
-    """`64_56_b32`: channels, image size, batch."""
-    return f"{problem.channels}_{spell_pair((problem.height, problem.width))}_b{problem.batch}"
 
 
 def check_channelwise(operation: str, problem: Channelwise) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Protocol
@@ -128,27 +127,6 @@ def require_32_bits(operation: str, image_elements: int) -> None:
         raise UnsupportedError(
             f"{operation} counts the elements of one image in 32 bits; here there are {image_elements}. Split the image"
         )
-
-
-def spell_pair(values: tuple[int, int]) -> str:
-    """`56` for a square, `56x48` otherwise."""
-    return str(values[0]) if values[0] == values[1] else f"{values[0]}x{values[1]}"
-
-
-def pair_pattern(name: str) -> str:
-    """Matches what `spell_pair` writes."""
-    return rf"(?P<{name}>\d+)(x(?P<{name}_width>\d+))?"
-
-
-def read_pair(found: re.Match[str], name: str) -> tuple[int, int]:
-    """What `pair_pattern` found; zeros where the name leaves it out."""
-    first = int(found[name] or 0)
-    return first, int(found[f"{name}_width"] or first)
-
-
-def read_sizes(found: re.Match[str]) -> tuple[int, int, int, int]:
-    """Batch, channels, height and width, the last two of the pair `size`."""
-    return int(found["batch"]), int(found["channels"]), *read_pair(found, "size")
 
 
 # --- tensors

@@ -16,9 +16,8 @@ from escalade.ops.expressions import Expression, fast_functions
 OPERANDS = ("gain", "shift", "gate")
 """What a prologue may read besides x, in the order of a kernel's arguments: `gain` and `shift` are fp32 vectors of one
 number a channel, `gate` has one of the dtype for every channel of every image, [N][C]."""
-IN_NAME = r"(\[pre:(?P<prologue>[^\]]+)\])?"
-"""How the name of a problem has it, as `spell` spells it."""
-FORM = "[pre:gate*x] or another expression in x, gain, shift and gate on the way in"
+IN_NAME = r"[\[pre:{prologue:text}\]]"
+"""The prologue in the name pattern of a problem."""
 
 
 class Prepared(Protocol):
@@ -62,11 +61,6 @@ def operand_bytes(problem: Prepared) -> int:
     """Bytes of all that the prologue reads besides x."""
     gate = problem.batch * ELEMENT_BYTES[problem.dtype]
     return problem.channels * sum(gate if name == "gate" else 4 for name in operands(problem))
-
-
-def spell(problem: Prepared) -> str:
-    """The prologue's part of a problem's name: nothing if there is none."""
-    return f"[pre:{problem.prologue.replace(' ', '')}]" if problem.prologue else ""
 
 
 def constants(problem: Prepared) -> dict[str, Constant]:

@@ -11,10 +11,10 @@ from escalade.device.program import Constant, Program
 from escalade.device.recipe import Argument, Buffer, KernelCall, Recipe
 from escalade.ops.base.dtypes import widest_vector
 from escalade.ops.base.grid import blocks
+from escalade.ops.base.naming import spell_pair
 from escalade.ops.base.pitch import unsupported_pitch
 from escalade.ops.base.rung import Config, Rung
 from escalade.ops.shared import pooling
-from escalade.ops.shared.images import spell_pair
 from escalade.ops.shared.windowed import WindowedImages
 
 BUSY_THREADS = 4 * 2048

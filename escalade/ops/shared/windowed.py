@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -15,6 +13,7 @@ from escalade.errors import UnsupportedError
 from escalade.ops.base.checks import require_at_least
 from escalade.ops.base.dtypes import ELEMENT_BYTES
 from escalade.ops.base.grid import ceil_div
+from escalade.ops.base.naming import Named, spell_pair
 from escalade.ops.base.pitch import check_pitches
 from escalade.ops.base.windows import touched
 from escalade.ops.shared import pooling
@@ -23,22 +22,15 @@ from escalade.ops.shared.images import (
     check_images,
     check_problem,
     empty_beside,
-    pair_pattern,
-    read_pair,
-    read_sizes,
     require_32_bits,
-    spell_pair,
 )
 
-WINDOWS_NAME = (
-    rf"(?P<channels>\d+)_{pair_pattern('size')}_k{pair_pattern('kernel')}s{pair_pattern('stride')}"
-    rf"(p{pair_pattern('padding')})?"
-)
-"""Matches what `WindowedImages.windows_name` writes."""
+WINDOWS = "{channels}_{height,width}_k{kernel}s{stride}[p{padding}]"
+"""Channels, sizes and windows in the name pattern of a problem."""
 
 
 @dataclass(frozen=True)
-class WindowedImages(Images, ABC):
+class WindowedImages(Images, Named, ABC):
     """The fields with which a problem begins that looks at windows of `kernel` pixels at (oh, ow) * stride - padding.
 
     With `ceil_mode` a last window that reaches past the padded image counts too, if it begins inside the image or its
@@ -55,14 +47,6 @@ class WindowedImages(Images, ABC):
     y_pitch: int = 0
     """Elements from pixel to pixel in NHWC, of parts of larger buffers; 0: dense."""
 
-    @staticmethod
-    @abstractmethod
-    def parse(name: str, dtype: str = "fp32", layout: str = "nchw") -> Any: ...
-
-    @property
-    @abstractmethod
-    def name(self) -> str: ...
-
     @property
     @abstractmethod
     def rounding(self) -> float: ...
@@ -77,15 +61,6 @@ class WindowedImages(Images, ABC):
         """The pixels from the first to the last of a window."""
         (rows, columns), (down, along) = self.kernel, self.dilations
         return (rows - 1) * down + 1, (columns - 1) * along + 1
-
-    @property
-    def windows_name(self) -> str:
-        """What a name begins with: channels, sizes and windows."""
-        padding = f"p{spell_pair(self.padding)}" if self.padding != (0, 0) else ""
-        return (
-            f"{self.channels}_{spell_pair((self.height, self.width))}_k{spell_pair(self.kernel)}"
-            f"s{spell_pair(self.stride)}{padding}"
-        )
 
     @property
     def output_height(self) -> int:
@@ -120,12 +95,6 @@ def sharing(p: WindowedImages) -> int:
     """Windows that see one pixel, at most."""
     down, along = (ceil_div(kernel, stride) for kernel, stride in zip(p.kernel, p.stride, strict=True))
     return down * along if p.dilations == (1, 1) else p.kernel[0] * p.kernel[1]
-
-
-def read_windows(found: re.Match[str]) -> dict[str, Any]:
-    """The fields of `WindowedImages` up to `padding`, of a name that `WINDOWS_NAME` has matched."""
-    sizes = zip(("batch", "channels", "height", "width"), read_sizes(found), strict=True)
-    return dict(sizes) | {name: read_pair(found, name) for name in ("kernel", "stride", "padding")}
 
 
 def output_size(size: int, span: int, stride: int, padding: int, ceil_mode: bool) -> int:

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass
+from typing import ClassVar
 
-from escalade.ops.base.checks import match_name
 from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES
+from escalade.ops.base.naming import Named, NamePattern
 from escalade.ops.shared.rows import check_fields
-
-_NAME = re.compile(r"(?P<classes>\d+)_b(?P<batch>\d+)(_inner(?P<inner>\d+))?")
 
 
 @dataclass(frozen=True)
-class SoftmaxProblem:
+class SoftmaxProblem(Named):
     """y[row] = exp(x[row] - max) / sum(exp(x[row] - max)); x and y are [batch][classes][inner] of one dtype."""
+
+    NAME: ClassVar = NamePattern(
+        "softmax",
+        "{classes}_b{batch}[_inner{inner}]",
+    )
 
     batch: int
     classes: int
@@ -27,23 +30,6 @@ class SoftmaxProblem:
 
     def __post_init__(self) -> None:
         check_fields("softmax", self, DTYPES, {"classes": self.classes, "inner": self.inner})
-
-    @staticmethod
-    def parse(name: str, dtype: str = "fp32") -> SoftmaxProblem:
-        """The problem of a name such as `1000_b32`."""
-        found = match_name(
-            _NAME,
-            name,
-            "softmax; the form is 1000_b32: classes, _b rows, and _inner64 where so many lie side by side",
-        )
-        return SoftmaxProblem(
-            int(found["batch"]), int(found["classes"]), dtype, inner=int(found["inner"] or 1)
-        )
-
-    @property
-    def name(self) -> str:
-        """Short and stable; `parse` is its inverse (the dtype stands apart)."""
-        return f"{self.classes}_b{self.batch}" + (f"_inner{self.inner}" if self.inner > 1 else "")
 
     @property
     def rows(self) -> int:

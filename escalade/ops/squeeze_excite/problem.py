@@ -3,34 +3,36 @@
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass
+from typing import ClassVar
 
 from escalade.errors import UnsupportedError
-from escalade.ops.base.checks import match_name, require_at_least
+from escalade.ops.base.checks import require_at_least
 from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES
-from escalade.ops.base.pitch import check_pitches, read_pitches, spell_pitches
+from escalade.ops.base.naming import Named, NamePattern
+from escalade.ops.base.pitch import check_pitches
 from escalade.ops.expressions import Expression
-from escalade.ops.shared.channels import SIZES, spell_sizes
-from escalade.ops.shared.images import Images, check_problem, read_sizes, require_32_bits
+from escalade.ops.shared.channels import SIZES
+from escalade.ops.shared.images import Images, check_problem, require_32_bits
 
 LAYOUTS = ("nhwc",)
 MOST_FEATURES = 24 * 1024
 """Channels and squeezed features together: in fp32 they lie in the shared memory that a block has on every card."""
-_NAME = re.compile(
-    SIZES + r"_s(?P<squeezed>\d+)(?P<bias>_bias)?(?P<gate_bias>_gatebias)?"
-    r"\[(?P<hidden>[^\]]+)\]\[(?P<gate>[^\]]+)\]"
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
-class SqueezeExciteProblem(Images):
+class SqueezeExciteProblem(Images, Named):
     """y = gate(gate_weight · hidden(weight · mean(x) + bias) + gate_bias): a factor for each channel of an image.
 
     The mean is over the pixels of an image. x is [batch][height][width][channels], weight [squeezed][channels],
     gate_weight [channels][squeezed], y [batch][channels], all of one dtype; sums, means and what lies between the
     layers are fp32. `hidden` and `gate` are expressions in `x`, which stands for each layer's own result.
     """
+
+    NAME: ClassVar = NamePattern(
+        "squeeze-and-excite",
+        SIZES + r"_s{squeezed}{bias?_bias}{gate_bias?_gatebias}\[{hidden:text}\]\[{gate:text}\]",
+    )
 
     squeezed: int
     bias: bool = True
@@ -60,29 +62,6 @@ class SqueezeExciteProblem(Images):
                 )
             object.__setattr__(self, role, expression.text)
         check_pitches(self, x=self.channels)
-
-    @staticmethod
-    def parse(name: str) -> SqueezeExciteProblem:
-        """The problem of a name such as `96_56_b32_s4_bias_gatebias[silu(x)][sigmoid(x)]`."""
-        plain, apart = read_pitches(name)
-        found = match_name(
-            _NAME,
-            plain,
-            "squeeze-and-excite; the form is 96_56_b32_s4_bias_gatebias[silu(x)][sigmoid(x)]: channels, image size "
-            "(56 or 56x48), _b batch, _s squeezed features, then optionally _bias and _gatebias, the expressions in x "
-            "behind each layer, and _xpitch128 where pixels lie apart",
-        )
-        return SqueezeExciteProblem(
-            *read_sizes(found), int(found["squeezed"]), bool(found["bias"]), bool(found["gate_bias"]),
-            found["hidden"], found["gate"], **apart,  # type: ignore[arg-type]
-        )  # fmt: skip
-
-    @property
-    def name(self) -> str:
-        """Short and stable; `parse` is its inverse (the dtype stands apart)."""
-        biases = "_bias" * self.bias + "_gatebias" * self.gate_bias
-        applied = f"[{self.hidden}][{self.gate}]".replace(" ", "")
-        return f"{spell_sizes(self)}_s{self.squeezed}{biases}{applied}{spell_pitches(self)}"
 
     @property
     def weight_elements(self) -> int:

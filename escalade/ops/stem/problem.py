@@ -5,20 +5,18 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
+from typing import ClassVar
 
 from escalade.errors import UnsupportedError
-from escalade.ops.base.checks import match_name, require, require_at_least
+from escalade.ops.base.checks import require, require_at_least
 from escalade.ops.base.dtypes import ELEMENT_BYTES, MULTIPLIED
+from escalade.ops.base.naming import Codec, Named, NamePattern
 from escalade.ops.base.windows import touched
 from escalade.ops.shared import activation
 from escalade.ops.shared.images import (
     LAYOUTS,
     FilteredImages,
     check_problem,
-    pair_pattern,
-    read_pair,
-    read_sizes,
-    spell_pair,
 )
 
 SOURCES = ("uint8", "fp32", "fp16", "bf16")
@@ -26,23 +24,28 @@ MOST_CHANNELS = 4
 Pool = tuple[int, int, int]
 """Kernel, stride and padding, each the same in both directions."""
 
-_NAME = re.compile(
-    rf"(?P<channels>\d+)to(?P<filters>\d+)_{pair_pattern('size')}"
-    rf"_k{pair_pattern('filter')}s{pair_pattern('stride')}(p{pair_pattern('padding')})?"
-    r"_(?P<source>uint8|fp32|fp16|bf16)_(?P<source_layout>nchw|nhwc)_b(?P<batch>\d+)"
-    r"(?P<normalise>_norm)?(?P<relu>_relu)?(_pool(?P<pool>\d+)s(?P<pool_stride>\d+)p(?P<pool_padding>\d+))?"
-    + activation.IN_NAME
-)
-
 
 @dataclass(frozen=True)
-class StemProblem(FilteredImages):
+class StemProblem(FilteredImages, Named):
     """y = max_pool(relu(conv2d(x * scale + shift, weight) + bias)); normalisation, ReLU and pooling optional.
 
     x is the image as its owner has it: `source` and `source_layout`. Pixels are normalised in fp32 and rounded to
     `dtype`, which the weights ([K][C][R][S]), the bias and y are stored as (`tf32` in fp32); what lies outside the
     image is zero *after* the normalisation. Sums are fp32. y is NHWC.
     """
+
+    NAME: ClassVar = NamePattern(
+        "stem",
+        "{channels}to{filters}_{height,width}_k{filter_height,filter_width}s{stride}[p{padding}]"
+        "_{source:uint8|fp32|fp16|bf16}_{source_layout:nchw|nhwc}_b{batch}{normalise?_norm}{relu?_relu}[_pool{pool}]"
+        + activation.IN_NAME,
+        {"padding": lambda p: (p.filter_height // 2, p.filter_width // 2)},
+        pool=Codec(
+            r"\d+s\d+p\d+",
+            lambda text: tuple(map(int, re.split("[sp]", text))),
+            "{0[0]}s{0[1]}p{0[2]}".format,
+        ),
+    )
 
     stride: tuple[int, int] = (1, 1)
     padding: tuple[int, int] = (0, 0)
@@ -59,42 +62,6 @@ class StemProblem(FilteredImages):
     def __post_init__(self) -> None:
         _check(self)
         activation.settle(self)
-
-    @staticmethod
-    def parse(name: str, dtype: str = "fp16") -> StemProblem:
-        """The problem of a name such as `3to64_224_k7s2_fp32_nchw_b256_relu_pool3s2p1`."""
-        found = match_name(
-            _NAME,
-            name,
-            "stem; the form is 3to64_224_k7s2_fp32_nchw_b256_norm_relu_pool3s2p1: channels to "
-            "filters, image size (224 or 224x192), k filter s stride, p padding unless it is half the filter, the "
-            "image's type and layout, _b batch, and optionally _norm, _relu, _pool kernel s stride p padding, "
-            f"and {activation.FORM}",
-        )
-        filter_height, filter_width = read_pair(found, "filter")
-        padding = read_pair(found, "padding") if found["padding"] else (filter_height // 2, filter_width // 2)
-        pool = (
-            (int(found["pool"]), int(found["pool_stride"]), int(found["pool_padding"]))
-            if found["pool"]
-            else None
-        )
-        return StemProblem(
-            *read_sizes(found), int(found["filters"]), filter_height, filter_width, read_pair(found, "stride"),
-            padding, found["source"], found["source_layout"], bool(found["normalise"]), bool(found["relu"]), pool,
-            dtype, activation=found["activation"] or "",
-        )  # fmt: skip
-
-    @property
-    def name(self) -> str:
-        """Short and stable; `parse` is its inverse (dtype and layout stand apart)."""
-        usual = self.padding == (self.filter_height // 2, self.filter_width // 2)
-        pool = "_pool{}s{}p{}".format(*self.pool) if self.pool else ""
-        return (
-            f"{self.channels}to{self.filters}_{spell_pair((self.height, self.width))}"
-            f"_k{spell_pair((self.filter_height, self.filter_width))}s{spell_pair(self.stride)}"
-            f"{'' if usual else 'p' + spell_pair(self.padding)}_{self.source}_{self.source_layout}_b{self.batch}"
-            f"{'_norm' if self.normalise else ''}{'_relu' if self.relu else ''}{pool}{activation.spell(self)}"
-        )
 
     @property
     def conv_height(self) -> int:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass
+from typing import ClassVar
 
 from escalade.errors import UnsupportedError
-from escalade.ops.base.checks import match_name
 from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES
+from escalade.ops.base.naming import Named, NamePattern
 from escalade.ops.shared.rows import check_fields
 from escalade.ops.softmax.problem import softmax_rounding
 
@@ -18,16 +18,19 @@ MOST_CLASSES = 2**24 - 1
 STEP = 1 / 16
 """The step between one logit and the next of the random inputs."""
 
-_NAME = re.compile(r"(?P<classes>\d+)_k(?P<k>\d+)_b(?P<batch>\d+)")
-
 
 @dataclass(frozen=True)
-class TopKProblem:
+class TopKProblem(Named):
     """y[row] = the k largest of softmax(x[row]) in falling order, then their k classes.
 
     x is [batch][classes], y [batch][2 * k] in fp32 whatever x is. Classes are ranked by their logits, which softmax
     leaves in order: NaN first, as in torch.topk, and of equal ones the lower class.
     """
+
+    NAME: ClassVar = NamePattern(
+        "top_k",
+        "{classes}_k{k}_b{batch}",
+    )
 
     batch: int
     classes: int
@@ -45,17 +48,6 @@ class TopKProblem:
             raise UnsupportedError(
                 f"{self.classes} classes: top_k numbers them in fp32, which takes {MOST_CLASSES} at most"
             )
-
-    @staticmethod
-    def parse(name: str, dtype: str = "fp32") -> TopKProblem:
-        """The problem of a name such as `1000_k5_b32`."""
-        found = match_name(_NAME, name, "top_k; the form is 1000_k5_b32: classes, _k how many, _b rows")
-        return TopKProblem(int(found["batch"]), int(found["classes"]), int(found["k"]), dtype)
-
-    @property
-    def name(self) -> str:
-        """Short and stable; `parse` is its inverse (the dtype stands apart)."""
-        return f"{self.classes}_k{self.k}_b{self.batch}"
 
     @property
     def flops(self) -> int:

@@ -3,35 +3,26 @@
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass
+from typing import ClassVar
 
 from escalade.errors import UnsupportedError
-from escalade.ops.base.checks import match_name, require, require_at_least
+from escalade.ops.base.checks import require, require_at_least
 from escalade.ops.base.dtypes import ELEMENT_BYTES
-from escalade.ops.base.pitch import check_pitches, read_pitches, spell_pitches
+from escalade.ops.base.naming import Codec, Named, NamePattern, spell_pair
+from escalade.ops.base.pitch import check_pitches
 from escalade.ops.shared.images import (
     Images,
     check_problem,
-    pair_pattern,
-    read_pair,
-    read_sizes,
     require_32_bits,
-    spell_pair,
 )
 
 MODES = {"nearest": 1, "nearest_exact": 1, "bilinear": 2, "bicubic": 4}
 """Pixels along each dimension that a result is made of."""
-_FACTOR = r"\d[\d.e+-]*"
-_NAME = re.compile(
-    rf"(?P<channels>\d+)_{pair_pattern('size')}to{pair_pattern('output')}_b(?P<batch>\d+)_"
-    rf"(?P<mode>{'|'.join(sorted(MODES, reverse=True))})(?P<corners>_corners)?"
-    rf"(_by(?P<down>{_FACTOR})x(?P<along>{_FACTOR}))?"
-)
 
 
 @dataclass(frozen=True)
-class Upsample2dProblem(Images):
+class Upsample2dProblem(Images, Named):
     """y[oh, ow] = x at row (oh + 0.5) * step - 0.5 and the column likewise, from the nearest pixel or between several.
 
     The step is the image's size divided by the result's, or 1 / factor where a factor is given, which PyTorch takes
@@ -39,6 +30,15 @@ class Upsample2dProblem(Images):
     row is oh * (H - 1) / (OH - 1). The nearest pixel is PyTorch's: at oh * step rounded down, in `nearest_exact` at
     (oh + 0.5) * step.
     """
+
+    NAME: ClassVar = NamePattern(
+        "upsampling",
+        "{channels}_{height,width}to{output}_b{batch}_{mode:nearest_exact|nearest|bilinear|bicubic}"
+        "{corners?_corners}[_by{factors}]",
+        factors=Codec(
+            r"[\d.e+-]+x[\d.e+-]+", lambda text: tuple(map(float, text.split("x"))), "{0[0]}x{0[1]}".format
+        ),
+    )
 
     output: tuple[int, int]
     mode: str = "nearest"
@@ -53,31 +53,6 @@ class Upsample2dProblem(Images):
 
     def __post_init__(self) -> None:
         _check(self)
-
-    @staticmethod
-    def parse(name: str, dtype: str = "fp32", layout: str = "nchw") -> Upsample2dProblem:
-        """The problem of a name such as `64_56to112_b32_bilinear`."""
-        plain, apart = read_pitches(name)
-        found = match_name(
-            _NAME,
-            plain,
-            "upsampling; the form is 64_56to112_b32_bilinear: channels, image size (56 or 56x48) to output size, "
-            f"_b batch, the mode ({', '.join(MODES)}), _corners where corners are the same points, _by2.5x2.5 for "
-            "factors other than the sizes', and _xpitch64 where pixels lie apart",
-        )
-        factors = (float(found["down"] or 0), float(found["along"] or 0))
-        return Upsample2dProblem(
-            *read_sizes(found), read_pair(found, "output"), found["mode"], bool(found["corners"]), factors,
-            dtype, layout, **apart,
-        )  # fmt: skip
-
-    @property
-    def name(self) -> str:
-        """Short and stable; `parse` is its inverse (dtype and layout stand apart)."""
-        size = f"{spell_pair((self.height, self.width))}to{spell_pair(self.output)}"
-        corners = "_corners" if self.corners else ""
-        factors = "_by{}x{}".format(*self.factors) if any(self.factors) else ""
-        return f"{self.channels}_{size}_b{self.batch}_{self.mode}{corners}{factors}{spell_pitches(self)}"
 
     @property
     def output_height(self) -> int:

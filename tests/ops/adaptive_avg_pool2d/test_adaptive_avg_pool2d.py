@@ -54,7 +54,7 @@ def test_additions_are_those_of_pytorchs_windows(size: int, outputs: int) -> Non
 def test_names_are_stable() -> None:
     assert AdaptiveAvgPool2dProblem(256, 512, 7, 7).name == "512_7to1_b256"
     assert AdaptiveAvgPool2dProblem(3, 36, 9, 5, (2, 4)).name == "36_9x5to2x4_b3"
-    with pytest.raises(UnsupportedError, match="512_7to1_b256"):
+    with pytest.raises(UnsupportedError, match="the form is"):
         AdaptiveAvgPool2dProblem.parse("512_7_b256")
 
 

@@ -43,7 +43,7 @@ def test_parse_is_the_inverse_of_name(problem: AvgPool2dProblem) -> None:
 def test_names_are_stable() -> None:
     problem = AvgPool2dProblem(2, 8, 2, 5, (3, 1), (2, 1), (1, 0), True, count_padding=False, divisor=3)
     assert problem.name == "8_2x5_k3x1s2x1p1x0_b2_ceil_inside_by3"
-    with pytest.raises(UnsupportedError, match="192_35_k3s1p1_b32"):
+    with pytest.raises(UnsupportedError, match="the form is"):
         AvgPool2dProblem.parse("8_2x5_k3")
 
 

@@ -290,7 +290,7 @@ def test_names() -> None:
     for epsilon in (0.0, 1e-5, 1e-3, 2.5e-7, 1.0):
         problem = BatchNormProblem(1, 2, 3, 3, epsilon=epsilon)
         assert BatchNormProblem.parse(problem.name) == problem
-    with pytest.raises(UnsupportedError, match="names no batch normalisation"):
+    with pytest.raises(UnsupportedError, match="names no batch normalization"):
         BatchNormProblem.parse("64_56")
 
 

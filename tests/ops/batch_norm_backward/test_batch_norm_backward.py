@@ -101,7 +101,7 @@ def test_what_it_refuses(change: dict[str, Any], sentence: str) -> None:
 def test_problems_have_names_and_limits() -> None:
     for problem in OPERATION.small_problems:
         assert OPERATION.parse(problem.name) == problem
-    with pytest.raises(UnsupportedError, match="names no gradients of batch normalisation"):
+    with pytest.raises(UnsupportedError, match="names no gradients of batch normalization"):
         OPERATION.parse("64_56_b32_relu")
     with pytest.raises(UnsupportedError, match="residual's gradient with the mask 'x'"):
         BatchNormBackwardProblem(2, 8, 3, 3, "x", residual=True)

@@ -88,7 +88,7 @@ def test_what_it_refuses(change: dict[str, Any], sentence: str) -> None:
 def test_problems_have_names() -> None:
     for problem in (*OPERATION.small_problems, *OPERATIONS["batch_statistics"].small_problems):
         assert type(problem).parse(problem.name) == problem
-    with pytest.raises(UnsupportedError, match="names no batch normalisation in training"):
+    with pytest.raises(UnsupportedError, match="names no batch normalization in training"):
         OPERATION.parse("64_56")
     small = BatchNormTrainingProblem(2, 8, 3, 2, dtype="fp16")
     assert "`one_pass` takes any" in (OPERATION.ladder.rung("vectorised").supports(small) or "")

@@ -76,7 +76,7 @@ def test_names_are_stable(name: str, problem: ConvertProblem) -> None:
     "name", ["", "3_224", "3to4_224_fp64_nchw_b1", "3to4_224_fp32_b1", "3to4_224_fp32_nchw_b1_"]
 )
 def test_what_is_no_name_is_refused_with_the_form_of_one(name: str) -> None:
-    with pytest.raises(UnsupportedError, match="3to4_224_fp32_nchw_b256"):
+    with pytest.raises(UnsupportedError, match="the form is"):
         ConvertProblem.parse(name)
 
 

@@ -15,7 +15,7 @@ PLAIN = FilterSumsProblem(256, 128, 3, 3, zeros=True)
 def test_names_are_stable() -> None:
     assert PLAIN.name == "128_3_zeros_b256" and FilterSumsProblem.parse(PLAIN.name) == PLAIN
     assert FilterSumsProblem.parse("8_3x4_b2") == FilterSumsProblem(2, 8, 3, 4)
-    with pytest.raises(UnsupportedError, match="128_3_zeros_b256"):
+    with pytest.raises(UnsupportedError, match="the form is"):
         FilterSumsProblem.parse("8_3x4")
 
 

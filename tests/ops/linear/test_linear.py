@@ -38,7 +38,7 @@ def test_names_and_sizes() -> None:
     assert problem.name == "512to1000_b32_bias+relu"
     assert problem.flops == 2 * 32 * 512 * 1000
     assert problem.bytes == 2 * (32 * 512 + 512 * 1000 + 1000 + 32 * 1000)
-    with pytest.raises(UnsupportedError, match="the form is 512to1000_b32"):
+    with pytest.raises(UnsupportedError, match="the form is"):
         LinearProblem.parse("512x1000")
 
 

@@ -20,7 +20,7 @@ def test_names_are_stable() -> None:
     problem = Pad2dProblem(2, 8, 5, 7, (1, -2, 3, 0), value=-1.5)
     assert problem.name == "8_5x7_pad1x-2x3x0_b2_constant(-1.5)"
     assert Pad2dProblem.parse(problem.name) == problem
-    with pytest.raises(UnsupportedError, match="64_56_pad1x1x2x2_b32_reflect"):
+    with pytest.raises(UnsupportedError, match="the form is"):
         Pad2dProblem.parse("8_5x7_pad1")
 
 

@@ -70,7 +70,7 @@ def test_errors() -> None:
         quantise(x.double(), ONE)
     with pytest.raises(UnsupportedError, match="one float32 number"):
         quantise(x, torch.ones(2))
-    with pytest.raises(UnsupportedError, match="names no quantisation"):
+    with pytest.raises(UnsupportedError, match="names no quantization"):
         QuantiseProblem.parse("relu_8")
     with pytest.raises(UnsupportedError, match="no rung 'nonsense'"):
         quantise(torch.empty(0), ONE, rung="nonsense")

@@ -26,7 +26,7 @@ def test_names_and_sizes() -> None:
     problem = SoftmaxProblem.parse("1000_b32", "bf16")
     assert problem == SoftmaxProblem(32, 1000, "bf16") and problem.name == "1000_b32"
     assert problem.bytes == 2 * 2 * 32 * 1000
-    with pytest.raises(UnsupportedError, match="the form is 1000_b32"):
+    with pytest.raises(UnsupportedError, match="the form is"):
         SoftmaxProblem.parse("softmax")
     with pytest.raises(UnsupportedError, match="dtype 'tf32'"):
         SoftmaxProblem(1, 1, "tf32")

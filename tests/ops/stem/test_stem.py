@@ -92,7 +92,7 @@ def test_what_is_no_stem_is_refused(change: dict[str, Any], message: str) -> Non
 
 
 def test_a_wrong_name_is_refused_with_the_form() -> None:
-    with pytest.raises(UnsupportedError, match="the form is 3to64"):
+    with pytest.raises(UnsupportedError, match="the form is"):
         StemProblem.parse("3to64_224")
 
 

@@ -51,7 +51,7 @@ def test_names_and_sizes() -> None:
     problem = TopKProblem.parse("1000_k5_b32", "fp16")
     assert problem == TopKProblem(32, 1000, 5, "fp16") and problem.name == "1000_k5_b32"
     assert problem.bytes == 32 * (2 * 1000 + 4 * 10)
-    with pytest.raises(UnsupportedError, match="the form is 1000_k5_b32"):
+    with pytest.raises(UnsupportedError, match="the form is"):
         TopKProblem.parse("1000_b32")
     with pytest.raises(UnsupportedError, match="no more than there are classes"):
         TopKProblem(1, 4, 5)

@@ -11,13 +11,13 @@ from escalade.ops.base.accuracy import SPLIT_ROUNDING
 from escalade.ops.base.card import LEAST_SHARED, Card
 from escalade.ops.base.dtypes import element, full_vector
 from escalade.ops.base.grid import ceil_div
+from escalade.ops.base.naming import spell_pair
 from escalade.ops.base.rung import Config, Rung
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.conv2d.rungs import arguments
 from escalade.ops.conv2d.rungs.geometry import Geometry
 from escalade.ops.conv2d.rungs.rung import Conv2dRung
 from escalade.ops.conv2d.rungs.tensor_core import product_tolerance
-from escalade.ops.shared.images import spell_pair
 
 DTYPES = ("fp32", "tf32", "fp16", "bf16")
 FILTERS = 64

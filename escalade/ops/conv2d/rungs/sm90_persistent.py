@@ -19,6 +19,7 @@ from escalade.device.recipe import (
 from escalade.ops.base.card import HOPPER_SHARED, Card
 from escalade.ops.base.dtypes import ELEMENT_BYTES, element
 from escalade.ops.base.grid import ceil_div
+from escalade.ops.base.naming import spell_pair
 from escalade.ops.base.rung import Config, Rung
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.conv2d.rungs.activation_costs import SPECIAL_LANES, activation_cost
@@ -26,7 +27,6 @@ from escalade.ops.conv2d.rungs.epilogue import ONE_CLASS, UNPLACED, Epilogue, cl
 from escalade.ops.conv2d.rungs.preparation import copied_channels, prepare_for_copies
 from escalade.ops.conv2d.rungs.sm90_rung import PROMOTE_SLABS, SLAB_RATE, HopperRung, slabs_of
 from escalade.ops.conv2d.rungs.tma_windows import MN_MAJOR_FILTERS, ROW_BYTES, Windows, shortcut_shape
-from escalade.ops.shared.images import spell_pair
 
 PING_PONG, PIXELS, FILTERS, DEPTH = "turns", "pixels", "filters", "depth"
 """How two warpgroups share work: a tile each, halves of one tile, or every other slab of it."""

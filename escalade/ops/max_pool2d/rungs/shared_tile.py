@@ -8,11 +8,11 @@ from escalade.device.program import Program
 from escalade.device.recipe import Buffer, KernelCall, Recipe
 from escalade.ops.base.dtypes import ELEMENT_BYTES
 from escalade.ops.base.grid import blocks
+from escalade.ops.base.naming import spell_pair
 from escalade.ops.base.pitch import unsupported_pitch
 from escalade.ops.base.rung import Config, Rung
 from escalade.ops.max_pool2d.problem import MaxPool2dProblem
 from escalade.ops.shared import pooling, windowed
-from escalade.ops.shared.images import spell_pair
 
 _STATIC_SHARED_BYTES = 48 * 1024
 

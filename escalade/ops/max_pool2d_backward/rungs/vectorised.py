@@ -8,12 +8,12 @@ from escalade.device.program import Program
 from escalade.device.recipe import Buffer, KernelCall, Recipe
 from escalade.ops.base.dtypes import widest_vector
 from escalade.ops.base.grid import blocks, ceil_div
+from escalade.ops.base.naming import spell_pair
 from escalade.ops.base.rung import Config, Rung
 from escalade.ops.max_pool2d.problem import MaxPool2dProblem
 from escalade.ops.max_pool2d_backward.problem import MaxPool2dBackwardProblem
 from escalade.ops.max_pool2d_backward.rungs.arguments import constants
 from escalade.ops.shared import pooling, windowed
-from escalade.ops.shared.images import spell_pair
 
 MOST_WINDOWS = 9
 """Windows that reach into a tile: the gradient and the places of each take up to six registers."""
