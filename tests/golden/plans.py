@@ -61,12 +61,12 @@ _LIBRARIES: list[torch.library.Library] = []
 
 def tasks() -> list[str]:
     """Return plans that cover every family, as `family/network/dtype` and `training/family/network/dtype/optimizer`."""
-    found = [task for task in _of_all_torchvision() if task.split("/")[1] in _FAMILIES]
+    found = [f"models/{name}/{dtype}" for name in MODELS for dtype in ("fp16", "fp32", "tf32")]
     for family, names in _TRAINED.items():
         found += [f"training/{family}/{name}/fp16/sgd" for name in names]
     found += [f"training/models/{rest}" for rest in _TRAINED_OTHERWISE]
-    found += [f"models/{name}/{dtype}" for name in MODELS for dtype in ("fp16", "fp32", "tf32")]
-    return found + [f"{family}/{name}/fp16" for family, module in _ZOO.items() for name in module.__all__]
+    found += [f"{family}/{name}/fp16" for family, module in _ZOO.items() for name in module.__all__]
+    return found + [task for task in _of_all_torchvision() if task.split("/")[1] in _FAMILIES]
 
 
 def further_tasks() -> list[str]:

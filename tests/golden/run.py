@@ -11,6 +11,8 @@ Intended renamings: `--rename places=indices` for a word, `--rename 'nodes[.](\\
 from __future__ import annotations
 
 import argparse
+import hashlib
+import json
 import multiprocessing
 import os
 import pathlib
@@ -20,6 +22,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -89,22 +92,29 @@ def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _write(part: str, folder: pathlib.Path, jobs: int) -> str:
-    lines, programs = _collected(part, PARTS[part][0](), {}, jobs)
+    unfinished = folder / f"{part}-{_state()}.unfinished"
+    lines, programs = _collected(part, PARTS[part][0](), {}, jobs, unfinished)
     if part == "kernels":
         kernels.save_programs(folder, programs)
     write_lines(folder / f"{part}.jsonl.gz", lines)
+    unfinished.unlink()
     return f"{len(lines)} lines" + (f", {len(programs)} programs" if programs else "")
 
 
 def _check(part: str, folder: pathlib.Path, asked: argparse.Namespace) -> Report:
     renames = dict(one.split("=", 1) for one in asked.rename)
     match = re.compile(asked.match)
-    old = [line for line in read_lines(folder / f"{part}.jsonl.gz", renames) if match.search(line["task"])]
+    old = [
+        line
+        for line in read_lines(folder / f"{part}.jsonl.gz", renames)
+        if line["task"] == "compiler" or match.search(line["task"])
+    ]
     known: dict[str, list[str]] = {}
     for line in old:
         known.setdefault(line["task"], []).append(line["key"])
     wanted = [task for task in PARTS[part][0]() if match.search(task)]
     new, programs = _collected(part, wanted, known, asked.jobs)
+    new = json.loads(json.dumps(new))  # as it would be read back: lists for tuples
     ignored = {*asked.ignore, *(("programs",) if part == "kernels" else ())}
     report = compare(old, new, ignored, additions_differ=part in ("plans", "torchvision"))
     if part == "kernels":
@@ -112,22 +122,49 @@ def _check(part: str, folder: pathlib.Path, asked: argparse.Namespace) -> Report
     return report
 
 
+def _state() -> str:
+    """Return a digest of all sources: what an interrupted run has made is good for the same sources only."""
+    found = hashlib.sha256()
+    for path in sorted(names.ROOT.glob("escalade*/**/*")) + sorted(
+        pathlib.Path(__file__).parent.glob("*.py")
+    ):
+        if path.suffix in (".py", ".cu", ".cuh", ".json"):
+            found.update(str(path.relative_to(names.ROOT)).encode() + path.read_bytes())
+    return found.hexdigest()[:12]
+
+
 def _collected(
-    part: str, tasks: Sequence[str], known: dict[str, list[str]], jobs: int
+    part: str,
+    tasks: Sequence[str],
+    known: dict[str, list[str]],
+    jobs: int,
+    unfinished: pathlib.Path | None = None,
 ) -> tuple[list[Line], dict[str, dict[str, Any]]]:
-    """Run the tasks of a part in processes, over an empty cache: choices that this user measured are not ours."""
-    found: dict[str, list[Line]] = {}
-    programs: dict[str, dict[str, Any]] = {}
-    with tempfile.TemporaryDirectory() as cache, _pool(jobs, cache) as pool:
-        running = {pool.submit(_timed, part, task, known.get(task, [])): task for task in tasks}
-        for number, one in enumerate(as_completed(running), 1):
+    """Run the tasks of a part in processes, over an empty cache: choices that this user measured are not ours.
+
+    With a file for what is finished, a run that was interrupted goes on from there.
+    """
+    found: dict[str, Any] = {}
+    if unfinished and unfinished.exists():
+        found = dict(map(json.loads, unfinished.read_text().splitlines()))
+        _progress(f"{part}: {len(found)} of {len(tasks)} tasks are there from an interrupted run")
+    with tempfile.TemporaryDirectory() as cache, _pool(jobs, cache) as pool, ExitStack() as stack:
+        file = stack.enter_context(unfinished.open("a")) if unfinished else None
+        running = {
+            pool.submit(_timed, part, task, known.get(task, [])): task for task in tasks if task not in found
+        }
+        for one in as_completed(running):
             task = running[one]
-            made, seconds = one.result()
-            if part == "kernels":
-                made, further = made
-                programs |= further
+            found[task], seconds = one.result()
+            _progress(f"{part} {len(found)}/{len(tasks)}: {task}, {seconds:.1f} s")
+            if file:
+                file.write(json.dumps([task, found[task]]) + "\n")
+                file.flush()
+    programs: dict[str, dict[str, Any]] = {}
+    if part == "kernels":
+        for task, (made, further) in found.items():
+            programs |= further
             found[task] = made
-            _progress(f"{part} {number}/{len(tasks)}: {task}, {len(made)} lines, {seconds:.1f} s")
     lines = [line for task in tasks for line in found[task]]
     return [*lines, kernels.options()] if part == "kernels" else lines, programs
 
