@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,58 +14,40 @@ from escalade.ops.base.card import Card
 from escalade.ops.base.operation import Operation
 from escalade.ops.base.rung import Rung
 from escalade.tune import verification
-from escalade_bench.measure.ceilings import Ceilings
 from escalade_bench.measure.figures import with_gains
 from escalade_bench.measure.records import Record
 from escalade_bench.peers.layer import LayerPeer, operator_peers
 from escalade_bench.trial import Bench, Settings, Verified, blank_record, verified_peers
 
 DEFAULTS = Settings()
-Say = Callable[[str], None]
 
 
-def climb(
-    operation: Operation[Any],
-    problem: Any,
-    device: torch.device,
-    settings: Settings = DEFAULTS,
-    ceilings: Ceilings | None = None,
-    say: Say = lambda text: None,
-) -> list[Record]:
+def climb(operation: Operation[Any], problem: Any, settings: Settings = DEFAULTS) -> list[Record]:
     """Return a record of every peer and every supporting rung in every dtype and layout, failures included."""
     chosen = [operation.ladder.rung(name) for name in settings.rungs] or list(operation.ladder)
     records: list[Record] = []
     for dtype in settings.dtypes or operation.dtypes:
         asked = replace(problem, dtype=dtype)
-        records += _climb_dtype(operation, asked, chosen, device, settings, ceilings, say)
-        free(device)
+        records += _climb_dtype(operation, asked, chosen, settings)
+        free(settings.device)
     return with_gains(records, operation.ladder)
 
 
-def ablate(
-    operation: Operation[Any],
-    problem: Any,
-    device: torch.device,
-    settings: Settings = DEFAULTS,
-    ceilings: Ceilings | None = None,
-    say: Say = lambda text: None,
-) -> list[Record]:
+def ablate(operation: Operation[Any], problem: Any, settings: Settings = DEFAULTS) -> list[Record]:
     """Measure rungs with one idea off at a time: `gain` is how many times faster the idea makes the rung."""
     records: list[Record] = []
     plain = replace(settings, with_peers=False)
     for base, variants in ablations(operation).items():
         rungs = [operation.ladder.rung(base), *variants.values()]
         for dtype in settings.dtypes or operation.dtypes:
-            asked = replace(problem, dtype=dtype)
-            found = _climb_dtype(operation, asked, rungs, device, plain, ceilings, say)
+            found = _climb_dtype(operation, replace(problem, dtype=dtype), rungs, plain)
             whole = {r.layout: r for r in found if r.rung == base and r.median_us is not None}
             for record in found:
-                if record.rung != base and record.median_us is not None and record.timing != "twin":
-                    with_idea = whole.get(record.layout)
-                    if with_idea:
-                        record = replace(record, gain=record.time / with_idea.time, gain_over=base)
+                timed = record.rung != base and record.median_us is not None and record.timing != "twin"
+                if timed and (with_idea := whole.get(record.layout)):
+                    record = replace(record, gain=record.time / with_idea.time, gain_over=base)
                 records.append(replace(record, workload=f"{operation.name}_ablation"))
-            free(device)
+            free(settings.device)
     return records
 
 
@@ -87,16 +69,10 @@ def free(device: torch.device) -> None:
 
 
 def _climb_dtype(
-    operation: Operation[Any],
-    problem: Any,
-    rungs: Sequence[Rung[Any]],
-    device: torch.device,
-    settings: Settings,
-    ceilings: Ceilings | None,
-    say: Say,
+    operation: Operation[Any], problem: Any, rungs: Sequence[Rung[Any]], settings: Settings
 ) -> list[Record]:
-    say(f"{problem.name} {problem.dtype}: verifying")
-    layouts = settings.layouts or operation.layouts
+    settings.say(f"{problem.name} {problem.dtype}: verifying")
+    layouts, device = settings.layouts or operation.layouts, settings.device
     planned = [
         job
         for layout in layouts
@@ -109,7 +85,7 @@ def _climb_dtype(
         return [_failure(operation, job) for job in planned if job.failure]
     beside = device.type == "cuda" and settings.with_peers
     offered = operator_peers(operation, problem, settings.compiled) if beside else ()
-    records = measure_jobs(operation, problem, device, planned, offered, settings, ceilings, say, say)
+    records = measure_jobs(operation, problem, planned, offered, settings)
     height = {rung.name: position for position, rung in enumerate(rungs)}
     # The peers, then the rungs from the foot to the summit, each in all its layouts.
     return sorted(records, key=lambda r: (height.get(r.rung, -1), layouts.index(r.layout) if r.rung else -1))
@@ -118,33 +94,24 @@ def _climb_dtype(
 def measure_jobs(
     operation: Operation[Any],
     problem: Any,
-    device: torch.device,
     planned: Iterable[verification.Job],
     offered: Iterable[LayerPeer],
     settings: Settings,
-    ceilings: Ceilings | None,
-    say: Say,
-    note: Say,
 ) -> list[Record]:
-    """Verify rungs and peers on one problem, and time those that are right in turns.
-
-    `say` gets progress, `note` the configs that are left out because their timed results are wrong.
-    """
-    case = verification.Case(operation, problem, device, settings.seed)
+    """Verify rungs and peers on one problem, and time those that are right in turns."""
+    say, case = settings.say, verification.Case(operation, problem, settings.device, settings.seed)
     records, verified = _verify(operation, case, planned)
     peers, refused = verified_peers(offered, operation, case)
     records += refused
     del case
-    bench = Bench(
-        operation, problem, device, [v.rung.recipe(v.problem, v.config) for v in verified], settings, ceilings
-    )
+    bench = Bench(operation, problem, [v.rung.recipe(v.problem, v.config) for v in verified], settings)
     if settings.tune:
         say(f"{problem.name} {problem.dtype}: screening {len(verified)} configs")
         verified = bench.screen(verified)
     say(f"{problem.name} {problem.dtype}: timing {len(verified)} rungs and {len(peers)} peers")
     records += bench.measure(verified, peers)
     for text in bench.left_out:
-        note(text)
+        (settings.note or say)(text)
     return records
 
 

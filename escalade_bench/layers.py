@@ -26,7 +26,6 @@ from escalade.tune import search, verification
 from escalade.tune.sweep import UNTUNED
 from escalade_bench.campaign.units import ANY, SECONDS_EACH, Say, Session, Unit
 from escalade_bench.ladder import free, measure_jobs
-from escalade_bench.measure.ceilings import Ceilings
 from escalade_bench.measure.currency import Made
 from escalade_bench.measure.figures import with_gains
 from escalade_bench.measure.records import Record
@@ -239,33 +238,22 @@ def candidates(layer: Layer, names: Sequence[str]) -> tuple[list[LayerPeer], lis
     return found, refused
 
 
-def measure(
-    layer: Layer,
-    device: torch.device,
-    peers: Sequence[str],
-    settings: Settings,
-    ceilings: Ceilings | None,
-    workload: str,
-    say: Say,
-    note: Say,
-) -> list[Record]:
-    """Return a record of ours (a failure if it is wrong) and one per peer; none if no rung of ours runs the layer.
-
-    `say` gets progress, `note` what was left out.
-    """
+def measure(layer: Layer, peers: Sequence[str], settings: Settings, workload: str) -> list[Record]:
+    """Return a record of ours (a failure if it is wrong) and one per peer; none if no rung of ours runs the layer."""
     operation, problem = ops.operation(layer.operation), layer.problem
+    device, say = settings.device, settings.say
     label = f"{problem.name} {problem.dtype}"
     say(f"{label}: {'tuning' if settings.tune else 'choosing'}")
     try:
         chosen = chosen_for(layer, device, settings.tune, settings.seed)
     except UnsupportedError as why:
-        note(f"{label}: {why}")
+        (settings.note or say)(f"{label}: {why}")
         return []
     say(f"{label}: verifying {chosen.rung.name} and peers")
     offered, refused = candidates(layer, peers) if device.type == "cuda" else ([], [])
     settings = replace(settings, tune=False, weights_stay=not operation.weights_change)
     jobs = [verification.Job(chosen.problem, chosen.rung, chosen.config)]
-    records = measure_jobs(operation, problem, device, jobs, offered, settings, ceilings, say, note)
+    records = measure_jobs(operation, problem, jobs, offered, settings)
     free(device)
     remark = chosen.why
     if chosen.problem.layout != problem.layout:
@@ -329,8 +317,7 @@ def _measure(
     if session.seconds == UNTIMED:
         yield [ANY]
         return
-    settings = Settings(seed=session.seed, seconds_each=session.seconds)
-    yield measure(layer, session.device, peers, settings, session.ceilings, workload, say, say)
+    yield measure(layer, peers, session.settings(say), workload)
 
 
 def _made(layer: Layer, session: Session, record: Record) -> Made:

@@ -26,11 +26,15 @@ from escalade_bench.peers.layer import AGREEMENT, LayerPeer, WrongPeer, error_of
 THREADS_PER_SM = 2048
 _ALIGNMENT = 256  # of workspaces, as the allocator has it
 _FINALISTS = 2
+_CPU = torch.device("cpu")
+
+
+Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of a climb."""
+    """Settings of a climb: what it times, how long, and where."""
 
     dtypes: tuple[str, ...] = ()
     """Empty for all of the operation; the same for layouts and rungs."""
@@ -48,6 +52,12 @@ class Settings:
     """Seconds for each config of the first pass of tuning."""
     weights_stay: bool = False
     """True to leave steps that depend on weights alone out of the time, whatever the operation says."""
+    device: torch.device = _CPU
+    ceilings: Ceilings | None = None
+    say: Say = lambda text: None
+    """Gets progress."""
+    note: Say | None = None
+    """Gets configs that are left out because their timed results are wrong; None for `say`."""
 
 
 @dataclass(frozen=True)
@@ -101,20 +111,11 @@ class Bench:
     """Input sets, outputs and scratch memory of one problem and dtype, and the subjects that share them."""
 
     def __init__(
-        self,
-        operation: Operation[Any],
-        problem: Any,
-        device: torch.device,
-        recipes: Sequence[Recipe],
-        settings: Settings,
-        ceilings: Ceilings | None,
+        self, operation: Operation[Any], problem: Any, recipes: Sequence[Recipe], settings: Settings
     ) -> None:
-        self.operation = operation
-        self.problem = problem
-        self.device = device
+        self.operation, self.problem, self.settings = operation, problem, settings
+        self.device, self.ceilings = device, ceilings = settings.device, settings.ceilings
         self.on_gpu = device.type == "cuda"
-        self.settings = settings
-        self.ceilings = ceilings
         self.left_out: list[str] = []
         """Configs without a record because their timed results are wrong, and the failures."""
         l2_bytes = ceilings.l2_bytes if ceilings else properties_of(device).l2_bytes if self.on_gpu else 0

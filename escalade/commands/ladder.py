@@ -69,7 +69,6 @@ def command(
             f"On the twin, in {', '.join(dtypes)}: results are checked, and wall-clock seconds of the CPU "
             "shown; [yellow]they are no speeds.[/]"
         )
-    settings = Settings(dtypes, layouts, rungs, tune, compiled=compiled, seed=seed, seconds_each=seconds)
     planned = replace(selection, dtypes=dtypes).jobs(chosen, where, problems, tune)
     selection.require_work(planned, "measure")
     if ablate:
@@ -80,14 +79,18 @@ def command(
             asked = replace(each, dtype=in_dtype, layout=in_layout)
             planned += verification.rung_jobs(one, asked, Card.of(where), "all" if tune else "default")
     compile_for(planned, where, run.console)
-    ceilings = run.measure_ceilings()
+    settings = Settings(
+        dtypes, layouts, rungs, tune, compiled=compiled, seed=seed, seconds_each=seconds, device=where,
+        ceilings=run.measure_ceilings(),
+    )  # fmt: skip
     for each in problems:
         with status(run.console) as say:
-            found = climbing.climb(chosen, each, where, settings, ceilings, say)
+            settings = replace(settings, say=say)
+            found = climbing.climb(chosen, each, settings)
             if crossover:
                 found = [replace(record, workload=f"{chosen.name}_crossover") for record in found]
             if ablate:
-                found += climbing.ablate(chosen, each, where, settings, ceilings, say)
+                found += climbing.ablate(chosen, each, settings)
         records = run.keep(found)
         run.show(terminal.ladder_tables(records), records)
         for record in records:

@@ -31,7 +31,7 @@ from escalade.device.cuda import architecture
 from escalade.device.precompilation import precompile
 from escalade.errors import UnsupportedError
 from escalade.ops.conv2d.problem import DTYPES
-from escalade_bench.ladder import Say, free
+from escalade_bench.ladder import free
 from escalade_bench.layers import WORKLOADS, Layer, Part, measure, parts, programs
 from escalade_bench.measure.records import Record
 from escalade_bench.peers import registry
@@ -85,17 +85,21 @@ def command(
         raise UnsupportedError(
             f"{', '.join(names)} has no layers in direction {direction}: there is nothing to measure"
         )
-    settings = Settings(tune=tune, seed=seed, seconds_each=seconds)
     run = Run(where, json, results, wide_console())
     if where.type == "cuda":
         _compile(list(distinct.values()), tune, run)
         run.measure_ceilings(_CEILING_SECONDS)
     else:
         run.console.print("On the twin: results are checked, and [yellow]nothing here is a speed.[/]")
+    settings = Settings(
+        tune=tune, seed=seed, seconds_each=seconds, device=where, ceilings=run.ceilings, note=run.note
+    )
     measured: dict[tuple[str, object], list[Record]] = {}
     for key, layer in distinct.items():
         with status(run.console) as say:
-            measured[key] = run.keep(_measured(layer, WORKLOADS[direction], chosen, settings, run, say))
+            measured[key] = run.keep(
+                _measured(layer, chosen, replace(settings, say=say), WORKLOADS[direction])
+            )
     for part in wanted:
         _show(part, measured, run)
     over_fp16 = tables.over_fp16(tables.rows(distinct.values(), measured))
@@ -132,13 +136,11 @@ def _compile(wanted: Sequence[Layer], tune: bool, run: Run) -> None:
         run.console.print(f"[red]refused:[/] {escape(failure.message.splitlines()[0])}")
 
 
-def _measured(
-    layer: Layer, workload: str, peers: Sequence[str], settings: Settings, run: Run, say: Say
-) -> list[Record]:
+def _measured(layer: Layer, peers: Sequence[str], settings: Settings, workload: str) -> list[Record]:
     try:
-        return measure(layer, run.device, peers, settings, run.ceilings, workload, say, run.note)
+        return measure(layer, peers, settings, workload)
     except RuntimeError as error:  # out of memory, a launch that fails: the other layers are still measured
-        free(run.device)
+        free(settings.device)
         reason = str(error).strip() or type(error).__name__
         blank = blank_record(ops.operation(layer.operation), layer.problem, "escalade", "")
         return [replace(blank, workload=workload, failure=reason.splitlines()[0])]

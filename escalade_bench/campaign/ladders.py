@@ -20,7 +20,7 @@ from escalade_bench.measure.records import Record
 from escalade_bench.networks.judging import UNTIMED
 from escalade_bench.profile.climb import Climb
 from escalade_bench.profile.climb import measure as count_bytes
-from escalade_bench.trial import Settings, blank_record
+from escalade_bench.trial import blank_record
 
 FEATURED = "64to64_56_k3s1_b256"
 """The convolution whose climb the docs show from the naive rung to the summit."""
@@ -85,9 +85,7 @@ def _measure(
             replace(record, workload=workload) for record in _unmeasured(operation, problem, dtype, session)
         ]
         return
-    settings = Settings((dtype,), seed=session.seed, seconds_each=session.seconds)
-    run = ablate if kind == "ablation" else climb
-    found = run(operation, problem, session.device, settings, session.ceilings, say)
+    found = (ablate if kind == "ablation" else climb)(operation, problem, session.settings(say, dtype))
     yield [replace(record, workload=workload) for record in found]
 
 

@@ -17,8 +17,8 @@ from escalade_bench.measure.currency import Made
 from escalade_bench.measure.records import Record
 from escalade_bench.networks.workload import Setting
 from escalade_bench.networks.workloads import workload
+from escalade_bench.trial import Say, Settings
 
-Say = Callable[[str], None]
 Found = TypeVar("Found")
 ANY = Record("", "", "", "", 0, "escalade", "")
 """Stands for all records of a unit, where a unit is only prepared and what runs is the same for all of them."""
@@ -52,6 +52,17 @@ class Session:
         if self.device.type != "cuda":
             return None
         return self.given_ceilings or card.measure(self.device)
+
+    def settings(self, say: Say, *dtypes: str) -> Settings:
+        """Return the settings of a climb in this session."""
+        return Settings(
+            dtypes,
+            seed=self.seed,
+            seconds_each=self.seconds,
+            device=self.device,
+            ceilings=self.ceilings,
+            say=say,
+        )
 
     def once(self, key: tuple[Hashable, ...], make: Callable[[], Found]) -> Found:
         """Return what `make` gave for this key the first time."""

@@ -44,9 +44,10 @@ def measure(setting: Setting, say: Say) -> Iterator[list[Record]]:
     for problem, by_dtype in asked.items():
         for dtype, rungs in by_dtype.items():
             settings = Settings(
-                (dtype,), layouts, rungs, seed=setting.seed, seconds_each=min(setting.seconds, _SECONDS)
-            )
-            yield climb(operation, problem, setting.device, settings, setting.ceilings, say)
+                (dtype,), layouts, rungs, seed=setting.seed, seconds_each=min(setting.seconds, _SECONDS),
+                device=setting.device, ceilings=setting.ceilings, say=say,
+            )  # fmt: skip
+            yield climb(operation, problem, settings)
 
 
 def _problems(operation: Operation[Any], setting: Setting) -> list[Any]:

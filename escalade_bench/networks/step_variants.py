@@ -17,8 +17,7 @@ from escalade.engine.training.step import TrainingStep
 from escalade.engine.training.techniques import GRAPH, TECHNIQUES
 from escalade.ops import OPERATIONS
 from escalade.ops.conv2d import Conv2dProblem
-from escalade_bench import ladder
-from escalade_bench.ladder import free
+from escalade_bench.ladder import climb, free
 from escalade_bench.measure.records import Record
 from escalade_bench.networks.measurement import Case, compare
 from escalade_bench.networks.training_step import Training, cases, escalade, made, planned, stepping
@@ -191,11 +190,11 @@ def _constants(case: Case, lesson: Lesson, setting: Setting, say: Say) -> list[R
         case.batch, first.in_channels, rows, columns, first.out_channels, height, width,
         padding=(height // 2, width // 2), bias=first.bias is not None,
     )  # fmt: skip
-    seed, seconds = setting.seed, setting.seconds
     asked = Settings(
-        ("fp32",), ("nchw",), tuple(CONSTANTS), with_peers=False, seed=seed, seconds_each=seconds
-    )
-    found = ladder.climb(OPERATIONS["conv2d"], problem, setting.device, asked, setting.ceilings, say)
+        ("fp32",), ("nchw",), tuple(CONSTANTS), with_peers=False, seed=setting.seed, seconds_each=setting.seconds,
+        device=setting.device, ceilings=setting.ceilings, say=say,
+    )  # fmt: skip
+    found = climb(OPERATIONS["conv2d"], problem, asked)
     blank = case.blank("escalade", "nchw")
     return [
         replace(r, workload=blank.workload, problem=blank.problem, dtype=case.task.dtype, rung=CONSTANTS[r.rung])

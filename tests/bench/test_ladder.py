@@ -39,7 +39,7 @@ def timed_arms(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @pytest.mark.parametrize("fault", ["unwritten", "mutates", "wrong_element", "uses_workspace", "raises"])
 def test_a_rung_that_is_wrong_is_a_failure_row_and_never_timed(fault: str, timed_arms: list[str]) -> None:
     operation = Scale(rung("right"), rung("suspect", fault, below="right"))
-    records = {record.rung: record for record in climb(operation, ScaleProblem(100), CPU)}
+    records = {record.rung: record for record in climb(operation, ScaleProblem(100))}
     assert records["suspect"].failure and records["suspect"].median_us is None
     assert records["right"].median_us is not None and not records["right"].failure
     assert len(timed_arms) == 1 and timed_arms[0].startswith("right")
@@ -47,19 +47,19 @@ def test_a_rung_that_is_wrong_is_a_failure_row_and_never_timed(fault: str, timed
 
 def test_on_the_twin_nothing_is_called_a_speed() -> None:
     operation = Scale(rung("one"), rung("two", below="one"))
-    for record in climb(operation, ScaleProblem(100), CPU):
+    for record in climb(operation, ScaleProblem(100)):
         assert record.timing == "twin" and record.median_us is not None
         assert record.tflops is record.gbps is record.gain is record.peer_gain is None
 
 
 def test_tuning_tries_every_config_and_keeps_one_record_a_rung(timed_arms: list[str]) -> None:
-    records = climb(Scale(rung("one")), ScaleProblem(100), CPU, Settings(tune=True))
+    records = climb(Scale(rung("one")), ScaleProblem(100), Settings(tune=True))
     assert len(records) == 1 and records[0].config["threads"] in (64, 32)
     assert len(timed_arms) == 2, "the finalists"
 
 
 def test_a_climb_in_which_nothing_is_right_has_only_failures(timed_arms: list[str]) -> None:
-    records = climb(Scale(rung("one", "raises")), ScaleProblem(100), CPU)
+    records = climb(Scale(rung("one", "raises")), ScaleProblem(100))
     assert [bool(record.failure) for record in records] == [True]
     assert not timed_arms
 
@@ -128,7 +128,7 @@ def test_an_idea_s_gain_is_how_many_times_faster_it_makes_its_rung(monkeypatch: 
         }
 
     monkeypatch.setattr(trial, "time_interleaved", fake)
-    found = {r.rung: r for r in ladder.ablate(Scale(whole), ScaleProblem(100), CPU)}
+    found = {r.rung: r for r in ladder.ablate(Scale(whole), ScaleProblem(100))}
     assert found["one-without-idea"].gain == 2.5 and found["one-without-idea"].gain_over == "one"
     assert found["one"].gain is None and found["one"].workload == "scale_ablation"
 
@@ -136,7 +136,9 @@ def test_an_idea_s_gain_is_how_many_times_faster_it_makes_its_rung(monkeypatch: 
 @pytest.mark.gpu
 def test_a_climb_on_the_gpu_has_peers_and_speeds() -> None:
     operation = Scale(rung("one"), rung("two", below="one"), rung("wrong", "wrong_element"))
-    records = climb(operation, ScaleProblem(1 << 20), torch.device("cuda", 0), Settings(seconds_each=0.02))
+    records = climb(
+        operation, ScaleProblem(1 << 20), Settings(seconds_each=0.02, device=torch.device("cuda", 0))
+    )
     by_name = {r.rung or r.system: r for r in records}
     assert by_name["two"].gain and by_name["two"].peer_gain and by_name["two"].registers
     assert by_name["wrong"].failure and by_name["torch-nchw"].median_us
@@ -156,7 +158,9 @@ def test_on_the_gpu_the_graph_that_is_timed_is_judged(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(packing, "Executable", Idle)
     operation = Scale(rung("one"), rung("suspect", below="one"))
-    records = climb(operation, ScaleProblem(1 << 20), torch.device("cuda", 0), Settings(seconds_each=0.02))
+    records = climb(
+        operation, ScaleProblem(1 << 20), Settings(seconds_each=0.02, device=torch.device("cuda", 0))
+    )
     by_name = {r.rung or r.system: r for r in records}
     assert by_name["one"].median_us and by_name["torch-nchw"].median_us
     assert "what is timed is wrong" in by_name["suspect"].failure and by_name["suspect"].median_us is None

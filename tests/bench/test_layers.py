@@ -221,10 +221,6 @@ def test_what_is_compiled_is_the_layer_once(name: str, monkeypatch: pytest.Monke
 # Measuring
 
 
-def silent(text: str) -> None:
-    pass
-
-
 @pytest.fixture
 def scales(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     found = {"scale": Scale(rung("right")), "wrong_scale": Scale(rung("wrong", "wrong_element"))}
@@ -234,7 +230,7 @@ def scales(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 def measured(operation: str, tune: bool = False) -> list[Record]:
     layer = Layer(operation, ScaleProblem(100))
-    return study.measure(layer, CPU, ("torch",), Settings(tune=tune), None, "layers", silent, silent)
+    return study.measure(layer, ("torch",), Settings(tune=tune), "layers")
 
 
 @pytest.mark.parametrize("tune", [False, True])
@@ -253,7 +249,7 @@ def test_what_is_wrong_is_a_failure_and_has_no_time(scales: dict[str, Any]) -> N
 def test_what_nothing_does_is_said(scales: dict[str, Any]) -> None:
     said: list[str] = []
     layer = Layer("scale", ScaleProblem(100, layout="nhwc"))
-    assert study.measure(layer, CPU, (), Settings(), None, "layers", silent, said.append) == []
+    assert study.measure(layer, (), Settings(note=said.append), "layers") == []
     assert len(said) == 1 and "no rung of scale can do" in said[0]
     assert study.programs([layer], CPU, False) == []
 
@@ -266,7 +262,7 @@ def test_packing_weights_counts_where_they_change(
     real = ladder.Bench
 
     def spy(*arguments: Any) -> Any:
-        given.append(arguments[4])
+        given.append(arguments[-1])
         return real(*arguments)
 
     monkeypatch.setattr(ladder, "Bench", spy)
@@ -298,7 +294,7 @@ def test_what_stays_is_packed_before_the_clock_starts(
     config = best.configs(problem)[0]
     verified = trial.Verified(best, problem, config, Outcome(best.name, problem, config, True, 0.0, 1e-3))
     recipe = best.recipe(problem, config)
-    bench = trial.Bench(stem, problem, CPU, [recipe], Settings(weights_stay=stay), None)
+    bench = trial.Bench(stem, problem, [recipe], Settings(weights_stay=stay))
     (record,) = bench.measure([verified], [])
     assert not record.failure
     assert ran[-1] == (timed_steps, stay) and sum(steps for steps, _ in ran) == 2

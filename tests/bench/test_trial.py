@@ -43,12 +43,12 @@ def verified(operation: Scale, problem: ScaleProblem = PROBLEM) -> list[Verified
 
 
 def bench(operation: Scale, l2_bytes: int = 0, problem: ScaleProblem = PROBLEM) -> Bench:
-    return Bench(operation, problem, CPU, [], Settings(), card(l2_bytes) if l2_bytes else None)
+    return Bench(operation, problem, [], Settings(ceilings=card(l2_bytes) if l2_bytes else None))
 
 
 def with_scratch(operation: Scale, l2_bytes: int = 0) -> Bench:
     recipes = [one.recipe(PROBLEM, one.configs(PROBLEM)[0]) for one in operation.ladder]
-    return Bench(operation, PROBLEM, CPU, recipes, Settings(), card(l2_bytes) if l2_bytes else None)
+    return Bench(operation, PROBLEM, recipes, Settings(ceilings=card(l2_bytes) if l2_bytes else None))
 
 
 def test_the_input_sets_are_together_three_times_the_cache() -> None:
@@ -63,7 +63,7 @@ def test_the_input_sets_are_together_three_times_the_cache() -> None:
 def test_without_ceilings_a_gpu_is_asked_for_its_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trial, "properties_of", lambda device: card(L2))
     monkeypatch.setattr(torch, "empty", lambda *size, **options: None)  # there is no such device
-    made = Bench(Scale(rung("one")), PROBLEM, torch.device("cuda", 0), [], Settings(), None)
+    made = Bench(Scale(rung("one")), PROBLEM, [], Settings(device=torch.device("cuda", 0)))
     assert made.sets_count == 8, "8 sets of 800 bytes"
 
 
@@ -181,7 +181,7 @@ def test_a_further_output_that_is_not_written_when_it_is_timed_is_a_failure(
     recipe = best.recipe(problem, config)
 
     def measured() -> str:
-        return Bench(operation, problem, CPU, [recipe], Settings(), None).measure(offered, [])[0].failure
+        return Bench(operation, problem, [recipe], Settings()).measure(offered, [])[0].failure
 
     assert outcome.passed and measured() == ""
     real = packing.Executable
@@ -254,7 +254,7 @@ def test_layers_say_which_peers_were_left_out(monkeypatch: pytest.MonkeyPatch) -
         return []
 
     monkeypatch.setattr(Bench, "measure", measured)
-    measure(Layer("scale", PROBLEM), CPU, (), Settings(), None, "layers", lambda text: None, said.append)
+    measure(Layer("scale", PROBLEM), (), Settings(note=said.append), "layers")
     assert said == ["a peer is wrong"]
 
 
@@ -267,7 +267,7 @@ def test_peers_of_convolutions_have_images_and_filters_in_their_layout(
 ) -> None:
     problem = Conv2dProblem.parse("8to16_9_k3s1_b2_bias+res+relu", "fp32", "nchw")
     seen: list[dict[str, torch.Tensor]] = []
-    made = Bench(ops.operation("conv2d"), problem, CPU, [], Settings(), None)
+    made = Bench(ops.operation("conv2d"), problem, [], Settings())
     for peer in operator_peers(ops.operation("conv2d"), problem):
         if peer.layout != layout:
             continue
