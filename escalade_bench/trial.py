@@ -17,7 +17,7 @@ from escalade.device.timing import Proof, Subject, Timing, rotation, time_interl
 from escalade.ops.base.operation import Operation
 from escalade.ops.base.rung import Config, Rung
 from escalade.tune.refusal import reason
-from escalade.tune.verification import Case, Outcome, compare, outputs_of, spoilt
+from escalade.tune.verification import Case, Outcome, compare_all, outputs_of, spoilt
 from escalade_bench.measure.ceilings import Ceilings
 from escalade_bench.measure.figures import timed
 from escalade_bench.measure.records import Record
@@ -204,11 +204,10 @@ class Bench:
             if not found or any(bool(torch.isnan(result.double()).any()) for result in found.values()):
                 return f"input set {number} of {len(results)} has results that are not written"
         for number in {0, len(results) - 1}:
-            references = self._references(layout, number)
-            for name, result in results[number].items():
-                failure, _ = compare(result, references[name], tolerance)
-                if failure:
-                    return failure if name == "y" else f"of {name}: {failure}"
+            known = self._references(layout, number)
+            expected = {name: known[name] for name in results[number]}
+            if failure := compare_all(results[number], expected, tolerance):
+                return failure
         return ""
 
     def _references(self, layout: str, number: int) -> dict[str, torch.Tensor]:

@@ -20,7 +20,7 @@ from escalade.ops.base.rung import Config, Rung
 from escalade.ops.choose.choice import configs_for_any_caller
 from escalade.ops.choose.table import Entry
 from escalade.tune.samples import Sample
-from escalade.tune.verification import Case, compare, outputs_of, spoilt
+from escalade.tune.verification import Case, compare_all, outputs_of, spoilt
 
 SCREENING_SECONDS = 0.004
 """Seconds for each candidate of the first pass."""
@@ -173,14 +173,7 @@ def _proof(
         for output in outputs.values():
             spoilt(output)
 
-    def judge() -> str:
-        for name, right in expected.items():
-            failure, _ = compare(outputs[name], right, tolerance)
-            if failure:
-                return failure if name == "y" else f"of {name}: {failure}"
-        return ""
-
-    return Proof(spoil, judge)
+    return Proof(spoil, lambda: compare_all(outputs, expected, tolerance))
 
 
 def _subject(

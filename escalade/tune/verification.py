@@ -236,6 +236,17 @@ def compare(output: torch.Tensor, expected: torch.Tensor, tolerance: float) -> t
     return _standing_out(output, expected, tolerance), error
 
 
+def compare_all(
+    outputs: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor], tolerance: float
+) -> str:
+    """Return the first failure among the outputs of an operation, by name; empty if all are right."""
+    for name, right in expected.items():
+        failure, _ = compare(outputs[name], right, tolerance)
+        if failure:
+            return failure if name == "y" else f"of {name}: {failure}"
+    return ""
+
+
 def _standing_out(output: torch.Tensor, expected: torch.Tensor, tolerance: float) -> str:
     """The element, or else the row, that is off by more than chance explains."""
     rounding = _rounding(output.dtype)

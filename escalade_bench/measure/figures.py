@@ -1,4 +1,4 @@
-"""Makes figures of times: rates, shares of the ceilings, gains. Pure functions over records."""
+"""Figures from times: rates, shares of the ceilings, gains. Pure functions over records."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from escalade_bench.measure.records import Record
 
 
 def with_times(record: Record, timing: Timing) -> Record:
-    """The record with its times, and the card's state meanwhile."""
+    """Return the record with its times, and the card's state meanwhile."""
     return replace(
         record,
         timing=timing.how,
@@ -27,7 +27,7 @@ def with_times(record: Record, timing: Timing) -> Record:
 
 
 def timed(record: Record, problem: Problem, timing: Timing, ceilings: Ceilings | None) -> Record:
-    """The record with its times; with rates only where they were measured on a GPU."""
+    """Return the record with its times; with rates only where they were measured on a GPU."""
     record = replace(with_times(record, timing), note="; ".join(filter(None, (record.note, timing.note))))
     if timing.how == "twin" or timing.median_us <= 0:
         return record
@@ -43,41 +43,41 @@ def timed(record: Record, problem: Problem, timing: Timing, ceilings: Ceilings |
     )
 
 
+def fastest(records: Iterable[Record]) -> Record | None:
+    """Return the record with the shortest time; None if none has a time."""
+    timed = [record for record in records if record.median_us is not None]
+    return min(timed, key=lambda record: record.time, default=None)
+
+
+def below(record: Record, records: Sequence[Record], ladder: Ladder[Any]) -> Record | None:
+    """Return the nearest rung below that was timed: in the same dtype and layout, else dtype, else in any.
+
+    A rung without a record is passed over for those that it stands on.
+    """
+    stands_on = {rung.name: rung.stands_on for rung in ladder}
+    names, any_dtype = stands_on.get(record.rung, ()), None
+    while names:
+        found = [r for r in records if r.rung in names]
+        same = [r for r in found if r.dtype == record.dtype]
+        any_dtype = any_dtype or fastest(found)
+        if same:
+            return fastest(r for r in same if r.layout == record.layout) or fastest(same)
+        names = tuple(dict.fromkeys(below for name in names for below in stands_on[name]))
+    return any_dtype
+
+
 def with_gains(records: Sequence[Record], ladder: Ladder[Any]) -> list[Record]:
-    """The gains of one problem's records: over the rung below, and over the best peer of the same dtype."""
-    return [_with_peer_gain(_with_gain(record, records, ladder), records) for record in records]
-
-
-def _is_speed(record: Record) -> bool:
-    return record.median_us is not None and record.timing != "twin"
-
-
-def _with_gain(record: Record, records: Sequence[Record], ladder: Ladder[Any]) -> Record:
-    if record.system != "escalade" or not _is_speed(record):
-        return record
-    below = ladder.rung(record.rung).stands_on
-    base = _base(record, [r for r in records if r.system == "escalade" and r.rung in below and _is_speed(r)])
-    if base is None:
-        return record
-    return replace(record, gain=base.time / record.time, gain_over=f"{base.rung} {base.dtype} {base.layout}")
-
-
-def _base(record: Record, candidates: Iterable[Record]) -> Record | None:
-    """The record of the same dtype and layout if it was measured, else the best of the same dtype, else the best of
-    any."""
-
-    def distance(other: Record) -> tuple[bool, bool, float]:
-        same_dtype = other.dtype == record.dtype
-        return not same_dtype, not (same_dtype and other.layout == record.layout), other.time
-
-    return min(candidates, key=distance, default=None)
-
-
-def _with_peer_gain(record: Record, records: Sequence[Record]) -> Record:
-    if record.system != "escalade" or not _is_speed(record):
-        return record
-    peers = [r for r in records if r.system != "escalade" and r.dtype == record.dtype and _is_speed(r)]
-    best = min(peers, key=lambda peer: peer.time, default=None)
-    if best is None:
-        return record
-    return replace(record, peer_gain=best.time / record.time, peer=best.system)
+    """Return one problem's records with their gains over the rung below, and over the best peer of the same dtype."""
+    speeds = [record for record in records if record.median_us is not None and record.timing != "twin"]
+    ours = [record for record in speeds if not record.is_peer]
+    found = []
+    for record in records:
+        base = below(record, ours, ladder) if record in ours else None
+        peer = fastest(r for r in speeds if r.is_peer and r.dtype == record.dtype) if record in ours else None
+        if base:
+            over = f"{base.rung} {base.dtype} {base.layout}"
+            record = replace(record, gain=base.time / record.time, gain_over=over)
+        if peer:
+            record = replace(record, peer_gain=peer.time / record.time, peer=peer.system)
+        found.append(record)
+    return found

@@ -38,11 +38,6 @@ def grouped(records: Iterable[Record], key: Callable[[Record], K]) -> dict[K, li
     return found
 
 
-def fastest(records: Iterable[Record]) -> Record | None:
-    timed = [record for record in records if record.median_us is not None]
-    return min(timed, key=lambda record: record.time, default=None)
-
-
 def place(name: str, order: Sequence[str] = DTYPES) -> int:
     return order.index(name) if name in order else len(order)
 

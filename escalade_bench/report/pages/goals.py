@@ -8,12 +8,13 @@ from dataclasses import dataclass, replace
 from escalade import ops
 from escalade_bench.campaign.ladders import FEATURED
 from escalade_bench.campaign.ladders import TRAFFIC as WALL_RUNGS
+from escalade_bench.measure.figures import fastest
 from escalade_bench.measure.records import Record
 from escalade_bench.networks.op_times import FORMS, OPERATION
 from escalade_bench.peers.comparison import TRAINING_STEP
 from escalade_bench.profile.climb import SUFFIX as TRAFFIC
 from escalade_bench.report import cells
-from escalade_bench.report.compare import fastest, of
+from escalade_bench.report.compare import of
 from escalade_bench.report.document import Heading, Item, origin
 from escalade_bench.report.pages.networks import OpTimes, Variant, milliseconds, op_times
 from escalade_bench.report.table import Column, Table, columns, items, text

@@ -9,10 +9,11 @@ from functools import partial
 from importlib import resources
 
 from escalade.ops import OPERATIONS
+from escalade_bench.measure.figures import below, fastest
 from escalade_bench.measure.records import Record
 from escalade_bench.peers.comparison import Against, against_best
 from escalade_bench.report import cells, plots
-from escalade_bench.report.compare import Cards, fastest, grouped, named, of, place
+from escalade_bench.report.compare import Cards, grouped, named, of, place
 from escalade_bench.report.document import Heading, Item, Plot, begun, not_measured, origin
 from escalade_bench.report.table import Column, Table, columns, text
 
@@ -79,25 +80,15 @@ GAIN = [
 def steps(records: Sequence[Record]) -> list[Step]:
     """All records of one problem; our timed ones with the best time of the nearest rung below."""
     own = [r for r in records if not r.is_peer and r.median_us is not None and r.timing != "twin"]
-    return [Step(record, _below(record, own) if record.median_us else None) for record in records]
-
-
-def _below(record: Record, records: Sequence[Record]) -> Record | None:
-    """The nearest rung below that was measured: in the same dtype and layout, else dtype, else in any.
-
-    A rung without a record is passed over for those that it stands on.
-    """
-    operation = OPERATIONS.get(record.workload)
-    stands_on = {rung.name: rung.stands_on for rung in operation.ladder} if operation else {}
-    names, any_dtype = stands_on.get(record.rung, ()), None
-    while names:
-        found = [r for r in records if r.rung in names]
-        same = [r for r in found if r.dtype == record.dtype]
-        any_dtype = any_dtype or fastest(found)
-        if same:
-            return fastest(r for r in same if r.layout == record.layout) or fastest(same)
-        names = tuple(dict.fromkeys(below for name in names for below in stands_on[name]))
-    return any_dtype
+    return [
+        Step(
+            r,
+            below(r, own, OPERATIONS[r.workload].ladder)
+            if r.median_us and r.workload in OPERATIONS
+            else None,
+        )
+        for r in records
+    ]
 
 
 def climb(records: Sequence[Record]) -> list[Step]:

@@ -9,6 +9,7 @@ from functools import partial
 from escalade.ops import OPERATIONS
 from escalade_bench.evaluation import FEW
 from escalade_bench.evaluation import SUFFIX as EVALUATION
+from escalade_bench.measure.figures import fastest
 from escalade_bench.measure.records import Record
 from escalade_bench.networks import host
 from escalade_bench.networks.op_times import FORMS, OPERATION
@@ -16,7 +17,7 @@ from escalade_bench.networks.workloads import WORKLOADS
 from escalade_bench.peers.comparison import TRAINING_STEP
 from escalade_bench.peers.registry import TITLES
 from escalade_bench.report import cells, compare, plots
-from escalade_bench.report.compare import Cards, fastest, grouped, named, of, place
+from escalade_bench.report.compare import Cards, grouped, named, of, place
 from escalade_bench.report.document import Heading, Item, Plot, begun, not_measured, origin
 from escalade_bench.report.pages import training
 from escalade_bench.report.table import Column, Table, columns, items, text
