@@ -27,7 +27,6 @@ from escalade.commands.progress import status
 from escalade.commands.running import ON_CPU, Run
 from escalade.commands.selection import check_names
 from escalade.device import host_memory
-from escalade.engine.capture.export import capture
 from escalade.errors import UnsupportedError
 from escalade_bench.networks.judging import MOST
 from escalade_bench.networks.workload import Setting, Workload
@@ -118,13 +117,12 @@ def command(
         run.note(chosen.notice())
     with status(run.console) as say:
         say(f"{chosen.name}: making the network")
-        size = size or chosen.size
-        model, pair = chosen.model(size, seed), chosen.inputs(2, size, seed)
-        host_memory.require(max(batches) * pair[0].nbytes, f"{chosen.name} for a batch of {max(batches):,}")
-        setting = Setting(
-            chosen, model, capture(model, (pair,)), where, size, batches,
-            dtypes or (chosen.dtypes if on_gpu else ("fp32",)), beside, slow_batches, seconds, seed,
-            run.measure_ceilings(), Budget(budget),
+        needed = max(batches) * chosen.inputs(1, size, seed).nbytes
+        host_memory.require(needed, f"{chosen.name} for a batch of {max(batches):,}")
+        setting = Setting.of(
+            chosen, where, seconds, seed, size, batches=batches, peers=beside, slow_batches=slow_batches,
+            dtypes=dtypes or (chosen.dtypes if on_gpu else ("fp32",)),
+            ceilings=run.measure_ceilings(), budget=Budget(budget),
         )  # fmt: skip
         for name in measured:
             for records in chosen.parts[name].measure(setting, say):

@@ -9,7 +9,6 @@ from typing import TypeVar
 
 import torch
 
-from escalade.engine.capture.export import capture
 from escalade.ops.base.card import H200, Card
 from escalade_bench.measure import ceilings as card
 from escalade_bench.measure.ceilings import Ceilings
@@ -78,13 +77,8 @@ class Session:
         """Return a network, captured, with all its peers; a unit replaces batches, dtypes and peers by its own."""
 
         def made() -> Setting:
-            chosen = workload(name)
-            model = chosen.model(chosen.size, self.seed)
-            graph = capture(model, (chosen.inputs(2, chosen.size, self.seed),))
-            return Setting(
-                chosen, model, graph, self.device, chosen.size, chosen.batches, chosen.dtypes, chosen.peers,
-                chosen.slow_batches, self.seconds, self.seed, self.ceilings, card=self.card,
-            )  # fmt: skip
+            where, how = self.device, (self.seconds, self.seed)
+            return Setting.of(workload(name), where, *how, ceilings=self.ceilings, card=self.card)
 
         return self.once(("setting", name), made)
 

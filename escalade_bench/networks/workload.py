@@ -6,10 +6,12 @@ import copy
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import nn
 
+from escalade.engine.capture.export import capture
 from escalade.engine.compiler import compile
 from escalade.engine.engine import Engine
 from escalade.engine.graph.graph import Graph
@@ -121,6 +123,23 @@ class Setting:
     card: Card = H200
     """The card to plan for."""
     _engines: dict[str, Engine] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls,
+        workload: Workload,
+        device: torch.device,
+        seconds: float,
+        seed: int,
+        size: int | None = None,
+        **others: Any,
+    ) -> Setting:
+        """Make and capture a network; batches, dtypes and peers are the workload's unless they are among `others`."""
+        size = size or workload.size
+        model = workload.model(size, seed)
+        graph = capture(model, (workload.inputs(2, size, seed),))
+        usual = {name: getattr(workload, name) for name in ("batches", "dtypes", "peers", "slow_batches")}
+        return cls(workload, model, graph, device, size, seconds=seconds, seed=seed, **usual | others)
 
     @property
     def name(self) -> str:

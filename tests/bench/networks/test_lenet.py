@@ -104,11 +104,7 @@ def test_the_whole_command_on_the_cpu(tmp_path: pathlib.Path) -> None:
 
 def test_op_times_ask_for_every_rung_and_for_tf32_where_there_is_no_fp32() -> None:
     few_channels = operation(op_times.OPERATION)
-    model = LENET.model()
-    setting = Setting(
-        LENET, model, capture(model, (LENET.inputs(2),)), torch.device("cuda"), LENET.size, LENET.batches,
-        LENET.dtypes, {}, (), 0.3, 0,
-    )  # fmt: skip
+    setting = Setting.of(LENET, torch.device("cuda"), 0.3, 0, peers={})
     problems = op_times._problems(few_channels, setting)
     assert [p.name for p in problems] == [p.name for p in few_channels.problems]
     asked = op_times._asked(few_channels, problems[1], setting)

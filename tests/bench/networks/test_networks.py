@@ -170,12 +170,7 @@ def test_peers_by_name() -> None:
 
 def test_slow_peers_take_part_at_some_batches_only() -> None:
     chosen = WORKLOADS["spectral_autoencoder"]
-    model = chosen.model()
-    graph = capture(model, (chosen.inputs(2),))
-    setting = Setting(
-        chosen, model, graph, torch.device("cpu"), chosen.size, chosen.batches, ("fp32",), chosen.peers,
-        chosen.slow_batches, 0.0, 0,
-    )  # fmt: skip
+    setting = Setting.of(chosen, torch.device("cpu"), 0.0, 0, dtypes=("fp32",))
     assert "torch-compile" in setting.peers_at(512) and "torch-compile" not in setting.peers_at(64)
     assert "torch-graph" in setting.peers_at(64)
     assert "torch-compile" in replace(setting, slow_batches=()).peers_at(64)
@@ -187,11 +182,7 @@ def test_few_rows_are_allowed_what_more_of_them_are(
     count: int, asked: set[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chosen = WORKLOADS["spectral_autoencoder"]
-    model = chosen.model()
-    setting = Setting(
-        chosen, model, capture(model, (chosen.inputs(2),)), torch.device("cpu"), chosen.size, (1,), ("fp32",), {},
-        (), 0.0, 0,
-    )  # fmt: skip
+    setting = Setting.of(chosen, torch.device("cpu"), 0.0, 0, batches=(1,), dtypes=("fp32",), peers={})
     seen: list[tuple[int, int]] = []
 
     def fake(
@@ -201,7 +192,7 @@ def test_few_rows_are_allowed_what_more_of_them_are(
         return (1.0 / len(x) if dtype == "fp16" else float(len(x)),)
 
     monkeypatch.setattr(workload, "own_errors", fake)
-    x, known = setting.known(model, count, 3, ("fp16", "fp32", "fp16"))
+    x, known = setting.known(setting.model, count, 3, ("fp16", "fp32", "fp16"))
     assert all(len(x) == len(one.expected[0]) == count for one in known.values())
     assert set(seen) == {(rows, rows) for rows in asked}
     assert {dtype: one.own for dtype, one in known.items()} == {
@@ -311,10 +302,8 @@ def test_fp8_is_for_resnets_when_it_is_named(tmp_path: pathlib.Path) -> None:
 
 def test_an_engine_in_fp8_is_calibrated_and_has_no_peers() -> None:
     tiny = WORKLOADS["resnet18"]
-    model = tiny.model(SIZE)
-    graph = capture(model, (tiny.inputs(2, SIZE),))
     known = {"torch-eager": registry.RESNETS["torch-eager"]}
-    setting = Setting(tiny, model, graph, torch.device("cpu"), SIZE, (2,), ("fp8",), known, (), 0.0, 0)
+    setting = Setting.of(tiny, torch.device("cpu"), 0.0, 0, SIZE, batches=(2,), dtypes=("fp8",), peers=known)
     (records,) = parts.batches(setting, silent)
     (ours,) = records
     assert (ours.system, ours.dtype, ours.failure) == ("escalade", "fp8", "") and ours.tolerance == 0.25
