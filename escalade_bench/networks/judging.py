@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch.utils._pytree import tree_map_only
 from escalade.engine.graph.forms import STORAGE
 from escalade.ops.base.accuracy import relative_error
 from escalade.ops.base.switches import precision, round_to_tf32
-from escalade.tune.verification import compare
+from escalade.tune.verification import UNIT_ROUNDOFF, compare
 from escalade_bench.peers.network import tensors
 
 TIMES = {"fp32": 4.0, "tf32": 4.0, "fp16": 2.0, "bf16": 2.0, "fp8": 2.0}
@@ -91,32 +92,74 @@ def own_error(
     model: nn.Module, x: torch.Tensor, dtype: str, expected: torch.Tensor, chunk: int = 16
 ) -> float:
     """Return PyTorch's error of a network of one result."""
-    return own_errors(model, x, dtype, (expected,), chunk)[0]
+    return own_errors(model, x, dtype, (expected,), chunk)[len(x)][0]
 
 
 def own_errors(
-    model: nn.Module, x: torch.Tensor, dtype: str, expected: Sequence[torch.Tensor], chunk: int = 16
-) -> tuple[float, ...]:
-    """Return PyTorch's error of each result, as on a GPU with sums in fp32.
+    model: nn.Module,
+    x: torch.Tensor,
+    dtype: str,
+    expected: Sequence[torch.Tensor],
+    chunk: int = 16,
+    trials: int = 1,
+    counts: Iterable[int] = (),
+) -> dict[int, tuple[float, ...]]:
+    """Return PyTorch's error of each result, on all inputs and on the first `counts` of them; the largest of `trials`
+    over inputs that differ by their rounding.
 
-    Some CPUs sum 16-bit products in 16 bits, and none has TF32. There, weights and the results of every operator are
-    rounded, and computed in fp32.
+    It is as on a GPU with sums in fp32. Some CPUs sum 16-bit products in 16 bits, and none has TF32. There, weights and
+    the results of every operator are rounded, and computed in fp32. The order of PyTorch's sums may happen to be a good
+    one: its error counts as at least what allows twice the error of running sums.
     """
-    storage = STORAGE[dtype]
+    least = 2 * _running_sum(model) / TIMES[dtype]
+    found = {count: (least,) * len(expected) for count in {len(x), *counts}}
     its = copy.deepcopy(model).to(x.device)
-    cudnn: Any = torch.backends.cudnn
-    with torch.no_grad(), precision(dtype):
-        cudnn.benchmark = False  # its search takes too long
+    with torch.no_grad(), unsearched(dtype):
         if x.is_cuda:
-            its = its.to(storage)
-            results = [its(part.to(storage)) for part in x.split(chunk)]
+            its = its.to(STORAGE[dtype])
         else:
             for tensor in (*its.parameters(), *its.buffers()):
                 tensor.copy_(_rounded(tensor, dtype))
-            with _Rounded(dtype):
-                results = [its(_rounded(part, dtype)) for part in x.split(chunk)]
-    found = zip(joined(results), expected, strict=True)
-    return tuple(relative_error(result.to(wanted.device), wanted) for result, wanted in found)
+        for trial in range(trials):
+            parts = nudged(x, dtype, trial).split(chunk)
+            if x.is_cuda:
+                results = joined([its(part.to(STORAGE[dtype])) for part in parts])
+            else:
+                with _Rounded(dtype):
+                    results = joined([its(_rounded(part, dtype)) for part in parts])
+            for count, known in found.items():
+                pairs = zip(results, expected, strict=True)
+                errors = [relative_error(y[:count].to(right.device), right[:count]) for y, right in pairs]
+                found[count] = tuple(map(_larger, known, errors))
+    return found
+
+
+def _larger(one: float, other: float) -> float:
+    """The larger number; NaN if either is."""
+    return other if math.isnan(other) or other > one else one
+
+
+def _running_sum(model: nn.Module) -> float:
+    """Return the error to expect of the longest sum of products of a model, added in order in fp32: a random walk."""
+    lengths = [weight[0].numel() for weight in model.parameters() if weight.dim() > 1 and len(weight)]
+    return UNIT_ROUNDOFF["fp32"] * math.sqrt(1 + max(lengths, default=0) / 6)
+
+
+@contextmanager
+def unsearched(dtype: str) -> Iterator[None]:
+    """Products of a dtype by the kernels that cuDNN suggests: its search takes up to a minute for a network.
+
+    PyTorch stores the first choice for a convolution, and peers have to search theirs. Its deterministic choices are
+    stored separately.
+    """
+    cudnn: Any = torch.backends.cudnn
+    before = cudnn.deterministic
+    with precision(dtype):  # which restores `benchmark`
+        cudnn.benchmark, cudnn.deterministic = False, True
+        try:
+            yield
+        finally:
+            cudnn.deterministic = before
 
 
 def nudged(x: torch.Tensor, dtype: str, number: int) -> torch.Tensor:

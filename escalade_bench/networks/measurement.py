@@ -24,6 +24,7 @@ from escalade_bench.measure.ceilings import Ceilings
 from escalade_bench.measure.figures import with_times
 from escalade_bench.measure.records import Record
 from escalade_bench.networks.judging import PEERS, UNTIMED, Standard, fresh, spoil
+from escalade_bench.networks.step_judging import StepStandard
 from escalade_bench.networks.workload import Say
 from escalade_bench.peers.network import Maker, NetworkPeer, Replay, Task, Unavailable, tensors, waiting
 
@@ -41,7 +42,7 @@ class Case:
 
     workload: str
     task: Task
-    standard: Standard
+    standard: Standard | StepStandard
     seconds: float
     """Seconds that each system is timed; UNTIMED: systems are made, and nothing is judged or timed."""
     ceilings: Ceilings | None = None
@@ -112,7 +113,6 @@ def compare(case: Case, makers: Mapping[str, Maker], say: Say) -> list[Record]:
     if case.seconds == UNTIMED:
         return _made_ready(case, makers)
     with precision(case.task.dtype), torch.no_grad():
-        say(f"{_label(case)}: verifying")
         ready, failures = _verified(case, makers, say)
         say(f"{_label(case)}: timing {len(ready)} systems")
         timed = _time(case, ready)
@@ -167,6 +167,7 @@ def _verified(case: Case, makers: Mapping[str, Maker], say: Say) -> tuple[list[R
     right: list[Ready] = []
     wrong: list[Record] = []
     for system, make in makers.items():
+        say(f"{_label(case)}: making and verifying {system}")
         try:
             for peer in make(case.task):
                 sampler = ReplaySampler(peer.replay.fill, peer.replay.run) if peer.replay else None

@@ -73,7 +73,7 @@ def _one_class(x: torch.Tensor, seed: int) -> torch.Tensor:
     return torch.zeros(len(x), dtype=torch.long, device=x.device)
 
 
-UNTRAINED = Training(F.cross_entropy, _one_class, (64,), scale=2.0**10, rate=1e-4, most=_CHAOS, whole=True)
+UNTRAINED = Training(F.cross_entropy, _one_class, (64,), scale=2.0**10, rate=1e-4, most=_CHAOS)
 """Training of a network with the random weights of its constructor."""
 CLASSIFIES = Training(F.cross_entropy, _classes, (64, 256), scale=2.0**10, rate=1e-3, most=_CHAOS)
 """Training of a ResNet."""

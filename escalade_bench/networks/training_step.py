@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import torch
 from torch import nn
@@ -19,14 +17,13 @@ from escalade.engine.plan.arena import most_alive
 from escalade.engine.plan.plan import Plan
 from escalade.engine.training.step import TrainingStep, plan_training_step
 from escalade.engine.training.techniques import GRAPH
-from escalade.ops.base.accuracy import relative_error
-from escalade.ops.base.switches import precision
 from escalade_apps.train.steps import Loss
 from escalade_bench.ladder import free
 from escalade_bench.measure.currency import Made
 from escalade_bench.measure.records import Record
-from escalade_bench.networks.judging import UNTIMED, Standard, nudged
+from escalade_bench.networks.judging import UNTIMED, Standard, nudged, unsearched
 from escalade_bench.networks.measurement import Case, compare, summary
+from escalade_bench.networks.step_judging import StepStandard, errors
 from escalade_bench.networks.workload import Part, Say, Setting
 from escalade_bench.peers import torch_training_step as torch_steps
 from escalade_bench.peers.comparison import TRAINING_STEP
@@ -50,8 +47,6 @@ class Training:
     rate: float
     most: float = 4.0
     """Factor on the usual largest tolerance: gradients pass every layer twice, and their sums cancel in part."""
-    whole: bool = False
-    """True to compare all gradients as one tensor: see `Lesson.whole`."""
     ours: Callable[[nn.Module], nn.Module] = lambda model: model
     """Returns the model that Escalade trains in place of this one, with equal parameters."""
 
@@ -99,7 +94,7 @@ def cases(
         x = setting.inputs(batch, _BATCH_NUMBER)
         target = training.target(x, setting.seed)
         model = trainable(setting.model).to(setting.device)
-        first = Lesson(model, training.loss, x, target, "fp32", training.rate, training.scale, training.whole)
+        first = Lesson(model, training.loss, x, target, "fp32", training.rate, training.scale)
         say(f"{workload} batch {batch}: float64")
         expected = [] if setting.seconds == UNTIMED else exact(first)
         for dtype in setting.dtypes:
@@ -119,38 +114,17 @@ def trainable(model: nn.Module) -> nn.Module:
 
 
 def exact(lesson: Lesson) -> list[torch.Tensor]:
-    """Return the results of the steps in float64, without cuDNN's search, which would take a minute."""
-    cudnn: Any = torch.backends.cudnn
-    with precision("fp32"):
-        cudnn.benchmark = False  # `precision` puts it back
+    """Return the results of the steps in float64."""
+    with unsearched("fp32"):
         return results_of(lesson, exact=True)
 
 
-def standard(lesson: Lesson, expected: Sequence[torch.Tensor], most: float) -> Standard:
-    """Return the expected results, and PyTorch's error against them in the lesson's dtype.
-
-    A tensor may be off by PyTorch's own error, or by that of all tensors of its kind together: the error of a bias of
-    three elements is a matter of chance.
-    """
-    with precision(lesson.dtype):
+def standard(lesson: Lesson, expected: Sequence[torch.Tensor], most: float) -> StepStandard:
+    """Return the expected results, and PyTorch's errors against them in the lesson's dtype."""
+    with unsearched(lesson.dtype):
         found = [results_of(lesson, nudged(lesson.x, lesson.dtype, trial)) for trial in range(_TRIALS)]
-    count = 1 if lesson.whole else len(list(lesson.model.parameters()))
-    own = [max(errors) for errors in zip(*(_errors(one, expected, count) for one in found), strict=True)]
-    return Standard(lesson.dtype, tuple(expected), tuple(own), most)
-
-
-def _errors(
-    results: Sequence[torch.Tensor], expected: Sequence[torch.Tensor], parameters: int
-) -> list[float]:
-    """Return the relative error of each result, or of its kind (losses, momenta, parameters) where that is larger."""
-    alone = [relative_error(one, right) for one, right in zip(results, expected, strict=True)]
-    norms = [float(torch.linalg.vector_norm(right)) for right in expected]
-    found: list[float] = []
-    for kind in (slice(0, 1), slice(1, 1 + parameters), slice(1 + parameters, None)):
-        absolute = math.hypot(*(e * n for e, n in zip(alone[kind], norms[kind], strict=True)))
-        together = absolute / (math.hypot(*norms[kind]) or 1.0)
-        found += [max(error, together) for error in alone[kind]]
-    return found
+    trials = torch.stack([errors(one, expected) for one in found])
+    return StepStandard(lesson.dtype, lesson.names, tuple(expected), trials, most)
 
 
 def escalade(lesson: Lesson, without: Collection[str] = (), system: str = "escalade") -> NetworkPeer:
@@ -174,10 +148,20 @@ def escalade(lesson: Lesson, without: Collection[str] = (), system: str = "escal
         pupil.restart, step.program.run, (), [loss],
         lambda: pupil.after([loss.clone(), *(replayed() for _ in range(STEPS - 1))]),
     )  # fmt: skip
+    begin = step.state_dict() and {"scale": lesson.scale, "good_steps": 0.0}
+
+    def restart() -> None:
+        pupil.restart()
+        step.load_state_dict(begin)
+
     peer = stepping(system, layout, lesson.device, pupil, lambda: step(x, target))
     config = {"plan": _digest(plan), "making_bytes": making_bytes, "phases": phases(step.plan)}
     return replace(
-        peer, replay=replay if is_graph else None, peak_bytes=peak_bytes, config=summary(plan) | config
+        peer,
+        replay=replay if is_graph else None,
+        restart=restart,
+        peak_bytes=peak_bytes,
+        config=summary(plan) | config,
     )
 
 

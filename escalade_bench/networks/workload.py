@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,7 +18,7 @@ from escalade.ops.base.card import H200, Card
 from escalade_bench.measure.ceilings import Ceilings
 from escalade_bench.measure.currency import Made
 from escalade_bench.measure.records import Record
-from escalade_bench.networks.judging import LEAST_ROWS, UNTIMED, Standard, joined, nudged, own_errors
+from escalade_bench.networks.judging import LEAST_ROWS, UNTIMED, Standard, joined, own_errors
 from escalade_bench.peers.network import Budget, Maker
 from escalade_bench.peers.registry import SLOW
 
@@ -123,6 +122,11 @@ class Setting:
     card: Card = H200
     """The card to plan for."""
     _engines: dict[str, Engine] = field(default_factory=dict)
+    _references: dict[
+        tuple[nn.Module, int, int],
+        tuple[torch.Tensor, tuple[torch.Tensor, ...], dict[str, dict[int, tuple[float, ...]]]],
+    ] = field(default_factory=dict)
+    """By model, number and count: inputs, results in float64, and PyTorch's errors by dtype and count."""
 
     @classmethod
     def of(
@@ -171,27 +175,29 @@ class Setting:
     def known(
         self, model: nn.Module, count: int, number: int, dtypes: Iterable[str]
     ) -> tuple[torch.Tensor, dict[str, Standard]]:
-        """Return inputs, and by dtype the expected results and PyTorch's error, on these or on `LEAST_ROWS` inputs.
+        """Return inputs, and by dtype the expected results and PyTorch's error.
 
-        A run that times nothing gets the inputs alone.
+        Both are computed once for the largest batch of the run, or for `LEAST_ROWS` inputs. A run that times nothing
+        gets the inputs alone.
         """
         if self.seconds == UNTIMED:
             return self.inputs(count, number), {dtype: Standard(dtype, (), ()) for dtype in dtypes}
-        x = self.inputs(max(count, LEAST_ROWS), number)
-        expected = references(model, x, self.workload.chunk)
-
-        def own(dtype: str, rows: int, trial: int) -> tuple[float, ...]:
-            given = nudged(x[:rows], dtype, trial)
-            return own_errors(model, given, dtype, [y[:rows] for y in expected], self.workload.chunk)
-
+        most = max(count, LEAST_ROWS, *(self.batches if count in self.batches else ()))
+        if (model, number, most) not in self._references:
+            self._references.clear()
+            x = self.inputs(most, number)
+            self._references[model, number, most] = x, references(model, x, self.workload.chunk), {}
+        x, expected, own = self._references[model, number, most]
+        counts = {count, *(batch for batch in self.batches if batch <= most)}
+        for dtype in dtypes:
+            if dtype not in own:
+                own[dtype] = own_errors(
+                    model, x, dtype, expected, self.workload.chunk, self.workload.trials, counts
+                )
         few = tuple(y[:count] for y in expected)
-        taken = list(itertools.product({count, len(x)}, range(self.workload.trials)))
         return x[:count], {
             dtype: Standard(
-                dtype,
-                few,
-                tuple(max(each) for each in zip(*(own(dtype, *one) for one in taken), strict=True)),
-                self.workload.most,
+                dtype, few, tuple(map(max, own[dtype][count], own[dtype][most])), self.workload.most
             )
             for dtype in dict.fromkeys(dtypes)
         }

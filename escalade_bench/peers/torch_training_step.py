@@ -1,7 +1,8 @@
 """Whole training steps by PyTorch: eager, as one CUDA graph, or compiled into one.
 
-A step is forward, loss, backward and fused SGD with momentum, and in fp16 the loss scale. All systems start from the
-same weights. After a few steps the losses, momenta (sums of gradients), parameters and buffers are compared.
+A step is forward, loss, backward and fused SGD with momentum and weight decay, and in fp16 the loss scale. All systems
+start from the same weights. After a few steps the losses, the momenta (sums of gradients), and the changes of
+parameters and buffers are compared.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from escalade_bench.peers.torch_network import MODES, repeat, require_cuda, warm
 
 STEPS = 3
 """Steps before the comparison: the last one uses weights and momenta of the others."""
-MOMENTUM = 0.9
+MOMENTUM, DECAY = 0.9, 1e-2
+"""The decay is large, so that a step without it is seen."""
 MIXED = {"fp16": torch.float16, "bf16": torch.bfloat16}
 """Autocast dtype per dtype of a lesson."""
 
@@ -41,9 +43,6 @@ class Lesson:
     rate: float
     scale: float
     """Initial loss scale of fp16."""
-    whole: bool = False
-    """True to compare all momenta as one tensor and all weights as another. The gradient of a bias in front of a
-    BatchNorm is zero but for rounding, so by itself it has no relative error."""
     _models: dict[str, nn.Module] = field(default_factory=dict)
 
     def model_in(self, layout: str) -> nn.Module:
@@ -62,6 +61,17 @@ class Lesson:
         """Layouts to try, the one for tensor cores last; rows have only one."""
         return ("nchw", "nhwc") if self.x.dim() == 4 else ("flat",)
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Kind and name of every tensor that is compared, in the order of `Pupil.after`."""
+        parameters = [name for name, _ in self.model.named_parameters()]
+        buffers = [name for name, buffer in self.model.named_buffers() if buffer.is_floating_point()]
+        return (
+            "loss",
+            *(f"{kind} of {name}" for kind in ("gradient", "update") for name in parameters),
+            *(f"buffer {name}" for name in buffers),
+        )
+
     def batch(self, layout: str) -> tuple[torch.Tensor, torch.Tensor]:
         """Copy the batch and its targets into a layout; they stay one tensor if they are one."""
 
@@ -78,30 +88,25 @@ class Pupil:
     def __init__(
         self, lesson: Lesson, layout: str, dtype: torch.dtype = torch.float32, fused: bool = False
     ) -> None:
-        self._whole = lesson.whole
         begin = lesson.model_in(layout)
         self.model = copy.deepcopy(begin).to(dtype)
         self._begin, self._own = _changed(begin), _changed(self.model)
         parameters = list(self.model.parameters())
-        self.optimizer = torch.optim.SGD(parameters, lesson.rate, momentum=MOMENTUM, fused=fused)
+        self.optimizer = torch.optim.SGD(
+            parameters, lesson.rate, momentum=MOMENTUM, weight_decay=DECAY, fused=fused
+        )
         self._momenta = [torch.zeros_like(one).detach() for one in parameters]
         for one, momentum in zip(parameters, self._momenta, strict=True):
             self.optimizer.state[one]["momentum_buffer"] = momentum
 
     def restart(self) -> None:
-        """Restore the initial weights and momenta in two launches. The loss scale stays; no result depends on it."""
+        """Restore the initial weights, buffers and momenta in place, in two launches."""
         torch._foreach_copy_(self._own, self._begin)
         torch._foreach_zero_(self._momenta)
 
     def after(self, losses: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Return the tensors to compare after the steps with these losses."""
-        if self._whole:
-            return [torch.stack(list(losses)), _joined(self._momenta), _joined(self._own)]
-        return [torch.stack(list(losses)), *self._momenta, *self._own]
-
-
-def _joined(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    return torch.cat([tensor.reshape(-1) for tensor in tensors])
+        return [torch.stack(list(losses)), *self._momenta, *torch._foreach_sub(self._own, self._begin)]
 
 
 def _changed(model: nn.Module) -> list[torch.Tensor]:
@@ -130,6 +135,7 @@ class TorchStep:
         cast = None if exact else MIXED.get(lesson.dtype)
         scaled = not exact and lesson.dtype == "fp16"
         self._scaler = torch.amp.GradScaler(lesson.device.type, init_scale=lesson.scale, enabled=scaled)
+        self._first_scale = lesson.scale
         model, loss, kind = self.pupil.model, lesson.loss, lesson.device.type
 
         def forward(x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
@@ -147,6 +153,14 @@ class TorchStep:
         self._scaler.step(self.pupil.optimizer)
         self._scaler.update()
         return loss.detach()
+
+    def restart(self) -> None:
+        """Restore in place all that a step changes: the model, the momenta and the loss scale."""
+        self.pupil.restart()
+        scale = getattr(self._scaler, "_scale", None)  # from the first step on, if the loss is scaled
+        if scale is not None:
+            scale.fill_(self._first_scale)
+            self._scaler._growth_tracker.zero_()  # type: ignore[union-attr]
 
     def results(self, first: torch.Tensor) -> list[torch.Tensor]:
         """Take the remaining steps after the first; return the tensors to compare."""
@@ -188,7 +202,7 @@ def _eager(lesson: Lesson, layout: str) -> NetworkPeer:
         repeat(step)
     _, peak_bytes = peak.of(step)
     return NetworkPeer(
-        "torch-eager", layout, step, step.results, waiting(lesson.device), restart=step.pupil.restart,
+        "torch-eager", layout, step, step.results, waiting(lesson.device), restart=step.restart,
         peak_bytes=peak_bytes,
     )  # fmt: skip
 
@@ -228,7 +242,7 @@ def _graphed(lesson: Lesson, layout: str, system: str) -> NetworkPeer:
         return replay()
 
     def fill() -> None:
-        pupil.restart()
+        step.restart()  # which also keeps the loss scale alive, whose memory the graph reads
         copy_batch()
 
     return NetworkPeer(
@@ -239,5 +253,5 @@ def _graphed(lesson: Lesson, layout: str, system: str) -> NetworkPeer:
             fill, graph.replay, [mine for mine, _ in pairs if mine.is_floating_point()], [loss],
             lambda: pupil.after([loss.clone(), *(replay() for _ in range(STEPS - 1))]),
         ),
-        pupil.restart, peak_bytes, config={"mode": mode} if mode else {},
+        step.restart, peak_bytes, config={"mode": mode} if mode else {},
     )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 
@@ -140,6 +141,17 @@ def test_pytorch_s_own_error_is_that_of_the_dtype() -> None:
     for dtype, error in own.items():
         assert LEAST[dtype] <= tolerance(dtype, error) <= MOST[dtype]
         assert tolerance(dtype, error) < MOST[dtype] or LEAST[dtype] == MOST[dtype]
+
+
+def test_fp32_sums_may_be_added_in_order() -> None:
+    """PyTorch's order of 1,296 products is a better one, and its error is no measure of what is right."""
+    torch.manual_seed(2)
+    model, x = nn.Sequential(nn.Linear(1296, 8)), torch.randn(64, 1296)
+    expected = reference(model, x)
+    allowed = tolerance("fp32", own_error(model, x, "fp32", expected))
+    products = (x[:, None] * model[0].weight).transpose(0, 2)  # type: ignore[operator]
+    in_order = functools.reduce(torch.add, products).t() + model[0].bias
+    assert relative_error(in_order, expected) < allowed < 4 * relative_error(in_order, expected) < 1e-5
 
 
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])

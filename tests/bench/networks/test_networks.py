@@ -183,22 +183,48 @@ def test_few_rows_are_allowed_what_more_of_them_are(
 ) -> None:
     chosen = WORKLOADS["spectral_autoencoder"]
     setting = Setting.of(chosen, torch.device("cpu"), 0.0, 0, batches=(1,), dtypes=("fp32",), peers={})
-    seen: list[tuple[int, int]] = []
+    seen: list[int] = []
 
     def fake(
-        model: object, x: torch.Tensor, dtype: str, expected: list[torch.Tensor], chunk: int
-    ) -> tuple[float]:
-        seen.append((len(x), len(expected[0])))
-        return (1.0 / len(x) if dtype == "fp16" else float(len(x)),)
+        model: object,
+        x: torch.Tensor,
+        dtype: str,
+        expected: list[torch.Tensor],
+        chunk: int,
+        trials: int,
+        counts: set[int],
+    ) -> dict[int, tuple[float]]:
+        seen.append(len(expected[0]))
+        return {rows: (1.0 / rows if dtype == "fp16" else float(rows),) for rows in {len(x), *counts}}
 
     monkeypatch.setattr(workload, "own_errors", fake)
     x, known = setting.known(setting.model, count, 3, ("fp16", "fp32", "fp16"))
     assert all(len(x) == len(one.expected[0]) == count for one in known.values())
-    assert set(seen) == {(rows, rows) for rows in asked}
+    assert seen == [max(asked)] * 2
     assert {dtype: one.own for dtype, one in known.items()} == {
         "fp16": (1.0 / min(asked),),
         "fp32": (float(max(asked)),),
     }
+
+
+def test_references_are_computed_once_for_all_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = WORKLOADS["spectral_autoencoder"]
+    setting = Setting.of(chosen, torch.device("cpu"), 0.0, 0, batches=(1, 32), dtypes=("fp32",), peers={})
+    model = setting.model
+    seen: list[int] = []
+
+    def counted(model: torch.nn.Module, x: torch.Tensor, chunk: int) -> tuple[torch.Tensor, ...]:
+        seen.append(len(x))
+        return references(model, x, chunk)
+
+    references = workload.references
+    monkeypatch.setattr(workload, "references", counted)
+    one, few = setting.known(model, 1, 2, ("fp32",))
+    many, all_of = setting.known(model, 32, 2, ("fp32", "fp16"))
+    assert seen == [32] and torch.equal(one, many[:1])
+    assert torch.equal(few["fp32"].expected[0], all_of["fp32"].expected[0][:1])
+    setting.known(model, 1, 3, ("fp32",))
+    assert seen == [32, 32], "another number gives other inputs"
 
 
 def test_accuracy_counts_answers_of_clear_images_only(network: torch.nn.Module, engine: Engine) -> None:
