@@ -45,7 +45,7 @@ def command(
         str | None,
         typer.Option(help="Time budget, such as 540, 9m or 1h: no unit is begun that would not end in time."),
     ] = None,
-    again: Annotated[bool, typer.Option("--again", help="Measure current units too.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Measure current units too, and all peers.")] = False,
     check: Annotated[
         bool,
         typer.Option(
@@ -71,7 +71,8 @@ def command(
     """Re-run benchmarks that are missing or no longer current, within a time budget.
 
     A figure is current while the plan and the machine code that ran for it are what would run today. Records are filed
-    as they are made: a run that is stopped, by its budget or by Ctrl-C, goes on where it was. --check needs no GPU.
+    as they are made: a run that is stopped, by its budget or by Ctrl-C, goes on where it was. A peer is not measured
+    again with the same driver, PyTorch, CUDA and cuDNN. --check needs no GPU.
     """
     console = Console(soft_wrap=True)
     chosen = registry.named(tuple(names or ()))
@@ -84,11 +85,11 @@ def command(
     here = torch.cuda.is_available()
     folder = gpu or _folder(here)
     known = store.load_folder(results).get(folder, [])
-    versions = store.versions() if here and gpu is None else None
+    origin = store.provenance(torch.device("cuda", 0)) if here and gpu is None else None
     architecture = cuda.architecture(0) if here and gpu is None else H200.architecture
     assert architecture is not None
     planner = Session(torch.device("cpu"))
-    found = states(chosen, known, planner, architecture, versions)
+    found = states(chosen, known, planner, architecture, origin, again)
     if mark:
         _mark(found, known, results, console)
         return
@@ -99,8 +100,6 @@ def command(
         raise UnsupportedError(
             "measuring takes a GPU, and there is none; --check, --mark and --list need none"
         )
-    if again:
-        found = [State(state.unit, state.why or "asked for again", state.seconds) for state in found]
     _measure(ordered(found), architecture, limit, results, console)
 
 

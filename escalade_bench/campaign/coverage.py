@@ -53,7 +53,7 @@ def _unit(module: str, entry: Entry, dtype: str, batches: tuple[int, ...]) -> Un
 
 
 def _coverage(module: str, dtype: str, batches: tuple[int, ...], session: Session) -> Coverage:
-    peers = {name: NETWORKS[name] for name in PEERS}
+    peers = {name: NETWORKS[name] for name in PEERS if name not in session.reused}
     return Coverage(
         COVERAGE + module, session.device, batches, (dtype,), peers, session.seconds, session.seed,
         ceilings=session.ceilings, timed=session.device.type == "cuda",

@@ -84,7 +84,7 @@ def _measure(
         yield [replace(ANY, dtype=dtype)]
         return
     setting = session.setting(name)
-    beside = {peer: setting.peers[peer] for peer in peers}
+    beside = {peer: setting.peers[peer] for peer in peers if peer not in session.reused}
     batches = (batch,) if batch else setting.batches
     asked = replace(setting, batches=batches, dtypes=(dtype,), peers=beside, slow_batches=())
     yield from setting.workload.parts[part].measure(asked, say)

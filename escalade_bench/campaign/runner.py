@@ -20,7 +20,7 @@ import torch
 from escalade.errors import EscaladeError
 from escalade.tune.refusal import reason
 from escalade_bench.campaign import registry
-from escalade_bench.campaign.staleness import BEGUN, WORKLOAD, State
+from escalade_bench.campaign.staleness import ALONE, BEGUN, SECONDS, WORKLOAD, State
 from escalade_bench.campaign.units import ANY, Say, Session, Unit
 from escalade_bench.measure import ceilings as card
 from escalade_bench.measure.ceilings import Ceilings
@@ -40,6 +40,8 @@ _WARMING_SHARE = 0.4
 """The part of a budget that preparation may take; what is not prepared by then is prepared while it is measured."""
 _PREPARED_SECONDS = 3.0
 """Seconds of one worker, beyond the timing, that preparing a unit takes on average."""
+_RESERVE = 20.0
+"""Seconds at the end of a budget that stay free, for a unit that takes longer than expected."""
 
 
 class LostDevice(EscaladeError):
@@ -63,7 +65,11 @@ class Clock:
 
     def has_room_for(self, state: State) -> bool:
         """Return whether the unit would end in time."""
-        return state.seconds <= self.left
+        return state.seconds <= self.left - _RESERVE
+
+    def stamping(self, say: Say) -> Say:
+        """Return a `say` that begins every line with the seconds since the start."""
+        return lambda text: say(f"[{self.spent:6.1f} s] {text}")
 
 
 def ordered(states: Sequence[State]) -> list[State]:
@@ -81,6 +87,7 @@ def run(
     say: Say,
 ) -> list[State]:
     """Measure what there is time for, and return what is left. All that `keep` was given survives an interruption."""
+    say = clock.stamping(say)
     if stale:
         say("measuring the card's ceilings")
         session.ceilings  # noqa: B018  # for all units, on none's account
@@ -90,9 +97,8 @@ def run(
     while chosen := next((state for state in waiting if clock.has_room_for(state)), None):
         waiting.remove(chosen)
         began = time.monotonic()
-        _measure(
-            chosen.unit, session, planner, architecture, origin, stamps.get(chosen.unit.name, {}), keep, say
-        )
+        session.reused = chosen.reused
+        _measure(chosen, session, planner, architecture, origin, stamps.get(chosen.unit.name, {}), keep, say)
         session.clear()
         planner.clear()
         left = sum(state.seconds for state in waiting)
@@ -104,7 +110,7 @@ def run(
 def _fitting(stale: Sequence[State], clock: Clock) -> list[State]:
     """Return the units that the budget has time for, preparation included."""
     workers = _workers()
-    room, found = clock.left, []
+    room, found = clock.left - _RESERVE, []
     for state in stale:
         room -= state.seconds + _PREPARED_SECONDS / workers
         if room < 0:
@@ -121,7 +127,7 @@ def _prepared(
     states: Sequence[State], session: Session, architecture: str, clock: Clock, say: Say
 ) -> dict[str, Stamps]:
     """Run the units once in parallel processes; return the digests of what each runs."""
-    wanted = [state.unit.name for state in states if not state.unit.alone]
+    wanted = {state.unit.name: state.reused for state in states if not state.unit.alone}
     if session.device.type != "cuda" or len(wanted) < 2:
         return {}
     workers = min(_workers(), len(wanted))
@@ -129,7 +135,7 @@ def _prepared(
     limit = None if clock.limit is None else _WARMING_SHARE * clock.left
     found: dict[str, Stamps] = {}
     with _pool(workers, session.ceilings) as pool:
-        running = {pool.submit(_prepare, name, architecture): name for name in wanted}
+        running = {pool.submit(_prepare, name, reused, architecture): name for name, reused in wanted.items()}
         try:
             for done in concurrent.futures.as_completed(running, timeout=limit):
                 if done.exception() is None:
@@ -138,7 +144,6 @@ def _prepared(
                     say(f"{running[done]}: not prepared: {done.exception()}")
         except TimeoutError:
             say(f"prepared {len(found)} of {len(wanted)} units in the time for it")
-    say(f"prepared in {clock.spent:.0f} s")
     return found
 
 
@@ -172,10 +177,11 @@ def _begin(ceilings: Ceilings | None) -> None:
     _worker = session, Session(torch.device("cpu")), registry.units()
 
 
-def _prepare(name: str, architecture: str) -> Stamps:
+def _prepare(name: str, reused: frozenset[str], architecture: str) -> Stamps:
     """Run one unit without timing it; return the digests of its own records."""
     assert _worker is not None
     session, planner, units = _worker
+    session.reused = reused
     unit, found = units[name], {}
     with open(os.devnull, "w") as nowhere:
         for records in unit.measure(session, lambda text: print(text, file=nowhere)):
@@ -190,14 +196,16 @@ def _prepare(name: str, architecture: str) -> Stamps:
 
 def _stamped(unit: Unit, record: Record, planner: Session, architecture: str) -> Record:
     """Return the record with the digests of what ran, if it is ours and depends on kernels."""
-    if record.is_peer or record.failure or unit.made is None:
+    if record.failure:
+        return replace(record, checked=package_digest())
+    if record.is_peer or unit.made is None:
         return record
     made = unit.made(planner, record)
     return record if made is None else stamped(record, made, architecture)
 
 
 def _measure(
-    unit: Unit,
+    state: State,
     session: Session,
     planner: Session,
     architecture: str,
@@ -207,9 +215,10 @@ def _measure(
     say: Say,
 ) -> None:
     """Measure one unit: log that it was begun, file its records, and log that it has ended."""
+    unit = state.unit
     here = replace(origin, command=unit.command, date=now())
     log = Record(WORKLOAD, unit.name, "", "", 0, "escalade", "")
-    keep([replace(log, config={BEGUN: True}).stamped(here)])
+    keep([replace(log, config={BEGUN: True, **state.durations}).stamped(here)])
     began, failure = time.monotonic(), ""
     try:
         for records in unit.measure(session, say):
@@ -228,7 +237,8 @@ def _measure(
     except Exception as error:  # any system may fail in any way: the others go on
         failure = reason(error) or type(error).__name__
         say(f"{unit.name}: {failure}")
-    config = {"seconds": round(time.monotonic() - began, 2), "declared": list(unit.declared)}
+    took = {ALONE if state.reused else SECONDS: round(time.monotonic() - began, 2)}
+    config = {**state.durations, **took, "declared": list(unit.declared)}
     keep([replace(log, failure=failure, config=config).stamped(here)])
     if failure:
         _require_device(unit, session.device)

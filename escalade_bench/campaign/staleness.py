@@ -1,19 +1,29 @@
-"""Which units are current: each beside its records, by plan and machine code, not by commit."""
+"""Which units are current: each beside its records, by plan and machine code, not by commit.
+
+A peer's figure does not depend on our code. It is measured again only with another driver, PyTorch, CUDA or cuDNN.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
+from escalade.device.timing import percentile
 from escalade.tune.refusal import reason
 from escalade_bench.campaign.units import Session, Unit
 from escalade_bench.measure.currency import changed, package_digest, same_versions
-from escalade_bench.measure.records import Record
+from escalade_bench.measure.records import Provenance, Record
 
 WORKLOAD = "campaign"
 """The workload of the records that log a unit's last run."""
 BEGUN = "begun"
 """In the config of such a record: the unit was begun and has not ended, so it may have ended its process."""
+SECONDS, ALONE = "seconds", "seconds_alone"
+"""In the config of such a record: the duration with all peers, and with the peers' earlier figures."""
+_ALONE_SHARE = 0.7
+"""Part of the duration that is expected without peers, until it is measured."""
+_RARELY_EXCEEDED = 0.75
+"""Quantile of the durations of similar units that is expected of one that was never measured."""
 
 
 @dataclass(frozen=True)
@@ -22,13 +32,17 @@ class State:
 
     unit: Unit
     why: str
-    seconds: float
+    seconds: float = 0.0
     failure: str = ""
     """Why its last run failed, of a unit that would fail again."""
     tried: bool = False
     """True if its last run ended the process; it is measured after all others."""
     older: Mapping[tuple[str, ...], str] | None = None
     """Per key of its own records, why each is no longer current."""
+    reused: frozenset[str] = frozenset()
+    """Peers with current figures, which are not measured again."""
+    durations: Mapping[str, float] = field(default_factory=dict)
+    """`SECONDS` and `ALONE` of earlier runs."""
 
     @property
     def stale(self) -> bool:
@@ -40,9 +54,13 @@ def states(
     records: Sequence[Record],
     session: Session,
     architecture: str,
-    versions: Mapping[str, str] | None = None,
+    here: Provenance | None = None,
+    again: bool = False,
 ) -> list[State]:
-    """Return the state of every unit on one card; without `versions` peers of any version are current."""
+    """Return the state of every unit on one card; without `here` peers of any version are current.
+
+    With `again` every unit and every peer is to be measured.
+    """
     log = {record.problem: record for record in records if record.workload == WORKLOAD}
     own: dict[str, list[Record]] = {}
     for record in records:
@@ -50,11 +68,50 @@ def states(
             own.setdefault(record.case, []).append(record)
     found = []
     for unit in units:
-        found.append(
-            _state(unit, log.get(unit.name), own.get(unit.name, []), session, architecture, versions)
-        )
+        last, mine = log.get(unit.name), own.get(unit.name, [])
+        state = _state(unit, last, mine, session, architecture, here)
+        reused = frozenset() if again or last is None or here is None else _reusable(unit, last, mine, here)
+        durations = {name: last.config[name] for name in (SECONDS, ALONE) if last and name in last.config}
+        seconds = _expected(unit, durations, bool(reused), log)
+        why = state.why or ("asked for again" if again else "")
+        found.append(replace(state, why=why, seconds=seconds, reused=reused, durations=durations))
         session.clear()
     return found
+
+
+def _reusable(unit: Unit, last: Record, own: Sequence[Record], here: Provenance) -> frozenset[str]:
+    """Return the peers that every comparison of the unit has a figure of, made as it would be here."""
+    if BEGUN in last.config or last.failure or tuple(last.config["declared"]) != unit.declared:
+        return frozenset()
+    compared = {record.comparison for record in own}
+    measured: dict[str, set[tuple[str, str, str]]] = {}
+    for record in own:
+        same = record.driver == here.driver and same_versions(record.versions, here.versions)
+        timed_alike = _options(record.command) == _options(unit.command)
+        if record.is_peer and not record.failure and same and timed_alike:
+            measured.setdefault(record.system, set()).add(record.comparison)
+    return frozenset(system for system, problems in measured.items() if problems == compared)
+
+
+def _options(command: str) -> str:
+    """Return the options of timing, which are at the end of a command."""
+    return command.rpartition("--seconds ")[2]
+
+
+def _expected(unit: Unit, durations: Mapping[str, float], alone: bool, log: Mapping[str, Record]) -> float:
+    """Return the expected duration: that of the last run, of units with a similar name, or the unit's own guess."""
+    if alone and ALONE in durations:
+        return durations[ALONE]
+    share = _ALONE_SHARE if alone else 1.0
+    if SECONDS in durations:
+        return share * durations[SECONDS]
+    steps = unit.name.split("/")
+    for length in range(len(steps) - 1, 1, -1):
+        begin = "/".join(steps[:length]) + "/"
+        similar = [r.config[SECONDS] for n, r in log.items() if n.startswith(begin) and SECONDS in r.config]
+        if similar:
+            return share * percentile(similar, 100 * _RARELY_EXCEEDED)
+    return share * unit.seconds
 
 
 def _state(
@@ -63,27 +120,31 @@ def _state(
     own: Sequence[Record],
     session: Session,
     architecture: str,
-    versions: Mapping[str, str] | None,
+    here: Provenance | None,
 ) -> State:
     if last is None:
-        return State(unit, "never measured", unit.seconds)
+        return State(unit, "never measured")
     if BEGUN in last.config:
-        return State(unit, "begun, and not measured to its end", unit.seconds, tried=True)
-    seconds = last.config["seconds"]
+        return State(unit, "begun, and not measured to its end", tried=True)
     if last.failure:
-        return State(unit, "", seconds, last.failure)
+        return State(unit, "", failure=last.failure)
     if tuple(last.config["declared"]) != unit.declared:
-        return State(unit, "it asks for other rungs, peers or sizes", seconds)
-    if versions is not None and unit.declared and not same_versions(last.versions, versions):
-        return State(unit, f"its peers were measured with PyTorch {last.versions.get('torch')}", seconds)
+        return State(unit, "it asks for other rungs, peers or sizes")
+    if here is not None and unit.declared and not same_versions(last.versions, here.versions):
+        return State(unit, f"its peers were measured with PyTorch {last.versions.get('torch')}")
     older: dict[tuple[str, ...], str] = {}
     for record in own if unit.made else ():
         if not record.is_peer and not record.failure:
             older[record.key] = _changed(unit, record, session, architecture)
-    why = next(filter(None, older.values()), "")
+    wrong = (
+        f"{record.system} was wrong, and the package has changed since"
+        for record in own
+        if record.failure and record.layout and record.checked != package_digest()
+    )
+    why = next(filter(None, (*older.values(), *wrong)), "")
     if not own:
         why = "its records are gone"
-    return State(unit, why, seconds, older=older)
+    return State(unit, why, older=older)
 
 
 def _changed(unit: Unit, record: Record, session: Session, architecture: str) -> str:

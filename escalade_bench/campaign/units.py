@@ -38,6 +38,8 @@ class Session:
     seed: int = 0
     given_ceilings: Ceilings | None = None
     """Ceilings that another process measured."""
+    reused: frozenset[str] = frozenset()
+    """Peers that the current unit does not measure, because their figures are current."""
     _kept: dict[tuple[Hashable, ...], object] = field(default_factory=dict)
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -53,14 +54,14 @@ class Campaign:
         self.folder, self.units = folder, units
         self.said: list[str] = []
 
-    def states(self, versions: dict[str, str] | None = None) -> list[State]:
+    def states(self, here: Provenance | None = None, again: bool = False) -> list[State]:
         known = store.load_folder(self.folder).get("h200", [])
-        return states(self.units, known, Session(CPU), ARCHITECTURE, versions)
+        return states(self.units, known, Session(CPU), ARCHITECTURE, here, again)
 
-    def reasons(self, versions: dict[str, str] | None = None) -> list[str]:
-        return [state.why for state in self.states(versions)]
+    def reasons(self, here: Provenance | None = None) -> list[str]:
+        return [state.why for state in self.states(here)]
 
-    def run(self, budget: float | None = None) -> list[str]:
+    def run(self, budget: float | None = None, again: bool = False) -> list[str]:
         """Return the names of the units that are left."""
 
         def keep(records: object) -> None:
@@ -68,8 +69,9 @@ class Campaign:
 
         session = Session(CPU, seconds=0.0)
         left = run(
-            ordered(self.states()), session, ARCHITECTURE, ORIGIN, Clock(budget), keep, self.said.append
-        )
+            ordered(self.states(ORIGIN, again)), session, ARCHITECTURE, ORIGIN, Clock(budget), keep,
+            self.said.append,
+        )  # fmt: skip
         return [state.unit.name for state in left]
 
 
@@ -121,8 +123,9 @@ def test_machine_code_decides_and_not_the_commit_or_the_text(tmp_path: pathlib.P
     campaign.units = (replace(one, declared=("torch-nchw", "a new rung")),)
     assert campaign.reasons() == ["it asks for other rungs, peers or sizes"]
     campaign.units = (one,)
-    assert campaign.reasons(VERSIONS) == [""]
-    assert campaign.reasons(VERSIONS | {"torch": "2.12"}) == ["its peers were measured with PyTorch 2.11"]
+    assert campaign.reasons(ORIGIN) == [""]
+    later = replace(ORIGIN, versions=VERSIONS | {"torch": "2.12"})
+    assert campaign.reasons(later) == ["its peers were measured with PyTorch 2.11"]
 
 
 def test_a_package_that_is_the_same_needs_no_plan(
@@ -160,7 +163,9 @@ def test_units_are_measured_in_order_within_a_budget(tmp_path: pathlib.Path) -> 
     some = (unit("first"), unit("dear", seconds=100.0), unit("last"))
     campaign = Campaign(tmp_path, *some)
     assert campaign.run(budget=50) == ["dear"]
-    assert [line.partition(":")[0] for line in campaign.said if " units left" in line] == ["first", "last"]
+    ended = [line.partition("s] ")[2] for line in campaign.said if " units left" in line]
+    assert [line.partition(":")[0] for line in ended] == ["first", "last"]
+    assert all(re.match(r"\[ *\d+\.\d s\] ", line) for line in campaign.said)
     assert campaign.run(budget=50) == ["dear"] and campaign.run() == []
 
 
@@ -192,7 +197,75 @@ def test_a_unit_that_fails_is_reported_and_not_tried_again(tmp_path: pathlib.Pat
     campaign = Campaign(tmp_path, unit("broken", measure=broken), unit("sound"))
     assert campaign.run() == [] and campaign.reasons() == ["", ""]
     assert [state.failure for state in campaign.states()] == ["no memory", ""]
-    assert "broken: no memory" in campaign.said
+    assert any(line.endswith("broken: no memory") for line in campaign.said)
+
+
+def test_a_peer_is_measured_once_per_driver_and_version(tmp_path: pathlib.Path) -> None:
+    """Ours is measured again by itself; a peer that failed, or was measured otherwise, with it."""
+    measured: list[set[str]] = []
+    failures: dict[str, str] = {}
+
+    def measure(session: Session, say: Say) -> Iterator[list[Record]]:
+        peers = {"torch-graph", "torch-eager"} - session.reused
+        measured.append(peers)
+        for problem in ("b1", "b32"):
+            ours = Record("net", problem, "fp16", "nhwc", 1, "escalade", "")
+            yield [
+                replace(ours, system=name, failure=failures.get(name, "")) for name in ("escalade", *peers)
+            ]
+
+    one = unit("network/net", measure=measure, command="escalade bench net --seconds 0.05")
+    campaign = Campaign(tmp_path, one)
+    campaign.run()
+    (state,) = campaign.states(ORIGIN)
+    assert state.reused == {"torch-graph", "torch-eager"} and set(state.durations) == {"seconds"}
+    assert state.seconds == pytest.approx(0.7 * state.durations["seconds"])
+    for other in (
+        replace(ORIGIN, driver="590"), replace(ORIGIN, versions=VERSIONS | {"cudnn": "10"}), None,
+    ):  # fmt: skip
+        assert campaign.states(other)[0].reused == frozenset()
+    assert campaign.states(ORIGIN, again=True)[0].reused == frozenset()
+
+    failures["torch-graph"] = "a wrong result"
+    campaign.run(again=True)
+    failures["escalade"] = "another"
+    assert campaign.reasons(ORIGIN) == ["torch-graph was wrong, and the package has changed since"]
+    campaign.run()
+    assert measured[-2:] == [{"torch-graph", "torch-eager"}, {"torch-graph"}]
+    assert "escalade was wrong" in campaign.reasons(ORIGIN)[0]
+    failures.clear()
+    campaign.run()
+    (state,) = campaign.states(ORIGIN)
+    assert not state.why and set(state.durations) == {"seconds", "seconds_alone"}
+    assert state.seconds == state.durations["seconds_alone"]
+
+    campaign.units = (replace(one, command="escalade bench net --seconds 0.5"),)
+    assert campaign.states(ORIGIN)[0].reused == frozenset()
+    begun = [
+        replace(r, config={"begun": True, **state.durations})
+        for r in store.load(tmp_path / "h200/campaign.jsonl")
+    ]
+    store.file_away(tmp_path, begun)
+    (state,) = campaign.states(ORIGIN)
+    assert state.reused == frozenset() and state.seconds == state.durations["seconds"]
+
+
+def test_a_new_unit_is_expected_to_take_as_long_as_its_like(tmp_path: pathlib.Path) -> None:
+    names = ("network/net/batches/b1", "network/net/batches/b2", "network/other/batches/b1", "ladder/net")
+    log = [
+        Record("campaign", name, "", "", 0, "escalade", "", {"seconds": seconds, "declared": []}).stamped(
+            ORIGIN
+        )
+        for name, seconds in zip(names, (10.0, 30.0, 99.0, 99.0), strict=True)
+    ]
+    store.file_away(tmp_path, log)
+    seconds = {
+        state.unit.name: state.seconds
+        for state in Campaign(
+            tmp_path, *map(unit, ("network/net/batches/b8", "network/new/batches/b1"))
+        ).states()
+    }
+    assert seconds == {"network/net/batches/b8": 25.0, "network/new/batches/b1": 1.0}
 
 
 def test_a_ladder_runs_as_units(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,7 +276,7 @@ def test_a_ladder_runs_as_units(tmp_path: pathlib.Path, monkeypatch: pytest.Monk
     campaign.run()
     (found,) = [r for r in store.load(tmp_path / "h200/scale.jsonl") if r.rung == "right"]
     assert found.plan and found.code
-    assert campaign.reasons() == [""]
+    assert campaign.reasons() == ["escalade was wrong, and the package has changed since"]
 
 
 @pytest.fixture(scope="module")
