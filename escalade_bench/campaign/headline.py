@@ -104,7 +104,10 @@ def _names() -> tuple[str, ...]:
         "network/resnet18/layer-kinds/*",
         "network/resnet18/stream/fp16",
         "network/resnet18/cpu/fp16",
-        *(f"network/{name}/accuracy/*" for name in ("resnet18", "lenet", "spectral_autoencoder")),
+        *(
+            f"network/{name}/accuracy/*"
+            for name in ("resnet18", "lenet", "autoencoder", "spectral_autoencoder")
+        ),
         "network/lenet/stream/fp16",
         "steps/*",
         "evaluation/*",

@@ -29,6 +29,8 @@ _COMPILING = (BATCHES, TRAINING, "training", "score")
 _ACCURACY_BATCH = 64
 _SECONDS, _STEP_SECONDS, _AUTOTUNE_SECONDS = 8.0, 12.0, {"resnet50": 230.0}
 _OTHER_AUTOTUNE_SECONDS = 110.0
+_TRAINED_SECONDS = 40.0
+"""Seconds of a training step of a network of torchvision."""
 _LONGER_SECONDS = {"training-ablation": 100.0, "cpu": 25.0, "phases": 20.0}
 
 
@@ -70,7 +72,7 @@ def _unit(name: str, known: Workload | None, part: str, dtype: str, batch: int |
         f"network/{name}/{part}/{f'b{batch}/' if batch else ''}{dtype}",
         f"{part} of {name} beside PyTorch",
         _command(name, part, dtype, batch, peers),
-        _SECONDS + _LONGER_SECONDS.get(part, 0.0),
+        _SECONDS + _LONGER_SECONDS.get(part, 0.0) if known else _TRAINED_SECONDS,
         partial(_measure, name, part, dtype, batch, peers),
         partial(_made, name, part, dtype, batch),
         peers,

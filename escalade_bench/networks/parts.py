@@ -46,10 +46,13 @@ class Accuracy:
         except (RuntimeError, EscaladeError) as broken:
             return replace(record, failure=f"{type(broken).__name__}: {broken}")
         error, failure = own.judge((results,))
-        note = self._answers(results.cpu()) if self._workload.classifies else f"{count} rows of {size}"
+        note = self.note(results.cpu())
         return replace(record, error=error, tolerance=own.tolerance, failure=failure, note=note)
 
-    def _answers(self, logits: torch.Tensor) -> str:
+    def note(self, logits: torch.Tensor) -> str:
+        """Return what the results are worth to a user: the answers of a classifier."""
+        if not self._workload.classifies:
+            return f"{len(logits)} rows of {self._inputs.shape[-1]}"
         same = (logits.argmax(1) == self._expected.argmax(1))[self.clear]
         return (
             f"the same top-1 as float64 on {int(same.sum())} of {same.numel()} images with a margin of more than "

@@ -5,31 +5,64 @@ from __future__ import annotations
 import copy
 import pathlib
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from escalade import models
+from escalade.engine import compile
 from escalade.engine.programs import SUFFIX, example_of, module_of, read_program
 from escalade.errors import UnsupportedError
 from escalade_bench.coverage.catalogue import entries
-from escalade_bench.networks import parts, step_variants, training_step
+from escalade_bench.measure.records import Record
+from escalade_bench.networks import at_hand, parts, step_variants, training_step
 from escalade_bench.networks.lenet import LENET
 from escalade_bench.networks.resnets import UNTRAINED, images, resnet
 from escalade_bench.networks.spectral import SPECTRAL
 from escalade_bench.networks.training_step import Training
-from escalade_bench.networks.workload import Part, Workload
+from escalade_bench.networks.workload import Part, Say, Setting, Workload
 from escalade_bench.peers import registry
 
+_TRAINED_WEIGHTS, _CIFAR = "autoencoder_naive.bin", "cifar10_test1000.npz"
+"""Files of weights and of test images, which are not shipped."""
 _TRAINING = Training(F.mse_loss, lambda x, seed: x, (64, 256, 1024), scale=2.0**16, rate=1e-2)
 
 
 def _images(count: int, size: int, seed: int, device: torch.device) -> torch.Tensor:
     """Return images [count, 3, size, size] in [0, 1]."""
     return torch.sigmoid(images(count, size, seed)).to(device)
+
+
+class _Reconstruction(parts.Accuracy):
+    """The accuracy of an autoencoder: the mean square of what is lost of its images."""
+
+    def note(self, results: torch.Tensor) -> str:
+        x, exact = self._inputs.double().cpu(), self._expected.cpu()
+        ours, right = (float((y.double() - x).square().mean()) for y in (results, exact))
+        return f"mean squared error {ours:.6f} on {len(x):,} images of CIFAR-10 (float64: {right:.6f})"
+
+
+def _reconstruction(setting: Setting, say: Say) -> Iterator[list[Record]]:
+    """Measure trained weights on images of CIFAR-10; without either, the error of random weights against float64."""
+    weights, images = at_hand.find(_TRAINED_WEIGHTS), at_hand.find(_CIFAR)
+    if weights is None or images is None:
+        yield from parts.accuracy(setting, say)
+        return
+    say(f"{setting.name}: images of CIFAR-10 in float64")
+    pixels = torch.from_numpy(np.load(images)["x"]).permute(0, 3, 1, 2)[: None if setting.on_gpu else 8]
+    x = (pixels.float() / 255).to(setting.device)
+    model = models.load_autoencoder(weights)
+    workload = replace(setting.workload, make_inputs=lambda count, size, seed, device: x)
+    judged = _Reconstruction(workload, model, len(x), setting.size, setting.seed)
+    yield [
+        judged.check(compile(model, x[:1], dtype=dtype, device=setting.device, plans=1))
+        for dtype in setting.dtypes
+    ]
 
 
 _AUTOENCODER = Workload(
@@ -41,7 +74,7 @@ _AUTOENCODER = Workload(
     dtypes=("fp16", "tf32", "fp32"),
     peers=registry.plain("nchw", "nhwc"),
     parts={
-        "accuracy": Part(parts.accuracy),
+        "accuracy": Part(_reconstruction),
         "batches": Part(parts.batches),
         "training-step": training_step.part(_TRAINING),
         **step_variants.parts(_TRAINING),

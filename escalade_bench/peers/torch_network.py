@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -131,15 +131,20 @@ class Graphed:
 
 
 def folded(task: Task, layout: str) -> tuple[nn.Module, str]:
-    """Return the model with its norms folded in float64, and a note if PyTorch cannot fold them."""
-    model, note = copy.deepcopy(task.model), ""
+    """Return the model with its norms folded, and a note if PyTorch cannot fold them."""
+    model, note = _folded(task.model)
+    return _placed(copy.deepcopy(model), task, layout), note
+
+
+@lru_cache(maxsize=1)  # for all peers and batches of a network
+def _folded(model: nn.Module) -> tuple[nn.Module, str]:
     norms = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-    if any(isinstance(layer, norms) for layer in model.modules()):
-        try:
-            model = fuse(model.double())  # float64, so that folding adds no rounding
-        except Exception as broken:  # torch.fx raises anything on code that it cannot trace
-            note = f"BatchNorm is not folded: {reason(broken)}"
-    return _placed(model, task, layout), note
+    if not any(isinstance(layer, norms) for layer in model.modules()):
+        return model, ""
+    try:
+        return fuse(copy.deepcopy(model).double()), ""  # float64, so that folding adds no rounding
+    except Exception as broken:  # torch.fx raises anything on code that it cannot trace
+        return model, f"BatchNorm is not folded: {reason(broken)}"
 
 
 def _placed(model: nn.Module, task: Task, layout: str) -> nn.Module:

@@ -313,8 +313,10 @@ def no_memory(device: str, scarce: threading.Event) -> Iterator[None]:
         scarce.clear()
 
 
-def record(soak: Soak, seconds: float, workers: int, problems: Sequence[str]) -> store.Record:
-    """Return the counts as docs/records.md shows them."""
+def record(
+    soak: Soak, seconds: float, workers: int, problems: Sequence[str], origin: store.Provenance
+) -> store.Record:
+    """Return the counts as docs/records.md shows them. The date is part of its name: runs do not replace each other."""
     late = soak.samples[len(soak.samples) // 4 :]
 
     def span(name: str, unit: float = 1.0) -> list[float]:
@@ -328,8 +330,9 @@ def record(soak: Soak, seconds: float, workers: int, problems: Sequence[str]) ->
         "host": span("host_bytes", 2**20), "device": span("device_bytes", 2**20), "files": span("files"),
         "threads": span("threads"),
     }  # fmt: skip
-    what = f"{workers} threads and {len(soak.trained)} that train"
-    return store.Record(SOAK, what, "", "", 0, "escalade", "", config=config, failure="; ".join(problems))
+    what = f"{workers} threads and {len(soak.trained)} that train, {origin.date}"
+    found = store.Record(SOAK, what, "", "", 0, "escalade", "", config=config, failure="; ".join(problems))
+    return found.stamped(origin)
 
 
 def main(arguments: list[str]) -> int:
@@ -362,7 +365,7 @@ def main(arguments: list[str]) -> int:
     ]
     if asked.results:
         origin = store.provenance(torch.device(device.replace("twin", "cpu")), "python -m tests.gpu.soak")
-        store.file_away(asked.results, [record(soak, asked.seconds, asked.workers, problems).stamped(origin)])
+        store.file_away(asked.results, [record(soak, asked.seconds, asked.workers, problems, origin)])
     is_long = len(soak.samples) >= 4 * _FEWEST
     print("\n".join(problems) or f"results right{', memory flat, nothing leaked' if is_long else ''}")
     return int(bool(problems))

@@ -255,13 +255,20 @@ def test_goals_compare_what_differs_by_the_idea_alone() -> None:
 def test_records_list_failed_runs_and_gaps() -> None:
     run = replace(NETWORK, workload=records.GPU_TEST, problem="tests", system="pytest", failure="2 are wrong")
     counted = {"calls": 4342, "device": [135.9, 139.9], "seconds": 165}
-    soak = replace(NETWORK, workload=records.SOAK, problem="6 threads", config=counted, median_us=None)
+    soak = replace(NETWORK, workload=records.SOAK, problem="6 threads, noon", config=counted, median_us=None)
+    more = {"calls": 658, "device": [130.0, 137.0], "seconds": 35}
+    later = replace(soak, problem="6 threads, night", config=more, date="2027")
+    other = replace(soak, problem="2 threads, noon")
     service = replace(
         NETWORK, workload=records.SERVICE, problem="2 threads", rung="8 sets", images_per_s=17649.0
     )
-    page = markdown(records.page([replace(run, config={"passed": 7, "failed": 2}), soak, service, NETWORK]))
+    page = markdown(
+        records.page([replace(run, config={"passed": 7, "failed": 2}), later, other, soak, service, NETWORK])
+    )
     assert "| tests | pytest | 7 | 2 | failed: 2 are wrong | abc 01-02 |" in page
     assert "4,342" in page and "135.9 to 139.9" in page and "17,649" in page
+    assert row(page, "6 threads, 2 runs")[1:3] == ["200", "5,000"] and "130 to 139.9" in page
+    assert "2 threads, noon" in page and "2 threads, 1 runs" not in page
     assert "- **resnet18**: no peer (1 of 1)." in page
     assert (
         "**Networks** without a record: resnet34, resnet50, autoencoder, lenet, spectral_autoencoder." in page

@@ -5,6 +5,8 @@ from __future__ import annotations
 import textwrap
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
 
 from escalade.ops import OPERATIONS
 from escalade_bench.calls import FORWARD, WITH_GRADIENT
@@ -96,7 +98,7 @@ def long_runs(records: Sequence[Record]) -> Iterator[Item]:
     legend = (
         "Threads call engines with batches of many sizes and in every dtype, cancel futures, leave streams half way, "
         "and train networks, while memory is withheld at times; every result is compared. Memory, files and threads "
-        "are the least and the most in the last three quarters of the run."
+        "are the least and the most in the last three quarters of the run. A run is named by its threads and its end."
     )
     seconds = [*columns("network=problem|what=rung|dtype"), Column("seconds", _seconds)]
     for workload, script, title, shown, said in (
@@ -107,8 +109,32 @@ def long_runs(records: Sequence[Record]) -> Iterator[Item]:
          columns("files=problem|what=rung|dtype|images/s"), ""),
         (STARTUP, "starting", "Seconds of a fresh process to its first result", seconds, ""),
     ):  # fmt: skip
-        if own := of(records, workload):
+        own = of(records, workload)
+        if workload == SOAK:
+            own = _with_sums(own)
+        if own:
             yield Table(shown, own, title=f"{title}: {_RUN.format(script)}", legend=said, level=3)
+
+
+def _with_sums(records: Sequence[Record]) -> list[Record]:
+    """Return the runs of a soak, and behind those of the same threads their sum."""
+    found: list[Record] = []
+    for what, runs in grouped(records, lambda r: r.problem.partition(", ")[0]).items():
+        runs = sorted(runs, key=lambda r: r.date)
+        found += runs
+        if len(runs) > 1:
+            config: dict[str, Any] = {}
+            for name, value in (item for run in runs for item in run.config.items()):
+                if isinstance(value, list):
+                    every = [*config.get(name, []), *value]
+                    config[name] = [min(every), max(every)] if every else []
+                else:
+                    config[name] = config.get(name, 0) + value
+            failure = "; ".join(run.failure for run in runs if run.failure)
+            found.append(
+                replace(runs[-1], problem=f"{what}, {len(runs)} runs", config=config, failure=failure)
+            )
+    return found
 
 
 def _seconds(record: Record) -> str:

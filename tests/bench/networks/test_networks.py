@@ -5,6 +5,7 @@ from __future__ import annotations
 import pathlib
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from typer.testing import CliRunner, Result
@@ -236,6 +237,29 @@ def test_accuracy_counts_answers_of_clear_images_only(network: torch.nn.Module, 
     judged._expected = judged._expected.roll(1, dims=1)
     clear = int(judged.clear.sum())
     assert judged.check(engine).failure and f"on 0 of {clear} images" in judged.check(engine).note
+
+
+def test_an_autoencoder_is_judged_on_photographs(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = WORKLOADS["autoencoder"]
+    model = chosen.model()
+    setting = Setting(
+        chosen, model, capture(model, (chosen.inputs(2),)), torch.device("cpu"), chosen.size, (4,), ("fp32",), {},
+        (), 0.0, 0,
+    )  # fmt: skip
+    monkeypatch.setenv("ESCALADE_DATA", str(tmp_path))
+    measured = chosen.parts["accuracy"].measure
+    ((record,),) = measured(setting, lambda text: None)
+    assert record.problem == "32_n2" and not record.failure
+    np.savez(tmp_path / "cifar10_test1000.npz", x=np.full((3, 32, 32, 3), 51, np.uint8))
+    layers = [np.zeros(one.numel(), np.float32) for one in model.parameters()]
+    layers[-1] += 0.5
+    flat = b"".join(np.int32(one.size).tobytes() + one.tobytes() for one in layers)
+    (tmp_path / "autoencoder_naive.bin").write_bytes(flat)
+    ((record,),) = measured(setting, lambda text: None)
+    assert (record.workload, record.problem, record.failure) == ("autoencoder_accuracy", "32_n3", "")
+    assert record.note.startswith("mean squared error 0.090000 on 3 images"), "0.2 became 0.5"
 
 
 @pytest.mark.parametrize("fusion", list(FusionLevel))
