@@ -27,7 +27,7 @@ from escalade.engine.step_times import time_plan, time_steps
 from escalade.errors import EscaladeError
 from escalade_bench.ladder import free
 from escalade_bench.measure.records import Record
-from escalade_bench.networks.judging import Standard
+from escalade_bench.networks.judging import Judge, Standard
 from escalade_bench.networks.loops import OPTIONS, convolutions_on, in_loops
 from escalade_bench.networks.measurement import Case, compare, with_wall
 from escalade_bench.networks.workload import Say, Setting
@@ -155,7 +155,7 @@ def _loops(case: Case, image: torch.Tensor) -> Record:
         return replace(blank, failure=f"{type(broken).__name__}: {broken}")
 
 
-def _on_all_cores(setting: Setting, workload: str, images: torch.Tensor, standard: Standard) -> Record:
+def _on_all_cores(setting: Setting, workload: str, images: torch.Tensor, standard: Judge) -> Record:
     batch, laid = len(images), images.contiguous(memory_format=torch.channels_last)
     note = f"PyTorch's operators in fp32 on {torch.get_num_threads()} threads, channels_last"
     blank = Record(workload, f"{setting.size}_b{batch}", "fp32", "nhwc", batch, CPU, "", note=note)
@@ -168,7 +168,7 @@ def _on_all_cores(setting: Setting, workload: str, images: torch.Tensor, standar
 def timed_on_cpu(
     record: Record,
     call: Callable[[], torch.Tensor],
-    standard: Standard,
+    standard: Judge,
     seconds: float = 0.0,
     rounds: int = 1,
     least: int = 1,
@@ -214,7 +214,7 @@ def _on_one_thread(
     return made
 
 
-def _copies(task: Task, image: torch.Tensor, standard: Standard) -> tuple[Standard, Maker]:
+def _copies(task: Task, image: torch.Tensor, standard: Judge) -> tuple[Judge, Maker]:
     """Return both copies as a system, with what should arrive."""
     x = torch.empty_like(image, device=task.device)
     (expected,) = standard.expected

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -42,6 +42,16 @@ def tolerance(dtype: str, own: float, most: float = 1.0) -> float:
     """Return the tolerance from PyTorch's own error; `most` is a factor on the usual largest tolerance."""
     own = math.inf if math.isnan(own) else own
     return min(most * MOST[dtype], max(LEAST[dtype], TIMES[dtype] * own))
+
+
+class Judge(Protocol):
+    """Decides whether results are right."""
+
+    @property
+    def expected(self) -> tuple[torch.Tensor, ...]: ...
+    @property
+    def tolerance(self) -> float: ...
+    def judge(self, results: Sequence[torch.Tensor], times: float = 1.0) -> tuple[float, str]: ...
 
 
 @dataclass(frozen=True)

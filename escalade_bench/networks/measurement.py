@@ -23,8 +23,7 @@ from escalade_bench.coverage.fallbacks import by_operator, planned
 from escalade_bench.measure.ceilings import Ceilings
 from escalade_bench.measure.figures import with_times
 from escalade_bench.measure.records import Record
-from escalade_bench.networks.judging import PEERS, UNTIMED, Standard, fresh, spoil
-from escalade_bench.networks.step_judging import StepStandard
+from escalade_bench.networks.judging import PEERS, UNTIMED, Judge, fresh, spoil
 from escalade_bench.networks.workload import Say
 from escalade_bench.peers.network import Maker, NetworkPeer, Replay, Task, Unavailable, tensors, waiting
 
@@ -42,7 +41,7 @@ class Case:
 
     workload: str
     task: Task
-    standard: Standard | StepStandard
+    standard: Judge
     seconds: float
     """Seconds that each system is timed; UNTIMED: systems are made, and nothing is judged or timed."""
     ceilings: Ceilings | None = None
