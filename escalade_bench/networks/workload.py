@@ -123,10 +123,10 @@ class Setting:
     """The card to plan for."""
     _engines: dict[str, Engine] = field(default_factory=dict)
     _references: dict[
-        tuple[nn.Module, int, int],
+        tuple[nn.Module, int, tuple[int, ...]],
         tuple[torch.Tensor, tuple[torch.Tensor, ...], dict[str, dict[int, tuple[float, ...]]]],
     ] = field(default_factory=dict)
-    """By model, number and count: inputs, results in float64, and PyTorch's errors by dtype and count."""
+    """By model, number and counts: inputs, results in float64, and PyTorch's errors by dtype and count."""
 
     @classmethod
     def of(
@@ -183,12 +183,13 @@ class Setting:
         if self.seconds == UNTIMED:
             return self.inputs(count, number), {dtype: Standard(dtype, (), ()) for dtype in dtypes}
         most = max(count, LEAST_ROWS, *(self.batches if count in self.batches else ()))
-        if (model, number, most) not in self._references:
+        counts = tuple(sorted({count, most, *(batch for batch in self.batches if batch <= most)}))
+        key = model, number, counts
+        if key not in self._references:
             self._references.clear()
             x = self.inputs(most, number)
-            self._references[model, number, most] = x, references(model, x, self.workload.chunk), {}
-        x, expected, own = self._references[model, number, most]
-        counts = {count, *(batch for batch in self.batches if batch <= most)}
+            self._references[key] = x, references(model, x, self.workload.chunk), {}
+        x, expected, own = self._references[key]
         for dtype in dtypes:
             if dtype not in own:
                 own[dtype] = own_errors(

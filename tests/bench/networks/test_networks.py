@@ -226,6 +226,9 @@ def test_references_are_computed_once_for_all_batches(monkeypatch: pytest.Monkey
     assert torch.equal(few["fp32"].expected[0], all_of["fp32"].expected[0][:1])
     setting.known(model, 1, 3, ("fp32",))
     assert seen == [32, 32], "another number gives other inputs"
+    for batch in (1, 4, 8):  # as the units of a campaign do
+        x, known = replace(setting, batches=(batch,)).known(model, batch, 2, ("fp32",))
+        assert len(x) == batch and known["fp32"].own
 
 
 def test_accuracy_counts_answers_of_clear_images_only(network: torch.nn.Module, engine: Engine) -> None:
@@ -243,17 +246,13 @@ def test_an_autoencoder_is_judged_on_photographs(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chosen = WORKLOADS["autoencoder"]
-    model = chosen.model()
-    setting = Setting(
-        chosen, model, capture(model, (chosen.inputs(2),)), torch.device("cpu"), chosen.size, (4,), ("fp32",), {},
-        (), 0.0, 0,
-    )  # fmt: skip
+    setting = Setting.of(chosen, torch.device("cpu"), 0.0, 0, batches=(4,), dtypes=("fp32",), peers={})
     monkeypatch.setenv("ESCALADE_DATA", str(tmp_path))
     measured = chosen.parts["accuracy"].measure
     ((record,),) = measured(setting, lambda text: None)
     assert record.problem == "32_n2" and not record.failure
     np.savez(tmp_path / "cifar10_test1000.npz", x=np.full((3, 32, 32, 3), 51, np.uint8))
-    layers = [np.zeros(one.numel(), np.float32) for one in model.parameters()]
+    layers = [np.zeros(one.numel(), np.float32) for one in setting.model.parameters()]
     layers[-1] += 0.5
     flat = b"".join(np.int32(one.size).tobytes() + one.tobytes() for one in layers)
     (tmp_path / "autoencoder_naive.bin").write_bytes(flat)
