@@ -16,13 +16,13 @@ from escalade.device.run import Executable
 from escalade.device.strides import is_apart
 from escalade.device.torch_private import WORDS
 from escalade.engine.graph.forms import Form
-from escalade.engine.plan.addresses import Addresses
-from escalade.engine.plan.constants import Constants
-from escalade.engine.plan.io_binding import Given, Made
+from escalade.engine.plan.constants import ConstantCache
+from escalade.engine.plan.io_binding import InputBinding, OutputBinding
 from escalade.engine.plan.kernel_program import KernelProgram
-from escalade.engine.plan.kernels import Kernels
+from escalade.engine.plan.kernels import PlanKernels
+from escalade.engine.plan.launch_pointers import LaunchPointers
 from escalade.engine.plan.plan import Plan
-from escalade.engine.plan.program import Program, Rooms, settled
+from escalade.engine.plan.program import OutTensors, PlanProgram, copy_into
 from escalade.errors import OutOfMemory
 
 logger = logging.getLogger("escalade")
@@ -35,17 +35,17 @@ class Calls(Protocol):
     plan: Plan
 
     @property
-    def program(self) -> Program:
+    def program(self) -> PlanProgram:
         """The plan over memory of its own."""
 
-    def call(self, tensors: Sequence[torch.Tensor], rooms: Rooms = None) -> list[torch.Tensor]:
+    def call(self, tensors: Sequence[torch.Tensor], out: OutTensors = None) -> list[torch.Tensor]:
         """One run on the current stream; its results are new tensors, or the caller's rooms for them."""
 
 
 class _Buffers:
     """A program, and whose call has its buffers."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: PlanProgram) -> None:
         self.program = program
         self.lock = threading.Lock()
         self.stream: int | None = None
@@ -72,13 +72,13 @@ class _Buffers:
         stream: int,
         tensors: Sequence[torch.Tensor],
         types: Sequence[torch.dtype],
-        rooms: Rooms,
+        out: OutTensors,
     ) -> list[torch.Tensor]:
         """A call on the current stream; it waits for one on another. The lock is held."""
         if self.stream != stream:
             current = torch.cuda.current_stream()
             if stream not in self._known:
-                self.program.used_on(current)
+                self.program.record_stream(current)
                 self._known.add(stream)
             if self._done is not None:
                 current.wait_event(self._done.event)
@@ -87,7 +87,7 @@ class _Buffers:
         if self._done is None:
             self._done = Mark()
         try:
-            return self.program.over(tensors, types, rooms)
+            return self.program.call(tensors, types, out)
         finally:  # also what failed half way may have begun
             self._done.record(stream, is_idle)
 
@@ -100,7 +100,7 @@ class BufferedCalls:
     sets in turns would have the graph's kernels pointed at their own tensors at every call.
     """
 
-    def __init__(self, program: Program, types: Sequence[torch.dtype], most: int = 1) -> None:
+    def __init__(self, program: PlanProgram, types: Sequence[torch.dtype], most: int = 1) -> None:
         self.plan = program.plan
         self._types = types
         self._most = most
@@ -111,34 +111,34 @@ class BufferedCalls:
         self._making = threading.Lock()
 
     @property
-    def program(self) -> Program:
+    def program(self) -> PlanProgram:
         return self._sets[0].program
 
-    def call(self, tensors: Sequence[torch.Tensor], rooms: Rooms = None) -> list[torch.Tensor]:
+    def call(self, tensors: Sequence[torch.Tensor], out: OutTensors = None) -> list[torch.Tensor]:
         device = tensors[0].device
         if device.type != "cuda":
-            return self._call_on_host(tensors, rooms)
+            return self._call_on_host(tensors, out)
         if WORDS.current_device() == device.index:
-            return self._call_here(device.index, tensors, rooms)
+            return self._call_here(device.index, tensors, out)
         with torch.cuda.device(device):
-            return self._call_here(device.index, tensors, rooms)
+            return self._call_here(device.index, tensors, out)
 
-    def _call_here(self, index: int, tensors: Sequence[torch.Tensor], rooms: Rooms) -> list[torch.Tensor]:
+    def _call_here(self, index: int, tensors: Sequence[torch.Tensor], out: OutTensors) -> list[torch.Tensor]:
         """On the current device, which is the GPU of that index."""
         if WORDS.is_recording():
             with self._sets[0].lock:
-                return self.program.apart(tensors, self._types, rooms)
+                return self.program.call_isolated(tensors, self._types, out)
         stream = WORDS.current_stream(index)
         buffers = self._taken_for(stream)
         try:
-            return buffers.run(stream, tensors, self._types, rooms)
+            return buffers.run(stream, tensors, self._types, out)
         finally:
             buffers.lock.release()
 
-    def _call_on_host(self, tensors: Sequence[torch.Tensor], rooms: Rooms) -> list[torch.Tensor]:
+    def _call_on_host(self, tensors: Sequence[torch.Tensor], out: OutTensors) -> list[torch.Tensor]:
         buffers = self._taken()
         try:
-            return buffers.program.over(tensors, self._types, rooms)
+            return buffers.program.call(tensors, self._types, out)
         finally:
             buffers.lock.release()
 
@@ -186,8 +186,8 @@ class BufferedCalls:
 
     @torch.inference_mode(False)  # its memory is used by calls in any mode
     @torch.no_grad()
-    def _another(self) -> Program:
-        return self.program.another()
+    def _another(self) -> PlanProgram:
+        return self.program.clone()
 
 
 def _idle(sets: Sequence[_Buffers], since: int) -> _Buffers | None:
@@ -198,13 +198,13 @@ def _idle(sets: Sequence[_Buffers], since: int) -> _Buffers | None:
 class HostCalls:
     """Calls on the CPU, of a program that shares nothing between them: any number at once."""
 
-    def __init__(self, program: Program, types: Sequence[torch.dtype]) -> None:
+    def __init__(self, program: PlanProgram, types: Sequence[torch.dtype]) -> None:
         self.plan = program.plan
         self.program = program
         self._types = types
 
-    def call(self, tensors: Sequence[torch.Tensor], rooms: Rooms = None) -> list[torch.Tensor]:
-        return self.program.over(tensors, self._types, rooms)
+    def call(self, tensors: Sequence[torch.Tensor], out: OutTensors = None) -> list[torch.Tensor]:
+        return self.program.call(tensors, self._types, out)
 
 
 class DirectCalls:
@@ -215,23 +215,26 @@ class DirectCalls:
     """
 
     def __init__(
-        self, plan: Plan, constants: Constants, device: torch.device, types: Sequence[torch.dtype]
+        self, plan: Plan, constants: ConstantCache, device: torch.device, types: Sequence[torch.dtype]
     ) -> None:
-        kernels = Kernels(plan, constants, device)
-        addresses = Addresses.of(kernels)
+        kernels = PlanKernels(plan, constants, device)
+        addresses = LaunchPointers.of(kernels)
         self._launches = _launches(kernels)
         self.plan = plan
         self._device = device
         self._own_program = partial(KernelProgram, plan, constants, device)
         self._weights = kernels.weights
         self._inputs = [
-            Given(plan.forms[given.name], device, addresses.outside[given.name].point)
+            InputBinding(plan.forms[given.name], device, addresses.outside[given.name].point)
             for given in plan.graph.inputs
         ]
         self._outputs = [
-            Made(plan.forms[name], device, addresses.outside[name].point) for name in plan.graph.outputs
+            OutputBinding(plan.forms[name], device, addresses.outside[name].point)
+            for name in plan.graph.outputs
         ]
-        self._scratch = [Made(form, device, addresses.arena.point) for form in _bytes(plan.arena_bytes)]
+        self._scratch = [
+            OutputBinding(form, device, addresses.arena.point) for form in _bytes(plan.arena_bytes)
+        ]
         stored = [plan.forms[name].dtype for name in plan.graph.outputs]
         self._types = None if stored == list(types) else types
         self._lock = threading.Lock()  # the arguments of a launch are one for all threads
@@ -241,28 +244,28 @@ class DirectCalls:
         self._streams = set() if on_gpu else {_no_stream(None)}
 
     @cached_property
-    def program(self) -> Program:
+    def program(self) -> PlanProgram:
         return self._own_program()
 
-    def call(self, tensors: Sequence[torch.Tensor], rooms: Rooms = None) -> list[torch.Tensor]:
+    def call(self, tensors: Sequence[torch.Tensor], out: OutTensors = None) -> list[torch.Tensor]:
         alive, results = [], []  # loops, for each comprehension or strict zip takes longer than its work
         with self._lock:
             for given, tensor in zip(self._inputs, tensors):  # noqa: B905
-                alive.append(given.take(tensor))
-            if rooms is None:
+                alive.append(given.bind(tensor))
+            if out is None:
                 for made in self._outputs:
-                    results.append(made.make())
+                    results.append(made.allocate())
             else:
-                for made, room in zip(self._outputs, rooms, strict=True):
-                    results.append(made.within(room) if is_apart(room, tensors) else made.make())
+                for made, tensor in zip(self._outputs, out, strict=True):
+                    results.append(made.bind(tensor) if is_apart(tensor, tensors) else made.allocate())
             for made in self._scratch:
-                alive.append(made.make())
+                alive.append(made.allocate())
             if self._current_stream(self._index) not in self._streams:
                 self._use_on_current_stream()
             for launch in self._launches:
                 launch()
-        if rooms is not None:
-            return settled(rooms, results)
+        if out is not None:
+            return copy_into(out, results)
         if self._types is None:
             return results
         return [result.to(dtype) for result, dtype in zip(results, self._types, strict=True)]
@@ -284,7 +287,7 @@ def _no_stream(index: int | None) -> int:
     return 0
 
 
-def _launches(kernels: Kernels) -> list[Callable[[], None]]:
+def _launches(kernels: PlanKernels) -> list[Callable[[], None]]:
     launches: list[Callable[[], None]] = []
     for executable in kernels.calls:
         assert isinstance(executable, Executable), "PyTorch's steps are not run directly"

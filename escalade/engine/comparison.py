@@ -19,10 +19,10 @@ from escalade.engine.graph.graph import Graph
 from escalade.engine.nodes import operator_of
 from escalade.engine.nodes.arithmetic import own_arithmetic
 from escalade.engine.nodes.evaluate import compute
-from escalade.engine.plan.constants import Constants
+from escalade.engine.plan.constants import ConstantCache
 from escalade.engine.plan.kernel_program import KernelProgram
-from escalade.engine.plan.kernels import Kernels
-from escalade.engine.plan.step import Step
+from escalade.engine.plan.kernels import PlanKernels
+from escalade.engine.plan.step import PlanStep
 from escalade.engine.step_times import StepTime, time_plan, time_steps
 from escalade.files import FileError
 from escalade.narrow_tables import Table
@@ -144,7 +144,7 @@ def compare(program: KernelProgram, captured: Graph, x: Sequence[torch.Tensor], 
     )
 
 
-def _comparable(step: Step) -> bool:
+def _comparable(step: PlanStep) -> bool:
     """PyTorch has no convolutions of 8 bits."""
     return step.lowered is not None and step.lowered.problem.dtype != "fp8"
 
@@ -168,8 +168,8 @@ def whole_in_pytorch(graph: Graph, dtype: str, x: Sequence[torch.Tensor]) -> Cal
     dtype and in channels_last. Values are let go behind their last readers.
     """
     storage, device = STORAGE[dtype], x[0].device
-    shared = Constants(dtype, device)
-    steps = [(node, {role: Step(node).constant(role) for role in node.inputs}) for node in graph]
+    shared = ConstantCache(dtype, device)
+    steps = [(node, {role: PlanStep(node).constant(role) for role in node.inputs}) for node in graph]
     constants = {
         (node.name, role): shared.get(entry, graph)
         for node, entries in steps
@@ -204,7 +204,7 @@ def _as_given(tensor: torch.Tensor, storage: torch.dtype) -> torch.Tensor:
     return tensor.to(storage).contiguous(memory_format=order)
 
 
-def faster_in_pytorch(kernels: Kernels, x: Sequence[torch.Tensor]) -> dict[str, str]:
+def faster_in_pytorch(kernels: PlanKernels, x: Sequence[torch.Tensor]) -> dict[str, str]:
     """The steps that PyTorch was measured to do sooner, by name, each with that as its reason.
 
     Who was faster is remembered in the user's table for the card. Steps of one problem are measured once.
@@ -229,7 +229,7 @@ def faster_in_pytorch(kernels: Kernels, x: Sequence[torch.Tensor]) -> dict[str, 
     }
 
 
-def _key(step: Step) -> str:
+def _key(step: PlanStep) -> str:
     assert step.lowered is not None
     return verdict_key(step.lowered.operation, step.lowered.problem)
 

@@ -29,7 +29,7 @@ from escalade.engine.out_tensors import rooms_in
 from escalade.engine.passes.fusion_level import FusionLevel
 from escalade.engine.plan.kernel_program import KernelProgram
 from escalade.engine.plan.plan import Plan
-from escalade.engine.plan.program import Program
+from escalade.engine.plan.program import PlanProgram
 from escalade.engine.plan_cache import Plans, Seen
 from escalade.engine.settings import MOST_PLANS, TWIN, Settings, require_device, require_gpu
 from escalade.engine.streaming import stream
@@ -273,7 +273,7 @@ class Engine(torch.nn.Module):
         program = KernelProgram(plan, self._plans.constants[device], device)
         return compare(program, kept.network.captured, tensors, kept.batch)
 
-    def program(self, *tensors: torch.Tensor) -> Program:
+    def program(self, *tensors: torch.Tensor) -> PlanProgram:
         """The plan for inputs like these over memory of its own: its static inputs and outputs, and `run`."""
         return self.calls(tensors).program
 

@@ -17,7 +17,7 @@ from escalade.device.recipe import KernelCall
 from escalade.engine.graph.forms import Form
 from escalade.engine.nodes import operator_of
 from escalade.engine.plan.plan import Plan
-from escalade.engine.plan.step import Step
+from escalade.engine.plan.step import PlanStep
 from escalade.narrow_tables import Table
 from escalade.ops.choose.pytorch import PYTORCH
 
@@ -226,7 +226,7 @@ def explain_plan(plan: Plan, floor: Floor | None = None, *, device: str = "cuda"
         tuple(map(_in_pytorch, steps)) if device == "cpu" else steps,
         plan.arena_bytes,
         plan.constant_bytes,
-        plan.lasting_bytes,
+        plan.persistent_bytes,
         plan.outside_bytes,
         tuple(plan.graph.notes),
         arena=() if device == "cpu" else tuple(_blocks(plan)),
@@ -235,10 +235,10 @@ def explain_plan(plan: Plan, floor: Floor | None = None, *, device: str = "cuda"
 
 
 def _blocks(plan: Plan) -> Iterator[ArenaBlock]:
-    for alive in sorted(plan.lifetimes, key=lambda one: (one.first, plan.places[one.name])):
+    for alive in sorted(plan.lifetimes, key=lambda one: (one.first, plan.offsets[one.name])):
         yield ArenaBlock(
             alive.name,
-            plan.places[alive.name],
+            plan.offsets[alive.name],
             alive.bytes,
             alive.first + 1,
             min(alive.last, len(plan.steps)) + 1,
@@ -253,7 +253,7 @@ def _in_pytorch(step: ExplainedStep) -> ExplainedStep:
     return replace(step, rung=PYTORCH, config={}, kernels=(), why=why, launches=0, offset=None)
 
 
-def _explained(plan: Plan, number: int, step: Step, floor: Floor | None) -> ExplainedStep:
+def _explained(plan: Plan, number: int, step: PlanStep, floor: Floor | None) -> ExplainedStep:
     node, form = step.node, plan.forms[step.node.name]
     flops = moved = 0
     if step.lowered is not None:
@@ -262,7 +262,7 @@ def _explained(plan: Plan, number: int, step: Step, floor: Floor | None) -> Expl
         moved = _moved(plan, step)
     dtype = step.lowered.problem.dtype if step.lowered else str(form.dtype).removeprefix("torch.")
     calls = step.recipe.steps if step.recipe else ()
-    packed_before = step.has_weights_ready(plan.graph.constants)  # else every run packs its weights
+    packed_before = step.weights_are_constant(plan.graph.constants)  # else every run packs its weights
     launched = [
         call for call in calls if isinstance(call, KernelCall) and not (packed_before and call.weights_only)
     ]
@@ -280,7 +280,7 @@ def _explained(plan: Plan, number: int, step: Step, floor: Floor | None) -> Expl
         launches=len(launched),
         flops=flops,
         bytes=moved,
-        offset=None if node.name in plan.outside else plan.places.get(node.name),
+        offset=None if node.name in plan.outside else plan.offsets.get(node.name),
         result_bytes=form.bytes,
         floor_us=floor(flops, moved, _rate(dtype, plan.dtype)) if floor and step.runs else None,
     )
@@ -291,17 +291,17 @@ def _rate(dtype: str, planned: str) -> str:
     return "fp16" if planned == "fp8" and dtype != "fp8" else planned
 
 
-def _why(step: Step) -> str:
+def _why(step: PlanStep) -> str:
     if step.choice:
         return step.choice.why
     if step.in_pytorch:
         return step.why_pytorch or "no kernel does it"
-    if step.beside is not None:
-        return f"written beside the result of {step.beside.node}"
+    if step.side_output is not None:
+        return f"written beside the result of {step.side_output.node}"
     return "the same bytes, seen differently"
 
 
-def _moved(plan: Plan, step: Step) -> int:
+def _moved(plan: Plan, step: PlanStep) -> int:
     """Bytes that are moved by a step that has no problem to ask."""
     constants = plan.graph.constants
     read = sum(

@@ -12,7 +12,7 @@ from escalade.engine.calls import Calls
 from escalade.engine.graph.graph import Batch, Dimension, Graph, map_leaves
 from escalade.engine.nodes.arithmetic import own_arithmetic
 from escalade.engine.nodes.evaluate import compute
-from escalade.engine.plan.program import Program, Rooms, settled
+from escalade.engine.plan.program import OutTensors, PlanProgram, copy_into
 from escalade.errors import UnsupportedError
 
 _TOLERANCE = 1e-3
@@ -31,10 +31,10 @@ class Pieces:
         self._results = [_times(captured.shape_of(name)) for name in captured.outputs]
 
     @property
-    def program(self) -> Program:
+    def program(self) -> PlanProgram:
         return self._calls.program
 
-    def call(self, tensors: Sequence[torch.Tensor], rooms: Rooms = None) -> list[torch.Tensor]:
+    def call(self, tensors: Sequence[torch.Tensor], out: OutTensors = None) -> list[torch.Tensor]:
         pieces = [
             self._calls.call(
                 [
@@ -48,7 +48,7 @@ class Pieces:
             torch.cat(parts)[: times * self._batch]
             for parts, times in zip(zip(*pieces, strict=True), self._results, strict=True)
         ]
-        return results if rooms is None else settled(rooms, results)
+        return results if out is None else copy_into(out, results)
 
     def _piece(self, tensor: torch.Tensor, times: int, first: int) -> torch.Tensor:
         """So many items from the first on; what has no items is the same for all."""

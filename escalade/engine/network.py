@@ -12,7 +12,7 @@ from escalade.engine.graph.graph import Batch, Graph, fixed
 from escalade.engine.nodes.arithmetic import own_arithmetic
 from escalade.engine.passes import optimise
 from escalade.engine.passes.fusion_level import FusionLevel
-from escalade.engine.plan.constants import Pool
+from escalade.engine.plan.constants import ConstantPool
 from escalade.errors import UnsupportedError
 
 Shapes = Sequence[tuple[int, ...]]
@@ -24,7 +24,7 @@ class Network:
     """A graph for any batch, or for those that it holds for, made ready for a dtype."""
 
     def __init__(
-        self, captured: Graph, dtype: str, fusion: FusionLevel, device: torch.device, pool: Pool
+        self, captured: Graph, dtype: str, fusion: FusionLevel, device: torch.device, pool: ConstantPool
     ) -> None:
         """Constants are those of the `pool` where it has the same."""
         self.captured = captured

@@ -10,7 +10,7 @@ from escalade.engine.fixed_batch import require_apart
 from escalade.engine.graph.graph import Graph
 from escalade.engine.network import Network, Others, Shapes, call_of
 from escalade.engine.nodes import operator_of
-from escalade.engine.plan.constants import Pool
+from escalade.engine.plan.constants import ConstantPool
 from escalade.engine.settings import Settings
 from escalade.errors import UnsupportedError
 
@@ -24,7 +24,7 @@ class Networks:
         """Sizes that the graph is not for are asked of `others`."""
         self._settings = settings
         self._others = others
-        self.pool = Pool()
+        self.pool = ConstantPool()
         self.first = self._network(graph)
         self.known = [self.first]
         """The first, and those that there are plans of."""

@@ -30,13 +30,13 @@ from escalade.engine.networks import Networks
 from escalade.engine.nodes.arithmetic import own_arithmetic
 from escalade.engine.passes import for_batch
 from escalade.engine.passes.fusion_level import FusionLevel
-from escalade.engine.plan.constants import Constants
+from escalade.engine.plan.constants import ConstantCache
 from escalade.engine.plan.kernel_program import KernelProgram
-from escalade.engine.plan.kernels import Kernels, compile_together
+from escalade.engine.plan.kernels import PlanKernels, compile_plans
 from escalade.engine.plan.plan import Plan
 from escalade.engine.plan.planner import make_plan
 from escalade.engine.plan.reference_program import ReferenceProgram
-from escalade.engine.plan.stepwise import SteppedProgram, pays_stepwise
+from escalade.engine.plan.stepwise import StepwiseProgram, is_faster_stepwise
 from escalade.engine.settings import Settings
 from escalade.errors import CompileError, UnsupportedError
 from escalade.gc_pause import collected_later
@@ -91,7 +91,7 @@ class Plans:
         self._avoid = frozenset() if settings.pieces is None else _scaling_together()
         self.carried = NOTHING
         """What a file has brought for GPUs."""
-        self.constants: dict[torch.device, Constants] = {}
+        self.constants: dict[torch.device, ConstantCache] = {}
         """Weights, shared by the plans on one device."""
         self.kept: dict[tuple[Any, ...], Kept] = {}
         self.sights: dict[Sight, Seen] = {}
@@ -181,7 +181,7 @@ class Plans:
                     f"engine's may have {memory / 2**20:.1f}; ask for fewer, or compile with more memory="
                 )
             if self._settings.where != "cpu":
-                compile_together([each.plan for each in plans], self._settings.device)
+                compile_plans([each.plan for each in plans], self._settings.device)
             for (key, tensors, network, batch), plan in zip(planned, plans, strict=True):
                 self._keep(key, network, batch, tensors, plan)
 
@@ -231,7 +231,7 @@ class Plans:
 
     def _bytes(self, plan: Plan) -> int:
         """What a plan keeps for itself, in as many sets of buffers as it may have."""
-        return plan.arena_bytes * self._settings.buffers + plan.lasting_bytes
+        return plan.arena_bytes * self._settings.buffers + plan.persistent_bytes
 
     @collected_later()
     @torch.inference_mode(False)
@@ -264,15 +264,15 @@ class Plans:
         while True:
             plan = planned.plan
             self._make_room(plan)
-            constants = self.constants.setdefault(device, Constants(self._settings.dtype, device))
+            constants = self.constants.setdefault(device, ConstantCache(self._settings.dtype, device))
             if self._settings.where == "cpu":
                 return HostCalls(ReferenceProgram(plan, constants), network.output_types)
             try:
                 if self._settings.measured and plan.steps:
-                    plan = planned.planner(faster_in_pytorch(Kernels(plan, constants, device), tensors))
+                    plan = planned.planner(faster_in_pytorch(PlanKernels(plan, constants, device), tensors))
                 if plan.is_direct:
                     return DirectCalls(plan, constants, device, network.output_types)
-                kind = SteppedProgram if pays_stepwise(plan, Card.of(device)) else KernelProgram
+                kind = StepwiseProgram if is_faster_stepwise(plan, Card.of(device)) else KernelProgram
                 return BufferedCalls(
                     kind(plan, constants, device), network.output_types, self._settings.buffers
                 )

@@ -11,7 +11,7 @@ from escalade import parsing
 from escalade.engine.graph.forms import require_dtype
 from escalade.engine.graph.graph import Graph
 from escalade.engine.passes.fusion_level import FusionLevel
-from escalade.engine.plan.constants import require_finite
+from escalade.engine.plan.constants import check_finite_weights
 from escalade.errors import UnsupportedError
 
 MOST_PLANS = 8
@@ -84,7 +84,7 @@ class Settings:
 
     def require_for(self, graph: Graph) -> None:
         """Refuses a network that cannot be computed so."""
-        require_finite(graph)
+        check_finite_weights(graph)
         if self.dtype == "fp8" and not graph.ranges:
             raise UnsupportedError(
                 "dtype fp8 needs the ranges of the network's values: compile with calibration=batches, a few batches "

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 
 from escalade.device.timing import ReplaySampler, Subject, interleave, keep_busy, time_interleaved
-from escalade.engine.plan.kernels import Kernels
-from escalade.engine.plan.program import Program
-from escalade.engine.plan.step import Step
+from escalade.engine.plan.kernels import PlanKernels
+from escalade.engine.plan.program import PlanProgram
+from escalade.engine.plan.step import PlanStep
 from escalade.errors import EscaladeError
 from escalade.ops.choose.pytorch import PYTORCH
 
@@ -23,7 +23,7 @@ _PLAN = "plan"
 class StepTime:
     """Microseconds of a step as the plan does it, and as PyTorch does; None where nobody asked, or PyTorch cannot."""
 
-    step: Step
+    step: PlanStep
     plan_us: float
     pytorch_us: float | None = None
 
@@ -33,29 +33,29 @@ class StepTime:
         return 0.0 if self.pytorch_us is None else max(0.0, self.plan_us - self.pytorch_us)
 
 
-def fill(program: Program | Kernels, x: Sequence[torch.Tensor]) -> None:
+def fill(program: PlanProgram | PlanKernels, x: Sequence[torch.Tensor]) -> None:
     """Brings inputs to where the plan reads them."""
     for room, tensor in zip(program.inputs, x, strict=True):
         room.copy_(tensor)
 
 
 def time_steps(
-    kernels: Kernels,
+    kernels: PlanKernels,
     x: Sequence[torch.Tensor],
     device: torch.device,
-    beside_pytorch: Callable[[Step], bool] = lambda step: False,
+    beside_pytorch: Callable[[PlanStep], bool] = lambda step: False,
 ) -> list[StepTime]:
     """The times of all steps that do something, in order, so that each finds the values that it is to work on.
 
     Those that `beside_pytorch` names take turns with PyTorch's operators for the same node, in CUDA graphs both.
     """
-    kernels.at_home()
+    kernels.bind_own_memory()
     fill(kernels, x)
-    return [_timed(kernels, step, call, device, beside_pytorch(step)) for step, call in kernels.one_by_one()]
+    return [_timed(kernels, step, call, device, beside_pytorch(step)) for step, call in kernels.iter_steps()]
 
 
 def _timed(
-    kernels: Kernels, step: Step, call: Callable[[], None], device: torch.device, beside_pytorch: bool
+    kernels: PlanKernels, step: PlanStep, call: Callable[[], None], device: torch.device, beside_pytorch: bool
 ) -> StepTime:
     subjects = [Subject(_PLAN, [call])]
     if beside_pytorch and not step.in_pytorch:
@@ -67,9 +67,9 @@ def _timed(
     return StepTime(step, own, times[PYTORCH].median_us if PYTORCH in times else None)
 
 
-def _rival(kernels: Kernels, step: Step) -> list[Subject]:
+def _rival(kernels: PlanKernels, step: PlanStep) -> list[Subject]:
     """PyTorch in a step's place, if it takes the step's values."""
-    compute = kernels.in_pytorch(step)
+    compute = kernels.pytorch_call(step)
     try:
         compute()
     except (EscaladeError, torch.OutOfMemoryError):
@@ -77,7 +77,7 @@ def _rival(kernels: Kernels, step: Step) -> list[Subject]:
     return [Subject(PYTORCH, [compute])]
 
 
-def time_plan(program: Program, x: Sequence[torch.Tensor]) -> float:
+def time_plan(program: PlanProgram, x: Sequence[torch.Tensor]) -> float:
     """Microseconds of the whole plan, its inputs in place."""
     sampler = {_PLAN: ReplaySampler(lambda: fill(program, x), program.run)}
     whole = interleave(

@@ -167,7 +167,7 @@ def _allocating(lesson: Lesson, step: TrainingStep, name: str) -> Call:
         addresses: list[int] = []
         tensors: list[torch.Tensor] = []
         program.prepare()
-        for one, run in program.one_by_one():
+        for one, run in program.iter_steps():
             size = program.plan.forms[one.node.name].bytes
             if by_cuda:
                 addresses.append(allocate(lesson.device, size))

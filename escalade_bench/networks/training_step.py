@@ -13,7 +13,7 @@ from torch import nn
 
 from escalade.engine import training_step
 from escalade.engine.explain import Explanation
-from escalade.engine.plan.arena import most_alive
+from escalade.engine.plan.arena import peak_bytes
 from escalade.engine.plan.plan import Plan
 from escalade.engine.training.step import TrainingStep, plan_training_step
 from escalade.engine.training.techniques import GRAPH
@@ -193,7 +193,7 @@ def phases(plan: Plan) -> dict[str, int]:
     end = len(plan.steps)
     loss = next(number for number, one in enumerate(plan.steps) if one.node.name == plan.graph.outputs[0])
     spans = {"forward": (0, loss), "backward": (loss + 1, end - 1), "optimiser": (end, end)}
-    return {name: most_alive(plan.lifetimes, *span) for name, span in spans.items()}
+    return {name: peak_bytes(plan.lifetimes, *span) for name, span in spans.items()}
 
 
 def _digest(plan: Explanation) -> str:

@@ -13,9 +13,9 @@ from escalade.device.packing import Prepared
 from escalade.device.recipe import KernelCall, Recipe
 from escalade.device.run import Executable, TwinOptions
 from escalade.engine.explain import ExplainedStep, explain_plan
-from escalade.engine.plan.kernels import Kernels
+from escalade.engine.plan.kernels import PlanKernels
 from escalade.engine.plan.plan import Plan
-from escalade.engine.plan.step import Step
+from escalade.engine.plan.step import PlanStep
 from escalade.errors import EscaladeError
 from escalade.ops.base.operation import Operation
 from escalade.ops.choose.choice import Choice
@@ -112,16 +112,16 @@ def of_rung(operation: Operation[Any], choice: Choice, device: torch.device, see
 
 
 def of_plan(
-    title: str, kernels: Kernels, device: torch.device, before: Other, after: Other | None = None
+    title: str, kernels: PlanKernels, device: torch.device, before: Other, after: Other | None = None
 ) -> Target:
     """The steps of a plan, with the launches of others before and after them."""
     plan = kernels.plan
 
     def pieces() -> Pieces:
-        kernels.at_home()
+        kernels.bind_own_memory()
         yield _other(before, plan.dtype)
         explained = {each.name: each for each in explain_plan(plan).steps}
-        for step, call in kernels.one_by_one():
+        for step, call in kernels.iter_steps():
             yield _part_of_step(plan, step, explained[step.node.name]), call
         if after is not None:
             yield _other(after, plan.dtype)
@@ -139,18 +139,18 @@ def work_of_plan(plan: Plan) -> list[Work]:
     return [
         Work(
             _part_of_step(plan, step, explained), step.lowered.operation, step.lowered.problem, step.recipe,
-            step.has_weights_ready(plan.graph.constants),
+            step.weights_are_constant(plan.graph.constants),
         )
         for step, explained in zip(plan.steps, explain_plan(plan).steps, strict=True)
         if step.lowered is not None and step.recipe is not None and step.runs
     ]  # fmt: skip
 
 
-def _part_of_step(plan: Plan, step: Step, explained: ExplainedStep) -> Part:
+def _part_of_step(plan: Plan, step: PlanStep, explained: ExplainedStep) -> Part:
     one = explained
     launched = None
     if step.recipe is not None:
-        ready = step.has_weights_ready(plan.graph.constants)
+        ready = step.weights_are_constant(plan.graph.constants)
         launched = _entries(step.recipe.after_packing if ready else step.recipe)
     name = f"{one.number} {one.operation}" + (f" {one.source}" if one.source else "")
     dtype = one.dtype if step.lowered else plan.dtype

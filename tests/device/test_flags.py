@@ -23,7 +23,7 @@ from escalade.device.recipe import (
 from escalade.device.run import Executable
 from escalade.engine.graph.graph import Node
 from escalade.engine.plan.kernel_program import KernelProgram
-from escalade.engine.plan.step import Step
+from escalade.engine.plan.step import PlanStep
 from escalade.ops import OPERATIONS
 from escalade.ops.calling.executables import ready
 from escalade.ops.conv2d import Conv2d, Conv2dProblem
@@ -75,17 +75,17 @@ def test_an_operator_does_not_know_who_wrote_its_weights() -> None:
 
 def test_weights_that_the_plan_computes_are_not_ready() -> None:
     inputs = {"x": "given", "weight": "w", "bias": "b", "residual": "value"}
-    step = Step(Node("y", "linear", inputs, {}, (2, 8), "float32"))
-    assert step.has_weights_ready({"w", "b"})
-    assert not step.has_weights_ready({"b"}) and not step.has_weights_ready({"w"})
-    assert Step(Node("y", "relu", {"x": "given"}, {}, (2, 8), "float32")).has_weights_ready(())
+    step = PlanStep(Node("y", "linear", inputs, {}, (2, 8), "float32"))
+    assert step.weights_are_constant({"w", "b"})
+    assert not step.weights_are_constant({"b"}) and not step.weights_are_constant({"w"})
+    assert PlanStep(Node("y", "relu", {"x": "given"}, {}, (2, 8), "float32")).weights_are_constant(())
 
 
 @pytest.mark.parametrize("weights_ready", [True, False])
 def test_a_plan_tells_its_kernels_what_holds(weights_ready: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights of the model are ready; were one computed, its step would be told so."""
     if not weights_ready:
-        monkeypatch.setattr(Step, "has_weights_ready", lambda step, constants: False)
+        monkeypatch.setattr(PlanStep, "weights_are_constant", lambda step, constants: False)
     torch.manual_seed(0)
     compiled = engine.compile(torch.nn.Linear(64, 8), torch.randn(1, 64), dtype="fp16", device="twin")
     program = compiled.program(torch.randn(1, 64))

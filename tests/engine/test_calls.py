@@ -71,7 +71,7 @@ def test_inputs_that_kernels_cannot_read_are_copied() -> None:
     """Of another type, in another order, between two multiples of 16 bytes, or negated by a mark."""
     model, engine = made(ONE)
     x = torch.randn(2, 12)
-    take = direct(engine, x)._inputs[0].take
+    take = direct(engine, x)._inputs[0].bind
     apart = torch.randn(2, 12, 3)[..., 1]
     across = torch.randn(12, 2).T
     between = torch.randn(25)[1:].view(2, 12)
@@ -142,7 +142,7 @@ def test_inputs_are_taken_without_giving_the_interpreters_lock_away() -> None:
     """Each time that it is given away, with many threads waiting for it, takes longer than the call."""
     _, engine = made(ONE)
     x = torch.randn(2, 12)
-    take = direct(engine, x)._inputs[0].take
+    take = direct(engine, x)._inputs[0].bind
     assert keeps_the_lock(lambda: take(x), 0.2)
     calls, kept = engine.calls((x,)), torch.zeros(2, 8)
     vars(calls)["call"] = lambda tensors: [kept]
@@ -245,7 +245,7 @@ def test_counters_are_not_for_calls_that_overlap(monkeypatch: pytest.MonkeyPatch
     model, engine = made(ONE)
     calls = engine.calls([x])
     assert isinstance(calls, BufferedCalls) and not calls.plan.is_direct
-    (counters,) = calls.plan.lasting.values()
+    (counters,) = calls.plan.persistent.values()
     assert counters.zeroed
     torch.testing.assert_close(engine(x), model(x).detach())
 
@@ -303,14 +303,14 @@ def test_buffers_for_several_calls_at_once(monkeypatch: pytest.MonkeyPatch) -> N
     one, other = first._memory, second._memory
     assert all(other.constants[name] is tensor for name, tensor in one.constants.items())
     assert all(
-        (other.lasting[name] is tensor) != first.plan.lasting[name].zeroed
-        for name, tensor in one.lasting.items()
+        (other.persistent[name] is tensor) != first.plan.persistent[name].zeroed
+        for name, tensor in one.persistent.items()
     )
 
     def no_memory(program: KernelProgram) -> None:
         raise torch.OutOfMemoryError("none left")
 
-    monkeypatch.setattr(KernelProgram, "another", no_memory)
+    monkeypatch.setattr(KernelProgram, "clone", no_memory)
 
     def work(offset: int) -> None:
         for number in range(12):

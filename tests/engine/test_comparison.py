@@ -100,14 +100,14 @@ def test_steps_take_turns_with_pytorch(program: KernelProgram, x: torch.Tensor, 
     assert by_op["aten"].step.in_pytorch and (by_op["aten"].pytorch_us, by_op["aten"].lost_us) == (4.0, 0.0)
     assert by_op["convert"].pytorch_us is None and by_op["convert"].lost_us == 0.0
     assert turns.count(["plan", "PyTorch"]) == 2 and turns.count(["plan"]) == len(turns) - 2
-    assert not program._values._apart
+    assert not program._values._pytorch_owned
 
 
 def test_pytorch_gives_what_the_kernel_behind_reads(program: KernelProgram, x: torch.Tensor) -> None:
     """A change of order that PyTorch leaves for later would be no rival to a kernel that does it."""
     step_times.fill(program, (x,))
     convert = next(step for step in program.plan.steps if step.node.op == "convert")
-    result = program.in_pytorch(convert)()
+    result = program.pytorch_call(convert)()
     assert torch.equal(result, x) and not result.is_contiguous()
     assert result.is_contiguous(memory_format=torch.channels_last)
 
@@ -121,7 +121,7 @@ def test_what_pytorch_does_not_take_has_no_time_of_its(
 
         return call
 
-    monkeypatch.setattr(program, "in_pytorch", refuses)
+    monkeypatch.setattr(program, "pytorch_call", refuses)
     times({"plan": 4.0})
     assert {each.pytorch_us for each in time_steps(program, (x,), CPU, lambda step: True)} == {4.0, None}
 
@@ -144,7 +144,7 @@ def test_steps_are_timed_by_the_clock_of_the_card(card: Card) -> None:
     def one_by_one() -> Iterator[tuple[Any, Callable[[], None]]]:
         yield from zip(steps, (lambda: card.kernel(4.0), lambda: card.kernel(9.0)), strict=True)
 
-    kernels = SimpleNamespace(inputs=(), one_by_one=one_by_one, at_home=lambda: None)
+    kernels = SimpleNamespace(inputs=(), iter_steps=one_by_one, bind_own_memory=lambda: None)
     found = time_steps(kernels, (), torch.device("cuda"))  # type: ignore[arg-type]
     assert [each.plan_us for each in found] == pytest.approx([4.0, 9.0])
 
@@ -176,9 +176,9 @@ def test_what_pytorch_does_sooner_is_left_to_it(
     formats = {
         given.name: SimpleNamespace(dtype=torch.float32, layout="nchw") for given in program.plan.graph.inputs
     }
-    plan = make_plan(program.plan.graph, "fp32", CPU, formats, in_pytorch=reasons)  # type: ignore[arg-type]
+    plan = make_plan(program.plan.graph, "fp32", CPU, formats, pytorch_nodes=reasons)  # type: ignore[arg-type]
     assert all(step.in_pytorch or step.is_alias for step in plan.steps)
-    other = KernelProgram(plan, program._shared, CPU)
+    other = KernelProgram(plan, program._constants, CPU)
     other.inputs[0].copy_(x)
     other.run()
     torch.testing.assert_close(other.outputs[0], model(x).detach(), rtol=1e-4, atol=1e-5)

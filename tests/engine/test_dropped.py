@@ -54,7 +54,7 @@ def _has_memory(tensor: torch.Tensor) -> bool:
 @pytest.fixture(params=["in one", "step by step"])
 def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
     if request.param == "step by step":
-        monkeypatch.setattr(stepwise, "_STEP_US", 0.0)
+        monkeypatch.setattr(stepwise, "_HOST_US_PER_STEP", 0.0)
     yield compile(Mixed().eval(), torch.randn(1, 3, 6, 6), device="twin", plans=1, buffers=2)
 
 

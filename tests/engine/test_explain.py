@@ -61,7 +61,7 @@ def test_totals_are_those_of_the_plan(engine: Engine) -> None:
     assert explanation.batch == 3 and explanation.total_bytes == plan.bytes == sum(
         explanation.memory.values()
     )
-    assert {block.name for block in explanation.arena} <= set(plan.places) and explanation.arena
+    assert {block.name for block in explanation.arena} <= set(plan.offsets) and explanation.arena
     assert max(block.offset + block.bytes for block in explanation.arena) <= plan.arena_bytes
     conv = next(step for step in explanation.steps if step.source == "conv")
     (block,) = (one for one in explanation.arena if one.name == conv.name)

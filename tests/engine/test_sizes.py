@@ -189,7 +189,7 @@ def test_plans_that_cannot_be_are_sentences() -> None:
     x = torch.randn(2, 3, 8, 8)
     graph = capture(Layers(_plain), (x,))
     plan = Engine(graph, "fp32", "cpu").plan(x)
-    enough = plan.arena_bytes + plan.lasting_bytes
+    enough = plan.arena_bytes + plan.persistent_bytes
     asked: dict[str, Any]
     for asked, message in (
         ({"plans": 1}, "2 plans are asked for, and the engine keeps 1; give it plans=2"),
@@ -220,7 +220,9 @@ def test_plans_go_when_their_memory_is_wanted() -> None:
     graph = capture(model, (x,))
     free = Engine(graph, "fp32", "cpu")
     plans = [free.plan(x[:batch]) for batch in (1, 4)]
-    engine = Engine(graph, "fp32", "cpu", memory=sum(plan.arena_bytes + plan.lasting_bytes for plan in plans))
+    engine = Engine(
+        graph, "fp32", "cpu", memory=sum(plan.arena_bytes + plan.persistent_bytes for plan in plans)
+    )
     for batch in (1, 2, 1, 4):
         torch.testing.assert_close(engine(x[:batch]), model(x[:batch]))
     assert [key[0][0][0] for key in engine._plans.kept] == [1, 4]  # two was not used for longest

@@ -37,14 +37,14 @@ class Doubling:
         self._gpu = gpu
         self._between = Box(gpu)
 
-    def another(self) -> Doubling:
+    def clone(self) -> Doubling:
         return Doubling(self._gpu)
 
-    def over(self, tensors: Sequence[Any], types: Any, rooms: Any) -> list[Any]:
+    def call(self, tensors: Sequence[Any], types: Any, out: Any) -> list[Any]:
         self._between.twice(tensors[0])
         return [Box(self._gpu).copy_(self._between)]
 
-    def used_on(self, stream: Any) -> None: ...
+    def record_stream(self, stream: Any) -> None: ...
 
 
 def values(boxes: Sequence[Any]) -> list[float]:
@@ -143,7 +143,7 @@ def test_buffers_for_which_there_is_no_memory_are_tried_once(gpu: Gpu) -> None:
     tried = []
 
     class Scarce(Doubling):
-        def another(self) -> Doubling:
+        def clone(self) -> Doubling:
             tried.append(self)
             raise torch.OutOfMemoryError("no memory")
 
@@ -209,10 +209,10 @@ class Replayed(KernelProgram):
     def __init__(self, gpu: Gpu) -> None:
         self._device = CUDA
         self._values = SimpleNamespace(arena=Box(gpu), outside=Box(gpu))  # type: ignore[assignment]
-        self._ends, self.calls, self._is_at_home = {}, [], False
+        self._outside_pointers, self.calls, self._is_bound_to_own = {}, [], False
         self.weight, self.x, self.y, self.packed = (Box(gpu) for _ in range(4))
         self.weight.copy_(Box(gpu, 5.0))
-        self._graph = self._captured(self._first_run())
+        self._graph = self._capture(self._first_run())
 
     def run_steps(self) -> None:
         self.packed.twice(self.weight)

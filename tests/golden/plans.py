@@ -19,7 +19,7 @@ import escalade
 from escalade.device.recipe import KernelCall, Recipe
 from escalade.engine.nodes import operator_of
 from escalade.engine.plan.plan import Plan
-from escalade.engine.plan.step import Step
+from escalade.engine.plan.step import PlanStep
 from escalade.engine.training.step import plan_training_step
 from escalade.errors import EscaladeError
 from escalade.models.registry import MODELS, model
@@ -187,10 +187,10 @@ def plan_lines(key: str, task: str, plan: Plan) -> Iterator[Line]:
         "arena_bytes": plan.arena_bytes,
         "outside_bytes": plan.outside_bytes,
         "outside": dict(plan.outside),
-        "apart": dict(plan.apart),
+        "apart": dict(plan.pytorch_owned),
         "constants": [f"{one.name}: {one.form}" for one in plan.constants],
-        "lasting": {name: one.bytes for name, one in plan.lasting.items()},
-        "offsets": {name: at for name, at in plan.places.items() if name not in steps | workspaces},
+        "lasting": {name: one.bytes for name, one in plan.persistent.items()},
+        "offsets": {name: at for name, at in plan.offsets.items() if name not in steps | workspaces},
         "outputs": list(plan.graph.outputs),
     }
     before = ""
@@ -199,12 +199,12 @@ def plan_lines(key: str, task: str, plan: Plan) -> Iterator[Line]:
         before = step.node.name
 
 
-def _step(plan: Plan, step: Step) -> Line:
+def _step(plan: Plan, step: PlanStep) -> Line:
     found: Line = {
         "does": operator_of(step.node).title(step.node),
-        "offset": plan.places.get(step.node.name),
+        "offset": plan.offsets.get(step.node.name),
         "by": "PyTorch" if step.in_pytorch else "an alias" if step.is_alias else "a kernel",
-        "beside": step.beside and f"{step.beside.node}.{step.beside.buffer}",
+        "beside": step.side_output and f"{step.side_output.node}.{step.side_output.buffer}",
     }
     if step.lowered is not None and step.choice is not None:
         problem = step.choice.problem
@@ -216,7 +216,7 @@ def _step(plan: Plan, step: Step) -> Line:
     if step.recipe is not None:
         names = {one.name: step.workspace_name(one) for one in step.recipe.workspaces}
         found |= _launches(step.recipe)
-        found["workspaces"] = {name: plan.places.get(full) for name, full in names.items()}
+        found["workspaces"] = {name: plan.offsets.get(full) for name, full in names.items()}
     return found
 
 

@@ -172,7 +172,7 @@ def test_too_large_a_batch_is_refused_and_the_engine_goes_on(engine: Engine, cud
     big = torch.zeros(1, 3, 224, 224, device=cuda, dtype=torch.float16).expand(1000, -1, -1, -1)
     with _little_memory(cuda):
         before = torch.cuda.memory_allocated(cuda)
-        with pytest.raises(OutOfMemory, match=r"needs \d+ MiB .* Take a smaller batch"):
+        with pytest.raises(OutOfMemory, match=r"needs \d+ MiB .* Use a smaller batch"):
             engine(big)
         assert torch.cuda.memory_allocated(cuda) == before, "nothing is left of it"
         assert torch.equal(engine(x), expected)

@@ -518,8 +518,8 @@ MUTANTS: tuple[Mutant, ...] = (
     _of(
         "escalade/engine/plan_cache.py",
         "memory-of-one-set-of-buffers",
-        "plan.arena_bytes * self._settings.buffers + plan.lasting_bytes",
-        "plan.arena_bytes + plan.lasting_bytes",
+        "plan.arena_bytes * self._settings.buffers + plan.persistent_bytes",
+        "plan.arena_bytes + plan.persistent_bytes",
         ("tests/engine/test_sizes.py::test_plans_that_cannot_be_are_sentences",),
     ),
 )

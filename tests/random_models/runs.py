@@ -73,12 +73,12 @@ class Run:
 @contextmanager
 def without_graphs() -> Iterator[None]:
     """Engines launch their steps one by one: PyTorch can record no CUDA graph without its caching allocator."""
-    recording = KernelProgram._captured
-    KernelProgram._captured = lambda self, side: None  # type: ignore[method-assign]
+    recording = KernelProgram._capture
+    KernelProgram._capture = lambda self, stream: None  # type: ignore[method-assign]
     try:
         yield
     finally:
-        KernelProgram._captured = recording  # type: ignore[method-assign]
+        KernelProgram._capture = recording  # type: ignore[method-assign]
 
 
 def today() -> int:

@@ -1,1 +1,1 @@
-"""A network for one batch size: which kernels run over which bytes, and the program that runs them."""
+"""Plan a network for one batch size (kernels, buffers, arena offsets), and run the plan."""

@@ -1,4 +1,4 @@
-"""A network's weights on a device, in the forms that kernels want, shared by the plans of all sizes."""
+"""A network's weights on a device, in the layouts and types that kernels read, shared by the plans of all sizes."""
 
 from __future__ import annotations
 
@@ -19,9 +19,11 @@ from escalade.errors import UnsupportedError
 from escalade.ops.base.dtypes import to_e4m3
 
 
-def require_finite(graph: Graph) -> None:
-    """A NaN among the weights of a layer makes every result NaN: better to hear of it now. Other constants may be
-    infinite, as masks in front of a softmax are."""
+def check_finite_weights(graph: Graph) -> None:
+    """Refuse weights with NaN or infinity, which would make every result NaN.
+
+    Other constants may be infinite: the mask added before a softmax, for example.
+    """
     for name in weights_of(graph):
         _require_finite(graph, name)
 
@@ -30,12 +32,13 @@ def _require_finite(graph: Graph, name: str) -> None:
     tensor = graph.constants[name]
     if tensor.is_floating_point() and not is_finite(tensor):
         raise UnsupportedError(
-            f"the model's {readable(graph, name)} holds values that are not finite (NaN or infinity)"
+            f"the model's {display_name(graph, name)} holds values that are not finite (NaN or infinity); "
+            "load or initialize finite weights before compiling"
         )
 
 
 def weights_of(graph: Graph) -> set[str]:
-    """The constants that layers take as weights, biases and statistics."""
+    """Return the constants that layers read as weights, biases and statistics."""
     return {
         name
         for node in graph
@@ -44,9 +47,11 @@ def weights_of(graph: Graph) -> set[str]:
     }
 
 
-def readable(graph: Graph, name: str) -> str:
-    """A constant as it is called in the model: `layer1.0.conv1.weight`. One that a pass has made has the name of the
-    layer that reads it."""
+def display_name(graph: Graph, name: str) -> str:
+    """Return a constant's name in the model, such as `layer1.0.conv1.weight`.
+
+    A constant created by a pass is named after the layer that reads it.
+    """
     if name in graph.called:
         return graph.called[name]
     readers = (
@@ -58,43 +63,44 @@ def readable(graph: Graph, name: str) -> str:
     return next(readers, name)
 
 
-class Pool:
-    """Constants of graphs for several sizes: those of one name that hold the same are one tensor, as long as somebody
-    has it."""
+class ConstantPool:
+    """Deduplicates constants of graphs for several sizes: equal tensors of one name become one.
+
+    References are weak, so a constant is freed with the last graph that uses it.
+    """
 
     def __init__(self) -> None:
         self._known: dict[tuple[Any, ...], list[weakref.ref[torch.Tensor]]] = {}
         self._lock = threading.Lock()
 
     def share(self, graph: Graph) -> None:
-        """Puts tensors that are here already in the place of the graph's own."""
+        """Replace the graph's constants with equal tensors from earlier graphs."""
         with self._lock:
             self._known = {
                 key: known for key, known in self._known.items() if any(one() is not None for one in known)
             }
-            graph.constants = {name: self._same(name, tensor) for name, tensor in graph.constants.items()}
+            graph.constants = {name: self._shared(name, tensor) for name, tensor in graph.constants.items()}
 
-    def _same(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+    def _shared(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         key = (name, tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
         known = [one for each in self._known.get(key, ()) if (one := each()) is not None]
-        found = next((one for one in known if one is tensor or _same_bits(one, tensor)), None)
+        found = next((one for one in known if one is tensor or _equal_bits(one, tensor)), None)
         if found is None:
             known.append(tensor)
         self._known[key] = [weakref.ref(one) for one in known]
         return tensor if found is None else found
 
 
-def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Zeros of either sign are equal, and not the same."""
+def _equal_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    # Comparing values would merge +0.0 with -0.0 and never merge NaNs.
     return torch.equal(*(tensor.reshape(-1).view(torch.uint8) for tensor in (one, other)))
 
 
-class Constants:
-    """Made from a graph's tensors when first asked for, and kept as long as those are; plans ask while holding the
-    engine's lock or their own."""
+class ConstantCache:
+    """Constants converted for kernels on first use, and kept as long as the tensors they were converted from."""
 
     def __init__(self, dtype: str, device: torch.device, typed: bool = False) -> None:
-        """A `typed` graph has its constants in their own types."""
+        """Keep each constant's own dtype if the graph is `typed`."""
         self._typed = typed
         self._storage = STORAGE[dtype]
         self._dtype = dtype
@@ -107,7 +113,7 @@ class Constants:
         with self._lock:
             made: dict[str, torch.Tensor] = self._made.setdefault(source, {})
             if entry.form not in made:
-                # Another tensor object, for one that holds its own key would stay for ever.
+                # `detach` returns a new tensor object: a value that is its own weak key would never be freed.
                 made[entry.form] = aligned(self._make(entry, graph)).detach()
             return made[entry.form]
 
@@ -117,16 +123,16 @@ class Constants:
             return tensor.to(self._device).contiguous()
         if entry.form == FP8:
             return to_e4m3(tensor.to(self._device)).contiguous(memory_format=torch.channels_last)
-        is_meant = self._typed or (entry.form == OWN and tensor.dtype is torch.float64)
-        dtype = torch.float32 if entry.form == FP32 else tensor.dtype if is_meant else self._storage
+        keeps_dtype = self._typed or (entry.form == OWN and tensor.dtype is torch.float64)
+        dtype = torch.float32 if entry.form == FP32 else tensor.dtype if keeps_dtype else self._storage
         made = tensor.to(self._device, dtype)
         if not self._typed and not is_finite(made) and entry.name in weights_of(graph):
             _require_finite(graph, entry.name)
             raise UnsupportedError(
-                f"{readable(graph, entry.name)} has values beyond the range of {self._dtype} "
+                f"{display_name(graph, entry.name)} has values beyond the range of {self._dtype} "
                 f"(largest {float(tensor.abs().max()):.3g}); compile with dtype='bf16' or 'fp32'"
             )
-        # The filters of a volume without a batch have a dimension more than the images that it looks like.
+        # An unbatched volume has the rank of a batch of images, but its filters have five dimensions.
         is_image = entry.form == NHWC and made.dim() == 4
         order = torch.channels_last if is_image else torch.contiguous_format
         return made.contiguous(memory_format=order)

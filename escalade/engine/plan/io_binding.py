@@ -1,4 +1,4 @@
-"""The caller's tensors, where a plan's kernels read and write them: inputs as they want them, and new results."""
+"""Bind a plan's kernels to the caller's tensors: inputs are read in place, results are written in place."""
 
 from __future__ import annotations
 
@@ -11,77 +11,77 @@ from escalade.device.strides import ALIGNMENT, is_packed
 from escalade.device.torch_private import WORDS
 from escalade.engine.graph.forms import Form
 
-_MOST_GUARDS = 16
-"""Kinds of readable tensors, one after another, that are remembered: making a guard takes longer than a look."""
+_MAX_GUARDS = 16
+"""Guards built per input. Building one costs more than a check, so inputs that keep changing stop getting new ones."""
 
 Point = Callable[[int], object]
-"""Points kernels at an address."""
+"""Sets the pointer arguments of kernels to an address."""
 
 
-class Given:
-    """An input as the kernels want it."""
+class InputBinding:
+    """Binds kernels to an input, or to a copy of it that they can read."""
 
     def __init__(self, form: Form, device: torch.device, point: Point) -> None:
         self._dtype = form.dtype
         self._is_packed: Callable[[torch.Tensor], bool] = partial(is_packed, layout=form.layout)
-        self._copy = Made(form, device, point)
+        self._copy = OutputBinding(form, device, point)
         self._point = point
-        self._is_like_last: Callable[..., bool] = lambda tensor: False
+        self._matches_last: Callable[..., bool] = lambda tensor: False
         self._guards = 0
 
-    def take(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The launches read it, or a copy: of one of another type or order, that lies in the midst of another, or whose
-        elements are negative by nothing but a mark on it.
+    def bind(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the tensor that the launches will read, which must stay alive until they are enqueued.
+
+        A copy if the dtype, strides or alignment differ from the plan's, or if PyTorch's lazy negation bit is set.
         """
         address = tensor.data_ptr()
-        if not address % ALIGNMENT and (self._is_like_last(tensor) or self._is_readable(tensor)):
+        if not address % ALIGNMENT and (self._matches_last(tensor) or self._is_readable(tensor)):
             self._point(address)
             return tensor
-        return self._copy.make().copy_(tensor.detach())
+        return self._copy.allocate().copy_(tensor.detach())
 
     def _is_readable(self, tensor: torch.Tensor) -> bool:
-        """Looks at each of its properties, which takes several times as long as to see that they are those of the last
-        one: for the first calls, and for those in other modes of PyTorch."""
+        # Several times slower than the guard of the last tensor: the first calls and other PyTorch modes get here.
         if tensor.dtype is not self._dtype or not self._is_packed(tensor) or WORDS.is_negative(tensor):
             return False
-        if self._guards < _MOST_GUARDS:
-            self._is_like_last = WORDS.guard([tensor])
+        if self._guards < _MAX_GUARDS:
+            self._matches_last = WORDS.guard([tensor])
             self._guards += 1
         return True
 
 
-class Made:
-    """Memory that the launches are pointed at, new at each call."""
+class OutputBinding:
+    """Binds kernels to a result: a new tensor per call, or the caller's."""
 
     def __init__(self, form: Form, device: torch.device, point: Point) -> None:
         like = form.view(torch.empty(form.bytes, dtype=torch.uint8, device="meta"), 0)
         self._dtype, self._strides = form.dtype, like.stride()
         self._shape = tuple(like.shape)
         self._device = device
-        self._quick = WORDS.allocator(device) if device.type == "cuda" else None
+        self._fast_empty = WORDS.allocator(device) if device.type == "cuda" else None
         self._point = point
 
     def _empty(self) -> torch.Tensor:
-        if self._quick is not None and WORDS.current_device() == self._device.index:
-            return self._quick(self._shape, self._strides, self._dtype)
+        if self._fast_empty is not None and WORDS.current_device() == self._device.index:
+            return self._fast_empty(self._shape, self._strides, self._dtype)
         return torch.empty_strided(self._shape, self._strides, dtype=self._dtype, device=self._device)
 
-    def make(self) -> torch.Tensor:
-        made = self._empty()
-        self._point(made.data_ptr())
-        return made
+    def allocate(self) -> torch.Tensor:
+        tensor = self._empty()
+        self._point(tensor.data_ptr())
+        return tensor
 
-    def within(self, room: torch.Tensor) -> torch.Tensor:
-        """The launches write into that tensor, if they would have made one like it; else into a new one."""
-        if not self._is_like(room):
-            return self.make()
-        self._point(room.data_ptr())
-        return room
+    def bind(self, out: torch.Tensor) -> torch.Tensor:
+        """Return the tensor that the launches will write: `out` if its memory layout matches, else a new one."""
+        if not self._is_writable(out):
+            return self.allocate()
+        self._point(out.data_ptr())
+        return out
 
-    def _is_like(self, room: torch.Tensor) -> bool:
+    def _is_writable(self, out: torch.Tensor) -> bool:
         return (
-            room.dtype is self._dtype
-            and room.stride() == self._strides
-            and not room.data_ptr() % ALIGNMENT
-            and not WORDS.is_negative(room)
+            out.dtype is self._dtype
+            and out.stride() == self._strides
+            and not out.data_ptr() % ALIGNMENT
+            and not WORDS.is_negative(out)
         )

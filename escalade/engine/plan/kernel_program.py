@@ -1,4 +1,4 @@
-"""A plan made ready on a device over memory of its own: kernels, and on a GPU one CUDA graph of them all."""
+"""Run a plan as kernels over its own arena; on a GPU as one CUDA graph."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from escalade.device.cuda import CudaLaunch
 from escalade.device.graph import ChainedGraph, GraphNode, KernelGraph, RecordedGraph
 from escalade.device.run import Executable
 from escalade.device.strides import is_apart
-from escalade.engine.plan.addresses import Addresses
-from escalade.engine.plan.constants import Constants
-from escalade.engine.plan.io_binding import Given, Made
-from escalade.engine.plan.kernels import Kernels, clear_about_memory
+from escalade.engine.plan.constants import ConstantCache
+from escalade.engine.plan.io_binding import InputBinding, OutputBinding
+from escalade.engine.plan.kernels import PlanKernels, report_out_of_memory
+from escalade.engine.plan.launch_pointers import LaunchPointers
 from escalade.engine.plan.plan import Plan
-from escalade.engine.plan.program import Rooms, settled
-from escalade.engine.plan.values import Values
+from escalade.engine.plan.program import OutTensors, copy_into
+from escalade.engine.plan.values import PlanValues
 
 
-def _of_type(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The tensor, cast if it has to be: `to` gives the interpreter's lock away even if there is nothing to do."""
+def _to_dtype(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    # `to` releases the GIL even when there is nothing to convert.
     return tensor if tensor.dtype is dtype else tensor.to(dtype)
 
 
-def _copied(values: Values, name: str, tensor: torch.Tensor) -> torch.Tensor:
+def _copy_input(values: PlanValues, name: str, tensor: torch.Tensor) -> torch.Tensor:
     return values.at(name).copy_(tensor.detach(), non_blocking=True)
 
 
-class _End:
-    """An input or output of the caller's, to launches and to the graph that they are in."""
+class _RebindablePointer:
+    """A caller's input or output: pointer arguments of launches, and of their nodes in the CUDA graph."""
 
     def __init__(self, pointers: Pointers, graph: KernelGraph | None) -> None:
         self._pointers = pointers
@@ -43,126 +43,135 @@ class _End:
             self._graph.change(self._pointers.launches)
 
 
-class KernelProgram(Kernels):
-    """The kernels of a plan; on the GPU one CUDA graph of them all.
+class KernelProgram(PlanKernels):
+    """The kernels of a plan; on a GPU one CUDA graph.
 
-    A call points those that read an input or write a result at the caller's tensors. Where they lie where they lay in
-    the call before, as PyTorch's allocator often has it, there is nothing to do.
+    A call points the kernels that read an input or write a result at the caller's tensors. Graph nodes are only updated
+    when an address changed since the last call: PyTorch's caching allocator often returns the same one.
     """
 
     def __init__(
-        self, plan: Plan, constants: Constants, device: torch.device, like: Kernels | None = None
+        self,
+        plan: Plan,
+        constants: ConstantCache,
+        device: torch.device,
+        weights_from: PlanKernels | None = None,
     ) -> None:
-        super().__init__(plan, constants, device, like=like)
-        with clear_about_memory(plan, device):
-            self._graph = None if self._side is None else self._captured(self._side)
-            self._side = None  # for whoever makes the next program
-        self._addresses = Addresses.of(self)
-        self._ends = {name: _End(each, self._graph) for name, each in self._addresses.outside.items()}
-        self._given = {
-            name: Given(plan.forms[name], device, self._ends[name].point) for name in plan.inputs_outside
+        super().__init__(plan, constants, device, weights_from=weights_from)
+        with report_out_of_memory(plan, device):
+            self._graph = None if self._capture_stream is None else self._capture(self._capture_stream)
+            self._capture_stream = None  # returned for the next program to use
+        self._pointers = LaunchPointers.of(self)
+        self._outside_pointers = {
+            name: _RebindablePointer(each, self._graph) for name, each in self._pointers.outside.items()
         }
-        self._takes = [
-            self._given[each.name].take
-            if each.name in self._given
-            else partial(_copied, self._values, each.name)
+        self._inputs = {
+            name: InputBinding(plan.forms[name], device, self._outside_pointers[name].point)
+            for name in plan.inputs_outside
+        }
+        self._bind_input = [
+            self._inputs[each.name].bind
+            if each.name in self._inputs
+            else partial(_copy_input, self._values, each.name)
             for each in plan.graph.inputs
         ]
-        self._made = {
-            name: Made(plan.forms[name], device, self._ends[name].point) for name in plan.outputs_outside
+        self._outputs = {
+            name: OutputBinding(plan.forms[name], device, self._outside_pointers[name].point)
+            for name in plan.outputs_outside
         }
-        self._values.forget_outside()
-        self._is_at_home = False
+        self._values.release_outside()
+        self._is_bound_to_own = False
         for call in self.calls:
             if isinstance(call, Executable):
                 call.release()
 
-    def another(self) -> KernelProgram:
-        return KernelProgram(self.plan, self._shared, self._device, like=self)
+    def clone(self) -> KernelProgram:
+        return KernelProgram(self.plan, self._constants, self._device, weights_from=self)
 
-    def over(
+    def call(
         self,
         tensors: Sequence[torch.Tensor],
         types: Sequence[torch.dtype],
-        rooms: Rooms = None,
+        out: OutTensors = None,
     ) -> list[torch.Tensor]:
-        taken, made = self._ends_of(tensors, rooms)
+        bound_inputs, made = self._bind(tensors, out)
         self._replay()
-        del taken
-        return self._results(made, types, rooms)
+        del bound_inputs
+        return self._results(made, types, out)
 
-    def apart(
-        self, tensors: Sequence[torch.Tensor], types: Sequence[torch.dtype], rooms: Rooms = None
+    def call_isolated(
+        self, tensors: Sequence[torch.Tensor], types: Sequence[torch.dtype], out: OutTensors = None
     ) -> list[torch.Tensor]:
-        own, counters = (self._values.arena, self._memory.lasting), self._addresses.counters
-        self._values.move(torch.empty_like(self._values.arena))
-        fresh = {name: self.plan.lasting[name].allocate(self._device) for name in counters}
-        self._memory.lasting = {**self._memory.lasting, **fresh}
+        own, counters = (self._values.arena, self._memory.persistent), self._pointers.counters
+        self._values.set_arena(torch.empty_like(self._values.arena))
+        fresh = {name: self.plan.persistent[name].allocate(self._device) for name in counters}
+        self._memory.persistent = {**self._memory.persistent, **fresh}
         try:
             self._point_at_scratch()
-            taken, made = self._ends_of(tensors, rooms)
+            bound_inputs, made = self._bind(tensors, out)
             self.run_steps()
-            del taken
-            return self._results(made, types, rooms)
+            del bound_inputs
+            return self._results(made, types, out)
         finally:
-            arena, self._memory.lasting = own
-            self._values.move(arena)
+            arena, self._memory.persistent = own
+            self._values.set_arena(arena)
             self._point_at_scratch()
 
     def run(self) -> None:
-        """Runs them over memory of their own; on the GPU on the current stream."""
-        self.at_home()
+        """Run over the program's own memory; on a GPU on the current stream."""
+        self.bind_own_memory()
         self._replay()
 
-    def at_home(self) -> None:
-        """Points the kernels at memory of their own, until the next call."""
-        if self._is_at_home:
+    def bind_own_memory(self) -> None:
+        if self._is_bound_to_own:
             return
-        for name, end in self._ends.items():
+        for name, end in self._outside_pointers.items():
             end.point(self._values.at(name).data_ptr())
-        self._is_at_home = True
+        self._is_bound_to_own = True
 
-    def used_on(self, stream: torch.cuda.Stream) -> None:
-        """Whoever drops the program need not wait for it: its memory is not given away while the stream runs it."""
+    def record_stream(self, stream: torch.cuda.Stream) -> None:
+        """Keep the caching allocator from reusing our buffers while a replay on `stream` is in flight."""
         for tensor in (self._values.arena, *self.weights):
             tensor.record_stream(stream)
 
-    def _ends_of(
-        self, tensors: Sequence[torch.Tensor], rooms: Rooms
+    def _bind(
+        self, tensors: Sequence[torch.Tensor], out: OutTensors
     ) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
-        """Inputs or copies of them, which are to live until they are enqueued to be read, and results that kernels
-        write where the caller has them. What no kernel reads there is copied."""
-        self._is_at_home = False
-        taken = []  # a loop, for a comprehension or a strict zip takes as long as what it does
-        for take, tensor in zip(self._takes, tensors):  # noqa: B905
-            taken.append(take(tensor))
-        if rooms is None:
-            return taken, {name: each.make() for name, each in self._made.items()}
-        wanted = dict(zip(self.plan.graph.outputs, rooms, strict=True))
-        return taken, {
-            name: each.within(wanted[name]) if is_apart(wanted[name], tensors) else each.make()
-            for name, each in self._made.items()
+        """Return the bound inputs, to keep alive until the launches are enqueued, and the results that kernels write.
+
+        Inputs that no kernel reads in place are copied into the arena.
+        """
+        self._is_bound_to_own = False
+        bound_inputs = []  # a plain loop: a comprehension or a strict zip doubles the cost on this hot path
+        for take, tensor in zip(self._bind_input, tensors):  # noqa: B905
+            bound_inputs.append(take(tensor))
+        if out is None:
+            return bound_inputs, {name: each.allocate() for name, each in self._outputs.items()}
+        wanted = dict(zip(self.plan.graph.outputs, out, strict=True))
+        return bound_inputs, {
+            name: each.bind(wanted[name]) if is_apart(wanted[name], tensors) else each.allocate()
+            for name, each in self._outputs.items()
         }
 
     def _results(
-        self, made: dict[str, torch.Tensor], types: Sequence[torch.dtype], rooms: Rooms
+        self, made: dict[str, torch.Tensor], types: Sequence[torch.dtype], out: OutTensors
     ) -> list[torch.Tensor]:
-        """The results, those that no kernel writes where the caller has them copied there."""
+        """Return the results in output order; those that no kernel wrote in place are copied out."""
         outputs = self.plan.graph.outputs
-        if rooms is not None:
-            return settled(rooms, [made[name] if name in made else self._output(name) for name in outputs])
+        if out is not None:
+            return copy_into(out, [made[name] if name in made else self._output(name) for name in outputs])
         results = []
         for name, dtype in zip(outputs, types):  # noqa: B905
             if name in made:
-                results.append(_of_type(made[name], dtype))
+                results.append(_to_dtype(made[name], dtype))
             else:
                 results.append(self._output(name).to(dtype, copy=True))
         return results
 
     def _point_at_scratch(self) -> None:
-        self._addresses.arena.point(self._values.arena.data_ptr())
-        for name, pointers in self._addresses.counters.items():
-            pointers.point(self._memory.lasting[name].data_ptr())
+        self._pointers.arena.point(self._values.arena.data_ptr())
+        for name, pointers in self._pointers.counters.items():
+            pointers.point(self._memory.persistent[name].data_ptr())
 
     def _replay(self) -> None:
         if self._graph is not None:
@@ -170,17 +179,17 @@ class KernelProgram(Kernels):
         else:
             self.run_steps()
 
-    def _captured(self, side: torch.cuda.Stream) -> KernelGraph | None:
+    def _capture(self, stream: torch.cuda.Stream) -> KernelGraph | None:
         if not self.calls:  # all results are inputs, constants, or without elements
             return None
         with torch.cuda.device(self._device):
             chain = self._chain()
-            graph = ChainedGraph(chain) if chain else RecordedGraph(self._recorded, side)
-        torch.cuda.current_stream(self._device).wait_stream(side)
+            graph = ChainedGraph(chain) if chain else RecordedGraph(self._record, stream)
+        torch.cuda.current_stream(self._device).wait_stream(stream)
         return graph
 
     def _chain(self) -> list[CudaLaunch] | None:
-        """All that a run does, if it is launches one behind the other."""
+        """Return the run's launches if it is nothing but kernels on one stream."""
         launches = [
             launch
             for call in self.calls
@@ -189,7 +198,7 @@ class KernelProgram(Kernels):
         chain = [launch for launch in launches if isinstance(launch, CudaLaunch) and launch.is_in_line]
         return chain if len(chain) == len(launches) else None
 
-    def _recorded(self) -> list[GraphNode]:
+    def _record(self) -> list[GraphNode]:
         with ExitStack() as noting:
             nodes = [
                 noting.enter_context(call.noting_nodes())

@@ -1,4 +1,4 @@
-"""The kernels of a plan made ready on a device over an arena, weights packed: one launch after another."""
+"""Prepare a plan's kernels on a device: compile them, pack weights, and bind them to an arena."""
 
 from __future__ import annotations
 
@@ -16,95 +16,98 @@ from escalade.device.recipe import Recipe
 from escalade.device.streams import own_stream
 from escalade.engine.nodes.arithmetic import own_arithmetic
 from escalade.engine.nodes.lowering import OWN
-from escalade.engine.plan.constants import Constants
-from escalade.engine.plan.memory import Memory
-from escalade.engine.plan.multi_output import SeveralResults
+from escalade.engine.plan.constants import ConstantCache
+from escalade.engine.plan.memory import PlanMemory
+from escalade.engine.plan.multi_output import MultiOutputCalls
 from escalade.engine.plan.plan import Plan
-from escalade.engine.plan.step import ConstantForm, Step
-from escalade.engine.plan.values import Values
+from escalade.engine.plan.step import ConstantForm, PlanStep
+from escalade.engine.plan.values import PlanValues
 from escalade.errors import OutOfMemory
 from escalade.gc_pause import collected_later
 
 
-class Kernels:
-    """The kernels of a plan over its arena, weights packed: on the GPU, or on the twin for the CPU."""
+class PlanKernels:
+    """The kernels of a plan bound to its arena, with packed weights: on the GPU, or on the twin for the CPU."""
 
     def __init__(
         self,
         plan: Plan,
-        constants: Constants,
+        constants: ConstantCache,
         device: torch.device,
         bound: Mapping[str, torch.Tensor] = MappingProxyType({}),
-        like: Kernels | None = None,
+        weights_from: PlanKernels | None = None,
     ) -> None:
-        """`bound` are the tensors of a plan whose inputs are bound, dense and in the forms that it has for them. Packed
-        weights are those of other kernels `like` these, if there are any."""
+        """Read the inputs in `bound` from these tensors, dense and in the plan's forms.
+
+        Packed weights are shared with `weights_from`, kernels of the same plan.
+        """
         self.plan = plan
         self._device = device
-        self._shared = constants
-        self._parts = SeveralResults(plan, device)
-        with clear_about_memory(plan, device):
+        self._constants = constants
+        self._multi_output = MultiOutputCalls(plan, device)
+        with report_out_of_memory(plan, device):
             arena = torch.empty(plan.arena_bytes, dtype=torch.uint8, device=device)
-            self._values = Values(plan, arena, bound)
-            self._is_packed = like is not None
-            packed = {} if like is None else like._memory.lasting
-            self._memory: Memory = Memory(plan, constants, self._values, device, packed)
-            compile_together([plan], device)
+            self._values = PlanValues(plan, arena, bound)
+            self._is_packed = weights_from is not None
+            packed = {} if weights_from is None else weights_from._memory.persistent
+            self._memory: PlanMemory = PlanMemory(plan, constants, self._values, device, packed)
+            compile_plans([plan], device)
             self._numbers = [number for number, step in enumerate(plan.steps) if step.runs]
             steps = [plan.steps[number] for number in self._numbers]
             with collected_later():
-                self.calls = [self._call(step, behind) for step, behind in zip_longest(steps, steps[1:])]
-            self._side = self._first_run() if device.type == "cuda" else None
+                self.calls = [self._call(step, after) for step, after in zip_longest(steps, steps[1:])]
+            self._capture_stream = self._first_run() if device.type == "cuda" else None
 
     @property
     def inputs(self) -> tuple[torch.Tensor, ...]:
-        """Inputs of the plan's own, not those of a call."""
-        return tuple(self._values.at(given.name) for given in self.plan.graph.inputs)
+        """The plan's own input buffers, not those of a call."""
+        return tuple(self._values.at(entry.name) for entry in self.plan.graph.inputs)
 
     @property
     def outputs(self) -> tuple[torch.Tensor, ...]:
-        """Outputs of the plan's own, not those of a call."""
+        """The plan's own output buffers, not those of a call."""
         return tuple(self._output(name) for name in self.plan.graph.outputs)
 
     @property
     def weights(self) -> tuple[torch.Tensor, ...]:
-        """Weights as the kernels read them, and counters: what lasts from call to call."""
-        return (*self._memory.lasting.values(), *self._memory.constants.values())
+        """Packed weights, constants and counters: everything kept from call to call."""
+        return (*self._memory.persistent.values(), *self._memory.constants.values())
 
     def run_steps(self) -> None:
-        """Runs one launch after another."""
-        for _, call in self.one_by_one():
+        """Run every step on the current stream, without a CUDA graph."""
+        for _, call in self.iter_steps():
             call()
 
-    def one_by_one(self) -> Iterator[tuple[Step, Callable[[], None]]]:
-        """The steps that do something, each with what runs it: once or more, before the next one is asked for."""
+    def iter_steps(self) -> Iterator[tuple[PlanStep, Callable[[], None]]]:
+        """Yield each step that runs with its callable, to be called at least once before the iterator advances."""
         for number, call in zip(self._numbers, self.calls, strict=True):
             yield self.plan.steps[number], call
-            self._values.end(number)
+            self._values.release_after(number)
 
-    def at_home(self) -> None:
-        """Sees to it that they run over memory of their own, as they do unless there are calls too."""
+    def bind_own_memory(self) -> None:
+        """Point the kernels at their own memory. They always are here; subclasses rebind them per call."""
 
-    def in_pytorch(self, step: Step) -> Callable[[], torch.Tensor]:
-        """What PyTorch would do in the place of a step, over the same values, to give what a kernel behind it reads."""
-        values, compute_result = self._values, self._computing(step)
-        return lambda: values.formed(step.node.name, compute_result())
+    def pytorch_call(self, step: PlanStep) -> Callable[[], torch.Tensor]:
+        """Return a callable that computes a step with PyTorch, in the form that the kernels after it read."""
+        values, compute = self._values, self._pytorch_function(step)
+        return lambda: values.to_form(step.node.name, compute())
 
-    def _computing(self, step: Step) -> Callable[[], torch.Tensor]:
-        """PyTorch's operators for a node over the plan's values, at the plan's precision."""
-        alone = Step(step.node)
+    def _pytorch_function(self, step: PlanStep) -> Callable[[], torch.Tensor]:
+        """Return a callable for PyTorch's operators of a node on the plan's values, at the plan's precision."""
+        without_kernel = PlanStep(step.node)
         constants = {
-            role: self._shared.get(alone.constant(role), self.plan.graph)
+            role: self._constants.get(without_kernel.constant(role), self.plan.graph)
             for role, name in step.node.inputs.items()
             if name in self.plan.graph.constants
         }
         values = {role: name for role, name in step.node.inputs.items() if role not in constants}
-        memory, parts, dtype, device = self._memory, self._parts, self.plan.dtype, self._device
+        # Locals instead of `self`: the callable must not keep the program alive (see memory.py).
+        memory, multi_output, dtype, device = self._memory, self._multi_output, self.plan.dtype, self._device
 
         def call() -> torch.Tensor:
-            given = {role: memory.as_stored(name) for role, name in values.items()}
+            inputs = {role: memory.as_stored(name) for role, name in values.items()}
             with own_arithmetic(dtype, device):
-                return parts.compute(step.node, {**constants, **given})
+                return multi_output.compute(step.node, {**constants, **inputs})
 
         return call
 
@@ -112,21 +115,21 @@ class Kernels:
         """Loads everything, on a stream that a graph can be recorded on. When it is over, weights are packed, for
         every stream.
         """
-        side = own_stream(self._device, computes=True)
-        side.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.device(self._device), torch.cuda.stream(side):
+        stream = own_stream(self._device, computes=True)
+        stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.device(self._device), torch.cuda.stream(stream):
             self._values.arena.zero_()
             self._values.outside.zero_()
             self.run_steps()
-            side.synchronize()
-        return side
+            stream.synchronize()
+        return stream
 
     def _output(self, name: str) -> torch.Tensor:
         if name in self.plan.graph.constants:
             return self._memory.constants[ConstantForm(name, OWN)]
         return self._values.at(name)
 
-    def _call(self, step: Step, behind: Step | None) -> Callable[[], None]:
+    def _call(self, step: PlanStep, following: PlanStep | None) -> Callable[[], None]:
         if step.recipe is None:
             return self._pytorch(step)
         assert step.lowered is not None
@@ -134,16 +137,16 @@ class Kernels:
             step.recipe,
             self._device,
             f"{step.node.source or step.node.name} ({step.lowered.problem.name})",
-            weights_stay=step.has_weights_ready(self.plan.graph.constants),
-            behind=behind.recipe if behind else None,
+            weights_stay=step.weights_are_constant(self.plan.graph.constants),
+            behind=following.recipe if following else None,
         )
-        if self.plan.apart.keys().isdisjoint(step.node.inputs.values()):
+        if self.plan.pytorch_owned.keys().isdisjoint(step.node.inputs.values()):
             bind = prepared.executable.bind if self._is_packed else prepared.bind
             return bind(self._memory.of(step, step.recipe))
-        return self._bound_late(step, step.recipe, prepared)
+        return self._late_bound_call(step, step.recipe, prepared)
 
-    def _bound_late(self, step: Step, recipe: Recipe, prepared: Prepared) -> Callable[[], None]:
-        """Kernels that read what PyTorch's steps give: each run finds it, and may find it elsewhere than the last."""
+    def _late_bound_call(self, step: PlanStep, recipe: Recipe, prepared: Prepared) -> Callable[[], None]:
+        """Return a callable that binds its kernels at each run: results of PyTorch steps move from run to run."""
         memory, is_packed = self._memory, self._is_packed
 
         def call() -> None:
@@ -157,33 +160,35 @@ class Kernels:
 
         return call
 
-    def _pytorch(self, step: Step) -> Callable[[], None]:
-        values, compute_result = self._values, self._computing(step)
-        return lambda: values.keep(step, compute_result())
+    def _pytorch(self, step: PlanStep) -> Callable[[], None]:
+        values, compute = self._values, self._pytorch_function(step)
+        return lambda: values.store(step, compute())
 
 
 @contextmanager
-def clear_about_memory(plan: Plan, device: torch.device) -> Iterator[None]:
-    """What does not fit is said in terms of the plan."""
+def report_out_of_memory(plan: Plan, device: torch.device) -> Iterator[None]:
+    """Re-raise PyTorch's out-of-memory error with the plan's own figures."""
     try:
         yield
     except torch.OutOfMemoryError as error:
         raise OutOfMemory(
             f"this plan needs {plan.bytes / 2**20:.0f} MiB ({plan.arena_bytes / 2**20:.0f} for values, "
-            f"{plan.constant_bytes / 2**20:.0f} for weights); {_left_of(device)}. Take a smaller batch"
+            f"{plan.constant_bytes / 2**20:.0f} for weights); {_free_memory(device)}. Use a smaller batch"
         ) from error
 
 
-def _left_of(device: torch.device) -> str:
+def _free_memory(device: torch.device) -> str:
     if device.type != "cuda":
         return "the CPU has less"
     free, total = torch.cuda.mem_get_info(device)
     return f"{device} has {free / 2**20:.0f} of {total / 2**20:.0f} MiB free"
 
 
-def compile_together(plans: Sequence[Plan], device: torch.device) -> None:
-    """What the cache does not have yet is compiled on all cores, and loaded while others are still being compiled;
-    whoever fails says so when its step is made."""
+def compile_plans(plans: Sequence[Plan], device: torch.device) -> None:
+    """Compile the programs that are not cached on all cores, loading each as soon as it is built.
+
+    A compile error is reported later, when the step that needs the program is prepared.
+    """
     programs = tuple(dict.fromkeys(program for plan in plans for program in plan.programs))
     here = architecture_of(device)
     if here is None:

@@ -1,4 +1,4 @@
-"""When each value of a plan is alive and whose bytes it has, and the arenas that follow."""
+"""Liveness and buffer sharing of a plan's values, and the arenas assigned from them."""
 
 from __future__ import annotations
 
@@ -12,81 +12,88 @@ from escalade.device.recipe import Workspace
 from escalade.engine.graph.forms import Form
 from escalade.engine.graph.graph import Graph
 from escalade.engine.nodes import operator_of
-from escalade.engine.plan.arena import Arena, Lifetime, assign
-from escalade.engine.plan.step import Step, are_few_launches
-from escalade.engine.plan.subbuffers import Parts
+from escalade.engine.plan.arena import Arena, Lifetime, assign_offsets
+from escalade.engine.plan.step import PlanStep, few_enough_launches
+from escalade.engine.plan.subbuffers import SubbufferLayout
 
 
 @dataclass(frozen=True)
-class Lives:
-    """When each value is alive: inputs from the start, outputs to the end, everything else from its step to its last
-    reader's.
+class Liveness:
+    """Live range and storage of every value.
+
+    Inputs are live from the start (step -1), outputs to the end, other values from their step to their last reader.
     """
 
     first: Mapping[str, int]
-    lives: Mapping[str, int]
-    """The last step at which the bytes matter, of values that have bytes of their own."""
+    live_until: Mapping[str, int]
+    """Last step that needs the bytes of each value with a buffer of its own, its views and subbuffers included."""
     owner: Mapping[str, str]
-    """Values that share another's bytes."""
-    apart: Mapping[str, int]
-    """The last step at which values matter that have no place in the arena: PyTorch's, and views of them."""
+    """The value whose bytes each view, subbuffer or in-place result shares."""
+    pytorch_owned: Mapping[str, int]
+    """Last use of each value in memory from PyTorch's allocator: results of PyTorch steps, and views of them."""
 
     def root(self, name: str) -> str:
         return _root(name, self.owner)
 
-    def offset(self, name: str, parts: Parts) -> int:
-        """Bytes from the beginning of the root."""
+    def offset(self, name: str, layout: SubbufferLayout) -> int:
+        """Return the offset in bytes from the start of the root's buffer."""
         total = 0
         while name in self.owner:
-            if name in parts.places:
-                total += parts.places[name].first * parts.forms[name].dtype.itemsize
+            if name in layout.subbuffers:
+                total += layout.subbuffers[name].offset * layout.forms[name].dtype.itemsize
             name = self.owner[name]
         return total
 
     @staticmethod
-    def of(graph: Graph, steps: Sequence[Step], parts: Parts, bound: frozenset[str]) -> Lives:
-        """The values but those that are `bound` to tensors of somebody else's; views of these lie apart too."""
-        end, forms = len(steps), parts.forms
-        owner = {name: place.whole for name, place in parts.places.items()}
+    def of(
+        graph: Graph, steps: Sequence[PlanStep], layout: SubbufferLayout, bound: frozenset[str]
+    ) -> Liveness:
+        """Analyze a plan's values, except inputs `bound` to fixed tensors, which have no place in the arena."""
+        end, forms = len(steps), layout.forms
+        owner = {name: subbuffer.root for name, subbuffer in layout.subbuffers.items()}
         last: dict[str, int] = {}
-        made = {step.node.name: number for number, step in enumerate(steps)}
-        made |= {step.node.name: made[step.beside.node] for step in steps if step.beside is not None}
+        produced_at = {step.node.name: number for number, step in enumerate(steps)}
+        produced_at |= {
+            step.node.name: produced_at[step.side_output.node]
+            for step in steps
+            if step.side_output is not None
+        }
         for step in steps:
-            number = made[step.node.name]
+            number = produced_at[step.node.name]
             for name in step.node.inputs.values():
                 last[name] = max(last.get(name, number), number)
             last.setdefault(step.node.name, number)
         for name in graph.outputs:
             last[name] = end
-        for step in reversed(steps):  # a view's bytes are those of what it is a view of
+        for step in reversed(steps):  # a view keeps the bytes of its source alive
             if step.is_alias or (step.in_pytorch and operator_of(step.node).may_share(step.node)):
                 for name in step.node.inputs.values():
                     last[name] = max(last[name], last[step.node.name])
         in_pytorch = {step.node.name for step in steps if step.in_pytorch}
-        given = {entry.name for entry in graph.inputs}
-        first = dict.fromkeys(given, -1)
-        lives: dict[str, int] = {name: last.get(name, -1) for name in given}
-        for name, whole in owner.items():
-            first[name] = made[name]
-            first[whole] = min(first.get(whole, end), made[name], made.get(whole, end))
-            lives[whole] = max(lives.get(whole, -1), last[name], last[whole])
+        inputs = {entry.name for entry in graph.inputs}
+        first = dict.fromkeys(inputs, -1)
+        live_until: dict[str, int] = {name: last.get(name, -1) for name in inputs}
+        for name, root in owner.items():
+            first[name] = produced_at[name]
+            first[root] = min(first.get(root, end), produced_at[name], produced_at.get(root, end))
+            live_until[root] = max(live_until.get(root, -1), last[name], last[root])
         for number, step in enumerate(steps):
             name = step.node.name
-            is_another = step.is_alias and name not in parts.in_place
-            if name in first and not is_another:
+            is_view = step.is_alias and name not in layout.in_place
+            if name in first and not is_view:
                 continue
-            first[name] = made[name]
+            first[name] = produced_at[name]
             shared = None
             if step.is_alias:
                 shared = step.node.inputs["x"]
             elif step.lowered and step.lowered.in_place:
                 candidate = step.node.inputs[step.lowered.in_place]
-                whole = _root(candidate, owner)
+                root = _root(candidate, owner)
                 if (
-                    whole in lives
-                    and whole not in given
-                    and whole not in in_pytorch
-                    and lives[whole] == number
+                    root in live_until
+                    and root not in inputs
+                    and root not in in_pytorch
+                    and live_until[root] == number
                     and forms[candidate].bytes == forms[name].bytes
                     and not forms[candidate].pitch
                     and list(step.node.inputs.values()).count(candidate) == 1
@@ -94,17 +101,19 @@ class Lives:
                     shared = candidate
             if shared is not None and _root(shared, owner) in first:
                 owner[name] = shared
-                whole = _root(name, owner)
-                # What others are parts of may itself be another's bytes.
-                lives[whole] = max(lives[whole], last[name], lives.pop(name, -1))
+                root = _root(name, owner)
+                # A buffer with subbuffers may itself become a view of another value.
+                live_until[root] = max(live_until[root], last[name], live_until.pop(name, -1))
             else:
-                lives[name] = last[name]
+                live_until[name] = last[name]
         in_arena = {_root(name, owner) for name in graph.outputs}
-        elsewhere = (in_pytorch - in_arena) | bound
-        apart = {name: lives[_root(name, owner)] for name in first if _root(name, owner) in elsewhere}
-        lives = {name: end for name, end in lives.items() if name not in apart}
-        apart = {name: end for name, end in apart.items() if name not in bound}
-        return Lives(first, lives, owner, apart)
+        not_in_arena = (in_pytorch - in_arena) | bound
+        pytorch_owned = {
+            name: live_until[_root(name, owner)] for name in first if _root(name, owner) in not_in_arena
+        }
+        live_until = {name: end for name, end in live_until.items() if name not in pytorch_owned}
+        pytorch_owned = {name: end for name, end in pytorch_owned.items() if name not in bound}
+        return Liveness(first, live_until, owner, pytorch_owned)
 
 
 def _root(name: str, owner: Mapping[str, str]) -> str:
@@ -113,47 +122,48 @@ def _root(name: str, owner: Mapping[str, str]) -> str:
     return name
 
 
-def lying_outside(
-    graph: Graph, steps: Sequence[Step], values: Lives, forms: Mapping[str, Form]
+def values_outside(
+    graph: Graph, steps: Sequence[PlanStep], liveness: Liveness, forms: Mapping[str, Form]
 ) -> dict[str, str]:
-    """The values with the bytes of an input or an output that kernels alone read and write.
+    """Return the values stored in the caller's tensors, with the input or output whose bytes each shares.
 
-    The others are copied: those of PyTorch's steps and of kernels that read what these give, results that are no
-    tensors of their own, but an input (which is copied then), a constant, or the bytes of another result, and results
-    of another type than the model's. Calls of few launches have no arena to leave these in.
+    Only kernels whose pointers can be rebound read and write these. Everything else is copied from or to the arena:
+    - values that PyTorch steps read or write, and values of kernels that read a PyTorch result;
+    - outputs that are an input (which is copied as well), a constant, or share bytes with another output;
+    - outputs whose dtype differs from the model's, unless the plan is short enough to run without an arena copy.
     """
-    copied = {
-        values.root(name)
+    copied_roots = {
+        liveness.root(name)
         for step in steps
-        if step.in_pytorch or not values.apart.keys().isdisjoint(step.node.inputs.values())
+        if step.in_pytorch or not liveness.pytorch_owned.keys().isdisjoint(step.node.inputs.values())
         for name in (*step.node.inputs.values(), step.node.name)
     }
-    given = {entry.name for entry in graph.inputs}
-    results = Counter(map(values.root, graph.outputs))
-    holders = {name: name for name in given - copied - results.keys()}
-    few = are_few_launches(steps)
+    inputs = {entry.name for entry in graph.inputs}
+    results = Counter(map(liveness.root, graph.outputs))
+    holders = {name: name for name in inputs - copied_roots - results.keys()}
+    few = few_enough_launches(steps)
     for name, dtype in zip(graph.outputs, graph.output_types, strict=True):
-        whole = values.root(name)
-        if whole not in values.lives.keys() - given - copied or results[whole] > 1:
+        root = liveness.root(name)
+        if root not in liveness.live_until.keys() - inputs - copied_roots or results[root] > 1:
             continue
         as_returned = few or forms[name].dtype is getattr(torch, dtype)
-        if as_returned and forms[whole].bytes == forms[name].bytes:
-            holders[whole] = name
-    everything = (*values.lives, *values.owner)
-    return {name: holders[values.root(name)] for name in everything if values.root(name) in holders}
+        if as_returned and forms[root].bytes == forms[name].bytes:
+            holders[root] = name
+    all_names = (*liveness.live_until, *liveness.owner)
+    return {name: holders[liveness.root(name)] for name in all_names if liveness.root(name) in holders}
 
 
-def arenas(
-    steps: Sequence[Step],
-    values: Lives,
+def assign_arenas(
+    steps: Sequence[PlanStep],
+    liveness: Liveness,
     forms: Mapping[str, Form],
-    lasting: Mapping[str, Workspace],
+    persistent: Mapping[str, Workspace],
     outside: Mapping[str, str],
 ) -> tuple[Arena, Arena]:
-    """A place for everything that is inside, and for all that is outside."""
-    own = [
-        Lifetime(name, forms[name].bytes, values.first[name], end)
-        for name, end in values.lives.items()
+    """Assign one arena to values inside the plan, and one to values outside it."""
+    arena_lifetimes = [
+        Lifetime(name, forms[name].bytes, liveness.first[name], end)
+        for name, end in liveness.live_until.items()
         if name not in outside
     ]
     scratch = [
@@ -161,8 +171,10 @@ def arenas(
         for number, step in enumerate(steps)
         if step.recipe
         for workspace in step.recipe.workspaces
-        if step.workspace_name(workspace) not in lasting
+        if step.workspace_name(workspace) not in persistent
     ]
-    # Apart from each other and from all else, as the caller's tensors are.
-    outer = [Lifetime(name, forms[name].bytes, 0, 0) for name in values.lives if name in outside]
-    return assign([*own, *scratch]), assign(outer)
+    # Lifetimes that all overlap: like the caller's tensors, these never share bytes.
+    outside_lifetimes = [
+        Lifetime(name, forms[name].bytes, 0, 0) for name in liveness.live_until if name in outside
+    ]
+    return assign_offsets([*arena_lifetimes, *scratch]), assign_offsets(outside_lifetimes)

@@ -1,7 +1,7 @@
-"""What a plan's kernels read and write, where it lies now.
+"""The tensors that a plan's kernels are bound to.
 
-Steps hold on to this, not to the program that they are of: a program that holds steps which hold it is only freed when
-Python searches for garbage, and with it the memory of a plan that nobody has any more.
+Steps reference this object and not their program: a reference cycle would keep the arena allocated until Python's
+garbage collector runs.
 """
 
 from __future__ import annotations
@@ -12,80 +12,83 @@ import torch
 
 from escalade.device.recipe import Recipe
 from escalade.engine.graph.forms import STORAGE
-from escalade.engine.plan.constants import Constants
+from escalade.engine.plan.constants import ConstantCache
 from escalade.engine.plan.plan import Plan
-from escalade.engine.plan.step import Step
-from escalade.engine.plan.values import Values
+from escalade.engine.plan.step import PlanStep
+from escalade.engine.plan.values import PlanValues
 
 
-class Memory:
+class PlanMemory:
     """The values of a plan, its constants, and the workspaces of its kernels."""
 
     def __init__(
         self,
         plan: Plan,
-        constants: Constants,
-        values: Values,
+        constants: ConstantCache,
+        values: PlanValues,
         device: torch.device,
         packed: Mapping[str, torch.Tensor],
     ) -> None:
-        """`packed` are workspaces of other kernels of this plan, whose weights are packed already."""
+        """Reuse workspaces in `packed`, which hold weights that another program of this plan has packed."""
         self._plan = plan
         self._device = device
         self._values = values
-        self._rooms: dict[str, dict[str, torch.Tensor]] = {}
-        self.lasting: dict[str, torch.Tensor] = lasting(plan, device, packed)
-        """Workspaces that keep what they hold from run to run, by name."""
+        self._unread: dict[str, dict[str, torch.Tensor]] = {}
+        self.persistent: dict[str, torch.Tensor] = allocate_persistent(plan, device, packed)
+        """Workspaces whose contents are kept from run to run, by name."""
         self.constants = {entry: constants.get(entry, plan.graph) for entry in plan.constants}
 
-    def of(self, step: Step, recipe: Recipe) -> dict[str, torch.Tensor]:
-        """What a step's kernels read and write."""
+    def of(self, step: PlanStep, recipe: Recipe) -> dict[str, torch.Tensor]:
+        """Return the tensors of a step's kernels by role or buffer name."""
         tensors = self._constants_of(step)
         tensors |= {
             role: self._values.dense(name) for role, name in step.node.inputs.items() if role not in tensors
         }
         tensors["y"] = self._values.at(step.node.name)
-        tensors |= self._unread(step)
+        tensors |= self._unread_outputs(step)
         tensors |= {
-            buffer: self._values.at(name) for buffer, name in self._plan.beside(step.node.name).items()
+            buffer: self._values.at(name) for buffer, name in self._plan.side_outputs(step.node.name).items()
         }
         for workspace in recipe.workspaces:
             name = step.workspace_name(workspace)
-            if name in self.lasting:
-                tensors[workspace.name] = self.lasting[name]
+            if name in self.persistent:
+                tensors[workspace.name] = self.persistent[name]
             else:
-                offset = self._plan.places[name]
+                offset = self._plan.offsets[name]
                 tensors[workspace.name] = self._values.arena[offset : offset + workspace.bytes]
         return tensors
 
     def as_stored(self, name: str) -> torch.Tensor:
-        """A value for PyTorch, which multiplies numbers of one type: an image may have come in another."""
+        """Return a value for PyTorch's operators, which need one dtype: a floating input may have another."""
         value = self._values.at(name)
         if self._plan.graph.typed:
             return value
-        is_image = any(name == given.name for given in self._plan.graph.inputs)
+        is_image = any(name == entry.name for entry in self._plan.graph.inputs)
         return value.to(STORAGE[self._plan.dtype]) if is_image and value.is_floating_point() else value
 
-    def _constants_of(self, step: Step) -> dict[str, torch.Tensor]:
+    def _constants_of(self, step: PlanStep) -> dict[str, torch.Tensor]:
         return {
             role: self.constants[step.constant(role)]
             for role, name in step.node.inputs.items()
             if name in self._plan.graph.constants
         }
 
-    def _unread(self, step: Step) -> dict[str, torch.Tensor]:
-        """Room for what a step's kernels write besides its result, and nobody reads."""
+    def _unread_outputs(self, step: PlanStep) -> dict[str, torch.Tensor]:
+        """Return buffers for the side outputs that a step's kernels write and no step reads."""
         assert step.lowered is not None
-        if step.node.name not in self._rooms:
-            every = step.lowered.operation.further_outputs(step.lowered.problem, self._device)
-            read = self._plan.beside(step.node.name)
-            self._rooms[step.node.name] = {name: room for name, room in every.items() if name not in read}
-        return self._rooms[step.node.name]
+        name = step.node.name
+        if name not in self._unread:
+            buffers = step.lowered.operation.further_outputs(step.lowered.problem, self._device)
+            read = self._plan.side_outputs(name)
+            self._unread[name] = {buffer: tensor for buffer, tensor in buffers.items() if buffer not in read}
+        return self._unread[name]
 
 
-def lasting(plan: Plan, device: torch.device, packed: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Workspaces that keep what they hold: weights that are packed already, and new ones. Counters are always new."""
+def allocate_persistent(
+    plan: Plan, device: torch.device, packed: Mapping[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """Return the plan's persistent workspaces: those in `packed` are reused, except counters, which are always new."""
     return {
         name: packed[name] if name in packed and not each.zeroed else each.allocate(device)
-        for name, each in plan.lasting.items()
+        for name, each in plan.persistent.items()
     }

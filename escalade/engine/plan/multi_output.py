@@ -1,4 +1,4 @@
-"""Calls of PyTorch's in a plan that have several results."""
+"""PyTorch operators with several results, such as `aten.max.dim`."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from escalade.engine.nodes.evaluate import compute
 from escalade.engine.plan.plan import Plan
 
 
-class SeveralResults:
-    """Operators of PyTorch's with several results, each a node of its own: they run once for all of these."""
+class MultiOutputCalls:
+    """Runs a PyTorch operator once for all of its results, each of which is a graph node."""
 
     def __init__(self, plan: Plan, home: torch.device, everything: bool = False) -> None:
-        """PyTorch computes the steps that the plan leaves to it, or `everything`, on the device `home`."""
+        """Compute the plan's PyTorch steps, or `everything`, on the device `home`."""
         self._home = home
         self._typed = plan.graph.typed
         self._others: dict[str, list[Node]] = {}
-        """The other nodes of each such call, by its first."""
+        """The remaining nodes of each call, by the name of its first node."""
         self._ready: dict[str, torch.Tensor | None] = {}
         calls: dict[str, list[Node]] = {}
         for step in plan.steps:
@@ -33,13 +33,12 @@ class SeveralResults:
             self._others[first.name] = others
 
     def compute(self, node: Node, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """A node's result; those of the others, which are next, are kept until they are asked for."""
+        """Return a node's result; the call's other results are kept until their nodes are computed."""
         others = self._others.get(node.name)
         if node.name in self._ready:
             return _required(self._ready.pop(node.name), node)
         if not others:
-            given = _widened(node, inputs) if self._typed else inputs
-            return compute(node, given, self._home)
+            return compute(node, _widened(node, inputs) if self._typed else inputs, self._home)
         results = results_of(
             node.attributes["target"], node.attributes["arguments"], inputs, node.attributes.get(ORDERS, {})
         )
@@ -49,7 +48,7 @@ class SeveralResults:
 
 
 def _widened(node: Node, inputs: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
-    """Inputs of a type narrower than the result's in the result's type, for operators that absorb casts.
+    """Cast inputs narrower than the result to the result's dtype, for operators that absorb casts.
 
     `silu(x.float())` of a half is one node, `silu(x)`, with a float32 result. Kernels compute it in fp32; PyTorch would
     compute it in the type of its input.
@@ -66,7 +65,7 @@ def _widened(node: Node, inputs: Mapping[str, torch.Tensor]) -> Mapping[str, tor
 def _required(result: torch.Tensor | None, node: Node) -> torch.Tensor:
     if result is None:
         raise OperatorError(
-            f"PyTorch's {node.attributes['target']} gives nothing in the place of a result that the plan has of it: a "
-            "plan takes operators that give what their graph says"
+            f"PyTorch's {node.attributes['target']} returned None for result {node.attributes['result']}, which was a "
+            "tensor when the model was captured"
         )
     return result

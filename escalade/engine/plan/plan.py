@@ -1,7 +1,7 @@
-"""The plan of a network for one batch size: which kernels run, over which bytes of one arena.
+"""The plan of a network for one batch size: which kernels run, and on which bytes of one arena.
 
-All of it is known before anything runs. Steps read and write values in the arena; weights lie outside it,
-packed once into the form that the chosen kernels want.
+All of it is fixed before anything runs. Steps read and write values in the arena. Weights are stored outside it, packed
+once into the layout that the chosen kernels read.
 """
 
 from __future__ import annotations
@@ -16,84 +16,82 @@ from escalade.engine.graph.forms import STORAGE, Form
 from escalade.engine.graph.graph import Graph
 from escalade.engine.nodes.lowering import FP8, FP32
 from escalade.engine.plan.arena import Lifetime
-from escalade.engine.plan.step import ConstantForm, Step, are_few_launches
+from escalade.engine.plan.step import ConstantForm, PlanStep, few_enough_launches
 from escalade.ops.base.problem import Problem
 from escalade.ops.choose.choice import Choice
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a network does for one batch size."""
+    """Steps and memory of a network for one batch size."""
 
     dtype: str
     graph: Graph
-    """The graph with every size a number."""
-    steps: tuple[Step, ...]
+    """The graph with concrete sizes."""
+    steps: tuple[PlanStep, ...]
     forms: Mapping[str, Form]
-    places: Mapping[str, int]
-    """The offset of every value and of every workspace that a step uses only while it runs. Values that are outside
-    follow behind the arena, for runs over memory of the plan's own."""
+    offsets: Mapping[str, int]
+    """Byte offset of every value, and of every workspace that is only used during its step. Values in `outside` have
+    offsets after the arena's end, for runs on the plan's own memory."""
     arena_bytes: int
-    """Bytes of all that lies inside."""
     lifetimes: tuple[Lifetime, ...]
-    """When each value and workspace inside is alive, in steps from 0 on: inputs from -1, outputs to behind the last."""
-    lasting: Mapping[str, Workspace]
-    """Workspaces that are written once, and counters: they keep what they hold from call to call."""
+    """Live range in steps of every value and workspace in the arena: inputs from -1, outputs to `len(steps)`."""
+    persistent: Mapping[str, Workspace]
+    """Workspaces whose contents are kept from call to call: packed weights and counters."""
     constants: tuple[ConstantForm, ...]
     outside: Mapping[str, str]
-    """Values that lie in the caller's tensors instead of the arena: the input or output whose bytes each has. Kernels
-    read inputs where they are and write results where they are wanted."""
+    """Values stored in the caller's tensors instead of the arena, with the input or output whose bytes each shares."""
     outside_bytes: int
-    apart: Mapping[str, int]
-    """Values of PyTorch's steps, which lie where PyTorch puts them, and their views: the last step at which each
-    matters. Outputs are not among them."""
+    pytorch_owned: Mapping[str, int]
+    """Last use of each value in memory from PyTorch's allocator: results of PyTorch steps and their views, except
+    outputs."""
     chosen: Mapping[tuple[str, Problem], Choice]
-    """What was chosen by operation and problem, every value by itself; also for what PyTorch does after all."""
+    """Choice by operation and dense problem, including nodes that PyTorch computes in the end."""
 
     @property
     def batch(self) -> int:
-        """The size of the first input's first dimension, if it has one."""
+        """The size of the first input's first dimension; 1 if it has none."""
         batch = self.graph.inputs[0].shape[0] if self.graph.inputs and self.graph.inputs[0].shape else 1
         assert isinstance(batch, int)
         return batch
 
     @property
     def is_direct(self) -> bool:
-        """Whether a call is a few launches over nothing but the caller's tensors and scratch memory."""
+        """True if a call is a few launches on nothing but the caller's tensors and scratch memory."""
         read, written = len(self.inputs_outside), len(self.outputs_outside)
         all_outside = (read, written) == (len(self.graph.inputs), len(self.graph.outputs))
-        return all_outside and are_few_launches(self.steps)
+        return all_outside and few_enough_launches(self.steps)
 
     @property
     def inputs_outside(self) -> tuple[str, ...]:
-        """The inputs that are read where the caller has them; the others are copied into the arena."""
-        return tuple(given.name for given in self.graph.inputs if given.name in self.outside)
+        """Inputs that kernels read in the caller's tensors; the others are copied into the arena."""
+        return tuple(entry.name for entry in self.graph.inputs if entry.name in self.outside)
 
     @property
     def outputs_outside(self) -> tuple[str, ...]:
-        """The outputs that are written where the caller gets them; the others are copied there."""
+        """Outputs that kernels write in the caller's tensors; the others are copied from the arena."""
         return tuple(name for name in self.graph.outputs if name in self.outside)
 
-    def beside(self, name: str) -> Mapping[str, str]:
-        """The values that a node's kernels write beside its own, by the buffers that they are there."""
-        return self._beside.get(name, {})
+    def side_outputs(self, name: str) -> Mapping[str, str]:
+        """Return the values that a node's kernels write besides its result, by buffer name."""
+        return self._side_outputs.get(name, {})
 
     @cached_property
-    def _beside(self) -> dict[str, dict[str, str]]:
+    def _side_outputs(self) -> dict[str, dict[str, str]]:
         found: dict[str, dict[str, str]] = {}
         for step in self.steps:
-            if step.beside is not None:
-                found.setdefault(step.beside.node, {})[step.beside.buffer] = step.node.name
+            if step.side_output is not None:
+                found.setdefault(step.side_output.node, {})[step.side_output.buffer] = step.node.name
         return found
 
     @property
     def programs(self) -> tuple[Program, ...]:
-        """What its kernels are compiled of."""
+        """The distinct programs that the kernels are compiled from."""
         recipes = (step.recipe for step in self.steps if step.recipe)
         return tuple(dict.fromkeys(program for recipe in recipes for program in recipe.programs))
 
     @property
-    def fallbacks(self) -> tuple[Step, ...]:
+    def fallbacks(self) -> tuple[PlanStep, ...]:
         return tuple(step for step in self.steps if step.in_pytorch)
 
     @property
@@ -106,10 +104,10 @@ class Plan:
         )
 
     @property
-    def lasting_bytes(self) -> int:
-        return sum(workspace.bytes for workspace in self.lasting.values())
+    def persistent_bytes(self) -> int:
+        return sum(workspace.bytes for workspace in self.persistent.values())
 
     @property
     def bytes(self) -> int:
-        """All the memory that a call uses, its inputs and results included, PyTorch's own steps apart."""
-        return self.arena_bytes + self.outside_bytes + self.constant_bytes + self.lasting_bytes
+        """Memory that a call uses, inputs and results included, allocations of PyTorch steps excluded."""
+        return self.arena_bytes + self.outside_bytes + self.constant_bytes + self.persistent_bytes

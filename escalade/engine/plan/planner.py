@@ -1,4 +1,4 @@
-"""From a graph whose sizes are numbers to a plan: kernels for every node, and a place for every value."""
+"""Plan a graph with concrete sizes: a kernel for every node, and memory for every value."""
 
 from __future__ import annotations
 
@@ -14,13 +14,12 @@ from escalade.engine.graph.graph import Graph, Input, Node
 from escalade.engine.nodes import operator_of, stored_forms
 from escalade.engine.nodes.lowering import OWN, Forms, Lying
 from escalade.engine.passes.fusion_level import FusionLevel
-from escalade.engine.plan.choices import Choices, problem_apart
-from escalade.engine.plan.liveness import Lives, arenas, lying_outside
-from escalade.engine.plan.moves import gather_moves
+from escalade.engine.plan.choices import StepChoices, pitched_problem
+from escalade.engine.plan.liveness import Liveness, assign_arenas, values_outside
+from escalade.engine.plan.moves import fuse_moves
 from escalade.engine.plan.plan import Plan
-from escalade.engine.plan.step import ConstantForm, Step
-from escalade.engine.plan.subbuffers import RESULT, Parts, arrange
-from escalade.engine.plan.subbuffers import Place as Inside
+from escalade.engine.plan.step import ConstantForm, PlanStep
+from escalade.engine.plan.subbuffers import RESULT, Subbuffer, SubbufferLayout, assign_subbuffers
 from escalade.errors import UnsupportedError
 from escalade.ops.base.card import Place
 from escalade.ops.choose.table import Table
@@ -33,26 +32,30 @@ def make_plan(
     formats: Mapping[str, InputFormat],
     avoid: frozenset[str] = frozenset(),
     fusion: FusionLevel = FusionLevel.fused,
-    in_pytorch: Mapping[str, str] = MappingProxyType({}),
+    pytorch_nodes: Mapping[str, str] = MappingProxyType({}),
     bound: bool = False,
     decided: Table | None = None,
     deterministic: bool = False,
     expected: Expected | None = None,
 ) -> Plan:
-    """Kernels for every node of a graph whose sizes are numbers, and a place for every value.
+    """Choose a kernel for every node of a graph with concrete sizes, and assign memory to every value.
 
-    `in_pytorch` names nodes that PyTorch is to do although a rung could, with the reason. Where inputs are `bound`,
-    they lie in tensors that are the same at every run, and have no place here. `decided` has choices that were made
-    before. In a `deterministic` plan PyTorch adds up nothing: it may choose another way for it at each run.
-    Programs are `expected` as soon as they are known.
+    `pytorch_nodes` forces nodes to PyTorch although a rung supports them, with the reason. `bound` inputs are read from
+    the same tensors at every run, so the arena has no space for them. `decided` holds earlier choices. A
+    `deterministic` plan leaves no reduction to PyTorch, which may pick another algorithm at each run. Programs are
+    added to `expected` as soon as they are known, so that they can be compiled in the meantime.
     """
     dense = value_forms(graph, dtype, formats)
-    asking = Forms(dtype, dense, graph.constants, graph.typed)
-    choices = Choices(graph.nodes, asking, place, avoid, fusion, in_pytorch, decided, deterministic)
-    graph = gather_moves(graph, dense, choices)
-    parts = arrange(graph, dense, asking, choices)
-    graph, forms = parts.graph, parts.forms
-    steps = _with_makers([_expecting(_step(node, parts, choices), expected) for node in graph])
+    lowering_forms = Forms(dtype, dense, graph.constants, graph.typed)
+    choices = StepChoices(
+        graph.nodes, lowering_forms, place, avoid, fusion, pytorch_nodes, decided, deterministic
+    )
+    graph = fuse_moves(graph, dense, choices)
+    layout = assign_subbuffers(graph, dense, lowering_forms, choices)
+    graph, forms = layout.graph, layout.forms
+    steps = _drop_orphaned_side_outputs(
+        [_precompile(_step(node, layout, choices), expected) for node in graph]
+    )
     if deterministic:
         _require_kernels(steps)
     constants = dict.fromkeys(
@@ -61,21 +64,21 @@ def make_plan(
         for role, name in step.node.inputs.items()
         if name in graph.constants
     ) | dict.fromkeys(ConstantForm(name, OWN) for name in graph.outputs if name in graph.constants)
-    lasting = {
+    persistent = {
         step.workspace_name(workspace): workspace
         for step in steps
         if step.recipe
         for workspace in step.recipe.lasting
-        if workspace.zeroed or step.has_weights_ready(graph.constants)
+        if workspace.zeroed or step.weights_are_constant(graph.constants)
     }
-    values = Lives.of(graph, steps, parts, frozenset(one.name for one in graph.inputs if bound))
-    outside = {} if bound else lying_outside(graph, steps, values, forms)
-    inner, outer = arenas(steps, values, forms, lasting, outside)
+    liveness = Liveness.of(graph, steps, layout, frozenset(one.name for one in graph.inputs if bound))
+    outside = {} if bound else values_outside(graph, steps, liveness, forms)
+    inner, outer = assign_arenas(steps, liveness, forms, persistent, outside)
     roots = {**inner.offsets, **{name: inner.bytes + offset for name, offset in outer.offsets.items()}}
     aliases = {
-        name: roots[values.root(name)] + values.offset(name, parts)
-        for name in values.owner
-        if name not in values.apart
+        name: roots[liveness.root(name)] + liveness.offset(name, layout)
+        for name in liveness.owner
+        if name not in liveness.pytorch_owned
     }
     return Plan(
         dtype,
@@ -85,89 +88,94 @@ def make_plan(
         {**roots, **aliases},
         inner.bytes,
         inner.lifetimes,
-        lasting,
+        persistent,
         tuple(constants),
         outside,
         outer.bytes,
-        values.apart,
+        liveness.pytorch_owned,
         choices.chosen,
     )
 
 
-def _expecting(step: Step, expected: Expected | None) -> Step:
+def _precompile(step: PlanStep, expected: Expected | None) -> PlanStep:
     if step.recipe and expected:
         expected.add(step.recipe.programs)
     return step
 
 
-def _with_makers(steps: Sequence[Step]) -> list[Step]:
-    """The steps, those in PyTorch whose results no kernel writes after all."""
-    made = {step.node.name for step in steps if step.recipe}
-    return [step if step.beside is None or step.beside.node in made else Step(step.node) for step in steps]
+def _drop_orphaned_side_outputs(steps: Sequence[PlanStep]) -> list[PlanStep]:
+    """Give side outputs whose producer has no kernel in the end to PyTorch."""
+    producers = {step.node.name for step in steps if step.recipe}
+    return [
+        step if step.side_output is None or step.side_output.node in producers else PlanStep(step.node)
+        for step in steps
+    ]
 
 
 def value_forms(graph: Graph, dtype: str, formats: Mapping[str, InputFormat]) -> dict[str, Form]:
-    """How every value lies in memory."""
+    """Return the memory layout and dtype of every value."""
     storage = STORAGE[dtype]
-    forms = {given.name: _input_form(graph, given, formats[given.name], storage) for given in graph.inputs}
+    forms = {entry.name: _input_form(graph, entry, formats[entry.name], storage) for entry in graph.inputs}
     return forms | stored_forms(graph, dtype)
 
 
-def _input_form(graph: Graph, given: Input, format: InputFormat, storage: torch.dtype) -> Form:
-    """Images lie as they come, for a kernel to convert; anything else as its readers want it, by the copy that
-    brings it in. So do images of a type that their reader has no kernel for.
+def _input_form(graph: Graph, entry: Input, format: InputFormat, storage: torch.dtype) -> Form:
+    """Return the form in which an input is stored.
+
+    Images keep the caller's dtype and layout if their readers have kernels for it. Other inputs, and other images, are
+    converted to the form that their readers need by the copy into the arena.
     """
-    dtype = getattr(torch, given.dtype)
-    if graph.typed:  # its readers know how inputs lie
-        return Form(given.shape, dtype, format.layout)  # type: ignore[arg-type]
-    if dtype.is_floating_point and len(given.shape) == 4:
-        readers = graph.readers(given.name)
+    dtype = getattr(torch, entry.dtype)
+    if graph.typed:  # readers were captured with the inputs' own dtypes and layouts
+        return Form(entry.shape, dtype, format.layout)  # type: ignore[arg-type]
+    if dtype.is_floating_point and len(entry.shape) == 4:
+        readers = graph.readers(entry.name)
 
         def takes(type: torch.dtype) -> bool:
             return all(operator_of(node).takes_image_type(type, storage) for node in readers)
 
         own = next((type for type in (format.dtype, torch.float32) if takes(type)), storage)
-        layout = format.layout if all(_reads_any_layout(node, given) for node in readers) else graph.images
-        return Form(given.shape, own, layout)  # type: ignore[arg-type]
-    return Form(given.shape, storage if dtype.is_floating_point else dtype, "flat")  # type: ignore[arg-type]
+        layout = format.layout if all(_reads_any_layout(node, entry) for node in readers) else graph.images
+        return Form(entry.shape, own, layout)  # type: ignore[arg-type]
+    return Form(entry.shape, storage if dtype.is_floating_point else dtype, "flat")  # type: ignore[arg-type]
 
 
-def _reads_any_layout(node: Node, given: Input) -> bool:
-    """Whether a node reads an input as it comes; others were told how it lies."""
+def _reads_any_layout(node: Node, entry: Input) -> bool:
+    """Return True if a node reads an input in any layout."""
     operator = operator_of(node)
-    return operator.takes_image_as_it_comes(node, given) or operator.layouts(node, {}).read is None
+    return operator.takes_image_as_it_comes(node, entry) or operator.layouts(node, {}).read is None
 
 
-def _require_kernels(steps: Sequence[Step]) -> None:
+def _require_kernels(steps: Sequence[PlanStep]) -> None:
     for step in steps:
         node, operator = step.node, operator_of(step.node)
         if step.in_pytorch and node.is_floating and not operator.is_exact(node):
             raise UnsupportedError(
-                f"deterministic=True has Escalade's kernels do all that adds up, and {node.source or node.name} "
-                f"({operator.title(node)}) is left to PyTorch, which may do it in another way each time"
+                f"deterministic=True: {node.source or node.name} ({operator.title(node)}) has no kernel here and "
+                "PyTorch may compute it with a different algorithm at each run; compile without deterministic=True"
             )
 
 
-def _lying(places: Mapping[str, Inside]) -> dict[str, Lying]:
-    return {role: Lying(place.first, place.pitch) for role, place in places.items()}
+def _as_lying(subbuffers: Mapping[str, Subbuffer]) -> dict[str, Lying]:
+    return {role: Lying(one.offset, one.pitch) for role, one in subbuffers.items()}
 
 
-def _step(node: Node, parts: Parts, choices: Choices) -> Step:
-    """The step of a node over values where they lie."""
-    if node.name in parts.in_place:
-        return Step(node, is_alias=True)
+def _step(node: Node, layout: SubbufferLayout, choices: StepChoices) -> PlanStep:
+    """Return the step of a node, adapted to inputs and results that are subbuffers."""
+    if node.name in layout.in_place:
+        return PlanStep(node, is_alias=True)
     roles = {**node.inputs, RESULT: node.name}
-    used = {role: parts.places[name] for role, name in roles.items() if name in parts.places}
-    if node.name in parts.gathered:
-        return choices.placed(node, _lying(used))
+    used = {role: layout.subbuffers[name] for role, name in roles.items() if name in layout.subbuffers}
+    if node.name in layout.fused_copies:
+        return choices.at_offsets(node, _as_lying(used))
     step = choices.of(node)
-    if step.is_moved:
-        return choices.placed(node, _lying(used)) if used else step
+    if step.is_copy:
+        return choices.at_offsets(node, _as_lying(used)) if used else step
     if step.lowered is None or step.choice is None or not used:
         return step
-    if not all(parts.is_aligned(roles[role]) for role in used):
-        return Step(node)
-    problem = problem_apart(step, {role: place.pitch for role, place in used.items() if place.pitch})
-    assert problem is not None, f"{step.choice.rung.name} has said that it takes {node.name} apart"
+    if not all(layout.is_aligned(roles[role]) for role in used):
+        return PlanStep(node)
+    problem = pitched_problem(step, {role: one.pitch for role, one in used.items() if one.pitch})
+    assert problem is not None, f"{step.choice.rung.name} accepted the pitches of {node.name} before"
     lowered, choice = replace(step.lowered, problem=problem), replace(step.choice, problem=problem)
-    return Step(node, lowered, choice, choice.rung.recipe(problem, choice.config))
+    return PlanStep(node, lowered, choice, choice.rung.recipe(problem, choice.config))

@@ -1,4 +1,4 @@
-"""What runs a plan: over the tensors of a call, or over memory of its own."""
+"""The interface of programs, which run a plan on the tensors of a call or on memory of their own."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ import torch
 
 from escalade.engine.plan.plan import Plan
 
-Rooms = Sequence[torch.Tensor] | None
-"""Where the caller wants the results, each of its size and type."""
+OutTensors = Sequence[torch.Tensor] | None
+"""The caller's tensors for results, each with the shape and dtype of its result."""
 
 
-class Program(Protocol):
-    """What an engine runs, over the tensors of a call; or over its own: `inputs` are filled, then `run`, then `outputs`
-    hold the results.
+class PlanProgram(Protocol):
+    """A runnable plan.
+
+    `call` runs on the tensors of a call. To run on the program's own memory: fill `inputs`, `run`, read `outputs`.
     """
 
     plan: Plan
@@ -26,32 +27,31 @@ class Program(Protocol):
     @property
     def outputs(self) -> tuple[torch.Tensor, ...]: ...
     def run(self) -> None: ...
-    def over(
+    def call(
         self,
         tensors: Sequence[torch.Tensor],
         types: Sequence[torch.dtype],
-        rooms: Rooms = None,
+        out: OutTensors = None,
     ) -> list[torch.Tensor]:
-        """Runs over these inputs; the results, of these types, are the caller's own, in the caller's rooms if there are
-        any."""
+        """Run on these inputs and return the results in these dtypes: new tensors, or `out`."""
 
-    def apart(
-        self, tensors: Sequence[torch.Tensor], types: Sequence[torch.dtype], rooms: Rooms
+    def call_isolated(
+        self, tensors: Sequence[torch.Tensor], types: Sequence[torch.dtype], out: OutTensors
     ) -> list[torch.Tensor]:
-        """Runs over these with nothing that other calls write: for a CUDA graph of the caller's, which may run at any
-        time.
-        """
+        """Like `call`, without any memory that other calls write: for capture in the caller's CUDA graph, whose replays
+        may overlap other calls."""
 
-    def another(self) -> Program:
-        """A program of this plan over other buffers, with these weights: both may run at once."""
+    def clone(self) -> PlanProgram:
+        """Return a program that shares the weights but no buffers, so that both can run at once."""
 
-    def used_on(self, stream: torch.cuda.Stream) -> None: ...
+    def record_stream(self, stream: torch.cuda.Stream) -> None: ...
 
 
-def settled(rooms: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """The rooms with the results in them; those that were written there are there."""
-    for room, result in zip(rooms, results, strict=True):
-        if room is not result:
-            with torch.inference_mode() if room.is_inference() else nullcontext():  # where it may be written
-                room.copy_(result)
-    return list(rooms)
+def copy_into(out: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Copy results into `out`, skipping those that were written there already, and return `out`."""
+    for tensor, result in zip(out, results, strict=True):
+        if tensor is not result:
+            # PyTorch refuses writes to an inference tensor outside inference mode.
+            with torch.inference_mode() if tensor.is_inference() else nullcontext():
+                tensor.copy_(result)
+    return list(out)

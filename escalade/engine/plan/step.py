@@ -1,4 +1,4 @@
-"""A step of a plan: a node, and who does it."""
+"""A step of a plan: a node, and what computes it."""
 
 from __future__ import annotations
 
@@ -12,57 +12,54 @@ from escalade.engine.nodes.lowering import STORED, Beside, Lowered
 from escalade.ops.choose.choice import Choice
 
 MOST_DIRECT_LAUNCHES = 3
-"""Launches up to which launching kernels one by one costs the host no more than a CUDA graph with copies before and
-after it."""
+"""Up to this many launches, launching one by one costs the host no more than a CUDA graph with its copies."""
 
 
 @dataclass(frozen=True)
 class ConstantForm:
-    """A constant as one kind of kernel wants it."""
+    """A constant in the layout and dtype that some kernels read."""
 
     name: str
     form: str
 
 
 @dataclass(frozen=True)
-class Step:
-    """A node, and who does it: a rung of a ladder, PyTorch, or nobody where the result is there already."""
+class PlanStep:
+    """A node, and what computes it: a rung, PyTorch, or nothing where the result exists already."""
 
     node: Node
     lowered: Lowered | None = None
     choice: Choice | None = None
     recipe: Recipe | None = None
     is_alias: bool = False
-    """Whether the result is its input's bytes, seen differently."""
-    beside: Beside | None = None
-    """Whose kernels write the result beside their own."""
+    """True if the result is a view of its input's bytes."""
+    side_output: Beside | None = None
+    """The node whose kernels write this result besides their own, and the buffer they write it to."""
     why_pytorch: str = ""
-    """Why PyTorch does it although a rung could."""
+    """Why PyTorch computes the node although a rung supports it."""
 
     @property
     def runs(self) -> bool:
-        """Whether there is anything to be done for it."""
-        return not self.is_alias and self.beside is None
+        """True if the step computes anything."""
+        return not self.is_alias and self.side_output is None
 
     @property
     def in_pytorch(self) -> bool:
         return self.lowered is None and self.runs
 
     @property
-    def is_moved(self) -> bool:
-        """Whether kernels do it wherever its values lie."""
+    def is_copy(self) -> bool:
+        """True if its kernels copy elements from and to any offset and pitch."""
         return self.lowered is not None and self.lowered.at_places is not None
 
     def constant(self, role: str) -> ConstantForm:
-        """The constant of that role in the form in which the step takes it."""
+        """Return the constant of a role in the form that the step reads."""
         operator = operator_of(self.node)
         forms = self.lowered.constants if self.lowered else operator.constants_in_pytorch(self.node)
         return ConstantForm(self.node.inputs[role], forms.get(role, STORED))
 
-    def has_weights_ready(self, constants: Collection[str]) -> bool:
-        """Whether its weights, which are all that it reads besides values, were there before the plan began: then its
-        kernels need not wait for the step in front to read them.
-        """
+    def weights_are_constant(self, constants: Collection[str]) -> bool:
+        """Return True if all weights are constants, so that its kernels may read them before the previous step ends."""
         values = operator_of(self.node).values
         return all(name in constants for role, name in self.node.inputs.items() if role not in values)
 
@@ -70,8 +67,8 @@ class Step:
         return f"{self.node.name}/{workspace.name}"
 
 
-def are_few_launches(steps: Sequence[Step]) -> bool:
-    """Few, and nothing that calls on several streams at once would have to share: counters are one for all."""
+def few_enough_launches(steps: Sequence[PlanStep]) -> bool:
+    """Return True if a call is a few launches without counters or other state that concurrent calls would share."""
     launches = 0
     for step in steps:
         if step.in_pytorch:

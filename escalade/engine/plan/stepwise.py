@@ -1,5 +1,7 @@
-"""A plan run step by step over the caller's tensors: where PyTorch's steps read or write so much of the caller's that
-copies, which a CUDA graph would need, take longer than launching each step.
+"""Run a plan step by step on the caller's tensors, without a CUDA graph.
+
+A graph needs copies of the inputs and results that PyTorch steps use. For large ones those copies take longer than
+launching each step from the host.
 """
 
 from __future__ import annotations
@@ -16,115 +18,121 @@ from escalade.engine.graph.forms import STORAGE
 from escalade.engine.graph.graph import Input
 from escalade.engine.nodes.arithmetic import own_arithmetic
 from escalade.engine.nodes.lowering import OWN
-from escalade.engine.plan.constants import Constants
+from escalade.engine.plan.constants import ConstantCache
 from escalade.engine.plan.kernel_program import KernelProgram
-from escalade.engine.plan.kernels import compile_together
-from escalade.engine.plan.memory import lasting
-from escalade.engine.plan.multi_output import SeveralResults
+from escalade.engine.plan.kernels import compile_plans
+from escalade.engine.plan.memory import allocate_persistent
+from escalade.engine.plan.multi_output import MultiOutputCalls
 from escalade.engine.plan.plan import Plan
-from escalade.engine.plan.program import Program, Rooms, settled
-from escalade.engine.plan.step import ConstantForm, Step
-from escalade.engine.plan.values import empty, in_form
+from escalade.engine.plan.program import OutTensors, PlanProgram, copy_into
+from escalade.engine.plan.step import ConstantForm, PlanStep
+from escalade.engine.plan.values import empty_form, to_form
 from escalade.ops.base.card import Card
 
-_STEP_US = 50.0
-"""Microseconds, about, that the host takes for a step by itself."""
+_HOST_US_PER_STEP = 50.0
+"""Approximate host time to launch one step."""
 _Tensors = MutableMapping[str, torch.Tensor]
-_Run = Callable[[_Tensors, Mapping[str, torch.Tensor]], torch.Tensor]
-"""Gives a step's result, of the values so far and of what lasts from call to call."""
+_StepCall = Callable[[_Tensors, Mapping[str, torch.Tensor]], torch.Tensor]
+"""Computes a step's result from the values so far and the persistent workspaces."""
 
 
-def pays_stepwise(plan: Plan, card: Card) -> bool:
-    """Whether the copies of inputs and results that the plan would make as a CUDA graph take longer than its steps one
-    by one."""
+def is_faster_stepwise(plan: Plan, card: Card) -> bool:
+    """Return True if the copies that a CUDA graph needs take longer than launching the steps one by one."""
     steps = [step for step in plan.steps if step.runs]
     if not plan.fallbacks or any(form.pitch for form in plan.forms.values()):
         return False
-    if any(step.beside is not None for step in plan.steps):
+    if any(step.side_output is not None for step in plan.steps):
         return False
     if any(step.is_alias and step.node.inputs.keys() != {"x"} for step in plan.steps):
-        return False  # values that lie within another
-    ends = [given.name for given in plan.graph.inputs] + [
-        name for name in plan.graph.outputs if name in plan.forms
-    ]
-    copied = sum(plan.forms[name].bytes for name in ends if name not in plan.outside)
-    return card.microseconds(0, 2 * copied) > _STEP_US * len(steps)
+        return False  # subbuffers
+    names = [entry.name for entry in plan.graph.inputs]
+    names += [name for name in plan.graph.outputs if name in plan.forms]
+    copied = sum(plan.forms[name].bytes for name in names if name not in plan.outside)
+    return card.microseconds(0, 2 * copied) > _HOST_US_PER_STEP * len(steps)
 
 
-class SteppedProgram:
-    """The steps one after another, each value where PyTorch's allocator puts it, until its last reader."""
+class StepwiseProgram:
+    """The steps one after another; every value comes from PyTorch's allocator and is freed after its last reader."""
 
     def __init__(
-        self, plan: Plan, constants: Constants, device: torch.device, like: SteppedProgram | None = None
+        self,
+        plan: Plan,
+        constants: ConstantCache,
+        device: torch.device,
+        weights_from: StepwiseProgram | None = None,
     ) -> None:
-        """Packed weights are those of another program `like` this, if there is one."""
+        """Share packed weights with `weights_from`, another program of the same plan."""
         self.plan = plan
         self._device = device
-        self._shared = constants
+        self._constant_cache = constants
         self._constants = {entry: constants.get(entry, plan.graph) for entry in plan.constants}
-        self._is_packed = like is not None
-        self._lasting: dict[str, torch.Tensor] = lasting(plan, device, {} if like is None else like._lasting)
-        compile_together([plan], device)
-        self._images = {given.name for given in plan.graph.inputs}
-        self._several = SeveralResults(plan, device)
-        self._runs = [self._run(step) for step in plan.steps]
-        self._ends = self._last_readers()
-        if device.type == "cuda":  # weights are packed, for every stream
+        self._is_packed = weights_from is not None
+        self._persistent: dict[str, torch.Tensor] = allocate_persistent(
+            plan, device, {} if weights_from is None else weights_from._persistent
+        )
+        compile_plans([plan], device)
+        self._input_names = {entry.name for entry in plan.graph.inputs}
+        self._multi_output = MultiOutputCalls(plan, device)
+        self._step_calls = [self._make_step(step) for step in plan.steps]
+        self._release_after = self._values_to_release()
+        if device.type == "cuda":  # calls on other streams read the packed weights
             torch.cuda.current_stream(device).synchronize()
 
     @cached_property
-    def _own(self) -> Program:
-        return KernelProgram(self.plan, self._shared, self._device)
+    def _graph_program(self) -> PlanProgram:
+        return KernelProgram(self.plan, self._constant_cache, self._device)
 
     @property
     def inputs(self) -> tuple[torch.Tensor, ...]:
-        return self._own.inputs
+        return self._graph_program.inputs
 
     @property
     def outputs(self) -> tuple[torch.Tensor, ...]:
-        return self._own.outputs
+        return self._graph_program.outputs
 
     def run(self) -> None:
-        self._own.run()
+        self._graph_program.run()
 
-    def another(self) -> SteppedProgram:
-        return SteppedProgram(self.plan, self._shared, self._device, like=self)
+    def clone(self) -> StepwiseProgram:
+        return StepwiseProgram(self.plan, self._constant_cache, self._device, weights_from=self)
 
-    def over(
+    def call(
         self,
         tensors: Sequence[torch.Tensor],
         types: Sequence[torch.dtype],
-        rooms: Rooms = None,
+        out: OutTensors = None,
     ) -> list[torch.Tensor]:
-        return self._over(tensors, types, rooms, self._lasting)
+        return self._call(tensors, types, out, self._persistent)
 
-    def apart(
-        self, tensors: Sequence[torch.Tensor], types: Sequence[torch.dtype], rooms: Rooms = None
+    def call_isolated(
+        self, tensors: Sequence[torch.Tensor], types: Sequence[torch.dtype], out: OutTensors = None
     ) -> list[torch.Tensor]:
-        return self._over(tensors, types, rooms, lasting(self.plan, self._device, self._lasting))
+        return self._call(tensors, types, out, allocate_persistent(self.plan, self._device, self._persistent))
 
-    def used_on(self, stream: torch.cuda.Stream) -> None:
-        for tensor in (*self._lasting.values(), *self._constants.values()):
+    def record_stream(self, stream: torch.cuda.Stream) -> None:
+        for tensor in (*self._persistent.values(), *self._constants.values()):
             tensor.record_stream(stream)
 
-    def _over(
+    def _call(
         self,
         tensors: Sequence[torch.Tensor],
         types: Sequence[torch.dtype],
-        rooms: Rooms,
-        lasts: Mapping[str, torch.Tensor],
+        out: OutTensors,
+        persistent: Mapping[str, torch.Tensor],
     ) -> list[torch.Tensor]:
-        plan, given = self.plan, self.plan.graph.inputs
-        values = {entry.name: self._given(entry, t) for entry, t in zip(given, tensors, strict=True)}
+        plan, entries = self.plan, self.plan.graph.inputs
+        values = {
+            entry.name: self._prepare_input(entry, t) for entry, t in zip(entries, tensors, strict=True)
+        }
         with own_arithmetic(plan.dtype, self._device):
-            for number, (step, run) in enumerate(zip(plan.steps, self._runs, strict=True)):
-                values[step.node.name] = run(values, lasts)
-                for name in self._ends.get(number, ()):
+            for number, (step, run) in enumerate(zip(plan.steps, self._step_calls, strict=True)):
+                values[step.node.name] = run(values, persistent)
+                for name in self._release_after.get(number, ()):
                     del values[name]
-        if rooms is not None:
+        if out is not None:
             results = [self._output(name, values) for name in plan.graph.outputs]
-            # A result that is a view of an input is read after other results are written, maybe over that input.
-            return settled(rooms, [one if is_apart(one, rooms) else one.clone() for one in results])
+            # A result that is a view of an input must be read before another result overwrites that input.
+            return copy_into(out, [one if is_apart(one, out) else one.clone() for one in results])
         others = {tensor.untyped_storage().data_ptr() for tensor in (*tensors, *self._constants.values())}
         results = []
         for name, dtype in zip(plan.graph.outputs, types, strict=True):
@@ -135,7 +143,7 @@ class SteppedProgram:
             results.append(result)
         return results
 
-    def _given(self, entry: Input, tensor: torch.Tensor) -> torch.Tensor:
+    def _prepare_input(self, entry: Input, tensor: torch.Tensor) -> torch.Tensor:
         dtype = self.plan.forms[entry.name].dtype
         plain = tensor.detach().resolve_neg()
         return plain if plain.dtype is dtype else plain.to(dtype)
@@ -143,11 +151,11 @@ class SteppedProgram:
     def _output(self, name: str, values: Mapping[str, torch.Tensor]) -> torch.Tensor:
         if name in self.plan.graph.constants:
             return self._constants[ConstantForm(name, OWN)]
-        return in_form(self.plan.forms[name], values[name])
+        return to_form(self.plan.forms[name], values[name])
 
-    def _last_readers(self) -> dict[int, list[str]]:
-        """The values that nobody reads behind the step of each number."""
-        last = {given.name: -1 for given in self.plan.graph.inputs}
+    def _values_to_release(self) -> dict[int, list[str]]:
+        """Return the values whose last reader is each step, by its number."""
+        last = {entry.name: -1 for entry in self.plan.graph.inputs}
         for number, step in enumerate(self.plan.steps):
             last[step.node.name] = number
             last.update((name, number) for name in step.node.inputs.values() if name in last)
@@ -157,7 +165,7 @@ class SteppedProgram:
                 ends.setdefault(number, []).append(name)
         return ends
 
-    def _run(self, step: Step) -> _Run:
+    def _make_step(self, step: PlanStep) -> _StepCall:
         constants = {
             role: self._constants[step.constant(role)]
             for role, name in step.node.inputs.items()
@@ -165,50 +173,54 @@ class SteppedProgram:
         }
         values = {role: name for role, name in step.node.inputs.items() if role not in constants}
         if step.recipe is None:
-            return self._in_pytorch(step, constants, values)
-        return self._by_kernels(step, step.recipe, constants, values)
+            return self._pytorch_step(step, constants, values)
+        return self._kernel_step(step, step.recipe, constants, values)
 
-    def _in_pytorch(self, step: Step, constants: _Tensors, roles: Mapping[str, str]) -> _Run:
+    def _pytorch_step(self, step: PlanStep, constants: _Tensors, roles: Mapping[str, str]) -> _StepCall:
         forms, stored = self.plan.forms, STORAGE[self.plan.dtype]
-        form, several = forms[step.node.name], self._several
-        others = {  # images that come in another type
+        form, multi_output = forms[step.node.name], self._multi_output
+        cast = {  # inputs in another dtype: PyTorch's operators need one for all
             name
-            for name in self._images.intersection(roles.values())
+            for name in self._input_names.intersection(roles.values())
             if forms[name].dtype.is_floating_point and forms[name].dtype is not stored
             if not self.plan.graph.typed
         }
 
-        def run(values: _Tensors, lasts: Mapping[str, torch.Tensor]) -> torch.Tensor:
-            given = {
-                role: values[name].to(stored) if name in others else values[name]
+        def run(values: _Tensors, persistent: Mapping[str, torch.Tensor]) -> torch.Tensor:
+            inputs = {
+                role: values[name].to(stored) if name in cast else values[name]
                 for role, name in roles.items()
             }
-            result = several.compute(step.node, {**constants, **given})
+            result = multi_output.compute(step.node, {**constants, **inputs})
             return result if result.dtype is form.dtype else result.to(form.dtype)
 
         return run
 
-    def _by_kernels(self, step: Step, recipe: Recipe, constants: _Tensors, roles: Mapping[str, str]) -> _Run:
+    def _kernel_step(
+        self, step: PlanStep, recipe: Recipe, constants: _Tensors, roles: Mapping[str, str]
+    ) -> _StepCall:
         prepared = Prepared(
             recipe,
             self._device,
             step.node.source or step.node.name,
-            weights_stay=step.has_weights_ready(self.plan.graph.constants),
+            weights_stay=step.weights_are_constant(self.plan.graph.constants),
         )
         forms, device = self.plan.forms, self._device
-        kept = {workspace.name: step.workspace_name(workspace) for workspace in recipe.workspaces}
+        full_names = {workspace.name: step.workspace_name(workspace) for workspace in recipe.workspaces}
         if not self._is_packed:
-            packed = {name: self._lasting[place] for name, place in kept.items() if place in self._lasting}
+            packed = {
+                name: self._persistent[full] for name, full in full_names.items() if full in self._persistent
+            }
             prepared.pack({**constants, **packed})
 
-        def run(values: _Tensors, lasts: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        def run(values: _Tensors, persistent: Mapping[str, torch.Tensor]) -> torch.Tensor:
             for name in roles.values():
-                values[name] = in_form(forms[name], values[name])
-            result = empty(forms[step.node.name], device)
+                values[name] = to_form(forms[name], values[name])
+            result = empty_form(forms[step.node.name], device)
             tensors = {**constants, **{role: values[name] for role, name in roles.items()}, "y": result}
             for workspace in recipe.workspaces:
-                there = lasts.get(kept[workspace.name])
-                tensors[workspace.name] = workspace.allocate(device) if there is None else there
+                kept = persistent.get(full_names[workspace.name])
+                tensors[workspace.name] = workspace.allocate(device) if kept is None else kept
             prepared.executable.bind(tensors)()
             prepared.executable.release()
             return result

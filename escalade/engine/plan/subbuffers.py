@@ -1,9 +1,9 @@
-"""Values that lie inside others: what is joined is written in its place, what is taken is read where it is.
+"""Concatenations and slices without copies, as subbuffers of other values.
 
-A concatenation over channels of images in NHWC is one buffer, whose parts have their pixels as far apart as the
-whole's. A value can lie so if whoever makes it can write it so, and whoever reads it can read it so; where one of them
-cannot, one kernel copies it. Concatenations of which one begins, or goes on, as another does are one buffer: that is
-how a network that joins ever more features does it.
+Members of a concatenation are written straight into its buffer, and slices are read from their source. When NHWC images
+are concatenated over channels, a member's pixels have the pitch of the whole buffer. That works if the node that writes
+a value and all nodes that read it accept the offset and pitch; otherwise one kernel copies it. A concatenation that
+extends another shares its buffer, as in DenseNet, where every layer appends features.
 """
 
 from __future__ import annotations
@@ -17,264 +17,273 @@ from escalade.engine.graph.graph import Graph, Node
 from escalade.engine.nodes import operator_of
 from escalade.engine.nodes.lowering import Forms, Taken
 from escalade.engine.nodes.move import Move
-from escalade.engine.plan.choices import Choices
+from escalade.engine.plan.choices import StepChoices
 from escalade.ops.base.dtypes import VECTOR_BYTES
 
 RESULT = "y"
 
 
 @dataclass(frozen=True)
-class Place:
-    """A value's place in the buffer of another."""
+class Subbuffer:
+    """Location of a value inside the buffer of another, `root`."""
 
-    whole: str
-    first: int
-    """Elements from the beginning of that one."""
+    root: str
+    offset: int
+    """Elements from the start of the root's buffer."""
     pitch: int
-    """Elements from row to row; 0: it is dense."""
+    """Elements from row to row; 0 if dense."""
 
 
 @dataclass(frozen=True)
-class Parts:
-    """A graph in which every value can lie where it is to lie, and the places of those inside others."""
+class SubbufferLayout:
+    """A graph with the copies that subbuffers need, and the subbuffers by value name."""
 
     graph: Graph
     forms: Mapping[str, Form]
-    places: Mapping[str, Place]
+    subbuffers: Mapping[str, Subbuffer]
     in_place: frozenset[str]
-    """The nodes for which nothing is left to do: what they join or take is where it belongs."""
-    gathered: frozenset[str] = frozenset()
-    """The nodes that copy some of what they join, all of it at once; the rest is where it belongs."""
+    """Concatenations and slices that need no kernel."""
+    fused_copies: frozenset[str] = frozenset()
+    """Concatenations that copy some members, with one kernel for all; the other members are written in place."""
 
     def is_aligned(self, name: str) -> bool:
-        """Whether a value begins, and goes on from row to row, where wide accesses may."""
-        place = self.places.get(name)
+        """Return True if a value's offset and pitch allow vector accesses."""
+        subbuffer = self.subbuffers.get(name)
         size = self.forms[name].dtype.itemsize
-        return place is None or not any(number * size % VECTOR_BYTES for number in (place.first, place.pitch))
+        return subbuffer is None or not any(
+            number * size % VECTOR_BYTES for number in (subbuffer.offset, subbuffer.pitch)
+        )
 
 
 @dataclass(frozen=True)
-class _Range:
-    """A range of a value's dimension."""
+class _Slice:
+    """A slice of `parent` along one dimension, starting at index `first`."""
 
-    whole: str
+    parent: str
     dimension: int
     first: int
 
 
-def arrange(
+def assign_subbuffers(
     graph: Graph,
     forms: Mapping[str, Form],
-    asking: Forms,
-    choices: Choices,
-) -> Parts:
-    """Decides which values lie inside others, and copies where that cannot be.
+    lowering_forms: Forms,
+    choices: StepChoices,
+) -> SubbufferLayout:
+    """Decide which values are subbuffers of others, and insert copies where readers or writers cannot use them.
 
-    `asking` answers for the forms that the graph has so far. What PyTorch makes lies where PyTorch puts it, and a range
-    of it is PyTorch's too; joined with others, it is copied to its place.
+    New copies are added to `lowering_forms`. Results of PyTorch steps stay in PyTorch's memory, and so do slices of
+    them; as members of a concatenation they are copied.
     """
-    if not any(_is_joint(node) or operator_of(node).taken(node) for node in graph):
-        return Parts(graph, forms, {}, frozenset())
-    work = _Arranging(graph.copy(), dict(forms), asking, choices)
-    work.place_taken()
-    work.place_joined()
-    work.gather_copies()
-    work.copy_for_readers()
-    places = {name: work.place(name) for name in work.within}
-    apart = {name: replace(work.forms[name], pitch=place.pitch) for name, place in places.items()}
-    in_place = frozenset((*work.members, *work.runs, *work.taken)) - work.gathered
-    return Parts(work.graph, {**work.forms, **apart}, places, in_place, frozenset(work.gathered))
+    if not any(_is_concatenation(node) or operator_of(node).taken(node) for node in graph):
+        return SubbufferLayout(graph, forms, {}, frozenset())
+    assignment = _SubbufferAssignment(graph.copy(), dict(forms), lowering_forms, choices)
+    assignment.place_slices()
+    assignment.place_concatenations()
+    assignment.fuse_copies()
+    assignment.copy_for_refusing_readers()
+    subbuffers = {name: assignment.subbuffer(name) for name in assignment.within}
+    padded = {
+        name: replace(assignment.forms[name], pitch=subbuffer.pitch) for name, subbuffer in subbuffers.items()
+    }
+    in_place = (
+        frozenset((*assignment.members, *assignment.runs, *assignment.slices)) - assignment.fused_copies
+    )
+    forms = {**assignment.forms, **padded}
+    return SubbufferLayout(assignment.graph, forms, subbuffers, in_place, frozenset(assignment.fused_copies))
 
 
-def _is_joint(node: Node) -> bool:
+def _is_concatenation(node: Node) -> bool:
     return operator_of(node).concatenated(node) is not None
 
 
-class _Arranging:
+class _SubbufferAssignment:
     def __init__(
         self,
         graph: Graph,
         forms: dict[str, Form],
-        asking: Forms,
-        choices: Choices,
+        lowering_forms: Forms,
+        choices: StepChoices,
     ) -> None:
         self.graph, self.forms = graph, forms
-        self._asking, self._choices = asking, choices
-        self.within: dict[str, _Range] = {}
+        self._lowering_forms, self._choices = lowering_forms, choices
+        self.within: dict[str, _Slice] = {}
         self.members: dict[str, list[str]] = {}
-        """What each whole is joined of: values as they were before any of them was copied."""
-        self.taken: set[str] = set()
-        """Ranges of what others have made."""
+        """Members of each concatenation, before any of them was replaced by a copy."""
+        self.slices: set[str] = set()
         self.runs: set[str] = set()
-        """What is joined of a run of another's members."""
-        self.gathered: set[str] = set()
-        """What copies those of its members that cannot be written where they belong."""
+        """Concatenations of adjacent members of another one."""
+        self.fused_copies: set[str] = set()
+        """Concatenations that copy the members that cannot be written in place."""
         self._copies: set[str] = set()
-        """Copies of members in their places."""
+        """Copies that stand in for members that cannot be written in place."""
 
-    def place(self, name: str) -> Place:
-        """Where a value lies: in its own buffer if it is in no other."""
+    def subbuffer(self, name: str) -> Subbuffer:
+        """Return the location of a value, which is its own root if it is inside no other."""
         if name not in self.within:
-            return Place(name, 0, 0)
-        inside = self.within[name]
-        whole, form = self.place(inside.whole), self.forms[inside.whole]
-        pitch = whole.pitch or form.row
-        if inside.dimension == form.order[-1]:
-            first = inside.first
+            return Subbuffer(name, 0, 0)
+        span = self.within[name]
+        parent, form = self.subbuffer(span.parent), self.forms[span.parent]
+        pitch = parent.pitch or form.row
+        if span.dimension == form.order[-1]:
+            offset = span.first
         else:
-            behind = form.order[form.order.index(inside.dimension) + 1 : -1]
-            first = inside.first * prod(form.shape[d] for d in behind) * pitch
+            inner = form.order[form.order.index(span.dimension) + 1 : -1]
+            offset = span.first * prod(form.shape[d] for d in inner) * pitch
         own = self.forms[name]
         dense = own.rows <= 1 or own.row == pitch
-        return Place(whole.whole, whole.first + first, 0 if dense else pitch)
+        return Subbuffer(parent.root, parent.offset + offset, 0 if dense else pitch)
 
-    def place_taken(self) -> None:
-        """A range of a value is where that is."""
+    def place_slices(self) -> None:
         for node in self.graph:
             taken = operator_of(node).taken(node)
             if taken is None or node.inputs["x"] in self.graph.constants:
                 continue
-            if self._has_bytes(node.inputs["x"]) and _can_lie_in(node, taken, self.forms):
-                self.within[node.name] = _Range(node.inputs["x"], taken.dimension, taken.first)
-                self.taken.add(node.name)
+            if self._has_memory(node.inputs["x"]) and _can_be_subbuffer(node, taken, self.forms):
+                self.within[node.name] = _Slice(node.inputs["x"], taken.dimension, taken.first)
+                self.slices.add(node.name)
 
-    def _has_bytes(self, name: str) -> bool:
-        """Whether a value lies in the plan's memory, not wherever PyTorch has put it."""
+    def _has_memory(self, name: str) -> bool:
+        """Return True if a value is stored in the plan's memory, False if PyTorch's allocator places it."""
         node = self.graph.nodes.get(name)
-        if node is None or name in self.within or self._parts_of(node):
+        if node is None or name in self.within or self._members_of(node):
             return True
-        if operator_of(node).is_alias(node, self._asking):
-            return self._has_bytes(node.inputs["x"])
+        if operator_of(node).is_alias(node, self._lowering_forms):
+            return self._has_memory(node.inputs["x"])
         return not self._choices.of(node).in_pytorch
 
-    def _parts_of(self, node: Node) -> list[str]:
-        """The values that a node joins, if they can be written where they belong; none of any other node."""
-        joined = operator_of(node).concatenated(node)
-        if joined is None:
+    def _members_of(self, node: Node) -> list[str]:
+        """Return the members of a concatenation that subbuffers can represent; empty for any other node."""
+        concatenation = operator_of(node).concatenated(node)
+        if concatenation is None:
             return []
-        names = [node.inputs[role] for role in joined.roles]
+        names = [node.inputs[role] for role in concatenation.roles]
         form = self.forms[node.name]
-        alike = all(
+        same_form = all(
             name in self.forms
             and (self.forms[name].dtype, self.forms[name].layout) == (form.dtype, form.layout)
             for name in names
         )
-        return names if alike and form.elements and _is_run(form, joined.dimension) else []
+        return (
+            names
+            if same_form and form.elements and _is_contiguous_slice(form, concatenation.dimension)
+            else []
+        )
 
-    def place_joined(self) -> None:
-        """The largest first, so that those it goes beyond are parts of it."""
-        joints = [node for node in self.graph if _is_joint(node)]
-        for node in sorted(joints, key=lambda node: -self.forms[node.name].elements):
-            joined = operator_of(node).concatenated(node)
-            parts = self._parts_of(node)
-            if joined is None or not parts:
+    def place_concatenations(self) -> None:
+        """Place the largest concatenation first, so that smaller ones it extends become subbuffers of it."""
+        concatenations = [node for node in self.graph if _is_concatenation(node)]
+        for node in sorted(concatenations, key=lambda node: -self.forms[node.name].elements):
+            concatenation = operator_of(node).concatenated(node)
+            members = self._members_of(node)
+            if concatenation is None or not members:
                 continue
-            names = self._merged(parts, joined.dimension)
-            run = None if node.name in self.within else self._run_of(names, joined.dimension)
+            names = self._merge_adjacent(members, concatenation.dimension)
+            run = None if node.name in self.within else self._find_run(names, concatenation.dimension)
             if run is not None:
                 self.within[node.name] = run
                 self.runs.add(node.name)
             else:
-                self._join(node, names, joined.dimension)
+                self._place_members(node, names, concatenation.dimension)
 
-    def _merged(self, names: Sequence[str], dimension: int) -> list[str]:
-        """The parts, where those next to each other are all of another value that value instead."""
+    def _merge_adjacent(self, names: Sequence[str], dimension: int) -> list[str]:
+        """Replace adjacent slices that together cover all of a value by that value."""
         found: list[str] = []
         at = 0
         while at < len(names):
-            inside = self.within.get(names[at])
+            span = self.within.get(names[at])
             end, reached = at, 0
-            while (
-                inside and end < len(names) and self.within.get(names[end]) == replace(inside, first=reached)
-            ):
+            while span and end < len(names) and self.within.get(names[end]) == replace(span, first=reached):
                 reached += self.forms[names[end]].shape[dimension]
                 end += 1
-            if inside and inside.dimension == dimension:
-                whole = self.forms[inside.whole].shape[dimension]
-                if reached == whole:
-                    found.append(inside.whole)
+            if span and span.dimension == dimension:
+                parent = self.forms[span.parent].shape[dimension]
+                if reached == parent:
+                    found.append(span.parent)
                     at = end
                     continue
             found.append(names[at])
             at += 1
         return found
 
-    def _run_of(self, names: Sequence[str], dimension: int) -> _Range | None:
-        """Where these lie next to each other already, in this order."""
-        for whole, members in self.members.items():
-            joined = operator_of(self.graph.nodes[whole]).concatenated(self.graph.nodes[whole])
-            if joined is None or joined.dimension != dimension:
+    def _find_run(self, names: Sequence[str], dimension: int) -> _Slice | None:
+        """Return the slice where these values are already adjacent, in this order, or None."""
+        for parent, members in self.members.items():
+            concatenation = operator_of(self.graph.nodes[parent]).concatenated(self.graph.nodes[parent])
+            if concatenation is None or concatenation.dimension != dimension:
                 continue
             for start in range(len(members) - len(names) + 1):
                 if members[start : start + len(names)] == list(names):
                     first = sum(self.forms[name].shape[dimension] for name in members[:start])
-                    return _Range(whole, dimension, first)
+                    return _Slice(parent, dimension, first)
         return None
 
-    def _join(self, node: Node, names: Sequence[str], dimension: int) -> None:
-        """Every part in its place, or a copy of it."""
+    def _place_members(self, node: Node, names: Sequence[str], dimension: int) -> None:
+        """Make every member, or a copy of it, a subbuffer of the concatenation."""
         self.members[node.name] = list(names)
         first, inputs = 0, {}
         for number, name in enumerate(names):
-            inside = _Range(node.name, dimension, first)
+            span = _Slice(node.name, dimension, first)
             first += self.forms[name].shape[dimension]
-            if not self._fits(name, inside):
-                name = self._copied(name)
+            if not self._fits(name, span):
+                name = self._insert_copy(name)
                 self._copies.add(name)
-            self.within[name] = inside
+            self.within[name] = span
             inputs[f"x{number}"] = name
         self.graph.nodes[node.name] = replace(self.graph.nodes[node.name], inputs=inputs)
 
-    def gather_copies(self) -> None:
-        """Whoever joins copies makes them itself, all at once, unless some of what is joined is read before that."""
+    def fuse_copies(self) -> None:
+        """Let each concatenation copy its own members with one kernel, unless a run of them is read before it."""
         for name in self.members:
             node = self.graph.nodes[name]
             copies = {role: value for role, value in node.inputs.items() if value in self._copies}
-            is_read_before = any(self.within[run].whole == name for run in self.runs)
-            if not copies or is_read_before or not self._choices.of(node).is_moved:
+            is_read_before = any(self.within[run].parent == name for run in self.runs)
+            if not copies or is_read_before or not self._choices.of(node).is_copy:
                 continue
             sources = {role: self.graph.nodes[copy].inputs["x0"] for role, copy in copies.items()}
             for copy in copies.values():
                 del self.graph.nodes[copy], self.within[copy]
             self.graph.nodes[name] = node.with_inputs(**sources).with_attributes(moved=tuple(copies))
-            self.gathered.add(name)
+            self.fused_copies.add(name)
 
-    def _fits(self, name: str, inside: _Range) -> bool:
-        """Whether a value can be written to its place and read there."""
-        maker = self.graph.nodes.get(name)
-        if maker is None or name in self.within or operator_of(maker).is_alias(maker, self._asking):
+    def _fits(self, name: str, span: _Slice) -> bool:
+        """Return True if the producer of a value and all its readers accept it at this location."""
+        producer = self.graph.nodes.get(name)
+        if producer is None or name in self.within:
             return False
-        self.within[name] = inside
-        place = self.place(name)
+        if operator_of(producer).is_alias(producer, self._lowering_forms):
+            return False
+        self.within[name] = span
+        subbuffer = self.subbuffer(name)
         del self.within[name]
-        if name in self.members:  # its readers get a copy if they need one
+        if name in self.members:  # `copy_for_refusing_readers` handles its readers
             return True
         readers = self.graph.readers(name)
-        return self._can(maker, RESULT, name, place) and all(
-            self._can(reader, role, name, place)
+        return self._accepts(producer, RESULT, name, subbuffer) and all(
+            self._accepts(reader, role, name, subbuffer)
             for reader in readers
             for role, value in reader.inputs.items()
             if value == name
         )
 
-    def _can(self, node: Node, role: str, name: str, place: Place) -> bool:
-        """Whether a node takes a value that lies there."""
+    def _accepts(self, node: Node, role: str, name: str, subbuffer: Subbuffer) -> bool:
+        """Return True if a node can read or write a value at this location."""
         operator = operator_of(node)
         if role != RESULT and (operator.concatenated(node) or operator.taken(node)):
-            return True  # those are told apart by places
-        if not place.pitch and not place.first:
+            return True  # these become subbuffers or copies, which accept any location
+        if not subbuffer.pitch and not subbuffer.offset:
             return True
         size = self.forms[name].dtype.itemsize
-        if any(number * size % VECTOR_BYTES for number in (place.first, place.pitch)):
-            return self._choices.takes_anywhere(node) and (
-                not place.pitch or self._choices.takes(node, role, place.pitch)
+        if any(number * size % VECTOR_BYTES for number in (subbuffer.offset, subbuffer.pitch)):
+            return self._choices.accepts_misaligned(node) and (
+                not subbuffer.pitch or self._choices.accepts_pitch(node, role, subbuffer.pitch)
             )
-        if not place.pitch:
+        if not subbuffer.pitch:
             return True
-        return self._choices.takes(node, role, place.pitch)
+        return self._choices.accepts_pitch(node, role, subbuffer.pitch)
 
-    def _copied(self, name: str) -> str:
-        """A copy of a value, made as soon as that is there."""
+    def _insert_copy(self, name: str) -> str:
+        """Insert a copy of a value right after its producer, and return its name."""
         copy = self._new_copy(name)
         order = [] if name in self.graph.nodes else [copy]
         for node in self.graph:
@@ -286,54 +295,56 @@ class _Arranging:
         form = replace(self.forms[name], pitch=0)
         copy = Move.copied(self.graph.fresh(f"{name}_part"), name, form)
         self.forms[copy.name] = form
-        self._asking.add(copy.name, form)
+        self._lowering_forms.add(copy.name, form)
         return copy
 
     def _reorder(self, nodes: Iterable[Node]) -> None:
         self.graph.nodes = {node.name: node for node in nodes}
 
-    def copy_for_readers(self) -> None:
-        """Whoever cannot read a value where it lies reads a copy."""
+    def copy_for_refusing_readers(self) -> None:
+        """Give readers that do not accept a subbuffer a dense copy of it."""
         for name in list(self.within):
-            place = self.place(name)
-            if not place.pitch and not place.first:
+            subbuffer = self.subbuffer(name)
+            if not subbuffer.pitch and not subbuffer.offset:
                 continue
-            unable = {
+            refusing = {
                 (reader.name, role)
                 for reader in self.graph.readers(name)
                 for role, value in reader.inputs.items()
-                if value == name and not self._can(reader, role, name, place)
+                if value == name and not self._accepts(reader, role, name, subbuffer)
             }
-            if not unable:
+            if not refusing:
                 continue
             copy = self._new_copy(name)
-            readers = {reader for reader, _ in unable}
+            readers = {reader for reader, _ in refusing}
             self.graph.insert_before(next(one.name for one in self.graph if one.name in readers), copy)
-            for reader, role in unable:
+            for reader, role in refusing:
                 self.graph.nodes[reader] = self.graph.nodes[reader].with_inputs(**{role: copy.name})
 
 
-def is_taken_in_place(node: Node, forms: Mapping[str, Form]) -> bool:
-    """Whether a range of a value, dense in the plan's memory, is where wide accesses may read it."""
+def can_slice_in_place(node: Node, forms: Mapping[str, Form]) -> bool:
+    """Return True if a slice of a dense value starts and continues at vector-aligned addresses."""
     taken = operator_of(node).taken(node)
-    if taken is None or not _can_lie_in(node, taken, forms):
+    if taken is None or not _can_be_subbuffer(node, taken, forms):
         return False
-    whole = forms[node.inputs["x"]]
-    if taken.dimension != whole.order[-1]:
-        behind = whole.order[whole.order.index(taken.dimension) + 1 :]
-        steps = [taken.first * prod(whole.shape[d] for d in behind)]
+    parent = forms[node.inputs["x"]]
+    if taken.dimension != parent.order[-1]:
+        inner = parent.order[parent.order.index(taken.dimension) + 1 :]
+        steps = [taken.first * prod(parent.shape[d] for d in inner)]
     else:
-        steps = [taken.first, whole.row]
-    return not any(step * whole.dtype.itemsize % VECTOR_BYTES for step in steps)
+        steps = [taken.first, parent.row]
+    return not any(step * parent.dtype.itemsize % VECTOR_BYTES for step in steps)
 
 
-def _can_lie_in(node: Node, taken: Taken, forms: Mapping[str, Form]) -> bool:
-    """Whether a range has the type and the order of what it is of, and lies together there, or in rows."""
-    whole, own = forms[node.inputs["x"]], forms[node.name]
-    return (whole.dtype, whole.layout) == (own.dtype, own.layout) and _is_run(whole, taken.dimension)
+def _can_be_subbuffer(node: Node, taken: Taken, forms: Mapping[str, Form]) -> bool:
+    """Return True if a slice has its source's dtype and layout, and offset and pitch can describe it."""
+    parent, own = forms[node.inputs["x"]], forms[node.name]
+    return (parent.dtype, parent.layout) == (own.dtype, own.layout) and _is_contiguous_slice(
+        parent, taken.dimension
+    )
 
 
-def _is_run(whole: Form, dimension: int) -> bool:
-    """Whether a range of a dimension is rows, parts of rows, or all that lies together."""
-    order = whole.order
-    return dimension == order[-1] or prod(whole.shape[d] for d in order[: order.index(dimension)]) == 1
+def _is_contiguous_slice(parent: Form, dimension: int) -> bool:
+    """Return True if a slice along `dimension` is one block of memory or equally spaced rows."""
+    order = parent.order
+    return dimension == order[-1] or prod(parent.shape[d] for d in order[: order.index(dimension)]) == 1

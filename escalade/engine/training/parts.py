@@ -13,10 +13,10 @@ from escalade.engine.capture.functional import operators_whole
 from escalade.engine.capture.part import Given, Made, Part, capture_part
 from escalade.engine.graph.forms import InputFormat
 from escalade.engine.passes import optimise_step
-from escalade.engine.plan.constants import Constants
+from escalade.engine.plan.constants import ConstantCache
 from escalade.engine.plan.kernel_program import KernelProgram
 from escalade.engine.plan.planner import make_plan
-from escalade.engine.plan.stepwise import SteppedProgram, pays_stepwise
+from escalade.engine.plan.stepwise import StepwiseProgram, is_faster_stepwise
 from escalade.errors import EscaladeError
 from escalade.ops.base.card import Card
 
@@ -100,8 +100,8 @@ class _Ready:
         types = [getattr(torch, name) for name in part.graph.output_types]
         graph = optimise_step(part.graph, given_as, part.layouts, dtype, Card.of(device))
         plan = make_plan(graph, dtype, device, formats)
-        constants = Constants(dtype, device, typed=True)
-        kind = SteppedProgram if pays_stepwise(plan, Card.of(device)) else KernelProgram
+        constants = ConstantCache(dtype, device, typed=True)
+        kind = StepwiseProgram if is_faster_stepwise(plan, Card.of(device)) else KernelProgram
         self._calls = BufferedCalls(kind(plan, constants, device), types)
 
     @torch.inference_mode(False)

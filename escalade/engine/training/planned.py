@@ -19,7 +19,7 @@ from escalade.engine.passes import optimise_step
 from escalade.engine.passes.casts import Cast, drop_output_casts, lift_casts
 from escalade.engine.passes.counters import drop_counters
 from escalade.engine.passes.fusion_level import FusionLevel
-from escalade.engine.plan.constants import Constants
+from escalade.engine.plan.constants import ConstantCache
 from escalade.engine.plan.plan import Plan
 from escalade.engine.plan.planner import make_plan
 from escalade.engine.plan_cache import failing_rung
@@ -87,7 +87,7 @@ class Planned:
             if places[name] in given_as
         }
         device = own[0].device
-        constants = Constants(dtype, device, typed=True)
+        constants = ConstantCache(dtype, device, typed=True)
         by_kernels = device.type != "cpu" or on_twin or plan_only is not None
         card = plan_only or (Card.of(device) if by_kernels else None)
         graph = optimise_step(graph, given_as, returned, dtype, card, without)

@@ -11,9 +11,9 @@ import torch
 from escalade.device.graph import RecordedGraph
 from escalade.engine.nodes.arithmetic import own_arithmetic
 from escalade.engine.nodes.lowering import OWN
-from escalade.engine.plan.constants import Constants
-from escalade.engine.plan.kernels import Kernels
-from escalade.engine.plan.multi_output import SeveralResults
+from escalade.engine.plan.constants import ConstantCache
+from escalade.engine.plan.kernels import PlanKernels
+from escalade.engine.plan.multi_output import MultiOutputCalls
 from escalade.engine.plan.plan import Plan
 from escalade.engine.plan.step import ConstantForm
 
@@ -37,13 +37,13 @@ class StepProgram(Protocol):
         """One step, on the current stream."""
 
 
-class KernelStep(Kernels):
+class KernelStep(PlanKernels):
     """The kernels of a step's plan; on the GPU one CUDA graph of them all, the optimiser's among them."""
 
     def __init__(
         self,
         plan: Plan,
-        constants: Constants,
+        constants: ConstantCache,
         device: torch.device,
         bound: Mapping[str, torch.Tensor],
         prepare: Work,
@@ -73,8 +73,8 @@ class KernelStep(Kernels):
             self._graphs[0].replay()
             return
         works = self._works()
-        if self._side is not None and self._as_graph:
-            side = self._side
+        if self._capture_stream is not None and self._as_graph:
+            side = self._capture_stream
             self._graphs = self._graphs or [RecordedGraph(partial(_recorded, work), side) for work in works]
             works = [graph.replay for graph in self._graphs]
         for number, work in enumerate(works):
@@ -102,14 +102,14 @@ class ReferenceStep:
     """A step's plan with PyTorch doing every node, on the CPU."""
 
     def __init__(
-        self, plan: Plan, constants: Constants, bound: Mapping[str, torch.Tensor], prepare: Work
+        self, plan: Plan, constants: ConstantCache, bound: Mapping[str, torch.Tensor], prepare: Work
     ) -> None:
         self.plan = plan
         self._prepare = prepare
         self._constants = {entry: constants.get(entry, plan.graph) for entry in plan.constants}
         self._bound = bound
         self._behind: tuple[Work, ...] = ()
-        self._several = SeveralResults(plan, torch.device("cpu"), everything=True)
+        self._several = MultiOutputCalls(plan, torch.device("cpu"), everything=True)
         self._outputs = tuple(
             torch.zeros_like(bound[name]) if name in bound else _room(plan, name)
             for name in plan.graph.outputs

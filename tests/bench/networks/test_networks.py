@@ -271,7 +271,7 @@ def test_every_fusion_level_computes_the_same(
     assert ("batch_norm" in operations) == (fusion is not FusionLevel.fused)
     if fusion is FusionLevel.naive:
         explained = explain_plan(other.plan(case.task.x))
-        assert {step.why for step in explained.steps if step.launches} == {"the foot of its ladder"}
+        assert {step.why for step in explained.steps if step.launches} == {"the lowest rung of its ladder"}
 
 
 def test_gains_of_phases_pass_over_the_copies_and_over_failures() -> None:

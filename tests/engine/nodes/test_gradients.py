@@ -14,7 +14,7 @@ from torch import nn
 from escalade.engine.capture.joint import Joint, capture_step
 from escalade.engine.graph.forms import InputFormat
 from escalade.engine.passes import optimise_step
-from escalade.engine.plan.constants import Constants
+from escalade.engine.plan.constants import ConstantCache
 from escalade.engine.plan.plan import Plan
 from escalade.engine.plan.planner import make_plan
 from escalade.engine.training.program import ReferenceStep
@@ -66,7 +66,7 @@ def planned(model: nn.Module, loss: Loss, *given: torch.Tensor) -> tuple[Joint, 
     bound = {one.name: tensor for one, tensor in zip(joint.graph.inputs, tensors, strict=True)}
     formats = {name: InputFormat.of(tensor) for name, tensor in bound.items()}
     plan = make_plan(optimise_step(joint.graph, {}, {}), "fp32", _CPU, formats, bound=True)
-    program = ReferenceStep(plan, Constants("fp32", _CPU, typed=True), bound, lambda: None)
+    program = ReferenceStep(plan, ConstantCache("fp32", _CPU, typed=True), bound, lambda: None)
     program.run()
     return joint, plan, list(program.results())
 
@@ -98,7 +98,7 @@ def test_an_autoencoder_is_done_by_kernels() -> None:
     plan = judged(Autoencoder(), F.mse_loss, torch.randn(2, 3, 16, 16))
     assert not in_pytorch(plan)
     assert any(step.node.attributes.get("activation") == "where(residual <= 0, 0, x)" for step in plan.steps)
-    besides = [step.beside.buffer for step in plan.steps if step.beside is not None]
+    besides = [step.side_output.buffer for step in plan.steps if step.side_output is not None]
     assert besides.count("places") == 1 and besides.count("bias_gradient") == 3
     pool = next(step for step in plan.steps if step.node.op == "max_pool2d")
     assert pool.lowered is not None and "behindrelu" in pool.lowered.problem.name
@@ -107,8 +107,8 @@ def test_an_autoencoder_is_done_by_kernels() -> None:
     masks = [step for step in plan.steps if "<= 0" in step.node.attributes.get("expression", "")]
     assert len(masks) == 1  # behind the average
     for step in plan.steps:
-        if step.beside is not None:  # it is there from its maker's step on, and keeps nothing alive
-            maker = next(one for one in plan.steps if one.node.name == step.beside.node)
+        if step.side_output is not None:  # it is there from its maker's step on, and keeps nothing alive
+            maker = next(one for one in plan.steps if one.node.name == step.side_output.node)
             assert plan.steps.index(step) == plan.steps.index(maker) + 1
 
 

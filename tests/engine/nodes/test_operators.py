@@ -29,7 +29,7 @@ from escalade.engine.nodes.recognition import CAPTURED
 from escalade.engine.passes import for_batch, fuse, optimise, optimise_step
 from escalade.engine.passes.calibrate import ranges
 from escalade.engine.plan.planner import make_plan
-from escalade.engine.plan.step import Step
+from escalade.engine.plan.step import PlanStep
 from escalade.models import FusedSpectralAutoencoder
 from escalade.ops.expressions import IDENTITY, Expression
 
@@ -163,7 +163,7 @@ class Found:
     graph: Graph
     node: Node
     inputs: dict[str, torch.Tensor]
-    step: Step
+    step: PlanStep
     read: dict[str, torch.Tensor]
     """What the step's own node is given, which may stand for several."""
 

@@ -72,5 +72,5 @@ def test_a_step_never_writes_what_a_pool_is_of() -> None:
     assert _pooled(step.plan) == ["3to192_16_k3s1_b4_bias+relu+pool2+places"]
     made = {one.node.name: number for number, one in enumerate(step.plan.steps)}
     first = {one.name: one.first for one in step.plan.lifetimes}
-    beside = {one.node.name: one.beside.node for one in step.plan.steps if one.beside is not None}
+    beside = {one.node.name: one.side_output.node for one in step.plan.steps if one.side_output is not None}
     assert beside and all(first[name] == made[maker] for name, maker in beside.items())

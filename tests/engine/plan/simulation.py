@@ -12,10 +12,10 @@ import torch
 
 from escalade.engine.nodes.evaluate import compute
 from escalade.engine.nodes.lowering import STORED
-from escalade.engine.plan.constants import Constants
+from escalade.engine.plan.constants import ConstantCache
 from escalade.engine.plan.plan import Plan
-from escalade.engine.plan.step import ConstantForm, Step
-from escalade.engine.plan.values import Values
+from escalade.engine.plan.step import ConstantForm, PlanStep
+from escalade.engine.plan.values import PlanValues
 
 CPU = torch.device("cpu")
 GARBAGE = 0xFF
@@ -25,19 +25,19 @@ GARBAGE = 0xFF
 def executed(plan: Plan, inputs: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
     """Return what a plan of floating-point values gives, run over memory of the test's own."""
     constants = _constants(plan)
-    values = Values(plan, torch.full((plan.arena_bytes,), GARBAGE, dtype=torch.uint8), {})
+    values = PlanValues(plan, torch.full((plan.arena_bytes,), GARBAGE, dtype=torch.uint8), {})
     for name, tensor in inputs.items():
         values.at(name).copy_(tensor)
 
-    def read(step: Step) -> dict[str, torch.Tensor]:
+    def read(step: PlanStep) -> dict[str, torch.Tensor]:
         return {
             role: constants[step.constant(role)] if name in plan.graph.constants else values.at(name)
             for role, name in step.node.inputs.items()
         }
 
-    def spoil(step: Step) -> None:
+    def spoil(step: PlanStep) -> None:
         for workspace in step.recipe.workspaces if step.recipe else ():
-            place = plan.places.get(step.workspace_name(workspace))
+            place = plan.offsets.get(step.workspace_name(workspace))
             if place is not None:
                 values.arena[place : place + workspace.bytes].fill_(GARBAGE)
 
@@ -46,14 +46,14 @@ def executed(plan: Plan, inputs: Mapping[str, torch.Tensor]) -> list[torch.Tenso
             spoil(step)
             result = compute(step.node, read(step), CPU)
             if step.in_pytorch:
-                values.keep(step, result)
+                values.store(step, result)
             else:
                 values.at(step.node.name).copy_(result)
             for other in plan.steps:
-                if other.beside is not None and other.beside.node == step.node.name:
+                if other.side_output is not None and other.side_output.node == step.node.name:
                     values.at(other.node.name).copy_(compute(other.node, read(other), CPU))
             spoil(step)
-        values.end(number)
+        values.release_after(number)
     return [
         constants[ConstantForm(name, STORED)] if name in plan.graph.constants else values.at(name).clone()
         for name in plan.graph.outputs
@@ -77,7 +77,7 @@ def expected(plan: Plan, inputs: Mapping[str, torch.Tensor]) -> list[torch.Tenso
 
 
 def _constants(plan: Plan) -> dict[ConstantForm, torch.Tensor]:
-    made = Constants(plan.dtype, CPU, plan.graph.typed)
+    made = ConstantCache(plan.dtype, CPU, plan.graph.typed)
     return {entry: made.get(entry, plan.graph) for entry in plan.constants}
 
 

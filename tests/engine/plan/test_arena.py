@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from escalade.engine.plan.arena import ALIGNMENT, Lifetime, assign, most_alive
+from escalade.engine.plan.arena import ALIGNMENT, Lifetime, assign_offsets, peak_bytes
 
 _SIZES = st.one_of(st.integers(0, 5000), st.sampled_from([0, 1, 255, 256, 257, 1 << 33]))
 
@@ -25,13 +25,13 @@ def _rounded(size: int) -> int:
 
 @given(_lifetimes())
 def test_values_that_live_at_the_same_time_lie_apart(values: list[Lifetime]) -> None:
-    arena = assign(values)
+    arena = assign_offsets(values)
     assert set(arena.offsets) == {value.name for value in values}
     for value in values:
         start = arena.offsets[value.name]
         assert start % ALIGNMENT == 0 and start >= 0 and start + value.bytes <= arena.bytes
         for other in values:
-            if other is value or not value.meets(other):
+            if other is value or not value.overlaps(other):
                 continue
             low = arena.offsets[other.name]
             assert start + value.bytes <= low or low + other.bytes <= start
@@ -40,12 +40,12 @@ def test_values_that_live_at_the_same_time_lie_apart(values: list[Lifetime]) -> 
 
 @given(_lifetimes())
 def test_the_whole_is_between_what_is_needed_at_once_and_the_sum(values: list[Lifetime]) -> None:
-    arena = assign(values)
+    arena = assign_offsets(values)
     steps = range(-1, 22)
     needed = max(sum(_rounded(v.bytes) for v in values if v.first <= step <= v.last) for step in steps)
-    assert sum(v.bytes for v in values if v.first <= 3 <= v.last) == most_alive(values, 3, 3)
+    assert sum(v.bytes for v in values if v.first <= 3 <= v.last) == peak_bytes(values, 3, 3)
     assert (
-        most_alive(values, -1, 21) <= needed <= arena.bytes <= sum(_rounded(value.bytes) for value in values)
+        peak_bytes(values, -1, 21) <= needed <= arena.bytes <= sum(_rounded(value.bytes) for value in values)
     )
 
 
@@ -53,19 +53,19 @@ def test_the_whole_is_between_what_is_needed_at_once_and_the_sum(values: list[Li
 def test_places_do_not_depend_on_the_order(values: list[Lifetime], random: object) -> None:
     shuffled = list(values)
     random.shuffle(shuffled)  # type: ignore[attr-defined]
-    assert assign(shuffled) == assign(values)
+    assert assign_offsets(shuffled) == assign_offsets(values)
 
 
 def test_meeting_counts_both_ends() -> None:
     early, late = Lifetime("a", 1, 0, 3), Lifetime("b", 1, 3, 4)
-    assert early.meets(late) and late.meets(early)
-    assert not early.meets(Lifetime("c", 1, 4, 9))
+    assert early.overlaps(late) and late.overlaps(early)
+    assert not early.overlaps(Lifetime("c", 1, 4, 9))
 
 
 def test_a_chain_needs_two_places() -> None:
     """Each value lives from its step to the next one's."""
     chain = [Lifetime(str(number), 1024, number, number + 1) for number in range(20)]
-    assert assign(chain).bytes == 2048 and assign(chain).lifetimes == tuple(chain)
+    assert assign_offsets(chain).bytes == 2048 and assign_offsets(chain).lifetimes == tuple(chain)
     assert (
-        most_alive(chain, 0, 0) == 1024 and most_alive(chain, 0, 19) == 2048 and most_alive(chain, 5, 4) == 0
+        peak_bytes(chain, 0, 0) == 1024 and peak_bytes(chain, 0, 19) == 2048 and peak_bytes(chain, 5, 4) == 0
     )

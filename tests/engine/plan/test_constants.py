@@ -12,8 +12,8 @@ import torch
 from escalade.device.recipe import Workspace
 from escalade.engine.graph.graph import Graph
 from escalade.engine.nodes.lowering import FP32, NHWC, STORED
-from escalade.engine.plan.constants import Constants, Pool
-from escalade.engine.plan.memory import lasting
+from escalade.engine.plan.constants import ConstantCache, ConstantPool
+from escalade.engine.plan.memory import allocate_persistent
 from escalade.engine.plan.step import ConstantForm
 
 CPU = torch.device("cpu")
@@ -42,7 +42,7 @@ def test_constants_are_shared_only_if_they_are_the_same_to_the_bit() -> None:
         ]  # fmt: skip
 
     for one, other in product(variants(), variants()):
-        pool, graphs = Pool(), (graph_with(w=one), graph_with(w=other))
+        pool, graphs = ConstantPool(), (graph_with(w=one), graph_with(w=other))
         for graph in graphs:
             pool.share(graph)
         first, second = (graph.constants["w"] for graph in graphs)
@@ -54,7 +54,7 @@ def test_constants_are_shared_only_if_they_are_the_same_to_the_bit() -> None:
 def test_a_constant_is_made_in_each_form_that_is_asked_for() -> None:
     weight = torch.randn(4, 3, 2, 2)
     graph = graph_with(w=weight)
-    made = Constants("fp16", CPU)
+    made = ConstantCache("fp16", CPU)
     for _ in range(2):
         found = {form: made.get(ConstantForm("w", form), graph) for form in (STORED, NHWC, FP32)}
         assert [found[form].dtype for form in found] == [torch.float16, torch.float16, torch.float32]
@@ -68,8 +68,8 @@ def test_a_constant_is_made_in_each_form_that_is_asked_for() -> None:
 def test_programs_share_packed_weights_and_no_counters() -> None:
     """Two programs may run at the same time: what one counts would be counted by the other too."""
     weights = Workspace("packed", 64)
-    plan = cast(Any, SimpleNamespace(lasting={"a": weights, "b": replace(weights, zeroed=True)}))
-    first = lasting(plan, CPU, {})
-    second = lasting(plan, CPU, first)
+    plan = cast(Any, SimpleNamespace(persistent={"a": weights, "b": replace(weights, zeroed=True)}))
+    first = allocate_persistent(plan, CPU, {})
+    second = allocate_persistent(plan, CPU, first)
     assert second["a"] is first["a"] and second["b"].data_ptr() != first["b"].data_ptr()
     assert not first["b"].any() and not second["b"].any()

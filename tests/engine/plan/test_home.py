@@ -49,7 +49,7 @@ def _captured_on_meta(model: nn.Module, x: torch.Tensor) -> Graph:
 @pytest.mark.parametrize("way", ["cpu", "twin", "stepwise"])
 def test_factories_create_tensors_where_the_engine_runs(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if way == "stepwise":
-        monkeypatch.setattr(stepwise, "_STEP_US", 0.0)
+        monkeypatch.setattr(stepwise, "_HOST_US_PER_STEP", 0.0)
     model, x = Positions().eval(), torch.randn(2, 2, 5, 6)
     engine = Engine(_captured_on_meta(model, x), "fp32", "cpu" if way == "cpu" else "twin", 2)
     for given in (x, torch.randn(3, 2, 5, 6)):

@@ -30,5 +30,5 @@ def test_what_is_compiled_for_a_plan_is_loaded_too_and_what_does_not_compile_is_
     one, other = (Program.of(SOURCE, "scale", {"FAULT": 0, "SLIP": slip}) for slip in (1.0, 2.0))
     broken = Program.of(SOURCE, "scale", {"FAULT": 0})  # SLIP is missing
     plan: Any = SimpleNamespace(programs=(one, broken, other, one))
-    kernels.compile_together([plan], torch.device("cuda", 3))
+    kernels.compile_plans([plan], torch.device("cuda", 3))
     assert len(loaded) == 2 and {*loaded} == {(one, 3), (other, 3)}

@@ -146,5 +146,5 @@ def test_a_movement_may_be_left_to_pytorch() -> None:
     graph = for_batch(optimise(graph, "fp16"), "fp16", 2, card=H200)
     (name, *_) = [node.name for node in graph if node.op == "permute"]
     formats = {graph.inputs[0].name: InputFormat.of(x)}
-    plan = make_plan(graph, "fp16", H200, formats, in_pytorch={name: "it was measured so"})
+    plan = make_plan(graph, "fp16", H200, formats, pytorch_nodes={name: "it was measured so"})
     assert [step.node.name for step in plan.fallbacks] == [name] and copies(plan) == [1]

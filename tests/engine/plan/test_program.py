@@ -100,7 +100,7 @@ def made(
     assert isinstance(calls, BufferedCalls) and isinstance(calls.program, KernelProgram)
     frozen = Frozen(calls.program)
     calls.program._graph = frozen  # type: ignore[assignment]
-    for end in calls.program._ends.values():
+    for end in calls.program._outside_pointers.values():
         end._graph = frozen  # type: ignore[assignment]
     return model, engine, calls.program, frozen
 
@@ -137,7 +137,7 @@ def test_results_of_few_steps_that_are_to_be_cast_lie_in_the_arena() -> None:
 def test_what_lies_where_it_lay_is_not_copied_again(monkeypatch: pytest.MonkeyPatch) -> None:
     model, engine, program, frozen = made(scores)
     x, room = torch.randn(2, 8, 6, 6), torch.empty(2, 5)
-    (output,) = program._made.values()
+    (output,) = program._outputs.values()
     output._empty = lambda: room  # type: ignore[method-assign]
     engine(x)
     before = frozen.copied
@@ -162,7 +162,7 @@ def test_a_plan_over_memory_of_its_own_beside_calls() -> None:
         check(engine(x), model(x))
         check(program.outputs[0], model(own))
         check(found, model(x))
-        program.at_home()
+        program.bind_own_memory()
         program.run_steps()
         check(program.outputs[0], model(own))
 
@@ -225,7 +225,7 @@ def test_calls_apart_write_nothing_that_others_do(function: Callable[..., Any]) 
     engine(x)
     arena = program._values.arena
     arena.fill_(0xFF)
-    (found,) = program.apart([other], [torch.float32])
+    (found,) = program.call_isolated([other], [torch.float32])
     assert program._values.arena is arena and bool((arena == 0xFF).all())
     check(found, model(other))
     check(engine(x), model(x))
@@ -236,10 +236,10 @@ def test_calls_apart_have_counters_of_their_own(monkeypatch: pytest.MonkeyPatch)
     _, _, program, _ = made(scores)
     seen: list[dict[str, int]] = []
     counter = Workspace("tickets", 64, zeroed=True)
-    program.plan.lasting["fc/tickets"] = counter  # type: ignore[index]
-    program._memory.lasting["fc/tickets"] = own = counter.allocate(torch.device("cpu")).fill_(1)
-    program._addresses.counters["fc/tickets"] = Watching(seen)  # type: ignore[index]
-    program.apart([torch.randn(2, 8, 6, 6)], [torch.float32])
+    program.plan.persistent["fc/tickets"] = counter  # type: ignore[index]
+    program._memory.persistent["fc/tickets"] = own = counter.allocate(torch.device("cpu")).fill_(1)
+    program._pointers.counters["fc/tickets"] = Watching(seen)  # type: ignore[index]
+    program.call_isolated([torch.randn(2, 8, 6, 6)], [torch.float32])
     first, last = (entry["address"] for entry in seen)
     assert first != last == own.data_ptr() and bool((own == 1).all())
 
@@ -271,7 +271,7 @@ def test_the_last_conversion_writes_what_is_returned(
     (output,) = program.plan.outputs_outside
     form = program.plan.forms[output]
     x = torch.randn(2, 8, 6, 6)
-    found, written = engine(x), program._addresses.outside[output]._address
+    found, written = engine(x), program._pointers.outside[output]._address
     assert (form.dtype, form.layout) == (returned, layout) and found.data_ptr() == written
     assert found.dtype == returned and found.is_contiguous()
     torch.testing.assert_close(found.float(), model(x).float(), rtol=2e-2, atol=2e-2)

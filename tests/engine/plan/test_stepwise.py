@@ -7,7 +7,7 @@ import torch
 
 from escalade.engine.compiler import compile
 from escalade.engine.plan import stepwise
-from escalade.engine.plan.stepwise import SteppedProgram, pays_stepwise
+from escalade.engine.plan.stepwise import StepwiseProgram, is_faster_stepwise
 from escalade.ops.base.card import H200
 
 
@@ -27,10 +27,10 @@ class Mixed(torch.nn.Module):
 
 @pytest.mark.parametrize("dtype", ["fp32", "fp16"])
 def test_steps_one_by_one_give_what_the_model_does(monkeypatch: pytest.MonkeyPatch, dtype: str) -> None:
-    monkeypatch.setattr(stepwise, "_STEP_US", 0.0)
+    monkeypatch.setattr(stepwise, "_HOST_US_PER_STEP", 0.0)
     model, x = Mixed().eval(), torch.randn(2, 2, 3, 4, 6)
     engine = compile(model, x, dtype=dtype, device="twin")
-    assert isinstance(engine.program(x), SteppedProgram)
+    assert isinstance(engine.program(x), StepwiseProgram)
     for given in (x, x[:1], x.flip(0).transpose(3, 4).contiguous().transpose(3, 4)):
         found, expected = engine(given), model(given)
         torch.testing.assert_close(found[:3], expected[:3], rtol=1e-2, atol=1e-2)
@@ -41,7 +41,7 @@ def test_copies_that_cost_little_are_made_for_a_graph() -> None:
     small, large = torch.zeros(4, 4), torch.zeros(1).expand(4096, 4096)
     for x, expected in ((small, False), (large, True)):
         engine = compile(_Product(), (x, x), device="cpu")
-        assert pays_stepwise(engine.plan(x, x), H200) is expected
+        assert is_faster_stepwise(engine.plan(x, x), H200) is expected
 
 
 class _Product(torch.nn.Module):

@@ -81,7 +81,7 @@ def test_what_is_joined_again_and_again_is_one_buffer(device: str) -> None:
     assert len(copies(plan)) == 1
     joined = [step.node for step in plan.steps if step.is_alias and "x1" in step.node.inputs]
     small, large = sorted(joined, key=lambda node: node.shape[1])  # type: ignore[arg-type,return-value]
-    assert plan.places[small.name] == plan.places[large.name]
+    assert plan.offsets[small.name] == plan.offsets[large.name]
     assert plan.forms[small.name].pitch == plan.forms[large.name].row == 48
 
 
@@ -221,7 +221,7 @@ def test_what_parts_are_taken_of_may_be_seen_differently_itself() -> None:
     """A part of a flattened value lies where that value lies before it is flattened."""
     plan = planned(Model(lambda x: torch.softmax(x, -1).flatten(1)[:, :8].relu()), (4, 4))
     (flat,) = (step.node for step in plan.steps if step.node.op == "reshape")
-    assert plan.places[flat.name] == plan.places[flat.inputs["x"]]
+    assert plan.offsets[flat.name] == plan.offsets[flat.inputs["x"]]
     assert flat.name not in {one.name for one in plan.lifetimes}, "it has no bytes of its own"
 
 

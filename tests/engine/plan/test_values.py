@@ -15,7 +15,7 @@ from escalade.engine.engine import Engine
 from escalade.engine.graph.forms import Form
 from escalade.engine.nodes import aten, conv_transpose2d
 from escalade.engine.plan.kernel_program import KernelProgram
-from escalade.engine.plan.values import in_form
+from escalade.engine.plan.values import to_form
 
 
 class Between(nn.Module):
@@ -72,7 +72,7 @@ def test_only_what_kernels_read_is_made_dense(monkeypatch: pytest.MonkeyPatch) -
     program.run()
     wanted = {(2, 5, 3), (2, 5, 4), (2, 5, 3, 2)}
     assert set(copied) == wanted, "slices that a kernel reads, and what PyTorch returns"
-    assert (2, 4, 5) in {program.plan.forms[name].shape for name in program.plan.apart}
+    assert (2, 4, 5) in {program.plan.forms[name].shape for name in program.plan.pytorch_owned}
 
 
 def test_what_kernels_read_lies_at_a_multiple_of_16_bytes() -> None:
@@ -81,17 +81,19 @@ def test_what_kernels_read_lies_at_a_multiple_of_16_bytes() -> None:
     for first, size in itertools.product(range(5), range(1, 4)):
         value = memory[first : first + 2 * size].view(2, size)
         for form in (Form((2, size), torch.float32, "flat"), Form((2, size), torch.float16, "flat")):
-            found = in_form(form, value)
+            found = to_form(form, value)
             assert not found.data_ptr() % 16 and found.dtype is form.dtype
             assert (found is value) == (first % 4 == 0 and form.dtype is torch.float32)
             torch.testing.assert_close(found.float(), value, rtol=0, atol=0)
-        turned = in_form(Form((size, 2), torch.float32, "flat"), value.t())
+        turned = to_form(Form((size, 2), torch.float32, "flat"), value.t())
         assert turned.is_contiguous() and torch.equal(turned, value.t())
 
 
 def test_a_run_keeps_nothing_of_pytorchs() -> None:
     program, _ = ran(torch.randn(2, 5, 4))
-    assert program.plan.apart and not program._values._apart and not program._values._seen
+    assert (
+        program.plan.pytorch_owned and not program._values._pytorch_owned and not program._values._alias_views
+    )
 
 
 def test_filters_lie_in_the_order_of_the_images(monkeypatch: pytest.MonkeyPatch) -> None:

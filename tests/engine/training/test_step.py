@@ -284,7 +284,7 @@ def test_processes_meet_between_gradients_and_optimiser(
     monkeypatch.setattr(program, "RecordedGraph", _Graph)
     for number in range(3):
         if number == 2:  # as on a GPU: a graph in front of the meeting and one behind it
-            monkeypatch.setattr(step.program, "_side", "a stream", raising=False)
+            monkeypatch.setattr(step.program, "_capture_stream", "a stream", raising=False)
         loss = step(x, target)
         _assert_same(loss, _plain(expected, lambda y, t: F.mse_loss(y, t) / 2, theirs, x, target) * 2, 1e-2)
         assert met == [(256,)] * (number + 1)

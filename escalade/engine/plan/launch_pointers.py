@@ -1,4 +1,7 @@
-"""Where addresses stand in the arguments of a plan's launches: what a call points at its own tensors."""
+"""Pointer arguments of a plan's launches, grouped by the buffer they point into.
+
+A call rebinds a few of them to the caller's tensors instead of binding every kernel again.
+"""
 
 from __future__ import annotations
 
@@ -7,25 +10,26 @@ from dataclasses import dataclass
 
 from escalade.device.arguments import Pointers
 from escalade.device.run import Executable
-from escalade.engine.plan.kernels import Kernels
+from escalade.engine.plan.kernels import PlanKernels
 
 
 @dataclass(frozen=True)
-class Addresses:
-    """Where addresses stand in the arguments of a plan's launches."""
+class LaunchPointers:
+    """Pointer arguments of a plan's launches."""
 
     outside: Mapping[str, Pointers]
-    """Pointers to inputs and outputs that lie in the caller's tensors, by name."""
+    """Pointers into the caller's tensors, by the name of the input or output."""
     arena: Pointers
     counters: Mapping[str, Pointers]
+    """Pointers to workspaces that must be zero before the first launch, by name."""
 
     @staticmethod
-    def of(kernels: Kernels) -> Addresses:
+    def of(kernels: PlanKernels) -> LaunchPointers:
         plan = kernels.plan
-        found = Addresses(
+        found = LaunchPointers(
             {name: Pointers() for name in plan.outside.values()},
             Pointers(),
-            {name: Pointers() for name, workspace in plan.lasting.items() if workspace.zeroed},
+            {name: Pointers() for name, workspace in plan.persistent.items() if workspace.zeroed},
         )
         steps = (step for step in plan.steps if step.runs)
         for step, executable in zip(steps, kernels.calls, strict=True):
@@ -34,17 +38,17 @@ class Addresses:
             for role, name in {
                 **step.node.inputs,
                 "y": step.node.name,
-                **plan.beside(step.node.name),
+                **plan.side_outputs(step.node.name),
             }.items():
                 if name in plan.outside:
-                    end = plan.outside[name]
-                    executable.add_to(found.outside[end], role, plan.places[name] - plan.places[end])
+                    holder = plan.outside[name]
+                    executable.add_to(found.outside[holder], role, plan.offsets[name] - plan.offsets[holder])
                 elif name not in plan.graph.constants:
-                    executable.add_to(found.arena, role, plan.places[name])
+                    executable.add_to(found.arena, role, plan.offsets[name])
             for workspace in executable.recipe.workspaces:
                 name = step.workspace_name(workspace)
                 if name in found.counters:
                     executable.add_to(found.counters[name], workspace.name)
-                elif name not in plan.lasting:
-                    executable.add_to(found.arena, workspace.name, plan.places[name])
+                elif name not in plan.persistent:
+                    executable.add_to(found.arena, workspace.name, plan.offsets[name])
         return found
