@@ -22,7 +22,7 @@ from escalade.device.program import Program
 from escalade.engine.capture.export import capture
 from escalade.engine.graph.forms import InputFormat, require_dtype
 from escalade.engine.graph.graph import Graph
-from escalade.engine.passes import for_batch, optimise
+from escalade.engine.passes import for_batch, optimize
 from escalade.engine.plan.planner import make_plan
 from escalade.errors import UnsupportedError
 from escalade.ops.base.card import Card
@@ -132,7 +132,7 @@ def fill(path: pathlib.Path, wanted: Wanted, device: torch.device, again: bool) 
 
 def problems_of(graph: Graph, dtype: str, batch: int) -> list[tuple[str, Problem]]:
     """What the plan of a captured network asks of the ladders."""
-    concrete = for_batch(optimise(graph, dtype), dtype, batch)
+    concrete = for_batch(optimize(graph, dtype), dtype, batch)
     formats = {
         given.name: InputFormat(getattr(torch, given.dtype), "nchw" if len(given.shape) == 4 else "flat")
         for given in graph.inputs

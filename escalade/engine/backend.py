@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from escalade.engine.capture.sizes import AnySize
+from escalade.engine.capture.any_size import AnySize
 from escalade.engine.engine import Engine
 from escalade.engine.graph.forms import STORAGE, require_dtype
 from escalade.engine.graph.graph import Graph
@@ -129,7 +129,7 @@ class _Traced:
         dtype = self._dtype or _dtype_of(weights or tensors)
         # PyTorch compiles a model for the autocast that it is called in.
         bound = _Bound(self._module, self._sources, weights, numbers)
-        captured = AnySize(bound, tensors, ours=weights, autocast=True)
+        captured = AnySize(bound, tensors, owned=weights, autocast=True)
         return Engine(
             _unchanging(captured.graph),
             dtype,

@@ -11,8 +11,8 @@ import torch
 
 from escalade.device.precompilation import expect_programs
 from escalade.device.strides import empty, layout_of
-from escalade.engine.capture.example_inputs import Given, is_by_items, require_module
-from escalade.engine.capture.sizes import AnySize
+from escalade.engine.capture.any_size import AnySize
+from escalade.engine.capture.example_inputs import ExampleInputs, has_batch_dimension, require_module
 from escalade.engine.engine import Engine
 from escalade.engine.file import reading
 from escalade.engine.graph.forms import require_dtype
@@ -21,7 +21,7 @@ from escalade.engine.network import Shapes
 from escalade.engine.nodes.arithmetic import own_arithmetic
 from escalade.engine.nodes.normalise import Normalise
 from escalade.engine.passes import fuse
-from escalade.engine.passes.calibrate import carried_ranges, ranges
+from escalade.engine.passes.calibrate import ranges, transfer_ranges
 from escalade.engine.programs import example_of, module_of, read_program
 from escalade.engine.settings import MOST_PLANS, TWIN, require_device
 from escalade.errors import OutOfMemory, UnsupportedError
@@ -90,7 +90,7 @@ def compile(
             "of the network's values are measured on them"
         )
     inputs = _arguments(example_inputs)
-    given = Given.of(inputs, example_keywords)
+    given = ExampleInputs.of(inputs, example_keywords)
     tensors = given.tensors
     where = _device(model, tensors, device)
     if _home(where).type == "cuda":
@@ -132,7 +132,7 @@ def _in_sizes(
 
     def made(tensor: torch.Tensor, size: tuple[int, int] | None, batch: int | None) -> torch.Tensor:
         shape = [*tensor.shape]
-        if batch is not None and (is_by_items(tensor) or id(tensor) in lists):
+        if batch is not None and (has_batch_dimension(tensor) or id(tensor) in lists):
             shape[0] = batch
         if size is not None and tensor.dim() == 4:
             shape[2:] = size
@@ -198,7 +198,7 @@ class _Graphs:
     def graph_for(self, shapes: Shapes) -> Graph:
         graph = self.prepared(self._captured.graph_for(shapes))
         if self._fused is not None:
-            graph.ranges = carried_ranges(self._fused, self._fuse(graph))
+            graph.ranges = transfer_ranges(self._fused, self._fuse(graph))
         return graph
 
     def prepared(self, graph: Graph) -> Graph:

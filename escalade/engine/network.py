@@ -10,7 +10,7 @@ from torch.utils import _pytree as pytree
 
 from escalade.engine.graph.graph import Batch, Graph, fixed
 from escalade.engine.nodes.arithmetic import own_arithmetic
-from escalade.engine.passes import optimise
+from escalade.engine.passes import optimize
 from escalade.engine.passes.fusion_level import FusionLevel
 from escalade.engine.plan.constants import ConstantPool
 from escalade.errors import UnsupportedError
@@ -36,7 +36,7 @@ class Network:
         """The graph that plans are made of where images come so."""
         if images not in self._optimised:
             with own_arithmetic("fp32", self._device):
-                graph = optimise(self.captured, self._dtype, self._fusion, images)
+                graph = optimize(self.captured, self._dtype, self._fusion, images)
             self._pool.share(graph)
             self._optimised[images] = graph
         return self._optimised[images]

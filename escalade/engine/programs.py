@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from escalade.engine.capture.reports import unlogged
+from escalade.engine.capture.muted_logs import muted
 from escalade.engine.graph.aten import DRAWS_UNLESS
 from escalade.errors import UnsupportedError
 
@@ -34,7 +34,7 @@ def read_program(path: str | os.PathLike[str]) -> torch.export.ExportedProgram:
     if not place.is_file():
         raise UnsupportedError(f"there is no file {place}")
     try:
-        with unlogged(torch.export.__name__):
+        with muted(torch.export.__name__):
             return torch.export.load(place)
     except Exception as error:  # whatever its reader stumbles over
         said = (str(error).strip().splitlines() or [type(error).__name__])[0]

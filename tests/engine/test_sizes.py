@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from escalade import compile
+from escalade.engine.capture.any_size import AnySize
 from escalade.engine.capture.export import capture
-from escalade.engine.capture.sizes import AnySize
 from escalade.engine.engine import Engine
 from escalade.engine.plan_cache import Plans
 from escalade.errors import UnsupportedError
@@ -88,7 +88,7 @@ def test_any_size_that_the_model_takes(name: str, followed: bool, monkeypatch: p
 
     monkeypatch.setattr("escalade.engine.compiler.AnySize", Noted)
     if not followed:
-        monkeypatch.setattr("escalade.engine.capture.trace._MOST_CALLS", 0)
+        monkeypatch.setattr("escalade.engine.capture.trace._MAX_CALLS", 0)
     engine = compile(model, torch.randn(sizes[0]))
     with torch.no_grad():
         for size in sizes:

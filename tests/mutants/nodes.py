@@ -113,8 +113,8 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "nodes/counters-are-not-compared-after-a-second-call",
-        "escalade/engine/capture/state.py",
-        "        if moved:",
+        CAPTURE + "weight_writes.py",
+        "        if unstable:",
         "        if False:",
         ("tests/engine/capture/test_state.py",),
     ),
@@ -145,7 +145,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "nodes/writes-to-views-are-not-seen",
-        CAPTURE + "state.py",
+        CAPTURE + "weight_writes.py",
         "if any(original.overlap(constants[name], constants[other]) for other in read - {name}):",
         "if False:",
         ("tests/engine/capture/test_state.py",),
@@ -160,13 +160,13 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "nodes/batches-of-one-are-constants",
         CAPTURE + "example_inputs.py",
-        "return max(self._items, 2) if self._items else 0",
-        "return self._items",
+        "return max(self._batch_size, 2) if self._batch_size else 0",
+        "return self._batch_size",
         EXPORT,
     ),
     Mutant(
         "nodes/other-sizes-in-planes",
-        CAPTURE + "sizes.py",
+        CAPTURE + "any_size.py",
         "return empty(shape, self.dtype, self.layout, self.device)",
         'return empty(shape, self.dtype, "nchw", self.device)',
         ("tests/engine/test_sizes.py",),

@@ -1,1 +1,1 @@
-"""Makes a graph of a PyTorch module, without touching the module."""
+"""Capture of PyTorch modules as graphs, without changing the modules."""

@@ -1,4 +1,4 @@
-"""BatchNorm with `momentum=None` made traceable: its averaging factor as a tensor instead of a Python number.
+"""Traceable BatchNorm with `momentum=None`: the averaging factor is a tensor, not a Python number.
 
 PyTorch computes the factor, 1 / num_batches_tracked, on the host. A plan is fixed before the count is known, so the
 factor has to be computed from the buffer by the plan itself.
@@ -17,7 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 def trace_factors(model: nn.Module) -> None:
     """Replace `forward` of the BatchNorm modules that average cumulatively, in a copy of the caller's model.
 
-    Modules with a `forward` of their own, and those that do not update statistics, stay as they are.
+    Modules with a custom `forward`, and those that do not update statistics, are skipped.
     """
     for module in model.modules():
         if (
@@ -35,15 +35,16 @@ def trace_factors(model: nn.Module) -> None:
 
 
 def _forward(module: _BatchNorm, x: torch.Tensor) -> torch.Tensor:
-    """Compute what `_BatchNorm.forward` does. With momentum 1, zeros become the statistics of the batch."""
+    """Compute the same as `_BatchNorm.forward`."""
     module._check_input_dim(x)
     mean, variance, count = module.running_mean, module.running_var, module.num_batches_tracked
     assert mean is not None and variance is not None and count is not None
     count.add_(1)
-    of_batch = [torch.zeros_like(one, dtype=torch.float32) for one in (mean, variance)]
-    y = F.batch_norm(x, of_batch[0], of_batch[1], module.weight, module.bias, True, 1.0, module.eps)
+    new_mean, new_variance = (torch.zeros_like(value, dtype=torch.float32) for value in (mean, variance))
+    # Momentum 1 replaces the zeros with the statistics of this batch.
+    y = F.batch_norm(x, new_mean, new_variance, module.weight, module.bias, True, 1.0, module.eps)
     with torch.no_grad():
         factor = 1.0 / count.to(torch.float32)
-        for kept, found in zip((mean, variance), of_batch, strict=True):
-            kept.copy_(kept.float() * (1 - factor) + found * factor)
+        for value, new in ((mean, new_mean), (variance, new_variance)):
+            value.copy_(value.float() * (1 - factor) + new * factor)
     return y

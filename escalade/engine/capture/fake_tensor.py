@@ -1,6 +1,6 @@
-"""Tensors without contents that a model is followed with, and all that is noted of what it does with them.
+"""Lightweight fake tensors used for tracing, and the modes that record what a model does with them.
 
-PyTorch has such tensors of its own; they take seconds to load, with all of its compiler.
+PyTorch's own fake tensors load its compiler, which takes seconds.
 """
 
 from __future__ import annotations
@@ -14,36 +14,38 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from escalade.engine.capture.meta_rules import meta_result
 from escalade.engine.capture.reader import mutates
-from escalade.engine.capture.results import result_of
 from escalade.engine.graph.aten import draws
 from escalade.errors import EscaladeError
 
 
-class NotFollowed(EscaladeError):
-    """The model does what only `torch.export` can tell."""
+class NotTraceable(EscaladeError):
+    """The model does something that only `torch.export` can capture."""
 
 
-class Spelled(NotFollowed):
-    """The model makes a text of its batch: `torch.export` would give it the name of a symbol."""
+class BatchSizeFormatted(NotTraceable):
+    """The model formats its batch size as text, for which `torch.export` would insert the name of a symbol."""
 
 
-class Count(int):
-    """The size of a batch, or a multiple of it: a model may pass it on, and compute with it what comes out alike for
-    every batch, so many times that. Whatever else it does, such as a comparison with a number, may come out otherwise
-    for another batch."""
+class BatchCount(int):
+    """The batch size times a constant.
+
+    Supports only arithmetic whose result is again such a multiple, or the same for every batch size. Everything else,
+    such as a comparison with a number, could differ for another batch size and raises.
+    """
 
     times: int
-    """The size for one item."""
+    """The constant factor, i.e. the size for one item."""
 
     @staticmethod
-    def of(times: int, batch: int) -> Count:
-        made = Count(times * batch)
-        made.times = times
-        return made
+    def of(times: int, batch: int) -> BatchCount:
+        count = BatchCount(times * batch)
+        count.times = times
+        return count
 
-    def _with(self, times: int) -> Count:
-        return Count.of(times, int.__floordiv__(self, self.times))
+    def _with(self, times: int) -> BatchCount:
+        return BatchCount.of(times, int.__floordiv__(self, self.times))
 
     def __mul__(self, other: Any) -> Any:
         return self._with(self.times * _number(other))
@@ -51,7 +53,7 @@ class Count(int):
     __rmul__ = __mul__
 
     def __add__(self, other: Any) -> Any:
-        if type(other) is int and not other:  # as `sum` begins
+        if type(other) is int and not other:  # the start value of `sum`
             return self
         return self._with(self.times + _times(other))
 
@@ -59,27 +61,27 @@ class Count(int):
 
     def __sub__(self, other: Any) -> Any:
         left = self.times - _times(other)
-        return self._with(left) if left > 0 else 0 if not left else _refused()
+        return self._with(left) if left > 0 else 0 if not left else _reject()
 
     def __floordiv__(self, other: Any) -> Any:
         whole, rest = divmod(self.times, _divisor(other))
         if rest:
-            _refused()
-        return whole if isinstance(other, Count) else self._with(whole)
+            _reject()
+        return whole if isinstance(other, BatchCount) else self._with(whole)
 
     def __truediv__(self, other: Any) -> Any:
-        if isinstance(other, Count):
+        if isinstance(other, BatchCount):
             return self.times / other.times
         if type(other) not in (int, float) or not other or not (each := self.times / other).is_integer():
-            _refused()
-        return Quotient(int.__truediv__(self, self.times) * each)
+            _reject()
+        return BatchQuotient(int.__truediv__(self, self.times) * each)
 
     def __mod__(self, other: Any) -> Any:
-        return _refused() if self.times % _divisor(other) else 0
+        return _reject() if self.times % _divisor(other) else 0
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Count):
-            raise NotFollowed("the model decides by its batch")
+        if not isinstance(other, BatchCount):
+            raise NotTraceable("the model branches on its batch size")
         return int.__eq__(self, other)
 
     def __ne__(self, other: object) -> bool:
@@ -89,55 +91,56 @@ class Count(int):
         return True
 
 
-class Quotient(float):
-    """A count by a number, where that leaves no rest for any batch: a model may make a whole number of it."""
+class BatchQuotient(float):
+    """An exact quotient of a count and a number: it may only be converted to an integer."""
 
 
 def _number(value: Any) -> int:
-    if type(value) is not int:
-        raise NotFollowed("the model computes with its batch")
-    return value
+    return value if type(value) is int else _reject()
 
 
 def _times(value: Any) -> int:
-    return value.times if isinstance(value, Count) else _refused()
+    return value.times if isinstance(value, BatchCount) else _reject()
 
 
 def _divisor(value: Any) -> int:
-    number = _times(value) if isinstance(value, Count) else _number(value)
-    return number if number > 0 else _refused()
+    number = _times(value) if isinstance(value, BatchCount) else _number(value)
+    return number if number > 0 else _reject()
 
 
-def _refused(*_: Any) -> Any:
-    raise NotFollowed("the model computes with its batch")
+def _reject(*_: Any) -> Any:
+    raise NotTraceable("the model computes with its batch size")
 
 
-def _spelled(*_: Any) -> Any:
-    raise Spelled("the model makes a text of its batch")
+def _reject_formatting(*_: Any) -> Any:
+    raise BatchSizeFormatted("the model formats its batch size as text")
 
 
-_KEPT = {"__new__", "__getattribute__", "__index__", "__sizeof__", *vars(Count)}
-for _name in [name for name, value in vars(int).items() if callable(value) and name not in _KEPT]:
-    setattr(Count, _name, _refused)
-_KEPT = {"__new__", "__getattribute__", "__int__", "__trunc__", "__floor__", "__ceil__"}
-for _name in [name for name, value in vars(float).items() if callable(value) and name not in _KEPT]:
-    setattr(Quotient, _name, _refused)
-Count.__hash__ = Quotient.__hash__ = _refused  # type: ignore[method-assign,assignment]
+# Every other method inherited from int and float raises.
+
+
+_ALLOWED = {"__new__", "__getattribute__", "__index__", "__sizeof__", *vars(BatchCount)}
+for _name in [name for name, value in vars(int).items() if callable(value) and name not in _ALLOWED]:
+    setattr(BatchCount, _name, _reject)
+_ALLOWED = {"__new__", "__getattribute__", "__int__", "__trunc__", "__floor__", "__ceil__"}
+for _name in [name for name, value in vars(float).items() if callable(value) and name not in _ALLOWED]:
+    setattr(BatchQuotient, _name, _reject)
+BatchCount.__hash__ = BatchQuotient.__hash__ = _reject  # type: ignore[method-assign,assignment]
 for _name in ("__str__", "__repr__", "__format__"):
-    setattr(Count, _name, _spelled)
-    setattr(Quotient, _name, _spelled)
+    setattr(BatchCount, _name, _reject_formatting)
+    setattr(BatchQuotient, _name, _reject_formatting)
 
 
-class Hollow(torch.Tensor):
-    """A tensor that has sizes, a type and a device, and no numbers."""
+class TraceTensor(torch.Tensor):
+    """Tensor with sizes, strides, dtype and device, but no data."""
 
     meta: torch.Tensor
     node: torch.fx.Node
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @staticmethod
-    def __new__(cls, meta: torch.Tensor, device: torch.device) -> Hollow:
-        made: Hollow = torch.Tensor._make_wrapper_subclass(
+    def __new__(cls, meta: torch.Tensor, device: torch.device) -> TraceTensor:
+        tensor: TraceTensor = torch.Tensor._make_wrapper_subclass(
             cls,
             meta.shape,
             strides=meta.stride(),
@@ -146,221 +149,220 @@ class Hollow(torch.Tensor):
             layout=meta.layout,
             device=device,
         )
-        made.meta = meta
-        return made
+        tensor.meta = meta
+        return tensor
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
-        raise NotFollowed("a tensor without contents is used when the model has ended")
+        raise NotTraceable("a trace tensor is used outside of the traced call")
 
 
-class Calls(TorchDispatchMode):
-    """Notes the operators that are called, as a graph of `torch.fx`; in inference mode PyTorch leaves them whole."""
+class CallRecorder(TorchDispatchMode):
+    """Records operator calls as a `torch.fx` graph. In inference mode PyTorch dispatches composite operators whole."""
 
-    def __init__(self, batch: int, most: int) -> None:
-        """The first sizes of inputs are `batch`, and no more calls are noted than `most`."""
+    def __init__(self, batch: int, max_calls: int) -> None:
+        """`batch` is the batch size of the inputs; more than `max_calls` calls raise."""
         super().__init__()
         self.graph = torch.fx.Graph()
         self.constants: dict[torch.fx.Node, torch.Tensor] = {}
         self.modules: list[str] = [""]
-        """The module that runs, inside those that called it."""
-        self._batch, self._left = batch, most
+        """Stack of running modules, innermost last."""
+        self._batch, self._calls_left = batch, max_calls
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """PyTorch need not load its compiler to keep it away from here: where it is loaded, it is away."""
+        """Return False: otherwise PyTorch loads Dynamo just to disable it in this mode."""
         return False
 
-    def input(self, name: str, meta: torch.Tensor, device: torch.device) -> Hollow:
-        return self._node(Hollow(meta, device), self.graph.placeholder(name))
+    def input(self, name: str, meta: torch.Tensor, device: torch.device) -> TraceTensor:
+        return self._node(TraceTensor(meta, device), self.graph.placeholder(name))
 
-    def constant(self, tensor: torch.Tensor) -> Hollow:
-        """A tensor of the model's; what it holds is not looked at."""
+    def constant(self, tensor: torch.Tensor) -> TraceTensor:
         if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested:
-            raise NotFollowed("a tensor that is not dense")
+            raise NotTraceable("a weight that is not a dense tensor")
         with torch.inference_mode():
             meta = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
-            made = self._node(Hollow(meta, tensor.device), self.graph.placeholder("constant"))
-        self.constants[made.node] = tensor
-        return made
+            traced = self._node(TraceTensor(meta, tensor.device), self.graph.placeholder("constant"))
+        self.constants[traced.node] = tensor
+        return traced
 
     def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
         keywords = keywords or {}
-        given: list[Any] = [
+        tensors: list[Any] = [
             leaf for leaf in pytree.tree_leaves((arguments, keywords)) if isinstance(leaf, torch.Tensor)
         ]
-        self._check(function, given, arguments, keywords)
-        result = result_of(function, _bare(arguments), _bare(keywords))
-        for tensor in given:
+        self._check(function, tensors, arguments, keywords)
+        result = meta_result(function, _to_meta(arguments), _to_meta(keywords))
+        for tensor in tensors:
             if result is tensor.meta and not function._schema.is_mutable:
-                return tensor  # nothing is done: a layer that works in training, a type that it has already
+                return tensor  # a no-op, such as dropout in evaluation or a conversion to the same dtype
         if draws(function, _bound(function, arguments, keywords)):
-            raise NotFollowed(f"{function} draws random numbers")
-        self._left -= 1
-        if self._left < 0:
-            raise NotFollowed("the model does more for a larger batch")
+            raise NotTraceable(f"{function} draws random numbers")
+        self._calls_left -= 1
+        if self._calls_left < 0:
+            raise NotTraceable("the number of calls grows with the batch")
         node = self.graph.create_node(
             "call_function",
             function,
-            _nodes(arguments),
-            _nodes(keywords),
+            _to_nodes(arguments),
+            _to_nodes(keywords),
             function.overloadpacket.__name__,
         )
         node.meta["source"] = self.modules[-1]
-        device = _device(given, arguments, keywords)
+        device = _result_device(tensors, arguments, keywords)
         if mutates(node):
-            return self._changed(node, result, given)
+            return self._record_write(node, result, tensors)
         if function._schema.is_mutable:
-            raise NotFollowed(f"{function} writes to its arguments")
+            raise NotTraceable(f"{function} writes to its arguments")
         if isinstance(result, torch.Tensor):
-            return self._node(Hollow(result, device), node)
-        if not isinstance(result, tuple | list) or not all(isinstance(one, torch.Tensor) for one in result):
-            raise NotFollowed(f"{function} gives {type(result).__name__}")
+            return self._node(TraceTensor(result, device), node)
+        if not isinstance(result, tuple | list) or not all(isinstance(part, torch.Tensor) for part in result):
+            raise NotTraceable(f"{function} returns {type(result).__name__}")
         node.meta["val"] = tuple(result)
         parts = [
-            self._node(Hollow(one, device), self.graph.call_function(operator.getitem, (node, place)))
-            for place, one in enumerate(result)
+            self._node(TraceTensor(part, device), self.graph.call_function(operator.getitem, (node, index)))
+            for index, part in enumerate(result)
         ]
         for part in parts:
             part.node.meta["source"] = self.modules[-1]
         return type(result)(parts) if type(result) in (tuple, list) else tuple(parts)
 
     @staticmethod
-    def _node(made: Hollow, node: torch.fx.Node) -> Hollow:
-        made.node = node
-        node.meta["val"] = made.meta
-        return made
+    def _node(tensor: TraceTensor, node: torch.fx.Node) -> TraceTensor:
+        tensor.node = node
+        node.meta["val"] = tensor.meta
+        return tensor
 
-    def _changed(self, node: torch.fx.Node, result: Any, given: list[Any]) -> Any:
-        """A tensor that is changed in place is the same one behind it, of the same sizes."""
-        first = given[0]
+    def _record_write(self, node: torch.fx.Node, result: Any, tensors: list[Any]) -> Any:
+        """Record an in-place operation, which returns the tensor it writes to."""
+        first = tensors[0]
         if first.node is not node.args[0] or result is not first.meta or first.node in self.constants:
-            raise NotFollowed(f"{node.target} writes to what the model holds")
+            raise NotTraceable(f"{node.target} writes to a tensor of the model")
         if (result.shape, result.stride()) != (first.shape, first.stride()):
-            raise NotFollowed(f"{node.target} changes sizes")
+            raise NotTraceable(f"{node.target} changes sizes")
         node.meta["val"] = result
         return first
 
-    def _check(self, function: Any, given: list[torch.Tensor], arguments: Any, keywords: Any) -> None:
+    def _check(self, function: Any, tensors: list[torch.Tensor], arguments: Any, keywords: Any) -> None:
         if not isinstance(function, torch._ops.OpOverload) or function.namespace != "aten":
-            raise NotFollowed(f"{function} is not one of PyTorch's own operators")
-        if not all(isinstance(tensor, Hollow) for tensor in given):
-            raise NotFollowed("a tensor from outside of the model")
+            raise NotTraceable(f"{function} is not an ATen operator")
+        if not all(isinstance(tensor, TraceTensor) for tensor in tensors):
+            raise NotTraceable("a tensor from outside the model")
         bound = _bound(function, arguments, keywords)
         trains = bound.get("training") or bound.get("use_input_stats")
         if trains and bound.get("running_mean") is not None:
-            raise NotFollowed(f"{function} trains")
-        if function.overloadpacket.__name__ in _PARTS and given and self._batch > 1:
+            raise NotTraceable(f"{function} updates running statistics")
+        if function.overloadpacket.__name__ in _PARTIAL_OPERATORS and tensors and self._batch > 1:
             dimension = bound.get("dim")
-            size = 0 if dimension is None else given[0].shape[dimension]
-            if size % self._batch == 0 and not (_is_all(bound) or _is_alike(bound, size, self._batch)):
-                raise NotFollowed("some items of the batch")
+            size = 0 if dimension is None else tensors[0].shape[dimension]
+            if size % self._batch == 0 and not (
+                _is_full_range(bound) or _is_per_item(bound, size, self._batch)
+            ):
+                raise NotTraceable("the model selects some items of the batch")
 
 
-_PARTS = (
+# Operators that select part of a dimension, clipped to its size: they may return something else for a smaller batch.
+_PARTIAL_OPERATORS = (
     "slice", "select", "narrow", "narrow_copy", "split", "split_with_sizes", "chunk", "tensor_split", "unbind",
     "unsafe_split", "unsafe_split_with_sizes", "unsafe_chunk", "hsplit", "vsplit", "dsplit", "slice_scatter",
     "select_scatter", "slice_copy", "select_copy", "split_copy", "unbind_copy",
 )  # fmt: skip
-"""Operators that take a part of a dimension, as far as it is there: a batch with fewer items gives another."""
 
 
-def _is_all(bound: dict[str, Any]) -> bool:
-    """Whether a range is all of its dimension, however long that is."""
-    endless = bound.get("end") is None or bound["end"] == torch.iinfo(torch.int64).max
-    return "step" in bound and bound["step"] == 1 and bound.get("start") in (None, 0) and endless
+def _is_full_range(bound: dict[str, Any]) -> bool:
+    """Return True if a slice selects its whole dimension, whatever the size."""
+    is_unbounded = bound.get("end") is None or bound["end"] == torch.iinfo(torch.int64).max
+    return "step" in bound and bound["step"] == 1 and bound.get("start") in (None, 0) and is_unbounded
 
 
-def _is_alike(bound: dict[str, Any], size: int, batch: int) -> bool:
-    """Whether the parts of a dimension of so many items are those of its part for one item, for every batch."""
+def _is_per_item(bound: dict[str, Any], size: int, batch: int) -> bool:
+    """Return True if all bounds are multiples of the batch, so that the same slices apply per item."""
     if not size or bound.get("step", 1) != 1:
         return False
     if "chunks" in bound:
         return size // batch % bound["chunks"] == 0
     ends = [bound[name] for name in ("start", "end", "length", "split_size", "split_sizes") if name in bound]
     numbers = [number for number in pytree.tree_leaves(ends) if number is not None]
-    return bool(numbers) and all(type(one) in (int, Count) and _is_multiple(one, batch) for one in numbers)
+    return bool(numbers) and all(type(n) in (int, BatchCount) and _is_multiple(n, batch) for n in numbers)
 
 
 def _is_multiple(number: int, batch: int) -> bool:
-    endless = int.__index__(number) == torch.iinfo(torch.int64).max
-    return endless or (int.__ge__(number, 0) and int.__mod__(number, batch) == 0)
+    is_unbounded = int.__index__(number) == torch.iinfo(torch.int64).max
+    return is_unbounded or (int.__ge__(number, 0) and int.__mod__(number, batch) == 0)
 
 
 def _bound(function: Any, arguments: Any, keywords: Any) -> dict[str, Any]:
-    """All arguments by name, with their defaults."""
     schema = function._schema.arguments
-    bound = {one.name: one.default_value for one in schema if one.has_default_value()}
-    return bound | dict(zip((one.name for one in schema), arguments, strict=False)) | keywords
+    bound = {entry.name: entry.default_value for entry in schema if entry.has_default_value()}
+    return bound | dict(zip((entry.name for entry in schema), arguments, strict=False)) | keywords
 
 
-def _bare(tree: Any) -> Any:
-    """Arguments for tensors on PyTorch's device without contents."""
+def _to_meta(tree: Any) -> Any:
+    """Replace trace tensors and devices by those of the meta device."""
 
     def leaf(value: Any) -> Any:
-        if isinstance(value, Hollow):
+        if isinstance(value, TraceTensor):
             return value.meta
         return torch.device("meta") if isinstance(value, torch.device) else value
 
     return pytree.tree_map(leaf, tree)
 
 
-def _nodes(tree: Any) -> Any:
-    return pytree.tree_map(lambda value: value.node if isinstance(value, Hollow) else value, tree)
+def _to_nodes(tree: Any) -> Any:
+    return pytree.tree_map(lambda value: value.node if isinstance(value, TraceTensor) else value, tree)
 
 
-def _device(given: list[Any], arguments: Any, keywords: Any) -> torch.device:
-    """Where a result is: where that is said, or where the tensors are; numbers may lie on the CPU."""
-    said = [leaf for leaf in pytree.tree_leaves((arguments, keywords)) if isinstance(leaf, torch.device)]
-    if said:
-        return said[-1]
-    found = {tensor.device for tensor in given if tensor.dim()} or {tensor.device for tensor in given}
-    if len(found) > 1:
-        raise NotFollowed("tensors on several devices")
-    return found.pop() if found else torch.get_default_device()
+def _result_device(tensors: list[Any], arguments: Any, keywords: Any) -> torch.device:
+    """Return the device argument if there is one, else the device of the tensors; 0-D ones may be on the CPU."""
+    explicit = [leaf for leaf in pytree.tree_leaves((arguments, keywords)) if isinstance(leaf, torch.device)]
+    if explicit:
+        return explicit[-1]
+    devices = {tensor.device for tensor in tensors if tensor.dim()} or {tensor.device for tensor in tensors}
+    if len(devices) > 1:
+        raise NotTraceable("tensors on several devices")
+    return devices.pop() if devices else torch.get_default_device()
 
 
-class Questions(TorchFunctionMode):
-    """What the model asks of its tensors: sizes that grow with the batch it gets as counts, and what depends on
-    anything but sizes, types and devices is not answered."""
+class QueryGuard(TorchFunctionMode):
+    """Returns sizes that scale with the batch as counts, and rejects queries for anything but metadata."""
 
     def __init__(self, batch: int) -> None:
         super().__init__()
         self._batch = batch
 
     def __torch_function__(self, function: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
-        if function in _UNANSWERED:
-            raise NotFollowed(f"the model asks for {function}")
+        if function in _REJECTED_QUERIES:
+            raise NotTraceable(f"the model calls {function}")
         if torch._C._is_any_autocast_enabled():
-            raise NotFollowed("a block in autocast")
+            raise NotTraceable("the model enables autocast")
         result = function(*arguments, **(keywords or {}))
         if isinstance(result, torch.Tensor):
             return result
-        if type(result) is int and function is torch.Tensor.__len__:  # Python makes a plain number of it
-            if self._counted(result) is not result:
-                raise NotFollowed("the model asks for its batch as a length")
+        if type(result) is int and function is torch.Tensor.__len__:  # Python converts it to a plain int
+            if self._as_count(result) is not result:
+                raise NotTraceable("the model calls len() on its batch")
             return result
         return pytree.tree_map(self._answer, result, is_leaf=lambda leaf: isinstance(leaf, torch.Size))
 
     def _answer(self, leaf: Any) -> Any:
         if isinstance(leaf, torch.Size):
-            return torch.Size(tuple(map(self._counted, leaf)))
+            return torch.Size(tuple(map(self._as_count, leaf)))
         if type(leaf) is int:
-            return self._counted(leaf)
-        if leaf is None or isinstance(leaf, _ANSWERS):
+            return self._as_count(leaf)
+        if leaf is None or isinstance(leaf, _ANSWERED_TYPES):
             return leaf
-        raise NotFollowed(f"the model gets {type(leaf).__name__} out of a tensor")
+        raise NotTraceable(f"the model reads {type(leaf).__name__} from a tensor")
 
-    def _counted(self, number: int) -> int:
-        whole = self._batch > 1 and number and number % self._batch == 0
-        return Count.of(number // self._batch, self._batch) if whole else number
+    def _as_count(self, number: int) -> int:
+        is_multiple = self._batch > 1 and number and number % self._batch == 0
+        return BatchCount.of(number // self._batch, self._batch) if is_multiple else number
 
 
-_ANSWERS = (torch.Tensor, bool, str, torch.dtype, torch.device, torch.layout, torch.memory_format)
+_ANSWERED_TYPES = (torch.Tensor, bool, str, torch.dtype, torch.device, torch.layout, torch.memory_format)
 _tensor: Any = torch.Tensor
-_UNANSWERED: set[Callable[..., Any]] = {
+# Attributes that differ between trace tensors and real ones.
+_REJECTED_QUERIES: set[Callable[..., Any]] = {
     *(getattr(_tensor, name).__get__ for name in ("requires_grad", "grad_fn", "grad", "is_leaf", "_version")),
     _tensor.is_inference,
     _tensor.data_ptr,
 }
-"""What is otherwise of tensors without contents."""

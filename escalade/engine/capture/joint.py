@@ -1,7 +1,7 @@
-"""Makes one graph of a training step: the model, its loss, and the gradients of its parameters, by AOTAutograd.
+"""Capture of a training step (model, loss, and gradients of the parameters) as one graph, by AOTAutograd.
 
-The graph is functional. Parameters and buffers are among its inputs; what the step changes besides parameters, such as
-the running statistics of BatchNorm, is among its results.
+The graph is functional: parameters and buffers are inputs, and new values of buffers, such as the running statistics of
+BatchNorm, are outputs.
 """
 
 from __future__ import annotations
@@ -25,44 +25,43 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from escalade.engine.capture.cumulative_average import trace_factors
 from escalade.engine.capture.example_inputs import require_module
-from escalade.engine.capture.functional import FunctionalReader, operators_whole
-from escalade.engine.capture.global_state import undisturbed
-from escalade.engine.capture.model_copy import Original
+from escalade.engine.capture.functional import FunctionalReader, keep_operators_whole
+from escalade.engine.capture.global_state import preserve_global_state
+from escalade.engine.capture.model_copy import OriginalModel
 from escalade.engine.capture.reader import CaptureError
 from escalade.engine.graph.graph import Graph
 
 Loss = Callable[..., torch.Tensor]
 SCALE = "scale"
-"""The graph's input that the loss is multiplied by before gradients are taken, where there is one."""
+"""Name of the optional graph input that scales the loss before the backward pass."""
 
 
 @dataclass(frozen=True)
 class Joint:
     """A training step for inputs of one size.
 
-    The graph's inputs are all parameters, all buffers, what the model and the loss are given, and the loss scale if
-    there is one; its outputs are the loss, the gradients, and the new values of buffers.
+    Inputs of the graph, in order: parameters, buffers, inputs of the model and the loss, and the loss scale if there is
+    one. Outputs: the loss, gradients, and new values of buffers.
     """
 
     graph: Graph
     parameters: tuple[str, ...]
-    """The names, in the model, of the first inputs: every parameter once."""
+    """Names of all parameters in the model, each once."""
     buffers: tuple[str, ...]
-    """The names of the inputs behind them."""
     trained: tuple[str, ...]
-    """The parameters that the outputs behind the loss are the gradients of."""
+    """Parameters with a gradient among the outputs."""
     changed: tuple[str, ...]
-    """The buffers that the last outputs are the new values of."""
-    held: tuple[torch.Tensor, ...] = ()
-    """Tensors that the loss holds, such as weights of classes: the graph has what was in them."""
+    """Buffers with a new value among the outputs."""
+    constants: tuple[torch.Tensor, ...] = ()
+    """Constants of the loss, such as class weights; the graph has copies of them."""
 
-    def stepping(self, trained: Sequence[str]) -> Joint:
-        """A step that has the gradients of these parameters alone."""
-        places = [0, *(1 + self.trained.index(name) for name in trained)]
-        places += range(1 + len(self.trained), len(self.graph.outputs))
+    def with_gradients_of(self, trained: Sequence[str]) -> Joint:
+        """Return the step with the gradients of only these parameters."""
+        indices = [0, *(1 + self.trained.index(name) for name in trained)]
+        indices += range(1 + len(self.trained), len(self.graph.outputs))
         graph = self.graph.copy()
-        graph.outputs = tuple(self.graph.outputs[place] for place in places)
-        graph.output_types = tuple(self.graph.output_types[place] for place in places)
+        graph.outputs = tuple(self.graph.outputs[index] for index in indices)
+        graph.output_types = tuple(self.graph.output_types[index] for index in indices)
         graph.remove_dead_code()
         return replace(self, graph=graph, trained=tuple(trained))
 
@@ -78,29 +77,28 @@ def capture_step(
     modes: Sequence[bool] | None = None,
     stepped: Sequence[nn.Parameter] = (),
 ) -> Joint:
-    """What a step of training computes: `loss(model(*inputs), *targets)` and its gradients.
+    """Capture `loss(model(*inputs), *targets)` and its gradients.
 
-    Modules are in the modes that the caller has them in, or in these `modes`, whether each trains. With `autocast` the
-    step runs in autocast to that type, and with `scaled` gradients are those of the loss times a further input. The
-    model is never run, copies of it are. `stepped` are the parameters that will be stepped: the loss may depend on them
-    through the model alone.
+    Only copies of the model run. Modules are in the caller's training modes, or in `modes`. With `autocast` the step
+    runs under autocast to that dtype. With `scaled` the graph has an additional input that multiplies the loss.
+    `stepped` are the optimizer's parameters: the loss may depend on them only through the model.
     """
     require_module(model)
 
-    from escalade.engine.capture.tracers import exporting
+    from escalade.engine.capture.export_context import export_context
 
     def run() -> Joint:
-        with undisturbed(model, autocast=False) as outside, exporting():
-            ours = [*model.parameters(), *model.buffers()]  # which tracing replaces, and nothing writes to
-            copied = Original(model, ours, outside.named).copied(evaluates=False)
-            for module, mode in zip(copied.modules(), modes or (), strict=False):
+        with preserve_global_state(model, autocast=False) as global_state, export_context():
+            owned = [*model.parameters(), *model.buffers()]  # no copies: tracing replaces them
+            model_copy = OriginalModel(model, owned, global_state.named).copy(evaluation=False)
+            for module, mode in zip(model_copy.modules(), modes or (), strict=False):
                 module.training = mode
-            trace_factors(copied)
-            step = _Step(copied, loss, len(inputs), autocast, scaled, (*stepped, *model.parameters()))
+            trace_factors(model_copy)
+            step = _Step(model_copy, loss, len(inputs), autocast, scaled, (*stepped, *model.parameters()))
             try:
                 return _captured(step, inputs, targets)
             finally:
-                step.let_go()
+                step.release()
 
     return torch.compiler.disable(run)()
 
@@ -113,17 +111,17 @@ def _captured(step: _Step, inputs: Sequence[Any], targets: Sequence[Any]) -> Joi
     def fake(value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
             raise CaptureError(
-                f"a training step is given {type(value).__name__}; it takes tensors, other arguments belong into the "
-                "model or the loss"
+                f"an argument of the training step is {type(value).__name__}; it takes tensors: move other arguments "
+                "into the model or the loss"
             )
         return mode.from_tensor(value.detach(), static_shapes=True)
 
     given = [fake(value) for value in (*inputs, *targets)]
     if step.scaled:
         given.append(fake(torch.ones((), device=given[0].device)))
-    step.hollow(mode)
+    step.make_fake(mode)
     try:
-        with torch.enable_grad(), torch.autograd.set_detect_anomaly(False), operators_whole():
+        with torch.enable_grad(), torch.autograd.set_detect_anomaly(False), keep_operators_whole():
             with mode:
                 step.prepare(given)
             module, signature = aot_export_module(step, given, trace_joint=True, output_loss_index=0)
@@ -131,8 +129,8 @@ def _captured(step: _Step, inputs: Sequence[Any], targets: Sequence[Any]) -> Joi
         raise
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
         raise CaptureError(
-            f"{step.title} or its loss decides by the values of its tensors what to compute{_place(error)}, and a plan "
-            f"is fixed before there are any ({error.func}): take that out of both, or train behind "
+            f"{step.title} or its loss branches on the values of its tensors{_location(error)}, but a plan is fixed "
+            f"before the values are known ({error.func}): remove the branch, or train with "
             "torch.compile(model, backend='escalade')"
         ) from error
     except Exception as error:
@@ -144,8 +142,8 @@ def _captured(step: _Step, inputs: Sequence[Any], targets: Sequence[Any]) -> Joi
     return _JointReader(module, signature, step).joint()
 
 
-class _Body(nn.Module):
-    """A model, and the buffers that it has after it was run."""
+class _BufferObserver(nn.Module):
+    """Wraps a model to record its buffers after each run."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -159,7 +157,7 @@ class _Body(nn.Module):
 
 
 class _Step(nn.Module):
-    """A model with its loss, as a module whose parameters are the model's, each once."""
+    """A model with its loss as one module that has each of the model's parameters once."""
 
     def __init__(
         self,
@@ -168,29 +166,25 @@ class _Step(nn.Module):
         inputs: int,
         autocast: torch.dtype | None,
         scaled: bool,
-        outside: Sequence[nn.Parameter],
+        caller_parameters: Sequence[nn.Parameter],
     ) -> None:
         super().__init__()
-        self._step = (
-            _Body(model),
-            loss,
-            inputs,
-            autocast,
-        )  # no submodule: its parameters would be there twice
+        # In a tuple, not a submodule: its parameters would be registered twice.
+        self._step = (_BufferObserver(model), loss, inputs, autocast)
         self.title = type(model).__name__
         self.scaled = scaled
         self.parameter_names = {f"p{n}": name for n, (name, _) in enumerate(model.named_parameters())}
         self.buffer_names = {f"b{n}": name for n, (name, _) in enumerate(model.named_buffers())}
-        self._outside = [one for one in outside if one.requires_grad]
+        self._caller_parameters = [parameter for parameter in caller_parameters if parameter.requires_grad]
         self._assigned: frozenset[str] = frozenset()
-        self._alike: frozenset[str] = frozenset()
+        self._shared_gradients: frozenset[str] = frozenset()
 
-    def let_go(self) -> None:
-        """Forgets the caller's model: PyTorch's tracers hold a step until Python searches for garbage."""
-        del self._step, self._outside
+    def release(self) -> None:
+        """Drop the caller's model: PyTorch's tracers keep a step alive until the next garbage collection."""
+        del self._step, self._caller_parameters
 
-    def hollow(self, mode: FakeTensorMode) -> None:
-        """Takes tensors like the model's, without contents."""
+    def make_fake(self, mode: FakeTensorMode) -> None:
+        """Register fake tensors in place of the model's parameters and buffers."""
         model = self._step[0].model
         named = dict(model.named_parameters()) | dict(model.named_buffers())
 
@@ -203,25 +197,25 @@ class _Step(nn.Module):
             self.register_buffer(own, like(name))
 
     def prepare(self, given: Sequence[torch.Tensor]) -> None:
-        """Learns from two runs what the step does beside computing a loss. Parameters that the loss does not depend on
-        have no gradients."""
-        wanted = {own: one for own, one in self.named_parameters() if one.requires_grad}
+        """Run the step on fake tensors to find its side effects and the parameters that the loss depends on."""
+        wanted = {own: parameter for own, parameter in self.named_parameters() if parameter.requires_grad}
         if not wanted:
             raise CaptureError(f"{self.title} has no parameters to train: none of them requires gradients")
-        memory = {own: _memory(one) for own, one in (*self.named_parameters(), *self.named_buffers())}
-        with _Calls() as first:
+        memory = {own: _memory(tensor) for own, tensor in (*self.named_parameters(), *self.named_buffers())}
+        with _CallLog() as first:
             loss = self(*given)[0]
         self._require_tensors_kept(memory)
         if self._assigned:
-            with _Calls() as first:
+            with _CallLog() as first:
                 loss = self(*given)[0]
         if loss.numel() != 1 or not loss.is_floating_point():
             raise CaptureError(
-                f"the loss is {loss.dtype} of {list(loss.shape)}; a training step takes a loss of one number"
+                f"the loss is {loss.dtype} of shape {list(loss.shape)}; a training step takes a floating-point loss of "
+                "one number: reduce it, as with mean()"
             )
         if not loss.requires_grad:
             raise CaptureError(f"the loss depends on no parameter of {self.title}")
-        gradients = torch.autograd.grad(loss, [*wanted.values(), *self._outside], allow_unused=True)
+        gradients = torch.autograd.grad(loss, [*wanted.values(), *self._caller_parameters], allow_unused=True)
         self._require_through_model(gradients[len(wanted) :])
         seen: set[int] = set()
         for (own, parameter), gradient in zip(wanted.items(), gradients, strict=False):
@@ -231,28 +225,28 @@ class _Step(nn.Module):
             if gradient.layout is not torch.strided:
                 raise CaptureError(
                     f"the gradient of {self.parameter_names[own]} is {gradient.layout}: a training step takes dense "
-                    "ones, as of layers with sparse=False"
+                    "gradients; use sparse=False"
                 )
             if id(gradient) in seen:
-                self._alike |= {own}
+                self._shared_gradients |= {own}
             seen.add(id(gradient))
-        with _Calls() as second:
+        with _CallLog() as second:
             self(*given)
-        if first.made != second.made:
+        if first.calls != second.calls:
             raise CaptureError(
-                f"{self.title} or its loss computes something else each time it runs, as by a count that it keeps or "
-                "by Python's random numbers; a training step does the same at every call: give it what changes as a "
-                "tensor, or let PyTorch draw it, as torch.rand does"
+                f"{self.title} or its loss computes something else each time it runs, for example by a counter or "
+                "Python's random numbers; a training step runs the same operations at every call: pass what changes as "
+                "a tensor, or draw it with PyTorch, as torch.rand does"
             )
 
     def _require_tensors_kept(self, memory: Mapping[str, int]) -> None:
-        """Takes note of buffers that were assigned; a tensor whose memory was changed for another's is refused."""
+        """Record buffers that were assigned; reject tensors whose storage was replaced."""
         named = {**self.parameter_names, **self.buffer_names}
         for own, before in memory.items():
             if _memory(getattr(self, own)) != before:
                 raise CaptureError(
-                    f"{self.title} sets the data of its {named[own]} when it runs; a training step takes buffers that "
-                    "are written in place, as copy_ does, or assigned, and leaves parameters to the optimiser"
+                    f"{self.title} sets the data of its {named[own]} when it runs; a training step supports buffers "
+                    "that are written in place, as by copy_, or assigned, and leaves parameters to the optimizer"
                 )
         after = self._step[0].after
         for own, name in self.buffer_names.items():
@@ -262,85 +256,84 @@ class _Step(nn.Module):
             if now is None or now.shape != before.shape or now.dtype != before.dtype:
                 new = "none" if now is None else f"{now.dtype} of {list(now.shape)}"
                 raise CaptureError(
-                    f"{self.title} makes its buffer {name}, {before.dtype} of {list(before.shape)}, {new} when it "
-                    "runs; a training step takes buffers that stay as large and of one type"
+                    f"{self.title} changes its buffer {name} from {before.dtype} of {list(before.shape)} to {new} when "
+                    "it runs; in a training step shapes and dtypes of buffers are fixed"
                 )
             self._assigned |= {own}
 
     def _require_through_model(self, gradients: Sequence[torch.Tensor | None]) -> None:
-        for parameter, gradient in zip(self._outside, gradients, strict=True):
+        for parameter, gradient in zip(self._caller_parameters, gradients, strict=True):
             if gradient is not None:
                 raise CaptureError(
-                    f"the loss reads a parameter of {list(parameter.shape)} by itself, not in what {self.title} "
-                    "returns; a training step has gradients through the model alone: hold that parameter in the model, "
-                    "and have the model return what the loss is to know of it"
+                    f"the loss reads a parameter of shape {list(parameter.shape)} directly, not through what "
+                    f"{self.title} returns; a training step computes gradients through the model only: make the "
+                    "parameter part of the model, and return from the model what the loss needs of it"
                 )
 
     def forward(self, *given: torch.Tensor) -> tuple[torch.Tensor, ...]:
         body, loss, inputs, autocast = self._step
         own = {**self.parameter_names, **self.buffer_names}
-        # What is assigned anew may be kept for the gradients as it was, and is written to in the end.
+        # Autograd may save the old value of a buffer that is assigned, so the run uses a clone of it.
         state = {
             f"model.{name}": getattr(self, tensor).clone()
             if tensor in self._assigned
             else getattr(self, tensor)
             for tensor, name in own.items()
         }
-        for tensor in self._alike:  # AOTAutograd tells gradients apart by the nodes that make them
+        for tensor in self._shared_gradients:  # AOTAutograd identifies a gradient by its node
             getattr(self, tensor).register_hook(torch.clone)
         targets = given[inputs:-1] if self.scaled else given[inputs:]
         with torch.autocast(given[0].device.type, autocast, enabled=autocast is not None):
             result = loss(torch.func.functional_call(body, state, given[:inputs]), *targets)
         if not isinstance(result, torch.Tensor):
-            raise CaptureError(f"the loss is {type(result).__name__}; a training step takes a tensor")
+            raise CaptureError(f"the loss returns {type(result).__name__}; it must return a tensor")
         for tensor in self._assigned:
             getattr(self, tensor).copy_(body.after[self.buffer_names[tensor]].detach())
         return (result * given[-1], result.detach()) if self.scaled else (result,)
 
 
-class _Calls(TorchDispatchMode):
-    """Takes down what is called, and with which numbers."""
+class _CallLog(TorchDispatchMode):
+    """Records operator calls with fingerprints of their arguments."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.made: list[tuple[Any, ...]] = []
+        self.calls: list[tuple[Any, ...]] = []
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if function.namespace != "prim":  # of which tensors are asked where they are, and keep the answer
-            self.made.append((function, *map(_number, pytree.tree_leaves((args, kwargs)))))
+        if function.namespace != "prim":  # prim.device: cached by tensors after the first call
+            self.calls.append((function, *map(_fingerprint, pytree.tree_leaves((args, kwargs)))))
         return function(*args, **(kwargs or {}))
 
 
-_MOST_NUMBERS = 64
+_FINGERPRINT_ELEMENTS = 64
 
 
-def _number(value: Any) -> Any:
-    """What tells an argument from another: a number itself, of tensors how large they are and, of those with contents,
-    the first elements."""
+def _fingerprint(value: Any) -> Any:
+    """Return a comparable key for an argument: for tensors shape and dtype, and the first elements of real ones."""
     if not isinstance(value, torch.Tensor):
         return repr(value) if isinstance(value, float) else value
     if isinstance(value, FakeTensor):
         return value.shape, value.dtype
     with _disable_current_modes():
-        return value.shape, value.dtype, repr(value.detach().flatten()[:_MOST_NUMBERS].tolist())
+        return value.shape, value.dtype, repr(value.detach().flatten()[:_FINGERPRINT_ELEMENTS].tolist())
 
 
 def _memory(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage()._cdata
 
 
-def _place(error: Exception) -> str:
-    """The line of the model's code, or of a layer of PyTorch's, that was running."""
-    torchs, own = pathlib.Path(torch.__file__).parent, pathlib.Path(__file__).parents[2]
+def _location(error: Exception) -> str:
+    """Return the file and line of the model's code, or of a PyTorch layer, that raised."""
+    torch_folder, own = pathlib.Path(torch.__file__).parent, pathlib.Path(__file__).parents[2]
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         folders = pathlib.Path(frame.filename).parents
-        if torchs / "nn" in folders or not {torchs, own} & set(folders):
+        if torch_folder / "nn" in folders or not {torch_folder, own} & set(folders):
             return f" ({frame.filename}, line {frame.lineno})"
     return ""
 
 
 class _JointReader(FunctionalReader):
-    """The step that AOTAutograd has traced."""
+    """Reads the joint graph that AOTAutograd has traced."""
 
     def __init__(self, module: torch.fx.GraphModule, signature: Any, step: _Step) -> None:
         super().__init__(module, step.title)
@@ -363,17 +356,17 @@ class _JointReader(FunctionalReader):
         new, gradients = results[: len(changed)], results[len(results) - len(trained) :]
         losses = results[len(changed) : len(results) - len(trained)]
         if len(losses) != 1 + step.scaled:
-            raise CaptureError(f"{step.title} changes one value in two places of its own when it runs")
-        self.returning(graph, [losses[-1], *gradients, *new])
+            raise CaptureError(f"{step.title} writes to one value through two attributes; use one of them")
+        self.set_outputs(graph, [losses[-1], *gradients, *new])
         parameters, buffers = (tuple(own.values()) for own in (step.parameter_names, step.buffer_names))
-        return Joint(graph, parameters, buffers, tuple(trained), tuple(changed), tuple(self.held))
+        return Joint(graph, parameters, buffers, tuple(trained), tuple(changed), tuple(self.constants))
 
     def _changed(self) -> list[str]:
-        """The buffers that the step writes to, in the order of the results that hold their new values."""
+        """Return the buffers that the step writes to, in the order of their new values among the results."""
         signature, step = self._signature, self._step
         if signature.parameters_to_mutate or signature.user_inputs_to_mutate:
             raise CaptureError(
-                f"{step.title} writes to its parameters or its inputs when it runs; a training step leaves inputs as "
-                "they are, and parameters to the optimiser"
+                f"{step.title} writes to its parameters or its inputs when it runs; in a training step inputs are "
+                "read-only, and only the optimizer writes to parameters"
             )
         return [step.buffer_names[own] for own in signature.buffers_to_mutate.values()]

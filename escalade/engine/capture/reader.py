@@ -1,4 +1,4 @@
-"""Reads an exported program, node by node, into a graph."""
+"""Conversion of `torch.fx` graphs of ATen calls into graphs, shared by all kinds of capture."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from escalade.engine.capture.model_copy import Original
+from escalade.engine.capture.model_copy import OriginalModel
 from escalade.engine.graph.aten import order_of, strangeness, takes_any_layout
 from escalade.engine.graph.graph import (
     ATEN,
@@ -35,16 +35,16 @@ class CaptureError(UnsupportedError):
 
 
 class FxReader:
-    """The calls of a graph of `torch.fx`, one after another."""
+    """Reads the calls of a `torch.fx` graph one after another."""
 
     def __init__(self) -> None:
         self._values: dict[torch.fx.Node, str] = {}
-        """What each tensor holds by now; of those changed in place, the tensor that they all are."""
-        self._same: dict[torch.fx.Node, torch.fx.Node] = {}
-        """The results of operations in place, and the tensors that they are."""
+        """Current graph value of each tensor; an in-place operation updates the entry of the tensor it writes to."""
+        self._aliases: dict[torch.fx.Node, torch.fx.Node] = {}
+        """Tensor that each result of an in-place operation is an alias of."""
 
-    def _take(self, graph: Graph, inputs: Sequence[torch.fx.Node], names: Sequence[str]) -> None:
-        """The graph's inputs, by the model's names for them: `torch.fx` has others for those of Python's own."""
+    def _add_inputs(self, graph: Graph, inputs: Sequence[torch.fx.Node], names: Sequence[str]) -> None:
+        """Add inputs with the model's names; `torch.fx` renames those that are Python builtins or keywords."""
         for node, name in zip(inputs, names, strict=True):
             self._values[node] = graph.fresh(name)
             graph.inputs = (*graph.inputs, replace(self._input(node), name=self._values[node]))
@@ -54,49 +54,48 @@ class FxReader:
         return Input(node.name, self._shape(value), dtype_name(value.dtype))
 
     def _value(self, node: torch.fx.Node) -> str:
-        return self._values[self._same.get(node, node)]
+        return self._values[self._aliases.get(node, node)]
 
     def _shape(self, value: torch.Tensor) -> Shape:
         return tuple(self._dimension(size) for size in value.shape)
 
     def _dimension(self, size: Any) -> Dimension:
-        """A number, or so many for each item of the batch."""
         if isinstance(size, int):
             return size
         raise CaptureError(
-            "the model takes a size out of a tensor's values; a plan's sizes are fixed beforehand"
+            "the model computes a size from a tensor's values, but a plan's sizes are fixed; mask elements instead"
         )
 
     def _call(self, graph: Graph, fx: torch.fx.Node) -> None:
         value = fx.meta.get("val")
         call, result = fx, None
         if fx.target is operator.getitem and isinstance(fx.args[0], torch.fx.Node):
-            call, result = fx.args[0], fx.args[1]  # one of several results: the operation runs for each
+            call, result = fx.args[0], fx.args[1]  # each result of a multi-output call becomes its own node
         target = call.target
         if isinstance(value, (torch.SymFloat, torch.SymBool, float, bool)):
-            raise CaptureError(f"{target} takes a value out of a tensor; a plan cannot depend on values")
+            raise CaptureError(f"{target} reads a value of a tensor; a plan cannot depend on values")
         if isinstance(value, (tuple, list, type(None), torch.SymInt, int)):
-            return  # sizes and results in several parts: whoever uses them reads them from their node
+            return  # sizes and multi-output calls: their users read them from the node's metadata
         if not isinstance(target, torch._ops.OpOverload) or not isinstance(value, torch.Tensor):
             name = getattr(target, "__name__", target)
-            raise CaptureError(f"{name} is no tensor operation; a plan runs the same operations every time")
-        self._look_at(call, target)
+            raise CaptureError(f"{name} is not a tensor operation; a plan runs only tensor operations")
+        self._check_call(call, target)
         node = self._node(graph, fx, call, target, value)
         if result is not None:
             node = node.with_attributes(result=result, **({"call": call.name} if graph.typed else {}))
-        known = recognise_captured(node, target, graph)
-        if isinstance(known, str):  # it changes nothing
-            name = known
+        recognized = recognise_captured(node, target, graph)
+        if isinstance(recognized, str):  # a no-op: the name of its input
+            name = recognized
         else:
-            graph.append(known)
-            name = known.name
+            graph.append(recognized)
+            name = recognized.name
         tensor = fx
         if mutates(call):
             changed = call.args[0]
             assert isinstance(changed, torch.fx.Node)
-            tensor = self._same[fx] = self._same.get(changed, changed)
+            tensor = self._aliases[fx] = self._aliases.get(changed, changed)
             graph.changes_inputs |= tensor.op == "placeholder" and tensor.name not in graph.constants
-        self._values[tensor] = name  # from here on that tensor is this, whoever holds it
+        self._values[tensor] = name
 
     def _node(
         self,
@@ -131,14 +130,14 @@ class FxReader:
         )  # fmt: skip
 
     def _plain(self, argument: Any) -> Any:
-        """An argument that is no value of the graph."""
+        """Convert an argument that is not a value of the graph."""
         return argument
 
-    def _look_at(self, call: torch.fx.Node, target: torch._ops.OpOverload) -> None:
-        """Refuses a call that the graph cannot hold."""
+    def _check_call(self, call: torch.fx.Node, target: torch._ops.OpOverload) -> None:
+        """Raise if the graph cannot represent a call."""
 
     def _source(self, call: torch.fx.Node) -> str:
-        """The module that an operation belongs to."""
+        """Return the path of the module that makes a call."""
         return ""
 
 
@@ -147,56 +146,57 @@ def _is_image(value: torch.Tensor) -> bool:
 
 
 def _is_planar(image: torch.Tensor) -> bool:
-    """Whether an image lies in PyTorch's order of dimensions, and not in NHWC as well."""
+    """Return True for NCHW images that are not NHWC at the same time, as those of one channel or pixel are."""
     return image.is_contiguous() and not image.is_contiguous(memory_format=torch.channels_last)
 
 
 def _layouts(
     target: torch._ops.OpOverload, tensors: Mapping[str, torch.Tensor], result: torch.Tensor
 ) -> dict[str, Any]:
-    """Return how the operands of a call were stored when it was captured, where an operator may depend on it."""
+    """Return the memory orders of a call's operands, where its operator may depend on them."""
     orders = {role: order_of(tensor) for role, tensor in tensors.items()}
     others = {role: order for role, order in orders.items() if order is not None}
-    kept = {} if takes_any_layout(target) or not others else {ORDERS: others}
+    attributes = {} if takes_any_layout(target) or not others else {ORDERS: others}
     images = [tensor for tensor in tensors.values() if _is_image(tensor)]
     if any(map(_is_planar, images)):
-        return {READ: "nchw", **kept}
-    return {WRITTEN: "nchw", **kept} if images and _is_image(result) and _is_planar(result) else kept
+        return {READ: "nchw", **attributes}
+    writes_planes = images and _is_image(result) and _is_planar(result)
+    return {WRITTEN: "nchw", **attributes} if writes_planes else attributes
 
 
-def note_changes(graph: Graph) -> None:
+def note_input_writes(graph: Graph) -> None:
     if graph.changes_inputs:
-        graph.notes.append("the model writes to its input; the engine leaves the caller's tensor as it is")
+        graph.notes.append("the model writes to its input; the engine leaves the caller's tensor unchanged")
 
 
-class Copies:
-    """The engine's own weights, so that it stays as it is when the model is trained on; shared ones stay shared."""
+class WeightCopies:
+    """Copies of weights, so that training the model further does not change the engine. Shared weights stay shared."""
 
-    def __init__(self, original: Original) -> None:
+    def __init__(self, original: OriginalModel) -> None:
         self._original = original
-        self._made: dict[tuple[Any, ...], torch.Tensor] = {}
+        self._copies: dict[tuple[Any, ...], torch.Tensor] = {}
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
-        """What the model's copies hold is nobody else's; a tensor from elsewhere, a global one, may be."""
         key = (tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device)
-        if not tensor.numel() or key not in self._made:
-            own = self._original.owns(tensor)
-            self._made[key] = tensor.detach() if own else tensor.detach().clone()
-        return self._made[key]
+        if not tensor.numel() or key not in self._copies:
+            # Tensors of model copies are the engine's already; a global tensor, for example, is not.
+            is_owned = self._original.owns(tensor)
+            self._copies[key] = tensor.detach() if is_owned else tensor.detach().clone()
+        return self._copies[key]
 
 
 def _dtype(
     fx: torch.fx.Node, target: torch._ops.OpOverload, arguments: Mapping[str, Any], value: torch.Tensor
 ) -> torch.dtype:
-    """The type of a result.
+    """Return the dtype of a result.
 
-    On the CPU a norm of 16-bit rows with fp32 weights gives its mean and its deviation in fp32. PyTorch's fake kernels
-    say 16 bits, to which a plan would round them.
+    On the CPU, a norm of 16-bit rows with fp32 weights returns mean and deviation in fp32. PyTorch's fake kernels
+    report 16 bits, to which a plan would round them.
     """
     weight = arguments.get("weight")
     if target in _NORMS and fx.args[1:] in ((1,), (2,)) and isinstance(weight, torch.fx.Node):
-        found: torch.dtype = weight.meta["val"].dtype
-        return found
+        dtype: torch.dtype = weight.meta["val"].dtype
+        return dtype
     return value.dtype
 
 
@@ -213,8 +213,8 @@ def mutates(node: torch.fx.Node) -> bool:
     )
 
 
-def refuse_strange(graph: torch.fx.Graph) -> None:
-    """Refuses calls of other libraries' operators that do more than to compute new tensors."""
+def reject_foreign_side_effects(graph: torch.fx.Graph) -> None:
+    """Raise for operators of other libraries that do more than compute new tensors."""
     for node in graph.nodes:
         if isinstance(node.target, torch._ops.OpOverload) and node.target.namespace != "aten":
             reason = strangeness(node.target)
@@ -222,9 +222,11 @@ def refuse_strange(graph: torch.fx.Graph) -> None:
                 raise CaptureError(f"{node.target.name()} {reason}; compile the parts of the model around it")
 
 
-def tangled(graph: torch.fx.Graph) -> bool:
-    """Whether a value is changed in place of which there is a view by then, or several are in one call: PyTorch has to
-    untangle that."""
+def has_aliased_writes(graph: torch.fx.Graph) -> bool:
+    """Return True if a tensor with a view is written in place, or one call writes to several tensors.
+
+    Such graphs have to be functionalized by PyTorch first.
+    """
     owner: dict[torch.fx.Node, torch.fx.Node] = {}
     viewed: set[torch.fx.Node] = set()
     for node in graph.nodes:
@@ -246,7 +248,7 @@ def tangled(graph: torch.fx.Graph) -> bool:
 
 
 def _is_view(node: torch.fx.Node) -> bool:
-    """Whether it shares memory with its first argument."""
+    """Return True if the result shares memory with the first argument."""
     return isinstance(node.target, torch._ops.OpOverload) and any(
         result.alias_info is not None and not result.alias_info.is_write
         for result in node.target._schema.returns

@@ -143,7 +143,7 @@ class Graph:
     """Whether floating types are meant: a training step has weights in fp32 and products in 16 bits."""
     images: str = "nchw"
     """How images come: in PyTorch's order, or all of them in `nhwc`, and then they are returned as they lie."""
-    called: Mapping[str, str] = field(default_factory=dict)
+    weight_names: Mapping[str, str] = field(default_factory=dict)
     """What constants are called in the model, where the graph has other names for them."""
     notes: list[str] = field(default_factory=list)
     """What passes have to say to the user."""

@@ -1,4 +1,4 @@
-"""Rewritings of a captured graph, in the order in which they help each other."""
+"""Graph passes, and the order in which they run."""
 
 from __future__ import annotations
 
@@ -12,44 +12,44 @@ from escalade.engine.nodes import OPERATORS
 from escalade.engine.nodes.base import Operator
 from escalade.engine.nodes.recognition import recognise_folded
 from escalade.engine.passes.batch_norm import fold_batch_norm
-from escalade.engine.passes.casts import drop_rounding, narrow_layers
+from escalade.engine.passes.casts import drop_rounding, narrow_autocast_layers
 from escalade.engine.passes.constant_folding import fold_constants
-from escalade.engine.passes.cse import merge_repetitions
+from escalade.engine.passes.cse import eliminate_common_subexpressions
 from escalade.engine.passes.empty import drop_empty
 from escalade.engine.passes.epilogues import fuse_expressions, fuse_operands, fuse_residuals
 from escalade.engine.passes.estimates import Estimates
-from escalade.engine.passes.fuse_max_pool import take_maxima
+from escalade.engine.passes.fuse_max_pool import fuse_max_pools
 from escalade.engine.passes.fusion_level import FusionLevel
-from escalade.engine.passes.hoist_pool import pool_first
+from escalade.engine.passes.hoist_pool import hoist_pools
 from escalade.engine.passes.layout import (
     assign_layouts,
     convert_inputs,
-    leave_products,
-    pad_returned,
+    convert_output_dtypes,
+    fold_output_scales,
+    keep_nchw_products,
+    pad_outputs,
     reorder_flattened,
-    scale_returned,
-    type_returned,
 )
-from escalade.engine.passes.merge_parallel_convs import join_siblings
+from escalade.engine.passes.merge_parallel_convs import merge_parallel_convs
 from escalade.engine.passes.padding import fold_padding
 from escalade.engine.passes.permutes import sink_permutes
-from escalade.engine.passes.pointwise import join_neighbours, join_recognised, read_unrepeated
+from escalade.engine.passes.pointwise import fuse_neighbors, fuse_recognized, read_unexpanded
 from escalade.engine.passes.prologues import fold_prologues
-from escalade.engine.passes.quantise import quantise_convolutions
+from escalade.engine.passes.quantize import quantize_convolutions
 from escalade.engine.passes.scatters import resolve_scatters
-from escalade.engine.passes.sequences import keep_images
-from escalade.engine.passes.shuffles import absorb_shuffles, recognise_shuffles
+from escalade.engine.passes.sequences import keep_sequences_as_images
+from escalade.engine.passes.shuffles import absorb_shuffles, recognize_shuffles
 from escalade.engine.passes.stacks import resolve_stacks
 from escalade.ops.base.card import TWIN, Card
 
 
-def optimise(
+def optimize(
     graph: Graph, dtype: str, fusion: FusionLevel = FusionLevel.fused, images: str = "nchw"
 ) -> Graph:
-    """The graph that a plan of this dtype is made for, where images come so."""
+    """Return the graph to plan for this dtype and this layout of input images."""
     graph = fuse(graph, dtype, fusion, images)
     if dtype == "fp8":
-        quantise_convolutions(graph, graph.ranges)
+        quantize_convolutions(graph, graph.ranges)
         graph.remove_dead_code()
     return graph
 
@@ -62,33 +62,31 @@ def for_batch(
     card: Card = TWIN,
     avoid: frozenset[str] = frozenset(),
 ) -> Graph:
-    """An optimised graph with every size a number, and with what pays at some batch sizes only, on a card and without
-    the rungs that `avoid` names."""
+    """Specialize an optimized graph for one batch size, with the fusions that the estimates favor at that size."""
     graph = graph.at(batch)
     drop_empty(graph)
     if fusion is FusionLevel.fused:
-        with graph.device:  # new constants are made where the others are
+        with graph.device:  # for new constants
             for operator in OPERATORS:
                 operator.fuse_for_batch(graph, dtype)
             fuse_residuals(graph)
             fuse_operands(graph)
             estimates = Estimates(card, avoid)
-            pool_first(graph, dtype, estimates)
+            hoist_pools(graph, dtype, estimates)
             fold_prologues(graph, dtype, estimates)
-            join_siblings(graph, dtype, estimates)
-            take_maxima(graph, dtype, estimates)
+            merge_parallel_convs(graph, dtype, estimates)
+            fuse_max_pools(graph, dtype, estimates)
             graph.remove_dead_code()
-    type_returned(graph, dtype)
+    convert_output_dtypes(graph, dtype)
     return graph
 
 
-def _sentence(apply: Callable[..., None]) -> str:
-    """What a pass does, as its docstring has it, on one line."""
+def _docstring(apply: Callable[..., None]) -> str:
     return " ".join((inspect.getdoc(apply) or "").split())
 
 
 def _epilogues(graph: Graph) -> None:
-    """Has layers apply functions of single elements, and add values, on the way out."""
+    """Fuse pointwise functions and additions into the epilogues of layers."""
     fuse_expressions(graph)
     fuse_residuals(graph)
     fuse_expressions(graph)
@@ -96,70 +94,72 @@ def _epilogues(graph: Graph) -> None:
     fuse_expressions(graph)
 
 
-_STEP: tuple[tuple[str, Callable[[Graph], None]], ...] = (
-    ("casts", narrow_layers),
-    ("pointwise", join_recognised),
+# Passes over the graph of a training step, in order, by name of the technique.
+_STEP_PASSES: tuple[tuple[str, Callable[[Graph], None]], ...] = (
+    ("casts", narrow_autocast_layers),
+    ("pointwise", fuse_recognized),
     ("epilogues", _epilogues),
     *(
         (operator.name, operator.fuse_step)
         for operator in OPERATORS
         if type(operator).fuse_step is not Operator.fuse_step
     ),
-    ("pointwise", join_neighbours),
+    ("pointwise", fuse_neighbors),
     *(
         (operator.name, operator.fuse_joined)
         for operator in OPERATORS
         if type(operator).fuse_joined is not Operator.fuse_joined
     ),
 )
-"""What makes the graph of a training step faster, in order, by the name of the technique."""
-_MAXIMA = "maxima"
+_MAX_POOL = "maxima"
 STEP_TECHNIQUES: Mapping[str, str] = {
-    **{name: _sentence(apply) for name, apply in _STEP},
-    _MAXIMA: _sentence(take_maxima),
+    **{name: _docstring(apply) for name, apply in _STEP_PASSES},
+    _MAX_POOL: _docstring(fuse_max_pools),
 }
-"""The techniques of `optimise_step`, and what each does."""
+"""Techniques of `optimize_step`, with a description of each."""
 
 
-def optimise_step(
+def optimize_step(
     graph: Graph,
-    given_as: Mapping[str, str],
-    returned: Mapping[str, str],
+    input_layouts: Mapping[str, str],
+    output_layouts: Mapping[str, str],
     dtype: str = "fp32",
     card: Card | None = None,
     without: frozenset[str] = frozenset(),
 ) -> Graph:
-    """The graph that a plan of a training step is made for: weights are values in it, so nothing goes into them, and
-    what gradients read is written. Images are `given_as` they lie, and `returned` in these layouts. What pays at some
-    sizes only is done for a card, if kernels run, with fp32 multiplied as `dtype` says. `without` names techniques
-    that are left out."""
+    """Return the graph to plan for a training step.
+
+    Weights are values in it, so nothing is folded into them, and values that gradients read are written.
+    `input_layouts` and `output_layouts` give the layouts of images. With a card, fusions that depend on sizes are
+    chosen by its estimates, with fp32 multiplied as `dtype`. Techniques in `without` are skipped.
+    """
     graph = graph.copy()
     graph.remove_dead_code()
     fold_constants(graph)
-    for technique, apply in _STEP:
+    for technique, apply in _STEP_PASSES:
         if technique not in without:
             apply(graph)
-    assign_layouts(graph, given_as, returned)
+    assign_layouts(graph, input_layouts, output_layouts)
     graph.remove_dead_code()
-    if card is not None and _MAXIMA not in without:
-        take_maxima(graph, dtype, Estimates(card))
+    if card is not None and _MAX_POOL not in without:
+        fuse_max_pools(graph, dtype, Estimates(card))
     return graph
 
 
 def fuse(graph: Graph, dtype: str, fusion: FusionLevel = FusionLevel.fused, images: str = "nchw") -> Graph:
-    """The fused graph before anything is quantised: what FP8's ranges are measured on."""
+    """Return the fused graph before quantization; FP8 ranges are measured on it."""
     graph = replace(graph.copy(), images=images)
     graph.remove_dead_code()
     home = graph.device
     graph.constants = {name: tensor.to(home) for name, tensor in graph.constants.items()}
     drop_rounding(graph, dtype)
-    with home:  # new constants are made where the others are
+    with home:  # for new constants
         fold_constants(graph)
         recognise_folded(graph)
         if fusion is FusionLevel.fused:
             _fuse(graph, dtype)
-            if dtype in ("fp32", "tf32") and images == "nchw":  # in 16 bits PyTorch converts too
-                leave_products(graph)
+            if dtype in ("fp32", "tf32") and images == "nchw":  # in 16 bits PyTorch converts to NHWC too
+                keep_nchw_products(graph)
         reorder_flattened(graph)
         convert_inputs(graph, pad_channels=dtype in TENSOR_CORE_DTYPES and fusion is not FusionLevel.naive)
         if images == "nhwc":
@@ -167,32 +167,28 @@ def fuse(graph: Graph, dtype: str, fusion: FusionLevel = FusionLevel.fused, imag
         else:
             assign_layouts(graph)
             if fusion is FusionLevel.fused and dtype != "fp8":
-                scale_returned(graph)
+                fold_output_scales(graph)
                 if dtype in TENSOR_CORE_DTYPES:
-                    pad_returned(graph, dtype)
+                    pad_outputs(graph, dtype)
     graph.remove_dead_code()
     return graph
 
 
 def _fuse(graph: Graph, dtype: str) -> None:
-    merge_repetitions(graph)
+    eliminate_common_subexpressions(graph)
     resolve_scatters(graph)
-    read_unrepeated(graph)
+    read_unexpanded(graph)
     resolve_stacks(graph)
-    recognise_shuffles(graph)
-    keep_images(graph)
+    recognize_shuffles(graph)
+    keep_sequences_as_images(graph)
     sink_permutes(graph)
-    # A bias that the model adds itself, before it is one node with what follows.
+    # First fold a bias that the model adds itself, before it is fused with what follows.
     fold_batch_norm(graph, dtype)
-    join_recognised(graph)
+    fuse_recognized(graph)
     fold_padding(graph)
     fold_batch_norm(graph, dtype)
-    fuse_expressions(graph)
-    fuse_residuals(graph)
-    fuse_expressions(graph)
-    fuse_operands(graph)
-    fuse_expressions(graph)
+    _epilogues(graph)
     absorb_shuffles(graph, dtype)
     for operator in OPERATORS:
         operator.fuse(graph, dtype)
-    join_neighbours(graph)
+    fuse_neighbors(graph)

@@ -1,4 +1,4 @@
-"""BatchNorm, and whatever else scales channels, folded into the convolution, linear layer or norm in front of it."""
+"""Fold BatchNorm and other per-channel scales into the preceding convolution, linear layer or norm."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from escalade.engine.nodes import operator_of
 
 
 def fold_batch_norm(graph: Graph, dtype: str = "fp32") -> None:
-    """conv(x) * scale + shift is a convolution with other weights, within the range of a dtype, and another bias."""
+    """Replace conv(x) * scale + shift by a convolution with new weights and bias, if the weights fit the dtype."""
     for node in graph:
         values = {name for name in node.inputs.values() if name not in graph.constants}
         layer = graph.nodes.get(values.pop()) if len(values) == 1 else None
@@ -25,15 +25,16 @@ def fold_batch_norm(graph: Graph, dtype: str = "fp32") -> None:
 
 
 def _scaled_axis(layer: Node) -> int | None:
-    """The axis of a layer's channels, if its weight and bias are all that its result is made with."""
     operator = operator_of(layer)
-    is_open = operator.applied(layer).is_identity and "residual" not in layer.inputs
-    return operator.scaled_axis(layer) if is_open else None
+    is_bare = operator.applied(layer).is_identity and "residual" not in layer.inputs
+    return operator.scaled_axis(layer) if is_bare else None
 
 
 def _fold(graph: Graph, layer: Node, scale: torch.Tensor, shift: torch.Tensor, storage: torch.dtype) -> bool:
-    """Folds in float64, so that it adds no rounding of its own; whether the weights are within the range of their type
-    then. Those that are not would be refused, and both layers by themselves may well be computed."""
+    """Fold in float64, to add no rounding; return False if the new weights overflow their storage type.
+
+    Such weights would be rejected, while the two separate layers may be representable.
+    """
     weight = graph.constants[layer.inputs["weight"]] if "weight" in layer.inputs else torch.ones_like(scale)
     folded = operator_of(layer).scaled_weight(layer, weight, scale)
     if not is_finite(folded.to(storage)):

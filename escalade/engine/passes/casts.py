@@ -1,4 +1,4 @@
-"""Casts: the model's own to 16 bits, and those of a training step, of its inputs, its gradients and around layers."""
+"""Removal of casts: a model's own casts to 16 bits, and those that autocast adds to a training step."""
 
 from __future__ import annotations
 
@@ -15,43 +15,45 @@ from escalade.engine.nodes.identity import is_rounding
 
 @dataclass(frozen=True)
 class Cast:
-    """An input that holds another input's numbers, in its own type."""
+    """An input that holds another input's values in a different dtype."""
 
     name: str
-    of: str
+    source: str
     dtype: torch.dtype
 
 
 def lift_casts(graph: Graph) -> list[Cast]:
-    """Makes inputs of what is nothing but an input in another type: whoever runs the graph casts them all in one go."""
-    given = {one.name for one in graph.inputs}
-    made: dict[tuple[str, str], Cast] = {}
+    """Turn casts of inputs into inputs, so that the caller can do all casts in one kernel."""
+    inputs = {entry.name for entry in graph.inputs}
+    casts: dict[tuple[str, str], Cast] = {}
     for node in graph:
         source = cast_of(node, graph)
-        if source is None or source not in given or node.name in graph.outputs:
+        if source is None or source not in inputs or node.name in graph.outputs:
             continue
-        cast = made.setdefault((source, node.dtype), Cast(node.name, source, getattr(torch, node.dtype)))
+        cast = casts.setdefault((source, node.dtype), Cast(node.name, source, getattr(torch, node.dtype)))
         graph.remove(node, instead=cast.name)
         if cast.name == node.name:
             graph.inputs = (*graph.inputs, Input(node.name, node.shape, node.dtype))
-    return list(made.values())
+    return list(casts.values())
 
 
-def drop_output_casts(graph: Graph, outputs: range) -> None:
-    """Returns, of these outputs, what is cast instead of the cast."""
-    found, types = list(graph.outputs), list(graph.output_types)
-    for place in outputs:
-        node = graph.nodes.get(found[place])
+def drop_output_casts(graph: Graph, indices: range) -> None:
+    """Replace casts among the outputs with these indices by their sources."""
+    outputs, types = list(graph.outputs), list(graph.output_types)
+    for index in indices:
+        node = graph.nodes.get(outputs[index])
         source = None if node is None else cast_of(node, graph)
         if source is not None and source in graph.nodes:
-            found[place], types[place] = source, graph.nodes[source].dtype
-    graph.outputs, graph.output_types = tuple(found), tuple(types)
+            outputs[index], types[index] = source, graph.nodes[source].dtype
+    graph.outputs, graph.output_types = tuple(outputs), tuple(types)
     graph.remove_dead_code()
 
 
 def drop_rounding(graph: Graph, dtype: str) -> None:
-    """Drops the model's own casts to 16 bits where the plan rounds anyway: every value if its dtype has as few, and
-    what is only returned, which is converted to the model's type."""
+    """Remove the model's casts to 16 bits where the plan rounds anyway.
+
+    A 16-bit plan rounds every value; any plan converts a value that is only returned to the model's dtype.
+    """
     types = dict(zip(graph.outputs, graph.output_types, strict=True))
     for node in graph:
         if not is_rounding(node, graph):
@@ -63,19 +65,20 @@ def drop_rounding(graph: Graph, dtype: str) -> None:
             graph.remove(node, instead=source)
 
 
-def narrow_layers(graph: Graph) -> None:
-    """Has layers read and write the narrow type that autocast casts to a wide one in front of them and back behind:
-    their kernels compute in fp32 all the same."""
+def narrow_autocast_layers(graph: Graph) -> None:
+    """Remove autocast's casts to fp32 before a layer and back after it: its kernel computes in fp32 anyway."""
     for node in graph:
         if not operator_of(node).computes_in_fp32 or node.name in graph.outputs or not node.inputs:
             continue
-        given = {role: graph.nodes.get(name) for role, name in node.inputs.items()}
-        sources = {role: None if one is None else cast_of(one, graph) for role, one in given.items()}
+        producers = {role: graph.nodes.get(name) for role, name in node.inputs.items()}
+        sources = {role: None if cast is None else cast_of(cast, graph) for role, cast in producers.items()}
         readers = graph.readers(node.name)
         types = {graph.dtype_of(name) if name is not None else None for name in sources.values()}
-        types |= {graph.dtype_of(one.name) if cast_of(one, graph) else None for one in readers}
+        types |= {graph.dtype_of(reader.name) if cast_of(reader, graph) else None for reader in readers}
         (narrow,) = types if len(types) == 1 else (None,)
-        if narrow not in (torch.float16, torch.bfloat16) or any(one.name in graph.outputs for one in readers):
+        if narrow not in (torch.float16, torch.bfloat16) or any(
+            reader.name in graph.outputs for reader in readers
+        ):
             continue
         dtype = str(narrow).removeprefix("torch.")
         graph.nodes[node.name] = replace(node.with_inputs(**sources), dtype=dtype)

@@ -1,4 +1,4 @@
-"""Buffers of a training step that only count, such as BatchNorm's batches: whoever runs the step adds to them all."""
+"""Counter buffers of a training step, such as `num_batches_tracked`; the caller increments all in one kernel."""
 
 from __future__ import annotations
 
@@ -10,22 +10,25 @@ from escalade.engine.nodes.aten_call import AtenCall, name_of
 
 
 def drop_counters(graph: Graph, buffers: Mapping[int, str]) -> dict[int, int]:
-    """What is added to each buffer whose output, by place, is nothing but the input plus a whole number; these outputs
-    go."""
-    found = {}
-    for place, buffer in buffers.items():
-        node = graph.nodes.get(graph.outputs[place])
-        if node is not None and set(node.inputs.values()) == {buffer} and (step := _step(node)) is not None:
-            found[place] = step
-    kept = [place for place in range(len(graph.outputs)) if place not in found]
-    graph.outputs = tuple(graph.outputs[place] for place in kept)
-    graph.output_types = tuple(graph.output_types[place] for place in kept)
+    """Remove outputs that only add an integer to a buffer; return the increments by output index."""
+    increments = {}
+    for index, buffer in buffers.items():
+        node = graph.nodes.get(graph.outputs[index])
+        if (
+            node is not None
+            and set(node.inputs.values()) == {buffer}
+            and (step := _increment(node)) is not None
+        ):
+            increments[index] = step
+    kept = [index for index in range(len(graph.outputs)) if index not in increments]
+    graph.outputs = tuple(graph.outputs[index] for index in kept)
+    graph.output_types = tuple(graph.output_types[index] for index in kept)
     graph.remove_dead_code()
-    return found
+    return increments
 
 
-def _step(node: Node) -> int | None:
-    """The number that a node adds to a count; None if it does anything else."""
+def _increment(node: Node) -> int | None:
+    """Return the integer that a node adds to a counter; None if it does anything else."""
     if not Aten.matches(node) or node.dtype != "int64" or name_of(node.attributes["target"]) != "add":
         return None
     call = AtenCall(node)

@@ -1,4 +1,4 @@
-"""Values without elements: nothing has to be computed for them."""
+"""Removal of values without elements."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from escalade.engine.graph.graph import Graph
 
 
 def drop_empty(graph: Graph) -> None:
-    """Makes constants of what has no elements in a graph whose sizes are numbers, and drops what was only for them."""
+    """Replace empty values by constants in a graph with fixed sizes, and remove nodes that only they used."""
     empty = [node for node in graph if 0 in node.shape]
     if not empty:
         return

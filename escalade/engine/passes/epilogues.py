@@ -1,4 +1,4 @@
-"""Additions and pointwise expressions done on the way out of the operation in front of them."""
+"""Epilogue fusion: additions and pointwise expressions computed by the layer that produces their operand."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from escalade.engine.nodes import operator_of
 
 
 def fuse_residuals(graph: Graph) -> None:
-    """conv(x) + y becomes the convolution's own last step; it then runs where the addition did.
+    """Fuse conv(x) + y into the convolution, which then runs in place of the addition.
 
-    If both terms come from convolutions the one with more weights takes the other, which may turn out to be a
-    shortcut.
+    If both terms are convolutions, the one with more weights is fused: the other may be a shortcut, which can be fused
+    further.
     """
     for node in graph:
         if not operator_of(node).is_addition:
@@ -26,7 +26,7 @@ def fuse_residuals(graph: Graph) -> None:
         ]
         if not layers:
             continue
-        layer, rest = max(layers, key=lambda pair: _weights(graph, pair[0]))
+        layer, rest = max(layers, key=lambda pair: _weight_elements(graph, pair[0]))
         applied = operator_of(node).applied(node)
         fused = operator_of(layer).applying(layer.with_inputs(residual=rest), applied)
         graph.nodes[node.name] = replace(fused, name=node.name)
@@ -34,7 +34,7 @@ def fuse_residuals(graph: Graph) -> None:
 
 
 def _can_add(graph: Graph, value: str, node: Node) -> bool:
-    """Whether a value comes from a layer that can take the addition `node`, and whatever that applies."""
+    """Return True if `value` is produced by a layer that can compute the addition `node` and what that applies."""
     layer = graph.nodes.get(value)
     if layer is None or not operator_of(layer).takes_residual(layer) or "residual" in layer.inputs:
         return False
@@ -48,16 +48,16 @@ def _can_add(graph: Graph, value: str, node: Node) -> bool:
     )
 
 
-def _weights(graph: Graph, layer: Node) -> int:
+def _weight_elements(graph: Graph, layer: Node) -> int:
     return math.prod(graph.shape_of(layer.inputs["weight"]))  # type: ignore[arg-type]
 
 
 def fuse_expressions(graph: Graph) -> None:
-    """silu(conv(x)) becomes the convolution's own last step; and so do all functions of its elements behind it."""
+    """Fuse chains of unary pointwise functions, such as silu(conv(x)), into the layer."""
     for node in graph:
         expression = operator_of(node).expression(node)
         layer = graph.nodes.get(node.inputs["x"]) if expression is not None else None
-        if expression is None or layer is None or not _is_of_one_value(node, layer):
+        if expression is None or layer is None or not _is_unary(node, layer):
             continue
         operator = operator_of(layer)
         whole = expression.substitute({"x": operator.applied(layer)})
@@ -67,15 +67,14 @@ def fuse_expressions(graph: Graph) -> None:
 
 
 def fuse_operands(graph: Graph) -> None:
-    """silu(conv(x)) + y, or any other function of its elements and those of another value, becomes the convolution's
-    own last step; it then runs where that function did."""
+    """Fuse binary pointwise functions, such as silu(conv(x)) + y, into the layer, which then runs in their place."""
     for node in graph:
         expression = operator_of(node).expression(node)
         if expression is None or len(expression.inputs) != 2 or len(node.inputs) != 2:
             continue
         for role, other in (expression.inputs, expression.inputs[::-1]):
             layer, rest = graph.nodes.get(node.inputs[role]), node.inputs[other]
-            if layer is None or not _can_take(graph, layer, rest, node):
+            if layer is None or not _can_read(graph, layer, rest, node):
                 continue
             operator = operator_of(layer)
             named = expression.rename({role: "x", other: "residual"})
@@ -87,11 +86,11 @@ def fuse_operands(graph: Graph) -> None:
                 break
 
 
-def _can_take(graph: Graph, layer: Node, rest: str, node: Node) -> bool:
-    """Whether a layer can read another value, of the sizes of its result, for the only reader of that."""
-    is_free = operator_of(layer).takes_residual(layer) and "residual" not in layer.inputs
+def _can_read(graph: Graph, layer: Node, rest: str, node: Node) -> bool:
+    """Return True if a layer can read `rest` as its residual, and `node` is the only reader of the layer."""
+    has_free_residual = operator_of(layer).takes_residual(layer) and "residual" not in layer.inputs
     if (
-        not is_free
+        not has_free_residual
         or rest == layer.name
         or rest in graph.constants
         or graph.only_user(layer.name) is not node
@@ -101,6 +100,6 @@ def _can_take(graph: Graph, layer: Node, rest: str, node: Node) -> bool:
     return len(types) == 1 and layer.shape == node.shape == graph.shape_of(rest)
 
 
-def _is_of_one_value(node: Node, layer: Node) -> bool:
-    """Whether a pointwise node reads nothing else, and makes numbers of it."""
+def _is_unary(node: Node, layer: Node) -> bool:
+    """Return True if a pointwise node reads only the layer, without changing shape or dtype."""
     return len(node.inputs) == 1 and node.shape == layer.shape and node.dtype == layer.dtype

@@ -1,4 +1,4 @@
-"""What steps would take, for passes that have to know whether they pay."""
+"""Time estimates, for passes that have to weigh one graph against another."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from escalade.ops.choose.choice import Choice, estimated
 
 @dataclass(frozen=True)
 class Estimates:
-    """Choices and times on a card, without the rungs that `avoid` names."""
+    """Rungs and times on a card, excluding the rungs in `avoid`."""
 
     card: Card
     avoid: frozenset[str] = frozenset()
 
-    def chosen(self, lowered: Lowered) -> Choice:
-        """The rung for a step, by the estimates alone."""
+    def choose(self, lowered: Lowered) -> Choice:
+        """Return the rung with the least estimate."""
         return estimated(lowered.operation, lowered.problem, self.card, self.avoid)
 
     def us(self, choice: Choice) -> float:
-        """Microseconds of a step; of its bytes alone where nobody has a model of it."""
+        """Return the time of a step; for a rung without a cost model, that of its memory traffic."""
         return self.card.microseconds(0, traffic(choice.problem)) if choice.us is None else choice.us
 
-    def of_nodes(self, nodes: Iterable[Node], forms: Forms) -> float | None:
-        """Microseconds of nodes one after the other; None if one of them is not Escalade's."""
+    def total_us(self, nodes: Iterable[Node], forms: Forms) -> float | None:
+        """Return the total time of nodes; None if one of them has no kernel of ours."""
         try:
             steps = [operator_of(node).lower(node, forms) for node in nodes]
-            return None if None in steps else sum(self.us(self.chosen(step)) for step in steps if step)
+            return None if None in steps else sum(self.us(self.choose(step)) for step in steps if step)
         except UnsupportedError:
             return None

@@ -1,4 +1,4 @@
-"""Maxima of windows taken on the way out of the layer in front of them, which then never writes what they are of."""
+"""Fusion of max pools into the preceding layer, which then never writes the unpooled image."""
 
 from __future__ import annotations
 
@@ -13,28 +13,29 @@ from escalade.engine.passes.estimates import Estimates
 from escalade.errors import UnsupportedError
 
 
-def take_maxima(graph: Graph, dtype: str, estimates: Estimates) -> None:
-    """pool(relu(conv(x))) becomes one step where nothing else reads what lies between, and where by the estimates one
-    takes less time than two. What else the pool writes, the places of its maxima, the layer does."""
+def fuse_max_pools(graph: Graph, dtype: str, estimates: Estimates) -> None:
+    """Fuse pool(relu(conv(x))) into one step where nothing else reads the convolution and the estimates favor it.
+
+    The layer then also writes the pool's argmax indices, if there are any.
+    """
     forms: Forms | None = None
     for node in graph:
         windows = operator_of(node).windows_of_maxima(node)
         layer = graph.nodes.get(node.inputs["x"]) if windows is not None else None
-        if windows is None or layer is None or not _is_alone(layer, node, windows, graph):
+        if windows is None or layer is None or not _can_fuse(layer, node, windows, graph):
             continue
-        taking = operator_of(layer).taking_maxima(layer, node, windows)
-        if taking is None:
+        fused = operator_of(layer).taking_maxima(layer, node, windows)
+        if fused is None:
             continue
         forms = forms or _forms(graph, dtype)
-        if _pays(layer, node, taking, forms, estimates):
-            _take(graph, layer, node, taking)
+        if _is_faster(layer, node, fused, forms, estimates):
+            _apply(graph, layer, node, fused)
 
 
-def _is_alone(layer: Node, pool: Node, windows: tuple[int, int], graph: Graph) -> bool:
-    """Whether nothing but a pool reads a layer's result, of one type with all that the layer reads, and no window
-    reaches over its edge."""
-    own = {pool.name, *(one.name for one in furthers_of(pool, graph))}
-    if layer.name in graph.outputs or {one.name for one in readers_of(layer, graph)} - own:
+def _can_fuse(layer: Node, pool: Node, windows: tuple[int, int], graph: Graph) -> bool:
+    """Return True if only the pool reads the layer, dtypes are equal, and no window reaches over the edge."""
+    own = {pool.name, *(node.name for node in furthers_of(pool, graph))}
+    if layer.name in graph.outputs or {node.name for node in readers_of(layer, graph)} - own:
         return False
     types = {graph.dtype_of(name) for name in layer.inputs.values()}
     if graph.typed and types != {graph.dtype_of(layer.name)}:
@@ -44,34 +45,34 @@ def _is_alone(layer: Node, pool: Node, windows: tuple[int, int], graph: Graph) -
 
 
 def _forms(graph: Graph, dtype: str) -> Forms:
-    """How values lie; inputs lie as their readers were told."""
-    given = {
-        one.name: Form(one.shape, graph.dtype_of(one.name) if graph.typed else STORAGE[dtype], "nhwc")  # type: ignore[arg-type]
-        for one in graph.inputs
+    """Return the forms of all values; inputs are assumed to be NHWC."""
+    inputs = {
+        entry.name: Form(entry.shape, graph.dtype_of(entry.name) if graph.typed else STORAGE[dtype], "nhwc")  # type: ignore[arg-type]
+        for entry in graph.inputs
     }
-    return Forms(dtype, given | stored_forms(graph, dtype), graph.constants, graph.typed)
+    return Forms(dtype, inputs | stored_forms(graph, dtype), graph.constants, graph.typed)
 
 
-def _pays(layer: Node, pool: Node, taking: Node, forms: Forms, estimates: Estimates) -> bool:
-    """Whether a rung does both in less time than two that do one after the other."""
-    asking = forms.of(layer)
-    if asking is None:
+def _is_faster(layer: Node, pool: Node, fused: Node, forms: Forms, estimates: Estimates) -> bool:
+    """Return True if a rung for both is estimated to take less time than the two steps."""
+    layer_forms = forms.of(layer)
+    if layer_forms is None:
         return False
     try:
-        lowered = operator_of(taking).lower(taking, asking)
-        together = None if lowered is None else estimates.chosen(lowered)
+        lowered = operator_of(fused).lower(fused, layer_forms)
+        choice = None if lowered is None else estimates.choose(lowered)
     except UnsupportedError:
         return False
-    if lowered is None or together is None or together.problem != lowered.problem:
+    if lowered is None or choice is None or choice.problem != lowered.problem:
         return False
-    alone = estimates.of_nodes((layer, pool), asking)
-    return alone is not None and estimates.us(together) < alone
+    separate = estimates.total_us((layer, pool), layer_forms)
+    return separate is not None and estimates.us(choice) < separate
 
 
-def _take(graph: Graph, layer: Node, pool: Node, taking: Node) -> None:
-    source = ", ".join(dict.fromkeys(one.source for one in (layer, pool) if one.source))
-    made = replace(taking, source=source)
-    for one in furthers_of(pool, graph):
-        graph.nodes[one.name] = Further.of(made, one.name, one.attributes["buffer"], one.shape, one.dtype)
-    graph.nodes[made.name] = made
+def _apply(graph: Graph, layer: Node, pool: Node, fused: Node) -> None:
+    source = ", ".join(dict.fromkeys(node.source for node in (layer, pool) if node.source))
+    fused = replace(fused, source=source)
+    for aux in furthers_of(pool, graph):
+        graph.nodes[aux.name] = Further.of(fused, aux.name, aux.attributes["buffer"], aux.shape, aux.dtype)
+    graph.nodes[fused.name] = fused
     del graph.nodes[layer.name]

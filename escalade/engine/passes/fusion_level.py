@@ -1,4 +1,4 @@
-"""How much of a network a plan fuses. `escalade bench` shows the levels one after another: what each one brings."""
+"""Fusion levels, which `escalade bench` compares to show the gain of each."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from enum import StrEnum
 
 
 class FusionLevel(StrEnum):
-    """How much of a network a plan fuses, from nothing to all that it can."""
+    """Amount of fusion in a plan."""
 
     naive = "naive"
-    """Every operation a kernel of its own, by the foot of its ladder."""
+    """One kernel per operation, by the lowest rung of its ladder."""
     separate = "separate"
-    """Every operation a kernel of its own, by the rung chosen for it."""
+    """One kernel per operation, by the best rung."""
     fused = "fused"
-    """BatchNorm folded, and what can be done on the way out of another operation done there."""
+    """All fusions: BatchNorm folding, epilogues, prologues and more."""

@@ -1,4 +1,4 @@
-"""Means over windows taken in front of 1×1 convolutions instead of behind them, where fewer pixels are left then."""
+"""Average pools moved from after a 1×1 convolution to before it, which leaves the convolution fewer pixels."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from escalade.engine.nodes.lowering import Forms
 from escalade.engine.passes.estimates import Estimates
 
 
-def pool_first(graph: Graph, dtype: str, estimates: Estimates) -> None:
-    """The mean of a 1×1 convolution's pixels is the convolution of their mean, which has less to do."""
+def hoist_pools(graph: Graph, dtype: str, estimates: Estimates) -> None:
+    """Replace pool(conv(x)) by conv(pool(x)) for average pools and 1×1 convolutions, where the estimates favor it."""
     for node in graph:
         layer = graph.nodes.get(node.inputs.get("x", ""))
         if layer is None or not operator_of(node).is_mean_of_pixels(node):
@@ -27,24 +27,24 @@ def pool_first(graph: Graph, dtype: str, estimates: Estimates) -> None:
             inputs={"x": layer.inputs["x"]},
         )
         mapped = replace(layer.with_inputs(x=pool.name), name=node.name, shape=node.shape)
-        if _pays((layer, node), (pool, mapped), graph, dtype, estimates):
+        if _is_faster((layer, node), (pool, mapped), graph, dtype, estimates):
             graph.insert_before(node.name, pool)
             graph.nodes[node.name] = mapped
             del graph.nodes[layer.name]
 
 
-def _pays(
-    now: tuple[Node, Node], then: tuple[Node, Node], graph: Graph, dtype: str, estimates: Estimates
+def _is_faster(
+    old: tuple[Node, Node], new: tuple[Node, Node], graph: Graph, dtype: str, estimates: Estimates
 ) -> bool:
-    lying = stored_forms(graph, dtype)
-    forms = Forms(dtype, lying, graph.constants)
-    x, pool = now[0].inputs["x"], then[0]
-    if x not in lying or lying[x].layout != lying[now[1].name].layout:
+    stored = stored_forms(graph, dtype)
+    forms = Forms(dtype, stored, graph.constants)
+    x, pool = old[0].inputs["x"], new[0]
+    if x not in stored or stored[x].layout != stored[old[1].name].layout:
         return False
-    forms.add(pool.name, replace(lying[now[1].name], shape=_sizes(pool)))
-    before, after = (estimates.of_nodes(nodes, forms) for nodes in (now, then))
+    forms.add(pool.name, replace(stored[old[1].name], shape=_static_shape(pool)))
+    before, after = (estimates.total_us(nodes, forms) for nodes in (old, new))
     return before is not None and after is not None and after < before
 
 
-def _sizes(node: Node) -> tuple[int, ...]:
+def _static_shape(node: Node) -> tuple[int, ...]:
     return tuple(size for size in node.shape if isinstance(size, int))

@@ -1,4 +1,4 @@
-"""Layers that read the same image as one: it is read once, and one launch has what it takes to fill a GPU."""
+"""Merge of parallel convolutions: the image is read once, and one larger launch fills the GPU better."""
 
 from __future__ import annotations
 
@@ -14,28 +14,30 @@ from escalade.errors import UnsupportedError
 from escalade.ops.base.dtypes import VECTOR_BYTES
 
 
-def join_siblings(graph: Graph, dtype: str, estimates: Estimates) -> None:
-    """Convolutions that differ in their filters alone become one with the filters of all, whose readers take their part
-    of its channels, where by the estimates that is sooner done. What is a part of something larger stays by itself:
-    it cannot be a part of two."""
-    for siblings in _families(graph):
-        joined = operator_of(siblings[0]).side_by_side(siblings, graph)
-        if joined is None:
+def merge_parallel_convs(graph: Graph, dtype: str, estimates: Estimates) -> None:
+    """Merge convolutions of one image that differ only in their filters, where the estimates favor it.
+
+    Readers take a slice of the merged channels. Convolutions that are part of a concatenation are skipped: a value
+    cannot be a part of two buffers.
+    """
+    for convs in _sibling_groups(graph):
+        merged = operator_of(convs[0]).side_by_side(convs, graph)
+        if merged is None:
             continue
-        joined = replace(joined, name=graph.fresh(f"{siblings[0].name}_joined"))
-        if not _pays(siblings, joined, graph, dtype, estimates):
+        merged = replace(merged, name=graph.fresh(f"{convs[0].name}_joined"))
+        if not _is_faster(convs, merged, graph, dtype, estimates):
             continue
-        graph.insert_before(siblings[0].name, joined)
-        first = 0
-        for node in siblings:
-            graph.nodes[node.name] = Slice.instead_of(node, {"x": joined.name}, dimension=1, first=first)
-            first += _channels(node)
+        graph.insert_before(convs[0].name, merged)
+        offset = 0
+        for node in convs:
+            graph.nodes[node.name] = Slice.instead_of(node, {"x": merged.name}, dimension=1, first=offset)
+            offset += _channels(node)
 
 
-def _families(graph: Graph) -> list[list[Node]]:
-    """Layers that read one value, do the same with it, and are read by layers alone that can take a part of theirs."""
+def _sibling_groups(graph: Graph) -> list[list[Node]]:
+    """Return groups of layers with the same input and attributes, whose readers can read a slice."""
     users = graph.users()
-    found: dict[tuple[object, ...], list[Node]] = {}
+    groups: dict[tuple[object, ...], list[Node]] = {}
     for node in graph:
         readers = users.get(node.name, [])
         if len(node.shape) != 4 or node.name in graph.outputs or not readers:
@@ -45,15 +47,15 @@ def _families(graph: Graph) -> list[list[Node]]:
             for reader in readers
         ):
             continue
-        alike = (
+        key = (
             operator_of(node),
             node.inputs.get("x"),
             repr(sorted(node.attributes.items())),
             tuple(node.inputs),
             node.shape[2:],
         )
-        found.setdefault(alike, []).append(node)
-    return [nodes for nodes in found.values() if len(nodes) > 1]
+        groups.setdefault(key, []).append(node)
+    return [nodes for nodes in groups.values() if len(nodes) > 1]
 
 
 def _channels(node: Node) -> int:
@@ -62,29 +64,29 @@ def _channels(node: Node) -> int:
     return channels
 
 
-def _pays(siblings: Sequence[Node], joined: Node, graph: Graph, dtype: str, estimates: Estimates) -> bool:
-    """Whether one layer takes less time than several, also with readers whose pixels lie apart."""
-    own = stored_forms(graph, dtype)
-    asking = Forms(dtype, own, graph.constants)
-    one = own[siblings[0].name]
-    if one.layout != "nhwc" or any(_channels(node) * one.dtype.itemsize % VECTOR_BYTES for node in siblings):
+def _is_faster(convs: Sequence[Node], merged: Node, graph: Graph, dtype: str, estimates: Estimates) -> bool:
+    """Return True if the merged layer, with readers of strided pixels, is estimated to take less time."""
+    stored = stored_forms(graph, dtype)
+    forms = Forms(dtype, stored, graph.constants)
+    form = stored[convs[0].name]
+    if form.layout != "nhwc" or any(_channels(node) * form.dtype.itemsize % VECTOR_BYTES for node in convs):
         return False
     users = graph.users()
-    readers = [(reader, node.name) for node in siblings for reader in users[node.name]]
-    before = estimates.of_nodes([*siblings, *(reader for reader, _ in readers)], asking)
-    after = estimates.of_nodes([joined], asking)
+    readers = [(reader, node.name) for node in convs for reader in users[node.name]]
+    before = estimates.total_us([*convs, *(reader for reader, _ in readers)], forms)
+    after = estimates.total_us([merged], forms)
     if before is None or after is None:
         return False
     for reader, value in readers:
-        us = _apart(reader, value, _channels(joined), asking, estimates)
+        us = _strided_time(reader, value, _channels(merged), forms, estimates)
         if us is None:
             return False
         after += us
     return after < before
 
 
-def _apart(node: Node, value: str, pitch: int, forms: Forms, estimates: Estimates) -> float | None:
-    """Microseconds of a node that reads pixels so many elements apart; None where it does not."""
+def _strided_time(node: Node, value: str, pitch: int, forms: Forms, estimates: Estimates) -> float | None:
+    """Return the time of a node that reads `value` with this pixel pitch in elements; None if it cannot."""
     roles = [role for role, name in node.inputs.items() if name == value]
     lowered: Lowered | None = operator_of(node).lower(node, forms)
     if lowered is None or len(roles) != 1:
@@ -93,7 +95,7 @@ def _apart(node: Node, value: str, pitch: int, forms: Forms, estimates: Estimate
         problem = lowered.apart({roles[0]: pitch})
         if problem is None:
             return None
-        chosen = estimates.chosen(replace(lowered, problem=problem))
+        choice = estimates.choose(replace(lowered, problem=problem))
     except UnsupportedError:
         return None
-    return estimates.us(chosen) if chosen.problem == problem else None
+    return estimates.us(choice) if choice.problem == problem else None

@@ -1,4 +1,4 @@
-"""Zeros around an image as padding of the layers that read it."""
+"""Folding of zero padding into the layers that read the padded image."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from escalade.engine.nodes import operator_of
 
 
 def fold_padding(graph: Graph) -> None:
-    """conv(pad(x)) is a convolution with more padding, if every reader of the padded image can have that."""
+    """Replace conv(pad(x)) by a convolution with more padding, if every reader of the padded image can do so."""
     for node in graph:
         zeros = operator_of(node).zeros_around(node)
         if zeros is None or node.name in graph.outputs:

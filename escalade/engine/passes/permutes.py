@@ -1,4 +1,4 @@
-"""Permutations of dimensions, moved behind what can be done in front of them until two of them cancel."""
+"""Sinking of permutations past other operators, until two of them cancel."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from escalade.engine.nodes.permute import Permute
 
 
 def sink_permutes(graph: Graph) -> None:
-    """f(permute(x)) becomes permute(g(x)) where an operator has such a g.
+    """Replace f(permute(x)) by permute(g(x)) where an operator has such a g.
 
-    A block that leaves channels first for a norm and two linear layers, and comes back, then has no permutation at all,
-    and its linear layers are convolutions with all that these can take.
+    A block that permutes to channels-last for a norm and two linear layers, and back, then has no permutation left, and
+    its linear layers become 1×1 convolutions, with their fusions.
     """
     for node in graph:
         if Permute.matches(node):
@@ -24,7 +24,7 @@ def sink_permutes(graph: Graph) -> None:
 
 
 def _compose(graph: Graph, node: Node) -> None:
-    """Makes one permutation of two, or none."""
+    """Merge a permutation with a preceding one; remove both if they cancel."""
     before = graph.nodes.get(node.inputs["x"])
     if not Permute.matches(before):
         return
@@ -40,10 +40,10 @@ def _compose(graph: Graph, node: Node) -> None:
 def _sink(graph: Graph, node: Node) -> None:
     values = {role: name for role, name in node.inputs.items() if name not in graph.constants}
     permutes = [graph.nodes.get(name) for name in values.values()]
-    known = [one for one in permutes if Permute.matches(one)]
-    if not known or len(known) != len(permutes):
+    matching = [permute for permute in permutes if Permute.matches(permute)]
+    if not matching or len(matching) != len(permutes):
         return
-    orders = {one.attributes["order"] for one in known}
+    orders = {permute.attributes["order"] for permute in matching}
     if len(orders) > 1:
         return
     (order,) = orders

@@ -1,4 +1,4 @@
-"""Neighbouring pointwise nodes made one: what lies between them is never written."""
+"""Fusion of neighboring pointwise nodes, so that intermediate values are never written."""
 
 from __future__ import annotations
 
@@ -12,57 +12,58 @@ from escalade.engine.nodes import operator_of
 from escalade.engine.nodes.pointwise import Pointwise, broadcast
 from escalade.ops.expressions import Expression
 
-FREE_CALLS = 2
-"""Functions that are computed again, for several readers, rather than stored once."""
-BROADCAST_CALLS = 3
-"""Functions of a smaller value that are computed again for each element that it is broadcast to: about what an H200
-does while memory brings the element."""
+# Function calls that are cheaper to recompute for several readers than to store and load.
+MAX_RECOMPUTED_CALLS = 2
+# Function calls on a smaller value that are recomputed for each element it is broadcast to: about what an H200 computes
+# while the element is loaded from memory.
+MAX_BROADCAST_CALLS = 3
 Condition = Callable[[Graph, Node, Node], bool]
 
 
-def read_unrepeated(graph: Graph) -> None:
-    """Has pointwise nodes read what the model repeats for them, `x * gate.expand_as(x)`, as it was before: they
-    broadcast it themselves."""
+def read_unexpanded(graph: Graph) -> None:
+    """Remove explicit expansion of operands, as in `x * gate.expand_as(x)`: pointwise nodes broadcast by themselves."""
     for node in graph:
         if (expression := operator_of(node).expression(node)) is None:
             continue
         values = dict(node.inputs)
         for role in values:
-            while (narrow := _unrepeated(graph, values[role])) is not None:
-                made = Pointwise.joined(node, expression, {**values, role: narrow}, graph)
-                if not isinstance(made, Node):
+            while (unexpanded := _unexpanded(graph, values[role])) is not None:
+                fused = Pointwise.joined(node, expression, {**values, role: unexpanded}, graph)
+                if not isinstance(fused, Node):
                     break
-                values[role] = narrow
-                graph.nodes[node.name] = made
+                values[role] = unexpanded
+                graph.nodes[node.name] = fused
 
 
-def _unrepeated(graph: Graph, name: str) -> str | None:
-    """The value that another is with some sizes of one made larger; None if it is none."""
+def _unexpanded(graph: Graph, name: str) -> str | None:
+    """Return the value of which `name` is an expansion along dimensions of size 1; None if it is not one."""
     node = graph.nodes.get(name)
     role = None if node is None else operator_of(node).repeated(node)
     if node is None or role is None:
         return None
-    given = node.inputs[role]
-    before = graph.shape_of(given)
-    behind = node.shape[len(node.shape) - len(before) :]
-    alike = all(size in (1, larger) for size, larger in zip(before, behind, strict=True))
-    return given if alike else None
+    source = node.inputs[role]
+    before = graph.shape_of(source)
+    expanded = node.shape[len(node.shape) - len(before) :]
+    is_expansion = all(size in (1, larger) for size, larger in zip(before, expanded, strict=True))
+    return source if is_expansion else None
 
 
-def join_recognised(graph: Graph) -> None:
-    """Joins what the model writes in several calls, `x * sigmoid(x)`, so that whatever stands in front sees one node
-    behind it. Values that others are broadcast from stay: the layer in front of them may compute them."""
-    _number_constants(graph)
-    _join(graph, _is_recognised)
+def fuse_recognized(graph: Graph) -> None:
+    """Fuse what the model writes in several calls, such as `x * sigmoid(x)`, for epilogue fusion to see one node.
+
+    Values that are broadcast stay separate: the layer that produces their operand may compute them.
+    """
+    _inline_scalar_constants(graph)
+    _fuse(graph, _is_recognized)
 
 
-def join_neighbours(graph: Graph) -> None:
-    """Joins whatever is pointwise and left, also where a little is computed twice for it."""
-    _number_constants(graph)
-    _join(graph, _is_worth_it)
+def fuse_neighbors(graph: Graph) -> None:
+    """Fuse the remaining pointwise nodes, even if a few functions are computed twice."""
+    _inline_scalar_constants(graph)
+    _fuse(graph, _is_worthwhile)
 
 
-def _is_recognised(graph: Graph, producer: Node, consumer: Node) -> bool:
+def _is_recognized(graph: Graph, producer: Node, consumer: Node) -> bool:
     if not (Pointwise.matches(producer) and Pointwise.matches(consumer)):
         return False
     if not producer.is_floating:
@@ -70,16 +71,16 @@ def _is_recognised(graph: Graph, producer: Node, consumer: Node) -> bool:
     return producer.shape == consumer.shape and graph.readers(producer.name) == [consumer]
 
 
-def _is_worth_it(graph: Graph, producer: Node, consumer: Node) -> bool:
+def _is_worthwhile(graph: Graph, producer: Node, consumer: Node) -> bool:
     calls = len(_expression(producer).calls)
-    if producer.shape != consumer.shape and calls > BROADCAST_CALLS:
+    if producer.shape != consumer.shape and calls > MAX_BROADCAST_CALLS:
         return False
     readers = graph.readers(producer.name)
-    if readers == [consumer]:  # which may read it twice: the expression has one input for both
+    if readers == [consumer]:  # even if it reads the value twice: one input of the expression covers both
         return True
     values = [name for name in producer.inputs.values() if name not in graph.constants]
     return (
-        calls <= FREE_CALLS
+        calls <= MAX_RECOMPUTED_CALLS
         and (len(values) <= 1 or not producer.is_floating)
         and all(operator_of(reader).expression(reader) is not None for reader in readers)
     )
@@ -91,22 +92,22 @@ def _expression(node: Node) -> Expression:
     return expression
 
 
-def _join(graph: Graph, holds: Condition) -> None:
+def _fuse(graph: Graph, condition: Condition) -> None:
     for node in graph:
         consumer: Node | None = node
         while consumer is not None and operator_of(consumer).expression(consumer) is not None:
-            consumer = _joined_once(graph, consumer, holds)
+            consumer = _fuse_one(graph, consumer, condition)
 
 
-def _joined_once(graph: Graph, consumer: Node, holds: Condition) -> Node | None:
-    """The consumer with one of the pointwise nodes in front of it, if there is one to join with."""
+def _fuse_one(graph: Graph, consumer: Node, condition: Condition) -> Node | None:
+    """Fuse the consumer with one of its pointwise operands; None if there is nothing to fuse."""
     for name in dict.fromkeys(consumer.inputs.values()):
         producer = graph.nodes.get(name)
         if producer is None or name in graph.outputs or operator_of(producer).expression(producer) is None:
             continue
-        if not holds(graph, producer, consumer):
+        if not condition(graph, producer, consumer):
             continue
-        whole = _put_together(graph, producer, consumer)
+        whole = _fused(graph, producer, consumer)
         if whole is not None:
             graph.nodes[consumer.name] = whole
             if not graph.readers(name):
@@ -115,33 +116,33 @@ def _joined_once(graph: Graph, consumer: Node, holds: Condition) -> Node | None:
     return None
 
 
-def _put_together(graph: Graph, producer: Node, consumer: Node) -> Node | None:
-    """A node that computes what both do, of values by their names; None if that is too much for one."""
+def _fused(graph: Graph, producer: Node, consumer: Node) -> Node | None:
+    """Return one node for both; None if it would exceed the limits of a pointwise node."""
     by_value = _expression(producer).rename(producer.inputs)
     outer = _expression(consumer).rename(consumer.inputs)
     whole = outer.substitute({producer.name: by_value})
     sources = dict.fromkeys(source for source in (producer.source, consumer.source) if source)
-    made = Pointwise.joined(consumer, whole, {name: name for name in whole.inputs}, graph)
-    return replace(made, source=", ".join(sources)) if isinstance(made, Node) else None
+    fused = Pointwise.joined(consumer, whole, {name: name for name in whole.inputs}, graph)
+    return replace(fused, source=", ".join(sources)) if isinstance(fused, Node) else None
 
 
-def _number_constants(graph: Graph) -> None:
-    """Constants of one number, in one element or in all, become numbers of the expressions that read them."""
+def _inline_scalar_constants(graph: Graph) -> None:
+    """Inline constants with a single distinct value as numbers in the expressions that read them."""
     for node in graph:
         if not Pointwise.matches(node):
             continue
         numbers = {
             role: Expression((), (float(graph.constants[name].flatten()[0]),))
             for role, name in node.inputs.items()
-            if name in graph.constants and _is_one_number(graph.constants[name])
+            if name in graph.constants and _is_uniform(graph.constants[name])
         }
         rest = {role: name for role, name in node.inputs.items() if role not in numbers}
         if not numbers or not rest or broadcast(map(graph.shape_of, rest.values())) != node.shape:
             continue
-        made = Pointwise.joined(node, _expression(node).substitute(numbers), rest, graph)
-        if isinstance(made, Node):
-            graph.nodes[node.name] = made
+        fused = Pointwise.joined(node, _expression(node).substitute(numbers), rest, graph)
+        if isinstance(fused, Node):
+            graph.nodes[node.name] = fused
 
 
-def _is_one_number(constant: torch.Tensor) -> bool:
+def _is_uniform(constant: torch.Tensor) -> bool:
     return constant.numel() > 0 and bool((constant == constant.flatten()[0]).all())

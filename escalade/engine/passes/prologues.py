@@ -1,4 +1,4 @@
-"""Scales, gates and functions of single elements done on the way into the layer behind them."""
+"""Prologue fusion: scales, gates and pointwise functions computed by the layer that reads their result."""
 
 from __future__ import annotations
 
@@ -18,14 +18,13 @@ from escalade.ops.base.dtypes import VECTOR_BYTES
 from escalade.ops.expressions import IDENTITY, Expression
 
 _SCALED = Expression.parse("gain * x + shift")
-_BY_CHANNEL = ("gain", "shift")
-"""What an expression's constants by channel become."""
+_CHANNEL_ROLES = ("gain", "shift")
+"""Roles of an expression's per-channel constants."""
 
 
 @dataclass(frozen=True)
-class _Front:
-    """What a node does with an image: an expression in `x`, of `constants` by channel and of a value, `gate`, by image
-    and channel."""
+class _Prologue:
+    """An expression of an image `x`, per-channel `constants`, and a `gate` value per image and channel."""
 
     expression: Expression
     x: str
@@ -34,80 +33,80 @@ class _Front:
 
     @property
     def operands(self) -> dict[str, str]:
-        """The names of what it reads besides x, those of its constants yet to be found."""
+        """Operands besides x, by role; constants are placeholders that have no name in the graph yet."""
         gate = {} if self.gate is None else {"gate": self.gate}
         return {role: role for role in self.constants} | gate
 
 
 def fold_prologues(graph: Graph, dtype: str, estimates: Estimates) -> None:
-    """conv(relu(norm(x))) and conv(gate * x) become 1×1 convolutions that do so with what they read, where by the
-    estimates one step is sooner done than two. Nothing but the convolution reads what the step in front makes. Means
-    over windows do the same.
+    """Fuse the producer in conv(relu(norm(x))) or conv(gate * x) into a 1×1 convolution, where the estimates favor it.
+
+    The convolution has to be the only reader. Average pools take prologues too.
     """
-    forms: dict[str, Form] = {}
+    stored: dict[str, Form] = {}
     for node in graph:
         name = node.inputs.get("x", "")
-        first = graph.nodes.get(name)
-        if first is None:
+        producer = graph.nodes.get(name)
+        if producer is None:
             continue
         if (
             operator_of(node).preparing(node, IDENTITY, {}, graph) is None
             or graph.only_user(name) is not node
         ):
             continue
-        front = _scaling(first, graph) or _pointwise(first, graph)
-        if front is None or len(front.expression.calls) > MOST_CALLS:
+        prologue = _channel_scale(producer, graph) or _pointwise(producer, graph)
+        if prologue is None or len(prologue.expression.calls) > MOST_CALLS:
             continue
-        forms = forms or stored_forms(graph, dtype)
-        if not _are_readable(front, first, forms, dtype):
+        stored = stored or stored_forms(graph, dtype)
+        if not _has_readable_forms(prologue, producer, stored, dtype):
             continue
-        asking = Forms(dtype, forms, graph.constants)
-        if _pays(graph, node, first, front, asking, estimates):
-            _fold(graph, node, first, front)
+        forms = Forms(dtype, stored, graph.constants)
+        if _is_faster(graph, node, producer, prologue, forms, estimates):
+            _fold(graph, node, producer, prologue)
 
 
-def _scaling(first: Node, graph: Graph) -> _Front | None:
-    """A factor and a term for each channel, and whatever the node applies to that: a BatchNorm."""
-    operator = operator_of(first)
-    if len(first.shape) != 4 or not operator.takes_expressions or "residual" in first.inputs:
+def _channel_scale(producer: Node, graph: Graph) -> _Prologue | None:
+    """Return the prologue of a BatchNorm: a scale and shift per channel, with the node's epilogue."""
+    operator = operator_of(producer)
+    if len(producer.shape) != 4 or not operator.takes_expressions or "residual" in producer.inputs:
         return None
-    found = operator.channel_scale(operator.applying(first, IDENTITY), graph, 1)
-    if found is None:
+    scale = operator.channel_scale(operator.applying(producer, IDENTITY), graph, 1)
+    if scale is None:
         return None
-    constants = {role: tensor.float() for role, tensor in zip(_BY_CHANNEL, found, strict=True)}
-    return _Front(operator.applied(first).substitute({"x": _SCALED}), first.inputs["x"], constants)
+    constants = {role: tensor.float() for role, tensor in zip(_CHANNEL_ROLES, scale, strict=True)}
+    return _Prologue(operator.applied(producer).substitute({"x": _SCALED}), producer.inputs["x"], constants)
 
 
-def _pointwise(first: Node, graph: Graph) -> _Front | None:
-    """An expression of one image, of up to two constants by channel, and of one value by image and channel."""
-    expression = operator_of(first).expression(first)
-    if expression is None or len(first.shape) != 4 or len(expression.results) != 1:
+def _pointwise(producer: Node, graph: Graph) -> _Prologue | None:
+    """Return the prologue of a pointwise node with one image, up to two per-channel constants, and up to one gate."""
+    expression = operator_of(producer).expression(producer)
+    if expression is None or len(producer.shape) != 4 or len(expression.results) != 1:
         return None
     names: dict[str, str] = {}
     constants: dict[str, torch.Tensor] = {}
     for role in expression.inputs:
-        value = first.inputs[role]
+        value = producer.inputs[role]
         if value in graph.constants:
-            along = _along_channels(graph.constants[value], first)
-            if along is None or len(constants) == len(_BY_CHANNEL):
+            vector = _channel_vector(graph.constants[value], producer)
+            if vector is None or len(constants) == len(_CHANNEL_ROLES):
                 return None
-            names[role] = _BY_CHANNEL[len(constants)]
-            constants[names[role]] = along
-        elif graph.shape_of(value) == first.shape:
+            names[role] = _CHANNEL_ROLES[len(constants)]
+            constants[names[role]] = vector
+        elif graph.shape_of(value) == producer.shape:
             names[role] = "x"
-        elif graph.shape_of(value) == (*first.shape[:2], 1, 1):
+        elif graph.shape_of(value) == (*producer.shape[:2], 1, 1):
             names[role] = "gate"
         else:
             return None
-    made = [name for name in names.values() if name not in constants]
-    if "x" not in made or len(set(made)) != len(made):
+    values = [name for name in names.values() if name not in constants]
+    if "x" not in values or len(set(values)) != len(values):
         return None
-    given = {names[role]: first.inputs[role] for role in expression.inputs}
-    return _Front(expression.rename(names), given["x"], constants, given.get("gate"))
+    inputs = {names[role]: producer.inputs[role] for role in expression.inputs}
+    return _Prologue(expression.rename(names), inputs["x"], constants, inputs.get("gate"))
 
 
-def _along_channels(constant: torch.Tensor, node: Node) -> torch.Tensor | None:
-    """A constant as a vector of fp32 by channel, if it is the same for all images and pixels of a node's result."""
+def _channel_vector(constant: torch.Tensor, node: Node) -> torch.Tensor | None:
+    """Return a constant as an fp32 vector per channel, if it is the same for all images and pixels."""
     channels = node.shape[1]
     sizes = (*[1] * (len(node.shape) - constant.dim()), *constant.shape)
     if not constant.is_floating_point() or sizes not in ((1, channels, 1, 1), (1, 1, 1, 1)):
@@ -116,40 +115,34 @@ def _along_channels(constant: torch.Tensor, node: Node) -> torch.Tensor | None:
     return constant.float().flatten().expand(channels).contiguous()
 
 
-def _are_readable(front: _Front, first: Node, forms: Mapping[str, Form], dtype: str) -> bool:
-    """Whether a layer can read what the node in front of it has read: values of the plan's own type, and an
-    image that lies as that node's result does."""
-    values = [front.x] if front.gate is None else [front.x, front.gate]
-    if any(name not in forms or forms[name].dtype != STORAGE[dtype] for name in (*values, first.name)):
+def _has_readable_forms(prologue: _Prologue, producer: Node, stored: Mapping[str, Form], dtype: str) -> bool:
+    """Return True if operands have the plan's dtype, and x is NHWC like the producer's result."""
+    values = [prologue.x] if prologue.gate is None else [prologue.x, prologue.gate]
+    if any(name not in stored or stored[name].dtype != STORAGE[dtype] for name in (*values, producer.name)):
         return False
-    return forms[front.x].layout == forms[first.name].layout == "nhwc"
+    return stored[prologue.x].layout == stored[producer.name].layout == "nhwc"
 
 
-def _pays(
-    graph: Graph,
-    node: Node,
-    first: Node,
-    front: _Front,
-    asking: Forms,
-    estimates: Estimates,
+def _is_faster(
+    graph: Graph, node: Node, producer: Node, prologue: _Prologue, forms: Forms, estimates: Estimates
 ) -> bool:
-    """Whether a rung does both in less time than the two that do one after the other."""
+    """Return True if a rung for both is estimated to take less time than the two steps."""
     prepared = operator_of(node).preparing(
-        node.with_inputs(x=front.x), front.expression, front.operands, graph
+        node.with_inputs(x=prologue.x), prologue.expression, prologue.operands, graph
     )
     try:
-        both = None if prepared is None else operator_of(prepared).lower(prepared, asking)
-        together = None if both is None else estimates.chosen(_as_it_may_lie(both, front.x, graph))
+        both = None if prepared is None else operator_of(prepared).lower(prepared, forms)
+        choice = None if both is None else estimates.choose(_with_strided_x(both, prologue.x, graph))
     except UnsupportedError:
         return False
-    if together is None or together.rung.last_resort:
+    if choice is None or choice.rung.last_resort:
         return False
-    alone = estimates.of_nodes((first, node), asking)
-    return alone is not None and estimates.us(together) < alone
+    separate = estimates.total_us((producer, node), forms)
+    return separate is not None and estimates.us(choice) < separate
 
 
-def _as_it_may_lie(lowered: Lowered, x: str, graph: Graph) -> Lowered:
-    """The step with the pixels of x apart, if that is a part of something larger, or may become one."""
+def _with_strided_x(lowered: Lowered, x: str, graph: Graph) -> Lowered:
+    """Return the step with a padded pixel pitch of x, if x is, or may become, part of a larger buffer."""
     nodes = [node for node in graph if node.name == x or x in node.inputs.values()]
     if not any(operator_of(node).concatenated(node) or operator_of(node).taken(node) for node in nodes):
         return lowered
@@ -159,14 +152,14 @@ def _as_it_may_lie(lowered: Lowered, x: str, graph: Graph) -> Lowered:
     return lowered if problem is None else replace(lowered, problem=problem)
 
 
-def _fold(graph: Graph, node: Node, first: Node, front: _Front) -> None:
+def _fold(graph: Graph, node: Node, producer: Node, prologue: _Prologue) -> None:
     names = {
-        role: graph.add_constant(f"{node.name}_{role}", tensor) for role, tensor in front.constants.items()
+        role: graph.add_constant(f"{node.name}_{role}", tensor) for role, tensor in prologue.constants.items()
     }
     prepared = operator_of(node).preparing(
-        node.with_inputs(x=front.x), front.expression, front.operands | names, graph
+        node.with_inputs(x=prologue.x), prologue.expression, prologue.operands | names, graph
     )
     assert prepared is not None
-    source = ", ".join(dict.fromkeys(one.source for one in (first, node) if one.source))
+    source = ", ".join(dict.fromkeys(merged.source for merged in (producer, node) if merged.source))
     graph.nodes[node.name] = replace(prepared, source=source)
-    del graph.nodes[first.name]
+    del graph.nodes[producer.name]

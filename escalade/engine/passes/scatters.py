@@ -1,8 +1,8 @@
-"""What a model writes into a part of a value: that part in its place, and of the rest nothing is copied.
+"""Removal of `slice_scatter`, which functionalized in-place writes to a slice leave behind.
 
-`y = x[:, :16]; y += z` is captured as a sum, then as x with the sum written over its first channels, then as those
-channels read again. Whoever reads what was written reads the sum, whoever reads beside it reads x; for whoever reads
-both they lie side by side.
+`y = x[:, :16]; y += z` is captured as a sum, a copy of x with the sum scattered over its first channels, and a slice of
+that copy. A read within the written range reads the sum instead, a read outside of it reads x, and a read of both reads
+a concatenation.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from escalade.engine.nodes.slice import Slice
 
 
 @dataclass(frozen=True)
-class _Written:
-    """A range of a value's dimension, and what is written there."""
+class _SliceWrite:
+    """A range in one dimension of `value` that `source` is written to."""
 
     value: str
     source: str
@@ -28,77 +28,78 @@ class _Written:
 
 
 def resolve_scatters(graph: Graph) -> None:
-    """Parts of values are written where they are read."""
+    """Replace slice scatters by reads of their sources, or by concatenations."""
     for node in graph:
-        written = _written(graph, node)
-        if written is not None and graph.shape_of(written.source) == node.shape:
-            graph.remove(node, instead=written.source)
-    for name in reversed(tuple(graph.nodes)):  # what was written over is read no more when its turn comes
-        written = _written(graph, graph.nodes[name]) if name in graph.nodes else None
-        if written is None:
+        write = _slice_write(graph, node)
+        if write is not None and graph.shape_of(write.source) == node.shape:
+            graph.remove(node, instead=write.source)
+    for name in reversed(
+        tuple(graph.nodes)
+    ):  # last first: a later write may remove all reads of an earlier one
+        write = _slice_write(graph, graph.nodes[name]) if name in graph.nodes else None
+        if write is None:
             continue
         for reader in graph.users().get(name, []):
-            _read_elsewhere(graph, reader, written)
+            _redirect_read(graph, reader, write)
         if graph.users().get(name) or name in graph.outputs:
-            _join(graph, graph.nodes[name], written)
+            _to_concatenation(graph, graph.nodes[name], write)
         else:
             del graph.nodes[name]
 
 
-def _written(graph: Graph, node: Node) -> _Written | None:
-    """What a node writes into a copy of a value, if it is a range of numbers one after the other."""
+def _slice_write(graph: Graph, node: Node) -> _SliceWrite | None:
+    """Return the write of a contiguous range that a node makes to a copy of a value."""
     if not Aten.matches(node) or not node.is_floating:
         return None
     if name_of(node.attributes["target"]) != "slice_scatter":
         return None
     call = AtenCall(node)
-    value, source, at = call.value("self"), call.value("src"), call("dim", 0)
-    if value is None or source is None or call("step", 1) != 1 or not isinstance(at, int):
+    value, source, dimension = call.value("self"), call.value("src"), call("dim", 0)
+    if value is None or source is None or call("step", 1) != 1 or not isinstance(dimension, int):
         return None
-    at %= len(node.shape)
-    whole, own, start = node.shape[at], graph.shape_of(source)[at], call("start", 0)
+    dimension %= len(node.shape)
+    size, length, start = node.shape[dimension], graph.shape_of(source)[dimension], call("start", 0)
     if graph.shape_of(source) == node.shape:
-        return _Written(value, source, at, 0, 0)
-    if not (isinstance(whole, int) and isinstance(own, int) and isinstance(start, int)):
+        return _SliceWrite(value, source, dimension, 0, 0)
+    if not (isinstance(size, int) and isinstance(length, int) and isinstance(start, int)):
         return None  # a range of the batch
     if {value, source} & graph.constants.keys():
         return None
-    first = min(max(start + whole if start < 0 else start, 0), whole)
-    return _Written(value, source, at, first, first + own)
+    first = min(max(start + size if start < 0 else start, 0), size)
+    return _SliceWrite(value, source, dimension, first, first + length)
 
 
-def _read_elsewhere(graph: Graph, reader: Node, written: _Written) -> None:
-    """A range that is written, or not, as a whole is read where it comes from."""
-    if not Slice.matches(reader) or reader.attributes["dimension"] != written.dimension:
+def _redirect_read(graph: Graph, reader: Node, write: _SliceWrite) -> None:
+    """Redirect a slice that lies within the written range, or outside of it, to the value that it comes from."""
+    if not Slice.matches(reader) or reader.attributes["dimension"] != write.dimension:
         return
-    first, own = reader.attributes["first"], reader.shape[written.dimension]
-    assert isinstance(own, int)
-    if first >= written.end or first + own <= written.first:
-        graph.nodes[reader.name] = reader.with_inputs(x=written.value)
-    elif written.first <= first and first + own <= written.end:
-        if reader.shape == graph.shape_of(written.source):
-            graph.remove(reader, instead=written.source)
+    first, length = reader.attributes["first"], reader.shape[write.dimension]
+    assert isinstance(length, int)
+    if first >= write.end or first + length <= write.first:
+        graph.nodes[reader.name] = reader.with_inputs(x=write.value)
+    elif write.first <= first and first + length <= write.end:
+        if reader.shape == graph.shape_of(write.source):
+            graph.remove(reader, instead=write.source)
         else:
-            inside = reader.with_attributes(first=first - written.first)
-            graph.nodes[reader.name] = inside.with_inputs(x=written.source)
+            inside = reader.with_attributes(first=first - write.first)
+            graph.nodes[reader.name] = inside.with_inputs(x=write.source)
 
 
-def _join(graph: Graph, node: Node, written: _Written) -> None:
-    """What is written between what is left of the value in front of it and behind it."""
-    at = written.dimension
-    whole = node.shape[at]
-    assert isinstance(whole, int)
+def _to_concatenation(graph: Graph, node: Node, write: _SliceWrite) -> None:
+    """Replace the write by a concatenation of what is left of the value and the source."""
+    dimension = write.dimension
+    size = node.shape[dimension]
+    assert isinstance(size, int)
     parts = []
-    for first, end in ((0, written.first), (written.first, written.end), (written.end, whole)):
-        if first == written.first and end == written.end:
-            parts.append(written.source)
+    for first, end in ((0, write.first), (write.first, write.end), (write.end, size)):
+        if first == write.first and end == write.end:
+            parts.append(write.source)
         elif end > first:
-            shape = (*node.shape[:at], end - first, *node.shape[at + 1 :])
+            shape = (*node.shape[:dimension], end - first, *node.shape[dimension + 1 :])
             name = graph.fresh(f"{node.name}_rest")
-            attributes = {"dimension": at, "first": first}
-            graph.insert_before(
-                node.name, Slice.node(name, {"x": written.value}, attributes, shape, node.dtype)
-            )
+            attributes = {"dimension": dimension, "first": first}
+            rest = Slice.node(name, {"x": write.value}, attributes, shape, node.dtype)
+            graph.insert_before(node.name, rest)
             parts.append(name)
     inputs: dict[str, str | None] = {f"x{number}": part for number, part in enumerate(parts)}
-    graph.nodes[node.name] = Concatenate.instead_of(node, inputs, dimension=at)
+    graph.nodes[node.name] = Concatenate.instead_of(node, inputs, dimension=dimension)

@@ -1,4 +1,4 @@
-"""Sequences stay images between the layers that see them so: nothing has to be put in PyTorch's order in between."""
+"""Sequences (NCL) kept as images of height 1 between layers, which avoids layout conversions."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from escalade.engine.nodes.reshape import Reshape
 from escalade.engine.nodes.sequences import image_of, is_row
 
 
-def keep_images(graph: Graph) -> None:
-    """What stands between two layers of sequences is done to the images that they are, and their views cancel."""
+def keep_sequences_as_images(graph: Graph) -> None:
+    """Apply nodes between two 1-D layers to images of height 1, so that the views in between cancel."""
     for node in graph:
         if Reshape.matches(node):
-            _skip(graph, node)
+            _view_image_directly(graph, node)
         elif len(node.shape) == 3 and node.is_floating:
-            _done_to_images(graph, node)
+            _apply_to_image(graph, node)
     graph.remove_dead_code()
 
 
-def _skip(graph: Graph, node: Node) -> None:
-    """A view of an image's sequence is one of the image."""
+def _view_image_directly(graph: Graph, node: Node) -> None:
+    """Turn a view of an image's sequence into a view of the image."""
     image = _image(graph, node.inputs["x"])
     if image is None:
         return
@@ -31,33 +31,35 @@ def _skip(graph: Graph, node: Node) -> None:
         graph.nodes[node.name] = node.with_inputs(x=image)
 
 
-def _done_to_images(graph: Graph, node: Node) -> None:
+def _apply_to_image(graph: Graph, node: Node) -> None:
     attributes = operator_of(node).as_image(node)
     if attributes is None:
         return
     inputs = {}
     for role, name in node.inputs.items():
         if name in graph.constants:
-            given = graph.constants[name]
-            inputs[role] = graph.add_constant(f"{name}_row", given.unsqueeze(-2)) if given.dim() > 1 else name
+            constant = graph.constants[name]
+            inputs[role] = (
+                graph.add_constant(f"{name}_row", constant.unsqueeze(-2)) if constant.dim() > 1 else name
+            )
             continue
         image = _image(graph, name)
         if image is None:
             return
         inputs[role] = image
-    made = replace(
+    on_image = replace(
         node,
         name=graph.fresh(f"{node.name}_image"),
         inputs=inputs,
         attributes=attributes,
         shape=image_of(node.shape),
     )
-    graph.insert_before(node.name, made)
-    graph.nodes[node.name] = Reshape.instead_of(node, {"x": made.name})
+    graph.insert_before(node.name, on_image)
+    graph.nodes[node.name] = Reshape.instead_of(node, {"x": on_image.name})
 
 
 def _image(graph: Graph, name: str) -> str | None:
-    """The image one row high whose sequence a value is."""
+    """Return the image of height 1 that a value is a sequence view of."""
     node = graph.nodes.get(name)
     if not Reshape.matches(node) or "order" in node.attributes:
         return None

@@ -1,9 +1,9 @@
-"""Channels in another order: most of it is left to the weights of whoever reads them.
+"""Absorption of channel shuffles into the weights of the layers that read them.
 
-A convolution takes channels in any order, since its weights are reordered once; so does what does one thing with every
-channel, and gives its own in that order. So a value that is nothing but channels of another need not be there if all
-of its readers can take the other instead, also as some of its channels, with weights of zero for the rest. Where one
-cannot, channels dealt out in turns are one kernel.
+A convolution can read channels in any order, since its weights are reordered once. Channel-wise operators pass the
+order on to their readers. So a value that only selects or permutes channels of another is not needed if all readers can
+read the other one instead, with zero weights for unselected channels. Where a reader cannot, an interleaving of
+channels is one kernel.
 """
 
 from __future__ import annotations
@@ -21,68 +21,66 @@ from escalade.engine.nodes.slice import Slice
 from escalade.ops.base.dtypes import VECTOR_BYTES
 
 Order = tuple[int, ...]
-MOST_CHANNELS = 2**16
-MOST_PADDED = 1.25
-"""How many times the channels of a layer it may have with those that fill up an access. 58 of fp16, half of what
-ShuffleNet has, are 64 with them, and kernels for whole accesses gain more than the bytes cost."""
+MAX_CHANNELS = 2**16
+# Largest ratio of padded to original channels. ShuffleNet's 58 channels of fp16 become 64: kernels with full vector
+# accesses gain more than the additional bytes cost.
+MAX_PADDING_FACTOR = 1.25
 
 
-def recognise_shuffles(graph: Graph) -> None:
-    """What the model writes as views and their transposition."""
+def recognize_shuffles(graph: Graph) -> None:
+    """Recognize shuffles that the model writes as views and a transposition."""
     Shuffle().fuse_written_out(graph)
 
 
 def absorb_shuffles(graph: Graph, dtype: str) -> None:
-    """Leaves the order of channels to weights, wherever that can be.
+    """Absorb shuffles into weights where possible, then pad channels to full vector accesses.
 
-    Halves of halves are odd numbers of channels: where there were shuffles, what is joined and what layers make gets
-    channels behind its own that nobody reads, until all begin where wide accesses may.
+    Repeated halving leaves odd numbers of channels. So in networks with shuffles, operands of concatenations and
+    results of layers get unused trailing channels, which makes every part start at an aligned channel.
     """
     if not any(map(Shuffle.matches, graph)):
         return
-    multiple = VECTOR_BYTES // STORAGE[dtype].itemsize
+    vector_elements = VECTOR_BYTES // STORAGE[dtype].itemsize
     for node in graph:
-        found = _channels_of(graph, node)
-        if found is not None:
-            _absorb_one(graph, node, found)
+        selection = _selection(graph, node)
+        if selection is not None:
+            _absorb(graph, node, selection)
     graph.remove_dead_code()
     for node in graph:
-        _pad_joined(graph, node, multiple)
+        _pad_concatenation(graph, node, vector_elements)
     for node in graph:
-        _pad_made(graph, node, multiple)
+        _pad_layer(graph, node, vector_elements)
     graph.remove_dead_code()
 
 
 @dataclass(frozen=True)
-class _Channels:
-    """Channels of a value, in some order."""
-
+class _Selection:
     value: str
     order: Order
 
-    def of(self, channels: _Channels) -> _Channels:
-        """These channels of what is itself channels of another value."""
-        return _Channels(channels.value, tuple(channels.order[channel] for channel in self.order))
+    def of(self, channels: _Selection) -> _Selection:
+        """Compose with the selection that `value` itself is."""
+        return _Selection(channels.value, tuple(channels.order[channel] for channel in self.order))
 
 
-def _channels_of(graph: Graph, node: Node) -> _Channels | None:
-    """What a shuffle, or a part of one, is of a value that is neither; None of any other node."""
-    taken = _taken(node)
-    found, shuffled = None, False
-    while taken is not None:
+def _selection(graph: Graph, node: Node) -> _Selection | None:
+    """Trace shuffles and slices back to the value that they select channels of; None without a shuffle."""
+    selected = _selected_channels(node)
+    selection, shuffled = None, False
+    while selected is not None:
         shuffled |= Shuffle.matches(node)
-        own = _Channels(node.inputs["x"], taken)
-        found = own if found is None else found.of(own)
-        before = graph.nodes.get(found.value)
+        own = _Selection(node.inputs["x"], selected)
+        selection = own if selection is None else selection.of(own)
+        before = graph.nodes.get(selection.value)
         if before is None:
             break
-        node, taken = before, _taken(before)
-    return found if shuffled else None
+        node, selected = before, _selected_channels(before)
+    return selection if shuffled else None
 
 
-def _taken(node: Node) -> Order | None:
-    """The channels that a node takes of x, if it does nothing else; None for more than anybody lists."""
-    if len(node.shape) != 4 or not isinstance(node.shape[1], int) or node.shape[1] > MOST_CHANNELS:
+def _selected_channels(node: Node) -> Order | None:
+    """Return the channels of x that a node selects if it does nothing else; None beyond MAX_CHANNELS."""
+    if len(node.shape) != 4 or not isinstance(node.shape[1], int) or node.shape[1] > MAX_CHANNELS:
         return None
     return operator_of(node).channels_taken(node)
 
@@ -93,41 +91,41 @@ def _width(graph: Graph, value: str) -> int:
     return channels if isinstance(channels, int) else 0
 
 
-def _absorb_one(graph: Graph, node: Node, found: _Channels) -> None:
-    readers = [reader for reader in graph.users().get(node.name, []) if _taken(reader) is None]
-    if node.name not in graph.outputs and _all_read(graph, readers, node.name, found):
+def _absorb(graph: Graph, node: Node, selection: _Selection) -> None:
+    readers = [reader for reader in graph.users().get(node.name, []) if _selected_channels(reader) is None]
+    if node.name not in graph.outputs and _redirect_readers(graph, readers, node.name, selection):
         return
-    channels = _width(graph, found.value)
-    maker = graph.nodes.get(found.value)
-    if maker is not None and graph.only_user(maker.name) is node and len(found.order) == channels:
-        written = operator_of(maker).writing_channels(maker, found.order, graph)
+    channels = _width(graph, selection.value)
+    producer = graph.nodes.get(selection.value)
+    if producer is not None and graph.only_user(producer.name) is node and len(selection.order) == channels:
+        written = operator_of(producer).writing_channels(producer, selection.order, graph)
         if written is not None:
-            graph.nodes[maker.name] = written
-            graph.remove(node, instead=maker.name)
+            graph.nodes[producer.name] = written
+            graph.remove(node, instead=producer.name)
             return
-    graph.nodes[node.name] = _taking(node, found) or node
+    graph.nodes[node.name] = _select(node, selection) or node
     _sink(graph, graph.nodes[node.name])
 
 
-def _taking(node: Node, found: _Channels) -> Node | None:
-    """One node that takes channels of a value, if there is one that does."""
-    count = len(found.order)
-    if found.order == tuple(range(found.order[0], found.order[0] + count)):
-        return Slice.instead_of(node, {"x": found.value}, dimension=1, first=found.order[0])
-    step = found.order[1] - found.order[0]
-    ways = next((way for way, channel in enumerate(found.order) if channel == found.order[0] + 1), count)
-    if found.order[0] or step < 1 or found.order != dealt(count, ways, step):
+def _select(node: Node, selection: _Selection) -> Node | None:
+    """Return a single slice or shuffle node for a selection; None if neither can represent it."""
+    order, count = selection.order, len(selection.order)
+    if order == tuple(range(order[0], order[0] + count)):
+        return Slice.instead_of(node, {"x": selection.value}, dimension=1, first=order[0])
+    step = order[1] - order[0]
+    ways = next((way for way, channel in enumerate(order) if channel == order[0] + 1), count)
+    if order[0] or step < 1 or order != dealt(count, ways, step):
         return None
-    return Shuffle.instead_of(node, {"x": found.value}, ways=ways, step=step)
+    return Shuffle.instead_of(node, {"x": selection.value}, ways=ways, step=step)
 
 
 def _sink(graph: Graph, node: Node) -> None:
-    """Behind the one reader, if fewer elements are to be moved there."""
+    """Move a shuffle past its only reader, if the reader's result is smaller."""
     reader = graph.only_user(node.name)
     if not Shuffle.matches(node) or reader is None:
         return
     channels = _width(graph, node.inputs["x"])
-    order = _taken(node)
+    order = _selected_channels(node)
     if order is None or reader.inputs.get("x") != node.name or len(order) != channels:
         return
     if not _is_smaller(reader, node):
@@ -145,95 +143,97 @@ def _is_smaller(node: Node, other: Node) -> bool:
     return any(own < given for own, given in sizes)  # type: ignore[operator]
 
 
-def _all_read(graph: Graph, readers: Iterable[Node], value: str, found: _Channels) -> bool:
-    """Makes these readers of a value read what it is channels of; says whether they can, and changes none if not."""
-    direct, changed = [reader.name for reader in readers], dict[str, Node]()
-    if not _collect(graph, readers, value, found.order, _width(graph, found.value), changed):
+def _redirect_readers(graph: Graph, readers: Iterable[Node], value: str, selection: _Selection) -> bool:
+    """Let all readers read the selection's source; return False, without changes, if one cannot."""
+    direct, rewrites = [reader.name for reader in readers], dict[str, Node]()
+    if not _collect(graph, readers, value, selection.order, _width(graph, selection.value), rewrites):
         return False
-    graph.nodes.update(changed)
+    graph.nodes.update(rewrites)
     for name in direct:
-        graph.nodes[name] = graph.nodes[name].with_inputs(x=found.value)
+        graph.nodes[name] = graph.nodes[name].with_inputs(x=selection.value)
     return True
 
 
 def _collect(
-    graph: Graph, readers: Iterable[Node], value: str, order: Order, channels: int, changed: dict[str, Node]
+    graph: Graph, readers: Iterable[Node], value: str, order: Order, channels: int, rewrites: dict[str, Node]
 ) -> bool:
-    """Collects readers of a value as they are once it has so many channels, of which `order` are those that it has now;
-    and whoever reads those whose results then have other channels. Says whether all can."""
+    """Collect rewritten readers for a value with `channels` channels, of which `order` are its current ones.
+
+    Readers that pass channels on are followed to their own readers. Return False if a reader cannot be rewritten.
+    """
     for reader in readers:
         if [role for role, name in reader.inputs.items() if name == value] != ["x"]:
             return False
         operator = operator_of(reader)
-        taken = _taken(reader)
-        if taken is not None:
-            read = _taking(reader, _Channels(value, tuple(order[channel] for channel in taken)))
+        selected = _selected_channels(reader)
+        if selected is not None:
+            rewrite = _select(reader, _Selection(value, tuple(order[channel] for channel in selected)))
         else:
-            read = operator.reading_channels(reader, order, channels, graph)
-        if read is None:
-            read = operator.before_channels(reader, order, channels, graph)
+            rewrite = operator.reading_channels(reader, order, channels, graph)
+        if rewrite is None:
+            rewrite = operator.before_channels(reader, order, channels, graph)
             behind = graph.users().get(reader.name, [])
-            if read is None or reader.name in graph.outputs:
+            if rewrite is None or reader.name in graph.outputs:
                 return False
-            if not _collect(graph, behind, reader.name, order, channels, changed):
+            if not _collect(graph, behind, reader.name, order, channels, rewrites):
                 return False
-        changed[reader.name] = read
+        rewrites[reader.name] = rewrite
     return True
 
 
-def _pad_joined(graph: Graph, node: Node, multiple: int) -> None:
-    """What is joined begins where wide accesses may, with channels that nobody reads between."""
+def _pad_concatenation(graph: Graph, node: Node, vector_elements: int) -> None:
+    """Pad the operands of a concatenation, so that each starts at an aligned channel."""
     joined = operator_of(node).concatenated(node)
     if joined is None or joined.dimension != 1 or len(node.shape) != 4 or node.name in graph.outputs:
         return
     parts, readers = [node.inputs[role] for role in joined.roles], graph.users().get(node.name, [])
     widths = [_width(graph, part) for part in parts]
-    if not any(width % multiple for width in widths):
+    if not any(width % vector_elements for width in widths):
         return
-    padded = [_up(width, multiple) for width in widths]
-    firsts = accumulate(padded, initial=0)
+    padded = [_round_up(width, vector_elements) for width in widths]
+    offsets = accumulate(padded, initial=0)
     order = tuple(
-        first + channel for first, width in zip(firsts, widths, strict=False) for channel in range(width)
+        first + channel for first, width in zip(offsets, widths, strict=False) for channel in range(width)
     )
-    made = [_padded(graph, part, node, width) for part, width in zip(parts, padded, strict=True)]
-    changed: dict[str, Node] = {}
-    if None in made or not _collect(graph, readers, node.name, order, sum(padded), changed):
+    made = [_padded_producer(graph, part, node, width) for part, width in zip(parts, padded, strict=True)]
+    rewrites: dict[str, Node] = {}
+    if None in made or not _collect(graph, readers, node.name, order, sum(padded), rewrites):
         return
-    graph.nodes.update({maker.name: maker for maker in made if maker is not None})
-    graph.nodes.update(changed)
+    graph.nodes.update({producer.name: producer for producer in made if producer is not None})
+    graph.nodes.update(rewrites)
     graph.nodes[node.name] = with_channels(node, sum(padded))
 
 
-def _pad_made(graph: Graph, node: Node, multiple: int) -> None:
-    """What a layer makes for those that can take more channels has a multiple of what one access takes."""
+def _pad_layer(graph: Graph, node: Node, vector_elements: int) -> None:
+    """Pad the result of a layer to a multiple of a vector access, if its readers can ignore the padding."""
     width = _width(graph, node.name)
-    padded = _up(width, multiple)
-    if node.name in graph.outputs or not width < padded <= MOST_PADDED * width:
+    padded = _round_up(width, vector_elements)
+    if node.name in graph.outputs or not width < padded <= MAX_PADDING_FACTOR * width:
         return
-    changed: dict[str, Node] = {}
+    rewrites: dict[str, Node] = {}
     readers = graph.users().get(node.name, [])
-    if not _collect(graph, readers, node.name, tuple(range(width)), padded, changed):
+    if not _collect(graph, readers, node.name, tuple(range(width)), padded, rewrites):
         return
     made = operator_of(node).writing_channels(node, _filled(width, padded), graph)
     if made is not None:
-        graph.nodes.update({**changed, made.name: made})
+        graph.nodes.update({**rewrites, made.name: made})
 
 
-def _up(channels: int, multiple: int) -> int:
-    return -(-channels // multiple) * multiple
+def _round_up(channels: int, vector_elements: int) -> int:
+    return -(-channels // vector_elements) * vector_elements
 
 
 def _filled(own: int, channels: int) -> tuple[int | None, ...]:
-    """All channels of a value, and zeros behind them."""
+    """Return the order of all channels of a value followed by zero channels (None)."""
     return (*range(own), *[None] * (channels - own))
 
 
-def _padded(graph: Graph, value: str, joint: Node, channels: int) -> Node | None:
-    """Who makes a value that only one node joins, with more channels behind its own; None: that cannot be."""
-    maker = graph.nodes.get(value)
-    if maker is None or graph.only_user(value) is not joint:
+def _padded_producer(graph: Graph, value: str, concatenation: Node, channels: int) -> Node | None:
+    """Return the producer of an operand with more channels; None if it cannot, or has other readers."""
+    producer = graph.nodes.get(value)
+    if producer is None or graph.only_user(value) is not concatenation:
         return None
-    if Shuffle.matches(maker):
-        more = with_channels(maker, channels)
-        return more if max(Shuffle().channels_taken(more)) < _width(graph, maker.inputs["x"]) else None
-    return operator_of(maker).writing_channels(maker, _filled(_width(graph, value), channels), graph)
+    if Shuffle.matches(producer):
+        more = with_channels(producer, channels)
+        return more if max(Shuffle().channels_taken(more)) < _width(graph, producer.inputs["x"]) else None
+    return operator_of(producer).writing_channels(producer, _filled(_width(graph, value), channels), graph)

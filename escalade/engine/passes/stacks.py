@@ -1,6 +1,6 @@
-"""What is stacked and then reduced over the new dimension: functions of the items themselves, and nothing is stacked.
+"""Reductions over a stacked dimension, replaced by pointwise functions of the items; the stack is never written.
 
-Branches of a network that are weighted by each other, `(stack(a, b) * softmax(w)).sum(1)`, are written so.
+Weighted branches of a network are often written this way: `(stack(a, b) * softmax(w)).sum(1)`.
 """
 
 from __future__ import annotations
@@ -16,34 +16,33 @@ from escalade.engine.nodes.reduce import Reduce
 from escalade.engine.nodes.reshape import Reshape
 from escalade.engine.nodes.slice import Slice
 
-_TOGETHER = {"sum": "x + a", "mean": "x + a", "amax": "maximum(x, a)", "amin": "minimum(x, a)"}
-"""Two items of what is reduced, by the kind of the reduction."""
-_MOST = 8
-"""Items of a stack: what one expression is made of."""
+_COMBINE = {"sum": "x + a", "mean": "x + a", "amax": "maximum(x, a)", "amin": "minimum(x, a)"}
+"""Expression that combines two items, by kind of the reduction."""
+_MAX_ITEMS = 8  # items per stack that fit one expression
 
 
 def resolve_stacks(graph: Graph) -> None:
-    """Sums, means and extremes over what is stacked become those of the items."""
+    """Replace sums, means and extrema over a stacked dimension by functions of the items."""
     for node in graph:
         if not Reduce.matches(node) or len(node.attributes["dims"]) != 1 or "before" in node.attributes:
             continue
-        kind, (at,) = node.attributes["kind"], node.attributes["dims"]
-        if kind in _TOGETHER and (count := _count(graph, node.inputs["x"], at)):
-            items = [_item(graph, node, node.inputs["x"], at, number) for number in range(count)]
+        kind, (dim,) = node.attributes["kind"], node.attributes["dims"]
+        if kind in _COMBINE and (count := _item_count(graph, node.inputs["x"], dim)):
+            items = [_item(graph, node, node.inputs["x"], dim, index) for index in range(count)]
             _combine(graph, node, kind, items)
     graph.remove_dead_code()
 
 
-def _count(graph: Graph, name: str, at: int) -> int:
-    """How many items a value is stacked of along a dimension, itself or what it is a function of; 0: it is not."""
+def _item_count(graph: Graph, name: str, dim: int) -> int:
+    """Return the number of items in a stack along `dim`, or a pointwise function of one; 0 for other values."""
     node = graph.nodes.get(name)
     if node is None or not node.is_floating:
         return 0
     stacked = _stacked(node)
     if stacked is not None:
         items, dimension = stacked
-        alike = {str(graph.dtype_of(item)).removeprefix("torch.") for item in items} == {node.dtype}
-        return len(items) if alike and dimension == at and 1 < len(items) <= _MOST else 0
+        same_dtype = {str(graph.dtype_of(item)).removeprefix("torch.") for item in items} == {node.dtype}
+        return len(items) if same_dtype and dimension == dim and 1 < len(items) <= _MAX_ITEMS else 0
     if operator_of(node).expression(node) is None or name in graph.constants:
         return 0
     counts = []
@@ -51,67 +50,66 @@ def _count(graph: Graph, name: str, at: int) -> int:
         shape = graph.shape_of(value)
         if len(shape) != len(node.shape) or value in graph.constants:
             return 0
-        counts.append(_count(graph, value, at))
-    found = max(counts, default=0)
-    return found if node.shape[at] == found else 0
+        counts.append(_item_count(graph, value, dim))
+    result = max(counts, default=0)
+    return result if node.shape[dim] == result else 0
 
 
 def _stacked(node: Node) -> tuple[list[str], int] | None:
-    """What a node stacks, and along which dimension."""
     if not Aten.matches(node) or name_of(node.attributes["target"]) != "stack":
         return None
     call = AtenCall(node)
-    items, at = call("tensors", ()), call("dim", 0)
-    if not isinstance(at, int) or not all(isinstance(one, Reference) for one in items):
+    items, dim = call("tensors", ()), call("dim", 0)
+    if not isinstance(dim, int) or not all(isinstance(item, Reference) for item in items):
         return None
-    return [node.inputs[one.role] for one in items], at % len(node.shape)
+    return [node.inputs[item.role] for item in items], dim % len(node.shape)
 
 
-def _item(graph: Graph, place: Node, name: str, at: int, number: int) -> str:
-    """An item of a value along a dimension, made in front of `place`."""
+def _item(graph: Graph, before: Node, name: str, dim: int, index: int) -> str:
+    """Return an item of a value along `dim`, adding nodes before `before` if needed."""
     node = graph.nodes.get(name)
     stacked = None if node is None else _stacked(node)
-    if stacked is not None and stacked[1] == at:
-        return stacked[0][number]
+    if stacked is not None and stacked[1] == dim:
+        return stacked[0][index]
     shape = graph.shape_of(name)
-    if node is not None and _count(graph, name, at):
-        inputs = {role: _item(graph, place, value, at, number) for role, value in node.inputs.items()}
-        made = replace(node, name=graph.fresh(f"{name}_{number}"), inputs=inputs, shape=_without(shape, at))
-        graph.insert_before(place.name, made)
-        return made.name
+    if node is not None and _item_count(graph, name, dim):
+        inputs = {role: _item(graph, before, value, dim, index) for role, value in node.inputs.items()}
+        item = replace(node, name=graph.fresh(f"{name}_{index}"), inputs=inputs, shape=_drop_dim(shape, dim))
+        graph.insert_before(before.name, item)
+        return item.name
     dtype = str(graph.dtype_of(name)).removeprefix("torch.")
-    if shape[at] != 1:
-        own = (*shape[:at], 1, *shape[at + 1 :])
+    if shape[dim] != 1:
+        own = (*shape[:dim], 1, *shape[dim + 1 :])
         part = Slice.node(
-            graph.fresh(f"{name}_{number}"), {"x": name}, {"dimension": at, "first": number}, own, dtype
+            graph.fresh(f"{name}_{index}"), {"x": name}, {"dimension": dim, "first": index}, own, dtype
         )
-        graph.insert_before(place.name, part)
+        graph.insert_before(before.name, part)
         name = part.name
-    seen = Reshape.node(graph.fresh(f"{name}_item"), {"x": name}, {}, _without(shape, at), dtype)
-    graph.insert_before(place.name, seen)
-    return seen.name
+    squeezed = Reshape.node(graph.fresh(f"{name}_item"), {"x": name}, {}, _drop_dim(shape, dim), dtype)
+    graph.insert_before(before.name, squeezed)
+    return squeezed.name
 
 
-def _without(shape: Shape, at: int) -> Shape:
-    return (*shape[:at], *shape[at + 1 :])
+def _drop_dim(shape: Shape, dim: int) -> Shape:
+    return (*shape[:dim], *shape[dim + 1 :])
 
 
 def _combine(graph: Graph, node: Node, kind: str, items: list[str]) -> None:
-    """The reduction of the items, in the place of the node."""
-    shape = _without(graph.shape_of(node.inputs["x"]), node.attributes["dims"][0])
+    """Replace a reduction node by functions of the items."""
+    shape = _drop_dim(graph.shape_of(node.inputs["x"]), node.attributes["dims"][0])
 
-    def made(expression: str, **inputs: str) -> str:
+    def add(expression: str, **inputs: str) -> str:
         name = graph.fresh(f"{node.name}_of_items")
-        each = Pointwise.node(name, inputs, {"expression": expression}, shape, node.dtype)
-        graph.insert_before(node.name, each)
+        combined = Pointwise.node(name, inputs, {"expression": expression}, shape, node.dtype)
+        graph.insert_before(node.name, combined)
         return name
 
-    found, *others = items
+    result, *others = items
     for other in others:
-        found = made(_TOGETHER[kind], x=found, a=other)
+        result = add(_COMBINE[kind], x=result, a=other)
     if kind == "mean":
-        found = made(f"x / {len(items)}", x=found)
+        result = add(f"x / {len(items)}", x=result)
     if node.attributes["keepdim"] or node.name in graph.outputs:
-        graph.nodes[node.name] = Reshape.instead_of(node, {"x": found})
+        graph.nodes[node.name] = Reshape.instead_of(node, {"x": result})
     else:
-        graph.remove(node, instead=found)
+        graph.remove(node, instead=result)

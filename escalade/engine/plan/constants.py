@@ -52,8 +52,8 @@ def display_name(graph: Graph, name: str) -> str:
 
     A constant created by a pass is named after the layer that reads it.
     """
-    if name in graph.called:
-        return graph.called[name]
+    if name in graph.weight_names:
+        return graph.weight_names[name]
     readers = (
         f"{node.source}.{role}"
         for node in graph

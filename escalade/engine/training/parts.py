@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from escalade.engine.calls import BufferedCalls
-from escalade.engine.capture.functional import operators_whole
-from escalade.engine.capture.part import Given, Made, Part, capture_part
+from escalade.engine.capture.aot_graph import AotGraph, GraphResult, PassedThrough, capture_aot_graph
+from escalade.engine.capture.functional import keep_operators_whole
 from escalade.engine.graph.forms import InputFormat
-from escalade.engine.passes import optimise_step
+from escalade.engine.passes import optimize_step
 from escalade.engine.plan.constants import ConstantCache
 from escalade.engine.plan.kernel_program import KernelProgram
 from escalade.engine.plan.planner import make_plan
@@ -46,7 +46,7 @@ def compile_for_training(
         made: Callable[..., Any] = make_boxed_func(PlannedPart(part, dtype, say, on_twin))
         return made
 
-    with operators_whole():
+    with keep_operators_whole():
         made: Callable[..., Any] = aot_autograd(
             fw_compiler=compiled, bw_compiler=compiled, partition_fn=min_cut_rematerialization_partition
         )(module, example_inputs)
@@ -82,7 +82,7 @@ class PlannedPart:
     @torch.no_grad()
     def _planned(self, given: Sequence[Any], device: torch.device) -> _Ready | None:
         try:
-            return _Ready(capture_part(self._module, given), given, self._dtype, device)
+            return _Ready(capture_aot_graph(self._module, given), given, self._dtype, device)
         except EscaladeError as error:
             self._say(f"PyTorch runs this part of the model itself: {error}")
             return None
@@ -91,14 +91,14 @@ class PlannedPart:
 class _Ready:
     """A part's plan, ready to be called."""
 
-    def __init__(self, part: Part, given: Sequence[Any], dtype: str, device: torch.device) -> None:
+    def __init__(self, part: AotGraph, given: Sequence[Any], dtype: str, device: torch.device) -> None:
         self._results = part.results
         self._places = [place for place, one in enumerate(given) if isinstance(one, torch.Tensor)]
         entries = zip(part.graph.inputs, self._places, strict=True)
         formats = {entry.name: InputFormat.of(given[place]) for entry, place in entries}
         given_as = {name: each.layout for name, each in formats.items() if each.layout != "flat"}
         types = [getattr(torch, name) for name in part.graph.output_types]
-        graph = optimise_step(part.graph, given_as, part.layouts, dtype, Card.of(device))
+        graph = optimize_step(part.graph, given_as, part.layouts, dtype, Card.of(device))
         plan = make_plan(graph, dtype, device, formats)
         constants = ConstantCache(dtype, device, typed=True)
         kind = StepwiseProgram if is_faster_stepwise(plan, Card.of(device)) else KernelProgram
@@ -109,6 +109,10 @@ class _Ready:
     def __call__(self, given: Sequence[Any]) -> list[Any]:
         made = self._calls.call([given[place] for place in self._places])
         return [
-            given[one.place] if isinstance(one, Given) else made[one.number] if isinstance(one, Made) else one
+            given[one.index]
+            if isinstance(one, PassedThrough)
+            else made[one.index]
+            if isinstance(one, GraphResult)
+            else one
             for one in self._results
         ]

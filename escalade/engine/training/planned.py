@@ -15,7 +15,7 @@ from escalade.engine.capture.joint import Joint
 from escalade.engine.graph.forms import InputFormat
 from escalade.engine.graph.graph import Graph
 from escalade.engine.nodes import operator_of
-from escalade.engine.passes import optimise_step
+from escalade.engine.passes import optimize_step
 from escalade.engine.passes.casts import Cast, drop_output_casts, lift_casts
 from escalade.engine.passes.counters import drop_counters
 from escalade.engine.passes.fusion_level import FusionLevel
@@ -57,7 +57,7 @@ class Planned:
         techniques that are left out. With `plan_only` kernels are chosen for that card, and
         not compiled."""
         parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
-        joint = joint.stepping([name for name in joint.trained if parameters[name] in stepped])
+        joint = joint.with_gradients_of([name for name in joint.trained if parameters[name] in stepped])
         graph = joint.graph
         names = [entry.name for entry in graph.inputs]
         casts = lift_casts(graph)
@@ -73,11 +73,13 @@ class Planned:
         }
         if scale is not None:
             bound[names[-1]] = scale
-        bound |= {cast.name: torch.empty_like(bound[cast.of], dtype=cast.dtype) for cast in casts}
+        bound |= {cast.name: torch.empty_like(bound[cast.source], dtype=cast.dtype) for cast in casts}
         alone = _alone(graph, casts, given)
         self._inputs = [bound[alone.get(name, name)] for name in given]
         self._bring_in(inputs)  # a plan is run when it is made, and targets are indices
-        self._casts = _Copies((bound[cast.of], bound[cast.name]) for cast in casts if cast.of not in alone)
+        self._casts = _Copies(
+            (bound[cast.source], bound[cast.name]) for cast in casts if cast.source not in alone
+        )
         formats = {name: InputFormat.of(tensor) for name, tensor in bound.items()}
         given_as = {name: each.layout for name, each in formats.items() if each.layout != "flat"}
         places = dict(zip(joint.parameters, names, strict=False))
@@ -90,7 +92,7 @@ class Planned:
         constants = ConstantCache(dtype, device, typed=True)
         by_kernels = device.type != "cpu" or on_twin or plan_only is not None
         card = plan_only or (Card.of(device) if by_kernels else None)
-        graph = optimise_step(graph, given_as, returned, dtype, card, without)
+        graph = optimize_step(graph, given_as, returned, dtype, card, without)
         fusion = FusionLevel.naive if RUNGS in without else FusionLevel.fused
         planned = partial(make_plan, graph, dtype, plan_only or device, formats, fusion=fusion, bound=True)
         ready = partial(
@@ -202,7 +204,7 @@ def _alone(graph: Graph, casts: list[Cast], given: Mapping[str, torch.Tensor]) -
     read = {name for node in graph for name in node.inputs.values()} | set(graph.outputs)
     by_source: dict[str, list[str]] = {}
     for cast in casts:
-        by_source.setdefault(cast.of, []).append(cast.name)
+        by_source.setdefault(cast.source, []).append(cast.name)
     return {
         name: made[0] for name, made in by_source.items() if len(made) == 1 and name in given.keys() - read
     }

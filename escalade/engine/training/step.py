@@ -296,7 +296,7 @@ class TrainingStep:
                 "the optimizer has none of the parameters that the loss depends on: a training step takes one that was "
                 "made of this model's parameters"
             )
-        self._standing.reads(joint.held)
+        self._standing.reads(joint.constants)
         return Planned(
             joint,
             self._model,

@@ -203,7 +203,7 @@ def test_what_depends_on_the_batch_otherwise_is_kept_at_its_size(
     engine = Engine(graph, "fp32", "cpu")
     torch.testing.assert_close(engine(x), function(x))
     if not graph.is_batched:
-        assert any("this batch size only" in note for note in graph.notes)
+        assert any("one batch size only" in note for note in graph.notes)
         with pytest.raises(UnsupportedError, match="was compiled for"):
             engine(torch.randn(shape[0] + 1, *shape[1:]))
 
@@ -326,13 +326,13 @@ class Gate(nn.Module):
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        (Gate(), "Gate decides by the values of its tensors which operations to run"),
-        (Call(lambda x: x * 2 if torch.equal(x, -x) else x), "Call decides by the values of its tensors"),
-        (Call(lambda x: torch.combinations(x[0])), "Call takes a size out of a tensor's values"),
+        (Gate(), "Gate branches on the values of its tensors"),
+        (Call(lambda x: x * 2 if torch.equal(x, -x) else x), "Call branches on the values of its tensors"),
+        (Call(lambda x: torch.combinations(x[0])), "Call computes a size from a tensor's values"),
         (Call(lambda x: x[:, : int(x.argmax())]), "a plan"),
         (Call(lambda x: x[x > 0]), "values"),
         (Call(lambda x: (x, object())), "returns a object among arguments or results"),
-        (Call(lambda x: x * float(x.sum())), "by the values of its tensors"),
+        (Call(lambda x: x * float(x.sum())), "branches on the values of its tensors"),
         (Call(lambda x: missing(x)), "cannot be captured as a graph of tensor operations: NameError"),  # type: ignore[name-defined] # noqa: F821
     ],
 )
@@ -350,9 +350,9 @@ def test_inputs_that_are_not_tensors() -> None:
         captured(lambda x: x, torch.randn(2, 3, dtype=torch.complex64))
     with pytest.raises(UnsupportedError, match="a nested tensor: compile takes dense tensors"):
         captured(lambda x: x, torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)]))
-    with pytest.raises(UnsupportedError, match="on meta, without contents"):
+    with pytest.raises(UnsupportedError, match="on the meta device, without contents"):
         escalade.compile(nn.Linear(3, 4), torch.empty(2, 3, device="meta"))
-    with pytest.raises(UnsupportedError, match="the model's weight is on meta"):
+    with pytest.raises(UnsupportedError, match="the model's weight is on the meta device"):
         escalade.compile(nn.Linear(3, 4, device="meta"), torch.zeros(2, 3))
     with pytest.raises(UnsupportedError, match="takes a torch.nn.Module, not function"):
         capture(lambda x: x, (torch.randn(2, 3),))  # type: ignore[arg-type]
@@ -387,7 +387,7 @@ def test_weights_are_copied_and_shared_ones_stay_shared() -> None:
 
 
 def test_numbers_out_of_tensors_are_refused() -> None:
-    with pytest.raises(CaptureError, match="item.default takes a value out of a tensor"):
+    with pytest.raises(CaptureError, match="item.default reads a value of a tensor"):
         captured(lambda x: x * x.mean().item(), torch.randn(2, 3))
 
 

@@ -13,9 +13,9 @@ import pytest
 import torch
 from torch import nn
 
+from escalade.engine.capture.any_size import AnySize
 from escalade.engine.capture.export import capture
 from escalade.engine.capture.reader import CaptureError
-from escalade.engine.capture.sizes import AnySize
 from escalade.engine.training.step import training_step
 from tests.engine.untouched import untouched
 
@@ -138,7 +138,7 @@ def _exported(model: Stateful, x: torch.Tensor) -> Any:
 REFUSED = {
     _attribute: "its attribute calls", _submodule: "its attribute other.calls", _list: "its attribute .*log",
     _dict: r"its attribute .*by_size", _deque: "its attribute .*queue", _object: "its attribute holder.calls",
-    _global: "the global CALLS", _global_dict: "a dict that its code names",
+    _global: "the global CALLS", _global_dict: "a dict that its code uses",
     _class_attribute: "the class attribute Stateful.shared", _closure(): "its attribute run: calls",
     _last_result: "its attribute last", _first_input: "its attribute cache", _branch: "its attribute calls",
     _result: "its attribute calls", _exported: "its attribute calls",

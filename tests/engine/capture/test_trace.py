@@ -13,10 +13,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from escalade.engine import compile
-from escalade.engine.capture import results, trace
-from escalade.engine.capture.example_inputs import Given
+from escalade.engine.capture import meta_rules, trace
+from escalade.engine.capture.example_inputs import ExampleInputs
 from escalade.engine.capture.export import capture
-from escalade.engine.capture.model_copy import Original
+from escalade.engine.capture.model_copy import OriginalModel
 from escalade.engine.check import check_graph
 from escalade.engine.graph.graph import Batch, Graph
 from tests.engine.capture.test_export import Call
@@ -47,7 +47,9 @@ class Network(nn.Module):
 
 def _said(graph: Graph) -> Any:
     """All of a graph, whatever values are called in it."""
-    known: dict[str, Any] = dict(graph.called) | {node.name: place for place, node in enumerate(graph)}
+    known: dict[str, Any] = dict(graph.weight_names) | {
+        node.name: dimension for dimension, node in enumerate(graph)
+    }
     nodes = [
         (node.op, {role: known.get(name, name) for role, name in node.inputs.items()}, node.attributes,
          node.shape, node.dtype, node.source)
@@ -65,13 +67,13 @@ def test_weights_are_called_what_a_file_takes() -> None:
 def test_what_is_followed_is_what_is_exported(monkeypatch: pytest.MonkeyPatch) -> None:
     given: Any = (Network(), (torch.randn(2, 3, 16, 16),), {"scale": torch.randn(2, 1)})
     followed = capture(*given)
-    monkeypatch.setattr(trace, "_MOST_CALLS", 0)
+    monkeypatch.setattr(trace, "_MAX_CALLS", 0)
     exported = capture(*given)
     assert _said(followed) == _said(exported)
 
 
 def _follows(model: nn.Module, *inputs: torch.Tensor) -> bool:
-    return trace.traced(Original(model), Given.of(inputs, None)) is not None
+    return trace.trace_graph(OriginalModel(model), ExampleInputs.of(inputs, None)) is not None
 
 
 _OUTSIDE = torch.ones(3)
@@ -223,6 +225,7 @@ def test_results_are_those_of_pytorch(last: bool) -> None:
     """In sizes, strides and type, wherever there is a rule; every rule is asked."""
     aten = torch.ops.aten
     x, c, w = _meta(2, 6, 9, 8, last=last), _meta(6), _meta(4, 3, 3, 2)
+    rules = meta_rules._RULES.items()
     calls: list[tuple[Any, tuple[Any, ...]]] = [
         (aten.conv2d.default, (_meta(2, 6, 9, 8), w, _meta(4), [2, 1], [1, 0], [1, 2], 2)),
         (aten.batch_norm.default, (x, c, c, c, c, False, 0.1, 1e-5, True)),
@@ -232,13 +235,13 @@ def test_results_are_those_of_pytorch(last: bool) -> None:
         (aten.adaptive_avg_pool2d.default, (x, [3, 2])),
         (aten.mean.dim, (x, [-1, 2], True)),
         (aten.cat.default, ([x, x[:, :2].clone()], -3)),
-        *((rule, (x, *others)) for rule, made in results._RULES.items() if made in (results._two, results._two_in_place)
+        *((rule, (x, *others)) for rule, made in rules if made in (meta_rules._binary, meta_rules._binary_in_place)
           for others in ((x,), (_meta(2, 6, 1, 1),), (2.5,))),
-        *((rule, (x,)) for rule, made in results._RULES.items() if made in (results._elementwise, results._in_place)),
+        *((rule, (x,)) for rule, made in rules if made in (meta_rules._elementwise, meta_rules._in_place)),
     ]  # fmt: skip
-    assert {function for function, _ in calls} == results._RULES.keys()
+    assert {function for function, _ in calls} == meta_rules._RULES.keys()
     for function, arguments in calls:
-        found, wanted = results._RULES[function](*arguments), function(*arguments)
+        found, wanted = meta_rules._RULES[function](*arguments), function(*arguments)
         assert found is not None, function
         assert (found.shape, found.stride(), found.dtype) == (wanted.shape, wanted.stride(), wanted.dtype), (
             function

@@ -8,7 +8,7 @@ from torch import nn
 
 from escalade.engine.capture.export import capture
 from escalade.engine.engine import Engine
-from escalade.engine.passes import optimise
+from escalade.engine.passes import optimize
 
 LAYERS = {
     "unet": lambda: nn.ConvTranspose2d(16, 8, 2, 2),
@@ -26,7 +26,7 @@ def test_a_norm_and_an_activation_go_into_the_layer_in_front(name: str) -> None:
     model = nn.Sequential(LAYERS[name](), norm, nn.SiLU()).eval()
     x = torch.randn(2, 16, 5, 6)
     graph = capture(model, (x,))
-    ops = [node.op for node in optimise(graph, "fp32")]
+    ops = [node.op for node in optimize(graph, "fp32")]
     assert "conv_transpose2d" in ops and not {"batch_norm", "pointwise", "aten"} & set(ops)
     result = Engine(graph, "fp32", "twin" if name == "unet" else "cpu")(x)
     torch.testing.assert_close(result, model(x).detach(), rtol=1e-4, atol=1e-4)
@@ -49,7 +49,7 @@ def test_of_a_single_pixel_it_is_a_product(seed: int) -> None:
     model = nn.Sequential(nn.ConvTranspose2d(6, 4, 4), nn.ReLU(), nn.ConvTranspose2d(4, 3, 4, 2, 1)).eval()
     x = torch.randn(2, 6, 1, 1)
     graph = capture(model, (x,))
-    nodes = [node for node in optimise(graph, "fp32") if node.op == "conv_transpose2d"]
+    nodes = [node for node in optimize(graph, "fp32") if node.op == "conv_transpose2d"]
     assert [node.attributes["stride"] for node in nodes] == [(4, 4), (2, 2)]
     torch.testing.assert_close(Engine(graph, "fp32", "twin")(x), model(x).detach(), rtol=1e-4, atol=1e-4)
 

@@ -12,7 +12,7 @@ from escalade.engine import compile
 from escalade.engine.capture.export import capture
 from escalade.engine.engine import Engine
 from escalade.engine.graph.graph import Graph
-from escalade.engine.passes import optimise
+from escalade.engine.passes import optimize
 
 TOLERANCE = {"fp32": 1e-5, "tf32": 2e-3, "fp16": 5e-3, "bf16": 4e-2}
 
@@ -71,7 +71,7 @@ def test_convolutions_that_are_caught(model: Convolved, attributes: tuple[bool, 
     model.eval()
     x = torch.randn(2, model.conv.in_channels, 9, 11)
     graph = capture(model, (x,))
-    done = optimise(graph, "fp32")
+    done = optimize(graph, "fp32")
     direct = model.conv.in_channels == 1
     assert ops(done)[: 1 if direct else 2] == (["few_channels"] if direct else ["convert", "few_channels"])
     (node,) = (node for node in done if node.op == "few_channels")
@@ -93,7 +93,7 @@ def test_convolutions_that_are_caught(model: Convolved, attributes: tuple[bool, 
 )
 def test_convolutions_that_are_not_caught(conv: nn.Conv2d) -> None:
     graph = capture(Convolved(conv, RELU).eval(), (torch.randn(1, conv.in_channels, 9, 9),))
-    assert "few_channels" not in ops(optimise(graph, "fp32"))
+    assert "few_channels" not in ops(optimize(graph, "fp32"))
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_other_pools_stay_behind(pool: nn.Module) -> None:
     model = Convolved(nn.Conv2d(1, 4, 3), RELU, pool).eval()
     x = torch.randn(2, 1, 8, 8)
     graph = capture(model, (x,))
-    assert "few_channels" in ops(optimise(graph, "fp32")) and len(ops(optimise(graph, "fp32"))) > 1
+    assert "few_channels" in ops(optimize(graph, "fp32")) and len(ops(optimize(graph, "fp32"))) > 1
     with torch.no_grad():
         torch.testing.assert_close(Engine(graph, "fp32", "cpu")(x), model(x))
 
@@ -121,7 +121,7 @@ def test_what_others_read_is_kept() -> None:
     model, x = Both().eval(), torch.randn(2, 1, 8, 8)
     for dtype in ("fp32", "fp16"):
         graph = capture(model, (x,))
-        assert {"few_channels", "max_pool2d", "convert"} <= set(ops(optimise(graph, dtype)))
+        assert {"few_channels", "max_pool2d", "convert"} <= set(ops(optimize(graph, dtype)))
         for device in ("cpu", "twin"):
             for found, expected in zip(Engine(graph, dtype, device)(x), model(x), strict=True):
                 assert difference(found, expected) <= TOLERANCE[dtype]
@@ -129,8 +129,8 @@ def test_what_others_read_is_kept() -> None:
 
 def test_the_stem_keeps_what_it_takes() -> None:
     graph = capture(Convolved(nn.Conv2d(3, 16, 3), RELU, POOL).eval(), (torch.randn(1, 3, 9, 9),))
-    assert ops(optimise(graph, "fp16")) == ["stem", "convert"]
-    assert ops(optimise(graph, "fp32")) == ["convert", "few_channels", "convert"]
+    assert ops(optimize(graph, "fp16")) == ["stem", "convert"]
+    assert ops(optimize(graph, "fp32")) == ["convert", "few_channels", "convert"]
 
 
 @pytest.mark.share(7)

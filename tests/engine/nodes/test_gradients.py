@@ -13,7 +13,7 @@ from torch import nn
 
 from escalade.engine.capture.joint import Joint, capture_step
 from escalade.engine.graph.forms import InputFormat
-from escalade.engine.passes import optimise_step
+from escalade.engine.passes import optimize_step
 from escalade.engine.plan.constants import ConstantCache
 from escalade.engine.plan.plan import Plan
 from escalade.engine.plan.planner import make_plan
@@ -65,7 +65,7 @@ def planned(model: nn.Module, loss: Loss, *given: torch.Tensor) -> tuple[Joint, 
     tensors = [*(state[name].detach() for name in (*joint.parameters, *joint.buffers)), *given]
     bound = {one.name: tensor for one, tensor in zip(joint.graph.inputs, tensors, strict=True)}
     formats = {name: InputFormat.of(tensor) for name, tensor in bound.items()}
-    plan = make_plan(optimise_step(joint.graph, {}, {}), "fp32", _CPU, formats, bound=True)
+    plan = make_plan(optimize_step(joint.graph, {}, {}), "fp32", _CPU, formats, bound=True)
     program = ReferenceStep(plan, ConstantCache("fp32", _CPU, typed=True), bound, lambda: None)
     program.run()
     return joint, plan, list(program.results())

@@ -11,7 +11,7 @@ from torch import nn
 
 from escalade.engine.capture.export import capture
 from escalade.engine.engine import Engine
-from escalade.engine.passes import optimise
+from escalade.engine.passes import optimize
 from tests.engine.nodes.test_operators import Call
 
 
@@ -33,7 +33,7 @@ def test_a_norm_is_one_node_with_all_that_follows(model: nn.Module) -> None:
         nn.init.normal_(parameter)
     x = torch.randn(2, 3, 8)
     graph = capture(model, (x,))
-    assert [node.op for node in optimise(graph, "fp32") if node.op != "reshape"] == ["layer_norm"]
+    assert [node.op for node in optimize(graph, "fp32") if node.op != "reshape"] == ["layer_norm"]
     torch.testing.assert_close(Engine(graph, "fp32", "twin")(x), model(x))
 
 

@@ -9,7 +9,7 @@ from torch import nn
 
 from escalade.engine import compile
 from escalade.engine.capture.export import capture
-from escalade.engine.passes import for_batch, optimise
+from escalade.engine.passes import for_batch, optimize
 from escalade.ops.base.accuracy import relative_error
 from tests.engine.graphs import ops
 
@@ -41,5 +41,5 @@ def test_residuals_are_added_on_the_way_out(dtype: str, allowed: float) -> None:
 
 def test_layers_that_become_one_step_with_others_take_none() -> None:
     """Two layers in one launch spare more than the addition does."""
-    graph = optimise(capture(Residual().eval(), (torch.randn(2, 3, 24),)), "fp16")
+    graph = optimize(capture(Residual().eval(), (torch.randn(2, 3, 24),)), "fp16")
     assert ops(for_batch(graph, "fp16", 2)) == [*["mlp", "add"] * 3, "mlp", "pointwise"]

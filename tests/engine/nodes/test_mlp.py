@@ -18,7 +18,7 @@ from escalade.engine.capture.export import capture
 from escalade.engine.engine import Engine
 from escalade.engine.graph.graph import Graph, Node
 from escalade.engine.nodes.mlp import MOST_WEIGHT_BYTES
-from escalade.engine.passes import for_batch, optimise
+from escalade.engine.passes import for_batch, optimize
 from escalade.engine.passes.fusion_level import FusionLevel
 from escalade.engine.plan.kernel_program import KernelProgram
 from escalade.ops.mlp.problem import Layer, MlpProblem
@@ -99,7 +99,7 @@ def check(model: nn.Module, graph: Graph, *shape: int, dtype: str = "fp32", devi
 def test_the_spectral_autoencoder_is_one_step(dtype: str) -> None:
     model, x = models.model("spectral_autoencoder")
     graph = capture(model, (x,))
-    mlp = mlp_of(optimise(graph, dtype))
+    mlp = mlp_of(optimize(graph, dtype))
     assert mlp.attributes == {"layers": SPECTRAL, "output": "y"} and mlp.inputs["x"] == graph.inputs[0].name
     (step,) = Engine(graph, dtype, "cpu").plan(x).steps
     assert step.lowered is not None
@@ -129,7 +129,7 @@ def test_the_operator_with_constant_parameters_is_one_step() -> None:
     fused = models.FusedSpectralAutoencoder(8, 2, 4).eval()
     for model in (fused, Score(fused)):
         graph = capture(model, (torch.randn(2, 16),))
-        assert ops(optimise(graph, "fp16")) == ["mlp"]
+        assert ops(optimize(graph, "fp16")) == ["mlp"]
         check(model, graph, 16)
     named = nn.Parameter(torch.randn(3, 4))
 
@@ -137,7 +137,7 @@ def test_the_operator_with_constant_parameters_is_one_step() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return escalade.ops.mlp(x, [named], "4-3", rung="fused")
 
-    assert ops(optimise(capture(Named(), (torch.randn(2, 4),)), "fp32")) == ["aten"], (
+    assert ops(optimize(capture(Named(), (torch.randn(2, 4),)), "fp32")) == ["aten"], (
         "the caller's rung counts"
     )
 
@@ -176,7 +176,7 @@ def test_training_steps_of_the_operator_are_pytorchs(device: str | None) -> None
 @pytest.mark.parametrize("fusion", [FusionLevel.naive, FusionLevel.separate])
 def test_other_fusion_levels_keep_every_layer_apart(fusion: FusionLevel) -> None:
     model, x = models.model("spectral_autoencoder")
-    graph = optimise(capture(model, (x,)), "fp16", fusion)
+    graph = optimize(capture(model, (x,)), "fp16", fusion)
     assert ops(graph).count("linear") == 5 and ops(graph).count("layer_norm") == 2
     assert ops(graph).count("gelu") == 2 and "aten" not in ops(graph) and "mlp" not in ops(graph)
     engine = Engine(capture(model, (x,)), "fp32", "cpu", fusion=fusion)
@@ -193,7 +193,7 @@ def test_other_sizes_that_fit(bands: int, frames: int, latent: int) -> None:
     made = models.SpectralAutoencoder(bands, frames, latent)
     for model in (made, Score(made)):
         graph = capture(model, (torch.randn(1, frames * bands),))
-        assert ops(optimise(graph, "fp16")) == ["mlp"]
+        assert ops(optimize(graph, "fp16")) == ["mlp"]
         check(model, graph, frames * bands)
 
 
@@ -203,7 +203,7 @@ def test_sizes_that_do_not_fit_whole(bands: int, frames: int, latent: int) -> No
     torch.manual_seed(6)
     model = Score(models.SpectralAutoencoder(bands, frames, latent))
     graph = capture(model, (torch.randn(1, frames * bands),))
-    done = optimise(graph, "fp16")
+    done = optimize(graph, "fp16")
     assert len(ops(done)) > 1
     for node in done:
         if node.op == "mlp":
@@ -244,7 +244,7 @@ def test_chains_that_are_caught(
     run: Callable[..., Any], shape: tuple[int, ...], layers: tuple[Layer, ...]
 ) -> None:
     model, graph = graph_of(run, *shape)
-    done = optimise(graph, "fp32")
+    done = optimize(graph, "fp32")
     assert mlp_of(done).attributes["layers"] == layers
     assert not {"linear", "gelu", "relu", "layer_norm"} & set(ops(done))
     check(model, graph, *shape)
@@ -270,13 +270,13 @@ def test_chains_that_are_caught(
 )
 def test_chains_that_are_not_caught(run: Callable[..., Any]) -> None:
     model, graph = graph_of(run)
-    assert "mlp" not in ops(optimise(graph, "fp32"))
+    assert "mlp" not in ops(optimize(graph, "fp32"))
     check(model, graph, 12)
 
 
 def test_a_norm_over_two_dimensions_is_one_of_a_row() -> None:
     model, graph = graph_of(lambda p, x: p.a(F.layer_norm(p.frame(x.view(-1, 3, 4)), (3, 4)).flatten(1)))
-    assert ops(optimise(graph, "fp32")) == ["mlp"]
+    assert ops(optimize(graph, "fp32")) == ["mlp"]
     check(model, graph, 12)
 
 
@@ -286,14 +286,14 @@ def test_a_norm_of_other_groups_begins_a_new_chain() -> None:
         return p.back(p.frame(p.frame_norm(y.view(-1, 3, 4)).flatten(1).view(-1, 4)))
 
     model, graph = graph_of(run)
-    assert ops(optimise(graph, "fp32")) == ["mlp"]  # each frame by itself, whatever shape it has on the way
+    assert ops(optimize(graph, "fp32")) == ["mlp"]  # each frame by itself, whatever shape it has on the way
 
     def other(p: Parts, x: torch.Tensor) -> torch.Tensor:
         y = p.c(F.relu(p.b(p.a(x))))
         return p.b(p.a(p.frame_norm(y.view(-1, 3, 4)).flatten(1)))
 
     model, graph = graph_of(other)
-    assert [op for op in ops(optimise(graph, "fp32")) if op != "reshape"] == ["mlp", "layer_norm", "mlp"]
+    assert [op for op in ops(optimize(graph, "fp32")) if op != "reshape"] == ["mlp", "layer_norm", "mlp"]
     check(model, graph, 12)
 
 
@@ -305,7 +305,7 @@ def test_heavy_layers_split_a_chain() -> None:
         nn.Linear(20, 4), nn.GELU(), nn.Linear(4, 2),
     ).eval()  # fmt: skip
     graph = capture(model, (torch.randn(1, 600),))
-    done = optimise(graph, "fp16")
+    done = optimize(graph, "fp16")
     assert ops(done) == ["linear", "linear", "mlp"]
     assert mlp_of(done).attributes["layers"][0] == Layer(600, 20, activation="relu")
     check(model, graph, 600)
@@ -313,10 +313,10 @@ def test_heavy_layers_split_a_chain() -> None:
 
 def test_large_heads_stay_as_they_are() -> None:
     model, x = models.model("resnet18")
-    assert "mlp" not in ops(optimise(capture(model, (x,)), "fp16"))
+    assert "mlp" not in ops(optimize(capture(model, (x,)), "fp16"))
     first, second, third = nn.Linear(1024, 4096), nn.Linear(4096, 4096), nn.Linear(4096, 1000)
     head = nn.Sequential(first, nn.ReLU(), second, nn.ReLU(), third)  # VGG's, behind fewer pixels
-    assert ops(optimise(capture(head, (torch.randn(1, 1024),)), "fp16")).count("linear") == 3
+    assert ops(optimize(capture(head, (torch.randn(1, 1024),)), "fp16")).count("linear") == 3
 
 
 SCORES: dict[str, Callable[..., Any]] = {
@@ -332,7 +332,7 @@ SCORES: dict[str, Callable[..., Any]] = {
 def test_the_error_in_other_words(name: str) -> None:
     model, graph = graph_of(lambda p, x: SCORES[name](p.c(F.relu(p.b(p.a(x)))), x))
     for dtype in ("fp32", "fp16"):
-        done = optimise(graph, dtype)
+        done = optimize(graph, dtype)
         assert mlp_of(done).attributes["output"] == "error"
         assert set(ops(done)) <= {"mlp", "pointwise"} and ops(done).count("pointwise") == (name == "compared")
     x = torch.randn(4, 12)
@@ -358,7 +358,7 @@ def test_the_error_in_other_words(name: str) -> None:
 )
 def test_what_is_no_error_of_rows(error: Callable[..., Any]) -> None:
     model, graph = graph_of(lambda p, x: error(p.c(F.relu(p.b(p.a(x)))), x))
-    assert mlp_of(optimise(graph, "fp32")).attributes["output"] == "y"
+    assert mlp_of(optimize(graph, "fp32")).attributes["output"] == "y"
     x = torch.randn(2, 12)
     torch.testing.assert_close(Engine(graph, "fp32", "cpu")(x), model(x))
 
@@ -398,7 +398,7 @@ def test_a_chain_that_is_compared_with_pixels_takes_them_in_order() -> None:
     torch.manual_seed(9)
     model = Head(True, error=True).eval()
     graph = capture(model, (torch.randn(1, 8, 6, 7),))
-    done = optimise(graph, "fp32")
+    done = optimize(graph, "fp32")
     assert mlp_of(done).attributes["output"] == "error"
     assert ops(done) == ["convert", "conv2d", "convert", "reshape", "mlp"]
     check(model, graph, 8, 6, 7)
@@ -443,7 +443,7 @@ def test_many_rows_are_left_to_tensor_cores_where_the_chain_has_none(
 ) -> None:
     """A token mixer: as many rows as the image has channels, and hidden features as wide as those outside."""
     model = nn.Sequential(nn.Linear(196, 256), nn.GELU(), nn.Linear(256, 196))
-    graph = optimise(capture(model, (torch.randn(1, 196),)), dtype)
+    graph = optimize(capture(model, (torch.randn(1, 196),)), dtype)
     for rows in (1, 512, 4096):
         is_one = most_rows is None or rows <= most_rows
         assert ("mlp" in ops(for_batch(graph, dtype, rows))) is is_one

@@ -26,7 +26,7 @@ from escalade.engine.nodes.base import Operator
 from escalade.engine.nodes.evaluate import compute
 from escalade.engine.nodes.identity import IDENTITIES
 from escalade.engine.nodes.recognition import CAPTURED
-from escalade.engine.passes import for_batch, fuse, optimise, optimise_step
+from escalade.engine.passes import for_batch, fuse, optimize, optimize_step
 from escalade.engine.passes.calibrate import ranges
 from escalade.engine.plan.planner import make_plan
 from escalade.engine.plan.step import PlanStep
@@ -194,7 +194,7 @@ def find(name: str) -> Found:
     dtype = example.dtype or "fp32"
     if dtype == "fp8":
         graph.ranges = ranges(fuse(graph, dtype), [x], torch.device("cpu"))
-    graph = optimise(graph, dtype) if example.dtype else graph
+    graph = optimize(graph, dtype) if example.dtype else graph
     fixed = for_batch(graph, dtype, BATCH) if example.dtype else graph.at(BATCH)
     return find_among(name, fixed, dtype, x)
 
@@ -205,7 +205,7 @@ def find_in_step(name: str, example: Example) -> Found:
     joint = capture_step(example.model.train(), example.loss, (x,), ())
     state = {**dict(example.model.named_parameters()), **dict(example.model.named_buffers())}
     given = [state[one].detach() for one in (*joint.parameters, *joint.buffers)]
-    return find_among(name, optimise_step(joint.graph, {}, {}), "fp32", *given, x)
+    return find_among(name, optimize_step(joint.graph, {}, {}), "fp32", *given, x)
 
 
 def find_among(name: str, graph: Graph, dtype: str, *given: torch.Tensor) -> Found:

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from escalade.engine.capture.export import capture
 from escalade.engine.engine import Engine
-from escalade.engine.passes import optimise
+from escalade.engine.passes import optimize
 from tests.engine.nodes.test_operators import Call
 
 Function = Callable[[torch.Tensor], torch.Tensor]
@@ -38,7 +38,7 @@ Function = Callable[[torch.Tensor], torch.Tensor]
 def test_a_reduction_is_one_node_of_its_own(function: Function) -> None:
     x = torch.randn(2, 8, 3, 5)
     graph = capture(Call(function), (x,))
-    assert [node.op for node in optimise(graph, "fp32") if node.op not in ("convert", "reshape")] == [
+    assert [node.op for node in optimize(graph, "fp32") if node.op not in ("convert", "reshape")] == [
         "reduce"
     ]
     torch.testing.assert_close(Engine(graph, "fp32", "twin")(x), function(x))
@@ -72,7 +72,7 @@ def test_an_image_is_reduced_as_it_lies(function: Function) -> None:
     model = Call(lambda x: function(F.interpolate(x, scale_factor=2.0)))
     x = torch.randn(2, 8, 4, 6).to(memory_format=torch.channels_last)
     graph = capture(model, (x,))
-    assert [node.op for node in optimise(graph, "fp32", images="nhwc")] == ["upsample2d", "reduce"]
+    assert [node.op for node in optimize(graph, "fp32", images="nhwc")] == ["upsample2d", "reduce"]
     torch.testing.assert_close(Engine(graph, "fp32", "twin")(x), model(x))
 
 
@@ -87,4 +87,4 @@ def test_an_image_is_reduced_as_it_lies(function: Function) -> None:
 )
 def test_reductions_that_are_left_to_pytorch(function: Function) -> None:
     graph = capture(Call(function), (torch.randn(2, 8, 3, 5),))
-    assert "reduce" not in {node.op for node in optimise(graph, "fp32")}
+    assert "reduce" not in {node.op for node in optimize(graph, "fp32")}

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from escalade.engine.capture.export import capture
 from escalade.engine.engine import Engine
-from escalade.engine.passes import optimise
+from escalade.engine.passes import optimize
 from tests.engine.nodes.test_operators import Call
 
 
@@ -27,7 +27,7 @@ def test_channels_of_an_image_are_rows_of_its_pixels(
 ) -> None:
     x = torch.randn(2, 6, 4, 4)
     graph = capture(Call(function), (x,))
-    done = optimise(graph, "fp32")
+    done = optimize(graph, "fp32")
     assert [node.op for node in done if node.op not in ("convert", "max_pool2d")] == ["softmax"]
     assert "convert" not in [node.op for node in done]
     torch.testing.assert_close(Engine(graph, "fp32", "twin")(x), function(x))

@@ -8,7 +8,7 @@ from torch import nn
 
 from escalade.engine.capture.export import capture
 from escalade.engine.engine import Engine
-from escalade.engine.passes import for_batch, optimise
+from escalade.engine.passes import for_batch, optimize
 
 CHANNELS, SQUEEZED = 32, 8
 
@@ -38,7 +38,7 @@ class Gated(nn.Module):
 
 def _operators(model: nn.Module, batch: int, dtype: str = "fp16") -> list[str]:
     graph = capture(model.eval(), (torch.randn(batch, CHANNELS, 6, 5),))
-    return [node.op for node in for_batch(optimise(graph, dtype, images="nhwc"), dtype, batch)]
+    return [node.op for node in for_batch(optimize(graph, dtype, images="nhwc"), dtype, batch)]
 
 
 @pytest.mark.parametrize("linear", [False, True])

@@ -12,7 +12,7 @@ from torch import nn
 
 from escalade.engine.capture.export import capture
 from escalade.engine.graph.graph import Graph
-from escalade.engine.passes import optimise
+from escalade.engine.passes import optimize
 from escalade.engine.passes.constant_folding import fold_constants
 from tests.engine.graphs import evaluate, node_of, ops
 
@@ -52,7 +52,7 @@ def computed(
 )
 def test_products_with_constants_are_linear_layers(run: Callable[..., Any], shape: tuple[int, ...]) -> None:
     model, graph, x = computed(run, *shape)
-    done = optimise(graph, "fp32")
+    done = optimize(graph, "fp32")
     linear = node_of(done, "linear")
     assert {node.attributes["target"] for node in done if node.op == "aten"} <= {"aten::slice.Tensor"}
     assert done.constants[linear.inputs["weight"]].is_contiguous()
@@ -71,7 +71,7 @@ def test_products_with_constants_are_linear_layers(run: Callable[..., Any], shap
 )
 def test_other_products_are_pytorchs(run: Callable[..., Any], shape: tuple[int, ...]) -> None:
     model, graph, x = computed(run, *shape)
-    done = optimise(graph, "fp32")
+    done = optimize(graph, "fp32")
     assert "linear" not in ops(done)
     torch.testing.assert_close(evaluate(done, x)[0], model(x))
 
@@ -81,7 +81,7 @@ def test_convolutions_with_computed_weights_are_escalades() -> None:
         return F.conv2d(x, m.w.view(7, 3, 2, 2) * m.b.view(7, 1, 1, 1), m.b + 1)
 
     model, graph, x = computed(run, 3, 5, 5)
-    done = optimise(graph, "fp32")
+    done = optimize(graph, "fp32")
     assert "aten" not in ops(done)
     torch.testing.assert_close(evaluate(done, x)[0], model(x))
 

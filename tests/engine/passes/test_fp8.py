@@ -17,7 +17,7 @@ from escalade.engine.backend import escalade_backend
 from escalade.engine.capture.export import capture
 from escalade.engine.engine import Engine
 from escalade.engine.explain import explain_plan
-from escalade.engine.passes import fuse, optimise
+from escalade.engine.passes import fuse, optimize
 from escalade.engine.passes.calibrate import ranges
 from escalade.engine.passes.fusion_level import FusionLevel
 from escalade.errors import UnsupportedError
@@ -181,7 +181,7 @@ def test_ranges_are_the_largest_magnitudes(network: nn.Module) -> None:
 def test_optimising_twice_gives_the_same_graph(network: nn.Module) -> None:
     graph = capture(network, (torch.randn(1, 3, 12, 12),))
     graph.ranges = ranges(fuse(graph, "fp8"), batches(), torch.device("cpu"))
-    first, second = optimise(graph, "fp8"), optimise(graph, "fp8")
+    first, second = optimize(graph, "fp8"), optimize(graph, "fp8")
     assert first.nodes == second.nodes and first.constants.keys() == second.constants.keys()
     assert not any("fp8" in node.attributes for node in graph)
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from escalade.engine.capture.export import capture
-from escalade.engine.passes import for_batch, optimise
+from escalade.engine.passes import for_batch, optimize
 from escalade.ops.base.card import H200
 
 
@@ -37,5 +37,5 @@ class Model(nn.Module):
 )
 def test_a_mean_of_pixels_is_taken_first(behind: Callable[[torch.Tensor], object], is_first: bool) -> None:
     graph = capture(Model(behind).eval(), (torch.randn(2, 64, 56, 56),))
-    found = [node.op for node in for_batch(optimise(graph, "fp16"), "fp16", 8, card=H200)]
+    found = [node.op for node in for_batch(optimize(graph, "fp16"), "fp16", 8, card=H200)]
     assert found[1:4] == ["conv2d", *(["avg_pool2d", "conv2d"] if is_first else ["conv2d", "avg_pool2d"])]

@@ -12,7 +12,7 @@ from torch import nn
 import escalade
 from escalade.engine.capture.export import capture
 from escalade.engine.graph.graph import Graph
-from escalade.engine.passes import for_batch, optimise
+from escalade.engine.passes import for_batch, optimize
 from escalade.models import settle
 from escalade_bench.zoo.layers import LAYERS
 from tests.engine.graphs import ops
@@ -73,7 +73,7 @@ MODELS = {
 
 def _planned(name: str, dtype: str = "fp32") -> Graph:
     graph = capture(Layers(MODELS[name]).eval(), (torch.randn(2, 3, 6, 6),))
-    return for_batch(optimise(graph, dtype), dtype, 2)
+    return for_batch(optimize(graph, dtype), dtype, 2)
 
 
 @pytest.mark.share(4)
@@ -126,9 +126,9 @@ def test_odd_channels_that_are_returned_are_made_with_some_more_and_left_out() -
     x = torch.randn(2, 8, 6, 6)
     settle(model, x)
     graph = capture(model, (x,))
-    shapes = [tuple(node.shape[1:]) for node in optimise(graph, "fp16")][-2:]
+    shapes = [tuple(node.shape[1:]) for node in optimize(graph, "fp16")][-2:]
     assert shapes == [(24, 4, 4), (21, 4, 4)]
-    assert "batch_norm" not in ops(optimise(graph, "fp16"))
+    assert "batch_norm" not in ops(optimize(graph, "fp16"))
     engine = escalade.compile(model, x, dtype="fp16", device="twin")
     torch.testing.assert_close(engine(x), model(x).detach(), rtol=5e-3, atol=5e-3)
 

@@ -9,7 +9,7 @@ from torch import nn
 from escalade.engine.capture.export import capture
 from escalade.engine.engine import Engine
 from escalade.engine.graph.graph import Graph
-from escalade.engine.passes import for_batch, optimise
+from escalade.engine.passes import for_batch, optimize
 from escalade.engine.passes.estimates import Estimates
 from escalade.ops.base.accuracy import relative_error
 from tests.engine.graphs import evaluate
@@ -41,7 +41,7 @@ class Inception(nn.Module):
 def made(model: nn.Module, batch: int = 3) -> Graph:
     x = torch.randn(batch, 8, 7, 7)
     graph = capture(model.eval(), (torch.randn(2, 8, 7, 7),))
-    done = for_batch(optimise(graph, "fp16"), "fp16", batch)
+    done = for_batch(optimize(graph, "fp16"), "fp16", batch)
     for old, new in zip(evaluate(graph, x), evaluate(done, x), strict=True):
         torch.testing.assert_close(new, old, rtol=1e-4, atol=1e-5)
     return done

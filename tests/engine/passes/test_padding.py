@@ -9,7 +9,7 @@ from torch import nn
 
 from escalade.engine.capture.export import capture
 from escalade.engine.engine import Engine
-from escalade.engine.passes import optimise
+from escalade.engine.passes import optimize
 
 CONV = nn.Conv2d(8, 8, 3, 2, (0, 1))
 POOL = nn.AvgPool2d(3, 2, count_include_pad=False)
@@ -47,6 +47,6 @@ class Model(nn.Module):
 def test_zeros_are_padding_where_that_is_the_same(model: Model, stays: bool) -> None:
     x = torch.randn(2, 8, 7, 9, generator=torch.Generator().manual_seed(0))
     graph = capture(model.eval(), (x,))
-    assert ("pad2d" in {node.op for node in optimise(graph, "fp32")}) == stays
+    assert ("pad2d" in {node.op for node in optimize(graph, "fp32")}) == stays
     for result, expected in zip(Engine(graph, "fp32", "cpu")(x), model(x), strict=True):
         torch.testing.assert_close(result, expected.detach(), rtol=1e-4, atol=1e-5)

@@ -14,10 +14,10 @@ from escalade.engine.capture.export import capture
 from escalade.engine.graph.graph import Batch, Graph
 from escalade.engine.nodes import operator_of
 from escalade.engine.nodes.conv2d import fuse_shortcuts
-from escalade.engine.passes import for_batch, optimise
+from escalade.engine.passes import for_batch, optimize
 from escalade.engine.passes.batch_norm import fold_batch_norm
 from escalade.engine.passes.constant_folding import fold_constants
-from escalade.engine.passes.cse import merge_repetitions
+from escalade.engine.passes.cse import eliminate_common_subexpressions
 from escalade.engine.passes.epilogues import fuse_expressions, fuse_operands, fuse_residuals
 from escalade.engine.passes.fusion_level import FusionLevel
 from escalade.engine.passes.layout import assign_layouts, reorder_flattened
@@ -35,17 +35,18 @@ def test_what_is_done_twice_with_the_same_is_done_once() -> None:
         others = torch.sigmoid(y.amax((2, 3))), torch.sigmoid(y.amax((1, 2), keepdim=True))
         return y * gates[0] + gates[1], gates[2] * y, *others, *others
 
-    graph = after(run, merge_repetitions)
+    graph = after(run, eliminate_common_subexpressions)
     assert ops(graph).count("reduce") == 3
-    assert ops(optimise(graph_of(run), "fp16")).count("reduce") == 3
+    assert ops(optimize(graph_of(run), "fp16")).count("reduce") == 3
     alike = after(
-        lambda p, x: (lambda y: y.cumsum(1) * y.cumsum(2) + y.cumsum(1))(p.first(x)), merge_repetitions
+        lambda p, x: (lambda y: y.cumsum(1) * y.cumsum(2) + y.cumsum(1))(p.first(x)),
+        eliminate_common_subexpressions,
     )
     assert ops(alike).count("aten") == 2, "along other dimensions it is not the same"
-    results = after(lambda p, x: (p.first(x), p.first(x)), merge_repetitions)
+    results = after(lambda p, x: (p.first(x), p.first(x)), eliminate_common_subexpressions)
     assert len(set(results.outputs)) == 2, "each is a tensor of its own"
     drawn = graph_of(lambda p, x: F.dropout(x, 0.5, True) - F.dropout(x, 0.5, True))
-    merge_repetitions(drawn)
+    eliminate_common_subexpressions(drawn)
     assert len(drawn.nodes) == 3
 
 
@@ -123,7 +124,7 @@ def test_what_a_model_adds_itself_is_folded_into_the_layer_in_front(
     run: Callable[..., Any], layers: list[str]
 ) -> None:
     graph = graph_of(run)
-    optimised = optimise(graph, "fp32")
+    optimised = optimize(graph, "fp32")
     assert [op for op in ops(optimised) if op != "convert"] == layers
     same_results(graph, optimised)
 
@@ -212,7 +213,7 @@ def test_kernels_read_values_of_their_own_type_on_the_way_out(run: Callable[...,
     x = torch.randn(2, 3, 6, 6)
     graph = capture(Parts(run).eval(), (x,))
     for batch in (1, 2) if graph.is_batched else (2,):
-        done = for_batch(optimise(graph, "fp32"), "fp32", batch)
+        done = for_batch(optimize(graph, "fp32"), "fp32", batch)
         for node in done:
             operand = node.inputs.get("residual") if "weight" in node.inputs else None
             assert operand is None or (operand in done.nodes and done.nodes[operand].dtype == node.dtype)
@@ -334,7 +335,7 @@ def test_the_mean_of_many_images_is_a_step_of_its_own() -> None:
 
     assert "adaptive_avg_pool2d" in ops(pooled_after(run, batch=5))
     for fusion in FusionLevel:
-        done = for_batch(optimise(graph_of(run), "fp16", fusion), "fp16", 1, fusion)
+        done = for_batch(optimize(graph_of(run), "fp16", fusion), "fp16", 1, fusion)
         assert ("adaptive_avg_pool2d" in ops(done)) == (fusion is not FusionLevel.fused)
 
 
@@ -412,7 +413,7 @@ def test_all_passes_together_change_no_result(dtype: str, fusion: FusionLevel) -
 
     graph = graph_of(run)
     before = graph.copy()
-    done = optimise(graph, dtype, fusion)
+    done = optimize(graph, dtype, fusion)
     same_results(graph, done)
     assert graph == before  # a plan of another dtype starts from it
     if fusion is FusionLevel.fused:
@@ -429,7 +430,7 @@ def test_settled_networks_are_folded_without_growing() -> None:
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU())
     settle(model, torch.randn(4, 3, 8, 8))
     graph = capture(model, (torch.randn(1, 3, 8, 8),))
-    done = optimise(graph, "fp32")
+    done = optimize(graph, "fp32")
     same_results(graph, done, 8)
 
 

@@ -14,7 +14,7 @@ from torch import nn
 from escalade.engine.capture.export import capture
 from escalade.engine.engine import Engine
 from escalade.engine.passes.casts import drop_rounding
-from escalade.engine.passes.pointwise import join_neighbours, join_recognised, read_unrepeated
+from escalade.engine.passes.pointwise import fuse_neighbors, fuse_recognized, read_unexpanded
 from escalade.engine.plan.kernel_program import KernelProgram
 from tests.engine.graphs import after, ops
 
@@ -38,7 +38,7 @@ def expressions(run: Callable[..., Any], *passes: Callable[..., Any]) -> list[st
     ],
 )
 def test_what_is_written_in_several_calls_is_one_node(run: Callable[..., Any], joined: list[str]) -> None:
-    assert expressions(run, join_recognised) == joined
+    assert expressions(run, fuse_recognized) == joined
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_what_is_written_in_several_calls_is_one_node(run: Callable[..., Any], j
     ],
 )
 def test_neighbours_are_joined(run: Callable[..., Any], joined: list[str]) -> None:
-    assert expressions(run, join_recognised, join_neighbours) == joined
+    assert expressions(run, fuse_recognized, fuse_neighbors) == joined
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_neighbours_are_joined(run: Callable[..., Any], joined: list[str]) -> No
 def test_what_is_repeated_for_a_node_is_read_as_it_was(
     run: Callable[..., Any], joined: list[str], left: int
 ) -> None:
-    graph = after(run, read_unrepeated)
+    graph = after(run, read_unexpanded)
     assert [node.attributes["expression"] for node in graph if node.op == "pointwise"] == joined
     assert sum("expand" in str(node) or "repeat" in str(node) for node in graph if node.op == "aten") == left
 
@@ -82,14 +82,14 @@ def test_what_is_repeated_may_have_been_rounded_before() -> None:
     def run(p: Any, x: torch.Tensor) -> torch.Tensor:
         return x * x.mean((2, 3), True).sign().half().expand_as(x)
 
-    assert "aten" not in ops(after(run, partial(drop_rounding, dtype="fp16"), read_unrepeated))
+    assert "aten" not in ops(after(run, partial(drop_rounding, dtype="fp16"), read_unexpanded))
 
 
 def test_a_node_takes_no_more_than_eight_values() -> None:
     def run(p: Any, x: torch.Tensor) -> torch.Tensor:
         return sum((x.roll(shift, 3).exp() for shift in range(1, 12)), x)
 
-    graph = after(run, join_recognised, join_neighbours)
+    graph = after(run, fuse_recognized, fuse_neighbors)
     nodes = [node for node in graph if node.op == "pointwise"]
     assert len(nodes) == 2 and max(len(node.inputs) for node in nodes) == 8
 

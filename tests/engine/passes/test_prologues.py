@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from escalade.engine.capture.export import capture
 from escalade.engine.engine import Engine
 from escalade.engine.graph.graph import Graph
-from escalade.engine.passes import for_batch, optimise
+from escalade.engine.passes import for_batch, optimize
 from escalade.engine.passes.fusion_level import FusionLevel
 from escalade.ops.base.accuracy import relative_error
 from escalade.ops.base.card import TWIN
@@ -39,7 +39,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def made(run: Run) -> Graph:
     graph = graph_of(run)
-    done = for_batch(optimise(graph, "fp16"), "fp16", 3)
+    done = for_batch(optimize(graph, "fp16"), "fp16", 3)
     x = torch.randn(3, 3, 6, 6)
     for old, new in zip(evaluate(graph, x), evaluate(done, x), strict=True):
         torch.testing.assert_close(new, old, rtol=1e-4, atol=1e-5)
@@ -134,7 +134,7 @@ def test_what_takes_longer_in_one_step_stays(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.usefixtures("quick")
 def test_a_rung_that_has_failed_is_not_counted_on() -> None:
-    graph = optimise(graph_of(lambda p, x: p.b(normed(p, x))), "fp16")
+    graph = optimize(graph_of(lambda p, x: p.b(normed(p, x))), "fp16")
     assert prologues(for_batch(graph, "fp16", 2))
     assert not prologues(
         for_batch(graph, "fp16", 2, FusionLevel.fused, TWIN, frozenset({"conv2d/direct", "conv2d/resident"}))
@@ -189,7 +189,7 @@ def run_on_twin(run: Run, dtype: str, most: float) -> list[str]:
 def test_networks_have_nothing_left_in_front_of_their_convolutions(
     name: str, texts: list[str], left: dict[str, int]
 ) -> None:
-    graph = optimise(capture(NETWORKS[name]().eval(), (torch.randn(1, 3, 64, 64),)), "fp16")
+    graph = optimize(capture(NETWORKS[name]().eval(), (torch.randn(1, 3, 64, 64),)), "fp16")
     done = for_batch(graph, "fp16", 32)
     assert prologues(done) == texts
     assert {op: ops(done).count(op) for op in left} == left

@@ -11,7 +11,7 @@ from torch import nn
 
 import escalade
 from escalade.engine.capture.export import capture
-from escalade.engine.passes import optimise
+from escalade.engine.passes import optimize
 from escalade.models import settle
 from tests.bench.coverage.networks import Classified, Shuffled, conv
 from tests.engine.plan.test_subbuffers import Model, copies, planned
@@ -63,7 +63,7 @@ def by_groups() -> nn.Module:
 
 
 def kinds(model: nn.Module, shape: tuple[int, ...] = SHAPE, dtype: str = "fp16") -> list[str]:
-    graph = optimise(capture(model.eval(), (torch.randn(2, *shape),)), dtype)
+    graph = optimize(capture(model.eval(), (torch.randn(2, *shape),)), dtype)
     return [node.op for node in graph]
 
 
@@ -101,14 +101,14 @@ def test_a_half_that_goes_on_is_moved_once_and_the_rest_is_left_to_weights() -> 
 
 def test_layers_between_have_channels_that_fill_up_an_access() -> None:
     """29 channels, half of 58, are 32 from one layer to the next."""
-    graph = optimise(capture(by_halves(58).eval(), (torch.randn(2, *SHAPE),)), "fp16")
+    graph = optimize(capture(by_halves(58).eval(), (torch.randn(2, *SHAPE),)), "fp16")
     made = [node.shape[1] for node in graph if node.op in ("conv2d", "shuffle", "concatenate")]
     assert 64 in made and all(isinstance(width, int) and not width % 8 for width in made)
     agree(by_halves(58), "cpu", "fp16")
 
 
 def test_groups_are_dealt_out_where_the_image_is_smallest() -> None:
-    graph = optimise(capture(by_groups().eval(), (torch.randn(2, *SHAPE),)), "fp16")
+    graph = optimize(capture(by_groups().eval(), (torch.randn(2, *SHAPE),)), "fp16")
     shuffles = [node.shape[2:] for node in graph if node.op == "shuffle"]
     assert shuffles == [(16, 16), (8, 8)]
 

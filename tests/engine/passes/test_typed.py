@@ -11,7 +11,7 @@ from torch import nn
 from escalade.engine.capture.joint import Joint, capture_step
 from escalade.engine.graph.graph import Graph
 from escalade.engine.nodes.evaluate import compute
-from escalade.engine.passes import optimise_step
+from escalade.engine.passes import optimize_step
 from escalade.engine.passes.casts import lift_casts
 
 HALF, BRAIN = torch.float16, torch.bfloat16
@@ -60,9 +60,9 @@ def test_an_input_is_cast_to_every_type_that_is_read() -> None:
     lifted = lift_casts(graph)
     images = [cast for cast in lifted if cast.dtype in (HALF, BRAIN)]
     assert sorted(str(cast.dtype) for cast in images) == ["torch.bfloat16", "torch.float16"]
-    assert len({cast.of for cast in images}) == 1
+    assert len({cast.source for cast in images}) == 1
     values = given_to(before)
-    lying = {cast.name: values[cast.of].to(cast.dtype) for cast in lifted}
+    lying = {cast.name: values[cast.source].to(cast.dtype) for cast in lifted}
     types = {one.name: getattr(torch, one.dtype) for one in graph.inputs}
     assert all(types[cast.name] == cast.dtype for cast in lifted)
     for found, wanted in zip(results(graph, values | lying), results(before, values), strict=True):
@@ -91,7 +91,7 @@ def test_layers_take_no_operand_of_another_type() -> None:
     for run in runs:
         _, joint = joint_of(run, autocast=BRAIN)
         given_as = {one.name: "nchw" for one in joint.graph.inputs if len(one.shape) == 4}
-        graph = optimise_step(joint.graph, given_as, {})
+        graph = optimize_step(joint.graph, given_as, {})
         for node in graph:
             if "residual" in node.inputs:
                 fused += 1

@@ -12,7 +12,7 @@ from torch import nn
 import escalade
 from escalade.engine.capture.export import capture
 from escalade.engine.graph.forms import InputFormat
-from escalade.engine.passes import for_batch, optimise
+from escalade.engine.passes import for_batch, optimize
 from escalade.engine.plan.plan import Plan
 from escalade.engine.plan.planner import make_plan
 from escalade.ops.base.card import H200
@@ -26,7 +26,7 @@ Forward = Callable[..., torch.Tensor]
 def planned(forward: Forward, x: torch.Tensor, **layers: nn.Module) -> Plan:
     """The plan for an H200, in fp16."""
     graph = capture(Model(forward, **layers).eval(), (x,))
-    graph = for_batch(optimise(graph, "fp16"), "fp16", x.shape[0], card=H200)
+    graph = for_batch(optimize(graph, "fp16"), "fp16", x.shape[0], card=H200)
     plan = make_plan(graph, "fp16", H200, {graph.inputs[0].name: InputFormat.of(x)})
     check_memory(plan)
     return plan
@@ -143,7 +143,7 @@ def test_views_of_what_pytorch_makes_and_reads_stay_views() -> None:
 def test_a_movement_may_be_left_to_pytorch() -> None:
     x = torch.randn(2, 5, 7)
     graph = capture(Model(MOVING["transposed"][0]), (x,))
-    graph = for_batch(optimise(graph, "fp16"), "fp16", 2, card=H200)
+    graph = for_batch(optimize(graph, "fp16"), "fp16", 2, card=H200)
     (name, *_) = [node.name for node in graph if node.op == "permute"]
     formats = {graph.inputs[0].name: InputFormat.of(x)}
     plan = make_plan(graph, "fp16", H200, formats, pytorch_nodes={name: "it was measured so"})

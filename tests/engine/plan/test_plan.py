@@ -22,7 +22,7 @@ from escalade.engine.graph.forms import InputFormat
 from escalade.engine.graph.graph import Graph, Input, Node
 from escalade.engine.nodes import operator_of
 from escalade.engine.nodes.lowering import NHWC
-from escalade.engine.passes import for_batch, optimise
+from escalade.engine.passes import for_batch, optimize
 from escalade.engine.plan import choices
 from escalade.engine.plan.plan import Plan
 from escalade.engine.plan.planner import make_plan
@@ -45,7 +45,7 @@ def planned(graph: Graph, batch: int, dtype: str = "fp16", like: torch.Tensor | 
     }
     if like is not None:
         formats = {graph.inputs[0].name: InputFormat.of(like)}
-    return make_plan(for_batch(optimise(graph, dtype), dtype, batch), dtype, CPU, formats)
+    return make_plan(for_batch(optimize(graph, dtype), dtype, batch), dtype, CPU, formats)
 
 
 class Call(nn.Module):
@@ -374,7 +374,7 @@ def test_what_no_kernel_is_asked_for_is_pytorchs(function: Callable[..., Any], l
 
 def test_what_no_rung_can_do_is_pytorchs() -> None:
     """As where all of them have failed to compile."""
-    graph = for_batch(optimise(capture(nn.ReLU(), (torch.randn(2, 8),)), "fp32"), "fp32", 2)
+    graph = for_batch(optimize(capture(nn.ReLU(), (torch.randn(2, 8),)), "fp32"), "fp32", 2)
     formats = {given.name: InputFormat(torch.float32, "flat") for given in graph.inputs}
     every = frozenset(f"relu/{rung.name}" for rung in RELU.ladder)
     (step,) = make_plan(graph, "fp32", H200, formats, avoid=every).steps
@@ -406,7 +406,7 @@ def test_a_convolution_that_only_the_foot_takes_is_pytorchs_on_a_gpu(monkeypatch
     monkeypatch.setattr(pytorch, "tables_for", lambda device: ())
     conv = nn.Conv2d(64, 128, 3, groups=4)
     graph = capture(Call(lambda p, x: F.relu(p.conv(x)), conv=conv).eval(), (torch.randn(2, 64, 28, 28),))
-    graph = for_batch(optimise(graph, "fp16"), "fp16", 2)
+    graph = for_batch(optimize(graph, "fp16"), "fp16", 2)
     graph.nodes = {name: node for name, node in graph.nodes.items() if node.op == "conv2d"}
     (node,) = graph.nodes.values()
     graph.outputs = (node.name,)
@@ -423,7 +423,7 @@ def test_a_convolution_that_only_the_foot_takes_is_pytorchs_on_a_gpu(monkeypatch
 
 def test_a_config_has_the_same_programs_in_every_batch(resnet18: Graph) -> None:
     """So that a new batch size compiles only what is chosen otherwise for it."""
-    graph = optimise(resnet18, "fp16")
+    graph = optimize(resnet18, "fp16")
     formats = {graph.inputs[0].name: InputFormat(torch.float32, "nchw")}
     several = [
         make_plan(for_batch(graph, "fp16", batch, card=H200), "fp16", H200, formats) for batch in (1, 8, 32)
@@ -454,7 +454,7 @@ def test_programs_are_expected_while_the_plan_is_made() -> None:
             told.extend(programs)
 
     model, x = models.model("lenet")
-    graph = for_batch(optimise(capture(model, (x,)), "fp16"), "fp16", 1)
+    graph = for_batch(optimize(capture(model, (x,)), "fp16"), "fp16", 1)
     formats = {graph.inputs[0].name: InputFormat.of(x)}
     plan = make_plan(graph, "fp16", H200, formats, expected=Noted())
     assert {*told} == {*plan.programs} != set()

@@ -12,7 +12,7 @@ from torch import nn
 import escalade
 from escalade.engine.capture.export import capture
 from escalade.engine.graph.forms import InputFormat
-from escalade.engine.passes import for_batch, optimise
+from escalade.engine.passes import for_batch, optimize
 from escalade.engine.plan.plan import Plan
 from escalade.engine.plan.planner import make_plan
 from tests.engine.plan.simulation import check_execution
@@ -55,7 +55,7 @@ def branches(x: torch.Tensor) -> torch.Tensor:
 
 def planned(model: nn.Module, shape: tuple[int, ...], dtype: str = "fp32") -> Plan:
     x = torch.randn(BATCH, *shape)
-    graph = for_batch(optimise(capture(model.eval(), (x,)), dtype), dtype, BATCH)
+    graph = for_batch(optimize(capture(model.eval(), (x,)), dtype), dtype, BATCH)
     plan = make_plan(graph, dtype, torch.device("cpu"), {graph.inputs[0].name: InputFormat.of(x)})
     check_memory(plan)
     return plan

@@ -54,7 +54,7 @@ def _setting_data(layer: _Layer, y: torch.Tensor) -> torch.Tensor:
         (lambda _, y: y * random.random(), "something else each time"),
         (_growing, "buffer kept"),
         (_setting_data, "sets the data of its kept"),
-        (lambda _, y: y if y.sum() > 0 else -y, "decides by the values"),
+        (lambda _, y: y if y.sum() > 0 else -y, "branches on the values"),
         (lambda layer, y: y * layer.table(torch.tensor([0])), "sparse=False"),
     ],
 )

@@ -1,7 +1,7 @@
-"""What operators give, by size and type alone, for those that most networks are made of.
+"""Shape rules for the operators that most networks consist of.
 
-PyTorch knows it of every operator, on its device `meta`; but there the first call loads its compiler, which takes
-seconds. What is not plain here is left to it.
+PyTorch's meta kernels cover every operator, but their first call loads the compiler, which takes seconds. They are the
+fallback where a rule returns None.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ Tensor = torch.Tensor
 _aten = torch.ops.aten
 
 
-def result_of(function: Any, arguments: Sequence[Any], keywords: dict[str, Any]) -> Any:
-    """What an operator gives for tensors on the device `meta`."""
+def meta_result(function: Any, arguments: Sequence[Any], keywords: dict[str, Any]) -> Any:
+    """Return the result of an operator on meta tensors."""
     rule = _RULES.get(function)
-    known = rule(*arguments, **keywords) if rule is not None else None
-    return function(*arguments, **keywords) if known is None else known
+    result = rule(*arguments, **keywords) if rule is not None else None
+    return function(*arguments, **keywords) if result is None else result
 
 
-def _format(x: Tensor) -> torch.memory_format | None:
-    """The order of dimensions, if it is one of those with a name; images of one channel or pixel have PyTorch's."""
+def _memory_format(x: Tensor) -> torch.memory_format | None:
+    """Return the memory format of a packed tensor, or None; images of one channel or pixel count as contiguous."""
     layout = layout_of(x)
     return MEMORY_FORMAT[layout] if is_packed(x, layout) else None
 
 
 def _like(x: Tensor, *shape: int) -> Tensor | None:
-    order = _format(x)
+    order = _memory_format(x)
     if order is None or not all(size > 0 for size in shape):
         return None
     return torch.empty(shape, dtype=x.dtype, device="meta", memory_format=order)
@@ -41,27 +41,27 @@ def _elementwise(x: Tensor, *_: Any, **__: Any) -> Tensor | None:
     return _like(x, *x.shape) if x.is_floating_point() else None
 
 
-def _two(x: Tensor, other: Any, **_: Any) -> Tensor | None:
-    """One of two tensors may be repeated along dimensions of the other; a number takes the tensor's type."""
+def _binary(x: Tensor, other: Any, **_: Any) -> Tensor | None:
+    """Handle equal dtypes with one operand broadcast to the other, and a tensor with a number."""
     if isinstance(other, float | int):
         return _elementwise(x)
     if not isinstance(other, Tensor) or x.dtype != other.dtype or x.dim() != other.dim():
         return None
     large, small = (x, other) if x.numel() >= other.numel() else (other, x)
     fits = all(a == b or b == 1 for a, b in zip(large.shape, small.shape, strict=True))
-    alike = _format(x) == _format(other) or all(size == 1 for size in small.shape[2:])
-    return _elementwise(large) if fits and alike and large.dim() > 1 else None
+    same_format = _memory_format(x) == _memory_format(other) or all(size == 1 for size in small.shape[2:])
+    return _elementwise(large) if fits and same_format and large.dim() > 1 else None
 
 
-def _two_in_place(x: Tensor, other: Any, **_: Any) -> Tensor | None:
-    return x if (made := _two(x, other)) is not None and made.shape == x.shape else None
+def _binary_in_place(x: Tensor, other: Any, **_: Any) -> Tensor | None:
+    return x if (made := _binary(x, other)) is not None and made.shape == x.shape else None
 
 
 def _in_place(x: Tensor, *_: Any, **__: Any) -> Tensor | None:
     return x if x.is_floating_point() else None
 
 
-def _windows(size: int, window: int, stride: int, padding: int, dilation: int) -> int:
+def _output_size(size: int, window: int, stride: int, padding: int, dilation: int) -> int:
     return (size + 2 * padding - dilation * (window - 1) - 1) // stride + 1
 
 
@@ -77,10 +77,10 @@ def _conv2d(
     fits = fits and x.dtype == weight.dtype and (bias is None or bias.dtype == x.dtype)
     if not fits or weight.shape[0] % groups or (bias is not None and bias.shape != weight.shape[:1]):
         return None
-    if _format(x) != torch.contiguous_format or _format(weight) != torch.contiguous_format:
+    if _memory_format(x) != torch.contiguous_format or _memory_format(weight) != torch.contiguous_format:
         return None
-    places = zip(x.shape[2:], weight.shape[2:], *map(_pair, (stride, padding, dilation)), strict=True)
-    return _like(x, x.shape[0], weight.shape[0], *(_windows(*place) for place in places))
+    dimensions = zip(x.shape[2:], weight.shape[2:], *map(_pair, (stride, padding, dilation)), strict=True)
+    return _like(x, x.shape[0], weight.shape[0], *(_output_size(*dimension) for dimension in dimensions))
 
 
 def _batch_norm(x: Tensor, *statistics: Any, **_: Any) -> Tensor | None:
@@ -110,8 +110,8 @@ def _max_pool2d(
         or any(2 * p > w for p, w in zip(_pair(padding), _pair(window), strict=True))
     ):
         return None
-    places = zip(x.shape[2:], *map(_pair, (window, stride or window, padding, dilation)), strict=True)
-    return _like(x, *x.shape[:2], *(_windows(*place) for place in places))
+    dimensions = zip(x.shape[2:], *map(_pair, (window, stride or window, padding, dilation)), strict=True)
+    return _like(x, *x.shape[:2], *(_output_size(*dimension) for dimension in dimensions))
 
 
 def _avg_pool2d(
@@ -137,7 +137,7 @@ def _mean(x: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = Non
 
 def _cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor | None:
     first = tensors[0]
-    others = [(one.dtype, _format(one), [*one.shape]) for one in tensors]
+    others = [(one.dtype, _memory_format(one), [*one.shape]) for one in tensors]
     dim %= max(first.dim(), 1)
     sizes = [size.pop(dim) if size else 0 for *_, size in others]
     if first.dim() < 2 or any(other != others[0] for other in others):
@@ -148,12 +148,12 @@ def _cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor | None:
 _ELEMENTWISE = (
     "relu", "silu", "sigmoid", "tanh", "gelu", "hardswish", "hardsigmoid", "hardtanh", "relu6", "leaky_relu",
 )  # fmt: skip
-_TWO = ("add", "sub", "mul", "div")
+_BINARY = ("add", "sub", "mul", "div")
 _RULES: dict[Any, Callable[..., Tensor | None]] = {
     **{getattr(_aten, name).default: _elementwise for name in _ELEMENTWISE},
     **{getattr(_aten, f"{name}_").default: _in_place for name in _ELEMENTWISE if hasattr(_aten, f"{name}_")},
-    **{getattr(_aten, name).Tensor: _two for name in _TWO},
-    **{getattr(_aten, f"{name}_").Tensor: _two_in_place for name in _TWO},
+    **{getattr(_aten, name).Tensor: _binary for name in _BINARY},
+    **{getattr(_aten, f"{name}_").Tensor: _binary_in_place for name in _BINARY},
     _aten.conv2d.default: _conv2d,
     _aten.batch_norm.default: _batch_norm,
     _aten.linear.default: _linear,

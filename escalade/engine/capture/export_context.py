@@ -1,4 +1,4 @@
-"""What holds while `torch.export` or AOTAutograd traces a copy of a model, beside what holds for every capture."""
+"""Context in which `torch.export` or AOTAutograd traces a model copy, in addition to that of every capture."""
 
 from __future__ import annotations
 
@@ -15,63 +15,55 @@ from torch.export import _trace
 from torch.fx.experimental import proxy_tensor
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
-from escalade.engine.capture.reports import unlogged
+from escalade.engine.capture.muted_logs import muted
 
-_REPORTING = (
-    FakeTensor.__module__,
-    GuardOnDataDependentSymNode.__module__,
-    _trace.__name__,
-)
-"""Modules of PyTorch that log what a model does not take."""
+# PyTorch modules that log what they do not support in a model.
+_LOGGING_MODULES = (FakeTensor.__module__, GuardOnDataDependentSymNode.__module__, _trace.__name__)
 
 
 @contextmanager
-def exporting() -> Iterator[None]:
-    """PyTorch traces for this thread alone and reports nothing; what is compiled with `torch.compile` runs as it is."""
-    with (
-        _traced_in_this_thread(),
-        no_reports_of_this_thread(),
-        torch.compiler.set_stance("force_eager"),
-    ):
+def export_context() -> Iterator[None]:
+    """Trace in this thread only, without logging, and run `torch.compile`d code eagerly."""
+    with _trace_in_this_thread(), quiet_in_this_thread(), torch.compiler.set_stance("force_eager"):
         yield
 
 
 @contextmanager
-def _traced_in_this_thread() -> Iterator[None]:
-    """While `torch.export` traces, all modules ask its tracer about every call and every attribute, in whichever thread
-    they are used. It is told to leave other threads alone.
+def _trace_in_this_thread() -> Iterator[None]:
+    """Restrict PyTorch's module tracer to this thread.
+
+    `torch.export` patches nn.Module globally: calls and attribute reads of other threads would reach its tracer too.
     """
     names: Any = proxy_tensor
-    theirs = names._ModuleStackTracer
-    names._ModuleStackTracer = _of_its_thread(theirs)
+    original = names._ModuleStackTracer
+    names._ModuleStackTracer = _thread_local(original)
     try:
         yield
     finally:
-        names._ModuleStackTracer = theirs
+        names._ModuleStackTracer = original
 
 
 @contextmanager
-def no_reports_of_this_thread() -> Iterator[None]:
-    """PyTorch logs and prints what a model does not take, with all that it has traced, and then raises it: whoever
-    captures will say it."""
+def quiet_in_this_thread() -> Iterator[None]:
+    """Drop what PyTorch logs and prints about an unsupported model: it raises the error as well."""
     thread = threading.get_ident()
     names: Any = _trace
 
-    def print_anothers(*texts: object, **how: Any) -> None:
+    def print_from_others(*texts: object, **how: Any) -> None:
         if threading.get_ident() != thread:
             print(*texts, **how)
 
-    names.print = print_anothers
+    names.print = print_from_others
     try:
-        with unlogged(*_REPORTING):
+        with muted(*_LOGGING_MODULES):
             yield
     finally:
         del names.print
 
 
 @functools.cache
-def _of_its_thread(tracer: Any) -> Any:
-    class OfItsThread(tracer):
+def _thread_local(tracer: Any) -> Any:
+    class ThreadLocalTracer(tracer):
         def __init__(self, *arguments: Any) -> None:
             self._thread = threading.get_ident()
             super().__init__(*arguments)
@@ -88,4 +80,4 @@ def _of_its_thread(tracer: Any) -> Any:
                 return value
             return super().getattr(name, value, proxies)
 
-    return OfItsThread
+    return ThreadLocalTracer

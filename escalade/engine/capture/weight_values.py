@@ -1,0 +1,130 @@
+"""Values of weights for a model that `torch.export` runs on fake tensors.
+
+A buffer may hold a repeat count, or whether statistics were initialized. An engine's weights are constant, so a model
+may branch on values computed from weights alone. Values that depend on inputs stay unknown.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+_tensor: Any = torch.Tensor
+_VALUE_QUERIES: frozenset[Callable[..., Any]] = frozenset(
+    {
+        *(getattr(_tensor, name) for name in ("item", "tolist", "numpy", "__array__", "is_nonzero", "equal")),
+        *(getattr(_tensor, f"__{name}__") for name in ("bool", "int", "float", "complex", "index")),
+        *(torch.is_nonzero, torch.equal, torch.allclose, _tensor.allclose),
+    }
+)
+"""Functions that return the values of a tensor rather than a tensor."""
+_IN_PLACE_OPERATORS = ("__iadd", "__isub", "__imul", "__idiv", "__itrue", "__ifloor", "__imod", "__ipow", "__iand",
+                       "__ior", "__ixor", "__ilshift", "__irshift", "__imatmul")  # fmt: skip
+_GET_DATA, _SET_DATA = _tensor.data.__get__, _tensor.data.__set__
+
+
+class WeightValues(TorchFunctionMode):
+    """Returns real values where a model reads those of its weights.
+
+    Also redirects reads and writes of `tensor.data` to `detach`, since `torch.export` traces only the latter.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._values: dict[int, tuple[torch.Tensor, Callable[[], torch.Tensor]]] = {}
+        """By id of a fake tensor: the tensor, which keeps the id valid, and a function that computes its values."""
+        self._writes = False
+        """True once the model writes to a tensor. Any other may be a view of it, so no value is known from then on."""
+
+    def set_values(self, fake: torch.Tensor, values: torch.Tensor) -> None:
+        """Register the values of a fake tensor."""
+        self._values[id(fake)] = (fake, lambda: values)
+
+    def __torch_function__(self, function: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
+        keywords = keywords or {}
+        if function == _GET_DATA:
+            return self.__torch_function__(torch.Tensor.detach, types, arguments)
+        if function == _SET_DATA and arguments[0].shape == arguments[1].shape:
+            self._writes = True
+            arguments[0].detach().copy_(arguments[1])
+            return None
+        call = self._deferred_result(function, arguments, keywords)
+        if function in _VALUE_QUERIES and call is not None:
+            return call()
+        result = function(*arguments, **keywords)
+        self._writes |= _may_write(function, keywords)
+        if call is not None and isinstance(result, torch.Tensor):
+            self._values[id(result)] = (result, call)
+        return result
+
+    def _deferred_result(self, function: Any, arguments: Any, keywords: Any) -> Callable[[], Any] | None:
+        """Return a function that computes the call on real values; None if it has no tensors, or unknown ones."""
+        leaves, structure = pytree.tree_flatten((arguments, keywords))
+        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        if self._writes or not tensors or not all(map(self._is_known, tensors)):
+            return None
+        producers = [known[1] if (known := self._values.get(id(leaf))) else None for leaf in leaves]
+
+        def compute() -> Any:
+            values = [leaf if make is None else make() for leaf, make in zip(leaves, producers, strict=True)]
+            given, named = pytree.tree_unflatten(values, structure)
+            with (
+                _disable_current_modes(),
+                torch._C.DisableTorchFunction(),
+                _NoRandomNumbers(),
+                torch.no_grad(),
+            ):
+                return function(*given, **named)
+
+        return compute
+
+    def _is_known(self, tensor: torch.Tensor) -> bool:
+        """Return True for registered tensors, and for real ones: attributes that are no parameter or buffer."""
+        plain = (
+            type(tensor) is torch.Tensor and not tensor.is_meta and not torch._is_functional_tensor(tensor)
+        )
+        return plain or id(tensor) in self._values
+
+
+def _may_write(function: Any, keywords: Mapping[str, Any]) -> bool:
+    """Tell by its name, and `out`, if a function may write to one of its tensors."""
+    name = getattr(function, "__name__", "")
+    in_place = name.endswith("_") and not name.endswith("__")
+    return in_place or name.startswith(("__set", *_IN_PLACE_OPERATORS)) or keywords.get("out") is not None
+
+
+class _NoRandomNumbers(TorchDispatchMode):
+    """Rejects random operators, whose results are not known in advance."""
+
+    def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
+        if torch.Tag.nondeterministic_seeded in function.tags:
+            raise RuntimeError(f"data-dependent: {function} draws random numbers")
+        return function(*arguments, **(keywords or {}))
+
+
+def answer_weight_queries(model: torch.nn.Module) -> None:
+    """Let a model copy read its current weight values after `torch.export` replaces them with fake tensors."""
+    values = {name: tensor.detach() for name, tensor in _named_tensors(model)}
+    forward = model.forward
+
+    @functools.wraps(forward)
+    def forward_with_values(*arguments: Any, **keywords: Any) -> Any:
+        weight_values = WeightValues()
+        for name, tensor in _named_tensors(model):
+            if name in values:
+                weight_values.set_values(tensor, values[name])
+        with weight_values:
+            return forward(*arguments, **keywords)
+
+    model.forward = forward_with_values  # not a hook: PyTorch skips `always_call` hooks while compiling
+
+
+def _named_tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    yield from model.named_parameters(remove_duplicate=False)
+    yield from model.named_buffers(remove_duplicate=False)
