@@ -20,7 +20,7 @@ import torch
 from escalade.errors import EscaladeError
 from escalade.tune.refusal import reason
 from escalade_bench.campaign import registry
-from escalade_bench.campaign.staleness import ALONE, BEGUN, SECONDS, WORKLOAD, State
+from escalade_bench.campaign.staleness import ALONE, BEGUN, DECLARED, SECONDS, WORKLOAD, State
 from escalade_bench.campaign.units import ANY, Say, Session, Unit
 from escalade_bench.measure import ceilings as card
 from escalade_bench.measure.ceilings import Ceilings
@@ -218,7 +218,7 @@ def _measure(
     unit = state.unit
     here = replace(origin, command=unit.command, date=now())
     log = Record(WORKLOAD, unit.name, "", "", 0, "escalade", "")
-    keep([replace(log, config={BEGUN: True, **state.durations}).stamped(here)])
+    keep([replace(log, config={BEGUN: True, **state.known}).stamped(here)])
     began, failure = time.monotonic(), ""
     try:
         for records in unit.measure(session, say):
@@ -238,7 +238,7 @@ def _measure(
         failure = reason(error) or type(error).__name__
         say(f"{unit.name}: {failure}")
     took = {ALONE if state.reused else SECONDS: round(time.monotonic() - began, 2)}
-    config = {**state.durations, **took, "declared": list(unit.declared)}
+    config = {**state.known, **took, DECLARED: list(unit.declared)}
     keep([replace(log, failure=failure, config=config).stamped(here)])
     if failure:
         _require_device(unit, session.device)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from escalade.device.timing import percentile
 from escalade.tune.refusal import reason
@@ -18,8 +19,10 @@ WORKLOAD = "campaign"
 """The workload of the records that log a unit's last run."""
 BEGUN = "begun"
 """In the config of such a record: the unit was begun and has not ended, so it may have ended its process."""
-SECONDS, ALONE = "seconds", "seconds_alone"
-"""In the config of such a record: the duration with all peers, and with the peers' earlier figures."""
+SECONDS, ALONE, DECLARED = "seconds", "seconds_alone", "declared"
+"""In the config of such a record: the duration with all peers, and with the peers' earlier figures; what the unit
+asked for when it was last measured to its end."""
+_COMPARED_ACROSS_RUNS = ("network", "coverage")
 _ALONE_SHARE = 0.7
 """Part of the duration that is expected without peers, until it is measured."""
 _RARELY_EXCEEDED = 0.75
@@ -41,8 +44,8 @@ class State:
     """Per key of its own records, why each is no longer current."""
     reused: frozenset[str] = frozenset()
     """Peers with current figures, which are not measured again."""
-    durations: Mapping[str, float] = field(default_factory=dict)
-    """`SECONDS` and `ALONE` of earlier runs."""
+    known: Mapping[str, Any] = field(default_factory=dict)
+    """`SECONDS`, `ALONE` and `DECLARED` of earlier runs."""
 
     @property
     def stale(self) -> bool:
@@ -70,18 +73,26 @@ def states(
     for unit in units:
         last, mine = log.get(unit.name), own.get(unit.name, [])
         state = _state(unit, last, mine, session, architecture, here)
-        reused = frozenset() if again or last is None or here is None else _reusable(unit, last, mine, here)
-        durations = {name: last.config[name] for name in (SECONDS, ALONE) if last and name in last.config}
-        seconds = _expected(unit, durations, bool(reused), log)
+        before = {
+            name: last.config[name] for name in (SECONDS, ALONE, DECLARED) if last and name in last.config
+        }
+        if last and last.failure:
+            before.pop(DECLARED)
+        complete = before.get(DECLARED) == list(unit.declared)
+        reused = _reusable(unit, mine, here) if complete and here and not again else frozenset()
+        seconds = _expected(unit, before, bool(reused), log)
         why = state.why or ("asked for again" if again else "")
-        found.append(replace(state, why=why, seconds=seconds, reused=reused, durations=durations))
+        found.append(replace(state, why=why, seconds=seconds, reused=reused, known=before))
         session.clear()
     return found
 
 
-def _reusable(unit: Unit, last: Record, own: Sequence[Record], here: Provenance) -> frozenset[str]:
-    """Return the peers that every comparison of the unit has a figure of, made as it would be here."""
-    if BEGUN in last.config or last.failure or tuple(last.config["declared"]) != unit.declared:
+def _reusable(unit: Unit, own: Sequence[Record], here: Provenance) -> frozenset[str]:
+    """Return the peers that every comparison of the unit has a figure of, made as it would be here.
+
+    Only networks are compared across runs: the gains of rungs and layers are those of one run.
+    """
+    if unit.kind not in _COMPARED_ACROSS_RUNS:
         return frozenset()
     compared = {record.comparison for record in own}
     measured: dict[str, set[tuple[str, str, str]]] = {}
@@ -98,13 +109,13 @@ def _options(command: str) -> str:
     return command.rpartition("--seconds ")[2]
 
 
-def _expected(unit: Unit, durations: Mapping[str, float], alone: bool, log: Mapping[str, Record]) -> float:
+def _expected(unit: Unit, known: Mapping[str, Any], alone: bool, log: Mapping[str, Record]) -> float:
     """Return the expected duration: that of the last run, of units with a similar name, or the unit's own guess."""
-    if alone and ALONE in durations:
-        return durations[ALONE]
+    if alone and ALONE in known:
+        return float(known[ALONE])
     share = _ALONE_SHARE if alone else 1.0
-    if SECONDS in durations:
-        return share * durations[SECONDS]
+    if SECONDS in known:
+        return share * float(known[SECONDS])
     steps = unit.name.split("/")
     for length in range(len(steps) - 1, 1, -1):
         begin = "/".join(steps[:length]) + "/"
@@ -128,7 +139,7 @@ def _state(
         return State(unit, "begun, and not measured to its end", tried=True)
     if last.failure:
         return State(unit, "", failure=last.failure)
-    if tuple(last.config["declared"]) != unit.declared:
+    if tuple(last.config[DECLARED]) != unit.declared:
         return State(unit, "it asks for other rungs, peers or sizes")
     if here is not None and unit.declared and not same_versions(last.versions, here.versions):
         return State(unit, f"its peers were measured with PyTorch {last.versions.get('torch')}")

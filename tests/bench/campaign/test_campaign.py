@@ -218,8 +218,8 @@ def test_a_peer_is_measured_once_per_driver_and_version(tmp_path: pathlib.Path) 
     campaign = Campaign(tmp_path, one)
     campaign.run()
     (state,) = campaign.states(ORIGIN)
-    assert state.reused == {"torch-graph", "torch-eager"} and set(state.durations) == {"seconds"}
-    assert state.seconds == pytest.approx(0.7 * state.durations["seconds"])
+    assert state.reused == {"torch-graph", "torch-eager"} and set(state.known) == {"seconds", "declared"}
+    assert state.seconds == pytest.approx(0.7 * state.known["seconds"])
     for other in (
         replace(ORIGIN, driver="590"), replace(ORIGIN, versions=VERSIONS | {"cudnn": "10"}), None,
     ):  # fmt: skip
@@ -236,18 +236,25 @@ def test_a_peer_is_measured_once_per_driver_and_version(tmp_path: pathlib.Path) 
     failures.clear()
     campaign.run()
     (state,) = campaign.states(ORIGIN)
-    assert not state.why and set(state.durations) == {"seconds", "seconds_alone"}
-    assert state.seconds == state.durations["seconds_alone"]
+    assert not state.why and set(state.known) == {"seconds", "seconds_alone", "declared"}
+    assert state.seconds == state.known["seconds_alone"]
 
+    log = [replace(r, problem="ladder/net") for r in store.load(tmp_path / "h200/campaign.jsonl")]
+    store.file_away(tmp_path, log)
+    campaign.units = (
+        replace(one, name="ladder/net"),
+        replace(one, command="escalade bench net --seconds 0.5"),
+    )
+    assert [state.reused for state in campaign.states(ORIGIN)] == [frozenset()] * 2
     campaign.units = (replace(one, command="escalade bench net --seconds 0.5"),)
     assert campaign.states(ORIGIN)[0].reused == frozenset()
-    begun = [
-        replace(r, config={"begun": True, **state.durations})
-        for r in store.load(tmp_path / "h200/campaign.jsonl")
-    ]
-    store.file_away(tmp_path, begun)
-    (state,) = campaign.states(ORIGIN)
-    assert state.reused == frozenset() and state.seconds == state.durations["seconds"]
+    log = store.load(tmp_path / "h200/campaign.jsonl")
+    store.file_away(tmp_path, [replace(r, config={"begun": True, **r.config}) for r in log])
+    (state,) = Campaign(tmp_path, one).states(ORIGIN)
+    assert state.tried and state.reused, "what was measured before is still current"
+    store.file_away(tmp_path, [replace(r, failure="no memory") for r in log])
+    (state,) = Campaign(tmp_path, one).states(ORIGIN)
+    assert not state.reused and set(state.known) == {"seconds", "seconds_alone"}, "some of it may be missing"
 
 
 def test_a_new_unit_is_expected_to_take_as_long_as_its_like(tmp_path: pathlib.Path) -> None:
