@@ -58,12 +58,39 @@ def measure_stream(
         f"{workload}_stream", f"{item[-1]}_b{batch}_uint8", engine.dtype, "nchw", batch, "escalade", ""
     )
     given = {"stream, pinned": pinned, "stream, pageable": pageable}
-    bounds = _Bounds(engine, pinned[0])
     standards = {number: known(pageable[number]) for number in (0, _DISTINCT - 1)}
+    x = pinned[0].to(engine.device)
+    program, arrived = engine.program(x), torch.empty_like(x)
+    bounds: dict[str, Callable[[], object]] = {
+        "compute alone": program.run,
+        "copies alone": lambda: arrived.copy_(pinned[0], non_blocking=True),
+    }
+
+    def alone(call: Callable[[], object], count: int) -> None:
+        """Call a bound `count` times. Only the first replay has its inputs filled: the others run over memory that
+        later values may share, and time does not depend on contents."""
+        program.inputs[0].copy_(x)
+        for _ in range(count):
+            call()
+        torch.cuda.synchronize(engine.device)
+
+    def stream(batches: list[torch.Tensor], count: int) -> None:
+        for _ in engine.stream(itertools.islice(itertools.cycle(batches), count)):
+            pass
+        torch.cuda.synchronize(engine.device)
+
+    runs = {name: partial(alone, call) for name, call in bounds.items()}
+    runs |= {name: partial(stream, batches) for name, batches in given.items()}
 
     def wrong() -> list[Record]:
         """Return failures as records without a time."""
-        found = bounds.wrong(standards[0])
+        spoil((*program.inputs, *program.outputs, arrived))
+        for name in reversed(bounds):  # compute last: filling inputs again may overwrite outputs
+            runs[name](1)
+        found = {
+            "compute alone": standards[0].judge(program.outputs)[1],
+            "copies alone": "" if torch.equal(arrived.cpu(), pinned[0]) else "what was copied did not arrive",
+        }
         for name, batches in given.items():
             results = list(engine.stream(batches))
             found[name] = f"it gave {len(results)} results for {len(batches)} batches"
@@ -72,36 +99,28 @@ def measure_stream(
                 found[name] = next(filter(None, judged), "")
         return [replace(blank, rung=name, failure=failure) for name, failure in found.items() if failure]
 
-    failures = wrong()
-    if failures:
-        return failures
+    def timed(name: str, count: int, repetitions: int = _REPETITIONS) -> Timing:
+        return _clocked(partial(runs[name], count), count, repetitions)
 
-    def alone(count: int, repetitions: int = _REPETITIONS) -> dict[str, Timing]:
-        return {name: _clocked(bounds.repeated(name, count), count, repetitions) for name in bounds.calls}
-
-    def stream(batches: list[torch.Tensor], count: int) -> None:
-        for _ in engine.stream(itertools.islice(itertools.cycle(batches), count)):
-            pass
-        torch.cuda.synchronize(engine.device)
-
-    def streamed(batches: list[torch.Tensor], count: int, repetitions: int = _REPETITIONS) -> Timing:
-        return _clocked(partial(stream, batches, count), count, repetitions)
-
-    def load(batches: list[torch.Tensor], count: int) -> dict[str, Any]:
+    def load(name: str, count: int) -> dict[str, Any]:
         end = time.monotonic() + _LOAD_SECONDS
         with LoadWatch() as watch:
             while time.monotonic() < end:
-                stream(batches, count)
+                runs[name](count)
         return asdict(watch.load)
 
-    slower = max(timing.median_us for timing in alone(2 * _DISTINCT, 1).values())
+    if failures := wrong():
+        return failures
+    slower = max(timed(name, 2 * _DISTINCT, 1).median_us for name in bounds)
     count = min(_MOST_BATCHES, max(2 * _DISTINCT, int(seconds * 1e6 / slower)))
-    subjects = alone(count)  # by the same clock and over as many batches as the streams that they bound
-    slower = max(timing.median_us for timing in subjects.values())
-    subjects |= {name: streamed(batches, count) for name, batches in given.items()}
+    subjects = {
+        name: timed(name, count) for name in runs
+    }  # the same clock and count for streams and their bounds
+    slower = max(subjects[name].median_us for name in bounds)
     if total:
-        subjects[f"{total:,} images, pinned"] = streamed(pinned, max(1, total // batch), _SHORT_REPETITIONS)
-    loads = {name: load(batches, count) for name, batches in given.items()}
+        name = f"{total:,} images, pinned"
+        subjects[name] = timed("stream, pinned", max(1, total // batch), _SHORT_REPETITIONS)
+    loads = {name: load(name, count) for name in given}
     return wrong() or [
         replace(
             with_times(replace(blank, rung=name), timing),
@@ -111,48 +130,6 @@ def measure_stream(
         )
         for name, timing in subjects.items()
     ]
-
-
-class _Bounds:
-    """The graph of one batch, and its copy to the device."""
-
-    def __init__(self, engine: Engine, images: torch.Tensor) -> None:
-        self._x = x = images.to(engine.device)
-        self._program = program = engine.program(x)
-        self._images = images
-        self._room = room = torch.empty_like(x)
-        self.calls: dict[str, Callable[[], object]] = {
-            "compute alone": program.run,
-            "copies alone": lambda: room.copy_(images, non_blocking=True),
-        }
-
-    def wrong(self, standard: Standard) -> dict[str, str]:
-        """Return the failure of either by name; empty if it is right."""
-        spoil((*self._program.inputs, *self._program.outputs, self._room))
-        self._fill()
-        for call in self.calls.values():
-            call()
-        arrived = torch.equal(self._room.cpu(), self._images)
-        return {
-            "compute alone": standard.judge(self._program.outputs)[1],
-            "copies alone": "" if arrived else "what was copied did not arrive",
-        }
-
-    def repeated(self, name: str, count: int) -> Callable[[], None]:
-        """Return a function that makes `count` calls in a row. Only the first replay has its inputs filled: the others
-        run over memory that later values may share, and time does not depend on contents."""
-        call = self.calls[name]
-
-        def run() -> None:
-            self._fill()
-            for _ in range(count):
-                call()
-            torch.cuda.synchronize(self._x.device)
-
-        return run
-
-    def _fill(self) -> None:
-        self._program.inputs[0].copy_(self._x)
 
 
 def _clocked(run: Callable[[], None], batches: int, repetitions: int) -> Timing:
