@@ -25,8 +25,9 @@ from escalade.commands.options import (
 from escalade.commands.progress import status
 from escalade.commands.running import ON_CPU, Run, wide_console
 from escalade.commands.selection import check_names
+from escalade.tune.refusal import LostDevice
 from escalade_bench.coverage.catalogue import entries
-from escalade_bench.coverage.run import Coverage, LostDevice, left_over
+from escalade_bench.coverage.run import Coverage, left_over
 from escalade_bench.networks.judging import MOST
 from escalade_bench.peers import registry
 from escalade_bench.peers.comparison import COVERAGE

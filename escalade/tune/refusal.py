@@ -1,15 +1,31 @@
-"""What a peer or a rung raises, and what is raised through it by whoever stops the whole run."""
+"""Errors of peers and rungs as sentences, except those that stop the whole run: interrupts, and a lost GPU."""
 
 from __future__ import annotations
 
-from escalade.errors import ToolError
+import torch
+
+from escalade.errors import EscaladeError, ToolError
+
+
+class LostDevice(EscaladeError):
+    """The GPU answers every call of this process with an error; the message names what ran before."""
+
+
+def require_device(device: torch.device, sentence: str) -> None:
+    """Raise `LostDevice` with this sentence if the GPU is lost, as it is after an illegal access."""
+    if device.type != "cuda":
+        return
+    try:
+        torch.cuda.synchronize(device)
+    except RuntimeError as error:
+        raise LostDevice(f"{sentence}: {reason(error)}") from error
 
 
 def reason(error: Exception) -> str:
-    """Why it does not do what it was asked, in one line.
+    """Return the error in one line.
 
-    A compiler or a pool of workers may turn an interrupt into an error of its own: that is nobody's refusal, and is
-    raised here as what it was. So is what keeps every kernel from being compiled.
+    A compiler or a pool of workers may turn an interrupt into an error of its own: the interrupt is raised again. So is
+    an error that keeps every kernel from being compiled.
     """
     seen: set[int] = set()
     behind: BaseException | None = error

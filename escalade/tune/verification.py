@@ -20,7 +20,6 @@ from escalade.device.program import Program
 from escalade.device.recipe import Recipe
 from escalade.device.run import TwinOptions, bind
 from escalade.device.twin import Counts
-from escalade.errors import EscaladeError
 from escalade.ops.base.accuracy import relative_error
 from escalade.ops.base.card import Card
 from escalade.ops.base.dtypes import ELEMENT_BYTES
@@ -28,7 +27,7 @@ from escalade.ops.base.operation import Operation
 from escalade.ops.base.pitch import apart, pitch_fields, pitch_of, pitches
 from escalade.ops.base.problem import Problem
 from escalade.ops.base.rung import Config, Rung
-from escalade.tune.refusal import reason
+from escalade.tune.refusal import reason, require_device
 
 WORST_ELEMENT = 32.0
 """How far one element may be off beyond its own rounding, in tolerances of a typical element: the root mean square of
@@ -122,26 +121,14 @@ class Case:
                 torch.cuda.synchronize(self.device)
         except Exception as error:  # a rung may fail in any way: it is reported, and the others go on
             reason(error)  # unless it was an interrupt
-            self._require_healthy_device(rung, problem, error)
+            ran = f"rung {rung.name} on {problem.name} {problem.dtype} {problem.layout}"
+            what = f"Leave it out with --rung, or run `escalade verify --rung {rung.name} --device twin --checks`"
+            require_device(self.device, f"{ran} left the GPU unusable for this process: {error}. {what}")
             return outcome(f"{type(error).__name__}: {error}")
         judged = self._judge(inputs, outputs, guards, tolerance, outcome)
         if not options.counts or not judged.passed:
             return judged
         return replace(judged, counts=executable.counts(packing=not self.operation.weights_stay))
-
-    def _require_healthy_device(self, rung: Rung[Any], problem: Any, error: Exception) -> None:
-        """Raises if the device no longer answers: after an illegal access every further call of the process fails, and
-        it is better to stop than to blame others."""
-        if self.device.type != "cuda":
-            return
-        try:
-            torch.cuda.synchronize(self.device)
-        except RuntimeError as broken:
-            raise EscaladeError(
-                f"rung {rung.name} left the GPU unusable for this process on {problem.name} {problem.dtype} "
-                f"{problem.layout}: {error}. Leave it out with --rung, or run `escalade verify --rung {rung.name} "
-                "--device twin --checks` to see what it does"
-            ) from broken
 
     def _judge(
         self,

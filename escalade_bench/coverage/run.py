@@ -10,12 +10,11 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import nn
 
-from escalade.engine.capture.export import capture
 from escalade.engine.graph.forms import STORAGE
 from escalade.engine.graph.graph import Graph
 from escalade.errors import EscaladeError
 from escalade.models import settle
-from escalade.tune.refusal import reason
+from escalade.tune.refusal import reason, require_device
 from escalade_bench.coverage.catalogue import Entry
 from escalade_bench.coverage.fallbacks import planned
 from escalade_bench.ladder import free
@@ -26,7 +25,7 @@ from escalade_bench.networks.parts import over_batches
 from escalade_bench.networks.planned import empty
 from escalade_bench.networks.resnets import images
 from escalade_bench.networks.workload import Say, Setting, Workload
-from escalade_bench.peers.network import Budget, Maker
+from escalade_bench.peers.network import Maker
 
 SIZE = 224
 _SETTLING_IMAGES, _SETTLING_NUMBER = {"cuda": 32, "cpu": 4}, 1
@@ -40,10 +39,6 @@ _IMAGE = 3
 
 _SMALL = 1e-3
 """Largest constant that is taken for a factor by which training starts with a branch left out."""
-
-
-class LostDevice(EscaladeError):
-    """The GPU answers everything with an error; the message says since which network."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +59,7 @@ class Coverage:
     """False to only make plans, for an H200."""
     layout: str = "nhwc"
     """Layout of the images."""
-    _captured: dict[str, tuple[nn.Module, Graph]] = field(default_factory=dict)
+    _captured: dict[str, Setting] = field(default_factory=dict)
 
     def each(
         self, found: Sequence[Entry], budget: float | None, say: Say
@@ -102,7 +97,7 @@ class Coverage:
                     yield [self._planned(entry, setting, batch, dtype, say)]
             except Exception as broken:  # out of memory, a failed launch: continue with the others
                 yield [self.failed(entry, batch, dtype, broken)]
-                self._require_device(entry)
+                require_device(self.device, f"since {entry.name} the GPU answers everything with an error")
         free(self.device)
 
     def _size(self, entry: Entry) -> int:
@@ -114,16 +109,13 @@ class Coverage:
 
     def setting(self, entry: Entry, dtype: str, workload: Workload | None = None) -> Setting:
         """Make a network and capture it, once for all dtypes of a workload."""
-        chosen, size = workload or self._workload(entry), self._size(entry)
+        chosen, how = workload or self._workload(entry), (self.device, self.seconds, self.seed)
         if chosen.name not in self._captured:
-            model = chosen.model(size, self.seed)
+            made = Setting.of(chosen, *how, self._size(entry), ceilings=self.ceilings)
             self._captured.clear()
-            self._captured[chosen.name] = model, capture(model, (chosen.inputs(2, size, self.seed),))
-        model, graph = self._captured[chosen.name]
-        return Setting(
-            chosen, model, _returning(graph, dtype), self.device, size, self.batches, self.dtypes, self.peers, (),
-            self.seconds, self.seed, self.ceilings, Budget(),
-        )  # fmt: skip
+            self._captured[chosen.name] = made
+        known = self._captured[chosen.name]
+        return replace(known, graph=_returning(known.graph, dtype), _engines={})
 
     def input(self, entry: Entry, batch: int, dtype: str) -> torch.Tensor:
         """Return an input like those that are timed, with undefined contents."""
@@ -169,17 +161,6 @@ class Coverage:
         if not isinstance(broken, EscaladeError):
             failure = f"{type(broken).__name__}: {failure}"
         return replace(self._blank(entry, self._size(entry), batch, dtype), failure=failure)
-
-    def _require_device(self, entry: Entry) -> None:
-        """Raise if the GPU answers everything with an error, as it does after an illegal access."""
-        if self.device.type != "cuda":
-            return
-        try:
-            torch.cuda.synchronize(self.device)
-        except RuntimeError as error:
-            raise LostDevice(
-                f"since {entry.name} the GPU answers everything with: {reason(error)}"
-            ) from error
 
 
 def _returning(graph: Graph, dtype: str) -> Graph:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from escalade.tune import verification
-from escalade.tune.refusal import reason
+from escalade.tune.refusal import LostDevice, reason, require_device
 from escalade_bench.peers import cudnn_graph
 from escalade_bench.peers.layer import LayerPeer
 from escalade_bench.trial import verified_peers
@@ -98,3 +98,17 @@ def test_nor_is_the_end_of_the_program(where: Any, monkeypatch: pytest.MonkeyPat
 def test_a_reason_is_one_line() -> None:
     assert reason(ValueError("first\nsecond")) == "first"
     assert reason(ValueError()) == "ValueError"
+
+
+def test_a_gpu_that_only_answers_with_errors_stops_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = torch.device("cuda", 0)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    require_device(gpu, "since resnet18")
+
+    def lost(device: torch.device) -> None:
+        raise RuntimeError("illegal memory access\nand more of it")
+
+    monkeypatch.setattr(torch.cuda, "synchronize", lost)
+    require_device(CPU, "since resnet18")
+    with pytest.raises(LostDevice, match="^since resnet18: illegal memory access$"):
+        require_device(gpu, "since resnet18")
