@@ -25,7 +25,6 @@ from escalade.tune.verification import compare
 from escalade_bench.campaign.units import SECONDS_EACH, Say, Session, Unit
 from escalade_bench.measure.figures import with_times
 from escalade_bench.measure.records import Record
-from escalade_bench.networks.judging import UNTIMED
 from escalade_bench.networks.measurement import time_by_clock
 from escalade_bench.peers.layer import AGREEMENT
 from escalade_bench.peers.network import waiting
@@ -291,11 +290,10 @@ def units() -> Iterator[Unit]:
                 partial(_measure, call, dtype),
                 None,
                 (*SYSTEMS, str(COPIES), *layouts),
+                prepared=(),
             )
 
 
 def _measure(call: Call, dtype: str, session: Session, say: Say) -> Iterator[list[Record]]:
-    if session.seconds == UNTIMED:
-        return
     say(f"{call.name} {dtype}: verifying and timing")
     yield from measure(call, dtype, session.device, session.seconds, session.seed)

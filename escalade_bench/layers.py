@@ -29,7 +29,6 @@ from escalade_bench.ladder import free, measure_jobs
 from escalade_bench.measure.currency import Made
 from escalade_bench.measure.figures import with_gains
 from escalade_bench.measure.records import Record
-from escalade_bench.networks.judging import UNTIMED
 from escalade_bench.peers.layer import LayerPeer, stem_convolution, stem_peer
 from escalade_bench.peers.registry import LAYERS, SLOW
 from escalade_bench.trial import Settings, refusal
@@ -308,15 +307,13 @@ def _unit(layer: Layer, name: str, batch: int, direction: str) -> Unit:
         partial(_measure, layer, WORKLOADS[direction], peers),
         partial(_made, layer),
         peers,
+        prepared=(ANY,),
     )
 
 
 def _measure(
     layer: Layer, workload: str, peers: Sequence[str], session: Session, say: Say
 ) -> Iterator[list[Record]]:
-    if session.seconds == UNTIMED:
-        yield [ANY]
-        return
     yield measure(layer, peers, session.settings(say), workload)
 
 

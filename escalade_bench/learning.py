@@ -26,7 +26,6 @@ from escalade_bench.campaign.units import ANY, Say, Session, Unit
 from escalade_bench.measure.currency import Made
 from escalade_bench.measure.records import Record
 from escalade_bench.networks import at_hand
-from escalade_bench.networks.judging import UNTIMED
 
 SUFFIX = "_learning"
 """Suffix of the workload of these records, after the task's name."""
@@ -102,13 +101,11 @@ def units() -> Iterator[Unit]:
         _SECONDS,
         _measure,
         _made,
+        prepared=(ANY,),
     )
 
 
 def _measure(session: Session, say: Say) -> Iterator[list[Record]]:
-    if session.seconds == UNTIMED:
-        yield [ANY]
-        return
     given = {"data": str(at_hand.find(DATA)), "epochs": EPOCHS, "batch": BATCH, "dtype": DTYPE}
     with tempfile.TemporaryDirectory() as name, processes(session.device) as own:
         folder = pathlib.Path(name) / "run"

@@ -14,7 +14,6 @@ from escalade_bench.ladder import free
 from escalade_bench.measure.currency import Made
 from escalade_bench.measure.records import Record
 from escalade_bench.networks import planned
-from escalade_bench.networks.judging import UNTIMED
 from escalade_bench.networks.steps import step_records, timed_plan
 from escalade_bench.networks.workload import Workload
 from escalade_bench.networks.workloads import TRAINED, WORKLOADS
@@ -76,15 +75,13 @@ def _unit(name: str, known: Workload | None, part: str, dtype: str, batch: int |
         partial(_measure, name, part, dtype, batch, peers),
         partial(_made, name, part, dtype, batch),
         peers,
+        prepared=None if part in _COMPILING else (ANY,),
     )
 
 
 def _measure(
     name: str, part: str, dtype: str, batch: int | None, peers: Sequence[str], session: Session, say: Say
 ) -> Iterator[list[Record]]:
-    if session.seconds == UNTIMED and part not in _COMPILING:
-        yield [replace(ANY, dtype=dtype)]
-        return
     setting = session.setting(name)
     beside = {peer: setting.peers[peer] for peer in peers if peer not in session.reused}
     batches = (batch,) if batch else setting.batches
@@ -127,9 +124,6 @@ def _steps() -> Unit:
     name, batch, dtype = STEPS
 
     def measure(session: Session, say: Say) -> Iterator[list[Record]]:
-        if session.seconds == UNTIMED:
-            yield [ANY]
-            return
         say(f"{name}: making its plan")
         model, _ = models.model(name)
         x = models.example(name, batch).to(session.device)
@@ -153,4 +147,5 @@ def _steps() -> Unit:
         _STEP_SECONDS,
         measure,
         made,
+        prepared=(ANY,),
     )

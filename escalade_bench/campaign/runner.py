@@ -17,8 +17,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from escalade.errors import EscaladeError
-from escalade.tune.refusal import reason
+from escalade.tune.refusal import reason, require_device
 from escalade_bench.campaign import registry
 from escalade_bench.campaign.staleness import ALONE, BEGUN, DECLARED, SECONDS, WORKLOAD, State
 from escalade_bench.campaign.units import ANY, Say, Session, Unit
@@ -42,10 +41,6 @@ _PREPARED_SECONDS = 3.0
 """Seconds of one worker, beyond the timing, that preparing a unit takes on average."""
 _RESERVE = 20.0
 """Seconds at the end of a budget that stay free, for a unit that takes longer than expected."""
-
-
-class LostDevice(EscaladeError):
-    """The GPU answers everything with an error; the message says since which unit."""
 
 
 @dataclass
@@ -184,7 +179,8 @@ def _prepare(name: str, reused: frozenset[str], architecture: str) -> Stamps:
     session.reused = reused
     unit, found = units[name], {}
     with open(os.devnull, "w") as nowhere:
-        for records in unit.measure(session, lambda text: print(text, file=nowhere)):
+        untimed = unit.measure(session, lambda text: print(text, file=nowhere))
+        for records in untimed if unit.prepared is None else (unit.prepared,):
             for record in records:
                 own = _stamped(unit, record, planner, architecture)
                 key = _ALL if record.key[:2] == ANY.key[:2] else record.key
@@ -224,11 +220,8 @@ def _measure(
         for records in unit.measure(session, say):
             kept = []
             for record in records:
-                if (
-                    not record.is_peer
-                    and not record.failure
-                    and (known := stamps.get(record.key, stamps.get(_ALL)))
-                ):
+                known = stamps.get(record.key, stamps.get(_ALL))
+                if known and not record.is_peer and not record.failure:
                     record = replace(record, plan=known[0], code=known[1], checked=package_digest())
                 else:
                     record = _stamped(unit, record, planner, architecture)
@@ -241,17 +234,7 @@ def _measure(
     config = {**state.known, **took, DECLARED: list(unit.declared)}
     keep([replace(log, failure=failure, config=config).stamped(here)])
     if failure:
-        _require_device(unit, session.device)
-
-
-def _require_device(unit: Unit, device: torch.device) -> None:
-    """Raise if the GPU answers everything with an error, as it does after an illegal access."""
-    if device.type != "cuda":
-        return
-    try:
-        torch.cuda.synchronize(device)
-    except RuntimeError as error:
-        raise LostDevice(f"since {unit.name} the GPU answers everything with: {reason(error)}") from error
+        require_device(session.device, f"since {unit.name} the GPU answers everything with an error")
 
 
 def ceiling_records(session: Session, origin: Provenance) -> list[Record]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TypeVar
@@ -104,6 +104,8 @@ class Unit:
     """Rungs, peers and sizes that it asks for. A unit that asks for others than it was measured with is stale."""
     alone: bool = False
     """True if its preparation benchmarks on the card, so that nothing may run beside it."""
+    prepared: Sequence[Record] | None = None
+    """Records that stand for its own where it is only prepared, if nothing has to be compiled; None to run it then."""
 
     @property
     def kind(self) -> str:

@@ -20,10 +20,10 @@ from escalade.ops.conv2d import Conv2dProblem
 from escalade_bench.ladder import climb, free
 from escalade_bench.measure.records import Record
 from escalade_bench.networks.measurement import Case, compare
-from escalade_bench.networks.training_step import Training, cases, escalade, made, planned, stepping
+from escalade_bench.networks.training_step import Training, cases, escalade, made, planned
 from escalade_bench.networks.workload import Part, Say, Setting
 from escalade_bench.peers.network import NetworkPeer
-from escalade_bench.peers.torch_training_step import Lesson, Pupil
+from escalade_bench.peers.torch_training_step import Lesson
 from escalade_bench.trial import Settings
 
 ABLATION, PAIRS = "_training_ablation", "_training_pairs"
@@ -101,15 +101,11 @@ def _pairs(training: Training, setting: Setting, say: Say) -> Iterator[list[Reco
         for names, make, removed in ((FEEDING, fed, ()), (ALLOCATION, _allocating, (GRAPH,))):
             pupil, step = made(lesson, "nhwc", removed)
             calls = {name: make(lesson, step, name) for name in names}
-            yield compared(case, stepped(lesson, pupil, calls), say)
+            yield compared(
+                case, ((name, partial(pupil.peer, name, "nhwc", calls[name])) for name in names), say
+            )
         yield _constants(case, lesson, setting, say)
         free(setting.device)
-
-
-def stepped(lesson: Lesson, pupil: Pupil, calls: Mapping[str, Call]) -> Variants:
-    """Yield calls of a step as variants."""
-    for name, call in calls.items():
-        yield name, partial(stepping, name, "nhwc", lesson.device, pupil, call)
 
 
 def fed(lesson: Lesson, step: TrainingStep, name: str) -> Call:

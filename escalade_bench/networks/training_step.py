@@ -27,8 +27,8 @@ from escalade_bench.networks.step_judging import StepStandard, errors
 from escalade_bench.networks.workload import Part, Say, Setting
 from escalade_bench.peers import torch_training_step as torch_steps
 from escalade_bench.peers.comparison import TRAINING_STEP
-from escalade_bench.peers.network import Maker, NetworkPeer, Peak, Replay, Task, waiting
-from escalade_bench.peers.torch_training_step import STEPS, Lesson, Pupil, results_of
+from escalade_bench.peers.network import Maker, NetworkPeer, Peak, Replay, Task
+from escalade_bench.peers.torch_training_step import Lesson, Pupil, results_of
 
 _TRIALS = 3
 _BATCH_NUMBER = 6
@@ -144,25 +144,19 @@ def escalade(lesson: Lesson, without: Collection[str] = (), system: str = "escal
 
     plan = step.explain()
     is_graph = lesson.device.type == "cuda" and GRAPH not in without
-    replay = Replay(
-        pupil.restart, step.program.run, (), [loss],
-        lambda: pupil.after([loss.clone(), *(replayed() for _ in range(STEPS - 1))]),
-    )  # fmt: skip
+    results = partial(pupil.after, step=replayed)
+    replay = Replay(pupil.restart, step.program.run, (), [loss], lambda: results(loss.clone()))
     begin = step.state_dict() and {"scale": lesson.scale, "good_steps": 0.0}
 
     def restart() -> None:
         pupil.restart()
         step.load_state_dict(begin)
 
-    peer = stepping(system, layout, lesson.device, pupil, lambda: step(x, target))
     config = {"plan": _digest(plan), "making_bytes": making_bytes, "phases": phases(step.plan)}
-    return replace(
-        peer,
-        replay=replay if is_graph else None,
-        restart=restart,
-        peak_bytes=peak_bytes,
-        config=summary(plan) | config,
-    )
+    return pupil.peer(
+        system, layout, lambda: step(x, target), replay=replay if is_graph else None, restart=restart,
+        peak_bytes=peak_bytes, config=summary(plan) | config,
+    )  # fmt: skip
 
 
 def made(lesson: Lesson, layout: str, without: Collection[str] = ()) -> tuple[Pupil, TrainingStep]:
@@ -175,17 +169,6 @@ def made(lesson: Lesson, layout: str, without: Collection[str] = ()) -> tuple[Pu
     )  # fmt: skip
     step(*batch)
     return pupil, step
-
-
-def stepping(
-    system: str, layout: str, device: torch.device, pupil: Pupil, call: Callable[[], torch.Tensor]
-) -> NetworkPeer:
-    """Return a step as a system that is judged by the model after a few steps."""
-
-    def results(first: torch.Tensor) -> list[torch.Tensor]:
-        return pupil.after([first, *(call() for _ in range(STEPS - 1))])
-
-    return NetworkPeer(system, layout, call, results, waiting(device), restart=pupil.restart)
 
 
 def phases(plan: Plan) -> dict[str, int]:

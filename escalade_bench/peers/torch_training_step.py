@@ -8,9 +8,10 @@ parameters and buffers are compared.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -26,6 +27,7 @@ MOMENTUM, DECAY = 0.9, 1e-2
 """The decay is large, so that a step without it is seen."""
 MIXED = {"fp16": torch.float16, "bf16": torch.bfloat16}
 """Autocast dtype per dtype of a lesson."""
+Call = Callable[[], Any]
 
 
 @dataclass(frozen=True)
@@ -104,9 +106,17 @@ class Pupil:
         torch._foreach_copy_(self._own, self._begin)
         torch._foreach_zero_(self._momenta)
 
-    def after(self, losses: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Return the tensors to compare after the steps with these losses."""
-        return [torch.stack(list(losses)), *self._momenta, *torch._foreach_sub(self._own, self._begin)]
+    def after(self, first: torch.Tensor, step: Call) -> list[torch.Tensor]:
+        """Take the remaining steps after the one with the first loss; return the tensors to compare."""
+        losses = torch.stack([first, *(step() for _ in range(STEPS - 1))])
+        return [losses, *self._momenta, *torch._foreach_sub(self._own, self._begin)]
+
+    def peer(
+        self, system: str, layout: str, call: Call, restart: Call | None = None, **others: Any
+    ) -> NetworkPeer:
+        """Return a step as a system that is judged by the model after a few steps."""
+        wait, results = waiting(self._momenta[0].device), partial(self.after, step=call)
+        return NetworkPeer(system, layout, call, results, wait, restart=restart or self.restart, **others)
 
 
 def _changed(model: nn.Module) -> list[torch.Tensor]:
@@ -162,10 +172,6 @@ class TorchStep:
             scale.fill_(self._first_scale)
             self._scaler._growth_tracker.zero_()  # type: ignore[union-attr]
 
-    def results(self, first: torch.Tensor) -> list[torch.Tensor]:
-        """Take the remaining steps after the first; return the tensors to compare."""
-        return self.pupil.after([first, *(self() for _ in range(STEPS - 1))])
-
 
 def results_of(lesson: Lesson, x: torch.Tensor | None = None, *, exact: bool = False) -> list[torch.Tensor]:
     """Return PyTorch's tensors to compare, in the lesson's dtype or float64, over its batch or another x."""
@@ -177,7 +183,7 @@ def results_of(lesson: Lesson, x: torch.Tensor | None = None, *, exact: bool = F
         wide = {one: one.double() if one.is_floating_point() else one for one in batch}
         batch = wide[batch[0]], wide[batch[1]]
     step = TorchStep(lesson, layout, batch, exact=exact)
-    return step.results(step())
+    return step.pupil.after(step(), step)
 
 
 def makers(lesson: Lesson) -> dict[str, Maker]:
@@ -201,10 +207,7 @@ def _eager(lesson: Lesson, layout: str) -> NetworkPeer:
     if lesson.device.type == "cuda":
         repeat(step)
     _, peak_bytes = peak.of(step)
-    return NetworkPeer(
-        "torch-eager", layout, step, step.results, waiting(lesson.device), restart=step.restart,
-        peak_bytes=peak_bytes,
-    )  # fmt: skip
+    return step.pupil.peer("torch-eager", layout, step, restart=step.restart, peak_bytes=peak_bytes)
 
 
 def _graphed(lesson: Lesson, layout: str, system: str) -> NetworkPeer:
@@ -245,13 +248,8 @@ def _graphed(lesson: Lesson, layout: str, system: str) -> NetworkPeer:
         step.restart()  # which also keeps the loss scale alive, whose memory the graph reads
         copy_batch()
 
-    return NetworkPeer(
-        system, layout, call,
-        lambda first: pupil.after([first, *(call() for _ in range(STEPS - 1))]),
-        waiting(lesson.device),
-        Replay(
-            fill, graph.replay, [mine for mine, _ in pairs if mine.is_floating_point()], [loss],
-            lambda: pupil.after([loss.clone(), *(replay() for _ in range(STEPS - 1))]),
-        ),
-        step.restart, peak_bytes, config={"mode": mode} if mode else {},
-    )  # fmt: skip
+    inputs, config = [mine for mine, _ in pairs if mine.is_floating_point()], {"mode": mode} if mode else {}
+    alone = Replay(fill, graph.replay, inputs, [loss], lambda: pupil.after(loss.clone(), replay))
+    return pupil.peer(
+        system, layout, call, replay=alone, restart=step.restart, peak_bytes=peak_bytes, config=config
+    )

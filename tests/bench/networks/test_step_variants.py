@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -80,7 +81,7 @@ def test_a_step_that_is_fed_from_the_host_is_judged_like_any_other() -> None:
         "right": step_variants.fed(lesson, step, "pageable, one stream"),
         "wrong": step_variants.fed(other, step, "pageable, one stream"),
     }
-    variants = step_variants.stepped(lesson, pupil, calls)
+    variants = ((name, partial(pupil.peer, name, "nhwc", call)) for name, call in calls.items())
     found = {r.rung: r for r in step_variants.compared(case, variants, lambda text: None)}
     assert not found["right"].failure and found["right"].system == "escalade" and found["right"].wall_us
     assert "its error is" in found["wrong"].failure

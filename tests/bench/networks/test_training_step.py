@@ -23,7 +23,7 @@ from escalade_bench.networks.training_step import escalade, exact, standard
 from escalade_bench.networks.workloads import WORKLOADS
 from escalade_bench.peers import torch_training_step as peers
 from escalade_bench.peers.network import NetworkPeer, Task
-from escalade_bench.peers.torch_training_step import STEPS, Lesson, Pupil
+from escalade_bench.peers.torch_training_step import Lesson, Pupil
 from tests.bench.fake_cuda import Card
 
 
@@ -153,23 +153,23 @@ def test_sixteen_bits_are_judged_by_pytorch_s_own_errors() -> None:
     ours = escalade_step(
         pupil.model, lesson.loss, pupil.optimizer, batch, dtype="fp16", loss_scale=lesson.scale, device="twin"
     )
-    error, failure = known.judge(pupil.after([ours(*batch).clone() for _ in range(STEPS)]))
+    error, failure = known.judge(pupil.after(ours(*batch).clone(), lambda: ours(*batch).clone()))
     assert failure == "" and 0 < error < known.tolerance
 
     for name, fault in FAULTS.items():
         step = peers.TorchStep(lesson, "nhwc", batch)
         fault(step)
-        _, failure = known.judge(step.results(step()))
+        _, failure = known.judge(step.pupil.after(step(), step))
         assert name in failure, f"{name}: {failure}"
 
 
 def test_a_restart_restores_the_loss_scale_too() -> None:
     lesson = lesson_in("fp16")
     step = peers.TorchStep(lesson, "nhwc", lesson.batch("nhwc"))
-    first = [one.clone() for one in step.results(step())]
+    first = [one.clone() for one in step.pupil.after(step(), step)]
     step._scaler._scale.zero_()  # type: ignore[union-attr]  # as after many steps that overflowed
     step.restart()
-    for one, again in zip(first, step.results(step()), strict=True):
+    for one, again in zip(first, step.pupil.after(step(), step), strict=True):
         assert torch.equal(one, again)
 
 
