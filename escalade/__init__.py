@@ -1,10 +1,10 @@
-"""Escalade: convolutional-network kernels for NVIDIA GPUs, as ladders, and networks compiled to plans of them."""
+"""Escalade: convolutional-network kernels for NVIDIA GPUs, and a compiler that runs whole networks with them."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from escalade.discovery import be_found
+from escalade.discovery import register_entry_point
 from escalade.errors import EscaladeError
 from escalade.version import VERSION as __version__
 
@@ -14,21 +14,21 @@ if TYPE_CHECKING:
 
 __all__ = ["Engine", "EscaladeError", "__version__", "compile", "load", "ops", "training_step"]
 
-be_found()
+register_entry_point()
 
 
 def __getattr__(name: str) -> Any:
-    """The public names come when they are first used: compiler processes and `--help` do without PyTorch."""
+    """Import public names on first use: compiler processes and `--help` do not need PyTorch."""
     import importlib
     import random
 
-    drawn = random.getstate()
+    state = random.getstate()
     try:
         if name == "ops":
             return importlib.import_module("escalade.ops")
         if name in __all__:
             return getattr(importlib.import_module("escalade.engine"), name)
     finally:
-        # Rich draws a number when it is imported, and the caller may have chosen a seed.
-        random.setstate(drawn)
+        # Importing Rich draws a random number, and the caller may have set a seed.
+        random.setstate(state)
     raise AttributeError(f"module 'escalade' has no attribute {name!r}")

@@ -12,7 +12,7 @@ from typer.core import TyperGroup
 
 from escalade import interruption
 from escalade.errors import EscaladeError
-from escalade.terminal_text import shown
+from escalade.terminal_text import printable
 from escalade.version import VERSION
 
 _CONTEXT = {"help_option_names": ["-h", "--help"]}
@@ -116,11 +116,11 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
     try:
-        with interruption.watched():
+        with interruption.watch_ctrl_c():
             app()
     except SystemExit as end:
         if _is_interrupted(end):  # without waiting for threads, and programs that they wait for
-            interruption.leave()
+            interruption.exit_now()
         if not end.code and _is_skipped():
             _end(f"typer did not run {sys.argv[1]}; its version and that of click do not work together. "
                  "Install newer ones with: pip install --upgrade typer click")  # fmt: skip
@@ -143,7 +143,7 @@ def main() -> None:
 
 
 def _end(sentence: str) -> None:
-    typer.echo(f"escalade: {shown(sentence, keep=_LINES)}", err=True)
+    typer.echo(f"escalade: {printable(sentence, keep=_LINES)}", err=True)
     sys.exit(1)
 
 

@@ -1,4 +1,7 @@
-"""How PyTorch finds `backend="escalade"`: by an entry point, which sources that nobody installed have in no file."""
+"""Registration of `torch.compile(backend="escalade")`.
+
+PyTorch finds backends by entry points. A source checkout has no installed metadata, so this module provides it.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +16,15 @@ from escalade.version import VERSION
 
 NAME = "escalade"
 BACKEND = metadata.EntryPoint(NAME, "escalade.engine.backend:escalade_backend", "torch_dynamo_backends")
-"""The entry point that pyproject.toml gives an installed package."""
+"""Same entry point as in pyproject.toml."""
 _FILES = {
     "METADATA": f"Metadata-Version: 2.1\nName: {NAME}\nVersion: {VERSION}\n",
     "entry_points.txt": f"[{BACKEND.group}]\n{BACKEND.name} = {BACKEND.value}\n",
 }
 
 
-class _Sources(metadata.Distribution):
-    """What an installed package would say of itself."""
+class _SourceDistribution(metadata.Distribution):
+    """Metadata of Escalade, as if it were installed."""
 
     def read_text(self, filename: str) -> str | None:
         return _FILES.get(filename)
@@ -30,30 +33,30 @@ class _Sources(metadata.Distribution):
         return pathlib.Path(__file__).parent.parent / path
 
 
-class SourceFinder:
-    """Stands behind all others that look for packages' metadata: those of an installed Escalade are found first."""
+class MetadataFinder:
+    """Last finder on `sys.meta_path`, so an installed Escalade takes precedence."""
 
     @staticmethod
     def find_spec(*_: Any) -> None:
-        """No module is found here."""
+        """Find no modules: this finder only provides metadata."""
 
     @staticmethod
     def find_distributions(
         context: metadata.DistributionFinder.Context | None = None,
     ) -> Iterable[metadata.Distribution]:
         wanted = None if context is None else context.name
-        return [_Sources()] if wanted in (None, NAME) else []
+        return [_SourceDistribution()] if wanted in (None, NAME) else []
 
 
-def be_found() -> None:
-    """From here on PyTorch knows the backend, also if it has looked for backends before."""
-    sys.meta_path.append(SourceFinder)
+def register_entry_point() -> None:
+    """Make the backend known to PyTorch, including a PyTorch that has already listed its backends."""
+    sys.meta_path.append(MetadataFinder)
     register = getattr(sys.modules.get("torch._dynamo"), "register_backend", None)
     if register is not None:
-        with contextlib.suppress(AssertionError):  # it has the name already
+        with contextlib.suppress(AssertionError):  # already registered
             register(_backend, name=NAME)
 
 
 def _backend(module: Any, example_inputs: Any, **options: Any) -> Any:
-    """The backend, which is imported when it is first used."""
+    """Import the backend on first use."""
     return BACKEND.load()(module, example_inputs, **options)

@@ -1,33 +1,33 @@
-"""What can go wrong, each with a sentence that says what was given, what is supported and what to do."""
+"""Exceptions. Each message says what was passed, what is supported and what to do."""
 
 
 class EscaladeError(Exception):
-    """The base of every error that Escalade raises on purpose."""
+    """Base class of all errors that Escalade raises on purpose."""
 
 
 class UnsupportedError(EscaladeError, ValueError):
-    """The input, or the problem it describes, is outside what is supported."""
+    """Unsupported input or problem."""
 
 
 class CompileError(EscaladeError, RuntimeError):
-    """A kernel's source was refused by its compiler."""
+    """Kernel source that the compiler rejected."""
 
 
 class ToolError(CompileError):
-    """No kernel can be compiled here, whichever it is: a compiler, its headers or the room that it needs is missing."""
+    """Missing compiler, headers or disk space: no kernel can be compiled on this machine."""
 
 
 class LaunchError(EscaladeError, RuntimeError):
-    """A kernel could not be started, or failed while it ran."""
+    """Kernel that could not be launched, or failed while running."""
 
 
 class OutOfMemory(EscaladeError, RuntimeError):
-    """What was asked for needs more memory than there is."""
+    """Request that needs more memory than is available."""
 
 
 class TwinError(LaunchError):
-    """A kernel did something wrong on the twin: a race, an overrun, a deadlock."""
+    """Kernel bug found by the twin: a race, an out-of-bounds access, a deadlock."""
 
 
 class MissingError(EscaladeError, ImportError):
-    """A package that is no dependency, and that what was asked for needs."""
+    """Optional package that is not installed."""

@@ -1,4 +1,4 @@
-"""Files that several processes change: locked meanwhile, and replaced whole, so that nothing of them is lost."""
+"""Files that several processes write: locked during a change and replaced atomically."""
 
 from __future__ import annotations
 
@@ -16,9 +16,7 @@ from collections.abc import Callable, Iterator
 from escalade.errors import EscaladeError
 
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EINVAL)
-_SAFELY = (
-    os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-)  # through no link, and waiting for no other end of a pipe
+_SAFE_FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # follow no symlink; do not block on a FIFO
 
 
 class FileError(EscaladeError, OSError):
@@ -26,7 +24,7 @@ class FileError(EscaladeError, OSError):
 
 
 def read(path: pathlib.Path) -> bytes | None:
-    """What is in a file; None if there is no such file."""
+    """Return the contents of a file, or None if it does not exist."""
     try:
         with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
             _require_plain(path, os.fstat(file.fileno()))
@@ -40,11 +38,11 @@ def read(path: pathlib.Path) -> bytes | None:
 
 
 def update(path: pathlib.Path, change: Callable[[bytes | None], bytes]) -> None:
-    """Puts what `change` makes of a file's contents in their place, while no other process does the same.
+    """Replace a file's contents by `change(contents)` under a lock.
 
-    What stands for a file that is not there yet is None; its folder is made.
+    For a file that does not exist yet, `contents` is None and its folder is created.
     """
-    with _changing(path) as target:
+    with _locked_target(path) as target:
         old = read(target)
         new = change(old)
         if new != old:
@@ -52,42 +50,39 @@ def update(path: pathlib.Path, change: Callable[[bytes | None], bytes]) -> None:
 
 
 def replace(path: pathlib.Path, contents: bytes) -> None:
-    """Puts the contents in the place of what a file held; the folder of one that is not there yet is made.
-
-    A link stays one, and permissions stay what they were.
-    """
-    with _said_of(path):
+    """Replace a file's contents atomically, creating its folder if needed. Keeps symlinks and permissions."""
+    with _as_file_error(path):
         target = pathlib.Path(os.path.realpath(path))
         target.parent.mkdir(parents=True, exist_ok=True)
         _replace(target, contents)
 
 
-def require_place(path: pathlib.Path) -> None:
-    """Refuses a place that no file can be written to: before the work is done whose results it is for."""
-    with _said_of(path):
+def require_writable_file(path: pathlib.Path) -> None:
+    """Raise FileError unless a file can be written at `path`. Call it before the work whose results go there."""
+    with _as_file_error(path):
         target = pathlib.Path(os.path.realpath(path))
         if target.exists():
             _require_plain(path, target.stat())
         _try_to_write(target.parent)
 
 
-def require_folder(path: pathlib.Path) -> None:
-    """Refuses a folder that no files can be written to, or made if it is not there."""
-    with _said_of(path):
+def require_writable_folder(path: pathlib.Path) -> None:
+    """Raise FileError unless files can be written to the folder, which need not exist yet."""
+    with _as_file_error(path):
         _try_to_write(pathlib.Path(os.path.realpath(path)))
 
 
 def _try_to_write(folder: pathlib.Path) -> None:
-    """Writes to the folder, or to the nearest above it that is there, what nobody sees."""
-    there = next(place for place in (folder, *folder.parents) if place.exists())
-    if not there.is_dir():
-        raise NotADirectoryError(errno.ENOTDIR, f"{there} is no folder")
-    with tempfile.TemporaryFile(dir=there) as file:
+    """Write an anonymous temporary file to the folder, or to its nearest existing parent."""
+    existing = next(place for place in (folder, *folder.parents) if place.exists())
+    if not existing.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, f"{existing} is not a folder")
+    with tempfile.TemporaryFile(dir=existing) as file:
         file.write(b"1")
 
 
 @contextlib.contextmanager
-def _said_of(path: pathlib.Path) -> Iterator[None]:
+def _as_file_error(path: pathlib.Path) -> Iterator[None]:
     try:
         yield
     except EscaladeError:
@@ -97,40 +92,37 @@ def _said_of(path: pathlib.Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _changing(path: pathlib.Path) -> Iterator[pathlib.Path]:
-    """The file itself, behind links, locked by a file beside it."""
-    with _said_of(path):
+def _locked_target(path: pathlib.Path) -> Iterator[pathlib.Path]:
+    """Yield the path with symlinks resolved, locked by a lock file next to it."""
+    with _as_file_error(path):
         target = pathlib.Path(os.path.realpath(path))
         target.parent.mkdir(parents=True, exist_ok=True)
         if target.exists():
             _require_plain(path, target.stat())
-        with alone(target.with_name(f".{target.name}.lock")):
+        with exclusive_lock(target.with_name(f".{target.name}.lock")):
             yield target
 
 
 @contextlib.contextmanager
-def alone(lock: pathlib.Path, mode: int = 0o666) -> Iterator[None]:
-    """No other thread or process is in here with the same lock, a file that is gone afterwards.
-
-    `mode` less the umask is who else may hold it.
-    """
-    handle = _locked(lock, mode)
+def exclusive_lock(lock: pathlib.Path, mode: int = 0o666) -> Iterator[None]:
+    """Hold an inter-process lock: a file with permissions `mode` (minus the umask), removed afterwards."""
+    handle = _acquire(lock, mode)
     try:
         yield
     finally:
-        with contextlib.suppress(OSError):  # another user's, where only the owner of a file may remove it
+        with contextlib.suppress(OSError):  # another user's lock file in a sticky folder
             os.unlink(lock)
         os.close(handle)
 
 
-def _locked(lock: pathlib.Path, mode: int) -> int:
+def _acquire(lock: pathlib.Path, mode: int) -> int:
     while True:
         handle = _open_lock(lock, mode)
         try:
             if not stat.S_ISREG(os.fstat(handle).st_mode):
-                raise FileExistsError(errno.EEXIST, "it is to be a lock, and is no regular file", str(lock))
+                raise FileExistsError(errno.EEXIST, "a lock must be a regular file", str(lock))
             _wait(handle, lock)
-            # Whoever had it before has removed it: then this handle locks a file that nobody finds any more.
+            # The previous owner unlinks the file. Then this handle locks an orphan: try again with the new file.
             if os.path.samestat(os.fstat(handle), os.lstat(lock)):
                 return handle
         except FileNotFoundError:
@@ -143,12 +135,12 @@ def _locked(lock: pathlib.Path, mode: int) -> int:
 
 def _open_lock(lock: pathlib.Path, mode: int) -> int:
     try:
-        return os.open(lock, os.O_RDWR | os.O_CREAT | _SAFELY, mode)
-    except PermissionError:  # a colleague's, which may be read: that is enough on most file systems
+        return os.open(lock, os.O_RDWR | os.O_CREAT | _SAFE_FLAGS, mode)
+    except PermissionError:  # another user's lock file: on most file systems, read access is enough for flock
         try:
-            return os.open(lock, os.O_RDONLY | _SAFELY)
-        except FileNotFoundError:  # gone by now, or never there
-            return os.open(lock, os.O_RDWR | os.O_CREAT | _SAFELY, mode)
+            return os.open(lock, os.O_RDONLY | _SAFE_FLAGS)
+        except FileNotFoundError:  # removed meanwhile
+            return os.open(lock, os.O_RDWR | os.O_CREAT | _SAFE_FLAGS, mode)
 
 
 def _wait(handle: int, lock: pathlib.Path) -> None:
@@ -158,7 +150,7 @@ def _wait(handle: int, lock: pathlib.Path) -> None:
         if error.errno not in _NO_LOCKS:
             raise
         warnings.warn(
-            f"{lock.parent} is on a file system without locks ({_why(error)}); let one process write there at a time",
+            f"{lock.parent} is on a file system without locks ({_why(error)}); run one writing process at a time",
             stacklevel=2,
         )
 
@@ -168,12 +160,12 @@ def _replace(target: pathlib.Path, contents: bytes) -> None:
     if before:
         _require_plain(target, before)
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}")
-    # 0666 less the umask, as for any new file.
-    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _SAFELY, 0o666)
+    # 0666 minus the umask, as for any new file.
+    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _SAFE_FLAGS, 0o666)
     try:
         with open(handle, "wb") as file:
             if before:
-                with contextlib.suppress(OSError):  # only root may give files away
+                with contextlib.suppress(OSError):  # only root may change the owner
                     os.fchown(handle, before.st_uid, before.st_gid)
                 os.fchmod(handle, stat.S_IMODE(before.st_mode))
             file.write(contents)
@@ -188,7 +180,7 @@ def _replace(target: pathlib.Path, contents: bytes) -> None:
 def _require_plain(path: pathlib.Path, status: os.stat_result) -> None:
     if not stat.S_ISREG(status.st_mode):
         what = "a folder" if stat.S_ISDIR(status.st_mode) else "a device or a pipe"
-        raise FileError(f"{path} is {what}; a plain file is needed here")
+        raise FileError(f"{path} is {what}; pass a regular file")
 
 
 def _why(error: Exception) -> str:

@@ -1,5 +1,7 @@
-"""A Python of this package's own that makes ready once and then copies itself: to fork it takes a millisecond, where to
-start Python and import what is needed takes hundreds."""
+"""Fork server: a Python process that imports what its workers need once, then forks a copy per job.
+
+A fork takes about a millisecond; starting Python and importing takes hundreds.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +13,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 
 from escalade import subprocesses
-from escalade.interruption import AWAKE
+from escalade.interruption import POLL_SECONDS
 
 
-class FirstProcess:
-    """One that runs a function of this package, such as `escalade.device.compilers.serve`, from when it is needed until
-    it ends by itself or this process ends. A process that is forked off this one has none, and gets its own.
+class ForkServer:
+    """Child process that runs a function of this package, such as `escalade.device.compilers.serve`.
+
+    It starts on first use and ends by itself or with this process. A fork of this process starts its own.
     """
 
     def __init__(self, function: str, variables: Mapping[str, str]) -> None:
@@ -24,25 +27,25 @@ class FirstProcess:
         self._lock = threading.Lock()
         self.process: subprocess.Popen[bytes] | None = None
         self.inherited: list[subprocess.Popen[bytes]] = []
-        os.register_at_fork(after_in_child=self._leave_to_the_parent)
-        self._is_over = False
-        atexit.register(self._be_over)
+        os.register_at_fork(after_in_child=self._reset_after_fork)
+        self._is_shut_down = False
+        atexit.register(self._shut_down)
 
-    def begin(self) -> None:
-        """Starts it if it is not there: it gets ready while the caller goes on."""
-        with self.unless_busy() as free, suppress(OSError):  # it may not be needed after all
+    def start(self) -> None:
+        """Start the server in the background if it is not running."""
+        with self.try_exclusive() as free, suppress(OSError):  # it may not be needed after all
             if free:
-                self.running()
+                self.ensure_running()
 
-    def end(self) -> None:
-        """Ends it with its copies; it is started again when it is needed."""
-        with self.alone():
-            self.end_now()
+    def stop(self) -> None:
+        """Kill the server and its forks. The next use starts it again."""
+        with self.exclusive():
+            self.kill()
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
-        """Whoever asks something of it is the only one to, and nobody else starts or ends it."""
-        while not self._lock.acquire(timeout=AWAKE):
+    def exclusive(self) -> Iterator[None]:
+        """Lock the server: no other thread talks to it, starts it or stops it."""
+        while not self._lock.acquire(timeout=POLL_SECONDS):
             pass
         try:
             yield
@@ -50,8 +53,8 @@ class FirstProcess:
             self._lock.release()
 
     @contextmanager
-    def unless_busy(self) -> Iterator[bool]:
-        """Whether nobody else is alone with it, and then the caller is; whoever is has started it."""
+    def try_exclusive(self) -> Iterator[bool]:
+        """Lock the server if it is free; yields whether it is locked."""
         free = self._lock.acquire(blocking=False)
         try:
             yield free
@@ -59,37 +62,37 @@ class FirstProcess:
             if free:
                 self._lock.release()
 
-    def running(self) -> subprocess.Popen[bytes]:
-        """The process, for whoever is alone with it; an OSError if it cannot be started."""
-        if self._is_over:
-            raise ProcessLookupError("nothing is started any more by a process that is about to end")
+    def ensure_running(self) -> subprocess.Popen[bytes]:
+        """Return the process, started if necessary. Call it with the lock held; raises OSError if it cannot start."""
+        if self._is_shut_down:
+            raise ProcessLookupError("this process is exiting and starts no others")
         if self.process is None or self.process.poll() is not None:
-            self.end_now()
-            self.process = subprocesses.python(self._function, self._variables)
+            self.kill()
+            self.process = subprocesses.start_python(self._function, self._variables)
         return self.process
 
-    def end_now(self) -> None:
-        """Ends it without waiting for whoever asks something of it."""
+    def kill(self) -> None:
+        """Kill the server at once, even in the middle of a request."""
         if self.process is not None:
-            subprocesses.end(self.process)
+            subprocesses.kill(self.process)
             self.process.wait()
             assert self.process.stdin and self.process.stdout
             self.process.stdin.close()
             self.process.stdout.close()
         self.process = None
 
-    def _be_over(self) -> None:
-        """A thread that is not waited for may still ask, and is not to start it again."""
-        self._is_over = True
-        self.end_now()
+    def _shut_down(self) -> None:
+        # Daemon threads may still send requests during interpreter exit; they must not restart the server.
+        self._is_shut_down = True
+        self.kill()
 
-    def _leave_to_the_parent(self) -> None:
-        """In a process that was forked: the first process is not its own, and must not wait for it to end."""
+    def _reset_after_fork(self) -> None:
+        """Forget the parent's server in a forked child, which must not wait for it."""
         self._lock = threading.Lock()
         if self.process is not None:
             assert self.process.stdin
             self.process.stdin.close()
             self.process.returncode = 0  # as far as this process is concerned
-            # Kept: a thread that is not here may have been reading from it, and closing it would wait for that thread.
+            # Keep the object: a parent thread may have held stdout's lock, and closing it here would deadlock.
             self.inherited.append(self.process)
         self.process = None

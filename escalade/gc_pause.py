@@ -1,5 +1,7 @@
-"""Python's search for cyclic garbage, which goes through every object of the process: with PyTorch loaded, a tenth of a
-second and more. It frees what it finds, in whatever thread has set it off."""
+"""Pauses of Python's cyclic garbage collector.
+
+With PyTorch loaded, a full collection takes 0.1 s and more, and it frees objects in whichever thread triggered it.
+"""
 
 from __future__ import annotations
 
@@ -10,39 +12,38 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 _lock = threading.Lock()
-_resting = 0
-"""How many are in a moment without it, in all threads."""
-_was_on = False
-"""Whether it was on before the first of them."""
+_active = 0  # pauses in effect, over all threads
+_was_enabled = False  # before the first of them
 
 
 @contextmanager
-def collected_later() -> Iterator[None]:
-    """Nothing is searched for meanwhile, by no thread: for moments in which many objects are made, and stay, whose
-    number would have Python search for garbage that they are not; and in which freeing something would be a mistake.
+def gc_paused() -> Iterator[None]:
+    """Disable garbage collection in all threads.
+
+    For code that allocates many long-lived objects, and for code in which freeing an object would be an error.
     """
-    global _resting, _was_on
+    global _active, _was_enabled
     with _lock:
-        if not _resting:
-            _was_on = gc.isenabled()
+        if not _active:
+            _was_enabled = gc.isenabled()
             gc.disable()
-        _resting += 1
+        _active += 1
     try:
         yield
     finally:
         with _lock:
-            _resting = max(0, _resting - 1)  # in a process that was forked meanwhile nobody is left
-            if not _resting and _was_on:
+            _active = max(0, _active - 1)  # a child forked meanwhile has already reset it to 0
+            if not _active and _was_enabled:
                 gc.enable()
 
 
-def _leave_to_the_parent() -> None:
-    """In a process that was forked: whoever was in such a moment is not here to end it."""
-    global _lock, _resting
+def _reset_after_fork() -> None:
+    """End all pauses in a forked child: the threads that would end them do not exist there."""
+    global _lock, _active
     _lock = threading.Lock()
-    if _resting and _was_on:
+    if _active and _was_enabled:
         gc.enable()
-    _resting = 0
+    _active = 0
 
 
-os.register_at_fork(after_in_child=_leave_to_the_parent)
+os.register_at_fork(after_in_child=_reset_after_fork)

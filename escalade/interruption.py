@@ -1,8 +1,8 @@
-"""Ctrl-C: a command is over within a second, whatever it is in the middle of.
+"""Ctrl-C: every command ends within a second, whatever it is doing.
 
-Python raises KeyboardInterrupt in the main thread, as soon as that is back in Python: not while a library compiles or
-computes. And before a process ends, it waits for its threads, which wait for compilers. So a thread watches: it gives a
-command time to put things in order, then ends the process and all programs that it has started.
+Python raises KeyboardInterrupt in the main thread, but only once that thread is back in Python, not inside a library
+call. At exit it then joins its threads, which may wait for compilers. So a watchdog thread gives the command a grace
+period to clean up, then kills the process and its children.
 """
 
 from __future__ import annotations
@@ -20,17 +20,16 @@ from typing import TypeVar
 from escalade import subprocesses
 
 Result = TypeVar("Result")
-GRACE = 0.4
-"""Seconds that a command has to end by itself."""
-AWAKE = 0.1
-"""Seconds that the main thread waits at a time: where a library has set a handler after which waits go on, Ctrl-C comes
-when one ends."""
-STATUS = 128 + signal.SIGINT
+GRACE_SECONDS = 0.4  # for a command to end by itself
+# Longest single wait of the main thread. Some libraries install SIGINT handlers that restart the interrupted system
+# call; Python raises KeyboardInterrupt only after that call returns.
+POLL_SECONDS = 0.1
+EXIT_STATUS = 128 + signal.SIGINT
 
 
 @contextlib.contextmanager
-def watched() -> Iterator[None]:
-    """Inside, Ctrl-C ends the process soon, unless somebody has set another handler for it."""
+def watch_ctrl_c() -> Iterator[None]:
+    """Exit the process soon after Ctrl-C, unless SIGINT has another handler than Python's default."""
     seen, told = socket.socketpair()
     told.setblocking(False)
     before = signal.set_wakeup_fd(told.fileno(), warn_on_full_buffer=False)
@@ -46,23 +45,24 @@ def _wait(seen: socket.socket) -> None:
     with seen:
         while numbers := seen.recv(64):
             if signal.SIGINT in numbers and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-                time.sleep(GRACE)
-                leave()
+                time.sleep(GRACE_SECONDS)
+                exit_now()
 
 
-def leave() -> None:
-    """Ends the process at once, with whatever it has started."""
-    subprocesses.end_all()
+def exit_now() -> None:
+    """Exit at once, without waiting for threads, and kill all child programs."""
+    subprocesses.kill_all()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
-            stream.write("\x1b[?25h" if stream.isatty() else "")  # a bar of progress hides the cursor
+            stream.write("\x1b[?25h" if stream.isatty() else "")  # progress bars hide the cursor
             stream.flush()
-    os._exit(STATUS)
+    os._exit(EXIT_STATUS)
 
 
 def interruptible(work: Callable[[], Result]) -> Result:
-    """What a call of a library gives that Ctrl-C cannot interrupt. Another thread makes it, and the main thread waits:
-    if that is interrupted, the call goes on, and its result is nobody's.
+    """Run a blocking library call so that Ctrl-C can interrupt the wait for it.
+
+    In the main thread, the call runs in another thread. After an interrupt it continues and its result is dropped.
     """
     if threading.current_thread() is not threading.main_thread():
         return work()
@@ -78,7 +78,7 @@ def interruptible(work: Callable[[], Result]) -> Result:
     thread = threading.Thread(target=run, name="escalade-work", daemon=True)
     thread.start()
     while thread.is_alive():
-        thread.join(AWAKE)
+        thread.join(POLL_SECONDS)
     if failed:
         raise failed.pop()
     return found.pop()

@@ -1,4 +1,4 @@
-"""Tables that lose no figure on a narrow terminal: what does not fit beside the rest follows below it."""
+"""Rich tables that stay readable on narrow terminals: columns that do not fit move to further tables below."""
 
 from __future__ import annotations
 
@@ -10,37 +10,36 @@ from rich import table
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
-_ROOM = 10_000
-"""Characters that no table needs, to measure its columns by."""
+_UNLIMITED_WIDTH = 10_000  # characters; wider than any table, to measure columns without wrapping
 
 
 class Table(table.Table):
-    """A table of Rich's, whose columns are in several tables below each other where a line has no room for all.
+    """Rich table that splits into several tables, one below the other, if it is wider than the terminal.
 
-    Each has the columns that name a row: those in front of the first figures. Where not even these fit, every row is a
-    line of text.
+    Each repeats the name columns: those before the first right-aligned one. If even that does not fit, every row is
+    printed as a line of text.
     """
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         for column in self.columns:
             if not column.no_wrap:
                 column.overflow = "fold"
-        parts = self._parts(console, options)
-        if not parts:
+        groups = self._column_groups(console, options)
+        if not groups:
             yield from self._lines(console)
             return
-        for number, columns in enumerate(parts):
-            part = copy.copy(self)
-            part.columns = [replace(column, _index=place) for place, column in enumerate(columns)]
-            part.title = self.title if number == 0 else None
-            yield from table.Table.__rich_console__(part, console, options)
+        for number, columns in enumerate(groups):
+            piece = copy.copy(self)
+            piece.columns = [replace(column, _index=index) for index, column in enumerate(columns)]
+            piece.title = self.title if number == 0 else None
+            yield from table.Table.__rich_console__(piece, console, options)
 
-    def _parts(self, console: Console, options: ConsoleOptions) -> list[list[table.Column]]:
-        """The columns of each table; none if one of them does not fit beside the names."""
-        roomy, width = options.update(width=_ROOM), options.max_width
+    def _column_groups(self, console: Console, options: ConsoleOptions) -> list[list[table.Column]]:
+        """Return the columns of each table; empty if a column does not fit next to the name columns."""
+        unlimited, width = options.update(width=_UNLIMITED_WIDTH), options.max_width
         needed = {}
         for column in self.columns:
-            found = self._measure_column(console, roomy, column)
+            found = self._measure_column(console, unlimited, column)
             needed[column._index] = found.maximum if column.no_wrap else found.minimum
 
         def fits(columns: Sequence[table.Column]) -> bool:
@@ -49,25 +48,25 @@ class Table(table.Table):
 
         if fits(self.columns):
             return [self.columns]
-        names = self._names()
-        parts = [list(names)]
+        names = self._name_columns()
+        groups = [list(names)]
         for column in self.columns[len(names) :]:
             if not fits([*names, column]):
                 return []
-            if fits([*parts[-1], column]):
-                parts[-1].append(column)
+            if fits([*groups[-1], column]):
+                groups[-1].append(column)
             else:
-                parts.append([*names, column])
-        return parts
+                groups.append([*names, column])
+        return groups
 
-    def _names(self) -> list[table.Column]:
-        first = next((place for place, column in enumerate(self.columns) if column.justify == "right"), 1)
+    def _name_columns(self) -> list[table.Column]:
+        first = next((index for index, column in enumerate(self.columns) if column.justify == "right"), 1)
         return self.columns[: max(first, 1)]
 
     def _lines(self, console: Console) -> Iterable[Text]:
         if self.title:
             yield _text(self.title, console)
-        names = len(self._names())
+        names = len(self._name_columns())
         for row in zip(*(column.cells for column in self.columns), strict=True):
             cells = [_text(cell, console) for cell in row]
             figures = [
@@ -79,5 +78,5 @@ class Table(table.Table):
             yield Text.assemble(line, ": ", Text(", ").join(figures)) if figures else line
 
 
-def _text(given: object, console: Console) -> Text:
-    return given.copy() if isinstance(given, Text) else console.render_str(str(given), highlight=False)
+def _text(cell: object, console: Console) -> Text:
+    return cell.copy() if isinstance(cell, Text) else console.render_str(str(cell), highlight=False)

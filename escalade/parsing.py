@@ -1,4 +1,4 @@
-"""Texts to values, with every mistake named: JSON from files to dataclasses, and sizes."""
+"""Parsing with precise error messages: JSON into dataclasses, and sizes such as 1.5GiB."""
 
 from __future__ import annotations
 
@@ -18,45 +18,42 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([kmgt])(i)?)?b?", re.IGNORECASE)
 
 
 def parse(text: str | bytes) -> Any:
-    """A JSON value; what is none is a ValueError."""
+    """Parse JSON; raises ValueError for anything else."""
     try:
         return json.loads(text)
     except RecursionError:
-        raise ValueError("its lists and objects are nested too deeply") from None
+        raise ValueError("lists and objects are nested too deeply") from None
 
 
 def parse_unique(text: str) -> Any:
-    """Parse JSON whose objects have every key once: of two Python takes the last, and other readers the first.
-
-    Any mistake is a ValueError.
-    """
+    """Parse JSON, and raise ValueError for repeated keys: Python would keep the last, other readers the first."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        made = dict(pairs)
-        if len(made) < len(pairs):
+        found = dict(pairs)
+        if len(found) < len(pairs):
             raise ValueError(f"keys are repeated among {', '.join(repr(key) for key, _ in pairs)}")
-        return made
+        return found
 
     try:
         return json.loads(text, object_pairs_hook=unique)
     except RecursionError:
-        raise ValueError("its lists and objects are nested too deeply") from None
+        raise ValueError("lists and objects are nested too deeply") from None
 
 
-def size(text: str) -> int:
-    """A number of bytes, such as `500MB`, `1.5GiB` or `4096`; a ValueError that says how one is written."""
+def parse_size(text: str) -> int:
+    """Parse a size such as `500MB`, `1.5GiB` or `4096` into bytes; raises ValueError."""
     found = _SIZE.fullmatch(text.strip())
     if not found:
-        raise ValueError(f"{text!r} is no size; sizes are written as 500MB, 1.5GiB or 4096, which is bytes")
+        raise ValueError(f"{text!r} is not a size; write 500MB, 1.5GiB or 4096 (bytes)")
     number, unit, binary = found.groups()
     power = "kmgt".index(unit.lower()) + 1 if unit else 0
     return int(float(number) * (1024 if binary else 1000) ** power)
 
 
-def typed(kind: type[T], values: object) -> T:
-    """An object of JSON as a dataclass, or a ValueError that says which field is wrong.
+def parse_dataclass(kind: type[T], values: object) -> T:
+    """Convert a JSON object to a dataclass; raises ValueError with the name of the wrong field.
 
-    Fields that the class does not have are passed over: a later version may have added them.
+    Unknown fields are ignored: a later version may have added them.
     """
     if not isinstance(values, dict):
         raise ValueError(f"holds {_kind(values)}; an object is expected")
@@ -74,7 +71,7 @@ def typed(kind: type[T], values: object) -> T:
 
 @cache
 def _expected(kind: type[Any]) -> dict[str, tuple[Any, bool]]:
-    """Type of each field, and whether it has to be given."""
+    """Return the type of each field and whether it is required."""
     hints = typing.get_type_hints(kind)
     missing = dataclasses.MISSING
     return {
@@ -102,7 +99,7 @@ def _fits(value: object, wanted: Any) -> bool:
 
 
 def _is_json(value: object) -> bool:
-    """Python reads NaN and Infinity too, which no other program would take from us."""
+    """Return True if the value can be written as standard JSON, which has no NaN or Infinity."""
     if isinstance(value, dict):
         return all(map(_is_json, value.values()))
     if isinstance(value, list):
@@ -113,12 +110,12 @@ def _is_json(value: object) -> bool:
 def _is_finite(value: float) -> bool:
     try:
         return math.isfinite(value)
-    except OverflowError:  # a whole number beyond all floats
+    except OverflowError:  # an int larger than any float
         return False
 
 
 def _kind(value: object) -> str:
-    names = {type(None): "null", bool: "a truth value", str: "a text", list: "a list", dict: "an object"}
+    names = {type(None): "null", bool: "a Boolean", str: "a string", list: "a list", dict: "an object"}
     return names.get(type(value), "a number")
 
 

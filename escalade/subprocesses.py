@@ -1,4 +1,4 @@
-"""Other programs, run so that neither the current folder nor the environment has a say in what they do."""
+"""Child programs that run independently of the current folder and of most environment variables."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-# Where programs, their libraries and their temporary files are. Nothing that a compiler takes for options, include
-# folders or libraries (CPATH, LIBRARY_PATH, GCC_EXEC_PREFIX, LD_PRELOAD, …), nor another language for its messages.
-_KEPT = ("HOME", "TMPDIR", "TMP", "TEMP", "PATH", "LD_LIBRARY_PATH")
+# Variables that locate programs, libraries and temporary files. Excluded is everything that a compiler reads as
+# options, include folders or libraries (CPATH, LIBRARY_PATH, GCC_EXEC_PREFIX, LD_PRELOAD, …), and the locale.
+_PASSED_VARIABLES = ("HOME", "TMPDIR", "TMP", "TEMP", "PATH", "LD_LIBRARY_PATH")
 _START = """
 import importlib, importlib.machinery, sys
 folder, module, function, *rest = sys.argv[1:]
@@ -24,25 +24,25 @@ end = rest.index("--")
 given, sys.argv[1:] = rest[:end], rest[end + 1 :]
 standard = [entry for entry in sys.path if "-packages" not in entry]
 sys.path[:] = standard + [entry for entry in [*given, *sys.path] if entry not in standard]
-class Beside:
-    # Our packages, from the folder that this one was found in.
+class OurPackages:
+    # Import our packages from the folder of the running one.
     @staticmethod
     def find_spec(name, path=None, target=None):
         if name in ("escalade", "escalade_apps", "escalade_bench"):
             return importlib.machinery.PathFinder.find_spec(name, [folder])
-sys.meta_path.insert(0, Beside)
+sys.meta_path.insert(0, OurPackages)
 getattr(importlib.import_module(module), function)()
 """
 
 
 def environment() -> dict[str, str]:
-    """What other programs get to see of this process's environment."""
-    kept = {name: _absolute(os.environ[name]) for name in _KEPT if name in os.environ}
-    return {"PATH": os.defpath, "LC_ALL": "C", **{name: value for name, value in kept.items() if value}}
+    """Return the part of this process's environment that child programs get."""
+    passed = {name: _absolute(os.environ[name]) for name in _PASSED_VARIABLES if name in os.environ}
+    return {"PATH": os.defpath, "LC_ALL": "C", **{name: value for name, value in passed.items() if value}}
 
 
-def find(name: str) -> str | None:
-    """A program on the PATH, but for entries that depend on the current folder."""
+def find_program(name: str) -> str | None:
+    """Find a program on the PATH, ignoring relative entries."""
     return shutil.which(name, path=environment()["PATH"])
 
 
@@ -53,24 +53,24 @@ def run(
     timeout: float | None = None,
     variables: Mapping[str, str] | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    """Waits for its end. A program that is not there is a FileNotFoundError."""
+    """Run a program and wait for it. Raises FileNotFoundError if it is not on the PATH."""
     name, *arguments = map(str, command)
-    found = find(name)
+    found = find_program(name)
     if found is None:
-        raise FileNotFoundError(2, "there is no such program on the PATH", name)
-    return _finished(
+        raise FileNotFoundError(2, "not found on the PATH", name)
+    return _run_to_end(
         [found, *arguments], folder=folder, timeout=timeout, variables={**environment(), **(variables or {})}
     )
 
 
-def _finished(
+def _run_to_end(
     command: Sequence[str],
     *,
     folder: str | None = None,
     timeout: float | None = None,
     variables: Mapping[str, str] | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    """Waits for the end of a program, and ends it with all that it has started if nobody waits any longer."""
+    """Run a program and wait for it; on a timeout or an interrupt, kill it with its children."""
     process = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
@@ -86,31 +86,31 @@ def _finished(
     try:
         output, errors = process.communicate(timeout=timeout)
     except BaseException:
-        end(process)
+        kill(process)
         process.communicate()
         raise
     return subprocess.CompletedProcess(command, process.returncode, output, errors)
 
 
 _started: weakref.WeakSet[subprocess.Popen[Any]] = weakref.WeakSet()
-"""Programs, each the first of a process group: a compiler starts others."""
+"""Running programs. Each leads a process group, because compilers start further processes."""
 
 
-def end(process: subprocess.Popen[Any]) -> None:
-    """Ends a program at once, with all that it has started."""
+def kill(process: subprocess.Popen[Any]) -> None:
+    """Kill a program and its process group."""
     if process.poll() is None:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
 
 
-def end_all() -> None:
-    """Ends every program that was started here: the process is about to end."""
+def kill_all() -> None:
+    """Kill every program started here, before this process exits."""
     for process in tuple(_started):
-        end(process)
+        kill(process)
 
 
 def output(*command: str | pathlib.Path, timeout: float | None = None) -> str:
-    """What a program prints; nothing if it is not there, fails or takes too long."""
+    """Return what a program prints; empty if it is missing, fails or times out."""
     try:
         done = run(command, timeout=timeout)
     except (OSError, subprocess.TimeoutExpired):
@@ -118,12 +118,12 @@ def output(*command: str | pathlib.Path, timeout: float | None = None) -> str:
     return done.stdout if done.returncode == 0 else ""
 
 
-def python(function: str, variables: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """A function of this package, such as `escalade.device.compilers.serve`, in a Python of its own.
+def start_python(function: str, variables: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """Start a function of this package, such as `escalade.device.compilers.serve`, in a new Python process.
 
-    It is this very package, wherever it lies, and its dependencies are found where this process finds them, after
-    Python's own modules: no file of the current folder is imported because of its name. Its standard input is a socket,
-    which takes descriptors of files too.
+    The child imports this copy of the package and searches this process's `sys.path` after the standard library, but
+    not the current folder: no file there can shadow a module. Its standard input is a socket, which can also carry
+    file descriptors.
     """
     ours, theirs = socket.socketpair()
     with ours, theirs:
@@ -139,14 +139,11 @@ def python(function: str, variables: Mapping[str, str]) -> subprocess.Popen[byte
     return process
 
 
-def python_under(
+def run_python_under(
     program: Sequence[str], function: str, arguments: Sequence[str], timeout: float
 ) -> subprocess.CompletedProcess[str]:
-    """A function of this package, started as `python` does, by another program that looks on: a profiler.
-
-    The function finds the arguments in `sys.argv`.
-    """
-    return _finished([*program, *_python(function, arguments)], timeout=timeout)
+    """Run a function of this package under another program, such as a profiler. `sys.argv` has the arguments."""
+    return _run_to_end([*program, *_python(function, arguments)], timeout=timeout)
 
 
 def _python(function: str, arguments: Sequence[str] = ()) -> list[str]:
@@ -158,10 +155,10 @@ def _python(function: str, arguments: Sequence[str] = ()) -> list[str]:
 
 
 def _search_path() -> list[str]:
-    """`sys.path` without the current folder, unless PYTHONPATH names it: Python adds it by itself."""
-    asked_for = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    """Return `sys.path` without the current folder, which Python adds by itself, unless PYTHONPATH names it."""
+    named = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     return [
-        entry for entry in sys.path if os.path.isabs(entry) and (entry in asked_for or not _is_current(entry))
+        entry for entry in sys.path if os.path.isabs(entry) and (entry in named or not _is_current(entry))
     ]
 
 
@@ -173,5 +170,5 @@ def _is_current(folder: str) -> bool:
 
 
 def _absolute(folders: str) -> str:
-    """One folder or several of them, those that are the same from everywhere."""
+    """Drop the relative entries of a colon-separated list of folders."""
     return os.pathsep.join(entry for entry in folders.split(os.pathsep) if os.path.isabs(entry))

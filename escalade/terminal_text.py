@@ -1,13 +1,10 @@
-"""Texts from elsewhere (names of files, labels, messages) as a terminal may be given them; sizes as they are read."""
+"""Text for terminals: untrusted strings (file names, labels, messages) escaped, and sizes formatted."""
 
 from __future__ import annotations
 
 
-def shown(text: object, keep: str = "") -> str:
-    r"""Every character that moves the cursor, changes colours or order, or cannot be seen, as its escape: `\x1b`.
-
-    `keep` is left as it is: line feeds and tabs, where a text has lines of its own.
-    """
+def printable(text: object, keep: str = "") -> str:
+    r"""Escape control and invisible characters (`\x1b`), except those in `keep`, such as newlines and tabs."""
     return "".join(each if each.isprintable() or each in keep else _escape(each) for each in str(text))
 
 
@@ -15,8 +12,8 @@ def _escape(character: str) -> str:
     return character.encode("unicode_escape", "surrogatepass").decode("ascii")
 
 
-def size(bytes: float) -> str:
-    """A number of bytes as a person reads it: `1.5 GiB`."""
+def format_bytes(bytes: float) -> str:
+    """Format a number of bytes: `1.5 GiB`."""
     units = ("bytes", "KiB", "MiB", "GiB")
     power = next((power for power in range(3) if bytes < 1024 ** (power + 1)), 3)
     return f"{bytes / 1024**power:.{min(power, 1)}f} {units[power]}"

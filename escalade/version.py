@@ -1,3 +1,3 @@
-"""The version of Escalade, at the bottom, where everything can name it."""
+"""Version number, in a module of its own so that every other module can import it."""
 
 VERSION = "0.1.0"

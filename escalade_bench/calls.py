@@ -20,7 +20,7 @@ from escalade import ops
 from escalade.device.timing import HostSampler, Sampler, Timing
 from escalade.errors import UnsupportedError
 from escalade.ops.base.switches import precision
-from escalade.tune.refusal import reason
+from escalade.tune.refusal import failure_reason
 from escalade.tune.verification import compare
 from escalade_bench.campaign.units import SECONDS_EACH, Say, Session, Unit
 from escalade_bench.measure.figures import with_times
@@ -247,7 +247,7 @@ def _measured(case: _Case, seconds: float) -> list[Record]:
         try:
             failures[system], errors[system] = case.failure(system)
         except Exception as broken:  # a system may fail in any way: the other goes on
-            failures[system] = reason(broken)
+            failures[system] = failure_reason(broken)
     right = [system for system in SYSTEMS if not failures[system]]
 
     def timed(work: Callable[[Function, Sequence[tuple[Any, ...]]], object]) -> dict[str, Timing]:

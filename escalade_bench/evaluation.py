@@ -21,7 +21,7 @@ from escalade.engine import compile
 from escalade.errors import UnsupportedError
 from escalade.models import ResNet, read_resnet
 from escalade.ops.base.switches import precision
-from escalade.terminal_text import shown
+from escalade.terminal_text import printable
 from escalade_apps.classify.decoders import decoder_for
 from escalade_apps.classify.images import Source, Unreadable
 from escalade_apps.classify.labelled import Labelled, find_labelled
@@ -114,7 +114,7 @@ def evaluate(task: Task, dtypes: Sequence[str], device: str, say: Callable[[str]
 
 def _refuse(image: Unreadable) -> None:
     """Raise: accuracy over the other images would be that of another data set."""
-    raise UnsupportedError(f"{shown(image.file)} cannot be read: {shown(image.reason)}")
+    raise UnsupportedError(f"{printable(image.file)} cannot be read: {printable(image.reason)}")
 
 
 def _record(task: Task, dtype: str, score: _Score, decoder: str) -> Record:

@@ -94,12 +94,15 @@ def _climb_dtype(
 def measure_jobs(
     operation: Operation[Any],
     problem: Any,
-    planned: Iterable[verification.Job],
+    planned: Iterable[verification.VerificationJob],
     offered: Iterable[LayerPeer],
     settings: Settings,
 ) -> list[Record]:
     """Verify rungs and peers on one problem, and time those that are right in turns."""
-    say, case = settings.say, verification.Case(operation, problem, settings.device, settings.seed)
+    say, case = (
+        settings.say,
+        verification.VerificationCase(operation, problem, settings.device, settings.seed),
+    )
     records, verified = _verify(operation, case, planned)
     peers, refused = verified_peers(offered, operation, case)
     records += refused
@@ -116,7 +119,9 @@ def measure_jobs(
 
 
 def _verify(
-    operation: Operation[Any], case: verification.Case, planned: Iterable[verification.Job]
+    operation: Operation[Any],
+    case: verification.VerificationCase,
+    planned: Iterable[verification.VerificationJob],
 ) -> tuple[list[Record], list[Verified]]:
     """Return what may be timed, and a failure for each rung and layout without a right config."""
     right: dict[tuple[str, str], list[Verified]] = {}
@@ -137,7 +142,7 @@ def _verify(
 
 
 def _failure(
-    operation: Operation[Any], job: verification.Job, outcome: verification.Outcome | None = None
+    operation: Operation[Any], job: verification.VerificationJob, outcome: verification.Outcome | None = None
 ) -> Record:
     return replace(
         blank_record(operation, job.problem, "escalade", job.rung.name),

@@ -11,13 +11,13 @@ import torch
 
 from escalade.device import cuda
 from escalade.device.gpu import properties_of
-from escalade.device.packing import Prepared
+from escalade.device.packing import PreparedRecipe
 from escalade.device.recipe import KernelCall, Recipe
-from escalade.device.timing import Proof, Subject, Timing, rotation, time_interleaved
+from escalade.device.timing import ResultCheck, Subject, Timing, rotation, time_interleaved
 from escalade.ops.base.operation import Operation
 from escalade.ops.base.rung import Config, Rung
-from escalade.tune.refusal import reason
-from escalade.tune.verification import Case, Outcome, compare_all, outputs_of, spoilt
+from escalade.tune.refusal import failure_reason
+from escalade.tune.verification import Outcome, VerificationCase, compare_all, outputs_of, poison
 from escalade_bench.measure.ceilings import Ceilings
 from escalade_bench.measure.figures import timed
 from escalade_bench.measure.records import Record
@@ -80,7 +80,7 @@ VerifiedPeer = tuple[LayerPeer, float]
 
 
 def verified_peers(
-    peers: Iterable[LayerPeer], operation: Operation[Any], case: Case
+    peers: Iterable[LayerPeer], operation: Operation[Any], case: VerificationCase
 ) -> tuple[list[VerifiedPeer], list[Record]]:
     """Return the peers with right results, and for each other one a record with the reason."""
     right: list[VerifiedPeer] = []
@@ -92,7 +92,7 @@ def verified_peers(
         except WrongPeer as wrong:
             refused.append(refusal(operation, problem, peer.system, f"its result is wrong: {wrong}"))
         except Exception as broken:  # a peer may fail in any way: the others go on
-            refused.append(refusal(operation, problem, peer.system, reason(broken)))
+            refused.append(refusal(operation, problem, peer.system, failure_reason(broken)))
         else:
             right.append((peer, error))
     return right, refused
@@ -224,7 +224,7 @@ class Bench:
     def _subject(self, one: Verified) -> Subject:
         recipe = one.rung.recipe(one.problem, one.config)
         stay = self.operation.weights_stay or self.settings.weights_stay
-        prepared = Prepared(recipe, self.device, one.name, weights_stay=stay, behind=recipe)
+        prepared = PreparedRecipe(recipe, self.device, one.name, weights_stay=stay, behind=recipe)
         # Packed weights are kept per set; everything else may be shared.
         workspaces = {} if prepared.packs else self._workspaces(recipe)
 
@@ -242,14 +242,14 @@ class Bench:
         def spoil() -> None:
             self._scratch.fill_(0xFF)
             for result in (tensors[name] for tensors in sets for name in self._outputs):
-                spoilt(result)
+                poison(result)
 
         def judge() -> str:
             assert tolerance is not None
             results = [{name: tensors[name] for name in self._outputs} for tensors in sets]
             return self._judged(one.problem.layout, results, tolerance)
 
-        return Subject(one.name, [call_over(tensors) for tensors in sets], Proof(spoil, judge))
+        return Subject(one.name, [call_over(tensors) for tensors in sets], ResultCheck(spoil, judge))
 
     def _workspaces(self, recipe: Recipe) -> dict[str, torch.Tensor]:
         found, start = {}, 0
@@ -282,7 +282,7 @@ class Bench:
             return self._judged(peer.layout, found, AGREEMENT[problem.dtype])
 
         calls = [call_over(number) for number in range(len(sets))]
-        return Subject(peer.system, calls, Proof(spoil, judge))
+        return Subject(peer.system, calls, ResultCheck(spoil, judge))
 
     def _peer_record(self, peer: LayerPeer, error: float, timing: Timing) -> Record:
         problem = self._in(peer.layout)

@@ -85,7 +85,7 @@ def _build_runtime() -> None:
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     if _has_workers(session.config):
-        subprocesses.end_all()  # g++, where no test has needed the runtime
+        subprocesses.kill_all()  # g++, where no test has needed the runtime
 
 
 def _has_workers(config: pytest.Config) -> bool:

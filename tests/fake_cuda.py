@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from escalade.device import events, streams
-from escalade.device.torch_private import WORDS
+from escalade.device.torch_private import FAST_PATHS
 
 
 class Point:
@@ -231,11 +231,11 @@ class Gpu:
         for name, value in {
             "current_stream": lambda index: self.current.cuda_stream,
             "current_device": lambda: 0,
-            "is_recording": lambda: self.recorded is not None,
+            "is_capturing": lambda: self.recorded is not None,
         }.items():
-            monkeypatch.setattr(WORDS, name, value)
+            monkeypatch.setattr(FAST_PATHS, name, value)
         monkeypatch.setattr(streams, "_free", defaultdict(dict))
         monkeypatch.setattr(streams, "_created", Counter())
         monkeypatch.setattr(streams, "_Own", lambda handle, device: self.streams[handle])
         monkeypatch.setattr(streams, "_made", lambda index: self.stream().cuda_stream)
-        monkeypatch.setattr(events, "brief_function", lambda name: getattr(self, name))
+        monkeypatch.setattr(events, "gil_holding_function", lambda name: getattr(self, name))

@@ -22,7 +22,7 @@ import torch
 from escalade.device.run import TwinOptions
 from escalade.device.twin import Order
 from escalade.ops import OPERATIONS
-from escalade.tune.verification import Case
+from escalade.tune.verification import VerificationCase
 from tests.support import all_rungs, supported
 
 CPU = torch.device("cpu")
@@ -69,7 +69,9 @@ class Piece:
         problem = replace(operation.parse(self.problem), dtype=self.dtype, layout=self.layout)
         config = rung.configs(problem)[self.config]
         options = TwinOptions(order=Order(seed=self.seed, late=self.checks), checks=self.checks)
-        outcome = Case(operation, problem, CPU, self.seed).check(rung, self.layout, config, options)
+        outcome = VerificationCase(operation, problem, CPU, self.seed).check(
+            rung, self.layout, config, options
+        )
         return "" if outcome.passed else f"{outcome.label} with {config}: {outcome.failure}"
 
 

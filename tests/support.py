@@ -15,7 +15,7 @@ import torch
 from escalade.device.run import TwinOptions
 from escalade.ops import OPERATIONS, Config, Operation, Rung
 from escalade.ops.base.card import TWIN
-from escalade.tune.verification import Case
+from escalade.tune.verification import VerificationCase
 
 T = TypeVar("T")
 MEDIUM_BATCH = 8
@@ -151,7 +151,7 @@ def check(
     options: TwinOptions = TwinOptions(),
 ) -> None:
     """One run against the reference: outputs and workspaces poisoned, inputs compared afterwards."""
-    outcome = Case(operation, problem, device, seed).check(rung, problem.layout, config, options)
+    outcome = VerificationCase(operation, problem, device, seed).check(rung, problem.layout, config, options)
     assert outcome.passed, f"{outcome.label} with {config}: {outcome.failure}"
 
 

@@ -110,7 +110,7 @@ def words() -> frozenset[str]:
 
 @written
 def test_names_are_in_the_sources(page: pathlib.Path) -> None:
-    """Classes and constants, `Recipe` and `FILLING_BYTES`: a name that was changed is changed here too."""
+    """Classes and constants, `Recipe` and `HALF_SM_SHARED_BYTES`: a name that was changed is changed here too."""
     for text in quoted(page):
         if re.fullmatch(r"[A-Z][A-Za-z0-9_]{3,}(\.\w+)*", text):
             missing = [name for name in text.split(".") if name not in words()]

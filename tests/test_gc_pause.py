@@ -14,7 +14,7 @@ import torch
 
 from escalade.engine import compile, plan_cache
 from escalade.errors import UnsupportedError
-from escalade.gc_pause import collected_later
+from escalade.gc_pause import gc_paused
 
 
 @pytest.fixture(params=[True, False], ids=["on", "off"])
@@ -27,19 +27,19 @@ def is_on(request: pytest.FixtureRequest) -> Iterator[bool]:
 
 
 def test_it_is_as_it_was(is_on: bool) -> None:
-    with collected_later():
-        with collected_later():
+    with gc_paused():
+        with gc_paused():
             assert not gc.isenabled()
         assert not gc.isenabled()
     assert gc.isenabled() is is_on
-    with pytest.raises(UnsupportedError), collected_later():
+    with pytest.raises(UnsupportedError), gc_paused():
         raise UnsupportedError("this cannot be had")
     assert gc.isenabled() is is_on
 
 
 def test_the_last_to_leave_turns_it_on() -> None:
     """One thread may record a graph, in which freeing an older one is a mistake, while another makes a plan."""
-    first, second = collected_later(), collected_later()
+    first, second = gc_paused(), gc_paused()
     with first:
         second.__enter__()
     assert not gc.isenabled(), "the other one is not done"
@@ -51,11 +51,11 @@ def test_the_last_to_leave_turns_it_on() -> None:
 def test_a_process_that_was_forked_has_it_on() -> None:
     code = """
 import gc, os
-from escalade.gc_pause import collected_later
-with collected_later():
+from escalade.gc_pause import gc_paused
+with gc_paused():
     child = os.fork()
     if not child:
-        with collected_later():
+        with gc_paused():
             assert not gc.isenabled()
         os._exit(0 if gc.isenabled() else 1)
     assert not gc.isenabled() and os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

@@ -14,8 +14,8 @@ from concurrent.futures import Future
 import pytest
 
 from escalade import interruption
-from escalade.device.precompilation import threads
-from escalade.interruption import STATUS, interruptible
+from escalade.device.precompilation import thread_pool
+from escalade.interruption import EXIT_STATUS, interruptible
 from tests import fresh
 
 LONGEST = 60
@@ -40,7 +40,7 @@ def test_a_command_that_does_not_hear_is_ended_with_its_compilers(tmp_path: path
     while not told.exists() or not told.read_text():
         time.sleep(0.02)
     process.send_signal(signal.SIGINT)
-    assert process.wait(LONGEST) == STATUS
+    assert process.wait(LONGEST) == EXIT_STATUS
     with pytest.raises(ProcessLookupError):
         while True:  # those that were killed are gone when somebody has noticed
             os.killpg(int(told.read_text()), 0)
@@ -91,12 +91,12 @@ def wait(future: Future[bool]) -> None:
     """In short sleeps: a longer wait would go on behind a handler that a library has set."""
     until = time.monotonic() + LONGEST
     while not future.done() and time.monotonic() < until:
-        time.sleep(interruption.AWAKE)
+        time.sleep(interruption.POLL_SECONDS)
 
 
 def test_nobody_watches_behind_a_command() -> None:
     before = signal.set_wakeup_fd(-1)
-    with interruption.watched():
+    with interruption.watch_ctrl_c():
         inside = signal.set_wakeup_fd(-1)
         signal.set_wakeup_fd(inside)
     assert inside != -1
@@ -104,7 +104,7 @@ def test_nobody_watches_behind_a_command() -> None:
     with pytest.raises(KeyboardInterrupt):
         threading.Timer(0.1, interrupt).start()
         wait(Future())
-    time.sleep(interruption.GRACE + 0.1)  # a watcher that was left would have ended the process
+    time.sleep(interruption.GRACE_SECONDS + 0.1)  # a watcher that was left would have ended the process
 
 
 def test_a_call_that_cannot_be_interrupted_is_not_waited_for() -> None:
@@ -131,7 +131,7 @@ def test_who_is_interrupted_waits_for_no_thread() -> None:
         interrupt()
         return end.wait(LONGEST)
 
-    with pytest.raises(KeyboardInterrupt), threads(1) as pool:
+    with pytest.raises(KeyboardInterrupt), thread_pool(1) as pool:
         waiting += [pool.submit(interrupted), pool.submit(end.wait, LONGEST)]
         both.set()
         wait(waiting[0])

@@ -32,7 +32,7 @@ def test_no_program_of_the_current_folder_is_run(
     rest = os.environ["PATH"]
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", path.format(rest=rest))
-    found = subprocesses.find("ls")
+    found = subprocesses.find_program("ls")
     assert found is None or (os.path.isabs(found) and tmp_path not in pathlib.Path(found).parents)
     assert "trapped" not in subprocesses.output("ls")
     if rest in os.environ["PATH"]:
@@ -113,7 +113,7 @@ def test_git_is_not_told_what_to_do_by_the_environment(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A record's commit is that of the package, in whatever repository the caller is."""
-    if subprocesses.find("git") is None:
+    if subprocesses.find_program("git") is None:
         pytest.skip("there is no git here")
     subprocesses.run(["git", "init", "-q", tmp_path / "other"])
     found = []

@@ -18,7 +18,7 @@ from escalade.commands.selection import check_names
 from escalade.errors import UnsupportedError
 from escalade.ops.base.card import H200
 from escalade.ops.base.rung import ALL_ARCHITECTURES
-from escalade.terminal_text import shown, size
+from escalade.terminal_text import format_bytes, printable
 from escalade_apps.classify.preparation import normalization_at, side_of
 
 _HERE = torch.device("cpu")
@@ -74,7 +74,7 @@ def command(
         output.parent.mkdir(parents=True, exist_ok=True)
         engine.save(output, kernels=architectures)
     console.print(
-        f"wrote {escape(shown(output))}: {size(output.stat().st_size)}, {engine.dtype}, plans for batches of "
-        f"{', '.join(map(str, batches))} on {', '.join(architectures)}, in {time.perf_counter() - began:.1f} s",
+        f"wrote {escape(printable(output))}: {format_bytes(output.stat().st_size)}, {engine.dtype}, plans for batches "
+        f"of {', '.join(map(str, batches))} on {', '.join(architectures)}, in {time.perf_counter() - began:.1f} s",
         highlight=False,
     )

@@ -14,7 +14,7 @@ from escalade import parsing
 from escalade.device.cache import Entry, default_cache
 from escalade.errors import UnsupportedError
 from escalade.narrow_tables import Table
-from escalade.terminal_text import shown, size
+from escalade.terminal_text import format_bytes, printable
 
 KINDS = {
     ".bin": "kernels for a GPU",
@@ -49,20 +49,20 @@ def command(
             )
         return
     entries = cache.entries()
-    console.print(Text(shown(cache.directory)))
+    console.print(Text(printable(cache.directory)))
     console.print(_table(entries))
     console.print(
-        f"{len(entries)} entries, {_total(entries)} of {size(cache.limit_bytes)}, those unused for longest go "
+        f"{len(entries)} entries, {_total(entries)} of {format_bytes(cache.limit_bytes)}, those unused for longest go "
         "first; ESCALADE_CACHE_LIMIT changes that",
         highlight=False,
     )
     if problem := cache.problem():
-        console.print(Text(f"New entries last as long as the process that makes them: {shown(problem)}"))
+        console.print(Text(f"New entries last as long as the process that makes them: {printable(problem)}"))
 
 
 def _bytes(text: str) -> int:
     try:
-        return parsing.size(text)
+        return parsing.parse_size(text)
     except ValueError as error:
         raise UnsupportedError(f"--limit: {error}") from error
 
@@ -78,7 +78,7 @@ def _table(entries: Sequence[Entry]) -> Table:
 
 
 def _total(entries: Sequence[Entry]) -> str:
-    return size(sum(entry.bytes for entry in entries))
+    return format_bytes(sum(entry.bytes for entry in entries))
 
 
 def _ago(then: float) -> str:

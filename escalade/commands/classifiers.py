@@ -11,7 +11,7 @@ from escalade.commands.networks import network as named_network
 from escalade.engine import Engine
 from escalade.errors import UnsupportedError
 from escalade.models import read_resnet
-from escalade.terminal_text import shown
+from escalade.terminal_text import printable
 from escalade_apps.classify.images import Crop, Source
 from escalade_apps.classify.labels import class_labels
 from escalade_apps.classify.preparation import (
@@ -39,7 +39,7 @@ class Asked:
 
     @property
     def called(self) -> str:
-        return shown(self.weights or self.network)
+        return printable(self.weights or self.network)
 
 
 @dataclass(frozen=True)
@@ -70,4 +70,4 @@ def classifier(asked: Asked, device: str, batch: int, files: Sequence[Source]) -
         normalize=lambda shape: normalization_at(side_of(shape), asked.mean, asked.std),
     )  # fmt: skip
     names = class_labels(classes_of(engine), asked.labels)
-    return Classifier(engine, shown(asked.network), crop_to(side_of(engine.graph.inputs[0].shape)), names)
+    return Classifier(engine, printable(asked.network), crop_to(side_of(engine.graph.inputs[0].shape)), names)

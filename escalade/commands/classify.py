@@ -19,7 +19,7 @@ from escalade.commands.options import ColourDeviation, ColourMean, EngineOn, cou
 from escalade.commands.progress import progress_bar
 from escalade.engine.graph.forms import require_dtype
 from escalade.errors import UnsupportedError
-from escalade.terminal_text import shown
+from escalade.terminal_text import printable
 from escalade_apps.classify import output, reading
 from escalade_apps.classify.decoders import decoder_for
 from escalade_apps.classify.images import Unreadable, find, require_any
@@ -195,7 +195,7 @@ def command(
 def _local(name: str) -> pathlib.Path:
     if "://" in name and not os.path.exists(name):
         raise UnsupportedError(
-            f"{shown(name)} is a URI, which --ray reads, with --ray local on this machine; paths are read without it"
+            f"{printable(name)} is a URI: pass --ray (--ray local for this machine) to read it; paths need no --ray"
         )
     return pathlib.Path(name)
 
@@ -230,7 +230,7 @@ def _summarise(
         highlight=False,
     )
     for each in skipped:
-        status.print(Text.assemble(("skipped", "red"), f" {shown(each.file)}: {shown(each.reason)}"))
+        status.print(Text.assemble(("skipped", "red"), f" {printable(each.file)}: {printable(each.reason)}"))
     images = len(skipped) - folders
     if images:
         status.print(f"[red]{images:,} of {read + images:,} images could not be read[/]", highlight=False)

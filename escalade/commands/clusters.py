@@ -14,7 +14,7 @@ from escalade.commands.classifiers import Asked, classifier
 from escalade.commands.networks import is_saved
 from escalade.commands.progress import progress_bar
 from escalade.errors import UnsupportedError
-from escalade.terminal_text import shown
+from escalade.terminal_text import printable
 from escalade_apps.ray import Job, Network
 from escalade_apps.ray.connection import connected
 
@@ -46,7 +46,7 @@ def classify(
             found.engine, found.crop, found.labels, found.title, str(asked.weights or asked.network),
             saved=asked.network is not None and is_saved(asked.network),
         )  # fmt: skip
-    with status.status(f"Looking for images, and for Ray at {shown(address)}"):
+    with status.status(f"Looking for images, and for Ray at {printable(address)}"):
         job = Job(
             images, output, network,
             workers=workers, device=device, batch=batch, top=top, shard=shard, form=form,
@@ -65,11 +65,11 @@ def classify(
     console.print(
         f"{done:,} images in {seconds:.2f} s, {done / max(seconds, 1e-9):,.0f} a second, decoding and the start of "
         f"workers included; {job.images - done:,} were done before: {network.title}, {network.dtype}, batches of "
-        f"{batch}, to {shown(output)}",
+        f"{batch}, to {printable(output)}",
         highlight=False,
     )
     for each in job.closed:
-        status.print(f"skipped {shown(each.file)}: {shown(each.reason)}", style="red", markup=False)
+        status.print(f"skipped {printable(each.file)}: {printable(each.reason)}", style="red", markup=False)
     if unreadable:
         status.print(
             f"[red]{unreadable:,} of {done:,} images could not be read[/]; their rows say why",

@@ -15,7 +15,7 @@ from escalade.tune import verification
 
 
 def compile_for(
-    planned: Sequence[verification.Job],
+    planned: Sequence[verification.VerificationJob],
     device: torch.device,
     console: Console,
     checks: bool = False,
@@ -34,8 +34,8 @@ def compile_for(
 
 
 def compile_all(
-    planned: Sequence[verification.Job], arch: str, workers: int | None, console: Console
-) -> list[precompilation.Failure]:
+    planned: Sequence[verification.VerificationJob], arch: str, workers: int | None, console: Console
+) -> list[precompilation.CompileFailure]:
     """Compiles what the jobs run on an architecture into the cache, and gives what the compiler refused."""
     wanted = verification.programs(planned)
     began = time.perf_counter()

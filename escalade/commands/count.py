@@ -64,9 +64,9 @@ def command(
     run.end()
 
 
-def _first_of_each_rung(planned: list[verification.Job]) -> list[verification.Job]:
+def _first_of_each_rung(planned: list[verification.VerificationJob]) -> list[verification.VerificationJob]:
     """Every rung on each problem and layout, in the first dtype that it takes: the others differ in bytes alone."""
-    kept: dict[tuple[str, str, str], verification.Job] = {}
+    kept: dict[tuple[str, str, str], verification.VerificationJob] = {}
     for job in planned:
         key = (job.problem.name, job.problem.layout, job.rung.name)
         if key not in kept or (kept[key].refusal and not job.refusal):

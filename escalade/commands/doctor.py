@@ -16,8 +16,7 @@ from escalade import subprocesses
 from escalade.commands.progress import waiting
 from escalade.errors import ToolError
 from escalade.narrow_tables import Table
-from escalade.terminal_text import shown
-from escalade.terminal_text import size as shown_size
+from escalade.terminal_text import format_bytes, printable
 
 VARIABLES = {
     "ESCALADE_CACHE_DIR": ("~/.cache/escalade", "where compiled kernels are kept between runs"),
@@ -98,11 +97,11 @@ def show(report: Report, console: Console | None = None) -> bool:
     console = console or Console()
     table = Table(title="What is here", title_justify="left", show_header=False)
     for finding in report.findings:
-        table.add_row(_mark(finding.good), finding.topic, Text(shown(finding.value, keep="\n")))
+        table.add_row(_mark(finding.good), finding.topic, Text(printable(finding.value, keep="\n")))
     console.print(table)
     variables = Table("variable", "now", "default", "what it does", title="Environment", title_justify="left")
     for name, (default, meaning) in VARIABLES.items():
-        variables.add_row(name, Text(shown(os.environ.get(name, ""))), default, meaning)
+        variables.add_row(name, Text(printable(os.environ.get(name, ""))), default, meaning)
     console.print(variables)
     abilities = Table("", "what", "works", "try", title="What will work", title_justify="left")
     for ability in report.abilities:
@@ -189,9 +188,9 @@ def _compiler() -> Finding:
 
 
 def _nvrtc() -> str:
-    from escalade.device.nvrtc import compiler_version, translate
+    from escalade.device.nvrtc import compile_source, compiler_version
 
-    code, _ = translate(_PROBE, "probe.cu", "sm_90a")
+    code, _ = compile_source(_PROBE, "probe.cu", "sm_90a")
     return f"{compiler_version().removeprefix('nvrtc ')}, compiles a kernel ({len(code)} bytes)"
 
 
@@ -245,4 +244,4 @@ def _cache() -> str:
     if problem := cache.problem():
         raise RuntimeError(problem)
     entries, size = cache.size()
-    return f"{cache.directory}: {entries} entries, {shown_size(size)} of {shown_size(cache.limit_bytes)}"
+    return f"{cache.directory}: {entries} entries, {format_bytes(size)} of {format_bytes(cache.limit_bytes)}"

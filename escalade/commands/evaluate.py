@@ -28,7 +28,7 @@ from escalade.commands.running import ON_CPU, Run
 from escalade.engine.graph.forms import require_dtype
 from escalade.errors import UnsupportedError
 from escalade.models import read_resnet
-from escalade.terminal_text import shown
+from escalade.terminal_text import printable
 from escalade_apps.classify import output
 from escalade_apps.classify.labelled import find_labelled, spread
 from escalade_apps.classify.preparation import normalization
@@ -102,7 +102,7 @@ def command(
         output.write(json, _json(records, data, where))
     if csv is not None:
         output.write(csv, _csv(records))
-    title = f"{network} with {shown(records[0].config['weights'])} on {shown(data)}, on {where}"
+    title = f"{network} with {printable(records[0].config['weights'])} on {printable(data)}, on {where}"
     run.show(table.titled(title) for table in networks.evaluation(records))
     run.end()
 

@@ -37,7 +37,7 @@ def command(
         pathlib.Path | None,
         written(
             "--results",
-            check=files.require_folder,
+            check=files.require_writable_folder,
             help="With --time and a model by name: file the steps under this folder, in one of "
             "the GPU's name.",
         ),

@@ -11,7 +11,7 @@ import typer
 
 from escalade import files
 from escalade.errors import UnsupportedError
-from escalade.terminal_text import shown
+from escalade.terminal_text import printable
 from escalade_bench.measure import records
 
 MOST = 2**31 - 1
@@ -47,7 +47,7 @@ def written(
     *names: str,
     help: str,
     endings: tuple[str, ...] = (),
-    check: Callable[[pathlib.Path], None] = files.require_place,
+    check: Callable[[pathlib.Path], None] = files.require_writable_file,
     show_default: bool = True,
 ) -> Any:
     """An option for a file or folder that a command writes: what cannot be written is refused before the run."""
@@ -57,7 +57,7 @@ def written(
             return None
         if endings and value.suffix not in endings:
             listed = " or ".join((", ".join(endings[:-1]), endings[-1]) if endings[1:] else endings)
-            raise UnsupportedError(f"{shown(value)}: {names[0]} writes {listed} files")
+            raise UnsupportedError(f"{printable(value)}: {names[0]} writes {listed} files")
         check(value)
         return value
 
@@ -144,7 +144,7 @@ RecordsFolder = Annotated[
     written(
         "--results",
         help="File the records under this folder, in one of the GPU's name: a file a workload.",
-        check=files.require_folder,
+        check=files.require_writable_folder,
     ),
 ]
 

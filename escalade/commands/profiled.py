@@ -139,5 +139,5 @@ def _step(asked: Asked, device: torch.device) -> tuple[TrainingStep, tuple[torch
 
 def launch() -> None:
     """Entry point of the process under Nsight Compute."""
-    asked = parsing.typed(Asked, parsing.parse(sys.argv[1]))
+    asked = parsing.parse_dataclass(Asked, parsing.parse(sys.argv[1]))
     ncu.launch(lambda: target_of(asked))

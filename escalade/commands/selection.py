@@ -64,7 +64,7 @@ class Selection:
         problems: Sequence[Any] | None,
         all_configs: bool = False,
         card: Card | None = None,
-    ) -> list[verification.Job]:
+    ) -> list[verification.VerificationJob]:
         """Return the jobs of problems (None for the default ones), with the default config or all of them."""
         configs = "all" if all_configs else "default"
         return verification.jobs(
@@ -72,10 +72,10 @@ class Selection:
             configs=configs, card=card,
         )  # fmt: skip
 
-    def require_work(self, planned: Sequence[verification.Job], what: str) -> None:
+    def require_work(self, planned: Sequence[verification.VerificationJob], what: str) -> None:
         """Refuse a selection that leaves nothing to do, in all or of one name: what was not run is not right."""
         wanted = [job for job in planned if not job.refusal]
-        kinds: dict[str, tuple[tuple[str, ...], Callable[[verification.Job], str]]] = {
+        kinds: dict[str, tuple[tuple[str, ...], Callable[[verification.VerificationJob], str]]] = {
             "problem": (self.problems, lambda job: str(job.problem.name)),
             "rung": (self.rungs, lambda job: job.rung.name),
             "dtype": (self.dtypes, lambda job: str(job.problem.dtype)),

@@ -59,7 +59,7 @@ def command(
             "--output",
             "-o",
             help="The run's folder. Without it: runs/TASK.",
-            check=files.require_folder,
+            check=files.require_writable_folder,
             show_default=False,
         ),
     ] = None,
@@ -115,7 +115,7 @@ def command(
         pathlib.Path | None,
         written(
             "--results",
-            check=files.require_folder,
+            check=files.require_writable_folder,
             help="File the course of the run under this folder, in one of the GPU's name, for the report.",
         ),
     ] = None,

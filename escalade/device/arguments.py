@@ -77,7 +77,7 @@ class ArgumentList:
         return self._encode(tensor_map, address)
 
 
-class Pointers:
+class BufferPointers:
     """Every place in the arguments of a few launches where the address of one piece of memory stands.
 
     For memory that is another at each call: setting these is all that a launch then needs.
@@ -103,7 +103,7 @@ class Pointers:
         self.forget()
 
     @property
-    def only(self) -> Any:
+    def single(self) -> Any:
         """The one pointer, where there is no more to set than that; else None."""
         (value, offset), *others = self._values or [(None, 0)]
         return None if others or offset or self._maps else value

@@ -147,7 +147,7 @@ class DiskCache:
         """Whether `get` would find it, whole."""
         return self._find(_name(key, ".bin")) is not None
 
-    def keeps(self, key: str) -> bool:
+    def is_persistent(self, key: str) -> bool:
         """Whether it is found when this process is gone, too."""
         found = self._find(_name(key, ".bin"))
         return found is not None and found.parent == self.directory
@@ -238,7 +238,7 @@ class DiskCache:
 
     def _folders(self) -> Iterator[pathlib.Path]:
         with contextlib.suppress(OSError):
-            if not ownership.objection(self.directory):
+            if not ownership.untrusted_reason(self.directory):
                 yield self.directory
         if self._substitute:
             yield pathlib.Path(self._substitute.name)
@@ -252,8 +252,8 @@ class DiskCache:
         with contextlib.ExitStack() as held:
             with contextlib.suppress(OSError, _Unusable):
                 folder = self._prepared()
-                if not ownership.can_be_written_by_others(os.stat(folder)):
-                    held.enter_context(files.alone(folder / f"{name}.lock", mode=0o600))
+                if not ownership.is_writable_by_others(os.stat(folder)):
+                    held.enter_context(files.exclusive_lock(folder / f"{name}.lock", mode=0o600))
             yield
 
     def _make(self, name: str, make: Callable[[pathlib.Path], None]) -> pathlib.Path:
@@ -266,10 +266,10 @@ class DiskCache:
         """The folder, there and marked as what it is."""
         try:
             above = next(place for place in (self.directory, *self.directory.parents) if place.exists())
-            objection = ownership.objection(above)
+            objection = ownership.untrusted_reason(above)
             if not objection:
                 _make_folder(self.directory)
-                objection = ownership.objection(self.directory)
+                objection = ownership.untrusted_reason(self.directory)
             if not objection and not (self.directory / _TAG).exists():
                 with contextlib.suppress(OSError):
                     (self.directory / _TAG).write_text(_TAG_TEXT)
@@ -366,7 +366,7 @@ def _opened(path: pathlib.Path) -> Iterator[BinaryIO]:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
             raise FileNotFoundError(errno.ENOENT, "not a regular file", str(path))
-        if not ownership.is_ours(status) or ownership.can_be_written_by_others(status):
+        if not ownership.has_trusted_owner(status) or ownership.is_writable_by_others(status):
             raise PermissionError(errno.EACCES, "other users could have written it", str(path))
         if status.st_size < SEAL_BYTES:
             raise _Damaged("its end is missing", status)
@@ -463,6 +463,6 @@ def default_limit() -> int:
     if not chosen:
         return DEFAULT_LIMIT_BYTES
     try:
-        return parsing.size(chosen)
+        return parsing.parse_size(chosen)
     except ValueError as error:
         raise UnsupportedError(f"ESCALADE_CACHE_LIMIT: {error}") from error

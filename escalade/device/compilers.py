@@ -19,10 +19,10 @@ from multiprocessing.connection import Connection, wait
 from typing import NamedTuple
 
 from escalade.device.cache import default_cache, default_directory, default_limit
-from escalade.device.nvrtc import compile_program, keep, make_ready, unkept
+from escalade.device.nvrtc import compile_program, store_payload, unpersisted_payload, warm_up
 from escalade.device.program import Program
 from escalade.errors import CompileError
-from escalade.fork_server import FirstProcess
+from escalade.fork_server import ForkServer
 from escalade.interruption import interruptible
 
 IDLE_SECONDS = 60.0
@@ -31,15 +31,15 @@ Answer = tuple[str, bytes | None]
 """What the compiler has against a program, and machine code that the cache's folder did not take."""
 
 
-class Request(NamedTuple):
+class CompileRequest(NamedTuple):
     """Programs to be compiled, so many at a time."""
 
     programs: tuple[Program, ...]
     architecture: str
-    at_once: int
+    max_parallel: int
     cache: tuple[tuple[str, str], ...]
     """Variables that say where to keep them."""
-    is_awaited: bool
+    wait: bool
     """Whether somebody waits for an answer for each of them."""
 
 
@@ -49,33 +49,33 @@ class _Job(NamedTuple):
     cache: tuple[tuple[str, str], ...]
 
 
-_first = FirstProcess(f"{__name__}.serve", {})
+_server = ForkServer(f"{__name__}.serve", {})
 
 
-def begin() -> None:
+def start() -> None:
     """Starts the first process if it is not there: it gets ready while the caller goes on."""
-    _first.begin()
+    _server.start()
 
 
-def end() -> None:
+def stop() -> None:
     """Ends the processes; the next program starts them again."""
-    _first.end()
+    _server.stop()
 
 
 def compile_ahead(programs: Sequence[Program], architecture: str, count: int) -> None:
     """Has programs compiled that somebody is going to want, `count` at a time, and waits for none of them. While others
     are waited for, or where the first process cannot be started, they are left to who wants them."""
-    with _first.unless_busy() as free:
+    with _server.try_exclusive() as free:
         if not free:
             return
         try:
             with suppress(OSError):
                 _ask(
-                    _first.running(),
-                    Request(tuple(programs), architecture, count, _cache(), is_awaited=False),
+                    _server.ensure_running(),
+                    CompileRequest(tuple(programs), architecture, count, _cache(), wait=False),
                 )
         except BaseException:  # half a request is none
-            _first.end_now()
+            _server.kill()
             raise
 
 
@@ -86,26 +86,26 @@ def compile_all(
     refusal or an empty text. Gives those that are left, if the first process cannot be started or dies.
     """
     left = dict(enumerate(programs))
-    with _first.alone():
+    with _server.exclusive():
         try:
-            process = _first.running()
+            process = _server.ensure_running()
         except OSError:
             return [*programs]
         try:
             with suppress(OSError):  # one that is gone gives no answer
-                _ask(process, Request(tuple(programs), architecture, count, _cache(), is_awaited=True))
+                _ask(process, CompileRequest(tuple(programs), architecture, count, _cache(), wait=True))
             while left:
                 answer = interruptible(lambda: _answer(process))
                 if answer is None:
-                    _first.end_now()
+                    _server.kill()
                     break
                 number, message, payload = answer
                 program = left.pop(number)
                 if payload is not None:
-                    keep(program, architecture, payload)
+                    store_payload(program, architecture, payload)
                 report(program, message)
         except BaseException:  # nobody waits for what they compile
-            _first.end_now()
+            _server.kill()
             raise
     return [*left.values()]
 
@@ -119,7 +119,7 @@ def _cache() -> tuple[tuple[str, str], ...]:
     )
 
 
-def _ask(process: subprocess.Popen[bytes], request: Request) -> None:
+def _ask(process: subprocess.Popen[bytes], request: CompileRequest) -> None:
     """Past the buffer of `stdin`: whoever forks meanwhile would write what is left in it, too."""
     assert process.stdin
     with Connection(os.dup(process.stdin.fileno()), readable=False) as requests:
@@ -145,7 +145,7 @@ def serve() -> None:
     os.dup2(2, 1)  # whatever a library prints must not get among the answers
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks how the copies ended
     with suppress(CompileError):  # which every program says then
-        make_ready()
+        warm_up()
     copies = _Copies()
     with suppress(EOFError, BrokenPipeError):  # whoever asked is gone
         while ready := wait([requests, *copies.at_work], None if copies.at_work else IDLE_SECONDS):
@@ -172,15 +172,15 @@ class _Copies:
         """What nobody has asked for yet."""
         self._awaited: dict[int, _Job] = {}
 
-    def take(self, request: Request) -> None:
+    def take(self, request: CompileRequest) -> None:
         """What somebody waits for comes before what was begun ahead."""
         jobs = tuple(_Job(program, request.architecture, request.cache) for program in request.programs)
-        if request.is_awaited:
+        if request.wait:
             self._awaited = dict(enumerate(jobs))
-        first, then = (jobs, self._waiting) if request.is_awaited else (self._waiting, jobs)
+        first, then = (jobs, self._waiting) if request.wait else (self._waiting, jobs)
         begun = {*self.at_work.values(), *self._said}
         self._waiting = deque(job for job in dict.fromkeys((*first, *then)) if job not in begun)
-        self._at_once = request.at_once
+        self._at_once = request.max_parallel
         self._go_on()
 
     def hear(self, pipe: int) -> None:
@@ -228,7 +228,7 @@ def _compiled(job: _Job) -> Answer:
     os.environ.update(job.cache)
     try:
         compile_program(job.program, job.architecture)
-        return "", unkept(job.program, job.architecture)
+        return "", unpersisted_payload(job.program, job.architecture)
     except CompileError as error:
         return str(error), None
     finally:

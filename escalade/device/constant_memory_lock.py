@@ -21,22 +21,22 @@ from escalade.device import cuda
 from escalade.device.program import Program
 from escalade.errors import LaunchError
 
-Copies = Mapping[Program, cuda.CudaKernel]
+ProgramCopies = Mapping[Program, cuda.CudaKernel]
 
 
-class Turns(Protocol):
-    def take(self) -> AbstractContextManager[Copies]:
+class ConstantLock(Protocol):
+    def take(self) -> AbstractContextManager[ProgramCopies]:
         """A turn, with the copies of the programs to be launched in it: none for those that `cuda.load` gives."""
 
 
-class TwinTurns:
+class TwinConstantLock:
     """Lets calls of the twin's kernels take turns: a library has one set of variables."""
 
     def __init__(self, programs: Sequence[Program]) -> None:
         self._locks = [_twin_locks.setdefault(program, threading.Lock()) for program in programs]
 
     @contextmanager
-    def take(self) -> Iterator[Copies]:
+    def take(self) -> Iterator[ProgramCopies]:
         with ExitStack() as held:
             for lock in self._locks:  # in one order for all: programs come sorted
                 held.enter_context(lock)
@@ -105,7 +105,7 @@ class _Owner:
 _owners: dict[tuple[Program, int], _Owner] = {}
 
 
-class CudaTurns:
+class CudaConstantLock:
     """Lets calls of a recipe's programs on a GPU take turns."""
 
     def __init__(self, programs: Sequence[Program], device_index: int) -> None:
@@ -115,13 +115,13 @@ class CudaTurns:
         self._index = device_index
 
     @contextmanager
-    def take(self) -> Iterator[Copies]:
+    def take(self) -> Iterator[ProgramCopies]:
         with ExitStack() as held:
             for owner in self._owners:  # in one order for all: programs come sorted
                 held.enter_context(owner.lock)
             held.enter_context(torch.cuda.device(self._index))
             stream = torch.cuda.current_stream(self._index)
-            graph = cuda.recording(stream)
+            graph = cuda.capture_id(stream)
             if graph is None:
                 for owner in self._owners:
                     owner.reserve()

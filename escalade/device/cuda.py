@@ -18,9 +18,9 @@ from escalade.device.driver import check, check_status, launch_function, make_co
 from escalade.device.nvrtc import Cubin, Resources, compile_program
 from escalade.device.program import Program
 from escalade.device.recipe import ConstantCopy, KernelCall
-from escalade.device.streams import own_stream
+from escalade.device.streams import dedicated_stream
 from escalade.device.tensor_map import encode
-from escalade.device.torch_private import WORDS
+from escalade.device.torch_private import FAST_PATHS
 from escalade.errors import LaunchError, UnsupportedError
 
 
@@ -111,7 +111,7 @@ _noting: list[set[Program]] = []
 
 
 @contextmanager
-def noted() -> Iterator[set[Program]]:
+def track_programs() -> Iterator[set[Program]]:
     """The programs that anybody asks for meanwhile, whether or not they were loaded before."""
     found: set[Program] = set()
     _noting.append(found)
@@ -163,8 +163,8 @@ class CudaLaunch:
         from cuda.bindings import driver
 
         self._no_context = int(driver.CUresult.CUDA_ERROR_INVALID_CONTEXT)
-        self._current_stream = WORDS.current_stream
-        self._current_device = WORDS.current_device
+        self._current_stream = FAST_PATHS.current_stream
+        self._current_device = FAST_PATHS.current_device
         self.what = f"launching {call.program}{label}"
         self.kernel = kernel or load(call.program, device_index)
         self.arguments = ArgumentList(call.arguments, encode)
@@ -202,7 +202,7 @@ class CudaLaunch:
         (node,) = latest
         return node
 
-    def added_to(self, graph: Any, behind: Any) -> Any:
+    def add_to_graph(self, graph: Any, behind: Any) -> Any:
         """A node of a CUDA graph that is this launch with its arguments of now, behind another node if there is one."""
         from cuda.bindings import driver
 
@@ -227,7 +227,7 @@ class CudaLaunch:
         return node
 
     @property
-    def is_in_line(self) -> bool:
+    def is_on_main_lane(self) -> bool:
         """Whether it follows what was launched on the current stream, and not in a lane beside it."""
         return self._lane == 0
 
@@ -245,7 +245,7 @@ class CudaLaunch:
         check_status(status, self.what)
 
 
-def recording(stream: torch.cuda.Stream) -> int | None:
+def capture_id(stream: torch.cuda.Stream) -> int | None:
     """A number for the CUDA graph that is being recorded on the current stream, no other has it; None if none is."""
     if not torch.cuda.is_current_stream_capturing():
         return None
@@ -264,7 +264,7 @@ def side_stream(device_index: int, lane: int) -> torch.cuda.Stream:
     """A lane's stream. Each thread has its own: what one is recording, another must not launch into."""
     known: dict[tuple[int, int], torch.cuda.Stream] = _local.__dict__.setdefault("streams", {})
     if (device_index, lane) not in known:
-        known[device_index, lane] = own_stream(device_index)
+        known[device_index, lane] = dedicated_stream(device_index)
     return known[device_index, lane]
 
 
@@ -328,7 +328,7 @@ class CudaConstantCopy:
         self._source = buffers[self._copy.source.name] + self._copy.source.offset
 
     def __call__(self) -> None:
-        stream = WORDS.current_stream(self._device_index)
+        stream = FAST_PATHS.current_stream(self._device_index)
         status = self._driver.cuMemcpyDtoDAsync(self._target, self._source, self._copy.bytes, stream)
         check(status, self._what)
 

@@ -36,18 +36,18 @@ def check_status(status: int, what: str) -> None:
 def launch_function() -> Callable[..., int]:
     """`cuLaunchKernelEx` itself, over four addresses (config, kernel, arguments, and none of what is extra), each a
     c_void_p: on its way through cuda-bindings a launch takes several times as long in Python as in the driver."""
-    return patient_function("cuLaunchKernelEx")
+    return driver_function("cuLaunchKernelEx")
 
 
 @cache
-def patient_function(name: str) -> Callable[..., int]:
+def driver_function(name: str) -> Callable[..., int]:
     """A function of the driver's that may have to wait, over addresses, each a c_void_p: other threads go on
     meanwhile."""
     return function_at(_address(name))
 
 
 @cache
-def brief_function(name: str) -> Callable[..., int]:
+def gil_holding_function(name: str) -> Callable[..., int]:
     """A function of the driver's that waits for nothing, over addresses, each a c_void_p. It keeps the interpreter's
     lock: where other threads wait for that, to get it back takes longer than all else that is done."""
     return ctypes.PYFUNCTYPE(ctypes.c_int)(_address(name))

@@ -8,13 +8,13 @@ from functools import partial
 
 import torch
 
-from escalade.device.driver import brief_function
+from escalade.device.driver import gil_holding_function
 
 _NOT_YET = 600
 """What the driver says of an event whose work is not done (CUDA_ERROR_NOT_READY)."""
 
 
-class Mark:
+class StreamMarker:
     """An event. PyTorch gives the interpreter's lock away to record one, and where other threads wait for that lock,
     each time it is given away takes longer than the recording.
     """
@@ -32,10 +32,10 @@ class Mark:
         self.event.record()  # also what the driver has refused, for PyTorch says why
         if self._record is None:  # the event is made when it is first recorded
             handle = ctypes.c_void_p(self.event.cuda_event)
-            self._record = partial(brief_function("cuEventRecord"), handle)
-            self._query = partial(brief_function("cuEventQuery"), handle)
+            self._record = partial(gil_holding_function("cuEventRecord"), handle)
+            self._query = partial(gil_holding_function("cuEventQuery"), handle)
 
-    def is_passed(self) -> bool:
+    def is_done(self) -> bool:
         """Whether the stream has done all that was marked; so it has if nothing was."""
         status = 0 if self._query is None else self._query()
         if status in (0, _NOT_YET):

@@ -14,7 +14,7 @@ _PLACE_CHARACTERS = 32
 
 
 @dataclass(frozen=True)
-class Properties:
+class GpuProperties:
     """Properties of a GPU, as its driver reports them."""
 
     name: str
@@ -31,11 +31,11 @@ class Properties:
     memory_bytes: int
     clock_mhz: float
     """The highest clock."""
-    memory_bytes_a_us: float
+    memory_bytes_per_us: float
     """What the memory's clock and the width of its bus come to: two transfers a clock."""
 
 
-def properties_of(device: torch.device) -> Properties:
+def properties_of(device: torch.device) -> GpuProperties:
     """Asks the driver."""
     if device.type != "cuda":
         raise UnsupportedError(f"properties are a GPU's; {device} is none")
@@ -50,7 +50,7 @@ def properties_of(device: torch.device) -> Properties:
         return int(check(driver.cuDeviceGetAttribute(wanted, handle), f"asking {asked.name} for {name}"))
 
     bus_bytes = attribute("GLOBAL_MEMORY_BUS_WIDTH") / 8
-    return Properties(
+    return GpuProperties(
         asked.name,
         architecture(index),
         attribute("MULTIPROCESSOR_COUNT"),
@@ -64,7 +64,7 @@ def properties_of(device: torch.device) -> Properties:
     )
 
 
-def bus_place(index: int) -> str:
+def pci_bus_id(index: int) -> str:
     """Where on the bus a device of this process lies: what other libraries know it by."""
     from cuda.bindings import driver
 

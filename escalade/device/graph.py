@@ -15,14 +15,14 @@ import torch
 from escalade.device.arguments import ArgumentList
 from escalade.device.cuda import CudaLaunch
 from escalade.device.driver import (
-    brief_function,
     check,
     check_status,
+    driver_function,
+    gil_holding_function,
     make_context_current,
-    patient_function,
 )
-from escalade.device.recording import recorded
-from escalade.device.torch_private import WORDS
+from escalade.device.recording import capture_into
+from escalade.device.torch_private import FAST_PATHS
 
 _MAKING = "making a CUDA graph of launches"
 
@@ -64,14 +64,14 @@ class KernelGraph(ABC):
     def _run(self) -> None: ...
 
 
-class RecordedGraph(KernelGraph):
+class CapturedGraph(KernelGraph):
     """A graph of whatever is enqueued while PyTorch records it."""
 
     def __init__(self, record: Callable[[], Iterable[GraphNode]], stream: torch.cuda.Stream) -> None:
         """`record` enqueues it, on `stream`, and says what has become of launches."""
         self._graph = torch.cuda.CUDAGraph(keep_graph=True)  # or its nodes would be gone
         # Other threads may be using the engine meanwhile: what they allocate or wait for is no part of this.
-        with recorded(self._graph, stream, "thread_local"):
+        with capture_into(self._graph, stream, "thread_local"):
             nodes = tuple(record())
         self._graph.instantiate()
         super().__init__(self._graph.raw_cuda_graph_exec(), nodes)
@@ -93,16 +93,16 @@ class ChainedGraph(KernelGraph):
         nodes: list[GraphNode] = []
         for launch in launches:
             behind = nodes[-1].handle if nodes else None
-            nodes.append(GraphNode(launch, launch.added_to(graph, behind)))
+            nodes.append(GraphNode(launch, launch.add_to_graph(graph, behind)))
         executable = check(driver.cuGraphInstantiate(graph, 0), _MAKING)
         weakref.finalize(self, driver.cuGraphExecDestroy, executable).atexit = False
         super().__init__(int(executable), nodes)
         self._no_context = int(driver.CUresult.CUDA_ERROR_INVALID_CONTEXT)
         self._index = launches[0].device_index
-        self._launch = partial(patient_function("cuGraphLaunch"), ctypes.c_void_p(int(executable)))
+        self._launch = partial(driver_function("cuGraphLaunch"), ctypes.c_void_p(int(executable)))
 
     def _run(self) -> None:
-        stream = ctypes.c_void_p(WORDS.current_stream(self._index))
+        stream = ctypes.c_void_p(FAST_PATHS.current_stream(self._index))
         status = self._launch(stream)
         if status == self._no_context:  # the thread's first use of CUDA is this launch
             make_context_current(self._index)
@@ -124,7 +124,7 @@ class _Updated:
         self._parameters.kernelParams = ctypes.addressof(node.launch.arguments.addresses)
         addresses = (executable, int(node.handle), self._parameters.getPtr())
         self._set = partial(
-            brief_function("cuGraphExecKernelNodeSetParams"), *map(ctypes.c_void_p, addresses)
+            gil_holding_function("cuGraphExecKernelNodeSetParams"), *map(ctypes.c_void_p, addresses)
         )
 
     def update(self) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from escalade.device.gpu import bus_place
+from escalade.device.gpu import pci_bus_id
 
 _LIBRARY = "libnvidia-ml.so.1"
 _SM_CLOCK, _MEMORY_CLOCK, _GPU_TEMPERATURE = 1, 2, 0
@@ -41,7 +41,7 @@ class _Utilization(ctypes.Structure):
 
 
 @dataclass(frozen=True)
-class State:
+class GpuState:
     """A card at one moment; None stands for what its driver does not say."""
 
     sm_mhz: int | None
@@ -53,7 +53,7 @@ class State:
 
 
 @dataclass(frozen=True)
-class Conditions:
+class GpuConditions:
     """A card over a measurement."""
 
     sm_mhz: float | None
@@ -70,7 +70,7 @@ class Conditions:
         return asdict(self)
 
 
-def summed_up(states: Sequence[State]) -> Conditions | None:
+def summarize_states(states: Sequence[GpuState]) -> GpuConditions | None:
     """What was seen over a measurement; None where nothing was."""
     if not states:
         return None
@@ -84,7 +84,7 @@ def summed_up(states: Sequence[State]) -> Conditions | None:
     seen = 0
     for state in states:
         seen |= state.reasons
-    return Conditions(
+    return GpuConditions(
         median("sm_mhz"),
         median("memory_mhz"),
         max(known("power_w"), default=None),
@@ -93,15 +93,15 @@ def summed_up(states: Sequence[State]) -> Conditions | None:
     )
 
 
-class Watch:
+class ConditionMonitor:
     """Looks at the current GPU now and then; at none where there is none, or no library to ask."""
 
     def __init__(self) -> None:
         self._card = _card(torch.cuda.current_device()) if torch.cuda.is_initialized() else None
-        self._states: list[State] = []
+        self._states: list[GpuState] = []
         self._last = -SECONDS_BETWEEN
 
-    def look(self) -> None:
+    def sample(self) -> None:
         """Takes the state down, unless it was taken a moment ago."""
         now = time.monotonic()
         if self._card is not None and now - self._last >= SECONDS_BETWEEN:
@@ -109,17 +109,17 @@ class Watch:
             self._states.append(self._card.state())
 
     @property
-    def conditions(self) -> Conditions | None:
-        return summed_up(self._states)
+    def conditions(self) -> GpuConditions | None:
+        return summarize_states(self._states)
 
     @property
-    def seen(self) -> dict[str, Any]:
+    def record(self) -> dict[str, Any]:
         """The conditions as records have them."""
         return asdict(self.conditions) if self.conditions else {}
 
 
 @dataclass(frozen=True)
-class Load:
+class GpuLoad:
     """Medians over a stretch of work; None stands for what the driver does not report."""
 
     gpu_pct: float | None
@@ -129,7 +129,7 @@ class Load:
     pcie_out_mbps: float | None
 
 
-class LoadWatch:
+class LoadMonitor:
     """Samples utilization and PCIe traffic in a thread of its own, while the block runs.
 
     Each reading of the traffic takes the driver 20 ms, so none of this belongs beside what is timed.
@@ -141,7 +141,7 @@ class LoadWatch:
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._sample, daemon=True)
 
-    def __enter__(self) -> LoadWatch:
+    def __enter__(self) -> LoadMonitor:
         if self._card is not None:
             self._thread.start()
         return self
@@ -152,13 +152,13 @@ class LoadWatch:
             self._thread.join()
 
     @property
-    def load(self) -> Load:
+    def load(self) -> GpuLoad:
         def median(place: int) -> float | None:
             known = [value for sample in self._samples if (value := sample[place]) is not None]
             return statistics.median(known) if known else None
 
         incoming, outgoing = median(1), median(2)
-        return Load(
+        return GpuLoad(
             median(0),
             None if incoming is None else incoming / 1e3,
             None if outgoing is None else outgoing / 1e3,
@@ -177,10 +177,10 @@ class Nvml:
         self._library = library
         self._handle = handle
 
-    def state(self) -> State:
+    def state(self) -> GpuState:
         """What it is like now."""
         power = self._asked("nvmlDeviceGetPowerUsage")
-        return State(
+        return GpuState(
             self._asked("nvmlDeviceGetClockInfo", _SM_CLOCK),
             self._asked("nvmlDeviceGetClockInfo", _MEMORY_CLOCK),
             None if power is None else power / 1e3,
@@ -217,7 +217,7 @@ def _card(index: int) -> Nvml | None:
         library = ctypes.CDLL(_LIBRARY)
     except OSError:
         return None
-    handle, place = ctypes.c_void_p(), bus_place(index).encode()
+    handle, place = ctypes.c_void_p(), pci_bus_id(index).encode()
     if library.nvmlInit_v2() or library.nvmlDeviceGetHandleByPciBusId_v2(place, ctypes.byref(handle)):
         return None
     return Nvml(library, handle)

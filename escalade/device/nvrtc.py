@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from escalade.device.cache import cache_key, default_cache
-from escalade.device.nvrtc_library import installed, library, major_of, nvidia_folders, toolkits
+from escalade.device.nvrtc_library import installed_libraries, library, major_of, nvidia_folders, toolkits
 from escalade.device.program import KERNELS, Program, prelude, read
 from escalade.errors import CompileError, ToolError
 from escalade.interruption import interruptible
@@ -88,35 +88,35 @@ def compile_program(program: Program, architecture: str) -> Cubin:
     return _unpack(program, architecture, payload)
 
 
-def offer(codes: Mapping[str, bytes]) -> None:
+def add_bundled(codes: Mapping[str, bytes]) -> None:
     """Machine code by `source_key` that is taken from now on, without asking the cache or the compiler."""
     _offered.update(codes)
 
 
-def is_offered(program: Program, architecture: str) -> bool:
+def is_bundled(program: Program, architecture: str) -> bool:
     """Whether its machine code was brought along."""
     return bool(_offered) and source_key(program, architecture) in _offered
 
 
 def is_compiled(program: Program, architecture: str) -> bool:
     """Whether it was brought along, or the cache has it already, whole."""
-    return is_offered(program, architecture) or default_cache().has(_key(program, architecture))
+    return is_bundled(program, architecture) or default_cache().has(_key(program, architecture))
 
 
-def unkept(program: Program, architecture: str) -> bytes | None:
+def unpersisted_payload(program: Program, architecture: str) -> bytes | None:
     """What was compiled, if the cache has it only for as long as this process lives; for `keep` in another."""
     key = _key(program, architecture)
-    if default_cache().keeps(key):
+    if default_cache().is_persistent(key):
         return None
     return default_cache().get(key, lambda: _compile_unspilled(program, architecture))
 
 
-def keep(program: Program, architecture: str, payload: bytes) -> None:
+def store_payload(program: Program, architecture: str, payload: bytes) -> None:
     """What another process compiled and could not keep."""
     default_cache().get(_key(program, architecture), lambda: payload)
 
 
-def make_ready() -> None:
+def warm_up() -> None:
     """Loads the compiler, and reads the headers that most programs include, ahead of the first of them."""
     compiler_version()
     header_digest(cuda_headers(), ("cuda_bf16.h", "cuda_fp16.h"))
@@ -184,13 +184,17 @@ def _compile(program: Program, architecture: str) -> bytes:
     """The log's length, the log, the code."""
     folders = (f"--include-path={folder}" for folder in (KERNELS, cuda_headers()))
     try:
-        code, log = translate(program.text(), program.source, architecture, ["--ptxas-options=-v", *folders])
+        code, log = compile_source(
+            program.text(), program.source, architecture, ["--ptxas-options=-v", *folders]
+        )
     except CompileError as error:
         raise CompileError(f"NVRTC refused {program} for {architecture}:\n{error}") from error
     return len(log).to_bytes(4, "little") + log + code
 
 
-def translate(source: str, name: str, architecture: str, options: Sequence[str] = ()) -> tuple[bytes, bytes]:
+def compile_source(
+    source: str, name: str, architecture: str, options: Sequence[str] = ()
+) -> tuple[bytes, bytes]:
     """The machine code of a source, and what the compiler says of it; a CompileError with that if it refuses."""
     # As a whole: who is interrupted must not destroy what is still being compiled.
     return interruptible(lambda: _translated(source, name, architecture, options))
@@ -277,7 +281,7 @@ def _header_candidates() -> list[pathlib.Path]:
     for root in nvidia_folders():
         folders += sorted(root.glob("cu*/include"))
     folders += [toolkit / "include" for toolkit in toolkits()]
-    libraries = installed()
+    libraries = installed_libraries()
     # NVRTC does not compile the headers of a later CUDA.
     return sorted(folders, key=lambda folder: bool(libraries) and _major(folder) != major_of(libraries[0]))
 

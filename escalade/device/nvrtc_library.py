@@ -91,7 +91,7 @@ def library() -> NvrtcLibrary:
     """Load NVRTC: the newest of the installed ones whose machine code the driver accepts."""
     refusals = []
     sonames = [f"libnvrtc.so.{major}" for major in _preferred(_MAJORS)]
-    for path in (*map(str, installed()), *sonames):
+    for path in (*map(str, installed_libraries()), *sonames):
         try:
             return NvrtcLibrary(path)
         except (OSError, AttributeError, CompileError) as error:
@@ -102,7 +102,7 @@ def library() -> NvrtcLibrary:
     )
 
 
-def installed() -> list[pathlib.Path]:
+def installed_libraries() -> list[pathlib.Path]:
     """List NVRTC libraries in the order of preference: newest first, but those newer than the driver last."""
     folders = [folder for root in nvidia_folders() for folder in sorted(root.glob("*/lib"))]
     folders += [folder for root in toolkits() for folder in (root / "lib64", *root.glob("targets/*/lib"))]
@@ -150,7 +150,7 @@ def nvidia_folders() -> list[pathlib.Path]:
 def toolkits() -> list[pathlib.Path]:
     """Roots of installed CUDA toolkits. Relative ones would depend on the current folder."""
     named = [os.environ.get("CUDA_HOME", ""), "/usr/local/cuda"]
-    nvcc = subprocesses.find("nvcc")
+    nvcc = subprocesses.find_program("nvcc")
     if nvcc:
         named.append(str(pathlib.Path(nvcc).resolve().parent.parent))
     return [pathlib.Path(toolkit) for toolkit in named if os.path.isabs(toolkit)]

@@ -13,7 +13,7 @@ _AROUND = frozenset(pathlib.Path(__file__).resolve().parents)
 _WHOLE_NAMESPACE = ["0", "0", "4294967295"]
 
 
-def objection(folder: pathlib.Path) -> str:
+def untrusted_reason(folder: pathlib.Path) -> str:
     """Who else could change what is found in a folder, or put another one in its place; empty if nobody could.
 
     The path has no links in it. Where a folder is sticky, only owners remove and rename: then those count. Who can
@@ -24,14 +24,14 @@ def objection(folder: pathlib.Path) -> str:
             break
         status = os.stat(place)
         owner_is_unknown = place != folder and _is_unmapped(status.st_uid)
-        if not owner_is_unknown and not is_ours(status):
+        if not owner_is_unknown and not has_trusted_owner(status):
             return f"{place} belongs to another user, {_user(status.st_uid)}"
-        if can_be_written_by_others(status) and not status.st_mode & stat.S_ISVTX:
+        if is_writable_by_others(status) and not status.st_mode & stat.S_ISVTX:
             return f"other users can write to {place} (chmod go-w would end that)"
     return ""
 
 
-def is_ours(status: os.stat_result) -> bool:
+def has_trusted_owner(status: os.stat_result) -> bool:
     return status.st_uid in (0, os.geteuid(), _author())
 
 
@@ -41,7 +41,7 @@ def _author() -> int:
     return os.stat(__file__).st_uid
 
 
-def can_be_written_by_others(status: os.stat_result) -> bool:
+def is_writable_by_others(status: os.stat_result) -> bool:
     if status.st_mode & stat.S_IWOTH:
         return True
     return bool(status.st_mode & stat.S_IWGRP) and not _is_private(status.st_gid, os.geteuid())

@@ -15,7 +15,7 @@ from escalade.device.recipe import Recipe
 from escalade.device.run import Executable, TwinOptions
 
 
-class Prepared:
+class PreparedRecipe:
     """A recipe made ready for one device, to be called again and again."""
 
     def __init__(
@@ -35,7 +35,9 @@ class Prepared:
         self._options = options
         self.packs = weights_stay and bool(recipe.packing.steps)
         """Whether there is anything to be done once."""
-        comes_early = behind is not None and (behind.may_come_early if weights_stay else behind.begins_early)
+        comes_early = behind is not None and (
+            behind.launches_early_after_packing if weights_stay else behind.launches_early
+        )
         self.executable = Executable(
             recipe.after_packing if weights_stay else recipe,
             device,

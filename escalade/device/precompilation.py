@@ -15,7 +15,7 @@ from escalade.errors import CompileError, ToolError
 
 
 @dataclass(frozen=True)
-class Failure:
+class CompileFailure:
     program: Program
     message: str
 
@@ -26,7 +26,7 @@ def precompile(
     workers: int | None = None,
     done: Callable[[Program], None] = lambda program: None,
     ready: Callable[[Program], object] = lambda program: None,
-) -> list[Failure]:
+) -> list[CompileFailure]:
     """Compiles all of `wanted` for `architecture`; what was compiled before only has to be found.
 
     Those that are likely to take longest begin first, so that none of them is left when all the others are done.
@@ -39,11 +39,11 @@ def precompile(
         else:
             left.append(program)
     left.sort(key=_reading, reverse=True)
-    failures: list[Failure] = []
+    failures: list[CompileFailure] = []
 
     def report(program: Program, message: str) -> None:
         if message:
-            failures.append(Failure(program, message))
+            failures.append(CompileFailure(program, message))
         else:
             ready(program)
         done(program)
@@ -61,19 +61,19 @@ def _reading(program: Program) -> int:
     return len(program.text()) + sum(len(read(header)) for header in program.headers())
 
 
-def expect_programs() -> None:
+def warm_up_compilers() -> None:
     """Has what compiles for a GPU get ready while the caller finds out what it wants compiled."""
     if (os.cpu_count() or 1) > 1:
-        compilers.begin()
+        compilers.start()
 
 
-class Expected:
+class CompileAhead:
     """Programs that `precompile` is going to be asked for: they begin while the caller finds out what else it wants."""
 
     def __init__(self, architecture: str) -> None:
         self._architecture = architecture
         self._seen: set[Program] = set()
-        expect_programs()
+        warm_up_compilers()
 
     def add(self, programs: Iterable[Program]) -> None:
         new = [program for program in dict.fromkeys(programs) if program not in self._seen]
@@ -84,19 +84,19 @@ class Expected:
             compilers.compile_ahead(absent, self._architecture, cores)
 
 
-def _gather(waiting: Mapping[Future[str], Program], done: Callable[[Program], None]) -> list[Failure]:
+def _gather(waiting: Mapping[Future[str], Program], done: Callable[[Program], None]) -> list[CompileFailure]:
     """What failed, with each one reported as it is done; an empty message is a success."""
     failures = []
     for future in as_completed(waiting):
         message = future.result()
         if message:
-            failures.append(Failure(waiting[future], message))
+            failures.append(CompileFailure(waiting[future], message))
         done(waiting[future])
     return failures
 
 
 @contextmanager
-def threads(count: int) -> Iterator[ThreadPoolExecutor]:
+def thread_pool(count: int) -> Iterator[ThreadPoolExecutor]:
     """So many threads, whose work is waited for; but by nobody who is interrupted. What has begun ends by itself."""
     pool = ThreadPoolExecutor(count)
     try:
@@ -113,9 +113,9 @@ def build_for_twin(
     workers: int | None = None,
     done: Callable[[Program], None] = lambda program: None,
     counts: bool = False,
-) -> list[Failure]:
+) -> list[CompileFailure]:
     """Builds many programs for the twin at once. Threads will do: the work is g++'s."""
-    with threads(workers or os.cpu_count() or 1) as pool:
+    with thread_pool(workers or os.cpu_count() or 1) as pool:
         waiting = {pool.submit(_build, program, checks, counts): program for program in wanted}
         return _gather(waiting, done)
 

@@ -17,9 +17,9 @@ import torch
 from escalade.device.program import Program
 
 Size3 = tuple[int, int, int]
-FILLING_BYTES = 114 * 1024
+HALF_SM_SHARED_BYTES = 114 * 1024
 """Half of the shared memory of a multiprocessor of Hopper."""
-FEW_BLOCKS = 66
+HALF_SM_COUNT = 66
 """Half of an H200's multiprocessors."""
 
 
@@ -239,24 +239,24 @@ class Recipe:
         return tuple(one for one in self.workspaces if one.zeroed or one.name in packed)
 
     @property
-    def may_come_early(self) -> bool:
+    def launches_early_after_packing(self) -> bool:
         """Whether the blocks of its first launch, weights packed, have a multiprocessor each, or are so few that it
         does not matter."""
-        return self.after_packing.begins_early
+        return self.after_packing.launches_early
 
     @property
-    def begins_early(self) -> bool:
+    def launches_early(self) -> bool:
         """Whether that is so of its first launch of all."""
         first = next((step for step in self.steps if isinstance(step, KernelCall)), None)
         if first is None:
             return False
-        return first.shared_bytes > FILLING_BYTES or math.prod(first.grid) <= FEW_BLOCKS
+        return first.shared_bytes > HALF_SM_SHARED_BYTES or math.prod(first.grid) <= HALF_SM_COUNT
 
     @property
     def workspace_bytes(self) -> int:
         return sum(workspace.bytes for workspace in self.workspaces)
 
-    def over(self, buffers: Mapping[str, Buffer], lane: int = 0) -> Recipe:
+    def remap(self, buffers: Mapping[str, Buffer], lane: int = 0) -> Recipe:
         """These launches in another lane, over other buffers: those of these names, workspaces among them."""
 
         def moved(buffer: Buffer) -> Buffer:

@@ -8,14 +8,14 @@ from contextlib import contextmanager
 
 import torch
 
-from escalade.gc_pause import collected_later
+from escalade.gc_pause import gc_paused
 
 _one_at_a_time = threading.RLock()
 """PyTorch waits for the device before it records, which is a mistake in whatever another thread is recording."""
 
 
 @contextmanager
-def recorded(
+def capture_into(
     graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream | None = None, errors: str = "global"
 ) -> Iterator[None]:
     """What is enqueued meanwhile becomes the graph; `errors` says whose mistakes end the recording, as PyTorch has it.
@@ -24,7 +24,7 @@ def recorded(
     """
     with (
         _one_at_a_time,
-        collected_later(),
+        gc_paused(),
         torch.cuda.graph(graph, stream=stream, capture_error_mode=errors),
     ):
         yield

@@ -11,12 +11,17 @@ from typing import Protocol
 import torch
 
 from escalade.device import cuda, twin
-from escalade.device.arguments import ArgumentList, Pointers
-from escalade.device.constant_memory_lock import Copies, CudaTurns, Turns, TwinTurns
+from escalade.device.arguments import ArgumentList, BufferPointers
+from escalade.device.constant_memory_lock import (
+    ConstantLock,
+    CudaConstantLock,
+    ProgramCopies,
+    TwinConstantLock,
+)
 from escalade.device.graph import GraphNode
 from escalade.device.program import Program
 from escalade.device.recipe import ConstantCopy, KernelCall, Recipe
-from escalade.device.torch_private import WORDS
+from escalade.device.torch_private import FAST_PATHS
 from escalade.device.twin import tensor_map
 from escalade.errors import LaunchError, UnsupportedError
 
@@ -32,7 +37,7 @@ class TwinOptions:
     """Tensors that the recipe must write before it reads them, as it must its workspaces; seen with checks."""
 
 
-class Step(Protocol):
+class BoundStep(Protocol):
     def point(self, buffers: Mapping[str, int]) -> None: ...
     def __call__(self) -> None: ...
 
@@ -66,16 +71,20 @@ class Executable:
         self._options = options
         self._flags = (weights_ready, release_dependents)
         self._steps = self._make({})
-        self._recorded: tuple[Copies, list[Step]] = {}, self._steps
+        self._recorded: tuple[ProgramCopies, list[BoundStep]] = {}, self._steps
         self._turns = self._taking_turns() if recipe.shared_state else None
         self._synchronize = device.type == "cuda" and cuda.synchronize_after_each_launch()
         self._nodes: list[GraphNode] | None = None
 
-    def _taking_turns(self) -> Turns:
+    def _taking_turns(self) -> ConstantLock:
         programs = self.recipe.shared_state
-        return CudaTurns(programs, self._index) if self.device.type == "cuda" else TwinTurns(programs)
+        return (
+            CudaConstantLock(programs, self._index)
+            if self.device.type == "cuda"
+            else TwinConstantLock(programs)
+        )
 
-    def _over(self, copies: Copies) -> list[Step]:
+    def _over(self, copies: ProgramCopies) -> list[BoundStep]:
         """The steps for a CUDA graph that has these copies of programs to itself, made when it is first recorded."""
         if not copies:
             return self._steps
@@ -86,7 +95,7 @@ class Executable:
             step.point(self._addresses)
         return steps
 
-    def _make(self, copies: Copies) -> list[Step]:
+    def _make(self, copies: ProgramCopies) -> list[BoundStep]:
         """The steps, those of programs that `copies` has over that copy."""
         steps = [self._step(step, copies) for step in self.recipe.steps]
         for step in steps:
@@ -94,7 +103,7 @@ class Executable:
                 step.arguments.set(*self._flags)
         return steps
 
-    def _step(self, step: KernelCall | ConstantCopy, copies: Copies) -> Step:
+    def _step(self, step: KernelCall | ConstantCopy, copies: ProgramCopies) -> BoundStep:
         if self.device.type == "cuda":
             kind = cuda.CudaLaunch if isinstance(step, KernelCall) else cuda.CudaConstantCopy
             return kind(step, self._index, self._label, copies.get(step.program))  # type: ignore[arg-type]
@@ -142,24 +151,24 @@ class Executable:
         """Lets go of the tensors that `bind` named; the executable keeps its workspaces."""
         self._tensors = {}
 
-    def add_to(self, pointers: Pointers, name: str, offset: int = 0) -> None:
+    def add_to(self, pointers: BufferPointers, name: str, offset: int = 0) -> None:
         """Lets `pointers` set the buffer of that name, which lies `offset` bytes into their memory."""
         for step in self._steps:
             if isinstance(step, cuda.CudaLaunch | _TwinLaunch):
                 pointers.add(step.arguments, name, offset)
 
     @property
-    def takes_pointers(self) -> bool:
+    def supports_pointer_updates(self) -> bool:
         """Whether `add_to` and then `launches` do all that `bind` and a call do, once it has been bound."""
         return self.device.type == "cuda" and self._turns is None
 
     def launcher(self) -> Callable[[], None]:
         """What a call does whose pointers are set, on a device that is the current one."""
         launches = self.launches
-        plain = [one for one in launches if isinstance(one, cuda.CudaLaunch) and one.is_in_line]
+        plain = [one for one in launches if isinstance(one, cuda.CudaLaunch) and one.is_on_main_lane]
         if not plain or len(plain) < len(launches):
             return self
-        index, current_stream = self._index, WORDS.current_stream
+        index, current_stream = self._index, FAST_PATHS.current_stream
         first, *others = [launch.enqueue for launch in plain]
         if not others:
             return lambda: first(current_stream(index))
@@ -185,7 +194,7 @@ class Executable:
             with self._turns.take() as copies:
                 self._launch(self._over(copies))
 
-    def _launch(self, steps: Sequence[Step]) -> None:
+    def _launch(self, steps: Sequence[BoundStep]) -> None:
         lanes = self.recipe.side_lanes
         if lanes and self.device.type == "cuda":
             with cuda.side_lanes(self._index, lanes):
@@ -193,7 +202,7 @@ class Executable:
         else:  # the twin runs one launch after another
             self._run(steps)
 
-    def _run(self, steps: Sequence[Step]) -> None:
+    def _run(self, steps: Sequence[BoundStep]) -> None:
         self._declare_unwritten([step for step in steps if isinstance(step, _TwinLaunch) and step.checked])
         for step in steps:
             step()
@@ -203,7 +212,7 @@ class Executable:
                 self._nodes.append(GraphNode(step, step.node()))
 
     @contextmanager
-    def noting_nodes(self) -> Iterator[list[GraphNode]]:
+    def capture_nodes(self) -> Iterator[list[GraphNode]]:
         """What its launches become in the CUDA graph that is being recorded meanwhile."""
         found: list[GraphNode] = []
         self._nodes = found
@@ -226,7 +235,7 @@ class Executable:
         for launch in launches:
             launch.unwritten = unwritten
 
-    def _wait(self, step: Step) -> None:
+    def _wait(self, step: BoundStep) -> None:
         try:
             torch.cuda.synchronize(self.device)
         except RuntimeError as error:

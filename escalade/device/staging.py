@@ -14,7 +14,7 @@ _ALIGNMENT = 256
 """Bytes: what CUDA's own allocations start at, so that a copy in is as fast as into one of those."""
 
 
-class Staging:
+class StagingBuffer:
     """One piece of memory for the tensors of a batch, reused by the next; it grows to the largest batch.
 
     Who uses it sees to it that nothing of the last batch is still under way.
@@ -49,7 +49,7 @@ class Staging:
 
 
 def is_dense(tensor: torch.Tensor) -> bool:
-    """Whether its bytes are those of the room that `Staging.like` makes for it, in the same order."""
+    """Whether its bytes are those of the room that `StagingBuffer.like` makes for it, in the same order."""
     return is_packed(tensor, layout_of(tensor))
 
 

@@ -36,7 +36,7 @@ class _Own(torch.cuda.ExternalStream):
         free[self.device_index, self.computes][self.cuda_stream] = self.user
 
 
-def own_stream(device: torch.device | int, *, computes: bool = False) -> torch.cuda.Stream:
+def dedicated_stream(device: torch.device | int, *, computes: bool = False) -> torch.cuda.Stream:
     """Return a stream of a GPU that nothing else uses while the returned object is alive.
 
     Where PyTorch `computes` on it, a thread gets a stream that it had before, if one is free: cuBLAS keeps a workspace

@@ -19,8 +19,8 @@ from typing import Any, Protocol
 
 import torch
 
-from escalade.device.nvml import Conditions, Watch
-from escalade.device.recording import recorded
+from escalade.device.nvml import ConditionMonitor, GpuConditions
+from escalade.device.recording import capture_into
 from escalade.errors import EscaladeError, UnsupportedError
 
 L2_MULTIPLE = 3  # input sets of three times the L2 leave nothing of the last turn in it
@@ -33,7 +33,7 @@ _LEAST_SAMPLES, _PRECISION = 9, 0.01
 
 
 @dataclass(frozen=True)
-class Proof:
+class ResultCheck:
     """How to tell that what is timed does its work."""
 
     spoil: Callable[[], object]
@@ -48,7 +48,7 @@ class Subject:
 
     name: str
     calls: Sequence[Callable[[], object]]
-    proof: Proof | None = None
+    proof: ResultCheck | None = None
 
 
 @dataclass(frozen=True)
@@ -64,11 +64,11 @@ class Timing:
     `cpu` (wall clock of a call on the CPU), `host` (of the CPU's part of a call on the GPU) or `twin` (wall clock, not
     a speed)."""
     note: str = ""
-    conditions: Conditions | None = None
+    conditions: GpuConditions | None = None
     """What the card was like meanwhile; None where nobody could say."""
 
     @property
-    def seen(self) -> dict[str, Any]:
+    def record(self) -> dict[str, Any]:
         """The conditions as records have them."""
         return {} if self.conditions is None else self.conditions.as_dict()
 
@@ -192,12 +192,12 @@ def interleave(
     samples: dict[str, list[float]] = {name: [] for name in samplers}
     spent = dict.fromkeys(samplers, 0.0)
     running = list(samplers)
-    watch = Watch()
+    watch = ConditionMonitor()
     for finished in range(1, max_rounds + 1):
         before_round(len(running))
         for name in running:
             samplers[name].start()
-        watch.look()  # while the GPU works on what it has been given
+        watch.sample()  # while the GPU works on what it has been given
         for name in running:
             microseconds = samplers[name].finish()
             samples[name].append(microseconds)
@@ -221,7 +221,7 @@ def _settled(values: Sequence[float]) -> bool:
 
 
 def summarize(
-    values: Sequence[float], how: str, note: str = "", conditions: Conditions | None = None
+    values: Sequence[float], how: str, note: str = "", conditions: GpuConditions | None = None
 ) -> Timing:
     low, high = percentile(values, 20), percentile(values, 80)
     return Timing(statistics.median(values), low, high, len(values), how, note, conditions)
@@ -394,7 +394,7 @@ def _replay_time(once: EventSampler) -> float:
 def _capture(calls: Sequence[Callable[[], object]], repetitions: int) -> Callable[[], None]:
     calls[0]()  # what a graph takes with it, for it alone, is there again
     graph = torch.cuda.CUDAGraph()
-    with recorded(graph):
+    with capture_into(graph):
         for _ in range(repetitions):
             for call in calls:
                 call()

@@ -18,7 +18,7 @@ Allocate = Callable[[Sequence[int], Sequence[int], torch.dtype], torch.Tensor]
 """Makes a tensor of a size, strides and a dtype, with nothing in it."""
 
 
-def word(path: str) -> Any:
+def lookup(path: str) -> Any:
     """What `torch` has under a dotted name; None where this version has nothing."""
     try:
         return reduce(getattr, path.split("."), torch)
@@ -26,14 +26,14 @@ def word(path: str) -> Any:
         return None
 
 
-class Words:
+class FastPaths:
     """What PyTorch has, or what stands for it; `known` says what is under a dotted name inside `torch`."""
 
-    def __init__(self, known: Function = word) -> None:
+    def __init__(self, known: Function = lookup) -> None:
         self.current_stream: Callable[[int], int] = known("_C._cuda_getCurrentRawStream") or _current_stream
         """The current stream of a GPU, as the driver takes it."""
         self.current_device: Callable[[], int] = known("_C._cuda_getDevice") or torch.cuda.current_device
-        self.is_recording: Callable[[], bool] = (
+        self.is_capturing: Callable[[], bool] = (
             known("_C._cuda_isCurrentStreamCapturing") or torch.cuda.is_current_stream_capturing
         )
         """Whether the current stream is being recorded into a CUDA graph."""
@@ -47,11 +47,11 @@ class Words:
             _reads_mark(known, "Negative") or torch.Tensor.is_neg
         )
         """Whether a tensor's elements are negative by a mark on it."""
-        self.is_nothing: Callable[[torch.Tensor], bool] = (
+        self.is_zero_tensor: Callable[[torch.Tensor], bool] = (
             _reads_mark(known, "ZeroTensor") or torch.Tensor._is_zerotensor
         )
         """Whether a tensor is zeros without memory, as autograd makes them."""
-        self.unfrozen: Callable[[], AbstractContextManager[None]] = (
+        self.allow_flag_changes: Callable[[], AbstractContextManager[None]] = (
             known("backends.__allow_nonbracketed_mutation") or nullcontext
         )
         """Lets switches be set that `torch.backends.disable_global_flags` has frozen, by who puts them back."""
@@ -151,4 +151,4 @@ def _kind(tensor: torch.Tensor) -> tuple[Any, ...]:
     return type(tensor), tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device
 
 
-WORDS = Words()
+FAST_PATHS = FastPaths()

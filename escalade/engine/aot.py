@@ -178,7 +178,7 @@ def from_json(text: str, tensors: Mapping[str, torch.Tensor]) -> Carried:
     _require_texts(values)
     if len(values["plans"]) > _MOST_PLANS:
         raise ValueError(f"it has {len(values['plans'])} plans; a file has up to {_MOST_PLANS}")
-    plans = tuple(parsing.typed(KeptPlan, each) for each in values["plans"])
+    plans = tuple(parsing.parse_dataclass(KeptPlan, each) for each in values["plans"])
     for plan in plans:
         _require_architecture(plan.architecture)
         for key, each in plan.choices.items():
@@ -191,7 +191,7 @@ def from_json(text: str, tensors: Mapping[str, torch.Tensor]) -> Carried:
     codes, compilers = {}, {}
     for architecture, each in values["codes"].items():
         _require_architecture(architecture)
-        made = parsing.typed(_Codes, each)
+        made = parsing.parse_dataclass(_Codes, each)
         compilers[architecture] = made.compiler
         codes[architecture] = {source: _code(source, architecture, tensors) for source in made.sources}
     listed = {f"{TENSOR}{source}" for found in codes.values() for source in found}

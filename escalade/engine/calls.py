@@ -11,10 +11,10 @@ from typing import Protocol
 
 import torch
 
-from escalade.device.events import Mark
+from escalade.device.events import StreamMarker
 from escalade.device.run import Executable
 from escalade.device.strides import is_apart
-from escalade.device.torch_private import WORDS
+from escalade.device.torch_private import FAST_PATHS
 from escalade.engine.graph.forms import Form
 from escalade.engine.plan.constants import ConstantCache
 from escalade.engine.plan.io_binding import InputBinding, OutputBinding
@@ -52,7 +52,7 @@ class _Buffers:
         """The stream of the last call, as a number: PyTorch says of a stream that it is not unequal to None."""
         self.turn = _NEVER
         """The number of the last call, among all of the plan's."""
-        self._done: Mark | None = None
+        self._done: StreamMarker | None = None
         self._known: set[int] = set()
 
     def is_taken_idle(self, since: int) -> bool:
@@ -65,7 +65,7 @@ class _Buffers:
         return False
 
     def _is_idle(self) -> bool:
-        return self._done is None or self._done.is_passed()
+        return self._done is None or self._done.is_done()
 
     def run(
         self,
@@ -85,7 +85,7 @@ class _Buffers:
             self.stream = stream
         is_idle = self._is_idle()
         if self._done is None:
-            self._done = Mark()
+            self._done = StreamMarker()
         try:
             return self.program.call(tensors, types, out)
         finally:  # also what failed half way may have begun
@@ -118,17 +118,17 @@ class BufferedCalls:
         device = tensors[0].device
         if device.type != "cuda":
             return self._call_on_host(tensors, out)
-        if WORDS.current_device() == device.index:
+        if FAST_PATHS.current_device() == device.index:
             return self._call_here(device.index, tensors, out)
         with torch.cuda.device(device):
             return self._call_here(device.index, tensors, out)
 
     def _call_here(self, index: int, tensors: Sequence[torch.Tensor], out: OutTensors) -> list[torch.Tensor]:
         """On the current device, which is the GPU of that index."""
-        if WORDS.is_recording():
+        if FAST_PATHS.is_capturing():
             with self._sets[0].lock:
                 return self.program.call_isolated(tensors, self._types, out)
-        stream = WORDS.current_stream(index)
+        stream = FAST_PATHS.current_stream(index)
         buffers = self._taken_for(stream)
         try:
             return buffers.run(stream, tensors, self._types, out)

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from escalade.device.precompilation import expect_programs
+from escalade.device.precompilation import warm_up_compilers
 from escalade.device.strides import empty, layout_of
 from escalade.engine.capture.any_size import AnySize
 from escalade.engine.capture.example_inputs import ExampleInputs, has_batch_dimension, require_module
@@ -25,7 +25,7 @@ from escalade.engine.passes.calibrate import ranges, transfer_ranges
 from escalade.engine.programs import example_of, module_of, read_program
 from escalade.engine.settings import MOST_PLANS, TWIN, require_device
 from escalade.errors import OutOfMemory, UnsupportedError
-from escalade.gc_pause import collected_later
+from escalade.gc_pause import gc_paused
 
 Normalization = tuple[Sequence[float], Sequence[float]]
 
@@ -94,7 +94,7 @@ def compile(
     tensors = given.tensors
     where = _device(model, tensors, device)
     if _home(where).type == "cuda":
-        expect_programs()
+        warm_up_compilers()
     examples = _beside(model, tensors if normalize is None else _floats(tensors))
     captured = AnySize(model, *given.call(examples))
     graphs = _Graphs(captured, normalize, _home(where))
@@ -237,7 +237,7 @@ def load(
     """
     where = device if device is not None else ("cuda" if torch.cuda.is_available() else "cpu")
     require_device(where)
-    with collected_later(), reading(path, _home(where)) as (graph, dtype, carried):
+    with gc_paused(), reading(path, _home(where)) as (graph, dtype, carried):
         engine = Engine(
             graph, dtype, where, plans, measured=measured, buffers=buffers, memory=memory, pieces=pieces
         )

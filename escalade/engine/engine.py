@@ -15,7 +15,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
-from escalade.device.nvrtc import offer
+from escalade.device.nvrtc import add_bundled
 from escalade.engine.aot import NOTHING, Carried
 from escalade.engine.calls import Calls
 from escalade.engine.comparison import Comparison, compare
@@ -308,7 +308,7 @@ class Engine(torch.nn.Module):
         card, given = Card.of(self.device), self._plans.carried
         if missing := given.missing(card):
             logger.warning("%s: %s", self._origin, missing)
-        offer(given.codes.get(str(card.architecture), {}))
+        add_bundled(given.codes.get(str(card.architecture), {}))
 
     def prepare(self, several: Sequence[Sequence[torch.Tensor]]) -> None:
         """Makes plans for inputs like each of these ahead, with the kernels of all of them compiled together."""

@@ -102,7 +102,7 @@ class Explanation:
     device: str = "cuda"
     """`cuda` or `twin`, where Escalade's kernels run the plan, or `cpu`, where PyTorch computes every step."""
     conditions: Mapping[str, Any] = field(default_factory=dict)
-    """What the card was like while it was timed: see `escalade.device.nvml.Conditions`."""
+    """What the card was like while it was timed: see `escalade.device.nvml.GpuConditions`."""
 
     @property
     def in_kernels(self) -> bool:

@@ -25,7 +25,7 @@ from safetensors.torch import save_file
 from torch.utils import _pytree as pytree
 
 from escalade import parsing
-from escalade.device.precompilation import threads
+from escalade.device.precompilation import thread_pool
 from escalade.engine.aot import NOTHING, TENSOR, Carried, from_json
 from escalade.engine.check import GraphError, check_graph
 from escalade.engine.graph.aten import OperatorError
@@ -110,7 +110,7 @@ def reading(path: str | os.PathLike[str], device: torch.device) -> Iterator[tupl
     most that is done with them. Damage is what is said first, whatever has come of it."""
     metadata, tensors = _read(_place(path))
     brought = metadata.pop(_CARRIED, "")
-    with threads(1) as beside:
+    with thread_pool(1) as beside:
         digest = beside.submit(
             _digest, metadata.get("graph", ""), metadata.get("dtype", ""), tensors, brought
         )

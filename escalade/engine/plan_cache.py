@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 import torch
 
 from escalade.device.cuda import architecture_of
-from escalade.device.nvrtc import is_offered
-from escalade.device.precompilation import Expected
+from escalade.device.nvrtc import is_bundled
+from escalade.device.precompilation import CompileAhead
 from escalade.device.program import Program as DeviceProgram
 from escalade.device.strides import empty, layout_of
-from escalade.device.torch_private import WORDS
+from escalade.device.torch_private import FAST_PATHS
 from escalade.engine.aot import NOTHING, Carried, KeptPlan, cards_for, carry
 from escalade.engine.calls import BufferedCalls, Calls, DirectCalls, HostCalls
 from escalade.engine.check import check_sizes
@@ -39,7 +39,7 @@ from escalade.engine.plan.reference_program import ReferenceProgram
 from escalade.engine.plan.stepwise import StepwiseProgram, is_faster_stepwise
 from escalade.engine.settings import Settings
 from escalade.errors import CompileError, UnsupportedError
-from escalade.gc_pause import collected_later
+from escalade.gc_pause import gc_paused
 from escalade.ops import OPERATIONS
 from escalade.ops.base.card import Card, Place
 
@@ -139,7 +139,7 @@ class Plans:
                 if len(self.sights) >= MOST_SIGHTS:
                     self.sights, self.last = {}, None
                 if self.kept.get(key) is found:
-                    self.sights[sight] = Seen(found, WORDS.guard(tensors))
+                    self.sights[sight] = Seen(found, FAST_PATHS.guard(tensors))
         return found
 
     def _is_piece(self, tensors: Sequence[torch.Tensor]) -> bool:
@@ -233,7 +233,7 @@ class Plans:
         """What a plan keeps for itself, in as many sets of buffers as it may have."""
         return plan.arena_bytes * self._settings.buffers + plan.persistent_bytes
 
-    @collected_later()
+    @gc_paused()
     @torch.inference_mode(False)
     @torch.no_grad()
     def _planned(self, network: Network, batch: int, tensors: Sequence[torch.Tensor]) -> _Planned:
@@ -246,7 +246,7 @@ class Plans:
         inputs = tuple((tuple(tensor.shape), InputFormat.of(tensor)) for tensor in tensors)
         brought = self.carried.plan_for(Card.of(device), inputs)
         here = architecture_of(device)
-        expected = Expected(here) if here and not brought else None
+        expected = CompileAhead(here) if here and not brought else None
         planner = self.planner(network, device, batch, formats)
         if not brought:
             return _Planned(planner(expected=expected), planner)
@@ -284,7 +284,7 @@ class Plans:
                 self._avoid |= {failed}
                 planned = self._planned(network, batch, tensors)
 
-    @collected_later()
+    @gc_paused()
     @torch.inference_mode(False)
     @torch.no_grad()
     def plan_for(self, card: Card, tensors: Sequence[torch.Tensor]) -> Plan:
@@ -311,7 +311,7 @@ class Plans:
         return partial(make_plan, *given, deterministic=deterministic)
 
     def _say_uncarried(self, plan: Plan, architecture: str) -> None:
-        absent = [program for program in plan.programs if not is_offered(program, architecture)]
+        absent = [program for program in plan.programs if not is_bundled(program, architecture)]
         if absent:
             logger.warning(
                 "%d of the plan's %d kernels are others than when the file was made, by another version of Escalade: "

@@ -127,7 +127,7 @@ def require_gpu(what: str, device: torch.device | str) -> None:
 
 def _in_bytes(memory: str | int | None) -> int | None:
     try:
-        found = parsing.size(memory) if isinstance(memory, str) else memory
+        found = parsing.parse_size(memory) if isinstance(memory, str) else memory
     except ValueError as error:
         raise UnsupportedError(f"memory={memory!r}: {error}") from error
     if found is not None and (isinstance(found, bool) or not isinstance(found, int) or found < 1):

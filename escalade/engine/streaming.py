@@ -24,8 +24,8 @@ import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
-from escalade.device.staging import Staging, is_dense
-from escalade.device.streams import own_stream
+from escalade.device.staging import StagingBuffer, is_dense
+from escalade.device.streams import dedicated_stream
 from escalade.engine.calls import Calls
 from escalade.engine.graph.forms import require_dense
 from escalade.engine.plan.plan import Plan
@@ -185,7 +185,7 @@ class _Lanes:
     @staticmethod
     def on(device: torch.device) -> _Lanes:
         exact = _exact(device)
-        return _Lanes(exact, *(own_stream(exact) for _ in range(3)))
+        return _Lanes(exact, *(dedicated_stream(exact) for _ in range(3)))
 
     def synchronize(self) -> None:
         for lane in (self.inward, self.compute, self.outward):
@@ -282,7 +282,7 @@ class _HostSlot:
     def __init__(self, finished: _Finished) -> None:
         self._finished = finished
         self._engine = finished.engine
-        self._staging = Staging(_HOST)
+        self._staging = StagingBuffer(_HOST)
         self._given: list[torch.Tensor] = []
 
     def send(self, batch: Any) -> None:
@@ -303,9 +303,9 @@ class _DeviceSlot:
         self._finished = finished
         self._engine = finished.engine
         self._lanes = lanes
-        self._staging = Staging(_HOST, pinned=True)
-        self._inputs = Staging(lanes.device)
-        self._returns = Staging(_HOST, pinned=True)
+        self._staging = StagingBuffer(_HOST, pinned=True)
+        self._inputs = StagingBuffer(lanes.device)
+        self._returns = StagingBuffer(_HOST, pinned=True)
         self._arrived, self._computed = torch.cuda.Event(), torch.cuda.Event()
         self._returned = torch.cuda.Event(blocking=True)  # sleeping leaves the core to whoever makes batches
         self._made = _Made([], list)
@@ -375,7 +375,7 @@ def _as_tensor(leaf: Any) -> Any:
     return torch.from_numpy(leaf)
 
 
-def _staged(tensors: Sequence[torch.Tensor], staging: Staging) -> list[torch.Tensor]:
+def _staged(tensors: Sequence[torch.Tensor], staging: StagingBuffer) -> list[torch.Tensor]:
     rooms = staging.like(tensors)
     _copy(tensors, rooms)
     return rooms

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from escalade.device.streams import own_stream
+from escalade.device.streams import dedicated_stream
 from escalade.engine.graph.trees import flatten
 
 THREAD = "escalade-call"
@@ -69,7 +69,7 @@ class Submitted:
     def _serve_all(self, device: torch.device) -> None:
         """Until none is waiting and none under way."""
         while len(self._streams) < self._most:
-            self._streams.append(own_stream(device))
+            self._streams.append(dedicated_stream(device))
         free = deque(self._streams)
         running: deque[tuple[_Ordered, torch.cuda.Stream]] = deque()
         while True:
@@ -104,7 +104,7 @@ def _run(pending: Pending, call: Callable[[], Any]) -> None:
 
 
 def _alone(ordered: _Ordered) -> None:
-    if ordered.begin(own_stream(ordered.device)):
+    if ordered.begin(dedicated_stream(ordered.device)):
         ordered.end()
 
 

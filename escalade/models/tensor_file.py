@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from escalade.errors import UnsupportedError
-from escalade.terminal_text import shown
+from escalade.terminal_text import printable
 
 ENDINGS = (".safetensors", ".pth", ".pt")
 _CONTAINERS = ("state_dict", "model", "net")
@@ -22,9 +22,11 @@ _CONTAINERS = ("state_dict", "model", "net")
 def read_tensors(file: pathlib.Path) -> dict[str, torch.Tensor]:
     """The tensors of a file by their names, in fp32 or whatever they are, on the CPU."""
     if not os.path.isfile(file):
-        raise UnsupportedError(f"there is no file {shown(file)}")
+        raise UnsupportedError(f"there is no file {printable(file)}")
     if file.suffix not in ENDINGS:
-        raise UnsupportedError(f"{shown(file.name)}: weights are read from .safetensors, .pth and .pt files")
+        raise UnsupportedError(
+            f"{printable(file.name)}: weights are read from .safetensors, .pth and .pt files"
+        )
     state: Any
     try:
         if file.suffix == ".safetensors":
@@ -32,13 +34,13 @@ def read_tensors(file: pathlib.Path) -> dict[str, torch.Tensor]:
         else:
             state = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # torch.load raises all sorts of things over what is no file of tensors
-        raise UnsupportedError(f"{shown(file.name)} cannot be read as weights: {_why(error)}") from error
+        raise UnsupportedError(f"{printable(file.name)} cannot be read as weights: {_why(error)}") from error
     for name in _CONTAINERS:
         if isinstance(state, Mapping) and isinstance(state.get(name), Mapping):
             state = state[name]
     if not isinstance(state, Mapping) or not all(isinstance(value, torch.Tensor) for value in state.values()):
         raise UnsupportedError(
-            f"{shown(file.name)} holds something else than named tensors; save the model's state_dict()"
+            f"{printable(file.name)} holds something else than named tensors; save the model's state_dict()"
         )
     return dict(state)
 
@@ -50,4 +52,4 @@ def _why(error: Exception) -> str:
             "it holds objects, as of a whole model, and is not unpickled, since that would run its code; save "
             "model.state_dict() instead"
         )
-    return shown((str(error) or type(error).__name__).splitlines()[0])
+    return printable((str(error) or type(error).__name__).splitlines()[0])

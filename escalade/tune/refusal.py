@@ -18,10 +18,10 @@ def require_device(device: torch.device, sentence: str) -> None:
     try:
         torch.cuda.synchronize(device)
     except RuntimeError as error:
-        raise LostDevice(f"{sentence}: {reason(error)}") from error
+        raise LostDevice(f"{sentence}: {failure_reason(error)}") from error
 
 
-def reason(error: Exception) -> str:
+def failure_reason(error: Exception) -> str:
     """Return the error in one line.
 
     A compiler or a pool of workers may turn an interrupt into an error of its own: the interrupt is raised again. So is

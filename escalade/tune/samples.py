@@ -78,7 +78,7 @@ def _lines(path: pathlib.Path, contents: bytes) -> dict[str, list[tuple[Sample, 
         if not line.strip():
             continue
         try:
-            sample = parsing.typed(Sample, parsing.parse(line.decode()))
+            sample = parsing.parse_dataclass(Sample, parsing.parse(line.decode()))
             if sample.of < 1:
                 raise ValueError(f"has {sample.of} as its of, which is no number of samples")
         except ValueError as error:

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from escalade.device.packing import Prepared
+from escalade.device.packing import PreparedRecipe
 from escalade.device.program import Program
-from escalade.device.timing import Proof, Subject, time_interleaved
+from escalade.device.timing import ResultCheck, Subject, time_interleaved
 from escalade.errors import CompileError, UnsupportedError
 from escalade.ops.base.card import Card
 from escalade.ops.base.operation import Operation
@@ -20,13 +20,13 @@ from escalade.ops.base.rung import Config, Rung
 from escalade.ops.choose.choice import configs_for_any_caller
 from escalade.ops.choose.table import Entry
 from escalade.tune.samples import Sample
-from escalade.tune.verification import Case, compare_all, outputs_of, spoilt
+from escalade.tune.verification import VerificationCase, compare_all, outputs_of, poison
 
 SCREENING_SECONDS = 0.004
 """Seconds for each candidate of the first pass."""
 FINAL_SECONDS = 0.05
 _FINALISTS = 4
-HOPELESS = 4.0
+MAX_ESTIMATE_RATIO = 4.0
 """Times the least estimate: what is estimated to take longer is not measured."""
 
 
@@ -50,13 +50,13 @@ def candidates(operation: Operation[Any], problem: Problem, card: Card) -> list[
     least = math.inf
     for name in dict.fromkeys(operation.preferred(problem)):
         rung = operation.ladder.rung(name).on(card)
-        if rung.refusal(problem) is not None or rung.least(problem) > HOPELESS * least:
+        if rung.refusal(problem) is not None or rung.least(problem) > MAX_ESTIMATE_RATIO * least:
             continue
         for config in configs_for_any_caller(rung, problem):
             us = rung.estimate(problem, config)
             found.append((Candidate(rung, config), us))
             least = min(least, math.inf if us is None else us)
-    return [candidate for candidate, us in found if us is None or us <= HOPELESS * least]
+    return [candidate for candidate, us in found if us is None or us <= MAX_ESTIMATE_RATIO * least]
 
 
 def programs(operation: Operation[Any], problems: Iterable[Problem], card: Card) -> list[Program]:
@@ -119,7 +119,7 @@ class Trial:
         offered: Sequence[Candidate],
         seed: int,
     ) -> None:
-        case = Case(operation, problem, device, seed)
+        case = VerificationCase(operation, problem, device, seed)
         outputs = outputs_of(operation, problem, device)
         tensors = {**case.inputs_in(problem.layout), **outputs}
         self.failures: dict[str, str] = {}
@@ -168,12 +168,12 @@ class Trial:
 
 def _proof(
     outputs: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor], tolerance: float
-) -> Proof:
+) -> ResultCheck:
     def spoil() -> None:
         for output in outputs.values():
-            spoilt(output)
+            poison(output)
 
-    return Proof(spoil, lambda: compare_all(outputs, expected, tolerance))
+    return ResultCheck(spoil, lambda: compare_all(outputs, expected, tolerance))
 
 
 def _subject(
@@ -182,9 +182,9 @@ def _subject(
     tensors: dict[str, torch.Tensor],
     device: torch.device,
     weights_stay: bool,
-    proof: Proof,
+    proof: ResultCheck,
 ) -> Subject:
     """A subject that runs as in a network, where what depends on nothing but weights is done once, if they stay."""
     recipe = candidate.rung.recipe(problem, candidate.config)
-    prepared = Prepared(recipe, device, candidate.name, weights_stay=weights_stay, behind=recipe)
+    prepared = PreparedRecipe(recipe, device, candidate.name, weights_stay=weights_stay, behind=recipe)
     return Subject(candidate.name, [prepared.bind(tensors)], proof)

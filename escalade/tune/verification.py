@@ -27,7 +27,7 @@ from escalade.ops.base.operation import Operation
 from escalade.ops.base.pitch import apart, pitch_fields, pitch_of, pitches
 from escalade.ops.base.problem import Problem
 from escalade.ops.base.rung import Config, Rung
-from escalade.tune.refusal import reason, require_device
+from escalade.tune.refusal import failure_reason, require_device
 
 WORST_ELEMENT = 32.0
 """How far one element may be off beyond its own rounding, in tolerances of a typical element: the root mean square of
@@ -75,7 +75,7 @@ class Outcome:
         return f"{self.rung} on {self.problem.name} {self.problem.dtype} {self.problem.layout}"
 
 
-class Case:
+class VerificationCase:
     """A problem in one dtype: its inputs, what they should give, and how well PyTorch does."""
 
     def __init__(self, operation: Operation[Any], problem: Any, device: torch.device, seed: int) -> None:
@@ -87,7 +87,7 @@ class Case:
         self.expected = operation.reference(self.problem, self.inputs)
         self.further = operation.further_references(self.problem, self.inputs)
         error = relative_error(operation.peer(self.problem, self.inputs), self.expected)
-        self.peer_error = min(error, most_peer_error(operation, self.problem))
+        self.peer_error = min(error, max_peer_error(operation, self.problem))
 
     def inputs_in(self, layout: str) -> dict[str, torch.Tensor]:
         """Copies, so that a kernel that writes to its inputs cannot harm the originals."""
@@ -115,12 +115,14 @@ class Case:
             outputs, guards = self._outputs(problem)
             label = f"{problem.name} {problem.dtype} {layout}, rung {rung.name}, {config}"
             options = replace(options, unwritten=(*options.unwritten, *outputs))
-            executable = bind(recipe, {**inputs, **poisoned(recipe, self.device), **outputs}, label, options)
+            executable = bind(
+                recipe, {**inputs, **poisoned_workspaces(recipe, self.device), **outputs}, label, options
+            )
             executable()
             if self.device.type == "cuda":
                 torch.cuda.synchronize(self.device)
         except Exception as error:  # a rung may fail in any way: it is reported, and the others go on
-            reason(error)  # unless it was an interrupt
+            failure_reason(error)  # unless it was an interrupt
             ran = f"rung {rung.name} on {problem.name} {problem.dtype} {problem.layout}"
             what = f"Leave it out with --rung, or run `escalade verify --rung {rung.name} --device twin --checks`"
             require_device(self.device, f"{ran} left the GPU unusable for this process: {error}. {what}")
@@ -170,14 +172,14 @@ class Case:
         pixels lie apart beside each of them."""
         if pitch:
             output, between = apart(plain, pitch, _CANARY)
-            return spoilt(output), (between,)
+            return poison(output), (between,)
         if self.device.type != "cuda" or plain.numel() == 0:
-            return spoilt(plain), ()
+            return poison(plain), ()
         size = plain.numel() * plain.element_size()
         memory = torch.full((size + 2 * GUARD_BYTES,), _CANARY, dtype=torch.uint8, device=self.device)
         inside = memory[GUARD_BYTES : GUARD_BYTES + size].view(plain.dtype)
         output = inside.as_strided(plain.size(), plain.stride(), inside.storage_offset())
-        return spoilt(output), (memory[:GUARD_BYTES], memory[GUARD_BYTES + size :])
+        return poison(output), (memory[:GUARD_BYTES], memory[GUARD_BYTES + size :])
 
 
 def _require_room(problem: Any, device: torch.device) -> None:
@@ -187,12 +189,12 @@ def _require_room(problem: Any, device: torch.device) -> None:
         host_memory.require(exact, f"{problem.name} in float64")
 
 
-def spoilt(result: torch.Tensor) -> torch.Tensor:
+def poison(result: torch.Tensor) -> torch.Tensor:
     """The tensor full of NaN, or of whole numbers near the largest, so that what nobody writes is seen."""
     return result.fill_(math.nan if result.is_floating_point() else torch.iinfo(result.dtype).max - 1)
 
 
-def most_peer_error(operation: Operation[Any], problem: Any) -> float:
+def max_peer_error(operation: Operation[Any], problem: Any) -> float:
     """What PyTorch's own error counts for at most: a rung is not allowed more because cuDNN chose a sloppy algorithm.
 
     The roundings to the dtype, each off by a unit of roundoff, are independent; the fp32 sums may be twice as far off
@@ -283,7 +285,7 @@ def in_layout(tensor: torch.Tensor, layout: str) -> torch.Tensor:
     return tensor.clone(memory_format=torch.channels_last if channels_last else torch.contiguous_format)
 
 
-def poisoned(recipe: Recipe, device: torch.device) -> dict[str, torch.Tensor]:
+def poisoned_workspaces(recipe: Recipe, device: torch.device) -> dict[str, torch.Tensor]:
     """Workspaces full of ones, NaN in every floating type, unless a recipe relies on zeros."""
     return {
         workspace.name: torch.full((workspace.bytes,), 0xFF, dtype=torch.uint8, device=device)
@@ -298,7 +300,7 @@ def default_problems(operation: Operation[Any], device: torch.device) -> tuple[A
 
 
 @dataclass(frozen=True)
-class Job:
+class VerificationJob:
     """One rung and config on one problem (in its dtype and layout), or why there is nothing to run."""
 
     problem: Any
@@ -318,7 +320,7 @@ def jobs(
     layouts: Sequence[str] | None = None,
     configs: str = "default",
     card: Card | None = None,
-) -> list[Job]:
+) -> list[VerificationJob]:
     """Everything to run, problem by problem and dtype by dtype; `configs` is `default` or `all`, `card` another than
     the device's own, which nothing is run on."""
     if card is None:
@@ -337,34 +339,36 @@ def jobs(
     ]
 
 
-def rung_jobs(rung: Rung[Any], problem: Any, card: Card, configs: str = "default") -> list[Job]:
+def rung_jobs(rung: Rung[Any], problem: Any, card: Card, configs: str = "default") -> list[VerificationJob]:
     try:
         rung = rung.on(card)
         sentence = rung.refusal(problem)
         if sentence:
-            return [Job(problem, rung, None, refusal=sentence)]
+            return [VerificationJob(problem, rung, None, refusal=sentence)]
         offered = rung.configs(problem)
     except Exception as error:  # a broken rung is a failure of its own, not of the run
-        return [Job(problem, rung, None, failure=f"{type(error).__name__}: {error}")]
-    return [Job(problem, rung, config) for config in (offered if configs == "all" else offered[:1])]
+        return [VerificationJob(problem, rung, None, failure=f"{type(error).__name__}: {error}")]
+    return [
+        VerificationJob(problem, rung, config) for config in (offered if configs == "all" else offered[:1])
+    ]
 
 
 def run(
     operation: Operation[Any],
     device: torch.device,
-    planned: Sequence[Job],
+    planned: Sequence[VerificationJob],
     seed: int = 0,
     options: TwinOptions = TwinOptions(),
 ) -> Iterator[Outcome]:
     """The outcomes, in order. Neighbouring jobs of one problem and dtype share inputs and reference."""
-    case: Case | None = None
+    case: VerificationCase | None = None
     for job in planned:
         if job.config is None:
             yield Outcome(job.rung.name, job.problem, None, False, refusal=job.refusal, failure=job.failure)
             continue
         if case is None or replace(case.problem, layout=job.problem.layout) != job.problem:
             case = None  # frees the last one's tensors before the next one's are made
-            case = Case(operation, job.problem, device, seed)
+            case = VerificationCase(operation, job.problem, device, seed)
         yield case.check(job.rung, job.problem.layout, job.config, options)
 
 
@@ -380,7 +384,7 @@ def verify(
     return run(operation, device, jobs(operation, device, **which), seed, options)
 
 
-def programs(planned: Iterable[Job]) -> list[Program]:
+def programs(planned: Iterable[VerificationJob]) -> list[Program]:
     """What these jobs compile, each once. A rung that raises is left for the run to report."""
     found: dict[Program, None] = {}
     for job in planned:

@@ -19,7 +19,7 @@ from PIL import Image, ImageOps
 from PIL.JpegImagePlugin import JpegImageFile
 
 from escalade.errors import UnsupportedError
-from escalade.terminal_text import shown
+from escalade.terminal_text import printable
 
 SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 """What is taken from a folder; a file that is named is tried whatever it is called."""
@@ -114,8 +114,8 @@ def find(paths: Sequence[pathlib.Path]) -> tuple[list[pathlib.Path], list[Unread
         else:
             found.append(path)
     if not found:
-        folders = ", ".join(shown(path) for path in paths)
-        reasons = "".join(f"; {shown(each.file)}: {each.reason}" for each in closed)
+        folders = ", ".join(printable(path) for path in paths)
+        reasons = "".join(f"; {printable(each.file)}: {each.reason}" for each in closed)
         raise UnsupportedError(
             f"there are no images in {folders}; files that end in {' '.join(SUFFIXES)} are taken{reasons}"
         )
@@ -126,7 +126,7 @@ def require_any(files: Sequence[pathlib.Path]) -> None:
     """Refuses files of which not one is there; where some are, the others are said to be unreadable in their turn."""
     if not any(map(os.path.exists, files)):
         others = f", nor any of {len(files) - 1} more" if len(files) > 1 else ""
-        raise UnsupportedError(f"{shown(files[0])}: there is no such file{others}")
+        raise UnsupportedError(f"{printable(files[0])}: there is no such file{others}")
 
 
 def decode(file: Source, crop: Crop) -> np.ndarray:

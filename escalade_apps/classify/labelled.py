@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from escalade.errors import UnsupportedError
-from escalade.terminal_text import shown
+from escalade.terminal_text import printable
 from escalade_apps.classify.images import find
 from escalade_apps.classify.labels import class_labels
 
@@ -31,10 +31,10 @@ def find_labelled(folder: pathlib.Path, classes: int, names: pathlib.Path | None
     labelled with are the classes' numbers, or are all `classes` of them, numbered in alphabetical order.
     """
     if not os.path.isdir(folder):
-        raise UnsupportedError(f"{shown(folder)} is no folder; labelled images are {FORMS}")
+        raise UnsupportedError(f"{printable(folder)} is no folder; labelled images are {FORMS}")
     files, closed = find([folder])
     if closed:
-        raise UnsupportedError(f"{shown(closed[0].file)}: {shown(closed[0].reason)}")
+        raise UnsupportedError(f"{printable(closed[0].file)}: {printable(closed[0].reason)}")
     labels = _labels(folder, files)
     numbers = _numbers(folder, labels, classes, names)
     return [Labelled(file, numbers[label]) for file, label in zip(files, labels, strict=True)]
@@ -55,13 +55,14 @@ def _labels(folder: pathlib.Path, files: Sequence[pathlib.Path]) -> list[str]:
         return [parts[0] for parts in below]
     if len(beside) != len(below):
         raise UnsupportedError(
-            f"{shown(folder)} has images in folders and beside them, the first of these {shown(beside[0][0])}; "
+            f"{printable(folder)} has images in folders and beside them, the first of these {printable(beside[0][0])}; "
             f"labelled images are {FORMS}, and not both"
         )
     unlabelled = next((name for (name,) in below if "_" not in name.lstrip("_")), None)
     if unlabelled is not None:
         raise UnsupportedError(
-            f"{shown(unlabelled)} in {shown(folder)} has no class in front of its name; labelled images are {FORMS}"
+            f"{printable(unlabelled)} in {printable(folder)} has no class in front of its name; labelled images are "
+            f"{FORMS}"
         )
     return [name.partition("_")[0] for (name,) in below]
 
@@ -75,7 +76,7 @@ def _numbers(
         called = class_labels(classes, names)
         repeated = [name for name in called if called.count(name) > 1] if len(set(called)) < classes else []
         if repeated:
-            raise UnsupportedError(f"{shown(names)} has {shown(repeated[0])} more than once")
+            raise UnsupportedError(f"{printable(names)} has {printable(repeated[0])} more than once")
         known = {name: number for number, name in enumerate(called)}
     elif all(label.isascii() and label.isdecimal() for label in distinct):
         known = {label: int(label) for label in distinct if int(label) < classes}
@@ -83,18 +84,18 @@ def _numbers(
         known = {label: number for number, label in enumerate(distinct)}
     else:
         raise UnsupportedError(
-            f"the images in {shown(folder)} are of {len(distinct)} classes ({_few(distinct)}), and the network knows "
-            f"{classes}: --classes FILE says which of them these are, with one name a line in the network's order"
+            f"the images in {printable(folder)} are of {len(distinct)} classes ({_few(distinct)}), and the network "
+            f"knows {classes}: --classes FILE says which of them these are, with one name a line in the network's order"
         )
     strange = [label for label in distinct if label not in known]
     if strange:
-        where = shown(names) if names is not None else f"the numbers of the network's {classes} classes"
+        where = printable(names) if names is not None else f"the numbers of the network's {classes} classes"
         raise UnsupportedError(
-            f"images in {shown(folder)} are labelled {_few(strange)}, which is not among {where}"
+            f"images in {printable(folder)} are labelled {_few(strange)}, which is not among {where}"
         )
     return known
 
 
 def _few(labels: Sequence[str]) -> str:
-    named = ", ".join(shown(label) for label in labels[:_NAMED])
+    named = ", ".join(printable(label) for label in labels[:_NAMED])
     return named + (f" and {len(labels) - _NAMED} more" if len(labels) > _NAMED else "")

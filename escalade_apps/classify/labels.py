@@ -7,7 +7,7 @@ import pathlib
 
 from escalade import files, parsing
 from escalade.errors import UnsupportedError
-from escalade.terminal_text import shown
+from escalade.terminal_text import printable
 
 IMAGENET_CLASSES = 1000
 
@@ -30,14 +30,16 @@ def _read(file: pathlib.Path, classes: int) -> list[str]:
             raise FileNotFoundError("there is no such file")
         text = contents.decode()
     except (OSError, UnicodeDecodeError) as error:
-        raise UnsupportedError(f"{shown(file)} cannot be read as labels: {error}") from error
+        raise UnsupportedError(f"{printable(file)} cannot be read as labels: {error}") from error
     found = (
         _json_list(file, text)
         if file.suffix == ".json"
         else [line.strip() for line in text.rstrip().splitlines()]
     )
     if len(found) != classes:
-        raise UnsupportedError(f"{shown(file)} has {len(found)} labels; the network has {classes} classes")
+        raise UnsupportedError(
+            f"{printable(file)} has {len(found)} labels; the network has {classes} classes"
+        )
     return found
 
 
@@ -45,9 +47,9 @@ def _json_list(file: pathlib.Path, text: str) -> list[str]:
     try:
         found = parsing.parse(text)
     except ValueError as error:
-        raise UnsupportedError(f"{shown(file)} is not JSON: {error}") from error
+        raise UnsupportedError(f"{printable(file)} is not JSON: {error}") from error
     if not isinstance(found, list) or not all(isinstance(label, str) for label in found):
-        raise UnsupportedError(f"{shown(file)}: labels are a list of strings in JSON")
+        raise UnsupportedError(f"{printable(file)}: labels are a list of strings in JSON")
     return found
 
 

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from escalade.device.streams import own_stream
+from escalade.device.streams import dedicated_stream
 from escalade_apps.classify import resizing
 from escalade_apps.classify.batch import Batch
 from escalade_apps.classify.decode_worker import Opened
@@ -50,7 +50,7 @@ class NvJpeg:
         self._device = device
         # With memory of its own: nvJPEG writes without waiting for other streams, and what PyTorch gives it must not be
         # what is still read here.
-        self._stream = own_stream(device) if device.type == "cuda" else None
+        self._stream = dedicated_stream(device) if device.type == "cuda" else None
 
     @staticmethod
     def found(device: torch.device) -> NvJpeg | None:

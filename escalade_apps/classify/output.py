@@ -14,7 +14,7 @@ from rich.text import Text
 
 from escalade import files
 from escalade.narrow_tables import Table
-from escalade.terminal_text import shown
+from escalade.terminal_text import printable
 from escalade_apps.classify.images import Unreadable
 from escalade_apps.classify.prediction import Prediction
 
@@ -29,10 +29,10 @@ def table(predictions: Sequence[Prediction]) -> Table:
     made.add_column("probability", justify="right")
     for prediction in predictions:
         for rank, guess in enumerate(prediction.guesses):
-            name = Text(shown(prediction.file) if rank == 0 else "")
+            name = Text(printable(prediction.file) if rank == 0 else "")
             style = "bold" if rank == 0 else "dim"
             made.add_row(
-                name, str(guess.number), Text(shown(guess.label)), f"{guess.probability:.2%}", style=style
+                name, str(guess.number), Text(printable(guess.label)), f"{guess.probability:.2%}", style=style
             )
     return made
 

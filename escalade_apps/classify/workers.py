@@ -24,8 +24,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from PIL import Image, ImageFile
 
-from escalade.fork_server import FirstProcess
-from escalade.interruption import AWAKE
+from escalade.fork_server import ForkServer
+from escalade.interruption import POLL_SECONDS
 from escalade_apps.classify.decode_worker import ANSWER, KEPT, PHOTOGRAPH, PICTURE, ROW, Job, Opened, serve
 from escalade_apps.classify.images import Crop, Picture, Unreadable
 from escalade_apps.classify.jpeg import Photograph
@@ -38,7 +38,7 @@ _HELD = 2**30
 _ONE_THREAD = {f"{name}_NUM_THREADS": "1" for name in ("OPENBLAS", "OMP", "MKL")}
 """NumPy's libraries start threads as soon as they are loaded."""
 DIED = "a process died over it, and another one that tried again"
-_first = FirstProcess(f"{serve.__module__}.{serve.__name__}", _ONE_THREAD)
+_first = ForkServer(f"{serve.__module__}.{serve.__name__}", _ONE_THREAD)
 _jobs: weakref.WeakSet[_Running] = weakref.WeakSet()
 _system = ctypes.PyDLL(None, use_errno=True)  # with the interpreter's lock: to get it back takes longer
 _system.mmap.restype = ctypes.c_void_p
@@ -51,12 +51,12 @@ _FAILED = ctypes.c_void_p(-1).value
 
 def begin() -> None:
     """Makes ready for workers, while the caller goes on."""
-    _first.begin()
+    _first.start()
 
 
 def end() -> None:
     """Ends what makes workers; it is started again when it is needed."""
-    _first.end()
+    _first.stop()
 
 
 def opened(
@@ -167,8 +167,8 @@ class _Running:
         try:
             folder = os.open(os.curdir, os.O_PATH | os.O_CLOEXEC)
             try:
-                with _first.alone():
-                    process = _first.running()
+                with _first.exclusive():
+                    process = _first.ensure_running()
                     assert process.stdin
                     with socket.socket(fileno=os.dup(process.stdin.fileno())) as asked:
                         for _ in range(count):
@@ -200,7 +200,7 @@ class _Running:
             if not self._waiting:
                 return
             is_there = not self._waiting[0].left
-            self._hear(0 if is_there else AWAKE)
+            self._hear(0 if is_there else POLL_SECONDS)
             if is_there:
                 share = self._waiting.popleft()
                 self._held -= share.size

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import ray
 
 from escalade.errors import UnsupportedError
-from escalade.terminal_text import shown
+from escalade.terminal_text import printable
 
 _LOCAL = "local"
 """The address of a cluster that is this machine, and ends with this process."""
@@ -32,8 +32,8 @@ def connected(address: str) -> Iterator[None]:
         ray.init(address, log_to_driver=False, logging_level=logging.ERROR, **options)
     except (OSError, ValueError, RuntimeError) as error:
         raise UnsupportedError(
-            f"there is no Ray at {shown(address)} ({shown(error)}); --ray takes HOST:PORT of a cluster's head, auto on "
-            "one of its machines, or local"
+            f"there is no Ray at {printable(address)} ({printable(error)}); --ray takes HOST:PORT of a cluster's head, "
+            "auto on one of its machines, or local"
         ) from error
     try:
         told.setLevel(logging.ERROR)

@@ -27,7 +27,7 @@ import ray.exceptions
 
 from escalade import parsing
 from escalade.errors import EscaladeError, LaunchError, UnsupportedError
-from escalade.terminal_text import shown
+from escalade.terminal_text import printable
 from escalade_apps.ray.attempts import MOST_ENDS, Attempts
 from escalade_apps.ray.prediction import Network, Predictor, require_counts
 from escalade_apps.ray.storage import Folder, find
@@ -173,8 +173,8 @@ class Job:
             except ray.exceptions.RayError as error:
                 said = str(error).strip().splitlines() or [type(error).__name__]
                 raise LaunchError(
-                    f"Ray did not get to the end: {shown(said[0])}. What is done is kept, and the same again goes on "
-                    "from there"
+                    f"Ray did not get to the end: {printable(said[0])}. What is done is kept, and the same again goes "
+                    "on from there"
                 ) from error
 
     def _gpus(self) -> float:
@@ -210,25 +210,25 @@ class Job:
         }  # fmt: skip
         if self._folder.read(MANIFEST) is None and (parts := self._parts()):
             raise UnsupportedError(
-                f"{shown(self._folder.name)} has {shown(parts[0])} and no {MANIFEST} that says what it is of; "
+                f"{printable(self._folder.name)} has {printable(parts[0])} and no {MANIFEST} that says what it is of; "
                 "give another folder"
             )
         # Of two drivers that begin at once, one is first, and the other is asked whether it agrees.
         known = _parsed(self._folder.write_once(MANIFEST, json.dumps(asked, indent=1).encode()))
         if known is None:
             raise UnsupportedError(
-                f"{shown(self._folder.name)} has a {MANIFEST} that does not say what its results are of; give another "
-                "folder"
+                f"{printable(self._folder.name)} has a {MANIFEST} that does not say what its results are of; give "
+                "another folder"
             )
         other = [name for name in asked if known.get(name) != asked[name]]
         if other:
             differences = ", ".join(
-                f"{name} is {shown(str(known.get(name)))} there and {shown(str(asked[name]))} now"
+                f"{name} is {printable(str(known.get(name)))} there and {printable(str(asked[name]))} now"
                 for name in other
             )
             raise UnsupportedError(
-                f"{shown(self._folder.name)} has results of another job ({differences}); repeat that one to go on, or "
-                "give another folder"
+                f"{printable(self._folder.name)} has results of another job ({differences}); repeat that one to go on, "
+                "or give another folder"
             )
 
     def _parts(self) -> list[str]:

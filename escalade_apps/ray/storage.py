@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.fs
 
 from escalade.errors import UnsupportedError
-from escalade.terminal_text import shown
+from escalade.terminal_text import printable
 from escalade_apps.classify import images
 from escalade_apps.classify.images import SUFFIXES, Encoded, Unreadable
 
@@ -61,7 +61,7 @@ def find(names: Sequence[str | os.PathLike[str]]) -> tuple[list[str], list[Unrea
         is_there = is_there or exists
     if not is_there:
         more = f", nor any of {len(found) - 1} more" if len(found) > 1 else ""
-        first = f"{shown(found[0])}: there is no such file{more}" if found else "no images are named"
+        first = f"{printable(found[0])}: there is no such file{more}" if found else "no images are named"
         raise UnsupportedError(first)
     return list(dict.fromkeys(found)), closed
 
@@ -195,7 +195,7 @@ class Folder:
         try:
             yield
         except (OSError, pa.ArrowException) as error:
-            raise UnsupportedError(f"{shown(self.name)} cannot be {what}: {error}") from error
+            raise UnsupportedError(f"{printable(self.name)} cannot be {what}: {error}") from error
 
 
 def _listed(uri: str) -> tuple[list[str], bool]:
@@ -214,15 +214,15 @@ def _listed(uri: str) -> tuple[list[str], bool]:
             if info.type == pa.fs.FileType.File and info.path.lower().endswith(SUFFIXES)
         )
     except (OSError, pa.ArrowException) as error:
-        raise UnsupportedError(f"{shown(uri)} cannot be looked through: {error}") from error
+        raise UnsupportedError(f"{printable(uri)} cannot be looked through: {error}") from error
     except UnicodeDecodeError as error:
         raise UnsupportedError(
-            f"{shown(uri)} has a name in it that is no UTF-8 ({error.object!r}), which URIs are; a folder of this "
+            f"{printable(uri)} has a name in it that is no UTF-8 ({error.object!r}), which URIs are; a folder of this "
             "machine is read by its path"
         ) from error
     if not found:
         raise UnsupportedError(
-            f"there are no images in {shown(uri)}; files that end in {' '.join(SUFFIXES)} are taken"
+            f"there are no images in {printable(uri)}; files that end in {' '.join(SUFFIXES)} are taken"
         )
     return found, True
 
@@ -255,7 +255,7 @@ def _place(name: str) -> tuple[pa.fs.FileSystem, str]:
         filesystem, path = pa.fs.FileSystem.from_uri(name)
     except (pa.ArrowException, ImportError, ValueError, OSError) as error:
         raise UnsupportedError(
-            f"{shown(name)} is no URI that pyarrow reads ({error}); file://, s3://, gs:// and abfs:// are, and "
+            f"{printable(name)} is no URI that pyarrow reads ({error}); file://, s3://, gs:// and abfs:// are, and "
             "fsspec+SCHEME:// with a package of fsspec's"
         ) from error
     return filesystem, path

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from escalade.device.streams import own_stream
+from escalade.device.streams import dedicated_stream
 from escalade_apps.train.augmentation import Augmentation, Moves, moved
 from escalade_apps.train.data.images import Images
 from escalade_apps.train.randomness import generator
@@ -168,7 +168,7 @@ def _streamed(
 ) -> Generator[tuple[torch.Tensor, Images], None, None]:
     """The batches of these indices, gathered and sent by a thread of their own while others are trained on."""
     on_gpu = device.type == "cuda"
-    stream = own_stream(device) if on_gpu else None
+    stream = dedicated_stream(device) if on_gpu else None
     ready: queue.Queue[tuple[torch.Tensor, Images, torch.cuda.Event | None] | BaseException | None]
     ready = queue.Queue(_AHEAD)
     ended = threading.Event()

@@ -10,7 +10,7 @@ import torch
 
 from escalade import files
 from escalade.errors import UnsupportedError
-from escalade.terminal_text import shown
+from escalade.terminal_text import printable
 
 FORMAT = 1
 
@@ -31,9 +31,11 @@ def load(path: pathlib.Path) -> dict[str, Any] | None:
         state = torch.load(io.BytesIO(contents), map_location="cpu", weights_only=True)
     except Exception as error:  # torch.load raises all sorts of things over what is no file of tensors
         reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise UnsupportedError(f"{shown(path)} cannot be read as a checkpoint: {shown(reason)}") from error
+        raise UnsupportedError(
+            f"{printable(path)} cannot be read as a checkpoint: {printable(reason)}"
+        ) from error
     if not isinstance(state, dict) or state.get("escalade_checkpoint") != FORMAT:
-        raise UnsupportedError(f"{shown(path)} is no checkpoint of this version of Escalade")
+        raise UnsupportedError(f"{printable(path)} is no checkpoint of this version of Escalade")
     return state
 
 

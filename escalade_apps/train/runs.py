@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from escalade.errors import UnsupportedError
-from escalade.terminal_text import shown
+from escalade.terminal_text import printable
 from escalade_apps.train import checkpoints, data, tasks
 from escalade_apps.train.parallel import Processes
 from escalade_apps.train.settings import settings_of
@@ -33,7 +33,7 @@ def trainer(
     state = checkpoints.load(folder / CHECKPOINT)
     if state is not None and not resume:
         raise UnsupportedError(
-            f"{shown(folder)} holds a run already; --resume goes on with it, and another --output begins a new one"
+            f"{printable(folder)} holds a run already; --resume goes on with it, and another --output begins a new one"
         )
     if state is None:
         settings = tasks.settings(task, given, processes.device)
@@ -41,7 +41,7 @@ def trainer(
         try:
             settings = settings_of(state["settings"])
         except ValueError as error:
-            raise UnsupportedError(f"the settings in {shown(folder / CHECKPOINT)}: it {error}") from error
+            raise UnsupportedError(f"the settings in {printable(folder / CHECKPOINT)}: it {error}") from error
         settings = settings.resumed({"task": task, **given})
     dataset = data.read(settings.data, side=settings.side, held_out=settings.held_out, seed=settings.seed)
     return Trainer(

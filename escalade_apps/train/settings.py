@@ -102,4 +102,4 @@ class Settings:
 
 def settings_of(values: Mapping[str, Any]) -> Settings:
     """The settings as a checkpoint keeps them."""
-    return parsing.typed(Settings, dict(values))
+    return parsing.parse_dataclass(Settings, dict(values))

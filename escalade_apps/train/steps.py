@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from escalade.device.torch_private import WORDS
+from escalade.device.torch_private import FAST_PATHS
 from escalade.engine import training_step
 from escalade.ops.base.switches import precision
 
@@ -124,10 +124,10 @@ def arithmetic(dtype: str, device: torch.device) -> Iterator[None]:
     cudnn: Any = torch.backends.cudnn
     with precision(dtype), torch.autocast(device.type, _CAST.get(dtype), enabled=dtype in _CAST):
         before = cudnn.deterministic
-        with WORDS.unfrozen():
+        with FAST_PATHS.allow_flag_changes():
             cudnn.deterministic, cudnn.benchmark = True, False  # `precision` puts the second back
         try:
             yield
         finally:
-            with WORDS.unfrozen():
+            with FAST_PATHS.allow_flag_changes():
                 cudnn.deterministic = before

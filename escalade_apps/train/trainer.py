@@ -15,7 +15,7 @@ from torch import nn
 
 from escalade.device import host_memory
 from escalade.errors import UnsupportedError
-from escalade.terminal_text import shown
+from escalade.terminal_text import printable
 from escalade_apps.train import checkpoints, logs, pictures
 from escalade_apps.train.batches import Batch, Batches, in_order, order
 from escalade_apps.train.data.images import Dataset
@@ -139,7 +139,7 @@ class Trainer:
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise UnsupportedError(f"{shown(self._folder)} cannot be made: {error.strerror}") from error
+            raise UnsupportedError(f"{printable(self._folder)} cannot be made: {error.strerror}") from error
         opened: list[logs.Log] = [logs.JsonLog(self._folder / LOG, self.step)]
         if tensorboard:
             opened.append(logs.TensorBoardLog(self._folder / TENSORBOARD, self.step))

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from escalade.tune.refusal import reason, require_device
+from escalade.tune.refusal import failure_reason, require_device
 from escalade_bench.campaign import registry
 from escalade_bench.campaign.staleness import ALONE, BEGUN, DECLARED, SECONDS, WORKLOAD, State
 from escalade_bench.campaign.units import ANY, Say, Session, Unit
@@ -228,7 +228,7 @@ def _measure(
                 kept.append(replace(record, case=unit.name).stamped(here))
             keep(kept)
     except Exception as error:  # any system may fail in any way: the others go on
-        failure = reason(error) or type(error).__name__
+        failure = failure_reason(error) or type(error).__name__
         say(f"{unit.name}: {failure}")
     took = {ALONE if state.reused else SECONDS: round(time.monotonic() - began, 2)}
     config = {**state.known, **took, DECLARED: list(unit.declared)}

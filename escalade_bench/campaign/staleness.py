@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from escalade.device.timing import percentile
-from escalade.tune.refusal import reason
+from escalade.tune.refusal import failure_reason
 from escalade_bench.campaign.units import Session, Unit
 from escalade_bench.measure.currency import changed, package_digest, same_versions
 from escalade_bench.measure.records import Provenance, Record
@@ -165,4 +165,4 @@ def _changed(unit: Unit, record: Record, session: Session, architecture: str) ->
     try:
         return changed(record, unit.made(session, record), architecture)
     except Exception as error:  # planning runs models of any kind
-        return f"it cannot be planned here: {reason(error).splitlines()[0]}"
+        return f"it cannot be planned here: {failure_reason(error).splitlines()[0]}"

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from escalade.errors import UnsupportedError
-from escalade.tune.refusal import reason
+from escalade.tune.refusal import failure_reason
 
 TORCHVISION = "torchvision"
 _LIBRARIES: list[torch.library.Library] = []
@@ -88,14 +88,14 @@ def _imported(name: str) -> ModuleType:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is not None and not (name == error.name or name.startswith(f"{error.name}.")):
-            raise UnsupportedError(f"{name} cannot be imported: {reason(error)}") from error
+            raise UnsupportedError(f"{name} cannot be imported: {failure_reason(error)}") from error
         top = name.partition(".")[0]
         raise UnsupportedError(
             f"there is no module {name!r} here: a network is of torchvision, or of a module that Python finds; where "
             f"it is a package, `pip install {top}` may be what is missing"
         ) from error
     except Exception as error:  # a module may do anything when it is imported
-        raise UnsupportedError(f"{name} cannot be imported: {reason(error)}") from error
+        raise UnsupportedError(f"{name} cannot be imported: {failure_reason(error)}") from error
 
 
 def _torchvision() -> Iterator[Entry]:

@@ -14,7 +14,7 @@ from escalade.engine.graph.forms import STORAGE
 from escalade.engine.graph.graph import Graph
 from escalade.errors import EscaladeError
 from escalade.models import settle
-from escalade.tune.refusal import reason, require_device
+from escalade.tune.refusal import failure_reason, require_device
 from escalade_bench.coverage.catalogue import Entry
 from escalade_bench.coverage.fallbacks import planned
 from escalade_bench.ladder import free
@@ -157,7 +157,7 @@ class Coverage:
 
     def failed(self, entry: Entry, batch: int, dtype: str, broken: Exception) -> Record:
         """Return the record of a case that could not be measured, with the reason."""
-        failure = reason(broken)
+        failure = failure_reason(broken)
         if not isinstance(broken, EscaladeError):
             failure = f"{type(broken).__name__}: {failure}"
         return replace(self._blank(entry, self._size(entry), batch, dtype), failure=failure)

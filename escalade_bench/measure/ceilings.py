@@ -38,7 +38,7 @@ class Ceilings:
     tflops: dict[str, float]
     """TFLOP/s of the fastest of several matrix products, by dtype."""
     conditions: dict[str, Any] = field(default_factory=dict)
-    """What the card was like meanwhile: see `escalade.device.nvml.Conditions`."""
+    """What the card was like meanwhile: see `escalade.device.nvml.GpuConditions`."""
 
     def floor_us(self, flops: int, bytes_moved: int, dtype: str) -> float:
         """No kernel can be faster: the larger of the operations and the bytes, each at its ceiling.
@@ -83,7 +83,7 @@ def measure(device: torch.device, seconds_each: float = 0.1) -> Ceilings:
         copied,
         read,
         tflops,
-        times["copy"].seen,
+        times["copy"].record,
     )
 
 

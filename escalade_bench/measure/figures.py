@@ -22,7 +22,7 @@ def with_times(record: Record, timing: Timing) -> Record:
         median_us=timing.median_us,
         p20_us=timing.p20_us,
         p80_us=timing.p80_us,
-        conditions=timing.seen,
+        conditions=timing.record,
     )
 
 

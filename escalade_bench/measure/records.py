@@ -106,7 +106,7 @@ class Record:
     """Why there is no time: a wrong result, an error. A failed record has no times."""
     note: str = ""
     conditions: dict[str, Any] = field(default_factory=dict)
-    """What the card was like meanwhile: see `escalade.device.nvml.Conditions`; empty where nobody could say."""
+    """What the card was like meanwhile: see `escalade.device.nvml.GpuConditions`; empty where nobody could say."""
     case: str = ""
     """Name of the campaign's unit that measured it."""
     plan: str = ""
@@ -190,7 +190,7 @@ def load(path: pathlib.Path) -> list[Record]:
 
 def require_file(path: pathlib.Path) -> None:
     """Refuses a place that records cannot be added to: none can be there, or the one that is holds something else."""
-    files.require_place(path)
+    files.require_writable_file(path)
     if path.exists():
         load(path)
 
@@ -269,7 +269,7 @@ def _parse(line: bytes, where: str) -> Record:
     except ValueError as error:
         raise StoreError(f"{where} is not JSON ({error}); mend or delete the line") from error
     try:
-        return parsing.typed(Record, values)
+        return parsing.parse_dataclass(Record, values)
     except ValueError as error:
         raise StoreError(f"{where} {error}") from error
 

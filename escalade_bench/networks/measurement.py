@@ -18,7 +18,7 @@ from escalade.engine.engine import Engine
 from escalade.engine.explain import Explanation
 from escalade.engine.graph.forms import STORAGE
 from escalade.ops.base.switches import precision
-from escalade.tune.refusal import reason
+from escalade.tune.refusal import failure_reason
 from escalade_bench.coverage.fallbacks import by_operator, planned
 from escalade_bench.measure.ceilings import Ceilings
 from escalade_bench.measure.figures import with_times
@@ -179,7 +179,7 @@ def _verified(case: Case, makers: Mapping[str, Maker], say: Say) -> tuple[list[R
             say(f"{_label(case)}: without {system}: {missing}")
             wrong.append(replace(case.blank(system, ""), failure=str(missing)))
         except Exception as broken:  # a system may fail in any way: the others go on
-            reason(broken)  # unless it was an interrupt
+            failure_reason(broken)  # unless it was an interrupt
             wrong.append(replace(case.blank(system, ""), failure=f"{type(broken).__name__}: {broken}"))
     return right, wrong
 
@@ -269,7 +269,7 @@ def with_wall(record: Record, wall: Timing) -> Record:
     return replace(
         record,
         samples=wall.samples,
-        conditions=wall.seen,
+        conditions=wall.record,
         wall_us=wall.median_us,
         images_per_s=1e6 * record.batch / wall.median_us,
     )

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from escalade.device.nvml import Watch
+from escalade.device.nvml import ConditionMonitor
 from escalade.engine.engine import Engine
 from escalade.engine.explain import Explanation, explain_plan
 from escalade.engine.plan.kernel_program import KernelProgram
@@ -26,11 +26,11 @@ def timed_plan(engine: Engine, inputs: tuple[torch.Tensor, ...], ceilings: Ceili
     if not isinstance(program, KernelProgram):
         raise UnsupportedError("--time measures kernels, and PyTorch computes this plan")
     explanation = explain_plan(program.plan, ceilings.floor_us)
-    watch = Watch()
+    watch = ConditionMonitor()
     times = {each.step.node.name: each.plan_us for each in time_steps(program, inputs, engine.device)}
     whole = time_plan(program, inputs)
-    watch.look()
-    return explanation.with_times(times, whole, watch.seen)
+    watch.sample()
+    return explanation.with_times(times, whole, watch.record)
 
 
 def step_records(explanation: Explanation) -> list[Record]:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from escalade.device.nvml import LoadWatch, Watch
+from escalade.device.nvml import ConditionMonitor, LoadMonitor
 from escalade.device.timing import Timing, summarize
 from escalade.engine.engine import Engine
 from escalade_bench.measure.figures import with_times
@@ -104,7 +104,7 @@ def measure_stream(
 
     def load(name: str, count: int) -> dict[str, Any]:
         end = time.monotonic() + _LOAD_SECONDS
-        with LoadWatch() as watch:
+        with LoadMonitor() as watch:
             while time.monotonic() < end:
                 runs[name](count)
         return asdict(watch.load)
@@ -135,11 +135,11 @@ def measure_stream(
 def _clocked(run: Callable[[], None], batches: int, repetitions: int) -> Timing:
     """Return microseconds per batch by the wall clock, without the first run."""
     samples = []
-    watch = Watch()
+    watch = ConditionMonitor()
     for _ in range(repetitions + 1):
         torch.cuda.synchronize()
         began = time.perf_counter()
         run()
         samples.append((time.perf_counter() - began) * 1e6 / batches)
-        watch.look()
+        watch.sample()
     return summarize(samples[1:], "calls", conditions=watch.conditions)

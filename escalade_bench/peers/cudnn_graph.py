@@ -22,7 +22,7 @@ from escalade.errors import LaunchError, UnsupportedError
 from escalade.ops.base.accuracy import relative_error
 from escalade.ops.base.operation import Operation
 from escalade.ops.conv2d.problem import Conv2dProblem
-from escalade.tune.refusal import reason
+from escalade.tune.refusal import failure_reason
 from escalade_bench.peers.layer import AGREEMENT, Inputs, LayerPeer
 
 SYSTEM = "cudnn-graph"
@@ -200,7 +200,7 @@ class Plan:
         try:
             self.drawing.graph.execute_plan_at_index(data, workspace.data_ptr(), self.index, handle=handle)
         except Exception as error:
-            raise LaunchError(f"cuDNN's plan {self.name}: {reason(error)}") from error
+            raise LaunchError(f"cuDNN's plan {self.name}: {failure_reason(error)}") from error
 
 
 def built(
@@ -223,7 +223,7 @@ def built(
                 drawing.graph.build_plan_at_index(index)
                 workspace = int(drawing.graph.get_workspace_size_plan_at_index(index))
             except Exception as refused:
-                reason(refused)  # raises interrupts again
+                failure_reason(refused)  # raises interrupts again
                 continue
             if workspace <= limit:
                 plans.append(Plan(drawing, index, name, workspace))
@@ -243,7 +243,7 @@ def _offered(drawing: Drawing, dtype: str) -> dict[str, int]:
         for index in range(graph.get_execution_plan_count()):
             names.setdefault(str(graph.get_plan_name_at_index(index)), index)
     except Exception as refused:
-        reason(refused)  # raises interrupts again
+        failure_reason(refused)  # raises interrupts again
         return {}
     return names
 
@@ -276,7 +276,7 @@ def screened(execution: Execution, inputs: Inputs, y: torch.Tensor) -> float | N
             [subject], y.device, seconds_each=SCREENING_SECONDS, min_rounds=3, replay_us=100.0
         )
     except Exception as refused:
-        reason(refused)  # raises interrupts again
+        failure_reason(refused)  # raises interrupts again
         return None
     return timings[subject.name].median_us
 

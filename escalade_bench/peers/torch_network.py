@@ -13,9 +13,9 @@ from torch import nn
 from torch.fx.experimental.optimization import fuse
 from torch.utils._pytree import tree_map_only
 
-from escalade.device.recording import recorded
+from escalade.device.recording import capture_into
 from escalade.engine.graph.forms import STORAGE
-from escalade.tune.refusal import reason
+from escalade.tune.refusal import failure_reason
 from escalade_bench.peers.network import (
     FORMATS,
     NetworkPeer,
@@ -113,7 +113,7 @@ class Graphed:
 
         def capture() -> Any:
             # Captured on the warm-up stream: some systems keep the stream of their first call.
-            with torch.no_grad(), recorded(self._graph, side):
+            with torch.no_grad(), capture_into(self._graph, side):
                 return run(self.x)
 
         self.y, self.peak_bytes = peak.of(capture)
@@ -144,7 +144,7 @@ def _folded(model: nn.Module) -> tuple[nn.Module, str]:
     try:
         return fuse(copy.deepcopy(model).double()), ""  # float64, so that folding adds no rounding
     except Exception as broken:  # torch.fx raises anything on code that it cannot trace
-        return model, f"BatchNorm is not folded: {reason(broken)}"
+        return model, f"BatchNorm is not folded: {failure_reason(broken)}"
 
 
 def _placed(model: nn.Module, task: Task, layout: str) -> nn.Module:

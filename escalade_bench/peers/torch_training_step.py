@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from escalade.device.recording import recorded
+from escalade.device.recording import capture_into
 from escalade_apps.train.steps import Loss
 from escalade_bench.peers.network import FORMATS, Maker, NetworkPeer, Peak, Replay, waiting
 from escalade_bench.peers.torch_network import MODES, repeat, require_cuda, warm_up
@@ -226,7 +226,7 @@ def _graphed(lesson: Lesson, layout: str, system: str) -> NetworkPeer:
     graph = torch.cuda.CUDAGraph()
 
     def capture() -> torch.Tensor:
-        with recorded(graph):
+        with capture_into(graph):
             return step()
 
     loss, peak_bytes = peak.of(capture)

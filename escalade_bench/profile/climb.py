@@ -75,7 +75,7 @@ def target_of(climb: Climb, device: torch.device) -> Target:
 
 def launch() -> None:
     """Entry point of the process under Nsight Compute."""
-    climb = parsing.typed(Climb, parsing.parse(sys.argv[1]))
+    climb = parsing.parse_dataclass(Climb, parsing.parse(sys.argv[1]))
     ncu.launch(lambda: target_of(climb, torch.device("cuda")))
 
 

@@ -39,7 +39,7 @@ class NoCounters(EscaladeError):
 def find() -> str | None:
     """Return the path of `ncu`, or None."""
     found = [path for folder in _FOLDERS for path in pathlib.Path(folder).glob("**/ncu") if path.is_file()]
-    return subprocesses.find("ncu") or (str(max(found)) if found else None)
+    return subprocesses.find_program("ncu") or (str(max(found)) if found else None)
 
 
 def profiled(
@@ -84,7 +84,7 @@ def _run(
         command = [program, *_OPTIONS.split(), "--metrics", ",".join(metrics), "--log-file", str(log)]
         name = f"{function.__module__}.{function.__name__}"
         try:
-            done = subprocesses.python_under(command, name, [asked, str(told)], SECONDS)
+            done = subprocesses.run_python_under(command, name, [asked, str(told)], SECONDS)
         except (OSError, subprocess.TimeoutExpired) as error:
             raise NoCounters(f"ncu did not come to an end: {error}") from error
         output = done.stdout + done.stderr + (files.read(log) or b"").decode(errors="replace")

@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.markup import escape
 
-from escalade.device.nvml import Watch
+from escalade.device.nvml import ConditionMonitor
 from escalade.narrow_tables import Table
 from escalade_bench.measure.ceilings import Ceilings
 from escalade_bench.profile.counters import Counters
@@ -56,7 +56,7 @@ class Profile:
     """Source of the figures."""
     parts: list[Profiled]
     conditions: dict[str, Any]
-    """State of the card: see `escalade.device.nvml.Conditions`."""
+    """State of the card: see `escalade.device.nvml.GpuConditions`."""
 
     @property
     def us(self) -> float:
@@ -94,8 +94,8 @@ def profile(
 ) -> Profile:
     """Assign launches to parts, and add floors and diagnosis; call it right after the measurement, for its
     conditions."""
-    watch = Watch()
-    watch.look()
+    watch = ConditionMonitor()
+    watch.sample()
     parts = merged(parts)
     kernels: list[list[Counters]] = [[] for _ in parts]
     for owner, one in zip(owners(parts, [one.kernel for one in launches]), launches, strict=True):
@@ -107,4 +107,4 @@ def profile(
         rate = part.dtype if part.dtype in ceilings.tflops else "fp32"  # for parts without products
         floor = ceilings.floor_us(part.flops, part.bytes, rate) if part.bytes else None
         found.append(Profiled(part, own, floor, diagnose(part, own, floor)))
-    return Profile(title, how, found, watch.seen)
+    return Profile(title, how, found, watch.record)

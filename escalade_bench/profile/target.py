@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from escalade.device.packing import Prepared
+from escalade.device.packing import PreparedRecipe
 from escalade.device.recipe import KernelCall, Recipe
 from escalade.device.run import Executable, TwinOptions
 from escalade.engine.explain import ExplainedStep, explain_plan
@@ -84,7 +84,7 @@ class Work:
 
     def bind(self, device: torch.device, seed: int, options: TwinOptions = TwinOptions()) -> Executable:
         """Allocate inputs and outputs; weights that stay are packed here, not in each call."""
-        prepared = Prepared(
+        prepared = PreparedRecipe(
             self.recipe, device, self.part.name, weights_stay=self.weights_stay, options=options
         )
         outputs = outputs_of(self.operation, self.problem, device)

@@ -20,7 +20,7 @@ from escalade.errors import UnsupportedError
 from escalade.ops.base.accuracy import relative_error
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.stem.problem import StemProblem
-from escalade.tune.verification import Case, Outcome
+from escalade.tune.verification import Outcome, VerificationCase
 from escalade_bench import ladder, trial
 from escalade_bench import layers as study
 from escalade_bench.layers import Layer
@@ -120,8 +120,8 @@ def test_a_set_with_batches_of_its_own_is_measured_once() -> None:
 # Peers
 
 
-def case(name: str = SMALL, dtype: str = "fp16") -> Case:
-    return Case(ops.operation("conv2d"), Conv2dProblem.parse(name, dtype, "nhwc"), CPU, 0)
+def case(name: str = SMALL, dtype: str = "fp16") -> VerificationCase:
+    return VerificationCase(ops.operation("conv2d"), Conv2dProblem.parse(name, dtype, "nhwc"), CPU, 0)
 
 
 def test_a_peer_that_is_wrong_or_fails_is_a_record_that_says_why() -> None:

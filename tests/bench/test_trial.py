@@ -15,7 +15,7 @@ from escalade.device import packing
 from escalade.device.recipe import KernelCall, Recipe
 from escalade.device.timing import L2_MULTIPLE, Subject, Timing
 from escalade.ops.conv2d import Conv2dProblem
-from escalade.tune.verification import Case
+from escalade.tune.verification import VerificationCase
 from escalade_bench import trial
 from escalade_bench.layers import Layer, measure
 from escalade_bench.measure.ceilings import Ceilings
@@ -34,7 +34,7 @@ def card(l2_bytes: int) -> Ceilings:
 
 def verified(operation: Scale, problem: ScaleProblem = PROBLEM) -> list[Verified]:
     """Every config of every rung."""
-    case = Case(operation, problem, CPU, 0)
+    case = VerificationCase(operation, problem, CPU, 0)
     return [
         Verified(one, problem, config, case.check(one, "nchw", config))
         for one in operation.ladder
@@ -176,7 +176,7 @@ def test_a_further_output_that_is_not_written_when_it_is_timed_is_a_failure(
     problem = operation.parse("3to5_7x6_k3s1_b2_bias")
     best = operation.ladder.supporting(problem)[0]
     config = best.configs(problem)[0]
-    outcome = Case(operation, problem, CPU, 0).check(best, "nchw", config)
+    outcome = VerificationCase(operation, problem, CPU, 0).check(best, "nchw", config)
     offered = [Verified(best, problem, config, outcome)]
     recipe = best.recipe(problem, config)
 
@@ -208,7 +208,7 @@ def test_a_peer_whose_timed_result_is_wrong_is_a_record_that_says_so() -> None:
         return (3 if len(calls) > 0 else 2) * inputs["x"]
 
     peers = [LayerPeer("right", "nchw", doubled), LayerPeer("wrong", "nchw", turns_wrong)]
-    case = Case(operation, PROBLEM, CPU, 0)
+    case = VerificationCase(operation, PROBLEM, CPU, 0)
     verified, refused = verified_peers(peers, operation, case)
     assert not refused
     calls.append(1)
@@ -228,7 +228,7 @@ def test_a_peer_whose_timed_result_is_wrong_is_a_record_that_says_so() -> None:
     ],
 )
 def test_a_peer_that_is_wrong_or_of_another_shape_is_no_peer(run: Any) -> None:
-    case = Case(Scale(rung("one")), PROBLEM, CPU, 0)
+    case = VerificationCase(Scale(rung("one")), PROBLEM, CPU, 0)
     with pytest.raises(WrongPeer):
         error_of(LayerPeer("wrong", "nchw", run), PROBLEM, case.inputs, case.expected)
 

@@ -19,7 +19,7 @@ import torch
 from PIL import Image, ImageFile
 
 from escalade import subprocesses
-from escalade.interruption import AWAKE
+from escalade.interruption import POLL_SECONDS
 from escalade_apps.classify import reading, workers
 from escalade_apps.classify.decode_worker import FULL, Opened
 from escalade_apps.classify.images import Crop, Picture, Unreadable, attempt
@@ -167,7 +167,7 @@ def test_formats_that_pillow_was_told_of_here_are_read_here(
     def opener(stream: object, name: object) -> None:
         raise SyntaxError("not this one")
 
-    monkeypatch.setattr(subprocesses, "python", not_asked)
+    monkeypatch.setattr(subprocesses, "start_python", not_asked)
     monkeypatch.setitem(Image.OPEN, "OWN", (opener, None))
     assert same(list(reading.decode_all(files, CROP, ahead=8)), files)
 
@@ -178,7 +178,7 @@ def a_worker_not_in(killed: set[int]) -> int:
     (job,) = [job for job in workers._jobs if job.workers]
     while not (alive := [process for process in processes() if process not in killed]):
         assert job.workers, "no worker is left"
-        job._hear(AWAKE)
+        job._hear(POLL_SECONDS)
     return alive[0]
 
 
@@ -203,7 +203,7 @@ def test_all_workers_and_what_starts_them_killed_lose_nothing(files: list[pathli
         found.append(each)
         if len(found) in (1, 50):
             assert workers._first.process is not None
-            subprocesses.end(workers._first.process)
+            subprocesses.kill(workers._first.process)
     assert same(found, many)
 
 
@@ -256,7 +256,7 @@ def test_where_there_are_no_processes_threads_read_the_files(
 ) -> None:
     """None can be started, they end at once, or there is no memory to share."""
     if script is None:
-        monkeypatch.setattr(subprocesses, "python", refuse)
+        monkeypatch.setattr(subprocesses, "start_python", refuse)
     else:
         run_first(script, monkeypatch)
     with caplog.at_level("DEBUG", "escalade"):
@@ -268,7 +268,7 @@ def test_where_there_are_no_processes_threads_read_the_files(
 @pytest.mark.usefixtures("nothing_begun")
 def test_few_files_start_no_process(files: list[pathlib.Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading, "_FEW", len(files) + 1)
-    monkeypatch.setattr(subprocesses, "python", not_asked)
+    monkeypatch.setattr(subprocesses, "start_python", not_asked)
     reading.begin(files)
     assert same(list(reading.decode_all(files, CROP, ahead=8)), files)
 

@@ -56,7 +56,7 @@ def test_a_compiler_that_is_installed_but_refuses_is_named_and_not_to_be_install
     def refuse(*_: object) -> tuple[bytes, bytes]:
         raise CompileError("unknown option")
 
-    monkeypatch.setattr(nvrtc, "translate", refuse)
+    monkeypatch.setattr(nvrtc, "compile_source", refuse)
     found = doctor._compiler()
     assert found.good is False and "unknown option" in found.value
     assert nvrtc_library.library().path in found.advice and "is installed" in found.advice

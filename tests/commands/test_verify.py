@@ -75,7 +75,7 @@ def test_what_keeps_every_kernel_from_being_compiled_is_said_once_and_is_no_wron
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     if fault == "no compiler":
-        monkeypatch.setattr(subprocesses, "find", lambda name: None)
+        monkeypatch.setattr(subprocesses, "find_program", lambda name: None)
         monkeypatch.setattr(toolchain, "compiler", toolchain.compiler.__wrapped__)
     elif fault == "a full disk":
         monkeypatch.setattr(toolchain, "run", fail)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from escalade.device import arguments
-from escalade.device.arguments import TENSOR_MAP_BYTES, ArgumentList, Pointers
+from escalade.device.arguments import TENSOR_MAP_BYTES, ArgumentList, BufferPointers
 from escalade.device.recipe import Buffer, Int64, TensorMap, TiledMap
 
 
@@ -24,7 +24,7 @@ def test_only_what_is_named_moves() -> None:
     second = ArgumentList((Buffer("y"), Buffer("w")), encoder([]))
     first.point({"x": 1000, "y": 2000})
     second.point({"y": 2000, "w": 3000})
-    x, y = Pointers(), Pointers()
+    x, y = BufferPointers(), BufferPointers()
     x.add(first, "x")
     y.add(first, "y")
     y.add(second, "y", 256)
@@ -39,7 +39,7 @@ def test_tensor_maps_are_encoded_when_the_address_is_another() -> None:
     seen: list[int] = []
     launch = ArgumentList((TiledMap(Buffer("x", 32), "fp16", (8, 8), (8, 8)),), encoder(seen))
     launch.point({"x": 1024})
-    x = Pointers()
+    x = BufferPointers()
     x.add(launch, "x", 64)
     for address in (4096, 4096, 8192):
         x.point(address)
@@ -51,7 +51,7 @@ def test_a_bounded_number_of_tensor_maps_is_kept(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(arguments, "_MOST_ADDRESSES", 2)
     seen: list[int] = []
     launch = ArgumentList((TiledMap(Buffer("x"), "fp16", (8, 8), (8, 8)),), encoder(seen))
-    x = Pointers()
+    x = BufferPointers()
     x.add(launch, "x")
     for address in (1024, 2048, 1024, 4096, 2048, 1024):  # the third address replaces the first
         x.point(address)
@@ -64,7 +64,7 @@ def test_a_launch_added_later_gets_its_tensor_map_for_an_address_already_encoded
         ArgumentList((TiledMap(Buffer("x", offset), "fp16", (8, 8), (8, 8)),), encoder([]))
         for offset in (0, 32)
     )
-    x = Pointers()
+    x = BufferPointers()
     x.add(first, "x")
     x.point(4096)
     x.add(second, "x")

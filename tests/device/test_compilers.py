@@ -29,9 +29,9 @@ reason."""
 def processes_of_the_test(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No compilers that another test has started, and an empty cache."""
     monkeypatch.setenv("ESCALADE_CACHE_DIR", str(tmp_path / "cache"))
-    compilers.end()
+    compilers.stop()
     yield
-    compilers.end()
+    compilers.stop()
 
 
 def programs(first: int = 0, count: int = 2) -> list[Program]:
@@ -42,13 +42,13 @@ def programs(first: int = 0, count: int = 2) -> list[Program]:
 
 
 def first_process() -> subprocess.Popen[bytes]:
-    assert compilers._first.process is not None
-    return compilers._first.process
+    assert compilers._server.process is not None
+    return compilers._server.process
 
 
 def test_they_stay_for_the_next_programs(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And keep what they compile in the folder that is the cache's by then."""
-    compilers.begin()
+    compilers.start()
     begun = first_process()
     assert precompile(programs(), "sm_90a", 2) == []
     monkeypatch.setenv("ESCALADE_CACHE_DIR", str(tmp_path / "another"))
@@ -70,9 +70,9 @@ def test_what_was_begun_ahead_is_there_for_who_asks() -> None:
 
 
 def test_nothing_is_begun_ahead_while_others_are_waited_for() -> None:
-    with compilers._first.alone():
+    with compilers._server.exclusive():
         compilers.compile_ahead(programs(), "sm_90a", 2)
-    assert compilers._first.process is None
+    assert compilers._server.process is None
 
 
 def test_what_waits_is_begun_before_what_was_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,8 +88,8 @@ def test_what_waits_is_begun_before_what_was_ahead(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(compilers, "_begun", begun)
     copies, (a, b, c) = compilers._Copies(), programs(0, 3)
     for ahead in ((a, b), (b,)):
-        copies.take(compilers.Request(ahead, "sm_90a", 1, (), is_awaited=False))
-    copies.take(compilers.Request((c, a, c), "sm_90a", 1, (), is_awaited=True))
+        copies.take(compilers.CompileRequest(ahead, "sm_90a", 1, (), wait=False))
+    copies.take(compilers.CompileRequest((c, a, c), "sm_90a", 1, (), wait=True))
     answers: list[tuple[int, str, bytes | None]] = []
     while copies.at_work:
         copies.hear(next(iter(copies.at_work)))
@@ -100,7 +100,7 @@ def test_what_waits_is_begun_before_what_was_ahead(monkeypatch: pytest.MonkeyPat
 def test_those_that_have_ended_are_started_again() -> None:
     assert precompile(programs(), "sm_90a", 2) == []
     gone = first_process()
-    subprocesses.end(gone)
+    subprocesses.kill(gone)
     gone.wait()
     assert precompile(programs(2), "sm_90a", 2) == []
     assert first_process() is not gone
@@ -115,7 +115,7 @@ def test_what_they_leave_when_they_die_is_compiled_here(monkeypatch: pytest.Monk
         pipe = subprocess.PIPE
         return subprocess.Popen([sys.executable, "-c", ""], stdin=pipe, stdout=pipe, process_group=0)
 
-    monkeypatch.setattr(subprocesses, "python", deaf)
+    monkeypatch.setattr(subprocesses, "start_python", deaf)
     seen: list[Program] = []
     assert precompile(programs(), "sm_90a", 2, seen.append) == []
     assert asked and seen == programs()
@@ -126,8 +126,8 @@ def test_where_none_can_be_started_programs_are_compiled_here(monkeypatch: pytes
     def refuse(function: str, variables: dict[str, str]) -> subprocess.Popen[bytes]:
         raise PermissionError("no processes here")
 
-    monkeypatch.setattr(subprocesses, "python", refuse)
-    compilers.begin()
+    monkeypatch.setattr(subprocesses, "start_python", refuse)
+    compilers.start()
     assert precompile(programs(), "sm_90a", 2) == []
     assert all(is_compiled(program, "sm_90a") for program in programs())
 
@@ -136,7 +136,7 @@ def test_they_end_when_nobody_waits_for_them() -> None:
     def interrupt(program: Program) -> None:
         raise KeyboardInterrupt
 
-    compilers.begin()
+    compilers.start()
     begun = first_process()
     with pytest.raises(KeyboardInterrupt):
         precompile(programs(), "sm_90a", 2, interrupt)
@@ -156,7 +156,7 @@ def run(script: str) -> str:
 
 @pytest.mark.parametrize("way", ["pass", "os._exit(0)", "os.kill(os.getpid(), signal.SIGKILL)"])
 def test_they_end_with_the_process_that_began_them(way: str) -> None:
-    run(f"import os, signal; from escalade.device import compilers; compilers.begin(); {way}")
+    run(f"import os, signal; from escalade.device import compilers; compilers.start(); {way}")
 
 
 BEGINNING = f"""
@@ -176,15 +176,15 @@ FORKED = (
     BEGINNING
     + """
 assert are_compiled(0)
-begun = compilers._first.process
+begun = compilers._server.process
 child = os.fork()
 if child == 0:
-    assert compilers._first.process is None
-    assert are_compiled(2) and compilers._first.process is not begun
-    compilers.end()
+    assert compilers._server.process is None
+    assert are_compiled(2) and compilers._server.process is not begun
+    compilers.stop()
     os._exit(3)
 print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), begun.poll())
-assert are_compiled(4) and compilers._first.process is begun
+assert are_compiled(4) and compilers._server.process is begun
 """
 )
 
@@ -196,12 +196,12 @@ def test_a_process_that_was_forked_has_its_own() -> None:
 OUTLIVED = (
     BEGINNING
     + """
-compilers.begin()
+compilers.start()
 if os.fork():
     os._exit(0)
 os.close(1)
 os.close(2)
-compilers._first.inherited[0].stdout.read()  # until they have ended
+compilers._server.inherited[0].stdout.read()  # until they have ended
 """
 )
 
@@ -217,9 +217,9 @@ def compile_program(program, architecture):
     if program == programs(0)[0]:
         os.kill(os.getpid(), signal.SIGKILL)
 
-compilers.compile_program, compilers.unkept = compile_program, lambda program, architecture: None
+compilers.compile_program, compilers.unpersisted_payload = compile_program, lambda program, architecture: None
 copies = compilers._Copies()
-copies.take(compilers.Request(tuple(programs(0)), "sm_90a", 2, (), is_awaited=True))
+copies.take(compilers.CompileRequest(tuple(programs(0)), "sm_90a", 2, (), wait=True))
 for pipe in [*copies.at_work]:
     copies.hear(pipe)
 for number, message, payload in copies.answers():
@@ -242,4 +242,4 @@ def test_they_go_when_no_program_comes() -> None:
 
 def test_an_engine_on_the_cpu_begins_none() -> None:
     escalade.compile(torch.nn.ReLU(), torch.ones(1, 4), device="cpu")
-    assert compilers._first.process is None
+    assert compilers._server.process is None

@@ -81,7 +81,7 @@ class Card:
         monkeypatch.setattr(cuda, "CudaLaunch", FakeLaunch)
         monkeypatch.setattr(cuda, "CudaConstantCopy", FakeCopy)
         monkeypatch.setattr(
-            cuda, "recording", lambda stream: None if gpu.recorded is None else id(gpu.recorded)
+            cuda, "capture_id", lambda stream: None if gpu.recorded is None else id(gpu.recorded)
         )
         monkeypatch.setattr(constant_memory_lock, "_owners", {})
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from escalade.device.events import Mark
+from escalade.device.events import StreamMarker
 from tests.fake_cuda import Event, Gpu
 
 
@@ -29,12 +29,12 @@ def test_the_driver_records_where_there_is_room_and_pytorch_what_it_refuses(
     monkeypatch.setattr(Event, "record", noted)
     monkeypatch.setattr(gpu, "cuEventRecord", cuEventRecord)
     gpu.stand_in(monkeypatch)
-    mark, stream = Mark(), gpu.stream()
-    assert mark.is_passed(), "nothing was marked"
+    mark, stream = StreamMarker(), gpu.stream()
+    assert mark.is_done(), "nothing was marked"
     with gpu.on(stream):
         for has_room, count in ((True, 1), (False, 2), (True, 2), (True, 3)):
             mark.record(stream.cuda_stream, has_room)
-            assert by_pytorch == [stream] * count and not mark.is_passed()
+            assert by_pytorch == [stream] * count and not mark.is_done()
             mark.event.synchronize()
-            assert mark.is_passed()
+            assert mark.is_done()
     assert not answers

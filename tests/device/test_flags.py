@@ -13,8 +13,8 @@ from escalade.device import packing
 from escalade.device.arguments import ArgumentList
 from escalade.device.program import Program
 from escalade.device.recipe import (
-    FEW_BLOCKS,
-    FILLING_BYTES,
+    HALF_SM_COUNT,
+    HALF_SM_SHARED_BYTES,
     KernelCall,
     Recipe,
     ReleaseDependents,
@@ -95,22 +95,22 @@ def test_a_plan_tells_its_kernels_what_holds(weights_ready: bool, monkeypatch: p
 
 
 def test_many_small_blocks_do_not_come_early() -> None:
-    assert not Recipe((CALL,)).may_come_early
-    assert Recipe((replace(CALL, shared_bytes=FILLING_BYTES + 1),)).may_come_early
-    assert Recipe((replace(CALL, grid=(FEW_BLOCKS, 1, 1)),)).may_come_early
-    assert not Recipe((replace(CALL, grid=(FEW_BLOCKS // 2, 3, 1)),)).may_come_early
+    assert not Recipe((CALL,)).launches_early_after_packing
+    assert Recipe((replace(CALL, shared_bytes=HALF_SM_SHARED_BYTES + 1),)).launches_early_after_packing
+    assert Recipe((replace(CALL, grid=(HALF_SM_COUNT, 1, 1)),)).launches_early_after_packing
+    assert not Recipe((replace(CALL, grid=(HALF_SM_COUNT // 2, 3, 1)),)).launches_early_after_packing
 
 
 def test_packing_does_not_count() -> None:
     packing = replace(CALL, grid=(1, 1, 1), weights_only=True)
-    assert not Recipe((packing, CALL)).may_come_early
-    assert not Recipe((packing,)).may_come_early
+    assert not Recipe((packing, CALL)).launches_early_after_packing
+    assert not Recipe((packing,)).launches_early_after_packing
 
 
 def test_persistent_blocks_have_a_multiprocessor_each() -> None:
     problem = Conv2dProblem.square(128, 128, 28, 3, batch=32, dtype="fp16", layout="nhwc")
     rung = Conv2d.ladder.rung("overlapped_store")
-    assert rung.recipe(problem, rung.configs(problem)[0]).may_come_early
+    assert rung.recipe(problem, rung.configs(problem)[0]).launches_early_after_packing
 
 
 def test_a_plan_says_what_is_behind(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,7 +119,7 @@ def test_a_plan_says_what_is_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     class Listening(Executable):
         def __init__(self, recipe: Recipe, device: torch.device, label: str = "", **more: Any) -> None:
             if more.get("weights_ready"):
-                told.append((recipe.may_come_early, more["release_dependents"]))
+                told.append((recipe.launches_early_after_packing, more["release_dependents"]))
             super().__init__(recipe, device, label, **more)
 
     monkeypatch.setattr(packing, "Executable", Listening)

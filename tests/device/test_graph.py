@@ -13,8 +13,8 @@ from cuda.bindings import driver
 
 from escalade.device import cuda
 from escalade.device import graph as graphs
-from escalade.device.arguments import ArgumentList, Pointers
-from escalade.device.graph import ChainedGraph, GraphNode, RecordedGraph
+from escalade.device.arguments import ArgumentList, BufferPointers
+from escalade.device.graph import CapturedGraph, ChainedGraph, GraphNode
 from escalade.device.recipe import Buffer, KernelCall
 from escalade.errors import LaunchError
 from tests.fake_cuda import Gpu
@@ -35,7 +35,7 @@ class Driver:
         self.contexts: list[int] = []
         self.parameters: dict[int, Any] = {}
         monkeypatch.setattr(driver, "cuGraphKernelNodeGetParams", self.get)
-        monkeypatch.setattr(graphs, "brief_function", lambda name: getattr(self, name))
+        monkeypatch.setattr(graphs, "gil_holding_function", lambda name: getattr(self, name))
         monkeypatch.setattr(driver, "cuGetErrorName", lambda status: (OK, b"NAME"))
         monkeypatch.setattr(driver, "cuGetErrorString", lambda status: (OK, b"what it means"))
         monkeypatch.setattr(graphs, "make_context_current", self.contexts.append)
@@ -47,8 +47,8 @@ class Driver:
         launch: Any = SimpleNamespace(arguments=arguments, what=f"launching {node}", device_index=3)
         return GraphNode(launch, node)
 
-    def record(self, *nodes: GraphNode) -> RecordedGraph:
-        graph = RecordedGraph(lambda: nodes, self.gpu.stream())  # type: ignore[arg-type]
+    def record(self, *nodes: GraphNode) -> CapturedGraph:
+        graph = CapturedGraph(lambda: nodes, self.gpu.stream())  # type: ignore[arg-type]
         for node in nodes:
             self._copy(node.handle, ctypes.addressof(node.launch.arguments.addresses))
         self.counts.clear()
@@ -89,7 +89,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Driver:
 def test_only_what_changed_is_copied_and_of_a_launch_all_at_once(made: Driver) -> None:
     first, second = made.launch(1, "x", "y"), made.launch(2, "y", "z")
     graph = made.record(first, second)
-    pointers = {name: Pointers() for name in "xyz"}
+    pointers = {name: BufferPointers() for name in "xyz"}
     for name, each in pointers.items():
         for node in (first, second):
             each.add(node.launch.arguments, name)
@@ -163,8 +163,8 @@ class Chained:
             monkeypatch.setattr(driver, name, partial(self._make, answer))
         for name in ("cuGraphDestroy", "cuGraphExecDestroy"):
             monkeypatch.setattr(driver, name, self.alive.remove)
-        monkeypatch.setattr(graphs, "patient_function", lambda name: getattr(self, name))
-        monkeypatch.setattr(graphs.WORDS, "current_stream", lambda index: 10 * index)
+        monkeypatch.setattr(graphs, "driver_function", lambda name: getattr(self, name))
+        monkeypatch.setattr(graphs.FAST_PATHS, "current_stream", lambda index: 10 * index)
 
     def _make(self, handle: int, *given: Any) -> tuple[Any, int]:
         self.alive.add(handle)
@@ -175,13 +175,13 @@ class Chained:
         return self.answers.pop(0) if self.answers else 0
 
     def launch(self, made: Driver, number: int, edges: list[tuple[int, int | None]]) -> Any:
-        def added_to(graph: int, behind: int | None) -> int:
+        def add_to_graph(graph: int, behind: int | None) -> int:
             assert graph == 5
             edges.append((number, behind))
             return number
 
         node = made.launch(number, "x", "y")
-        vars(node.launch)["added_to"] = added_to
+        vars(node.launch)["add_to_graph"] = add_to_graph
         return node.launch
 
 
@@ -210,7 +210,7 @@ def test_a_chain_that_cannot_be_made_leaves_nothing(made: Driver, chained: Chain
     def refused(graph: int, behind: int | None) -> int:
         raise LaunchError("no room")
 
-    vars(launch)["added_to"] = refused
+    vars(launch)["add_to_graph"] = refused
     with pytest.raises(LaunchError, match="no room"):
         ChainedGraph([launch])
     gc.collect()
@@ -261,8 +261,8 @@ def test_a_launch_becomes_a_node_behind_another(overlap: bool, monkeypatch: pyte
         program, (4, 1, 1), (128, 1, 1), (), shared_bytes=64, cluster=(2, 1, 1), overlap=overlap
     )
     launch = cuda.CudaLaunch(call, 0, "", kernel)
-    assert launch.added_to("graph", None) == 9 and "edge" not in told
-    assert launch.added_to("graph", 8) == 9
+    assert launch.add_to_graph("graph", None) == 9 and "edge" not in told
+    assert launch.add_to_graph("graph", 8) == 9
     assert told == {
         "sizes": (4, 128, 64, 6),
         "cluster": (2, 1, 1),

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from escalade.device import cuda
-from escalade.device.arguments import ArgumentList, Pointers
+from escalade.device.arguments import ArgumentList, BufferPointers
 from escalade.device.program import Program, Type
 from escalade.device.recipe import (
     Addresses,
@@ -108,12 +108,12 @@ def test_a_table_of_addresses_is_pointed_as_buffers_are() -> None:
     arguments = argument_list(table, Buffer("y"))
     arguments.point({"x": 0x100, "y": 0x200})
     assert list(arguments.values[0]) == [0x100, 0x208, 0x104]
-    pointers = Pointers()
+    pointers = BufferPointers()
     pointers.add(arguments, "x", 16)
     assert pointers.point(0x300) and list(arguments.values[0]) == [0x310, 0x208, 0x314]
     call = KernelCall(Program("a.cu", "a"), (1, 1, 1), (1, 1, 1), (table,))
     assert call.buffers == {"x", "y"}
-    assert Recipe((call,)).over({"x": Buffer("z", 2)}).steps[0].buffers == {"z", "y"}
+    assert Recipe((call,)).remap({"x": Buffer("z", 2)}).steps[0].buffers == {"z", "y"}
 
 
 def test_addresses_are_those_of_the_values() -> None:

@@ -68,7 +68,7 @@ def test_the_newest_that_the_driver_accepts_comes_first_with_its_headers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(nvrtc_library, "driver_cuda_version", lambda: driver)
-    assert [nvrtc_library.major_of(path) for path in nvrtc_library.installed()] == expected
+    assert [nvrtc_library.major_of(path) for path in nvrtc_library.installed_libraries()] == expected
     assert nvrtc.cuda_headers.__wrapped__() == two[expected[0]]
 
 
@@ -78,12 +78,14 @@ def test_options_that_a_version_does_not_have_are_left_out(monkeypatch: pytest.M
     with pytest.raises(CompileError, match="NVRTC_ERROR_INVALID_OPTION"):
         real.compile("", "empty.cu", ["-nosuch"])
     monkeypatch.setitem(nvrtc._OPTIONS, "nosuch", True)
-    code, _ = nvrtc.translate('extern "C" __global__ void probe() {}', "probe.cu", "sm_90a")
+    code, _ = nvrtc.compile_source('extern "C" __global__ void probe() {}', "probe.cu", "sm_90a")
     assert code[:4] == b"\x7fELF"
 
 
 def test_without_any_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nvrtc_library, "installed", lambda: [pathlib.Path("/nowhere/libnvrtc.so.13")])
+    monkeypatch.setattr(
+        nvrtc_library, "installed_libraries", lambda: [pathlib.Path("/nowhere/libnvrtc.so.13")]
+    )
     monkeypatch.setattr(nvrtc_library, "_MAJORS", ())
     with pytest.raises(ToolError, match=r"/nowhere/libnvrtc\.so\.13.*pip install nvidia-cuda-nvrtc"):
         nvrtc_library.library.__wrapped__()

@@ -25,9 +25,9 @@ CPU = torch.device("cpu")
 @pytest.fixture(autouse=True)
 def processes_of_the_test() -> Iterator[None]:
     """No compilers that another test has started, in another folder and environment."""
-    compilers.end()
+    compilers.stop()
     yield
-    compilers.end()
+    compilers.stop()
 
 
 def test_programs_are_listed_once_and_a_raising_rung_is_left_out() -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from escalade.device.recording import recorded
+from escalade.device.recording import capture_into
 
 
 @pytest.mark.parametrize("was_on", [False, True])
@@ -23,7 +23,7 @@ def test_the_collector_rests(was_on: bool, fails: bool, monkeypatch: pytest.Monk
     before = gc.isenabled()
     (gc.enable if was_on else gc.disable)()
     try:
-        with contextlib.suppress(ValueError), recorded(None):  # type: ignore[arg-type]
+        with contextlib.suppress(ValueError), capture_into(None):  # type: ignore[arg-type]
             assert not gc.isenabled()
             if fails:
                 raise ValueError

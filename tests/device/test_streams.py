@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from escalade.device import streams
-from escalade.device.streams import own_stream
+from escalade.device.streams import dedicated_stream
 from tests.fake_cuda import Gpu
 
 CUDA = torch.device("cuda", 0)
@@ -22,13 +22,13 @@ def test_who_has_one_has_it_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = Gpu(0)
     gpu.stand_in(monkeypatch)
     monkeypatch.setattr(streams, "_Own", _Handle)
-    held = [own_stream(CUDA) for _ in range(40)]
+    held = [dedicated_stream(CUDA) for _ in range(40)]
     assert len({stream.cuda_stream for stream in held}) == 40
     left = {held.pop().cuda_stream, held.pop().cuda_stream}
     gc.collect()
-    again = [own_stream(CUDA), own_stream(0)]
+    again = [dedicated_stream(CUDA), dedicated_stream(0)]
     assert {stream.cuda_stream for stream in again} == left
-    assert own_stream(CUDA).cuda_stream not in {stream.cuda_stream for stream in (*held, *again)}
+    assert dedicated_stream(CUDA).cuda_stream not in {stream.cuda_stream for stream in (*held, *again)}
 
 
 def test_a_thread_gets_a_stream_that_it_had_before(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,15 +43,17 @@ def test_a_thread_gets_a_stream_that_it_had_before(monkeypatch: pytest.MonkeyPat
         def work(_: int) -> None:
             for _ in range(8):
                 meet.wait()
-                stream = own_stream(CUDA, computes=True)
+                stream = dedicated_stream(CUDA, computes=True)
                 pairs.add((threading.get_ident(), stream.cuda_stream))
                 del stream
 
         list(pool.map(work, range(4)))
     assert len(pairs) == len({stream for _, stream in pairs}) == 4
-    assert own_stream(CUDA).cuda_stream not in {stream for _, stream in pairs}
+    assert dedicated_stream(CUDA).cuda_stream not in {stream for _, stream in pairs}
     streams._created[0, True] = streams._MOST
-    assert own_stream(CUDA, computes=True).cuda_stream in {stream for _, stream in pairs}  # of another thread
+    assert dedicated_stream(CUDA, computes=True).cuda_stream in {
+        stream for _, stream in pairs
+    }  # of another thread
 
 
 class _Handle:

@@ -14,8 +14,8 @@ from escalade.device.timing import (
     L2_MULTIPLE,
     MAX_SETS,
     CallSampler,
-    Proof,
     ReplaySampler,
+    ResultCheck,
     Subject,
     host_time,
     interleave,
@@ -202,7 +202,7 @@ def doubling(card: Card, x: torch.Tensor, y: torch.Tensor, name: str = "double",
     def judge() -> str:
         return "" if torch.equal(y, 2 * x) else "it is not twice x"
 
-    return Subject(name, [call], Proof(partial(y.fill_, torch.nan), judge))
+    return Subject(name, [call], ResultCheck(partial(y.fill_, torch.nan), judge))
 
 
 @pytest.mark.parametrize("broken", ["does nothing", "is wrong", "wears out"])
@@ -237,7 +237,7 @@ def test_on_the_cpu_the_run_that_is_timed_is_judged() -> None:
     def double() -> None:
         torch.mul(x, 2, out=y)
 
-    proof = Proof(partial(y.fill_, torch.nan), judge)
+    proof = ResultCheck(partial(y.fill_, torch.nan), judge)
     twice = Subject("twice", [double], proof)
     lazy = Subject("lazy", [lambda: None], proof)
     wrong: dict[str, str] = {}

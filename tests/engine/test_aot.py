@@ -57,7 +57,7 @@ def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("no_compiler")
 def test_plans_and_kernels_come_back_without_a_compiler(engine: Engine, path: pathlib.Path) -> None:
     graph, dtype, carried = read(path, HERE)
-    nvrtc.offer(carried.codes["sm_90a"])
+    nvrtc.add_bundled(carried.codes["sm_90a"])
     again = Engine(graph, dtype, HERE)
     for inputs in INPUTS:
         batch, form = inputs[0][0], {graph.inputs[0].name: inputs[1]}

@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import nn
 
-from escalade.device.staging import Staging
+from escalade.device.staging import StagingBuffer
 from escalade.engine import Engine, compile
 from escalade.engine.streaming import THREAD
 from escalade.errors import UnsupportedError
@@ -34,16 +34,16 @@ def engine() -> Engine:
 
 
 @pytest.fixture
-def slots(monkeypatch: pytest.MonkeyPatch) -> weakref.WeakSet[Staging]:
+def slots(monkeypatch: pytest.MonkeyPatch) -> weakref.WeakSet[StagingBuffer]:
     """The staging memory that is alive."""
-    alive: weakref.WeakSet[Staging] = weakref.WeakSet()
+    alive: weakref.WeakSet[StagingBuffer] = weakref.WeakSet()
 
-    def make(*arguments: Any) -> Staging:
-        made = Staging(*arguments)
+    def make(*arguments: Any) -> StagingBuffer:
+        made = StagingBuffer(*arguments)
         alive.add(made)
         return made
 
-    monkeypatch.setattr("escalade.engine.streaming.Staging", make)
+    monkeypatch.setattr("escalade.engine.streaming.StagingBuffer", make)
     return alive
 
 
@@ -189,7 +189,7 @@ def test_what_the_producer_raises_comes_after_the_results_before_it(engine: Engi
     check(engine, results, [batch(0), batch(1)])
 
 
-def test_a_failure_leaves_no_memory(engine: Engine, slots: weakref.WeakSet[Staging]) -> None:
+def test_a_failure_leaves_no_memory(engine: Engine, slots: weakref.WeakSet[StagingBuffer]) -> None:
     gc.collect()
     gc.disable()  # a cycle of references would be found sooner or later, but holds memory until then
     try:
@@ -217,7 +217,7 @@ def test_what_the_engine_refuses_comes_in_its_place(engine: Engine) -> None:
 
 
 def test_stopping_early_leaves_no_thread_and_no_memory(
-    engine: Engine, slots: weakref.WeakSet[Staging]
+    engine: Engine, slots: weakref.WeakSet[StagingBuffer]
 ) -> None:
     def endless() -> Iterator[torch.Tensor]:
         number = 0
@@ -317,7 +317,7 @@ def leave_by_forgetting(engine: Engine, given: Blocked) -> None:
     [leave_by_close, leave_by_break, leave_by_an_exception, leave_by_an_interrupt, leave_by_forgetting],
 )
 def test_a_producer_that_blocks_keeps_nobody(
-    leave: Callable[[Engine, Blocked], None], engine: Engine, slots: weakref.WeakSet[Staging]
+    leave: Callable[[Engine, Blocked], None], engine: Engine, slots: weakref.WeakSet[StagingBuffer]
 ) -> None:
     given = Blocked()
     leave(engine, given)
@@ -404,7 +404,7 @@ def test_an_iterator_that_was_never_asked_starts_nothing(engine: Engine) -> None
 
 
 def test_memory_does_not_depend_on_the_number_of_batches(
-    engine: Engine, slots: weakref.WeakSet[Staging]
+    engine: Engine, slots: weakref.WeakSet[StagingBuffer]
 ) -> None:
     most = {}
     for count in (4, 40):

@@ -172,7 +172,7 @@ def test_a_slot_waits_for_each_of_its_streams(
         def like(self, tensors: Sequence[Any]) -> list[Box]:
             return [self._room]
 
-    monkeypatch.setattr(streaming, "Staging", FakeStaging)
+    monkeypatch.setattr(streaming, "StagingBuffer", FakeStaging)
     monkeypatch.setattr(streaming, "_tensors", lambda engine, batch: (given.copy_(Box(gpu, batch, "cpu")),))
     calls = buffered(gpu)
     monkeypatch.setattr(streaming.torch, "Tensor", Box)

@@ -25,7 +25,7 @@ from escalade.device.run import bind
 from escalade.ops import OPERATIONS, Operation, Rung
 from escalade.ops.base.cards import typical
 from escalade.ops.base.pitch import pitches
-from escalade.tune.verification import Case, compare, in_layout, poisoned
+from escalade.tune.verification import VerificationCase, compare, in_layout, poisoned_workspaces
 from escalade_apps.classify import resizing
 from escalade_apps.classify.images import Crop
 from tests.classify.squares import difference
@@ -173,14 +173,16 @@ def run(job: AnyJob, device: torch.device, seed: int = 0, raw: bool = False) -> 
     if isinstance(job, Resizing):
         return difference(job.sizes, job.crop, device, seed)
     operation, rung, problem = job.parts
-    case = Case(operation, problem, _CPU, seed)
+    case = VerificationCase(operation, problem, _CPU, seed)
     recipe = rung.recipe(problem, rung.configs(problem)[0])
     tensors = {name: in_layout(tensor, problem.layout).to(device) for name, tensor in case.inputs.items()}
     outputs = {"y": operation.output(problem, device), **operation.further_outputs(problem, device)}
     unfilled = (
         set[str]() if not raw else {*outputs, *(one.name for one in recipe.workspaces)} - _mapped(recipe)
     )
-    workspaces = {name: one for name, one in poisoned(recipe, device).items() if name not in unfilled}
+    workspaces = {
+        name: one for name, one in poisoned_workspaces(recipe, device).items() if name not in unfilled
+    }
     for name, output in outputs.items():
         if name not in unfilled:
             output.fill_(float("nan") if output.is_floating_point() else torch.iinfo(output.dtype).max)

@@ -18,7 +18,7 @@ from escalade.ops.base.dtypes import STORAGE
 from escalade.ops.base.switches import precision
 from escalade.ops.conv2d import Conv2dProblem
 from escalade.ops.shared.images import MEMORY_FORMAT
-from escalade.tune.verification import Case, compare
+from escalade.tune.verification import VerificationCase, compare
 from tests.gpu.suitable import CONV2D, NOT_BEYOND_32_BITS, beyond_32_bits, problem_for
 from tests.support import label, with_batch
 
@@ -75,7 +75,7 @@ def test_dtypes_and_layouts(
 def test_a_rung_by_name(rung: Rung[Conv2dProblem], cuda: torch.device, seed: int) -> None:
     problem = problem_for(rung)
     assert problem is not None
-    case = Case(CONV2D, problem, cuda, seed)
+    case = VerificationCase(CONV2D, problem, cuda, seed)
     inputs = case.inputs_in(problem.layout)
     y = call(rung, problem, inputs["x"], inputs["weight"])
     assert compare(y, case.expected, rung.tolerance(problem, case.peer_error))[0] == ""
@@ -161,7 +161,7 @@ def test_two_streams_do_not_share_a_workspace(
 ) -> None:
     problem = problem_for(rung, batch=64)
     assert problem is not None
-    cases = [Case(CONV2D, problem, cuda, seed + turn) for turn in range(6)]
+    cases = [VerificationCase(CONV2D, problem, cuda, seed + turn) for turn in range(6)]
     given = [case.inputs_in(problem.layout) for case in cases]
     call(rung, problem, given[0]["x"], given[0]["weight"])  # compiled
     streams = [torch.cuda.Stream() for _ in range(2)]

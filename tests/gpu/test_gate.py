@@ -76,7 +76,7 @@ def test_raw_memory_is_not_poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
         return {}
 
     monkeypatch.setattr(torch.Tensor, "fill_", fill)
-    monkeypatch.setattr(sanitize, "poisoned", poison)
+    monkeypatch.setattr(sanitize, "poisoned_workspaces", poison)
     for raw, expected in ((False, ["workspaces", "output"]), (True, ["workspaces"])):
         patterns.clear()
         assert sanitize.run(EASY[0], CPU, raw=raw) == "" and patterns == expected

@@ -12,7 +12,7 @@ import torch
 from escalade.device.program import Program, Type
 from escalade.device.recipe import Buffer, KernelCall, Recipe, Workspace
 from escalade.device.run import Executable, bind
-from escalade.device.streams import own_stream
+from escalade.device.streams import dedicated_stream
 from escalade.errors import LaunchError, UnsupportedError
 from escalade.ops import OPERATIONS
 from escalade.ops.conv2d import Conv2dProblem
@@ -156,13 +156,13 @@ def test_lanes_fork_from_the_stream_and_join_it_again(cuda: torch.device, captur
 def test_own_streams_are_lent_again_and_are_not_pytorchs(cuda: torch.device) -> None:
     """Far more of them than PyTorch has in its pool are made one after another: one is enough for all."""
     pool = {torch.cuda.Stream(cuda).cuda_stream for _ in range(64)}
-    with torch.cuda.stream(own_stream(cuda)):
+    with torch.cuda.stream(dedicated_stream(cuda)):
         torch.ones(8, device=cuda).add_(1)
     seen = set()
     for _ in range(100):
-        stream = own_stream(cuda)
+        stream = dedicated_stream(cuda)
         seen.add(stream.cuda_stream)
         del stream
     assert len(seen) == 1 and not seen & pool
-    held = [own_stream(cuda) for _ in range(40)]
+    held = [dedicated_stream(cuda) for _ in range(40)]
     assert len({stream.cuda_stream for stream in held}) == 40

@@ -51,7 +51,7 @@ def test_counters_agree_with_what_a_copy_must_move(cuda: torch.device, tmp_path:
 
 
 def test_the_twin_counts_what_the_card_counts(cuda: torch.device, tmp_path: pathlib.Path) -> None:
-    if ncu.find() is None or subprocesses.find("g++") is None:
+    if ncu.find() is None or subprocesses.find_program("g++") is None:
         pytest.skip("needs ncu, and g++ for the twin")
     rung = ("conv2d", "--problem", "16to16_14_k3s1_b2", "--rung", "padded_tile", "--dtype", "fp32")
     result = run("profile", *rung, "--beside-twin", "--results", str(tmp_path))

@@ -13,7 +13,7 @@ from escalade.device.run import Executable
 from escalade.errors import LaunchError
 from escalade.ops import conv2d
 from escalade.ops.base.switches import precision
-from escalade.tune.verification import compare, most_peer_error
+from escalade.tune.verification import compare, max_peer_error
 from tests.ops.test_shared_state import sharing
 from tests.support import in_threads
 
@@ -82,7 +82,7 @@ def test_every_kind_on_two_streams(cuda: torch.device) -> None:
                 executables[turn % 2].bind({**absent, **inputs, "y": y})()
         torch.cuda.synchronize()
         for inputs, y in zip(sets, outputs, strict=True):
-            allowed = rung.tolerance(problem, most_peer_error(operation, problem))
+            allowed = rung.tolerance(problem, max_peer_error(operation, problem))
             failure, _ = compare(y, operation.reference(problem, inputs), allowed)
             assert not failure, f"{operation.name}/{rung.name}: {failure}"
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from escalade.device.gpu import Properties
+from escalade.device.gpu import GpuProperties
 from escalade.device.timing import Subject, Timing
 from escalade.ops.base.dtypes import MULTIPLIED, STORAGE
 from escalade_bench.measure import ceilings
@@ -34,7 +34,7 @@ def subjects(monkeypatch: pytest.MonkeyPatch) -> dict[str, Subject]:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     monkeypatch.setattr(ceilings, "PRODUCTS", SHAPES)
-    known = Properties("card", "sm_80", 132, 60 << 20, 227 << 10, 228 << 10, 65536, MEMORY, 1980.0, 4.9e6)
+    known = GpuProperties("card", "sm_80", 132, 60 << 20, 227 << 10, 228 << 10, 65536, MEMORY, 1980.0, 4.9e6)
     monkeypatch.setattr(ceilings, "properties_of", lambda device: known)
     return timed
 

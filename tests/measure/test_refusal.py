@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from escalade.tune import verification
-from escalade.tune.refusal import LostDevice, reason, require_device
+from escalade.tune.refusal import LostDevice, failure_reason, require_device
 from escalade_bench.peers import cudnn_graph
 from escalade_bench.peers.layer import LayerPeer
 from escalade_bench.trial import verified_peers
@@ -55,14 +55,14 @@ def raising(what: Any) -> Any:
 
 def by_peers(what: Any, monkeypatch: pytest.MonkeyPatch) -> str:
     operation = Scale(rung("right"))
-    case = verification.Case(operation, ScaleProblem(10), CPU, 0)
+    case = verification.VerificationCase(operation, ScaleProblem(10), CPU, 0)
     right, (refused,) = verified_peers([LayerPeer("peer", "nchw", raising(what))], operation, case)
     assert not right
     return refused.failure
 
 
 def by_verify(what: Any, monkeypatch: pytest.MonkeyPatch) -> str:
-    case = verification.Case(Scale(rung("right")), ScaleProblem(10), CPU, 0)
+    case = verification.VerificationCase(Scale(rung("right")), ScaleProblem(10), CPU, 0)
     monkeypatch.setattr(verification, "bind", raising(what))
     (first, *_) = (one := rung("right")).configs(case.problem)
     return case.check(one, "nchw", first).failure
@@ -96,8 +96,8 @@ def test_nor_is_the_end_of_the_program(where: Any, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_reason_is_one_line() -> None:
-    assert reason(ValueError("first\nsecond")) == "first"
-    assert reason(ValueError()) == "ValueError"
+    assert failure_reason(ValueError("first\nsecond")) == "first"
+    assert failure_reason(ValueError()) == "ValueError"
 
 
 def test_a_gpu_that_only_answers_with_errors_stops_the_run(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from escalade.ops import OPERATIONS
 from escalade.ops.base.accuracy import relative_error
 from escalade.ops.base.dtypes import STORAGE
 from escalade.ops.softmax import Softmax, SoftmaxProblem
-from escalade.tune.verification import WORST_ELEMENT, Case, Outcome, compare, jobs, verify
+from escalade.tune.verification import WORST_ELEMENT, Outcome, VerificationCase, compare, jobs, verify
 from tests.bench.fake import Scale, ScaleProblem, rung
 
 CPU = torch.device("cpu")
@@ -53,7 +53,7 @@ def test_a_rung_that_is_not_right_fails_with_a_reason(fault: str, sentence: str)
 def test_one_wrong_element_among_very_many_is_seen() -> None:
     """Small beside the norm of the whole, and wrong all the same."""
     problem = ScaleProblem(1_000_000)
-    case = Case(Scale(rung("suspect")), problem, CPU, 1)
+    case = VerificationCase(Scale(rung("suspect")), problem, CPU, 1)
     suspect = rung("suspect", "wrong_element", slip=1e-4)
     outcome = case.check(suspect, "nchw", suspect.configs(problem)[0])
     assert outcome.error is not None and outcome.tolerance is not None
@@ -64,7 +64,7 @@ def test_one_wrong_element_among_very_many_is_seen() -> None:
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])
 def test_an_element_may_be_off_by_its_own_rounding(dtype: str) -> None:
     """Softmax has elements fifty times as large as a typical one, and so are the errors of rounding them."""
-    case = Case(Softmax(), SoftmaxProblem(1000, 1000, dtype), CPU, 1)
+    case = VerificationCase(Softmax(), SoftmaxProblem(1000, 1000, dtype), CPU, 1)
     output = case.expected.to(STORAGE[dtype])
     best = relative_error(output, case.expected)
     tolerance = case.operation.ladder.rung("block_per_row").tolerance(case.problem, best)
@@ -158,10 +158,10 @@ def test_a_sloppy_peer_allows_a_rung_no_more(
     """Two roundings to the dtype, and twice the error of plain fp32 sums of that length."""
     linear = OPERATIONS["linear"]
     problem = replace(linear.parse("96to8_b5_bias"), dtype=dtype)
-    honest = Case(linear, problem, CPU, 1).peer_error
+    honest = VerificationCase(linear, problem, CPU, 1).peer_error
     real = linear.peer
     monkeypatch.setattr(linear, "peer", lambda problem, inputs: 1.05 * real(problem, inputs))
-    sloppy = Case(linear, problem, CPU, 1).peer_error
+    sloppy = VerificationCase(linear, problem, CPU, 1).peer_error
     most = math.sqrt(2) * unit + 2 * 2.0**-24 * math.sqrt(1 + 96 / 6)
     assert honest < most and sloppy == pytest.approx(most)
     for one in linear.ladder.supporting(problem):
@@ -208,7 +208,9 @@ def test_shuffled_threads_and_checked_accesses() -> None:
 
 def test_seeds_give_other_inputs_and_the_same_seed_the_same() -> None:
     operation = Scale(rung("right"))
-    first, again, other = (Case(operation, ScaleProblem(10), CPU, seed).inputs["x"] for seed in (1, 1, 2))
+    first, again, other = (
+        VerificationCase(operation, ScaleProblem(10), CPU, seed).inputs["x"] for seed in (1, 1, 2)
+    )
     assert torch.equal(first, again) and not torch.equal(first, other)
 
 

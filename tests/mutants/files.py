@@ -393,8 +393,8 @@ MUTANTS: tuple[Mutant, ...] = (
     _of(
         "escalade/device/packing.py",
         "early-launches-of-the-other-kind",
-        "behind.may_come_early if weights_stay else behind.begins_early",
-        "behind.begins_early if weights_stay else behind.may_come_early",
+        "behind.launches_early_after_packing if weights_stay else behind.launches_early",
+        "behind.launches_early if weights_stay else behind.launches_early_after_packing",
         ("tests/device/test_packing.py::test_only_weights_that_stay_are_ready",),
     ),
     _of(

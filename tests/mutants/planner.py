@@ -245,7 +245,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "planner/negated-inputs-are-read-as-they-are",
         PLAN + "io_binding.py",
-        "or not self._is_packed(tensor) or WORDS.is_negative(tensor):",
+        "or not self._is_packed(tensor) or FAST_PATHS.is_negative(tensor):",
         "or not self._is_packed(tensor):",
         (TESTS + "test_program.py",),
     ),

@@ -110,7 +110,7 @@ class Recording:
     """In the place of what runs kernels: it looks at what it is given, and runs nothing."""
 
     given: dict[str, int]
-    takes_pointers = False
+    supports_pointer_updates = False
 
     def __init__(self, recipe: Recipe, device: torch.device, *_: Any) -> None:
         self.recipe, self.device = recipe, device

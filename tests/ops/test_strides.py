@@ -33,7 +33,7 @@ class _Recorded:
     """An executable that notes the memory which its kernels would be given, and launches nothing."""
 
     launched: list[dict[str, bytes]]
-    takes_pointers = False
+    supports_pointer_updates = False
 
     def __init__(self, recipe: Any, device: torch.device, label: str = "") -> None:
         self.recipe, self.device = recipe, device

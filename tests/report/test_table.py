@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from rich.console import Console
 
-from escalade.device.nvml import Conditions
+from escalade.device.nvml import GpuConditions
 from escalade_bench.measure.records import Record
 from escalade_bench.report import cells, terminal
 from escalade_bench.report.document import OLDER_LEGEND, Heading, html, markdown
@@ -69,8 +69,8 @@ def test_a_terminal_shows_what_was_just_measured_without_commits() -> None:
 
 
 def test_throttling_is_said_beside_times_and_below_tables() -> None:
-    cool = replace(RECORD, conditions=Conditions(1980.0, 3201.0, 400.0, 45.0, "").as_dict())
-    hot = replace(RECORD, conditions=Conditions(1750.0, 3201.0, 699.0, 61.0, "the power limit").as_dict())
+    cool = replace(RECORD, conditions=GpuConditions(1980.0, 3201.0, 400.0, 45.0, "").as_dict())
+    hot = replace(RECORD, conditions=GpuConditions(1750.0, 3201.0, 699.0, 61.0, "the power limit").as_dict())
     assert [cells.microseconds(one) for one in (RECORD, cool, hot)] == ["20.00", "20.00", "20.00ᵗ"]
     assert terminal.conditions_line([RECORD.conditions]) == ""
     assert terminal.conditions_line([cool.conditions, hot.conditions]) == (

@@ -190,7 +190,7 @@ def test_what_is_estimated_to_take_much_longer_is_not_measured() -> None:
     assert "direct" not in {candidate.rung.name for candidate in found}
     estimates = [candidate.rung.estimate(PROBLEM, candidate.config) for candidate in found]
     figures = [us for us in estimates if us is not None]
-    assert len(figures) > 3 and max(figures) <= search.HOPELESS * min(figures)
+    assert len(figures) > 3 and max(figures) <= search.MAX_ESTIMATE_RATIO * min(figures)
 
 
 @pytest.fixture

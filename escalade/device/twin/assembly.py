@@ -62,7 +62,7 @@ def prepare(assembly: str, checks: bool = False) -> str:
     return "".join([_with_gaps(assembly) if _SHARED in assembly else assembly, "\n", *weak])
 
 
-def with_blocks(assembly: str) -> str:
+def add_block_table(assembly: str) -> str:
     """The assembly with a table of its blocks of code: where each begins, and how many of `_UNITS` it has.
 
     Blocks without any are left out.
@@ -90,7 +90,7 @@ def with_blocks(assembly: str) -> str:
     return "\n".join([*lines, *head, *rows, f"\t.size\t{BLOCKS}, .-{BLOCKS}", ""])
 
 
-def with_fills(assembly: str) -> str:
+def add_fill_table(assembly: str) -> str:
     """The assembly with a table of the bytes, in code and constants, that it fills unset variables with.
 
     For x86-64, whose immediate operands end an instruction.
@@ -143,7 +143,7 @@ def _with_gaps(assembly: str) -> str:
     return "\n".join(lines)
 
 
-def can_wait(assembly: str) -> bool:
+def has_barriers(assembly: str) -> bool:
     """Whether the kernel names a barrier or a collective; if not, it needs no fibers."""
     return _WAITING in assembly
 

@@ -55,12 +55,14 @@ def kernel_library(
                 library.result()  # what g++ says of the runtime too is said of it, not of this kernel
                 raise
             compiled = text.read_text()
-            flags = _flag(_WAITS, assembly.can_wait(compiled)) + _flag(_UNSET, "uninitialized]" in warnings)
+            flags = _flag(_WAITS, assembly.has_barriers(compiled)) + _flag(
+                _UNSET, "uninitialized]" in warnings
+            )
             flags += _flag(_DESCRIPTORS, assembly.has_descriptors(compiled))
             prepared = assembly.prepare(compiled, checks)
             if checks and platform.machine() == "x86_64":
-                prepared = assembly.with_fills(prepared)
-            text.write_text((assembly.with_blocks(prepared) if counts else prepared) + flags)
+                prepared = assembly.add_fill_table(prepared)
+            text.write_text((assembly.add_block_table(prepared) if counts else prepared) + flags)
             libraries = toolchain.sanitizers() if sanitize else toolchain.LIBRARIES
             toolchain.run([*linking, library.result(), *libraries], f"the assembly of {entry}")
         text.unlink()
@@ -73,7 +75,7 @@ def _flag(name: str, value: bool) -> str:
     return f"\t.globl\t{name}\n\t.set\t{name}, {int(value)}\n"
 
 
-def waits(library: pathlib.Path) -> bool:
+def needs_fibers(library: pathlib.Path) -> bool:
     """Whether the kernel needs fibers."""
     symbol = elf.read(library).symbol(_WAITS)
     return symbol is None or bool(symbol.value)
@@ -85,7 +87,7 @@ def may_read_unset(library: pathlib.Path) -> bool:
     return symbol is not None and bool(symbol.value)
 
 
-def names_by_descriptors(library: pathlib.Path) -> bool:
+def uses_wgmma_descriptors(library: pathlib.Path) -> bool:
     """True if the kernel reads shared memory by wgmma descriptors."""
     symbol = elf.read(library).symbol(_DESCRIPTORS)
     return symbol is not None and bool(symbol.value)

@@ -13,8 +13,8 @@ from typing import Any
 from escalade import subprocesses
 from escalade.device.cache import cache_key, default_cache
 from escalade.device.twin import elf, toolchain
-from escalade.device.twin.building import interface_key, kernel_library, runtime_library, waits
-from escalade.device.twin.launch import IN_TURN, Order, Size3, TwinKernel, limit, plain_name
+from escalade.device.twin.building import interface_key, kernel_library, needs_fibers, runtime_library
+from escalade.device.twin.launch import SEQUENTIAL, Order, Size3, TwinKernel, limit_seconds, plain_name
 from escalade.errors import TwinError
 
 Buffers = Sequence[tuple[int, int]]
@@ -49,7 +49,7 @@ def sanitize(
     name: str = "kernel.cu",
     shared_bytes: int = 0,
     cluster: Size3 = (1, 1, 1),
-    order: Order = IN_TURN,
+    order: Order = SEQUENTIAL,
 ) -> None:
     """One launch under AddressSanitizer and UndefinedBehaviorSanitizer, in a process of its own.
 
@@ -101,11 +101,11 @@ def _head(
 ) -> bytes:
     contents = elf.read(library)
     variables = contents.shared_variables
-    numbers = (*grid, *block, *cluster, shared_bytes, order.seed, order.late, 0, 0, waits(library), 1)
+    numbers = (*grid, *block, *cluster, shared_bytes, order.seed, order.late, 0, 0, needs_fibers(library), 1)
     head = struct.pack(
         "=28IQQQ",
         *numbers,
-        round(1000 * limit()),
+        round(1000 * limit_seconds()),
         *(False, False, False, False),
         len(variables),
         contents.thread_local_bytes,

@@ -18,9 +18,9 @@ from escalade.device.twin import assembly, counting, elf, toolchain
 from escalade.device.twin.building import (
     kernel_library,
     may_read_unset,
-    names_by_descriptors,
+    needs_fibers,
     runtime_library,
-    waits,
+    uses_wgmma_descriptors,
 )
 from escalade.device.twin.counting import Counts
 from escalade.errors import CompileError, LaunchError, TwinError, UnsupportedError
@@ -38,7 +38,7 @@ class Order:
     """Asynchronous operations (cp.async, TMA, wgmma) as late as allowed instead of at once."""
 
 
-IN_TURN = Order()
+SEQUENTIAL = Order()
 
 
 _UNSET_BITS = b"\xfe\xfe"  # of g++'s -ftrivial-auto-var-init=pattern; in a float -1.7e38
@@ -48,7 +48,7 @@ _LIMIT_S = 120.0
 _LONGEST_LIMIT_S = 4e6
 
 
-def limit() -> float:
+def limit_seconds() -> float:
     """How many seconds of CPU time a kernel may take without one of its threads returning; 0: as many as it likes.
 
     Of CPU time, so that a busy machine makes no difference.
@@ -163,8 +163,8 @@ class TwinKernel:
         self._runtime = _runtime()
         self._library = ctypes.CDLL(str(path))
         self._elf = elf.read(path)
-        self._waits = waits(path)
-        self._has_descriptors = names_by_descriptors(path)
+        self._waits = needs_fibers(path)
+        self._has_descriptors = uses_wgmma_descriptors(path)
         self._fills = self._elf.symbol(assembly.FILLS)
         start = ctypes.cast(self._library.twin_entry, ctypes.c_void_p).value
         symbol = self._elf.symbol("twin_entry")
@@ -184,7 +184,7 @@ class TwinKernel:
         *,
         shared_bytes: int = 0,
         cluster: Size3 = (1, 1, 1),
-        order: Order = IN_TURN,
+        order: Order = SEQUENTIAL,
         buffers: Sequence[tuple[int, int]] = (),
         unwritten: Unwritten | None = None,
         overlap: bool = False,
@@ -218,7 +218,7 @@ class TwinKernel:
             self.counted,
             self._waits,
             os.cpu_count() or 1,
-            round(1000 * (limit() if limit_s is None else limit_s)),
+            round(1000 * (limit_seconds() if limit_s is None else limit_s)),
             _interruptible(),
             self._has_descriptors,
             True,
@@ -339,7 +339,7 @@ class TwinKernel:
         return self._counts
 
     def _blocks(self) -> dict[int, tuple[int, ...]]:
-        """The operations of each block of code, by its offset in the library (see `assembly.with_blocks`)."""
+        """The operations of each block of code, by its offset in the library (see `assembly.add_block_table`)."""
         symbol = self._elf.symbol(assembly.BLOCKS)
         assert symbol is not None
         columns = 1 + len(counting.OPERATIONS)

@@ -33,7 +33,7 @@ LIBRARIES = ("-nostdlib", "-lm", "-lgcc")
 @cache
 def compiler() -> str:
     """The path of g++."""
-    found = subprocesses.find("g++")
+    found = subprocesses.find_program("g++")
     if not found:
         raise ToolError(
             "the twin compiles kernels with g++, which is not on the PATH; "

@@ -22,7 +22,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from escalade.device.torch_private import WORDS
+from escalade.device.torch_private import FAST_PATHS
 from escalade.engine.capture.fake_tensor import TraceTensor
 from escalade.engine.nodes.arithmetic import one_at_a_time, without_autocast
 from escalade.ops.base.switches import noted
@@ -302,7 +302,7 @@ def _clear_cache(cached: Any, misses: int, exclusive: bool) -> None:
 
 
 def _restore_settings(before: list[Any], restore_switches: Callable[[], None]) -> None:
-    with one_at_a_time, WORDS.unfrozen():
+    with one_at_a_time, FAST_PATHS.allow_flag_changes():
         restore_switches()
         for (read, write), value in zip(_SETTINGS, before, strict=True):
             if read() != value:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from escalade.device.strides import layout_of
-from escalade.device.torch_private import WORDS
+from escalade.device.torch_private import FAST_PATHS
 from escalade.errors import UnsupportedError
 from escalade.ops.base import dtypes
 
@@ -24,7 +24,7 @@ _ROOM = 2**40
 
 def is_dense(tensor: torch.Tensor) -> bool:
     """Return True if every element has an address that the strides give: not sparse, nested or zeros without memory."""
-    return tensor.layout is torch.strided and not tensor.is_nested and not WORDS.is_nothing(tensor)
+    return tensor.layout is torch.strided and not tensor.is_nested and not FAST_PATHS.is_zero_tensor(tensor)
 
 
 def require_dense(tensors: Iterable[torch.Tensor], passed: str, taken: str) -> None:
@@ -45,7 +45,7 @@ def kind_of(tensor: torch.Tensor) -> str:
         return "a nested tensor"
     if tensor.layout is not torch.strided:
         return f"a tensor in layout {str(tensor.layout).removeprefix('torch.')}"
-    return "zeros without memory" if WORDS.is_nothing(tensor) else f"a tensor of {tensor.dtype}"
+    return "zeros without memory" if FAST_PATHS.is_zero_tensor(tensor) else f"a tensor of {tensor.dtype}"
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from functools import partial
 import torch
 
 from escalade.device.strides import ALIGNMENT, is_packed
-from escalade.device.torch_private import WORDS
+from escalade.device.torch_private import FAST_PATHS
 from escalade.engine.graph.forms import Form
 
 _MAX_GUARDS = 16
@@ -42,10 +42,10 @@ class InputBinding:
 
     def _is_readable(self, tensor: torch.Tensor) -> bool:
         # Several times slower than the guard of the last tensor: the first calls and other PyTorch modes get here.
-        if tensor.dtype is not self._dtype or not self._is_packed(tensor) or WORDS.is_negative(tensor):
+        if tensor.dtype is not self._dtype or not self._is_packed(tensor) or FAST_PATHS.is_negative(tensor):
             return False
         if self._guards < _MAX_GUARDS:
-            self._matches_last = WORDS.guard([tensor])
+            self._matches_last = FAST_PATHS.guard([tensor])
             self._guards += 1
         return True
 
@@ -58,11 +58,11 @@ class OutputBinding:
         self._dtype, self._strides = form.dtype, like.stride()
         self._shape = tuple(like.shape)
         self._device = device
-        self._fast_empty = WORDS.allocator(device) if device.type == "cuda" else None
+        self._fast_empty = FAST_PATHS.allocator(device) if device.type == "cuda" else None
         self._point = point
 
     def _empty(self) -> torch.Tensor:
-        if self._fast_empty is not None and WORDS.current_device() == self._device.index:
+        if self._fast_empty is not None and FAST_PATHS.current_device() == self._device.index:
             return self._fast_empty(self._shape, self._strides, self._dtype)
         return torch.empty_strided(self._shape, self._strides, dtype=self._dtype, device=self._device)
 
@@ -83,5 +83,5 @@ class OutputBinding:
             out.dtype is self._dtype
             and out.stride() == self._strides
             and not out.data_ptr() % ALIGNMENT
-            and not WORDS.is_negative(out)
+            and not FAST_PATHS.is_negative(out)
         )

@@ -8,9 +8,9 @@ from functools import partial
 
 import torch
 
-from escalade.device.arguments import Pointers
+from escalade.device.arguments import BufferPointers
 from escalade.device.cuda import CudaLaunch
-from escalade.device.graph import ChainedGraph, GraphNode, KernelGraph, RecordedGraph
+from escalade.device.graph import CapturedGraph, ChainedGraph, GraphNode, KernelGraph
 from escalade.device.run import Executable
 from escalade.device.strides import is_apart
 from escalade.engine.plan.constants import ConstantCache
@@ -34,7 +34,7 @@ def _copy_input(values: PlanValues, name: str, tensor: torch.Tensor) -> torch.Te
 class _RebindablePointer:
     """A caller's input or output: pointer arguments of launches, and of their nodes in the CUDA graph."""
 
-    def __init__(self, pointers: Pointers, graph: KernelGraph | None) -> None:
+    def __init__(self, pointers: BufferPointers, graph: KernelGraph | None) -> None:
         self._pointers = pointers
         self._graph = graph
 
@@ -184,7 +184,7 @@ class KernelProgram(PlanKernels):
             return None
         with torch.cuda.device(self._device):
             chain = self._chain()
-            graph = ChainedGraph(chain) if chain else RecordedGraph(self._record, stream)
+            graph = ChainedGraph(chain) if chain else CapturedGraph(self._record, stream)
         torch.cuda.current_stream(self._device).wait_stream(stream)
         return graph
 
@@ -195,13 +195,13 @@ class KernelProgram(PlanKernels):
             for call in self.calls
             for launch in (call.launches if isinstance(call, Executable) else [call])
         ]
-        chain = [launch for launch in launches if isinstance(launch, CudaLaunch) and launch.is_in_line]
+        chain = [launch for launch in launches if isinstance(launch, CudaLaunch) and launch.is_on_main_lane]
         return chain if len(chain) == len(launches) else None
 
     def _record(self) -> list[GraphNode]:
         with ExitStack() as noting:
             nodes = [
-                noting.enter_context(call.noting_nodes())
+                noting.enter_context(call.capture_nodes())
                 for call in self.calls
                 if isinstance(call, Executable)
             ]

@@ -10,10 +10,10 @@ from types import MappingProxyType
 import torch
 
 from escalade.device.cuda import architecture_of, index_of, load
-from escalade.device.packing import Prepared
+from escalade.device.packing import PreparedRecipe
 from escalade.device.precompilation import build_for_twin, precompile
 from escalade.device.recipe import Recipe
-from escalade.device.streams import own_stream
+from escalade.device.streams import dedicated_stream
 from escalade.engine.nodes.arithmetic import own_arithmetic
 from escalade.engine.nodes.lowering import OWN
 from escalade.engine.plan.constants import ConstantCache
@@ -23,7 +23,7 @@ from escalade.engine.plan.plan import Plan
 from escalade.engine.plan.step import ConstantForm, PlanStep
 from escalade.engine.plan.values import PlanValues
 from escalade.errors import OutOfMemory
-from escalade.gc_pause import collected_later
+from escalade.gc_pause import gc_paused
 
 
 class PlanKernels:
@@ -54,7 +54,7 @@ class PlanKernels:
             compile_plans([plan], device)
             self._numbers = [number for number, step in enumerate(plan.steps) if step.runs]
             steps = [plan.steps[number] for number in self._numbers]
-            with collected_later():
+            with gc_paused():
                 self.calls = [self._call(step, after) for step, after in zip_longest(steps, steps[1:])]
             self._capture_stream = self._first_run() if device.type == "cuda" else None
 
@@ -115,7 +115,7 @@ class PlanKernels:
         """Loads everything, on a stream that a graph can be recorded on. When it is over, weights are packed, for
         every stream.
         """
-        stream = own_stream(self._device, computes=True)
+        stream = dedicated_stream(self._device, computes=True)
         stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.device(self._device), torch.cuda.stream(stream):
             self._values.arena.zero_()
@@ -133,7 +133,7 @@ class PlanKernels:
         if step.recipe is None:
             return self._pytorch(step)
         assert step.lowered is not None
-        prepared = Prepared(
+        prepared = PreparedRecipe(
             step.recipe,
             self._device,
             f"{step.node.source or step.node.name} ({step.lowered.problem.name})",
@@ -145,7 +145,9 @@ class PlanKernels:
             return bind(self._memory.of(step, step.recipe))
         return self._late_bound_call(step, step.recipe, prepared)
 
-    def _late_bound_call(self, step: PlanStep, recipe: Recipe, prepared: Prepared) -> Callable[[], None]:
+    def _late_bound_call(
+        self, step: PlanStep, recipe: Recipe, prepared: PreparedRecipe
+    ) -> Callable[[], None]:
         """Return a callable that binds its kernels at each run: results of PyTorch steps move from run to run."""
         memory, is_packed = self._memory, self._is_packed
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from escalade.device.arguments import Pointers
+from escalade.device.arguments import BufferPointers
 from escalade.device.run import Executable
 from escalade.engine.plan.kernels import PlanKernels
 
@@ -17,19 +17,19 @@ from escalade.engine.plan.kernels import PlanKernels
 class LaunchPointers:
     """Pointer arguments of a plan's launches."""
 
-    outside: Mapping[str, Pointers]
+    outside: Mapping[str, BufferPointers]
     """Pointers into the caller's tensors, by the name of the input or output."""
-    arena: Pointers
-    counters: Mapping[str, Pointers]
+    arena: BufferPointers
+    counters: Mapping[str, BufferPointers]
     """Pointers to workspaces that must be zero before the first launch, by name."""
 
     @staticmethod
     def of(kernels: PlanKernels) -> LaunchPointers:
         plan = kernels.plan
         found = LaunchPointers(
-            {name: Pointers() for name in plan.outside.values()},
-            Pointers(),
-            {name: Pointers() for name, workspace in plan.persistent.items() if workspace.zeroed},
+            {name: BufferPointers() for name in plan.outside.values()},
+            BufferPointers(),
+            {name: BufferPointers() for name, workspace in plan.persistent.items() if workspace.zeroed},
         )
         steps = (step for step in plan.steps if step.runs)
         for step, executable in zip(steps, kernels.calls, strict=True):

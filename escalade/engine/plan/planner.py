@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 import torch
 
-from escalade.device.precompilation import Expected
+from escalade.device.precompilation import CompileAhead
 from escalade.engine.graph.forms import STORAGE, Form, InputFormat
 from escalade.engine.graph.graph import Graph, Input, Node
 from escalade.engine.nodes import operator_of, stored_forms
@@ -36,7 +36,7 @@ def make_plan(
     bound: bool = False,
     decided: Table | None = None,
     deterministic: bool = False,
-    expected: Expected | None = None,
+    expected: CompileAhead | None = None,
 ) -> Plan:
     """Choose a kernel for every node of a graph with concrete sizes, and assign memory to every value.
 
@@ -97,7 +97,7 @@ def make_plan(
     )
 
 
-def _precompile(step: PlanStep, expected: Expected | None) -> PlanStep:
+def _precompile(step: PlanStep, expected: CompileAhead | None) -> PlanStep:
     if step.recipe and expected:
         expected.add(step.recipe.programs)
     return step

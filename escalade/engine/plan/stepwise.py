@@ -11,7 +11,7 @@ from functools import cached_property
 
 import torch
 
-from escalade.device.packing import Prepared
+from escalade.device.packing import PreparedRecipe
 from escalade.device.recipe import Recipe
 from escalade.device.strides import is_apart
 from escalade.engine.graph.forms import STORAGE
@@ -199,7 +199,7 @@ class StepwiseProgram:
     def _kernel_step(
         self, step: PlanStep, recipe: Recipe, constants: _Tensors, roles: Mapping[str, str]
     ) -> _StepCall:
-        prepared = Prepared(
+        prepared = PreparedRecipe(
             recipe,
             self._device,
             step.node.source or step.node.name,

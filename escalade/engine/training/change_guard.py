@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from escalade.device.torch_private import WORDS
+from escalade.device.torch_private import FAST_PATHS
 from escalade.engine.training.followed import hook_numbers, hooks_of
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -42,7 +42,7 @@ class Standing:
         self._tensors = self._tensors_now()
         self._present = [tensor for tensor in self._tensors if tensor is not None]
         with torch.no_grad():  # as it is asked
-            self._guard = WORDS.guard(self._present)
+            self._guard = FAST_PATHS.guard(self._present)
         self._addresses = list(map(torch.Tensor.data_ptr, self._present))
         self._marks = list(map(_marks, self._present))
         self._places = list(map(_place, self._present))

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import torch
 
-from escalade.device.graph import RecordedGraph
+from escalade.device.graph import CapturedGraph
 from escalade.engine.nodes.arithmetic import own_arithmetic
 from escalade.engine.nodes.lowering import OWN
 from escalade.engine.plan.constants import ConstantCache
@@ -59,7 +59,7 @@ class KernelStep(PlanKernels):
         self._gather: Work = _nothing
         self._meet: Work | None = None
         self._as_graph = as_graph
-        self._graphs: list[RecordedGraph] = []
+        self._graphs: list[CapturedGraph] = []
 
     def results(self) -> tuple[torch.Tensor, ...]:
         return self.outputs
@@ -75,7 +75,7 @@ class KernelStep(PlanKernels):
         works = self._works()
         if self._capture_stream is not None and self._as_graph:
             side = self._capture_stream
-            self._graphs = self._graphs or [RecordedGraph(partial(_recorded, work), side) for work in works]
+            self._graphs = self._graphs or [CapturedGraph(partial(_recorded, work), side) for work in works]
             works = [graph.replay for graph in self._graphs]
         for number, work in enumerate(works):
             if number > 0 and self._meet is not None:

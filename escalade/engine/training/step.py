@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from escalade.device.torch_private import WORDS
+from escalade.device.torch_private import FAST_PATHS
 from escalade.engine.capture.joint import Loss, capture_step
 from escalade.engine.explain import Explanation, explain_plan
 from escalade.engine.graph.forms import InputFormat, is_dense, kind_of
@@ -168,16 +168,16 @@ class TrainingStep:
         with self._lock, torch.no_grad():
             if self._home.type != "cuda":
                 return self._run(given)
-            if WORDS.current_device() == self._home.index:
+            if FAST_PATHS.current_device() == self._home.index:
                 return self._in_turn(given)
             with torch.cuda.device(self._home):
                 return self._in_turn(given)
 
     def _in_turn(self, given: tuple[Any, ...]) -> torch.Tensor:
         """Order calls on several streams, which update the same tensors."""
-        if WORDS.is_recording():
+        if FAST_PATHS.is_capturing():
             raise UnsupportedError("a training step is a CUDA graph itself, and can be no part of another")
-        stream = WORDS.current_stream(self._home.index)
+        stream = FAST_PATHS.current_stream(self._home.index)
         if self._done is not None and stream != self._stream:
             torch.cuda.current_stream().wait_event(self._done)
         loss = self._run(given)
@@ -272,7 +272,7 @@ class TrainingStep:
             del self._plans[next(iter(self._plans))]
         self._plans[key] = found
         is_plain = len(tensors) == len(given) and all(map(operator.is_, tensors, given))
-        self._last = (len(given), WORDS.guard(tensors), found) if is_plain else None
+        self._last = (len(given), FAST_PATHS.guard(tensors), found) if is_plain else None
         return found, tensors
 
     def _watched(self) -> list[nn.Module]:

@@ -12,7 +12,7 @@ from functools import cache
 
 import torch
 
-from escalade.device.gpu import Properties, properties_of
+from escalade.device.gpu import GpuProperties, properties_of
 from escalade.ops.base.dtypes import ELEMENT_BYTES
 
 SHARED_BYTES = {
@@ -211,7 +211,7 @@ TWIN = replace(H200, name="the twin", architecture=None)
 _MEASURED = {H200.name: H200}
 
 
-def derived(given: Properties) -> Card:
+def derived(given: GpuProperties) -> Card:
     """The card of a GPU that nothing was measured on: an H200's rates, scaled by what the driver reports."""
     clock = H200.rates.clock * given.clock_mhz / _H200_CLOCK_MHZ
     throughput = given.multiprocessors * clock / (H200.multiprocessors * H200.rates.clock)
@@ -219,7 +219,7 @@ def derived(given: Properties) -> Card:
         H200.rates,
         measured=False,
         clock=clock,
-        dram=H200.rates.dram * given.memory_bytes_a_us / _H200_MEMORY_RATE,
+        dram=H200.rates.dram * given.memory_bytes_per_us / _H200_MEMORY_RATE,
         l2=H200.rates.l2 * throughput,
         l2_holds=given.l2_bytes / 2,
         fp32=H200.rates.fp32 * throughput * _FEW_LANES.get(given.architecture, 128) / 128,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from escalade.device.gpu import Properties
+from escalade.device.gpu import GpuProperties
 from escalade.errors import UnsupportedError
 from escalade.ops.base.card import BLOCK_SHARED, H200, SHARED_BYTES, TWIN, Card, derived
 
@@ -21,7 +21,7 @@ def _by_datasheet(
     """`gigabytes`: what its memory moves in a second."""
     shared = SHARED_BYTES[architecture]
     return derived(
-        Properties(
+        GpuProperties(
             name, architecture, multiprocessors, l2_mib * _MIB, shared, shared + BLOCK_SHARED, 64 * _KIB,
             memory_gib * _GIB, mhz, gigabytes * 1e3,
         )

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from escalade.device.torch_private import WORDS
+from escalade.device.torch_private import FAST_PATHS
 
 _CUDNN: Any = torch.backends.cudnn
 _FIRST = ("enabled", "benchmark", "benchmark_limit", "allow_tf32")
@@ -30,7 +30,7 @@ def precision(dtype: str) -> Iterator[None]:
     """
     put_back = noted()
     try:
-        with WORDS.unfrozen():
+        with FAST_PATHS.allow_flag_changes():
             torch.set_float32_matmul_precision("high" if dtype == "tf32" else "highest")
             _CUDNN.enabled = _CUDNN.benchmark = True
             _CUDNN.allow_tf32 = dtype == "tf32"
@@ -50,7 +50,7 @@ def noted() -> Callable[[], None]:
     second = [one.fp32_precision for one in _SECOND]
 
     def put_back() -> None:
-        with WORDS.unfrozen():
+        with FAST_PATHS.allow_flag_changes():
             if matmul is not None:
                 torch.set_float32_matmul_precision(matmul)
             for name, value in first.items():

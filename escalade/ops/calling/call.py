@@ -13,7 +13,7 @@ import torch
 
 from escalade.device.recipe import Workspace
 from escalade.device.strides import ALIGNMENT, aligned
-from escalade.device.torch_private import WORDS
+from escalade.device.torch_private import FAST_PATHS
 from escalade.ops.base.operation import Operation
 from escalade.ops.base.problem import Problem
 from escalade.ops.calling.call_codegen import Source
@@ -109,7 +109,7 @@ class Call:
                 for place, name, lay in self._inputs
             }
             prepared.run({**given, **made})
-            if prepared.executable.takes_pointers:
+            if prepared.executable.supports_pointer_updates:
                 self._inputs = [one for one in self._inputs if given[one[1]] is not None]
                 self._by_pointers = True
                 source = Source()
@@ -139,7 +139,7 @@ class Call:
         if prepared is None or not self._by_pointers:
             return f"{source.name(self.run)}(({', '.join(self.names)},))"
         add, name = source.add, source.name
-        allocate = name(WORDS.allocator(self._device))
+        allocate = name(FAST_PATHS.allocator(self._device))
         for place, _, lay in self._inputs:
             add(f"t{place} = a{place}" if lay is None else f"t{place} = {name(lay)}(a{place})")
         taken = [place for place, _, _ in self._inputs]
@@ -177,7 +177,7 @@ class Call:
 def _set(source: Source, prepared: Ready, buffer: str, address: str) -> str:
     """A line that sets the address of a buffer wherever it stands."""
     pointers = prepared.pointers(buffer)
-    only = pointers.only
+    only = pointers.single
     if not pointers.launches:
         return "pass"
     if only is not None:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.utils.weak import TensorWeakRef
 
-from escalade.device.torch_private import WORDS
+from escalade.device.torch_private import FAST_PATHS
 from escalade.ops.calling.call_codegen import Source
 
 
@@ -102,10 +102,10 @@ def cast_parameter(parameter: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     goes by no version). While a CUDA graph is recorded, whose replays have to do it themselves, and where autocast is
     to keep nothing, each is cast by itself.
     """
-    if not torch.is_autocast_cache_enabled() or (parameter.is_cuda and WORDS.is_recording()):
+    if not torch.is_autocast_cache_enabled() or (parameter.is_cuda and FAST_PATHS.is_capturing()):
         return parameter.to(dtype)
     device, known = parameter.device, of_thread.known
-    stream = WORDS.current_stream(device.index) if device.type == "cuda" else 0
+    stream = FAST_PATHS.current_stream(device.index) if device.type == "cuda" else 0
     key = (id(parameter), dtype, stream)
     found, state, passes = known.get(key), _state(parameter), of_thread.passes[0]
     others: list[_Changed] = []

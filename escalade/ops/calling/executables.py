@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from escalade.device.arguments import Pointers
+from escalade.device.arguments import BufferPointers
 from escalade.device.recipe import Workspace
 from escalade.device.run import Executable
-from escalade.device.torch_private import WORDS
+from escalade.device.torch_private import FAST_PATHS
 from escalade.ops.base.operation import Operation
 from escalade.ops.base.problem import Problem
 from escalade.ops.choose.choice import choose
@@ -40,7 +40,7 @@ class Ready:
     def __init__(self, problem: Any, executable: Executable) -> None:
         self.problem = problem
         self.executable = executable
-        self._pointers: dict[str, Pointers] = {}
+        self._pointers: dict[str, BufferPointers] = {}
         self._zeroed: dict[tuple[str, int], torch.Tensor] = {}
 
     def run(self, tensors: Mapping[str, torch.Tensor | None]) -> None:
@@ -65,18 +65,18 @@ class Ready:
         A CUDA graph that is being recorded gets its own, since it may be replayed beside other calls.
         """
         device = self.executable.device
-        stream = WORDS.current_stream(device.index)
-        if workspace.bytes > _MOST_KEPT or WORDS.is_recording():
+        stream = FAST_PATHS.current_stream(device.index)
+        if workspace.bytes > _MOST_KEPT or FAST_PATHS.is_capturing():
             return workspace.allocate(device)
         key = (workspace.name, stream)
         if key not in self._zeroed:
             self._zeroed[key] = workspace.allocate(device)
         return self._zeroed[key]
 
-    def pointers(self, name: str) -> Pointers:
+    def pointers(self, name: str) -> BufferPointers:
         """Every place where the address of that buffer stands, for calls that name all of them one by one."""
         if name not in self._pointers:
-            self._pointers[name] = Pointers()
+            self._pointers[name] = BufferPointers()
             self.executable.add_to(self._pointers[name], name)
         return self._pointers[name]
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from escalade.device.torch_private import WORDS
+from escalade.device.torch_private import FAST_PATHS
 from escalade.ops.calling.call import Call, Plan
 from escalade.ops.calling.call_codegen import Source
 from escalade.ops.calling.casting import Casts
@@ -49,14 +49,14 @@ class Operator:
         self._gradient: Gradient | None = None
 
     def __call__(self, *arguments: Any) -> Any:
-        if _is_compiling() or (WORDS.function_modes() and not WORDS.is_default_device()):
+        if _is_compiling() or (FAST_PATHS.function_modes() and not FAST_PATHS.is_default_device()):
             return self._packet(*arguments)
         first, dtype = arguments[0], None
         try:
             if type(first) not in PLAIN:
                 return self._packet(*arguments)
             flat = arguments if self._list is None else self._flat(arguments)
-            if self._casting is not None and WORDS.any_autocast():
+            if self._casting is not None and FAST_PATHS.any_autocast():
                 device = first.device.type
                 dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
             roughly = (self, first.shape, len(flat), self._settings(arguments), dtype)
@@ -82,8 +82,8 @@ class Operator:
         """
         tensors = [one for one in flat if isinstance(one, torch.Tensor)]
         if (
-            WORDS.dispatch_modes()
-            or WORDS.transforms()
+            FAST_PATHS.dispatch_modes()
+            or FAST_PATHS.transforms()
             or torch.jit.is_tracing()
             or any(type(tensor) not in PLAIN or tensor.is_neg() for tensor in tensors)
         ):
@@ -94,7 +94,7 @@ class Operator:
                 settled = self._casting(dtype, *arguments)
             casts = Casts.between(flat, self._flat(settled))
         call = per_thread.calls.get(self._key(settled))
-        if call is None or (call.index is not None and WORDS.current_device() != call.index):
+        if call is None or (call.index is not None and FAST_PATHS.current_device() != call.index):
             return self._packet(*arguments)
         record = None
         if any(tensor.requires_grad for tensor in tensors):
@@ -171,10 +171,10 @@ def _kind(
     source = Source()
     places = [place for place, one in enumerate(flat) if isinstance(one, torch.Tensor)]
     present = ", ".join(f"a{place}" for place in places)
-    conditions = [f"{source.name(WORDS.guard([flat[place] for place in places]))}({present})"]
+    conditions = [f"{source.name(FAST_PATHS.guard([flat[place] for place in places]))}({present})"]
     conditions += [f"a{place} is None" for place in singles if flat[place] is None]
     if call.index is not None and torch.cuda.device_count() > 1:
-        conditions.append(f"{source.name(WORDS.current_device)}() == {call.index}")
+        conditions.append(f"{source.name(FAST_PATHS.current_device)}() == {call.index}")
     source.add(call.unpacked("arguments"))
     source.add(f"if not ({' and '.join(conditions)}):", f"    return {source.name(_MISSED)}")
     casts.write_outside(source)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from escalade.device.torch_private import WORDS
+from escalade.device.torch_private import FAST_PATHS
 from escalade.ops.calling.call import Call
 from escalade.ops.calling.call_codegen import Source
 from escalade.ops.calling.casting import Casts, Differentiable, cast_parameter, of_thread
@@ -56,7 +56,7 @@ def recording(
     backward = _backward(gradient, arguments, list_place, call.arguments)
     if casts.parameters:
         backward = _casting_back(backward, casts, _saved_parameters(gradient, arguments, list_place, casts))
-    return WORDS.recording(name, forward, backward, kept)
+    return FAST_PATHS.recording(name, forward, backward, kept)
 
 
 def _grouped(names: Sequence[str], list_place: int | None, in_list: int) -> str:

@@ -137,7 +137,7 @@ def _entries(path: pathlib.Path, contents: bytes, values: Mapping[str, Any]) -> 
     entries = {}
     for key, value in values.items():
         try:
-            entries[key] = parsing.typed(Entry, value)
+            entries[key] = parsing.parse_dataclass(Entry, value)
             if entries[key].median_us <= 0:
                 raise ValueError(f"has {entries[key].median_us} as its median_us, which is no time")
         except ValueError as error:

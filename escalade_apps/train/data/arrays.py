@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from escalade.errors import UnsupportedError
-from escalade.terminal_text import shown
+from escalade.terminal_text import printable
 from escalade_apps.train.data.images import Images
 
 
@@ -20,18 +20,20 @@ def read(path: pathlib.Path) -> Images:
             arrays = {name: archive[name] for name in ("x", "y") if name in archive.files}
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, AttributeError) as error:
         raise UnsupportedError(
-            f"{shown(path)} cannot be read as NumPy's archive of arrays: {shown(error)}"
+            f"{printable(path)} cannot be read as NumPy's archive of arrays: {printable(error)}"
         ) from error
     pixels, labels = arrays.get("x"), arrays.get("y")
     if pixels is not None and pixels.ndim == 3:
         pixels = pixels[..., None]
     if pixels is None or pixels.dtype != np.uint8 or pixels.ndim != 4 or pixels.shape[3] not in (1, 3):
         raise UnsupportedError(
-            f"{shown(path)} needs an array x of uint8, [count, rows, columns, channels] with 1 or 3 channels"
+            f"{printable(path)} needs an array x of uint8, [count, rows, columns, channels] with 1 or 3 channels"
         )
     if labels is None:
         return Images(torch.from_numpy(pixels), None)
     if labels.shape != (len(pixels),) or labels.dtype.kind not in "iu" or (len(labels) and labels.min() < 0):
-        raise UnsupportedError(f"{shown(path)}: y is to hold a class for each of the {len(pixels)} images")
+        raise UnsupportedError(
+            f"{printable(path)}: y is to hold a class for each of the {len(pixels)} images"
+        )
     numbers = torch.from_numpy(labels.astype(np.int64))
     return Images(torch.from_numpy(pixels), numbers, int(numbers.max()) + 1 if len(numbers) else 0)

@@ -13,7 +13,7 @@ import torch
 
 from escalade import files
 from escalade.errors import UnsupportedError
-from escalade.terminal_text import shown
+from escalade.terminal_text import printable
 from escalade_apps.train.data.images import Images
 
 CLASSES, SIDE, CHANNELS = 10, 32, 3
@@ -36,8 +36,8 @@ def _binary(path: pathlib.Path) -> tuple[np.ndarray, np.ndarray]:
     contents = _contents(path)
     if not contents or len(contents) % _RECORD:
         raise UnsupportedError(
-            f"{shown(path)} has {len(contents):,} bytes, and CIFAR-10's binary version has {_RECORD:,} for each image: "
-            "it is truncated or something else"
+            f"{printable(path)} has {len(contents):,} bytes, and CIFAR-10's binary version has {_RECORD:,} for each "
+            "image: it is truncated or something else"
         )
     records = np.frombuffer(contents, np.uint8).reshape(-1, _RECORD)
     return records[:, 1:], _labels(path, records[:, 0])
@@ -50,18 +50,18 @@ def _pickled(path: pathlib.Path) -> tuple[np.ndarray, np.ndarray]:
         raise
     except Exception as error:  # a damaged pickle raises whatever its bytes happen to ask for
         raise UnsupportedError(
-            f"{shown(path)} cannot be read as CIFAR-10's Python version, it is truncated or something else: "
-            f"{shown(str(error) or type(error).__name__)}"
+            f"{printable(path)} cannot be read as CIFAR-10's Python version, it is truncated or something else: "
+            f"{printable(str(error) or type(error).__name__)}"
         ) from error
     entries = {_text(name): value for name, value in found.items()} if isinstance(found, Mapping) else {}
     data, labels = entries.get("data"), entries.get("labels")
     if not isinstance(data, _Array) or not isinstance(labels, list):
-        raise UnsupportedError(f"{shown(path)} is a pickle without the `data` and `labels` of CIFAR-10")
+        raise UnsupportedError(f"{printable(path)} is a pickle without the `data` and `labels` of CIFAR-10")
     pixels = data.as_numpy(path)
     if len(pixels) != len(labels):
-        raise UnsupportedError(f"{shown(path)} has {len(pixels)} images and {len(labels)} labels")
+        raise UnsupportedError(f"{printable(path)} has {len(pixels)} images and {len(labels)} labels")
     if not all(isinstance(label, int) for label in labels):
-        raise UnsupportedError(f"{shown(path)} has labels that are no whole numbers")
+        raise UnsupportedError(f"{printable(path)} has labels that are no whole numbers")
     return pixels, _labels(path, np.asarray(labels, np.int64))
 
 
@@ -69,7 +69,7 @@ def _contents(path: pathlib.Path) -> bytes:
     contents = files.read(path)
     if contents is None:
         raise UnsupportedError(
-            f"{shown(path.parent)} has no {path.name}, and CIFAR-10 is not whole without it"
+            f"{printable(path.parent)} has no {path.name}, and CIFAR-10 is not whole without it"
         )
     return contents
 
@@ -78,7 +78,7 @@ def _labels(path: pathlib.Path, labels: np.ndarray) -> np.ndarray:
     wrong = labels[(labels < 0) | (labels >= CLASSES)]
     if len(wrong):
         raise UnsupportedError(
-            f"{shown(path)} has a class {wrong[0]}, and CIFAR-10 has {CLASSES}: it is damaged or something else"
+            f"{printable(path)} has a class {wrong[0]}, and CIFAR-10 has {CLASSES}: it is damaged or something else"
         )
     return labels.astype(np.int64)
 
@@ -120,9 +120,9 @@ class _Array:
         shape = tuple(self.shape) if isinstance(self.shape, tuple | list) else ()
         rows = shape[0] if len(shape) == 2 and shape[1] == _PIXELS else -1
         if not isinstance(self.dtype, _Dtype) or self.dtype.name not in ("u1", "uint8") or rows < 0:
-            raise UnsupportedError(f"{shown(path)}: CIFAR-10's images are rows of {_PIXELS:,} bytes")
+            raise UnsupportedError(f"{printable(path)}: CIFAR-10's images are rows of {_PIXELS:,} bytes")
         if not isinstance(self.contents, bytes | bytearray) or len(self.contents) != rows * _PIXELS:
-            raise UnsupportedError(f"{shown(path)} is truncated: it says that there are {rows} images")
+            raise UnsupportedError(f"{printable(path)} is truncated: it says that there are {rows} images")
         return np.frombuffer(self.contents, np.uint8).reshape(rows, _PIXELS)
 
 

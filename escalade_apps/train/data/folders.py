@@ -8,7 +8,7 @@ from contextlib import closing
 import torch
 
 from escalade.errors import UnsupportedError
-from escalade.terminal_text import shown
+from escalade.terminal_text import printable
 from escalade_apps.classify.images import SUFFIXES, Crop, Unreadable, find
 from escalade_apps.classify.reading import decode_all
 from escalade_apps.train.data.images import Images
@@ -51,8 +51,8 @@ def read(folder: pathlib.Path, side: int, classes: tuple[str, ...]) -> Images:
                 labels.append(_label(folder, files[place], classes))
     if broken:
         raise UnsupportedError(
-            f"{len(broken)} of {len(files)} images under {shown(folder)} cannot be read, the first of them "
-            f"{shown(broken[0].file)}: {shown(broken[0].reason)}"
+            f"{len(broken)} of {len(files)} images under {printable(folder)} cannot be read, the first of them "
+            f"{printable(broken[0].file)}: {printable(broken[0].reason)}"
         )
     return Images(pixels, torch.tensor(labels) if classes else None, len(classes))
 
@@ -62,5 +62,5 @@ def _label(folder: pathlib.Path, file: pathlib.Path, classes: tuple[str, ...]) -
         return -1
     name = file.relative_to(folder).parts[0]
     if name not in classes:
-        raise UnsupportedError(f"{shown(file)} is of a class that there is no other image of to train on")
+        raise UnsupportedError(f"{printable(file)} is of a class that there is no other image of to train on")
     return classes.index(name)

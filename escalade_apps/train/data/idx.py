@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from escalade.errors import UnsupportedError
-from escalade.terminal_text import shown
+from escalade.terminal_text import printable
 from escalade_apps.train.data.images import Images
 
 _UNSIGNED_BYTES = 8
@@ -34,13 +34,13 @@ def read_pair(images: pathlib.Path, labels: pathlib.Path) -> Images:
     pixels, classes = _read(images, (3, 4)), _read(labels, (1,))
     if len(pixels) != len(classes):
         raise UnsupportedError(
-            f"{shown(images)} has {len(pixels)} images and {shown(labels)} {len(classes)} labels"
+            f"{printable(images)} has {len(pixels)} images and {printable(labels)} {len(classes)} labels"
         )
     if pixels.ndim == 3:
         pixels = pixels[..., None]
     if not len(pixels) or pixels.shape[3] not in (1, 3):
         raise UnsupportedError(
-            f"{shown(images)} has the sizes {pixels.shape}; images with 1 or 3 channels are read"
+            f"{printable(images)} has the sizes {pixels.shape}; images with 1 or 3 channels are read"
         )
     numbers = torch.from_numpy(classes.astype(np.int64))
     return Images(torch.from_numpy(pixels), numbers, int(numbers.max()) + 1)
@@ -59,23 +59,27 @@ def _read(path: pathlib.Path, dimensions: tuple[int, ...]) -> np.ndarray:
         raise
     except (OSError, EOFError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or error
-        raise UnsupportedError(f"{shown(path)} cannot be read as an IDX file: {shown(reason)}") from error
+        raise UnsupportedError(
+            f"{printable(path)} cannot be read as an IDX file: {printable(reason)}"
+        ) from error
 
 
 def _parse(path: pathlib.Path, file: BinaryIO, dimensions: tuple[int, ...]) -> np.ndarray:
     """Two zeros, type, count of dimensions; the sizes, big-endian; the values, which are read no further than that."""
     head = file.read(4)
     if len(head) < 4 or head[:2] != b"\0\0" or not 1 <= head[3] <= _MOST_DIMENSIONS:
-        raise UnsupportedError(f"{shown(path)} is no IDX file: it begins with {head.hex(' ') or 'nothing'}")
+        raise UnsupportedError(
+            f"{printable(path)} is no IDX file: it begins with {head.hex(' ') or 'nothing'}"
+        )
     if head[2] != _UNSIGNED_BYTES or head[3] not in dimensions:
         wanted = " or ".join(map(str, dimensions))
         raise UnsupportedError(
-            f"{shown(path)} is an IDX file of type {head[2]:#04x} with {head[3]} dimensions; "
+            f"{printable(path)} is an IDX file of type {head[2]:#04x} with {head[3]} dimensions; "
             f"unsigned bytes ({_UNSIGNED_BYTES:#04x}) with {wanted} are read here"
         )
     sizes_bytes = file.read(4 * head[3])
     if len(sizes_bytes) < 4 * head[3]:
-        raise UnsupportedError(f"{shown(path)} is truncated: it ends before its sizes do")
+        raise UnsupportedError(f"{printable(path)} is truncated: it ends before its sizes do")
     sizes = struct.unpack(f">{head[3]}I", sizes_bytes)
     wanted_bytes = math.prod(sizes)
     values = bytearray()
@@ -84,7 +88,7 @@ def _parse(path: pathlib.Path, file: BinaryIO, dimensions: tuple[int, ...]) -> n
     if len(values) != wanted_bytes:
         how = "truncated" if len(values) < wanted_bytes else "longer than it says"
         raise UnsupportedError(
-            f"{shown(path)} is {how}: the sizes {'x'.join(map(str, sizes))} want {wanted_bytes:,} bytes, "
+            f"{printable(path)} is {how}: the sizes {'x'.join(map(str, sizes))} want {wanted_bytes:,} bytes, "
             f"and there are {len(values):,}{'' if len(values) < wanted_bytes else ' or more'}"
         )
     return np.frombuffer(values, np.uint8).reshape(sizes)

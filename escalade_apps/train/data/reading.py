@@ -5,7 +5,7 @@ from __future__ import annotations
 import pathlib
 
 from escalade.errors import UnsupportedError
-from escalade.terminal_text import shown
+from escalade.terminal_text import printable
 from escalade_apps.train.data import arrays, cifar, folders, idx, synthetic
 from escalade_apps.train.data.images import Dataset, divided
 
@@ -24,10 +24,12 @@ def read(where: str, *, side: int, held_out: float, seed: int) -> Dataset:
     path = pathlib.Path(where)
     if path.is_file():
         if path.suffix != ".npz":
-            raise UnsupportedError(f"{shown(path)} is a file of a kind that is not read; there is {_KINDS}")
-        return divided(shown(path), arrays.read(path), held_out, seed)
+            raise UnsupportedError(
+                f"{printable(path)} is a file of a kind that is not read; there is {_KINDS}"
+            )
+        return divided(printable(path), arrays.read(path), held_out, seed)
     if not path.is_dir():
-        raise UnsupportedError(f"there is no {shown(path)}; what is read is {_KINDS}")
+        raise UnsupportedError(f"there is no {printable(path)}; what is read is {_KINDS}")
     for name, reader, mark in (
         ("cifar-10-batches-bin", cifar.read_binary, "*_batch*.bin"),
         ("cifar-10-batches-py", cifar.read_pickled, "*_batch*[0-9h]"),
@@ -35,7 +37,7 @@ def read(where: str, *, side: int, held_out: float, seed: int) -> Dataset:
         for folder in (path, path / name):
             if any(folder.glob(mark)):
                 train, test = reader(folder, cifar.TRAINING), reader(folder, cifar.TESTING)
-                return Dataset(shown(path), train, test)
+                return Dataset(printable(path), train, test)
     if idx.find(path, "train", "images"):
         return _idx(path)
     return _folder(path, side, held_out, seed)
@@ -63,17 +65,17 @@ def _idx(folder: pathlib.Path) -> Dataset:
     paths = {key: path for key, path in found.items() if path is not None}
     for part, kind in found:
         if (part, kind) not in paths:
-            raise UnsupportedError(f"{shown(folder)} has IDX files, but none with {part}-{kind}")
+            raise UnsupportedError(f"{printable(folder)} has IDX files, but none with {part}-{kind}")
     train = idx.read_pair(paths["train", "images"], paths["train", "labels"])
     test = idx.read_pair(paths["t10k", "images"], paths["t10k", "labels"])
-    return Dataset(shown(folder), train, test)
+    return Dataset(printable(folder), train, test)
 
 
 def _folder(path: pathlib.Path, side: int, held_out: float, seed: int) -> Dataset:
     if not folders.holds_images(path):
-        raise UnsupportedError(f"{shown(path)} holds no dataset; what is read is {_KINDS}")
+        raise UnsupportedError(f"{printable(path)} holds no dataset; what is read is {_KINDS}")
     train, test = folders.part(path, folders.TRAINING), folders.part(path, folders.TESTING)
     classes = folders.classes_of(train or path)
     if train and test:
-        return Dataset(shown(path), folders.read(train, side, classes), folders.read(test, side, classes))
-    return divided(shown(path), folders.read(train or path, side, classes), held_out, seed)
+        return Dataset(printable(path), folders.read(train, side, classes), folders.read(test, side, classes))
+    return divided(printable(path), folders.read(train or path, side, classes), held_out, seed)

@@ -193,6 +193,6 @@ def test_what_was_not_built_or_launched_for_it_is_not_counted() -> None:
 )
 def test_operations_are_found_in_either_assembly(block: str) -> None:
     lines = ["kernel:", *("\t" + line.replace(" ", "\t", 1) for line in block.split("|")), "\t.cfi_endproc"]
-    text = assembly.with_blocks("\n".join([*lines, "other:", *lines[2:]]))
+    text = assembly.add_block_table("\n".join([*lines, "other:", *lines[2:]]))
     assert "\t.quad\t.Ltwin_block_0, 2, 1, 1, 2\n" in text
     assert text.count(".Ltwin_block_0") == 2 and ".Ltwin_block_1" not in text

@@ -208,5 +208,5 @@ def test_a_kernel_that_forgets_its_wait_is_reported(
 def test_what_is_ready_follows_a_renamed_buffer() -> None:
     program = Program.of("linear/warp_per_output.cu", "linear_warp_per_output")
     call = KernelCall(program, (1, 1, 1), (32, 1, 1), (Buffer("weight"), WeightsReady(("weight", "bias"))))
-    moved = Recipe((call,)).over({"weight": Buffer("packed", 64)})
+    moved = Recipe((call,)).remap({"weight": Buffer("packed", 64)})
     assert moved.steps == (replace(call, arguments=(Buffer("packed", 64), WeightsReady(("packed", "bias")))),)

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from escalade import models
-from escalade.device.precompilation import Expected
+from escalade.device.precompilation import CompileAhead
 from escalade.device.program import Program
 from escalade.device.recipe import ConstantCopy
 from escalade.engine.capture.export import capture
@@ -446,7 +446,7 @@ def test_programs_are_expected_while_the_plan_is_made() -> None:
     """Each is told of as soon as it is chosen, so that compilers begin with it."""
     told: list[Program] = []
 
-    class Noted(Expected):
+    class Noted(CompileAhead):
         def __init__(self) -> None:
             pass
 

@@ -281,7 +281,7 @@ def test_processes_meet_between_gradients_and_optimiser(
     step = escalade.training_step(
         model, F.mse_loss, own, (x, target), dtype="fp16" if device else "fp32", device=device, reduce=reduce
     )
-    monkeypatch.setattr(program, "RecordedGraph", _Graph)
+    monkeypatch.setattr(program, "CapturedGraph", _Graph)
     for number in range(3):
         if number == 2:  # as on a GPU: a graph in front of the meeting and one behind it
             monkeypatch.setattr(step.program, "_capture_stream", "a stream", raising=False)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from escalade.device.gpu import Properties, properties_of
+from escalade.device.gpu import GpuProperties, properties_of
 from escalade.device.recipe import KernelCall, Recipe
 from escalade.errors import UnsupportedError
 from escalade.ops import OPERATIONS, Operation, Rung
@@ -24,7 +24,7 @@ from tests.support import check
 
 CPU = torch.device("cpu")
 OTHERS = (A100, A40, RTX_4090, H100_PCIE, B200, RTX_5090)
-REPORTED = Properties(
+REPORTED = GpuProperties(
     H200.name, "sm_90a", 132, 60 << 20, 227 << 10, 228 << 10, 65536, 140 << 30, 1980.0, 4.917e6
 )
 """What the driver reports of an H200."""
@@ -51,7 +51,7 @@ def test_rates_follow_clocks_multiprocessors_and_memory() -> None:
     half = derived(replace(REPORTED, multiprocessors=66))
     assert half.speed == 0.5 and half.rates.fp32 == H200.rates.fp32 / 2 and half.rates.l2 == H200.rates.l2 / 2
     assert half.rates.clock == H200.rates.clock and half.memory_speed == 1.0
-    slow = derived(replace(REPORTED, clock_mhz=990.0, memory_bytes_a_us=4.917e6 / 4))
+    slow = derived(replace(REPORTED, clock_mhz=990.0, memory_bytes_per_us=4.917e6 / 4))
     assert slow.speed == 0.5 and slow.rates.clock == H200.rates.clock / 2 and slow.memory_speed == 0.25
     assert A100.rates.fp32 / A100.speed == pytest.approx(H200.rates.fp32 / 2), (
         "64 lanes a multiprocessor, not 128"
@@ -86,7 +86,7 @@ def test_a_gpu_is_asked_once_and_a_part_of_it_is_no_whole(monkeypatch: pytest.Mo
         2: replace(REPORTED, name="NVIDIA H300"),
     }
 
-    def properties(device: torch.device) -> Properties:
+    def properties(device: torch.device) -> GpuProperties:
         asked.append(device)
         return reported[device.index]
 

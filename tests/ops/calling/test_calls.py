@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from escalade import models, ops
 from escalade.device.recipe import Recipe, Workspace
 from escalade.device.run import Executable
-from escalade.device.torch_private import WORDS, Words, word
+from escalade.device.torch_private import FAST_PATHS, FastPaths, lookup
 from escalade.errors import UnsupportedError
 from escalade.ops.calling import call, casting, executables, operator
 from escalade.ops.calling.casting import cast_parameter
@@ -33,9 +33,9 @@ from tests.bench.fake import Scale, ScaleProblem, rung
 @pytest.fixture
 def by_pointers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Calls go as they do on a GPU, but over the twin's launches: only pointers are set."""
-    monkeypatch.setattr(Executable, "takes_pointers", property(lambda self: True))
-    monkeypatch.setattr(WORDS, "current_stream", lambda _: 0)
-    monkeypatch.setattr(WORDS, "is_recording", lambda: False)
+    monkeypatch.setattr(Executable, "supports_pointer_updates", property(lambda self: True))
+    monkeypatch.setattr(FAST_PATHS, "current_stream", lambda _: 0)
+    monkeypatch.setattr(FAST_PATHS, "is_capturing", lambda: False)
     monkeypatch.setattr(per_thread, "calls", {})
     monkeypatch.setattr(per_thread, "guarded", {})
 
@@ -156,8 +156,8 @@ class Functions(TorchFunctionMode):
 
 def test_counters_are_kept_for_a_stream_but_not_for_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     stream, capturing = 7, False
-    monkeypatch.setattr(WORDS, "current_stream", lambda _: stream)
-    monkeypatch.setattr(WORDS, "is_recording", lambda: capturing)
+    monkeypatch.setattr(FAST_PATHS, "current_stream", lambda _: stream)
+    monkeypatch.setattr(FAST_PATHS, "is_capturing", lambda: capturing)
     ready = Ready(None, Executable(Recipe(()), torch.device("cpu")))
     counters = Workspace("counters", 64, zeroed=True)
     first = ready.zeroed(counters)
@@ -386,14 +386,14 @@ def test_without_words_that_are_not_public_calls_are_slower_and_not_wrong(
         return [y, *torch.autograd.grad(y.square().sum(), (x, weight, bias))]
 
     expected = found()
-    lacking = Words(lambda path: None)
+    lacking = FastPaths(lambda path: None)
     # Without these, nobody knows whether the dispatcher can be left out; the others are tried with them too.
-    needed = {name: getattr(WORDS, name) for name in ("function_modes", "dispatch_modes", "transforms")}
+    needed = {name: getattr(FAST_PATHS, name) for name in ("function_modes", "dispatch_modes", "transforms")}
     for there in (needed, {}):
         for name, value in {**vars(lacking), **there}.items():
-            if name not in ("current_stream", "is_recording"):
-                monkeypatch.setattr(WORDS, name, value)
-        monkeypatch.setattr(WORDS, "recording", partial(Words.recording, lacking))
+            if name not in ("current_stream", "is_capturing"):
+                monkeypatch.setattr(FAST_PATHS, name, value)
+        monkeypatch.setattr(FAST_PATHS, "recording", partial(FastPaths.recording, lacking))
         monkeypatch.setattr(per_thread, "calls", {})
         monkeypatch.setattr(per_thread, "guarded", {})
         for _ in range(3):
@@ -406,11 +406,11 @@ def test_words_that_mean_something_else_are_not_taken() -> None:
     def other(*_: object, **__: object) -> object:
         return torch.empty(1)
 
-    odd = Words(lambda path: other if "guards" in path else word(path))
+    odd = FastPaths(lambda path: other if "guards" in path else lookup(path))
     x = torch.randn(3, 3).t()  # of its own transpose's size: strides alone tell them apart
     made = odd.allocator(x.device)(x.shape, x.stride(), torch.float16)
     assert (made.shape, made.stride(), made.dtype) == (x.shape, x.stride(), torch.float16)
-    for words in (odd, WORDS):
+    for words in (odd, FAST_PATHS):
         one, both = words.guard([x]), words.guard([x, x])
         assert one(x.clone()) and both(x, x) and both(x, x.clone())
         others = (x.half(), x.t(), x.clone().requires_grad_(), torch._neg_view(x), x.to("meta"), x[:1])
@@ -419,11 +419,11 @@ def test_words_that_mean_something_else_are_not_taken() -> None:
 
 def test_the_short_way_asks_for_what_pytorch_has(monkeypatch: pytest.MonkeyPatch) -> None:
     """These are not PyTorch's public words; without them calls would be slow."""
-    assert not WORDS.dispatch_modes() and not WORDS.function_modes() and not WORDS.transforms()
+    assert not FAST_PATHS.dispatch_modes() and not FAST_PATHS.function_modes() and not FAST_PATHS.transforms()
     x = torch.randn(2, 3)
-    assert WORDS.guard([x]).__name__ == "check"
-    monkeypatch.setattr(Words, "_comparing", None)
-    assert WORDS.guard([x, x])(x, x), "PyTorch's guards, one for each place of the tensor"
-    assert WORDS.allocator(x.device).__name__ == "_empty_strided_cpu"
-    assert WORDS.is_negative is not torch.Tensor.is_neg
-    assert Words(lambda path: None).is_negative is torch.Tensor.is_neg
+    assert FAST_PATHS.guard([x]).__name__ == "check"
+    monkeypatch.setattr(FastPaths, "_comparing", None)
+    assert FAST_PATHS.guard([x, x])(x, x), "PyTorch's guards, one for each place of the tensor"
+    assert FAST_PATHS.allocator(x.device).__name__ == "_empty_strided_cpu"
+    assert FAST_PATHS.is_negative is not torch.Tensor.is_neg
+    assert FastPaths(lambda path: None).is_negative is torch.Tensor.is_neg

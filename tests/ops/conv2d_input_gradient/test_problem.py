@@ -89,7 +89,7 @@ def test_the_classes_of_a_resnet() -> None:
 def test_a_recipe_over_other_buffers() -> None:
     problem = Conv2dProblem.square(64, 64, 9, 3, dtype="fp16", layout="nhwc")
     rung = Conv2d.ladder.rung("producer_consumer")
-    moved = rung.recipe(problem, rung.configs(problem)[0]).over(
+    moved = rung.recipe(problem, rung.configs(problem)[0]).remap(
         {"x": Buffer("gradient", 32), "y": Buffer("z")}, 2
     )
     (call,) = moved.steps
@@ -97,5 +97,5 @@ def test_a_recipe_over_other_buffers() -> None:
     pixels = call.arguments[0]
     assert isinstance(pixels, Im2colMap) and pixels.buffer == Buffer("gradient", 32)
     assert Buffer("z") in call.arguments and Buffer("residual", optional=True) in call.arguments
-    spaces = Recipe((), (Workspace("parts", 4), Workspace("others", 8))).over({"parts": Buffer("parts3")})
+    spaces = Recipe((), (Workspace("parts", 4), Workspace("others", 8))).remap({"parts": Buffer("parts3")})
     assert [space.name for space in spaces.workspaces] == ["parts3", "others"]

@@ -55,8 +55,8 @@ class TwoPasses(Rung[BatchNormTrainingProblem]):
         first, second = self.parts(problem, config)
         statistics, variance = Buffer("statistics"), Buffer("statistics", offset=4 * problem.channels)
         passes = (
-            self._first.recipe(problem.statistics, first).over({"y": statistics}),
-            self._second.recipe(problem.normalisation, second).over(
+            self._first.recipe(problem.statistics, first).remap({"y": statistics}),
+            self._second.recipe(problem.normalisation, second).remap(
                 {"mean": statistics, "variance": variance}
             ),
         )

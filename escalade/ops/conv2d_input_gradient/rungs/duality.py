@@ -124,7 +124,7 @@ class ClassLaunches:
         memory is the class's own."""
         tensors = {"x": "gradient", "weight": self.weight, **names}
         scratch = {workspace.name: f"{workspace.name}{self.number}" for workspace in convolution.workspaces}
-        return convolution.over(
+        return convolution.remap(
             {name: Buffer(buffer) for name, buffer in {**tensors, **scratch}.items()}, self.lane
         )
 

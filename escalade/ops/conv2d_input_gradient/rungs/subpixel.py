@@ -199,7 +199,7 @@ class Subpixel(Rung[Conv2dInputGradientProblem]):
         convolution, size = spread.convolution, problem.forward.element_bytes
         result = "y" if spread.whole else RESULTS
         tensors = {"x": "gradient", "weight": WEIGHT, "bias": BIAS, "y": result}
-        inner = way.rung.recipe(convolution, way.config).over(
+        inner = way.rung.recipe(convolution, way.config).remap(
             {name: Buffer(to) for name, to in tensors.items()}
         )
         rooms = [Workspace(WEIGHT, size * convolution.weight_elements)]

@@ -91,7 +91,7 @@ class Halves(Rung[Conv2dWeightGradientProblem]):
         counts: list[int] = []
         for (of_x, of_gradient), its in self._pairs(problem, config):
             inner = self.inner.on(self.card).recipe(_halved(problem), its)
-            placed = Recipe(inner.steps[:1]).over(
+            placed = Recipe(inner.steps[:1]).remap(
                 {
                     "x": Buffer(f"{of_x}_x"),
                     "gradient": Buffer(f"{of_gradient}_gradient"),

@@ -55,8 +55,10 @@ class PoolFirst(Rung[LinearProblem]):
     def recipe(self, problem: LinearProblem, config: Config) -> Recipe:
         rung, plain = self._layer(problem)
         pooling = _MEAN.on(self.card)
-        mean = pooling.recipe(_mean(problem), pooling.configs(_mean(problem))[0]).over({"y": Buffer("means")})
-        layer = rung.recipe(plain, config).over({"x": Buffer("means")})
+        mean = pooling.recipe(_mean(problem), pooling.configs(_mean(problem))[0]).remap(
+            {"y": Buffer("means")}
+        )
+        layer = rung.recipe(plain, config).remap({"x": Buffer("means")})
         bytes = plain.input_elements * ELEMENT_BYTES[plain.dtype]
         return Recipe((*mean.steps, *layer.steps), (Workspace("means", bytes), *layer.workspaces))
 

@@ -186,7 +186,7 @@ def total(parts: Buffer, count: int, y: Buffer) -> Recipe:
     problem = ReduceProblem("sum", 1, count)
     packs = count // widest_vector(problem.dtype, count)
     threads = next((some for some in (32, 128, 512) if packs <= _LEAST_TURNS * some), 1024)
-    return ROWS.recipe(problem, RowsConfig(threads, 4, 1, threads)).over({_X.name: parts, _Y.name: y})
+    return ROWS.recipe(problem, RowsConfig(threads, 4, 1, threads)).remap({_X.name: parts, _Y.name: y})
 
 
 # Predictions are for fp16: 51 MB of 100,352 rows of 256 elements, or of 32 images of 3,136 pixels of 256 channels: 12

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from escalade.device.program import Constant, Macro, Program
-from escalade.device.recipe import FEW_BLOCKS, FILLING_BYTES, KernelCall, Recipe, WeightsReady
+from escalade.device.recipe import HALF_SM_COUNT, HALF_SM_SHARED_BYTES, KernelCall, Recipe, WeightsReady
 from escalade.ops.base.card import HOPPER_SHARED
 from escalade.ops.base.dtypes import ELEMENT_BYTES, STORAGE, VECTOR_BYTES, widest_vector
 from escalade.ops.base.grid import ceil_div
@@ -194,7 +194,7 @@ class Sliced(Rung[SqueezeExciteProblem]):
             "VECTOR": vector,
             "SQUEEZED_VECTOR": squeezed_vector,
             "GATE_UNIT": widest_vector(p.dtype, share * p.squeezed, p.weight_elements),
-            "EARLY": blocks <= FEW_BLOCKS or shared_bytes > FILLING_BYTES,
+            "EARLY": blocks <= HALF_SM_COUNT or shared_bytes > HALF_SM_SHARED_BYTES,
             "IMAGES": config.images,
             "SLICES": config.slices,
             "PARTS": config.parts,
