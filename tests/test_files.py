@@ -100,7 +100,7 @@ def test_a_lock_is_not_reached_through_a_link(tmp_path: pathlib.Path) -> None:
 
 def test_a_pipe_is_not_waited_for(tmp_path: pathlib.Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(FileError, match="a device or a pipe; a plain file is needed"):
+    with pytest.raises(FileError, match="a device or a pipe"):
         files.read(tmp_path / "pipe")
     with pytest.raises(FileError, match="cannot be read"):
         files.read(tmp_path / "a\0b")

@@ -300,7 +300,7 @@ def test_stopping_early_leaves_no_thread(network: models.ResNet, images: pathlib
         (("-w", "none.pth"), "there is no file none.pth"),
         (("-w", "{weights}", "--dtype", "fp64"), "dtype 'fp64'"),
         (("-w", "{weights}", "--labels", "{weights}"), "cannot be read as labels"),
-        (("-w", "{weights}", "--json", "{images}"), "is a folder; a plain file is needed here"),
+        (("-w", "{weights}", "--json", "{images}"), "is a folder; pass a regular file"),
         (("-w", "{weights}", "--csv", "{weights}/o.csv"), "cannot be written"),
         (("-w", "{weights}", "--csv", "/dev/null"), "is a device or a pipe"),
         (("-w", "no\n\x1b[31m.pth"), r"there is no file no\n\x1b[31m.pth"),

@@ -32,7 +32,7 @@ def test_what_is_no_size_is_said(
     limit: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     said = said_by("cache", "--limit", limit, monkeypatch=monkeypatch, capsys=capsys)
-    assert f"{limit!r} is no size; sizes are written as 500MB" in said
+    assert f"{limit!r} is not a size; write 500MB" in said
     monkeypatch.setenv("ESCALADE_CACHE_LIMIT", "lots")
     said = said_by("cache", monkeypatch=monkeypatch, capsys=capsys)
-    assert "ESCALADE_CACHE_LIMIT: 'lots' is no size" in said
+    assert "ESCALADE_CACHE_LIMIT: 'lots' is not a size" in said

@@ -47,7 +47,7 @@ def test_every_file_and_folder_that_is_written_is_tried_before_the_run(tmp_path:
             continue
         assert told.callback is not None, f"{command} --{name} is found not to be writable after the work"
         ending = ".png" if name == "plot" else ""
-        with pytest.raises(files.FileError, match=r"cannot be written: .*occupied is no folder"):
+        with pytest.raises(files.FileError, match=r"cannot be written: .*occupied is not a folder"):
             told.callback(occupied / f"x{ending}")
         assert told.callback(tmp_path / "new" / f"x{ending}") and not (tmp_path / "new").exists()
         written += 1
