@@ -10,10 +10,10 @@ from tests.imports import Package, read
 
 ROOT = pathlib.Path(__file__).parent.parent
 OPERATIONS = tuple(
-    f"escalade.ops.{folder.name}"
-    for folder in sorted((ROOT / "escalade" / "ops").iterdir())
-    if (folder / "__init__.py").is_file()
-    and folder.name not in ("base", "choose", "calling", "expressions", "shared")
+    f"escalade.ops.{path.stem}"
+    for path in sorted((ROOT / "escalade" / "ops").iterdir())
+    if (path.suffix == ".py" or (path / "__init__.py").is_file())
+    and path.stem not in ("__init__", "autograd", "base", "choose", "calling", "expressions", "shared")
 )
 LAYERS = (
     tuple(

@@ -20,5 +20,7 @@ def test_no_module_is_named_as_what_it_defines() -> None:
         "verify",
         "Case",
     }
-    shared = [path for path in ROOT.glob("escalade*/**/*.py") if path.stem in defined(path.read_text())]
+    operations = ROOT / "escalade" / "ops"  # named as their operators, which `escalade.ops` offers
+    modules = (path for path in ROOT.glob("escalade*/**/*.py") if path.parent != operations)
+    shared = [path for path in modules if path.stem in defined(path.read_text())]
     assert shared == []

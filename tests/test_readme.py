@@ -47,7 +47,7 @@ def test_every_environment_variable_is_documented() -> None:
 QUOTES = [
     ("adding-a-rung.md", "cuda", "kernels/conv2d/direct.cu"),
     ("adding-a-rung.md", "python", "ops/conv2d/rungs/direct.py"),
-    ("adding-an-operation.md", "python", "ops/softmax/*.py"),
+    ("adding-an-operation.md", "python", "ops/softmax.py"),
     ("adding-a-layer.md", "python", "engine/nodes/softmax.py"),
 ]
 """Pages that walk through something, and the sources below escalade/ that they quote."""

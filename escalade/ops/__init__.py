@@ -38,12 +38,7 @@ from escalade.ops.optimizer_step import OPTIMIZER_STEP, optimizer_step
 from escalade.ops.pad2d import PAD2D, pad2d
 from escalade.ops.pixel_shuffle import PIXEL_SHUFFLE, pixel_shuffle
 from escalade.ops.pointwise import POINTWISE, pointwise
-from escalade.ops.pointwise_loss import (
-    POINTWISE_LOSS,
-    mse_loss,
-    pointwise_loss,
-    pointwise_loss_with_gradient,
-)
+from escalade.ops.pointwise_loss import POINTWISE_LOSS, mse_loss, pointwise_loss, pointwise_loss_with_gradient
 from escalade.ops.quantise import QUANTISE, quantise
 from escalade.ops.reduce import REDUCE, reduce
 from escalade.ops.relu import RELU, relu, relu_

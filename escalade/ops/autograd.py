@@ -11,19 +11,19 @@ from typing import Any
 
 import torch
 
-from escalade.ops.avg_pool2d_backward.op import OPERATOR as AVG_POOL2D_BACKWARD
-from escalade.ops.batch_norm_backward.op import OPERATOR as BATCH_NORM_BACKWARD
+from escalade.ops.avg_pool2d_backward import OPERATOR as AVG_POOL2D_BACKWARD
+from escalade.ops.batch_norm_backward import OPERATOR as BATCH_NORM_BACKWARD
 from escalade.ops.calling.library import define_gradient
 from escalade.ops.conv2d_input_gradient.op import OPERATOR as CONV2D_INPUT_GRADIENT
 from escalade.ops.conv2d_input_gradient.op import is_worthwhile
 from escalade.ops.conv2d_weight_gradient.op import OPERATOR as CONV2D_WEIGHT_GRADIENT
 from escalade.ops.conv2d_weight_gradient.op import is_on_tensor_cores
-from escalade.ops.max_pool2d_backward.op import OPERATOR as MAX_POOL2D_BACKWARD
+from escalade.ops.max_pool2d_backward import OPERATOR as MAX_POOL2D_BACKWARD
 from escalade.ops.mlp.op import OPERATOR as MLP
 from escalade.ops.mlp_backward.op import OPERATOR as MLP_BACKWARD
 from escalade.ops.mlp_backward.op import split
 from escalade.ops.shared.images import MEMORY_FORMAT, layout_of
-from escalade.ops.upsample2d_backward.op import OPERATOR as UPSAMPLE2D_BACKWARD
+from escalade.ops.upsample2d_backward import OPERATOR as UPSAMPLE2D_BACKWARD
 
 
 def _setup_conv2d(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:

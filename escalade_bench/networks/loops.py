@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from escalade.device.cache import cache_key, default_cache
 from escalade.device.twin import toolchain
 from escalade.errors import UnsupportedError
-from escalade.ops.batch_norm.op import batch_norm
+from escalade.ops.batch_norm import batch_norm
 from escalade.ops.conv2d.op import conv2d
 
 _SOURCE = pathlib.Path(__file__).with_name("loops.cpp")

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 
 from escalade import ops
-from escalade.ops.optimizer_step import no_progress
-from escalade.ops.optimizer_step.rules import sgd
+from escalade.ops.optimizer_step import no_progress, sgd
 
 Arguments = dict[str, Any]
 

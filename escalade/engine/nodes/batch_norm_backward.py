@@ -15,8 +15,7 @@ from escalade.engine.nodes.gradients import are_wide, masked_by, put_in_order
 from escalade.engine.nodes.lowering import Forms, Lowered
 from escalade.engine.nodes.pointwise import Pointwise
 from escalade.engine.nodes.side_outputs import Further, furthers_of, readers_of
-from escalade.ops.batch_norm_backward import BATCH_NORM_BACKWARD, BatchNormBackwardProblem
-from escalade.ops.batch_norm_backward.reference import gradients, masked
+from escalade.ops.batch_norm_backward import BATCH_NORM_BACKWARD, BatchNormBackwardProblem, gradients, masked
 
 _INPUTS = {"weight": "weight", "mean": "save_mean", "rstd": "save_invstd"}
 """The values by channel, with PyTorch's names for them."""

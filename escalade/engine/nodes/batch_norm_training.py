@@ -17,7 +17,7 @@ from escalade.engine.nodes.pointwise import Pointwise
 from escalade.engine.nodes.relu import Relu
 from escalade.engine.nodes.side_outputs import Further, readers_of
 from escalade.ops.batch_norm_training import BATCH_NORM_TRAINING, BatchNormTrainingProblem
-from escalade.ops.batch_statistics.reference import for_training
+from escalade.ops.batch_statistics import for_training
 from escalade.ops.expressions import IDENTITY, Expression
 
 _INPUTS = {

@@ -37,9 +37,8 @@ from escalade.engine.nodes.signature import (
     Sizes,
 )
 from escalade.ops.group_norm import GROUP_NORM, GroupNormProblem
-from escalade.ops.layer_norm import LAYER_NORM, LayerNormProblem
-from escalade.ops.layer_norm.problem import EPSILON as EPSILON_OF_LAYERS
-from escalade.ops.layer_norm.rungs.in_registers import MOST_THREADS, MOST_VALUES
+from escalade.ops.layer_norm import EPSILON as EPSILON_OF_LAYERS
+from escalade.ops.layer_norm import LAYER_NORM, MOST_THREADS, MOST_VALUES, LayerNormProblem
 
 _FEATUREWISE = ("weight", "bias")
 

@@ -17,8 +17,7 @@ from escalade.engine.nodes.lowering import Forms, Lowered
 from escalade.engine.nodes.sequences import of_sequences
 from escalade.engine.nodes.signature import IMAGE, RESULT, Attributes, Signature, Sizes, pair
 from escalade.engine.nodes.windows import WINDOWS, pooled, windows_of
-from escalade.ops.max_pool2d import MAX_POOL2D, MaxPool2dProblem
-from escalade.ops.max_pool2d.reference import further_references
+from escalade.ops.max_pool2d import MAX_POOL2D, MaxPool2dProblem, further_references
 from escalade.ops.reduce import REDUCE, ReduceProblem
 
 PLACES = "places"

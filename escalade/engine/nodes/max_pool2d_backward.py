@@ -17,9 +17,8 @@ from escalade.engine.nodes.lowering import Forms, Lowered
 from escalade.engine.nodes.max_pool2d import PLACES, MaxPool2d, window_problem
 from escalade.engine.nodes.side_outputs import Further, put_beside
 from escalade.engine.nodes.windows import windows_of
-from escalade.ops.max_pool2d.problem import NOWHERE
-from escalade.ops.max_pool2d_backward import MAX_POOL2D_BACKWARD, MaxPool2dBackwardProblem
-from escalade.ops.max_pool2d_backward.reference import from_places
+from escalade.ops.max_pool2d import NOWHERE
+from escalade.ops.max_pool2d_backward import MAX_POOL2D_BACKWARD, MaxPool2dBackwardProblem, from_places
 
 _WINDOW = ("kernel", "stride", "padding", "ceil_mode", "dilation")
 

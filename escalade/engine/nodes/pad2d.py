@@ -24,8 +24,7 @@ from escalade.engine.nodes.signature import (
     is_real,
     is_whole,
 )
-from escalade.ops.pad2d import MODES, PAD2D, Pad2dProblem, refusal
-from escalade.ops.pad2d.reference import padded
+from escalade.ops.pad2d import MODES, PAD2D, Pad2dProblem, padded, refusal
 
 _CAPTURED = {
     "constant_pad_nd": "constant",

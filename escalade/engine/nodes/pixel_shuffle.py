@@ -20,8 +20,7 @@ from escalade.engine.nodes.signature import (
     SizeError,
     Sizes,
 )
-from escalade.ops.pixel_shuffle import PIXEL_SHUFFLE, PixelShuffleProblem
-from escalade.ops.pixel_shuffle.reference import shuffled
+from escalade.ops.pixel_shuffle import PIXEL_SHUFFLE, PixelShuffleProblem, shuffled
 
 
 class PixelShuffle(Operator):

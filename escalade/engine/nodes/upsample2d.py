@@ -33,9 +33,7 @@ from escalade.engine.nodes.signature import (
     is_real,
     pair,
 )
-from escalade.ops.upsample2d import MODES, UPSAMPLE2D, Upsample2dProblem, fits
-from escalade.ops.upsample2d.problem import step_of
-from escalade.ops.upsample2d.reference import resized
+from escalade.ops.upsample2d import MODES, UPSAMPLE2D, Upsample2dProblem, fits, resized, step_of
 
 MODE_OF = {
     "upsample_nearest2d": "nearest",

@@ -19,7 +19,7 @@ from escalade.engine.nodes.repeated import TWICE, around, is_dense, is_repeated,
 from escalade.engine.nodes.upsample2d import MODE_OF, needed_factors
 from escalade.ops.expressions import Expression
 from escalade.ops.upsample2d import Upsample2dProblem
-from escalade.ops.upsample2d.reference import gradient as of_input
+from escalade.ops.upsample2d import gradient as of_input
 from escalade.ops.upsample2d_backward import UPSAMPLE2D_BACKWARD, Upsample2dBackwardProblem
 
 _MASKED = Expression.parse("where(residual <= 0, 0, x)")

@@ -14,8 +14,7 @@ from torch import nn
 from escalade.errors import UnsupportedError
 from escalade.ops import optimizer_step
 from escalade.ops.expressions import Expression
-from escalade.ops.optimizer_step import Rule, adam, no_progress, sgd
-from escalade.ops.optimizer_step.rules import GRADIENT, PARAMETER, STEP
+from escalade.ops.optimizer_step import GRADIENT, PARAMETER, STEP, Rule, adam, no_progress, sgd
 
 Group = Mapping[str, Any]
 _STATE = {

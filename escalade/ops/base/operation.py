@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import ClassVar, Generic, Protocol, TypeVar
 
 import torch
@@ -31,6 +32,17 @@ class InPyTorch(Protocol[P_contra]):
     def empty_output(self, problem: P_contra, device: torch.device) -> torch.Tensor: ...
     def exact(self, problem: P_contra, inputs: Tensors) -> torch.Tensor: ...
     def peer(self, problem: P_contra, inputs: Tensors) -> torch.Tensor: ...
+
+
+@dataclass(frozen=True)
+class Reference(Generic[P]):
+    """An operation in PyTorch, as functions: inputs to test with, room for the result, the result in float64, and
+    PyTorch's own in the problem's dtype."""
+
+    random_inputs: Callable[[P, torch.device, int], dict[str, torch.Tensor]]
+    empty_output: Callable[[P, torch.device], torch.Tensor]
+    exact: Callable[[P, Tensors], torch.Tensor]
+    peer: Callable[[P, Tensors], torch.Tensor]
 
 
 class Operation(ABC, Generic[P]):

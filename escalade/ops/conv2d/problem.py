@@ -13,7 +13,7 @@ from escalade.ops.base.dtypes import ELEMENT_BYTES, MULTIPLIED
 from escalade.ops.base.naming import Codec, Named, NamePattern, spell_pair
 from escalade.ops.base.pitch import check_pitches
 from escalade.ops.base.windows import touched
-from escalade.ops.max_pool2d.problem import require_bytes_for_places
+from escalade.ops.max_pool2d import require_bytes_for_places
 from escalade.ops.shared import activation, prologue
 from escalade.ops.shared.images import LAYOUTS
 

@@ -10,8 +10,10 @@ import torch.nn.functional as F
 from escalade.ops.base.dtypes import E4M3, STORAGE, to_e4m3
 from escalade.ops.base.switches import round_to_tf32, with_cudnn
 from escalade.ops.conv2d.problem import Conv2dProblem
-from escalade.ops.max_pool2d import reference as max_pool2d
-from escalade.ops.max_pool2d.problem import MaxPool2dProblem
+from escalade.ops.max_pool2d import MaxPool2dProblem
+from escalade.ops.max_pool2d import further_outputs as max_pool2d_further_outputs
+from escalade.ops.max_pool2d import further_references as max_pool2d_further_references
+from escalade.ops.max_pool2d import peer as max_pool2d_peer
 from escalade.ops.shared import activation, prologue
 from escalade.ops.shared.images import MEMORY_FORMAT
 
@@ -68,7 +70,7 @@ def compute(problem: Conv2dProblem, inputs: Mapping[str, torch.Tensor]) -> torch
 
 def pooled(problem: Conv2dProblem, y: torch.Tensor) -> torch.Tensor:
     """The maxima of windows of what a convolution gives, by PyTorch, or that itself if there is no pool."""
-    return max_pool2d.peer(_pool_of(problem), {"x": y}) if problem.pools else y
+    return max_pool2d_peer(_pool_of(problem), {"x": y}) if problem.pools else y
 
 
 def _multiply(problem: Conv2dProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
@@ -146,7 +148,7 @@ def _compute_as_peer(problem: Conv2dProblem, inputs: Mapping[str, torch.Tensor])
 
 
 def further_outputs(problem: Conv2dProblem, device: torch.device) -> dict[str, torch.Tensor]:
-    return max_pool2d.further_outputs(_pool_of(problem), device) if problem.pools else {}
+    return max_pool2d_further_outputs(_pool_of(problem), device) if problem.pools else {}
 
 
 def further_references(problem: Conv2dProblem, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -154,7 +156,7 @@ def further_references(problem: Conv2dProblem, inputs: Mapping[str, torch.Tensor
         return {}
     wide = {name: tensor.double() for name, tensor in inputs.items()}
     y = _multiply(problem, prologue.apply(problem.prologue, wide))
-    return max_pool2d.further_references(_pool_of(problem), {"x": y})
+    return max_pool2d_further_references(_pool_of(problem), {"x": y})
 
 
 def _pool_of(p: Conv2dProblem) -> MaxPool2dProblem:

@@ -13,8 +13,7 @@ from escalade.device.run import TwinOptions, bind
 from escalade.device.twin import Order, TwinError, Unwritten, build
 from escalade.errors import LaunchError
 from escalade.ops import OPERATIONS
-from escalade.ops.batch_statistics import BatchStatisticsProblem
-from escalade.ops.batch_statistics.rungs.statistics import SplitConfig
+from escalade.ops.batch_statistics import BatchStatisticsProblem, SplitConfig
 from tests.device.twin.support import ORDERS, arguments, launch, planted, report_of
 from tests.support import in_threads
 

@@ -16,8 +16,7 @@ from escalade.device.run import TwinOptions, bind
 from escalade.device.twin import Order
 from escalade.errors import UnsupportedError
 from escalade.ops import OPERATIONS, batch_norm
-from escalade.ops.batch_norm import BatchNormProblem
-from escalade.ops.batch_norm.rungs.normalise import PacksConfig
+from escalade.ops.batch_norm import BatchNormProblem, PacksConfig
 from tests import formulas
 
 CPU = torch.device("cpu")

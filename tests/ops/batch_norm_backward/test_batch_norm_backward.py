@@ -12,8 +12,7 @@ from escalade.device.run import TwinOptions, bind
 from escalade.device.twin import Order
 from escalade.errors import UnsupportedError
 from escalade.ops import OPERATIONS, batch_norm, batch_norm_backward
-from escalade.ops.batch_norm_backward import BatchNormBackwardProblem
-from escalade.ops.batch_norm_backward.rungs.split import SharedConfig
+from escalade.ops.batch_norm_backward import BatchNormBackwardProblem, SharedConfig
 
 CPU = torch.device("cpu")
 OPERATION = OPERATIONS["batch_norm_backward"]

@@ -9,8 +9,7 @@ from escalade.device.run import TwinOptions, bind
 from escalade.device.twin import Order
 from escalade.errors import UnsupportedError
 from escalade.ops import OPERATIONS, Rung, batch_statistics
-from escalade.ops.batch_statistics import BatchStatisticsProblem
-from escalade.ops.batch_statistics.rungs.statistics import SplitConfig
+from escalade.ops.batch_statistics import BatchStatisticsProblem, SplitConfig
 
 CPU = torch.device("cpu")
 OPERATION = OPERATIONS["batch_statistics"]

@@ -26,7 +26,7 @@ from escalade.ops.calling import call, casting, executables, operator
 from escalade.ops.calling.casting import cast_parameter
 from escalade.ops.calling.executables import Ready, per_thread, ready
 from escalade.ops.conv2d.op import OPERATOR
-from escalade.ops.relu.op import OPERATOR as RELU
+from escalade.ops.relu import OPERATOR as RELU
 from tests.bench.fake import Scale, ScaleProblem, rung
 
 

@@ -15,8 +15,7 @@ from escalade.device.run import bind
 from escalade.errors import UnsupportedError
 from escalade.ops import OPERATIONS, operation
 from escalade.ops.choose.choice import choose
-from escalade.ops.convert import ConvertProblem
-from escalade.ops.convert.reference import empty_output, exact, peer, random_inputs
+from escalade.ops.convert import ConvertProblem, empty_output, exact, peer, random_inputs
 
 CPU = torch.device("cpu")
 IMAGE = ConvertProblem(2, 3, 6, 10, padded_channels=4)

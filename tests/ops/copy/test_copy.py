@@ -14,9 +14,7 @@ from escalade.device.run import TwinOptions, bind
 from escalade.device.twin import Order
 from escalade.errors import UnsupportedError
 from escalade.ops.choose.choice import choose
-from escalade.ops.copy import COPY, CopyProblem, Part
-from escalade.ops.copy.problems import joined, permuted, rolled
-from escalade.ops.copy.reference import peer, random_inputs
+from escalade.ops.copy import COPY, CopyProblem, Part, joined, peer, permuted, random_inputs, rolled
 
 CPU = torch.device("cpu")
 CHECKED = TwinOptions(order=Order(seed=1, late=True), checks=True)

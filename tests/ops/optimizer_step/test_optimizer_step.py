@@ -10,8 +10,17 @@ import torch
 from escalade import ops
 from escalade.errors import UnsupportedError
 from escalade.ops.expressions import Expression
-from escalade.ops.optimizer_step import OPTIMIZER_STEP, OptimizerStepProblem, Rule, adam, no_progress, sgd
-from escalade.ops.optimizer_step.problems import ADAMW, AUTOENCODER, RESNET18
+from escalade.ops.optimizer_step import (
+    ADAMW,
+    AUTOENCODER,
+    OPTIMIZER_STEP,
+    RESNET18,
+    OptimizerStepProblem,
+    Rule,
+    adam,
+    no_progress,
+    sgd,
+)
 
 STEPS = 4
 SHAPES = ((4, 4, 2, 2), (3,), (1027,))

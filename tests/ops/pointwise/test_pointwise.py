@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from escalade.errors import UnsupportedError
 from escalade.ops import pointwise
 from escalade.ops.expressions import Expression
-from escalade.ops.pointwise import PointwiseProblem, View
-from escalade.ops.pointwise.reference import results
+from escalade.ops.pointwise import PointwiseProblem, View, results
 
 Shapes = tuple[tuple[int, ...], list[tuple[int, ...]]]
 

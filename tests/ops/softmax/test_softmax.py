@@ -8,8 +8,7 @@ import torch
 from escalade.device.run import bind
 from escalade.errors import UnsupportedError
 from escalade.ops import softmax
-from escalade.ops.softmax import Softmax, SoftmaxProblem
-from escalade.ops.softmax.reference import random_inputs
+from escalade.ops.softmax import Softmax, SoftmaxProblem, random_inputs
 from tests import formulas
 
 INF, NAN = float("inf"), float("nan")

@@ -10,8 +10,7 @@ import torch
 from escalade.errors import UnsupportedError
 from escalade.ops import top_k
 from escalade.ops.base.accuracy import relative_error
-from escalade.ops.top_k import TopK, TopKProblem
-from escalade.ops.top_k.reference import exact
+from escalade.ops.top_k import TopK, TopKProblem, exact
 from tests import formulas
 
 CPU = torch.device("cpu")

@@ -13,10 +13,8 @@ from escalade.device.run import TwinOptions
 from escalade.device.twin import Order
 from escalade.errors import UnsupportedError
 from escalade.ops import OPERATIONS, upsample2d, upsample2d_backward
-from escalade.ops.upsample2d.problem import MODES
-from escalade.ops.upsample2d_backward import Upsample2dBackwardProblem
-from escalade.ops.upsample2d_backward.reference import weights
-from escalade.ops.upsample2d_backward.rungs.shared_tile import TileConfig
+from escalade.ops.upsample2d import MODES
+from escalade.ops.upsample2d_backward import TileConfig, Upsample2dBackwardProblem, weights
 from tests.support import check
 
 

@@ -1,0 +1,508 @@
+"""The mean over a grid of windows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+
+from escalade.device.program import Constant, Macro, Program
+from escalade.device.recipe import Buffer, KernelCall, Recipe
+from escalade.errors import UnsupportedError
+from escalade.ops.base.checks import require_at_least
+from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES, VECTOR_BYTES, dtype_of, element, widest_vector
+from escalade.ops.base.grid import blocks, ceil_div
+from escalade.ops.base.ladder import Ladder
+from escalade.ops.base.naming import Named, NamePattern
+from escalade.ops.base.operation import Operation, Reference
+from escalade.ops.base.pitch import check_pitches, unsupported_pitch
+from escalade.ops.base.rung import Config, Rung, ThreadsConfig
+from escalade.ops.calling.call import Plan
+from escalade.ops.calling.library import define_planned
+from escalade.ops.shared import pooling
+from escalade.ops.shared.images import (
+    LAYOUTS,
+    Images,
+    check_images,
+    check_problem,
+    empty_beside,
+    layout_of,
+    require_32_bits,
+)
+from escalade.ops.shared.pixel_sums import PixelSums, line_factor
+from escalade.ops.shared.pooling import empty_output, random_inputs
+
+# --- the problem
+
+
+@dataclass(frozen=True)
+class AdaptiveAvgPool2dProblem(Images, Named):
+    """y[oh, ow] = mean of x over rows from floor(oh * H / OH) to ceil((oh + 1) * H / OH), and columns likewise."""
+
+    NAME: ClassVar = NamePattern(
+        "pooling",
+        "{channels}_{height,width}to{output}_b{batch}",
+    )
+
+    output: tuple[int, int] = (1, 1)
+    dtype: str = "fp32"
+    layout: str = "nchw"
+    x_pitch: int = 0
+    y_pitch: int = 0
+    """Elements from pixel to pixel in NHWC, of parts of larger buffers; 0: dense."""
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    @property
+    def output_height(self) -> int:
+        return self.output[0]
+
+    @property
+    def output_width(self) -> int:
+        return self.output[1]
+
+    @property
+    def output_elements(self) -> int:
+        return self.batch * self.channels * self.output_height * self.output_width
+
+    @property
+    def largest_window(self) -> int:
+        """Pixels; windows of one problem differ by a row and a column at most."""
+        return _widest(self.height, self.output_height) * _widest(self.width, self.output_width)
+
+    @property
+    def flops(self) -> int:
+        """Additions of the means."""
+        rows, columns = (_widths(self.height, self.output_height), _widths(self.width, self.output_width))
+        return self.batch * self.channels * rows * columns
+
+    @property
+    def bytes(self) -> int:
+        return (self.elements + self.output_elements) * ELEMENT_BYTES[self.dtype]
+
+    @property
+    def rounding(self) -> float:
+        """A running sum of n independent terms, each addition off by up to 2^-24 of it: a random walk."""
+        return 2.0**-24 * math.sqrt(1 + self.largest_window / 6)
+
+
+def _window(at: int, size: int, outputs: int) -> int:
+    return -(-(at + 1) * size // outputs) - at * size // outputs
+
+
+def _widest(size: int, outputs: int) -> int:
+    """Windows repeat after outputs / gcd; the widest begins latest within a pixel and ends earliest within one."""
+    return max(_window(at, size, outputs) for at in range(outputs // math.gcd(size, outputs)))
+
+
+def _widths(size: int, outputs: int) -> int:
+    """The widths of all windows together."""
+    return sum(_window(at, size, outputs) for at in range(outputs))
+
+
+def _check(p: AdaptiveAvgPool2dProblem) -> None:
+    check_problem("adaptive_avg_pool2d", p)
+    require_at_least(1, {"output": min(p.output)})
+    check_pitches(p, x=p.channels, y=p.channels)
+    apart = max(p.channels, p.x_pitch, p.y_pitch)
+    require_32_bits("adaptive_avg_pool2d", apart * max(p.pixels, p.output_height * p.output_width))
+    for size, outputs in ((p.height, p.output_height), (p.width, p.output_width)):
+        if (size + 1) * outputs >= 2**31:
+            raise UnsupportedError(
+                f"{size} pixels into {outputs}: adaptive_avg_pool2d counts their product in 32 bits"
+            )
+
+
+# --- rungs, arguments: what the rungs of adaptive_avg_pool2d share
+
+
+BUSY_THREADS = 1024
+"""Threads a multiprocessor that fill it by half."""
+
+
+# --- rungs, lanes: several lanes of a warp share a window
+
+
+@dataclass(frozen=True)
+class LanesConfig(Config):
+    lanes: int
+    """Lanes that share one output."""
+    threads: int = 128
+
+
+class Lanes(Rung[AdaptiveAvgPool2dProblem]):
+    def supports(self, problem: AdaptiveAvgPool2dProblem) -> str | None:
+        if problem.layout != "nchw":
+            return f"{self.name} takes layout nchw, not {problem.layout}"
+        if problem.batch == 0:
+            return f"{self.name} takes at least one image, for its idle lanes repeat the last output"
+        if problem.output_elements * 32 >= 2**31:
+            return f"{self.name} counts lanes in 32 bits; there are too many for {problem.name}"
+        return unsupported_pitch(self.name, problem)
+
+    def configs(self, problem: AdaptiveAvgPool2dProblem) -> tuple[Config, ...]:
+        """Offers as many lanes as leave four loads or more to each, and more where the outputs are few."""
+        every = (4, 8, 16, 32)
+        enough = problem.largest_window // 4
+        busy = BUSY_THREADS * self.card.multiprocessors // max(1, problem.output_elements)
+        best = next((lanes for lanes in every if lanes >= max(enough, busy)), 32)
+        return tuple(LanesConfig(lanes) for lanes in sorted(every, key=lambda lanes: (lanes != best, lanes)))
+
+    def recipe(self, problem: AdaptiveAvgPool2dProblem, config: Config) -> Recipe:
+        assert isinstance(config, LanesConfig)
+        constants: dict[str, Constant] = {
+            **pooling.constants(problem),
+            "WHOLE_ROWS": problem.output_width == 1,
+            "LANES": config.lanes,
+        }
+        call = KernelCall(
+            Program.of("adaptive_avg_pool2d/lanes.cu", "adaptive_avg_pool2d_lanes", constants),
+            (blocks(problem.output_elements * config.lanes, config.threads), 1, 1),
+            (config.threads, 1, 1),
+            (Buffer("x"), Buffer("y"), pooling.shape(problem)),
+            overlap=True,
+        )
+        return Recipe((call,))
+
+
+# Predictions for 512 channels of 7 x 7 to one mean each, batch 256, fp16: 13 MB, 3 us and a launch.
+LANES = Lanes(
+    "lanes",
+    "several lanes of a warp share a window, read it side by side and meet by shuffles",
+    below="naive",
+    # A warp of the foot fetches 32 sectors for each of 49 steps, 205 MB out of L2 or L1 (18 us); side by side 6 us.
+    predicted_gain=3.0,
+)
+
+
+# --- rungs, naive: one thread per output
+
+
+class Naive(Rung[AdaptiveAvgPool2dProblem]):
+    def supports(self, problem: AdaptiveAvgPool2dProblem) -> str | None:
+        return unsupported_pitch(self.name, problem, ("x", "y"))
+
+    def configs(self, problem: AdaptiveAvgPool2dProblem) -> tuple[Config, ...]:
+        return (ThreadsConfig(128),)
+
+    def recipe(self, problem: AdaptiveAvgPool2dProblem, config: Config) -> Recipe:
+        assert isinstance(config, ThreadsConfig)
+        p = problem
+        constants: dict[str, Constant] = {**pooling.constants(p), "NHWC": p.layout == "nhwc"}
+        call = KernelCall(
+            Program.of("adaptive_avg_pool2d/naive.cu", "adaptive_avg_pool2d_naive", constants),
+            (blocks(p.output_elements, config.threads), 1, 1),
+            (config.threads, 1, 1),
+            (Buffer("x"), Buffer("y"), pooling.shape(p)),
+            overlap=True,
+        )
+        return Recipe((call,))
+
+
+# Predictions for 512 channels of 7 x 7 to one mean each, batch 256, fp16: 13 MB, 3 us and a launch.
+NAIVE = Naive("naive", "one thread an output, the window summed pixel by pixel", None, None)
+
+
+# --- rungs, sliced: the mean over a whole image: blocks have slices of channels and parts of the pixels, and all size
+
+
+_THREADS_HELD = 1024
+"""Threads that a multiprocessor holds with 64 registers each."""
+LANES_SLICED = 128
+"""Instructions of threads that a multiprocessor starts in a clock."""
+READING = 3.0
+"""Instructions for an element of x: conversion, addition, and a share of addresses and selections."""
+_OVERHEAD = 100
+"""Instructions of a thread besides those for elements: where it begins, and how its sums meet others."""
+TURN_US = 0.15
+"""Microseconds from a load to its value, besides the bytes: a block's threads wait for all loads of a turn."""
+LOAD_US = 0.03
+"""Microseconds that each load of a thread adds to a turn."""
+EXCHANGE_US = 0.35
+"""Microseconds in which the blocks of a cluster start together, and push their sums to the first."""
+CLUSTERED_US = 0.0022
+"""Microseconds that each block of a cluster adds to a launch."""
+BLOCK_US = 0.0002
+"""Microseconds that each block adds to a launch."""
+
+
+@dataclass(frozen=True)
+class SlicedConfig(Config):
+    threads: int
+    columns: int
+    """Packs of channels of a slice."""
+    parts: int
+    """Parts of the pixels: the blocks of a cluster."""
+
+    def width(self, problem: AdaptiveAvgPool2dProblem) -> int:
+        return self.columns * widest_vector(problem.dtype, problem.channels)
+
+    def slices(self, problem: AdaptiveAvgPool2dProblem) -> int:
+        return ceil_div(problem.channels, self.width(problem))
+
+    def blocks(self, problem: AdaptiveAvgPool2dProblem) -> int:
+        return problem.batch * self.slices(problem) * self.parts
+
+    def pixel_sums(self, problem: AdaptiveAvgPool2dProblem) -> PixelSums:
+        return PixelSums(self.threads, self.columns, ceil_div(problem.pixels, self.parts))
+
+    def shared_bytes(self, problem: AdaptiveAvgPool2dProblem) -> int:
+        """Sums of groups, of the block, and of all parts, each up to whole accesses."""
+        width, padded = self.width(problem), ceil_div(self.width(problem), 4) * 4
+        summed = ceil_div(4 * self.pixel_sums(problem).sums * width, VECTOR_BYTES) * VECTOR_BYTES
+        return summed + 4 * padded * (1 + self.parts)
+
+
+class Sliced(Rung[AdaptiveAvgPool2dProblem]):
+    @property
+    def architectures(self) -> tuple[str, ...]:
+        return ("sm_90a",)
+
+    def supports(self, problem: AdaptiveAvgPool2dProblem) -> str | None:
+        p = problem
+        if p.layout != "nhwc" or p.output != (1, 1):
+            return f"{self.name} takes whole images in layout nhwc, not {p.name} in {p.layout}"
+        if p.batch == 0 or p.batch * ceil_div(p.channels, widest_vector(p.dtype, p.channels)) >= 2**28:
+            return f"{self.name} takes at least one image, and counts blocks in 32 bits; {p.name} has others"
+        return unsupported_pitch(self.name, p, ("x", "y"))
+
+    def configs(self, problem: AdaptiveAvgPool2dProblem) -> tuple[Config, ...]:
+        p = problem
+        packs = p.channels // widest_vector(p.dtype, p.channels)
+        offered = [
+            SlicedConfig(threads, columns, parts)
+            for columns in sorted({min(packs, most) for most in (4, 8, 16, 32)})
+            for parts in (1, 2, 4, 8)
+            if parts <= p.pixels
+            for threads in (64, 128, 256)
+            if columns <= threads <= 32 * ceil_div(columns * ceil_div(p.pixels, parts), 32)
+        ] or [SlicedConfig(64, min(packs, 32), 1)]
+        return tuple(sorted(offered, key=lambda config: self.estimate(p, config)))
+
+    def estimate(self, problem: AdaptiveAvgPool2dProblem, config: Config) -> float:
+        """The bytes and the instructions of the busiest multiprocessor, or all bytes at the rate of the whole card,
+        and the round trips of as many waves as there are.
+        """
+        assert isinstance(config, SlicedConfig)
+        p, rates, size = problem, self.card.rates, ELEMENT_BYTES[problem.dtype]
+        sums, vector = config.pixel_sums(p), widest_vector(p.dtype, p.channels)
+        usable = max(1, self.card.clusters_at_once(config.parts) * config.parts)
+        a_multiprocessor = ceil_div(config.blocks(p), usable)
+        resident = min(a_multiprocessor, _THREADS_HELD // config.threads)
+        waves = ceil_div(a_multiprocessor, resident)
+        rate = self.card.copy_rate(rates.copies.mma_ring, min(config.blocks(p), usable))
+        read = config.width(p) * ceil_div(p.pixels, config.parts) * size / rate
+        done = (READING * vector * sums.slots + _OVERHEAD * config.threads) / LANES_SLICED
+        busy = a_multiprocessor * max(read, done) / rates.clock
+        trips = waves * sums.waits(resident) * (TURN_US + LOAD_US * sums.ahead)
+        launch = rates.launch_us + BLOCK_US * config.blocks(p)
+        if config.parts > 1:
+            launch += EXCHANGE_US + CLUSTERED_US * config.blocks(p)
+        lines = line_factor(config.slices(p), config.width(p) * size)
+        return launch + trips + max(busy, self.card.passing(p.bytes) * lines)
+
+    def recipe(self, problem: AdaptiveAvgPool2dProblem, config: Config) -> Recipe:
+        assert isinstance(config, SlicedConfig)
+        p = problem
+        constants: dict[str, Constant] = {
+            **config.pixel_sums(p).constants,
+            "Element": element(p.dtype),
+            "CHANNELS": p.channels,
+            "PIXELS": p.pixels,
+            "VECTOR": widest_vector(p.dtype, p.channels),
+            "IMAGES": 1,
+            "WIDTH": config.width(p),
+            "SLICES": config.slices(p),
+            "PARTS": Macro(str(config.parts)),
+            "THREADS": config.threads,
+        }
+        call = KernelCall(
+            Program.of("adaptive_avg_pool2d/sliced.cu", "adaptive_avg_pool2d_sliced", constants),
+            (config.blocks(p), 1, 1),
+            (config.threads, 1, 1),
+            (Buffer("x"), Buffer("y"), p.batch, p.x_pitch or p.channels, p.y_pitch or p.channels),
+            shared_bytes=config.shared_bytes(p),
+            cluster=(config.parts, 1, 1),
+            overlap=True,
+        )
+        return Recipe((call,))
+
+
+# Predicted for 512 channels of 7 x 7 to one mean each, batch 256, fp16: 13 MB, 3 us and a launch. `vectorised` works
+# out windows by divisions and fills a block's lanes with one or two loads each, some 600 instructions a thread.
+SLICED = Sliced(
+    "sliced",
+    "whole images, their sizes constants of the kernel; blocks of a cluster share the pixels of large ones",
+    below="vectorised",
+    predicted_gain=1.4,
+)
+
+
+# --- rungs, vectorised: sixteen bytes of channels a lane, a window shared by the lanes of a block
+
+
+VECTOR_LANES = 8
+"""Vectors of channels that a block of kernels/adaptive_avg_pool2d/vectorised.cu takes."""
+
+
+@dataclass(frozen=True)
+class SplitConfig(Config):
+    splits: int
+    """Groups of lanes that share a window."""
+
+
+class Vectorised(Rung[AdaptiveAvgPool2dProblem]):
+    def supports(self, problem: AdaptiveAvgPool2dProblem) -> str | None:
+        if problem.layout != "nhwc":
+            return f"{self.name} takes layout nhwc, not {problem.layout}"
+        if self._blocks(problem) >= 2**31:
+            return f"{self.name} counts blocks in 32 bits; there are too many for {problem.name}"
+        return unsupported_pitch(self.name, problem, ("x", "y"))
+
+    def configs(self, problem: AdaptiveAvgPool2dProblem) -> tuple[Config, ...]:
+        """The fewest that keep the card busy, and no more than leave a lane four loads."""
+        every = (4, 8, 16, 32)
+        wanted = BUSY_THREADS * self.card.multiprocessors / (self._blocks(problem) * VECTOR_LANES)
+        best = next((splits for splits in every if splits >= min(wanted, problem.largest_window / 4)), 32)
+        return tuple(
+            SplitConfig(splits) for splits in sorted(every, key=lambda splits: (splits != best, splits))
+        )
+
+    def recipe(self, problem: AdaptiveAvgPool2dProblem, config: Config) -> Recipe:
+        assert isinstance(config, SplitConfig)
+        constants: dict[str, Constant] = {
+            **pooling.constants(problem),
+            "WHOLE_ROWS": problem.output_width == 1,
+            "VECTOR": widest_vector(problem.dtype, problem.channels),
+            "SPLITS": config.splits,
+        }
+        call = KernelCall(
+            Program.of("adaptive_avg_pool2d/vectorised.cu", "adaptive_avg_pool2d_vectorised", constants),
+            (self._blocks(problem), 1, 1),
+            (VECTOR_LANES * config.splits, 1, 1),
+            (Buffer("x"), Buffer("y"), pooling.shape(problem), self._channel_blocks(problem)),
+            overlap=True,
+        )
+        return Recipe((call,))
+
+    def _channel_blocks(self, problem: AdaptiveAvgPool2dProblem) -> int:
+        return blocks(problem.channels, VECTOR_LANES * widest_vector(problem.dtype, problem.channels))
+
+    def _blocks(self, problem: AdaptiveAvgPool2dProblem) -> int:
+        pixels = problem.batch * problem.output_height * problem.output_width
+        return max(1, pixels * self._channel_blocks(problem))
+
+
+# Predictions for 512 channels of 7 x 7 to one mean each, batch 256, fp16: 13 MB, 3 us and a launch.
+VECTORISED = Vectorised(
+    "vectorised",
+    "16 bytes of channels a lane, a window's pixels dealt out to the lanes of a block, which meet in shared memory",
+    below="naive",
+    # The foot waits 49 / 4 times for memory, 0.8 us each (10 us); here once or twice.
+    predicted_gain=2.5,
+)
+
+
+# --- problems to measure and to test
+
+
+def _square(channels: int, size: int, output: int, batch: int = 1) -> AdaptiveAvgPool2dProblem:
+    return AdaptiveAvgPool2dProblem(batch, channels, size, size, (output, output))
+
+
+PROBLEMS = tuple(_square(512, 7, 1, batch) for batch in (1, 32, 256))
+"""What `escalade ladder adaptive_avg_pool2d` measures: ResNet's, in every dtype and layout that a rung supports."""
+
+SMALL_PROBLEMS = (
+    _square(72, 7, 1, batch=2),
+    _square(64, 16, 1),
+    _square(20, 13, 6, batch=2),
+    _square(5, 3, 7),
+    AdaptiveAvgPool2dProblem(3, 36, 9, 5, (2, 4)),
+    AdaptiveAvgPool2dProblem(1, 3, 17, 11, (1, 3)),
+    _square(1, 1, 1),
+    AdaptiveAvgPool2dProblem(2, 20, 6, 6, (3, 3), layout="nhwc", x_pitch=32, y_pitch=24),
+)
+"""Small problems that between them have the whole image, windows that overlap, repeat a pixel and differ in size, and
+odd channels, and parts of larger buffers."""
+
+
+# --- the reference
+
+
+def exact(problem: AdaptiveAvgPool2dProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """The means in float64."""
+    return F.adaptive_avg_pool2d(inputs["x"].double(), problem.output)
+
+
+def peer(problem: AdaptiveAvgPool2dProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """The means as PyTorch computes them on a GPU, the sums in fp32; on a CPU that takes fp32 tensors."""
+    x = inputs["x"]
+    wide = x if x.is_cuda else x.float()
+    return F.adaptive_avg_pool2d(wide, problem.output).to(x.dtype)
+
+
+# --- the operation
+
+
+class AdaptiveAvgPool2d(Operation[AdaptiveAvgPool2dProblem]):
+    name = "adaptive_avg_pool2d"
+    problem = AdaptiveAvgPool2dProblem
+    in_pytorch = Reference(random_inputs, empty_output, exact, peer)
+    ladder = Ladder("adaptive_avg_pool2d", (NAIVE, LANES, VECTORISED, SLICED))
+    problems = PROBLEMS
+    small_problems = SMALL_PROBLEMS
+    dtypes = DTYPES
+    layouts = LAYOUTS
+
+    def preferred(self, problem: AdaptiveAvgPool2dProblem) -> tuple[str, ...]:
+        return ("sliced", "vectorised", "lanes", "naive")
+
+
+ADAPTIVE_AVG_POOL2D = AdaptiveAvgPool2d()
+
+
+# --- the PyTorch operator
+
+
+def adaptive_avg_pool2d(
+    x: torch.Tensor, output: int | Sequence[int], *, rung: str | None = None
+) -> torch.Tensor:
+    """Means over a grid of `output` windows that cover the image, as `torch.nn.functional.adaptive_avg_pool2d`.
+
+    NCHW and channels_last inputs are taken as they are (the result has x's layout), anything else is copied
+    first. `rung` names one rung of the ladder instead of the chosen one.
+    """
+    return OPERATOR(x, pooling.two(output, "output"), rung)
+
+
+def _plan(x: torch.Tensor, output: Sequence[int], rung: str | None = None) -> Plan:
+    check_images("adaptive_avg_pool2d", x)
+    batch, channels, height, width = x.shape
+    problem = AdaptiveAvgPool2dProblem(
+        batch,
+        channels,
+        height,
+        width,
+        (output[0], output[-1]),
+        dtype_of("adaptive_avg_pool2d", x),
+        layout_of(x),
+    )
+    return pooling.plan(ADAPTIVE_AVG_POOL2D, problem, x, rung)
+
+
+def _fake(x: torch.Tensor, output: Sequence[int], rung: str | None = None) -> torch.Tensor:
+    check_images("adaptive_avg_pool2d", x)
+    if min(output) < 1:
+        raise UnsupportedError(f"output of {list(output)}: it must be at least 1")
+    return empty_beside(x, (x.shape[0], x.shape[1], output[0], output[1]))
+
+
+OPERATOR = define_planned(
+    "adaptive_avg_pool2d(Tensor x, int[2] output, str? rung=None) -> Tensor", _plan, _fake
+)

@@ -1,1 +1,0 @@
-"""The rungs of add, a module a family."""

@@ -1,1 +1,0 @@
-"""The rungs of avg_pool2d, a module a family."""

@@ -1,0 +1,329 @@
+"""A mean's gradient."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from escalade.device.program import Constant, Program
+from escalade.device.recipe import Buffer, KernelCall, Recipe
+from escalade.errors import UnsupportedError
+from escalade.ops.avg_pool2d import OPERATOR as AVG_POOL2D_OPERATOR
+from escalade.ops.avg_pool2d import AvgPool2dProblem, rules, windows
+from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES, dtype_of
+from escalade.ops.base.gradient_problem import GradientProblem
+from escalade.ops.base.grid import blocks
+from escalade.ops.base.ladder import Ladder
+from escalade.ops.base.operation import Operation, Reference
+from escalade.ops.base.rung import Config, Rung, ThreadsConfig
+from escalade.ops.calling.call import Plan
+from escalade.ops.calling.library import define_planned
+from escalade.ops.shared import pixel_tiles, pooling, side_by_side, windowed
+from escalade.ops.shared.images import LAYOUTS, MEMORY_FORMAT
+from escalade.ops.shared.pixel_tiles import PixelTile
+from escalade.ops.shared.pooling import empty_input as empty_output
+from escalade.ops.shared.pooling import random_gradient
+from escalade.ops.shared.windowed import sharing
+
+# --- the problem
+
+
+@dataclass(frozen=True)
+class AvgPool2dBackwardProblem(GradientProblem[AvgPool2dProblem]):
+    """dx of y = avg_pool2d(x), from `gradient`, which is that of y; the result is buffer `y`.
+
+    A pixel's gradient is the sum of those of the windows that see it, each divided as the window's sum was. A mean over
+    all of an image is one window; so are those of a grid that divides it evenly.
+    """
+
+    def __post_init__(self) -> None:
+        self.follow("avg_pool2d_backward", DTYPES)
+        f = self.forward
+        if f.x_pitch or f.y_pitch:
+            raise UnsupportedError(
+                f"{f.name} has pixels that lie apart; avg_pool2d_backward takes dense images"
+            )
+        if f.prologue:
+            raise UnsupportedError(f"{f.name} has a prologue, whose gradient is not a mean's")
+
+    @staticmethod
+    def parse(name: str, dtype: str = "fp32", layout: str = "nchw") -> AvgPool2dBackwardProblem:
+        """The problem of a pool's name, such as `192_35_k3s1p1_b32`."""
+        return AvgPool2dBackwardProblem(AvgPool2dProblem.parse(name, dtype, layout))
+
+    @property
+    def bytes(self) -> int:
+        f = self.forward
+        return (f.elements + f.output_elements) * ELEMENT_BYTES[self.dtype]
+
+    @property
+    def rounding(self) -> float:
+        """A running sum of n independent terms, each addition off by up to 2^-24 of it: a random walk. One over the
+        divisor is rounded, and so is each product with it."""
+        return 2.0**-24 * math.sqrt(3 + sharing(self.forward) / 6)
+
+
+# --- rungs, naive: one thread per input
+
+
+class Naive(Rung[AvgPool2dBackwardProblem]):
+    def supports(self, problem: AvgPool2dBackwardProblem) -> str | None:
+        return None
+
+    def configs(self, problem: AvgPool2dBackwardProblem) -> tuple[Config, ...]:
+        return (ThreadsConfig(),)
+
+    def recipe(self, problem: AvgPool2dBackwardProblem, config: Config) -> Recipe:
+        assert isinstance(config, ThreadsConfig)
+        f = problem.forward
+        constants: dict[str, Constant] = {**pooling.constants(f), **rules(f), "NHWC": f.layout == "nhwc"}
+        call = KernelCall(
+            Program.of("avg_pool2d_backward/naive.cu", "avg_pool2d_backward_naive", constants),
+            (blocks(f.elements, config.threads), 1, 1),
+            (config.threads, 1, 1),
+            (Buffer("gradient"), Buffer("y"), pooling.shape(f), windows(f)),
+            overlap=True,
+        )
+        return Recipe((call,))
+
+
+# Predictions for 256 channels of 32 x 32, 2 x 2 windows with stride 2, batch 256, fp16: 168 MB, 39 us.
+NAIVE = Naive("naive", "one thread an input, every window that sees it read from global memory", None, None)
+
+
+# --- rungs, rows: up to sixteen bytes of a row a thread, for windows side by side in NCHW
+
+
+class Rows(Rung[AvgPool2dBackwardProblem]):
+    def supports(self, problem: AvgPool2dBackwardProblem) -> str | None:
+        return side_by_side.refusal(self.name, problem.forward)
+
+    def configs(self, problem: AvgPool2dBackwardProblem) -> tuple[Config, ...]:
+        return (ThreadsConfig(),)
+
+    def recipe(self, problem: AvgPool2dBackwardProblem, config: Config) -> Recipe:
+        assert isinstance(config, ThreadsConfig)
+        f, buffers = problem.forward, (Buffer("gradient"), Buffer("y"))
+        return side_by_side.recipe("avg_pool2d_backward/rows.cu", f, rules(f), buffers, config.threads)
+
+
+# Predictions for 256 channels of 32 x 32, 2 x 2 windows with stride 2, batch 256, fp16: 168 MB, 39 us.
+ROWS = Rows(
+    "rows",
+    "up to 16 bytes of a row a thread, for windows side by side in NCHW",
+    below="naive",
+    # 67 million threads of 130 instructions (300 us) against 43 us: a tenth more than the rate of memory.
+    predicted_gain=7.0,
+)
+
+
+# --- rungs, vectorised: sixteen bytes of channels a thread, for a tile of pixels
+
+
+class Vectorised(Rung[AvgPool2dBackwardProblem]):
+    def supports(self, problem: AvgPool2dBackwardProblem) -> str | None:
+        return pixel_tiles.refusal(self.name, problem.forward)
+
+    def configs(self, problem: AvgPool2dBackwardProblem) -> tuple[Config, ...]:
+        return pixel_tiles.configs(problem.forward, self.card)
+
+    def recipe(self, problem: AvgPool2dBackwardProblem, config: Config) -> Recipe:
+        assert isinstance(config, PixelTile)
+        f = problem.forward
+        constants = windowed.constants(f) | rules(f) | config.constants(f)
+        call = KernelCall(
+            Program.of("avg_pool2d_backward/vectorised.cu", "avg_pool2d_backward_vectorised", constants),
+            (blocks(config.threads_for(f), config.threads), 1, 1),
+            (config.threads, 1, 1),
+            (Buffer("gradient"), Buffer("y"), pooling.shape(f)),
+            overlap=True,
+        )
+        return Recipe((call,))
+
+
+# Predictions for 256 channels of 32 x 32, 2 x 2 windows with stride 2, batch 256, fp16: 168 MB, 39 us.
+VECTORISED = Vectorised(
+    "vectorised",
+    "16 bytes of channels a thread, for a tile of pixels whose windows are read once",
+    below="naive",
+    # 67 million threads of 130 instructions (300 us) against 45 us: a tenth more than the rate of memory.
+    predicted_gain=6.0,
+)
+
+
+# --- problems to measure and to test
+
+
+PROBLEMS = tuple(
+    AvgPool2dBackwardProblem.parse(name)
+    for name in ("288_35_k3s1p1_b32", "256_32_k2s2_b256", "2048_7_k7s7_b256")
+)
+"""What `escalade ladder avg_pool2d_backward` measures: Inception's, whose windows overlap, a halving, and ResNet's mean
+over all of an image."""
+
+SMALL_PROBLEMS = tuple(
+    AvgPool2dBackwardProblem.parse(name)
+    for name in (
+        "16_9_k3s1p1_b2",
+        "8_10_k2s2_b1",
+        "3_11_k3s2p1_b2_ceil_inside",
+        "5_6_k2s3p1_b1_ceil",
+        "24_7x17_k3x5s2x3p1x2_b1_by7",
+        "8_14_k12s4p6_b1",
+        "8_7_k7s7_b2",
+        "1_1_k1s1_b1",
+    )
+)
+"""Small problems that between them have windows that overlap, touch, leave gaps and are all of the image, both
+roundings, every divisor, kernels that are not square, and odd sizes."""
+
+
+# --- the reference
+
+
+Tensors = Mapping[str, torch.Tensor]
+
+
+def random_inputs(
+    problem: AvgPool2dBackwardProblem, device: torch.device, seed: int
+) -> dict[str, torch.Tensor]:
+    return {"gradient": random_gradient(problem, device, seed)}
+
+
+def exact(problem: AvgPool2dBackwardProblem, inputs: Tensors) -> torch.Tensor:
+    """The gradient in float64."""
+    return _backward(problem, inputs["gradient"].double())
+
+
+def peer(problem: AvgPool2dBackwardProblem, inputs: Tensors) -> torch.Tensor:
+    """PyTorch in the problem's dtype, as it does it on a GPU, the sums in fp32; on a CPU that takes fp32 tensors."""
+    gradient = inputs["gradient"]
+    return _backward(problem, gradient if gradient.is_cuda else gradient.float()).to(gradient.dtype)
+
+
+def _backward(problem: AvgPool2dBackwardProblem, gradient: torch.Tensor) -> torch.Tensor:
+    """PyTorch wants to know only the shape and the layout of x. Its kernel for NHWC forgets the padding on a GPU
+    (pytorch/pytorch#188344), so where there is some it is given NCHW."""
+    f = problem.forward
+    memory_format = MEMORY_FORMAT["nchw" if any(f.padding) else problem.layout]
+    gradient = gradient.contiguous(memory_format=memory_format)
+    size = (f.batch, f.channels, f.height, f.width)
+    x = torch.empty(size, dtype=gradient.dtype, device=gradient.device, memory_format=memory_format)
+    backward: Any = torch.ops.aten.avg_pool2d_backward
+    result: torch.Tensor = backward(
+        gradient, x, f.kernel, f.stride, f.padding, f.ceil_mode, f.count_padding, f.divisor or None
+    )
+    return result
+
+
+# --- the operation
+
+
+class AvgPool2dBackward(Operation[AvgPool2dBackwardProblem]):
+    name = "avg_pool2d_backward"
+    problem = AvgPool2dBackwardProblem
+    in_pytorch = Reference(random_inputs, empty_output, exact, peer)
+    ladder = Ladder("avg_pool2d_backward", (NAIVE, ROWS, VECTORISED))
+    problems = PROBLEMS
+    small_problems = SMALL_PROBLEMS
+    dtypes = DTYPES
+    layouts = LAYOUTS
+
+    def preferred(self, problem: AvgPool2dBackwardProblem) -> tuple[str, ...]:
+        return ("vectorised", "rows", "naive")
+
+
+AVG_POOL2D_BACKWARD = AvgPool2dBackward()
+
+
+# --- the PyTorch operator
+
+
+_NAME = "avg_pool2d_backward"
+_SCHEMA = (
+    f"{_NAME}(Tensor gradient, SymInt[2] size, int[2] kernel, int[2] stride, int[2] padding, bool ceil_mode, "
+    "bool count_include_pad, int divisor, bool? channels_last=None, str? rung=None) -> Tensor"
+)
+
+
+def avg_pool2d_backward(
+    gradient: torch.Tensor,
+    size: int | Sequence[int],
+    kernel: int | Sequence[int],
+    stride: int | Sequence[int] | None = None,
+    padding: int | Sequence[int] = 0,
+    *,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+    channels_last: bool | None = None,
+    rung: str | None = None,
+) -> torch.Tensor:
+    """The gradient of x in y = avg_pool2d(x, kernel, stride, padding), from that of y; `size` is the height and width
+    of x.
+
+    The result has the gradient's layout unless `channels_last` says which, and is the same bits every time. `rung`
+    names one rung of the ladder instead of the chosen one.
+    """
+    kernel = pooling.two(kernel, "kernel")
+    stride = kernel if stride is None else pooling.two(stride, "stride")
+    return OPERATOR(
+        gradient, pooling.two(size, "size"), kernel, stride, pooling.two(padding, "padding"), ceil_mode,
+        count_include_pad, pooling.divisor(_NAME, divisor_override), channels_last, rung,
+    )  # fmt: skip
+
+
+def _plan(
+    gradient: torch.Tensor,
+    size: Sequence[int],
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    ceil_mode: bool,
+    count_include_pad: bool,
+    divisor: int,
+    channels_last: bool | None = None,
+    rung: str | None = None,
+) -> Plan:
+    pooling.check_gradient(_NAME, gradient)
+    f = AvgPool2dProblem(
+        gradient.shape[0], gradient.shape[1], size[0], size[-1], (kernel[0], kernel[-1]), (stride[0], stride[-1]),
+        (padding[0], padding[-1]), ceil_mode, dtype_of(_NAME, gradient),
+        pooling.backward_layout(gradient, channels_last), count_padding=count_include_pad, divisor=divisor,
+    )  # fmt: skip
+    outputs = (f.batch, f.channels, f.output_height, f.output_width)
+    return pooling.plan_backward(
+        AVG_POOL2D_BACKWARD, AvgPool2dBackwardProblem(f), {"gradient": gradient}, {"gradient": outputs}, rung
+    )
+
+
+def _fake(
+    gradient: torch.Tensor,
+    size: Sequence[int],
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    ceil_mode: bool,
+    count_include_pad: bool,
+    divisor: int,
+    channels_last: bool | None = None,
+    rung: str | None = None,
+) -> torch.Tensor:
+    pooling.check_gradient(_NAME, gradient)
+    return pooling.empty_gradient(gradient, size, channels_last)
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    _, _, *ctx.settings, _, _ = inputs
+
+
+def _backward_op(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
+    """The result is linear in the gradient of y: what is asked of dx is pooled."""
+    return AVG_POOL2D_OPERATOR(gradient, *ctx.settings, None), *(None,) * 9
+
+
+OPERATOR = define_planned(_SCHEMA, _plan, _fake, setup=_setup, backward=_backward_op)

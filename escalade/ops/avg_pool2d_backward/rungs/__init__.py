@@ -1,1 +1,0 @@
-"""The rungs of avg_pool2d_backward, a module a family."""

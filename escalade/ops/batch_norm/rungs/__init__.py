@@ -1,1 +1,0 @@
-"""The rungs of batch_norm, a module a family."""

@@ -1,1 +1,0 @@
-"""The rungs of batch_norm_backward, a module a family."""

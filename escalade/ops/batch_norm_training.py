@@ -1,0 +1,489 @@
+"""Batch normalisation in training."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from itertools import zip_longest
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+
+from escalade.device.program import Program
+from escalade.device.recipe import Buffer, KernelCall, Recipe, Workspace
+from escalade.errors import UnsupportedError
+from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES, STORAGE, dtype_of, widest_vector
+from escalade.ops.base.ladder import Ladder
+from escalade.ops.base.naming import Named, NamePattern
+from escalade.ops.base.operation import Operation, Reference, Tensors
+from escalade.ops.base.problem import traffic
+from escalade.ops.base.rung import Config, Rung, ThreadsConfig
+from escalade.ops.batch_norm import BATCH_NORM, DEFAULT_EPSILON, START_US, BatchNormProblem, PacksConfig
+from escalade.ops.batch_norm import empty_output as batch_norm_empty_output
+from escalade.ops.batch_norm import random_inputs as batch_norm_random_inputs
+from escalade.ops.batch_statistics import (
+    BATCH_STATISTICS,
+    RESULTS,
+    BatchStatisticsProblem,
+    SplitConfig,
+    for_training,
+    numbers,
+)
+from escalade.ops.batch_statistics import random_inputs as batch_statistics_random_inputs
+from escalade.ops.calling.call import Plan, launched
+from escalade.ops.calling.library import define_planned, require_alike
+from escalade.ops.shared import activation, channels, resident
+from escalade.ops.shared.channels import SIZES, check_numbers, laying_numbers
+from escalade.ops.shared.images import LAYOUTS, Images, check_images, empty_beside, laying, layout_of
+from escalade.ops.shared.resident import ResidentConfig
+
+# --- the problem
+
+
+@dataclass(frozen=True)
+class BatchNormTrainingProblem(Images, Named):
+    """y = relu((x - mean) * rstd * weight + bias + residual), residual and relu optional, where mean and rstd, one over
+    the root of variance + epsilon, are those of the batch, and further results.
+
+    `weight`, `bias`, `mean` and `rstd` are fp32 and one a channel, whatever `dtype` x, residual and y are stored as.
+    With `momentum` there are inputs `running_mean` and `running_variance`, and results `moved_mean` and
+    `moved_variance`: those moved towards the batch's (the variance unbiased). y may be the residual, and what is moved
+    may be where it was.
+    """
+
+    NAME: ClassVar = NamePattern(
+        "batch normalization in training",
+        SIZES + "[_eps{epsilon}][_m{momentum}]<_|+|{residual?res}|{relu?relu}>" + activation.IN_NAME,
+    )
+
+    relu: bool = False
+    residual: bool = False
+    dtype: str = "fp32"
+    layout: str = "nchw"
+    epsilon: float = DEFAULT_EPSILON
+    momentum: float | None = None
+    activation: str = ""
+    """What takes ReLU's place, if anything: an expression in `x`, such as `x * sigmoid(x)`."""
+
+    def __post_init__(self) -> None:
+        activation.settle(self)
+        if self.count < 2:
+            raise UnsupportedError(
+                f"{self.batch} images of {self.pixels} pixels: training takes more than one value a channel, or it has "
+                "no variance"
+            )
+        _ = self.statistics, self.normalisation  # both check what is theirs
+
+    @property
+    def count(self) -> int:
+        """Elements a channel."""
+        return self.batch * self.pixels
+
+    @cached_property
+    def statistics(self) -> BatchStatisticsProblem:
+        """The first pass."""
+        return BatchStatisticsProblem(
+            self.batch,
+            self.channels,
+            self.height,
+            self.width,
+            self.dtype,
+            self.layout,
+            self.epsilon,
+            self.momentum,
+        )
+
+    @cached_property
+    def normalisation(self) -> BatchNormProblem:
+        """The second pass, which is all that is left where the statistics come from elsewhere, as from a convolution
+        that has summed up its results."""
+        return BatchNormProblem(
+            self.batch, self.channels, self.height, self.width, self.relu, self.residual, self.dtype, self.layout,
+            self.epsilon, self.activation,
+        )  # fmt: skip
+
+    @property
+    def flops(self) -> int:
+        return self.statistics.flops + self.normalisation.flops
+
+    @property
+    def bytes(self) -> int:
+        """x and the residual read once, and y written."""
+        return self._bytes(2 + self.residual)
+
+    @property
+    def traffic(self) -> int:
+        """What two passes move: both read x."""
+        return self._bytes(3 + self.residual)
+
+    def _bytes(self, passes: int) -> int:
+        return passes * self.elements * ELEMENT_BYTES[self.dtype] + 24 * self.channels
+
+    @property
+    def rounding(self) -> float:
+        """The roundings of both passes, one after the other."""
+        return math.hypot(self.statistics.rounding, self.normalisation.rounding)
+
+
+# --- rungs, passes: a pass for the statistics and one that normalises, by rungs of those operations: the rungs of bat
+
+
+_LAUNCHES = 3
+
+
+@dataclass(frozen=True)
+class TwoPasses(Rung[BatchNormTrainingProblem]):
+    """The statistics lie in a workspace between the passes."""
+
+    first: str
+    """The rung of batch_statistics."""
+    second: str
+    """The rung of batch_norm."""
+
+    @property
+    def _first(self) -> Rung[BatchStatisticsProblem]:
+        return BATCH_STATISTICS.ladder.rung(self.first).on(self.card)
+
+    @property
+    def _second(self) -> Rung[BatchNormProblem]:
+        return BATCH_NORM.ladder.rung(self.second).on(self.card)
+
+    def supports(self, problem: BatchNormTrainingProblem) -> str | None:
+        refusal = self._second.supports(problem.normalisation)
+        return refusal and refusal.replace(f"`{BELOW_WIDE}`", "`one_pass`")
+
+    def configs(self, problem: BatchNormTrainingProblem) -> tuple[Config, ...]:
+        return tuple(ThreadsConfig(threads) for threads in (256, 512))
+
+    def parts(self, problem: BatchNormTrainingProblem, config: Config) -> tuple[Config, Config]:
+        """The configs of both passes."""
+        return config, config
+
+    def estimate(self, problem: BatchNormTrainingProblem, config: Config) -> float | None:
+        return None
+
+    def recipe(self, problem: BatchNormTrainingProblem, config: Config) -> Recipe:
+        first, second = self.parts(problem, config)
+        statistics, variance = Buffer("statistics"), Buffer("statistics", offset=4 * problem.channels)
+        passes = (
+            self._first.recipe(problem.statistics, first).remap({"y": statistics}),
+            self._second.recipe(problem.normalisation, second).remap(
+                {"mean": statistics, "variance": variance}
+            ),
+        )
+        between = Workspace(statistics.name, 2 * 4 * problem.channels)
+        workspaces = (between, *(one for part in passes for one in part.workspaces))
+        return Recipe(tuple(step for part in passes for step in part.steps), workspaces)
+
+
+@dataclass(frozen=True)
+class WideConfig(SplitConfig):
+    """The statistics' config, and that of the second pass."""
+
+    second_threads: int = 256
+    second_packs: int = 4
+    turns: int = 1
+
+
+@dataclass(frozen=True)
+class Wide(TwoPasses):
+    """Both passes with up to 16 bytes an access."""
+
+    def configs(self, problem: BatchNormTrainingProblem) -> tuple[Config, ...]:
+        """Offers each pass's configs beside the other's best."""
+        first: tuple[Any, ...] = self._first.configs(problem.statistics)
+        second: tuple[Any, ...] = self._second.configs(problem.normalisation)
+        offered = [
+            WideConfig(
+                **asdict(one), second_threads=other.threads, second_packs=other.packs, turns=other.turns
+            )
+            for one, other in (
+                *zip_longest(first, second[:1], fillvalue=second[0]),
+                *zip_longest(first[:1], second, fillvalue=first[0]),
+            )
+        ]
+        return tuple(dict.fromkeys(offered))
+
+    def parts(self, problem: BatchNormTrainingProblem, config: Config) -> tuple[Config, Config]:
+        assert isinstance(config, WideConfig)
+        return (
+            SplitConfig(config.threads, config.packs, config.blocks),
+            PacksConfig(config.second_threads, config.second_packs, config.turns, backwards=True),
+        )
+
+    def estimate(self, problem: BatchNormTrainingProblem, config: Config) -> float:
+        return _LAUNCHES * START_US + self.card.microseconds(0, traffic(problem), _LAUNCHES)
+
+
+BELOW_WIDE = "scaled"
+"""The rung of batch_norm that takes what its widest one refuses."""
+
+# Predictions are for 64 channels, 56 x 56, batch 256, fp16, NHWC: 103 MB a tensor, three of them moved, 74 us at 4.2
+# TB/s. A block a channel fetches 32 bytes for each 2: naive three times, with 64 multiprocessors' 256 loads under way
+# for 1 us, 19 ms; one_pass once for the statistics, 6 ms. vectorised: the memory's pace and three launches, 80 us.
+RUNGS: tuple[Rung[BatchNormTrainingProblem], ...] = (
+    TwoPasses("naive", "a block a channel goes over it twice, then a thread takes an element", None, None, "naive",
+              "naive"),
+    TwoPasses("one_pass", "statistics in one pass (Welford, shuffles), and scales that are made once", "naive", 2.0,
+              "one_pass", BELOW_WIDE),
+    Wide("vectorised", "blocks share a channel's statistics, up to 16 bytes an access in both passes", "one_pass", 75.0,
+         "split", "vectorised"),
+)  # fmt: skip
+
+
+# --- rungs, resident: one launch of clusters that keep x in registers
+
+
+_MOST_STEPS = {256: 24, 512: 12}
+"""Rows of a thread that there are registers for, by the threads of a block."""
+_EXCHANGES = 2
+
+
+@dataclass(frozen=True)
+class Resident(Rung[BatchNormTrainingProblem]):
+    @property
+    def architectures(self) -> tuple[str, ...]:
+        return ("sm_90a",)
+
+    def supports(self, problem: BatchNormTrainingProblem) -> str | None:
+        return resident.refusal(self.name, problem, problem.count, self.card, _MOST_STEPS)
+
+    def configs(self, problem: BatchNormTrainingProblem) -> tuple[Config, ...]:
+        every = resident.offered(problem, problem.count, self.card, _MOST_STEPS)
+        return tuple(sorted(every, key=lambda config: self.estimate(problem, config)))
+
+    def estimate(self, problem: BatchNormTrainingProblem, config: Config) -> float:
+        assert isinstance(config, ResidentConfig)
+        return resident.estimate(problem, config, self.card, problem.bytes, _EXCHANGES)
+
+    def recipe(self, problem: BatchNormTrainingProblem, config: Config) -> Recipe:
+        assert isinstance(config, ResidentConfig)
+        constants = {
+            **channels.constants(problem), "HAS_RESIDUAL": problem.residual, **activation.constants_of(problem),
+            "VECTOR": widest_vector(problem.dtype, problem.channels), "THREADS": config.threads,
+            "COLUMNS": config.columns, "STEPS": config.steps,
+        }  # fmt: skip
+        call = KernelCall(
+            Program.of("batch_norm_training/resident.cu", "batch_norm_training_resident", constants),
+            (config.blocks, resident.slices(problem, config), 1),
+            (config.threads, 1, 1),
+            (
+                Buffer("x"), Buffer("weight"), Buffer("bias"), Buffer("residual", optional=True), Buffer("y"), RESULTS,
+                problem.channels, problem.count, *numbers(problem.statistics),
+            ),
+            cluster=(config.blocks, 1, 1),
+            overlap=True,
+        )  # fmt: skip
+        return Recipe((call,))
+
+
+# For 512 channels, 7 x 7, batch 64, fp16, 3.2 MB a tensor: three launches with 2.8 us each besides their bytes, 10 us;
+# one, with two exchanges, 5 us.
+RESIDENT = Resident(
+    "resident", "one launch: clusters keep x in registers, and read it once", "vectorised", 2.0
+)
+
+
+# --- problems to measure and to test
+
+
+PROBLEMS = tuple(
+    BatchNormTrainingProblem.parse(name)
+    for name in (
+        "64_112_b256_m0.1_relu",
+        "64_56_b64_m0.1_relu",
+        "64_56_b256_m0.1_relu",
+        "64_56_b256_m0.1_res+relu",
+        "256_56_b256_m0.1",
+        "512_7_b64_m0.1_res+relu",
+        "512_7_b256_m0.1_res+relu",
+    )
+)
+"""ResNets: the first layers, with a ReLU and with a residual and a ReLU behind them, and the last one."""
+
+SMALL_PROBLEMS = tuple(
+    BatchNormTrainingProblem.parse(name)
+    for name in (
+        "8_6_b2_m0.1_relu",
+        "16_7_b3_eps0.001_m0.25_res+relu",
+        "3_5x9_b1",
+        "40_1_b5_m0.1",
+        "6_3x2_b2_res",
+        "16_48_b2_m0.1[x*sigmoid(x)]",
+    )
+)
+
+
+# --- the reference
+
+
+def random_inputs(
+    problem: BatchNormTrainingProblem, device: torch.device, seed: int
+) -> dict[str, torch.Tensor]:
+    """Channels that differ in mean and deviation, running statistics where they are moved, y of order one."""
+    inputs = batch_statistics_random_inputs(problem.statistics, device, seed)
+    others = batch_norm_random_inputs(problem.normalisation, device, seed + 1)
+    wanted = ("weight", "bias", "residual") if problem.residual else ("weight", "bias")
+    return {**inputs, **{name: others[name] for name in wanted}}
+
+
+def empty_output(problem: BatchNormTrainingProblem, device: torch.device) -> torch.Tensor:
+    return batch_norm_empty_output(problem.normalisation, device)
+
+
+def _normalised(problem: BatchNormTrainingProblem, inputs: Tensors) -> torch.Tensor:
+    y = F.batch_norm(
+        inputs["x"], None, None, inputs["weight"], inputs["bias"], training=True, eps=problem.epsilon
+    )
+    return activation.apply(problem, y, inputs["residual"] if problem.residual else None)
+
+
+def exact(problem: BatchNormTrainingProblem, inputs: Tensors) -> torch.Tensor:
+    """The result in float64."""
+    return _normalised(problem, {name: tensor.double() for name, tensor in inputs.items()})
+
+
+def peer(problem: BatchNormTrainingProblem, inputs: Tensors) -> torch.Tensor:
+    """The normalised x by PyTorch, without running statistics; on a CPU of fp32 tensors."""
+    on_gpu = inputs["x"].is_cuda
+    given = inputs if on_gpu else {name: tensor.float() for name, tensor in inputs.items()}
+    return _normalised(problem, given).to(STORAGE[problem.dtype])
+
+
+# --- the operation
+
+
+class BatchNormTraining(Operation[BatchNormTrainingProblem]):
+    name = "batch_norm_training"
+    problem = BatchNormTrainingProblem
+    in_pytorch = Reference(random_inputs, empty_output, exact, peer)
+    ladder = Ladder("batch_norm_training", (*RUNGS, RESIDENT))
+    problems = PROBLEMS
+    small_problems = SMALL_PROBLEMS
+    dtypes = DTYPES
+    layouts = LAYOUTS
+    weights_change = True
+
+    def preferred(self, problem: BatchNormTrainingProblem) -> tuple[str, ...]:
+        return ("vectorised", "resident", "one_pass")
+
+    def further_outputs(
+        self, problem: BatchNormTrainingProblem, device: torch.device
+    ) -> dict[str, torch.Tensor]:
+        return {
+            name: torch.empty(problem.channels, device=device) for name in problem.statistics.for_training
+        }
+
+    def further_references(
+        self, problem: BatchNormTrainingProblem, inputs: Tensors
+    ) -> dict[str, torch.Tensor]:
+        return for_training(problem.statistics, inputs)
+
+
+BATCH_NORM_TRAINING = BatchNormTraining()
+
+
+# --- the PyTorch operator
+
+
+_NAME = "batch_norm_training"
+Results = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def batch_norm_training(
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    running_mean: torch.Tensor | None = None,
+    running_var: torch.Tensor | None = None,
+    momentum: float = 0.1,
+    eps: float = DEFAULT_EPSILON,
+    relu: bool = False,
+    residual: torch.Tensor | None = None,
+    *,
+    rung: str | None = None,
+) -> tuple[torch.Tensor, ...]:
+    """y = relu(batch_norm(x) + residual) by the batch's own statistics, residual and relu optional; nothing is changed.
+
+    The further results are in float32 and one a channel: the mean and one over the deviation of x, which
+    `batch_norm_backward` takes, and, where running statistics are given, these moved towards the batch's by `momentum`
+    (the variance unbiased). Only y has a gradient. Always the same bits. `rung` names one rung of the ladder.
+    """
+    found = OPERATOR(x, weight, bias, running_mean, running_var, momentum, eps, relu, residual, rung)
+    return tuple(found[: 3 if running_mean is None else 5])
+
+
+def _fake(
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    running_mean: torch.Tensor | None = None,
+    running_var: torch.Tensor | None = None,
+    momentum: float = 0.1,
+    eps: float = DEFAULT_EPSILON,
+    relu: bool = False,
+    residual: torch.Tensor | None = None,
+    rung: str | None = None,
+) -> Results:
+    check_images(_NAME, x)
+    require_alike(x, {"residual": residual})
+    if residual is not None and residual.shape != x.shape:
+        raise UnsupportedError(
+            f"residual has shape {tuple(residual.shape)}; it must be x's, {tuple(x.shape)}"
+        )
+    running = {"running_mean": running_mean, "running_var": running_var}
+    check_numbers(_NAME, x, {"weight": weight, "bias": bias, **running})
+    if (running_mean is None) != (running_var is None):
+        raise UnsupportedError("running_mean without running_var, or the reverse: give both, or none")
+    if x.shape[0] * x.shape[2] * x.shape[3] < 2:
+        raise UnsupportedError(
+            f"x has shape {tuple(x.shape)}; training takes more than one value a channel, or it has no variance"
+        )
+    moves = running_mean is not None
+    y = empty_beside(x, x.shape)
+    mean, rstd = (x.new_empty(x.shape[1], dtype=torch.float32) for _ in range(2))
+    moved = [x.new_empty(x.shape[1] if moves else 0, dtype=torch.float32) for _ in range(2)]
+    return y, mean, rstd, moved[0], moved[1]
+
+
+def _plan(
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    running_mean: torch.Tensor | None,
+    running_var: torch.Tensor | None,
+    momentum: float,
+    eps: float,
+    relu: bool,
+    residual: torch.Tensor | None,
+    rung: str | None,
+) -> Plan:
+    results = _fake(x, weight, bias, running_mean, running_var, momentum, eps, relu, residual)
+    moves = running_mean is not None
+    batch, channels, height, width = x.shape
+    problem = BatchNormTrainingProblem(
+        batch, channels, height, width, relu, residual is not None, dtype_of(_NAME, x), layout_of(x), eps,
+        momentum if moves else None,
+    )  # fmt: skip
+    images, numbers = laying(problem.layout), laying_numbers(x)
+    lay = {"x": images, "residual": images, "weight": laying_numbers(x, 1.0), "bias": numbers}
+    if moves:
+        lay |= {"running_mean": numbers, "running_variance": numbers}
+    names = ("y", "mean", "rstd", "moved_mean", "moved_variance")
+    return Plan(
+        launched(BATCH_NORM_TRAINING, problem, x.device, rung),
+        dict(zip(names, results, strict=True)),
+        lay,
+        results=names,
+        renamed={"running_var": "running_variance"},
+    )
+
+
+OPERATOR = define_planned(
+    "batch_norm_training(Tensor x, Tensor? weight, Tensor? bias, Tensor? running_mean=None, Tensor? running_var=None, "
+    "float momentum=0.1, float eps=1e-05, bool relu=False, Tensor? residual=None, str? rung=None) "
+    "-> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    _plan, _fake,
+)  # fmt: skip

@@ -1,1 +1,0 @@
-"""The rungs of batch_norm_training, a module a family."""

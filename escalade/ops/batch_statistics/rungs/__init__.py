@@ -1,1 +1,0 @@
-"""The rungs of batch_statistics, a module a family."""

@@ -1,1 +1,0 @@
-"""The rungs of convert, a module a family."""

@@ -1,1 +1,0 @@
-"""The rungs of copy, a module a family."""

@@ -1,1 +1,0 @@
-"""The rungs of cross_entropy, a module a family."""

@@ -1,1 +1,0 @@
-"""The rungs of filter_sums, a module a family."""

@@ -1,1 +1,0 @@
-"""The rungs of group_norm, a module a family."""

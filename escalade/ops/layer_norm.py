@@ -1,0 +1,437 @@
+"""Layer normalisation of rows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+
+from escalade.device.program import Constant, Program
+from escalade.device.recipe import Argument, Buffer, KernelCall, Recipe
+from escalade.errors import UnsupportedError
+from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES, STORAGE, dtype_of, element, widest_vector
+from escalade.ops.base.grid import ceil_div
+from escalade.ops.base.ladder import Ladder
+from escalade.ops.base.naming import Named, NamePattern
+from escalade.ops.base.operation import Operation, Reference
+from escalade.ops.base.rung import Config, Rung, ThreadsConfig
+from escalade.ops.calling.call import Plan
+from escalade.ops.calling.library import define_planned
+from escalade.ops.shared import activation, columns, rows
+from escalade.ops.shared.rows import LAYOUTS, check_fields
+
+# --- the problem
+
+
+EPSILON = 1e-5
+
+
+@dataclass(frozen=True)
+class LayerNormProblem(Named):
+    """y[row] = activated((x[row] - mean) / sqrt(variance + epsilon) * weight + bias), the last three optional.
+
+    x and y are [batch][features][inner], weight and bias [features], all of one dtype; sums are fp32. With
+    `rms` the mean counts as 0: each row is divided by its root mean square.
+    """
+
+    NAME: ClassVar = NamePattern(
+        "layer normalization",
+        "{features}_b{batch}[_inner{inner}]{rms?_rms}{weight?_weight}{bias?_bias}[_eps{epsilon}]{relu?_relu}"
+        + activation.IN_NAME,
+    )
+
+    batch: int
+    features: int
+    weight: bool = True
+    bias: bool = True
+    rms: bool = False
+    epsilon: float = EPSILON
+    relu: bool = False
+    activation: str = ""
+    dtype: str = "fp32"
+    layout: str = "flat"
+    inner: int = 1
+    """Rows of each of the batch, which lie side by side, and elements from one of a row to its next: the pixels of an
+    image, for its channels in NCHW."""
+
+    def __post_init__(self) -> None:
+        check_fields("layer_norm", self, DTYPES, {"features": self.features, "inner": self.inner})
+        if not (math.isfinite(self.epsilon) and self.epsilon >= 0):
+            raise UnsupportedError(f"an epsilon of {self.epsilon}: it is a number of at least 0")
+        activation.settle(self)
+
+    @property
+    def rows(self) -> int:
+        return self.batch * self.inner
+
+    @property
+    def elements(self) -> int:
+        return self.rows * self.features
+
+    @property
+    def flops(self) -> int:
+        """A sum, a difference, a square and its sum, and a product an element; one more each for weight and bias."""
+        return (5 + self.weight + self.bias) * self.elements
+
+    @property
+    def bytes(self) -> int:
+        constants = (self.weight + self.bias) * self.features
+        return (2 * self.elements + constants) * ELEMENT_BYTES[self.dtype]
+
+    @property
+    def rounding(self) -> float:
+        """Two sums of a row, a root and a quotient."""
+        return 2.0**-24 * (4 + math.sqrt(1 + self.features / 6))
+
+
+# --- rungs, per_row: layer normalisation with a thread or a warp a row
+
+
+def kernel_constants(problem: LayerNormProblem) -> dict[str, Constant]:
+    return {
+        "Element": element(problem.dtype),
+        "HAS_MEAN": not problem.rms,
+        "HAS_WEIGHT": problem.weight,
+        "HAS_BIAS": problem.bias,
+        **activation.constants_of(problem),
+    }
+
+
+def arguments(problem: LayerNormProblem) -> tuple[Argument, ...]:
+    """The arguments of every kernel."""
+    return (
+        Buffer("x"),
+        Buffer("weight", optional=True),
+        Buffer("bias", optional=True),
+        Buffer("y"),
+        problem.rows,
+        problem.features,
+        float(problem.epsilon),
+    )
+
+
+def launch(problem: LayerNormProblem, program: Program, grid: int, threads: int) -> Recipe:
+    call = KernelCall(program, (grid, 1, 1), (threads, 1, 1), arguments(problem), overlap=True)
+    return Recipe((call,))
+
+
+@dataclass(frozen=True)
+class PerRow(Rung[LayerNormProblem]):
+    row_threads: int
+    threads: tuple[int, ...]
+
+    def supports(self, problem: LayerNormProblem) -> str | None:
+        return columns.refusal_of_dense(self.name, problem.inner)
+
+    def configs(self, problem: LayerNormProblem) -> tuple[Config, ...]:
+        return tuple(ThreadsConfig(threads) for threads in self.threads)
+
+    def recipe(self, problem: LayerNormProblem, config: Config) -> Recipe:
+        assert isinstance(config, ThreadsConfig)
+        program = Program.of(
+            f"layer_norm/{self.name}.cu", f"layer_norm_{self.name}", kernel_constants(problem)
+        )
+        grid = ceil_div(problem.batch * self.row_threads, config.threads)
+        return launch(problem, program, grid, config.threads)
+
+
+# Predictions are for 100,352 rows of 96 features in fp16: 19 MB in, 19 MB out, 9.2 us at the rate of a copy.
+NAIVE = PerRow("naive", "one thread a row, in three passes", None, None, row_threads=1, threads=(64, 32, 128))
+
+WARP_PER_ROW = PerRow(
+    "warp_per_row",
+    "a warp a row, summed by shuffles, in three passes of which two find the row in a cache",
+    below="naive",
+    # naive: 288 loads of 2 bytes a thread, each 32 sectors for a warp, 900 k sectors a multiprocessor at one a clock:
+    # 0.5 ms. A warp a row: 9 loads, 10 shuffles and 3 stores, 760 warps a multiprocessor: 30 us.
+    predicted_gain=17.0,
+    row_threads=32,
+    threads=(256, 128, 512),
+)
+
+
+# --- rungs, columns: layer normalisation of rows that lie side by side
+
+
+@dataclass(frozen=True)
+class Columns(Rung[LayerNormProblem]):
+    def supports(self, problem: LayerNormProblem) -> str | None:
+        return columns.refusal(self.name, problem.rows, problem.features, problem.inner)
+
+    def configs(self, problem: LayerNormProblem) -> tuple[Config, ...]:
+        p = problem
+        return columns.configs(p.rows, p.features, p.inner, p.dtype, self.card)
+
+    def recipe(self, problem: LayerNormProblem, config: Config) -> Recipe:
+        assert isinstance(config, columns.ColumnsConfig)
+        p = problem
+        call = KernelCall(
+            Program.of(
+                "layer_norm/columns.cu",
+                "layer_norm_columns",
+                {**kernel_constants(p), **config.constants(p.features)},
+            ),
+            (config.grid(p.rows), 1, 1),
+            (32 * config.parts, 1, 1),
+            (*arguments(p), p.inner),
+            overlap=True,
+        )
+        return Recipe((call,))
+
+
+# Predictions are for 64 channels of 64 x 64 pixels, batch 64, fp16: 34 MB in, 34 MB out, 16 us at the rate of a copy.
+COLUMNS = Columns(
+    "columns",
+    "neighbouring rows a lane, whose features the warps of a block share and hold in registers: read once",
+    below=None,
+    predicted_gain=None,
+)
+
+
+# --- rungs, in_registers: layer normalisation with a row in the registers of as few threads as hold it
+
+
+MOST_VALUES = 32
+"""Values of a thread at most: a block of 1,024 threads has 64 registers for each."""
+MOST_THREADS = 1024
+
+
+@dataclass(frozen=True)
+class RegistersConfig(Config):
+    row_threads: int
+    """Threads of a row: a part of a warp, or whole warps."""
+    packs: int
+    """Accesses that hold a thread's part of the row."""
+    threads: int
+    """Threads of a block."""
+
+
+@dataclass(frozen=True)
+class InRegisters(Rung[LayerNormProblem]):
+    def supports(self, problem: LayerNormProblem) -> str | None:
+        if self._offered(problem):
+            return columns.refusal_of_dense(self.name, problem.inner)
+        width = widest_vector(problem.dtype, problem.features)
+        most = MOST_THREADS * (MOST_VALUES // width) * width
+        return f"rows of up to {most} features fit into registers; these have {problem.features}"
+
+    def configs(self, problem: LayerNormProblem) -> tuple[Config, ...]:
+        return self._offered(problem)
+
+    def _offered(self, problem: LayerNormProblem) -> tuple[RegistersConfig, ...]:
+        """Offers for many rows the fewest threads of which none is idle; for few rows as many as find work."""
+        width = widest_vector(problem.dtype, problem.features)
+        whole = problem.features // width
+        offered: list[tuple[int, RegistersConfig]] = []
+        for row_threads in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024):
+            packs = ceil_div(whole, row_threads)
+            if packs * width <= MOST_VALUES:
+                threads = 128 if row_threads <= 32 else row_threads  # warps of one row have a block
+                offered.append((row_threads * packs - whole, RegistersConfig(row_threads, packs, threads)))
+            if packs == 1:
+                break
+        if problem.batch <= self.card.filling:
+            return tuple(config for _, config in reversed(offered))
+        return tuple(config for _, config in sorted(offered, key=lambda one: one[0]))
+
+    def recipe(self, problem: LayerNormProblem, config: Config) -> Recipe:
+        assert isinstance(config, RegistersConfig)
+        program = Program.of(
+            "layer_norm/in_registers.cu",
+            "layer_norm_in_registers",
+            {
+                **kernel_constants(problem),
+                "VECTOR": widest_vector(problem.dtype, problem.features),
+                "ROW_THREADS": config.row_threads,
+                "PACKS": config.packs,
+                "THREADS": config.threads,
+            },
+        )
+        grid = ceil_div(problem.batch, config.threads // config.row_threads)
+        return launch(problem, program, grid, config.threads)
+
+
+# Predictions are for 100,352 rows of 96 features in fp16: 19 MB in, 19 MB out, 9.2 us at the rate of a copy.
+IN_REGISTERS = InRegisters(
+    "in_registers",
+    "16 bytes a load and the row in the registers of as few threads as hold it: read once",
+    below="warp_per_row",
+    # 10.5 us, near the copy, against 30.
+    predicted_gain=2.9,
+)
+
+
+# --- problems to measure and to test
+
+
+PROBLEMS = (
+    LayerNormProblem(100_352, 96),
+    LayerNormProblem(25_088, 192),
+    LayerNormProblem(1_568, 768),
+    LayerNormProblem(49, 768),
+    LayerNormProblem(16_384, 8_192),
+    LayerNormProblem(64, 64, inner=4096),
+)
+"""The norms of a ConvNeXt at batch 32 and 1, rows of a language model's width, and an image's channels in NCHW."""
+
+SMALL_PROBLEMS = (
+    LayerNormProblem(37, 96),
+    LayerNormProblem(5, 33, bias=False),
+    LayerNormProblem(3, 2310, weight=False, bias=False, epsilon=1e-6),
+    LayerNormProblem(2, 33_002, rms=True, bias=False),
+    LayerNormProblem(70, 8),
+    LayerNormProblem(3, 1),
+    LayerNormProblem(2, 67, inner=40),
+    LayerNormProblem(1, 5, rms=True, inner=9),
+)
+"""Small problems that between them have rows of a part of a warp, of several warps, and too wide for registers; widths
+that no vector divides; and rows that lie side by side."""
+
+
+# --- the reference
+
+
+def random_inputs(problem: LayerNormProblem, device: torch.device, seed: int) -> dict[str, torch.Tensor]:
+    """Rows of normal deviates, each with a mean and a spread of its own."""
+    generator = torch.Generator(device=device).manual_seed(seed)
+
+    def normal(*sizes: int) -> torch.Tensor:
+        return torch.randn(sizes, generator=generator, device=device)
+
+    rows, features = problem.rows, problem.features
+    x = normal(rows, features) * (1 + normal(rows, 1).abs()) + normal(rows, 1)
+    tensors = {"x": x if problem.inner == 1 else x.view(-1, problem.inner, features).mT.contiguous()}
+    if problem.weight:
+        tensors["weight"] = 1 + 0.3 * normal(features)
+    if problem.bias:
+        tensors["bias"] = 0.3 * normal(features)
+    return {name: tensor.to(STORAGE[problem.dtype]) for name, tensor in tensors.items()}
+
+
+def empty_output(problem: LayerNormProblem, device: torch.device) -> torch.Tensor:
+    sizes: tuple[int, ...] = (problem.batch, problem.features)
+    if problem.inner > 1:
+        sizes = (problem.batch, problem.features, problem.inner)
+    return torch.empty(sizes, dtype=STORAGE[problem.dtype], device=device)
+
+
+def exact(problem: LayerNormProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """The rows in float64."""
+    return peer(problem, {name: tensor.double() for name, tensor in inputs.items()})
+
+
+def peer(problem: LayerNormProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    if problem.inner > 1:
+        return peer(replace(problem, inner=1), {**inputs, "x": inputs["x"].mT}).mT
+    x, weight, bias = inputs["x"], inputs.get("weight"), inputs.get("bias")
+    if problem.rms:
+        y = F.rms_norm(x, x.shape[-1:], weight, problem.epsilon)
+        y = y if bias is None else y + bias
+    else:
+        y = F.layer_norm(x, x.shape[-1:], weight, bias, problem.epsilon)
+    return activation.apply(problem, y)
+
+
+# --- the operation
+
+
+class LayerNorm(Operation[LayerNormProblem]):
+    name = "layer_norm"
+    problem = LayerNormProblem
+    in_pytorch = Reference(random_inputs, empty_output, exact, peer)
+    ladder = Ladder("layer_norm", (NAIVE, WARP_PER_ROW, IN_REGISTERS, COLUMNS))
+    problems = PROBLEMS
+    small_problems = SMALL_PROBLEMS
+    dtypes = DTYPES
+    layouts = LAYOUTS
+
+    def preferred(self, problem: LayerNormProblem) -> tuple[str, ...]:
+        return ("columns", "in_registers", "warp_per_row")
+
+
+LAYER_NORM = LayerNorm()
+
+
+# --- the PyTorch operator
+
+
+def layer_norm(
+    x: torch.Tensor,
+    weight: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    epsilon: float = EPSILON,
+    *,
+    rung: str | None = None,
+) -> torch.Tensor:
+    """The rows of the last dimension with mean 0 and variance 1, times weight, plus bias. `rung` names one rung."""
+    return OPERATOR(x, weight, bias, epsilon, rung)
+
+
+def _check(x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None) -> None:
+    rows.check_matrix("layer_norm", x)
+    for name, tensor in (("weight", weight), ("bias", bias)):
+        if tensor is None:
+            continue
+        if tensor.dtype != x.dtype or tensor.device != x.device or tensor.shape != x.shape[-1:]:
+            raise UnsupportedError(
+                f"{name} is {tensor.dtype} {list(tensor.shape)} on {tensor.device}; layer_norm takes {x.dtype} "
+                f"{list(x.shape[-1:])} on {x.device}, as x is"
+            )
+
+
+def _plan(
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    epsilon: float,
+    rung: str | None = None,
+) -> Plan:
+    _check(x, weight, bias)
+    problem = LayerNormProblem(
+        rows.rows_of(x), x.shape[-1], weight is not None, bias is not None, epsilon=epsilon,
+        dtype=dtype_of("layer_norm", x),
+    )  # fmt: skip
+    given = ("x", "weight", "bias")
+    return rows.plan(LAYER_NORM, problem, rung, given, torch.empty(x.shape, dtype=x.dtype, device=x.device))
+
+
+def _fake(
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    epsilon: float,
+    rung: str | None = None,
+) -> torch.Tensor:
+    _check(x, weight, bias)
+    return torch.empty(x.shape, dtype=x.dtype, device=x.device)
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    x, weight, bias, ctx.epsilon, _ = inputs
+    ctx.save_for_backward(x, weight, bias)
+
+
+def _backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    """Takes the statistics again, which costs less than keeping them would, and leaves the rest to PyTorch."""
+    x, weight, bias = ctx.saved_tensors
+    sizes = list(x.shape[-1:])
+    _, mean, scale = torch.ops.aten.native_layer_norm(x, sizes, weight, bias, ctx.epsilon)
+    wanted = [ctx.needs_input_grad[0], weight is not None and ctx.needs_input_grad[1],
+              bias is not None and ctx.needs_input_grad[2]]  # fmt: skip
+    found = torch.ops.aten.native_layer_norm_backward(
+        gradient.contiguous(), x, sizes, mean, scale, weight, bias, wanted
+    )
+    return (*(part if asked else None for part, asked in zip(found, wanted, strict=True)), None, None)
+
+
+OPERATOR = define_planned(
+    "layer_norm(Tensor x, Tensor? weight, Tensor? bias, float epsilon, str? rung=None) -> Tensor",
+    _plan,
+    _fake,
+    setup=_setup,
+    backward=_backward,
+)

@@ -1,1 +1,0 @@
-"""The rungs of layer_norm, a module a family."""

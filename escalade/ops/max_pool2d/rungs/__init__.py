@@ -1,1 +1,0 @@
-"""The rungs of max_pool2d, a module a family."""

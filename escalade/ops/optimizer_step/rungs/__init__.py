@@ -1,1 +1,0 @@
-"""The rungs of optimizer_step, a module a family."""

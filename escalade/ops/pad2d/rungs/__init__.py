@@ -1,1 +1,0 @@
-"""The rungs of pad2d, a module a family."""

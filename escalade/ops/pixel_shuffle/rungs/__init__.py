@@ -1,1 +1,0 @@
-"""The rungs of pixel_shuffle, a module a family."""

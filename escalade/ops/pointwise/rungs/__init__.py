@@ -1,1 +1,0 @@
-"""The rungs of pointwise, a module a family."""

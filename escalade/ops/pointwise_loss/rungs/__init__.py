@@ -1,1 +1,0 @@
-"""The rungs of pointwise_loss, a module a family."""

@@ -1,1 +1,0 @@
-"""The rungs of quantise, a module a family."""

@@ -1,1 +1,0 @@
-"""The rungs of reduce, a module a family."""

@@ -1,1 +1,0 @@
-"""The rungs of relu, a module a family."""

@@ -1,1 +1,0 @@
-"""The rungs of softmax, a module a family."""

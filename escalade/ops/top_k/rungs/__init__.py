@@ -1,1 +1,0 @@
-"""The rungs of top_k, a module a family."""

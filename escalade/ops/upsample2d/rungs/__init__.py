@@ -1,1 +1,0 @@
-"""The rungs of upsample2d, a module a family."""

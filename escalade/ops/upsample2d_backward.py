@@ -1,0 +1,535 @@
+"""A resized image's gradient."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from escalade.device.program import Constant, Program
+from escalade.device.recipe import Buffer, KernelCall, Recipe
+from escalade.errors import UnsupportedError
+from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES, dtype_of, widest_vector
+from escalade.ops.base.gradient_problem import GradientProblem
+from escalade.ops.base.grid import blocks
+from escalade.ops.base.ladder import Ladder
+from escalade.ops.base.operation import Operation, Reference
+from escalade.ops.base.rung import Config, Rung, ThreadsConfig
+from escalade.ops.calling.call import Plan
+from escalade.ops.calling.library import define_planned
+from escalade.ops.shared import pixel_tiles, pooling
+from escalade.ops.shared.images import LAYOUTS
+from escalade.ops.shared.pixel_tiles import ONE_PIXEL
+from escalade.ops.shared.pooling import empty_input as empty_output
+from escalade.ops.shared.pooling import random_gradient
+from escalade.ops.upsample2d import OPERATOR as UPSAMPLE2D_OPERATOR
+from escalade.ops.upsample2d import Upsample2dProblem, resized
+from escalade.ops.upsample2d import gradient as of_input
+from escalade.ops.upsample2d import kernel_constants as constants
+
+# --- the problem
+
+
+@dataclass(frozen=True)
+class Upsample2dBackwardProblem(GradientProblem[Upsample2dProblem]):
+    """dx of y = upsample2d(x), from `gradient`, which is that of y; the result is buffer `y`.
+
+    A pixel's gradient is the sum of those of the outputs that are made of it, by its weights in them.
+    """
+
+    def __post_init__(self) -> None:
+        self.follow("upsample2d_backward", DTYPES)
+        f = self.forward
+        if f.x_pitch or f.y_pitch:
+            raise UnsupportedError(
+                f"{f.name} has pixels that lie apart; upsample2d_backward takes dense images"
+            )
+
+    @staticmethod
+    def parse(name: str, dtype: str = "fp32", layout: str = "nchw") -> Upsample2dBackwardProblem:
+        """The problem of an upsampling's name, such as `64_56to112_b32_bilinear`."""
+        return Upsample2dBackwardProblem(Upsample2dProblem.parse(name, dtype, layout))
+
+    @property
+    def most_outputs(self) -> tuple[int, int]:
+        """Outputs down and along that are made of one pixel, at most."""
+        return self.most_outputs_of(1, 1)
+
+    def most_outputs_of(self, rows: int, columns: int) -> tuple[int, int]:
+        """Outputs down and along between the first and the last that are made of a tile of pixels, at most.
+
+        Their places are in as many pixels as the tile has, and one less than there are taps; rounding adds one at
+        either end, unless no place is rounded.
+        """
+        f = self.forward
+        more = 0 if self._exact and not f.corners else 2
+        down, along = (
+            min(outputs, math.ceil((pixels - 1 + f.taps) / step) + more) if step else outputs
+            for pixels, step, outputs in zip((rows, columns), f.steps, f.output, strict=True)
+        )
+        return down, along
+
+    @property
+    def _exact(self) -> bool:
+        """Whether sizes are powers of two apart, so that no place is rounded."""
+        f = self.forward
+        sizes = zip(f.steps, (f.height, f.width), f.output, strict=True)
+        return all(
+            step * outputs == size and math.frexp(step)[0] == 0.5 and step <= 1
+            for step, size, outputs in sizes
+        )
+
+    @property
+    def even(self) -> tuple[int, int] | None:
+        """Outputs down and along that are copies of each pixel, where these are powers of two for the nearest pixel, so
+        that no place is rounded; None otherwise."""
+        f = self.forward
+        if f.taps > 1 or not self._exact:
+            return None
+        return f.output[0] // f.height, f.output[1] // f.width
+
+    @property
+    def bytes(self) -> int:
+        f = self.forward
+        return (f.elements + f.output_elements) * ELEMENT_BYTES[self.dtype]
+
+    @property
+    def rounding(self) -> float:
+        """The weights' error, and that of a running sum of n independent terms, each addition off by up to 2^-24 of
+        it: a random walk."""
+        return self.forward.rounding + 2.0**-24 * math.sqrt(1 + math.prod(self.most_outputs) / 6)
+
+
+# --- rungs, per_pixel: one thread per input
+
+
+class PerPixel(Rung[Upsample2dBackwardProblem]):
+    def supports(self, problem: Upsample2dBackwardProblem) -> str | None:
+        return None
+
+    def configs(self, problem: Upsample2dBackwardProblem) -> tuple[Config, ...]:
+        return (ThreadsConfig(),)
+
+    def recipe(self, problem: Upsample2dBackwardProblem, config: Config) -> Recipe:
+        assert isinstance(config, ThreadsConfig)
+        f = problem.forward
+        layout: dict[str, Constant] = {"NHWC": f.layout == "nhwc"}
+        call = KernelCall(
+            Program.of(
+                "upsample2d_backward/per_pixel.cu", "upsample2d_backward_per_pixel", constants(f) | layout
+            ),
+            (blocks(f.elements, config.threads), 1, 1),
+            (config.threads, 1, 1),
+            (Buffer("gradient"), Buffer("y"), pooling.shape(f), *f.steps),
+            overlap=True,
+        )
+        return Recipe((call,))
+
+
+# Predictions for 256 channels of 16 x 16 to 32 x 32, nearest, batch 256, fp16: 168 MB, 39 us.
+PER_PIXEL = PerPixel(
+    "per_pixel",
+    "one thread an input, which finds the outputs that are made of it and adds them up",
+    None,
+    None,
+)
+
+
+# --- rungs, rows: up to sixteen bytes of a row a thread in NCHW, where each pixel has as many copies as every other
+
+
+MOST_COLUMNS = 8
+"""Copies of a pixel along a row: the code has no loop over them."""
+MOST_UNROLLED = 16
+"""Loads of a thread up to which the code has no loop over rows of copies either."""
+
+
+def _vector(problem: Upsample2dBackwardProblem) -> int:
+    return widest_vector(problem.dtype, problem.forward.width)
+
+
+class Rows(Rung[Upsample2dBackwardProblem]):
+    def supports(self, problem: Upsample2dBackwardProblem) -> str | None:
+        f = problem.forward
+        if f.layout != "nchw":
+            return f"{self.name} takes layout nchw, not {f.layout}"
+        if problem.even is None or problem.even[1] > MOST_COLUMNS:
+            return (
+                f"{self.name} takes the nearest pixel at sizes that are powers of two apart, and up to {MOST_COLUMNS} "
+                "copies of it along a row"
+            )
+        if f.elements // _vector(problem) >= 2**31:
+            return f"{self.name} counts threads in 32 bits; there are too many for {problem.name}"
+        return None
+
+    def configs(self, problem: Upsample2dBackwardProblem) -> tuple[Config, ...]:
+        return (ThreadsConfig(128),)
+
+    def recipe(self, problem: Upsample2dBackwardProblem, config: Config) -> Recipe:
+        assert isinstance(config, ThreadsConfig) and problem.even is not None
+        f, vector = problem.forward, _vector(problem)
+        rows, columns = problem.even
+        constants: dict[str, Constant] = {
+            **pooling.constants(f),
+            "VECTOR": vector,
+            "MOST_ROWS": rows,
+            "MOST_COLUMNS": columns,
+            "UNROLLED_ROWS": rows if rows * columns <= MOST_UNROLLED else 1,
+        }
+        call = KernelCall(
+            Program.of("upsample2d_backward/rows.cu", "upsample2d_backward_rows", constants),
+            (blocks(f.elements // vector, config.threads), 1, 1),
+            (config.threads, 1, 1),
+            (Buffer("gradient"), Buffer("y"), pooling.shape(f)),
+            overlap=True,
+        )
+        return Recipe((call,))
+
+
+# Predictions for 256 channels of 16 x 16 to 32 x 32, nearest, batch 256, fp16: 168 MB, 39 us.
+ROWS = Rows(
+    "rows",
+    "up to 16 bytes of a row a thread in NCHW, all copies of its pixels loaded by packs",
+    below="per_pixel",
+    # 17 million threads of 300 instructions (180 us) against 45 us: a tenth more than the rate of memory.
+    predicted_gain=4.0,
+)
+
+
+# --- rungs, shared_tile: a tile of the gradient in shared memory, with the outputs and weights of its rows and column
+
+
+STATIC_SHARED_BYTES = 48 * 1024
+PLANES = (8, 1)
+"""Planes per CTA: the outputs and weights of a tile are found once for all of them."""
+STAGED_COST, SUMMED_COST = 12, 50
+"""Estimates of the instructions per element that is staged, and per pixel that is summed."""
+SECTOR = 8
+"""Elements that a row of the tile costs besides its own, as it begins anywhere in a sector of memory."""
+_WORD_BYTES = 4
+_TILES = ((16, 16), (8, 32), (4, 32), (8, 16), (8, 8), (4, 8), (1, 32))
+
+
+@dataclass(frozen=True)
+class TileConfig(Config):
+    """The tile of dx that a CTA computes, one pixel per thread, and the planes that it computes it of."""
+
+    rows: int
+    columns: int
+    planes: int
+
+    @property
+    def threads(self) -> int:
+        return self.rows * self.columns
+
+    def staged(self, problem: Upsample2dBackwardProblem) -> tuple[int, int]:
+        """Rows and columns of dy in shared memory."""
+        return problem.most_outputs_of(self.rows, self.columns)
+
+    def most_weights(self, problem: Upsample2dBackwardProblem) -> tuple[int, int]:
+        """Weights per row and per column; those of the nearest pixel are 1 and take no memory to speak of."""
+        return problem.most_outputs if problem.forward.taps > 1 else (1, 1)
+
+    def shared_bytes(self, problem: Upsample2dBackwardProblem) -> int:
+        down, along = self.most_weights(problem)
+        found = self.rows * (2 + down) + self.columns * (2 + along)
+        return _WORD_BYTES * (math.prod(self.staged(problem)) + found)
+
+    def blocks(self, problem: Upsample2dBackwardProblem) -> int:
+        f = problem.forward
+        planes = blocks(f.batch * f.channels, self.planes)
+        return planes * blocks(f.height, self.rows) * blocks(f.width, self.columns)
+
+    def cost(self, problem: Upsample2dBackwardProblem) -> int:
+        """About proportional to the time, of tiles with as many planes: pixels past the edges cost as others do."""
+        rows, columns = self.staged(problem)
+        staged = STAGED_COST * rows * (columns + SECTOR)
+        return self.blocks(problem) * (staged + SUMMED_COST * self.threads)
+
+
+class SharedTile(Rung[Upsample2dBackwardProblem]):
+    def supports(self, problem: Upsample2dBackwardProblem) -> str | None:
+        f = problem.forward
+        if f.layout != "nchw":
+            return f"{self.name} takes layout nchw, not {f.layout}"
+        fitting = self._fitting(problem)
+        if not fitting:
+            return (
+                f"{self.name} keeps the outputs of a tile of pixels in {STATIC_SHARED_BYTES // 1024} KB of shared "
+                f"memory, which those of {problem.name} exceed; per_pixel takes any"
+            )
+        if max(tile.blocks(problem) for tile in fitting) >= 2**31:
+            return f"{self.name} counts tiles in 32 bits; there are too many for {problem.name}"
+        return None
+
+    def configs(self, problem: Upsample2dBackwardProblem) -> tuple[Config, ...]:
+        """Several planes per CTA unless CTAs are then too few for the card, and the cheapest tiles first."""
+
+        def order(tile: TileConfig) -> tuple[bool, int, int]:
+            idle = tile.planes > 1 and tile.blocks(problem) < self.card.filling
+            return idle, -tile.planes, tile.cost(problem)
+
+        return tuple(sorted(self._fitting(problem), key=order))
+
+    def _fitting(self, problem: Upsample2dBackwardProblem) -> list[TileConfig]:
+        tiles = (TileConfig(*tile, planes) for planes in PLANES for tile in _TILES)
+        return [tile for tile in tiles if tile.shared_bytes(problem) <= STATIC_SHARED_BYTES]
+
+    def recipe(self, problem: Upsample2dBackwardProblem, config: Config) -> Recipe:
+        assert isinstance(config, TileConfig)
+        f = problem.forward
+        (output_rows, output_columns), (down, along) = config.staged(problem), config.most_weights(problem)
+        sizes = {
+            "TILE_ROWS": config.rows,
+            "TILE_COLUMNS": config.columns,
+            "PLANES": config.planes,
+            "OUTPUT_ROWS": output_rows,
+            "OUTPUT_COLUMNS": output_columns,
+            "MOST_ROWS": down,
+            "MOST_COLUMNS": along,
+        }
+        call = KernelCall(
+            Program.of(
+                "upsample2d_backward/shared_tile.cu",
+                "upsample2d_backward_shared_tile",
+                constants(f) | sizes,
+            ),
+            (config.blocks(problem), 1, 1),
+            (config.threads, 1, 1),
+            (Buffer("gradient"), Buffer("y"), pooling.shape(f), *f.steps),
+            overlap=True,
+        )
+        return Recipe((call,))
+
+
+# Prediction for 256 channels of 16 x 16 to 32 x 32, nearest, batch 256, fp32: 336 MB, 77 us.
+SHARED_TILE = SharedTile(
+    "shared_tile",
+    "the gradients of a tile are staged in shared memory, the outputs and weights of its rows and columns found once",
+    below="per_pixel",
+    # per_pixel: 300 instructions per pixel, most of them to find its outputs, 300 us. Without these about 120 are left:
+    # 48 for four staged elements, 50 for the sum. Nearest outputs are read by one pixel each, so that staging saves no
+    # reads here.
+    predicted_gain=2.5,
+)
+
+
+# --- rungs, vectorised: sixteen bytes of channels a thread
+
+
+MOST_UNROLLED_VECTORISED = 64
+"""Outputs of a pixel up to which the code has no loop over them: four registers each, if all are under way."""
+
+
+def _outputs(problem: Upsample2dBackwardProblem) -> dict[str, Constant]:
+    """How wide accesses are, how many outputs a pixel has, and how many of them the code is written out for."""
+    f = problem.forward
+    rows, columns = problem.even or problem.most_outputs
+    return {
+        "VECTOR": widest_vector(f.dtype, f.channels),
+        "EVEN": problem.even is not None,
+        "MOST_ROWS": rows,
+        "MOST_COLUMNS": columns,
+        "UNROLLED_ROWS": rows if rows * columns <= MOST_UNROLLED_VECTORISED else 1,
+        "UNROLLED_COLUMNS": columns if columns <= MOST_UNROLLED_VECTORISED else 1,
+    }
+
+
+class Vectorised(Rung[Upsample2dBackwardProblem]):
+    def supports(self, problem: Upsample2dBackwardProblem) -> str | None:
+        return pixel_tiles.refusal(self.name, problem.forward)
+
+    def configs(self, problem: Upsample2dBackwardProblem) -> tuple[Config, ...]:
+        return (ThreadsConfig(128),)
+
+    def recipe(self, problem: Upsample2dBackwardProblem, config: Config) -> Recipe:
+        assert isinstance(config, ThreadsConfig)
+        f = problem.forward
+        call = KernelCall(
+            Program.of(
+                "upsample2d_backward/vectorised.cu", "upsample2d_backward_vectorised",
+                constants(f) | _outputs(problem),
+            ),
+            (blocks(ONE_PIXEL.threads_for(f), config.threads), 1, 1),
+            (config.threads, 1, 1),
+            (Buffer("gradient"), Buffer("y"), pooling.shape(f), *f.steps),
+            overlap=True,
+        )  # fmt: skip
+        return Recipe((call,))
+
+
+# Predictions for 256 channels of 16 x 16 to 32 x 32, nearest, batch 256, fp16: 168 MB, 39 us.
+VECTORISED = Vectorised(
+    "vectorised",
+    "16 bytes of channels a thread, all outputs of a pixel loaded at once",
+    below="per_pixel",
+    # 17 million threads of 300 instructions (180 us) against 45 us: a tenth more than the rate of memory.
+    predicted_gain=4.0,
+)
+
+
+# --- problems to measure and to test
+
+
+PROBLEMS = tuple(
+    Upsample2dBackwardProblem.parse(name)
+    for name in ("256_16to32_b256_nearest", "64_56to112_b32_bilinear", "64_56to112_b32_bicubic")
+)
+"""What `escalade ladder upsample2d_backward` measures: an autoencoder's doubling, and a decoder's smooth ones."""
+
+SMALL_PROBLEMS = tuple(
+    Upsample2dBackwardProblem.parse(name)
+    for name in (
+        "16_5x7to10x14_b2_nearest",
+        "8_5x3to10x12_b1_nearest_exact",
+        "16_5x7to10x14_b2_bilinear",
+        "12_7x5to3x11_b1_bilinear_corners",
+        "8_5to6x13_b1_bilinear_by1.3x2.7",
+        "3_4x6to9x1_b1_bicubic_corners",
+        "8_1to3x5_b2_bicubic",
+        "8_5x7to10x14_b1_bicubic",
+        "5_7x6to16_b1_nearest_by2.3x2.7",
+        "5_9x10to4x7_b2_nearest_exact",
+        "8_3to33_b1_nearest",
+        "8_3to30_b1_bilinear",
+    )
+)
+"""Small problems that between them have every mode, both rules for corners, factors of their own, gradients that are
+larger, smaller, of one pixel and many times as large, and odd channels."""
+
+
+# --- the reference
+
+
+Tensors = Mapping[str, torch.Tensor]
+
+
+def random_inputs(
+    problem: Upsample2dBackwardProblem, device: torch.device, seed: int
+) -> dict[str, torch.Tensor]:
+    return {"gradient": random_gradient(problem, device, seed)}
+
+
+def exact(problem: Upsample2dBackwardProblem, inputs: Tensors) -> torch.Tensor:
+    """The gradient in float64."""
+    gradient = inputs["gradient"].double()
+    down, along = (weights(problem.forward, axis, gradient.device) for axis in (0, 1))
+    return down.T @ gradient @ along
+
+
+def weights(f: Upsample2dProblem, axis: int, device: torch.device) -> torch.Tensor:
+    """The weight of every pixel along an axis in every output: what becomes of images with one pixel that is not 0.
+
+    The nearest pixel is that of places in fp32, as PyTorch has it in every dtype.
+    """
+    size, outputs, factor = (f.height, f.width)[axis], f.output[axis], f.factors[axis]
+    dtype = torch.float32 if f.taps == 1 else torch.float64
+    image = torch.eye(size, dtype=dtype, device=device).view(1, size, size, 1)
+    result = resized(image, (outputs, 1), f.mode, f.corners, (factor, 0.0))
+    return result.view(size, outputs).T.double()
+
+
+def peer(problem: Upsample2dBackwardProblem, inputs: Tensors) -> torch.Tensor:
+    """PyTorch in the problem's dtype, as it does it on a GPU; on a CPU, of fp32 tensors."""
+    f, gradient = problem.forward, inputs["gradient"]
+    wide = gradient if gradient.is_cuda else gradient.float()
+    size = torch.Size((f.batch, f.channels, f.height, f.width))
+    return of_input(wide, size, f.mode, f.corners, f.factors).to(gradient.dtype)
+
+
+# --- the operation
+
+
+class Upsample2dBackward(Operation[Upsample2dBackwardProblem]):
+    name = "upsample2d_backward"
+    problem = Upsample2dBackwardProblem
+    in_pytorch = Reference(random_inputs, empty_output, exact, peer)
+    ladder = Ladder("upsample2d_backward", (PER_PIXEL, SHARED_TILE, ROWS, VECTORISED))
+    problems = PROBLEMS
+    small_problems = SMALL_PROBLEMS
+    dtypes = DTYPES
+    layouts = LAYOUTS
+
+    def preferred(self, problem: Upsample2dBackwardProblem) -> tuple[str, ...]:
+        return ("vectorised", "rows", "per_pixel")
+
+
+UPSAMPLE2D_BACKWARD = Upsample2dBackward()
+
+
+# --- the PyTorch operator
+
+
+_NAME = "upsample2d_backward"
+_SCHEMA = (
+    f"{_NAME}(Tensor gradient, SymInt[2] size, str mode, bool corners, float[2] factors, bool? channels_last=None, "
+    "str? rung=None) -> Tensor"
+)
+
+
+def upsample2d_backward(
+    gradient: torch.Tensor,
+    size: int | Sequence[int],
+    mode: str = "nearest",
+    *,
+    align_corners: bool = False,
+    factors: tuple[float, float] = (0.0, 0.0),
+    channels_last: bool | None = None,
+    rung: str | None = None,
+) -> torch.Tensor:
+    """The gradient of x in y = upsample2d(x, ...), from that of y; `size` is the height and width of x.
+
+    The result has the gradient's layout unless `channels_last` says which, and is the same bits every time. `rung`
+    names one rung of the ladder instead of the chosen one.
+    """
+    return OPERATOR(gradient, pooling.two(size, "size"), mode, align_corners, factors, channels_last, rung)
+
+
+def _plan(
+    gradient: torch.Tensor,
+    size: Sequence[int],
+    mode: str,
+    align_corners: bool,
+    factors: Sequence[float],
+    channels_last: bool | None = None,
+    rung: str | None = None,
+) -> Plan:
+    pooling.check_gradient(_NAME, gradient)
+    batch, channels, output_height, output_width = gradient.shape
+    forward = Upsample2dProblem(
+        batch, channels, size[0], size[-1], (output_height, output_width), mode, align_corners,
+        (factors[0], factors[-1]), dtype_of(_NAME, gradient), pooling.backward_layout(gradient, channels_last),
+    )  # fmt: skip
+    sizes = {"gradient": tuple(gradient.shape)}
+    return pooling.plan_backward(
+        UPSAMPLE2D_BACKWARD, Upsample2dBackwardProblem(forward), {"gradient": gradient}, sizes, rung
+    )
+
+
+def _fake(
+    gradient: torch.Tensor,
+    size: Sequence[int],
+    mode: str,
+    align_corners: bool,
+    factors: Sequence[float],
+    channels_last: bool | None = None,
+    rung: str | None = None,
+) -> torch.Tensor:
+    pooling.check_gradient(_NAME, gradient)
+    return pooling.empty_gradient(gradient, size, channels_last)
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    gradient, _, *ctx.settings, _, _ = inputs
+    ctx.output = gradient.shape[2:]
+
+
+def _backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
+    """The result is linear in the gradient of y: what is asked of dx is brought to the size of y."""
+    return UPSAMPLE2D_OPERATOR(gradient, ctx.output, *ctx.settings, None), *(None,) * 6
+
+
+OPERATOR = define_planned(_SCHEMA, _plan, _fake, setup=_setup, backward=_backward)

@@ -1,1 +1,0 @@
-"""The rungs of upsample2d_backward, a module a family."""
