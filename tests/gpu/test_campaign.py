@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -44,6 +45,18 @@ def test_units_are_measured_and_then_current(
         "softmax", "layers_weight_gradient", "spectral_autoencoder",
     }  # fmt: skip
     assert run(*asked, "--check").exit_code == 0
+
+    rows = [record for record in found if record.workload == "spectral_autoencoder"]
+    (own,) = [record for record in rows if not record.is_peer]
+    store.file_away(tmp_path, [replace(own, plan="another", checked="", date="long ago")])
+    ran = run(*asked)
+    assert ran.exit_code == 0 and "verifying escalade" in ran.output and "verifying torch" not in ran.output
+    ((_, again),) = store.load_folder(tmp_path).items()
+    later = [record for record in again if record.workload == "spectral_autoencoder"]
+    (newest,) = [record for record in later if not record.is_peer]
+    peers = [record for record in later if record.is_peer]
+    assert newest.plan == own.plan and newest.date != "long ago"
+    assert {record.date for record in peers} == {record.date for record in rows if record.is_peer}
 
 
 @pytest.mark.parametrize("name", ["resnet18", "lenet", "spectral_autoencoder"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import io
 import json
 import pathlib
@@ -19,17 +20,22 @@ from typer.testing import CliRunner, Result
 
 from escalade import cli
 from escalade.commands import demo
+from escalade.device.timing import ReplaySampler
 from escalade.engine.capture.export import capture
 from escalade.engine.engine import Engine
 from escalade.engine.training.step import training_step
+from escalade.models import ConvAutoencoder
 from escalade.models.unet import UNet
 from escalade_bench.measure import records as store
 from escalade_bench.networks import host
+from escalade_bench.networks import training_step as steps
 from escalade_bench.networks.judging import standard
-from escalade_bench.networks.measurement import Case, compare, escalade
+from escalade_bench.networks.measurement import Case, check, compare, escalade
 from escalade_bench.networks.workload import reference
 from escalade_bench.networks.workloads import WORKLOADS
+from escalade_bench.peers import torch_training_step
 from escalade_bench.peers.network import NetworkPeer, Task
+from escalade_bench.peers.torch_training_step import Lesson
 
 pytestmark = pytest.mark.gpu
 
@@ -132,6 +138,32 @@ def test_bench_measures_steps_of_training_of_rows(tmp_path: pathlib.Path) -> Non
     assert all(record.timing == "graph" for record in records if record.system != "torch-eager")
     own = [record for record in records if record.system == "escalade"]
     assert all(record.config["pytorch"] == {} and record.config["launches"] <= 16 for record in own)
+
+
+def test_bench_judges_steps_of_networks_with_random_weights(tmp_path: pathlib.Path) -> None:
+    """Depthwise convolutions, BatchNorm, and sizes of gradients that differ by orders of magnitude."""
+    path = tmp_path / "r.jsonl"
+    result = run(
+        "bench", "escalade_bench.zoo.varied:ghostnet", "--parts", "training-step", "-b", "16", "-t", "fp16",
+        "--seconds", "0.02", "--peers", "torch-eager,torch-graph", "--json", str(path),
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    records = store.load(path)
+    assert len(records) == 3 and not any(record.failure for record in records)
+
+
+def test_a_captured_step_of_pytorch_keeps_its_loss_scale(cuda: torch.device) -> None:
+    """Whatever is allocated after the capture may take over memory that nothing keeps."""
+    torch.manual_seed(0)
+    x = torch.rand(4, 3, 16, 16, device=cuda)
+    lesson = Lesson(ConvAutoencoder(8).to(cuda).train(), F.mse_loss, x, x, "fp16", 1e-2, 2.0**12)
+    graph = torch_training_step._graphed(lesson, "nhwc", "torch-graph")
+    assert graph.replay is not None
+    gc.collect()
+    taken = [torch.full((1,), float("nan"), device=cuda) for _ in range(4096)]
+    case = Case("step", Task(lesson.model, x, "fp16"), steps.standard(lesson, steps.exact(lesson), 4.0), 0.02)
+    _, failure = check(case, graph, ReplaySampler(graph.replay.fill, graph.replay.run))
+    assert not failure and taken
 
 
 def test_bench_measures_op_times_and_streams_of_a_lenet(tmp_path: pathlib.Path) -> None:
