@@ -116,7 +116,7 @@ class StepStandard:
         norms, gains = own[:, 0].clone(), own[:, 1].clone()
         for kind, members in self._kinds.items():
             known = [at for at in members if self._numbers[at] >= _MANY and own[at, 0] < _NOISE]
-            norms[members] = norms[members].clamp(min=max(self._own_together(kind)))
+            norms[members] = norms[members].clamp(min=self._own_together(kind))
             gains[members] = gains[members].clamp(
                 min=float(own[known, 1].square().mean().sqrt()) if known else 0
             )
@@ -143,18 +143,18 @@ class StepStandard:
 
     @cached_property
     def _sizes(self) -> torch.Tensor:
-        return torch.stack([torch.linalg.vector_norm(one) for one in self.expected]).cpu()
+        sizes = torch.stack([torch.linalg.vector_norm(one) for one in self.expected]).cpu()
+        return torch.where(sizes > 0, sizes, 1.0)
 
     def _together(self, found: torch.Tensor, kind: str) -> float:
         """Return the error of all tensors of a kind, relative to all of them."""
         sizes = self._sizes[self._kinds[kind]]
-        sizes = torch.where(sizes > 0, sizes, 1.0)
         return float((found[self._kinds[kind], 0] * sizes).norm() / sizes.norm())
 
-    def _own_together(self, kind: str) -> list[float]:
-        return [self._together(trial, kind) for trial in self.trials]
+    def _own_together(self, kind: str) -> float:
+        return max(self._together(trial.nan_to_num(math.inf), kind) for trial in self.trials)
 
     def _together_limit(self, kind: str) -> float:
         number = sum(self._numbers[at] for at in self._kinds[kind])
-        allowed = tolerance(self.dtype, max(self._own_together(kind)), self.most)
+        allowed = tolerance(self.dtype, self._own_together(kind), self.most)
         return allowed * float(CHANCE ** (-1 / max(2, number)))
