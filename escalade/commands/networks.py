@@ -18,7 +18,7 @@ from escalade.commands.options import count
 from escalade.device import host_memory
 from escalade.engine import compile, load
 from escalade.engine.engine import Engine
-from escalade.engine.graph.graph import fixed
+from escalade.engine.graph.graph import fixed_shape
 from escalade.engine.graph.trees import flatten
 from escalade.engine.programs import SUFFIX, example_of, read_program
 from escalade.engine.settings import MOST_PLANS
@@ -134,10 +134,10 @@ def network(
 
 def inputs_of(engine: Engine, name: str, batch: int, home: torch.device) -> tuple[torch.Tensor, ...]:
     """Return inputs of zeros for an engine."""
-    needed = sum(math.prod(fixed(given.shape, batch)) for given in engine.graph.inputs)
+    needed = sum(math.prod(fixed_shape(given.shape, batch)) for given in engine.graph.inputs)
     host_memory.require(needed, f"{name} for a batch of {batch:,}")
     return tuple(
-        torch.zeros(fixed(given.shape, batch), dtype=getattr(torch, given.dtype), device=home)
+        torch.zeros(fixed_shape(given.shape, batch), dtype=getattr(torch, given.dtype), device=home)
         for given in engine.graph.inputs
     )
 

@@ -237,7 +237,7 @@ class _Boxed:
 
 
 def _unchanging(graph: Graph) -> Graph:
-    if graph.changes_inputs:
+    if graph.writes_inputs:
         raise UnsupportedError("it writes to its inputs, which an engine leaves as they are")
     return graph
 

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from escalade.engine.graph.arguments import LARGEST_INT, MOST_PARTS, TYPES, misfit
-from escalade.engine.graph.aten import OperatorError, require_fitting, require_pure, resolve
-from escalade.engine.graph.graph import ATEN, Batch, Graph, Node, Reference, Shape, fixed
+from escalade.engine.graph.arguments import ELEMENT_TYPES, LARGEST_INT, MAX_PARTS, schema_mismatch
+from escalade.engine.graph.aten import OperatorError, require_matching_sizes, require_pure, resolve_operator
+from escalade.engine.graph.graph import ATEN, Batch, Graph, Node, Reference, Shape, fixed_shape
 from escalade.engine.nodes import BY_NAME, operator_of
 from escalade.engine.nodes.aten import results_of
 from escalade.engine.nodes.base import Operator
@@ -74,7 +74,7 @@ def check_sizes(graph: Graph, batch: int) -> None:
         name: _Value(tuple(tensor.shape), _kept(tensor.dtype)) for name, tensor in graph.constants.items()
     }
     for given in graph.inputs:
-        values[given.name] = _Value(fixed(given.shape, batch), _kept(getattr(torch, given.dtype)))
+        values[given.name] = _Value(fixed_shape(given.shape, batch), _kept(getattr(torch, given.dtype)))
     for node in graph.at(batch):
         declared = _Value(node.shape, _kept(getattr(torch, node.dtype)))  # type: ignore[arg-type]
         inputs = {role: values[name] for role, name in node.inputs.items()}
@@ -182,7 +182,10 @@ def _check_outputs(graph: Graph) -> None:
 
 
 def _require_type(name: str, dtype: Any) -> None:
-    _require(dtype in TYPES, f"{name} is of type {dtype!r}; a graph's values are {', '.join(TYPES)}")
+    _require(
+        dtype in ELEMENT_TYPES,
+        f"{name} is of type {dtype!r}; a graph's values are {', '.join(ELEMENT_TYPES)}",
+    )
 
 
 def _require_shape(name: str, shape: Shape) -> None:
@@ -255,14 +258,14 @@ def _check_call(node: Node) -> None:
     )
     if "result" in node.attributes:
         _require(
-            is_whole(node.attributes["result"], 0, MOST_PARTS), f"node {node.name} takes no result by number"
+            is_whole(node.attributes["result"], 0, MAX_PARTS), f"node {node.name} takes no result by number"
         )
     arguments = node.attributes["arguments"]
     try:
         operator = require_pure(node.attributes["target"], arguments)
     except OperatorError as error:
         raise GraphError(f"node {node.name}: {error}") from error
-    wrong = misfit(operator, arguments)
+    wrong = schema_mismatch(operator, arguments)
     _require(wrong is None, f"node {node.name}: {wrong}")
     roles = {
         leaf.role for argument in arguments.values() for leaf in _leaves(argument) if type(leaf) is Reference
@@ -349,7 +352,7 @@ def _check_operator(node: Node, declared: _Value, inputs: Mapping[str, _Value], 
     results = _results(_Call(target, repr(arguments), tuple(inputs.items()), arguments))
     for result in results:
         _require_bounded(result.sizes, batch)
-    number = node.attributes.get("result", None if _gives_several(resolve(target)) else 0)
+    number = node.attributes.get("result", None if _gives_several(resolve_operator(target)) else 0)
     if number is None or number >= len(results):
         raise SizeError(f"it gives {len(results)} results, and the graph takes number {number}")
     _require_result(declared, results[number])
@@ -369,7 +372,7 @@ class _Call:
 @lru_cache(4096)  # layers are alike, and so are the graphs of two batch sizes
 def _results(call: _Call) -> tuple[_Value, ...]:
     """What an operator gives for tensors without contents."""
-    operator = resolve(call.target)
+    operator = resolve_operator(call.target)
     arguments = dict(call.arguments)
     sizes = {
         name: dict(call.inputs)[argument.role].sizes
@@ -378,14 +381,14 @@ def _results(call: _Call) -> tuple[_Value, ...]:
     }
     if _takes_apart(operator):
         numbers = [leaf for argument in arguments.values() for leaf in _leaves(argument) if type(leaf) is int]
-        if max((*numbers, *(size for found in sizes.values() for size in found)), default=0) > MOST_PARTS:
-            raise SizeError(f"it would take a tensor apart into more than {MOST_PARTS}")
+        if max((*numbers, *(size for found in sizes.values() for size in found)), default=0) > MAX_PARTS:
+            raise SizeError(f"it would take a tensor apart into more than {MAX_PARTS}")
     if any(argument.name == "device" for argument in operator._schema.arguments):
         arguments["device"] = torch.device("meta")
     tensors = {
         role: torch.empty(value.sizes, dtype=value.dtype, device="meta") for role, value in call.inputs
     }
-    require_fitting(call.target, sizes, arguments)
+    require_matching_sizes(call.target, sizes, arguments)
     results = results_of(call.target, arguments, tensors)
     for result in results:
         if result.device.type != "meta" or result.layout != torch.strided:

@@ -30,7 +30,7 @@ from escalade.engine.aot import NOTHING, TENSOR, Carried, from_json
 from escalade.engine.check import GraphError, check_graph
 from escalade.engine.graph.aten import OperatorError
 from escalade.engine.graph.graph import Batch, Graph, Input, Node, Reference
-from escalade.engine.graph.trees import TreeError, from_plain, to_plain
+from escalade.engine.graph.trees import TreeError, structure_from_json, structure_to_json
 from escalade.errors import EscaladeError
 
 FORMAT = "escalade-engine"
@@ -257,8 +257,8 @@ def _graph_to_json(graph: Graph, shared: Mapping[str, str]) -> dict[str, Any]:
         ],
         "constants": {name: shared.get(name, name) for name in graph.constants},
         "outputs": list(graph.outputs),
-        "structure": to_plain(graph.structure),
-        "arguments": to_plain(graph.arguments),
+        "structure": structure_to_json(graph.structure),
+        "arguments": structure_to_json(graph.arguments),
         "parameters": list(graph.parameters),
         "output_types": list(graph.output_types),
         "batches": list(graph.batches),
@@ -339,14 +339,14 @@ def _graph_from_json(data: Mapping[str, Any], tensors: Mapping[str, torch.Tensor
         nodes={node.name: node for node in nodes},
         constants={name: tensors[found] for name, found in zip(data["constants"], stored, strict=True)},
         outputs=tuple(_texts(data["outputs"], "an output")),
-        structure=from_plain(data["structure"]),
-        arguments=from_plain(data["arguments"]),
+        structure=structure_from_json(data["structure"]),
+        arguments=structure_from_json(data["arguments"]),
         parameters=tuple(_texts(data.get("parameters", ()), "what the model calls an argument")),
         output_types=tuple(_texts(data["output_types"], "the type of an output")),
         batches=(data["batches"][0], data["batches"][1]),
         ranges=data["ranges"],
         notes=_texts(data["notes"], "a note"),
-        is_sound=False,
+        is_trusted=False,
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from escalade.engine.graph.graph import Batch, Graph, fixed
+from escalade.engine.graph.graph import Batch, Graph, fixed_shape
 from escalade.engine.nodes.arithmetic import own_arithmetic
 from escalade.engine.passes import optimize
 from escalade.engine.passes.fusion_level import FusionLevel
@@ -48,18 +48,20 @@ class Network:
         least, most = self.captured.batches
         if not batch:
             least = (
-                0 if all(0 in fixed(self.captured.shape_of(name), 0) for name in self.captured.outputs) else 1
+                0
+                if all(0 in fixed_shape(self.captured.shape_of(name), 0) for name in self.captured.outputs)
+                else 1
             )
         if batch < least or (most is not None and batch > most):
             return None
-        wanted = [fixed(given.shape, batch) for given in self.captured.inputs]
+        wanted = [fixed_shape(given.shape, batch) for given in self.captured.inputs]
         return batch if wanted == [*map(tuple, shapes)] else None
 
     def refuse(self, shapes: Shapes) -> None:
         """Says why it is not for these."""
         batch = self._counted(shapes)
         for given, shape in zip(self.captured.inputs, shapes, strict=True):
-            if tuple(shape) != fixed(given.shape, batch):
+            if tuple(shape) != fixed_shape(given.shape, batch):
                 raise UnsupportedError(
                     f"{given.name} has shape {tuple(shape)}; the engine was compiled for {spell(given.shape)}. "
                     "Compile the model again for other sizes"

@@ -10,7 +10,7 @@ import torch
 
 from escalade.device.strides import has_overlap, overlap
 from escalade.engine.graph.forms import require_dense
-from escalade.engine.graph.graph import fixed
+from escalade.engine.graph.graph import fixed_shape
 from escalade.engine.graph.trees import flatten
 from escalade.engine.plan_cache import Kept
 from escalade.errors import UnsupportedError
@@ -28,7 +28,7 @@ def rooms_in(out: Any, kept: Kept, device: torch.device) -> list[torch.Tensor]:
         )
     types = (getattr(torch, name) for name in plan.graph.output_types)
     for room, name, dtype in zip(rooms, captured.outputs, types, strict=True):
-        wanted = (fixed(captured.shape_of(name), kept.batch), dtype, device)
+        wanted = (fixed_shape(captured.shape_of(name), kept.batch), dtype, device)
         if (tuple(room.shape), room.dtype, room.device) != wanted:
             raise UnsupportedError(
                 f"out has a {room.dtype} of {tuple(room.shape)} on {room.device}; this result is a {dtype} of "

@@ -239,7 +239,7 @@ class Plans:
     def _planned(self, network: Network, batch: int, tensors: Sequence[torch.Tensor]) -> _Planned:
         """The plan for these, with what the engine's file has brought for it."""
         device = tensors[0].device
-        if batch and not network.captured.is_sound:
+        if batch and not network.captured.is_trusted:
             check_sizes(network.captured, batch)
         given = zip(network.captured.inputs, tensors, strict=True)
         formats = {entry.name: InputFormat.of(tensor) for entry, tensor in given}
@@ -291,7 +291,7 @@ class Plans:
         """Plan for inputs like these on a card that need not be here; nothing is compiled for it."""
         with self._making:
             network, batch = self.networks.of(tensors)
-        if batch and not network.captured.is_sound:
+        if batch and not network.captured.is_trusted:
             check_sizes(network.captured, batch)
         given = zip(network.captured.inputs, tensors, strict=True)
         formats = {entry.name: InputFormat.of(tensor) for entry, tensor in given}

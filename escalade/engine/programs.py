@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from escalade.engine.capture.muted_logs import muted
-from escalade.engine.graph.aten import DRAWS_UNLESS
+from escalade.engine.graph.aten import RANDOM_UNLESS
 from escalade.errors import UnsupportedError
 
 logger = logging.getLogger("escalade")
@@ -77,7 +77,7 @@ def _evaluating(part: torch.fx.GraphModule) -> bool:
         given |= dict(zip(given, node.args, strict=False)) | node.kwargs
         if name in _STATISTICS and given["running_mean"] is None:
             continue  # it has none of its own, and computes them in either mode
-        if switch := DRAWS_UNLESS.get(name, _STATISTICS.get(name)):
+        if switch := RANDOM_UNLESS.get(name, _STATISTICS.get(name)):
             if given.get(switch):
                 _give(node, list(given).index(switch), switch, 0.0 if type(given[switch]) is float else False)
                 trained = True

@@ -24,7 +24,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from escalade.engine import Engine, compile, load
-from escalade.engine.graph.graph import fixed
+from escalade.engine.graph.graph import fixed_shape
 from escalade.errors import EscaladeError
 from tests.engine.files import Contents
 
@@ -143,7 +143,7 @@ def _boundaries(tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
 def called(engine: Engine) -> None:
     """Call an engine with boundary numbers, if that takes little memory."""
     least, _ = engine.graph.batches
-    shapes = [fixed(entry.shape, least) for entry in engine.graph.inputs]
+    shapes = [fixed_shape(entry.shape, least) for entry in engine.graph.inputs]
     if sum(map(math.prod, shapes)) > MOST_ELEMENTS:
         return
     for number in (-1, 1):

@@ -202,8 +202,8 @@ def test_structures_that_need_no_import_come_back(tmp_path: pathlib.Path) -> Non
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        (lambda x: Pair(x + 1, x * 2), "returns a Pair; a file holds tuples, lists and dicts of tensors"),
-        (lambda x: x.max(1), "returns a max; a file holds tuples"),
+        (lambda x: Pair(x + 1, x * 2), "returns a Pair; a file supports tuples"),
+        (lambda x: x.max(1), "returns a max; a file supports tuples"),
         (lambda x: {None: x + 1}, "returns a dict with the keys None"),
         (torch.linalg.svdvals, "aten::linalg_svdvals is none of the operators"),
     ],

@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from escalade.engine import Engine, compile, load
-from escalade.engine.graph.graph import fixed
+from escalade.engine.graph.graph import fixed_shape
 from escalade.engine.nodes.evaluate import compute
 from escalade.errors import EscaladeError
 from tests.engine import confusion
@@ -59,14 +59,14 @@ def given(engine: Engine) -> tuple[list[torch.Tensor], int]:
     least, _ = engine.graph.batches
     made = []
     for entry in engine.graph.inputs:
-        shape, dtype = fixed(entry.shape, least), getattr(torch, entry.dtype)
+        shape, dtype = fixed_shape(entry.shape, least), getattr(torch, entry.dtype)
         made.append((torch.rand(shape, generator=torch.Generator().manual_seed(1)) * 9).to(dtype))
     return made, least
 
 
 def called(engine: Engine) -> Any:
     """What it returns, None if it is a sentence; of the sizes and types that its graph has."""
-    sizes = [fixed(entry.shape, engine.graph.batches[0]) for entry in engine.graph.inputs]
+    sizes = [fixed_shape(entry.shape, engine.graph.batches[0]) for entry in engine.graph.inputs]
     if any(torch.Size(size).numel() > MOST_ELEMENTS for size in sizes):
         return None
     tensors, batch = given(engine)
@@ -78,7 +78,7 @@ def called(engine: Engine) -> Any:
         return None
     leaves = pytree.tree_leaves(result)
     assert [tuple(leaf.shape) for leaf in leaves] == [
-        fixed(engine.graph.shape_of(name), batch) for name in engine.graph.outputs
+        fixed_shape(engine.graph.shape_of(name), batch) for name in engine.graph.outputs
     ]
     assert [str(leaf.dtype) for leaf in leaves] == [f"torch.{name}" for name in engine.graph.output_types]
     return result

@@ -18,9 +18,9 @@ from torch import nn
 from escalade.engine import compile, load
 from escalade.engine.check import GraphError, check_graph
 from escalade.engine.file import FileError
-from escalade.engine.graph.aten import OperatorError, require_fitting, require_pure
+from escalade.engine.graph.aten import OperatorError, require_matching_sizes, require_pure
 from escalade.engine.graph.graph import Reference
-from escalade.engine.graph.trees import TreeError, from_plain
+from escalade.engine.graph.trees import TreeError, structure_from_json
 from escalade.engine.nodes import BY_NAME
 from escalade.errors import EscaladeError
 from tests.engine.files import Contents, every_kind, replaced
@@ -91,7 +91,7 @@ def test_nothing_is_imported(
     for structure in (*structures, json.dumps([1, named])):
         for change in ({"structure": structure}, {"arguments": structure}):
             path = written(whole, tmp_path / "evil.engine", partial(_updated, change))
-            with pytest.raises(FileError, match="holds no network: a structure of tensors"):
+            with pytest.raises(FileError, match="holds no network: a structure that"):
                 load(path, device="cpu")
     assert not (tmp_path / "done").exists() and "evil_module" not in sys.modules
 
@@ -212,18 +212,20 @@ def test_sizes_are_not_believed(
 )  # fmt: skip
 def test_sizes_that_pytorch_does_not_look_at(target: str, sizes: Any, arguments: dict[str, Any]) -> None:
     with pytest.raises(OperatorError, match="does not take tensors of these sizes"):
-        require_fitting(target, sizes, arguments)
+        require_matching_sizes(target, sizes, arguments)
 
 
 def test_sizes_that_fit() -> None:
-    require_fitting("aten::_weight_norm", {"v": (4, 3), "g": (4, 1)}, {})
-    require_fitting("aten::native_group_norm", {"input": (2, 4, 9), "bias": (4,)}, {"N": 2, "C": 4, "HxW": 9})
+    require_matching_sizes("aten::_weight_norm", {"v": (4, 3), "g": (4, 1)}, {})
+    require_matching_sizes(
+        "aten::native_group_norm", {"input": (2, 4, 9), "bias": (4,)}, {"N": 2, "C": 4, "HxW": 9}
+    )
     image = {"self": (1, 1, 4, 4)}
-    require_fitting(
+    require_matching_sizes(
         "aten::upsample_bilinear2d", image, {"output_size": (8, 10), "scales_h": 2.0, "scales_w": 2.6}
     )
-    require_fitting("aten::upsample_bilinear2d", image, {"output_size": (9, 9)})
-    require_fitting("aten::relu", {"self": (4,)}, {})
+    require_matching_sizes("aten::upsample_bilinear2d", image, {"output_size": (9, 9)})
+    require_matching_sizes("aten::relu", {"self": (4,)}, {})
 
 
 @pytest.mark.parametrize(
@@ -236,12 +238,12 @@ def test_sizes_that_fit() -> None:
 )  # fmt: skip
 def test_structures_that_are_none(data: Any) -> None:
     with pytest.raises(TreeError):
-        from_plain(data)
+        structure_from_json(data)
     deep: Any = None
     for _ in range(10_000):
         deep = {"tuple": [deep]}
-    with pytest.raises(TreeError, match="containers in each other"):
-        from_plain(deep)
+    with pytest.raises(TreeError, match="nested containers"):
+        structure_from_json(deep)
 
 
 @pytest.mark.parametrize("text", ["\x1b[2Jcleared", "two\nlines", "\u202eturned"])

@@ -65,7 +65,7 @@ def test_arguments_are_constants_and_results_come_as_the_model_has_them() -> Non
     for arguments, keywords in (((x, True, 3), {"kind": "own"}), ((x, 0, 3), {"kind": "own"}), ((x,), {})):
         with pytest.raises(UnsupportedError, match=r"with x \[batch, 3\], False, 3, kind='own'"):
             engine(*arguments, **keywords)
-    with pytest.raises(FileError, match="takes or returns a Found; a file holds tuples"):
+    with pytest.raises(FileError, match="takes or returns a Found; a file supports tuples"):
         pickle.dumps(engine)
     plain = compile(model, (x, True), {"kind": "plain"})
     again = pickle.loads(pickle.dumps(plain))

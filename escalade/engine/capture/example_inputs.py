@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from escalade.engine.graph.forms import is_dense, kind_of
-from escalade.engine.graph.trees import flatten, opened
+from escalade.engine.graph.forms import describe_tensor, is_dense
+from escalade.engine.graph.trees import flatten, open_dataclasses
 from escalade.errors import UnsupportedError
 
 
@@ -89,7 +89,7 @@ class ExampleInputs:
         )
 
     def _tensor_names(self, parameters: Sequence[inspect.Parameter]) -> tuple[str, ...]:
-        paths, _ = pytree.tree_flatten_with_path(opened(self.call()))
+        paths, _ = pytree.tree_flatten_with_path(open_dataclasses(self.call()))
         names = []
         for path, leaf in paths:
             if not isinstance(leaf, torch.Tensor):
@@ -112,7 +112,7 @@ class ExampleInputs:
         for tensor in self.tensors:
             if tensor.dtype.is_complex or tensor.is_quantized or not is_dense(tensor):
                 raise UnsupportedError(
-                    f"an example input is {kind_of(tensor)}; pass dense tensors of real numbers"
+                    f"an example input is {describe_tensor(tensor)}; pass dense tensors of real numbers"
                 )
             if tensor.is_meta:
                 raise UnsupportedError(

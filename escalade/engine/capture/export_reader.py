@@ -17,14 +17,13 @@ from escalade.engine.capture.reader import (
     CaptureError,
     FxReader,
     WeightCopies,
-    dtype_name,
     has_aliased_writes,
     note_input_writes,
     reject_foreign_side_effects,
 )
 from escalade.engine.capture.shape_guards import ShapeGuards, Sizes
 from escalade.engine.capture.weight_writes import check_weight_writes, state_change_message
-from escalade.engine.graph.graph import Batch, Dimension, Graph, Input
+from escalade.engine.graph.graph import Batch, Dimension, Graph, Input, dtype_name
 from escalade.engine.graph.trees import flatten
 from escalade.errors import EscaladeError
 
@@ -135,7 +134,7 @@ class ExportReader(FxReader):
         returned: list[Any] = []
         for value, spec in zip(node.args[0], specs, strict=True):  # type: ignore[arg-type]
             if spec.kind is OutputKind.USER_INPUT_MUTATION:
-                graph.changes_inputs = True
+                graph.writes_inputs = True
                 continue
             if spec.kind is not OutputKind.USER_OUTPUT:
                 constants = {target: name for name, target in graph.weight_names.items()}

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from escalade.engine.capture.meta_rules import meta_result
 from escalade.engine.capture.reader import mutates
-from escalade.engine.graph.aten import draws
+from escalade.engine.graph.aten import is_random_call
 from escalade.errors import EscaladeError
 
 
@@ -196,7 +196,7 @@ class CallRecorder(TorchDispatchMode):
         for tensor in tensors:
             if result is tensor.meta and not function._schema.is_mutable:
                 return tensor  # a no-op, such as dropout in evaluation or a conversion to the same dtype
-        if draws(function, _bound(function, arguments, keywords)):
+        if is_random_call(function, _bound(function, arguments, keywords)):
             raise NotTraceable(f"{function} draws random numbers")
         self._calls_left -= 1
         if self._calls_left < 0:

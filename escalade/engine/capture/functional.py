@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from escalade.engine.capture.reader import CaptureError, FxReader, dtype_name
-from escalade.engine.graph.graph import Graph, Node
+from escalade.engine.capture.reader import CaptureError, FxReader
+from escalade.engine.graph.graph import Graph, Node, dtype_name
 
 _ASSERTIONS = ("aten::_assert_tensor_metadata", "aten::_assert_async.msg", "aten::_assert_scalar")
 # Single-kernel operators that AOTAutograd would decompose: upsampling into gathers and scatters of single elements, and

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from escalade.engine.capture.model_copy import OriginalModel
-from escalade.engine.graph.aten import order_of, strangeness, takes_any_layout
+from escalade.engine.graph.aten import memory_order, side_effect, takes_any_layout
 from escalade.engine.graph.graph import (
     ATEN,
     ORDERS,
@@ -22,6 +22,7 @@ from escalade.engine.graph.graph import (
     Node,
     Reference,
     Shape,
+    dtype_name,
     map_leaves,
 )
 from escalade.engine.nodes.recognition import recognise_captured
@@ -94,7 +95,7 @@ class FxReader:
             changed = call.args[0]
             assert isinstance(changed, torch.fx.Node)
             tensor = self._aliases[fx] = self._aliases.get(changed, changed)
-            graph.changes_inputs |= tensor.op == "placeholder" and tensor.name not in graph.constants
+            graph.writes_inputs |= tensor.op == "placeholder" and tensor.name not in graph.constants
         self._values[tensor] = name
 
     def _node(
@@ -154,7 +155,7 @@ def _layouts(
     target: torch._ops.OpOverload, tensors: Mapping[str, torch.Tensor], result: torch.Tensor
 ) -> dict[str, Any]:
     """Return the memory orders of a call's operands, where its operator may depend on them."""
-    orders = {role: order_of(tensor) for role, tensor in tensors.items()}
+    orders = {role: memory_order(tensor) for role, tensor in tensors.items()}
     others = {role: order for role, order in orders.items() if order is not None}
     attributes = {} if takes_any_layout(target) or not others else {ORDERS: others}
     images = [tensor for tensor in tensors.values() if _is_image(tensor)]
@@ -165,7 +166,7 @@ def _layouts(
 
 
 def note_input_writes(graph: Graph) -> None:
-    if graph.changes_inputs:
+    if graph.writes_inputs:
         graph.notes.append("the model writes to its input; the engine leaves the caller's tensor unchanged")
 
 
@@ -200,10 +201,6 @@ def _dtype(
     return value.dtype
 
 
-def dtype_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
 def mutates(node: torch.fx.Node) -> bool:
     return (
         isinstance(node.target, torch._ops.OpOverload)
@@ -217,7 +214,7 @@ def reject_foreign_side_effects(graph: torch.fx.Graph) -> None:
     """Raise for operators of other libraries that do more than compute new tensors."""
     for node in graph.nodes:
         if isinstance(node.target, torch._ops.OpOverload) and node.target.namespace != "aten":
-            reason = strangeness(node.target)
+            reason = side_effect(node.target)
             if reason is not None:
                 raise CaptureError(f"{node.target.name()} {reason}; compile the parts of the model around it")
 

@@ -28,8 +28,8 @@ from escalade.engine.capture.reader import CaptureError
 from escalade.engine.capture.shape_guards import ShapeGuards, Sizes
 from escalade.engine.capture.weight_values import WeightValues, answer_weight_queries
 from escalade.engine.graph import trees
-from escalade.engine.graph.graph import Batch, Graph, fixed
-from escalade.engine.graph.trees import TreeError, flatten, opened
+from escalade.engine.graph.graph import Batch, Graph, fixed_shape
+from escalade.engine.graph.trees import TreeError, flatten, open_dataclasses
 from escalade.errors import UnsupportedError
 
 # Batch size to compare with a batch of one: it is unlikely that two of a model's own sizes have this ratio.
@@ -69,7 +69,7 @@ def fixed_graph(original: OriginalModel, example: ExampleInputs) -> Graph:
     """Capture the model for inputs of exactly these sizes."""
     model = original.copy()
     adapter = _ExportAdapter(original, model, example)
-    arguments, keywords = opened(example.call())
+    arguments, keywords = open_dataclasses(example.call())
     try:
         with export_context():
             exported = torch.export.export(model, arguments, keywords, strict=False)
@@ -166,7 +166,7 @@ def _is_valid_for_one(original: OriginalModel, example: ExampleInputs, graph: Gr
         one, several = (_run_trial(original, example, batch) for batch in (1, count))
     except Exception:  # it does not run on fake tensors, so nothing contradicts the graph
         return True
-    expected = [fixed(graph.shape_of(name), 1) for name in graph.outputs]
+    expected = [fixed_shape(graph.shape_of(name), 1) for name in graph.outputs]
     return one.shapes == expected and one.scales_to(several, count)
 
 
@@ -254,7 +254,7 @@ def export_symbolic(
 
     model = original.copy()
     adapter = _ExportAdapter(original, model, example)
-    arguments = opened(example.call(list(map(doubled, example.tensors))))
+    arguments = open_dataclasses(example.call(list(map(doubled, example.tensors))))
     try:
         shapes = _named_shapes(model, pytree.tree_map(dynamic, arguments))
         with export_context():

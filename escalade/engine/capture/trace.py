@@ -34,12 +34,11 @@ from escalade.engine.capture.python_state import StateWatch
 from escalade.engine.capture.reader import (
     FxReader,
     WeightCopies,
-    dtype_name,
     has_aliased_writes,
     mutates,
     note_input_writes,
 )
-from escalade.engine.graph.graph import Batch, Dimension, Graph, map_leaves
+from escalade.engine.graph.graph import Batch, Dimension, Graph, dtype_name, map_leaves
 from escalade.engine.graph.trees import flatten
 
 # Candidate batch sizes; the first is used that divides none of the model's own sizes. What Python computes from a

@@ -1,1 +1,1 @@
-"""A network as data: nodes over named values, how values lie in memory, and PyTorch's operators by name."""
+"""The graph data structure, memory formats of values, and PyTorch operators by name."""

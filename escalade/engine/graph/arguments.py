@@ -11,21 +11,19 @@ from typing import Any
 
 import torch
 
-from escalade.engine.graph.graph import Batch, Reference
+from escalade.engine.graph.graph import Batch, Reference, dtype_name
 
-TYPES = (
+ELEMENT_TYPES = (
     "float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool", "complex64",
     "complex128",
 )  # fmt: skip
 """Element types of a graph's values."""
-MOST_PARTS = 2**18
-"""Longest list in one argument, and most parts that an operator may split a tensor into."""
-MOST_CHARACTERS = 1000
-"""Longest text in one argument."""
+MAX_PARTS = 2**18  # items per list argument, and parts that an operator may split a tensor into
+MAX_CHARACTERS = 1000  # per string argument
 LARGEST_INT = 2**63 - 1
 
 
-def misfit(operator: torch._ops.OpOverload, arguments: Mapping[str, Any]) -> str | None:
+def schema_mismatch(operator: torch._ops.OpOverload, arguments: Mapping[str, Any]) -> str | None:
     """Describe the first argument that the operator's schema does not allow; None if all fit."""
     kinds = {argument.name: str(argument.real_type) for argument in operator._schema.arguments}
     for name, value in arguments.items():
@@ -42,7 +40,7 @@ def _fits(value: Any, kind: str) -> bool:
         return value is None or _fits(value, kind[len("Optional[") : -1])
     if kind.startswith("List["):
         inner = kind[len("List[") : -1]
-        return type(value) is tuple and len(value) <= MOST_PARTS and all(_fits(item, inner) for item in value)
+        return type(value) is tuple and len(value) <= MAX_PARTS and all(_fits(item, inner) for item in value)
     test = _TESTS.get(kind)
     return test is not None and test(value)
 
@@ -58,19 +56,19 @@ def _is_number(value: Any) -> bool:
 
 
 _TESTS: Mapping[str, Callable[[Any], bool]] = {
-    "Tensor": lambda value: type(value) is Reference or _is_number(value),  # which becomes a tensor
+    "Tensor": lambda value: type(value) is Reference or _is_number(value),  # PyTorch wraps numbers
     "int": _is_int,
     "float": lambda value: type(value) is float or _is_int(value),
     "number": _is_number,
     "bool": lambda value: type(value) is bool,
-    "str": lambda value: type(value) is str and len(value) <= MOST_CHARACTERS and value.isprintable(),
-    "ScalarType": lambda value: isinstance(value, torch.dtype) and str(value).removeprefix("torch.") in TYPES,
+    "str": lambda value: type(value) is str and len(value) <= MAX_CHARACTERS and value.isprintable(),
+    "ScalarType": lambda value: isinstance(value, torch.dtype) and dtype_name(value) in ELEMENT_TYPES,
     "Layout": lambda value: value is torch.strided,
     "MemoryFormat": lambda value: isinstance(value, torch.memory_format),
     "Device": lambda value: isinstance(value, torch.device) and value.type in ("cpu", "cuda"),
-    "Generator": lambda value: False,  # random numbers come from nowhere else
+    "Generator": lambda value: False,  # a file cannot hold one
 }
-"""Accepted values by the name of a schema's type; other types are refused."""
+"""Test for the values of each schema type; other types are rejected."""
 
 
 def _shown(value: Any) -> str:

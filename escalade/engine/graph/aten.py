@@ -1,7 +1,7 @@
-"""Which of PyTorch's operators a file may name: those that compute fresh values from tensors, and nothing else.
+"""Allowlist of PyTorch operators in engine files: those that only compute new tensors from others.
 
-Loading a file runs operators (constants are folded), and calling its engine runs the rest. None of them may read or
-write files, call Python, write to what it is given, show memory that nothing was written to, or draw random numbers.
+Loading a file runs operators (constants are folded), and calling its engine runs the rest. None of them may access
+files, call Python, write to its arguments, expose uninitialized memory, or draw random numbers.
 """
 
 from __future__ import annotations
@@ -17,11 +17,15 @@ import torch
 from escalade.engine.graph.graph import Reference
 from escalade.errors import UnsupportedError
 
+Sizes = Mapping[str, tuple[int, ...]]
 _TARGET = re.compile(r"(\w+)::(\w+)(?:\.(\w+))?")
 _TENSORS = ("Tensor", "List[Tensor]")
 _UNBOUNDED = re.compile(r"mvlgamma|.*polynomial.*")
-"""Pointwise operators whose work grows with a number among their arguments."""
+"""Pointwise operators whose work grows with a numeric argument."""
 
+# Operators that read any strides on every device: they iterate over strides or make their own dense copies. Vendor
+# variants leave that copy to their caller, as do most inner operators (`native_group_norm_backward`). 3-D pools reject
+# an unbatched operand in NHWC, and fractional ones ignore the strides of indices.
 _ANY_STRIDES = re.compile(
     r"(?!cudnn|miopen|mkldnn|.*pool3d|fractional).*(conv|pool|upsample|batch_norm|dropout).*"
     r"|cat|stack|flip|roll|repeat|constant_pad_nd|where|index|index_select|index_put|gather|slice_scatter|select_scatter"
@@ -30,35 +34,34 @@ _ANY_STRIDES = re.compile(
     r"|sum|nansum|mean|prod|amax|amin|all|any|max|min|argmax|argmin|var|std|var_mean|std_mean|linalg_vector_norm|norm"
     r"|group_norm|layer_norm|instance_norm|rms_norm|softmax|log_softmax|_softmax|_log_softmax|cumsum|cumprod|sort|topk"
 )
-"""Operators that read any strides on every device: those that iterate over strides or make their own dense copies.
-The vendors' variants leave that copy to their caller, as do most inner operators (`native_group_norm_backward`). Pools
-of volumes refuse one without a batch in NHWC, and fractional ones ignore the strides of indices."""
+
 
 _BY_STRIDES = frozenset(
     "view view_as_real view_as_complex as_strided as_strided_copy as_strided_scatter".split()
 )
-"""Operators whose result depends on how their operand is stored, though most of them return views."""
+"""Operators whose result depends on their operand's strides, though most of them return views."""
 
 
 class OperatorError(UnsupportedError):
-    """An operator of PyTorch's that is not there, may not be used, or does not take what it is given."""
+    """A PyTorch operator is missing, not allowed, or does not accept its arguments."""
 
 
-def resolve(target: str) -> torch._ops.OpOverload:
-    """The operator of a name such as `aten::cat` or `aten::add.Tensor`; other libraries' are in other namespaces."""
-    found = _TARGET.fullmatch(target)
-    packet = getattr(getattr(torch.ops, found[1]), found[2], None) if found else None
-    operator = getattr(packet, found[3] or "default", None) if found else None
+def resolve_operator(target: str) -> torch._ops.OpOverload:
+    """Return the operator with a name such as `aten::cat` or `aten::add.Tensor`."""
+    match = _TARGET.fullmatch(target)
+    packet = getattr(getattr(torch.ops, match[1]), match[2], None) if match else None
+    operator = getattr(packet, match[3] or "default", None) if match else None
     if not isinstance(operator, torch._ops.OpOverload) or operator.name() != target:
         raise OperatorError(
-            f"this PyTorch ({torch.__version__}) has no operator {target}, which the model uses"
+            f"this PyTorch ({torch.__version__}) has no operator {target}, which the model uses; install the version "
+            "and the libraries that the model was saved with"
         )
     return operator
 
 
 def require_pure(target: str, arguments: Mapping[str, Any]) -> torch._ops.OpOverload:
-    """The operator of a name, if it is one that a file may hold with these arguments."""
-    operator = resolve(target)
+    """Return the operator with a name; raise if a file may not contain it with these arguments."""
+    operator = resolve_operator(target)
     reason = _impurity(operator, arguments)
     if reason is not None:
         raise OperatorError(f"{target} {reason}; a file holds operators that compute new tensors from others")
@@ -66,39 +69,41 @@ def require_pure(target: str, arguments: Mapping[str, Any]) -> torch._ops.OpOver
 
 
 def _impurity(operator: torch._ops.OpOverload, arguments: Mapping[str, Any]) -> str | None:
-    """What stands against an operator; None if nothing does."""
+    """Describe why a file may not contain an operator; None if it may."""
     schema = operator._schema
     in_place = schema.is_mutable
     name = schema.name.removeprefix("aten::")
     base = name[:-1] if in_place and name.endswith("_") else name
-    if not (base in _KNOWN or base in DRAWS_UNLESS or _is_pointwise(base)):
+    if not (base in _PURE_OPERATORS or base in RANDOM_UNLESS or _is_pointwise(base)):
         return "is none of the operators that Escalade knows to be pure"
     if any(argument.is_out for argument in schema.arguments):
-        return "writes to a tensor that it is given"
+        return "writes to one of its arguments"
     written = [
         argument.name for argument in schema.arguments if argument.alias_info and argument.alias_info.is_write
     ]
     if in_place and not (name.endswith("_") and written == [schema.arguments[0].name] == ["self"]):
-        return "writes to a tensor that it is given"
+        return "writes to one of its arguments"
     if in_place and not isinstance(arguments.get("self"), Reference):
-        return "changes something else than a tensor"  # a copy of it is what it changes
+        return "writes to something else than a tensor"
     if not schema.returns or any(str(result.type) not in _TENSORS for result in schema.returns):
-        return "gives something else than tensors"
-    if draws(operator, arguments):
+        return "returns something else than tensors"
+    if is_random_call(operator, arguments):
         return "draws random numbers"
-    trains = arguments.get("training") or arguments.get("use_input_stats")
-    if trains and arguments.get("running_mean") is not None:  # which the schema does not say
-        return "changes the statistics that it is given"
+    is_training = arguments.get("training") or arguments.get("use_input_stats")
+    if (
+        is_training and arguments.get("running_mean") is not None
+    ):  # a mutation that the schema does not declare
+        return "updates running statistics"
     if arguments.get("pin_memory") or arguments.get("generator") is not None:
-        return "is told where its memory or its random numbers come from"
+        return "has a pin_memory or generator argument"
     return None
 
 
 def takes_any_layout(operator: torch._ops.OpOverload) -> bool:
-    """Return whether an operator is known to compute the same for operands of any strides.
+    """Return True if an operator is known to compute the same for operands of any strides.
 
-    Some of PyTorch's own ignore strides, since autograd or a composite operator hands them dense tensors. Operators of
-    other libraries may, unless their tags say that they do not.
+    Some ATen operators ignore strides, since autograd or a composite operator passes them dense tensors. Operators of
+    other libraries may ignore them too, unless tagged `flexible_layout`.
     """
     if operator.namespace != "aten":
         return torch.Tag.flexible_layout in operator.tags
@@ -110,9 +115,8 @@ def takes_any_layout(operator: torch._ops.OpOverload) -> bool:
     return is_iterated or _ANY_STRIDES.fullmatch(name) is not None
 
 
-def order_of(tensor: torch.Tensor) -> tuple[int, ...] | None:
-    """Return a tensor's dimensions from the outermost to the innermost in memory; None for PyTorch's own order, and for
-    a tensor whose elements share memory."""
+def memory_order(tensor: torch.Tensor) -> tuple[int, ...] | None:
+    """Return a tensor's dimensions from outermost to innermost; None if contiguous, or if elements overlap."""
     if tensor.is_contiguous() or any(
         stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
     ):
@@ -125,112 +129,117 @@ def order_of(tensor: torch.Tensor) -> tuple[int, ...] | None:
     return None if order == tuple(range(tensor.dim())) else order
 
 
-def in_order(tensor: torch.Tensor, order: Sequence[int] | None) -> torch.Tensor:
-    """Return a tensor that is dense in that order of dimensions: itself, or a copy."""
+def to_memory_order(tensor: torch.Tensor, order: Sequence[int] | None) -> torch.Tensor:
+    """Return the tensor, copied if needed, dense in this order of dimensions."""
     if order is None:
         return tensor.contiguous()
     inverse = sorted(range(len(order)), key=order.__getitem__)
     return tensor.permute(*order).contiguous().permute(*inverse)
 
 
-def strangeness(operator: torch._ops.OpOverload) -> str | None:
-    """What stands against an operator of another library in an engine, by its schema; None if nothing does."""
+def side_effect(operator: torch._ops.OpOverload) -> str | None:
+    """Describe why an engine cannot run an operator of another library; None if it can."""
     schema = operator._schema
     if schema.is_mutable:
-        return "writes to a tensor that it is given"
+        return "writes to one of its arguments"
     if not schema.returns or any(str(result.type) not in _TENSORS for result in schema.returns):
-        return "gives something else than tensors"
+        return "returns something else than tensors"
     return None
 
 
 @cache
 def _is_pointwise(base: str) -> bool:
-    """Whether PyTorch marks an operator of this name so, of those whose work is the same for each element."""
+    """Return True if PyTorch tags an operator as pointwise, and its work per element is bounded."""
     packet = getattr(torch.ops.aten, base, None)
     overloads = [getattr(packet, name) for name in packet.overloads()] if packet is not None else []
-    marked = any(torch.Tag.pointwise in overload.tags for overload in overloads)
-    return marked and not _UNBOUNDED.fullmatch(base)
+    is_pointwise = any(torch.Tag.pointwise in overload.tags for overload in overloads)
+    return is_pointwise and not _UNBOUNDED.fullmatch(base)
 
 
-def require_fitting(target: str, sizes: Mapping[str, tuple[int, ...]], arguments: Mapping[str, Any]) -> None:
-    """What some operators do not look at themselves: whether the sizes of their tensors, by argument, go together."""
+def require_matching_sizes(target: str, sizes: Sizes, arguments: Mapping[str, Any]) -> None:
+    """Check sizes of tensors, by argument, for operators that do not check them themselves."""
     name = target.removeprefix("aten::").split(".")[0]
-    fits = next((test for pattern, test in _FITTING.items() if re.fullmatch(pattern, name)), None)
+    check = next((test for pattern, test in _SIZE_CHECKS.items() if re.fullmatch(pattern, name)), None)
     try:
-        fitting = fits is None or fits(sizes, arguments)
-    except (KeyError, TypeError):  # a number where the operator usually gets a tensor
-        fitting = False
-    if not fitting:
+        is_valid = check is None or check(sizes, arguments)
+    except (KeyError, TypeError):  # a number in place of a tensor
+        is_valid = False
+    if not is_valid:
         raise OperatorError(f"{target} does not take tensors of these sizes with these arguments")
 
 
-def require_quotient(operator: torch._ops.OpOverload, arguments: Mapping[str, Any]) -> None:
-    """Refuse integer division on the CPU that traps: the smallest number by -1 has no quotient of its type, and x86
-    raises SIGFPE, which ends the process. Which operators PyTorch itself protects depends on its version."""
+def reject_trapping_division(operator: torch._ops.OpOverload, arguments: Mapping[str, Any]) -> None:
+    """Reject integer division of the smallest number by -1 on the CPU, which kills the process by SIGFPE on x86.
+
+    Which operators PyTorch itself protects depends on its version.
+    """
     name = operator._schema.name.removeprefix("aten::").removesuffix("_")
-    if name not in _DIVIDING or (name in ("div", "divide") and not arguments.get("rounding_mode")):
+    if name not in _DIVISIONS or (name in ("div", "divide") and not arguments.get("rounding_mode")):
         return
-    one, other = arguments.get("self"), arguments.get("other")
-    tensors = [value for value in (one, other) if isinstance(value, torch.Tensor)]
-    if not tensors or any(tensor.device.type != "cpu" for tensor in tensors) or one is None or other is None:
+    dividend, divisor = arguments.get("self"), arguments.get("other")
+    tensors = [value for value in (dividend, divisor) if isinstance(value, torch.Tensor)]
+    if (
+        not tensors
+        or any(tensor.device.type != "cpu" for tensor in tensors)
+        or dividend is None
+        or divisor is None
+    ):
         return
-    dtype = torch.result_type(one, other)
+    dtype = torch.result_type(dividend, divisor)
     if dtype not in (torch.int64, torch.int32):
         return
     least = torch.iinfo(dtype).min
-    smallest = [_holds(value, least, dtype) for value in (one, other)]
-    if any(smallest) if name in _OF_DIVISORS else smallest[0] and _holds(other, -1, dtype):
-        raise OperatorError(
-            f"{operator.name()} of {least}, the smallest {dtype}, by -1 has no result of that type"
-        )
+    smallest = [_contains(value, least, dtype) for value in (dividend, divisor)]
+    if any(smallest) if name in _COMMON_DIVISORS else smallest[0] and _contains(divisor, -1, dtype):
+        raise OperatorError(f"{operator.name()} of {least} by -1 has no result of type {dtype}")
 
 
-def _holds(value: Any, number: int, dtype: torch.dtype) -> bool:
+def _contains(value: Any, number: int, dtype: torch.dtype) -> bool:
     if isinstance(value, torch.Tensor):
         return bool((value.to(dtype) == number).any())
     return int(value) == number
 
 
-_OF_DIVISORS = frozenset(("gcd", "lcm"))
-_DIVIDING = _OF_DIVISORS | frozenset(("div", "divide", "floor_divide", "fmod", "remainder"))
-"""Operators with an integer division of `self` by `other`, or by what divides both."""
+_COMMON_DIVISORS = frozenset(("gcd", "lcm"))
+_DIVISIONS = _COMMON_DIVISORS | frozenset(("div", "divide", "floor_divide", "fmod", "remainder"))
+"""Operators that divide integers `self` by `other`, or by a common divisor."""
 
 
-def _norms_fit(sizes: Mapping[str, tuple[int, ...]], arguments: Mapping[str, Any]) -> bool:
-    """One length for each slice along a dimension."""
+def _norms_fit(sizes: Sizes, arguments: Mapping[str, Any]) -> bool:
+    """Require one norm `g` per slice of `v` along `dim`."""
     whole, lengths, dimension = sizes["v"], sizes["g"], arguments.get("dim", 0)
-    if not -len(whole) <= dimension < len(whole) or not math.prod(whole):  # by which PyTorch divides
+    if not -len(whole) <= dimension < len(whole) or not math.prod(whole):  # PyTorch divides by it
         return False
     return lengths == tuple(size if axis == dimension % len(whole) else 1 for axis, size in enumerate(whole))
 
 
-def _groups_fit(sizes: Mapping[str, tuple[int, ...]], arguments: Mapping[str, Any]) -> bool:
+def _groups_fit(sizes: Sizes, arguments: Mapping[str, Any]) -> bool:
     x, (batch, channels, pixels) = sizes["input"], (arguments[key] for key in ("N", "C", "HxW"))
     per_channel = all(sizes.get(role, (channels,)) == (channels,) for role in ("weight", "bias"))
     return x[:2] == (batch, channels) and math.prod(x[2:]) == pixels and per_channel
 
 
-def _scales_fit(sizes: Mapping[str, tuple[int, ...]], arguments: Mapping[str, Any]) -> bool:
-    """Sizes and scales are given beside each other, and both are used."""
+def _scales_fit(sizes: Sizes, arguments: Mapping[str, Any]) -> bool:
+    """Require scales to match the output size, since PyTorch uses both."""
     scales = [arguments.get(key) for key in ("scales_d", "scales_h", "scales_w", "scales")]
-    wanted = arguments.get("output_size")
-    if wanted is None or all(scale is None for scale in scales):
+    output_size = arguments.get("output_size")
+    if output_size is None or all(scale is None for scale in scales):
         return True
-    given = [scale for scale in scales if scale is not None]
-    images = list(zip(sizes["self"][2:], wanted, given, strict=False))
-    return len(images) == len(given) == len(wanted) and all(
+    used = [scale for scale in scales if scale is not None]
+    images = list(zip(sizes["self"][2:], output_size, used, strict=False))
+    return len(images) == len(used) == len(output_size) and all(
         abs(size * scale - out) <= 1 for size, out, scale in images
     )
 
 
-def _layers_fit(sizes: Mapping[str, tuple[int, ...]], arguments: Mapping[str, Any]) -> bool:
-    """Return whether a recurrent network has the number of weights that PyTorch reads, with or without projections."""
+def _layers_fit(sizes: Sizes, arguments: Mapping[str, Any]) -> bool:
+    """Require the number of weights that PyTorch reads for a recurrent network, with or without projections."""
     layers = arguments["num_layers"] * (2 if arguments["bidirectional"] else 1)
     each = 4 if arguments["has_biases"] else 2
     return layers > 0 and len(arguments["params"]) in (layers * each, layers * (each + 1))
 
 
-_FITTING = {
+_SIZE_CHECKS = {
     "lstm|gru|rnn_relu|rnn_tanh": _layers_fit,
     "_weight_norm(_interface)?": _norms_fit,
     "native_group_norm": _groups_fit,
@@ -238,32 +247,24 @@ _FITTING = {
 }
 
 
-def draws(operator: torch._ops.OpOverload, arguments: Mapping[str, Any]) -> bool:
-    """Whether a call draws random numbers."""
+def is_random_call(operator: torch._ops.OpOverload, arguments: Mapping[str, Any]) -> bool:
     if torch.Tag.nondeterministic_seeded not in operator.tags:
         return False
-    switch = DRAWS_UNLESS.get(operator._schema.name.removeprefix("aten::").removesuffix("_"))
-    given = {argument.name: argument.default_value for argument in operator._schema.arguments} | dict(
-        arguments
-    )
-    return switch not in given or isinstance(given[switch], Reference) or bool(given[switch])
+    switch = RANDOM_UNLESS.get(operator._schema.name.removeprefix("aten::").removesuffix("_"))
+    bound = {argument.name: argument.default_value for argument in operator._schema.arguments}
+    bound |= arguments
+    return switch not in bound or isinstance(bound[switch], Reference) or bool(bound[switch])
 
 
-DRAWS_UNLESS = {
-    "scaled_dot_product_attention": "dropout_p",
-    "lstm": "train",
-    "gru": "train",
-    "rnn_relu": "train",
-    "rnn_tanh": "train",
+RANDOM_UNLESS = {
+    **dict.fromkeys(("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout"), "train"),
+    **dict.fromkeys(("lstm", "gru", "rnn_relu", "rnn_tanh"), "train"),
     "rrelu": "training",
-    "dropout": "train",
-    "feature_dropout": "train",
-    "alpha_dropout": "train",
-    "feature_alpha_dropout": "train",
+    "scaled_dot_product_attention": "dropout_p",
 }
 """Operators that draw random numbers unless this argument is false or zero."""
 
-_KNOWN = frozenset(
+_PURE_OPERATORS = frozenset(
     """
     absolute arccos arccosh arcsin arcsinh arctan arctan2 arctanh divide fix floor_divide glu greater greater_equal
     hardswish isclose isin less less_equal log_sigmoid log_sigmoid_forward multiply negative not_equal polar complex
@@ -334,6 +335,6 @@ _KNOWN = frozenset(
     soft_margin_loss
     """.split()
 )
-"""Pure operators by name, apart from those that PyTorch marks as pointwise. Not among them are those that show memory
-as it is (`empty`), those that reach around a tensor's bounds (`as_strided`, `set_`, `resize_`), and inner ones that
-leave it to their caller to look at sizes and indices (`_unsafe_index`, `_fft_c2r`, `embedding_bag`)."""
+"""Pure operators that PyTorch does not tag as pointwise. Excluded are those that expose uninitialized memory (`empty`)
+or memory outside of a tensor (`as_strided`, `set_`, `resize_`), and inner ones that leave checks of sizes and indices
+to their caller (`_unsafe_index`, `_fft_c2r`, `embedding_bag`)."""

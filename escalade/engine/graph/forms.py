@@ -1,4 +1,4 @@
-"""How values lie in memory: element type and layout."""
+"""Storage formats of values: element type, layout and pitch."""
 
 from __future__ import annotations
 
@@ -14,33 +14,32 @@ from escalade.errors import UnsupportedError
 from escalade.ops.base import dtypes
 
 STORAGE = {**{name: dtypes.STORAGE[name] for name in dtypes.MULTIPLIED}, "fp8": torch.float16}
-"""What a plan of each dtype keeps its values in; in fp8 those between two convolutions are e4m3."""
+"""Storage type of values by dtype of the plan; in fp8, values between two convolutions are e4m3."""
 TENSOR_CORE_DTYPES = ("tf32", "fp16", "bf16", "fp8")
-"""The dtypes whose products tensor cores do."""
 NAMES = {**dtypes.NAMES, torch.uint8: "uint8"}
-_ROOM = 2**40
-"""Bytes without contents, enough for any value with its rows apart."""
+_META_BYTES = 2**40  # size of a meta buffer that holds any value, whatever its pitch
 
 
 def is_dense(tensor: torch.Tensor) -> bool:
-    """Return True if every element has an address that the strides give: not sparse, nested or zeros without memory."""
+    """Return True if every element has an address given by the strides: not sparse, nested or memoryless zeros."""
     return tensor.layout is torch.strided and not tensor.is_nested and not FAST_PATHS.is_zero_tensor(tensor)
 
 
-def require_dense(tensors: Iterable[torch.Tensor], passed: str, taken: str) -> None:
-    """Refuse tensors without strides; `passed` says which tensors these are, `taken` what is supported."""
+def require_dense(tensors: Iterable[torch.Tensor], passed: str, supported: str) -> None:
+    """Raise for tensors without strides; `passed` names the tensors, and `supported` says what to pass instead."""
     for tensor in tensors:
         if not is_dense(tensor):
-            raise UnsupportedError(f"{passed} {kind_of(tensor)}; {taken}")
+            raise UnsupportedError(f"{passed} {describe_tensor(tensor)}; {supported}")
 
 
 def is_finite(tensor: torch.Tensor) -> bool:
-    """Whether all of its elements are: they are if their sum is, which takes one pass; finite ones may overflow it."""
+    """Return True if all elements are finite."""
+    # A finite sum implies it in a single pass; finite elements may still overflow the sum.
     return math.isfinite(tensor.detach().sum()) or bool(torch.isfinite(tensor).all())
 
 
-def kind_of(tensor: torch.Tensor) -> str:
-    """What a tensor is, for those that are no dense ones of real numbers."""
+def describe_tensor(tensor: torch.Tensor) -> str:
+    """Describe a tensor that is not a dense one of real numbers."""
     if tensor.is_nested:
         return "a nested tensor"
     if tensor.layout is not torch.strided:
@@ -50,10 +49,10 @@ def kind_of(tensor: torch.Tensor) -> str:
 
 @dataclass(frozen=True)
 class Form:
-    """A value's sizes, element type and layout: `nhwc`, `nchw`, or `flat` for what is not an image.
+    """A value's shape, element type and layout: `nhwc`, `nchw`, or `flat` for non-images.
 
-    A row is what lies innermost: a pixel's channels in `nhwc`. A value that is a part of a larger one has its rows
-    `pitch` elements apart; 0: it is dense.
+    A row is the innermost dimension: a pixel's channels in `nhwc`. Rows of a value that is part of a larger one are
+    `pitch` elements apart; 0 means dense.
     """
 
     shape: tuple[int, ...]
@@ -63,7 +62,7 @@ class Form:
 
     @property
     def order(self) -> tuple[int, ...]:
-        """The dimensions as they lie in memory, the innermost last."""
+        """Dimensions in memory order, innermost last."""
         return (0, 2, 3, 1) if self.layout == "nhwc" else tuple(range(len(self.shape)))
 
     @property
@@ -83,12 +82,12 @@ class Form:
     def bytes(self) -> int:
         return self.elements * self.dtype.itemsize
 
-    def hollow(self) -> torch.Tensor:
-        """A tensor without contents that lies in memory of its own as a value of this form does."""
-        return self.view(torch.empty(_ROOM, dtype=torch.uint8, device="meta"), 0)
+    def meta_tensor(self) -> torch.Tensor:
+        """Return a meta tensor with the strides of this form."""
+        return self.view(torch.empty(_META_BYTES, dtype=torch.uint8, device="meta"), 0)
 
     def view(self, memory: torch.Tensor, offset: int) -> torch.Tensor:
-        """The value in these bytes, with PyTorch's order of dimensions."""
+        """Return a view of these bytes as a tensor with PyTorch's order of dimensions."""
         pitch = self.pitch or self.row
         span = ((self.rows - 1) * pitch + self.row) * self.dtype.itemsize if self.elements else 0
         flat = memory[offset : offset + span].view(self.dtype)
@@ -102,7 +101,7 @@ class Form:
 
 @dataclass(frozen=True)
 class InputFormat:
-    """How the caller's tensor comes: its element type, and its layout if it is an image."""
+    """Element type and layout of a caller's tensor."""
 
     dtype: torch.dtype
     layout: str
@@ -113,11 +112,11 @@ class InputFormat:
 
 
 def require_dtype(dtype: str | torch.dtype) -> str:
-    """The name of a dtype that plans have, which PyTorch's own may stand for."""
+    """Return the name of a plan's dtype, given as such a name or as a PyTorch dtype."""
     names = {**dtypes.NAMES, dtypes.E4M3: "fp8"}
     name = names.get(dtype) if isinstance(dtype, torch.dtype) else dtype
     if not isinstance(name, str) or name not in STORAGE:
-        given = str(dtype) if isinstance(dtype, torch.dtype) else repr(dtype)
+        shown = str(dtype) if isinstance(dtype, torch.dtype) else repr(dtype)
         own = ", ".join(map(str, names))
-        raise UnsupportedError(f"dtype {given}: compile takes {', '.join(STORAGE)}, or PyTorch's own: {own}")
+        raise UnsupportedError(f"dtype {shown}: compile takes {', '.join(STORAGE)}, or PyTorch's {own}")
     return name

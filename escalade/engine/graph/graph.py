@@ -1,7 +1,7 @@
-"""A network as data: nodes over named values, with shapes that may depend on the batch.
+"""The graph: nodes over named values, with shapes that may depend on the batch size.
 
-Capture makes a graph, passes rewrite it, a plan chooses kernels for it. Nodes name their inputs by role
-(`x`, `weight`, `residual`, …), the names that the kernels' recipes use for their buffers.
+Capture creates a graph, passes rewrite it, and a plan chooses kernels for it. Nodes name their inputs by role (`x`,
+`weight`, `residual`, …), the names that kernel recipes use for their buffers.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 
 @dataclass(frozen=True)
 class Batch:
-    """A size that grows with the batch: `times` for each item."""
+    """A size of `times` the batch size."""
 
     times: int = 1
 
@@ -25,27 +25,25 @@ Dimension = int | Batch
 Shape = tuple[Dimension, ...]
 
 ATEN = "aten"
-"""The op of a node that PyTorch does: its attributes name the operator and hold its arguments."""
+"""Op of a node that PyTorch runs; its attributes are the operator's name and arguments."""
 
+# Attributes of such a node in a typed graph. READ is `nchw` if it read an NCHW image in capture; WRITTEN is `nchw` if
+# it read none, but its result was one. ORDERS has, by role, the memory order (outermost dimension first) of each
+# operand that was not contiguous in capture; the call passes the operator operands with those strides.
 READ, WRITTEN = "read", "written"
-"""Attributes of such a node in a typed graph: `nchw` if an image that it read when it was captured lay in PyTorch's
-order, and if its result did where none of these was."""
-
 ORDERS = "orders"
-"""Attribute of such a node in a typed graph: by role, the order of dimensions in memory (outermost first) of each
-operand that was captured in another order than PyTorch's. The call hands the operator the strides of capture."""
 
 
 @dataclass(frozen=True)
 class Reference:
-    """A value among the arguments of an `aten` node: the role under which the node's inputs name it."""
+    """Stands for a value among the arguments of an `aten` node, by its role in the node's inputs."""
 
     role: str
 
 
 @dataclass(frozen=True)
 class Node:
-    """One operation; its result is the value of the same name."""
+    """An operation; its result is the value of the same name."""
 
     name: str
     op: str
@@ -53,13 +51,13 @@ class Node:
     attributes: Mapping[str, Any]
     shape: Shape
     dtype: str
-    """The result's: a floating type up to 32 bits means the plan's own, whatever it is, unless the graph is typed.
-    float64 is always meant: no kernel computes in it, so PyTorch does."""
+    """Type of the result. Unless the graph is typed, a floating type up to 32 bits stands for the plan's dtype. float64
+    stands for itself: no kernel computes in it, so PyTorch does."""
     source: str = ""
-    """The place in the model that it comes from, such as `layer1.0.conv1`."""
+    """Module path in the model, such as `layer1.0.conv1`."""
 
     def with_inputs(self, **changed: str | None) -> Node:
-        """This node with these inputs changed; None takes one away."""
+        """Return the node with these inputs changed; None removes one."""
         merged = {**self.inputs, **changed}
         return replace(self, inputs={role: name for role, name in merged.items() if name is not None})
 
@@ -72,7 +70,7 @@ class Node:
 
     @property
     def depends_on_batch(self) -> bool:
-        """Whether its sizes or its arguments grow with the batch."""
+        """True if its shape or an attribute is a multiple of the batch size."""
         leaves: list[object] = []
         map_leaves(leaves.append, (self.attributes, self.shape))
         return any(isinstance(leaf, Batch) for leaf in leaves)
@@ -80,20 +78,18 @@ class Node:
 
 @dataclass(frozen=True)
 class Input:
-    """What the caller gives."""
-
     name: str
     shape: Shape
     dtype: str
 
 
-class Nodes(dict[str, Node]):
-    """Nodes by name, which know who reads each value."""
+class NodeTable(dict[str, Node]):
+    """Nodes by name, with an index of the readers of each value."""
 
     def __init__(self, nodes: Mapping[str, Node]) -> None:
         super().__init__()
         self.readers: dict[str, dict[str, None]] = {}
-        """The names of the nodes that read each value, in no order."""
+        """Names of the nodes that read each value, as an unordered set."""
         self.update(nodes)
 
     def __setitem__(self, name: str, node: Node) -> None:
@@ -118,69 +114,68 @@ class Nodes(dict[str, Node]):
 
 @dataclass
 class Graph:
-    """Inputs, constants and nodes in the order in which they can run."""
+    """Inputs, constants and nodes in topological order."""
 
     inputs: tuple[Input, ...]
     nodes: dict[str, Node]
     constants: dict[str, torch.Tensor]
     outputs: tuple[str, ...]
     structure: pytree.TreeSpec = field(default_factory=lambda: pytree.tree_structure(None))
-    """How the outputs are given back."""
+    """Structure of the results."""
     arguments: pytree.TreeSpec = field(default_factory=lambda: pytree.tree_structure(((None,), {})))
-    """How the caller gives the inputs: in order, and by name."""
+    """Structure of the positional and keyword arguments."""
     parameters: tuple[str, ...] = ()
-    """What the model calls the arguments that are given in order, as they may be given by name too; those that it takes
-    in order alone have no name."""
+    """Names of the positional arguments, which may be passed by keyword too; empty for positional-only ones."""
     output_types: tuple[str, ...] = ()
-    """The element types that the model itself returns."""
+    """Element types that the model itself returns."""
     batches: tuple[int, int | None] = (1, None)
-    """The smallest and the largest batch for which the model does just this; None: any."""
-    changes_inputs: bool = False
-    """Whether the model writes to what it is given; an engine never does."""
+    """Smallest and largest batch size that the graph is valid for; None: unbounded."""
+    writes_inputs: bool = False
+    """True if the model writes to its inputs; an engine never does."""
     ranges: Mapping[str, float] = field(default_factory=dict)
-    """The largest magnitude of each value of the fused graph, as seen in calibration, for FP8."""
+    """Largest magnitude in calibration of each value of the fused graph, for FP8."""
     typed: bool = False
-    """Whether floating types are meant: a training step has weights in fp32 and products in 16 bits."""
+    """True if floating types stand for themselves: a training step has weights in fp32 and products in 16 bits."""
     images: str = "nchw"
-    """How images come: in PyTorch's order, or all of them in `nhwc`, and then they are returned as they lie."""
+    """Layout of input images. With `nhwc`, output images are returned in the layout they are computed in."""
     weight_names: Mapping[str, str] = field(default_factory=dict)
-    """What constants are called in the model, where the graph has other names for them."""
+    """Names of constants in the model, where the graph's own names differ."""
     notes: list[str] = field(default_factory=list)
-    """What passes have to say to the user."""
-    is_sound: bool = True
-    """Whether its sizes are right for every batch by its making; those of a file are checked for each."""
+    """Messages to the user."""
+    is_trusted: bool = True
+    """False for graphs from files, whose sizes are checked for each batch size."""
 
     def __setattr__(self, name: str, value: Any) -> None:
-        super().__setattr__(name, Nodes(value) if name == "nodes" else value)
+        super().__setattr__(name, NodeTable(value) if name == "nodes" else value)
 
     def __iter__(self) -> Iterator[Node]:
-        """Nodes in order, each as it is by then: the graph may be rewritten on the way."""
+        """Yield nodes in order, in their current state; the graph may be rewritten during iteration."""
         for name in tuple(self.nodes):
             if name in self.nodes:
                 yield self.nodes[name]
 
     def copy(self) -> Graph:
-        """Nodes are frozen and constants are not written to, so a shallow copy is enough."""
+        """Return a shallow copy: nodes are frozen, and constants are never written to."""
         return replace(self, nodes=dict(self.nodes), constants=dict(self.constants), notes=list(self.notes))
 
     @property
     def device(self) -> torch.device:
-        """Where its constants are, or the largest of them."""
+        """Device of the largest constant."""
         largest = max(self.constants.values(), key=torch.Tensor.numel, default=None)
         return torch.device("cpu") if largest is None else largest.device
 
     def users(self) -> dict[str, list[Node]]:
-        """The nodes that read each value, in order."""
-        found: dict[str, list[Node]] = {}
+        """Return the nodes that read each value, in order."""
+        users: dict[str, list[Node]] = {}
         for node in self:
             for name in dict.fromkeys(node.inputs.values()):
-                found.setdefault(name, []).append(node)
-        return found
+                users.setdefault(name, []).append(node)
+        return users
 
     def readers(self, name: str) -> list[Node]:
-        """The nodes that read a value, in no order."""
+        """Return the nodes that read a value, in no particular order."""
         nodes = self.nodes
-        assert isinstance(nodes, Nodes)
+        assert isinstance(nodes, NodeTable)
         return [nodes[reader] for reader in nodes.readers.get(name, ())]
 
     def only_user(self, name: str) -> Node | None:
@@ -200,21 +195,21 @@ class Graph:
             return self.nodes[name].shape
         if name in self.constants:
             return tuple(self.constants[name].shape)
-        return next(given.shape for given in self.inputs if given.name == name)
+        return next(entry.shape for entry in self.inputs if entry.name == name)
 
     def dtype_of(self, name: str) -> torch.dtype:
-        """Floating types but float64 stand for the plan's own, unless the graph is typed."""
+        """Return the dtype of a value; see `Node.dtype`."""
         if name in self.constants:
             return self.constants[name].dtype
         if name in self.nodes:
             return getattr(torch, self.nodes[name].dtype)
-        return getattr(torch, next(given.dtype for given in self.inputs if given.name == name))
+        return getattr(torch, next(entry.dtype for entry in self.inputs if entry.name == name))
 
     def fresh(self, name: str) -> str:
-        """A name that nothing has yet."""
-        taken = {given.name for given in self.inputs}
+        """Return an unused name, `name` itself if possible."""
+        input_names = {entry.name for entry in self.inputs}
         number, candidate = 1, name
-        while candidate in self.nodes or candidate in self.constants or candidate in taken:
+        while candidate in self.nodes or candidate in self.constants or candidate in input_names:
             number += 1
             candidate = f"{name}_{number}"
         return candidate
@@ -225,7 +220,7 @@ class Graph:
         return name
 
     def replace_uses(self, old: str, new: str) -> None:
-        """Makes whoever reads `old` read `new`."""
+        """Let all readers of `old`, and the outputs, read `new`."""
         for node in self:
             if old in node.inputs.values():
                 changed = {role: new if name == old else name for role, name in node.inputs.items()}
@@ -233,18 +228,18 @@ class Graph:
         self.outputs = tuple(new if name == old else name for name in self.outputs)
 
     def remove(self, node: Node, instead: str) -> None:
-        """Takes a node out; its users read `instead`."""
+        """Remove a node; its users read `instead`."""
         self.replace_uses(node.name, instead)
         del self.nodes[node.name]
 
-    def insert_before(self, place: str, node: Node) -> None:
-        self._rebuild(n for old in self for n in ((node, old) if old.name == place else (old,)))
+    def insert_before(self, before: str, node: Node) -> None:
+        self._rebuild(n for old in self for n in ((node, old) if old.name == before else (old,)))
 
     def append(self, node: Node) -> None:
         self.nodes[node.name] = node
 
     def remove_dead_code(self) -> None:
-        """Drops nodes and constants that no output depends on."""
+        """Remove nodes and constants that no output depends on."""
         needed = set(self.outputs)
         for node in reversed(tuple(self)):
             if node.name in needed:
@@ -257,15 +252,15 @@ class Graph:
         self.nodes = {node.name: node for node in nodes}
 
     def at(self, batch: int) -> Graph:
-        """This graph for one batch size: every size a number."""
+        """Return the graph with fixed sizes for one batch size."""
         return replace(
             self.copy(),
-            inputs=tuple(replace(given, shape=fixed(given.shape, batch)) for given in self.inputs),
+            inputs=tuple(replace(entry, shape=fixed_shape(entry.shape, batch)) for entry in self.inputs),
             nodes={
                 node.name: replace(
                     node,
-                    shape=fixed(node.shape, batch),
-                    attributes=map_leaves(lambda leaf: _fix(leaf, batch), node.attributes),
+                    shape=fixed_shape(node.shape, batch),
+                    attributes=map_leaves(lambda leaf: _at_batch(leaf, batch), node.attributes),
                 )
                 for node in self
             },
@@ -273,20 +268,24 @@ class Graph:
 
     @property
     def is_batched(self) -> bool:
-        """Whether it works for other batch sizes than the one that it was captured with."""
-        return any(isinstance(size, Batch) for given in self.inputs for size in given.shape)
+        """True if the graph is valid for other batch sizes than that of its capture."""
+        return any(isinstance(size, Batch) for entry in self.inputs for size in entry.shape)
 
 
-def _fix(leaf: Any, batch: int) -> Any:
+def _at_batch(leaf: Any, batch: int) -> Any:
     return leaf.times * batch if isinstance(leaf, Batch) else leaf
 
 
-def fixed(shape: Shape, batch: int) -> tuple[int, ...]:
-    return tuple(_fix(size, batch) for size in shape)
+def fixed_shape(shape: Shape, batch: int) -> tuple[int, ...]:
+    return tuple(_at_batch(size, batch) for size in shape)
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def map_leaves(change: Callable[[Any], Any], tree: Any) -> Any:
-    """Attributes are trees of dicts, lists and tuples; lists come back as tuples."""
+    """Map the leaves of nested dicts, lists and tuples; lists become tuples."""
     if isinstance(tree, Mapping):
         return {key: map_leaves(change, value) for key, value in tree.items()}
     if isinstance(tree, (list, tuple)):

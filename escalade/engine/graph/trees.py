@@ -1,8 +1,7 @@
-"""How tensors are given and returned: in tuples, lists, dicts and dataclasses, with plain values among them.
+"""Structures of arguments and results: tensors and plain values in tuples, lists, dicts and dataclasses.
 
-In a process PyTorch's `TreeSpec` says it: for whatever containers PyTorch knows, for dataclasses and plain values by
-two kinds of node of ours. Its leaves are the tensors. A file can only hold what can be made again without importing
-anything that it names.
+In a process they are PyTorch `TreeSpec`s whose leaves are the tensors, with two node types of ours for dataclasses and
+plain values. A file only supports structures that can be rebuilt without importing anything that it names.
 """
 
 from __future__ import annotations
@@ -18,159 +17,158 @@ from torch.utils import _pytree as pytree
 
 from escalade.errors import UnsupportedError
 
-MOST_DEPTH = 64
-_LEAF = object()
+MAX_DEPTH = 64
+_TENSOR = object()
 _VALUE = "value"
 _SIZE = "size"
 _SEQUENCES: dict[str, Any] = {"tuple": tuple, "list": list}
 _MAPPINGS: dict[str, Any] = {"dict": dict, "ordered": OrderedDict}
-
-
-_IN_FILES = (type(None), bool, int, float, str)
-_PLAIN = (*_IN_FILES, complex, bytes, Enum, torch.dtype, torch.device)
-"""Values that nobody can change, and that hold no tensors."""
-
-_SYMBOLIC: dict[type, Any] = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
+_JSON_TYPES = (type(None), bool, int, float, str)
+_VALUE_TYPES = (*_JSON_TYPES, complex, bytes, Enum, torch.dtype, torch.device)
+"""Immutable types that hold no tensors."""
+_SYMBOLIC_TYPES: dict[type, Any] = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
 
 
 class TreeError(UnsupportedError):
-    """A structure that a file cannot hold, or does not; or a value that is no part of one."""
+    """A structure that a file cannot represent, an invalid one in a file, or an unsupported value in a structure."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Literal:
-    """A plain value in a structure, where a tensor might stand. It has no leaves, and becomes the value itself."""
+class ValueNode:
+    """A plain value in a structure: a pytree node without leaves that unflattens to the value."""
 
     value: Any
 
 
-class Record:
-    """An object of a dataclass whose fields may hold tensors. It becomes such an object, made without `__init__`."""
+class DataclassNode:
+    """A dataclass instance whose fields may hold tensors; it unflattens to one created without `__init__`."""
 
     def __init__(self, kind: type, names: tuple[str, ...], values: list[Any]) -> None:
         self.kind, self.names, self.values = kind, names, values
 
 
-def _record(values: Iterable[Any], context: tuple[type, tuple[str, ...]]) -> Any:
+def _build_dataclass(values: Iterable[Any], context: tuple[type, tuple[str, ...]]) -> Any:
     kind, names = context
-    made: Any = object.__new__(kind)
+    instance: Any = object.__new__(kind)
     for name, value in zip(names, values, strict=True):
-        object.__setattr__(made, name, value)  # frozen ones too
-    return made
+        object.__setattr__(instance, name, value)  # also for frozen dataclasses
+    return instance
 
 
 pytree.register_pytree_node(
-    Literal, lambda literal: ([], (type(literal.value), literal.value)), lambda _, context: context[1]
+    ValueNode, lambda literal: ([], (type(literal.value), literal.value)), lambda _, context: context[1]
 )
-pytree.register_pytree_node(Record, lambda record: (record.values, (record.kind, record.names)), _record)
+pytree.register_pytree_node(
+    DataclassNode, lambda record: (record.values, (record.kind, record.names)), _build_dataclass
+)
 
 
 def flatten(tree: Any) -> tuple[list[torch.Tensor], pytree.TreeSpec]:
-    """The tensors of arguments or results, and the structure that they and all other values are in."""
-    return pytree.tree_flatten(_described(tree))
+    """Split arguments or results into their tensors and their structure with all other values."""
+    return pytree.tree_flatten(_with_nodes(tree))
 
 
-def opened(tree: Any) -> Any:
-    """The tree with dataclasses as dicts of their fields, for whoever knows PyTorch's containers alone."""
+def open_dataclasses(tree: Any) -> Any:
+    """Replace dataclasses by dicts of their fields, for code that only supports PyTorch's containers."""
 
     def leaf(value: Any) -> Any:
-        return {name: opened(part) for name, part in _fields(value).items()} if _is_record(value) else value
+        if not _is_dataclass(value):
+            return value
+        return {name: open_dataclasses(part) for name, part in _fields(value).items()}
 
     return pytree.tree_map(leaf, tree, is_leaf=_is_size)
 
 
-def _described(tree: Any) -> Any:
+def _with_nodes(tree: Any) -> Any:
     return pytree.tree_map(_leaf, tree, is_leaf=_is_size)
 
 
 def _is_size(tree: Any) -> bool:
-    """PyTorch would look into one, and make a tuple of it."""
+    """Return True for a `torch.Size`, which PyTorch would flatten as a tuple."""
     return isinstance(tree, torch.Size)
 
 
-def _is_record(leaf: Any) -> bool:
+def _is_dataclass(leaf: Any) -> bool:
     return dataclasses.is_dataclass(leaf) and not isinstance(leaf, type)
 
 
 def _fields(record: Any) -> dict[str, Any]:
-    """The fields of an object, those that it has, and what else was put into it, as `__post_init__` may do."""
+    """Return the fields that are set, and further attributes, such as those that `__post_init__` adds."""
     names = [field.name for field in dataclasses.fields(record) if hasattr(record, field.name)]
     return {name: getattr(record, name) for name in dict.fromkeys((*names, *getattr(record, "__dict__", ())))}
 
 
 def _leaf(leaf: Any) -> Any:
-    """What PyTorch takes for a leaf, as a tensor or a node of ours."""
-    if isinstance(leaf, torch.Tensor | Literal):
+    """Convert what PyTorch considers a leaf into a tensor or one of our nodes."""
+    if isinstance(leaf, torch.Tensor | ValueNode):
         return leaf
-    if isinstance(leaf, _PLAIN):
-        return Literal(leaf)
-    if type(leaf) in _SYMBOLIC:
-        return Literal(_SYMBOLIC[type(leaf)](leaf))  # which fixes the batch, if it is the size of one
+    if isinstance(leaf, _VALUE_TYPES):
+        return ValueNode(leaf)
+    if type(leaf) in _SYMBOLIC_TYPES:
+        return ValueNode(_SYMBOLIC_TYPES[type(leaf)](leaf))  # specializes a symbolic batch size
     if _is_size(leaf):
-        return Literal(torch.Size(map(int, leaf)))
-    if _is_record(leaf):
+        return ValueNode(torch.Size(map(int, leaf)))
+    if _is_dataclass(leaf):
         fields = _fields(leaf)
-        return Record(type(leaf), tuple(fields), [_described(value) for value in fields.values()])
+        return DataclassNode(type(leaf), tuple(fields), [_with_nodes(value) for value in fields.values()])
     raise TreeError(
-        f"a {type(leaf).__name__} among arguments or results: they are tensors and plain values (numbers, texts, None) "
-        "in tuples, lists, dicts and dataclasses, or in what PyTorch was taught to look into, by "
+        f"a {type(leaf).__name__} among arguments or results: supported are tensors and plain values (numbers, "
+        "strings, None) in tuples, lists, dicts and dataclasses, and in containers that are registered with "
         "torch.utils._pytree.register_pytree_node"
     )
 
 
-def to_plain(structure: pytree.TreeSpec) -> Any:
-    """A tensor is null, a plain value stands behind a word; a container is its kind with what is in it, of dicts with
-    the keys.
-    """
-    return _plain(pytree.tree_unflatten([_LEAF] * structure.num_leaves, structure))
+def structure_to_json(structure: pytree.TreeSpec) -> Any:
+    """Return a structure as JSON data: null for a tensor, and {tag: content} for a plain value or a container."""
+    return _to_json(pytree.tree_unflatten([_TENSOR] * structure.num_leaves, structure))
 
 
-def from_plain(data: Any) -> pytree.TreeSpec:
-    return pytree.tree_structure(_made(data, MOST_DEPTH))
+def structure_from_json(data: Any) -> pytree.TreeSpec:
+    return pytree.tree_structure(_from_json(data, MAX_DEPTH))
 
 
-def _plain(tree: Any) -> Any:
-    if tree is _LEAF:
+def _to_json(tree: Any) -> Any:
+    if tree is _TENSOR:
         return None
-    if type(tree) in _IN_FILES:
+    if type(tree) in _JSON_TYPES:
         return {_VALUE: tree}
     if _is_size(tree):
         return {_SIZE: list(tree)}
-    for word, kind in _SEQUENCES.items():
+    for tag, kind in _SEQUENCES.items():
         if type(tree) is kind:
-            return {word: [_plain(part) for part in tree]}
-    for word, kind in _MAPPINGS.items():
+            return {tag: [_to_json(part) for part in tree]}
+    for tag, kind in _MAPPINGS.items():
         if type(tree) is kind and all(type(key) in (str, int) for key in tree):
-            return {word: [[key, _plain(part)] for key, part in tree.items()]}
+            return {tag: [[key, _to_json(part)] for key, part in tree.items()]}
     keys = f" with the keys {', '.join(map(repr, tree))}" if isinstance(tree, dict) else ""
     raise TreeError(
-        f"the model takes or returns a {type(tree).__name__}{keys}; a file holds tuples, lists and dicts of tensors "
-        "and plain values, dicts by names or whole numbers"
+        f"the model takes or returns a {type(tree).__name__}{keys}; a file supports tuples, lists and dicts of tensors "
+        "and plain values, with strings or integers as keys"
     )
 
 
-def _made(data: Any, depth: int) -> Any:
+def _from_json(data: Any, depth: int) -> Any:
     if data is None:
-        return _LEAF
+        return _TENSOR
     if depth == 0:
-        raise TreeError(f"a structure of more than {MOST_DEPTH} containers in each other")
+        raise TreeError(f"a structure of more than {MAX_DEPTH} nested containers")
     if type(data) is dict and len(data) == 1:
-        ((word, parts),) = data.items()
-        if word == _VALUE and type(parts) in _IN_FILES:
-            return Literal(parts)
+        ((tag, content),) = data.items()
+        if tag == _VALUE and type(content) in _JSON_TYPES:
+            return ValueNode(content)
         if (
-            word == _SIZE
-            and type(parts) is list
-            and all(type(size) is int and 0 <= size < 2**63 for size in parts)
+            tag == _SIZE
+            and type(content) is list
+            and all(type(size) is int and 0 <= size < 2**63 for size in content)
         ):
-            return Literal(torch.Size(parts))
-        if word in _SEQUENCES and type(parts) is list:
-            return _SEQUENCES[word](_made(part, depth - 1) for part in parts)
-        if word in _MAPPINGS and type(parts) is list and all(_is_entry(part) for part in parts):
-            made = _MAPPINGS[word]((key, _made(part, depth - 1)) for key, part in parts)
-            if len(made) == len(parts):
-                return made
-    raise TreeError("a structure of tensors that is none of tuple, list and dict")
+            return ValueNode(torch.Size(content))
+        if tag in _SEQUENCES and type(content) is list:
+            return _SEQUENCES[tag](_from_json(part, depth - 1) for part in content)
+        if tag in _MAPPINGS and type(content) is list and all(_is_entry(part) for part in content):
+            instance = _MAPPINGS[tag]((key, _from_json(part, depth - 1)) for key, part in content)
+            if len(instance) == len(content):
+                return instance
+    raise TreeError("a structure that is none of tuple, list and dict")
 
 
 def _is_entry(part: Any) -> bool:

@@ -12,11 +12,11 @@ import torch.utils._pytree as pytree
 
 from escalade.engine.graph.aten import (
     OperatorError,
-    draws,
-    in_order,
-    require_quotient,
-    resolve,
+    is_random_call,
+    reject_trapping_division,
+    resolve_operator,
     takes_any_layout,
+    to_memory_order,
 )
 from escalade.engine.graph.graph import ATEN, ORDERS, READ, WRITTEN, Node, Reference, map_leaves
 from escalade.engine.nodes.aten_call import name_of
@@ -47,7 +47,7 @@ class Aten(Operator):
         return results[node.attributes.get("result", 0)]
 
     def may_share(self, node: Node) -> bool:
-        returned = resolve(node.attributes["target"])._schema.returns
+        returned = resolve_operator(node.attributes["target"])._schema.returns
         return any(result.alias_info is not None for result in returned)
 
     def moved(self, node: Node, inputs: Tensors, result: torch.Tensor) -> Sequence[Moved] | None:
@@ -76,7 +76,7 @@ class Aten(Operator):
     def layouts(self, node: Node, given: Mapping[str, str]) -> Layouts:
         """PyTorch reads everything as it lies, but for operators that may depend on it: those of other libraries, and
         in graphs that know how tensors lay when they were captured those that had images in PyTorch's order."""
-        operator = resolve(node.attributes["target"])
+        operator = resolve_operator(node.attributes["target"])
         is_planar = operator.namespace != "aten" or node.attributes.get(READ) == "nchw"
         if is_planar and not takes_any_layout(operator):
             return Layouts("nchw", "nchw")
@@ -94,10 +94,12 @@ class Aten(Operator):
         return given.role if isinstance(given, Reference) else None
 
     def is_exact(self, node: Node) -> bool:
-        return super().is_exact(node) or torch.Tag.pointwise in resolve(node.attributes["target"]).tags
+        return (
+            super().is_exact(node) or torch.Tag.pointwise in resolve_operator(node.attributes["target"]).tags
+        )
 
     def is_random(self, node: Node) -> bool:
-        return draws(resolve(node.attributes["target"]), node.attributes["arguments"])
+        return is_random_call(resolve_operator(node.attributes["target"]), node.attributes["arguments"])
 
     def disregarded(self, node: Node) -> frozenset[str]:
         model = node.attributes["arguments"].get("self")
@@ -120,7 +122,7 @@ def on_device(node: Node, device: torch.device) -> Node:
     """
     if node.op != ATEN or node.inputs:
         return node
-    arguments = resolve(node.attributes["target"])._schema.arguments
+    arguments = resolve_operator(node.attributes["target"])._schema.arguments
     if not any(argument.name == "device" for argument in arguments):
         return node
     return node.with_attributes(arguments={**node.attributes["arguments"], "device": device})
@@ -138,9 +140,9 @@ def results_of(
     role, or in PyTorch's own.
     """
     home = next((tensor.device for tensor in inputs.values()), None)
-    operator = resolve(target)
+    operator = resolve_operator(target)
     if not takes_any_layout(operator):
-        inputs = {role: in_order(tensor, orders.get(role)) for role, tensor in inputs.items()}
+        inputs = {role: to_memory_order(tensor, orders.get(role)) for role, tensor in inputs.items()}
 
     def leaf(value: Any) -> Any:
         if isinstance(value, torch.device):  # a plan's values are where the plan is
@@ -151,7 +153,7 @@ def results_of(
     if operator._schema.is_mutable:  # in a graph every result is a new value
         first = operator._schema.arguments[0].name
         bound[first] = bound[first].clone()
-    require_quotient(operator, bound)
+    reject_trapping_division(operator, bound)
     positional: list[Any] = []
     named: dict[str, Any] = {}
     for argument in operator._schema.arguments:

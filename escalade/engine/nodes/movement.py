@@ -40,8 +40,8 @@ def _problem(operator: Operator, node: Node, forms: Forms, places: Mapping[str, 
     result = given.pop(RESULT)
     if not result.elements or any(form.dtype != result.dtype for form in given.values()):
         return None
-    inputs = {role: form.hollow() for role, form in given.items()}
-    target = result.hollow()
+    inputs = {role: form.meta_tensor() for role, form in given.items()}
+    target = result.meta_tensor()
     moved = operator.moved(node, inputs, target)
     if moved is None:
         return None

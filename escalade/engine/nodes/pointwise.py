@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from escalade.engine.graph.aten import resolve
+from escalade.engine.graph.aten import resolve_operator
 from escalade.engine.graph.graph import ATEN, Graph, Node, Reference, Shape
 from escalade.engine.nodes.aten_call import AtenCall, name_of
 from escalade.engine.nodes.base import (
@@ -211,7 +211,7 @@ def broadcast(shapes: Iterable[Shape]) -> Shape | None:
 
 def _functional(target: str) -> torch._ops.OpOverload | None:
     """The operator of that name that makes a new tensor; None if there is none."""
-    operator: torch._ops.OpOverload | None = resolve(target)
+    operator: torch._ops.OpOverload | None = resolve_operator(target)
     assert operator is not None
     name, _, overload = target.partition(".")
     if operator._schema.is_mutable and name.endswith("_"):

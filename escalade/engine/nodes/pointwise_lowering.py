@@ -85,7 +85,7 @@ def _view(forms: Forms, name: str, form: str, rank: int, pitch: int) -> View | N
         kind = dtype if own else torch.float32 if form == FP32 else None
     else:
         value = replace(forms.value(name), pitch=pitch)
-        tensor, kind = value.hollow(), value.dtype
+        tensor, kind = value.meta_tensor(), value.dtype
     known = forms.stored if kind is None else NAMES.get(torch.uint8 if kind == torch.bool else kind)
     missing = rank - tensor.dim()
     if known is None or missing < 0:

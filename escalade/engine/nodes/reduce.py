@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from escalade.engine.graph.aten import resolve
+from escalade.engine.graph.aten import resolve_operator
 from escalade.engine.graph.graph import Graph, Node
 from escalade.engine.nodes.aten_call import AtenCall, converts, name_of
 from escalade.engine.nodes.base import Layouts, Operator, Recognised, Tensors, activate
@@ -215,7 +215,7 @@ class Reduce(Operator):
 
 def _is_reduced(node: Node) -> bool:
     """Whether it is a loss that says what it does with its terms."""
-    arguments = resolve(node.attributes["target"])._schema.arguments
+    arguments = resolve_operator(node.attributes["target"])._schema.arguments
     return any(argument.name == "reduction" for argument in arguments)
 
 

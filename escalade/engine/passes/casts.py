@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from escalade.engine.graph.forms import STORAGE
-from escalade.engine.graph.graph import Graph, Input
+from escalade.engine.graph.graph import Graph, Input, dtype_name
 from escalade.engine.nodes import operator_of
 from escalade.engine.nodes.gradients import cast_of
 from escalade.engine.nodes.identity import is_rounding
@@ -80,7 +80,7 @@ def narrow_autocast_layers(graph: Graph) -> None:
             reader.name in graph.outputs for reader in readers
         ):
             continue
-        dtype = str(narrow).removeprefix("torch.")
+        dtype = dtype_name(narrow)
         graph.nodes[node.name] = replace(node.with_inputs(**sources), dtype=dtype)
         for reader in readers:
             graph.remove(reader, instead=node.name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from escalade.engine.graph.graph import Graph, Node
+from escalade.engine.graph.graph import Graph, Node, dtype_name
 from escalade.engine.nodes import operator_of
 
 
@@ -96,7 +96,7 @@ def _can_read(graph: Graph, layer: Node, rest: str, node: Node) -> bool:
         or graph.only_user(layer.name) is not node
     ):
         return False
-    types = {layer.dtype, node.dtype, str(graph.dtype_of(rest)).removeprefix("torch.")}
+    types = {layer.dtype, node.dtype, dtype_name(graph.dtype_of(rest))}
     return len(types) == 1 and layer.shape == node.shape == graph.shape_of(rest)
 
 

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from escalade.engine.graph.forms import NAMES, STORAGE
-from escalade.engine.graph.graph import Graph, Input, Node, Shape
+from escalade.engine.graph.graph import Graph, Input, Node, Shape, dtype_name
 from escalade.engine.nodes import operator_of
 from escalade.engine.nodes.aten import Aten
 from escalade.engine.nodes.base import Layouts
@@ -334,7 +334,7 @@ def _takes_raw_input(node: Node, entry: Input | None) -> bool:
 def _add_conversion(graph: Graph, value: str, layout: str, before: str | None, dtype: str = "float32") -> str:
     shape = graph.shape_of(value)
     if graph.typed:
-        dtype = str(graph.dtype_of(value)).removeprefix("torch.")
+        dtype = dtype_name(graph.dtype_of(value))
     name = graph.fresh(f"{value}_{layout}")
     node = Convert.node(name, {"x": value}, {"layout": layout}, shape, dtype)
     if before is None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from escalade.engine.graph.graph import Graph, Node, Reference, Shape
+from escalade.engine.graph.graph import Graph, Node, Reference, Shape, dtype_name
 from escalade.engine.nodes import operator_of
 from escalade.engine.nodes.aten import Aten
 from escalade.engine.nodes.aten_call import AtenCall, name_of
@@ -41,7 +41,7 @@ def _item_count(graph: Graph, name: str, dim: int) -> int:
     stacked = _stacked(node)
     if stacked is not None:
         items, dimension = stacked
-        same_dtype = {str(graph.dtype_of(item)).removeprefix("torch.") for item in items} == {node.dtype}
+        same_dtype = {dtype_name(graph.dtype_of(item)) for item in items} == {node.dtype}
         return len(items) if same_dtype and dimension == dim and 1 < len(items) <= _MAX_ITEMS else 0
     if operator_of(node).expression(node) is None or name in graph.constants:
         return 0
@@ -77,7 +77,7 @@ def _item(graph: Graph, before: Node, name: str, dim: int, index: int) -> str:
         item = replace(node, name=graph.fresh(f"{name}_{index}"), inputs=inputs, shape=_drop_dim(shape, dim))
         graph.insert_before(before.name, item)
         return item.name
-    dtype = str(graph.dtype_of(name)).removeprefix("torch.")
+    dtype = dtype_name(graph.dtype_of(name))
     if shape[dim] != 1:
         own = (*shape[:dim], 1, *shape[dim + 1 :])
         part = Slice.node(

@@ -104,7 +104,7 @@ class _MoveFusion:
         return self._chains[name]
 
     def _trace_view(self, name: str) -> _ViewChain:
-        itself = _ViewChain((), name, self.forms[name].hollow())
+        itself = _ViewChain((), name, self.forms[name].meta_tensor())
         node = self.graph.nodes.get(name)
         if node is None or not self._may_be_view(node):
             return itself
@@ -137,7 +137,7 @@ class _MoveFusion:
         if any(self.forms[root].dtype != form.dtype or not self._has_memory(root) for root in roots):
             return None
         moved = operator_of(node).moved(
-            node, {role: chains[name].tensor for role, name in node.inputs.items()}, form.hollow()
+            node, {role: chains[name].tensor for role, name in node.inputs.items()}, form.meta_tensor()
         )
         if moved is None:
             return None

@@ -13,7 +13,7 @@ from torch import nn
 from escalade.device.torch_private import FAST_PATHS
 from escalade.engine.capture.joint import Loss, capture_step
 from escalade.engine.explain import Explanation, explain_plan
-from escalade.engine.graph.forms import InputFormat, is_dense, kind_of
+from escalade.engine.graph.forms import InputFormat, describe_tensor, is_dense
 from escalade.engine.plan.plan import Plan
 from escalade.engine.settings import TWIN, require_device
 from escalade.engine.training.change_guard import Standing
@@ -366,7 +366,7 @@ def _flat(given: tuple[Any, ...]) -> tuple[list[torch.Tensor], int]:
         )
     for one in everything:
         if one.is_meta or not is_dense(one) or not one.numel():
-            what = "a tensor on meta, without contents" if one.is_meta else kind_of(one)
+            what = "a tensor on meta, without contents" if one.is_meta else describe_tensor(one)
             raise UnsupportedError(
                 f"a training step is called with {what} of {list(one.shape)}: it takes dense tensors of at least one "
                 "element"

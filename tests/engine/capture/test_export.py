@@ -348,7 +348,7 @@ def test_inputs_that_are_not_tensors() -> None:
         capture(Call(lambda given: given.x), (SimpleNamespace(x=torch.zeros(2, 3)),))
     with pytest.raises(UnsupportedError, match="dense tensors of real numbers"):
         captured(lambda x: x, torch.randn(2, 3, dtype=torch.complex64))
-    with pytest.raises(UnsupportedError, match="a nested tensor: compile takes dense tensors"):
+    with pytest.raises(UnsupportedError, match="a nested tensor; pass dense tensors"):
         captured(lambda x: x, torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)]))
     with pytest.raises(UnsupportedError, match="on the meta device, without contents"):
         escalade.compile(nn.Linear(3, 4), torch.empty(2, 3, device="meta"))

@@ -76,8 +76,11 @@ def test_operators_of_other_libraries_are_pytorchs_to_run(
 @pytest.mark.parametrize(
     ("model", "sentence"),
     (
-        (lambda x: x * torch.ops.escalade_test.count(x), "count gives something else than tensors"),
-        (lambda x: (torch.ops.escalade_test.double(y := x + 1), y)[1], "double writes to a tensor"),
+        (lambda x: x * torch.ops.escalade_test.count(x), "count returns something else than tensors"),
+        (
+            lambda x: (torch.ops.escalade_test.double(y := x + 1), y)[1],
+            "double writes to one of its arguments",
+        ),
     ),
 )
 def test_operators_of_other_libraries_that_do_more_than_that_are_refused(model: Any, sentence: str) -> None:

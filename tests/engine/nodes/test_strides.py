@@ -12,7 +12,13 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import escalade
-from escalade.engine.graph.aten import _KNOWN, OperatorError, _is_pointwise, in_order, order_of
+from escalade.engine.graph.aten import (
+    _PURE_OPERATORS,
+    OperatorError,
+    _is_pointwise,
+    memory_order,
+    to_memory_order,
+)
 from escalade.engine.graph.graph import Reference, map_leaves
 from escalade.engine.nodes.aten import results_of
 
@@ -128,7 +134,9 @@ def _by_schema() -> Iterator[tuple[torch._ops.OpOverload, tuple[dict[str, Any], 
     }
     for name in dir(torch.ops.aten):
         packet = getattr(torch.ops.aten, name)
-        if not isinstance(packet, torch._ops.OpOverloadPacket) or not (name in _KNOWN or _is_pointwise(name)):
+        if not isinstance(packet, torch._ops.OpOverloadPacket) or not (
+            name in _PURE_OPERATORS or _is_pointwise(name)
+        ):
             continue
         for overload in packet.overloads():
             operator = getattr(packet, overload)
@@ -148,7 +156,7 @@ def _by_schema() -> Iterator[tuple[torch._ops.OpOverload, tuple[dict[str, Any], 
 
 
 def _reversed(x: torch.Tensor) -> torch.Tensor:
-    return in_order(x, range(x.dim())[::-1]) if x.dim() > 1 else x
+    return to_memory_order(x, range(x.dim())[::-1]) if x.dim() > 1 else x
 
 
 def _channels_last(x: torch.Tensor) -> torch.Tensor:
@@ -209,10 +217,10 @@ def test_an_order_of_dimensions_is_found_again() -> None:
         (x.contiguous(memory_format=torch.channels_last)[:, :2], (0, 2, 3, 1)),
         (x.permute(3, 0, 2, 1), (1, 3, 2, 0)),
     ):
-        assert order_of(tensor) == order
-        dense = in_order(tensor, order)
-        assert torch.equal(dense, tensor) and (order is None or order_of(dense) == order)
-        assert in_order(dense, order).data_ptr() == dense.data_ptr()
+        assert memory_order(tensor) == order
+        dense = to_memory_order(tensor, order)
+        assert torch.equal(dense, tensor) and (order is None or memory_order(dense) == order)
+        assert to_memory_order(dense, order).data_ptr() == dense.data_ptr()
 
 
 class Call(nn.Module):
