@@ -18,10 +18,11 @@ from escalade.device import cuda
 from escalade.errors import UnsupportedError
 from escalade.ops.base.card import H200
 from escalade_bench import evaluation
-from escalade_bench.campaign import coverage, registry
+from escalade_bench.campaign import registry
 from escalade_bench.campaign.runner import Clock, ceiling_records, duration, ordered, run
 from escalade_bench.campaign.staleness import WORKLOAD, State, states
 from escalade_bench.campaign.units import Session
+from escalade_bench.coverage import run as coverage
 from escalade_bench.measure import records as store
 from escalade_bench.measure.currency import package_digest
 from escalade_bench.measure.records import Record

@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 
 from escalade.errors import UnsupportedError
 from escalade_bench import calls, evaluation, layers, learning
-from escalade_bench.campaign import coverage, headline, ladders, networks
+from escalade_bench.campaign import headline, ladders, networks
 from escalade_bench.campaign.units import Unit
+from escalade_bench.coverage import run as coverage
 
 STUDIES: tuple[Callable[[], Iterator[Unit]], ...] = (
     ladders.units,

@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from escalade_bench.coverage.fallbacks import spelled
 from escalade_bench.measure.records import Record
 from escalade_bench.peers.comparison import COVERAGE, Clock, by_clock, on_device
-from escalade_bench.report import cells, compare
+from escalade_bench.report import cells, compare, document
 from escalade_bench.report.compare import Cards, Compared, compared, grouped, place
-from escalade_bench.report.document import Heading, Item, begun, not_measured, origin
+from escalade_bench.report.document import Heading, Item, origin
 from escalade_bench.report.table import Column, Table, columns, text
 
 COMMAND = "escalade coverage torchvision --results results"
@@ -122,12 +122,13 @@ def parts(records: Sequence[Record]) -> list[Part]:
 
 
 def page(cards: Cards) -> list[Item]:
-    made = begun("Coverage", _INTRODUCTION)
-    for records in cards.values():
-        if covered := [r for r in records if r.workload.startswith(COVERAGE)]:
-            made += [Heading(2, covered[0].gpu), origin(covered)]
-            made += [item for part in parts(covered) for item in part.items()]
-    return made if len(made) > 3 else [*made, not_measured(COMMAND)]
+    return document.page("Coverage", _INTRODUCTION, map(_section, cards.values()), COMMAND)
+
+
+def _section(records: Sequence[Record]) -> Iterator[Item]:
+    if covered := [r for r in records if r.workload.startswith(COVERAGE)]:
+        yield from (Heading(2, covered[0].gpu), origin(covered))
+        yield from (item for part in parts(covered) for item in part.items())
 
 
 def lines(records: Sequence[Record]) -> Iterator[str]:

@@ -10,9 +10,9 @@ from escalade.errors import UnsupportedError
 from escalade_bench.layers import DIRECTIONS, SETS, WORKLOADS, Layer, Part, parts
 from escalade_bench.measure.records import Record
 from escalade_bench.peers.comparison import Against, against_best
-from escalade_bench.report import cells
+from escalade_bench.report import cells, document
 from escalade_bench.report.compare import Cards, grouped, of, place
-from escalade_bench.report.document import Heading, Item, begun, not_measured, origin
+from escalade_bench.report.document import Heading, Item, origin
 from escalade_bench.report.table import Column, Table, text
 
 _TITLES = ("Forward", "Gradients of inputs", "Gradients of weights")
@@ -136,15 +136,17 @@ def table(title: str, rows: Sequence[Row]) -> Table:
 
 
 def page(cards: Cards) -> list[Item]:
-    made = begun("Layers, measured", _LEGEND)
-    for records in cards.values():
-        used = of(records, *WORKLOADS.values())
-        made += [Heading(2, used[0].gpu), origin(used)] if used else []
-        for direction, title in zip(DIRECTIONS, _TITLES, strict=True):
-            found = measured(direction, records)
-            made += [Heading(3, title)] if found else []
-            for part, own in found:
-                made.append(table(part.title, own))
-                total = summary(own)
-                made += [f"{total}."] if total else []
-    return made if len(made) > 3 else [*made, not_measured("escalade layers resnet50 --results results")]
+    command = "escalade layers resnet50 --results results"
+    return document.page("Layers, measured", _LEGEND, map(_section, cards.values()), command)
+
+
+def _section(records: Sequence[Record]) -> Iterator[Item]:
+    if used := of(records, *WORKLOADS.values()):
+        yield from (Heading(2, used[0].gpu), origin(used))
+    for direction, title in zip(DIRECTIONS, _TITLES, strict=True):
+        found = measured(direction, records)
+        yield from [Heading(3, title)] if found else []
+        for part, own in found:
+            yield table(part.title, own)
+            if total := summary(own):
+                yield f"{total}."

@@ -16,9 +16,9 @@ from escalade_bench.networks.op_times import FORMS, OPERATION
 from escalade_bench.networks.workloads import WORKLOADS
 from escalade_bench.peers.comparison import TRAINING_STEP
 from escalade_bench.peers.registry import TITLES
-from escalade_bench.report import cells, compare, plots
+from escalade_bench.report import cells, compare, document, plots
 from escalade_bench.report.compare import Cards, grouped, named, of, place
-from escalade_bench.report.document import Heading, Item, Plot, begun, not_measured, origin
+from escalade_bench.report.document import Heading, Item, Plot, origin
 from escalade_bench.report.pages import training
 from escalade_bench.report.table import Column, Table, columns, items, text
 
@@ -35,12 +35,14 @@ def names(records: Sequence[Record]) -> list[str]:
 
 
 def page(cards: Cards) -> list[Item]:
-    made = begun("Networks, measured", compare.LEGEND)
-    for own in cards.values():
-        made += [Heading(2, own[0].gpu)] if names(own) else []
-        for name in names(own):
-            made += section(name, own)
-    return made if len(made) > 3 else [*made, not_measured("escalade bench resnet18 --results results")]
+    sections = (
+        part
+        for own in cards.values()
+        if names(own)
+        for part in ([Heading(2, own[0].gpu)], *(section(name, own) for name in names(own)))
+    )
+    command = "escalade bench resnet18 --results results"
+    return document.page("Networks, measured", compare.LEGEND, sections, command)
 
 
 def section(name: str, records: Sequence[Record]) -> Iterator[Item]:

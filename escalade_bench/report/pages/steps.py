@@ -8,9 +8,9 @@ from escalade.ops import OPERATIONS
 from escalade_bench.campaign.networks import STEPS
 from escalade_bench.measure.records import Record
 from escalade_bench.networks.steps import SUFFIX
-from escalade_bench.report import cells
+from escalade_bench.report import cells, document
 from escalade_bench.report.compare import Cards
-from escalade_bench.report.document import Heading, Item, begun, not_measured, origin
+from escalade_bench.report.document import Heading, Item, origin
 from escalade_bench.report.table import Column, Table, columns, items, text
 
 NETWORK, BATCH, DTYPE = STEPS
@@ -34,11 +34,8 @@ def latest(records: Sequence[Record]) -> tuple[Record, list[Record]] | None:
 
 
 def page(cards: Cards) -> list[Item]:
-    made = begun("ResNet-18, step by step", _ABOUT)
-    for records in cards.values():
-        if run := latest(records):
-            made += _section(*run)
-    return made if len(made) > 3 else [*made, not_measured(f"{COMMAND} --results results")]
+    sections = (_section(*run) for records in cards.values() if (run := latest(records)))
+    return document.page("ResNet-18, step by step", _ABOUT, sections, f"{COMMAND} --results results")
 
 
 def _section(plan: Record, steps: Sequence[Record]) -> Iterator[Item]:
