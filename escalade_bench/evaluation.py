@@ -24,9 +24,9 @@ from escalade.ops.base.switches import precision
 from escalade.terminal_text import printable
 from escalade_apps.classify.decoders import decoder_for
 from escalade_apps.classify.images import Source, Unreadable
-from escalade_apps.classify.labelled import Labelled, find_labelled
+from escalade_apps.classify.labeled import LabeledImage, find_labeled
 from escalade_apps.classify.prediction import batches
-from escalade_apps.classify.preparation import Normalization, compiled, crop_of, normalization
+from escalade_apps.classify.preparation import Normalization, compile_classifier, crop_of, normalization
 from escalade_bench.campaign.units import Say, Session, Unit
 from escalade_bench.ladder import free
 from escalade_bench.measure.currency import Made
@@ -50,7 +50,7 @@ class Task:
     model: ResNet
     weights: pathlib.Path
     folder: pathlib.Path
-    images: Sequence[Labelled]
+    images: Sequence[LabeledImage]
     normalize: Normalization
     batch: int
 
@@ -90,7 +90,7 @@ def evaluate(task: Task, dtypes: Sequence[str], device: str, say: Callable[[str]
     engines = {}
     for dtype in dtypes:
         say(f"{task.network}: compiling in {dtype}")
-        engines[dtype] = compiled(task.model, dtype, device, task.batch, task.normalize, task.files)
+        engines[dtype] = compile_classifier(task.model, dtype, device, task.batch, task.normalize, task.files)
     home = next(iter(engines.values())).device
     model = copy.deepcopy(task.model).to(home).eval()
     scores = {name: _Score() for name in ("", *dtypes)}
@@ -174,7 +174,7 @@ def _measure(session: Session, say: Say) -> Iterator[list[Record]]:
     weights, photographs, classes = map(at_hand.find, FILES)
     assert weights is not None and photographs is not None
     model = read_resnet(weights)
-    images = find_labelled(photographs, model.fc.out_features, classes)
+    images = find_labeled(photographs, model.fc.out_features, classes)
     batch = min(_BATCH, len(images))
     task = Task(NETWORK, model, weights, photographs, images, normalization(model), batch)
     yield evaluate(task, DTYPES, session.device.type, say)

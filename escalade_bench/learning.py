@@ -18,7 +18,7 @@ from escalade.engine.training.step import plan_training_step
 from escalade_apps.train import logs, pictures
 from escalade_apps.train.data.images import Dataset
 from escalade_apps.train.parallel import processes
-from escalade_apps.train.probing import Judgement, Probe
+from escalade_apps.train.probing import Probe, ProbeResult
 from escalade_apps.train.runs import trainer
 from escalade_apps.train.settings import Settings
 from escalade_apps.train.trainer import LOG, RECONSTRUCTIONS
@@ -38,7 +38,7 @@ def learning_record(
     dataset: Dataset,
     folder: pathlib.Path,
     seconds: float | None = None,
-    judgement: Judgement | None = None,
+    judgement: ProbeResult | None = None,
 ) -> Record:
     """Return the course of the run in a folder, with its duration and the accuracy of a classifier on its features."""
     lines = logs.read(folder / LOG)

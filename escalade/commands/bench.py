@@ -10,7 +10,7 @@ from rich.markup import escape
 
 from escalade.commands.devices import network_device
 from escalade.commands.options import (
-    LARGEST_SIDE,
+    MAX_SIDE,
     Dtypes,
     NetworkOn,
     RecordsFile,
@@ -76,9 +76,7 @@ def command(
     stream: Annotated[bool, typer.Option(help="Also stream uint8 images from host memory.")] = False,
     size: Annotated[
         int | None,
-        count(
-            "--size", help="Side of a ResNet's images; 224 without it.", most=LARGEST_SIDE, show_default=False
-        ),
+        count("--size", help="Side of a ResNet's images; 224 without it.", most=MAX_SIDE, show_default=False),
     ] = None,
     seed: Annotated[int, seed_option("Of the random weights and images.")] = 0,
     json: RecordsFile = None,

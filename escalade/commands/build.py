@@ -1,4 +1,4 @@
-"""The command `build`: a network as one file that needs no compiler where it is loaded."""
+"""`escalade build`: save a network as one file that needs no compiler to load."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from escalade.commands.networks import Model, inputs_of, is_saved, network
-from escalade.commands.options import ColourDeviation, ColourMean, listed, numbers, written
+from escalade.commands.options import ColorMean, ColorStd, listed, numbers, written
 from escalade.commands.progress import status
 from escalade.commands.selection import check_names
 from escalade.errors import UnsupportedError
@@ -21,51 +21,53 @@ from escalade.ops.base.rung import ALL_ARCHITECTURES
 from escalade.terminal_text import format_bytes, printable
 from escalade_apps.classify.preparation import normalization_at, side_of
 
-_HERE = torch.device("cpu")
+_CPU = torch.device("cpu")
 
 
 def command(
     model: Model,
-    output: Annotated[pathlib.Path, written("--output", "-o", help="The file to write.", show_default=False)],
+    output: Annotated[pathlib.Path, written("--output", "-o", help="File to write.", show_default=False)],
     batch: Annotated[
         list[str] | None,
-        typer.Option("--batch", "-b", help="Batch sizes such as 1,8,32; 1 without it.", show_default=False),
+        typer.Option("--batch", "-b", help="Batch sizes such as 1,8,32. Default: 1.", show_default=False),
     ] = None,
     dtype: Annotated[
         str | None,
         typer.Option("--dtype", "-t", help="fp32, tf32, fp16 (the default) or bf16.", show_default=False),
     ] = None,
-    mean: ColourMean = None,
-    std: ColourDeviation = None,
+    mean: ColorMean = None,
+    std: ColorStd = None,
     arch: Annotated[
         list[str] | None,
-        typer.Option(help="GPU architectures; an H100 or H200 is sm_90a, the default.", show_default=False),
+        typer.Option(help="GPU architectures. Default: sm_90a (H100 and H200).", show_default=False),
     ] = None,
 ) -> None:
-    """A network as one file with plans and machine code for named architectures. Needs no GPU."""
+    """Save a network as one file with plans and machine code for given architectures. Needs no GPU."""
     console = Console()
     batches = numbers("--batch", listed(batch)) or (1,)
     architectures = listed(arch) or (str(H200.architecture),)
     check_names("architecture", architectures, ALL_ARCHITECTURES)
     if dtype == "fp8":
         raise UnsupportedError(
-            "fp8 needs data to measure ranges on: compile the model with calibration=batches, then engine.save(path, "
+            "fp8 needs calibration data: compile the model with calibration=batches, then call engine.save(path, "
             "kernels=...)"
         )
     takes_bytes = mean is not None or std is not None
     if takes_bytes and is_saved(model):
-        raise UnsupportedError(f"{model} was saved with or without its own mean and standard deviation")
+        raise UnsupportedError(
+            f"{model} is a saved engine, whose normalization is fixed; leave out --mean and --std"
+        )
     began = time.perf_counter()
     with status(console) as say:
         say(f"compiling {model}")
         engine, _ = network(
-            model, batches[0], dtype, _HERE.type, plans=2 * len(batches),
+            model, batches[0], dtype, _CPU.type, plans=2 * len(batches),
             normalize=(lambda shape: normalization_at(side_of(shape), mean, std)) if takes_bytes else None,
         )  # fmt: skip
         for each in batches:
-            say(f"planning for a batch of {each}")
-            inputs = inputs_of(engine, model, each, _HERE)
-            if takes_bytes:  # as decoders give them, too
+            say(f"planning for batch size {each}")
+            inputs = inputs_of(engine, model, each, _CPU)
+            if takes_bytes:  # also plan for channels_last, in which decoders return images
                 image = inputs[0].to(torch.uint8)
                 engine.plan(image.contiguous(memory_format=torch.channels_last))
                 inputs = (image,)
@@ -74,7 +76,7 @@ def command(
         output.parent.mkdir(parents=True, exist_ok=True)
         engine.save(output, kernels=architectures)
     console.print(
-        f"wrote {escape(printable(output))}: {format_bytes(output.stat().st_size)}, {engine.dtype}, plans for batches "
-        f"of {', '.join(map(str, batches))} on {', '.join(architectures)}, in {time.perf_counter() - began:.1f} s",
+        f"wrote {escape(printable(output))}: {format_bytes(output.stat().st_size)}, {engine.dtype}, plans for batch "
+        f"sizes {', '.join(map(str, batches))} on {', '.join(architectures)}, in {time.perf_counter() - began:.1f} s",
         highlight=False,
     )

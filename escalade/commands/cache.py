@@ -1,4 +1,4 @@
-"""The command `cache`: the compiled kernels that are kept on disk."""
+"""`escalade cache`: show or clear the kernel cache."""
 
 from __future__ import annotations
 
@@ -19,32 +19,34 @@ from escalade.terminal_text import format_bytes, printable
 KINDS = {
     ".bin": "kernels for a GPU",
     ".so": "kernels for the twin",
-    ".gch": "headers for the twin, compiled",
+    ".gch": "precompiled headers for the twin",
     ".run": "sanitizers of the twin",
 }
-"""What an entry is, by how its name ends."""
+"""Kind of an entry by its suffix."""
 _AGES = ((86400, "days"), (3600, "hours"), (60, "minutes"), (1, "seconds"))
 
 
 def command(
-    clear: Annotated[bool, typer.Option("--clear", help="Remove all of it.")] = False,
+    clear: Annotated[bool, typer.Option("--clear", help="Remove all entries.")] = False,
     limit: Annotated[
         str | None,
-        typer.Option(help="Remove what has been unused for longest until the rest fits, such as 200MiB."),
+        typer.Option(help="Remove the least recently used entries until the rest fits, such as 200MiB."),
     ] = None,
 ) -> None:
-    """The kernels that are kept on disk: how many, how large and when they were used last; clears them."""
+    """Show the kernels cached on disk (count, size, last use), or remove them."""
     console = Console()
     if clear and limit is not None:
-        raise UnsupportedError("--clear removes all and --limit some; give one of them")
+        raise UnsupportedError(
+            "--clear removes all entries and --limit some of them; pass only one of the two"
+        )
     cache = default_cache()
     if clear or limit is not None:
-        gone = cache.trim(_bytes(limit) if limit is not None else 0)
-        console.print(f"removed {len(gone)} entries, {_total(gone)}", highlight=False)
+        removed = cache.trim(_bytes(limit) if limit is not None else 0)
+        console.print(f"removed {len(removed)} entries, {_total(removed)}", highlight=False)
         if clear and (left := len(cache.entries())):
             console.print(
-                f"{left} stay for now: they were used in the last {cache.grace_seconds:.0f} seconds, and whoever "
-                "asked for them may be about to open them",
+                f"{left} stay for now: they were used in the last {cache.grace_seconds:.0f} seconds, and another "
+                "process may be about to open them",
                 highlight=False,
             )
         return
@@ -52,12 +54,14 @@ def command(
     console.print(Text(printable(cache.directory)))
     console.print(_table(entries))
     console.print(
-        f"{len(entries)} entries, {_total(entries)} of {format_bytes(cache.limit_bytes)}, those unused for longest go "
-        "first; ESCALADE_CACHE_LIMIT changes that",
+        f"{len(entries)} entries, {_total(entries)} of at most {format_bytes(cache.limit_bytes)} (set "
+        "ESCALADE_CACHE_LIMIT to change that); the least recently used are evicted first",
         highlight=False,
     )
     if problem := cache.problem():
-        console.print(Text(f"New entries last as long as the process that makes them: {printable(problem)}"))
+        console.print(
+            Text(f"New entries are not kept after the process that makes them: {printable(problem)}")
+        )
 
 
 def _bytes(text: str) -> int:
@@ -68,7 +72,7 @@ def _bytes(text: str) -> int:
 
 
 def _table(entries: Sequence[Entry]) -> Table:
-    table = Table("what", "entries", "size", "least recent use", "latest")
+    table = Table("kind", "entries", "size", "oldest use", "latest use")
     for suffix, kind in KINDS.items():
         of_kind = [entry for entry in entries if entry.path.suffix == suffix]
         if of_kind:

@@ -26,7 +26,7 @@ def command(
     json: RecordsFile = None,
     results: RecordsFolder = None,
 ) -> None:
-    """Time what a call of an operator costs the CPU beside PyTorch's, alone and with its gradients. Needs a GPU."""
+    """Time the CPU overhead of an operator call against PyTorch's, with and without gradients. Needs a GPU."""
     wanted, dtypes = chosen(tuple(names or ())), listed(dtype)
     check_names("dtype", dtypes, tuple(STORAGE))
     run = Run(kernel_device("cuda"), json, results)

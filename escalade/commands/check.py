@@ -1,4 +1,4 @@
-"""The command `check`: a network's plan beside PyTorch on this GPU, to read."""
+"""`escalade check`: time a network's plan against PyTorch on this GPU."""
 
 from __future__ import annotations
 
@@ -28,17 +28,20 @@ def command(
     measured: Annotated[
         bool,
         typer.Option(
-            "--measured", help="Keep the faster of kernel and PyTorch for every step first, and remember it."
+            "--measured",
+            help="First choose the faster of kernel and PyTorch for every step, and save the choices.",
         ),
     ] = False,
     json: Annotated[
-        pathlib.Path | None, written("--json", help="Write the comparison to this file too.")
+        pathlib.Path | None, written("--json", help="Also write the comparison to this file.")
     ] = None,
 ) -> None:
-    """A network's plan beside PyTorch, step by step and as a whole. Fails if PyTorch is faster; needs a GPU."""
+    """Time a network's plan against PyTorch, per step and in total. Fails if PyTorch is faster. Needs a GPU."""
     console = Console()
     if not torch.cuda.is_available():
-        raise UnsupportedError("check times a plan beside PyTorch on a GPU, and there is none here")
+        raise UnsupportedError(
+            "check times plans on a GPU, and PyTorch finds none; `escalade doctor` reports why"
+        )
     with waiting(f"compiling {model}"):
         engine, inputs = network(model, batch, dtype, "cuda", measured=measured)
     comparison = replace(engine.compare(*inputs), title=model)

@@ -1,4 +1,4 @@
-"""The network that images are classified by: what was asked for, and the engine that comes of it."""
+"""Compile the classifier that the options of `escalade classify` describe."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from escalade.terminal_text import printable
 from escalade_apps.classify.images import Crop, Source
 from escalade_apps.classify.labels import class_labels
 from escalade_apps.classify.preparation import (
-    Colour,
+    Color,
     classes_of,
-    compiled,
+    compile_classifier,
     crop_of,
     crop_to,
     normalization,
@@ -27,24 +27,24 @@ from escalade_apps.classify.preparation import (
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A ResNet's weights or the name of a network, the file of its classes' names, and how it is to be compiled."""
+class ClassifierRequest:
+    """Weights of a ResNet or name of a network, file of labels, and compile options."""
 
     weights: pathlib.Path | None
     network: str | None
     labels: pathlib.Path | None
     dtype: str | None
-    mean: Colour | None
-    std: Colour | None
+    mean: Color | None
+    std: Color | None
 
     @property
-    def called(self) -> str:
+    def title(self) -> str:
         return printable(self.weights or self.network)
 
 
 @dataclass(frozen=True)
-class Classifier:
-    """An engine, what its network is called, what it wants of images, and what its classes are called."""
+class CompiledClassifier:
+    """Engine with the name of its network, its crop and its class labels."""
 
     engine: Engine
     title: str
@@ -52,22 +52,28 @@ class Classifier:
     labels: list[str]
 
 
-def classifier(asked: Asked, device: str, batch: int, files: Sequence[Source]) -> Classifier:
-    """Compiles what was asked for; the files are those that FP8's ranges are of."""
-    if asked.weights is not None:
-        model = read_resnet(asked.weights)
-        names = class_labels(model.fc.out_features, asked.labels)
-        normalize = normalization(model, asked.mean, asked.std)
-        engine = compiled(model, asked.dtype or "fp16", device, batch, normalize, files)
-        return Classifier(engine, f"ResNet-{model.layers}", crop_of(model), names)
-    assert asked.network is not None
-    if is_saved(asked.network) and (asked.mean is not None or asked.std is not None):
-        raise UnsupportedError(f"{asked.network} was saved with its own mean and standard deviation")
-    if asked.dtype == "fp8":
-        raise UnsupportedError("fp8 is for --weights, and for engines that were saved in it")
+def build_classifier(
+    request: ClassifierRequest, device: str, batch: int, files: Sequence[Source]
+) -> CompiledClassifier:
+    """Compile the requested classifier. FP8 is calibrated with `files`."""
+    if request.weights is not None:
+        model = read_resnet(request.weights)
+        names = class_labels(model.fc.out_features, request.labels)
+        normalize = normalization(model, request.mean, request.std)
+        engine = compile_classifier(model, request.dtype or "fp16", device, batch, normalize, files)
+        return CompiledClassifier(engine, f"ResNet-{model.layers}", crop_of(model), names)
+    assert request.network is not None
+    if is_saved(request.network) and (request.mean is not None or request.std is not None):
+        raise UnsupportedError(
+            f"{request.network} was saved with its own mean and standard deviation; leave out --mean and --std"
+        )
+    if request.dtype == "fp8":
+        raise UnsupportedError("--dtype fp8 needs --weights, or an engine that was saved in fp8")
     engine, _ = named_network(
-        asked.network, batch, asked.dtype, device,
-        normalize=lambda shape: normalization_at(side_of(shape), asked.mean, asked.std),
+        request.network, batch, request.dtype, device,
+        normalize=lambda shape: normalization_at(side_of(shape), request.mean, request.std),
     )  # fmt: skip
-    names = class_labels(classes_of(engine), asked.labels)
-    return Classifier(engine, printable(asked.network), crop_to(side_of(engine.graph.inputs[0].shape)), names)
+    names = class_labels(classes_of(engine), request.labels)
+    return CompiledClassifier(
+        engine, printable(request.network), crop_to(side_of(engine.graph.inputs[0].shape)), names
+    )

@@ -1,4 +1,4 @@
-"""The command `classify`: image files through a network."""
+"""`escalade classify`: classify image files with a network."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from rich.console import Console
 from rich.progress import TimeRemainingColumn
 from rich.text import Text
 
-from escalade.commands.classifiers import Asked, classifier
+from escalade.commands.classifiers import ClassifierRequest, build_classifier
 from escalade.commands.devices import engine_device
-from escalade.commands.options import ColourDeviation, ColourMean, EngineOn, count, written
+from escalade.commands.options import ColorMean, ColorStd, EngineOn, count, written
 from escalade.commands.progress import progress_bar
 from escalade.engine.graph.forms import require_dtype
 from escalade.errors import UnsupportedError
@@ -23,16 +23,16 @@ from escalade.terminal_text import printable
 from escalade_apps.classify import output, reading
 from escalade_apps.classify.decoders import decoder_for
 from escalade_apps.classify.images import Unreadable, find, require_any
-from escalade_apps.classify.prediction import Prediction, make_ready, predict
+from escalade_apps.classify.prediction import Prediction, predict, warm_up
 
 _ROWS = 20
-"""Images whose classes a terminal shows."""
-_ON_GPU, _ELSEWHERE = 128, 32
-"""Images at a time. On a GPU a batch costs the host as much as it does the card, however many there are in it."""
+"""Images listed on a terminal."""
+_GPU_BATCH, _DEFAULT_BATCH = 128, 32
+"""Default batch sizes. On a GPU the host's cost per batch does not depend on its size, so it is larger there."""
 
 
-class ResultForm(StrEnum):
-    """The kinds of files that a cluster writes results to."""
+class ResultFormat(StrEnum):
+    """File formats for results of a Ray job."""
 
     parquet = "parquet"
     csv = "csv"
@@ -41,14 +41,14 @@ class ResultForm(StrEnum):
 def command(
     images: Annotated[
         list[str],
-        typer.Argument(help="Image files, and folders of them; with --ray also URIs.", show_default=False),
+        typer.Argument(help="Image files and folders; with --ray also URIs.", show_default=False),
     ],
     weights: Annotated[
         pathlib.Path | None,
         typer.Option(
             "--weights",
             "-w",
-            help="A ResNet's .safetensors, .pth or .pt file, named as torchvision or timm do.",
+            help="Weights of a ResNet: a .safetensors, .pth or .pt file with torchvision's or timm's parameter names.",
         ),
     ] = None,
     network: Annotated[
@@ -56,19 +56,20 @@ def command(
         typer.Option(
             "--network",
             "-n",
-            help="Instead of weights: a constructor as MODULE:name, a .pt2 file of torch.export, or a saved engine.",
+            help="Instead of --weights: a constructor (MODULE:name), a .pt2 file from torch.export, or a saved engine.",
             show_default=False,
         ),
     ] = None,
     labels: Annotated[
-        pathlib.Path | None, typer.Option(help="The names of the classes: one a line, or a .json list.")
+        pathlib.Path | None, typer.Option(help="Class labels: a file with one per line, or a .json list.")
     ] = None,
     dtype: Annotated[
         str | None,
         typer.Option(
             "--dtype",
             "-t",
-            help="fp32, tf32, fp16, bf16 or fp8 (ranges from the first batch). Without it: a saved engine's, or fp16.",
+            help="fp32, tf32, fp16, bf16 or fp8 (calibrated with the first batch). Default: that of a saved engine, "
+            "else fp16.",
             show_default=False,
         ),
     ] = None,
@@ -77,23 +78,24 @@ def command(
         count(
             "--batch",
             "-b",
-            help=f"Images at a time. Without it: {_ON_GPU} on a GPU, {_ELSEWHERE} elsewhere and with --ray.",
+            help=f"Batch size. Default: {_GPU_BATCH} on a GPU, else {_DEFAULT_BATCH}; {_DEFAULT_BATCH} with --ray.",
             show_default=False,
         ),
     ] = None,
     device: EngineOn = None,
-    top: Annotated[int, count("--top", help="How many classes to show for an image.")] = 5,
-    mean: ColourMean = None,
-    std: ColourDeviation = None,
+    top: Annotated[int, count("--top", help="Classes reported per image.")] = 5,
+    mean: ColorMean = None,
+    std: ColorStd = None,
     json: Annotated[
-        pathlib.Path | None, written("--json", help="Write the results to this file too.")
+        pathlib.Path | None, written("--json", help="Also write the results to this JSON file.")
     ] = None,
-    csv: Annotated[pathlib.Path | None, written("--csv", help="Write the results to this file too.")] = None,
+    csv: Annotated[
+        pathlib.Path | None, written("--csv", help="Also write the results to this CSV file.")
+    ] = None,
     ray: Annotated[
         str | None,
         typer.Option(
-            help="Classify on a cluster of Ray: its address, auto for the one of this machine, or local for one that "
-            "is started.",
+            help="Classify on a Ray cluster: its address, auto for the one this machine is in, or local to start one.",
             show_default=False,
         ),
     ] = None,
@@ -101,61 +103,66 @@ def command(
         str | None,
         typer.Option(
             "--output",
-            help="With --ray: the folder of the results, a path that all machines have or a URI. What is done of the "
-            "same job is not done again.",
+            help="With --ray: folder for the results, a path shared by all machines or a URI. Shards of the same job "
+            "that are already there are not repeated.",
             show_default=False,
         ),
     ] = None,
     form: Annotated[
-        ResultForm, typer.Option("--format", help="With --ray: what results are written as.")
-    ] = ResultForm.parquet,
-    shard: Annotated[int, count("--shard", help="With --ray: images in a file of results.")] = 4096,
+        ResultFormat, typer.Option("--format", help="With --ray: file format of the results.")
+    ] = ResultFormat.parquet,
+    shard: Annotated[int, count("--shard", help="With --ray: images per result file.")] = 4096,
     workers: Annotated[
         int | None,
         count(
-            "--workers", help="With --ray: engines. Without it: one a GPU, or one a CPU.", show_default=False
+            "--workers",
+            help="With --ray: number of engines. Default: one per GPU, or one per CPU without GPUs.",
+            show_default=False,
         ),
     ] = None,
 ) -> None:
-    """What is on images, by a network that you have. Fails at the end if an image could not be read."""
-    console, status = Console(), Console(stderr=True)  # results, and progress and complaints
+    """Classify images with your own network. Fails if an image could not be read."""
+    console, status = Console(), Console(stderr=True)
     if weights is not None and network is not None:
-        raise UnsupportedError("--weights are of a ResNet and --network brings its own; give one of them")
+        raise UnsupportedError(
+            "pass --weights (for a ResNet) or --network (which has its own weights), not both"
+        )
     if weights is None and network is None:
         raise UnsupportedError(
-            "classify needs --weights FILE, a ResNet's .safetensors, .pth or .pt file with the names of torchvision or "
-            "timm; Escalade comes with none. One way to get one: torch.save(torchvision.models.resnet18("
-            "weights='DEFAULT').state_dict(), 'resnet18.pth'). Or --network: a constructor, a program, a saved engine"
+            "classify needs --weights FILE, a .safetensors, .pth or .pt file of a ResNet with torchvision's or timm's "
+            "parameter names. Escalade includes none; to make one: torch.save(torchvision.models.resnet18("
+            "weights='DEFAULT').state_dict(), 'resnet18.pth'). Or pass --network: a constructor, a program or a saved "
+            "engine"
         )
     if dtype is not None:
         require_dtype(dtype)
 
-    asked = Asked(weights, network, labels, dtype, mean, std)
+    request = ClassifierRequest(weights, network, labels, dtype, mean, std)
     if ray is not None:
         if results is None or json is not None or csv is not None:
             raise UnsupportedError(
-                "--ray writes files to a folder: give --output FOLDER, with --format parquet or csv, and neither "
-                "--json nor --csv"
+                "--ray writes its results to a folder: pass --output FOLDER and --format parquet or csv instead of "
+                "--json or --csv"
             )
         from escalade.commands import clusters
 
         clusters.classify(
-            console, status, ray, asked, images, results,
-            workers=workers, device=device, batch=batch or _ELSEWHERE, top=top, shard=shard, form=form,
+            console, status, ray, request, images, results,
+            workers=workers, device=device, batch=batch or _DEFAULT_BATCH, top=top, shard=shard, form=form,
         )  # fmt: skip
         return
     if results is not None:
-        raise UnsupportedError("--output is for --ray; --json and --csv write what this machine has found")
+        raise UnsupportedError("--output needs --ray; without it, write results with --json or --csv")
     where = engine_device(device)
-    files, closed = find([_local(image) for image in images])
+    files, unreadable_folders = find([_local_path(image) for image in images])
     require_any(files)
-    reading.begin(files)
-    batch = min(batch or (_ON_GPU if where == "cuda" else _ELSEWHERE), len(files))
-    with status.status(f"Compiling {asked.called} for {where}"):
-        found = classifier(asked, where, batch, files)
+    reading.prestart(files)
+    batch = min(batch or (_GPU_BATCH if where == "cuda" else _DEFAULT_BATCH), len(files))
+    with status.status(f"Compiling {request.title} for {where}"):
+        found = build_classifier(request, where, batch, files)
         decoder = decoder_for(found.engine.device)
-        make_ready(found.engine, found.crop, batch, min(top, len(found.labels)))
-    skipped: list[Unreadable] = list(closed)
+        warm_up(found.engine, found.crop, batch, min(top, len(found.labels)))
+    skipped: list[Unreadable] = list(unreadable_folders)
     predictions: list[Prediction] = []
     with progress_bar(status, TimeRemainingColumn()) as progress:
         task = progress.add_task("Classifying", total=len(files))
@@ -187,34 +194,34 @@ def command(
     if csv is not None:
         output.write(csv, output.as_csv(predictions))
     _show(console, predictions)
-    _summarise(console, status, len(predictions), skipped, about, len(closed))
+    _summarize(console, status, len(predictions), skipped, about, len(unreadable_folders))
     if skipped:
         raise typer.Exit(1)
 
 
-def _local(name: str) -> pathlib.Path:
+def _local_path(name: str) -> pathlib.Path:
     if "://" in name and not os.path.exists(name):
         raise UnsupportedError(
-            f"{printable(name)} is a URI: pass --ray (--ray local for this machine) to read it; paths need no --ray"
+            f"{printable(name)} is a URI; only --ray reads URIs (pass --ray local to run on this machine)"
         )
     return pathlib.Path(name)
 
 
 def _show(console: Console, predictions: list[Prediction]) -> None:
-    """The classes of all images, on a terminal those of the first: of thousands nobody reads a table there."""
+    """Print the predictions; on a terminal only the first `_ROWS`."""
     first = predictions[:_ROWS] if console.is_terminal else predictions
     if first:
         console.print(output.table(first))
     if len(first) < len(predictions):
         more = len(predictions) - len(first)
         console.print(
-            f"and {more:,} more images: --csv FILE and --json FILE write the classes of all",
+            f"and {more:,} more images: write all of them with --csv FILE or --json FILE",
             highlight=False,
             style="dim",
         )
 
 
-def _summarise(
+def _summarize(
     console: Console,
     status: Console,
     read: int,
@@ -224,8 +231,8 @@ def _summarise(
 ) -> None:
     seconds = about["seconds"]
     console.print(
-        f"{read:,} images in {seconds:.2f} s, {read / max(seconds, 1e-9):,.0f} a second, decoding included: "
-        f"{about['network']}, {about['dtype']}, batches of {about['batch']}, on {about['device']}, images by "
+        f"{read:,} images in {seconds:.2f} s, {read / max(seconds, 1e-9):,.0f} per second including decoding: "
+        f"{about['network']}, {about['dtype']}, batch size {about['batch']}, on {about['device']}, decoded by "
         f"{about['decoder']}",
         highlight=False,
     )

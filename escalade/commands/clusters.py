@@ -1,4 +1,4 @@
-"""Image files through a network on a cluster of Ray's, as `escalade classify --ray` has them."""
+"""`escalade classify --ray`: classify image files on a Ray cluster."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.progress import TimeRemainingColumn
 
-from escalade.commands.classifiers import Asked, classifier
+from escalade.commands.classifiers import ClassifierRequest, build_classifier
 from escalade.commands.networks import is_saved
 from escalade.commands.progress import progress_bar
 from escalade.errors import UnsupportedError
@@ -23,7 +23,7 @@ def classify(
     console: Console,
     status: Console,
     address: str,
-    asked: Asked,
+    request: ClassifierRequest,
     images: Sequence[str],
     output: str,
     *,
@@ -34,28 +34,28 @@ def classify(
     shard: int,
     form: str,
 ) -> None:
-    """Runs what is left of the job, and says what was done. Fails if an image of it could not be read."""
-    if asked.dtype == "fp8":
+    """Run the unfinished shards of the job. Exits with status 1 if an image could not be read."""
+    if request.dtype == "fp8":
         raise UnsupportedError(
-            "with --ray, fp8 is for engines that were saved in it: compile(..., calibration=...).save(FILE), and "
+            "--ray with --dtype fp8 needs a saved fp8 engine: compile(..., calibration=...).save(FILE), then pass "
             "--network FILE"
         )
-    with status.status(f"Compiling {asked.called}"):
-        found = classifier(asked, "cpu", batch, ())
+    with status.status(f"Compiling {request.title}"):
+        found = build_classifier(request, "cpu", batch, ())
         network = Network.of(
-            found.engine, found.crop, found.labels, found.title, str(asked.weights or asked.network),
-            saved=asked.network is not None and is_saved(asked.network),
+            found.engine, found.crop, found.labels, found.title, str(request.weights or request.network),
+            saved=request.network is not None and is_saved(request.network),
         )  # fmt: skip
-    with status.status(f"Looking for images, and for Ray at {printable(address)}"):
+    with status.status(f"Finding images and connecting to Ray at {printable(address)}"):
         job = Job(
             images, output, network,
             workers=workers, device=device, batch=batch, top=top, shard=shard, form=form,
         )  # fmt: skip
-        entered = contextlib.ExitStack()
-        entered.enter_context(connected(address))
+        connection = contextlib.ExitStack()
+        connection.enter_context(connected(address))
     done = unreadable = 0
     start = time.perf_counter()
-    with entered, progress_bar(status, TimeRemainingColumn()) as progress:
+    with connection, progress_bar(status, TimeRemainingColumn()) as progress:
         task = progress.add_task("Classifying", total=job.images, completed=job.images - job.images_left)
         for part in job.run():
             done += part.images
@@ -63,16 +63,16 @@ def classify(
             progress.advance(task, part.images)
     seconds = time.perf_counter() - start
     console.print(
-        f"{done:,} images in {seconds:.2f} s, {done / max(seconds, 1e-9):,.0f} a second, decoding and the start of "
-        f"workers included; {job.images - done:,} were done before: {network.title}, {network.dtype}, batches of "
-        f"{batch}, to {printable(output)}",
+        f"{done:,} images in {seconds:.2f} s, {done / max(seconds, 1e-9):,.0f} per second including decoding and "
+        f"worker startup; {job.images - done:,} were already done: {network.title}, {network.dtype}, batch size "
+        f"{batch}, written to {printable(output)}",
         highlight=False,
     )
     for each in job.closed:
         status.print(f"skipped {printable(each.file)}: {printable(each.reason)}", style="red", markup=False)
     if unreadable:
         status.print(
-            f"[red]{unreadable:,} of {done:,} images could not be read[/]; their rows say why",
+            f"[red]{unreadable:,} of {done:,} images could not be read[/]; the reasons are in the results",
             highlight=False,
         )
     if unreadable or job.closed:

@@ -1,4 +1,4 @@
-"""Kernels compiled in parallel before a command runs them, with progress on the terminal."""
+"""Compile kernels in parallel before a command runs them, with a progress bar."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def compile_for(
     checks: bool = False,
     counts: bool = False,
 ) -> None:
-    """Compiles what the jobs run. What does not compile is reported by the run, rung by rung."""
+    """Compile the kernels of the jobs. Failures are reported later, by the run."""
     if device.type == "cuda":
         compile_all(planned, architecture(device.index or 0), None, console)
         return
@@ -36,7 +36,7 @@ def compile_for(
 def compile_all(
     planned: Sequence[verification.VerificationJob], arch: str, workers: int | None, console: Console
 ) -> list[precompilation.CompileFailure]:
-    """Compiles what the jobs run on an architecture into the cache, and gives what the compiler refused."""
+    """Compile the kernels of the jobs for an architecture into the cache. Return the failures."""
     wanted = verification.programs(planned)
     began = time.perf_counter()
     with progress_bar(console) as progress:

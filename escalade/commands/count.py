@@ -41,7 +41,7 @@ def command(
     json: RecordsFile = None,
     results: RecordsFolder = None,
 ) -> None:
-    """What every rung asks of memory and of each unit, counted on the twin. Needs no GPU.
+    """Count the memory traffic and unit usage of every rung on the twin. Needs no GPU.
 
     Results are verified too. Without --problem: the first of the operation's small problems; without --dtype: the
     operation's first, and for a rung that does not take it the first that it takes.

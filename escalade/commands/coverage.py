@@ -10,7 +10,7 @@ from rich.markup import escape
 
 from escalade.commands.devices import network_device
 from escalade.commands.options import (
-    LARGEST_SIDE,
+    MAX_SIDE,
     Dtypes,
     NetworkOn,
     RecordsFile,
@@ -57,7 +57,7 @@ def command(
         int | None,
         count(
             "--size",
-            most=LARGEST_SIDE,
+            most=MAX_SIDE,
             help="Side of the images; without it 224, or what a network was made for. A constructor of other inputs "
             "has the shape of one item as its example_shape.",
             show_default=False,
@@ -89,7 +89,7 @@ def command(
     json: RecordsFile = None,
     results: RecordsFolder = None,
 ) -> None:
-    """Compile every network of a module, verify it, count what PyTorch computes of it, and time it beside PyTorch."""
+    """Compile every network of a module, verify it, count the steps left to PyTorch, and time it against PyTorch."""
     batches, dtypes = numbers("--batch", listed(batch)) or (1, 32), listed(dtype) or ("fp16", "tf32")
     check_names("layout", (layout,), LAYOUTS)
     check_names("dtype", dtypes, DTYPES)

@@ -1,4 +1,4 @@
-"""The command `demo`: a first look. This machine, a ladder, a network compared with PyTorch's, and one that learns."""
+"""`escalade demo`: a short tour."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from escalade_bench.networks.workloads import workload
 NETWORK, DTYPE = "resnet18", "fp16"
 IMAGES = 4
 TWIN_SIZE = 64
-"""Rows and columns of an image on the twin, where each thread of a kernel takes its turn on the CPU."""
+"""Rows and columns of an image on the twin, which runs the threads of a kernel one after another."""
 GPU_PROBLEM = "64to64_56_k3s1_b32"
-"""A problem whose whole ladder takes a minute to measure."""
+"""Measuring its whole ladder takes about a minute."""
 
 
 @dataclass(frozen=True)
-class Training:
-    """A short run of the autoencoder."""
+class DemoTraining:
+    """Short training run of the autoencoder."""
 
     width: int
     side: int
@@ -42,21 +42,20 @@ class Training:
     dtype: str
 
 
-GPU_TRAINING = Training(256, 32, 256, 200, "fp16")
-TWIN_TRAINING = Training(8, 8, 8, 12, "fp32")
-_SHOWN = 6
-"""Losses that are shown of a run."""
+GPU_TRAINING = DemoTraining(256, 32, 256, 200, "fp16")
+TWIN_TRAINING = DemoTraining(8, 8, 8, 12, "fp32")
+_SHOWN_LOSSES = 6
 RESULTS = pathlib.Path("results")
-"""Where a checkout has its records, of which the demo ends by writing the report."""
-_PLACES = {"cuda": "GPU", "cpu": "CPU", "twin": "twin"}
+"""Folder of records in a checkout."""
+_DEVICE_NAMES = {"cuda": "GPU", "cpu": "CPU", "twin": "twin"}
 _TWIN = (
-    "There is no GPU here, so the kernels run on the twin: the CUDA sources themselves, compiled by g++ and run on the "
-    "CPU, thread by thread. The results are the kernels' own. Times on it are the CPU's, and no speeds."
+    "There is no GPU, so the kernels run on the twin: the CUDA sources, compiled by g++ and run on the CPU thread by "
+    "thread. The results are those of the kernels; the times say nothing about a GPU."
 )
 
 
 def command() -> None:
-    """A first look: this machine, a ladder, a network that is compared with PyTorch's, and one that learns."""
+    """Take a short tour: this machine, a ladder, a network compared with PyTorch, and one that trains."""
     console = Console()
     on_gpu = torch.cuda.is_available()
     console.rule("This machine: escalade doctor")
@@ -72,36 +71,36 @@ def command() -> None:
         ladder.command("conv2d", device=KernelDevice.twin)
     console.rule("A network: escalade.compile")
     _network(console, "cuda" if on_gpu else "twin")
-    console.rule("A network that learns: escalade train autoencoder")
+    console.rule("Training: escalade train autoencoder")
     _training(console, "cuda" if on_gpu else "twin", GPU_TRAINING if on_gpu else TWIN_TRAINING)
     if RESULTS.is_dir():
-        console.rule("All that is recorded: escalade report")
+        console.rule("All records: escalade report")
         _report(console)
 
 
 def _network(console: Console, device: str) -> None:
-    """Compiles a network for the GPU or the twin, runs images through it, and holds the results against float64."""
+    """Compile a network, run images through it, and compare the results with float64."""
     chosen = workload(NETWORK)
     size = chosen.size if device == "cuda" else TWIN_SIZE
     model, x = chosen.model(size, 0), chosen.inputs(IMAGES, size, 0)
     began = time.perf_counter()
-    with waiting(f"compiling ResNet-18 for the {_PLACES[device]}"):
+    with waiting(f"compiling ResNet-18 for the {_DEVICE_NAMES[device]}"):
         engine = compile(model, x, dtype=DTYPE, device=device)
     console.print(
         f"ResNet-18 with random weights, {IMAGES} images of {size}×{size}, compiled in {DTYPE} for the "
-        f"{_PLACES[device]} in {time.perf_counter() - began:.1f} s. The plan, as engine.explain() gives it:"
+        f"{_DEVICE_NAMES[device]} in {time.perf_counter() - began:.1f} s. Its plan, from engine.explain():"
     )
-    there = x.to(engine.device)
-    console.print(engine.explain(there))
-    results = engine(there).cpu()
+    inputs = x.to(engine.device)
+    console.print(engine.explain(inputs))
+    results = engine(inputs).cpu()
     with torch.no_grad():
         in_fp32 = model(x)
         exact = copy.deepcopy(model).double()(x.double())
     _compare(console, results, in_fp32, standard(model, x, DTYPE, exact))
 
 
-def _training(console: Console, device: str, run: Training) -> None:
-    """Trains an autoencoder for a few steps on one batch, and ends the program unless the loss falls."""
+def _training(console: Console, device: str, run: DemoTraining) -> None:
+    """Train an autoencoder for a few steps on one batch. Exits with status 1 unless the loss falls."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = ConvAutoencoder(run.width).to(
@@ -120,11 +119,12 @@ def _training(console: Console, device: str, run: Training) -> None:
         device="twin" if device == "twin" else None,
     )
     console.print(
-        f"An autoencoder of width {run.width}, {run.batch} images of {run.side}×{run.side}: forward, loss, backward "
-        f"and optimiser made one plan in {run.dtype} for the {_PLACES[device]} in {time.perf_counter() - began:.1f} s."
+        f"Autoencoder of width {run.width}, {run.batch} images of {run.side}×{run.side}: forward, loss, backward and "
+        f"optimizer planned as one step in {run.dtype} for the {_DEVICE_NAMES[device]} in "
+        f"{time.perf_counter() - began:.1f} s."
     )
     losses = [float(step(images, images)) for _ in range(run.steps)]
-    shown = sorted({number * (run.steps - 1) // (_SHOWN - 1) for number in range(_SHOWN)})
+    shown = sorted({number * (run.steps - 1) // (_SHOWN_LOSSES - 1) for number in range(_SHOWN_LOSSES)})
     console.print(
         "; ".join(f"step {number + 1}: loss {losses[number]:.4f}" for number in shown), highlight=False
     )
@@ -135,23 +135,22 @@ def _training(console: Console, device: str, run: Training) -> None:
 
 
 def _report(console: Console) -> None:
-    """Writes the report of what is recorded, if anything is."""
     try:
         report.command(RESULTS)
     except EscaladeError as error:
-        console.print(f"There is no report to write: {error}", markup=False)
+        console.print(f"No report was written: {error}", markup=False)
 
 
 def _compare(console: Console, results: torch.Tensor, in_fp32: torch.Tensor, wanted: Standard) -> None:
-    """Says how near the results are to PyTorch's; ends the program if they are too far off."""
+    """Print the error against PyTorch. Exits with status 1 if it exceeds the tolerance."""
     same = int((results.argmax(1) == in_fp32.argmax(1)).sum())
     error, wrong = wanted.judge((results,))
     console.print(
-        f"Escalade's kernels name the class that PyTorch's fp32 does on {same} of {len(results)} images. Against "
-        f"PyTorch in float64 their error is {error:.1e}; PyTorch's own in {wanted.dtype} is {wanted.own[0]:.1e}, and "
-        f"{wanted.tolerance:.1e} is allowed."
+        f"Escalade's kernels predict the same class as PyTorch in fp32 on {same} of {len(results)} images. Their error "
+        f"against PyTorch in float64 is {error:.1e}; PyTorch's own in {wanted.dtype} is {wanted.own[0]:.1e}, and the "
+        f"tolerance is {wanted.tolerance:.1e}."
     )
     if wrong:
-        console.print(f"[red]That is wrong:[/] {wrong}")
+        console.print(f"[red]Wrong result:[/] {wrong}")
         raise typer.Exit(1)
-    console.print("[green]The kernels compute what PyTorch does.[/]")
+    console.print("[green]The kernels agree with PyTorch.[/]")

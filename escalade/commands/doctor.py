@@ -1,4 +1,4 @@
-"""The command `doctor`: what is here, what will work and what will not, and what to do about it."""
+"""`escalade doctor`: check this machine."""
 
 from __future__ import annotations
 
@@ -19,30 +19,31 @@ from escalade.narrow_tables import Table
 from escalade.terminal_text import format_bytes, printable
 
 VARIABLES = {
-    "ESCALADE_CACHE_DIR": ("~/.cache/escalade", "where compiled kernels are kept between runs"),
+    "ESCALADE_CACHE_DIR": ("~/.cache/escalade", "folder of the kernel cache"),
     "ESCALADE_CACHE_LIMIT": (
         "1GiB",
-        "how much of them is kept; those unused for longest go first (500MB, 1.5GiB)",
+        "size of the kernel cache, such as 500MB or 1.5GiB; the least recently used entries are evicted first",
     ),
-    "ESCALADE_COMMIT": ("HEAD", "what records name as the commit; without it, git is asked"),
+    "ESCALADE_COMMIT": ("HEAD", "commit named in records; by default git's"),
     "ESCALADE_DATA": (
         "data",
-        "where `escalade bench lenet` finds its weights and Fashion-MNIST, and `escalade measure` photographs",
+        "folder of LeNet's weights and Fashion-MNIST for `escalade bench lenet`, and of photographs for `escalade "
+        "measure`",
     ),
-    "ESCALADE_SYNC": ("0", "1: wait after every launch, so that an error names the kernel that caused it"),
-    "ESCALADE_TWIN_LIMIT": (
-        "120",
-        "seconds of CPU time that a kernel on the twin may take to end; 0: no limit",
+    "ESCALADE_SYNC": (
+        "0",
+        "1: synchronize after every launch, so that an error names the kernel that caused it",
     ),
+    "ESCALADE_TWIN_LIMIT": ("120", "CPU seconds that a kernel on the twin may take; 0: no limit"),
 }
-"""Every environment variable that Escalade reads: its default, and what it does."""
+"""Default and meaning of every environment variable that Escalade reads."""
 
 _PROBE = 'extern "C" __global__ void probe(float* y) { y[threadIdx.x] = 2.f * threadIdx.x; }\n'
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing looked at. `good` is None for what is only worth knowing."""
+    """Result of one check. `good` is None for mere information."""
 
     topic: str
     value: str
@@ -54,32 +55,31 @@ class Finding:
 class Report:
     findings: tuple[Finding, ...]
     abilities: tuple[Finding, ...]
-    """What will and will not work."""
 
 
 def command() -> None:
-    """What is here: GPU, driver, compilers, versions, caches; what will and will not work, and what to do about it."""
-    with waiting("looking; the first time, kernels are compiled to try it"):
+    """Check this machine: GPU, driver, compilers, versions and caches. Report what does not work and how to fix it."""
+    with waiting("checking; the first time, test kernels are compiled"):
         report = examine()
     if not show(report):
         raise typer.Exit(1)
 
 
 def examine() -> Report:
-    """Looks at everything; nothing that is missing raises."""
-    gpu = _looked("GPU", _gpu, "Kernels run on the CPU twin instead. With an NVIDIA GPU: install its driver, and a "
-                  "PyTorch built for CUDA (https://pytorch.org/get-started)")  # fmt: skip
-    torch_found = _looked("PyTorch", _torch, "pip install torch")
-    driver = _looked("driver", _driver, "Compiling needs no driver. To run kernels on a GPU, install its driver, of "
-                     "the same CUDA major version as NVRTC or a later one (CUDA 13: driver 580 or newer)")  # fmt: skip
+    """Run all checks. A failed check is a finding, not an exception."""
+    gpu = _check("GPU", _gpu, "Kernels run on the CPU twin instead. With an NVIDIA GPU: install its driver, and a "
+                 "PyTorch built for CUDA (https://pytorch.org/get-started)")  # fmt: skip
+    torch_found = _check("PyTorch", _torch, "pip install torch")
+    driver = _check("driver", _driver, "Compiling needs no driver. To run kernels on a GPU, install its driver, of "
+                    "the same CUDA major version as NVRTC or a later one (CUDA 13: driver 580 or newer)")  # fmt: skip
     compiler = _compiler()
-    headers = _looked("CUDA headers", _headers, "pip install nvidia-cuda-runtime nvidia-cuda-crt")
-    host = _looked("g++", _host_compiler, "Install g++ 12 or later (Debian, Ubuntu: apt install g++)")
-    twin = _looked("twin", _twin, "The twin needs g++ and the CUDA headers; see those lines")
+    headers = _check("CUDA headers", _headers, "pip install nvidia-cuda-runtime nvidia-cuda-crt")
+    host = _check("g++", _host_compiler, "Install g++ 12 or later (Debian, Ubuntu: apt install g++)")
+    twin = _check("twin", _twin, "The twin needs g++ and the CUDA headers; see those lines")
     findings = (
         Finding("Python", f"{platform.python_version()} on {platform.system()} {platform.machine()}"),
         torch_found, gpu, driver, compiler, headers, host, twin, _profiler(),
-        _looked("cache", _cache, "Set ESCALADE_CACHE_DIR to a folder that can be written to"),
+        _check("cache", _cache, "Set ESCALADE_CACHE_DIR to a writable folder"),
     )  # fmt: skip
     on_gpu = bool(gpu.good and compiler.good and headers.good)
     abilities = (
@@ -93,17 +93,17 @@ def examine() -> Report:
 
 
 def show(report: Report, console: Console | None = None) -> bool:
-    """Prints the report, and says whether kernels can run somewhere."""
+    """Print the report. Return True if kernels can run on the GPU or on the twin."""
     console = console or Console()
-    table = Table(title="What is here", title_justify="left", show_header=False)
+    table = Table(title="This machine", title_justify="left", show_header=False)
     for finding in report.findings:
         table.add_row(_mark(finding.good), finding.topic, Text(printable(finding.value, keep="\n")))
     console.print(table)
-    variables = Table("variable", "now", "default", "what it does", title="Environment", title_justify="left")
+    variables = Table("variable", "value", "default", "meaning", title="Environment", title_justify="left")
     for name, (default, meaning) in VARIABLES.items():
         variables.add_row(name, Text(printable(os.environ.get(name, ""))), default, meaning)
     console.print(variables)
-    abilities = Table("", "what", "works", "try", title="What will work", title_justify="left")
+    abilities = Table("", "task", "works", "try", title="What works", title_justify="left")
     for ability in report.abilities:
         abilities.add_row(
             _mark(ability.good), ability.topic, ability.value, ability.advice if ability.good else ""
@@ -119,10 +119,10 @@ def _mark(good: bool | None) -> str:
     return {True: "[green]ok[/]", False: "[red]no[/]", None: ""}[good]
 
 
-def _looked(topic: str, look: Callable[[], str], advice: str) -> Finding:
+def _check(topic: str, check: Callable[[], str], advice: str) -> Finding:
     try:
-        return Finding(topic, look(), True)
-    except Exception as error:  # whatever is wrong is what the doctor is asked about
+        return Finding(topic, check(), True)
+    except Exception as error:  # any failure is a finding
         return Finding(topic, str(error).strip() or type(error).__name__, False, advice)
 
 
@@ -139,7 +139,7 @@ def _gpu() -> str:
     from escalade.device.gpu import properties_of
 
     if not torch.cuda.is_available():
-        raise RuntimeError("none that PyTorch can use")
+        raise RuntimeError("none usable by PyTorch")
     found = []
     for index in range(torch.cuda.device_count()):
         card = properties_of(torch.device("cuda", index))
@@ -162,24 +162,24 @@ def _driver() -> str:
     shown_cuda = ".".join(map(str, cuda))
     try:
         compiler = library().version
-    except ToolError:  # reported by the line on NVRTC
+    except ToolError:  # reported by the NVRTC check
         return f"{version} (CUDA {shown_cuda})"
     if compiler[0] > cuda[0]:
         raise RuntimeError(
-            f"{version} (CUDA {shown_cuda}) does not load machine code of NVRTC {compiler[0]}.{compiler[1]}"
+            f"{version} (CUDA {shown_cuda}) cannot load machine code from NVRTC {compiler[0]}.{compiler[1]}"
         )
     return f"{version} (CUDA {shown_cuda})"
 
 
 def _compiler() -> Finding:
-    """NVRTC. An installed one that fails needs other advice than a missing one."""
+    """Check NVRTC. A broken installation needs different advice from a missing one."""
     from escalade.device.nvrtc_library import library
 
     try:
         path = library().path
     except ToolError as error:
         return Finding("NVRTC", str(error), False, "pip install nvidia-cuda-nvrtc")
-    return _looked(
+    return _check(
         "NVRTC",
         lambda: f"{_nvrtc()}; {path}",
         f"{path} is installed but does not compile a kernel for sm_90a. Escalade needs NVRTC 12.0 or newer: "
@@ -218,12 +218,12 @@ def _twin() -> str:
     y = torch.zeros(32)
     kernel.launch((1, 1, 1), (32, 1, 1), [ctypes.c_void_p(y.data_ptr())], buffers=((y.data_ptr(), 128),))
     if not torch.equal(y, 2 * torch.arange(32.0)):
-        raise RuntimeError(f"a kernel ran, but gave {y.tolist()}")
+        raise RuntimeError(f"a test kernel returned {y.tolist()}")
     return "builds and runs a kernel"
 
 
 def _profiler() -> Finding:
-    """Nsight Compute, which nothing but `profile` has a use for."""
+    """Check Nsight Compute, which only `profile` uses."""
     try:
         from escalade_bench.profile import ncu
 
@@ -232,7 +232,7 @@ def _profiler() -> Finding:
         return Finding("Nsight Compute", str(error))
     return Finding(
         "Nsight Compute",
-        found or "not here: escalade profile has times, and no counters",
+        found or "not found: escalade profile reports times, but no counters",
         True if found else None,
     )
 

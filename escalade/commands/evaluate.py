@@ -14,8 +14,8 @@ import typer
 
 from escalade.commands.devices import engine_device
 from escalade.commands.options import (
-    ColourDeviation,
-    ColourMean,
+    ColorMean,
+    ColorStd,
     Dtypes,
     EngineOn,
     RecordsFolder,
@@ -30,7 +30,7 @@ from escalade.errors import UnsupportedError
 from escalade.models import read_resnet
 from escalade.terminal_text import printable
 from escalade_apps.classify import output
-from escalade_apps.classify.labelled import find_labelled, spread
+from escalade_apps.classify.labeled import find_labeled, spread
 from escalade_apps.classify.preparation import normalization
 from escalade_bench.evaluation import DTYPES, SUFFIX, Task, evaluate
 from escalade_bench.measure.records import Record
@@ -68,15 +68,15 @@ def command(
         count("--limit", help="At most so many images, evenly from all of them.", show_default=False),
     ] = None,
     device: EngineOn = None,
-    mean: ColourMean = None,
-    std: ColourDeviation = None,
+    mean: ColorMean = None,
+    std: ColorStd = None,
     json: Annotated[
         pathlib.Path | None, written("--json", help="Write the figures to this file too.")
     ] = None,
     csv: Annotated[pathlib.Path | None, written("--csv", help="Write the figures to this file too.")] = None,
     results: RecordsFolder = None,
 ) -> None:
-    """Count a ResNet's right answers on labelled images, per dtype beside PyTorch's fp32. Fails if logits are off."""
+    """Count a ResNet's correct predictions on labeled images, by dtype and for PyTorch. Fails if logits are off."""
     if network not in NETWORKS:
         raise UnsupportedError(f"there is no network {network!r} to evaluate; there is {', '.join(NETWORKS)}")
     dtypes = listed(dtype) or DTYPES
@@ -86,7 +86,7 @@ def command(
     model = read_resnet(weights)
     if model.layers != NETWORKS[network]:
         raise UnsupportedError(f"{weights.name} has the weights of a ResNet-{model.layers}, not of {network}")
-    images = spread(find_labelled(data, model.fc.out_features, classes), limit)
+    images = spread(find_labeled(data, model.fc.out_features, classes), limit)
     task = Task(
         network, model, weights, data, images, normalization(model, mean, std), min(batch, len(images))
     )

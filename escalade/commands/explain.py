@@ -1,4 +1,4 @@
-"""The command `explain`: the plan of a network, to read."""
+"""`escalade explain`: show the plan of a network."""
 
 from __future__ import annotations
 
@@ -31,26 +31,25 @@ def command(
         ),
     ] = None,
     device: EngineOn = None,
-    time: Annotated[bool, typer.Option("--time", help="Time each step by itself, on the GPU.")] = False,
-    json: Annotated[pathlib.Path | None, written("--json", help="Write the plan to this file too.")] = None,
+    time: Annotated[bool, typer.Option("--time", help="Time each step separately on the GPU.")] = False,
+    json: Annotated[pathlib.Path | None, written("--json", help="Also write the plan to this file.")] = None,
     results: Annotated[
         pathlib.Path | None,
         written(
             "--results",
             check=files.require_writable_folder,
-            help="With --time and a model by name: file the steps under this folder, in one of "
-            "the GPU's name.",
+            help="With --time and a model by name: file the steps in this folder, under the name of the GPU.",
         ),
     ] = None,
 ) -> None:
-    """The plan of a network: each step, the kernel chosen and why, its least cost, what falls back to PyTorch."""
+    """Show the plan of a network: each step, its kernel and why it was chosen, its lower bound, and fallbacks."""
     console = Console()
     where = engine_device(device)
     if time and where != "cuda":
-        raise UnsupportedError("--time measures on a GPU, and there is none")
+        raise UnsupportedError(f"--time measures on a GPU, and the device is {where}")
     if results and not (time and model in models.MODELS):
         raise UnsupportedError(
-            f"--results files times of a model: it takes --time and one of {', '.join(models.MODELS)}"
+            f"--results records times of a model: it needs --time and one of {', '.join(models.MODELS)}"
         )
     with waiting(f"compiling {model} for {where}"):
         engine, inputs = network(model, batch, dtype, where)

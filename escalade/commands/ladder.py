@@ -57,7 +57,7 @@ def command(
     json: RecordsFile = None,
     results: RecordsFolder = None,
 ) -> None:
-    """Verify the rungs of an operation, then time them beside PyTorch and the card's ceilings."""
+    """Verify the rungs of an operation, then time them against PyTorch and the card's ceilings."""
     chosen, where = ops.operation(operation), kernel_device(device)
     run = Run(where, json, results)
     selection = Selection.of(problem, rung, dtype, layout)

@@ -75,7 +75,7 @@ def command(
     json: RecordsFile = None,
     results: RecordsFolder = None,
 ) -> None:
-    """Verify single convolutions and their peers, then time them in turns, layer by layer."""
+    """Verify single convolutions and their peers, then time them interleaved, layer by layer."""
     batches, dtypes, asked_peers = numbers("--batch", listed(batch)), listed(dtype), listed(peers)
     where = kernel_device(device)
     chosen = tuple(registry.chosen(asked_peers, registry.LAYERS))

@@ -1,4 +1,4 @@
-"""Networks of commands: a model by name, a constructor, an exported program, or a saved engine."""
+"""Resolve the network argument of a command: a model name, a constructor, an exported program, or a saved engine."""
 
 from __future__ import annotations
 
@@ -30,29 +30,25 @@ from escalade_bench.coverage.catalogue import entries
 Model = Annotated[
     str,
     typer.Argument(
-        help="A model such as resnet18, a constructor as MODULE:name, a .pt2 file of torch.export, or the file of a "
-        "saved engine.",
+        help="A model such as resnet18, a constructor (MODULE:name), a .pt2 file from torch.export, or a saved engine.",
         show_default=False,
     ),
 ]
 KINDS = (
-    f"a model ({', '.join(models.MODELS)}), a constructor (module:name), the {SUFFIX} file of a program of "
-    "torch.export nor the file of a saved engine"
+    f"a model ({', '.join(models.MODELS)}), a constructor (module:name), a {SUFFIX} file from torch.export nor the "
+    "file of a saved engine"
 )
-"""Names of networks, as the end of a sentence with `neither`."""
+"""Supported networks, to complete a sentence with `neither`."""
 _CONSTRUCTOR = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 _IMAGE = (3, 224, 224)
 """Default input of a constructor's network."""
-
-PlannedBatch = Annotated[int, count("--batch", "-b", help="The batch size to plan for.")]
-
-
+PlannedBatch = Annotated[int, count("--batch", "-b", help="Batch size to plan for.")]
 Normalizing = Callable[[Sequence[int]], Normalization]
 
 
 @dataclass(frozen=True)
 class Uncompiled:
-    """A PyTorch network, and inputs of one item or more."""
+    """PyTorch network with example inputs."""
 
     model: torch.nn.Module | torch.export.ExportedProgram
     arguments: tuple[Any, ...]
@@ -61,25 +57,25 @@ class Uncompiled:
     def inputs(self, batch: int, device: torch.device) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return `batch` copies of the first item on a device."""
 
-        def taken(tensor: torch.Tensor) -> torch.Tensor:
+        def repeated(tensor: torch.Tensor) -> torch.Tensor:
             return (torch.cat([tensor[:1]] * batch) if tensor.dim() > 1 else tensor).to(device)
 
         tensors, structure = flatten((self.arguments, dict(self.keywords)))
-        return pytree.tree_unflatten(map(taken, tensors), structure)
+        return pytree.tree_unflatten(map(repeated, tensors), structure)
 
 
 def is_network(name: str) -> bool:
-    """True if the name is that of a network, as far as the name tells."""
+    """Return True if the name has the form of a network."""
     return name in models.MODELS or bool(_CONSTRUCTOR.fullmatch(name)) or pathlib.Path(name).is_file()
 
 
 def is_saved(name: str) -> bool:
-    """True if it is the file of an engine, as far as the name tells."""
+    """Return True if the name has the form of an engine file."""
     return name not in models.MODELS and not name.endswith(SUFFIX) and pathlib.Path(name).is_file()
 
 
 def uncompiled(name: str) -> Uncompiled | None:
-    """Return a model with random weights by name or constructor, or a program; None for other names."""
+    """Return a model with random weights, or an exported program; None for a saved engine."""
     if name in models.MODELS:
         model, x = models.model(name)
         return Uncompiled(model, (x,), {})
@@ -106,9 +102,9 @@ def network(
     plans: int = MOST_PLANS,
     normalize: Normalizing | None = None,
 ) -> tuple[Engine, tuple[torch.Tensor, ...]]:
-    """Return the engine of a network, compiled if it is not yet, and inputs for it.
+    """Compile or load a network. Return its engine and inputs for it.
 
-    `normalize` returns the normalization to compile, from the shape of the network's input.
+    `normalize` returns the normalization for the shape of the network's input.
     """
     home = torch.device("cpu" if device == "twin" else device)
     if not is_network(name):
@@ -118,7 +114,7 @@ def network(
         engine = load(name, device=device, measured=measured, plans=plans)
         if dtype not in (None, engine.dtype):
             raise UnsupportedError(
-                f"{name} was compiled for {engine.dtype}; for {dtype} compile its model again"
+                f"{name} was compiled for {engine.dtype}, not {dtype}; compile its model again for {dtype}"
             )
         return engine, inputs_of(engine, name, batch, home)
     dtype = dtype or "fp16"
@@ -133,12 +129,12 @@ def network(
 
 
 def inputs_of(engine: Engine, name: str, batch: int, home: torch.device) -> tuple[torch.Tensor, ...]:
-    """Return inputs of zeros for an engine."""
-    needed = sum(math.prod(fixed_shape(given.shape, batch)) for given in engine.graph.inputs)
+    """Return zero inputs for an engine."""
+    needed = sum(math.prod(fixed_shape(each.shape, batch)) for each in engine.graph.inputs)
     host_memory.require(needed, f"{name} for a batch of {batch:,}")
     return tuple(
-        torch.zeros(fixed_shape(given.shape, batch), dtype=getattr(torch, given.dtype), device=home)
-        for given in engine.graph.inputs
+        torch.zeros(fixed_shape(each.shape, batch), dtype=getattr(torch, each.dtype), device=home)
+        for each in engine.graph.inputs
     )
 
 

@@ -1,4 +1,4 @@
-"""Options that several commands have, and lists as they are written on the command line."""
+"""Command-line options shared by several commands, and parsers for list values."""
 
 from __future__ import annotations
 
@@ -14,32 +14,31 @@ from escalade.errors import UnsupportedError
 from escalade.terminal_text import printable
 from escalade_bench.measure import records
 
-MOST = 2**31 - 1
-"""The largest number that an option counts anything by."""
-LARGEST_SIDE = 8192
-"""The most rows or columns of an image."""
-LARGEST_SEED = 2**32 - 1
-"""The largest that every generator of random numbers takes."""
+MAX_COUNT = 2**31 - 1
+MAX_SIDE = 8192
+"""Most rows or columns of an image."""
+MAX_SEED = 2**32 - 1
+"""Largest seed that NumPy, PyTorch and Python all accept."""
 _DAY = 24 * 3600.0
 
 
-def count(*names: str, help: str, least: int = 1, most: int = MOST, show_default: bool = True) -> Any:
-    """An option that counts something."""
+def count(*names: str, help: str, least: int = 1, most: int = MAX_COUNT, show_default: bool = True) -> Any:
+    """Return an integer option between `least` and `most`."""
     return typer.Option(*names, help=help, min=least, max=most, show_default=show_default)
 
 
 def several(*names: str, help: str) -> Any:
-    """An option that takes a list and may be repeated."""
+    """Return an option that takes a list and may be repeated."""
     return typer.Option(*names, help=help, show_default=False)
 
 
 def seed_option(help: str, *names: str, show_default: bool = True) -> Any:
-    """An option that random numbers are drawn by."""
-    return typer.Option(*names, help=help, min=0, max=LARGEST_SEED, show_default=show_default)
+    """Return an option for a random seed."""
+    return typer.Option(*names, help=help, min=0, max=MAX_SEED, show_default=show_default)
 
 
 def duration(help: str, show_default: bool = True) -> Any:
-    """An option of seconds."""
+    """Return an option in seconds."""
     return typer.Option(help=help, min=0.0, max=_DAY, show_default=show_default)
 
 
@@ -50,9 +49,9 @@ def written(
     check: Callable[[pathlib.Path], None] = files.require_writable_file,
     show_default: bool = True,
 ) -> Any:
-    """An option for a file or folder that a command writes: what cannot be written is refused before the run."""
+    """Return an option for an output path, which is checked for writability before the command runs."""
 
-    def place(value: pathlib.Path | None) -> pathlib.Path | None:
+    def checked(value: pathlib.Path | None) -> pathlib.Path | None:
         if value is None:
             return None
         if endings and value.suffix not in endings:
@@ -61,35 +60,35 @@ def written(
         check(value)
         return value
 
-    return typer.Option(*names, help=help, callback=place, show_default=show_default)
+    return typer.Option(*names, help=help, callback=checked, show_default=show_default)
 
 
 class KernelDevice(StrEnum):
-    """The devices that kernels run on."""
+    """Devices for running kernels."""
 
     cuda = "cuda"
     twin = "twin"
 
 
 class NetworkDevice(StrEnum):
-    """The devices that networks are measured on."""
+    """Devices for measuring networks."""
 
     cuda = "cuda"
     cpu = "cpu"
 
 
 class EngineDevice(StrEnum):
-    """The devices that engines run on."""
+    """Devices for running engines."""
 
     cuda = "cuda"
     cpu = "cpu"
     twin = "twin"
 
 
-Operation = Annotated[str, typer.Argument(help="The operation, such as conv2d.", show_default=False)]
+Operation = Annotated[str, typer.Argument(help="Operation, such as conv2d.", show_default=False)]
 Problems = Annotated[
     list[str] | None,
-    typer.Option("--problem", "-p", help="A problem such as 64to64_56_k3s1_b1; may be repeated."),
+    typer.Option("--problem", "-p", help="Problem such as 64to64_56_k3s1_b1; may be repeated."),
 ]
 Rungs = Annotated[list[str] | None, typer.Option("--rung", "-r", help="Only this rung; may be repeated.")]
 Dtypes = Annotated[
@@ -100,7 +99,7 @@ KernelsOn = Annotated[
     KernelDevice | None,
     typer.Option(
         "--device",
-        help="cuda, or twin: the kernels on the CPU. Without it: cuda if there is a GPU.",
+        help="cuda, or twin (the kernels on the CPU). Default: cuda if there is a GPU.",
         show_default=False,
     ),
 ]
@@ -108,7 +107,7 @@ NetworkOn = Annotated[
     NetworkDevice | None,
     typer.Option(
         "--device",
-        help="cuda, or cpu: PyTorch's operators. Without it: cuda if there is a GPU.",
+        help="cuda, or cpu (PyTorch's operators). Default: cuda if there is a GPU.",
         show_default=False,
     ),
 ]
@@ -116,50 +115,51 @@ EngineOn = Annotated[
     EngineDevice | None,
     typer.Option(
         "--device",
-        help="cuda, cpu (PyTorch's operators) or twin (the kernels on the CPU: slow). "
-        "Without it: cuda if there is a GPU, else cpu.",
+        help="cuda, cpu (PyTorch's operators) or twin (the kernels on the CPU, slow). "
+        "Default: cuda if there is a GPU, else cpu.",
         show_default=False,
     ),
 ]
-ColourMean = Annotated[
+ColorMean = Annotated[
     tuple[float, float, float] | None,
     typer.Option(
         "--mean",
-        help="Of red, green and blue, from 0 to 1. Without it: ImageNet's, or 0 for a CIFAR network.",
+        help="Mean of red, green and blue, from 0 to 1. Default: ImageNet's, or 0 for a CIFAR network.",
     ),
 ]
-ColourDeviation = Annotated[
+ColorStd = Annotated[
     tuple[float, float, float] | None,
     typer.Option(
-        "--std", help="Their standard deviations. Without it: ImageNet's, or 1 for a CIFAR network."
+        "--std",
+        help="Standard deviation of red, green and blue. Default: ImageNet's, or 1 for a CIFAR network.",
     ),
 ]
-InputSeed = Annotated[int, seed_option("Of the random inputs.", "--seed")]
+InputSeed = Annotated[int, seed_option("Seed of the random inputs.", "--seed")]
 RecordsFile = Annotated[
     pathlib.Path | None,
-    written("--json", help="Write the records to this file too.", check=records.require_file),
+    written("--json", help="Also write the records to this file.", check=records.require_file),
 ]
 RecordsFolder = Annotated[
     pathlib.Path | None,
     written(
         "--results",
-        help="File the records under this folder, in one of the GPU's name: a file a workload.",
+        help="File the records in this folder, under the name of the GPU, one file per workload.",
         check=files.require_writable_folder,
     ),
 ]
 
 
 def listed(given: list[str] | None) -> tuple[str, ...]:
-    """`-b 1,8 -b 32` is three values; what is given and has none is a mistake, not the usual ones."""
+    """Split comma-separated values: `-b 1,8 -b 32` is three values. An option without any value is an error."""
     found = tuple(part.strip() for text in given or () for part in text.split(",") if part.strip())
     if given and not found:
-        raise typer.BadParameter(f"{given[0]!r} names nothing; leave the option out for the usual ones")
+        raise typer.BadParameter(f"{given[0]!r} has no value; leave the option out for the defaults")
     return found
 
 
 def numbers(option: str, given: tuple[str, ...]) -> tuple[int, ...]:
-    """The numbers, of something that there is at least one of, that were given for an option."""
+    """Parse the positive integers passed to an option."""
     for text in given:
-        if not (text.isascii() and text.isdecimal() and 1 <= int(text[:20]) <= MOST):
-            raise typer.BadParameter(f"{text!r} is no whole number from 1 to {MOST:,}", param_hint=option)
+        if not (text.isascii() and text.isdecimal() and 1 <= int(text[:20]) <= MAX_COUNT):
+            raise typer.BadParameter(f"{text!r} is not an integer from 1 to {MAX_COUNT:,}", param_hint=option)
     return tuple(int(text) for text in given)

@@ -1,4 +1,4 @@
-"""The command `precompile`: kernels into the cache, without a GPU."""
+"""`escalade precompile`: compile kernels into the cache without a GPU."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from escalade.ops.base.rung import ALL_ARCHITECTURES
 
 def command(
     operation: Operation,
-    arch: Annotated[str, typer.Option(help="The GPU architecture; an H100 or H200 is sm_90a.")] = "sm_90a",
+    arch: Annotated[str, typer.Option(help="GPU architecture; sm_90a is H100 and H200.")] = "sm_90a",
     problem: Problems = None,
     rung: Rungs = None,
     dtype: Dtypes = None,
     layout: Layouts = None,
-    tune: Annotated[bool, typer.Option(help="Every config, as `ladder --tune` needs them.")] = False,
+    tune: Annotated[bool, typer.Option(help="Compile every config, for `ladder --tune`.")] = False,
     workers: Annotated[
-        int | None, count("--workers", help="Processes; one a core without it.", show_default=False)
+        int | None, count("--workers", help="Processes. Default: one per core.", show_default=False)
     ] = None,
 ) -> None:
     """Compile the kernels of an operation into the cache, in parallel. Needs no GPU."""
@@ -41,6 +41,6 @@ def command(
     selection.require_work(planned, "compile")
     failures = compile_all(planned, arch, workers, console)
     for failure in failures:
-        console.print(f"[red]refused:[/] {escape(failure.message)}")
+        console.print(f"[red]failed:[/] {escape(failure.message)}")
     if failures:
         raise typer.Exit(1)

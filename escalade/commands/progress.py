@@ -1,4 +1,4 @@
-"""What a terminal shows while a command runs."""
+"""Progress bars and status lines on the terminal."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ Say = Callable[[str], None]
 
 
 def progress_bar(
-    console: Console, *further: ProgressColumn, transient: bool = True, disable: bool = False
+    console: Console, *extra: ProgressColumn, transient: bool = True, disable: bool = False
 ) -> Progress:
-    """A bar with what is done of how many, and the time that has passed or what the further columns show."""
+    """Return a progress bar with a count and `extra` columns, by default the elapsed time."""
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
     return Progress(
-        *columns, *(further or (TimeElapsedColumn(),)), console=console, transient=transient, disable=disable
+        *columns, *(extra or (TimeElapsedColumn(),)), console=console, transient=transient, disable=disable
     )
 
 
 def waiting(text: str) -> Status:
-    """A line that moves while something takes its time; on a terminal, and not among what a command prints."""
+    """Return a spinner on stderr, which is shown only on a terminal."""
     return Console(stderr=True).status(escape(text))
 
 
 @contextmanager
 def status(console: Console) -> Iterator[Say]:
-    """One line that changes on a terminal, one line each in a log."""
+    """Yield a function that reports status: one changing line on a terminal, one line per call in a log."""
     if not console.is_terminal:
         yield lambda text: console.print(escape(text))
         return

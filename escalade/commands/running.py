@@ -1,4 +1,4 @@
-"""A run of a measuring command: records are stamped and filed as soon as they exist, then shown with their failures."""
+"""State of a measuring command: stamp and file records as they are made, then print them with their failures."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from escalade_bench.measure.records import Record
 from escalade_bench.report import terminal
 
 LOG_WIDTH = 160
-"""Columns of a log, which has no width of its own, for tables that need more than the usual 80."""
+"""Columns of output that is not a terminal, where rich assumes 80."""
 ON_CPU = f"cpu {platform.machine()}"
-"""Stands for the GPU's name in records of PyTorch's operators on the CPU."""
+"""GPU name in records of PyTorch's operators on the CPU."""
 
 
 def wide_console() -> Console:
-    """Return a console that is wide enough for large tables in a log too."""
+    """Return a console that is wide enough for large tables even if it is not a terminal."""
     console = Console()
     return console if console.is_terminal else Console(width=LOG_WIDTH)
 
 
 class Run:
-    """The records of one command so far, and the places where they are filed."""
+    """Records of one command so far, and where they are filed."""
 
     def __init__(
         self,
@@ -49,14 +49,14 @@ class Run:
         self._origin = replace(origin, gpu=without_gpu) if without_gpu and device.type != "cuda" else origin
 
     def measure_ceilings(self, *seconds: float) -> card.Ceilings | None:
-        """Measure and print the card's ceilings; None without a card."""
+        """Measure and print the card's ceilings. Return None without a GPU."""
         if self.device.type == "cuda":
             self.ceilings = card.measure(self.device, *seconds)
             self.console.print(terminal.ceilings_line(self.ceilings))
         return self.ceilings
 
     def keep(self, records: Iterable[Record]) -> list[Record]:
-        """Stamp and file records at once, so that an interrupted run keeps what it has."""
+        """Stamp and file records immediately, so that an interrupted run does not lose them."""
         stamped = [record.stamped(self._origin) for record in records]
         self.records += stamped
         if self.json:
@@ -69,7 +69,7 @@ class Run:
         self.console.print(f"[yellow]note:[/] {escape(text)}")
 
     def show(self, tables: Iterable[Any], records: Sequence[Record] | None = None) -> None:
-        """Print tables, the card's clock and temperature meanwhile, and every failure."""
+        """Print tables, the card's clock and temperature during the run, and every failure."""
         for table in tables:
             self.console.print(table)
         shown = self.records if records is None else records

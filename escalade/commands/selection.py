@@ -1,4 +1,4 @@
-"""A part of an operation's ladder, as the options of `ladder`, `count`, `verify` and `precompile` name it."""
+"""Select part of an operation's ladder with the options of `ladder`, `count`, `verify` and `precompile`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from escalade.tune import verification
 
 @dataclass(frozen=True)
 class Selection:
-    """Problems, rungs, dtypes and layouts by name; empty stands for all."""
+    """Names of problems, rungs, dtypes and layouts; an empty tuple selects all."""
 
     problems: tuple[str, ...]
     rungs: tuple[str, ...]
@@ -31,11 +31,11 @@ class Selection:
         dtypes: list[str] | None,
         layouts: list[str] | None,
     ) -> Selection:
-        """Return the selection of options; those that were not given are None."""
+        """Create a selection from options, which are None by default."""
         return cls(tuple(problems or ()), tuple(rungs or ()), tuple(dtypes or ()), tuple(layouts or ()))
 
     def parsed(self, operation: ops.Operation[Any]) -> tuple[Any, ...]:
-        """Return the problems by name; raise if the operation does not know one of the names."""
+        """Return the problems. Raises UnsupportedError if the operation does not have one of the names."""
         check_names("dtype", self.dtypes, operation.dtypes)
         check_names("layout", self.layouts, operation.layouts)
         for rung in self.rungs:
@@ -43,7 +43,7 @@ class Selection:
         return tuple(operation.parse(name) for name in self.problems)
 
     def parsed_by(self, operations: Sequence[ops.Operation[Any]]) -> dict[str, tuple[Any, ...]]:
-        """Return the problems per operation that knows every name; raise the last refusal if none does."""
+        """Return the problems per operation that has every name. Raises UnsupportedError if none does."""
         found: dict[str, tuple[Any, ...]] = {}
         refusal: UnsupportedError | None = None
         for operation in operations:
@@ -54,7 +54,7 @@ class Selection:
         if not found and refusal is not None:
             if len(operations) == 1:
                 raise refusal
-            raise UnsupportedError(f"no operation has all that is named; the last one says: {refusal}")
+            raise UnsupportedError(f"no operation has all of these names; for the last one: {refusal}")
         return found
 
     def jobs(
@@ -73,7 +73,7 @@ class Selection:
         )  # fmt: skip
 
     def require_work(self, planned: Sequence[verification.VerificationJob], what: str) -> None:
-        """Refuse a selection that leaves nothing to do, in all or of one name: what was not run is not right."""
+        """Raise UnsupportedError if the selection or one of its names leaves nothing to do, which must not pass."""
         wanted = [job for job in planned if not job.refusal]
         kinds: dict[str, tuple[tuple[str, ...], Callable[[verification.VerificationJob], str]]] = {
             "problem": (self.problems, lambda job: str(job.problem.name)),
@@ -88,14 +88,14 @@ class Selection:
             for idle in dict.fromkeys(name_of(job) for job in planned):
                 if idle not in done:
                     refusal = next(job.refusal for job in planned if name_of(job) == idle)
-                    raise UnsupportedError(f"there is nothing to {what} for {kind} {idle}: {refusal}")
+                    raise UnsupportedError(f"nothing to {what} for {kind} {idle}: {refusal}")
         if not wanted:
-            refusal = planned[0].refusal if planned else "nothing that there is has been named"
-            raise UnsupportedError(f"there is nothing to {what}: {refusal}")
+            refusal = planned[0].refusal if planned else "nothing matches the options"
+            raise UnsupportedError(f"nothing to {what}: {refusal}")
 
 
-def check_names(what: str, given: Sequence[str], known: Sequence[str]) -> None:
-    """Refuse a name that is not among the known ones."""
-    for name in given:
+def check_names(kind: str, names: Sequence[str], known: Sequence[str]) -> None:
+    """Raise UnsupportedError for a name that is not among the known ones."""
+    for name in names:
         if name not in known:
-            raise UnsupportedError(f"there is no {what} {name!r} here; there is {', '.join(known)}")
+            raise UnsupportedError(f"{kind} {name!r}: supported are {', '.join(known)}")

@@ -1,4 +1,4 @@
-"""The command `tune`: problems measured into a table, or a whole sweep into a file to judge choices by."""
+"""`escalade tune`: measure problems into a table, or a sweep of random problems into a file."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from rich.console import Console
 from escalade import models, ops
 from escalade.commands.options import Dtypes, Layouts, Problems, count, listed, numbers, seed_option, written
 from escalade.commands.progress import progress_bar
+from escalade.commands.selection import check_names
 from escalade.device.cuda import architecture
 from escalade.device.precompilation import precompile
 from escalade.device.program import Program
@@ -34,59 +35,59 @@ from escalade.tune import sweep as sweeping
 from escalade_bench.ladder import free
 
 Wanted = dict[str, tuple[str, Any]]
-"""The operation and problem of each key."""
+"""Operation and problem by key."""
 SWEPT = "conv2d"
-TOGETHER = 16
-"""Problems whose kernels are compiled at once, while those before are measured."""
+COMPILE_GROUP = 16
+"""Problems whose kernels are compiled together, while the previous group is measured."""
 
 
 def command(
     names: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Networks of escalade.models, such as resnet18; with --problem, the operation that it is of.",
+            help="Networks of escalade.models, such as resnet18; with --problem, its operation.",
             show_default=False,
         ),
     ] = None,
     problem: Problems = None,
     dtype: Dtypes = None,
     layout: Layouts = None,
-    batch: Annotated[str, typer.Option(help="Batch sizes of networks, separated by commas.")] = "1,8,32,256",
+    batch: Annotated[str, typer.Option(help="Comma-separated batch sizes of networks.")] = "1,8,32,256",
     table: Annotated[
         pathlib.Path | None,
-        written("--table", help="The table to fill; yours for this GPU without it.", show_default=False),
+        written("--table", help="Table to fill. Default: your own for this GPU.", show_default=False),
     ] = None,
-    again: Annotated[bool, typer.Option(help="Measure anew what the table already has.")] = False,
+    again: Annotated[bool, typer.Option(help="Also measure problems that the table already has.")] = False,
     sweep: Annotated[
         int | None,
         count(
             "--sweep",
-            help="Instead: time every candidate of so many random convolutions into the file --out, which is "
-            "gone on with if it is there.",
+            help="Instead: time every candidate of this many random convolutions into the file --out. An existing file "
+            "is continued.",
             show_default=False,
         ),
     ] = None,
-    seed: Annotated[int, seed_option("Of the random convolutions.")] = 0,
+    seed: Annotated[int, seed_option("Seed of the random convolutions.")] = 0,
     judge: Annotated[
         pathlib.Path | None,
         typer.Option(
-            help="Instead: how the choices that need no measurement compare with the best of such a file. Fails if any "
-            "takes more than twice as long. Needs no GPU.",
+            help="Instead: compare the choices made without measuring with the best of such a file. Fails if any takes "
+            "more than twice as long. Needs no GPU.",
             show_default=False,
         ),
     ] = None,
     out: Annotated[
         pathlib.Path | None,
-        written("--out", help="Where --sweep writes; sweep.jsonl without it.", show_default=False),
+        written("--out", help="File for --sweep. Default: sweep.jsonl.", show_default=False),
     ] = None,
 ) -> None:
-    """Measure every rung and config for the steps of networks, or for problems, and remember the fastest.
+    """Measure every rung and config for the steps of networks, or for given problems, and save the fastest.
 
-    Entries are saved as they are found: a run that is stopped goes on where it was when it is started again.
+    Entries are saved as they are found, so that an interrupted run can be continued by starting it again.
     """
-    instead = sum((sweep is not None, judge is not None))
-    if instead > 1 or (instead and (names or problem)):
-        raise typer.BadParameter("--sweep, --judge and what is to be tuned exclude each other")
+    modes = sum((sweep is not None, judge is not None))
+    if modes > 1 or (modes and (names or problem)):
+        raise typer.BadParameter("--sweep, --judge, and networks or problems to tune are mutually exclusive")
     if judge is not None:
         if not choices_hold(judge, Console()):
             raise typer.Exit(1)
@@ -104,14 +105,12 @@ def command(
             else _of_networks(named, dtypes, batches)
         )
         if not wanted:
-            raise UnsupportedError(
-                f"{', '.join(named)} asks nothing of the ladders: there is nothing to tune"
-            )
+            raise UnsupportedError(f"{', '.join(named)} uses no operation with a ladder: nothing to tune")
         fill(table or user_path(torch.cuda.get_device_name(device)), wanted, device, again)
 
 
 def fill(path: pathlib.Path, wanted: Wanted, device: torch.device, again: bool) -> None:
-    """Measures what the table does not have yet; every entry is saved when it is found."""
+    """Measure the problems that the table does not have yet. Every entry is saved immediately."""
     table = read(path, "your table")
     missing = {key: value for key, value in wanted.items() if again or key not in table.entries}
     console = Console(stderr=True)
@@ -124,83 +123,79 @@ def fill(path: pathlib.Path, wanted: Wanted, device: torch.device, again: bool) 
             table = add(path, key, entry)
             found += 1
 
-    _go_through(missing, device, console, measure)
-    console.print(f"{path}: {len(table.entries)} problems, {len(missing)} of them asked for now")
+    _measure_all(missing, device, console, measure)
+    console.print(f"{path}: {len(table.entries)} problems, {len(missing)} of them in this run")
     if missing and not found:
-        raise UnsupportedError("none of what was asked for could be measured, so nothing was tuned")
+        raise UnsupportedError(
+            f"none of the {len(missing)} problems could be measured; the reasons are above"
+        )
 
 
 def problems_of(graph: Graph, dtype: str, batch: int) -> list[tuple[str, Problem]]:
-    """What the plan of a captured network asks of the ladders."""
+    """Return the operation and problem of every kernel step in the plan of a captured network."""
     concrete = for_batch(optimize(graph, dtype), dtype, batch)
     formats = {
-        given.name: InputFormat(getattr(torch, given.dtype), "nchw" if len(given.shape) == 4 else "flat")
-        for given in graph.inputs
+        each.name: InputFormat(getattr(torch, each.dtype), "nchw" if len(each.shape) == 4 else "flat")
+        for each in graph.inputs
     }
     plan = make_plan(concrete, dtype, torch.device("cpu"), formats)
     return [(step.lowered.operation.name, step.lowered.problem) for step in plan.steps if step.lowered]
 
 
 def sweep_into(path: pathlib.Path, count: int, seed: int) -> None:
-    """Times every candidate of random problems; problems that the file has already are not measured again."""
+    """Time every candidate of random problems, skipping problems that the file already has."""
     device = _require_gpu()
-    there = store.resume(path)
+    existing = store.resume(path)
     wanted: Wanted = {key_of(SWEPT, p): (SWEPT, p) for p in sweeping.problems(count, seed)}
-    missing = {key: value for key, value in wanted.items() if key not in there}
+    missing = {key: value for key, value in wanted.items() if key not in existing}
     console = Console(stderr=True)
 
     def measure(key: str, operation: str, problem: Problem) -> None:
         try:
             store.append(path, search.samples(ops.operation(operation), problem, device))
-        except RuntimeError as error:  # PyTorch's: no memory, or nothing of cuDNN's to compare with
+        except RuntimeError as error:  # PyTorch's: out of memory, or cuDNN does not support the problem
             console.print(f"{key}: not measured: {str(error).splitlines()[0]}")
 
-    _go_through(missing, device, console, measure)
-    console.print(f"{path}: {len(wanted)} problems, {len(missing)} of them asked for now")
+    _measure_all(missing, device, console, measure)
+    console.print(f"{path}: {len(wanted)} problems, {len(missing)} of them in this run")
 
 
 def choices_hold(path: pathlib.Path, console: Console) -> bool:
-    """Whether no choice was left unmeasured or takes more than twice as long as the best. Needs no GPU."""
+    """Return True if every choice was measured and none takes more than twice as long as the best. Needs no GPU."""
     swept = store.load(path)
     if not swept:
         raise UnsupportedError(
-            f"{path} has no measured problems; `escalade tune --sweep 300 --out {path}` fills it"
+            f"{path} has no measured problems; fill it with `escalade tune --sweep 300 --out {path}`"
         )
     return judgement.show(judgement.judge(swept), judgement.calibrations(swept), console) == 0
 
 
 def _require_gpu() -> torch.device:
     if not torch.cuda.is_available():
-        raise UnsupportedError("tuning measures kernels, and there is no GPU here")
+        raise UnsupportedError("tuning needs a GPU, and PyTorch finds none; `escalade doctor` reports why")
     return torch.device("cuda", torch.cuda.current_device())
 
 
 def _check(
     names: Sequence[str], problems: Sequence[str], dtypes: Sequence[str], layouts: Sequence[str]
 ) -> None:
-    """Refuses names that are wrong before anything is measured."""
+    """Raise UnsupportedError for invalid names before anything is measured."""
     if not problems:
         if not names:
-            raise UnsupportedError(
-                f"nothing to tune is named; there are the networks {', '.join(models.NAMES)}"
-            )
+            raise UnsupportedError(f"name a network to tune: {', '.join(models.NAMES)}")
         for dtype in dtypes:
             require_dtype(dtype)
         return
     if len(names) != 1:
         raise UnsupportedError(
-            f"problems are of one operation, as in `escalade tune conv2d --problem …`; {len(names)} are named"
+            f"--problem needs one operation, as in `escalade tune conv2d --problem …`; {len(names)} were passed"
         )
     operation = ops.operation(names[0])
-    known = {"dtype": (dtypes, operation.dtypes), "layout": (layouts, operation.layouts)}
-    for what, (given, there) in known.items():
-        for one in given:
-            if one not in there:
-                raise UnsupportedError(f"{operation.name} has no {what} {one!r}; it has {', '.join(there)}")
+    check_names(f"{operation.name} with dtype", dtypes, operation.dtypes)
+    check_names(f"{operation.name} with layout", layouts, operation.layouts)
 
 
 def _of_networks(names: Sequence[str], dtypes: Sequence[str], batches: Sequence[int]) -> Wanted:
-    """What the plans of networks ask of the ladders."""
     wanted: Wanted = {}
     for name in names:
         model, example = models.model(name)
@@ -220,13 +215,13 @@ def _of_problems(name: str, problems: Sequence[str], dtypes: Sequence[str], layo
     return wanted
 
 
-def _go_through(
+def _measure_all(
     wanted: Wanted, device: torch.device, console: Console, measure: Callable[[str, str, Problem], None]
 ) -> None:
-    """Measures problem by problem; the kernels of the next ones are compiled in parallel meanwhile."""
-    card, here = Card.of(device), architecture(device.index)
+    """Measure problem by problem while the kernels of the next group are compiled in parallel."""
+    card, arch = Card.of(device), architecture(device.index)
     items = list(wanted.items())
-    groups = [items[first : first + TOGETHER] for first in range(0, len(items), TOGETHER)]
+    groups = [items[first : first + COMPILE_GROUP] for first in range(0, len(items), COMPILE_GROUP)]
     with (
         progress_bar(console, transient=False, disable=not console.is_terminal) as progress,
         ThreadPoolExecutor(1) as ahead,
@@ -239,7 +234,7 @@ def _go_through(
             for _, (operation, problem) in group:
                 programs |= dict.fromkeys(search.programs(ops.operation(operation), (problem,), card))
             progress.update(compiling, total=(progress.tasks[compiling].total or 0) + len(programs))
-            precompile(list(programs), here, done=lambda program: progress.advance(compiling))
+            precompile(list(programs), arch, done=lambda program: progress.advance(compiling))
 
         compiled: list[Future[None]] = [ahead.submit(compile, group) for group in groups]
         try:

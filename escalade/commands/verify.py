@@ -45,7 +45,7 @@ def command(
         seed_option("Of the random inputs; a fresh one each time without it.", show_default=False),
     ] = None,
 ) -> None:
-    """Every rung on every problem against the float64 reference. Fails if any result is wrong."""
+    """Compare every rung on every problem with the float64 reference. Fails if a result is wrong."""
     console = Console()
     where = kernel_device(device)
     drawn = secrets.randbelow(2**31) if seed is None else seed

@@ -1,7 +1,7 @@
-"""Networks in plain PyTorch: what the engine compiles and the benchmarks run.
+"""Networks in plain PyTorch, for examples and benchmarks.
 
-Nothing here knows of Escalade's kernels, but for FusedSpectralAutoencoder. Weights are read from files with `load_*`
-functions; none are shipped.
+Only FusedSpectralAutoencoder uses Escalade's kernels directly. `load_*` functions read weights from files; none are
+included.
 """
 
 from escalade.models.autoencoder import ConvAutoencoder, load_autoencoder

@@ -1,4 +1,4 @@
-"""The convolutional autoencoder for 32x32 images: 3 -> 256 -> 128 -> 128 -> 256 -> 3 channels."""
+"""Convolutional autoencoder for 32x32 images: 3 -> 256 -> 128 -> 128 -> 256 -> 3 channels."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from escalade.models.flat_file import FlatFile
 
 
 class ConvAutoencoder(nn.Module):
-    """Five 3x3 convolutions; pooled twice on the way down, doubled twice on the way up. Inputs in [0, 1].
+    """Five 3x3 convolutions with two max pools in the encoder and two upsamples in the decoder. Inputs are in [0, 1].
 
-    `width` is the channels of the first, which the features have half of.
+    `width` is the number of channels of the first convolution; the features have half as many.
     """
 
     def __init__(self, width: int = 256) -> None:
@@ -28,7 +28,7 @@ class ConvAutoencoder(nn.Module):
         self.upsample = nn.Upsample(scale_factor=2, mode="nearest")
 
     def encode(self, x: torch.Tensor) -> torch.Tensor:
-        """Half the width's channels of a quarter of the sides, 128 of 8x8: the features."""
+        """Return the features: width / 2 channels at a quarter of the side, by default 128 of 8x8."""
         for convolution in self.convolutions[:2]:
             x = self.pool(torch.relu(convolution(x)))
         return x
@@ -43,7 +43,7 @@ class ConvAutoencoder(nn.Module):
 
 
 def load_autoencoder(path: str | pathlib.Path, width: int = 256) -> ConvAutoencoder:
-    """Reads a file with weight and bias of each convolution, a count in front of each."""
+    """Read a flat file with the weight and bias of each convolution, each preceded by its size."""
     model = ConvAutoencoder(width)
     file = FlatFile(path)
     for parameter in model.parameters():

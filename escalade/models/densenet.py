@@ -10,7 +10,7 @@ from torch import nn
 
 
 class DenseLayer(nn.Module):
-    """BatchNorm and ReLU in front of a 1x1 and of a 3x3 convolution; `growth` new channels behind the old ones."""
+    """Pre-activated 1x1 and 3x3 convolution; appends `growth` channels to its input."""
 
     def __init__(self, channels: int, growth: int, bottleneck: int) -> None:
         super().__init__()
@@ -25,7 +25,7 @@ class DenseLayer(nn.Module):
 
 
 class Transition(nn.Module):
-    """Half the channels, half the size."""
+    """Halves the channels and the size."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class Transition(nn.Module):
 
 
 class DenseNet(nn.Module):
-    """Stem, blocks of dense layers with transitions between them, global average, classifier."""
+    """Stem, dense blocks separated by transitions, global average pool, classifier."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Weights in files of int32 counts, each followed by so many float32."""
+"""Weights in flat files: int32 counts, each followed by that many float32 values."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from escalade.errors import UnsupportedError
 
 
 class FlatFile:
-    """Read from front to back; a file that ends early or goes on too long is refused."""
+    """Sequential reader. Raises UnsupportedError if the file is too short or too long."""
 
     def __init__(self, path: str | pathlib.Path) -> None:
         self._path = pathlib.Path(path)
@@ -19,18 +19,18 @@ class FlatFile:
             self._data = self._path.read_bytes()
         except OSError as error:
             raise UnsupportedError(f"{self._path} cannot be read: {error}") from error
-        self._at = 0
+        self._offset = 0
 
     def count(self) -> int:
-        return int.from_bytes(self._take(4), "little", signed=True)
+        return int.from_bytes(self._read(4), "little", signed=True)
 
     def floats(self, count: int) -> torch.Tensor:
         if count < 0:
-            raise UnsupportedError(f"{self._path.name}: a count of {count} at byte {self._at - 4}")
-        return torch.frombuffer(bytearray(self._take(4 * count)), dtype=torch.float32)
+            raise UnsupportedError(f"{self._path.name}: negative count {count} at byte {self._offset - 4}")
+        return torch.frombuffer(bytearray(self._read(4 * count)), dtype=torch.float32)
 
     def fill(self, parameters: Iterable[torch.Tensor], count: int) -> None:
-        """Deals the next `count` numbers to the parameters in order."""
+        """Fill the parameters in order from the next `count` values, which must be exactly enough."""
         values = self.floats(count)
         expected = 0
         with torch.no_grad():
@@ -40,15 +40,17 @@ class FlatFile:
                     parameter.copy_(part.view_as(parameter))
                 expected += parameter.numel()
         if expected != count:
-            raise UnsupportedError(f"{self._path.name} has {count} numbers where the network has {expected}")
+            raise UnsupportedError(f"{self._path.name} has {count} values where the network has {expected}")
 
     def end(self) -> None:
-        if self._at != len(self._data):
-            raise UnsupportedError(f"{self._path.name} goes on after the last layer, at byte {self._at}")
+        if self._offset != len(self._data):
+            raise UnsupportedError(f"{self._path.name} has data after the last layer, at byte {self._offset}")
 
-    def _take(self, count: int) -> bytes:
-        taken = self._data[self._at : self._at + count]
-        if len(taken) != count:
-            raise UnsupportedError(f"{self._path.name} ends at byte {len(self._data)}, within a layer")
-        self._at += count
-        return taken
+    def _read(self, count: int) -> bytes:
+        data = self._data[self._offset : self._offset + count]
+        if len(data) != count:
+            raise UnsupportedError(
+                f"{self._path.name} is truncated at byte {len(self._data)}, inside a layer"
+            )
+        self._offset += count
+        return data

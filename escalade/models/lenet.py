@@ -1,4 +1,4 @@
-"""A small LeNet for 86x86 images: two 7x7 convolutions, two linear layers."""
+"""Small LeNet for 86x86 images: two 7x7 convolutions, two linear layers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from escalade.models.flat_file import FlatFile
 
 
 class LeNet(nn.Module):
-    """Inputs are 1x86x86 with grey values from 0 to 255."""
+    """LeNet for inputs of [batch, 1, 86, 86] with gray values from 0 to 255."""
 
     def __init__(self, classes: int = 10) -> None:
         super().__init__()
@@ -30,9 +30,9 @@ class LeNet(nn.Module):
 
 
 def load_lenet(path: str | pathlib.Path) -> LeNet:
-    """Reads a file with a layer count and, for each layer, a size and its weight and bias (none: size 0).
+    """Read a flat file with a layer count, then for each layer its size (0 without parameters), weight and bias.
 
-    The convolutions of the file have a bias that their network ignores; so does this one.
+    The file has biases for the convolutions, which the network that it was trained with ignores; so does this one.
     """
     model = LeNet()
     file = FlatFile(path)
@@ -51,12 +51,14 @@ def load_lenet(path: str | pathlib.Path) -> LeNet:
         if size:
             parameters = next(layers, None)
             if parameters is None:
-                raise UnsupportedError(f"{pathlib.Path(path).name} has more than four layers with parameters")
+                raise UnsupportedError(
+                    f"{pathlib.Path(path).name} has more than four layers with parameters; LeNet has four"
+                )
             file.fill(parameters, size)
             filled += 1
     file.end()
     if filled != 4:
         raise UnsupportedError(
-            f"{pathlib.Path(path).name} has {filled} layers with parameters, LeNet has four"
+            f"{pathlib.Path(path).name} has {filled} layers with parameters; LeNet has four"
         )
     return model.eval()

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 Stage = tuple[int, int, int, int]
-"""Expansion, channels, blocks, and the stride of the first of them."""
+"""Expansion, channels, number of blocks, and stride of the first block."""
 STAGES: tuple[Stage, ...] = (
     (1, 16, 1, 1),
     (6, 24, 2, 2),
@@ -29,7 +29,7 @@ def _conv_bn_relu6(channels: int, filters: int, size: int, stride: int = 1, grou
 
 
 class InvertedResidual(nn.Module):
-    """1x1 up, 3x3 on each channel by itself, 1x1 down; around them where the sizes allow it."""
+    """1x1 expansion, depthwise 3x3, 1x1 projection, with a residual connection if the shapes match."""
 
     def __init__(self, channels: int, filters: int, stride: int, expansion: int) -> None:
         super().__init__()
@@ -41,14 +41,14 @@ class InvertedResidual(nn.Module):
             nn.Conv2d(hidden, filters, 1, bias=False),
             nn.BatchNorm2d(filters),
         )
-        self.around = stride == 1 and channels == filters
+        self.has_residual = stride == 1 and channels == filters
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + self.conv(x) if self.around else self.conv(x)
+        return x + self.conv(x) if self.has_residual else self.conv(x)
 
 
 class MobileNetV2(nn.Module):
-    """A strided convolution, stages of inverted residuals, global average, classifier."""
+    """Strided convolution, stages of inverted residuals, global average pool, classifier."""
 
     def __init__(
         self,
@@ -77,10 +77,10 @@ class MobileNetV2(nn.Module):
 
 
 def _scaled(channels: int, width: float) -> int:
-    """A multiple of 8 near the product, at most a tenth below it."""
-    wanted = channels * width
-    rounded = max(8, int(wanted + 4) // 8 * 8)
-    return rounded + 8 if rounded < 0.9 * wanted else rounded
+    """Return channels * width rounded to a multiple of 8, at most 10% below the product (as torchvision does)."""
+    product = channels * width
+    rounded = max(8, int(product + 4) // 8 * 8)
+    return rounded + 8 if rounded < 0.9 * product else rounded
 
 
 def mobilenet_v2(classes: int = 1000, width: float = 1.0) -> MobileNetV2:

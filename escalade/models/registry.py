@@ -1,4 +1,4 @@
-"""The networks by name, with what they take."""
+"""Networks by name, with their input shapes."""
 
 from __future__ import annotations
 
@@ -24,55 +24,55 @@ _SETTLING_SIDE = 64
 
 
 @dataclass(frozen=True)
-class Known:
+class RegisteredModel:
     make: Callable[[], nn.Module]
     item: tuple[int, ...]
-    """Sizes of one item of a batch."""
+    """Shape of one item of a batch."""
 
 
 MODELS = {
-    "resnet18": Known(resnet18, (3, 224, 224)),
-    "resnet34": Known(resnet34, (3, 224, 224)),
-    "resnet50": Known(resnet50, (3, 224, 224)),
-    "vgg16_bn": Known(vgg16_bn, (3, 224, 224)),
-    "unet": Known(UNet, (3, 256, 256)),
-    "mobilenet_v2": Known(mobilenet_v2, (3, 224, 224)),
-    "densenet121": Known(densenet121, (3, 224, 224)),
-    "autoencoder": Known(ConvAutoencoder, (3, 32, 32)),
-    "lenet": Known(LeNet, (1, 86, 86)),
-    "spectral_autoencoder": Known(SpectralAutoencoder, (320,)),
+    "resnet18": RegisteredModel(resnet18, (3, 224, 224)),
+    "resnet34": RegisteredModel(resnet34, (3, 224, 224)),
+    "resnet50": RegisteredModel(resnet50, (3, 224, 224)),
+    "vgg16_bn": RegisteredModel(vgg16_bn, (3, 224, 224)),
+    "unet": RegisteredModel(UNet, (3, 256, 256)),
+    "mobilenet_v2": RegisteredModel(mobilenet_v2, (3, 224, 224)),
+    "densenet121": RegisteredModel(densenet121, (3, 224, 224)),
+    "autoencoder": RegisteredModel(ConvAutoencoder, (3, 32, 32)),
+    "lenet": RegisteredModel(LeNet, (1, 86, 86)),
+    "spectral_autoencoder": RegisteredModel(SpectralAutoencoder, (320,)),
 }
 NAMES = tuple(MODELS)
 
 
-def known(name: str) -> Known:
+def known(name: str) -> RegisteredModel:
     if name not in MODELS:
-        raise UnsupportedError(f"there is no model {name!r}; there is {', '.join(MODELS)}")
+        raise UnsupportedError(f"model {name!r}: supported are {', '.join(MODELS)}")
     return MODELS[name]
 
 
 def model(name: str) -> tuple[nn.Module, torch.Tensor]:
-    """The network of that name in evaluation mode and an input of batch 1: the same random numbers every time."""
-    wanted = known(name)
+    """Return a network in evaluation mode with seeded random weights, and an input of batch size 1."""
+    entry = known(name)
     with torch.random.fork_rng(devices=()):
         torch.manual_seed(SEED)
-        made = wanted.make()
-        settle(made, torch.randn(_SETTLING_BATCH, *(min(size, _SETTLING_SIDE) for size in wanted.item)))
-        return made.eval(), torch.randn(1, *wanted.item)
+        network = entry.make()
+        settle(network, torch.randn(_SETTLING_BATCH, *(min(size, _SETTLING_SIDE) for size in entry.item)))
+        return network.eval(), torch.randn(1, *entry.item)
 
 
 def example(name: str, batch: int = 1) -> torch.Tensor:
-    """Random numbers that the network takes."""
+    """Return a random input for the network."""
     if batch < 1:
-        raise UnsupportedError(f"a batch of {batch}: it must be at least 1")
+        raise UnsupportedError(f"batch={batch}: must be at least 1")
     return torch.randn(batch, *known(name).item)
 
 
 def settle(network: nn.Module, x: torch.Tensor) -> None:
-    """Gives BatchNorm layers scales, shifts and statistics as training leaves them: the values of a real input.
+    """Give BatchNorm layers random scales and shifts, and the statistics of a real input.
 
-    Freshly made layers pass their input on unchanged, which folding them would not show; statistics drawn at random
-    would let values grow from layer to layer until they leave fp16's range.
+    New layers are the identity, so a bug in folding them would not show. Random statistics would let activations grow
+    from layer to layer until they overflow fp16.
     """
     kinds = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
     norms = [layer for layer in network.modules() if isinstance(layer, kinds)]
@@ -84,8 +84,8 @@ def settle(network: nn.Module, x: torch.Tensor) -> None:
             if norm.affine:
                 norm.weight.uniform_(0.5, 1.5)
                 norm.bias.normal_(0, 0.1)
-            norm.momentum = None  # the plain average over all batches, here one
-        network.eval()  # a branch that is there for training alone may not fit the input
+            norm.momentum = None  # cumulative average, so that one batch sets the statistics
+        network.eval()  # training-only branches may not fit the input
         for norm in norms:
             norm.train()
         network(x)

@@ -1,4 +1,4 @@
-"""ResNet-18, -34 and -50 for images, with torchvision's parameter names, and their weights from files."""
+"""ResNet-18, -34 and -50 with torchvision's parameter names, and readers for their weights."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def _conv_bn(channels: int, filters: int, size: int, stride: int = 1) -> tuple[n
 
 
 def _shortcut(channels: int, filters: int, stride: int) -> nn.Sequential | None:
-    """The identity where it fits, else a strided 1x1 convolution."""
+    """Return None for the identity if the shapes match, else a strided 1x1 convolution."""
     if stride == 1 and channels == filters:
         return None
     return nn.Sequential(*_conv_bn(channels, filters, 1, stride))
 
 
 class BasicBlock(nn.Module):
-    """Two 3x3 convolutions and the way around them."""
+    """Two 3x3 convolutions with a shortcut."""
 
     expansion = 1
 
@@ -38,13 +38,13 @@ class BasicBlock(nn.Module):
         self.downsample = _shortcut(channels, width, stride)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        around = x if self.downsample is None else self.downsample(x)
+        shortcut = x if self.downsample is None else self.downsample(x)
         y = torch.relu(self.bn1(self.conv1(x)))
-        return torch.relu(self.bn2(self.conv2(y)) + around)
+        return torch.relu(self.bn2(self.conv2(y)) + shortcut)
 
 
 class Bottleneck(nn.Module):
-    """1x1 down, 3x3 (which carries the stride), 1x1 up, and the way around them."""
+    """1x1 reduction, 3x3 with the stride, 1x1 expansion, with a shortcut."""
 
     expansion = 4
 
@@ -57,17 +57,17 @@ class Bottleneck(nn.Module):
         self.downsample = _shortcut(channels, filters, stride)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        around = x if self.downsample is None else self.downsample(x)
+        shortcut = x if self.downsample is None else self.downsample(x)
         y = torch.relu(self.bn1(self.conv1(x)))
         y = torch.relu(self.bn2(self.conv2(y)))
-        return torch.relu(self.bn3(self.conv3(y)) + around)
+        return torch.relu(self.bn3(self.conv3(y)) + shortcut)
 
 
 class ResNet(nn.Module):
-    """Stem, four stages of blocks, global average, classifier.
+    """Stem, four stages of blocks, global average pool, classifier.
 
-    The stem for small images, CIFAR's of 32x32, is one 3x3 convolution and keeps their size. `width` is the stem's
-    channels, which every stage but the first doubles.
+    With `small_images` (CIFAR's 32x32) the stem is one 3x3 convolution without downsampling. `width` is the number of
+    channels of the stem, doubled by every stage but the first.
     """
 
     def __init__(
@@ -115,17 +115,17 @@ def resnet50(classes: int = 1000, small_images: bool = False) -> ResNet:
 
 
 def load_resnet(model: ResNet, path: str | pathlib.Path) -> ResNet:
-    """Fills `model` from a `.safetensors`, `.pth` or `.pt` file; evaluation mode, fp32.
+    """Load weights from a `.safetensors`, `.pth` or `.pt` file. The model is returned in evaluation mode.
 
-    Names are torchvision's (which are timm's), or those usual for CIFAR (`shortcut`, `linear`).
-    Of a `.pth` or `.pt` file only tensors are read (`weights_only`), never code.
+    Parameter names are torchvision's (and timm's), or those common for CIFAR (`shortcut`, `linear`). `.pth` and `.pt`
+    files are read with `weights_only`, so no code in them runs.
     """
     file = pathlib.Path(path)
     return _fill(model, _read_state(file), file.name)
 
 
 def read_resnet(path: str | pathlib.Path) -> ResNet:
-    """Read a network from the file of its weights, whose shapes give depth, width and classes."""
+    """Create a ResNet from a weights file. Depth, width and classes follow from the shapes of the weights."""
     file = pathlib.Path(path)
     state = _read_state(file)
     stages = (re.match(r"layer(\d)\.(\d+)\.", name) for name in state)
@@ -134,23 +134,23 @@ def read_resnet(path: str | pathlib.Path) -> ResNet:
     stem, head = state.get("conv1.weight"), state.get("fc.weight")
     if not all(depths) or stem is None or stem.dim() != 4 or head is None or not head.dim():
         raise UnsupportedError(
-            f"{file.name} holds no ResNet with torchvision's names (conv1, layer1 to layer4, fc); "
+            f"{file.name} does not contain a ResNet with torchvision's names (conv1, layer1 to layer4, fc); "
             f"its first tensors are {sorted(state)[:3]}"
         )
     block = Bottleneck if "layer1.0.conv3.weight" in state else BasicBlock
     make = partial(ResNet, block, depths, len(head), stem.shape[2:] == (3, 3), len(stem))
-    with torch.device("meta"):  # before memory is taken for the width that the first layer has
+    with torch.device("meta"):  # check the shapes before allocating memory for them
         _require_fit(make(), state, file.name)
     return _fill(make(), state, file.name)
 
 
 def _read_state(file: pathlib.Path) -> dict[str, torch.Tensor]:
-    """The tensors of a file, under torchvision's names."""
+    """Read the tensors of a file, renamed to torchvision's names."""
     return {_torchvision_name(name): value for name, value in read_tensors(file).items()}
 
 
 def _torchvision_name(name: str) -> str:
-    name = name.removeprefix("module.")  # left by DataParallel and DDP
+    name = name.removeprefix("module.")  # added by DataParallel and DDP
     name = re.sub(r"^(layer\d\.\d+)\.shortcut\.", r"\1.downsample.", name)
     return re.sub(r"^linear\.", "fc.", name)
 
@@ -164,7 +164,7 @@ def _require_fit(model: ResNet, state: Mapping[str, torch.Tensor], name: str) ->
     if missing or extra or wrong:
         raise UnsupportedError(
             f"{name} does not fit this network: {len(missing)} tensors are missing {missing[:3]}, "
-            f"{len(extra)} are not known {extra[:3]}, {len(wrong)} have another shape {wrong[:3]}"
+            f"{len(extra)} are unknown {extra[:3]}, {len(wrong)} have a different shape {wrong[:3]}"
         )
 
 

@@ -1,4 +1,4 @@
-"""An autoencoder of a few spectrogram frames, by whose reconstruction error odd machine sounds are found."""
+"""Autoencoder of spectrogram frames, for anomaly detection in machine sounds by reconstruction error."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from escalade.ops.mlp.problem import spelled
 
 
 class SpectralAutoencoder(nn.Module):
-    """Frames of mel bands, encoded one by one, joined, projected on a small basis of unit vectors, and back."""
+    """Encodes each frame of mel bands, projects the concatenated frames on a small basis of unit vectors, and back."""
 
     def __init__(self, bands: int = 64, frames: int = 5, latent: int = 32) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class SpectralAutoencoder(nn.Module):
         self.frame_decoder = nn.Linear(bands, bands)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x and the result are [batch, frames * bands]."""
+        """Reconstruct x of [batch, frames * bands]."""
         self._check(x)
         split = x.view(-1, self.frames, self.bands)
         joined = F.gelu(self.frame_encoder(self.frame_norm(split))).flatten(1)
@@ -41,7 +41,7 @@ class SpectralAutoencoder(nn.Module):
         return self.frame_decoder(decoded).flatten(1)
 
     def anomaly_score(self, x: torch.Tensor) -> torch.Tensor:
-        """The mean squared error of each item's reconstruction."""
+        """Return the mean squared reconstruction error of each item."""
         return (self(x) - x).square().mean(1)
 
     def _check(self, x: torch.Tensor) -> None:
@@ -53,8 +53,7 @@ class SpectralAutoencoder(nn.Module):
 
 
 class FusedSpectralAutoencoder(SpectralAutoencoder):
-    """A spectral autoencoder with the same parameters whose layers are one kernel forwards and one more backwards:
-    `escalade.ops.mlp`."""
+    """Spectral autoencoder that runs as one kernel forward and one backward (`escalade.ops.mlp`)."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self._chain(x, error=False)
@@ -64,7 +63,7 @@ class FusedSpectralAutoencoder(SpectralAutoencoder):
 
     @property
     def layers(self) -> str:
-        """The layers as the operator takes them."""
+        """The `layers` argument of the operator."""
         return _layers(self.bands, self.frames, len(self.basis), self.frame_norm.eps, self.latent_norm.eps)
 
     def _chain(self, x: torch.Tensor, error: bool) -> torch.Tensor:
@@ -72,7 +71,7 @@ class FusedSpectralAutoencoder(SpectralAutoencoder):
         basis = F.normalize(self.basis, dim=1)
         frame_norm, encoder, decoder = self.frame_norm, self.frame_encoder, self.frame_decoder
         latent_norm, latent = self.latent_norm, self.latent_layer
-        # Each by name: `Module.parameters()` walks the module, which takes the host longer than a launch.
+        # By name, because `Module.parameters()` walks the module tree, which takes longer than a launch.
         parameters = (
             frame_norm.weight, frame_norm.bias, encoder.weight, encoder.bias, basis,
             latent_norm.weight, latent_norm.bias, latent.weight, latent.bias, basis.T,

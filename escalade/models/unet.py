@@ -1,4 +1,4 @@
-"""A U-Net: an image in, a map of classes of the same size out."""
+"""U-Net for semantic segmentation."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _double_conv(channels: int, width: int) -> nn.Sequential:
 
 
 class Up(nn.Module):
-    """Twice the size, joined with what the way down had at that size."""
+    """Upsamples by 2 and concatenates the skip connection."""
 
     def __init__(self, channels: int, width: int, upsample: bool) -> None:
         super().__init__()
@@ -33,14 +33,15 @@ class Up(nn.Module):
             self.up = nn.ConvTranspose2d(channels, width, 2, 2)
         self.conv = _double_conv(2 * width, width)
 
-    def forward(self, x: torch.Tensor, across: torch.Tensor) -> torch.Tensor:
-        return self.conv(torch.cat([across, self.up(x)], 1))
+    def forward(self, x: torch.Tensor, skip: torch.Tensor) -> torch.Tensor:
+        return self.conv(torch.cat([skip, self.up(x)], 1))
 
 
 class UNet(nn.Module):
-    """`depth` halvings, the width doubled by each, and back up by transposed convolutions or by `upsample`.
+    """Halves the size and doubles the width `depth` times, then goes back up with transposed convolutions.
 
-    The sides of an image are multiples of 2 ** depth.
+    With `upsample`, nearest-neighbor upsampling and a 1x1 convolution replace the transposed convolutions. The sides of
+    an image must be multiples of 2 ** depth.
     """
 
     def __init__(
@@ -61,10 +62,10 @@ class UNet(nn.Module):
         self.head = nn.Conv2d(width, classes, 1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        across = []
+        skips = []
         for level, conv in enumerate(self.down):
             x = conv(self.pool(x) if level else x)
-            across.append(x)
-        for up, beside in zip(self.up, reversed(across[:-1]), strict=True):
-            x = up(x, beside)
+            skips.append(x)
+        for up, skip in zip(self.up, reversed(skips[:-1]), strict=True):
+            x = up(x, skip)
         return self.head(x)

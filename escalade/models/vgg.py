@@ -1,4 +1,4 @@
-"""VGG with BatchNorm for images, with torchvision's parameter names."""
+"""VGG with BatchNorm and torchvision's parameter names."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ VGG16 = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512)
 
 
 class VGG(nn.Module):
-    """Stages of 3x3 convolutions with a pool behind each, then three linear layers."""
+    """Stages of 3x3 convolutions, each followed by a max pool, then three linear layers."""
 
     def __init__(
         self,

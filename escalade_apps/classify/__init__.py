@@ -1,4 +1,4 @@
-"""Image files through a classifier: found, decoded in processes or on the GPU, streamed through an engine, labelled."""
+"""Classify image files: find them, decode them in worker processes or on the GPU, and stream them through an engine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Guess", "Prediction", "predict"]
 
 
 def __getattr__(name: str) -> Any:
-    """The public names come when they are first used: processes that decode do without PyTorch."""
+    # Lazy, because decode workers import this package and must start without PyTorch.
     if name in __all__:
         return getattr(importlib.import_module("escalade_apps.classify.prediction"), name)
     raise AttributeError(f"module 'escalade_apps.classify' has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""What decoders make for engines."""
+"""Batch type that decoders produce and engines consume."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from escalade_apps.classify.images import Source, Unreadable
 
 @dataclass(frozen=True)
 class Batch:
-    """Images for an engine, uint8, those of `files` first, and what was passed over on the way to them."""
+    """One uint8 batch. Row i of `images` is `files[i]`; further rows are padding up to the batch size."""
 
     files: list[Source]
     images: torch.Tensor
-    refused: list[Unreadable]
+    skipped: list[Unreadable]
+    """Unreadable images found while filling the batch."""

@@ -1,9 +1,8 @@
-"""What worker processes do: they read and decode files into memory that whoever asked for them sees too.
+"""Decode worker processes: read and decode files into memory shared with the parent process.
 
-The first of them imports NumPy and Pillow, and copies itself for every worker; none has PyTorch or CUDA. A worker is
-told of files by their names' bytes and answers where in a *room*, a file in memory, it has put them. Rooms are written
-to again when nobody uses what was in them: to get memory from the system and to give it back takes longer than to fill
-it.
+A fork server imports NumPy and Pillow once and forks one worker per connection. Neither it nor the workers load PyTorch
+or CUDA. A worker receives file names as bytes and replies with offsets into a shared buffer (a memfd). Buffers are
+reused once the parent drops what was in them: mapping and unmapping memory takes longer than filling it.
 """
 
 from __future__ import annotations
@@ -25,148 +24,150 @@ from dataclasses import dataclass
 
 from PIL import Image, ImageFile
 
-from escalade_apps.classify.images import Crop, Picture, Source, Unreadable, attempt
-from escalade_apps.classify.jpeg import Photograph, photograph_or_picture
+from escalade_apps.classify.images import Crop, DecodedImage, Source, Unreadable, try_decode
+from escalade_apps.classify.jpeg import JpegBytes, read_jpeg_or_decode
 
 IDLE_SECONDS = 60.0
-"""How long the first process stays when nobody asks for workers."""
-FULL = 2**24
-"""Bytes in a room with which a worker answers, whether its share is done or not."""
-KEPT = 2**25
-"""Bytes of a room up to which it is kept to be used again."""
-ANSWER = struct.Struct("=4Q")
-"""The room's number and its size, where in it the images end and rows begin, and how many rows there are. A worker's
-first answer is that it is there: its process's number, and zeros."""
+"""The fork server exits after this many seconds without a request."""
+FLUSH_BYTES = 2**24
+"""A worker replies once its buffer holds this many bytes, even if files of the chunk are left."""
+MAX_REUSED_BYTES = 2**25
+"""Larger buffers are released instead of reused."""
+REPLY = struct.Struct("=4Q")
+"""Buffer number, buffer size, end of the images (= start of the rows), row count. A worker's first reply announces that
+it runs: its process id and three zeros."""
 ROW = struct.Struct("=5Q")
-"""What was made of a file, where in the room that is and how many bytes, its width and its height."""
-PHOTOGRAPH, PICTURE, UNREADABLE = range(3)
-_ALIGNED = 64
-Opened = Photograph | Picture | Unreadable
+"""Kind of result, offset and length in the buffer, width, height."""
+KIND_JPEG, KIND_DECODED, KIND_UNREADABLE = range(3)
+_ALIGNMENT = 64
+ReadResult = JpegBytes | DecodedImage | Unreadable
 
 
 @dataclass(frozen=True)
-class Job:
-    """What is wanted of all files: whether JPEG files that decoders read alike are wanted as they are; and what whoever
-    asks has told Pillow."""
+class DecodeSettings:
+    """Settings for all files of a job, including the parent's Pillow settings."""
 
     crop: Crop
-    photographs: bool
-    most_pixels: int | None
-    truncated: bool
+    keep_jpeg: bool
+    """Return JPEG files that all decoders agree on as bytes, for a decoder on the GPU."""
+    max_pixels: int | None
+    load_truncated: bool
 
-    def opener(self) -> Callable[[Source, Crop], Opened]:
-        """What makes something of a file."""
-        return photograph_or_picture if self.photographs else attempt
+    def reader(self) -> Callable[[Source, Crop], ReadResult]:
+        return read_jpeg_or_decode if self.keep_jpeg else try_decode
 
 
 def serve() -> None:
-    """The first process: copies itself for every connection that it is sent, with the folder that names are of."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # which is for whoever asks, who ends them
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks how the copies ended
-    asked = socket.socket(fileno=os.dup(0))
+    """Run the fork server: fork a worker for every (connection, working directory) pair of descriptors received."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which closes our socket
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # reap workers without wait()
+    requests = socket.socket(fileno=os.dup(0))
     os.dup2(2, 1)
     try:
         os.close(os.memfd_create("escalade"))
-    except (AttributeError, OSError):  # whoever asks finds nobody here, and goes without
+    except (AttributeError, OSError):  # no memfd: the parent sees the socket close and falls back to threads
         return
     Image.preinit()
     Image.init()
-    gc.freeze()  # what is looked through for garbage is copied
-    while select.select([asked], [], [], IDLE_SECONDS)[0]:
-        said, descriptors, _, _ = socket.recv_fds(asked, 1, 2)
-        if not said:
+    gc.freeze()  # a collection would touch every object and so copy the pages shared with the workers
+    while select.select([requests], [], [], IDLE_SECONDS)[0]:
+        message, descriptors, _, _ = socket.recv_fds(requests, 1, 2)
+        if not message:
             return
-        with suppress(OSError):  # where there may be no more processes, the connection ends
+        with suppress(OSError):  # at the process limit: closing the connection tells the parent
             if len(descriptors) == 2 and not os.fork():
-                _be_a_worker(asked, *descriptors)
+                _run_worker(requests, *descriptors)
         for each in descriptors:
             os.close(each)
 
 
-def _be_a_worker(asked: socket.socket, connection: int, folder: int) -> None:
+def _run_worker(requests: socket.socket, connection: int, folder: int) -> None:
     try:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        asked.close()
+        requests.close()
         os.dup2(os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC), 0)
         os.fchdir(folder)
         os.close(folder)
-        with suppress(EOFError, pickle.UnpicklingError, ConnectionError):  # whoever asked is gone
-            _Worker(socket.socket(fileno=connection)).work()
+        with suppress(EOFError, pickle.UnpicklingError, ConnectionError):  # the parent is gone
+            _Worker(socket.socket(fileno=connection)).run()
     except BaseException:
         traceback.print_exc()
     finally:
-        os._exit(0)  # at once: what the first process has loaded is not this one's to put away
+        os._exit(0)  # skip the exit handlers that belong to the fork server
 
 
 class _Worker:
-    """A connection, and the rooms that were answered with."""
+    """Worker side of a connection, with the buffers it has sent to the parent."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
-        self._rooms: dict[int, _Room] = {}
+        self._buffers: dict[int, _SharedBuffer] = {}
         self._hung_up = select.poll()
         self._hung_up.register(connection, 0)
 
-    def work(self) -> None:
+    def run(self) -> None:
         source = self._connection.makefile("rb")
-        self._connection.sendall(ANSWER.pack(os.getpid(), 0, 0, 0))
-        job: Job = pickle.load(source)
-        Image.MAX_IMAGE_PIXELS, ImageFile.LOAD_TRUNCATED_IMAGES = job.most_pixels, job.truncated
+        self._connection.sendall(REPLY.pack(os.getpid(), 0, 0, 0))
+        settings: DecodeSettings = pickle.load(source)
+        Image.MAX_IMAGE_PIXELS = settings.max_pixels
+        ImageFile.LOAD_TRUNCATED_IMAGES = settings.load_truncated
         while True:
             number, names = pickle.load(source)
-            if number not in self._rooms:
-                self._rooms[number] = _Room()
-            room = self._rooms[number]
-            end, rows = self._filled(room, job, names)
-            descriptors = [room.descriptor] if room.grow() else []
-            self._answer(ANSWER.pack(number, room.size, end, rows), descriptors)
-            if room.size > KEPT:
-                os.close(self._rooms.pop(number).descriptor)
+            if number not in self._buffers:
+                self._buffers[number] = _SharedBuffer()
+            buffer = self._buffers[number]
+            end, rows = self._fill(buffer, settings, names)
+            descriptors = [buffer.descriptor] if buffer.grow() else []
+            self._send(REPLY.pack(number, buffer.size, end, rows), descriptors)
+            if buffer.size > MAX_REUSED_BYTES:
+                os.close(self._buffers.pop(number).descriptor)
 
-    def _filled(self, room: _Room, job: Job, names: Sequence[bytes]) -> tuple[int, int]:
-        """Where in the room the images end, and how many rows are behind them."""
+    def _fill(
+        self, buffer: _SharedBuffer, settings: DecodeSettings, names: Sequence[bytes]
+    ) -> tuple[int, int]:
+        """Write images, then one row per file. Return the end of the images and the row count."""
         rows: list[bytes] = []
-        room.end = 0
-        opener = job.opener()
+        buffer.end = 0
+        read = settings.reader()
         for name in names:
             if self._hung_up.poll(0):
                 raise EOFError
-            made = opener(pathlib.Path(os.fsdecode(name)), job.crop)
-            if isinstance(made, Photograph):
-                row = (PHOTOGRAPH, *room.put(made.contents.data), made.width, made.height)
-            elif isinstance(made, Picture):
-                height, width, _ = made.pixels.shape
-                row = (PICTURE, *room.put(made.pixels.data), width, height)
+            result = read(pathlib.Path(os.fsdecode(name)), settings.crop)
+            if isinstance(result, JpegBytes):
+                row = (KIND_JPEG, *buffer.append(result.contents.data), result.width, result.height)
+            elif isinstance(result, DecodedImage):
+                height, width, _ = result.pixels.shape
+                row = (KIND_DECODED, *buffer.append(result.pixels.data), width, height)
             else:
-                row = (UNREADABLE, *room.put(made.reason.encode(errors="surrogatepass")), 0, 0)
+                row = (KIND_UNREADABLE, *buffer.append(result.reason.encode(errors="surrogatepass")), 0, 0)
             rows.append(ROW.pack(*row))
-            if room.end >= FULL:
+            if buffer.end >= FLUSH_BYTES:
                 break
-        end, _ = room.put(b"".join(rows))
+        end, _ = buffer.append(b"".join(rows))
         return end, len(rows)
 
-    def _answer(self, answer: bytes, descriptors: list[int]) -> None:
+    def _send(self, reply: bytes, descriptors: list[int]) -> None:
         while True:
             try:
-                socket.send_fds(self._connection, [answer], descriptors)
+                socket.send_fds(self._connection, [reply], descriptors)
                 return
             except OSError as error:
-                # Of all processes of a user only so many are on their way at a time.
+                # The kernel limits descriptors in flight per user, so wait for others to be received.
                 if error.errno != errno.ETOOMANYREFS:
                     raise
             time.sleep(0.01)
 
 
-class _Room:
-    """A file in memory: how large whoever asked knows it to be, and where the next thing goes."""
+class _SharedBuffer:
+    """Growable memfd. `size` is what the parent has mapped, `end` the next free byte."""
 
     def __init__(self) -> None:
         self.descriptor = os.memfd_create("escalade-images", os.MFD_CLOEXEC)
         self.size = self.end = 0
 
-    def put(self, contents: memoryview | bytes) -> tuple[int, int]:
-        """Writes something, and says where, and how many bytes it has."""
-        begin = -(-self.end // _ALIGNED) * _ALIGNED
+    def append(self, contents: memoryview | bytes) -> tuple[int, int]:
+        """Write `contents` at the next aligned offset. Return the offset and the length."""
+        begin = -(-self.end // _ALIGNMENT) * _ALIGNMENT
         left = memoryview(contents).cast("B")
         self.end = begin + len(left)
         while left:
@@ -174,7 +175,7 @@ class _Room:
         return begin, self.end - begin
 
     def grow(self) -> bool:
-        """Whether it has become larger than whoever asked knows: by more than is needed, so that it is seldom."""
+        """Enlarge a file that was outgrown, by a quarter more than needed. Return True if the parent must remap it."""
         if self.end <= self.size:
             return False
         self.size = self.end + self.end // 4

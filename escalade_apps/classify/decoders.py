@@ -1,11 +1,9 @@
-"""Which decoder reads image files for an engine: here it is decided, and whoever asks gets batches of one form.
+"""Choose the decoder for an engine: nvJPEG on a GPU where torchvision provides it, otherwise Pillow.
 
-nvJPEG is for engines on a GPU, where torchvision is installed and decodes there. Pillow is for all others, and for
-every file that nvJPEG does not take; its pixels are the measure. Those of nvJPEG differ from them by how decoders
-round, and at edges of colours by how they enlarge the planes that JPEG keeps at half the size, and by nothing behind
-that: `resizing` is Pillow's to the bit. A test on a GPU holds them to `MEAN_OFF` of 255 in the mean over an image.
-torchvision's decoder on the CPU is a libjpeg-turbo as Pillow's, and was no faster on the one processor (aarch64) that
-it was tried on.
+Files that nvJPEG does not support are decoded by Pillow, whose pixels are the reference. nvJPEG's differ by rounding,
+and at color edges by how the subsampled chroma planes are upsampled. Nothing else differs: `resizing` is bit-exact with
+Pillow. A GPU test bounds the mean difference over an image by `MAX_MEAN_DIFFERENCE`. torchvision's CPU decoder uses
+libjpeg-turbo like Pillow's, and was no faster on the one processor (aarch64) it was tried on.
 """
 
 from __future__ import annotations
@@ -24,28 +22,27 @@ from escalade_apps.classify.images import Crop, Source, Unreadable
 from escalade_apps.classify.nvjpeg import NvJpeg
 from escalade_apps.classify.reading import decode_all
 
-MEAN_OFF = 1.5
-"""On an H200 the mean over a photograph, resized and cropped, was off by 0.41, at the most by 0.44; by 0.16 where JPEG
-keeps all planes whole. Colours change more steeply in the test: there it makes up to 0.96 that values of a smaller
-plane are repeated, where Pillow goes from one to the next. All of it was measured when PyTorch resized, which rounds
-once where Pillow rounds twice."""
+MAX_MEAN_DIFFERENCE = 1.5
+"""Bound on the mean absolute difference to Pillow, of 255. Measured on an H200 over photographs: 0.41, at most 0.44,
+and 0.16 without chroma subsampling. The test's steeper color edges add up to 0.96, because nvJPEG repeats chroma values
+where Pillow interpolates. These figures date from when PyTorch resized, which rounds once where Pillow rounds twice."""
 
 
 class Decoder(Protocol):
-    """From files to batches."""
+    """Turns files into batches."""
 
     name: str
-    """What output and records say of it."""
+    """Name used in output and records."""
 
     def batches(self, files: Sequence[Source], crop: Crop, batch: int) -> Generator[Batch, None, None]:
-        """Batches of one size, so that the engine needs one plan: a last one that is not full holds other images too.
+        """Yield batches in the order of the files, all of size `batch` so that the engine needs one plan.
 
-        The order is that of the files. The last batch may be of no file, if only such as cannot be read were left.
+        The last batch is padded. It has no files if only unreadable ones were left.
         """
 
 
 class Pillow:
-    """Batches in host memory; for an engine on a GPU in such as its copies are made from, so that nobody else's are."""
+    """Decodes into host memory, pinned for an engine on a GPU so that it need not be staged again."""
 
     name = f"Pillow {PIL.__version__}"
 
@@ -53,40 +50,40 @@ class Pillow:
         self._pinned = pinned
 
     def batches(self, files: Sequence[Source], crop: Crop, batch: int) -> Generator[Batch, None, None]:
-        images, rows = self._room(crop, batch)
+        images, rows = self._allocate(crop, batch)
         names: list[Source] = []
-        refused: list[Unreadable] = []
-        with closing(decode_all(files, crop, ahead=2 * batch)) as pictures:
-            for picture in pictures:
-                if isinstance(picture, Unreadable):
-                    refused.append(picture)
+        skipped: list[Unreadable] = []
+        with closing(decode_all(files, crop, ahead=2 * batch)) as decoded:
+            for image in decoded:
+                if isinstance(image, Unreadable):
+                    skipped.append(image)
                     continue
-                rows[len(names)] = picture.pixels
-                names.append(picture.file)
+                rows[len(names)] = image.pixels
+                names.append(image.file)
                 if len(names) == batch:
-                    yield Batch(names, images, refused)
-                    names, refused = [], []
-                    images, rows = self._room(crop, batch)
-        if names or refused:
+                    yield Batch(names, images, skipped)
+                    names, skipped = [], []
+                    images, rows = self._allocate(crop, batch)
+        if names or skipped:
             rows[len(names) :] = 0
-            yield Batch(names, images, refused)
+            yield Batch(names, images, skipped)
 
-    def _room(self, crop: Crop, batch: int) -> tuple[torch.Tensor, np.ndarray]:
-        """Memory for a batch, of its own: copies of it may still be under way when the next is made."""
-        room = torch.empty(batch, crop.side, crop.side, 3, dtype=torch.uint8, pin_memory=self._pinned)
-        return room.permute(0, 3, 1, 2), room.numpy()
+    def _allocate(self, crop: Crop, batch: int) -> tuple[torch.Tensor, np.ndarray]:
+        # New memory for every batch: the previous one may still be in flight to the GPU.
+        images = torch.empty(batch, crop.side, crop.side, 3, dtype=torch.uint8, pin_memory=self._pinned)
+        return images.permute(0, 3, 1, 2), images.numpy()
 
 
 PILLOW = Pillow()
 
 
 def decoder_for(device: torch.device) -> Decoder:
-    """The one for engines on that device."""
+    """Return the decoder for engines on `device`."""
     if device.type != "cuda":
         return PILLOW
-    return _on_gpu(torch.cuda.current_device() if device.index is None else device.index)
+    return _gpu_decoder(torch.cuda.current_device() if device.index is None else device.index)
 
 
 @functools.cache
-def _on_gpu(index: int) -> Decoder:
-    return NvJpeg.found(torch.device("cuda", index)) or Pillow(pinned=True)
+def _gpu_decoder(index: int) -> Decoder:
+    return NvJpeg.create(torch.device("cuda", index)) or Pillow(pinned=True)

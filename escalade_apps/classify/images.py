@@ -1,6 +1,6 @@
-"""Image files: which there are, and their pixels as classifiers want them.
+"""Find image files and decode them to cropped RGB pixels with Pillow.
 
-Without PyTorch, which processes that decode do not import.
+Must not import PyTorch: decode workers import this module.
 """
 
 from __future__ import annotations
@@ -22,22 +22,20 @@ from escalade.errors import UnsupportedError
 from escalade.terminal_text import printable
 
 SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
-"""What is taken from a folder; a file that is named is tried whatever it is called."""
-
-
-_EIGHT_BITS = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "LAB", "HSV")
-_KINDS = {"F": "floating-point numbers", "I": "32-bit whole numbers"}
-"""Pillow's modes: those that it converts to RGB as they are meant, and what others are called."""
+"""Suffixes picked up from folders. A file passed by name is tried whatever its suffix."""
+_EIGHT_BIT_MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "LAB", "HSV")
+"""Pillow modes whose conversion to RGB keeps black and white."""
+_MODE_NAMES = {"F": "floating-point numbers", "I": "32-bit integers"}
+# TIFF tags and values of theirs.
 _BITS_PER_SAMPLE, _PHOTOMETRIC, _SAMPLE_FORMAT = 258, 262, 339
 _WHITE_IS_ZERO, _UNSIGNED = 0, 1
-"""Tags of TIFF files, and values of theirs."""
-_WHOLE = 2**26
-"""Bytes of a file up to which it is read in one piece."""
+_MAX_SINGLE_READ = 2**26
+"""Files of up to this many bytes are read with one call."""
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """An image that is no file here: what it is called, and how its bytes are had."""
+    """Image that is not a local file: a name, and a function that returns its encoded bytes."""
 
     name: str
     read: Callable[[], bytes]
@@ -51,15 +49,15 @@ Source = pathlib.Path | Encoded
 
 @dataclass(frozen=True)
 class Unreadable:
-    """An image or a folder that was passed over, and why."""
+    """Image or folder that was skipped, and the reason."""
 
     file: Source
     reason: str
 
 
 @dataclass(frozen=True)
-class Picture:
-    """A decoded image: `pixels` is [side, side, 3], uint8."""
+class DecodedImage:
+    """Decoded and cropped image; `pixels` is uint8, [side, side, 3]."""
 
     file: Source
     pixels: np.ndarray
@@ -67,25 +65,25 @@ class Picture:
 
 @dataclass(frozen=True)
 class Crop:
-    """The shorter side is resized to `resize`, and a square of `side` taken from the middle."""
+    """Resize the shorter side to `resize`, then take the center square of `side` pixels."""
 
     resize: int
     side: int
 
     def resized(self, width: int, height: int) -> tuple[int, int]:
-        """The width and height of a whole image behind the resizing."""
+        """Return the width and height of the whole image after resizing."""
         shorter = min(width, height)
         wide, high = int(self.resize * width / shorter), int(self.resize * height / shorter)
         if (wide, high) != (width, height) and wide * high > (Image.MAX_IMAGE_PIXELS or math.inf):
-            raise ValueError(f"{width} x {height} pixels become {wide} x {high}, more than Pillow takes")
+            raise ValueError(f"{width} x {height} pixels resize to {wide} x {high}, above Pillow's limit")
         return wide, high
 
     def corner(self, width: int, height: int) -> tuple[int, int]:
-        """Where the square begins in a resized image, from the left and from the top."""
+        """Return the left and top offset of the square in a resized image."""
         return round((width - self.side) / 2), round((height - self.side) / 2)
 
     def boxes(self, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """What of images of these widths and heights the squares are made of: left and top, right and bottom."""
+        """Return the source boxes, as (left, top) and (right, bottom), for images of [count, 2] widths and heights."""
         resized = (self.resize * sizes / sizes.min(1, keepdims=True)).astype(int)
         corner = np.rint((resized - self.side) / 2)
         scale = sizes / resized
@@ -93,21 +91,22 @@ class Crop:
 
 
 def find(paths: Sequence[pathlib.Path]) -> tuple[list[pathlib.Path], list[Unreadable]]:
-    """Files as they are, folders as the images under them, in order; and the folders that cannot be looked through.
+    """Return the files, with folders expanded to the images below them in order, and the folders that cannot be read.
 
-    Links to folders are not followed.
+    Symbolic links to folders are not followed.
     """
     found: list[pathlib.Path] = []
-    closed: list[Unreadable] = []
+    unreadable: list[Unreadable] = []
 
-    def refused(error: OSError) -> None:
-        closed.append(Unreadable(pathlib.Path(error.filename), f"the folder cannot be opened: {_why(error)}"))
+    def skip(error: OSError) -> None:
+        reason = f"the folder cannot be opened: {_reason(error)}"
+        unreadable.append(Unreadable(pathlib.Path(error.filename), reason))
 
     for path in paths:
         if os.path.isdir(path):
             found += sorted(
                 pathlib.Path(folder, name)
-                for folder, _, names in os.walk(path, onerror=refused)
+                for folder, _, names in os.walk(path, onerror=skip)
                 for name in names
                 if name.lower().endswith(SUFFIXES)
             )
@@ -115,66 +114,64 @@ def find(paths: Sequence[pathlib.Path]) -> tuple[list[pathlib.Path], list[Unread
             found.append(path)
     if not found:
         folders = ", ".join(printable(path) for path in paths)
-        reasons = "".join(f"; {printable(each.file)}: {each.reason}" for each in closed)
+        reasons = "".join(f"; {printable(each.file)}: {each.reason}" for each in unreadable)
         raise UnsupportedError(
-            f"there are no images in {folders}; files that end in {' '.join(SUFFIXES)} are taken{reasons}"
+            f"no images in {folders}; supported suffixes are {' '.join(SUFFIXES)}{reasons}"
         )
-    return found, closed
+    return found, unreadable
 
 
 def require_any(files: Sequence[pathlib.Path]) -> None:
-    """Refuses files of which not one is there; where some are, the others are said to be unreadable in their turn."""
+    """Raise if none of the files exists. If some do, the missing ones are reported as unreadable later."""
     if not any(map(os.path.exists, files)):
-        others = f", nor any of {len(files) - 1} more" if len(files) > 1 else ""
-        raise UnsupportedError(f"{printable(files[0])}: there is no such file{others}")
+        others = f" (and {len(files) - 1} more)" if len(files) > 1 else ""
+        raise UnsupportedError(f"no such file: {printable(files[0])}{others}")
 
 
 def decode(file: Source, crop: Crop) -> np.ndarray:
-    """The pixels of an image, of a file that is a regular one."""
+    """Return the cropped pixels of an image. Raises for anything but a regular file."""
     with open_source(file) as encoded, Image.open(encoded) as opened:
         if isinstance(opened, JpegImageFile):
-            opened.decodermaxblock = (
-                _WHOLE  # in one go: between blocks a thread waits for the interpreter's lock
-            )
+            # Decode in one block: between blocks Pillow takes the GIL, which other threads hold.
+            opened.decodermaxblock = _MAX_SINGLE_READ
         return pixels(opened, crop)
 
 
 def pixels(opened: Image.Image, crop: Crop) -> np.ndarray:
-    """Upright as its EXIF tag says, RGB, resized with antialiasing and cropped: torchvision's way with PIL images.
+    """Apply the EXIF orientation, convert to RGB, resize with antialiasing and crop, as torchvision does with Pillow.
 
-    Of several frames or pages it is the first; what is transparent has the colour that the file gives it. What was
-    opened is turned itself, not a copy.
+    Only the first frame or page is used, and transparency is dropped. `opened` itself is rotated, not a copy.
     """
     image = _rgb(opened)
     if crop.resized(*image.size) == image.size:
         left, top = crop.corner(*image.size)
         return np.asarray(image.crop((left, top, left + crop.side, top + crop.side)))
-    # Only what the square is of: a resized pixel is the same whether its neighbours are computed or not.
+    # Resize only the crop: a resized pixel does not depend on whether its neighbors are computed.
     corner, end = crop.boxes(np.array([image.size]))
     box = (*corner[0].tolist(), *end[0].tolist())
     return np.asarray(image.resize((crop.side, crop.side), Image.Resampling.BILINEAR, box))
 
 
 def open_source(file: Source) -> IO[bytes]:
-    """The bytes of an image, in memory unless they are very many."""
+    """Open an image for reading, from memory unless the file is very large."""
     if isinstance(file, Encoded):
         return io.BytesIO(file.read())
-    contents = whole(file)
+    contents = read_all(file)
     return open(file, "rb") if contents is None else io.BytesIO(contents.data)
 
 
-def whole(file: Source) -> np.ndarray | None:
-    """All bytes of an image; None of a file that is too large for it, or that does not say how large it is.
+def read_all(file: Source) -> np.ndarray | None:
+    """Return the bytes of an image, or None for a file that is too large or of unknown size.
 
-    In four calls of the system: around each of them other threads take the interpreter's lock, and give it back late.
-    The memory is not filled before, which would be done with the lock.
+    Uses four system calls, because each one releases the GIL and gets it back late. `np.empty` does not zero the
+    memory, which would hold the GIL.
     """
     if isinstance(file, Encoded):
         return np.array(np.frombuffer(file.read(), np.uint8))
     found = os.stat(file)
-    if not stat.S_ISREG(found.st_mode):  # a pipe would be waited for, perhaps for ever
-        raise ValueError("it is no regular file")
-    if not 0 < found.st_size <= _WHOLE:
+    if not stat.S_ISREG(found.st_mode):  # reading a pipe could block forever
+        raise ValueError("not a regular file")
+    if not 0 < found.st_size <= _MAX_SINGLE_READ:
         return None
     contents = np.empty(found.st_size, np.uint8)
     descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
@@ -186,22 +183,22 @@ def whole(file: Source) -> np.ndarray | None:
 
 
 def _rgb(opened: Image.Image) -> Image.Image:
-    """The image with 8 bits a channel, from black to white as the file means them, upright."""
+    """Return the image upright with 8 bits per channel, scaled from the file's black and white to 0 and 255."""
     mode, tags = opened.mode, getattr(opened, "tag_v2", {})
     signed = any(kind != _UNSIGNED for kind in tags.get(_SAMPLE_FORMAT, ()))
-    if mode in _EIGHT_BITS and not signed:
-        # In place, and converted only from another mode: each copy of a photograph is a tenth of the work on it.
+    if mode in _EIGHT_BIT_MODES and not signed:
+        # In place, and without a conversion from RGB to RGB: each copy of a photograph is a tenth of the work on it.
         ImageOps.exif_transpose(opened, in_place=True)
         if mode == "RGB":
             return opened
-        # A palette with transparency is RGBA: Pillow says so in a warning where it is taken for less.
+        # Via RGBA: Pillow warns when a palette with transparency is converted directly to RGB.
         return opened.convert("RGBA").convert("RGB") if mode in ("P", "PA") else opened.convert("RGB")
     white = _white(opened, tags)
     if white is None or signed:
-        kind = _KINDS.get(mode, f"of the kind {mode}")
+        kind = _MODE_NAMES.get(mode, f"of Pillow mode {mode}")
         raise ValueError(
-            f"its pixels are {'signed, ' if signed else ''}{kind}, and the file does not say which value is white; "
-            "8 bits a channel and 16-bit grey are read"
+            f"its pixels are {'signed, ' if signed else ''}{kind}, and the file does not define which value is white; "
+            "8 bits per channel and 16-bit gray are supported"
         )
     values = np.asarray(ImageOps.exif_transpose(opened)).astype(np.int64).clip(0, white)
     if tags.get(_PHOTOMETRIC) == _WHITE_IS_ZERO:
@@ -210,32 +207,30 @@ def _rgb(opened: Image.Image) -> Image.Image:
 
 
 def _white(opened: Image.Image, tags: Mapping[int, Any]) -> int | None:
-    """The largest value of a grey image with more than 8 bits; None if it could be any."""
+    """Return the value of white in a gray image with more than 8 bits, or None if the format does not define it."""
     if opened.mode.startswith("I;16") and opened.format == "TIFF":
         (bits,) = tags.get(_BITS_PER_SAMPLE, (16,))
         return int((1 << bits) - 1)
     if (opened.mode.startswith("I;16") and opened.format in ("PNG", "JPEG2000")) or (
         opened.mode == "I" and opened.format in ("PNG", "PPM")
     ):
-        return 0xFFFF  # which Pillow scales those of fewer bits to
+        return 0xFFFF  # Pillow scales images of fewer bits to 16
     return None
 
 
-def attempt(file: Source, crop: Crop) -> Picture | Unreadable:
-    """A picture by Pillow, or why there is none."""
+def try_decode(file: Source, crop: Crop) -> DecodedImage | Unreadable:
+    """Decode an image with Pillow, or return the reason why it cannot be read."""
     try:
-        return Picture(file, decode(file, crop))
+        return DecodedImage(file, decode(file, crop))
     except FileNotFoundError:
-        return Unreadable(file, "there is no such file")
+        return Unreadable(file, "no such file")
     except Image.UnidentifiedImageError:
-        return Unreadable(file, "not an image of a kind that Pillow knows")
+        return Unreadable(file, "not an image format that Pillow supports")
     except Image.DecompressionBombError:
         return Unreadable(file, f"it has more than {2 * (Image.MAX_IMAGE_PIXELS or 0):,} pixels")
-    except (
-        Exception
-    ) as error:  # decoders raise all sorts of things over damaged files, and the others shall go on
-        return Unreadable(file, _why(error))
+    except Exception as error:  # Pillow's plugins raise arbitrary exceptions for damaged files
+        return Unreadable(file, _reason(error))
 
 
-def _why(error: Exception) -> str:
+def _reason(error: Exception) -> str:
     return getattr(error, "strerror", None) or str(error) or type(error).__name__

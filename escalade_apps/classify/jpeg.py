@@ -1,4 +1,4 @@
-"""JPEG files that every decoder reads alike: 8 bits a channel, YCbCr, upright, one image, whole to its last byte."""
+"""Detect JPEG files that all decoders agree on: complete, one upright image, YCbCr with 8 bits per channel."""
 
 from __future__ import annotations
 
@@ -8,23 +8,22 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-from escalade_apps.classify.images import Crop, Picture, Source, Unreadable, attempt, whole
+from escalade_apps.classify.images import Crop, DecodedImage, Source, Unreadable, read_all, try_decode
 
 _START, _END = b"\xff\xd8", b"\xff\xd9"
 _FRAMES = (0xC0, 0xC1, 0xC2)
-"""Baseline, extended and progressive, with Huffman codes."""
+"""Start-of-frame markers: baseline, extended and progressive, with Huffman coding."""
 _OTHER_FRAMES = (0xC3, 0xC5, 0xC6, 0xC7, 0xC9, 0xCA, 0xCB, 0xCD, 0xCE, 0xCF)
-_SCAN, _EXIF, _SEVERAL, _ADOBE = 0xDA, 0xE1, 0xE2, 0xEE
-_TELLING = frozenset((*_FRAMES, *_OTHER_FRAMES, _EXIF, _SEVERAL, _ADOBE))
-"""The segments that are looked into."""
+_SCAN, _EXIF, _MULTI_PICTURE, _ADOBE = 0xDA, 0xE1, 0xE2, 0xEE
+_INSPECTED = frozenset((*_FRAMES, *_OTHER_FRAMES, _EXIF, _MULTI_PICTURE, _ADOBE))
 _HEADER = struct.Struct(">BBH")
 _FRAME_LENGTH = 15
-"""Bytes of a frame's header with three components, of which each has three."""
+"""Bytes of a frame header with three components, three bytes each."""
 _ORIENTATION = 0x0112
 
 
-class Photograph(NamedTuple):
-    """A JPEG file's bytes, and the size that they say."""
+class JpegBytes(NamedTuple):
+    """Encoded JPEG file, with the size from its header."""
 
     file: Source
     contents: np.ndarray
@@ -32,11 +31,11 @@ class Photograph(NamedTuple):
     height: int
 
 
-def read(file: Source, crop: Crop) -> Photograph | None:
-    """A file that decoders read alike; None for any other, which is left to Pillow and to Pillow's words about it."""
+def read(file: Source, crop: Crop) -> JpegBytes | None:
+    """Read a JPEG file that all decoders agree on. Returns None for any other file, which is left to Pillow."""
     try:
-        contents = whole(file)
-    except Exception:  # storage raises all sorts of things; Pillow's attempt says which it was
+        contents = read_all(file)
+    except Exception:  # storage back ends raise arbitrary exceptions; decoding with Pillow reports them
         return None
     size = None if contents is None else _size(contents.data)
     if contents is None or size is None or size[0] * size[1] > (Image.MAX_IMAGE_PIXELS or 0):
@@ -45,60 +44,59 @@ def read(file: Source, crop: Crop) -> Photograph | None:
         crop.resized(*size)
     except ValueError:
         return None
-    return Photograph(file, contents, *size)
+    return JpegBytes(file, contents, *size)
 
 
-def photograph_or_picture(file: Source, crop: Crop) -> Photograph | Picture | Unreadable:
-    """A file that decoders read alike as it is, any other as Pillow decodes it."""
-    photograph = read(file, crop)
-    return attempt(file, crop) if photograph is None else photograph
+def read_jpeg_or_decode(file: Source, crop: Crop) -> JpegBytes | DecodedImage | Unreadable:
+    """Return the bytes of a JPEG file that all decoders agree on; decode any other file with Pillow."""
+    return read(file, crop) or try_decode(file, crop)
 
 
 def _size(contents: memoryview) -> tuple[int, int] | None:
-    """Width and height, if it is a whole file whose headers have nothing that decoders differ in.
+    """Return width and height, or None if the file is cut off or its headers have something that decoders differ in.
 
-    These are: a tag that turns the image, further images, colours that are not YCbCr, grey.
+    They differ in EXIF orientation, multi-picture files, gray images and color spaces other than YCbCr.
     """
     if contents[: len(_START)] != _START or contents[-len(_END) :] != _END:
         return None
-    place, size, last = len(_START), None, len(contents) - _HEADER.size
-    while place <= last:
-        begin, marker, length = _HEADER.unpack_from(contents, place)
+    offset, size, last = len(_START), None, len(contents) - _HEADER.size
+    while offset <= last:
+        begin, marker, length = _HEADER.unpack_from(contents, offset)
         if begin != 0xFF:
             return None
         if marker == _SCAN:
             return size
-        if marker not in _TELLING:
-            place += 2 + length
+        if marker not in _INSPECTED:
+            offset += 2 + length
             continue
-        body = bytes(contents[place + 4 : place + 2 + length])
+        body = bytes(contents[offset + 4 : offset + 2 + length])
         if marker in _FRAMES:
             size = _frame(body)
         if (
             marker in _OTHER_FRAMES
             or (marker in _FRAMES and size is None)
-            or (marker == _EXIF and body.startswith(b"Exif") and _is_turned(body))
-            or (marker == _SEVERAL and body.startswith(b"MPF"))
+            or (marker == _EXIF and body.startswith(b"Exif") and _is_rotated(body))
+            or (marker == _MULTI_PICTURE and body.startswith(b"MPF"))
             or (marker == _ADOBE and body.startswith(b"Adobe") and body[11:12] != b"\x01")
         ):
             return None
-        place += 2 + length
+        offset += 2 + length
     return None
 
 
 def _frame(body: bytes) -> tuple[int, int] | None:
-    """Width and height of three components of 8 bits that are not called R, G and B."""
+    """Return width and height of a frame with three 8-bit components not named R, G and B, else None."""
     if len(body) != _FRAME_LENGTH or body[0] != 8 or body[5] != 3 or body[6::3] == b"RGB":
         return None
     height, width = int.from_bytes(body[1:3]), int.from_bytes(body[3:5])
     return (width, height) if width and height else None
 
 
-def _is_turned(body: bytes) -> bool:
-    """Whether a tag says so, or cannot be read."""
+def _is_rotated(body: bytes) -> bool:
+    """Return True if the EXIF orientation is not upright or cannot be read."""
     exif = Image.Exif()
     try:
         exif.load(body)
-    except Exception:  # whatever is wrong with it, Pillow is asked about the whole file
+    except Exception:  # damaged EXIF data: leave the whole file to Pillow
         return True
     return exif.get(_ORIENTATION, 1) != 1

@@ -1,4 +1,4 @@
-"""What classes are called."""
+"""Class labels from a file, or ImageNet's from torchvision."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ IMAGENET_CLASSES = 1000
 
 
 def class_labels(classes: int, file: pathlib.Path | None) -> list[str]:
-    """The classes' names from a file: a `.json` list, or a line each.
+    """Read class labels from a file: a `.json` list, or one label per line.
 
-    Without one ImageNet's where torchvision is at hand, else the classes' numbers.
+    Without a file, return ImageNet's labels if there are 1000 classes and torchvision is installed, else class numbers.
     """
     if file is not None:
         return _read(file, classes)
-    found = _torchvision() if classes == IMAGENET_CLASSES else None
+    found = _imagenet_labels() if classes == IMAGENET_CLASSES else None
     return found or [str(number) for number in range(classes)]
 
 
@@ -27,7 +27,7 @@ def _read(file: pathlib.Path, classes: int) -> list[str]:
     try:
         contents = files.read(file)
         if contents is None:
-            raise FileNotFoundError("there is no such file")
+            raise FileNotFoundError("no such file")
         text = contents.decode()
     except (OSError, UnicodeDecodeError) as error:
         raise UnsupportedError(f"{printable(file)} cannot be read as labels: {error}") from error
@@ -49,13 +49,12 @@ def _json_list(file: pathlib.Path, text: str) -> list[str]:
     except ValueError as error:
         raise UnsupportedError(f"{printable(file)} is not JSON: {error}") from error
     if not isinstance(found, list) or not all(isinstance(label, str) for label in found):
-        raise UnsupportedError(f"{printable(file)}: labels are a list of strings in JSON")
+        raise UnsupportedError(f"{printable(file)}: labels in JSON must be a list of strings")
     return found
 
 
-def _torchvision() -> list[str] | None:
-    """torchvision is no dependency, and one built for another PyTorch fails while it is imported."""
-    try:
+def _imagenet_labels() -> list[str] | None:
+    try:  # torchvision is optional, and fails to import if it was built for another PyTorch
         models = importlib.import_module("torchvision.models")
         return list(models.ResNet18_Weights.IMAGENET1K_V1.meta["categories"])
     except (ImportError, RuntimeError, OSError, AttributeError):

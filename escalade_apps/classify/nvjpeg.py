@@ -1,9 +1,9 @@
-"""JPEG files decoded on the GPU by nvJPEG, which torchvision brings, and resized there.
+"""Decode JPEG files on the GPU with torchvision's nvJPEG, and resize them there.
 
-Files are read and looked at by processes, one for each core; what nvJPEG is not given, Pillow decodes there. Three
-threads take a hundred images or so each: torchvision decodes those of one thread at a time, and those of the others are
-resized meanwhile, all in one launch, or wait for their turn. That nothing but decoding is waited for takes far less
-than 100 us of Python an image, since all of these threads share the interpreter's lock.
+Worker processes, one per core, read the files and decode with Pillow what nvJPEG does not support. Three threads handle
+about a hundred images each: torchvision decodes for one thread at a time, while the others resize theirs in one launch
+or wait. Decoding stays the bottleneck only if Python spends far less than 100 us per image, because these threads share
+the GIL.
 """
 
 from __future__ import annotations
@@ -25,36 +25,36 @@ from PIL import Image
 from escalade.device.streams import dedicated_stream
 from escalade_apps.classify import resizing
 from escalade_apps.classify.batch import Batch
-from escalade_apps.classify.decode_worker import Opened
-from escalade_apps.classify.images import Crop, Picture, Source, Unreadable, attempt
-from escalade_apps.classify.jpeg import Photograph
-from escalade_apps.classify.reading import in_order, open_all
+from escalade_apps.classify.decode_worker import ReadResult
+from escalade_apps.classify.images import Crop, DecodedImage, Source, Unreadable, try_decode
+from escalade_apps.classify.jpeg import JpegBytes
+from escalade_apps.classify.reading import map_ordered, open_all
 
 logger = logging.getLogger("escalade")
-_WORKERS = 3
-_AT_ONCE = 128
-"""Images that nvJPEG is given at a time: on an H200 it decoded 8% more a second than of 32."""
-_ROOM = 2**28
-"""Values of decoded images in each of those threads at a time."""
-_TRIED = Image.new("RGB", (32, 32), (200, 120, 40))
-_CLOSE = 4
-"""An image to try it with, and how far it may be off: of one colour decoders make the same but for rounding."""
+_THREADS = 3
+_MAX_IMAGES = 128
+"""Images per call of nvJPEG. On an H200 it decoded 8% more images per second than with 32."""
+_MAX_VALUES = 2**28
+"""Bytes of decoded images per thread at a time."""
+_PROBE = Image.new("RGB", (32, 32), (200, 120, 40))
+"""Test image. It has one color, so that decoders agree on it up to rounding."""
+_PROBE_TOLERANCE = 4
 
 
 class NvJpeg:
-    """Batches in the memory of a GPU."""
+    """Decodes into the memory of a GPU."""
 
     def __init__(self, reader: Any, version: str, device: torch.device) -> None:
-        self.name = f"nvJPEG of torchvision {version}, Pillow for what it does not take"
+        self.name = f"nvJPEG of torchvision {version}, Pillow for unsupported files"
         self._reader = reader
         self._device = device
-        # With memory of its own: nvJPEG writes without waiting for other streams, and what PyTorch gives it must not be
-        # what is still read here.
+        # Our own stream gets its own pool of memory. nvJPEG writes without waiting for other streams, so PyTorch must
+        # not hand it memory that this stream still reads.
         self._stream = dedicated_stream(device) if device.type == "cuda" else None
 
     @staticmethod
-    def found(device: torch.device) -> NvJpeg | None:
-        """None where torchvision is not installed, was built without nvJPEG, or was built for another PyTorch."""
+    def create(device: torch.device) -> NvJpeg | None:
+        """Return None if torchvision is not installed, has no nvJPEG, or was built for another PyTorch."""
         try:
             version = str(importlib.import_module("torchvision").__version__)
             decoder = NvJpeg(importlib.import_module("torchvision.io"), version, device)
@@ -64,104 +64,102 @@ class NvJpeg:
             return None
 
     def batches(self, files: Sequence[Source], crop: Crop, batch: int) -> Generator[Batch, None, None]:
-        """Batches of one size, in memory that is to be kept until what reads it is done."""
-        chunk = batch * max(_AT_ONCE // batch, 1)
-        opened = open_all(files, crop, (_WORKERS + 1) * chunk)
-        make = partial(self._batches, crop=crop, batch=batch)
-        made = in_order(_grouped(opened, chunk), make, _WORKERS, _WORKERS)
-        with closing(opened), closing(made):
-            for some in made:
-                yield from some
+        """Yield batches of one size. Keep their memory alive until the GPU has read it."""
+        group_size = batch * max(_MAX_IMAGES // batch, 1)
+        opened = open_all(files, crop, (_THREADS + 1) * group_size)
+        decode = partial(self._batches, crop=crop, batch=batch)
+        groups = map_ordered(_grouped(opened, group_size), decode, _THREADS, _THREADS)
+        with closing(opened), closing(groups):
+            for group in groups:
+                yield from group
 
     def _works(self) -> bool:
-        written = io.BytesIO()
-        _TRIED.save(written, "JPEG")
-        tried = Photograph(
-            pathlib.Path(), np.array(np.frombuffer(written.getvalue(), np.uint8)), *_TRIED.size
-        )
-        (image,) = self._decoded([tried])
-        expected = torch.from_numpy(np.array(_TRIED)).permute(2, 0, 1)
-        return image is not None and bool((image.cpu().int() - expected).abs().max() <= _CLOSE)
+        encoded = io.BytesIO()
+        _PROBE.save(encoded, "JPEG")
+        contents = np.array(np.frombuffer(encoded.getvalue(), np.uint8))
+        (image,) = self._decode([JpegBytes(pathlib.Path(), contents, *_PROBE.size)])
+        expected = torch.from_numpy(np.array(_PROBE)).permute(2, 0, 1)
+        return image is not None and bool((image.cpu().int() - expected).abs().max() <= _PROBE_TOLERANCE)
 
-    def _batches(self, group: Sequence[Opened], crop: Crop, batch: int) -> list[Batch]:
-        """The images of a group; where the last of its batches is not full, the last image again and again."""
+    def _batches(self, group: Sequence[ReadResult], crop: Crop, batch: int) -> list[Batch]:
+        """Return the batches of a group, the last one padded with copies of its last image."""
         images = [each for each in group if not isinstance(each, Unreadable)]
         with torch.cuda.stream(self._stream):
             squares = torch.empty(
                 len(images), crop.side, crop.side, 3, dtype=torch.uint8, device=self._device
             )
-        resized = self._resize(images, crop, squares)
+        resized = self._decode_and_resize(images, crop, squares)
         files: list[Source] = []
         filled: list[int] = []
-        refused: list[Unreadable] = []
+        skipped: list[Unreadable] = []
         number = -1
         with torch.cuda.stream(self._stream):
             for each in group:
                 number += not isinstance(each, Unreadable)
-                is_left = isinstance(each, Photograph) and number not in resized
-                made = attempt(each.file, crop) if is_left else each
-                if isinstance(made, Unreadable):
-                    refused.append(made)
+                not_decoded = isinstance(each, JpegBytes) and number not in resized
+                result = try_decode(each.file, crop) if not_decoded else each
+                if isinstance(result, Unreadable):
+                    skipped.append(result)
                     continue
-                if isinstance(made, Picture):
-                    squares[number].copy_(torch.from_numpy(np.array(made.pixels)))
+                if isinstance(result, DecodedImage):
+                    squares[number].copy_(torch.from_numpy(np.array(result.pixels)))
                 files.append(each.file)
                 filled.append(number)
             if not filled:
-                return [Batch([], torch.empty(0, dtype=torch.uint8), refused)]
+                return [Batch([], torch.empty(0, dtype=torch.uint8), skipped)]
             filled += filled[-1:] * (-len(filled) % batch)
             if filled != list(range(len(squares))):
                 squares = squares[filled]
-        self._settle()
-        names = (files[place : place + batch] for place in range(0, len(files), batch))
-        made_of = zip(names, squares.permute(0, 3, 1, 2).split(batch), strict=True)
-        return [
-            Batch(some, images, [] if number else refused) for number, (some, images) in enumerate(made_of)
-        ]
+        self._synchronize()
+        names = (files[start : start + batch] for start in range(0, len(files), batch))
+        pairs = zip(names, squares.permute(0, 3, 1, 2).split(batch), strict=True)
+        return [Batch(some, images, [] if number else skipped) for number, (some, images) in enumerate(pairs)]
 
-    def _resize(self, images: Sequence[Photograph | Picture], crop: Crop, squares: torch.Tensor) -> set[int]:
-        """Fills the squares of the photographs that nvJPEG takes, [side, side, 3] each, and says which these are."""
-        photographs = {
+    def _decode_and_resize(
+        self, images: Sequence[JpegBytes | DecodedImage], crop: Crop, squares: torch.Tensor
+    ) -> set[int]:
+        """Fill `squares[i]` for every JPEG file `images[i]` that nvJPEG can decode. Return these indices."""
+        jpegs = {
             number: each
             for number, each in enumerate(images)
-            if isinstance(each, Photograph) and resizing.is_taken(each.width, each.height, crop)
+            if isinstance(each, JpegBytes) and resizing.is_supported(each.width, each.height, crop)
         }
-        numbers = iter(photographs)
+        numbers = iter(jpegs)
         resized: set[int] = set()
-        for some in _pieces(list(photographs.values())):
-            decoded = zip(islice(numbers, len(some)), self._decoded(some), strict=True)
+        for some in _within_limits(list(jpegs.values())):
+            decoded = zip(islice(numbers, len(some)), self._decode(some), strict=True)
             found = {number: image for number, image in decoded if image is not None}
             if self._stream is not None:
                 self._stream.wait_stream(torch.cuda.current_stream(self._device))
             with torch.cuda.stream(self._stream):
                 dense = {number: image.contiguous() for number, image in found.items()}
                 resizing.resize(dense, crop, squares)
-            self._settle()  # the decoded images go when they have been read
+            self._synchronize()  # the decoded images are freed once they have been read
             resized |= found.keys()
         return resized
 
-    def _decoded(self, photographs: Sequence[Photograph]) -> list[torch.Tensor | None]:
-        """Each as [3, height, width]. A damaged file refuses all those given with it, and is sought by halves."""
-        contents = [torch.from_numpy(each.contents) for each in photographs]
+    def _decode(self, jpegs: Sequence[JpegBytes]) -> list[torch.Tensor | None]:
+        """Decode to [3, height, width] each. A damaged file fails the whole call, so it is isolated by bisection."""
+        contents = [torch.from_numpy(each.contents) for each in jpegs]
         mode = self._reader.ImageReadMode.RGB
         try:
             images = self._reader.decode_jpeg(contents, mode=mode, device=self._device)
         except RuntimeError:
-            half = len(photographs) // 2
-            return self._decoded(photographs[:half]) + self._decoded(photographs[half:]) if half else [None]
+            half = len(jpegs) // 2
+            return self._decode(jpegs[:half]) + self._decode(jpegs[half:]) if half else [None]
         return [
             image if image.shape == (3, each.height, each.width) else None
-            for each, image in zip(photographs, images, strict=True)
+            for each, image in zip(jpegs, images, strict=True)
         ]
 
-    def _settle(self) -> None:
+    def _synchronize(self) -> None:
         if self._stream is not None:
             self._stream.synchronize()
 
 
-def _grouped(opened: Iterable[Sequence[Opened]], count: int) -> Iterator[list[Opened]]:
-    """So many at a time as there are `count` images among; the last may be fewer."""
-    group: list[Opened] = []
+def _grouped(opened: Iterable[Sequence[ReadResult]], count: int) -> Iterator[list[ReadResult]]:
+    """Regroup results so that each group but the last has `count` readable images."""
+    group: list[ReadResult] = []
     images = 0
     for some in opened:
         for each in some:
@@ -174,16 +172,16 @@ def _grouped(opened: Iterable[Sequence[Opened]], count: int) -> Iterator[list[Op
         yield group
 
 
-def _pieces(photographs: Sequence[Photograph]) -> Iterator[list[Photograph]]:
-    """Groups of photographs that there is room for together, or one that is larger."""
-    piece: list[Photograph] = []
-    room = _ROOM
-    for each in photographs:
+def _within_limits(jpegs: Sequence[JpegBytes]) -> Iterator[list[JpegBytes]]:
+    """Split into groups of at most `_MAX_IMAGES` images and `_MAX_VALUES` decoded bytes, or one larger image."""
+    group: list[JpegBytes] = []
+    left = _MAX_VALUES
+    for each in jpegs:
         values = 3 * each.width * each.height
-        if piece and (values > room or len(piece) == _AT_ONCE):
-            yield piece
-            piece, room = [], _ROOM
-        piece.append(each)
-        room -= values
-    if piece:
-        yield piece
+        if group and (values > left or len(group) == _MAX_IMAGES):
+            yield group
+            group, left = [], _MAX_VALUES
+        group.append(each)
+        left -= values
+    if group:
+        yield group

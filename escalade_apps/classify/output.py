@@ -1,4 +1,4 @@
-"""Predictions as a table, as JSON and as CSV."""
+"""Format predictions as a table, as JSON or as CSV."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def table(predictions: Sequence[Prediction]) -> Table:
-    made = Table(box=None, pad_edge=False)
-    made.add_column("image", overflow="fold")
-    made.add_column("class", justify="right")
-    made.add_column("label", overflow="fold")
-    made.add_column("probability", justify="right")
+    result = Table(box=None, pad_edge=False)
+    result.add_column("image", overflow="fold")
+    result.add_column("class", justify="right")
+    result.add_column("label", overflow="fold")
+    result.add_column("probability", justify="right")
     for prediction in predictions:
         for rank, guess in enumerate(prediction.guesses):
             name = Text(printable(prediction.file) if rank == 0 else "")
             style = "bold" if rank == 0 else "dim"
-            made.add_row(
+            result.add_row(
                 name, str(guess.number), Text(printable(guess.label)), f"{guess.probability:.2%}", style=style
             )
-    return made
+    return result
 
 
 def as_json(
@@ -52,12 +52,12 @@ def as_json(
     ]
     unreadable = [{"file": str(each.file), "reason": each.reason} for each in skipped]
     text = json.dumps({**about, "images": images, "unreadable": unreadable}, indent=1, ensure_ascii=False)
-    # A name that is no text in UTF-8: its bytes as Python reads them, which JSON can spell and UTF-8 cannot.
+    # File names that are not UTF-8 contain surrogates, which UTF-8 cannot encode and JSON can escape.
     return _SURROGATE.sub(lambda found: f"\\u{ord(found[0]):04x}", text) + "\n"
 
 
 def as_csv(predictions: Sequence[Prediction]) -> str:
-    """A row for each guess; lines end as CSV's do, so that a name with either half of that in it is quoted."""
+    """Return one row per guess. Lines end in CRLF, so the writer quotes names that contain CR or LF."""
     text = io.StringIO()
     writer = csv.writer(text)
     writer.writerow(("file", "rank", "class", "label", "probability"))
@@ -68,5 +68,5 @@ def as_csv(predictions: Sequence[Prediction]) -> str:
 
 
 def write(path: pathlib.Path, text: str) -> None:
-    """Writes a file whole; names of files in it keep the bytes that they have."""
+    """Write a file atomically. File names in it keep their original bytes."""
     files.replace(path, text.encode(errors="surrogateescape"))

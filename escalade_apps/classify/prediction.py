@@ -1,4 +1,4 @@
-"""Images through an engine: batches in, the likeliest classes out."""
+"""Stream images through an engine and return the most probable classes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from escalade_apps.classify.images import Crop, Source, Unreadable
 
 
 class Guess(NamedTuple):
-    """A class and how likely it is."""
+    """Class index, its label and its probability."""
 
     number: int
     label: str
@@ -25,7 +25,7 @@ class Guess(NamedTuple):
 
 
 class Prediction(NamedTuple):
-    """The likeliest classes of an image, the first first."""
+    """Most probable classes of an image, in descending order."""
 
     file: Source
     guesses: tuple[Guess, ...]
@@ -42,43 +42,47 @@ def predict(
     skipped: Callable[[Unreadable], None],
     decoder: Decoder | None = None,
 ) -> Generator[Prediction, None, None]:
-    """Predictions in the order of the files; those that cannot be read go to `skipped`, from another thread. The
-    decoder is the one for the engine's device, if it is not said."""
+    """Yield predictions in the order of the files.
+
+    `skipped` is called with each unreadable file, from another thread. `decoder` defaults to the one for the engine's
+    device.
+    """
     sent: deque[list[Source]] = deque()
-    given = batches(files, crop, batch, sent, skipped, decoder or decoder_for(engine.device))
-    best = partial(likeliest, top=min(top, len(labels)))  # where the engine is: a thousandth is copied back
-    with closing(given), closing(engine.stream(given, then=best)) as results:
-        for found in results:
-            # The last batch is filled up, and zip leaves out what is beyond its files.
-            for file, classes, chances in zip(
-                sent.popleft(), *(each.tolist() for each in found), strict=False
+    inputs = batches(files, crop, batch, sent, skipped, decoder or decoder_for(engine.device))
+    # top_classes runs on the engine's device, so that a few values per image are copied back instead of all logits.
+    best = partial(top_classes, top=min(top, len(labels)))
+    with closing(inputs), closing(engine.stream(inputs, then=best)) as results:
+        for result in results:
+            # zip drops the padding rows of the last batch.
+            for file, classes, probabilities in zip(
+                sent.popleft(), *(each.tolist() for each in result), strict=False
             ):
                 names = [labels[number] for number in classes]
-                yield Prediction(file, tuple(map(Guess, classes, names, chances)))
+                yield Prediction(file, tuple(map(Guess, classes, names, probabilities)))
 
 
-def make_ready(engine: Engine, crop: Crop, batch: int, top: int) -> None:
-    """Has an engine on a GPU go through a batch of nothing: what is loaded when it is first used is loaded then."""
+def warm_up(engine: Engine, crop: Crop, batch: int, top: int) -> None:
+    """Run an engine on a GPU once, so that lazily loaded code is loaded."""
     if engine.device.type == "cuda":
-        for _ in engine.stream([example(batch, crop)], then=partial(likeliest, top=top)):
+        for _ in engine.stream([example(batch, crop)], then=partial(top_classes, top=top)):
             pass
 
 
-def likeliest(logits: torch.Tensor, top: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The classes with the largest numbers in each row, the first first, and their probabilities."""
-    chances, classes = logits.float().softmax(1).topk(top)
-    return classes, chances
+def top_classes(logits: torch.Tensor, top: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the indices and the probabilities of the `top` most probable classes of each row, in descending order."""
+    probabilities, classes = logits.float().softmax(1).topk(top)
+    return classes, probabilities
 
 
 def example(batch: int, crop: Crop) -> torch.Tensor:
-    """Images as `predict` gives them to the engine."""
+    """Return a batch with the shape, dtype and strides that `predict` passes to the engine."""
     return torch.zeros(batch, crop.side, crop.side, 3, dtype=torch.uint8).permute(0, 3, 1, 2)
 
 
 def first_images(files: Sequence[Source], crop: Crop, batch: int) -> list[torch.Tensor]:
-    """The first batch as `predict` gives it to the engine, to calibrate with; none if none can be read."""
-    with closing(batches(files, crop, batch, deque(), lambda image: None)) as given:
-        return [images.clone() for images in islice(given, 1)]
+    """Return the first batch, to calibrate with, or an empty list if no file can be read."""
+    with closing(batches(files, crop, batch, deque(), lambda image: None)) as inputs:
+        return [images.clone() for images in islice(inputs, 1)]
 
 
 def batches(
@@ -89,10 +93,10 @@ def batches(
     skipped: Callable[[Unreadable], None],
     decoder: Decoder = PILLOW,
 ) -> Generator[torch.Tensor, None, None]:
-    """A decoder's batches, the files of each in `sent` before it comes."""
-    with closing(decoder.batches(files, crop, batch)) as made:
-        for each in made:
-            for image in each.refused:
+    """Yield a decoder's batches. The files of a batch are appended to `sent` before it is yielded."""
+    with closing(decoder.batches(files, crop, batch)) as decoded:
+        for each in decoded:
+            for image in each.skipped:
                 skipped(image)
             if each.files:
                 sent.append(each.files)

@@ -1,4 +1,4 @@
-"""Files read and decoded ahead of whoever asks, in their order: by worker processes, or by threads of this one."""
+"""Read and decode files ahead of the consumer, in order: in worker processes, or in threads of this process."""
 
 from __future__ import annotations
 
@@ -13,121 +13,118 @@ from functools import partial
 from typing import TypeVar, cast
 
 from escalade_apps.classify import jpeg, workers
-from escalade_apps.classify.decode_worker import Opened
-from escalade_apps.classify.images import Crop, Encoded, Picture, Source, Unreadable, attempt
+from escalade_apps.classify.decode_worker import ReadResult
+from escalade_apps.classify.images import Crop, DecodedImage, Encoded, Source, Unreadable, try_decode
 
-_PICTURES, _PHOTOGRAPHS = 4, 32
-"""Files that a worker has at a time: such as are decoded there, and such as are only read."""
-_IN_A_ROW = 16
-"""Files that a thread has at a time, at the most."""
-_FEW = 64
-"""Files that are not worth processes: threads are done with them in the time that those take to be there."""
+_DECODE_CHUNK, _READ_CHUNK = 4, 32
+"""Files per chunk given to a worker that decodes them, or only reads them."""
+_THREAD_CHUNK = 16
+"""Most files per chunk given to a thread."""
+_MIN_FOR_WORKERS = 64
+"""With fewer files, threads finish before worker processes have started."""
 _READERS = 2
-"""Threads that read files at a time. One is enough for files that are in memory, and of 16 each waited so long for the
-interpreter's lock that all of them together read a fifth of what one did."""
-Given = TypeVar("Given")
-Made = TypeVar("Made")
+"""Threads that read local files at a time. One suffices for files in the page cache; 16 waited so long for the GIL that
+together they read a fifth of what one did."""
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
-def begin(files: Sequence[Source]) -> None:
-    """Makes ready for workers if there will be some, while the caller goes on."""
-    if _are_for_workers(files):
-        workers.begin()
+def prestart(files: Sequence[Source]) -> None:
+    """Start the fork server in the background if these files will be read by workers."""
+    if _use_workers(files):
+        workers.prestart()
 
 
 def decode_all(
     files: Sequence[Source], crop: Crop, ahead: int
-) -> Generator[Picture | Unreadable, None, None]:
-    """Pictures in the order of the files, about `ahead` of them before they are asked for."""
-    work = partial(_attempts, crop=crop)
-    with closing(_in_shares(files, crop, ahead, _PICTURES, work, photographs=False)) as made:
-        for some in made:
-            for each in some:
-                assert not isinstance(each, jpeg.Photograph)
+) -> Generator[DecodedImage | Unreadable, None, None]:
+    """Decode files in order, about `ahead` of them before they are consumed."""
+    work = partial(_decode_chunk, crop=crop)
+    with closing(_read_chunks(files, crop, ahead, _DECODE_CHUNK, work, keep_jpeg=False)) as chunks:
+        for chunk in chunks:
+            for each in chunk:
+                assert not isinstance(each, jpeg.JpegBytes)
                 yield each
 
 
-def open_all(files: Sequence[Source], crop: Crop, ahead: int) -> Generator[Sequence[Opened], None, None]:
-    """JPEG files that all decoders read alike as they are, pictures of all others; a few at a time, as `decode_all`."""
-    # What is elsewhere is waited for without the lock, so by as many threads as there are.
-    limit = threading.Semaphore(_READERS) if _are_here(files) else nullcontext()
-    work = partial(_opened, crop=crop, limit=limit)
-    return _in_shares(files, crop, ahead, _PHOTOGRAPHS, work, photographs=True)
+def open_all(files: Sequence[Source], crop: Crop, ahead: int) -> Generator[Sequence[ReadResult], None, None]:
+    """Read JPEG files that all decoders agree on and decode all others, in order and in chunks."""
+    # Remote files are waited for without the GIL, so every thread may read them.
+    limit = threading.Semaphore(_READERS) if _are_local(files) else nullcontext()
+    work = partial(_read_or_decode_chunk, crop=crop, limit=limit)
+    return _read_chunks(files, crop, ahead, _READ_CHUNK, work, keep_jpeg=True)
 
 
-def _in_shares(
+def _read_chunks(
     files: Sequence[Source],
     crop: Crop,
     ahead: int,
     most: int,
-    work: Callable[[Sequence[Source]], Sequence[Opened]],
+    work: Callable[[Sequence[Source]], Sequence[ReadResult]],
     *,
-    photographs: bool,
-) -> Generator[Sequence[Opened], None, None]:
-    """What is made by workers, and by threads that do `work` what those leave."""
+    keep_jpeg: bool,
+) -> Generator[Sequence[ReadResult], None, None]:
+    """Read chunks of at most `most` files with workers, and what those leave with threads that run `work`."""
     done = 0
-    if _are_for_workers(files):
-        given = shares(cast(Sequence[pathlib.Path], files), most)
+    if _use_workers(files):
+        paths = chunks(cast(Sequence[pathlib.Path], files), most)
         count = min(cores(), len(files))
         with closing(
-            workers.opened(given, crop, photographs=photographs, ahead=ahead // most, count=count)
-        ) as made:
-            for some in made:
-                done += len(some)
-                yield some
+            workers.read_chunks(paths, crop, keep_jpeg=keep_jpeg, ahead=ahead // most, count=count)
+        ) as from_workers:
+            for chunk in from_workers:
+                done += len(chunk)
+                yield chunk
     if done < len(files):
-        most = min(most, _IN_A_ROW)
-        with closing(in_order(shares(files[done:], most), work, ahead // most)) as also_made:
-            yield from also_made
+        most = min(most, _THREAD_CHUNK)
+        with closing(map_ordered(chunks(files[done:], most), work, ahead // most)) as from_threads:
+            yield from from_threads
 
 
-def _are_here(files: Sequence[Source]) -> bool:
+def _are_local(files: Sequence[Source]) -> bool:
     return not any(isinstance(file, Encoded) for file in files)
 
 
-def _are_for_workers(files: Sequence[Source]) -> bool:
-    return len(files) >= _FEW and _are_here(files)
+def _use_workers(files: Sequence[Source]) -> bool:
+    return len(files) >= _MIN_FOR_WORKERS and _are_local(files)
 
 
-def shares(files: Sequence[Given], most: int) -> Iterator[Sequence[Given]]:
-    """The items a few at a time, so that work is seldom given out; not so many that a core would have none."""
+def chunks(files: Sequence[Item], most: int) -> Iterator[Sequence[Item]]:
+    """Split items into chunks of at most `most`, small enough that every core gets one."""
     size = max(1, min(most, len(files) // cores()))
-    return (files[place : place + size] for place in range(0, len(files), size))
+    return (files[start : start + size] for start in range(0, len(files), size))
 
 
 def cores() -> int:
-    """How many this process may run on."""
+    """Return the number of CPU cores that this process may run on."""
     return len(os.sched_getaffinity(0))
 
 
-def in_order(
-    items: Iterable[Given], work: Callable[[Given], Made], ahead: int, workers: int | None = None
-) -> Generator[Made, None, None]:
-    """What is made of each item, in their order, by so many threads, one for each core if it is not said; at most
-    `ahead` items before they are asked for.
-    """
-    workers = workers or cores()
-    waiting: deque[Future[Made]] = deque()
-    pool = ThreadPoolExecutor(workers, "escalade-decode")
+def map_ordered(
+    items: Iterable[Item], work: Callable[[Item], Result], ahead: int, threads: int | None = None
+) -> Generator[Result, None, None]:
+    """Yield `work(item)` in order, computed by `threads` threads (default: one per core) up to `ahead` items early."""
+    threads = threads or cores()
+    pending: deque[Future[Result]] = deque()
+    pool = ThreadPoolExecutor(threads, "escalade-decode")
     try:
         for item in items:
-            waiting.append(pool.submit(work, item))
-            if len(waiting) >= max(ahead, workers):
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
+            pending.append(pool.submit(work, item))
+            if len(pending) >= max(ahead, threads):
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
     finally:
         pool.shutdown(cancel_futures=True)
 
 
-def _attempts(files: Sequence[Source], crop: Crop) -> list[Picture | Unreadable]:
-    return [attempt(file, crop) for file in files]
+def _decode_chunk(files: Sequence[Source], crop: Crop) -> list[DecodedImage | Unreadable]:
+    return [try_decode(file, crop) for file in files]
 
 
-def _opened(files: Sequence[Source], crop: Crop, limit: AbstractContextManager[object]) -> list[Opened]:
+def _read_or_decode_chunk(
+    files: Sequence[Source], crop: Crop, limit: AbstractContextManager[object]
+) -> list[ReadResult]:
     with limit:
-        photographs = [jpeg.read(file, crop) for file in files]
-    return [
-        attempt(file, crop) if photograph is None else photograph
-        for file, photograph in zip(files, photographs, strict=True)
-    ]
+        jpegs = [jpeg.read(file, crop) for file in files]
+    return [each or try_decode(file, crop) for file, each in zip(files, jpegs, strict=True)]

@@ -1,4 +1,4 @@
-"""Decoded photographs of any sizes resized and cropped on their device by one launch, to the bit as Pillow does it."""
+"""Resize and crop decoded images of any sizes with one kernel launch, bit-exact with Pillow."""
 
 from __future__ import annotations
 
@@ -15,15 +15,14 @@ from escalade.device.run import TwinOptions, bind
 from escalade_apps.classify.images import Crop
 
 PROGRAM = Program.of("classify/resize.cu", "classify_resize")
-MOST_SCALE = 90
-"""How many times smaller photographs are made at most: the weights for it fit into the 48 KiB of shared memory that a
-launch has on every card."""
+MAX_SCALE = 90
+"""Largest downscaling factor: its weights fit in the 48 KiB of shared memory that every launch may use."""
 _TILE, _WARPS = 32, 8
 _WEIGHT_BYTES = 4
-_CHOOSES = int(PIL.__version__.partition(".")[0]) >= 13
-"""Whether Pillow goes down a photograph first where it loses far more height than width; before it never did. Of 3 x
-700 pixels its 12.3 makes bytes that are off by one from those here."""
-_PHOTOGRAPH = np.dtype(
+_MAY_RESIZE_ROWS_FIRST = int(PIL.__version__.partition(".")[0]) >= 13
+"""Since version 13 Pillow resizes vertically first where the image loses far more height than width. The order affects
+rounding: for an image of 3 x 700 pixels, Pillow 12.3 differs from 13 by one in some bytes."""
+_IMAGE = np.dtype(
     [
         ("address", np.uint64),
         ("size", np.int32, 2),
@@ -33,41 +32,40 @@ _PHOTOGRAPH = np.dtype(
         ("scale", np.float64, 2),
     ]
 )
-"""What the kernel is told of a photograph."""
+"""Kernel argument for one image; the layout matches the struct in classify/resize.cu."""
 
 
-def is_taken(width: int, height: int, crop: Crop) -> bool:
-    """Whether a photograph is not larger than there is room for."""
-    return min(width, height) <= MOST_SCALE * crop.resize
+def is_supported(width: int, height: int, crop: Crop) -> bool:
+    """Return True if the downscaling factor is at most `MAX_SCALE`."""
+    return min(width, height) <= MAX_SCALE * crop.resize
 
 
 def resize(
-    photographs: Mapping[int, torch.Tensor],
+    images: Mapping[int, torch.Tensor],
     crop: Crop,
     squares: torch.Tensor,
     options: TwinOptions = TwinOptions(),
 ) -> None:
-    """Writes photographs, dense and [3, height, width] each, to the squares of those numbers, [side, side, 3] each.
+    """Write `images[i]`, a contiguous [3, height, width], to `squares[i]`, which is [side, side, 3].
 
-    All are uint8 and on one device. On a GPU they are to be kept until its current stream has read them, which nothing
-    waits for.
+    All are uint8 on one device. On a GPU this is asynchronous: keep `images` alive until the current stream is done.
     """
-    if not photographs:
+    if not images:
         return
-    table = _table(photographs, crop)
-    told = torch.from_numpy(table.view(np.uint8))
+    table = _table(images, crop)
+    arguments = torch.from_numpy(table.view(np.uint8))
     tensors = {"squares": squares}
     if squares.is_cuda:
-        # From pinned memory, which PyTorch keeps until it has been copied: nobody waits for that.
-        told = told.pin_memory().to(squares.device, non_blocking=True)
-    else:  # the twin is held to what it is given, of which the kernel finds most by addresses in the table
-        tensors |= {f"photograph {number}": photograph for number, photograph in photographs.items()}
+        # PyTorch keeps pinned memory alive until its asynchronous copy is done.
+        arguments = arguments.pin_memory().to(squares.device, non_blocking=True)
+    else:  # the twin only allows access to tensors it knows, and the kernel finds these through addresses
+        tensors |= {f"photograph {number}": image for number, image in images.items()}
     taps = _taps(float(table["scale"].max()))
-    bind(recipe(len(photographs), crop.side, taps), tensors | {"photographs": told}, options=options)()
+    bind(recipe(len(images), crop.side, taps), tensors | {"photographs": arguments}, options=options)()
 
 
 def recipe(count: int, side: int, taps: int) -> Recipe:
-    """The launch for so many photographs, each pixel of a square made of at most `taps` of theirs along one side."""
+    """Return the launch for `count` images whose output pixels read at most `taps` input pixels per dimension."""
     tiles = math.ceil(side / _TILE)
     call = KernelCall(
         PROGRAM,
@@ -80,22 +78,21 @@ def recipe(count: int, side: int, taps: int) -> Recipe:
 
 
 def _taps(scale: float) -> int:
-    """The most pixels that one is made of where they become fewer by that factor."""
+    """Return the support of the triangle filter at a downscaling factor, in input pixels."""
     return 2 * math.ceil(max(scale, 1.0)) + 1
 
 
-def _table(photographs: Mapping[int, torch.Tensor], crop: Crop) -> np.ndarray:
-    """What the kernel is told; all photographs at a time, since this is done with the interpreter's lock."""
-    images = list(photographs.values())
-    table = np.empty(len(images), _PHOTOGRAPH)
-    table["address"] = [image.data_ptr() for image in images]
-    shapes = np.array([size for image in images for size in image.shape], np.int32)
+def _table(images: Mapping[int, torch.Tensor], crop: Crop) -> np.ndarray:
+    """Return the kernel arguments. Vectorized over the images, because this runs under the GIL."""
+    table = np.empty(len(images), _IMAGE)
+    table["address"] = [image.data_ptr() for image in images.values()]
+    shapes = np.array([size for image in images.values() for size in image.shape], np.int32)
     sizes = table["size"] = shapes.reshape(-1, 3)[:, :0:-1]
-    table["row"] = list(photographs)
-    # In single precision, subtraction too, as Pillow has a box.
+    table["row"] = list(images)
+    # In single precision, including the subtraction, because Pillow stores boxes as floats.
     corner, end = (edge.astype(np.float32) for edge in crop.boxes(sizes))
     table["corner"] = corner
     table["scale"] = (end - corner).astype(np.float64) / crop.side
     lost = sizes - crop.side
-    table["down_first"] = _CHOOSES & (lost[:, 1] > 0) & (lost[:, 1] > 2 * lost[:, 0])
+    table["down_first"] = _MAY_RESIZE_ROWS_FIRST & (lost[:, 1] > 0) & (lost[:, 1] > 2 * lost[:, 0])
     return table

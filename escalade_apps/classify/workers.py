@@ -1,8 +1,8 @@
-"""Worker processes that read and decode files for this one, whose interpreter's lock would be waited for by threads.
+"""Pool of decode worker processes: threads of this process would wait for the GIL.
 
-A job has workers of its own, which end with it. Whoever asks for the next share hears what workers have answered and
-gives them more; each has two shares at a time, so that it is not without while nobody asks. What a worker has made is
-seen where the worker has put it, and nothing is copied.
+Each job has its own workers, which exit with it. Asking for the next chunk collects replies and hands out work. Each
+worker has two chunks in flight, so that it stays busy while the caller does something else. Results are read in place
+from memory shared with the worker; nothing is copied.
 """
 
 from __future__ import annotations
@@ -26,265 +26,279 @@ from PIL import Image, ImageFile
 
 from escalade.fork_server import ForkServer
 from escalade.interruption import POLL_SECONDS
-from escalade_apps.classify.decode_worker import ANSWER, KEPT, PHOTOGRAPH, PICTURE, ROW, Job, Opened, serve
-from escalade_apps.classify.images import Crop, Picture, Unreadable
-from escalade_apps.classify.jpeg import Photograph
+from escalade_apps.classify.decode_worker import (
+    KIND_DECODED,
+    KIND_JPEG,
+    MAX_REUSED_BYTES,
+    REPLY,
+    ROW,
+    DecodeSettings,
+    ReadResult,
+    serve,
+)
+from escalade_apps.classify.images import Crop, DecodedImage, Unreadable
+from escalade_apps.classify.jpeg import JpegBytes
 
 logger = logging.getLogger("escalade")
-_QUEUE = 2
-"""Shares that a worker has at a time."""
-_HELD = 2**30
-"""Bytes that may wait to be asked for: with more of them, workers are given only what is asked for next."""
+_IN_FLIGHT = 2
+"""Chunks per worker."""
+_MAX_HELD_BYTES = 2**30
+"""Above this many bytes of results not yet consumed, only the chunk that is needed next is handed out."""
 _ONE_THREAD = {f"{name}_NUM_THREADS": "1" for name in ("OPENBLAS", "OMP", "MKL")}
-"""NumPy's libraries start threads as soon as they are loaded."""
-DIED = "a process died over it, and another one that tried again"
-_first = ForkServer(f"{serve.__module__}.{serve.__name__}", _ONE_THREAD)
-_jobs: weakref.WeakSet[_Running] = weakref.WeakSet()
-_system = ctypes.PyDLL(None, use_errno=True)  # with the interpreter's lock: to get it back takes longer
-_system.mmap.restype = ctypes.c_void_p
-_system.mmap.argtypes = (
+"""NumPy's libraries start thread pools on import, and threads do not survive a fork."""
+DIED = "a worker process crashed while reading it"
+_server = ForkServer(f"{serve.__module__}.{serve.__name__}", _ONE_THREAD)
+_jobs: weakref.WeakSet[_DecodeJob] = weakref.WeakSet()
+_libc = ctypes.PyDLL(None, use_errno=True)  # PyDLL keeps the GIL: getting it back takes longer than the call
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = (
     ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long,
 )  # fmt: skip
-_system.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
-_FAILED = ctypes.c_void_p(-1).value
+_libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+_MAP_FAILED = ctypes.c_void_p(-1).value
 
 
-def begin() -> None:
-    """Makes ready for workers, while the caller goes on."""
-    _first.start()
+def prestart() -> None:
+    """Start the fork server in the background."""
+    _server.start()
 
 
-def end() -> None:
-    """Ends what makes workers; it is started again when it is needed."""
-    _first.stop()
+def shutdown() -> None:
+    """Stop the fork server. It is started again when needed."""
+    _server.stop()
 
 
-def opened(
-    shares: Iterable[Sequence[pathlib.Path]], crop: Crop, *, photographs: bool, ahead: int, count: int
-) -> Generator[list[Opened], None, None]:
-    """What is made of each share, in their order, by `count` workers; at most `ahead` shares, or two for each
-    worker, before they are asked for. Ends early if there are no workers: what is left is left to the caller.
+def read_chunks(
+    chunks: Iterable[Sequence[pathlib.Path]], crop: Crop, *, keep_jpeg: bool, ahead: int, count: int
+) -> Generator[list[ReadResult], None, None]:
+    """Yield the results of each chunk in order, read by `count` workers.
+
+    At most `ahead` chunks, or two per worker if that is more, are in flight. Ends early if no workers can be started;
+    the remaining chunks are then the caller's to read.
     """
     if not all(
         str(getattr(opener, "__module__", "")).startswith("PIL.") for opener, _ in Image.OPEN.values()
     ):
-        logger.debug("files are read by threads: workers do not know formats that Pillow was told of here")
+        logger.debug("reading files in threads: workers lack the Pillow plugins registered in this process")
         return
-    job = Job(crop, photographs, Image.MAX_IMAGE_PIXELS, bool(ImageFile.LOAD_TRUNCATED_IMAGES))
-    running = _Running(job, iter(shares), max(ahead, _QUEUE * count))
+    settings = DecodeSettings(crop, keep_jpeg, Image.MAX_IMAGE_PIXELS, bool(ImageFile.LOAD_TRUNCATED_IMAGES))
+    job = _DecodeJob(settings, iter(chunks), max(ahead, _IN_FLIGHT * count))
     try:
-        running.start(count)
-        yield from running.made()
+        job.start(count)
+        yield from job.results()
     finally:
-        running.close()
+        job.close()
 
 
 @dataclass(eq=False)
-class _Share:
-    """Files, and what has been made of the first of them."""
+class _Chunk:
+    """Files, and the results for the first `len(results)` of them."""
 
     files: Sequence[pathlib.Path]
-    made: list[Opened] = field(default_factory=list)
+    results: list[ReadResult] = field(default_factory=list)
     size: int = 0
-    """Bytes of the rooms that it is in."""
-    singly: bool = False
-    """A worker has died over it: from there on file by file."""
+    """Bytes of the shared buffers that hold the results."""
+    one_by_one: bool = False
+    """Set once a worker has crashed on this chunk, to find the file that crashes it."""
 
     @property
-    def left(self) -> Sequence[pathlib.Path]:
-        return self.files[len(self.made) :]
+    def remaining(self) -> Sequence[pathlib.Path]:
+        return self.files[len(self.results) :]
 
     @property
     def next_files(self) -> Sequence[pathlib.Path]:
-        return self.left[:1] if self.singly else self.left
+        return self.remaining[:1] if self.one_by_one else self.remaining
 
 
 class _Worker:
-    """The connection to a worker, what it is at, and the rooms that it may write to again."""
+    """Parent side of a connection to a worker."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
         self.process: int | None = None
-        """The number of its process, when it has said that it is there."""
-        self.shares: deque[tuple[_Share, _Room | None]] = deque()
-        """Each with the room that it goes to, if that is known here."""
-        self.free: deque[_Room] = deque()
-        self.rooms = 0
+        """Process id, known once the worker has announced itself."""
+        self.in_flight: deque[tuple[_Chunk, _MappedBuffer | None]] = deque()
+        """Chunks with the buffer each is written to, None if that buffer is not mapped yet."""
+        self.free: deque[_MappedBuffer] = deque()
+        self.buffers = 0
 
-    def give(self, share: _Share) -> None:
-        room = self.free.popleft() if self.free else None
-        number = self.rooms if room is None else room.number
-        self.rooms += room is None
-        self.shares.append((share, room))
-        task = pickle.dumps((number, [*map(os.fsencode, share.next_files)]))
-        with suppress(ConnectionError):  # one that is gone is noticed when it is listened to
+    def send(self, chunk: _Chunk) -> None:
+        buffer = self.free.popleft() if self.free else None
+        number = self.buffers if buffer is None else buffer.number
+        self.buffers += buffer is None
+        self.in_flight.append((chunk, buffer))
+        task = pickle.dumps((number, [*map(os.fsencode, chunk.next_files)]))
+        with suppress(ConnectionError):  # a dead worker is handled when its replies are polled
             self.connection.sendall(task)
 
 
-class _Room:
-    """Memory that a worker writes to, seen from here."""
+class _MappedBuffer:
+    """A worker's shared buffer, mapped into this process."""
 
     def __init__(self, number: int, descriptor: int, size: int) -> None:
         self.number, self.size = number, size
-        self.address = _system.mmap(
+        self.address = _libc.mmap(
             None, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, descriptor, 0
         )
-        if self.address == _FAILED:
-            raise OSError(ctypes.get_errno(), "what a worker has made cannot be seen from here")
-        weakref.finalize(self, _system.munmap, self.address, size).atexit = False
+        if self.address == _MAP_FAILED:
+            raise OSError(ctypes.get_errno(), f"cannot map {size:,} bytes shared by a decode worker")
+        weakref.finalize(self, _libc.munmap, self.address, size).atexit = False
 
 
-class _Use:
-    """What a worker has answered with, until the last that was made of it is gone: then its room is free."""
+class _BufferLease:
+    """Array exporter over one reply. Its buffer becomes free when the last array viewing it is collected."""
 
-    def __init__(self, room: _Room, worker: _Worker) -> None:
-        self._room = room
-        self._free = worker.free if room.size <= KEPT else deque[_Room]()
+    def __init__(self, buffer: _MappedBuffer, worker: _Worker) -> None:
+        self._buffer = buffer
+        self._free = worker.free if buffer.size <= MAX_REUSED_BYTES else deque[_MappedBuffer]()
         self.__array_interface__ = {
-            "version": 3, "typestr": "|u1", "shape": (room.size,), "data": (room.address, False),
+            "version": 3, "typestr": "|u1", "shape": (buffer.size,), "data": (buffer.address, False),
         }  # fmt: skip
 
     def __del__(self) -> None:
-        self._free.append(self._room)
+        self._free.append(self._buffer)
 
 
-class _Running:
-    """A job: its workers, and its shares from when they are begun until they are asked for."""
+class _DecodeJob:
+    """The workers of one job, and its chunks from when they are started until they are consumed."""
 
-    def __init__(self, job: Job, shares: Iterator[Sequence[pathlib.Path]], ahead: int) -> None:
-        self._job, self._shares, self._ahead = job, shares, ahead
+    def __init__(
+        self, settings: DecodeSettings, chunks: Iterator[Sequence[pathlib.Path]], ahead: int
+    ) -> None:
+        self._settings, self._chunks, self._ahead = settings, chunks, ahead
         self.workers: dict[int, _Worker] = {}
-        self._answers = select.poll()
-        self._waiting: deque[_Share] = deque()
-        """In the order in which they are asked for."""
-        self._to_do: deque[_Share] = deque()
-        """What no worker has of them."""
+        self._replies = select.poll()
+        self._pending: deque[_Chunk] = deque()
+        """Chunks not yet consumed, in order."""
+        self._unassigned: deque[_Chunk] = deque()
+        """Pending chunks that no worker has."""
         self._held = 0
         _jobs.add(self)
 
     def start(self, count: int) -> None:
-        """Asks for so many workers. They are there when they have said so."""
+        """Request `count` workers. Each is used once it has announced itself."""
         try:
             folder = os.open(os.curdir, os.O_PATH | os.O_CLOEXEC)
             try:
-                with _first.exclusive():
-                    process = _first.ensure_running()
+                with _server.exclusive():
+                    process = _server.ensure_running()
                     assert process.stdin
-                    with socket.socket(fileno=os.dup(process.stdin.fileno())) as asked:
+                    with socket.socket(fileno=os.dup(process.stdin.fileno())) as requests:
                         for _ in range(count):
-                            self._ask(asked, folder)
+                            self._request_worker(requests, folder)
             finally:
                 os.close(folder)
         except OSError as error:
-            logger.debug("no process can be started that reads files: %s", error)
+            logger.debug("cannot start a decode worker: %s", error)
 
-    def _ask(self, asked: socket.socket, folder: int) -> None:
+    def _request_worker(self, requests: socket.socket, folder: int) -> None:
         ours, theirs = socket.socketpair()
         self.workers[ours.fileno()] = _Worker(ours)
-        self._answers.register(ours, select.POLLIN)
+        self._replies.register(ours, select.POLLIN)
         with theirs:
-            ours.sendall(pickle.dumps(self._job))
-            socket.send_fds(asked, [b"\0"], [theirs.fileno(), folder])
+            ours.sendall(pickle.dumps(self._settings))
+            socket.send_fds(requests, [b"\0"], [theirs.fileno(), folder])
 
     def close(self) -> None:
-        """Workers end, each when it is done with the file that it is at."""
+        """Disconnect the workers. Each exits after the file it is reading."""
         for worker in self.workers.values():
             worker.connection.close()
         self.workers.clear()
-        self._waiting.clear()
-        self._to_do.clear()
+        self._pending.clear()
+        self._unassigned.clear()
 
-    def made(self) -> Generator[list[Opened], None, None]:
+    def results(self) -> Generator[list[ReadResult], None, None]:
         while self.workers:
-            self._begin_more()
-            if not self._waiting:
+            self._assign()
+            if not self._pending:
                 return
-            is_there = not self._waiting[0].left
-            self._hear(0 if is_there else POLL_SECONDS)
-            if is_there:
-                share = self._waiting.popleft()
-                self._held -= share.size
-                yield share.made
-        logger.debug("files are read by threads: there are no processes left that would read them")
+            is_ready = not self._pending[0].remaining
+            self._poll(0 if is_ready else POLL_SECONDS)
+            if is_ready:
+                chunk = self._pending.popleft()
+                self._held -= chunk.size
+                yield chunk.results
+        logger.debug("reading files in threads: no decode worker is left")
 
-    def _begin_more(self) -> None:
-        while len(self._waiting) < self._ahead:
-            files = next(self._shares, None)
+    def _assign(self) -> None:
+        """Send unassigned chunks to the least busy workers."""
+        while len(self._pending) < self._ahead:
+            files = next(self._chunks, None)
             if files is None:
                 break
-            share = _Share(files)
-            self._waiting.append(share)
-            self._to_do.append(share)
+            chunk = _Chunk(files)
+            self._pending.append(chunk)
+            self._unassigned.append(chunk)
         ready = [worker for worker in self.workers.values() if worker.process is not None]
-        while self._to_do and ready:
-            worker = min(ready, key=lambda each: len(each.shares))
-            share = self._to_do[0] if self._held < _HELD else self._waiting[0]
-            if len(worker.shares) >= _QUEUE or share not in self._to_do:
+        while self._unassigned and ready:
+            worker = min(ready, key=lambda each: len(each.in_flight))
+            chunk = self._unassigned[0] if self._held < _MAX_HELD_BYTES else self._pending[0]
+            if len(worker.in_flight) >= _IN_FLIGHT or chunk not in self._unassigned:
                 return
-            self._to_do.remove(share)
-            worker.give(share)
+            self._unassigned.remove(chunk)
+            worker.send(chunk)
 
-    def _hear(self, seconds: float) -> None:
-        for descriptor, _ in self._answers.poll(seconds * 1000):
+    def _poll(self, seconds: float) -> None:
+        for descriptor, _ in self._replies.poll(seconds * 1000):
             worker = self.workers[descriptor]
             try:
-                said, descriptors, _, _ = socket.recv_fds(worker.connection, ANSWER.size, 1)
+                reply, descriptors, _, _ = socket.recv_fds(worker.connection, REPLY.size, 1)
             except ConnectionError:
-                said, descriptors = b"", []
+                reply, descriptors = b"", []
             try:
-                if not said:
-                    self._lose(descriptor)
+                if not reply:
+                    self._replace(descriptor)
                 elif worker.process is None:
-                    worker.process = ANSWER.unpack(said)[0]
+                    worker.process = REPLY.unpack(reply)[0]
                 else:
-                    self._take(worker, said, descriptors)
+                    self._receive(worker, reply, descriptors)
             finally:
                 for each in descriptors:
                     os.close(each)
 
-    def _take(self, worker: _Worker, said: bytes, descriptors: Sequence[int]) -> None:
-        number, size, end, rows = ANSWER.unpack(said)
-        share, room = worker.shares.popleft()
+    def _receive(self, worker: _Worker, reply: bytes, descriptors: Sequence[int]) -> None:
+        number, size, end, rows = REPLY.unpack(reply)
+        chunk, buffer = worker.in_flight.popleft()
         if descriptors:
-            room = _Room(number, descriptors[0], size)
-        assert room is not None
-        seen = np.asarray(_Use(room, worker))
-        made = ROW.iter_unpack(seen[end : end + rows * ROW.size].data)
-        for file, (kind, begin, length, width, height) in zip(share.left, made, strict=False):
-            part = seen[begin : begin + length]
-            if kind == PHOTOGRAPH:
-                share.made.append(Photograph(file, part, width, height))
-            elif kind == PICTURE:
-                share.made.append(Picture(file, part.reshape(height, width, 3)))
+            buffer = _MappedBuffer(number, descriptors[0], size)
+        assert buffer is not None
+        contents = np.asarray(_BufferLease(buffer, worker))
+        table = ROW.iter_unpack(contents[end : end + rows * ROW.size].data)
+        for file, (kind, begin, length, width, height) in zip(chunk.remaining, table, strict=False):
+            part = contents[begin : begin + length]
+            if kind == KIND_JPEG:
+                chunk.results.append(JpegBytes(file, part, width, height))
+            elif kind == KIND_DECODED:
+                chunk.results.append(DecodedImage(file, part.reshape(height, width, 3)))
             else:
-                share.made.append(Unreadable(file, part.tobytes().decode(errors="surrogatepass")))
-        share.size += size
+                chunk.results.append(Unreadable(file, part.tobytes().decode(errors="surrogatepass")))
+        chunk.size += size
         self._held += size
-        if share.left:
-            self._to_do.appendleft(share)
+        if chunk.remaining:
+            self._unassigned.appendleft(chunk)
 
-    def _lose(self, descriptor: int) -> None:
-        """A worker has died: its shares are for others, and the one that it was at is done file by file."""
+    def _replace(self, descriptor: int) -> None:
+        """Reassign the chunks of a crashed worker, the one it was reading file by file, and start another worker."""
         worker = self.workers.pop(descriptor)
-        self._answers.unregister(descriptor)
+        self._replies.unregister(descriptor)
         worker.connection.close()
-        if worker.process is None:  # where one cannot be started, another cannot either
+        if worker.process is None:  # it never started, so another would not either
             return
-        lost = [share for share, _ in worker.shares]
+        lost = [chunk for chunk, _ in worker.in_flight]
         if lost:
             first = lost[0]
-            logger.debug("a process died over %s", first.next_files)
-            if first.singly:
-                first.made.append(Unreadable(first.left[0], DIED))
-            first.singly = True
-        self._to_do.extendleft(share for share in reversed(lost) if share.left)
+            logger.debug("a decode worker crashed while reading %s", first.next_files)
+            if first.one_by_one:
+                first.results.append(Unreadable(first.remaining[0], DIED))
+            first.one_by_one = True
+        self._unassigned.extendleft(chunk for chunk in reversed(lost) if chunk.remaining)
         self.start(1)
 
 
-def _leave_to_the_parent() -> None:
-    """In a process that was forked: workers are not to wait for its end, too."""
-    for running in tuple(_jobs):
-        running.close()
+def _close_after_fork() -> None:
+    """Close the inherited connections in a forked child, so that workers need not wait for it to exit too."""
+    for job in tuple(_jobs):
+        job.close()
 
 
-os.register_at_fork(after_in_child=_leave_to_the_parent)
+os.register_at_fork(after_in_child=_close_after_fork)

@@ -1,4 +1,4 @@
-"""Images through classifiers on many machines, by Ray: Ray Data for what is stored, Ray Serve for what comes in."""
+"""Classify images on many machines with Ray: Ray Data for stored images, Ray Serve for requests."""
 
 from escalade.errors import MissingError
 
@@ -6,7 +6,7 @@ try:
     import ray.data  # noqa: F401
 except ImportError as error:
     raise MissingError(
-        f"Ray is needed to classify on many machines, and is not here ({error}): pip install 'escalade[ray]'"
+        f"classifying on many machines needs Ray, which cannot be imported ({error}): pip install 'escalade[ray]'"
     ) from error
 
 from escalade_apps.ray.jobs import Job, Part

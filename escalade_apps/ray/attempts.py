@@ -1,9 +1,8 @@
-"""How often a shard was begun, and over what its workers ended: so that an image which ends a process is found.
+"""Track crashes per shard, to isolate an image that crashes its worker.
 
-A worker notes what it is about to do in a file beside those that are being written, and takes the note away when the
-shard is done. Whoever gets the shard again finds the note of one that was killed. What was under way then is done in
-smaller pieces: a batch at a time, then an image at a time; and an image over which a process has ended by itself
-`MOST_ENDS` times is told of as unreadable.
+A worker writes a note of the range of images it is about to process, and deletes it when the shard is done. A worker
+that gets the shard after a crash finds the note and splits the crashed range: into batches, then into single images. A
+single image that crashed `MAX_CRASHES` workers is reported as unreadable.
 """
 
 from __future__ import annotations
@@ -18,71 +17,71 @@ from escalade import parsing
 from escalade.errors import LaunchError, UnsupportedError
 from escalade_apps.ray.storage import Folder
 
-MOST_ENDS = 2
-"""Processes that may end over one image by itself, or over making the network, before it is given up."""
+MAX_CRASHES = 2
+"""Worker crashes on a single image, or while loading the network, before giving up."""
 
 Range = tuple[int, int]
-"""Images of a shard, from the first to before the last."""
-_MAKING: Range = (0, 0)
-"""What is under way while a worker makes its engine."""
+"""Half-open range of images in a shard."""
+_LOADING: Range = (0, 0)
+"""Noted while a worker loads its engine."""
 
 
 @dataclass
 class Attempts:
-    """What is known of a shard of so many images, which go through the network `batch` at a time."""
+    """Crash history of a shard of `images` images."""
 
     folder: Folder
     name: str
     images: int
     batch: int
-    ended: list[Range]
-    """What was under way whenever a process has ended."""
+    crashed: list[Range]
+    """Range in flight at each crash."""
 
     @classmethod
     def of(cls, folder: Folder, name: str, images: int, batch: int) -> Attempts:
-        """What the note of a shard says, if there is one."""
-        return cls(folder, name, images, batch, _noted(folder.unfinished(name)))
+        """Read the note of a shard, if there is one."""
+        return cls(folder, name, images, batch, _parse_note(folder.unfinished(name)))
 
-    def make(self) -> None:
-        """Notes that a network is made, or refuses to make it once more."""
-        if self.ended.count(_MAKING) > MOST_ENDS:
+    def load(self) -> None:
+        """Note that a network is being loaded. Raises LaunchError if that crashed too often."""
+        if self.crashed.count(_LOADING) > MAX_CRASHES:
             raise LaunchError(
-                f"the process of a worker has ended {self.ended.count(_MAKING)} times while it was making the network"
+                f"a worker crashed {self.crashed.count(_LOADING)} times while loading the network"
             )
-        self._note(_MAKING)
+        self._note(_LOADING)
 
-    def pieces(self) -> Iterator[tuple[Range, bool]]:
-        """What the shard is done in, each with whether it is given up; it is noted before it is begun."""
-        for piece in self._split((0, self.images)):
-            is_given_up = self.ended.count(piece) >= MOST_ENDS and piece[1] - piece[0] == 1
-            if not is_given_up:
-                self._note(piece)
-            yield piece, is_given_up
+    def ranges(self) -> Iterator[tuple[Range, bool]]:
+        """Yield each range, and whether to skip it. A range that is not skipped is noted first."""
+        for part in self._split((0, self.images)):
+            skip = self.crashed.count(part) >= MAX_CRASHES and part[1] - part[0] == 1
+            if not skip:
+                self._note(part)
+            yield part, skip
 
     def __enter__(self) -> Attempts:
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
-        """Takes the note away: whatever has happened, the process has not ended."""
+        """Delete the note: an exception is not a crash."""
         with nullcontext() if kind is None else suppress(UnsupportedError):
             self.folder.forget(self.name)
 
-    def _split(self, piece: Range) -> Iterator[Range]:
-        """A range over which no process has ended, or what is left of it in smaller ones."""
-        first, last = piece
-        if last - first <= 1 or not any(first <= start < end <= last for start, end in self.ended):
-            yield piece
+    def _split(self, part: Range) -> Iterator[Range]:
+        """Yield the range if no worker crashed inside it, else split it further."""
+        first, last = part
+        if last - first <= 1 or not any(first <= start < end <= last for start, end in self.crashed):
+            yield part
             return
         step = self.batch if last - first > self.batch else 1
         for start in range(first, last, step):
             yield from self._split((start, min(start + step, last)))
 
-    def _note(self, piece: Range) -> None:
-        self.folder.note(self.name, json.dumps([*self.ended, piece]).encode())
+    def _note(self, part: Range) -> None:
+        self.folder.note(self.name, json.dumps([*self.crashed, part]).encode())
 
 
-def _noted(note: bytes | None) -> list[Range]:
-    """The ranges of a note; what was written to it while the process ended may be no note."""
+def _parse_note(note: bytes | None) -> list[Range]:
+    """Parse the ranges of a note. A note that was cut off by a crash counts as empty."""
     try:
         found: Any = [] if note is None else parsing.parse(note)
         return [(int(first), int(last)) for first, last in found]

@@ -1,4 +1,4 @@
-"""This process as a driver of a cluster of Ray's."""
+"""Connect this process to a Ray cluster."""
 
 from __future__ import annotations
 
@@ -13,38 +13,38 @@ from escalade.errors import UnsupportedError
 from escalade.terminal_text import printable
 
 _LOCAL = "local"
-"""The address of a cluster that is this machine, and ends with this process."""
-_PATIENCE = 5.0
-"""Seconds that a machine has to answer. Ray itself tries for more than a minute."""
+"""Ray's address for a new cluster on this machine that ends with this process."""
+_CONNECT_SECONDS = 5.0
+"""Timeout for a TCP connection. Ray itself would retry for more than a minute."""
 
 
 @contextlib.contextmanager
 def connected(address: str) -> Iterator[None]:
-    """Inside, this process is a driver of the cluster at an address, unless it is one of some cluster already."""
+    """Connect to the cluster at an address, unless this process is already connected to one."""
     if ray.is_initialized():
         yield
         return
-    told = logging.getLogger("ray.data")  # of how it runs what; a command has words and a bar of its own
-    before = told.level
+    logger = logging.getLogger("ray.data")  # its execution plans would garble our progress bar
+    level = logger.level
     options = {"include_dashboard": False} if address == _LOCAL else {}
     try:
-        _knock(address)
+        _check_listening(address)
         ray.init(address, log_to_driver=False, logging_level=logging.ERROR, **options)
     except (OSError, ValueError, RuntimeError) as error:
         raise UnsupportedError(
-            f"there is no Ray at {printable(address)} ({printable(error)}); --ray takes HOST:PORT of a cluster's head, "
+            f"no Ray at {printable(address)} ({printable(error)}); pass the HOST:PORT of the cluster's head node, "
             "auto on one of its machines, or local"
         ) from error
     try:
-        told.setLevel(logging.ERROR)
+        logger.setLevel(logging.ERROR)
         yield
     finally:
-        told.setLevel(before)
+        logger.setLevel(level)
         ray.shutdown()
 
 
-def _knock(address: str) -> None:
-    """Sees whether anybody listens at HOST:PORT; other addresses are Ray's to find."""
+def _check_listening(address: str) -> None:
+    """Open and close a connection to HOST:PORT. Other addresses are left to Ray."""
     host, colon, port = address.rpartition(":")
     if colon and port.isdecimal() and "/" not in host:
-        socket.create_connection((host, int(port)), _PATIENCE).close()
+        socket.create_connection((host, int(port)), _CONNECT_SECONDS).close()

@@ -1,10 +1,9 @@
-"""Many images through engines on many machines, shard by shard, so that what was interrupted goes on where it was.
+"""Classify images on many machines in shards, so that an interrupted job can be resumed.
 
-The list of images is cut into shards of one size. A shard's results are one file, which is moved to its place when it
-is whole, and whose name is the shard's number. So a worker that is killed leaves nothing, or all, of a shard; Ray
-starts another and gives it the shard again, as often as it takes: an image that ends every process is told of as
-unreadable (`attempts`). A driver that is killed is started again: the shards whose files are there
-are done.
+The list of images is split into shards of one size. The results of a shard are one file, named after its number and
+moved into place when complete, so a killed worker leaves either all of a shard or nothing. Ray restarts workers and
+retries their shards without limit; an image that crashes every worker is reported as unreadable (`attempts`). To resume
+after the driver was killed, start the same job again: shards whose files exist are done.
 """
 
 from __future__ import annotations
@@ -28,43 +27,42 @@ import ray.exceptions
 from escalade import parsing
 from escalade.errors import EscaladeError, LaunchError, UnsupportedError
 from escalade.terminal_text import printable
-from escalade_apps.ray.attempts import MOST_ENDS, Attempts
+from escalade_apps.ray.attempts import MAX_CRASHES, Attempts
 from escalade_apps.ray.prediction import Network, Predictor, require_counts
 from escalade_apps.ray.storage import Folder, find
 
 MANIFEST = "_escalade.json"
-"""What a folder's results are of; readers of Parquet pass over names that begin so."""
+"""Describes the job. Parquet readers skip names that start with an underscore."""
 FORMATS: Mapping[str, Callable[[pa.Table, pa.BufferOutputStream], None]] = {
     "parquet": pa.parquet.write_table,
     "csv": pa.csv.write_csv,
 }
-"""The kinds of files that results are written to, and what writes them."""
+"""Writer of each file format."""
 _ENDS = {"parquet": b"PAR1", "csv": b"\n"}
-"""How a whole file of each kind ends."""
-_ENDED = f"the process that was to read it has ended {MOST_ENDS} times over it, and no other is tried"
+"""Last bytes of a complete file of each format."""
+_CRASHED = f"{MAX_CRASHES} worker processes crashed while reading it"
 _READERS = 32
-"""Files whose ends are read at a time: of a store each takes as long as its answer."""
+"""Files read concurrently, to hide the latency of an object store."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """A shard whose results are written: how many images it has, and how many of these could not be read."""
+    """Finished shard, with its number of images and how many of them could not be read."""
 
     shard: int
     images: int
     unreadable: int
 
 
-class Writer:
-    """A predictor in a worker, which writes the results of each shard to a file of its own.
+class ShardWriter:
+    """Worker actor that classifies shards and writes one result file per shard.
 
-    What Escalade refuses there comes back as a sentence among the results: of an exception Ray gives the driver no more
-    than a traceback as text.
+    Returns the message of an EscaladeError as a value, because Ray turns an exception into the text of a traceback.
     """
 
-    def __init__(self, predictor: _Making, output: str, form: str) -> None:
-        self._make, self._folder, self._form = predictor, Folder(output), form
-        self._batch = predictor.batch
+    def __init__(self, factory: _PredictorFactory, output: str, form: str) -> None:
+        self._factory, self._folder, self._form = factory, Folder(output), form
+        self._batch = factory.batch
         self._predictor: Predictor | None = None
 
     def __call__(self, rows: Mapping[str, np.ndarray]) -> dict[str, list[Any]]:
@@ -79,12 +77,12 @@ class Writer:
         }  # fmt: skip
 
     def _write(self, shard: int, rows: Mapping[str, np.ndarray]) -> int:
-        """How many images could not be read."""
-        name = _file(shard, self._form)
+        """Write the results of a shard. Return the number of images that could not be read."""
+        name = _file_name(shard, self._form)
         with Attempts.of(self._folder, name, len(rows["shard"]), self._batch) as attempts:
             if self._predictor is None:
-                attempts.make()
-                self._predictor = self._make()
+                attempts.load()
+                self._predictor = self._factory()
             table = pa.concat_tables(self._tables(self._predictor, rows, attempts))
             written = pa.BufferOutputStream()
             FORMATS[self._form](table, written)
@@ -95,13 +93,13 @@ class Writer:
     def _tables(
         predictor: Predictor, rows: Mapping[str, np.ndarray], attempts: Attempts
     ) -> Iterator[pa.Table]:
-        for (first, last), is_given_up in attempts.pieces():
-            piece = {name: column[first:last] for name, column in rows.items()}
-            yield predictor.given_up(piece, _ENDED) if is_given_up else predictor(piece)
+        for (first, last), skip in attempts.ranges():
+            part = {name: column[first:last] for name, column in rows.items()}
+            yield predictor.skip(part, _CRASHED) if skip else predictor(part)
 
 
 class Job:
-    """Images, the network that they go through, and the folder of the results: what is done of it, and the rest."""
+    """Images to classify with a network, and the folder of the results."""
 
     def __init__(
         self,
@@ -117,13 +115,14 @@ class Job:
         form: str = "parquet",
         predictor: type[Predictor] = Predictor,
     ) -> None:
-        """Finds the images that paths and URIs stand for, and what is left of them to do.
+        """Find the images and the shards that are not done yet.
 
-        `workers` engines run at a time, each on a GPU of its own where `device` is "cuda"; without them as many as the
-        cluster has GPUs, or CPUs where it has no GPU. The folder may hold results of the same job, interrupted.
+        `names` are paths and URIs of images or folders. `workers` engines run at a time, each on its own GPU if
+        `device` is "cuda"; the default is one per GPU of the cluster, or one per CPU without GPUs. `output` may hold
+        results of the same job, interrupted.
         """
         if form not in FORMATS:
-            raise UnsupportedError(f"results are written as {' or '.join(FORMATS)}, not {form!r}")
+            raise UnsupportedError(f"form={form!r}: results are written as {' or '.join(FORMATS)}")
         require_counts(batch=batch, top=top, shard=shard, workers=1 if workers is None else workers)
         found, self.closed = find(names)
         self.images = len(found)
@@ -131,21 +130,21 @@ class Job:
         self._folder, self._form = Folder(output), form
         self._folder.make()
         self._folder.clean(notes=False)
-        self._agree(network, found, top, shard)
-        done = self._done()
+        self._check_manifest(network, found, top, shard)
+        done = self._finished()
         self.left = [number for number in range(len(self._shards)) if number not in done]
-        self._make = _Making(predictor, network, device, batch, top)
+        self._factory = _PredictorFactory(predictor, network, device, batch, top)
         self._workers, self._device = workers, device
 
     @property
     def images_left(self) -> int:
-        """The images whose results are not there yet."""
+        """Number of images without results."""
         return sum(len(self._shards[number]) for number in self.left)
 
     def run(self) -> Iterator[Part]:
-        """Does what is left, and gives each shard when its file is there, in the order in which they are done.
+        """Process the remaining shards and yield each when its file is written, in completion order.
 
-        What workers that were killed have left is gone when it has ended.
+        Deletes files left over by killed workers at the end.
         """
         if not self.left:
             self._folder.clean(notes=True)
@@ -156,52 +155,51 @@ class Job:
         context.enable_progress_bars = context.print_on_execution_start = False
         with ray.data.DataContext.current(context):
             parts = ray.data.from_blocks([self._rows(number) for number in self.left]).map_batches(
-                Writer,
-                fn_constructor_args=(self._make, self._folder.name, self._form),
+                ShardWriter,
+                fn_constructor_args=(self._factory, self._folder.name, self._form),
                 batch_size=None,
                 compute=ray.data.ActorPoolStrategy(size=min(size, len(self.left))),
                 num_cpus=1,
                 num_gpus=1 if gpus else 0,
             )
             try:
-                # With what would be prefetched, a shard was told of when the next one is done.
+                # Prefetching would delay the report of a shard until the next one is done.
                 for done in parts.iter_batches(batch_size=None, prefetch_batches=0):
-                    yield from _told(done)
+                    yield from _finished_parts(done)
                 self._folder.clean(notes=True)
-            except ray.exceptions.RayTaskError:  # which has the worker's own traceback
+            except ray.exceptions.RayTaskError:  # has the worker's own traceback
                 raise
             except ray.exceptions.RayError as error:
-                said = str(error).strip().splitlines() or [type(error).__name__]
+                lines = str(error).strip().splitlines() or [type(error).__name__]
                 raise LaunchError(
-                    f"Ray did not get to the end: {printable(said[0])}. What is done is kept, and the same again goes "
-                    "on from there"
+                    f"Ray failed: {printable(lines[0])}. Finished shards are kept; run the same job again to continue"
                 ) from error
 
     def _gpus(self) -> float:
-        """The cluster's GPUs that may be used."""
+        """Return the number of GPUs to use."""
         found = float(ray.cluster_resources().get("GPU", 0))
         if self._device == "cuda" and not found:
             raise UnsupportedError(
-                "device cuda needs a cluster with GPUs, and this one has none; cpu runs PyTorch's operators instead"
+                "device cuda needs a cluster with GPUs, and this one has none; use cpu to run PyTorch's operators"
             )
         return found if self._device in (None, "cuda") else 0
 
     def _rows(self, number: int) -> pa.Table:
-        """A shard as Ray Data takes it; paths as bytes, since they need not be UTF-8."""
+        """Return a shard as a table for Ray Data. Paths are bytes, because they need not be UTF-8."""
         paths = [os.fsencode(path) for path in self._shards[number]]
         return pa.table({"path": paths, "shard": [number] * len(paths)})
 
-    def _done(self) -> set[int]:
-        """The shards whose results are there, whole: what a machine that lost its power has left of one is not."""
-        named = {_file(number, self._form): number for number in range(len(self._shards))}
-        there = sorted(self._folder.names() & named.keys())
+    def _finished(self) -> set[int]:
+        """Return the shards with complete result files. A power failure can leave an incomplete one."""
+        named = {_file_name(number, self._form): number for number in range(len(self._shards))}
+        existing = sorted(self._folder.names() & named.keys())
         ending = _ENDS[self._form]
         with ThreadPoolExecutor(_READERS) as readers:
-            ends = readers.map(lambda name: self._folder.end(name, len(ending)), there)
-            return {named[name] for name, end in zip(there, ends, strict=True) if end == ending}
+            ends = readers.map(lambda name: self._folder.end(name, len(ending)), existing)
+            return {named[name] for name, end in zip(existing, ends, strict=True) if end == ending}
 
-    def _agree(self, network: Network, found: Sequence[str], top: int, shard: int) -> None:
-        """Writes what the folder's results are of, and refuses one that has results of something else."""
+    def _check_manifest(self, network: Network, found: Sequence[str], top: int, shard: int) -> None:
+        """Write the manifest. Raises UnsupportedError if the folder has results of another job."""
         asked = {
             "images": len(found), "list": _hash(map(os.fsencode, found)), "shard": shard, "top": top,
             "format": self._form, "sha256": network.sha256, "dtype": network.dtype,
@@ -210,15 +208,14 @@ class Job:
         }  # fmt: skip
         if self._folder.read(MANIFEST) is None and (parts := self._parts()):
             raise UnsupportedError(
-                f"{printable(self._folder.name)} has {printable(parts[0])} and no {MANIFEST} that says what it is of; "
-                "give another folder"
+                f"{printable(self._folder.name)} has {printable(parts[0])} but no {MANIFEST} to identify its job; "
+                "pass another folder"
             )
-        # Of two drivers that begin at once, one is first, and the other is asked whether it agrees.
+        # If two drivers start at once, one writes the manifest and the other is compared with it.
         known = _parsed(self._folder.write_once(MANIFEST, json.dumps(asked, indent=1).encode()))
         if known is None:
             raise UnsupportedError(
-                f"{printable(self._folder.name)} has a {MANIFEST} that does not say what its results are of; give "
-                "another folder"
+                f"{printable(self._folder.name)} has a {MANIFEST} that is not a valid manifest; pass another folder"
             )
         other = [name for name in asked if known.get(name) != asked[name]]
         if other:
@@ -227,8 +224,8 @@ class Job:
                 for name in other
             )
             raise UnsupportedError(
-                f"{printable(self._folder.name)} has results of another job ({differences}); repeat that one to go on, "
-                "or give another folder"
+                f"{printable(self._folder.name)} has results of another job ({differences}); repeat that job to "
+                "continue it, or pass another folder"
             )
 
     def _parts(self) -> list[str]:
@@ -236,8 +233,8 @@ class Job:
 
 
 @dataclass(frozen=True)
-class _Making:
-    """How a worker makes its predictor."""
+class _PredictorFactory:
+    """Creates the predictor of a worker."""
 
     kind: type[Predictor]
     network: Network
@@ -249,7 +246,7 @@ class _Making:
         return self.kind(self.network, device=self.device, batch=self.batch, top=self.top)
 
 
-def _file(shard: int, form: str) -> str:
+def _file_name(shard: int, form: str) -> str:
     return f"part-{shard:08}.{form}"
 
 
@@ -265,8 +262,8 @@ def _parsed(manifest: bytes) -> Mapping[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-def _told(done: Mapping[str, Sequence[Any]]) -> Iterator[Part]:
-    """The shards that a worker tells of; what it could not do is raised here."""
+def _finished_parts(done: Mapping[str, Sequence[Any]]) -> Iterator[Part]:
+    """Yield the shards that a worker has finished. Raises LaunchError if it failed."""
     for shard, images, unreadable, failure in zip(
         *(done[column] for column in ("shard", "images", "unreadable", "failure")), strict=True
     ):

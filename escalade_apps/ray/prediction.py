@@ -1,4 +1,4 @@
-"""A classifier that travels to other machines, and what a worker of Ray Data does with it."""
+"""Serializable classifier, and the predictor that runs it in a Ray Data worker."""
 
 from __future__ import annotations
 
@@ -41,13 +41,12 @@ SCHEMA = pa.schema(
         ("version", pa.string()),
     ]
 )
-"""A row of results: a guess, or an image that could not be read; then what made it."""
+"""One row per guess or unreadable image, with the provenance of the result."""
 
 
 @dataclass(frozen=True)
 class Network:
-    """A classifier as workers get it: the bytes of an engine's file, how images are cut for it, what its classes are
-    called, and what it is made of."""
+    """Serializable classifier: the bytes of an engine file, its crop, class labels and provenance."""
 
     contents: bytes
     crop: Crop
@@ -57,31 +56,34 @@ class Network:
     sha256: str
     dtype: str
     fingerprint: str
-    """A hash of what it computes, the same whenever it is compiled; `sha256` is that of a file, if it is of one."""
+    """Hash of the computation, independent of compilation. `sha256` is the hash of the weights file, if there is
+    one."""
 
     @staticmethod
     def of(
         engine: Engine, crop: Crop, labels: Sequence[str], title: str, weights: str, *, saved: bool = False
     ) -> Network:
-        """An engine of this process. `weights` is the file that it is of, its own if it was `saved`, or whatever else
-        says what it is."""
+        """Serialize an engine.
+
+        `weights` is the path of its weights, or of its engine file if it was `saved`, or any other description.
+        """
         file = pathlib.Path(weights)
-        made_of = file.read_bytes() if file.is_file() else None
-        contents = made_of if saved and made_of is not None else _saved(engine)
-        computed = fingerprint(engine.graph, engine.dtype)
-        digest = computed if made_of is None else hashlib.sha256(made_of).hexdigest()
-        return Network(contents, crop, tuple(labels), title, weights, digest, engine.dtype, computed)
+        original = file.read_bytes() if file.is_file() else None
+        contents = original if saved and original is not None else _serialize(engine)
+        computation = fingerprint(engine.graph, engine.dtype)
+        digest = computation if original is None else hashlib.sha256(original).hexdigest()
+        return Network(contents, crop, tuple(labels), title, weights, digest, engine.dtype, computation)
 
     @staticmethod
     def read(path: str | os.PathLike[str], labels: str | os.PathLike[str] | None = None) -> Network:
-        """An engine that was saved with `normalize`, with the machine code that its file has; `labels` is a file."""
+        """Read an engine file that was compiled with `normalize`, and a file of labels."""
         engine = load(path, device="cpu")
         names = class_labels(classes_of(engine), None if labels is None else pathlib.Path(labels))
         crop = crop_to(side_of(engine.graph.inputs[0].shape))
         return Network.of(engine, crop, names, pathlib.Path(path).name, os.fspath(path), saved=True)
 
     def engine(self, device: str | None) -> Engine:
-        """The engine on a device of this machine: on the GPU if there is one, unless a device is named."""
+        """Load the engine on `device`, by default the GPU if there is one."""
         with tempfile.TemporaryDirectory() as folder:
             path = pathlib.Path(folder, "engine")
             path.write_bytes(self.contents)
@@ -89,10 +91,10 @@ class Network:
 
 
 class Predictor:
-    """One engine, and batches of rows through it: what Ray Data's `map_batches` wants of a class.
+    """Callable class for Ray Data's `map_batches` that classifies rows with one engine.
 
-    A row has a `path`, a local one or a URI. It may have the file's contents, `bytes`, as rows of Ray Data's
-    `read_binary_files(..., include_paths=True)` do, and the number of a `shard`. Results have `SCHEMA`.
+    A row has a `path` (local or URI), and optionally `bytes`, the file's contents, as from Ray Data's
+    `read_binary_files(..., include_paths=True)`, and a `shard` number. Results have the schema `SCHEMA`.
     """
 
     def __init__(self, network: Network, *, device: str | None = None, batch: int = 32, top: int = 5) -> None:
@@ -104,15 +106,15 @@ class Predictor:
             "weights": network.weights,
             "sha256": network.sha256,
             "dtype": network.dtype,
-            "device": _called(self.engine),
+            "device": _device_name(self.engine),
             "version": VERSION,
         }
 
     def __call__(self, rows: Mapping[str, np.ndarray]) -> pa.Table:
         if "path" not in rows:
             raise UnsupportedError(
-                f"the rows have the columns {', '.join(rows)}; a Predictor reads `path`, and `bytes` where they are "
-                "given: read_binary_files(..., include_paths=True) gives both"
+                f"the rows have the columns {', '.join(rows)}; a Predictor needs `path`, and uses `bytes` if present: "
+                "read_binary_files(..., include_paths=True) returns both"
             )
         paths = [os.fsdecode(path) for path in rows["path"]]
         contents = rows["bytes"] if "bytes" in rows else [None] * len(paths)
@@ -139,8 +141,8 @@ class Predictor:
         ]
         return self._table(found)
 
-    def given_up(self, rows: Mapping[str, np.ndarray], reason: str) -> pa.Table:
-        """The results of images that are not to be read, and why."""
+    def skip(self, rows: Mapping[str, np.ndarray], reason: str) -> pa.Table:
+        """Return results that mark all images as unreadable."""
         shards = rows["shard"].tolist() if "shard" in rows else [None] * len(rows["path"])
         return self._table(
             {"file": _text(source(os.fsdecode(path))), "unreadable": reason, "shard": shard}
@@ -151,7 +153,7 @@ class Predictor:
         return pa.Table.from_pylist([{**row, **self.made_by} for row in rows], SCHEMA)
 
     def predict(self, files: Sequence[Source]) -> tuple[list[Prediction], list[Unreadable]]:
-        """The classes of images in their order, and those that could not be read."""
+        """Return predictions in the order of the images, and the images that could not be read."""
         unreadable: list[Unreadable] = []
         found = predict(
             self.engine, files, self.network.crop, self.network.labels,
@@ -160,23 +162,22 @@ class Predictor:
         return list(found), unreadable
 
 
-def require_counts(**given: object) -> None:
-    """Refuses what is no number of something, by its name."""
-    for name, value in given.items():
+def require_counts(**counts: object) -> None:
+    """Raise UnsupportedError unless all arguments are positive integers."""
+    for name, value in counts.items():
         if type(value) is not int or value < 1:
-            raise UnsupportedError(f"{name}={value!r}: it is a whole number, at least 1")
+            raise UnsupportedError(f"{name}={value!r}: must be an integer of at least 1")
 
 
-def _saved(engine: Engine) -> bytes:
-    """What the engine's file would hold."""
+def _serialize(engine: Engine) -> bytes:
+    """Return the contents of the engine's file."""
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder, "engine")
         engine.save(path)
         return path.read_bytes()
 
 
-def _called(engine: Engine) -> str:
-    """What the engine runs on: a GPU by its name."""
+def _device_name(engine: Engine) -> str:
     if engine.on_twin:
         return "twin"
     device = torch.device(engine.device)
@@ -184,5 +185,5 @@ def _called(engine: Engine) -> str:
 
 
 def _text(file: Source) -> str:
-    """A file's name; bytes of it that are no UTF-8 are spelled, since Arrow's texts are UTF-8."""
+    """Return a file's name with bytes that are not UTF-8 escaped, because Arrow strings are UTF-8."""
     return str(file).encode(errors="backslashreplace").decode()

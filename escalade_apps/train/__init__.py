@@ -1,1 +1,1 @@
-"""Training: images from files to the device, epochs of steps, and what is kept of them."""
+"""Train networks: datasets, batches on the device, training steps, checkpoints and logs."""

@@ -1,4 +1,4 @@
-"""The course of a run: lines of JSON, and TensorBoard's files if they are asked for."""
+"""Training logs: JSON lines, and optionally TensorBoard."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ STEP, EVALUATION = "step", "evaluation"
 
 
 class Log(Protocol):
-    """Where what happens is written down."""
+    """Sink for steps and evaluations."""
 
     def write(self, event: str, step: int, **values: Any) -> None: ...
 
-    def keep(self) -> None:
-        """What has been written survives the end of the process, and of the machine."""
+    def flush(self) -> None:
+        """Write buffered events to disk."""
 
     def close(self) -> None: ...
 
 
 def read(path: pathlib.Path) -> list[dict[str, Any]]:
-    """The lines of a log; one that was cut short when the process ended is left out."""
+    """Return the lines of a log, without a last one that was cut off when the process was killed."""
     lines = []
     for text in (files.read(path) or b"").splitlines():
         try:
@@ -38,10 +38,10 @@ def read(path: pathlib.Path) -> list[dict[str, Any]]:
 
 
 class JsonLog:
-    """A line of JSON for each step and each evaluation."""
+    """One line of JSON per step and evaluation."""
 
     def __init__(self, path: pathlib.Path, since: int) -> None:
-        """A run that goes on behind step `since` forgets what an earlier process did after it."""
+        """Open for appending. A run resumed after step `since` drops later lines of the interrupted process."""
         kept = [line for line in read(path) if line["step"] <= since] if since else []
         files.replace(path, "".join(json.dumps(line) + "\n" for line in kept).encode())
         self._file = open(path, "a")  # noqa: SIM115 - closed by `close`
@@ -49,17 +49,17 @@ class JsonLog:
     def write(self, event: str, step: int, **values: Any) -> None:
         self._file.write(json.dumps({"event": event, "step": step, **values}) + "\n")
 
-    def keep(self) -> None:
+    def flush(self) -> None:
         self._file.flush()
         os.fsync(self._file.fileno())
 
     def close(self) -> None:
-        self.keep()
+        self.flush()
         self._file.close()
 
 
 class TensorBoardLog:
-    """Files for TensorBoard, which has to be installed."""
+    """TensorBoard event files. Needs the package tensorboard."""
 
     def __init__(self, folder: pathlib.Path, since: int) -> None:
         try:
@@ -75,7 +75,7 @@ class TensorBoardLog:
             if isinstance(value, float):
                 self._writer.add_scalar(f"{event}/{name}", value, step)
 
-    def keep(self) -> None:
+    def flush(self) -> None:
         self._writer.flush()
 
     def close(self) -> None:

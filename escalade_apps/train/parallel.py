@@ -1,4 +1,4 @@
-"""Several processes that train one model, each on its part of every batch, as torchrun starts them."""
+"""Data-parallel training in processes started by torchrun, each with its share of every batch."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from torch.nn.parallel import DistributedDataParallel
 
 from escalade.errors import EscaladeError, UnsupportedError
 
-_PATIENCE = timedelta(minutes=5)
-"""How long a process waits for the others before it takes them for gone."""
+_TIMEOUT = timedelta(minutes=5)
+"""Collectives that take longer fail: another process is gone."""
 _VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
 class LostError(EscaladeError, RuntimeError):
-    """Another process of the job has ended."""
+    """Another process of the job has exited."""
 
 
 @dataclass(frozen=True)
 class Processes:
-    """Who this process is among those that train together."""
+    """Rank and device of this process, and the number of processes."""
 
     device: torch.device
     rank: int = 0
@@ -34,41 +34,40 @@ class Processes:
 
     @property
     def first(self) -> bool:
-        """The one that speaks and writes for all."""
+        """True for the process that prints and writes files."""
         return self.rank == 0
 
-    def meets_inside(self, model: nn.Module) -> bool:
-        """Whether the processes meet in the midst of a pass through the model."""
+    def communicates_in_forward(self, model: nn.Module) -> bool:
+        """Return True if BatchNorm statistics are exchanged during the forward pass."""
         batch_norm = nn.modules.batchnorm._BatchNorm
         return self.count > 1 and any(isinstance(each, batch_norm) for each in model.modules())
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        """The model with gradients that are the mean of all processes'; BatchNorm sees all their images."""
+        """Wrap the model in DDP, with SyncBatchNorm for BatchNorm."""
         if self.count == 1:
             return model
-        if self.meets_inside(model):
+        if self.communicates_in_forward(model):
             if self.device.type != "cuda":
                 raise UnsupportedError(
-                    "BatchNorm over the images of several processes is PyTorch's SyncBatchNorm, which needs GPUs; "
-                    "train this network on the CPU by one process"
+                    f"BatchNorm in {self.count} processes uses PyTorch's SyncBatchNorm, which needs GPUs; train this "
+                    "network on the CPU in one process"
                 )
             model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
         ids = [self.device] if self.device.type == "cuda" else None
         return DistributedDataParallel(model, device_ids=ids)
 
-    def begin_alike(self, model: nn.Module) -> None:
-        """Gives all processes the parameters and buffers of the first."""
+    def broadcast(self, model: nn.Module) -> None:
+        """Copy the parameters and buffers of the first process to all others."""
         if self.count > 1:
             for tensor in model.state_dict().values():
                 dist.broadcast(tensor, 0)
 
     def average(self, gradients: torch.Tensor) -> None:
-        """Makes of what each process has the mean of them all, in place."""
+        """All-reduce to the mean, in place."""
         dist.all_reduce(gradients)
         gradients /= self.count
 
     def mean(self, value: torch.Tensor) -> torch.Tensor:
-        """The mean of what each process has."""
         return self.total(value) / self.count
 
     def total(self, value: torch.Tensor) -> torch.Tensor:
@@ -78,16 +77,16 @@ class Processes:
         dist.all_reduce(value)
         return value
 
-    def meet(self) -> None:
-        """Waits until all are here."""
+    def barrier(self) -> None:
+        """Wait for all processes."""
         self.total(torch.zeros(1, device=self.device))
 
 
 @contextmanager
 def processes(device: torch.device) -> Iterator[Processes]:
-    """Joins the processes that torchrun has started; without it this process is the only one.
+    """Join the process group of torchrun. Without torchrun this process is the only one.
 
-    A process that is lost ends the others: what they raise then is a sentence.
+    Raises LostError if another process exits or cannot be reached.
     """
     count = int(os.environ.get("WORLD_SIZE", "1"))
     if count == 1:
@@ -95,39 +94,42 @@ def processes(device: torch.device) -> Iterator[Processes]:
         return
     missing = [name for name in _VARIABLES if name not in os.environ]
     if missing:
-        raise UnsupportedError(f"WORLD_SIZE is {count} but {missing[0]} is not set; torchrun sets them all")
+        raise UnsupportedError(
+            f"WORLD_SIZE is {count} but {missing[0]} is not set; start the job with torchrun"
+        )
     rank, local = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
     if device.type == "cuda":
         if local >= torch.cuda.device_count():
             raise UnsupportedError(
-                f"process {local} of this machine has no GPU of its own: there are {torch.cuda.device_count()}; "
-                "start as many with --nproc-per-node, or use --device cpu"
+                f"local rank {local} has no GPU of its own: this machine has {torch.cuda.device_count()}; lower "
+                "--nproc-per-node to that number, or use --device cpu"
             )
         device = torch.device("cuda", local)
         torch.cuda.set_device(device)
     dist.init_process_group(
         "nccl" if device.type == "cuda" else "gloo",
-        timeout=_PATIENCE,
+        timeout=_TIMEOUT,
         device_id=device if device.type == "cuda" else None,
     )
     try:
         yield Processes(device, rank, count)
     except (dist.DistBackendError, dist.DistNetworkError, RuntimeError) as error:
-        if isinstance(error, EscaladeError) or not _is_about_others(error):
+        if isinstance(error, EscaladeError) or not _is_communication_error(error):
             raise
         raise LostError(
-            f"process {rank} of {count} cannot reach the others any more, so the job ends here: one of them has ended "
-            f"or the network has failed ({str(error).splitlines()[0]}). --resume goes on from the last checkpoint"
+            f"process {rank} of {count} lost contact with the others: one of them has exited or the network has failed "
+            f"({str(error).splitlines()[0]}). Resume from the last checkpoint with --resume"
         ) from error
     finally:
         dist.destroy_process_group()
 
 
-_ABOUT_OTHERS = ("gloo", "connection", "nccl", "peer", "timed out", "broken pipe", "socket")
+_COMMUNICATION_WORDS = ("gloo", "connection", "nccl", "peer", "timed out", "broken pipe", "socket")
 
 
-def _is_about_others(error: BaseException) -> bool:
+def _is_communication_error(error: BaseException) -> bool:
+    # gloo raises plain RuntimeErrors, which only their text tells apart.
     text = str(error).lower()
     return isinstance(error, dist.DistBackendError | dist.DistNetworkError) or any(
-        word in text for word in _ABOUT_OTHERS
+        word in text for word in _COMMUNICATION_WORDS
     )

@@ -1,4 +1,4 @@
-"""A run to look at: images beside what the network makes of them, and the loss over the steps."""
+"""Plots of a run: reconstructed images next to the originals, and the loss curve."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from escalade_apps.train.logs import EVALUATION, STEP
 
 COLUMNS = 8
 _GAP = 2
-_ENLARGED = 96
-"""Pixels that a small image is to have at least on either side."""
+_MIN_SIDE = 96
+"""Smaller images are enlarged by a whole factor, to about this many pixels."""
 
 
-def pairs(originals: torch.Tensor, made: torch.Tensor, path: pathlib.Path) -> None:
-    """Writes a PNG of bytes [images, rows, columns, 3]: below each row of originals that of what was made of them."""
+def pairs(originals: torch.Tensor, outputs: torch.Tensor, path: pathlib.Path) -> None:
+    """Write a PNG that alternates rows of originals and rows of outputs, both uint8, [images, rows, columns, 3]."""
     count, rows, columns, _ = originals.shape
     lines = -(-count // COLUMNS)
     high, wide = rows + _GAP, columns + _GAP
@@ -29,7 +29,7 @@ def pairs(originals: torch.Tensor, made: torch.Tensor, path: pathlib.Path) -> No
     )
     for number in range(count):
         line, column = divmod(number, COLUMNS)
-        for below, image in enumerate((originals[number], made[number])):
+        for below, image in enumerate((originals[number], outputs[number])):
             top, left = (2 * line + below) * high, column * wide
             sheet[top : top + rows, left : left + columns] = image.cpu()
     picture = Image.fromarray(sheet.numpy())
@@ -38,14 +38,14 @@ def pairs(originals: torch.Tensor, made: torch.Tensor, path: pathlib.Path) -> No
 
 
 def reduced(path: pathlib.Path, rows: int, columns: int) -> bytes:
-    """The PNG that `pairs` has written of such images, with a pixel for each of theirs."""
+    """Return a PNG written by `pairs` at the images' own resolution."""
     scale = _scale(rows, columns)
     with Image.open(path) as picture:
         return _png(picture, picture.width // scale, picture.height // scale)
 
 
 def _scale(rows: int, columns: int) -> int:
-    return max(1, _ENLARGED // max(rows, columns))
+    return max(1, _MIN_SIDE // max(rows, columns))
 
 
 def _png(picture: Image.Image, width: int, height: int) -> bytes:
@@ -55,7 +55,7 @@ def _png(picture: Image.Image, width: int, height: int) -> bytes:
 
 
 def curve(lines: Sequence[dict[str, Any]], title: str, path: pathlib.Path) -> None:
-    """Writes a PNG of the loss by step, and of the evaluations' by dots."""
+    """Write a PNG of the training loss by step, with evaluations as dots."""
     import matplotlib
 
     matplotlib.use("Agg")

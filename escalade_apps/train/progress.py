@@ -1,4 +1,4 @@
-"""What a run says of its steps, seldom enough that it costs no time: each look at a loss waits for the GPU."""
+"""Report training progress in batches of steps, because reading a loss synchronizes with the GPU."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ import torch
 from escalade.errors import EscaladeError
 from escalade_apps.train import logs
 
-_UNTOLD = 256
-"""Losses that may wait on the device."""
-_SECONDS = 0.2
-"""How long they may wait there."""
+_MAX_PENDING = 256
+"""Losses buffered on the device."""
+_MAX_SECONDS = 0.2
+"""Time until buffered losses are reported."""
 
 
 class DivergedError(EscaladeError, ArithmeticError):
-    """The loss is no number any more."""
+    """The loss is infinite or NaN."""
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a run is."""
+    """Last reported step of a run, of `total`."""
 
     step: int
     total: int
@@ -32,8 +32,8 @@ class Progress:
     images_per_second: float
 
 
-class Teller:
-    """Collects the losses of steps, then logs all of them and tells of the last."""
+class ProgressReporter:
+    """Buffers the losses of steps on the device, then logs all of them and reports the last."""
 
     def __init__(
         self,
@@ -44,35 +44,35 @@ class Teller:
         watch: Callable[[Progress], None],
     ) -> None:
         self._batch, self._total, self._logs, self._watch = batch, total, written, watch
-        self._losses = torch.empty(_UNTOLD, device=device)
-        self._waiting: list[tuple[int, float]] = []
+        self._losses = torch.empty(_MAX_PENDING, device=device)
+        self._pending: list[tuple[int, float]] = []
         self._since = time.perf_counter()
 
-    def restart(self) -> None:
-        """The clock begins anew: what came before was no step."""
+    def restart_clock(self) -> None:
+        """Exclude the time since the last report, which was spent on something other than steps."""
         self._since = time.perf_counter()
 
     def add(self, step: int, loss: torch.Tensor, rate: float) -> None:
-        """A step that was taken, counted from 1, with its learning rate."""
-        self._losses[len(self._waiting)].copy_(loss)
-        self._waiting.append((step, rate))
-        if len(self._waiting) == _UNTOLD or time.perf_counter() - self._since > _SECONDS:
-            self.tell()
+        """Add a finished step, counted from 1, with its learning rate."""
+        self._losses[len(self._pending)].copy_(loss)
+        self._pending.append((step, rate))
+        if len(self._pending) == _MAX_PENDING or time.perf_counter() - self._since > _MAX_SECONDS:
+            self.flush()
 
-    def tell(self) -> None:
-        if not self._waiting:
+    def flush(self) -> None:
+        if not self._pending:
             return
-        losses = self._losses[: len(self._waiting)].tolist()
+        losses = self._losses[: len(self._pending)].tolist()
         now = time.perf_counter()
         speed = self._batch * len(losses) / (now - self._since)
-        for (step, rate), loss in zip(self._waiting, losses, strict=True):
+        for (step, rate), loss in zip(self._pending, losses, strict=True):
             if not math.isfinite(loss):
                 raise DivergedError(
-                    f"the loss is {loss} at step {step:,}: the steps are too large; try a smaller --lr, or --dtype "
-                    "bf16 or fp32. The last checkpoint is from before it"
+                    f"the loss is {loss} at step {step:,}: training diverged; try a smaller --lr, or --dtype bf16 or "
+                    "fp32. The last checkpoint is from before this step"
                 )
             for log in self._logs:
                 log.write(logs.STEP, step, loss=loss, lr=rate)
-        self._watch(Progress(self._waiting[-1][0], self._total, losses[-1], speed))
-        self._waiting.clear()
+        self._watch(Progress(self._pending[-1][0], self._total, losses[-1], speed))
+        self._pending.clear()
         self._since = now

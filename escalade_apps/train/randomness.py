@@ -1,4 +1,4 @@
-"""Random numbers that depend on nothing but a seed and what they are for, so that they can be drawn again."""
+"""Random generators that depend only on a seed and a purpose, so that a resumed run draws the same numbers."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ import torch
 
 
 def generator(seed: int, *purpose: str | int) -> torch.Generator:
-    """A generator on the CPU for one purpose: other seeds and other purposes give other numbers."""
+    """Return an independent CPU generator for each seed and purpose."""
     digest = hashlib.blake2b(repr((seed, *purpose)).encode(), digest_size=8).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest, "little"))

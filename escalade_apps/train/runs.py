@@ -1,4 +1,4 @@
-"""Runs in folders: begun, and gone on with."""
+"""Start or resume a run in a folder."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ def trainer(
     twin: bool = False,
     tensorboard: bool = False,
 ) -> Trainer:
-    """The run in a folder: a new one, or with `resume` the one that is there, at the step that it was kept at.
+    """Return a new run, or with `resume` the one in `folder` at its last checkpoint.
 
-    What is not given is what is usual for the task, or what the run was begun with. One that was ended before it was
-    first kept begins anew.
+    Settings that are not given default to the task's, or to those the run was started with. A run without a checkpoint
+    starts over.
     """
     state = checkpoints.load(folder / CHECKPOINT)
     if state is not None and not resume:
         raise UnsupportedError(
-            f"{printable(folder)} holds a run already; --resume goes on with it, and another --output begins a new one"
+            f"{printable(folder)} already holds a run; continue it with --resume, or pass another --output"
         )
     if state is None:
         settings = tasks.settings(task, given, processes.device)
@@ -41,7 +41,9 @@ def trainer(
         try:
             settings = settings_of(state["settings"])
         except ValueError as error:
-            raise UnsupportedError(f"the settings in {printable(folder / CHECKPOINT)}: it {error}") from error
+            raise UnsupportedError(
+                f"{printable(folder / CHECKPOINT)}: invalid settings: it {error}"
+            ) from error
         settings = settings.resumed({"task": task, **given})
     dataset = data.read(settings.data, side=settings.side, held_out=settings.held_out, seed=settings.seed)
     return Trainer(

@@ -1,4 +1,4 @@
-"""One step of training: forward, loss, backward, optimiser."""
+"""One training step: forward, loss, backward, optimizer."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 _CAST = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
-class Step(Protocol):
-    """What takes a batch and makes the model better by it."""
+class TrainerStep(Protocol):
+    """Trains the model on one batch."""
 
     def __call__(self, images: torch.Tensor, target: torch.Tensor, rate: float) -> torch.Tensor:
-        """Changes the model's parameters at this learning rate; the loss before it, on the device."""
+        """Update the parameters with learning rate `rate`. Return the loss before the update, on the device."""
 
     def state(self) -> dict[str, Any]:
-        """All that the next steps depend on beside the model: moments, loss scale, counts. All steps have it alike."""
+        """Return the state of optimizer and loss scale, in a format that all implementations share."""
 
     def restore(self, state: dict[str, Any]) -> None: ...
 
 
 def optimizer_of(name: str, model: nn.Module, lr: float, weight_decay: float) -> torch.optim.Optimizer:
-    """PyTorch's optimiser of that name: momentum of 0.9 for SGD."""
+    """Return PyTorch's optimizer of that name. SGD gets a momentum of 0.9."""
     parameters = list(model.parameters())
     if name == "sgd":
         return torch.optim.SGD(parameters, lr, momentum=0.9, weight_decay=weight_decay)
@@ -40,8 +40,7 @@ def optimizer_of(name: str, model: nn.Module, lr: float, weight_decay: float) ->
 
 
 class PlannedStep:
-    """A step as one plan: forward, loss, backward and optimiser by Escalade's kernels, one CUDA graph on a GPU, or two
-    where processes meet between them."""
+    """Step that runs as one Escalade plan: one CUDA graph on a GPU, or two with a gradient all-reduce between them."""
 
     def __init__(
         self,
@@ -53,7 +52,7 @@ class PlannedStep:
         twin: bool,
         reduce: Callable[[torch.Tensor], None] | None = None,
     ) -> None:
-        """Several processes `reduce` their gradients to those of all."""
+        """Plan the step. `reduce` averages the gradients of several processes in place."""
         self._optimizer = optimizer
         self._step = training_step(
             model, loss, optimizer, example, dtype=dtype, device="twin" if twin else None, reduce=reduce
@@ -71,11 +70,10 @@ class PlannedStep:
         self._step.load_state_dict(state["scale"])
 
 
-class SharedStep:
-    """A step of one of several processes whose layers see the images of all (BatchNorm): by PyTorch's autograd, in the
-    midst of which they meet, and DDP averages gradients.
+class DistributedStep:
+    """Step by PyTorch's autograd and DDP, for networks whose forward pass communicates (SyncBatchNorm).
 
-    fp16 and bf16 are mixed with fp32 weights, fp16 with a loss scale.
+    fp16 and bf16 use autocast with fp32 weights, fp16 also a loss scale.
     """
 
     def __init__(
@@ -101,16 +99,16 @@ class SharedStep:
         return loss.detach()
 
     def state(self) -> dict[str, Any]:
-        kept = self._scaler.state_dict()
-        scale = {"scale": kept["scale"], "good_steps": float(kept["_growth_tracker"])} if kept else {}
+        saved = self._scaler.state_dict()
+        scale = {"scale": saved["scale"], "good_steps": float(saved["_growth_tracker"])} if saved else {}
         return {"optimizer": self._optimizer.state_dict(), "scale": scale}
 
     def restore(self, state: dict[str, Any]) -> None:
         self._optimizer.load_state_dict(state["optimizer"])
-        if kept := self._scaler.state_dict():
+        if current := self._scaler.state_dict():
             scale = state["scale"]
-            kept |= {"scale": scale["scale"], "_growth_tracker": int(scale["good_steps"])}
-            self._scaler.load_state_dict(kept)
+            current |= {"scale": scale["scale"], "_growth_tracker": int(scale["good_steps"])}
+            self._scaler.load_state_dict(current)
 
 
 def _set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
@@ -120,12 +118,12 @@ def _set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
 
 @contextmanager
 def arithmetic(dtype: str, device: torch.device) -> Iterator[None]:
-    """PyTorch computes in this dtype, and the same numbers every time."""
+    """Run PyTorch in this dtype with deterministic cuDNN algorithms."""
     cudnn: Any = torch.backends.cudnn
     with precision(dtype), torch.autocast(device.type, _CAST.get(dtype), enabled=dtype in _CAST):
         before = cudnn.deterministic
         with FAST_PATHS.allow_flag_changes():
-            cudnn.deterministic, cudnn.benchmark = True, False  # `precision` puts the second back
+            cudnn.deterministic, cudnn.benchmark = True, False  # `precision` restores `benchmark`
         try:
             yield
         finally:

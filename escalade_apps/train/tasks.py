@@ -1,4 +1,4 @@
-"""What can be trained: a network, its loss, and the settings that suit it."""
+"""Training tasks: a network, its loss, and default settings."""
 
 from __future__ import annotations
 
@@ -19,29 +19,28 @@ from escalade_apps.train.data.images import Images
 from escalade_apps.train.settings import Settings
 
 SMALL_IMAGES = 64
-"""Up to so many rows and columns a ResNet gets the stem for CIFAR's images, beyond it ImageNet's."""
+"""Up to this many rows and columns a ResNet gets CIFAR's stem, above it ImageNet's."""
 _IMAGENET = Normalization((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 _PLAIN = Normalization()
 
 
 @dataclass(frozen=True)
 class Task:
-    """A network to train; its loss takes what it gives and what it should have given."""
+    """Network to train. `loss` takes its output and the target."""
 
     name: str
     make: Callable[[Settings, Images], nn.Module]
     load: Callable[[nn.Module, pathlib.Path], None]
     loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
     reconstructs: bool
-    """Whether the images themselves are what it should give, and not their labels."""
+    """True if the target is the input images, False if it is their labels."""
     normalization: Callable[[Images], Normalization]
-    usual: Mapping[str, Any]
-    """The settings that are taken where none are given."""
+    defaults: Mapping[str, Any]
 
     def target(self, images: torch.Tensor, labels: torch.Tensor | None) -> torch.Tensor:
         if self.reconstructs:
             return images
-        assert labels is not None, "a classifier's images are labelled: `make` looks"
+        assert labels is not None, "`make` rejects unlabeled images for a classifier"
         return labels
 
 
@@ -57,8 +56,7 @@ def _autoencoder(settings: Settings, images: Images) -> nn.Module:
     rows, columns = images.pixels.shape[1:3]
     if rows % 4 or columns % 4:
         raise UnsupportedError(
-            f"images of {rows} x {columns} cannot be halved twice and doubled twice; the autoencoder takes multiples "
-            "of 4"
+            f"images of {rows} x {columns}: the autoencoder halves both sides twice, so they must be multiples of 4"
         )
     return ConvAutoencoder(settings.width)
 
@@ -81,8 +79,8 @@ def _load_autoencoder(model: nn.Module, path: pathlib.Path) -> None:
 def _resnet18(settings: Settings, images: Images) -> nn.Module:
     if images.labels is None:
         raise UnsupportedError(
-            f"resnet18 needs to be told what is on its images, and {settings.data} has no labels; "
-            "a folder of images has a folder for each class"
+            f"resnet18 needs labels, and {settings.data} has none; in a folder of images, put each class in a folder "
+            "of its own"
         )
     small = max(images.pixels.shape[1:3]) <= SMALL_IMAGES
     return ResNet(BasicBlock, (2, 2, 2, 2), images.classes, small, settings.width)
@@ -94,7 +92,7 @@ def _load_resnet18(model: nn.Module, path: pathlib.Path) -> None:
 
 
 def _resnet_normalization(images: Images) -> Normalization:
-    """What `escalade classify` does to images for the same stem."""
+    """Return the normalization that `escalade classify` uses for the same stem."""
     return _PLAIN if max(images.pixels.shape[1:3]) <= SMALL_IMAGES else _IMAGENET
 
 
@@ -122,11 +120,11 @@ TASKS = {
 
 def task_of(name: str) -> Task:
     if name not in TASKS:
-        raise UnsupportedError(f"there is nothing called {name!r} to train; there is {', '.join(TASKS)}")
+        raise UnsupportedError(f"task {name!r}: supported are {', '.join(TASKS)}")
     return TASKS[name]
 
 
 def settings(name: str, given: Mapping[str, Any], device: torch.device) -> Settings:
-    """The settings of a new run: what is given, and what is usual for the task and the device."""
-    usual = {"task": name, "dtype": "fp16" if device.type == "cuda" else "fp32", **task_of(name).usual}
-    return Settings(**(usual | dict(given)))
+    """Return the settings of a new run: `given`, and defaults of the task and the device."""
+    dtype = "fp16" if device.type == "cuda" else "fp32"
+    return Settings(**({"task": name, "dtype": dtype, **task_of(name).defaults} | dict(given)))

@@ -1,4 +1,4 @@
-"""A run: epochs of steps over images, judged, logged and kept, so that it can go on where it was ended."""
+"""Training loop with evaluation, logs and checkpoints that resume bit for bit."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from escalade.device import host_memory
 from escalade.errors import UnsupportedError
 from escalade.terminal_text import printable
 from escalade_apps.train import checkpoints, logs, pictures
-from escalade_apps.train.batches import Batch, Batches, in_order, order
+from escalade_apps.train.batches import Batch, Batches, order, sequential_batches
 from escalade_apps.train.data.images import Dataset
 from escalade_apps.train.parallel import Processes
-from escalade_apps.train.progress import Progress, Teller
+from escalade_apps.train.progress import Progress, ProgressReporter
 from escalade_apps.train.settings import Settings
-from escalade_apps.train.steps import PlannedStep, SharedStep, Step, arithmetic, optimizer_of
+from escalade_apps.train.steps import DistributedStep, PlannedStep, TrainerStep, arithmetic, optimizer_of
 from escalade_apps.train.tasks import task_of
 
 CHECKPOINT, BEST, LOG = "checkpoint.pt", "best.pt", "log.jsonl"
@@ -31,7 +31,7 @@ RECONSTRUCTIONS, CURVE, TENSORBOARD = "reconstructions.png", "loss.png", "tensor
 
 @dataclass(frozen=True)
 class Evaluation:
-    """How good the network is on images that it was not trained on."""
+    """Loss and accuracy on the test images after a step."""
 
     step: int
     epoch: int
@@ -42,19 +42,19 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended."""
+    """Last step of a run, its best test loss, and why it ended."""
 
     step: int
     total: int
     best: float
-    why: str
+    reason: str
 
 
 Watch = Callable[[Progress | Evaluation], None]
 
 
 class Trainer:
-    """A run in a folder of its own, which is all that is left of it."""
+    """One run, which writes everything to its own folder."""
 
     def __init__(
         self,
@@ -68,23 +68,29 @@ class Trainer:
         twin: bool = False,
         tensorboard: bool = False,
     ) -> None:
-        """`state` is the checkpoint to go on from; `weights`, for a new run, what the network begins with. With `twin`
-        the kernels run on the CPU."""
+        """Set up a run.
+
+        `state` is the checkpoint to resume from; `weights` is the file of initial weights for a new run. With `twin`
+        the kernels run on the CPU.
+        """
         self.settings, self.dataset, self._folder, self._processes = settings, dataset, folder, processes
         self._task, device = task_of(settings.task), processes.device
         if settings.batch % processes.count:
             raise UnsupportedError(
-                f"a batch of {settings.batch} cannot be dealt to {processes.count} processes in equal parts"
+                f"--batch {settings.batch}: must be a multiple of the {processes.count} processes"
             )
         if settings.batch > len(dataset.train):
             raise UnsupportedError(
-                f"a batch of {settings.batch}: {dataset.name} has {len(dataset.train)} images to train on"
+                f"--batch {settings.batch}: {dataset.name} has only {len(dataset.train)} training images"
             )
         if settings.shift >= min(dataset.train.pixels.shape[1:3]):
-            raise UnsupportedError(f"--shift {settings.shift}: that is beyond the other end of an image")
+            raise UnsupportedError(
+                f"--shift {settings.shift}: must be less than the side of an image, "
+                f"{min(dataset.train.pixels.shape[1:3])}"
+            )
         self._checksum = dataset.train.checksum()
         self.normalization = self._task.normalization(dataset.train)
-        self.model = self._make(weights if state is None else None)
+        self.model = self._make_model(weights if state is None else None)
         self._batches = Batches(
             dataset.train,
             settings.batch,
@@ -96,34 +102,35 @@ class Trainer:
         )
         self.total = settings.total(self._batches.steps)
         self._optimizer = optimizer_of(settings.optimizer, self.model, settings.lr, settings.weight_decay)
-        self._taken = self._step(twin)
+        self._train_step = self._make_step(twin)
         self.step, self._best, self._since_best = 0, math.inf, 0
         if state is not None:
             self._restore(state)
         self._logs = self._open_logs(tensorboard)
 
-    def _make(self, weights: pathlib.Path | None) -> nn.Module:
+    def _make_model(self, weights: pathlib.Path | None) -> nn.Module:
         with torch.random.fork_rng(devices=()):
-            with torch.device("meta"):
-                weighed = self._task.make(self.settings, self.dataset.train)
-            wanted = sum(each.nbytes for each in weighed.parameters())
-            host_memory.require(wanted, f"{self.settings.task} of width {self.settings.width:,}")
+            with torch.device("meta"):  # without memory, to find its size
+                empty = self._task.make(self.settings, self.dataset.train)
+            size = sum(each.nbytes for each in empty.parameters())
+            host_memory.require(size, f"{self.settings.task} of width {self.settings.width:,}")
             torch.manual_seed(self.settings.seed)
             model = self._task.make(self.settings, self.dataset.train)
         if weights is not None:
             self._task.load(model, weights)
         return model.to(self._processes.device, memory_format=torch.channels_last).train()  # type: ignore[call-overload]
 
-    def _step(self, twin: bool) -> Step:
-        """A plan, between whose gradients and optimiser several processes meet, unless they do so in its midst."""
+    def _make_step(self, twin: bool) -> TrainerStep:
+        """Return a planned step, or a DDP step if the processes communicate during the forward pass."""
         own, loss, dtype = self._processes, self._task.loss, self.settings.dtype
-        if own.meets_inside(self.model):
+        if own.communicates_in_forward(self.model):
             if twin:
                 raise UnsupportedError(
-                    "--device twin: a network with BatchNorm is trained there by one process; several do it on cuda"
+                    f"--device twin with {own.count} processes: a network with BatchNorm needs --device cuda, or one "
+                    "process"
                 )
-            return SharedStep(own.wrap(self.model), loss, self._optimizer, dtype, own.device)
-        own.begin_alike(self.model)
+            return DistributedStep(own.wrap(self.model), loss, self._optimizer, dtype, own.device)
+        own.broadcast(self.model)
         shape = (self.settings.batch // own.count, *self.dataset.train.pixels.shape[1:])
         images = Batch(torch.zeros(shape, dtype=torch.uint8, device=own.device), None).images(
             self.normalization
@@ -139,34 +146,36 @@ class Trainer:
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise UnsupportedError(f"{printable(self._folder)} cannot be made: {error.strerror}") from error
+            raise UnsupportedError(
+                f"{printable(self._folder)} cannot be created: {error.strerror}"
+            ) from error
         opened: list[logs.Log] = [logs.JsonLog(self._folder / LOG, self.step)]
         if tensorboard:
             opened.append(logs.TensorBoardLog(self._folder / TENSORBOARD, self.step))
         return opened
 
     def run(self, watch: Watch, stopping: Callable[[], bool] = lambda: False) -> Outcome:
-        """Trains to the end, or until `stopping` says so between two steps; either way the run can go on later."""
-        why = self._ended()
-        own, batch = self._processes, self.settings.batch
-        teller = Teller(own.device, batch, self.total, self._logs, watch)
-        while why is None:
+        """Train to the end, or until `stopping` returns True after a step. The run can be resumed either way."""
+        reason = self._end_reason()
+        own, batch_size = self._processes, self.settings.batch
+        reporter = ProgressReporter(own.device, batch_size, self.total, self._logs, watch)
+        while reason is None:
             epoch, first = divmod(self.step, self._batches.steps)
-            taken = islice(self._batches.epoch(epoch, first), self.total - self.step)
-            for some in taken:
-                images = some.images(self.normalization)
-                target = self._task.target(images, some.labels)
+            batches = islice(self._batches.epoch(epoch, first), self.total - self.step)
+            for batch in batches:
+                images = batch.images(self.normalization)
+                target = self._task.target(images, batch.labels)
                 rate = self.settings.rate(self.step, self.total)
-                loss = own.mean(self._taken(images, target, rate))
+                loss = own.mean(self._train_step(images, target, rate))
                 self.step += 1
-                teller.add(self.step, loss, rate)
-                self._at_step(teller, watch)
+                reporter.add(self.step, loss, rate)
+                self._after_step(reporter, watch)
                 if stopping():
-                    teller.tell()
-                    self._keep()
-                    why = f"stopped at step {self.step:,}"
+                    reporter.flush()
+                    self._save()
+                    reason = f"stopped at step {self.step:,}"
                     break
-            why = why or self._ended()
+            reason = reason or self._end_reason()
         for log in self._logs:
             log.close()
         if self._processes.first:
@@ -175,39 +184,39 @@ class Trainer:
                 f"{self.settings.task}, {self.dataset.name}",
                 self._folder / CURVE,
             )
-        self._processes.meet()  # whoever goes on from here finds what the first has written
-        return Outcome(self.step, self.total, self._best, why)
+        self._processes.barrier()  # the files of the first process are written when any process returns
+        return Outcome(self.step, self.total, self._best, reason)
 
-    def _at_step(self, teller: Teller, watch: Watch) -> None:
-        """What is due between two steps."""
-        ends = self.step % self._batches.steps == 0 or self.step == self.total
-        if ends:
-            teller.tell()
+    def _after_step(self, reporter: ProgressReporter, watch: Watch) -> None:
+        """Evaluate and save a checkpoint if due."""
+        ends_epoch = self.step % self._batches.steps == 0 or self.step == self.total
+        if ends_epoch:
+            reporter.flush()
             watch(self._evaluate())
-        if ends or (self.settings.every and self.step % self.settings.every == 0):
-            teller.tell()
-            self._keep()
-            teller.restart()
+        if ends_epoch or (self.settings.every and self.step % self.settings.every == 0):
+            reporter.flush()
+            self._save()
+            reporter.restart_clock()
 
-    def _ended(self) -> str | None:
+    def _end_reason(self) -> str | None:
         if self.step >= self.total:
-            return f"all {self.total:,} steps taken"
+            return f"all {self.total:,} steps done"
         if self.settings.patience and self._since_best >= self.settings.patience:
             return f"no better evaluation for {self._since_best} epochs"
         return None
 
-    # Judging
+    # Evaluation
 
     def _evaluate(self) -> Evaluation:
-        """The mean loss over all test images, and how many of them are classified rightly."""
+        """Compute the mean loss over all test images, and for a classifier the accuracy."""
         own, device, task = self._processes, self._processes.device, self._task
-        sums = torch.zeros(3, dtype=torch.float64, device=device)  # images, losses, right ones
-        parts = in_order(
+        sums = torch.zeros(3, dtype=torch.float64, device=device)  # images, loss, correct predictions
+        batches = sequential_batches(
             self.dataset.test, self.settings.batch // own.count, device, rank=own.rank, processes=own.count
         )
         self.model.eval()
         with torch.no_grad(), arithmetic(self.settings.dtype, device):
-            for number, batch in enumerate(parts):
+            for number, batch in enumerate(batches):
                 images = batch.images(self.normalization)
                 target, output = task.target(images, batch.labels), self.model(images)
                 sums[0] += len(images)
@@ -217,15 +226,15 @@ class Trainer:
                 elif number == 0 and own.first:
                     some = slice(2 * pictures.COLUMNS)
                     pictures.pairs(
-                        self.normalization.undone(images[some]),
-                        self.normalization.undone(output[some]),
+                        self.normalization.invert(images[some]),
+                        self.normalization.invert(output[some]),
                         self._folder / RECONSTRUCTIONS,
                     )
         self.model.train()
-        count, loss, right = own.total(sums).tolist()
-        return self._judged(loss / count, None if task.reconstructs else right / count)
+        count, loss, correct = own.total(sums).tolist()
+        return self._record_evaluation(loss / count, None if task.reconstructs else correct / count)
 
-    def _judged(self, loss: float, accuracy: float | None) -> Evaluation:
+    def _record_evaluation(self, loss: float, accuracy: float | None) -> Evaluation:
         better = loss < self._best
         self._best, self._since_best = (loss, 0) if better else (self._best, self._since_best + 1)
         if better and self._processes.first:
@@ -236,13 +245,13 @@ class Trainer:
             log.write(logs.EVALUATION, self.step, **values)
         return Evaluation(self.step, epoch, loss, accuracy, better)
 
-    # Going on later
+    # Checkpoints
 
-    def _keep(self) -> None:
+    def _save(self) -> None:
         if not self._processes.first:
             return
         for log in self._logs:
-            log.keep()
+            log.flush()
         state = {
             "settings": self.settings.as_dict(),
             "images": self._checksum,
@@ -251,7 +260,7 @@ class Trainer:
             "best": self._best,
             "since_best": self._since_best,
             "model": self.model.state_dict(),
-            "taken": self._taken.state(),
+            "taken": self._train_step.state(),
             "randomness": checkpoints.randomness(self._processes.device),
         }
         checkpoints.save(self._folder / CHECKPOINT, state)
@@ -260,18 +269,18 @@ class Trainer:
         self.step, self._best, self._since_best = state["step"], state["best"], state["since_best"]
         if state["images"] != self._checksum:
             raise UnsupportedError(
-                f"{self.dataset.name} has other images now than those that the run was begun with; a run goes on with "
-                "its own"
+                f"the images of {self.dataset.name} have changed since the run was started; resume it with the "
+                "original images"
             )
         if state["order"] != self._order_checksum():
             raise UnsupportedError(
-                f"PyTorch {torch.__version__} draws another order of the images than the one that the run was begun "
-                "with; resume it by that version"
+                f"PyTorch {torch.__version__} shuffles the images differently from the version the run was started "
+                "with; resume it with that version"
             )
         self.model.load_state_dict(state["model"])
-        self._taken.restore(state["taken"])
+        self._train_step.restore(state["taken"])
         checkpoints.restore_randomness(state["randomness"], self._processes.device)
 
     def _order_checksum(self) -> int:
-        drawn = order(self.settings.seed, self.step // self._batches.steps, len(self.dataset.train))
-        return zlib.crc32(drawn.numpy().data)
+        shuffled = order(self.settings.seed, self.step // self._batches.steps, len(self.dataset.train))
+        return zlib.crc32(shuffled.numpy().data)

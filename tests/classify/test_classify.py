@@ -19,13 +19,13 @@ from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from escalade import cli, models
-from escalade.commands.classifiers import Asked
+from escalade.commands.classifiers import ClassifierRequest
 from escalade.commands.classify import _show
 from escalade.engine import compile
 from escalade.models.resnet import BasicBlock
 from escalade_apps.classify import predict
 from escalade_apps.classify.images import Crop, Unreadable, decode
-from escalade_apps.classify.prediction import Guess, Prediction, example, likeliest
+from escalade_apps.classify.prediction import Guess, Prediction, example, top_classes
 from escalade_apps.classify.preparation import crop_of, crop_to, normalization, normalization_at
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
@@ -85,12 +85,12 @@ def expected(
 
 @pytest.mark.parametrize(
     ("names", "said"),
-    [(["a.png"], "a.png: there is no such file"), (["a.png", "b.png"], "file, nor any of 1 more")],
+    [(["a.png"], "no such file: "), (["a.png", "b.png"], "a.png (and 1 more)")],
 )
 def test_images_that_are_not_there_are_missed_before_anything_is_compiled(
     names: list[str], said: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("escalade.commands.classify.classifier", None)  # not asked
+    monkeypatch.setattr("escalade.commands.classify.build_classifier", None)  # not asked
     result = run(*(tmp_path / name for name in names), "-w", tmp_path / "no weights.pth", "--device", "cpu")
     assert result.exit_code and said in str(result.exception)
 
@@ -238,8 +238,8 @@ def test_options_arrive_where_they_are_used(
     network = (
         "-w", weights, "--labels", labels, "--dtype", "bf16", "--mean", 0.1, 0.2, 0.3, "--std", 0.4, 0.5, 0.6,
     )  # fmt: skip
-    asked = Asked(weights, None, labels, "bf16", (0.1, 0.2, 0.3), (0.4, 0.5, 0.6))
-    monkeypatch.setattr("escalade.commands.classify.classifier", reached)
+    asked = ClassifierRequest(weights, None, labels, "bf16", (0.1, 0.2, 0.3), (0.4, 0.5, 0.6))
+    monkeypatch.setattr("escalade.commands.classify.build_classifier", reached)
     result = run(images, *network, "--batch", 3, "--device", "cpu")
     assert isinstance(result.exception, ReachedError), result.output
     assert arrived == [(asked, "cpu", 3, sorted(images.glob("*.png"))), {}]
@@ -263,7 +263,7 @@ def test_the_likeliest_classes_are_those_of_softmax(dtype: torch.dtype, top: int
     """Of numbers that no dtype rounds to one another."""
     generator = torch.Generator().manual_seed(0)
     logits = torch.stack([torch.randperm(40, generator=generator) / 4 - 5 for _ in range(70)]).to(dtype)
-    classes, chances = likeliest(logits, top)
+    classes, chances = top_classes(logits, top)
     expected = logits.double().softmax(1).topk(top, 1)
     assert torch.equal(classes, expected.indices)
     assert torch.allclose(chances.double(), expected.values, rtol=1e-5)
@@ -276,7 +276,7 @@ def test_a_terminal_shows_the_first_images_and_a_file_all(is_terminal: bool, row
     guesses = (Guess(1, "dog", 0.75), Guess(2, "cat", 0.25))
     _show(console, [Prediction(pathlib.Path(f"{number}.jpg"), guesses) for number in range(45)])
     assert written.getvalue().count(".jpg") == rows == written.getvalue().count("dog")
-    assert ("and 25 more images: --csv" in written.getvalue()) is is_terminal
+    assert ("and 25 more images: write" in written.getvalue()) is is_terminal
 
 
 def test_stopping_early_leaves_no_thread(network: models.ResNet, images: pathlib.Path) -> None:
@@ -297,14 +297,14 @@ def test_stopping_early_leaves_no_thread(network: models.ResNet, images: pathlib
     ("arguments", "sentence"),
     [
         ((), "classify needs --weights FILE"),
-        (("-w", "none.pth"), "there is no file none.pth"),
+        (("-w", "none.pth"), "no such file: none.pth"),
         (("-w", "{weights}", "--dtype", "fp64"), "dtype 'fp64'"),
         (("-w", "{weights}", "--labels", "{weights}"), "cannot be read as labels"),
         (("-w", "{weights}", "--json", "{images}"), "is a folder; pass a regular file"),
         (("-w", "{weights}", "--csv", "{weights}/o.csv"), "cannot be written"),
         (("-w", "{weights}", "--csv", "/dev/null"), "is a device or a pipe"),
-        (("-w", "no\n\x1b[31m.pth"), r"there is no file no\n\x1b[31m.pth"),
-        (("-w", "{weights}\n.txt"), "there is no file"),
+        (("-w", "no\n\x1b[31m.pth"), r"no such file: no\n\x1b[31m.pth"),
+        (("-w", "{weights}\n.txt"), "no such file"),
         (("-w", "{weights}", "--labels", "no\n\x1b[31m"), r"no\n\x1b[31m cannot be read as labels"),
     ],
 )

@@ -17,10 +17,10 @@ import torch
 from PIL import Image
 
 from escalade_apps.classify import jpeg
-from escalade_apps.classify.decoders import MEAN_OFF, PILLOW, Decoder, decoder_for
+from escalade_apps.classify.decoders import MAX_MEAN_DIFFERENCE, PILLOW, Decoder, decoder_for
 from escalade_apps.classify.images import Crop, Source, Unreadable
 from escalade_apps.classify.nvjpeg import NvJpeg
-from escalade_apps.classify.resizing import MOST_SCALE
+from escalade_apps.classify.resizing import MAX_SCALE
 
 CROP = Crop(36, 32)
 CPU = torch.device("cpu")
@@ -130,7 +130,7 @@ def read(
     images, refused = [], set()
     for batch in decoder.batches(files, CROP, size):
         names += batch.files
-        refused.update(batch.refused)
+        refused.update(batch.skipped)
         if batch.files:
             assert batch.images.shape == (size, 3, CROP.side, CROP.side)
             assert batch.images.is_contiguous(memory_format=torch.channels_last)
@@ -142,8 +142,8 @@ def read(
 def test_a_decoder_on_the_gpu_gives_what_pillow_gives(
     few: int, stand_in: StandIn, files: list[pathlib.Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("escalade_apps.classify.reading._FEW", few)
-    decoder = NvJpeg.found(CPU)
+    monkeypatch.setattr("escalade_apps.classify.reading._MIN_FOR_WORKERS", few)
+    decoder = NvJpeg.create(CPU)
     assert decoder is not None and "0.0.stand-in" in decoder.name
     names, images, refused = read(PILLOW, files)
     stand_in.given = 0
@@ -160,8 +160,8 @@ def test_a_decoder_on_the_gpu_gives_what_pillow_gives(
 def test_images_are_decoded_so_many_at_once_as_it_says_whatever_the_batches_are(
     size: int, stand_in: StandIn, files: list[pathlib.Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("escalade_apps.classify.nvjpeg._AT_ONCE", 8)
-    decoder = NvJpeg.found(CPU)
+    monkeypatch.setattr("escalade_apps.classify.nvjpeg._MAX_IMAGES", 8)
+    decoder = NvJpeg.create(CPU)
     assert decoder is not None
     many = [file for file in files * 6 if file.name != DAMAGED]
     whole = [file for file in many if file.name in PLAIN]
@@ -182,10 +182,10 @@ def test_an_image_that_would_fill_the_memory_is_left_to_pillow(tmp_path: pathlib
 def test_an_image_that_becomes_too_many_times_smaller_is_left_to_pillow(
     stand_in: StandIn, tmp_path: pathlib.Path
 ) -> None:
-    decoder = NvJpeg.found(CPU)
+    decoder = NvJpeg.create(CPU)
     assert decoder is not None
     crop = Crop(1, 1)
-    largest = crop.resize * MOST_SCALE
+    largest = crop.resize * MAX_SCALE
     stand_in.given = 0
     for number, side in enumerate((largest, largest + 1)):
         photograph(number, side, side).save(tmp_path / f"{number}.jpg")
@@ -198,8 +198,8 @@ def test_an_image_that_becomes_too_many_times_smaller_is_left_to_pillow(
 def test_stopping_early_leaves_no_thread(
     few: int, stand_in: StandIn, files: list[pathlib.Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("escalade_apps.classify.reading._FEW", few)
-    decoder = NvJpeg.found(CPU)
+    monkeypatch.setattr("escalade_apps.classify.reading._MIN_FOR_WORKERS", few)
+    decoder = NvJpeg.create(CPU)
     assert decoder is not None
     given = decoder.batches(files * 9, CROP, BATCH)
     next(given)
@@ -208,11 +208,11 @@ def test_stopping_early_leaves_no_thread(
 
 
 def test_batches_in_which_nothing_can_be_read(stand_in: StandIn, tmp_path: pathlib.Path) -> None:
-    decoder = NvJpeg.found(CPU)
+    decoder = NvJpeg.create(CPU)
     assert decoder is not None
     for each in (decoder, PILLOW):
         (batch,) = each.batches([tmp_path / "a.jpg", tmp_path / "b.jpg"], CROP, BATCH)
-        assert not batch.files and [image.file.name for image in batch.refused] == ["a.jpg", "b.jpg"]
+        assert not batch.files and [image.file.name for image in batch.skipped] == ["a.jpg", "b.jpg"]
 
 
 def refuse(*_: object, **__: object) -> list[torch.Tensor]:
@@ -226,9 +226,9 @@ def red(contents: Sequence[torch.Tensor], **_: object) -> list[torch.Tensor]:
 def test_what_does_not_decode_is_not_used(stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
     for decode in (refuse, red):
         monkeypatch.setattr(stand_in, "decode_jpeg", decode)
-        assert NvJpeg.found(CPU) is None
+        assert NvJpeg.create(CPU) is None
     monkeypatch.setitem(sys.modules, "torchvision.io", None)  # importing it fails
-    assert NvJpeg.found(CPU) is None
+    assert NvJpeg.create(CPU) is None
     assert decoder_for(CPU) is PILLOW
 
 
@@ -239,7 +239,7 @@ def test_torchvision_gives_what_pillow_gives(place: str, files: list[pathlib.Pat
     except Exception as error:  # one that was built for another PyTorch raises all sorts of things
         pytest.skip(f"torchvision cannot be imported: {error}")
     device = torch.device(place)
-    decoder = NvJpeg.found(device)
+    decoder = NvJpeg.create(device)
     if decoder is None:
         pytest.skip("this torchvision does not decode JPEG there")
     assert device == CPU or decoder_for(device).name == decoder.name
@@ -248,7 +248,9 @@ def test_torchvision_gives_what_pillow_gives(place: str, files: list[pathlib.Pat
     found, same, also_refused = read(decoder, whole)
     assert found == names and also_refused == refused
     off = (same - images).abs().float().mean((1, 2, 3))
-    assert off.max() <= (1 if device == CPU else MEAN_OFF), dict(zip(names, off.tolist(), strict=True))
+    assert off.max() <= (1 if device == CPU else MAX_MEAN_DIFFERENCE), dict(
+        zip(names, off.tolist(), strict=True)
+    )
 
 
 @pytest.mark.parametrize("transform", [0, 1, 2])

@@ -18,8 +18,8 @@ import torch.nn.functional as F
 from PIL import Image, features
 
 from escalade.errors import UnsupportedError
-from escalade_apps.classify.images import Crop, Picture, Unreadable, decode, find, whole
-from escalade_apps.classify.reading import decode_all, shares
+from escalade_apps.classify.images import Crop, DecodedImage, Unreadable, decode, find, read_all
+from escalade_apps.classify.reading import chunks, decode_all
 
 PHOTOGRAPH = Crop(256, 224)
 
@@ -47,7 +47,7 @@ def test_files_and_folders_are_found_in_order(tmp_path: pathlib.Path) -> None:
         "odd.name", "b/1.png", "b/2.JPG", "b/deeper/0.jpeg", "a.webp",
     ]  # fmt: skip
     (tmp_path / "empty").mkdir()
-    with pytest.raises(UnsupportedError, match="there are no images in .*empty; files that end in"):
+    with pytest.raises(UnsupportedError, match="no images in .*empty; supported suffixes"):
         find([tmp_path / "empty"])
 
 
@@ -182,7 +182,7 @@ def test_pixels_whose_white_is_not_known_are_refused(name: str, make: Any, tmp_p
     (found,) = decode_all([tmp_path / name], Crop(SIZE, SIZE), ahead=1)
     assert isinstance(found, Unreadable)
     # Pillow itself may know no such file.
-    assert "does not say which value is white" in found.reason or "Pillow knows" in found.reason
+    assert "does not define which value is white" in found.reason or "Pillow supports" in found.reason
 
 
 COLOUR = (204, 102, 51)  # which the usual palette has
@@ -243,9 +243,9 @@ def test_a_file_that_is_too_large_for_memory_is_read_in_pieces(
 ) -> None:
     file = saved(tmp_path / name, smooth(300, 401))
     expected = decode(file, PHOTOGRAPH)
-    assert whole(file) is not None
-    monkeypatch.setattr("escalade_apps.classify.images._WHOLE", 1000)
-    assert whole(file) is None and np.array_equal(decode(file, PHOTOGRAPH), expected)
+    assert read_all(file) is not None
+    monkeypatch.setattr("escalade_apps.classify.images._MAX_SINGLE_READ", 1000)
+    assert read_all(file) is None and np.array_equal(decode(file, PHOTOGRAPH), expected)
 
 
 @pytest.mark.parametrize("transparency", [0, bytes((0, 128, 255))])
@@ -292,7 +292,7 @@ def test_what_is_no_file_is_not_waited_for(tmp_path: pathlib.Path) -> None:
         if isinstance(each, Unreadable)
     }
     assert reasons == {
-        "pipe.png": "it is no regular file", "dangling.png": "there is no such file", "null": "it is no regular file",
+        "pipe.png": "not a regular file", "dangling.png": "no such file", "null": "not a regular file",
     }  # fmt: skip
 
 
@@ -333,17 +333,19 @@ def test_images_come_in_order_and_damaged_ones_in_their_place(tmp_path: pathlib.
     assert [each.file for each in found] == files
     reasons = {number: each.reason for number, each in enumerate(found) if isinstance(each, Unreadable)}
     assert reasons.keys() == {3, 7, 9, 11}
-    assert "truncated" in reasons[3].lower() and "Pillow knows" in reasons[7] and "no such file" in reasons[9]
-    assert "20000 pixels become" in reasons[11]
+    assert (
+        "truncated" in reasons[3].lower() and "Pillow supports" in reasons[7] and "no such file" in reasons[9]
+    )
+    assert "20000 pixels resize to" in reasons[11]
     for number, each in enumerate(found):
-        if isinstance(each, Picture):
+        if isinstance(each, DecodedImage):
             assert abs(int(each.pixels.mean()) - 10 * number) <= 2
 
 
 def test_every_core_has_a_share_of_few_files(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("escalade_apps.classify.reading.cores", lambda: 4)
     for count, sizes in ((3, [1] * 3), (9, [2, 2, 2, 2, 1]), (100, [16] * 6 + [4])):
-        parts = list(shares(range(count), 16))
+        parts = list(chunks(range(count), 16))
         assert [len(part) for part in parts] == sizes
         assert [each for part in parts for each in part] == list(range(count))
 

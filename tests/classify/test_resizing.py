@@ -12,7 +12,7 @@ from escalade.device.run import TwinOptions
 from escalade.device.twin import Order
 from escalade.ops.base.rung import ALL_ARCHITECTURES
 from escalade_apps.classify.images import Crop
-from escalade_apps.classify.resizing import MOST_SCALE, PROGRAM, is_taken, resize
+from escalade_apps.classify.resizing import MAX_SCALE, PROGRAM, is_supported, resize
 from tests.classify.squares import difference
 
 CPU = torch.device("cpu")
@@ -36,7 +36,7 @@ def test_accesses_are_in_order_and_in_bounds(seed: int) -> None:
 def test_photographs_of_any_sizes_are_resized_as_pillow_does_it(
     sizes: list[tuple[int, int]], crop: Crop, seed: int
 ) -> None:
-    assert difference([size for size in sizes if is_taken(*size, crop)], crop, CPU, seed) == ""
+    assert difference([size for size in sizes if is_supported(*size, crop)], crop, CPU, seed) == ""
 
 
 def test_a_square_of_many_tiles(seed: int) -> None:
@@ -45,8 +45,8 @@ def test_a_square_of_many_tiles(seed: int) -> None:
 
 def test_photographs_up_to_the_largest_that_is_taken(seed: int) -> None:
     crop = Crop(2, 2)
-    largest = MOST_SCALE * crop.resize
-    assert is_taken(largest, largest + 1, crop) and not is_taken(largest + 1, largest + 1, crop)
+    largest = MAX_SCALE * crop.resize
+    assert is_supported(largest, largest + 1, crop) and not is_supported(largest + 1, largest + 1, crop)
     assert difference([(largest, largest), (largest + 70, largest)], crop, CPU, seed) == ""
 
 
@@ -66,7 +66,7 @@ def test_a_gpu_gives_pillows_bytes(cuda: torch.device, seed: int) -> None:
     for crop in (Crop(256, 224), Crop(36, 32), Crop(40, 33)):
         sizes = [(width + number, height) for number in range(12) for width, height in MIXED]
         assert difference(sizes, crop, cuda, seed) == ""
-    largest = MOST_SCALE * 32
+    largest = MAX_SCALE * 32
     assert difference([(largest, largest), (500, 375)], Crop(32, 32), cuda, seed) == ""
 
 

@@ -21,9 +21,9 @@ from PIL import Image, ImageFile
 from escalade import subprocesses
 from escalade.interruption import POLL_SECONDS
 from escalade_apps.classify import reading, workers
-from escalade_apps.classify.decode_worker import FULL, Opened
-from escalade_apps.classify.images import Crop, Picture, Unreadable, attempt
-from escalade_apps.classify.jpeg import Photograph
+from escalade_apps.classify.decode_worker import FLUSH_BYTES, ReadResult
+from escalade_apps.classify.images import Crop, DecodedImage, Unreadable, try_decode
+from escalade_apps.classify.jpeg import JpegBytes
 from escalade_apps.classify.workers import DIED
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
@@ -36,16 +36,16 @@ LONGEST = 50
 @pytest.fixture(autouse=True)
 def always_by_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     """By two of them, however few files there are."""
-    monkeypatch.setattr(reading, "_FEW", 1)
+    monkeypatch.setattr(reading, "_MIN_FOR_WORKERS", 1)
     monkeypatch.setattr(reading, "cores", lambda: 2)
 
 
 @pytest.fixture
 def nothing_begun() -> Iterator[None]:
     """No first process that another test has started, and none for the next."""
-    workers.end()
+    workers.shutdown()
     yield
-    workers.end()
+    workers.shutdown()
 
 
 @pytest.fixture
@@ -60,15 +60,16 @@ def files(tmp_path: pathlib.Path) -> list[pathlib.Path]:
     return made
 
 
-def same(found: Sequence[Opened], files: Sequence[pathlib.Path], crop: Crop = CROP) -> bool:
+def same(found: Sequence[ReadResult], files: Sequence[pathlib.Path], crop: Crop = CROP) -> bool:
     """Whether each is what Pillow makes of it here."""
     return len(found) == len(files) and all(
-        each.file == file and _is(each, attempt(file, crop)) for each, file in zip(found, files, strict=True)
+        each.file == file and _is(each, try_decode(file, crop))
+        for each, file in zip(found, files, strict=True)
     )
 
 
-def _is(found: Opened, expected: Picture | Unreadable) -> bool:
-    if isinstance(found, Picture) and isinstance(expected, Picture):
+def _is(found: ReadResult, expected: DecodedImage | Unreadable) -> bool:
+    if isinstance(found, DecodedImage) and isinstance(expected, DecodedImage):
         return np.array_equal(found.pixels, expected.pixels)
     return isinstance(found, Unreadable) and found == expected
 
@@ -98,35 +99,37 @@ def not_asked(*_: object, **__: object) -> None:
 def test_files_are_read_by_processes_in_their_order_and_kept_as_long_as_they_are_wanted(
     files: list[pathlib.Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """More shares than there are rooms, and every picture looked at in the end."""
-    monkeypatch.setattr(reading, "in_order", not_asked)
+    """More chunks than there are buffers, and every picture looked at in the end."""
+    monkeypatch.setattr(reading, "map_ordered", not_asked)
     many = files * 5
     found = list(reading.decode_all(many, CROP, ahead=8))
     assert same(found, many)
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # PyTorch says so where memory cannot be written to
-        assert isinstance(found[0], Picture) and torch.from_numpy(found[0].pixels).shape == (32, 32, 3)
+        assert isinstance(found[0], DecodedImage) and torch.from_numpy(found[0].pixels).shape == (32, 32, 3)
 
 
 def test_memory_is_used_again_when_nobody_wants_what_was_in_it(files: list[pathlib.Path]) -> None:
     many = files * 10
-    rooms = 0
+    buffers = 0
     for _ in reading.decode_all(many, CROP, ahead=8):
-        rooms = max(rooms, sum(worker.rooms for job in workers._jobs for worker in job.workers.values()))
-    assert 0 < rooms < len(many) // reading._PICTURES // 2
+        buffers = max(
+            buffers, sum(worker.buffers for job in workers._jobs for worker in job.workers.values())
+        )
+    assert 0 < buffers < len(many) // reading._DECODE_CHUNK // 2
 
 
 def test_jpeg_files_come_as_they_are_where_every_decoder_reads_them_alike(
     files: list[pathlib.Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reading, "in_order", not_asked)
+    monkeypatch.setattr(reading, "map_ordered", not_asked)
     found = [each for some in reading.open_all(files, CROP, ahead=8) for each in some]
-    photographs = [each for each in found if isinstance(each, Photograph)]
+    photographs = [each for each in found if isinstance(each, JpegBytes)]
     assert [each.file for each in photographs] == [f for f in files if f.suffix == ".jpg" and f.exists()]
     for each in photographs:
         assert each.contents.tobytes() == pathlib.Path(str(each.file)).read_bytes()
         assert (each.width, each.height) == (48, 40)
-    others = [each for each in found if not isinstance(each, Photograph)]
+    others = [each for each in found if not isinstance(each, JpegBytes)]
     assert same(others, [file for file in files if file not in {each.file for each in photographs}])
 
 
@@ -136,7 +139,7 @@ NAMES = (b"no utf-8 \xe9.png", b"two\nlines.png", b"\x80\xff\xfe", b"spaces  .jp
 def test_names_are_bytes_and_relative_ones_are_of_the_folder_when_they_are_asked_for(
     files: list[pathlib.Path], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    workers.begin()
+    workers.prestart()
     (tmp_path / "folder").mkdir()
     monkeypatch.chdir(tmp_path / "folder")
     names = [pathlib.Path(os.fsdecode(name)) for name in NAMES]
@@ -144,7 +147,7 @@ def test_names_are_bytes_and_relative_ones_are_of_the_folder_when_they_are_asked
         name.write_bytes(files[number].read_bytes())
     found = list(reading.decode_all(names, CROP, ahead=2))
     assert same(found, names)
-    assert [isinstance(each, Picture) for each in found] == [True] * 4 + [False] * 2
+    assert [isinstance(each, DecodedImage) for each in found] == [True] * 4 + [False] * 2
 
 
 def test_what_pillow_was_told_here_holds_there(
@@ -154,7 +157,7 @@ def test_what_pillow_was_told_here_holds_there(
     files[0].write_bytes(whole[:-40])
     monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
     found = list(reading.decode_all(files, CROP, ahead=8))
-    assert isinstance(found[0], Picture) and same(found, files)
+    assert isinstance(found[0], DecodedImage) and same(found, files)
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 500)
     found = list(reading.decode_all(files, CROP, ahead=8))
     assert all(isinstance(each, Unreadable) for each in found) and same(found, files)
@@ -178,14 +181,14 @@ def a_worker_not_in(killed: set[int]) -> int:
     (job,) = [job for job in workers._jobs if job.workers]
     while not (alive := [process for process in processes() if process not in killed]):
         assert job.workers, "no worker is left"
-        job._hear(POLL_SECONDS)
+        job._poll(POLL_SECONDS)
     return alive[0]
 
 
 @pytest.mark.parametrize("ahead", [1, 1000])
 def test_a_worker_that_is_killed_loses_nothing(ahead: int, files: list[pathlib.Path]) -> None:
     many = files * 4
-    found: list[Picture | Unreadable] = []
+    found: list[DecodedImage | Unreadable] = []
     killed: set[int] = set()
     for each in reading.decode_all(many, CROP, ahead):
         found.append(each)
@@ -198,12 +201,12 @@ def test_a_worker_that_is_killed_loses_nothing(ahead: int, files: list[pathlib.P
 
 def test_all_workers_and_what_starts_them_killed_lose_nothing(files: list[pathlib.Path]) -> None:
     many = files * 4
-    found: list[Picture | Unreadable] = []
+    found: list[DecodedImage | Unreadable] = []
     for each in reading.decode_all(many, CROP, 8):
         found.append(each)
         if len(found) in (1, 50):
-            assert workers._first.process is not None
-            subprocesses.kill(workers._first.process)
+            assert workers._server.process is not None
+            subprocesses.kill(workers._server.process)
     assert same(found, many)
 
 
@@ -213,17 +216,17 @@ def run_first(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
 
 
-SERVING = "from escalade_apps.classify import work; work.serve()"
+SERVING = "from escalade_apps.classify import decode_worker as work; work.serve()"
 DYING = """
 import os, signal
-from escalade_apps.classify import work
+from escalade_apps.classify import decode_worker as work
 
-def attempt(file, crop, real=work.attempt):
+def try_decode(file, crop, real=work.try_decode):
     if "deadly" in file.name:
         os.kill(os.getpid(), signal.SIGKILL)
     return real(file, crop)
 
-work.attempt = attempt
+work.try_decode = try_decode
 work.serve()
 """
 
@@ -261,15 +264,15 @@ def test_where_there_are_no_processes_threads_read_the_files(
         run_first(script, monkeypatch)
     with caplog.at_level("DEBUG", "escalade"):
         assert same(list(reading.decode_all(files, CROP, ahead=8)), files)
-    assert "files are read by threads" in caplog.text
+    assert "reading files in threads" in caplog.text
     assert capfd.readouterr().err == ""
 
 
 @pytest.mark.usefixtures("nothing_begun")
 def test_few_files_start_no_process(files: list[pathlib.Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "_FEW", len(files) + 1)
+    monkeypatch.setattr(reading, "_MIN_FOR_WORKERS", len(files) + 1)
     monkeypatch.setattr(subprocesses, "start_python", not_asked)
-    reading.begin(files)
+    reading.prestart(files)
     assert same(list(reading.decode_all(files, CROP, ahead=8)), files)
 
 
@@ -287,12 +290,12 @@ def test_workers_do_not_hear_ctrl_c(files: list[pathlib.Path]) -> None:
     with closing(reading.decode_all(files * 10, CROP, ahead=8)) as made:
         next(made)
         begun = processes()
-        assert workers._first.process is not None
-        for process in (*begun, workers._first.process.pid):
+        assert workers._server.process is not None
+        for process in (*begun, workers._server.process.pid):
             os.kill(process, signal.SIGINT)
         last = len(files) * 10 - 1
         assert len([*islice(made, last - 1)]) == last - 1
-        assert begun and set(begun) <= set(processes()) and workers._first.process.poll() is None
+        assert begun and set(begun) <= set(processes()) and workers._server.process.poll() is None
 
 
 @pytest.fixture
@@ -304,7 +307,7 @@ def large(tmp_path: pathlib.Path) -> list[pathlib.Path]:
         file = tmp_path / f"{number}.jpg"
         Image.new("RGB", (40 + number, 40), (9 * number, 99, 9)).save(file)
         plain = file.read_bytes()
-        file.write_bytes(plain[:2] + comment * (FULL // 3 // len(comment) + 1) + plain[2:])
+        file.write_bytes(plain[:2] + comment * (FLUSH_BYTES // 3 // len(comment) + 1) + plain[2:])
         made.append(file)
     return made
 
@@ -313,19 +316,19 @@ def large(tmp_path: pathlib.Path) -> list[pathlib.Path]:
 def test_a_share_of_large_files_is_done_in_parts_and_no_more_of_them_than_there_is_room_for(
     held: int, large: list[pathlib.Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(workers, "_HELD", held)
-    given = workers.opened([large, large, large], CROP, photographs=True, ahead=3, count=2)
+    monkeypatch.setattr(workers, "_MAX_HELD_BYTES", held)
+    given = workers.read_chunks([large, large, large], CROP, keep_jpeg=True, ahead=3, count=2)
     with closing(given) as made:
         found = next(made)
         (job,) = [job for job in workers._jobs if job.workers]
-        assert held or not any(share.made for share in job._waiting)
+        assert held or not any(chunk.results for chunk in job._pending)
         found = [*found, *(each for some in made for each in some)]
     assert [each.file for each in found] == large * 3
     for each in found:
-        assert isinstance(each, Photograph)
+        assert isinstance(each, JpegBytes)
         assert each.contents.tobytes() == pathlib.Path(str(each.file)).read_bytes()
     first, *_, last = found[: len(large)]
-    assert isinstance(first, Photograph) and isinstance(last, Photograph)
+    assert isinstance(first, JpegBytes) and isinstance(last, JpegBytes)
     assert first.contents.base is not last.contents.base
 
 
@@ -347,7 +350,7 @@ import os, pathlib, signal, sys, time
 from escalade_apps.classify import reading, workers
 from escalade_apps.classify.images import Crop
 
-reading._FEW = 1
+reading._MIN_FOR_WORKERS = 1
 files = sorted(pathlib.Path(name) for name in sys.argv[1:])
 made = reading.decode_all(files * 100, Crop(36, 32), 8)
 next(made)
@@ -390,6 +393,6 @@ def test_they_import_no_pytorch() -> None:
 @pytest.mark.usefixtures("nothing_begun")
 def test_they_go_when_nobody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
     run_first(SERVING.replace("work.serve", "work.IDLE_SECONDS = 0.0; work.serve"), monkeypatch)
-    workers.begin()
-    assert workers._first.process is not None
-    assert workers._first.process.wait(LONGEST) == 0
+    workers.prestart()
+    assert workers._server.process is not None
+    assert workers._server.process.wait(LONGEST) == 0

@@ -35,7 +35,7 @@ def test_a_program_becomes_a_file_with_kernels(
     built = tmp_path / "net.escalade"
     result = run("build", str(path), "-o", str(built), "-b", "1,3", "--dtype", "fp16", "--arch", "sm_90a")
     assert result.exit_code == 0, result.output
-    assert "plans for batches of 1, 3 on sm_90a" in result.output
+    assert "plans for batch sizes 1, 3 on sm_90a" in result.output
     _, dtype, carried = read(built, torch.device("cpu"))
     assert dtype == "fp16" and [plan.inputs[0][0] for plan in carried.plans] == [[1, 64], [3, 64]]
     assert list(carried.codes) == ["sm_90a"] and carried.codes["sm_90a"]
@@ -78,7 +78,7 @@ def test_constructors_are_found_by_name() -> None:
     ("arguments", "sentence"),
     [
         (("build", TINY, "-o", "/dev/null/net.escalade"), "/dev/null/net.escalade cannot be written"),
-        (("build", TINY, "-o", "net.escalade", "--dtype", "fp8"), "fp8 needs data to measure ranges on"),
+        (("build", TINY, "-o", "net.escalade", "--dtype", "fp8"), "fp8 needs calibration data"),
         (("build", "nosuch.thing:Net", "-o", "net.escalade"), "there is no module 'nosuch.thing'"),
         (
             ("explain", f"{Tiny.__module__}:Nosuch"),
@@ -86,7 +86,7 @@ def test_constructors_are_found_by_name() -> None:
         ),
         (
             ("build", TINY, "-o", "net.escalade", "--arch", "sm_70"),
-            "no architecture 'sm_70' here; there is sm_80",
+            "architecture 'sm_70': supported are sm_80",
         ),
     ],
 )
@@ -122,7 +122,7 @@ def test_a_network_that_takes_no_images_is_said(
     Image.new("RGB", (20, 16)).save(tmp_path / "black.png")
     compile(Colours(), torch.randn(1, *Colours.example_shape)).save(tmp_path / "plain.escalade")
     for network, sentence in (
-        (TINY, "the network takes [batch, 64]; images are [batch, 3, side, side]"),
+        (TINY, "the network takes inputs of [batch, 64]; images are [batch, 3, side, side]"),
         (str(tmp_path / "plain.escalade"), "was compiled without normalize=(mean, std)"),
     ):
         arguments = ("classify", str(tmp_path / "black.png"), "-n", network, "--device", "cpu")

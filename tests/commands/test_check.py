@@ -51,4 +51,4 @@ def test_it_says_what_it_takes(asked: dict[str, Any], monkeypatch: pytest.Monkey
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     result = run("check", "lenet")
     assert isinstance(result.exception, UnsupportedError)
-    assert "beside PyTorch on a GPU, and there is none here" in str(result.exception)
+    assert "check times plans on a GPU, and PyTorch finds none" in str(result.exception)

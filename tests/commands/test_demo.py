@@ -47,7 +47,7 @@ def test_the_network_of_the_demo_runs_on_the_twin(monkeypatch: pytest.MonkeyPatc
     text = io.StringIO()
     demo._network(Console(file=text, width=200), "twin")
     assert launched and "compiled in fp16 for the twin" in text.getvalue()
-    assert "4 of 4 images" in text.getvalue() and "The kernels compute what PyTorch does" in text.getvalue()
+    assert "4 of 4 images" in text.getvalue() and "The kernels agree with PyTorch" in text.getvalue()
 
 
 def test_a_wrong_result_ends_the_demo() -> None:
@@ -60,7 +60,7 @@ def test_a_wrong_result_ends_the_demo() -> None:
     demo._compare(Console(file=text), right, right, wanted)
     with pytest.raises(typer.Exit) as end:
         demo._compare(Console(file=text), right + 1, right, wanted)
-    assert end.value.exit_code == 1 and "That is wrong" in text.getvalue()
+    assert end.value.exit_code == 1 and "Wrong result" in text.getvalue()
 
 
 def test_the_network_that_learns_is_planned_and_its_loss_falls() -> None:
@@ -79,7 +79,7 @@ def test_the_demo_ends_with_the_report_of_what_is_recorded(
     monkeypatch.chdir(tmp_path)
     text = io.StringIO()
     demo._report(Console(file=text, width=200))
-    assert "There is no report to write: there are no records under results" in text.getvalue()
+    assert "No report was written: there are no records under results" in text.getvalue()
     record = store.Record(
         "relu", "1M", "fp32", "flat", 1, "escalade", "naive", median_us=9.0, gpu="NVIDIA H200"
     )

@@ -90,7 +90,7 @@ def test_logits_that_are_off_fail(
         def __call__(self, x: torch.Tensor) -> torch.Tensor:
             return torch.full((len(x), CLASSES), torch.nan).index_fill_(1, torch.tensor([0]), 1.0)
 
-    monkeypatch.setattr(evaluation, "compiled", lambda *_: Wrong())
+    monkeypatch.setattr(evaluation, "compile_classifier", lambda *_: Wrong())
     result = run("resnet18", "-w", weights, "-d", data, "-t", "fp16", "--limit", 2, "--device", "cpu")
     assert result.exit_code == 1 and "failed:" in result.output and "logits are off by inf" in result.output
 
@@ -102,7 +102,7 @@ def test_what_cannot_be_evaluated_is_a_sentence(
     broken = tmp_path / "broken" / "1"
     broken.mkdir(parents=True)
     (broken / "a.png").write_text("no image")
-    monkeypatch.setattr(evaluation, "compiled", lambda *_: torch.zeros(1))
+    monkeypatch.setattr(evaluation, "compile_classifier", lambda *_: torch.zeros(1))
     for arguments, sentence in (
         (("vgg16_bn", *asked), "there is no network 'vgg16_bn' to evaluate; there is resnet18"),
         (("resnet50", *asked), "net.pth has the weights of a ResNet-10, not of resnet50"),

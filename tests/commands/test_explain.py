@@ -63,7 +63,7 @@ def test_it_explains_what_the_twin_runs() -> None:
         (("lenet19",), "neither a model (resnet18"),
         (("lenet", "--dtype", "fp64"), "dtype 'fp64'"),
         (("lenet", "--time"), "--time measures on a GPU"),
-        (("lenet", "--results", "."), "--results files times of a model"),
+        (("lenet", "--results", "."), "--results records times of a model"),
     ],
 )
 def test_it_says_what_it_takes(arguments: tuple[str, ...], sentence: str) -> None:

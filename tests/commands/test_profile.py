@@ -37,7 +37,7 @@ def test_the_dtype_and_layout_are_those_that_the_rung_takes() -> None:
         ("conv2d", {"batch": 0}, "batch size 0"),
         ("conv2d", {"rung": "nosuch"}, "conv2d has no rung 'nosuch'"),
         ("nosuch", {}, "'nosuch' is neither an operation .*conv2d.*, a model .*lenet.*nor the file"),
-        ("conv2d", {"dtype": "fp15"}, "there is no dtype 'fp15' here"),
+        ("conv2d", {"dtype": "fp15"}, "dtype 'fp15': supported are"),
     ],
 )
 def test_it_says_what_it_takes(target: str, changed: dict[str, object], sentence: str) -> None:

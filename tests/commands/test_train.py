@@ -16,7 +16,7 @@ from PIL import Image
 from escalade.commands import train
 from escalade_apps.train import data, logs
 from escalade_apps.train.parallel import LostError, Processes
-from escalade_apps.train.probing import Judgement
+from escalade_apps.train.probing import ProbeResult
 from escalade_apps.train.settings import Settings
 from escalade_apps.train.trainer import BEST
 from escalade_bench.learning import learning_record
@@ -32,11 +32,11 @@ def test_a_run_is_begun_and_gone_on_with(tmp_path: pathlib.Path, monkeypatch: py
     begun = run("train", "autoencoder", *SMALL, "--epochs", "1", "--output", folder)
     assert begun.exit_code == 0, begun.output
     assert "411 parameters, on 24 images of synthetic: 3 steps of 8 in fp32 on cpu" in begun.output
-    assert "epoch 1, step 3: test loss 0." in begun.output and "all 3 steps taken" in begun.output
+    assert "epoch 1, step 3: test loss 0." in begun.output and "all 3 steps done" in begun.output
     resumed = run("train", "autoencoder", "--device", "cpu", "--epochs", "2", "--output", folder, "--resume")
     assert resumed.exit_code == 0, resumed.output
-    assert "Going on behind step 3" in resumed.output and "all 6 steps taken" in resumed.output
-    assert f"the weights in {BEST}" in begun.output and "the best test loss is 0." in begun.output
+    assert "Resuming after step 3" in resumed.output and "all 6 steps done" in resumed.output
+    assert f"the weights in {BEST}" in begun.output and "best test loss 0." in begun.output
     steps = [line["step"] for line in logs.read(tmp_path / "run" / "log.jsonl") if line["event"] == "step"]
     assert steps == [1, 2, 3, 4, 5, 6]
     record = learning_record(
@@ -46,7 +46,7 @@ def test_a_run_is_begun_and_gone_on_with(tmp_path: pathlib.Path, monkeypatch: py
         data.read("synthetic:24", side=8, held_out=0.1, seed=0),
         tmp_path / "run",
         seconds=3.0,
-        judgement=Judgement(32, 0.6, 0.4),
+        judgement=ProbeResult(32, 0.6, 0.4),
     )
     assert (
         record.config["seconds_per_epoch"] == 1.5
@@ -102,7 +102,7 @@ def test_a_run_that_ends_before_it_is_evaluated_says_no_more_than_it_has(
     monkeypatch.setattr(train, "_signals", lambda own: contextlib.nullcontext(lambda: True))
     ended = run("train", "autoencoder", *SMALL, "--output", str(tmp_path / "run"), "--resume")
     assert ended.exit_code == 0, ended.output
-    assert "No checkpoint was kept in" in ended.output and "stopped at step" in ended.output
+    assert "No checkpoint in" in ended.output and "stopped at step" in ended.output
     assert not (tmp_path / "run" / BEST).exists()
     assert BEST not in ended.output and "best test loss" not in ended.output
 
@@ -112,15 +112,15 @@ def test_mistakes_are_answered_by_one_sentence(
 ) -> None:
     output = ("--output", str(tmp_path / "run"), "--device", "cpu")
     for arguments, sentence in (
-        (("train", "vgg"), "there is nothing called 'vgg' to train; there is autoencoder, resnet18"),
-        (("train", "autoencoder", "--data", "nowhere"), "there is no nowhere; what is read is CIFAR-10"),
-        (("train", "autoencoder", "--results", str(tmp_path)), "it takes --device cuda or twin"),
+        (("train", "vgg"), "task 'vgg': supported are autoencoder, resnet18"),
+        (("train", "autoencoder", "--data", "nowhere"), "nowhere does not exist; supported are CIFAR-10"),
+        (("train", "autoencoder", "--results", str(tmp_path)), "it needs --device cuda or twin"),
         (
             ("train", "autoencoder", "--data", "synthetic:999999999"),
             "999,999,999 images of 32 x 32: that takes",
         ),
         (("train", "autoencoder", *SMALL, "--width", "500000"), "autoencoder of width 500,000: that takes"),
-        (("train", "resnet18", "--classifier"), "--classifier is for the features of the autoencoder"),
+        (("train", "resnet18", "--classifier"), "--classifier needs the autoencoder"),
     ):
         assert sentence in said_by(*arguments, *output, monkeypatch=monkeypatch, capsys=capsys)
     assert not (tmp_path / "run").exists()
@@ -135,7 +135,7 @@ def test_a_request_to_end_waits_for_the_step_and_a_second_does_not() -> None:
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
     with (
-        pytest.raises(LostError, match="process 1 of 2 was told to end"),
+        pytest.raises(LostError, match="process 1 of 2 was terminated"),
         train._signals(Processes(torch.device("cpu"), 1, 2)),
     ):
         signal.raise_signal(signal.SIGTERM)

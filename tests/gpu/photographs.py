@@ -28,7 +28,7 @@ from escalade.models import resnet18
 from escalade_apps.classify.batch import Batch
 from escalade_apps.classify.decoders import Decoder, Pillow, decoder_for
 from escalade_apps.classify.images import Crop
-from escalade_apps.classify.prediction import example, make_ready, predict
+from escalade_apps.classify.prediction import example, predict, warm_up
 from escalade_bench.measure import records as store
 from escalade_bench.report.pages.records import PHOTOGRAPHS
 
@@ -112,7 +112,7 @@ def main(arguments: Sequence[str]) -> int:
     engine = escalade.compile(
         resnet18().eval().cuda(), example(_BATCH, _CROP).cuda(), dtype="fp16", normalize=normalize
     )
-    make_ready(engine, _CROP, _BATCH, _TOP)
+    warm_up(engine, _CROP, _BATCH, _TOP)
     list(computed(engine, 20))
     engine_alone = rate(computed(engine, 200), 200 * _BATCH)
     print(f"engine alone: {engine_alone:,.0f} images/s")

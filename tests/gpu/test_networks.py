@@ -224,4 +224,4 @@ def test_the_network_of_the_demo_runs_on_the_gpu() -> None:
     text = io.StringIO()
     demo._network(Console(file=text, width=200), "cuda")
     assert "compiled in fp16 for the GPU" in text.getvalue()
-    assert "The kernels compute what PyTorch does" in text.getvalue()
+    assert "The kernels agree with PyTorch" in text.getvalue()

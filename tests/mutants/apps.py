@@ -9,7 +9,7 @@ _RAY, _STORAGE = "escalade_apps/ray/prediction.py", ("tests/ray/test_storage.py"
 _PREPARATION, _CLASSIFY = "escalade_apps/classify/preparation.py", ("tests/classify/test_classify.py",)
 _PREDICTION = "escalade_apps/classify/prediction.py"
 _IMAGES, _IMAGE_TESTS = "escalade_apps/classify/images.py", ("tests/classify/test_images.py",)
-_LABELLED, _LABEL_TESTS = "escalade_apps/classify/labelled.py", ("tests/classify/test_labelled.py",)
+_LABELED, _LABEL_TESTS = "escalade_apps/classify/labeled.py", ("tests/classify/test_labeled.py",)
 _FORMULAS, _MODELS = ("tests/models/test_architectures.py",), ("tests/models/test_models.py",)
 _RESNET = "escalade/models/resnet.py"
 _TRAIN_COMMAND = ("tests/commands/test_train.py",)
@@ -43,8 +43,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "apps/batch-and-top-swapped",
         _JOBS,
-        "_Making(predictor, network, device, batch, top)",
-        "_Making(predictor, network, device, top, batch)",
+        "_PredictorFactory(predictor, network, device, batch, top)",
+        "_PredictorFactory(predictor, network, device, top, batch)",
         _RESULTS,
     ),
     Mutant("apps/truncated-shards-are-done", _JOBS, "if end == ending}", "}", _RESULTS),
@@ -58,8 +58,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "apps/given-up-late",
         "escalade_apps/ray/attempts.py",
-        "self.ended.count(piece) >= MOST_ENDS",
-        "self.ended.count(piece) > MOST_ENDS",
+        "self.crashed.count(part) >= MAX_CRASHES",
+        "self.crashed.count(part) > MAX_CRASHES",
         _RESULTS,
     ),
     Mutant(
@@ -75,8 +75,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "apps/images-found-twice",
         "escalade_apps/ray/storage.py",
-        "return list(dict.fromkeys(found)), closed",
-        "return found, closed",
+        "return list(dict.fromkeys(found)), unreadable",
+        "return found, unreadable",
         _STORAGE,
     ),
     Mutant(
@@ -97,15 +97,15 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "apps/mean-and-deviation-swapped",
         _PREPARATION,
-        "return mean or usual_mean, std or usual_std\n\n\ndef crop_to",
-        "return std or usual_mean, mean or usual_std\n\n\ndef crop_to",
+        "return mean or default_mean, std or default_std",
+        "return std or default_mean, mean or default_std",
         _CLASSIFY,
     ),
     Mutant(
         "apps/given-deviations-in-reverse",
         _PREPARATION,
-        "return mean or usual_mean, std or usual_std\n\n\ndef crop_to",
-        "return mean or usual_mean, (std or usual_std)[::-1]\n\n\ndef crop_to",
+        "return mean or default_mean, std or default_std",
+        "return mean or default_mean, (std or default_std)[::-1]",
         _CLASSIFY,
     ),
     Mutant(
@@ -118,14 +118,14 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "apps/small-images-normalized",
         _PREPARATION,
-        "_PLAIN if side <= _SMALL else _IMAGENET",
-        "_PLAIN if side < _SMALL else _IMAGENET",
+        "_normalization(side <= _SMALL, mean, std)",
+        "_normalization(side < _SMALL, mean, std)",
         _CLASSIFY,
     ),
     Mutant(
         "apps/crop-of-the-whole",
         _PREPARATION,
-        "Crop(side * _PHOTOGRAPHS.resize // _PHOTOGRAPHS.side, side)",
+        "Crop(side * _IMAGENET_CROP.resize // _IMAGENET_CROP.side, side)",
         "Crop(side, side)",
         _CLASSIFY,
     ),
@@ -181,23 +181,23 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "apps/classes-unsorted",
-        _LABELLED,
+        _LABELED,
         "distinct = sorted(set(labels))",
         "distinct = sorted(set(labels), reverse=True)",
         _LABEL_TESTS,
     ),
     Mutant(
         "apps/first-images-only",
-        _LABELLED,
-        "images[place * len(images) // limit]",
-        "images[place]",
+        _LABELED,
+        "images[position * len(images) // limit]",
+        "images[position]",
         _LABEL_TESTS,
     ),
     Mutant(
         "apps/options-swapped",
         "escalade/commands/classify.py",
-        "asked = Asked(weights, network, labels, dtype, mean, std)",
-        "asked = Asked(weights, network, labels, dtype, std, mean)",
+        "request = ClassifierRequest(weights, network, labels, dtype, mean, std)",
+        "request = ClassifierRequest(weights, network, labels, dtype, std, mean)",
         _CLASSIFY,
     ),
     Mutant(
@@ -225,8 +225,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "apps/relu-before-the-sum",
         _RESNET,
-        "return torch.relu(self.bn2(self.conv2(y)) + around)",
-        "return torch.relu(self.bn2(self.conv2(y))) + around",
+        "return torch.relu(self.bn2(self.conv2(y)) + shortcut)",
+        "return torch.relu(self.bn2(self.conv2(y))) + shortcut",
         _FORMULAS,
     ),
     Mutant(
@@ -246,8 +246,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "apps/no-way-around",
         "escalade/models/mobilenet.py",
-        "self.around = stride == 1 and channels == filters",
-        "self.around = False",
+        "self.has_residual = stride == 1 and channels == filters",
+        "self.has_residual = False",
         _FORMULAS,
     ),
     Mutant(
@@ -260,8 +260,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "apps/skip-connection-second",
         "escalade/models/unet.py",
-        "torch.cat([across, self.up(x)], 1)",
-        "torch.cat([self.up(x), across], 1)",
+        "torch.cat([skip, self.up(x)], 1)",
+        "torch.cat([self.up(x), skip], 1)",
         _FORMULAS,
     ),
     Mutant(

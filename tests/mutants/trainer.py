@@ -34,8 +34,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "trainer/moments-not-restored-shared",
         _STEPS,
-        'self._optimizer.load_state_dict(state["optimizer"])\n        if kept',
-        "if kept",
+        'self._optimizer.load_state_dict(state["optimizer"])\n        if current',
+        "if current",
         _KILLED,
     ),
     Mutant(
@@ -90,8 +90,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "trainer/checkpoint-between-epochs-only",
         _TRAINER,
-        "if ends or (self.settings.every and self.step % self.settings.every == 0):",
-        "if ends:",
+        "if ends_epoch or (self.settings.every and self.step % self.settings.every == 0):",
+        "if ends_epoch:",
         (f"{_RUNS}::test_a_run_goes_on_bit_for_bit_wherever_it_was_killed",),
     ),
     Mutant(
@@ -141,13 +141,17 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     # Schedules and optimizers
     Mutant(
-        "trainer/warm-up-from-zero", _SETTINGS, "self.lr * (step + 1) / warm", "self.lr * step / warm", _RATES
+        "trainer/warm-up-from-zero",
+        _SETTINGS,
+        "self.lr * (step + 1) / warmup",
+        "self.lr * step / warmup",
+        _RATES,
     ),
     Mutant(
         "trainer/cosine-from-the-start",
         _SETTINGS,
-        "(step - warm) / max(1, total - warm)",
-        "step / max(1, total - warm)",
+        "(step - warmup) / max(1, total - warmup)",
+        "step / max(1, total - warmup)",
         _RATES,
     ),
     Mutant(
@@ -270,8 +274,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "trainer/moves-of-other-images",
         _BATCHES,
-        "yield _moved(images, moves and moves.some(indices)",
-        "yield _moved(images, moves and moves.some(indices.flip(0))",
+        "yield _augmented(images, moves and moves.select(indices)",
+        "yield _augmented(images, moves and moves.select(indices.flip(0))",
         _BATCH_TESTS,
     ),
     Mutant(
@@ -291,8 +295,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "trainer/held-out-images-trained-on",
         "escalade_apps/train/data/images.py",
-        "images.some(drawn[tests:].sort().values)",
-        "images.some(drawn.sort().values)",
+        "train, test = shuffled[tests:].sort().values",
+        "train, test = shuffled.sort().values",
         _DATA_TESTS,
     ),
     Mutant(

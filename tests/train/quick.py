@@ -10,21 +10,23 @@ from torch import nn
 from escalade_apps.train import pictures, tasks
 from escalade_apps.train.data import Images
 from escalade_apps.train.settings import Settings
-from escalade_apps.train.steps import SharedStep
+from escalade_apps.train.steps import DistributedStep
 from escalade_apps.train.trainer import Trainer
 
 NOISY = "noisy"
 
 
-def _shared(run: Trainer, twin: bool) -> SharedStep:
+def _shared(run: Trainer, twin: bool) -> DistributedStep:
     own = run._processes
-    return SharedStep(own.wrap(run.model), run._task.loss, run._optimizer, run.settings.dtype, own.device)
+    return DistributedStep(
+        own.wrap(run.model), run._task.loss, run._optimizer, run.settings.dtype, own.device
+    )
 
 
 def hasten(monkeypatch: pytest.MonkeyPatch) -> None:
     """Until the test ends."""
     monkeypatch.setattr(pictures, "curve", lambda *arguments: None)
-    monkeypatch.setattr(Trainer, "_step", _shared)
+    monkeypatch.setattr(Trainer, "_make_step", _shared)
 
 
 def _noisy(settings: Settings, images: Images) -> nn.Module:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from escalade_apps.train.augmentation import Augmentation, Moves, moved
-from escalade_apps.train.batches import Batch, Batches, Normalization, in_order, order
+from escalade_apps.train.batches import Batch, Batches, Normalization, order, sequential_batches
 from escalade_apps.train.data.images import Images
 from escalade_apps.train.data.synthetic import make
 from escalade_apps.train.tasks import task_of
@@ -66,7 +66,11 @@ def test_processes_share_the_batches_of_one() -> None:
     one, both = list(batches().epoch(2)), [list(batches(rank, 2).epoch(2)) for rank in range(2)]
     assert torch.equal(pixels(one), torch.cat([pixels(each) for each in both], 1))
     whole = torch.cat(
-        [each.pixels for rank in range(2) for each in in_order(IMAGES, 4, CPU, rank=rank, processes=2)]
+        [
+            each.pixels
+            for rank in range(2)
+            for each in sequential_batches(IMAGES, 4, CPU, rank=rank, processes=2)
+        ]
     )
     assert torch.equal(whole, torch.cat([IMAGES.pixels[::2], IMAGES.pixels[1::2]]))
 
@@ -100,8 +104,8 @@ def test_grey_images_are_given_as_colours_and_come_back() -> None:
         torch.testing.assert_close(found[:, channel], (IMAGES.pixels[..., 0] / 255 - mean) / std)
     colors = Batch(IMAGES.pixels, None).images(normalization)
     torch.testing.assert_close(colors[:, 2], (IMAGES.pixels[..., 2] / 255 - 0.6) / 0.4)
-    assert torch.equal(normalization.undone(colors), IMAGES.pixels)
-    assert torch.equal(normalization.undone(found), IMAGES.pixels[..., :1].expand(-1, -1, -1, 3))
+    assert torch.equal(normalization.invert(colors), IMAGES.pixels)
+    assert torch.equal(normalization.invert(found), IMAGES.pixels[..., :1].expand(-1, -1, -1, 3))
 
 
 def test_large_images_are_normalized_as_imagenets() -> None:

@@ -16,7 +16,7 @@ from PIL import Image
 
 from escalade.errors import UnsupportedError
 from escalade_apps.train.data import Dataset, Images, read
-from escalade_apps.train.data.images import divided
+from escalade_apps.train.data.images import split
 
 RANDOM = np.random.default_rng(1)
 PIXELS = RANDOM.integers(0, 256, (12, 3, 32, 32), np.uint8)
@@ -101,7 +101,7 @@ def test_a_pickle_runs_nothing(tmp_path: pathlib.Path) -> None:
 def test_a_binary_file_that_is_not_whole_is_refused(tmp_path: pathlib.Path) -> None:
     write_binary(tmp_path)
     (tmp_path / "data_batch_4.bin").write_bytes(b"\x01" * 3072)
-    refused(tmp_path, "data_batch_4.bin has 3,072 bytes", "truncated or something else")
+    refused(tmp_path, "data_batch_4.bin has 3,072 bytes", "truncated or another file")
     (tmp_path / "data_batch_4.bin").write_bytes(b"\x63" * 3073)
     refused(tmp_path, "data_batch_4.bin has a class 99")
     (tmp_path / "data_batch_4.bin").unlink()
@@ -117,22 +117,22 @@ def test_idx_files_are_read_packed_or_not(tmp_path: pathlib.Path) -> None:
     (tmp_path / "train-images-idx3-ubyte").write_bytes(idx(grey))
     (tmp_path / "train-labels-idx1-ubyte.gz").write_bytes(gzip.compress(idx(labels)))
     (tmp_path / "t10k-images.idx3-ubyte").write_bytes(idx(grey[:2]))
-    refused(tmp_path, "none with t10k-labels")
+    refused(tmp_path, "no t10k-labels")
     (tmp_path / "t10k-labels.idx1-ubyte").write_bytes(idx(labels[:2]))
     found = dataset(tmp_path)
     assert found.train.pixels.shape == (12, 28, 28, 1) and len(found.test) == 2
     assert found.train.pixels.numpy().tobytes() == grey.tobytes()
 
     (tmp_path / "t10k-labels.idx1-ubyte").write_bytes(idx(labels[:2] * 0 + 77))
-    refused(tmp_path, "78 classes to test by and")
+    refused(tmp_path, "78 classes in its test images")
     (tmp_path / "t10k-images.idx3-ubyte").write_bytes(idx(grey[:2, :8]))
-    refused(tmp_path, "images of (28, 28, 1) to train on and of (8, 28, 1)")
+    refused(tmp_path, "(28, 28, 1)", "(8, 28, 1)")
     images = tmp_path / "train-images-idx3-ubyte"
     for damaged, said in (
-        (idx(grey)[:-1], "is truncated: the sizes 12x28x28 want 9,408 bytes, and there are 9,407"),
-        (idx(grey) + b"\0", "longer than it says"),
-        (idx(grey)[:9], "ends before its sizes"),
-        (b"\x89PNG etc", "is no IDX file"),
+        (idx(grey)[:-1], "is truncated: the sizes 12x28x28 need 9,408 bytes, and it has 9,407"),
+        (idx(grey) + b"\0", "longer than its header says"),
+        (idx(grey)[:9], "truncated in its header"),
+        (b"\x89PNG etc", "is not an IDX file"),
         (idx(labels), "with 1 dimensions"),
         (gzip.compress(idx(grey))[:-9], "cannot be read as an IDX file"),
         (idx(grey[:3]), "3 images and"),
@@ -164,14 +164,14 @@ def test_archives_of_arrays(tmp_path: pathlib.Path) -> None:
     np.savez(path, x=PIXELS.astype(np.float32))
     refused(path, "needs an array x of uint8")
     np.savez(path, x=PIXELS.transpose(0, 2, 3, 1), y=LABELS[:3])
-    refused(path, "a class for each of the 12 images")
+    refused(path, "a class index for each of the 12 images")
     path.write_bytes(b"PK no archive")
-    refused(path, "cannot be read as NumPy's archive")
+    refused(path, "cannot be read as an .npz archive")
 
 
 def test_images_held_out_are_not_trained_on() -> None:
     images = Images(torch.arange(40, dtype=torch.uint8).view(40, 1, 1, 1), torch.arange(40), 40)
-    parts = [divided("numbers", images, 0.25, seed) for seed in (0, 0, 1)]
+    parts = [split("numbers", images, 0.25, seed) for seed in (0, 0, 1)]
     for each in parts:
         assert (len(each.train), len(each.test)) == (30, 10)
         found = torch.cat([each.train.pixels, each.test.pixels]).flatten()
@@ -181,7 +181,7 @@ def test_images_held_out_are_not_trained_on() -> None:
             assert part.labels.tolist() == sorted(part.labels.tolist())
     assert torch.equal(parts[0].test.pixels, parts[1].test.pixels)
     assert not torch.equal(parts[0].test.pixels, parts[2].test.pixels)
-    assert images.some(torch.tensor([2, 1])).checksum() != images.some(torch.tensor([1, 2])).checksum()
+    assert images.select(torch.tensor([2, 1])).checksum() != images.select(torch.tensor([1, 2])).checksum()
     assert images.checksum() != Images(images.pixels, torch.arange(1, 41), 41).checksum()
 
 
@@ -199,9 +199,9 @@ def test_a_folder_may_have_a_part_to_test_by(tmp_path: pathlib.Path) -> None:
 
 
 def test_what_is_no_dataset_is_told_what_is(tmp_path: pathlib.Path) -> None:
-    refused(tmp_path / "nowhere", "there is no", "CIFAR-10")
-    refused(tmp_path, "holds no dataset", "IDX files")
-    refused("synthetic:many", "how many images")
+    refused(tmp_path / "nowhere", "nowhere does not exist", "CIFAR-10")
+    refused(tmp_path, "is not a dataset", "IDX files")
+    refused("synthetic:many", "synthetic:many")
 
 
 def test_synthetic_images_are_the_same_every_time_and_have_classes() -> None:

@@ -66,7 +66,7 @@ def test_two_processes_train_as_one_and_a_lost_one_ends_both(
         done = began.result(timeout=120)
     said = done.stderr
     assert done.returncode == 1 and "the other ended by -9" in said, said
-    assert "process 0 of 2 cannot reach the others any more" in said and "--resume" in said
+    assert "process 0 of 2 lost contact with the others" in said and "--resume" in said
     one, two = (logs.read(tmp_path / name / "log.jsonl") for name in ("one", "two"))
     assert [line["step"] for line in one] == [1, 2, 3, 4, 5, 5]
     for mine, theirs in zip(one, two, strict=False):
@@ -78,9 +78,9 @@ def test_two_processes_train_as_one_and_a_lost_one_ends_both(
 def test_what_several_processes_cannot_do_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UnsupportedError, match="SyncBatchNorm, which needs GPUs"):
         Processes(CPU, 0, 2).wrap(nn.Sequential(nn.BatchNorm2d(3)))
-    with pytest.raises(UnsupportedError, match="cannot be dealt to 3 processes"):
+    with pytest.raises(UnsupportedError, match="must be a multiple of the 3 processes"):
         trainer("autoencoder", GIVEN, pathlib.Path("nowhere"), Processes(CPU, 0, 3))
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.delenv("RANK", raising=False)
-    with pytest.raises(UnsupportedError, match="RANK is not set; torchrun"), processes(CPU):
+    with pytest.raises(UnsupportedError, match="RANK is not set; .*torchrun"), processes(CPU):
         pass

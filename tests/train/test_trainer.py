@@ -18,10 +18,10 @@ from escalade import files
 from escalade.errors import EscaladeError, UnsupportedError
 from escalade_apps.train import checkpoints, logs, pictures
 from escalade_apps.train.parallel import Processes
-from escalade_apps.train.progress import DivergedError, Progress, Teller
+from escalade_apps.train.progress import DivergedError, Progress, ProgressReporter
 from escalade_apps.train.runs import trainer
 from escalade_apps.train.settings import Settings
-from escalade_apps.train.steps import PlannedStep, SharedStep, Step, optimizer_of
+from escalade_apps.train.steps import DistributedStep, PlannedStep, TrainerStep, optimizer_of
 from escalade_apps.train.trainer import Evaluation, Outcome, Trainer
 from tests.train.quick import NOISY, add_noisy, hasten
 
@@ -96,8 +96,8 @@ def test_a_run_goes_on_bit_for_bit_wherever_it_was_killed(
     whole = course(tmp_path / "whole")
     assert len(whole[1]) == STEPS + 2
     points = [
-        (SharedStep, "__call__", 0),  # before anything
-        (SharedStep, "__call__", 3),  # between two checkpoints
+        (DistributedStep, "__call__", 0),  # before anything
+        (DistributedStep, "__call__", 3),  # between two checkpoints
         (Trainer, "_evaluate", 0),  # the epoch's steps are taken
         (checkpoints, "save", 2),  # it was evaluated and not kept
         (files.os, "replace", 5),  # a checkpoint was written and is not in its place
@@ -122,7 +122,7 @@ def test_a_run_that_is_asked_to_stop_goes_on_later(tmp_path: pathlib.Path) -> No
     trained(tmp_path / "whole")
     asked = iter([False, False, True])
     outcome = made(tmp_path / "asked").run(lambda news: None, lambda: next(asked))
-    assert outcome.step == 3 and outcome.why == "stopped at step 3"
+    assert outcome.step == 3 and outcome.reason == "stopped at step 3"
     trained(tmp_path / "asked", resume=True)
     assert_same(course(tmp_path / "asked"), course(tmp_path / "whole"))
 
@@ -148,7 +148,7 @@ def test_a_run_learns_and_leaves_what_it_was(tmp_path: pathlib.Path, monkeypatch
     assert steps[0]["lr"] == pytest.approx(0.01 / 3)
     assert Image.open(tmp_path / "reconstructions.png").size == ((8 * 10 - 2) * 12, (2 * 10 - 2) * 12)
     assert Image.open(tmp_path / "loss.png").width > 500
-    monkeypatch.setattr(Trainer, "_step", lambda run, twin: None)
+    monkeypatch.setattr(Trainer, "_make_step", lambda run, twin: None)
     again = made(tmp_path / "again", epochs=1, **given)
     again.model.load_state_dict(torch.load(tmp_path / "best.pt", weights_only=True))
     assert again._evaluate().loss == pytest.approx(outcome.best, rel=1e-5)
@@ -208,7 +208,7 @@ def test_a_resnet_is_trained_by_the_same_machinery(tmp_path: pathlib.Path) -> No
 
 def test_it_ends_early_where_nothing_gets_better(tmp_path: pathlib.Path) -> None:
     outcome, _ = trained(tmp_path, epochs=9, patience=2, lr=1e-30)
-    assert outcome.why == "no better evaluation for 2 epochs" and outcome.step == 15
+    assert outcome.reason == "no better evaluation for 2 epochs" and outcome.step == 15
     assert trained(tmp_path, resume=True, epochs=9, patience=2, lr=1e-30)[0] == outcome
     assert trained(tmp_path, resume=True, epochs=4, patience=9, lr=1e-30)[0].step == 20
 
@@ -217,27 +217,27 @@ def test_a_loss_that_is_no_number_ends_it(tmp_path: pathlib.Path) -> None:
     with pytest.raises(DivergedError, match="the loss is (nan|inf) at step .* smaller --lr"):
         trained(tmp_path, lr=1e30, optimizer="sgd")
     for loss in (math.nan, math.inf, -math.inf):
-        teller = Teller(torch.device("cpu"), 1, 1, (), lambda _: None)
-        teller.add(1, torch.tensor(loss), 0.1)
+        reporter = ProgressReporter(torch.device("cpu"), 1, 1, (), lambda _: None)
+        reporter.add(1, torch.tensor(loss), 0.1)
         with pytest.raises(DivergedError, match=f"the loss is {loss} at step 1"):
-            teller.tell()
+            reporter.flush()
 
 
 def test_another_run_is_not_taken_for_the_same(tmp_path: pathlib.Path) -> None:
     trained(tmp_path, epochs=1)
     for given, said in (
-        ({}, "holds a run already; --resume"),
-        ({"resume": True, "batch": 4}, "begun with batch 8, and batch 4 would make another run"),
-        ({"resume": True, "task": "resnet18"}, "begun with task autoencoder"),
+        ({}, "already holds a run; .*--resume"),
+        ({"resume": True, "batch": 4}, "--batch 4: .* started with batch 8"),
+        ({"resume": True, "task": "resnet18"}, "started with task autoencoder"),
     ):
         with pytest.raises(UnsupportedError, match=said):
             made(tmp_path, **given)
     state, _ = course(tmp_path)
     for changed, said in (
-        (state | {"images": 1}, "has other images now"),
-        (state | {"order": 1}, "another order of the images"),
+        (state | {"images": 1}, "images of .* have changed"),
+        (state | {"order": 1}, "shuffles the images differently"),
         (state | {"settings": {}}, "lacks task"),
-        (state | {"escalade_checkpoint": 0}, "no checkpoint of this version"),
+        (state | {"escalade_checkpoint": 0}, "not a checkpoint of this version"),
     ):
         torch.save(changed, tmp_path / "checkpoint.pt")
         with pytest.raises(EscaladeError, match=said):
@@ -250,13 +250,13 @@ def test_another_run_is_not_taken_for_the_same(tmp_path: pathlib.Path) -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"batch": 41}, "has 40 images to train on"),
+        ({"batch": 41}, "has only 40 training images"),
         ({"side": 6}, "multiples of 4"),
-        ({"lr": 0.0}, "the learning rate must be above 0"),
-        ({"dtype": "fp8"}, "training has fp32, tf32, fp16 and bf16"),
-        ({"epochs": 0}, "--epochs 0: it must be at least 1"),
-        ({"shift": 8}, "beyond the other end"),
-        ({"task": "vgg"}, "there is autoencoder, resnet18"),
+        ({"lr": 0.0}, "--lr 0.0: must be positive"),
+        ({"dtype": "fp8"}, "training supports fp32, tf32, fp16 and bf16"),
+        ({"epochs": 0}, "--epochs 0: must be at least 1"),
+        ({"shift": 8}, "--shift 8: .*, 8"),
+        ({"task": "vgg"}, "'vgg': supported are autoencoder, resnet18"),
     ],
 )
 def test_what_cannot_be_trained_is_refused(tmp_path: pathlib.Path, given: dict[str, Any], said: str) -> None:
@@ -295,10 +295,10 @@ def test_steps_are_those_of_a_plain_loop_at_the_given_rates(planned: bool) -> No
     expected = copy.deepcopy(model)
     own, theirs = (optimizer_of("sgd", each, 0.3, 0.02) for each in (model, expected))
     x, target = torch.randn(5, 4), torch.randn(5, 3)
-    step: Step = (
+    step: TrainerStep = (
         PlannedStep(model, F.mse_loss, own, (x, target), "fp32", False)
         if planned
-        else SharedStep(model, F.mse_loss, own, "fp32", torch.device("cpu"))
+        else DistributedStep(model, F.mse_loss, own, "fp32", torch.device("cpu"))
     )
     for rate in (0.1, 0.05, 0.2):
         theirs.param_groups[0]["lr"] = rate

@@ -1,4 +1,4 @@
-"""Images to train on: read from files or made up, in memory as bytes."""
+"""Datasets in memory as bytes, read from files or synthetic."""
 
 from escalade_apps.train.data.images import Dataset, Images
 from escalade_apps.train.data.reading import read

@@ -1,4 +1,4 @@
-"""NumPy's archives with images `x` and labels `y`."""
+"""NumPy .npz archives with images `x` and labels `y`."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from escalade_apps.train.data.images import Images
 
 
 def read(path: pathlib.Path) -> Images:
-    """`x` is uint8, [count, rows, columns] or with channels behind; `y` holds whole numbers and may be left out."""
+    """Read an archive. `x` is uint8, [count, rows, columns] or [count, rows, columns, channels]; `y` is optional."""
     try:
         with np.load(path, allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in ("x", "y") if name in archive.files}
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, AttributeError) as error:
         raise UnsupportedError(
-            f"{printable(path)} cannot be read as NumPy's archive of arrays: {printable(error)}"
+            f"{printable(path)} cannot be read as an .npz archive of arrays: {printable(error)}"
         ) from error
     pixels, labels = arrays.get("x"), arrays.get("y")
     if pixels is not None and pixels.ndim == 3:
@@ -33,7 +33,8 @@ def read(path: pathlib.Path) -> Images:
         return Images(torch.from_numpy(pixels), None)
     if labels.shape != (len(pixels),) or labels.dtype.kind not in "iu" or (len(labels) and labels.min() < 0):
         raise UnsupportedError(
-            f"{printable(path)}: y is to hold a class for each of the {len(pixels)} images"
+            f"{printable(path)}: y is {labels.dtype}, {list(labels.shape)}; it must hold a class index for each of the "
+            f"{len(pixels)} images"
         )
     numbers = torch.from_numpy(labels.astype(np.int64))
     return Images(torch.from_numpy(pixels), numbers, int(numbers.max()) + 1 if len(numbers) else 0)

@@ -1,4 +1,4 @@
-"""CIFAR-10 as its authors publish it: the binary version, and the Python version, of which no code is run."""
+"""CIFAR-10 as published: the binary version, and the Python version, unpickled without running code from it."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ TRAINING, TESTING = tuple(f"data_batch_{number}" for number in range(1, 6)), ("t
 
 
 def read_binary(folder: pathlib.Path, names: tuple[str, ...]) -> Images:
-    """Files of records: a byte with the class, then red, green and blue, a plane each."""
+    """Read binary files of records: one byte for the class, then a red, a green and a blue plane."""
     return _joined([_binary(folder / f"{name}.bin") for name in names])
 
 
 def read_pickled(folder: pathlib.Path, names: tuple[str, ...]) -> Images:
-    """Files of Python's pickle with a dictionary: `data`, a row an image, and `labels`."""
+    """Read pickle files of a dictionary: `data`, one row per image, and `labels`."""
     return _joined([_pickled(folder / name) for name in names])
 
 
@@ -36,8 +36,8 @@ def _binary(path: pathlib.Path) -> tuple[np.ndarray, np.ndarray]:
     contents = _contents(path)
     if not contents or len(contents) % _RECORD:
         raise UnsupportedError(
-            f"{printable(path)} has {len(contents):,} bytes, and CIFAR-10's binary version has {_RECORD:,} for each "
-            "image: it is truncated or something else"
+            f"{printable(path)} has {len(contents):,} bytes, not a multiple of CIFAR-10's {_RECORD:,} bytes per image: "
+            "it is truncated or another file"
         )
     records = np.frombuffer(contents, np.uint8).reshape(-1, _RECORD)
     return records[:, 1:], _labels(path, records[:, 0])
@@ -45,12 +45,12 @@ def _binary(path: pathlib.Path) -> tuple[np.ndarray, np.ndarray]:
 
 def _pickled(path: pathlib.Path) -> tuple[np.ndarray, np.ndarray]:
     try:
-        found = _Reader(io.BytesIO(_contents(path)), encoding="bytes").load()
+        found = _ArrayUnpickler(io.BytesIO(_contents(path)), encoding="bytes").load()
     except UnsupportedError:
         raise
-    except Exception as error:  # a damaged pickle raises whatever its bytes happen to ask for
+    except Exception as error:  # a damaged pickle can raise anything
         raise UnsupportedError(
-            f"{printable(path)} cannot be read as CIFAR-10's Python version, it is truncated or something else: "
+            f"{printable(path)} cannot be read as CIFAR-10's Python version, it is truncated or another file: "
             f"{printable(str(error) or type(error).__name__)}"
         ) from error
     entries = {_text(name): value for name, value in found.items()} if isinstance(found, Mapping) else {}
@@ -61,7 +61,7 @@ def _pickled(path: pathlib.Path) -> tuple[np.ndarray, np.ndarray]:
     if len(pixels) != len(labels):
         raise UnsupportedError(f"{printable(path)} has {len(pixels)} images and {len(labels)} labels")
     if not all(isinstance(label, int) for label in labels):
-        raise UnsupportedError(f"{printable(path)} has labels that are no whole numbers")
+        raise UnsupportedError(f"{printable(path)} has labels that are not integers")
     return pixels, _labels(path, np.asarray(labels, np.int64))
 
 
@@ -69,7 +69,7 @@ def _contents(path: pathlib.Path) -> bytes:
     contents = files.read(path)
     if contents is None:
         raise UnsupportedError(
-            f"{printable(path.parent)} has no {path.name}, and CIFAR-10 is not whole without it"
+            f"{printable(path.parent)} has no {path.name}; CIFAR-10 is incomplete without it"
         )
     return contents
 
@@ -78,7 +78,7 @@ def _labels(path: pathlib.Path, labels: np.ndarray) -> np.ndarray:
     wrong = labels[(labels < 0) | (labels >= CLASSES)]
     if len(wrong):
         raise UnsupportedError(
-            f"{printable(path)} has a class {wrong[0]}, and CIFAR-10 has {CLASSES}: it is damaged or something else"
+            f"{printable(path)} has a class {wrong[0]}, and CIFAR-10 has {CLASSES}: it is damaged or another file"
         )
     return labels.astype(np.int64)
 
@@ -95,7 +95,7 @@ def _text(name: Any) -> Any:
 
 
 class _Dtype:
-    """An array's dtype in a pickle: its name is all that is kept."""
+    """Stand-in for np.dtype, of which only the name is kept."""
 
     def __init__(self, name: Any = "", *rest: Any) -> None:
         self.name = _text(name)
@@ -104,25 +104,25 @@ class _Dtype:
 
 
 class _Array:
-    """An array in a pickle: bytes and what they mean, of which numpy makes nothing before they are looked at."""
+    """Stand-in for np.ndarray: bytes, shape and dtype, to be validated before NumPy sees them."""
 
     shape: Any = ()
     dtype: Any = None
     contents: Any = b""
 
     def __setstate__(self, state: Any) -> None:
-        _, self.shape, self.dtype, by_columns, self.contents = state
-        if by_columns:
-            raise pickle.UnpicklingError("its pixels lie column by column")
+        _, self.shape, self.dtype, is_fortran, self.contents = state
+        if is_fortran:
+            raise pickle.UnpicklingError("its pixels are in column-major order")
 
     def as_numpy(self, path: pathlib.Path) -> np.ndarray:
-        """Rows of pixels, if it is that."""
+        """Return [images, pixels]. Raises UnsupportedError if the array is anything else."""
         shape = tuple(self.shape) if isinstance(self.shape, tuple | list) else ()
         rows = shape[0] if len(shape) == 2 and shape[1] == _PIXELS else -1
         if not isinstance(self.dtype, _Dtype) or self.dtype.name not in ("u1", "uint8") or rows < 0:
             raise UnsupportedError(f"{printable(path)}: CIFAR-10's images are rows of {_PIXELS:,} bytes")
         if not isinstance(self.contents, bytes | bytearray) or len(self.contents) != rows * _PIXELS:
-            raise UnsupportedError(f"{printable(path)} is truncated: it says that there are {rows} images")
+            raise UnsupportedError(f"{printable(path)} is truncated: it should have {rows} images")
         return np.frombuffer(self.contents, np.uint8).reshape(rows, _PIXELS)
 
 
@@ -131,34 +131,32 @@ def _empty_array(*_: Any) -> _Array:
 
 
 def _filled_array(contents: Any, dtype: Any, shape: Any, order: Any = "C", *_: Any) -> _Array:
-    made = _Array()
-    made.__setstate__((1, shape, dtype, order != "C", contents))
-    return made
+    array = _Array()
+    array.__setstate__((1, shape, dtype, order != "C", contents))
+    return array
 
 
 def _encoded(text: str, encoding: str = "latin1") -> bytes:
-    """Bytes, which pickles of old protocols spell as text."""
+    # Pickle protocols before 3 store bytes as latin1 text.
     if encoding != "latin1":
-        raise pickle.UnpicklingError(f"it asks for text in {encoding!r}")
+        raise pickle.UnpicklingError(f"it has text in {encoding!r}")
     return text.encode("latin1")
 
 
-_MEANT: dict[tuple[str, str], Callable[..., Any]] = {
+_REPLACEMENTS: dict[tuple[str, str], Callable[..., Any]] = {
     **{(f"numpy.{core}.multiarray", "_reconstruct"): _empty_array for core in ("core", "_core")},
     **{(f"numpy.{core}.numeric", "_frombuffer"): _filled_array for core in ("core", "_core")},
     ("numpy", "ndarray"): _Array,
     ("numpy", "dtype"): _Dtype,
     ("_codecs", "encode"): _encoded,
 }
-"""What a pickle of arrays names, and what is called in its place."""
+"""Names that a pickle of arrays refers to, and the stand-ins called instead."""
 
 
-class _Reader(pickle.Unpickler):
-    """A pickle is a program. This one can make lists, dictionaries, numbers, texts and arrays, and nothing else."""
+class _ArrayUnpickler(pickle.Unpickler):
+    """Unpickles only built-in containers, numbers, strings and arrays: a pickle can call any function otherwise."""
 
     def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in _MEANT:
-            raise pickle.UnpicklingError(
-                f"it asks for {module}.{name}, and only arrays are read from pickles"
-            )
-        return _MEANT[module, name]
+        if (module, name) not in _REPLACEMENTS:
+            raise pickle.UnpicklingError(f"it refers to {module}.{name}; only arrays are read from pickles")
+        return _REPLACEMENTS[module, name]

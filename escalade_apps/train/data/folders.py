@@ -1,4 +1,4 @@
-"""Folders of image files: a folder a class, or images of no class."""
+"""Folders of image files, with one folder per class or without labels."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _AHEAD = 64
 
 
 def part(folder: pathlib.Path, names: tuple[str, ...]) -> pathlib.Path | None:
-    """The folder of that part of a dataset, if it is divided."""
+    """Return the subfolder of one of these names, or None."""
     return next((folder / name for name in names if (folder / name).is_dir()), None)
 
 
@@ -27,32 +27,31 @@ def holds_images(folder: pathlib.Path) -> bool:
 
 
 def classes_of(folder: pathlib.Path) -> tuple[str, ...]:
-    """The names of the folders with images, in order: a class each. None where images lie beside them."""
+    """Return the sorted names of the folders with images, one class each; empty if there are images beside them."""
     if any(path.suffix.lower() in SUFFIXES for path in folder.iterdir() if path.is_file()):
         return ()
     return tuple(sorted(path.name for path in folder.iterdir() if path.is_dir() and holds_images(path)))
 
 
 def read(folder: pathlib.Path, side: int, classes: tuple[str, ...]) -> Images:
-    """Every image under a folder, its shorter side resized to `side` and a square taken from the middle.
+    """Read every image under a folder, with its shorter side resized to `side` and cropped to the center square.
 
-    An image that cannot be read is an error: a dataset with holes is another dataset.
+    Raises UnsupportedError if an image cannot be read, because skipping it would change the dataset.
     """
-    files, closed = find([folder])
+    files, unreadable = find([folder])
     labels: list[int] = []
     pixels = torch.empty(len(files), side, side, 3, dtype=torch.uint8)
-    broken: list[Unreadable] = list(closed)
     with closing(decode_all(files, Crop(side, side), _AHEAD)) as decoded:
-        for place, each in enumerate(decoded):
+        for index, each in enumerate(decoded):
             if isinstance(each, Unreadable):
-                broken.append(each)
+                unreadable.append(each)
             else:
-                pixels[place] = torch.from_numpy(each.pixels.copy())
-                labels.append(_label(folder, files[place], classes))
-    if broken:
+                pixels[index] = torch.from_numpy(each.pixels.copy())
+                labels.append(_label(folder, files[index], classes))
+    if unreadable:
         raise UnsupportedError(
-            f"{len(broken)} of {len(files)} images under {printable(folder)} cannot be read, the first of them "
-            f"{printable(broken[0].file)}: {printable(broken[0].reason)}"
+            f"{len(unreadable)} of {len(files)} images under {printable(folder)} cannot be read, the first one "
+            f"{printable(unreadable[0].file)}: {printable(unreadable[0].reason)}"
         )
     return Images(pixels, torch.tensor(labels) if classes else None, len(classes))
 
@@ -62,5 +61,7 @@ def _label(folder: pathlib.Path, file: pathlib.Path, classes: tuple[str, ...]) -
         return -1
     name = file.relative_to(folder).parts[0]
     if name not in classes:
-        raise UnsupportedError(f"{printable(file)} is of a class that there is no other image of to train on")
+        raise UnsupportedError(
+            f"{printable(file)} is of class {printable(name)}, which has no training images"
+        )
     return classes.index(name)

@@ -1,4 +1,4 @@
-"""IDX files, as MNIST and Fashion-MNIST are published, compressed by gzip or not."""
+"""IDX files, the format of MNIST and Fashion-MNIST, optionally gzipped."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from escalade_apps.train.data.images import Images
 
 _UNSIGNED_BYTES = 8
 _GZIP = b"\x1f\x8b"
-_MOST_DIMENSIONS = 4
+_MAX_DIMENSIONS = 4
 
 
 def find(folder: pathlib.Path, part: str, kind: str) -> pathlib.Path | None:
-    """The file with the `images` or `labels` of `train` or `t10k`, under one of the names that are usual."""
+    """Return the file with the `images` or `labels` of `train` or `t10k`, under any of its common names."""
     for path in sorted(folder.glob(f"{part}-{kind}[-.]idx[134]-ubyte*")):
         if path.name.endswith(("-ubyte", "-ubyte.gz")):
             return path
@@ -30,7 +30,7 @@ def find(folder: pathlib.Path, part: str, kind: str) -> pathlib.Path | None:
 
 
 def read_pair(images: pathlib.Path, labels: pathlib.Path) -> Images:
-    """Images from a file with three dimensions (grey) or four (channels last), labels from one with one."""
+    """Read images of three dimensions (gray) or four (channels last), and labels of one dimension."""
     pixels, classes = _read(images, (3, 4)), _read(labels, (1,))
     if len(pixels) != len(classes):
         raise UnsupportedError(
@@ -40,7 +40,7 @@ def read_pair(images: pathlib.Path, labels: pathlib.Path) -> Images:
         pixels = pixels[..., None]
     if not len(pixels) or pixels.shape[3] not in (1, 3):
         raise UnsupportedError(
-            f"{printable(images)} has the sizes {pixels.shape}; images with 1 or 3 channels are read"
+            f"{printable(images)} has shape {pixels.shape}; images must have 1 or 3 channels"
         )
     numbers = torch.from_numpy(classes.astype(np.int64))
     return Images(torch.from_numpy(pixels), numbers, int(numbers.max()) + 1)
@@ -49,12 +49,12 @@ def read_pair(images: pathlib.Path, labels: pathlib.Path) -> Images:
 def _read(path: pathlib.Path, dimensions: tuple[int, ...]) -> np.ndarray:
     try:
         with open(path, "rb") as plain:
-            packed = plain.read(len(_GZIP)) == _GZIP
+            is_gzipped = plain.read(len(_GZIP)) == _GZIP
             plain.seek(0)
-            if not packed:
+            if not is_gzipped:
                 return _parse(path, plain, dimensions)
-            with gzip.GzipFile(fileobj=plain) as unpacked:
-                return _parse(path, cast(BinaryIO, unpacked), dimensions)
+            with gzip.GzipFile(fileobj=plain) as unzipped:
+                return _parse(path, cast(BinaryIO, unzipped), dimensions)
     except UnsupportedError:
         raise
     except (OSError, EOFError, zlib.error) as error:
@@ -65,30 +65,31 @@ def _read(path: pathlib.Path, dimensions: tuple[int, ...]) -> np.ndarray:
 
 
 def _parse(path: pathlib.Path, file: BinaryIO, dimensions: tuple[int, ...]) -> np.ndarray:
-    """Two zeros, type, count of dimensions; the sizes, big-endian; the values, which are read no further than that."""
+    # Two zeros, type, number of dimensions; big-endian sizes; values.
     head = file.read(4)
-    if len(head) < 4 or head[:2] != b"\0\0" or not 1 <= head[3] <= _MOST_DIMENSIONS:
+    if len(head) < 4 or head[:2] != b"\0\0" or not 1 <= head[3] <= _MAX_DIMENSIONS:
         raise UnsupportedError(
-            f"{printable(path)} is no IDX file: it begins with {head.hex(' ') or 'nothing'}"
+            f"{printable(path)} is not an IDX file: it starts with {head.hex(' ') or 'nothing'}"
         )
     if head[2] != _UNSIGNED_BYTES or head[3] not in dimensions:
         wanted = " or ".join(map(str, dimensions))
         raise UnsupportedError(
             f"{printable(path)} is an IDX file of type {head[2]:#04x} with {head[3]} dimensions; "
-            f"unsigned bytes ({_UNSIGNED_BYTES:#04x}) with {wanted} are read here"
+            f"unsigned bytes ({_UNSIGNED_BYTES:#04x}) with {wanted} dimensions are supported"
         )
     sizes_bytes = file.read(4 * head[3])
     if len(sizes_bytes) < 4 * head[3]:
-        raise UnsupportedError(f"{printable(path)} is truncated: it ends before its sizes do")
+        raise UnsupportedError(f"{printable(path)} is truncated in its header")
     sizes = struct.unpack(f">{head[3]}I", sizes_bytes)
     wanted_bytes = math.prod(sizes)
     values = bytearray()
+    # In parts and only one byte too far, so that a wrong header or a gzip bomb cannot exhaust memory.
     while len(values) <= wanted_bytes and (part := file.read(min(wanted_bytes + 1 - len(values), 1 << 24))):
         values += part
     if len(values) != wanted_bytes:
-        how = "truncated" if len(values) < wanted_bytes else "longer than it says"
+        how = "truncated" if len(values) < wanted_bytes else "longer than its header says"
         raise UnsupportedError(
-            f"{printable(path)} is {how}: the sizes {'x'.join(map(str, sizes))} want {wanted_bytes:,} bytes, "
-            f"and there are {len(values):,}{'' if len(values) < wanted_bytes else ' or more'}"
+            f"{printable(path)} is {how}: the sizes {'x'.join(map(str, sizes))} need {wanted_bytes:,} bytes, "
+            f"and it has {len(values):,}{'' if len(values) < wanted_bytes else ' or more'}"
         )
     return np.frombuffer(values, np.uint8).reshape(sizes)

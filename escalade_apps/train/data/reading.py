@@ -1,4 +1,4 @@
-"""A dataset by what the user calls it: a folder, a file, or `synthetic`."""
+"""Read a dataset by name: a folder, a file, or `synthetic`."""
 
 from __future__ import annotations
 
@@ -7,35 +7,33 @@ import pathlib
 from escalade.errors import UnsupportedError
 from escalade.terminal_text import printable
 from escalade_apps.train.data import arrays, cifar, folders, idx, synthetic
-from escalade_apps.train.data.images import Dataset, divided
+from escalade_apps.train.data.images import Dataset, split
 
 SYNTHETIC = "synthetic"
 _SYNTHETIC_IMAGES = 10_000
-_KINDS = (
-    "CIFAR-10 (its binary or its Python version, unpacked), IDX files (train-images-idx3-ubyte and so on), a folder of "
-    "images (a folder a class), NumPy's .npz with x and y, or synthetic, also with a count: synthetic:50000"
+_SUPPORTED = (
+    "CIFAR-10 (binary or Python version, unpacked), IDX files (train-images-idx3-ubyte etc.), a folder of images (one "
+    "folder per class), NumPy's .npz with x and y, and synthetic, optionally with a count (synthetic:50000)"
 )
 
 
 def read(where: str, *, side: int, held_out: float, seed: int) -> Dataset:
-    """The dataset of that name; `side` is for those whose images can have any size."""
+    """Read the dataset `where`. `side` is the size of images that come in any size."""
     if where.partition(":")[0] == SYNTHETIC:
         return _synthetic(where, side, seed)
     path = pathlib.Path(where)
     if path.is_file():
         if path.suffix != ".npz":
-            raise UnsupportedError(
-                f"{printable(path)} is a file of a kind that is not read; there is {_KINDS}"
-            )
-        return divided(printable(path), arrays.read(path), held_out, seed)
+            raise UnsupportedError(f"{printable(path)} is not a supported file; supported are {_SUPPORTED}")
+        return split(printable(path), arrays.read(path), held_out, seed)
     if not path.is_dir():
-        raise UnsupportedError(f"there is no {printable(path)}; what is read is {_KINDS}")
-    for name, reader, mark in (
+        raise UnsupportedError(f"{printable(path)} does not exist; supported are {_SUPPORTED}")
+    for name, reader, pattern in (
         ("cifar-10-batches-bin", cifar.read_binary, "*_batch*.bin"),
         ("cifar-10-batches-py", cifar.read_pickled, "*_batch*[0-9h]"),
     ):
         for folder in (path, path / name):
-            if any(folder.glob(mark)):
+            if any(folder.glob(pattern)):
                 train, test = reader(folder, cifar.TRAINING), reader(folder, cifar.TESTING)
                 return Dataset(printable(path), train, test)
     if idx.find(path, "train", "images"):
@@ -46,7 +44,9 @@ def read(where: str, *, side: int, held_out: float, seed: int) -> Dataset:
 def _synthetic(where: str, side: int, seed: int) -> Dataset:
     _, colon, count = where.partition(":")
     if colon and not (count.isdecimal() and int(count)):
-        raise UnsupportedError(f"{where!r}: behind synthetic: stands how many images, as in synthetic:50000")
+        raise UnsupportedError(
+            f"{where!r}: the count of synthetic images must be positive, as in synthetic:50000"
+        )
     images = int(count) if colon else _SYNTHETIC_IMAGES
     tests = max(synthetic.CLASSES, images // 10)
     return Dataset(
@@ -65,7 +65,7 @@ def _idx(folder: pathlib.Path) -> Dataset:
     paths = {key: path for key, path in found.items() if path is not None}
     for part, kind in found:
         if (part, kind) not in paths:
-            raise UnsupportedError(f"{printable(folder)} has IDX files, but none with {part}-{kind}")
+            raise UnsupportedError(f"{printable(folder)} has IDX files, but no {part}-{kind}")
     train = idx.read_pair(paths["train", "images"], paths["train", "labels"])
     test = idx.read_pair(paths["t10k", "images"], paths["t10k", "labels"])
     return Dataset(printable(folder), train, test)
@@ -73,9 +73,9 @@ def _idx(folder: pathlib.Path) -> Dataset:
 
 def _folder(path: pathlib.Path, side: int, held_out: float, seed: int) -> Dataset:
     if not folders.holds_images(path):
-        raise UnsupportedError(f"{printable(path)} holds no dataset; what is read is {_KINDS}")
+        raise UnsupportedError(f"{printable(path)} is not a dataset; supported are {_SUPPORTED}")
     train, test = folders.part(path, folders.TRAINING), folders.part(path, folders.TESTING)
     classes = folders.classes_of(train or path)
     if train and test:
         return Dataset(printable(path), folders.read(train, side, classes), folders.read(test, side, classes))
-    return divided(printable(path), folders.read(train or path, side, classes), held_out, seed)
+    return split(printable(path), folders.read(train or path, side, classes), held_out, seed)

@@ -1,4 +1,4 @@
-"""Labelled folders: both forms, what the classes are called, and what is no labelled folder."""
+"""LabeledImage folders: both forms, what the classes are called, and what is no labelled folder."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pathlib
 import pytest
 
 from escalade.errors import UnsupportedError
-from escalade_apps.classify.labelled import Labelled, find_labelled, spread
+from escalade_apps.classify.labeled import LabeledImage, find_labeled, spread
 
 
 def made(folder: pathlib.Path, *files: str) -> pathlib.Path:
@@ -20,7 +20,7 @@ def made(folder: pathlib.Path, *files: str) -> pathlib.Path:
 
 def numbers(folder: pathlib.Path, classes: int, names: pathlib.Path | None = None) -> dict[str, int]:
     return {
-        str(image.file.relative_to(folder)): image.number for image in find_labelled(folder, classes, names)
+        str(image.file.relative_to(folder)): image.number for image in find_labeled(folder, classes, names)
     }
 
 
@@ -43,7 +43,7 @@ def test_without_names_classes_are_numbers_or_all_there_are_in_order(tmp_path: p
 
 
 def test_a_few_are_of_all_classes() -> None:
-    images = [Labelled(pathlib.Path(str(number)), number // 10) for number in range(100)]
+    images = [LabeledImage(pathlib.Path(str(number)), number // 10) for number in range(100)]
     assert [image.number for image in spread(images, 5)] == [0, 2, 4, 6, 8]
     assert spread(images, None) == spread(images, 1000) == images
 
@@ -51,25 +51,25 @@ def test_a_few_are_of_all_classes() -> None:
 @pytest.mark.parametrize(
     ("files", "names", "sentence"),
     [
-        (("cat/a.png", "b.png"), None, "has images in folders and beside them, the first of these b.png"),
-        (("b.png",), None, "b.png in .* has no class in front of its name"),
-        (("cat/a.txt",), None, "there are no images"),
-        (("cat/a.png", "dog/b.png"), None, "are of 2 classes .cat, dog., and the network knows 3: --classes FILE"),
-        (("7/a.png", "2/b.png"), None, "labelled 7, which is not among the numbers of the network's 3 classes"),
-        (("cat/a.png", "emu/b.png"), "cat\ndog\neel", "labelled emu, which is not among .*names.txt"),
+        (("cat/a.png", "b.png"), None, "both in folders and outside of them, such as b.png"),
+        (("b.png",), None, "b.png in .* has no class prefix"),
+        (("cat/a.txt",), None, "no images"),
+        (("cat/a.png", "dog/b.png"), None, "2 classes .cat, dog., and the network has 3; pass --classes FILE"),
+        (("7/a.png", "2/b.png"), None, "labeled 7, .* the network's 3 classes"),
+        (("cat/a.png", "emu/b.png"), "cat\ndog\neel", "labeled emu, .*names.txt"),
         (("cat/a.png",), "cat\ndog", "has 2 labels; the network has 3 classes"),
-        (("cat/a.png",), "cat\ndog\ncat", "has cat more than once"),
+        (("cat/a.png",), "cat\ndog\ncat", "contains cat more than once"),
     ],
 )  # fmt: skip
-def test_what_is_no_labelled_folder_is_refused_in_a_sentence(
+def test_unlabeled_folders_are_rejected(
     tmp_path: pathlib.Path, files: tuple[str, ...], names: str | None, sentence: str
 ) -> None:
     called = tmp_path / "names.txt"
     called.write_text(names or "")
     with pytest.raises(UnsupportedError, match=sentence):
-        find_labelled(made(tmp_path / "data", *files), 3, called if names else None)
+        find_labeled(made(tmp_path / "data", *files), 3, called if names else None)
 
 
 def test_a_folder_that_is_not_there_is_refused(tmp_path: pathlib.Path) -> None:
-    with pytest.raises(UnsupportedError, match="is no folder; labelled images are a folder a class"):
-        find_labelled(tmp_path / "gone", 3)
+    with pytest.raises(UnsupportedError, match="gone is not a folder"):
+        find_labeled(tmp_path / "gone", 3)
