@@ -116,7 +116,7 @@ MUTANTS: tuple[Mutant, ...] = (
         CAPTURE + "weight_writes.py",
         "        if unstable:",
         "        if False:",
-        ("tests/engine/capture/test_state.py",),
+        ("tests/engine/capture/test_weight_writes.py",),
     ),
     Mutant(
         "nodes/a-graph-grows-with-the-wrong-batch",
@@ -148,14 +148,14 @@ MUTANTS: tuple[Mutant, ...] = (
         CAPTURE + "weight_writes.py",
         "if any(original.overlap(constants[name], constants[other]) for other in read - {name}):",
         "if False:",
-        ("tests/engine/capture/test_state.py",),
+        ("tests/engine/capture/test_weight_writes.py",),
     ),
     Mutant(
         "nodes/views-overlap-only-at-their-beginning",
         CAPTURE + "model_copy.py",
         "first <= other_last and other_first <= last",
         "first == other_first",
-        ("tests/engine/capture/test_state.py",),
+        ("tests/engine/capture/test_weight_writes.py",),
     ),
     Mutant(
         "nodes/batches-of-one-are-constants",

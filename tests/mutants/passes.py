@@ -169,8 +169,8 @@ MUTANTS: tuple[Mutant, ...] = (
     _of(
         "prologues",
         "a-prologue-that-others-read",
-        "is None\n            or graph.only_user(name) is not node",
-        "is None",
+        "if graph.only_user(name) is not node:",
+        "if False:",
         "test_prologues.py",
     ),
     _of(

@@ -116,15 +116,15 @@ def _captured(step: _Step, inputs: Sequence[Any], targets: Sequence[Any]) -> Joi
             )
         return mode.from_tensor(value.detach(), static_shapes=True)
 
-    given = [fake(value) for value in (*inputs, *targets)]
+    arguments = [fake(value) for value in (*inputs, *targets)]
     if step.scaled:
-        given.append(fake(torch.ones((), device=given[0].device)))
+        arguments.append(fake(torch.ones((), device=arguments[0].device)))
     step.make_fake(mode)
     try:
         with torch.enable_grad(), torch.autograd.set_detect_anomaly(False), keep_operators_whole():
             with mode:
-                step.prepare(given)
-            module, signature = aot_export_module(step, given, trace_joint=True, output_loss_index=0)
+                step.prepare(arguments)
+            module, signature = aot_export_module(step, arguments, trace_joint=True, output_loss_index=0)
     except CaptureError:
         raise
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
@@ -150,8 +150,8 @@ class _BufferObserver(nn.Module):
         self.model = model
         self.after: dict[str, torch.Tensor] = {}
 
-    def forward(self, *given: torch.Tensor) -> Any:
-        result = self.model(*given)
+    def forward(self, *arguments: torch.Tensor) -> Any:
+        result = self.model(*arguments)
         self.after = dict(self.model.named_buffers())
         return result
 
@@ -196,18 +196,18 @@ class _Step(nn.Module):
         for own, name in self.buffer_names.items():
             self.register_buffer(own, like(name))
 
-    def prepare(self, given: Sequence[torch.Tensor]) -> None:
+    def prepare(self, arguments: Sequence[torch.Tensor]) -> None:
         """Run the step on fake tensors to find its side effects and the parameters that the loss depends on."""
         wanted = {own: parameter for own, parameter in self.named_parameters() if parameter.requires_grad}
         if not wanted:
             raise CaptureError(f"{self.title} has no parameters to train: none of them requires gradients")
         memory = {own: _memory(tensor) for own, tensor in (*self.named_parameters(), *self.named_buffers())}
         with _CallLog() as first:
-            loss = self(*given)[0]
+            loss = self(*arguments)[0]
         self._require_tensors_kept(memory)
         if self._assigned:
             with _CallLog() as first:
-                loss = self(*given)[0]
+                loss = self(*arguments)[0]
         if loss.numel() != 1 or not loss.is_floating_point():
             raise CaptureError(
                 f"the loss is {loss.dtype} of shape {list(loss.shape)}; a training step takes a floating-point loss of "
@@ -231,7 +231,7 @@ class _Step(nn.Module):
                 self._shared_gradients |= {own}
             seen.add(id(gradient))
         with _CallLog() as second:
-            self(*given)
+            self(*arguments)
         if first.calls != second.calls:
             raise CaptureError(
                 f"{self.title} or its loss computes something else each time it runs, for example by a counter or "
@@ -270,7 +270,7 @@ class _Step(nn.Module):
                     "parameter part of the model, and return from the model what the loss needs of it"
                 )
 
-    def forward(self, *given: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def forward(self, *arguments: torch.Tensor) -> tuple[torch.Tensor, ...]:
         body, loss, inputs, autocast = self._step
         own = {**self.parameter_names, **self.buffer_names}
         # Autograd may save the old value of a buffer that is assigned, so the run uses a clone of it.
@@ -282,14 +282,14 @@ class _Step(nn.Module):
         }
         for tensor in self._shared_gradients:  # AOTAutograd identifies a gradient by its node
             getattr(self, tensor).register_hook(torch.clone)
-        targets = given[inputs:-1] if self.scaled else given[inputs:]
-        with torch.autocast(given[0].device.type, autocast, enabled=autocast is not None):
-            result = loss(torch.func.functional_call(body, state, given[:inputs]), *targets)
+        targets = arguments[inputs:-1] if self.scaled else arguments[inputs:]
+        with torch.autocast(arguments[0].device.type, autocast, enabled=autocast is not None):
+            result = loss(torch.func.functional_call(body, state, arguments[:inputs]), *targets)
         if not isinstance(result, torch.Tensor):
             raise CaptureError(f"the loss returns {type(result).__name__}; it must return a tensor")
         for tensor in self._assigned:
             getattr(self, tensor).copy_(body.after[self.buffer_names[tensor]].detach())
-        return (result * given[-1], result.detach()) if self.scaled else (result,)
+        return (result * arguments[-1], result.detach()) if self.scaled else (result,)
 
 
 class _CallLog(TorchDispatchMode):
@@ -343,9 +343,9 @@ class _JointReader(FunctionalReader):
     def joint(self) -> Joint:
         step = self._step
         named = [*step.parameter_names.values(), *step.buffer_names.values()]
-        given = [node.name for node in self._module.graph.nodes if node.op == "placeholder"]
+        arguments = [node.name for node in self._module.graph.nodes if node.op == "placeholder"]
         names = [name.replace(".", "_") for name in named]
-        names += [f"input_{number}" for number in range(len(given) - len(named))]
+        names += [f"input_{number}" for number in range(len(arguments) - len(named))]
         if step.scaled:
             names[-1] = SCALE
         sources = [name.rpartition(".")[0] for name in named]

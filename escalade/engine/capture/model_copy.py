@@ -39,7 +39,7 @@ class OriginalModel:
         shared: Mapping[int, Any] | None = None,
         find_global_change: Callable[[], str | None] = lambda: None,
     ) -> None:
-        """`owned` tensors are used by nothing else and are not copied. Nor are `shared` objects (by id), which lie
+        """`owned` tensors are used by nothing else and are not copied. Nor are `shared` objects (by id), which are
         outside the model. `find_global_change` describes a change of these by a run.
         """
         self.model = model
@@ -101,14 +101,14 @@ class OriginalModel:
             data = self._data(tensor).detach()
             requires_grad = tensor.requires_grad
             if not isinstance(tensor, nn.Parameter):
-                made = data.requires_grad_() if requires_grad else data
+                copied = data.requires_grad_() if requires_grad else data
             elif type(tensor) is nn.Parameter or type(data) is not torch.Tensor:
-                made = nn.Parameter(data, requires_grad)
+                copied = nn.Parameter(data, requires_grad)
             else:
-                made = torch.Tensor._make_subclass(type(tensor), data, requires_grad)
+                copied = torch.Tensor._make_subclass(type(tensor), data, requires_grad)
         if tensor.__dict__:
-            made.__dict__.update(tensor.__dict__)
-        return made
+            copied.__dict__.update(tensor.__dict__)
+        return copied
 
     def _data(self, tensor: torch.Tensor) -> torch.Tensor:
         key: tuple[Any, ...] = (id(tensor),)
@@ -116,9 +116,9 @@ class OriginalModel:
             key = (tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device)
         if key not in self._tensors:
             self._alive.append(tensor)  # while it is alive, its id and its address are not reused
-            made = self._tensors[key] = tensor.detach() if self.owns(tensor) else _clone(tensor)
-            if _has_address(made):
-                storage = made.untyped_storage().data_ptr()
+            copied = self._tensors[key] = tensor.detach() if self.owns(tensor) else _clone(tensor)
+            if _has_address(copied):
+                storage = copied.untyped_storage().data_ptr()
                 self._storages.add(storage)
                 self._byte_ranges[storage] = (tensor.device, *_byte_range(tensor))
         return self._tensors[key]
@@ -144,25 +144,25 @@ class _Copier:
 
     def __init__(self, tensor: TensorMap, shared: Mapping[int, Any]) -> None:
         self._tensor = tensor
-        self._made: dict[int, Any] = dict(shared)
+        self._copies: dict[int, Any] = dict(shared)
         self._alive: list[Any] = []
 
     def copy(self, value: Any) -> Any:
         if value is None or type(value) is object or issubclass(type(value), _SHARED_TYPES):
             return value
-        if id(value) not in self._made:
+        if id(value) not in self._copies:
             self._register(value, self._copy(value))
-        return self._made[id(value)]
+        return self._copies[id(value)]
 
     @property
     def copies(self) -> list[Any]:
-        return [*self._made.values()]
+        return [*self._copies.values()]
 
-    def _register(self, value: Any, made: Any) -> Any:
-        """Use `made` for every further reference to `value`."""
-        self._made[id(value)] = made
+    def _register(self, value: Any, copied: Any) -> Any:
+        """Use `copied` for every further reference to `value`."""
+        self._copies[id(value)] = copied
         self._alive.append(value)
-        return made
+        return copied
 
     def _copy(self, value: Any) -> Any:
         if type(value) in weakref.ProxyTypes:  # first: isinstance sees a proxy's target
@@ -172,12 +172,12 @@ class _Copier:
         if isinstance(value, nn.Module):
             return self._module(value)
         try:
-            for kind, made in self._COPIERS.items():
+            for kind, copier in self._COPIERS.items():
                 if isinstance(value, kind):
-                    return made(self, value)
+                    return copier(self, value)
             if _is_plain_object(value):
                 return self._object(value, object.__new__(type(value)))
-            return copy.deepcopy(value, self._made)
+            return copy.deepcopy(value, self._copies)
         except (UnsupportedError, RecursionError, MemoryError, torch.OutOfMemoryError):
             raise
         except Exception:  # not copyable by its class, so share it
@@ -193,49 +193,49 @@ class _Copier:
                 f"{name} is TorchScript, which PyTorch cannot export; compile the torch.nn.Module that it was "
                 "scripted or traced from"
             )
-        made = object.__new__(type(module))
+        copied = object.__new__(type(module))
         if isinstance(module, torch.fx.GraphModule):
-            self._register(module, made)
+            self._register(module, copied)
             for name, value in list(module.__dict__.items()):
                 own = name in _GRAPH_MODULE_STATE or isinstance(value, torch.Tensor)
-                made.__dict__[name] = self.copy(value) if own else value
+                copied.__dict__[name] = self.copy(value) if own else value
         else:
-            self._object(module, made)
-        if made.__dict__.get("_compiled_call_impl") is not None:
-            made.__dict__["_compiled_call_impl"] = None  # undo `model.compile()`
-        return made
+            self._object(module, copied)
+        if copied.__dict__.get("_compiled_call_impl") is not None:
+            copied.__dict__["_compiled_call_impl"] = None  # undo `model.compile()`
+        return copied
 
-    def _object(self, value: Any, made: Any) -> Any:
+    def _object(self, value: Any, copied: Any) -> Any:
         """Copy attributes directly into `__dict__` and slots, bypassing `__setattr__` of the class."""
-        self._register(value, made)
+        self._register(value, copied)
         if hasattr(value, "__dict__"):
             for name, attribute in list(value.__dict__.items()):
-                made.__dict__[name] = self.copy(attribute)
+                copied.__dict__[name] = self.copy(attribute)
         for name in slot_names(type(value)):
             if hasattr(value, name):
-                object.__setattr__(made, name, self.copy(getattr(value, name)))
-        return made
+                object.__setattr__(copied, name, self.copy(getattr(value, name)))
+        return copied
 
     def _dict(self, value: dict[Any, Any]) -> Any:
         if type(value).__new__ not in (dict.__new__, collections.OrderedDict.__new__):
-            return copy.deepcopy(value, self._made)
-        made = self._object(value, type(value).__new__(type(value)))
+            return copy.deepcopy(value, self._copies)
+        copied = self._object(value, type(value).__new__(type(value)))
         if isinstance(value, collections.defaultdict):
-            made.default_factory = self.copy(value.default_factory)
+            copied.default_factory = self.copy(value.default_factory)
         base = collections.OrderedDict if isinstance(value, collections.OrderedDict) else dict
         for key, item in list(value.items()):
-            base.__setitem__(made, self.copy(key), self.copy(item))
-        return made
+            base.__setitem__(copied, self.copy(key), self.copy(item))
+        return copied
 
     def _list(self, value: list[Any]) -> Any:
-        made = self._object(value, type(value).__new__(type(value)))
-        list.extend(made, [self.copy(item) for item in value])
-        return made
+        copied = self._object(value, type(value).__new__(type(value)))
+        list.extend(copied, [self.copy(item) for item in value])
+        return copied
 
     def _set(self, value: set[Any]) -> Any:
-        made = self._object(value, type(value).__new__(type(value)))
-        set.update(made, {self.copy(item) for item in value})
-        return made
+        copied = self._object(value, type(value).__new__(type(value)))
+        set.update(copied, {self.copy(item) for item in value})
+        return copied
 
     def _frozen_set(self, value: frozenset[Any]) -> Any:
         return type(value)(self.copy(item) for item in value)
@@ -262,24 +262,24 @@ class _Copier:
             return value
         cells = [types.CellType() for _ in value.__closure__ or ()]
         cells = [
-            self._made.get(id(old), new) for old, new in zip(value.__closure__ or (), cells, strict=True)
+            self._copies.get(id(old), new) for old, new in zip(value.__closure__ or (), cells, strict=True)
         ]
-        made = types.FunctionType(value.__code__, value.__globals__, value.__name__, None, tuple(cells))
-        self._register(value, made)
+        copied = types.FunctionType(value.__code__, value.__globals__, value.__name__, None, tuple(cells))
+        self._register(value, copied)
         for old, new in zip(value.__closure__ or (), cells, strict=True):
-            if id(old) in self._made:
+            if id(old) in self._copies:
                 continue
             self._register(old, new)  # two functions may share a variable
             with contextlib.suppress(ValueError):  # unbound cell
                 new.cell_contents = self.copy(old.cell_contents)
-        made.__defaults__ = self.copy(value.__defaults__)
-        made.__kwdefaults__ = self.copy(value.__kwdefaults__)
-        made.__qualname__, made.__module__, made.__doc__ = (
+        copied.__defaults__ = self.copy(value.__defaults__)
+        copied.__kwdefaults__ = self.copy(value.__kwdefaults__)
+        copied.__qualname__, copied.__module__, copied.__doc__ = (
             value.__qualname__, value.__module__, value.__doc__,
         )  # fmt: skip
-        made.__annotations__ = value.__annotations__
-        made.__dict__.update((name, self.copy(item)) for name, item in value.__dict__.items())
-        return made
+        copied.__annotations__ = value.__annotations__
+        copied.__dict__.update((name, self.copy(item)) for name, item in value.__dict__.items())
+        return copied
 
     def _method(self, value: types.MethodType) -> Any:
         return types.MethodType(self.copy(value.__func__), self.copy(value.__self__))

@@ -51,8 +51,8 @@ class Node:
     attributes: Mapping[str, Any]
     shape: Shape
     dtype: str
-    """Type of the result. Unless the graph is typed, a floating type up to 32 bits stands for the plan's dtype. float64
-    stands for itself: no kernel computes in it, so PyTorch does."""
+    """Type of the result. Unless the graph is typed, a floating type up to 32 bits means the plan's dtype. float64 is
+    exact: no kernel computes in it, so PyTorch does."""
     source: str = ""
     """Module path in the model, such as `layer1.0.conv1`."""
 
@@ -135,7 +135,7 @@ class Graph:
     ranges: Mapping[str, float] = field(default_factory=dict)
     """Largest magnitude in calibration of each value of the fused graph, for FP8."""
     typed: bool = False
-    """True if floating types stand for themselves: a training step has weights in fp32 and products in 16 bits."""
+    """True if floating types are exact: a training step has weights in fp32 and products in 16 bits."""
     images: str = "nchw"
     """Layout of input images. With `nhwc`, output images are returned in the layout they are computed in."""
     weight_names: Mapping[str, str] = field(default_factory=dict)

@@ -76,9 +76,8 @@ def narrow_autocast_layers(graph: Graph) -> None:
         types = {graph.dtype_of(name) if name is not None else None for name in sources.values()}
         types |= {graph.dtype_of(reader.name) if cast_of(reader, graph) else None for reader in readers}
         (narrow,) = types if len(types) == 1 else (None,)
-        if narrow not in (torch.float16, torch.bfloat16) or any(
-            reader.name in graph.outputs for reader in readers
-        ):
+        is_returned = any(reader.name in graph.outputs for reader in readers)
+        if narrow not in (torch.float16, torch.bfloat16) or is_returned:
             continue
         dtype = dtype_name(narrow)
         graph.nodes[node.name] = replace(node.with_inputs(**sources), dtype=dtype)

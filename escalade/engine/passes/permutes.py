@@ -50,10 +50,8 @@ def _sink(graph: Graph, node: Node) -> None:
     moved = operator_of(node).before_permute(node, order, graph)
     if moved is None:
         return
-    inputs = {
-        role: graph.nodes[name].inputs["x"] if name in values.values() else name
-        for role, name in moved.inputs.items()
-    }
+    sources = {name: graph.nodes[name].inputs["x"] for name in values.values()}
+    inputs = {role: sources.get(name, name) for role, name in moved.inputs.items()}
     name = graph.fresh(f"{node.name}_unpermuted")
     graph.insert_before(node.name, replace(moved, name=name, inputs=inputs))
     graph.nodes[node.name] = Permute.instead_of(node, {"x": name}, order=order)

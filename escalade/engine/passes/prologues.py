@@ -49,10 +49,9 @@ def fold_prologues(graph: Graph, dtype: str, estimates: Estimates) -> None:
         producer = graph.nodes.get(name)
         if producer is None:
             continue
-        if (
-            operator_of(node).preparing(node, IDENTITY, {}, graph) is None
-            or graph.only_user(name) is not node
-        ):
+        if operator_of(node).preparing(node, IDENTITY, {}, graph) is None:
+            continue
+        if graph.only_user(name) is not node:
             continue
         prologue = _channel_scale(producer, graph) or _pointwise(producer, graph)
         if prologue is None or len(prologue.expression.calls) > MOST_CALLS:
@@ -153,9 +152,8 @@ def _with_strided_x(lowered: Lowered, x: str, graph: Graph) -> Lowered:
 
 
 def _fold(graph: Graph, node: Node, producer: Node, prologue: _Prologue) -> None:
-    names = {
-        role: graph.add_constant(f"{node.name}_{role}", tensor) for role, tensor in prologue.constants.items()
-    }
+    constants = prologue.constants.items()
+    names = {role: graph.add_constant(f"{node.name}_{role}", tensor) for role, tensor in constants}
     prepared = operator_of(node).preparing(
         node.with_inputs(x=prologue.x), prologue.expression, prologue.operands | names, graph
     )

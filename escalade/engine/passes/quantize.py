@@ -37,9 +37,8 @@ def quantize_convolutions(graph: Graph, ranges: Mapping[str, float]) -> None:
                 inputs[role] = _fp8_copy(graph, value, scales[value], copies, before=name)
         input_scales = {role: scales[node.inputs[role]] for role in values}
         inputs |= _fp8_constants(graph, node, input_scales, 1 / scales[name] if name in stored_fp8 else 1.0)
-        graph.nodes[name] = replace(
-            node.with_attributes(fp8=True, store="fp8" if name in stored_fp8 else None), inputs=inputs
-        )
+        fp8_node = node.with_attributes(fp8=True, store="fp8" if name in stored_fp8 else None)
+        graph.nodes[name] = replace(fp8_node, inputs=inputs)
 
 
 def _is_quantizable(graph: Graph, node: Node, ranges: Mapping[str, float]) -> bool:

@@ -192,9 +192,8 @@ def _pad_concatenation(graph: Graph, node: Node, vector_elements: int) -> None:
         return
     padded = [_round_up(width, vector_elements) for width in widths]
     offsets = accumulate(padded, initial=0)
-    order = tuple(
-        first + channel for first, width in zip(offsets, widths, strict=False) for channel in range(width)
-    )
+    starts = zip(offsets, widths, strict=False)
+    order = tuple(start + channel for start, width in starts for channel in range(width))
     made = [_padded_producer(graph, part, node, width) for part, width in zip(parts, padded, strict=True)]
     rewrites: dict[str, Node] = {}
     if None in made or not _collect(graph, readers, node.name, order, sum(padded), rewrites):
