@@ -118,7 +118,7 @@ def main() -> None:
         if _is_interrupted(end):  # leave without waiting for threads and subprocesses
             interruption.exit_now()
         if not end.code and _is_skipped():
-            _end(f"typer did not run {sys.argv[1]}; its version and that of click do not work together. "
+            _end(f"typer did not run {sys.argv[1]}: the installed versions of typer and click are incompatible. "
                  "Install newer ones with: pip install --upgrade typer click")  # fmt: skip
         raise
     except EscaladeError as error:
@@ -131,7 +131,7 @@ def main() -> None:
     except OSError as error:
         _end(": ".join(filter(None, (error.filename, error.strerror or str(error)))))
     except (MemoryError, RuntimeError) as error:
-        if not _is_of_memory(error):
+        if not _is_out_of_memory(error):
             raise
         _end(f"out of memory ({(str(error).splitlines() or [type(error).__name__])[0]})")
 

@@ -1,6 +1,6 @@
-"""How code reaches a processor: programs, recipes of launches, and what runs them on a GPU or on the twin.
+"""Compiling, loading and launching kernels on a GPU or on the twin.
 
-What a kernel of one's own needs is here by name; see `examples/own_kernel.py`.
+The names exported here are all that a kernel of your own needs; see `examples/own_kernel.py`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from escalade.device.recipe import Buffer, KernelCall, Recipe, Workspace
     from escalade.device.run import TwinOptions, bind
 
-_HOMES = {
+_MODULES = {
     "Buffer": "recipe",
     "KernelCall": "recipe",
     "Macro": "program",
@@ -28,7 +28,7 @@ __all__ = ["Buffer", "KernelCall", "Macro", "Program", "Recipe", "TwinOptions", 
 
 
 def __getattr__(name: str) -> Any:
-    """The names come when they are first used: processes that only compile do without PyTorch."""
-    if name not in _HOMES:
+    """Import names on first use: processes that only compile do not need PyTorch."""
+    if name not in _MODULES:
         raise AttributeError(f"module 'escalade.device' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"escalade.device.{_HOMES[name]}"), name)
+    return getattr(importlib.import_module(f"escalade.device.{_MODULES[name]}"), name)

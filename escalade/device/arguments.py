@@ -1,6 +1,6 @@
-"""Kernel arguments in the form that both the driver and the twin take: the address of each value.
+"""Kernel arguments as the driver and the twin expect them: an array of the addresses of the values.
 
-Values are made once; when a tensor moves, only the pointers that name it are rewritten.
+The values are allocated once. When a tensor moves, only its pointers and tensor maps are rewritten.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from escalade.errors import UnsupportedError
 
 TENSOR_MAP_BYTES = 128
 _TENSOR_MAP_ALIGNMENT = 64
-_MOST_ADDRESSES = 256  # of one piece of memory, for which tensor maps are kept
+_MOST_ADDRESSES = 256  # addresses of one buffer for which encoded tensor maps are cached
 
 Encode = Callable[[TensorMap, int], bytes]
-"""A tensor map over the tensor at an address, in the form that the processor reads."""
+"""Encodes a tensor map for the tensor at an address."""
 
 
 class ArgumentList:
-    """The arguments of one launch; `addresses` is the array that a launch takes."""
+    """Arguments of one launch; `addresses` is the array that the launch function takes."""
 
     def __init__(self, arguments: tuple[Argument, ...], encode: Encode) -> None:
         self._encode = encode
@@ -50,22 +50,22 @@ class ArgumentList:
         ]
 
     def point(self, buffers: Mapping[str, int]) -> None:
-        """Sets every pointer and tensor map from the addresses of the buffers they name."""
+        """Set every pointer and tensor map from the addresses of the named buffers."""
         for buffer, pointer in self._pointers:
             pointer.value = _address(buffer, buffers)
-        for tensor_map, room in self._maps:
+        for tensor_map, value in self._maps:
             address = _address(tensor_map.buffer, buffers)
             assert address is not None, "the buffer of a tensor map is never optional"
-            room.raw = self._encode(tensor_map, address)
+            value.raw = self._encode(tensor_map, address)
 
     def set(self, weights_ready: bool, release_dependents: bool) -> None:
-        """What launches come in front and behind; neither holds unless said."""
+        """Set the programmatic-dependent-launch flags, which are False by default."""
         for flag, value in self._flags:
             value.value = weights_ready if isinstance(flag, WeightsReady) else release_dependents
 
     @property
     def weights_ready(self) -> tuple[str, ...]:
-        """The weights that the launch has been told are ready."""
+        """Names of the weights that the launch may read without waiting for the previous launch."""
         return tuple(
             name
             for flag, value in self._flags
@@ -78,25 +78,22 @@ class ArgumentList:
 
 
 class BufferPointers:
-    """Every place in the arguments of a few launches where the address of one piece of memory stands.
-
-    For memory that is another at each call: setting these is all that a launch then needs.
-    """
+    """All pointers into one buffer in the arguments of several launches, for buffers that move between calls."""
 
     def __init__(self) -> None:
         self.launches: list[ArgumentList] = []
-        """The arguments in which it stands, of each launch once."""
+        """Argument lists that point into the buffer, without duplicates."""
         self._values: list[tuple[Any, int]] = []
         self._maps: list[tuple[ArgumentList, TensorMap, Any, int]] = []
         self._address: int | None = None
         self._encoded: dict[int, list[bytes]] = {}
 
     def add(self, arguments: ArgumentList, name: str, offset: int = 0) -> None:
-        """What the arguments call `name` lies `offset` bytes into the memory."""
+        """Register the arguments' buffer `name`, which starts `offset` bytes into this buffer."""
         values = [(value, buffer) for buffer, value in arguments._pointers if buffer.name == name]
-        maps = [(one, room) for one, room in arguments._maps if one.buffer.name == name]
+        maps = [(one, value) for one, value in arguments._maps if one.buffer.name == name]
         self._values += [(value, offset + buffer.offset) for value, buffer in values]
-        self._maps += [(arguments, one, room, offset + one.buffer.offset) for one, room in maps]
+        self._maps += [(arguments, one, value, offset + one.buffer.offset) for one, value in maps]
         if (values or maps) and not any(known is arguments for known in self.launches):
             self.launches.append(arguments)
         self._encoded = {}
@@ -104,29 +101,29 @@ class BufferPointers:
 
     @property
     def single(self) -> Any:
-        """The one pointer, where there is no more to set than that; else None."""
+        """The ctypes pointer, if it is the only thing to set; else None."""
         (value, offset), *others = self._values or [(None, 0)]
         return None if others or offset or self._maps else value
 
     def forget(self) -> None:
-        """Someone else has set the arguments meanwhile."""
+        """Set everything again at the next `point`: other code has changed the arguments."""
         self._address = None
 
     def point(self, address: int) -> bool:
-        """Whether they were pointed elsewhere before; for one address after another nothing is done twice."""
+        """Point everything at `address`. Returns False, without any work, if it already does."""
         if address == self._address:
             return False
         self._address = None  # until all are set
         for value, offset in self._values:
             value.value = address + offset
         if self._maps:
-            for (_, _, room, _), encoded in zip(self._maps, self._encoded_for(address), strict=True):
-                room.raw = encoded
+            for (_, _, value, _), encoded in zip(self._maps, self._encoded_for(address), strict=True):
+                value.raw = encoded
         self._address = address
         return True
 
     def _encoded_for(self, address: int) -> list[bytes]:
-        """The tensor maps over the memory there; kept, since an allocator gives the same addresses again."""
+        """Return the encoded tensor maps for this address, cached: allocators reuse addresses."""
         found = self._encoded.get(address)
         if found is None:
             found = [one.encoded(tensor_map, address + offset) for one, tensor_map, _, offset in self._maps]
@@ -137,14 +134,14 @@ class BufferPointers:
 
 
 def _pointers(argument: Argument, value: Any) -> list[tuple[Buffer, Any]]:
-    """The pointers in an argument's value, each with the buffer that it is to point to."""
+    """Return the pointers in an argument's value, each with its buffer."""
     if isinstance(argument, Buffer):
         return [(argument, value)]
     if isinstance(argument, Addresses):
         step = ctypes.sizeof(ctypes.c_void_p)
         return [
-            (buffer, ctypes.c_void_p.from_buffer(value, place * step))
-            for place, buffer in enumerate(argument.buffers)
+            (buffer, ctypes.c_void_p.from_buffer(value, index * step))
+            for index, buffer in enumerate(argument.buffers)
         ]
     return []
 
@@ -154,14 +151,16 @@ def _address(buffer: Buffer, buffers: Mapping[str, int]) -> int | None:
     if address is not None:
         return address + buffer.offset
     if not buffer.optional:
-        raise UnsupportedError(f"the recipe needs a buffer {buffer.name!r}; it was given {sorted(buffers)}")
+        raise UnsupportedError(
+            f"the recipe needs a tensor {buffer.name!r}; the tensors are {sorted(buffers)}"
+        )
     return None
 
 
 def _aligned(size: int, alignment: int) -> Any:
-    """Room that starts at a multiple of `alignment`."""
-    room = (ctypes.c_char * (size + alignment))()
-    return (ctypes.c_char * size).from_buffer(room, -ctypes.addressof(room) % alignment)
+    """Allocate `size` bytes at a multiple of `alignment`."""
+    memory = (ctypes.c_char * (size + alignment))()
+    return (ctypes.c_char * size).from_buffer(memory, -ctypes.addressof(memory) % alignment)
 
 
 def _value(argument: Argument) -> Any:

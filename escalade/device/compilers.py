@@ -1,8 +1,8 @@
-"""Processes that compile for a GPU: the first of them loads NVRTC, and copies itself for every program.
+"""Parallel NVRTC compilation: a fork server loads NVRTC once and forks a worker per program.
 
-NVRTC lets one thread at a time into its front end, so that threads wait for each other; processes do not. To start
-Python and load NVRTC takes as long as most kernels take to compile: the first process does it once, while a model is
-still being captured, and stays until no program has come for a while or whoever started it has ended.
+NVRTC serializes its front end across threads, so threads do not help. Starting Python and loading NVRTC takes as long
+as compiling most kernels: the server does it once, while a model is still being captured. It exits after
+`IDLE_SECONDS` without requests, or with its parent.
 """
 
 from __future__ import annotations
@@ -26,24 +26,23 @@ from escalade.fork_server import ForkServer
 from escalade.interruption import interruptible
 
 IDLE_SECONDS = 60.0
-"""How long the first process stays when no program comes."""
-Answer = tuple[str, bytes | None]
-"""What the compiler has against a program, and machine code that the cache's folder did not take."""
+CompileResult = tuple[str, bytes | None]
+"""Compiler error (empty for success), and the payload if the cache folder could not store it."""
 
 
 class CompileRequest(NamedTuple):
-    """Programs to be compiled, so many at a time."""
+    """Programs to compile, `max_parallel` at a time."""
 
     programs: tuple[Program, ...]
     architecture: str
     max_parallel: int
     cache: tuple[tuple[str, str], ...]
-    """Variables that say where to keep them."""
+    """Environment variables that locate the cache."""
     wait: bool
-    """Whether somebody waits for an answer for each of them."""
+    """True if the client waits for a result per program."""
 
 
-class _Job(NamedTuple):
+class _CompileJob(NamedTuple):
     program: Program
     architecture: str
     cache: tuple[tuple[str, str], ...]
@@ -53,28 +52,30 @@ _server = ForkServer(f"{__name__}.serve", {})
 
 
 def start() -> None:
-    """Starts the first process if it is not there: it gets ready while the caller goes on."""
+    """Start the server in the background if it is not running."""
     _server.start()
 
 
 def stop() -> None:
-    """Ends the processes; the next program starts them again."""
+    """Stop all compiler processes. The next request starts them again."""
     _server.stop()
 
 
 def compile_ahead(programs: Sequence[Program], architecture: str, count: int) -> None:
-    """Has programs compiled that somebody is going to want, `count` at a time, and waits for none of them. While others
-    are waited for, or where the first process cannot be started, they are left to who wants them."""
+    """Start compiling programs in the background, `count` at a time.
+
+    Does nothing if another thread waits for results, or if the server cannot be started.
+    """
     with _server.try_exclusive() as free:
         if not free:
             return
         try:
             with suppress(OSError):
-                _ask(
+                _send(
                     _server.ensure_running(),
                     CompileRequest(tuple(programs), architecture, count, _cache(), wait=False),
                 )
-        except BaseException:  # half a request is none
+        except BaseException:  # the server may have received half a request
             _server.kill()
             raise
 
@@ -82,8 +83,9 @@ def compile_ahead(programs: Sequence[Program], architecture: str, count: int) ->
 def compile_all(
     programs: Sequence[Program], architecture: str, count: int, report: Callable[[Program, str], None]
 ) -> list[Program]:
-    """Compiles programs into the cache, `count` at a time, and reports each when it is done, with the compiler's
-    refusal or an empty text. Gives those that are left, if the first process cannot be started or dies.
+    """Compile programs into the cache, `count` at a time, and report each with its error message, if any.
+
+    Returns the programs that are left if the server cannot be started or dies.
     """
     left = dict(enumerate(programs))
     with _server.exclusive():
@@ -92,10 +94,10 @@ def compile_all(
         except OSError:
             return [*programs]
         try:
-            with suppress(OSError):  # one that is gone gives no answer
-                _ask(process, CompileRequest(tuple(programs), architecture, count, _cache(), wait=True))
+            with suppress(OSError):  # a dead server is noticed below
+                _send(process, CompileRequest(tuple(programs), architecture, count, _cache(), wait=True))
             while left:
-                answer = interruptible(lambda: _answer(process))
+                answer = interruptible(lambda: _receive(process))
                 if answer is None:
                     _server.kill()
                     break
@@ -104,30 +106,29 @@ def compile_all(
                 if payload is not None:
                     store_payload(program, architecture, payload)
                 report(program, message)
-        except BaseException:  # nobody waits for what they compile
+        except BaseException:  # do not let the workers finish results that are no longer awaited
             _server.kill()
             raise
     return [*left.values()]
 
 
 def _cache() -> tuple[tuple[str, str], ...]:
-    """Where this process keeps what is compiled, as it understands it: a relative folder is seen from where it
-    began."""
+    """Return the cache settings of this process, with relative folders resolved."""
     return (
         ("ESCALADE_CACHE_DIR", str(default_directory())),
         ("ESCALADE_CACHE_LIMIT", str(default_limit())),
     )
 
 
-def _ask(process: subprocess.Popen[bytes], request: CompileRequest) -> None:
-    """Past the buffer of `stdin`: whoever forks meanwhile would write what is left in it, too."""
+def _send(process: subprocess.Popen[bytes], request: CompileRequest) -> None:
+    # Bypasses the buffer of `stdin`: a fork of this process would flush a copy of what is left in it.
     assert process.stdin
     with Connection(os.dup(process.stdin.fileno()), readable=False) as requests:
         requests.send(request)
 
 
-def _answer(process: subprocess.Popen[bytes]) -> tuple[int, str, bytes | None] | None:
-    """A program's number with what is said of it; None if the process is gone."""
+def _receive(process: subprocess.Popen[bytes]) -> tuple[int, str, bytes | None] | None:
+    """Return a program's index and its result; None if the server is dead."""
     assert process.stdout
     try:
         number, message, payload = pickle.load(process.stdout)
@@ -136,95 +137,99 @@ def _answer(process: subprocess.Popen[bytes]) -> tuple[int, str, bytes | None] |
     return number, message, payload
 
 
-# What the processes do. They need no PyTorch.
+# Server side. It does not import PyTorch.
 
 
 def serve() -> None:
-    """The first process: copies itself for every program that it is sent."""
-    requests, answers = Connection(os.dup(0), writable=False), os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # whatever a library prints must not get among the answers
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks how the copies ended
-    with suppress(CompileError):  # which every program says then
+    """Run the server: read requests, fork a worker per program, write results."""
+    requests, results = Connection(os.dup(0), writable=False), os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # output of libraries must not mix with the results
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # reap workers automatically
+    with suppress(CompileError):  # every compilation will report it
         warm_up()
-    copies = _Copies()
-    with suppress(EOFError, BrokenPipeError):  # whoever asked is gone
-        while ready := wait([requests, *copies.at_work], None if copies.at_work else IDLE_SECONDS):
+    workers = _Workers()
+    with suppress(EOFError, BrokenPipeError):  # the client is gone
+        while ready := wait([requests, *workers.running], None if workers.running else IDLE_SECONDS):
             for each in ready:
                 if each is requests:
-                    copies.take(requests.recv())
+                    workers.submit(requests.recv())
                 else:
                     assert isinstance(each, int)
-                    copies.hear(each)
-            for answer in copies.answers():
-                pickle.dump(answer, answers)
-                answers.flush()
+                    workers.collect(each)
+            for result in workers.results():
+                pickle.dump(result, results)
+                results.flush()
 
 
-class _Copies:
-    """Copies of the first process, each at work on one program."""
+class _Workers:
+    """Forked workers, one program each."""
 
     def __init__(self) -> None:
-        self.at_work: dict[int, _Job] = {}
-        """What each is at, by the end of the pipe that it writes to."""
-        self._at_once = 1
-        self._waiting: deque[_Job] = deque()
-        self._said: dict[_Job, Answer] = {}
-        """What nobody has asked for yet."""
-        self._awaited: dict[int, _Job] = {}
+        self.running: dict[int, _CompileJob] = {}
+        """Job of each worker, by the read end of its pipe."""
+        self._max_parallel = 1
+        self._pending: deque[_CompileJob] = deque()
+        self._finished: dict[_CompileJob, CompileResult] = {}
+        """Results that have not been sent."""
+        self._awaited: dict[int, _CompileJob] = {}
 
-    def take(self, request: CompileRequest) -> None:
-        """What somebody waits for comes before what was begun ahead."""
-        jobs = tuple(_Job(program, request.architecture, request.cache) for program in request.programs)
+    def submit(self, request: CompileRequest) -> None:
+        """Queue a request. Awaited programs go before those compiled ahead."""
+        jobs = tuple(
+            _CompileJob(program, request.architecture, request.cache) for program in request.programs
+        )
         if request.wait:
             self._awaited = dict(enumerate(jobs))
-        first, then = (jobs, self._waiting) if request.wait else (self._waiting, jobs)
-        begun = {*self.at_work.values(), *self._said}
-        self._waiting = deque(job for job in dict.fromkeys((*first, *then)) if job not in begun)
-        self._at_once = request.max_parallel
-        self._go_on()
+        first, then = (jobs, self._pending) if request.wait else (self._pending, jobs)
+        started = {*self.running.values(), *self._finished}
+        self._pending = deque(job for job in dict.fromkeys((*first, *then)) if job not in started)
+        self._max_parallel = request.max_parallel
+        self._start_pending()
 
-    def hear(self, pipe: int) -> None:
-        """What a copy says, which ends with it."""
-        job = self.at_work.pop(pipe)
+    def collect(self, pipe: int) -> None:
+        """Read the result of a worker that has ended."""
+        job = self.running.pop(pipe)
         with os.fdopen(pipe, "rb") as file:
-            said = file.read()
+            result = file.read()
         try:
-            self._said[job] = pickle.loads(said)
+            self._finished[job] = pickle.loads(result)
         except (EOFError, pickle.UnpicklingError):
-            self._said[job] = (f"a compiler process died over {job.program}", None)
-        self._go_on()
+            self._finished[job] = (f"a compiler process died while compiling {job.program}", None)
+        self._start_pending()
 
-    def answers(self) -> Iterator[tuple[int, str, bytes | None]]:
-        """What is there for whoever waits, by the number of the program. When they have all, nothing is kept: what was
-        begun ahead and is done is found in the cache, and not asked for."""
-        there = [number for number, job in self._awaited.items() if job in self._said]
-        for number in there:
-            yield number, *self._said[self._awaited.pop(number)]
-        if there and not self._awaited:
-            self._said.clear()
+    def results(self) -> Iterator[tuple[int, str, bytes | None]]:
+        """Yield finished awaited results with the program's index.
 
-    def _go_on(self) -> None:
-        while self._waiting and len(self.at_work) < self._at_once:
-            job = self._waiting.popleft()
-            self.at_work[_begun(job)] = job
+        After the last one, all results are dropped: clients find programs compiled ahead in the cache.
+        """
+        ready = [number for number, job in self._awaited.items() if job in self._finished]
+        for number in ready:
+            yield number, *self._finished[self._awaited.pop(number)]
+        if ready and not self._awaited:
+            self._finished.clear()
+
+    def _start_pending(self) -> None:
+        while self._pending and len(self.running) < self._max_parallel:
+            job = self._pending.popleft()
+            self.running[_fork_worker(job)] = job
 
 
-def _begun(job: _Job) -> int:
-    """The end of a pipe that a copy of this process writes its answer to."""
+def _fork_worker(job: _CompileJob) -> int:
+    """Fork a worker; returns the read end of the pipe for its result."""
     reading, writing = os.pipe()
     if os.fork():
         os.close(writing)
         return reading
     try:
         with os.fdopen(writing, "wb") as file:
-            pickle.dump(_compiled(job), file)
+            pickle.dump(_compile(job), file)
     except BaseException:
         traceback.print_exc()
     finally:
-        os._exit(0)  # at once: what the first process has loaded is not this one's to put away
+        os._exit(0)  # skip the server's exit handlers
 
 
-def _compiled(job: _Job) -> Answer:
+def _compile(job: _CompileJob) -> CompileResult:
     os.environ.update(job.cache)
     try:
         compile_program(job.program, job.architecture)

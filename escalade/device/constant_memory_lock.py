@@ -1,10 +1,10 @@
-"""Calls that write memory of a loaded program itself take turns, in every thread and on every stream.
+"""Mutual exclusion of calls that fill `__constant__` memory, across threads and streams.
 
-A `__constant__` array is one for all who launch the program: a call that fills it has to wait until the call before has
-read it. On the twin, where a call has ended when it returns, a lock for each program will do. On a GPU the lock orders
-the launches of threads, and an event for each program their work on different streams.
+All launches of a loaded program share its `__constant__` arrays: a call that fills one must wait until the previous
+call has read it. On the twin, where calls are synchronous, a lock per program is enough. On a GPU the lock orders the
+launches of threads, and an event per program orders their work on different streams.
 
-A CUDA graph is replayed without any of this being asked, so each graph has a copy of the program to itself.
+Replays of a CUDA graph bypass these locks, so each graph gets its own copy of the program.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ ProgramCopies = Mapping[Program, cuda.CudaKernel]
 
 class ConstantLock(Protocol):
     def take(self) -> AbstractContextManager[ProgramCopies]:
-        """A turn, with the copies of the programs to be launched in it: none for those that `cuda.load` gives."""
+        """Enter the critical section; yields the program copies to launch, where they are not those of `cuda.load`."""
 
 
 class TwinConstantLock:
-    """Lets calls of the twin's kernels take turns: a library has one set of variables."""
+    """Lock for kernels on the twin."""
 
     def __init__(self, programs: Sequence[Program]) -> None:
         self._locks = [_twin_locks.setdefault(program, threading.Lock()) for program in programs]
@@ -38,7 +38,7 @@ class TwinConstantLock:
     @contextmanager
     def take(self) -> Iterator[ProgramCopies]:
         with ExitStack() as held:
-            for lock in self._locks:  # in one order for all: programs come sorted
+            for lock in self._locks:  # programs are sorted, so all threads lock in the same order
                 held.enter_context(lock)
             yield {}
 
@@ -48,7 +48,7 @@ _twin_locks: dict[Program, threading.Lock] = {}
 
 @dataclass
 class _Copy:
-    """A loaded program, and when the last call that uses it will have ended."""
+    """Loaded program, with an event that marks the end of its last use."""
 
     kernel: cuda.CudaKernel
     done: torch.cuda.Event | None = None
@@ -59,7 +59,7 @@ class _Copy:
             stream.wait_event(self.done)
         try:
             yield
-        finally:  # what was enqueued before a failure runs all the same
+        finally:  # work enqueued before a failure still runs
             if self.done is None:
                 self.done = torch.cuda.Event()
             self.done.record(stream)
@@ -67,19 +67,19 @@ class _Copy:
 
 @dataclass
 class _Owner:
-    """The copies of one program on one device."""
+    """Copies of one program on one device."""
 
     program: Program
     device_index: int
     lock: threading.Lock = field(default_factory=threading.Lock)
     _plain: _Copy | None = None
     _spare: cuda.CudaKernel | None = None
-    """A copy for the next graph: while it is recorded, nothing can be loaded."""
+    """Copy for the next graph, loaded ahead because nothing can be loaded during capture."""
     _graphs: dict[int, _Copy] = field(default_factory=dict)
-    """The copies that graphs have. Each lasts as long as the process: a graph may be replayed at any time."""
+    """Copies owned by graphs, never freed: a graph may be replayed at any time."""
 
     def plain(self) -> _Copy:
-        """The copy for calls that run at once."""
+        """Return the copy for eager launches."""
         if self._plain is None:
             self._plain = _Copy(cuda.load(self.program, self.device_index))
         return self._plain
@@ -88,15 +88,15 @@ class _Owner:
         if number not in self._graphs:
             if self._spare is None:
                 raise LaunchError(
-                    f"{self.program} keeps weights in memory of its own, so each CUDA graph needs a copy of it, which "
-                    "cannot be loaded while the graph is recorded: make the same call once just before"
+                    f"{self.program} keeps weights in constant memory, so each CUDA graph needs its own copy, which "
+                    "cannot be loaded during capture: make the same call once just before capturing"
                 )
             self._graphs[number] = _Copy(self._spare)
             self._spare = None
         return self._graphs[number]
 
     def reserve(self) -> None:
-        """Sees to it that a graph can be recorded."""
+        """Load a spare copy, so that a graph can be captured."""
         if self._spare is None:
             copy = cuda.load_copy(self.program, self.device_index)
             self._spare = copy.like(self.plain().kernel, self.device_index)
@@ -106,7 +106,7 @@ _owners: dict[tuple[Program, int], _Owner] = {}
 
 
 class CudaConstantLock:
-    """Lets calls of a recipe's programs on a GPU take turns."""
+    """Lock for the programs of a recipe on a GPU."""
 
     def __init__(self, programs: Sequence[Program], device_index: int) -> None:
         self._owners = [
@@ -117,7 +117,7 @@ class CudaConstantLock:
     @contextmanager
     def take(self) -> Iterator[ProgramCopies]:
         with ExitStack() as held:
-            for owner in self._owners:  # in one order for all: programs come sorted
+            for owner in self._owners:  # programs are sorted, so all threads lock in the same order
                 held.enter_context(owner.lock)
             held.enter_context(torch.cuda.device(self._index))
             stream = torch.cuda.current_stream(self._index)

@@ -1,4 +1,4 @@
-"""Kernels on the GPU: loading, and launches whose every part is prepared before the first one."""
+"""Kernels on the GPU: loading, and launches with everything but stream and pointers prepared ahead."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from escalade.errors import LaunchError, UnsupportedError
 
 
 def architecture(device_index: int) -> str:
-    """What to compile for. Hopper's own instructions need the `a` in sm_90a."""
+    """Return the architecture to compile for. Hopper's wgmma and TMA instructions need the `a` in sm_90a."""
     major, minor = torch.cuda.get_device_capability(device_index)
     if major < 8:
         name = torch.cuda.get_device_name(device_index)
@@ -34,18 +34,18 @@ def architecture(device_index: int) -> str:
 
 
 def architecture_of(device: torch.device) -> str | None:
-    """The architecture of a CUDA device; None for the CPU, where the twin runs everything."""
+    """Return the architecture of a CUDA device; None for the CPU, where the twin runs."""
     return architecture(index_of(device)) if device.type == "cuda" else None
 
 
 def index_of(device: torch.device) -> int:
-    """The number of a CUDA device; of the current one, if it names none."""
+    """Return the index of a CUDA device; that of the current device if it has none."""
     return device.index if device.index is not None else torch.cuda.current_device()
 
 
 @dataclass(frozen=True)
 class CudaKernel:
-    """A compiled program, loaded; `handle` works in every context of the process."""
+    """Loaded program; `handle` is valid in every context of the process."""
 
     program: Program
     library: Any
@@ -60,10 +60,9 @@ class CudaKernel:
         return self.cubin.resources
 
     def allow_shared(self, bytes: int, device_index: int, what: str) -> None:
-        """Raises the kernel's limit of dynamic shared memory, which has to be done above 48 KiB, with what the kernel
-        declares itself.
+        """Raise the kernel's limit of dynamic shared memory, as required above 48 KiB of static and dynamic together.
 
-        The limit is the kernel's, not the launch's: a smaller launch must not lower it under a larger one.
+        The limit belongs to the kernel, not to a launch, so it is never lowered.
         """
         from cuda.bindings import driver
 
@@ -76,7 +75,7 @@ class CudaKernel:
             self._allowed["bytes"] = bytes
 
     def constant(self, symbol: str, device_index: int, what: str) -> tuple[Any, int]:
-        """Address and bytes of a `__constant__` array of this copy, looked up once."""
+        """Return the address and size of a `__constant__` array of this copy, cached."""
         from cuda.bindings import driver
 
         with self._lock:
@@ -87,21 +86,21 @@ class CudaKernel:
             return self._constants[symbol]
 
     def like(self, other: CudaKernel, device_index: int) -> CudaKernel:
-        """Made ready for the same launches as another copy, so that nothing is left to do while a graph is recorded."""
-        what = f"making a copy of {self.program} ready"
+        """Prepare this copy for the same launches as `other`, because attributes cannot be set during capture."""
+        what = f"preparing a copy of {self.program}"
         self.allow_shared(other._allowed.get("bytes", 0), device_index, what)
         for symbol in tuple(other._constants):
             self.constant(symbol, device_index, what)
         return self
 
     def occupancy(self, threads: int, shared_bytes: int) -> int:
-        """How many blocks of this kernel a multiprocessor holds at once."""
+        """Return the number of CTAs of this kernel that fit on an SM at the same time."""
         from cuda.bindings import driver
 
         function = check(driver.cuKernelGetFunction(self.handle), f"finding {self.program}")
         return check(
             driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(function, threads, shared_bytes),
-            f"asking for the occupancy of {self.program}",
+            f"querying the occupancy of {self.program}",
         )
 
 
@@ -112,7 +111,7 @@ _noting: list[set[Program]] = []
 
 @contextmanager
 def track_programs() -> Iterator[set[Program]]:
-    """The programs that anybody asks for meanwhile, whether or not they were loaded before."""
+    """Yield a set that collects the programs passed to `load`, by any thread, loaded before or not."""
     found: set[Program] = set()
     _noting.append(found)
     try:
@@ -122,19 +121,19 @@ def track_programs() -> Iterator[set[Program]]:
 
 
 def load(program: Program, device_index: int) -> CudaKernel:
-    """Compiled for the device and loaded, the same copy for all; kept for the life of the process."""
+    """Compile and load a program once per device; never unloaded."""
     for found in _noting:
         found.add(program)
     key = (program, device_index)
     if key not in _loaded:
-        with _loading.setdefault(key, threading.Lock()):  # two copies would have two constant memories
+        with _loading.setdefault(key, threading.Lock()):  # two copies would have separate constant memories
             if key not in _loaded:
                 _loaded[key] = load_copy(program, device_index)
     return _loaded[key]
 
 
 def load_copy(program: Program, device_index: int) -> CudaKernel:
-    """A copy with constant memory of its own."""
+    """Load another copy, with its own constant memory."""
     from cuda.bindings import driver
 
     torch.cuda.init()
@@ -143,7 +142,7 @@ def load_copy(program: Program, device_index: int) -> CudaKernel:
         cubin = compile_program(program, architecture(device_index))
         library = check(driver.cuLibraryLoadData(cubin.code, [], [], 0, [], [], 0), f"loading {program}")
         handle = check(driver.cuLibraryGetKernel(library, program.entry.encode()), f"finding {program}")
-        # Onto the device too, which the driver would do when it is first launched.
+        # Load it onto the device now; the driver would do it at the first launch.
         check(driver.cuKernelGetFunction(handle), f"loading {program}")
     return CudaKernel(program, library, handle, cubin)
 
@@ -151,11 +150,11 @@ def load_copy(program: Program, device_index: int) -> CudaKernel:
 _LAUNCHED = (
     "gridDimX", "gridDimY", "gridDimZ", "blockDimX", "blockDimY", "blockDimZ", "sharedMemBytes",
 )  # fmt: skip
-"""What a launch and a node of a graph have in common, by the driver's names."""
+"""Fields that launch configs and graph nodes share."""
 
 
 class CudaLaunch:
-    """One kernel launch on one device, everything but the stream and the pointers fixed."""
+    """Kernel launch on one device; only stream and pointers change between calls."""
 
     def __init__(
         self, call: KernelCall, device_index: int, label: str, kernel: CudaKernel | None = None
@@ -188,25 +187,27 @@ class CudaLaunch:
         else:
             stream = self._current_stream(self.device_index)
         if not stream and self._current_device() != self.device_index:
-            with torch.cuda.device(self.device_index):  # the default stream is that of the current context
+            with torch.cuda.device(
+                self.device_index
+            ):  # stream 0 means the default stream of the current context
                 self.enqueue(stream)
         else:
             self.enqueue(stream)
 
     def node(self) -> Any:
-        """What its launch has become in the CUDA graph that is being recorded; asked for before anything follows it."""
+        """Return the node of this launch in the CUDA graph being captured. Call it right after the launch."""
         from cuda.bindings import driver
 
-        what = f"{self.what}: asking for its place in the graph being recorded"
+        what = f"{self.what}: finding its node in the graph being captured"
         _, _, _, latest, *_ = check(driver.cuStreamGetCaptureInfo(self._stream), what)
         (node,) = latest
         return node
 
     def add_to_graph(self, graph: Any, behind: Any) -> Any:
-        """A node of a CUDA graph that is this launch with its arguments of now, behind another node if there is one."""
+        """Add this launch, with its current arguments, to a CUDA graph, after the node `behind` if there is one."""
         from cuda.bindings import driver
 
-        what = f"{self.what}: giving it a place in a graph"
+        what = f"{self.what}: adding it to a graph"
         parameters = driver.CUDA_KERNEL_NODE_PARAMS()
         parameters.kern = self.kernel.handle
         parameters.kernelParams = ctypes.addressof(self.arguments.addresses)
@@ -220,7 +221,7 @@ class CudaLaunch:
             check(driver.cuGraphKernelNodeSetAttribute(node, attribute, value), what)
         if behind is not None:
             edge = driver.CUgraphEdgeData()
-            if self._overlap:  # it begins before the other ends, and waits for it itself
+            if self._overlap:  # programmatic dependent launch: the kernel itself waits for its predecessor
                 edge.from_port = driver.CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC
                 edge.type = driver.CUgraphDependencyType.CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC
             check(driver.cuGraphAddDependencies(graph, [behind], [node], [edge], 1), what)
@@ -228,31 +229,31 @@ class CudaLaunch:
 
     @property
     def is_on_main_lane(self) -> bool:
-        """Whether it follows what was launched on the current stream, and not in a lane beside it."""
+        """True if it runs on the current stream, not on a side lane."""
         return self._lane == 0
 
     def enqueue(self, stream: int) -> None:
-        """Launches on a stream of its device, whose context is current."""
+        """Launch on a stream of its device, whose context must be current."""
         if stream != self._stream:
             self._stream = stream
             self._config.hStream = stream
         status = self._launch()
         if not status:
             return
-        if status == self._no_context:  # the thread's first use of CUDA is this launch
+        if status == self._no_context:  # this thread has not used CUDA before
             make_context_current(self.device_index)
             status = self._launch()
         check_status(status, self.what)
 
 
 def capture_id(stream: torch.cuda.Stream) -> int | None:
-    """A number for the CUDA graph that is being recorded on the current stream, no other has it; None if none is."""
+    """Return the unique id of the CUDA graph being captured on the current stream; None if there is none."""
     if not torch.cuda.is_current_stream_capturing():
         return None
     from cuda.bindings import driver
 
     _, number, *_ = check(
-        driver.cuStreamGetCaptureInfo(stream.cuda_stream), "asking for the graph being recorded"
+        driver.cuStreamGetCaptureInfo(stream.cuda_stream), "finding the graph being captured"
     )
     return int(number)
 
@@ -261,7 +262,7 @@ _local = threading.local()
 
 
 def side_stream(device_index: int, lane: int) -> torch.cuda.Stream:
-    """A lane's stream. Each thread has its own: what one is recording, another must not launch into."""
+    """Return a lane's stream, one per thread: a thread must not launch into another thread's capture."""
     known: dict[tuple[int, int], torch.cuda.Stream] = _local.__dict__.setdefault("streams", {})
     if (device_index, lane) not in known:
         known[device_index, lane] = dedicated_stream(device_index)
@@ -270,8 +271,7 @@ def side_stream(device_index: int, lane: int) -> torch.cuda.Stream:
 
 @contextmanager
 def side_lanes(device_index: int, lanes: tuple[int, ...]) -> Iterator[None]:
-    """Forks the lanes from the current stream and joins them to it again by events, which a graph records as its
-    edges."""
+    """Fork the lanes from the current stream and join them to it by events, which capture turns into graph edges."""
     current = torch.cuda.current_stream(device_index)
     for lane in lanes:
         side_stream(device_index, lane).wait_stream(current)
@@ -307,7 +307,7 @@ def _launch_config(call: KernelCall) -> Any:
 
 
 class CudaConstantCopy:
-    """Fills a `__constant__` array, on the stream of the launches that read it."""
+    """Copy into a `__constant__` array, on the stream of the launches that read it."""
 
     def __init__(
         self, copy: ConstantCopy, device_index: int, label: str, kernel: CudaKernel | None = None
@@ -320,9 +320,9 @@ class CudaConstantCopy:
         self._copy = copy
         self._source = 0
         kernel = kernel or load(copy.program, device_index)
-        self._target, room = kernel.constant(copy.symbol, device_index, self._what)
-        if room < copy.bytes:
-            raise LaunchError(f"{self._what}: {copy.bytes} bytes do not fit into {room}")
+        self._target, capacity = kernel.constant(copy.symbol, device_index, self._what)
+        if capacity < copy.bytes:
+            raise LaunchError(f"{self._what}: {copy.bytes} bytes do not fit into {capacity}")
 
     def point(self, buffers: Mapping[str, int]) -> None:
         self._source = buffers[self._copy.source.name] + self._copy.source.offset
@@ -334,5 +334,5 @@ class CudaConstantCopy:
 
 
 def synchronize_after_each_launch() -> bool:
-    """`ESCALADE_SYNC=1`: an error of a running kernel is raised by its own launch, with its name."""
+    """Return True for `ESCALADE_SYNC=1`: a kernel's error is then raised by its own launch, with its name."""
     return os.environ.get("ESCALADE_SYNC", "0") == "1"

@@ -1,4 +1,4 @@
-"""Calls of the CUDA driver: their errors as exceptions."""
+"""CUDA driver calls with errors as exceptions, and raw driver functions for hot paths."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ from typing import Any
 
 from escalade.errors import LaunchError
 
-_FUNCTIONS_OF = 12000
-"""The version of CUDA whose functions are taken, where later ones have changed them."""
+_API_VERSION = 12000  # CUDA 12.0: later versions changed the signatures of some functions
 
 
 def check(result: tuple[Any, ...], what: str) -> Any:
-    """The value or values of a driver call's result, or a LaunchError that says what was being done."""
+    """Return the value or values of a driver call; raises LaunchError, starting with `what`, if it failed."""
     from cuda.bindings import driver
 
     status, *values = result
@@ -26,7 +25,7 @@ def check(result: tuple[Any, ...], what: str) -> Any:
 
 
 def check_status(status: int, what: str) -> None:
-    """Raises a LaunchError unless that, which a function of the driver has returned, is success."""
+    """Raise LaunchError unless a raw driver function returned success."""
     from cuda.bindings import driver
 
     check((driver.CUresult(status),), what)
@@ -34,34 +33,37 @@ def check_status(status: int, what: str) -> None:
 
 @cache
 def launch_function() -> Callable[..., int]:
-    """`cuLaunchKernelEx` itself, over four addresses (config, kernel, arguments, and none of what is extra), each a
-    c_void_p: on its way through cuda-bindings a launch takes several times as long in Python as in the driver."""
+    """Return `cuLaunchKernelEx`, taking config, kernel, arguments and `extra` (null) as c_void_p.
+
+    Through cuda-bindings a launch spends several times as long in Python as in the driver.
+    """
     return driver_function("cuLaunchKernelEx")
 
 
 @cache
 def driver_function(name: str) -> Callable[..., int]:
-    """A function of the driver's that may have to wait, over addresses, each a c_void_p: other threads go on
-    meanwhile."""
+    """Return a raw driver function that takes c_void_p and releases the GIL, for calls that may block."""
     return function_at(_address(name))
 
 
 @cache
 def gil_holding_function(name: str) -> Callable[..., int]:
-    """A function of the driver's that waits for nothing, over addresses, each a c_void_p. It keeps the interpreter's
-    lock: where other threads wait for that, to get it back takes longer than all else that is done."""
+    """Return a raw driver function that takes c_void_p and keeps the GIL, for calls that never block.
+
+    With other threads waiting for the GIL, reacquiring it takes longer than the call.
+    """
     return ctypes.PYFUNCTYPE(ctypes.c_int)(_address(name))
 
 
 def _address(name: str) -> int:
     from cuda.bindings import driver
 
-    address, _ = check(driver.cuGetProcAddress(name.encode(), _FUNCTIONS_OF, 0), f"finding {name}")
+    address, _ = check(driver.cuGetProcAddress(name.encode(), _API_VERSION, 0), f"finding {name}")
     return int(address)
 
 
 def make_context_current(device_index: int) -> None:
-    """PyTorch's context of the device, for the calling thread; recording a CUDA graph may be under way."""
+    """Make the device's primary context, which PyTorch uses, current in this thread. Allowed during graph capture."""
     from cuda.bindings import driver
 
     check(driver.cuCtxSetCurrent(_primary_context(device_index)), "making the context current")
@@ -76,6 +78,5 @@ def _primary_context(device_index: int) -> Any:
 
 
 def function_at(address: int) -> Callable[..., int]:
-    """A function of C's that returns an int and takes what is given as c_void_p: ctypes knows no types that it would
-    convert arguments to, which takes it as long as the call."""
+    """Return a C function that returns int. Declaring no argument types skips ctypes' conversions."""
     return ctypes.CFUNCTYPE(ctypes.c_int)(address)

@@ -1,4 +1,4 @@
-"""Events that mark where a stream has come to, recorded by threads of which many wait for the interpreter's lock."""
+"""CUDA events that are cheap to record and query while many threads compete for the GIL."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import torch
 
 from escalade.device.driver import gil_holding_function
 
-_NOT_YET = 600
-"""What the driver says of an event whose work is not done (CUDA_ERROR_NOT_READY)."""
+_NOT_READY = 600  # CUDA_ERROR_NOT_READY
 
 
 class StreamMarker:
-    """An event. PyTorch gives the interpreter's lock away to record one, and where other threads wait for that lock,
-    each time it is given away takes longer than the recording.
+    """Event recorded without releasing the GIL, which PyTorch's `Event.record` does.
+
+    With other threads waiting for the GIL, reacquiring it takes longer than recording.
     """
 
     def __init__(self) -> None:
@@ -25,19 +25,21 @@ class StreamMarker:
         self._query: Callable[[], int] | None = None
 
     def record(self, stream: int, has_room: bool) -> None:
-        """Marks what the current stream, as the driver has it, has been given so far. `has_room` says that the stream's
-        queue is not full: then nothing is waited for, and the lock is kept."""
+        """Record the event on the current stream, whose raw handle is `stream`.
+
+        `has_room` means that the stream's queue is not full: the call cannot block, so the GIL can be kept.
+        """
         if self._record is not None and has_room and not self._record(ctypes.c_void_p(stream)):
             return
-        self.event.record()  # also what the driver has refused, for PyTorch says why
-        if self._record is None:  # the event is made when it is first recorded
+        self.event.record()  # also after a driver error, because PyTorch reports its reason
+        if self._record is None:  # PyTorch creates the event when it is first recorded
             handle = ctypes.c_void_p(self.event.cuda_event)
             self._record = partial(gil_holding_function("cuEventRecord"), handle)
             self._query = partial(gil_holding_function("cuEventQuery"), handle)
 
     def is_done(self) -> bool:
-        """Whether the stream has done all that was marked; so it has if nothing was."""
+        """Return True if all work before the last `record` has finished, or nothing was recorded."""
         status = 0 if self._query is None else self._query()
-        if status in (0, _NOT_YET):
+        if status in (0, _NOT_READY):
             return status == 0
-        return self.event.query()  # what the driver has refused, for PyTorch says why
+        return self.event.query()  # PyTorch reports the reason of a driver error

@@ -1,4 +1,4 @@
-"""One CUDA graph of many launches, whose kernels may be pointed at other memory from one replay to the next."""
+"""CUDA graphs whose kernel arguments can change between replays."""
 
 from __future__ import annotations
 
@@ -24,36 +24,35 @@ from escalade.device.driver import (
 from escalade.device.recording import capture_into
 from escalade.device.torch_private import FAST_PATHS
 
-_MAKING = "making a CUDA graph of launches"
+_CREATING = "creating a CUDA graph"
 
 
 @dataclass(frozen=True)
 class GraphNode:
-    """A launch, and what it has become in a CUDA graph."""
+    """Launch and its node in a CUDA graph."""
 
     launch: CudaLaunch
     handle: Any
 
 
 class KernelGraph(ABC):
-    """A CUDA graph, and the launches in it.
+    """Executable CUDA graph and the launches in it.
 
-    Replays run over the arguments that launches had when the graph was made, until it is told that they are others:
-    then the driver copies them into the executable graph before the next replay. Replays that were begun before keep
-    theirs, also if they have not run yet.
+    Replays use the arguments of the time of instantiation until `change` marks launches: the next replay first copies
+    their new arguments into the executable graph. Replays already in flight keep their own arguments.
     """
 
     def __init__(self, executable: int, nodes: Iterable[GraphNode]) -> None:
-        self._nodes = {id(node.launch.arguments): _Updated(node, executable) for node in nodes}
-        self._changed: dict[int, _Updated] = {}
+        self._nodes = {id(node.launch.arguments): _NodeUpdate(node, executable) for node in nodes}
+        self._changed: dict[int, _NodeUpdate] = {}
 
     def change(self, launches: Iterable[ArgumentList]) -> None:
-        """The next replay takes these arguments as they are then."""
+        """Mark launches whose arguments the next replay must update."""
         for arguments in launches:
             self._changed[id(arguments)] = self._nodes[id(arguments)]
 
     def replay(self) -> None:
-        """Runs it on the current stream."""
+        """Launch the graph on the current stream."""
         if self._changed:
             for node in self._changed.values():
                 node.update()
@@ -65,12 +64,12 @@ class KernelGraph(ABC):
 
 
 class CapturedGraph(KernelGraph):
-    """A graph of whatever is enqueued while PyTorch records it."""
+    """Graph made by stream capture, so it may contain PyTorch operators."""
 
     def __init__(self, record: Callable[[], Iterable[GraphNode]], stream: torch.cuda.Stream) -> None:
-        """`record` enqueues it, on `stream`, and says what has become of launches."""
-        self._graph = torch.cuda.CUDAGraph(keep_graph=True)  # or its nodes would be gone
-        # Other threads may be using the engine meanwhile: what they allocate or wait for is no part of this.
+        """Capture what `record` enqueues on `stream`; `record` returns the nodes of the launches."""
+        self._graph = torch.cuda.CUDAGraph(keep_graph=True)  # otherwise PyTorch frees the nodes
+        # thread_local: other threads may use the engine meanwhile, and what they allocate must not end the capture.
         with capture_into(self._graph, stream, "thread_local"):
             nodes = tuple(record())
         self._graph.instantiate()
@@ -81,20 +80,22 @@ class CapturedGraph(KernelGraph):
 
 
 class ChainedGraph(KernelGraph):
-    """A graph of launches, each behind the one before it, made of them without recording: while one is recorded, who
-    waits for the whole device spoils it, and is refused as well."""
+    """Chain of launches, built with the graph API instead of capture.
+
+    A device-wide synchronization in another thread would fail during a capture, and invalidate it.
+    """
 
     def __init__(self, launches: Sequence[CudaLaunch]) -> None:
         from cuda.bindings import driver
 
-        graph = check(driver.cuGraphCreate(0), _MAKING)
-        # What a process leaves when it ends, the driver frees.
+        graph = check(driver.cuGraphCreate(0), _CREATING)
+        # Not at exit: the driver frees everything when the process ends.
         weakref.finalize(self, driver.cuGraphDestroy, graph).atexit = False
         nodes: list[GraphNode] = []
         for launch in launches:
             behind = nodes[-1].handle if nodes else None
             nodes.append(GraphNode(launch, launch.add_to_graph(graph, behind)))
-        executable = check(driver.cuGraphInstantiate(graph, 0), _MAKING)
+        executable = check(driver.cuGraphInstantiate(graph, 0), _CREATING)
         weakref.finalize(self, driver.cuGraphExecDestroy, executable).atexit = False
         super().__init__(int(executable), nodes)
         self._no_context = int(driver.CUresult.CUDA_ERROR_INVALID_CONTEXT)
@@ -104,21 +105,21 @@ class ChainedGraph(KernelGraph):
     def _run(self) -> None:
         stream = ctypes.c_void_p(FAST_PATHS.current_stream(self._index))
         status = self._launch(stream)
-        if status == self._no_context:  # the thread's first use of CUDA is this launch
+        if status == self._no_context:  # this thread has not used CUDA before
             make_context_current(self._index)
             status = self._launch(stream)
         if status:
             check_status(status, "launching a CUDA graph")
 
 
-class _Updated:
-    """A node whose arguments are copied into the executable graph, one driver call for all of a launch's."""
+class _NodeUpdate:
+    """Prepared driver call that copies all arguments of one launch into the executable graph."""
 
     def __init__(self, node: GraphNode, executable: int) -> None:
         from cuda.bindings import driver
 
         self._launch = node.launch
-        self._what = f"{node.launch.what}: pointing it at other memory"
+        self._what = f"{node.launch.what}: updating its arguments"
         self._no_context = int(driver.CUresult.CUDA_ERROR_INVALID_CONTEXT)
         self._parameters = check(driver.cuGraphKernelNodeGetParams(node.handle), self._what)
         self._parameters.kernelParams = ctypes.addressof(node.launch.arguments.addresses)
@@ -129,7 +130,7 @@ class _Updated:
 
     def update(self) -> None:
         status = self._set()
-        if status == self._no_context:  # the thread's first use of CUDA is this call
+        if status == self._no_context:  # this thread has not used CUDA before
             make_context_current(self._launch.device_index)
             status = self._set()
         if status:

@@ -1,4 +1,4 @@
-"""Memory that is left on the host, where an operating system ends processes that take more of it than there is."""
+"""Available host memory. Linux kills processes that exceed it, so large requests are checked first."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from escalade.errors import OutOfMemory
 
 _MEMORY = pathlib.Path("/proc/meminfo")
 _GROUP = pathlib.Path("/sys/fs/cgroup")
-"""Where a container's limit stands, in version 2."""
+"""Memory limit of a container (cgroup version 2)."""
 
 
 def require(wanted: int, what: str) -> None:
-    """Refuses what takes more bytes than are left."""
+    """Raise OutOfMemory if `wanted` bytes are not available."""
     left = available()
     if left is not None and wanted > left:
         raise OutOfMemory(
-            f"{what}: that takes {wanted / 2**30:,.1f} GiB of memory at least, and {left / 2**30:,.1f} GiB are left "
-            "here. Take a smaller batch or smaller images"
+            f"{what} needs at least {wanted / 2**30:,.1f} GiB of memory; {left / 2**30:,.1f} GiB are available. "
+            "Use a smaller batch or smaller images"
         )
 
 
 def available() -> int | None:
-    """The bytes that are left; None where nobody says."""
+    """Return the available bytes; None if unknown."""
     found = re.search(r"^MemAvailable:\s+(\d+) kB", _text(_MEMORY), re.MULTILINE)
     limit, used = _text(_GROUP / "memory.max").strip(), _text(_GROUP / "memory.current").strip()
     known = [int(found[1]) * 1024] if found else []

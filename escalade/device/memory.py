@@ -1,4 +1,4 @@
-"""Memory of the GPU that comes from CUDA itself, past PyTorch's allocator."""
+"""GPU memory allocated by the driver, bypassing PyTorch's caching allocator."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from escalade.device.driver import check
 
 
 def allocate(device: torch.device, size: int) -> int:
-    """The address of so many bytes, by a call of CUDA's."""
+    """Allocate `size` bytes; returns the address."""
     from cuda.bindings import driver
 
     with torch.cuda.device(device):
@@ -16,7 +16,7 @@ def allocate(device: torch.device, size: int) -> int:
 
 
 def release(address: int) -> None:
-    """Gives memory back; CUDA waits for all that runs on the device first."""
+    """Free memory. CUDA first waits for all work on the device."""
     from cuda.bindings import driver
 
-    check(driver.cuMemFree(address), "giving memory back")
+    check(driver.cuMemFree(address), "freeing memory")

@@ -1,6 +1,6 @@
-"""What a GPU is like while it works, by the driver's management library (NVML): clocks, power, temperature, throttling.
+"""Clocks, power, temperature, throttling and load of a GPU during measurements, by NVML.
 
-A card that is too hot or draws too much power lowers its clock, and figures taken then are not what it can do.
+A card that is too hot or reaches its power limit lowers its clock, which makes measurements taken then too slow.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ THROTTLED = {
     0x40: "heat, by hardware",
     0x80: "the power supply",
 }
-"""Reasons for a lower clock that are not somebody's wish, by their bits (`nvmlClocksEventReasons`)."""
+"""Involuntary reasons for a lower clock, by their bits (`nvmlClocksEventReasons`)."""
 SECONDS_BETWEEN = 0.05
 _PCIE_OUT, _PCIE_IN = 0, 1
-"""`NVML_PCIE_UTIL_TX_BYTES` and `NVML_PCIE_UTIL_RX_BYTES`, as the card sees them."""
+"""`NVML_PCIE_UTIL_TX_BYTES` and `NVML_PCIE_UTIL_RX_BYTES`: directions as seen by the card."""
 
 
 class _Utilization(ctypes.Structure):
@@ -42,36 +42,37 @@ class _Utilization(ctypes.Structure):
 
 @dataclass(frozen=True)
 class GpuState:
-    """A card at one moment; None stands for what its driver does not say."""
+    """One sample; None for what the driver does not report."""
 
     sm_mhz: int | None
     memory_mhz: int | None
     power_w: float | None
     temperature_c: int | None
     reasons: int = 0
-    """Bits of why the clock is lower than the highest."""
+    """Bits of the reasons for a clock below the maximum."""
 
 
 @dataclass(frozen=True)
 class GpuConditions:
-    """A card over a measurement."""
+    """Summary of the samples of a measurement."""
 
     sm_mhz: float | None
-    """The median of the multiprocessors' clock."""
+    """Median SM clock."""
     memory_mhz: float | None
+    """Median memory clock."""
     power_w: float | None
-    """The most power."""
+    """Maximum power."""
     temperature_c: float | None
-    """The highest temperature."""
+    """Maximum temperature."""
     throttled: str
-    """Why the clock was held down at some time, or nothing."""
+    """Reasons for throttling at any time; empty if there was none."""
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 
 
 def summarize_states(states: Sequence[GpuState]) -> GpuConditions | None:
-    """What was seen over a measurement; None where nothing was."""
+    """Summarize the samples of a measurement; None without samples."""
     if not states:
         return None
 
@@ -94,7 +95,7 @@ def summarize_states(states: Sequence[GpuState]) -> GpuConditions | None:
 
 
 class ConditionMonitor:
-    """Looks at the current GPU now and then; at none where there is none, or no library to ask."""
+    """Samples the state of the current GPU. Does nothing without a GPU or NVML."""
 
     def __init__(self) -> None:
         self._card = _card(torch.cuda.current_device()) if torch.cuda.is_initialized() else None
@@ -102,7 +103,7 @@ class ConditionMonitor:
         self._last = -SECONDS_BETWEEN
 
     def sample(self) -> None:
-        """Takes the state down, unless it was taken a moment ago."""
+        """Take a sample, at most every `SECONDS_BETWEEN` seconds."""
         now = time.monotonic()
         if self._card is not None and now - self._last >= SECONDS_BETWEEN:
             self._last = now
@@ -114,13 +115,13 @@ class ConditionMonitor:
 
     @property
     def record(self) -> dict[str, Any]:
-        """The conditions as records have them."""
+        """Conditions in the form of result records."""
         return asdict(self.conditions) if self.conditions else {}
 
 
 @dataclass(frozen=True)
 class GpuLoad:
-    """Medians over a stretch of work; None stands for what the driver does not report."""
+    """Median load over a stretch of work; None for what the driver does not report."""
 
     gpu_pct: float | None
     """Share of the time in which a kernel ran."""
@@ -130,9 +131,9 @@ class GpuLoad:
 
 
 class LoadMonitor:
-    """Samples utilization and PCIe traffic in a thread of its own, while the block runs.
+    """Context manager that samples utilization and PCIe traffic in a background thread.
 
-    Each reading of the traffic takes the driver 20 ms, so none of this belongs beside what is timed.
+    Each reading of the traffic takes the driver 20 ms: do not use it while timing.
     """
 
     def __init__(self) -> None:
@@ -171,21 +172,20 @@ class LoadMonitor:
 
 
 class Nvml:
-    """One GPU as the library knows it."""
+    """NVML handle of one GPU."""
 
     def __init__(self, library: Any, handle: ctypes.c_void_p) -> None:
         self._library = library
         self._handle = handle
 
     def state(self) -> GpuState:
-        """What it is like now."""
-        power = self._asked("nvmlDeviceGetPowerUsage")
+        power = self._query("nvmlDeviceGetPowerUsage")
         return GpuState(
-            self._asked("nvmlDeviceGetClockInfo", _SM_CLOCK),
-            self._asked("nvmlDeviceGetClockInfo", _MEMORY_CLOCK),
+            self._query("nvmlDeviceGetClockInfo", _SM_CLOCK),
+            self._query("nvmlDeviceGetClockInfo", _MEMORY_CLOCK),
             None if power is None else power / 1e3,
-            self._asked("nvmlDeviceGetTemperature", _GPU_TEMPERATURE),
-            self._asked("nvmlDeviceGetCurrentClocksThrottleReasons", kind=ctypes.c_ulonglong) or 0,
+            self._query("nvmlDeviceGetTemperature", _GPU_TEMPERATURE),
+            self._query("nvmlDeviceGetCurrentClocksThrottleReasons", kind=ctypes.c_ulonglong) or 0,
         )
 
     def load(self) -> tuple[int | None, int | None, int | None]:
@@ -193,31 +193,31 @@ class Nvml:
         rates = _Utilization()
         try:
             failed = self._library.nvmlDeviceGetUtilizationRates(self._handle, ctypes.byref(rates))
-        except AttributeError:  # of another version
+        except AttributeError:  # not in this version of the library
             failed = 1
         return (
             None if failed else int(rates.gpu),
-            self._asked("nvmlDeviceGetPcieThroughput", _PCIE_IN),
-            self._asked("nvmlDeviceGetPcieThroughput", _PCIE_OUT),
+            self._query("nvmlDeviceGetPcieThroughput", _PCIE_IN),
+            self._query("nvmlDeviceGetPcieThroughput", _PCIE_OUT),
         )
 
-    def _asked(self, function: str, *which: int, kind: type[Any] = ctypes.c_uint) -> int | None:
+    def _query(self, function: str, *which: int, kind: type[Any] = ctypes.c_uint) -> int | None:
         value = kind()
         try:
             failed = getattr(self._library, function)(self._handle, *which, ctypes.byref(value))
-        except AttributeError:  # of another version
+        except AttributeError:  # not in this version of the library
             return None
         return None if failed else int(value.value)
 
 
 @cache
 def _card(index: int) -> Nvml | None:
-    """A device of PyTorch's, found by its place on the bus: the library counts those that this process may not use."""
+    """Find a PyTorch device by its PCI bus id: NVML's indices include devices hidden by CUDA_VISIBLE_DEVICES."""
     try:
         library = ctypes.CDLL(_LIBRARY)
     except OSError:
         return None
-    handle, place = ctypes.c_void_p(), pci_bus_id(index).encode()
-    if library.nvmlInit_v2() or library.nvmlDeviceGetHandleByPciBusId_v2(place, ctypes.byref(handle)):
+    handle, bus_id = ctypes.c_void_p(), pci_bus_id(index).encode()
+    if library.nvmlInit_v2() or library.nvmlDeviceGetHandleByPciBusId_v2(bus_id, ctypes.byref(handle)):
         return None
     return Nvml(library, handle)

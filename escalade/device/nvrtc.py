@@ -1,4 +1,4 @@
-"""Programs to machine code, with NVRTC. Needs neither a GPU nor a driver."""
+"""Compilation of programs to machine code with NVRTC. Needs neither a GPU nor a driver."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from escalade.device.program import KERNELS, Program, prelude, read
 from escalade.errors import CompileError, ToolError
 from escalade.interruption import interruptible
 
-# No cache of NVRTC's own: what comes from it comes without the log that names registers and spills.
+# NVRTC's own cache is off: its hits come without the log, which has the register counts and spills.
 _OPTIONS: dict[str, str | bool] = {"std": "c++17", "lineinfo": True, "minimal": True, "no_cache": True}
 _ELF, _ELF_OF_CUDA = b"\x7fELF", (190).to_bytes(2, "little")
-_offered: dict[str, bytes] = {}
-"""Machine code that was brought along, by `source_key`."""
+_bundled: dict[str, bytes] = {}
+"""Machine code from engine files, by `source_key`."""
 _BRACKETS = re.compile(r"^\s*#\s*include\s*<([^>]+)>", re.MULTILINE)
 _ANY_INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*[<"]([^">\n]+)[">]', re.MULTILINE)
 _RESOURCES = re.compile(
@@ -32,7 +32,7 @@ _RESOURCES = re.compile(
 
 @dataclass(frozen=True)
 class Resources:
-    """What the assembler says a kernel takes."""
+    """Resource usage of a kernel, as reported by ptxas."""
 
     registers: int
     shared_bytes: int
@@ -49,13 +49,13 @@ class Cubin:
 
     @property
     def payload(self) -> bytes:
-        """The log's length, the log, the code: what is kept."""
+        """Cached form: length of the log, log, code."""
         log = self.log.encode()
         return len(log).to_bytes(4, "little") + log + self.code
 
     @staticmethod
     def is_one(payload: bytes) -> bool:
-        """Whether this is machine code of a GPU with its log, as far as its frame tells."""
+        """Return True if this looks like a payload: a log and a CUDA ELF file."""
         log_bytes = int.from_bytes(payload[:4], "little")
         head = payload[4 + log_bytes :][:20]
         try:
@@ -69,7 +69,7 @@ class Cubin:
         # The log has one section for each kernel of the source.
         found = _RESOURCES.search(self.log, max(0, self.log.find(f"properties for {self.program.entry}\n")))
         if not found:
-            raise CompileError(f"the compiler's log for {self.program} names no resources:\n{self.log}")
+            raise CompileError(f"the compiler's log for {self.program} has no resource usage:\n{self.log}")
         return Resources(
             int(found["registers"]),
             int(found["shared"] or 0),
@@ -79,51 +79,50 @@ class Cubin:
 
 
 def compile_program(program: Program, architecture: str) -> Cubin:
-    """Compiled for `architecture` (such as "sm_90a"), from the cache if it was before; or what was brought along."""
-    offered = _offered.get(source_key(program, architecture)) if _offered else None
-    if offered is not None:
-        return _unpack(program, architecture, offered)
+    """Return bundled or cached machine code for `architecture`, such as "sm_90a", or compile it."""
+    bundled = _bundled.get(source_key(program, architecture)) if _bundled else None
+    if bundled is not None:
+        return _unpack(program, architecture, bundled)
     key = _key(program, architecture)
-    payload = default_cache().get(key, lambda: _compile_unspilled(program, architecture))
+    payload = default_cache().get(key, lambda: _compile_without_spills(program, architecture))
     return _unpack(program, architecture, payload)
 
 
 def add_bundled(codes: Mapping[str, bytes]) -> None:
-    """Machine code by `source_key` that is taken from now on, without asking the cache or the compiler."""
-    _offered.update(codes)
+    """Add payloads by `source_key`, which take precedence over cache and compiler."""
+    _bundled.update(codes)
 
 
 def is_bundled(program: Program, architecture: str) -> bool:
-    """Whether its machine code was brought along."""
-    return bool(_offered) and source_key(program, architecture) in _offered
+    return bool(_bundled) and source_key(program, architecture) in _bundled
 
 
 def is_compiled(program: Program, architecture: str) -> bool:
-    """Whether it was brought along, or the cache has it already, whole."""
+    """Return True if the program is bundled, or intact in the cache."""
     return is_bundled(program, architecture) or default_cache().has(_key(program, architecture))
 
 
 def unpersisted_payload(program: Program, architecture: str) -> bytes | None:
-    """What was compiled, if the cache has it only for as long as this process lives; for `keep` in another."""
+    """Return the payload if the cache holds it only for this process's lifetime, for another's `store_payload`."""
     key = _key(program, architecture)
     if default_cache().is_persistent(key):
         return None
-    return default_cache().get(key, lambda: _compile_unspilled(program, architecture))
+    return default_cache().get(key, lambda: _compile_without_spills(program, architecture))
 
 
 def store_payload(program: Program, architecture: str, payload: bytes) -> None:
-    """What another process compiled and could not keep."""
+    """Store a payload that another process compiled and could not store."""
     default_cache().get(_key(program, architecture), lambda: payload)
 
 
 def warm_up() -> None:
-    """Loads the compiler, and reads the headers that most programs include, ahead of the first of them."""
+    """Load NVRTC and hash the headers that most programs include, ahead of the first compilation."""
     compiler_version()
     header_digest(cuda_headers(), ("cuda_bf16.h", "cuda_fp16.h"))
 
 
 def source_key(program: Program, architecture: str) -> str:
-    """A hash of all of ours that machine code depends on, and of nothing that a compiler brings."""
+    """Hash everything of ours that machine code depends on, but neither compiler version nor NVIDIA's headers."""
     return cache_key(
         program.text(),
         program.entry,
@@ -145,7 +144,7 @@ def _key(program: Program, architecture: str) -> str:
 
 
 def nvidia_includes(program: Program) -> tuple[str, ...]:
-    """The names in angle brackets that a program and its headers include."""
+    """Return the `#include <...>` names of a program and its headers."""
     named = {*_BRACKETS.findall(prelude(program.constants))}
     return tuple(sorted(named.union(*map(_bracketed, (program.source, *program.headers())))))
 
@@ -160,10 +159,10 @@ def _unpack(program: Program, architecture: str, payload: bytes) -> Cubin:
     return Cubin(program, architecture, payload[4 + log_bytes :], payload[4 : 4 + log_bytes].decode())
 
 
-def _compile_unspilled(program: Program, architecture: str) -> bytes:
-    """A program's constant BLOCKS_PER_SM is a wish: it is lowered for as long as it can only be had by spilling.
+def _compile_without_spills(program: Program, architecture: str) -> bytes:
+    """Compile, and lower the constant BLOCKS_PER_SM while the kernel spills registers.
 
-    How many registers a kernel needs differs by a few from one architecture to the next.
+    Register counts differ by a few between architectures, so a value that fits one may spill on another.
     """
     payload = _compile(program, architecture)
     constants = dict(program.constants)
@@ -181,58 +180,57 @@ def _compile_unspilled(program: Program, architecture: str) -> bytes:
 
 
 def _compile(program: Program, architecture: str) -> bytes:
-    """The log's length, the log, the code."""
     folders = (f"--include-path={folder}" for folder in (KERNELS, cuda_headers()))
     try:
         code, log = compile_source(
             program.text(), program.source, architecture, ["--ptxas-options=-v", *folders]
         )
     except CompileError as error:
-        raise CompileError(f"NVRTC refused {program} for {architecture}:\n{error}") from error
+        raise CompileError(f"NVRTC cannot compile {program} for {architecture}:\n{error}") from error
     return len(log).to_bytes(4, "little") + log + code
 
 
 def compile_source(
     source: str, name: str, architecture: str, options: Sequence[str] = ()
 ) -> tuple[bytes, bytes]:
-    """The machine code of a source, and what the compiler says of it; a CompileError with that if it refuses."""
-    # As a whole: who is interrupted must not destroy what is still being compiled.
-    return interruptible(lambda: _translated(source, name, architecture, options))
+    """Return the machine code and the log of a source; raises CompileError with the log."""
 
+    def work() -> tuple[bytes, bytes]:
+        return library().compile(source, name, [f"-arch={architecture}", *_supported_options(), *options])
 
-def _translated(source: str, name: str, architecture: str, options: Sequence[str]) -> tuple[bytes, bytes]:
-    return library().compile(source, name, [f"-arch={architecture}", *_own_options(), *options])
+    # One call for creating, compiling and destroying: an interrupt must not destroy a program in compilation.
+    return interruptible(work)
 
 
 @cache
-def _known(option: str) -> bool:
+def _is_supported(option: str) -> bool:
     return library().accepts(option)
 
 
-def _own_options() -> Iterator[str]:
-    """Our options, without those that an older NVRTC does not have: `-no-cache` came with the cache."""
+def _supported_options() -> Iterator[str]:
+    """Yield our options without those that an older NVRTC lacks, such as `-no-cache`."""
     for option, value in _OPTIONS.items():
         name = f"-{option.replace('_', '-')}"
         spelled = name if value is True else f"{name}={value}"
-        if value and _known(spelled):
+        if value and _is_supported(spelled):
             yield spelled
 
 
 @cache
 def compiler_version() -> str:
-    """Release, number and build, as what it compiles says: `nvrtc 13.0.88 (CL-36424714)`."""
+    """Return NVRTC's release and build, read from the header of its PTX: `nvrtc 13.0.88 (CL-36424714)`."""
     text, _ = library().compile("", "empty.cu", [], "PTX")
     head = b"\n".join(line for line in text.splitlines() if line.startswith(b"//")).decode()
     release = re.search(r"\bV(\d+(?:\.\d+)+)", head)
     build = re.search(r"Compiler Build ID: (\S+)", head)
-    # The head as a whole stands in for what a later compiler calls otherwise.
+    # Hash the whole header if a later compiler words it differently.
     name = build[1] if build else hashlib.sha256(head.encode()).hexdigest()[:12]
     major, minor = library().version
     return f"nvrtc {release[1] if release else f'{major}.{minor}'} ({name})"
 
 
 def header_digest(folder: pathlib.Path, names: Sequence[str]) -> str:
-    """A hash of headers and of all that they include from the same folder, directly or not."""
+    """Hash headers and everything that they include from the same folder, directly or indirectly."""
     digest = hashlib.sha256()
     found: set[str] = set()
     waiting = sorted(names)
@@ -244,7 +242,7 @@ def header_digest(folder: pathlib.Path, names: Sequence[str]) -> str:
         file = f"{folder}/{name}"
         try:
             status = os.stat(file)
-        except OSError:  # the compiler's own, or another system's
+        except OSError:  # built into the compiler, or of another operating system
             continue
         hashed, included = _header(file, name, status.st_size, status.st_mtime_ns)
         digest.update(f"{name}\0{hashed}\0".encode())
@@ -254,7 +252,7 @@ def header_digest(folder: pathlib.Path, names: Sequence[str]) -> str:
 
 @cache
 def _header(file: str, name: str, size: int, changed: int) -> tuple[str, frozenset[str]]:
-    """The hash of a header and the names that its includes may have; read again when its size or date changes."""
+    """Return a header's hash and the names it includes, cached by size and modification time."""
     text = pathlib.Path(file).read_bytes()
     included = {found.decode(errors="replace") for found in _ANY_INCLUDE.findall(text)}
     beside = pathlib.PurePosixPath(name).parent
@@ -265,7 +263,7 @@ def _header(file: str, name: str, size: int, changed: int) -> tuple[str, frozens
 
 @cache
 def cuda_headers(*needed: str) -> pathlib.Path:
-    """Return a folder with cuda_fp16.h and the `needed` headers, of the same CUDA version as NVRTC if there is one."""
+    """Return a folder with cuda_fp16.h and the `needed` headers, preferably of NVRTC's CUDA version."""
     names = ("cuda_fp16.h", *needed)
     for folder in _header_candidates():
         if all((folder / name).is_file() for name in names):

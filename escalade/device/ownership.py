@@ -1,4 +1,4 @@
-"""Whether what lies in a folder can only have been put there by this user, by root or by who installed Escalade."""
+"""Trust checks for folders: only this user, root or the owner of Escalade's files may be able to write there."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ import pwd
 import stat
 from functools import cache
 
-_AROUND = frozenset(pathlib.Path(__file__).resolve().parents)
+_PACKAGE_PARENTS = frozenset(pathlib.Path(__file__).resolve().parents)
 _WHOLE_NAMESPACE = ["0", "0", "4294967295"]
 
 
 def untrusted_reason(folder: pathlib.Path) -> str:
-    """Who else could change what is found in a folder, or put another one in its place; empty if nobody could.
+    """Return why others could change or replace a folder; empty if they could not. The path must have no symlinks.
 
-    The path has no links in it. Where a folder is sticky, only owners remove and rename: then those count. Who can
-    write to a folder that this package lies in could change what runs anyway.
+    In a sticky folder only owners remove and rename files, so write access to it is harmless. Folders that contain
+    this package are trusted: whoever can write there can change the code anyway.
     """
     for place in (folder, *folder.parents):
-        if place in _AROUND:
+        if place in _PACKAGE_PARENTS:
             break
         status = os.stat(place)
         owner_is_unknown = place != folder and _is_unmapped(status.st_uid)
         if not owner_is_unknown and not has_trusted_owner(status):
             return f"{place} belongs to another user, {_user(status.st_uid)}"
         if is_writable_by_others(status) and not status.st_mode & stat.S_ISVTX:
-            return f"other users can write to {place} (chmod go-w would end that)"
+            return f"other users can write to {place} (fix it with chmod go-w)"
     return ""
 
 
@@ -37,7 +37,7 @@ def has_trusted_owner(status: os.stat_result) -> bool:
 
 @cache
 def _author() -> int:
-    """Whom this package belongs to: what runs is in their hands already."""
+    """Return the owner of this package, who controls the code anyway."""
     return os.stat(__file__).st_uid
 
 
@@ -49,9 +49,9 @@ def is_writable_by_others(status: os.stat_result) -> bool:
 
 @cache
 def _is_private(group: int, user: int) -> bool:
-    """A group of one, as many systems give every user: it has the user's name and no other member."""
+    """Return True for a user-private group: it has the user's name and no other member."""
     if group == 0:
-        return True  # root's, whose members may do as they like
+        return True  # root's group
     try:
         entry, name = grp.getgrgid(group), pwd.getpwuid(user).pw_name
     except KeyError:
@@ -61,7 +61,7 @@ def _is_private(group: int, user: int) -> bool:
 
 @cache
 def _is_unmapped(user: int) -> bool:
-    """Root's files outside a container can have an owner that the container has no number for."""
+    """Return True for the overflow uid, which a container shows for files of users outside its namespace."""
     try:
         inside = pathlib.Path("/proc/self/uid_map").read_text().split() != _WHOLE_NAMESPACE
         return inside and user == int(pathlib.Path("/proc/sys/kernel/overflowuid").read_text())

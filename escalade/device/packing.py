@@ -1,8 +1,8 @@
-"""Weights packed once, then run: the one rule for plans, for tuning and for measurements.
+"""Weight packing, shared by plans, tuning and measurements.
 
-Where weights stay, as in a network, the steps of a recipe that depend on nothing else are run when its tensors are
-named; every call does the others, which take weights for ready. Where weights change from call to call, as in training,
-every call does all steps and waits for whoever wrote them. Either lets the launch behind in early.
+With constant weights, as in inference, the steps that depend on weights alone run once, in `bind`; calls run the other
+steps, which read weights without waiting for the previous launch. With changing weights, as in training, every call
+runs all steps. In both cases the next launch may start early (programmatic dependent launch).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from escalade.device.run import Executable, TwinOptions
 
 
 class PreparedRecipe:
-    """A recipe made ready for one device, to be called again and again."""
+    """Recipe prepared for repeated calls on one device."""
 
     def __init__(
         self,
@@ -28,13 +28,13 @@ class PreparedRecipe:
         behind: Recipe | None = None,
         options: TwinOptions = TwinOptions(),
     ) -> None:
-        """`behind` is the recipe that is launched next; a measurement launches the same one again."""
+        """Prepare it. `behind` is the recipe launched next; measurements launch the same one again."""
         self._recipe = recipe
         self._device = device
         self._label = label
         self._options = options
         self.packs = weights_stay and bool(recipe.packing.steps)
-        """Whether there is anything to be done once."""
+        """True if there are packing steps to run once."""
         comes_early = behind is not None and (
             behind.launches_early_after_packing if weights_stay else behind.launches_early
         )
@@ -46,10 +46,10 @@ class PreparedRecipe:
             weights_ready=weights_stay,
             release_dependents=comes_early,
         )
-        """What every call does, over tensors that `pack` has made complete."""
+        """The steps of every call, over the tensors returned by `pack`."""
 
     def pack(self, tensors: Mapping[str, torch.Tensor | None]) -> dict[str, torch.Tensor | None]:
-        """These tensors and workspaces for those that are not among them, weights packed into them."""
+        """Pack the weights; returns the tensors and newly allocated workspaces."""
         complete = dict(tensors)
         for workspace in self._recipe.workspaces:
             if workspace.name not in complete:
@@ -61,5 +61,5 @@ class PreparedRecipe:
         return complete
 
     def bind(self, tensors: Mapping[str, torch.Tensor | None]) -> Executable:
-        """What every call does, over these tensors: weights are packed when this returns, or will be on the stream."""
+        """Pack the weights, on the current stream, and bind the steps of every call to these tensors."""
         return self.executable.bind(self.pack(tensors))

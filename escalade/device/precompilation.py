@@ -1,4 +1,4 @@
-"""Many programs at once: compiled into the cache by workers, for a GPU (which need not be there) or for the twin."""
+"""Parallel compilation of many programs into the cache, for a GPU (which need not be present) or for the twin."""
 
 from __future__ import annotations
 
@@ -27,10 +27,9 @@ def precompile(
     done: Callable[[Program], None] = lambda program: None,
     ready: Callable[[Program], object] = lambda program: None,
 ) -> list[CompileFailure]:
-    """Compiles all of `wanted` for `architecture`; what was compiled before only has to be found.
+    """Compile programs for `architecture` unless the cache has them, the largest first for load balancing.
 
-    Those that are likely to take longest begin first, so that none of them is left when all the others are done.
-    `ready` is told of each that has been compiled while others still are: what it does takes no time then.
+    Calls `done` for every program, and `ready` for each new one; `ready` overlaps with the compilation of the others.
     """
     left: list[Program] = []
     for program in wanted:
@@ -38,7 +37,7 @@ def precompile(
             done(program)
         else:
             left.append(program)
-    left.sort(key=_reading, reverse=True)
+    left.sort(key=_source_length, reverse=True)
     failures: list[CompileFailure] = []
 
     def report(program: Program, message: str) -> None:
@@ -56,19 +55,19 @@ def precompile(
     return failures
 
 
-def _reading(program: Program) -> int:
-    """How much of ours the compiler has to read for a program: what it takes goes roughly with that."""
+def _source_length(program: Program) -> int:
+    """Return the characters of source and headers, to which the compile time is roughly proportional."""
     return len(program.text()) + sum(len(read(header)) for header in program.headers())
 
 
 def warm_up_compilers() -> None:
-    """Has what compiles for a GPU get ready while the caller finds out what it wants compiled."""
+    """Start the compiler processes ahead of the first request."""
     if (os.cpu_count() or 1) > 1:
         compilers.start()
 
 
 class CompileAhead:
-    """Programs that `precompile` is going to be asked for: they begin while the caller finds out what else it wants."""
+    """Compiles programs in the background that `precompile` will need later."""
 
     def __init__(self, architecture: str) -> None:
         self._architecture = architecture
@@ -85,7 +84,7 @@ class CompileAhead:
 
 
 def _gather(waiting: Mapping[Future[str], Program], done: Callable[[Program], None]) -> list[CompileFailure]:
-    """What failed, with each one reported as it is done; an empty message is a success."""
+    """Call `done` for each program as it finishes; returns the failures."""
     failures = []
     for future in as_completed(waiting):
         message = future.result()
@@ -97,7 +96,7 @@ def _gather(waiting: Mapping[Future[str], Program], done: Callable[[Program], No
 
 @contextmanager
 def thread_pool(count: int) -> Iterator[ThreadPoolExecutor]:
-    """So many threads, whose work is waited for; but by nobody who is interrupted. What has begun ends by itself."""
+    """Thread pool that is joined at the end, except after an exception such as an interrupt."""
     pool = ThreadPoolExecutor(count)
     try:
         yield pool
@@ -114,7 +113,7 @@ def build_for_twin(
     done: Callable[[Program], None] = lambda program: None,
     counts: bool = False,
 ) -> list[CompileFailure]:
-    """Builds many programs for the twin at once. Threads will do: the work is g++'s."""
+    """Build programs for the twin in parallel. Threads suffice, because g++ does the work."""
     with thread_pool(workers or os.cpu_count() or 1) as pool:
         waiting = {pool.submit(_build, program, checks, counts): program for program in wanted}
         return _gather(waiting, done)
@@ -131,7 +130,7 @@ def _build(program: Program, checks: bool, counts: bool) -> str:
 
 
 def _compile(program: Program, architecture: str) -> str:
-    """The compiler's refusal, or nothing: what is compiled is in the cache."""
+    """Compile into the cache; returns the error message, if any."""
     try:
         compile_program(program, architecture)
     except CompileError as error:

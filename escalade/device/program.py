@@ -1,7 +1,7 @@
-"""One kernel's source with its compile-time choices.
+"""Kernel sources with their compile-time constants.
 
-A `.cu` file under `escalade/kernels` reads as plain CUDA C++: the names it leaves open (`TILE_ROWS`,
-`Element`, …) are defined by a prelude that is generated from the rung's config and put in front.
+A `.cu` file under `escalade/kernels` is plain CUDA C++. The names it leaves open (`TILE_ROWS`, `Element`, …) are
+defined by a prelude generated from the rung's config.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ _INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
 
 @dataclass(frozen=True)
 class Type:
-    """A constant that is a type: `Element=Type("__half")` becomes `using Element = __half;`."""
+    """Type constant: `Element=Type("__half")` becomes `using Element = __half;`."""
 
     name: str
 
 
 @dataclass(frozen=True)
 class Macro:
-    """A constant for the preprocessor: `Macro("__restrict__")` becomes `#define NAME __restrict__`."""
+    """Preprocessor constant: `Macro("__restrict__")` becomes `#define NAME __restrict__`."""
 
     text: str
 
@@ -37,10 +37,10 @@ Constant = bool | int | float | Type | Macro
 
 @dataclass(frozen=True)
 class Program:
-    """What is compiled: a source, one entry point, and its constants.
+    """Unit of compilation: a source, one entry point and its constants.
 
-    The source is named from `escalade/kernels` on, or by an absolute path where it is somebody's own; either may
-    include the headers of `escalade/kernels`.
+    The source path is relative to `escalade/kernels`, or absolute for your own kernels. Both may include the headers
+    of `escalade/kernels`.
     """
 
     source: str
@@ -52,11 +52,11 @@ class Program:
         return Program(source, entry, tuple(sorted((constants or {}).items())))
 
     def text(self) -> str:
-        """Prelude and source, with line numbers that are the source's own."""
+        """Return prelude and source; a `#line` directive keeps the source's line numbers."""
         return f'{prelude(self.constants)}#line 1 "{self.source}"\n{read(self.source)}'
 
     def headers(self) -> tuple[str, ...]:
-        """Every header of ours that the source includes, directly or not."""
+        """List the headers of `escalade/kernels` that the source includes, directly or indirectly."""
         return included(self.source)
 
     def __str__(self) -> str:
@@ -65,7 +65,7 @@ class Program:
 
 
 def prelude(constants: tuple[tuple[str, Constant], ...]) -> str:
-    """The constants as C++ definitions; types bring the header that defines them."""
+    """Return the constants as C++ definitions, with the headers that define their types."""
     lines = []
     types = {value.name for _, value in constants if isinstance(value, Type)}
     if any(name.startswith("__half") for name in types):
@@ -103,18 +103,19 @@ def _spell(value: Constant) -> str:
 
 @cache
 def read(path: str) -> str:
-    """A file under `escalade/kernels`, or one with an absolute path."""
+    """Read a file under `escalade/kernels`, or at an absolute path."""
     try:
         return (KERNELS / path).read_text()
     except FileNotFoundError as error:
         raise CompileError(
-            f'there is no kernel source {path!r}; headers are included as "common/name.cuh", from escalade/kernels on'
+            f"there is no kernel source {path!r}; write include paths relative to escalade/kernels, as in "
+            '"common/name.cuh"'
         ) from error
 
 
 @cache
 def included(path: str) -> tuple[str, ...]:
-    """The headers of ours that a file includes, directly or not."""
+    """List the headers of `escalade/kernels` that a file includes, directly or indirectly."""
     found: set[str] = set()
     waiting = [path]
     while waiting:

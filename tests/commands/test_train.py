@@ -117,7 +117,7 @@ def test_mistakes_are_answered_by_one_sentence(
         (("train", "autoencoder", "--results", str(tmp_path)), "it needs --device cuda or twin"),
         (
             ("train", "autoencoder", "--data", "synthetic:999999999"),
-            "999,999,999 images of 32 x 32: that takes",
+            "999,999,999 images of 32 x 32 needs at least",
         ),
         (("train", "autoencoder", *SMALL, "--width", "500000"), "autoencoder of width 500,000: that takes"),
         (("train", "resnet18", "--classifier"), "--classifier needs the autoencoder"),

@@ -55,7 +55,10 @@ def test_an_unknown_device_is_refused() -> None:
     ("fault", "sentence"),
     [
         ("no compiler", "the twin compiles kernels with g++, which is not on the PATH"),
-        ("a full disk", "has no room for compiled kernels (No space left on device); ESCALADE_CACHE_DIR"),
+        (
+            "a full disk",
+            "has no space for compiled kernels (No space left on device); set ESCALADE_CACHE_DIR",
+        ),
         ("no temporary files", "g++ needs a folder for temporary files, and none can be made"),
         ("a broken compiler", "g++ does not work here: g++ refused the twin's runtime"),
     ],

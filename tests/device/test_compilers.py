@@ -78,22 +78,22 @@ def test_nothing_is_begun_ahead_while_others_are_waited_for() -> None:
 def test_what_waits_is_begun_before_what_was_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[Program] = []
 
-    def begun(job: compilers._Job) -> int:
+    def begun(job: compilers._CompileJob) -> int:
         order.append(job.program)
         reading, writing = os.pipe()
         with os.fdopen(writing, "wb") as file:
             pickle.dump(("", None), file)
         return reading
 
-    monkeypatch.setattr(compilers, "_begun", begun)
-    copies, (a, b, c) = compilers._Copies(), programs(0, 3)
+    monkeypatch.setattr(compilers, "_fork_worker", begun)
+    copies, (a, b, c) = compilers._Workers(), programs(0, 3)
     for ahead in ((a, b), (b,)):
-        copies.take(compilers.CompileRequest(ahead, "sm_90a", 1, (), wait=False))
-    copies.take(compilers.CompileRequest((c, a, c), "sm_90a", 1, (), wait=True))
+        copies.submit(compilers.CompileRequest(ahead, "sm_90a", 1, (), wait=False))
+    copies.submit(compilers.CompileRequest((c, a, c), "sm_90a", 1, (), wait=True))
     answers: list[tuple[int, str, bytes | None]] = []
-    while copies.at_work:
-        copies.hear(next(iter(copies.at_work)))
-        answers += copies.answers()
+    while copies.running:
+        copies.collect(next(iter(copies.running)))
+        answers += copies.results()
     assert order == [a, c, b] and sorted(answers) == [(0, "", None), (1, "", None), (2, "", None)]
 
 
@@ -218,11 +218,11 @@ def compile_program(program, architecture):
         os.kill(os.getpid(), signal.SIGKILL)
 
 compilers.compile_program, compilers.unpersisted_payload = compile_program, lambda program, architecture: None
-copies = compilers._Copies()
-copies.take(compilers.CompileRequest(tuple(programs(0)), "sm_90a", 2, (), wait=True))
-for pipe in [*copies.at_work]:
-    copies.hear(pipe)
-for number, message, payload in copies.answers():
+copies = compilers._Workers()
+copies.submit(compilers.CompileRequest(tuple(programs(0)), "sm_90a", 2, (), wait=True))
+for pipe in [*copies.running]:
+    copies.collect(pipe)
+for number, message, payload in copies.results():
     print(number, message.split(" over ")[0])
 """
 )

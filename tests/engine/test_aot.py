@@ -51,7 +51,7 @@ def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for name in ("_compile", "compiler_version", "cuda_headers"):
         monkeypatch.setattr(nvrtc, name, absent)
-    monkeypatch.setattr(nvrtc, "_offered", {})
+    monkeypatch.setattr(nvrtc, "_bundled", {})
 
 
 @pytest.mark.usefixtures("no_compiler")
@@ -86,16 +86,16 @@ def test_what_was_brought_goes_along(
     for again in (loaded, copy.copy(loaded), pickle.loads(pickle.dumps(loaded))):
         assert [plan.card for plan in again._plans.carried.plans] == [H200.name] * 2
         assert again._plans.carried.codes == loaded._plans.carried.codes
-    assert not nvrtc._offered
+    assert not nvrtc._bundled
     assert not load(path, device="cpu", kernels=False)._plans.carried.plans
     monkeypatch.setattr("escalade.engine.engine.require_device", lambda device: None)
     monkeypatch.setattr(Settings, "where", "cuda")
     for card, said in ((H200, False), (H100_PCIE, True)):
         monkeypatch.setattr(Card, "of", lambda place, card=card: card)
-        monkeypatch.setattr(nvrtc, "_offered", {})
+        monkeypatch.setattr(nvrtc, "_bundled", {})
         caplog.clear()
         loaded._apply(lambda tensor: tensor.to("meta"))
-        assert nvrtc._offered == loaded._plans.carried.codes["sm_90a"]
+        assert nvrtc._bundled == loaded._plans.carried.codes["sm_90a"]
         assert (f"{path}: its plans are for NVIDIA H200" in caplog.text) == said
         loaded._settings = loaded._settings.on(HERE)
 

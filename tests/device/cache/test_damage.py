@@ -63,7 +63,7 @@ def test_damage_is_a_miss_and_is_repaired(
     cache.get("k", lambda: b"payload")
     damage(cache.entry("k"))
     made = []
-    with pytest.warns(UserWarning, match="was damaged .* and is made again"):
+    with pytest.warns(UserWarning, match="was damaged .* and is rebuilt"):
         assert cache.get("k", lambda: made.append(1) or b"payload") == b"payload"  # type: ignore[func-returns-value]
     assert made == [1]
     assert cache.get("k", forbidden) == b"payload"

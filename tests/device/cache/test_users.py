@@ -102,7 +102,7 @@ def test_who_installed_the_package_could_do_anything_anyway(
         installed.setattr(ownership, "_author", lambda: someone)
         assert Cache(tmp_path).has("k")
     with monkeypatch.context() as installed:
-        installed.setattr(ownership, "_AROUND", frozenset({tmp_path}))
+        installed.setattr(ownership, "_PACKAGE_PARENTS", frozenset({tmp_path}))
         assert Cache(tmp_path).has("k")
 
 
