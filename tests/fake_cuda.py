@@ -236,6 +236,6 @@ class Gpu:
             monkeypatch.setattr(FAST_PATHS, name, value)
         monkeypatch.setattr(streams, "_free", defaultdict(dict))
         monkeypatch.setattr(streams, "_created", Counter())
-        monkeypatch.setattr(streams, "_Own", lambda handle, device: self.streams[handle])
-        monkeypatch.setattr(streams, "_made", lambda index: self.stream().cuda_stream)
+        monkeypatch.setattr(streams, "_DedicatedStream", lambda handle, device: self.streams[handle])
+        monkeypatch.setattr(streams, "_create", lambda index: self.stream().cuda_stream)
         monkeypatch.setattr(events, "gil_holding_function", lambda name: getattr(self, name))

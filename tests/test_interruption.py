@@ -23,7 +23,7 @@ LONGEST = 60
 DEAF = """
 import sys, threading, time
 from escalade import interruption, outside
-with interruption.watched():
+with interruption.watch_ctrl_c():
     compiler = ["sh", "-c", "echo $$ > " + sys.argv[1] + "; sleep 61 & sleep 61"]
     threading.Thread(target=outside.run, args=(compiler,)).start()
     while True:
@@ -50,7 +50,7 @@ def test_a_command_that_does_not_hear_is_ended_with_its_compilers(tmp_path: path
 BACKGROUND = """
 import sys
 from escalade import interruption
-with interruption.watched():
+with interruption.watch_ctrl_c():
     print("ready", flush=True)
     print(sys.stdin.read())
 """

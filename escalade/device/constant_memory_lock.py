@@ -25,7 +25,7 @@ ProgramCopies = Mapping[Program, cuda.CudaKernel]
 
 
 class ConstantLock(Protocol):
-    def take(self) -> AbstractContextManager[ProgramCopies]:
+    def acquire(self) -> AbstractContextManager[ProgramCopies]:
         """Enter the critical section; yields the program copies to launch, where they are not those of `cuda.load`."""
 
 
@@ -36,7 +36,7 @@ class TwinConstantLock:
         self._locks = [_twin_locks.setdefault(program, threading.Lock()) for program in programs]
 
     @contextmanager
-    def take(self) -> Iterator[ProgramCopies]:
+    def acquire(self) -> Iterator[ProgramCopies]:
         with ExitStack() as held:
             for lock in self._locks:  # programs are sorted, so all threads lock in the same order
                 held.enter_context(lock)
@@ -115,7 +115,7 @@ class CudaConstantLock:
         self._index = device_index
 
     @contextmanager
-    def take(self) -> Iterator[ProgramCopies]:
+    def acquire(self) -> Iterator[ProgramCopies]:
         with ExitStack() as held:
             for owner in self._owners:  # programs are sorted, so all threads lock in the same order
                 held.enter_context(owner.lock)

@@ -1,7 +1,6 @@
-"""What a rung does for one problem, as data: kernel launches over named buffers.
+"""Recipes: the kernel launches of a rung for one problem, as data over named buffers.
 
-Nothing here touches a processor. `escalade.device.run.bind` turns a recipe and tensors into something
-that runs: on the GPU for CUDA tensors, on the twin for CPU tensors.
+`escalade.device.run.bind` makes a recipe executable: on the GPU for CUDA tensors, on the twin for CPU tensors.
 """
 
 from __future__ import annotations
@@ -18,16 +17,16 @@ from escalade.device.program import Program
 
 Size3 = tuple[int, int, int]
 HALF_SM_SHARED_BYTES = 114 * 1024
-"""Half of the shared memory of a multiprocessor of Hopper."""
+"""Half of the shared memory of a Hopper SM: CTAs that use more have an SM to themselves."""
 HALF_SM_COUNT = 66
-"""Half of an H200's multiprocessors."""
+"""Half of an H200's 132 SMs."""
 
 
 @dataclass(frozen=True)
 class Buffer:
-    """The address of a tensor or workspace of that name, moved on by `offset` bytes.
+    """Address of the tensor or workspace of that name, plus `offset` bytes.
 
-    A buffer that is not there (an absent bias) is passed as a null pointer if `optional`.
+    If `optional`, a missing buffer (such as an absent bias) is passed as a null pointer.
     """
 
     name: str
@@ -42,72 +41,72 @@ class Int64:
 
 @dataclass(frozen=True)
 class Ints:
-    """A struct of 32-bit integers, passed by value."""
+    """Struct of 32-bit integers, passed by value."""
 
     values: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Addresses:
-    """A struct of the addresses of many buffers, passed by value: a table that needs no memory of its own."""
+    """Struct of buffer addresses, passed by value: a table that needs no device memory."""
 
     buffers: tuple[Buffer, ...]
 
 
 @dataclass(frozen=True)
 class TiledMap:
-    """A tensor map for boxes of a tensor; everything innermost dimension first.
+    """TMA tensor map for boxes of a tensor; all fields are innermost dimension first.
 
-    Loads outside the tensor give zeros, stores there are dropped.
+    Loads outside the tensor return zeros, stores there are dropped.
     """
 
     buffer: Buffer
     element: str
-    """The element type's name: fp16, bf16, fp32, tf32, fp8 or uint8."""
+    """Element type: fp16, bf16, fp32, tf32, fp8 or uint8."""
     sizes: tuple[int, ...]
     box: tuple[int, ...]
     swizzle: int = 128
-    """Bytes within which 16-byte chunks change places: 0, 32, 64 or 128."""
+    """Swizzle span in bytes: 0, 32, 64 or 128."""
     strides: tuple[int, ...] = ()
-    """Bytes from one element to the next along every dimension but the innermost, in any order; empty: it is dense."""
+    """Strides in bytes of all dimensions but the innermost, in any order; empty for a dense tensor."""
 
 
 @dataclass(frozen=True)
 class Im2colMap:
-    """A tensor map that walks the output pixels of a convolution over an NHWC tensor."""
+    """TMA im2col tensor map, which walks the output pixels of a convolution over an NHWC tensor."""
 
     buffer: Buffer
     element: str
     sizes: tuple[int, int, int, int]
-    """The sizes of the tensor: C, W, H, N."""
+    """Sizes of the tensor: C, W, H, N."""
     lower: tuple[int, int]
-    """The window's corner in the first pixel, relative to the image (w, h): minus the padding."""
+    """Lower bounding-box corner (w, h): minus the padding."""
     upper: tuple[int, int]
-    """The window's corner in the last pixel, relative to the image's last row and column: padding - (filter - 1)."""
+    """Upper bounding-box corner (w, h), relative to the last row and column: padding - (filter - 1)."""
     channels: int
     pixels: int
     stride: tuple[int, int]
     swizzle: int = 128
     pitch: int = 0
-    """Bytes from one pixel to the next; 0: the tensor is dense."""
+    """Bytes per pixel step; 0 for a dense tensor."""
 
 
 @dataclass(frozen=True)
 class WeightsReady:
-    """A 32-bit integer: 1 where weights were written before the launch in front began, as in the plan of a network.
+    """32-bit flag: 1 if the weights were written before the previous launch started, as in the plan of a network.
 
-    A kernel may then read them without waiting for that launch; all else waits.
+    The kernel may then read them before `wait_for_previous_launch`; everything else must wait.
     """
 
     weights: tuple[str, ...] = ("weight",)
-    """The names of the buffers that the kernel takes it for, and no others."""
+    """Names of the buffers that the kernel reads early."""
 
 
 @dataclass(frozen=True)
 class ReleaseDependents:
-    """A 32-bit integer: 1 where the launch behind may be let in before this one has finished.
+    """32-bit flag: 1 if the next launch may start before this one has finished.
 
-    That is where its blocks have a multiprocessor each: many smaller ones would crowd onto those that are free first.
+    Set where its CTAs occupy an SM each. Many smaller CTAs would crowd onto the SMs that become free first.
     """
 
 
@@ -118,7 +117,6 @@ Argument = (
 
 
 def _buffers_of(argument: Argument) -> tuple[Buffer, ...]:
-    """The buffers that an argument points into."""
     match argument:
         case Buffer():
             return (argument,)
@@ -132,7 +130,7 @@ def _buffers_of(argument: Argument) -> tuple[Buffer, ...]:
 
 @dataclass(frozen=True)
 class KernelCall:
-    """One launch. A plain int argument is 32-bit, a float is a C float."""
+    """One kernel launch. A plain int argument is 32-bit, a float is a C float."""
 
     program: Program
     grid: Size3
@@ -142,30 +140,30 @@ class KernelCall:
     """Bytes of dynamic shared memory."""
     cluster: Size3 = (1, 1, 1)
     overlap: bool = False
-    """Programmatic dependent launch: may start before the launch in front of it has finished.
+    """Programmatic dependent launch: may start before the previous launch has finished.
 
-    For kernels that call `wait_for_previous_launch` before they touch what another kernel writes or reads.
+    The kernel must call `wait_for_previous_launch` before it touches what another kernel writes or reads.
     """
     weights_only: bool = False
-    """Depends on nothing but the weights, so it can be done once (`escalade.device.packing`)."""
+    """True if it depends on weights alone and can run once (`escalade.device.packing`)."""
     lane: int = 0
-    """Launches of one lane follow each other, those of different lanes may overlap.
+    """Launches of the same lane run in order; different lanes may overlap.
 
-    Every lane begins after what was launched before the recipe, and the recipe has ended when all of them have.
+    All lanes start after the work before the recipe, and the recipe ends when all lanes have.
     """
 
     @property
     def buffers(self) -> frozenset[str]:
-        """The names of the buffers that it reads or writes."""
+        """Names of the buffers that it reads or writes."""
         return frozenset(buffer.name for one in self.arguments for buffer in _buffers_of(one))
 
 
 @dataclass(frozen=True)
 class ConstantCopy:
-    """Fills a `__constant__` array of a program from a buffer before the launches that read it.
+    """Copy from a buffer to a `__constant__` array of a program, before the launches that read it.
 
-    The array belongs to the loaded program, not to the call: whoever calls next fills it anew. So it is never done
-    once for many calls, and calls of a recipe with such a step take turns (`Recipe.shared_state`).
+    The array belongs to the loaded program and the next call overwrites it. So every call repeats the copy, and calls
+    of such recipes exclude each other (`Recipe.shared_state`).
     """
 
     program: Program
@@ -181,12 +179,12 @@ class ConstantCopy:
 
 @dataclass(frozen=True)
 class Workspace:
-    """Scratch memory that a recipe needs; it holds nothing before the first launch."""
+    """Scratch memory of a recipe, uninitialized before the first launch."""
 
     name: str
     bytes: int
     zeroed: bool = False
-    """All zeros before the first launch, and left so by the last: counters that blocks meet at."""
+    """True if the recipe expects zeros and leaves zeros: counters for synchronization between CTAs."""
 
     def allocate(self, device: torch.device) -> torch.Tensor:
         make = torch.zeros if self.zeroed else torch.empty
@@ -198,7 +196,7 @@ class Recipe:
     steps: tuple[KernelCall | ConstantCopy, ...]
     workspaces: tuple[Workspace, ...] = ()
     filled: frozenset[str] = frozenset()
-    """Workspaces that another recipe has written before: packed weights."""
+    """Workspaces already written by another recipe: packed weights."""
 
     @cached_property
     def programs(self) -> tuple[Program, ...]:
@@ -206,27 +204,27 @@ class Recipe:
 
     @cached_property
     def shared_state(self) -> tuple[Program, ...]:
-        """The programs whose own memory a call writes: all who launch them share it, so calls have to take turns.
+        """Programs whose `__constant__` memory a call writes, so that calls must exclude each other.
 
-        Nothing that is chosen without being named has any. What a kernel itself writes lies in buffers and workspaces,
-        which are the call's: no kernel has variables of its own that it writes.
+        Only rungs requested by name have any: automatic choice skips them. Kernels write to buffers and workspaces
+        alone, never to their own global variables.
         """
         filled = {step.program for step in self.steps if isinstance(step, ConstantCopy)}
         return tuple(sorted(filled, key=str))
 
     @cached_property
     def side_lanes(self) -> tuple[int, ...]:
-        """The lanes besides 0, which is the stream that the recipe is launched on."""
+        """Lanes other than 0, which is the stream that the recipe is launched on."""
         return tuple(sorted({step.lane for step in self.steps if isinstance(step, KernelCall)} - {0}))
 
     @cached_property
     def packing(self) -> Recipe:
-        """The steps that depend on nothing but weights, over the same workspaces."""
+        """Steps that depend on weights alone, over the same workspaces."""
         return Recipe(tuple(step for step in self.steps if step.weights_only), self.workspaces)
 
     @cached_property
     def after_packing(self) -> Recipe:
-        """The steps that depend on more than weights, over the same workspaces."""
+        """Steps that depend on more than weights, over the same workspaces."""
         steps = tuple(step for step in self.steps if not step.weights_only)
         return Recipe(
             steps, self.workspaces, self.filled | {one.name for one in self.lasting if not one.zeroed}
@@ -234,19 +232,18 @@ class Recipe:
 
     @cached_property
     def lasting(self) -> tuple[Workspace, ...]:
-        """The workspaces that keep what they hold from call to call: packed weights, and counters."""
+        """Workspaces that persist from call to call: packed weights and counters."""
         packed = frozenset[str]().union(*(step.buffers for step in self.packing.steps))
         return tuple(one for one in self.workspaces if one.zeroed or one.name in packed)
 
     @property
     def launches_early_after_packing(self) -> bool:
-        """Whether the blocks of its first launch, weights packed, have a multiprocessor each, or are so few that it
-        does not matter."""
+        """`launches_early` of the steps after packing."""
         return self.after_packing.launches_early
 
     @property
     def launches_early(self) -> bool:
-        """Whether that is so of its first launch of all."""
+        """True if the CTAs of the first launch occupy an SM each, or are few: it may overlap the previous launch."""
         first = next((step for step in self.steps if isinstance(step, KernelCall)), None)
         if first is None:
             return False
@@ -257,11 +254,13 @@ class Recipe:
         return sum(workspace.bytes for workspace in self.workspaces)
 
     def remap(self, buffers: Mapping[str, Buffer], lane: int = 0) -> Recipe:
-        """These launches in another lane, over other buffers: those of these names, workspaces among them."""
+        """Return this recipe in another lane, with buffers and workspaces replaced by name."""
 
         def moved(buffer: Buffer) -> Buffer:
-            to = buffers.get(buffer.name)
-            return buffer if to is None else replace(buffer, name=to.name, offset=to.offset + buffer.offset)
+            target = buffers.get(buffer.name)
+            if target is None:
+                return buffer
+            return replace(buffer, name=target.name, offset=target.offset + buffer.offset)
 
         def argument(one: Argument) -> Argument:
             if isinstance(one, Buffer):

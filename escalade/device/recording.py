@@ -1,4 +1,4 @@
-"""Work on a stream recorded as a CUDA graph."""
+"""CUDA graph capture through PyTorch, one at a time and without garbage collection."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ import torch
 
 from escalade.gc_pause import gc_paused
 
-_one_at_a_time = threading.RLock()
-"""PyTorch waits for the device before it records, which is a mistake in whatever another thread is recording."""
+# PyTorch synchronizes the device before it captures, which would invalidate a capture in another thread.
+_capture_lock = threading.RLock()
 
 
 @contextmanager
 def capture_into(
     graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream | None = None, errors: str = "global"
 ) -> Iterator[None]:
-    """What is enqueued meanwhile becomes the graph; `errors` says whose mistakes end the recording, as PyTorch has it.
+    """Capture the enqueued work into `graph`; `errors` is PyTorch's `capture_error_mode`.
 
-    Python's collector rests: an older graph that it came to free would count as such a mistake.
+    The garbage collector is paused: freeing an older graph would invalidate the capture.
     """
     with (
-        _one_at_a_time,
+        _capture_lock,
         gc_paused(),
         torch.cuda.graph(graph, stream=stream, capture_error_mode=errors),
     ):

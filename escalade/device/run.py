@@ -1,4 +1,4 @@
-"""Turns a recipe and tensors into something that runs: on the GPU, or on the twin for CPU tensors."""
+"""Executables: recipes bound to tensors, on the GPU or, for CPU tensors, on the twin."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from escalade.errors import LaunchError, UnsupportedError
 
 @dataclass(frozen=True)
 class TwinOptions:
-    """How the twin runs a recipe: in which order, and whether all that it does is checked, or counted."""
+    """Options of the twin: execution order, checks, counts."""
 
     order: twin.Order = twin.Order()
     checks: bool = False
     counts: bool = False
     unwritten: tuple[str, ...] = ()
-    """Tensors that the recipe must write before it reads them, as it must its workspaces; seen with checks."""
+    """Tensors that, like workspaces, the recipe must write before reading; verified with checks."""
 
 
 class BoundStep(Protocol):
@@ -43,13 +43,12 @@ class BoundStep(Protocol):
 
 
 class Executable:
-    """A recipe made ready for one device. `bind` names its tensors, a call runs it.
+    """Recipe prepared for one device. `bind` sets its tensors, a call runs it.
 
-    Workspaces are allocated when it is made, unless `bind` is given tensors of their names. One
-    executable is for one thread at a time: its pointers are state. Where a recipe fills memory of a program, which all
-    executables share, calls take turns. `weights_ready` is for those whose weights no launch writes that may still be
-    running when they are called, `release_dependents` for those that a launch follows whose blocks have a
-    multiprocessor each.
+    `bind` allocates workspaces unless it gets tensors of their names. An executable serves one thread at a time,
+    because its pointers are state. Calls of recipes that fill `__constant__` memory exclude each other.
+    `weights_ready`: no launch still in flight writes the weights. `release_dependents`: the next launch has CTAs that
+    occupy an SM each and may start early.
     """
 
     def __init__(
@@ -72,11 +71,11 @@ class Executable:
         self._flags = (weights_ready, release_dependents)
         self._steps = self._make({})
         self._recorded: tuple[ProgramCopies, list[BoundStep]] = {}, self._steps
-        self._turns = self._taking_turns() if recipe.shared_state else None
+        self._constant_lock = self._make_constant_lock() if recipe.shared_state else None
         self._synchronize = device.type == "cuda" and cuda.synchronize_after_each_launch()
         self._nodes: list[GraphNode] | None = None
 
-    def _taking_turns(self) -> ConstantLock:
+    def _make_constant_lock(self) -> ConstantLock:
         programs = self.recipe.shared_state
         return (
             CudaConstantLock(programs, self._index)
@@ -84,8 +83,8 @@ class Executable:
             else TwinConstantLock(programs)
         )
 
-    def _over(self, copies: ProgramCopies) -> list[BoundStep]:
-        """The steps for a CUDA graph that has these copies of programs to itself, made when it is first recorded."""
+    def _steps_for(self, copies: ProgramCopies) -> list[BoundStep]:
+        """Return the steps for a CUDA graph that owns these program copies, created at its first capture."""
         if not copies:
             return self._steps
         if self._recorded[0] != copies:
@@ -96,7 +95,7 @@ class Executable:
         return steps
 
     def _make(self, copies: ProgramCopies) -> list[BoundStep]:
-        """The steps, those of programs that `copies` has over that copy."""
+        """Create the steps, using the program copies where there are any."""
         steps = [self._step(step, copies) for step in self.recipe.steps]
         for step in steps:
             if isinstance(step, cuda.CudaLaunch | _TwinLaunch):
@@ -112,16 +111,15 @@ class Executable:
                 return _TwinLaunch(step, self._options, self._sizes, self._label)
             return _TwinConstantCopy(step, self._options)
         raise UnsupportedError(
-            f"device {self.device}: kernels run on CUDA devices, and on the CPU through the twin"
+            f"device {self.device} is not supported; use a CUDA device, or the CPU for the twin"
         )
 
     @property
     def _index(self) -> int:
-        """The number of the CUDA device."""
         return cuda.index_of(self.device)
 
     def bind(self, tensors: Mapping[str, torch.Tensor | None]) -> Executable:
-        """Points the launches at these tensors; None stands for an optional one that is absent."""
+        """Point the launches at these tensors; None for an absent optional one."""
         self._tensors = {name: tensor for name, tensor in tensors.items() if tensor is not None}
         for workspace in self.recipe.workspaces:
             if workspace.name in self._tensors:
@@ -130,7 +128,7 @@ class Executable:
                 self._workspaces[workspace.name] = workspace.allocate(self.device)
             self._tensors[workspace.name] = self._workspaces[workspace.name]
         self._addresses = {name: tensor.data_ptr() for name, tensor in self._tensors.items()}
-        if self.device.type == "cpu":  # the twin is held to them
+        if self.device.type == "cpu":  # bounds for the twin's checks
             for name, tensor in self._tensors.items():
                 storage = tensor.untyped_storage()
                 self._sizes[name] = (storage.data_ptr(), storage.nbytes())
@@ -139,31 +137,28 @@ class Executable:
         return self
 
     def counts(self, packing: bool = True) -> twin.Counts:
-        """What its launches were counted by in the last call, with or without those that pack weights.
-
-        For options with counts, on the twin.
-        """
+        """Return the counts of the last call, with or without weight packing. Needs `TwinOptions(counts=True)`."""
         steps = zip(self.recipe.steps, self._steps, strict=True)
         wanted = [step for call, step in steps if packing or not call.weights_only]
         return sum((step.counts for step in wanted if isinstance(step, _TwinLaunch)), twin.Counts())
 
     def release(self) -> None:
-        """Lets go of the tensors that `bind` named; the executable keeps its workspaces."""
+        """Drop the references to the bound tensors. Workspaces are kept."""
         self._tensors = {}
 
     def add_to(self, pointers: BufferPointers, name: str, offset: int = 0) -> None:
-        """Lets `pointers` set the buffer of that name, which lies `offset` bytes into their memory."""
+        """Register the buffer `name`, `offset` bytes into the memory of `pointers`, so that they can move it."""
         for step in self._steps:
             if isinstance(step, cuda.CudaLaunch | _TwinLaunch):
                 pointers.add(step.arguments, name, offset)
 
     @property
     def supports_pointer_updates(self) -> bool:
-        """Whether `add_to` and then `launches` do all that `bind` and a call do, once it has been bound."""
-        return self.device.type == "cuda" and self._turns is None
+        """True if, once bound, pointer updates and `launches` can replace `bind` and a call."""
+        return self.device.type == "cuda" and self._constant_lock is None
 
     def launcher(self) -> Callable[[], None]:
-        """What a call does whose pointers are set, on a device that is the current one."""
+        """Return the fastest function that runs this executable, whose device must be current."""
         launches = self.launches
         plain = [one for one in launches if isinstance(one, cuda.CudaLaunch) and one.is_on_main_lane]
         if not plain or len(plain) < len(launches):
@@ -183,23 +178,23 @@ class Executable:
 
     @property
     def launches(self) -> list[Callable[[], None]]:
-        """What a call does, one after another."""
-        together = self.recipe.side_lanes or self._synchronize or self._turns
+        """The functions that a call runs, in order."""
+        together = self.recipe.side_lanes or self._synchronize or self._constant_lock
         return [self] if together else list(self._steps)
 
     def __call__(self) -> None:
-        if self._turns is None:
+        if self._constant_lock is None:
             self._launch(self._steps)
         else:
-            with self._turns.take() as copies:
-                self._launch(self._over(copies))
+            with self._constant_lock.acquire() as copies:
+                self._launch(self._steps_for(copies))
 
     def _launch(self, steps: Sequence[BoundStep]) -> None:
         lanes = self.recipe.side_lanes
         if lanes and self.device.type == "cuda":
             with cuda.side_lanes(self._index, lanes):
                 self._run(steps)
-        else:  # the twin runs one launch after another
+        else:  # the twin is synchronous
             self._run(steps)
 
     def _run(self, steps: Sequence[BoundStep]) -> None:
@@ -213,7 +208,7 @@ class Executable:
 
     @contextmanager
     def capture_nodes(self) -> Iterator[list[GraphNode]]:
-        """What its launches become in the CUDA graph that is being recorded meanwhile."""
+        """Yield a list that collects the graph nodes of this executable's launches during a capture."""
         found: list[GraphNode] = []
         self._nodes = found
         try:
@@ -222,10 +217,7 @@ class Executable:
             self._nodes = None
 
     def _declare_unwritten(self, launches: Sequence[_TwinLaunch]) -> None:
-        """Tell the twin's checks which memory a step must write before another reads it.
-
-        That is every workspace, also one that the caller bound, and what the options name.
-        """
+        """Tell the twin's checks which memory must be written before it is read: workspaces, and `unwritten`."""
         if not launches:
             return
         names = {one.name for one in self.recipe.workspaces if not one.zeroed} - self.recipe.filled
@@ -248,10 +240,10 @@ def bind(
     label: str = "",
     options: TwinOptions = TwinOptions(),
 ) -> Executable:
-    """A recipe over these tensors; their device decides where it runs."""
+    """Bind a recipe to tensors; their device decides where it runs."""
     devices = {tensor.device for tensor in tensors.values() if tensor is not None}
     if len(devices) != 1:
-        raise UnsupportedError(f"all tensors must be on one device; these are on {sorted(map(str, devices))}")
+        raise UnsupportedError(f"tensors are on {sorted(map(str, devices))}; all must be on one device")
     return Executable(recipe, devices.pop(), label, options).bind(tensors)
 
 
@@ -259,7 +251,7 @@ class _TwinLaunch:
     def __init__(self, call: KernelCall, options: TwinOptions, sizes: dict[str, tuple[int, int]], label: str):
         self._call = call
         self._options = options
-        self._sizes = sizes  # of the executable, so always the current tensors
+        self._sizes = sizes  # shared with the executable, which updates it
         self._kernel = _build(call.program, options)
         self.arguments = ArgumentList(call.arguments, tensor_map.encode)
         self.unwritten: twin.Unwritten | None = None
@@ -292,7 +284,7 @@ class _TwinLaunch:
             )
         except LaunchError as error:
             raise type(error)(f"{self.what}: {error}") from error
-        if self._options.counts:  # another launch of the recipe may be of the same kernel
+        if self._options.counts:  # read now: the next launch may use the same kernel
             self.counts = self._kernel.counts()
 
 
@@ -306,10 +298,10 @@ class _TwinConstantCopy:
     def __init__(self, copy: ConstantCopy, options: TwinOptions):
         self._copy = copy
         program = copy.program
-        self._target, room = _build(program, options).constant(copy.symbol)
-        if room < copy.bytes:
+        self._target, capacity = _build(program, options).constant(copy.symbol)
+        if capacity < copy.bytes:
             raise LaunchError(
-                f"filling {copy.symbol} of {program}: {copy.bytes} bytes do not fit into {room}"
+                f"filling {copy.symbol} of {program}: {copy.bytes} bytes do not fit into {capacity}"
             )
         self._source = 0
 

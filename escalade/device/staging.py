@@ -1,4 +1,4 @@
-"""Memory that batches pass through between host and device, one after another."""
+"""Staging buffers for batches between host and device."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ import torch
 
 from escalade.device.strides import is_packed, layout_of
 
-_ALIGNMENT = 256
-"""Bytes: what CUDA's own allocations start at, so that a copy in is as fast as into one of those."""
+_ALIGNMENT = 256  # bytes; that of cudaMalloc, for full copy speed
 
 
 class StagingBuffer:
-    """One piece of memory for the tensors of a batch, reused by the next; it grows to the largest batch.
+    """One allocation for all tensors of a batch, reused by the next batch; it grows to the largest.
 
-    Who uses it sees to it that nothing of the last batch is still under way.
+    The caller must ensure that no copy of the previous batch is still in flight.
     """
 
     def __init__(self, device: torch.device, pinned: bool = False) -> None:
@@ -32,12 +31,12 @@ class StagingBuffer:
     def like(
         self, tensors: Sequence[torch.Tensor], dtypes: Sequence[torch.dtype] | None = None
     ) -> list[torch.Tensor]:
-        """Room for tensors of these shapes and layouts, each dense; what is in it is left over."""
+        """Return uninitialized dense tensors of these shapes and layouts."""
         dtypes = dtypes or [tensor.dtype for tensor in tensors]
         sizes = [tensor.numel() * dtype.itemsize for tensor, dtype in zip(tensors, dtypes, strict=True)]
         offsets = list(itertools.accumulate((_aligned(size) for size in sizes), initial=0))
         if offsets[-1] > self.bytes:
-            self._memory = self._allocate(0)  # given back first: never the old and the new at once
+            self._memory = self._allocate(0)  # free the old buffer before allocating the new one
             self._memory = self._allocate(offsets[-1])
         return [
             _view(self._memory[offset : offset + size].view(dtype), tensor)
@@ -49,7 +48,7 @@ class StagingBuffer:
 
 
 def is_dense(tensor: torch.Tensor) -> bool:
-    """Whether its bytes are those of the room that `StagingBuffer.like` makes for it, in the same order."""
+    """Return True if the tensor has the same memory layout as its copy from `StagingBuffer.like`."""
     return is_packed(tensor, layout_of(tensor))
 
 

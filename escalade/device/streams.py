@@ -1,8 +1,7 @@
-"""Streams that nobody else has.
+"""CUDA streams with a single user.
 
-PyTorch's streams come from a pool of 32, which everybody is given in turn: who records a CUDA graph on one of them
-records what another thread, which was given the same, does meanwhile, and who enqueues work on one may do so in the
-midst of what a caller is recording.
+PyTorch hands out its streams round-robin from a pool of 32. Two users of the same stream would capture each other's
+work into their CUDA graphs.
 """
 
 from __future__ import annotations
@@ -15,20 +14,20 @@ import torch
 
 from escalade.device.driver import check, make_context_current
 
-_MOST = 32
-"""Streams to compute on that are created for threads that have none; beyond that, any free one is taken."""
+_MOST = 32  # compute streams created for new threads; beyond that, any free one is reused
 _lock = threading.Lock()
 _Kind = tuple[int, bool]
-"""A device's index, and whether PyTorch's operators run on the stream."""
+"""Device index, and whether PyTorch's operators run on the stream."""
 _free: defaultdict[_Kind, dict[int, int]] = defaultdict(dict)
-"""Streams of each kind that are not in use, with the thread that used each last. None is ever destroyed: PyTorch's
-allocator goes on asking what memory a stream has used."""
+"""Free streams, each with the thread that used it last. Never destroyed: PyTorch's allocator keeps querying them."""
 _created: Counter[_Kind] = Counter()
 
 
-class _Own(torch.cuda.ExternalStream):
-    """A stream that is free again when this object is deleted. Weak references cannot tell: PyTorch deletes streams
-    without clearing them."""
+class _DedicatedStream(torch.cuda.ExternalStream):
+    """Stream that returns to the free list when it is deleted.
+
+    Uses `__del__`, because PyTorch deletes stream objects without clearing weak references.
+    """
 
     user, computes = 0, False
 
@@ -39,8 +38,8 @@ class _Own(torch.cuda.ExternalStream):
 def dedicated_stream(device: torch.device | int, *, computes: bool = False) -> torch.cuda.Stream:
     """Return a stream of a GPU that nothing else uses while the returned object is alive.
 
-    Where PyTorch `computes` on it, a thread gets a stream that it had before, if one is free: cuBLAS keeps a workspace
-    (32 MiB on Hopper) for every pair of a thread and a stream.
+    If PyTorch `computes` on it, a thread preferably gets a stream that it had before: cuBLAS keeps a workspace (32 MiB
+    on Hopper) for every pair of thread and stream.
     """
     index, thread = _index(device), threading.get_ident()
     kind = (index, computes)
@@ -56,7 +55,8 @@ def dedicated_stream(device: torch.device | int, *, computes: bool = False) -> t
             _created[kind] += 1
         else:
             del free[handle]
-    stream = _Own(_made(index) if handle is None else handle, device=torch.device("cuda", index))
+    handle = _create(index) if handle is None else handle
+    stream = _DedicatedStream(handle, device=torch.device("cuda", index))
     stream.user, stream.computes = thread, computes
     return stream
 
@@ -66,11 +66,13 @@ def _index(device: torch.device | int) -> int:
     return torch.cuda.current_device() if index is None else index
 
 
-def _made(index: int) -> int:
+def _create(index: int) -> int:
     from cuda.bindings import driver
 
     torch.cuda.init()
     with torch.cuda.device(index):
-        make_context_current(index)  # a new thread has none, and PyTorch sees nothing to change
+        make_context_current(
+            index
+        )  # a new thread has none, and torch.cuda.device skips it for the current index
         flags = int(driver.CUstream_flags.CU_STREAM_NON_BLOCKING)
-        return int(check(driver.cuStreamCreate(flags), "making a stream"))
+        return int(check(driver.cuStreamCreate(flags), "creating a stream"))

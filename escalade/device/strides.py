@@ -45,7 +45,7 @@ def is_aligned(tensor: torch.Tensor) -> bool:
 
 
 def aligned(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor, or a copy if it starts between two aligned addresses, as a slice of another may."""
+    """Return the tensor, or a copy if its address is not aligned, as that of a slice may be."""
     return tensor if is_aligned(tensor) else tensor.clone()
 
 
@@ -68,7 +68,7 @@ def same_order(shape: Sequence[int], one: Sequence[int], other: Sequence[int]) -
     )
 
 
-# --- memory that several elements share
+# --- overlapping memory
 
 
 def has_overlap(tensor: torch.Tensor) -> bool:

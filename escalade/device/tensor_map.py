@@ -1,4 +1,4 @@
-"""Tensor maps for the GPU's Tensor Memory Accelerator (TMA), as the driver encodes them."""
+"""Tensor maps for the GPU's Tensor Memory Accelerator (TMA), encoded by the driver."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _MAP_BYTES = 128
 
 
 def strides_of(tensor_map: TensorMap) -> tuple[int, ...]:
-    """Bytes from one element to the next along every dimension but the innermost."""
+    """Return the strides in bytes of all dimensions but the innermost."""
     if isinstance(tensor_map, TiledMap) and tensor_map.strides:
         return tensor_map.strides
     inner = ELEMENT_BYTES[tensor_map.element] * tensor_map.sizes[0]
@@ -37,13 +37,13 @@ def strides_of(tensor_map: TensorMap) -> tuple[int, ...]:
 
 @lru_cache(maxsize=4096)
 def encode(tensor_map: TensorMap, address: int) -> bytes:
-    """The 128 bytes that a kernel takes by value; kept, since tensors come back at the same addresses."""
+    """Return the 128 bytes that a kernel takes by value. Cached, because allocators reuse addresses."""
     from cuda.bindings import driver
 
     if address % 16 or any(stride % 16 for stride in strides_of(tensor_map)):
         raise UnsupportedError(
-            f"a tensor map needs an address and strides that are multiples of 16 bytes; the address of "
-            f"{tensor_map.buffer.name} is {address:#x}, its strides are {strides_of(tensor_map)}"
+            f"{tensor_map.buffer.name} has address {address:#x} and strides {strides_of(tensor_map)}; a tensor map "
+            "needs multiples of 16 bytes"
         )
     data_type = getattr(
         driver.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{_DATA_TYPES[tensor_map.element]}"

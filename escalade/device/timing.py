@@ -1,11 +1,11 @@
-"""How long something takes: CUDA graphs, interleaved subjects, medians.
+"""Timing by CUDA graphs, interleaved rounds and medians.
 
-Every subject is captured into a CUDA graph that repeats its calls until one replay takes long enough to be
-timed by events. The subjects then take turns (A B C A B C …), so that a card that warms up slows all of
-them alike. A subject whose share of the time is spent leaves the turns; the others go on.
+Every subject is captured into a CUDA graph that repeats its calls until one replay is long enough for events. The
+subjects are then replayed in rounds (A B C A B C …), so that a card that warms up slows all of them alike. A subject
+drops out when its time budget is spent.
 
-What is timed is also what is judged: before its turns and after them the graph's results are spoilt, the very
-graph is replayed once more, and what it leaves is compared with what it should be.
+What is timed is also verified: before and after timing, the results are poisoned, the same graph is replayed, and its
+results are compared with the expected ones.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ from escalade.device.nvml import ConditionMonitor, GpuConditions
 from escalade.device.recording import capture_into
 from escalade.errors import EscaladeError, UnsupportedError
 
-L2_MULTIPLE = 3  # input sets of three times the L2 leave nothing of the last turn in it
+L2_MULTIPLE = 3  # input sets of 3x the L2 size evict everything of the previous round
 MAX_SETS = 512
 MAX_GRAPH_CALLS = 20_000
-ENQUEUE_CYCLES = 1_000_000  # some 0.5 ms: longer than the CPU needs to launch one large graph
+ENQUEUE_CYCLES = 1_000_000  # about 0.5 ms: longer than the CPU needs to launch a large graph
 ENQUEUE_CYCLES_EACH = 50_000
 _LEAST_SAMPLES, _PRECISION = 9, 0.01
-"""Samples that a confidence interval needs, and the half width, relative to the median, at which a subject is done."""
+"""Minimum samples for a confidence interval, and its relative half width at which a subject is done."""
 
 
 @dataclass(frozen=True)
 class ResultCheck:
-    """How to tell that what is timed does its work."""
+    """Check that the timed work computes the right results."""
 
     spoil: Callable[[], object]
-    """Makes every result wrong, so that one that is not written is seen."""
+    """Overwrites all results, so that missing writes are noticed."""
     judge: Callable[[], str]
-    """What is wrong with the results, or nothing."""
+    """Returns what is wrong with the results; empty if they are right."""
 
 
 @dataclass(frozen=True)
 class Subject:
-    """What is timed: a rung, a peer, a copy. `calls` do the same work over rotated input sets."""
+    """Work to time: a rung, a peer, a copy. `calls` do the same work on rotating input sets."""
 
     name: str
     calls: Sequence[Callable[[], object]]
@@ -53,28 +53,28 @@ class Subject:
 
 @dataclass(frozen=True)
 class Timing:
-    """Microseconds of one call."""
+    """Time per call in microseconds."""
 
     median_us: float
     p20_us: float
     p80_us: float
     samples: int
     how: str
-    """`graph` (CUDA graph replay), `eager` (events around plain calls), `calls` (wall clock over calls in a row),
-    `cpu` (wall clock of a call on the CPU), `host` (of the CPU's part of a call on the GPU) or `twin` (wall clock, not
-    a speed)."""
+    """`graph` (CUDA graph replay), `eager` (events around plain calls), `calls` (wall clock over consecutive calls),
+    `cpu` (wall clock of a call on the CPU), `host` (CPU time of a call on the GPU) or `twin` (wall clock, not a speed).
+    """
     note: str = ""
     conditions: GpuConditions | None = None
-    """What the card was like meanwhile; None where nobody could say."""
+    """State of the card during the measurement; None if unknown."""
 
     @property
     def record(self) -> dict[str, Any]:
-        """The conditions as records have them."""
+        """Conditions in the form of result records."""
         return {} if self.conditions is None else self.conditions.as_dict()
 
 
 class Sampler(Protocol):
-    """A subject made ready: `start` enqueues one sample, `finish` gives its microseconds per call."""
+    """Prepared subject: `start` enqueues one sample, `finish` returns its microseconds per call."""
 
     calls: int
     how: str
@@ -85,14 +85,14 @@ class Sampler(Protocol):
 
 
 def rotation(bytes_per_set: int, l2_bytes: int) -> int:
-    """How many input sets it takes for none of a set to be in the L2 when its turn comes again."""
+    """Return the number of input sets needed so that a set has left the L2 when it is used again."""
     if bytes_per_set <= 0 or l2_bytes <= 0:
         return 1
     return min(MAX_SETS, max(1, math.ceil(L2_MULTIPLE * l2_bytes / bytes_per_set)))
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """Linear between the two nearest ranks."""
+    """Return a percentile, interpolated linearly between the nearest ranks."""
     ordered = sorted(values)
     at = (len(ordered) - 1) * percent / 100
     low = math.floor(at)
@@ -110,16 +110,16 @@ def time_interleaved(
     replay_us: float = 500.0,
     wrong: dict[str, str] | None = None,
 ) -> dict[str, Timing]:
-    """The timing of every subject, by name. On the CPU (the twin) one wall-clock run of each, marked as such.
+    """Time the subjects; returns timings by name. On the CPU (the twin), one wall-clock run each, marked as such.
 
-    A subject whose results are wrong has no timing: `wrong` is told why, by its name; without it, it is an error.
+    Subjects with wrong results get no timing: the reason is added to `wrong`, or raised if that is None.
     """
     names = [subject.name for subject in subjects]
     if len(set(names)) != len(names):
-        raise UnsupportedError(f"subjects are told apart by their names, and these repeat: {names}")
+        raise UnsupportedError(f"subject names must be unique: {names}")
     if any(not subject.calls for subject in subjects):
         raise UnsupportedError(
-            f"a subject without calls cannot be timed: {[a.name for a in subjects if not a.calls]}"
+            f"subjects without calls cannot be timed: {[a.name for a in subjects if not a.calls]}"
         )
     failures: dict[str, str] = {}
     if device.type != "cuda":
@@ -152,19 +152,19 @@ def time_interleaved(
 
 
 def _by_clock(subject: Subject, failures: dict[str, str]) -> dict[str, Timing]:
-    """One run, which is timed and judged."""
+    """Time one run by the wall clock, and verify it."""
     if subject.proof:
         subject.proof.spoil()
     found = interleave({subject.name: WallSampler(subject)}, seconds_each=0.0, min_rounds=1, max_rounds=1)
     failure = subject.proof.judge() if subject.proof else ""
     if failure:
-        failures[subject.name] = f"what is timed is wrong: {failure}"
+        failures[subject.name] = f"the timed results are wrong: {failure}"
         return {}
     return found
 
 
 def _proven(subject: Subject, sampler: Sampler, failures: dict[str, str]) -> bool:
-    """Whether one turn more, of what is timed, gives what it should."""
+    """Replay once more over poisoned results; returns whether the new results are right."""
     if subject.proof is None:
         return True
     subject.proof.spoil()
@@ -172,7 +172,7 @@ def _proven(subject: Subject, sampler: Sampler, failures: dict[str, str]) -> boo
     sampler.finish()
     failure = subject.proof.judge()
     if failure:
-        failures[subject.name] = f"what is timed is wrong: {failure}"
+        failures[subject.name] = f"the timed results are wrong: {failure}"
     return not failure
 
 
@@ -184,10 +184,10 @@ def interleave(
     max_rounds: int,
     before_round: Callable[[int], None] = lambda turns: None,
 ) -> dict[str, Timing]:
-    """Rounds in which every subject takes one turn, until each has spent its time or its median is known to 1%.
+    """Sample all subjects in rounds until each has spent its time or its median is known to 1%.
 
-    All turns of a round are enqueued before the first is waited for; `before_round` keeps the GPU busy
-    meanwhile, so that no sample contains the CPU's time to launch it.
+    All samples of a round are enqueued before the first is awaited. `before_round` keeps the GPU busy meanwhile, so
+    that no sample contains CPU launch time.
     """
     samples: dict[str, list[float]] = {name: [] for name in samplers}
     spent = dict.fromkeys(samplers, 0.0)
@@ -197,7 +197,7 @@ def interleave(
         before_round(len(running))
         for name in running:
             samplers[name].start()
-        watch.sample()  # while the GPU works on what it has been given
+        watch.sample()  # while the GPU is under load
         for name in running:
             microseconds = samplers[name].finish()
             samples[name].append(microseconds)
@@ -213,7 +213,7 @@ def interleave(
 
 
 def _settled(values: Sequence[float]) -> bool:
-    """Return whether the median is known to 1%: the notch of a box plot, an interval of about 95% confidence."""
+    """Return True if the median is known to 1%, by the notch of a box plot (about 95% confidence)."""
     if len(values) < _LEAST_SAMPLES:
         return False
     spread = percentile(values, 75) - percentile(values, 25)
@@ -228,7 +228,7 @@ def summarize(
 
 
 class WallSampler:
-    """One run by the wall clock. For the twin: it says that something ran, not how fast it would be."""
+    """Wall clock of one run on the twin: shows that it ran, not how fast it is on a GPU."""
 
     how = "twin"
     note = "wall clock of the CPU twin; not a speed"
@@ -238,7 +238,7 @@ class WallSampler:
         self._calls = subject.calls
 
     def start(self) -> None:
-        pass  # the twin runs in the calling thread: the run itself is in `finish`
+        pass  # the twin is synchronous: `finish` runs it
 
     def finish(self) -> float:
         began = time.perf_counter()
@@ -248,7 +248,7 @@ class WallSampler:
 
 
 class EventSampler:
-    """Events around `enqueue`, which does `calls` calls."""
+    """CUDA events around `enqueue`, which makes `calls` calls."""
 
     def __init__(self, enqueue: Callable[[], object], calls: int, how: str, note: str = "") -> None:
         self.calls = calls
@@ -269,10 +269,10 @@ class EventSampler:
 
 
 class ReplaySampler:
-    """Events around one replay of a graph that is captured already; `prepare` fills its inputs before.
+    """CUDA events around one replay of a captured graph, after `prepare` has filled its inputs.
 
-    A network's inputs share their memory with later values, so a replay over what the last one left would feed
-    a network its own results, again and again, until they are infinite.
+    A network's inputs share memory with later values. Without `prepare`, replays would feed a network its own results
+    until they overflow.
     """
 
     calls = 1
@@ -292,7 +292,7 @@ class ReplaySampler:
 
 
 class CallSampler:
-    """The wall clock over calls as a user makes them: from an idle device until the last result is there."""
+    """Wall clock of calls as users make them: from an idle device until the last result is complete."""
 
     def __init__(
         self, call: Callable[[], object], wait: Callable[[], None], calls: int = 1, how: str = "calls"
@@ -304,7 +304,7 @@ class CallSampler:
         self._wait = wait
 
     def start(self) -> None:
-        pass  # it would run into the turns of others: all of it is in `finish`
+        pass  # must not overlap other subjects: all of it is in `finish`
 
     def finish(self) -> float:
         self._wait()
@@ -316,8 +316,10 @@ class CallSampler:
 
 
 class HostSampler:
-    """The wall clock over `run`, which makes `calls` calls, their work on the device not waited for: what they cost the
-    thread that makes them. They are fewer than a stream holds, so that none waits for room in it."""
+    """Wall clock of `run`, which makes `calls` asynchronous calls: what they cost the calling thread.
+
+    `calls` must be below the capacity of a stream's queue, or a call would wait for the GPU.
+    """
 
     how = "host"
     note = ""
@@ -328,21 +330,21 @@ class HostSampler:
         self._wait = wait
 
     def start(self) -> None:
-        pass  # the device is to be idle: all of it is in `finish`
+        pass  # needs an idle device: all of it is in `finish`
 
     def finish(self) -> float:
         self._wait()
         began = time.perf_counter()
         results = self._run()
         took = time.perf_counter() - began
-        del results  # which takes time too
+        del results  # freed outside the timed region
         return took * 1e6 / self.calls
 
 
 def host_time(
     call: Callable[[], object], wait: Callable[[], None], *, calls: int = 100, rounds: int = 20
 ) -> Timing:
-    """The time until a call returns: what it costs the thread that makes it."""
+    """Time an asynchronous call until it returns: what it costs the calling thread."""
 
     def run() -> None:
         for _ in range(calls):
@@ -355,8 +357,8 @@ def host_time(
 
 
 def _cuda_sampler(subject: Subject, replay_us: float) -> EventSampler:
-    """Warmed up, captured, and captured again with as many repetitions as one replay needs."""
-    for call in subject.calls:  # compiles, allocates, lets cuDNN choose
+    """Warm up and capture the subject, repeated until one replay takes about `replay_us`."""
+    for call in subject.calls:  # compiles, allocates, lets cuDNN choose algorithms
         call()
     torch.cuda.synchronize()
     try:
@@ -374,14 +376,14 @@ def _cuda_sampler(subject: Subject, replay_us: float) -> EventSampler:
 
 def _repetitions(once: EventSampler, replay_us: float) -> int:
     replay = _replay_time(once)
-    if replay < replay_us:  # short enough to be worth a second look: the first replay also uploads the graph
+    if replay < replay_us:  # short: measure again, because the first replay also uploads the graph
         replay = min(_replay_time(once) for _ in range(3))
     wanted = math.ceil(replay_us / max(replay, 0.1))
     return max(1, min(wanted, MAX_GRAPH_CALLS // once.calls))
 
 
 def keep_busy(turns: int) -> None:
-    """The GPU waits while the CPU enqueues that many turns, so that none of them waits for the CPU."""
+    """Let the GPU sleep while the CPU enqueues `turns` samples, so that none of them waits for the CPU."""
     torch.cuda._sleep(ENQUEUE_CYCLES + ENQUEUE_CYCLES_EACH * turns)
 
 
@@ -392,7 +394,7 @@ def _replay_time(once: EventSampler) -> float:
 
 
 def _capture(calls: Sequence[Callable[[], object]], repetitions: int) -> Callable[[], None]:
-    calls[0]()  # what a graph takes with it, for it alone, is there again
+    calls[0]()  # reloads per-graph resources that the previous capture consumed
     graph = torch.cuda.CUDAGraph()
     with capture_into(graph):
         for _ in range(repetitions):
@@ -403,7 +405,7 @@ def _capture(calls: Sequence[Callable[[], object]], repetitions: int) -> Callabl
 
 def _eager_sampler(subject: Subject, replay_us: float, error: Exception) -> EventSampler:
     reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-    note = f"could not be captured into a CUDA graph ({reason}); timed by events around plain calls"
+    note = f"CUDA graph capture failed ({reason}); timed by events around plain calls"
 
     def turn(repetitions: int) -> Callable[[], None]:
         def run() -> None:

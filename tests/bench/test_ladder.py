@@ -163,4 +163,6 @@ def test_on_the_gpu_the_graph_that_is_timed_is_judged(monkeypatch: pytest.Monkey
     )
     by_name = {r.rung or r.system: r for r in records}
     assert by_name["one"].median_us and by_name["torch-nchw"].median_us
-    assert "what is timed is wrong" in by_name["suspect"].failure and by_name["suspect"].median_us is None
+    assert (
+        "the timed results are wrong" in by_name["suspect"].failure and by_name["suspect"].median_us is None
+    )

@@ -140,7 +140,7 @@ def test_what_is_verified_but_does_nothing_when_it_is_timed_is_a_failure(
     monkeypatch.setattr(packing, "Executable", Idle)
     made = with_scratch(operation)
     (record,) = made.measure(offered, [])
-    assert "what is timed is wrong: input set 0 of 1 has results that are not written" in record.failure
+    assert "the timed results are wrong: input set 0 of 1 has results that are not written" in record.failure
     assert record.median_us is None and record.rung == "one"
 
 
@@ -166,7 +166,7 @@ def test_a_result_that_is_written_and_wrong_when_it_is_timed_is_a_failure(
 
     monkeypatch.setattr(packing, "Executable", Careless)
     (record,) = made.measure(offered, [])
-    assert "what is timed is wrong: " in record.failure and record.median_us is None
+    assert "the timed results are wrong: " in record.failure and record.median_us is None
 
 
 def test_a_further_output_that_is_not_written_when_it_is_timed_is_a_failure(
@@ -192,7 +192,7 @@ def test_a_further_output_that_is_not_written_when_it_is_timed_is_a_failure(
             return super().bind({**tensors, name: torch.empty_like(tensors[name])})
 
     monkeypatch.setattr(packing, "Executable", Forgetful)
-    assert "what is timed is wrong: input set 0 of 1 has results that are not written" in measured()
+    assert "the timed results are wrong: input set 0 of 1 has results that are not written" in measured()
 
 
 def doubled(problem: Any, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
@@ -214,7 +214,9 @@ def test_a_peer_whose_timed_result_is_wrong_is_a_record_that_says_so() -> None:
     calls.append(1)
     right, wrong = made.measure([], verified)
     assert (right.system, right.failure, right.error) == ("right", "", 0.0)
-    assert wrong.system == "wrong" and "what is timed is wrong" in wrong.failure and wrong.median_us is None
+    assert (
+        wrong.system == "wrong" and "the timed results are wrong" in wrong.failure and wrong.median_us is None
+    )
     assert not made.left_out
 
 

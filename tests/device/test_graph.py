@@ -122,7 +122,7 @@ def test_what_the_driver_refuses_is_said_and_tried_again(made: Driver) -> None:
     node.launch.arguments.point({"x": 16, "y": 32})
     graph.change([node.launch.arguments])
     made.answers = [INVALID]
-    with pytest.raises(LaunchError, match="launching 1: pointing it at other memory: NAME"):
+    with pytest.raises(LaunchError, match="launching 1: updating its arguments: NAME"):
         graph.replay()
     graph.replay()
     made.gpu.synchronize()

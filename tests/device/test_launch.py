@@ -235,7 +235,7 @@ def test_offsets_are_bytes(scale_kernel: Write) -> None:
 
 
 def test_tensors_on_two_devices_are_refused() -> None:
-    with pytest.raises(UnsupportedError, match=r"on one device; these are on \['cpu', 'meta'\]"):
+    with pytest.raises(UnsupportedError, match=r"\['cpu', 'meta'\]; all must be on one device"):
         bind(RECIPE, {"x": torch.ones(1), "y": torch.ones(1, device="meta")})
 
 
@@ -245,7 +245,7 @@ def test_no_tensors_are_refused() -> None:
 
 
 def test_a_device_without_kernels_is_refused() -> None:
-    with pytest.raises(UnsupportedError, match="device meta: kernels run on CUDA devices"):
+    with pytest.raises(UnsupportedError, match="device meta is not supported"):
         Executable(RECIPE, torch.device("meta"))
 
 

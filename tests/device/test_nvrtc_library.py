@@ -25,8 +25,8 @@ int nvrtcDestroyProgram(void**) { return 0; }
 COMPILING = """
 import ctypes, os, sys
 ctypes.CDLL(sys.argv[1], mode=os.RTLD_NOW | os.RTLD_GLOBAL)
-from escalade.device.nvrtc import translate
-code, _ = translate('extern "C" __global__ void probe() {}', "probe.cu", "sm_90a")
+from escalade.device.nvrtc import compile_source
+code, _ = compile_source('extern "C" __global__ void probe() {}', "probe.cu", "sm_90a")
 assert code[:4] == bytes([127]) + b"ELF"
 """
 

@@ -14,14 +14,14 @@ from escalade.device.streams import dedicated_stream
 from tests.fake_cuda import Gpu
 
 CUDA = torch.device("cuda", 0)
-_let_go = streams._Own.__del__
+_let_go = streams._DedicatedStream.__del__
 
 
 def test_who_has_one_has_it_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """And whoever lets go of one leaves it to the next: a service that makes plans for days has a few streams."""
     gpu = Gpu(0)
     gpu.stand_in(monkeypatch)
-    monkeypatch.setattr(streams, "_Own", _Handle)
+    monkeypatch.setattr(streams, "_DedicatedStream", _Handle)
     held = [dedicated_stream(CUDA) for _ in range(40)]
     assert len({stream.cuda_stream for stream in held}) == 40
     left = {held.pop().cuda_stream, held.pop().cuda_stream}
@@ -35,7 +35,7 @@ def test_a_thread_gets_a_stream_that_it_had_before(monkeypatch: pytest.MonkeyPat
     """cuBLAS keeps a workspace per pair of thread and stream: streams must not wander between threads."""
     gpu = Gpu(0)
     gpu.stand_in(monkeypatch)
-    monkeypatch.setattr(streams, "_Own", _Handle)
+    monkeypatch.setattr(streams, "_DedicatedStream", _Handle)
     pairs = set[tuple[int, int]]()
     with ThreadPoolExecutor(4) as pool:
         meet = threading.Barrier(4)

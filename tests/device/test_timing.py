@@ -121,7 +121,7 @@ def test_on_the_cpu_one_run_is_timed_and_marked_as_no_speed() -> None:
 
 
 def test_arms_need_names_of_their_own_and_calls() -> None:
-    with pytest.raises(UnsupportedError, match="repeat"):
+    with pytest.raises(UnsupportedError, match="unique"):
         time_interleaved([Subject("A", [lambda: None]), Subject("A", [lambda: None])], torch.device("cpu"))
     with pytest.raises(UnsupportedError, match="without calls"):
         time_interleaved([Subject("A", [])], torch.device("cpu"))
@@ -222,9 +222,9 @@ def test_a_graph_that_does_not_do_its_work_has_no_time(
     wrong: dict[str, str] = {}
     times = time_interleaved(subjects, GPU, seconds_each=0.0, min_rounds=9, wrong=wrong, replay_us=1.0)
     assert list(times) == ["double"] and times["double"].median_us == pytest.approx(10.0)
-    assert wrong == {"suspect": "what is timed is wrong: it is not twice x"}
+    assert wrong == {"suspect": "the timed results are wrong: it is not twice x"}
     assert ("suspect" in took_turns) == (broken == "wears out"), "what is wrong from the start is not timed"
-    with pytest.raises(EscaladeError, match="suspect: what is timed is wrong"):
+    with pytest.raises(EscaladeError, match="suspect: the timed results are wrong"):
         time_interleaved(subjects, GPU, seconds_each=0.0, min_rounds=9, replay_us=1.0)
 
 
@@ -242,7 +242,7 @@ def test_on_the_cpu_the_run_that_is_timed_is_judged() -> None:
     lazy = Subject("lazy", [lambda: None], proof)
     wrong: dict[str, str] = {}
     assert list(time_interleaved([twice, lazy], torch.device("cpu"), wrong=wrong)) == ["twice"]
-    assert wrong == {"lazy": "what is timed is wrong: unwritten"}
+    assert wrong == {"lazy": "the timed results are wrong: unwritten"}
 
 
 def test_a_replay_has_its_inputs_filled_before_and_not_in_its_time(card: Card) -> None:

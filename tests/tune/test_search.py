@@ -129,10 +129,10 @@ def test_what_does_nothing_when_it_is_timed_does_not_win(
     entry = search.fastest(ops.operation("scale"), PROBLEM, CPU)
     assert entry.rung == "two"
     by_rung = {sample.rung: sample for sample in search.samples(ops.operation("scale"), PROBLEM, CPU)}
-    assert by_rung["one"].us is None and "what is timed is wrong: 100 of 100" in by_rung["one"].failure
+    assert by_rung["one"].us is None and "the timed results are wrong: 100 of 100" in by_rung["one"].failure
     assert by_rung["two"].us is not None and not by_rung["two"].failure
     monkeypatch.setattr(packing, "Executable", Idle)
     with pytest.raises(
-        UnsupportedError, match="nothing that scale has does scale_100: one .*what is timed is wrong"
+        UnsupportedError, match="nothing that scale has does scale_100: one .*the timed results are wrong"
     ):
         search.fastest(ops.operation("scale"), PROBLEM, CPU)

@@ -102,7 +102,7 @@ def test_a_gpu_is_asked_once_and_a_part_of_it_is_no_whole(monkeypatch: pytest.Mo
 
 
 def test_only_a_gpu_has_properties() -> None:
-    with pytest.raises(UnsupportedError, match="cpu is none"):
+    with pytest.raises(UnsupportedError, match="device cpu"):
         properties_of(CPU)
 
 

@@ -422,7 +422,7 @@ def test_the_short_way_asks_for_what_pytorch_has(monkeypatch: pytest.MonkeyPatch
     assert not FAST_PATHS.dispatch_modes() and not FAST_PATHS.function_modes() and not FAST_PATHS.transforms()
     x = torch.randn(2, 3)
     assert FAST_PATHS.guard([x]).__name__ == "check"
-    monkeypatch.setattr(FastPaths, "_comparing", None)
+    monkeypatch.setattr(FastPaths, "_python_guard", None)
     assert FAST_PATHS.guard([x, x])(x, x), "PyTorch's guards, one for each place of the tensor"
     assert FAST_PATHS.allocator(x.device).__name__ == "_empty_strided_cpu"
     assert FAST_PATHS.is_negative is not torch.Tensor.is_neg
