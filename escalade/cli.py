@@ -152,7 +152,7 @@ def _is_interrupted(error: BaseException | None) -> bool:
     return error is not None
 
 
-def _is_of_memory(error: Exception) -> bool:
+def _is_out_of_memory(error: Exception) -> bool:
     """Return True for out-of-memory errors of Python, of CUDA, and of PyTorch on the CPU (a plain RuntimeError)."""
     named = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
     return named or "not enough memory" in str(error)

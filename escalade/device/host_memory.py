@@ -17,7 +17,7 @@ def require(wanted: int, what: str) -> None:
     left = available()
     if left is not None and wanted > left:
         raise OutOfMemory(
-            f"{what} needs at least {wanted / 2**30:,.1f} GiB of memory; {left / 2**30:,.1f} GiB are available. "
+            f"{what}: needs at least {wanted / 2**30:,.1f} GiB of memory; {left / 2**30:,.1f} GiB are available. "
             "Use a smaller batch or smaller images"
         )
 

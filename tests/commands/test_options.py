@@ -72,7 +72,7 @@ def test_help_has_a_short_name_too(name: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "kind", "sentence"),
     [
-        ("explain lenet -b 100000000", OutOfMemory, "lenet for a batch of 100,000,000 needs at least"),
+        ("explain lenet -b 100000000", OutOfMemory, "lenet for a batch of 100,000,000: needs at least"),
         ("verify relu -p relu_999999999999", OutOfMemory, "GiB are available"),
         ("ladder conv2d -p 64to64_56_k3s1_b0", UnsupportedError, "a batch of 1 or more"),
         ("layers 64to64_56_k3s1_b0 --direction weight_gradient", UnsupportedError, "a batch of 1 or more"),

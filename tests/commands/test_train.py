@@ -117,9 +117,12 @@ def test_mistakes_are_answered_by_one_sentence(
         (("train", "autoencoder", "--results", str(tmp_path)), "it needs --device cuda or twin"),
         (
             ("train", "autoencoder", "--data", "synthetic:999999999"),
-            "999,999,999 images of 32 x 32 needs at least",
+            "999,999,999 images of 32 x 32: needs at least",
         ),
-        (("train", "autoencoder", *SMALL, "--width", "500000"), "autoencoder of width 500,000: that takes"),
+        (
+            ("train", "autoencoder", *SMALL, "--width", "500000"),
+            "autoencoder of width 500,000: needs at least",
+        ),
         (("train", "resnet18", "--classifier"), "--classifier needs the autoencoder"),
     ):
         assert sentence in said_by(*arguments, *output, monkeypatch=monkeypatch, capsys=capsys)
