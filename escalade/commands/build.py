@@ -15,9 +15,9 @@ from escalade.commands.networks import Model, inputs_of, is_saved, network
 from escalade.commands.options import ColorMean, ColorStd, listed, numbers, written
 from escalade.commands.progress import status
 from escalade.commands.selection import check_names
+from escalade.device.architecture import ALL_ARCHITECTURES
 from escalade.errors import UnsupportedError
 from escalade.ops.base.card import H200
-from escalade.ops.base.rung import ALL_ARCHITECTURES
 from escalade.terminal_text import format_bytes, printable
 from escalade_apps.classify.preparation import normalization_at, side_of
 

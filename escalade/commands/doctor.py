@@ -14,6 +14,7 @@ from rich.text import Text
 
 from escalade import subprocesses
 from escalade.commands.progress import waiting
+from escalade.device.architecture import HOPPER
 from escalade.errors import ToolError
 from escalade.narrow_tables import Table
 from escalade.terminal_text import format_bytes, printable
@@ -190,7 +191,7 @@ def _compiler() -> Finding:
 def _nvrtc() -> str:
     from escalade.device.nvrtc import compile_source, compiler_version
 
-    code, _ = compile_source(_PROBE, "probe.cu", "sm_90a")
+    code, _ = compile_source(_PROBE, "probe.cu", HOPPER.name)
     return f"{compiler_version().removeprefix('nvrtc ')}, compiles a kernel ({len(code)} bytes)"
 
 

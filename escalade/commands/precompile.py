@@ -13,13 +13,13 @@ from escalade import ops
 from escalade.commands.compiling import compile_all
 from escalade.commands.options import Dtypes, Layouts, Operation, Problems, Rungs, count
 from escalade.commands.selection import Selection, check_names
+from escalade.device.architecture import ALL_ARCHITECTURES, HOPPER
 from escalade.ops.base.cards import typical
-from escalade.ops.base.rung import ALL_ARCHITECTURES
 
 
 def command(
     operation: Operation,
-    arch: Annotated[str, typer.Option(help="GPU architecture; sm_90a is H100 and H200.")] = "sm_90a",
+    arch: Annotated[str, typer.Option(help="GPU architecture; sm_90a is H100 and H200.")] = HOPPER.name,
     problem: Problems = None,
     rung: Rungs = None,
     dtype: Dtypes = None,

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from escalade.device.architecture import name_of
 from escalade.device.arguments import ArgumentList
 from escalade.device.driver import check, check_status, launch_function, make_context_current
 from escalade.device.nvrtc import Cubin, Resources, compile_program
@@ -30,7 +31,7 @@ def architecture(device_index: int) -> str:
     if major < 8:
         name = torch.cuda.get_device_name(device_index)
         raise UnsupportedError(f"{name} has compute capability {major}.{minor}; Escalade needs 8.0 or newer")
-    return "sm_90a" if (major, minor) == (9, 0) else f"sm_{major}{minor}"
+    return name_of((major, minor))
 
 
 def architecture_of(device: torch.device) -> str | None:

@@ -10,6 +10,7 @@ from typing import ClassVar
 import torch
 import torch.nn.functional as F
 
+from escalade.device.architecture import WITH_WGMMA
 from escalade.device.program import Constant, Macro, Program
 from escalade.device.recipe import Buffer, KernelCall, Recipe
 from escalade.errors import UnsupportedError
@@ -261,7 +262,7 @@ class SlicedConfig(Config):
 class Sliced(Rung[AdaptiveAvgPool2dProblem]):
     @property
     def architectures(self) -> tuple[str, ...]:
-        return ("sm_90a",)
+        return WITH_WGMMA
 
     def supports(self, problem: AdaptiveAvgPool2dProblem) -> str | None:
         p = problem

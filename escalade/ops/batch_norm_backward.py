@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from escalade.device.architecture import WITH_WGMMA
 from escalade.device.program import Constant, Program
 from escalade.device.recipe import Addresses, Argument, Buffer, Int64, KernelCall, Recipe, Workspace
 from escalade.errors import UnsupportedError
@@ -224,7 +225,7 @@ _EXCHANGES = 1
 class Resident(Rung[BatchNormBackwardProblem]):
     @property
     def architectures(self) -> tuple[str, ...]:
-        return ("sm_90a",)
+        return WITH_WGMMA
 
     def supports(self, problem: BatchNormBackwardProblem) -> str | None:
         return resident.refusal(self.name, problem, problem.count, self.card, _MOST_STEPS)

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import torch
 import torch.nn.functional as F
 
+from escalade.device.architecture import WITH_WGMMA
 from escalade.device.program import Program
 from escalade.device.recipe import Buffer, KernelCall, Recipe, Workspace
 from escalade.errors import UnsupportedError
@@ -245,7 +246,7 @@ _EXCHANGES = 2
 class Resident(Rung[BatchNormTrainingProblem]):
     @property
     def architectures(self) -> tuple[str, ...]:
-        return ("sm_90a",)
+        return WITH_WGMMA
 
     def supports(self, problem: BatchNormTrainingProblem) -> str | None:
         return resident.refusal(self.name, problem, problem.count, self.card, _MOST_STEPS)

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from escalade.device.architecture import WITH_WGMMA
 from escalade.device.program import Constant, Program
 from escalade.device.recipe import Buffer, KernelCall, Recipe, Workspace
 from escalade.device.strides import aligned
@@ -384,7 +385,7 @@ class Clustered(Rung[GroupNormProblem]):
 
     @property
     def architectures(self) -> tuple[str, ...]:
-        return ("sm_90a",)
+        return WITH_WGMMA
 
     def supports(self, problem: GroupNormProblem) -> str | None:
         if self.configs(problem):

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import torch
 
+from escalade.device.architecture import WITH_FP8
 from escalade.device.program import Constant, Program
 from escalade.device.recipe import Buffer, Int64, KernelCall, Recipe
 from escalade.device.strides import aligned
@@ -26,7 +27,7 @@ from escalade.ops.base.grid import blocks
 from escalade.ops.base.ladder import Ladder
 from escalade.ops.base.naming import Named, NamePattern
 from escalade.ops.base.operation import Operation, Reference
-from escalade.ops.base.rung import ALL_ARCHITECTURES, Config, Rung, ThreadsConfig
+from escalade.ops.base.rung import Config, Rung, ThreadsConfig
 from escalade.ops.calling.executables import ready
 from escalade.ops.calling.library import define, require_rung
 from escalade.ops.shared import pointwise
@@ -70,7 +71,6 @@ class QuantiseProblem(Named):
 # --- rungs, pointwise: the rungs of quantise: an element a thread, and 16 bytes an access
 
 
-ARCHITECTURES = tuple(name for name in ALL_ARCHITECTURES if name not in ("sm_80", "sm_86"))
 """The older ones have no conversion to e4m3."""
 
 
@@ -78,7 +78,7 @@ ARCHITECTURES = tuple(name for name in ALL_ARCHITECTURES if name not in ("sm_80"
 class _Quantiser(Rung[QuantiseProblem]):
     @property
     def architectures(self) -> tuple[str, ...]:
-        return ARCHITECTURES
+        return WITH_FP8
 
     def supports(self, problem: QuantiseProblem) -> str | None:
         return None

@@ -7,10 +7,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from escalade.device.architecture import ALL_ARCHITECTURES
 from escalade.device.nvrtc import compile_program
 from escalade.device.run import TwinOptions
 from escalade.device.twin import Order
-from escalade.ops.base.rung import ALL_ARCHITECTURES
 from escalade_apps.classify.images import Crop
 from escalade_apps.classify.resizing import MAX_SCALE, PROGRAM, is_supported, resize
 from tests.classify.squares import difference

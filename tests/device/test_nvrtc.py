@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from escalade.device import nvrtc
+from escalade.device.architecture import ALL_ARCHITECTURES
 from escalade.device.cache import default_cache
 from escalade.device.nvrtc import compile_program, compiler_version, cuda_headers, header_digest
 from escalade.device.program import Program, Type
 from escalade.errors import CompileError
 from escalade.ops import Operation, Rung
 from escalade.ops.base.cards import typical
-from escalade.ops.base.rung import ALL_ARCHITECTURES
 from tests.device.conftest import Write
 from tests.support import all_rungs, supported
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from escalade import ops
+from escalade.device.architecture import ALL_ARCHITECTURES
 from escalade.device.recipe import Buffer, KernelCall, Recipe, WeightsReady
 from escalade.device.run import Executable, TwinOptions
 from escalade.device.twin import Order
@@ -19,7 +20,7 @@ from escalade.errors import UnsupportedError
 from escalade.ops import OPERATIONS, Operation, Rung
 from escalade.ops.base.card import SHARED_BYTES
 from escalade.ops.base.ladder import Ladder
-from escalade.ops.base.rung import ALL_ARCHITECTURES, Config
+from escalade.ops.base.rung import Config
 from tests.support import (
     MEDIUM_BATCH,
     SHARE,

@@ -12,28 +12,18 @@ from functools import cache
 
 import torch
 
+from escalade.device.architecture import ARCHITECTURES, HOPPER
 from escalade.device.gpu import GpuProperties, properties_of
 from escalade.ops.base.dtypes import ELEMENT_BYTES
 
-SHARED_BYTES = {
-    "sm_80": 163 * 1024,
-    "sm_86": 99 * 1024,
-    "sm_89": 99 * 1024,
-    "sm_90a": 227 * 1024,
-    "sm_100": 227 * 1024,
-    "sm_120": 99 * 1024,
-}
-"""The shared memory that a block may have at most, by architecture."""
+SHARED_BYTES = {name: one.shared_bytes for name, one in ARCHITECTURES.items()}
+"""Largest shared memory of a CTA, by architecture."""
 LEAST_SHARED = min(SHARED_BYTES.values())
 """The shared memory that a block may have on every card since Ampere."""
-HOPPER_SHARED = SHARED_BYTES["sm_90a"]
+HOPPER_SHARED = HOPPER.shared_bytes
 """The shared memory of a block on the architecture that rungs with wgmma are for."""
 BLOCK_SHARED = 1024
 """Bytes of shared memory that every block takes besides those it asks for."""
-_FEW_LANES = {"sm_80": 64}
-"""fp32 lanes of a multiprocessor, on architectures that have fewer than 128."""
-_MMA_PRODUCTS = {"sm_80": 1024.0, "sm_86": 512.0, "sm_89": 512.0, "sm_120": 512.0}
-"""Multiply-adds of 16-bit elements that a multiprocessor does by mma.sync in a clock, by datasheets."""
 
 
 @dataclass(frozen=True)
@@ -173,10 +163,10 @@ def is_gpu(place: Place) -> bool:
 
 H200 = Card(
     "NVIDIA H200",
-    "sm_90a",
+    HOPPER.name,
     multiprocessors=132,
-    shared_bytes=SHARED_BYTES["sm_90a"],
-    multiprocessor_shared_bytes=SHARED_BYTES["sm_90a"] + BLOCK_SHARED,
+    shared_bytes=HOPPER.shared_bytes,
+    multiprocessor_shared_bytes=HOPPER.shared_bytes + BLOCK_SHARED,
     registers=65536,
     l2_bytes=60 << 20,
     clusters=(132, 66, 40, 28, 22, 16, 14, 14),
@@ -213,6 +203,7 @@ _MEASURED = {H200.name: H200}
 
 def derived(given: GpuProperties) -> Card:
     """The card of a GPU that nothing was measured on: an H200's rates, scaled by what the driver reports."""
+    kind = ARCHITECTURES.get(given.architecture, HOPPER)
     clock = H200.rates.clock * given.clock_mhz / _H200_CLOCK_MHZ
     throughput = given.multiprocessors * clock / (H200.multiprocessors * H200.rates.clock)
     rates = replace(
@@ -222,8 +213,8 @@ def derived(given: GpuProperties) -> Card:
         dram=H200.rates.dram * given.memory_bytes_per_us / _H200_MEMORY_RATE,
         l2=H200.rates.l2 * throughput,
         l2_holds=given.l2_bytes / 2,
-        fp32=H200.rates.fp32 * throughput * _FEW_LANES.get(given.architecture, 128) / 128,
-        mma_products=_MMA_PRODUCTS.get(given.architecture, H200.rates.mma_products),
+        fp32=H200.rates.fp32 * throughput * kind.fp32_lanes / HOPPER.fp32_lanes,
+        mma_products=kind.mma_products or H200.rates.mma_products,
     )
     has_clusters = int(given.architecture.removeprefix("sm_").rstrip("a")) >= 90
     clusters = tuple(

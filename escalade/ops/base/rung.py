@@ -6,11 +6,10 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Generic, Self
 
+from escalade.device.architecture import ALL_ARCHITECTURES
 from escalade.device.recipe import Recipe
 from escalade.ops.base.card import TWIN, Card
 from escalade.ops.base.problem import P
-
-ALL_ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120")
 
 
 @dataclass(frozen=True)

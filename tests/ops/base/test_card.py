@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from escalade.device.architecture import ALL_ARCHITECTURES
 from escalade.device.gpu import GpuProperties, properties_of
 from escalade.device.recipe import KernelCall, Recipe
 from escalade.errors import UnsupportedError
@@ -18,7 +19,6 @@ from escalade.ops import OPERATIONS, Operation, Rung
 from escalade.ops.base import card as cards_known
 from escalade.ops.base.card import H200, SHARED_BYTES, TWIN, Card, derived
 from escalade.ops.base.cards import A40, A100, B200, H100_PCIE, RTX_4090, RTX_5090, typical
-from escalade.ops.base.rung import ALL_ARCHITECTURES
 from escalade.ops.choose.choice import choose, estimated
 from tests.support import check
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from math import log2
 
+from escalade.device.architecture import WITH_WGMMA
 from escalade.device.program import Constant, Program
 from escalade.device.recipe import Buffer, KernelCall, Recipe, TiledMap, WeightsReady
 from escalade.ops.base.card import BLOCK_SHARED, Card
@@ -356,7 +357,7 @@ def _best_first(p: Conv2dProblem, card: Card) -> tuple[TileConfig, ...]:
 class DepthwiseTile(Conv2dRung):
     @property
     def architectures(self) -> tuple[str, ...]:
-        return ("sm_90a",)
+        return WITH_WGMMA
 
     @property
     def takes_apart(self) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from escalade.device.architecture import WITH_FP8
 from escalade.device.program import Macro, Program, Type
 from escalade.device.recipe import (
     Buffer,
@@ -14,7 +15,7 @@ from escalade.device.recipe import (
     Workspace,
 )
 from escalade.ops.base.dtypes import element
-from escalade.ops.base.rung import ALL_ARCHITECTURES, Config, Rung
+from escalade.ops.base.rung import Config, Rung
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.conv2d.rungs import arguments
 from escalade.ops.conv2d.rungs.mma_config import MmaConfig, Operands, best_first
@@ -62,7 +63,6 @@ SPLIT_CONFIGS = (
 
 FP8_UNIT = 16
 """Channels and filters in FP8 come in multiples of what 16 bytes hold."""
-FP8_ARCHITECTURES = tuple(name for name in ALL_ARCHITECTURES if name not in ("sm_80", "sm_86"))
 
 
 @dataclass(frozen=True)
@@ -83,8 +83,8 @@ class FusedEpilogue(Conv2dRung):
 
     def refusal(self, problem: Conv2dProblem) -> str | None:
         here = self.card.architecture
-        if problem.dtype == "fp8" and here is not None and here not in FP8_ARCHITECTURES:
-            return f"e4m3 is for {', '.join(FP8_ARCHITECTURES)}; this GPU is {here}"
+        if problem.dtype == "fp8" and here is not None and here not in WITH_FP8:
+            return f"e4m3 is for {', '.join(WITH_FP8)}; this GPU is {here}"
         return super().refusal(problem)
 
     @property

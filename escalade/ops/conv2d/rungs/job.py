@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
 
+from escalade.device.architecture import WITH_WGMMA
 from escalade.device.recipe import Ints, Recipe
 from escalade.ops.base.rung import Config
 from escalade.ops.conv2d.problem import Conv2dProblem
@@ -58,7 +59,7 @@ class JobRung(Conv2dRung):
 
     @property
     def architectures(self) -> tuple[str, ...]:
-        return ("sm_90a",)
+        return WITH_WGMMA
 
     def limits(self, problem: Conv2dProblem) -> str | None:
         return self.only_nhwc(problem) or self.job_limits(Job.of(problem))

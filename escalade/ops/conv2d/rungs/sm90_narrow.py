@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
+from escalade.device.architecture import WITH_WGMMA
 from escalade.device.program import Constant, Program
 from escalade.device.recipe import Buffer, KernelCall, Recipe, ReleaseDependents, WeightsReady
 from escalade.ops.base.card import HOPPER_SHARED, Card
@@ -218,7 +219,7 @@ class Narrow(Conv2dRung):
 
     @property
     def architectures(self) -> tuple[str, ...]:
-        return ("sm_90a",)
+        return WITH_WGMMA
 
     @property
     def takes_apart(self) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from dataclasses import dataclass
 
+from escalade.device.architecture import WITH_WGMMA
 from escalade.ops.base.rung import Config
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.conv2d.rungs.preparation import COPY_BYTES, copied_channels
@@ -40,7 +41,7 @@ class HopperRung(Conv2dRung):
 
     @property
     def architectures(self) -> tuple[str, ...]:
-        return ("sm_90a",)
+        return WITH_WGMMA
 
     @property
     def takes_shortcut(self) -> bool:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+from escalade.device.architecture import WITH_WGMMA
 from escalade.device.recipe import KernelCall, Recipe, Workspace
 from escalade.ops.base.card import Card
 from escalade.ops.base.grid import ceil_div
@@ -113,7 +114,7 @@ class OneLaunch(Rung[Conv2dInputGradientProblem]):
 
     @property
     def architectures(self) -> tuple[str, ...]:
-        return ("sm_90a",)
+        return WITH_WGMMA
 
     def supports(self, problem: Conv2dInputGradientProblem) -> str | None:
         f = problem.forward

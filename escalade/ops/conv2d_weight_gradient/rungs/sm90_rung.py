@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from dataclasses import dataclass
 
+from escalade.device.architecture import WITH_WGMMA
 from escalade.ops.base.rung import Rung
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.conv2d_weight_gradient.problem import Conv2dWeightGradientProblem
@@ -45,7 +46,7 @@ class HopperRung(Rung[Conv2dWeightGradientProblem]):
 
     @property
     def architectures(self) -> tuple[str, ...]:
-        return ("sm_90a",)
+        return WITH_WGMMA
 
     def supports(self, problem: Conv2dWeightGradientProblem) -> str | None:
         return refused(self.name, problem.forward) or self.limits(problem.forward)

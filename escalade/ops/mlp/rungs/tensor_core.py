@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass, replace
 
+from escalade.device.architecture import WITH_CLUSTERS
 from escalade.device.program import Constant, Macro, Program, Type
 from escalade.device.recipe import Buffer, Int64, KernelCall, Recipe, Workspace
 from escalade.ops.base.card import BLOCK_SHARED, Card
@@ -68,7 +69,7 @@ class TensorCore(Rung[MlpProblem]):
 
     @property
     def architectures(self) -> tuple[str, ...]:
-        return ("sm_90a", "sm_100") if self.clusters else super().architectures
+        return WITH_CLUSTERS if self.clusters else super().architectures
 
     def supports(self, problem: MlpProblem) -> str | None:
         stages = stages_of(problem.layers)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from escalade.device.architecture import WITH_WGMMA
 from escalade.device.program import Constant, Macro, Program
 from escalade.device.recipe import KernelCall, Recipe
 from escalade.ops.base.card import LEAST_SHARED, TWIN, Card
@@ -74,7 +75,7 @@ class OneLaunch(Rung[SqueezeExciteProblem]):
 
     @property
     def architectures(self) -> tuple[str, ...]:
-        return super().architectures if self.sizes == (1,) else ("sm_90a",)
+        return super().architectures if self.sizes == (1,) else WITH_WGMMA
 
     def supports(self, problem: SqueezeExciteProblem) -> str | None:
         if self._offered(problem):

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from escalade.device.architecture import WITH_WGMMA
 from escalade.device.program import Constant, Macro, Program
 from escalade.device.recipe import HALF_SM_COUNT, HALF_SM_SHARED_BYTES, KernelCall, Recipe, WeightsReady
 from escalade.ops.base.card import HOPPER_SHARED
@@ -121,7 +122,7 @@ class SlicedConfig(Config):
 class Sliced(Rung[SqueezeExciteProblem]):
     @property
     def architectures(self) -> tuple[str, ...]:
-        return ("sm_90a",)
+        return WITH_WGMMA
 
     def supports(self, problem: SqueezeExciteProblem) -> str | None:
         if self._offered(problem):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import product
 
+from escalade.device.architecture import WITH_WGMMA
 from escalade.device.program import Program
 from escalade.device.recipe import Buffer, KernelCall, Recipe, ReleaseDependents, Workspace
 from escalade.ops.base.card import Card
@@ -73,7 +74,7 @@ def streamed_configs(problem: StemProblem, card: Card) -> tuple[StreamedConfig, 
 class Streamed(Rung[StemProblem]):
     @property
     def architectures(self) -> tuple[str, ...]:
-        return ("sm_90a",)
+        return WITH_WGMMA
 
     def supports(self, problem: StemProblem) -> str | None:
         refusal = unsupported(self.name, problem)
