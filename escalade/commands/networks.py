@@ -21,7 +21,7 @@ from escalade.engine.engine import Engine
 from escalade.engine.graph.graph import fixed_shape
 from escalade.engine.graph.trees import flatten
 from escalade.engine.programs import SUFFIX, example_of, read_program
-from escalade.engine.settings import MOST_PLANS
+from escalade.engine.settings import DEFAULT_PLANS
 from escalade.errors import UnsupportedError
 from escalade.models.registry import SEED
 from escalade_apps.classify.preparation import Normalization
@@ -99,7 +99,7 @@ def network(
     device: str,
     *,
     measured: bool = False,
-    plans: int = MOST_PLANS,
+    plans: int = DEFAULT_PLANS,
     normalize: Normalizing | None = None,
 ) -> tuple[Engine, tuple[torch.Tensor, ...]]:
     """Compile or load a network. Return its engine and inputs for it.

@@ -14,7 +14,7 @@ from escalade.commands.networks import KINDS, is_network, network
 from escalade.commands.selection import check_names
 from escalade.engine import training_step
 from escalade.engine.plan.kernel_program import KernelProgram
-from escalade.engine.step_times import fill
+from escalade.engine.step_times import copy_inputs
 from escalade.engine.training.program import KernelStep
 from escalade.engine.training.step import TrainingStep
 from escalade.errors import UnsupportedError
@@ -98,7 +98,7 @@ def target_of(asked: Asked) -> Target:
         raise UnsupportedError(
             "this plan is no graph of kernels: PyTorch computes it, or takes most of it over the caller's tensors"
         )
-    copies = "inputs brought in", "copy", PYTORCH, lambda: fill(program, inputs)
+    copies = "inputs brought in", "copy", PYTORCH, lambda: copy_inputs(program, inputs)
     return of_plan(_title(asked, engine.dtype), program, device, copies)
 
 

@@ -1,8 +1,8 @@
-"""What a file carries for GPUs beside a network: plans for cards, and machine code for their architectures.
+"""Ahead-of-time artifacts in an engine file: plans for cards, and machine code for their architectures.
 
-A plan is kept as what was decided for it, a rung and a config for each problem, and is made of that again, so that
-nothing has to be weighed, and the kernels are those whose machine code is there. That is kept by a hash of source,
-constants, headers and options for an architecture: whichever compiler made it, it is that source's.
+A plan is saved as its decisions, a rung and a config per problem, and rebuilt from them. That skips choosing, and gives
+exactly the kernels whose machine code is in the file. Machine code is keyed by a hash of source, constants, headers and
+options for an architecture, regardless of the compiler version.
 """
 
 from __future__ import annotations
@@ -26,38 +26,38 @@ from escalade.ops.base.card import H200, Card
 from escalade.ops.base.cards import typical
 from escalade.ops.choose.table import Decided, Entry, key_of
 
-Inputs = tuple[tuple[tuple[int, ...], InputFormat], ...]
-"""Sizes and formats of a plan's inputs."""
-TENSOR = "kernel."
-"""In front of the names of tensors that are machine code; a constant's name has no dot."""
+InputSpecs = tuple[tuple[tuple[int, ...], InputFormat], ...]
+"""Shape and format of each input of a plan."""
+CODE_PREFIX = "kernel."
+"""Prefix of the names of machine-code tensors. Names of constants have no dot, so the two cannot collide."""
 _ARCHITECTURE = re.compile(r"sm_\d{2,3}[af]?")
-_KEY = re.compile(r"[0-9a-f]{40}")
-_MOST_PLANS = 1024
-_PARTS = {"plans": list, "codes": dict}
+_SOURCE_KEY = re.compile(r"[0-9a-f]{40}")
+_MAX_PLANS = 1024
+_SECTIONS = {"plans": list, "codes": dict}
 
 
 @dataclass(frozen=True)
-class KeptPlan:
-    """What was decided for the plan of one set of inputs on a card."""
+class SavedPlan:
+    """Decisions of the plan for one set of inputs on a card. Field names are keys of the file format."""
 
     card: str
     architecture: str
     multiprocessors: int
     inputs: list[Any]
-    """Sizes, type and layout of each."""
+    """Shape, dtype and layout of each input."""
     choices: dict[str, dict[str, Any]]
     """Rung and config by operation and problem."""
     in_pytorch: dict[str, str]
-    """The nodes that PyTorch does, and why."""
+    """Nodes that PyTorch computes, with the reason."""
 
     @staticmethod
-    def of(plan: Plan, card: Card, inputs: Inputs) -> KeptPlan:
-        assert card.architecture is not None, "the twin's plans are made again"
-        return KeptPlan(
+    def of(plan: Plan, card: Card, inputs: InputSpecs) -> SavedPlan:
+        assert card.architecture is not None, "plans for the twin are not saved"
+        return SavedPlan(
             card.name,
             card.architecture,
             card.multiprocessors,
-            _plain(inputs),
+            _to_plain(inputs),
             {
                 key_of(operation, problem): {"rung": choice.rung.name, "config": choice.config.as_dict()}
                 for (operation, problem), choice in plan.chosen.items()
@@ -77,34 +77,33 @@ class KeptPlan:
 
 
 @dataclass(frozen=True)
-class Carried:
-    """Plans, and machine code by architecture and source."""
+class AotArtifacts:
+    """Saved plans, and machine code by architecture and source key."""
 
-    plans: tuple[KeptPlan, ...] = ()
+    plans: tuple[SavedPlan, ...] = ()
     codes: Mapping[str, Mapping[str, bytes]] = field(default_factory=dict)
     compilers: Mapping[str, str] = field(default_factory=dict)
-    """What made the machine code of each architecture."""
+    """The compiler version that built each architecture's machine code."""
 
-    def plan_for(self, card: Card, inputs: Inputs) -> KeptPlan | None:
-        plain = _plain(inputs)
+    def plan_for(self, card: Card, inputs: InputSpecs) -> SavedPlan | None:
+        plain = _to_plain(inputs)
         return next((plan for plan in self.plans if plan.is_for(card) and plan.inputs == plain), None)
 
-    def missing(self, card: Card) -> str:
-        """What has to be done again on a card, in a sentence; empty if nothing has, or nothing is carried."""
+    def explain_mismatch(self, card: Card) -> str:
+        """Return a sentence on what must be rebuilt for a card; empty if nothing must, or if there are no plans."""
         if not self.plans or any(plan.is_for(card) for plan in self.plans):
             return ""
         cards = dict.fromkeys(
-            f"{plan.card} ({plan.architecture}, {plan.multiprocessors} multiprocessors)"
-            for plan in self.plans
+            f"{plan.card} ({plan.architecture}, {plan.multiprocessors} SMs)" for plan in self.plans
         )
         kernels = (
-            "kernels that they share with those of the file are taken from it, others are compiled"
+            "kernels that are not in the file are compiled"
             if card.architecture in self.codes
             else "kernels are compiled"
         )
         return (
-            f"its plans are for {', '.join(cards)}, and this is {card.name} ({card.architecture}, "
-            f"{card.multiprocessors} multiprocessors): plans are made again, and {kernels}"
+            f"its plans are for {', '.join(cards)}, but this GPU is {card.name} ({card.architecture}, "
+            f"{card.multiprocessors} SMs): networks are planned again, and {kernels}"
         )
 
     def to_json(self) -> str:
@@ -119,41 +118,41 @@ class Carried:
         )
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """The machine code as a file holds it."""
+        """Return the machine code as uint8 tensors, named as in the file."""
         return {
-            f"{TENSOR}{source}": torch.frombuffer(bytearray(code), dtype=torch.uint8)
+            f"{CODE_PREFIX}{source}": torch.frombuffer(bytearray(code), dtype=torch.uint8)
             for codes in self.codes.values()
             for source, code in codes.items()
         }
 
 
-NOTHING = Carried()
+NO_ARTIFACTS = AotArtifacts()
 
 
 def cards_for(kernels: bool | str | Sequence[str], own: Card | None, where: str) -> list[Card]:
-    """The cards that kernels are saved for: that of the engine's own GPU, or one of each architecture that is named."""
+    """Return the cards to save kernels for: the engine's own GPU, or a typical card per named architecture."""
     if isinstance(kernels, bool):
         if own is None:
             raise UnsupportedError(
-                f"kernels=True saves machine code for the GPU that an engine runs on, and this one runs on {where}; "
+                f"kernels=True saves machine code for the GPU that an engine runs on, but this engine runs on {where}; "
                 f"name architectures instead, such as kernels={H200.architecture!r}"
             )
         return [own]
     names = (kernels,) if isinstance(kernels, str) else kernels
     if not isinstance(names, tuple | list | set) or not all(isinstance(name, str) for name in names):
         raise UnsupportedError(
-            f"kernels={kernels!r}: it is True, an architecture such as {H200.architecture!r}, or a list of them"
+            f"kernels={kernels!r}: pass True, an architecture such as {H200.architecture!r}, or a list of architectures"
         )
     if "twin" in names:
         raise UnsupportedError(
-            "the twin's kernels are code for this machine's processor, and stay here: a file carries machine code of "
-            f"GPUs, such as kernels={H200.architecture!r}"
+            "the twin's kernels are built for this machine's CPU and cannot be saved; name GPU architectures, such as "
+            f"kernels={H200.architecture!r}"
         )
     return [own if own is not None and name == own.architecture else typical(name) for name in names]
 
 
-def code_for(programs: Iterable[Program], architecture: str) -> dict[str, bytes]:
-    """Machine code for all of them, compiled on all cores where the cache does not have it; by their sources."""
+def compile_programs(programs: Iterable[Program], architecture: str) -> dict[str, bytes]:
+    """Return machine code by source key, compiling on all cores what is not cached."""
     wanted = list(dict.fromkeys(programs))
     failures = precompile(wanted, architecture)
     if failures:
@@ -164,21 +163,23 @@ def code_for(programs: Iterable[Program], architecture: str) -> dict[str, bytes]
     }
 
 
-def carry(plans: Sequence[KeptPlan], programs: Mapping[str, Iterable[Program]]) -> Carried:
-    """Plans with the machine code of their programs, by architecture."""
-    codes = {architecture: code_for(wanted, architecture) for architecture, wanted in programs.items()}
-    return Carried(tuple(plans), codes, dict.fromkeys(codes, compiler_version()))
+def build_artifacts(plans: Sequence[SavedPlan], programs: Mapping[str, Iterable[Program]]) -> AotArtifacts:
+    """Compile `programs`, given by architecture, and bundle their machine code with the plans."""
+    codes = {
+        architecture: compile_programs(wanted, architecture) for architecture, wanted in programs.items()
+    }
+    return AotArtifacts(tuple(plans), codes, dict.fromkeys(codes, compiler_version()))
 
 
-def from_json(text: str, tensors: Mapping[str, torch.Tensor]) -> Carried:
-    """What a file carries; whatever is not in its form is a ValueError."""
+def from_json(text: str, tensors: Mapping[str, torch.Tensor]) -> AotArtifacts:
+    """Parse the artifacts of a file; raises ValueError if anything is malformed."""
     values = parsing.parse_unique(text)
-    if type(values) is not dict or {name: type(each) for name, each in values.items()} != _PARTS:
-        raise ValueError("what it carries for GPUs is not plans and codes")
-    _require_texts(values)
-    if len(values["plans"]) > _MOST_PLANS:
-        raise ValueError(f"it has {len(values['plans'])} plans; a file has up to {_MOST_PLANS}")
-    plans = tuple(parsing.parse_dataclass(KeptPlan, each) for each in values["plans"])
+    if type(values) is not dict or {name: type(each) for name, each in values.items()} != _SECTIONS:
+        raise ValueError("its artifacts for GPUs are not an object with plans and codes")
+    _require_printable(values)
+    if len(values["plans"]) > _MAX_PLANS:
+        raise ValueError(f"it has {len(values['plans'])} plans; the limit is {_MAX_PLANS}")
+    plans = tuple(parsing.parse_dataclass(SavedPlan, each) for each in values["plans"])
     for plan in plans:
         _require_architecture(plan.architecture)
         for key, each in plan.choices.items():
@@ -187,35 +188,35 @@ def from_json(text: str, tensors: Mapping[str, torch.Tensor]) -> Carried:
                 or type(each["rung"]) is not str
                 or type(each["config"]) is not dict
             ):
-                raise ValueError(f"the choice for {key} is no rung with a config")
+                raise ValueError(f"the choice for {key} is not a rung with a config")
     codes, compilers = {}, {}
     for architecture, each in values["codes"].items():
         _require_architecture(architecture)
-        made = parsing.parse_dataclass(_Codes, each)
-        compilers[architecture] = made.compiler
-        codes[architecture] = {source: _code(source, architecture, tensors) for source in made.sources}
-    listed = {f"{TENSOR}{source}" for found in codes.values() for source in found}
-    if listed != {name for name in tensors if name.startswith(TENSOR)}:
-        raise ValueError("its machine code is not what it lists")
-    return Carried(plans, codes, compilers)
+        index = parsing.parse_dataclass(_CodeIndex, each)
+        compilers[architecture] = index.compiler
+        codes[architecture] = {source: _read_code(source, tensors) for source in index.sources}
+    listed = {f"{CODE_PREFIX}{source}" for found in codes.values() for source in found}
+    if listed != {name for name in tensors if name.startswith(CODE_PREFIX)}:
+        raise ValueError("its machine code does not match its list of sources")
+    return AotArtifacts(plans, codes, compilers)
 
 
 @dataclass(frozen=True)
-class _Codes:
+class _CodeIndex:
     compiler: str
     sources: list[str]
 
 
-def _plain(inputs: Inputs) -> list[Any]:
+def _to_plain(inputs: InputSpecs) -> list[Any]:
     return [[list(shape), str(form.dtype).removeprefix("torch."), form.layout] for shape, form in inputs]
 
 
-def _code(source: str, architecture: str, tensors: Mapping[str, torch.Tensor]) -> bytes:
-    if not _KEY.fullmatch(source) or f"{TENSOR}{source}" not in tensors:
-        raise ValueError(f"{source!r} is no machine code of the file")
-    found = tensors[f"{TENSOR}{source}"]
+def _read_code(source: str, tensors: Mapping[str, torch.Tensor]) -> bytes:
+    if not _SOURCE_KEY.fullmatch(source) or f"{CODE_PREFIX}{source}" not in tensors:
+        raise ValueError(f"it has no machine code for the source {source!r}")
+    found = tensors[f"{CODE_PREFIX}{source}"]
     if found.dtype != torch.uint8 or found.dim() != 1:
-        raise ValueError(f"the machine code of {source} is no row of bytes")
+        raise ValueError(f"the machine code of {source} is not a vector of bytes")
     code = found.numpy().tobytes()
     if not Cubin.is_one(code):
         raise ValueError(f"the machine code of {source} is not for a GPU")
@@ -224,17 +225,17 @@ def _code(source: str, architecture: str, tensors: Mapping[str, torch.Tensor]) -
 
 def _require_architecture(name: Any) -> None:
     if type(name) is not str or not _ARCHITECTURE.fullmatch(name):
-        raise ValueError(f"{name!r} is no architecture of a GPU")
+        raise ValueError(f"{name!r} is not a GPU architecture")
 
 
-def _require_texts(value: Any) -> None:
-    """Every text can be shown on a terminal."""
+def _require_printable(value: Any) -> None:
+    """Refuse strings with control characters, which are unsafe to print on a terminal."""
     if isinstance(value, dict):
         for key, item in value.items():
-            _require_texts(key)
-            _require_texts(item)
+            _require_printable(key)
+            _require_printable(item)
     elif isinstance(value, list):
         for item in value:
-            _require_texts(item)
+            _require_printable(item)
     elif isinstance(value, str) and not value.isprintable():
-        raise ValueError(f"{value!r} is no text of one line")
+        raise ValueError(f"{value!r} is not a printable line of text")

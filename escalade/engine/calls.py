@@ -1,4 +1,4 @@
-"""Calls of a plan: from any thread, on the caller's current stream, with results that the caller owns."""
+"""Calls of a plan from any thread, on the caller's current stream, with results that the caller owns."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from escalade.engine.plan.program import OutTensors, PlanProgram, copy_into
 from escalade.errors import OutOfMemory
 
 logger = logging.getLogger("escalade")
-_NEVER = -(2**62)
-_OF_LATE = 4
-"""Calls for each set, in which one that is not used is free for others."""
+_NEVER_CALLED = -(2**62)
+_RECENT_CALLS_PER_SET = 4
+"""A set that was not used in the last this many calls, times the number of sets, may move to another stream."""
 
 
 class Calls(Protocol):
@@ -36,30 +36,30 @@ class Calls(Protocol):
 
     @property
     def program(self) -> PlanProgram:
-        """The plan over memory of its own."""
+        """The plan on memory of its own."""
 
     def call(self, tensors: Sequence[torch.Tensor], out: OutTensors = None) -> list[torch.Tensor]:
-        """One run on the current stream; its results are new tensors, or the caller's rooms for them."""
+        """Run on the current stream and return the results: new tensors, or `out`."""
 
 
-class _Buffers:
-    """A program, and whose call has its buffers."""
+class _BufferSet:
+    """A program with its buffers, and the stream that used them last."""
 
     def __init__(self, program: PlanProgram) -> None:
         self.program = program
         self.lock = threading.Lock()
         self.stream: int | None = None
-        """The stream of the last call, as a number: PyTorch says of a stream that it is not unequal to None."""
-        self.turn = _NEVER
-        """The number of the last call, among all of the plan's."""
+        """Handle of the last call's stream. Not a Stream object: comparing one with None returns False for `!=`."""
+        self.last_call = _NEVER_CALLED
+        """Number of the last call, counted over all of the plan's sets."""
         self._done: StreamMarker | None = None
-        self._known: set[int] = set()
+        self._recorded_streams: set[int] = set()
 
-    def is_taken_idle(self, since: int) -> bool:
-        """Takes the lock, unless somebody has it, a call is still running, or one has been made since that turn."""
-        if self.turn > since or not self.lock.acquire(blocking=False):
+    def try_lock_idle(self, since: int) -> bool:
+        """Acquire the lock if it is free, no call is in flight, and the last call is not after number `since`."""
+        if self.last_call > since or not self.lock.acquire(blocking=False):
             return False
-        if self.turn <= since and self._is_idle():
+        if self.last_call <= since and self._is_idle():
             return True
         self.lock.release()
         return False
@@ -74,12 +74,12 @@ class _Buffers:
         types: Sequence[torch.dtype],
         out: OutTensors,
     ) -> list[torch.Tensor]:
-        """A call on the current stream; it waits for one on another. The lock is held."""
+        """Run on the current stream, after any call in flight on another stream. The caller holds the lock."""
         if self.stream != stream:
             current = torch.cuda.current_stream()
-            if stream not in self._known:
+            if stream not in self._recorded_streams:
                 self.program.record_stream(current)
-                self._known.add(stream)
+                self._recorded_streams.add(stream)
             if self._done is not None:
                 current.wait_event(self._done.event)
             self.stream = stream
@@ -88,27 +88,27 @@ class _Buffers:
             self._done = StreamMarker()
         try:
             return self.program.call(tensors, types, out)
-        finally:  # also what failed half way may have begun
+        finally:  # a call that failed half way may have enqueued work, too
             self._done.record(stream, is_idle)
 
 
 class BufferedCalls:
-    """Calls of a program that has buffers: those on one stream follow each other in the same ones, those on others
-    overlap in up to `most` sets of them, and beyond that wait for each other.
+    """Calls of a program with buffers. Calls on one stream share a set; calls on other streams overlap in up to `limit`
+    sets, and beyond that wait for each other.
 
-    A set is made when a call on another stream finds all others in use, or used of late: streams that took each other's
-    sets in turns would have the graph's kernels pointed at their own tensors at every call.
+    A set is created when a call on a new stream finds all others busy or recently used. Streams that alternated on one
+    set would have to rebind the graph's kernels to their own tensors at every call.
     """
 
-    def __init__(self, program: PlanProgram, types: Sequence[torch.dtype], most: int = 1) -> None:
+    def __init__(self, program: PlanProgram, types: Sequence[torch.dtype], limit: int = 1) -> None:
         self.plan = program.plan
         self._types = types
-        self._most = most
-        self._sets = [_Buffers(program)]
-        self._by_stream: dict[int, _Buffers] = {}
-        """Which set each stream had last, if no other has taken it."""
-        self._turns = count()
-        self._making = threading.Lock()
+        self._limit = limit
+        self._sets = [_BufferSet(program)]
+        self._by_stream: dict[int, _BufferSet] = {}
+        """The set each stream used last; another stream may have taken it since."""
+        self._call_numbers = count()
+        self._creating = threading.Lock()
 
     @property
     def program(self) -> PlanProgram:
@@ -119,84 +119,89 @@ class BufferedCalls:
         if device.type != "cuda":
             return self._call_on_host(tensors, out)
         if FAST_PATHS.current_device() == device.index:
-            return self._call_here(device.index, tensors, out)
+            return self._call_on_device(device.index, tensors, out)
         with torch.cuda.device(device):
-            return self._call_here(device.index, tensors, out)
+            return self._call_on_device(device.index, tensors, out)
 
-    def _call_here(self, index: int, tensors: Sequence[torch.Tensor], out: OutTensors) -> list[torch.Tensor]:
-        """On the current device, which is the GPU of that index."""
+    def _call_on_device(
+        self, index: int, tensors: Sequence[torch.Tensor], out: OutTensors
+    ) -> list[torch.Tensor]:
         if FAST_PATHS.is_capturing():
             with self._sets[0].lock:
                 return self.program.call_isolated(tensors, self._types, out)
         stream = FAST_PATHS.current_stream(index)
-        buffers = self._taken_for(stream)
+        buffers = self._acquire_for(stream)
         try:
             return buffers.run(stream, tensors, self._types, out)
         finally:
             buffers.lock.release()
 
     def _call_on_host(self, tensors: Sequence[torch.Tensor], out: OutTensors) -> list[torch.Tensor]:
-        buffers = self._taken()
+        buffers = self._acquire()
         try:
             return buffers.program.call(tensors, self._types, out)
         finally:
             buffers.lock.release()
 
-    def _taken_for(self, stream: int) -> _Buffers:
-        """The set that the stream had last, or another, locked."""
+    def _acquire_for(self, stream: int) -> _BufferSet:
+        """Lock and return the set that the stream used last, or another."""
         last = self._by_stream.get(stream)
         if last is not None:
             last.lock.acquire()
             if last.stream == stream:
-                last.turn = next(self._turns)
+                last.last_call = next(self._call_numbers)
                 return last
             last.lock.release()
-        taken = self._by_stream[stream] = self._taken(_OF_LATE * self._most)
-        return taken
+        acquired = self._by_stream[stream] = self._acquire(_RECENT_CALLS_PER_SET * self._limit)
+        return acquired
 
-    def _taken(self, others: int = 0) -> _Buffers:
-        """Locked: a set that is idle and was not used in the last calls, so many that are others'; or a new one, or one
-        that is idle, or whichever will be, the one whose last call began first before the others."""
-        turn = next(self._turns)
-        longest_first = sorted(self._sets, key=lambda each: each.turn)
-        found = _idle(longest_first, turn - others) or self._made() or _idle(longest_first, turn)
+    def _acquire(self, recent: int = 0) -> _BufferSet:
+        """Lock and return, in order of preference: an idle set not used in the last `recent` calls, a new set, any idle
+        set, or the least recently used set once it is free."""
+        number = next(self._call_numbers)
+        oldest_first = sorted(self._sets, key=lambda each: each.last_call)
+        found = (
+            _lock_first_idle(oldest_first, number - recent)
+            or self._create()
+            or _lock_first_idle(oldest_first, number)
+        )
         if found is None:
-            found = longest_first[0]
+            found = oldest_first[0]
             found.lock.acquire()
-        found.turn = turn
+        found.last_call = number
         return found
 
-    def _made(self) -> _Buffers | None:
-        """A new set, locked; none if there are enough. Who comes while another makes one takes one that there is."""
-        if len(self._sets) >= self._most or not self._making.acquire(blocking=False):
+    def _create(self) -> _BufferSet | None:
+        """Create and lock a new set. Returns None at the limit, or if another thread is already creating one."""
+        if len(self._sets) >= self._limit or not self._creating.acquire(blocking=False):
             return None
         try:
-            if len(self._sets) >= self._most:
+            if len(self._sets) >= self._limit:
                 return None
-            made = _Buffers(self._another())
-            made.lock.acquire()
-            self._sets.append(made)
-            return made
+            created = _BufferSet(self._clone_program())
+            created.lock.acquire()
+            self._sets.append(created)
+            return created
         except (OutOfMemory, torch.OutOfMemoryError) as error:
-            self._most = len(self._sets)
-            logger.warning("the calls of this plan share %d sets of buffers: %s", self._most, error)
+            self._limit = len(self._sets)
+            logger.warning("the calls of this plan share %d sets of buffers: %s", self._limit, error)
             return None
         finally:
-            self._making.release()
+            self._creating.release()
 
-    @torch.inference_mode(False)  # its memory is used by calls in any mode
+    @torch.inference_mode(False)  # its buffers must be usable in and out of inference mode
     @torch.no_grad()
-    def _another(self) -> PlanProgram:
+    def _clone_program(self) -> PlanProgram:
         return self.program.clone()
 
 
-def _idle(sets: Sequence[_Buffers], since: int) -> _Buffers | None:
-    """The first that is idle and has not been used since that turn, locked."""
-    return next((each for each in sets if each.is_taken_idle(since)), None)
+def _lock_first_idle(sets: Sequence[_BufferSet], since: int) -> _BufferSet | None:
+    """Lock and return the first set that is idle and was last used by call number `since` or before."""
+    return next((each for each in sets if each.try_lock_idle(since)), None)
 
 
 class HostCalls:
-    """Calls on the CPU, of a program that shares nothing between them: any number at once."""
+    """Concurrent calls on the CPU, of a program whose calls share no buffers."""
 
     def __init__(self, program: PlanProgram, types: Sequence[torch.dtype]) -> None:
         self.plan = program.plan
@@ -208,36 +213,36 @@ class HostCalls:
 
 
 class DirectCalls:
-    """A plan of few launches, which read the caller's inputs where they are and write the results that are returned.
+    """A plan of a few launches that read the caller's inputs and write the returned results directly.
 
-    Results, and what lies between the kernels, come from PyTorch's allocator at each call: calls share nothing that
-    they write, so they need not wait for each other. Only an input that is not as the kernels want it is copied.
+    Results and scratch memory come from PyTorch's allocator at each call, so calls share nothing that they write and
+    never wait for each other. Inputs are only copied if kernels cannot read their layout.
     """
 
     def __init__(
         self, plan: Plan, constants: ConstantCache, device: torch.device, types: Sequence[torch.dtype]
     ) -> None:
         kernels = PlanKernels(plan, constants, device)
-        addresses = LaunchPointers.of(kernels)
+        pointers = LaunchPointers.of(kernels)
         self._launches = _launches(kernels)
         self.plan = plan
         self._device = device
         self._own_program = partial(KernelProgram, plan, constants, device)
         self._weights = kernels.weights
         self._inputs = [
-            InputBinding(plan.forms[given.name], device, addresses.outside[given.name].point)
-            for given in plan.graph.inputs
+            InputBinding(plan.forms[entry.name], device, pointers.outside[entry.name].point)
+            for entry in plan.graph.inputs
         ]
         self._outputs = [
-            OutputBinding(plan.forms[name], device, addresses.outside[name].point)
+            OutputBinding(plan.forms[name], device, pointers.outside[name].point)
             for name in plan.graph.outputs
         ]
         self._scratch = [
-            OutputBinding(form, device, addresses.arena.point) for form in _bytes(plan.arena_bytes)
+            OutputBinding(form, device, pointers.arena.point) for form in _byte_forms(plan.arena_bytes)
         ]
         stored = [plan.forms[name].dtype for name in plan.graph.outputs]
         self._types = None if stored == list(types) else types
-        self._lock = threading.Lock()  # the arguments of a launch are one for all threads
+        self._lock = threading.Lock()  # all threads share the argument buffers of the launches
         on_gpu = device.type == "cuda"
         self._index = device.index
         self._current_stream = torch._C._cuda_getCurrentRawStream if on_gpu else _no_stream
@@ -248,20 +253,21 @@ class DirectCalls:
         return self._own_program()
 
     def call(self, tensors: Sequence[torch.Tensor], out: OutTensors = None) -> list[torch.Tensor]:
-        alive, results = [], []  # loops, for each comprehension or strict zip takes longer than its work
+        # Plain loops: on this hot path a comprehension or a strict zip costs more than its work.
+        alive, results = [], []
         with self._lock:
-            for given, tensor in zip(self._inputs, tensors):  # noqa: B905
-                alive.append(given.bind(tensor))
+            for binding, tensor in zip(self._inputs, tensors):  # noqa: B905
+                alive.append(binding.bind(tensor))
             if out is None:
-                for made in self._outputs:
-                    results.append(made.allocate())
+                for output in self._outputs:
+                    results.append(output.allocate())
             else:
-                for made, tensor in zip(self._outputs, out, strict=True):
-                    results.append(made.bind(tensor) if is_apart(tensor, tensors) else made.allocate())
-            for made in self._scratch:
-                alive.append(made.allocate())
+                for output, tensor in zip(self._outputs, out, strict=True):
+                    results.append(output.bind(tensor) if is_apart(tensor, tensors) else output.allocate())
+            for output in self._scratch:
+                alive.append(output.allocate())
             if self._current_stream(self._index) not in self._streams:
-                self._use_on_current_stream()
+                self._record_current_stream()
             for launch in self._launches:
                 launch()
         if out is not None:
@@ -270,10 +276,10 @@ class DirectCalls:
             return results
         return [result.to(dtype) for result, dtype in zip(results, self._types, strict=True)]
 
-    def _use_on_current_stream(self) -> None:
-        """Whoever drops the engine need not wait for it: its weights are not given away while the stream reads them.
+    def _record_current_stream(self) -> None:
+        """Keep the caching allocator from reusing the weights while the current stream reads them.
 
-        Once for each stream; but of what is said while a graph is recorded, PyTorch's allocator forgets the most.
+        Once per stream, except during CUDA graph capture, where the allocator drops most of these records.
         """
         with torch.cuda.device(self._device):
             stream = torch.cuda.current_stream()
@@ -290,12 +296,11 @@ def _no_stream(index: int | None) -> int:
 def _launches(kernels: PlanKernels) -> list[Callable[[], None]]:
     launches: list[Callable[[], None]] = []
     for executable in kernels.calls:
-        assert isinstance(executable, Executable), "PyTorch's steps are not run directly"
+        assert isinstance(executable, Executable), "direct calls have no PyTorch steps"
         executable.release()
         launches += executable.launches
     return launches
 
 
-def _bytes(number: int) -> list[Form]:
-    """Forms of that many bytes, or none at all."""
+def _byte_forms(number: int) -> list[Form]:
     return [Form((number,), torch.uint8, "flat")] if number else []

@@ -1,4 +1,4 @@
-"""A plan beside PyTorch on the GPU, step by step and as a whole: where time is lost, and what PyTorch does sooner."""
+"""Time a plan against PyTorch on the GPU, per step and as a whole, to find the steps where PyTorch is faster."""
 
 from __future__ import annotations
 
@@ -32,49 +32,48 @@ from escalade.ops.choose.table import add, user_path
 logger = logging.getLogger("escalade")
 
 _TEXT_WIDTH = 160
-_MOST_NAMED = 5
-"""Steps that the summary names, of those that lose time."""
+_MAX_NAMED = 5
+"""Slower steps that the summary names."""
 
 
 @dataclass(frozen=True)
 class ComparedStep:
-    """One step of a plan that does something. None stands for what PyTorch does not take as the plan has it."""
+    """One step of a plan. Times are in microseconds; None if PyTorch's operators do not take the plan's values."""
 
     number: int
     name: str
     source: str
-    """The place in the model that it comes from."""
+    """The module of the model that it comes from."""
     operation: str
     rung: str
     """The rung of Escalade's ladder, or `PyTorch`."""
     plan_us: float
     pytorch_us: float | None
-    """Microseconds of PyTorch's operators for the same node, in the same dtype and over the same values."""
+    """PyTorch's operators for the same node, with the same dtype and values."""
     lost_us: float
-    """Microseconds by which PyTorch is faster."""
+    """The time by which PyTorch is faster."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """A plan beside PyTorch: `str()` gives a table, `to_json()` everything. All times are of CUDA graphs."""
+    """A plan compared with PyTorch: `str()` returns a table, `to_json()` everything. All times are of CUDA graphs."""
 
     dtype: str
     batch: int
     steps: tuple[ComparedStep, ...]
     plan_us: float
-    """Microseconds of the whole plan, in one go."""
+    """The whole plan as one CUDA graph."""
     pytorch_us: float
-    """Microseconds of the whole model in PyTorch, as a CUDA graph of its own in the same dtype and in channels_last."""
+    """The whole model in PyTorch, as one CUDA graph in the same dtype and in channels_last."""
     title: str = "plan"
 
     @property
     def speedup(self) -> float:
-        """How many times as fast as PyTorch the plan is."""
         return self.pytorch_us / self.plan_us
 
     @property
     def losing(self) -> tuple[ComparedStep, ...]:
-        """The steps that PyTorch does sooner, what is lost most first."""
+        """Steps where PyTorch is faster, largest loss first."""
         return tuple(sorted((s for s in self.steps if s.lost_us), key=lambda step: -step.lost_us))
 
     def to_json(self) -> str:
@@ -91,12 +90,12 @@ class Comparison:
         return text.getvalue()
 
     def summary(self) -> list[str]:
-        """The totals, a sentence each."""
+        """Return the totals, one sentence each."""
         both = [step for step in self.steps if step.pytorch_us is not None]
         own, theirs = sum(step.plan_us for step in both), sum(step.pytorch_us or 0.0 for step in both)
         lines = [
-            f"The steps that both do, each timed by itself over warm caches: {own:.1f} µs together, {theirs:.1f} µs in "
-            "PyTorch.",
+            f"Sum of the steps that both run, each timed alone with warm caches: {own:.1f} µs, in PyTorch {theirs:.1f} "
+            "µs.",
             f"The whole plan takes {self.plan_us:.1f} µs, the whole model as PyTorch's own CUDA graph "
             f"{self.pytorch_us:.1f} µs: {self.speedup:.2f} times as fast.",
         ]
@@ -104,12 +103,12 @@ class Comparison:
             return [*lines, "No step takes longer than in PyTorch."]
         named = ", ".join(
             f"{step.operation} {step.source or step.name} ({step.lost_us:.1f} µs)"
-            for step in self.losing[:_MOST_NAMED]
+            for step in self.losing[:_MAX_NAMED]
         )
         lost = sum(step.lost_us for step in self.losing)
         lines.append(
-            f"{len(self.losing)} of the steps take longer than in PyTorch, {lost:.1f} µs together; the most: {named}. "
-            "compile(..., measured=True) leaves such steps to PyTorch, `escalade tune` looks for faster kernels."
+            f"{len(self.losing)} steps take longer than in PyTorch, {lost:.1f} µs in total; the slowest: {named}. "
+            "compile(..., measured=True) leaves such steps to PyTorch; `escalade tune` searches for faster kernels."
         )
         return lines
 
@@ -129,7 +128,7 @@ class Comparison:
 
 
 def compare(program: KernelProgram, captured: Graph, x: Sequence[torch.Tensor], batch: int) -> Comparison:
-    """The program's plan beside PyTorch; `captured` is the model as it was captured, which PyTorch runs."""
+    """Time a program's plan and the `captured` model in PyTorch."""
     device = x[0].device
     numbers = {step.node.name: number for number, step in enumerate(program.plan.steps, start=1)}
     timed = time_steps(program, x, device, _comparable)
@@ -145,7 +144,7 @@ def compare(program: KernelProgram, captured: Graph, x: Sequence[torch.Tensor], 
 
 
 def _comparable(step: PlanStep) -> bool:
-    """PyTorch has no convolutions of 8 bits."""
+    # PyTorch has no fp8 convolutions.
     return step.lowered is not None and step.lowered.problem.dtype != "fp8"
 
 
@@ -164,8 +163,9 @@ def _compared(number: int, timed: StepTime) -> ComparedStep:
 
 
 def whole_in_pytorch(graph: Graph, dtype: str, x: Sequence[torch.Tensor]) -> Callable[[], list[torch.Tensor]]:
-    """What a user of PyTorch would run: the model's own operators, one after another, with weights and images in the
-    dtype and in channels_last. Values are let go behind their last readers.
+    """Return a callable that runs the model as a PyTorch user would: its own operators, in the dtype and channels_last.
+
+    Values are released after their last reader.
     """
     storage, device = STORAGE[dtype], x[0].device
     shared = ConstantCache(dtype, device)
@@ -176,19 +176,19 @@ def whole_in_pytorch(graph: Graph, dtype: str, x: Sequence[torch.Tensor]) -> Cal
         for role, entry in entries.items()
         if entry.name in graph.constants
     }
-    given = {entry.name: _as_given(tensor, storage) for entry, tensor in zip(graph.inputs, x, strict=True)}
+    inputs = {entry.name: _to_storage(tensor, storage) for entry, tensor in zip(graph.inputs, x, strict=True)}
     last = {name: number for number, (node, _) in enumerate(steps) for name in node.inputs.values()}
     last |= dict.fromkeys(graph.outputs, len(steps))
 
     def call() -> list[torch.Tensor]:
-        values = dict(given)
+        values = dict(inputs)
         with own_arithmetic(dtype, device):
             for number, (node, _) in enumerate(steps):
-                inputs = {
+                read = {
                     role: values[name] if name in values else constants[node.name, role]
                     for role, name in node.inputs.items()
                 }
-                values[node.name] = compute(node, inputs, device)
+                values[node.name] = compute(node, read, device)
                 for name in {*node.inputs.values(), node.name}:
                     if last.get(name, number) <= number:
                         values.pop(name, None)
@@ -197,7 +197,7 @@ def whole_in_pytorch(graph: Graph, dtype: str, x: Sequence[torch.Tensor]) -> Cal
     return call
 
 
-def _as_given(tensor: torch.Tensor, storage: torch.dtype) -> torch.Tensor:
+def _to_storage(tensor: torch.Tensor, storage: torch.dtype) -> torch.Tensor:
     if not tensor.is_floating_point():
         return tensor
     order = torch.channels_last if tensor.dim() == 4 else torch.contiguous_format
@@ -205,9 +205,9 @@ def _as_given(tensor: torch.Tensor, storage: torch.dtype) -> torch.Tensor:
 
 
 def faster_in_pytorch(kernels: PlanKernels, x: Sequence[torch.Tensor]) -> dict[str, str]:
-    """The steps that PyTorch was measured to do sooner, by name, each with that as its reason.
+    """Measure which steps PyTorch runs faster, and return them by name with the reason.
 
-    Who was faster is remembered in the user's table for the card. Steps of one problem are measured once.
+    The winner is saved in the user's table for the card. Steps with the same problem are measured once.
     """
     device = x[0].device
     first: dict[str, str] = {}
@@ -235,9 +235,8 @@ def _key(step: PlanStep) -> str:
 
 
 def _remember(key: str, timed: StepTime, gpu: str) -> None:
-    """A table that cannot be written is no reason not to compile."""
     assert timed.step.choice is not None and timed.pytorch_us is not None
     try:
         add(user_path(gpu), key, verdict(timed.step.choice, timed.plan_us, timed.pytorch_us))
-    except FileError as error:
-        logger.warning("what was measured is not remembered: %s", error)
+    except FileError as error:  # compiling works without the table
+        logger.warning("the measurement could not be saved: %s", error)

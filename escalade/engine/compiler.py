@@ -1,4 +1,4 @@
-"""Makes an engine of a PyTorch model, or of a file."""
+"""Build an engine from a PyTorch model or from a file."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from escalade.engine.nodes.normalise import Normalise
 from escalade.engine.passes import fuse
 from escalade.engine.passes.calibrate import ranges, transfer_ranges
 from escalade.engine.programs import example_of, module_of, read_program
-from escalade.engine.settings import MOST_PLANS, TWIN, require_device
+from escalade.engine.settings import DEFAULT_PLANS, TWIN, require_device
 from escalade.errors import OutOfMemory, UnsupportedError
 from escalade.gc_pause import gc_paused
 
@@ -39,7 +39,7 @@ def compile(
     device: torch.device | str | None = None,
     normalize: Normalization | None = None,
     calibration: Iterable[Any] | None = None,
-    plans: int = MOST_PLANS,
+    plans: int = DEFAULT_PLANS,
     measured: bool = False,
     buffers: int = 1,
     memory: str | int | None = None,
@@ -47,26 +47,34 @@ def compile(
     batches: Iterable[int] = (),
     deterministic: bool = False,
 ) -> Engine:
-    """An engine that computes what the model does in evaluation mode, for inputs like these of any batch and image size
-    that the model takes.
+    """Compile a model for inference, for inputs like the examples in any batch and image size that the model takes.
 
-    A program of `torch.export`, or its .pt2 file, is taken as a model is, and brings its example inputs.
+    The engine computes what the model computes in evaluation mode. `model` may also be a program of `torch.export`, or
+    its .pt2 file, which has example inputs of its own.
 
-    `dtype` is fp32 (fp32's accuracy), tf32, fp16, bf16 or fp8 (which takes `calibration`, batches to measure value
-    ranges on, and is slower than fp16 today); torch.float16 and the like are the same. Arguments that are no tensors
-    are constants: numbers, texts, True, None. `device` is where it runs: the model's own device if not given; "cpu"
-    runs PyTorch's operators, "twin" the kernels themselves on the CPU. With `normalize=(mean, std)` inputs are images
-    of 0 to 255, uint8 or not, and (x / 255 - mean) / std happens on the way in. `plans` is how many sizes are kept
-    ready. With `measured`, on a GPU, the steps of every plan are timed beside PyTorch's operators when it is made,
-    which takes seconds; the faster is kept for each, and remembered for the card. With several `buffers`, calls on
-    different streams overlap: so many at a time, each with memory of its own for what lies between its kernels. Plans
-    go, those not used for longest first, when all together would take more than `memory` ("2GiB") for values and packed
-    weights. Plans for images of all `sizes`, rows and columns, in all `batches` are made ahead; without them, one for
-    the example. With `deterministic`, an item's result is the same, bit for bit, in every batch and at every run: all
-    batches are computed in pieces of the example's batch size, the last one filled up.
+    Args:
+        example_inputs, example_keywords: Arguments like those of later calls. Arguments that are not tensors (numbers,
+            strings, True, None) become constants.
+        dtype: fp32 (full fp32 accuracy), tf32, fp16, bf16 or fp8, or PyTorch's names such as torch.float16. fp8 needs
+            `calibration` and is slower than fp16 today.
+        device: Where the engine runs; default is the model's device. "cpu" runs PyTorch's operators, "twin" runs the
+            kernels themselves on the CPU.
+        normalize: (mean, std). Inputs are then images with values 0 to 255, in uint8 or floating point, and the engine
+            computes (x / 255 - mean) / std first.
+        calibration: Batches to measure value ranges on, for fp8.
+        plans: Number of input sizes that stay planned at a time.
+        measured: Time each step of a new plan against PyTorch's operators, use the faster, and remember it for the
+            card. Needs a GPU and takes seconds.
+        buffers: Number of calls of one plan that can overlap on different streams. Each has buffers of its own.
+        memory: Limit for the values and packed weights of all plans, such as "2GiB"; least recently used plans are
+            dropped first.
+        sizes, batches: Image sizes (rows, columns) and batch sizes to plan ahead, in all combinations; default is the
+            example's.
+        deterministic: Make each item's result bitwise identical in every batch and at every run. Batches are computed
+            in pieces of the example's batch size, the last one padded.
     """
     dtype = require_dtype(dtype)
-    sizes, batches = _images_of(sizes), _counts_of(batches)
+    sizes, batches = _check_image_sizes(sizes), _check_batches(batches)
     if isinstance(model, str | os.PathLike):
         model = read_program(model)
     if isinstance(model, torch.export.ExportedProgram):
@@ -80,24 +88,24 @@ def compile(
         )
     if any(isinstance(module, Engine) for module in model.modules()):
         raise UnsupportedError(
-            "the model is an engine, or has one inside: compile takes the PyTorch model that it was made of"
+            "the model is an engine or contains one; compile the PyTorch model that the engine was built from"
         )
     if calibration is not None and dtype != "fp8":
         raise UnsupportedError(f"calibration is for dtype fp8; {dtype} needs none")
     if calibration is None and dtype == "fp8":
         raise UnsupportedError(
-            "dtype fp8 needs calibration=batches, a few batches of inputs that look like the data to come: the ranges "
-            "of the network's values are measured on them"
+            "dtype fp8 needs calibration=batches, a few batches of representative inputs to measure the ranges of the "
+            "network's values on"
         )
-    inputs = _arguments(example_inputs)
-    given = ExampleInputs.of(inputs, example_keywords)
-    tensors = given.tensors
+    inputs = _as_arguments(example_inputs)
+    example = ExampleInputs.of(inputs, example_keywords)
+    tensors = example.tensors
     where = _device(model, tensors, device)
-    if _home(where).type == "cuda":
+    if _tensor_device(where).type == "cuda":
         warm_up_compilers()
-    examples = _beside(model, tensors if normalize is None else _floats(tensors))
-    captured = AnySize(model, *given.call(examples))
-    graphs = _Graphs(captured, normalize, _home(where))
+    examples = _on_model_device(model, tensors if normalize is None else _as_floats(tensors))
+    captured = AnySize(model, *example.call(examples))
+    graphs = _GraphProvider(captured, normalize, _tensor_device(where))
     graph = graphs.prepared(captured.graph)
     if calibration is not None:
         graphs.calibrate(graph, calibration)
@@ -108,31 +116,33 @@ def compile(
         plans,
         measured=measured,
         buffers=buffers,
-        others=graphs.graph_for,
+        graph_provider=graphs.graph_for,
         memory=memory,
         pieces=_batch_of(graph, tensors) if deterministic else None,
     )
-    engine.prepare(_in_sizes(graph, [tensor.to(engine.device) for tensor in tensors], sizes, batches))
+    engine.prepare(
+        _example_inputs_for(graph, [tensor.to(engine.device) for tensor in tensors], sizes, batches)
+    )
     return engine
 
 
-def _in_sizes(
+def _example_inputs_for(
     graph: Graph, tensors: Sequence[torch.Tensor], sizes: Sequence[tuple[int, int]], batches: Sequence[int]
 ) -> list[list[torch.Tensor]]:
-    """Inputs like the example's for images of every size in every batch."""
+    """Return inputs like the example's for every combination of image size and batch size."""
     images = {tuple(tensor.shape[2:]) for tensor in tensors if tensor.dim() == 4}
     if sizes and len(images) != 1:
         raise UnsupportedError(
-            f"sizes is for models whose images are all of one size; this one's example has {len(images)} sizes"
+            f"sizes needs a model whose input images all have one size; the example has {len(images)} sizes"
         )
 
-    lists = {
-        id(tensor) for given, tensor in zip(graph.inputs, tensors, strict=True) if given.shape == (Batch(),)
+    vectors = {
+        id(tensor) for entry, tensor in zip(graph.inputs, tensors, strict=True) if entry.shape == (Batch(),)
     }
 
-    def made(tensor: torch.Tensor, size: tuple[int, int] | None, batch: int | None) -> torch.Tensor:
+    def resized(tensor: torch.Tensor, size: tuple[int, int] | None, batch: int | None) -> torch.Tensor:
         shape = [*tensor.shape]
-        if batch is not None and (has_batch_dimension(tensor) or id(tensor) in lists):
+        if batch is not None and (has_batch_dimension(tensor) or id(tensor) in vectors):
             shape[0] = batch
         if size is not None and tensor.dim() == 4:
             shape[2:] = size
@@ -142,45 +152,45 @@ def _in_sizes(
             return empty(shape, tensor.dtype, layout_of(tensor), tensor.device).zero_()
         except RuntimeError as error:
             raise OutOfMemory(
-                f"there is no memory for an input of {tuple(shape)}, which sizes and batches ask for"
+                f"not enough memory for an input of shape {tuple(shape)}; pass smaller sizes or batches"
             ) from error
 
     return [
-        [made(tensor, size, batch) for tensor in tensors]
+        [resized(tensor, size, batch) for tensor in tensors]
         for size in (sizes or (None,))
         for batch in (batches or (None,))
     ]
 
 
 def _batch_of(graph: Graph, tensors: Sequence[torch.Tensor]) -> int:
-    """The batch of example inputs; 1 if the model has none."""
-    for given, tensor in zip(graph.inputs, tensors, strict=True):
-        if given.shape and isinstance(first := given.shape[0], Batch):
+    """Return the batch size of the example inputs; 1 if no input is batched."""
+    for entry, tensor in zip(graph.inputs, tensors, strict=True):
+        if entry.shape and isinstance(first := entry.shape[0], Batch):
             return tensor.shape[0] // first.times
     return 1
 
 
-def _images_of(sizes: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The sizes that were asked for, each rows and columns."""
+def _check_image_sizes(sizes: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     if isinstance(sizes, str | bytes | Mapping) or not isinstance(sizes, Iterable):
         raise UnsupportedError(
-            f"sizes={sizes!r}: it is a list of rows and columns, as [(224, 224), (256, 320)]"
+            f"sizes={sizes!r}: pass a list of (rows, columns), as [(224, 224), (256, 320)]"
         )
     found = list(sizes)
     for size in found:
         if not (isinstance(size, tuple | list) and len(size) == 2 and all(map(_is_count, size))):
-            raise UnsupportedError(f"sizes has {size!r}; each is a pair of rows and columns, as (224, 224)")
+            raise UnsupportedError(
+                f"sizes has {size!r}; each must be a pair of rows and columns, as (224, 224)"
+            )
     return found
 
 
-def _counts_of(batches: Iterable[int]) -> list[int]:
-    """The batch sizes that were asked for."""
+def _check_batches(batches: Iterable[int]) -> list[int]:
     if isinstance(batches, str | bytes | Mapping) or not isinstance(batches, Iterable):
-        raise UnsupportedError(f"batches={batches!r}: it is a list of numbers of items, as [1, 8, 32]")
+        raise UnsupportedError(f"batches={batches!r}: pass a list of batch sizes, as [1, 8, 32]")
     found = list(batches)
     for batch in found:
         if not _is_count(batch):
-            raise UnsupportedError(f"batches has {batch!r}; each is a number of items, at least 1")
+            raise UnsupportedError(f"batches has {batch!r}; each must be a whole number of at least 1")
     return found
 
 
@@ -188,11 +198,11 @@ def _is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
-class _Graphs:
-    """Graphs for whatever sizes come, as they were asked for."""
+class _GraphProvider:
+    """Captures graphs for new input sizes, with normalization and calibrated ranges."""
 
     def __init__(self, captured: AnySize, normalize: Normalization | None, home: torch.device) -> None:
-        self._captured, self._normalize, self._home = captured, normalize, home
+        self._captured, self._normalize, self._tensor_device = captured, normalize, home
         self._fused: Graph | None = None
 
     def graph_for(self, shapes: Shapes) -> Graph:
@@ -202,19 +212,18 @@ class _Graphs:
         return graph
 
     def prepared(self, graph: Graph) -> Graph:
-        """The graph with what was asked for in front of it."""
         if self._normalize is not None:
-            _normalise(graph, self._normalize)
+            insert_normalization(graph, self._normalize)
         return graph
 
     def calibrate(self, graph: Graph, batches: Iterable[Any]) -> None:
-        """Measures the ranges of values in the first graph; those for other sizes have the same."""
+        """Measure the ranges of values in the first graph; graphs for other sizes reuse them."""
         fused = self._fuse(graph)
-        graph.ranges = ranges(fused, batches, self._home)
+        graph.ranges = ranges(fused, batches, self._tensor_device)
         self._fused = replace(fused, ranges=graph.ranges)
 
     def _fuse(self, graph: Graph) -> Graph:
-        with own_arithmetic("fp32", self._home):
+        with own_arithmetic("fp32", self._tensor_device):
             return fuse(graph, "fp8")
 
 
@@ -222,44 +231,44 @@ def load(
     path: str | os.PathLike[str],
     *,
     device: torch.device | str | None = None,
-    plans: int = MOST_PLANS,
+    plans: int = DEFAULT_PLANS,
     measured: bool = False,
     kernels: bool = True,
     buffers: int = 1,
     memory: str | int | None = None,
     pieces: int | None = None,
 ) -> Engine:
-    """The engine of a file; on the GPU if there is one, unless a device is named ("cpu", "twin", "cuda:1").
+    """Load an engine from a file.
 
-    `measured`, `buffers` and `memory` are as for `compile`. Plans and machine code that the file has for this GPU are
-    taken as they are, and need no compiler; without `kernels` they are left aside, as for files from strangers they
-    should be. With `pieces`, a batch size, the engine is deterministic: all batches are computed in pieces of it.
+    `device` is "cpu", "twin" or a GPU such as "cuda:1"; default is the GPU if there is one. `plans`, `measured`,
+    `buffers` and `memory` are as for `compile`. Plans and machine code that the file has for this GPU are used without
+    a compiler; pass `kernels=False` for files from untrusted sources, to ignore their machine code. With `pieces`, a
+    batch size, the engine is deterministic: every batch is computed in pieces of that size.
     """
     where = device if device is not None else ("cuda" if torch.cuda.is_available() else "cpu")
     require_device(where)
-    with gc_paused(), reading(path, _home(where)) as (graph, dtype, carried):
+    with gc_paused(), reading(path, _tensor_device(where)) as (graph, dtype, artifacts):
         engine = Engine(
             graph, dtype, where, plans, measured=measured, buffers=buffers, memory=memory, pieces=pieces
         )
         if kernels:
-            engine.take(carried, str(path))
+            engine.set_artifacts(artifacts, str(path))
     return engine
 
 
-def _arguments(given: torch.Tensor | Sequence[Any]) -> tuple[Any, ...]:
-    """What the model is to be called with."""
-    if isinstance(given, torch.Tensor):
-        return (given,)
-    if isinstance(given, tuple | list):
-        return tuple(given)
+def _as_arguments(example: torch.Tensor | Sequence[Any]) -> tuple[Any, ...]:
+    if isinstance(example, torch.Tensor):
+        return (example,)
+    if isinstance(example, tuple | list):
+        return tuple(example)
     raise UnsupportedError(
-        f"the example inputs are of type {type(given).__name__}; compile takes a tensor like those that the model "
-        "will be called with, or a tuple of its arguments, and those by name as example_keywords"
+        f"example_inputs is of type {type(example).__name__}; pass a tensor or a tuple of the model's arguments, and "
+        "keyword arguments as example_keywords"
     )
 
 
-def _home(where: torch.device | str) -> torch.device:
-    """The device that an engine's tensors are on."""
+def _tensor_device(where: torch.device | str) -> torch.device:
+    """Return the device of an engine's tensors: the CPU for the twin."""
     return torch.device("cpu" if where == TWIN else where)
 
 
@@ -272,26 +281,26 @@ def _device(
     return next(tensor.device for tensor in (*model.parameters(), *model.buffers(), *inputs))
 
 
-def _beside(model: torch.nn.Module, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """The inputs on the model's device: it is captured there, wherever the engine will run."""
+def _on_model_device(model: torch.nn.Module, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Move the inputs to the model's device, where it is captured wherever the engine will run."""
     home = next((tensor.device for tensor in (*model.parameters(), *model.buffers())), None)
     return [tensor if home is None else tensor.to(home) for tensor in inputs]
 
 
-def _floats(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Images of bytes are captured as what the model takes: floats."""
+def _as_floats(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    # A model is captured with the floats it takes, not with the uint8 images that `normalize` converts.
     return [tensor.float() if tensor.dtype == torch.uint8 else tensor for tensor in inputs]
 
 
-def _normalise(graph: Graph, normalize: Normalization) -> None:
-    """A node in front of everything that reads the image."""
-    images = [given for given in graph.inputs if len(given.shape) == 4]
+def insert_normalization(graph: Graph, normalize: Normalization) -> None:
+    """Insert a normalization node between the image input and everything that reads it."""
+    images = [entry for entry in graph.inputs if len(entry.shape) == 4]
     if len(images) != 1:
-        raise UnsupportedError(f"normalize is for models with one image input; this one has {len(images)}")
+        raise UnsupportedError(f"normalize needs a model with one image input; this model has {len(images)}")
     image = images[0]
     refusal = UnsupportedError(
-        f"normalize takes (mean, std): {image.shape[1]} means and as many positive standard deviations, one for each "
-        "channel"
+        f"normalize={normalize!r}: pass (mean, std) with {image.shape[1]} finite means and {image.shape[1]} positive "
+        "standard deviations, one per channel"
     )
     try:
         mean, std = (torch.tensor(list(values), dtype=torch.float64, device="cpu") for values in normalize)
@@ -304,10 +313,10 @@ def _normalise(graph: Graph, normalize: Normalization) -> None:
     scale = graph.add_constant("normalise_scale", (1 / (255 * std)).float())
     shift = graph.add_constant("normalise_shift", (-mean / std).float())
     inputs = {"x": image.name, "scale": scale, "shift": shift}
-    placed = Normalise.node(name, inputs, {}, image.shape, image.dtype)
+    node = Normalise.node(name, inputs, {}, image.shape, image.dtype)
     graph.replace_uses(image.name, name)
     first = next(iter(graph.nodes), None)
     if first is None:
-        graph.append(placed)
+        graph.append(node)
     else:
-        graph.insert_before(first, placed)
+        graph.insert_before(first, node)

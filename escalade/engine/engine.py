@@ -1,4 +1,4 @@
-"""A compiled network: plans for the sizes that it has met, and calls that look like the model's own."""
+"""A compiled network, called like the model, with a cache of plans for the input sizes it has seen."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
 from escalade.device.nvrtc import add_bundled
-from escalade.engine.aot import NOTHING, Carried
+from escalade.engine.aot import NO_ARTIFACTS, AotArtifacts
+from escalade.engine.call_queue import CallQueue, Pending
 from escalade.engine.calls import Calls
 from escalade.engine.comparison import Comparison, compare
 from escalade.engine.explain import Explanation, explain_plan
-from escalade.engine.file import elsewhere, read, write
+from escalade.engine.file import read, to_device, write
 from escalade.engine.graph.forms import STORAGE, is_dense, require_dense
 from escalade.engine.graph.graph import Graph
 from escalade.engine.graph.trees import flatten
-from escalade.engine.network import Others, Shapes, call_of, spell
-from escalade.engine.out_tensors import rooms_in
+from escalade.engine.network import GraphProvider, Shapes, format_call, format_shape
+from escalade.engine.out_tensors import check_out
 from escalade.engine.passes.fusion_level import FusionLevel
 from escalade.engine.plan.kernel_program import KernelProgram
 from escalade.engine.plan.plan import Plan
 from escalade.engine.plan.program import PlanProgram
-from escalade.engine.plan_cache import Plans, Seen
-from escalade.engine.settings import MOST_PLANS, TWIN, Settings, require_device, require_gpu
+from escalade.engine.plan_cache import GuardedPlan, PlanCache
+from escalade.engine.settings import DEFAULT_PLANS, TWIN, Settings, require_device, require_gpu
 from escalade.engine.streaming import stream
-from escalade.engine.submitted import Pending, Submitted
 from escalade.errors import UnsupportedError
 from escalade.ops.base.card import Card
 
@@ -46,11 +46,11 @@ _is_traced = torch.compiler.is_dynamo_compiling
 class Engine(torch.nn.Module):
     """A network compiled for one dtype. Call it like the model; `stream` feeds it from host memory.
 
-    It may be called from any thread and on any stream. A new batch or image size is planned when it first comes, which
-    takes part of a second; calls after that allocate nothing that lasts but their results.
+    It may be called from any thread and on any stream. A new batch or image size is planned at its first call, which
+    takes a fraction of a second; later calls allocate nothing that lasts except their results.
 
-    It is a module, for a place among others: always in evaluation mode, without parameters, and `to` moves it to
-    another device. Pickled it is what `save` writes.
+    It is a module, so it can be part of another one: always in evaluation mode, without parameters; `to` moves it to
+    another device. Pickling stores what `save` writes.
     """
 
     def __init__(
@@ -58,39 +58,39 @@ class Engine(torch.nn.Module):
         graph: Graph,
         dtype: str,
         device: torch.device | str,
-        plans: int = MOST_PLANS,
+        plans: int = DEFAULT_PLANS,
         fusion: FusionLevel = FusionLevel.fused,
         measured: bool = False,
         buffers: int = 1,
-        others: Others | None = None,
+        graph_provider: GraphProvider | None = None,
         memory: str | int | None = None,
         pieces: int | None = None,
     ) -> None:
-        """A plan is `measured` by timing its steps beside PyTorch when it is made: the faster is kept for each.
-        Calls of one plan on different streams overlap in up to so many sets of `buffers`. Sizes that the graph is not
-        for are asked of `others`. Values and packed weights of all plans take no more than `memory`: bytes, or "2GiB".
-        With `pieces`, a batch size, it is deterministic: every call is computed in batches of that size.
+        """Build an engine from a captured graph; see `escalade.compile` for the options.
+
+        `graph_provider` captures graphs for input sizes that `graph` does not cover. With `pieces`, a batch size, the
+        engine is deterministic: every call is computed in batches of that size.
         """
         super().__init__()
         super().train(False)
-        of_modules = {*vars(self)}
+        module_attributes = {*vars(self)}
         self._settings = Settings.of(dtype, device, plans, fusion, measured, buffers, memory, pieces)
-        self._settings.require_for(graph)
-        self._others = others
+        self._settings.check(graph)
+        self._graph_provider = graph_provider
         self._arguments = graph.arguments
-        given, named = pytree.tree_unflatten(range(len(graph.inputs)), self._arguments)
-        self._positional = given == tuple(range(len(graph.inputs))) and not named
-        self._names = tuple(named)
-        self._placed = graph.parameters
+        positional, keywords = pytree.tree_unflatten(range(len(graph.inputs)), self._arguments)
+        self._positional = positional == tuple(range(len(graph.inputs))) and not keywords
+        self._keyword_names = tuple(keywords)
+        self._positional_names = graph.parameters
         self._lock = threading.Lock()
-        """Held while what submits calls is made."""
-        self._said_no_gradients = False
-        self._submitted: Submitted | None = None
-        self._plans = Plans(graph, self._settings, others)
-        self._origin = "the engine"
-        """The file that plans and machine code were brought by."""
-        self._own = {*vars(self), "_own"} - of_modules
-        """Names of what stands here; all else a copy takes over."""
+        """Guards lazy creation of the call queue, and moves to another device."""
+        self._warned_no_gradients = False
+        self._call_queue: CallQueue | None = None
+        self._plans = PlanCache(graph, self._settings, graph_provider)
+        self._artifacts_source = "the engine"
+        """The file that plans and machine code came from, for warnings."""
+        self._engine_attributes = {*vars(self), "_engine_attributes"} - module_attributes
+        """Names of the attributes set here; a copy of the engine copies all others."""
 
     @property
     def dtype(self) -> str:
@@ -118,251 +118,271 @@ class Engine(torch.nn.Module):
         return self._captured
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
-        if _is_traced():  # where somebody compiles what the engine stands in
+        if _is_traced():  # torch.compile of a module that contains this engine
             return torch.compiler.disable(super().__call__)(*arguments, **keywords)
         if len(arguments) == 1 and not keywords:
             plans, x = self._plans, arguments[0]
-            seen = plans.last
-            if seen is None or type(x) is not torch.Tensor or not seen.is_like(x):
-                seen = _seen(plans, x)
-            if seen is not None and not x.requires_grad and not _transforms_active() and not self._has_hooks:
-                kept = seen.kept
-                kept.turn = next(plans.turns)
-                results = kept.calls.call(arguments)
-                return results[0] if kept.returns_one_tensor else self.returned(results, kept.calls.plan)
+            guarded = plans.last
+            if guarded is None or type(x) is not torch.Tensor or not guarded.matches(x):
+                guarded = _find_guarded(plans, x)
+            if (
+                guarded is not None
+                and not x.requires_grad
+                and not _transforms_active()
+                and not self._has_hooks
+            ):
+                cached = guarded.cached
+                cached.last_use = next(plans.uses)
+                results = cached.calls.call(arguments)
+                return results[0] if cached.returns_one_tensor else self.unflatten(results, cached.calls.plan)
         return super().__call__(*arguments, **keywords)  # with the caller's hooks
 
     def forward(self, *arguments: Any, **keywords: Any) -> Any:
-        """What a call does between the hooks that a module may have. Results are written to `out`, if it is given: in
-        the structure that the model returns, or a sequence of tensors; unless `out` is an argument of the model's.
+        """Run the model. Results are written to `out` if it is given (and is not an argument of the model): tensors in
+        the structure that the model returns, or a sequence of them.
         """
-        left = self._placed[len(arguments) :]
-        out = None if "out" in (*self._names, *left) else keywords.pop("out", None)
+        remaining = self._positional_names[len(arguments) :]
+        out = None if "out" in (*self._keyword_names, *remaining) else keywords.pop("out", None)
         tensors = self.flatten(arguments, keywords)
-        self._look_at(tensors)
+        self._check_inputs(tensors)
         is_one = len(arguments) == 1 and not keywords and isinstance(arguments[0], torch.Tensor)
-        kept = self._plans.of(tensors, _sight(tensors[0]) if is_one else None)
+        cached = self._plans.of(tensors, _signature(tensors[0]) if is_one else None)
         if out is None:
-            return self.returned(kept.calls.call(tensors), kept.calls.plan)
-        kept.calls.call(tensors, rooms_in(out, kept, tensors[0].device))
+            return self.unflatten(cached.calls.call(tensors), cached.calls.plan)
+        cached.calls.call(tensors, check_out(out, cached, tensors[0].device))
         return out
 
     def submit(self, *arguments: Any, **keywords: Any) -> Pending:
-        """A call that nobody waits for: a future of its result, to be awaited or asked.
+        """Call asynchronously and return a future of the result, which can also be awaited.
 
-        It runs in a thread and on a stream of the engine's own, behind what the caller's stream has been given so far.
-        When the result is there, it has been computed; the caller's stream need not wait for anything. As many calls
-        run at once as a plan has sets of buffers.
+        The call runs in a thread and on a stream of the engine, ordered after the work already enqueued on the caller's
+        stream. When the future completes, the GPU has finished, so no stream needs to wait. Up to `buffers` calls of a
+        plan run at once.
         """
         with self._lock:
-            if self._submitted is None:
-                self._submitted = Submitted(self._settings.buffers)
-            submitted = self._submitted
+            if self._call_queue is None:
+                self._call_queue = CallQueue(self._settings.buffers)
+            queue = self._call_queue
         first = arguments[0] if len(arguments) == 1 and keywords.keys() <= {"out"} else None
-        is_ready = isinstance(first, torch.Tensor) and _sight(first) in self._plans.sights
-        return submitted.submit(partial(self, *arguments, **keywords), self.device, is_ready)
+        is_ready = isinstance(first, torch.Tensor) and _signature(first) in self._plans.by_signature
+        return queue.submit(partial(self, *arguments, **keywords), self.device, is_ready)
 
     @property
     def _has_hooks(self) -> bool:
         return bool(self._forward_hooks or self._forward_pre_hooks)
 
     def train(self, mode: bool = True) -> Engine:
-        """Changes nothing: an engine computes what the model does in evaluation mode, whatever stands beside it."""
+        """Do nothing: an engine always computes what the model does in evaluation mode."""
         return self
 
     def compile(self, *arguments: Any, **keywords: Any) -> None:
-        """Changes nothing: whatever `torch.compile` would make of it, an engine is compiled already."""
+        """Do nothing: an engine is already compiled."""
 
     def extra_repr(self) -> str:
-        """What it takes and returns, where it runs, and the batch sizes that it has plans for."""
-        returned = (spell(self._captured.shape_of(name)) for name in self._captured.outputs)
+        """Return the inputs, outputs, dtype, device and planned batch sizes."""
+        results = (format_shape(self._captured.shape_of(name)) for name in self._captured.outputs)
         batches = self._plans.batches()
         ready = f", ready for batches of {', '.join(map(str, batches))}" if batches else ""
-        return f"{call_of(self._captured)} -> {', '.join(returned)}, {self.dtype} on {self._settings.where}{ready}"
+        return f"{format_call(self._captured)} -> {', '.join(results)}, {self.dtype} on {self._settings.where}{ready}"
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Engine:
-        """What PyTorch does to each tensor of a module in `to`, `cuda`, `half` and the like."""
+        """Implement `to`, `cuda`, `half` and the like, which PyTorch applies to each tensor of a module."""
         own = torch.empty(0, dtype=STORAGE[self.dtype], device=self.device)
         wanted = fn(own)
         if wanted.dtype is not own.dtype:
             raise UnsupportedError(
-                f"this engine computes in {self.dtype}, and keeps to it; compile the model with "
-                f"dtype={wanted.dtype} for another that does so"
+                f"this engine computes in {self.dtype} and cannot be converted to {wanted.dtype}; compile the model "
+                f"with dtype={wanted.dtype}"
             )
         if wanted.device != own.device:
             require_device(wanted.device)
-            settings, others = self._settings.on(wanted.device), self._others
-            if others is not None:
-                others = partial(_moved, others, wanted.device)
-            plans = self._plans.elsewhere(elsewhere(self._captured, wanted.device), settings, others)
+            settings, graph_provider = self._settings.on(wanted.device), self._graph_provider
+            if graph_provider is not None:
+                graph_provider = partial(_graph_on_device, graph_provider, wanted.device)
+            plans = self._plans.for_device(to_device(self._captured, wanted.device), settings, graph_provider)
             with self._lock:
-                self._settings, self._others, self._plans, self._submitted = settings, others, plans, None
-            self._offer()
+                self._settings, self._graph_provider, self._plans, self._call_queue = (
+                    settings,
+                    graph_provider,
+                    plans,
+                    None,
+                )
+            self._use_artifacts()
         return self
 
     def __copy__(self) -> Engine:
-        """Another engine with plans of its own. The weights are the same tensors: nobody writes to them."""
-        made = Engine(self._captured, self.dtype, others=self._others, **self._settings.options)
-        made._plans.take(self._plans.carried)
-        made._origin = self._origin
-        for name, value in self._of_the_caller().items():
-            vars(made)[name] = value.copy() if isinstance(value, dict) else value  # hooks are each one's own
+        """Return an engine with plans of its own. It shares the weights, which are never written."""
+        made = Engine(
+            self._captured, self.dtype, graph_provider=self._graph_provider, **self._settings.options
+        )
+        made._plans.set_artifacts(self._plans.artifacts)
+        made._artifacts_source = self._artifacts_source
+        for name, value in self._caller_attributes().items():
+            vars(made)[name] = value.copy() if isinstance(value, dict) else value  # dicts hold the hooks
         return made
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Engine:
         made = copy(self)
-        vars(made).update(deepcopy(self._of_the_caller(), memo))
+        vars(made).update(deepcopy(self._caller_attributes(), memo))
         return made
 
     def __reduce__(self) -> tuple[Any, ...]:
         with tempfile.TemporaryDirectory() as folder:
             path = pathlib.Path(folder, "engine")
-            write(self._captured, self.dtype, path, self._plans.carried)
-            return _restored, (path.read_bytes(), self._settings.options), self._of_the_caller()
+            write(self._captured, self.dtype, path, self._plans.artifacts)
+            return _unpickle, (path.read_bytes(), self._settings.options), self._caller_attributes()
 
-    def _of_the_caller(self) -> dict[str, Any]:
-        """What a module has, hooks among it, and what the caller has put beside it."""
-        return {name: value for name, value in vars(self).items() if name not in self._own}
+    def _caller_attributes(self) -> dict[str, Any]:
+        """Return the attributes of the module (hooks included) and those that the caller has set."""
+        return {name: value for name, value in vars(self).items() if name not in self._engine_attributes}
 
-    def _look_at(self, tensors: Sequence[torch.Tensor]) -> None:
-        """What a call's inputs promise, and an engine does not keep."""
+    def _check_inputs(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Refuse inputs without data, and warn once about inputs that require gradients."""
         is_traced = torch.jit.is_tracing() or any(isinstance(tensor, FakeTensor) for tensor in tensors)
         if _transforms_active() or is_traced:
             raise UnsupportedError(
-                "an engine takes tensors with contents: transforms of torch.func (vmap, grad), torch.jit.trace and "
-                "tracing with fake tensors work on the model, not on what it was compiled to"
+                "an engine needs tensors with data; apply torch.func transforms (vmap, grad), torch.jit.trace and fake "
+                "tensors to the model instead"
             )
         require_dense(tensors, "an input is", "an engine takes dense tensors")
-        if self._said_no_gradients or not torch.is_grad_enabled():
+        if self._warned_no_gradients or not torch.is_grad_enabled():
             return
         if any(tensor.requires_grad for tensor in tensors):
-            self._said_no_gradients = True
+            self._warned_no_gradients = True
             logger.warning(
-                "an input requires gradients, and an engine's results have none: it is for inference. Train the model "
-                "itself; where no gradients are wanted, call the engine under torch.no_grad()"
+                "an input requires gradients, but an engine's results have none. Train the model itself; for inference "
+                "call the engine under torch.no_grad()"
             )
 
-    def returned(self, results: list[torch.Tensor], plan: Plan) -> Any:
-        """A call's results in the structure that the model returns."""
+    def unflatten(self, results: list[torch.Tensor], plan: Plan) -> Any:
+        """Return a call's results in the structure that the model returns."""
         structure = plan.graph.structure
         return results[0] if structure.is_leaf() else pytree.tree_unflatten(results, structure)
 
     def plan(self, *arguments: Any, **keywords: Any) -> Plan:
-        """The plan for inputs like these."""
+        """Return the plan for inputs like these, creating it if necessary."""
         return self.calls(self.flatten(arguments, keywords)).plan
 
     def plan_for(self, card: Card, *arguments: Any) -> Plan:
-        """Return the plan that a card would get for inputs like these, here or not."""
+        """Return the plan for inputs like these on a card that need not be present."""
         return self._plans.plan_for(card, self.flatten(arguments, {}))
 
     def explain(self, *arguments: Any, **keywords: Any) -> Explanation:
-        """The plan for inputs like these, step by step; without inputs the plan that was used last."""
+        """Describe the plan for inputs like these, step by step; without inputs, the plan used last."""
         plan = self.plan(*arguments, **keywords) if arguments or keywords else self._plans.latest()
         if plan is None:
-            raise UnsupportedError("there is no plan yet: give explain inputs like those of a call")
+            raise UnsupportedError("the engine has no plan yet; pass inputs like those of a call to explain")
         return explain_plan(plan, device=self._settings.where)
 
     @torch.inference_mode(False)
     @torch.no_grad()
     def compare(self, *arguments: Any, **keywords: Any) -> Comparison:
-        """The plan for inputs like these beside PyTorch on the GPU, step by step and as a whole: it is timed here."""
+        """Time the plan for inputs like these against PyTorch on the GPU, per step and as a whole."""
         require_gpu("compare", TWIN if self.on_twin else self.device)
         tensors = self.flatten(arguments, keywords)
-        kept = self._plans.of(tensors)
-        plan, device = kept.calls.plan, tensors[0].device
+        cached = self._plans.of(tensors)
+        plan, device = cached.calls.plan, tensors[0].device
         program = KernelProgram(plan, self._plans.constants[device], device)
-        return compare(program, kept.network.captured, tensors, kept.batch)
+        return compare(program, cached.network.captured, tensors, cached.batch)
 
     def program(self, *tensors: torch.Tensor) -> PlanProgram:
-        """The plan for inputs like these over memory of its own: its static inputs and outputs, and `run`."""
+        """Return the plan for inputs like these on static memory: fill `inputs`, `run`, read `outputs`."""
         return self.calls(tensors).program
 
     def calls(self, tensors: Sequence[torch.Tensor]) -> Calls:
-        """The plan for inputs like these, made ready to be called with them."""
+        """Return the callable plan for inputs like these."""
         return self._plans.of(tensors).calls
 
     def stream(
         self, batches: Iterable[Any], *, depth: int = 2, then: Callable[[Any], Any] | None = None
     ) -> Generator[Any, None, None]:
-        """Results of host batches in order, copies overlapped with compute; see `escalade.engine.streaming`."""
+        """Yield the results of host batches in order, copies overlapped with compute.
+
+        See `escalade.engine.streaming`.
+        """
         return stream(self, batches, depth=depth, then=then)
 
     def save(self, path: Any, *, kernels: bool | str | Sequence[str] = False) -> None:
-        """The network in one file, for `escalade.load`: as it is for inputs of the example's sizes, and any batch.
+        """Save the network for `escalade.load`, for the example's image size and any batch size.
 
-        With `kernels=True` the plans that the engine has on its GPU go along, with their machine code: loaded on such
-        a card, they need no compiler. Architectures that are named (`"sm_90a"`) need not be here.
+        `kernels=True` adds the engine's plans and machine code for its GPU: on such a card the file loads without a
+        compiler. Pass architectures by name (`"sm_90a"`) for GPUs that are not present.
         """
-        write(self._captured, self.dtype, path, self._plans.carry(kernels) if kernels else NOTHING)
+        write(
+            self._captured,
+            self.dtype,
+            path,
+            self._plans.build_artifacts(kernels) if kernels else NO_ARTIFACTS,
+        )
 
-    def take(self, given: Carried, origin: str) -> None:
-        """Plans and machine code that a file has brought, for this GPU or for one that the engine is moved to later."""
-        self._plans.take(given)
-        self._origin = origin
-        self._offer()
+    def set_artifacts(self, artifacts: AotArtifacts, source: str) -> None:
+        """Use plans and machine code from a file, on this GPU and on any that the engine is moved to later."""
+        self._plans.set_artifacts(artifacts)
+        self._artifacts_source = source
+        self._use_artifacts()
 
-    def _offer(self) -> None:
-        """Has what was brought for this GPU used, and says what is missing."""
+    def _use_artifacts(self) -> None:
+        """Register the machine code for this GPU, and warn if the plans are for other cards."""
         if self._settings.where != "cuda":
             return
-        card, given = Card.of(self.device), self._plans.carried
-        if missing := given.missing(card):
-            logger.warning("%s: %s", self._origin, missing)
-        add_bundled(given.codes.get(str(card.architecture), {}))
+        card, artifacts = Card.of(self.device), self._plans.artifacts
+        if mismatch := artifacts.explain_mismatch(card):
+            logger.warning("%s: %s", self._artifacts_source, mismatch)
+        add_bundled(artifacts.codes.get(str(card.architecture), {}))
 
     def prepare(self, several: Sequence[Sequence[torch.Tensor]]) -> None:
-        """Makes plans for inputs like each of these ahead, with the kernels of all of them compiled together."""
+        """Plan ahead for inputs like each of these, compiling the kernels of all plans together."""
         self._plans.prepare(several)
 
     def flatten(self, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> tuple[torch.Tensor, ...]:
-        """The tensors of a call in the order of the graph's inputs."""
+        """Return the tensors of a call in the order of the graph's inputs."""
         plain = self._positional and not keywords and len(arguments) == len(self._captured.inputs)
         if plain and all(type(value) is torch.Tensor for value in arguments):
             return tuple(arguments)
-        left = self._placed[len(arguments) :]
-        if keywords.keys() == {*self._names, *left}:
-            # By name too what the example gave in its place, as a model's forward takes it.
-            arguments = (*arguments, *(keywords[name] for name in left))
-            keywords = {name: keywords[name] for name in self._names}
+        remaining = self._positional_names[len(arguments) :]
+        if keywords.keys() == {*self._keyword_names, *remaining}:
+            # Arguments that were positional in the example may be passed by name, as to the model's forward.
+            arguments = (*arguments, *(keywords[name] for name in remaining))
+            keywords = {name: keywords[name] for name in self._keyword_names}
         tensors, structure = flatten((tuple(arguments), dict(keywords)))
         if structure != self._arguments:
             raise UnsupportedError(
-                f"the engine is called like the model it was compiled from: with {call_of(self._captured)}"
+                f"these arguments differ in structure from those the model was compiled with; call the engine with "
+                f"{format_call(self._captured)}"
             )
         return tuple(tensors)
 
 
-def _seen(plans: Plans, x: Any) -> Seen | None:
-    """The plan of a call with tensors like this one, which the next may be like too."""
+def _find_guarded(plans: PlanCache, x: Any) -> GuardedPlan | None:
+    """Return the cached plan for a call with this one tensor, and try it first at the next call."""
     if type(x) is not torch.Tensor or not is_dense(x):
         return None
-    sight = _sight(x)
-    seen = plans.sights.get(sight)
-    if seen is not None:
-        plans.last = seen
-        if sight not in plans.sights:  # another thread has let it go meanwhile
+    signature = _signature(x)
+    guarded = plans.by_signature.get(signature)
+    if guarded is not None:
+        plans.last = guarded
+        if signature not in plans.by_signature:  # evicted by another thread in the meantime
             plans.last = None
-    return seen
+    return guarded
 
 
-def _sight(x: torch.Tensor) -> tuple[Any, ...]:
-    """What a call sees of its one tensor."""
+def _signature(x: torch.Tensor) -> tuple[Any, ...]:
     return x.shape, x.dtype, x.device, x.is_contiguous() or x.stride()
 
 
-def _restored(data: bytes, options: dict[str, Any]) -> Engine:
-    """An engine of the bytes that `save` has written, as pickle finds it again."""
+def _unpickle(data: bytes, options: dict[str, Any]) -> Engine:
+    """Rebuild a pickled engine from the bytes that `save` writes."""
     require_device(options["device"])
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder, "engine")
         path.write_bytes(data)
         home = torch.device("cpu" if options["device"] == TWIN else options["device"])
-        graph, dtype, carried = read(path, home)
+        graph, dtype, artifacts = read(path, home)
     engine = Engine(graph, dtype, **options)
-    engine.take(carried, "a pickled engine")
+    engine.set_artifacts(artifacts, "a pickled engine")
     return engine
 
 
-def _moved(others: Others, device: torch.device, shapes: Shapes) -> Graph:
-    """The graph of an engine that was moved to a device after it was made."""
-    return elsewhere(others(shapes), device)
+def _graph_on_device(graph_provider: GraphProvider, device: torch.device, shapes: Shapes) -> Graph:
+    """Capture a graph for an engine that was moved to another device after compilation."""
+    return to_device(graph_provider(shapes), device)

@@ -1,4 +1,4 @@
-"""A plan as something to read: each step, who does it and why, what it costs at least, and the totals."""
+"""Describe a plan: what computes each step and why, its lower bound on time, and the totals."""
 
 from __future__ import annotations
 
@@ -22,46 +22,46 @@ from escalade.narrow_tables import Table
 from escalade.ops.choose.pytorch import PYTORCH
 
 ON_THE_CPU = (
-    "On the CPU PyTorch computes every step of this plan: no kernel of Escalade's runs, so no rung is chosen. "
+    "On the CPU PyTorch computes every step of this plan: no Escalade kernel runs, so no rung is chosen. "
     "device='twin' runs the kernels themselves on the CPU, device='cuda' on a GPU."
 )
-ON_THE_TWIN = "The twin chooses what an H200 would: estimates are of that card, and no times of this CPU."
+ON_THE_TWIN = "The twin chooses rungs as for an H200: estimates are for that card, not for this CPU."
 SLOWER_IN_FP8 = (
-    "On an H200 networks take longer in fp8 than in fp16 today: 8 bits halve the bytes between convolutions, and are "
-    "not the way to speed yet (docs/engine.md)."
+    "On an H200 networks are slower in fp8 than in fp16 today: 8 bits halve the bytes between convolutions, but do not "
+    "save time yet (docs/engine.md)."
 )
 _TEXT_WIDTH = 200
 _WIDE = 150
-"""Characters that a terminal needs for all columns; a narrower one gets the first few, and JSON has them all."""
+"""Terminal width in characters for all columns; a narrower one gets the first few, and JSON has them all."""
 Floor = Callable[[int, int, str], float]
-"""Microseconds that so many operations and bytes take at least, in a dtype."""
+"""Returns a lower bound in microseconds for a number of operations and bytes in a dtype."""
 
 
 @dataclass(frozen=True)
 class ExplainedStep:
-    """One step of a plan. None stands for what is not known or was not measured."""
+    """One step of a plan; None for what is unknown or was not measured. Field names are keys of the JSON."""
 
     number: int
     name: str
     source: str
-    """The place in the model that it comes from."""
+    """The module of the model that it comes from."""
     operation: str
     problem: str
     dtype: str
-    """The dtype of the operands, where Escalade does the step; else of the result."""
+    """The dtype of the operands for a kernel, of the result for PyTorch."""
     rung: str
-    """The rung of Escalade's ladder; `PyTorch` where it does the step, empty where nothing has to be done."""
+    """The rung, `PyTorch`, or empty if nothing runs."""
     config: dict[str, Any]
     kernels: tuple[str, ...]
-    """The sources of what a call launches, from `escalade/kernels` on."""
+    """Source files of the launches, relative to `escalade/kernels`."""
     why: str
     launches: int
     flops: int
-    """Operations of the plain algorithm; 0 for what PyTorch does, which does not say."""
+    """Operations of the direct algorithm; 0 for PyTorch steps, for which it is unknown."""
     bytes: int
-    """The fewest that the step moves: each input read once, each result written once."""
+    """Compulsory traffic: each input read once, each result written once."""
     offset: int | None
-    """The offset of its result in the arena; None for what lies elsewhere: constants, and what the caller gets."""
+    """Offset of the result in the arena; None if it is stored elsewhere (constants, the caller's tensors)."""
     result_bytes: int
     floor_us: float | None = None
     time_us: float | None = None
@@ -69,20 +69,20 @@ class ExplainedStep:
 
 @dataclass(frozen=True)
 class ArenaBlock:
-    """Bytes of the arena that are needed from one step to another, both included, by the steps' numbers."""
+    """A buffer in the arena, live from step `first` through step `last`."""
 
     name: str
     offset: int
     bytes: int
     first: int
-    """0 for what is there before the first step."""
+    """0 for inputs, which are live before the first step."""
     last: int
-    """One more than there are steps for what the caller gets."""
+    """The number of steps plus one for outputs."""
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """A plan to read: `str()` gives a table, `to_json()` everything."""
+    """Description of a plan: `str()` returns a table, `to_json()` everything."""
 
     dtype: str
     batch: int
@@ -92,26 +92,25 @@ class Explanation:
     weight_bytes: int
     lasting_bytes: int
     outside_bytes: int
-    """Bytes of inputs and results, where kernels read and write the caller's own tensors."""
+    """Bytes of inputs and results that kernels read and write in the caller's tensors."""
     notes: tuple[str, ...] = ()
     time_us: float | None = None
-    """Microseconds of the whole plan, in one go."""
+    """Time of the whole plan as one CUDA graph."""
     title: str = "plan"
     arena: tuple[ArenaBlock, ...] = ()
-    """What lies in the arena, and when."""
     device: str = "cuda"
-    """`cuda` or `twin`, where Escalade's kernels run the plan, or `cpu`, where PyTorch computes every step."""
+    """`cuda` or `twin`, which run Escalade's kernels, or `cpu`, where PyTorch computes every step."""
     conditions: Mapping[str, Any] = field(default_factory=dict)
-    """What the card was like while it was timed: see `escalade.device.nvml.GpuConditions`."""
+    """State of the GPU during timing: see `escalade.device.nvml.GpuConditions`."""
 
     @property
     def in_kernels(self) -> bool:
-        """Whether Escalade's kernels run the plan."""
+        """True if Escalade's kernels run the plan."""
         return self.device != "cpu"
 
     @property
     def fallbacks(self) -> tuple[ExplainedStep, ...]:
-        """What PyTorch does: every step on the CPU; else what there is no kernel for."""
+        """Steps that PyTorch computes: all of them on the CPU."""
         return tuple(step for step in self.steps if step.rung == PYTORCH)
 
     @property
@@ -124,7 +123,7 @@ class Explanation:
 
     @property
     def memory(self) -> dict[str, int]:
-        """The bytes that a call uses, by what they are for, PyTorch's own steps apart."""
+        """Bytes that a call uses, by purpose, without allocations of PyTorch steps."""
         return {
             "weights": self.weight_bytes,
             "packed": self.lasting_bytes,
@@ -134,12 +133,11 @@ class Explanation:
 
     @property
     def total_bytes(self) -> int:
-        """All the memory that a call uses, PyTorch's own steps apart."""
         return sum(self.memory.values())
 
     @property
     def floor_us(self) -> float | None:
-        """Each step at its own floor, one after another."""
+        """The sum of the steps' lower bounds."""
         floors = [step.floor_us for step in self.steps]
         return sum(f for f in floors if f is not None) if any(f is not None for f in floors) else None
 
@@ -149,7 +147,7 @@ class Explanation:
         whole: float | None = None,
         conditions: Mapping[str, Any] = MappingProxyType({}),
     ) -> Explanation:
-        """Microseconds of the steps by name and of the whole plan, and what the card was like."""
+        """Return a copy with measured times of the steps and the whole plan, and the state of the GPU."""
         steps = tuple(replace(step, time_us=times.get(step.name)) for step in self.steps)
         return replace(self, steps=steps, time_us=whole, conditions=dict(conditions))
 
@@ -175,7 +173,7 @@ class Explanation:
         return text.getvalue()
 
     def summary(self) -> list[str]:
-        """The totals, a sentence each."""
+        """Return the totals, one sentence each."""
         if not self.in_kernels:
             return [f"{len(self.steps)} steps, {self.flops / 1e9:.2f} GFLOP.", ON_THE_CPU, *self.notes]
         lines = [
@@ -186,25 +184,23 @@ class Explanation:
         ]
         if self.dtype == "fp8":
             convolutions = [step for step in self.steps if step.operation == "conv2d"]
-            quantised = sum(step.dtype == "fp8" for step in convolutions)
+            in_fp8 = sum(step.dtype == "fp8" for step in convolutions)
             only = sum(step.operation == "quantise" for step in self.steps)
             lines += [
-                f"{quantised} of {len(convolutions)} convolutions multiply in FP8 (e4m3); everything else is fp16.",
-                f"{only} of the steps do nothing but bring values to 8 bits. {SLOWER_IN_FP8}",
+                f"{in_fp8} of {len(convolutions)} convolutions multiply in FP8 (e4m3); everything else is fp16.",
+                f"{only} steps only quantize values to 8 bits. {SLOWER_IN_FP8}",
             ]
         if self.floor_us is not None:
-            lines.append(f"Floor, each step at its own: {self.floor_us:.1f} µs.")
+            lines.append(f"Lower bound, summed over the steps: {self.floor_us:.1f} µs.")
         timed = [step.time_us for step in self.steps if step.time_us is not None]
         if timed:
-            lines.append(
-                f"The steps, each timed by itself over warm caches, take {sum(timed):.1f} µs together."
-            )
+            lines.append(f"Sum of the steps, each timed alone with warm caches: {sum(timed):.1f} µs.")
         if self.time_us is not None:
-            lines.append(f"The whole plan in one go takes {self.time_us:.1f} µs.")
+            lines.append(f"The whole plan as one CUDA graph takes {self.time_us:.1f} µs.")
         if self.fallbacks:
             named = ", ".join(f"{step.operation} ({step.source or step.name})" for step in self.fallbacks)
             lines.append(
-                f"PyTorch runs {len(self.fallbacks)} of the steps, for want of a faster kernel: {named}."
+                f"PyTorch runs {len(self.fallbacks)} of the steps, for lack of a faster kernel: {named}."
             )
         else:
             lines.append("Nothing falls back to PyTorch.")
@@ -214,7 +210,7 @@ class Explanation:
 
 
 def explain_plan(plan: Plan, floor: Floor | None = None, *, device: str = "cuda") -> Explanation:
-    """The plan's steps and totals; with floors if the card's ceilings are known.
+    """Describe a plan; `floor` adds lower bounds from the card's measured ceilings.
 
     `device` is what runs it: `cuda`, `twin`, or `cpu`, where PyTorch computes every step and no rung is named.
     """
@@ -222,7 +218,7 @@ def explain_plan(plan: Plan, floor: Floor | None = None, *, device: str = "cuda"
     return Explanation(
         plan.dtype,
         plan.batch,
-        tuple(f"{given.name} {_form(plan.forms[given.name])}" for given in plan.graph.inputs),
+        tuple(f"{entry.name} {_form(plan.forms[entry.name])}" for entry in plan.graph.inputs),
         tuple(map(_in_pytorch, steps)) if device == "cpu" else steps,
         plan.arena_bytes,
         plan.constant_bytes,
@@ -235,18 +231,12 @@ def explain_plan(plan: Plan, floor: Floor | None = None, *, device: str = "cuda"
 
 
 def _blocks(plan: Plan) -> Iterator[ArenaBlock]:
-    for alive in sorted(plan.lifetimes, key=lambda one: (one.first, plan.offsets[one.name])):
-        yield ArenaBlock(
-            alive.name,
-            plan.offsets[alive.name],
-            alive.bytes,
-            alive.first + 1,
-            min(alive.last, len(plan.steps)) + 1,
-        )
+    for one in sorted(plan.lifetimes, key=lambda one: (one.first, plan.offsets[one.name])):
+        last = min(one.last, len(plan.steps)) + 1
+        yield ArenaBlock(one.name, plan.offsets[one.name], one.bytes, one.first + 1, last)
 
 
 def _in_pytorch(step: ExplainedStep) -> ExplainedStep:
-    """The step where PyTorch computes it, whatever kernel there may be."""
     if not step.rung:
         return step
     why = "on the CPU PyTorch computes every step"
@@ -262,7 +252,7 @@ def _explained(plan: Plan, number: int, step: PlanStep, floor: Floor | None) -> 
         moved = _moved(plan, step)
     dtype = step.lowered.problem.dtype if step.lowered else str(form.dtype).removeprefix("torch.")
     calls = step.recipe.steps if step.recipe else ()
-    packed_before = step.weights_are_constant(plan.graph.constants)  # else every run packs its weights
+    packed_before = step.weights_are_constant(plan.graph.constants)  # otherwise every run packs its weights
     launched = [
         call for call in calls if isinstance(call, KernelCall) and not (packed_before and call.weights_only)
     ]
@@ -287,7 +277,7 @@ def _explained(plan: Plan, number: int, step: PlanStep, floor: Floor | None) -> 
 
 
 def _rate(dtype: str, planned: str) -> str:
-    """The dtype whose rate of products bounds a step: what is not FP8 in a plan of FP8 is fp16."""
+    """Return the dtype whose peak rate bounds a step: in an fp8 plan everything else is fp16."""
     return "fp16" if planned == "fp8" and dtype != "fp8" else planned
 
 
@@ -295,14 +285,14 @@ def _why(step: PlanStep) -> str:
     if step.choice:
         return step.choice.why
     if step.in_pytorch:
-        return step.why_pytorch or "no kernel does it"
+        return step.why_pytorch or "no kernel supports it"
     if step.side_output is not None:
-        return f"written beside the result of {step.side_output.node}"
-    return "the same bytes, seen differently"
+        return f"written by the kernel of {step.side_output.node}"
+    return "a view of the same bytes"
 
 
 def _moved(plan: Plan, step: PlanStep) -> int:
-    """Bytes that are moved by a step that has no problem to ask."""
+    """Return the compulsory traffic in bytes of a PyTorch step."""
     constants = plan.graph.constants
     read = sum(
         constants[name].nbytes if name in constants else plan.forms[name].bytes

@@ -1,8 +1,7 @@
-"""Engines as files: a safetensors file with the weights, whose metadata holds the graph as JSON; and, if wanted, with
-plans for cards and machine code.
+"""Engine files: safetensors with the weights, the graph as JSON in the metadata, and optionally plans and machine code.
 
-No pickle, no Python code, nothing that is imported because a file names it: what is read back is data, checked as a
-whole before any of it is used. The checksum tells damage; it is no signature.
+A file contains no pickles and no Python code, and nothing is imported because a file names it. Its data is validated as
+a whole before any of it is used. The checksum detects damage; it is not a signature.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from torch.utils import _pytree as pytree
 
 from escalade import parsing
 from escalade.device.precompilation import thread_pool
-from escalade.engine.aot import NOTHING, TENSOR, Carried, from_json
+from escalade.engine.aot import CODE_PREFIX, NO_ARTIFACTS, AotArtifacts, from_json
 from escalade.engine.check import GraphError, check_graph
 from escalade.engine.graph.aten import OperatorError
 from escalade.engine.graph.graph import Batch, Graph, Input, Node, Reference
@@ -36,50 +35,52 @@ from escalade.errors import EscaladeError
 FORMAT = "escalade-engine"
 VERSION = 4
 READ = ("2", "3", "4")
-"""The versions of the format that are read: this one and those before. The second has no plans and machine code."""
+"""Format versions that can be read. Version 2 has no plans and machine code."""
 _WITHOUT_PARAMETERS = ("2", "3")
-"""Versions whose files do not say what the model calls its arguments."""
+"""Versions whose files do not store the names of the model's arguments."""
 _METADATA = ("format", "version", "dtype", "graph", "sha256")
-_CARRIED = "carried"
-"""The metadata of plans and machine code, where there are any."""
+_ARTIFACTS_KEY = "carried"
+"""Metadata key of plans and machine code, absent if there are none."""
 _DEVICE = re.compile(r"cpu|cuda(:\d{1,3})?")
 
 
 class FileError(EscaladeError):
-    """A file that is no engine, or is damaged, or comes from a newer Escalade; an engine that no file can hold."""
+    """A file that is not an engine, is damaged, or is from a newer Escalade; or an engine that cannot be saved."""
 
 
-def write(graph: Graph, dtype: str, path: str | os.PathLike[str], carried: Carried = NOTHING) -> None:
-    """Saves the captured graph of an engine of a dtype, with what it is to carry for GPUs.
+def write(
+    graph: Graph, dtype: str, path: str | os.PathLike[str], artifacts: AotArtifacts = NO_ARTIFACTS
+) -> None:
+    """Save the captured graph of an engine, with its dtype and artifacts for GPUs.
 
-    The file is written beside its place and moved there, so that a reader never sees half of it. A link stays a link,
-    permissions stay what they were, and what a failure leaves is the file that was there before.
+    The file is written under a temporary name in the same folder and then renamed, so that readers never see half of it
+    and a failure leaves the previous file. Symbolic links and permissions are kept.
     """
-    place = _place(path)
+    target = _resolve(path)
     text, tensors = _contents(graph)
-    brought = carried.to_json() if carried.plans else ""
-    tensors |= carried.tensors()
+    artifacts_json = artifacts.to_json() if artifacts.plans else ""
+    tensors |= artifacts.tensors()
     metadata = {
         "format": FORMAT,
         "version": str(VERSION),
         "dtype": dtype,
         "graph": text,
-        **({_CARRIED: brought} if brought else {}),
-        "sha256": _digest(text, dtype, tensors, brought),
+        **({_ARTIFACTS_KEY: artifacts_json} if artifacts_json else {}),
+        "sha256": _digest(text, dtype, tensors, artifacts_json),
     }
-    temporary = place.with_name(f".escalade-{secrets.token_hex(8)}")
+    temporary = target.with_name(f".escalade-{secrets.token_hex(8)}")
     try:
-        if place.exists() and not place.is_file():
-            raise FileError(f"{path} cannot be written: it is there, and is no file")
+        if target.exists() and not target.is_file():
+            raise FileError(f"{path} cannot be written: it exists and is not a regular file")
         os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
-        # As the file that is there has it, or the user's umask: what was for its owner's eyes stays so.
-        mode = (place if place.exists() else temporary).stat().st_mode
+        # Keep the permissions of the file being replaced; a new file gets the umask's.
+        mode = (target if target.exists() else temporary).stat().st_mode
         temporary.chmod(0o600)
         save_file(tensors, temporary, metadata)
         temporary.chmod(stat.S_IMODE(mode))
         with temporary.open("rb") as written:
             os.fsync(written.fileno())
-        os.replace(temporary, place)
+        os.replace(temporary, target)
     except OSError as error:
         raise FileError(f"{path} cannot be written: {error.strerror or error}") from error
     except SafetensorError as error:
@@ -90,29 +91,32 @@ def write(graph: Graph, dtype: str, path: str | os.PathLike[str], carried: Carri
 
 
 def fingerprint(graph: Graph, dtype: str) -> str:
-    """A hash of what an engine computes: its captured graph, its weights and its dtype.
+    """Return a hash of what an engine computes: its captured graph, weights and dtype.
 
-    It is the same whenever the same network is compiled; two files of it may differ, in the order of what they list.
+    Compiling the same network again gives the same hash, although the files may differ in the order of their entries.
     """
     text, tensors = _contents(graph)
     return _digest(text, dtype, tensors)
 
 
-def read(path: str | os.PathLike[str], device: torch.device) -> tuple[Graph, str, Carried]:
-    """The captured graph of a file, for an engine on that device, the engine's dtype, and what the file carries."""
+def read(path: str | os.PathLike[str], device: torch.device) -> tuple[Graph, str, AotArtifacts]:
+    """Return the captured graph of a file with constants on `device`, the engine's dtype, and the artifacts."""
     with reading(path, device) as found:
         return found
 
 
 @contextmanager
-def reading(path: str | os.PathLike[str], device: torch.device) -> Iterator[tuple[Graph, str, Carried]]:
-    """What `read` gives, and when it is left the file is known to be whole: the hash of its weights takes longer than
-    most that is done with them. Damage is what is said first, whatever has come of it."""
-    metadata, tensors = _read(_place(path))
-    brought = metadata.pop(_CARRIED, "")
-    with thread_pool(1) as beside:
-        digest = beside.submit(
-            _digest, metadata.get("graph", ""), metadata.get("dtype", ""), tensors, brought
+def reading(path: str | os.PathLike[str], device: torch.device) -> Iterator[tuple[Graph, str, AotArtifacts]]:
+    """Yield what `read` returns, and verify the checksum by the end of the block, in a thread.
+
+    Hashing the weights takes longer than most of what is done with them. If the file is damaged, that is the error
+    raised, whatever else failed because of it.
+    """
+    metadata, tensors = _read(_resolve(path))
+    artifacts_json = metadata.pop(_ARTIFACTS_KEY, "")
+    with thread_pool(1) as pool:
+        digest = pool.submit(
+            _digest, metadata.get("graph", ""), metadata.get("dtype", ""), tensors, artifacts_json
         )
 
         def require_whole() -> None:
@@ -120,15 +124,15 @@ def reading(path: str | os.PathLike[str], device: torch.device) -> Iterator[tupl
                 raise FileError(f"{path} is damaged: its contents do not match its checksum")
 
         try:
-            found = _network(metadata, tensors, brought, device)
-        except (_Malformed, GraphError, TreeError) as refusal:
+            found = _network(metadata, tensors, artifacts_json, device)
+        except (_Malformed, GraphError, TreeError) as error:
             require_whole()
-            raise FileError(f"{path} holds no network: {refusal}") from refusal
+            raise FileError(f"{path} holds no valid network: {error}") from error
         try:
             yield found
-        except OperatorError as refusal:  # among what is computed from constants alone
+        except OperatorError as error:  # raised by constant folding
             require_whole()
-            raise FileError(f"{path} holds no network: {refusal}") from refusal
+            raise FileError(f"{path} holds no valid network: {error}") from error
         except Exception:
             require_whole()
             raise
@@ -136,23 +140,28 @@ def reading(path: str | os.PathLike[str], device: torch.device) -> Iterator[tupl
 
 
 def _network(
-    metadata: Mapping[str, str], tensors: Mapping[str, torch.Tensor], brought: str, device: torch.device
-) -> tuple[Graph, str, Carried]:
+    metadata: Mapping[str, str],
+    tensors: Mapping[str, torch.Tensor],
+    artifacts_json: str,
+    device: torch.device,
+) -> tuple[Graph, str, AotArtifacts]:
     if set(metadata) != set(_METADATA):
         raise _Malformed(f"its metadata are {_listed(metadata)}")
-    carried = _carried(brought, tensors)
+    artifacts = _read_artifacts(artifacts_json, tensors)
     constants = {
-        name: tensor for name, tensor in tensors.items() if not brought or not name.startswith(TENSOR)
+        name: tensor
+        for name, tensor in tensors.items()
+        if not artifacts_json or not name.startswith(CODE_PREFIX)
     }
     names_arguments = metadata["version"] not in _WITHOUT_PARAMETERS
     graph = _graph_from_json(_parsed(metadata["graph"], names_arguments), constants)
     if not names_arguments:
-        graph.parameters = _taken_by_name(graph)
+        graph.parameters = _parameters_from_inputs(graph)
     check_graph(graph)
-    return elsewhere(graph, device), metadata["dtype"], carried
+    return to_device(graph, device), metadata["dtype"], artifacts
 
 
-def elsewhere(graph: Graph, device: torch.device) -> Graph:
+def to_device(graph: Graph, device: torch.device) -> Graph:
     """Return the captured graph with its constants on another device."""
     # Weights that two names share stay shared, and are copied once.
     distinct = {id(tensor): tensor for tensor in graph.constants.values()}
@@ -160,9 +169,9 @@ def elsewhere(graph: Graph, device: torch.device) -> Graph:
     return replace(graph, constants={name: moved[id(tensor)] for name, tensor in graph.constants.items()})
 
 
-def _carried(text: str, tensors: Mapping[str, torch.Tensor]) -> Carried:
+def _read_artifacts(text: str, tensors: Mapping[str, torch.Tensor]) -> AotArtifacts:
     if not text:
-        return NOTHING
+        return NO_ARTIFACTS
     try:
         return from_json(text, tensors)
     except ValueError as error:
@@ -170,47 +179,45 @@ def _carried(text: str, tensors: Mapping[str, torch.Tensor]) -> Carried:
 
 
 class _Malformed(EscaladeError):
-    """Data that is not in the file's form."""
+    """Data that does not follow the file format."""
 
 
-def _place(path: str | os.PathLike[str]) -> pathlib.Path:
-    """The file that a path leads to, links followed."""
+def _resolve(path: str | os.PathLike[str]) -> pathlib.Path:
     try:
         return pathlib.Path(os.path.realpath(pathlib.Path(path)))
     except (TypeError, ValueError, OSError) as error:
-        raise FileError(f"{path!r} is no path of a file: {error}") from error
+        raise FileError(f"{path!r} is not a valid path: {error}") from error
 
 
 def _read(path: pathlib.Path) -> tuple[dict[str, str], dict[str, torch.Tensor]]:
-    """The metadata, and tensors in memory of their own: who writes to the file later changes no engine.
+    """Return the metadata, and copies of the tensors: safetensors maps the file, which may be written later.
 
-    Of a file that is no engine, which may be large, no tensor is read.
+    No tensor is read from a file that is not an engine, which may be large.
     """
     try:
         if not path.is_file():
-            what = "it is there, and is no file" if path.exists() else "there is nothing of that name"
-            raise FileError(f"there is no file {path}: {what}")
+            raise FileError(f"{path} {'is not a regular file' if path.exists() else 'does not exist'}")
         with safe_open(path, framework="pt") as file:
             metadata = dict(file.metadata() or {})
             _require_format(path, metadata)
             tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
             return metadata, tensors
     except (SafetensorError, OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
-        raise FileError(f"{path} is not an engine that Escalade has saved, or is damaged: {error}") from error
+        raise FileError(f"{path} is not an Escalade engine file, or is damaged: {error}") from error
 
 
 def _require_format(path: pathlib.Path, metadata: Mapping[str, str]) -> None:
     if metadata.get("format") != FORMAT:
-        raise FileError(f"{path} is not an engine that Escalade has saved")
+        raise FileError(f"{path} is not an Escalade engine file")
     if metadata.get("version") not in READ:
         raise FileError(
-            f"{path} has version {metadata.get('version')!r} of the file format; this Escalade reads versions "
-            f"{READ[0]} to {READ[-1]}. Compile the model again and save it"
+            f"{path} has file format version {metadata.get('version')!r}; this Escalade reads versions {READ[0]} to "
+            f"{READ[-1]}. Compile the model again and save it"
         )
 
 
 def _contents(graph: Graph) -> tuple[str, dict[str, torch.Tensor]]:
-    """What a file holds of a graph: its text, and its constants."""
+    """Return a graph as JSON, and its distinct constants."""
     captured = graph.copy()
     captured.remove_dead_code()
     try:
@@ -222,7 +229,7 @@ def _contents(graph: Graph) -> tuple[str, dict[str, torch.Tensor]]:
 
 
 def _distinct(constants: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """Weights that a model uses twice are written once; the second result says under which name."""
+    """Return the distinct constants, and for each duplicate the name it is stored under."""
     tensors: dict[str, torch.Tensor] = {}
     shared: dict[str, str] = {}
     seen: dict[tuple[Any, ...], str] = {}
@@ -236,8 +243,8 @@ def _distinct(constants: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Te
     return tensors, shared
 
 
-def _digest(graph: str, dtype: str, tensors: Mapping[str, torch.Tensor], carried: str = "") -> str:
-    digest = hashlib.sha256(f"{dtype}\n{graph}{carried}".encode())
+def _digest(graph: str, dtype: str, tensors: Mapping[str, torch.Tensor], artifacts: str = "") -> str:
+    digest = hashlib.sha256(f"{dtype}\n{graph}{artifacts}".encode())
     for name in sorted(tensors):
         tensor = tensors[name]
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
@@ -247,7 +254,7 @@ def _digest(graph: str, dtype: str, tensors: Mapping[str, torch.Tensor], carried
 
 def _graph_to_json(graph: Graph, shared: Mapping[str, str]) -> dict[str, Any]:
     return {
-        "inputs": [[given.name, _to_json(given.shape), given.dtype] for given in graph.inputs],
+        "inputs": [[entry.name, _to_json(entry.shape), entry.dtype] for entry in graph.inputs],
         "nodes": [
             [
                 node.name, node.op, dict(node.inputs), _to_json(node.attributes), _to_json(node.shape), node.dtype,
@@ -267,18 +274,18 @@ def _graph_to_json(graph: Graph, shared: Mapping[str, str]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _taken_by_name(graph: Graph) -> tuple[str, ...]:
-    """The names of arguments that are tensors in order, and that older files have for the inputs alone."""
-    given, _ = pytree.tree_unflatten(range(len(graph.inputs)), graph.arguments)
-    is_plain = given == tuple(range(len(given)))
-    return tuple(entry.name for entry in graph.inputs[: len(given)]) if is_plain else ()
+def _parameters_from_inputs(graph: Graph) -> tuple[str, ...]:
+    """Derive the names of positional arguments from the inputs, for files of versions that do not store them."""
+    positional, _ = pytree.tree_unflatten(range(len(graph.inputs)), graph.arguments)
+    is_plain = positional == tuple(range(len(positional)))
+    return tuple(entry.name for entry in graph.inputs[: len(positional)]) if is_plain else ()
 
 
 def _parsed(text: str, names_arguments: bool) -> dict[str, Any]:
     try:
         data = parsing.parse_unique(text)
     except ValueError as error:
-        raise _Malformed(f"its graph is no JSON: {error}") from error
+        raise _Malformed(f"its graph is not valid JSON: {error}") from error
     return _record(
         data, "graph",
         {
@@ -290,28 +297,30 @@ def _parsed(text: str, names_arguments: bool) -> dict[str, Any]:
 
 
 def _record(data: Any, what: str, fields: Mapping[str, type]) -> dict[str, Any]:
-    """An object with just these fields, each of its type."""
+    """Check that `data` is an object with exactly these fields and types."""
     if type(data) is not dict or data.keys() != fields.keys():
-        raise _Malformed(f"a {what} has {_listed(fields)}")
+        raise _Malformed(f"a {what} needs the fields {_listed(fields)}")
     for (name, kind), value in zip(fields.items(), (data[name] for name in fields), strict=True):
-        _require(isinstance(value, kind), f"{name} of a {what} is no {kind.__name__}")
+        _require(isinstance(value, kind), f"{name} of a {what} is not a {kind.__name__}")
     return data
 
 
 def _row(data: Any, what: str, kinds: tuple[type, ...]) -> list[Any]:
-    """A list with just these items."""
+    """Check that `data` is a list with items of exactly these types."""
     if type(data) is not list or len(data) != len(kinds):
-        raise _Malformed(f"a {what} is a list of {len(kinds)}")
+        raise _Malformed(f"a {what} must be a list of {len(kinds)}")
     for value, kind in zip(data, kinds, strict=True):
-        _require(type(value) is kind, f"a {what} has a {type(value).__name__} for a {kind.__name__}")
+        _require(type(value) is kind, f"a {what} has a {type(value).__name__}; expected a {kind.__name__}")
     return data
 
 
 def _texts(values: Iterable[Any], what: str) -> list[str]:
-    """The values as texts that a terminal can show."""
+    """Check that all values are strings that are safe to print on a terminal."""
     found = list(values)
     for value in found:
-        _require(type(value) is str and value.isprintable(), f"{what} is {value!r}; it is a text of one line")
+        _require(
+            type(value) is str and value.isprintable(), f"{what} is {value!r}; expected one printable line"
+        )
     return found
 
 
@@ -330,10 +339,10 @@ def _graph_from_json(data: Mapping[str, Any], tensors: Mapping[str, torch.Tensor
     stored = _texts(data["constants"].values(), "a constant's tensor")
     _require(
         set(stored) == tensors.keys(),
-        f"its constants are not its tensors: {_listed(set(stored) ^ tensors.keys())}",
+        f"its constants do not match its tensors: {_listed(set(stored) ^ tensors.keys())}",
     )
     _texts(data["ranges"], "a value with a range")
-    _require(len(data["batches"]) == 2, "its batches are not the least and the largest")
+    _require(len(data["batches"]) == 2, "its batches are not a minimum and a maximum")
     return Graph(
         inputs=tuple(_input_from_json(entry) for entry in data["inputs"]),
         nodes={node.name: node for node in nodes},
@@ -341,8 +350,8 @@ def _graph_from_json(data: Mapping[str, Any], tensors: Mapping[str, torch.Tensor
         outputs=tuple(_texts(data["outputs"], "an output")),
         structure=structure_from_json(data["structure"]),
         arguments=structure_from_json(data["arguments"]),
-        parameters=tuple(_texts(data.get("parameters", ()), "what the model calls an argument")),
-        output_types=tuple(_texts(data["output_types"], "the type of an output")),
+        parameters=tuple(_texts(data.get("parameters", ()), "an argument's name")),
+        output_types=tuple(_texts(data["output_types"], "the dtype of an output")),
         batches=(data["batches"][0], data["batches"][1]),
         ranges=data["ranges"],
         notes=_texts(data["notes"], "a note"),
@@ -359,7 +368,7 @@ def _node_from_json(entry: Any) -> Node:
     name, op, inputs, attributes, shape, dtype, source = _row(
         entry, "node", (str, str, dict, dict, list, str, str)
     )
-    _texts((name, *inputs.values(), source), "what a node is called or reads")
+    _texts((name, *inputs.values(), source), "a name in a node")
     found = _from_json(attributes)
     _require(type(found) is dict, f"node {name} has {found!r} for attributes")
     return Node(name, op, inputs, found, _from_json(shape), dtype, source)
@@ -370,7 +379,7 @@ _WORDS = {
     for value in vars(torch).values()
     if isinstance(value, (torch.dtype, torch.memory_format, torch.layout))
 }
-"""What is a name among the arguments of PyTorch's operators."""
+"""Dtypes, memory formats and layouts of PyTorch by name, as they occur in operator arguments."""
 
 
 def _to_json(value: Any) -> Any:
@@ -408,4 +417,4 @@ def _from_json(value: Any) -> Any:
         return torch.device(item)
     if word == "$torch" and type(item) is str and item in _WORDS:
         return _WORDS[item]
-    raise _Malformed(f"{word} of {item!r} is nothing that a graph can hold")
+    raise _Malformed(f"{word} of {item!r} is not a valid value in a graph")

@@ -1,5 +1,6 @@
-"""Calls in pieces of one batch size: every item is computed by the same plan, so that its result is the same in every
-batch, whatever else is in it.
+"""Deterministic calls: every batch is split into pieces of one size and computed by the same plan.
+
+An item's result then does not depend on the batch it is in.
 """
 
 from __future__ import annotations
@@ -16,19 +17,19 @@ from escalade.engine.plan.program import OutTensors, PlanProgram, copy_into
 from escalade.errors import UnsupportedError
 
 _TOLERANCE = 1e-3
-"""The part of the largest result up to which PyTorch may round in another way for an item in another place."""
+"""Allowed difference relative to the largest result: PyTorch may round differently at another position in the batch."""
 _SIZES = ("size", "shape", "sizes")
-"""Arguments of PyTorch's operators that say how large a result is."""
+"""Arguments of PyTorch operators that give the shape of a result, and so may depend on the batch size."""
 
 
-class Pieces:
-    """Calls of a batch by the plan of another: in pieces of that size, the last one filled up with its last item."""
+class FixedBatchCalls:
+    """Computes a batch with the plan for batches of `size`. The last piece is padded by repeating its last item."""
 
     def __init__(self, calls: Calls, captured: Graph, size: int, batch: int) -> None:
         self.plan = calls.plan
         self._calls, self._size, self._batch = calls, size, batch
-        self._times = [_times(given.shape) for given in captured.inputs]
-        self._results = [_times(captured.shape_of(name)) for name in captured.outputs]
+        self._rows_per_item = [_rows_per_item(entry.shape) for entry in captured.inputs]
+        self._results = [_rows_per_item(captured.shape_of(name)) for name in captured.outputs]
 
     @property
     def program(self) -> PlanProgram:
@@ -39,7 +40,7 @@ class Pieces:
             self._calls.call(
                 [
                     self._piece(tensor, times, first)
-                    for tensor, times in zip(tensors, self._times, strict=True)
+                    for tensor, times in zip(tensors, self._rows_per_item, strict=True)
                 ]
             )
             for first in range(0, self._batch, self._size)
@@ -51,7 +52,7 @@ class Pieces:
         return results if out is None else copy_into(out, results)
 
     def _piece(self, tensor: torch.Tensor, times: int, first: int) -> torch.Tensor:
-        """So many items from the first on; what has no items is the same for all."""
+        """Return the piece that starts at item `first`; inputs without a batch are shared by all pieces."""
         if not times:
             return tensor
         found = tensor[first * times : (first + self._size) * times]
@@ -59,62 +60,66 @@ class Pieces:
         return torch.cat([found, *[found[-times:]] * missing]) if missing else found
 
 
-def _times(shape: Sequence[Dimension]) -> int:
-    """How many rows each item has; none: it is not by items."""
+def _rows_per_item(shape: Sequence[Dimension]) -> int:
+    """Return the number of rows per item of the batch; 0 if the shape has no batch."""
     return first.times if shape and isinstance(first := shape[0], Batch) else 0
 
 
-def require_apart(graph: Graph) -> None:
-    """Refuses a model whose items depend on each other, or on how many or which they are."""
-    for given in graph.inputs:
-        _require_items(given.name, given.shape, wanted=False)
-    varying = {given.name for given in graph.inputs if _times(given.shape)}
+def require_independent_items(graph: Graph) -> None:
+    """Refuse a model whose results for an item depend on other items, on the batch size, or on its position."""
+    for entry in graph.inputs:
+        _require_items(entry.name, entry.shape, wanted=False)
+    varying = {entry.name for entry in graph.inputs if _rows_per_item(entry.shape)}
     for node in graph:
         sizes = [value for name, value in node.attributes.get("arguments", {}).items() if name not in _SIZES]
         found: list[object] = []
         map_leaves(found.append, sizes)
         if any(isinstance(leaf, Batch) for leaf in found):
-            raise UnsupportedError(
-                f"{_REFUSED}: {node.source or node.name} computes with the number of items"
-            )
+            raise UnsupportedError(f"{_ITEMS_ONLY}: {node.source or node.name} computes with the batch size")
         depends = not varying.isdisjoint(node.inputs.values())
         _require_items(node.source or node.name, node.shape, wanted=depends)
         if depends:
             varying.add(node.name)
     least, most = graph.batches
     if not varying or not set(graph.outputs) <= varying or least > 2 or (most is not None and most < 2):
-        raise UnsupportedError(f"{_REFUSED}: its results are not by items for every batch")
-    _try(graph)
+        raise UnsupportedError(
+            f"{_ITEMS_ONLY}: not all of its results have a batch dimension for every batch size"
+        )
+    _check_independence(graph)
 
 
-_REFUSED = "deterministic=True is for models that treat every item of a batch by itself"
+_ITEMS_ONLY = "deterministic=True needs a model that computes every item of a batch independently"
 
 
 def _require_items(name: str, shape: Sequence[Dimension], wanted: bool) -> None:
-    if any(isinstance(size, Batch) for size in shape[1:]) or (wanted and not _times(shape)):
-        raise UnsupportedError(f"{_REFUSED}: {name} is of several of them")
+    if any(isinstance(size, Batch) for size in shape[1:]) or (wanted and not _rows_per_item(shape)):
+        raise UnsupportedError(f"{_ITEMS_ONLY}: {name} combines several items")
 
 
-def _try(graph: Graph) -> None:
-    """Two items in either order, and one beside another that is not finite, have to give the same."""
+def _check_independence(graph: Graph) -> None:
+    """Run two items in both orders, and one next to an item of NaNs: its results must not change."""
     device = graph.device
     generator = torch.Generator().manual_seed(0)
-    pair = [_random(given.shape, given.dtype, generator).to(device) for given in graph.inputs]
-    rows = [_times(given.shape) for given in graph.inputs]
+    pair = [_random(entry.shape, entry.dtype, generator).to(device) for entry in graph.inputs]
+    rows = [_rows_per_item(entry.shape) for entry in graph.inputs]
     swapped = [_swapped(tensor, times) for tensor, times in zip(pair, rows, strict=True)]
     spoiled = [_spoiled(tensor, times) for tensor, times in zip(pair, rows, strict=True)]
     results = [_run(graph, tensors) for tensors in (pair, swapped, spoiled)]
-    for name, plain, other, beside in zip(graph.outputs, *results, strict=True):
-        times = _times(graph.shape_of(name))
+    for name, plain, other, next_to_nan in zip(graph.outputs, *results, strict=True):
+        times = _rows_per_item(graph.shape_of(name))
         first, second = plain[:times], plain[times:]
         if not (
-            _close(first, other[times:]) and _close(second, other[:times]) and _close(first, beside[:times])
+            _close(first, other[times:])
+            and _close(second, other[:times])
+            and _close(first, next_to_nan[:times])
         ):
-            raise UnsupportedError(f"{_REFUSED}: a result of this one depends on the others, or on its place")
+            raise UnsupportedError(
+                f"{_ITEMS_ONLY}: a result depends on other items or on the position in the batch"
+            )
 
 
 def _random(shape: Sequence[Dimension], dtype: str, generator: torch.Generator) -> torch.Tensor:
-    """Two items of inputs; those of whole numbers are small, and may be indices."""
+    """Return a batch of two items; integers are 0 or 1, so that they are valid as indices."""
     sizes = [2 * size.times if isinstance(size, Batch) else size for size in shape]
     kind = getattr(torch, dtype)
     if kind.is_floating_point:
@@ -127,7 +132,7 @@ def _swapped(tensor: torch.Tensor, times: int) -> torch.Tensor:
 
 
 def _spoiled(tensor: torch.Tensor, times: int) -> torch.Tensor:
-    """The second item without a number, where that can be said."""
+    """Replace the second item of a floating-point input by NaN."""
     if not times or not tensor.is_floating_point():
         return tensor
     return torch.cat([tensor[:times], torch.full_like(tensor[times:], torch.nan)])
@@ -137,8 +142,8 @@ def _run(graph: Graph, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     concrete = graph.at(2)
     values = dict(graph.constants)
     values |= {
-        given.name: tensor.float() if tensor.is_floating_point() else tensor
-        for given, tensor in zip(concrete.inputs, tensors, strict=True)
+        entry.name: tensor.float() if tensor.is_floating_point() else tensor
+        for entry, tensor in zip(concrete.inputs, tensors, strict=True)
     }
     with own_arithmetic("fp32", graph.device):
         for node in concrete:

@@ -1,4 +1,4 @@
-"""What a model does with inputs of some sizes: the graph as it was captured, and what passes make of it."""
+"""A captured graph for one set of input sizes, and its optimized versions."""
 
 from __future__ import annotations
 
@@ -16,35 +16,36 @@ from escalade.engine.plan.constants import ConstantPool
 from escalade.errors import UnsupportedError
 
 Shapes = Sequence[tuple[int, ...]]
-Others = Callable[[Shapes], Graph]
-"""Gives the graph for inputs of other sizes."""
+GraphProvider = Callable[[Shapes], Graph]
+"""Captures the graph for inputs of other sizes."""
 
 
 class Network:
-    """A graph for any batch, or for those that it holds for, made ready for a dtype."""
+    """A captured graph, for the range of batch sizes that it is valid for, optimized for a dtype."""
 
     def __init__(
         self, captured: Graph, dtype: str, fusion: FusionLevel, device: torch.device, pool: ConstantPool
     ) -> None:
-        """Constants are those of the `pool` where it has the same."""
         self.captured = captured
         self.output_types = tuple(getattr(torch, name) for name in captured.output_types)
         self._dtype, self._fusion, self._device, self._pool = dtype, fusion, device, pool
-        self._optimised: dict[str, Graph] = {}
+        self._optimized: dict[str, Graph] = {}
 
-    def optimised(self, images: str) -> Graph:
-        """The graph that plans are made of where images come so."""
-        if images not in self._optimised:
+    def optimized(self, images: str) -> Graph:
+        """Return the optimized graph for input images in this layout (`nchw` or `nhwc`)."""
+        if images not in self._optimized:
             with own_arithmetic("fp32", self._device):
                 graph = optimize(self.captured, self._dtype, self._fusion, images)
             self._pool.share(graph)
-            self._optimised[images] = graph
-        return self._optimised[images]
+            self._optimized[images] = graph
+        return self._optimized[images]
 
     def batch_of(self, shapes: Shapes) -> int | None:
-        """The batch of inputs of these sizes; None if the network is for others. Without an item there are no results,
-        where all of them are by items."""
-        batch = self._counted(shapes)
+        """Return the batch size of inputs of these shapes, or None if the network does not cover them.
+
+        An empty batch is covered if every result is empty, too.
+        """
+        batch = self._batch_size(shapes)
         least, most = self.captured.batches
         if not batch:
             least = (
@@ -54,52 +55,52 @@ class Network:
             )
         if batch < least or (most is not None and batch > most):
             return None
-        wanted = [fixed_shape(given.shape, batch) for given in self.captured.inputs]
+        wanted = [fixed_shape(entry.shape, batch) for entry in self.captured.inputs]
         return batch if wanted == [*map(tuple, shapes)] else None
 
-    def refuse(self, shapes: Shapes) -> None:
-        """Says why it is not for these."""
-        batch = self._counted(shapes)
-        for given, shape in zip(self.captured.inputs, shapes, strict=True):
-            if tuple(shape) != fixed_shape(given.shape, batch):
+    def raise_unsupported(self, shapes: Shapes) -> None:
+        """Raise UnsupportedError with the reason why the network does not cover these shapes."""
+        batch = self._batch_size(shapes)
+        for entry, shape in zip(self.captured.inputs, shapes, strict=True):
+            if tuple(shape) != fixed_shape(entry.shape, batch):
                 raise UnsupportedError(
-                    f"{given.name} has shape {tuple(shape)}; the engine was compiled for {spell(given.shape)}. "
+                    f"{entry.name} has shape {tuple(shape)}; the engine was compiled for {format_shape(entry.shape)}. "
                     "Compile the model again for other sizes"
                 )
         if not batch:
             raise UnsupportedError(
-                "a batch of 0: there is nothing to run, and not all results are by items, so that there would be none"
+                "batch size 0: not every result has a batch dimension, so there is no empty result"
             )
         least, most = self.captured.batches
         raise UnsupportedError(
-            f"a batch of {batch}: the model does something else than for the batches of {least} to "
-            f"{most or 'any size'} that it was compiled for. Compile it again with an example of this size"
+            f"batch size {batch}: this graph was specialized for batch sizes "
+            f"{f'{least} to {most}' if most else f'>= {least}'}; recompile with an example of this size"
         )
 
-    def _counted(self, shapes: Shapes) -> int:
+    def _batch_size(self, shapes: Shapes) -> int:
         batch = 1
-        for given, shape in zip(self.captured.inputs, shapes, strict=True):
-            if given.shape and isinstance(first := given.shape[0], Batch) and len(shape) == len(given.shape):
+        for entry, shape in zip(self.captured.inputs, shapes, strict=True):
+            if entry.shape and isinstance(first := entry.shape[0], Batch) and len(shape) == len(entry.shape):
                 batch = shape[0] // first.times
         return batch
 
 
-def spell(shape: Sequence[object]) -> str:
+def format_shape(shape: Sequence[object]) -> str:
     return "[" + ", ".join("batch" if isinstance(size, Batch) else str(size) for size in shape) + "]"
 
 
-def call_of(graph: Graph) -> str:
-    """What a call gives, as a reader wants to hear it: tensors by name and sizes, other values as they are."""
-    inputs = [_Spelled(f"{given.name} {spell(given.shape)}") for given in graph.inputs]
-    given, named = pytree.tree_unflatten(inputs, graph.arguments)
-    return ", ".join([*map(repr, given), *(_by_name(name, value) for name, value in named.items())])
+def format_call(graph: Graph) -> str:
+    """Return the arguments of a call as text: tensors by name and shape, other values by their repr."""
+    inputs = [_Unquoted(f"{entry.name} {format_shape(entry.shape)}") for entry in graph.inputs]
+    positional, keywords = pytree.tree_unflatten(inputs, graph.arguments)
+    return ", ".join([*map(repr, positional), *(_format_keyword(*item) for item in keywords.items())])
 
 
-class _Spelled(str):
-    """Words that are no text of the caller's, and stand without quotes."""
+class _Unquoted(str):
+    """A description of a tensor, printed without quotes among the reprs of other arguments."""
 
     __repr__ = str.__str__
 
 
-def _by_name(name: str, value: Any) -> str:
-    return repr(value) if isinstance(value, _Spelled) else f"{name}={value!r}"
+def _format_keyword(name: str, value: Any) -> str:
+    return repr(value) if isinstance(value, _Unquoted) else f"{name}={value!r}"

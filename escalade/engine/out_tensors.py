@@ -1,4 +1,4 @@
-"""Tensors of the caller's that results are written to."""
+"""Check the tensors that a caller passes as `out`."""
 
 from __future__ import annotations
 
@@ -12,44 +12,43 @@ from escalade.device.strides import has_overlap, overlap
 from escalade.engine.graph.forms import require_dense
 from escalade.engine.graph.graph import fixed_shape
 from escalade.engine.graph.trees import flatten
-from escalade.engine.plan_cache import Kept
+from escalade.engine.plan_cache import CachedPlan
 from escalade.errors import UnsupportedError
 
 
-def rooms_in(out: Any, kept: Kept, device: torch.device) -> list[torch.Tensor]:
-    """The tensors of `out`, one for each result of a plan, which is on that device."""
-    plan, captured = kept.calls.plan, kept.network.captured
-    rooms, structure = flatten(out)
-    as_sequence = isinstance(out, tuple | list) and len(out) == len(rooms)
-    if len(rooms) != len(plan.graph.outputs) or not (structure == plan.graph.structure or as_sequence):
+def check_out(out: Any, cached: CachedPlan, device: torch.device) -> list[torch.Tensor]:
+    """Return the tensors of `out`, one per result of the plan; raises UnsupportedError if they do not fit."""
+    plan, captured = cached.calls.plan, cached.network.captured
+    tensors, structure = flatten(out)
+    as_sequence = isinstance(out, tuple | list) and len(out) == len(tensors)
+    if len(tensors) != len(plan.graph.outputs) or not (structure == plan.graph.structure or as_sequence):
         raise UnsupportedError(
-            f"out has {len(rooms)} tensors; it is what the engine returns, or a tuple or list of its "
+            f"out has {len(tensors)} tensors; pass the structure that the engine returns, or a tuple or list of "
             f"{len(plan.graph.outputs)} tensors"
         )
     types = (getattr(torch, name) for name in plan.graph.output_types)
-    for room, name, dtype in zip(rooms, captured.outputs, types, strict=True):
-        wanted = (fixed_shape(captured.shape_of(name), kept.batch), dtype, device)
-        if (tuple(room.shape), room.dtype, room.device) != wanted:
+    for tensor, name, dtype in zip(tensors, captured.outputs, types, strict=True):
+        wanted = (fixed_shape(captured.shape_of(name), cached.batch), dtype, device)
+        if (tuple(tensor.shape), tensor.dtype, tensor.device) != wanted:
             raise UnsupportedError(
-                f"out has a {room.dtype} of {tuple(room.shape)} on {room.device}; this result is a {dtype} of "
+                f"out has a {tensor.dtype} of {tuple(tensor.shape)} on {tensor.device}; this result needs a {dtype} of "
                 f"{wanted[0]} on {device}"
             )
-        if room.requires_grad:
+        if tensor.requires_grad:
             raise UnsupportedError(
-                "out requires gradients, and an engine's results have none; give a tensor that requires none"
+                "out requires gradients, but an engine's results have none; pass a tensor that does not require them"
             )
-        require_dense([room], "out has", "results are written to dense tensors")
-    _require_places(rooms)
-    return rooms
+        require_dense([tensor], "out has", "results are written to dense tensors")
+    _require_no_overlap(tensors)
+    return tensors
 
 
-def _require_places(rooms: Sequence[torch.Tensor]) -> None:
-    """Refuse memory that two elements of the results share: kernels write them in no particular order."""
-    for room in rooms:
-        if has_overlap(room):
+def _require_no_overlap(tensors: Sequence[torch.Tensor]) -> None:
+    """Refuse tensors in which elements share memory: kernels write elements in no particular order."""
+    for tensor in tensors:
+        if has_overlap(tensor):
             raise UnsupportedError(
-                f"out has a tensor of strides {room.stride()}, with several elements in one place; give one that "
-                "torch.empty has made"
+                f"out has a tensor of strides {tensor.stride()}, whose elements overlap; pass one from torch.empty"
             )
-    if any(overlap(one, other) for one, other in combinations(rooms, 2)):
-        raise UnsupportedError("out has the same memory for two results; each needs a tensor of its own")
+    if any(overlap(one, other) for one, other in combinations(tensors, 2)):
+        raise UnsupportedError("two tensors in out share memory; pass separate tensors for each result")

@@ -1,4 +1,4 @@
-"""The plans of an engine: made for the inputs that come, a bounded number of them kept, in bounded memory."""
+"""LRU cache of the plans of an engine, bounded in number and memory."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from escalade.device.precompilation import CompileAhead
 from escalade.device.program import Program as DeviceProgram
 from escalade.device.strides import empty, layout_of
 from escalade.device.torch_private import FAST_PATHS
-from escalade.engine.aot import NOTHING, Carried, KeptPlan, cards_for, carry
+from escalade.engine.aot import NO_ARTIFACTS, AotArtifacts, SavedPlan, build_artifacts, cards_for
 from escalade.engine.calls import BufferedCalls, Calls, DirectCalls, HostCalls
 from escalade.engine.check import check_sizes
 from escalade.engine.comparison import faster_in_pytorch
-from escalade.engine.fixed_batch import Pieces
+from escalade.engine.fixed_batch import FixedBatchCalls
 from escalade.engine.graph.forms import InputFormat
 from escalade.engine.graph.graph import Batch, Graph
-from escalade.engine.network import Network, Others
+from escalade.engine.network import GraphProvider, Network
 from escalade.engine.networks import Networks
 from escalade.engine.nodes.arithmetic import own_arithmetic
 from escalade.engine.passes import for_batch
@@ -45,225 +45,227 @@ from escalade.ops.base.card import Card, Place
 
 logger = logging.getLogger("escalade")
 
-MOST_SIGHTS = 64
-"""Kinds of inputs that a call recognises at first sight; strides may differ without end."""
-Sight = tuple[Any, ...]
-"""What a call with one tensor sees of it."""
+MAX_SIGNATURES = 64
+"""Limit for guarded inputs: there is no end of different strides."""
+InputSignature = tuple[Any, ...]
+"""Shape, dtype, device and strides of the one tensor of a call."""
 
 
-class Kept:
-    """Calls of a plan, what it is of, and when it was used last."""
+class CachedPlan:
+    """A plan ready to be called, with its network, batch size and last use."""
 
     def __init__(self, calls: Calls, network: Network, batch: int) -> None:
         self.calls = calls
         self.network = network
         self.batch = batch
         self.returns_one_tensor = calls.plan.graph.structure.is_leaf()
-        self.turn = 0
+        self.last_use = 0
 
 
-class Seen(NamedTuple):
-    """A plan, and whether a tensor is one like that which its calls were given: its sizes, and all else."""
+class GuardedPlan(NamedTuple):
+    """A plan, and a guard that is true for tensors like the one it was last called with."""
 
-    kept: Kept
-    is_like: Callable[..., bool]
+    cached: CachedPlan
+    matches: Callable[..., bool]
 
 
 @dataclass(frozen=True)
-class _Planned:
-    """A plan, and what makes another with some nodes left to PyTorch."""
+class _PlannedInputs:
+    """A plan, and the function that made it, to plan again with some nodes left to PyTorch."""
 
     plan: Plan
     planner: Callable[..., Plan]
 
 
-class Plans:
-    """Plans for the inputs that have come, ready for calls; the one not used for longest makes way for a new one."""
+class PlanCache:
+    """Plans for the inputs seen so far, ready to be called; the least recently used is evicted for a new one."""
 
-    def __init__(self, graph: Graph, settings: Settings, others: Others | None) -> None:
-        self.networks = Networks(graph, settings, others)
+    def __init__(self, graph: Graph, settings: Settings, graph_provider: GraphProvider | None) -> None:
+        self.networks = Networks(graph, settings, graph_provider)
         self._settings = settings
-        self._making = threading.Lock()
-        """Held while a plan is made; calls of those that there are do not wait for it."""
+        self._planning = threading.Lock()
+        """Held while a plan is created; calls of existing plans do not wait for it."""
         self._lock = threading.Lock()
-        """Held while the tables of plans change, which takes no time."""
-        self.turns = count()
-        self._avoid = frozenset() if settings.pieces is None else _scaling_together()
-        self.carried = NOTHING
-        """What a file has brought for GPUs."""
+        """Guards the tables below; only held briefly."""
+        self.uses = count()
+        self._avoid = frozenset() if settings.pieces is None else _batch_dependent_rungs()
+        self.artifacts = NO_ARTIFACTS
+        """Plans and machine code from a file."""
         self.constants: dict[torch.device, ConstantCache] = {}
         """Weights, shared by the plans on one device."""
-        self.kept: dict[tuple[Any, ...], Kept] = {}
-        self.sights: dict[Sight, Seen] = {}
-        """Plans by what a call with one tensor sees of it, read without the lock."""
-        self.last: Seen | None = None
-        """The one that was found last, without the lock too."""
+        self.cached: dict[tuple[Any, ...], CachedPlan] = {}
+        self.by_signature: dict[InputSignature, GuardedPlan] = {}
+        """Plans of calls with one tensor; read without the lock."""
+        self.last: GuardedPlan | None = None
+        """The plan found last; read without the lock."""
 
-    def elsewhere(self, graph: Graph, settings: Settings, others: Others | None) -> Plans:
-        """For the graph on another device, without any plan yet."""
-        made = Plans(graph, settings, others)
-        made._avoid, made.carried = self._avoid, self.carried
+    def for_device(self, graph: Graph, settings: Settings, graph_provider: GraphProvider | None) -> PlanCache:
+        """Return an empty cache for the graph on another device."""
+        made = PlanCache(graph, settings, graph_provider)
+        made._avoid, made.artifacts = self._avoid, self.artifacts
         return made
 
-    def take(self, given: Carried) -> None:
-        """Plans that a file has brought; those to be made are made as they were."""
-        self.carried = given
+    def set_artifacts(self, artifacts: AotArtifacts) -> None:
+        """Rebuild plans from the decisions in a file where it has them."""
+        self.artifacts = artifacts
 
     def batches(self) -> list[int]:
-        """The batch sizes that there are plans for."""
         with self._lock:
-            return sorted({kept.calls.plan.batch for kept in self.kept.values()})
+            return sorted({cached.calls.plan.batch for cached in self.cached.values()})
 
     def latest(self) -> Plan | None:
-        """The plan that was used last."""
+        """Return the plan used last."""
         with self._lock:
-            found = max(self.kept.values(), key=lambda kept: kept.turn, default=None)
+            found = max(self.cached.values(), key=lambda cached: cached.last_use, default=None)
         return None if found is None else found.calls.plan
 
-    def of(self, tensors: Sequence[torch.Tensor], sight: Sight | None = None) -> Kept:
-        """The plan for these, to be recognised by `sight` from now on."""
-        if self._settings.pieces is not None and not self._is_piece(tensors):
-            return self._in_pieces(tensors, self._settings.pieces)
-        return self._whole(tensors, sight)
+    def of(self, tensors: Sequence[torch.Tensor], signature: InputSignature | None = None) -> CachedPlan:
+        """Return the plan for these inputs, creating it if necessary; later calls find it by `signature`."""
+        if self._settings.pieces is not None and not self._has_piece_size(tensors):
+            return self._for_pieces(tensors, self._settings.pieces)
+        return self._for_whole_batch(tensors, signature)
 
-    def _whole(self, tensors: Sequence[torch.Tensor], sight: Sight | None = None) -> Kept:
-        """The plan for all of a batch at once."""
+    def _for_whole_batch(
+        self, tensors: Sequence[torch.Tensor], signature: InputSignature | None = None
+    ) -> CachedPlan:
+        """Return the plan for the whole batch, not split into pieces."""
         key = _key(tensors)
-        found = self.kept.get(key)
+        found = self.cached.get(key)
         if found is None:
-            with self._making:
-                found = self.kept.get(key) or self._made(key, tensors)
-        found.turn = next(self.turns)
-        if sight is not None:
+            with self._planning:
+                found = self.cached.get(key) or self._create(key, tensors)
+        found.last_use = next(self.uses)
+        if signature is not None:
             with self._lock:
-                if len(self.sights) >= MOST_SIGHTS:
-                    self.sights, self.last = {}, None
-                if self.kept.get(key) is found:
-                    self.sights[sight] = Seen(found, FAST_PATHS.guard(tensors))
+                if len(self.by_signature) >= MAX_SIGNATURES:
+                    self.by_signature, self.last = {}, None
+                if self.cached.get(key) is found:
+                    self.by_signature[signature] = GuardedPlan(found, FAST_PATHS.guard(tensors))
         return found
 
-    def _is_piece(self, tensors: Sequence[torch.Tensor]) -> bool:
+    def _has_piece_size(self, tensors: Sequence[torch.Tensor]) -> bool:
         return any(
             tensor.shape[0] == first.times * (self._settings.pieces or 0)
-            for given, tensor in zip(self.networks.first.captured.inputs, tensors, strict=False)
-            if tensor.dim() and given.shape and isinstance(first := given.shape[0], Batch)
+            for entry, tensor in zip(self.networks.first.captured.inputs, tensors, strict=False)
+            if tensor.dim() and entry.shape and isinstance(first := entry.shape[0], Batch)
         )
 
-    def _in_pieces(self, tensors: Sequence[torch.Tensor], size: int) -> Kept:
-        """Calls of a batch of another size than that of the pieces."""
-        with self._making:
+    def _for_pieces(self, tensors: Sequence[torch.Tensor], size: int) -> CachedPlan:
+        """Return calls that split a batch into pieces of `size`."""
+        with self._planning:
             network, batch = self.networks.of(tensors)
         if not batch:
-            return self._whole(tensors)
-        kept = self.of(_in_batch(network.captured, tensors, size))
-        return Kept(Pieces(kept.calls, network.captured, size, batch), network, batch)
+            return self._for_whole_batch(tensors)
+        cached = self.of(_empty_batch(network.captured, tensors, size))
+        return CachedPlan(FixedBatchCalls(cached.calls, network.captured, size, batch), network, batch)
 
     def prepare(self, several: Sequence[Sequence[torch.Tensor]]) -> None:
-        """Makes plans for inputs like each of these ahead, with the kernels of all of them compiled together."""
+        """Plan ahead for inputs like each of these, compiling the kernels of all plans together."""
         if self._settings.pieces is not None:
             several = [
-                _in_batch(self.networks.first.captured, tensors, self._settings.pieces) for tensors in several
+                _empty_batch(self.networks.first.captured, tensors, self._settings.pieces)
+                for tensors in several
             ]
             several = [*{_key(tensors): tensors for tensors in several}.values()]
         if len(several) > self._settings.plans:
             raise UnsupportedError(
-                f"{len(several)} plans are asked for, and the engine keeps {self._settings.plans}; give it "
+                f"{len(several)} plans requested, but the engine keeps {self._settings.plans}; pass "
                 f"plans={len(several)}"
             )
-        with self._making:
-            new = {_key(tensors): tensors for tensors in several if _key(tensors) not in self.kept}
+        with self._planning:
+            new = {_key(tensors): tensors for tensors in several if _key(tensors) not in self.cached}
             planned = [(key, tensors, *self.networks.of(tensors)) for key, tensors in new.items()]
-            plans = [self._planned(network, batch, tensors) for _, tensors, network, batch in planned]
-            together, memory = sum(self._bytes(each.plan) for each in plans), self._settings.memory
-            if memory is not None and together > memory and len(plans) > 1:
+            plans = [self._plan_inputs(network, batch, tensors) for _, tensors, network, batch in planned]
+            total, memory = sum(self._bytes_of(each.plan) for each in plans), self._settings.memory
+            if memory is not None and total > memory and len(plans) > 1:
                 raise UnsupportedError(
-                    f"these {len(plans)} plans need {together / 2**20:.1f} MiB for values and packed weights, and the "
-                    f"engine's may have {memory / 2**20:.1f}; ask for fewer, or compile with more memory="
+                    f"these {len(plans)} plans need {total / 2**20:.1f} MiB for values and packed weights, but memory= "
+                    f"allows {memory / 2**20:.1f}; plan fewer sizes and batches ahead, or compile with more memory="
                 )
             if self._settings.where != "cpu":
                 compile_plans([each.plan for each in plans], self._settings.device)
             for (key, tensors, network, batch), plan in zip(planned, plans, strict=True):
-                self._keep(key, network, batch, tensors, plan)
+                self._insert(key, network, batch, tensors, plan)
 
-    def _made(self, key: tuple[Any, ...], tensors: Sequence[torch.Tensor]) -> Kept:
+    def _create(self, key: tuple[Any, ...], tensors: Sequence[torch.Tensor]) -> CachedPlan:
         network, batch = self.networks.of(tensors)
-        return self._keep(key, network, batch, tensors, self._planned(network, batch, tensors))
+        return self._insert(key, network, batch, tensors, self._plan_inputs(network, batch, tensors))
 
-    def _keep(
+    def _insert(
         self,
         key: tuple[Any, ...],
         network: Network,
         batch: int,
         tensors: Sequence[torch.Tensor],
-        planned: _Planned,
-    ) -> Kept:
-        """A new plan, ready for calls. Who makes way for it goes first: there may be no memory for both."""
+        planned: _PlannedInputs,
+    ) -> CachedPlan:
+        """Make a new plan callable and cache it. Evict first: there may be no memory for both."""
         with self._lock:
-            while len(self.kept) >= self._settings.plans:
-                self._drop_oldest()
-        made = Kept(self._make(network, batch, tensors, planned), network, batch)
+            while len(self.cached) >= self._settings.plans:
+                self._evict_oldest()
+        made = CachedPlan(self._make_calls(network, batch, tensors, planned), network, batch)
         with self._lock:
-            self.kept[key] = made
-            made.turn = next(self.turns)
-            self.networks.keep(kept.network for kept in self.kept.values())
+            self.cached[key] = made
+            made.last_use = next(self.uses)
+            self.networks.retain(cached.network for cached in self.cached.values())
         return made
 
-    def _drop_oldest(self) -> None:
-        oldest = min(self.kept, key=lambda key: self.kept[key].turn)
-        gone = self.kept.pop(oldest)
-        self.sights = {sight: seen for sight, seen in self.sights.items() if seen.kept is not gone}
+    def _evict_oldest(self) -> None:
+        oldest = min(self.cached, key=lambda key: self.cached[key].last_use)
+        evicted = self.cached.pop(oldest)
+        self.by_signature = {key: one for key, one in self.by_signature.items() if one.cached is not evicted}
         self.last = None
 
-    def _make_room(self, plan: Plan) -> None:
-        """Has as many plans go as are in the way of a new one's memory."""
+    def _evict_for(self, plan: Plan) -> None:
+        """Evict plans until a new one fits into the engine's memory limit."""
         memory = self._settings.memory
         if memory is None:
             return
-        needed = self._bytes(plan)
+        needed = self._bytes_of(plan)
         if needed > memory:
             raise UnsupportedError(
-                f"this plan needs {needed / 2**20:.1f} MiB for values and packed weights, and the engine's plans may "
-                f"have {memory / 2**20:.1f}; take a smaller batch or smaller images, or compile with more memory="
+                f"this plan needs {needed / 2**20:.1f} MiB for values and packed weights, but memory= allows "
+                f"{memory / 2**20:.1f}; use a smaller batch or smaller images, or compile with more memory="
             )
         with self._lock:
-            while sum(self._bytes(kept.calls.plan) for kept in self.kept.values()) + needed > memory:
-                self._drop_oldest()
+            while sum(self._bytes_of(cached.calls.plan) for cached in self.cached.values()) + needed > memory:
+                self._evict_oldest()
 
-    def _bytes(self, plan: Plan) -> int:
-        """What a plan keeps for itself, in as many sets of buffers as it may have."""
+    def _bytes_of(self, plan: Plan) -> int:
+        """Return the memory of a plan with all its sets of buffers."""
         return plan.arena_bytes * self._settings.buffers + plan.persistent_bytes
 
     @gc_paused()
     @torch.inference_mode(False)
     @torch.no_grad()
-    def _planned(self, network: Network, batch: int, tensors: Sequence[torch.Tensor]) -> _Planned:
-        """The plan for these, with what the engine's file has brought for it."""
+    def _plan_inputs(self, network: Network, batch: int, tensors: Sequence[torch.Tensor]) -> _PlannedInputs:
+        """Plan for these inputs, using the decisions in the engine's file if it has any for them."""
         device = tensors[0].device
         if batch and not network.captured.is_trusted:
             check_sizes(network.captured, batch)
-        given = zip(network.captured.inputs, tensors, strict=True)
-        formats = {entry.name: InputFormat.of(tensor) for entry, tensor in given}
+        pairs = zip(network.captured.inputs, tensors, strict=True)
+        formats = {entry.name: InputFormat.of(tensor) for entry, tensor in pairs}
         inputs = tuple((tuple(tensor.shape), InputFormat.of(tensor)) for tensor in tensors)
-        brought = self.carried.plan_for(Card.of(device), inputs)
+        saved = self.artifacts.plan_for(Card.of(device), inputs)
         here = architecture_of(device)
-        expected = CompileAhead(here) if here and not brought else None
+        expected = CompileAhead(here) if here and not saved else None
         planner = self.planner(network, device, batch, formats)
-        if not brought:
-            return _Planned(planner(expected=expected), planner)
-        plan = planner(brought.in_pytorch, decided=brought.decided)
-        self._say_uncarried(plan, brought.architecture)
-        return _Planned(plan, planner)
+        if not saved:
+            return _PlannedInputs(planner(expected=expected), planner)
+        plan = planner(saved.in_pytorch, decided=saved.decided)
+        self._warn_of_recompilation(plan, saved.architecture)
+        return _PlannedInputs(plan, planner)
 
-    @torch.inference_mode(False)  # its memory is used by calls in any mode
+    @torch.inference_mode(False)  # its buffers must be usable in and out of inference mode
     @torch.no_grad()
-    def _make(
-        self, network: Network, batch: int, tensors: Sequence[torch.Tensor], planned: _Planned
+    def _make_calls(
+        self, network: Network, batch: int, tensors: Sequence[torch.Tensor], planned: _PlannedInputs
     ) -> Calls:
-        """A kernel that does not compile is passed over for the next rung, and said so once."""
+        """Make a plan callable. If a kernel does not compile, warn once and plan again without its rung."""
         device = tensors[0].device
         while True:
             plan = planned.plan
-            self._make_room(plan)
+            self._evict_for(plan)
             constants = self.constants.setdefault(device, ConstantCache(self._settings.dtype, device))
             if self._settings.where == "cpu":
                 return HostCalls(ReferenceProgram(plan, constants), network.output_types)
@@ -280,82 +282,84 @@ class Plans:
                 failed = failing_rung(plan, error)
                 if failed is None or failed in self._avoid:
                     raise
-                logger.warning("%s did not compile; the next rung takes its place. %s", failed, error)
+                logger.warning("%s did not compile; using the next rung instead. %s", failed, error)
                 self._avoid |= {failed}
-                planned = self._planned(network, batch, tensors)
+                planned = self._plan_inputs(network, batch, tensors)
 
     @gc_paused()
     @torch.inference_mode(False)
     @torch.no_grad()
     def plan_for(self, card: Card, tensors: Sequence[torch.Tensor]) -> Plan:
-        """Plan for inputs like these on a card that need not be here; nothing is compiled for it."""
-        with self._making:
+        """Plan for inputs like these on a card that need not be present, without compiling."""
+        with self._planning:
             network, batch = self.networks.of(tensors)
         if batch and not network.captured.is_trusted:
             check_sizes(network.captured, batch)
-        given = zip(network.captured.inputs, tensors, strict=True)
-        formats = {entry.name: InputFormat.of(tensor) for entry, tensor in given}
+        pairs = zip(network.captured.inputs, tensors, strict=True)
+        formats = {entry.name: InputFormat.of(tensor) for entry, tensor in pairs}
         return self.planner(network, card, batch, formats)()
 
     def planner(
         self, network: Network, place: Place, batch: int, formats: Mapping[str, InputFormat]
     ) -> Callable[..., Plan]:
-        """`make_plan` for inputs in these formats, somewhere."""
+        """Return `make_plan` with the arguments for a batch size, device and input formats bound."""
         settings = self._settings
-        optimised = network.optimised(self._images(formats.values()))
+        optimized = network.optimized(self._image_layout(formats.values()))
         with own_arithmetic("fp32", settings.device):
-            graph = for_batch(optimised, settings.dtype, batch, settings.fusion, Card.of(place), self._avoid)
+            graph = for_batch(optimized, settings.dtype, batch, settings.fusion, Card.of(place), self._avoid)
         self.networks.pool.share(graph)
         deterministic = settings.pieces is not None
-        given = (graph, settings.dtype, place, formats, self._avoid, settings.fusion)
-        return partial(make_plan, *given, deterministic=deterministic)
+        arguments = (graph, settings.dtype, place, formats, self._avoid, settings.fusion)
+        return partial(make_plan, *arguments, deterministic=deterministic)
 
-    def _say_uncarried(self, plan: Plan, architecture: str) -> None:
+    def _warn_of_recompilation(self, plan: Plan, architecture: str) -> None:
         absent = [program for program in plan.programs if not is_bundled(program, architecture)]
         if absent:
             logger.warning(
-                "%d of the plan's %d kernels are others than when the file was made, by another version of Escalade: "
-                "they are compiled again",
+                "%d of the plan's %d kernels differ from those in the file, which another version of Escalade wrote; "
+                "compiling them again",
                 len(absent),
                 len(plan.programs),
             )
 
-    def _images(self, formats: Iterable[InputFormat]) -> str:
-        """How a plan takes images: in channels_last if all of them come so, and then it returns them as they lie. FP8's
-        ranges are those of the plan for PyTorch's order."""
+    def _image_layout(self, formats: Iterable[InputFormat]) -> str:
+        """Return the layout a plan reads images in: `nhwc` if all of them are channels_last (results are then, too).
+
+        Always `nchw` for fp8, whose ranges were calibrated on that plan.
+        """
         layouts = {each.layout for each in formats} - {"flat"}
         fused = self._settings.fusion is FusionLevel.fused and self._settings.dtype != "fp8"
         return "nhwc" if layouts == {"nhwc"} and fused else "nchw"
 
-    def carry(self, kernels: bool | str | Sequence[str]) -> Carried:
-        """The plans for the inputs that the engine has met, on each card."""
+    def build_artifacts(self, kernels: bool | str | Sequence[str]) -> AotArtifacts:
+        """Return plans and machine code for the inputs seen so far, for each card in `kernels`."""
         own = Card.of(self._settings.device) if self._settings.where == "cuda" else None
         cards = cards_for(kernels, own, self._settings.where)
         with self._lock:
             met = {
-                tuple((tuple(shape), form) for shape, form, _ in key): kept
-                for key, kept in self.kept.items()
-                if kept.network is self.networks.first
+                tuple((tuple(shape), form) for shape, form, _ in key): cached
+                for key, cached in self.cached.items()
+                if cached.network is self.networks.first
             }
         if not met:
             raise UnsupportedError(
-                "there is no plan to save kernels of yet: call the engine, or `plan`, with inputs like those to come"
+                "the engine has no plan to save kernels of yet; call it, or `plan`, with inputs like those to come"
             )
-        plans: list[KeptPlan] = []
+        plans: list[SavedPlan] = []
         programs: dict[str, list[DeviceProgram]] = {}
         for card in cards:
-            for inputs, kept in met.items():
-                given = zip(self.networks.first.captured.inputs, inputs, strict=True)
-                formats = {entry.name: form for entry, (_, form) in given}
-                planned = self.planner(kept.network, card, kept.batch, formats)
-                plans.append(KeptPlan.of(kept.calls.plan if card == own else planned(), card, inputs))
+            for inputs, cached in met.items():
+                pairs = zip(self.networks.first.captured.inputs, inputs, strict=True)
+                formats = {entry.name: form for entry, (_, form) in pairs}
+                planned = self.planner(cached.network, card, cached.batch, formats)
+                plans.append(SavedPlan.of(cached.calls.plan if card == own else planned(), card, inputs))
                 again = planned(plans[-1].in_pytorch, decided=plans[-1].decided)
                 programs.setdefault(str(card.architecture), []).extend(again.programs)
-        return carry(plans, programs)
+        return build_artifacts(plans, programs)
 
 
 def failing_rung(plan: Plan, error: CompileError) -> str | None:
-    """The rung whose program the message names."""
+    """Return the rung whose program a compile error names."""
     for step in plan.steps:
         if not (step.recipe and step.choice and step.lowered):
             continue
@@ -365,22 +369,22 @@ def failing_rung(plan: Plan, error: CompileError) -> str | None:
 
 
 def _key(tensors: Sequence[torch.Tensor]) -> tuple[Any, ...]:
-    """What inputs have in common that one plan is for."""
+    """Return the cache key: inputs with equal keys share a plan."""
     return tuple((tensor.shape, InputFormat.of(tensor), tensor.device) for tensor in tensors)
 
 
-def _in_batch(graph: Graph, tensors: Sequence[torch.Tensor], size: int) -> list[torch.Tensor]:
-    """Tensors like these, without contents, in a batch of that size."""
+def _empty_batch(graph: Graph, tensors: Sequence[torch.Tensor], size: int) -> list[torch.Tensor]:
+    """Return uninitialized tensors like these in a batch of `size`."""
     made = []
-    for given, tensor in zip(graph.inputs, tensors, strict=True):
-        first = given.shape[0] if given.shape else None
+    for entry, tensor in zip(graph.inputs, tensors, strict=True):
+        first = entry.shape[0] if entry.shape else None
         shape = (first.times * size, *tensor.shape[1:]) if isinstance(first, Batch) else tensor.shape
         made.append(empty(shape, tensor.dtype, layout_of(tensor), tensor.device))
     return made
 
 
-def _scaling_together() -> frozenset[str]:
-    """Rungs whose results for an item depend on the others."""
+def _batch_dependent_rungs() -> frozenset[str]:
+    """Return the rungs whose result for an item depends on the other items of the batch."""
     return frozenset(
         f"{operation.name}/{rung.name}"
         for operation in OPERATIONS.values()

@@ -1,4 +1,4 @@
-"""Programs of `torch.export` (.pt2) in a model's place."""
+"""Read programs of `torch.export` (.pt2) as models."""
 
 from __future__ import annotations
 
@@ -18,70 +18,72 @@ logger = logging.getLogger("escalade")
 
 SUFFIX = ".pt2"
 _STATISTICS = {"batch_norm": "training", "instance_norm": "use_input_stats"}
-"""Operators that use and change statistics where this argument is true, and those that they have where it is not."""
+"""Operators that compute batch statistics if this argument is true, and use running statistics otherwise."""
 _COUNTS = "num_batches_tracked"
-"""The buffer in which modules count the batches that their statistics are of."""
+"""The buffer in which normalization modules count training batches."""
 
 
 def read_program(path: str | os.PathLike[str]) -> torch.export.ExportedProgram:
-    """The program of a file that `torch.export.save` has written; PyTorch reads it, and trusts whoever wrote it."""
-    place = pathlib.Path(path)
-    if place.suffix != SUFFIX:
+    """Read a file written by `torch.export.save`. PyTorch's reader trusts its contents."""
+    file = pathlib.Path(path)
+    if file.suffix != SUFFIX:
         raise UnsupportedError(
-            f"compile takes a model, or the {SUFFIX} file of a program of torch.export, not {place}; an engine that "
-            "was saved is read by escalade.load"
+            f"compile takes a model or a {SUFFIX} file of torch.export, not {file}; read saved engines with "
+            "escalade.load"
         )
-    if not place.is_file():
-        raise UnsupportedError(f"there is no file {place}")
+    if not file.is_file():
+        raise UnsupportedError(f"there is no file {file}")
     try:
         with muted(torch.export.__name__):
-            return torch.export.load(place)
-    except Exception as error:  # whatever its reader stumbles over
-        said = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            return torch.export.load(file)
+    except Exception as error:  # PyTorch's reader raises all kinds
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise UnsupportedError(
-            f"{place} is no program that torch.export.save has written, or is damaged: {said}"
+            f"{file} was not written by torch.export.save, or is damaged: {reason}"
         ) from error
 
 
 def module_of(program: torch.export.ExportedProgram) -> torch.nn.Module:
-    """The program as a module that takes other sizes than those of its example too, where its operations do.
-
-    One that was exported in training mode computes what it would in evaluation mode, as a model does that is compiled.
-    """
+    """Return the program as a module, without guards on the example's sizes, in evaluation mode."""
     module = program.module(check_guards=False)
     parts = [part for part in module.modules() if isinstance(part, torch.fx.GraphModule)]
-    if any([_evaluating(part) for part in parts]):
+    if any([_set_eval_mode(part) for part in parts]):
         logger.warning(
-            "the program was exported in training mode; its dropout draws nothing, and its batch norms use the "
-            "statistics that they have, as in evaluation mode"
+            "the program was exported in training mode; it is compiled as in evaluation mode, without dropout and with "
+            "running statistics in batch norms"
         )
     return module
 
 
 def example_of(program: torch.export.ExportedProgram) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
-    """The inputs that the program was exported with, in order and by name."""
-    given = program.example_inputs
-    if given is None:
-        raise UnsupportedError("the program has no example inputs: give compile some like those to come")
-    return tuple(given[0]), dict(given[1])
+    """Return the positional and keyword arguments that the program was exported with."""
+    example = program.example_inputs
+    if example is None:
+        raise UnsupportedError("the program has no example inputs; pass example_inputs to compile")
+    return tuple(example[0]), dict(example[1])
 
 
-def _evaluating(part: torch.fx.GraphModule) -> bool:
-    """Puts every operator that has a mode into that of evaluation; whether one was not."""
+def _set_eval_mode(part: torch.fx.GraphModule) -> bool:
+    """Switch every operator with a training mode to evaluation mode; return True if any was in training mode."""
     trained = False
     for node in part.graph.nodes:
         if not isinstance(operator := node.target, torch._ops.OpOverload):
             continue
         name = operator._schema.name.removeprefix("aten::")
-        given = {argument.name: argument.default_value for argument in operator._schema.arguments}
-        given |= dict(zip(given, node.args, strict=False)) | node.kwargs
-        if name in _STATISTICS and given["running_mean"] is None:
-            continue  # it has none of its own, and computes them in either mode
+        arguments = {argument.name: argument.default_value for argument in operator._schema.arguments}
+        arguments |= dict(zip(arguments, node.args, strict=False)) | node.kwargs
+        if name in _STATISTICS and arguments["running_mean"] is None:
+            continue  # without running statistics it computes them in either mode
         if switch := RANDOM_UNLESS.get(name, _STATISTICS.get(name)):
-            if given.get(switch):
-                _give(node, list(given).index(switch), switch, 0.0 if type(given[switch]) is float else False)
+            if arguments.get(switch):
+                _set_argument(
+                    node,
+                    list(arguments).index(switch),
+                    switch,
+                    0.0 if type(arguments[switch]) is float else False,
+                )
                 trained = True
-        elif name == "add_" and _is_count(given["self"]) and not node.users:
+        elif name == "add_" and _is_count(arguments["self"]) and not node.users:
             part.graph.erase_node(node)
             trained = True
     if trained:
@@ -89,9 +91,9 @@ def _evaluating(part: torch.fx.GraphModule) -> bool:
     return trained
 
 
-def _give(node: torch.fx.Node, place: int, name: str, value: Any) -> None:
-    if place < len(node.args):
-        node.update_arg(place, value)
+def _set_argument(node: torch.fx.Node, position: int, name: str, value: Any) -> None:
+    if position < len(node.args):
+        node.update_arg(position, value)
     else:
         node.update_kwarg(name, value)
 

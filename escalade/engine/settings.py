@@ -1,4 +1,4 @@
-"""How an engine was asked for: what it computes in, where, and how much it keeps."""
+"""Options of an engine: dtype, device, and limits on what it caches."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from escalade.engine.passes.fusion_level import FusionLevel
 from escalade.engine.plan.constants import check_finite_weights
 from escalade.errors import UnsupportedError
 
-MOST_PLANS = 8
-"""Sizes (and input types) that an engine keeps ready; the one not used for longest goes first."""
+DEFAULT_PLANS = 8
+"""Default number of cached plans, one per combination of input sizes and formats."""
 TWIN = "twin"
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What was asked for, checked."""
+    """Validated options."""
 
     dtype: str
     device: torch.device
     on_twin: bool
     fusion: FusionLevel
     measured: bool
-    """Whether a plan's steps are timed beside PyTorch when it is made, and the faster kept for each."""
+    """Time each step of a new plan against PyTorch and use the faster."""
     plans: int
-    """How many are kept."""
+    """Maximum number of cached plans."""
     buffers: int
-    """Sets of them that calls of one plan overlap in."""
+    """Sets of buffers per plan: the number of calls that can overlap."""
     memory: int | None
-    """Bytes that values and packed weights of all plans may take."""
+    """Limit in bytes for values and packed weights of all plans."""
     pieces: int | None
-    """The batch size that every call is computed in, if it is deterministic."""
+    """Batch size that a deterministic engine computes every call in; None if not deterministic."""
 
     @staticmethod
     def of(
@@ -53,47 +53,45 @@ class Settings:
         require_device(device)
         if pieces is not None and (measured or (device != TWIN and torch.device(device).type == "cpu")):
             raise UnsupportedError(
-                "deterministic=True, or pieces, is for Escalade's kernels, on cuda or on the twin and without "
-                "measured=True: "
-                "PyTorch's operators, which compute on the CPU, may add up in another order for another batch"
+                "deterministic=True and pieces need Escalade's kernels: use device 'cuda' or 'twin' and leave out "
+                "measured=True. PyTorch's operators may sum in another order for another batch size"
             )
         if pieces is not None and (type(pieces) is not int or pieces < 1):
-            raise UnsupportedError(
-                f"pieces={pieces!r}: it is the items of a batch, a whole number of at least 1"
-            )
+            raise UnsupportedError(f"pieces={pieces!r}: pass a batch size, a whole number of at least 1")
         if measured:
             require_gpu("measured=True", device)
         if dtype == "fp8" and fusion is not FusionLevel.fused:
-            raise UnsupportedError(f"fp8 is for fused plans; {fusion} runs in fp32, tf32, fp16 and bf16")
+            raise UnsupportedError(
+                f"fp8 needs fused plans; fusion level {fusion} supports fp32, tf32, fp16 and bf16"
+            )
         for name, number in {"plans": plans, "buffers": buffers}.items():
             if not isinstance(number, int) or number < 1:
-                raise UnsupportedError(f"{name}={number!r}: a whole number of them is kept, at least one")
+                raise UnsupportedError(f"{name}={number!r}: pass a whole number of at least 1")
         home = torch.device("cpu" if device == TWIN else device)
         return Settings(
-            dtype, home, device == TWIN, fusion, measured, plans, buffers, _in_bytes(memory), pieces
+            dtype, home, device == TWIN, fusion, measured, plans, buffers, _parse_bytes(memory), pieces
         )
 
     @property
     def where(self) -> str:
-        """What runs the plans: `cuda`, `twin`, or `cpu`, PyTorch's operators."""
+        """The backend that runs the plans: `cuda`, `twin`, or `cpu` (PyTorch's operators)."""
         return TWIN if self.on_twin else self.device.type
 
     def on(self, device: torch.device) -> Settings:
-        """These on another device."""
         return replace(self, device=device, on_twin=False)
 
-    def require_for(self, graph: Graph) -> None:
-        """Refuses a network that cannot be computed so."""
+    def check(self, graph: Graph) -> None:
+        """Refuse a network that does not work with these options."""
         check_finite_weights(graph)
         if self.dtype == "fp8" and not graph.ranges:
             raise UnsupportedError(
                 "dtype fp8 needs the ranges of the network's values: compile with calibration=batches, a few batches "
-                "that look like the data to come"
+                "of representative inputs"
             )
 
     @property
     def options(self) -> dict[str, Any]:
-        """What an engine like this one is made with, beside its network and dtype."""
+        """Keyword arguments that recreate an engine with these options, except its dtype."""
         return {
             "device": TWIN if self.on_twin else self.device, "plans": self.plans, "fusion": self.fusion,
             "measured": self.measured, "buffers": self.buffers, "memory": self.memory, "pieces": self.pieces,
@@ -105,31 +103,31 @@ def require_device(device: torch.device | str) -> None:
         return
     try:
         kind = torch.device(device).type
-    except (RuntimeError, TypeError):  # no device that PyTorch knows
+    except (RuntimeError, TypeError):  # not a device of PyTorch's
         kind = ""
     if kind not in ("cpu", "cuda"):
-        given = repr(device) if isinstance(device, str) else device
-        raise UnsupportedError(f"device {given}: an engine runs on cuda, on cpu, or on the twin")
+        name = repr(device) if isinstance(device, str) else device
+        raise UnsupportedError(f"device {name}: engines run on cuda, cpu or twin")
     if kind == "cuda" and not torch.cuda.is_available():
-        raise UnsupportedError("device cuda: there is no GPU here; device='cpu' and device='twin' need none")
-    if kind == "cuda" and (torch.device(device).index or 0) >= (there := torch.cuda.device_count()):
-        raise UnsupportedError(f"device {device}: the last GPU here is cuda:{there - 1}")
+        raise UnsupportedError("device cuda: no GPU is available; device='cpu' and device='twin' need none")
+    if kind == "cuda" and (torch.device(device).index or 0) >= (count := torch.cuda.device_count()):
+        raise UnsupportedError(f"device {device}: the last GPU of this machine is cuda:{count - 1}")
 
 
 def require_gpu(what: str, device: torch.device | str) -> None:
-    """For what times kernels beside PyTorch's operators."""
+    """Refuse `what`, which times kernels against PyTorch's operators, on any device but a GPU."""
     if device == TWIN or torch.device(device).type != "cuda":
         where = "the twin" if device == TWIN else f"device {device}"
         raise UnsupportedError(
-            f"{what} times kernels beside PyTorch's operators on a GPU; this engine runs on {where}"
+            f"{what} times kernels against PyTorch's operators and needs a GPU; this engine runs on {where}"
         )
 
 
-def _in_bytes(memory: str | int | None) -> int | None:
+def _parse_bytes(memory: str | int | None) -> int | None:
     try:
         found = parsing.parse_size(memory) if isinstance(memory, str) else memory
     except ValueError as error:
         raise UnsupportedError(f"memory={memory!r}: {error}") from error
     if found is not None and (isinstance(found, bool) or not isinstance(found, int) or found < 1):
-        raise UnsupportedError(f"memory={memory!r}: it is a number of bytes, or a text such as '2GiB'")
+        raise UnsupportedError(f"memory={memory!r}: pass a number of bytes, or a string such as '2GiB'")
     return found

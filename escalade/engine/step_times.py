@@ -1,4 +1,4 @@
-"""How long the steps of a plan take on the GPU, each by itself over warm caches, and the whole plan in one go."""
+"""Time a plan on the GPU: each step alone with warm caches, and the whole plan as one CUDA graph."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PLAN = "plan"
 
 @dataclass(frozen=True)
 class StepTime:
-    """Microseconds of a step as the plan does it, and as PyTorch does; None where nobody asked, or PyTorch cannot."""
+    """Time of a step in the plan, and in PyTorch (None if that was not timed or PyTorch cannot compute it)."""
 
     step: PlanStep
     plan_us: float
@@ -29,37 +29,41 @@ class StepTime:
 
     @property
     def lost_us(self) -> float:
-        """The microseconds by which PyTorch is faster, if it is."""
+        """The time by which PyTorch is faster, or 0."""
         return 0.0 if self.pytorch_us is None else max(0.0, self.plan_us - self.pytorch_us)
 
 
-def fill(program: PlanProgram | PlanKernels, x: Sequence[torch.Tensor]) -> None:
-    """Brings inputs to where the plan reads them."""
-    for room, tensor in zip(program.inputs, x, strict=True):
-        room.copy_(tensor)
+def copy_inputs(program: PlanProgram | PlanKernels, x: Sequence[torch.Tensor]) -> None:
+    """Copy inputs to the program's own input buffers."""
+    for buffer, tensor in zip(program.inputs, x, strict=True):
+        buffer.copy_(tensor)
 
 
 def time_steps(
     kernels: PlanKernels,
     x: Sequence[torch.Tensor],
     device: torch.device,
-    beside_pytorch: Callable[[PlanStep], bool] = lambda step: False,
+    against_pytorch: Callable[[PlanStep], bool] = lambda step: False,
 ) -> list[StepTime]:
-    """The times of all steps that do something, in order, so that each finds the values that it is to work on.
+    """Time all steps that run, in order, so that each finds valid inputs.
 
-    Those that `beside_pytorch` names take turns with PyTorch's operators for the same node, in CUDA graphs both.
+    Steps selected by `against_pytorch` are interleaved with PyTorch's operators for the same node, both as CUDA graphs.
     """
     kernels.bind_own_memory()
-    fill(kernels, x)
-    return [_timed(kernels, step, call, device, beside_pytorch(step)) for step, call in kernels.iter_steps()]
+    copy_inputs(kernels, x)
+    return [_timed(kernels, step, call, device, against_pytorch(step)) for step, call in kernels.iter_steps()]
 
 
 def _timed(
-    kernels: PlanKernels, step: PlanStep, call: Callable[[], None], device: torch.device, beside_pytorch: bool
+    kernels: PlanKernels,
+    step: PlanStep,
+    call: Callable[[], None],
+    device: torch.device,
+    against_pytorch: bool,
 ) -> StepTime:
     subjects = [Subject(_PLAN, [call])]
-    if beside_pytorch and not step.in_pytorch:
-        subjects += _rival(kernels, step)
+    if against_pytorch and not step.in_pytorch:
+        subjects += _pytorch_subject(kernels, step)
     times = time_interleaved(subjects, device, seconds_each=_SECONDS)
     own = times[_PLAN].median_us
     if step.in_pytorch:
@@ -67,8 +71,8 @@ def _timed(
     return StepTime(step, own, times[PYTORCH].median_us if PYTORCH in times else None)
 
 
-def _rival(kernels: PlanKernels, step: PlanStep) -> list[Subject]:
-    """PyTorch in a step's place, if it takes the step's values."""
+def _pytorch_subject(kernels: PlanKernels, step: PlanStep) -> list[Subject]:
+    """Return PyTorch's operators for a step as a timing subject, if they accept the step's values."""
     compute = kernels.pytorch_call(step)
     try:
         compute()
@@ -78,8 +82,8 @@ def _rival(kernels: PlanKernels, step: PlanStep) -> list[Subject]:
 
 
 def time_plan(program: PlanProgram, x: Sequence[torch.Tensor]) -> float:
-    """Microseconds of the whole plan, its inputs in place."""
-    sampler = {_PLAN: ReplaySampler(lambda: fill(program, x), program.run)}
+    """Return the time in microseconds of the whole plan, without copying its inputs."""
+    sampler = {_PLAN: ReplaySampler(lambda: copy_inputs(program, x), program.run)}
     whole = interleave(
         sampler, seconds_each=_WHOLE_SECONDS, min_rounds=10, max_rounds=500, before_round=keep_busy
     )

@@ -59,7 +59,7 @@ def data(weights: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> pat
     return folder
 
 
-def test_right_answers_beside_pytorch(
+def test_right_answers_against_pytorch(
     weights: pathlib.Path, data: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
     result = run(

@@ -16,7 +16,7 @@ from torch import nn
 
 from escalade.device import nvrtc
 from escalade.engine import Engine, compile, load
-from escalade.engine.aot import Carried, from_json
+from escalade.engine.aot import AotArtifacts, from_json
 from escalade.engine.file import FileError, _digest, read
 from escalade.engine.graph.forms import InputFormat
 from escalade.engine.settings import Settings
@@ -84,10 +84,10 @@ def test_what_was_brought_goes_along(
     """With copies and pickles, and to a GPU that an engine is moved to after it was loaded."""
     loaded = load(path, device="cpu")
     for again in (loaded, copy.copy(loaded), pickle.loads(pickle.dumps(loaded))):
-        assert [plan.card for plan in again._plans.carried.plans] == [H200.name] * 2
-        assert again._plans.carried.codes == loaded._plans.carried.codes
+        assert [plan.card for plan in again._plans.artifacts.plans] == [H200.name] * 2
+        assert again._plans.artifacts.codes == loaded._plans.artifacts.codes
     assert not nvrtc._bundled
-    assert not load(path, device="cpu", kernels=False)._plans.carried.plans
+    assert not load(path, device="cpu", kernels=False)._plans.artifacts.plans
     monkeypatch.setattr("escalade.engine.engine.require_device", lambda device: None)
     monkeypatch.setattr(Settings, "where", "cuda")
     for card, said in ((H200, False), (H100_PCIE, True)):
@@ -95,7 +95,7 @@ def test_what_was_brought_goes_along(
         monkeypatch.setattr(nvrtc, "_bundled", {})
         caplog.clear()
         loaded._apply(lambda tensor: tensor.to("meta"))
-        assert nvrtc._bundled == loaded._plans.carried.codes["sm_90a"]
+        assert nvrtc._bundled == loaded._plans.artifacts.codes["sm_90a"]
         assert (f"{path}: its plans are for NVIDIA H200" in caplog.text) == said
         loaded._settings = loaded._settings.on(HERE)
 
@@ -103,13 +103,13 @@ def test_what_was_brought_goes_along(
 def test_plans_are_for_one_card_and_one_set_of_inputs(path: pathlib.Path) -> None:
     _, _, carried = read(path, HERE)
     ((shape, form),) = INPUTS[:1]
-    assert carried.plan_for(H200, ((shape, form),)) is not None and not carried.missing(H200)
+    assert carried.plan_for(H200, ((shape, form),)) is not None and not carried.explain_mismatch(H200)
     for other in (
         replace(H200, name="NVIDIA H100"),
         replace(H200, architecture="sm_100a"),
         replace(H200, multiprocessors=H200.multiprocessors - 1),
     ):
-        assert carried.plan_for(other, ((shape, form),)) is None and carried.missing(other)
+        assert carried.plan_for(other, ((shape, form),)) is None and carried.explain_mismatch(other)
     for inputs in (
         (((2, 64), form),),
         ((shape, replace(form, dtype=torch.float16)),),
@@ -121,9 +121,9 @@ def test_plans_are_for_one_card_and_one_set_of_inputs(path: pathlib.Path) -> Non
 
 def test_another_card_is_told_what_is_done_again(path: pathlib.Path) -> None:
     _, _, carried = read(path, HERE)
-    assert carried.missing(H200) == "" and Carried().missing(A100) == ""
-    assert "plans are made again, and kernels are compiled" in carried.missing(A100)
-    said = carried.missing(H100_PCIE)
+    assert carried.explain_mismatch(H200) == "" and AotArtifacts().explain_mismatch(A100) == ""
+    assert "plans are made again, and kernels are compiled" in carried.explain_mismatch(A100)
+    said = carried.explain_mismatch(H100_PCIE)
     assert "NVIDIA H200 (sm_90a, 132 multiprocessors), and this is NVIDIA H100 PCIe (sm_90a, 114" in said
     assert "kernels that they share with those of the file are taken from it" in said
 
@@ -210,7 +210,7 @@ def test_confused_types_in_what_is_carried(path: pathlib.Path) -> None:
                 continue
             kept = carried.plan_for(H200, INPUTS[:1])
             assert kept is None or kept.decided
-            carried.missing(A100)
+            carried.explain_mismatch(A100)
     assert refused
 
 

@@ -71,7 +71,7 @@ def test_it_is_found_by_its_name(model: nn.Module, engines: list[Engine]) -> Non
         torch.testing.assert_close(compiled(x), model(x))
         torch.testing.assert_close(compiled(x + 1), model(x + 1))
     assert len(engines) == 1 and len(engines[0].graph.inputs) == 1
-    ops = {node.op for node in engines[0]._plans.networks.first.optimised("nchw")}
+    ops = {node.op for node in engines[0]._plans.networks.first.optimized("nchw")}
     assert "few_channels" in ops and "batch_norm" not in ops  # its weights are known
 
 
@@ -107,7 +107,7 @@ def test_other_image_sizes_are_escalades(
         for size in ((2, 3, 8, 8), (2, 3, 9, 8), (3, 3, 6, 10), (3, 3, 7, 9)):
             x = torch.randn(size)
             torch.testing.assert_close(compiled(x), model(x))
-    assert not caplog.records and [len(each._plans.kept) for each in engines][-1] >= 2
+    assert not caplog.records and [len(each._plans.cached) for each in engines][-1] >= 2
     gone = [weakref.ref(each) for each in engines]
     engines.clear()
     torch.compiler.reset()
@@ -175,7 +175,7 @@ def test_weights_that_hold_the_same_again_need_no_other_engine(
 def test_frozen_weights_are_not_compared(
     model: nn.Module, engines: list[Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(backend.Watched, "hold_for", None)
+    monkeypatch.setattr(backend.WeightSnapshot, "matches", None)
     compiled = torch.compile(model, backend="escalade", options={"frozen": True})
     x = torch.randn(2, 3, 8, 8)
     with torch.no_grad():

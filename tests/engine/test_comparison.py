@@ -105,7 +105,7 @@ def test_steps_take_turns_with_pytorch(program: KernelProgram, x: torch.Tensor, 
 
 def test_pytorch_gives_what_the_kernel_behind_reads(program: KernelProgram, x: torch.Tensor) -> None:
     """A change of order that PyTorch leaves for later would be no rival to a kernel that does it."""
-    step_times.fill(program, (x,))
+    step_times.copy_inputs(program, (x,))
     convert = next(step for step in program.plan.steps if step.node.op == "convert")
     result = program.pytorch_call(convert)()
     assert torch.equal(result, x) and not result.is_contiguous()

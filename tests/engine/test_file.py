@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from escalade.engine import Engine, compile, load
-from escalade.engine.file import FileError, elsewhere, fingerprint
+from escalade.engine.file import FileError, fingerprint, to_device
 
 
 class Mixed(nn.Module):
@@ -87,7 +87,7 @@ def test_shared_weights_are_moved_once() -> None:
     layer = nn.Linear(4, 4)
     graph = compile(nn.Sequential(layer, nn.ReLU(), layer), torch.randn(1, 4)).graph
     graph.constants["another"] = next(iter(graph.constants.values()))
-    moved = elsewhere(graph, torch.device("meta")).constants
+    moved = to_device(graph, torch.device("meta")).constants
     assert {tensor.device.type for tensor in moved.values()} == {"meta"}
     for one, other in combinations(graph.constants, 2):
         assert (moved[one] is moved[other]) == (graph.constants[one] is graph.constants[other])

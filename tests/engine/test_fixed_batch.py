@@ -13,7 +13,7 @@ from torch import nn
 
 from escalade import compile, load
 from escalade.engine.capture.export import capture
-from escalade.engine.fixed_batch import require_apart
+from escalade.engine.fixed_batch import require_independent_items
 from escalade.errors import UnsupportedError
 
 
@@ -48,7 +48,7 @@ def test_items_have_the_same_bits_in_every_batch(dtype: str) -> None:
     for number in (torch.nan, 1e30):
         beside[1::2] = number
         assert torch.equal(engine(beside, scale)[::2], whole[::2])
-    assert len(engine._plans.kept) == 1
+    assert len(engine._plans.cached) == 1
 
 
 @torch.no_grad()
@@ -87,7 +87,7 @@ class Call(nn.Module):
 def test_items_that_are_not_by_themselves_are_refused(name: str) -> None:
     function, message = REFUSED[name]
     with pytest.raises(UnsupportedError, match=f"every item of a batch by itself: .*{message}"):
-        require_apart(capture(Call(function), (torch.randn(3, 4),)))
+        require_independent_items(capture(Call(function), (torch.randn(3, 4),)))
 
 
 def test_what_is_not_for_kernels_alone_is_refused() -> None:

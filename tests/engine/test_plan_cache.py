@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from escalade.engine import Engine
-from escalade.engine.plan_cache import MOST_SIGHTS, Plans
+from escalade.engine.plan_cache import MAX_SIGNATURES, PlanCache
 from escalade.errors import UnsupportedError
 from escalade.ops.base.card import H200
 from tests.engine.small import ONE, TWO, made
@@ -20,14 +20,14 @@ def test_calls_do_not_wait_for_a_plan_in_the_making(monkeypatch: pytest.MonkeyPa
     model, engine = made(lambda p, x, z: p.first(x) + z, torch.randn(2, 12), torch.randn(2, 8), device="cpu")
     x, z = torch.randn(2, 12), torch.randn(2, 8)
     began, ends = threading.Event(), threading.Event()
-    make = Plans._make
+    make = PlanCache._make
 
-    def slow(self: Plans, *arguments: Any) -> Any:
+    def slow(self: PlanCache, *arguments: Any) -> Any:
         began.set()
         assert ends.wait(60)
         return make(self, *arguments)
 
-    monkeypatch.setattr(Plans, "_make", slow)
+    monkeypatch.setattr(PlanCache, "_make_calls", slow)
     other = engine.submit(torch.randn(3, 12), torch.randn(3, 8))
     assert began.wait(60)
     torch.testing.assert_close(engine(x, z), model(x, z).detach())
@@ -62,12 +62,12 @@ def test_the_plan_not_called_for_longest_goes_first(device: str) -> None:
     engine(one)  # at first sight, and used last for all that
     engine(three)  # takes the place of two
     assert engine.plan(one) is kept and engine.explain().batch == 1
-    assert len(engine._plans.kept) == 2 and all(
-        seen.kept in engine._plans.kept.values() for seen in engine._plans.sights.values()
+    assert len(engine._plans.cached) == 2 and all(
+        seen.cached in engine._plans.cached.values() for seen in engine._plans.by_signature.values()
     )
     assert engine._plans.last is None, "who goes is not found as the last either"
     engine(one)
-    assert engine._plans.last is not None and engine._plans.last.kept.calls.plan is kept
+    assert engine._plans.last is not None and engine._plans.last.cached.calls.plan is kept
 
 
 @pytest.mark.parametrize("device", ["cpu", "twin"])
@@ -99,17 +99,17 @@ def test_calls_recognise_what_they_have_seen(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_strides_without_end() -> None:
     model, engine = made(ONE)
-    for extra in range(MOST_SIGHTS + 10):
+    for extra in range(MAX_SIGNATURES + 10):
         x = torch.randn(2, 13 + extra)[:, :12]
         torch.testing.assert_close(engine(x), model(x).detach())
-    assert len(engine._plans.sights) <= MOST_SIGHTS and len(engine._plans.kept) == 1
+    assert len(engine._plans.by_signature) <= MAX_SIGNATURES and len(engine._plans.cached) == 1
 
 
 def test_a_plan_for_another_card_leaves_the_engines_plans_alone() -> None:
     model, engine = made(ONE)
     x = torch.randn(5, 12)
-    kept = dict(engine._plans.kept)
+    kept = dict(engine._plans.cached)
     with torch.inference_mode():
         plan = engine.plan_for(H200, x)
-    assert plan.batch == 5 and engine._plans.kept == kept
+    assert plan.batch == 5 and engine._plans.cached == kept
     torch.testing.assert_close(engine(x), model(x).detach())

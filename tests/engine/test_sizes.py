@@ -16,7 +16,7 @@ from escalade import compile
 from escalade.engine.capture.any_size import AnySize
 from escalade.engine.capture.export import capture
 from escalade.engine.engine import Engine
-from escalade.engine.plan_cache import Plans
+from escalade.engine.plan_cache import PlanCache
 from escalade.errors import UnsupportedError
 
 
@@ -138,7 +138,7 @@ def test_weights_are_there_once_and_go_with_the_last_plan() -> None:
         x = torch.randn(2, 3, 8, size)
         torch.testing.assert_close(engine(x), model(x))
         gc.collect()
-        assert len(engine._plans.networks.known) <= 3 and len(engine._plans.kept) <= 2
+        assert len(engine._plans.networks.known) <= 3 and len(engine._plans.cached) <= 2
         assert len(made) == 1 + len(engine._plans.networks.known)  # the filters, and what each adds
 
 
@@ -178,8 +178,8 @@ def test_plans_are_made_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     model = Layers(_plain)
     images = iter([(8, 8), (6, 9)])  # which can be looked at once
     engine = compile(model, torch.randn(2, 3, 8, 8), sizes=images, batches=iter([1, 3]), plans=4)
-    assert len(engine._plans.kept) == 4 and len(engine._plans.networks.known) == 2
-    monkeypatch.setattr(Plans, "_make", None)  # not asked any more
+    assert len(engine._plans.cached) == 4 and len(engine._plans.networks.known) == 2
+    monkeypatch.setattr(PlanCache, "_make_calls", None)  # not asked any more
     for size in ((1, 3, 8, 8), (3, 3, 8, 8), (1, 3, 6, 9), (3, 3, 6, 9)):
         x = torch.randn(size)
         torch.testing.assert_close(engine(x), model(x))
@@ -225,4 +225,4 @@ def test_plans_go_when_their_memory_is_wanted() -> None:
     )
     for batch in (1, 2, 1, 4):
         torch.testing.assert_close(engine(x[:batch]), model(x[:batch]))
-    assert [key[0][0][0] for key in engine._plans.kept] == [1, 4]  # two was not used for longest
+    assert [key[0][0][0] for key in engine._plans.cached] == [1, 4]  # two was not used for longest

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from escalade.device import cuda
-from escalade.engine import streaming, submitted
+from escalade.engine import call_queue, streaming
 from escalade.engine.calls import BufferedCalls
 from escalade.engine.plan.kernel_program import KernelProgram
-from escalade.engine.streaming import _DeviceSlot, _Finished, _Lanes
+from escalade.engine.streaming import _CallRunner, _DeviceSlot, _Streams
 from tests.fake_cuda import Box, Gpu, Point
 
 CUDA = torch.device("cuda", 0)
@@ -94,9 +94,9 @@ def test_submitted_calls_follow_what_their_callers_stream_was_given(
 ) -> None:
     """So many under way at a time, and over when their results are handed out; what fails or is cancelled keeps nobody
     from going on."""
-    monkeypatch.setattr(submitted, "flatten", lambda result: ([result], None))
+    monkeypatch.setattr(call_queue, "flatten", lambda result: ([result], None))
     tasks: list[Any] = []
-    calls, threads = buffered(gpu, 2), submitted.Submitted(2)
+    calls, threads = buffered(gpu, 2), call_queue.Submitted(2)
     threads._pool = SimpleNamespace(submit=lambda *task: tasks.append(task))  # type: ignore[assignment]
     given, begun = Box(gpu), []
 
@@ -123,14 +123,14 @@ def test_submitted_calls_follow_what_their_callers_stream_was_given(
 def test_calls_submitted_while_others_run_need_no_thread_of_their_own(
     gpu: Gpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(submitted, "flatten", lambda result: ([result], None))
+    monkeypatch.setattr(call_queue, "flatten", lambda result: ([result], None))
     tasks: list[Any] = []
-    calls, threads = buffered(gpu, 2), submitted.Submitted(2)
+    calls, threads = buffered(gpu, 2), call_queue.Submitted(2)
     threads._pool = SimpleNamespace(submit=lambda *task: tasks.append(task))  # type: ignore[assignment]
     call = partial(calls.call, [Box(gpu, 3.0)])  # type: ignore[list-item]
-    again: list[submitted.Pending] = []
+    again: list[call_queue.Pending] = []
 
-    def submit() -> submitted.Pending:
+    def submit() -> call_queue.Pending:
         return threads.submit(lambda: call()[0], CUDA, is_ready=True)
 
     submit().add_done_callback(lambda _: again.append(submit()))
@@ -177,8 +177,8 @@ def test_a_slot_waits_for_each_of_its_streams(
     calls = buffered(gpu)
     monkeypatch.setattr(streaming.torch, "Tensor", Box)
     engine: Any = SimpleNamespace(calls=lambda given: calls, returned=lambda results, plan: results)
-    lanes = _Lanes.on(CUDA)
-    slots = [_DeviceSlot(_Finished(engine, then), lanes) for _ in range(3)]
+    lanes = _Streams.on(CUDA)
+    slots = [_DeviceSlot(_CallRunner(engine, then), lanes) for _ in range(3)]
     results: list[Any] = []
     for number in range(12):
         if number >= len(slots):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from escalade.engine.weight_guard import Watched
+from escalade.engine.weight_guard import WeightSnapshot
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
@@ -42,8 +42,8 @@ def flip(tensor: torch.Tensor, bit: int) -> None:
 @pytest.mark.parametrize("device", DEVICES)
 def test_every_bit_counts(device: str) -> None:
     given = weights(device)
-    watched = Watched(given)
-    assert watched.hold_for(given)
+    watched = WeightSnapshot(given)
+    assert watched.matches(given)
     for tensor in given:
         if not tensor.numel():
             continue
@@ -51,16 +51,16 @@ def test_every_bit_counts(device: str) -> None:
             before = tensor._version
             flip(tensor, bit)
             assert tensor._version == before, "this is for what PyTorch does not count"
-            assert not watched.hold_for(given), (tensor.dtype, tensor.shape, bit)
+            assert not watched.matches(given), (tensor.dtype, tensor.shape, bit)
             flip(tensor, bit)
-            assert watched.hold_for(given)
+            assert watched.matches(given)
 
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_the_copies_hold_what_the_weights_held(device: str) -> None:
     given = weights(device)
     expected = [tensor.clone() for tensor in given]
-    copies = Watched(given).copies
+    copies = WeightSnapshot(given).copies
     for tensor in given:
         tensor.data.zero_()
     for found, tensor in zip(copies, expected, strict=True):
@@ -71,24 +71,24 @@ def test_the_copies_hold_what_the_weights_held(device: str) -> None:
 @pytest.mark.parametrize("device", DEVICES)
 def test_where_they_lie_does_not_matter(device: str) -> None:
     given = weights(device)
-    watched = Watched(given)
+    watched = WeightSnapshot(given)
     elsewhere = [torch._neg_view(-t) if t.is_neg() else t.clone() for t in given]
     elsewhere[5] = torch.empty(5, 9, device=device)[:, 2:7].copy_(given[5])
-    assert watched.hold_for(elsewhere) and watched.hold_for(given)
+    assert watched.matches(elsewhere) and watched.matches(given)
     elsewhere[0].data.mul_(2)
-    assert watched.hold_for(given) and not watched.hold_for(elsewhere)
-    assert not Watched(given[:2]).hold_for([given[0], given[1].contiguous()])
-    assert not Watched(given[:1]).hold_for([given[0].view(4, 8, 3, 3)])
-    assert not Watched(given[:1]).hold_for([given[0].view(torch.int32)])
-    assert Watched([]).hold_for([]) and Watched([]).copies == []
+    assert watched.matches(given) and not watched.matches(elsewhere)
+    assert not WeightSnapshot(given[:2]).matches([given[0], given[1].contiguous()])
+    assert not WeightSnapshot(given[:1]).matches([given[0].view(4, 8, 3, 3)])
+    assert not WeightSnapshot(given[:1]).matches([given[0].view(torch.int32)])
+    assert WeightSnapshot([]).matches([]) and WeightSnapshot([]).copies == []
 
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_tensors_made_in_inference_mode(device: str) -> None:
     with torch.inference_mode():
         given = weights(device)
-        watched = Watched(given)
+        watched = WeightSnapshot(given)
         given[0].mul_(2)
-        assert not watched.hold_for(given)
+        assert not watched.matches(given)
         given[0].div_(2)
-    assert watched.hold_for(given) and not any(copy.is_inference() for copy in watched.copies)
+    assert watched.matches(given) and not any(copy.is_inference() for copy in watched.copies)

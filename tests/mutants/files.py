@@ -479,7 +479,7 @@ MUTANTS: tuple[Mutant, ...] = (
         ("tests/ops/calling/test_calls.py::test_parameters_are_cast_once_a_step_and_all_together",),
     ),
     _of(
-        "escalade/engine/submitted.py",
+        "escalade/engine/call_queue.py",
         "a-served-queue-is-forgotten",
         "            if is_idle:\n                self._is_served = False\n",
         "            self._is_served = False\n",

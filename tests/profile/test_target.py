@@ -13,7 +13,7 @@ from torch import nn
 import escalade
 from escalade.commands.profiled import Asked, target_of
 from escalade.device.twin.launch import TwinKernel
-from escalade.engine.step_times import fill
+from escalade.engine.step_times import copy_inputs
 from escalade.errors import EscaladeError
 from escalade_bench.profile.counters import Counters
 from escalade_bench.profile.cupti import launches
@@ -100,7 +100,7 @@ def test_a_plan_launches_the_kernels_that_its_parts_name(launched: list[str]) ->
     x = torch.rand(4, 16)
     model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 16))
     program: Any = escalade.compile(copy.deepcopy(model).eval(), (x,), device="twin").program(x)
-    network = of_plan("network", program, CPU, unnamed("in", lambda: fill(program, (x,))))
+    network = of_plan("network", program, CPU, unnamed("in", lambda: copy_inputs(program, (x,))))
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     step = escalade.training_step(model, nn.functional.mse_loss, optimizer, (x, x), device="twin")
     step(x, x)

@@ -18,7 +18,7 @@ from torch import nn
 from escalade.engine.capture.export import capture
 from escalade.engine.capture.joint import capture_step
 from escalade.engine.check import check_graph
-from escalade.engine.compiler import _normalise
+from escalade.engine.compiler import insert_normalization
 from escalade.engine.graph.forms import InputFormat
 from escalade.engine.graph.graph import Graph, Node
 from escalade.engine.nodes import BY_NAME, OPERATORS, operator_of
@@ -189,7 +189,7 @@ def find(name: str) -> Found:
     graph = capture(model, (x,))
     if example.normalised:
         channels = example.shape[0]
-        _normalise(graph, ((0.5,) * channels, (0.2,) * channels))
+        insert_normalization(graph, ((0.5,) * channels, (0.2,) * channels))
         x = torch.rand(BATCH, *example.shape) * 255
     dtype = example.dtype or "fp32"
     if dtype == "fp8":
@@ -264,7 +264,7 @@ def test_what_is_captured_computes_what_the_model_does(name: str) -> None:
     graph = capture(model, (x,))
     if example.normalised:
         channels = example.shape[0]
-        _normalise(graph, ((0.5,) * channels, (0.2,) * channels))
+        insert_normalization(graph, ((0.5,) * channels, (0.2,) * channels))
     check_graph(graph)  # what a file may hold, with the sizes that the operator gives
     assert name in {node.op for node in graph}
     fixed = graph.at(BATCH)

@@ -109,10 +109,10 @@ def test_layers(features: int, rows: list[int], outputs: int) -> None:
 
 def test_every_kind_that_capture_makes_is_known() -> None:
     """The model of the files' tests has them all."""
-    from escalade.engine.compiler import _normalise
+    from escalade.engine.compiler import insert_normalization
 
     graph = capture(EveryKind().eval(), (torch.randn(2, 3, 9, 9),), {"mask": torch.randn(2, 4)})
-    _normalise(graph, ((0.5,) * 3, (0.2,) * 3))
+    insert_normalization(graph, ((0.5,) * 3, (0.2,) * 3))
     check_graph(graph)
     assert {node.op for node in graph} == {operator.name for operator in OPERATORS if operator.signature} | {
         "aten"

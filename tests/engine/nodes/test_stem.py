@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from escalade.engine.capture.export import capture
-from escalade.engine.compiler import _normalise
+from escalade.engine.compiler import insert_normalization
 from escalade.engine.graph.graph import Graph
 from escalade.engine.nodes.stem import fuse_stem
 from escalade.engine.passes.epilogues import fuse_expressions
@@ -33,7 +33,7 @@ def stem_of(model: nn.Module, normalise: bool) -> tuple[Graph, Graph]:
     torch.manual_seed(2)
     graph = capture(model, (torch.randn(1, 3, 12, 12),))
     if normalise:
-        _normalise(graph, ((0.4, 0.5, 0.6), (0.2, 0.3, 0.4)))
+        insert_normalization(graph, ((0.4, 0.5, 0.6), (0.2, 0.3, 0.4)))
     changed = graph.copy()
     fuse_expressions(changed)
     fuse_stem(changed)

@@ -1,8 +1,8 @@
-"""Calls that nobody waits for: each on a stream of an engine's own, with a future of its result.
+"""Asynchronous calls of an engine, each on one of the engine's streams, with a future of its result.
 
-A call whose plan is ready is made by one thread, which has as many under way as the plan has buffers, and hands out
-results in their order: threads that make a call each would spend their time waiting for the interpreter's lock. A call
-that makes a plan has a thread to itself meanwhile, and so has every one on the CPU.
+One thread makes all calls whose plan exists: it keeps as many in flight as the plan has buffers, and completes them in
+order. One thread per call would spend its time waiting for the GIL. Calls that need a new plan, and all calls on the
+CPU, have a thread each.
 """
 
 from __future__ import annotations
@@ -23,37 +23,37 @@ THREAD = "escalade-call"
 
 
 class Pending(Future[Any]):
-    """A call's result to come: `result()` waits for it, and so does `await`."""
+    """Future of a call's result, which can also be awaited."""
 
     def __await__(self) -> Generator[Any, None, Any]:
         return asyncio.wrap_future(self).__await__()
 
 
-class Submitted:
-    """Threads that make calls, so many at a time. They are gone when this is."""
+class CallQueue:
+    """Threads that make up to `most` calls at a time; they end with this object."""
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._pool = ThreadPoolExecutor(most + 1, THREAD)
         self._streams: list[torch.cuda.Stream] = []
-        self._waiting: deque[_Ordered] = deque()
-        self._is_served = False
+        self._waiting: deque[_StreamCall] = deque()
+        self._is_serving = False
         self._lock = threading.Lock()
 
     def submit(self, call: Callable[[], Any], device: torch.device, is_ready: bool) -> Pending:
-        """`is_ready` says that the call has nothing to make."""
+        """Enqueue a call; `is_ready` promises that its plan exists."""
         pending = Pending()
         if device.type != "cuda":
             self._pool.submit(_run, pending, call)
             return pending
-        ordered = _Ordered(pending, call, device)
+        call_on_stream = _StreamCall(pending, call, device)
         if not is_ready:
-            self._pool.submit(_alone, ordered)
+            self._pool.submit(_run_on_own_stream, call_on_stream)
             return pending
         with self._lock:
-            self._waiting.append(ordered)
-            is_served, self._is_served = self._is_served, True
-        if not is_served:
+            self._waiting.append(call_on_stream)
+            is_serving, self._is_serving = self._is_serving, True
+        if not is_serving:
             self._pool.submit(self._serve, device)
         return pending
 
@@ -62,16 +62,16 @@ class Submitted:
             self._serve_all(device)
         except BaseException as error:
             with self._lock:
-                left, self._waiting, self._is_served = self._waiting, deque(), False
+                left, self._waiting, self._is_serving = self._waiting, deque(), False
             for each in left:
                 each.fail(error)
 
     def _serve_all(self, device: torch.device) -> None:
-        """Until none is waiting and none under way."""
+        """Make calls until none is waiting or in flight."""
         while len(self._streams) < self._most:
             self._streams.append(dedicated_stream(device))
         free = deque(self._streams)
-        running: deque[tuple[_Ordered, torch.cuda.Stream]] = deque()
+        running: deque[tuple[_StreamCall, torch.cuda.Stream]] = deque()
         while True:
             while free and (next_one := self._next(is_idle=not running)) is not None:
                 if next_one.begin(free[0]):
@@ -82,13 +82,13 @@ class Submitted:
             oldest.end()
             free.append(stream)
 
-    def _next(self, is_idle: bool) -> _Ordered | None:
-        """Who waits for longest; if nobody does, and nothing is under way, whoever comes starts anew."""
+    def _next(self, is_idle: bool) -> _StreamCall | None:
+        """Return the next waiting call. If there is none and nothing is in flight, mark this thread as finished."""
         with self._lock:
             if self._waiting:
                 return self._waiting.popleft()
             if is_idle:
-                self._is_served = False
+                self._is_serving = False
             return None
 
 
@@ -103,32 +103,31 @@ def _run(pending: Pending, call: Callable[[], Any]) -> None:
         pending.set_result(result)
 
 
-def _alone(ordered: _Ordered) -> None:
-    if ordered.begin(dedicated_stream(ordered.device)):
-        ordered.end()
+def _run_on_own_stream(call_on_stream: _StreamCall) -> None:
+    if call_on_stream.begin(dedicated_stream(call_on_stream.device)):
+        call_on_stream.end()
 
 
-class _Ordered:
-    """A call on another stream than the caller's: behind what the caller's has been given by now, and over when its
-    result is there."""
+class _StreamCall:
+    """A call on another stream than the caller's, ordered after the work enqueued on the caller's stream so far."""
 
     def __init__(self, pending: Pending, call: Callable[[], Any], device: torch.device) -> None:
         self.device = device
         self._pending = pending
         self._call = call
-        self._callers = torch.cuda.current_stream(device)
-        self._given = torch.cuda.Event()
-        self._given.record(self._callers)
+        self._caller_stream = torch.cuda.current_stream(device)
+        self._caller_event = torch.cuda.Event()
+        self._caller_event.record(self._caller_stream)
         self._done = torch.cuda.Event()
         self._result: Any = None
 
     def begin(self, stream: torch.cuda.Stream) -> bool:
-        """Whether it is under way now, and not cancelled or failed."""
+        """Enqueue the call; return False if it was cancelled or failed."""
         if not self._pending.set_running_or_notify_cancel():
             return False
         try:
             with torch.cuda.device(self.device), torch.cuda.stream(stream):
-                stream.wait_event(self._given)
+                stream.wait_event(self._caller_event)
                 self._result = self._call()
                 self._done.record(stream)
         except BaseException as error:
@@ -141,11 +140,13 @@ class _Ordered:
             self._pending.set_exception(error)
 
     def end(self) -> None:
-        """Waits for it, and hands out the result."""
+        """Wait for the GPU and complete the future."""
         try:
             self._done.synchronize()
             for tensor in flatten(self._result)[0]:
-                tensor.record_stream(self._callers)  # who lets go of it may still be reading
+                tensor.record_stream(
+                    self._caller_stream
+                )  # the caller may drop it while its stream still reads it
         except BaseException as error:
             self._pending.set_exception(error)
         else:
