@@ -151,8 +151,8 @@ def _check_inputs(graph: Graph) -> None:
     named = [*filter(None, graph.parameters), *arguments[1]]
     _require(
         len(graph.parameters) <= len(arguments[0]) and len({*named}) == len(named),
-        f"the positional arguments are named {', '.join(map(repr, graph.parameters))}; there are {len(arguments[0])}, with "
-        "distinct names",
+        f"the names of the positional arguments are {', '.join(map(repr, graph.parameters))}; there are "
+        f"{len(arguments[0])} arguments, with distinct names",
     )
     _require_leaves("outputs", graph.structure, len(graph.outputs))
     least, most = graph.batches

@@ -107,8 +107,9 @@ class Comparison:
         )
         lost = sum(step.lost_us for step in self.losing)
         lines.append(
-            f"{len(self.losing)} steps take longer than in PyTorch, {lost:.1f} µs in total; the slowest: {named}. "
-            "compile(..., measured=True) leaves such steps to PyTorch; `escalade tune` searches for faster kernels."
+            f"{len(self.losing)} of the steps take longer than in PyTorch, {lost:.1f} µs in total; the slowest: "
+            f"{named}. compile(..., measured=True) leaves such steps to PyTorch; `escalade tune` searches for faster "
+            "kernels."
         )
         return lines
 

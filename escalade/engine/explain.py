@@ -188,7 +188,7 @@ class Explanation:
             only = sum(step.operation == "quantise" for step in self.steps)
             lines += [
                 f"{in_fp8} of {len(convolutions)} convolutions multiply in FP8 (e4m3); everything else is fp16.",
-                f"{only} steps only quantize values to 8 bits. {SLOWER_IN_FP8}",
+                f"{only} of the steps only quantize values to 8 bits. {SLOWER_IN_FP8}",
             ]
         if self.floor_us is not None:
             lines.append(f"Lower bound, summed over the steps: {self.floor_us:.1f} µs.")

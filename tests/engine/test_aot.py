@@ -124,17 +124,17 @@ def test_another_card_is_told_what_is_done_again(path: pathlib.Path) -> None:
     assert carried.explain_mismatch(H200) == "" and AotArtifacts().explain_mismatch(A100) == ""
     assert "plans are made again, and kernels are compiled" in carried.explain_mismatch(A100)
     said = carried.explain_mismatch(H100_PCIE)
-    assert "NVIDIA H200 (sm_90a, 132 multiprocessors), and this is NVIDIA H100 PCIe (sm_90a, 114" in said
-    assert "kernels that they share with those of the file are taken from it" in said
+    assert "NVIDIA H200 (sm_90a, 132 SMs), but this GPU is NVIDIA H100 PCIe (sm_90a, 114" in said
+    assert "kernels that are not in the file are compiled" in said
 
 
 @pytest.mark.parametrize(
     ("kernels", "sentence"),
     [
-        (True, "this one runs on cpu; name architectures instead, such as kernels='sm_90a'"),
-        ("twin", "the twin's kernels are code for this machine's processor, and stay here"),
-        (7, "kernels=7: it is True, an architecture such as 'sm_90a', or a list of them"),
-        (b"sm_90a", "kernels=b'sm_90a': it is True, an architecture"),
+        (True, "this engine runs on cpu; name architectures instead, such as kernels='sm_90a'"),
+        ("twin", "the twin's kernels are built for this machine's CPU"),
+        (7, "kernels=7: pass True, an architecture such as 'sm_90a'"),
+        (b"sm_90a", "kernels=b'sm_90a': pass True, an architecture"),
         (("sm_90a", "sm_70"), "no card of architecture sm_70 is described; there are sm_80"),
     ],
 )
@@ -144,7 +144,7 @@ def test_what_cannot_be_carried_is_said(
     with pytest.raises(UnsupportedError, match=sentence):
         engine.save(tmp_path / "no.escalade", kernels=kernels)
     fresh = Engine(engine.graph, "fp16", HERE)
-    with pytest.raises(UnsupportedError, match="there is no plan to save kernels of yet"):
+    with pytest.raises(UnsupportedError, match="no plan to save kernels of yet"):
         fresh.save(tmp_path / "no.escalade", kernels="sm_90a")
     assert not list(tmp_path.iterdir())
 
@@ -172,17 +172,23 @@ def _one_more(carried: Any, tensors: dict[str, torch.Tensor]) -> None:
 
 CHANGES: list[tuple[Any, str]] = [
     (_no_elf, "is not for a GPU"),
-    (_one_more, "its machine code is not what it lists"),
-    (lambda carried, _: "[", "holds no network"),
-    (lambda carried, _: "[]", "is not plans and codes"),
+    (_one_more, "does not match its list of sources"),
+    (lambda carried, _: "[", "holds no valid network"),
+    (lambda carried, _: "[]", "not an object with plans and codes"),
     (lambda carried, _: '{"plans": [], "plans": [], "codes": {}}', "keys are repeated"),
     (lambda carried, _: "[" * 100_000, "nested too deeply"),
-    (lambda carried, _: carried.pop("plans") and None, "is not plans and codes"),
+    (lambda carried, _: carried.pop("plans") and None, "not an object with plans and codes"),
     (lambda carried, _: carried["plans"].append(3), "an object is expected"),
-    (lambda carried, _: carried["plans"][0].update(architecture="../x"), "is no architecture of a GPU"),
-    (lambda carried, _: carried["plans"][0].update(card="\x1b[2J"), "is no text of one line"),
-    (lambda carried, _: carried["plans"][0]["choices"].update(conv={"rung": 3}), "is no rung with a config"),
-    (lambda carried, _: carried["codes"]["sm_90a"]["sources"].append("../../x"), "is no machine code of the"),
+    (lambda carried, _: carried["plans"][0].update(architecture="../x"), "is not a GPU architecture"),
+    (lambda carried, _: carried["plans"][0].update(card="\x1b[2J"), "is not a printable line"),
+    (
+        lambda carried, _: carried["plans"][0]["choices"].update(conv={"rung": 3}),
+        "is not a rung with a config",
+    ),
+    (
+        lambda carried, _: carried["codes"]["sm_90a"]["sources"].append("../../x"),
+        "no machine code for the source",
+    ),
 ]
 
 

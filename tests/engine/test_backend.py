@@ -297,11 +297,11 @@ def test_types_that_escalade_lacks_are_pytorchs(model: nn.Module, caplog: pytest
 
 def test_unknown_options_are_refused(model: nn.Module) -> None:
     graph = torch.fx.symbolic_trace(nn.ReLU())
-    with pytest.raises(UnsupportedError, match="no option speed; it has dtype, frozen"):
+    with pytest.raises(UnsupportedError, match="no option speed; its options are dtype, frozen"):
         backend.escalade_backend(graph, [torch.randn(2)], options={"speed": "high"})
     with pytest.raises(UnsupportedError, match="dtype 'fp4': compile takes"):
         backend.escalade_backend(graph, [torch.randn(2)], options={"dtype": "fp4"})
-    with pytest.raises(UnsupportedError, match="frozen='yes': backend escalade takes True or False"):
+    with pytest.raises(UnsupportedError, match="frozen='yes': pass True or False"):
         backend.escalade_backend(graph, [torch.randn(2)], options={"frozen": "yes"})
 
 

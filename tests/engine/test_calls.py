@@ -318,7 +318,7 @@ def test_buffers_for_several_calls_at_once(monkeypatch: pytest.MonkeyPatch) -> N
             assert torch.equal(engine(inputs[at]), expected[at])
 
     in_threads(work)
-    assert len(calls._sets) == 2 and calls._most in (2, 3)
+    assert len(calls._sets) == 2 and calls._limit in (2, 3)
 
 
 @pytest.mark.parametrize("device", ["cpu", "twin"])
@@ -342,8 +342,8 @@ def test_results_where_the_caller_wants_them(function: Callable[..., Any], devic
     assert all(torch.equal(room, y) for room, y in zip(rooms, several, strict=True))
     again = torch.empty_like(several[0])
     for out, message in (
-        ((), "out has 0 tensors; it is what the engine returns"),
-        ([again[:1], *several[1:]], r"this result is a torch.float32 of \(2, "),
+        ((), "out has 0 tensors; pass the structure that the engine returns"),
+        ([again[:1], *several[1:]], r"this result needs a torch.float32 of \(2, "),
         ([again.half(), *several[1:]], "out has a torch.float16"),
         ([again.clone().requires_grad_(), *several[1:]], "requires gradients"),
         (
@@ -352,7 +352,7 @@ def test_results_where_the_caller_wants_them(function: Callable[..., Any], devic
         ),
         (
             [again[:1].expand_as(again), *several[1:]],
-            r"of strides \(0, 1\), with several elements in one place",
+            r"of strides \(0, 1\), whose elements overlap",
         ),
     ):
         with pytest.raises(UnsupportedError, match=message):
@@ -367,7 +367,7 @@ def test_results_share_no_memory_with_each_other(device: str) -> None:
     for out in (
         (both[0], both[0]), (both[0], both.flatten()[1 : both[0].numel() + 1].view_as(both[0]))
     ):  # fmt: skip
-        with pytest.raises(UnsupportedError, match="out has the same memory for two results"):
+        with pytest.raises(UnsupportedError, match="two tensors in out share memory"):
             engine(x, out=out)
     for rooms in ((both[0], both[1]), (both[0], both[0].clone()), (both[:2, 0], both[:2, 1])):
         assert engine(x, out=rooms) is rooms

@@ -205,7 +205,7 @@ def test_a_table_that_cannot_be_written_is_no_reason_not_to_compile(
 
     monkeypatch.setattr(comparing, "add", refuse)
     times({"plan": 4.0, "PyTorch": 3.0})
-    assert faster_in_pytorch(program, (x,)) and "not remembered: it cannot be written" in caplog.text
+    assert faster_in_pytorch(program, (x,)) and "could not be saved: it cannot be written" in caplog.text
 
 
 def test_the_whole_model_in_pytorch_is_the_model(engine: Engine, model: nn.Module, x: torch.Tensor) -> None:
@@ -222,10 +222,10 @@ def test_a_comparison_says_where_time_is_lost(program: KernelProgram) -> None:
     found = Comparison("fp16", 8, (fast, slow, alone), 10.0, 25.0, "net")
     text = str(found)
     assert found.speedup == 2.5 and found.losing == (slow,)
-    assert "net: fp16, batch 8" in text and "11.0 µs together, 10.0 µs in PyTorch" in text
+    assert "net: fp16, batch 8" in text and "11.0 µs, in PyTorch 10.0 µs" in text
     assert "takes 10.0 µs" in text and "25.0 µs: 2.50 times as fast" in text
     assert (
-        "1 of the steps take longer than in PyTorch, 4.0 µs together; the most: conv2d layer2 (4.0 µs)"
+        "1 of the steps take longer than in PyTorch, 4.0 µs in total; the slowest: conv2d layer2 (4.0 µs)"
         in text
     )
     assert "No step takes longer" in str(Comparison("fp16", 8, (fast, alone), 10.0, 25.0))
@@ -242,7 +242,7 @@ def test_steps_are_compared_under_their_names(program: KernelProgram) -> None:
 @pytest.mark.parametrize("device", ["cpu", "twin"])
 def test_without_a_gpu_nothing_is_measured(device: str, model: nn.Module, x: torch.Tensor) -> None:
     with pytest.raises(
-        UnsupportedError, match=r"measured=True times kernels .* on a GPU; this engine runs on"
+        UnsupportedError, match=r"measured=True times kernels .* needs a GPU; this engine runs on"
     ):
         escalade.compile(model, x, device=device, measured=True)
     engine = Engine(capture(model, (x,)), "fp32", device)

@@ -174,7 +174,7 @@ def test_integers_are_what_they_are(seed: int) -> None:
     x = torch.randint(0, 50, (2, 4), generator=torch.Generator().manual_seed(seed))
     engine = compile(model, x)
     torch.testing.assert_close(engine(x), model(x).detach())
-    with pytest.raises(UnsupportedError, match="is torch.int32; the model takes torch.int64"):
+    with pytest.raises(UnsupportedError, match="is torch.int32; pass torch.int64"):
         engine(x.int())
 
 
@@ -193,9 +193,9 @@ def test_plans_are_kept_and_bounded(small: nn.Module) -> None:
     engine.plan(torch.randn(2, 3, 6, 6))
     assert engine.plan(torch.randn(1, 3, 6, 6)) is one  # and used last
     engine.plan(torch.randn(3, 3, 6, 6))  # takes the place of 2
-    assert len(engine._plans.kept) == 2
+    assert len(engine._plans.cached) == 2
     assert engine.plan(torch.randn(1, 3, 6, 6)) is one
-    with pytest.raises(UnsupportedError, match="at least one"):
+    with pytest.raises(UnsupportedError, match="at least 1"):
         compile(small, torch.randn(1, 3, 6, 6), plans=0)
 
 
@@ -216,15 +216,15 @@ def test_threads_share_an_engine(small: nn.Module) -> None:
     ("x", "message"),
     [
         (torch.randn(3, 6, 6), r"compiled for \[batch, 3, 6, 6\]"),
-        (torch.randn(2, 3, 6, 6, dtype=torch.float64), "takes float32, float16, bfloat16"),
-        (torch.zeros(2, 3, 6, 6, dtype=torch.int32), "takes float32, float16, bfloat16"),
+        (torch.randn(2, 3, 6, 6, dtype=torch.float64), "support float32, float16, bfloat16"),
+        (torch.zeros(2, 3, 6, 6, dtype=torch.int32), "support float32, float16, bfloat16"),
         (torch.zeros(2, 3, 6, 6, dtype=torch.uint8), "normalize="),
         (torch.empty(2, 3, 6, 6, device="meta"), "is on meta, the engine runs on cpu; move it there"),
         (torch.zeros(2, 3, 6, 6).to_sparse(), "in layout sparse_coo; an engine takes dense tensors"),
         (torch._efficientzerotensor((2, 3, 6, 6)), "zeros without memory; an engine takes dense tensors"),
-        ([torch.randn(2, 3, 6, 6)], "called like the model it was compiled from: with input"),
-        ("cat", "called like the model"),
-        (None, "called like the model"),
+        ([torch.randn(2, 3, 6, 6)], "call the engine with input"),
+        ("cat", "call the engine with"),
+        (None, "call the engine with"),
     ],
 )
 def test_wrong_inputs_are_named(engine: Engine, x: object, message: str) -> None:
@@ -234,11 +234,11 @@ def test_wrong_inputs_are_named(engine: Engine, x: object, message: str) -> None
 
 def test_wrong_counts_are_named(engine: Engine) -> None:
     x = torch.randn(2, 3, 6, 6)
-    with pytest.raises(UnsupportedError, match="called like the model"):
+    with pytest.raises(UnsupportedError, match="call the engine with"):
         engine(x, x)
-    with pytest.raises(UnsupportedError, match="called like the model"):
+    with pytest.raises(UnsupportedError, match="call the engine with"):
         engine(image=x)
-    with pytest.raises(UnsupportedError, match="2 tensors; the engine takes 1"):
+    with pytest.raises(UnsupportedError, match="2 tensors passed; the engine takes 1"):
         engine.program(x, x)
 
 
@@ -247,17 +247,15 @@ def test_wrong_options_are_named(small: nn.Module) -> None:
     with pytest.raises(UnsupportedError, match="dtype 'int8': compile takes fp32, tf32, fp16, bf16"):
         compile(small, x, dtype="int8")
     for device in ("meta", "banana"):
-        with pytest.raises(
-            UnsupportedError, match=f"device '{device}': an engine runs on cuda, on cpu, or on the twin"
-        ):
+        with pytest.raises(UnsupportedError, match=f"device '{device}': engines run on cuda, cpu or twin"):
             compile(small, x, device=device)
     for bad in (((0.5,) * 2, (0.5,) * 2), ((0.5,) * 3, (0.5, 0.5, 0.0))):
-        with pytest.raises(UnsupportedError, match="3 means and as many positive standard deviations"):
+        with pytest.raises(UnsupportedError, match="3 finite means and 3 positive standard deviations"):
             compile(small, x, normalize=bad)
-    with pytest.raises(UnsupportedError, match="one image input; this one has 0"):
+    with pytest.raises(UnsupportedError, match="one image input; this model has 0"):
         compile(nn.Linear(3, 3), torch.randn(1, 3), normalize=((0.5,) * 3, (0.5,) * 3))
     if not torch.cuda.is_available():
-        with pytest.raises(UnsupportedError, match="there is no GPU here"):
+        with pytest.raises(UnsupportedError, match="no GPU is available"):
             compile(small, x, device="cuda")
 
 

@@ -241,7 +241,7 @@ def test_every_kind_of_damage_is_noticed(saved: pathlib.Path) -> None:
             load(saved, device="cpu")
     for length in (0, 4, 100, len(whole) // 2, len(whole) - 1):
         saved.write_bytes(whole[:length])
-        with pytest.raises(FileError, match="not an engine that Escalade has saved, or is damaged"):
+        with pytest.raises(FileError, match="not an Escalade engine file, or is damaged"):
             load(saved, device="cpu")
 
 
@@ -302,11 +302,11 @@ def test_a_changed_graph_is_noticed(saved: pathlib.Path) -> None:
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"version": "5"}, "has version .5. of the file format; this Escalade reads versions 2 to 4"),
+        ({"version": "5"}, "has file format version .5.; this Escalade reads versions 2 to 4"),
         ({"carried": "{}"}, "damaged"),
-        ({"version": "new"}, "has version .new. of the file format"),
+        ({"version": "new"}, "has file format version .new."),
         ({"version": None}, "version"),
-        ({"format": "other"}, "is not an engine that Escalade has saved"),
+        ({"format": "other"}, "is not an Escalade engine file"),
         ({"graph": None}, "damaged"),
         ({"dtype": None}, "damaged"),
         ({"sha256": None}, "damaged"),
@@ -321,15 +321,15 @@ def test_other_contents_are_refused(
 
 
 def test_other_files_are_refused(tmp_path: pathlib.Path) -> None:
-    with pytest.raises(FileError, match="there is no file"):
+    with pytest.raises(FileError, match="does not exist|is not a regular file"):
         load(tmp_path / "none.engine")
-    with pytest.raises(FileError, match="there is no file"):
+    with pytest.raises(FileError, match="does not exist|is not a regular file"):
         load(tmp_path)
     save_file({"w": torch.zeros(3)}, tmp_path / "weights.safetensors")
-    with pytest.raises(FileError, match="is not an engine"):
+    with pytest.raises(FileError, match="is not an Escalade engine file"):
         load(tmp_path / "weights.safetensors")
     (tmp_path / "text").write_text("cat " * 100)
-    with pytest.raises(FileError, match="is not an engine"):
+    with pytest.raises(FileError, match="is not an Escalade engine file"):
         load(tmp_path / "text")
 
 
@@ -354,7 +354,7 @@ def test_no_weights_are_read_of_what_is_no_engine(
 
     (tmp_path / "foreign").touch()
     monkeypatch.setattr("escalade.engine.file.safe_open", Opened)
-    with pytest.raises(FileError, match="is not an engine that Escalade has saved$|reads versions"):
+    with pytest.raises(FileError, match="is not an Escalade engine file$|reads versions"):
         load(tmp_path / "foreign", device="cpu")
 
 
@@ -391,10 +391,10 @@ def test_a_file_that_changes_later_changes_no_engine(
 def test_devices_that_are_not_there_are_named(saved: pathlib.Path) -> None:
     from escalade.errors import UnsupportedError
 
-    with pytest.raises(UnsupportedError, match="an engine runs on cuda, on cpu, or on the twin"):
+    with pytest.raises(UnsupportedError, match="engines run on cuda, cpu or twin"):
         load(saved, device="meta")
     if not torch.cuda.is_available():
-        with pytest.raises(UnsupportedError, match="there is no GPU here"):
+        with pytest.raises(UnsupportedError, match="no GPU is available"):
             load(saved, device="cuda")
 
 

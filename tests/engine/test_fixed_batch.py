@@ -65,12 +65,12 @@ def test_a_file_is_loaded_for_the_same_bits(tmp_path: pathlib.Path) -> None:
 
 
 REFUSED: dict[str, tuple[Callable[[torch.Tensor], Any], str]] = {
-    "a mean of items": (lambda x: x - x.mean(0, keepdim=True), "is of several of them"),
-    "a sum over items": (lambda x: x.cumsum(0), "depends on the others, or on its place"),
-    "a place": (lambda x: x + torch.arange(x.shape[0])[:, None], "computes with the number of items"),
-    "a count": (lambda x: x / x.shape[0], "computes with the number of items"),
-    "a product of items": (lambda x: (x @ x.T).sum(1), "is of several of them"),
-    "nothing by items": (lambda x: torch.ones(3), "its results are not by items for every batch"),
+    "a mean of items": (lambda x: x - x.mean(0, keepdim=True), "combines several items"),
+    "a sum over items": (lambda x: x.cumsum(0), "depends on other items or on the position"),
+    "a place": (lambda x: x + torch.arange(x.shape[0])[:, None], "computes with the batch size"),
+    "a count": (lambda x: x / x.shape[0], "computes with the batch size"),
+    "a product of items": (lambda x: (x @ x.T).sum(1), "combines several items"),
+    "nothing by items": (lambda x: torch.ones(3), "not all of its results have a batch dimension"),
 }
 
 
@@ -86,13 +86,13 @@ class Call(nn.Module):
 @pytest.mark.parametrize("name", REFUSED)
 def test_items_that_are_not_by_themselves_are_refused(name: str) -> None:
     function, message = REFUSED[name]
-    with pytest.raises(UnsupportedError, match=f"every item of a batch by itself: .*{message}"):
+    with pytest.raises(UnsupportedError, match=f"every item of a batch independently: .*{message}"):
         require_independent_items(capture(Call(function), (torch.randn(3, 4),)))
 
 
 def test_what_is_not_for_kernels_alone_is_refused() -> None:
     x = torch.randn(2, 4, 6)
-    with pytest.raises(UnsupportedError, match="on cuda or on the twin and without measured=True"):
+    with pytest.raises(UnsupportedError, match="use device 'cuda' or 'twin' and leave out measured=True"):
         compile(nn.ReLU(), x, device="cpu", deterministic=True)
     with pytest.raises(UnsupportedError, match=r"deterministic=True: .* \(aten::bmm.*\) has no kernel here"):
         compile(Call(lambda x: torch.bmm(x, x.mT)), x, device="twin", deterministic=True)

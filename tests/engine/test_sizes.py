@@ -152,7 +152,7 @@ def test_sizes_that_the_model_does_not_take_are_sentences() -> None:
             3,
             8,
             8,
-        ): r"compiled with x \[batch, 3, 4, 8\], cannot be .* x \[2, 3, 8, 8\]: .* RuntimeError: .*128",
+        ): r"compiled with x \[batch, 3, 4, 8\] and cannot be .* x \[2, 3, 8, 8\]: .* RuntimeError: .*128",
         (2, 4, 4, 8): r"x \[2, 4, 4, 8\]: .* RuntimeError",
         (3, 4, 8): r"x has shape \(3, 4, 8\); the engine was compiled for \[batch, 3, 4, 8\]",
     }.items():
@@ -192,24 +192,24 @@ def test_plans_that_cannot_be_are_sentences() -> None:
     enough = plan.arena_bytes + plan.persistent_bytes
     asked: dict[str, Any]
     for asked, message in (
-        ({"plans": 1}, "2 plans are asked for, and the engine keeps 1; give it plans=2"),
-        ({"memory": "much"}, "memory='much': 'much' is not a size; write 500MB"),
-        ({"memory": 0}, "memory=0: it is a number of bytes, or a text such as '2GiB'"),
-        ({"memory": enough}, "these 2 plans need 0.0 MiB .* may have 0.0; ask for fewer"),
+        ({"plans": 1}, "2 plans requested, but the engine keeps 1; pass plans=2"),
+        ({"memory": "much"}, "memory='much': 'much' is no size; sizes are written as 500MB"),
+        ({"memory": 0}, "memory=0: pass a number of bytes, or a string such as '2GiB'"),
+        ({"memory": enough}, "these 2 plans need 0.0 MiB .* allows 0.0; plan fewer"),
     ):
         with pytest.raises(UnsupportedError, match=message):
             Engine(graph, "fp32", "cpu", **asked).prepare([(x,), (x[:1],)])
-    with pytest.raises(UnsupportedError, match="this plan needs 0.0 MiB .* may have 0.0; take a smaller"):
+    with pytest.raises(UnsupportedError, match="this plan needs 0.0 MiB .* allows 0.0; use a smaller"):
         Engine(graph, "fp32", "cpu", memory=9)(x)
     with pytest.raises(UnsupportedError, match="this plan needs"):
         Engine(graph, "fp32", "cpu", memory=enough, buffers=2)(x)
     with pytest.raises(
-        UnsupportedError, match=r"sizes has 8; each is a pair of rows and columns, as \(224, 224\)"
+        UnsupportedError, match=r"sizes has 8; each must be a pair of rows and columns, as \(224, 224\)"
     ):
         compile(nn.ReLU(), x, sizes=[8])  # type: ignore[list-item]
-    with pytest.raises(UnsupportedError, match="batches has 0; each is a number of items, at least 1"):
+    with pytest.raises(UnsupportedError, match="batches has 0; each must be a whole number of at least 1"):
         compile(nn.ReLU(), x, batches=[0])
-    with pytest.raises(UnsupportedError, match="this one's example has 0 sizes"):
+    with pytest.raises(UnsupportedError, match="the example has 0 sizes"):
         compile(nn.ReLU(), x[0], sizes=[(8, 8)])
 
 

@@ -139,7 +139,7 @@ def test_what_fails_of_results_is_raised_in_its_place(engine: Engine) -> None:
     next(results)
     with pytest.raises(LookupError, match="no such class"):
         next(results)
-    with pytest.raises(UnsupportedError, match="then has returned a int; it returns a tensor"):
+    with pytest.raises(UnsupportedError, match="then returned a int; it must return a tensor"):
         list(engine.stream([batch(0)], then=len))
     assert not feeders()
 
@@ -205,9 +205,9 @@ def test_a_failure_leaves_no_memory(engine: Engine, slots: weakref.WeakSet[Stagi
 def test_what_the_engine_refuses_comes_in_its_place(engine: Engine) -> None:
     for wrong, sentence in (
         (torch.zeros(3, 5, 6, dtype=torch.uint8), "has shape"),
-        (torch.zeros(2, 3, 6, 6, dtype=torch.int32), "an engine takes"),
-        ("two", "called like the model"),
-        ((batch(0), batch(1)), "called like the model"),
+        (torch.zeros(2, 3, 6, 6, dtype=torch.int32), "engines support"),
+        ("two", "call the engine with"),
+        ((batch(0), batch(1)), "call the engine with"),
     ):
         results = []
         with pytest.raises(UnsupportedError, match=sentence):
@@ -431,9 +431,9 @@ def test_mistakes_are_named(engine: Engine) -> None:
     for depth in (0, 10**9):
         with pytest.raises(UnsupportedError, match=f"depth={depth}"):
             engine.stream([batch(0)], depth=depth)
-    with pytest.raises(UnsupportedError, match="then=3: it is a function"):
+    with pytest.raises(UnsupportedError, match="then=3: pass a function"):
         engine.stream([batch(0)], then=3)  # type: ignore[arg-type]
     with pytest.raises(UnsupportedError, match="in host memory"):
         list(engine.stream([torch.zeros(2, 3, 6, 6, dtype=torch.uint8, device="meta")]))
-    with pytest.raises(UnsupportedError, match="of type int; stream takes a list or an iterator"):
+    with pytest.raises(UnsupportedError, match="of type int; pass a list or an iterator"):
         list(engine.stream(3))  # type: ignore[arg-type]

@@ -96,7 +96,7 @@ def test_submitted_calls_follow_what_their_callers_stream_was_given(
     from going on."""
     monkeypatch.setattr(call_queue, "flatten", lambda result: ([result], None))
     tasks: list[Any] = []
-    calls, threads = buffered(gpu, 2), call_queue.Submitted(2)
+    calls, threads = buffered(gpu, 2), call_queue.CallQueue(2)
     threads._pool = SimpleNamespace(submit=lambda *task: tasks.append(task))  # type: ignore[assignment]
     given, begun = Box(gpu), []
 
@@ -112,7 +112,7 @@ def test_submitted_calls_follow_what_their_callers_stream_was_given(
     while tasks:
         function, *arguments = tasks.pop(0)
         function(*arguments)
-    assert begun == [0, 1, 3, 4, 6, 5] and not threads._is_served
+    assert begun == [0, 1, 3, 4, 6, 5] and not threads._is_serving
     assert [each.result().value for each in pending if each not in (pending[2], pending[4])] == [6.0] * 5
     with pytest.raises(ValueError, match="no"):
         pending[4].result()
@@ -125,7 +125,7 @@ def test_calls_submitted_while_others_run_need_no_thread_of_their_own(
 ) -> None:
     monkeypatch.setattr(call_queue, "flatten", lambda result: ([result], None))
     tasks: list[Any] = []
-    calls, threads = buffered(gpu, 2), call_queue.Submitted(2)
+    calls, threads = buffered(gpu, 2), call_queue.CallQueue(2)
     threads._pool = SimpleNamespace(submit=lambda *task: tasks.append(task))  # type: ignore[assignment]
     call = partial(calls.call, [Box(gpu, 3.0)])  # type: ignore[list-item]
     again: list[call_queue.Pending] = []
@@ -176,7 +176,7 @@ def test_a_slot_waits_for_each_of_its_streams(
     monkeypatch.setattr(streaming, "_tensors", lambda engine, batch: (given.copy_(Box(gpu, batch, "cpu")),))
     calls = buffered(gpu)
     monkeypatch.setattr(streaming.torch, "Tensor", Box)
-    engine: Any = SimpleNamespace(calls=lambda given: calls, returned=lambda results, plan: results)
+    engine: Any = SimpleNamespace(calls=lambda given: calls, unflatten=lambda results, plan: results)
     lanes = _Streams.on(CUDA)
     slots = [_DeviceSlot(_CallRunner(engine, then), lanes) for _ in range(3)]
     results: list[Any] = []

@@ -178,7 +178,7 @@ def test_copies_in_and_back_wait_for_a_busy_device(engine: Engine) -> None:
 
     class Busy:
         def __init__(self, engine: Engine) -> None:
-            self.device, self.flatten, self.returned = engine.device, engine.flatten, engine.returned
+            self.device, self.flatten, self.unflatten = engine.device, engine.flatten, engine.unflatten
 
         def calls(self, tensors: Any) -> Any:
             torch.cuda._sleep(2_000_000)  # on the current stream; the next line on those of the iteration

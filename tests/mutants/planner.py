@@ -152,8 +152,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "planner/results-over-inputs-in-direct-calls",
         "escalade/engine/calls.py",
-        "made.bind(tensor) if is_apart(tensor, tensors) else made.allocate()",
-        "made.bind(tensor)",
+        "output.bind(tensor) if is_apart(tensor, tensors) else output.allocate()",
+        "output.bind(tensor)",
         ("tests/engine/test_calls.py",),
     ),
     Mutant(

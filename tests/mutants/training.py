@@ -5,7 +5,10 @@ from __future__ import annotations
 from tests.mutants.mutant import Mutant
 
 _STEP, _GROUPS = "escalade/engine/training/step.py", "escalade/engine/training/optimizers.py"
-_FOLLOWED, _STANDING = "escalade/engine/training/followed.py", "escalade/engine/training/change_guard.py"
+_FOLLOWED, _STANDING = (
+    "escalade/engine/training/optimizer_state.py",
+    "escalade/engine/training/change_guard.py",
+)
 _PLANNED, _RULES = "escalade/engine/training/planned.py", "escalade/ops/optimizer_step/rules.py"
 _SCALE, _CHANGES, _STEPS = (
     (f"tests/engine/training/test_{name}.py",) for name in ("loss_scale", "changes", "step")
@@ -146,7 +149,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "training/state-of-skipped-steps-kept",
         _GROUPS,
-        "            self._take_back()",
+        "            self._retract_state()",
         "            pass",
         _CHANGES,
     ),
@@ -157,14 +160,14 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "training/loaded-state-ignored",
         _GROUPS,
-        "if not all(map(operator.is_, [one.get(role) for one in own], kept)):",
+        "if not all(map(operator.is_, [one.get(role) for one in own], tensors)):",
         "if None in [one.get(role) for one in own]:",
         _CHANGES,
     ),
     Mutant(
         "training/made-state-wins",
         _GROUPS,
-        "return {**made, **{name: kept for name, kept in state.items() if kept is not None}}",
+        "return {**made, **{name: value for name, value in state.items() if value is not None}}",
         "return {**state, **made}",
         _CHANGES,
     ),
@@ -193,21 +196,21 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "training/buffers-not-written",
         _PLANNED,
-        "works += [self._new.run, self._counted.run]",
-        "works += [self._counted.run]",
+        "works += [self._buffer_updates.run, self._counters.run]",
+        "works += [self._counters.run]",
         _STEPS,
     ),
     Mutant(
         "training/batches-not-counted",
         _PLANNED,
-        "works += [self._new.run, self._counted.run]",
-        "works += [self._new.run]",
+        "works += [self._buffer_updates.run, self._counters.run]",
+        "works += [self._buffer_updates.run]",
         _STEPS,
     ),
     Mutant(
         "training/inputs-not-copied",
         _PLANNED,
-        "        self._bring_in(inputs)\n        self.program.run()",
+        "        self._copy_inputs(inputs)\n        self.program.run()",
         "        self.program.run()",
         _STEPS,
     ),
@@ -215,8 +218,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "training/gradients-not-reduced",
         _PLANNED,
-        "self._meet = partial(reduce, flat)",
-        "self._meet = lambda: None",
+        "self._all_reduce = partial(reduce, flat)",
+        "self._all_reduce = lambda: None",
         _STEPS,
     ),
     Mutant(
@@ -305,21 +308,21 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "training/plans-of-parts-without-order",
         "escalade/engine/training/parts.py",
-        "self._ready.pop(key) if key in self._ready",
-        "self._ready[key] if key in self._ready",
+        "self._parts.pop(key) if key in self._parts",
+        "self._parts[key] if key in self._parts",
         ("tests/engine/test_backend.py::test_the_plan_of_a_part_not_used_for_longest_goes_first",),
     ),
     Mutant(
         "training/settings-of-modules-are-not-compared",
         "escalade/engine/training/change_guard.py",
-        "            and self._has_its_settings()\n",
+        "            and self._settings_are_unchanged()\n",
         "",
         ("tests/engine/training/test_changes.py",),
     ),
     Mutant(
         "training/hooks-on-the-optimizer-later",
         "escalade/engine/training/change_guard.py",
-        "            and self._has_its_hooks()\n",
+        "            and self._hooks_are_unchanged()\n",
         "",
         ("tests/engine/training/test_refusals.py",),
     ),

@@ -292,7 +292,7 @@ def test_what_a_worker_refuses_comes_back_as_its_sentence(
     done = ShardWriter(job._factory, str(tmp_path / "results"), "csv")(
         {"path": np.array(job._shards[0], object), "shard": np.array([0] * IMAGES)}
     )
-    with pytest.raises(LaunchError, match="device 'nowhere': an engine runs on"):
+    with pytest.raises(LaunchError, match="device 'nowhere': engines run on"):
         list(_finished_parts(done))
 
 

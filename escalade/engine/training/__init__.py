@@ -1,1 +1,1 @@
-"""Training steps as plans: forward, loss, backward and optimiser in one run."""
+"""Training steps as plans: forward, loss, backward and optimizer in one run."""

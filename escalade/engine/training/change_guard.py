@@ -1,4 +1,4 @@
-"""What plans of a training step are made of: modules and their tensors, and the optimiser's groups."""
+"""Detect changes of the model or the optimizer that invalidate the plans of a training step."""
 
 from __future__ import annotations
 
@@ -12,115 +12,130 @@ import torch
 from torch import nn
 
 from escalade.device.torch_private import FAST_PATHS
-from escalade.engine.training.followed import hook_numbers, hooks_of
+from escalade.engine.training.optimizer_state import hook_numbers, hooks_of
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-_PLAIN = (bool, int, float, complex, str, tuple, list, torch.dtype, FunctionType, MethodType, NoneType)
-"""Settings of modules; what else they keep, such as the result of a run, is no part of what a step computes."""
+_SETTING_TYPES = (
+    bool,
+    int,
+    float,
+    complex,
+    str,
+    tuple,
+    list,
+    torch.dtype,
+    FunctionType,
+    MethodType,
+    NoneType,
+)
+"""Types of module attributes that are settings; others, such as cached results, do not affect what a step computes."""
 _MODE = "training"
-_marks = operator.attrgetter("requires_grad", "_backward_hooks", "_post_accumulate_grad_hooks")
+_gradient_attributes = operator.attrgetter("requires_grad", "_backward_hooks", "_post_accumulate_grad_hooks")
 
 
-class Standing:
-    """The modules, parameters, buffers and settings that plans are made of, and the optimizer's groups.
+class ChangeGuard:
+    """Snapshot of the modules, parameters, buffers, settings and optimizer groups that plans were built from.
 
-    Every call compares them before it launches anything, so it has to be quick: whole lists are compared in C, and
+    Every call compares them before it launches anything, so this must be fast: whole lists are compared in C, and
     element by element only where they differ.
     """
 
     def __init__(self, modules: Sequence[nn.Module], optimizer: torch.optim.Optimizer) -> None:
         self._optimizer = optimizer
         self._settings = [vars(module) for module in modules]
-        self._kept_settings = list(map(dict, self._settings))
-        self._linked = [
-            held
+        self._saved_settings = list(map(dict, self._settings))
+        self._links = [
+            each
             for module in modules
-            for held in (module._modules, *(getattr(module, name) for name in _HOOKS))
+            for each in (module._modules, *(getattr(module, name) for name in _HOOKS))
         ]
-        self._kept_linked = list(map(dict, self._linked))
-        self._held = [held for module in modules for held in (module._parameters, module._buffers)]
-        self._tensors = self._tensors_now()
+        self._saved_links = list(map(dict, self._links))
+        self._tensor_dicts = [each for module in modules for each in (module._parameters, module._buffers)]
+        self._tensors = self._current_tensors()
         self._present = [tensor for tensor in self._tensors if tensor is not None]
-        with torch.no_grad():  # as it is asked
+        with torch.no_grad():  # the guard is evaluated in this mode, too
             self._guard = FAST_PATHS.guard(self._present)
         self._addresses = list(map(torch.Tensor.data_ptr, self._present))
-        self._marks = list(map(_marks, self._present))
-        self._places = list(map(_place, self._present))
-        self._stepped = [list(group["params"]) for group in optimizer.param_groups]
+        self._gradient_attributes = list(map(_gradient_attributes, self._present))
+        self._layouts = list(map(_layout, self._present))
+        self._group_parameters = [list(group["params"]) for group in optimizer.param_groups]
         self._hooks, self._hook_numbers = len(hooks_of(optimizer)), hook_numbers(optimizer)
         self._constants: list[tuple[torch.Tensor, int]] = []
 
-    def is_as_it_was(self) -> bool:
-        """Return True if nothing has changed, apart from what the model's tensors hold and the modes of its modules."""
+    def is_unchanged(self) -> bool:
+        """Return True if nothing has changed but the contents of tensors and the modules' training modes."""
         groups = self._optimizer.param_groups
         return (
-            self._linked == self._kept_linked
-            and _are(self._tensors_now(), self._tensors)
-            and self._has_its_places()
-            and self._has_its_settings()
+            self._links == self._saved_links
+            and _are_identical(self._current_tensors(), self._tensors)
+            and self._tensors_are_unchanged()
+            and self._settings_are_unchanged()
             and all([tensor._version == version for tensor, version in self._constants])
-            and len(groups) == len(self._stepped)
-            and all([_are(group["params"], kept) for group, kept in zip(groups, self._stepped, strict=True)])
-            and self._has_its_hooks()
+            and len(groups) == len(self._group_parameters)
+            and all(
+                [
+                    _are_identical(group["params"], saved)
+                    for group, saved in zip(groups, self._group_parameters, strict=True)
+                ]
+            )
+            and self._hooks_are_unchanged()
         )
 
-    def _tensors_now(self) -> list[torch.Tensor | None]:
-        return list(chain.from_iterable([held.values() for held in self._held]))
+    def _current_tensors(self) -> list[torch.Tensor | None]:
+        return list(chain.from_iterable([each.values() for each in self._tensor_dicts]))
 
-    def _has_its_places(self) -> bool:
-        """Compare addresses, sizes and marks of all tensors. The guard may also fail for the caller's modes."""
+    def _tensors_are_unchanged(self) -> bool:
+        # The guard also fails in other PyTorch modes of the caller, so a failure is checked tensor by tensor.
         if (
             list(map(torch.Tensor.data_ptr, self._present)) == self._addresses
-            and list(map(_marks, self._present)) == self._marks
+            and list(map(_gradient_attributes, self._present)) == self._gradient_attributes
             and self._guard(*self._present)
         ):
             return True
-        return list(map(_place, self._present)) == self._places
+        return list(map(_layout, self._present)) == self._layouts
 
-    def _has_its_settings(self) -> bool:
+    def _settings_are_unchanged(self) -> bool:
         try:
-            if self._settings == self._kept_settings:
+            if self._settings == self._saved_settings:
                 return True
         except (TypeError, ValueError, RuntimeError):  # of tensors that are not the same
             pass
-        return all(map(_have_the_same_settings, self._settings, self._kept_settings))
+        return all(map(_same_settings, self._settings, self._saved_settings))
 
-    def _has_its_hooks(self) -> bool:
+    def _hooks_are_unchanged(self) -> bool:
         return (
             hook_numbers(self._optimizer) == self._hook_numbers
             or len(hooks_of(self._optimizer)) == self._hooks
         )
 
-    def reads(self, constants: Sequence[torch.Tensor]) -> None:
-        """A plan has what is in these tensors now."""
+    def watch_constants(self, constants: Sequence[torch.Tensor]) -> None:
+        """Also watch tensors whose contents were folded into a plan."""
         self._constants += [(one, one._version) for one in constants if not one.is_inference()]
 
 
-def _have_the_same_settings(now: Mapping[str, Any], kept: Mapping[str, Any]) -> bool:
+def _same_settings(now: Mapping[str, Any], saved: Mapping[str, Any]) -> bool:
     try:
-        if now == kept:
+        if now == saved:
             return True
     except (TypeError, ValueError, RuntimeError):  # of tensors that are not the same
         pass
     return all(
-        _are_equal(now.get(name), kept.get(name)) for name in now.keys() | kept.keys() if name != _MODE
+        _same_setting(now.get(name), saved.get(name)) for name in now.keys() | saved.keys() if name != _MODE
     )
 
 
-def _are_equal(now: Any, kept: Any) -> bool:
-    if now is kept or not (isinstance(now, _PLAIN) and isinstance(kept, _PLAIN)):
+def _same_setting(now: Any, saved: Any) -> bool:
+    if now is saved or not (isinstance(now, _SETTING_TYPES) and isinstance(saved, _SETTING_TYPES)):
         return True
     try:
-        return bool(now == kept)
+        return bool(now == saved)
     except (TypeError, ValueError, RuntimeError):  # of tensors in a list, say
         return False
 
 
-def _are(now: Sequence[Any], kept: Sequence[Any]) -> bool:
-    """Whether they are the same objects."""
-    return len(now) == len(kept) and all(map(operator.is_, now, kept))
+def _are_identical(now: Sequence[Any], saved: Sequence[Any]) -> bool:
+    return len(now) == len(saved) and all(map(operator.is_, now, saved))
 
 
-def _place(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """Return where a tensor is stored, and what is done with its gradient."""
-    return tensor.data_ptr(), tensor.shape, tensor.stride(), *_marks(tensor)
+def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return tensor.data_ptr(), tensor.shape, tensor.stride(), *_gradient_attributes(tensor)

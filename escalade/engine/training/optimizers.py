@@ -1,4 +1,4 @@
-"""PyTorch's optimisers as rules of `optimizer_step`: their groups, numbers and state, as they are at each step."""
+"""Run PyTorch's optimizers with `optimizer_step`, using their groups, settings and state as they are at each step."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _STATE = {
     torch.optim.Adam: {"m": "exp_avg", "v": "exp_avg_sq", "w": "max_exp_avg_sq"},
     torch.optim.AdamW: {"m": "exp_avg", "v": "exp_avg_sq", "w": "max_exp_avg_sq"},
 }
-"""What PyTorch calls the state of each optimiser."""
+"""PyTorch's names for the state of each optimizer, by the rule's names."""
 _SETTINGS = {
     torch.optim.SGD: ("lr", "momentum", "dampening", "weight_decay", "nesterov", "maximize"),
     torch.optim.Adam: ("lr", "betas", "eps", "weight_decay", "amsgrad", "maximize", "decoupled_weight_decay"),
@@ -36,40 +36,40 @@ _SETTINGS = {
         "decoupled_weight_decay",
     ),
 }
-"""The settings of a group that its rule is made of; a group may have others, which are its owner's."""
+"""Settings of a group that determine its rule; a group may have others that the caller added."""
 _COUNT = "step"
 
 
-def require_known(optimizer: torch.optim.Optimizer) -> None:
-    """Refuses an optimiser that there is no rule for, or that does not step each parameter once."""
+def require_supported(optimizer: torch.optim.Optimizer) -> None:
+    """Refuse an optimizer that has no rule here, or whose parameters share memory."""
     if type(optimizer) not in _STATE:
         known = ", ".join(kind.__name__ for kind in _STATE)
         raise UnsupportedError(
-            f"optimizer {type(optimizer).__name__}: a training step takes torch.optim's {known}; others step by "
-            "themselves, behind torch.compile(model, backend='escalade')"
+            f"optimizer {type(optimizer).__name__}: training steps support torch.optim's {known}; use other optimizers "
+            "with torch.compile(model, backend='escalade')"
         )
     others = {one.dtype for group in optimizer.param_groups for one in group["params"]} - {torch.float32}
     if others:
         raise UnsupportedError(
-            f"parameters of {', '.join(sorted(map(str, others)))}: a training step keeps them in torch.float32; "
-            "dtype='fp16' and 'bf16' multiply in 16 bits"
+            f"parameters of {', '.join(sorted(map(str, others)))}: training steps need torch.float32 parameters; pass "
+            "dtype='fp16' or 'bf16' to multiply in 16 bits"
         )
     if any(group.get("differentiable") for group in optimizer.param_groups):
         raise UnsupportedError(
-            "optimizer with differentiable=True: a training step has no gradients of its own"
+            "optimizer with differentiable=True: a training step cannot be differentiated; pass differentiable=False"
         )
-    places = Counter(
+    addresses = Counter(
         one.data_ptr() for group in optimizer.param_groups for one in group["params"] if one.numel()
     )
-    if any(number > 1 for number in places.values()):
+    if any(number > 1 for number in addresses.values()):
         raise UnsupportedError(
-            "parameters of the optimizer that lie in the same memory: a training step steps all of them at once, so "
-            "each is given once; layers share weights by holding the same torch.nn.Parameter"
+            "parameters of the optimizer share memory: a training step updates all of them at once, so each must be "
+            "listed once; to share weights, use the same torch.nn.Parameter in both layers"
         )
 
 
 def _rule_of(optimizer: torch.optim.Optimizer, group: Group) -> Rule:
-    """The rule that a group of parameters follows now."""
+    """Return the rule for a group's current settings."""
     if isinstance(optimizer, torch.optim.SGD):
         return sgd(
             float(group["lr"]), group["momentum"], group["dampening"], group["weight_decay"], group["nesterov"],
@@ -86,8 +86,8 @@ def _settings_of(optimizer: torch.optim.Optimizer, group: Group) -> list[Any]:
     return [group.get(key) for key in _SETTINGS[type(optimizer)]]
 
 
-def _plain(settings: list[Any]) -> list[Any] | None:
-    """Return settings that say by themselves whether they have changed; None if tensors are among them."""
+def _comparable(settings: list[Any]) -> list[Any] | None:
+    """Return settings that can be compared to detect a change; None if tensors are among them."""
     leaves = [one for value in settings for one in (value if isinstance(value, tuple | list) else (value,))]
     if any(isinstance(one, torch.Tensor) for one in leaves):
         return None
@@ -95,7 +95,7 @@ def _plain(settings: list[Any]) -> list[Any] | None:
 
 
 def _numbers_of(optimizer: torch.optim.Optimizer, group: Group) -> tuple[Any, ...]:
-    """A group's settings as numbers, to see whether any has changed; of tensors it is what they hold now."""
+    """Return a group's settings as numbers, tensors by their current contents."""
     return tuple(map(_number, _settings_of(optimizer, group)))
 
 
@@ -105,52 +105,53 @@ def _number(value: Any) -> Any:
     return tuple(map(_number, value)) if isinstance(value, tuple | list) else value
 
 
-class Stepped:
-    """Parameters of one group with gradients of one type that have taken the same number of steps.
+class ParameterGroup:
+    """Parameters of one optimizer group with one gradient dtype and step count, which one launch updates.
 
-    State that the optimiser does not have yet is zeros, and becomes the optimiser's with the first step: what fails
-    before leaves nothing there.
+    State that the optimizer does not have yet is allocated as zeros, and handed to the optimizer after the first
+    successful step, so that a failure before leaves the optimizer unchanged.
     """
 
     def __init__(
         self, optimizer: torch.optim.Optimizer, group: Group, parameters: Sequence[nn.Parameter], scaled: bool
     ) -> None:
-        self._of = weakref.ref(optimizer)
+        self._optimizer_ref = weakref.ref(optimizer)
         self._group, self._scaled = group, scaled
         self.parameters = tuple(parameters)
-        self._rule = self._rule_now()
+        self._rule = self._current_rule()
         self._numbers = _numbers_of(optimizer, group)
-        self._settings = _plain(_settings_of(optimizer, group))
-        self._noted: list[Mapping[str, Any]] | None = None
+        self._settings = _comparable(_settings_of(optimizer, group))
+        self._cached_states: list[Mapping[str, Any]] | None = None
         self._new: dict[nn.Parameter, dict[str, torch.Tensor]] = {}
-        """State that was made here, until the optimiser has it."""
-        self._given = self._new
+        """State allocated here that the optimizer does not have yet."""
+        self._transferred = self._new
         self._counts: list[tuple[torch.Tensor, int]] = []
-        """The optimiser's counts of steps, each with its version when it was last read or written here."""
+        """The optimizer's step counts, each with its version counter when it was last read or written here."""
         device = parameters[0].device
         self._scalars = self._rule.scalars(device)
         self.progress = no_progress(device)
         self.progress[0] = _steps_taken(optimizer, parameters[0])
-        self._state = self._found_state()
-        self._note_counts()
+        self._state = self._find_state()
+        self._save_counts()
 
     @property
     def _optimizer(self) -> torch.optim.Optimizer:
-        """The optimiser, which holds this by its hooks, and is not to be held by it."""
-        optimizer = self._of()
-        assert optimizer is not None, "whoever steps for it holds it"
+        optimizer = self._optimizer_ref()  # weak: the optimizer holds this object through its hooks
+        assert optimizer is not None, "the training step holds it"
         return optimizer
 
-    def follows(self, same_mappings: bool = False) -> bool:
-        """Takes over the settings that the optimiser has now; False if they make another formula, or if it has other
-        state. `same_mappings`: the optimizer has the mappings of parameters' state that `note_state` has seen."""
+    def sync_settings(self, same_mappings: bool = False) -> bool:
+        """Copy the optimizer's current settings; return False if they need another rule, or if its state was replaced.
+
+        `same_mappings` promises that the optimizer has the state dicts that `cache_states` has seen.
+        """
         optimizer = self._optimizer
         names = _STATE[type(optimizer)]
-        noted = self._noted if same_mappings and not self._new else None
-        own = list(map(self._own, self.parameters)) if noted is None else noted
-        for name, kept in self._state.items():
+        noted = self._cached_states if same_mappings and not self._new else None
+        own = list(map(self._state_of, self.parameters)) if noted is None else noted
+        for name, tensors in self._state.items():
             role = names[name]
-            if not all(map(operator.is_, [one.get(role) for one in own], kept)):
+            if not all(map(operator.is_, [one.get(role) for one in own], tensors)):
                 return False
         if any([count._version != version for count, version in self._counts]):
             return False
@@ -158,67 +159,69 @@ class Stepped:
             return True
         now = _numbers_of(optimizer, self._group)
         if now != self._numbers:
-            rule = self._rule_now()
+            rule = self._current_rule()
             if rule.expression != self._rule.expression:
                 return False
-            self._scalars.copy_(rule.scalars())  # the loss scale among them is written before every step
+            self._scalars.copy_(
+                rule.scalars()
+            )  # this includes the loss scale, which is rewritten before every step
             self._numbers = now
-            self._settings = _plain(_settings_of(optimizer, self._group))
+            self._settings = _comparable(_settings_of(optimizer, self._group))
         return True
 
-    def note_state(self) -> None:
-        """Keep the mappings of the parameters' state: looking them up hashes tensors, in Python."""
-        self._noted = list(map(self._own, self.parameters))
+    def cache_states(self) -> None:
+        """Keep references to the parameters' state dicts: looking them up hashes tensors, in Python."""
+        self._cached_states = list(map(self._state_of, self.parameters))
 
-    def hand_over(self) -> None:
-        """Gives the optimiser the state that was made here, now that a step has been done with it."""
+    def transfer_state(self) -> None:
+        """Hand state allocated here to the optimizer, after a step has succeeded."""
         if self._new:
             for parameter, made in self._new.items():
                 self._optimizer.state[parameter].update(made)
-            self._given, self._new = self._new, {}
+            self._transferred, self._new = self._new, {}
 
     def read_count(self) -> None:
-        """Goes on from the number of steps that the optimiser has counted."""
+        """Continue from the optimizer's step count."""
         self.progress[0] = _steps_taken(self._optimizer, self.parameters[0])
-        self._note_counts()
+        self._save_counts()
 
-    def steps(self, group: Group, parameters: Sequence[nn.Parameter]) -> bool:
-        """Whether it is these parameters of this group that it steps."""
+    def is_for(self, group: Group, parameters: Sequence[nn.Parameter]) -> bool:
+        """Return True if this updates exactly these parameters of this group."""
         return (
             self._group is group
             and len(self.parameters) == len(parameters)
             and all(map(operator.is_, self.parameters, parameters))
         )
 
-    def _take_back(self) -> None:
-        for parameter, made in self._given.items():
+    def _retract_state(self) -> None:
+        for parameter, made in self._transferred.items():
             own = self._optimizer.state.get(parameter, {})
             for name, tensor in made.items():
                 if own.get(name) is tensor:
                     del own[name]
             if not own:
                 self._optimizer.state.pop(parameter, None)
-        self._new = self._given
+        self._new = self._transferred
 
-    def _note_counts(self) -> None:
-        counts = [self._own(one).get(_COUNT) for one in self.parameters]
+    def _save_counts(self) -> None:
+        counts = [self._state_of(one).get(_COUNT) for one in self.parameters]
         self._counts = [(one, one._version) for one in counts if isinstance(one, torch.Tensor)]
 
-    def _own(self, parameter: nn.Parameter) -> Mapping[str, Any]:
-        """The state that the optimizer has for a parameter, and what it lacks of it from what was made here."""
+    def _state_of(self, parameter: nn.Parameter) -> Mapping[str, Any]:
+        """Return a parameter's state in the optimizer, completed by state allocated here."""
         state: Mapping[str, Any] = self._optimizer.state.get(parameter, {})
         made = self._new.get(parameter)
         if not made:
             return state
-        # PyTorch before 2.0 saved a momentum_buffer of None: that is none.
-        return {**made, **{name: kept for name, kept in state.items() if kept is not None}}
+        # PyTorch before 2.0 saved a momentum_buffer of None, which counts as missing.
+        return {**made, **{name: value for name, value in state.items() if value is not None}}
 
-    def _found_state(self) -> dict[str, list[torch.Tensor]]:
-        """The state of these parameters where the optimiser has it, made where it has none."""
+    def _find_state(self) -> dict[str, list[torch.Tensor]]:
+        """Return the state tensors by name, allocating those that the optimizer does not have."""
         names = _STATE[type(self._optimizer)]
         found: dict[str, list[torch.Tensor]] = {name: [] for name in self._rule.state}
         for parameter in self.parameters:
-            own, made = self._own(parameter), {}
+            own, made = self._state_of(parameter), {}
             if not isinstance(self._optimizer, torch.optim.SGD) and _COUNT not in own:
                 on_device = self._group["capturable"] or self._group["fused"]
                 made[_COUNT] = torch.zeros((), device=parameter.device if on_device else "cpu")
@@ -234,11 +237,11 @@ class Stepped:
 
     @property
     def scale(self) -> torch.Tensor:
-        """The scalar that gradients are divided by."""
+        """The loss scale, which gradients are divided by."""
         return self._scalars[self._rule.scalar_names.index("scale")]
 
     def step(self, gradients: Mapping[nn.Parameter, torch.Tensor]) -> None:
-        """Steps in place by Escalade's kernels."""
+        """Update the parameters in place with Escalade's kernels."""
         optimizer_step(
             self._rule,
             [one.detach() for one in self.parameters],
@@ -249,26 +252,28 @@ class Stepped:
             checked=self._scaled,
         )
 
-    def rehearse(self, gradients: Mapping[nn.Parameter, torch.Tensor]) -> None:
-        """Does the same to memory that is nobody's, so that all is compiled and loaded when it is recorded. What is in
-        it is of no account: all parameters and their state are one such piece, of the size of the largest."""
-        room = self.parameters[0].new_empty(max(one.numel() for one in self.parameters))
+    def warm_up(self, gradients: Mapping[nn.Parameter, torch.Tensor]) -> None:
+        """Run the kernels on scratch memory, so that they are compiled and loaded before CUDA graph capture.
+
+        Contents do not matter, so all parameters and states alias one buffer of the largest parameter's size.
+        """
+        scratch = self.parameters[0].new_empty(max(one.numel() for one in self.parameters))
 
         def like(one: torch.Tensor) -> torch.Tensor:
-            return room.detach()[: one.numel()].as_strided(one.shape, one.stride())
+            return scratch.detach()[: one.numel()].as_strided(one.shape, one.stride())
 
         optimizer_step(
             self._rule,
             [like(one) for one in self.parameters],
             [gradients[one] for one in self.parameters],
-            {name: [like(one) for one in kept] for name, kept in self._state.items()},
+            {name: [like(one) for one in tensors] for name, tensors in self._state.items()},
             self._scalars,
             self.progress.clone(),
             checked=self._scaled,
         )
 
     def step_in_pytorch(self, gradients: Mapping[nn.Parameter, torch.Tensor]) -> None:
-        """Steps in place by PyTorch's operators."""
+        """Update the parameters in place with PyTorch's operators."""
         is_finite = all(bool(gradients[one].isfinite().all()) for one in self.parameters)
         skips = self._scaled and not is_finite
         self.progress[int(skips)] += 1
@@ -278,39 +283,41 @@ class Stepped:
         expression = Expression.parse(self._rule.expression)
         numbers = dict(zip(self._rule.scalar_names, self._scalars, strict=True)) | {STEP: self.progress[0]}
         for place, parameter in enumerate(self.parameters):
-            own = {name: kept[place] for name, kept in self._state.items()}
+            own = {name: tensors[place] for name, tensors in self._state.items()}
             values = {PARAMETER: parameter.detach(), GRADIENT: gradients[parameter].float(), **own, **numbers}
             results = expression.evaluate({name: values[name] for name in expression.inputs})
             for tensor, result in zip((parameter.detach(), *own.values()), results, strict=True):
                 tensor.copy_(result)
 
     def write_count(self) -> None:
-        """Tells the optimiser how many steps were taken, where it counts them and nobody has set the count since. It
-        waits for the device. If all steps so far were left out, the optimiser has no state of them."""
+        """Write the number of steps to the optimizer, except to counts that were changed since. Waits for the device.
+
+        If all steps so far were skipped, state that was handed to the optimizer is removed again.
+        """
         taken = float(self.progress[0])
         if not taken:
-            self._take_back()
+            self._retract_state()
         for count, version in self._counts:
             if count._version == version:
                 count.fill_(taken)
-        self._note_counts()
+        self._save_counts()
 
-    def _rule_now(self) -> Rule:
+    def _current_rule(self) -> Rule:
         rule = _rule_of(self._optimizer, self._group)
         return rule.scaled() if self._scaled else rule
 
 
-class States:
-    """The mappings that an optimizer keeps the state of its parameters in, all of them and in their order."""
+class StateIdentity:
+    """Identities of all state dicts of an optimizer, in order."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer, groups: Sequence[Stepped]) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer, groups: Sequence[ParameterGroup]) -> None:
         self._all = optimizer.state
         self._each = list(optimizer.state.values())
         for group in groups:
-            group.note_state()
+            group.cache_states()
 
-    def are_those_of(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Return True if no mapping was added, removed or replaced. Values are compared: keys would be hashed."""
+    def matches(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Return True if no dict was added, removed or replaced. Compares values: hashing the keys would be slow."""
         now = optimizer.state
         return (
             now is self._all
@@ -319,11 +326,13 @@ class States:
         )
 
 
-def alike(
+def group_parameters(
     optimizer: torch.optim.Optimizer, types: Mapping[nn.Parameter, torch.dtype]
 ) -> list[tuple[Group, tuple[nn.Parameter, ...]]]:
-    """The parameters that have gradients, of these types, as they can be stepped together: those of one group and one
-    type that have taken the same number of steps. Parameters without elements have nothing to step."""
+    """Group the parameters that one launch can update: those of one optimizer group, gradient dtype and step count.
+
+    `types` has the gradient dtype of each trained parameter. Empty parameters are left out.
+    """
     made: list[tuple[Group, tuple[nn.Parameter, ...]]] = []
     for group in optimizer.param_groups:
         together: dict[tuple[Any, ...], list[nn.Parameter]] = {}
@@ -334,22 +343,24 @@ def alike(
     return made
 
 
-def step_together(
-    groups: Sequence[Stepped],
+def step_groups(
+    groups: Sequence[ParameterGroup],
     gradients: Mapping[nn.Parameter, torch.Tensor],
     *,
     in_pytorch: bool,
     scaled: bool,
 ) -> None:
-    """One step of all groups. With `scaled` gradients all of them take it, or none does: a gradient that is not finite
-    is made every group's."""
+    """Update all groups. With `scaled` gradients either all groups take the step or none does.
+
+    For that, a non-finite gradient in one group puts a NaN into the gradients of every group.
+    """
     if scaled and len(groups) > 1:
         everything = [gradients[one] for group in groups for one in group.parameters]
         largest = torch._foreach_norm(everything, float("inf"))
         found = ~torch.stack([one.float() for one in largest]).isfinite().all()
         for group in groups:
             gradient = gradients[group.parameters[0]]
-            first = gradient[(0,) * gradient.dim()]  # a view in any memory format, which flatten() is not
+            first = gradient[(0,) * gradient.dim()]  # flatten() would copy gradients in channels_last
             first.copy_(torch.where(found, torch.full_like(first, float("nan")), first))
     for group in groups:
         if in_pytorch:

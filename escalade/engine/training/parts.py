@@ -1,4 +1,4 @@
-"""Training behind `torch.compile`: AOTAutograd's forward and backward graphs, each a plan."""
+"""Training with `torch.compile`: AOTAutograd's forward and backward graphs as plans."""
 
 from __future__ import annotations
 
@@ -20,30 +20,29 @@ from escalade.engine.plan.stepwise import StepwiseProgram, is_faster_stepwise
 from escalade.errors import EscaladeError
 from escalade.ops.base.card import Card
 
-MOST_PLANS = 8
-"""Kinds of inputs that a part keeps plans for; the one not used for longest goes first."""
+MAX_PLANS = 8
+"""Plans cached per graph, one per combination of input shapes and formats; least recently used are evicted."""
 
 
 def compile_for_training(
     module: torch.fx.GraphModule,
     example_inputs: Sequence[Any],
     dtype: str,
-    say: Callable[[str], None],
+    warn: Callable[[str], None],
     *,
     on_twin: bool = False,
 ) -> Callable[..., Any]:
-    """The traced module with gradients, whose passes forward and backward are plans; what has none runs in PyTorch.
+    """Compile the forward and backward pass of a traced module; PyTorch runs a graph that cannot be planned.
 
-    `dtype`, fp32 or tf32, is how fp32 is multiplied. What backward reads is kept, or computed again where AOTAutograd's
-    partitioner finds that cheaper.
+    `dtype`, fp32 or tf32, selects how fp32 is multiplied. AOTAutograd's partitioner decides which activations are saved
+    for backward and which are recomputed.
     """
-
     from torch._dynamo.backends.common import aot_autograd
     from torch._functorch._aot_autograd.utils import make_boxed_func
     from torch._functorch.partitioners import min_cut_rematerialization_partition
 
     def compiled(part: torch.fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
-        made: Callable[..., Any] = make_boxed_func(PlannedPart(part, dtype, say, on_twin))
+        made: Callable[..., Any] = make_boxed_func(PlannedPart(part, dtype, warn, on_twin))
         return made
 
     with keep_operators_whole():
@@ -54,51 +53,51 @@ def compile_for_training(
 
 
 class PlannedPart:
-    """A graph of AOTAutograd's, planned for each kind of inputs when they first come. On the CPU PyTorch runs it."""
+    """An AOTAutograd graph, planned at the first call with each kind of inputs. On the CPU PyTorch runs it."""
 
     def __init__(
-        self, module: torch.fx.GraphModule, dtype: str, say: Callable[[str], None], on_twin: bool
+        self, module: torch.fx.GraphModule, dtype: str, warn: Callable[[str], None], on_twin: bool
     ) -> None:
-        self._module, self._dtype, self._say, self._on_twin = module, dtype, say, on_twin
-        self._ready: dict[tuple[Any, ...], _Ready | None] = {}
+        self._module, self._dtype, self._warn, self._on_twin = module, dtype, warn, on_twin
+        self._parts: dict[tuple[Any, ...], _CallablePart | None] = {}
         self._lock = threading.Lock()
 
-    def __call__(self, *given: Any) -> Any:
-        device = next((one.device for one in given if isinstance(one, torch.Tensor)), torch.device("cpu"))
+    def __call__(self, *inputs: Any) -> Any:
+        device = next((one.device for one in inputs if isinstance(one, torch.Tensor)), torch.device("cpu"))
         if device.type != "cuda" and not self._on_twin:
-            return self._module(*given)
+            return self._module(*inputs)
         key = tuple(
             (one.shape, InputFormat.of(one), one.device) if isinstance(one, torch.Tensor) else one
-            for one in given
+            for one in inputs
         )
         with self._lock:
-            ready = self._ready.pop(key) if key in self._ready else self._planned(given, device)
-            while len(self._ready) >= MOST_PLANS:
-                del self._ready[next(iter(self._ready))]
-            self._ready[key] = ready
-        return self._module(*given) if ready is None else ready(given)
+            callable_part = self._parts.pop(key) if key in self._parts else self._planned(inputs, device)
+            while len(self._parts) >= MAX_PLANS:
+                del self._parts[next(iter(self._parts))]
+            self._parts[key] = callable_part
+        return self._module(*inputs) if callable_part is None else callable_part(inputs)
 
     @torch.inference_mode(False)
     @torch.no_grad()
-    def _planned(self, given: Sequence[Any], device: torch.device) -> _Ready | None:
+    def _planned(self, inputs: Sequence[Any], device: torch.device) -> _CallablePart | None:
         try:
-            return _Ready(capture_aot_graph(self._module, given), given, self._dtype, device)
+            return _CallablePart(capture_aot_graph(self._module, inputs), inputs, self._dtype, device)
         except EscaladeError as error:
-            self._say(f"PyTorch runs this part of the model itself: {error}")
+            self._warn(f"PyTorch runs this part of the model itself: {error}")
             return None
 
 
-class _Ready:
-    """A part's plan, ready to be called."""
+class _CallablePart:
+    """The plan of a graph, ready to be called."""
 
-    def __init__(self, part: AotGraph, given: Sequence[Any], dtype: str, device: torch.device) -> None:
+    def __init__(self, part: AotGraph, inputs: Sequence[Any], dtype: str, device: torch.device) -> None:
         self._results = part.results
-        self._places = [place for place, one in enumerate(given) if isinstance(one, torch.Tensor)]
-        entries = zip(part.graph.inputs, self._places, strict=True)
-        formats = {entry.name: InputFormat.of(given[place]) for entry, place in entries}
-        given_as = {name: each.layout for name, each in formats.items() if each.layout != "flat"}
+        self._tensor_positions = [place for place, one in enumerate(inputs) if isinstance(one, torch.Tensor)]
+        entries = zip(part.graph.inputs, self._tensor_positions, strict=True)
+        formats = {entry.name: InputFormat.of(inputs[place]) for entry, place in entries}
+        input_layouts = {name: each.layout for name, each in formats.items() if each.layout != "flat"}
         types = [getattr(torch, name) for name in part.graph.output_types]
-        graph = optimize_step(part.graph, given_as, part.layouts, dtype, Card.of(device))
+        graph = optimize_step(part.graph, input_layouts, part.layouts, dtype, Card.of(device))
         plan = make_plan(graph, dtype, device, formats)
         constants = ConstantCache(dtype, device, typed=True)
         kind = StepwiseProgram if is_faster_stepwise(plan, Card.of(device)) else KernelProgram
@@ -106,10 +105,10 @@ class _Ready:
 
     @torch.inference_mode(False)
     @torch.no_grad()
-    def __call__(self, given: Sequence[Any]) -> list[Any]:
-        made = self._calls.call([given[place] for place in self._places])
+    def __call__(self, inputs: Sequence[Any]) -> list[Any]:
+        made = self._calls.call([inputs[place] for place in self._tensor_positions])
         return [
-            given[one.index]
+            inputs[one.index]
             if isinstance(one, PassedThrough)
             else made[one.index]
             if isinstance(one, GraphResult)

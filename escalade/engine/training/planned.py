@@ -1,4 +1,4 @@
-"""A captured training step planned for one size of batch, over the model's own tensors."""
+"""Plan a captured training step for one batch size, on the model's own tensors."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from escalade.engine.plan.constants import ConstantCache
 from escalade.engine.plan.plan import Plan
 from escalade.engine.plan.planner import make_plan
 from escalade.engine.plan_cache import failing_rung
-from escalade.engine.training.optimizers import Stepped
+from escalade.engine.training.optimizers import ParameterGroup
 from escalade.engine.training.program import KernelStep, ReferenceStep, StepProgram
 from escalade.engine.training.techniques import GRAPH, RUNGS
 from escalade.errors import CompileError, UnsupportedError
@@ -33,12 +33,11 @@ logger = logging.getLogger("escalade")
 
 Gradients = Mapping[nn.Parameter, torch.Tensor]
 Reduce = Callable[[torch.Tensor], None]
-"""Makes of the gradients of one process, all in one tensor, those of all processes."""
+"""Replaces the gradients of one process, all in one tensor, by those of all processes."""
 
 
-class Planned:
-    """What runs a step for inputs of one size: parameters and buffers are read and written where the model has them,
-    inputs are copied to where the plan reads them."""
+class PlannedStep:
+    """A training step for one input size. Parameters and buffers are read and written in place; inputs are copied."""
 
     def __init__(
         self,
@@ -53,9 +52,11 @@ class Planned:
         reduce: Reduce | None,
         plan_only: Card | None = None,
     ) -> None:
-        """`stepped` are the parameters that the optimiser has; `inputs` lie where the model does; `without` names
-        techniques that are left out. With `plan_only` kernels are chosen for that card, and
-        not compiled."""
+        """Plan the step and prepare its kernels.
+
+        `stepped` are the optimizer's parameters; `inputs` are on the model's device; `without` names techniques to
+        leave out. With `plan_only` kernels are chosen for that card but not compiled.
+        """
         parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
         joint = joint.with_gradients_of([name for name in joint.trained if parameters[name] in stepped])
         graph = joint.graph
@@ -66,7 +67,7 @@ class Planned:
         behind = dict(zip(joint.buffers, names[len(joint.parameters) :], strict=False))
         counted = drop_counters(graph, {first + n: behind[name] for n, name in enumerate(joint.changed)})
         own = [*(parameters[name] for name in joint.parameters), *(buffers[name] for name in joint.buffers)]
-        bound = dict(zip(names, (_required(one.detach()) for one in own), strict=False))
+        bound = dict(zip(names, (_require_packed(one.detach()) for one in own), strict=False))
         given = dict(zip(names[len(own) :], inputs, strict=False))
         bound |= {
             name: empty(one.shape, one.dtype, layout_of(one), one.device) for name, one in given.items()
@@ -74,25 +75,25 @@ class Planned:
         if scale is not None:
             bound[names[-1]] = scale
         bound |= {cast.name: torch.empty_like(bound[cast.source], dtype=cast.dtype) for cast in casts}
-        alone = _alone(graph, casts, given)
+        alone = _inputs_read_as_cast(graph, casts, given)
         self._inputs = [bound[alone.get(name, name)] for name in given]
-        self._bring_in(inputs)  # a plan is run when it is made, and targets are indices
+        self._copy_inputs(inputs)  # preparing kernels runs the plan once, and targets must be valid indices
         self._casts = _Copies(
             (bound[cast.source], bound[cast.name]) for cast in casts if cast.source not in alone
         )
         formats = {name: InputFormat.of(tensor) for name, tensor in bound.items()}
-        given_as = {name: each.layout for name, each in formats.items() if each.layout != "flat"}
+        input_layouts = {name: each.layout for name, each in formats.items() if each.layout != "flat"}
         places = dict(zip(joint.parameters, names, strict=False))
         returned = {
-            output: given_as[places[name]]
+            output: input_layouts[places[name]]
             for name, output in zip(joint.trained, graph.outputs[1:], strict=False)
-            if places[name] in given_as
+            if places[name] in input_layouts
         }
         device = own[0].device
         constants = ConstantCache(dtype, device, typed=True)
         by_kernels = device.type != "cpu" or on_twin or plan_only is not None
         card = plan_only or (Card.of(device) if by_kernels else None)
-        graph = optimize_step(graph, given_as, returned, dtype, card, without)
+        graph = optimize_step(graph, input_layouts, returned, dtype, card, without)
         fusion = FusionLevel.naive if RUNGS in without else FusionLevel.fused
         planned = partial(make_plan, graph, dtype, plan_only or device, formats, fusion=fusion, bound=True)
         ready = partial(
@@ -100,60 +101,64 @@ class Planned:
             as_graph=GRAPH not in without,
         )  # fmt: skip
         self.program: StepProgram = (
-            _by_kernels(planned, ready)
+            _prepare_kernels(planned, ready)
             if by_kernels and plan_only is None
             else ReferenceStep(planned(), constants, bound, self._casts.run)
         )
         self._loss, *results = self.program.results()
         trained = [parameters[name] for name in joint.trained]
-        self._meet: Callable[[], None] | None = None
+        self._all_reduce: Callable[[], None] | None = None
         if reduce is None:
-            self._gradients, self._widened = _of_one_type(trained, results)
+            self._gradients, self._gradient_copies = _unify_dtypes(trained, results)
         else:
-            flat, self._gradients, self._widened = _one_behind_another(trained, results)
-            self._meet = partial(reduce, flat)
+            flat, self._gradients, self._gradient_copies = _flatten_gradients(trained, results)
+            self._all_reduce = partial(reduce, flat)
         changed = {first + n: buffers[name] for n, name in enumerate(joint.changed)}
-        self._counted = _Counts((changed.pop(place), step) for place, step in counted.items())
-        self._new = _Copies(zip(results[len(trained) :], changed.values(), strict=True))
-        self.groups: list[Stepped] | None = None
+        self._counters = _Increments((changed.pop(place), step) for place, step in counted.items())
+        self._buffer_updates = _Copies(zip(results[len(trained) :], changed.values(), strict=True))
+        self.groups: list[ParameterGroup] | None = None
 
     @property
     def types(self) -> dict[nn.Parameter, torch.dtype]:
-        """The types of the gradients."""
+        """The dtypes of the gradients."""
         return {parameter: gradient.dtype for parameter, gradient in self._gradients.items()}
 
-    def step_by(self, groups: list[Stepped], step: Callable[[list[Stepped], Gradients], None]) -> None:
-        """Has each run end with a step of these groups."""
+    def set_optimizer(
+        self, groups: list[ParameterGroup], step: Callable[[list[ParameterGroup], Gradients], None]
+    ) -> None:
+        """End each run with an update of these groups by `step`."""
         if self._loss.is_cuda:
             for group in groups:
-                group.rehearse(self._gradients)
+                group.warm_up(self._gradients)
 
-        gradients, alone = self._gradients, self._meet is None
-        works = [self._widened.run] if alone else []
-        works += [self._new.run, self._counted.run]
+        gradients, alone = self._gradients, self._all_reduce is None
+        works = [self._gradient_copies.run] if alone else []
+        works += [self._buffer_updates.run, self._counters.run]
 
         def finish() -> None:
             for work in works:
                 work()
             step(groups, gradients)
 
-        self.program.finish_with(finish, None if alone else self._widened.run, self._meet)
+        self.program.finish_with(finish, None if alone else self._gradient_copies.run, self._all_reduce)
         self.groups = groups
 
     def run(self, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
-        """One step; the loss."""
-        self._bring_in(inputs)
+        """Run one step and return the loss."""
+        self._copy_inputs(inputs)
         self.program.run()
         return self._loss.clone()
 
-    def _bring_in(self, inputs: Sequence[torch.Tensor]) -> None:
+    def _copy_inputs(self, inputs: Sequence[torch.Tensor]) -> None:
         for own, given in zip(self._inputs, inputs, strict=True):
             own.copy_(given, non_blocking=True)
 
 
-def _by_kernels(planned: Callable[..., Plan], ready: Callable[[Plan], KernelStep]) -> KernelStep:
-    """The plan made ready. A kernel that does not compile is passed over for the next rung, and said so; random numbers
-    that it draws when it is made are put back."""
+def _prepare_kernels(planned: Callable[..., Plan], ready: Callable[[Plan], KernelStep]) -> KernelStep:
+    """Plan and prepare kernels. If a kernel does not compile, warn and plan again without its rung.
+
+    Preparing runs the plan once; the random numbers it draws are restored.
+    """
     avoid: frozenset[str] = frozenset()
     while True:
         plan = planned(avoid=avoid)
@@ -165,12 +170,12 @@ def _by_kernels(planned: Callable[..., Plan], ready: Callable[[Plan], KernelStep
             failed = failing_rung(plan, error)
             if failed is None or failed in avoid:
                 raise
-            logger.warning("%s did not compile; the next rung takes its place. %s", failed, error)
+            logger.warning("%s did not compile; using the next rung instead. %s", failed, error)
             avoid |= {failed}
 
 
 class _Copies:
-    """Tensors written into others, all of a kind in one launch."""
+    """Copies between pairs of tensors, one launch per combination of dtypes."""
 
     def __init__(self, pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
         self._groups: dict[
@@ -186,8 +191,8 @@ class _Copies:
             torch._foreach_copy_(targets, sources)
 
 
-class _Counts:
-    """Tensors that whole numbers are added to, all that get the same in one launch."""
+class _Increments:
+    """Integers added to tensors, one launch per integer."""
 
     def __init__(self, steps: Iterable[tuple[torch.Tensor, int]]) -> None:
         self._groups: dict[int, list[torch.Tensor]] = {}
@@ -199,8 +204,10 @@ class _Counts:
             torch._foreach_add_(tensors, step)
 
 
-def _alone(graph: Graph, casts: list[Cast], given: Mapping[str, torch.Tensor]) -> dict[str, str]:
-    """The inputs of which nothing is read but one cast, which they can be brought in as."""
+def _inputs_read_as_cast(
+    graph: Graph, casts: list[Cast], given: Mapping[str, torch.Tensor]
+) -> dict[str, str]:
+    """Return the inputs that are only read through one cast, with its name: they are copied in as that dtype."""
     read = {name for node in graph for name in node.inputs.values()} | set(graph.outputs)
     by_source: dict[str, list[str]] = {}
     for cast in casts:
@@ -210,11 +217,11 @@ def _alone(graph: Graph, casts: list[Cast], given: Mapping[str, torch.Tensor]) -
     }
 
 
-def _of_one_type(
+def _unify_dtypes(
     trained: list[nn.Parameter], results: list[torch.Tensor]
 ) -> tuple[dict[nn.Parameter, torch.Tensor], _Copies]:
-    """Gradients of these parameters, and what widens some of them: one launch steps those of one type."""
-    found = {one: _lying_as(one, result) for one, result in zip(trained, results, strict=False)}
+    """Return gradients by parameter, and the copies that widen some: the optimizer needs one launch per dtype."""
+    found = {one: _with_parameter_strides(one, result) for one, result in zip(trained, results, strict=False)}
     if len({gradient.dtype for gradient in found.values()}) <= 1:
         return found, _Copies(())
     narrow = {one: gradient for one, gradient in found.items() if gradient.dtype is not one.dtype}
@@ -222,10 +229,13 @@ def _of_one_type(
     return {**found, **wide}, _Copies((gradient, wide[one]) for one, gradient in narrow.items())
 
 
-def _one_behind_another(
+def _flatten_gradients(
     trained: list[nn.Parameter], results: list[torch.Tensor]
 ) -> tuple[torch.Tensor, dict[nn.Parameter, torch.Tensor], _Copies]:
-    """Room for all gradients in the parameters' type, its parts, and what fills it: processes meet once."""
+    """Return one fp32 tensor for all gradients, its views by parameter, and the copies that fill it.
+
+    Processes then exchange gradients once.
+    """
     step = ALIGNMENT // torch.float32.itemsize
     ends = list(accumulate(-(-one.numel() // step) * step for one in trained))
     flat = torch.zeros(ends[-1] if ends else 0, dtype=torch.float32, device=results[0].device)
@@ -236,18 +246,18 @@ def _one_behind_another(
     return flat, places, _Copies(zip(results, places.values(), strict=False))
 
 
-def _lying_as(parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
-    """A gradient with the strides of its parameter, if its elements lie in that order."""
-    alike = same_order(parameter.shape, parameter.stride(), gradient.stride())
-    return gradient.as_strided(parameter.shape, parameter.stride()) if alike else gradient
+def _with_parameter_strides(parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+    """Return a gradient with the strides of its parameter if both have the same order in memory."""
+    is_same_order = same_order(parameter.shape, parameter.stride(), gradient.stride())
+    return gradient.as_strided(parameter.shape, parameter.stride()) if is_same_order else gradient
 
 
-def _required(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor of the model's that kernels can read and write where it is."""
+def _require_packed(tensor: torch.Tensor) -> torch.Tensor:
+    """Refuse a tensor of the model that kernels cannot read and write in place."""
     if not is_packed(tensor, layout_of(tensor)) or not is_aligned(tensor):
         raise UnsupportedError(
-            f"a parameter or buffer of {list(tensor.shape)} with strides {list(tensor.stride())} at address "
-            f"{tensor.data_ptr()}: a training step takes those that lie without gaps, in PyTorch's order or in "
-            f"channels_last, from a multiple of {ALIGNMENT} bytes on"
+            f"parameter or buffer of shape {list(tensor.shape)} with strides {list(tensor.stride())} at address "
+            f"{tensor.data_ptr()}: training steps need dense tensors, contiguous or in channels_last, aligned to "
+            f"{ALIGNMENT} bytes"
         )
     return tensor

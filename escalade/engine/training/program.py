@@ -1,4 +1,4 @@
-"""A training step's plan made ready: what computes gradients, and what the optimiser does with them, in one run."""
+"""Run a training step's plan and the optimizer in one go: one CUDA graph on a GPU."""
 
 from __future__ import annotations
 
@@ -18,27 +18,31 @@ from escalade.engine.plan.plan import Plan
 from escalade.engine.plan.step import ConstantForm
 
 Work = Callable[[], None]
-"""What is done in front of a plan (inputs are cast) or behind it (buffers are written, parameters stepped)."""
+"""Work before a plan (casting inputs) or after it (writing buffers, updating parameters)."""
 
 
 class StepProgram(Protocol):
-    """A plan over tensors that are the same at every run."""
+    """A plan bound to the same tensors at every run."""
 
     plan: Plan
 
     def results(self) -> tuple[torch.Tensor, ...]:
-        """Where the results lie: the same tensors after every run."""
+        """Return the result tensors, the same ones for every run."""
 
-    def finish_with(self, finish: Work, gather: Work | None = None, meet: Work | None = None) -> None:
-        """Says what is done behind the plan from now on, as part of every run: `gather`, then `meet`, which waits for
-        other processes and is part of no CUDA graph, then `finish`."""
+    def finish_with(
+        self, finish: Work, pack_gradients: Work | None = None, all_reduce: Work | None = None
+    ) -> None:
+        """Set the work after the plan in every run: `pack_gradients`, `all_reduce`, `finish`.
+
+        `all_reduce` waits for other processes and is not part of any CUDA graph.
+        """
 
     def run(self) -> None:
-        """One step, on the current stream."""
+        """Run one step on the current stream."""
 
 
 class KernelStep(PlanKernels):
-    """The kernels of a step's plan; on the GPU one CUDA graph of them all, the optimiser's among them."""
+    """The kernels of a step's plan; on a GPU one CUDA graph, which includes the optimizer's kernels."""
 
     def __init__(
         self,
@@ -53,53 +57,57 @@ class KernelStep(PlanKernels):
         prepare()
         super().__init__(plan, constants, device, bound)
         self.prepare = prepare
-        """What is done in front of the plan, as part of every run."""
+        """Work before the plan in every run."""
         self.finish: Work = _nothing
-        """What is done behind it."""
-        self._gather: Work = _nothing
-        self._meet: Work | None = None
+        """Work after the plan and the exchange of gradients."""
+        self._pack_gradients: Work = _nothing
+        self._all_reduce: Work | None = None
         self._as_graph = as_graph
         self._graphs: list[CapturedGraph] = []
 
     def results(self) -> tuple[torch.Tensor, ...]:
         return self.outputs
 
-    def finish_with(self, finish: Work, gather: Work | None = None, meet: Work | None = None) -> None:
-        self.finish, self._gather, self._meet = finish, gather or _nothing, meet
+    def finish_with(
+        self, finish: Work, pack_gradients: Work | None = None, all_reduce: Work | None = None
+    ) -> None:
+        self.finish, self._pack_gradients, self._all_reduce = finish, pack_gradients or _nothing, all_reduce
         self._graphs = []
 
     def run(self) -> None:
         if len(self._graphs) == 1:
             self._graphs[0].replay()
             return
-        works = self._works()
+        phases = self._phases()
         if self._capture_stream is not None and self._as_graph:
-            side = self._capture_stream
-            self._graphs = self._graphs or [CapturedGraph(partial(_recorded, work), side) for work in works]
-            works = [graph.replay for graph in self._graphs]
-        for number, work in enumerate(works):
-            if number > 0 and self._meet is not None:
-                self._meet()
+            stream = self._capture_stream
+            self._graphs = self._graphs or [
+                CapturedGraph(partial(_run_recorded, work), stream) for work in phases
+            ]
+            phases = [graph.replay for graph in self._graphs]
+        for number, work in enumerate(phases):
+            if number > 0 and self._all_reduce is not None:
+                self._all_reduce()
             work()
 
-    def _works(self) -> list[Work]:
-        """What is done in front of a meeting with other processes and behind it; all in one where there is none."""
-        if self._meet is None:
-            return [self._all]
-        return [self._make_gradients, self.finish]
+    def _phases(self) -> list[Work]:
+        """Return the work before and after the exchange of gradients, or all work in one if there is none."""
+        if self._all_reduce is None:
+            return [self._run_all]
+        return [self._compute_gradients, self.finish]
 
-    def _make_gradients(self) -> None:
+    def _compute_gradients(self) -> None:
         self.prepare()
         self.run_steps()
-        self._gather()
+        self._pack_gradients()
 
-    def _all(self) -> None:
-        self._make_gradients()
+    def _run_all(self) -> None:
+        self._compute_gradients()
         self.finish()
 
 
 class ReferenceStep:
-    """A step's plan with PyTorch doing every node, on the CPU."""
+    """A step's plan computed by PyTorch on the CPU."""
 
     def __init__(
         self, plan: Plan, constants: ConstantCache, bound: Mapping[str, torch.Tensor], prepare: Work
@@ -108,10 +116,10 @@ class ReferenceStep:
         self._prepare = prepare
         self._constants = {entry: constants.get(entry, plan.graph) for entry in plan.constants}
         self._bound = bound
-        self._behind: tuple[Work, ...] = ()
-        self._several = MultiOutputCalls(plan, torch.device("cpu"), everything=True)
+        self._epilogue: tuple[Work, ...] = ()
+        self._multi_output = MultiOutputCalls(plan, torch.device("cpu"), everything=True)
         self._outputs = tuple(
-            torch.zeros_like(bound[name]) if name in bound else _room(plan, name)
+            torch.zeros_like(bound[name]) if name in bound else _output_buffer(plan, name)
             for name in plan.graph.outputs
         )
         self._last = {
@@ -121,8 +129,10 @@ class ReferenceStep:
     def results(self) -> tuple[torch.Tensor, ...]:
         return self._outputs
 
-    def finish_with(self, finish: Work, gather: Work | None = None, meet: Work | None = None) -> None:
-        self._behind = tuple(work for work in (gather, meet, finish) if work is not None)
+    def finish_with(
+        self, finish: Work, pack_gradients: Work | None = None, all_reduce: Work | None = None
+    ) -> None:
+        self._epilogue = tuple(work for work in (pack_gradients, all_reduce, finish) if work is not None)
 
     def run(self) -> None:
         graph = self.plan.graph
@@ -135,26 +145,26 @@ class ReferenceStep:
                     role: self._constants[step.constant(role)] if name in graph.constants else values[name]
                     for role, name in step.node.inputs.items()
                 }
-                result = self._several.compute(step.node, inputs)
+                result = self._multi_output.compute(step.node, inputs)
                 values[step.node.name] = result.to(self.plan.forms[step.node.name].dtype)
                 for name in {name for name in step.node.inputs.values() if self._last[name] == number} - kept:
                     values.pop(name, None)
-            for room, name in zip(self._outputs, graph.outputs, strict=True):
-                room.copy_(self._constant(name) if name in graph.constants else values[name])
-        for work in self._behind:
+            for output, name in zip(self._outputs, graph.outputs, strict=True):
+                output.copy_(self._constant(name) if name in graph.constants else values[name])
+        for work in self._epilogue:
             work()
 
     def _constant(self, name: str) -> torch.Tensor:
         return self._constants[ConstantForm(name, OWN)]
 
 
-def _recorded(work: Work) -> tuple[()]:
-    """Done while a graph is recorded; no launch in it is pointed elsewhere later."""
+def _run_recorded(work: Work) -> tuple[()]:
+    """Run work during capture; returns no graph nodes, since none is rebound later."""
     work()
     return ()
 
 
-def _room(plan: Plan, name: str) -> torch.Tensor:
+def _output_buffer(plan: Plan, name: str) -> torch.Tensor:
     if name in plan.graph.constants:
         return torch.zeros_like(plan.graph.constants[name])
     form = plan.forms[name]

@@ -1,4 +1,4 @@
-"""`training_step`: forward, loss, backward and optimiser as one plan that updates the caller's own tensors."""
+"""`training_step`: forward, loss, backward and optimizer as one plan that updates the caller's own tensors."""
 
 from __future__ import annotations
 
@@ -16,22 +16,28 @@ from escalade.engine.explain import Explanation, explain_plan
 from escalade.engine.graph.forms import InputFormat, describe_tensor, is_dense
 from escalade.engine.plan.plan import Plan
 from escalade.engine.settings import TWIN, require_device
-from escalade.engine.training.change_guard import Standing
-from escalade.engine.training.followed import Followed, require_no_hooks
-from escalade.engine.training.optimizers import States, Stepped, alike, require_known, step_together
-from escalade.engine.training.planned import Planned, Reduce
+from escalade.engine.training.change_guard import ChangeGuard
+from escalade.engine.training.optimizer_state import OptimizerState, require_no_hooks
+from escalade.engine.training.optimizers import (
+    ParameterGroup,
+    StateIdentity,
+    group_parameters,
+    require_supported,
+    step_groups,
+)
+from escalade.engine.training.planned import PlannedStep, Reduce
 from escalade.engine.training.program import StepProgram
-from escalade.engine.training.techniques import required_known
+from escalade.engine.training.techniques import check_techniques
 from escalade.errors import UnsupportedError
 from escalade.ops.base.card import Card
 from escalade.ops.calling.types import PLAIN
 
 _AUTOCAST = {"fp32": None, "tf32": None, "fp16": torch.float16, "bf16": torch.bfloat16}
 _GROWTH, _BACKOFF, _INTERVAL = 2.0, 0.5, 2000
-"""How `torch.amp.GradScaler` changes a loss scale."""
+"""Defaults of `torch.amp.GradScaler`."""
 FIRST_SCALE = 65536.0
-MOST_PLANS = 4
-"""Sizes of batches that a step keeps ready; the one not used for longest goes first."""
+MAX_PLANS = 4
+"""Cached plans, one per combination of input shapes and formats; least recently used are evicted."""
 
 
 def training_step(
@@ -46,56 +52,63 @@ def training_step(
     without: Collection[str] = (),
     reduce: Reduce | None = None,
 ) -> TrainingStep:
-    """A step of training as one call: `step(x, target)` steps the model's own parameters and returns the loss.
+    """Compile a training step: `step(x, target)` updates the model's own parameters and returns the loss.
 
-    `example` is what the step will be called with: what the model takes (a tensor, or a tuple of them), then what
-    `loss` takes behind the model's result. `dtype` is fp32, tf32, or fp16 or bf16, which are mixed: weights stay fp32,
-    products are those of autocast. Gradients in fp16 are of the loss times a scale, which begins as `loss_scale` and
-    changes as `torch.amp.GradScaler` changes it; a step whose gradients are not finite is left out. The model is
-    captured in the modes that its modules have now. `device` is the model's own, or "twin" for kernels on the CPU.
-    `without` names techniques that are left out, to see what they bring (docs/training-steps.md). Where several
-    processes train together, `reduce` is called between backward pass and optimiser with one tensor that has all
-    gradients, and makes of them those of all processes, in place.
+    The model is captured in the modes that its modules have now. The optimizer's settings are read at each call, and
+    its state is updated in place; a call that fails changes nothing.
 
-    The optimiser is torch.optim's SGD, Adam or AdamW. Its settings are read at each call, and its state is what the
-    step updates; a failing call changes nothing.
+    Args:
+        loss: Function of the model's result and the remaining arguments of the step.
+        optimizer: torch.optim's SGD, Adam or AdamW.
+        example: Arguments like those of later calls: the model's input (a tensor, or a tuple of them), then what
+            `loss` takes after the model's result.
+        dtype: fp32, tf32, or mixed precision in fp16 or bf16: weights stay fp32, products are as with autocast.
+        loss_scale: Initial loss scale, which is then updated as by `torch.amp.GradScaler`; fp16 always has one. Steps
+            with gradients that are not finite are skipped.
+        device: The model's own device, or "twin" for kernels on the CPU.
+        without: Techniques to leave out, to measure what they gain (docs/training-steps.md).
+        reduce: For several processes: called between backward pass and optimizer with one tensor of all gradients,
+            which it replaces in place by those of all processes.
     """
     if dtype not in _AUTOCAST:
-        raise UnsupportedError(f"dtype {dtype!r}: a training step takes {', '.join(_AUTOCAST)}")
+        raise UnsupportedError(f"dtype {dtype!r}: training steps support {', '.join(_AUTOCAST)}")
     if not isinstance(model, nn.Module) or isinstance(model, torch.jit.ScriptModule):
         raise UnsupportedError(f"a training step takes a torch.nn.Module, not {type(model).__name__}")
     if not callable(loss):
         raise UnsupportedError(
-            f"loss is {type(loss).__name__}: a training step takes a function of the model's result and of what the "
-            "step is called with behind the model's inputs, such as torch.nn.functional.cross_entropy"
+            f"loss is {type(loss).__name__}: pass a function of the model's result and the step's remaining arguments, "
+            "such as torch.nn.functional.cross_entropy"
         )
     if any(map(nn.parameter.is_lazy, (*model.parameters(), *model.buffers()))):
         raise UnsupportedError(
-            "the model has parameters without a size yet: run it once before the step is made"
+            "the model has lazy parameters without a shape; run it once before creating the step"
         )
     if loss_scale is not None:
-        loss_scale = _required_scale(loss_scale)
+        loss_scale = _check_scale(loss_scale)
     if not model.training:
         raise UnsupportedError("the model is in evaluation mode: call model.train() first")
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise UnsupportedError(
-            f"a training step takes a torch.optim optimiser, not {type(optimizer).__name__}"
+            f"a training step takes a torch.optim optimizer, not {type(optimizer).__name__}"
         )
-    require_known(optimizer)
+    require_supported(optimizer)
     require_no_hooks(optimizer)
     if device is not None:
         require_device(device)
     if not isinstance(example, Sequence) or not example:
         raise UnsupportedError(
-            "example is a tuple: what the model takes, then what the loss takes behind its result"
+            "example must be a tuple: the model's input, then what the loss takes after the model's result"
         )
-    while type(model).__name__ == "OptimizedModule":  # of torch.compile, which takes seconds to load
+    while (
+        type(model).__name__ == "OptimizedModule"
+    ):  # by name: importing torch.compile's modules takes seconds
         model = model._orig_mod  # type: ignore[assignment]
     if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
         raise UnsupportedError(
-            f"a training step takes the model itself, not {type(model).__name__}, which runs other code between steps"
+            f"a training step takes the model itself, not {type(model).__name__}, which runs code of its own; pass "
+            "model.module"
         )
-    left_out = required_known(without)
+    left_out = check_techniques(without)
     return TrainingStep(
         model, loss, optimizer, tuple(example), dtype, loss_scale, device == TWIN, left_out, reduce
     )
@@ -110,14 +123,14 @@ def plan_training_step(
     card: Card,
     without: Collection[str] = (),
 ) -> Plan:
-    """Plan a training step for a card that need not be here; nothing is compiled."""
-    left_out = required_known(without)
+    """Plan a training step for a card that need not be present, without compiling."""
+    left_out = check_techniques(without)
     step = TrainingStep(model, loss, optimizer, tuple(example), dtype, None, False, left_out, plan_only=card)
     return step.plan
 
 
 class TrainingStep:
-    """A training step for batches like its example, and for others of the same kind: each size is planned once."""
+    """A training step for batches like its example in any size; each size is planned once."""
 
     def __init__(
         self,
@@ -134,157 +147,162 @@ class TrainingStep:
     ) -> None:
         self._plan_only = plan_only
         self._model, self._loss, self._optimizer, self.dtype = model, loss, optimizer, dtype
-        self._home = next((one.device for one in model.parameters()), torch.device("cpu"))
+        self._device = next((one.device for one in model.parameters()), torch.device("cpu"))
         self._modes = {module: module.training for module in model.modules()}
         self._on_twin, self._without, self._reduce = on_twin, without, reduce
-        if on_twin and self._home.type != "cpu":
-            raise UnsupportedError(f"device twin: it runs on the CPU, and the model is on {self._home}")
+        if on_twin and self._device.type != "cpu":
+            raise UnsupportedError(f"device twin: it runs on the CPU, and the model is on {self._device}")
         self._scale: torch.Tensor | None = None
         if dtype == "fp16" or loss_scale is not None:
             first = FIRST_SCALE if loss_scale is None else loss_scale
-            self._scale = torch.full((), first, dtype=torch.float32, device=self._home)
-        self._growth = torch.zeros((), dtype=torch.int32, device=self._home)
-        in_pytorch = self._home.type == "cpu" and not on_twin
-        # No method: plans hold it, and who holds a plan is not to be held by it.
+            self._scale = torch.full((), first, dtype=torch.float32, device=self._device)
+        self._growth = torch.zeros((), dtype=torch.int32, device=self._device)
+        in_pytorch = self._device.type == "cpu" and not on_twin
+        # Not a bound method: plans hold it, and must not refer back to this object.
         self._step = partial(_step, scale=self._scale, growth=self._growth, in_pytorch=in_pytorch)
-        self._followed = Followed.of(optimizer)
-        self._lock = self._followed.lock
+        self._optimizer_state = OptimizerState.of(optimizer)
+        self._lock = self._optimizer_state.lock
         self._done: torch.cuda.Event | None = None
         self._stream = 0
-        self._plans: dict[tuple[Any, ...], Planned] = {}
-        self._last: tuple[int, Callable[..., bool], Planned] | None = None
+        self._plans: dict[tuple[Any, ...], PlannedStep] = {}
+        self._last: tuple[int, Callable[..., bool], PlannedStep] | None = None
         """The number of tensors of the last call, a guard for them, and their plan."""
-        self._groups: list[Stepped] = []
-        self._states: States | None = None
-        self._standing = Standing(self._watched(), optimizer)
+        self._groups: list[ParameterGroup] = []
+        self._states: StateIdentity | None = None
+        self._change_guard = ChangeGuard(self._modules(), optimizer)
         with self._lock, torch.inference_mode(False), torch.no_grad():
-            self._planned(example)
+            self._plan_for(example)
 
-    def __call__(self, *given: Any) -> torch.Tensor:
-        """One step over a batch; the batch's loss before it."""
+    def __call__(self, *arguments: Any) -> torch.Tensor:
+        """Run one step on a batch, and return the loss before the update."""
         if torch.is_inference_mode_enabled():
             with torch.inference_mode(False):
-                return self(*given)
+                return self(*arguments)
         with self._lock, torch.no_grad():
-            if self._home.type != "cuda":
-                return self._run(given)
-            if FAST_PATHS.current_device() == self._home.index:
-                return self._in_turn(given)
-            with torch.cuda.device(self._home):
-                return self._in_turn(given)
+            if self._device.type != "cuda":
+                return self._run(arguments)
+            if FAST_PATHS.current_device() == self._device.index:
+                return self._run_ordered(arguments)
+            with torch.cuda.device(self._device):
+                return self._run_ordered(arguments)
 
-    def _in_turn(self, given: tuple[Any, ...]) -> torch.Tensor:
+    def _run_ordered(self, arguments: tuple[Any, ...]) -> torch.Tensor:
         """Order calls on several streams, which update the same tensors."""
         if FAST_PATHS.is_capturing():
-            raise UnsupportedError("a training step is a CUDA graph itself, and can be no part of another")
-        stream = FAST_PATHS.current_stream(self._home.index)
+            raise UnsupportedError(
+                "a training step replays CUDA graphs and cannot be captured in another one"
+            )
+        stream = FAST_PATHS.current_stream(self._device.index)
         if self._done is not None and stream != self._stream:
             torch.cuda.current_stream().wait_event(self._done)
-        loss = self._run(given)
+        loss = self._run(arguments)
         if self._done is None:
             self._done = torch.cuda.Event()
         self._done.record()
         self._stream = stream
         return loss
 
-    def _run(self, given: tuple[Any, ...]) -> torch.Tensor:
-        """One step. What is done before the launch is on the critical path of small networks."""
-        planned, tensors = self._planned(given)
-        same_states = self._states is not None and self._states.are_those_of(self._optimizer)
-        current = self._followed.groups is self._groups
-        if not current or not all([group.follows(same_states) for group in self._groups]):
+    def _run(self, arguments: tuple[Any, ...]) -> torch.Tensor:
+        """Run one step. Work before the launch is on the critical path of small networks."""
+        planned, tensors = self._plan_for(arguments)
+        same_states = self._states is not None and self._states.matches(self._optimizer)
+        current = self._optimizer_state.groups is self._groups
+        if not current or not all([group.sync_settings(same_states) for group in self._groups]):
             self._regroup(planned)
             same_states = False
         if planned.groups is not self._groups:
-            planned.step_by(self._groups, self._step)
+            planned.set_optimizer(self._groups, self._step)
         loss = planned.run(tensors)
         for group in self._groups:
-            group.hand_over()
+            group.transfer_state()
         if not same_states:
-            self._states = States(self._optimizer, self._groups)
-        self._optimizer._opt_called = True  # type: ignore[attr-defined]  # schedules ask whether steps were taken
+            self._states = StateIdentity(self._optimizer, self._groups)
+        self._optimizer._opt_called = True  # type: ignore[attr-defined]  # read by learning-rate schedulers
         return loss
 
     @property
     def plan(self) -> Plan:
-        """The plan that was used last."""
+        """The plan used last."""
         return self.program.plan
 
     @property
     def program(self) -> StepProgram:
-        """What runs the plan that was used last."""
+        """The program of the plan used last."""
         return next(reversed(self._plans.values())).program
 
     @property
     def loss_scale(self) -> float | None:
-        """What gradients are of the loss times; None where they are of the loss itself."""
+        """The current loss scale; None if the loss is not scaled."""
         return None if self._scale is None else float(self._scale)
 
     def state_dict(self) -> dict[str, float]:
-        """What a run goes on from besides the model's state and the optimiser's: the loss scale, if there is one."""
+        """Return the loss scale, if there is one: all that a checkpoint needs besides model and optimizer."""
         if self._scale is None:
             return {}
         return {"scale": float(self._scale), "good_steps": float(self._growth)}
 
     def load_state_dict(self, state: Mapping[str, float]) -> None:
-        """Takes over what `state_dict` has given."""
+        """Restore what `state_dict` returned."""
         if not isinstance(state, Mapping) or set(state) != set(self.state_dict()):
-            given = ", ".join(map(str, state)) if isinstance(state, Mapping) else type(state).__name__
+            found = ", ".join(map(str, state)) if isinstance(state, Mapping) else type(state).__name__
             raise UnsupportedError(
-                f"a state of {given or 'nothing'}: this step has "
-                f"{', '.join(self.state_dict()) or 'none, for it does not scale its loss'}"
+                f"state with {found or 'nothing'}: this step has "
+                f"{', '.join(self.state_dict()) or 'no state, because it does not scale its loss'}"
             )
         with self._lock, torch.inference_mode(False), torch.no_grad():
             if self._scale is not None:
-                scale, steps = _required_scale(state["scale"]), int(state["good_steps"])
+                scale, steps = _check_scale(state["scale"]), int(state["good_steps"])
                 self._scale.fill_(scale)
                 self._growth.fill_(steps)
 
     def __reduce__(self) -> Any:
         raise UnsupportedError(
-            "a training step is of its model's own tensors, and has no copies: keep model.state_dict(), "
-            "optimizer.state_dict() and step.state_dict(), and make a step of what they are loaded into"
+            "a training step is bound to its model's own tensors and cannot be copied or pickled: save "
+            "model.state_dict(), optimizer.state_dict() and step.state_dict(), and create a new step after loading them"
         )
 
     def explain(self) -> Explanation:
-        """The plan that was used last, step by step."""
-        return explain_plan(self.plan, device=TWIN if self._on_twin else self._home.type)
+        """Describe the plan used last, step by step."""
+        return explain_plan(self.plan, device=TWIN if self._on_twin else self._device.type)
 
-    def _planned(self, given: tuple[Any, ...]) -> tuple[Planned, Sequence[torch.Tensor]]:
-        """Return the plan for inputs like these, over the model's tensors as they are stored now, and the inputs as one
-        flat sequence."""
-        if self._standing.is_as_it_was():
+    def _plan_for(self, arguments: tuple[Any, ...]) -> tuple[PlannedStep, Sequence[torch.Tensor]]:
+        """Return the plan for these arguments on the model's current tensors, and the arguments as a flat sequence."""
+        if self._change_guard.is_unchanged():
             if self._last is not None:
                 count, holds, planned = self._last
-                if len(given) == count and all([type(one) in PLAIN for one in given]) and holds(*given):
-                    return planned, given
+                if (
+                    len(arguments) == count
+                    and all([type(one) in PLAIN for one in arguments])
+                    and holds(*arguments)
+                ):
+                    return planned, arguments
         else:
-            require_known(self._optimizer)
+            require_supported(self._optimizer)
             require_no_hooks(self._optimizer)
             self._plans.clear()
             self._last = None
-            self._followed.settle()
-            self._standing = Standing(self._watched(), self._optimizer)
-        tensors, inputs = _flat(given)
+            self._optimizer_state.reset()
+            self._change_guard = ChangeGuard(self._modules(), self._optimizer)
+        tensors, inputs = _flatten(arguments)
         key = (inputs, *((tensor.shape, InputFormat.of(tensor)) for tensor in tensors))
-        found = self._plans.pop(key, None) or self._made(tensors, inputs)
-        while len(self._plans) >= MOST_PLANS:
+        found = self._plans.pop(key, None) or self._make_plan(tensors, inputs)
+        while len(self._plans) >= MAX_PLANS:
             del self._plans[next(iter(self._plans))]
         self._plans[key] = found
-        is_plain = len(tensors) == len(given) and all(map(operator.is_, tensors, given))
-        self._last = (len(given), FAST_PATHS.guard(tensors), found) if is_plain else None
+        is_plain = len(tensors) == len(arguments) and all(map(operator.is_, tensors, arguments))
+        self._last = (len(arguments), FAST_PATHS.guard(tensors), found) if is_plain else None
         return found, tensors
 
-    def _watched(self) -> list[nn.Module]:
-        """The modules that plans are made of: the model's, and those of a loss that is a module."""
+    def _modules(self) -> list[nn.Module]:
+        """Return the modules that plans depend on: the model's, and those of a loss that is a module."""
         loss = self._loss.modules() if isinstance(self._loss, nn.Module) else ()
         return [*self._model.modules(), *loss]
 
-    def _made(self, tensors: list[torch.Tensor], inputs: int) -> Planned:
-        near = [tensor.to(self._home) for tensor in tensors]
+    def _make_plan(self, tensors: list[torch.Tensor], inputs: int) -> PlannedStep:
+        inputs_on_device = [tensor.to(self._device) for tensor in tensors]
         taken = [one for group in self._optimizer.param_groups for one in group["params"]]
         joint = capture_step(
-            self._model, self._loss, near[:inputs], near[inputs:],
+            self._model, self._loss, inputs_on_device[:inputs], inputs_on_device[inputs:],
             autocast=_AUTOCAST[self.dtype], scaled=self._scale is not None,
             modes=[self._modes.get(module, module.training) for module in self._model.modules()],
             stepped=taken,
@@ -293,15 +311,15 @@ class TrainingStep:
         trained = [one for name, one in self._model.named_parameters() if name in joint.trained]
         if not any(one in set(taken) and one.numel() for one in trained):
             raise UnsupportedError(
-                "the optimizer has none of the parameters that the loss depends on: a training step takes one that was "
-                "made of this model's parameters"
+                "the optimizer has none of the parameters that the loss depends on; create it with this model's "
+                "parameters"
             )
-        self._standing.reads(joint.constants)
-        return Planned(
+        self._change_guard.watch_constants(joint.constants)
+        return PlannedStep(
             joint,
             self._model,
             set(taken),
-            near,
+            inputs_on_device,
             self._scale,
             products,
             self._on_twin,
@@ -310,65 +328,65 @@ class TrainingStep:
             self._plan_only,
         )
 
-    def _regroup(self, planned: Planned) -> None:
-        """Takes over the optimiser's groups and state as they are now."""
-        self._followed.settle()
-        found = alike(self._optimizer, planned.types)
+    def _regroup(self, planned: PlannedStep) -> None:
+        """Rebuild the groups from the optimizer's current groups and state."""
+        self._optimizer_state.reset()
+        found = group_parameters(self._optimizer, planned.types)
         for group in self._groups:
             group.read_count()
         same = len(found) == len(self._groups) and all(
-            group.steps(*each) and group.follows() for group, each in zip(self._groups, found, strict=True)
+            group.is_for(*each) and group.sync_settings()
+            for group, each in zip(self._groups, found, strict=True)
         )
         if not same:
             scaled = self._scale is not None
-            self._groups = [Stepped(self._optimizer, *each, scaled) for each in found]
-        self._followed.groups = self._groups
+            self._groups = [ParameterGroup(self._optimizer, *each, scaled) for each in found]
+        self._optimizer_state.groups = self._groups
 
 
 def _step(
-    groups: list[Stepped],
+    groups: list[ParameterGroup],
     gradients: Mapping[nn.Parameter, torch.Tensor],
     *,
     scale: torch.Tensor | None,
     growth: torch.Tensor,
     in_pytorch: bool,
 ) -> None:
-    """What the optimiser does, and what becomes of the loss scale."""
+    """Update the parameters, then the loss scale."""
     if scale is not None:
         for group in groups:
             group.scale.copy_(scale)
-    step_together(groups, gradients, in_pytorch=in_pytorch, scaled=scale is not None)
+    step_groups(groups, gradients, in_pytorch=in_pytorch, scaled=scale is not None)
     if scale is not None:
         skipped = groups[0].progress[2]
         torch._amp_update_scale_(scale, growth, skipped, _GROWTH, _BACKOFF, _INTERVAL)
 
 
-def _required_scale(scale: Any) -> float:
-    """A number that gradients can be of the loss times, and be divided by."""
+def _check_scale(scale: Any) -> float:
     try:
         number = float(scale)
     except (TypeError, ValueError, RuntimeError):
         number = 0.0
     if not 0 < number <= torch.finfo(torch.float32).max:
-        raise UnsupportedError(f"loss_scale {scale!r}: a training step takes a finite number above 0")
+        raise UnsupportedError(f"loss_scale {scale!r}: pass a finite number above 0")
     return number
 
 
-def _flat(given: tuple[Any, ...]) -> tuple[list[torch.Tensor], int]:
-    """The tensors of a call, and how many of them are the model's inputs."""
-    first = tuple(given[0]) if given and isinstance(given[0], tuple | list) else given[:1]
-    everything = [*first, *given[1:]]
+def _flatten(arguments: tuple[Any, ...]) -> tuple[list[torch.Tensor], int]:
+    """Return the tensors of a call, and how many of them are the model's inputs."""
+    first = tuple(arguments[0]) if arguments and isinstance(arguments[0], tuple | list) else arguments[:1]
+    everything = [*first, *arguments[1:]]
     if not first or not all(isinstance(one, torch.Tensor) for one in everything):
         kinds = ", ".join(type(one).__name__ for one in everything) or "nothing"
         raise UnsupportedError(
-            f"a training step is called with tensors, not with {kinds}: what the model takes, a tensor or a tuple of "
-            "them, then what the loss takes behind the model's result"
+            f"a training step was called with {kinds}; pass tensors: the model's input (a tensor or a tuple of them), "
+            "then what the loss takes after the model's result"
         )
     for one in everything:
         if one.is_meta or not is_dense(one) or not one.numel():
-            what = "a tensor on meta, without contents" if one.is_meta else describe_tensor(one)
+            what = "a meta tensor" if one.is_meta else describe_tensor(one)
             raise UnsupportedError(
-                f"a training step is called with {what} of {list(one.shape)}: it takes dense tensors of at least one "
-                "element"
+                f"a training step was called with {what} of shape {list(one.shape)}; pass dense tensors with at least "
+                "one element"
             )
     return everything, len(first)

@@ -1,4 +1,4 @@
-"""What makes a training step fast, by name: each can be left out, to see what it brings."""
+"""Optimizations of a training step by name, each of which can be left out to measure what it gains."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from escalade.errors import UnsupportedError
 
 RUNGS, GRAPH = "rungs", "graph"
 TECHNIQUES: Mapping[str, str] = {
-    RUNGS: "Takes for each step the rung that is chosen for it, and not the foot of its ladder.",
+    RUNGS: "Uses the rung chosen for each step instead of the lowest one of its ladder.",
     **STEP_TECHNIQUES,
-    GRAPH: "Replays all launches as one CUDA graph, and does not launch them one by one.",
+    GRAPH: "Replays all launches as one CUDA graph instead of launching them one by one.",
 }
-"""The techniques, and what each does."""
+"""The techniques, with a description."""
 
 
-def required_known(names: Collection[str]) -> frozenset[str]:
-    """The names, if all are those of techniques."""
+def check_techniques(names: Collection[str]) -> frozenset[str]:
+    """Return the names as a set; raises UnsupportedError for an unknown technique."""
     unknown = [name for name in names if name not in TECHNIQUES]
     if unknown or isinstance(names, str):
         raise UnsupportedError(
-            f"without={names!r}: a training step can be made without any of {', '.join(TECHNIQUES)}"
+            f"without={names!r}: the techniques that can be left out are {', '.join(TECHNIQUES)}"
         )
     return frozenset(names)

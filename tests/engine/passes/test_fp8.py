@@ -112,7 +112,7 @@ def test_explain_says_what_is_quantised(network: nn.Module) -> None:
     engine = compile(network, x, dtype="fp8", device="cpu", calibration=batches())
     explanation = explain_plan(engine.plan(x))
     assert "4 of 4 convolutions multiply in FP8 (e4m3)" in str(explanation)
-    assert "1 of the steps do nothing but bring values to 8 bits" in str(explanation)
+    assert "1 of the steps only quantize values to 8 bits" in str(explanation)
     assert "longer in fp8 than in fp16" in str(explanation)
     half = compile(network, x, dtype="fp16", device="cpu")
     assert "fp8" not in str(explain_plan(half.plan(x)))
