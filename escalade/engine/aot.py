@@ -165,9 +165,7 @@ def compile_programs(programs: Iterable[Program], architecture: str) -> dict[str
 
 def build_artifacts(plans: Sequence[SavedPlan], programs: Mapping[str, Iterable[Program]]) -> AotArtifacts:
     """Compile `programs`, given by architecture, and bundle their machine code with the plans."""
-    codes = {
-        architecture: compile_programs(wanted, architecture) for architecture, wanted in programs.items()
-    }
+    codes = {name: compile_programs(wanted, name) for name, wanted in programs.items()}
     return AotArtifacts(tuple(plans), codes, dict.fromkeys(codes, compiler_version()))
 
 

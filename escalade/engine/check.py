@@ -39,7 +39,7 @@ class GraphError(UnsupportedError):
 
 
 @dataclass(frozen=True)
-class _ValueSpec:
+class _Spec:
     sizes: Sizes
     dtype: torch.dtype
 
@@ -71,15 +71,12 @@ def check_graph(graph: Graph) -> None:
 def check_sizes(graph: Graph, batch: int) -> None:
     """Check that every node has the dtype and shape that its operator returns at this batch size."""
     values = {
-        name: _ValueSpec(tuple(tensor.shape), _canonical_dtype(tensor.dtype))
-        for name, tensor in graph.constants.items()
+        name: _Spec(tuple(tensor.shape), _canonical(tensor.dtype)) for name, tensor in graph.constants.items()
     }
     for entry in graph.inputs:
-        values[entry.name] = _ValueSpec(
-            fixed_shape(entry.shape, batch), _canonical_dtype(getattr(torch, entry.dtype))
-        )
+        values[entry.name] = _Spec(fixed_shape(entry.shape, batch), _canonical(getattr(torch, entry.dtype)))
     for node in graph.at(batch):
-        declared = _ValueSpec(node.shape, _canonical_dtype(getattr(torch, node.dtype)))  # type: ignore[arg-type]
+        declared = _Spec(node.shape, _canonical(getattr(torch, node.dtype)))  # type: ignore[arg-type]
         inputs = {role: values[name] for role, name in node.inputs.items()}
         try:
             for value in (declared, *inputs.values()):
@@ -95,7 +92,7 @@ def check_sizes(graph: Graph, batch: int) -> None:
         values[node.name] = declared
 
 
-def _canonical_dtype(dtype: torch.dtype) -> torch.dtype:
+def _canonical(dtype: torch.dtype) -> torch.dtype:
     """Map all floating dtypes but float64 to float32: they stand for the plan's own dtype."""
     return torch.float32 if dtype.is_floating_point and dtype is not torch.float64 else dtype
 
@@ -182,7 +179,7 @@ def _check_outputs(graph: Graph) -> None:
         _require_type(name, dtype)
         own, returned = graph.dtype_of(name), getattr(torch, dtype)
         _require(
-            _canonical_dtype(own) == _canonical_dtype(returned),
+            _canonical(own) == _canonical(returned),
             f"output {name} is {own} and would be returned as {returned}",
         )
 
@@ -304,9 +301,7 @@ def _require_bounded(sizes: Sizes, batch: int) -> None:
         raise SizeError(f"shape {list(sizes)} has more than {most} elements")
 
 
-def _check_fit(
-    operator: Operator, node: Node, declared: _ValueSpec, inputs: Mapping[str, _ValueSpec]
-) -> None:
+def _check_fit(operator: Operator, node: Node, declared: _Spec, inputs: Mapping[str, _Spec]) -> None:
     """Check the shapes and dtypes of a node of one of our operators."""
     kind = operator.signature
     assert kind is not None, f"{operator.name} is never saved"
@@ -328,10 +323,10 @@ def _check_fit(
         dtype = torch.promote_types(dtype, value.dtype)
     if kind.floating and not first.is_floating:
         raise SizeError(f"it takes floating-point inputs, not {dtype}")
-    _require_result(declared, _ValueSpec(declared.sizes, dtype))
+    _require_result(declared, _Spec(declared.sizes, dtype))
 
 
-def _check_masks(declared: _ValueSpec, inputs: Mapping[str, _ValueSpec]) -> None:
+def _check_masks(declared: _Spec, inputs: Mapping[str, _Spec]) -> None:
     """Check an operator that also reads uint8 and bool, and may return bool."""
     for value in inputs.values():
         if not value.is_floating and value.dtype not in (torch.bool, torch.uint8):
@@ -340,21 +335,21 @@ def _check_masks(declared: _ValueSpec, inputs: Mapping[str, _ValueSpec]) -> None
         raise SizeError(f"it returns floating-point or bool, not {declared.dtype}")
 
 
-def _require_dimensions(role: str, expected: Role, value: _ValueSpec) -> None:
+def _require_dimensions(role: str, expected: Role, value: _Spec) -> None:
     least, most = expected.dimensions
     if not least <= len(value.sizes) <= most:
         expected_rank = f"{least}" if least == most else f"{least} to {most}"
         raise SizeError(f"{role} has {len(value.sizes)} dimensions; expected {expected_rank}")
 
 
-def _require_result(declared: _ValueSpec, real: _ValueSpec) -> None:
+def _require_result(declared: _Spec, real: _Spec) -> None:
     if declared != real:
         raise SizeError(
             f"it returns {real.dtype} {list(real.sizes)}; the graph declares {declared.dtype} {list(declared.sizes)}"
         )
 
 
-def _check_operator(node: Node, declared: _ValueSpec, inputs: Mapping[str, _ValueSpec], batch: int) -> None:
+def _check_operator(node: Node, declared: _Spec, inputs: Mapping[str, _Spec], batch: int) -> None:
     target, arguments = node.attributes["target"], node.attributes["arguments"]
     results = _results(_OperatorCall(target, repr(arguments), tuple(inputs.items()), arguments))
     for result in results:
@@ -372,12 +367,12 @@ class _OperatorCall:
     target: str
     arguments_repr: str
     """Distinguishes arguments that compare equal: 1, 1.0 and True."""
-    inputs: tuple[tuple[str, _ValueSpec], ...]
+    inputs: tuple[tuple[str, _Spec], ...]
     arguments: Mapping[str, Any] = field(compare=False)
 
 
 @lru_cache(4096)  # networks repeat their layers, and each graph is checked at two batch sizes
-def _results(call: _OperatorCall) -> tuple[_ValueSpec, ...]:
+def _results(call: _OperatorCall) -> tuple[_Spec, ...]:
     """Return the dtypes and shapes of an operator's results, computed on the meta device."""
     operator = resolve_operator(call.target)
     arguments = dict(call.arguments)
@@ -400,7 +395,7 @@ def _results(call: _OperatorCall) -> tuple[_ValueSpec, ...]:
     for result in results:
         if result.device.type != "meta" or result.layout != torch.strided:
             raise SizeError(f"it returns a tensor on {result.device} in layout {result.layout}")
-    return tuple(_ValueSpec(tuple(result.shape), _canonical_dtype(result.dtype)) for result in results)
+    return tuple(_Spec(tuple(result.shape), _canonical(result.dtype)) for result in results)
 
 
 def _has_several_results(operator: torch._ops.OpOverload) -> bool:

@@ -122,16 +122,11 @@ class Engine(torch.nn.Module):
             return torch.compiler.disable(super().__call__)(*arguments, **keywords)
         if len(arguments) == 1 and not keywords:
             plans, x = self._plans, arguments[0]
-            guarded = plans.last
-            if guarded is None or type(x) is not torch.Tensor or not guarded.matches(x):
-                guarded = _find_guarded(plans, x)
-            if (
-                guarded is not None
-                and not x.requires_grad
-                and not _transforms_active()
-                and not self._has_hooks
-            ):
-                cached = guarded.cached
+            hit = plans.last
+            if hit is None or type(x) is not torch.Tensor or not hit.matches(x):
+                hit = _find_hit(plans, x)
+            if hit is not None and not x.requires_grad and not _transforms_active() and not self._has_hooks:
+                cached = hit.cached
                 cached.last_use = next(plans.uses)
                 results = cached.calls.call(arguments)
                 return results[0] if cached.returns_one_tensor else self.unflatten(results, cached.calls.plan)
@@ -308,12 +303,8 @@ class Engine(torch.nn.Module):
         `kernels=True` adds the engine's plans and machine code for its GPU: on such a card the file loads without a
         compiler. Pass architectures by name (`"sm_90a"`) for GPUs that are not present.
         """
-        write(
-            self._captured,
-            self.dtype,
-            path,
-            self._plans.build_artifacts(kernels) if kernels else NO_ARTIFACTS,
-        )
+        artifacts = self._plans.build_artifacts(kernels) if kernels else NO_ARTIFACTS
+        write(self._captured, self.dtype, path, artifacts)
 
     def set_artifacts(self, artifacts: AotArtifacts, source: str) -> None:
         """Use plans and machine code from a file, on this GPU and on any that the engine is moved to later."""
@@ -353,17 +344,17 @@ class Engine(torch.nn.Module):
         return tuple(tensors)
 
 
-def _find_guarded(plans: PlanCache, x: Any) -> GuardedPlan | None:
+def _find_hit(plans: PlanCache, x: Any) -> GuardedPlan | None:
     """Return the cached plan for a call with this one tensor, and try it first at the next call."""
     if type(x) is not torch.Tensor or not is_dense(x):
         return None
     signature = _signature(x)
-    guarded = plans.by_signature.get(signature)
-    if guarded is not None:
-        plans.last = guarded
+    hit = plans.by_signature.get(signature)
+    if hit is not None:
+        plans.last = hit
         if signature not in plans.by_signature:  # evicted by another thread in the meantime
             plans.last = None
-    return guarded
+    return hit
 
 
 def _signature(x: torch.Tensor) -> tuple[Any, ...]:

@@ -306,7 +306,7 @@ def test_unknown_options_are_refused(model: nn.Module) -> None:
 
 
 def test_the_plan_of_a_part_not_used_for_longest_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parts, "MOST_PLANS", 2)
+    monkeypatch.setattr(parts, "MAX_PLANS", 2)
     planned = []
     monkeypatch.setattr(PlannedPart, "_planned", lambda part, given, _: planned.append(len(given[0])))
     part = PlannedPart(torch.fx.symbolic_trace(nn.Identity()), "fp32", print, on_twin=True)

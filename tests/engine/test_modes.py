@@ -146,8 +146,8 @@ def test_missing_gradients_are_said_once(device: str, caplog: pytest.LogCaptureF
         engine(x)
         engine(torch.randn(3, 12, requires_grad=True))
     assert said() == [
-        "an input requires gradients, and an engine's results have none: it is for inference. Train the model itself; "
-        "where no gradients are wanted, call the engine under torch.no_grad()"
+        "an input requires gradients, but an engine's results have none. Train the model itself; for inference "
+        "call the engine under torch.no_grad()"
     ]
 
 

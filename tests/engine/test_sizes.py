@@ -193,7 +193,7 @@ def test_plans_that_cannot_be_are_sentences() -> None:
     asked: dict[str, Any]
     for asked, message in (
         ({"plans": 1}, "2 plans requested, but the engine keeps 1; pass plans=2"),
-        ({"memory": "much"}, "memory='much': 'much' is no size; sizes are written as 500MB"),
+        ({"memory": "much"}, "memory='much': 'much' is not a size; write 500MB"),
         ({"memory": 0}, "memory=0: pass a number of bytes, or a string such as '2GiB'"),
         ({"memory": enough}, "these 2 plans need 0.0 MiB .* allows 0.0; plan fewer"),
     ):

@@ -511,8 +511,8 @@ MUTANTS: tuple[Mutant, ...] = (
     _of(
         "escalade/engine/engine.py",
         "gradients-are-not-warned-of-again",
-        "guarded is not None\n                and not x.requires_grad",
-        "guarded is not None",
+        "if hit is not None and not x.requires_grad and",
+        "if hit is not None and",
         ("tests/engine/test_modes.py::test_missing_gradients_are_said_once",),
     ),
     _of(

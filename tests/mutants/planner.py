@@ -39,8 +39,8 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _lives(
         "a-whole-begins-behind-its-parts",
-        "first[root] = min(first.get(root, end), produced_at[name], produced_at.get(root, end))",
-        "first[root] = produced_at.get(root, end)",
+        "first[root] = min(first.get(root, end), made_at[name], made_at.get(root, end))",
+        "first[root] = made_at.get(root, end)",
     ),
     _lives("outputs-die-with-their-readers", "last[name] = end", "last.setdefault(name, end)"),
     _lives("in-place-while-others-read", "and live_until[root] == number", "and live_until[root] >= number"),
@@ -252,8 +252,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "planner/side-results-begin-at-their-own-step",
         PLAN + "liveness.py",
-        "            step.node.name: produced_at[step.side_output.node]\n",
-        "            step.node.name: produced_at[step.node.name]\n",
+        "step.node.name: made_at[step.side_output.node]",
+        "step.node.name: made_at[step.node.name]",
         ("tests/engine/passes/test_fuse_max_pool.py",),
     ),
     Mutant(

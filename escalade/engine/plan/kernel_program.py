@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
 
@@ -18,7 +17,7 @@ from escalade.engine.plan.io_binding import InputBinding, OutputBinding
 from escalade.engine.plan.kernels import PlanKernels, report_out_of_memory
 from escalade.engine.plan.launch_pointers import LaunchPointers
 from escalade.engine.plan.plan import Plan
-from escalade.engine.plan.program import OutTensors, copy_into
+from escalade.engine.plan.program import Dtypes, OutTensors, Tensors, copy_into
 from escalade.engine.plan.values import PlanValues
 
 
@@ -88,20 +87,13 @@ class KernelProgram(PlanKernels):
     def clone(self) -> KernelProgram:
         return KernelProgram(self.plan, self._constants, self._device, weights_from=self)
 
-    def call(
-        self,
-        tensors: Sequence[torch.Tensor],
-        types: Sequence[torch.dtype],
-        out: OutTensors = None,
-    ) -> list[torch.Tensor]:
+    def call(self, tensors: Tensors, types: Dtypes, out: OutTensors = None) -> list[torch.Tensor]:
         bound_inputs, made = self._bind(tensors, out)
         self._replay()
         del bound_inputs
         return self._results(made, types, out)
 
-    def call_isolated(
-        self, tensors: Sequence[torch.Tensor], types: Sequence[torch.dtype], out: OutTensors = None
-    ) -> list[torch.Tensor]:
+    def call_isolated(self, tensors: Tensors, types: Dtypes, out: OutTensors = None) -> list[torch.Tensor]:
         own, counters = (self._values.arena, self._memory.persistent), self._pointers.counters
         self._values.set_arena(torch.empty_like(self._values.arena))
         fresh = {name: self.plan.persistent[name].allocate(self._device) for name in counters}
@@ -134,9 +126,7 @@ class KernelProgram(PlanKernels):
         for tensor in (self._values.arena, *self.weights):
             tensor.record_stream(stream)
 
-    def _bind(
-        self, tensors: Sequence[torch.Tensor], out: OutTensors
-    ) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
+    def _bind(self, tensors: Tensors, out: OutTensors) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
         """Return the bound inputs, to keep alive until the launches are enqueued, and the results that kernels write.
 
         Inputs that no kernel reads in place are copied into the arena.
@@ -153,9 +143,7 @@ class KernelProgram(PlanKernels):
             for name, each in self._outputs.items()
         }
 
-    def _results(
-        self, made: dict[str, torch.Tensor], types: Sequence[torch.dtype], out: OutTensors
-    ) -> list[torch.Tensor]:
+    def _results(self, made: dict[str, torch.Tensor], types: Dtypes, out: OutTensors) -> list[torch.Tensor]:
         """Return the results in output order; those that no kernel wrote in place are copied out."""
         outputs = self.plan.graph.outputs
         if out is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
 import torch
@@ -45,21 +45,15 @@ class Liveness:
         return total
 
     @staticmethod
-    def of(
-        graph: Graph, steps: Sequence[PlanStep], layout: SubbufferLayout, bound: frozenset[str]
-    ) -> Liveness:
+    def of(graph: Graph, steps: Sequence[PlanStep], layout: SubbufferLayout, bound: Set[str]) -> Liveness:
         """Analyze a plan's values, except inputs `bound` to fixed tensors, which have no place in the arena."""
         end, forms = len(steps), layout.forms
         owner = {name: subbuffer.root for name, subbuffer in layout.subbuffers.items()}
         last: dict[str, int] = {}
-        produced_at = {step.node.name: number for number, step in enumerate(steps)}
-        produced_at |= {
-            step.node.name: produced_at[step.side_output.node]
-            for step in steps
-            if step.side_output is not None
-        }
+        made_at = {step.node.name: number for number, step in enumerate(steps)}
+        made_at |= {step.node.name: made_at[step.side_output.node] for step in steps if step.side_output}
         for step in steps:
-            number = produced_at[step.node.name]
+            number = made_at[step.node.name]
             for name in step.node.inputs.values():
                 last[name] = max(last.get(name, number), number)
             last.setdefault(step.node.name, number)
@@ -74,15 +68,15 @@ class Liveness:
         first = dict.fromkeys(inputs, -1)
         live_until: dict[str, int] = {name: last.get(name, -1) for name in inputs}
         for name, root in owner.items():
-            first[name] = produced_at[name]
-            first[root] = min(first.get(root, end), produced_at[name], produced_at.get(root, end))
+            first[name] = made_at[name]
+            first[root] = min(first.get(root, end), made_at[name], made_at.get(root, end))
             live_until[root] = max(live_until.get(root, -1), last[name], last[root])
         for number, step in enumerate(steps):
             name = step.node.name
             is_view = step.is_alias and name not in layout.in_place
             if name in first and not is_view:
                 continue
-            first[name] = produced_at[name]
+            first[name] = made_at[name]
             shared = None
             if step.is_alias:
                 shared = step.node.inputs["x"]
@@ -161,7 +155,7 @@ def assign_arenas(
     outside: Mapping[str, str],
 ) -> tuple[Arena, Arena]:
     """Assign one arena to values inside the plan, and one to values outside it."""
-    arena_lifetimes = [
+    inner = [
         Lifetime(name, forms[name].bytes, liveness.first[name], end)
         for name, end in liveness.live_until.items()
         if name not in outside
@@ -174,7 +168,5 @@ def assign_arenas(
         if step.workspace_name(workspace) not in persistent
     ]
     # Lifetimes that all overlap: like the caller's tensors, these never share bytes.
-    outside_lifetimes = [
-        Lifetime(name, forms[name].bytes, 0, 0) for name in liveness.live_until if name in outside
-    ]
-    return assign_offsets([*arena_lifetimes, *scratch]), assign_offsets(outside_lifetimes)
+    outer = [Lifetime(name, forms[name].bytes, 0, 0) for name in liveness.live_until if name in outside]
+    return assign_offsets([*inner, *scratch]), assign_offsets(outer)

@@ -10,7 +10,9 @@ import torch
 
 from escalade.engine.plan.plan import Plan
 
-OutTensors = Sequence[torch.Tensor] | None
+Tensors = Sequence[torch.Tensor]
+Dtypes = Sequence[torch.dtype]
+OutTensors = Tensors | None
 """The caller's tensors for results, each with the shape and dtype of its result."""
 
 
@@ -27,17 +29,10 @@ class PlanProgram(Protocol):
     @property
     def outputs(self) -> tuple[torch.Tensor, ...]: ...
     def run(self) -> None: ...
-    def call(
-        self,
-        tensors: Sequence[torch.Tensor],
-        types: Sequence[torch.dtype],
-        out: OutTensors = None,
-    ) -> list[torch.Tensor]:
+    def call(self, tensors: Tensors, types: Dtypes, out: OutTensors = None) -> list[torch.Tensor]:
         """Run on these inputs and return the results in these dtypes: new tensors, or `out`."""
 
-    def call_isolated(
-        self, tensors: Sequence[torch.Tensor], types: Sequence[torch.dtype], out: OutTensors
-    ) -> list[torch.Tensor]:
+    def call_isolated(self, tensors: Tensors, types: Dtypes, out: OutTensors) -> list[torch.Tensor]:
         """Like `call`, without any memory that other calls write: for capture in the caller's CUDA graph, whose replays
         may overlap other calls."""
 

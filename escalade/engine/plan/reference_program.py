@@ -13,7 +13,7 @@ from escalade.engine.nodes.evaluate import compute
 from escalade.engine.nodes.lowering import OWN
 from escalade.engine.plan.constants import ConstantCache
 from escalade.engine.plan.plan import Plan
-from escalade.engine.plan.program import OutTensors, copy_into
+from escalade.engine.plan.program import Dtypes, OutTensors, Tensors, copy_into
 from escalade.engine.plan.step import ConstantForm
 from escalade.ops.base.dtypes import E4M3, to_e4m3
 
@@ -59,12 +59,7 @@ class ReferenceProgram:
                 for name in graph.outputs
             ]
 
-    def call(
-        self,
-        tensors: Sequence[torch.Tensor],
-        types: Sequence[torch.dtype],
-        out: OutTensors = None,
-    ) -> list[torch.Tensor]:
+    def call(self, tensors: Tensors, types: Dtypes, out: OutTensors = None) -> list[torch.Tensor]:
         inputs = self._inputs()
         for buffer, tensor in zip(inputs, tensors, strict=True):
             buffer.copy_(tensor.detach())

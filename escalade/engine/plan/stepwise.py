@@ -6,7 +6,7 @@ launching each step from the host.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping
 from functools import cached_property
 
 import torch
@@ -24,7 +24,7 @@ from escalade.engine.plan.kernels import compile_plans
 from escalade.engine.plan.memory import allocate_persistent
 from escalade.engine.plan.multi_output import MultiOutputCalls
 from escalade.engine.plan.plan import Plan
-from escalade.engine.plan.program import OutTensors, PlanProgram, copy_into
+from escalade.engine.plan.program import Dtypes, OutTensors, PlanProgram, Tensors, copy_into
 from escalade.engine.plan.step import ConstantForm, PlanStep
 from escalade.engine.plan.values import empty_form, to_form
 from escalade.ops.base.card import Card
@@ -96,17 +96,10 @@ class StepwiseProgram:
     def clone(self) -> StepwiseProgram:
         return StepwiseProgram(self.plan, self._constant_cache, self._device, weights_from=self)
 
-    def call(
-        self,
-        tensors: Sequence[torch.Tensor],
-        types: Sequence[torch.dtype],
-        out: OutTensors = None,
-    ) -> list[torch.Tensor]:
+    def call(self, tensors: Tensors, types: Dtypes, out: OutTensors = None) -> list[torch.Tensor]:
         return self._call(tensors, types, out, self._persistent)
 
-    def call_isolated(
-        self, tensors: Sequence[torch.Tensor], types: Sequence[torch.dtype], out: OutTensors = None
-    ) -> list[torch.Tensor]:
+    def call_isolated(self, tensors: Tensors, types: Dtypes, out: OutTensors = None) -> list[torch.Tensor]:
         return self._call(tensors, types, out, allocate_persistent(self.plan, self._device, self._persistent))
 
     def record_stream(self, stream: torch.cuda.Stream) -> None:
@@ -115,8 +108,8 @@ class StepwiseProgram:
 
     def _call(
         self,
-        tensors: Sequence[torch.Tensor],
-        types: Sequence[torch.dtype],
+        tensors: Tensors,
+        types: Dtypes,
         out: OutTensors,
         persistent: Mapping[str, torch.Tensor],
     ) -> list[torch.Tensor]:

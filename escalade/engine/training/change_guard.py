@@ -15,19 +15,7 @@ from escalade.device.torch_private import FAST_PATHS
 from escalade.engine.training.optimizer_state import hook_numbers, hooks_of
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-_SETTING_TYPES = (
-    bool,
-    int,
-    float,
-    complex,
-    str,
-    tuple,
-    list,
-    torch.dtype,
-    FunctionType,
-    MethodType,
-    NoneType,
-)
+_PLAIN_TYPES = (bool, int, float, complex, str, tuple, list, torch.dtype, FunctionType, MethodType, NoneType)
 """Types of module attributes that are settings; others, such as cached results, do not affect what a step computes."""
 _MODE = "training"
 _gradient_attributes = operator.attrgetter("requires_grad", "_backward_hooks", "_post_accumulate_grad_hooks")
@@ -58,7 +46,7 @@ class ChangeGuard:
         self._addresses = list(map(torch.Tensor.data_ptr, self._present))
         self._gradient_attributes = list(map(_gradient_attributes, self._present))
         self._layouts = list(map(_layout, self._present))
-        self._group_parameters = [list(group["params"]) for group in optimizer.param_groups]
+        self._groups = [list(group["params"]) for group in optimizer.param_groups]
         self._hooks, self._hook_numbers = len(hooks_of(optimizer)), hook_numbers(optimizer)
         self._constants: list[tuple[torch.Tensor, int]] = []
 
@@ -67,15 +55,15 @@ class ChangeGuard:
         groups = self._optimizer.param_groups
         return (
             self._links == self._saved_links
-            and _are_identical(self._current_tensors(), self._tensors)
+            and _identical(self._current_tensors(), self._tensors)
             and self._tensors_are_unchanged()
             and self._settings_are_unchanged()
             and all([tensor._version == version for tensor, version in self._constants])
-            and len(groups) == len(self._group_parameters)
+            and len(groups) == len(self._groups)
             and all(
                 [
-                    _are_identical(group["params"], saved)
-                    for group, saved in zip(groups, self._group_parameters, strict=True)
+                    _identical(group["params"], saved)
+                    for group, saved in zip(groups, self._groups, strict=True)
                 ]
             )
             and self._hooks_are_unchanged()
@@ -125,7 +113,7 @@ def _same_settings(now: Mapping[str, Any], saved: Mapping[str, Any]) -> bool:
 
 
 def _same_setting(now: Any, saved: Any) -> bool:
-    if now is saved or not (isinstance(now, _SETTING_TYPES) and isinstance(saved, _SETTING_TYPES)):
+    if now is saved or not (isinstance(now, _PLAIN_TYPES) and isinstance(saved, _PLAIN_TYPES)):
         return True
     try:
         return bool(now == saved)
@@ -133,7 +121,7 @@ def _same_setting(now: Any, saved: Any) -> bool:
         return False
 
 
-def _are_identical(now: Sequence[Any], saved: Sequence[Any]) -> bool:
+def _identical(now: Sequence[Any], saved: Sequence[Any]) -> bool:
     return len(now) == len(saved) and all(map(operator.is_, now, saved))
 
 

@@ -215,7 +215,7 @@ def test_a_squeezed_batch_of_one_is_the_models_own() -> None:
     assert engine(one).shape == (3,)
     engine = Engine(captured(function, two), "fp32", "cpu")
     assert engine(two).shape == (2, 3) and engine(torch.cat([two, one])).shape == (3, 3)
-    with pytest.raises(UnsupportedError, match="a batch of 1: .* 2 to any size"):
+    with pytest.raises(UnsupportedError, match="batch size 1: .* >= 2"):
         engine(one)
 
 
@@ -226,7 +226,7 @@ def test_branches_by_batch_hold_for_their_sizes_alone() -> None:
     large, small = torch.randn(8, 3), torch.randn(3, 3)
     engine = Engine(captured(function, large), "fp32", "cpu")
     torch.testing.assert_close(engine(large[:5]), large[:5] * 2)
-    with pytest.raises(UnsupportedError, match="5 to any size"):
+    with pytest.raises(UnsupportedError, match=">= 5"):
         engine(small)
     engine = Engine(captured(function, small), "fp32", "cpu")
     torch.testing.assert_close(engine(small[:1]), small[:1] + 1)
@@ -242,7 +242,7 @@ def test_what_holds_for_some_batches_is_claimed_of_no_others() -> None:
         x = torch.randn(most, 3)
         engine = Engine(captured(function, x), "fp32", "cpu")
         torch.testing.assert_close(engine(x), function(x))
-        with pytest.raises(UnsupportedError, match=f"a batch of 6: .* {least} to {most} "):
+        with pytest.raises(UnsupportedError, match=f"batch size 6: .* {least} to {most};"):
             engine(torch.randn(6, 3))
     graph = captured(lambda x: x * 2 if x.shape[0] == 1 else x + 1, torch.randn(2, 3))
     assert graph.batches == (2, None)  # what export never tries
