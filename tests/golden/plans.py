@@ -54,7 +54,7 @@ _FAMILIES = frozenset((
 _TRAINED_OTHERWISE = ("resnet18/tf32/sgd", "resnet18/fp16/adamw", "autoencoder/tf32/adam", "lenet/fp32/sgd")
 _TRAINING_BATCH = 64
 _IMAGE_DIMENSIONS, _SIDE = 4, 224
-_SIDES = {"inception_v3": 299}
+_SIDES = {"inception_v3": 299, "ssd300_vgg16.backbone": 300, "ssdlite320_mobilenet_v3_large.backbone": 320}
 _LIBRARIES: list[torch.library.Library] = []
 """Kept alive: operators are removed with the library that defines them."""
 
@@ -87,8 +87,8 @@ def collect(task: str, known: Sequence[str] = ()) -> list[Line]:
             warnings.simplefilter("ignore")
             made = _training(task) if task.startswith("training/") else _inference(task)
             return [line for key, plan in made for line in plan_lines(key, task, plan)]
-    except EscaladeError as error:  # what cannot be planned is to stay so, for the same reason
-        return [{"key": task, "task": task, "refused": str(error)}]
+    except EscaladeError as error:  # a network that cannot be planned is to stay so
+        return [{"key": task, "task": task, "refused": type(error).__name__}]
 
 
 def _remember_estimates() -> None:
