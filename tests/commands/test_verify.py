@@ -59,8 +59,8 @@ def test_an_unknown_device_is_refused() -> None:
             "a full disk",
             "has no space for compiled kernels (No space left on device); set ESCALADE_CACHE_DIR",
         ),
-        ("no temporary files", "g++ needs a folder for temporary files, and none can be made"),
-        ("a broken compiler", "g++ does not work here: g++ refused the twin's runtime"),
+        ("no temporary files", "g++ needs a folder for temporary files, and none can be created"),
+        ("a broken compiler", "g++ does not work here: g++ cannot compile the twin's runtime"),
     ],
 )
 def test_what_keeps_every_kernel_from_being_compiled_is_said_once_and_is_no_wrong_result(

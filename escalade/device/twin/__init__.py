@@ -1,4 +1,4 @@
-"""The twin: the same CUDA source, compiled by g++ and run on the CPU, thread by thread."""
+"""The twin: CUDA sources compiled by g++ and run on the CPU, thread by thread."""
 
 from escalade.device.twin.counting import Counts, Requests
 from escalade.device.twin.launch import Order, TwinKernel, Unwritten, build

@@ -1,14 +1,11 @@
-"""Small changes to a kernel's assembly: for its shared memory, and for what it calls of the host's libraries.
+"""Edits of a kernel's assembly that C++ cannot express.
 
-`__shared__` variables are thread-local ones to g++. Two things are done that C++ cannot say: a gap goes
-behind each static variable, so that an overrun hits nothing that is in use; and the undefined symbols of
-`extern __shared__ T name[]` become weak, so that the library loads without them (the runtime knows the
-dynamic array by that).
+`__shared__` variables are thread-local variables to g++. Each static one is followed by a gap, so that an overrun hits
+nothing in use. The undefined symbols of `extern __shared__ T name[]` become weak, so that the library loads without
+them; the runtime recognizes the dynamic array by that.
 
-A function of the C library that ends the process, or stores through a pointer, is replaced by the runtime's of that
-name (runtime/library.cpp), which reports or tells the checks.
-
-A kernel that is counted gets a table of what each of its blocks of code computes.
+C library functions that end the process or store through a pointer are replaced by the runtime's versions
+(runtime/library.cpp), which report to the checks. Counted kernels get a table of the arithmetic in each basic block.
 """
 
 from __future__ import annotations
@@ -37,10 +34,10 @@ _UNITS = (
         r"|(?:bl|call)\s+\*?(?:exp|exp2|exp10|expm1|log|log2|log10|log1p|sin|cos|tan|tanh|pow|erf|erfc|sincos|sqrt)f?\b)"
     ),
 )
-"""Instructions by what they are on the card: fused multiply-adds, additions, products, special functions."""
+"""Instructions by GPU unit: fused multiply-adds, additions, multiplications, special functions."""
 FILLS = "twin_fills"
 _FILL_BYTES = {"-16843010": 4, "-72340172838076674": 8}
-"""The fill of -ftrivial-auto-var-init=pattern, 0xFE in each byte, as it appears in assembly."""
+"""Pattern of -ftrivial-auto-var-init=pattern (0xFE in each byte), as it appears in assembly."""
 _FILL = re.compile(
     rf"^\s+(?:movabsq|movl)\s+\$({'|'.join(_FILL_BYTES)}), |^\s+movw\s+\$(-258), -?\d*\(%r[bs]p\)"
 )
@@ -63,9 +60,9 @@ def prepare(assembly: str, checks: bool = False) -> str:
 
 
 def add_block_table(assembly: str) -> str:
-    """The assembly with a table of its blocks of code: where each begins, and how many of `_UNITS` it has.
+    """Append a table of basic blocks: start address and number of instructions per unit of `_UNITS`.
 
-    Blocks without any are left out.
+    Blocks without any are omitted.
     """
     lines: list[str] = []
     found: list[list[int]] = []
@@ -91,9 +88,9 @@ def add_block_table(assembly: str) -> str:
 
 
 def add_fill_table(assembly: str) -> str:
-    """The assembly with a table of the bytes, in code and constants, that it fills unset variables with.
+    """Append a table of the bytes, in code and constants, that fill uninitialized variables.
 
-    For x86-64, whose immediate operands end an instruction.
+    For x86-64 only, where an immediate operand is the end of its instruction.
     """
     lines: list[str] = []
     rows = [f"\t.quad\t{_BYTE}, 1"]
@@ -120,7 +117,7 @@ def add_fill_table(assembly: str) -> str:
 
 
 def _holds_fill(register: str, before: list[str]) -> bool:
-    """Return whether that register was last set to the byte of a fill."""
+    """Return True if the register was last set to the byte of a fill."""
     for line in reversed(before):
         if line.endswith(f", %{register}"):
             if moved := _MOVED.match(line):
@@ -144,12 +141,12 @@ def _with_gaps(assembly: str) -> str:
 
 
 def has_barriers(assembly: str) -> bool:
-    """Whether the kernel names a barrier or a collective; if not, it needs no fibers."""
+    """Return True if the kernel calls a barrier or a collective; otherwise it needs no fibers."""
     return _WAITING in assembly
 
 
 def has_descriptors(assembly: str) -> bool:
-    """Return whether the kernel contains a wgmma, which reads shared memory by descriptors."""
+    """Return True if the kernel contains a wgmma, which reads shared memory by descriptors."""
     return any(name in assembly for name in _WGMMA)
 
 

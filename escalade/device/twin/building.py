@@ -1,4 +1,4 @@
-"""A kernel's source to a library that runs it on the CPU."""
+"""Build of a kernel's source into a shared library for the CPU."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def kernel_library(
     zeroed: bool = False,
     counts: bool = False,
 ) -> pathlib.Path:
-    """The shared library of one kernel, from the cache if it was built before.
+    """Build the shared library of one kernel, or find it in the cache.
 
-    With `zeroed`, variables that are not set hold zeros, else, with checks, g++'s pattern.
+    Uninitialized variables hold zeros if `zeroed`, otherwise, with checks, g++'s pattern.
     """
     options = toolchain.kernel_options(checks, sanitize, zeroed, counts)
     key = cache_key(SCHEMA, source, entry, name, repr(options), interface_key(), *headers(source))
@@ -43,7 +43,7 @@ def kernel_library(
         text = path.with_suffix(".s")
         whole = f'#line 1 "{file}"\n{source}\nTWIN_EXPORT({entry})\n'
         linking: list[str | pathlib.Path] = ["-shared", "-Wl,-Bsymbolic", text, "-o", path]
-        # The runtime, if it is not there yet, is built while g++ works on the kernel.
+        # Build the runtime, if necessary, in parallel with the kernel.
         with ThreadPoolExecutor(1) as other:
             library = other.submit(runtime_library)
             what = f"{entry} of {name}"
@@ -52,7 +52,7 @@ def kernel_library(
                     whole, file, text, options, _prefix_key(), what, not zeroed
                 )
             except CompileError:
-                library.result()  # what g++ says of the runtime too is said of it, not of this kernel
+                library.result()  # an error that also hits the runtime is reported as the runtime's
                 raise
             compiled = text.read_text()
             flags = _flag(_WAITS, assembly.has_barriers(compiled)) + _flag(
@@ -71,48 +71,46 @@ def kernel_library(
 
 
 def _flag(name: str, value: bool) -> str:
-    """Something about the kernel, as an absolute symbol: the loader reads it from the file."""
+    """Return assembly for a flag about the kernel, as an absolute symbol that the loader reads from the file."""
     return f"\t.globl\t{name}\n\t.set\t{name}, {int(value)}\n"
 
 
 def needs_fibers(library: pathlib.Path) -> bool:
-    """Whether the kernel needs fibers."""
     symbol = elf.read(library).symbol(_WAITS)
     return symbol is None or bool(symbol.value)
 
 
 def may_read_unset(library: pathlib.Path) -> bool:
-    """Whether g++ warned of a variable that may be read before it is set; it often warns where all is well."""
+    """Return True if g++ warned of a maybe-uninitialized variable, which is often a false positive."""
     symbol = elf.read(library).symbol(_UNSET)
     return symbol is not None and bool(symbol.value)
 
 
 def uses_wgmma_descriptors(library: pathlib.Path) -> bool:
-    """True if the kernel reads shared memory by wgmma descriptors."""
     symbol = elf.read(library).symbol(_DESCRIPTORS)
     return symbol is not None and bool(symbol.value)
 
 
 @cache
 def interface_key() -> str:
-    """What a kernel sees of the twin: its headers and the compiler."""
+    """Hash what a kernel's build depends on besides its source: the twin's headers and the compiler."""
     return cache_key(_prefix_key(), *_texts(list((toolchain.STAND_INS / "common").rglob("*.cuh"))))
 
 
 @cache
 def _prefix_key() -> str:
-    """What is there before a kernel's source: all of that but the stand-ins, which a source includes itself."""
+    """Hash the same without the stand-ins in common/, which sources include themselves."""
     others = [f for f in toolchain.STAND_INS.rglob("*") if f.is_file() and f.suffix != ".cuh"]
     return cache_key(SCHEMA, *_texts([*toolchain.RUNTIME.glob("*.h"), *others]), *toolchain.identity())
 
 
 def runtime_library() -> pathlib.Path:
-    """Scheduler, shared memory, asynchronous units and checks: one library for all kernels."""
+    """Build the runtime (scheduler, shared memory, asynchronous units, checks): one library for all kernels."""
     sources = _texts(list(toolchain.RUNTIME.glob("*.cpp")))
     key = cache_key(interface_key(), *sources, repr(toolchain.runtime_options()))
 
     def make(path: pathlib.Path) -> None:
-        # By that name a kernel's library finds the one that is already loaded.
+        # By this soname, kernel libraries find the runtime that is already loaded.
         options = [*toolchain.runtime_options(), "-shared", "-pthread", f"-Wl,-soname,{RUNTIME_NAME}"]
         try:
             toolchain.run([*options, toolchain.RUNTIME / "all.cpp", "-o", path], "the twin's runtime")
@@ -121,7 +119,7 @@ def runtime_library() -> pathlib.Path:
         except CompileError as error:
             raise ToolError(f"g++ does not work here: {error}") from error
 
-    # One process has one runtime, also when the cache's folder changes under way.
+    # One runtime per process, even if the cache folder changes.
     if key not in _runtimes or not _runtimes[key].is_file():
         _runtimes[key] = default_cache().file(key, ".so", make)
     return _runtimes[key]
@@ -135,7 +133,7 @@ def _texts(files: list[pathlib.Path]) -> list[str]:
 
 
 def headers(source: str) -> list[str]:
-    """Names and texts of all headers of ours that the source includes, directly or not; a hash of NVIDIA's."""
+    """Return names and texts of our headers that the source includes, recursively, and a hash of NVIDIA's."""
     found: dict[str, str] = {}
     others: set[str] = set()
     pending = _INCLUDE.findall(source)

@@ -1,4 +1,4 @@
-"""Checks that need more than one launch: sanitizers in a process of their own, outputs that were left unwritten."""
+"""Further checks: g++'s sanitizers in a separate process, and unwritten outputs."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _REPORT_LINES = 40
 def require_written(
     kernel: TwinKernel, address: int, size: int, element_bytes: int, name: str = "output"
 ) -> None:
-    """Raises TwinError if the last launch of `kernel`, built with checks, left elements of a buffer unwritten.
+    """Raise TwinError if the last launch of `kernel`, built with checks, left elements of a buffer unwritten.
 
-    A NaN that the kernel computed counts as written.
+    A computed NaN counts as written.
     """
     missing = kernel.unwritten(address, size, element_bytes)
     if missing:
@@ -51,10 +51,10 @@ def sanitize(
     cluster: Size3 = (1, 1, 1),
     order: Order = SEQUENTIAL,
 ) -> None:
-    """One launch under AddressSanitizer and UndefinedBehaviorSanitizer, in a process of its own.
+    """Run one launch under AddressSanitizer and UndefinedBehaviorSanitizer in a separate process.
 
-    Every buffer is copied to memory of exactly its size, and what the kernel leaves in it is copied back.
-    Words of the arguments that point into a buffer are taken for pointers. Raises TwinError with the report.
+    Every buffer is copied to an allocation of exactly its size, and its contents are copied back. Argument words that
+    point into a buffer are treated as pointers. Raises TwinError with the report.
     """
     library = kernel_library(source, entry, name, sanitize=True)
     runner = _runner()
@@ -63,7 +63,7 @@ def sanitize(
         head = _head(library, grid, block, cluster, shared_bytes, order, len(buffers))
         given.write_bytes(head + _contents(buffers) + _arguments(arguments, buffers))
         options = {
-            # Fibers that a report abandons are no leaks; __tls_get_addr is ours.
+            # Fibers abandoned by a report are not leaks; __tls_get_addr is the runtime's.
             "ASAN_OPTIONS": "detect_leaks=0:detect_stack_use_after_return=0:abort_on_error=0:color=never",
             "UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1:color=never",
         }
@@ -81,7 +81,7 @@ def _runner() -> pathlib.Path:
     key = cache_key(interface_key(), _SOURCE.read_text())
 
     def make(path: pathlib.Path) -> None:
-        # The runner itself is not instrumented; linking it so brings the sanitizers' own runtime.
+        # Compile without instrumentation, but link with the sanitizers to get their runtime.
         compiled = path.with_suffix(".o")
         toolchain.run([*toolchain.runtime_options(), "-c", _SOURCE, "-o", compiled], "the sanitizers' runner")
         toolchain.run([*toolchain.sanitizers(), compiled, "-ldl", "-o", path], "the sanitizers' runner")
@@ -132,7 +132,7 @@ def _arguments(arguments: Sequence[Any], buffers: Buffers) -> bytes:
         pointers = []
         for at in range(0, len(data) - 7, 8):
             word = int.from_bytes(data[at : at + 8], "little")
-            # One past the end still belongs to the buffer: an empty slice starts there.
+            # One past the end counts as inside: an empty slice starts there.
             inside = [i for i, (start, size) in enumerate(buffers) if start <= word <= start + size]
             if inside and word:
                 exact = [i for i in inside if word < buffers[i][0] + buffers[i][1]] or inside
@@ -143,7 +143,7 @@ def _arguments(arguments: Sequence[Any], buffers: Buffers) -> bytes:
 
 
 def _readable(report: str) -> str:
-    """The part of a sanitizer's report that says what happened and where in the kernel."""
+    """Reduce a sanitizer's report to what happened and where in the kernel."""
     lines = []
     for line in report.splitlines():
         if line.startswith(("Shadow bytes", "SUMMARY", "allocated by")):

@@ -1,6 +1,6 @@
-"""What a launch was counted by: memory requests, operations of each unit, barriers, copies.
+"""Counts of a launch: memory requests, operations per unit, barriers, copies.
 
-docs/twin.md has the metric of NVIDIA's profiler that each count stands for.
+docs/twin.md lists the Nsight Compute metric that corresponds to each count.
 """
 
 from __future__ import annotations
@@ -10,24 +10,24 @@ from dataclasses import asdict, dataclass, field, fields, replace
 
 SECTOR_BYTES = 32
 OPERATIONS = ("fma", "add", "multiply", "special")
-"""What blocks of code are searched for, in the order of `assembly`'s table."""
+"""Operations counted per basic block, in the order of `assembly._UNITS`."""
 
 
 @dataclass(frozen=True)
 class Requests:
-    """Requests of warps of one kind, those of one place in the source or of several."""
+    """Warp-level memory requests of one kind, of one source line or summed over several."""
 
     memory: str
-    """The memory that is accessed: "global", "shared", or "cluster", another block's shared memory."""
+    """Address space: "global", "shared", or "cluster" (another CTA's shared memory)."""
     operation: str
-    """One of "load", "store", "atomic", and "copy" for cp.async, which reads global memory and writes shared."""
+    """"load", "store", "atomic", or "copy" (cp.async, which reads global memory and writes shared)."""
     requests: int = 0
     transactions: int = 0
-    """Sectors of 32 bytes that were touched, or turns that the banks of shared memory took."""
+    """32-byte sectors touched, or shared-memory wavefronts."""
     least: int = 0
-    """Turns without a conflict; of other memories as many as there were transactions."""
+    """Wavefronts without bank conflicts; for other memories, equal to `transactions`."""
     bytes: int = 0
-    """The bytes that threads asked for, as often as they did."""
+    """Bytes requested by threads, with repetitions."""
     place: str = ""
 
     @property
@@ -36,7 +36,7 @@ class Requests:
 
     @property
     def conflicts(self) -> int:
-        """Turns beyond the least."""
+        """Wavefronts beyond the minimum."""
         return self.transactions - self.least
 
     def __add__(self, other: Requests) -> Requests:
@@ -51,7 +51,7 @@ class Requests:
         )
 
     def __str__(self) -> str:
-        unit = "turns of the banks" if self.memory == "shared" else "sectors"
+        unit = "wavefronts" if self.memory == "shared" else "sectors"
         return (
             f"{self.place} {self.memory} {self.operation}: {self.requests} requests, "
             f"{self.per_request:.2f} {unit} each"
@@ -60,27 +60,27 @@ class Requests:
 
 @dataclass(frozen=True)
 class Counts:
-    """The counts of one launch, or of several together."""
+    """Counts of one launch, or the sum over several."""
 
     lines: tuple[Requests, ...] = field(default=(), repr=False)
-    """Every source line's requests."""
+    """Requests per source line."""
     unique_read_bytes: int = 0
-    """Bytes of global memory that somebody read, each once; in several launches once in each."""
+    """Distinct bytes of global memory read, per launch."""
     unique_written_bytes: int = 0
     barriers: int = 0
-    """Warps that came to a barrier of their block, a named one too."""
+    """Warp arrivals at CTA barriers, including named ones."""
     shuffles: int = 0
-    """Shuffles of warps."""
+    """Shuffles per warp."""
     atomics: int = 0
-    """Atomics of threads."""
+    """Atomics per thread."""
     fma: int = 0
-    """Fused multiply-adds of threads, as all arithmetic outside the tensor cores is counted."""
+    """Fused multiply-adds per thread; like all arithmetic counts, outside the tensor cores."""
     add: int = 0
     multiply: int = 0
     special: int = 0
-    """Divisions, roots, exponentials and their like: on the card each is an approximation and operations around it."""
+    """Divisions, roots, exponentials and similar: on a GPU, an approximation plus operations around it."""
     tensor_instructions: int = 0
-    """An mma of a warp, or its part of a wgmma."""
+    """Warp-level mma instructions; a wgmma counts once per warp."""
     tensor_multiplications: int = 0
     """Multiply-adds in the tensor cores."""
     bulk_loads: int = 0
@@ -90,13 +90,13 @@ class Counts:
     bulk_store_sectors: int = 0
 
     def of(self, memory: str, operation: str) -> Requests:
-        """All requests of a kind."""
+        """Sum the requests of a kind over all lines."""
         chosen = (line for line in self.lines if (line.memory, line.operation) == (memory, operation))
         return sum((replace(line, place="") for line in chosen), Requests(memory, operation))
 
     @property
     def read_bytes(self) -> int:
-        """Bytes of all sectors that were asked of global memory, as often as they were, by whichever way."""
+        """Bytes of all global-memory sectors requested, with repetitions, by loads, cp.async and TMA."""
         sectors = self.of("global", "load").transactions + self.of("global", "copy").transactions
         return SECTOR_BYTES * (sectors + self.bulk_load_sectors)
 
@@ -106,7 +106,7 @@ class Counts:
 
     @property
     def conflicts(self) -> int:
-        """Turns of shared memory's banks that other places for the same bytes would have saved."""
+        """Shared-memory wavefronts caused by bank conflicts."""
         return sum(line.conflicts for line in self.lines if line.memory == "shared")
 
     def __add__(self, other: Counts) -> Counts:
@@ -114,7 +114,7 @@ class Counts:
         return Counts(_by_line([*self.lines, *other.lines]), **numbers)
 
     def figures(self) -> dict[str, int]:
-        """Every count by a name of its own, without the lines."""
+        """Return all counts by name, without source lines."""
         found = {"read_bytes": self.read_bytes, "written_bytes": self.written_bytes}
         found |= {name: getattr(self, name) for name in _NUMBERS}
         for memory, operation in sorted({(line.memory, line.operation) for line in self.lines}):
@@ -134,7 +134,7 @@ _NUMBERS = tuple(each.name for each in fields(Counts) if each.name != "lines")
 
 
 def parse(text: str, blocks: Mapping[int, tuple[int, ...]]) -> Counts:
-    """What the runtime wrote (runtime/counting.cpp); `blocks` has the operations of each block of code."""
+    """Parse the runtime's output (runtime/counting.cpp); `blocks` has the operations of each basic block."""
     lines: list[Requests] = []
     numbers: dict[str, int] = dict.fromkeys(_NUMBERS, 0)
     for line in text.splitlines():

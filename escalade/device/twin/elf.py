@@ -1,4 +1,4 @@
-"""What a shared library says about its own variables: just enough of ELF64 for the twin."""
+"""Minimal ELF64 reader: the symbols and segment sizes that the twin needs."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class Library:
     symbols: tuple[Symbol, ...]
     thread_local_bytes: int
     loaded_bytes: int
-    """Bytes from the lowest address, 0, to the end of what is mapped."""
+    """Bytes from address 0 to the end of the mapped segments."""
     code: range
-    """Addresses of the library's own functions: not the linker's stubs, by which they call those of others."""
+    """Addresses of the library's own functions, without the linker's PLT stubs."""
 
     def symbol(self, name: str) -> Symbol | None:
         return next((symbol for symbol in self.symbols if symbol.name == name), None)
@@ -68,7 +68,7 @@ def read(path: pathlib.Path) -> Library:
 
 
 def _contents(data: bytes, section: int) -> int:
-    """Where in the file the contents of a section are, by its header's place."""
+    """Return the file offset of a section's contents; `section` is the offset of its header."""
     start: int = struct.unpack_from("<Q", data, section + 24)[0]
     return start
 

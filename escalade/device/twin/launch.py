@@ -1,4 +1,4 @@
-"""A built kernel, and how it is started."""
+"""Loading and launching of kernels on the twin."""
 
 from __future__ import annotations
 
@@ -30,28 +30,28 @@ Size3 = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class Order:
-    """How threads, blocks and asynchronous operations are ordered: every choice is a legal one."""
+    """Execution order of threads, CTAs and asynchronous operations; every choice is legal in CUDA."""
 
     seed: int = 0
-    """0: in turn; otherwise threads, warps and blocks are shuffled by this seed."""
+    """0 for sequential order; otherwise threads, warps and CTAs are shuffled by this seed."""
     late: bool = False
-    """Asynchronous operations (cp.async, TMA, wgmma) as late as allowed instead of at once."""
+    """True to run asynchronous operations (cp.async, TMA, wgmma) as late as allowed instead of immediately."""
 
 
 SEQUENTIAL = Order()
 
 
-_UNSET_BITS = b"\xfe\xfe"  # of g++'s -ftrivial-auto-var-init=pattern; in a float -1.7e38
-_USUAL_BYTES = bytes(byte for byte in range(256) if byte & 0x70 != 0x70)  # the highest of floats below 1e29
+_UNSET_BITS = b"\xfe\xfe"  # g++'s -ftrivial-auto-var-init=pattern; as a float -1.7e38
+_USUAL_BYTES = bytes(byte for byte in range(256) if byte & 0x70 != 0x70)  # top bytes of floats below 1e29
 LIMIT_VARIABLE = "ESCALADE_TWIN_LIMIT"
 _LIMIT_S = 120.0
 _LONGEST_LIMIT_S = 4e6
 
 
 def limit_seconds() -> float:
-    """How many seconds of CPU time a kernel may take without one of its threads returning; 0: as many as it likes.
+    """Return the CPU seconds after which a kernel with no returning thread counts as hung; 0 for no limit.
 
-    Of CPU time, so that a busy machine makes no difference.
+    CPU time, so that a busy machine makes no difference.
     """
     value = os.environ.get(LIMIT_VARIABLE, "")
     try:
@@ -60,14 +60,14 @@ def limit_seconds() -> float:
         seconds = -1.0
     if not 0 <= seconds <= _LONGEST_LIMIT_S:
         raise LaunchError(
-            f"{LIMIT_VARIABLE} is {value!r}; it is a number of seconds, at most {_LONGEST_LIMIT_S:.0f}, "
+            f"{LIMIT_VARIABLE} is {value!r}; set a number of seconds, at most {_LONGEST_LIMIT_S:.0f}, "
             "or 0 for no limit"
         )
     return seconds
 
 
 def _interruptible() -> bool:
-    """Whether Ctrl-C is to end a launch: where Python would raise KeyboardInterrupt, once the launch has returned."""
+    """Return True if Ctrl-C should end a launch: where Python would raise KeyboardInterrupt after it."""
     is_main = threading.current_thread() is threading.main_thread()
     return is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
@@ -81,9 +81,9 @@ class _Unwritten(ctypes.Structure):
 
 
 class Unwritten:
-    """Memory that kernels must write before they read it: outputs and workspaces, by address and size.
+    """Memory that kernels must write before reading: outputs and workspaces, by address and size.
 
-    Given to several launches, it goes on from one to the next.
+    Pass the same object to several launches to track writes across them.
     """
 
     def __init__(self, ranges: Sequence[tuple[int, int]]) -> None:
@@ -94,7 +94,7 @@ class Unwritten:
 
     @property
     def fields(self) -> ctypes.Array[_Unwritten]:
-        """The fields as the runtime takes them."""
+        """Array of structs for the runtime."""
         rows = (_Unwritten(start, size, ctypes.addressof(flags)) for start, size, flags in self._written)
         return (_Unwritten * max(1, len(self)))(*rows)
 
@@ -142,7 +142,7 @@ class _Request(ctypes.Structure):
 
 
 class TwinKernel:
-    """A kernel on the CPU. Made by `escalade.device.twin.building`."""
+    """Kernel on the CPU, created by `build`."""
 
     def __init__(
         self,
@@ -152,9 +152,9 @@ class TwinKernel:
         zeroed: Callable[[], TwinKernel] | None = None,
         counted: bool = False,
     ) -> None:
-        self._zeroed = zeroed  # the same kernel, where variables that are never set hold zeros
+        self._zeroed = zeroed  # the same kernel with uninitialized variables set to zero
         self._may_read_unset = may_read_unset(path)
-        self._filled: set[str] = set()  # the constants that the host has asked for
+        self._filled: set[str] = set()  # constants requested by the host
         self.path = path
         self.entry = entry
         self.checks = checks
@@ -191,18 +191,18 @@ class TwinKernel:
         weights_ready: Sequence[tuple[int, int]] = (),
         limit_s: float | None = None,
     ) -> None:
-        """Runs the kernel to its end; raises TwinError with the report if it did something wrong.
+        """Run the kernel to completion; raises TwinError with a report if it has a bug.
 
-        Arguments are ctypes values. `buffers` are the address and size of all memory that the kernel may
-        touch. A kernel built with checks is held to them, and to write what is `unwritten` before it reads it; it
-        runs on copies of them that lie far apart, and if it fails they are as they were before. With `overlap` it
-        may start before the launch in front has finished, so with checks it has to wait for that before it touches
-        any of them, but for reading those of `weights_ready`. A kernel that computes for `limit_s` seconds without
-        one of its threads returning is taken to have no end; None stands for `limit()`, 0 for no limit.
+        Arguments are ctypes values. `buffers` lists address and size of all memory that the kernel may access. With
+        checks, accesses outside them and reads of `unwritten` memory are errors; the kernel runs on copies placed far
+        apart, and a failing launch leaves the buffers unchanged. `overlap` means that it may start before the previous
+        launch has finished: with checks, it must wait before any access except reads of `weights_ready`. After
+        `limit_s` CPU seconds without a returning thread the kernel counts as hung; None means `limit_seconds()`, 0 no
+        limit.
         """
         if not all(grid):
             raise LaunchError(
-                f"{self.entry} was launched with an empty grid, {grid}; a grid has at least one block"
+                f"{self.entry} was launched with an empty grid, {grid}; a grid needs at least one block"
             )
         unwritten = unwritten or Unwritten(())
         addresses = (ctypes.c_void_p * max(1, len(arguments)))(*map(ctypes.addressof, arguments))
@@ -275,7 +275,7 @@ class TwinKernel:
             self._compare_unset(again, buffers, before)
 
     def _suspects(self, before: Sequence[bytes], after: Sequence[bytes]) -> bool:
-        """Whether it is worth a second launch: g++ warned, or results look as if they came of unset variables."""
+        """Return True if results may depend on uninitialized variables: g++ warned, or they contain its pattern."""
         return self._may_read_unset or any(
             new != old and _strangeness(new) > _strangeness(old)
             for old, new in zip(before, after, strict=True)
@@ -284,14 +284,14 @@ class TwinKernel:
     def _compare_unset(
         self, again: Callable[[], None], buffers: Sequence[tuple[int, int]], before: Sequence[bytes]
     ) -> None:
-        """Raises TwinError if results depend on what is in variables that the kernel never set."""
+        """Launch again with zeroed variables; raises TwinError if the results differ."""
         first = contents(buffers)
         _put(buffers, before)
         try:
             again()
         except TwinError as error:
             raise TwinError(
-                f"{self.entry} reads a variable that it never set; where that holds zeros: {error}"
+                f"{self.entry} reads a variable that was never set; if that holds zeros: {error}"
             ) from error
         second = contents(buffers)
         for index, (one, other) in enumerate(zip(first, second, strict=True)):
@@ -306,19 +306,19 @@ class TwinKernel:
         _put(buffers, first)
 
     def _same_lines(self, one: str, other: str) -> bool:
-        """Return whether two call paths have the same source lines, so that g++ has duplicated the code."""
+        """Return True if two call paths have the same source lines: then g++ has duplicated the code."""
         addresses = [re.findall(r"0x[0-9a-f]+", calls) for calls in (one, other)]
         lines = call_lines(self.path, sorted({each for calls in addresses for each in calls}))
         first, second = ([lines[each] for each in calls] for calls in addresses)
         return first == second
 
     def _place_of_writer(self, address: int) -> str:
-        """The line of the store that came last to an address, in the last checked launch of this thread."""
+        """Return the source line of the last store to an address in this thread's last checked launch."""
         kernel = self._zeroed() if self._zeroed else self
         return kernel.source_places(kernel._take(self._runtime.twin_writer(address)))
 
     def constant(self, name: str) -> tuple[int, int]:
-        """Address and bytes of a `__constant__` variable, so that the host can fill it."""
+        """Return the address and size of a `__constant__` variable, for the host to fill."""
         found = [s for s in self._elf.symbols if s.is_object and plain_name(s.name) == name]
         if not found:
             raise LaunchError(f"{self.entry} has no __constant__ variable named {name}")
@@ -326,20 +326,15 @@ class TwinKernel:
         return self._base + found[0].value, found[0].size
 
     def counts(self) -> Counts:
-        """What the last launch did with the memory of its buffers, with shared memory and with each unit.
-
-        Needs a build with counts.
-        """
+        """Return the counts of the last launch. Needs a build with `counts=True`."""
         if not self.counted:
-            raise LaunchError(
-                f"counts need a kernel that tells of all it does; build {self.entry} with counts=True"
-            )
+            raise LaunchError(f"{self.entry} was built without counts; build it with counts=True")
         if self._counts is None:
-            raise LaunchError(f"{self.entry} has not been launched yet, and there is nothing to count")
+            raise LaunchError(f"{self.entry} has not been launched yet, so there are no counts")
         return self._counts
 
     def _blocks(self) -> dict[int, tuple[int, ...]]:
-        """The operations of each block of code, by its offset in the library (see `assembly.add_block_table`)."""
+        """Return the operations of each basic block, by its offset in the library (`assembly.add_block_table`)."""
         symbol = self._elf.symbol(assembly.BLOCKS)
         assert symbol is not None
         columns = 1 + len(counting.OPERATIONS)
@@ -348,7 +343,7 @@ class TwinKernel:
         return {address - self._base: tuple(operations) for address, *operations in rows}
 
     def unwritten(self, address: int, size: int, element_bytes: int = 1) -> list[int]:
-        """Elements of a buffer with a byte that the last checked launch of this thread did not write."""
+        """Return the elements of a buffer that this thread's last checked launch did not fully write."""
         self._need_checks("unwritten")
         missing = []
         at = 0
@@ -359,10 +354,10 @@ class TwinKernel:
 
     def _need_checks(self, what: str) -> None:
         if not self.checks:
-            raise LaunchError(f"{what} needs the access hooks; build {self.entry} with checks=True")
+            raise LaunchError(f"{what} needs access hooks; build {self.entry} with checks=True")
 
     def _take(self, text: int | None) -> str:
-        """A text that the runtime allocated, freed."""
+        """Copy a string allocated by the runtime, and free it."""
         if not text:
             return ""
         value = ctypes.string_at(text).decode(errors="replace")
@@ -370,27 +365,27 @@ class TwinKernel:
         return value
 
     def source_places(self, text: str) -> str:
-        """Replaces [+0x...], places in the library, by file and line of the source."""
+        """Replace library offsets, written as [+0x...], by source file and line."""
         offsets = sorted(set(re.findall(r"\[\+(0x[0-9a-f]+)\]", text)))
         places = source_lines(self.path, offsets)
         return re.sub(r"\[\+(0x[0-9a-f]+)\]", lambda match: places[match[1]], text)
 
 
 _WAYS = re.compile(r" \{([^|{]*)\|([^}]*)\}")
-"""In a report: the calls by which two lanes have come to the same line."""
+"""In a report: the call paths by which two lanes reached the same line."""
 _COPIES = re.compile(r"(?:C\d|aS)E(?:RK|O)S\d*_$")
-"""Copy constructors and assignments, mangled: g++ places those that it makes itself where the structure is defined."""
+"""Mangled copy constructors and assignments: g++ attributes implicit ones to the line of the struct's definition."""
 
 
 def source_lines(path: pathlib.Path, offsets: Sequence[str]) -> dict[str, str]:
-    """The source line of each offset: the innermost one that is neither the twin's, nor NVIDIA's, nor a mere copy."""
+    """Return the source line of each offset: the innermost that is not in the twin, NVIDIA's headers or a copy."""
     return {offset: _short(lines[0]) for offset, lines in call_lines(path, offsets).items()}
 
 
 def call_lines(path: pathlib.Path, offsets: Sequence[str]) -> dict[str, list[str]]:
-    """The source lines of each offset, the innermost first, then those of the calls that were inlined.
+    """Return the source lines of each offset, innermost first, followed by those of inlined calls.
 
-    Of two calls in one line g++ tells one from the other by a discriminator, which is the same in a copy of a call.
+    g++ distinguishes two calls on one line by a discriminator; duplicates of a call have the same one.
     """
     if not offsets:
         return {}
@@ -416,19 +411,19 @@ def contents(buffers: Sequence[tuple[int, int]]) -> list[bytes]:
 
 
 def _strangeness(data: bytes) -> int:
-    """How many places hold the bits of unset variables, or floats as large as those and what is made of them."""
+    """Count occurrences of the uninitialized pattern, and of floats as large as results computed from it."""
     return data.count(_UNSET_BITS) + len(data[3::4].translate(None, _USUAL_BYTES))
 
 
 def _put(buffers: Sequence[tuple[int, int]], values: Sequence[bytes]) -> None:
-    """Only where there is something else: what a kernel only reads need not be writable."""
+    # Skip unchanged buffers: those that a kernel only reads may be read-only memory.
     for (address, size), value in zip(buffers, values, strict=True):
         if ctypes.string_at(address, size) != value:
             ctypes.memmove(address, value, size)
 
 
 def _short(place: str) -> str:
-    """A source place without the compiler's working folder, and a header's from the kernels' folder on."""
+    """Shorten a location: without the compiler's working folder, headers relative to the kernels folder."""
     place = re.sub(r" \(discriminator \d+\)", "", place)
     return re.sub(r"^.*/twin-[^/]*/", "", place).removeprefix(f"{toolchain.KERNELS}/")
 
@@ -439,7 +434,7 @@ def _triple(size: Size3) -> ctypes.Array[ctypes.c_uint32]:
 
 @cache
 def plain_name(mangled: str) -> str:
-    """The last part of a C++ name: `tile` of `_ZZ6kernelILi3EEvPfE4tile`."""
+    """Return the last part of a C++ name: `tile` of `_ZZ6kernelILi3EEvPfE4tile`."""
     if not mangled.startswith("_Z"):
         return mangled
     plain = subprocesses.output("c++filt", mangled).strip() or mangled
@@ -448,7 +443,7 @@ def plain_name(mangled: str) -> str:
 
 @cache
 def _runtime() -> ctypes.CDLL:
-    """Loaded once: a second copy would have a running thread of its own, which kernels know nothing of."""
+    """Load the runtime once: a second copy would have its own scheduler state, unknown to the kernels."""
     library = ctypes.CDLL(str(runtime_library()))
     for function in (library.twin_launch, library.twin_counts, library.twin_writer):
         function.restype = ctypes.c_void_p
@@ -467,14 +462,13 @@ _kernels: dict[pathlib.Path, TwinKernel] = {}
 def build(
     source: str, entry: str, *, name: str = "kernel.cu", checks: bool = False, counts: bool = False
 ) -> TwinKernel:
-    """The kernel `entry` of a CUDA source, compiled for the CPU.
+    """Compile the kernel `entry` of a CUDA source for the CPU.
 
-    `source` is the whole text. Its includes ("common/x.cuh") resolve to the twin's stand-ins first, then
-    to `escalade/kernels`. With `checks`, every load and store is looked at, with `counts` it is counted:
-    see `docs/twin.md`.
+    `source` is the whole text. Its includes ("common/x.cuh") resolve to the twin's stand-ins first, then to
+    `escalade/kernels`. `checks` verifies every load and store, `counts` counts them; see `docs/twin.md`.
     """
     if checks and counts:
-        raise UnsupportedError(f"{entry} can be built with checks or with counts; build it twice for both")
+        raise UnsupportedError(f"{entry}: checks and counts exclude each other; build the kernel twice")
     if not re.search(rf"\b{re.escape(entry)}\s*\(", source):
         raise CompileError(f"{name} does not define {entry}")
     path = kernel_library(source, entry, name, checks, counts=counts)

@@ -1,8 +1,7 @@
-"""What a kernel's source begins with, compiled once for all kernels: g++'s precompiled headers.
+"""Precompiled header with everything that kernel sources include first.
 
-The headers of the twin and of NVIDIA's 16-bit types take g++ several times as long as a typical kernel. They
-stand in a file of their own, which g++ is told to include first, and with it lies what g++ made of it before.
-Where g++ does not take that, it reads the text.
+The twin's headers and those of NVIDIA's 16-bit types take g++ several times as long as a typical kernel. They are in
+one file, force-included and precompiled. If g++ rejects the precompiled header, it parses the text.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ FILE = "twin-prefix.h"
 _BLANK = re.compile(r"\s*(?://.*|#\s*line\b.*)?")
 _NVIDIA = re.compile(r"\s*#\s*include\s*<(cuda_fp16\.h|cuda_bf16\.h)>\s*")
 _made: dict[str, pathlib.Path | None] = {}
-"""Precompiled headers by key; None where g++ refused to make one, or to use it."""
+"""Precompiled headers by key; None if g++ could not build or use one."""
 
 
 def text(source: str) -> str:
-    """The twin's headers, and those of NVIDIA's with which the source begins: only there they may be moved."""
+    """Return the includes of the twin's headers and of NVIDIA's that start the source; later ones cannot be moved."""
     lines = ['#include "device.h"']
     for line in source.splitlines():
         if match := _NVIDIA.fullmatch(line):
@@ -42,9 +41,9 @@ def compile_to_assembly(
     what: str,
     precompiled: bool = True,
 ) -> str:
-    """One run of g++ over `source`, which it knows as `file`, and its warnings.
+    """Compile `source`, named `file`, to assembly; returns g++'s warnings.
 
-    `interface` stands for what the headers say; what is made once need not have them `precompiled`.
+    `interface` is a hash of the headers. For one-off builds, `precompiled=False` skips the precompiled header.
     """
     begin = text(source)
     files = {file: source, FILE: begin}
@@ -55,9 +54,9 @@ def compile_to_assembly(
         try:
             return toolchain.run(command, what, files, {f"{FILE}.gch": compiled})
         except CompileError:
-            pass  # The source is wrong, most likely: then the plain way says so too.
+            pass  # most likely an error in the source, which the plain compilation below reports too
     warnings = toolchain.run(command, what, files)
-    if compiled:  # g++ took the text and not what it made of it
+    if compiled:  # g++ accepts the text but not the precompiled header
         _made[key] = None
     return warnings
 

@@ -1,4 +1,4 @@
-"""Tensor maps for the twin's TMA: 128 bytes, as for the GPU's, but written here and not by the driver."""
+"""Tensor maps for the twin's TMA: 128 bytes as on the GPU, but in the twin's own format."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LAYOUT = struct.Struct("=Q 4Q 5I 5H H 3h 3h 5B B B B B 3s")
 
 
 def encode(tensor_map: TensorMap, address: int) -> bytes:
-    """A recipe's tensor map over the tensor at `address`."""
+    """Encode a recipe's tensor map for the tensor at `address`."""
     common = (address, ELEMENT_BYTES[tensor_map.element], tensor_map.sizes, strides_of(tensor_map))
     match tensor_map:
         case TiledMap():
@@ -33,9 +33,9 @@ def encode_tiled(
     box: Sequence[int],
     swizzle: int = 128,
 ) -> bytes:
-    """Boxes of a tensor, everything innermost dimension first; strides in bytes, of all dimensions but the first.
+    """Encode a tiled map, innermost dimension first; strides in bytes, of all dimensions but the first.
 
-    Loads outside the tensor give zeros, stores there are dropped.
+    Loads outside the tensor return zeros, stores there are dropped.
     """
     if len(box) != len(sizes) or not all(1 <= extent <= 256 for extent in box):
         raise UnsupportedError(f"a box of {tuple(box)} elements; each extent must be from 1 to 256")
@@ -54,7 +54,7 @@ def encode_im2col(
     steps: Sequence[int],
     swizzle: int = 128,
 ) -> bytes:
-    """The pixels of a convolution over a tensor of sizes C, W, H, N; corners and steps are those of W and H."""
+    """Encode an im2col map over a tensor of sizes C, W, H, N; corners and steps are those of W and H."""
     if not 1 <= channels <= 256 or not 1 <= pixels <= 1024:
         raise UnsupportedError(
             f"{channels} channels of {pixels} pixels; at most 256 and 1024 are copied at once"
@@ -78,18 +78,17 @@ def _encode(
 ) -> bytes:
     if not 1 <= len(sizes) <= 5 or len(strides) != len(sizes) - 1:
         raise UnsupportedError(
-            f"a tensor map has 1 to 5 dimensions and a stride for all but one; sizes {sizes}"
+            f"sizes {sizes}, strides {strides}: a tensor map has 1 to 5 dimensions and a stride for all but the first"
         )
     if address % 16 or any(stride % 16 for stride in strides):
         raise UnsupportedError(
-            f"a tensor map needs an address and strides that are multiples of 16 bytes; "
-            f"the address is {address:#x}, the strides are {tuple(strides)}"
+            f"address {address:#x}, strides {tuple(strides)}: a tensor map needs multiples of 16 bytes"
         )
     row = box[0] * element_bytes
     if swizzle not in _SWIZZLE_MODES or row % 16 or (swizzle and row != swizzle):
         raise UnsupportedError(
-            f"rows of {row} bytes with a swizzle of {swizzle}; the twin copies rows of a multiple of 16 bytes, "
-            f"and swizzled ones that are as long as the swizzle (32, 64 or 128)"
+            f"rows of {row} bytes with a swizzle of {swizzle}; the twin supports rows of a multiple of 16 bytes, "
+            f"and with a swizzle rows of its length (32, 64 or 128)"
         )
     return _LAYOUT.pack(
         address,

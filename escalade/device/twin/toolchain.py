@@ -1,4 +1,4 @@
-"""The host's C++ compiler and what it is told."""
+"""The host's C++ compiler and its options."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ RUNTIME = FOLDER / "runtime"
 STAND_INS = FOLDER / "include"
 OLDEST_COMPILER = 12
 _INCLUDED = ("vector_types.h", "vector_functions.h", "cuda_fp16.h", "cuda_bf16.h")
-"""What the twin's headers and kernels include of NVIDIA's."""
+"""NVIDIA's headers that the twin's headers and kernels include."""
 
 # -ffp-contract=fast is g++'s default and nvcc's too: a*b + c may become one fused operation, from -O2 on.
 _COMMON = ("-std=c++20", "-march=native", "-fPIC", "-ffp-contract=fast", "-fno-strict-aliasing")
 
 LIBRARIES = ("-nostdlib", "-lm", "-lgcc")
-"""What a kernel is linked with besides the runtime: reading all that g++ adds by itself takes longer than the rest."""
+"""Libraries of a kernel besides the runtime. Linking g++'s default libraries would take longer than everything else."""
 
 
 @cache
 def compiler() -> str:
-    """The path of g++."""
+    """Return the path of g++; raises ToolError if it is missing or too old."""
     found = subprocesses.find_program("g++")
     if not found:
         raise ToolError(
@@ -42,7 +42,7 @@ def compiler() -> str:
     version = subprocesses.output(found, "-dumpversion").strip()
     number = version.split(".")[0]
     if not number.isdecimal():
-        raise ToolError(f"{found} does not say which version of g++ it is; the twin needs one that works")
+        raise ToolError(f"{found} does not report its version; the twin needs g++ {OLDEST_COMPILER} or later")
     if int(number) < OLDEST_COMPILER:
         raise ToolError(f"{found} is version {version}; the twin needs g++ {OLDEST_COMPILER} or later")
     return found
@@ -50,9 +50,9 @@ def compiler() -> str:
 
 @cache
 def identity() -> tuple[str, ...]:
-    """What a library depends on besides its sources: compiler, processor, NVIDIA's headers."""
+    """Return what a library depends on besides its sources: compiler, processor, NVIDIA's headers."""
     version = subprocesses.output(compiler(), "--version")
-    # The names of the instruction sets that -march=native stands for here.
+    # The instruction sets that -march=native resolves to.
     target = subprocesses.output(compiler(), *_COMMON, "-Q", "--help=target")
     march = " ".join(re.findall(r"^\s+-m(?:arch|cpu|tune)=\s+(\S+)", target, re.MULTILINE))
     return (version, platform.machine(), march, header_digest(nvidia_headers(), _INCLUDED))
@@ -62,25 +62,25 @@ def runtime_options() -> tuple[str, ...]:
     return (*_COMMON, "-O2", "-g1", "-fno-omit-frame-pointer", *_includes())
 
 
-# g++ puts a call in front of every load and store (runtime/hooks.cpp).
-_FOLLOWED = (
-    # Without scalar replacement a float4 moves as one access, as on the card.
+# g++ inserts a call before every load and store (runtime/hooks.cpp).
+_INSTRUMENTED = (
+    # Without scalar replacement a float4 moves as one access, as on the GPU.
     *("-fsanitize=thread", "-fno-tree-sra", "-fno-tree-vectorize"),
     *("--param", "tsan-instrument-func-entry-exit=0", "--param", "tsan-distinguish-volatile=1"),
-    # g++ does not tell of what a call stores in place of its result, nor of an argument that it takes from memory.
-    # So a structure goes through a temporary, whose copy it tells of, and a pointer stays one.
+    # g++ does not instrument a call's store of its returned struct, nor the load of an argument passed by reference
+    # after IPA-SRA. So structs go through an instrumented temporary, and pointers stay pointers.
     *("-fno-elide-constructors", "-fno-ipa-sra"),
-    # The place of a last call.
+    # Keeps the frame of a tail call, for its source line.
     "-fno-optimize-sibling-calls",
-    # No copy of an access or a barrier on both sides of a branch in front of it: lanes would seem to be at two places.
+    # No duplicates of an access or barrier on both sides of a branch: lanes would appear to be at two locations.
     *("--param", "max-jump-thread-duplication-stmts=0"),
 )
 _COUNTED = (
     "-DTWIN_COUNTS",
-    "-fsanitize-coverage=trace-pc",  # and one in front of each block of code
-    "-fno-reorder-blocks",  # in the source's order: runtime/counting.h builds on it
-    "-fexpensive-optimizations",  # without these a*b + c stays two operations
-    # So would a sum in a loop on processors that g++ knows to add faster than they multiply and add.
+    "-fsanitize-coverage=trace-pc",  # also a call before each basic block
+    "-fno-reorder-blocks",  # runtime/counting.h relies on source order
+    "-fexpensive-optimizations",  # otherwise a*b + c stays two operations
+    # g++ avoids FMA in accumulation loops on processors where an addition has a lower latency.
     *("--param", "avoid-fma-max-bits=0"),
 )
 
@@ -88,13 +88,13 @@ _COUNTED = (
 def kernel_options(
     checks: bool = False, sanitize: bool = False, zeroed: bool = False, counts: bool = False
 ) -> tuple[str, ...]:
-    """Options for a kernel's source; shared memory depends on the thread-local ones (see runtime/language.h).
+    """Return g++'s options for a kernel. Shared memory depends on the TLS options (see runtime/language.h).
 
-    With checks, variables that are not set hold a pattern, or zeros if `zeroed`.
+    With checks, uninitialized variables hold a pattern, or zeros if `zeroed`.
     """
     options = [
         *_COMMON,
-        "-O1",  # a quarter less of g++'s time than with -O2, and kernels run no longer: the runtime is most of it
+        "-O1",  # compiles 25% faster than -O2, and kernels run as fast: most time is spent in the runtime
         "-g1",
         "-Wno-unknown-pragmas",
         "-Wno-attributes",
@@ -106,25 +106,25 @@ def kernel_options(
     else:
         options += ["-mtls-dialect=gnu"]
     if checks or counts:
-        options += _FOLLOWED
+        options += _INSTRUMENTED
     if counts:
         options += _COUNTED
     if checks:
-        # An index outside a thread's own array, whose stores it does not tell of.
+        # Indices outside local arrays, whose stores are not instrumented.
         options += ["-DTWIN_CHECKS", "-fsanitize=bounds"]
-        options += ["-fno-omit-frame-pointer"]  # how a barrier was reached (runtime/barriers.cpp)
-        # g++ would write out a call of memset, or one that checks its bounds, and not tell of it; the runtime's does.
+        options += ["-fno-omit-frame-pointer"]  # call paths to barriers (runtime/barriers.cpp)
+        # Calls the runtime's memset: g++'s inline and fortified versions are not instrumented.
         options += ["-fno-builtin-memset", "-U_FORTIFY_SOURCE"]
-        if platform.machine() == "x86_64":  # the same of copies whose length is not known
+        if platform.machine() == "x86_64":  # the same for copies of unknown length
             options += ["-mmemcpy-strategy=libcall:-1:noalign"]
-        # What a kernel leaves unset is known by its bits (runtime/registers.cpp, launch.py).
+        # Uninitialized variables are recognized by their bits (runtime/registers.cpp, launch.py).
         options += [f"-ftrivial-auto-var-init={'zero' if zeroed else 'pattern'}"]
         options += ["-Wuninitialized", "-Wmaybe-uninitialized"]
-    # Every page of a large frame is touched in order: an overflow of the stack finds the guard below it.
+    # Touch every page of a large frame in order, so that a stack overflow hits the guard page.
     options += ["-fstack-clash-protection", "--param", "stack-clash-protection-guard-size=12"]
     if sanitize:
         options += sanitizers()
-    else:  # a division by zero gives zero on aarch64, and nothing in particular on the card
+    else:  # division by zero returns zero on aarch64 and is undefined on the GPU
         options += ["-fsanitize=integer-divide-by-zero"]
     return tuple(options)
 
@@ -134,7 +134,7 @@ def sanitizers() -> tuple[str, ...]:
 
 
 def _includes() -> tuple[str, ...]:
-    # NVIDIA's folder as a system one, for its warnings; the stand-ins before our own kernels.
+    # -isystem silences warnings in NVIDIA's headers. The stand-ins shadow headers in our kernels folder.
     return ("-I", str(STAND_INS), "-I", str(RUNTIME), "-I", str(KERNELS), "-isystem", str(nvidia_headers()))
 
 
@@ -144,11 +144,11 @@ def run(
     sources: Mapping[str, str] | None = None,
     links: Mapping[str, pathlib.Path] | None = None,
 ) -> str:
-    """One run of g++ in a folder that holds `sources`, and `links` to other files, and nothing else; its warnings.
+    """Run g++ in a scratch folder with only `sources` and symlinks `links`; returns its warnings.
 
-    So quoted includes are looked up on the include path only, as NVRTC does.
+    So quoted includes are searched on the include path only, as by NVRTC.
     """
-    with _workshop() as folder:
+    with _scratch_folder() as folder:
         for name, text in (sources or {}).items():
             path = pathlib.Path(folder, name)
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -160,20 +160,20 @@ def run(
         full = next((code for code in (errno.ENOSPC, errno.EDQUOT) if os.strerror(code) in done.stderr), 0)
         if full:
             raise OSError(full, os.strerror(full))
-        raise CompileError(f"g++ refused {what}:\n{done.stderr.strip()}")
+        raise CompileError(f"g++ cannot compile {what}:\n{done.stderr.strip()}")
     return done.stderr
 
 
-def _workshop() -> tempfile.TemporaryDirectory[str]:
+def _scratch_folder() -> tempfile.TemporaryDirectory[str]:
     try:
         return tempfile.TemporaryDirectory(prefix="twin-")
     except OSError as error:
         raise ToolError(
-            f"g++ needs a folder for temporary files, and none can be made ({error.strerror or error}); TMPDIR names "
-            "one"
+            f"g++ needs a folder for temporary files, and none can be created ({error.strerror or error}); set TMPDIR "
+            "to a writable folder"
         ) from error
 
 
 def nvidia_headers() -> pathlib.Path:
-    """The folder of CUDA headers that g++ can use: NVRTC brings crt/ itself, g++ does not."""
+    """Return the folder of CUDA headers for g++, which, unlike NVRTC, needs crt/ there."""
     return cuda_headers("crt/host_defines.h")
