@@ -1,1 +1,1 @@
-"""Tables of measured choices: `search` measures, `sweep` and `samples` gather, `judgement` compares."""
+"""Tuning: verification and timing of rungs and configs, random sweeps, and evaluation of the cost models."""

@@ -1,4 +1,4 @@
-"""How good the choices are that need no measurement: beside everything that a sweep has measured."""
+"""Evaluation of choices by estimate against the measurements of a sweep."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from escalade.ops.choose.choice import estimated
 from escalade.tune.samples import Sample
 
 BOUND = 2.0
-"""No choice may take longer than this many times the best."""
+"""Longest allowed time of a choice, relative to the best."""
 _WORST = 10
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The choice for one problem beside the best that was measured."""
+    """Choice for one problem, compared with the best measured one."""
 
     key: str
     chosen: str
@@ -33,7 +33,7 @@ class Verdict:
     chosen_us: float | None
     """None if it was not measured, or failed."""
     reason: str = ""
-    """Why there is no time."""
+    """Reason for a missing time."""
 
     @property
     def ratio(self) -> float:
@@ -42,20 +42,21 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Calibration:
-    """How a rung's measured times compare with its estimates, in one dtype."""
+    """Ratio of measured to estimated times of a rung in one dtype."""
 
     rung: str
     dtype: str
     count: int
     mean: float
-    """Geometric, of measured over estimated."""
+    """Geometric mean."""
     low: float
+    """10th percentile."""
     high: float
-    """The 10th and the 90th percentile."""
+    """90th percentile."""
 
 
 def judge(swept: Mapping[str, Sequence[Sample]]) -> list[Verdict]:
-    """The verdicts on all problems, the worst first."""
+    """Compare the choices for all problems with the best, worst first."""
     verdicts = [_verdict(samples) for samples in swept.values()]
     return sorted(verdicts, key=lambda verdict: (-verdict.ratio, verdict.key))
 
@@ -82,7 +83,7 @@ def _verdict(samples: Sequence[Sample]) -> Verdict:
 
 
 def calibrations(swept: Mapping[str, Sequence[Sample]]) -> list[Calibration]:
-    """A calibration of every rung that has estimates, from every config that was measured and still exists."""
+    """Compare estimates with measurements per rung and dtype, over all measured configs that still exist."""
     ratios: dict[tuple[str, str], list[float]] = {}
     for samples in swept.values():
         card = typical(samples[0].architecture or None)
@@ -112,7 +113,7 @@ def calibrations(swept: Mapping[str, Sequence[Sample]]) -> list[Calibration]:
 
 
 def show(verdicts: Sequence[Verdict], calibrated: Iterable[Calibration], console: Console) -> int:
-    """Prints it; 1 if any choice is beyond the bound, or cannot be compared."""
+    """Print the tables; returns 1 if a choice exceeds the bound or cannot be compared, else 0."""
     table = Table(title="rungs: measured over estimated", title_justify="left")
     for heading in ("rung", "dtype", "configs", "geometric mean", "10 %", "90 %"):
         table.add_column(heading, justify="left" if heading in ("rung", "dtype") else "right")
@@ -135,8 +136,8 @@ def show(verdicts: Sequence[Verdict], calibrated: Iterable[Calibration], console
     missing = len(verdicts) - len(ratios)
     if ratios:
         console.print(
-            f"{len(ratios)} choices: {statistics.geometric_mean(ratios):.3f} times the best's time in the geometric "
-            f"mean, {max(ratios):.2f} at worst; {beyond} beyond {BOUND:g}"
+            f"{len(ratios)} choices: {statistics.geometric_mean(ratios):.3f} times the best time (geometric mean), "
+            f"{max(ratios):.2f} at worst; {beyond} above {BOUND:g}"
         )
     if missing:
         console.print(f"{missing} choices were not measured or failed")

@@ -1,4 +1,4 @@
-"""Measured candidates as JSON lines: what a sweep writes, goes on from, and is judged by."""
+"""Sweep results: measured candidates as JSON lines."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from escalade.errors import EscaladeError
 
 
 class SamplesError(EscaladeError):
-    """A file that holds something else."""
+    """File that does not hold sweep results."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One rung and config on one problem."""
+    """Measurement of one rung and config on one problem."""
 
     operation: str
     problem: str
@@ -28,10 +28,10 @@ class Sample:
     rung: str
     config: Mapping[str, Any]
     us: float | None
-    """None if it was not timed: `failure` says why."""
+    """Time in microseconds; None if `failure` is set."""
     failure: str
     of: int
-    """Samples that the problem has in all."""
+    """Number of samples of the problem."""
 
     @property
     def key(self) -> str:
@@ -44,19 +44,19 @@ class Sample:
 
 
 def load(path: pathlib.Path) -> dict[str, list[Sample]]:
-    """The samples of every problem that has all of them, by problem; a run that was cut off may have left some."""
+    """Load the samples by problem, without problems that an interrupted run left incomplete."""
     lines = _lines(path, files.read(path) or b"")
     return {key: [sample for sample, _ in pairs] for key, pairs in lines.items()}
 
 
 def append(path: pathlib.Path, samples: Iterable[Sample]) -> None:
-    """A problem's samples, all or none of them: other processes may do the same with theirs."""
+    """Append the samples of a problem atomically. Safe with several processes."""
     more = "".join(json.dumps(asdict(sample)) + "\n" for sample in samples).encode()
     files.update(path, lambda contents: (contents or b"") + more)
 
 
 def resume(path: pathlib.Path) -> dict[str, list[Sample]]:
-    """What there is already; the rest of a problem that was cut off is dropped from the file."""
+    """Load the samples, and drop incomplete problems from the file."""
     if not path.exists():
         return {}
     files.update(path, lambda contents: _whole(path, contents or b""))
@@ -69,7 +69,7 @@ def _whole(path: pathlib.Path, contents: bytes) -> bytes:
 
 
 def _lines(path: pathlib.Path, contents: bytes) -> dict[str, list[tuple[Sample, bytes]]]:
-    """Samples and their lines, of the problems that have all of them."""
+    """Return samples with their lines, of the complete problems."""
     found: dict[str, list[tuple[Sample, bytes]]] = {}
     *ended, last = contents.split(b"\n")
     if last and not _is_beginning(last):
@@ -80,17 +80,16 @@ def _lines(path: pathlib.Path, contents: bytes) -> dict[str, list[tuple[Sample, 
         try:
             sample = parsing.parse_dataclass(Sample, parsing.parse(line.decode()))
             if sample.of < 1:
-                raise ValueError(f"has {sample.of} as its of, which is no number of samples")
+                raise ValueError(f"has {sample.of} as its of, which must be at least 1")
         except ValueError as error:
-            raise SamplesError(f"{path}, line {number}, is no measured candidate: {error}") from error
+            raise SamplesError(f"{path}, line {number}, is not a measured candidate: {error}") from error
         found.setdefault(sample.key, []).append((sample, line))
-    # Two processes may have measured the same problem: then the last counts.
+    # If two processes have measured the same problem, the last one counts.
     counts = {key: pairs[-1][0].of for key, pairs in found.items()}
     return {key: pairs[-counts[key] :] for key, pairs in found.items() if len(pairs) >= counts[key]}
 
 
 def _is_beginning(line: bytes) -> bool:
-    """Whether the line is the beginning of a sample that was cut off; another file that happens to have one line is not
-    to be taken for that."""
+    """Return True if the line is a truncated sample, and not the only line of some other file."""
     begin = json.dumps({"operation": ""})[:-2].encode()
     return line.startswith(begin) or begin.startswith(line)

@@ -1,4 +1,4 @@
-"""Filling a table: every config of the preferred rungs, verified and then timed, the fastest kept."""
+"""Search for the fastest config: all configs of the preferred rungs are verified and timed."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from escalade.tune.samples import Sample
 from escalade.tune.verification import VerificationCase, compare_all, outputs_of, poison
 
 SCREENING_SECONDS = 0.004
-"""Seconds for each candidate of the first pass."""
+"""Seconds per candidate in the first pass; `FINAL_SECONDS` in the second, of the `_FINALISTS` fastest."""
 FINAL_SECONDS = 0.05
 _FINALISTS = 4
 MAX_ESTIMATE_RATIO = 4.0
-"""Times the least estimate: what is estimated to take longer is not measured."""
+"""Candidates estimated at more than this multiple of the lowest estimate are not measured."""
 
 
 @dataclass(frozen=True)
@@ -41,10 +41,9 @@ class Candidate:
 
 
 def candidates(operation: Operation[Any], problem: Problem, card: Card) -> list[Candidate]:
-    """Every config of every preferred rung that takes the problem as it is, and that any caller may be given; the
-    hopeless ones apart.
+    """Return the configs of the preferred rungs that support the problem in its layout, without hopeless ones.
 
-    One thread an output can take a thousand times as long as tensor cores: seconds that nothing is learnt from.
+    A rung with one thread per output can take a thousand times as long as tensor cores.
     """
     found: list[tuple[Candidate, float | None]] = []
     least = math.inf
@@ -60,7 +59,7 @@ def candidates(operation: Operation[Any], problem: Problem, card: Card) -> list[
 
 
 def programs(operation: Operation[Any], problems: Iterable[Problem], card: Card) -> list[Program]:
-    """What tuning these problems compiles."""
+    """Return the programs that tuning these problems compiles."""
     return list(
         dict.fromkeys(
             program
@@ -72,10 +71,10 @@ def programs(operation: Operation[Any], problems: Iterable[Problem], card: Card)
 
 
 def fastest(operation: Operation[Any], problem: Problem, device: torch.device, seed: int = 0) -> Entry:
-    """The fastest rung and config by time in a network: inputs where the step before left them, launches that follow
-    each other.
+    """Find the fastest rung and config under the conditions of a network.
 
-    Steps that only pack weights are not part of it: a plan does them once.
+    Inputs stay in the L2 where the previous step left them, and launches follow each other. Weight packing is not
+    timed: a plan does it once.
     """
     offered = candidates(operation, problem, Card.of(device))
     trial = Trial(operation, problem, device, offered, seed)
@@ -88,12 +87,12 @@ def fastest(operation: Operation[Any], problem: Problem, device: torch.device, s
 
 
 def finalists(times: Mapping[str, float]) -> list[str]:
-    """The fastest by a short look, which are looked at again."""
+    """Return the fastest candidates of the first pass."""
     return sorted(times, key=lambda name: times[name])[:_FINALISTS]
 
 
 def samples(operation: Operation[Any], problem: Problem, device: torch.device, seed: int = 0) -> list[Sample]:
-    """The time of every candidate, by a short look."""
+    """Time every candidate in one short pass."""
     card = Card.of(device)
     offered = candidates(operation, problem, card)
     trial = Trial(operation, problem, device, offered, seed)
@@ -109,7 +108,7 @@ def samples(operation: Operation[Any], problem: Problem, device: torch.device, s
 
 
 class Trial:
-    """The candidates of one problem, verified; those that are right can be timed. What is timed is judged too."""
+    """Verified candidates of one problem. Those with right results can be timed; timing verifies them again."""
 
     def __init__(
         self,
@@ -145,12 +144,12 @@ class Trial:
         return list(self._subjects)
 
     def nothing(self) -> UnsupportedError:
-        """Why there is nothing to choose from."""
+        """Return the error for a problem without any working candidate."""
         failures = "; ".join(f"{name}: {failure}" for name, failure in self.failures.items())
         return UnsupportedError(f"nothing that {self._label}: {failures}")
 
     def time(self, names: Sequence[str], seconds: float) -> dict[str, float]:
-        """Microseconds by name, of those whose timed results are right; the others are failures from then on."""
+        """Return microseconds by name. Candidates with wrong results are moved to `failures`."""
         wrong: dict[str, str] = {}
         timings = time_interleaved(
             [self._subjects[name] for name in names],
@@ -184,7 +183,7 @@ def _subject(
     weights_stay: bool,
     proof: ResultCheck,
 ) -> Subject:
-    """A subject that runs as in a network, where what depends on nothing but weights is done once, if they stay."""
+    """Return a subject that runs as in a network: constant weights are packed once."""
     recipe = candidate.rung.recipe(problem, candidate.config)
     prepared = PreparedRecipe(recipe, device, candidate.name, weights_stay=weights_stay, behind=recipe)
     return Subject(candidate.name, [prepared.bind(tensors)], proof)

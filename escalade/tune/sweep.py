@@ -1,4 +1,4 @@
-"""Convolutions that networks could have: a random sweep that every choice is judged by, and twenty odd ones."""
+"""Convolutions to measure: a reproducible random sweep, and twenty of odd sizes that no table has."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ T = TypeVar("T")
 MOST_FLOPS = 200e9
 MOST_BYTES = 2e9
 DTYPES = {"fp16": 60, "bf16": 10, "fp32": 14, "tf32": 8, "fp8": 8}
-"""The share of problems in each dtype, in percent."""
+"""Share of problems per dtype, in percent, as in all tables below."""
 FILTERS = {(1, 1): 30, (3, 3): 40, (5, 5): 8, (7, 7): 8, (1, 7): 7, (7, 1): 7}
 GROUPS = {"one": 80, "depthwise": 10, "some": 10}
 ROUNDED_TO = {64: 60, 8: 25, 1: 15}
-"""What channels and filters are multiples of."""
+"""Divisor of channels and filters."""
 EPILOGUES = {(): 30, ("bias",): 15, ("bias", "relu"): 30, ("bias", "residual", "relu"): 25}
 FP8_UNIT = 16
 
 
 def problems(count: int, seed: int = 0) -> tuple[Conv2dProblem, ...]:
-    """The first so many of a fixed sequence, all different; a larger count begins with the same ones."""
-    return tuple(islice(_different(_endless(random.Random(seed))), count))
+    """Return the first `count` distinct problems of the fixed random sequence of a seed."""
+    return tuple(islice(_unique(_generate(random.Random(seed))), count))
 
 
-def _different(found: Iterator[Conv2dProblem]) -> Iterator[Conv2dProblem]:
+def _unique(found: Iterator[Conv2dProblem]) -> Iterator[Conv2dProblem]:
     seen = set()
     for problem in found:
         if problem not in seen:
@@ -39,20 +39,20 @@ def _different(found: Iterator[Conv2dProblem]) -> Iterator[Conv2dProblem]:
             yield problem
 
 
-def _endless(source: random.Random) -> Iterator[Conv2dProblem]:
+def _generate(source: random.Random) -> Iterator[Conv2dProblem]:
     while True:
         try:
             problem = _draw(source)
-        except UnsupportedError:  # a filter that reaches beyond the image
+        except UnsupportedError:  # a filter larger than the padded image
             continue
         if problem.flops <= MOST_FLOPS and problem.bytes <= MOST_BYTES:
             yield problem
 
 
 def _draw(source: random.Random) -> Conv2dProblem:
-    dtype = _one_of(source, DTYPES)
-    taps = _one_of(source, FILTERS)
-    grouping = "one" if dtype == "fp8" else _one_of(source, GROUPS)
+    dtype = _weighted_choice(source, DTYPES)
+    taps = _weighted_choice(source, FILTERS)
+    grouping = "one" if dtype == "fp8" else _weighted_choice(source, GROUPS)
     channels, filters = _channels(source), _channels(source)
     groups = 1
     if grouping == "depthwise":
@@ -62,33 +62,33 @@ def _draw(source: random.Random) -> Conv2dProblem:
         channels, filters = (groups * math.ceil(count / groups) for count in (channels, filters))
     if dtype == "fp8":
         channels, filters = (FP8_UNIT * math.ceil(count / FP8_UNIT) for count in (channels, filters))
-    height = _spread(source, 7, 224)
-    width = height if source.random() < 0.8 else _spread(source, 7, 224)
+    height = _log_uniform(source, 7, 224)
+    width = height if source.random() < 0.8 else _log_uniform(source, 7, 224)
     stride = 2 if source.random() < 0.25 else 1
     dilation = 2 if max(taps) > 1 and source.random() < 0.1 else 1
-    epilogue = _one_of(source, EPILOGUES)
-    # Other dtypes come in NHWC only: their fast rungs take nothing else, and networks run in it throughout.
+    epilogue = _weighted_choice(source, EPILOGUES)
+    # Other dtypes are NHWC only: their fast rungs need it, and networks use it throughout.
     layout = "nchw" if dtype == "fp32" and source.random() < 0.3 else "nhwc"
     half = "fp16" if dtype == "fp8" and source.random() < 0.3 else ""
     return Conv2dProblem(
-        _spread(source, 1, 256), channels, height, width, filters, *taps, (stride, stride),
+        _log_uniform(source, 1, 256), channels, height, width, filters, *taps, (stride, stride),
         (dilation * (taps[0] // 2), dilation * (taps[1] // 2)), (dilation, dilation), groups, dtype, layout,
         "bias" in epilogue, "residual" in epilogue, "relu" in epilogue, output=half,
     )  # fmt: skip
 
 
-def _one_of(source: random.Random, shares: dict[T, int]) -> T:
+def _weighted_choice(source: random.Random, shares: dict[T, int]) -> T:
     return source.choices(list(shares), list(shares.values()))[0]
 
 
-def _spread(source: random.Random, least: int, most: int) -> int:
-    """A random size, as likely between 1 and 2 as between 100 and 200."""
+def _log_uniform(source: random.Random, least: int, most: int) -> int:
+    """Draw a log-uniform size: as likely between 1 and 2 as between 100 and 200."""
     return round(math.exp(source.uniform(math.log(least), math.log(most))))
 
 
 def _channels(source: random.Random) -> int:
-    unit = _one_of(source, ROUNDED_TO)
-    return unit * max(1, round(_spread(source, 3, 2048) / unit))
+    unit = _weighted_choice(source, ROUNDED_TO)
+    return unit * max(1, round(_log_uniform(source, 3, 2048) / unit))
 
 
 UNTUNED = tuple(
@@ -116,4 +116,4 @@ UNTUNED = tuple(
         "300to300_13_k3s1_b3_bias+relu",
     )
 )
-"""What nobody tuned for: odd sizes and channels, a batch of three, filters of 5x5 and 1x7, dilation."""
+"""Untuned problems: odd sizes and channels, batch 3, 5x5 and 1x7 filters, dilation."""

@@ -1,8 +1,8 @@
-"""Is it right? Every rung on fresh random inputs, against the operation's float64 reference.
+"""Verification of rungs on random inputs against the operation's float64 reference.
 
-Outputs and workspaces are poisoned with NaN before a run, inputs are compared with their originals
-after it, and on the GPU the memory on both sides of the output is guarded. A result passes if its
-error over the whole output is within the rung's tolerance and no row and no single element stands out.
+Outputs and workspaces are poisoned with NaN before a run, inputs are compared with their originals after it, and on
+the GPU the memory on both sides of the output is guarded. A result passes if its error over the whole output is within
+the rung's tolerance and no row and no single element is an outlier.
 """
 
 from __future__ import annotations
@@ -30,28 +30,27 @@ from escalade.ops.base.rung import Config, Rung
 from escalade.tune.refusal import failure_reason, require_device
 
 WORST_ELEMENT = 32.0
-"""How far one element may be off beyond its own rounding, in tolerances of a typical element: the root mean square of
-the output, or of its own row if that is larger.
+"""Largest error of one element beyond its own rounding, in tolerances times the RMS of the output (or of its row, if
+larger).
 
-Sums of rounded terms reach 6 or 8. The rounding of the result itself is in proportion to it, and some elements are far
-larger than the root mean square: softmax's 60 times, among ten thousand rows.
+Sums of rounded terms reach 6 to 8. The rounding of the result is proportional to it, and some elements are far larger
+than the RMS: 60 times for softmax, among ten thousand rows.
 """
 WORST_ROW = 8.0
-"""How far a row may be off, in tolerances of a typical element: what belongs to one index of the first dimension, an
-image's, a sample's. Where one element has room for 32, a row of fewer than 16 has room for that one."""
+"""Largest error of a row (one index of the first dimension), in the same unit. In a row of fewer than 16 elements, one
+element at `WORST_ELEMENT` may exceed it, so the limit is higher there."""
 CHANCE = 0.01
-"""How likely it may be that sums of numbers of either sign are small all together, and so their roundings large beside
-them: n of them are as small as a part p of their size with a chance of p^n."""
+"""Probability of rejecting a right result of n elements because all of them happen to be small: sums of mixed signs are
+all below a fraction p of their typical size with probability p^n."""
 UNIT_ROUNDOFF = {"fp32": 2.0**-24, "tf32": 2.0**-10, "fp16": 2.0**-11, "bf16": 2.0**-8, "fp8": 0.0}
-"""The rounding of values on the way to the result, and in TF32 of operands that are cut off. Nothing on the way is kept
-in FP8."""
+"""Unit roundoff of intermediate values; for TF32, of truncated operands. No intermediate value is stored in FP8."""
 GUARD_BYTES = 4096
 _CANARY = 0xA5
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one rung and config on one problem."""
+    """Result of verifying one rung and config on one problem."""
 
     rung: str
     problem: Problem
@@ -60,11 +59,11 @@ class Outcome:
     error: float | None = None
     tolerance: float | None = None
     refusal: str = ""
-    """Why the rung does not take the problem; such an outcome is skipped, neither passed nor failed."""
+    """Why the rung does not support the problem: skipped, neither passed nor failed."""
     failure: str = ""
     seconds: float = 0.0
     counts: Counts | None = None
-    """What the twin counted, of a run with counts that passed."""
+    """The twin's counts, if it passed and counts were enabled."""
 
     @property
     def failed(self) -> bool:
@@ -90,7 +89,7 @@ class VerificationCase:
         self.peer_error = min(error, max_peer_error(operation, self.problem))
 
     def inputs_in(self, layout: str) -> dict[str, torch.Tensor]:
-        """Copies, so that a kernel that writes to its inputs cannot harm the originals."""
+        """Return copies, so that a kernel that writes to its inputs cannot change the originals."""
         apart_in = pitches(self.problem) if layout == "nhwc" else {}
         return {
             name: apart(tensor, apart_in[name])[0] if name in apart_in else in_layout(tensor, layout)
@@ -100,7 +99,7 @@ class VerificationCase:
     def check(
         self, rung: Rung[Any], layout: str, config: Config, options: TwinOptions = TwinOptions()
     ) -> Outcome:
-        """One run, judged. Errors of compiling and launching are failures too."""
+        """Run and verify once. Errors of compiling and launching count as failures."""
         problem = replace(self.problem, layout=layout)
         tolerance = rung.tolerance(problem, self.peer_error)
         began = time.perf_counter()
@@ -121,8 +120,8 @@ class VerificationCase:
             executable()
             if self.device.type == "cuda":
                 torch.cuda.synchronize(self.device)
-        except Exception as error:  # a rung may fail in any way: it is reported, and the others go on
-            failure_reason(error)  # unless it was an interrupt
+        except Exception as error:  # whatever a rung raises is reported, and verification continues
+            failure_reason(error)  # re-raises interrupts
             ran = f"rung {rung.name} on {problem.name} {problem.dtype} {problem.layout}"
             what = f"Leave it out with --rung, or run `escalade verify --rung {rung.name} --device twin --checks`"
             require_device(self.device, f"{ran} left the GPU unusable for this process: {error}. {what}")
@@ -146,7 +145,7 @@ class VerificationCase:
         if not all(bool((side == _CANARY).all()) for side in guards):
             return outcome("it wrote outside its output")
         for name, expected in self.further.items():
-            # A further output, as a bias, may be of few numbers, all of them off by as much as a rounding can be.
+            # A further output, such as a bias gradient, may have few elements, all off by a full rounding error.
             allowed = max(tolerance, _rounding(outputs[name].dtype) / 2)
             failure, error = compare(outputs[name], expected, allowed)
             if failure:
@@ -154,7 +153,7 @@ class VerificationCase:
         return outcome(*compare(outputs["y"], self.expected, tolerance))
 
     def _outputs(self, problem: Any) -> tuple[dict[str, torch.Tensor], list[torch.Tensor]]:
-        """Every one that the operation has, by buffer name, and the memory beside them that is not theirs."""
+        """Allocate all outputs, by buffer name; also returns the guard memory around them."""
         dense = pitch_fields(dict.fromkeys(pitches(problem), 0))
         plain = {
             "y": self.operation.output(replace(problem, **dense), self.device),
@@ -168,8 +167,10 @@ class VerificationCase:
         return outputs, guards
 
     def _guarded(self, plain: torch.Tensor, pitch: int) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
-        """NaN throughout; on the GPU between two guards (the twin's checks know the output's bounds), and where its
-        pixels lie apart beside each of them."""
+        """Fill with NaN and place it between guards: on the GPU, and between pixels if the output has a pitch.
+
+        On the twin, the checks know the bounds.
+        """
         if pitch:
             output, between = apart(plain, pitch, _CANARY)
             return poison(output), (between,)
@@ -183,22 +184,22 @@ class VerificationCase:
 
 
 def _require_room(problem: Any, device: torch.device) -> None:
-    """Refuses a problem whose reference does not fit into the host's memory; a GPU's is PyTorch's to refuse."""
+    """Raise OutOfMemory if the float64 reference does not fit into host memory; for GPUs, PyTorch raises."""
     if device.type == "cpu":
         exact = problem.bytes * torch.float64.itemsize // ELEMENT_BYTES[problem.dtype]
         host_memory.require(exact, f"{problem.name} in float64")
 
 
 def poison(result: torch.Tensor) -> torch.Tensor:
-    """The tensor full of NaN, or of whole numbers near the largest, so that what nobody writes is seen."""
+    """Fill with NaN, or with an integer near the maximum, so that missing writes are noticed."""
     return result.fill_(math.nan if result.is_floating_point() else torch.iinfo(result.dtype).max - 1)
 
 
 def max_peer_error(operation: Operation[Any], problem: Any) -> float:
-    """What PyTorch's own error counts for at most: a rung is not allowed more because cuDNN chose a sloppy algorithm.
+    """Return the cap on PyTorch's own error in tolerances: an inaccurate cuDNN algorithm does not excuse a rung.
 
-    The roundings to the dtype, each off by a unit of roundoff, are independent; the fp32 sums may be twice as far off
-    as plain ones of their length.
+    Roundings to the dtype are independent, one unit roundoff each; fp32 sums may have twice the error of plain
+    summation.
     """
     result = operation.output(problem, torch.device("meta"))
     unit = max(_rounding(result.dtype) / 2, UNIT_ROUNDOFF[problem.dtype])
@@ -206,13 +207,13 @@ def max_peer_error(operation: Operation[Any], problem: Any) -> float:
 
 
 def compare(output: torch.Tensor, expected: torch.Tensor, tolerance: float) -> tuple[str, float]:
-    """What is wrong with it, or nothing; and its error over the whole.
+    """Return what is wrong with the output (empty if nothing), and its relative error.
 
-    The tolerance is what the roundings of many outputs come to; few are allowed more, as chance may have made all of
-    them small. One is allowed what two are: losses are such, whose terms have one sign.
+    The tolerance holds for many elements. Few elements may all happen to be small, so they are allowed more
+    (`CHANCE`). A single element is treated as two: it is usually a loss, whose terms have one sign.
     """
     if output.shape != expected.shape:
-        return f"its result has shape {tuple(output.shape)}, not {tuple(expected.shape)}", math.nan
+        return f"the result has shape {tuple(output.shape)} instead of {tuple(expected.shape)}", math.nan
     error = relative_error(output, expected)
     tolerance *= CHANCE ** (-1 / max(2, output.numel()))
     unwritten = int(torch.isnan(output.double()).sum())
@@ -237,7 +238,7 @@ def compare_all(
 
 
 def _standing_out(output: torch.Tensor, expected: torch.Tensor, tolerance: float) -> str:
-    """The element, or else the row, that is off by more than chance explains."""
+    """Describe an element or row whose error is an outlier; empty if there is none."""
     rounding = _rounding(output.dtype)
     rows = expected.shape[0] if expected.dim() else 1
     length = expected.numel() // rows
@@ -260,7 +261,7 @@ def _standing_out(output: torch.Tensor, expected: torch.Tensor, tolerance: float
 
 
 def _row_means(tensor: torch.Tensor) -> torch.Tensor:
-    """The root of the mean square of each index of the first dimension."""
+    """Return the root mean square per index of the first dimension."""
     if tensor.dim() < 2:
         return tensor.abs().view(-1)
     norms = torch.linalg.vector_norm(tensor, dim=tuple(range(1, tensor.dim())))
@@ -268,25 +269,25 @@ def _row_means(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _rounding(dtype: torch.dtype) -> float:
-    """The distance from a number to the next that the type has, relative to it: what two roundings may come to."""
+    """Return the relative spacing of the type's numbers: the error of two roundings."""
     return torch.finfo(dtype).eps if dtype.is_floating_point else 0.0
 
 
 def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """`torch.equal`, which does not know 8-bit floats."""
+    """Like `torch.equal`, which does not support 8-bit floats."""
     if one.dtype.itemsize == 1:
         one, other = one.view(torch.uint8), other.view(torch.uint8)
     return torch.equal(one, other)
 
 
 def in_layout(tensor: torch.Tensor, layout: str) -> torch.Tensor:
-    """A copy; images and filters are four-dimensional and follow the layout, the rest has only one."""
+    """Return a copy in the layout, which concerns 4-dimensional tensors (images and filters) only."""
     channels_last = layout == "nhwc" and tensor.dim() == 4
     return tensor.clone(memory_format=torch.channels_last if channels_last else torch.contiguous_format)
 
 
 def poisoned_workspaces(recipe: Recipe, device: torch.device) -> dict[str, torch.Tensor]:
-    """Workspaces full of ones, NaN in every floating type, unless a recipe relies on zeros."""
+    """Allocate workspaces filled with 0xFF, a NaN in every float type, except those that must be zero."""
     return {
         workspace.name: torch.full((workspace.bytes,), 0xFF, dtype=torch.uint8, device=device)
         for workspace in recipe.workspaces
@@ -301,7 +302,7 @@ def default_problems(operation: Operation[Any], device: torch.device) -> tuple[A
 
 @dataclass(frozen=True)
 class VerificationJob:
-    """One rung and config on one problem (in its dtype and layout), or why there is nothing to run."""
+    """One rung and config on one problem (in its dtype and layout), or the reason to skip it."""
 
     problem: Any
     rung: Rung[Any]
@@ -321,8 +322,10 @@ def jobs(
     configs: str = "default",
     card: Card | None = None,
 ) -> list[VerificationJob]:
-    """Everything to run, problem by problem and dtype by dtype; `configs` is `default` or `all`, `card` another than
-    the device's own, which nothing is run on."""
+    """Return all jobs, ordered by problem and dtype.
+
+    `configs` is `default` or `all`. `card` selects configs for another card, without running them.
+    """
     if card is None:
         for problem in problems or ():
             _require_room(problem, device)
@@ -346,7 +349,7 @@ def rung_jobs(rung: Rung[Any], problem: Any, card: Card, configs: str = "default
         if sentence:
             return [VerificationJob(problem, rung, None, refusal=sentence)]
         offered = rung.configs(problem)
-    except Exception as error:  # a broken rung is a failure of its own, not of the run
+    except Exception as error:  # a broken rung fails its own job, not the run
         return [VerificationJob(problem, rung, None, failure=f"{type(error).__name__}: {error}")]
     return [
         VerificationJob(problem, rung, config) for config in (offered if configs == "all" else offered[:1])
@@ -360,14 +363,14 @@ def run(
     seed: int = 0,
     options: TwinOptions = TwinOptions(),
 ) -> Iterator[Outcome]:
-    """The outcomes, in order. Neighbouring jobs of one problem and dtype share inputs and reference."""
+    """Yield the outcomes in order. Consecutive jobs of one problem and dtype share inputs and reference."""
     case: VerificationCase | None = None
     for job in planned:
         if job.config is None:
             yield Outcome(job.rung.name, job.problem, None, False, refusal=job.refusal, failure=job.failure)
             continue
         if case is None or replace(case.problem, layout=job.problem.layout) != job.problem:
-            case = None  # frees the last one's tensors before the next one's are made
+            case = None  # free the old tensors before allocating new ones
             case = VerificationCase(operation, job.problem, device, seed)
         yield case.check(job.rung, job.problem.layout, job.config, options)
 
@@ -380,12 +383,12 @@ def verify(
     options: TwinOptions = TwinOptions(),
     **which: Any,
 ) -> Iterator[Outcome]:
-    """Every rung on every problem, dtype and layout, or those that `which` names (see `jobs`)."""
+    """Verify every rung on every problem, dtype and layout, or those selected by `which` (see `jobs`)."""
     return run(operation, device, jobs(operation, device, **which), seed, options)
 
 
 def programs(planned: Iterable[VerificationJob]) -> list[Program]:
-    """What these jobs compile, each once. A rung that raises is left for the run to report."""
+    """Return the programs of these jobs, without duplicates. Errors of rungs are left for the run to report."""
     found: dict[Program, None] = {}
     for job in planned:
         if job.config is None:
@@ -399,5 +402,5 @@ def programs(planned: Iterable[VerificationJob]) -> list[Program]:
 
 
 def outputs_of(operation: Operation[Any], problem: Any, device: torch.device) -> dict[str, torch.Tensor]:
-    """Room for everything that it computes, by buffer name."""
+    """Allocate all outputs, by buffer name."""
     return {"y": operation.output(problem, device), **operation.further_outputs(problem, device)}

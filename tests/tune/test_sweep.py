@@ -107,7 +107,7 @@ def test_samples_come_back_and_what_was_cut_off_is_dropped(tmp_path: pathlib.Pat
 def test_a_file_of_something_else_is_named(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "other.jsonl"
     path.write_text('{"a": 1}\n{"a": 2}\n')
-    with pytest.raises(SamplesError, match=r"other.jsonl, line 1, is no measured candidate"):
+    with pytest.raises(SamplesError, match=r"other.jsonl, line 1, is not a measured candidate"):
         samples.load(path)
     assert samples.load(tmp_path / "none.jsonl") == {}
 
@@ -118,7 +118,7 @@ def test_a_file_of_something_else_is_never_overwritten(text: str, tmp_path: path
     path = tmp_path / "letter.txt"
     path.write_text(text)
     for use in (samples.load, samples.resume):
-        with pytest.raises(SamplesError, match="line 1, is no measured candidate"):
+        with pytest.raises(SamplesError, match="line 1, is not a measured candidate"):
             use(path)
     assert path.read_text() == text
 
@@ -132,7 +132,7 @@ def test_a_field_that_is_wrong_is_named(field: str, value: object, tmp_path: pat
     samples.append(path, [sample("a", 1.0)])
     line = json.dumps({**json.loads(path.read_text()), field: value})
     path.write_text(path.read_text() + line + "\n")
-    with pytest.raises(SamplesError, match=rf"line 2, is no measured candidate: has .* as its {field}"):
+    with pytest.raises(SamplesError, match=rf"line 2, is not a measured candidate: has .* as its {field}"):
         samples.load(path)
 
 
