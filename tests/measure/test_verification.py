@@ -141,14 +141,14 @@ def test_a_row_may_be_as_large_as_it_is() -> None:
 def test_a_result_of_another_shape_is_wrong_even_if_it_could_be_spread(shape: tuple[int, ...]) -> None:
     expected = torch.full((8, 8), 3.0, dtype=torch.float64)
     failure, error = compare(torch.full(shape, 3.0), expected, 1.0)
-    assert f"shape {shape}, not (8, 8)" in failure and math.isnan(error)
+    assert f"shape {shape} instead of (8, 8)" in failure and math.isnan(error)
     assert math.isnan(relative_error(torch.full(shape, 3.0), expected))
 
 
 def test_a_result_that_is_transposed_is_wrong() -> None:
     square = torch.randn(8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     assert "its error is" in compare(square.t(), square, 0.1)[0]
-    assert "shape (4, 8), not (8, 4)" in compare(square[:4], square[:, :4], 9.0)[0]
+    assert "shape (4, 8) instead of (8, 4)" in compare(square[:4], square[:, :4], 9.0)[0]
 
 
 @pytest.mark.parametrize(("dtype", "unit"), [("fp32", 2.0**-24), ("fp16", 2.0**-11), ("bf16", 2.0**-8)])

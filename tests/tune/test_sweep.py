@@ -357,7 +357,7 @@ def test_the_command_judges_a_file(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "sweep.jsonl"
     swept(path, 25.0)
     code, output = run("--judge", str(path))
-    assert code == 1 and "2.50 at worst; 1 beyond 2" in output
+    assert code == 1 and "2.50 at worst; 1 above 2" in output
 
 
 @pytest.mark.parametrize(
