@@ -96,7 +96,9 @@ def test_a_header_of_nvidias_that_changes_is_read_again(
 
 
 def test_a_compile_error_has_the_compilers_words_and_the_sources_lines() -> None:
-    with pytest.raises(CompileError, match=r"g\+\+ cannot compile copy of bad\.cu:[\s\S]*bad\.cu:5:.*nonsense"):
+    with pytest.raises(
+        CompileError, match=r"g\+\+ cannot compile copy of bad\.cu:[\s\S]*bad\.cu:5:.*nonsense"
+    ):
         build(COPY.replace("x[i * stride]", "nonsense"), "copy", name="bad.cu")
 
 
