@@ -49,8 +49,6 @@ class FlatFile:
     def _read(self, count: int) -> bytes:
         data = self._data[self._offset : self._offset + count]
         if len(data) != count:
-            raise UnsupportedError(
-                f"{self._path.name} is truncated at byte {len(self._data)}, inside a layer"
-            )
+            raise UnsupportedError(f"{self._path.name} is truncated at byte {len(self._data)}")
         self._offset += count
         return data

@@ -52,7 +52,7 @@ def load_lenet(path: str | pathlib.Path) -> LeNet:
             parameters = next(layers, None)
             if parameters is None:
                 raise UnsupportedError(
-                    f"{pathlib.Path(path).name} has more than four layers with parameters; LeNet has four"
+                    f"{pathlib.Path(path).name} has more than LeNet's four layers with parameters"
                 )
             file.fill(parameters, size)
             filled += 1

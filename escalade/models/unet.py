@@ -38,7 +38,7 @@ class Up(nn.Module):
 
 
 class UNet(nn.Module):
-    """Halves the size and doubles the width `depth` times, then goes back up with transposed convolutions.
+    """Halves the size and doubles the width `depth` times, then upsamples with transposed convolutions.
 
     With `upsample`, nearest-neighbor upsampling and a 1x1 convolution replace the transposed convolutions. The sides of
     an image must be multiples of 2 ** depth.

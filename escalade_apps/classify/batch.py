@@ -11,9 +11,8 @@ from escalade_apps.classify.images import Source, Unreadable
 
 @dataclass(frozen=True)
 class Batch:
-    """One uint8 batch. Row i of `images` is `files[i]`; further rows are padding up to the batch size."""
+    """One uint8 batch. Row i of `images` is `files[i]`; further rows are padding. `skipped` could not be read."""
 
     files: list[Source]
     images: torch.Tensor
     skipped: list[Unreadable]
-    """Unreadable images found while filling the batch."""

@@ -42,11 +42,7 @@ def predict(
     skipped: Callable[[Unreadable], None],
     decoder: Decoder | None = None,
 ) -> Generator[Prediction, None, None]:
-    """Yield predictions in the order of the files.
-
-    `skipped` is called with each unreadable file, from another thread. `decoder` defaults to the one for the engine's
-    device.
-    """
+    """Yield predictions in the order of the files. `skipped` is called with each unreadable file, in another thread."""
     sent: deque[list[Source]] = deque()
     inputs = batches(files, crop, batch, sent, skipped, decoder or decoder_for(engine.device))
     # top_classes runs on the engine's device, so that a few values per image are copied back instead of all logits.

@@ -25,7 +25,6 @@ def crop_of(model: ResNet) -> Crop:
 
 
 def normalization(model: ResNet, mean: Color | None = None, std: Color | None = None) -> Normalization:
-    """Fill in the default mean and std of a ResNet."""
     return _normalization(model.small_images, mean, std)
 
 

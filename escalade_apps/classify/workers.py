@@ -26,16 +26,8 @@ from PIL import Image, ImageFile
 
 from escalade.fork_server import ForkServer
 from escalade.interruption import POLL_SECONDS
-from escalade_apps.classify.decode_worker import (
-    KIND_DECODED,
-    KIND_JPEG,
-    MAX_REUSED_BYTES,
-    REPLY,
-    ROW,
-    DecodeSettings,
-    ReadResult,
-    serve,
-)
+from escalade_apps.classify import decode_worker
+from escalade_apps.classify.decode_worker import REPLY, ROW, DecodeSettings, ReadResult
 from escalade_apps.classify.images import Crop, DecodedImage, Unreadable
 from escalade_apps.classify.jpeg import JpegBytes
 
@@ -47,7 +39,7 @@ _MAX_HELD_BYTES = 2**30
 _ONE_THREAD = {f"{name}_NUM_THREADS": "1" for name in ("OPENBLAS", "OMP", "MKL")}
 """NumPy's libraries start thread pools on import, and threads do not survive a fork."""
 DIED = "a worker process crashed while reading it"
-_server = ForkServer(f"{serve.__module__}.{serve.__name__}", _ONE_THREAD)
+_server = ForkServer(f"{decode_worker.__name__}.serve", _ONE_THREAD)
 _jobs: weakref.WeakSet[_DecodeJob] = weakref.WeakSet()
 _libc = ctypes.PyDLL(None, use_errno=True)  # PyDLL keeps the GIL: getting it back takes longer than the call
 _libc.mmap.restype = ctypes.c_void_p
@@ -71,10 +63,9 @@ def shutdown() -> None:
 def read_chunks(
     chunks: Iterable[Sequence[pathlib.Path]], crop: Crop, *, keep_jpeg: bool, ahead: int, count: int
 ) -> Generator[list[ReadResult], None, None]:
-    """Yield the results of each chunk in order, read by `count` workers.
+    """Yield the results of each chunk in order, read by `count` workers up to `ahead` chunks (or two per worker) early.
 
-    At most `ahead` chunks, or two per worker if that is more, are in flight. Ends early if no workers can be started;
-    the remaining chunks are then the caller's to read.
+    Ends early if no workers can be started; the remaining chunks are then the caller's to read.
     """
     if not all(
         str(getattr(opener, "__module__", "")).startswith("PIL.") for opener, _ in Image.OPEN.values()
@@ -150,7 +141,7 @@ class _BufferLease:
 
     def __init__(self, buffer: _MappedBuffer, worker: _Worker) -> None:
         self._buffer = buffer
-        self._free = worker.free if buffer.size <= MAX_REUSED_BYTES else deque[_MappedBuffer]()
+        self._free = worker.free if buffer.size <= decode_worker.MAX_REUSED_BYTES else deque[_MappedBuffer]()
         self.__array_interface__ = {
             "version": 3, "typestr": "|u1", "shape": (buffer.size,), "data": (buffer.address, False),
         }  # fmt: skip
@@ -266,9 +257,9 @@ class _DecodeJob:
         table = ROW.iter_unpack(contents[end : end + rows * ROW.size].data)
         for file, (kind, begin, length, width, height) in zip(chunk.remaining, table, strict=False):
             part = contents[begin : begin + length]
-            if kind == KIND_JPEG:
+            if kind == decode_worker.KIND_JPEG:
                 chunk.results.append(JpegBytes(file, part, width, height))
-            elif kind == KIND_DECODED:
+            elif kind == decode_worker.KIND_DECODED:
                 chunk.results.append(DecodedImage(file, part.reshape(height, width, 3)))
             else:
                 chunk.results.append(Unreadable(file, part.tobytes().decode(errors="surrogatepass")))

@@ -39,7 +39,7 @@ _SETTINGS: Mapping[str, Callable[[str], Any]] = {
 _BAD_REQUEST, _NOT_ALLOWED, _TOO_LARGE = 400, 405, 413
 _MAX_BYTES = 64 * 2**20
 """Largest encoded image."""
-_BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+_BOUNDS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 """Bucket bounds of the batch-size histogram."""
 
 
@@ -53,9 +53,7 @@ class Classifier:
         self._classify.set_batch_wait_timeout_s(wait)
         self._images = Counter("escalade_images", "Images that were classified.")
         self._unreadable = Counter("escalade_unreadable_images", "Images that could not be read.")
-        self._batches = Histogram(
-            "escalade_batch_images", "Images in a batch.", boundaries=list(_BATCH_SIZES)
-        )
+        self._batches = Histogram("escalade_batch_images", "Images in a batch.", boundaries=list(_BOUNDS))
         self._guesses([_black()])  # make plans and kernels before the first request
 
     async def __call__(self, request: Request) -> JSONResponse:

@@ -68,11 +68,7 @@ class Trainer:
         twin: bool = False,
         tensorboard: bool = False,
     ) -> None:
-        """Set up a run.
-
-        `state` is the checkpoint to resume from; `weights` is the file of initial weights for a new run. With `twin`
-        the kernels run on the CPU.
-        """
+        """Set up a run from initial `weights`, or resume it from a checkpoint's `state`."""
         self.settings, self.dataset, self._folder, self._processes = settings, dataset, folder, processes
         self._task, device = task_of(settings.task), processes.device
         if settings.batch % processes.count:
@@ -84,10 +80,7 @@ class Trainer:
                 f"--batch {settings.batch}: {dataset.name} has only {len(dataset.train)} training images"
             )
         if settings.shift >= min(dataset.train.pixels.shape[1:3]):
-            raise UnsupportedError(
-                f"--shift {settings.shift}: must be less than the side of an image, "
-                f"{min(dataset.train.pixels.shape[1:3])}"
-            )
+            raise UnsupportedError(f"--shift {settings.shift}: must be less than the side of an image")
         self._checksum = dataset.train.checksum()
         self.normalization = self._task.normalization(dataset.train)
         self.model = self._make_model(weights if state is None else None)

@@ -255,7 +255,7 @@ def test_another_run_is_not_taken_for_the_same(tmp_path: pathlib.Path) -> None:
         ({"lr": 0.0}, "--lr 0.0: must be positive"),
         ({"dtype": "fp8"}, "training supports fp32, tf32, fp16 and bf16"),
         ({"epochs": 0}, "--epochs 0: must be at least 1"),
-        ({"shift": 8}, "--shift 8: .*, 8"),
+        ({"shift": 8}, "--shift 8: must be less"),
         ({"task": "vgg"}, "'vgg': supported are autoencoder, resnet18"),
     ],
 )
