@@ -22,10 +22,10 @@ LONGEST = 60
 """Seconds until a test that hangs fails. None passes by waiting for as long."""
 DEAF = """
 import sys, threading, time
-from escalade import interruption, outside
+from escalade import interruption, subprocesses
 with interruption.watch_ctrl_c():
     compiler = ["sh", "-c", "echo $$ > " + sys.argv[1] + "; sleep 61 & sleep 61"]
-    threading.Thread(target=outside.run, args=(compiler,)).start()
+    threading.Thread(target=subprocesses.run, args=(compiler,)).start()
     while True:
         try:
             time.sleep(60)
@@ -38,6 +38,7 @@ def test_a_command_that_does_not_hear_is_ended_with_its_compilers(tmp_path: path
     told = tmp_path / "group"
     process = subprocess.Popen([sys.executable, "-c", DEAF, told])
     while not told.exists() or not told.read_text():
+        assert process.poll() is None  # a script that fails must not hang the test
         time.sleep(0.02)
     process.send_signal(signal.SIGINT)
     assert process.wait(LONGEST) == EXIT_STATUS
