@@ -44,7 +44,7 @@ def test_a_rung_is_verified_in_every_operation_that_has_it(
     result = run("verify", "--device", "twin", "--rung", "right")
     assert result.exit_code == 0 and "all right" in result.output, result.output
     result = run("verify", "--device", "twin", "--rung", "nowhere")
-    assert result.exit_code == 1 and "no operation has all that is named" in str(result.exception)
+    assert result.exit_code == 1 and "no operation has all of these names" in str(result.exception)
 
 
 def test_an_unknown_device_is_refused() -> None:
