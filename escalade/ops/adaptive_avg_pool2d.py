@@ -136,7 +136,7 @@ class LanesConfig(Config):
     threads: int = 128
 
 
-class Lanes(Rung[AdaptiveAvgPool2dProblem]):
+class Lanes(Rung[AdaptiveAvgPool2dProblem, LanesConfig]):
     def supports(self, problem: AdaptiveAvgPool2dProblem) -> str | None:
         if problem.layout != "nchw":
             return f"{self.name} takes layout nchw, not {problem.layout}"
@@ -146,7 +146,7 @@ class Lanes(Rung[AdaptiveAvgPool2dProblem]):
             return f"{self.name} counts lanes in 32 bits; there are too many for {problem.name}"
         return unsupported_pitch(self.name, problem)
 
-    def configs(self, problem: AdaptiveAvgPool2dProblem) -> tuple[Config, ...]:
+    def configs(self, problem: AdaptiveAvgPool2dProblem) -> tuple[LanesConfig, ...]:
         """Offers as many lanes as leave four loads or more to each, and more where the outputs are few."""
         every = (4, 8, 16, 32)
         enough = problem.largest_window // 4
@@ -154,8 +154,7 @@ class Lanes(Rung[AdaptiveAvgPool2dProblem]):
         best = next((lanes for lanes in every if lanes >= max(enough, busy)), 32)
         return tuple(LanesConfig(lanes) for lanes in sorted(every, key=lambda lanes: (lanes != best, lanes)))
 
-    def recipe(self, problem: AdaptiveAvgPool2dProblem, config: Config) -> Recipe:
-        assert isinstance(config, LanesConfig)
+    def recipe(self, problem: AdaptiveAvgPool2dProblem, config: LanesConfig) -> Recipe:
         constants: dict[str, Constant] = {
             **pooling.constants(problem),
             "WHOLE_ROWS": problem.output_width == 1,
@@ -184,15 +183,14 @@ LANES = Lanes(
 # --- rungs, naive: one thread per output
 
 
-class Naive(Rung[AdaptiveAvgPool2dProblem]):
+class Naive(Rung[AdaptiveAvgPool2dProblem, ThreadsConfig]):
     def supports(self, problem: AdaptiveAvgPool2dProblem) -> str | None:
         return unsupported_pitch(self.name, problem, ("x", "y"))
 
-    def configs(self, problem: AdaptiveAvgPool2dProblem) -> tuple[Config, ...]:
+    def configs(self, problem: AdaptiveAvgPool2dProblem) -> tuple[ThreadsConfig, ...]:
         return (ThreadsConfig(128),)
 
-    def recipe(self, problem: AdaptiveAvgPool2dProblem, config: Config) -> Recipe:
-        assert isinstance(config, ThreadsConfig)
+    def recipe(self, problem: AdaptiveAvgPool2dProblem, config: ThreadsConfig) -> Recipe:
         p = problem
         constants: dict[str, Constant] = {**pooling.constants(p), "NHWC": p.layout == "nhwc"}
         call = KernelCall(
@@ -259,7 +257,7 @@ class SlicedConfig(Config):
         return summed + 4 * padded * (1 + self.parts)
 
 
-class Sliced(Rung[AdaptiveAvgPool2dProblem]):
+class Sliced(Rung[AdaptiveAvgPool2dProblem, SlicedConfig]):
     @property
     def architectures(self) -> tuple[str, ...]:
         return WITH_WGMMA
@@ -272,7 +270,7 @@ class Sliced(Rung[AdaptiveAvgPool2dProblem]):
             return f"{self.name} takes at least one image, and counts blocks in 32 bits; {p.name} has others"
         return unsupported_pitch(self.name, p, ("x", "y"))
 
-    def configs(self, problem: AdaptiveAvgPool2dProblem) -> tuple[Config, ...]:
+    def configs(self, problem: AdaptiveAvgPool2dProblem) -> tuple[SlicedConfig, ...]:
         p = problem
         packs = p.channels // widest_vector(p.dtype, p.channels)
         offered = [
@@ -285,11 +283,10 @@ class Sliced(Rung[AdaptiveAvgPool2dProblem]):
         ] or [SlicedConfig(64, min(packs, 32), 1)]
         return tuple(sorted(offered, key=lambda config: self.estimate(p, config)))
 
-    def estimate(self, problem: AdaptiveAvgPool2dProblem, config: Config) -> float:
+    def estimate(self, problem: AdaptiveAvgPool2dProblem, config: SlicedConfig) -> float:
         """The bytes and the instructions of the busiest multiprocessor, or all bytes at the rate of the whole card,
         and the round trips of as many waves as there are.
         """
-        assert isinstance(config, SlicedConfig)
         p, rates, size = problem, self.card.rates, ELEMENT_BYTES[problem.dtype]
         sums, vector = config.pixel_sums(p), widest_vector(p.dtype, p.channels)
         usable = max(1, self.card.clusters_at_once(config.parts) * config.parts)
@@ -307,8 +304,7 @@ class Sliced(Rung[AdaptiveAvgPool2dProblem]):
         lines = line_factor(config.slices(p), config.width(p) * size)
         return launch + trips + max(busy, self.card.passing(p.bytes) * lines)
 
-    def recipe(self, problem: AdaptiveAvgPool2dProblem, config: Config) -> Recipe:
-        assert isinstance(config, SlicedConfig)
+    def recipe(self, problem: AdaptiveAvgPool2dProblem, config: SlicedConfig) -> Recipe:
         p = problem
         constants: dict[str, Constant] = {
             **config.pixel_sums(p).constants,
@@ -357,7 +353,7 @@ class SplitConfig(Config):
     """Groups of lanes that share a window."""
 
 
-class Vectorised(Rung[AdaptiveAvgPool2dProblem]):
+class Vectorised(Rung[AdaptiveAvgPool2dProblem, SplitConfig]):
     def supports(self, problem: AdaptiveAvgPool2dProblem) -> str | None:
         if problem.layout != "nhwc":
             return f"{self.name} takes layout nhwc, not {problem.layout}"
@@ -365,7 +361,7 @@ class Vectorised(Rung[AdaptiveAvgPool2dProblem]):
             return f"{self.name} counts blocks in 32 bits; there are too many for {problem.name}"
         return unsupported_pitch(self.name, problem, ("x", "y"))
 
-    def configs(self, problem: AdaptiveAvgPool2dProblem) -> tuple[Config, ...]:
+    def configs(self, problem: AdaptiveAvgPool2dProblem) -> tuple[SplitConfig, ...]:
         """The fewest that keep the card busy, and no more than leave a lane four loads."""
         every = (4, 8, 16, 32)
         wanted = BUSY_THREADS * self.card.multiprocessors / (self._blocks(problem) * VECTOR_LANES)
@@ -374,8 +370,7 @@ class Vectorised(Rung[AdaptiveAvgPool2dProblem]):
             SplitConfig(splits) for splits in sorted(every, key=lambda splits: (splits != best, splits))
         )
 
-    def recipe(self, problem: AdaptiveAvgPool2dProblem, config: Config) -> Recipe:
-        assert isinstance(config, SplitConfig)
+    def recipe(self, problem: AdaptiveAvgPool2dProblem, config: SplitConfig) -> Recipe:
         constants: dict[str, Constant] = {
             **pooling.constants(problem),
             "WHOLE_ROWS": problem.output_width == 1,

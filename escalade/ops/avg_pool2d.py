@@ -19,7 +19,7 @@ from escalade.ops.base.ladder import Ladder
 from escalade.ops.base.naming import NamePattern
 from escalade.ops.base.operation import Operation, Reference
 from escalade.ops.base.pitch import unsupported_pitch
-from escalade.ops.base.rung import Config, Rung, ThreadsConfig
+from escalade.ops.base.rung import Rung, ThreadsConfig
 from escalade.ops.calling.call import Plan
 from escalade.ops.calling.library import define_planned
 from escalade.ops.shared import pooling, prologue, window_runs, windowed
@@ -82,15 +82,14 @@ def windows(problem: AvgPool2dProblem) -> Ints:
     return Ints((*p.kernel, *p.stride, *p.padding))
 
 
-class Naive(Rung[AvgPool2dProblem]):
+class Naive(Rung[AvgPool2dProblem, ThreadsConfig]):
     def supports(self, problem: AvgPool2dProblem) -> str | None:
         return unsupported_pitch(self.name, problem, ("x", "y"))
 
-    def configs(self, problem: AvgPool2dProblem) -> tuple[Config, ...]:
+    def configs(self, problem: AvgPool2dProblem) -> tuple[ThreadsConfig, ...]:
         return (ThreadsConfig(),)
 
-    def recipe(self, problem: AvgPool2dProblem, config: Config) -> Recipe:
-        assert isinstance(config, ThreadsConfig)
+    def recipe(self, problem: AvgPool2dProblem, config: ThreadsConfig) -> Recipe:
         p = problem
         constants: dict[str, Constant] = {**pooling.constants(p), **rules(p), "NHWC": p.layout == "nhwc"}
         constants |= prologue.constants(p)

@@ -19,7 +19,7 @@ from escalade.ops.base.gradient_problem import GradientProblem
 from escalade.ops.base.grid import blocks
 from escalade.ops.base.ladder import Ladder
 from escalade.ops.base.operation import Operation, Reference
-from escalade.ops.base.rung import Config, Rung, ThreadsConfig
+from escalade.ops.base.rung import Rung, ThreadsConfig
 from escalade.ops.calling.call import Plan
 from escalade.ops.calling.library import define_planned
 from escalade.ops.shared import pixel_tiles, pooling, side_by_side, windowed
@@ -70,15 +70,14 @@ class AvgPool2dBackwardProblem(GradientProblem[AvgPool2dProblem]):
 # --- rungs, naive: one thread per input
 
 
-class Naive(Rung[AvgPool2dBackwardProblem]):
+class Naive(Rung[AvgPool2dBackwardProblem, ThreadsConfig]):
     def supports(self, problem: AvgPool2dBackwardProblem) -> str | None:
         return None
 
-    def configs(self, problem: AvgPool2dBackwardProblem) -> tuple[Config, ...]:
+    def configs(self, problem: AvgPool2dBackwardProblem) -> tuple[ThreadsConfig, ...]:
         return (ThreadsConfig(),)
 
-    def recipe(self, problem: AvgPool2dBackwardProblem, config: Config) -> Recipe:
-        assert isinstance(config, ThreadsConfig)
+    def recipe(self, problem: AvgPool2dBackwardProblem, config: ThreadsConfig) -> Recipe:
         f = problem.forward
         constants: dict[str, Constant] = {**pooling.constants(f), **rules(f), "NHWC": f.layout == "nhwc"}
         call = KernelCall(
@@ -98,15 +97,14 @@ NAIVE = Naive("naive", "one thread an input, every window that sees it read from
 # --- rungs, rows: up to sixteen bytes of a row a thread, for windows side by side in NCHW
 
 
-class Rows(Rung[AvgPool2dBackwardProblem]):
+class Rows(Rung[AvgPool2dBackwardProblem, ThreadsConfig]):
     def supports(self, problem: AvgPool2dBackwardProblem) -> str | None:
         return side_by_side.refusal(self.name, problem.forward)
 
-    def configs(self, problem: AvgPool2dBackwardProblem) -> tuple[Config, ...]:
+    def configs(self, problem: AvgPool2dBackwardProblem) -> tuple[ThreadsConfig, ...]:
         return (ThreadsConfig(),)
 
-    def recipe(self, problem: AvgPool2dBackwardProblem, config: Config) -> Recipe:
-        assert isinstance(config, ThreadsConfig)
+    def recipe(self, problem: AvgPool2dBackwardProblem, config: ThreadsConfig) -> Recipe:
         f, buffers = problem.forward, (Buffer("gradient"), Buffer("y"))
         return side_by_side.recipe("avg_pool2d_backward/rows.cu", f, rules(f), buffers, config.threads)
 
@@ -124,15 +122,14 @@ ROWS = Rows(
 # --- rungs, vectorised: sixteen bytes of channels a thread, for a tile of pixels
 
 
-class Vectorised(Rung[AvgPool2dBackwardProblem]):
+class Vectorised(Rung[AvgPool2dBackwardProblem, PixelTile]):
     def supports(self, problem: AvgPool2dBackwardProblem) -> str | None:
         return pixel_tiles.refusal(self.name, problem.forward)
 
-    def configs(self, problem: AvgPool2dBackwardProblem) -> tuple[Config, ...]:
+    def configs(self, problem: AvgPool2dBackwardProblem) -> tuple[PixelTile, ...]:
         return pixel_tiles.configs(problem.forward, self.card)
 
-    def recipe(self, problem: AvgPool2dBackwardProblem, config: Config) -> Recipe:
-        assert isinstance(config, PixelTile)
+    def recipe(self, problem: AvgPool2dBackwardProblem, config: PixelTile) -> Recipe:
         f = problem.forward
         constants = windowed.constants(f) | rules(f) | config.constants(f)
         call = KernelCall(

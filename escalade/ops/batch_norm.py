@@ -19,7 +19,7 @@ from escalade.ops.base.naming import Named, NamePattern
 from escalade.ops.base.operation import Operation, Reference
 from escalade.ops.base.pitch import check_pitches, pitched_roles, pitches, unsupported_pitch
 from escalade.ops.base.problem import traffic
-from escalade.ops.base.rung import Config, Rung, ThreadsConfig
+from escalade.ops.base.rung import Rung, ThreadsConfig
 from escalade.ops.calling.call import Plan, launched
 from escalade.ops.calling.library import define_planned, library, operator, require_alike
 from escalade.ops.shared import activation, channels, pointwise
@@ -127,8 +127,7 @@ def _constants(problem: BatchNormProblem) -> dict[str, Constant]:
 class Naive(ElementAThread[BatchNormProblem]):
     """An element a thread, everything anew for each."""
 
-    def recipe(self, problem: BatchNormProblem, config: Config) -> Recipe:
-        assert isinstance(config, ThreadsConfig)
+    def recipe(self, problem: BatchNormProblem, config: ThreadsConfig) -> Recipe:
         call = KernelCall(
             Program.of("batch_norm/naive.cu", "batch_norm_naive", _constants(problem)),
             (blocks(problem.elements, config.threads), 1, 1),
@@ -151,8 +150,7 @@ def _array_arguments(problem: BatchNormProblem) -> tuple[Argument, ...]:
 class Scaled(ElementAThread[BatchNormProblem]):
     """An element a thread, after a launch that makes the scales."""
 
-    def recipe(self, problem: BatchNormProblem, config: Config) -> Recipe:
-        assert isinstance(config, ThreadsConfig)
+    def recipe(self, problem: BatchNormProblem, config: ThreadsConfig) -> Recipe:
         block = (config.threads, 1, 1)
         scale = KernelCall(
             Program.of("batch_norm/scaled_prepare.cu", "batch_norm_scaled_prepare"),
@@ -175,7 +173,7 @@ class Scaled(ElementAThread[BatchNormProblem]):
 
 
 @dataclass(frozen=True)
-class Vectorised(Rung[BatchNormProblem]):
+class Vectorised(Rung[BatchNormProblem, PacksConfig]):
     """A thread takes up to 16 bytes an access; the scales are made where they are used."""
 
     def supports(self, problem: BatchNormProblem) -> str | None:
@@ -187,7 +185,7 @@ class Vectorised(Rung[BatchNormProblem]):
             )
         return unsupported_pitch(self.name, problem, pitched_roles(BatchNormProblem))
 
-    def configs(self, problem: BatchNormProblem) -> tuple[Config, ...]:
+    def configs(self, problem: BatchNormProblem) -> tuple[PacksConfig, ...]:
         """Offers as many packs a thread as leave enough blocks to go round, then as many turns."""
         every = [PacksConfig(threads, packs) for threads in (256, 512, 128) for packs in (4, 2, 1)]
         if channels_innermost(problem):
@@ -198,11 +196,10 @@ class Vectorised(Rung[BatchNormProblem]):
             default = PacksConfig(default.threads, default.packs, max(1, min(spare, _MOST_TURNS)))
         return (default, *(config for config in every if config != default))
 
-    def estimate(self, problem: BatchNormProblem, config: Config) -> float:
+    def estimate(self, problem: BatchNormProblem, config: PacksConfig) -> float:
         return START_US + self.card.microseconds(0, traffic(problem))
 
-    def recipe(self, problem: BatchNormProblem, config: Config) -> Recipe:
-        assert isinstance(config, PacksConfig)
+    def recipe(self, problem: BatchNormProblem, config: PacksConfig) -> Recipe:
         call = _over_rows if channels_innermost(problem) else _over_planes
         return Recipe((call(problem, config),))
 

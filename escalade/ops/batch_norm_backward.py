@@ -19,7 +19,7 @@ from escalade.ops.base.ladder import Ladder
 from escalade.ops.base.naming import Named, NamePattern
 from escalade.ops.base.operation import Operation, Reference, Tensors
 from escalade.ops.base.problem import traffic
-from escalade.ops.base.rung import Config, Rung, ThreadsConfig
+from escalade.ops.base.rung import Rung, ThreadsConfig
 from escalade.ops.calling.call import Plan, launched
 from escalade.ops.calling.library import define_planned, require_alike
 from escalade.ops.expressions import Expression
@@ -174,17 +174,16 @@ def apply_arguments(problem: BatchNormBackwardProblem) -> tuple[Argument, ...]:
 
 
 @dataclass(frozen=True)
-class Naive(Rung[BatchNormBackwardProblem]):
+class Naive(Rung[BatchNormBackwardProblem, ThreadsConfig]):
     def supports(self, problem: BatchNormBackwardProblem) -> str | None:
         return None
 
-    def configs(self, problem: BatchNormBackwardProblem) -> tuple[Config, ...]:
+    def configs(self, problem: BatchNormBackwardProblem) -> tuple[ThreadsConfig, ...]:
         """Offers powers of two, no more of them idle than a channel's elements leave in a few warps."""
         offered = (256, 512, 1024) if problem.count > 64 else (64, 128)
         return tuple(ThreadsConfig(threads) for threads in offered)
 
-    def recipe(self, problem: BatchNormBackwardProblem, config: Config) -> Recipe:
-        assert isinstance(config, ThreadsConfig)
+    def recipe(self, problem: BatchNormBackwardProblem, config: ThreadsConfig) -> Recipe:
         block = (config.threads, 1, 1)
         sums = KernelCall(
             Program.of(
@@ -222,7 +221,7 @@ _EXCHANGES = 1
 
 
 @dataclass(frozen=True)
-class Resident(Rung[BatchNormBackwardProblem]):
+class Resident(Rung[BatchNormBackwardProblem, ResidentConfig]):
     @property
     def architectures(self) -> tuple[str, ...]:
         return WITH_WGMMA
@@ -230,16 +229,14 @@ class Resident(Rung[BatchNormBackwardProblem]):
     def supports(self, problem: BatchNormBackwardProblem) -> str | None:
         return resident.refusal(self.name, problem, problem.count, self.card, _MOST_STEPS)
 
-    def configs(self, problem: BatchNormBackwardProblem) -> tuple[Config, ...]:
+    def configs(self, problem: BatchNormBackwardProblem) -> tuple[ResidentConfig, ...]:
         every = resident.offered(problem, problem.count, self.card, _MOST_STEPS)
         return tuple(sorted(every, key=lambda config: self.estimate(problem, config)))
 
-    def estimate(self, problem: BatchNormBackwardProblem, config: Config) -> float:
-        assert isinstance(config, ResidentConfig)
+    def estimate(self, problem: BatchNormBackwardProblem, config: ResidentConfig) -> float:
         return resident.estimate(problem, config, self.card, problem.bytes, _EXCHANGES)
 
-    def recipe(self, problem: BatchNormBackwardProblem, config: Config) -> Recipe:
-        assert isinstance(config, ResidentConfig)
+    def recipe(self, problem: BatchNormBackwardProblem, config: ResidentConfig) -> Recipe:
         constants = {
             **sums_constants(problem), "VECTOR": widest_vector(problem.dtype, problem.channels),
             "THREADS": config.threads, "COLUMNS": config.columns, "STEPS": config.steps,
@@ -285,7 +282,7 @@ class SharedConfig(PacksConfig):
 
 
 @dataclass(frozen=True)
-class Split(Rung[BatchNormBackwardProblem]):
+class Split(Rung[BatchNormBackwardProblem, SharedConfig]):
     wide: bool
     """Whether an access has up to 16 bytes, several under way, or one element."""
 
@@ -298,18 +295,17 @@ class Split(Rung[BatchNormBackwardProblem]):
             )
         return None
 
-    def configs(self, problem: BatchNormBackwardProblem) -> tuple[Config, ...]:
+    def configs(self, problem: BatchNormBackwardProblem) -> tuple[SharedConfig, ...]:
         """Offers what has 64 KiB of loads under way on each multiprocessor, then more and less."""
         if not self.wide:
             return (SharedConfig(256, 1, 8), SharedConfig(512, 1, 4))
         sizes = ((256, 4, 2), (512, 4, 1), (128, 4, 4), (256, 8, 1), (256, 2, 2))
         return tuple(SharedConfig(*size) for size in sizes)
 
-    def estimate(self, problem: BatchNormBackwardProblem, config: Config) -> float:
+    def estimate(self, problem: BatchNormBackwardProblem, config: SharedConfig) -> float:
         return _LAUNCHES * _START_US + self.card.microseconds(0, traffic(problem), _LAUNCHES)
 
-    def recipe(self, problem: BatchNormBackwardProblem, config: Config) -> Recipe:
-        assert isinstance(config, SharedConfig)
+    def recipe(self, problem: BatchNormBackwardProblem, config: SharedConfig) -> Recipe:
         by_rows = channels_innermost(problem)
         first, splits = (self._sum_rows if by_rows else self._sum_planes)(problem, config)
         merge = KernelCall(

@@ -155,17 +155,17 @@ class TwoPasses(Rung[BatchNormTrainingProblem]):
         refusal = self._second.supports(problem.normalisation)
         return refusal and refusal.replace(f"`{BELOW_WIDE}`", "`one_pass`")
 
-    def configs(self, problem: BatchNormTrainingProblem) -> tuple[Config, ...]:
+    def configs(self, problem: BatchNormTrainingProblem) -> tuple[Any, ...]:
         return tuple(ThreadsConfig(threads) for threads in (256, 512))
 
-    def parts(self, problem: BatchNormTrainingProblem, config: Config) -> tuple[Config, Config]:
+    def parts(self, problem: BatchNormTrainingProblem, config: Any) -> tuple[Config, Config]:
         """The configs of both passes."""
         return config, config
 
-    def estimate(self, problem: BatchNormTrainingProblem, config: Config) -> float | None:
+    def estimate(self, problem: BatchNormTrainingProblem, config: Any) -> float | None:
         return None
 
-    def recipe(self, problem: BatchNormTrainingProblem, config: Config) -> Recipe:
+    def recipe(self, problem: BatchNormTrainingProblem, config: Any) -> Recipe:
         first, second = self.parts(problem, config)
         statistics, variance = Buffer("statistics"), Buffer("statistics", offset=4 * problem.channels)
         passes = (
@@ -192,7 +192,7 @@ class WideConfig(SplitConfig):
 class Wide(TwoPasses):
     """Both passes with up to 16 bytes an access."""
 
-    def configs(self, problem: BatchNormTrainingProblem) -> tuple[Config, ...]:
+    def configs(self, problem: BatchNormTrainingProblem) -> tuple[WideConfig, ...]:
         """Offers each pass's configs beside the other's best."""
         first: tuple[Any, ...] = self._first.configs(problem.statistics)
         second: tuple[Any, ...] = self._second.configs(problem.normalisation)
@@ -207,14 +207,13 @@ class Wide(TwoPasses):
         ]
         return tuple(dict.fromkeys(offered))
 
-    def parts(self, problem: BatchNormTrainingProblem, config: Config) -> tuple[Config, Config]:
-        assert isinstance(config, WideConfig)
+    def parts(self, problem: BatchNormTrainingProblem, config: WideConfig) -> tuple[Config, Config]:
         return (
             SplitConfig(config.threads, config.packs, config.blocks),
             PacksConfig(config.second_threads, config.second_packs, config.turns, backwards=True),
         )
 
-    def estimate(self, problem: BatchNormTrainingProblem, config: Config) -> float:
+    def estimate(self, problem: BatchNormTrainingProblem, config: WideConfig) -> float:
         return _LAUNCHES * START_US + self.card.microseconds(0, traffic(problem), _LAUNCHES)
 
 
@@ -243,7 +242,7 @@ _EXCHANGES = 2
 
 
 @dataclass(frozen=True)
-class Resident(Rung[BatchNormTrainingProblem]):
+class Resident(Rung[BatchNormTrainingProblem, ResidentConfig]):
     @property
     def architectures(self) -> tuple[str, ...]:
         return WITH_WGMMA
@@ -251,16 +250,14 @@ class Resident(Rung[BatchNormTrainingProblem]):
     def supports(self, problem: BatchNormTrainingProblem) -> str | None:
         return resident.refusal(self.name, problem, problem.count, self.card, _MOST_STEPS)
 
-    def configs(self, problem: BatchNormTrainingProblem) -> tuple[Config, ...]:
+    def configs(self, problem: BatchNormTrainingProblem) -> tuple[ResidentConfig, ...]:
         every = resident.offered(problem, problem.count, self.card, _MOST_STEPS)
         return tuple(sorted(every, key=lambda config: self.estimate(problem, config)))
 
-    def estimate(self, problem: BatchNormTrainingProblem, config: Config) -> float:
-        assert isinstance(config, ResidentConfig)
+    def estimate(self, problem: BatchNormTrainingProblem, config: ResidentConfig) -> float:
         return resident.estimate(problem, config, self.card, problem.bytes, _EXCHANGES)
 
-    def recipe(self, problem: BatchNormTrainingProblem, config: Config) -> Recipe:
-        assert isinstance(config, ResidentConfig)
+    def recipe(self, problem: BatchNormTrainingProblem, config: ResidentConfig) -> Recipe:
         constants = {
             **channels.constants(problem), "HAS_RESIDUAL": problem.residual, **activation.constants_of(problem),
             "VECTOR": widest_vector(problem.dtype, problem.channels), "THREADS": config.threads,

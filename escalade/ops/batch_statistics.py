@@ -17,7 +17,7 @@ from escalade.ops.base.grid import blocks, ceil_div
 from escalade.ops.base.ladder import Ladder
 from escalade.ops.base.naming import Named, NamePattern
 from escalade.ops.base.operation import Operation, Reference, Tensors
-from escalade.ops.base.rung import Config, Rung, ThreadsConfig
+from escalade.ops.base.rung import Rung, ThreadsConfig
 from escalade.ops.calling.executables import ready
 from escalade.ops.calling.library import define
 from escalade.ops.shared import channels
@@ -109,7 +109,7 @@ class SplitConfig(PacksConfig):
 
 
 @dataclass(frozen=True)
-class BlockAChannel(Rung[BatchStatisticsProblem]):
+class BlockAChannel(Rung[BatchStatisticsProblem, ThreadsConfig]):
     """A kernel of `kernels/batch_statistics` with one block a channel, for every problem."""
 
     source: str
@@ -117,12 +117,11 @@ class BlockAChannel(Rung[BatchStatisticsProblem]):
     def supports(self, problem: BatchStatisticsProblem) -> str | None:
         return None
 
-    def configs(self, problem: BatchStatisticsProblem) -> tuple[Config, ...]:
+    def configs(self, problem: BatchStatisticsProblem) -> tuple[ThreadsConfig, ...]:
         """Offers powers of two."""
         return tuple(ThreadsConfig(threads) for threads in (256, 512, 1024))
 
-    def recipe(self, problem: BatchStatisticsProblem, config: Config) -> Recipe:
-        assert isinstance(config, ThreadsConfig)
+    def recipe(self, problem: BatchStatisticsProblem, config: ThreadsConfig) -> Recipe:
         constants = {**channels.constants(problem), "THREADS": config.threads}
         call = KernelCall(
             Program.of(f"batch_statistics/{self.source}.cu", f"batch_statistics_{self.source}", constants),
@@ -154,13 +153,13 @@ class OnePass(BlockAChannel):
 
 
 @dataclass(frozen=True)
-class Split(Rung[BatchStatisticsProblem]):
+class Split(Rung[BatchStatisticsProblem, SplitConfig]):
     """Many blocks a channel, and a second launch that merges what they found."""
 
     def supports(self, problem: BatchStatisticsProblem) -> str | None:
         return None
 
-    def configs(self, problem: BatchStatisticsProblem) -> tuple[Config, ...]:
+    def configs(self, problem: BatchStatisticsProblem) -> tuple[SplitConfig, ...]:
         sizes = ((256, 4), (256, 2), (256, 8), (512, 4), (128, 4))
         filling = self.card.filling
         wanted = (filling, filling // 2, 2 * filling)
@@ -173,8 +172,7 @@ class Split(Rung[BatchStatisticsProblem]):
     def tolerance(self, problem: BatchStatisticsProblem, peer_error: float) -> float:
         return _of_merged_moments(super().tolerance(problem, peer_error))
 
-    def recipe(self, problem: BatchStatisticsProblem, config: Config) -> Recipe:
-        assert isinstance(config, SplitConfig)
+    def recipe(self, problem: BatchStatisticsProblem, config: SplitConfig) -> Recipe:
         constants = {**channels.constants(problem), "THREADS": config.threads, "PACKS": config.packs}
         split = _rows if channels_innermost(problem) else _planes
         first, splits, unit = split(problem, config, constants)

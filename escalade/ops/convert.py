@@ -143,7 +143,7 @@ def unsupported(
 # --- rungs, dealt: rows of channels dealt out in turns, from one buffer's part to another's
 
 
-class Dealt(Rung[ConvertProblem]):
+class Dealt(Rung[ConvertProblem, PacksConfig]):
     def supports(self, problem: ConvertProblem) -> str | None:
         p = problem
         if p.ways == 1:
@@ -156,7 +156,7 @@ class Dealt(Rung[ConvertProblem]):
             return f"{self.name} counts packs in 32 bits; there are too many for {p.name}"
         return unsupported(self.name, p, ("y",), takes_ways=True)
 
-    def configs(self, problem: ConvertProblem) -> tuple[Config, ...]:
+    def configs(self, problem: ConvertProblem) -> tuple[PacksConfig, ...]:
         """Offers as many packs a thread as leave enough blocks to go round."""
         every = [PacksConfig(256, packs) for packs in (2, 1)]
         filling = [
@@ -165,8 +165,7 @@ class Dealt(Rung[ConvertProblem]):
         default = filling[0] if filling else every[-1]
         return (default, *(config for config in every if config != default))
 
-    def recipe(self, problem: ConvertProblem, config: Config) -> Recipe:
-        assert isinstance(config, PacksConfig)
+    def recipe(self, problem: ConvertProblem, config: PacksConfig) -> Recipe:
         p = problem
         vector = _vector(p)
         constants: dict[str, Constant] = {
@@ -234,7 +233,7 @@ class RunConfig(Config):
     threads: int = 128
 
 
-class FewChannels(Rung[ConvertProblem]):
+class FewChannels(Rung[ConvertProblem, RunConfig]):
     def supports(self, problem: ConvertProblem) -> str | None:
         p = problem
         most = max(p.padded_channels, p.stored_channels if p.source_layout == "nhwc" else 0)
@@ -246,7 +245,7 @@ class FewChannels(Rung[ConvertProblem]):
             return f"{self.name} counts the pixels of the whole batch in 32 bits; here there are {p.batch * p.pixels}"
         return unsupported(self.name, problem)
 
-    def configs(self, problem: ConvertProblem) -> tuple[Config, ...]:
+    def configs(self, problem: ConvertProblem) -> tuple[RunConfig, ...]:
         """The shortest run first that fills an access: 16 bytes of an NHWC tensor, 4 of a plane of an NCHW one.
 
         Lanes side by side then fill whole sectors; longer runs leave gaps between lanes.
@@ -270,8 +269,7 @@ class FewChannels(Rung[ConvertProblem]):
         default = RunConfig(best)
         return (default, *(config for config in every if config != default))
 
-    def recipe(self, problem: ConvertProblem, config: Config) -> Recipe:
-        assert isinstance(config, RunConfig)
+    def recipe(self, problem: ConvertProblem, config: RunConfig) -> Recipe:
         p = problem
 
         def vector(dtype: str, layout: str, channels: int) -> int:
@@ -311,15 +309,14 @@ FEW_CHANNELS = FewChannels(
 # --- rungs, naive: one thread per element of the target
 
 
-class Naive(Rung[ConvertProblem]):
+class Naive(Rung[ConvertProblem, ThreadsConfig]):
     def supports(self, problem: ConvertProblem) -> str | None:
         return unsupported(self.name, problem, ("y",), takes_ways=True)
 
-    def configs(self, problem: ConvertProblem) -> tuple[Config, ...]:
+    def configs(self, problem: ConvertProblem) -> tuple[ThreadsConfig, ...]:
         return (ThreadsConfig(),)
 
-    def recipe(self, problem: ConvertProblem, config: Config) -> Recipe:
-        assert isinstance(config, ThreadsConfig)
+    def recipe(self, problem: ConvertProblem, config: ThreadsConfig) -> Recipe:
         p = problem
         constants = kernel_constants(p) | {"PITCHED": p.y_pitch > 0, "WAYS": p.ways}
         call = KernelCall(
@@ -343,7 +340,7 @@ NAIVE = Naive("naive", "one thread an element of the target, in the target's ord
 # --- rungs, rows: rows of channels copied as they are, from one buffer's part to another's
 
 
-class Rows(Rung[ConvertProblem]):
+class Rows(Rung[ConvertProblem, PacksConfig]):
     def supports(self, problem: ConvertProblem) -> str | None:
         p = problem
         if (p.source, p.source_layout) != (p.dtype, "nhwc") or p.layout != "nhwc" or p.normalise:
@@ -356,7 +353,7 @@ class Rows(Rung[ConvertProblem]):
             return f"{self.name} counts packs in 32 bits; there are too many for {p.name}"
         return unsupported(self.name, p, ("y",))
 
-    def configs(self, problem: ConvertProblem) -> tuple[Config, ...]:
+    def configs(self, problem: ConvertProblem) -> tuple[PacksConfig, ...]:
         """Offers as many packs a thread as leave enough blocks to go round."""
         every = [PacksConfig(256, packs) for packs in (4, 2, 1)]
         filling = [
@@ -367,8 +364,7 @@ class Rows(Rung[ConvertProblem]):
         default = filling[0] if filling else every[-1]
         return (default, *(config for config in every if config != default))
 
-    def recipe(self, problem: ConvertProblem, config: Config) -> Recipe:
-        assert isinstance(config, PacksConfig)
+    def recipe(self, problem: ConvertProblem, config: PacksConfig) -> Recipe:
         p = problem
         vector = _vector_rows(p)
         call = KernelCall(

@@ -265,7 +265,7 @@ def table(laid: Sequence[Laid], rank: int, element_bytes: int) -> tuple[Argument
 # --- rungs, naive: one thread per element
 
 
-class Naive(Rung[CopyProblem]):
+class Naive(Rung[CopyProblem, ThreadsConfig]):
     last_resort: ClassVar[bool] = True
 
     def supports(self, problem: CopyProblem) -> str | None:
@@ -274,11 +274,10 @@ class Naive(Rung[CopyProblem]):
             return f"{self.name} counts up to 2^32 along a dimension; {most} elements are too many"
         return None
 
-    def configs(self, problem: CopyProblem) -> tuple[Config, ...]:
+    def configs(self, problem: CopyProblem) -> tuple[ThreadsConfig, ...]:
         return tuple(ThreadsConfig(threads) for threads in (256, 512))
 
-    def recipe(self, problem: CopyProblem, config: Config) -> Recipe:
-        assert isinstance(config, ThreadsConfig)
+    def recipe(self, problem: CopyProblem, config: ThreadsConfig) -> Recipe:
         return Recipe(tuple(self._launch(problem, parts, config) for parts in launches_of(problem)))
 
     def _launch(self, problem: CopyProblem, parts: tuple[Part, ...], config: ThreadsConfig) -> KernelCall:
@@ -435,14 +434,14 @@ TILED = Tiled(
 # --- rungs, vectorised: runs that both sides have, 16 bytes at once, several under way in a thread
 
 
-class Vectorised(Rung[CopyProblem]):
+class Vectorised(Rung[CopyProblem, PacksConfig]):
     def supports(self, problem: CopyProblem) -> str | None:
         most = max(part.elements for part in problem.parts)
         if most >= 2**31:
             return f"{self.name} finds places of up to 2^31 elements of a part; {most} are too many"
         return None
 
-    def configs(self, problem: CopyProblem) -> tuple[Config, ...]:
+    def configs(self, problem: CopyProblem) -> tuple[PacksConfig, ...]:
         """Offers as many packs a thread as leave enough blocks to go round."""
         every = [PacksConfig(256, packs) for packs in (4, 2, 1, 8)]
         packs = sum(part.elements // _vector(problem, part) for part in problem.parts)
@@ -450,8 +449,7 @@ class Vectorised(Rung[CopyProblem]):
         default = filling[0] if filling else PacksConfig(256, 1)
         return (default, *(config for config in every if config != default))
 
-    def recipe(self, problem: CopyProblem, config: Config) -> Recipe:
-        assert isinstance(config, PacksConfig)
+    def recipe(self, problem: CopyProblem, config: PacksConfig) -> Recipe:
         return Recipe(tuple(_launch_vectorised(problem, parts, config) for parts in launches_of(problem)))
 
 

@@ -19,7 +19,7 @@ from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.ladder import Ladder
 from escalade.ops.base.naming import Named, NamePattern
 from escalade.ops.base.operation import Operation, Reference, Tensors
-from escalade.ops.base.rung import Config, Rung
+from escalade.ops.base.rung import Rung
 from escalade.ops.calling.call import Lay, Plan, launched
 from escalade.ops.calling.library import define_planned, require_same_device
 from escalade.ops.reduce import total
@@ -116,20 +116,19 @@ _COUNTED_HERE = 512
 
 
 @dataclass(frozen=True)
-class Rows(Rung[CrossEntropyProblem]):
+class Rows(Rung[CrossEntropyProblem, BlockConfig]):
     wide: bool
     """Whether an access has up to 16 bytes and a row stays in registers, or a warp reads its elements one by one."""
 
     def supports(self, problem: CrossEntropyProblem) -> str | None:
         return None
 
-    def configs(self, problem: CrossEntropyProblem) -> tuple[Config, ...]:
+    def configs(self, problem: CrossEntropyProblem) -> tuple[BlockConfig, ...]:
         if not self.wide:
             return tuple(BlockConfig(1, 0, rows) for rows in (8, 4, 16))
         return held_configs(problem.classes, problem.batch, problem.dtype, self.card)
 
-    def recipe(self, problem: CrossEntropyProblem, config: Config) -> Recipe:
-        assert isinstance(config, BlockConfig)
+    def recipe(self, problem: CrossEntropyProblem, config: BlockConfig) -> Recipe:
         vector = widest_vector(problem.dtype, problem.classes) if self.wide else 1
         held: dict[str, Constant] = {
             "VECTOR": vector, "WARPS": config.warps, "PACKS": config.packs, "ROWS": config.rows,
@@ -139,15 +138,14 @@ class Rows(Rung[CrossEntropyProblem]):
 
 
 @dataclass(frozen=True)
-class PartOfWarp(Rung[CrossEntropyProblem]):
+class PartOfWarp(Rung[CrossEntropyProblem, LanesConfig]):
     def supports(self, problem: CrossEntropyProblem) -> str | None:
         return refusal_of_long(self.name, problem.classes, problem.dtype)
 
-    def configs(self, problem: CrossEntropyProblem) -> tuple[Config, ...]:
+    def configs(self, problem: CrossEntropyProblem) -> tuple[LanesConfig, ...]:
         return lanes_configs(problem.classes, problem.dtype)
 
-    def recipe(self, problem: CrossEntropyProblem, config: Config) -> Recipe:
-        assert isinstance(config, LanesConfig)
+    def recipe(self, problem: CrossEntropyProblem, config: LanesConfig) -> Recipe:
         held: dict[str, Constant] = {
             "VECTOR": widest_vector(problem.dtype, problem.classes), "LANES": config.lanes, "PACKS": config.packs,
             "THREADS": _PART_THREADS,

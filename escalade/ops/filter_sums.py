@@ -17,7 +17,7 @@ from escalade.ops.base.grid import blocks
 from escalade.ops.base.ladder import Ladder
 from escalade.ops.base.naming import Named, NamePattern
 from escalade.ops.base.operation import Operation, Reference
-from escalade.ops.base.rung import Config, Rung, ThreadsConfig
+from escalade.ops.base.rung import Rung, ThreadsConfig
 from escalade.ops.shared.images import Images, check_problem, empty_images, require_32_bits, stored_images
 
 # --- the problem
@@ -95,15 +95,14 @@ def _constants(problem: FilterSumsProblem) -> dict[str, Constant]:
     return {"Element": element(problem.dtype), "ZEROS": int(problem.zeros)}
 
 
-class Naive(Rung[FilterSumsProblem]):
+class Naive(Rung[FilterSumsProblem, ThreadsConfig]):
     def supports(self, problem: FilterSumsProblem) -> str | None:
         return None
 
-    def configs(self, problem: FilterSumsProblem) -> tuple[Config, ...]:
+    def configs(self, problem: FilterSumsProblem) -> tuple[ThreadsConfig, ...]:
         return (ThreadsConfig(),)
 
-    def recipe(self, problem: FilterSumsProblem, config: Config) -> Recipe:
-        assert isinstance(config, ThreadsConfig)
+    def recipe(self, problem: FilterSumsProblem, config: ThreadsConfig) -> Recipe:
         call = KernelCall(
             Program.of("filter_sums/naive.cu", "filter_sums_naive", _constants(problem)),
             (blocks(problem.output_elements, config.threads), 1, 1),
@@ -114,17 +113,16 @@ class Naive(Rung[FilterSumsProblem]):
         return Recipe((call,))
 
 
-class Tiled(Rung[FilterSumsProblem]):
+class Tiled(Rung[FilterSumsProblem, ThreadsConfig]):
     def supports(self, problem: FilterSumsProblem) -> str | None:
         if problem.width * _TILE * (_TILE + 1) * _FP32_BYTES > _STATIC_SHARED_BYTES:
             return f"{self.name} has a row of a tile of filters in shared memory; {problem.width} taps are too many"
         return None
 
-    def configs(self, problem: FilterSumsProblem) -> tuple[Config, ...]:
+    def configs(self, problem: FilterSumsProblem) -> tuple[ThreadsConfig, ...]:
         return tuple(ThreadsConfig(threads) for threads in (512, 256))
 
-    def recipe(self, problem: FilterSumsProblem, config: Config) -> Recipe:
-        assert isinstance(config, ThreadsConfig)
+    def recipe(self, problem: FilterSumsProblem, config: ThreadsConfig) -> Recipe:
         p = problem
         constants = {**_constants(p), "WIDTH": p.width, "THREADS": config.threads}
         call = KernelCall(

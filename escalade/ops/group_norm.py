@@ -217,15 +217,14 @@ _CHANNELWISE = (Buffer("weight", optional=True), Buffer("bias", optional=True))
 
 
 @dataclass(frozen=True)
-class Naive(Rung[GroupNormProblem]):
+class Naive(Rung[GroupNormProblem, ThreadsConfig]):
     def supports(self, problem: GroupNormProblem) -> str | None:
         return None
 
-    def configs(self, problem: GroupNormProblem) -> tuple[Config, ...]:
+    def configs(self, problem: GroupNormProblem) -> tuple[ThreadsConfig, ...]:
         return tuple(ThreadsConfig(threads) for threads in (256, 128, 512))
 
-    def recipe(self, problem: GroupNormProblem, config: Config) -> Recipe:
-        assert isinstance(config, ThreadsConfig)
+    def recipe(self, problem: GroupNormProblem, config: ThreadsConfig) -> Recipe:
         p = _seen(problem)
         call = KernelCall(
             Program.of("group_norm/naive.cu", "group_norm_naive", _constants(problem, config.threads)),
@@ -254,7 +253,7 @@ class SplitConfig(SpanConfig):
 
 
 @dataclass(frozen=True)
-class Split(Rung[GroupNormProblem]):
+class Split(Rung[GroupNormProblem, SplitConfig]):
     """Moments of shares of an image in one launch, and all else in a second."""
 
     def supports(self, problem: GroupNormProblem) -> str | None:
@@ -271,7 +270,7 @@ class Split(Rung[GroupNormProblem]):
                 found.append((fitting[-1], threads))
         return found
 
-    def configs(self, problem: GroupNormProblem) -> tuple[Config, ...]:
+    def configs(self, problem: GroupNormProblem) -> tuple[SplitConfig, ...]:
         offered, p = [], _seen(problem)
         for span, threads in self._spans(problem):
             for filling in (self.card.filling, self.card.filling // 2, 2 * self.card.filling):
@@ -281,12 +280,11 @@ class Split(Rung[GroupNormProblem]):
                 offered += [SplitConfig(threads, packs, span.groups, splits) for packs in (4, 2)]
         return tuple(dict.fromkeys(offered))
 
-    def estimate(self, problem: GroupNormProblem, config: Config) -> float:
+    def estimate(self, problem: GroupNormProblem, config: SplitConfig) -> float:
         """Counts x twice, for both launches read it, and somewhat more: 268 MB take 112 to 116 µs on an H200."""
         return self.card.microseconds(0, 1.75 * problem.bytes, launches=2) + _FIRST * _PAUSE_US
 
-    def recipe(self, problem: GroupNormProblem, config: Config) -> Recipe:
-        assert isinstance(config, SplitConfig)
+    def recipe(self, problem: GroupNormProblem, config: SplitConfig) -> Recipe:
         p = _seen(problem)
         span = _span(p, config)
         per_split = ceil_div(p.pixels, config.splits)
@@ -322,7 +320,7 @@ class Split(Rung[GroupNormProblem]):
 
 
 @dataclass(frozen=True)
-class InRegisters(Rung[GroupNormProblem]):
+class InRegisters(Rung[GroupNormProblem, SpanConfig]):
     """A block has all pixels of its groups in registers."""
 
     def supports(self, problem: GroupNormProblem) -> str | None:
@@ -333,7 +331,7 @@ class InRegisters(Rung[GroupNormProblem]):
             "a block; the rung `split` takes any"
         )
 
-    def configs(self, problem: GroupNormProblem) -> tuple[Config, ...]:
+    def configs(self, problem: GroupNormProblem) -> tuple[SpanConfig, ...]:
         return self._offered(problem)
 
     def _offered(self, problem: GroupNormProblem) -> tuple[SpanConfig, ...]:
@@ -351,13 +349,11 @@ class InRegisters(Rung[GroupNormProblem]):
                     offered.append((few, bytes if few else -bytes, SpanConfig(threads, packs, span.groups)))
         return tuple(config for _, _, config in sorted(offered, key=lambda one: one[:2]))
 
-    def estimate(self, problem: GroupNormProblem, config: Config) -> float:
-        assert isinstance(config, SpanConfig)
+    def estimate(self, problem: GroupNormProblem, config: SpanConfig) -> float:
         p = _seen(problem)
         return _held_us(self.card, p, _span(p, config), p.batch, config.threads)
 
-    def recipe(self, problem: GroupNormProblem, config: Config) -> Recipe:
-        assert isinstance(config, SpanConfig)
+    def recipe(self, problem: GroupNormProblem, config: SpanConfig) -> Recipe:
         p = _seen(problem)
         span = _span(p, config)
         call = KernelCall(
@@ -380,7 +376,7 @@ class ClusterConfig(SpanConfig):
 
 
 @dataclass(frozen=True)
-class Clustered(Rung[GroupNormProblem]):
+class Clustered(Rung[GroupNormProblem, ClusterConfig]):
     """The blocks of a cluster have all pixels of their groups in registers."""
 
     @property
@@ -395,7 +391,7 @@ class Clustered(Rung[GroupNormProblem]):
             "a cluster; the rung `split` takes any"
         )
 
-    def configs(self, problem: GroupNormProblem) -> tuple[Config, ...]:
+    def configs(self, problem: GroupNormProblem) -> tuple[ClusterConfig, ...]:
         """Offers of each span and number of threads the fewest blocks."""
         offered, p = [], _seen(problem)
         for span in Span.every(p):
@@ -409,13 +405,11 @@ class Clustered(Rung[GroupNormProblem]):
                         break
         return tuple(sorted(offered, key=lambda config: self.estimate(problem, config)))
 
-    def estimate(self, problem: GroupNormProblem, config: Config) -> float:
-        assert isinstance(config, ClusterConfig)
+    def estimate(self, problem: GroupNormProblem, config: ClusterConfig) -> float:
         p = _seen(problem)
         return _held_us(self.card, p, _span(p, config), p.batch * config.blocks, config.threads)
 
-    def recipe(self, problem: GroupNormProblem, config: Config) -> Recipe:
-        assert isinstance(config, ClusterConfig)
+    def recipe(self, problem: GroupNormProblem, config: ClusterConfig) -> Recipe:
         p = _seen(problem)
         span = _span(p, config)
         call = KernelCall(

@@ -120,18 +120,17 @@ def launch(problem: LayerNormProblem, program: Program, grid: int, threads: int)
 
 
 @dataclass(frozen=True)
-class PerRow(Rung[LayerNormProblem]):
+class PerRow(Rung[LayerNormProblem, ThreadsConfig]):
     row_threads: int
     threads: tuple[int, ...]
 
     def supports(self, problem: LayerNormProblem) -> str | None:
         return columns.refusal_of_dense(self.name, problem.inner)
 
-    def configs(self, problem: LayerNormProblem) -> tuple[Config, ...]:
+    def configs(self, problem: LayerNormProblem) -> tuple[ThreadsConfig, ...]:
         return tuple(ThreadsConfig(threads) for threads in self.threads)
 
-    def recipe(self, problem: LayerNormProblem, config: Config) -> Recipe:
-        assert isinstance(config, ThreadsConfig)
+    def recipe(self, problem: LayerNormProblem, config: ThreadsConfig) -> Recipe:
         program = Program.of(
             f"layer_norm/{self.name}.cu", f"layer_norm_{self.name}", kernel_constants(problem)
         )
@@ -158,16 +157,15 @@ WARP_PER_ROW = PerRow(
 
 
 @dataclass(frozen=True)
-class Columns(Rung[LayerNormProblem]):
+class Columns(Rung[LayerNormProblem, columns.ColumnsConfig]):
     def supports(self, problem: LayerNormProblem) -> str | None:
         return columns.refusal(self.name, problem.rows, problem.features, problem.inner)
 
-    def configs(self, problem: LayerNormProblem) -> tuple[Config, ...]:
+    def configs(self, problem: LayerNormProblem) -> tuple[columns.ColumnsConfig, ...]:
         p = problem
         return columns.configs(p.rows, p.features, p.inner, p.dtype, self.card)
 
-    def recipe(self, problem: LayerNormProblem, config: Config) -> Recipe:
-        assert isinstance(config, columns.ColumnsConfig)
+    def recipe(self, problem: LayerNormProblem, config: columns.ColumnsConfig) -> Recipe:
         p = problem
         call = KernelCall(
             Program.of(
@@ -211,7 +209,7 @@ class RegistersConfig(Config):
 
 
 @dataclass(frozen=True)
-class InRegisters(Rung[LayerNormProblem]):
+class InRegisters(Rung[LayerNormProblem, RegistersConfig]):
     def supports(self, problem: LayerNormProblem) -> str | None:
         if self._offered(problem):
             return columns.refusal_of_dense(self.name, problem.inner)
@@ -219,7 +217,7 @@ class InRegisters(Rung[LayerNormProblem]):
         most = MOST_THREADS * (MOST_VALUES // width) * width
         return f"rows of up to {most} features fit into registers; these have {problem.features}"
 
-    def configs(self, problem: LayerNormProblem) -> tuple[Config, ...]:
+    def configs(self, problem: LayerNormProblem) -> tuple[RegistersConfig, ...]:
         return self._offered(problem)
 
     def _offered(self, problem: LayerNormProblem) -> tuple[RegistersConfig, ...]:
@@ -238,8 +236,7 @@ class InRegisters(Rung[LayerNormProblem]):
             return tuple(config for _, config in reversed(offered))
         return tuple(config for _, config in sorted(offered, key=lambda one: one[0]))
 
-    def recipe(self, problem: LayerNormProblem, config: Config) -> Recipe:
-        assert isinstance(config, RegistersConfig)
+    def recipe(self, problem: LayerNormProblem, config: RegistersConfig) -> Recipe:
         program = Program.of(
             "layer_norm/in_registers.cu",
             "layer_norm_in_registers",

@@ -109,15 +109,14 @@ def kept(problem: MaxPool2dProblem) -> dict[str, Constant]:
     return {"PLACES": problem.places, "BEHIND_RELU": problem.behind_relu}
 
 
-class Naive(Rung[MaxPool2dProblem]):
+class Naive(Rung[MaxPool2dProblem, ThreadsConfig]):
     def supports(self, problem: MaxPool2dProblem) -> str | None:
         return unsupported_pitch(self.name, problem, ("x", "y"))
 
-    def configs(self, problem: MaxPool2dProblem) -> tuple[Config, ...]:
+    def configs(self, problem: MaxPool2dProblem) -> tuple[ThreadsConfig, ...]:
         return (ThreadsConfig(),)
 
-    def recipe(self, problem: MaxPool2dProblem, config: Config) -> Recipe:
-        assert isinstance(config, ThreadsConfig)
+    def recipe(self, problem: MaxPool2dProblem, config: ThreadsConfig) -> Recipe:
         p = problem
         layout: dict[str, Constant] = {"NHWC": p.layout == "nhwc"}
         constants = pooling.constants(p) | layout | kept(p)
@@ -185,7 +184,7 @@ _TILES = tuple(
 )
 
 
-class SharedTile(Rung[MaxPool2dProblem]):
+class SharedTile(Rung[MaxPool2dProblem, TileConfig]):
     def supports(self, problem: MaxPool2dProblem) -> str | None:
         if problem.layout != "nchw":
             return f"{self.name} takes layout nchw, not {problem.layout}"
@@ -201,7 +200,7 @@ class SharedTile(Rung[MaxPool2dProblem]):
             return f"{self.name} counts tiles in 32 bits; there are too many for {problem.name}"
         return unsupported_pitch(self.name, problem)
 
-    def configs(self, problem: MaxPool2dProblem) -> tuple[Config, ...]:
+    def configs(self, problem: MaxPool2dProblem) -> tuple[TileConfig, ...]:
         """Least waste at the edges first, then the least read twice."""
         fitting = [tile for tile in _TILES if tile.shared_bytes(problem) <= _STATIC_SHARED_BYTES]
 
@@ -211,8 +210,7 @@ class SharedTile(Rung[MaxPool2dProblem]):
 
         return tuple(sorted(fitting, key=cost))
 
-    def recipe(self, problem: MaxPool2dProblem, config: Config) -> Recipe:
-        assert isinstance(config, TileConfig)
+    def recipe(self, problem: MaxPool2dProblem, config: TileConfig) -> Recipe:
         constants = windowed.constants(problem) | {"TILE_ROWS": config.rows, "TILE_COLUMNS": config.columns}
         call = KernelCall(
             Program.of("max_pool2d/shared_tile.cu", "max_pool2d_shared_tile", constants),

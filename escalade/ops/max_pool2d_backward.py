@@ -130,15 +130,14 @@ def call(
 _FP32_BYTES = 4
 
 
-class Atomics(Rung[MaxPool2dBackwardProblem]):
+class Atomics(Rung[MaxPool2dBackwardProblem, ThreadsConfig]):
     def supports(self, problem: MaxPool2dBackwardProblem) -> str | None:
         return None
 
-    def configs(self, problem: MaxPool2dBackwardProblem) -> tuple[Config, ...]:
+    def configs(self, problem: MaxPool2dBackwardProblem) -> tuple[ThreadsConfig, ...]:
         return (ThreadsConfig(),)
 
-    def recipe(self, problem: MaxPool2dBackwardProblem, config: Config) -> Recipe:
-        assert isinstance(config, ThreadsConfig)
+    def recipe(self, problem: MaxPool2dBackwardProblem, config: ThreadsConfig) -> Recipe:
         forward, threads = problem.forward, config.threads
         sums = Workspace("sums", max(1, forward.elements) * _FP32_BYTES, zeroed=True)
         buffers = (
@@ -171,17 +170,16 @@ ATOMICS = Atomics(
 # --- rungs, gathered: one thread per input, which finds the maxima of its windows again
 
 
-class Gathered(Rung[MaxPool2dBackwardProblem]):
+class Gathered(Rung[MaxPool2dBackwardProblem, ThreadsConfig]):
     def supports(self, problem: MaxPool2dBackwardProblem) -> str | None:
         return (
             f"{self.name} reads x, and {problem.name} has stored places instead" if problem.stored else None
         )
 
-    def configs(self, problem: MaxPool2dBackwardProblem) -> tuple[Config, ...]:
+    def configs(self, problem: MaxPool2dBackwardProblem) -> tuple[ThreadsConfig, ...]:
         return (ThreadsConfig(),)
 
-    def recipe(self, problem: MaxPool2dBackwardProblem, config: Config) -> Recipe:
-        assert isinstance(config, ThreadsConfig)
+    def recipe(self, problem: MaxPool2dBackwardProblem, config: ThreadsConfig) -> Recipe:
         buffers = (Buffer("gradient"), Buffer("x"), Buffer("y"))
         return Recipe((call(problem, self.name, buffers, problem.forward.elements, config.threads),))
 
@@ -200,15 +198,14 @@ GATHERED = Gathered(
 # --- rungs, rows: up to sixteen bytes of a row a thread, for windows side by side in NCHW
 
 
-class Rows(Rung[MaxPool2dBackwardProblem]):
+class Rows(Rung[MaxPool2dBackwardProblem, ThreadsConfig]):
     def supports(self, problem: MaxPool2dBackwardProblem) -> str | None:
         return side_by_side.refusal(self.name, problem.forward)
 
-    def configs(self, problem: MaxPool2dBackwardProblem) -> tuple[Config, ...]:
+    def configs(self, problem: MaxPool2dBackwardProblem) -> tuple[ThreadsConfig, ...]:
         return (ThreadsConfig(),)
 
-    def recipe(self, problem: MaxPool2dBackwardProblem, config: Config) -> Recipe:
-        assert isinstance(config, ThreadsConfig)
+    def recipe(self, problem: MaxPool2dBackwardProblem, config: ThreadsConfig) -> Recipe:
         found = Buffer("x", optional=True), Buffer("places", optional=True)
         buffers = (Buffer("gradient"), *found, Buffer("y"))
         source = "max_pool2d_backward/rows.cu"
@@ -252,7 +249,7 @@ _TILES = tuple(
 )
 
 
-class SharedSums(Rung[MaxPool2dBackwardProblem]):
+class SharedSums(Rung[MaxPool2dBackwardProblem, SumsConfig]):
     def supports(self, problem: MaxPool2dBackwardProblem) -> str | None:
         if problem.layout != "nchw":
             return f"{self.name} takes layout nchw, not {problem.layout}"
@@ -260,12 +257,11 @@ class SharedSums(Rung[MaxPool2dBackwardProblem]):
             return f"{self.name} counts tiles in 32 bits; there are too many for {problem.name}"
         return None
 
-    def configs(self, problem: MaxPool2dBackwardProblem) -> tuple[Config, ...]:
+    def configs(self, problem: MaxPool2dBackwardProblem) -> tuple[SumsConfig, ...]:
         """The least pixels of tiles first, those outside the image among them."""
         return tuple(sorted(_TILES, key=lambda tile: tile.grid(problem) * tile.rows * tile.columns))
 
-    def recipe(self, problem: MaxPool2dBackwardProblem, config: Config) -> Recipe:
-        assert isinstance(config, SumsConfig)
+    def recipe(self, problem: MaxPool2dBackwardProblem, config: SumsConfig) -> Recipe:
         tile: dict[str, Constant] = {"TILE_ROWS": config.rows, "TILE_COLUMNS": config.columns}
         found = Buffer("x", optional=True), Buffer("places", optional=True)
         f = problem.forward
@@ -298,17 +294,16 @@ SHARED_SUMS = SharedSums(
 # --- rungs, stored: one thread per input, by the places that the forward pass has stored
 
 
-class Stored(Rung[MaxPool2dBackwardProblem]):
+class Stored(Rung[MaxPool2dBackwardProblem, ThreadsConfig]):
     def supports(self, problem: MaxPool2dBackwardProblem) -> str | None:
         return (
             None if problem.stored else f"{self.name} takes stored places, and {problem.name} has x instead"
         )
 
-    def configs(self, problem: MaxPool2dBackwardProblem) -> tuple[Config, ...]:
+    def configs(self, problem: MaxPool2dBackwardProblem) -> tuple[ThreadsConfig, ...]:
         return (ThreadsConfig(),)
 
-    def recipe(self, problem: MaxPool2dBackwardProblem, config: Config) -> Recipe:
-        assert isinstance(config, ThreadsConfig)
+    def recipe(self, problem: MaxPool2dBackwardProblem, config: ThreadsConfig) -> Recipe:
         buffers = (Buffer("gradient"), Buffer("places"), Buffer("y"))
         return Recipe((call(problem, self.name, buffers, problem.forward.elements, config.threads),))
 
@@ -370,7 +365,7 @@ class TileConfig(Config):
 TILES = tuple(TileConfig(rows, columns) for rows, columns in ((1, 1), (1, 2), (2, 2)))
 
 
-class Vectorised(Rung[MaxPool2dBackwardProblem]):
+class Vectorised(Rung[MaxPool2dBackwardProblem, TileConfig]):
     def supports(self, problem: MaxPool2dBackwardProblem) -> str | None:
         f = problem.forward
         if f.layout != "nhwc":
@@ -386,12 +381,11 @@ class Vectorised(Rung[MaxPool2dBackwardProblem]):
             return f"{self.name} counts threads in 32 bits; there are too many for {problem.name}"
         return None
 
-    def configs(self, problem: MaxPool2dBackwardProblem) -> tuple[Config, ...]:
+    def configs(self, problem: MaxPool2dBackwardProblem) -> tuple[TileConfig, ...]:
         """The smallest first: registers for more windows cost more threads than overlaps save loads."""
         return tuple(tile for tile in TILES if tile.fits(problem))
 
-    def recipe(self, problem: MaxPool2dBackwardProblem, config: Config) -> Recipe:
-        assert isinstance(config, TileConfig)
+    def recipe(self, problem: MaxPool2dBackwardProblem, config: TileConfig) -> Recipe:
         f = problem.forward
         tile = {
             "VECTOR": widest_vector(f.dtype, f.channels),

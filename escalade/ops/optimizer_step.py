@@ -20,7 +20,7 @@ from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.ladder import Ladder
 from escalade.ops.base.naming import Codec, Named, NamePattern, joined
 from escalade.ops.base.operation import Operation, Reference, Tensors
-from escalade.ops.base.rung import Config, Rung
+from escalade.ops.base.rung import Rung
 from escalade.ops.calling.executables import ready
 from escalade.ops.calling.library import define_in_place, require_rung, require_same_device
 from escalade.ops.calling.types import listed
@@ -278,7 +278,7 @@ _SINGLE_SHARE = 0.6
 
 
 @dataclass(frozen=True)
-class Chunks(Rung[OptimizerStepProblem]):
+class Chunks(Rung[OptimizerStepProblem, PacksConfig]):
     together: bool
     """Whether a launch has all tensors that its table has room for, or one."""
     wide: bool
@@ -287,7 +287,7 @@ class Chunks(Rung[OptimizerStepProblem]):
     def supports(self, problem: OptimizerStepProblem) -> str | None:
         return None
 
-    def configs(self, problem: OptimizerStepProblem) -> tuple[Config, ...]:
+    def configs(self, problem: OptimizerStepProblem) -> tuple[PacksConfig, ...]:
         """Offers as many packs a thread as there are registers for and as leave enough blocks to go round."""
         every = [PacksConfig(threads, packs) for threads in (256, 128, 512) for packs in (4, 2, 1)]
         most = max(1, _IN_FLIGHT // len(problem.read(0)))
@@ -300,15 +300,14 @@ class Chunks(Rung[OptimizerStepProblem]):
         default = next(fits, PacksConfig(packs=1))
         return (default, *(config for config in every if config != default))
 
-    def recipe(self, problem: OptimizerStepProblem, config: Config) -> Recipe:
-        assert isinstance(config, PacksConfig)
+    def recipe(self, problem: OptimizerStepProblem, config: PacksConfig) -> Recipe:
         groups = list(self._groups(problem))
         steps = [self._step(problem, config, group, group is groups[-1]) for group in groups]
         if problem.checked:
             steps = [*(self._look(problem, config, group) for group in groups), *steps]
         return Recipe(tuple(steps), (Workspace(_MEETING.name, _MEETING_BYTES, zeroed=True),))
 
-    def estimate(self, problem: OptimizerStepProblem, config: Config) -> float:
+    def estimate(self, problem: OptimizerStepProblem, config: PacksConfig) -> float:
         launches = len(list(self._groups(problem))) * (2 if problem.checked else 1)
         moved = problem.bytes / (1.0 if self.wide else _SINGLE_SHARE)
         return self.card.microseconds(0, moved, launches)

@@ -20,7 +20,7 @@ from escalade.ops.base.ladder import Ladder
 from escalade.ops.base.naming import Codec, Named, NamePattern
 from escalade.ops.base.operation import Operation, Reference
 from escalade.ops.base.pitch import check_pitches, unsupported_pitch
-from escalade.ops.base.rung import Config, Rung, ThreadsConfig
+from escalade.ops.base.rung import Rung, ThreadsConfig
 from escalade.ops.calling.call import Plan
 from escalade.ops.calling.library import define_planned
 from escalade.ops.shared import pooling
@@ -130,7 +130,7 @@ def refusal(size: tuple[int, int], pads: tuple[int, int, int, int], mode: str) -
 
 
 @dataclass(frozen=True)
-class Copies(Rung[Pad2dProblem]):
+class Copies(Rung[Pad2dProblem, ThreadsConfig]):
     wide: bool
     """Whether a thread takes several channels, of images in NHWC."""
 
@@ -141,11 +141,10 @@ class Copies(Rung[Pad2dProblem]):
             return f"{self.name} counts threads in 32 bits; there are too many for {problem.name}"
         return unsupported_pitch(self.name, problem, ("x", "y"))
 
-    def configs(self, problem: Pad2dProblem) -> tuple[Config, ...]:
+    def configs(self, problem: Pad2dProblem) -> tuple[ThreadsConfig, ...]:
         return tuple(ThreadsConfig(threads) for threads in (256, 128, 512))
 
-    def recipe(self, problem: Pad2dProblem, config: Config) -> Recipe:
-        assert isinstance(config, ThreadsConfig)
+    def recipe(self, problem: Pad2dProblem, config: ThreadsConfig) -> Recipe:
         p = problem
         constants: dict[str, Constant] = {
             **pooling.constants(p),
@@ -184,7 +183,7 @@ VECTORISED = Copies(
 # --- rungs, runs: neighbours in a row of the result a thread
 
 
-class Runs(Rung[Pad2dProblem]):
+class Runs(Rung[Pad2dProblem, ThreadsConfig]):
     def supports(self, problem: Pad2dProblem) -> str | None:
         if problem.layout != "nchw":
             return f"{self.name} takes layout nchw, not {problem.layout}"
@@ -192,11 +191,10 @@ class Runs(Rung[Pad2dProblem]):
             return f"{self.name} counts threads in 32 bits; there are too many for {problem.name}"
         return unsupported_pitch(self.name, problem)
 
-    def configs(self, problem: Pad2dProblem) -> tuple[Config, ...]:
+    def configs(self, problem: Pad2dProblem) -> tuple[ThreadsConfig, ...]:
         return tuple(ThreadsConfig(threads) for threads in (256, 128, 512))
 
-    def recipe(self, problem: Pad2dProblem, config: Config) -> Recipe:
-        assert isinstance(config, ThreadsConfig)
+    def recipe(self, problem: Pad2dProblem, config: ThreadsConfig) -> Recipe:
         p = problem
         constants: dict[str, Constant] = {
             **pooling.constants(p),

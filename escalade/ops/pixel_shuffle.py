@@ -19,7 +19,7 @@ from escalade.ops.base.ladder import Ladder
 from escalade.ops.base.naming import Named, NamePattern
 from escalade.ops.base.operation import Operation, Reference
 from escalade.ops.base.pitch import check_pitches, unsupported_pitch
-from escalade.ops.base.rung import Config, Rung, ThreadsConfig
+from escalade.ops.base.rung import Rung, ThreadsConfig
 from escalade.ops.calling.executables import ready
 from escalade.ops.calling.library import define, require_rung
 from escalade.ops.shared.images import (
@@ -130,15 +130,14 @@ def passed(problem: PixelShuffleProblem) -> tuple[Argument, ...]:
 # --- rungs, naive: one thread per element
 
 
-class Naive(Rung[PixelShuffleProblem]):
+class Naive(Rung[PixelShuffleProblem, ThreadsConfig]):
     def supports(self, problem: PixelShuffleProblem) -> str | None:
         return unsupported_pitch(self.name, problem, ("x", "y"))
 
-    def configs(self, problem: PixelShuffleProblem) -> tuple[Config, ...]:
+    def configs(self, problem: PixelShuffleProblem) -> tuple[ThreadsConfig, ...]:
         return (ThreadsConfig(),)
 
-    def recipe(self, problem: PixelShuffleProblem, config: Config) -> Recipe:
-        assert isinstance(config, ThreadsConfig)
+    def recipe(self, problem: PixelShuffleProblem, config: ThreadsConfig) -> Recipe:
         layout: dict[str, Constant] = {"NHWC": problem.layout == "nhwc"}
         call = KernelCall(
             Program.of("pixel_shuffle/naive.cu", "pixel_shuffle_naive", kernel_constants(problem) | layout),
@@ -157,7 +156,7 @@ NAIVE = Naive("naive", "one thread an element, in the order of the larger image"
 # --- rungs, runs: neighbours in a row of the larger image a thread
 
 
-class Runs(Rung[PixelShuffleProblem]):
+class Runs(Rung[PixelShuffleProblem, ThreadsConfig]):
     def supports(self, problem: PixelShuffleProblem) -> str | None:
         if problem.layout != "nchw":
             return f"{self.name} takes layout nchw, not {problem.layout}"
@@ -165,11 +164,10 @@ class Runs(Rung[PixelShuffleProblem]):
             return f"{self.name} counts threads in 32 bits; there are too many for {problem.name}"
         return unsupported_pitch(self.name, problem)
 
-    def configs(self, problem: PixelShuffleProblem) -> tuple[Config, ...]:
+    def configs(self, problem: PixelShuffleProblem) -> tuple[ThreadsConfig, ...]:
         return tuple(ThreadsConfig(threads) for threads in (256, 128))
 
-    def recipe(self, problem: PixelShuffleProblem, config: Config) -> Recipe:
-        assert isinstance(config, ThreadsConfig)
+    def recipe(self, problem: PixelShuffleProblem, config: ThreadsConfig) -> Recipe:
         run = {"RUN": self._run(problem)}
         call = KernelCall(
             Program.of("pixel_shuffle/runs.cu", "pixel_shuffle_runs", kernel_constants(problem) | run),
@@ -204,7 +202,7 @@ MOST_BYTES = 256
 """What a thread sorts at most: half of what its registers hold."""
 
 
-class Vectorised(Rung[PixelShuffleProblem]):
+class Vectorised(Rung[PixelShuffleProblem, ThreadsConfig]):
     def supports(self, problem: PixelShuffleProblem) -> str | None:
         if problem.layout != "nhwc":
             return f"{self.name} takes layout nhwc, not {problem.layout}"
@@ -214,11 +212,10 @@ class Vectorised(Rung[PixelShuffleProblem]):
             return f"{self.name} counts threads in 32 bits; there are too many for {problem.name}"
         return unsupported_pitch(self.name, problem, ("x", "y"))
 
-    def configs(self, problem: PixelShuffleProblem) -> tuple[Config, ...]:
+    def configs(self, problem: PixelShuffleProblem) -> tuple[ThreadsConfig, ...]:
         return tuple(ThreadsConfig(threads) for threads in (128, 256))
 
-    def recipe(self, problem: PixelShuffleProblem, config: Config) -> Recipe:
-        assert isinstance(config, ThreadsConfig)
+    def recipe(self, problem: PixelShuffleProblem, config: ThreadsConfig) -> Recipe:
         vector = self._vector(problem)
         whole = vector * problem.factor**2
         run = {"VECTOR": vector, "WIDE": widest_vector(problem.dtype, whole)}

@@ -17,7 +17,7 @@ from escalade.ops.base.grid import blocks
 from escalade.ops.base.ladder import Ladder
 from escalade.ops.base.naming import Named, NamePattern
 from escalade.ops.base.operation import Operation, Reference, Tensors
-from escalade.ops.base.rung import Config, Rung
+from escalade.ops.base.rung import Rung
 from escalade.ops.calling.call import Lay, Plan, launched
 from escalade.ops.calling.library import define_planned, require_alike
 from escalade.ops.expressions import Expression
@@ -115,22 +115,21 @@ _PARTIAL_BYTES, _TICKET_BYTES = 4, 4
 
 
 @dataclass(frozen=True)
-class Packs(Rung[PointwiseLossProblem]):
+class Packs(Rung[PointwiseLossProblem, PacksConfig]):
     wide: bool
     """Whether an access has 16 bytes, or one element."""
 
     def supports(self, problem: PointwiseLossProblem) -> str | None:
         return None
 
-    def configs(self, problem: PointwiseLossProblem) -> tuple[Config, ...]:
+    def configs(self, problem: PointwiseLossProblem) -> tuple[PacksConfig, ...]:
         """Offers as many packs a thread as leave enough blocks to go round."""
         every = [PacksConfig(threads, packs) for threads in (256, 512, 128) for packs in (4, 2, 1)]
         fits = (config for config in every if self._blocks(problem, config) >= self.card.filling)
         default = next(fits, PacksConfig(packs=1))
         return (default, *(config for config in every if config != default))
 
-    def recipe(self, problem: PointwiseLossProblem, config: Config) -> Recipe:
-        assert isinstance(config, PacksConfig)
+    def recipe(self, problem: PointwiseLossProblem, config: PacksConfig) -> Recipe:
         count, program = self._blocks(problem, config), problem.program
         constants: dict[str, Constant] = {
             **program.constants(problem.dtype), "INPUTS": Macro(", ".join(program.inputs)),

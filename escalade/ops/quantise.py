@@ -27,7 +27,7 @@ from escalade.ops.base.grid import blocks
 from escalade.ops.base.ladder import Ladder
 from escalade.ops.base.naming import Named, NamePattern
 from escalade.ops.base.operation import Operation, Reference
-from escalade.ops.base.rung import Config, Rung, ThreadsConfig
+from escalade.ops.base.rung import C, Rung, ThreadsConfig
 from escalade.ops.calling.executables import ready
 from escalade.ops.calling.library import define, require_rung
 from escalade.ops.shared import pointwise
@@ -75,7 +75,7 @@ class QuantiseProblem(Named):
 
 
 @dataclass(frozen=True)
-class _Quantiser(Rung[QuantiseProblem]):
+class _Quantiser(Rung[QuantiseProblem, C]):
     @property
     def architectures(self) -> tuple[str, ...]:
         return WITH_FP8
@@ -85,28 +85,26 @@ class _Quantiser(Rung[QuantiseProblem]):
 
 
 @dataclass(frozen=True)
-class Naive(_Quantiser):
-    def configs(self, problem: QuantiseProblem) -> tuple[Config, ...]:
+class Naive(_Quantiser[ThreadsConfig]):
+    def configs(self, problem: QuantiseProblem) -> tuple[ThreadsConfig, ...]:
         return tuple(ThreadsConfig(threads) for threads in (256, 512, 128))
 
-    def recipe(self, problem: QuantiseProblem, config: Config) -> Recipe:
-        assert isinstance(config, ThreadsConfig)
+    def recipe(self, problem: QuantiseProblem, config: ThreadsConfig) -> Recipe:
         constants: dict[str, Constant] = {"Element": element(problem.dtype)}
         program = Program.of("quantise/naive.cu", "quantise_naive", constants)
         return _launch(problem, program, blocks(problem.elements, config.threads), config.threads)
 
 
 @dataclass(frozen=True)
-class Vectorised(_Quantiser):
-    def configs(self, problem: QuantiseProblem) -> tuple[Config, ...]:
+class Vectorised(_Quantiser[PacksConfig]):
+    def configs(self, problem: QuantiseProblem) -> tuple[PacksConfig, ...]:
         """Offers as many packs a thread as leave enough blocks to go round."""
         every = [PacksConfig(threads, packs) for threads in (256, 512, 128) for packs in (4, 2, 1, 8)]
         fits = (config for config in every if _vector_blocks(problem, config) >= self.card.filling)
         default = next(fits, PacksConfig(packs=1))
         return (default, *(config for config in every if config != default))
 
-    def recipe(self, problem: QuantiseProblem, config: Config) -> Recipe:
-        assert isinstance(config, PacksConfig)
+    def recipe(self, problem: QuantiseProblem, config: PacksConfig) -> Recipe:
         constants: dict[str, Constant] = {
             "Element": element(problem.dtype),
             "PACKS": config.packs,

@@ -159,15 +159,14 @@ def _recipe(problem: ReduceProblem, call: KernelCall, splits: int) -> Recipe:
 
 
 @dataclass(frozen=True)
-class Naive(Rung[ReduceProblem]):
+class Naive(Rung[ReduceProblem, ThreadsConfig]):
     def supports(self, problem: ReduceProblem) -> str | None:
         return None
 
-    def configs(self, problem: ReduceProblem) -> tuple[Config, ...]:
+    def configs(self, problem: ReduceProblem) -> tuple[ThreadsConfig, ...]:
         return tuple(ThreadsConfig(threads) for threads in (64, 32, 128))
 
-    def recipe(self, problem: ReduceProblem, config: Config) -> Recipe:
-        assert isinstance(config, ThreadsConfig)
+    def recipe(self, problem: ReduceProblem, config: ThreadsConfig) -> Recipe:
         call = KernelCall(
             Program.of("reduce/naive.cu", "reduce_naive", _constants(problem)),
             (blocks(problem.results, config.threads), 1, 1),
@@ -179,13 +178,13 @@ class Naive(Rung[ReduceProblem]):
 
 
 @dataclass(frozen=True)
-class Rows(Rung[ReduceProblem]):
+class Rows(Rung[ReduceProblem, RowsConfig]):
     def supports(self, problem: ReduceProblem) -> str | None:
         if problem.inner == 1:
             return None
         return f"it reduces what lies side by side; here results do, {problem.inner} of them: `columns` takes these"
 
-    def configs(self, problem: ReduceProblem) -> tuple[Config, ...]:
+    def configs(self, problem: ReduceProblem) -> tuple[RowsConfig, ...]:
         """Offers for many rows as few threads each as have a few packs, for few rows blocks, and several of them where
         that leaves each enough to do."""
         packs = problem.reduced // widest_vector(problem.dtype, problem.reduced)
@@ -199,8 +198,7 @@ class Rows(Rung[ReduceProblem]):
         few = problem.batch * narrow < self.card.filling * 32 and packs > 32
         return tuple(by_blocks + whole + by_warps if few else by_warps + by_blocks + whole)
 
-    def recipe(self, problem: ReduceProblem, config: Config) -> Recipe:
-        assert isinstance(config, RowsConfig)
+    def recipe(self, problem: ReduceProblem, config: RowsConfig) -> Recipe:
         vector = widest_vector(problem.dtype, problem.reduced)
         packs = problem.reduced // vector
         per_split = ceil_div(packs, config.splits)
@@ -220,13 +218,13 @@ class Rows(Rung[ReduceProblem]):
 
 
 @dataclass(frozen=True)
-class Columns(Rung[ReduceProblem]):
+class Columns(Rung[ReduceProblem, SharedConfig]):
     def supports(self, problem: ReduceProblem) -> str | None:
         if problem.inner > 1:
             return None
         return "it has results side by side; here each is of a row, which `rows` takes"
 
-    def configs(self, problem: ReduceProblem) -> tuple[Config, ...]:
+    def configs(self, problem: ReduceProblem) -> tuple[SharedConfig, ...]:
         """Offers as many blocks a result as keep the card busy, and leave each enough to do."""
         offered = []
         for threads in (256, 128):
@@ -243,8 +241,7 @@ class Columns(Rung[ReduceProblem]):
         width = min(problem.inner // vector, _SEGMENT)
         return vector, width, ceil_div(problem.inner // vector, width)
 
-    def recipe(self, problem: ReduceProblem, config: Config) -> Recipe:
-        assert isinstance(config, SharedConfig)
+    def recipe(self, problem: ReduceProblem, config: SharedConfig) -> Recipe:
         vector, width, across = self._width(problem)
         per_split = ceil_div(problem.reduced, config.splits)
         splits = ceil_div(problem.reduced, per_split)

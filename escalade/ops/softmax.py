@@ -124,7 +124,7 @@ MOST_VALUES = 32
 """Values of a thread at most, in registers: 1,024 threads have 64 each."""
 
 
-def held_configs(classes: int, batch: int, dtype: str, card: Card) -> tuple[Config, ...]:
+def held_configs(classes: int, batch: int, dtype: str, card: Card) -> tuple[BlockConfig, ...]:
     """Ways to hold a row in registers: for many rows as few warps each as can, best a single one; for few rows as many
     as find work."""
     width = widest_vector(dtype, classes)
@@ -141,15 +141,14 @@ def held_configs(classes: int, batch: int, dtype: str, card: Card) -> tuple[Conf
 
 
 @dataclass(frozen=True)
-class BlockPerRow(Rung[SoftmaxProblem]):
+class BlockPerRow(Rung[SoftmaxProblem, BlockConfig]):
     def supports(self, problem: SoftmaxProblem) -> str | None:
         return columns.refusal_of_dense(self.name, problem.inner)
 
-    def configs(self, problem: SoftmaxProblem) -> tuple[Config, ...]:
+    def configs(self, problem: SoftmaxProblem) -> tuple[BlockConfig, ...]:
         return held_configs(problem.classes, problem.batch, problem.dtype, self.card)
 
-    def recipe(self, problem: SoftmaxProblem, config: Config) -> Recipe:
-        assert isinstance(config, BlockConfig)
+    def recipe(self, problem: SoftmaxProblem, config: BlockConfig) -> Recipe:
         constants = {
             **kernel_constants(problem),
             "VECTOR": widest_vector(problem.dtype, problem.classes),
@@ -176,16 +175,15 @@ BLOCK_PER_ROW = BlockPerRow(
 
 
 @dataclass(frozen=True)
-class Columns(Rung[SoftmaxProblem]):
+class Columns(Rung[SoftmaxProblem, columns.ColumnsConfig]):
     def supports(self, problem: SoftmaxProblem) -> str | None:
         return columns.refusal(self.name, problem.rows, problem.classes, problem.inner)
 
-    def configs(self, problem: SoftmaxProblem) -> tuple[Config, ...]:
+    def configs(self, problem: SoftmaxProblem) -> tuple[columns.ColumnsConfig, ...]:
         p = problem
         return columns.configs(p.rows, p.classes, p.inner, p.dtype, self.card)
 
-    def recipe(self, problem: SoftmaxProblem, config: Config) -> Recipe:
-        assert isinstance(config, columns.ColumnsConfig)
+    def recipe(self, problem: SoftmaxProblem, config: columns.ColumnsConfig) -> Recipe:
         p = problem
         constants = {**kernel_constants(p), **config.constants(p.classes)}
         call = KernelCall(
@@ -242,16 +240,15 @@ def refusal_of_long(rung: str, classes: int, dtype: str) -> str | None:
 
 
 @dataclass(frozen=True)
-class PartOfWarp(Rung[SoftmaxProblem]):
+class PartOfWarp(Rung[SoftmaxProblem, LanesConfig]):
     def supports(self, problem: SoftmaxProblem) -> str | None:
         too_long = refusal_of_long(self.name, problem.classes, problem.dtype)
         return too_long or columns.refusal_of_dense(self.name, problem.inner)
 
-    def configs(self, problem: SoftmaxProblem) -> tuple[Config, ...]:
+    def configs(self, problem: SoftmaxProblem) -> tuple[LanesConfig, ...]:
         return lanes_configs(problem.classes, problem.dtype)
 
-    def recipe(self, problem: SoftmaxProblem, config: Config) -> Recipe:
-        assert isinstance(config, LanesConfig)
+    def recipe(self, problem: SoftmaxProblem, config: LanesConfig) -> Recipe:
         constants = {
             **kernel_constants(problem),
             "VECTOR": widest_vector(problem.dtype, problem.classes),

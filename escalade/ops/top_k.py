@@ -131,11 +131,11 @@ class BlockConfig(Config):
 
 
 @dataclass(frozen=True)
-class BlockPerRow(Rung[TopKProblem]):
+class BlockPerRow(Rung[TopKProblem, BlockConfig]):
     def supports(self, problem: TopKProblem) -> str | None:
         return None
 
-    def configs(self, problem: TopKProblem) -> tuple[Config, ...]:
+    def configs(self, problem: TopKProblem) -> tuple[BlockConfig, ...]:
         """Offers for many rows one warp each if some four loads a lane cover it; for few rows as many warps as find
         work."""
         packs = problem.classes // widest_vector(problem.dtype, problem.classes)
@@ -146,8 +146,7 @@ class BlockPerRow(Rung[TopKProblem]):
             offered.append(BlockConfig(warps, in_flight, 4 if warps == 1 else 1))
         return tuple(offered)
 
-    def recipe(self, problem: TopKProblem, config: Config) -> Recipe:
-        assert isinstance(config, BlockConfig)
+    def recipe(self, problem: TopKProblem, config: BlockConfig) -> Recipe:
         constants = {
             **kernel_constants(problem),
             "VECTOR": widest_vector(problem.dtype, problem.classes),

@@ -168,15 +168,14 @@ def passed(problem: Upsample2dProblem) -> tuple[Argument, ...]:
 # --- rungs, naive: one thread per output
 
 
-class Naive(Rung[Upsample2dProblem]):
+class Naive(Rung[Upsample2dProblem, ThreadsConfig]):
     def supports(self, problem: Upsample2dProblem) -> str | None:
         return unsupported_pitch(self.name, problem, ("x", "y"))
 
-    def configs(self, problem: Upsample2dProblem) -> tuple[Config, ...]:
+    def configs(self, problem: Upsample2dProblem) -> tuple[ThreadsConfig, ...]:
         return (ThreadsConfig(),)
 
-    def recipe(self, problem: Upsample2dProblem, config: Config) -> Recipe:
-        assert isinstance(config, ThreadsConfig)
+    def recipe(self, problem: Upsample2dProblem, config: ThreadsConfig) -> Recipe:
         layout: dict[str, Constant] = {"NHWC": problem.layout == "nhwc"}
         call = KernelCall(
             Program.of("upsample2d/naive.cu", "upsample2d_naive", kernel_constants(problem) | layout),
@@ -208,7 +207,7 @@ class RunsConfig(Config):
         return p.batch * p.channels * groups
 
 
-class Runs(Rung[Upsample2dProblem]):
+class Runs(Rung[Upsample2dProblem, RunsConfig]):
     def supports(self, problem: Upsample2dProblem) -> str | None:
         if problem.layout != "nchw":
             return f"{self.name} takes layout nchw, not {problem.layout}"
@@ -216,14 +215,13 @@ class Runs(Rung[Upsample2dProblem]):
             return f"{self.name} counts threads in 32 bits; there are too many for {problem.name}"
         return unsupported_pitch(self.name, problem)
 
-    def configs(self, problem: Upsample2dProblem) -> tuple[Config, ...]:
+    def configs(self, problem: Upsample2dProblem) -> tuple[RunsConfig, ...]:
         """Copies are stored 16 bytes at once; sums share the columns of several rows instead."""
         widest = widest_vector(problem.dtype, problem.output_width)
         copies, sums = RunsConfig(1, widest), RunsConfig(4, min(2, widest))
         return (copies, sums) if problem.taps == 1 else (sums, copies)
 
-    def recipe(self, problem: Upsample2dProblem, config: Config) -> Recipe:
-        assert isinstance(config, RunsConfig)
+    def recipe(self, problem: Upsample2dProblem, config: RunsConfig) -> Recipe:
         run = {"ROWS": config.rows, "COLUMNS": config.columns}
         call = KernelCall(
             Program.of("upsample2d/runs.cu", "upsample2d_runs", kernel_constants(problem) | run),
@@ -252,7 +250,7 @@ _OUTPUTS = RunsConfig(4, 4)
 """Outputs of a thread, down and along: OUTPUTS of the kernel."""
 
 
-class Doubled(Rung[Upsample2dProblem]):
+class Doubled(Rung[Upsample2dProblem, ThreadsConfig]):
     def supports(self, problem: Upsample2dProblem) -> str | None:
         p = problem
         if p.layout != "nchw":
@@ -264,11 +262,10 @@ class Doubled(Rung[Upsample2dProblem]):
             return f"{self.name} counts threads in 32 bits; there are too many for {p.name}"
         return unsupported_pitch(self.name, p)
 
-    def configs(self, problem: Upsample2dProblem) -> tuple[Config, ...]:
+    def configs(self, problem: Upsample2dProblem) -> tuple[ThreadsConfig, ...]:
         return tuple(ThreadsConfig(threads) for threads in (256, 128))
 
-    def recipe(self, problem: Upsample2dProblem, config: Config) -> Recipe:
-        assert isinstance(config, ThreadsConfig)
+    def recipe(self, problem: Upsample2dProblem, config: ThreadsConfig) -> Recipe:
         call = KernelCall(
             Program.of("upsample2d/doubled.cu", "upsample2d_doubled", kernel_constants(problem)),
             (blocks(_OUTPUTS.threads_for(problem), config.threads), 1, 1),
@@ -308,7 +305,7 @@ class ColumnsConfig(Config):
         return p.batch * p.output_height * blocks(p.output_width, self.columns) * vectors
 
 
-class Vectorised(Rung[Upsample2dProblem]):
+class Vectorised(Rung[Upsample2dProblem, ColumnsConfig]):
     def supports(self, problem: Upsample2dProblem) -> str | None:
         if problem.layout != "nhwc":
             return f"{self.name} takes layout nhwc, not {problem.layout}"
@@ -316,15 +313,14 @@ class Vectorised(Rung[Upsample2dProblem]):
             return f"{self.name} counts threads in 32 bits; there are too many for {problem.name}"
         return unsupported_pitch(self.name, problem, ("x", "y"))
 
-    def configs(self, problem: Upsample2dProblem) -> tuple[Config, ...]:
+    def configs(self, problem: Upsample2dProblem) -> tuple[ColumnsConfig, ...]:
         """The longest run that leaves the card busy."""
         every = tuple(ColumnsConfig(columns) for columns in (4, 2, 1))
         busy = BUSY_THREADS * self.card.multiprocessors
         default = next((run for run in every if run.threads_for(problem) >= busy), every[-1])
         return tuple(sorted(every, key=lambda run: run != default))
 
-    def recipe(self, problem: Upsample2dProblem, config: Config) -> Recipe:
-        assert isinstance(config, ColumnsConfig)
+    def recipe(self, problem: Upsample2dProblem, config: ColumnsConfig) -> Recipe:
         run = {"VECTOR": widest_vector(problem.dtype, problem.channels), "OUTPUT_COLUMNS": config.columns}
         call = KernelCall(
             Program.of("upsample2d/vectorised.cu", "upsample2d_vectorised", kernel_constants(problem) | run),

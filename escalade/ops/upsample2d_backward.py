@@ -106,15 +106,14 @@ class Upsample2dBackwardProblem(GradientProblem[Upsample2dProblem]):
 # --- rungs, per_pixel: one thread per input
 
 
-class PerPixel(Rung[Upsample2dBackwardProblem]):
+class PerPixel(Rung[Upsample2dBackwardProblem, ThreadsConfig]):
     def supports(self, problem: Upsample2dBackwardProblem) -> str | None:
         return None
 
-    def configs(self, problem: Upsample2dBackwardProblem) -> tuple[Config, ...]:
+    def configs(self, problem: Upsample2dBackwardProblem) -> tuple[ThreadsConfig, ...]:
         return (ThreadsConfig(),)
 
-    def recipe(self, problem: Upsample2dBackwardProblem, config: Config) -> Recipe:
-        assert isinstance(config, ThreadsConfig)
+    def recipe(self, problem: Upsample2dBackwardProblem, config: ThreadsConfig) -> Recipe:
         f = problem.forward
         layout: dict[str, Constant] = {"NHWC": f.layout == "nhwc"}
         call = KernelCall(
@@ -250,7 +249,7 @@ class TileConfig(Config):
         return self.blocks(problem) * (staged + SUMMED_COST * self.threads)
 
 
-class SharedTile(Rung[Upsample2dBackwardProblem]):
+class SharedTile(Rung[Upsample2dBackwardProblem, TileConfig]):
     def supports(self, problem: Upsample2dBackwardProblem) -> str | None:
         f = problem.forward
         if f.layout != "nchw":
@@ -265,7 +264,7 @@ class SharedTile(Rung[Upsample2dBackwardProblem]):
             return f"{self.name} counts tiles in 32 bits; there are too many for {problem.name}"
         return None
 
-    def configs(self, problem: Upsample2dBackwardProblem) -> tuple[Config, ...]:
+    def configs(self, problem: Upsample2dBackwardProblem) -> tuple[TileConfig, ...]:
         """Several planes per CTA unless CTAs are then too few for the card, and the cheapest tiles first."""
 
         def order(tile: TileConfig) -> tuple[bool, int, int]:
@@ -278,8 +277,7 @@ class SharedTile(Rung[Upsample2dBackwardProblem]):
         tiles = (TileConfig(*tile, planes) for planes in PLANES for tile in _TILES)
         return [tile for tile in tiles if tile.shared_bytes(problem) <= STATIC_SHARED_BYTES]
 
-    def recipe(self, problem: Upsample2dBackwardProblem, config: Config) -> Recipe:
-        assert isinstance(config, TileConfig)
+    def recipe(self, problem: Upsample2dBackwardProblem, config: TileConfig) -> Recipe:
         f = problem.forward
         (output_rows, output_columns), (down, along) = config.staged(problem), config.most_weights(problem)
         sizes = {
@@ -338,15 +336,14 @@ def _outputs(problem: Upsample2dBackwardProblem) -> dict[str, Constant]:
     }
 
 
-class Vectorised(Rung[Upsample2dBackwardProblem]):
+class Vectorised(Rung[Upsample2dBackwardProblem, ThreadsConfig]):
     def supports(self, problem: Upsample2dBackwardProblem) -> str | None:
         return pixel_tiles.refusal(self.name, problem.forward)
 
-    def configs(self, problem: Upsample2dBackwardProblem) -> tuple[Config, ...]:
+    def configs(self, problem: Upsample2dBackwardProblem) -> tuple[ThreadsConfig, ...]:
         return (ThreadsConfig(128),)
 
-    def recipe(self, problem: Upsample2dBackwardProblem, config: Config) -> Recipe:
-        assert isinstance(config, ThreadsConfig)
+    def recipe(self, problem: Upsample2dBackwardProblem, config: ThreadsConfig) -> Recipe:
         f = problem.forward
         call = KernelCall(
             Program.of(

@@ -6,6 +6,8 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Generic, Self
 
+from typing_extensions import TypeVar
+
 from escalade.device.architecture import ALL_ARCHITECTURES
 from escalade.device.recipe import Recipe
 from escalade.ops.base.card import TWIN, Card
@@ -23,6 +25,9 @@ class Config:
         return " ".join(f"{name}={value}" for name, value in self.as_dict().items())
 
 
+C = TypeVar("C", bound=Config, default=Any)
+
+
 @dataclass(frozen=True)
 class ThreadsConfig(Config):
     threads: int = 256
@@ -30,7 +35,7 @@ class ThreadsConfig(Config):
 
 
 @dataclass(frozen=True)
-class Rung(ABC, Generic[P]):
+class Rung(ABC, Generic[P, C]):
     """One way to do an operation: the one below it on the ladder, and one idea."""
 
     name: str
@@ -64,14 +69,14 @@ class Rung(ABC, Generic[P]):
         """None if this rung can do the problem; otherwise a sentence that says why not."""
 
     @abstractmethod
-    def configs(self, problem: P) -> tuple[Config, ...]:
+    def configs(self, problem: P) -> tuple[C, ...]:
         """Valid configs for a supported problem; the first is the default."""
 
     @abstractmethod
-    def recipe(self, problem: P, config: Config) -> Recipe:
+    def recipe(self, problem: P, config: C) -> Recipe:
         """The launches. A pure function; buffers are named as in `Operation.inputs`."""
 
-    def estimate(self, problem: P, config: Config) -> float | None:
+    def estimate(self, problem: P, config: C) -> float | None:
         """The microseconds, about, that it takes on the rung's card; None from a rung that has no model of itself.
 
         Rungs are chosen by it where nothing was measured: only comparisons matter.

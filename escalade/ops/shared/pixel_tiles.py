@@ -48,7 +48,7 @@ def refusal(rung: str, images: ImageProblem) -> str | None:
     return None
 
 
-def configs(images: ImageProblem, card: Card) -> tuple[Config, ...]:
+def configs(images: ImageProblem, card: Card) -> tuple[PixelTile, ...]:
     """A square of pixels where that leaves the card busy, else one."""
     busy = TILES[0].threads_for(images) >= BUSY_THREADS * card.multiprocessors
     default = TILES[0] if busy else ONE_PIXEL

@@ -89,20 +89,19 @@ class PacksConfig(Config):
 
 
 @dataclass(frozen=True)
-class ElementAThread(Rung[P]):
+class ElementAThread(Rung[P, ThreadsConfig]):
     """A rung with one thread an element, for every problem."""
 
     def supports(self, problem: P) -> str | None:
         return unsupported_pitch(self.name, problem)
 
-    def configs(self, problem: P) -> tuple[Config, ...]:
+    def configs(self, problem: P) -> tuple[ThreadsConfig, ...]:
         return tuple(ThreadsConfig(threads) for threads in (256, 512, 128))
 
 
 @dataclass(frozen=True)
 class Naive(ElementAThread[Pointwise]):
-    def recipe(self, problem: Pointwise, config: Config) -> Recipe:
-        assert isinstance(config, ThreadsConfig)
+    def recipe(self, problem: Pointwise, config: ThreadsConfig) -> Recipe:
         accesses = ["DENSE" if _is_dense(problem, one) else "APART" for one in problem.operands]
         program = Program.of("pointwise/naive.cu", "pointwise_naive", _constants(problem, accesses))
         grid = blocks(math.prod(problem.shape), config.threads)
@@ -110,7 +109,7 @@ class Naive(ElementAThread[Pointwise]):
 
 
 @dataclass(frozen=True)
-class Vectorised(Rung[Pointwise]):
+class Vectorised(Rung[Pointwise, PacksConfig]):
     """16 bytes an access, several accesses a thread."""
 
     def supports(self, problem: Pointwise) -> str | None:
@@ -122,7 +121,7 @@ class Vectorised(Rung[Pointwise]):
             )
         return None
 
-    def configs(self, problem: Pointwise) -> tuple[Config, ...]:
+    def configs(self, problem: Pointwise) -> tuple[PacksConfig, ...]:
         """Offers as many packs a thread as there are registers for and as leave enough blocks to go round."""
         every = [PacksConfig(threads, packs) for threads in (256, 512, 128) for packs in (4, 2, 1, 8)]
         most = max(1, _IN_FLIGHT // max(1, _accesses(problem).count("DENSE")))
@@ -134,8 +133,7 @@ class Vectorised(Rung[Pointwise]):
         default = next(fits, PacksConfig(packs=1))
         return (default, *(config for config in every if config != default))
 
-    def recipe(self, problem: Pointwise, config: Config) -> Recipe:
-        assert isinstance(config, PacksConfig)
+    def recipe(self, problem: Pointwise, config: PacksConfig) -> Recipe:
         vector, accesses = full_vector(problem.dtype), _accesses(problem)
         constants = {
             **_constants(problem, accesses),

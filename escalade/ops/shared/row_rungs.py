@@ -10,7 +10,7 @@ from escalade.device.program import Constant, Program
 from escalade.device.recipe import Buffer, KernelCall, Recipe
 from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.problem import Problem
-from escalade.ops.base.rung import Config, Rung, ThreadsConfig
+from escalade.ops.base.rung import Rung, ThreadsConfig
 
 
 class Rows(Problem, Protocol):
@@ -29,7 +29,7 @@ def launch(problem: Rows, program: Program, grid: int, threads: int) -> Recipe:
 
 
 @dataclass(frozen=True)
-class PerRow(Rung[R]):
+class PerRow(Rung[R, ThreadsConfig]):
     """The rungs that give each row to one thread or to one warp."""
 
     operation: ClassVar[str]
@@ -43,11 +43,10 @@ class PerRow(Rung[R]):
     def supports(self, problem: R) -> str | None:
         return None
 
-    def configs(self, problem: R) -> tuple[Config, ...]:
+    def configs(self, problem: R) -> tuple[ThreadsConfig, ...]:
         return tuple(ThreadsConfig(threads) for threads in self.threads)
 
-    def recipe(self, problem: R, config: Config) -> Recipe:
-        assert isinstance(config, ThreadsConfig)
+    def recipe(self, problem: R, config: ThreadsConfig) -> Recipe:
         source, entry = f"{self.operation}/{self.name}.cu", f"{self.operation}_{self.name}"
         program = Program.of(source, entry, self.constants(problem))
         return launch(

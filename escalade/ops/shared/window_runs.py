@@ -35,7 +35,7 @@ W = TypeVar("W", bound=WindowedImages)
 
 
 @dataclass(frozen=True)
-class WindowRuns(Rung[W]):
+class WindowRuns(Rung[W, RunConfig]):
     """A run of outputs a thread, whose overlapping windows are read once."""
 
     source: ClassVar[str]
@@ -76,8 +76,7 @@ class WindowRuns(Rung[W]):
         """Whether such runs leave no multiprocessor without work."""
         return self.threads_for(problem, run) >= BUSY_THREADS * self.card.multiprocessors
 
-    def recipe(self, problem: W, config: Config) -> Recipe:
-        assert isinstance(config, RunConfig)
+    def recipe(self, problem: W, config: RunConfig) -> Recipe:
         run = {"OUTPUT_ROWS": config.rows, "OUTPUT_COLUMNS": config.columns, **self.packs(problem, config)}
         entry = self.source.removesuffix(".cu").replace("/", "_")
         call = KernelCall(
@@ -101,7 +100,7 @@ class ChannelPacks(WindowRuns[W]):
     most_columns = 11  # four registers each: what fits beside the results
     apart = ("x", "y")
 
-    def configs(self, problem: W) -> tuple[Config, ...]:
+    def configs(self, problem: W) -> tuple[RunConfig, ...]:
         """A square of outputs where that leaves the card busy, else one."""
         fitting = [run for run in RUNS if self._fits(problem, run)]
         default = RUNS[0] if self.is_busy(problem, RUNS[0]) else RUNS[1]
@@ -129,7 +128,7 @@ class RowPacks(WindowRuns[W]):
     layout = "nchw"
     most_columns = 48
 
-    def configs(self, problem: W) -> tuple[Config, ...]:
+    def configs(self, problem: W) -> tuple[RunConfig, ...]:
         """Two rows of outputs where that leaves the card busy and windows overlap, else one."""
         p = problem
         vector = widest_vector(p.dtype, p.width)

@@ -75,7 +75,7 @@ def test_rounding_is_that_of_the_exact_result(output: str, splits: int) -> None:
     inputs["weight"] = inputs["weight"].float().round().to(E4M3)
     inputs |= {"scale": torch.full((48,), 2.0**-4), "scales": torch.tensor([0.5, 8.0])}
     inputs["bias"] = inputs["bias"].mul(8).round().div(8)
-    config = next(config for config in RUNG.configs(problem) if config.splits == splits)  # type: ignore[attr-defined]
+    config = next(config for config in RUNG.configs(problem) if config.splits == splits)
     y = empty_output(problem, CPU)
     recipe = RUNG.recipe(problem, config)
     spaces = {workspace.name: workspace.allocate(CPU) for workspace in recipe.workspaces}
@@ -99,7 +99,7 @@ def test_configs_of_every_width_store_the_same(output: str) -> None:
     problem = replace(SMALL, filters=64, output=output)
     widths: dict[int, Config] = {}
     for config in RUNG.configs(problem):
-        widths.setdefault(config.warp_tile[1], config)  # type: ignore[attr-defined]
+        widths.setdefault(config.warp_tile[1], config)
     assert widths.keys() >= {16, 32}
     for config in widths.values():
         check(CONV2D, RUNG, problem, config, CPU, 2)

@@ -147,7 +147,7 @@ def _candidates(p: Conv2dProblem) -> list[DepthwiseConfig]:
 
 
 @dataclass(frozen=True)
-class Depthwise(Conv2dRung):
+class Depthwise(Conv2dRung[DepthwiseConfig]):
     @property
     def takes_apart(self) -> tuple[str, ...]:
         return ("x", "y")
@@ -165,20 +165,18 @@ class Depthwise(Conv2dRung):
             )
         return None
 
-    def configs(self, problem: Conv2dProblem) -> tuple[Config, ...]:
+    def configs(self, problem: Conv2dProblem) -> tuple[DepthwiseConfig, ...]:
         return tuple(
             sorted(_candidates(problem), key=lambda config: config.clocks(problem, self.card))[:MOST_CONFIGS]
         )
 
-    def clocks(self, problem: Conv2dProblem, config: Config) -> float:
-        assert isinstance(config, DepthwiseConfig)
+    def clocks(self, problem: Conv2dProblem, config: DepthwiseConfig) -> float:
         return config.clocks(problem, self.card)
 
-    def estimate(self, problem: Conv2dProblem, config: Config) -> float:
+    def estimate(self, problem: Conv2dProblem, config: DepthwiseConfig) -> float:
         return overlapped(self.card, self.clocks(problem, config), problem.traffic, BESIDE)
 
-    def recipe(self, problem: Conv2dProblem, config: Config) -> Recipe:
-        assert isinstance(config, DepthwiseConfig)
+    def recipe(self, problem: Conv2dProblem, config: DepthwiseConfig) -> Recipe:
         p = problem
         constants: dict[str, Constant] = {
             "Element": element(p.dtype),

@@ -171,7 +171,7 @@ def _best_first(p: Conv2dProblem, card: Card) -> tuple[MmaConfig, ...]:
 
 
 @dataclass(frozen=True)
-class DepthwiseMma(Conv2dRung):
+class DepthwiseMma(Conv2dRung[MmaConfig]):
     @property
     def architectures(self) -> tuple[str, ...]:
         return WITH_WGMMA
@@ -207,18 +207,16 @@ class DepthwiseMma(Conv2dRung):
             )
         return None
 
-    def configs(self, problem: Conv2dProblem) -> tuple[Config, ...]:
+    def configs(self, problem: Conv2dProblem) -> tuple[MmaConfig, ...]:
         return _best_first(problem, self.card)
 
-    def clocks(self, problem: Conv2dProblem, config: Config) -> float:
-        assert isinstance(config, MmaConfig)
+    def clocks(self, problem: Conv2dProblem, config: MmaConfig) -> float:
         return _Tiling(problem, config, self.card).clocks
 
-    def estimate(self, problem: Conv2dProblem, config: Config) -> float:
+    def estimate(self, problem: Conv2dProblem, config: MmaConfig) -> float:
         return overlapped(self.card, self.clocks(problem, config), problem.traffic, BESIDE)
 
-    def recipe(self, problem: Conv2dProblem, config: Config) -> Recipe:
-        assert isinstance(config, MmaConfig)
+    def recipe(self, problem: Conv2dProblem, config: MmaConfig) -> Recipe:
         p, tiling = problem, _Tiling(problem, config, self.card)
         threads = tiling.warps * 32
         constants: dict[str, Constant] = {

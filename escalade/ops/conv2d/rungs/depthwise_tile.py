@@ -354,7 +354,7 @@ def _best_first(p: Conv2dProblem, card: Card) -> tuple[TileConfig, ...]:
 
 
 @dataclass(frozen=True)
-class DepthwiseTile(Conv2dRung):
+class DepthwiseTile(Conv2dRung[TileConfig]):
     @property
     def architectures(self) -> tuple[str, ...]:
         return WITH_WGMMA
@@ -382,18 +382,16 @@ class DepthwiseTile(Conv2dRung):
             )
         return None
 
-    def configs(self, problem: Conv2dProblem) -> tuple[Config, ...]:
+    def configs(self, problem: Conv2dProblem) -> tuple[TileConfig, ...]:
         return _best_first(problem, self.card)
 
-    def clocks(self, problem: Conv2dProblem, config: Config) -> float:
-        assert isinstance(config, TileConfig)
+    def clocks(self, problem: Conv2dProblem, config: TileConfig) -> float:
         return _Tiling(problem, config, self.card).clocks
 
-    def estimate(self, problem: Conv2dProblem, config: Config) -> float:
+    def estimate(self, problem: Conv2dProblem, config: TileConfig) -> float:
         return overlapped(self.card, self.clocks(problem, config), problem.traffic, BESIDE)
 
-    def recipe(self, problem: Conv2dProblem, config: Config) -> Recipe:
-        assert isinstance(config, TileConfig)
+    def recipe(self, problem: Conv2dProblem, config: TileConfig) -> Recipe:
         p, tiling = problem, _Tiling(problem, config, self.card)
         constants: dict[str, Constant] = {
             "Element": element(p.dtype),

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from escalade.device.program import Constant, Macro, Program
 from escalade.device.recipe import Buffer, ConstantCopy, KernelCall, Recipe
 from escalade.ops.base.dtypes import element
-from escalade.ops.base.rung import Config, Rung, ThreadsConfig
+from escalade.ops.base.rung import Rung, ThreadsConfig
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.conv2d.rungs import arguments
 from escalade.ops.conv2d.rungs.direct_config import (
@@ -40,7 +40,7 @@ ENDS_US = 15.0
 
 
 @dataclass(frozen=True)
-class Direct(Conv2dRung):
+class Direct(Conv2dRung[ThreadsConfig]):
     """One thread an output: the rung that can do every problem."""
 
     last_resort = True
@@ -52,17 +52,16 @@ class Direct(Conv2dRung):
     def limits(self, problem: Conv2dProblem) -> str | None:
         return None
 
-    def configs(self, problem: Conv2dProblem) -> tuple[Config, ...]:
+    def configs(self, problem: Conv2dProblem) -> tuple[ThreadsConfig, ...]:
         return tuple(ThreadsConfig(threads) for threads in (256, 128, 512))
 
-    def estimate(self, problem: Conv2dProblem, config: Config) -> float:
+    def estimate(self, problem: Conv2dProblem, config: ThreadsConfig) -> float:
         neighbours = problem.layout == "nchw" or problem.group_channels < SCATTERED
         alone = problem.depth * STEP_CLOCKS / self.card.rates.clock
         sums = problem.flops / ((NAIVE_RATE if neighbours else SCATTERED_RATE) * self.card.speed)
         return self.card.rates.launch_us + MEASURED * (alone + sums + self.card.passing(problem.traffic))
 
-    def recipe(self, problem: Conv2dProblem, config: Config) -> Recipe:
-        assert isinstance(config, ThreadsConfig)
+    def recipe(self, problem: Conv2dProblem, config: ThreadsConfig) -> Recipe:
         constants: dict[str, Constant] = {
             "Element": element(problem.dtype),
             "NHWC": problem.layout == "nhwc",
@@ -94,7 +93,7 @@ IDEAS = {
 
 
 @dataclass(frozen=True)
-class Tiled(Conv2dRung):
+class Tiled(Conv2dRung[DirectConfig]):
     """One block a tile of outputs, with the ideas switched on that `ideas` names."""
 
     ideas: tuple[str, ...]
@@ -114,15 +113,14 @@ class Tiled(Conv2dRung):
             return "the inputs of one output do not fit in shared memory; `direct` takes filters of any size"
         return None
 
-    def configs(self, problem: Conv2dProblem) -> tuple[Config, ...]:
+    def configs(self, problem: Conv2dProblem) -> tuple[DirectConfig, ...]:
         base = fitted(problem, self._switches())
         assert base is not None, "configs are asked for supported problems only"
         if "tuned" in self.ideas and "register_blocking" in self.ideas:
             return candidates(problem, self._switches(), self.card) or (base,)
         return (base,)
 
-    def estimate(self, problem: Conv2dProblem, config: Config) -> float | None:
-        assert isinstance(config, DirectConfig)
+    def estimate(self, problem: Conv2dProblem, config: DirectConfig) -> float | None:
         share = efficiency(problem, config, self.card) * REACHED
         if "tuned" not in self.ideas or not share:
             return None
@@ -131,8 +129,7 @@ class Tiled(Conv2dRung):
     def least(self, problem: Conv2dProblem) -> float:
         return ENDS_US + problem.flops / self.card.rates.fp32
 
-    def recipe(self, problem: Conv2dProblem, config: Config) -> Recipe:
-        assert isinstance(config, DirectConfig)
+    def recipe(self, problem: Conv2dProblem, config: DirectConfig) -> Recipe:
         program = Program.of("conv2d/direct_tiled.cu", "conv2d_direct_tiled", _constants(problem, config))
         copies = []
         if config.weights == "constant":

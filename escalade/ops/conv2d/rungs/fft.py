@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import ceil, prod
+from typing import TypeVar
 
 from escalade.device.program import Constant, Program
 from escalade.device.recipe import Buffer, Ints, KernelCall, Recipe, Workspace
@@ -222,9 +223,11 @@ def _filter_transform(problem: Conv2dProblem, config: TransformConfig) -> Kernel
     )  # fmt: skip
 
 
-class _FftRung(Conv2dRung):
-    def estimate(self, problem: Conv2dProblem, config: Config) -> float:
-        assert isinstance(config, TransformConfig)
+T = TypeVar("T", bound=TransformConfig)
+
+
+class _FftRung(Conv2dRung[T]):
+    def estimate(self, problem: Conv2dProblem, config: T) -> float:
         tiling = Tiling.of(problem, config.tile)
         launches = len(self.recipe(problem, config).after_packing.steps)
         scattered = _SCATTERED if problem.layout == "nhwc" else 1.0
@@ -237,7 +240,7 @@ class _FftRung(Conv2dRung):
 
 
 @dataclass(frozen=True)
-class Fft(_FftRung):
+class Fft(_FftRung[FftConfig]):
     def limits(self, problem: Conv2dProblem) -> str | None:
         return _supports(problem, self.card)
 
@@ -259,8 +262,7 @@ class Fft(_FftRung):
             )
         )
 
-    def recipe(self, problem: Conv2dProblem, config: Config) -> Recipe:
-        assert isinstance(config, FftConfig)
+    def recipe(self, problem: Conv2dProblem, config: FftConfig) -> Recipe:
         tiling = Tiling.of(problem, config.tile)
         total = tiling.count(problem)
         chunk = _chunk(total, tiling.bytes_per_tile(problem), config.workspace_mib * MIB)
@@ -352,7 +354,7 @@ def _product(problem: Conv2dProblem, config: FftConfig, tiling: Tiling, tiles: i
 
 
 @dataclass(frozen=True)
-class FftFused(_FftRung):
+class FftFused(_FftRung[TransformConfig]):
     def limits(self, problem: Conv2dProblem) -> str | None:
         if not _depthwise(problem):
             return "fft_fused takes depthwise convolutions: as many groups as channels and filters"
@@ -361,8 +363,7 @@ class FftFused(_FftRung):
     def configs(self, problem: Conv2dProblem) -> tuple[TransformConfig, ...]:
         return tuple(_transform_configs(_tilings(problem, self.card)))[:24]
 
-    def recipe(self, problem: Conv2dProblem, config: Config) -> Recipe:
-        assert isinstance(config, TransformConfig)
+    def recipe(self, problem: Conv2dProblem, config: TransformConfig) -> Recipe:
         tiling = Tiling.of(problem, config.tile)
         total = tiling.count(problem)
         chunk = _MOST_PLANES // problem.channels

@@ -15,7 +15,7 @@ from escalade.device.recipe import (
     Workspace,
 )
 from escalade.ops.base.dtypes import element
-from escalade.ops.base.rung import Config, Rung
+from escalade.ops.base.rung import Rung
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.conv2d.rungs import arguments
 from escalade.ops.conv2d.rungs.mma_config import MmaConfig, Operands, best_first
@@ -66,7 +66,7 @@ FP8_UNIT = 16
 
 
 @dataclass(frozen=True)
-class FusedEpilogue(Conv2dRung):
+class FusedEpilogue(Conv2dRung[MmaConfig]):
     candidates: tuple[MmaConfig, ...]
     dtypes: tuple[str, ...]
     products: int = 1
@@ -115,14 +115,13 @@ class FusedEpilogue(Conv2dRung):
                 return sentence
         return unsupported(self.name, self.dtypes, problem, groups=True)
 
-    def configs(self, problem: Conv2dProblem) -> tuple[Config, ...]:
+    def configs(self, problem: Conv2dProblem) -> tuple[MmaConfig, ...]:
         return best_first(self.candidates, Operands.stored(problem), self.card, may_split=True)
 
-    def clocks(self, problem: Conv2dProblem, config: Config) -> float:
-        assert isinstance(config, MmaConfig)
+    def clocks(self, problem: Conv2dProblem, config: MmaConfig) -> float:
         return config.cost(Operands.stored(problem), self.card, self.products)
 
-    def estimate(self, problem: Conv2dProblem, config: Config) -> float:
+    def estimate(self, problem: Conv2dProblem, config: MmaConfig) -> float:
         """Channels that no copy divides are padded first, by a launch that reads x and writes it."""
         operands = Operands.stored(problem)
         main = self.card.microseconds(self.clocks(problem, config), problem.traffic)
@@ -132,8 +131,7 @@ class FusedEpilogue(Conv2dRung):
         moved = pixels * (problem.channels + problem.groups * operands.channels) * operands.element_bytes
         return main + self.card.microseconds(0, moved)
 
-    def recipe(self, problem: Conv2dProblem, config: Config) -> Recipe:
-        assert isinstance(config, MmaConfig)
+    def recipe(self, problem: Conv2dProblem, config: MmaConfig) -> Recipe:
         operands = Operands.stored(problem)
         prepared = prepare(operands)
         tiles = config.grid(problem)[0]

@@ -21,7 +21,7 @@ class Im2colConfig(Config):
 
 
 @dataclass(frozen=True)
-class Im2colGemm(Conv2dRung):
+class Im2colGemm(Conv2dRung[Im2colConfig]):
     def limits(self, problem: Conv2dProblem) -> str | None:
         if problem.groups != 1:
             return f"{self.name} takes groups=1, not {problem.groups}"
@@ -31,11 +31,10 @@ class Im2colGemm(Conv2dRung):
             return f"{self.name} multiplies on CUDA cores; it takes fp32, fp16 and bf16"
         return None
 
-    def configs(self, problem: Conv2dProblem) -> tuple[Config, ...]:
+    def configs(self, problem: Conv2dProblem) -> tuple[Im2colConfig, ...]:
         return tuple(Im2colConfig(size) for size in (2048, 256, 32))
 
-    def recipe(self, problem: Conv2dProblem, config: Config) -> Recipe:
-        assert isinstance(config, Im2colConfig)
+    def recipe(self, problem: Conv2dProblem, config: Im2colConfig) -> Recipe:
         p = problem
         depth, image_pixels = p.channels * p.taps, p.output_height * p.output_width
         image_bytes = image_pixels * (depth * p.element_bytes + p.filters * 4)

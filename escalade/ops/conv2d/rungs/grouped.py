@@ -278,7 +278,7 @@ def _best_first(p: Conv2dProblem, card: Card) -> tuple[GroupedConfig, ...]:
 
 
 @dataclass(frozen=True)
-class Grouped(Conv2dRung):
+class Grouped(Conv2dRung[GroupedConfig]):
     def limits(self, problem: Conv2dProblem) -> str | None:
         p, name = problem, self.name
         if p.groups == 1:
@@ -306,16 +306,14 @@ class Grouped(Conv2dRung):
             )
         return None
 
-    def configs(self, problem: Conv2dProblem) -> tuple[Config, ...]:
+    def configs(self, problem: Conv2dProblem) -> tuple[GroupedConfig, ...]:
         """The first fits every card, if one does."""
         return _best_first(problem, self.card)
 
-    def clocks(self, problem: Conv2dProblem, config: Config) -> float:
-        assert isinstance(config, GroupedConfig)
+    def clocks(self, problem: Conv2dProblem, config: GroupedConfig) -> float:
         return _Tiling(problem, config, self.card).clocks
 
-    def recipe(self, problem: Conv2dProblem, config: Config) -> Recipe:
-        assert isinstance(config, GroupedConfig)
+    def recipe(self, problem: Conv2dProblem, config: GroupedConfig) -> Recipe:
         p, tiling = problem, _Tiling(problem, config, self.card)
         constants: dict[str, Constant] = {
             "Element": element(p.dtype),

@@ -81,7 +81,7 @@ IMPLICIT_CONFIGS = (
 
 
 @dataclass(frozen=True)
-class ImplicitGemm(Conv2dRung):
+class ImplicitGemm(Conv2dRung[ImplicitGemmConfig]):
     def limits(self, problem: Conv2dProblem) -> str | None:
         if problem.groups != 1:
             return f"{self.name} takes groups=1, not {problem.groups}"
@@ -91,19 +91,17 @@ class ImplicitGemm(Conv2dRung):
             return f"{self.name} keeps the filter's taps in shared memory; the {problem.taps} here do not fit"
         return unsupported_reach(problem, max(c.tile_m for c in IMPLICIT_CONFIGS), 1)
 
-    def configs(self, problem: Conv2dProblem) -> tuple[Config, ...]:
+    def configs(self, problem: Conv2dProblem) -> tuple[ImplicitGemmConfig, ...]:
         valid = (config for config in IMPLICIT_CONFIGS if config.valid(problem))
         return tuple(sorted(valid, key=lambda config: config.cost(problem, self.card)))
 
-    def clocks(self, problem: Conv2dProblem, config: Config) -> float:
-        assert isinstance(config, ImplicitGemmConfig)
+    def clocks(self, problem: Conv2dProblem, config: ImplicitGemmConfig) -> float:
         return config.cost(problem, self.card) * problem.depth / MULTIPLY_ADDS
 
     def least(self, problem: Conv2dProblem) -> float:
         return problem.flops / self.card.rates.fp32
 
-    def recipe(self, problem: Conv2dProblem, config: Config) -> Recipe:
-        assert isinstance(config, ImplicitGemmConfig)
+    def recipe(self, problem: Conv2dProblem, config: ImplicitGemmConfig) -> Recipe:
         p, nhwc = problem, problem.layout == "nhwc"
         constants: dict[str, Constant] = {
             "NHWC": nhwc,

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from escalade.device.architecture import WITH_WGMMA
 from escalade.device.recipe import Ints, Recipe
-from escalade.ops.base.rung import Config
+from escalade.ops.base.rung import C
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.conv2d.rungs.epilogue import UNPLACED, Epilogue
 from escalade.ops.conv2d.rungs.rung import Conv2dRung
@@ -51,7 +51,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class JobRung(Conv2dRung):
+class JobRung(Conv2dRung[C]):
     """A rung that does jobs, of this operation or of another."""
 
     launches: ClassVar[int] = 1
@@ -68,25 +68,25 @@ class JobRung(Conv2dRung):
     def job_limits(self, job: Job) -> str | None:
         """What is beyond the rung in a job, as a sentence; None: nothing."""
 
-    def configs(self, problem: Conv2dProblem) -> tuple[Config, ...]:
+    def configs(self, problem: Conv2dProblem) -> tuple[C, ...]:
         return self.job_configs(Job.of(problem))
 
     @abstractmethod
-    def job_configs(self, job: Job) -> tuple[Config, ...]:
+    def job_configs(self, job: Job) -> tuple[C, ...]:
         """The configs for a job, the cheapest first."""
 
-    def clocks(self, problem: Conv2dProblem, config: Config) -> float:
+    def clocks(self, problem: Conv2dProblem, config: C) -> float:
         return self.job_clocks(Job.of(problem), config)
 
     @abstractmethod
-    def job_clocks(self, job: Job, config: Config) -> float: ...
+    def job_clocks(self, job: Job, config: C) -> float: ...
 
-    def estimate(self, problem: Conv2dProblem, config: Config) -> float:
+    def estimate(self, problem: Conv2dProblem, config: C) -> float:
         return self.card.microseconds(self.clocks(problem, config), problem.traffic, self.launches)
 
-    def recipe(self, problem: Conv2dProblem, config: Config) -> Recipe:
+    def recipe(self, problem: Conv2dProblem, config: C) -> Recipe:
         return self.job_recipe(Job.of(problem), config)
 
     @abstractmethod
-    def job_recipe(self, job: Job, config: Config) -> Recipe:
+    def job_recipe(self, job: Job, config: C) -> Recipe:
         """The launches over x, weight, bias, residual (or the mask), shortcut, shortcut_weight and y."""

@@ -215,7 +215,7 @@ def _best_first(p: Conv2dProblem, card: Card) -> tuple[RaggedConfig, ...]:
 
 
 @dataclass(frozen=True)
-class Ragged(Conv2dRung):
+class Ragged(Conv2dRung[RaggedConfig]):
     @property
     def takes_apart(self) -> tuple[str, ...]:
         return ("x", "y")
@@ -242,16 +242,14 @@ class Ragged(Conv2dRung):
             )
         return None
 
-    def configs(self, problem: Conv2dProblem) -> tuple[Config, ...]:
+    def configs(self, problem: Conv2dProblem) -> tuple[RaggedConfig, ...]:
         """The first fits every card, if one does."""
         return _best_first(_flat(problem), self.card)
 
-    def clocks(self, problem: Conv2dProblem, config: Config) -> float:
-        assert isinstance(config, RaggedConfig)
+    def clocks(self, problem: Conv2dProblem, config: RaggedConfig) -> float:
         return _Tiling(_flat(problem), config).clocks(self.card)
 
-    def recipe(self, problem: Conv2dProblem, config: Config) -> Recipe:
-        assert isinstance(config, RaggedConfig)
+    def recipe(self, problem: Conv2dProblem, config: RaggedConfig) -> Recipe:
         p = _flat(problem)
         tiling = _Tiling(p, config)
         shape: dict[str, Constant] = {

@@ -214,7 +214,7 @@ def _best_first(p: Conv2dProblem, card: Card) -> tuple[ResidentConfig, ...]:
 
 
 @dataclass(frozen=True)
-class Resident(Conv2dRung):
+class Resident(Conv2dRung[ResidentConfig]):
     @property
     def takes_prologue(self) -> bool:
         return True
@@ -247,20 +247,18 @@ class Resident(Conv2dRung):
             )
         return None
 
-    def configs(self, problem: Conv2dProblem) -> tuple[Config, ...]:
+    def configs(self, problem: Conv2dProblem) -> tuple[ResidentConfig, ...]:
         """The first fits every card, if one does."""
         return _best_first(problem, self.card)
 
-    def clocks(self, problem: Conv2dProblem, config: Config) -> float:
-        assert isinstance(config, ResidentConfig)
+    def clocks(self, problem: Conv2dProblem, config: ResidentConfig) -> float:
         return _Tiling(problem, config).clocks(self.card)
 
-    def estimate(self, problem: Conv2dProblem, config: Config) -> float:
+    def estimate(self, problem: Conv2dProblem, config: ResidentConfig) -> float:
         """Pixels that a stride passes over are not read."""
         return self.card.microseconds(self.clocks(problem, config), problem.bytes)
 
-    def recipe(self, problem: Conv2dProblem, config: Config) -> Recipe:
-        assert isinstance(config, ResidentConfig)
+    def recipe(self, problem: Conv2dProblem, config: ResidentConfig) -> Recipe:
         p, tiling = problem, _Tiling(problem, config)
         packing: dict[str, Constant] = {
             "Element": element(p.dtype),

@@ -6,12 +6,12 @@ from abc import abstractmethod
 from dataclasses import dataclass
 
 from escalade.ops.base.pitch import unsupported_pitch
-from escalade.ops.base.rung import Config, Rung
+from escalade.ops.base.rung import C, Rung
 from escalade.ops.conv2d.problem import Conv2dProblem
 
 
 @dataclass(frozen=True)
-class Conv2dRung(Rung[Conv2dProblem]):
+class Conv2dRung(Rung[Conv2dProblem, C]):
     @property
     def takes_shortcut(self) -> bool:
         """Whether its kernel goes on from x to a second image."""
@@ -60,11 +60,11 @@ class Conv2dRung(Rung[Conv2dProblem]):
             return f"{self.name} takes layout nhwc, not {problem.layout}"
         return None
 
-    def clocks(self, problem: Conv2dProblem, config: Config) -> float | None:
+    def clocks(self, problem: Conv2dProblem, config: C) -> float | None:
         """The clocks, about, of the busiest multiprocessor; what memory takes need not be in them."""
         return None
 
-    def estimate(self, problem: Conv2dProblem, config: Config) -> float | None:
+    def estimate(self, problem: Conv2dProblem, config: C) -> float | None:
         clocks = self.clocks(problem, config)
         return None if clocks is None else self.card.microseconds(clocks, problem.traffic)
 

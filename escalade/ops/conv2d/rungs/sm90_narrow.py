@@ -214,7 +214,7 @@ def _best_first(p: Conv2dProblem, card: Card) -> tuple[NarrowConfig, ...]:
 
 
 @dataclass(frozen=True)
-class Narrow(Conv2dRung):
+class Narrow(Conv2dRung[NarrowConfig]):
     dtypes: tuple[str, ...] = ("fp16", "bf16", "tf32")
 
     @property
@@ -249,16 +249,14 @@ class Narrow(Conv2dRung):
             )
         return None
 
-    def configs(self, problem: Conv2dProblem) -> tuple[Config, ...]:
+    def configs(self, problem: Conv2dProblem) -> tuple[NarrowConfig, ...]:
         return _best_first(problem, self.card)
 
-    def clocks(self, problem: Conv2dProblem, config: Config) -> float:
-        assert isinstance(config, NarrowConfig)
+    def clocks(self, problem: Conv2dProblem, config: NarrowConfig) -> float:
         tiling = _Tiling(problem, config.rows, config.columns, config.parts)
         return tiling.clocks(config.consumers, config.stages, self.card)
 
-    def recipe(self, problem: Conv2dProblem, config: Config) -> Recipe:
-        assert isinstance(config, NarrowConfig)
+    def recipe(self, problem: Conv2dProblem, config: NarrowConfig) -> Recipe:
         p, windows = problem, Windows.of(problem)
         tiling = _Tiling(p, config.rows, config.columns, config.parts)
         conversions = [rounded("weight", p.filters * p.taps, p.channels)] if p.dtype == "tf32" else []

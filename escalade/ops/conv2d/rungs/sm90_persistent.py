@@ -325,7 +325,7 @@ def _panels_have_windows(problem: Conv2dProblem) -> bool:
 
 
 @dataclass(frozen=True)
-class Persistent(HopperRung):
+class Persistent(HopperRung[PersistentConfig]):
     candidates: tuple[PersistentConfig, ...] = ()
     may_split: bool = False
 
@@ -352,7 +352,7 @@ class Persistent(HopperRung):
             return f"no tile of {self.name} suits {problem.name}"
         return sentence
 
-    def configs(self, problem: Conv2dProblem) -> tuple[Config, ...]:
+    def configs(self, problem: Conv2dProblem) -> tuple[PersistentConfig, ...]:
         p = problem
         found = []
         for candidate in self.candidates:
@@ -376,8 +376,7 @@ class Persistent(HopperRung):
             if tiles <= self.card.clusters_at_once(splits)
         ]
 
-    def clocks(self, problem: Conv2dProblem, config: Config) -> float:
-        assert isinstance(config, PersistentConfig)
+    def clocks(self, problem: Conv2dProblem, config: PersistentConfig) -> float:
         p = problem
         is_thin = p.taps > 1 and p.channels * p.element_bytes % ROW_BYTES != 0
         cost = config.cost(
@@ -392,8 +391,7 @@ class Persistent(HopperRung):
         rounds = ceil_div(config.tiles(p.output_pixels, p.filters), self.card.multiprocessors)
         return cost + rounds * config.pixels * THIN_CYCLES_A_ROW
 
-    def recipe(self, problem: Conv2dProblem, config: Config) -> Recipe:
-        assert isinstance(config, PersistentConfig)
+    def recipe(self, problem: Conv2dProblem, config: PersistentConfig) -> Recipe:
         p, prepared = problem, prepare_for_copies(problem)
         call = product(
             Windows.of(prepared.shape),

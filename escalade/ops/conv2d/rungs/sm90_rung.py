@@ -6,7 +6,7 @@ from abc import abstractmethod
 from dataclasses import dataclass
 
 from escalade.device.architecture import WITH_WGMMA
-from escalade.ops.base.rung import Config
+from escalade.ops.base.rung import C
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.conv2d.rungs.preparation import COPY_BYTES, copied_channels
 from escalade.ops.conv2d.rungs.rung import Conv2dRung
@@ -36,7 +36,7 @@ def truncated_tolerance(problem: Conv2dProblem, tolerance: float) -> float:
 
 
 @dataclass(frozen=True)
-class HopperRung(Conv2dRung):
+class HopperRung(Conv2dRung[C]):
     dtypes: tuple[str, ...] = ("fp16", "bf16", "tf32", "fp8")
 
     @property
@@ -69,9 +69,9 @@ class HopperRung(Conv2dRung):
         return sentence
 
     @abstractmethod
-    def clocks(self, problem: Conv2dProblem, config: Config) -> float: ...
+    def clocks(self, problem: Conv2dProblem, config: C) -> float: ...
 
-    def estimate(self, problem: Conv2dProblem, config: Config) -> float:
+    def estimate(self, problem: Conv2dProblem, config: C) -> float:
         """Channels that no copy divides are padded first, by a launch that reads x and writes it."""
         p, channels = problem, copied_channels(problem)
         main = self.card.microseconds(self.clocks(p, config), p.traffic)

@@ -159,7 +159,7 @@ def _split_weights(job: Job) -> KernelCall:
 
 
 @dataclass(frozen=True)
-class WgmmaSplit(JobRung):
+class WgmmaSplit(JobRung[SplitConfig]):
     launches: ClassVar[int] = 2
 
     @property
@@ -183,15 +183,13 @@ class WgmmaSplit(JobRung):
             return sentence
         return job.windows.unsupported(self.name)
 
-    def job_configs(self, job: Job) -> tuple[Config, ...]:
+    def job_configs(self, job: Job) -> tuple[SplitConfig, ...]:
         return tuple(sorted(CONFIGS, key=lambda config: config.cost(job, self.card)))
 
-    def job_clocks(self, job: Job, config: Config) -> float:
-        assert isinstance(config, SplitConfig)
+    def job_clocks(self, job: Job, config: SplitConfig) -> float:
         return config.cost(job, self.card)
 
-    def job_recipe(self, job: Job, config: Config) -> Recipe:
-        assert isinstance(config, SplitConfig)
+    def job_recipe(self, job: Job, config: SplitConfig) -> Recipe:
         image = _image(job.windows, "x")
         shortcut = _image(job.shortcut, "shortcut") if job.shortcut else image
         pixels = image.windows.pixel_map(image.buffer, config.pixels)

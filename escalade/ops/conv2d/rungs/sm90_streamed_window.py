@@ -200,7 +200,7 @@ def _best_first(job: Job, card: Card) -> tuple[StreamedConfig, ...]:
 
 
 @dataclass(frozen=True)
-class StreamedWindow(WindowRung):
+class StreamedWindow(WindowRung[StreamedConfig]):
     @property
     def takes_shortcut(self) -> bool:
         return True
@@ -224,15 +224,13 @@ class StreamedWindow(WindowRung):
             )
         return None
 
-    def job_configs(self, job: Job) -> tuple[Config, ...]:
+    def job_configs(self, job: Job) -> tuple[StreamedConfig, ...]:
         return _best_first(job, self.card)
 
-    def job_clocks(self, job: Job, config: Config) -> float:
-        assert isinstance(config, StreamedConfig)
+    def job_clocks(self, job: Job, config: StreamedConfig) -> float:
         return _cost(_tiling(job, config), config.splits, self.card)
 
-    def job_recipe(self, job: Job, config: Config) -> Recipe:
-        assert isinstance(config, StreamedConfig)
+    def job_recipe(self, job: Job, config: StreamedConfig) -> Recipe:
         tiling = _tiling(job, config)
         constants: dict[str, Constant] = {
             **tiling.constants,

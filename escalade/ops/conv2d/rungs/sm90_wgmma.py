@@ -87,19 +87,17 @@ TWO_ROLES = (
 
 
 @dataclass(frozen=True)
-class Wgmma(HopperRung):
+class Wgmma(HopperRung[WgmmaConfig]):
     candidates: tuple[WgmmaConfig, ...] = ()
 
-    def configs(self, problem: Conv2dProblem) -> tuple[Config, ...]:
+    def configs(self, problem: Conv2dProblem) -> tuple[WgmmaConfig, ...]:
         valid = (config for config in self.candidates if config.valid(problem, self.card))
         return tuple(sorted(valid, key=lambda config: config.cost(problem, self.card)))
 
-    def clocks(self, problem: Conv2dProblem, config: Config) -> float:
-        assert isinstance(config, WgmmaConfig)
+    def clocks(self, problem: Conv2dProblem, config: WgmmaConfig) -> float:
         return config.cost(problem, self.card)
 
-    def recipe(self, problem: Conv2dProblem, config: Config) -> Recipe:
-        assert isinstance(config, WgmmaConfig)
+    def recipe(self, problem: Conv2dProblem, config: WgmmaConfig) -> Recipe:
         p, prepared = problem, prepare_for_copies(problem)
         output = element(p.stored)
         constants: dict[str, Constant] = {

@@ -104,7 +104,7 @@ def _fitting(job: Job) -> Iterator[Tiling]:
 
 
 @dataclass(frozen=True)
-class Window(WindowRung):
+class Window(WindowRung[WindowConfig]):
     def job_limits(self, job: Job) -> str | None:
         sentence = super().job_limits(job)
         if sentence is not None:
@@ -120,7 +120,7 @@ class Window(WindowRung):
             )
         return None
 
-    def job_configs(self, job: Job) -> tuple[Config, ...]:
+    def job_configs(self, job: Job) -> tuple[WindowConfig, ...]:
         """The cheapest of every width of the product, with one box and with several."""
         found: dict[tuple[int | None, bool], Tiling] = {}
         for tiling in sorted(_fitting(job), key=lambda tiling: _cost(tiling, self.card)):
@@ -128,12 +128,10 @@ class Window(WindowRung):
         cheapest = list(found.values())[:MOST_CONFIGS]
         return tuple(WindowConfig(t.rows, t.columns, stages_of(t)) for t in cheapest)
 
-    def job_clocks(self, job: Job, config: Config) -> float:
-        assert isinstance(config, WindowConfig)
+    def job_clocks(self, job: Job, config: WindowConfig) -> float:
         return _cost(Tiling(job, config.rows, config.columns), self.card)
 
-    def job_recipe(self, job: Job, config: Config) -> Recipe:
-        assert isinstance(config, WindowConfig)
+    def job_recipe(self, job: Job, config: WindowConfig) -> Recipe:
         tiling = Tiling(job, config.rows, config.columns)
         constants: dict[str, Constant] = {**tiling.constants, "STAGES": config.stages}
         call = KernelCall(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from escalade.device.recipe import Recipe
 from escalade.errors import UnsupportedError
-from escalade.ops.base.rung import Config, Rung
+from escalade.ops.base.rung import Rung
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.conv2d.rungs.rung import Conv2dRung
 from escalade.ops.stem import Stem, StemProblem
@@ -17,7 +17,7 @@ RATE = 370e6
 
 
 @dataclass(frozen=True)
-class AsStem(Conv2dRung):
+class AsStem(Conv2dRung[StreamedConfig]):
     @property
     def inner(self) -> Streamed:
         rung = Stem.ladder.rung("streamed").on(self.card)
@@ -45,17 +45,16 @@ class AsStem(Conv2dRung):
         except UnsupportedError as error:
             return str(error)
 
-    def configs(self, problem: Conv2dProblem) -> tuple[Config, ...]:
+    def configs(self, problem: Conv2dProblem) -> tuple[StreamedConfig, ...]:
         return self.inner.configs(_stem(problem))
 
-    def estimate(self, problem: Conv2dProblem, config: Config) -> float:
+    def estimate(self, problem: Conv2dProblem, config: StreamedConfig) -> float:
         return max(
             self.card.microseconds(0, problem.traffic),
             self.card.rates.launch_us + problem.flops / (RATE * self.card.speed),
         )
 
-    def recipe(self, problem: Conv2dProblem, config: Config) -> Recipe:
-        assert isinstance(config, StreamedConfig)
+    def recipe(self, problem: Conv2dProblem, config: StreamedConfig) -> Recipe:
         return self.inner.over(_stem(problem), config, weights_nhwc=True, bias=problem.bias)
 
 

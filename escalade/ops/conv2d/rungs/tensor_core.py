@@ -14,7 +14,7 @@ from escalade.device.recipe import (
 from escalade.ops.base.accuracy import tf32_tolerance
 from escalade.ops.base.dtypes import element
 from escalade.ops.base.grid import ceil_div
-from escalade.ops.base.rung import Config, Rung
+from escalade.ops.base.rung import Rung
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.conv2d.rungs import arguments
 from escalade.ops.conv2d.rungs.mma_config import MmaConfig, Operands, best_first
@@ -75,17 +75,16 @@ def _epilogue(problem: Conv2dProblem) -> KernelCall:
 
 
 @dataclass(frozen=True)
-class TensorCore(Conv2dRung):
+class TensorCore(Conv2dRung[MmaConfig]):
     half_storage: bool = False
 
     def limits(self, problem: Conv2dProblem) -> str | None:
         return unsupported(self.name, ("tf32",) if self.half_storage else ("fp16", "bf16", "tf32"), problem)
 
-    def configs(self, problem: Conv2dProblem) -> tuple[Config, ...]:
+    def configs(self, problem: Conv2dProblem) -> tuple[MmaConfig, ...]:
         return best_first(PLAIN_CONFIGS, self._operands(problem), self.card, may_split=False)
 
-    def recipe(self, problem: Conv2dProblem, config: Config) -> Recipe:
-        assert isinstance(config, MmaConfig)
+    def recipe(self, problem: Conv2dProblem, config: MmaConfig) -> Recipe:
         operands = self._operands(problem)
         prepared = prepare(operands)
         output = element(problem.dtype)

@@ -11,6 +11,7 @@ from escalade.device.program import Constant
 from escalade.device.recipe import Buffer, Ints, TiledMap
 from escalade.ops.base.dtypes import element
 from escalade.ops.base.grid import ceil_div
+from escalade.ops.base.rung import C
 from escalade.ops.conv2d.rungs.epilogue import UNPLACED
 from escalade.ops.conv2d.rungs.job import Job, JobRung
 from escalade.ops.conv2d.rungs.tma_windows import pixel_strides
@@ -200,7 +201,7 @@ def stacks_of(job: Job) -> Iterator[Tiling]:
 
 
 @dataclass(frozen=True)
-class WindowRung(JobRung):
+class WindowRung(JobRung[C]):
     """What both rungs of such tiles take."""
 
     dtypes: tuple[str, ...] = ("fp16", "bf16")

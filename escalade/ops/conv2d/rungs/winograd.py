@@ -13,7 +13,7 @@ from escalade.device.program import Constant, Program
 from escalade.device.recipe import Buffer, Ints, KernelCall, Recipe
 from escalade.ops.base.dtypes import element
 from escalade.ops.base.grid import ceil_div
-from escalade.ops.base.rung import Config
+from escalade.ops.base.rung import C
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.conv2d.rungs import arguments
 from escalade.ops.conv2d.rungs.rung import Conv2dRung
@@ -45,7 +45,7 @@ STAGE_US = 4.0
 
 
 @dataclass(frozen=True)
-class Winograd(Conv2dRung):
+class Winograd(Conv2dRung[C]):
     """What all rungs share: the problems they take, and the filter transform."""
 
     tile: int
@@ -85,14 +85,14 @@ class Winograd(Conv2dRung):
 
 
 @dataclass(frozen=True)
-class Staged(Winograd):
+class Staged(Winograd[StagedConfig]):
     """Three launches a chunk of tiles: transform the inputs, multiply, transform the products."""
 
     split: bool = False
     chunk_megabytes: tuple[int, ...] = (1024,)
     stage_threads = 128
 
-    def configs(self, problem: Conv2dProblem) -> tuple[Config, ...]:
+    def configs(self, problem: Conv2dProblem) -> tuple[StagedConfig, ...]:
         block_filters: tuple[int, ...] = (64,)
         if problem.filters > 64:  # a split product has registers for three blocks of 64, but one of 128
             block_filters = (64, 128) if self.split else (128, 64)
@@ -106,9 +106,8 @@ class Staged(Winograd):
             for megabytes in self.chunk_megabytes
         )
 
-    def estimate(self, problem: Conv2dProblem, config: Config) -> float:
+    def estimate(self, problem: Conv2dProblem, config: StagedConfig) -> float:
         """The three stages of each chunk: V written from x, V read and M written, y written from M."""
-        assert isinstance(config, StagedConfig)
         tiles = Tiles.of(problem, self.tile)
         inputs = 4 * tiles.points * tiles.count * tiles.channels
         products = 4 * tiles.points * tiles.count * tiles.filters
@@ -124,8 +123,7 @@ class Staged(Winograd):
         )
         return STAGE_US * len(self.recipe(problem, config).after_packing.steps) + stages
 
-    def recipe(self, problem: Conv2dProblem, config: Config) -> Recipe:
-        assert isinstance(config, StagedConfig)
+    def recipe(self, problem: Conv2dProblem, config: StagedConfig) -> Recipe:
         tiles = Tiles.of(problem, self.tile)
         chunks = tiles.chunks(config)
         steps = [self._filter_transform(problem, channels_inside=config.split)]
@@ -171,8 +169,7 @@ class Staged(Winograd):
 class Pipelined(Staged):
     """One launch a chunk: its input transform, the products of the one before, the outputs of the one before that."""
 
-    def recipe(self, problem: Conv2dProblem, config: Config) -> Recipe:
-        assert isinstance(config, StagedConfig)
+    def recipe(self, problem: Conv2dProblem, config: StagedConfig) -> Recipe:
         tiles = Tiles.of(problem, self.tile)
         # V and M are there twice, so a chunk may take half.
         chunks = tiles.chunks(replace(config, chunk_megabytes=config.chunk_megabytes // 2))
@@ -230,16 +227,15 @@ class Pipelined(Staged):
 
 
 @dataclass(frozen=True)
-class Fused(Winograd):
+class Fused(Winograd[FusedConfig]):
     """One launch: 32 tiles and some filters a block, all points in registers."""
 
     shapes: tuple[FusedConfig, ...] = ()
 
-    def configs(self, problem: Conv2dProblem) -> tuple[Config, ...]:
+    def configs(self, problem: Conv2dProblem) -> tuple[FusedConfig, ...]:
         return self.shapes
 
-    def recipe(self, problem: Conv2dProblem, config: Config) -> Recipe:
-        assert isinstance(config, FusedConfig)
+    def recipe(self, problem: Conv2dProblem, config: FusedConfig) -> Recipe:
         tiles = Tiles.of(problem, self.tile)
         constants: dict[str, Constant] = {
             "Element": element(problem.dtype),

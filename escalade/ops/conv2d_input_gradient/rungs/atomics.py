@@ -8,7 +8,7 @@ from escalade.device.program import Program
 from escalade.device.recipe import Buffer, KernelCall, Recipe, Workspace
 from escalade.ops.base.dtypes import element
 from escalade.ops.base.grid import blocks
-from escalade.ops.base.rung import Config, Rung, ThreadsConfig
+from escalade.ops.base.rung import Rung, ThreadsConfig
 from escalade.ops.conv2d.rungs import arguments
 from escalade.ops.conv2d_input_gradient.problem import Conv2dInputGradientProblem
 from escalade.ops.conv2d_input_gradient.rungs.direct import constants
@@ -18,17 +18,16 @@ _FP32_BYTES = 4
 
 
 @dataclass(frozen=True)
-class Atomics(Rung[Conv2dInputGradientProblem]):
+class Atomics(Rung[Conv2dInputGradientProblem, ThreadsConfig]):
     def supports(self, problem: Conv2dInputGradientProblem) -> str | None:
         return (
             None if problem.dtype == "fp32" else f"{self.name} takes fp32, not {problem.dtype}; direct does"
         )
 
-    def configs(self, problem: Conv2dInputGradientProblem) -> tuple[Config, ...]:
+    def configs(self, problem: Conv2dInputGradientProblem) -> tuple[ThreadsConfig, ...]:
         return (ThreadsConfig(),)
 
-    def recipe(self, problem: Conv2dInputGradientProblem, config: Config) -> Recipe:
-        assert isinstance(config, ThreadsConfig)
+    def recipe(self, problem: Conv2dInputGradientProblem, config: ThreadsConfig) -> Recipe:
         f, threads = problem.forward, config.threads
         add = KernelCall(
             Program.of(

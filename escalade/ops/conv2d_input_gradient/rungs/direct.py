@@ -8,7 +8,7 @@ from escalade.device.program import Constant, Program
 from escalade.device.recipe import Buffer, KernelCall, Recipe
 from escalade.ops.base.dtypes import element
 from escalade.ops.base.grid import blocks
-from escalade.ops.base.rung import Config, Rung, ThreadsConfig
+from escalade.ops.base.rung import Rung, ThreadsConfig
 from escalade.ops.conv2d.rungs import arguments
 from escalade.ops.conv2d_input_gradient.problem import Conv2dInputGradientProblem
 from escalade.ops.shared import activation
@@ -27,17 +27,16 @@ def constants(problem: Conv2dInputGradientProblem) -> dict[str, Constant]:
 
 
 @dataclass(frozen=True)
-class Direct(Rung[Conv2dInputGradientProblem]):
+class Direct(Rung[Conv2dInputGradientProblem, ThreadsConfig]):
     last_resort = True
 
     def supports(self, problem: Conv2dInputGradientProblem) -> str | None:
         return None
 
-    def configs(self, problem: Conv2dInputGradientProblem) -> tuple[Config, ...]:
+    def configs(self, problem: Conv2dInputGradientProblem) -> tuple[ThreadsConfig, ...]:
         return tuple(ThreadsConfig(threads) for threads in (256, 128, 512))
 
-    def recipe(self, problem: Conv2dInputGradientProblem, config: Config) -> Recipe:
-        assert isinstance(config, ThreadsConfig)
+    def recipe(self, problem: Conv2dInputGradientProblem, config: ThreadsConfig) -> Recipe:
         call = KernelCall(
             Program.of("conv2d_input_gradient/direct.cu", "conv2d_input_gradient_direct", constants(problem)),
             (blocks(problem.elements, config.threads), 1, 1),

@@ -12,7 +12,7 @@ from escalade.device.recipe import Buffer, KernelCall, Recipe, Workspace
 from escalade.errors import UnsupportedError
 from escalade.ops.base.dtypes import element, widest_vector
 from escalade.ops.base.grid import blocks, ceil_div
-from escalade.ops.base.rung import Config, Rung
+from escalade.ops.base.rung import C, Config, Rung
 from escalade.ops.conv2d import Conv2d, Conv2dProblem
 from escalade.ops.conv2d_input_gradient.problem import Conv2dInputGradientProblem
 from escalade.ops.conv2d_input_gradient.rungs.classes import PixelClass, pixel_classes
@@ -130,7 +130,7 @@ class ClassLaunches:
 
 
 @dataclass(frozen=True)
-class ByClasses(Rung[Conv2dInputGradientProblem]):
+class ByClasses(Rung[Conv2dInputGradientProblem, C]):
     """A convolution of the gradient for each class of pixels."""
 
     convolution: str
@@ -169,11 +169,11 @@ class ByClasses(Rung[Conv2dInputGradientProblem]):
         except UnsupportedError as error:
             return str(error)
 
-    def configs(self, problem: Conv2dInputGradientProblem) -> tuple[Config, ...]:
+    def configs(self, problem: Conv2dInputGradientProblem) -> tuple[C, ...]:
         """The configs of the class with the most taps; the others follow it where they can."""
         return self.inner.configs(largest_class(problem).convolution)
 
-    def recipe(self, problem: Conv2dInputGradientProblem, config: Config) -> Recipe:
+    def recipe(self, problem: Conv2dInputGradientProblem, config: C) -> Recipe:
         """Each class from start to end in a lane, which waits for no other."""
         parts = []
         for number, one in enumerate(pixel_classes(problem.forward)):
@@ -192,17 +192,17 @@ class ByClasses(Rung[Conv2dInputGradientProblem]):
             tuple(workspace for part in parts for workspace in part.workspaces),
         )
 
-    def flips(self, one: PixelClass, config: Config) -> bool:
+    def flips(self, one: PixelClass, config: C) -> bool:
         """Whether a launch turns the filter of a class around, which is read as it lies otherwise."""
         return True
 
     @abstractmethod
     def part(
-        self, problem: Conv2dInputGradientProblem, one: PixelClass, config: Config, launches: ClassLaunches
+        self, problem: Conv2dInputGradientProblem, one: PixelClass, config: C, launches: ClassLaunches
     ) -> Recipe:
         """What takes a class from its filter to its places in dx."""
 
-    def estimate(self, problem: Conv2dInputGradientProblem, config: Config) -> float | None:
+    def estimate(self, problem: Conv2dInputGradientProblem, config: C) -> float | None:
         """Filters turned around side by side, then class after class: each fills the card."""
         f = problem.forward
         total = self.flip_estimate(problem, config)
@@ -216,16 +216,14 @@ class ByClasses(Rung[Conv2dInputGradientProblem]):
                 total += self.card.microseconds(0, f.element_bytes * one.elements)
         return total
 
-    def flip_estimate(self, problem: Conv2dInputGradientProblem, config: Config) -> float:
+    def flip_estimate(self, problem: Conv2dInputGradientProblem, config: C) -> float:
         f = problem.forward
         if not self.flips(largest_class(problem), config):
             return 0.0
         return self.card.microseconds(0, 2 * f.element_bytes * f.weight_elements)
 
     @abstractmethod
-    def part_estimate(
-        self, problem: Conv2dInputGradientProblem, one: PixelClass, config: Config
-    ) -> float | None:
+    def part_estimate(self, problem: Conv2dInputGradientProblem, one: PixelClass, config: C) -> float | None:
         """An estimate for a class without its filter."""
 
     @staticmethod
@@ -249,13 +247,11 @@ class AsConvolution(ByClasses):
     """Each class by a rung of conv2d as it is; results that are not dx as they lie are placed by a launch of their
     own."""
 
-    def _config_of(self, convolution: Conv2dProblem, config: Config) -> Config:
+    def _config_of(self, convolution: Conv2dProblem, config: C) -> Config:
         offered = _offered(self.inner, convolution)
         return config if config in offered else offered[0]
 
-    def part_estimate(
-        self, problem: Conv2dInputGradientProblem, one: PixelClass, config: Config
-    ) -> float | None:
+    def part_estimate(self, problem: Conv2dInputGradientProblem, one: PixelClass, config: C) -> float | None:
         convolution = one.convolution
         us = self.inner.estimate(convolution, self._config_of(convolution, config))
         if us is None or (one.whole and not problem.companion):
@@ -265,7 +261,7 @@ class AsConvolution(ByClasses):
         )
 
     def part(
-        self, problem: Conv2dInputGradientProblem, one: PixelClass, config: Config, launches: ClassLaunches
+        self, problem: Conv2dInputGradientProblem, one: PixelClass, config: C, launches: ClassLaunches
     ) -> Recipe:
         convolution = one.convolution
         inner = self.inner.recipe(convolution, self._config_of(convolution, config))

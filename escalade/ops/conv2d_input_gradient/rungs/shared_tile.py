@@ -91,7 +91,7 @@ def _tiles(forward: Conv2dProblem) -> tuple[TileConfig, ...]:
 
 
 @dataclass(frozen=True)
-class SharedTile(Rung[Conv2dInputGradientProblem]):
+class SharedTile(Rung[Conv2dInputGradientProblem, TileConfig]):
     def supports(self, problem: Conv2dInputGradientProblem) -> str | None:
         f = problem.forward
         if f.groups != 1:
@@ -106,11 +106,10 @@ class SharedTile(Rung[Conv2dInputGradientProblem]):
             return f"{self.name} counts tiles in 32 bits; there are too many for {problem.name}"
         return None
 
-    def configs(self, problem: Conv2dInputGradientProblem) -> tuple[Config, ...]:
+    def configs(self, problem: Conv2dInputGradientProblem) -> tuple[TileConfig, ...]:
         return _tiles(problem.forward)
 
-    def recipe(self, problem: Conv2dInputGradientProblem, config: Config) -> Recipe:
-        assert isinstance(config, TileConfig)
+    def recipe(self, problem: Conv2dInputGradientProblem, config: TileConfig) -> Recipe:
         f = problem.forward
         sizes = {
             "FILTER_HEIGHT": f.filter_height,

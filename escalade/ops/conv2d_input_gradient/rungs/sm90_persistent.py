@@ -43,7 +43,7 @@ MOST_SHARED_SUMS = 64 * 128
 
 
 @dataclass(frozen=True)
-class Persistent(ByClasses):
+class Persistent(ByClasses[PersistentConfig]):
     def _class_refusal(self, one: PixelClass) -> str | None:
         f = one.forward
         if f.dtype not in DTYPES:
@@ -52,7 +52,7 @@ class Persistent(ByClasses):
             return f"{self.name} copies {COPY_BYTES} bytes at once; {f.filters} filters are no multiple"
         return super()._class_refusal(one) or one.windows.unsupported(self.name)
 
-    def configs(self, problem: Conv2dInputGradientProblem) -> tuple[Config, ...]:
+    def configs(self, problem: Conv2dInputGradientProblem) -> tuple[PersistentConfig, ...]:
         largest = largest_class(problem)
         convolution = largest.convolution
         stride = max(problem.forward.stride)
@@ -61,25 +61,29 @@ class Persistent(ByClasses):
         offered = dict.fromkeys(config for rung in rungs for config in rung.configs(convolution))
         whole_lines = [config for config in offered if stride == 1 and _writes_lines(config)]
 
-        def clocks(config: Config) -> float:
+        def clocks(config: PersistentConfig) -> float:
             return _clocks(largest, config, self.card) + self.card.rates.clock * self.flip_estimate(
                 problem, config
             )
 
         return tuple(sorted(whole_lines or offered, key=clocks))
 
-    def flips(self, one: PixelClass, config: Config) -> bool:
-        assert isinstance(config, PersistentConfig)
+    def flips(self, one: PixelClass, config: PersistentConfig) -> bool:
         return one.mn_major is None or not config.takes_mn_major
 
-    def part_estimate(self, problem: Conv2dInputGradientProblem, one: PixelClass, config: Config) -> float:
+    def part_estimate(
+        self, problem: Conv2dInputGradientProblem, one: PixelClass, config: PersistentConfig
+    ) -> float:
         apart = 1.0 if one.whole else APART
         return apart * self.card.microseconds(_clocks(one, config, self.card), self.moved(problem, one))
 
     def part(
-        self, problem: Conv2dInputGradientProblem, one: PixelClass, config: Config, launches: ClassLaunches
+        self,
+        problem: Conv2dInputGradientProblem,
+        one: PixelClass,
+        config: PersistentConfig,
+        launches: ClassLaunches,
     ) -> Recipe:
-        assert isinstance(config, PersistentConfig)
         f = problem.forward
         windows = replace(one.windows, mn_major=None) if self.flips(one, config) else one.windows
         call = product(
@@ -109,7 +113,7 @@ def _writes_lines(config: Config) -> bool:
 
 
 @dataclass(frozen=True)
-class OneLaunch(Rung[Conv2dInputGradientProblem]):
+class OneLaunch(Rung[Conv2dInputGradientProblem, PersistentConfig]):
     """All classes of pixels by one launch, whose tiles belong to a class each."""
 
     @property
@@ -144,7 +148,7 @@ class OneLaunch(Rung[Conv2dInputGradientProblem]):
             return f"no tile of {self.name} suits {problem.name}"
         return sentence
 
-    def configs(self, problem: Conv2dInputGradientProblem) -> tuple[Config, ...]:
+    def configs(self, problem: Conv2dInputGradientProblem) -> tuple[PersistentConfig, ...]:
         """The configs of conv2d for as many tiles as all classes have; blocks that share sums have a slab each in every
         class."""
         every = AllClasses.of(problem.forward)
@@ -162,8 +166,7 @@ class OneLaunch(Rung[Conv2dInputGradientProblem]):
     def _flips(self, every: AllClasses, config: PersistentConfig) -> bool:
         return every.together.mn_major is None or not config.takes_mn_major
 
-    def estimate(self, problem: Conv2dInputGradientProblem, config: Config) -> float:
-        assert isinstance(config, PersistentConfig)
+    def estimate(self, problem: Conv2dInputGradientProblem, config: PersistentConfig) -> float:
         f, every = problem.forward, AllClasses.of(problem.forward)
         slabs = [one.windows.slabs for one in every.classes]
         pixels, count = every.together.windows.pixels, len(slabs)
@@ -178,8 +181,7 @@ class OneLaunch(Rung[Conv2dInputGradientProblem]):
         flips = self.card.microseconds(0, flipped) if self._flips(every, config) else 0.0
         return flips + APART * self.card.microseconds(clocks, problem.bytes)
 
-    def recipe(self, problem: Conv2dInputGradientProblem, config: Config) -> Recipe:
-        assert isinstance(config, PersistentConfig)
+    def recipe(self, problem: Conv2dInputGradientProblem, config: PersistentConfig) -> Recipe:
         f, every = problem.forward, AllClasses.of(problem.forward)
         windows, weight = every.together.windows, "weight"
         steps: tuple[KernelCall, ...] = ()

@@ -150,7 +150,7 @@ def _ways(convolution: Conv2dProblem, card: Card) -> tuple[_Way, ...]:
 
 
 @dataclass(frozen=True)
-class Subpixel(Rung[Conv2dInputGradientProblem]):
+class Subpixel(Rung[Conv2dInputGradientProblem, SubpixelConfig]):
     def supports(self, problem: Conv2dInputGradientProblem) -> str | None:
         f = problem.forward
         if f.dtype not in MULTIPLIED:
@@ -174,15 +174,14 @@ class Subpixel(Rung[Conv2dInputGradientProblem]):
             refusal = str(error)
         return refusal and f"as one convolution, {refusal}"
 
-    def configs(self, problem: Conv2dInputGradientProblem) -> tuple[Config, ...]:
+    def configs(self, problem: Conv2dInputGradientProblem) -> tuple[SubpixelConfig, ...]:
         return tuple(SubpixelConfig(way.rung.name) for way in _ways(_spread(problem).convolution, self.card))
 
-    def _way(self, problem: Conv2dInputGradientProblem, config: Config) -> _Way:
-        assert isinstance(config, SubpixelConfig)
+    def _way(self, problem: Conv2dInputGradientProblem, config: SubpixelConfig) -> _Way:
         ways = _ways(_spread(problem).convolution, self.card)
         return next(way for way in ways if way.rung.name == config.convolution)
 
-    def estimate(self, problem: Conv2dInputGradientProblem, config: Config) -> float:
+    def estimate(self, problem: Conv2dInputGradientProblem, config: SubpixelConfig) -> float:
         return self._way(problem, config).us + self._besides(problem)
 
     def least(self, problem: Conv2dInputGradientProblem) -> float:
@@ -194,7 +193,7 @@ class Subpixel(Rung[Conv2dInputGradientProblem]):
         filters = self.card.microseconds(0, size * spread.convolution.weight_elements)
         return filters + (0.0 if spread.whole else self.card.microseconds(0, 2 * size * problem.elements))
 
-    def recipe(self, problem: Conv2dInputGradientProblem, config: Config) -> Recipe:
+    def recipe(self, problem: Conv2dInputGradientProblem, config: SubpixelConfig) -> Recipe:
         spread, way = _spread(problem), self._way(problem, config)
         convolution, size = spread.convolution, problem.forward.element_bytes
         result = "y" if spread.whole else RESULTS

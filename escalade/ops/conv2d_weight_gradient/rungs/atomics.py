@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from escalade.device.program import Constant, Program
 from escalade.device.recipe import Buffer, Int64, KernelCall, Recipe, Workspace
 from escalade.ops.base.grid import blocks, ceil_div
-from escalade.ops.base.rung import Config, Rung, ThreadsConfig
+from escalade.ops.base.rung import Rung, ThreadsConfig
 from escalade.ops.conv2d.rungs import arguments
 from escalade.ops.conv2d_weight_gradient.problem import Conv2dWeightGradientProblem
 from escalade.ops.conv2d_weight_gradient.rungs import parts
@@ -21,7 +21,7 @@ _LEAST_PIXELS = 64
 
 
 @dataclass(frozen=True)
-class Summed(Rung[Conv2dWeightGradientProblem]):
+class Summed(Rung[Conv2dWeightGradientProblem, ThreadsConfig]):
     """A rung whose threads add to the same sums, in fp32."""
 
     def supports(self, problem: Conv2dWeightGradientProblem) -> str | None:
@@ -29,7 +29,7 @@ class Summed(Rung[Conv2dWeightGradientProblem]):
             None if problem.dtype == "fp32" else f"{self.name} takes fp32, not {problem.dtype}; direct does"
         )
 
-    def configs(self, problem: Conv2dWeightGradientProblem) -> tuple[Config, ...]:
+    def configs(self, problem: Conv2dWeightGradientProblem) -> tuple[ThreadsConfig, ...]:
         return (ThreadsConfig(),)
 
 
@@ -39,8 +39,7 @@ def _constants(problem: Conv2dWeightGradientProblem) -> dict[str, Constant]:
 
 @dataclass(frozen=True)
 class Atomics(Summed):
-    def recipe(self, problem: Conv2dWeightGradientProblem, config: Config) -> Recipe:
-        assert isinstance(config, ThreadsConfig)
+    def recipe(self, problem: Conv2dWeightGradientProblem, config: ThreadsConfig) -> Recipe:
         f, elements = problem.forward, problem.part_elements
         add = KernelCall(
             Program.of(
@@ -70,8 +69,7 @@ class Atomics(Summed):
 
 @dataclass(frozen=True)
 class SharedSums(Summed):
-    def recipe(self, problem: Conv2dWeightGradientProblem, config: Config) -> Recipe:
-        assert isinstance(config, ThreadsConfig)
+    def recipe(self, problem: Conv2dWeightGradientProblem, config: ThreadsConfig) -> Recipe:
         f = problem.forward
         tiles = f.filters * ceil_div(f.weight_elements // f.filters, _TILE)
         # As many parts as fill the card, but none of a few pixels only.

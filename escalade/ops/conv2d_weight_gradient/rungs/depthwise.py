@@ -74,7 +74,7 @@ def _work(problem: Conv2dWeightGradientProblem, config: DepthwiseConfig, card: C
 
 
 @dataclass(frozen=True)
-class Depthwise(Rung[Conv2dWeightGradientProblem]):
+class Depthwise(Rung[Conv2dWeightGradientProblem, DepthwiseConfig]):
     def supports(self, problem: Conv2dWeightGradientProblem) -> str | None:
         f = problem.forward
         if f.layout != "nhwc":
@@ -112,19 +112,17 @@ class Depthwise(Rung[Conv2dWeightGradientProblem]):
             ]
         return found
 
-    def configs(self, problem: Conv2dWeightGradientProblem) -> tuple[Config, ...]:
+    def configs(self, problem: Conv2dWeightGradientProblem) -> tuple[DepthwiseConfig, ...]:
         found = [
             replace(config, part_rounds=_work(problem, config, self.card).best())
             for config in self._candidates(problem.forward)
         ]
         return tuple(sorted(found, key=lambda config: self.estimate(problem, config))[:MOST_CONFIGS])
 
-    def estimate(self, problem: Conv2dWeightGradientProblem, config: Config) -> float:
-        assert isinstance(config, DepthwiseConfig)
+    def estimate(self, problem: Conv2dWeightGradientProblem, config: DepthwiseConfig) -> float:
         return _work(problem, config, self.card).microseconds(problem, config.part_rounds)
 
-    def recipe(self, problem: Conv2dWeightGradientProblem, config: Config) -> Recipe:
-        assert isinstance(config, DepthwiseConfig)
+    def recipe(self, problem: Conv2dWeightGradientProblem, config: DepthwiseConfig) -> Recipe:
         f = problem.forward
         walks, part_walks = config.walks(f), config.part_rounds * config.positions
         count = ceil_div(walks, part_walks)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from escalade.device.program import Program
 from escalade.device.recipe import Buffer, Int64, KernelCall, Recipe
 from escalade.ops.base.grid import blocks, ceil_div
-from escalade.ops.base.rung import Config, Rung, ThreadsConfig
+from escalade.ops.base.rung import Rung, ThreadsConfig
 from escalade.ops.conv2d.rungs import arguments
 from escalade.ops.conv2d_weight_gradient.problem import Conv2dWeightGradientProblem
 from escalade.ops.conv2d_weight_gradient.rungs import parts
@@ -18,17 +18,16 @@ _LEAST_PIXELS = 16
 
 
 @dataclass(frozen=True)
-class Direct(Rung[Conv2dWeightGradientProblem]):
+class Direct(Rung[Conv2dWeightGradientProblem, ThreadsConfig]):
     last_resort = True
 
     def supports(self, problem: Conv2dWeightGradientProblem) -> str | None:
         return None
 
-    def configs(self, problem: Conv2dWeightGradientProblem) -> tuple[Config, ...]:
+    def configs(self, problem: Conv2dWeightGradientProblem) -> tuple[ThreadsConfig, ...]:
         return tuple(ThreadsConfig(threads) for threads in (256, 128, 64))
 
-    def recipe(self, problem: Conv2dWeightGradientProblem, config: Config) -> Recipe:
-        assert isinstance(config, ThreadsConfig)
+    def recipe(self, problem: Conv2dWeightGradientProblem, config: ThreadsConfig) -> Recipe:
         pixels = problem.forward.output_pixels
         # As many parts as fill the card, but none of a few pixels only.
         wanted = ceil_div(self.card.filling * 256, problem.part_elements)

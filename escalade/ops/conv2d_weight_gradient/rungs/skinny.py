@@ -188,7 +188,7 @@ class _Bands:
 
 
 @dataclass(frozen=True)
-class Skinny(Rung[Conv2dWeightGradientProblem]):
+class Skinny(Rung[Conv2dWeightGradientProblem, SkinnyConfig]):
     def supports(self, problem: Conv2dWeightGradientProblem) -> str | None:
         f, roles = problem.forward, Roles.of(problem.forward)
         if f.layout != "nhwc":
@@ -212,7 +212,7 @@ class Skinny(Rung[Conv2dWeightGradientProblem]):
             return f"{self.name} keeps rows of the image in shared memory, and {f.width} columns are too many"
         return None
 
-    def configs(self, problem: Conv2dWeightGradientProblem) -> tuple[Config, ...]:
+    def configs(self, problem: Conv2dWeightGradientProblem) -> tuple[SkinnyConfig, ...]:
         roles = Roles.of(problem.forward)
         wanted = ceil_div(roles.channels, _warp_channels(problem))
         found = []
@@ -223,16 +223,14 @@ class Skinny(Rung[Conv2dWeightGradientProblem]):
                     found.append(replace(cut.config, part_bands=cut.work(self.card).best()))
         return tuple(sorted(found, key=lambda config: self.estimate(problem, config)))
 
-    def estimate(self, problem: Conv2dWeightGradientProblem, config: Config) -> float:
-        assert isinstance(config, SkinnyConfig)
+    def estimate(self, problem: Conv2dWeightGradientProblem, config: SkinnyConfig) -> float:
         work = _Bands(problem, Roles.of(problem.forward), config).work(self.card)
         loaded = LOADED.get(problem.dtype, MOSTLY_LOADED)
         reading = self.card.passing(problem.traffic) * self.card.rates.clock / loaded
         clocks = max(work.cost(config.part_bands), reading)
         return self.card.microseconds(clocks, 0, launches=2)
 
-    def recipe(self, problem: Conv2dWeightGradientProblem, config: Config) -> Recipe:
-        assert isinstance(config, SkinnyConfig)
+    def recipe(self, problem: Conv2dWeightGradientProblem, config: SkinnyConfig) -> Recipe:
         f, roles = problem.forward, Roles.of(problem.forward)
         cut = _Bands(problem, roles, config)
         rows, columns = roles.rows, roles.columns

@@ -141,7 +141,7 @@ def _shapes(f: Conv2dProblem, boxes: int) -> list[tuple[int, int, int]]:
 
 
 @dataclass(frozen=True)
-class FewChannels(HopperRung):
+class FewChannels(HopperRung[FewChannelsConfig]):
     def limits(self, forward: Conv2dProblem) -> str | None:
         f = forward
         if f.channels > MOST_CHANNELS:
@@ -157,7 +157,7 @@ class FewChannels(HopperRung):
             return f"{self.name} counts packed pixels in 32 bits; {Packing.of(f).pixels} are too many"
         return None
 
-    def configs(self, problem: Conv2dWeightGradientProblem) -> tuple[Config, ...]:
+    def configs(self, problem: Conv2dWeightGradientProblem) -> tuple[FewChannelsConfig, ...]:
         f, packing = problem.forward, Packing.of(problem.forward)
         found = []
         for shape in _shapes(f, packing.boxes):
@@ -180,8 +180,7 @@ class FewChannels(HopperRung):
             )
         )
 
-    def estimate(self, problem: Conv2dWeightGradientProblem, config: Config) -> float:
-        assert isinstance(config, FewChannelsConfig)
+    def estimate(self, problem: Conv2dWeightGradientProblem, config: FewChannelsConfig) -> float:
         f, packed = problem.forward, Packing.of(problem.forward).bytes
         packing = self.card.microseconds(0, f.element_bytes * f.input_elements + packed)
         moved = f.element_bytes * f.output_elements + packed
@@ -189,8 +188,7 @@ class FewChannels(HopperRung):
             config.work(problem, self.card).cost(config.part_slabs), moved, launches=2
         )
 
-    def recipe(self, problem: Conv2dWeightGradientProblem, config: Config) -> Recipe:
-        assert isinstance(config, FewChannelsConfig)
+    def recipe(self, problem: Conv2dWeightGradientProblem, config: FewChannelsConfig) -> Recipe:
         f, packing, work = problem.forward, Packing.of(problem.forward), config.work(problem, self.card)
         constants = {**parts.constants(problem), "CHANNELS": f.channels, "GROUP": packing.group}
         pack = KernelCall(

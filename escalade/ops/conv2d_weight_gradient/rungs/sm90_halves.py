@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 from escalade.device.program import Program
 from escalade.device.recipe import Buffer, ConstantCopy, Int64, KernelCall, Recipe, Workspace
 from escalade.ops.base.accuracy import tf32_tolerance
 from escalade.ops.base.grid import ceil_div
-from escalade.ops.base.rung import Config, Rung
+from escalade.ops.base.rung import Rung
 from escalade.ops.conv2d_weight_gradient.problem import Conv2dWeightGradientProblem
 from escalade.ops.conv2d_weight_gradient.rungs import parts
 from escalade.ops.conv2d_weight_gradient.rungs.sm90_wgmma import WGMMA, Wgmma
@@ -62,10 +63,10 @@ class Halves(Rung[Conv2dWeightGradientProblem]):
             return f"{self.name} takes {' and '.join(PAIRS)}, not {problem.dtype}; {self.inner.name} does"
         return self.inner.supports(_halved(problem))
 
-    def configs(self, problem: Conv2dWeightGradientProblem) -> tuple[Config, ...]:
+    def configs(self, problem: Conv2dWeightGradientProblem) -> tuple[Any, ...]:
         return self.inner.on(self.card).configs(_halved(problem))
 
-    def estimate(self, problem: Conv2dWeightGradientProblem, config: Config) -> float:
+    def estimate(self, problem: Conv2dWeightGradientProblem, config: Any) -> float:
         """Numbers are read and halves written, and each pair of halves is a gradient in fp16."""
         f, launch, inner = problem.forward, self.card.rates.launch_us, self.inner.on(self.card)
         products = 0.0
@@ -78,14 +79,14 @@ class Halves(Rung[Conv2dWeightGradientProblem]):
         return self.card.microseconds(0, moved, launches=2) + products + launch
 
     def _pairs(
-        self, problem: Conv2dWeightGradientProblem, config: Config
-    ) -> Iterator[tuple[tuple[str, str], Config]]:
+        self, problem: Conv2dWeightGradientProblem, config: Any
+    ) -> Iterator[tuple[tuple[str, str], Any]]:
         """The pairs of halves, and how each is multiplied."""
         short = self.inner.on(self.card).shortened(_halved(problem), config, MOST_PRODUCTS[problem.dtype])
         for pair in PAIRS[problem.dtype]:
             yield pair, config if "lower" in pair else short
 
-    def recipe(self, problem: Conv2dWeightGradientProblem, config: Config) -> Recipe:
+    def recipe(self, problem: Conv2dWeightGradientProblem, config: Any) -> Recipe:
         f = problem.forward
         products: list[KernelCall | ConstantCopy] = []
         counts: list[int] = []

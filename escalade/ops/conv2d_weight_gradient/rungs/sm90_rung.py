@@ -6,7 +6,7 @@ from abc import abstractmethod
 from dataclasses import dataclass
 
 from escalade.device.architecture import WITH_WGMMA
-from escalade.ops.base.rung import Rung
+from escalade.ops.base.rung import C, Rung
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.conv2d_weight_gradient.problem import Conv2dWeightGradientProblem
 
@@ -41,7 +41,7 @@ def narrow(rung: str, f: Conv2dProblem) -> str | None:
 
 
 @dataclass(frozen=True)
-class HopperRung(Rung[Conv2dWeightGradientProblem]):
+class HopperRung(Rung[Conv2dWeightGradientProblem, C]):
     """A rung with Hopper's own units, in fp16 and bf16, nhwc, without groups."""
 
     @property

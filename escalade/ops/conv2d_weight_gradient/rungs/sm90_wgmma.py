@@ -81,11 +81,11 @@ def _slabs(f: Conv2dProblem) -> int:
 
 
 @dataclass(frozen=True)
-class Wgmma(HopperRung):
+class Wgmma(HopperRung[WgmmaConfig]):
     def limits(self, forward: Conv2dProblem) -> str | None:
         return narrow(self.name, forward) or Windows.of(forward).unsupported(self.name)
 
-    def configs(self, problem: Conv2dWeightGradientProblem) -> tuple[Config, ...]:
+    def configs(self, problem: Conv2dWeightGradientProblem) -> tuple[WgmmaConfig, ...]:
         divided = (replace(tile, part_slabs=tile.work(problem, self.card).best()) for tile in TILES)
         # Where memory bounds them all, the one that copies least.
         return tuple(
@@ -94,20 +94,17 @@ class Wgmma(HopperRung):
             )
         )
 
-    def estimate(self, problem: Conv2dWeightGradientProblem, config: Config) -> float:
-        assert isinstance(config, WgmmaConfig)
+    def estimate(self, problem: Conv2dWeightGradientProblem, config: WgmmaConfig) -> float:
         return config.work(problem, self.card).microseconds(problem, config.part_slabs)
 
-    def shortened(self, problem: Conv2dWeightGradientProblem, config: Config, products: int) -> Config:
+    def shortened(self, problem: Conv2dWeightGradientProblem, config: WgmmaConfig, products: int) -> Config:
         """A config of this tile whose parts add up so many products of `STEP_PIXELS` at most."""
-        assert isinstance(config, WgmmaConfig)
         most = max(1, products * STEP_PIXELS // SLAB)
         if config.part_slabs <= most:
             return config
         return replace(config, part_slabs=config.work(problem, self.card).best(most))
 
-    def recipe(self, problem: Conv2dWeightGradientProblem, config: Config) -> Recipe:
-        assert isinstance(config, WgmmaConfig)
+    def recipe(self, problem: Conv2dWeightGradientProblem, config: WgmmaConfig) -> Recipe:
         f = problem.forward
         gradients = TiledMap(Buffer("gradient"), f.dtype, (f.filters, f.output_pixels), (BOX, SLAB))
         pixels = Windows.of(f).pixel_map(Buffer("x"), SLAB)

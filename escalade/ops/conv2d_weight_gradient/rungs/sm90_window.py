@@ -59,7 +59,7 @@ def _window_work(problem: Conv2dWeightGradientProblem, rows: int, card: Card) ->
 
 
 @dataclass(frozen=True)
-class Window(HopperRung):
+class Window(HopperRung[WindowConfig]):
     def limits(self, forward: Conv2dProblem) -> str | None:
         f = forward
         sentence = narrow(self.name, f)
@@ -74,7 +74,7 @@ class Window(HopperRung):
             return f"{self.name} takes strides of 1 or 2 for both sides, not {f.stride}; wgmma takes others"
         return None
 
-    def configs(self, problem: Conv2dWeightGradientProblem) -> tuple[Config, ...]:
+    def configs(self, problem: Conv2dWeightGradientProblem) -> tuple[WindowConfig, ...]:
         f = problem.forward
         found = []
         for rows in range(1, MOST_ROWS + 1):
@@ -86,20 +86,17 @@ class Window(HopperRung):
             found.append(WindowConfig(rows, stages, _window_work(problem, rows, self.card).best()))
         return tuple(sorted(found, key=lambda config: (self.estimate(problem, config), -config.rows)))
 
-    def estimate(self, problem: Conv2dWeightGradientProblem, config: Config) -> float:
-        assert isinstance(config, WindowConfig)
+    def estimate(self, problem: Conv2dWeightGradientProblem, config: WindowConfig) -> float:
         return _window_work(problem, config.rows, self.card).microseconds(problem, config.part_columns)
 
-    def shortened(self, problem: Conv2dWeightGradientProblem, config: Config, products: int) -> Config:
+    def shortened(self, problem: Conv2dWeightGradientProblem, config: WindowConfig, products: int) -> Config:
         """A config of these strips whose parts add up so many products at most: a column has one a row."""
-        assert isinstance(config, WindowConfig)
         most = max(1, products // config.rows)
         if config.part_columns <= most:
             return config
         return replace(config, part_columns=_window_work(problem, config.rows, self.card).best(most))
 
-    def recipe(self, problem: Conv2dWeightGradientProblem, config: Config) -> Recipe:
-        assert isinstance(config, WindowConfig)
+    def recipe(self, problem: Conv2dWeightGradientProblem, config: WindowConfig) -> Recipe:
         f, stride = problem.forward, problem.forward.stride[0]
 
         def images(name: str, channels: int, height: int, width: int, rows: int, columns: int) -> TiledMap:

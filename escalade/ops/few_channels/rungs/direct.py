@@ -28,13 +28,13 @@ class DirectConfig(Config):
     threads: int = 128
 
 
-class Direct(Rung[FewChannelsProblem]):
+class Direct(Rung[FewChannelsProblem, DirectConfig]):
     def supports(self, problem: FewChannelsProblem) -> str | None:
         if not self.configs(problem):
             return f"the weights of one filter do not fit in {_STATIC_SHARED_BYTES} bytes; `matrix_unroll` takes any"
         return arguments.too_wide(self.name, problem)
 
-    def configs(self, problem: FewChannelsProblem) -> tuple[Config, ...]:
+    def configs(self, problem: FewChannelsProblem) -> tuple[DirectConfig, ...]:
         p = problem
         each = 4 * p.channels * p.taps
         shared = [
@@ -46,8 +46,7 @@ class Direct(Rung[FewChannelsProblem]):
         fits = p.weight_elements * ELEMENT_BYTES[p.storage] <= _CONSTANT_BYTES
         return (*shared, *constant) if fits else tuple(shared)
 
-    def recipe(self, problem: FewChannelsProblem, config: Config) -> Recipe:
-        assert isinstance(config, DirectConfig)
+    def recipe(self, problem: FewChannelsProblem, config: DirectConfig) -> Recipe:
         p = problem
         constant = config.weights == "constant"
         constants = arguments.constants(p) | {

@@ -29,7 +29,7 @@ class ChunksConfig(Config):
 
 
 @dataclass(frozen=True)
-class Unrolled(Rung[FewChannelsProblem]):
+class Unrolled(Rung[FewChannelsProblem, ChunksConfig]):
     """The three steps, for all images at once or for chunks of them in two lanes."""
 
     in_chunks: bool = False
@@ -46,14 +46,13 @@ class Unrolled(Rung[FewChannelsProblem]):
         products = problem.conv_elements * problem.channels * problem.taps
         return tf32_tolerance(problem.dtype, products, super().tolerance(problem, peer_error))
 
-    def configs(self, problem: FewChannelsProblem) -> tuple[Config, ...]:
+    def configs(self, problem: FewChannelsProblem) -> tuple[ChunksConfig, ...]:
         if not self.in_chunks:
             return (ChunksConfig(),)
         most = max(1, problem.batch)
         return tuple(dict.fromkeys(ChunksConfig(min(chunks, most)) for chunks in (32, 16, 64, 96)))
 
-    def recipe(self, problem: FewChannelsProblem, config: Config) -> Recipe:
-        assert isinstance(config, ChunksConfig)
+    def recipe(self, problem: FewChannelsProblem, config: ChunksConfig) -> Recipe:
         images = blocks(problem.batch, config.chunks)
         steps: list[KernelCall] = []
         workspaces: dict[str, Workspace] = {}

@@ -222,7 +222,7 @@ def _row_configs(problem: FewChannelsProblem, card: Card) -> tuple[RowsConfig, .
     return tuple(sorted(found, key=lambda config: -found[config])[:12])
 
 
-class Rows(Rung[FewChannelsProblem]):
+class Rows(Rung[FewChannelsProblem, RowsConfig]):
     def supports(self, problem: FewChannelsProblem) -> str | None:
         p = problem
         if p.pool > MOST_POOL:
@@ -238,11 +238,10 @@ class Rows(Rung[FewChannelsProblem]):
             )
         return None
 
-    def configs(self, problem: FewChannelsProblem) -> tuple[Config, ...]:
+    def configs(self, problem: FewChannelsProblem) -> tuple[RowsConfig, ...]:
         return _row_configs(problem, self.card)
 
-    def recipe(self, problem: FewChannelsProblem, config: Config) -> Recipe:
-        assert isinstance(config, RowsConfig)
+    def recipe(self, problem: FewChannelsProblem, config: RowsConfig) -> Recipe:
         p, tiling = problem, _Tiling(problem, config, self.card)
         constants = arguments.constants(p) | {
             **activation.constants_of(p),

@@ -309,7 +309,7 @@ def _configs(problem: FewChannelsProblem, card: Card) -> tuple[TileConfig, ...]:
 
 
 @dataclass(frozen=True)
-class TensorCore(Rung[FewChannelsProblem]):
+class TensorCore(Rung[FewChannelsProblem, TileConfig]):
     dtypes: tuple[str, ...] = ("fp16", "bf16")
     finishes: bool = False
     """The activation and pooling in registers, instead of by a launch of their own."""
@@ -339,15 +339,14 @@ class TensorCore(Rung[FewChannelsProblem]):
             return f"an image of {p.height}x{p.width} does not fit in shared memory; `matrix_unroll` takes larger ones"
         return None
 
-    def configs(self, problem: FewChannelsProblem) -> tuple[Config, ...]:
+    def configs(self, problem: FewChannelsProblem) -> tuple[TileConfig, ...]:
         return _configs(self._part(problem), self.card)
 
     def _part(self, problem: FewChannelsProblem) -> FewChannelsProblem:
         """What the convolution's kernel does."""
         return problem if self.finishes else replace(problem, relu=False, activation="", pool=1)
 
-    def recipe(self, problem: FewChannelsProblem, config: Config) -> Recipe:
-        assert isinstance(config, TileConfig)
+    def recipe(self, problem: FewChannelsProblem, config: TileConfig) -> Recipe:
         part = self._part(problem)
         target = Buffer("y" if part == problem else "unfinished")
         columns = Columns(part, config.tiles_n)

@@ -15,15 +15,14 @@ from escalade.ops.linear.rungs.arguments import constants, launch_arguments, ref
 
 
 @dataclass(frozen=True)
-class Naive(Rung[LinearProblem]):
+class Naive(Rung[LinearProblem, ThreadsConfig]):
     def supports(self, problem: LinearProblem) -> str | None:
         return None
 
-    def configs(self, problem: LinearProblem) -> tuple[Config, ...]:
+    def configs(self, problem: LinearProblem) -> tuple[ThreadsConfig, ...]:
         return tuple(ThreadsConfig(threads) for threads in (256, 128, 64))
 
-    def recipe(self, problem: LinearProblem, config: Config) -> Recipe:
-        assert isinstance(config, ThreadsConfig)
+    def recipe(self, problem: LinearProblem, config: ThreadsConfig) -> Recipe:
         call = KernelCall(
             Program.of("linear/naive.cu", "linear_naive", {**constants(problem), "PIXELS": problem.pixels}),
             (ceil_div(problem.output_elements, config.threads), 1, 1),
@@ -82,11 +81,11 @@ TILES = (
 
 
 @dataclass(frozen=True)
-class Tiled(Rung[LinearProblem]):
+class Tiled(Rung[LinearProblem, TiledConfig]):
     def supports(self, problem: LinearProblem) -> str | None:
         return refuses_pixels(self.name, problem)
 
-    def configs(self, problem: LinearProblem) -> tuple[Config, ...]:
+    def configs(self, problem: LinearProblem) -> tuple[TiledConfig, ...]:
         offered, multiprocessors = list(TILES), self.card.multiprocessors
         for config in TILES:
             most = min(
@@ -95,8 +94,7 @@ class Tiled(Rung[LinearProblem]):
             offered += [replace(config, splits=splits) for splits in {most, most // 2} if splits > 1]
         return tuple(sorted(offered, key=lambda config: config.cost(problem, multiprocessors))[:12])
 
-    def recipe(self, problem: LinearProblem, config: Config) -> Recipe:
-        assert isinstance(config, TiledConfig)
+    def recipe(self, problem: LinearProblem, config: TiledConfig) -> Recipe:
         p, whole = problem, config.splits == 1
         output = element(p.dtype) if whole else Type("float")
         tile: dict[str, Constant] = {
@@ -176,7 +174,7 @@ multiprocessor."""
 
 
 @dataclass(frozen=True)
-class WarpPerOutput(Rung[LinearProblem]):
+class WarpPerOutput(Rung[LinearProblem, WarpConfig]):
     def supports(self, problem: LinearProblem) -> str | None:
         if problem.batch > MOST_ROWS:
             return (
@@ -184,7 +182,7 @@ class WarpPerOutput(Rung[LinearProblem]):
             )
         return refuses_pixels(self.name, problem)
 
-    def configs(self, problem: LinearProblem) -> tuple[Config, ...]:
+    def configs(self, problem: LinearProblem) -> tuple[WarpConfig, ...]:
         rows = next((count for count in (1, 2, 4) if problem.batch <= count), 8)
         offered = []
         for outputs in _OUTPUTS[rows]:
@@ -193,8 +191,7 @@ class WarpPerOutput(Rung[LinearProblem]):
                 offered += [fitted, *_neighbours(fitted)]
         return tuple(dict.fromkeys(offered))
 
-    def recipe(self, problem: LinearProblem, config: Config) -> Recipe:
-        assert isinstance(config, WarpConfig)
+    def recipe(self, problem: LinearProblem, config: WarpConfig) -> Recipe:
         width = widest_vector(problem.dtype, problem.in_features)
         warps = config.output_warps * config.depth_warps
         streams: dict[str, Constant] = {

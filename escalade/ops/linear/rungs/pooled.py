@@ -98,7 +98,7 @@ CONFIGS = (PooledConfig(512, 1), PooledConfig(256, 1), PooledConfig(512, 2), Poo
 early."""
 
 
-class Pooled(Rung[LinearProblem]):
+class Pooled(Rung[LinearProblem, PooledConfig]):
     def supports(self, problem: LinearProblem) -> str | None:
         if problem.pixels == 1:
             return f"{self.name} takes means over several pixels; this is a row already"
@@ -111,11 +111,10 @@ class Pooled(Rung[LinearProblem]):
             )
         return None
 
-    def configs(self, problem: LinearProblem) -> tuple[Config, ...]:
+    def configs(self, problem: LinearProblem) -> tuple[PooledConfig, ...]:
         return tuple(config for config in CONFIGS if config.outputs**2 * _packs(problem) <= MOST_PACKS)
 
-    def recipe(self, problem: LinearProblem, config: Config) -> Recipe:
-        assert isinstance(config, PooledConfig)
+    def recipe(self, problem: LinearProblem, config: PooledConfig) -> Recipe:
         p, vector = problem, _vector(problem)
         groups = max(1, min(config.threads * vector // p.in_features, p.pixels, MOST_GROUPS))
         choices: dict[str, Constant] = {

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from escalade.device.program import Constant, Macro, Type
 from escalade.device.recipe import Buffer
 from escalade.ops.base.dtypes import element
-from escalade.ops.base.rung import Rung
+from escalade.ops.base.rung import C, Rung
 from escalade.ops.mlp.problem import ACTIVATIONS, Layer, MlpProblem
 
 MOST_LAYERS = 32
@@ -55,7 +55,7 @@ def widest(layers: Sequence[Layer]) -> int:
 
 
 @dataclass(frozen=True)
-class ChainRung(Rung[MlpProblem]):
+class ChainRung(Rung[MlpProblem, C]):
     """One launch for the whole chain, with what lies between the layers in shared memory."""
 
     def shared_bytes(self, problem: MlpProblem) -> int:

@@ -28,14 +28,14 @@ _MOST_THREADS = 512
 
 
 @dataclass(frozen=True)
-class Fused(ChainRung):
+class Fused(ChainRung[FusedConfig]):
     warp_reductions: bool = False
     vectorised: bool = False
 
     def shared_bytes(self, problem: MlpProblem) -> int:
         return 4 * (2 * _padded(chain.widest(problem.layers)) + _MOST_THREADS)
 
-    def configs(self, problem: MlpProblem) -> tuple[Config, ...]:
+    def configs(self, problem: MlpProblem) -> tuple[FusedConfig, ...]:
         """A thread an output of the widest layer, or a part of it."""
         widest = max(layer.width_out for layer in problem.layers)
         suited = sorted((64, 128, 256, _MOST_THREADS), key=lambda threads: abs(threads - min(widest, 256)))
@@ -43,8 +43,7 @@ class Fused(ChainRung):
             FusedConfig(threads, gelu) for gelu, threads in product(gelu_forms(problem.dtype), suited[:3])
         )
 
-    def recipe(self, problem: MlpProblem, config: Config) -> Recipe:
-        assert isinstance(config, FusedConfig)
+    def recipe(self, problem: MlpProblem, config: FusedConfig) -> Recipe:
         p = problem
 
         def vector(*lengths: int) -> int:

@@ -8,14 +8,14 @@ from escalade.device.program import Constant, Program
 from escalade.device.recipe import Buffer, Int64, KernelCall, Recipe, Workspace
 from escalade.ops.base.dtypes import ELEMENT_BYTES, element
 from escalade.ops.base.grid import blocks
-from escalade.ops.base.rung import Config, Rung, ThreadsConfig
+from escalade.ops.base.rung import Rung, ThreadsConfig
 from escalade.ops.mlp.problem import ACTIVATIONS, MlpProblem
 from escalade.ops.mlp.rungs import chain
 from escalade.ops.mlp.rungs.gelu import gelu_constants
 
 
 @dataclass(frozen=True)
-class Layers(Rung[MlpProblem]):
+class Layers(Rung[MlpProblem, ThreadsConfig]):
     def supports(self, problem: MlpProblem) -> str | None:
         rows = problem.batch * max(layer.groups for layer in problem.layers)
         if rows >= 2**31:
@@ -24,11 +24,10 @@ class Layers(Rung[MlpProblem]):
             )
         return None
 
-    def configs(self, problem: MlpProblem) -> tuple[Config, ...]:
+    def configs(self, problem: MlpProblem) -> tuple[ThreadsConfig, ...]:
         return tuple(ThreadsConfig(threads) for threads in (256, 128, 64))
 
-    def recipe(self, problem: MlpProblem, config: Config) -> Recipe:
-        assert isinstance(config, ThreadsConfig)
+    def recipe(self, problem: MlpProblem, config: ThreadsConfig) -> Recipe:
         p = problem
         steps = _Steps(p.dtype, config.threads)
         value = "x"

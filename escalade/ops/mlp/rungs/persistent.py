@@ -242,7 +242,7 @@ def _row_pitch(width: int) -> int:
 
 
 @dataclass(frozen=True)
-class Persistent(ChainRung):
+class Persistent(ChainRung[PersistentConfig]):
     def supports(self, problem: MlpProblem) -> str | None:
         if problem.batch >= MOST_BATCH:
             return f"{self.name} counts rows in 30 bits, and here are {problem.batch}; split the batch"
@@ -253,7 +253,7 @@ class Persistent(ChainRung):
         offered = _offered(problem.layers, problem.batch, self.card)
         return offered[0].shared_bytes if offered else self.card.shared_bytes + 1
 
-    def configs(self, problem: MlpProblem) -> tuple[Config, ...]:
+    def configs(self, problem: MlpProblem) -> tuple[PersistentConfig, ...]:
         """Conversions from 16 bits leave no registers for two steps."""
         return tuple(
             PersistentConfig(one.shape.teams, one.shape.threads, one.shape.items, unroll, gelu)
@@ -262,8 +262,7 @@ class Persistent(ChainRung):
             for unroll in ((2, 1) if one.has_room_for_two_steps and problem.dtype == "fp32" else (1,))
         )
 
-    def recipe(self, problem: MlpProblem, config: Config) -> Recipe:
-        assert isinstance(config, PersistentConfig)
+    def recipe(self, problem: MlpProblem, config: PersistentConfig) -> Recipe:
         p = problem
         planned = plan(p.layers, Shape(config.teams, config.threads, config.items), self.card.shared_bytes)
         assert planned is not None

@@ -59,7 +59,7 @@ class WarpsConfig(Config):
 
 
 @dataclass(frozen=True)
-class TensorCore(Rung[MlpProblem]):
+class TensorCore(Rung[MlpProblem, WarpsConfig]):
     folds: bool = False
     """Two layers with nothing between them become one, where that is cheaper."""
     shares_rows: bool = False
@@ -83,7 +83,7 @@ class TensorCore(Rung[MlpProblem]):
             return f"{self.name} has as much work for every block of a cluster; `shared_rows` takes other chains too"
         return None
 
-    def configs(self, problem: MlpProblem) -> tuple[Config, ...]:
+    def configs(self, problem: MlpProblem) -> tuple[WarpsConfig, ...]:
         stages = self._stages(problem)
         size = packed_bytes(problem, stages)
         if self.clusters:
@@ -94,8 +94,7 @@ class TensorCore(Rung[MlpProblem]):
             shapes = _by_themselves(size, problem, self.card)
         return tuple(replace(shape, gelu=gelu) for gelu in gelu_forms(problem.dtype) for shape in shapes)
 
-    def recipe(self, problem: MlpProblem, config: Config) -> Recipe:
-        assert isinstance(config, WarpsConfig)
+    def recipe(self, problem: MlpProblem, config: WarpsConfig) -> Recipe:
         stages = self._stages(problem)
         size = packed_bytes(problem, stages)
         fold = _fold(problem) if self.folds else Recipe(())

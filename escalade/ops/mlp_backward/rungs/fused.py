@@ -142,7 +142,7 @@ def _splits(config: FusedConfig, groups: int, columns: int, depth: int, scratch:
 
 
 @dataclass(frozen=True)
-class Fused(Rung[MlpBackwardProblem]):
+class Fused(Rung[MlpBackwardProblem, FusedConfig]):
     def supports(self, problem: MlpBackwardProblem) -> str | None:
         if len(problem.layers) > MOST_LAYERS:
             return f"{self.name} unrolls its layers, {MOST_LAYERS} at most; here are {len(problem.layers)}"
@@ -156,11 +156,10 @@ class Fused(Rung[MlpBackwardProblem]):
             )
         return None
 
-    def configs(self, problem: MlpBackwardProblem) -> tuple[Config, ...]:
+    def configs(self, problem: MlpBackwardProblem) -> tuple[FusedConfig, ...]:
         return self._offered(problem)
 
-    def recipe(self, problem: MlpBackwardProblem, config: Config) -> Recipe:
-        assert isinstance(config, FusedConfig)
+    def recipe(self, problem: MlpBackwardProblem, config: FusedConfig) -> Recipe:
         p, planned = problem, plan(problem.layers, config, self.card)
         per_sm = _blocks_per_sm(planned, config, self.card)
         tiles = ceil_div(p.batch, config.rows)

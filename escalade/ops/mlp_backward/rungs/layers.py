@@ -9,7 +9,7 @@ from escalade.device.recipe import Argument, Buffer, Int64, KernelCall, Recipe, 
 from escalade.ops.base.card import Card
 from escalade.ops.base.dtypes import element
 from escalade.ops.base.grid import ceil_div
-from escalade.ops.base.rung import Config, Rung, ThreadsConfig
+from escalade.ops.base.rung import Rung, ThreadsConfig
 from escalade.ops.mlp.problem import ACTIVATIONS, Layer
 from escalade.ops.mlp_backward.problem import MlpBackwardProblem
 
@@ -31,18 +31,17 @@ def sum_parts(count: int, pitch: int, elements: int) -> KernelCall:
 
 
 @dataclass(frozen=True)
-class Layers(Rung[MlpBackwardProblem]):
+class Layers(Rung[MlpBackwardProblem, ThreadsConfig]):
     def supports(self, problem: MlpBackwardProblem) -> str | None:
         widest = max(max(layer.width_in, layer.width_out) for layer in problem.layers)
         if problem.batch * widest >= 2**37:  # a block of 64 threads each
             return f"{problem.batch} rows of up to {widest} features: {self.name} takes fewer than 2^37 elements a step"
         return None
 
-    def configs(self, problem: MlpBackwardProblem) -> tuple[Config, ...]:
+    def configs(self, problem: MlpBackwardProblem) -> tuple[ThreadsConfig, ...]:
         return tuple(ThreadsConfig(threads) for threads in (256, 128, 64))
 
-    def recipe(self, problem: MlpBackwardProblem, config: Config) -> Recipe:
-        assert isinstance(config, ThreadsConfig)
+    def recipe(self, problem: MlpBackwardProblem, config: ThreadsConfig) -> Recipe:
         return _Steps(problem, config.threads, self.card).recipe()
 
 

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from escalade.device.program import Program
 from escalade.device.recipe import KernelCall, Recipe
-from escalade.ops.base.rung import Config, Rung, ThreadsConfig
+from escalade.ops.base.rung import Rung, ThreadsConfig
 from escalade.ops.squeeze_excite.problem import SqueezeExciteProblem
 from escalade.ops.squeeze_excite.rungs.arguments import BUFFERS, constants, x_pitch
 
 
-class Naive(Rung[SqueezeExciteProblem]):
+class Naive(Rung[SqueezeExciteProblem, ThreadsConfig]):
     def supports(self, problem: SqueezeExciteProblem) -> str | None:
         return None
 
-    def configs(self, problem: SqueezeExciteProblem) -> tuple[Config, ...]:
+    def configs(self, problem: SqueezeExciteProblem) -> tuple[ThreadsConfig, ...]:
         return (ThreadsConfig(256),)
 
-    def recipe(self, problem: SqueezeExciteProblem, config: Config) -> Recipe:
-        assert isinstance(config, ThreadsConfig)
+    def recipe(self, problem: SqueezeExciteProblem, config: ThreadsConfig) -> Recipe:
         call = KernelCall(
             Program.of("squeeze_excite/naive.cu", "squeeze_excite_naive", constants(problem, config.threads)),
             (problem.batch, 1, 1),

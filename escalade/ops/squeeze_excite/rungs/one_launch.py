@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from escalade.device.architecture import WITH_WGMMA
 from escalade.device.program import Constant, Macro, Program
@@ -69,7 +70,7 @@ class OneLaunchConfig(Config):
 
 
 @dataclass(frozen=True)
-class OneLaunch(Rung[SqueezeExciteProblem]):
+class OneLaunch(Rung[SqueezeExciteProblem, OneLaunchConfig]):
     sizes: tuple[int, ...]
     """Blocks of a cluster that it offers."""
 
@@ -85,7 +86,7 @@ class OneLaunch(Rung[SqueezeExciteProblem]):
             "shared memory of a block; the rung `naive` takes any"
         )
 
-    def configs(self, problem: SqueezeExciteProblem) -> tuple[Config, ...]:
+    def configs(self, problem: SqueezeExciteProblem) -> tuple[OneLaunchConfig, ...]:
         return tuple(sorted(self._offered(problem), key=lambda config: self.estimate(problem, config)))
 
     def _offered(self, problem: SqueezeExciteProblem) -> list[OneLaunchConfig]:
@@ -99,11 +100,10 @@ class OneLaunch(Rung[SqueezeExciteProblem]):
             if (config := OneLaunchConfig(threads, images, cluster)).shared_bytes(problem) <= LEAST_SHARED
         ]
 
-    def estimate(self, problem: SqueezeExciteProblem, config: Config) -> float:
+    def estimate(self, problem: SqueezeExciteProblem, config: OneLaunchConfig) -> float:
         """Waves of clusters, each of them the bytes and the instructions of its blocks, one round trip behind another;
         x at the rate of the whole card if that takes longer.
         """
-        assert isinstance(config, OneLaunchConfig)
         p, rates, size = problem, self.card.rates, ELEMENT_BYTES[problem.dtype]
         blocks = config.clusters(p) * config.cluster
         usable = max(1, self.card.clusters_at_once(config.cluster) * config.cluster)
@@ -123,8 +123,7 @@ class OneLaunch(Rung[SqueezeExciteProblem]):
         further = (config.images * ceil_div(each, _AHEAD) - 1) / resident
         return rates.launch_us + waves * (3 * ROUND_TRIP_US + meetings + further * TURN_US) + moved
 
-    def recipe(self, problem: SqueezeExciteProblem, config: Config) -> Recipe:
-        assert isinstance(config, OneLaunchConfig)
+    def recipe(self, problem: SqueezeExciteProblem, config: OneLaunchConfig) -> Recipe:
         p = problem
         choices: dict[str, Constant] = {
             **constants(p, config.threads),
@@ -154,8 +153,9 @@ def one_launch_pays(problem: SqueezeExciteProblem, card: Card = TWIN) -> bool:
     """Whether gates in one launch take less time than three launches do at the least: the mean as fast as x is read,
     and two small layers. Graphs are made before their card is known, and by an H200's rates.
     """
-    rungs = [rung.on(card) for rung in (SLICED, CLUSTER, ONE_BLOCK) if rung.supports(problem) is None]
-    times = [rung.estimate(problem, rung.configs(problem)[0]) for rung in rungs]
+    rungs: tuple[Any, ...] = (SLICED, CLUSTER, ONE_BLOCK)
+    able = [rung.on(card) for rung in rungs if rung.supports(problem) is None]
+    times = [rung.estimate(problem, rung.configs(problem)[0]) for rung in able]
     separate = 3 * (card.rates.launch_us + SMALL_LAYER_US)
     separate += card.passing(problem.elements * ELEMENT_BYTES[problem.dtype])
     return min(times, default=separate) < separate

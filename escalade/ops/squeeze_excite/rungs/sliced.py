@@ -119,7 +119,7 @@ class SlicedConfig(Config):
         return ceil_div(problem.batch, self.images)
 
 
-class Sliced(Rung[SqueezeExciteProblem]):
+class Sliced(Rung[SqueezeExciteProblem, SlicedConfig]):
     @property
     def architectures(self) -> tuple[str, ...]:
         return WITH_WGMMA
@@ -132,7 +132,7 @@ class Sliced(Rung[SqueezeExciteProblem]):
             "the shared memory of the blocks of a cluster; the rung `cluster` reads them from memory"
         )
 
-    def configs(self, problem: SqueezeExciteProblem) -> tuple[Config, ...]:
+    def configs(self, problem: SqueezeExciteProblem) -> tuple[SlicedConfig, ...]:
         best = sorted(self._offered(problem), key=lambda config: self.estimate(problem, config))
         return tuple(best[:_MOST_CONFIGS])
 
@@ -154,11 +154,10 @@ class Sliced(Rung[SqueezeExciteProblem]):
             if config.shared_bytes(p) + _STATIC_BYTES <= HOPPER_SHARED
         ]
 
-    def estimate(self, problem: SqueezeExciteProblem, config: Config) -> float:
+    def estimate(self, problem: SqueezeExciteProblem, config: SlicedConfig) -> float:
         """Waves of clusters, each of them the bytes and the instructions of its blocks, and the round trips; x at the
         rate of the whole card if that takes longer.
         """
-        assert isinstance(config, SlicedConfig)
         p, rates, size = problem, self.card.rates, ELEMENT_BYTES[problem.dtype]
         blocks = config.clusters(p) * config.cluster
         usable = max(1, self.card.clusters_at_once(config.cluster) * config.cluster)
@@ -183,8 +182,7 @@ class Sliced(Rung[SqueezeExciteProblem]):
         moved = max(self.card.passing(p.elements * size) * lines, summed)
         return rates.launch_us + waves * (steps + resident * clocks / rates.clock) + moved
 
-    def recipe(self, problem: SqueezeExciteProblem, config: Config) -> Recipe:
-        assert isinstance(config, SlicedConfig)
+    def recipe(self, problem: SqueezeExciteProblem, config: SlicedConfig) -> Recipe:
         p, vector = problem, widest_vector(problem.dtype, problem.channels)
         width, share = config.width(p), config.share(p)
         squeezed_vector = widest_vector(p.dtype, p.squeezed)

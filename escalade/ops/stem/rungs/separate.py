@@ -5,20 +5,19 @@ from __future__ import annotations
 from escalade.device.program import Program
 from escalade.device.recipe import Buffer, KernelCall, Recipe
 from escalade.ops.base.grid import blocks
-from escalade.ops.base.rung import Config, Rung, ThreadsConfig
+from escalade.ops.base.rung import Rung, ThreadsConfig
 from escalade.ops.stem.problem import StemProblem
 from escalade.ops.stem.rungs import arguments
 
 
-class Separate(Rung[StemProblem]):
+class Separate(Rung[StemProblem, ThreadsConfig]):
     def supports(self, problem: StemProblem) -> str | None:
         return None
 
-    def configs(self, problem: StemProblem) -> tuple[Config, ...]:
+    def configs(self, problem: StemProblem) -> tuple[ThreadsConfig, ...]:
         return tuple(ThreadsConfig(threads) for threads in (256, 128, 512))
 
-    def recipe(self, problem: StemProblem, config: Config) -> Recipe:
-        assert isinstance(config, ThreadsConfig)
+    def recipe(self, problem: StemProblem, config: ThreadsConfig) -> Recipe:
         target = Buffer("unpooled" if problem.pool else "y")
         convolution = KernelCall(
             Program.of("stem/separate.cu", "stem_separate", arguments.image_constants(problem)),

@@ -71,7 +71,7 @@ def streamed_configs(problem: StemProblem, card: Card) -> tuple[StreamedConfig, 
     return tuple(sorted(valid, key=lambda config: config.cost(problem, card)))
 
 
-class Streamed(Rung[StemProblem]):
+class Streamed(Rung[StemProblem, StreamedConfig]):
     @property
     def architectures(self) -> tuple[str, ...]:
         return WITH_WGMMA
@@ -98,11 +98,10 @@ class Streamed(Rung[StemProblem]):
             return f"{self.name} counts rows in 32 bits and takes less than 2^31 pixels of y; `warpgroup` takes more"
         return None
 
-    def configs(self, problem: StemProblem) -> tuple[Config, ...]:
+    def configs(self, problem: StemProblem) -> tuple[StreamedConfig, ...]:
         return streamed_configs(problem, self.card)
 
-    def recipe(self, problem: StemProblem, config: Config) -> Recipe:
-        assert isinstance(config, StreamedConfig)
+    def recipe(self, problem: StemProblem, config: StreamedConfig) -> Recipe:
         return self.over(problem, config)
 
     def over(

@@ -62,7 +62,7 @@ def warpgroup_configs(problem: StemProblem, card: Card) -> tuple[WarpgroupConfig
     return tuple(sorted(found, key=lambda config: config.cost(problem, card))[:12])
 
 
-class Warpgroup(Rung[StemProblem]):
+class Warpgroup(Rung[StemProblem, WarpgroupConfig]):
     @property
     def architectures(self) -> tuple[str, ...]:
         return WITH_WGMMA
@@ -85,11 +85,10 @@ class Warpgroup(Rung[StemProblem]):
             return f"the pixels of the smallest tile do not fit in shared memory at stride {problem.stride}"
         return None
 
-    def configs(self, problem: StemProblem) -> tuple[Config, ...]:
+    def configs(self, problem: StemProblem) -> tuple[WarpgroupConfig, ...]:
         return warpgroup_configs(problem, self.card)
 
-    def recipe(self, problem: StemProblem, config: Config) -> Recipe:
-        assert isinstance(config, WarpgroupConfig)
+    def recipe(self, problem: StemProblem, config: WarpgroupConfig) -> Recipe:
         tiling = config.tiling(problem)
         packing, packed = pack(problem, 1, pixel_a_lane=False)
         constants = tiling.constants() | {"BLOCKS_PER_SM": config.blocks_per_sm}

@@ -83,7 +83,7 @@ def warp_configs(problem: StemProblem, card: Card) -> tuple[WarpConfig, ...]:
 
 
 @dataclass(frozen=True)
-class TensorCore(Rung[StemProblem]):
+class TensorCore(Rung[StemProblem, WarpConfig]):
     pools: bool = False
     """Whether it pools in registers, instead of by a launch of its own."""
 
@@ -101,11 +101,10 @@ class TensorCore(Rung[StemProblem]):
             return f"the pixels of the smallest tile do not fit in shared memory at stride {problem.stride}"
         return None
 
-    def configs(self, problem: StemProblem) -> tuple[Config, ...]:
+    def configs(self, problem: StemProblem) -> tuple[WarpConfig, ...]:
         return warp_configs(self._part(problem), self.card)
 
-    def recipe(self, problem: StemProblem, config: Config) -> Recipe:
-        assert isinstance(config, WarpConfig)
+    def recipe(self, problem: StemProblem, config: WarpConfig) -> Recipe:
         part = self._part(problem)
         tiling = config.tiling(part)
         packing, packed = pack(problem, warp_blocks(part), pixel_a_lane=True)

@@ -13,7 +13,6 @@ from escalade.device.recipe import KernelCall, Recipe
 from escalade.device.run import TwinOptions, bind
 from escalade.device.twin import Order
 from escalade.ops.base.card import H200, HOPPER_SHARED
-from escalade.ops.base.rung import Config
 from escalade.ops.conv2d import Conv2d, Conv2dProblem
 from escalade.ops.conv2d.rungs.job import Job
 from escalade.ops.conv2d.rungs.sm90_streamed_window import RUNGS, StreamedConfig, StreamedWindow
@@ -39,7 +38,7 @@ class FewBlocks(StreamedWindow):
 
     blocks: int = 1
 
-    def job_recipe(self, job: Job, config: Config) -> Recipe:
+    def job_recipe(self, job: Job, config: StreamedConfig) -> Recipe:
         recipe = super().job_recipe(job, config)
         *before, call = recipe.steps
         assert isinstance(call, KernelCall)

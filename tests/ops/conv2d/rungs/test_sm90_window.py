@@ -15,7 +15,6 @@ from escalade.device.run import TwinOptions, bind
 from escalade.device.twin import Order, TwinError
 from escalade.ops.base.card import HOPPER_SHARED
 from escalade.ops.base.cards import typical
-from escalade.ops.base.rung import Config
 from escalade.ops.conv2d import Conv2d, Conv2dProblem
 from escalade.ops.conv2d.rungs.job import Job
 from escalade.ops.conv2d.rungs.sm90_window import RUNGS, Window, WindowConfig, stages_of
@@ -44,7 +43,7 @@ def config(problem: Conv2dProblem, rows: int, columns: int) -> WindowConfig:
 class OneBlock(Window):
     """A block for every 64 filters, so that it has many tiles and its ring many laps."""
 
-    def recipe(self, problem: Conv2dProblem, config: Config) -> Recipe:
+    def recipe(self, problem: Conv2dProblem, config: WindowConfig) -> Recipe:
         (call,) = super().recipe(problem, config).steps
         assert isinstance(call, KernelCall)
         return Recipe((replace(call, grid=(problem.filters // 64, 1, 1)),))
