@@ -12,7 +12,8 @@ from functools import cache
 
 from escalade.device.cache import cache_key, default_cache
 from escalade.device.nvrtc_library import installed_libraries, library, major_of, nvidia_folders, toolkits
-from escalade.device.program import KERNELS, Program, prelude, read
+from escalade.device.program import Program, prelude
+from escalade.device.sources import KERNELS, read
 from escalade.errors import CompileError, ToolError
 from escalade.interruption import interruptible
 

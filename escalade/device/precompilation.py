@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from escalade.device import compilers, twin
 from escalade.device.nvrtc import compile_program, is_compiled
-from escalade.device.program import Program, read
+from escalade.device.program import Program
+from escalade.device.sources import read
 from escalade.errors import CompileError, ToolError
 
 

@@ -1,38 +1,25 @@
 """Kernel sources with their compile-time constants.
 
-A `.cu` file under `escalade/kernels` is plain CUDA C++. The names it leaves open (`TILE_ROWS`, `Element`, …) are
-defined by a prelude generated from the rung's config.
+A `.cu` file under `escalade/kernels` is plain CUDA C++. The parameters that it declares (`TILE_ROWS`, `Element`, …; see
+`escalade/device/sources.py`) are defined by a prelude generated for a problem and a config.
 """
 
 from __future__ import annotations
 
-import pathlib
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
+from typing import Any
 
-from escalade.errors import CompileError
-
-KERNELS = pathlib.Path(__file__).parent.parent / "kernels"
-_INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
-
-
-@dataclass(frozen=True)
-class Type:
-    """Type constant: `Element=Type("__half")` becomes `using Element = __half;`."""
-
-    name: str
-
-
-@dataclass(frozen=True)
-class Macro:
-    """Preprocessor constant: `Macro("__restrict__")` becomes `#define NAME __restrict__`."""
-
-    text: str
-
-
-Constant = bool | int | float | Type | Macro
+from escalade.device.sources import (
+    GUARD,
+    Constant,
+    Macro,
+    Type,
+    declares_parameters,
+    included,
+    parameters,
+    read,
+)
 
 
 @dataclass(frozen=True)
@@ -48,12 +35,23 @@ class Program:
     constants: tuple[tuple[str, Constant], ...] = ()
 
     @staticmethod
-    def of(source: str, entry: str, constants: Mapping[str, Constant] | None = None) -> Program:
-        return Program(source, entry, tuple(sorted((constants or {}).items())))
+    def of(
+        source: str, entry: str = "", constants: Mapping[str, Constant] | None = None, **scope: Any
+    ) -> Program:
+        """Return a program whose parameters are evaluated over `scope`, as the source declares them.
+
+        `constants` are further ones, or take the place of declared ones. The entry is named as the path is:
+        `conv2d_direct` of `conv2d/direct.cu`.
+        """
+        values = parameters(source, scope, constants or {}) if scope else constants or {}
+        return Program(
+            source, entry or source.removesuffix(".cu").replace("/", "_"), tuple(sorted(values.items()))
+        )
 
     def text(self) -> str:
         """Return prelude and source; a `#line` directive keeps the source's line numbers."""
-        return f'{prelude(self.constants)}#line 1 "{self.source}"\n{read(self.source)}'
+        guard = f"#define {GUARD}\n" if declares_parameters(self.source) else ""
+        return f'{guard}{prelude(self.constants)}#line 1 "{self.source}"\n{read(self.source)}'
 
     def headers(self) -> tuple[str, ...]:
         """List the headers of `escalade/kernels` that the source includes, directly or indirectly."""
@@ -99,27 +97,3 @@ def _spell(value: Constant) -> str:
             return str(value).lower()
         case _:
             return str(value)
-
-
-@cache
-def read(path: str) -> str:
-    """Read a file under `escalade/kernels`, or at an absolute path."""
-    try:
-        return (KERNELS / path).read_text()
-    except FileNotFoundError as error:
-        raise CompileError(
-            f"there is no kernel source {path!r}; write include paths relative to escalade/kernels, as in "
-            '"common/name.cuh"'
-        ) from error
-
-
-@cache
-def included(path: str) -> tuple[str, ...]:
-    """List the headers of `escalade/kernels` that a file includes, directly or indirectly."""
-    found: set[str] = set()
-    waiting = [path]
-    while waiting:
-        new = set(_INCLUDE.findall(read(waiting.pop()))) - found
-        found |= new
-        waiting += new
-    return tuple(sorted(found))

@@ -9,11 +9,12 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
 from escalade.device.program import Program
+from escalade.device.sources import struct
 
 Size3 = tuple[int, int, int]
 HALF_SM_SHARED_BYTES = 114 * 1024
@@ -44,6 +45,11 @@ class Ints:
     """Struct of 32-bit integers, passed by value."""
 
     values: tuple[int, ...]
+
+    @staticmethod
+    def of(header: str, name: str, **scope: Any) -> Ints:
+        """Return a struct that a header declares, its fields evaluated over `scope` (`escalade/device/sources.py`)."""
+        return Ints(struct(header, name, scope))
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,9 @@ from typing import Any
 
 from escalade.device.machine_code import sass_digest
 from escalade.device.nvrtc import compile_program, compiler_version
-from escalade.device.program import Program, prelude, read
+from escalade.device.program import Program, prelude
 from escalade.device.recipe import KernelCall, Recipe
+from escalade.device.sources import BLOCK, read
 from escalade.engine.nodes import operator_of
 from escalade.engine.plan.plan import Plan
 from escalade.errors import EscaladeError
@@ -156,7 +157,9 @@ def _machine_code(programs: Iterable[Program], architecture: str) -> str:
 
 @cache
 def _code(name: str) -> str:
-    bare = _COMMENT_OR_TEXT.sub(lambda found: " " if found[0][0] == "/" else found[0], read(name))
+    bare = _COMMENT_OR_TEXT.sub(
+        lambda found: " " if found[0][0] == "/" else found[0], BLOCK.sub("", read(name))
+    )
     return "\n".join(stripped for line in bare.splitlines() if (stripped := line.strip()))
 
 

@@ -7,15 +7,15 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from escalade.device import nvrtc, program
+from escalade.device import nvrtc, sources
 from tests.bench.fake_cuda import card as card
 
 Write = Callable[[str, str], None]
 
 
 def _forget() -> None:
-    program.read.cache_clear()
-    program.included.cache_clear()
+    for cached in (sources.read, sources.included, sources._declared, sources._struct):
+        cached.cache_clear()
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def write_kernel(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Ite
     """Writes a file under a folder that stands in for `escalade/kernels`."""
     folder = tmp_path / "kernels"
     # The twin goes on finding headers in the real folder, and so with the runtime that is built already.
-    for module in (program, nvrtc):
+    for module in (sources, nvrtc):
         monkeypatch.setattr(module, "KERNELS", folder)
 
     def write(name: str, text: str) -> None:

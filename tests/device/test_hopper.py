@@ -8,8 +8,8 @@ import shutil
 import pytest
 import torch
 
-from escalade.device.program import KERNELS
 from escalade.device.recipe import Buffer, TiledMap
+from escalade.device.sources import KERNELS
 from escalade.device.twin import tensor_map
 from escalade.errors import UnsupportedError
 from tests.device.conftest import Write

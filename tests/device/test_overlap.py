@@ -15,8 +15,9 @@ import pytest
 
 from escalade.device.nvrtc import cuda_headers
 from escalade.device.nvrtc_library import library
-from escalade.device.program import KERNELS, Program
+from escalade.device.program import Program
 from escalade.device.recipe import KernelCall, WeightsReady
+from escalade.device.sources import KERNELS
 from tests.support import all_rungs, supported
 
 WAIT = "griddepcontrol.wait"

@@ -7,7 +7,10 @@ import re
 
 import pytest
 
-from escalade.device.program import KERNELS, Macro, Program, Type, included, prelude, read
+from escalade.device.program import Macro, Program, Type, prelude
+from escalade.device.recipe import Ints
+from escalade.device.sources import KERNELS, included, read
+from escalade.errors import CompileError
 from escalade.ops import OPERATIONS
 from tests.device.conftest import Write
 
@@ -49,7 +52,7 @@ def test_float_needs_no_header() -> None:
 def test_line_numbers_are_those_of_the_source() -> None:
     program = Program.of("conv2d/direct.cu", "conv2d_direct", {"NHWC": True, "Element": Type("float")})
     before, _, after = program.text().partition('#line 1 "conv2d/direct.cu"\n')
-    assert before == prelude(program.constants)
+    assert before == "#define ESCALADE_PARAMETERS\n" + prelude(program.constants)
     assert after == read("conv2d/direct.cu")
 
 
@@ -113,3 +116,59 @@ def test_every_program_of_a_ladder_names_an_entry_of_its_source() -> None:
                         re.search(pattern, read(name)) for name in (program.source, *program.headers())
                     )
                     assert found, f"rung {rung.name}: {program.source} has no kernel {program.entry}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Sized:
+    dtype: str = "bf16"
+    layout: str = "nhwc"
+    stride: tuple[int, int] = (1, 2)
+    batch: int = 3
+
+
+DECLARING = """\
+#include "open.cuh"
+#ifndef ESCALADE_PARAMETERS  // the host defines these
+using Element = float;       // problem.dtype
+constexpr bool NHWC = true;  // problem.layout == "nhwc": channels innermost
+constexpr int STRIDE_W = 1;  // problem.stride[1]
+#define QUALIFIER            // "__restrict__" if problem.batch > 2 else ""
+#endif
+"""
+
+
+def test_declared_parameters_are_evaluated(write_kernel: Write) -> None:
+    write_kernel(
+        "open.cuh", "#ifndef ESCALADE_PARAMETERS\nconstexpr float SHARE = 0;  // scale / 4: of it\n#endif\n"
+    )
+    write_kernel("open/declaring.cu", DECLARING)
+    program = Program.of("open/declaring.cu", problem=Sized(), scale=2, constants={"NHWC": False, "OTHER": 7})
+    assert program.entry == "open_declaring"
+    assert dict(program.constants) == {
+        "Element": Type("__nv_bfloat16"), "NHWC": False, "STRIDE_W": 2, "QUALIFIER": Macro("__restrict__"),
+        "SHARE": 0.5, "OTHER": 7,
+    }  # fmt: skip
+    # The definitions of the host take the place of those that are there for editors.
+    assert program.text().startswith("#define ESCALADE_PARAMETERS\n")
+
+
+def test_a_parameter_without_a_value_names_its_file(write_kernel: Write) -> None:
+    write_kernel(
+        "declaring.cu", "#ifndef ESCALADE_PARAMETERS\nconstexpr int TILE = 1;  // config.tile\n#endif\n"
+    )
+    with pytest.raises(CompileError, match=r"declaring\.cu .*'config'"):
+        Program.of("declaring.cu", problem=Sized())
+    write_kernel("declaring.cu", "#ifndef ESCALADE_PARAMETERS\nconstexpr int TILE = 1;\n#endif\n")
+    with pytest.raises(CompileError, match=r"declaring\.cu: 'constexpr int TILE = 1;'"):
+        Program.of("declaring.cu", problem=Sized())
+
+
+def test_a_struct_is_filled_as_it_declares_its_fields(write_kernel: Write) -> None:
+    write_kernel(
+        "shape.cuh",
+        "struct Shape {\n    int batch;\n    int down, along;  // problem.stride: of windows\n"
+        "    int rows;  // rows\n    __device__ int both() const { return down * along; }\n};\n",
+    )
+    assert Ints.of("shape.cuh", "Shape", problem=Sized(), rows=9) == Ints((3, 1, 2, 9))
+    with pytest.raises(CompileError, match="no struct Sizes"):
+        Ints.of("shape.cuh", "Sizes", problem=Sized())

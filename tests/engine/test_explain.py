@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from escalade.device.program import KERNELS
+from escalade.device.sources import KERNELS
 from escalade.engine import compile
 from escalade.engine.engine import Engine
 from escalade.engine.explain import PYTORCH, Explanation, explain_plan

@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
 
-from escalade.device.program import Constant, Macro, Program, Type, read
+from escalade.device.program import Constant, Macro, Program, Type
+from escalade.device.sources import BLOCK, read
 
 _COMMENT_OR_TEXT = re.compile(r"""//[^\n]*|/[*].*?[*]/|"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])'""", re.DOTALL)
 _TEXT = re.compile(r""""(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])'""")
@@ -31,7 +32,7 @@ def _inlined(name: str, reading: Callable[[str], str], included: set[str], depth
 
     A header inside of `#if` is inserted again where it is included next, behind a guard: the first may be inactive.
     """
-    for line in _lines(reading(name)):
+    for line in _lines(BLOCK.sub("", reading(name))):
         if line.startswith(("#if", "# if")):
             depth.append(name)
         elif line.startswith(("#endif", "# endif")):

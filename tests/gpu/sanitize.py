@@ -19,9 +19,9 @@ from typing import Any, ClassVar
 
 import torch
 
-from escalade.device.program import KERNELS
 from escalade.device.recipe import Im2colMap, KernelCall, Recipe, TiledMap
 from escalade.device.run import bind
+from escalade.device.sources import KERNELS
 from escalade.ops import OPERATIONS, Operation, Rung
 from escalade.ops.base.cards import typical
 from escalade.ops.base.pitch import pitches

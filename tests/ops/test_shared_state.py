@@ -14,9 +14,10 @@ import torch
 import torch.nn.functional as F
 
 from escalade.device import twin
-from escalade.device.program import KERNELS, Macro, Program, included, read
+from escalade.device.program import Macro, Program
 from escalade.device.recipe import ConstantCopy, Recipe
 from escalade.device.run import Executable
+from escalade.device.sources import KERNELS, included, read
 from escalade.errors import UnsupportedError
 from escalade.ops import OPERATIONS, Config, Operation, Rung, conv2d
 from escalade.ops.base.card import H200, Card

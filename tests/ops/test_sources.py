@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from escalade.device.program import KERNELS
 from escalade.device.recipe import KernelCall
+from escalade.device.sources import KERNELS
 from escalade.ops import OPERATIONS
 from escalade.ops.base.operation import Operation
 from escalade.ops.base.rung import Rung

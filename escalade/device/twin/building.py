@@ -10,7 +10,7 @@ from functools import cache
 
 from escalade.device.cache import cache_key, default_cache
 from escalade.device.nvrtc import header_digest
-from escalade.device.program import KERNELS
+from escalade.device.sources import KERNELS
 from escalade.device.twin import assembly, elf, prefix, toolchain
 from escalade.errors import CompileError, ToolError
 

@@ -13,7 +13,7 @@ from functools import cache
 
 from escalade import subprocesses
 from escalade.device.nvrtc import cuda_headers, header_digest
-from escalade.device.program import KERNELS
+from escalade.device.sources import KERNELS
 from escalade.errors import CompileError, ToolError
 
 FOLDER = pathlib.Path(__file__).parent

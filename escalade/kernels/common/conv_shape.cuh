@@ -1,15 +1,22 @@
 // The sizes of a convolution, as every convolution kernel takes them.
 #pragma once
 
-struct ConvShape {  // filled by escalade/ops/conv2d/rungs/arguments.py, in this order
-    int batch, channels, height, width;
-    int filters, filter_height, filter_width;
-    int stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w;
+struct ConvShape {
+    int batch;
+    int channels;  // channels: all, or those of a group
+    int height, width;
+    int filters;  // filters: all, or those of a group
+    int filter_height, filter_width;
+    int stride_h, stride_w;      // problem.stride
+    int pad_h, pad_w;            // problem.padding
+    int dilation_h, dilation_w;  // problem.dilation
     int groups;
     int output_height, output_width;
 };
 
-// A second image, which a 1x1 filter without padding takes to the size of the output; no channels: there is none.
-struct ShortcutShape {  // filled there too
-    int channels, height, width, stride;
+// A second image, which a 1x1 filter without padding takes to the size of the output. No channels: there is none.
+struct ShortcutShape {
+    int channels;       // problem.shortcut_channels
+    int height, width;  // problem.shortcut_size
+    int stride;         // problem.shortcut_stride
 };

@@ -1,16 +1,23 @@
 // y[n][k][oh][ow] = sum over c, r, s of x[n][c][oh*stride + r*dilation - pad][...] * w[k][c][r][s]
 //
-// The foot of the ladder: one thread an output, every operand read from global memory each time it is
-// used. The only reuse is what the caches catch by themselves; the loads of x and w, two for each
-// multiply-add, are what bounds it.
+// The foot of the ladder: one thread per output, and every operand is read from global memory each time it is used.
+// Reuse is left to the caches. The limiter is the loads of x and w, two for each multiply-add.
 //
-// A prologue is computed anew for every filter.
+// A prologue is recomputed for every filter.
 //
 // Serves `direct`.
 #include "common/conv_shape.cuh"
 #include "common/epilogue.cuh"
 #include "common/prologue.cuh"
 #include "common/ptx.cuh"
+
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+using Element = float;                // problem.dtype
+constexpr bool NHWC = false;          // problem.layout == "nhwc"
+constexpr bool HAS_BIAS = true;       // problem.bias
+constexpr bool HAS_RESIDUAL = false;  // problem.residual
+constexpr bool HAS_RELU = true;       // problem.relu
+#endif
 
 extern "C" __global__ void conv2d_direct(const Element* x, const Element* weight, const Element* bias,
                                          const Element* residual, Element* y, const float* gains, const float* shifts,

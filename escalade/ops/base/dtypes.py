@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from escalade.device.program import Type
+from escalade.device.sources import C_TYPES, Type
 from escalade.errors import UnsupportedError
 
 E4M3 = torch.float8_e4m3fn
@@ -31,19 +31,10 @@ NAMES = {STORAGE[name]: name for name in DTYPES}
 VECTOR_BYTES = 16
 """The widest access that a thread has."""
 
-_DECLARED = {
-    "fp32": "float",
-    "tf32": "float",
-    "fp16": "__half",
-    "bf16": "__nv_bfloat16",
-    "fp8": "e4m3",
-    "uint8": "unsigned char",
-}
-
 
 def element(dtype: str) -> Type:
     """The type of an element as kernels name it."""
-    return Type(_DECLARED[dtype])
+    return Type(C_TYPES[dtype])
 
 
 def dtype_of(operation: str, x: torch.Tensor) -> str:

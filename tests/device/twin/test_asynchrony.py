@@ -8,7 +8,7 @@ import re
 import pytest
 import torch
 
-from escalade.device.program import KERNELS
+from escalade.device.sources import KERNELS
 from escalade.device.twin import Order, TwinError, build, toolchain
 from escalade.device.twin.tensor_map import encode_tiled
 from tests.device.twin.support import ORDERS, launch

@@ -11,9 +11,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from escalade.device.program import KERNELS, Program
+from escalade.device.program import Program
 from escalade.device.recipe import Buffer, KernelCall, Recipe
 from escalade.device.run import bind
+from escalade.device.sources import KERNELS
 from escalade.errors import UnsupportedError
 from escalade.ops.expressions import FUNCTIONS, IDENTITY, Call, Expression
 from escalade.ops.expressions.expression import PAIRED

@@ -7,6 +7,8 @@ from escalade.device.recipe import Argument, Buffer, Ints
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.shared import activation
 
+SHAPES = "common/conv_shape.cuh"
+
 
 def epilogue_constants(problem: Conv2dProblem) -> dict[str, Constant]:
     return {
@@ -17,27 +19,17 @@ def epilogue_constants(problem: Conv2dProblem) -> dict[str, Constant]:
 
 
 def shape(problem: Conv2dProblem) -> Ints:
-    """`ConvShape` of kernels/common/conv_shape.cuh."""
-    return _shape(problem, problem.channels, problem.filters)
-
-
-def _shape(p: Conv2dProblem, channels: int, filters: int) -> Ints:
-    return Ints(
-        (
-            p.batch, channels, p.height, p.width, filters, p.filter_height, p.filter_width,
-            *p.stride, *p.padding, *p.dilation, p.groups, p.output_height, p.output_width,
-        )
-    )  # fmt: skip
+    return Ints.of(SHAPES, "ConvShape", problem=problem, channels=problem.channels, filters=problem.filters)
 
 
 def group_shape(problem: Conv2dProblem) -> Ints:
-    """`ConvShape` with the channels and filters of one group, for kernels with GROUPED; the same if there is one."""
-    return _shape(problem, problem.group_channels, problem.group_filters)
+    """Return the shape with the channels and filters of one group, for kernels with GROUPED."""
+    p = problem
+    return Ints.of(SHAPES, "ConvShape", problem=p, channels=p.group_channels, filters=p.group_filters)
 
 
 def shortcut_shape(problem: Conv2dProblem) -> Ints:
-    """`ShortcutShape` of kernels/common/conv_shape.cuh."""
-    return Ints((problem.shortcut_channels, *problem.shortcut_size, problem.shortcut_stride))
+    return Ints.of(SHAPES, "ShortcutShape", problem=problem)
 
 
 def tensors() -> tuple[Argument, ...]:

@@ -21,7 +21,7 @@ from escalade.ops.conv2d.rungs.direct_config import (
     tile,
 )
 from escalade.ops.conv2d.rungs.rung import Conv2dRung
-from escalade.ops.shared import prologue
+from escalade.ops.shared import activation, prologue
 
 NAIVE_RATE = 2.0e6
 """Operations in a microsecond with one thread an output, where neighbouring threads read neighbouring inputs."""
@@ -62,16 +62,10 @@ class Direct(Conv2dRung[ThreadsConfig]):
         return self.card.rates.launch_us + MEASURED * (alone + sums + self.card.passing(problem.traffic))
 
     def recipe(self, problem: Conv2dProblem, config: ThreadsConfig) -> Recipe:
-        constants: dict[str, Constant] = {
-            "Element": element(problem.dtype),
-            "NHWC": problem.layout == "nhwc",
-            **prologue.constants(problem),
-            **arguments.epilogue_constants(problem),
-        }
-        blocks = -(-problem.output_elements // config.threads)
+        generated = prologue.constants(problem) | activation.constants_of(problem)
         call = KernelCall(
-            Program.of("conv2d/direct.cu", "conv2d_direct", constants),
-            (blocks, 1, 1),
+            Program.of("conv2d/direct.cu", constants=generated, problem=problem),
+            (-(-problem.output_elements // config.threads), 1, 1),
             (config.threads, 1, 1),
             (*arguments.tensors(), *prologue.tensors(), arguments.shape(problem)),
             overlap=True,

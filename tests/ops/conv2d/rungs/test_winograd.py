@@ -8,7 +8,7 @@ import re
 import pytest
 import torch
 
-from escalade.device.program import read
+from escalade.device.sources import read
 from escalade.device.twin import build
 
 # The header's own text, with sums in double: what is left of an error is that of its constants, which are fp32's.
