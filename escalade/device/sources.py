@@ -111,7 +111,13 @@ def parameters(source: str, scope: Mapping[str, Any], given: Mapping[str, Consta
     return found
 
 
+def declared_names(file: str) -> tuple[str, ...]:
+    """Return the names of the parameters that a source or header declares itself."""
+    return tuple(one.name for one in _declared(file))
+
+
 def declares_parameters(source: str) -> bool:
+    """Return True if a source or one of its headers has a block of parameters."""
     return any(map(_declared, (source, *included(source))))
 
 

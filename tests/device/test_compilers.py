@@ -223,7 +223,7 @@ copies.submit(compilers.CompileRequest(tuple(programs(0)), "sm_90a", 2, (), wait
 for pipe in [*copies.running]:
     copies.collect(pipe)
 for number, message, payload in copies.results():
-    print(number, message.split(" over ")[0])
+    print(number, message.split(" while ")[0])
 """
 )
 

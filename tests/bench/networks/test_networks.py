@@ -315,7 +315,7 @@ def test_bench_writes_records_and_a_plot_and_says_whose_times_they_are(
     ("arguments", "sentence"),
     [
         (("resnet19",), "there is no workload 'resnet19'; there is resnet18"),
-        (("resnet18", "-t", "fp64"), "there is no dtype 'fp64'"),
+        (("resnet18", "-t", "fp64"), "dtype 'fp64'"),
         (("resnet18", "--size", "8"), "these networks take 32 or more"),
         (("resnet18", "--peers", "tvm"), "there is no peer 'tvm'"),
         (("resnet18", "--stream"), "stream is measured on a GPU"),

@@ -48,7 +48,7 @@ def test_processes_that_miss_the_same_key_at_once_make_it_once(tmp_path: pathlib
 def test_a_hit_takes_no_lock(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache = Cache(tmp_path)
     cache.get("k", lambda: b"payload")
-    monkeypatch.setattr(cache, "_alone", lambda name: forbidden())
+    monkeypatch.setattr(cache, "_entry_lock", lambda name: forbidden())
     assert cache.get("k", forbidden) == b"payload"
 
 

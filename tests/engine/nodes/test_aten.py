@@ -37,7 +37,7 @@ class Wide:
 @pytest.fixture
 def wide(monkeypatch: pytest.MonkeyPatch) -> Wide:
     operator = Wide()
-    monkeypatch.setattr(aten, "resolve", lambda target: operator)
+    monkeypatch.setattr(aten, "resolve_operator", lambda target: operator)
     return operator
 
 
