@@ -1,8 +1,4 @@
-"""`conv2d` as a PyTorch operator: on CUDA tensors the chosen rung, on CPU tensors the same kernel on the twin.
-
-It runs on the caller's current stream and device, and works under autograd, `torch.compile`,
-`torch.export`, CUDA-graph capture and autocast.
-"""
+"""`conv2d` as a PyTorch operator."""
 
 from __future__ import annotations
 
@@ -41,11 +37,11 @@ def conv2d(
     tf32: bool = False,
     rung: str | None = None,
 ) -> torch.Tensor:
-    """relu(conv2d(x, weight) + bias + residual), each of bias, residual and relu optional.
+    """Return relu(conv2d(x, weight) + bias + residual); bias, residual and relu are optional.
 
-    Shapes are PyTorch's. NCHW and channels_last inputs are taken as they are (the result has x's
-    layout), anything else is copied first. `tf32` allows TF32 products for fp32 tensors; `rung` names
-    one rung of the ladder instead of the chosen one.
+    Shapes are PyTorch's. NCHW and channels_last inputs are used in place (the result has x's layout), others are
+    copied first. `tf32` allows TF32 products for fp32 tensors; `rung` selects a rung of the ladder by name. CPU
+    tensors run the same kernel on the twin.
     """
     return OPERATOR(
         x, weight, bias, residual, two(stride, "stride"), two(padding, "padding"),
@@ -65,7 +61,7 @@ def problem_of(
     relu: bool,
     tf32: bool,
 ) -> Conv2dProblem:
-    """The problem that these tensors pose, or a sentence on why they pose none."""
+    """Return the problem for these tensors, or raise if it is unsupported."""
     _check_tensors(x, weight, bias, residual, groups, tf32)
     batch, channels, height, width = x.shape
     filters, _, filter_height, filter_width = weight.shape
@@ -77,7 +73,7 @@ def problem_of(
     expected = (batch, filters, problem.output_height, problem.output_width)
     if residual is not None and residual.shape != expected:
         raise UnsupportedError(
-            f"residual has shape {tuple(residual.shape)}; it must be the output's, {expected}"
+            f"residual has shape {tuple(residual.shape)}; it must have the output's shape, {expected}"
         )
     return problem
 
@@ -90,7 +86,7 @@ def _check_tensors(
     groups: int,
     tf32: bool,
 ) -> None:
-    """What can be said without the sizes of images and batch, which may be symbols while a program is traced."""
+    """Check everything but image and batch sizes, which may be symbolic during tracing."""
     if x.dim() != 4 or weight.dim() != 4:
         raise UnsupportedError(
             f"x has {x.dim()} dimensions and weight {weight.dim()}; conv2d takes 4 each: x [N, C, H, W], "
@@ -104,18 +100,18 @@ def _check_tensors(
             f"{weight.shape[1] * groups}"
         )
     if tf32 and x.dtype != torch.float32:
-        raise UnsupportedError(f"tf32=True is a way to multiply float32 tensors; x is {x.dtype}")
+        raise UnsupportedError(f"x has dtype {x.dtype}; tf32=True applies to float32 tensors only")
     filters = weight.shape[0]
     if bias is not None and (bias.dim() != 1 or bias.shape[0] != filters):
         raise UnsupportedError(
             f"bias has shape {tuple(bias.shape)}; for {filters} filters it must be ({filters},)"
         )
     if residual is not None and residual.dim() != 4:
-        raise UnsupportedError(f"residual has shape {tuple(residual.shape)}; it must be the output's")
+        raise UnsupportedError(f"residual has shape {tuple(residual.shape)}; it must have the output's shape")
 
 
 class _Call(NamedTuple):
-    """What the operator is called with: PyTorch leaves out arguments at the end that have their defaults."""
+    """Arguments of a call; PyTorch omits trailing arguments that have their defaults."""
 
     x: torch.Tensor
     weight: torch.Tensor
@@ -157,10 +153,10 @@ def _fake(*arguments: Any) -> torch.Tensor:
 
 
 def _cast(dtype: torch.dtype, *arguments: Any) -> tuple[Any, ...]:
-    """The arguments as PyTorch casts those of its own convolutions; what no kernel takes is left for the checks."""
+    """Cast like PyTorch's own convolutions; dtypes without kernels are left for the checks to report."""
     call = _Call(*arguments)
     tensors = [one if one is None or one.dtype not in NAMES else one.to(dtype) for one in call[:4]]
-    # TF32 is about fp32 tensors, which these may no longer be.
+    # tf32 applies to fp32 tensors, which these may no longer be.
     return (*tensors, *call[4:_TF32_POSITION], call.tf32 and dtype == torch.float32, call.rung)
 
 

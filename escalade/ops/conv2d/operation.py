@@ -1,4 +1,4 @@
-"""The ladder of conv2d: the families of rungs, foot to summit."""
+"""The conv2d operation: its ladder, foot to summit, and the preferred order of rungs."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ HOPPER = (
     "swapped_operands",
     "cluster_split_k",
 )
-"""Rungs with Hopper's own units; which of them is fastest is for the tuner to say."""
+"""Rungs that need TMA and wgmma; the tuner finds out which is fastest."""
 PREFERENCE = {
     "fp32": ("implicit_gemm", "tuned", "direct"),
     "tf32": ("resident", "skinny", "col2im", *HOPPER, "ragged", "fused_epilogue", "tuned", "direct"),
@@ -55,7 +55,7 @@ PREFERENCE = {
     "bf16": ("resident", "skinny", "col2im", *HOPPER, "ragged", "fused_epilogue", "tuned", "direct"),
     "fp8": ("persistent", "cluster_split_k", "fused_epilogue"),
 }
-"""Rungs by dtype and layout, from the fastest known to the one that can do everything."""
+"""Rungs by dtype, from the fastest known to the one that supports everything."""
 FP32_NHWC = (
     "wgmma_split",
     "skinny",
@@ -68,22 +68,21 @@ FP32_NHWC = (
     "tuned",
     "direct",
 )
-"""Rungs for fp32 in NHWC, where tensor cores help with operands split in two, and Winograd's algorithm on top of
-them."""
+"""Rungs for fp32 in NHWC: tensor cores on split operands, and Winograd on top of them."""
 WINOGRAD_PIXELS = 25_000
-"""Output pixels from which Winograd's fewer products are worth its three launches: a guess between the batches of 1
-and 32 of 64to64_56_k3s1, of which the first was faster without it and the second with it."""
+"""Output pixels from which Winograd's fewer products pay for its three launches. A guess: 64to64_56_k3s1 was slower
+with it at batch 1 and faster at batch 32."""
 FEW_CHANNELS = 8
-"""Channels up to which rows of the implicit GEMM are too short for tensor cores in fp32."""
+"""Up to this many channels, rows of the implicit GEMM are too short for tensor cores in fp32."""
 SHORTCUT = (*HOPPER, "persistent", "wgmma_split", "fused_epilogue")
-"""What goes on from x to a second image."""
+"""Rungs whose kernel continues with the shortcut image."""
 GROUPED = ("depthwise_mma", "depthwise_tile", "depthwise", "grouped")
-"""Rungs for channels in groups; the others have no part in tensor cores then."""
+"""Rungs for grouped channels, which no other tensor-core rung supports."""
 LARGE_FILTER = ("fft_fused", "fft")
-"""Preferred to all of the above from `LARGE_FILTER_TAPS` taps on."""
+"""Preferred to all others from `LARGE_FILTER_TAPS` taps on."""
 LARGE_FILTER_TAPS = {"fp32": 49, "tf32": 121, "fp16": 121, "bf16": 121}
-"""Taps from which a filter is large: in fp32 by the measured crossover (docs/ladder.md), with room for few channels; on
-tensor cores an estimate."""
+"""Taps from which a filter is large: the measured crossover in fp32 (docs/ladder.md), with a margin for few channels;
+an estimate on tensor cores."""
 WORTH_CONVERTING = (
     *HOPPER,
     "persistent",
@@ -94,7 +93,7 @@ WORTH_CONVERTING = (
     "fused_epilogue",
     "grouped",
 )
-"""Taken in another layout than the problem's if need be: tensor cores gain more than two transpositions cost."""
+"""Worth two layout conversions if the problem has the other layout."""
 
 
 def _preference(problem: Conv2dProblem) -> tuple[str, ...]:
@@ -149,10 +148,10 @@ class Conv2d(Operation[Conv2dProblem]):
         large = problem.taps >= LARGE_FILTER_TAPS.get(problem.dtype, problem.taps + 1)
         by_group = GROUPED if problem.groups > 1 else ()
         rungs = by_group + (LARGE_FILTER if large else ()) + _preference(problem)
-        # Without a row of taps narrow has nothing to share, nor col2im to gather: resident took 8.4 us for 144to24_56,
-        # and narrow 12.2.
+        # Without a row of taps, narrow has nothing to share and col2im nothing to gather: on 144to24_56 resident took
+        # 8.4 us, narrow 12.2.
         idle = {"narrow", "col2im"} if problem.taps == 1 else set()
-        # Warps of skinny have 64 filters each, and the products of those that do not exist are made too.
+        # skinny has 64 filters per warp and computes the products of missing ones too.
         idle |= {"skinny"} if problem.filters % SKINNY_FILTERS and not problem.pools else set()
         return tuple(name for name in rungs if name not in idle)
 

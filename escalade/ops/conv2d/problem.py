@@ -1,4 +1,4 @@
-"""The two-dimensional convolution as a problem."""
+"""2D convolution with its epilogue: the problem and its checks."""
 
 from __future__ import annotations
 
@@ -23,26 +23,24 @@ OUTPUTS = ("", "fp16")
 
 @dataclass(frozen=True)
 class Conv2dProblem(Named):
-    """y = relu(conv2d(x, weight) + conv2d(shortcut, shortcut_weight) + bias + residual), all but the first optional.
+    """y = relu(conv2d(x, weight) + conv2d(shortcut, shortcut_weight) + bias + residual); only the first is required.
 
-    `dtype` is what x, weight, bias, residual and y are stored as, and how products are formed: `tf32`
-    is stored in fp32. Sums are fp32 always. In layout `nchw` weights are [K][C/groups][R][S], in
-    `nhwc` [K][R][S][C/groups]; x, y, the residual and the shortcut follow the layout.
+    `dtype` is the storage type of x, weight, bias, residual and y; `tf32` means fp32 storage with TF32 products.
+    Accumulators are always fp32. Weights are [K][C/groups][R][S] in layout `nchw`, [K][R][S][C/groups] in `nhwc`.
 
-    In `fp8` (e4m3) x, weight, residual, shortcut and its weight are stored as multiples of units that only the caller
-    knows, and three more inputs in fp32 bring them together: y = relu(sum * scale[filter] + bias[filter] + residual *
-    scales[0]) * scales[1], where the sum is that of both convolutions and bias is fp32 too. y is rounded to nearest
-    and stays within ±448; with `output` fp16 it is stored so.
+    `fp8` (e4m3) adds fp32 inputs `scale` and `scales`, and its bias is fp32:
+    y = relu(sum * scale[filter] + bias[filter] + residual * scales[0]) * scales[1]. y is rounded to nearest and
+    clamped to ±448, or stored as fp16 with `output="fp16"`.
 
-    The shortcut is a second image of `shortcut_channels` channels (0: there is none) that a 1x1 filter without
-    padding takes to the size of y, as where the blocks of a ResNet change size.
+    The shortcut is a second image of `shortcut_channels` channels (0 for none), convolved with a 1x1 filter without
+    padding: the downsampling branch of a ResNet block.
 
-    With a `prologue`, x is what that makes of it, rounded to the dtype, as a step in front would have stored it: an
-    expression in `x`, in `gain` and `shift`, fp32 vectors of a number a channel, and in `gate`, [N][C] in the dtype.
+    A `prologue` is an expression applied to x and rounded to the dtype, as a separate kernel would store it. Its
+    operands are `x`, the fp32 vectors `gain` and `shift` [C], and `gate` [N][C] in the dtype.
 
-    With a `pool`, y is the maximum of each window of so many rows and columns of that, side by side; what is left at
-    the edges is nobody's. With `places`, the result has a second part, buffer `places`, as `MaxPool2dProblem` has it,
-    behind a ReLU if there is one: all that gradients need, so that what the maxima are of is never written.
+    A `pool` replaces y by the maxima of non-overlapping windows; incomplete windows at the edges are dropped. With
+    `places`, the buffer `places` receives the argmax indices as in `MaxPool2dProblem`, behind a ReLU if there is one.
+    Gradients need no more than that, so the unpooled result is never written.
     """
 
     NAME: ClassVar = NamePattern(
@@ -76,20 +74,20 @@ class Conv2dProblem(Named):
     shortcut_channels: int = 0
     shortcut_stride: int = 1
     shortcut_size: tuple[int, int] = (0, 0)
-    """Height and width; unless given, the output's times the stride."""
+    """Height and width; by default the output size times the stride."""
     output: str = ""
-    """What y is stored as; empty: the dtype."""
+    """Storage type of y; empty for `dtype`."""
     activation: str = ""
-    """What takes ReLU's place, if anything: an expression in `x`, such as `x * sigmoid(x)`."""
+    """Expression in `x` that replaces ReLU, such as `x * sigmoid(x)`."""
     prologue: str = ""
-    """What is done with x in front of the products of a 1x1 filter, if anything: `relu(gain * x + shift)`."""
+    """Expression applied to the input of a 1x1 filter, such as `relu(gain * x + shift)`."""
     x_pitch: int = 0
     y_pitch: int = 0
-    """Elements from pixel to pixel in NHWC, of parts of larger buffers; 0: dense."""
+    """Elements per pixel step in NHWC, for channel slices of larger buffers; 0 if dense."""
     pool: tuple[int, int] = (1, 1)
-    """Rows and columns of a window of which y is the maximum."""
+    """Height and width of the max-pool windows."""
     places: bool = False
-    """Whether the place of each maximum in its window is written too."""
+    """True to write the argmax indices as well."""
 
     def __post_init__(self) -> None:
         _check(self)
@@ -117,7 +115,7 @@ class Conv2dProblem(Named):
         layout: str = "nchw",
         **rest: bool | int | str | tuple[int, int],
     ) -> Conv2dProblem:
-        """The usual case; the padding defaults to half the filter."""
+        """Return a problem with square image and filter; `padding` defaults to half the filter."""
         pad = filter_size // 2 if padding is None else padding
         return Conv2dProblem(
             batch, channels, size, size, filters, filter_size, filter_size,
@@ -136,12 +134,11 @@ class Conv2dProblem(Named):
 
     @property
     def pools(self) -> bool:
-        """Whether y is the maxima of windows."""
         return self.pool != (1, 1)
 
     @property
     def result_size(self) -> tuple[int, int]:
-        """Height and width of y: the output's, or of its windows."""
+        """Height and width of y, after pooling."""
         return self.output_height // self.pool[0], self.output_width // self.pool[1]
 
     @property
@@ -171,17 +168,16 @@ class Conv2dProblem(Named):
 
     @property
     def stored(self) -> str:
-        """What y is stored as."""
+        """Storage type of y."""
         return self.output or self.dtype
 
     @property
     def output_bytes(self) -> int:
-        """Bytes of an element of y."""
         return ELEMENT_BYTES[self.stored]
 
     @property
     def depth(self) -> int:
-        """The products in a sum."""
+        """Products per output element."""
         return self.group_channels * self.taps + self.shortcut_channels
 
     @property
@@ -194,22 +190,13 @@ class Conv2dProblem(Named):
 
     @property
     def touched_elements(self) -> int:
-        """Elements of x that some window touches: a 1x1 filter with a stride of 2 needs a quarter of them."""
-        rows = touched(
-            self.height,
-            self.output_height,
-            self.filter_height,
-            self.stride[0],
-            self.padding[0],
-            self.dilation[0],
+        """Elements of x that some filter position reads: a 1x1 filter with stride 2 reads a quarter of them."""
+        sizes = (
+            (self.height, self.output_height, self.filter_height),
+            (self.width, self.output_width, self.filter_width),
         )
-        columns = touched(
-            self.width,
-            self.output_width,
-            self.filter_width,
-            self.stride[1],
-            self.padding[1],
-            self.dilation[1],
+        rows, columns = (
+            touched(*sizes[d], self.stride[d], self.padding[d], self.dilation[d]) for d in (0, 1)
         )
         return self.batch * self.channels * rows * columns
 
@@ -223,15 +210,10 @@ class Conv2dProblem(Named):
 
     @property
     def touched_shortcut_elements(self) -> int:
-        """Elements of the shortcut's input that its 1x1 filters touch."""
         height, width = self.shortcut_size
         rows = touched(height, self.output_height, 1, self.shortcut_stride)
-        return (
-            self.batch
-            * self.shortcut_channels
-            * rows
-            * touched(width, self.output_width, 1, self.shortcut_stride)
-        )
+        columns = touched(width, self.output_width, 1, self.shortcut_stride)
+        return self.batch * self.shortcut_channels * rows * columns
 
     @property
     def _usual_shortcut_size(self) -> tuple[int, int]:
@@ -260,14 +242,14 @@ class Conv2dProblem(Named):
 
     @cached_property
     def traffic(self) -> int:
-        """Bytes that estimates count: whole images, since most kernels read what lies between the pixels too."""
+        """Bytes used by estimates: whole images, since most kernels also read the pixels that strides skip."""
         untouched = self.input_elements - self.touched_elements
         untouched += self.shortcut_elements - self.touched_shortcut_elements
         return self.bytes + self.element_bytes * untouched
 
     @property
     def rounding(self) -> float:
-        """A running sum of n independent terms, each addition off by up to 2^-24 of it: a random walk."""
+        """Error of a running fp32 sum: each addition is off by up to 2^-24, which adds up like a random walk."""
         return 2.0**-24 * math.sqrt(1 + self.depth / 6)
 
 
@@ -281,7 +263,7 @@ def _check(p: Conv2dProblem) -> None:
     if p.output not in OUTPUTS:
         raise UnsupportedError(f"output {p.output!r}: conv2d stores y in its dtype ('') or in fp16")
     if p.batch < 0:
-        raise UnsupportedError(f"a batch of {p.batch}: it cannot be negative")
+        raise UnsupportedError(f"batch size {p.batch}: it must be at least 0")
     positive = {
         "channels": p.channels, "height": p.height, "width": p.width, "filters": p.filters,
         "filter height": p.filter_height, "filter width": p.filter_width, "stride": min(p.stride),
@@ -289,17 +271,17 @@ def _check(p: Conv2dProblem) -> None:
     }  # fmt: skip
     require_at_least(1, positive)
     if min(p.padding) < 0:
-        raise UnsupportedError(f"padding of {p.padding}: it cannot be negative")
+        raise UnsupportedError(f"padding {p.padding}: it must be at least 0")
     if p.channels % p.groups or p.filters % p.groups:
         raise UnsupportedError(
             f"{p.channels} channels and {p.filters} filters cannot be split into {p.groups} groups"
         )
     if p.output_height < 1 or p.output_width < 1:
-        reach = tuple(
+        rows, columns = (
             d * (f - 1) + 1 for d, f in zip(p.dilation, (p.filter_height, p.filter_width), strict=True)
         )
         raise UnsupportedError(
-            f"the filter reaches over {reach[0]}x{reach[1]} pixels, but the image with its padding has only "
+            f"the filter covers {rows}x{columns} pixels, but the padded image has only "
             f"{p.height + 2 * p.padding[0]}x{p.width + 2 * p.padding[1]}"
         )
 
@@ -307,11 +289,11 @@ def _check(p: Conv2dProblem) -> None:
 def _check_pool(p: Conv2dProblem) -> None:
     if min(p.pool) < 1 or 0 in p.result_size:
         raise UnsupportedError(
-            f"a pool of {spell_pair(p.pool)} over {spell_pair((p.output_height, p.output_width))} pixels: windows have "
-            "at least one pixel, and at least one of them fits"
+            f"pool {spell_pair(p.pool)} over {spell_pair((p.output_height, p.output_width))} pixels: its sides must be "
+            "at least 1 and fit into the output"
         )
     if p.places and not p.pools:
-        raise UnsupportedError("places are those of the maxima of a pool, and there is none")
+        raise UnsupportedError("places=True needs a pool; this problem has none")
     if p.places:
         require_bytes_for_places(p.pool)
 
@@ -319,27 +301,27 @@ def _check_pool(p: Conv2dProblem) -> None:
 def _check_prologue(p: Conv2dProblem) -> None:
     if p.prologue and ((p.filter_height, p.filter_width), p.padding, p.groups) != ((1, 1), (0, 0), 1):
         raise UnsupportedError(
-            f"a prologue of {p.prologue!r} in front of a filter of {p.filter_height}x{p.filter_width} with a padding "
-            f"of {p.padding} in {p.groups} groups: it is for 1x1 filters without padding in one group, which read a "
-            "pixel once"
+            f"prologue {p.prologue!r} with a {p.filter_height}x{p.filter_width} filter, padding {p.padding} and "
+            f"groups={p.groups}: prologues are supported for 1x1 filters without padding or groups, which read "
+            "each pixel once"
         )
     if p.prologue and p.shortcut_channels:
         raise UnsupportedError(
-            f"a prologue of {p.prologue!r} and a shortcut of {p.shortcut_channels} channels: it is for convolutions "
-            "of one image"
+            f"prologue {p.prologue!r} with a shortcut of {p.shortcut_channels} channels: prologues are supported "
+            "without a shortcut"
         )
 
 
 def _check_shortcut(p: Conv2dProblem) -> None:
     if p.shortcut_channels < 0 or p.shortcut_stride < 1:
         raise UnsupportedError(
-            f"a shortcut of {p.shortcut_channels} channels with stride {p.shortcut_stride}: there is none with 0 "
-            "channels, and the stride must be at least 1"
+            f"shortcut_channels={p.shortcut_channels}, shortcut_stride={p.shortcut_stride}: channels must be at least "
+            "0 (0 for no shortcut), the stride at least 1"
         )
     if not p.shortcut_channels:
         if p.shortcut_stride != 1 or p.shortcut_size != (0, 0):
             raise UnsupportedError(
-                f"a shortcut with stride {p.shortcut_stride} and size {p.shortcut_size} but no channels"
+                f"shortcut_stride={p.shortcut_stride}, shortcut_size={p.shortcut_size}: set shortcut_channels too"
             )
         return
     height, width = p.shortcut_size
@@ -349,8 +331,8 @@ def _check_shortcut(p: Conv2dProblem) -> None:
     )
     if reached != (p.output_height, p.output_width):
         raise UnsupportedError(
-            f"a shortcut of {spell_pair(p.shortcut_size)} pixels with stride {p.shortcut_stride} gives "
-            f"{spell_pair(reached)}; it must give the output's {spell_pair((p.output_height, p.output_width))}"
+            f"a {spell_pair(p.shortcut_size)} shortcut with stride {p.shortcut_stride} results in "
+            f"{spell_pair(reached)} pixels, but the output has {spell_pair((p.output_height, p.output_width))}"
         )
 
 
@@ -367,6 +349,6 @@ def _check_counts(p: Conv2dProblem) -> None:
     )
     if largest >= 2**31:
         raise UnsupportedError(
-            f"conv2d counts the elements of one image, of the weights, and the output pixels of the whole batch in "
-            f"32 bits; here one of them is {largest}. Split the batch or the image"
+            f"conv2d uses 32-bit counts for the elements per image, the weights and the output pixels of the batch; "
+            f"one of them is {largest} here. Split the batch or the image"
         )

@@ -1,4 +1,4 @@
-"""The convolutions that are measured, those small enough for the twin, and the crossover of growing filters."""
+"""Problems to measure, to test on the twin, and to find the crossover to FFT."""
 
 from __future__ import annotations
 
@@ -30,25 +30,13 @@ PROBLEMS = (
     _SQUARE(1024, 1024, 14, 3, batch=256, groups=32),
     _SQUARE(3, 256, 32, 3, batch=256, bias=True, relu=True),
     _SQUARE(3, 256, 32, 3, batch=256, layout="nhwc", bias=True, relu=True, pool=(2, 2), places=True),
-    _SQUARE(
-        256,
-        128,
-        16,
-        3,
-        batch=256,
-        dtype="fp16",
-        layout="nhwc",
-        bias=True,
-        relu=True,
-        pool=(2, 2),
-        places=True,
-    ),
+    _SQUARE(256, 128, 16, 3, batch=256, dtype="fp16", layout="nhwc", bias=True, relu=True, pool=(2, 2), places=True),
     _SQUARE(256, 3, 32, 3, batch=256, bias=True),
-)
-"""What `escalade ladder conv2d` measures, in every dtype and layout that a rung supports."""
+)  # fmt: skip
+"""Measured by `escalade ladder conv2d` in every dtype and layout that a rung supports."""
 
 CROSSOVER = tuple(_SQUARE(32, 32, 64, size, batch=32) for size in (3, 5, 7, 9, 11, 15, 21, 31))
-"""One image size, growing filters: where FFT overtakes the direct algorithms."""
+"""Growing filters on one image size: where FFT overtakes the direct algorithms."""
 
 SMALL_PROBLEMS = (
     _SQUARE(8, 16, 9, 3, batch=2),
@@ -92,5 +80,5 @@ SMALL_PROBLEMS = (
     _SQUARE(3, 72, 9, 3, batch=2, layout="nhwc", bias=True, relu=True, pool=(2, 2), places=True),
     _SQUARE(64, 72, 4, 3, dtype="fp16", layout="nhwc", residual=True, pool=(2, 1)),
 )  # fmt: skip
-"""Small problems that between them have odd sizes, every epilogue, stride, dilation, groups, filters that are not
-square, shortcuts, FP8, parts of larger buffers, prologues, and pools with places and without."""
+"""Tested on the twin: odd sizes, every epilogue, stride, dilation, groups, non-square filters, shortcuts, FP8, pitches,
+prologues and pools."""

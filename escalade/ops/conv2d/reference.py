@@ -1,4 +1,4 @@
-"""What a convolution's result is: the one reference, and PyTorch's own answer to be compared with."""
+"""Convolution in PyTorch: random inputs, the float64 reference, and the peer."""
 
 from __future__ import annotations
 
@@ -19,11 +19,10 @@ from escalade.ops.shared.images import MEMORY_FORMAT
 
 
 def random_inputs(problem: Conv2dProblem, device: torch.device, seed: int) -> dict[str, torch.Tensor]:
-    """Normal deviates; the weights scaled so that outputs are of order one whatever the filter's size.
+    """Return normal deviates, weights scaled to keep outputs of order one; in FP8 `scale` does that instead.
 
-    In FP8 the weights are of order one and their scales bring the sums there. Where places of maxima are asked for,
-    all are small whole numbers: sums are exact in any order then, and which is the largest of a window, the first of
-    equals, does not depend on rounding.
+    Problems with `places` get small integers: sums are then exact in any order, so the argmax does not depend on
+    rounding.
     """
     p = problem
     generator = torch.Generator(device=device).manual_seed(seed)
@@ -64,22 +63,21 @@ def empty_output(problem: Conv2dProblem, device: torch.device) -> torch.Tensor:
 
 
 def compute(problem: Conv2dProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """The convolution, its prologue and epilogue by PyTorch, in the dtype of the inputs."""
+    """Return prologue, convolution, epilogue and pool in the dtype of the inputs."""
     return pooled(problem, _multiply(problem, prologue.apply(problem.prologue, inputs)))
 
 
 def pooled(problem: Conv2dProblem, y: torch.Tensor) -> torch.Tensor:
-    """The maxima of windows of what a convolution gives, by PyTorch, or that itself if there is no pool."""
+    """Max-pool y if the problem has a pool."""
     return max_pool2d_peer(_pool_of(problem), {"x": y}) if problem.pools else y
 
 
 def _multiply(problem: Conv2dProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """What is left to do when the prologue is done."""
     return _finish(problem, _convolve(problem, inputs), inputs)
 
 
 def _convolve(problem: Conv2dProblem, inputs: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
-    """What is to be added up: the convolution, and that of the shortcut."""
+    """Return the terms of the sum: the convolution, and the one of the shortcut."""
     p = problem
     convolved = [
         F.conv2d(
@@ -114,15 +112,14 @@ def _finish_scaled(
 
 
 def exact(problem: Conv2dProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """The convolution in float64."""
     return compute(problem, {name: tensor.double() for name, tensor in inputs.items()})
 
 
 def peer(problem: Conv2dProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """PyTorch in the problem's dtype, as it does it on a GPU: the sums in fp32.
+    """Return PyTorch's result in the problem's dtype, with fp32 accumulation as on a GPU.
 
-    On the CPU that takes help: there is no TF32, so its rounding is done by hand, and some processors
-    sum 16-bit products in 16 bits. Convolutions in FP8 it has nowhere: fp32 does them, and the result is rounded.
+    The CPU has no TF32, so operands are rounded here, and some CPUs accumulate 16-bit products in 16 bits. PyTorch
+    has no FP8 convolution anywhere: it is computed in fp32 and rounded.
     """
     y = _compute_as_peer(problem, inputs)
     return to_e4m3(y) if STORAGE[problem.stored] == E4M3 else y.to(STORAGE[problem.stored])
@@ -144,9 +141,6 @@ def _compute_as_peer(problem: Conv2dProblem, inputs: Mapping[str, torch.Tensor])
     return pooled(problem, _finish(problem, terms, inputs))
 
 
-# --- the places of maxima
-
-
 def further_outputs(problem: Conv2dProblem, device: torch.device) -> dict[str, torch.Tensor]:
     return max_pool2d_further_outputs(_pool_of(problem), device) if problem.pools else {}
 
@@ -160,7 +154,7 @@ def further_references(problem: Conv2dProblem, inputs: Mapping[str, torch.Tensor
 
 
 def _pool_of(p: Conv2dProblem) -> MaxPool2dProblem:
-    """The pool by itself, over what the convolution would have written, whatever its type."""
+    """Return the pool as its own problem."""
     return MaxPool2dProblem(
         p.batch, p.filters, p.output_height, p.output_width, p.pool, p.pool, layout=p.layout,
         places=p.places, behind_relu=p.places and p.relu,

@@ -55,7 +55,7 @@ class Conv2dInputGradientProblem(GradientProblem[Conv2dProblem]):
         return self.forward.bias or self.forward.relu or bool(self.forward.activation)
 
     @property
-    def companion(self) -> str:
+    def aux(self) -> str:
         """The image of dx's shape that comes besides, `mask` or `residual`, if there is one."""
         return "mask" if self.mask else "residual" if self.forward.residual else ""
 
@@ -69,7 +69,7 @@ class Conv2dInputGradientProblem(GradientProblem[Conv2dProblem]):
         f = self.forward
         bias = f.channels if f.bias else 0
         return f.element_bytes * (
-            f.output_elements + f.weight_elements + self.elements * (1 + bool(self.companion)) + bias
+            f.output_elements + f.weight_elements + self.elements * (1 + bool(self.aux)) + bias
         )
 
     @property

@@ -33,8 +33,8 @@ def random_inputs(
     }
     if f.bias:
         inputs["bias"] = normal(f.channels, scale=0.5)
-    if p.companion:
-        inputs[p.companion] = normal(f.batch, f.channels, f.height, f.width)
+    if p.aux:
+        inputs[p.aux] = normal(f.batch, f.channels, f.height, f.width)
     return inputs
 
 

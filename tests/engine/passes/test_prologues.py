@@ -121,7 +121,7 @@ def test_means_that_stay_behind() -> None:
 
 
 def test_what_only_a_last_resort_does_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Resident, "takes_prologue", False)
+    monkeypatch.setattr(Resident, "supports_prologue", False)
     assert not prologues(made(lambda p, x: p.b(normed(p, x))))
 
 
@@ -156,7 +156,7 @@ def test_the_kernels_compute_it(dtype: str) -> None:
 @pytest.mark.usefixtures("quick")
 def test_an_image_is_read_where_it_lies_among_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in DenseNet: what is normalised and read is a part of what is joined next."""
-    monkeypatch.setattr(Direct, "takes_prologue", False)  # it takes images by themselves
+    monkeypatch.setattr(Direct, "supports_prologue", False)  # it takes images by themselves
 
     def run(p: Parts, x: torch.Tensor) -> torch.Tensor:
         y = pooled(p, x)

@@ -89,7 +89,7 @@ def test_size_tells_images_apart_that_have_the_same_output() -> None:
             "8 channels, but weight .* 16 filters",
         ),
         ((torch.ones(2, 16, 9, 9), torch.ones(16, 8, 3, 3), (9, 9)), {}, r"must be \(2, 16, 7, 7\)"),
-        ((torch.ones(2, 16, 7, 7), torch.ones(16, 8, 3, 3), (2, 9)), {}, "the filter reaches over 3x3"),
+        ((torch.ones(2, 16, 7, 7), torch.ones(16, 8, 3, 3), (2, 9)), {}, "the filter covers 3x3"),
         (
             (torch.ones(2, 16, 7, 7), torch.ones(16, 8, 3, 3), (9, 9), torch.ones(2, 8, 7, 7)),
             {},

@@ -128,7 +128,7 @@ def test_odd_sizes(rung: Any, name: str, dtype: str, seed: int) -> None:
 
 @pytest.mark.parametrize("part_slabs, lanes", [(5, 1), (2, 4), (1, 8)])
 def test_few_and_many_parts_are_added_up(part_slabs: int, lanes: int, seed: int) -> None:
-    """36 slabs: of few parts a thread has them all, of many every so-manieth."""
+    """36 k-tiles: of few parts a thread has them all, of many every so-manieth."""
     problem = half("8to8_16x16_k1s1_b9_bias")
     config = WgmmaConfig(64, 64, 1, 2, 3, part_slabs)
     total = WGMMA.recipe(problem, config).steps[-1]

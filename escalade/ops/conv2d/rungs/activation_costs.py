@@ -1,11 +1,11 @@
-"""What a pointwise program costs where sums are finished, for estimates."""
+"""Cost of a pointwise expression in an epilogue, for estimates."""
 
 from __future__ import annotations
 
 from escalade.ops.expressions import Expression
 
 SPECIAL_LANES = 16
-"""Results of a multiprocessor's special-function units in a clock."""
+"""Special-function results per clock and SM."""
 SPECIAL = {
     "silu": 1.5,
     "sigmoid": 2,
@@ -17,15 +17,15 @@ SPECIAL = {
     "log": 1,
     "elu": 1,
 }
-"""Special functions that one call of a function takes, of those that networks have between layers."""
+"""Special-function instructions per call, for the functions that networks use between layers."""
 PLAIN = ("add", "sub", "mul", "neg", "relu", "maximum", "minimum")
-"""Functions of one instruction."""
+"""Functions that compile to one instruction."""
 CALL, SPECIAL_CALL = 4.0, 1.0
-"""Instructions of a call of another function, and those for each special function in it."""
+"""Instructions per call of any other function, plus those per special function in it."""
 
 
 def activation_cost(text: str) -> tuple[float, float]:
-    """Instructions and special functions of an expression, about; without one it may be ReLU."""
+    """Return instructions and special functions of an expression, estimated; an empty one counts as ReLU."""
     if not text:
         return 1.0, 0.0
     calls = [call.function for call in Expression.parse(text).calls]

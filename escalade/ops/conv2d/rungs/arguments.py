@@ -1,4 +1,4 @@
-"""How a convolution problem reaches a kernel: the constants and arguments that all its kernels share."""
+"""Constants and arguments shared by the conv2d kernels."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def shortcut_shape(problem: Conv2dProblem) -> Ints:
 
 
 def tensors() -> tuple[Argument, ...]:
-    """x, weight, bias, residual, y: the pointers that come first in every kernel that does the whole."""
+    """Leading arguments of every kernel that computes the whole operation."""
     return (
         Buffer("x"),
         Buffer("weight"),

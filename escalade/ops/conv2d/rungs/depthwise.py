@@ -149,7 +149,7 @@ def _candidates(p: Conv2dProblem) -> list[DepthwiseConfig]:
 @dataclass(frozen=True)
 class Depthwise(Conv2dRung[DepthwiseConfig]):
     @property
-    def takes_apart(self) -> tuple[str, ...]:
+    def pitched_buffers(self) -> tuple[str, ...]:
         return ("x", "y")
 
     def limits(self, problem: Conv2dProblem) -> str | None:

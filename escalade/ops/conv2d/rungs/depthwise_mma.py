@@ -177,7 +177,7 @@ class DepthwiseMma(Conv2dRung[MmaConfig]):
         return WITH_WGMMA
 
     @property
-    def takes_apart(self) -> tuple[str, ...]:
+    def pitched_buffers(self) -> tuple[str, ...]:
         return ("x", "y")
 
     def limits(self, problem: Conv2dProblem) -> str | None:

@@ -360,7 +360,7 @@ class DepthwiseTile(Conv2dRung[TileConfig]):
         return WITH_WGMMA
 
     @property
-    def takes_apart(self) -> tuple[str, ...]:
+    def pitched_buffers(self) -> tuple[str, ...]:
         return ("x", "y")
 
     def limits(self, problem: Conv2dProblem) -> str | None:

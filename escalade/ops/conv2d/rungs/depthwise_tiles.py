@@ -1,4 +1,4 @@
-"""Tiles of an image by some of its channels, which blocks that stay take one after another."""
+"""Tiles of an image and a range of channels, processed by persistent CTAs."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from escalade.ops.conv2d.problem import Conv2dProblem
 
 
 class TileSizes(Protocol):
-    """What a config says of its tiles."""
-
     @property
     def channels(self) -> int: ...
     @property
@@ -26,7 +24,7 @@ class TileSizes(Protocol):
 
 
 class Tiles:
-    """How many tiles a problem has, and who takes them; the same sums as in the kernels."""
+    """Tile counts; the kernels compute the same."""
 
     problem: Conv2dProblem
     config: TileSizes
@@ -48,11 +46,11 @@ class Tiles:
 
     @cached_property
     def rounds(self) -> int:
-        """Tiles of a block."""
+        """Tiles per CTA."""
         at_once = self.card.multiprocessors * self.config.blocks_per_sm // self.channel_blocks
         return ceil_div(self.tiles, max(1, at_once))
 
     @cached_property
     def workers(self) -> int:
-        """Blocks that share the tiles of the same channels."""
+        """CTAs per range of channels."""
         return ceil_div(self.tiles, self.rounds)

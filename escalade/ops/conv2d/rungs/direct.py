@@ -46,7 +46,7 @@ class Direct(Conv2dRung[ThreadsConfig]):
     last_resort = True
 
     @property
-    def takes_prologue(self) -> bool:
+    def supports_prologue(self) -> bool:
         return True
 
     def limits(self, problem: Conv2dProblem) -> str | None:

@@ -1,4 +1,4 @@
-"""What becomes of the sums of a convolution on Hopper, and where they go."""
+"""Epilogue of a convolution on Hopper, and where its results are stored."""
 
 from __future__ import annotations
 
@@ -11,31 +11,29 @@ from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.shared import activation
 
 UNPLACED = Ints((1, 1, 0, 0, 0, 0))
-"""`Placement` of kernels/conv2d/placement.cuh where y is a whole image. Otherwise it is a part of a larger one:
-the steps between its rows and columns there, the first of each, and the whole's height and width."""
+"""`Placement` (kernels/conv2d/placement.cuh) of a whole image. In a larger image: row and column step, first row and
+column, height and width of that image."""
 CLASS_INTS = 8
 ONE_CLASS = Ints((1, 1, *(0,) * CLASS_INTS))
-"""`PixelClasses` of kernels/conv2d/pixel_classes.cuh where all pixels meet the same taps: nothing is asked of it.
-Otherwise two steps, and `CLASS_INTS` numbers for each class."""
+"""`PixelClasses` (kernels/conv2d/pixel_classes.cuh) of a single class, whose taps are the same for all pixels.
+Otherwise two steps, and `CLASS_INTS` numbers per class."""
 
 
 def class_count(classes: Ints) -> int:
-    """The number of classes that such a struct has."""
     return (len(classes.values) - 2) // CLASS_INTS
 
 
 @dataclass(frozen=True)
 class Epilogue:
-    """What a convolution does with its sums: bias, residual, activation or mask, and the type of the result."""
+    """Epilogue of the accumulators: bias, residual, activation or mask, and the type of the result."""
 
     output: str
-    """The dtype of y."""
     bias: bool = False
     residual: bool = False
     relu: bool = False
     activation: str = ""
     mask: bool = False
-    """The buffer in the residual's place lets through where it is positive: the gradient of a ReLU."""
+    """True if the residual's buffer is a ReLU mask: y passes where it is positive."""
 
     @staticmethod
     def of(problem: Conv2dProblem) -> Epilogue:
@@ -43,8 +41,8 @@ class Epilogue:
         return Epilogue(p.output or p.dtype, p.bias, p.residual, p.relu, p.activation)
 
     @property
-    def companion(self) -> bool:
-        """Whether an image of y's shape comes besides."""
+    def aux(self) -> bool:
+        """True if an auxiliary tensor of y's shape is read."""
         return self.residual or self.mask
 
     @property
@@ -57,6 +55,6 @@ class Epilogue:
         }
 
     def constants(self, dtype: str) -> dict[str, Constant]:
-        """The constants of a kernel whose products are of that type."""
+        """Return the constants of a kernel with products of `dtype`."""
         output = element(self.output)
         return {"Output": output, "Bias": Type("float") if dtype == "fp8" else output, **self.flags}

@@ -73,12 +73,12 @@ class FusedEpilogue(Conv2dRung[MmaConfig]):
     """3: operands are split into two TF32 parts each, for fp32's accuracy."""
 
     @property
-    def takes_shortcut(self) -> bool:
+    def supports_shortcut(self) -> bool:
         """Whether the rung adds a shortcut: with three products the second set of sums takes the registers."""
         return self.products == 1
 
     @property
-    def takes_fp8(self) -> bool:
+    def supports_fp8(self) -> bool:
         return "fp8" in self.dtypes
 
     def refusal(self, problem: Conv2dProblem) -> str | None:
@@ -88,7 +88,7 @@ class FusedEpilogue(Conv2dRung[MmaConfig]):
         return super().refusal(problem)
 
     @property
-    def takes_apart(self) -> tuple[str, ...]:
+    def pitched_buffers(self) -> tuple[str, ...]:
         return ("x", "y")
 
     def limits(self, problem: Conv2dProblem) -> str | None:

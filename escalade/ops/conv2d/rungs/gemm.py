@@ -1,4 +1,4 @@
-"""The convolution as a matrix product on CUDA cores, unrolled in memory first."""
+"""im2col in memory, then a matrix product on CUDA cores."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from escalade.ops.conv2d.rungs.rung import Conv2dRung
 @dataclass(frozen=True)
 class Im2colConfig(Config):
     workspace_mib: int = 2048
-    """What the unrolled matrix and the product may take; the batch goes through in chunks that fit."""
+    """Limit for the unrolled matrix and the product; the batch is processed in chunks that fit."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Im2colGemm(Conv2dRung[Im2colConfig]):
 
 
 def _im2col_steps(chunk: Conv2dProblem, first_image: int) -> list[KernelCall]:
-    """The three kernels over the images of `chunk`, which begin at `first_image`."""
+    """Return the three launches for `chunk`, which starts at image `first_image`."""
     p = chunk
     types: dict[str, Constant] = {"Element": element(p.dtype)}
     depth = p.channels * p.taps

@@ -1,4 +1,4 @@
-"""The sizes of a convolution, or of the gradient of one, as rungs for few channels or few filters take them."""
+"""Sizes of a convolution, or of its gradient, for rungs with few channels or filters."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Self
 from escalade.ops.conv2d.problem import Conv2dProblem
 
 SPLIT_PRODUCTS = 3
-"""Products of tensor cores for one of fp32, whose factors are split into two TF32 parts."""
+"""Tensor-core products per fp32 product: operands are split into two TF32 parts."""
 
 
 @dataclass(frozen=True)
 class Geometry:
-    """What a launch convolves: a problem's own images, or those of the gradient of one. Pairs are height and width."""
+    """Sizes of the convolution that a launch computes. Pairs are height and width."""
 
     dtype: str
     element_bytes: int
@@ -36,10 +36,10 @@ class Geometry:
 
     @property
     def products(self) -> int:
-        """Products of tensor cores for one."""
+        """Tensor-core products per product."""
         return SPLIT_PRODUCTS if self.dtype == "fp32" else 1
 
     @property
     def parts(self) -> int:
-        """Parts of a number."""
+        """Parts per operand."""
         return 2 if self.products > 1 else 1

@@ -1,4 +1,4 @@
-"""How the tensor-core rungs cut a convolution into tiles, and which cut suits a problem."""
+"""Tile configs of the mma.sync rungs, and their cost."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from escalade.ops.conv2d.problem import Conv2dProblem
 
 MOST_SPLITS = 32
 LATENCY = 1200
-"""An estimate of the clocks of two round trips to L2: of the first copies and the last stores, or of a part and its
+"""Clocks of two L2 round trips (estimate): of the first copies and the last stores, or of a partial sum and its
 ticket."""
 
 
 @dataclass(frozen=True)
 class MmaConfig(Config):
     tile_m: int
-    """Output pixels a block."""
+    """Output pixels per CTA."""
     tile_n: int
-    """Filters a block."""
+    """Filters per CTA."""
     row_bytes: int
-    """How deep a tile is: bytes of k in a row of shared memory, 64 or 128."""
+    """Bytes of k per row of shared memory: 64 or 128."""
     warps_m: int
     warps_n: int
     stages: int
-    """Buffers: how many tiles are copied ahead, and one."""
+    """Stages of the copy pipeline."""
     blocks_per_sm: int
-    """What the compiler fits the registers to."""
+    """Target occupancy, which limits registers per thread."""
     splits: int = 1
-    """Parts that k is cut into, each summed by a block of its own."""
+    """CTAs that share one sum (split-K)."""
     through_l1: bool = False
-    """Copies pass through the L1 cache, where the next tap could find most of what it reads."""
+    """Copy through L1, where the next tap could find most of its pixels."""
 
     @property
     def threads(self) -> int:
@@ -54,12 +54,14 @@ class MmaConfig(Config):
         return ceil_div(problem.output_pixels, self.tile_m) * tiles_n, self.splits, 1
 
     def valid(self, operands: Operands, card: Card) -> bool:
-        """Whether every thread copies as many chunks, in rows that share a swizzle, and registers suffice."""
+        """True if every thread copies the same number of chunks, in rows with the same swizzle, and registers
+        suffice."""
         rows_at_once = self.threads * operands.copy_bytes // self.row_bytes
         sums = self.tile_m * self.tile_n // self.threads
-        # The shortcut's windows are found while 128 sums and their operands are held; eight at once are too many.
+        # Computing the shortcut's windows while 128 accumulators and their operands are live spills with eight windows
+        # at once.
         crowded = operands.problem.shortcut_channels > 0 and sums >= 128 and self.tile_m >= 8 * rows_at_once
-        # 8-bit operands are held as they come and, on Hopper, widened to 16 bits as well.
+        # 8-bit operands are held as loaded and, on Hopper, also widened to 16 bits.
         crowded |= operands.element_bytes == 1 and sums >= 128
         return (
             rows_at_once % 8 == 0
@@ -70,16 +72,16 @@ class MmaConfig(Config):
         )
 
     def depth_tiles(self, operands: Operands) -> int:
-        """Tiles along k; the shortcut begins a new one."""
+        """Return the k-tiles; the shortcut starts a new one."""
         p = operands.problem
         depths = (p.taps * operands.channels, p.shortcut_channels)
         return sum(ceil_div(depth * operands.element_bytes, self.row_bytes) for depth in depths)
 
     def cost(self, operands: Operands, card: Card, products: int = 1) -> float:
-        """The clocks, about, that the busiest multiprocessor takes, with so many products for each of the problem's.
+        """Estimate the clocks of the busiest SM, with `products` tensor-core products per product of the problem.
 
-        Larger warp tiles read less shared memory for each product; eight warps hide latency, four do not quite; filling
-        the pipeline and storing the tile cost as much as 512 bytes of depth, a barrier as 8.
+        Larger warp tiles read less shared memory per product; eight warps hide latency, four do not quite; filling the
+        pipeline and storing the tile cost as much as 512 bytes of depth, a barrier as 8.
         """
         warp_m, warp_n = self.warp_tile
         efficiency = min(1.0, 0.3 + warp_m * warp_n / (warp_m + warp_n) / 45)
@@ -87,21 +89,20 @@ class MmaConfig(Config):
         rounds = ceil_div(tiles * splits, card.multiprocessors)
         warps = min(rounds, self.blocks_per_sm) * self.warps_m * self.warps_n
         busy = min(1.0, 0.4 + warps / 13)
-        # mma.sync widens 8-bit elements to 16 bits on Hopper: a byte of them is twice the work.
+        # mma.sync widens 8-bit elements to 16 bits on Hopper, which doubles the work per byte.
         rate = 2 * card.rates.mma_products * min(2, operands.element_bytes) / 2 / products
         product = self.tile_m * self.tile_n / (rate * efficiency * busy)
         l2_rate = card.copy_rate(card.rates.copies.mma_ring, min(card.multiprocessors, tiles * splits))
         delivery = (self.tile_m + self.tile_n) / l2_rate
         depth_bytes = ceil_div(self.depth_tiles(operands), splits) * (self.row_bytes + 8)
-        # The next tap does not find its rows in L1 after all: pairs that differ in nothing else took 1.00 to 1.03 times
-        # as long through it.
+        # The next tap misses L1 after all: configs that differ only in this took 1.00 to 1.03 times as long.
         lookup = 1.03 if self.through_l1 else 1.0
         clocks = max(product * lookup, delivery)
         return rounds * (depth_bytes * clocks + max(512 * clocks, LATENCY)) + self._meeting
 
     @property
     def _meeting(self) -> float:
-        """What it takes to add up splits: a part written and all read by one multiprocessor, and the round trips."""
+        """Clocks to sum the splits: write one part, read all of them on one SM, and the round trips."""
         if self.splits == 1:
             return 0.0
         return LATENCY + (1 + self.splits) * self.tile_m * self.tile_n * 4 / 64
@@ -109,7 +110,7 @@ class MmaConfig(Config):
 
 @dataclass(frozen=True)
 class Operands:
-    """x and the weights as the product reads them: in their type, their channels padded to what a copy moves."""
+    """x and weights as the product reads them: element type, and channels padded to the copy size."""
 
     problem: Conv2dProblem
     element: Type
@@ -117,7 +118,6 @@ class Operands:
 
     @staticmethod
     def stored(problem: Conv2dProblem) -> Operands:
-        """The operands as the problem stores them."""
         return Operands(problem, element(problem.dtype), problem.element_bytes)
 
     @staticmethod
@@ -126,7 +126,7 @@ class Operands:
 
     @property
     def channels(self) -> int:
-        """Channels of a group, padded only if no 8-byte copy divides them: then to 4, or a multiple of 16 bytes."""
+        """Channels per group, padded if no 8-byte copy divides them: to 4, or to a multiple of 16 bytes."""
         quads = 4 * ceil_div(self.problem.group_channels, 4)
         if quads == self.problem.group_channels or quads == 4:
             return quads
@@ -141,7 +141,7 @@ class Operands:
         return 16 if self.channels * self.element_bytes % 16 == 0 else 8
 
     def constants(self, config: MmaConfig, output: Type) -> dict[str, Constant]:
-        """What the tensor-core kernels share."""
+        """Return the constants shared by the tensor-core kernels."""
         tile_k = config.row_bytes // self.element_bytes
         switches: dict[str, Constant] = {"COPY_THROUGH_L1": Macro("")} if config.through_l1 else {}
         if self.problem.groups > 1:
@@ -166,7 +166,7 @@ class Operands:
 def best_first(
     candidates: tuple[MmaConfig, ...], operands: Operands, card: Card, may_split: bool
 ) -> tuple[MmaConfig, ...]:
-    """The valid candidates by cost; where they leave multiprocessors idle, also with k split."""
+    """Return the valid candidates, cheapest first; with `may_split` also split-K where SMs would be idle."""
     whole = [config for config in candidates if config.valid(operands, card)]
     valid = whole + [split for config in whole if may_split for split in _splits(config, operands, card)]
     costs = {config: config.cost(operands, card) for config in valid}
@@ -177,7 +177,7 @@ def best_first(
 
 
 def _splits(config: MmaConfig, operands: Operands, card: Card) -> list[MmaConfig]:
-    """The two best splits that leave no block without work, and no multiprocessor with more than two blocks."""
+    """Return the two best splits that leave no CTA without work and no SM with more than two CTAs."""
     tiles, depth = config.grid(operands.problem)[0], config.depth_tiles(operands)
     most = min(2 * card.multiprocessors // tiles, depth // 2, MOST_SPLITS)
     counts = (count for count in range(2, most + 1) if ceil_div(depth, ceil_div(depth, count)) == count)

@@ -1,4 +1,4 @@
-"""Operands made fit for a product: other element types, channels padded with zeros, values rounded to TF32."""
+"""Operand conversion before a product: other element types, zero-padded channels, rounding to TF32."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.conv2d.rungs.mma_config import Operands
 
 COPY_BYTES = 16
-"""What Hopper's TMA moves at least: channels are a multiple."""
+"""TMA granularity: pixels are a multiple of this size."""
 CUT_OFF = math.log(2) * 2.0**-11
-"""What numbers lose on average, relative to their sum, when all but TF32's bits are cut off: half of the last bit, of
-numbers whose mantissas are as likely at every magnitude."""
+"""Mean relative loss when all but TF32's bits are truncated: half of the last bit, for mantissas distributed uniformly
+over magnitudes."""
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """Operands that a product can copy: the launches that make them, and their names."""
+    """Converted operands: the launches that write them, and their buffers."""
 
     steps: tuple[KernelCall, ...]
     workspaces: tuple[Workspace, ...]
@@ -29,12 +29,12 @@ class Prepared:
     weight: Buffer
     shortcut_weight: Buffer
     shape: Conv2dProblem
-    """The problem with the channels that the operands now have."""
+    """The problem with the operands' padded channels."""
 
 
 @dataclass(frozen=True)
 class Conversion:
-    """Rows of channels, copied to a workspace."""
+    """Conversion of rows of channels into a workspace."""
 
     source: str
     rows: int
@@ -45,7 +45,7 @@ class Conversion:
     target_bytes: int
     rounded: bool = False
     raised: bool = False
-    """Whether what the other operand loses to truncation is made up for, as `prepare_for_copies` says."""
+    """True to compensate for the truncation of the other operand, as described in `prepare_for_copies`."""
 
     @property
     def name(self) -> str:
@@ -75,14 +75,14 @@ class Conversion:
 
 
 def rounded(source: str, rows: int, channels: int) -> Conversion:
-    """A conversion of weights in fp32 to values of TF32 for an x that is truncated, as `prepare_for_copies` has it."""
+    """Return the conversion of fp32 weights to TF32 for an x that is truncated, as in `prepare_for_copies`."""
     return Conversion(
         source, rows, channels, channels, element("fp32"), element("fp32"), 4, True, raised=True
     )
 
 
 def prepare(operands: Operands) -> Prepared:
-    """Puts x and the weights into the form that `operands` has."""
+    """Convert x and the weights to the form of `operands`."""
     p = operands.problem
     if not operands.padded and operands.element == element(p.dtype):
         return _prepared(p, {})
@@ -97,19 +97,19 @@ def prepare(operands: Operands) -> Prepared:
 
 
 def copied_channels(problem: Conv2dProblem) -> int:
-    """The channels that x and the weights have for Hopper's TMA."""
+    """Return the channels of x and the weights, padded to the TMA granularity."""
     return (
         ceil_div(problem.channels * problem.element_bytes, COPY_BYTES) * COPY_BYTES // problem.element_bytes
     )
 
 
 def prepare_for_copies(problem: Conv2dProblem) -> Prepared:
-    """Prepares x and the weights for TMA and wgmma.
+    """Prepare x and the weights for TMA and wgmma.
 
-    wgmma ignores the low 13 bits of a TF32 operand. Truncation makes every product smaller, and a deep network adds
-    that up. So weights are rounded beforehand, once, and made larger by what x will lose on average (`CUT_OFF`): what
-    is left of its truncation is as large as an error of rounding, and points either way. x is rounded where it is
-    copied anyway, and then the weights are left as they are.
+    wgmma ignores the low 13 bits of a TF32 operand. Truncation makes every product smaller, which adds up over a deep
+    network. So weights are rounded beforehand and scaled up by the mean loss of x (`CUT_OFF`). The remaining error is
+    as large as a rounding error, of either sign. Where x is copied anyway, it is rounded instead and the weights are
+    not scaled.
     """
     p, channels = problem, copied_channels(problem)
     padded, tf32 = channels != p.channels, p.dtype == "tf32"

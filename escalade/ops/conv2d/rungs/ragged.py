@@ -217,7 +217,7 @@ def _best_first(p: Conv2dProblem, card: Card) -> tuple[RaggedConfig, ...]:
 @dataclass(frozen=True)
 class Ragged(Conv2dRung[RaggedConfig]):
     @property
-    def takes_apart(self) -> tuple[str, ...]:
+    def pitched_buffers(self) -> tuple[str, ...]:
         return ("x", "y")
 
     def limits(self, problem: Conv2dProblem) -> str | None:

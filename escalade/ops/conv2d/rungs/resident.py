@@ -1,4 +1,4 @@
-"""1x1 filters where memory counts: weights stay in shared memory, pixels and results pass by registers alone."""
+"""Memory-bound 1x1 filters: weights stay in shared memory, pixels and results in registers."""
 
 from __future__ import annotations
 
@@ -20,69 +20,69 @@ from escalade.ops.shared import prologue
 
 DTYPES = ("fp16", "bf16", "tf32")
 BLOCK_BYTES = 64
-"""Bytes of a pixel's channels that a block of them has: 16 for each of four lanes."""
+"""Bytes of a pixel's channels per channel block: 16 for each of four lanes."""
 PIXELS, FILTERS = 8, 16
-"""Pixels and filters of an mma.sync."""
+"""N and M of an mma.sync."""
 MOST_SUMS = 96
-"""Registers of a thread that hold sums."""
+"""Accumulator registers per thread."""
 MOST_SLOTS = 64
-"""Registers of a thread that hold channels which are under way."""
+"""Registers per thread for channels in flight."""
 MOST_RESIDUALS = 48
-"""Registers of a thread that hold residuals."""
+"""Registers per thread for residuals."""
 OTHER_REGISTERS = 44
-"""Registers of a thread besides: addresses, counters, and the weights that are multiplied."""
+"""Other registers per thread: addresses, counters, and the current weights."""
 PROLOGUE_REGISTERS = 24
-"""Registers of a thread for what a prologue reads besides x and gates."""
+"""Registers per thread for the operands of a prologue besides x and gates."""
 MOST_THREADS = 2048
-"""Threads of a multiprocessor."""
+"""Threads per SM."""
 MOST_CONFIGS = 16
 
 START_CLOCKS = 200.0
-"""Clocks from the launch to the first loads, and from the last results to the end."""
+"""Clocks from the launch to the first loads, plus those from the last results to the end."""
 LATENCY = 900.0
-"""Clocks from a load of x to its use, where nothing else hides them."""
+"""Latency of a load of x in clocks, if nothing hides it."""
 SHARED_RATE = 128.0
-"""Bytes of shared memory that a multiprocessor reads in a clock."""
+"""Bytes of shared memory read per clock and SM."""
 SCHEDULERS = 4
-"""Instructions that a multiprocessor issues in a clock."""
+"""Instructions issued per clock and SM."""
 STORED = 1.0
-"""Instructions for each result, besides its activation: it is packed and stored with others."""
+"""Instructions per result to pack and store it, besides its activation."""
 GATED = 0.5
-"""What loading the gates of a pixel takes of what its channels take: all pixels of an image have the same, in L1."""
+"""Cost of loading a pixel's gates relative to its channels: all pixels of an image share them in L1."""
 TILE_INSTRUCTIONS = 60.0
-"""Instructions for a tile: its addresses and ends."""
+"""Instructions per tile for addresses and loop ends."""
 BESIDES = 4.0
-"""The part of other units' work, over the warps of a multiprocessor, that does not lie under that of the busiest one:
-each of four schedulers has a fourth of the warps to choose from."""
+"""Share of the other units' work, divided by the warps of an SM, that is not hidden behind the busiest unit: each of
+four schedulers chooses among a quarter of the warps."""
 
 
 @dataclass(frozen=True)
 class ResidentConfig(Config):
     pixel_blocks: int
-    """Blocks of 8 pixels of a warp's tile."""
+    """8-pixel blocks per warp tile."""
     filter_blocks: int
-    """Blocks of 16 filters whose weights a block of threads has."""
+    """16-filter blocks per CTA."""
     depth: int
-    """Blocks of channels that a warp has under way."""
+    """Channel blocks in flight per warp."""
     warps: int
     blocks_per_sm: int = 1
 
 
 @dataclass(frozen=True)
 class _Tiling:
-    """What follows from a problem and a config; the same sums as in the kernel."""
+    """Sizes derived from a problem and a config; the kernel computes the same."""
 
     problem: Conv2dProblem
     config: ResidentConfig
 
     @property
     def columns(self) -> int:
-        """Parts of the filters, each for blocks of its own."""
+        """CTA columns that the filters are split into."""
         return ceil_div(self.problem.filters, FILTERS * self.config.filter_blocks)
 
     @property
     def steps(self) -> int:
-        """Steps of the products of a tile: two for each block of channels, but for half a block at the end."""
+        """MMA steps per tile: two per channel block, except for a half block at the end."""
         blocks, rest = _blocks(self.problem), _row_bytes(self.problem) % BLOCK_BYTES
         rounds = ceil_div(blocks, self.config.depth)
         half = rounds == 1 and 0 < rest <= BLOCK_BYTES // 2
@@ -90,18 +90,18 @@ class _Tiling:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of a column: four registers of a warp for each step and block of filters."""
+        """Bytes of weights per column: four registers of a warp per step and filter block."""
         return self.steps * self.config.filter_blocks * 32 * 16
 
     @property
     def by_channel_bytes(self) -> int:
-        """Bytes of gains and shifts in fp32, which the lanes of a warp read from shared memory, each its own."""
+        """Bytes of fp32 gains and shifts that a warp reads from shared memory."""
         read = sum(name != "gate" for name in prologue.operands(self.problem))
         return read * self.steps * 32 * 4 * (8 // self.problem.element_bytes)
 
     @property
     def shared_bytes(self) -> int:
-        """Weights, the bias, and for a prologue its gains and shifts of all blocks of channels, in fp32."""
+        """Bytes of weights, bias, and the fp32 gains and shifts of a prologue."""
         c, blocks = self.config, _blocks(self.problem)
         channels = ceil_div(blocks, c.depth) * c.depth * BLOCK_BYTES // self.problem.element_bytes
         by_channel = 2 * channels if self.problem.prologue else 0
@@ -109,7 +109,7 @@ class _Tiling:
 
     @property
     def registers(self) -> int:
-        """An estimate of a thread's."""
+        """Estimated registers per thread."""
         c = self.config
         area = c.pixel_blocks * c.filter_blocks
         residuals = area * self.problem.element_bytes if self.problem.residual else 0
@@ -119,7 +119,7 @@ class _Tiling:
         return 4 * area + slots + residuals + prepared + OTHER_REGISTERS
 
     def fitting_blocks(self, card: Card) -> int:
-        """Blocks of a multiprocessor."""
+        """Return the CTAs that fit on an SM."""
         threads = self.config.warps * 32
         by_memory = card.multiprocessor_shared_bytes // (self.shared_bytes + BLOCK_SHARED)
         by_registers = card.registers // (threads * ceil_div(self.registers, 8) * 8)
@@ -130,7 +130,7 @@ class _Tiling:
         return ceil_div(self.problem.output_pixels, PIXELS * self.config.pixel_blocks)
 
     def turns(self, card: Card) -> int:
-        """Tiles that each warp takes, so that all blocks run at once."""
+        """Return the tiles per warp with all CTAs in one wave."""
         rows = max(1, card.multiprocessors * self.config.blocks_per_sm // self.columns)
         return ceil_div(self.tiles, rows * self.config.warps)
 
@@ -138,7 +138,7 @@ class _Tiling:
         return ceil_div(self.tiles, self.turns(card) * self.config.warps) * self.columns
 
     def clocks(self, card: Card) -> float:
-        """Clocks of the busiest multiprocessor: its busiest unit, or a warp that waits for all its tiles."""
+        """Estimate the clocks of the busiest SM: its busiest unit, or the latency of one warp's tiles."""
         p, c = self.problem, self.config
         products = self.steps * c.pixel_blocks * c.filter_blocks
         results = 4 * c.pixel_blocks * c.filter_blocks
@@ -177,18 +177,17 @@ def _row_bytes(p: Conv2dProblem) -> int:
 
 
 def _blocks(p: Conv2dProblem) -> int:
-    """Blocks of channels."""
+    """Return the channel blocks."""
     return ceil_div(_row_bytes(p), BLOCK_BYTES)
 
 
 def _depth(blocks: int, most: int) -> int:
-    """Blocks of channels under way: all, or of the larger half of what registers hold that which pads them least."""
+    """Return the channel blocks in flight: all, or the number between `most // 2` and `most` with the least padding."""
     if blocks <= most:
         return blocks
     return min(range(most, most // 2, -1), key=lambda depth: ceil_div(blocks, depth) * depth)
 
 
-@lru_cache(256)
 @lru_cache(4096)
 def _best_first(p: Conv2dProblem, card: Card) -> tuple[ResidentConfig, ...]:
     all_n, blocks = ceil_div(p.filters, FILTERS), _blocks(p)
@@ -216,17 +215,17 @@ def _best_first(p: Conv2dProblem, card: Card) -> tuple[ResidentConfig, ...]:
 @dataclass(frozen=True)
 class Resident(Conv2dRung[ResidentConfig]):
     @property
-    def takes_prologue(self) -> bool:
+    def supports_prologue(self) -> bool:
         return True
 
     @property
-    def takes_apart(self) -> tuple[str, ...]:
+    def pitched_buffers(self) -> tuple[str, ...]:
         return ("x", "y")
 
     def limits(self, problem: Conv2dProblem) -> str | None:
         p, name = problem, self.name
-        if sentence := self.only_nhwc(p):
-            return sentence
+        if reason := self.only_nhwc(p):
+            return reason
         if p.dtype not in DTYPES:
             return f"{name} takes {', '.join(DTYPES)}, not {p.dtype}"
         if p.taps > 1 or p.padding != (0, 0):
@@ -237,25 +236,25 @@ class Resident(Conv2dRung[ResidentConfig]):
                 f"{p.filters} filters of {p.element_bytes} bytes; ragged takes any"
             )
         if p.y_pitch and p.residual:
-            return f"{name} reads a residual as y lies, dense"
+            return f"{name} does not support a residual with a pitched y"
         if p.batch < 1:
-            return f"{name} takes a batch of 1 or more"
+            return f"{name} needs a batch of at least 1"
         if not _best_first(p, self.card):
             return (
-                f"{name} has the weights of {p.channels} channels in the {self.card.shared_bytes} bytes of a block's "
-                "shared memory, and these do not fit; overlapped_store takes any"
+                f"{name} keeps the weights of {p.channels} channels in shared memory, where they do not fit into "
+                f"{self.card.shared_bytes} bytes; overlapped_store takes any"
             )
         return None
 
     def configs(self, problem: Conv2dProblem) -> tuple[ResidentConfig, ...]:
-        """The first fits every card, if one does."""
+        """Return the configs; the first fits every card, if one does."""
         return _best_first(problem, self.card)
 
     def clocks(self, problem: Conv2dProblem, config: ResidentConfig) -> float:
         return _Tiling(problem, config).clocks(self.card)
 
     def estimate(self, problem: Conv2dProblem, config: ResidentConfig) -> float:
-        """Pixels that a stride passes over are not read."""
+        """Pixels skipped by a stride are not read, so `bytes` instead of `traffic`."""
         return self.card.microseconds(self.clocks(problem, config), problem.bytes)
 
     def recipe(self, problem: Conv2dProblem, config: ResidentConfig) -> Recipe:
@@ -317,10 +316,10 @@ class Resident(Conv2dRung[ResidentConfig]):
 RUNGS: tuple[Rung[Conv2dProblem], ...] = (
     Resident(
         "resident",
-        "1x1 filters whose weights stay in shared memory: warps without barriers, whose pixels come to registers and "
-        "whose results leave them 16 bytes a lane, by weights packed to match",
+        "1x1 filters with weights resident in shared memory: warps without barriers load pixels to registers and store "
+        "results from there, 16 bytes per lane, with weights packed to match",
         below="fused_epilogue",
-        # 21 us of bytes and, beside them, 21 us of special functions, against 87 us of tiles in shared memory.
+        # 21 us of memory traffic, overlapped with 21 us of special functions, against 87 us of tiles in shared memory.
         predicted_gain=3.0,
     ),
 )

@@ -1,4 +1,4 @@
-"""What every rung of conv2d has to say about a problem before its own limits."""
+"""Base class of the conv2d rungs."""
 
 from __future__ import annotations
 
@@ -13,47 +13,47 @@ from escalade.ops.conv2d.problem import Conv2dProblem
 @dataclass(frozen=True)
 class Conv2dRung(Rung[Conv2dProblem, C]):
     @property
-    def takes_shortcut(self) -> bool:
-        """Whether its kernel goes on from x to a second image."""
+    def supports_shortcut(self) -> bool:
+        """True if the kernel continues with the shortcut image."""
         return False
 
     @property
-    def takes_fp8(self) -> bool:
-        """Whether its kernel multiplies e4m3 and knows of units."""
+    def supports_fp8(self) -> bool:
+        """True if the kernel multiplies e4m3 and applies scales."""
         return False
 
     @property
-    def takes_prologue(self) -> bool:
-        """Whether its kernel multiplies what an expression makes of x."""
+    def supports_prologue(self) -> bool:
+        """True if the kernel applies an expression to x first."""
         return False
 
     @property
-    def takes_pool(self) -> bool:
-        """Whether its kernel takes the maxima of windows of its results, and finds their places."""
+    def supports_pool(self) -> bool:
+        """True if the kernel max-pools its results and finds the argmax indices."""
         return False
 
     @property
-    def takes_apart(self) -> tuple[str, ...]:
-        """The buffers whose pixels its kernel takes apart from each other."""
+    def pitched_buffers(self) -> tuple[str, ...]:
+        """Buffers that may have a pitch."""
         return ()
 
     def supports(self, problem: Conv2dProblem) -> str | None:
-        if sentence := unsupported_pitch(self.name, problem, self.takes_apart):
-            return sentence
-        if problem.shortcut_channels and not self.takes_shortcut:
-            return f"{self.name} convolves one image; a shortcut of {problem.shortcut_channels} channels is a second"
-        if problem.dtype == "fp8" and not self.takes_fp8:
-            return f"{self.name} has no products of e4m3; fp8 is for persistent and fused_epilogue"
-        if problem.prologue and not self.takes_prologue:
-            return f"{self.name} multiplies x as it is, not {problem.prologue!r} of it"
-        if problem.pools and not self.takes_pool:
-            return f"{self.name} writes each of its results, not the maxima of windows of them"
+        if reason := unsupported_pitch(self.name, problem, self.pitched_buffers):
+            return reason
+        if problem.shortcut_channels and not self.supports_shortcut:
+            return f"{self.name} supports no shortcut; this one has {problem.shortcut_channels} channels"
+        if problem.dtype == "fp8" and not self.supports_fp8:
+            return f"{self.name} does not support fp8; persistent and fused_epilogue do"
+        if problem.prologue and not self.supports_prologue:
+            return f"{self.name} supports no prologue, not {problem.prologue!r}"
+        if problem.pools and not self.supports_pool:
+            return f"{self.name} supports no pool, not {problem.pool}"
         if problem.output and problem.dtype != "fp8":
-            return f"{self.name} stores y as {problem.dtype}; an output of {problem.output} is for problems in fp8"
+            return f"{self.name} stores y as {problem.dtype}; output {problem.output} is for dtype fp8"
         return self.limits(problem)
 
     def only_nhwc(self, problem: Conv2dProblem) -> str | None:
-        """What rungs for one group and layout say to others."""
+        """Return the reason why a rung for one group in NHWC does not support the problem."""
         if problem.groups != 1:
             return f"{self.name} takes groups=1, not {problem.groups}"
         if problem.layout != "nhwc":
@@ -61,7 +61,7 @@ class Conv2dRung(Rung[Conv2dProblem, C]):
         return None
 
     def clocks(self, problem: Conv2dProblem, config: C) -> float | None:
-        """The clocks, about, of the busiest multiprocessor; what memory takes need not be in them."""
+        """Estimate the clocks of the busiest SM; DRAM time need not be included."""
         return None
 
     def estimate(self, problem: Conv2dProblem, config: C) -> float | None:
@@ -70,11 +70,11 @@ class Conv2dRung(Rung[Conv2dProblem, C]):
 
     @abstractmethod
     def limits(self, problem: Conv2dProblem) -> str | None:
-        """What is beyond the rung, like `supports`, among problems of the kind that it takes."""
+        """Like `supports`, for what the base class does not check."""
 
 
 def unsupported_reach(problem: Conv2dProblem, tile_m: int, unit: int) -> str | None:
-    """Offsets within a tile's images are counted in 32 bits, in units of `unit` elements."""
+    """Return why offsets within the images of a tile overflow 32 bits, counted in units of `unit` elements."""
     image = max(problem.channels, problem.x_pitch) * problem.height * problem.width
     images = tile_m // (problem.output_height * problem.output_width) + 2
     if images * image // unit >= 2**31 or problem.output_pixels >= 2**31 - tile_m:

@@ -229,7 +229,7 @@ def microseconds(w: Windows, config: Config, card: Card, moved: float) -> float:
 @dataclass(frozen=True)
 class Skinny(Conv2dRung):
     @property
-    def takes_pool(self) -> bool:
+    def supports_pool(self) -> bool:
         return True
 
     def limits(self, problem: Conv2dProblem) -> str | None:

@@ -1,4 +1,4 @@
-"""Convolutions of few filters with stride 1 on Hopper: a product's columns are the filters of a whole row of taps."""
+"""Stride-1 convolutions with few filters on Hopper: N of a product covers the filters of a whole row of taps."""
 
 from __future__ import annotations
 
@@ -23,62 +23,62 @@ from escalade.ops.conv2d.rungs.tma_windows import ROW_BYTES, Windows
 from escalade.ops.conv2d.rungs.window_tiling import MOST_IN_BOX, WIDTHS
 
 MOST_FILTERS = 56
-"""Filters at most: 64 are the rows of the rungs that multiply filters by pixels."""
+"""Largest number of filters; the rungs with filters as M have tiles of 64."""
 BLOCK = 64
-"""Rows of a product."""
+"""M of a wgmma."""
 STEP_BYTES = 32
-"""Bytes of channels of a product."""
+"""K of a wgmma in bytes."""
 STORE_BYTES = 16
 STAGED = 16
-"""Filters whose parts are added up at a time, if stores are long."""
+"""Filters reduced at a time, if stores are wide."""
 EIGHT = 8
-"""Filters of a tap, and of a part, are a multiple."""
+"""Filters per tap and per part are padded to this."""
 MOST_CONSUMERS, LEAST_CONSUMERS = 4, 2
 CONSUMER_THREADS = 128 + 32
-"""A warpgroup that multiplies, and the warp that copies for it."""
+"""A consumer warpgroup, and the producer warp that copies for it."""
 OTHER_REGISTERS = 56
-"""Registers of a thread besides its sums, by what the compiler takes."""
+"""Registers per thread besides the accumulators, as compiled."""
 MOST_BLOCKS = 4
-"""Blocks of 64 rows of a tile at most."""
+"""Largest number of 64-row blocks per tile."""
 MOST_STAGES = 6
 MOST_CONFIGS = 12
 
-# Cycles, set by hand so that estimates come within 10% of what an H200 took for most convolutions of DenseNet-121 at
-# batch 32, with 32 filters, and for others with 21 and 48.
+# Cycles, fitted by hand to within 10% of an H200's times for most convolutions of DenseNet-121 at batch 32, with 32
+# filters, and for others with 21 and 48.
 SHARED_RATE = 128.0
-"""Bytes of shared memory that tensor cores, copies and threads read or write in a cycle, together."""
+"""Bytes of shared memory traffic per cycle, of tensor cores, copies and threads."""
 MEASURED = 1.2
-"""What tiles of 32to32_149_k3 took of the cycles that were counted."""
+"""Measured / modeled cycles, fitted on 32to32_149_k3."""
 START_CYCLES = 1000.0
-"""Cycles until the first copies are under way, and from the last result to the end of the launch."""
+"""Cycles until the first copies are in flight, plus those from the last result to the end of the launch."""
 ROUND_CYCLES = 200.0
-"""Cycles in which all warpgroups wait between one tile and the next."""
+"""Cycles in which all warpgroups wait between two tiles."""
 STORE_CYCLES = 20.0
-"""Cycles of a multiprocessor for what the lanes of a warp add up, finish and store at once."""
+"""Cycles for a warp to reduce, finish and store one vector per lane."""
 END_CYCLES = 700.0
-"""Cycles in which a warpgroup adds up and stores the parts of a tile, for others to fill."""
+"""Cycles in which a warpgroup reduces and stores the parts of a tile."""
 UNPREPARED = 1.15
-"""How much longer tiles take where no window of the next one has room beside those of this one."""
+"""Factor where the next tile's windows do not fit next to the current ones."""
 POWER = 1.1
-"""How much longer tensor cores take than they could, for power."""
+"""Factor on tensor-core time, due to the power limit."""
 
 
 @dataclass(frozen=True)
 class NarrowConfig(Config):
     rows: int
-    """Rows of output pixels of a tile."""
+    """Output rows per tile."""
     columns: int
     consumers: int
-    """Warpgroups that multiply, each with tiles of its own."""
+    """Consumer warpgroups, each with tiles of its own."""
     stages: int
-    """Windows in shared memory, of a slab of channels each, for every one of them."""
+    """Window stages per consumer, of one k-tile each."""
     parts: int = 1
-    """Blocks that share the filters of a tile."""
+    """CTAs that share the filters of a tile."""
 
 
 @dataclass(frozen=True)
 class _Tiling:
-    """What follows from a problem and a config; the same sums as in the kernel."""
+    """Sizes derived from a problem and a config; the kernel computes the same."""
 
     problem: Conv2dProblem
     rows: int
@@ -87,12 +87,12 @@ class _Tiling:
 
     @property
     def padded(self) -> int:
-        """Filters of a block: the columns of a tap."""
+        """Filters per CTA: the columns of one tap."""
         return ceil_div(ceil_div(self.problem.filters, self.parts), EIGHT) * EIGHT
 
     @property
     def width(self) -> int:
-        """Columns of a product; 0 if a row of taps has more."""
+        """N of the product; 0 if a row of taps has too many columns."""
         columns = self.problem.filter_width * self.padded
         return next((width for width in WIDTHS if width >= columns), 0)
 
@@ -111,7 +111,7 @@ class _Tiling:
 
     @property
     def blocks(self) -> int:
-        """Blocks of 64 rows of the product."""
+        """64-row blocks of the product."""
         return ceil_div(self.rows * self.window[1], BLOCK)
 
     @property
@@ -120,7 +120,7 @@ class _Tiling:
         return p.batch * ceil_div(p.output_height, self.rows) * ceil_div(p.output_width, self.columns)
 
     @property
-    def slabs(self) -> int:
+    def k_tiles(self) -> int:
         return ceil_div(self.problem.channels * self.problem.element_bytes, ROW_BYTES)
 
     @property
@@ -130,11 +130,11 @@ class _Tiling:
 
     @property
     def weight_bytes(self) -> int:
-        return self.slabs * self.problem.filter_height * self.width * ROW_BYTES
+        return self.k_tiles * self.problem.filter_height * self.width * ROW_BYTES
 
     @property
     def staged_bytes(self) -> int:
-        """The parts of 16 filters, or of all, of all pixels, with gaps for the banks."""
+        """Bytes of the parts of 16 filters, or of all, for all pixels, padded to avoid bank conflicts."""
         short = _vector(self.problem) * self.problem.element_bytes < STORE_BYTES // 2
         filters = self.padded if short or self.padded % STAGED else STAGED
         pitch = self.problem.filter_width * filters
@@ -142,11 +142,11 @@ class _Tiling:
         return ceil_div(self.blocks * BLOCK * pitch * 4, 1024) * 1024
 
     def shared_bytes(self, consumers: int, stages: int) -> int:
-        barriers = 8 * self.slabs * self.problem.filter_height + 16 * consumers * stages
+        barriers = 8 * self.k_tiles * self.problem.filter_height + 16 * consumers * stages
         return self.weight_bytes + consumers * (stages * self.stage_bytes + self.staged_bytes) + barriers
 
     def stages(self, consumers: int, card: Card) -> int:
-        """Stages of each consumer, as many as there is room for; 0 if shared memory or registers do not hold a tile."""
+        """Return the stages per consumer that fit; 0 if shared memory or registers do not hold a tile."""
         warpgroups = ceil_div(consumers * CONSUMER_THREADS, 128)
         registers = card.registers // (warpgroups * 128) // 8 * 8
         if self.blocks * self.width // 2 + OTHER_REGISTERS > registers:
@@ -155,19 +155,19 @@ class _Tiling:
         return next(fitting, 0)
 
     def clocks(self, consumers: int, stages: int, card: Card) -> float:
-        """Tensor cores, shared memory and L2 are the multiprocessor's; where tiles are few, a warpgroup waits for what
-        it does itself."""
+        """Estimate the clocks: tensor cores, shared memory and L2 of the SM, or a single warpgroup's latency if tiles
+        are few."""
         p, width, multiprocessors = self.problem, self.width, card.multiprocessors // self.parts
         steps = p.filter_height * ceil_div(p.channels * p.element_bytes, STEP_BYTES)
         products = self.blocks * steps * width / 2 * POWER
         operands = self.blocks * steps * (BLOCK + width) * STEP_BYTES
         parts = 2 * self.blocks * BLOCK * p.filter_width * self.padded * 4
-        windows = self.slabs * self.window_bytes
+        windows = self.k_tiles * self.window_bytes
         rate = card.rates.copies.tma_window
         stores = self.rows * self.columns * ceil_div(self.padded, _vector(p)) / 32 * STORE_CYCLES
         busy = max(products, (operands + parts + windows) / SHARED_RATE + stores, windows / rate)
         rounds = ceil_div(self.tiles, multiprocessors * consumers)
-        if rounds > 1 and stages <= self.slabs:
+        if rounds > 1 and stages <= self.k_tiles:
             busy *= UNPREPARED
         together = ceil_div(self.tiles, multiprocessors) * busy + rounds * ROUND_CYCLES
         alone = rounds * (products + END_CYCLES)
@@ -175,13 +175,13 @@ class _Tiling:
 
 
 def _vector(p: Conv2dProblem) -> int:
-    """Results that a store takes at once."""
+    """Return the results per vector store."""
     most = STORE_BYTES // p.element_bytes
     return next(n for n in (8, 4, 2, 1) if n <= most and p.filters % n == 0 and p.y_pitch % n == 0)
 
 
 def _tilings(p: Conv2dProblem, parts: int) -> Iterator[_Tiling]:
-    """Images cut into equal columns, and into as many rows as fill so many blocks of the product."""
+    """Yield tilings with equal columns, and with rows that fill each number of 64-row blocks."""
     for columns in sorted({ceil_div(p.output_width, pieces) for pieces in range(1, p.output_width + 1)}):
         for blocks in range(1, MOST_BLOCKS + 1):
             most = blocks * BLOCK // _Tiling(p, 1, columns, parts).window[1]
@@ -194,7 +194,7 @@ def _tilings(p: Conv2dProblem, parts: int) -> Iterator[_Tiling]:
 
 @lru_cache(4096)
 def _best_first(p: Conv2dProblem, card: Card) -> tuple[NarrowConfig, ...]:
-    """The cheapest of every number of consumers and blocks, with as few parts of the filters as have room."""
+    """Return the cheapest config per number of consumers and 64-row blocks, with as few parts of the filters as fit."""
     found: dict[tuple[int, int], tuple[float, NarrowConfig]] = {}
     for parts in range(1, ceil_div(p.filters, EIGHT) + 1):
         for tiling in dict.fromkeys(_tilings(p, parts)):
@@ -222,17 +222,17 @@ class Narrow(Conv2dRung[NarrowConfig]):
         return WITH_WGMMA
 
     @property
-    def takes_apart(self) -> tuple[str, ...]:
+    def pitched_buffers(self) -> tuple[str, ...]:
         return ("x", "y")
 
     def limits(self, problem: Conv2dProblem) -> str | None:
         p, name = problem, self.name
-        if sentence := self.only_nhwc(p):
-            return sentence
+        if reason := self.only_nhwc(p):
+            return reason
         if p.dtype not in self.dtypes:
             return f"{name} takes {', '.join(self.dtypes)}, not {p.dtype}"
         if p.filter_width == 1:
-            return f"{name} makes columns of several taps of a row, and {p.name} has one; resident takes it"
+            return f"{name} needs a filter wider than 1; use resident for {p.name}"
         if p.stride != (1, 1):
             return f"{name} takes stride 1, not {p.stride}; overlapped_store takes any up to 8"
         if p.filters > MOST_FILTERS:
@@ -241,11 +241,11 @@ class Narrow(Conv2dRung[NarrowConfig]):
         if p.channels % copied:
             return f"{name} takes multiples of {copied} channels, not {p.channels}; ragged takes any"
         if p.batch < 1 or p.output_pixels >= 2**31 - MOST_CONSUMERS * self.card.multiprocessors:
-            return f"{name} counts tiles in 32 bits, from one on; {p.output_pixels} output pixels are beyond"
+            return f"{name} counts tiles in 32 bits; {p.output_pixels} output pixels are out of range"
         if not _best_first(p, self.card):
             return (
-                f"{name} keeps the weights of {EIGHT} filters in shared memory, and two windows for each of two "
-                f"warpgroups; those of {p.name} are more than {HOPPER_SHARED // 1024} KiB. overlapped_store takes any"
+                f"{name} keeps the weights of {EIGHT} filters and two windows for each of two warpgroups in shared "
+                f"memory; {p.name} needs more than {HOPPER_SHARED // 1024} KiB. overlapped_store takes any"
             )
         return None
 
@@ -307,13 +307,13 @@ class Narrow(Conv2dRung[NarrowConfig]):
 RUNGS: tuple[Rung[Conv2dProblem], ...] = (
     Narrow(
         "narrow",
-        "few filters are multiplied at the tensor cores' rate: those of all taps of a row are the columns of one "
-        "product, and the parts of a pixel are added up on their way out; weights stay in shared memory",
+        "few filters at the full tensor-core rate: the filters of all taps of a row are the columns of one product, "
+        "and the epilogue adds up the parts of a pixel; weights stay in shared memory",
         below="ragged",
-        # 128to32_56_k3 at batch 32, 7.4 GFLOP, 32 MB. Of 64 pixels 24 steps of 96 columns take the tensor cores 1152
-        # cycles and shared memory 960, with windows and parts 1560; 14 such tiles a multiprocessor are 12.5 us, against
-        # 50 us. Columns of one tap's filters alone would take shared memory 2010 cycles, filters as rows, half of them
-        # empty, the tensor cores 2300.
+        # 128to32_56_k3 at batch 32, 7.4 GFLOP, 32 MB. For 64 pixels, 24 steps of 96 columns take the tensor cores 1152
+        # cycles and shared memory 960, or 1560 with windows and parts; 14 such tiles per SM take 12.5 us, against 50
+        # us. With the filters of one tap as columns, shared memory would take 2010 cycles; with filters as rows, half
+        # of them empty, the tensor cores 2300.
         predicted_gain=3.5,
     ),
 )

@@ -1,4 +1,4 @@
-"""The implicit GEMM with Hopper's own units by blocks that stay, and what follows: ping-pong, copies out, clusters."""
+"""Implicit GEMM by TMA and wgmma in persistent CTAs: ping-pong, TMA stores, swapped operands, clusters."""
 
 from __future__ import annotations
 
@@ -25,74 +25,73 @@ from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.conv2d.rungs.activation_costs import SPECIAL_LANES, activation_cost
 from escalade.ops.conv2d.rungs.epilogue import ONE_CLASS, UNPLACED, Epilogue, class_count
 from escalade.ops.conv2d.rungs.preparation import copied_channels, prepare_for_copies
-from escalade.ops.conv2d.rungs.sm90_rung import PROMOTE_SLABS, SLAB_RATE, HopperRung, slabs_of
+from escalade.ops.conv2d.rungs.sm90_rung import K_TILE_RATE, PROMOTE_K_TILES, HopperRung, k_tiles_of
 from escalade.ops.conv2d.rungs.tma_windows import MN_MAJOR_FILTERS, ROW_BYTES, Windows, shortcut_shape
 
 PING_PONG, PIXELS, FILTERS, DEPTH = "turns", "pixels", "filters", "depth"
-"""How two warpgroups share work: a tile each, halves of one tile, or every other slab of it."""
+"""How two warpgroups share work: one tile each (ping-pong), or pixels, filters or alternate k-tiles of one tile."""
 PANEL = 64
-"""Pixels and filters of a panel of results."""
+"""Pixels and filters per staging tile of results."""
 THREADS = 384
 LEAST_FILTERS = 64
-"""Filters of a tile at least: problems of fewer have zeros there."""
+"""Smallest tile in filters; missing filters are zero-filled."""
 WIDTHS = (64, 128, 256)
-"""Columns of products other than fp16's and bf16's."""
+"""Supported N of a wgmma in dtypes other than fp16 and bf16."""
 MOST_PROMOTED = 64 * 128
-"""Sums of a warpgroup that registers hold twice."""
+"""Accumulators of a warpgroup that fit into registers twice."""
 MOST_SPLITS = 8
-"""Blocks of a cluster, on any Hopper GPU."""
+"""Portable cluster size limit."""
 PIECE_BYTES = 128 * 16
-"""Four sums of every thread of a warpgroup: parts of a sum travel in such pieces (kernels/conv2d/shared_sum.cuh)."""
+"""Split-K exchanges parts in pieces of four accumulators per thread of a warpgroup (kernels/conv2d/shared_sum.cuh)."""
 
 MOST_CONFIGS = 16
-"""Configs that are worth a measurement, at most."""
+"""Largest number of configs offered to the tuner."""
 
 START_CYCLES = 1600.0
-"""Cycles until the first copies arrive, and from the last results to the end of the launch."""
+"""Cycles until the first copies arrive, plus those from the last results to the end of the launch."""
 TURN_CYCLES, TURN_CYCLES_A_SUM = 500.0, 0.04
-"""Cycles from one tile's products to the next one's where warpgroups ping-pong: so many, and for every result."""
+"""Cycles between the products of two tiles with ping-pong: fixed, and per result."""
 END_CYCLES, END_CYCLES_A_SUM = 900.0, 0.12
-"""Cycles from one tile's products to the next one's where nothing else is multiplied meanwhile: so many, and for every
-result."""
+"""Cycles between the products of two tiles if nothing else is multiplied meanwhile: fixed, and per result."""
 UNEVEN_CYCLES_A_SUM, UNEVEN_WIDE_CYCLES_A_SUM = 0.1, 0.35
-"""Cycles more for every result where filters are no multiple of a tile's: of 64 in 240to40_28, 480to80_14 and
-112to672_14, and of 128 and more in 24to72_56, 40to120_28 and 104to104_28."""
+"""Extra cycles per result if filters are no multiple of the tile: of 64 (240to40_28, 480to80_14, 112to672_14), and of
+128 and more (24to72_56, 40to120_28, 104to104_28)."""
 SPECIAL_CYCLES = 1.4
-"""How much longer than its special functions take an activation keeps a tile: 96to384_56, 192to768_28 and 384to1536_14
-with GELU."""
+"""Factor on the time of an activation's special functions, fitted on 96to384_56, 192to768_28 and 384to1536_14 with
+GELU."""
 SWAPPED = 0.92
-"""What filters as rows take of all these cycles, in the mean over 225 tiles of Inception v3, GoogLeNet and ConvNeXt."""
+"""Factor on all cycles with swapped operands: mean of 225 tiles of Inception v3, GoogLeNet and ConvNeXt."""
 THIN_CYCLES_A_COPIED_ROW = 4.3
-"""Cycles of a row that is copied, of pixels or filters, where its channels are less than a row of a slab: 48to64_35_k5,
-96to96_35_k3 and 80to192_73_k3."""
+"""Cycles per copied row of pixels or filters with fewer channels than a k-tile: 48to64_35_k5, 96to96_35_k3 and
+80to192_73_k3."""
 THIN_CYCLES_A_ROW = 10.0
-"""Cycles more for every pixel of a tile whose channels are less than a row of a slab: 16to64_112."""
+"""Extra cycles per pixel of a tile with fewer channels than a k-tile: 16to64_112."""
 STRAIGHT = 1.4
-"""How much longer that takes straight from registers, a quarter of a line at a time."""
+"""Factor for stores directly from registers, a quarter of a line at a time."""
 MEETING_CYCLES, MEETING_CYCLES_A_SUM = 300.0, 0.15
-"""Cycles in which the blocks of a cluster push their parts and add them up: so many, and for every result."""
+"""Cycles of a split-K exchange and reduction: fixed, and per result."""
 POOL_CYCLES_A_SUM = 0.04
-"""Cycles more for every result of which maxima are taken: a guess, for five instructions of one of 128 threads."""
+"""Extra cycles per pooled result. A guess: five instructions of one in 128 threads."""
 OVER_RING_CYCLES = 600.0
-"""Cycles more where blocks wait for each other before they push their parts."""
+"""Extra cycles if CTAs must wait for each other before they push their parts."""
 
 
 @dataclass(frozen=True)
 class PersistentConfig(Config):
     pixels: int
-    """Output pixels of a tile."""
+    """Output pixels per tile."""
     filters: int
     share: str
-    """What two warpgroups share: turns (ping-pong, a tile each), or the pixels, filters or depth of one tile."""
+    """Shared by two warpgroups: turns (ping-pong, one tile each), or pixels, filters or depth of one tile."""
     stages: int
     buffers: int = 0
-    """Panels of results a warpgroup has in shared memory; none: results go straight to y."""
+    """Staging tiles per warpgroup in shared memory; 0 to store results directly from registers."""
     swapped: bool = False
-    """Filters are the rows of the product."""
+    """Filters are M and pixels are N of the product."""
     cluster: int = 1
-    """Blocks that share their weights."""
+    """CTAs that share weights by multicast."""
     splits: int = 1
-    """Blocks that share the sum of a tile."""
+    """CTAs that share the sum of a tile (split-K)."""
 
     @property
     def warpgroup_tile(self) -> tuple[int, int]:
@@ -103,17 +102,17 @@ class PersistentConfig(Config):
 
     @property
     def panels(self) -> int:
-        """Panels of results that a warpgroup has of a tile."""
+        """Staging tiles of results per warpgroup and tile."""
         return math.prod(self.warpgroup_tile) // PANEL**2
 
     @property
     def takes_mn_major(self) -> bool:
-        """Whether a warpgroup has as many filters as MN-major weights come in, and they come to one block."""
+        """True if a warpgroup has whole copies of MN-major weights, and they are not multicast."""
         return self.warpgroup_tile[1] % MN_MAJOR_FILTERS == 0 and self.cluster == 1
 
     @property
     def parts(self) -> int:
-        """Parts that the sums of a tile come in."""
+        """Partial sums per tile."""
         return self.splits * (2 if self.share == DEPTH else 1)
 
     @property
@@ -122,33 +121,33 @@ class PersistentConfig(Config):
 
     @property
     def parts_bytes(self) -> int:
-        """Bytes of the pieces that a block adds up."""
+        """Bytes of the pieces that one CTA reduces."""
         if self.parts == 1:
             return 0
         pieces = math.prod(self.warpgroup_tile) * 4 // PIECE_BYTES
         return ceil_div(pieces, self.splits) * self.splits * 2 * PIECE_BYTES
 
     def _bytes_besides_parts(self, output_bytes: int) -> int:
-        """Panels, stages, and the barriers of both and of ping-pong or parts."""
+        """Bytes of staging tiles, stages, their barriers, and those of ping-pong or parts."""
         panels = 2 * self.buffers * PANEL * PANEL * output_bytes
         stages = self.stages * ((self.pixels + self.filters) * ROW_BYTES + 16)
         return panels + stages + 2 * self.buffers * 8 + 16
 
     @property
     def parts_apart(self) -> bool:
-        """Whether parts have room besides the stages (there are no panels then); else they come over them, when all
-        blocks have multiplied."""
+        """True if parts fit next to the stages (there are no staging tiles then). Otherwise they overwrite the stages
+        after all CTAs have finished their products."""
         return self._bytes_besides_parts(0) + self.parts_bytes <= HOPPER_SHARED
 
     def shared_bytes(self, output_bytes: int) -> int:
         return self._bytes_besides_parts(output_bytes) + (self.parts_bytes if self.parts_apart else 0)
 
     def fitted(self, problem: Conv2dProblem) -> PersistentConfig | None:
-        """This config with as many stages as there is room for, up to those it has and three at least, with half the
-        panels if need be; None if it does not suit."""
+        """Return this config with as many stages as fit, at least three, halving the staging tiles if necessary; None
+        if it is not valid for the problem."""
         p = problem
         wg_pixels, wg_filters = self.warpgroup_tile
-        promoted = p.dtype in PROMOTE_SLABS
+        promoted = p.dtype in PROMOTE_K_TILES
         if promoted and (wg_pixels * wg_filters > MOST_PROMOTED or self.buffers or self.share == DEPTH):
             return None
         if p.dtype not in ("fp16", "bf16") and self.columns not in WIDTHS:
@@ -167,8 +166,7 @@ class PersistentConfig(Config):
         return None
 
     def tiles(self, pixels: int, filters: int, classes: int = 1) -> int:
-        """Tiles of the problem, of each class of pixels alike; where a cluster shares weights, the tiles of its blocks
-        count as one."""
+        """Return the tiles, of all sub-pixel phases; the CTAs of a multicast cluster count as one."""
         return (
             classes * ceil_div(ceil_div(pixels, self.pixels), self.cluster) * ceil_div(filters, self.filters)
         )
@@ -178,13 +176,13 @@ class PersistentConfig(Config):
         return tiles if self.parts > 1 else min(tiles, card.multiprocessors // self.cluster)
 
     def cost(
-        self, pixels: int, filters: int, slabs: int, card: Card, *, thin: int = 0, special: float = 0.0,
+        self, pixels: int, filters: int, k_tiles: int, card: Card, *, thin: int = 0, special: float = 0.0,
         classes: int = 1,
     ) -> float:  # fmt: skip
-        """Cycles, as far as tensor cores, L2 and the ends of tiles decide. So many of the slabs are thin, and each
-        result takes so many special functions."""
-        products = self.pixels * self.filters / SLAB_RATE
-        if self.columns <= 64:  # both operands are read from shared memory as fast as they are multiplied
+        """Estimate the cycles from tensor cores, L2 and tile ends. `thin` k-tiles are not full, and each result needs
+        `special` special functions."""
+        products = self.pixels * self.filters / K_TILE_RATE
+        if self.columns <= 64:  # reading both operands from shared memory takes as long as the MMA
             products *= 1.2
         tiles, sums = self.tiles(pixels, filters, classes), self.pixels * self.filters
         group = self.cluster * self.splits
@@ -202,14 +200,14 @@ class PersistentConfig(Config):
             end += MEETING_CYCLES + MEETING_CYCLES_A_SUM * sums
             if not self.parts_apart:
                 end += OVER_RING_CYCLES
-        if self.cluster > 1:  # they wait for each other
+        if self.cluster > 1:  # the CTAs wait for each other
             products, copies = 1.08 * products, 1.08 * copies
         if filters % self.filters:
             end += (UNEVEN_WIDE_CYCLES_A_SUM if self.filters > LEAST_FILTERS else UNEVEN_CYCLES_A_SUM) * sums
         end += SPECIAL_CYCLES * special / SPECIAL_LANES * sums
         slower = max(0.0, THIN_CYCLES_A_COPIED_ROW * (self.pixels + self.filters) - max(products, copies))
         multiplied = (
-            ceil_div(slabs, self.splits) * max(products, copies) + ceil_div(thin, self.splits) * slower
+            ceil_div(k_tiles, self.splits) * max(products, copies) + ceil_div(thin, self.splits) * slower
         )
         return (rounds * (multiplied + end) + START_CYCLES) * (SWAPPED if self.swapped else 1.0)
 
@@ -233,9 +231,10 @@ def product(
     places: bool = False,
     lane: int = 0,
 ) -> KernelCall:
-    """One launch: y = epilogue(sum over taps and channels of x's windows times weight [filters][taps][channels]).
+    """Return the launch of y = epilogue(sum over taps and channels of x's windows times weight
+    [filters][taps][channels]).
 
-    With several classes of pixels, the windows and the placement are those that all have in common.
+    With several sub-pixel phases, windows and placement are what all of them have in common.
     """
     wg_pixels, wg_filters = config.warpgroup_tile
     dtype, output_bytes = windows.dtype, ELEMENT_BYTES[epilogue.output]
@@ -250,7 +249,7 @@ def product(
         "CLUSTER": config.cluster,
         "SPLITS": config.splits,
         "PARTS_APART": config.parts_apart,
-        "PROMOTED": dtype in PROMOTE_SLABS,
+        "PROMOTED": dtype in PROMOTE_K_TILES,
         "SHORTCUT": shortcut is not None,
         "PLACED": placement != UNPLACED,
         "CLASSES": class_count(classes),
@@ -275,7 +274,7 @@ def product(
     def panel_map(buffer: str) -> TensorMap:
         if not config.buffers:
             return pixel_map
-        if placement != UNPLACED:  # results go there without TMA
+        if placement != UNPLACED:  # stored without TMA
             return (
                 pixel_map if buffer == "y" else windows.placed_map(Buffer(buffer), filters, placement, PANEL)
             )
@@ -285,7 +284,7 @@ def product(
         strides = (y_pitch * output_bytes,) if y_pitch and buffer == "y" else ()
         return TiledMap(Buffer(buffer), epilogue.output, (filters, windows.pixels), box, strides=strides)
 
-    maps += [panel_map(residual if epilogue.companion else "y"), panel_map("y")]
+    maps += [panel_map(residual if epilogue.aux else "y"), panel_map("y")]
     group = config.cluster * config.splits
     return KernelCall(
         Program.of("conv2d/sm90_persistent.cu", "conv2d_sm90_persistent", constants),
@@ -315,7 +314,7 @@ def product(
 
 
 def _panels_have_windows(problem: Conv2dProblem) -> bool:
-    """Whether a panel's pixels, which follow each other in rows, are whole rows of windows, and no row is left over."""
+    """Return True if a staging tile consists of whole rows of pool windows, and no row is left over."""
     rows, columns = problem.pool
     return not (
         PANEL % (rows * problem.output_width)
@@ -330,27 +329,27 @@ class Persistent(HopperRung[PersistentConfig]):
     may_split: bool = False
 
     @property
-    def takes_apart(self) -> tuple[str, ...]:
+    def pitched_buffers(self) -> tuple[str, ...]:
         return ("x", "y")
 
     @property
-    def takes_pool(self) -> bool:
+    def supports_pool(self) -> bool:
         return all(one.buffers for one in self.candidates)
 
     def limits(self, problem: Conv2dProblem) -> str | None:
-        sentence = super().limits(problem)
+        reason = super().limits(problem)
         if problem.pools and not _panels_have_windows(problem):
             return (
-                f"{self.name} takes maxima of panels of {PANEL} pixels; rows of windows of {spell_pair(problem.pool)} "
-                f"over {problem.output_height}x{problem.output_width} pixels do not divide them"
+                f"{self.name} pools staging tiles of {PANEL} pixels, which must be whole rows of windows; "
+                f"{spell_pair(problem.pool)} over {problem.output_height}x{problem.output_width} pixels are not"
             )
         if problem.x_pitch and copied_channels(problem) != problem.channels:
-            return f"{self.name} pads {problem.channels} channels by a copy, which takes x dense"
+            return f"{self.name} pads {problem.channels} channels by a copy, which needs a dense x"
         if problem.y_pitch and problem.residual and not all(one.buffers for one in self.candidates):
-            return f"{self.name} reads a residual as y lies, dense"
-        if sentence is None and not self.configs(problem):
-            return f"no tile of {self.name} suits {problem.name}"
-        return sentence
+            return f"{self.name} does not support a residual with a pitched y"
+        if reason is None and not self.configs(problem):
+            return f"{self.name} has no tile for {problem.name}"
+        return reason
 
     def configs(self, problem: Conv2dProblem) -> tuple[PersistentConfig, ...]:
         p = problem
@@ -366,10 +365,11 @@ class Persistent(HopperRung[PersistentConfig]):
         return tuple(sorted(found, key=lambda config: self.clocks(p, config))[:MOST_CONFIGS])
 
     def _split(self, problem: Conv2dProblem, config: PersistentConfig) -> list[PersistentConfig]:
-        """The config with as many splits as give every block, and every warpgroup, a slab, and run at once."""
+        """Return the config with every number of splits that leaves each CTA and warpgroup a k-tile and runs in one
+        wave."""
         deep = config.share == DEPTH
         tiles = config.tiles(problem.output_pixels, problem.filters)
-        most = min(MOST_SPLITS, slabs_of(problem) // (2 if deep else 1))
+        most = min(MOST_SPLITS, k_tiles_of(problem) // (2 if deep else 1))
         return [
             replace(config, splits=splits)
             for splits in range(1 if deep else 2, most + 1)
@@ -380,7 +380,7 @@ class Persistent(HopperRung[PersistentConfig]):
         p = problem
         is_thin = p.taps > 1 and p.channels * p.element_bytes % ROW_BYTES != 0
         cost = config.cost(
-            p.output_pixels, p.filters, slabs_of(p), self.card,
+            p.output_pixels, p.filters, k_tiles_of(p), self.card,
             thin=p.taps if is_thin else 0, special=activation_cost(p.activation)[1],
         )  # fmt: skip
         if p.pools:
@@ -428,7 +428,7 @@ _SWAPPED = (
     PersistentConfig(192, 64, PING_PONG, 5, buffers=3, swapped=True),
     PersistentConfig(192, 128, FILTERS, 4, buffers=3, swapped=True),
 )
-"""Tiles of 192 are for what those of 128 and 256 leave a half-empty last round of."""
+"""Tiles of 192 pixels are for problems whose last wave is half empty with 128 and 256."""
 _STORED = tuple(replace(tile, buffers=math.gcd(tile.panels, 6)) for tile in _TILES)
 _SPLIT = (
     PersistentConfig(64, 32, DEPTH, 12),
@@ -445,46 +445,48 @@ _SPLIT = (
 RUNGS: tuple[Rung[Conv2dProblem], ...] = (
     Persistent(
         "persistent",
-        "as many blocks as multiprocessors take tile after tile; copies run ahead over the ends of tiles, and two "
-        "warpgroups ping-pong over tiles of their own, so that one stores while the other multiplies",
+        "persistent CTAs, one per SM: copies run ahead across tiles, and two warpgroups ping-pong over tiles of their "
+        "own, so that one stores while the other multiplies",
         below="producer_consumer",
-        # Of the 24 slabs' time that a tile of 18 takes, 5 went to filling and storing; now one is left: 560 -> 640.
+        # A tile of 18 k-tiles took the time of 24, 5 of them for filling and storing; now one is left: 560 -> 640
+        # TFLOP/s.
         predicted_gain=1.12,
         candidates=_TILES,
     ),
     Persistent(
         "overlapped_store",
-        "results leave through panels in shared memory by TMA, whole lines at a time, and residuals come "
-        "the same way under the products",
+        "TMA stores results from staging tiles in shared memory, whole lines at a time, and loads residuals the same "
+        "way, hidden behind the products",
         below="persistent",
-        # 4-byte stores of quarters of a line keep a warpgroup for 1500 cycles of a tile's 9200; half of them lie under
-        # the other's products already.
+        # 4-byte stores of quarters of a line keep a warpgroup busy for 1500 of a tile's 9200 cycles; half of that is
+        # already hidden behind the other's products.
         predicted_gain=1.06,
         candidates=_STORED,
     ),
     Persistent(
         "swapped_operands",
-        "filters are the rows of the product and pixels its columns: 64 filters multiply at the full rate, for what is "
-        "read again for every 64 rows is then the small operand",
+        "filters are M and pixels are N of the product: 64 filters multiply at full rate, since the operand that is "
+        "read again for every 64 rows is now the small one",
         below="overlapped_store",
-        # For 64to64_56_k3: 128x64 asks L2 for 43 operations a byte's worth, 256x64 for 51: 9 TB/s allow 390 and 460.
+        # 64to64_56_k3: tiles of 128x64 have 43 operations per L2 byte, 256x64 have 51; 9 TB/s allow 390 and 460
+        # TFLOP/s.
         predicted_gain=1.15,
         candidates=_SWAPPED,
     ),
     Persistent(
         "cluster_multicast",
-        "two neighbouring blocks share their weights: each copies half of them to both",
+        "two CTAs of a cluster share their weights: each multicasts half of them",
         below="overlapped_store",
-        # L2 is asked for a quarter less, but it was not the limit, and the blocks now wait for each other.
+        # L2 traffic drops by a quarter, but was not the limit, and the CTAs now wait for each other.
         predicted_gain=0.97,
         candidates=tuple(replace(tile, cluster=2) for tile in (*_STORED[:3], *_SWAPPED[:2])),
     ),
     Persistent(
         "cluster_split_k",
-        "where tiles are fewer than multiprocessors, the blocks of a cluster share the sum of one tile and add up "
-        "through each other's shared memory",
+        "split-K for problems with fewer tiles than SMs: the CTAs of a cluster share the sum of one tile and reduce it "
+        "through distributed shared memory",
         below="persistent",
-        # 512to512_7_k3 at batch 1: 4 blocks of 72 slabs become 32 of 9: 72 * 330 cycles + 3 us against 9 * 330 + 4 us.
+        # 512to512_7_k3 at batch 1: 4 CTAs of 72 k-tiles become 32 of 9: 72 * 330 cycles + 3 us against 9 * 330 + 4 us.
         predicted_gain=3.0,
         candidates=_SPLIT,
         may_split=True,

@@ -1,4 +1,4 @@
-"""What all rungs have in common that leave windows to Hopper's TMA (im2col) and products to wgmma."""
+"""Base class of the rungs with TMA im2col copies and wgmma."""
 
 from __future__ import annotations
 
@@ -13,23 +13,24 @@ from escalade.ops.conv2d.rungs.rung import Conv2dRung
 from escalade.ops.conv2d.rungs.tensor_core import product_tolerance
 from escalade.ops.conv2d.rungs.tma_windows import Windows
 
-SLAB_RATE = 32
-"""Pixels times filters whose slab, 128 bytes of k, a multiprocessor multiplies in a cycle, whatever the type."""
-PROMOTE_SLABS = {"fp8": 1}
-"""Slabs whose sum is left to the tensor cores, where they do not keep fp32's bits: in FP8 about 14, and fp16 results
-that round to within 2.0e-4 are then off by 2.4e-4 with one slab, 2.9e-4 with two and 4.0e-4 with four."""
+K_TILE_RATE = 32
+"""Pixels times filters per cycle and SM for one k-tile (128 bytes of k), in any dtype."""
+PROMOTE_K_TILES = {"fp8": 1}
+"""k-tiles summed in the tensor cores before promotion to fp32 registers, where their accumulators have fewer bits than
+fp32. FP8 keeps about 14: fp16 results that round to within 2.0e-4 are off by 2.4e-4 with one k-tile, 2.9e-4 with two
+and 4.0e-4 with four."""
 FEW_PRODUCTS = 16384
-"""Products of a sum up to which some inputs lose clearly more to truncation than the mean."""
+"""Up to this many products in all, some inputs lose clearly more to truncation than the mean."""
 
 
-def slabs_of(problem: Conv2dProblem) -> int:
-    """Slabs that the sum of an output pixel goes through."""
-    shortcut = Windows.of_shortcut(problem).slabs if problem.shortcut_channels else 0
-    return Windows.of(problem).slabs + shortcut
+def k_tiles_of(problem: Conv2dProblem) -> int:
+    """Return the k-tiles per output tile."""
+    shortcut = Windows.of_shortcut(problem).k_tiles if problem.shortcut_channels else 0
+    return Windows.of(problem).k_tiles + shortcut
 
 
 def truncated_tolerance(problem: Conv2dProblem, tolerance: float) -> float:
-    """TF32 truncates x, by up to 2^-10, and has the weights rounded, by up to 2^-11: see `prepare_for_copies`."""
+    """Return the tolerance for a truncated x (2^-10) and rounded weights (2^-11): see `prepare_for_copies`."""
     tolerance = product_tolerance(problem, tolerance)
     few = problem.dtype == "tf32" and problem.output_elements * problem.depth <= FEW_PRODUCTS
     return max(tolerance, 1.5 * 2.0**-10) if few else tolerance
@@ -44,18 +45,17 @@ class HopperRung(Conv2dRung[C]):
         return WITH_WGMMA
 
     @property
-    def takes_shortcut(self) -> bool:
+    def supports_shortcut(self) -> bool:
         return True
 
     @property
-    def takes_fp8(self) -> bool:
+    def supports_fp8(self) -> bool:
         return "fp8" in self.dtypes
 
     def limits(self, problem: Conv2dProblem) -> str | None:
         p = problem
-        sentence = self.only_nhwc(p)
-        if sentence is not None:
-            return sentence
+        if reason := self.only_nhwc(p):
+            return reason
         if p.dtype not in self.dtypes:
             return f"{self.name} takes {', '.join(self.dtypes)}, not {p.dtype}"
         copied = COPY_BYTES // p.element_bytes
@@ -63,16 +63,16 @@ class HopperRung(Conv2dRung[C]):
             return f"{self.name} takes multiples of {copied} channels in fp8, not {p.channels}"
         if p.shortcut_channels % copied:
             return f"{self.name} copies {copied} channels at once; the shortcut's {p.shortcut_channels} are no multiple"
-        sentence = Windows.of(p).unsupported(self.name)
-        if sentence is None and p.shortcut_channels:
-            sentence = Windows.of_shortcut(p).unsupported(self.name)
-        return sentence
+        reason = Windows.of(p).unsupported(self.name)
+        if reason is None and p.shortcut_channels:
+            reason = Windows.of_shortcut(p).unsupported(self.name)
+        return reason
 
     @abstractmethod
     def clocks(self, problem: Conv2dProblem, config: C) -> float: ...
 
     def estimate(self, problem: Conv2dProblem, config: C) -> float:
-        """Channels that no copy divides are padded first, by a launch that reads x and writes it."""
+        """Add the launch that pads channels, if TMA cannot copy them as they are."""
         p, channels = problem, copied_channels(problem)
         main = self.card.microseconds(self.clocks(p, config), p.traffic)
         if channels == p.channels:

@@ -1,4 +1,4 @@
-"""fp32's accuracy from fp16 products on Hopper, in NHWC: numbers are cut into halves in registers."""
+"""fp32 accuracy from fp16 wgmma in NHWC: operands are split into two halves in registers."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.rung import Config, Rung
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.conv2d.rungs.epilogue import UNPLACED
-from escalade.ops.conv2d.rungs.job import Job, JobRung
 from escalade.ops.conv2d.rungs.tma_windows import ROW_BYTES, Windows, shortcut_shape
+from escalade.ops.conv2d.rungs.wgmma_conv import WgmmaConv, WgmmaConvRung
 
-SLAB = ROW_BYTES // 4
-"""Channels of a stage: a row of x, or of both halves of the weights."""
+K_TILE = ROW_BYTES // 4
+"""Channels per k-tile: a row of x, or of both halves of the weights."""
 COPIED = 4
-"""Channels come in multiples of what 16 bytes hold; others are filled up."""
+"""TMA copies multiples of 4 channels (16 bytes); others are zero-padded."""
 PACKING_THREADS = 256
 PRODUCTS = 3
-"""Products of halves that make one product."""
+"""fp16 products per fp32 product."""
 PRODUCT_RATE = 1600
-"""Multiplications and additions of a multiprocessor in a cycle, dense fp16: the hardware's 2048 within its power."""
+"""Dense fp16 multiply-adds per cycle and SM: 2048, reduced by the power limit."""
 SHARED_RATE = 128.0
-"""Bytes that a multiprocessor reads from or writes to shared memory in a cycle."""
-SLAB_CYCLES = 450.0
-"""Cycles from one slab of a warpgroup to the next at best: to cut it in halves and to add it up."""
+"""Bytes of shared memory traffic per cycle and SM."""
+K_TILE_CYCLES = 450.0
+"""Least cycles per k-tile of a warpgroup, to split and accumulate it."""
 TILE_CYCLES = 2500.0
-"""Cycles to store a tile, and to fill the ring in front of the first."""
+"""Cycles to store a tile, and to fill the pipeline for the first."""
 
 
 @dataclass(frozen=True)
 class SplitConfig(Config):
     warpgroups: int
-    """Warpgroups that multiply, with 64 pixels of a tile each."""
+    """Consumer warpgroups, with 64 pixels of a tile each."""
     filters: int
-    """Filters of a tile."""
+    """Filters per tile."""
     stages: int
     blocks_per_sm: int
 
@@ -51,7 +51,7 @@ class SplitConfig(Config):
 
     @property
     def registers(self) -> tuple[int, int]:
-        """Registers of a thread that copies and of one that multiplies."""
+        """Registers per producer thread and per consumer thread."""
         return {1: (32, 224), 2: (40, 232), 3: (32, 160)}[self.warpgroups]
 
     @property
@@ -60,27 +60,28 @@ class SplitConfig(Config):
 
     @property
     def shared_bytes(self) -> int:
-        """Bytes of the stages and two barriers each."""
         return self.stages * (self.stage_bytes + 16)
 
-    def tiles(self, job: Job) -> int:
-        return ceil_div(job.windows.pixels, self.pixels) * ceil_div(job.filters, self.filters)
+    def tiles(self, conv: WgmmaConv) -> int:
+        return ceil_div(conv.windows.pixels, self.pixels) * ceil_div(conv.filters, self.filters)
 
-    def work(self, job: Job) -> Ints:
+    def work(self, conv: WgmmaConv) -> Ints:
         """`Work` of kernels/conv2d/sm90_split.cu."""
-        return Ints((job.windows.pixels, self.tiles(job), ceil_div(job.filters, self.filters), slabs(job)))
-
-    def cost(self, job: Job, card: Card) -> float:
-        """Cycles, as far as tensor cores, shared memory, L2, and what a warpgroup does besides multiplying decide."""
-        products = PRODUCTS * self.pixels * self.filters * SLAB / PRODUCT_RATE
-        columns = PRODUCTS * self.warpgroups * self.filters * SLAB * 2  # read anew by every warpgroup
-        shared = (columns + self.pixels * ROW_BYTES + self.stage_bytes) / SHARED_RATE
-        rounds = ceil_div(self.tiles(job), card.multiprocessors)
-        together = min(self.blocks_per_sm, rounds)
-        slab = max(
-            products, shared, self.stage_bytes / card.rates.copies.tma_gradient, SLAB_CYCLES / together
+        return Ints(
+            (conv.windows.pixels, self.tiles(conv), ceil_div(conv.filters, self.filters), k_tiles(conv))
         )
-        return rounds * (slabs(job) * slab + TILE_CYCLES / together)
+
+    def cost(self, conv: WgmmaConv, card: Card) -> float:
+        """Estimate the cycles from tensor cores, shared memory, L2, and the other work of a warpgroup."""
+        products = PRODUCTS * self.pixels * self.filters * K_TILE / PRODUCT_RATE
+        columns = PRODUCTS * self.warpgroups * self.filters * K_TILE * 2  # read by every warpgroup
+        shared = (columns + self.pixels * ROW_BYTES + self.stage_bytes) / SHARED_RATE
+        rounds = ceil_div(self.tiles(conv), card.multiprocessors)
+        together = min(self.blocks_per_sm, rounds)
+        k_tile = max(
+            products, shared, self.stage_bytes / card.rates.copies.tma_gradient, K_TILE_CYCLES / together
+        )
+        return rounds * (k_tiles(conv) * k_tile + TILE_CYCLES / together)
 
 
 CONFIGS = (
@@ -92,9 +93,9 @@ CONFIGS = (
 )
 
 
-def slabs(job: Job) -> int:
-    """Slabs that a sum goes through."""
-    return job.taps * ceil_div(job.windows.channels, SLAB) + ceil_div(job.shortcut_channels, SLAB)
+def k_tiles(conv: WgmmaConv) -> int:
+    """Return the k-tiles per output tile."""
+    return conv.taps * ceil_div(conv.windows.channels, K_TILE) + ceil_div(conv.shortcut_channels, K_TILE)
 
 
 def _filled_up(channels: int) -> int:
@@ -103,7 +104,7 @@ def _filled_up(channels: int) -> int:
 
 @dataclass(frozen=True)
 class _Image:
-    """What TMA reads: the tensor itself, or a copy with more channels."""
+    """Image that TMA reads: the tensor itself, or a copy with padded channels."""
 
     windows: Windows
     buffer: Buffer
@@ -144,14 +145,14 @@ def _image(windows: Windows, name: str) -> _Image:
     )
 
 
-def _split_weights(job: Job) -> KernelCall:
+def _split_weights(conv: WgmmaConv) -> KernelCall:
     return KernelCall(
         Program.of("conv2d/sm90_split_weights.cu", "conv2d_sm90_split_weights", {"THREADS": PACKING_THREADS}),
-        (job.filters, 1, 1),
+        (conv.filters, 1, 1),
         (PACKING_THREADS, 1, 1),
         (
             Buffer("weight"), Buffer("shortcut_weight", optional=True), Buffer("split_weight"),
-            Buffer("weight_scales"), job.windows.channels, job.taps, job.shortcut_channels,
+            Buffer("weight_scales"), conv.windows.channels, conv.taps, conv.shortcut_channels,
         ),
         weights_only=True,
         overlap=True,
@@ -159,7 +160,7 @@ def _split_weights(job: Job) -> KernelCall:
 
 
 @dataclass(frozen=True)
-class WgmmaSplit(JobRung[SplitConfig]):
+class WgmmaSplit(WgmmaConvRung[SplitConfig]):
     launches: ClassVar[int] = 2
 
     @property
@@ -167,34 +168,34 @@ class WgmmaSplit(JobRung[SplitConfig]):
         return True
 
     @property
-    def takes_shortcut(self) -> bool:
+    def supports_shortcut(self) -> bool:
         return True
 
     @property
-    def takes_apart(self) -> tuple[str, ...]:
+    def pitched_buffers(self) -> tuple[str, ...]:
         return ("y",)
 
-    def job_limits(self, job: Job) -> str | None:
-        if job.y_pitch and job.epilogue.residual:
-            return f"{self.name} reads a residual as y lies, dense"
-        if job.windows.dtype != "fp32":
-            return f"{self.name} is for the accuracy of fp32; it does not take {job.windows.dtype}"
-        if job.shortcut and (sentence := job.shortcut.unsupported(self.name)):
-            return sentence
-        return job.windows.unsupported(self.name)
+    def conv_limits(self, conv: WgmmaConv) -> str | None:
+        if conv.y_pitch and conv.epilogue.residual:
+            return f"{self.name} does not support a residual with a pitched y"
+        if conv.windows.dtype != "fp32":
+            return f"{self.name} supports fp32, not {conv.windows.dtype}"
+        if conv.shortcut and (reason := conv.shortcut.unsupported(self.name)):
+            return reason
+        return conv.windows.unsupported(self.name)
 
-    def job_configs(self, job: Job) -> tuple[SplitConfig, ...]:
-        return tuple(sorted(CONFIGS, key=lambda config: config.cost(job, self.card)))
+    def conv_configs(self, conv: WgmmaConv) -> tuple[SplitConfig, ...]:
+        return tuple(sorted(CONFIGS, key=lambda config: config.cost(conv, self.card)))
 
-    def job_clocks(self, job: Job, config: SplitConfig) -> float:
-        return config.cost(job, self.card)
+    def conv_clocks(self, conv: WgmmaConv, config: SplitConfig) -> float:
+        return config.cost(conv, self.card)
 
-    def job_recipe(self, job: Job, config: SplitConfig) -> Recipe:
-        image = _image(job.windows, "x")
-        shortcut = _image(job.shortcut, "shortcut") if job.shortcut else image
+    def conv_recipe(self, conv: WgmmaConv, config: SplitConfig) -> Recipe:
+        image = _image(conv.windows, "x")
+        shortcut = _image(conv.shortcut, "shortcut") if conv.shortcut else image
         pixels = image.windows.pixel_map(image.buffer, config.pixels)
         shortcut_pixels = shortcut.windows.pixel_map(shortcut.buffer, config.pixels)
-        weights = _weight_map(job, config)
+        weights = _weight_map(conv, config)
         constants: dict[str, Constant] = {
             "TILE_N": config.filters,
             "WARPGROUPS": config.warpgroups,
@@ -202,26 +203,26 @@ class WgmmaSplit(JobRung[SplitConfig]):
             "BLOCKS_PER_SM": config.blocks_per_sm,
             "COPY_REGISTERS": config.registers[0],
             "PRODUCT_REGISTERS": config.registers[1],
-            "FILTERS_ALIGNED": job.filters % config.filters == 0,
-            "FILTERS_EVEN": job.filters % 2 == 0,
-            "HAS_SHORTCUT": job.shortcut is not None,
-            "PLACED": job.placement != UNPLACED,
-            "PITCHED": job.y_pitch > 0,
-            "SAMPLED": job.any_magnitude,
-            **job.epilogue.flags,
+            "FILTERS_ALIGNED": conv.filters % config.filters == 0,
+            "FILTERS_EVEN": conv.filters % 2 == 0,
+            "HAS_SHORTCUT": conv.shortcut is not None,
+            "PLACED": conv.placement != UNPLACED,
+            "PITCHED": conv.y_pitch > 0,
+            "SAMPLED": conv.any_magnitude,
+            **conv.epilogue.flags,
         }
         program = Program.of("conv2d/sm90_split.cu", "conv2d_sm90_split", constants)
         attempts = tuple(
             KernelCall(
                 program,
-                (min(config.tiles(job), self.card.multiprocessors * config.blocks_per_sm), 1, 1),
+                (min(config.tiles(conv), self.card.multiprocessors * config.blocks_per_sm), 1, 1),
                 (config.threads, 1, 1),
                 (
                     pixels, shortcut_pixels, weights, Buffer("weight_scales"), Buffer("bias", optional=True),
                     Buffer("residual", optional=True), Buffer("y"), Buffer("magnitudes"), attempt,
                     image.buffer, Int64(image.elements // COPIED),
-                    config.work(job), job.windows.shape(job.filters), shortcut_shape(job.shortcut), job.placement,
-                    job.y_pitch,
+                    config.work(conv), conv.windows.shape(conv.filters), shortcut_shape(conv.shortcut), conv.placement,
+                    conv.y_pitch,
                 ),
                 shared_bytes=config.shared_bytes,
                 overlap=True,
@@ -230,27 +231,27 @@ class WgmmaSplit(JobRung[SplitConfig]):
         )  # fmt: skip
         images = dict.fromkeys((image, shortcut))
         return Recipe(
-            (_split_weights(job), *(step for one in images for step in one.steps), *attempts),
+            (_split_weights(conv), *(step for one in images for step in one.steps), *attempts),
             (
-                Workspace("split_weight", job.filters * slabs(job) * ROW_BYTES),
-                Workspace("weight_scales", ceil_div(job.filters, 2) * 16),
+                Workspace("split_weight", conv.filters * k_tiles(conv) * ROW_BYTES),
+                Workspace("weight_scales", ceil_div(conv.filters, 2) * 16),
                 Workspace("magnitudes", 8, zeroed=True),
                 *(workspace for one in images for workspace in one.workspaces),
             ),
         )
 
     def tolerance(self, problem: Conv2dProblem, peer_error: float) -> float:
-        """Halves have 22 bits between them; of a few products, all may be off by as much as that allows."""
+        """Two halves have 22 bits; of a few products, all may have the maximum error."""
         return max(super().tolerance(problem, peer_error), 2.0**-21)
 
 
-def _weight_map(job: Job, config: SplitConfig) -> TiledMap:
-    """A slab of both halves of `config.filters` filters."""
+def _weight_map(conv: WgmmaConv, config: SplitConfig) -> TiledMap:
+    """Return the map of one k-tile of both halves of `config.filters` filters."""
     return TiledMap(
         Buffer("split_weight"),
         "fp16",
-        (slabs(job) * 2 * SLAB, job.filters),
-        (2 * SLAB, config.filters),
+        (k_tiles(conv) * 2 * K_TILE, conv.filters),
+        (2 * K_TILE, config.filters),
     )
 
 
@@ -258,11 +259,11 @@ def _weight_map(job: Job, config: SplitConfig) -> TiledMap:
 RUNGS: tuple[Rung[Conv2dProblem], ...] = (
     WgmmaSplit(
         "wgmma_split",
-        "fp32 accuracy from fp16 halves on Hopper's own units: TMA brings x as it is, registers cut it "
-        "into halves, three wgmma for one product, 32 channels at a time added up in fp32; a second launch redoes the "
-        "work with another power of two where numbers are huge or tiny; an infinity becomes NaN",
+        "fp32 accuracy from fp16 wgmma: TMA loads x, registers split it into halves, three wgmma per product, "
+        "accumulated in fp32 every 32 channels; a second launch rescales where values are huge or tiny; an infinity "
+        "becomes NaN",
         below="tensor_core_split",
-        # Three products at 85% of 700 TFLOP/s make 200 TFLOP/s (295 us) against 59.6 (994 us).
+        # Three products at 85% of 700 TFLOP/s are 200 TFLOP/s (295 us) against 59.6 (994 us).
         predicted_gain=3.4,
     ),
 )

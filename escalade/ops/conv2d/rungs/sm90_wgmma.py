@@ -1,4 +1,4 @@
-"""The implicit GEMM with Hopper's own units, in NHWC: copies by TMA, products by wgmma."""
+"""Implicit GEMM in NHWC by TMA and wgmma."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from escalade.ops.base.rung import Config, Rung
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.conv2d.rungs import arguments
 from escalade.ops.conv2d.rungs.preparation import prepare_for_copies
-from escalade.ops.conv2d.rungs.sm90_rung import PROMOTE_SLABS, SLAB_RATE, HopperRung, slabs_of
+from escalade.ops.conv2d.rungs.sm90_rung import K_TILE_RATE, PROMOTE_K_TILES, HopperRung, k_tiles_of
 from escalade.ops.conv2d.rungs.tma_windows import ROW_BYTES, Windows
 
 TILE_CYCLES = 2000.0
-"""Cycles to fill the ring and to store: nothing is multiplied unless another block of the multiprocessor does."""
+"""Cycles to fill the pipeline and to store, hidden only by another CTA on the SM."""
 MOST_REGISTERS = 255
 HANDED_OVER = 232
 OTHER_REGISTERS = 48
-"""Registers of a thread besides its sums."""
+"""Registers per thread besides the accumulators."""
 
 
 @dataclass(frozen=True)
 class WgmmaConfig(Config):
     pixels: int
-    """Output pixels of a tile."""
+    """Output pixels per tile."""
     filters: int
     warpgroups: int
-    """Warpgroups that multiply."""
+    """Consumer warpgroups."""
     stages: int
     blocks_per_sm: int
     producer_warps: int = 0
-    """Warps of a block besides, which start the copies: none, one, or four that leave their registers to the others."""
+    """Producer warps: none, one, or four that release their registers to the consumers."""
 
     @property
     def threads(self) -> int:
@@ -42,16 +42,16 @@ class WgmmaConfig(Config):
 
     @property
     def shared_bytes(self) -> int:
-        """Bytes of the stages and two barriers each."""
         return self.stages * ((self.pixels + self.filters) * ROW_BYTES + 16)
 
     def tiles(self, problem: Conv2dProblem) -> int:
         return ceil_div(problem.output_pixels, self.pixels) * ceil_div(problem.filters, self.filters)
 
     def valid(self, problem: Conv2dProblem, card: Card) -> bool:
-        """Whether registers hold the sums, twice where they are promoted, and not most of the filters are missing."""
+        """Return True if registers hold the accumulators, twice if they are promoted, and not most of the filters are
+        missing."""
         sums = self.pixels * self.filters // (self.warpgroups * 128)
-        if problem.dtype in PROMOTE_SLABS:
+        if problem.dtype in PROMOTE_K_TILES:
             sums *= 2
         registers = min(MOST_REGISTERS, card.registers // (self.threads * self.blocks_per_sm))
         if self.producer_warps == 4:
@@ -61,10 +61,10 @@ class WgmmaConfig(Config):
         )
 
     def cost(self, problem: Conv2dProblem, card: Card) -> float:
-        """Cycles, as far as tensor cores, L2 and the ends of tiles decide."""
-        products = self.pixels * self.filters / SLAB_RATE
+        """Estimate the cycles from tensor cores, L2 and tile ends."""
+        products = self.pixels * self.filters / K_TILE_RATE
         copies = (self.pixels + self.filters) * ROW_BYTES / card.rates.copies.tma_tile
-        tile = slabs_of(problem) * max(products, copies) + TILE_CYCLES / self.blocks_per_sm
+        tile = k_tiles_of(problem) * max(products, copies) + TILE_CYCLES / self.blocks_per_sm
         return ceil_div(self.tiles(problem), card.multiprocessors) * tile
 
 
@@ -110,7 +110,7 @@ class Wgmma(HopperRung[WgmmaConfig]):
             "STAGES": config.stages,
             "BLOCKS_PER_SM": config.blocks_per_sm,
             "PRODUCER_WARPS": config.producer_warps,
-            "PROMOTE_SLABS": PROMOTE_SLABS.get(p.dtype, 0),
+            "PROMOTE_SLABS": PROMOTE_K_TILES.get(p.dtype, 0),
             "SHORTCUT": p.shortcut_channels > 0,
             "FILTERS_ALIGNED": p.filters % config.filters == 0,
             "FILTERS_EVEN": p.filters % 2 == 0,
@@ -154,22 +154,22 @@ class Wgmma(HopperRung[WgmmaConfig]):
 RUNGS: tuple[Rung[Conv2dProblem], ...] = (
     Wgmma(
         "tma_wgmma",
-        "Hopper's own units: TMA gathers windows (im2col) and weights into a ring of stages, whole "
-        "warpgroups multiply from there (wgmma), and sums go straight from registers to y",
+        "TMA copies windows (im2col) and weights into a ring of stages, warpgroups multiply from shared memory "
+        "(wgmma), and results are stored directly from registers",
         below="fused_epilogue",
-        # mma.sync stops at 415 TFLOP/s (143 us), about 62% of wgmma's 700. A tile of 256x128 has 85 operations a
-        # byte, so 9 TB/s of copies do for 770; of 18 slabs a tile, filling the ring and storing cost 4 to 6 more:
-        # 700 * 18 / 24 = 525 TFLOP/s (113 us).
+        # mma.sync reaches 415 TFLOP/s (143 us), about 62% of wgmma's 700. A tile of 256x128 has 85 operations per byte,
+        # so 9 TB/s of copies suffice for 770; with 18 k-tiles per tile, filling the pipeline and storing cost another 4
+        # to 6: 700 * 18 / 24 = 525 TFLOP/s (113 us).
         predicted_gain=1.25,
         candidates=ONE_ROLE,
     ),
     Wgmma(
         "producer_consumer",
-        "a warp of its own starts the copies, and the others only multiply; where sums fill the registers, a whole "
-        "warpgroup that leaves its own to the others",
+        "a producer warp issues the copies, and the others only multiply; where accumulators fill the registers, a "
+        "producer warpgroup that releases its own",
         below="tma_wgmma",
-        # Copies start as soon as a stage is free instead of when the first warpgroup comes by, and no warpgroup waits
-        # for the other: 1.5 of the 24 slabs' time that a tile takes, 560 against 525 TFLOP/s.
+        # Copies start as soon as a stage is free, not when the first warpgroup gets there, and no warpgroup waits for
+        # the other. That saves 1.5 of the 24 k-tile times of a tile: 560 against 525 TFLOP/s.
         predicted_gain=1.07,
         candidates=TWO_ROLES,
     ),

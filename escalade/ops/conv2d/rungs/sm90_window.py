@@ -1,4 +1,4 @@
-"""Convolutions of 64 channels with stride 1 on Hopper: the window of a tile is copied once, and all taps read it."""
+"""64-channel, stride-1 convolutions on Hopper: the window of a tile is copied once and read by all taps."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from escalade.ops.base.card import HOPPER_SHARED, Card
 from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.rung import Config, Rung
 from escalade.ops.conv2d.problem import Conv2dProblem
-from escalade.ops.conv2d.rungs.job import Job
+from escalade.ops.conv2d.rungs.wgmma_conv import WgmmaConv
 from escalade.ops.conv2d.rungs.window_tiling import (
     FILTERS,
     ROW_BYTES,
@@ -24,115 +24,114 @@ from escalade.ops.conv2d.rungs.window_tiling import (
 
 MOST_STAGES = 4
 MOST_CONFIGS = 8
-"""Configs that are worth a measurement, at most."""
+"""Largest number of configs offered to the tuner."""
 
-# Cycles, set by hand so that estimates come within 5% of what an H200 took for 64to64_56_k3 at batches of 1 to 256.
+# Cycles, fitted by hand to within 5% of an H200's times for 64to64_56_k3 at batch 1 to 256.
 SHARED_RATE = 128.0
-"""Bytes that tensor cores read from shared memory in a cycle."""
+"""Bytes per cycle that tensor cores read from shared memory."""
 COLUMN_CYCLES = 0.545
-"""Cycles of the tensor cores for one column of a step, 64 filters by 16 channels: 0.5, and what power takes."""
+"""Tensor-core cycles per column of a step, 64 filters by 16 channels: 0.5, and the loss to the power limit."""
 START_CYCLES = 360.0
-"""Cycles until a block's first copies are under way."""
+"""Cycles until a CTA's first copies are in flight."""
 TURN_CYCLES = 405.0
-"""Cycles from one tile's products to the next one's: 10% of the tensor cores' time with tiles of 4 x 56 pixels."""
+"""Cycles between the products of two tiles: 10% of the tensor cores' time with tiles of 4 x 56 pixels."""
 END_CYCLES = 470.0
-"""Cycles of a tile's end, whatever its size: barriers and the way through the panel."""
+"""Fixed cycles of a tile's epilogue: barriers and the staging tile."""
 END_CYCLES_COLUMN = 5.2
 RESIDUAL_CYCLES = 130.0
-"""Cycles that the last tile's end takes more with residuals than without."""
+"""Extra cycles of the last tile's epilogue with residuals."""
 RESIDUAL_CYCLES_COLUMN = 3.4
 RESIDUAL_CYCLES_BOX = 48.0
 LAP_CYCLES = 510.0
-"""Every two tiles after the first two, whose residuals cannot come before the panels are free again."""
+"""Cycles per two tiles after the first two, whose residuals cannot be loaded before the staging tiles are free."""
 LAP_CYCLES_BOX = 196.0
 
 
 @dataclass(frozen=True)
 class WindowConfig(Config):
     rows: int
-    """Rows of output pixels of a tile."""
+    """Output rows per tile."""
     columns: int
     stages: int
-    """Windows in shared memory."""
+    """Window stages in shared memory."""
 
 
 def _weight_bytes(tiling: Tiling) -> int:
-    return tiling.job.taps * TAP_BYTES
+    return tiling.conv.taps * TAP_BYTES
 
 
 def _shared_bytes(tiling: Tiling, stages: int) -> int:
-    """Weights, a panel for each of two warpgroups, windows, and their barriers."""
+    """Bytes of weights, one staging tile for each of two warpgroups, windows, and barriers."""
     assert tiling.width
     panels = 2 * tiling.width * ROW_BYTES
-    barriers = 8 * (tiling.job.windows.taps[0] + 4)
+    barriers = 8 * (tiling.conv.windows.taps[0] + 4)
     return _weight_bytes(tiling) + panels + stages * (tiling.stage_bytes + 16) + barriers
 
 
 def stages_of(tiling: Tiling) -> int:
-    """Stages, as many as there is room for; two, so that one is copied while another is read, or none."""
+    """Return the stages that fit, at least two, so that one is copied while another is read; 0 if they do not."""
     return next((n for n in range(MOST_STAGES, 1, -1) if _shared_bytes(tiling, n) <= HOPPER_SHARED), 0)
 
 
 def _blocks(tiling: Tiling, card: Card) -> int:
-    """Blocks for every 64 filters: as many as have work at once."""
+    """Return the CTAs per 64 filters in one wave."""
     return max(1, min(tiling.tiles, card.multiprocessors // tiling.filter_tiles))
 
 
 def _cost(tiling: Tiling, card: Card) -> float:
-    """Cycles of the block with the most tiles, as far as tensor cores, shared memory, L2 and ends decide."""
+    """Estimate the cycles of the CTA with the most tiles from tensor cores, shared memory, L2 and epilogues."""
     assert tiling.width
     step = max(COLUMN_CYCLES * tiling.width, (FILTERS + tiling.width) * 32 / SHARED_RATE)
-    products = tiling.job.taps * 4 * step + TURN_CYCLES
+    products = tiling.conv.taps * 4 * step + TURN_CYCLES
     end = END_CYCLES + END_CYCLES_COLUMN * tiling.width
     copies = tiling.window_bytes / card.rates.copies.tma_window
-    # The end of one tile lies under the products of the other warpgroup's.
+    # One warpgroup's epilogue is hidden behind the products of the other.
     tile = max(products, copies, (products + end) / 2)
     tiles = ceil_div(tiling.tiles, _blocks(tiling, card))
     residuals = 0.0
-    if tiling.job.epilogue.companion:
+    if tiling.conv.epilogue.aux:
         residuals = (
             RESIDUAL_CYCLES + RESIDUAL_CYCLES_COLUMN * tiling.width + RESIDUAL_CYCLES_BOX * tiling.boxes
         )
         residuals += (tiles - 1) // 2 * (LAP_CYCLES + LAP_CYCLES_BOX * tiling.boxes)
-    first_row = _weight_bytes(tiling) / tiling.job.windows.taps[0] / card.rates.copies.tma_window
+    first_row = _weight_bytes(tiling) / tiling.conv.windows.taps[0] / card.rates.copies.tma_window
     waves = ceil_div(_blocks(tiling, card) * tiling.filter_tiles, card.multiprocessors)
     return waves * (START_CYCLES + copies + first_row + tiles * tile + end + residuals)
 
 
-def _fitting(job: Job) -> Iterator[Tiling]:
-    return (tiling for tiling in tilings_of(job) if stages_of(tiling))
+def _fitting(conv: WgmmaConv) -> Iterator[Tiling]:
+    return (tiling for tiling in tilings_of(conv) if stages_of(tiling))
 
 
 @dataclass(frozen=True)
 class Window(WindowRung[WindowConfig]):
-    def job_limits(self, job: Job) -> str | None:
-        sentence = super().job_limits(job)
-        if sentence is not None:
-            return sentence
-        channels, slab = job.windows.channels, job.windows.slab
-        if channels != slab:
-            return f"{self.name} takes {slab} channels, not {channels}; streamed_window takes more"
-        if next(_fitting(job), None) is None:
+    def conv_limits(self, conv: WgmmaConv) -> str | None:
+        if reason := super().conv_limits(conv):
+            return reason
+        channels, k_tile = conv.windows.channels, conv.windows.k_tile
+        if channels != k_tile:
+            return f"{self.name} takes {k_tile} channels, not {channels}; streamed_window takes more"
+        if next(_fitting(conv), None) is None:
             return (
-                f"{self.name} keeps all {job.taps} taps of {FILTERS} filters in shared memory, 8 KiB each, and two "
-                f"windows of {job.reach[0] + 1}x{job.reach[1] + 1} pixels or more; there are "
+                f"{self.name} keeps all {conv.taps} taps of {FILTERS} filters in shared memory, 8 KiB each, and two "
+                f"windows of at least {conv.reach[0] + 1}x{conv.reach[1] + 1} pixels; they do not fit into "
                 f"{HOPPER_SHARED // 1024} KiB"
             )
         return None
 
-    def job_configs(self, job: Job) -> tuple[WindowConfig, ...]:
-        """The cheapest of every width of the product, with one box and with several."""
+    def conv_configs(self, conv: WgmmaConv) -> tuple[WindowConfig, ...]:
+        """Return the cheapest config per width of the product, with one box and with several."""
         found: dict[tuple[int | None, bool], Tiling] = {}
-        for tiling in sorted(_fitting(job), key=lambda tiling: _cost(tiling, self.card)):
+        for tiling in sorted(_fitting(conv), key=lambda tiling: _cost(tiling, self.card)):
             found.setdefault((tiling.width, tiling.boxes == 1), tiling)
         cheapest = list(found.values())[:MOST_CONFIGS]
         return tuple(WindowConfig(t.rows, t.columns, stages_of(t)) for t in cheapest)
 
-    def job_clocks(self, job: Job, config: WindowConfig) -> float:
-        return _cost(Tiling(job, config.rows, config.columns), self.card)
+    def conv_clocks(self, conv: WgmmaConv, config: WindowConfig) -> float:
+        return _cost(Tiling(conv, config.rows, config.columns), self.card)
 
-    def job_recipe(self, job: Job, config: WindowConfig) -> Recipe:
-        tiling = Tiling(job, config.rows, config.columns)
+    def conv_recipe(self, conv: WgmmaConv, config: WindowConfig) -> Recipe:
+        tiling = Tiling(conv, config.rows, config.columns)
         constants: dict[str, Constant] = {**tiling.constants, "STAGES": config.stages}
         call = KernelCall(
             Program.of("conv2d/sm90_window.cu", "conv2d_sm90_window", constants),
@@ -156,13 +155,13 @@ class Window(WindowRung[WindowConfig]):
 RUNGS: tuple[Rung[Conv2dProblem], ...] = (
     Window(
         "window",
-        "the window of a tile of 64 channels is copied once and all taps read it in place, weights stay in shared "
-        "memory, and two warpgroups ping-pong over tiles",
+        "the 64-channel window of a tile is copied once and read in place by all taps, weights stay in shared memory, "
+        "and two warpgroups ping-pong over tiles",
         below="producer_consumer",
-        # 64to64_56_k3 at batch 256, 59 GFLOP. Below: tiles of 256x64 copy 40 KB a slab, 1050 cycles where its products
-        # take 512, so 9 * 1050 + 2000 cycles a tile and 24 tiles a multiprocessor: 157 us at 1.75 GHz. Here 36 steps of
-        # 116 cycles are a tile of 4 x 56 pixels, 28 of them a multiprocessor: 67 us, at 88% of the tensor cores and
-        # the clock that power leaves about 93.
+        # 64to64_56_k3 at batch 256, 59 GFLOP. The rung below: tiles of 256x64 copy 40 KB per k-tile in 1050 cycles, for
+        # 512 cycles of products, so 9 * 1050 + 2000 cycles per tile and 24 tiles per SM: 157 us at 1.75 GHz. Here a
+        # tile of 4 x 56 pixels is 36 steps of 116 cycles, 28 tiles per SM: 67 us, or about 93 at 88% of the tensor
+        # cores and the clock under the power limit.
         predicted_gain=1.7,
     ),
 )

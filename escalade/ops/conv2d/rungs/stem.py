@@ -1,4 +1,4 @@
-"""Convolutions of three channels with a stride of two, as the first layer of a network has: by the operation `stem`."""
+"""Three-channel, stride-2 convolutions by the `stem` operation."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from escalade.ops.stem import Stem, StemProblem
 from escalade.ops.stem.rungs.sm90_streamed import Streamed, StreamedConfig
 
 RATE = 370e6
-"""Operations of the plain algorithm in a microsecond: 163 us for 3to64_224_k7s2 at batch 256 on an H200."""
+"""FLOPs per microsecond: 163 us for 3to64_224_k7s2 at batch 256 on an H200."""
 
 
 @dataclass(frozen=True)
@@ -37,9 +37,9 @@ class AsStem(Conv2dRung[StreamedConfig]):
         if p.dtype not in ("fp16", "bf16"):
             return f"{self.name} takes fp16 and bf16, not {p.dtype}"
         if p.residual:
-            return f"{self.name} adds no residual"
+            return f"{self.name} does not support a residual"
         if p.batch < 1:
-            return f"{self.name} takes a batch of 1 or more"
+            return f"{self.name} needs a batch of at least 1"
         try:
             return self.inner.supports(_stem(p))
         except UnsupportedError as error:

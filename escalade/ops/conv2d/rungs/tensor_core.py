@@ -1,4 +1,4 @@
-"""The implicit GEMM on tensor cores, in NHWC: plain, and with half storage."""
+"""Implicit GEMM by mma.sync in NHWC: plain, and with half storage."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ PLAIN_CONFIGS = (
 def unsupported(
     rung: str, dtypes: tuple[str, ...], problem: Conv2dProblem, groups: bool = False
 ) -> str | None:
-    """What tensor-core rungs for NHWC say to other problems; `groups`: the rung takes more than one."""
+    """Return why a tensor-core rung for NHWC does not support the problem; `groups` if it supports several."""
     if problem.groups != 1 and not groups:
         return f"{rung} takes groups=1, not {problem.groups}"
     if problem.layout != "nhwc":
@@ -45,13 +45,13 @@ def unsupported(
 
 
 def product_tolerance(problem: Conv2dProblem, tolerance: float) -> float:
-    """The tolerance for products of tensor cores: at least what TF32 is off by, in TF32."""
+    """Return the tolerance for tensor-core products: in TF32 at least its own error."""
     products = problem.output_elements * problem.group_channels * problem.taps
     return tf32_tolerance(problem.dtype, products, tolerance)
 
 
 def _epilogue(problem: Conv2dProblem) -> KernelCall:
-    """Finishes the sums that a product has left in y."""
+    """Return the launch that finishes accumulators stored in y."""
     widest = 16 // problem.element_bytes
     vector = next(width for width in (widest, 4, 2, 1) if problem.filters % width == 0)
     constants: dict[str, Constant] = {
@@ -101,7 +101,7 @@ class TensorCore(Conv2dRung[MmaConfig]):
         return Recipe((*prepared.steps, product, *epilogue), prepared.workspaces)
 
     def tolerance(self, problem: Conv2dProblem, peer_error: float) -> float:
-        """Half storage: fp16 keeps as many bits as TF32, so inside its range (6e-5 to 65504) the error is TF32's."""
+        """fp16 has as many mantissa bits as TF32, so half storage has TF32's error within its range (6e-5 to 65504)."""
         return product_tolerance(problem, super().tolerance(problem, peer_error))
 
     def _operands(self, problem: Conv2dProblem) -> Operands:

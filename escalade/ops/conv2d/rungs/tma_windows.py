@@ -1,4 +1,4 @@
-"""What Hopper's TMA is told of a convolution: where the windows of its output pixels lie in an NHWC image."""
+"""TMA tensor maps for the windows of a convolution over an NHWC image."""
 
 from __future__ import annotations
 
@@ -8,32 +8,32 @@ from escalade.device.recipe import Buffer, Im2colMap, Ints, TiledMap
 from escalade.ops.conv2d.problem import Conv2dProblem
 
 ROW_BYTES = 128
-"""What the swizzle spans: a slab of so many bytes of channels is a row of a stage."""
+"""Bytes of channels per row of a stage: the swizzle span, and one k-tile."""
 CORNERS = range(-128, 128)
-"""The corners that windows of a tensor map of four dimensions may have, relative to the image."""
+"""Window corners, relative to the image, that an im2col map with four dimensions can encode."""
 MOST_TAPS = 256
-"""Taps along a side at most: a tap's offset has eight bits."""
+"""Largest filter side: the offset of a tap has eight bits."""
 MOST_STRIDE = 8
 MOST_PIXELS = 256
-"""Pixels of a tile at most."""
+"""Largest tile in pixels."""
 MN_MAJOR_FILTERS = 64
-"""Filters that a copy of MN-major weights brings at once: rows of 128 bytes."""
+"""Filters per copy of MN-major weights: rows of 128 bytes."""
 
 
 @dataclass(frozen=True)
 class MNMajor:
-    """MN-major weights of 16 bits, as they lie for the convolution whose gradient this one is: seen from here
-    [channels][taps][filters], and the taps backwards."""
+    """16-bit MN-major weights as stored for the forward convolution: [channels][taps][filters] for its gradient, with
+    taps in reverse."""
 
     first: int
-    """Bytes to the tap that is the last here."""
+    """Byte offset of the forward convolution's last tap."""
     strides: tuple[int, int, int]
-    """Bytes from tap to tap along columns and rows, and from channel to channel."""
+    """Strides in bytes: column tap, row tap, channel."""
 
 
 @dataclass(frozen=True)
 class Windows:
-    """The windows that a convolution takes of an image. Pairs are height and width."""
+    """Windows of a convolution over an image. Pairs are height and width."""
 
     dtype: str
     element_bytes: int
@@ -43,13 +43,13 @@ class Windows:
     taps: tuple[int, int]
     stride: tuple[int, int]
     padding: tuple[int, int]
-    """The padding in front; how far windows reach behind the image follows from the output."""
+    """Padding at the top and left; the rest follows from the output size."""
     dilation: tuple[int, int]
     output: tuple[int, int]
     mn_major: MNMajor | None = None
-    """How MN-major weights lie; None: they are K-major, [filters][taps][channels]."""
+    """Strides of MN-major weights; None for K-major weights [filters][taps][channels]."""
     pitch: int = 0
-    """Elements from one pixel of the image to the next, if it is a part of a larger one; 0: it is dense."""
+    """Elements per pixel step, if the image is part of a larger one; 0 if dense."""
 
     @staticmethod
     def of(problem: Conv2dProblem) -> Windows:
@@ -68,14 +68,14 @@ class Windows:
         )  # fmt: skip
 
     @property
-    def slab(self) -> int:
-        """Channels of a stage."""
+    def k_tile(self) -> int:
+        """Channels per k-tile."""
         return ROW_BYTES // self.element_bytes
 
     @property
-    def slabs(self) -> int:
-        """Slabs that the sum of an output pixel goes through."""
-        return self.taps[0] * self.taps[1] * -(-self.channels // self.slab)
+    def k_tiles(self) -> int:
+        """k-tiles per output tile."""
+        return self.taps[0] * self.taps[1] * -(-self.channels // self.k_tile)
 
     @property
     def pixels(self) -> int:
@@ -83,12 +83,12 @@ class Windows:
 
     @property
     def _lower(self) -> tuple[int, int]:
-        """The first window's corner, relative to the image's."""
+        """Corner of the first window, relative to the image."""
         return -self.padding[0], -self.padding[1]
 
     @property
     def _upper(self) -> tuple[int, int]:
-        """The last window's corner, relative to the image's last pixel."""
+        """Corner of the last window, relative to the last pixel of the image."""
         first, second = (
             (self.output[d] - 1) * self.stride[d] - self.padding[d] - (self.image[d] - 1) for d in (0, 1)
         )
@@ -98,32 +98,31 @@ class Windows:
         reach = [(taps - 1) * dilation for taps, dilation in zip(self.taps, self.dilation, strict=True)]
         if max(reach) >= MOST_TAPS or not all(corner in CORNERS for corner in (*self._lower, *self._upper)):
             return (
-                f"{rung} leaves windows to TMA, whose corners lie within {CORNERS[0]} and {CORNERS[-1]} "
-                f"of the image; padding {self.padding} and filters that reach over {reach[0] + 1}x{reach[1] + 1} "
-                "pixels are beyond"
+                f"{rung} uses TMA, whose window corners are limited to {CORNERS[0]}..{CORNERS[-1]} relative to the "
+                f"image; padding {self.padding} with a filter of {reach[0] + 1}x{reach[1] + 1} pixels exceeds them"
             )
         if max(self.stride) > MOST_STRIDE:
             return f"{rung} takes strides up to {MOST_STRIDE}, not {self.stride}"
         if self.pixels >= 2**31 - MOST_PIXELS:
-            return f"{rung} counts output pixels in 32 bits; {self.pixels} are too many"
+            return f"{rung} counts output pixels in 32 bits, not {self.pixels}"
         return None
 
     def pixel_map(self, buffer: Buffer, pixels: int) -> Im2colMap:
-        """A slab of the windows of so many output pixels, which TMA walks over rows and images."""
+        """Return the map of one k-tile for `pixels` output pixels, which TMA walks over rows and images."""
         return Im2colMap(
             buffer, self.dtype, (self.channels, self.image[1], self.image[0], self.batch),
-            (self._lower[1], self._lower[0]), (self._upper[1], self._upper[0]), self.slab, pixels,
+            (self._lower[1], self._lower[0]), (self._upper[1], self._upper[0]), self.k_tile, pixels,
             (self.stride[1], self.stride[0]), pitch=self.pitch * self.element_bytes,
         )  # fmt: skip
 
     def window_map(self, buffer: Buffer, columns: int, rows: int, images: int = 1) -> TiledMap:
-        """A slab of the pixels of a window, which may begin and end outside of the image."""
+        """Return the map of one k-tile of a window, which may extend beyond the image."""
         sizes = self.channels, self.image[1], self.image[0], self.batch
         strides = pixel_strides(self.pitch * self.element_bytes, self.image)
-        return TiledMap(buffer, self.dtype, sizes, (self.slab, columns, rows, images), strides=strides)
+        return TiledMap(buffer, self.dtype, sizes, (self.k_tile, columns, rows, images), strides=strides)
 
     def placed_map(self, buffer: Buffer, filters: int, placement: Ints, pixels: int) -> Im2colMap:
-        """The tensor map of an image in which the output pixels lie apart: so many of them, which TMA walks alike."""
+        """Return the map for storing `pixels` output pixels that are spread over a larger image by `placement`."""
         step_h, step_w, offset_h, offset_w, height, width = placement.values
         whole = replace(
             self, channels=filters, image=(height, width), taps=(1, 1), stride=(step_h, step_w),
@@ -132,18 +131,18 @@ class Windows:
         return whole.pixel_map(buffer, pixels)
 
     def weight_map(self, buffer: Buffer, filters: int, box: int) -> TiledMap:
-        """A slab of one tap of `box` filters, of 64 if MN-major; where channels end before the slab there are zeros."""
+        """Return the map of one k-tile and tap of `box` filters (64 if MN-major); missing channels are zero-filled."""
         if self.mn_major:
             return TiledMap(
                 replace(buffer, offset=buffer.offset + self.mn_major.first), self.dtype,
-                (filters, self.taps[1], self.taps[0], self.channels), (MN_MAJOR_FILTERS, 1, 1, self.slab),
+                (filters, self.taps[1], self.taps[0], self.channels), (MN_MAJOR_FILTERS, 1, 1, self.k_tile),
                 strides=self.mn_major.strides,
             )  # fmt: skip
         return TiledMap(
             buffer,
             self.dtype,
             (self.channels, self.taps[0] * self.taps[1], filters),
-            (self.slab, 1, box),
+            (self.k_tile, 1, box),
         )
 
     def shape(self, filters: int) -> Ints:
@@ -157,7 +156,7 @@ class Windows:
 
 
 def pixel_strides(pitch: int, size: tuple[int, int]) -> tuple[int, ...]:
-    """Bytes from column to column, row to row and image to image, of pixels so many bytes apart; nothing if dense."""
+    """Return the column, row and image strides for a pixel pitch in bytes; empty if dense."""
     return (pitch, size[1] * pitch, size[0] * size[1] * pitch) if pitch else ()
 
 

@@ -1,4 +1,4 @@
-"""Tiles of output pixels whose windows lie in shared memory as a whole (kernels/conv2d/window_tile.cuh)."""
+"""Tiles of output pixels whose whole window is in shared memory (kernels/conv2d/window_tile.cuh)."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ from escalade.ops.base.dtypes import element
 from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.rung import C
 from escalade.ops.conv2d.rungs.epilogue import UNPLACED
-from escalade.ops.conv2d.rungs.job import Job, JobRung
 from escalade.ops.conv2d.rungs.tma_windows import pixel_strides
+from escalade.ops.conv2d.rungs.wgmma_conv import WgmmaConv, WgmmaConvRung
 
 FILTERS = 64
-"""Filters of a tile: the rows of a product."""
+"""Filters per tile: the M of a wgmma."""
 ROW_BYTES = 128
-"""Channels of a pixel, 64 of 16 bits or 32 of 32: what the swizzle spans, and a window has of them."""
+"""Bytes of channels per pixel of a window, 64 of 16 bits or 32 of 32: the swizzle span."""
 TAP_BYTES = FILTERS * ROW_BYTES
 THREADS = 384
 WIDTHS = tuple(sorted({*range(16, 257, 16), 232, 248}))
-"""Columns that a product may have (kernels/common/wgmma_widths.cuh)."""
+"""Supported N of a wgmma (kernels/common/wgmma_widths.cuh)."""
 MOST_IN_BOX = 256
-"""Pixels that one copy takes along a side."""
+"""Largest side of a TMA box."""
 LEAST_COLUMNS = 4
-"""Columns of a tile at least, unless the image has fewer."""
+"""Smallest number of columns per tile, unless the image has fewer."""
 
 
 @dataclass(frozen=True)
 class Tiling:
-    """What a config comes to for a job."""
+    """The tiling of a convolution by one config."""
 
-    job: Job
+    conv: WgmmaConv
     rows: int
     columns: int
     images: int = 1
-    """Images of a tile: whole ones, if several."""
+    """Images per tile: whole ones, if several."""
 
     @property
     def stacked(self) -> bool:
@@ -46,79 +46,78 @@ class Tiling:
 
     @cached_property
     def gap(self) -> tuple[int, int]:
-        """Rows and columns of pixels that a tile has more in its window: the padding alone, where the next row or image
-        begins with some."""
-        return self.job.windows.padding if self.stacked else self.job.reach
+        """Rows and columns that the window has more than the tile. Stacked images need only the padding, which the next
+        row or image shares."""
+        return self.conv.windows.padding if self.stacked else self.conv.reach
 
     @cached_property
     def one_box(self) -> bool:
-        """Whether a tile is stored as a whole: nothing lies between its rows, or the image ends where that begins."""
-        return self.job.reach[1] == 0 or self.columns >= self.job.windows.output[1]
+        """True if a tile is stored in one box: there is nothing between its rows, or the image ends there."""
+        return self.conv.reach[1] == 0 or self.columns >= self.conv.windows.output[1]
 
     @cached_property
     def window(self) -> tuple[int, int]:
-        """Rows and columns of pixels, of an image."""
+        """Rows and columns of the window of one image."""
         return self.rows + self.gap[0], self.columns + self.gap[1]
 
     @cached_property
     def width(self) -> int | None:
-        """Columns of the product: the tile's pixels with those between its rows; None if they are too many."""
+        """N of the product: the pixels of the tile and those between its rows; None if there are too many."""
         if self.stacked:
             pixels = self.images * self.window[0] * self.window[1]
         else:
             stored = self.window[1] if self.one_box else self.columns
             pixels = (self.rows - 1) * self.window[1] + stored
-        place = bisect_left(WIDTHS, pixels)
-        return WIDTHS[place] if place < len(WIDTHS) else None
+        index = bisect_left(WIDTHS, pixels)
+        return WIDTHS[index] if index < len(WIDTHS) else None
 
     @property
     def box(self) -> tuple[int, int]:
-        """Columns and rows of what is stored, or loaded of the residual, in one go."""
+        """Columns and rows of a box that is stored, or loaded from the residual, at once."""
         if self.stacked:
             return self.window[1], self.window[0]
         return (self.window[1], self.rows) if self.one_box else (self.columns, 1)
 
     @property
     def boxes(self) -> int:
-        """Boxes of a tile."""
         return 1 if self.one_box else self.rows
 
     @property
     def shared_panel(self) -> bool:
-        """Whether both warpgroups have their results of 32 bits leave by one panel."""
-        return self.job.windows.element_bytes == 4
+        """True if both warpgroups store their 32-bit results through one staging tile."""
+        return self.conv.windows.element_bytes == 4
 
     @cached_property
     def row_tiles(self) -> int:
-        return ceil_div(self.job.windows.output[0], self.rows)
+        return ceil_div(self.conv.windows.output[0], self.rows)
 
     @cached_property
     def column_tiles(self) -> int:
-        return ceil_div(self.job.windows.output[1], self.columns)
+        return ceil_div(self.conv.windows.output[1], self.columns)
 
     @cached_property
     def tiles(self) -> int:
-        return ceil_div(self.job.windows.batch, self.images) * self.row_tiles * self.column_tiles
+        return ceil_div(self.conv.windows.batch, self.images) * self.row_tiles * self.column_tiles
 
     @property
     def filter_tiles(self) -> int:
-        return self.job.filters // FILTERS
+        return self.conv.filters // FILTERS
 
     @cached_property
     def window_bytes(self) -> int:
-        """Bytes of a slab of channels of the window."""
+        """Bytes of one k-tile of the window."""
         return self.images * self.window[0] * self.window[1] * ROW_BYTES
 
     @cached_property
     def stage_bytes(self) -> int:
-        """A window and what the last tap of the last columns reads beyond it."""
+        """Bytes of a window, including what the last tap of the last columns reads past its end."""
         assert self.width
-        read = (self.width + self.job.reach[0] * self.window[1] + self.job.reach[1]) * ROW_BYTES
+        read = (self.width + self.conv.reach[0] * self.window[1] + self.conv.reach[1]) * ROW_BYTES
         return ceil_div(max(read, self.window_bytes), 1024) * 1024
 
     @property
     def constants(self) -> dict[str, Constant]:
-        w = self.job.windows
+        w = self.conv.windows
         assert self.width
         return {
             "Element": element(w.dtype),
@@ -132,26 +131,25 @@ class Tiling:
             "ONE_BOX": self.one_box,
             "WGMMA_N": self.width,
             "MN_MAJOR": w.mn_major is not None,
-            **self.job.epilogue.flags,
+            **self.conv.epilogue.flags,
         }
 
     @property
     def window_map(self) -> TiledMap:
-        return self.job.windows.window_map(Buffer("x"), self.window[1], self.window[0], self.images)
+        return self.conv.windows.window_map(Buffer("x"), self.window[1], self.window[0], self.images)
 
     def weight_map(self, weight: Buffer) -> TiledMap:
-        return self.job.windows.weight_map(weight, self.job.filters, FILTERS)
+        return self.conv.windows.weight_map(weight, self.conv.filters, FILTERS)
 
     def _panel_map(self, buffer: str) -> TiledMap:
-        """Boxes of 64 filters, or of half as many of 32 bits. Pixels that a placement has apart are neighbours for
-        TMA."""
-        job, w = self.job, self.job.windows
-        sizes, box = (job.filters, w.output[1], w.output[0], w.batch), (w.slab, *self.box, self.images)
-        if job.placement == UNPLACED:
-            strides = pixel_strides(job.y_pitch * w.element_bytes, w.output) if buffer == "y" else ()
+        """Boxes of 64 filters, or of 32 if 32-bit. TMA strides make the pixels of a placement adjacent."""
+        conv, w = self.conv, self.conv.windows
+        sizes, box = (conv.filters, w.output[1], w.output[0], w.batch), (w.k_tile, *self.box, self.images)
+        if conv.placement == UNPLACED:
+            strides = pixel_strides(conv.y_pitch * w.element_bytes, w.output) if buffer == "y" else ()
             return TiledMap(Buffer(buffer), w.dtype, sizes, box, strides=strides)
-        step_h, step_w, offset_h, offset_w, height, width = job.placement.values
-        pixel = job.filters * w.element_bytes
+        step_h, step_w, offset_h, offset_w, height, width = conv.placement.values
+        pixel = conv.filters * w.element_bytes
         return TiledMap(
             Buffer(buffer, (offset_h * width + offset_w) * pixel), w.dtype, sizes, box,
             strides=(step_w * pixel, step_h * width * pixel, height * width * pixel),
@@ -159,65 +157,65 @@ class Tiling:
 
     @property
     def panel_maps(self) -> tuple[TiledMap, TiledMap]:
-        """What is loaded of the residual or the mask, and what is stored, in one go."""
-        return self._panel_map("residual" if self.job.epilogue.companion else "y"), self._panel_map("y")
+        """Maps for loading the residual or mask, and for storing y."""
+        return self._panel_map("residual" if self.conv.epilogue.aux else "y"), self._panel_map("y")
 
     @property
     def shape(self) -> Ints:
-        """The values of the kernel's `WindowShape`."""
-        w = self.job.windows
+        """`WindowShape` of the kernel."""
+        w = self.conv.windows
         return Ints(
             (
                 w.batch, w.channels, *w.output, *w.padding, self.row_tiles, self.column_tiles, self.tiles,
-                self.filter_tiles, self.job.shortcut_channels,
+                self.filter_tiles, self.conv.shortcut_channels,
             )
         )  # fmt: skip
 
 
-def tilings_of(job: Job) -> Iterator[Tiling]:
-    """Images cut into equal columns, and into all numbers of rows that a product has room for."""
-    height, width = job.windows.output
+def tilings_of(conv: WgmmaConv) -> Iterator[Tiling]:
+    """Yield tilings of single images: equal columns, and every number of rows that fits into a product."""
+    height, width = conv.windows.output
     most_pieces = max(1, width // LEAST_COLUMNS)
     for columns in sorted({ceil_div(width, pieces) for pieces in range(1, most_pieces + 1)}):
         if columns > MOST_IN_BOX:
             break
         for rows in range(1, height + 1):
-            tiling = Tiling(job, rows, columns)
+            tiling = Tiling(conv, rows, columns)
             if tiling.width is None or max(tiling.window) > MOST_IN_BOX:
                 break
             yield tiling
 
 
-def stacks_of(job: Job) -> Iterator[Tiling]:
-    """Several whole images, as many as a product has room for, if their padding can be shared."""
-    w = job.windows
-    if w.output != w.image or job.reach != (2 * w.padding[0], 2 * w.padding[1]):
+def stacks_of(conv: WgmmaConv) -> Iterator[Tiling]:
+    """Yield tilings of several whole images that fit into a product, if they can share their padding."""
+    w = conv.windows
+    if w.output != w.image or conv.reach != (2 * w.padding[0], 2 * w.padding[1]):
         return
     for images in range(2, min(w.batch, WIDTHS[-1]) + 1):
-        tiling = Tiling(job, *w.output, images)
+        tiling = Tiling(conv, *w.output, images)
         if tiling.width is None:
             break
         yield tiling
 
 
 @dataclass(frozen=True)
-class WindowRung(JobRung[C]):
-    """What both rungs of such tiles take."""
+class WindowRung(WgmmaConvRung[C]):
+    """Base class of the rungs with such tiles."""
 
     dtypes: tuple[str, ...] = ("fp16", "bf16")
 
     @property
-    def takes_apart(self) -> tuple[str, ...]:
+    def pitched_buffers(self) -> tuple[str, ...]:
         return ("x", "y")
 
-    def job_limits(self, job: Job) -> str | None:
-        w = job.windows
+    def conv_limits(self, conv: WgmmaConv) -> str | None:
+        w = conv.windows
         if w.dtype not in self.dtypes:
             return f"{self.name} takes {', '.join(self.dtypes)}, not {w.dtype}"
         if w.stride != (1, 1):
             return f"{self.name} takes stride 1, not {w.stride}; overlapped_store takes any up to 8"
-        if job.filters % FILTERS:
-            return f"{self.name} takes multiples of {FILTERS} filters, not {job.filters}"
+        if conv.filters % FILTERS:
+            return f"{self.name} takes multiples of {FILTERS} filters, not {conv.filters}"
         if w.pixels >= 2**31 - 2 * self.card.multiprocessors:
             return f"{self.name} counts tiles in 32 bits; {w.pixels} output pixels are too many"
         return None

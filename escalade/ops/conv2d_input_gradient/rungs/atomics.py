@@ -46,7 +46,7 @@ class Atomics(Rung[Conv2dInputGradientProblem, ThreadsConfig]):
             (blocks(problem.elements, threads), 1, 1),
             (threads, 1, 1),
             (
-                Buffer(_SUMS), Buffer(problem.companion, optional=True), Buffer("bias", optional=True), Buffer("y"),
+                Buffer(_SUMS), Buffer(problem.aux, optional=True), Buffer("bias", optional=True), Buffer("y"),
                 arguments.shape(f),
             ),
             overlap=True,

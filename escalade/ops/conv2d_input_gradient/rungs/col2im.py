@@ -28,8 +28,8 @@ class Col2im(Rung[Conv2dInputGradientProblem]):
             return f"{self.name} takes layout nhwc, not {f.layout}"
         if f.groups != 1:
             return f"{self.name} takes groups=1, not {f.groups}; direct takes any"
-        if problem.companion:
-            return f"{self.name} takes a bias and an activation, no {problem.companion}"
+        if problem.aux:
+            return f"{self.name} takes a bias and an activation, no {problem.aux}"
         return _spread(problem).unsupported(self.name, self.card)
 
     def configs(self, problem: Conv2dInputGradientProblem) -> tuple[Config, ...]:

@@ -44,7 +44,7 @@ class Direct(Rung[Conv2dInputGradientProblem, ThreadsConfig]):
             (
                 Buffer("gradient"),
                 Buffer("weight"),
-                Buffer(problem.companion, optional=True),
+                Buffer(problem.aux, optional=True),
                 Buffer("bias", optional=True),
                 Buffer("y"),
                 arguments.shape(problem.forward),

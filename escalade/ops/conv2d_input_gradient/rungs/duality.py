@@ -98,7 +98,7 @@ def place(problem: Conv2dInputGradientProblem, one: PixelClass, source: str, lan
         (along, at_once, 1),
         (
             Buffer(source, optional=one.taps == 0),
-            Buffer(problem.companion, optional=True),
+            Buffer(problem.aux, optional=True),
             Buffer("y"),
             one.places,
         ),
@@ -231,7 +231,7 @@ class ByClasses(Rung[Conv2dInputGradientProblem, C]):
         """Bytes of a class, by a launch that masks or adds, and places."""
         f = one.forward
         return f.element_bytes * (
-            f.output_elements + one.weight_elements + (1 + bool(problem.companion)) * one.elements
+            f.output_elements + one.weight_elements + (1 + bool(problem.aux)) * one.elements
         )
 
     def tolerance(self, problem: Conv2dInputGradientProblem, peer_error: float) -> float:
@@ -254,10 +254,10 @@ class AsConvolution(ByClasses):
     def part_estimate(self, problem: Conv2dInputGradientProblem, one: PixelClass, config: C) -> float | None:
         convolution = one.convolution
         us = self.inner.estimate(convolution, self._config_of(convolution, config))
-        if us is None or (one.whole and not problem.companion):
+        if us is None or (one.whole and not problem.aux):
             return us
         return us + self.card.microseconds(
-            0, one.forward.element_bytes * (2 + bool(problem.companion)) * one.elements
+            0, one.forward.element_bytes * (2 + bool(problem.aux)) * one.elements
         )
 
     def part(
@@ -267,7 +267,7 @@ class AsConvolution(ByClasses):
         inner = self.inner.recipe(convolution, self._config_of(convolution, config))
         result = "y" if one.whole else f"result{launches.number}"
         inner = launches.over(inner, y=result)
-        if one.whole and not problem.companion:
+        if one.whole and not problem.aux:
             return inner
         steps = (*inner.steps, place(problem, one, result, launches.lane))
         if one.whole:

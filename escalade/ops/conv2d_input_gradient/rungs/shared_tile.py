@@ -134,7 +134,7 @@ class SharedTile(Rung[Conv2dInputGradientProblem, TileConfig]):
             (
                 Buffer("gradient"),
                 Buffer("weight"),
-                Buffer(problem.companion, optional=True),
+                Buffer(problem.aux, optional=True),
                 Buffer("bias", optional=True),
                 Buffer("y"),
                 arguments.shape(f),

@@ -45,7 +45,7 @@ class Skinny(Rung[Conv2dInputGradientProblem]):
             Buffer("gradient"),
             Buffer("weight"),
             Buffer("bias", optional=True),
-            Buffer(problem.companion, optional=True),
+            Buffer(problem.aux, optional=True),
             Buffer("y"),
             Buffer("places", optional=True),
         )

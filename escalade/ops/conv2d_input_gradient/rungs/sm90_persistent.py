@@ -94,7 +94,7 @@ class Persistent(ByClasses[PersistentConfig]):
             self.card,
             x="gradient",
             weight=launches.weight,
-            residual=problem.companion or "mask",
+            residual=problem.aux or "mask",
             placement=one.placed,
             lane=launches.lane,
         )
@@ -103,7 +103,7 @@ class Persistent(ByClasses[PersistentConfig]):
 
 def _clocks(one: PixelClass, config: Config, card: Card) -> float:
     assert isinstance(config, PersistentConfig)
-    return config.cost(one.windows.pixels, one.forward.channels, one.windows.slabs, card)
+    return config.cost(one.windows.pixels, one.forward.channels, one.windows.k_tiles, card)
 
 
 def _writes_lines(config: Config) -> bool:
@@ -149,11 +149,11 @@ class OneLaunch(Rung[Conv2dInputGradientProblem, PersistentConfig]):
         return sentence
 
     def configs(self, problem: Conv2dInputGradientProblem) -> tuple[PersistentConfig, ...]:
-        """The configs of conv2d for as many tiles as all classes have; blocks that share sums have a slab each in every
+        """The configs of conv2d for as many tiles as all classes have; blocks that share sums have a k-tile each in every
         class."""
         every = AllClasses.of(problem.forward)
         most, least = (_as_many(every, every.classes[at]) for at in (0, -1))
-        stored = not problem.companion or max(problem.forward.stride) <= MOST_STRIDE
+        stored = not problem.aux or max(problem.forward.stride) <= MOST_STRIDE
         asked = {"persistent": most, **dict.fromkeys(STORED if stored else (), most), SPLIT[0]: least}
         offered = dict.fromkeys(
             config
@@ -168,13 +168,13 @@ class OneLaunch(Rung[Conv2dInputGradientProblem, PersistentConfig]):
 
     def estimate(self, problem: Conv2dInputGradientProblem, config: PersistentConfig) -> float:
         f, every = problem.forward, AllClasses.of(problem.forward)
-        slabs = [one.windows.slabs for one in every.classes]
-        pixels, count = every.together.windows.pixels, len(slabs)
+        k_tiles = [one.windows.k_tiles for one in every.classes]
+        pixels, count = every.together.windows.pixels, len(k_tiles)
         # With a tile for each block, those with the most taps take longest; with several, all have as many of each.
         alone = config.tiles(pixels, f.channels, count) <= self.card.clusters_at_once(config.splits)
         is_thin = f.filters * f.element_bytes % ROW_BYTES != 0
         clocks = config.cost(
-            pixels, f.channels, max(slabs) if alone else ceil_div(sum(slabs), count), self.card,
+            pixels, f.channels, max(k_tiles) if alone else ceil_div(sum(k_tiles), count), self.card,
             thin=ceil_div(f.taps, count) if is_thin else 0, special=activation_cost(f.activation)[1], classes=count,
         )  # fmt: skip
         flipped = 2 * f.element_bytes * f.weight_elements
@@ -202,7 +202,7 @@ class OneLaunch(Rung[Conv2dInputGradientProblem, PersistentConfig]):
             self.card,
             x="gradient",
             weight=weight,
-            residual=problem.companion or "mask",
+            residual=problem.aux or "mask",
             placement=every.together.placed,
             classes=every.struct,
         )

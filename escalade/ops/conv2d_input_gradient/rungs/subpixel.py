@@ -159,8 +159,8 @@ class Subpixel(Rung[Conv2dInputGradientProblem, SubpixelConfig]):
             return f"{self.name} takes layout nhwc, not {f.layout}"
         if f.groups != 1:
             return f"{self.name} takes groups=1, not {f.groups}; direct takes any"
-        if problem.companion:
-            return f"{self.name} takes a bias and an activation, no {problem.companion}"
+        if problem.aux:
+            return f"{self.name} takes a bias and an activation, no {problem.aux}"
         if f.stride == (1, 1):
             return f"{self.name} is for several classes of pixels; with a stride of 1 there is one"
         spread = Spread.of(f)

@@ -32,7 +32,7 @@ PIXEL_BYTES = 16
 RUN = 16
 """Neighbouring output pixels, which a product is over."""
 ROW_BYTES = RUN * BOX * 2
-"""Bytes of one row of a slab."""
+"""Bytes of one row of a k-tile."""
 MOST_ROWS = 8
 _LEAST_STAGES, _MOST_STAGES = 3, 8
 _MOST_BOXES = 4
@@ -93,7 +93,7 @@ class FewChannelsConfig(Config):
     boxes: int
     """Boxes of 64 columns that each warpgroup has."""
     rows: int
-    """Output rows of a slab: all slabs are whole."""
+    """Output rows of a k-tile: all k-tiles are whole."""
     stages: int
     part_slabs: int = 1
     """Slabs that a block adds up."""
@@ -107,7 +107,7 @@ class FewChannelsConfig(Config):
         return 2 if self.warpgroups == 1 and self.boxes <= 2 else 1
 
     def x_rows(self, packing: Packing) -> int:
-        """Packed rows of a slab."""
+        """Packed rows of a k-tile."""
         last_box = self.warpgroups_n * self.boxes - 1
         return (self.rows - 1) * packing.row_pitch + last_box * packing.row_jump + 1
 
@@ -123,10 +123,10 @@ class FewChannelsConfig(Config):
         f, packing = problem.forward, Packing.of(problem.forward)
         products = self.rows * RUN * self.warpgroups * BOX * self.boxes * BOX / PRODUCT_RATE
         cycles = max(products, self.stage_bytes(packing) / card.rates.copies.tma_gradient) + STAGE_CYCLES
-        slabs = f.batch * (f.output_height // self.rows) * ceil_div(f.output_width, RUN)
+        k_tiles = f.batch * (f.output_height // self.rows) * ceil_div(f.output_width, RUN)
         per_sm = self.blocks_per_sm
         slots, tiles = card.multiprocessors * per_sm, self.tiles(f, packing)
-        return parts.Work(tiles, slabs, cycles * per_sm, slots, problem.part_elements, card)
+        return parts.Work(tiles, k_tiles, cycles * per_sm, slots, problem.part_elements, card)
 
 
 def _shapes(f: Conv2dProblem, boxes: int) -> list[tuple[int, int, int]]:
@@ -251,10 +251,10 @@ class FewChannels(HopperRung[FewChannelsConfig]):
 FEW_CHANNELS = FewChannels(
     "few_channels",
     "up to 8 channels: x is packed so that eight taps of one or more rows of the filter lie together, 64 columns of a "
-    "product that TMA reads from overlapping windows, and rows of a slab share what was copied",
+    "product that TMA reads from overlapping windows, and rows of a k-tile share what was copied",
     below="direct",
     # direct: 30 G products of 88 instructions, 4 warps a cycle of each multiprocessor, are 90 ms. Packing moves 77 and
-    # 108 MB: 44 us. The product has 256 columns for 147, 105 GFLOP: 150 us at 700 TFLOP/s, 165 with what slabs lose at
+    # 108 MB: 44 us. The product has 256 columns for 147, 105 GFLOP: 150 us at 700 TFLOP/s, 165 with what k-tiles lose at
     # their borders (memory: 411 + 108 MB, 124 us; L2: 38 KB for 1024 cycles of products). 3 us for 132 parts, 3 for
     # launches.
     predicted_gain=420.0,

@@ -22,7 +22,7 @@ from escalade.ops.conv2d_weight_gradient.rungs.sm90_rung import (
     narrow,
 )
 
-SLAB = 64
+K_TILE = 64
 """Pixels of a stage of `wgmma`."""
 
 
@@ -41,7 +41,7 @@ class WgmmaConfig(Config):
 
     @property
     def stage_bytes(self) -> int:
-        return (self.filters + self.columns) * SLAB * 2
+        return (self.filters + self.columns) * K_TILE * 2
 
     def tiles(self, f: Conv2dProblem) -> int:
         return ceil_div(f.filters, self.filters) * ceil_div(_column_boxes(f) * BOX, self.columns)
@@ -51,10 +51,10 @@ class WgmmaConfig(Config):
         return self.work(problem, card).cost(self.part_slabs)
 
     def work(self, problem: Conv2dWeightGradientProblem, card: Card) -> parts.Work:
-        products = self.filters * self.columns * SLAB / PRODUCT_RATE
+        products = self.filters * self.columns * K_TILE / PRODUCT_RATE
         cycles = max(products, self.stage_bytes / card.rates.copies.tma_gradient) * self.blocks_per_sm
         f, slots = problem.forward, card.multiprocessors * self.blocks_per_sm
-        return parts.Work(self.tiles(f), _slabs(f), cycles, slots, problem.part_elements, card)
+        return parts.Work(self.tiles(f), _k_tiles(f), cycles, slots, problem.part_elements, card)
 
 
 TILES = (
@@ -76,8 +76,8 @@ def _column_boxes(f: Conv2dProblem) -> int:
     return f.taps * ceil_div(f.channels, BOX)
 
 
-def _slabs(f: Conv2dProblem) -> int:
-    return ceil_div(f.output_pixels, SLAB)
+def _k_tiles(f: Conv2dProblem) -> int:
+    return ceil_div(f.output_pixels, K_TILE)
 
 
 @dataclass(frozen=True)
@@ -99,16 +99,16 @@ class Wgmma(HopperRung[WgmmaConfig]):
 
     def shortened(self, problem: Conv2dWeightGradientProblem, config: WgmmaConfig, products: int) -> Config:
         """A config of this tile whose parts add up so many products of `STEP_PIXELS` at most."""
-        most = max(1, products * STEP_PIXELS // SLAB)
+        most = max(1, products * STEP_PIXELS // K_TILE)
         if config.part_slabs <= most:
             return config
         return replace(config, part_slabs=config.work(problem, self.card).best(most))
 
     def recipe(self, problem: Conv2dWeightGradientProblem, config: WgmmaConfig) -> Recipe:
         f = problem.forward
-        gradients = TiledMap(Buffer("gradient"), f.dtype, (f.filters, f.output_pixels), (BOX, SLAB))
-        pixels = Windows.of(f).pixel_map(Buffer("x"), SLAB)
-        count = ceil_div(_slabs(f), config.part_slabs)
+        gradients = TiledMap(Buffer("gradient"), f.dtype, (f.filters, f.output_pixels), (BOX, K_TILE))
+        pixels = Windows.of(f).pixel_map(Buffer("x"), K_TILE)
+        count = ceil_div(_k_tiles(f), config.part_slabs)
         product = KernelCall(
             Program.of(
                 "conv2d_weight_gradient/sm90_wgmma.cu",
@@ -139,7 +139,7 @@ WGMMA = Wgmma(
     "over pixels with both operands as they lie in memory; parts of the pixels are added up by a second launch",
     below="direct",
     # direct issues two loads a product, 32 lanes a cycle of each multiprocessor: 30 G products in 8 ms. A tile of
-    # 64x192 takes 32 KB a slab from L2, 650 cycles of copies at 50 bytes for 384 of products: 59% of 700 TFLOP/s, 143
+    # 64x192 takes 32 KB a k-tile from L2, 650 cycles of copies at 50 bytes for 384 of products: 59% of 700 TFLOP/s, 143
     # us, and 5 more for the parts.
     predicted_gain=54.0,
 )

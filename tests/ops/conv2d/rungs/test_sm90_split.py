@@ -17,8 +17,8 @@ from escalade.ops.base.card import HOPPER_SHARED
 from escalade.ops.base.cards import typical
 from escalade.ops.conv2d import Conv2d, Conv2dProblem
 from escalade.ops.conv2d.rungs import sm90_split
-from escalade.ops.conv2d.rungs.job import Job
 from escalade.ops.conv2d.rungs.sm90_split import CONFIGS, SplitConfig
+from escalade.ops.conv2d.rungs.wgmma_conv import WgmmaConv
 from tests.support import TINY, Sample, check
 
 CPU = torch.device("cpu")
@@ -81,9 +81,9 @@ def test_every_tile_is_right_where_the_last_is_not_full(config: SplitConfig, see
 @each_config
 @pytest.mark.parametrize("channels", [8, 40, 72], ids="{}_channels".format)
 def test_blocks_go_on_with_other_tiles(config: SplitConfig, channels: int, seed: int) -> None:
-    """Three or more for each block, with odd and even numbers of slabs: the ring goes on where it was."""
+    """Three or more for each block, with odd and even numbers of k-tiles: the ring goes on where it was."""
     problem = nhwc(2, channels, 23, 17, 136, 1, 1)
-    assert config.tiles(Job.of(problem)) >= 3 * config.blocks_per_sm
+    assert config.tiles(WgmmaConv.of(problem)) >= 3 * config.blocks_per_sm
     check(CONV2D, RUNG.on(TINY), problem, config, CPU, seed)
 
 

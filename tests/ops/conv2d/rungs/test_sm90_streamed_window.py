@@ -14,8 +14,8 @@ from escalade.device.run import TwinOptions, bind
 from escalade.device.twin import Order
 from escalade.ops.base.card import H200, HOPPER_SHARED
 from escalade.ops.conv2d import Conv2d, Conv2dProblem
-from escalade.ops.conv2d.rungs.job import Job
 from escalade.ops.conv2d.rungs.sm90_streamed_window import RUNGS, StreamedConfig, StreamedWindow
+from escalade.ops.conv2d.rungs.wgmma_conv import WgmmaConv
 from tests.support import Sample, check
 
 CPU = torch.device("cpu")
@@ -38,8 +38,8 @@ class FewBlocks(StreamedWindow):
 
     blocks: int = 1
 
-    def job_recipe(self, job: Job, config: StreamedConfig) -> Recipe:
-        recipe = super().job_recipe(job, config)
+    def conv_recipe(self, conv: WgmmaConv, config: StreamedConfig) -> Recipe:
+        recipe = super().conv_recipe(conv, config)
         *before, call = recipe.steps
         assert isinstance(call, KernelCall)
         return replace(recipe, steps=(*before, replace(call, grid=(self.blocks, 1, 1))))
@@ -243,7 +243,7 @@ def test_the_first_config_is_what_was_fastest_on_an_h200(
 
 
 def test_splits_are_those_that_shorten_the_sum() -> None:
-    """8 slabs by 5, 6 or 7 blocks leave two to one of them, as by 4; and all clusters run at once."""
+    """8 k-tiles by 5, 6 or 7 blocks leave two to one of them, as by 4; and all clusters run at once."""
     problem = Conv2dProblem.square(512, 512, 7, 3, batch=1, dtype="fp16", layout="nhwc")
     for config in RUNG.configs(problem):
         assert isinstance(config, StreamedConfig) and config.splits in (1, 2, 3, 4, 8)
@@ -254,7 +254,7 @@ def test_splits_are_those_that_shorten_the_sum() -> None:
 
 
 def test_tf32_has_the_same_tiles_and_no_splits() -> None:
-    """A slab of half the channels, one panel of twice the size: shared memory holds as much."""
+    """A k-tile of half the channels, one panel of twice the size: shared memory holds as much."""
     for batch in (1, 32):
         problem = replace(LARGE, batch=batch, dtype="tf32", residual=True)
         for config in RUNG.configs(problem):

@@ -16,8 +16,8 @@ from escalade.device.twin import Order, TwinError
 from escalade.ops.base.card import HOPPER_SHARED
 from escalade.ops.base.cards import typical
 from escalade.ops.conv2d import Conv2d, Conv2dProblem
-from escalade.ops.conv2d.rungs.job import Job
 from escalade.ops.conv2d.rungs.sm90_window import RUNGS, Window, WindowConfig, stages_of
+from escalade.ops.conv2d.rungs.wgmma_conv import WgmmaConv
 from escalade.ops.conv2d.rungs.window_tiling import WIDTHS, Tiling
 from tests.device.twin.support import planted
 from tests.support import Sample, check
@@ -37,7 +37,7 @@ EPILOGUE: dict[str, Any] = {"bias": True, "residual": True, "relu": True}
 
 
 def config(problem: Conv2dProblem, rows: int, columns: int) -> WindowConfig:
-    return WindowConfig(rows, columns, stages_of(Tiling(Job.of(problem), rows, columns)))
+    return WindowConfig(rows, columns, stages_of(Tiling(WgmmaConv.of(problem), rows, columns)))
 
 
 class OneBlock(Window):

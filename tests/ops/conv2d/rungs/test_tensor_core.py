@@ -114,7 +114,7 @@ def test_a_shortcut_is_read_within_its_bounds(seed: int) -> None:
 def test_shortcuts_that_no_copy_divides_are_refused() -> None:
     assert "no multiple" in str(FUSED.supports(replace(SHORTCUT, shortcut_channels=20)))
     for rung in Conv2d.ladder:
-        if not rung.takes_shortcut:  # type: ignore[attr-defined]
+        if not rung.supports_shortcut:  # type: ignore[attr-defined]
             problem = replace(SHORTCUT, dtype="fp32", layout="nchw")
             assert "a shortcut of 64 channels" in str(rung.supports(problem))
 

@@ -44,7 +44,7 @@ def test_a_shared_tile_in_several_chunks(layout: str, seed: int) -> None:
     "name",
     [
         "128to64_5x7_k3s1_b3_mask",
-        "72to136_6x5_k3s2_b2_mask",  # slabs and tiles that are not full
+        "72to136_6x5_k3s2_b2_mask",  # k-tiles and tiles that are not full
         "64to64_9x8_k3s2p2d2_b1",
         "64to64_7_k2s3_b1_mask",
         "64to64_4_k1s1p2_b1_mask",  # windows that begin inside the image
@@ -110,7 +110,7 @@ def test_launches_turn_the_filter_around_only_where_it_cannot_be_read_as_it_lies
         (
             "72to136_6x5_k3s2_b2_mask",
             "fp16",
-        ),  # slabs and tiles that are not full, classes with one tap to four
+        ),  # k-tiles and tiles that are not full, classes with one tap to four
         ("64to64_8x6_k4s2p1_b2_bias+relu", "bf16"),
         (
             "60to64_7_k5x2s3x2p2x0_b1_res",
@@ -150,7 +150,7 @@ def test_blocks_that_share_the_sums_of_classes_have_a_slab_each() -> None:
         return max(config.as_dict()["splits"] for config in rung.configs(half(name)))
 
     assert splits("256to512_8_k4s2p1_b8_bias") > 2
-    assert splits("64to256_8_k3s2_b1") == 4  # a class with a single tap, of four slabs
+    assert splits("64to256_8_k3s2_b1") == 4  # a class with a single tap, of four k-tiles
     assert splits("64to64_8_k3s2_b1") == 1
 
 
@@ -233,7 +233,7 @@ WINDOWED = [
     ("window", "64to64_7x10_k2s3x1_b1_mask"),
     ("window", "64to64_9x11_k3s2p2d2_b2"),
     ("streamed_window", "64to128_5x7_k3s1_b2_mask"),
-    ("streamed_window", "128to72_9x7_k3s2_b2_mask"),  # a slab that is not full
+    ("streamed_window", "128to72_9x7_k3s2_b2_mask"),  # a k-tile that is not full
     ("streamed_window", "64to72_6x7_k1s2_b2_mask"),
     ("streamed_window", "64to256_3_k3s1_b1_mask"),  # blocks of a cluster share the filters
 ]
@@ -251,7 +251,7 @@ def test_windows_on_odd_sizes(rung: str, name: str, dtype: str, seed: int) -> No
 @pytest.mark.parametrize(
     "name",
     [
-        "64to36_5x7_k3s1_b2_mask",  # a slab that is not full
+        "64to36_5x7_k3s1_b2_mask",  # a k-tile that is not full
         "128to32_9x8_k3s2_b2_mask",
         "64to36_6x7_k1s2_b2_mask",
     ],

@@ -1,4 +1,4 @@
-"""A convolution in NHWC with Hopper's units, whatever it is a part of, and the rungs of conv2d that do such."""
+"""NHWC convolutions for wgmma kernels, and base class of the rungs that run them, for conv2d and its input gradient."""
 
 from __future__ import annotations
 
@@ -17,21 +17,23 @@ from escalade.ops.conv2d.rungs.tma_windows import Windows
 
 
 @dataclass(frozen=True)
-class Job:
+class WgmmaConv:
+    """One NHWC convolution as a wgmma kernel sees it: a whole problem, or one sub-pixel phase of an input gradient."""
+
     windows: Windows
     filters: int
     epilogue: Epilogue
     shortcut: Windows | None = None
     placement: Ints = UNPLACED
     y_pitch: int = 0
-    """Elements from one pixel of y to the next, if it is a part of a larger buffer; 0: it is dense."""
+    """Elements per pixel step of y, if it is part of a larger buffer; 0 if dense."""
     any_magnitude: bool = False
-    """Whether x is as likely to be tiny as of order one: gradients are, where images are not."""
+    """True if x may be tiny as likely as of order one: gradients, unlike images."""
 
     @staticmethod
-    def of(problem: Conv2dProblem) -> Job:
+    def of(problem: Conv2dProblem) -> WgmmaConv:
         shortcut = Windows.of_shortcut(problem) if problem.shortcut_channels else None
-        return Job(
+        return WgmmaConv(
             Windows.of(problem), problem.filters, Epilogue.of(problem), shortcut, y_pitch=problem.y_pitch
         )
 
@@ -41,7 +43,7 @@ class Job:
 
     @cached_property
     def reach(self) -> tuple[int, int]:
-        """Rows and columns by which a window is larger than its tile, with stride 1."""
+        """Rows and columns that a window extends beyond its tile, with stride 1."""
         (height, width), dilation = self.windows.taps, self.windows.dilation
         return (height - 1) * dilation[0], (width - 1) * dilation[1]
 
@@ -51,42 +53,42 @@ class Job:
 
 
 @dataclass(frozen=True)
-class JobRung(Conv2dRung[C]):
-    """A rung that does jobs, of this operation or of another."""
+class WgmmaConvRung(Conv2dRung[C]):
+    """Rung that runs a `WgmmaConv`, of this operation or of another."""
 
     launches: ClassVar[int] = 1
-    """Launches of a job, besides those that depend on weights alone."""
+    """Launches per convolution, besides those that depend on weights alone."""
 
     @property
     def architectures(self) -> tuple[str, ...]:
         return WITH_WGMMA
 
     def limits(self, problem: Conv2dProblem) -> str | None:
-        return self.only_nhwc(problem) or self.job_limits(Job.of(problem))
+        return self.only_nhwc(problem) or self.conv_limits(WgmmaConv.of(problem))
 
     @abstractmethod
-    def job_limits(self, job: Job) -> str | None:
-        """What is beyond the rung in a job, as a sentence; None: nothing."""
+    def conv_limits(self, conv: WgmmaConv) -> str | None:
+        """Return the reason why the rung does not support `conv`, or None."""
 
     def configs(self, problem: Conv2dProblem) -> tuple[C, ...]:
-        return self.job_configs(Job.of(problem))
+        return self.conv_configs(WgmmaConv.of(problem))
 
     @abstractmethod
-    def job_configs(self, job: Job) -> tuple[C, ...]:
-        """The configs for a job, the cheapest first."""
+    def conv_configs(self, conv: WgmmaConv) -> tuple[C, ...]:
+        """Return the configs, cheapest first."""
 
     def clocks(self, problem: Conv2dProblem, config: C) -> float:
-        return self.job_clocks(Job.of(problem), config)
+        return self.conv_clocks(WgmmaConv.of(problem), config)
 
     @abstractmethod
-    def job_clocks(self, job: Job, config: C) -> float: ...
+    def conv_clocks(self, conv: WgmmaConv, config: C) -> float: ...
 
     def estimate(self, problem: Conv2dProblem, config: C) -> float:
         return self.card.microseconds(self.clocks(problem, config), problem.traffic, self.launches)
 
     def recipe(self, problem: Conv2dProblem, config: C) -> Recipe:
-        return self.job_recipe(Job.of(problem), config)
+        return self.conv_recipe(WgmmaConv.of(problem), config)
 
     @abstractmethod
-    def job_recipe(self, job: Job, config: C) -> Recipe:
-        """The launches over x, weight, bias, residual (or the mask), shortcut, shortcut_weight and y."""
+    def conv_recipe(self, conv: WgmmaConv, config: C) -> Recipe:
+        """Return the launches over x, weight, bias, residual (or the mask), shortcut, shortcut_weight and y."""
