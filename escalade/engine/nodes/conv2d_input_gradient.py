@@ -16,7 +16,7 @@ from escalade.engine.nodes.gradients import convolution_of, through_relu
 from escalade.engine.nodes.lowering import NHWC, Forms, Lowered
 from escalade.engine.nodes.reduce import Reduce
 from escalade.ops.conv2d_input_gradient import CONV2D_INPUT_GRADIENT, Conv2dInputGradientProblem
-from escalade.ops.conv2d_input_gradient.op import is_worthwhile, takes_groups
+from escalade.ops.conv2d_input_gradient.op import is_worthwhile, supports_groups
 
 
 class Conv2dInputGradient(Operator):
@@ -82,7 +82,7 @@ class Conv2dInputGradient(Operator):
             residual="residual" in node.inputs,
         )  # fmt: skip
         problem = Conv2dInputGradientProblem(forward, mask="mask" in node.inputs)
-        if not is_worthwhile(a["stride"], a["groups"]) and not takes_groups(problem):
+        if not is_worthwhile(a["stride"], a["groups"]) and not supports_groups(problem):
             return None
         return Lowered(CONV2D_INPUT_GRADIENT, problem, {"weight": NHWC})
 

@@ -35,8 +35,8 @@ from escalade.engine.nodes.signature import (
 )
 from escalade.ops.conv2d import Conv2dProblem
 from escalade.ops.conv2d_input_gradient import CONV2D_INPUT_GRADIENT, Conv2dInputGradientProblem
-from escalade.ops.conv2d_input_gradient.op import takes_groups
-from escalade.ops.conv2d_input_gradient.rungs.classes import pixel_classes
+from escalade.ops.conv2d_input_gradient.op import supports_groups
+from escalade.ops.conv2d_input_gradient.rungs.phases import pixel_phases
 
 _WINDOW = ("stride", "padding", "output_padding", "dilation")
 
@@ -152,9 +152,9 @@ class ConvTranspose2d(Operator):
             a["padding"], a["dilation"], a["groups"], forms.dtype, "nhwc", "bias" in node.inputs, **activation_of(node),
         )  # fmt: skip
         problem = Conv2dInputGradientProblem(forward)
-        if a["groups"] != 1 and not takes_groups(problem):
+        if a["groups"] != 1 and not supports_groups(problem):
             return None
-        if not all(one.taps for one in pixel_classes(forward)):
+        if not all(one.taps for one in pixel_phases(forward)):
             return None
         return Lowered(CONV2D_INPUT_GRADIENT, problem, {"weight": NHWC})
 

@@ -1,4 +1,4 @@
-"""`conv2d_input_gradient` as a PyTorch operator: the chosen rung on CUDA tensors, the same on the twin on the CPU's."""
+"""`conv2d_input_gradient` as a PyTorch operator."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.conv2d_input_gradient.operation import CONV2D_INPUT_GRADIENT
 from escalade.ops.conv2d_input_gradient.problem import Conv2dInputGradientProblem
 from escalade.ops.conv2d_input_gradient.rungs import groups
-from escalade.ops.conv2d_input_gradient.rungs.duality import MOST_CLASSES
+from escalade.ops.conv2d_input_gradient.rungs.duality import MOST_PHASES
 from escalade.ops.shared.images import empty_beside, laying, layout_of
 from escalade.ops.shared.pooling import two
 
@@ -39,11 +39,11 @@ def conv2d_input_gradient(
     tf32: bool = False,
     rung: str | None = None,
 ) -> torch.Tensor:
-    """The gradient of x in y = conv2d(x, weight), from that of y; `size` is the height and width of x.
+    """Return the gradient of x in y = conv2d(x, weight) from that of y; `size` is the height and width of x.
 
-    With a mask, x as it came out of a ReLU, the result is that of what went into the ReLU: zero where the mask is not
-    positive. Shapes are PyTorch's; the result has the gradient's layout. The same inputs give the same bits every
-    time. `tf32` allows TF32 products for fp32 tensors; `rung` names one rung of the ladder instead of the chosen one.
+    With a mask, the output of a ReLU that produced x, the result is the gradient of the ReLU's input: zero where the
+    mask is not positive. Shapes are PyTorch's; the result has the gradient's layout and is deterministic. `tf32` allows
+    TF32 products for fp32 tensors; `rung` selects a rung of the ladder by name.
     """
     sizes = tuple(size) if isinstance(size, Sequence) else size
     return OPERATOR(
@@ -53,12 +53,12 @@ def conv2d_input_gradient(
 
 
 def is_worthwhile(stride: Sequence[int], groups: int) -> bool:
-    """Whether more than the foot of the ladder is there for such a convolution."""
-    return groups == 1 and stride[0] * stride[-1] <= MOST_CLASSES
+    """Return True if an ungrouped convolution has more than the naive rungs."""
+    return groups == 1 and stride[0] * stride[-1] <= MOST_PHASES
 
 
-def takes_groups(problem: Conv2dInputGradientProblem) -> bool:
-    """Whether more than the foot of the ladder is there for a convolution in groups."""
+def supports_groups(problem: Conv2dInputGradientProblem) -> bool:
+    """Return True if a grouped convolution has more than the naive rungs."""
     return any(rung.supports(problem) is None for rung in groups.RUNGS)
 
 
@@ -70,7 +70,7 @@ def _check(
     groups: int,
     tf32: bool,
 ) -> None:
-    """What can be said without the sizes of images and batch, which may be symbols while a program is traced."""
+    """Check everything but image and batch sizes, which may be symbolic during tracing."""
     if gradient.dim() != 4 or weight.dim() != 4 or len(size) != 2:
         raise UnsupportedError(
             f"gradient has {gradient.dim()} dimensions, weight {weight.dim()}, and size {len(size)} numbers; "
@@ -91,10 +91,10 @@ def _check(
             f"gradient has {gradient.shape[1]} channels, but weight {tuple(weight.shape)} has {weight.shape[0]} filters"
         )
     if groups < 1:
-        raise UnsupportedError(f"groups={groups}: there is at least one")
+        raise UnsupportedError(f"groups={groups}: it must be at least 1")
     if tf32 and gradient.dtype != torch.float32:
         raise UnsupportedError(
-            f"tf32=True is a way to multiply float32 tensors; gradient is {gradient.dtype}"
+            f"gradient has dtype {gradient.dtype}; tf32=True applies to float32 tensors only"
         )
 
 
@@ -154,24 +154,24 @@ def _check_sizes(forward: Conv2dProblem, gradient: torch.Tensor, mask: torch.Ten
         )
     image = (f.batch, f.channels, f.height, f.width)
     if mask is not None and mask.shape != image:
-        raise UnsupportedError(f"mask has shape {tuple(mask.shape)}; it must be the input's, {image}")
+        raise UnsupportedError(f"mask has shape {tuple(mask.shape)}; it must have the input's shape, {image}")
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
     gradient, weight, _, mask, *settings = inputs
     ctx.save_for_backward(gradient, weight, mask)
     ctx.settings = tuple(settings[:5])
-    ctx.given = len(inputs)
+    ctx.arity = len(inputs)
 
 
 def _backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
-    """The result is linear in the output's gradient and in the weights: a convolution, and its weights' gradient."""
+    """Differentiate by the output's gradient (a convolution) and by the weights; the result is linear in both."""
     of_output, weight, mask = ctx.saved_tensors
     stride, padding, dilation, groups, tf32 = ctx.settings
     if mask is not None:
         gradient = torch.ops.aten.threshold_backward(gradient, mask, 0)
     need_output, need_weight = ctx.needs_input_grad[:2]
-    results: list[Any] = [None] * ctx.given
+    results: list[Any] = [None] * ctx.arity
     if need_output:
         results[0] = conv2d(
             gradient, weight, stride=stride, padding=padding, dilation=dilation, groups=groups, tf32=tf32

@@ -1,4 +1,4 @@
-"""The ladder of conv2d_input_gradient, foot to summit."""
+"""The conv2d_input_gradient operation: its ladder, foot to summit, and the preferred order of rungs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from escalade.ops.base.operation import Operation
 from escalade.ops.conv2d_input_gradient import reference
 from escalade.ops.conv2d_input_gradient.problem import Conv2dInputGradientProblem
 from escalade.ops.conv2d_input_gradient.problems import PROBLEMS, SMALL_PROBLEMS
-from escalade.ops.conv2d_input_gradient.rungs import duality, groups, sm90_jobs
+from escalade.ops.conv2d_input_gradient.rungs import duality, groups, sm90_wgmma
 from escalade.ops.conv2d_input_gradient.rungs.atomics import ATOMICS
 from escalade.ops.conv2d_input_gradient.rungs.col2im import COL2IM
 from escalade.ops.conv2d_input_gradient.rungs.direct import DIRECT
@@ -32,13 +32,12 @@ def _preference(problem: Conv2dInputGradientProblem) -> tuple[str, ...]:
 
 GROUPED = tuple(rung.name for rung in groups.RUNGS)
 FEW_FILTERS = 8
-"""Filters up to which rows of the implicit GEMM, which runs over them, are too short for tensor cores in fp32."""
+"""Up to this many filters, rows of the implicit GEMM are too short for tensor cores in fp32."""
 HOPPER = ("window", "streamed_window", "persistent", "one_launch")
-"""Kernels that mask and place results themselves, in fp16 and bf16; of TF32 the second and the last."""
+"""Kernels that apply the mask and scatter results themselves, in fp16 and bf16; the second and last in TF32 too."""
 SPLIT = ("wgmma_split", "tensor_core_split")
-"""The rungs with fp32 accuracy on tensor cores."""
 WORTH_CONVERTING = (*GROUPED, *HOPPER, "skinny", "col2im", "subpixel", "tma_wgmma", "tensor_core")
-"""Taken in another layout than the problem's if need be: tensor cores gain more than transpositions cost."""
+"""Worth two layout conversions if the problem has the other layout."""
 
 
 class Conv2dInputGradient(Operation[Conv2dInputGradientProblem]):
@@ -58,7 +57,7 @@ class Conv2dInputGradient(Operation[Conv2dInputGradientProblem]):
             SUBPIXEL,
             PERSISTENT,
             ONE_LAUNCH,
-            *sm90_jobs.RUNGS,
+            *sm90_wgmma.RUNGS,
         ),
     )
     problems = PROBLEMS
@@ -68,7 +67,7 @@ class Conv2dInputGradient(Operation[Conv2dInputGradientProblem]):
     weights_change = True
 
     def preferred(self, problem: Conv2dInputGradientProblem) -> tuple[str, ...]:
-        """Never `atomics`: its results are not the same bits every time."""
+        """Omits `atomics`, which is not deterministic."""
         return _preference(problem)
 
     def forms(self, rung: str, problem: Conv2dInputGradientProblem) -> tuple[Conv2dInputGradientProblem, ...]:

@@ -1,4 +1,4 @@
-"""The gradient of a convolution's input as a problem."""
+"""Input gradient of a convolution: the problem."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _MASK = "_mask"
 
 @dataclass(frozen=True)
 class Conv2dInputGradientProblem(GradientProblem[Conv2dProblem]):
-    """dx of y = conv2d(x, weight), from `gradient`, which is that of y, and `weight`; the result is buffer `y`.
+    """dx of y = conv2d(x, weight), computed from `gradient` (dy) and `weight`; the result is buffer `y`.
 
-    With a mask, which is x as it came out of a ReLU, dx is zero where the mask is not positive: what the ReLU's own
-    backward pass would do.
+    With a mask, the output of a ReLU that produced x, dx is zero where the mask is not positive: the ReLU's own
+    backward pass.
 
-    It is a transposed convolution of `gradient`, too, and the convolution's epilogue is that of the result: a bias for
-    each channel of x, and ReLU or another activation; or a residual, the gradient of x from elsewhere, which is added.
+    It is also a transposed convolution of `gradient`. The forward problem's epilogue then applies to the result: a bias
+    per channel of x and an activation, or a residual (another gradient of x) to add.
     """
 
     mask: bool = False
@@ -31,23 +31,21 @@ class Conv2dInputGradientProblem(GradientProblem[Conv2dProblem]):
         f = self.forward
         if f.shortcut_channels or f.output or f.prologue or f.x_pitch or f.y_pitch:
             raise UnsupportedError(
-                f"{f.name} has another input, or a result of another form; conv2d_input_gradient takes a bias and an "
-                "activation, or a residual, at most"
+                f"{f.name}: conv2d_input_gradient does not support shortcuts, prologues, pitches or other output types"
             )
         if self.mask + self.has_epilogue + f.residual > 1:
             raise UnsupportedError(
-                f"{self.name} has two of an epilogue, a mask and a residual; there is one of them at most"
+                f"{self.name}: conv2d_input_gradient supports one of an epilogue, a mask and a residual"
             )
 
     @staticmethod
     def parse(name: str, dtype: str = "fp32", layout: str = "nchw") -> Conv2dInputGradientProblem:
-        """The problem of a name such as `64to64_56_k3s1_b256_mask`: that of the convolution, then _mask for one."""
+        """Parse a name such as `64to64_56_k3s1_b256_mask`: the convolution's, then _mask for a mask."""
         forward = Conv2dProblem.parse(name.removesuffix(_MASK), dtype, layout)
         return Conv2dInputGradientProblem(forward, mask=name.endswith(_MASK))
 
     @property
     def name(self) -> str:
-        """Short and stable; `parse` is its inverse (dtype and layout stand apart)."""
         return self.forward.name + (_MASK if self.mask else "")
 
     @property
@@ -56,7 +54,7 @@ class Conv2dInputGradientProblem(GradientProblem[Conv2dProblem]):
 
     @property
     def aux(self) -> str:
-        """The image of dx's shape that comes besides, `mask` or `residual`, if there is one."""
+        """Name of the auxiliary tensor of dx's shape: `mask`, `residual` or empty."""
         return "mask" if self.mask else "residual" if self.forward.residual else ""
 
     @property
@@ -74,11 +72,11 @@ class Conv2dInputGradientProblem(GradientProblem[Conv2dProblem]):
 
     @property
     def depth(self) -> float:
-        """The products in a sum, on average: a stride leaves a pixel only some of the taps."""
+        """Mean products per element: with a stride, a pixel meets only some of the taps."""
         f = self.forward
         return max(1.0, f.group_filters * f.taps / math.prod(f.stride))
 
     @property
     def rounding(self) -> float:
-        """A running sum of n independent terms, each addition off by up to 2^-24 of it: a random walk."""
+        """Error of a running fp32 sum, as in `Conv2dProblem.rounding`."""
         return 2.0**-24 * math.sqrt(1 + self.depth / 6)

@@ -1,4 +1,4 @@
-"""The gradients by x that are measured, and those small enough for the twin."""
+"""Problems to measure, and to test on the twin."""
 
 from __future__ import annotations
 
@@ -47,16 +47,16 @@ SMALL_PROBLEMS = tuple(
     for name in (
         "8to16_9_k3s1_b2_mask",
         "3to5_11_k3s1_b1",
-        "24to40_12_k1s2_b2_res",  # three of four classes meet no tap
-        "16to8_13_k3s2p0_b1_mask",  # the last row and column are met by nothing
+        "24to40_12_k1s2_b2_res",  # three of four phases have no tap
+        "16to8_13_k3s2p0_b1_mask",  # the last row and column have no tap
         "5to16_12_k3s2_b1",
         "4to6_10x7_k4x3s3x2p2x0_b2",
         "8to12_10_k3s1g4_b2_mask",
-        "8to8_9x11_k3s2x1p2d2x3_b1",  # stride and dilation have a factor in common
-        "3to4_5_k1s1p2_b1",  # more padding than the filter reaches over
-        "1to1_1_k1s3p1_b1",  # no tap meets the pixel
+        "8to8_9x11_k3s2x1p2d2x3_b1",  # stride and dilation have a common factor
+        "3to4_5_k1s1p2_b1",  # more padding than the filter's size
+        "1to1_1_k1s3p1_b1",  # the pixel has no tap
         "6to3_23_k7s4_b1",
-        "24to24_7x9_k3s1g24_b2_mask",  # a filter for every channel
+        "24to24_7x9_k3s1g24_b2_mask",  # depthwise
         "16to16_9x8_k5x3s2g16_b2",
         "8to8_7_k7s1g8_b1_res",
         "32to32_6x7_k3s2g4_b2_mask",
@@ -68,8 +68,8 @@ SMALL_PROBLEMS = tuple(
         "8to16_7_k4s2p1_b1_bias[x*sigmoid(x)]",
         "5to3_9_k3s2_b1_bias",
         "136to3_5x9_k3s1_b2_mask",  # few filters
-        "6to4_7_k1s2p0_b1_bias",  # pixels that no tap meets have the bias alone
+        "6to4_7_k1s2p0_b1_bias",  # pixels without a tap are the bias
     )
 )
-"""Small problems that between them have odd sizes, strides with and without remainders, dilation, groups, padding
-beyond the filter, and epilogues of transposed convolutions."""
+"""Tested on the twin: odd sizes, strides with and without remainders, dilation, groups, padding beyond the filter, and
+epilogues of transposed convolutions."""

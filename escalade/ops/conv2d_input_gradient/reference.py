@@ -1,4 +1,4 @@
-"""What the gradient is: the one reference, and PyTorch's own answer to be compared with."""
+"""Input gradient in PyTorch: random inputs, the float64 reference, and the peer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Tensors = Mapping[str, torch.Tensor]
 def random_inputs(
     problem: Conv2dInputGradientProblem, device: torch.device, seed: int
 ) -> dict[str, torch.Tensor]:
-    """Normal deviates; the weights scaled so that results are of order one whatever the filter's size."""
+    """Return normal deviates, weights scaled to keep results of order one."""
     p, f = problem, problem.forward
     generator = torch.Generator(device=device).manual_seed(seed)
 
@@ -46,7 +46,7 @@ def empty_output(problem: Conv2dInputGradientProblem, device: torch.device) -> t
 def _convolve_back(
     problem: Conv2dInputGradientProblem, gradient: torch.Tensor, weight: torch.Tensor
 ) -> torch.Tensor:
-    """The gradient by PyTorch, in the dtype of the inputs. It wants to know only the shape and the layout of x."""
+    """Return PyTorch's gradient in the dtype of the inputs; it only needs the shape and layout of x."""
     f = problem.forward
     x = torch.empty(
         (f.batch, f.channels, f.height, f.width),
@@ -79,16 +79,14 @@ def _finish(problem: Conv2dInputGradientProblem, dx: torch.Tensor, inputs: Tenso
 
 
 def exact(problem: Conv2dInputGradientProblem, inputs: Tensors) -> torch.Tensor:
-    """The gradient in float64."""
     wide = {name: tensor.double() for name, tensor in inputs.items()}
     return _finish(problem, _convolve_back(problem, wide["gradient"], wide["weight"]), wide)
 
 
 def peer(problem: Conv2dInputGradientProblem, inputs: Tensors) -> torch.Tensor:
-    """PyTorch in the problem's dtype, as it does it on a GPU: cuDNN at its best, then the ReLU's backward pass.
+    """Return PyTorch's result in the problem's dtype, with fp32 accumulation as on a GPU.
 
-    On the CPU that takes help: there is no TF32, so its rounding is done by hand, and some processors
-    sum 16-bit products in 16 bits.
+    The CPU has no TF32, so operands are rounded here, and some CPUs accumulate 16-bit products in 16 bits.
     """
     gradient, weight = inputs["gradient"], inputs["weight"]
     if gradient.is_cuda:

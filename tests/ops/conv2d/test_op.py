@@ -106,7 +106,7 @@ def test_options_that_pose_no_problem(options: dict[str, Any], sentence: str) ->
 
 
 def test_tf32_is_for_fp32() -> None:
-    with pytest.raises(UnsupportedError, match="tf32=True.*torch.float16"):
+    with pytest.raises(UnsupportedError, match="torch.float16.*tf32=True"):
         conv2d(*tensors(dtype=torch.float16), tf32=True)
 
 
@@ -274,7 +274,7 @@ def test_any_shape(
         x = x.contiguous(memory_format=torch.channels_last)
     weight = torch.randn(filters, channels, filter_size, filter_size) / (channels**0.5 * filter_size)
     if min(height, width) + 2 * padding < filter_size:
-        with pytest.raises(UnsupportedError, match="reaches over"):
+        with pytest.raises(UnsupportedError, match="covers"):
             conv2d(x, weight, padding=padding)
         return
     assert_close(conv2d(x, weight, padding=padding), F.conv2d(x, weight, padding=padding))

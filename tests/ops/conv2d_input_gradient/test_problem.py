@@ -11,7 +11,7 @@ from escalade.device.recipe import Buffer, Im2colMap, KernelCall, Recipe, Worksp
 from escalade.errors import UnsupportedError
 from escalade.ops.conv2d import Conv2d, Conv2dProblem
 from escalade.ops.conv2d_input_gradient import Conv2dInputGradientProblem
-from escalade.ops.conv2d_input_gradient.rungs.classes import axes, pixel_classes
+from escalade.ops.conv2d_input_gradient.rungs.phases import axes, pixel_phases
 
 parse = Conv2dInputGradientProblem.parse
 
@@ -32,9 +32,9 @@ def test_names_and_sizes() -> None:
     ("name", "sentence"),
     [
         ("64to64", "the form is"),
-        ("8to8_9_k3s1_b1_xpitch16", "takes a bias and an activation, or a residual, at most"),
-        ("8to8_9_k3s1_b1_res_mask", "one of them at most"),
-        ("8to8_9_k3s1_b1_relu_mask", "one of them at most"),
+        ("8to8_9_k3s1_b1_xpitch16", "xpitch16.*pitches"),
+        ("8to8_9_k3s1_b1_res_mask", "supports one of"),
+        ("8to8_9_k3s1_b1_relu_mask", "supports one of"),
     ],
 )
 def test_names_of_nothing(name: str, sentence: str) -> None:
@@ -78,12 +78,12 @@ def _check_classes(size: int, taps: int, stride: int, padding: int, dilation: in
 
 
 def test_the_classes_of_a_resnet() -> None:
-    taps = [one.taps for one in pixel_classes(parse("64to128_56_k3s2_b1").forward)]
+    taps = [one.taps for one in pixel_phases(parse("64to128_56_k3s2_b1").forward)]
     assert taps == [1, 2, 2, 4]
-    assert [one.taps for one in pixel_classes(parse("64to128_56_k1s2_b1").forward)] == [1, 0, 0, 0]
-    (only,) = pixel_classes(parse("64to64_56_k3s1_b1").forward)
+    assert [one.taps for one in pixel_phases(parse("64to128_56_k1s2_b1").forward)] == [1, 0, 0, 0]
+    (only,) = pixel_phases(parse("64to64_56_k3s1_b1").forward)
     assert only.whole and only.convolution.name == "64to64_56_k3s1_b1"
-    assert [one.whole for one in pixel_classes(parse("8to8_6_k1s1p2_b1").forward)] == [False]
+    assert [one.whole for one in pixel_phases(parse("8to8_6_k1s1p2_b1").forward)] == [False]
 
 
 def test_a_recipe_over_other_buffers() -> None:

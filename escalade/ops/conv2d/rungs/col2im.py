@@ -1,4 +1,4 @@
-"""Many channels and few filters on tensor cores of every card, in NHWC: reading x once is what it costs."""
+"""Many channels and few filters on tensor cores of any card, in NHWC; bound by reading x once."""
 
 from __future__ import annotations
 
@@ -18,35 +18,34 @@ from escalade.ops.conv2d.rungs.rung import Conv2dRung
 from escalade.ops.conv2d.rungs.tensor_core import product_tolerance
 
 MOST_COLUMNS = 48
-"""Taps times filters at most: columns of a product, whose sums a warp has in registers."""
+"""Largest number of taps times filters: the columns of a product, accumulated in registers."""
 BLOCK_BYTES = 64
 """Bytes of a pixel's channels that four lanes load at once."""
 DEPTH = 4
-"""Loads of a lane's pixels that are under way."""
+"""Loads in flight per lane."""
 TILE = 16
-"""Pixels of a warp's product."""
+"""Pixels per warp."""
 WARPS = 8
 BANDS = (32, 16, 8, 4, 2, 1)
 MOST_BLOCKS = 3
-"""Blocks of a multiprocessor that registers leave room for."""
+"""CTAs per SM that registers allow."""
 START_CLOCKS = 3500.0
-"""Clocks to bring weights to shared memory, and to the first loads."""
+"""Clocks to load weights to shared memory, and to the first loads."""
 BAND_CLOCKS = 2500.0
-"""Clocks of a band besides its products: to its first loads, and to gather its results."""
+"""Clocks per band besides its products: to its first loads, and to gather its results."""
 BLOCK_CLOCKS = 30.0
-"""Issued instructions of a warp for a block of channels besides its products."""
+"""Instructions of a warp per block of channels besides its products."""
 SCHEDULERS = 4
 ALONE = 1.3
-"""How much longer a block takes that is alone on its multiprocessor: nothing is read while it gathers."""
+"""Factor for a single CTA per SM: nothing is read while it gathers."""
 LOADED = {2: 0.65, 4: 0.55}
-"""The share of a copy's rate that loads straight into registers reach, by the bytes of an element: an H200 took 53 us
-for 136 MB in fp16, 114 for 270 in TF32."""
+"""Share of copy bandwidth reached by loads into registers, by element size: an H200 took 53 us for 136 MB in fp16, 114
+for 270 in TF32."""
 
 
 @dataclass(frozen=True)
-class Spread(Geometry):
-    """The sizes of a launch in which each pixel of an image meets results by taps, as a convolution has it or a
-    transposed one."""
+class Scatter(Geometry):
+    """Sizes of a launch that multiplies each pixel by all taps, for a convolution or a transposed one."""
 
     transposed: bool = False
 
@@ -60,7 +59,7 @@ class Spread(Geometry):
 
     @property
     def blocks(self) -> int:
-        """Blocks of channels, those that fill up the last round among them."""
+        """Blocks of channels, including those that fill up the last round."""
         return ceil_div(self.channels * self.element_bytes, BLOCK_BYTES * DEPTH) * DEPTH
 
     @property
@@ -76,13 +75,13 @@ class Spread(Geometry):
                 f"{self.filters} filters are {self.columns}"
             )
         if self.channels * self.element_bytes % VECTOR_BYTES:
-            return f"{name} loads {VECTOR_BYTES} bytes at once, which do not divide {self.channels} channels"
+            return f"{name} takes channels in multiples of {VECTOR_BYTES} bytes, not {self.channels}"
         if self.batch < 1:
-            return f"{name} takes a batch of 1 or more"
+            return f"{name} needs a batch of at least 1"
         if not configs(self, card):
             return (
                 f"{name} keeps the weights of {self.channels} channels and the products of rows of {self.image[1]} "
-                f"pixels in the {card.shared_bytes} bytes of a block's shared memory, and these do not fit"
+                f"pixels in shared memory; they do not fit into {card.shared_bytes} bytes"
             )
         return None
 
@@ -90,33 +89,33 @@ class Spread(Geometry):
 @dataclass(frozen=True)
 class Col2imConfig(Config):
     band: int
-    """Rows of y whose products lie in shared memory at once."""
+    """Rows of y per band, whose products are in shared memory."""
 
-    def source_rows(self, s: Spread) -> int:
-        """Rows of x that a band meets at most."""
+    def source_rows(self, s: Scatter) -> int:
+        """Return the largest number of rows of x that a band reads."""
         reach = (s.taps[0] - 1) * s.dilation[0]
         if s.transposed:
             return min(s.image[0], (self.band - 1 + reach) // s.stride[0] + 1)
         return min(s.image[0], (self.band - 1) * s.stride[0] + reach + 1)
 
-    def shared_bytes(self, s: Spread) -> int:
+    def shared_bytes(self, s: Scatter) -> int:
         return s.weight_bytes + 4 * self.source_rows(s) * s.image[1] * (8 * s.tiles_n + 2)
 
-    def bands(self, s: Spread) -> int:
-        """Bands of an image."""
+    def bands(self, s: Scatter) -> int:
+        """Return the bands per image."""
         return ceil_div(s.output[0], self.band)
 
-    def together(self, s: Spread, card: Card) -> int:
-        """Blocks of a multiprocessor."""
+    def together(self, s: Scatter, card: Card) -> int:
+        """Return the CTAs per SM."""
         return min(MOST_BLOCKS, card.blocks_with(self.shared_bytes(s)))
 
-    def grid(self, s: Spread, card: Card) -> int:
-        """Blocks, so that all run at once and have as many bands each."""
+    def grid(self, s: Scatter, card: Card) -> int:
+        """Return the CTAs: one wave, evenly loaded."""
         every = s.batch * self.bands(s)
         return ceil_div(every, ceil_div(every, card.multiprocessors * self.together(s, card)))
 
-    def clocks(self, s: Spread, card: Card) -> float:
-        """Clocks of the busiest multiprocessor."""
+    def clocks(self, s: Scatter, card: Card) -> float:
+        """Estimate the clocks of the busiest SM."""
         together = self.together(s, card)
         turns = ceil_div(s.batch * self.bands(s), self.grid(s, card))
         pixels = self.source_rows(s) * s.image[1]
@@ -130,20 +129,20 @@ class Col2imConfig(Config):
         return START_CLOCKS + turns * (alone * together * max(multiplied, issued, loaded) + BAND_CLOCKS)
 
 
-def configs(s: Spread, card: Card) -> tuple[Col2imConfig, ...]:
+def configs(s: Scatter, card: Card) -> tuple[Col2imConfig, ...]:
     offered = (Col2imConfig(band) for band in BANDS if band == 1 or band <= s.output[0])
     fitting = (config for config in offered if config.shared_bytes(s) <= card.shared_bytes)
     return tuple(sorted(fitting, key=lambda config: config.clocks(s, card)))
 
 
 def launch(
-    s: Spread,
+    s: Scatter,
     config: Config,
     card: Card,
     epilogue: dict[str, Constant],
     buffers: tuple[Argument, ...],
 ) -> KernelCall:
-    """The launch over these buffers: x, weights, bias and y."""
+    """Return the launch over x, weights, bias and y."""
     assert isinstance(config, Col2imConfig)
     constants: dict[str, Constant] = {
         "Element": element(s.dtype),
@@ -173,7 +172,7 @@ def launch(
     )
 
 
-def microseconds(s: Spread, config: Config, card: Card, moved: float) -> float:
+def microseconds(s: Scatter, config: Config, card: Card, moved: float) -> float:
     assert isinstance(config, Col2imConfig)
     moving = card.passing(moved) * card.rates.clock / LOADED[s.element_bytes]
     return card.microseconds(max(config.clocks(s, card), moving), 0)
@@ -182,37 +181,37 @@ def microseconds(s: Spread, config: Config, card: Card, moved: float) -> float:
 @dataclass(frozen=True)
 class Col2im(Conv2dRung):
     def limits(self, problem: Conv2dProblem) -> str | None:
-        if sentence := self.only_nhwc(problem):
-            return sentence
+        if reason := self.only_nhwc(problem):
+            return reason
         if problem.residual:
-            return f"{self.name} takes a bias and an activation, no residual"
-        return Spread.of(problem).unsupported(self.name, self.card)
+            return f"{self.name} does not support a residual"
+        return Scatter.of(problem).unsupported(self.name, self.card)
 
     def configs(self, problem: Conv2dProblem) -> tuple[Config, ...]:
-        return configs(Spread.of(problem), self.card)
+        return configs(Scatter.of(problem), self.card)
 
     def estimate(self, problem: Conv2dProblem, config: Config) -> float:
-        return microseconds(Spread.of(problem), config, self.card, problem.traffic)
+        return microseconds(Scatter.of(problem), config, self.card, problem.traffic)
 
     def recipe(self, problem: Conv2dProblem, config: Config) -> Recipe:
         x, weight, bias, _, y = arguments.tensors()
         epilogue = arguments.epilogue_constants(problem)
-        return Recipe((launch(Spread.of(problem), config, self.card, epilogue, (x, weight, bias, y)),))
+        return Recipe((launch(Scatter.of(problem), config, self.card, epilogue, (x, weight, bias, y)),))
 
     def tolerance(self, problem: Conv2dProblem, peer_error: float) -> float:
         tolerance = product_tolerance(problem, super().tolerance(problem, peer_error))
         return max(tolerance, SPLIT_ROUNDING) if problem.dtype == "fp32" else tolerance
 
 
-# The prediction for 256to3_32_k3s1 at batch 256 in fp16, 3.6 GFLOP and 136 MB.
+# Prediction for 256to3_32_k3s1 at batch 256 in fp16, 3.6 GFLOP and 136 MB.
 RUNGS: tuple[Rung[Conv2dProblem], ...] = (
     Col2im(
         "col2im",
-        "many channels and few filters: a pixel's products with all taps are columns of one product, x goes once from "
-        "memory into registers, and results gather their taps from shared memory; fp32 in two TF32 parts",
+        "many channels and few filters: all taps are columns of one product, x is read once into registers, and "
+        "results gather their taps from shared memory; fp32 as two TF32 parts",
         below="ragged",
-        # An H200 took 138 us by ragged (60 by narrow, for Hopper alone). Here 134 MB at 85% of a copy's rate are 38 us,
-        # an eighth more for rows that two bands read, 4 before and after.
+        # An H200 took 138 us with ragged (60 with narrow, which needs Hopper). Here 134 MB at 85% of copy bandwidth are
+        # 38 us, an eighth more for rows that two bands read, plus 4 before and after.
         predicted_gain=3.0,
     ),
 )

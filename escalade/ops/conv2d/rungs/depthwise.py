@@ -1,4 +1,4 @@
-"""Depthwise convolution on CUDA cores: one or more filters for every channel, and what is used again in registers."""
+"""Depthwise convolution on CUDA cores, with one or more filters per channel and register reuse."""
 
 from __future__ import annotations
 
@@ -16,27 +16,28 @@ from escalade.ops.conv2d.rungs.rung import Conv2dRung
 
 WARP = 32
 HELD = 190
-"""Registers that a thread may fill with weights, sums and inputs; addresses and counters take `BESIDES` more."""
+"""Registers per thread for weights, accumulators and inputs; addresses and counters need `BESIDES` more."""
 BESIDES = 40
 SMALL_CODE, MOST_CODE = 2800, 4500
-"""Instructions of a loop that goes round all rows of sums: up to the first they stay where they are, beyond the second
-they move, and in between either may be faster."""
+"""Instructions of a loop unrolled over all open rows of accumulators. Up to the first limit they stay in place, beyond
+the second they move; in between, either may be faster."""
 STRIPS = (1, 2, 4, 7)
-"""Output columns of a thread. Images of 224 pixels come down to multiples of 7."""
+"""Output columns per thread. Images of 224 pixels shrink to multiples of 7."""
 SEGMENTS = (1, 2, 4, 7, 14, 28, 56)
-"""Parts of an image's rows, each for threads of its own."""
+"""Row segments per image, each with threads of its own."""
 MOST_CONFIGS = 12
 
 LATENCY = 700.0
-"""Cycles from a load to its value."""
+"""Latency of a load in cycles."""
 ISSUE_RATE = 4.0
-"""Instructions of warps that a multiprocessor starts in a cycle."""
+"""Warp instructions issued per cycle and SM."""
 BESIDE = 0.35
-"""How much of the shorter time is left where a launch takes one time in memory and another on multiprocessors."""
+"""Share of the shorter of memory and SM time that is not hidden."""
 
 
 def overlapped(card: Card, clocks: float, moved: float, beside: float) -> float:
-    """Microseconds of a launch whose copies and instructions overlap, but for a part of the shorter of the two."""
+    """Estimate the microseconds of a launch whose memory and SM times overlap, except for the share `beside` of the
+    shorter."""
     busy, memory = clocks / card.rates.clock, card.passing(moved)
     return card.rates.launch_us + max(busy, memory) + beside * min(busy, memory)
 
@@ -44,16 +45,16 @@ def overlapped(card: Card, clocks: float, moved: float, beside: float) -> float:
 @dataclass(frozen=True)
 class DepthwiseConfig(Config):
     vector: int
-    """Filters of a thread."""
+    """Filters per thread."""
     strip: int
-    """Output columns of a thread."""
+    """Output columns per thread."""
     rows: int
-    """Output rows of a thread."""
+    """Output rows per thread."""
     lanes: int
-    """Threads of a block side by side in the filters; 1 in NCHW."""
+    """Threads per CTA along the filters; 1 in NCHW."""
     threads: int
     phases: int
-    """Steps of the kernel's loop: 1, and sums move from step to step, or as many as there are open rows."""
+    """Unrolled steps of the kernel's loop: 1, moving accumulators every step, or the number of open rows."""
 
     def blocks(self, p: Conv2dProblem) -> int:
         positions = p.batch * ceil_div(p.output_height, self.rows) * ceil_div(p.output_width, self.strip)
@@ -62,24 +63,23 @@ class DepthwiseConfig(Config):
         return blocks(positions, self.threads // self.lanes) * ceil_div(p.filters, self.lanes * self.vector)
 
     def columns(self, p: Conv2dProblem) -> int:
-        """Columns of an input row that a thread reads."""
+        """Return the input columns per row that a thread reads."""
         return len(
             {i * p.stride[1] + s * p.dilation[1] for i in range(self.strip) for s in range(p.filter_width)}
         )
 
     def inputs(self, p: Conv2dProblem) -> int:
-        """Channels of a thread."""
+        """Return the channels per thread."""
         return max(1, self.vector // p.group_filters)
 
     def held(self, p: Conv2dProblem) -> int:
-        """Registers for weights, sums, and an input row as floats; besides, one is under way as it is stored."""
+        """Return the registers for weights, accumulators, an input row as floats, and one in flight as stored."""
         columns, inputs = self.columns(p), self.inputs(p)
         under_way = p.stride[0] * columns * ceil_div(inputs * p.element_bytes, 4)
         return (p.taps + _open_rows(p) * self.strip) * self.vector + columns * inputs + under_way
 
     def clocks(self, p: Conv2dProblem, card: Card) -> float:
-        """Cycles of a multiprocessor: of every wave of blocks the instructions and what its walk waits for loads, of
-        which too few warps share the time, or copies from L2."""
+        """Estimate the cycles of an SM: instructions and load latency of every wave of CTAs, or copies from L2."""
         steps = self.rows + _open_rows(p) - 1
         inputs = steps * p.stride[0]
         moves = 0 if self.phases > 1 else steps * _open_rows(p) * self.strip * self.vector
@@ -103,12 +103,12 @@ class DepthwiseConfig(Config):
 
 
 def _open_rows(p: Conv2dProblem) -> int:
-    """Output rows that one input row reaches, or that lie between such."""
+    """Return the output rows between the first and the last that one input row contributes to."""
     return ((p.filter_height - 1) * p.dilation[0] + p.stride[0]) // p.stride[0]
 
 
 def _lanes_and_threads(p: Conv2dProblem, vector: int) -> tuple[int, int]:
-    """Lanes that are neighbours in the filters, and threads: as many whole warps as can be."""
+    """Return the lanes along the filters, and threads per CTA: preferably whole warps."""
     if p.layout == "nchw":
         return 1, 128
     vectors = p.filters // vector
@@ -157,11 +157,11 @@ class Depthwise(Conv2dRung[DepthwiseConfig]):
         if p.groups != p.channels:
             return f"{self.name} takes as many groups as channels, not {p.groups} for {p.channels}"
         if p.y_pitch and p.residual:
-            return f"{self.name} reads a residual as y lies, dense"
+            return f"{self.name} does not support a residual with a pitched y"
         if not _candidates(p):
             return (
-                f"{self.name} keeps weights and the sums of {_open_rows(p)} rows in registers, and filters of "
-                f"{p.filter_height}x{p.filter_width} leave no room; direct takes any, fft_depthwise large ones"
+                f"{self.name} keeps weights and the sums of {_open_rows(p)} rows in registers; filters of "
+                f"{p.filter_height}x{p.filter_width} do not fit. direct takes any, fft_fused large ones"
             )
         return None
 
@@ -213,11 +213,12 @@ class Depthwise(Conv2dRung[DepthwiseConfig]):
 RUNGS: tuple[Rung[Conv2dProblem], ...] = (
     Depthwise(
         "depthwise",
-        "a filter for every channel: a thread walks down a strip of columns with its weights and all open rows of sums "
-        "in registers, so that inputs are read once, several channels at a time",
+        "one filter per channel: a thread walks down a strip of columns with its weights and all open rows of "
+        "accumulators in registers, so that inputs are read once, several channels at a time",
         below="direct",
-        # 109 us at 4.24 TB/s, of which 85% (128 us) because the ends of walks read and do not write. `direct` takes
-        # about 200 instructions for an output's 18 loads and their addresses: 116M outputs at 3e13 a second, 0.77 ms.
+        # 109 us at 4.24 TB/s, of which 85% (128 us) are reached because the ends of walks read without writing.
+        # `direct` takes about 200 instructions per output for 18 loads and their addresses: 116M outputs at 3e13
+        # instructions per second, 0.77 ms.
         predicted_gain=6.0,
     ),
 )

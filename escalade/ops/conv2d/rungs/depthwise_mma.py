@@ -1,4 +1,4 @@
-"""Depthwise convolution on tensor cores: planes of pixels, and band matrices of every channel's filter."""
+"""Depthwise convolution on tensor cores: planes of pixels times band matrices of each channel's filter."""
 
 from __future__ import annotations
 
@@ -21,64 +21,63 @@ from escalade.ops.conv2d.rungs.rung import Conv2dRung
 
 DTYPES = ("fp16", "bf16")
 OUTPUTS, DEPTH = 8, 16
-"""Neighbouring outputs and inputs of a product."""
+"""Adjacent outputs and inputs per MMA."""
 STRIPS = 16
-"""Strips of a product."""
+"""Strips per MMA."""
 BOX = 256
-"""Elements of a box of TMA along a dimension, at most."""
+"""Largest side of a TMA box."""
 CHANNELS = (16, 32, 64)
-"""Channels of a block: the bytes that a swizzle spans."""
+"""Channels per CTA: the swizzle span in bytes is twice that."""
 TOGETHER = 4
-"""Channels of a warp, which are stored together."""
+"""Channels per warp, which are stored together."""
 ROWS = (1, 2, 4)
-"""Rows of a strip."""
+"""Rows per strip."""
 WARPS = 8
 MOST_BANDS = 64
-"""Registers of band matrices at most."""
+"""Largest number of registers for band matrices."""
 MOST_BLOCKS = 3
-"""Blocks of a multiprocessor."""
+"""Largest number of CTAs per SM."""
 MOST_CONFIGS = 8
 
-# Clocks of a multiprocessor.
+# Clocks of an SM.
 PRODUCT_CLOCKS = 2.0
 READ_CLOCKS = 4.5
-"""Clocks for the 512 bytes of an ldmatrix: 4, and what is left of its latency."""
+"""Clocks per ldmatrix of 512 bytes: 4, and the rest of its latency."""
 TURN_CLOCKS = 10.0
-"""Clocks for 256 inputs on their way to the planes."""
+"""Clocks to transpose 256 inputs into planes."""
 STORE_CLOCKS = 4.0
-"""Clocks for 128 outputs of a channel on their way to shared memory, with conflicts of banks."""
+"""Clocks to stage 128 outputs of a channel in shared memory, with bank conflicts."""
 START = 1500.0
-"""Clocks from the start of a block to its first products."""
+"""Clocks from the start of a CTA to its first products."""
 BESIDE = 0.2
-"""How much is left of the shorter of two times, of memory and of multiprocessors."""
+"""Share of the shorter of memory and SM time that is not hidden."""
 ALONE = 0.5
-"""What a block's passes over a tile wait for each other, where no other block fills the time."""
+"""Share of a tile's other passes that is not hidden if the SM has no other CTA."""
 BARRIERS = 600.0
-"""Clocks of a tile in which its block waits."""
+"""Clocks per tile that a CTA spends at barriers."""
 LINE = 128
-"""Bytes of shared memory that are copied in a clock."""
+"""Bytes of shared memory copied per clock."""
 
 
 @dataclass(frozen=True)
-class MmaConfig(Config):
+class DepthwiseMmaConfig(Config):
     channels: int
-    """Channels of a block."""
+    """Channels per CTA."""
     rows: int
-    """Output rows of a strip."""
+    """Output rows per strip."""
     images: int
-    """Images of a tile; more than one where they are small."""
+    """Images per tile: several if they are small."""
     tile_rows: int
-    """Output pixels of a tile."""
     tile_columns: int
     blocks_per_sm: int
 
 
 @dataclass(frozen=True)
 class _Tiling(Tiles):
-    """What follows from a problem and a config; the same sums as in the kernel."""
+    """Sizes derived from a problem and a config; the kernel computes the same."""
 
     problem: Conv2dProblem
-    config: MmaConfig
+    config: DepthwiseMmaConfig
     card: Card
 
     @cached_property
@@ -106,14 +105,14 @@ class _Tiling(Tiles):
 
     @property
     def registers(self) -> int:
-        """An estimate of a thread's: bands, sums of open rows, and the rest."""
+        """Estimated registers per thread: bands, accumulators of open rows, and the rest."""
         p, c = self.problem, self.config
         reach = (p.filter_height - 1) * p.dilation[0] + 1
         return TOGETHER * (2 * p.filter_height + 4 * min(c.rows, reach)) + 24
 
     @property
     def clocks(self) -> float:
-        """Clocks of the busiest multiprocessor: what shared memory, tensor cores and copies take, each by itself."""
+        """Estimated clocks of the busiest SM, from shared memory, issue slots, tensor cores and copies."""
         p, c = self.problem, self.config
         blocks = ceil_div(self.channel_blocks * self.workers, self.card.multiprocessors)
         resident = min(blocks, c.blocks_per_sm)
@@ -140,7 +139,7 @@ def _cuts(total: int) -> list[int]:
     return sorted({ceil_div(total, parts) for parts in range(1, total + 1)})
 
 
-def _candidates(p: Conv2dProblem, card: Card) -> Iterator[MmaConfig]:
+def _candidates(p: Conv2dProblem, card: Card) -> Iterator[DepthwiseMmaConfig]:
     for channels in CHANNELS:
         if channels > CHANNELS[0] and ceil_div(p.channels, channels) * channels * 7 > p.channels * 8:
             continue
@@ -150,7 +149,7 @@ def _candidates(p: Conv2dProblem, card: Card) -> Iterator[MmaConfig]:
                     whole = across * OUTPUTS >= p.output_width and down * rows >= p.output_height
                     most = min(p.batch, max(1, 64 // (across * down))) if whole else 1
                     for images in {1, most, max(1, most // 2)}:
-                        config = MmaConfig(channels, rows, images, down * rows, across * OUTPUTS, 1)
+                        config = DepthwiseMmaConfig(channels, rows, images, down * rows, across * OUTPUTS, 1)
                         tiling = _Tiling(p, config, card)
                         if max(tiling.window) > BOX or tiling.shared_bytes > card.shared_bytes:
                             continue
@@ -163,7 +162,7 @@ def _candidates(p: Conv2dProblem, card: Card) -> Iterator[MmaConfig]:
 
 
 @lru_cache(4096)
-def _best_first(p: Conv2dProblem, card: Card) -> tuple[MmaConfig, ...]:
+def _best_first(p: Conv2dProblem, card: Card) -> tuple[DepthwiseMmaConfig, ...]:
     found = sorted(
         set(_candidates(p, card)), key=lambda config: (_Tiling(p, config, card).clocks, str(config))
     )
@@ -171,7 +170,7 @@ def _best_first(p: Conv2dProblem, card: Card) -> tuple[MmaConfig, ...]:
 
 
 @dataclass(frozen=True)
-class DepthwiseMma(Conv2dRung[MmaConfig]):
+class DepthwiseMma(Conv2dRung[DepthwiseMmaConfig]):
     @property
     def architectures(self) -> tuple[str, ...]:
         return WITH_WGMMA
@@ -183,40 +182,38 @@ class DepthwiseMma(Conv2dRung[MmaConfig]):
     def limits(self, problem: Conv2dProblem) -> str | None:
         p, name = problem, self.name
         if p.groups != p.channels or p.filters != p.channels:
-            return f"{name} takes a filter for every channel; depthwise takes several"
+            return f"{name} takes one filter per channel; depthwise takes several"
         if p.layout != "nhwc" or p.dtype not in DTYPES:
             return f"{name} takes layout nhwc in {', '.join(DTYPES)}, not {p.layout} in {p.dtype}"
         unit = VECTOR_BYTES // p.element_bytes
         if p.channels % unit:
-            return (
-                f"{name} copies {unit} channels at a time, and {p.channels} are not that; depthwise takes any"
-            )
+            return f"{name} takes multiples of {unit} channels, not {p.channels}; depthwise takes any"
         if p.residual:
-            return f"{name} adds no residual; depthwise_tile does"
+            return f"{name} does not support a residual; depthwise_tile does"
         if p.stride != (1, 1):
             return f"{name} takes stride 1, not {p.stride}; depthwise_tile takes any"
         reach = (p.filter_width - 1) * p.dilation[1] + 1
         if OUTPUTS + reach - 1 > DEPTH or 2 * TOGETHER * p.filter_height > MOST_BANDS:
             return (
-                f"{name} takes filters that reach over {DEPTH - OUTPUTS + 1} columns and have "
-                f"{MOST_BANDS // TOGETHER // 2} rows at most, not {reach} and {p.filter_height}"
+                f"{name} takes filters of up to {MOST_BANDS // TOGETHER // 2} rows that cover up to "
+                f"{DEPTH - OUTPUTS + 1} columns, not {p.filter_height} and {reach}"
             )
         if not _best_first(p, self.card):
             return (
-                f"the windows of {name} are too large for the {self.card.shared_bytes} bytes of shared memory"
+                f"{name} keeps windows in shared memory; they do not fit into {self.card.shared_bytes} bytes"
             )
         return None
 
-    def configs(self, problem: Conv2dProblem) -> tuple[MmaConfig, ...]:
+    def configs(self, problem: Conv2dProblem) -> tuple[DepthwiseMmaConfig, ...]:
         return _best_first(problem, self.card)
 
-    def clocks(self, problem: Conv2dProblem, config: MmaConfig) -> float:
+    def clocks(self, problem: Conv2dProblem, config: DepthwiseMmaConfig) -> float:
         return _Tiling(problem, config, self.card).clocks
 
-    def estimate(self, problem: Conv2dProblem, config: MmaConfig) -> float:
+    def estimate(self, problem: Conv2dProblem, config: DepthwiseMmaConfig) -> float:
         return overlapped(self.card, self.clocks(problem, config), problem.traffic, BESIDE)
 
-    def recipe(self, problem: Conv2dProblem, config: MmaConfig) -> Recipe:
+    def recipe(self, problem: Conv2dProblem, config: DepthwiseMmaConfig) -> Recipe:
         p, tiling = problem, _Tiling(problem, config, self.card)
         threads = tiling.warps * 32
         constants: dict[str, Constant] = {
@@ -261,9 +258,14 @@ class DepthwiseMma(Conv2dRung[MmaConfig]):
 
 
 def _map(
-    p: Conv2dProblem, buffer: str, size: tuple[int, int], pitch: int, config: MmaConfig, box: tuple[int, int]
+    p: Conv2dProblem,
+    buffer: str,
+    size: tuple[int, int],
+    pitch: int,
+    config: DepthwiseMmaConfig,
+    box: tuple[int, int],
 ) -> TiledMap:
-    """A box of a tile's pixels, rows and columns, in x or y."""
+    """Return the map of a tile's pixels in x or y."""
     pixel = (pitch or p.channels) * p.element_bytes
     return TiledMap(
         Buffer(buffer), p.dtype, (p.channels, size[1], size[0], p.batch),
@@ -276,10 +278,10 @@ def _map(
 RUNGS: tuple[Rung[Conv2dProblem], ...] = (
     DepthwiseMma(
         "depthwise_mma",
-        "a channel's filter as band matrices for tensor cores, over planes of pixels that ldmatrix makes of a window",
+        "each channel's filter as band matrices for tensor cores, over planes of pixels transposed by ldmatrix",
         below="depthwise_tile",
-        # 49 multiply-adds and 17 other instructions an output are 22 us on CUDA cores. Here shared memory takes 0.24
-        # clocks for an output, 10 us, and launch and copies come on top: 15 us.
+        # 49 multiply-adds and 17 other instructions per output are 22 us on CUDA cores. Here shared memory takes 0.24
+        # clocks per output, 10 us, plus launch and copies: 15 us.
         predicted_gain=1.6,
     ),
 )

@@ -1,4 +1,5 @@
-"""Depthwise convolution on Hopper: windows of tiles by TMA, and strips of outputs that read them from shared memory."""
+"""Depthwise convolution on Hopper: TMA loads the windows of tiles, threads compute strips of outputs from shared
+memory."""
 
 from __future__ import annotations
 
@@ -22,67 +23,66 @@ from escalade.ops.conv2d.rungs.rung import Conv2dRung
 
 WARP = 32
 BOX = 256
-"""Elements of a box of TMA along a dimension, at most."""
+"""Largest side of a TMA box."""
 STRIPS = range(1, 9)
-"""Output columns of a thread."""
+"""Output columns per thread."""
 ROWS = (1, 2, 4)
-"""Output rows of a thread."""
+"""Output rows per thread."""
 VECTORS = (2, 4)
-"""Channels of a thread."""
+"""Channels per thread."""
 FEW = 3
-"""Blocks' channels, strips, and images of a tile that are worth a look, of each the best so many."""
+"""Number of best candidates kept for channels per CTA, strips, and images per tile."""
 USUAL_PIXEL_BYTES = 96
-"""Bytes of a block's channels that are neither short copies nor large windows."""
+"""Preferred bytes of channels per CTA: neither short copies nor large windows."""
 MOST_CODE = 1100
-"""Multiply-adds of an unrolled thread at most: longer code takes more time to fetch than it saves."""
+"""Largest number of unrolled multiply-adds per thread: longer code costs more instruction fetches than it saves."""
 MOST_PIXEL_BYTES = 256
-"""Bytes of a block's channels, at most."""
+"""Largest bytes of channels per CTA."""
 LEAST_THREADS, MOST_THREADS = 96, 384
 HELD = 110
-"""Registers that a thread may fill with sums, weights and inputs; addresses and counters take `OTHERS` more."""
+"""Registers per thread for accumulators, weights and inputs; addresses and counters need `OTHERS` more."""
 OTHERS = 26
 STAGES = 2
 MOST_BLOCKS = 8
-"""Blocks of a multiprocessor."""
+"""Largest number of CTAs per SM."""
 MOST_CONFIGS = 12
 
-# Clocks of a multiprocessor.
+# Clocks of an SM.
 ISSUE_RATE = 4.0
-"""Instructions of warps that start in a clock, at most."""
+"""Warp instructions issued per clock."""
 HALF_ISSUE = 0.7
-"""Warps of a scheduler with which it starts half of what it could."""
+"""Warps per scheduler at which it reaches half its issue rate."""
 START = 900.0
-"""From the start of a block to its first window and weights."""
+"""From the start of a CTA to its first window and weights."""
 TURN = 1100.0
-"""From the end of a tile to the next one's products; other blocks fill the time."""
+"""From the end of a tile to the products of the next, hidden by other CTAs."""
 SHARED_RATE = 128
-"""Bytes of shared memory that are read in a clock."""
+"""Bytes of shared memory read per clock."""
 SECTOR = 64
-"""Bytes of memory that are copied together."""
+"""Copy granularity in bytes."""
 BESIDE = 0.2
-"""How much is left of the shorter of two times, of memory and of multiprocessors."""
+"""Share of the shorter of memory and SM time that is not hidden."""
 LOOP = 1.12
-"""What a loop over rows of taps takes more than its instructions: each round waits for its own reads."""
+"""Factor for a loop over rows of taps: each iteration waits for its own reads."""
 PIXEL_CLOCKS = 2.0
-"""Clocks of a pixel's copy at least, however few its channels are."""
+"""Least clocks to copy a pixel, however few its channels."""
 ACTIVATION = 5
-"""Instructions for an expression, about."""
+"""Instructions per activation expression (estimate)."""
 
 
 @dataclass(frozen=True)
 class TileConfig(Config):
     vector: int
-    """Channels of a thread."""
+    """Channels per thread."""
     strip: int
-    """Output columns of a thread."""
+    """Output columns per thread."""
     rows: int
-    """Output rows of a thread."""
+    """Output rows per thread."""
     channels: int
-    """Channels of a block."""
+    """Channels per CTA."""
     images: int
-    """Images of a tile; more than one where they are small."""
+    """Images per tile: several if they are small."""
     tile_rows: int
-    """Output pixels of a tile."""
     tile_columns: int
     stages: int
     """Windows in shared memory."""
@@ -91,9 +91,9 @@ class TileConfig(Config):
 
 @lru_cache(4096)
 def _turns(lanes: int, bytes: int, steps: tuple[int, int, int], counts: tuple[int, int]) -> float:
-    """Turns that the banks of shared memory take for a warp, on the average of a few: of lanes side by side, each with
-    so many bytes, in strips, bands and images that lie `steps` bytes apart."""
-    together = max(1, SHARED_RATE // bytes)  # threads that are served at once
+    """Return the mean number of bank-conflict passes per warp access. Lanes are adjacent, with `bytes` each; strips,
+    bands and images are `steps` bytes apart."""
+    together = max(1, SHARED_RATE // bytes)  # threads per pass
     turns, groups = 0, 4 * WARP // together
     for group in range(groups):
         words: dict[int, set[int]] = {}
@@ -113,7 +113,7 @@ def _turns(lanes: int, bytes: int, steps: tuple[int, int, int], counts: tuple[in
 
 @dataclass(frozen=True)
 class _Tiling(Tiles):
-    """What follows from a problem and a config; the same sums as in the kernel."""
+    """Sizes derived from a problem and a config; the kernel computes the same."""
 
     problem: Conv2dProblem
     config: TileConfig
@@ -156,7 +156,7 @@ class _Tiling(Tiles):
 
     @cached_property
     def columns(self) -> int:
-        """Columns of an input row that a thread reads."""
+        """Input columns per row that a thread reads."""
         p = self.problem
         return len(
             {
@@ -168,7 +168,7 @@ class _Tiling(Tiles):
 
     @cached_property
     def input_rows(self) -> int:
-        """Rows of inputs that a thread reads."""
+        """Input rows that a thread reads."""
         p = self.problem
         return len(
             {
@@ -180,7 +180,7 @@ class _Tiling(Tiles):
 
     @property
     def held(self) -> int:
-        """Registers for sums, an input row as it is stored, and the weights that meet it."""
+        """Registers for accumulators, one input row as stored, and its weights."""
         p, c = self.problem, self.config
         sums = c.rows * c.strip * c.vector
         words = self.columns * ceil_div(c.vector * p.element_bytes, 4)
@@ -189,13 +189,13 @@ class _Tiling(Tiles):
 
     @property
     def reads(self) -> tuple[int, int]:
-        """A thread's reads of inputs and of weights."""
+        """Reads of inputs and of weights per thread."""
         c = self.config
         return self.input_rows * self.columns, self.problem.taps * ceil_div(c.vector, 4)
 
     @property
     def instructions(self) -> float:
-        """Instructions of a thread for a tile."""
+        """Instructions per thread and tile."""
         p, c = self.problem, self.config
         inputs, weights = self.reads
         converted = inputs * c.vector if p.element_bytes < 4 else 0
@@ -213,7 +213,7 @@ class _Tiling(Tiles):
 
     @property
     def reading(self) -> float:
-        """Clocks in which shared memory serves a warp's reads of a tile."""
+        """Clocks of shared memory per warp and tile."""
         p, c = self.problem, self.config
         pixel, lane = c.channels * p.element_bytes, c.vector * p.element_bytes
         row = self.window[1] * pixel
@@ -225,12 +225,11 @@ class _Tiling(Tiles):
 
     @property
     def clocks(self) -> float:
-        """Clocks of the busiest multiprocessor."""
         return self._clocks(self.reading)
 
     @property
     def rough_clocks(self) -> float:
-        """Clocks with a guess at the conflicts of banks, which take long to count."""
+        """`clocks` with a guess at the bank conflicts, which are slow to count."""
         inputs, weights = self.reads
         return self._clocks(2 * inputs + weights)
 
@@ -256,7 +255,8 @@ class _Tiling(Tiles):
 
 
 def _channels(p: Conv2dProblem) -> list[int]:
-    """Channels of a block: even shares of whole units of a copy, about as wide as is usual, and whole sectors."""
+    """Return channels per CTA: even shares in units of a copy, close to the preferred size, preferably whole
+    sectors."""
     unit = VECTOR_BYTES // p.element_bytes
     units = p.channels // unit
     shares = sorted({ceil_div(units, parts) for parts in range(1, units + 1)})
@@ -270,7 +270,7 @@ def _channels(p: Conv2dProblem) -> list[int]:
 
 
 def _cuts(total: int) -> list[int]:
-    """Sizes of equal parts, each size about two thirds of the one before, of those that leave little over."""
+    """Return sizes of equal parts with little waste, each about two thirds of the next."""
     parts = sorted({ceil_div(total, count) for count in range(1, total + 1)}, reverse=True)
     found = parts[:1]
     for part in parts[1:]:
@@ -282,7 +282,7 @@ def _cuts(total: int) -> list[int]:
 def _tiles(
     p: Conv2dProblem, vector: int, strip: int, rows: int, channels: int
 ) -> Iterator[tuple[int, int, int]]:
-    """Images, rows and columns of tiles, for blocks of a few hundred threads."""
+    """Yield images, rows and columns of tiles for CTAs of a few hundred threads."""
     lanes = channels // vector
     for strips in _cuts(ceil_div(p.output_width, strip)):
         for bands in _cuts(ceil_div(p.output_height, rows)):
@@ -300,7 +300,7 @@ def _tiles(
 
 
 def _strips(p: Conv2dProblem) -> list[int]:
-    """The best few: those that leave few columns over, and of those the longest."""
+    """Return the best few strips: little waste first, then length."""
     width = p.output_width
     return sorted(
         (strip for strip in STRIPS if strip <= width),
@@ -326,7 +326,7 @@ def _candidates(p: Conv2dProblem, card: Card) -> Iterator[TileConfig]:
 
 
 def _resident(tiling: _Tiling) -> Iterator[TileConfig]:
-    """The config with as many blocks on a multiprocessor as fit, and one window if none has two tiles."""
+    """Yield the config with as many CTAs per SM as fit, and a single stage if no CTA has two tiles."""
     card, c = tiling.card, tiling.config
     if max(tiling.window) > BOX:
         return
@@ -366,19 +366,19 @@ class DepthwiseTile(Conv2dRung[TileConfig]):
     def limits(self, problem: Conv2dProblem) -> str | None:
         p, unit = problem, VECTOR_BYTES // problem.element_bytes
         if p.groups != p.channels or p.filters != p.channels:
-            return f"{self.name} takes a filter for every channel; depthwise takes several"
+            return f"{self.name} takes one filter per channel; depthwise takes several"
         if p.layout != "nhwc":
             return f"{self.name} takes layout nhwc, not {p.layout}"
         if p.taps == 1:
-            return f"{self.name} brings windows that several outputs share; filters of one pixel have none"
+            return f"{self.name} needs filters of more than one tap"
         if p.channels % unit:
-            return f"{self.name} copies {unit} channels at a time, and {p.channels} are not that; depthwise takes any"
+            return f"{self.name} takes multiples of {unit} channels, not {p.channels}; depthwise takes any"
         if p.y_pitch and p.residual:
-            return f"{self.name} reads a residual as y lies, dense"
+            return f"{self.name} does not support a residual with a pitched y"
         if not _best_first(p, self.card):
             return (
-                f"the windows of {p.filter_height}x{p.filter_width} filters are too large for {self.name} and the "
-                f"{self.card.shared_bytes} bytes of a block's shared memory; direct takes any"
+                f"{self.name} keeps windows in shared memory; those of {p.filter_height}x{p.filter_width} filters do "
+                f"not fit into {self.card.shared_bytes} bytes. direct takes any"
             )
         return None
 
@@ -444,11 +444,11 @@ class DepthwiseTile(Conv2dRung[TileConfig]):
 RUNGS: tuple[Rung[Conv2dProblem], ...] = (
     DepthwiseTile(
         "depthwise_tile",
-        "windows of tiles by TMA, borders as zeros: a loop over rows of taps that is short enough to stay in the "
-        "instruction cache, and many small blocks with their loads under way at once",
+        "TMA loads the windows of tiles and zero-fills borders: a loop over rows of taps that fits into the "
+        "instruction cache, and many small CTAs with their loads in flight",
         below="depthwise",
-        # `depthwise` takes 20.6 us: 56 KB of code that is run through twice, and two blocks of 7 warps on some
-        # multiprocessors. Here an output's 25 taps take about 43 instructions: 6 us, and 2.5 to start.
+        # `depthwise` takes 20.6 us: 56 KB of code that run twice, and two CTAs of 7 warps on some SMs. Here the 25 taps
+        # of an output take about 43 instructions: 6 us, plus 2.5 to start.
         predicted_gain=2.2,
     ),
 )

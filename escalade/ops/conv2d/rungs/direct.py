@@ -1,4 +1,4 @@
-"""Direct convolution on CUDA cores: from one thread an output to register-blocked tiles, one idea a rung."""
+"""Direct convolution on CUDA cores, from one thread per output to register-blocked tiles, one idea per rung."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ from escalade.ops.conv2d.rungs.rung import Conv2dRung
 from escalade.ops.shared import activation, prologue
 
 NAIVE_RATE = 2.0e6
-"""Operations in a microsecond with one thread an output, where neighbouring threads read neighbouring inputs."""
+"""FLOPs per microsecond with one thread per output, if adjacent threads read adjacent inputs."""
 SCATTERED_RATE = 0.5e6
-"""Operations in a microsecond with one thread an output in NHWC, where neighbouring threads read inputs far apart, from
+"""FLOPs per microsecond with one thread per output in NHWC, where the inputs of adjacent threads are far apart, from
 `SCATTERED` channels on."""
 SCATTERED = 16
 MEASURED = 3.3
-"""What sums of odd shapes took at most of what these rates say, in a random sweep: the last resort has to look it."""
+"""Largest measured / modeled time over odd shapes in a random sweep; a high estimate keeps the last resort last."""
 STEP_CLOCKS = 40
-"""An estimate of what a product takes a thread that has nothing to wait with: its operands come from L1."""
+"""Clocks per product for a thread with nothing to hide latency: operands come from L1 (estimate)."""
 REACHED = 0.92
-"""The share of what `efficiency` promises that measured ladders reached."""
+"""Measured / modeled efficiency."""
 ENDS_US = 15.0
-"""The first loads of a tile and its last stores, where there are no other blocks to hide them; by one image's time."""
+"""Microseconds of a tile's first loads and last stores with no other CTAs to hide them, from the time of one image."""
 
 
 @dataclass(frozen=True)
 class Direct(Conv2dRung[ThreadsConfig]):
-    """One thread an output: the rung that can do every problem."""
+    """One thread per output; supports every problem."""
 
     last_resort = True
 
@@ -56,9 +56,9 @@ class Direct(Conv2dRung[ThreadsConfig]):
         return tuple(ThreadsConfig(threads) for threads in (256, 128, 512))
 
     def estimate(self, problem: Conv2dProblem, config: ThreadsConfig) -> float:
-        neighbours = problem.layout == "nchw" or problem.group_channels < SCATTERED
+        coalesced = problem.layout == "nchw" or problem.group_channels < SCATTERED
         alone = problem.depth * STEP_CLOCKS / self.card.rates.clock
-        sums = problem.flops / ((NAIVE_RATE if neighbours else SCATTERED_RATE) * self.card.speed)
+        sums = problem.flops / ((NAIVE_RATE if coalesced else SCATTERED_RATE) * self.card.speed)
         return self.card.rates.launch_us + MEASURED * (alone + sums + self.card.passing(problem.traffic))
 
     def recipe(self, problem: Conv2dProblem, config: ThreadsConfig) -> Recipe:
@@ -83,12 +83,12 @@ IDEAS = {
     "restrict": {"restrict": True},
     "unrolled": {"unrolled": True},
 }
-"""What each idea sets in the config. `tuned` sets everything else to suit the problem."""
+"""Config fields set by each idea. `tuned` chooses all others for the problem."""
 
 
 @dataclass(frozen=True)
 class Tiled(Conv2dRung[DirectConfig]):
-    """One block a tile of outputs, with the ideas switched on that `ideas` names."""
+    """One CTA per tile of outputs, with the optimizations named in `ideas`."""
 
     ideas: tuple[str, ...]
     layouts: tuple[str, ...] = ("nchw",)
@@ -104,12 +104,12 @@ class Tiled(Conv2dRung[DirectConfig]):
                 f"memory, which has {CONSTANT_LIMIT}"
             )
         if fitted(problem, self._switches()) is None:
-            return "the inputs of one output do not fit in shared memory; `direct` takes filters of any size"
+            return f"{self.name} keeps the inputs of an output in shared memory; they do not fit. `direct` takes any"
         return None
 
     def configs(self, problem: Conv2dProblem) -> tuple[DirectConfig, ...]:
         base = fitted(problem, self._switches())
-        assert base is not None, "configs are asked for supported problems only"
+        assert base is not None, "configs() requires a supported problem"
         if "tuned" in self.ideas and "register_blocking" in self.ideas:
             return candidates(problem, self._switches(), self.card) or (base,)
         return (base,)
@@ -144,7 +144,7 @@ class Tiled(Conv2dRung[DirectConfig]):
         return Recipe((*copies, call))
 
     def without(self, idea: str) -> Tiled:
-        """This rung with one of its ideas switched off."""
+        """Return this rung with one of its ideas switched off."""
         ideas = tuple(other for other in self.ideas if other != idea)
         return replace(
             self,
@@ -198,7 +198,7 @@ def _constants(problem: Conv2dProblem, config: DirectConfig) -> dict[str, Consta
         "UNROLL_ROWS": shape.unroll_rows,
         "UNROLL_COLUMNS": shape.unroll_columns,
         "RESTRICT": Macro("__restrict__" if config.restrict else ""),
-        # Known to the compiler only where constant memory needs them.
+        # Compile-time constants only where constant memory needs them.
         "CHANNELS": p.channels if constant else 1,
         "FILTERS": p.filters if constant else 1,
         "CONSTANT_WEIGHT_COUNT": p.weight_elements if constant else 1,
@@ -209,33 +209,33 @@ def _constants(problem: Conv2dProblem, config: DirectConfig) -> dict[str, Consta
 _BLOCKED = ("input_tile", "weight_tile", "padded_tile", "vector_loads", "register_blocking")
 _BOTH = ("nchw", "nhwc")
 
-# Predictions are for 64 to 64 channels, 56 x 56, batch 256, fp32, as they stood before the first run on a card.
+# Predictions for 64 to 64 channels, 56 x 56, batch 256, fp32, made before the first run.
 RUNGS: tuple[Rung[Conv2dProblem], ...] = (
-    Direct("direct", "one thread an output, everything read from global memory", None, None),
-    Tiled("input_tile", "a block's inputs are staged in shared memory, halo included", "direct", 1.5,
+    Direct("direct", "one thread per output, everything read from global memory", None, None),
+    Tiled("input_tile", "the inputs of a CTA are staged in shared memory, including the halo", "direct", 1.5,
           _BLOCKED[:1]),
     Tiled("constant_weights", "weights and bias are in constant memory", "input_tile", 1.2,
           ("input_tile", "constant_weights")),
     Tiled("weight_tile", "weights are staged in shared memory too", "input_tile", 1.2, _BLOCKED[:2]),
-    Tiled("padded_tile", "rows of the input tile are padded so that a warp's reads miss each other's banks",
+    Tiled("padded_tile", "rows of the input tile are padded to avoid bank conflicts",
           "weight_tile", 1.15, _BLOCKED[:3]),
-    Tiled("vector_loads", "up to 16 bytes a load from global memory on the way to shared memory",
+    Tiled("vector_loads", "loads of up to 16 bytes from global to shared memory",
           "padded_tile", 1.1, _BLOCKED[:4]),
     Tiled("register_blocking", "a thread keeps 8 pixels x 8 filters in registers",
           "vector_loads", 6.0, _BLOCKED),
     Tiled("nhwc", "channels innermost: inputs and weights are loaded along channels",
           "register_blocking", 1.0, _BLOCKED, ("nhwc",)),
-    Tiled("restrict", "pointers are promised not to overlap",
+    Tiled("restrict", "pointers are declared __restrict__",
           ("register_blocking", "nhwc"), 1.0, (*_BLOCKED, "restrict"), _BOTH),
     Tiled("unrolled", "taps are unrolled, and a row of inputs slides over them in registers", "restrict", 1.5,
           (*_BLOCKED, "restrict", "unrolled"), _BOTH),
-    Tiled("tuned", "tile, outputs a thread and chunk of channels are chosen for the problem", "unrolled", 1.2,
+    Tiled("tuned", "tile, outputs per thread and chunk of channels are chosen for the problem", "unrolled", 1.2,
           (*_BLOCKED, "restrict", "unrolled", "tuned"), _BOTH),
 )  # fmt: skip
 
 
 def ablations() -> dict[str, Rung[Conv2dProblem]]:
-    """The top rung with one idea switched off, by idea."""
+    """Return the top rung with one idea switched off, by idea."""
     top = RUNGS[-1]
     assert isinstance(top, Tiled)
     return {idea: top.without(idea) for idea in top.ideas}

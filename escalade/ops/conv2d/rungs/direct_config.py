@@ -1,4 +1,4 @@
-"""Compile-time choices of the tiled direct convolution: how outputs are dealt to threads, and what follows."""
+"""Configs of the tiled direct convolution: mapping of outputs to threads, and their expected efficiency."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ WEIGHTS = {"global": 0, "shared": 1, "constant": 2}
 
 @dataclass(frozen=True)
 class DirectConfig(Config):
-    """A block computes images x rows x columns pixels times filter_threads * outputs_k filters."""
+    """One CTA computes images x rows x columns pixels times filter_threads * outputs_k filters."""
 
     images: int = 1
     rows: int = 8
     columns: int = 8
     chunk: int = 8
-    """Channels staged at a time."""
+    """Channels per stage."""
     run: int = 1
-    """Neighbouring pixels of one row that a thread computes."""
+    """Adjacent pixels of one row per thread."""
     runs: int = 1
-    """Runs of pixels that a thread computes."""
+    """Runs of pixels per thread."""
     outputs_k: int = 1
-    """Filters a thread."""
+    """Filters per thread."""
     filter_threads: int = 4
     input_tile: bool = True
     weights: str = "global"
@@ -59,7 +59,7 @@ class DirectConfig(Config):
 
     @property
     def outputs(self) -> int:
-        """Sums that a thread keeps in registers."""
+        """Accumulators per thread."""
         return self.run * self.runs * self.outputs_k
 
     def blocks(self, problem: Conv2dProblem) -> int:
@@ -73,12 +73,12 @@ class DirectConfig(Config):
 
 @dataclass(frozen=True)
 class Tile:
-    """The shared memory of a config and problem, and how wide each access is."""
+    """Shared-memory layout of a config and problem, and the width of each access."""
 
     input_rows: int
     input_columns: int
     window: int
-    """Inputs that a run reads for one row of taps."""
+    """Inputs of a run per row of taps."""
     x_vector: int
     w_vector: int
     y_vector: int
@@ -87,7 +87,7 @@ class Tile:
     pitch: int
     plane: int
     margin: int
-    """Floats in front of the input tile."""
+    """Floats before the input tile."""
     sliding: bool
     unroll_rows: int
     unroll_columns: int
@@ -95,7 +95,7 @@ class Tile:
 
 
 def widest(limit: int, *multiples: int) -> int:
-    """The largest power of two up to `limit` that divides all of `multiples`."""
+    """Return the largest power of two up to `limit` that divides all of `multiples`."""
     width = 1
     while width * 2 <= limit and all(value % (width * 2) == 0 for value in multiples):
         width *= 2
@@ -118,22 +118,22 @@ def tile(problem: Conv2dProblem, config: DirectConfig) -> Tile:
         w_vector = widest(limit, p.channels * p.taps, config.chunk * p.taps)
         y_vector = widest(limit, p.output_width, config.run)
 
-    # A window that slides must fit in registers beside the sums.
+    # A sliding window must fit into registers besides the accumulators.
     sliding = config.input_tile and config.unrolled and window * config.runs <= 40
     window_vector = 1
     if sliding and config.vector:
         window_vector = widest(min(4, window), config.run * p.stride[1])
     pitch, margin = input_columns, 0
-    if not nhwc and x_vector > 1:  # vectors overhang a row at both ends, but must not reach into other rows
+    if not nhwc and x_vector > 1:  # vectors extend beyond a row at both ends, but must not touch other rows
         margin = _round_up(x_vector, 4)
         pitch = (input_columns + 2 * x_vector - 2) // x_vector * x_vector
     pitch = _round_up(pitch, window_vector)
     if config.padded:
-        places = _first_inputs(p, config, input_rows)
+        firsts = _first_inputs(p, config, input_rows)
         pitch = _best(
             pitch,
             window_vector,
-            lambda pitch: _conflicts([row * pitch + column for row, column in places], window_vector),
+            lambda pitch: _conflicts([row * pitch + column for row, column in firsts], window_vector),
         )
     plane = config.images * input_rows * pitch
     if config.padded and nhwc:
@@ -174,26 +174,26 @@ def _round_up(value: int, multiple: int) -> int:
 
 
 def _best(least: int, step: int, conflicts: Callable[[int], int]) -> int:
-    """The size from `least` on with the fewest conflicts; the smallest of equals."""
+    """Return the size from `least` on with the fewest conflicts, the smallest of equals."""
     return min(range(least, least + BANKS, step), key=conflicts)
 
 
 def _first_inputs(problem: Conv2dProblem, config: DirectConfig, input_rows: int) -> list[tuple[int, int]]:
-    """Row and column in the input tile of the first input of each run of the first warp."""
+    """Return row and column in the input tile of the first input of each run of the first warp."""
     nhwc = problem.layout == "nhwc"
     tile_runs, pixel_threads, per_row = config.tile_runs, config.pixel_threads, config.columns // config.run
-    places = []
+    firsts = []
     for thread in range(WARP):
         pixel = thread // config.filter_threads if nhwc else thread % pixel_threads
         index = min(pixel, tile_runs - 1)
         image, row = divmod(index // per_row, config.rows)
         tile_row = image * input_rows + row * problem.stride[0]
-        places.append((tile_row, index % per_row * config.run * problem.stride[1]))
-    return places
+        firsts.append((tile_row, index % per_row * config.run * problem.stride[1]))
+    return firsts
 
 
 def _conflicts(addresses: list[int], width: int) -> int:
-    """Passes for one access of `width` words a thread: 16-byte accesses go a quarter of a warp at a time."""
+    """Return the passes per access of `width` words per thread: 16-byte accesses are served by quarter warps."""
     passes = 0
     together = WARP // width
     for first in range(0, WARP, together):
@@ -206,7 +206,7 @@ def _conflicts(addresses: list[int], width: int) -> int:
 
 
 def fitted(problem: Conv2dProblem, config: DirectConfig) -> DirectConfig | None:
-    """`config` made to suit the problem's size and to fit in shared memory; None if nothing does."""
+    """Return `config` adapted to the problem size and shared memory; None if nothing fits."""
     outputs_k = min(config.outputs_k, 2 ** math.ceil(math.log2(problem.filters)))
     filter_threads = min(config.filter_threads, math.ceil(problem.filters / outputs_k))
     chunk = min(config.chunk, problem.channels)
@@ -231,14 +231,12 @@ def fitted(problem: Conv2dProblem, config: DirectConfig) -> DirectConfig | None:
 def candidates(
     problem: Conv2dProblem, ideas: DirectConfig, card: Card, most: int = 24
 ) -> tuple[DirectConfig, ...]:
-    """The configs with the switches of `ideas` that should be the fastest on a card, best first; those in constant
-    memory behind all others.
-    """
-    places = ["constant"] if constant_bytes(problem) <= 16 * 1024 and ideas.weights == "shared" else []
+    """Return the configs with the switches of `ideas`, best first; those with constant memory come last."""
+    others = ["constant"] if constant_bytes(problem) <= 16 * 1024 and ideas.weights == "shared" else []
     scored: dict[DirectConfig, float] = {}
     for shape in _shapes(problem):
         for chunk in {min(chunk, problem.channels) for chunk in (2, 4, 8, 16, 32)}:
-            for weights in (ideas.weights, *places):
+            for weights in (ideas.weights, *others):
                 # Scored without padding, which is slow to choose and changes no count.
                 switches = _switches(ideas) | {"padded": False}
                 config = replace(shape, chunk=chunk, weights=weights, **switches)
@@ -248,23 +246,23 @@ def candidates(
                     scored[config] = efficiency(problem, config, card)
     chosen: list[DirectConfig] = []
     alike: Counter[tuple[str, int, int, int, bool]] = Counter()
-    places_taken: Counter[str] = Counter()
+    chosen_by_memory: Counter[str] = Counter()
     for config in sorted(scored, key=lambda config: -scored[config]):
         config = replace(config, padded=ideas.padded)
         kind = (config.weights, config.run, config.runs, config.outputs_k, config.threads >= 128)
-        if places_taken[config.weights] == most or alike[kind] == 3 or not valid(problem, config):
-            continue  # a tuner learns more from configs that differ
-        places_taken[config.weights] += 1
+        if chosen_by_memory[config.weights] == most or alike[kind] == 3 or not valid(problem, config):
+            continue  # a tuner learns more from dissimilar configs
+        chosen_by_memory[config.weights] += 1
         alike[kind] += 1
         chosen.append(config)
-    # Constant memory is one for all callers of a kernel, so it comes last, however fast it is.
+    # Constant memory is shared by all callers of a kernel, so it comes last, however fast.
     return tuple(
         sorted(chosen, key=lambda config: (config.weights == "constant", -efficiency(problem, config, card)))
     )
 
 
 def _is_warp_uniform(problem: Conv2dProblem, config: DirectConfig) -> bool:
-    """Whether the threads of a warp have the same filters: constant memory serves one address at a time."""
+    """Return True if all threads of a warp have the same filters: constant memory serves one address at a time."""
     return config.filter_threads == 1 or (problem.layout == "nchw" and config.pixel_threads % WARP == 0)
 
 
@@ -274,7 +272,7 @@ def _switches(config: DirectConfig) -> dict[str, bool]:
 
 
 def _shapes(problem: Conv2dProblem) -> Iterator[DirectConfig]:
-    """Ways to deal outputs to threads: 32 to 64 sums a thread, 64 to 512 threads a block."""
+    """Yield mappings of outputs to threads: 32 to 64 accumulators per thread, 64 to 512 threads per CTA."""
     for run, runs, outputs_k in (
         (8, 1, 8), (4, 2, 8), (7, 1, 8), (2, 4, 8), (14, 1, 4), (4, 1, 8), (4, 2, 4), (4, 1, 16), (8, 1, 4),
         (8, 2, 4), (4, 4, 4), (7, 2, 4), (1, 8, 8), (2, 2, 16),
@@ -302,7 +300,7 @@ def _shapes(problem: Conv2dProblem) -> Iterator[DirectConfig]:
 
 
 def efficiency(problem: Conv2dProblem, config: DirectConfig, card: Card) -> float:
-    """A guess at the share of a card's fp32 peak, from what a thread issues for one chunk of channels."""
+    """Estimate the share of a card's fp32 peak from the instructions of a thread per chunk of channels."""
     p, shape = problem, tile(problem, config)
     outputs_computed = config.blocks(p) * WARP * math.ceil(config.threads / WARP) * config.outputs
     useful = p.output_elements / outputs_computed
@@ -318,7 +316,7 @@ def efficiency(problem: Conv2dProblem, config: DirectConfig, card: Card) -> floa
     w_steps = _steps(config, *_weight_lines(p, config))
     if config.weights == "constant":
         w_steps = 0
-        # A constant is an operand where the compiler knows its address; elsewhere it is a load of its own.
+        # A constant with an address known at compile time is an operand; otherwise it is a separate load.
         unrolled = shape.unroll_rows == p.filter_height and shape.unroll_columns == p.filter_width
         known = p.channels == 1 and config.filter_threads == 1 and unrolled
         weight_reads = 0 if known else 2 * weight_reads
@@ -326,10 +324,10 @@ def efficiency(problem: Conv2dProblem, config: DirectConfig, card: Card) -> floa
     stores = config.outputs * (8 / shape.y_vector + 1) / math.ceil(p.channels / config.chunk)
     loops = 10 * config.chunk * (1 + p.filter_height // shape.unroll_rows)
     issued = multiply_adds + input_reads + weight_reads + staging + stores + loops
-    # Four schedulers share one shared memory, which serves 32 words a clock.
+    # Four schedulers share one shared memory, which serves 32 words per clock.
     shared = 4 * (input_reads * shape.window_vector + weight_reads * shape.filter_vector)
 
-    # While one block of an SM waits for its loads, others compute; a last, partial wave leaves SMs idle.
+    # While one CTA of an SM waits for its loads, others compute; a partial last wave leaves SMs idle.
     inputs = config.runs * (shape.window if shape.sliding else config.run)
     registers = min(255, 40 + config.outputs + inputs + config.outputs_k)
     warps = math.ceil(config.threads / WARP)
@@ -338,7 +336,7 @@ def efficiency(problem: Conv2dProblem, config: DirectConfig, card: Card) -> floa
     )
     if resident == 0:
         return 0.0
-    # Weights are fetched in half-used sectors of 32 bytes; the L2 cache gives an SM about 40 bytes a clock.
+    # Weights are fetched in half-used sectors of 32 bytes; L2 delivers about 40 bytes per clock and SM.
     fetched = 2 * w_steps * shape.w_vector + x_steps * shape.x_vector
     computing = max(issued, shared) * math.ceil(warps / 4)
     latencies = math.ceil(x_steps / 4) + math.ceil(w_steps / 4) + 1
@@ -350,7 +348,7 @@ def efficiency(problem: Conv2dProblem, config: DirectConfig, card: Card) -> floa
 
 
 def _input_lines(problem: Conv2dProblem, config: DirectConfig) -> tuple[int, int]:
-    """Vectors a line, and lines, that stage the input tile."""
+    """Return vectors per line, and lines, of the input tile."""
     shape = tile(problem, config)
     rows = config.images * shape.input_rows
     if problem.layout == "nhwc":
@@ -359,7 +357,7 @@ def _input_lines(problem: Conv2dProblem, config: DirectConfig) -> tuple[int, int
 
 
 def _weight_lines(problem: Conv2dProblem, config: DirectConfig) -> tuple[int, int]:
-    """Vectors a line, and lines, that stage the weights."""
+    """Return vectors per line, and lines, of the weight tile."""
     w_vector = tile(problem, config).w_vector
     if problem.layout == "nhwc":
         return config.tile_filters * config.chunk // w_vector, problem.taps
@@ -367,6 +365,6 @@ def _weight_lines(problem: Conv2dProblem, config: DirectConfig) -> tuple[int, in
 
 
 def _steps(config: DirectConfig, width: int, lines: int) -> int:
-    """Vectors that one thread moves: `stage` of the kernel."""
+    """Return the vectors that one thread moves: `stage` of the kernel."""
     together = max(1, config.threads // width)
     return math.ceil(width / config.threads) * math.ceil(lines / together)

@@ -13,14 +13,14 @@ from escalade.ops.shared import activation
 UNPLACED = Ints((1, 1, 0, 0, 0, 0))
 """`Placement` (kernels/conv2d/placement.cuh) of a whole image. In a larger image: row and column step, first row and
 column, height and width of that image."""
-CLASS_INTS = 8
-ONE_CLASS = Ints((1, 1, *(0,) * CLASS_INTS))
+PHASE_INTS = 8
+ONE_PHASE = Ints((1, 1, *(0,) * PHASE_INTS))
 """`PixelClasses` (kernels/conv2d/pixel_classes.cuh) of a single class, whose taps are the same for all pixels.
-Otherwise two steps, and `CLASS_INTS` numbers per class."""
+Otherwise two steps, and `PHASE_INTS` numbers per class."""
 
 
-def class_count(classes: Ints) -> int:
-    return (len(classes.values) - 2) // CLASS_INTS
+def phase_count(phases: Ints) -> int:
+    return (len(phases.values) - 2) // PHASE_INTS
 
 
 @dataclass(frozen=True)

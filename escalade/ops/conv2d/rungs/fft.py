@@ -1,8 +1,8 @@
-"""Convolution in the frequency domain, for large filters: its cost hardly depends on the filter's size.
+"""Convolution in the frequency domain, for large filters: its cost hardly depends on the filter size.
 
-Images are cut into square tiles that overlap by the filter's reach (overlap-save). In NHWC neighbouring pixels
-of one channel are far apart in memory, so the transforms' accesses do not coalesce: supported, not fast.
-A NaN or an infinity spoils every output of the tiles that it lies in, not only those that its taps reach.
+Images are cut into square tiles that overlap by the filter size (overlap-save). In NHWC the transforms' accesses do not
+coalesce: supported, not fast. A NaN or an infinity spoils every output of its tiles, not only those within the filter's
+reach.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from escalade.ops.conv2d.rungs.arguments import epilogue_constants
 from escalade.ops.conv2d.rungs.rung import Conv2dRung
 
 TILES = (16, 24, 32, 40, 48, 64, 72, 80, 96, 128)
-"""8 x 2, 3, 4, 5, 6, 8, 9, 10, 12, 16: the second factor is one that a thread transforms in registers."""
+"""8 x 2, 3, 4, 5, 6, 8, 9, 10, 12, 16: a thread transforms the second factor in registers."""
 MIB = 2**20
 _COMPLEX_BYTES = 8
 _LARGEST_WORKSPACE = 1024 * MIB
@@ -30,14 +30,14 @@ _LARGEST_FILTER_SPECTRA = 2048 * MIB
 _L2_SHARE = 64 * MIB  # of an H200
 _STEP_CHANNELS = 2
 _SHARED_BYTES = 96 * 1024  # every supported architecture has it
-_MOST_PLANES = 2**30  # of one launch, which counts them in 32 bits
+_MOST_PLANES = 2**30  # per launch, which counts them in 32 bits
 
-# What these kernels should reach on an H200, to rank tile sizes by: pixels transformed, multiply-adds, bytes a second.
+# Expected rates on an H200, used to rank tile sizes: pixels transformed, multiply-adds and bytes per second.
 _PIXELS = 0.44e12
 _MULTIPLY_ADDS = 17e12
 _BANDWIDTH = 4e12
-_SCATTERED = 1.8  # times as long in NHWC, as the ladders measured it
-_STAGE_US = 6.0  # a launch with a single wave of transforms
+_SCATTERED = 1.8  # factor for NHWC, measured
+_STAGE_US = 6.0  # one launch with a single wave of transforms
 
 ProductShape = tuple[int, int, int, int, int]
 
@@ -45,9 +45,9 @@ ProductShape = tuple[int, int, int, int, int]
 @dataclass(frozen=True)
 class TransformConfig(Config):
     tile: int
-    """Pixels along each side of a transformed tile."""
+    """Side of a transformed tile in pixels."""
     planes: int
-    """Tiles of one block."""
+    """Tiles per CTA."""
     threads: int
 
 
@@ -55,24 +55,24 @@ class TransformConfig(Config):
 class FftConfig(TransformConfig):
     thread_tiles: int
     thread_filters: int
-    """Sums of one thread of the product: tiles x filters, of one frequency."""
+    """Accumulators per thread of the product: tiles x filters of one frequency."""
     tile_warps: int
     filter_warps: int
     stages: int
-    """Steps of the product that are in shared memory or on their way to it."""
+    """Stages of the product's copy pipeline."""
     workspace_mib: int
-    """Room for the spectra of images; a batch that needs more goes through it in chunks."""
+    """Limit for the spectra of images; the batch is processed in chunks that fit."""
 
 
 @dataclass(frozen=True)
 class Tiling:
-    """How tiles of one size cover a problem's outputs."""
+    """Cover of a problem's outputs by tiles of one size."""
 
     tile: int
     tiles: tuple[int, int]
-    """Tiles of one image, down and across."""
+    """Tiles per image: rows, columns."""
     step: tuple[int, int]
-    """Outputs of one tile, down and across."""
+    """Outputs per tile: rows, columns."""
 
     @staticmethod
     def of(problem: Conv2dProblem, tile: int) -> Tiling:
@@ -99,11 +99,11 @@ class Tiling:
         return problem.filters * problem.group_channels * self.spectrum_bytes
 
     def bytes_per_tile(self, problem: Conv2dProblem) -> int:
-        """Spectra that one tile needs at once; the depthwise product goes straight into the inverse transform."""
+        """Return the bytes of spectra per tile; the depthwise product feeds the inverse transform directly."""
         return self.spectrum_bytes * (problem.channels + (0 if _depthwise(problem) else problem.filters))
 
     def seconds(self, problem: Conv2dProblem, card: Card) -> float:
-        """A rough estimate: every spectrum transformed once and moved once for the product."""
+        """Estimate the time, with every spectrum transformed once and moved once for the product."""
         p = problem
         planes = self.count(p) * (p.channels + p.filters) + p.filters * p.group_channels
         products = self.count(p) * p.filters * p.group_channels * self.frequencies
@@ -124,7 +124,8 @@ class Tiling:
 
 
 def _outputs_of_tile(tile: int, size: int, filter_size: int, padding: int, outputs: int) -> int:
-    """All of them if what wraps around in a circular convolution meets padding only; else one tile less the reach."""
+    """Return all outputs if only padding wraps around in the circular convolution, otherwise the tile minus the
+    filter's reach."""
     if tile >= max(size + padding, outputs):
         return outputs
     return tile - filter_size + 1
@@ -135,7 +136,7 @@ def _depthwise(problem: Conv2dProblem) -> bool:
 
 
 def _tilings(problem: Conv2dProblem, card: Card) -> list[Tiling]:
-    """The tilings that a problem allows, most promising first."""
+    """Return the possible tilings, most promising first."""
     reach = max(problem.filter_height, problem.filter_width)
     fitting = (Tiling.of(problem, tile) for tile in TILES if tile >= reach)
     return sorted(
@@ -153,19 +154,19 @@ def _supports(problem: Conv2dProblem, card: Card) -> str | None:
     if problem.stride != (1, 1) or problem.dilation != (1, 1):
         return f"FFT rungs take stride 1 and dilation 1, not stride {problem.stride} and dilation {problem.dilation}"
     if problem.groups != 1 and not _depthwise(problem):
-        return "FFT rungs take one group, or as many groups as channels and filters (depthwise)"
+        return "FFT rungs take groups=1 or depthwise problems (groups equal to channels and filters)"
     if max(problem.filter_height, problem.filter_width) > TILES[-1]:
         return f"FFT rungs take filters of up to {TILES[-1]}x{TILES[-1]}, the largest tile"
     if not _tilings(problem, card):
         return (
-            "the spectra do not fit the workspace: those of all filters may take 2 GiB, those of one tile, all "
-            "channels and filters, 1 GiB"
+            "the spectra exceed the workspace: the limits are 2 GiB for all filters and 1 GiB for one tile with all "
+            "channels and filters"
         )
     return None
 
 
 def _transform_shapes(tile: int) -> tuple[tuple[int, int], ...]:
-    """(planes, threads) of a block: a thread of the longest pass has two butterflies, or one, or four."""
+    """Return (planes, threads) per CTA, with two, one or four butterflies per thread of the longest pass."""
     butterflies = (tile // 2 + 1) * max(8, tile // 8)
     planes = max(1, 256 // butterflies)
     shapes: dict[tuple[int, int], None] = {}
@@ -193,7 +194,7 @@ def _transform(
     problem: Conv2dProblem, config: TransformConfig, kernel: str, planes: int, constants: dict[str, Constant],
     *arguments: Buffer | Ints, weights_only: bool = False,
 ) -> KernelCall:  # fmt: skip
-    """One launch of a kernel that transforms `planes` tiles."""
+    """Return the launch of a kernel that transforms `planes` tiles."""
     chosen: dict[str, Constant] = {
         "TILE": config.tile,
         "PLANES": config.planes,
@@ -212,7 +213,7 @@ def _transform(
 
 
 def _filter_transform(problem: Conv2dProblem, config: TransformConfig) -> KernelCall:
-    """A filter is an image whose only tile it is; the transforms' common factor goes into it."""
+    """Return the transform of the filters, each an image of one tile, with the transforms' common factor."""
     p = problem
     planes = p.filters * p.group_channels
     filters = Ints((planes, p.group_channels, p.filter_height, p.filter_width, 0, 0, 1, 1, 0, 0, 0))
@@ -234,8 +235,8 @@ class _FftRung(Conv2dRung[T]):
         return launches * _STAGE_US + scattered * tiling.seconds(problem, self.card) * 1e6
 
     def tolerance(self, problem: Conv2dProblem, peer_error: float) -> float:
-        """A transform spreads the rounding error of each pixel over its whole tile: a few 1e-7 of the output's norm
-        whatever the filter, where a direct sum of few products is nearly exact."""
+        """A transform spreads each pixel's rounding error over its tile: a few 1e-7 of the output's norm for any
+        filter, where a direct sum of few products is nearly exact."""
         return max(super().tolerance(problem, peer_error), 1e-6)
 
 
@@ -245,7 +246,7 @@ class Fft(_FftRung[FftConfig]):
         return _supports(problem, self.card)
 
     def configs(self, problem: Conv2dProblem) -> tuple[FftConfig, ...]:
-        """The default, then what changes one thing about it: the transforms, the product, the workspace."""
+        """Return the default, then variations of the transforms, the product and the workspace."""
         tilings = _tilings(problem, self.card)[:4]
         transforms = tuple(_transform_configs(tilings))
         products = _product_shapes(problem)
@@ -279,17 +280,18 @@ class Fft(_FftRung[FftConfig]):
 
 
 def _product_shapes(problem: Conv2dProblem) -> list[ProductShape]:
-    """Sums of a thread (tiles, filters), warps of a block (tiles, filters), stages; no wider than the filters."""
+    """Return accumulators per thread (tiles, filters), warps per CTA (tiles, filters) and stages, no wider than the
+    filters."""
     if _depthwise(problem):
-        return [(8, 2, 2, 2, 3)]  # there is no such product then
+        return [(8, 2, 2, 2, 3)]  # unused
     if problem.filters <= 8:
         return [(8, 2, 2, 2, 3), (4, 2, 4, 4, 3)]
     return [(8, 4, 2, 4, 3), (8, 4, 4, 4, 3), (4, 4, 4, 4, 3), (4, 4, 2, 4, 4)]
 
 
 def _workspace_choices(problem: Conv2dProblem, tiling: Tiling, card: Card) -> list[int]:
-    """Sizes of the workspace in MiB. A chunk should stay in the L2, and be large enough that reading all filters for it
-    does not dominate."""
+    """Return workspace sizes in MiB. A chunk should fit into L2, but be large enough to amortize reading all
+    filters."""
     preferred = max(
         _L2_SHARE * card.l2_bytes // H200.l2_bytes,
         2 * tiling.filter_bytes(problem),
@@ -302,7 +304,7 @@ def _workspace_choices(problem: Conv2dProblem, tiling: Tiling, card: Card) -> li
 
 
 def _chunk(total: int, bytes_per_tile: int, room: int) -> int:
-    """Tiles that go through the workspace at once: as few chunks as the room allows, all of one size."""
+    """Return the tiles per chunk: as few chunks as the workspace allows, of equal size."""
     chunks = ceil(total / max(1, room // bytes_per_tile))
     return ceil(total / chunks)
 
@@ -310,7 +312,7 @@ def _chunk(total: int, bytes_per_tile: int, room: int) -> int:
 def _steps(
     problem: Conv2dProblem, config: FftConfig, tiling: Tiling, first: int, tiles: int
 ) -> list[KernelCall]:
-    """Forward, product, inverse for some tiles."""
+    """Return forward transform, product and inverse transform of some tiles."""
     depthwise = _depthwise(problem)
     forward = _transform(
         problem, config, "fft_forward", tiles * problem.channels, {"SCALE": 1.0},
@@ -357,7 +359,7 @@ def _product(problem: Conv2dProblem, config: FftConfig, tiling: Tiling, tiles: i
 class FftFused(_FftRung[TransformConfig]):
     def limits(self, problem: Conv2dProblem) -> str | None:
         if not _depthwise(problem):
-            return "fft_fused takes depthwise convolutions: as many groups as channels and filters"
+            return "fft_fused takes depthwise problems (groups equal to channels and filters)"
         return _supports(problem, self.card)
 
     def configs(self, problem: Conv2dProblem) -> tuple[TransformConfig, ...]:
@@ -384,19 +386,19 @@ class FftFused(_FftRung[TransformConfig]):
 RUNGS: tuple[Rung[Conv2dProblem], ...] = (
     Fft(
         name="fft",
-        summary="Convolves in the frequency domain: tiles are transformed, multiplied frequency by frequency and "
-        "transformed back, at a cost that hardly depends on the filter's size.",
+        summary="convolution in the frequency domain: tiles are transformed, multiplied per frequency and transformed "
+        "back, at a cost that hardly depends on the filter size",
         below="implicit_gemm",
-        # 31x31, 32 to 32 channels, 64x64, batch 32: 257 GFLOP at some 32 TFLOP/s are 8 ms. One 80x80 tile an image:
-        # 3072 transforms of x, filters and y, bound by their 10,000 warp instructions, 14 ns each on the whole
-        # GPU; 0.1 G complex products at 60% of the multiply-add rate and 79 MB of spectra, 25 to 40 us; 90 us in all,
-        # and launches.
+        # 31x31, 32 to 32 channels, 64x64, batch 32: 257 GFLOP at some 32 TFLOP/s are 8 ms. One 80x80 tile per image:
+        # 3072 transforms of x, filters and y, bound by their 10,000 warp instructions, 14 ns each on the whole GPU; 0.1
+        # G complex products at 60% of the multiply-add rate and 79 MB of spectra, 25 to 40 us; 90 us in all, plus
+        # launches.
         predicted_gain=80,
     ),
     FftFused(
         name="fft_fused",
-        summary="Keeps a depthwise tile in shared memory from its pixels to its outputs: one kernel, no spectra of "
-        "images in memory.",
+        summary="a depthwise tile stays in shared memory from pixels to outputs: one kernel, no spectra of images in "
+        "global memory",
         below="fft",
         # 31x31, 256 channels, 56x56, batch 32, tiles of 72: both rungs are bound by the instructions of 2 x 8192
         # transforms, some 180 us; fusing saves one pass of eight, and writing and reading 175 MB of spectra.

@@ -1,4 +1,4 @@
-"""The implicit GEMM on tensor cores with all fused, in NHWC: by dtype, and with fp32's accuracy."""
+"""Implicit GEMM by mma.sync in NHWC with a fused epilogue, in all dtypes and with fp32 accuracy."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ SPLIT_CONFIGS = (
 
 
 FP8_UNIT = 16
-"""Channels and filters in FP8 come in multiples of what 16 bytes hold."""
+"""FP8 needs multiples of 16 bytes of channels and filters."""
 
 
 @dataclass(frozen=True)
@@ -70,11 +70,11 @@ class FusedEpilogue(Conv2dRung[MmaConfig]):
     candidates: tuple[MmaConfig, ...]
     dtypes: tuple[str, ...]
     products: int = 1
-    """3: operands are split into two TF32 parts each, for fp32's accuracy."""
+    """3 if operands are split into two TF32 parts each, for fp32 accuracy."""
 
     @property
     def supports_shortcut(self) -> bool:
-        """Whether the rung adds a shortcut: with three products the second set of sums takes the registers."""
+        """With three products the second set of accumulators leaves no registers for a shortcut."""
         return self.products == 1
 
     @property
@@ -84,7 +84,7 @@ class FusedEpilogue(Conv2dRung[MmaConfig]):
     def refusal(self, problem: Conv2dProblem) -> str | None:
         here = self.card.architecture
         if problem.dtype == "fp8" and here is not None and here not in WITH_FP8:
-            return f"e4m3 is for {', '.join(WITH_FP8)}; this GPU is {here}"
+            return f"{self.name} supports fp8 on {', '.join(WITH_FP8)}; this GPU is {here}"
         return super().refusal(problem)
 
     @property
@@ -93,9 +93,9 @@ class FusedEpilogue(Conv2dRung[MmaConfig]):
 
     def limits(self, problem: Conv2dProblem) -> str | None:
         if problem.x_pitch and Operands.stored(problem).padded:
-            return f"{self.name} pads {problem.channels} channels by a copy, which takes x dense"
+            return f"{self.name} pads {problem.channels} channels by a copy, which needs a dense x"
         if problem.y_pitch and problem.residual:
-            return f"{self.name} reads a residual as y lies, dense"
+            return f"{self.name} does not support a residual with a pitched y"
         if problem.dtype == "fp8" and (problem.channels % FP8_UNIT or problem.filters % FP8_UNIT):
             return (
                 f"{self.name} takes multiples of {FP8_UNIT} channels and filters in fp8, not {problem.channels} and "
@@ -111,8 +111,8 @@ class FusedEpilogue(Conv2dRung[MmaConfig]):
                 p, channels=p.shortcut_channels, height=p.shortcut_size[0], width=p.shortcut_size[1],
                 filter_height=1, filter_width=1, stride=(p.shortcut_stride,) * 2, padding=(0, 0), dilation=(1, 1),
             )  # fmt: skip
-            if sentence := unsupported_reach(shortcut, 256, 4):
-                return sentence
+            if reason := unsupported_reach(shortcut, 256, 4):
+                return reason
         return unsupported(self.name, self.dtypes, problem, groups=True)
 
     def configs(self, problem: Conv2dProblem) -> tuple[MmaConfig, ...]:
@@ -122,7 +122,7 @@ class FusedEpilogue(Conv2dRung[MmaConfig]):
         return config.cost(Operands.stored(problem), self.card, self.products)
 
     def estimate(self, problem: Conv2dProblem, config: MmaConfig) -> float:
-        """Channels that no copy divides are padded first, by a launch that reads x and writes it."""
+        """Add the launch that pads channels, if copies do not divide them."""
         operands = Operands.stored(problem)
         main = self.card.microseconds(self.clocks(problem, config), problem.traffic)
         if not operands.padded:
@@ -172,16 +172,16 @@ class FusedEpilogue(Conv2dRung[MmaConfig]):
             shared_bytes=config.shared_bytes,
             overlap=True,
         )
-        meeting: tuple[Workspace, ...] = ()
+        split_k: tuple[Workspace, ...] = ()
         if config.splits > 1:
-            meeting = (
+            split_k = (
                 Workspace("parts", config.splits * tiles * config.tile_m * config.tile_n * 4),
                 Workspace("tickets", tiles * 4, zeroed=True),
             )
-        return Recipe((*prepared.steps, product), (*prepared.workspaces, *meeting))
+        return Recipe((*prepared.steps, product), (*prepared.workspaces, *split_k))
 
     def tolerance(self, problem: Conv2dProblem, peer_error: float) -> float:
-        """Split operands have 22 bits each; of a few products, all may be off by as much as that allows."""
+        """Split operands have 22 bits each; of a few products, all may have the maximum error."""
         tolerance = product_tolerance(problem, super().tolerance(problem, peer_error))
         return tolerance if self.products == 1 else max(tolerance, 2.0**-21)
 
@@ -190,18 +190,18 @@ class FusedEpilogue(Conv2dRung[MmaConfig]):
 RUNGS: tuple[Rung[Conv2dProblem], ...] = (
     FusedEpilogue(
         "fused_epilogue",
-        "bias, residual and ReLU on the way out, staged for 16-byte stores; three to five buffers, larger tiles, and "
-        "fragments loaded one step ahead",
+        "fused bias, residual and ReLU, staged for 16-byte stores; three to five stages, larger tiles, and fragments "
+        "loaded one step ahead",
         below="tensor_core",
-        # 430 TFLOP/s against 290; with bias, residual and ReLU another 0.05 ms saved.
+        # 430 TFLOP/s against 290; the fused epilogue saves another 0.05 ms.
         predicted_gain=1.5,
         candidates=FUSED_CONFIGS,
         dtypes=("fp16", "bf16", "tf32", "fp8"),
     ),
     FusedEpilogue(
         "tensor_core_split",
-        "fp32 accuracy on tensor cores: operands as two TF32 parts each, three products, tiles added up in fp32; "
-        "an infinity becomes NaN",
+        "fp32 accuracy on tensor cores: operands split into two TF32 parts, three products, accumulated in fp32; an "
+        "infinity becomes NaN",
         below="implicit_gemm",
         # A third of TF32's 200 TFLOP/s against 42.
         predicted_gain=1.5,

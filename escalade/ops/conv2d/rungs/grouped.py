@@ -1,4 +1,4 @@
-"""Grouped convolution on tensor cores: windows in shared memory, and the products of a few groups in a block."""
+"""Grouped convolution on tensor cores: windows in shared memory, several groups per CTA."""
 
 from __future__ import annotations
 
@@ -18,51 +18,50 @@ from escalade.ops.conv2d.rungs.rung import Conv2dRung
 from escalade.ops.conv2d.rungs.tensor_core import product_tolerance
 
 UNIT_BYTES = 16
-"""Channels that are copied and multiplied together."""
+"""Bytes of channels copied and multiplied together."""
 MOST_CHANNEL_BYTES = 128
-"""Channels of a block at most: whole lines of memory."""
+"""Largest bytes of channels per CTA: whole cache lines."""
 MOST_FILTER_BYTES = 256
 TILE_N = 8
-"""Filters of an mma.sync."""
+"""N of an mma.sync."""
 MOST_BUNDLE = 64
-"""Channels, or filters, that are multiplied together."""
+"""Largest number of channels, or filters, per bundle."""
 SUMS = 64
-"""Registers of a thread that hold sums."""
+"""Accumulator registers per thread."""
 KEPT = 40
-"""Registers up to which a thread keeps weights in them too."""
+"""Up to this many weight registers, weights stay in registers."""
 SPLIT_OPERANDS = 48
-"""Registers besides of a thread that splits operands: both parts of those that are under way."""
+"""Extra registers per thread to split operands: both parts of those in flight."""
 WARPS = 8
 MOST_CONFIGS = 16
 LEAST_COLUMNS = 7
-"""Columns of a tile at least, in images that have so many."""
+"""Smallest number of columns per tile, unless the image has fewer."""
 MOST_STEPS = 128
-"""Steps of a product at most; all are unrolled."""
+"""Largest number of MMA steps; all are unrolled."""
 
 PRODUCT_CLOCKS = 2.0
-"""Clocks of a multiprocessor for an mma.sync of 16x8x16, or 16x8x8 in TF32, and twice as many for the 512 bytes of its
-ldmatrix."""
+"""Clocks per SM for an mma.sync of 16x8x16, or 16x8x8 in TF32; its ldmatrix of 512 bytes takes twice as many."""
 BANKS = 8
-"""Banks of 16 bytes in shared memory."""
+"""16-byte banks of shared memory."""
 SECTOR = 32
-"""Bytes that short rows cost besides."""
+"""Extra bytes per short row."""
 START = 2500.0
-"""Clocks until a block has its weights, and its first window."""
+"""Clocks until a CTA has its weights and first window."""
 BUNDLED = 1.7
-"""What a tile takes more where groups are multiplied side by side, and NaNs of zero products are looked for."""
+"""Factor where groups are multiplied side by side and NaNs of zero products are detected."""
 BARRIERS = 1500.0
-"""Clocks of a tile in which its block waits, for others to fill."""
+"""Clocks per tile that a CTA waits, hidden by others."""
 
 
 @dataclass(frozen=True)
 class _Bundle:
-    """Groups side by side, as many as make whole units of channels and of filters."""
+    """Adjacent groups that together have whole units of channels and filters."""
 
     groups: int
     channels: int
     filters: int
     unit: int
-    """Channels of `UNIT_BYTES`."""
+    """Channels per `UNIT_BYTES`."""
 
     @staticmethod
     def of(p: Conv2dProblem) -> _Bundle:
@@ -87,18 +86,17 @@ class _Bundle:
 @dataclass(frozen=True)
 class GroupedConfig(Config):
     images: int
-    """Images of a tile; more than one where they are small."""
+    """Images per tile: several if they are small."""
     rows: int
-    """Output pixels of a tile."""
     columns: int
     pitch: int
-    """Pixels from row to row of the window."""
+    """Row pitch of the window in pixels."""
     bundles: int
-    """Bundles of a block."""
+    """Bundles per CTA."""
     warps_m: int
     """Warps that share the pixels of a bundle."""
     tiles_m: int
-    """Blocks of 16 pixels a warp."""
+    """16-pixel blocks per warp."""
     blocks_per_sm: int = 1
 
     @property
@@ -112,16 +110,16 @@ class GroupedConfig(Config):
 
 @lru_cache(4096)
 def _conflicts(columns: int, row_step: int) -> float:
-    """Bank conflicts of pixels in rows so long, each so many banks on from the one above; after eight rows it begins
-    anew."""
-    places = [(row * row_step + column) % BANKS for row in range(BANKS) for column in range(columns)]
-    eights = [places[first : first + BANKS] for first in range(0, len(places), BANKS)]
-    return sum(max(eight.count(place) for place in eight) for eight in eights) / len(eights)
+    """Return the mean bank conflicts for rows of `columns` pixels, each offset by `row_step` banks; the pattern repeats
+    after eight rows."""
+    banks = [(row * row_step + column) % BANKS for row in range(BANKS) for column in range(columns)]
+    eights = [banks[first : first + BANKS] for first in range(0, len(banks), BANKS)]
+    return sum(max(eight.count(bank) for bank in eight) for eight in eights) / len(eights)
 
 
 @dataclass(frozen=True)
 class _Tiling:
-    """What follows from a problem and a config; the same sums as in the kernel."""
+    """Sizes derived from a problem and a config; the kernel computes the same."""
 
     problem: Conv2dProblem
     config: GroupedConfig
@@ -133,7 +131,7 @@ class _Tiling:
 
     @property
     def channel_blocks(self) -> int:
-        """Blocks that share the groups; the last one may have fewer than others."""
+        """CTAs along the groups; the last one may have fewer."""
         return ceil_div(self.problem.channels, self.config.bundles * self.bundle.channels)
 
     @property
@@ -144,14 +142,14 @@ class _Tiling:
 
     @property
     def workers(self) -> int:
-        """Blocks that share the tiles of the same channels."""
+        """CTAs per range of channels."""
         return max(
             1, min(self.tiles, self.card.multiprocessors * self.config.blocks_per_sm // self.channel_blocks)
         )
 
     @cached_property
     def window(self) -> tuple[int, int]:
-        """Rows and columns of inputs; all images' rows."""
+        """Rows and columns of inputs, of all images."""
         p = self.problem
         return (
             ((self.config.rows - 1) * p.stride[0] + (p.filter_height - 1) * p.dilation[0] + 1)
@@ -175,7 +173,7 @@ class _Tiling:
 
     @property
     def registers(self) -> int:
-        """An estimate of a thread's: sums, addresses, weights, a step's operands, and the rest."""
+        """Estimated registers per thread: accumulators, addresses, weights, the operands of a step, and the rest."""
         c, b = self.config, self.bundle
         weights = b.steps(self.problem) * b.tiles_n * 2 if self.register_weights else 4 * b.tiles_n
         addresses = c.tiles_m + (b.steps(self.problem) if b.units % 2 else 1)
@@ -185,20 +183,20 @@ class _Tiling:
 
     @property
     def fitting_blocks(self) -> int:
-        """Blocks of a multiprocessor."""
+        """CTAs per SM."""
         by_memory = self.card.multiprocessor_shared_bytes // (self.shared_bytes + BLOCK_SHARED)
         by_registers = self.card.registers // (self.config.warps * 32 * (ceil_div(self.registers, 8) * 8))
         return max(1, min(by_memory, by_registers, 4))
 
     @property
     def conflicts(self) -> float:
-        """Turns that the banks of shared memory take for eight neighbouring pixels of 16 bytes, on the average."""
+        """Mean passes of shared memory per eight adjacent pixels of 16 bytes."""
         c = self.config
         return _conflicts(c.columns, self.problem.stride[0] * c.pitch % BANKS)
 
     @property
     def clocks(self) -> float:
-        """Clocks of the busiest multiprocessor: products, reads of shared memory, and copies go on at the same time."""
+        """Estimated clocks of the busiest SM; products, shared-memory reads and copies overlap."""
         p, c, b = self.problem, self.config, self.bundle
         steps, tiles_m = b.steps(p) * c.bundles, ceil_div(c.pixels, 16)
         products = steps * tiles_m * b.tiles_n * PRODUCT_CLOCKS * _products(p)
@@ -220,7 +218,7 @@ class _Tiling:
 
 
 def _products(p: Conv2dProblem) -> int:
-    """Products of tensor cores for each of the problem's."""
+    """Return the tensor-core products per product."""
     return 3 if p.dtype == "fp32" else 1
 
 
@@ -242,7 +240,8 @@ def _candidates(p: Conv2dProblem, card: Card) -> list[GroupedConfig]:
 
 
 def _pitches(p: Conv2dProblem, columns: int) -> list[int]:
-    """The shortest, and the next with which a row of outputs goes on in the banks where the one above it ends."""
+    """Return the smallest pitch, and the next one with which an output row continues in the banks after the row
+    above."""
     across, down = p.stride[1], p.stride[0]
     window = (columns - 1) * across + (p.filter_width - 1) * p.dilation[1] + 1
     pitches = range(ceil_div(window, across) * across, window + (BANKS + 1) * across, across)
@@ -251,7 +250,7 @@ def _pitches(p: Conv2dProblem, columns: int) -> list[int]:
 
 
 def _cuts(p: Conv2dProblem, bundles: int, warps_m: int, tiles_m: int, card: Card) -> list[GroupedConfig]:
-    """Tiles for so many pixels, wide and narrow ones."""
+    """Return tiles with up to `warps_m * tiles_m * 16` pixels, wide and narrow ones."""
     found = []
     pixels = warps_m * tiles_m * 16
     for columns in sorted({ceil_div(p.output_width, parts) for parts in range(1, p.output_width + 1)}):
@@ -260,7 +259,7 @@ def _cuts(p: Conv2dProblem, bundles: int, warps_m: int, tiles_m: int, card: Card
         rows = ceil_div(p.output_height, ceil_div(p.output_height, min(p.output_height, pixels // columns)))
         whole = rows == p.output_height and columns == p.output_width
         images = max(1, min(p.batch, pixels // (rows * columns))) if whole else 1
-        used = ceil_div(ceil_div(images * rows * columns, 16), warps_m)  # fewer blocks of pixels may do
+        used = ceil_div(ceil_div(images * rows * columns, 16), warps_m)  # fewer pixel blocks may suffice
         for pitch in _pitches(p, columns):
             config = GroupedConfig(images, rows, columns, pitch, bundles, warps_m, used)
             tiling = _Tiling(p, config, card)
@@ -282,7 +281,7 @@ class Grouped(Conv2dRung[GroupedConfig]):
     def limits(self, problem: Conv2dProblem) -> str | None:
         p, name = problem, self.name
         if p.groups == 1:
-            return f"{name} is for more than one group; fused_epilogue takes a single one"
+            return f"{name} needs more than one group; fused_epilogue takes groups=1"
         if p.layout != "nhwc":
             return f"{name} takes layout nhwc, not {p.layout}"
         if p.dtype not in MULTIPLIED:
@@ -290,24 +289,24 @@ class Grouped(Conv2dRung[GroupedConfig]):
         bundle = _Bundle.of(p)
         if p.groups % bundle.groups:
             return (
-                f"{name} multiplies {bundle.groups} groups of {p.group_channels} channels and {p.group_filters} "
-                f"filters together; {p.groups} groups are no multiple"
+                f"{name} bundles {bundle.groups} groups of {p.group_channels} channels and {p.group_filters} filters; "
+                f"{p.groups} groups are no multiple"
             )
         if max(bundle.channels, bundle.filters) > MOST_BUNDLE:
             return (
-                f"{name} multiplies up to {MOST_BUNDLE} channels and filters together; groups of {p.group_channels} "
-                f"and {p.group_filters} come to {bundle.channels} and {bundle.filters}"
+                f"{name} bundles up to {MOST_BUNDLE} channels and filters; groups of {p.group_channels} and "
+                f"{p.group_filters} need {bundle.channels} and {bundle.filters}"
             )
         if bundle.steps(p) * _products(p) > MOST_STEPS or not _best_first(p, self.card):
             return (
-                f"the weights and windows of {p.filter_height}x{p.filter_width} filters over {bundle.channels} "
-                f"channels are too many for {name} and the {self.card.shared_bytes} bytes of a block's shared memory; "
-                "direct takes any"
+                f"{name} keeps weights and windows in shared memory; those of {p.filter_height}x{p.filter_width} "
+                f"filters over {bundle.channels} channels do not fit into {self.card.shared_bytes} bytes; direct takes "
+                "any"
             )
         return None
 
     def configs(self, problem: Conv2dProblem) -> tuple[GroupedConfig, ...]:
-        """The first fits every card, if one does."""
+        """Return the configs; the first fits every card, if one does."""
         return _best_first(problem, self.card)
 
     def clocks(self, problem: Conv2dProblem, config: GroupedConfig) -> float:
@@ -359,12 +358,11 @@ class Grouped(Conv2dRung[GroupedConfig]):
 RUNGS: tuple[Rung[Conv2dProblem], ...] = (
     Grouped(
         "grouped",
-        "groups on tensor cores: a block walks over tiles of pixels with the window of a few groups in shared memory, "
-        "where every tap finds its rows for ldmatrix, and small groups are multiplied side by side",
+        "groups on tensor cores: persistent CTAs keep the window of a few groups in shared memory, from which every "
+        "tap loads its rows by ldmatrix; small groups are multiplied side by side",
         below="direct",
-        # 97 us at 4.24 TB/s; ldmatrix takes 0.16 clocks of a multiprocessor for an output (70 us), and windows overlap
-        # by 1.3 (L2): 130 us. `direct` takes 72 loads and about 700 instructions for an output: 103M at 3e13 a
-        # second, 2.4 ms.
+        # 97 us at 4.24 TB/s; ldmatrix takes 0.16 clocks of an SM per output (70 us), and windows overlap by 1.3 (L2):
+        # 130 us. `direct` takes 72 loads and about 700 instructions per output: 103M at 3e13 per second, 2.4 ms.
         predicted_gain=18.0,
     ),
 )

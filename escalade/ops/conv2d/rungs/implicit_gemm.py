@@ -1,4 +1,4 @@
-"""The convolution as a matrix product on CUDA cores, unrolled only in shared memory."""
+"""Implicit GEMM on CUDA cores: the im2col matrix exists only in shared memory."""
 
 from __future__ import annotations
 
@@ -14,23 +14,22 @@ from escalade.ops.conv2d.rungs import arguments
 from escalade.ops.conv2d.rungs.rung import Conv2dRung, unsupported_reach
 
 MULTIPLY_ADDS = 88
-"""Multiply-adds of the implicit GEMM in a clock and multiprocessor: 128 are the hardware's; ladders measured 42 of 60
-TFLOP/s."""
+"""Multiply-adds per clock and SM: ladders measured 42 of 60 TFLOP/s, where the hardware has 128."""
 
 
 @dataclass(frozen=True)
 class ImplicitGemmConfig(Config):
     tile_m: int
-    """Output pixels a block."""
+    """Output pixels per CTA."""
     tile_n: int
-    """Filters a block."""
+    """Filters per CTA."""
     tile_k: int
     thread_m: int
     thread_n: int
     stages: int
-    """Buffers: how many tiles are copied ahead, and one."""
+    """Stages of the copy pipeline."""
     blocks_per_sm: int
-    """What the compiler fits the registers to."""
+    """Target occupancy, which limits registers per thread."""
 
     @property
     def threads(self) -> int:
@@ -42,7 +41,7 @@ class ImplicitGemmConfig(Config):
 
     @property
     def efficiency(self) -> float:
-        """Multiply-adds for each float read from shared memory, against 8x8 a thread."""
+        """Multiply-adds per float read from shared memory, relative to 8x8 per thread."""
         return min(1.0, self.thread_m * self.thread_n / (self.thread_m + self.thread_n) / 4)
 
     def valid(self, problem: Conv2dProblem) -> bool:
@@ -56,7 +55,7 @@ class ImplicitGemmConfig(Config):
         return gathers and self.tile_n % rows_at_once == 0 and self.shared_bytes + taps_bytes <= 48 * 1024
 
     def cost(self, problem: Conv2dProblem, card: Card) -> float:
-        """Multiply-adds of the busiest multiprocessor, weighed by how fast it does them."""
+        """Multiply-adds of the busiest SM, weighted by its rate."""
         count = ceil_div(problem.output_pixels, self.tile_m) * ceil_div(problem.filters, self.tile_n)
         rounds = ceil_div(count, card.multiprocessors)
         warps = min(rounds, self.blocks_per_sm) * self.threads // 32
@@ -86,9 +85,9 @@ class ImplicitGemm(Conv2dRung[ImplicitGemmConfig]):
         if problem.groups != 1:
             return f"{self.name} takes groups=1, not {problem.groups}"
         if problem.dtype != "fp32":
-            return f"{self.name} multiplies in fp32 on CUDA cores; it does not take {problem.dtype}"
+            return f"{self.name} takes fp32, not {problem.dtype}"
         if not self.configs(problem):
-            return f"{self.name} keeps the filter's taps in shared memory; the {problem.taps} here do not fit"
+            return f"{self.name} keeps a table of taps in shared memory; {problem.taps} taps do not fit"
         return unsupported_reach(problem, max(c.tile_m for c in IMPLICIT_CONFIGS), 1)
 
     def configs(self, problem: Conv2dProblem) -> tuple[ImplicitGemmConfig, ...]:
@@ -131,11 +130,11 @@ class ImplicitGemm(Conv2dRung[ImplicitGemmConfig]):
 RUNGS: tuple[Rung[Conv2dProblem], ...] = (
     ImplicitGemm(
         "implicit_gemm",
-        "the three fused: the unrolled matrix exists only as tiles in shared memory, and each thread sums 8x8 outputs "
-        "in registers while the next tiles arrive",
+        "all three fused: the im2col matrix exists only as tiles in shared memory, and each thread accumulates 8x8 "
+        "outputs in registers while the next tiles are copied",
         below="im2col_gemm",
-        # 128to128_28_k3 at batch 256: the unrolled matrix costs 0.9 GB written and read twice (0.6 ms) and the
-        # textbook product runs at about 15 TFLOP/s (4 ms); this one should reach 42 (1.4 ms).
+        # 128to128_28_k3 at batch 256: im2col writes and reads 0.9 GB twice (0.6 ms), and the textbook product runs at
+        # about 15 TFLOP/s (4 ms); this one should reach 42 (1.4 ms).
         predicted_gain=3.3,
     ),
 )

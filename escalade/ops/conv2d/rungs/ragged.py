@@ -1,4 +1,4 @@
-"""Convolutions of channels that no copy of 16 bytes divides, or of few filters: windows in shared memory, by pixels."""
+"""Channels that are no multiple of 16 bytes, or few filters: windows in shared memory, stored pixel by pixel."""
 
 from __future__ import annotations
 
@@ -20,63 +20,62 @@ from escalade.ops.conv2d.rungs.tensor_core import product_tolerance
 
 WARPS = 4
 LANE_BYTES, STEP_BYTES = 8, 32
-"""What a lane holds of an output pixel for one step of a product, and what all lanes hold of it."""
+"""Bytes of an output pixel's inputs per lane and MMA step, and of all lanes together."""
 BLOCK_N = 8
-"""Filters of an mma.sync."""
+"""N of an mma.sync."""
 MOST_BLOCKS_N = 12
-"""Blocks of filters of a warp at most."""
+"""Largest number of filter blocks per warp."""
 SUMS = 64
-"""Registers of a thread that hold sums."""
+"""Accumulator registers per thread."""
 MOST_STEPS = 32
-"""Steps of a segment at most; all are unrolled."""
+"""Largest number of MMA steps per segment; all are unrolled."""
 MOST_CONFIGS = 12
 FEW_FILTERS = 32
-"""Filters up to which channels may be any: those rungs that fetch a pixel for every tap are slow then."""
+"""Up to this many filters any number of channels is supported: rungs that fetch a pixel per tap are slow there."""
 SPLIT_OPERANDS = 40
-"""Registers besides of a thread that splits operands: both parts of those that are under way."""
+"""Extra registers per thread to split operands: both parts of those in flight."""
 BANKS = 32
 GAP_BYTES = 32
-"""A gap behind pixels whose channels are whole lines or halves of them: four times as many bytes are all banks."""
+"""Padding per pixel whose channels fill whole or half cache lines: four pixels then cover all banks."""
 
 PRODUCT_CLOCKS = 2.0
-"""Clocks of a multiprocessor for an mma.sync of 16x8x16, or of 16x8x8 in TF32."""
+"""Clocks per SM for an mma.sync of 16x8x16, or of 16x8x8 in TF32."""
 COPY_CLOCKS = 3.0
-"""A guess at the clocks of a multiprocessor for a warp's copy of a unit a lane: its addresses, load and store."""
+"""Clocks per SM for a warp to copy one unit per lane: addresses, load and store (a guess)."""
 STORE_CLOCKS = 6.0
-"""A guess at the clocks of a multiprocessor for a warp's stores of two results a lane: staged, finished, stored."""
+"""Clocks per SM for a warp to stage, finish and store two results per lane (a guess)."""
 TILE_CLOCKS = 2500.0
-"""Clocks of a tile in which its block waits for its window and its first weights, for others to fill."""
+"""Clocks per tile that a CTA waits for its window and first weights, hidden by others."""
 
 STEP_CLOCKS, STEP_CLOCKS_BLOCK = 60.0, 90.0
-"""Clocks that a warp takes for a step, since nothing is fetched ahead: so many, and for every block of 16 pixels. What
-fitted 32 filters over 128 channels with 3x3 taps on an H200."""
+"""Clocks per step of a warp without prefetch: fixed, and per 16-pixel block. Fitted on 32 filters over 128 channels
+with 3x3 taps on an H200."""
 
 MEASURED = 1.7
-"""What tiles took of the clocks that were counted: 1.6 for 256to32_28 and 192to32_35, 2.4 for 32to32_149_k3."""
+"""Measured / modeled clocks: 1.6 for 256to32_28 and 192to32_35, 2.4 for 32to32_149_k3."""
 
 
 @dataclass(frozen=True)
 class RaggedConfig(Config):
     rows: int
-    """Output pixels of a tile."""
     columns: int
     tiles_m: int
-    """Blocks of 16 pixels a warp."""
+    """16-pixel blocks per warp."""
     tiles_n: int
-    """Blocks of 8 filters."""
+    """8-filter blocks per warp."""
     blocks_per_sm: int = 1
 
 
 @dataclass(frozen=True)
 class _Tiling:
-    """What follows from a problem and a config; the same sums as in the kernel."""
+    """Sizes derived from a problem and a config; the kernel computes the same."""
 
     problem: Conv2dProblem
     config: RaggedConfig
 
     @property
     def filter_blocks(self) -> int:
-        """Parts of the filters, each for blocks of its own."""
+        """CTAs along the filters."""
         return ceil_div(self.problem.filters, BLOCK_N * self.config.tiles_n)
 
     @property
@@ -86,7 +85,7 @@ class _Tiling:
 
     @property
     def window(self) -> int:
-        """Bytes of a tile's window."""
+        """Bytes of the window of a tile."""
         p, c = self.problem, self.config
         rows = (c.rows - 1) * p.stride[0] + (p.filter_height - 1) * p.dilation[0] + 1
         columns = (c.columns - 1) * p.stride[1] + (p.filter_width - 1) * p.dilation[1] + 1
@@ -94,14 +93,14 @@ class _Tiling:
 
     @property
     def shared_bytes(self) -> int:
-        """The window, and in its place the sums."""
+        """Bytes of the window, which the accumulators overwrite."""
         c = self.config
         pitch = c.tiles_n * BLOCK_N + (0 if c.tiles_n % 2 else BLOCK_N)
         return max(self.window, c.rows * c.columns * pitch * 4)
 
     @property
     def registers(self) -> int:
-        """An estimate of a thread's: sums, both operands, where its pixels lie, and the rest."""
+        """Estimated registers per thread: accumulators, both operands, addresses of pixels, and the rest."""
         m, n = self.config.tiles_m, self.config.tiles_n
         sums, operands = 4 * m * n, 4 * m + 4 * n
         if _products(self.problem) > 1:
@@ -109,14 +108,14 @@ class _Tiling:
         return sums + operands + 2 * m + 50
 
     def fitting_blocks(self, card: Card) -> int:
-        """Blocks of a multiprocessor."""
+        """Return the CTAs per SM."""
         by_memory = card.multiprocessor_shared_bytes // (self.shared_bytes + BLOCK_SHARED)
         by_registers = card.registers // (WARPS * 32 * ceil_div(self.registers, 8) * 8)
         return max(1, min(by_memory, by_registers, 8))
 
     def clocks(self, card: Card) -> float:
-        """Clocks of the busiest multiprocessor: copies, reads of shared memory and stores go through the same unit,
-        beside products, and the blocks that it has at once take their time for every step."""
+        """Estimate the clocks of the busiest SM: copies, shared-memory reads and stores share one unit, which overlaps
+        with products; or the latency of all steps of the CTAs of an SM."""
         p, c = self.problem, self.config
         steps = _segments(p)[0] * _steps(p)
         blocks_m = ceil_div(c.rows * c.columns, 16)
@@ -135,35 +134,36 @@ class _Tiling:
 
 
 def _products(p: Conv2dProblem) -> int:
-    """Products of tensor cores for each of the problem's."""
+    """Return the tensor-core products per product."""
     return 3 if p.dtype == "fp32" else 1
 
 
 def _unit_bytes(p: Conv2dProblem) -> int:
-    """Bytes that are read at once: every pixel is a multiple of them."""
+    """Return the bytes per read, which divide every pixel."""
     return next(size for size in (8, 4, 2) if p.channels * p.element_bytes % size == 0)
 
 
 def _gap_bytes(p: Conv2dProblem) -> int:
-    """Bytes behind each pixel of a window: where channels fill whole steps, so many that four pixels take all banks."""
+    """Return the padding per pixel of a window: where channels fill whole steps, four pixels shall cover all banks."""
     return GAP_BYTES if p.channels * p.element_bytes % STEP_BYTES == 0 else 0
 
 
 def _segments(p: Conv2dProblem) -> tuple[int, int]:
-    """Runs of neighbours that an output pixel sees, and elements of each: rows, or taps where columns are dilated."""
+    """Return the number of contiguous runs that an output pixel reads, and the elements of each: rows, or taps if
+    columns are dilated."""
     if p.dilation[1] == 1 and not _gap_bytes(p):
         return p.filter_height, p.filter_width * p.channels
     return p.taps, p.channels
 
 
 def _steps(p: Conv2dProblem) -> int:
-    """Steps of a segment."""
+    """Return the MMA steps per segment."""
     return ceil_div(_segments(p)[1] * p.element_bytes, STEP_BYTES)
 
 
 @lru_cache(1024)
 def _conflicts(p: Conv2dProblem) -> float:
-    """Turns that the banks take for a read of one unit by all lanes: 8 pixels, and 4 lanes along each."""
+    """Return the passes of a read of one unit by all lanes: 8 pixels, and 4 lanes along each."""
     pixel = p.stride[1] * (p.channels * p.element_bytes + _gap_bytes(p))
     starts = [row * pixel + lane * LANE_BYTES for row in range(8) for lane in range(4)]
     words = {(start + byte) // 4 for start in starts for byte in range(0, _unit_bytes(p), 2)}
@@ -171,21 +171,21 @@ def _conflicts(p: Conv2dProblem) -> float:
 
 
 def _flat(p: Conv2dProblem) -> Conv2dProblem:
-    """Pixels that see nothing but themselves are one long row."""
+    """Return a 1x1 problem as a single row of pixels."""
     if p.taps > 1 or p.stride != (1, 1) or p.padding != (0, 0):
         return p
     return replace(p, batch=1, height=1, width=p.output_pixels)
 
 
 def _parts(width: int, fewest: int, most: int) -> Iterator[int]:
-    """What a width comes to in each of so many equal parts, rounded up: all that differ."""
+    """Yield the distinct sizes of `width` in `fewest` to `most` equal parts, rounded up."""
     count = fewest
     while count <= most:
         part = ceil_div(width, count)
         yield part
         if part == 1:
             return
-        count = ceil_div(width, part - 1)  # the first that gives less
+        count = ceil_div(width, part - 1)  # the smallest count with a smaller part
 
 
 @lru_cache(4096)
@@ -222,28 +222,28 @@ class Ragged(Conv2dRung[RaggedConfig]):
 
     def limits(self, problem: Conv2dProblem) -> str | None:
         p, name = problem, self.name
-        if sentence := self.only_nhwc(p):
-            return sentence
+        if reason := self.only_nhwc(p):
+            return reason
         if p.dtype not in MULTIPLIED:
             return f"{name} takes {', '.join(MULTIPLIED)}, not {p.dtype}"
         if p.channels * p.element_bytes % VECTOR_BYTES == 0 and p.filters > FEW_FILTERS:
             return (
-                f"{name} is for channels that {VECTOR_BYTES} bytes do not divide, or up to {FEW_FILTERS} filters; "
-                f"fused_epilogue takes {p.channels} and {p.filters}"
+                f"{name} takes channels that are no multiple of {VECTOR_BYTES} bytes, or up to {FEW_FILTERS} filters, "
+                f"not {p.channels} and {p.filters}; fused_epilogue takes them"
             )
         if p.y_pitch and p.residual:
-            return f"{self.name} reads a residual as y lies, dense"
+            return f"{self.name} does not support a residual with a pitched y"
         if p.batch < 1:
-            return f"{name} takes a batch of 1 or more"
+            return f"{name} needs a batch of at least 1"
         if _steps(p) > MOST_STEPS or not _best_first(_flat(p), self.card):
             return (
-                f"rows of {p.filter_height}x{p.filter_width} filters over {p.channels} channels are long for {name} "
-                f"and the {self.card.shared_bytes} bytes of a block's shared memory; fused_epilogue takes any"
+                f"{name} keeps windows in shared memory; those of {p.filter_height}x{p.filter_width} filters over "
+                f"{p.channels} channels do not fit into {self.card.shared_bytes} bytes. fused_epilogue takes any"
             )
         return None
 
     def configs(self, problem: Conv2dProblem) -> tuple[RaggedConfig, ...]:
-        """The first fits every card, if one does."""
+        """Return the configs; the first fits every card, if one does."""
         return _best_first(_flat(problem), self.card)
 
     def clocks(self, problem: Conv2dProblem, config: RaggedConfig) -> float:
@@ -310,7 +310,7 @@ class Ragged(Conv2dRung[RaggedConfig]):
         return Recipe((packing, product), (Workspace("packed_weight", packed),))
 
     def tolerance(self, problem: Conv2dProblem, peer_error: float) -> float:
-        """In TF32 as other products of tensor cores; split operands have 22 bits each."""
+        """TF32 as on other tensor-core rungs; split operands have 22 bits each."""
         tolerance = product_tolerance(problem, super().tolerance(problem, peer_error))
         return max(tolerance, 2.0**-21) if _products(problem) > 1 else tolerance
 
@@ -319,10 +319,10 @@ class Ragged(Conv2dRung[RaggedConfig]):
 RUNGS: tuple[Rung[Conv2dProblem], ...] = (
     Ragged(
         "ragged",
-        "channels that no copy divides stay as they are: windows in shared memory as they lie in x, from which lanes "
-        "read their operands, and weights packed in the order of lanes",
+        "channels that are no multiple of a copy need no padding: windows are stored in shared memory as in x, lanes "
+        "read their operands from there, and weights are packed in the order of lanes",
         below="fused_epilogue",
-        # 6 us of bytes and 4 us of stores of single elements, against 22 us with a launch that pads x.
+        # 6 us of traffic and 4 us of single-element stores, against 22 us with a launch that pads x.
         predicted_gain=2.0,
     ),
 )

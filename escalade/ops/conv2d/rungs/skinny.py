@@ -1,4 +1,4 @@
-"""Few channels and many filters on tensor cores of every card, in NHWC: writing y once is what it costs."""
+"""Few channels and many filters on tensor cores of any card, in NHWC; bound by writing y once."""
 
 from __future__ import annotations
 
@@ -21,42 +21,42 @@ from escalade.ops.conv2d.rungs.tensor_core import product_tolerance
 
 DTYPES = ("fp32", "tf32", "fp16", "bf16")
 FILTERS = 64
-"""Filters of a warp."""
+"""Filters per warp."""
 STEP = 8
-"""Neighbouring pixels of a product."""
+"""Adjacent pixels per MMA."""
 WARPS = 8
 TILES_N = {"fp32": 2}
-"""Steps whose sums a warp has at once, where they are not 4: split operands take registers."""
+"""Steps accumulated at once per warp, where not 4: split operands need registers."""
 LANE_PIXELS = 2
-"""Neighbouring pixels of a step that a lane has."""
+"""Adjacent pixels of a step per lane."""
 BLOCKS_PER_SM = 2
 MOST_WORDS = 48
-"""Words of 32 bits, over all taps, that the k of a product has at most: weights lie in shared memory."""
+"""Largest depth in 32-bit words over all taps: weights stay in shared memory."""
 MOST_CHANNELS = 16
-"""A pixel's channels at most: rungs whose pixels are whole lines do more of them sooner."""
+"""Largest number of channels; rungs with whole cache lines per pixel are faster from there."""
 BANDS = (16, 8, 4, 2, 1)
 START_CLOCKS = 3500.0
-"""Clocks to bring weights and the first band to shared memory, and to leave."""
+"""Clocks to load weights and the first band to shared memory, and to finish."""
 BAND_CLOCKS = 1500.0
-"""Clocks to bring a band to shared memory, in which another block goes on."""
+"""Clocks to load a band to shared memory, hidden by another CTA."""
 STEP_CLOCKS = 150.0
-"""Clocks of a scheduler for a warp's step besides its products: some 90 instructions, most of them at half rate."""
+"""Scheduler clocks per step of a warp besides its products: some 90 instructions, most at half rate."""
 PLACE_CLOCKS = 80.0
-"""Clocks more for a step whose maxima have places: two or three instructions for each of a lane's 16 results."""
+"""Extra clocks per step for argmax indices: two or three instructions for each of a lane's 16 results."""
 SCHEDULERS = 4
 STORED = {2: 0.72, 4: 0.83}
-"""The share of a copy's rate that stores straight from registers reach, by the bytes of an element: an H200 took 47 us
-for 136 MB in fp16, 78 for 270 in TF32."""
+"""Share of copy bandwidth reached by stores from registers, by element size: an H200 took 47 us for 136 MB in fp16, 78
+for 270 in TF32."""
 
 
 @dataclass(frozen=True)
-class Windows(Geometry):
-    """The sizes, and what a kernel with bands of the image in shared memory makes of them."""
+class Bands(Geometry):
+    """Sizes of a convolution by a kernel with bands of the image in shared memory."""
 
     pool: tuple[int, int] = (1, 1)
-    """Rows and columns of a window of results whose maximum is written."""
+    """Height and width of the max-pool windows."""
     places: bool = False
-    """Whether the places of the maxima are written too."""
+    """True to write the argmax indices."""
 
     @classmethod
     def of(cls, p: Conv2dProblem) -> Self:
@@ -64,7 +64,7 @@ class Windows(Geometry):
 
     @property
     def tiles_n(self) -> int:
-        """Steps whose sums a warp has at once."""
+        """Steps accumulated at once per warp."""
         return TILES_N.get(self.dtype, 4)
 
     @property
@@ -81,7 +81,7 @@ class Windows(Geometry):
 
     @property
     def pitch(self) -> int:
-        """Words of a row of a band."""
+        """Words per row of a band."""
         across = (self.steps * STEP - 1) * self.stride[1] + (self.taps[1] - 1) * self.dilation[1] + 1
         return across * self.pixel_words
 
@@ -94,59 +94,57 @@ class Windows(Geometry):
                 f"{self.taps[0]}x{self.taps[1]} taps of {self.channels} channels have {self.words}"
             )
         if self.channels > MOST_CHANNELS:
-            return f"{name} takes up to {MOST_CHANNELS} channels, and these are {self.channels}"
+            return f"{name} takes up to {MOST_CHANNELS} channels, not {self.channels}"
         vector = full_vector(self.dtype)
         if self.filters % vector:
-            return f"{name} stores {vector} filters at once, and {self.filters} are no multiple"
+            return f"{name} takes multiples of {vector} filters, not {self.filters}"
         if self.batch < 1:
-            return f"{name} takes a batch of 1 or more"
+            return f"{name} needs a batch of at least 1"
         if self.tiles_n % self.pool[0] or LANE_PIXELS % self.pool[1]:
             return (
-                f"{name} takes maxima over windows of rows that divide {self.tiles_n} and columns that divide "
-                f"{LANE_PIXELS}, not of {spell_pair(self.pool)}"
+                f"{name} takes pools whose rows divide {self.tiles_n} and whose columns divide {LANE_PIXELS}, not "
+                f"{spell_pair(self.pool)}"
             )
         if not configs(self):
-            return (
-                f"{name} keeps rows of the image in shared memory, and {self.image[1]} columns are too many"
-            )
+            return f"{name} keeps rows of the image in shared memory; {self.image[1]} columns do not fit"
         return None
 
 
 @dataclass(frozen=True)
 class SkinnyConfig(Config):
     warps_m: int
-    """Warps with filters of their own; the others of a block share theirs, and have pixels of their own."""
+    """Warps along the filters; the other warps of the CTA split the pixels."""
     band: int
-    """Output rows of a band."""
+    """Output rows per band."""
 
     @property
     def warps_n(self) -> int:
         return WARPS // self.warps_m
 
-    def weight_bytes(self, w: Windows) -> int:
+    def weight_bytes(self, w: Bands) -> int:
         return w.parts * self.warps_m * ceil_div(w.words, STEP) * (FILTERS // 16) * 32 * 16
 
-    def shared_bytes(self, w: Windows) -> int:
+    def shared_bytes(self, w: Bands) -> int:
         rows = (self.band - 1) * w.stride[0] + (w.taps[0] - 1) * w.dilation[0] + 1
         return self.weight_bytes(w) + 4 * (self.warps_m * FILTERS + rows * w.pitch)
 
-    def bands(self, w: Windows) -> int:
-        """Bands of an image."""
+    def bands(self, w: Bands) -> int:
+        """Return the bands per image."""
         return ceil_div(w.output[0], self.band)
 
-    def tiles(self, w: Windows) -> int:
-        """Parts of the filters, each for blocks of its own."""
+    def tiles(self, w: Bands) -> int:
+        """Return the CTAs along the filters."""
         return ceil_div(w.filters, FILTERS * self.warps_m)
 
-    def grid(self, w: Windows, card: Card) -> int:
-        """Blocks along the bands, so that all run at once and have as many each."""
+    def grid(self, w: Bands, card: Card) -> int:
+        """Return the CTAs along the bands: one wave, evenly loaded."""
         blocks = min(BLOCKS_PER_SM, card.blocks_with(self.shared_bytes(w)))
         slots = max(1, card.multiprocessors * blocks // self.tiles(w))
         every = w.batch * self.bands(w)
         return ceil_div(every, ceil_div(every, slots))
 
-    def clocks(self, w: Windows, card: Card) -> float:
-        """Clocks of the busiest multiprocessor: products, or instructions, of its blocks' bands."""
+    def clocks(self, w: Bands, card: Card) -> float:
+        """Estimate the clocks of the busiest SM: products or instructions of its bands."""
         blocks = min(BLOCKS_PER_SM, card.blocks_with(self.shared_bytes(w)))
         turns = ceil_div(w.batch * self.bands(w), self.grid(w, card))
         steps = self.band * w.steps * self.warps_m
@@ -158,7 +156,7 @@ class SkinnyConfig(Config):
         return START_CLOCKS + turns * (blocks * steps * max(products, issued) + BAND_CLOCKS)
 
 
-def configs(w: Windows) -> tuple[SkinnyConfig, ...]:
+def configs(w: Bands) -> tuple[SkinnyConfig, ...]:
     wanted = ceil_div(w.filters, FILTERS)
     offered = (
         SkinnyConfig(warps_m, band)
@@ -170,12 +168,12 @@ def configs(w: Windows) -> tuple[SkinnyConfig, ...]:
     return tuple(config for config in offered if config.shared_bytes(w) <= LEAST_SHARED)
 
 
-def best_first(w: Windows, card: Card) -> tuple[Config, ...]:
+def best_first(w: Bands, card: Card) -> tuple[Config, ...]:
     return tuple(sorted(configs(w), key=lambda config: config.clocks(w, card)))
 
 
 def launch(
-    w: Windows,
+    w: Bands,
     config: Config,
     card: Card,
     epilogue: dict[str, Constant],
@@ -183,7 +181,7 @@ def launch(
     buffers: tuple[Argument, ...],
     lane: int = 0,
 ) -> KernelCall:
-    """The launch over these buffers: x, weights, bias, residual or mask, y, and places of maxima."""
+    """Return the launch over x, weights, bias, residual or mask, y, and argmax indices."""
     assert isinstance(config, SkinnyConfig)
     constants: dict[str, Constant] = {
         "Element": element(w.dtype),
@@ -220,7 +218,7 @@ def launch(
     )
 
 
-def microseconds(w: Windows, config: Config, card: Card, moved: float) -> float:
+def microseconds(w: Bands, config: Config, card: Card, moved: float) -> float:
     assert isinstance(config, SkinnyConfig)
     moving = card.passing(moved) * card.rates.clock / STORED[w.element_bytes]
     return card.microseconds(max(config.clocks(w, card), moving), 0)
@@ -233,34 +231,35 @@ class Skinny(Conv2dRung):
         return True
 
     def limits(self, problem: Conv2dProblem) -> str | None:
-        if sentence := self.only_nhwc(problem):
-            return sentence
-        return Windows.of(problem).unsupported(self.name)
+        if reason := self.only_nhwc(problem):
+            return reason
+        return Bands.of(problem).unsupported(self.name)
 
     def configs(self, problem: Conv2dProblem) -> tuple[Config, ...]:
-        return best_first(Windows.of(problem), self.card)
+        return best_first(Bands.of(problem), self.card)
 
     def estimate(self, problem: Conv2dProblem, config: Config) -> float:
-        return microseconds(Windows.of(problem), config, self.card, problem.bytes)
+        return microseconds(Bands.of(problem), config, self.card, problem.bytes)
 
     def recipe(self, problem: Conv2dProblem, config: Config) -> Recipe:
         epilogue = {**arguments.epilogue_constants(problem), "HAS_MASK": False}
         buffers = (*arguments.tensors(), Buffer("places", optional=True))
-        return Recipe((launch(Windows.of(problem), config, self.card, epilogue, False, buffers),))
+        return Recipe((launch(Bands.of(problem), config, self.card, epilogue, False, buffers),))
 
     def tolerance(self, problem: Conv2dProblem, peer_error: float) -> float:
         tolerance = product_tolerance(problem, super().tolerance(problem, peer_error))
         return max(tolerance, SPLIT_ROUNDING) if problem.dtype == "fp32" else tolerance
 
 
-# The prediction for 3to256_32_k3s1 at batch 256 in fp16, 3.6 GFLOP and 136 MB.
+# Prediction for 3to256_32_k3s1 at batch 256 in fp16, 3.6 GFLOP and 136 MB.
 RUNGS: tuple[Rung[Conv2dProblem], ...] = (
     Skinny(
         "skinny",
-        "few channels and many filters: bands of x in shared memory, weights in the order of registers, results that "
-        "leave them 16 bytes a lane and whole lines a warp; of fp32, two TF32 parts of each number",
+        "few channels and many filters: bands of x in shared memory, weights in register order, results stored from "
+        "registers, 16 bytes per lane and whole lines per warp; fp32 as two TF32 parts",
         below="fused_epilogue",
-        # An H200 took 103 us by tiles in shared memory. Here 134 MB at 85% of a copy's rate are 38 us, 2 before them.
+        # An H200 took 103 us with tiles in shared memory. Here 134 MB at 85% of copy bandwidth are 38 us, plus 2
+        # before.
         predicted_gain=2.5,
     ),
 )

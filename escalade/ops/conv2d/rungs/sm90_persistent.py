@@ -23,7 +23,7 @@ from escalade.ops.base.naming import spell_pair
 from escalade.ops.base.rung import Config, Rung
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.conv2d.rungs.activation_costs import SPECIAL_LANES, activation_cost
-from escalade.ops.conv2d.rungs.epilogue import ONE_CLASS, UNPLACED, Epilogue, class_count
+from escalade.ops.conv2d.rungs.epilogue import ONE_PHASE, UNPLACED, Epilogue, phase_count
 from escalade.ops.conv2d.rungs.preparation import copied_channels, prepare_for_copies
 from escalade.ops.conv2d.rungs.sm90_rung import K_TILE_RATE, PROMOTE_K_TILES, HopperRung, k_tiles_of
 from escalade.ops.conv2d.rungs.tma_windows import MN_MAJOR_FILTERS, ROW_BYTES, Windows, shortcut_shape
@@ -106,7 +106,7 @@ class PersistentConfig(Config):
         return math.prod(self.warpgroup_tile) // PANEL**2
 
     @property
-    def takes_mn_major(self) -> bool:
+    def supports_mn_major(self) -> bool:
         """True if a warpgroup has whole copies of MN-major weights, and they are not multicast."""
         return self.warpgroup_tile[1] % MN_MAJOR_FILTERS == 0 and self.cluster == 1
 
@@ -165,26 +165,26 @@ class PersistentConfig(Config):
                     return config
         return None
 
-    def tiles(self, pixels: int, filters: int, classes: int = 1) -> int:
+    def tiles(self, pixels: int, filters: int, phases: int = 1) -> int:
         """Return the tiles, of all sub-pixel phases; the CTAs of a multicast cluster count as one."""
         return (
-            classes * ceil_div(ceil_div(pixels, self.pixels), self.cluster) * ceil_div(filters, self.filters)
+            phases * ceil_div(ceil_div(pixels, self.pixels), self.cluster) * ceil_div(filters, self.filters)
         )
 
-    def clusters(self, pixels: int, filters: int, card: Card, classes: int = 1) -> int:
-        tiles = self.tiles(pixels, filters, classes)
+    def clusters(self, pixels: int, filters: int, card: Card, phases: int = 1) -> int:
+        tiles = self.tiles(pixels, filters, phases)
         return tiles if self.parts > 1 else min(tiles, card.multiprocessors // self.cluster)
 
     def cost(
         self, pixels: int, filters: int, k_tiles: int, card: Card, *, thin: int = 0, special: float = 0.0,
-        classes: int = 1,
+        phases: int = 1,
     ) -> float:  # fmt: skip
         """Estimate the cycles from tensor cores, L2 and tile ends. `thin` k-tiles are not full, and each result needs
         `special` special functions."""
         products = self.pixels * self.filters / K_TILE_RATE
         if self.columns <= 64:  # reading both operands from shared memory takes as long as the MMA
             products *= 1.2
-        tiles, sums = self.tiles(pixels, filters, classes), self.pixels * self.filters
+        tiles, sums = self.tiles(pixels, filters, phases), self.pixels * self.filters
         group = self.cluster * self.splits
         at_once = card.clusters_at_once(group)
         rate = card.copy_rate(card.rates.copies.tma_persistent, min(tiles, at_once) * group)
@@ -225,7 +225,7 @@ def product(
     shortcut: Windows | None = None,
     shortcut_weight: str = "shortcut_weight",
     placement: Ints = UNPLACED,
-    classes: Ints = ONE_CLASS,
+    phases: Ints = ONE_PHASE,
     y_pitch: int = 0,
     pool: tuple[int, int] = (1, 1),
     places: bool = False,
@@ -252,7 +252,7 @@ def product(
         "PROMOTED": dtype in PROMOTE_K_TILES,
         "SHORTCUT": shortcut is not None,
         "PLACED": placement != UNPLACED,
-        "CLASSES": class_count(classes),
+        "CLASSES": phase_count(phases),
         "PITCHED": y_pitch > 0,
         "POOL_H": pool[0],
         "POOL_W": pool[1],
@@ -288,7 +288,7 @@ def product(
     group = config.cluster * config.splits
     return KernelCall(
         Program.of("conv2d/sm90_persistent.cu", "conv2d_sm90_persistent", constants),
-        (config.clusters(windows.pixels, filters, card, class_count(classes)) * group, 1, 1),
+        (config.clusters(windows.pixels, filters, card, phase_count(phases)) * group, 1, 1),
         (THREADS, 1, 1),
         (
             *maps,
@@ -301,7 +301,7 @@ def product(
             windows.shape(filters),
             shortcut_shape(shortcut),
             placement,
-            classes,
+            phases,
             WeightsReady((weight, shortcut_weight)),
             ReleaseDependents(),
             y_pitch,
@@ -334,7 +334,7 @@ class Persistent(HopperRung[PersistentConfig]):
 
     @property
     def supports_pool(self) -> bool:
-        return all(one.buffers for one in self.candidates)
+        return all(config.buffers for config in self.candidates)
 
     def limits(self, problem: Conv2dProblem) -> str | None:
         reason = super().limits(problem)
@@ -345,7 +345,7 @@ class Persistent(HopperRung[PersistentConfig]):
             )
         if problem.x_pitch and copied_channels(problem) != problem.channels:
             return f"{self.name} pads {problem.channels} channels by a copy, which needs a dense x"
-        if problem.y_pitch and problem.residual and not all(one.buffers for one in self.candidates):
+        if problem.y_pitch and problem.residual and not all(config.buffers for config in self.candidates):
             return f"{self.name} does not support a residual with a pitched y"
         if reason is None and not self.configs(problem):
             return f"{self.name} has no tile for {problem.name}"

@@ -1,8 +1,8 @@
 """Winograd's minimal filtering for 3x3 filters: 2.25 (2x2 tiles) or 4 times (4x4) fewer multiplications.
 
-Every rung transforms patches of x (V) and the filters (U), multiplies them point by point, and transforms the
-products (M) into tiles of y. A NaN or Inf in x spoils every tile whose patch it lies in, where
-a direct convolution would confine it to the outputs whose filter covers it.
+Every rung transforms patches of x (V) and the filters (U), multiplies them pointwise, and transforms the products (M)
+into tiles of y. A NaN or Inf in x spoils every tile whose patch contains it; a direct convolution would confine it to
+the outputs whose filter covers it.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ from escalade.ops.conv2d.rungs.winograd_config import (
 )
 
 ROUNDING = {2: 1.0, 4: 2.5}
-"""How much more fp32 rounding may weigh than in a direct sum, by tile, for the transforms add and subtract values
-larger than the result. With 4x4 outputs errors are 1.3 to 2.1 times a direct sum's rounding for 64 channels and more,
-and up to 2.8 times for a few, whose sums round little."""
+"""Factor on the fp32 rounding of a direct sum, by tile: the transforms add and subtract values larger than the result.
+With 4x4 outputs errors are 1.3 to 2.1 times a direct sum's rounding from 64 channels on, and up to 2.8 times for a few,
+whose sums round little."""
 
 PRODUCT_RATE = 45e6
-"""Operations in a microsecond of the matrix products on an H200, as the ladders have them."""
+"""FLOPs per microsecond of the matrix products, measured on an H200."""
 SPLIT_RATE = 60e6
-"""Operations in a microsecond of the matrix products with three TF32 products for each, on an H200."""
+"""FLOPs per microsecond of the matrix products by three TF32 products each, measured on an H200."""
 STAGE_US = 4.0
-"""Microseconds to start a stage and to end it, of which the next one needs all: a third of one image's time."""
+"""Microseconds to start and end a stage: a third of the time of one image."""
 
 
 @dataclass(frozen=True)
 class Winograd(Conv2dRung[C]):
-    """What all rungs share: the problems they take, and the filter transform."""
+    """Base class: supported problems, and the filter transform."""
 
     tile: int
 
@@ -60,7 +60,7 @@ class Winograd(Conv2dRung[C]):
         ):
             return f"{self.name} takes 3x3 filters with stride 1, dilation 1 and groups 1, not {p.name}"
         if p.dtype == "tf32":
-            return f"{self.name} takes fp32, fp16 and bf16; its sums are of fp32 accuracy, tf32 would gain nothing"
+            return f"{self.name} takes fp32, fp16 and bf16, not tf32: it accumulates with fp32 accuracy"
         return None
 
     def tolerance(self, problem: Conv2dProblem, peer_error: float) -> float:
@@ -86,7 +86,7 @@ class Winograd(Conv2dRung[C]):
 
 @dataclass(frozen=True)
 class Staged(Winograd[StagedConfig]):
-    """Three launches a chunk of tiles: transform the inputs, multiply, transform the products."""
+    """Three launches per chunk of tiles: transform the inputs, multiply, transform the products."""
 
     split: bool = False
     chunk_megabytes: tuple[int, ...] = (1024,)
@@ -94,7 +94,7 @@ class Staged(Winograd[StagedConfig]):
 
     def configs(self, problem: Conv2dProblem) -> tuple[StagedConfig, ...]:
         block_filters: tuple[int, ...] = (64,)
-        if problem.filters > 64:  # a split product has registers for three blocks of 64, but one of 128
+        if problem.filters > 64:  # a split product has registers for three CTAs of 64, but one of 128
             block_filters = (64, 128) if self.split else (128, 64)
         return tuple(
             StagedConfig(
@@ -107,7 +107,7 @@ class Staged(Winograd[StagedConfig]):
         )
 
     def estimate(self, problem: Conv2dProblem, config: StagedConfig) -> float:
-        """The three stages of each chunk: V written from x, V read and M written, y written from M."""
+        """Sum of the three stages: x read and V written, V read and M written, M read and y written."""
         tiles = Tiles.of(problem, self.tile)
         inputs = 4 * tiles.points * tiles.count * tiles.channels
         products = 4 * tiles.points * tiles.count * tiles.filters
@@ -167,11 +167,11 @@ class Staged(Winograd[StagedConfig]):
 
 @dataclass(frozen=True)
 class Pipelined(Staged):
-    """One launch a chunk: its input transform, the products of the one before, the outputs of the one before that."""
+    """One launch per chunk: its input transform, the products of the previous one, the outputs of the one before."""
 
     def recipe(self, problem: Conv2dProblem, config: StagedConfig) -> Recipe:
         tiles = Tiles.of(problem, self.tile)
-        # V and M are there twice, so a chunk may take half.
+        # V and M are double-buffered, so a chunk may take half.
         chunks = tiles.chunks(replace(config, chunk_megabytes=config.chunk_megabytes // 2))
         steps = [self._filter_transform(problem, channels_inside=config.split)]
         steps += [self._launch(problem, config, tiles, chunks, turn) for turn in range(len(chunks) + 2)]
@@ -228,7 +228,7 @@ class Pipelined(Staged):
 
 @dataclass(frozen=True)
 class Fused(Winograd[FusedConfig]):
-    """One launch: 32 tiles and some filters a block, all points in registers."""
+    """One launch: 32 tiles and some filters per CTA, all points in registers."""
 
     shapes: tuple[FusedConfig, ...] = ()
 
@@ -274,19 +274,19 @@ class Fused(Winograd[FusedConfig]):
 # Predictions for 128 -> 128 filters on 28x28 images, batch 256, on an H200: fp32 products at 42 TFLOP/s, memory
 # at 4.2 TB/s, the L2 cache at 5.5.
 RUNGS = (
-    # Products 26.3 GFLOP = 626 us, and 1.85 GB of x, V, M and y = 440 us, against 59.2 GFLOP at 40 = 1480 us.
+    # Products: 26.3 GFLOP = 626 us; x, V, M and y: 1.85 GB = 440 us; against 59.2 GFLOP at 40 = 1480 us.
     Staged(
         "winograd_f2",
         "F(2x2,3x3): transform x and the filters, 16 matrix products, transform back; 2.25 times fewer products",
         "implicit_gemm", 1.4, tile=2,
     ),
-    # The products at 33 TFLOP/s, since each patch is transformed by two blocks of filters: 800 us.
+    # The products at 33 TFLOP/s, since two filter blocks transform each patch: 800 us.
     Fused(
         "winograd_f2_fused",
         "one launch: patches are transformed into shared memory, the sums of all points stay in registers",
         "winograd_f2", 1.3, tile=2, shapes=(FusedConfig(2, 64),),
     ),
-    # Products 14.8 GFLOP = 350 us, and 1.13 GB = 270 us.
+    # Products: 14.8 GFLOP = 350 us; traffic: 1.13 GB = 270 us.
     Staged(
         "winograd_f4",
         "F(4x4,3x3): 36 products for 16 outputs, 4 times fewer; V and M grow by 2.25 instead of 4",
@@ -298,7 +298,7 @@ RUNGS = (
         "F(4x4,3x3) in one launch: the 36 sums of 32 tiles and 32 filters in registers",
         "winograd_f4", 1.0, tile=4, shapes=(FusedConfig(3, 32),),
     ),
-    # V and M at the L2 cache's rate instead of the memory's saves 60 us; 45 launches cost most of that again.
+    # V and M at L2 instead of DRAM bandwidth saves 60 us; 45 launches cost most of that again.
     Staged(
         "winograd_f4_blocked",
         "works on chunks of tiles whose V and M stay in the L2 cache",
@@ -310,10 +310,10 @@ RUNGS = (
         "the products on tensor cores: each operand split into two TF32 parts, three products, fp32 accuracy",
         "winograd_f4", 1.25, tile=4, split=True, chunk_megabytes=(1024, 34, 96),
     ),
-    # Arithmetic and memory at once: max(230, 270) and the ends of the pipeline.
+    # Arithmetic and memory overlapped: max(230, 270) and the ends of the pipeline.
     Pipelined(
         "winograd_f4_pipelined",
-        "one launch transforms one chunk of inputs, multiplies the one before, finishes the one before that",
+        "one launch transforms one chunk of inputs, multiplies the previous one and finishes the one before",
         "winograd_f4_split", 1.5, tile=4, split=True, chunk_megabytes=(256, 96, 48),
     ),
 )  # fmt: skip

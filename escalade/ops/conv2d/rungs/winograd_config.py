@@ -1,4 +1,4 @@
-"""The choices of the Winograd rungs, and how tiles, chunks and configs become the numbers that the kernels take."""
+"""Configs of the Winograd rungs, and their tiles, chunks, constants and grids."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ WEIGHTS, INPUTS, PRODUCTS = "winograd_weights", "winograd_inputs", "winograd_pro
 
 @dataclass(frozen=True)
 class StagedConfig(Config):
-    """Choices of the rungs that keep V and M in memory."""
+    """Config of the rungs that keep V and M in global memory."""
 
     block_tiles: int = 128
-    """Tiles a block of the matrix product."""
+    """Tiles per CTA of the matrix product."""
     block_filters: int = 64
-    """Filters a block of the matrix product."""
+    """Filters per CTA of the matrix product."""
     stages: int = 3
-    """Slices of 16 channels in shared memory at once."""
+    """Stages of 16 channels in shared memory."""
     vector: int = 2
-    """Channels a thread of the transforms."""
+    """Channels per thread of the transforms."""
     chunk_megabytes: int = 1024
-    """Tiles are worked on in chunks, so that V and M take at most this together."""
+    """Limit of V and M together; tiles are processed in chunks that fit."""
     split: bool = False
     """Three TF32 products on the tensor cores instead of one fp32 product."""
 
@@ -39,7 +39,7 @@ class StagedConfig(Config):
 
     @property
     def blocks_per_sm(self) -> int:
-        """What the registers allow: 128 a thread for the fp32 product, 168 for the split one."""
+        """CTAs per SM that fit: 128 registers per thread for the fp32 product, 168 for the split one."""
         return 65536 // ((168 if self.split else 128) * self.gemm_threads)
 
     @property
@@ -50,33 +50,33 @@ class StagedConfig(Config):
 
 @dataclass(frozen=True)
 class FusedConfig(Config):
-    """The shape of the one fused kernel."""
+    """Config of the fused kernel."""
 
     warp_points: int
-    """Points whose sums one warp keeps."""
+    """Points per warp."""
     block_filters: int
 
     def threads(self, points: int) -> int:
         return 32 * (points // self.warp_points) + 128
 
     def shared_bytes(self, points: int) -> int:
-        """Two slices of V and U of four channels each."""
+        """Bytes of two stages of V and U, of four channels each."""
         return 4 * 2 * points * 4 * (40 + self.block_filters)
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """Tiles that are worked on together."""
+    """Tiles processed together."""
 
     first: int = 0
     count: int = 0
     room: int = 0
-    """Tiles that V and M have room for: `count` in whole blocks of the product."""
+    """Tiles allocated in V and M: `count` rounded up to CTAs of the product."""
 
 
 @dataclass(frozen=True)
 class Tiles:
-    """A problem's outputs cut into tiles; channels and filters rounded up to 4, as V, U and M have them."""
+    """Tiles of a problem's outputs; channels and filters are rounded up to 4 as in V, U and M."""
 
     tile: int
     rows: int
@@ -102,7 +102,7 @@ class Tiles:
         return Ints((self.rows, self.columns, chunk.first, chunk.count, chunk.room))
 
     def chunks(self, config: StagedConfig) -> tuple[Chunk, ...]:
-        """Chunks of tiles: as few as fit, all of one size but the last."""
+        """Return as few chunks as fit, of equal size except for the last."""
         tile_bytes = 4 * self.points * (self.channels + self.filters)
         most = max(1, config.chunk_megabytes * 2**20 // (tile_bytes * config.block_tiles))
         blocks = ceil_div(self.count, config.block_tiles)
@@ -114,7 +114,7 @@ class Tiles:
         )
 
     def workspaces(self, room: int, copies: int) -> tuple[Workspace, ...]:
-        """U, and so many of V and M with room for so many tiles."""
+        """Return workspaces for U, and for `copies` of V and M with `room` tiles."""
         plane = 4 * self.points * room * copies
         return (
             Workspace(WEIGHTS, 4 * self.points * self.channels * self.filters),
@@ -124,7 +124,7 @@ class Tiles:
 
 
 def _lanes(problem: Conv2dProblem, groups: int) -> int:
-    """Threads along channels: in NHWC as many as there is work for, in NCHW a 32-byte sector's worth."""
+    """Return the threads along channels: all that have work in NHWC, one 32-byte sector in NCHW."""
     return min(32 if problem.layout == "nhwc" else 4, 1 << (groups - 1).bit_length())
 
 
@@ -146,7 +146,7 @@ def transform_constants(
 
 
 def transform_blocks(constants: dict[str, Constant], lanes: str, width: int, tiles: int) -> tuple[int, int]:
-    """Blocks of a transform in all, and how many of them side by side cover the channels of one tile."""
+    """Return the CTAs of a transform, and the CTAs that cover the channels of one tile."""
     threads, vector, along = constants["STAGE_THREADS"], constants["VECTOR"], constants[lanes]
     assert isinstance(threads, int) and isinstance(vector, int) and isinstance(along, int)
     across = ceil_div(width, along * vector)
@@ -165,7 +165,7 @@ def gemm_constants(config: StagedConfig) -> dict[str, Constant]:
 
 
 def gemm(config: StagedConfig, tiles: Tiles, chunk: Chunk) -> tuple[int, Ints]:
-    """Blocks of the matrix products, and `GemmShape` of kernels/conv2d/winograd_gemm.cuh."""
+    """Return the CTAs of the matrix products, and `GemmShape` of kernels/conv2d/winograd_gemm.cuh."""
     tile_blocks, filter_blocks = (
         chunk.room // config.block_tiles,
         ceil_div(tiles.filters, config.block_filters),

@@ -1,4 +1,4 @@
-"""One thread an element of dy, which adds to what its window has. Not the same bits in every run."""
+"""One thread per element of dy, which adds to its window of dx. Not deterministic."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Atomics(Rung[Conv2dInputGradientProblem, ThreadsConfig]):
 
 ATOMICS = Atomics(
     "atomics",
-    "one thread an element of dy adds to every element of dx in its window; not the same bits in every run",
+    "one thread per element of dy adds to every element of dx in its window; not deterministic",
     None,
     None,
 )

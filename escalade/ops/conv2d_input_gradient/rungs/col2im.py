@@ -1,4 +1,4 @@
-"""The gradient of few channels, or a transposed convolution to few: conv2d's col2im, at any stride."""
+"""Input gradients with few channels, or transposed convolutions to few, by conv2d's col2im, at any stride."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from escalade.ops.conv2d.rungs import arguments, col2im
 from escalade.ops.conv2d_input_gradient.problem import Conv2dInputGradientProblem
 
 
-def _spread(problem: Conv2dInputGradientProblem) -> col2im.Spread:
+def _scatter(problem: Conv2dInputGradientProblem) -> col2im.Scatter:
     f = problem.forward
-    return col2im.Spread(
+    return col2im.Scatter(
         f.dtype, f.element_bytes, f.batch, f.filters, f.channels, (f.output_height, f.output_width),
         (f.height, f.width), (f.filter_height, f.filter_width), f.stride, f.padding, f.dilation,
         transposed=True,
@@ -29,19 +29,19 @@ class Col2im(Rung[Conv2dInputGradientProblem]):
         if f.groups != 1:
             return f"{self.name} takes groups=1, not {f.groups}; direct takes any"
         if problem.aux:
-            return f"{self.name} takes a bias and an activation, no {problem.aux}"
-        return _spread(problem).unsupported(self.name, self.card)
+            return f"{self.name} does not support a {problem.aux}"
+        return _scatter(problem).unsupported(self.name, self.card)
 
     def configs(self, problem: Conv2dInputGradientProblem) -> tuple[Config, ...]:
-        return col2im.configs(_spread(problem), self.card)
+        return col2im.configs(_scatter(problem), self.card)
 
     def estimate(self, problem: Conv2dInputGradientProblem, config: Config) -> float:
-        return col2im.microseconds(_spread(problem), config, self.card, problem.bytes)
+        return col2im.microseconds(_scatter(problem), config, self.card, problem.bytes)
 
     def recipe(self, problem: Conv2dInputGradientProblem, config: Config) -> Recipe:
         epilogue = arguments.epilogue_constants(problem.forward)
         buffers = (Buffer("gradient"), Buffer("weight"), Buffer("bias", optional=True), Buffer("y"))
-        return Recipe((col2im.launch(_spread(problem), config, self.card, epilogue, buffers),))
+        return Recipe((col2im.launch(_scatter(problem), config, self.card, epilogue, buffers),))
 
     def tolerance(self, problem: Conv2dInputGradientProblem, peer_error: float) -> float:
         products = round(problem.elements * problem.depth)
@@ -49,12 +49,12 @@ class Col2im(Rung[Conv2dInputGradientProblem]):
         return max(tolerance, SPLIT_ROUNDING) if problem.dtype == "fp32" else tolerance
 
 
-# The prediction for 3to256_32_k4s2p1 at batch 256 in fp16, 1.6 GFLOP and 35 MB.
+# Prediction for 3to256_32_k4s2p1 at batch 256 in fp16, 1.6 GFLOP and 35 MB.
 COL2IM = Col2im(
     "col2im",
-    "few channels, at any stride: conv2d's col2im, whose results gather what the transposed convolution has for them",
+    "few channels at any stride: conv2d's col2im as a transposed convolution, whose results gather their products",
     below="tensor_core",
-    # Four classes of pixels by im2col, each with 61 columns for 3 that exist, are 110 us by estimate. Here 35 MB at 85%
-    # of a copy's rate are 10 us, 4 before and after.
+    # Four phases by im2col, each with 61 columns for 3 that exist, are 110 us by estimate. Here 35 MB at 85% of copy
+    # bandwidth are 10 us, plus 4 before and after.
     predicted_gain=8.0,
 )

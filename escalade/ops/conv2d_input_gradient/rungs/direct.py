@@ -1,4 +1,4 @@
-"""One thread an element of dx: the rung that can do every problem."""
+"""One thread per element of dx; supports every problem."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from escalade.ops.shared import activation
 
 
 def constants(problem: Conv2dInputGradientProblem) -> dict[str, Constant]:
-    """What a kernel is told that finishes results an element a thread."""
+    """Return the constants of a kernel that finishes one element per thread."""
     return {
         "Element": element(problem.dtype),
         "NHWC": problem.layout == "nhwc",
@@ -57,8 +57,8 @@ class Direct(Rung[Conv2dInputGradientProblem, ThreadsConfig]):
 # Prediction for 128to128_28_k3 at batch 256, 30 G products.
 DIRECT = Direct(
     "direct",
-    "one thread an element of dx, which gathers all its terms from memory",
+    "one thread per element of dx, which gathers all its terms from global memory",
     below="atomics",
-    # atomics: 160 G a second in L2, 185 ms. Two loads for a multiply-add come to about 2 TFLOP/s, 30 ms.
+    # atomics: 160 G per second in L2, 185 ms. Two loads per multiply-add reach about 2 TFLOP/s, 30 ms.
     predicted_gain=6.2,
 )

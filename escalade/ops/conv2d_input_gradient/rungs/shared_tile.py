@@ -87,7 +87,7 @@ def _tiles(forward: Conv2dProblem) -> tuple[TileConfig, ...]:
         while chunk > 1 and not TileConfig(*tile, chunk).fits(forward):
             chunk //= 2
         found.append(TileConfig(*tile, chunk))
-    return tuple(sorted((one for one in found if one.fits(forward)), key=lambda one: one.cost(forward)))
+    return tuple(sorted((tile for tile in found if tile.fits(forward)), key=lambda tile: tile.cost(forward)))
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The gradient of many channels from that of few filters: conv2d's skinny, which reads the filter as it lies."""
+"""Input gradients with many channels and few filters, by conv2d's skinny."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from escalade.ops.base.accuracy import SPLIT_ROUNDING, tf32_tolerance
 from escalade.ops.base.rung import Config, Rung
 from escalade.ops.conv2d.rungs import arguments, skinny
 from escalade.ops.conv2d_input_gradient.problem import Conv2dInputGradientProblem
-from escalade.ops.conv2d_input_gradient.rungs.classes import pixel_classes
+from escalade.ops.conv2d_input_gradient.rungs.phases import pixel_phases
 
 
-def _windows(problem: Conv2dInputGradientProblem) -> skinny.Windows:
-    """The windows of the output's gradient that pixels of x see, with a stride of 1."""
+def _bands(problem: Conv2dInputGradientProblem) -> skinny.Bands:
+    """Return the bands of dy that pixels of x read, with stride 1."""
     f = problem.forward
-    (one,) = pixel_classes(f)
-    return skinny.Windows(
+    (phase,) = pixel_phases(f)
+    return skinny.Bands(
         f.dtype, f.element_bytes, f.batch, f.filters, f.channels, (f.output_height, f.output_width),
-        (f.height, f.width), (one.rows.taps, one.columns.taps), (1, 1), (one.rows.lower, one.columns.lower),
+        (f.height, f.width), (phase.rows.taps, phase.columns.taps), (1, 1), (phase.rows.lower, phase.columns.lower),
         f.dilation,
     )  # fmt: skip
 
@@ -31,13 +31,13 @@ class Skinny(Rung[Conv2dInputGradientProblem]):
             return f"{self.name} takes layout nhwc, not {f.layout}"
         if f.groups != 1 or f.stride != (1, 1):
             return f"{self.name} takes groups=1 and a stride of 1, not {f.groups} and {f.stride}"
-        return _windows(problem).unsupported(self.name)
+        return _bands(problem).unsupported(self.name)
 
     def configs(self, problem: Conv2dInputGradientProblem) -> tuple[Config, ...]:
-        return skinny.best_first(_windows(problem), self.card)
+        return skinny.best_first(_bands(problem), self.card)
 
     def estimate(self, problem: Conv2dInputGradientProblem, config: Config) -> float:
-        return skinny.microseconds(_windows(problem), config, self.card, problem.bytes)
+        return skinny.microseconds(_bands(problem), config, self.card, problem.bytes)
 
     def recipe(self, problem: Conv2dInputGradientProblem, config: Config) -> Recipe:
         epilogue = {**arguments.epilogue_constants(problem.forward), "HAS_MASK": problem.mask}
@@ -49,7 +49,7 @@ class Skinny(Rung[Conv2dInputGradientProblem]):
             Buffer("y"),
             Buffer("places", optional=True),
         )
-        return Recipe((skinny.launch(_windows(problem), config, self.card, epilogue, True, buffers),))
+        return Recipe((skinny.launch(_bands(problem), config, self.card, epilogue, True, buffers),))
 
     def tolerance(self, problem: Conv2dInputGradientProblem, peer_error: float) -> float:
         products = round(problem.elements * problem.depth)
@@ -57,12 +57,12 @@ class Skinny(Rung[Conv2dInputGradientProblem]):
         return max(tolerance, SPLIT_ROUNDING) if problem.dtype == "fp32" else tolerance
 
 
-# The prediction for 256to3_32_k3s1 at batch 256 in fp16, 3.6 GFLOP and 136 MB.
+# Prediction for 256to3_32_k3s1 at batch 256 in fp16, 3.6 GFLOP and 136 MB.
 SKINNY = Skinny(
     "skinny",
-    "few filters and many channels, with a stride of 1: conv2d's skinny, which reads the filter as it lies and masks "
-    "its results itself",
+    "few filters and many channels with stride 1: conv2d's skinny, which reads the filter in place and applies the "
+    "mask itself",
     below="tensor_core",
-    # An H200 took 102 us by tiles in shared memory. Here 134 MB at 85% of a copy's rate are 38 us, 2 before them.
+    # An H200 took 102 us with tiles in shared memory. Here 134 MB at 85% of copy bandwidth are 38 us, plus 2 before.
     predicted_gain=2.5,
 )

@@ -1,5 +1,5 @@
-"""The gradient with Hopper's own units: conv2d's persistent kernel, which masks and places its results itself, class by
-class of pixels or all classes in one launch."""
+"""Input gradients by conv2d's persistent kernel, which masks and scatters its results: per phase, or all in one
+launch."""
 
 from __future__ import annotations
 
@@ -18,42 +18,42 @@ from escalade.ops.conv2d.rungs.preparation import COPY_BYTES, rounded
 from escalade.ops.conv2d.rungs.sm90_persistent import PersistentConfig, product
 from escalade.ops.conv2d.rungs.tma_windows import MOST_STRIDE, MOST_TAPS, ROW_BYTES
 from escalade.ops.conv2d_input_gradient.problem import Conv2dInputGradientProblem
-from escalade.ops.conv2d_input_gradient.rungs.classes import AllClasses, PixelClass, pixel_classes
 from escalade.ops.conv2d_input_gradient.rungs.duality import (
-    ByClasses,
-    ClassLaunches,
+    PerPhase,
+    PhaseLaunches,
     flip,
-    largest_class,
-    too_many_classes,
+    largest_phase,
+    too_many_phases,
 )
+from escalade.ops.conv2d_input_gradient.rungs.phases import AllPhases, PixelPhase, pixel_phases
 
 DTYPES = ("fp16", "bf16")
 STORED = ("overlapped_store", "swapped_operands")
-"""Rungs of conv2d whose results leave through shared memory, and masks come that way: by TMA, which walks
-over images in steps of up to `MOST_STRIDE`."""
+"""Rungs of conv2d that stage results and masks in shared memory for TMA, whose traversal stride is at most
+`MOST_STRIDE`."""
 SPLIT = ("cluster_split_k",)
-"""Rungs of conv2d whose blocks share sums; with a stride, a class may have less to sum up than there are blocks."""
+"""Split-K rungs of conv2d; with a stride, a phase may have fewer k-tiles than CTAs."""
 
 
 APART = 1.2
-"""How much longer a class takes whose pixels lie apart: an H200 took 1.2 to 1.35 times the estimate for filters of 3x3
-with a stride of 2 at batch 256."""
-MOST_SHARED_SUMS = 64 * 128
-"""Sums of a warpgroup at most where blocks share those of several classes: places take the registers of more."""
+"""Factor for a phase with non-adjacent pixels: an H200 took 1.2 to 1.35 times the estimate for 3x3 filters with stride
+2 at batch 256."""
+MOST_SPLIT_SUMS = 64 * 128
+"""Largest warpgroup tile with split-K over several phases: placements need registers."""
 
 
 @dataclass(frozen=True)
-class Persistent(ByClasses[PersistentConfig]):
-    def _class_refusal(self, one: PixelClass) -> str | None:
-        f = one.forward
+class Persistent(PerPhase[PersistentConfig]):
+    def _phase_refusal(self, phase: PixelPhase) -> str | None:
+        f = phase.forward
         if f.dtype not in DTYPES:
             return f"{self.name} takes {' and '.join(DTYPES)}, not {f.dtype}"
         if f.filters * f.element_bytes % COPY_BYTES:
-            return f"{self.name} copies {COPY_BYTES} bytes at once; {f.filters} filters are no multiple"
-        return super()._class_refusal(one) or one.windows.unsupported(self.name)
+            return f"{self.name} takes filters in multiples of {COPY_BYTES} bytes, not {f.filters}"
+        return super()._phase_refusal(phase) or phase.windows.unsupported(self.name)
 
     def configs(self, problem: Conv2dInputGradientProblem) -> tuple[PersistentConfig, ...]:
-        largest = largest_class(problem)
+        largest = largest_phase(problem)
         convolution = largest.convolution
         stride = max(problem.forward.stride)
         names = (STORED if stride <= MOST_STRIDE else ()) + (SPLIT if stride == 1 else ())
@@ -68,24 +68,24 @@ class Persistent(ByClasses[PersistentConfig]):
 
         return tuple(sorted(whole_lines or offered, key=clocks))
 
-    def flips(self, one: PixelClass, config: PersistentConfig) -> bool:
-        return one.mn_major is None or not config.takes_mn_major
+    def flips(self, phase: PixelPhase, config: PersistentConfig) -> bool:
+        return phase.mn_major is None or not config.supports_mn_major
 
     def part_estimate(
-        self, problem: Conv2dInputGradientProblem, one: PixelClass, config: PersistentConfig
+        self, problem: Conv2dInputGradientProblem, phase: PixelPhase, config: PersistentConfig
     ) -> float:
-        apart = 1.0 if one.whole else APART
-        return apart * self.card.microseconds(_clocks(one, config, self.card), self.moved(problem, one))
+        apart = 1.0 if phase.whole else APART
+        return apart * self.card.microseconds(_clocks(phase, config, self.card), self.moved(problem, phase))
 
     def part(
         self,
         problem: Conv2dInputGradientProblem,
-        one: PixelClass,
+        phase: PixelPhase,
         config: PersistentConfig,
-        launches: ClassLaunches,
+        launches: PhaseLaunches,
     ) -> Recipe:
         f = problem.forward
-        windows = replace(one.windows, mn_major=None) if self.flips(one, config) else one.windows
+        windows = replace(phase.windows, mn_major=None) if self.flips(phase, config) else phase.windows
         call = product(
             windows,
             f.channels,
@@ -95,26 +95,25 @@ class Persistent(ByClasses[PersistentConfig]):
             x="gradient",
             weight=launches.weight,
             residual=problem.aux or "mask",
-            placement=one.placed,
+            placement=phase.placed,
             lane=launches.lane,
         )
         return Recipe((call,))
 
 
-def _clocks(one: PixelClass, config: Config, card: Card) -> float:
+def _clocks(phase: PixelPhase, config: Config, card: Card) -> float:
     assert isinstance(config, PersistentConfig)
-    return config.cost(one.windows.pixels, one.forward.channels, one.windows.k_tiles, card)
+    return config.cost(phase.windows.pixels, phase.forward.channels, phase.windows.k_tiles, card)
 
 
 def _writes_lines(config: Config) -> bool:
-    """Whether results leave as whole lines: quarters of a line straight from registers take half as long again to
-    write."""
+    """Return True if results are stored as whole lines; quarters of a line from registers take 1.5 times as long."""
     return isinstance(config, PersistentConfig) and (config.buffers > 0 or config.parts > 1)
 
 
 @dataclass(frozen=True)
 class OneLaunch(Rung[Conv2dInputGradientProblem, PersistentConfig]):
-    """All classes of pixels by one launch, whose tiles belong to a class each."""
+    """All sub-pixel phases in one launch; each tile belongs to one phase."""
 
     @property
     def architectures(self) -> tuple[str, ...]:
@@ -127,32 +126,30 @@ class OneLaunch(Rung[Conv2dInputGradientProblem, PersistentConfig]):
         if f.layout != "nhwc":
             return f"{self.name} takes layout nhwc, not {f.layout}"
         if f.filters * f.element_bytes % COPY_BYTES:
-            return f"{self.name} copies {COPY_BYTES} bytes at once; {f.filters} filters are no multiple"
+            return f"{self.name} takes filters in multiples of {COPY_BYTES} bytes, not {f.filters}"
         if f.groups != 1:
             return f"{self.name} takes groups=1, not {f.groups}; direct takes any"
-        sentence = too_many_classes(self.name, f)
-        if sentence is not None:
-            return sentence
-        classes = pixel_classes(f)
-        if len(classes) == 1:
-            return f"{self.name} is for several classes of pixels; with one, persistent has one launch too"
-        if not all(one.taps for one in classes):
-            return f"{self.name} convolves, but no tap of the filter meets some of the pixels"
+        if reason := too_many_phases(self.name, f):
+            return reason
+        phases = pixel_phases(f)
+        if len(phases) == 1:
+            return f"{self.name} needs several sub-pixel phases; persistent takes one"
+        if not all(phase.taps for phase in phases):
+            return f"{self.name} needs a tap for every pixel; some have none"
         if f.batch * f.height * f.width >= 2**31:
-            return f"{self.name} counts pixels in 32 bits; {f.batch * f.height * f.width} are too many"
-        every = AllClasses.of(f)
-        if every.span >= MOST_TAPS:
-            return f"{self.name} takes windows of {MOST_TAPS} pixels at most, not {every.span + 1}"
-        sentence = every.together.windows.unsupported(self.name)
-        if sentence is None and not self.configs(problem):
-            return f"no tile of {self.name} suits {problem.name}"
-        return sentence
+            return f"{self.name} counts pixels in 32 bits, not {f.batch * f.height * f.width}"
+        all_phases = AllPhases.of(f)
+        if all_phases.span >= MOST_TAPS:
+            return f"{self.name} takes windows of {MOST_TAPS} pixels at most, not {all_phases.span + 1}"
+        reason = all_phases.together.windows.unsupported(self.name)
+        if reason is None and not self.configs(problem):
+            return f"{self.name} has no tile for {problem.name}"
+        return reason
 
     def configs(self, problem: Conv2dInputGradientProblem) -> tuple[PersistentConfig, ...]:
-        """The configs of conv2d for as many tiles as all classes have; blocks that share sums have a k-tile each in every
-        class."""
-        every = AllClasses.of(problem.forward)
-        most, least = (_as_many(every, every.classes[at]) for at in (0, -1))
+        """Return conv2d's configs for the tiles of all phases; with split-K, every CTA has a k-tile in every phase."""
+        all_phases = AllPhases.of(problem.forward)
+        most, least = (_as_many(all_phases, all_phases.phases[at]) for at in (0, -1))
         stored = not problem.aux or max(problem.forward.stride) <= MOST_STRIDE
         asked = {"persistent": most, **dict.fromkeys(STORED if stored else (), most), SPLIT[0]: least}
         offered = dict.fromkeys(
@@ -163,37 +160,37 @@ class OneLaunch(Rung[Conv2dInputGradientProblem, PersistentConfig]):
         )
         return tuple(sorted(offered, key=lambda config: self.estimate(problem, config)))
 
-    def _flips(self, every: AllClasses, config: PersistentConfig) -> bool:
-        return every.together.mn_major is None or not config.takes_mn_major
+    def _flips(self, all_phases: AllPhases, config: PersistentConfig) -> bool:
+        return all_phases.together.mn_major is None or not config.supports_mn_major
 
     def estimate(self, problem: Conv2dInputGradientProblem, config: PersistentConfig) -> float:
-        f, every = problem.forward, AllClasses.of(problem.forward)
-        k_tiles = [one.windows.k_tiles for one in every.classes]
-        pixels, count = every.together.windows.pixels, len(k_tiles)
-        # With a tile for each block, those with the most taps take longest; with several, all have as many of each.
+        f, all_phases = problem.forward, AllPhases.of(problem.forward)
+        k_tiles = [phase.windows.k_tiles for phase in all_phases.phases]
+        pixels, count = all_phases.together.windows.pixels, len(k_tiles)
+        # With one tile per CTA, the phase with the most taps decides; with several, every CTA has tiles of all phases.
         alone = config.tiles(pixels, f.channels, count) <= self.card.clusters_at_once(config.splits)
         is_thin = f.filters * f.element_bytes % ROW_BYTES != 0
         clocks = config.cost(
             pixels, f.channels, max(k_tiles) if alone else ceil_div(sum(k_tiles), count), self.card,
-            thin=ceil_div(f.taps, count) if is_thin else 0, special=activation_cost(f.activation)[1], classes=count,
+            thin=ceil_div(f.taps, count) if is_thin else 0, special=activation_cost(f.activation)[1], phases=count,
         )  # fmt: skip
         flipped = 2 * f.element_bytes * f.weight_elements
-        flips = self.card.microseconds(0, flipped) if self._flips(every, config) else 0.0
+        flips = self.card.microseconds(0, flipped) if self._flips(all_phases, config) else 0.0
         return flips + APART * self.card.microseconds(clocks, problem.bytes)
 
     def recipe(self, problem: Conv2dInputGradientProblem, config: PersistentConfig) -> Recipe:
-        f, every = problem.forward, AllClasses.of(problem.forward)
-        windows, weight = every.together.windows, "weight"
+        f, all_phases = problem.forward, AllPhases.of(problem.forward)
+        windows, weight = all_phases.together.windows, "weight"
         steps: tuple[KernelCall, ...] = ()
-        rooms: tuple[Workspace, ...] = ()
-        if self._flips(every, config):
+        workspaces: tuple[Workspace, ...] = ()
+        if self._flips(all_phases, config):
             windows, weight = replace(windows, mn_major=None), "flipped"
-            steps = (flip(every.together, weight, 0),)
-            rooms = (Workspace(weight, f.element_bytes * f.weight_elements),)
+            steps = (flip(all_phases.together, weight, 0),)
+            workspaces = (Workspace(weight, f.element_bytes * f.weight_elements),)
         if f.dtype == "tf32":
             conversion = rounded(weight, f.channels * f.taps, f.filters)
             weight = conversion.name
-            steps, rooms = (*steps, conversion.step), (*rooms, conversion.workspace)
+            steps, workspaces = (*steps, conversion.step), (*workspaces, conversion.workspace)
         call = product(
             windows,
             f.channels,
@@ -203,31 +200,33 @@ class OneLaunch(Rung[Conv2dInputGradientProblem, PersistentConfig]):
             x="gradient",
             weight=weight,
             residual=problem.aux or "mask",
-            placement=every.together.placed,
-            classes=every.struct,
+            placement=all_phases.together.placed,
+            phases=all_phases.struct,
         )
-        return Recipe((*steps, call), rooms)
+        return Recipe((*steps, call), workspaces)
 
     def tolerance(self, problem: Conv2dInputGradientProblem, peer_error: float) -> float:
-        """What the convolution's rung rounds beyond a plain sum is allowed here too."""
+        """At least that of the convolution's rung."""
         inner = Conv2d.ladder.rung("persistent")
         return max(
             super().tolerance(problem, peer_error),
-            inner.tolerance(largest_class(problem).convolution, peer_error),
+            inner.tolerance(largest_phase(problem).convolution, peer_error),
         )
 
 
 def _has_registers(config: Config) -> bool:
     assert isinstance(config, PersistentConfig)
-    return config.parts == 1 or math.prod(config.warpgroup_tile) <= MOST_SHARED_SUMS
+    return config.parts == 1 or math.prod(config.warpgroup_tile) <= MOST_SPLIT_SUMS
 
 
-def _as_many(every: AllClasses, one: PixelClass) -> Conv2dProblem:
-    """A convolution with the taps of a class and the tiles of all: as many images for each of them."""
-    height, width = (size + far for size, far in zip(every.together.windows.output, one.reach, strict=True))
+def _as_many(all_phases: AllPhases, phase: PixelPhase) -> Conv2dProblem:
+    """Return a convolution with the taps of one phase and the tiles of all: a larger batch."""
+    height, width = (
+        size + far for size, far in zip(all_phases.together.windows.output, phase.reach, strict=True)
+    )
     return replace(
-        one.convolution,
-        batch=one.forward.batch * len(every.classes),
+        phase.convolution,
+        batch=phase.forward.batch * len(all_phases.phases),
         height=height,
         width=width,
         padding=(0, 0),
@@ -236,24 +235,24 @@ def _as_many(every: AllClasses, one: PixelClass) -> Conv2dProblem:
 
 PERSISTENT = Persistent(
     "persistent",
-    "conv2d's persistent kernel for Hopper, which reads the filter as it lies, and whose sums go through the mask and "
-    "straight to their places in dx: one launch for each class of pixels",
+    "conv2d's persistent kernel, which reads the filter in place, applies the mask and scatters results to dx: one "
+    "launch per sub-pixel phase",
     below="tma_wgmma",
     # 128to128_28_k3 at batch 256 with a mask: reading y and the mask and writing y again, 154 MB, takes 37 us more than
-    # the 93 of product and filter; the mask now comes under the products. The filter read as it lies, which wgmma takes
-    # in 16 bits, came later and should save the 2 us of turning it around: 1.02 more.
+    # the 93 of product and filter; now the mask is loaded during the products. Reading the filter in place (16-bit
+    # wgmma) came later and should save the 2 us of flipping it: 1.02 more.
     predicted_gain=1.35,
     convolution="persistent",
 )
 
-# For 64to128_128_k2s2p0_b16_bias in fp16, 4.3 GFLOP and 50 MB: each of four launches reads the gradient, 17 MB, and has
-# a beginning and an end of 1.5 us and 2500 cycles: 36 us by estimate. One launch reads it once: 12 us at a copy's rate,
-# and 4 to begin, to end and for pixels apart. Layers of a few images gain what the launches take: of
-# 128to256_16_k4s2p1_b8, 1 us of bytes and products, 24 us become 6.
+# 64to128_128_k2s2p0_b16_bias in fp16, 4.3 GFLOP and 50 MB: each of four launches reads dy, 17 MB, and takes 1.5 us and
+# 2500 cycles to start and end: 36 us by estimate. One launch reads it once: 12 us at copy bandwidth, plus 4 to start,
+# end and scatter. Small batches gain the launch overhead: 128to256_16_k4s2p1_b8, 1 us of traffic and products, drops
+# from 24 us to 6.
 ONE_LAUNCH = OneLaunch(
     "one_launch",
-    "the classes of pixels of a stride in one launch: tiles belong to a class, with taps, windows and places of its "
-    "own, and what they read is still in L2 for the next class",
+    "all sub-pixel phases of a stride in one launch: each tile belongs to a phase with its own taps, windows and "
+    "placement, and finds its inputs in L2 after the previous phase",
     below="persistent",
     predicted_gain=2.2,
 )

@@ -1,7 +1,6 @@
-"""The gradient as one convolution with filters for all classes of pixels, whose results are blocks of pixels of dx.
+"""The gradient as one convolution with filters for all sub-pixel phases, whose results are blocks of pixels of dx.
 
-Filters are zero where only the windows of other classes reach. What is infinite, or no number, is NaN there: it reaches
-whole blocks.
+Filters are zero where only the windows of other phases reach, so an infinity or NaN spoils whole blocks.
 """
 
 from __future__ import annotations
@@ -19,61 +18,61 @@ from escalade.ops.base.grid import blocks, ceil_div
 from escalade.ops.base.rung import Config, Rung
 from escalade.ops.conv2d import Conv2d, Conv2dProblem
 from escalade.ops.conv2d_input_gradient.problem import Conv2dInputGradientProblem
-from escalade.ops.conv2d_input_gradient.rungs.classes import Axis, PixelClass, axes
+from escalade.ops.conv2d_input_gradient.rungs.phases import Axis, PixelPhase, axes
 
 THREADS = 256
 ALWAYS = "direct"
-"""The rung of conv2d that takes whatever any takes."""
+"""Rung of conv2d that supports everything."""
 WEIGHT, BIAS, RESULTS = "spread_weight", "spread_bias", "results"
 
 
 @dataclass(frozen=True)
 class SubpixelConfig(Config):
     convolution: str
-    """The rung of conv2d that does it, by the config that should be its fastest."""
+    """Name of the rung of conv2d, which uses its first config."""
 
 
 @dataclass(frozen=True)
-class Spread:
-    """The one convolution: windows that hold those of every class, and filters for each of them."""
+class SubpixelConv:
+    """The single convolution: windows that contain those of all phases, and filters for each phase."""
 
     forward: Conv2dProblem
     rows: Axis
     columns: Axis
-    classes: tuple[int, int]
-    """Classes along rows and columns: the pixels of a block."""
+    phases: tuple[int, int]
+    """Phases along rows and columns: the pixels of a block."""
 
     @staticmethod
-    def of(forward: Conv2dProblem) -> Spread | None:
-        """None if no tap meets a pixel."""
+    def of(forward: Conv2dProblem) -> SubpixelConv | None:
+        """Return None if no pixel has a tap."""
         f = forward
         rows = axes(f.height, f.output_height, f.filter_height, f.stride[0], f.padding[0], f.dilation[0])
         columns = axes(f.width, f.output_width, f.filter_width, f.stride[1], f.padding[1], f.dilation[1])
         union = _union(rows), _union(columns)
         if union[0] is None or union[1] is None:
             return None
-        return Spread(f, union[0], union[1], (len(rows), len(columns)))
+        return SubpixelConv(f, union[0], union[1], (len(rows), len(columns)))
 
     @cached_property
     def convolution(self) -> Conv2dProblem:
-        """It raises `UnsupportedError` where it is too large for any."""
-        one = PixelClass(self.forward, self.rows, self.columns).convolution
-        return replace(one, filters=math.prod(self.classes) * self.forward.channels)
+        """The convolution; raises `UnsupportedError` if it is too large."""
+        phase = PixelPhase(self.forward, self.rows, self.columns).convolution
+        return replace(phase, filters=math.prod(self.phases) * self.forward.channels)
 
     @property
     def whole(self) -> bool:
-        """Whether the results are dx as it lies in memory: a single block, or blocks of a single pixel."""
+        """True if the results are dx itself: a single block, or blocks of a single pixel."""
         c = self.convolution
         return (c.output_height, c.output_width) == (self.rows.count, self.columns.count) and (
-            self.classes == (1, 1) or (self.rows.count, self.columns.count) == (1, 1)
+            self.phases == (1, 1) or (self.rows.count, self.columns.count) == (1, 1)
         )
 
     def filters(self) -> KernelCall:
-        """The launch that spreads weights and bias."""
+        """Return the launch that expands weights and bias."""
         f, c = self.forward, self.convolution
         constants: dict[str, Constant] = {"Element": element(f.dtype), "HAS_BIAS": f.bias}
         struct = (
-            f.filters, f.channels, f.filter_height, f.filter_width, *f.stride, *f.padding, *f.dilation, *self.classes,
+            f.filters, f.channels, f.filter_height, f.filter_width, *f.stride, *f.padding, *f.dilation, *self.phases,
             c.filter_height, c.filter_width, self.rows.corner, self.columns.corner,
         )  # fmt: skip
         return KernelCall(
@@ -91,13 +90,13 @@ class Spread:
         )  # fmt: skip
 
     def shuffle(self) -> KernelCall:
-        """The launch that brings results to their places."""
+        """Return the launch that scatters the results."""
         f, c = self.forward, self.convolution
         row = f.width * f.channels
-        vector = widest_vector(f.dtype, math.gcd(row, self.classes[1] * f.channels))
+        vector = widest_vector(f.dtype, math.gcd(row, self.phases[1] * f.channels))
         along = min(THREADS, 1 << (ceil_div(row, vector) - 1).bit_length())
         struct = (
-            f.batch, f.channels, f.height, f.width, *self.classes, self.rows.shift, self.columns.shift,
+            f.batch, f.channels, f.height, f.width, *self.phases, self.rows.shift, self.columns.shift,
             c.output_height, c.output_width,
         )  # fmt: skip
         return KernelCall(
@@ -113,40 +112,40 @@ class Spread:
         )
 
 
-def _union(classes: tuple[Axis, ...]) -> Axis | None:
-    """Windows along one dimension that hold those of every class; None if no class meets a tap."""
-    met = [one for one in classes if one.taps]
+def _union(phases: tuple[Axis, ...]) -> Axis | None:
+    """Return the window along one dimension that contains those of all phases; None if no phase has a tap."""
+    met = [phase for phase in phases if phase.taps]
     if not met:
         return None
-    corner = min(one.corner for one in met)
-    end = max(one.corner + one.dilation * (one.taps - 1) for one in met)
-    return Axis(0, max(one.count for one in classes), met[0].size, 0, 1, end - corner + 1, 1, corner)
+    corner = min(phase.corner for phase in met)
+    end = max(phase.corner + phase.dilation * (phase.taps - 1) for phase in met)
+    return Axis(0, max(phase.count for phase in phases), met[0].size, 0, 1, end - corner + 1, 1, corner)
 
 
 @dataclass(frozen=True)
-class _Way:
+class _Candidate:
     rung: Rung[Conv2dProblem]
     config: Config
     us: float
 
 
 @lru_cache(maxsize=256)
-def _ways(convolution: Conv2dProblem, card: Card) -> tuple[_Way, ...]:
-    """The rungs of conv2d that may be fastest, each by its own best guess, the fastest first; for any caller, and
-    whatever else is in the batch."""
+def _candidates(convolution: Conv2dProblem, card: Card) -> tuple[_Candidate, ...]:
+    """Return the rungs of conv2d that may be fastest, each with its first config, fastest first. Rungs with shared
+    state or with a scale shared across the batch are omitted."""
     conv2d = Conv2d()
-    found: list[_Way] = []
+    found: list[_Candidate] = []
     for name in dict.fromkeys(conv2d.preferred(convolution)):
         rung = conv2d.ladder.rung(name).on(card)
         if rung.scales_together or rung.refusal(convolution) is not None:
             continue
-        if found and rung.least(convolution) >= min(way.us for way in found):
+        if found and rung.least(convolution) >= min(candidate.us for candidate in found):
             continue
         config = rung.configs(convolution)[0]
         us = rung.estimate(convolution, config)
         if us is not None and not rung.recipe(convolution, config).shared_state:
-            found.append(_Way(rung, config, us))
-    return tuple(sorted(found, key=lambda way: way.us))
+            found.append(_Candidate(rung, config, us))
+    return tuple(sorted(found, key=lambda candidate: candidate.us))
 
 
 @dataclass(frozen=True)
@@ -160,75 +159,81 @@ class Subpixel(Rung[Conv2dInputGradientProblem, SubpixelConfig]):
         if f.groups != 1:
             return f"{self.name} takes groups=1, not {f.groups}; direct takes any"
         if problem.aux:
-            return f"{self.name} takes a bias and an activation, no {problem.aux}"
+            return f"{self.name} does not support a {problem.aux}"
         if f.stride == (1, 1):
-            return f"{self.name} is for several classes of pixels; with a stride of 1 there is one"
-        spread = Spread.of(f)
-        if spread is None:
-            return f"{self.name} convolves, but no tap of the filter meets a pixel of the image here"
+            return f"{self.name} needs a stride; with stride 1 there is a single phase"
+        conv = SubpixelConv.of(f)
+        if conv is None:
+            return f"{self.name} needs a tap; no pixel of this image has one"
         if f.batch * f.height >= 2**31 - THREADS:
-            return f"{self.name} counts rows of pixels in 32 bits; {f.batch * f.height} are too many"
+            return f"{self.name} counts rows of pixels in 32 bits, not {f.batch * f.height}"
         try:
-            refusal = Conv2d.ladder.rung(ALWAYS).on(self.card).refusal(spread.convolution)
+            refusal = Conv2d.ladder.rung(ALWAYS).on(self.card).refusal(conv.convolution)
         except UnsupportedError as error:
             refusal = str(error)
         return refusal and f"as one convolution, {refusal}"
 
     def configs(self, problem: Conv2dInputGradientProblem) -> tuple[SubpixelConfig, ...]:
-        return tuple(SubpixelConfig(way.rung.name) for way in _ways(_spread(problem).convolution, self.card))
+        return tuple(
+            SubpixelConfig(candidate.rung.name)
+            for candidate in _candidates(_subpixel(problem).convolution, self.card)
+        )
 
-    def _way(self, problem: Conv2dInputGradientProblem, config: SubpixelConfig) -> _Way:
-        ways = _ways(_spread(problem).convolution, self.card)
-        return next(way for way in ways if way.rung.name == config.convolution)
+    def _candidate(self, problem: Conv2dInputGradientProblem, config: SubpixelConfig) -> _Candidate:
+        candidates = _candidates(_subpixel(problem).convolution, self.card)
+        return next(candidate for candidate in candidates if candidate.rung.name == config.convolution)
 
     def estimate(self, problem: Conv2dInputGradientProblem, config: SubpixelConfig) -> float:
-        return self._way(problem, config).us + self._besides(problem)
+        return self._candidate(problem, config).us + self._overhead(problem)
 
     def least(self, problem: Conv2dInputGradientProblem) -> float:
-        return self.card.microseconds(0, _spread(problem).convolution.traffic) + self._besides(problem)
+        return self.card.microseconds(0, _subpixel(problem).convolution.traffic) + self._overhead(problem)
 
-    def _besides(self, problem: Conv2dInputGradientProblem) -> float:
-        """Microseconds to spread the filters, and to bring results to their places."""
-        spread, size = _spread(problem), problem.forward.element_bytes
-        filters = self.card.microseconds(0, size * spread.convolution.weight_elements)
-        return filters + (0.0 if spread.whole else self.card.microseconds(0, 2 * size * problem.elements))
+    def _overhead(self, problem: Conv2dInputGradientProblem) -> float:
+        """Microseconds to expand the filters, and to scatter the results."""
+        conv, size = _subpixel(problem), problem.forward.element_bytes
+        filters = self.card.microseconds(0, size * conv.convolution.weight_elements)
+        return filters + (0.0 if conv.whole else self.card.microseconds(0, 2 * size * problem.elements))
 
     def recipe(self, problem: Conv2dInputGradientProblem, config: SubpixelConfig) -> Recipe:
-        spread, way = _spread(problem), self._way(problem, config)
-        convolution, size = spread.convolution, problem.forward.element_bytes
-        result = "y" if spread.whole else RESULTS
+        conv, candidate = _subpixel(problem), self._candidate(problem, config)
+        convolution, size = conv.convolution, problem.forward.element_bytes
+        result = "y" if conv.whole else RESULTS
         tensors = {"x": "gradient", "weight": WEIGHT, "bias": BIAS, "y": result}
-        inner = way.rung.recipe(convolution, way.config).remap(
+        inner = candidate.rung.recipe(convolution, candidate.config).remap(
             {name: Buffer(to) for name, to in tensors.items()}
         )
-        rooms = [Workspace(WEIGHT, size * convolution.weight_elements)]
+        workspaces = [Workspace(WEIGHT, size * convolution.weight_elements)]
         if convolution.bias:
-            rooms.append(Workspace(BIAS, size * convolution.filters))
-        if spread.whole:
-            return Recipe((spread.filters(), *inner.steps), (*rooms, *inner.workspaces))
-        rooms.append(Workspace(RESULTS, size * convolution.output_elements))
-        return Recipe((spread.filters(), *inner.steps, spread.shuffle()), (*rooms, *inner.workspaces))
+            workspaces.append(Workspace(BIAS, size * convolution.filters))
+        if conv.whole:
+            return Recipe((conv.filters(), *inner.steps), (*workspaces, *inner.workspaces))
+        workspaces.append(Workspace(RESULTS, size * convolution.output_elements))
+        return Recipe((conv.filters(), *inner.steps, conv.shuffle()), (*workspaces, *inner.workspaces))
 
     def tolerance(self, problem: Conv2dInputGradientProblem, peer_error: float) -> float:
-        """What the convolution's rungs round beyond a plain sum is allowed here too."""
-        convolution = _spread(problem).convolution
-        allowed = (way.rung.tolerance(convolution, peer_error) for way in _ways(convolution, self.card))
+        """At least that of the convolution's rungs."""
+        convolution = _subpixel(problem).convolution
+        allowed = (
+            candidate.rung.tolerance(convolution, peer_error)
+            for candidate in _candidates(convolution, self.card)
+        )
         return max(super().tolerance(problem, peer_error), *allowed)
 
 
-def _spread(problem: Conv2dInputGradientProblem) -> Spread:
-    spread = Spread.of(problem.forward)
-    assert spread is not None
-    return spread
+def _subpixel(problem: Conv2dInputGradientProblem) -> SubpixelConv:
+    conv = SubpixelConv.of(problem.forward)
+    assert conv is not None
+    return conv
 
 
-# For 1to56_766_k9s3_b1, the last layer of an FSRCNN, in fp16: 8.5 MB, nine classes of nine taps each.
+# 1to56_766_k9s3_b1, the last layer of an FSRCNN, in fp16: 8.5 MB, nine phases of nine taps each.
 SUBPIXEL = Subpixel(
     "subpixel",
-    "one convolution with filters for every class of pixels, zeros where only the windows of others reach, and a "
-    "launch that brings its results, blocks of stride x stride pixels, to their places; an infinity becomes NaN",
+    "one convolution with filters for every sub-pixel phase, zero where only the windows of others reach, and a "
+    "launch that scatters its blocks of stride x stride pixels; an infinity becomes NaN",
     below="tensor_core",
-    # Nine convolutions with one filter, for whose 16 columns tensor cores work, and as many launches that place 0.1 MB:
-    # 147 us by estimate. One with nine filters of 4x4 taps reads the image once: 12 us by `narrow`, and 2 to place.
+    # Nine convolutions with one filter, padded to 16 columns for tensor cores, and nine launches that scatter 0.1 MB:
+    # 147 us by estimate. One with nine filters of 4x4 taps reads the image once: 12 us by `narrow`, plus 2 to scatter.
     predicted_gain=9.0,
 )

@@ -254,8 +254,8 @@ FEW_CHANNELS = FewChannels(
     "product that TMA reads from overlapping windows, and rows of a k-tile share what was copied",
     below="direct",
     # direct: 30 G products of 88 instructions, 4 warps a cycle of each multiprocessor, are 90 ms. Packing moves 77 and
-    # 108 MB: 44 us. The product has 256 columns for 147, 105 GFLOP: 150 us at 700 TFLOP/s, 165 with what k-tiles lose at
-    # their borders (memory: 411 + 108 MB, 124 us; L2: 38 KB for 1024 cycles of products). 3 us for 132 parts, 3 for
+    # 108 MB: 44 us. The product has 256 columns for 147, 105 GFLOP: 150 us at 700 TFLOP/s, 165 with what k-tiles lose
+    # at borders (memory: 411 + 108 MB, 124 us; L2: 38 KB for 1024 cycles of products). 3 us for 132 parts, 3 for
     # launches.
     predicted_gain=420.0,
 )

@@ -60,8 +60,8 @@ def test_the_last_layer_of_an_autoencoder_takes_it() -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"channels": 60}, "loads 16 bytes"),
-        ({"residual": True}, "no residual"),
+        ({"channels": 60}, "multiples of 16 bytes"),
+        ({"residual": True}, "support a residual"),
         ({"layout": "nchw"}, "layout nhwc"),
         ({"width": 20_000}, "do not fit"),
         ({"filters": 6}, "up to 48"),

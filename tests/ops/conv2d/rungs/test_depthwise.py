@@ -125,8 +125,8 @@ LARGE = depthwise(144, 56, 3, batch=256)
     ("changes", "reason"),
     [
         ({"groups": 72}, "as many groups"),
-        ({"filter_height": 31, "filter_width": 31}, "fft_depthwise"),
-        ({"dtype": "fp8"}, "no products of e4m3"),
+        ({"filter_height": 31, "filter_width": 31}, "fft_fused"),
+        ({"dtype": "fp8"}, "support fp8"),
         ({"shortcut_channels": 64}, "shortcut"),
     ],
 )

@@ -13,7 +13,7 @@ from escalade.device.run import TwinOptions, bind
 from escalade.device.twin import Order
 from escalade.ops.base.card import H200
 from escalade.ops.conv2d import Conv2d, Conv2dProblem
-from escalade.ops.conv2d.rungs.depthwise_mma import RUNGS, MmaConfig
+from escalade.ops.conv2d.rungs.depthwise_mma import RUNGS, DepthwiseMmaConfig
 from tests.ops.conv2d.rungs.test_depthwise import depthwise, oblong
 from tests.support import Sample, check
 
@@ -27,16 +27,19 @@ TWO = RUNG.on(replace(H200, multiprocessors=2, architecture=None))
 @pytest.mark.parametrize(
     ("problem", "config"),
     [
-        (depthwise(24, 9, 5, batch=2, bias=True, activation="silu(x)"), MmaConfig(16, 2, 1, 6, 16, 1)),
-        (depthwise(8, 7, 7, batch=5, relu=True, dtype="bf16"), MmaConfig(16, 1, 3, 7, 8, 1)),
+        (
+            depthwise(24, 9, 5, batch=2, bias=True, activation="silu(x)"),
+            DepthwiseMmaConfig(16, 2, 1, 6, 16, 1),
+        ),
+        (depthwise(8, 7, 7, batch=5, relu=True, dtype="bf16"), DepthwiseMmaConfig(16, 1, 3, 7, 8, 1)),
         (
             oblong(32, 11, 9, 2, 3, (1, 1), (2, 3), (3, 2), bias=True, x_pitch=40, y_pitch=48),
-            MmaConfig(32, 4, 1, 8, 8, 1),
+            DepthwiseMmaConfig(32, 4, 1, 8, 8, 1),
         ),
     ],
     ids=["parts_of_tiles", "whole_images", "apart_and_dilated"],
 )
-def test_tiles_of_any_shape(problem: Conv2dProblem, config: MmaConfig, seed: int) -> None:
+def test_tiles_of_any_shape(problem: Conv2dProblem, config: DepthwiseMmaConfig, seed: int) -> None:
     options = TwinOptions(order=Order(seed=seed, late=True), checks=True)
     check(CONV2D, TWO, problem, config, CPU, seed, options)
 
@@ -57,7 +60,7 @@ def test_nan_and_infinity_reach_the_outputs_that_see_them(seed: int) -> None:
     [
         ({"dtype": "tf32"}, "in fp16, bf16"),
         ({"stride": (2, 2)}, "stride 1"),
-        ({"residual": True}, "no residual"),
+        ({"residual": True}, "support a residual"),
         ({"filter_width": 10}, "9 columns"),
     ],
 )

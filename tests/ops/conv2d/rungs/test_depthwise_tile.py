@@ -47,10 +47,10 @@ def test_a_block_walks_over_tiles_while_the_next_windows_come(rows: int, seed: i
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"channels": 148, "filters": 148, "groups": 148}, "8 channels at a time"),
-        ({"filters": 288}, "a filter for every channel"),
+        ({"channels": 148, "filters": 148, "groups": 148}, "multiples of 8 channels"),
+        ({"filters": 288}, "one filter per channel"),
         ({"layout": "nchw"}, "layout nhwc"),
-        ({"padding": (300, 300), "filter_height": 600, "filter_width": 600}, "too large"),
+        ({"padding": (300, 300), "filter_height": 600, "filter_width": 600}, "do not fit"),
     ],
 )
 def test_what_is_refused(changes: dict[str, Any], reason: str) -> None:

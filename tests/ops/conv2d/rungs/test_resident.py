@@ -77,7 +77,7 @@ def test_a_nan_stays_with_its_filter_where_two_share_a_reciprocal(seed: int) -> 
         ({"dtype": "fp32"}, "not fp32"),
         ({"channels": 20}, "ragged takes any"),
         ({"filters": 20}, "ragged takes any"),
-        ({"y_pitch": 128}, "as y lies"),
+        ({"y_pitch": 128}, "pitched y"),
         ({"channels": 16384}, "overlapped_store takes any"),
     ],
 )

@@ -62,11 +62,11 @@ def test_the_first_layer_of_an_autoencoder_takes_it_and_that_of_a_resnet_does_no
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"filters": 12}, "stores 8 filters"),
+        ({"filters": 12}, "multiples of 8 filters"),
         ({"layout": "nchw"}, "layout nhwc"),
-        ({"width": 20_000}, "too many"),
+        ({"width": 20_000}, "do not fit"),
         ({"channels": 32}, "words of 4 bytes"),
-        ({"pool": (3, 2)}, "rows that divide 4 and columns that divide 2"),
+        ({"pool": (3, 2)}, "rows divide 4 and whose columns divide 2"),
     ],
 )
 def test_what_it_refuses(changes: dict[str, Any], reason: str) -> None:

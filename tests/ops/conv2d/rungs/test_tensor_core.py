@@ -116,7 +116,7 @@ def test_shortcuts_that_no_copy_divides_are_refused() -> None:
     for rung in Conv2d.ladder:
         if not rung.supports_shortcut:  # type: ignore[attr-defined]
             problem = replace(SHORTCUT, dtype="fp32", layout="nchw")
-            assert "a shortcut of 64 channels" in str(rung.supports(problem))
+            assert "this one has 64 channels" in str(rung.supports(problem))
 
 
 def test_a_shortcut_has_a_rung_to_choose() -> None:

@@ -74,11 +74,11 @@ def test_every_tile_takes_the_filter_as_it_lies_or_turned_around(seed: int) -> N
         for config in rung.configs(problem)
         if isinstance(config, PersistentConfig) and config.splits <= 3
     ]
-    assert {config.swapped for config in configs if config.takes_mn_major} == {False, True}
-    assert {config.share for config in configs if config.takes_mn_major} > {"turns", "depth"}
-    kinds = {(one.swapped, one.share, one.takes_mn_major, one.splits > 1): one for one in configs}
+    assert {config.swapped for config in configs if config.supports_mn_major} == {False, True}
+    assert {config.share for config in configs if config.supports_mn_major} > {"turns", "depth"}
+    kinds = {(one.swapped, one.share, one.supports_mn_major, one.splits > 1): one for one in configs}
     for config in kinds.values():
-        assert len(rung.recipe(problem, config).steps) == (1 if config.takes_mn_major else 2)
+        assert len(rung.recipe(problem, config).steps) == (1 if config.supports_mn_major else 2)
         check(OPERATION, rung, problem, config, CPU, seed)
 
 
@@ -157,9 +157,9 @@ def test_blocks_that_share_the_sums_of_classes_have_a_slab_each() -> None:
 @pytest.mark.parametrize(
     ("name", "dtype", "reason"),
     [
-        ("64to64_9_k3s1_b1", "fp16", "several classes"),
+        ("64to64_9_k3s1_b1", "fp16", "several sub-pixel phases"),
         ("64to64_9_k3s2_b1", "fp32", "not fp32"),
-        ("64to64_9_k1s2_b1", "fp16", "no tap"),
+        ("64to64_9_k1s2_b1", "fp16", "needs a tap"),
         ("64to67_9_k3s2_b1", "fp16", "16 bytes"),
         ("64to64_20_k5s5_b1", "fp16", "16 at most"),
         ("64to64_9_k3s2g2_b1", "fp16", "groups=1"),
@@ -195,10 +195,10 @@ def test_all_classes_of_pixels_by_one_convolution(
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("8to8_9_k3s1_b1", "there is one"),
-        ("8to8_9_k3s2_b1_mask", "no mask"),
+        ("8to8_9_k3s1_b1", "single phase"),
+        ("8to8_9_k3s2_b1_mask", "support a mask"),
         ("8to8_9_k3s2g2_b1", "groups=1"),
-        ("1to1_1_k1s3p1_b1", "no tap"),
+        ("1to1_1_k1s3p1_b1", "needs a tap"),
     ],
 )
 def test_what_subpixel_refuses(name: str, reason: str) -> None:
@@ -378,7 +378,7 @@ def test_what_the_persistent_rung_refuses(changes: dict[str, Any], reason: str) 
 
 def test_it_refuses_what_no_tap_meets_and_too_many_rows() -> None:
     rung = OPERATION.ladder.rung("implicit_gemm")
-    assert "no tap" in (rung.supports(parse("1to1_1_k1s3p1_b1")) or "")
+    assert "needs a tap" in (rung.supports(parse("1to1_1_k1s3p1_b1")) or "")
     assert "rows of pixels in 32 bits" in (rung.supports(parse("64to1_56x1_k1s2_b1000000")) or "")
 
 

@@ -1,8 +1,8 @@
-"""The input's gradient as convolutions of the output's: one for each class of pixels that a stride treats alike.
+"""The input gradient as stride-1 convolutions of dy, one per sub-pixel phase of the stride.
 
-Pixel h of x meets tap r in row (h + padding - r * dilation) / stride of y, where that divides. Pixels whose h has the
-same remainder by the stride, h = i * stride + offset, meet the same taps, each in a row i + (some number): theirs is a
-convolution of stride 1 with the filter of these taps, backwards. Columns are the same; a stride of 1 has one class.
+Pixel h of x meets tap r in row (h + padding - r * dilation) / stride of y, if that divides. Pixels with the same
+remainder, h = i * stride + offset, meet the same taps, each in a row i + constant. So they are a stride-1 convolution
+with these taps in reverse. Columns are alike; stride 1 has one phase.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from escalade.ops.conv2d.rungs.tma_windows import MNMajor, Windows
 
 @dataclass(frozen=True)
 class Axis:
-    """A class along one dimension: the pixels offset, offset + stride, …, and the taps that they meet."""
+    """A phase along one dimension: the pixels offset, offset + stride, …, and their taps."""
 
     offset: int
     count: int
@@ -29,33 +29,32 @@ class Axis:
     size: int
     """Pixels of y."""
     first: int
-    """The first tap; every `step`-th from there on."""
+    """First tap; then every `step`-th."""
     step: int
     taps: int
-    """0: no tap meets these pixels, and their gradient is zero."""
+    """0 if these pixels have no tap; their gradient is zero."""
     dilation: int
     corner: int
-    """The pixel of y that the first pixel meets with the last tap, the first of the filter that runs backwards."""
+    """Pixel of y at which the first pixel meets the last tap, which is the first of the reversed filter."""
 
     @property
     def last(self) -> int:
-        """The last tap, which is the first of the filter that runs backwards."""
+        """Last tap: the first of the reversed filter."""
         return self.first + (self.taps - 1) * self.step
 
     @property
     def lower(self) -> int:
-        """The padding that the convolution has in front."""
+        """Padding before the image."""
         return -self.corner
 
     @property
     def upper(self) -> int:
-        """The padding that the convolution has behind."""
+        """Padding after the image."""
         return self.count - 1 + self.corner + self.dilation * (self.taps - 1) - (self.size - 1)
 
     @property
     def padding(self) -> int:
-        """The padding on both sides alike, so that nothing is missing; of the results, those from `shift` on are
-        wanted."""
+        """Symmetric padding that covers both sides; the wanted results start at `shift`."""
         return max(self.lower, self.upper, 0)
 
     @property
@@ -64,14 +63,14 @@ class Axis:
 
     @property
     def padded_count(self) -> int:
-        """The number of results with `padding`."""
+        """Number of results with `padding`."""
         return self.size + 2 * self.padding - self.dilation * (self.taps - 1)
 
 
 def axes(
     size: int, output_size: int, taps: int, stride: int, padding: int, dilation: int
 ) -> tuple[Axis, ...]:
-    """The classes along one dimension, those without pixels left out."""
+    """Return the phases along one dimension, without empty ones."""
     common = math.gcd(stride, dilation)
     step = stride // common
     found = []
@@ -90,7 +89,7 @@ def axes(
 
 
 @dataclass(frozen=True)
-class PixelClass:
+class PixelPhase:
     forward: Conv2dProblem
     rows: Axis
     columns: Axis
@@ -101,8 +100,7 @@ class PixelClass:
 
     @property
     def convolution(self) -> Conv2dProblem:
-        """The convolution of the output's gradient with the filter of this class, padded alike on both sides,
-        without what is added to it."""
+        """Convolution of dy with the filter of this phase, with symmetric padding and without a residual."""
         f = self.forward
         return replace(
             f, channels=f.filters, height=f.output_height, width=f.output_width, filters=f.channels,
@@ -113,7 +111,7 @@ class PixelClass:
 
     @property
     def whole(self) -> bool:
-        """Whether the results of the convolution are dx as it lies in memory."""
+        """True if the results of the convolution are dx itself."""
         f, c = self.forward, self.convolution
         return (self.rows.shift, self.columns.shift) == (0, 0) and (c.output_height, c.output_width) == (
             f.height,
@@ -137,12 +135,12 @@ class PixelClass:
 
     @property
     def reach(self) -> tuple[int, int]:
-        """Rows and columns that the taps span, less one."""
+        """Rows and columns spanned by the taps, minus one."""
         return self.rows.dilation * (self.rows.taps - 1), self.columns.dilation * (self.columns.taps - 1)
 
     @property
     def mn_major(self) -> MNMajor | None:
-        """The filter of the class as it lies, where wgmma takes it that way and TMA brings it."""
+        """Filter of the phase in place, if wgmma and TMA support it as MN-major."""
         f, rows, columns = self.forward, self.rows, self.columns
         tap = f.channels * f.element_bytes
         if f.dtype not in ("fp16", "bf16") or f.layout != "nhwc" or tap % COPY_BYTES:
@@ -155,13 +153,13 @@ class PixelClass:
 
     @property
     def placement(self) -> tuple[int, ...]:
-        """The places of the class's pixels in dx: steps, offsets and the size of the whole, along rows and columns."""
+        """Location of the pixels in dx: row and column step and offset, height and width."""
         f = self.forward
         return *f.stride, self.rows.offset, self.columns.offset, f.height, f.width
 
     @property
     def windows(self) -> Windows:
-        """The windows of the output's gradient that the pixels see: exactly these, whatever lies around the image."""
+        """Windows of dy that the pixels read, with exact padding."""
         f, rows, columns = self.forward, self.rows, self.columns
         return Windows(
             f.dtype, f.element_bytes, f.batch, f.filters, (f.output_height, f.output_width),
@@ -171,12 +169,12 @@ class PixelClass:
 
     @property
     def placed(self) -> Ints:
-        """The places to which kernels for Hopper bring the pixels themselves."""
+        """`Placement` for kernels on Hopper that scatter the pixels themselves."""
         return UNPLACED if self.forward.stride == (1, 1) else Ints(self.placement)
 
     @property
     def elements(self) -> int:
-        """Elements of dx in the class."""
+        """Elements of dx."""
         return self.forward.batch * self.forward.channels * self.rows.count * self.columns.count
 
     @property
@@ -191,63 +189,66 @@ class PixelClass:
         )  # fmt: skip
 
 
-def pixel_classes(forward: Conv2dProblem) -> tuple[PixelClass, ...]:
+def pixel_phases(forward: Conv2dProblem) -> tuple[PixelPhase, ...]:
     f = forward
     rows = axes(f.height, f.output_height, f.filter_height, f.stride[0], f.padding[0], f.dilation[0])
     columns = axes(f.width, f.output_width, f.filter_width, f.stride[1], f.padding[1], f.dilation[1])
-    return tuple(PixelClass(f, one, other) for one in rows for other in columns)
+    return tuple(PixelPhase(f, row, column) for row in rows for column in columns)
 
 
-def _together(classes: tuple[Axis, ...], taps: int) -> Axis:
-    """Classes along one dimension as one: as many pixels as the largest has, from the first corner of all on, and the
-    whole filter."""
+def _together(phases: tuple[Axis, ...], taps: int) -> Axis:
+    """Merge phases along one dimension: the pixels of the largest, from the first corner, with the whole filter."""
     return Axis(
-        0, max(one.count for one in classes), classes[0].size, 0, 1, taps, classes[0].dilation,
-        min(one.corner for one in classes),
+        0, max(phase.count for phase in phases), phases[0].size, 0, 1, taps, phases[0].dilation,
+        min(phase.corner for phase in phases),
     )  # fmt: skip
 
 
 @dataclass(frozen=True)
-class AllClasses:
-    """All classes of pixels, each met by some tap, for a launch that has the convolutions of all of them."""
+class AllPhases:
+    """All sub-pixel phases, each with taps, for a single launch."""
 
-    classes: tuple[PixelClass, ...]
+    phases: tuple[PixelPhase, ...]
 
     @staticmethod
-    def of(forward: Conv2dProblem) -> AllClasses:
-        """The classes of a convolution, those with the most taps first: what comes last is then short, and blocks end
-        together."""
-        return AllClasses(
-            tuple(sorted(pixel_classes(forward), key=lambda one: one.taps, reverse=True)),
+    def of(forward: Conv2dProblem) -> AllPhases:
+        """Sort phases by taps, descending: the last tiles are then short, and CTAs finish together."""
+        return AllPhases(
+            tuple(sorted(pixel_phases(forward), key=lambda phase: phase.taps, reverse=True)),
         )
 
     @cached_property
-    def together(self) -> PixelClass:
-        """What all have in common: windows to begin from, the whole filter, and places without offsets."""
-        f = self.classes[0].forward
-        rows = _together(tuple(one.rows for one in self.classes), f.filter_height)
-        columns = _together(tuple(one.columns for one in self.classes), f.filter_width)
-        return PixelClass(f, rows, columns)
+    def together(self) -> PixelPhase:
+        """What all phases share: the start of the windows, the whole filter, and a placement without offsets."""
+        f = self.phases[0].forward
+        rows = _together(tuple(phase.rows for phase in self.phases), f.filter_height)
+        columns = _together(tuple(phase.columns for phase in self.phases), f.filter_width)
+        return PixelPhase(f, rows, columns)
 
-    def shift(self, one: PixelClass) -> tuple[int, int]:
-        """Pixels from the windows that all begin from to those of a class."""
-        return one.rows.corner - self.together.rows.corner, one.columns.corner - self.together.columns.corner
+    def shift(self, phase: PixelPhase) -> tuple[int, int]:
+        """Return the offset of a phase's windows from the shared ones."""
+        return (
+            phase.rows.corner - self.together.rows.corner,
+            phase.columns.corner - self.together.columns.corner,
+        )
 
     @property
     def span(self) -> int:
-        """Pixels that the windows of all span along a side at most, less one."""
+        """Largest side of the union of all windows, minus one."""
         return max(
-            shift + far for one in self.classes for shift, far in zip(self.shift(one), one.reach, strict=True)
+            shift + far
+            for phase in self.phases
+            for shift, far in zip(self.shift(phase), phase.reach, strict=True)
         )
 
     @property
     def struct(self) -> Ints:
         """`PixelClasses` of kernels/conv2d/pixel_classes.cuh."""
-        first = self.classes[0]
+        first = self.phases[0]
         values = [first.rows.step, first.columns.step]
-        for one in self.classes:
-            rows, columns = one.rows, one.columns
+        for phase in self.phases:
+            rows, columns = phase.rows, phase.columns
             values += [
-                rows.taps, columns.taps, rows.last, columns.last, *self.shift(one), rows.offset, columns.offset,
+                rows.taps, columns.taps, rows.last, columns.last, *self.shift(phase), rows.offset, columns.offset,
             ]  # fmt: skip
         return Ints(tuple(values))
