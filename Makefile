@@ -51,7 +51,7 @@ gpu-test:
 release-check: setup
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -c constraints.txt torchvision
 	$(BIN)/escalade measure headline --check
-	$(BIN)/escalade tables --check
+	$(BIN)/escalade report tables --check
 
 setup: $(READY)
 

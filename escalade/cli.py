@@ -47,6 +47,14 @@ COMMANDS = {
     "report": "Write all records as one HTML file: README's table and plots, then every network, layer and ladder.",
 }
 """Summary of every command for `escalade --help`, equal to the first paragraph of its docstring."""
+SUBCOMMANDS = {
+    "bench": ("layers", "calls", "coverage", "check", "evaluate"),
+    "cache": ("precompile",),
+    "profile": ("count",),
+    "report": ("tables",),
+}
+"""Commands that belong to another: `escalade bench layers`. `escalade layers`, as it was called, works too."""
+PARENTS = {name: parent for parent, names in SUBCOMMANDS.items() for name in names}
 _EXTRAS = {"matplotlib": "bench", "jinja2": "bench", "markdown_it": "bench", "markupsafe": "bench"}
 """Extra of pyproject.toml that installs a package."""
 _resolved: list[str] = []
@@ -57,9 +65,11 @@ class _LazyGroup(TyperGroup):
     """Imports the module of a command when it runs: importing PyTorch takes seconds, and `--help` does not need it."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if PARENTS.get("".join(args[1:2])) == args[0]:
+            args = args[1:]
         name, placeholder, rest = super().resolve_command(ctx, args)
         _resolved.append(str(name))
-        return name, placeholder and _command(str(name)), rest
+        return path(str(name)), placeholder and _command(str(name)), rest
 
 
 app = typer.Typer(
@@ -72,10 +82,16 @@ app = typer.Typer(
 )
 
 
+def path(name: str) -> str:
+    """Return a command as it is typed: `bench layers`."""
+    return f"{PARENTS[name]} {name}" if name in PARENTS else name
+
+
 def _command(name: str) -> Any:
     """Import a command and return it as a click command."""
     single = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
-    single.command(name, context_settings=_CONTEXT)(
+    further = [f"escalade {path(one)}: {COMMANDS[one]}" for one in SUBCOMMANDS.get(name, ())]
+    single.command(path(name), context_settings=_CONTEXT, epilog="\n\n".join(further))(
         importlib.import_module(f"escalade.commands.{name}").command
     )
     return typer.main.get_command(single)
@@ -86,7 +102,8 @@ def _placeholder() -> None:
 
 
 for _name, _summary in COMMANDS.items():
-    app.command(_name, help=_summary)(_placeholder)
+    _further = "".join(f" Also: {', '.join(names)}." for names in [SUBCOMMANDS.get(_name)] if names)
+    app.command(_name, help=_summary + _further, hidden=_name in PARENTS)(_placeholder)
 
 
 def _version(requested: bool) -> None:
@@ -143,7 +160,7 @@ def _end(sentence: str) -> None:
 
 def _is_skipped() -> bool:
     """Return True if the command never ran: typer < 0.15.4 with click >= 8.2 treats any command line as `--version`."""
-    return sys.argv[1:2] != [] and sys.argv[1] in COMMANDS and sys.argv[1] not in _resolved
+    return sys.argv[1:2] != [] and sys.argv[1] in COMMANDS and not _resolved
 
 
 def _is_interrupted(error: BaseException | None) -> bool:

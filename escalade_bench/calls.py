@@ -285,7 +285,7 @@ def units() -> Iterator[Unit]:
             yield Unit(
                 f"calls/{call.name}/{dtype}",
                 f"the host's time for {call.name} beside PyTorch's",
-                shlex.join(("escalade", "calls", *asked)),
+                shlex.join(("escalade", "bench", "calls", *asked)),
                 _SECONDS,
                 partial(_measure, call, dtype),
                 None,

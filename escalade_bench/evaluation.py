@@ -154,7 +154,7 @@ def units() -> Iterator[Unit]:
     yield Unit(
         f"evaluation/{NETWORK}",
         f"right answers of {NETWORK} with real weights",
-        shlex.join(("escalade", "evaluate", NETWORK, *asked)),
+        shlex.join(("escalade", "bench", "evaluate", NETWORK, *asked)),
         _SECONDS,
         _measure,
         _made,

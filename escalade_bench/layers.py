@@ -302,7 +302,7 @@ def _unit(layer: Layer, name: str, batch: int, direction: str) -> Unit:
     return Unit(
         f"layers/{direction}/{layer.operation}/{layer.problem.name}/{dtype}",
         f"a layer of {name} beside its peers",
-        shlex.join(("escalade", "layers", *asked, *how)),
+        shlex.join(("escalade", "bench", "layers", *asked, *how)),
         _SECONDS,
         partial(_measure, layer, WORKLOADS[direction], peers),
         partial(_made, layer),

@@ -192,3 +192,12 @@ def test_the_list_of_commands_says_what_their_docstrings_do() -> None:
 def test_a_command_is_suggested_for_one_that_there_is_not() -> None:
     result = run("ladders")
     assert result.exit_code == 2 and "Did you mean" in result.output and "'ladder'" in result.output
+
+
+@pytest.mark.parametrize("name", cli.PARENTS)
+def test_a_subcommand_runs_by_its_path_and_by_its_old_name(name: str) -> None:
+    asked = [run(*words, "--help", columns=80).output for words in (cli.path(name).split(), [name])]
+    assert asked[0] == asked[1] and f"escalade {cli.path(name)} " in " ".join(asked[0].split())
+    assert cli.COMMANDS[name].split(".")[0] in " ".join(
+        run(cli.PARENTS[name], "--help", columns=300).output.split()
+    )

@@ -33,7 +33,7 @@ def test_snippets_run(block: str) -> None:
 
 def test_generated_tables_are_what_the_records_say() -> None:
     stale = tables.stale(ROOT / "results", ROOT)
-    assert not stale, f"{[str(path) for path in stale]} are out of date; run: escalade tables"
+    assert not stale, f"{[str(path) for path in stale]} are out of date; run: escalade report tables"
 
 
 def test_every_environment_variable_is_documented() -> None:

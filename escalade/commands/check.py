@@ -1,4 +1,4 @@
-"""`escalade check`: time a network's plan against PyTorch on this GPU."""
+"""`escalade bench check`: time a network's plan against PyTorch on this GPU."""
 
 from __future__ import annotations
 

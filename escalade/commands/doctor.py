@@ -85,7 +85,7 @@ def examine() -> Report:
     on_gpu = bool(gpu.good and compiler.good and headers.good)
     abilities = (
         Finding("compile kernels for a GPU", "yes" if compiler.good and headers.good else "no",
-                bool(compiler.good and headers.good), "escalade precompile conv2d"),
+                bool(compiler.good and headers.good), "escalade cache precompile conv2d"),
         Finding("run kernels on the GPU, and time them", "yes" if on_gpu else "no", on_gpu, "escalade ladder conv2d"),
         Finding("run kernels on the CPU twin", "yes" if twin.good else "no", bool(twin.good),
                 "escalade verify conv2d --device twin"),

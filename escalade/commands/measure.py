@@ -165,7 +165,7 @@ def _measure(
         )
     if left:
         console.print(f"{len(left)} units are left, about {duration(sum(state.seconds for state in left))}")
-    console.print("escalade tables brings README and docs up to date")
+    console.print("escalade report tables brings README and docs up to date")
     if failed:
         raise typer.Exit(1)
 

@@ -1,4 +1,4 @@
-"""`escalade precompile`: compile kernels into the cache without a GPU."""
+"""`escalade cache precompile`: compile kernels into the cache without a GPU."""
 
 from __future__ import annotations
 

@@ -239,7 +239,7 @@ def _unit(module: str, entry: Entry, dtype: str, batches: tuple[int, ...]) -> Un
     return Unit(
         f"coverage/{module}/{entry.name}/{dtype}",
         f"{entry.name} of {module} beside PyTorch",
-        shlex.join(("escalade", "coverage", *asked, *how)),
+        shlex.join(("escalade", "bench", "coverage", *asked, *how)),
         _SECONDS[module],
         partial(_measure, module, entry, dtype, batches),
         partial(_made, module, entry, dtype),

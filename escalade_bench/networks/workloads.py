@@ -118,7 +118,8 @@ def workload(name: str) -> Workload:
         return _of_constructor(name)
     raise UnsupportedError(
         f"there is no workload {name!r}; there is {', '.join(WORKLOADS)}, any constructor as module:name, and the "
-        f"{SUFFIX} file of a program of torch.export. For a saved engine, `escalade check` has its plan beside PyTorch"
+        f"{SUFFIX} file of a program of torch.export. For a saved engine, `escalade bench check` compares its plan "
+        "with PyTorch"
     )
 
 
@@ -150,7 +151,7 @@ def _of_program(name: str) -> Workload:
     if not isinstance(first, torch.Tensor) or not first.is_floating_point() or first.dim() < 2:
         raise UnsupportedError(
             f"{name} takes other inputs than one batch of numbers; bench measures networks of one such tensor, and "
-            "`escalade check` has any network's plan beside PyTorch"
+            "`escalade bench check` has any network's plan beside PyTorch"
         )
     return _of_network(pathlib.Path(name).stem, lambda: _Exported(program), tuple(first.shape[1:]))
 

@@ -1,6 +1,6 @@
 """Single layers and short chains of them, each on items of 2^18 numbers: in fp32 a batch is so many megabytes.
 
-`escalade coverage escalade_bench.zoo.layers -b 1,16,256` measures them all.
+`escalade bench coverage escalade_bench.zoo.layers -b 1,16,256` measures them all.
 """
 
 from __future__ import annotations

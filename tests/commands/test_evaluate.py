@@ -1,4 +1,4 @@
-"""`escalade evaluate`: right answers that plain PyTorch confirms, in the table, in files and in records."""
+"""`escalade bench evaluate`: right answers that plain PyTorch confirms, in the table, in files and in records."""
 
 from __future__ import annotations
 

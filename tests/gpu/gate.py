@@ -227,7 +227,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for part in parts:
         counts = ", ".join(f"{part.counts.get(name, 0)} {name}" for name in ("passed", "failed", "skipped"))
         print(f"{part.name}: {counts}, {part.seconds:.0f} s{': ' + part.failure if part.failure else ''}")
-    print(f"recorded in {', '.join(map(str, filed))}; `escalade tables` brings the docs up to date")
+    print(f"recorded in {', '.join(map(str, filed))}; `escalade report tables` brings the docs up to date")
     return 1 if any(part.failure for part in parts) else 0
 
 

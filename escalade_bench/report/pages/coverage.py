@@ -1,4 +1,4 @@
-"""docs/coverage.md: every network of a module, from the records that `escalade coverage` files."""
+"""docs/coverage.md: every network of a module, from the records that `escalade bench coverage` files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from escalade_bench.report.compare import Cards, Compared, compared, grouped, pl
 from escalade_bench.report.document import Heading, Item, origin
 from escalade_bench.report.table import Column, Table, columns, text
 
-COMMAND = "escalade coverage torchvision --results results"
+COMMAND = "escalade bench coverage torchvision --results results"
 _INTRODUCTION = f"""The result of compiling every network of a module: its error against float64 and what is allowed,
 the steps that PyTorch computes and which, the kernel launches, and times beside PyTorch's CUDA graph (BatchNorm folded,
 channels_last) and torch.compile (captured into a graph). Networks are measured one by one. *% of a copy* is the rate at

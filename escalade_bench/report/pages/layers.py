@@ -136,7 +136,7 @@ def table(title: str, rows: Sequence[Row]) -> Table:
 
 
 def page(cards: Cards) -> list[Item]:
-    command = "escalade layers resnet50 --results results"
+    command = "escalade bench layers resnet50 --results results"
     return document.page("Layers, measured", _LEGEND, map(_section, cards.values()), command)
 
 

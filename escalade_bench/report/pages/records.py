@@ -43,7 +43,7 @@ def page(records: Sequence[Record]) -> list[Item]:
         Heading(2, "Host time per call"),
         "The time until a call of an operator from Python returns; its work on the GPU is not waited for. The ratio is "
         "PyTorch's time divided by ours: above 1× our call costs less.",
-        calls_table(calls) if calls else not_measured("escalade calls --results results"),
+        calls_table(calls) if calls else not_measured("escalade bench calls --results results"),
         Heading(2, "Peers"),
         peers(records),
         Heading(2, "Not measured"),

@@ -1,7 +1,7 @@
 """Networks of many families in plain PyTorch, each at a usual size: what is compiled beside classifiers.
 
 A constructor takes nothing and has the sizes of one item as its `example_shape`; the classes behind them take widths
-and depths, and are smaller then. `escalade coverage escalade_bench.zoo.varied` measures them all.
+and depths, and are smaller then. `escalade bench coverage escalade_bench.zoo.varied` measures them all.
 """
 
 from escalade_bench.zoo.varied.attention import cbam_resnet, eca_resnet, se_resnet, sknet

@@ -13,7 +13,7 @@ Layer = Callable[[int], nn.Module]
 
 
 def takes(*sizes: int) -> Callable[[Constructor], Constructor]:
-    """Says the sizes of one item of what a network takes, where `escalade coverage` looks for them."""
+    """Says the sizes of one item of what a network takes, where `escalade bench coverage` looks for them."""
 
     def said(make: Constructor) -> Constructor:
         make.example_shape = sizes  # type: ignore[attr-defined]

@@ -329,7 +329,7 @@ def test_accuracy_is_a_unit_where_weights_and_photographs_are(
     (found,) = evaluation.units()
     assert not evaluation.missing()
     assert found.command.startswith(
-        f"escalade evaluate resnet18 --weights {tmp_path / evaluation.FILES[0]} --data"
+        f"escalade bench evaluate resnet18 --weights {tmp_path / evaluation.FILES[0]} --data"
     )
 
 
