@@ -250,7 +250,7 @@ def measure(layer: Layer, peers: Sequence[str], settings: Settings, workload: st
         return []
     say(f"{label}: verifying {chosen.rung.name} and peers")
     offered, refused = candidates(layer, peers) if device.type == "cuda" else ([], [])
-    settings = replace(settings, tune=False, weights_stay=not operation.weights_change)
+    settings = replace(settings, tune=False, weights_are_constant=not operation.weights_change)
     jobs = [verification.VerificationJob(chosen.problem, chosen.rung, chosen.config)]
     records = measure_jobs(operation, problem, jobs, offered, settings)
     free(device)

@@ -50,7 +50,7 @@ class Settings:
     min_rounds: int = 5
     screening_seconds: float = 0.02
     """Seconds for each config of the first pass of tuning."""
-    weights_stay: bool = False
+    weights_are_constant: bool = False
     """True to leave steps that depend on weights alone out of the time, whatever the operation says."""
     device: torch.device = _CPU
     ceilings: Ceilings | None = None
@@ -217,14 +217,14 @@ class Bench:
             inputs = {name: tensor for name, tensor in tensors.items() if name not in self._outputs}
             self._expected[layout, number] = {
                 "y": self.operation.reference(problem, inputs),
-                **self.operation.further_references(problem, inputs),
+                **self.operation.extra_references(problem, inputs),
             }
         return self._expected[layout, number]
 
     def _subject(self, one: Verified) -> Subject:
         recipe = one.rung.recipe(one.problem, one.config)
-        stay = self.operation.weights_stay or self.settings.weights_stay
-        prepared = PreparedRecipe(recipe, self.device, one.name, weights_stay=stay, behind=recipe)
+        stay = self.operation.weights_are_constant or self.settings.weights_are_constant
+        prepared = PreparedRecipe(recipe, self.device, one.name, weights_are_constant=stay, behind=recipe)
         # Packed weights are kept per set; everything else may be shared.
         workspaces = {} if prepared.packs else self._workspaces(recipe)
 

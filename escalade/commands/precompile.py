@@ -14,7 +14,7 @@ from escalade.commands.compiling import compile_all
 from escalade.commands.options import Dtypes, Layouts, Operation, Problems, Rungs, count
 from escalade.commands.selection import Selection, check_names
 from escalade.device.architecture import ALL_ARCHITECTURES, HOPPER
-from escalade.ops.base.cards import typical
+from escalade.ops.base.cards import typical_card
 
 
 def command(
@@ -37,7 +37,7 @@ def command(
     problems = selection.parsed(chosen) or (
         *chosen.small_problems, *chosen.problems, *chosen.crossover,
     )  # fmt: skip
-    planned = selection.jobs(chosen, torch.device("cpu"), problems, tune, typical(arch))
+    planned = selection.jobs(chosen, torch.device("cpu"), problems, tune, typical_card(arch))
     selection.require_work(planned, "compile")
     failures = compile_all(planned, arch, workers, console)
     for failure in failures:

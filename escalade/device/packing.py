@@ -24,7 +24,7 @@ class PreparedRecipe:
         device: torch.device,
         label: str = "",
         *,
-        weights_stay: bool,
+        weights_are_constant: bool,
         behind: Recipe | None = None,
         options: TwinOptions = TwinOptions(),
     ) -> None:
@@ -33,17 +33,17 @@ class PreparedRecipe:
         self._device = device
         self._label = label
         self._options = options
-        self.packs = weights_stay and bool(recipe.packing.steps)
+        self.packs = weights_are_constant and bool(recipe.packing.steps)
         """True if there are packing steps to run once."""
         comes_early = behind is not None and (
-            behind.launches_early_after_packing if weights_stay else behind.launches_early
+            behind.launches_early_after_packing if weights_are_constant else behind.launches_early
         )
         self.executable = Executable(
-            recipe.after_packing if weights_stay else recipe,
+            recipe.after_packing if weights_are_constant else recipe,
             device,
             label,
             options=options,
-            weights_ready=weights_stay,
+            weights_ready=weights_are_constant,
             release_dependents=comes_early,
         )
         """The steps of every call, over the tensors returned by `pack`."""

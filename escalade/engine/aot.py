@@ -23,7 +23,7 @@ from escalade.engine.graph.forms import InputFormat
 from escalade.engine.plan.plan import Plan
 from escalade.errors import CompileError, UnsupportedError
 from escalade.ops.base.card import H200, Card
-from escalade.ops.base.cards import typical
+from escalade.ops.base.cards import typical_card
 from escalade.ops.choose.table import Decided, Entry, key_of
 
 InputSpecs = tuple[tuple[tuple[int, ...], InputFormat], ...]
@@ -148,7 +148,7 @@ def cards_for(kernels: bool | str | Sequence[str], own: Card | None, where: str)
             "the twin's kernels are built for this machine's CPU and cannot be saved; name GPU architectures, such as "
             f"kernels={H200.architecture!r}"
         )
-    return [own if own is not None and name == own.architecture else typical(name) for name in names]
+    return [own if own is not None and name == own.architecture else typical_card(name) for name in names]
 
 
 def compile_programs(programs: Iterable[Program], architecture: str) -> dict[str, bytes]:

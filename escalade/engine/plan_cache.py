@@ -41,7 +41,7 @@ from escalade.engine.settings import Settings
 from escalade.errors import CompileError, UnsupportedError
 from escalade.gc_pause import gc_paused
 from escalade.ops import OPERATIONS
-from escalade.ops.base.card import Card, Place
+from escalade.ops.base.card import Card, DeviceOrCard
 
 logger = logging.getLogger("escalade")
 
@@ -300,7 +300,7 @@ class PlanCache:
         return self.planner(network, card, batch, formats)()
 
     def planner(
-        self, network: Network, place: Place, batch: int, formats: Mapping[str, InputFormat]
+        self, network: Network, place: DeviceOrCard, batch: int, formats: Mapping[str, InputFormat]
     ) -> Callable[..., Plan]:
         """Return `make_plan` with the arguments for a batch size, device and input formats bound."""
         settings = self._settings
@@ -389,5 +389,5 @@ def _batch_dependent_rungs() -> frozenset[str]:
         f"{operation.name}/{rung.name}"
         for operation in OPERATIONS.values()
         for rung in operation.ladder
-        if rung.scales_together
+        if rung.scales_across_batch
     )

@@ -22,7 +22,7 @@ from escalade.ops.base.naming import Named, NamePattern
 from escalade.ops.base.operation import Operation, Reference
 from escalade.ops.base.pitch import check_pitches, unsupported_pitch
 from escalade.ops.base.rung import Config, Rung, ThreadsConfig
-from escalade.ops.calling.call import Plan
+from escalade.ops.calling.call import CallPlan
 from escalade.ops.calling.library import define_planned
 from escalade.ops.shared import pooling
 from escalade.ops.shared.images import (
@@ -30,7 +30,7 @@ from escalade.ops.shared.images import (
     Images,
     check_images,
     check_problem,
-    empty_beside,
+    empty_images_like,
     layout_of,
     require_32_bits,
 )
@@ -289,7 +289,7 @@ class Sliced(Rung[AdaptiveAvgPool2dProblem, SlicedConfig]):
         """
         p, rates, size = problem, self.card.rates, ELEMENT_BYTES[problem.dtype]
         sums, vector = config.pixel_sums(p), widest_vector(p.dtype, p.channels)
-        usable = max(1, self.card.clusters_at_once(config.parts) * config.parts)
+        usable = max(1, self.card.max_active_clusters(config.parts) * config.parts)
         a_multiprocessor = ceil_div(config.blocks(p), usable)
         resident = min(a_multiprocessor, _THREADS_HELD // config.threads)
         waves = ceil_div(a_multiprocessor, resident)
@@ -302,7 +302,7 @@ class Sliced(Rung[AdaptiveAvgPool2dProblem, SlicedConfig]):
         if config.parts > 1:
             launch += EXCHANGE_US + CLUSTERED_US * config.blocks(p)
         lines = line_factor(config.slices(p), config.width(p) * size)
-        return launch + trips + max(busy, self.card.passing(p.bytes) * lines)
+        return launch + trips + max(busy, self.card.transfer_us(p.bytes) * lines)
 
     def recipe(self, problem: AdaptiveAvgPool2dProblem, config: SlicedConfig) -> Recipe:
         p = problem
@@ -356,7 +356,7 @@ class SplitConfig(Config):
 class Vectorised(Rung[AdaptiveAvgPool2dProblem, SplitConfig]):
     def supports(self, problem: AdaptiveAvgPool2dProblem) -> str | None:
         if problem.layout != "nhwc":
-            return f"{self.name} takes layout nhwc, not {problem.layout}"
+            return f"{self.name} supports layout nhwc, not {problem.layout}"
         if self._blocks(problem) >= 2**31:
             return f"{self.name} counts blocks in 32 bits; there are too many for {problem.name}"
         return unsupported_pitch(self.name, problem, ("x", "y"))
@@ -474,10 +474,10 @@ def adaptive_avg_pool2d(
     NCHW and channels_last inputs are taken as they are (the result has x's layout), anything else is copied
     first. `rung` names one rung of the ladder instead of the chosen one.
     """
-    return OPERATOR(x, pooling.two(output, "output"), rung)
+    return OPERATOR(x, pooling.as_pair(output, "output"), rung)
 
 
-def _plan(x: torch.Tensor, output: Sequence[int], rung: str | None = None) -> Plan:
+def _plan(x: torch.Tensor, output: Sequence[int], rung: str | None = None) -> CallPlan:
     check_images("adaptive_avg_pool2d", x)
     batch, channels, height, width = x.shape
     problem = AdaptiveAvgPool2dProblem(
@@ -496,7 +496,7 @@ def _fake(x: torch.Tensor, output: Sequence[int], rung: str | None = None) -> to
     check_images("adaptive_avg_pool2d", x)
     if min(output) < 1:
         raise UnsupportedError(f"output of {list(output)}: it must be at least 1")
-    return empty_beside(x, (x.shape[0], x.shape[1], output[0], output[1]))
+    return empty_images_like(x, (x.shape[0], x.shape[1], output[0], output[1]))
 
 
 OPERATOR = define_planned(

@@ -14,11 +14,11 @@ from escalade.ops.base.ladder import Ladder
 from escalade.ops.base.naming import Named, NamePattern
 from escalade.ops.base.operation import Operation, Reference
 from escalade.ops.base.rung import Rung
-from escalade.ops.calling.call import Plan
+from escalade.ops.calling.call import CallPlan
 from escalade.ops.calling.library import define_planned, require_alike
 from escalade.ops.expressions import Expression
 from escalade.ops.shared import pointwise
-from escalade.ops.shared.pointwise import Naive, Operand, Vectorised, check, empty_output, random_inputs
+from escalade.ops.shared.pointwise import Naive, Operand, Vectorized, check, empty_output, random_inputs
 
 # --- the problem
 
@@ -74,7 +74,7 @@ class AddProblem(Named):
 # most 4,096 loads of 2 bytes under way on an SM; at 0.7 us each, 132 SMs read 1.5 TB/s: 133 us.
 RUNGS: tuple[Rung[Any], ...] = (
     Naive("naive", "an element a thread", None, None),
-    Vectorised("vectorised", "16 bytes an access, several under way in a thread", "naive", 1.8),
+    Vectorized("vectorised", "16 bytes an access, several under way in a thread", "naive", 1.8),
 )
 
 
@@ -154,7 +154,7 @@ def _check(x: torch.Tensor, residual: torch.Tensor) -> str:
     return dtype
 
 
-def _plan(x: torch.Tensor, residual: torch.Tensor, relu: bool, rung: str | None) -> Plan:
+def _plan(x: torch.Tensor, residual: torch.Tensor, relu: bool, rung: str | None) -> CallPlan:
     problem = AddProblem(x.numel(), relu, _check(x, residual))
     return pointwise.plan(ADD, problem, ("x", "residual"), x, rung)
 

@@ -20,7 +20,7 @@ from escalade.ops.base.naming import NamePattern
 from escalade.ops.base.operation import Operation, Reference
 from escalade.ops.base.pitch import unsupported_pitch
 from escalade.ops.base.rung import Rung, ThreadsConfig
-from escalade.ops.calling.call import Plan
+from escalade.ops.calling.call import CallPlan
 from escalade.ops.calling.library import define_planned
 from escalade.ops.shared import pooling, prologue, window_runs, windowed
 from escalade.ops.shared.images import LAYOUTS, check_images, layout_of
@@ -52,7 +52,7 @@ class AvgPool2dProblem(WindowedImages):
 
     def __post_init__(self) -> None:
         check_windows("avg_pool2d", self)
-        prologue.settle(self)
+        prologue.normalize(self)
         if not 0 <= self.divisor < 2**31:
             raise UnsupportedError(
                 f"divisor of {self.divisor}: avg_pool2d takes 1 to 2^31 - 1, or 0 for none"
@@ -252,9 +252,9 @@ def avg_pool2d(
     has x's layout), anything else is copied first. `rung` names one rung of the ladder instead of the
     chosen one.
     """
-    kernel = pooling.two(kernel, "kernel")
-    stride = kernel if stride is None else pooling.two(stride, "stride")
-    padding = pooling.two(padding, "padding")
+    kernel = pooling.as_pair(kernel, "kernel")
+    stride = kernel if stride is None else pooling.as_pair(stride, "stride")
+    padding = pooling.as_pair(padding, "padding")
     return OPERATOR(
         x, kernel, stride, padding, ceil_mode, count_include_pad, pooling.divisor("avg_pool2d", divisor_override), rung
     )  # fmt: skip
@@ -269,7 +269,7 @@ def _plan(
     count_include_pad: bool,
     divisor: int,
     rung: str | None = None,
-) -> Plan:
+) -> CallPlan:
     check_images("avg_pool2d", x)
     batch, channels, height, width = x.shape
     problem = AvgPool2dProblem(

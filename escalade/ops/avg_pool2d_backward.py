@@ -20,14 +20,14 @@ from escalade.ops.base.grid import blocks
 from escalade.ops.base.ladder import Ladder
 from escalade.ops.base.operation import Operation, Reference
 from escalade.ops.base.rung import Rung, ThreadsConfig
-from escalade.ops.calling.call import Plan
+from escalade.ops.calling.call import CallPlan
 from escalade.ops.calling.library import define_planned
 from escalade.ops.shared import pixel_tiles, pooling, side_by_side, windowed
 from escalade.ops.shared.images import LAYOUTS, MEMORY_FORMAT
 from escalade.ops.shared.pixel_tiles import PixelTile
 from escalade.ops.shared.pooling import empty_input as empty_output
 from escalade.ops.shared.pooling import random_gradient
-from escalade.ops.shared.windowed import sharing
+from escalade.ops.shared.windowed import windows_per_pixel
 
 # --- the problem
 
@@ -64,7 +64,7 @@ class AvgPool2dBackwardProblem(GradientProblem[AvgPool2dProblem]):
     def rounding(self) -> float:
         """A running sum of n independent terms, each addition off by up to 2^-24 of it: a random walk. One over the
         divisor is rounded, and so is each product with it."""
-        return 2.0**-24 * math.sqrt(3 + sharing(self.forward) / 6)
+        return 2.0**-24 * math.sqrt(3 + windows_per_pixel(self.forward) / 6)
 
 
 # --- rungs, naive: one thread per input
@@ -266,10 +266,10 @@ def avg_pool2d_backward(
     The result has the gradient's layout unless `channels_last` says which, and is the same bits every time. `rung`
     names one rung of the ladder instead of the chosen one.
     """
-    kernel = pooling.two(kernel, "kernel")
-    stride = kernel if stride is None else pooling.two(stride, "stride")
+    kernel = pooling.as_pair(kernel, "kernel")
+    stride = kernel if stride is None else pooling.as_pair(stride, "stride")
     return OPERATOR(
-        gradient, pooling.two(size, "size"), kernel, stride, pooling.two(padding, "padding"), ceil_mode,
+        gradient, pooling.as_pair(size, "size"), kernel, stride, pooling.as_pair(padding, "padding"), ceil_mode,
         count_include_pad, pooling.divisor(_NAME, divisor_override), channels_last, rung,
     )  # fmt: skip
 
@@ -285,7 +285,7 @@ def _plan(
     divisor: int,
     channels_last: bool | None = None,
     rung: str | None = None,
-) -> Plan:
+) -> CallPlan:
     pooling.check_gradient(_NAME, gradient)
     f = AvgPool2dProblem(
         gradient.shape[0], gradient.shape[1], size[0], size[-1], (kernel[0], kernel[-1]), (stride[0], stride[-1]),

@@ -20,28 +20,28 @@ from escalade.ops.base.operation import Operation, Reference
 from escalade.ops.base.pitch import check_pitches, pitched_roles, pitches, unsupported_pitch
 from escalade.ops.base.problem import traffic
 from escalade.ops.base.rung import Rung, ThreadsConfig
-from escalade.ops.calling.call import Plan, launched
+from escalade.ops.calling.call import CallPlan, prepare
 from escalade.ops.calling.library import define_planned, library, operator, require_alike
 from escalade.ops.shared import activation, channels, pointwise
 from escalade.ops.shared.channels import (
     SIZES,
-    Rows,
+    ChannelTile,
+    channel_packer,
     channels_innermost,
+    check_channel_vectors,
     check_channelwise,
-    check_numbers,
-    laying_numbers,
 )
 from escalade.ops.shared.images import (
     LAYOUTS,
     Images,
     check_images,
-    empty_beside,
     empty_images,
-    laying,
+    empty_images_like,
     layout_of,
+    packer,
     stored_images,
 )
-from escalade.ops.shared.pointwise import ElementAThread
+from escalade.ops.shared.pointwise import ElementPerThread
 
 # --- the problem
 
@@ -76,7 +76,7 @@ class BatchNormProblem(Images, Named):
 
     def __post_init__(self) -> None:
         check_channelwise("batch_norm", self)
-        activation.settle(self)
+        activation.normalize(self)
         if not 0 <= self.epsilon < math.inf:
             raise UnsupportedError(f"epsilon of {self.epsilon}: it is a finite number of at least 0")
         check_pitches(self, **dict.fromkeys(("x", "residual", "y"), self.channels))
@@ -124,7 +124,7 @@ def _constants(problem: BatchNormProblem) -> dict[str, Constant]:
 
 
 @dataclass(frozen=True)
-class Naive(ElementAThread[BatchNormProblem]):
+class Naive(ElementPerThread[BatchNormProblem]):
     """An element a thread, everything anew for each."""
 
     def recipe(self, problem: BatchNormProblem, config: ThreadsConfig) -> Recipe:
@@ -147,7 +147,7 @@ def _array_arguments(problem: BatchNormProblem) -> tuple[Argument, ...]:
 
 
 @dataclass(frozen=True)
-class Scaled(ElementAThread[BatchNormProblem]):
+class Scaled(ElementPerThread[BatchNormProblem]):
     """An element a thread, after a launch that makes the scales."""
 
     def recipe(self, problem: BatchNormProblem, config: ThreadsConfig) -> Recipe:
@@ -190,9 +190,11 @@ class Vectorised(Rung[BatchNormProblem, PacksConfig]):
         every = [PacksConfig(threads, packs) for threads in (256, 512, 128) for packs in (4, 2, 1)]
         if channels_innermost(problem):
             every += [PacksConfig(256, packs, turns) for packs in (4, 2) for turns in (2, 4, 8)]
-        default = next((c for c in every if _pieces(problem, c) >= self.card.filling), PacksConfig(packs=1))
+        default = next(
+            (c for c in every if _pieces(problem, c) >= self.card.busy_blocks), PacksConfig(packs=1)
+        )
         if channels_innermost(problem):
-            spare = _pieces(problem, default) // (2 * self.card.filling)
+            spare = _pieces(problem, default) // (2 * self.card.busy_blocks)
             default = PacksConfig(default.threads, default.packs, max(1, min(spare, _MOST_TURNS)))
         return (default, *(config for config in every if config != default))
 
@@ -208,12 +210,12 @@ def _pieces(problem: BatchNormProblem, config: PacksConfig) -> int:
     """Blocks, were each to do one turn."""
     if not channels_innermost(problem):
         return blocks(problem.elements // full_vector(problem.dtype), config.threads * config.packs)
-    rows = Rows.of(problem, config.threads)
+    rows = ChannelTile.of(problem, config.threads)
     return blocks(problem.batch * problem.pixels, rows.height * config.packs) * rows.across
 
 
 def _over_rows(problem: BatchNormProblem, config: PacksConfig) -> KernelCall:
-    rows = Rows.of(problem, config.threads)
+    rows = ChannelTile.of(problem, config.threads)
     constants = {
         **_constants(problem), "VECTOR": rows.vector, "PACKS": config.packs, "THREADS": config.threads,
         "PITCHED": bool(pitches(problem)), "BACKWARDS": config.backwards,
@@ -397,7 +399,7 @@ def _check(x: torch.Tensor, channelwise: dict[str, Optional], residual: Optional
         raise UnsupportedError(
             f"residual has shape {tuple(residual.shape)}; it must be x's, {tuple(x.shape)}"
         )
-    check_numbers("batch_norm", x, channelwise)
+    check_channel_vectors("batch_norm", x, channelwise)
 
 
 # --- normalisation
@@ -415,7 +417,7 @@ def _fake(
     rung: str | None = None,
 ) -> torch.Tensor:
     _check(x, {"weight": weight, "bias": bias, "running_mean": mean, "running_var": variance}, residual)
-    return empty_beside(x, x.shape)
+    return empty_images_like(x, x.shape)
 
 
 def _plan(
@@ -428,20 +430,20 @@ def _plan(
     relu: bool,
     residual: Optional,
     rung: str | None,
-) -> Plan:
+) -> CallPlan:
     y = _fake(x, weight, bias, mean, variance, eps, relu, residual)
     batch, channels, height, width = x.shape
     problem = BatchNormProblem(
         batch, channels, height, width, relu, residual is not None, dtype_of("batch_norm", x), layout_of(x), eps
     )  # fmt: skip
-    images, numbers = laying(problem.layout), laying_numbers(x)
-    return Plan(
-        launched(BATCH_NORM, problem, x.device, rung, problem.elements),
+    images, numbers = packer(problem.layout), channel_packer(x)
+    return CallPlan(
+        prepare(BATCH_NORM, problem, x.device, rung, problem.elements),
         {"y": y},
         {
             **dict.fromkeys(("x", "residual"), images),
             **dict.fromkeys(("bias", "mean", "variance"), numbers),
-            "weight": laying_numbers(x, 1.0),
+            "weight": channel_packer(x, 1.0),
         },
     )
 

@@ -20,26 +20,26 @@ from escalade.ops.base.naming import Named, NamePattern
 from escalade.ops.base.operation import Operation, Reference, Tensors
 from escalade.ops.base.problem import traffic
 from escalade.ops.base.rung import Rung, ThreadsConfig
-from escalade.ops.calling.call import Plan, launched
+from escalade.ops.calling.call import CallPlan, prepare
 from escalade.ops.calling.library import define_planned, require_alike
 from escalade.ops.expressions import Expression
 from escalade.ops.shared import channels, resident
 from escalade.ops.shared.channels import (
     SIZES,
-    Rows,
+    ChannelTile,
+    channel_packer,
     channels_innermost,
+    check_channel_vectors,
     check_channelwise,
-    check_numbers,
-    laying_numbers,
 )
 from escalade.ops.shared.images import (
     LAYOUTS,
     Images,
     check_images,
-    empty_beside,
     empty_images,
-    laying,
+    empty_images_like,
     layout_of,
+    packer,
     stored_images,
 )
 from escalade.ops.shared.pointwise import PacksConfig
@@ -322,9 +322,13 @@ class Split(Rung[BatchNormBackwardProblem, SharedConfig]):
         last = (self._apply_rows if by_rows else self._apply_planes)(problem, config)
         return Recipe((first, merge, last), (Workspace(_PARTIAL.name, 2 * 4 * splits * problem.channels),))
 
-    def _rows(self, problem: BatchNormBackwardProblem, config: SharedConfig) -> tuple[Rows, int]:
+    def _rows(self, problem: BatchNormBackwardProblem, config: SharedConfig) -> tuple[ChannelTile, int]:
         """How rows lie under a block, and how many blocks there are one below the other."""
-        rows = Rows.of(problem, config.threads) if self.wide else Rows.of(problem, config.threads, most=1)
+        rows = (
+            ChannelTile.of(problem, config.threads)
+            if self.wide
+            else ChannelTile.of(problem, config.threads, most=1)
+        )
         wanted = max(1, config.resident * self.card.multiprocessors // rows.across)
         return rows, min(wanted, blocks(problem.count, rows.height))
 
@@ -383,7 +387,8 @@ class Split(Rung[BatchNormBackwardProblem, SharedConfig]):
         vector = full_vector(problem.dtype) if self.wide else 1
         each = (config.threads * packs for packs in range(config.packs, 1, -1))
         per_block = next(
-            (one for one in each if problem.elements // (vector * one) >= self.card.filling), config.threads
+            (one for one in each if problem.elements // (vector * one) >= self.card.busy_blocks),
+            config.threads,
         )
         constants = {
             **apply_constants(problem), "VECTOR": vector, "PACKS": per_block // config.threads,
@@ -558,7 +563,7 @@ class BatchNormBackward(Operation[BatchNormBackwardProblem]):
     def preferred(self, problem: BatchNormBackwardProblem) -> tuple[str, ...]:
         return ("vectorised", "resident", "split")
 
-    def further_outputs(
+    def extra_outputs(
         self, problem: BatchNormBackwardProblem, device: torch.device
     ) -> dict[str, torch.Tensor]:
         found = {
@@ -569,9 +574,7 @@ class BatchNormBackward(Operation[BatchNormBackwardProblem]):
             found["residual_gradient"] = self.output(problem, device)
         return found
 
-    def further_references(
-        self, problem: BatchNormBackwardProblem, inputs: Tensors
-    ) -> dict[str, torch.Tensor]:
+    def extra_references(self, problem: BatchNormBackwardProblem, inputs: Tensors) -> dict[str, torch.Tensor]:
         _, weight_gradient, bias_gradient = gradients(problem, inputs)
         found = {"weight_gradient": weight_gradient, "bias_gradient": bias_gradient}
         if problem.residual:
@@ -633,15 +636,15 @@ def _fake(
             raise UnsupportedError(
                 f"{name} has shape {tuple(tensor.shape)}; it must be x's, {tuple(x.shape)}"
             )
-    check_numbers(_NAME, x, {"weight": weight, "bias": bias, "mean": mean, "rstd": rstd})
+    check_channel_vectors(_NAME, x, {"weight": weight, "bias": bias, "mean": mean, "rstd": rstd})
     if residual and _mask(relu, output) != "output":
         raise UnsupportedError(
             "a residual's gradient without the output: behind a ReLU batch_norm_backward finds it by `output`, and "
             "without a ReLU it is the gradient itself"
         )
-    grad_x = empty_beside(x, x.shape)
+    grad_x = empty_images_like(x, x.shape)
     of_weight, of_bias = (x.new_empty(x.shape[1], dtype=torch.float32) for _ in range(2))
-    of_residual = empty_beside(x, x.shape) if residual else x.new_empty(0)
+    of_residual = empty_images_like(x, x.shape) if residual else x.new_empty(0)
     return grad_x, of_weight, of_bias, of_residual
 
 
@@ -656,23 +659,23 @@ def _plan(
     output: torch.Tensor | None,
     residual: bool,
     rung: str | None,
-) -> Plan:
+) -> CallPlan:
     results = _fake(gradient, x, weight, bias, mean, rstd, relu, output, residual)
     mask = _mask(relu, output)
     batch, channels, height, width = x.shape
     problem = BatchNormBackwardProblem(
         batch, channels, height, width, mask, residual, dtype_of(_NAME, x), layout_of(x)
     )
-    images, numbers = laying(problem.layout), laying_numbers(x)
+    images, numbers = packer(problem.layout), channel_packer(x)
     lay = {
         **dict.fromkeys(("gradient", "x", "output"), images),
         **dict.fromkeys(("mean", "rstd"), numbers),
         "bias": numbers if mask == "x" else _absent,
-        "weight": laying_numbers(x, 1.0),
+        "weight": channel_packer(x, 1.0),
     }
     names = ("y", "weight_gradient", "bias_gradient", "residual_gradient")
-    return Plan(
-        launched(BATCH_NORM_BACKWARD, problem, x.device, rung),
+    return CallPlan(
+        prepare(BATCH_NORM_BACKWARD, problem, x.device, rung),
         dict(zip(names, results, strict=True)),
         lay,
         results=names,

@@ -33,11 +33,11 @@ from escalade.ops.batch_statistics import (
     numbers,
 )
 from escalade.ops.batch_statistics import random_inputs as batch_statistics_random_inputs
-from escalade.ops.calling.call import Plan, launched
+from escalade.ops.calling.call import CallPlan, prepare
 from escalade.ops.calling.library import define_planned, require_alike
 from escalade.ops.shared import activation, channels, resident
-from escalade.ops.shared.channels import SIZES, check_numbers, laying_numbers
-from escalade.ops.shared.images import LAYOUTS, Images, check_images, empty_beside, laying, layout_of
+from escalade.ops.shared.channels import SIZES, channel_packer, check_channel_vectors
+from escalade.ops.shared.images import LAYOUTS, Images, check_images, empty_images_like, layout_of, packer
 from escalade.ops.shared.resident import ResidentConfig
 
 # --- the problem
@@ -69,7 +69,7 @@ class BatchNormTrainingProblem(Images, Named):
     """What takes ReLU's place, if anything: an expression in `x`, such as `x * sigmoid(x)`."""
 
     def __post_init__(self) -> None:
-        activation.settle(self)
+        activation.normalize(self)
         if self.count < 2:
             raise UnsupportedError(
                 f"{self.batch} images of {self.pixels} pixels: training takes more than one value a channel, or it has "
@@ -367,16 +367,14 @@ class BatchNormTraining(Operation[BatchNormTrainingProblem]):
     def preferred(self, problem: BatchNormTrainingProblem) -> tuple[str, ...]:
         return ("vectorised", "resident", "one_pass")
 
-    def further_outputs(
+    def extra_outputs(
         self, problem: BatchNormTrainingProblem, device: torch.device
     ) -> dict[str, torch.Tensor]:
         return {
             name: torch.empty(problem.channels, device=device) for name in problem.statistics.for_training
         }
 
-    def further_references(
-        self, problem: BatchNormTrainingProblem, inputs: Tensors
-    ) -> dict[str, torch.Tensor]:
+    def extra_references(self, problem: BatchNormTrainingProblem, inputs: Tensors) -> dict[str, torch.Tensor]:
         return for_training(problem.statistics, inputs)
 
 
@@ -432,7 +430,7 @@ def _fake(
             f"residual has shape {tuple(residual.shape)}; it must be x's, {tuple(x.shape)}"
         )
     running = {"running_mean": running_mean, "running_var": running_var}
-    check_numbers(_NAME, x, {"weight": weight, "bias": bias, **running})
+    check_channel_vectors(_NAME, x, {"weight": weight, "bias": bias, **running})
     if (running_mean is None) != (running_var is None):
         raise UnsupportedError("running_mean without running_var, or the reverse: give both, or none")
     if x.shape[0] * x.shape[2] * x.shape[3] < 2:
@@ -440,7 +438,7 @@ def _fake(
             f"x has shape {tuple(x.shape)}; training takes more than one value a channel, or it has no variance"
         )
     moves = running_mean is not None
-    y = empty_beside(x, x.shape)
+    y = empty_images_like(x, x.shape)
     mean, rstd = (x.new_empty(x.shape[1], dtype=torch.float32) for _ in range(2))
     moved = [x.new_empty(x.shape[1] if moves else 0, dtype=torch.float32) for _ in range(2)]
     return y, mean, rstd, moved[0], moved[1]
@@ -457,7 +455,7 @@ def _plan(
     relu: bool,
     residual: torch.Tensor | None,
     rung: str | None,
-) -> Plan:
+) -> CallPlan:
     results = _fake(x, weight, bias, running_mean, running_var, momentum, eps, relu, residual)
     moves = running_mean is not None
     batch, channels, height, width = x.shape
@@ -465,13 +463,13 @@ def _plan(
         batch, channels, height, width, relu, residual is not None, dtype_of(_NAME, x), layout_of(x), eps,
         momentum if moves else None,
     )  # fmt: skip
-    images, numbers = laying(problem.layout), laying_numbers(x)
-    lay = {"x": images, "residual": images, "weight": laying_numbers(x, 1.0), "bias": numbers}
+    images, numbers = packer(problem.layout), channel_packer(x)
+    lay = {"x": images, "residual": images, "weight": channel_packer(x, 1.0), "bias": numbers}
     if moves:
         lay |= {"running_mean": numbers, "running_variance": numbers}
     names = ("y", "mean", "rstd", "moved_mean", "moved_variance")
-    return Plan(
-        launched(BATCH_NORM_TRAINING, problem, x.device, rung),
+    return CallPlan(
+        prepare(BATCH_NORM_TRAINING, problem, x.device, rung),
         dict(zip(names, results, strict=True)),
         lay,
         results=names,

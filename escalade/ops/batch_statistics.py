@@ -18,11 +18,11 @@ from escalade.ops.base.ladder import Ladder
 from escalade.ops.base.naming import Named, NamePattern
 from escalade.ops.base.operation import Operation, Reference, Tensors
 from escalade.ops.base.rung import Rung, ThreadsConfig
-from escalade.ops.calling.executables import ready
+from escalade.ops.calling.executables import prepare_rung
 from escalade.ops.calling.library import define
 from escalade.ops.shared import channels
-from escalade.ops.shared.channels import SIZES, Rows, channels_innermost, check_channelwise
-from escalade.ops.shared.images import LAYOUTS, Images, check_images, laid_out, layout_of, stored_images
+from escalade.ops.shared.channels import SIZES, ChannelTile, channels_innermost, check_channelwise
+from escalade.ops.shared.images import LAYOUTS, Images, check_images, layout_of, pack_aligned, stored_images
 from escalade.ops.shared.pointwise import PacksConfig
 
 # --- the problem
@@ -161,7 +161,7 @@ class Split(Rung[BatchStatisticsProblem, SplitConfig]):
 
     def configs(self, problem: BatchStatisticsProblem) -> tuple[SplitConfig, ...]:
         sizes = ((256, 4), (256, 2), (256, 8), (512, 4), (128, 4))
-        filling = self.card.filling
+        filling = self.card.busy_blocks
         wanted = (filling, filling // 2, 2 * filling)
         every = [SplitConfig(threads, packs, count) for count in wanted for threads, packs in sizes]
         # Where a pack is less than 16 bytes it takes more of them, and more threads, to keep the memory busy.
@@ -212,7 +212,7 @@ def _rows(
 
     The launch, the splits, and the elements a channel of what goes round.
     """
-    rows = Rows.of(problem, config.threads)
+    rows = ChannelTile.of(problem, config.threads)
     most = blocks(problem.count, rows.height * config.packs)
     splits = min(most, max(1, config.blocks // rows.across))
     call = KernelCall(
@@ -366,12 +366,10 @@ class BatchStatistics(Operation[BatchStatisticsProblem]):
     def preferred(self, problem: BatchStatisticsProblem) -> tuple[str, ...]:
         return ("split",)
 
-    def further_outputs(
-        self, problem: BatchStatisticsProblem, device: torch.device
-    ) -> dict[str, torch.Tensor]:
+    def extra_outputs(self, problem: BatchStatisticsProblem, device: torch.device) -> dict[str, torch.Tensor]:
         return {name: torch.empty(problem.channels, device=device) for name in problem.for_training}
 
-    def further_references(self, problem: BatchStatisticsProblem, inputs: Tensors) -> dict[str, torch.Tensor]:
+    def extra_references(self, problem: BatchStatisticsProblem, inputs: Tensors) -> dict[str, torch.Tensor]:
         return for_training(problem, inputs)
 
 
@@ -393,7 +391,9 @@ def run_statistics(x: torch.Tensor, rung: str | None = None) -> torch.Tensor:
         batch, channels, height, width, dtype_of("batch_statistics", x), layout_of(x)
     )
     y = empty_output(problem, x.device)
-    ready(BATCH_STATISTICS, problem, x.device, rung).run({"x": laid_out(x, problem.layout), "y": y})
+    prepare_rung(BATCH_STATISTICS, problem, x.device, rung).run(
+        {"x": pack_aligned(x, problem.layout), "y": y}
+    )
     return y
 
 

@@ -160,7 +160,9 @@ class Dealt(Rung[ConvertProblem, PacksConfig]):
         """Offers as many packs a thread as leave enough blocks to go round."""
         every = [PacksConfig(256, packs) for packs in (2, 1)]
         filling = [
-            config for config in every if _packs(problem) >= self.card.filling * config.threads * config.packs
+            config
+            for config in every
+            if _packs(problem) >= self.card.busy_blocks * config.threads * config.packs
         ]
         default = filling[0] if filling else every[-1]
         return (default, *(config for config in every if config != default))
@@ -359,7 +361,7 @@ class Rows(Rung[ConvertProblem, PacksConfig]):
         filling = [
             config
             for config in every
-            if _packs_rows(problem) >= self.card.filling * config.threads * config.packs
+            if _packs_rows(problem) >= self.card.busy_blocks * config.threads * config.packs
         ]
         default = filling[0] if filling else every[-1]
         return (default, *(config for config in every if config != default))

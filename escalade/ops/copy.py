@@ -445,7 +445,7 @@ class Vectorised(Rung[CopyProblem, PacksConfig]):
         """Offers as many packs a thread as leave enough blocks to go round."""
         every = [PacksConfig(256, packs) for packs in (4, 2, 1, 8)]
         packs = sum(part.elements // _vector(problem, part) for part in problem.parts)
-        filling = [one for one in every if packs >= self.card.filling * one.threads * one.packs]
+        filling = [one for one in every if packs >= self.card.busy_blocks * one.threads * one.packs]
         default = filling[0] if filling else PacksConfig(256, 1)
         return (default, *(config for config in every if config != default))
 

@@ -20,16 +20,16 @@ from escalade.ops.base.ladder import Ladder
 from escalade.ops.base.naming import Named, NamePattern
 from escalade.ops.base.operation import Operation, Reference, Tensors
 from escalade.ops.base.rung import Rung
-from escalade.ops.calling.call import Lay, Plan, launched
+from escalade.ops.calling.call import CallPlan, Packer, prepare
 from escalade.ops.calling.library import define_planned, require_same_device
 from escalade.ops.reduce import total
 from escalade.ops.shared.losses import (
     REDUCTIONS,
     check_scale,
+    empty_loss,
     gradient_of,
     loss_buffer,
     no_second_derivative,
-    room_for_loss,
 )
 from escalade.ops.shared.rows import LAYOUTS, check_fields
 from escalade.ops.softmax import (
@@ -329,10 +329,10 @@ class CrossEntropy(Operation[CrossEntropyProblem]):
     def preferred(self, problem: CrossEntropyProblem) -> tuple[str, ...]:
         return ("part_of_warp", "block_per_row")
 
-    def further_outputs(self, problem: CrossEntropyProblem, device: torch.device) -> dict[str, torch.Tensor]:
-        return room_for_loss(problem, device)
+    def extra_outputs(self, problem: CrossEntropyProblem, device: torch.device) -> dict[str, torch.Tensor]:
+        return empty_loss(problem, device)
 
-    def further_references(self, problem: CrossEntropyProblem, inputs: Tensors) -> dict[str, torch.Tensor]:
+    def extra_references(self, problem: CrossEntropyProblem, inputs: Tensors) -> dict[str, torch.Tensor]:
         if not problem.gradient:
             return {}
         return {"loss": loss(problem, inputs["x"].double(), inputs["target"])}
@@ -407,7 +407,7 @@ def _rows(x: torch.Tensor) -> torch.Tensor:
     return (x if x.dim() == 2 else x.movedim(1, -1)).contiguous()
 
 
-_LAY: dict[str, Lay] = {"x": _rows, "target": torch.Tensor.contiguous}
+_LAY: dict[str, Packer] = {"x": _rows, "target": torch.Tensor.contiguous}
 
 
 def _of_nothing(problem: CrossEntropyProblem, loss: torch.Tensor) -> torch.Tensor:
@@ -426,11 +426,11 @@ def _fake(
 def _plan(
     x: torch.Tensor, target: torch.Tensor, reduction: str, ignore_index: int | None, label_smoothing: float,
     rung: str | None,
-) -> Plan:  # fmt: skip
+) -> CallPlan:  # fmt: skip
     problem = _problem(x, target, reduction, ignore_index, label_smoothing, gradient=False)
-    prepared = launched(CROSS_ENTROPY, problem, x.device, rung)
+    prepared = prepare(CROSS_ENTROPY, problem, x.device, rung)
     finish = None if problem.batch else partial(_of_nothing, problem)
-    return Plan(prepared, {"y": torch.empty((), device="meta")}, _LAY, finish=finish)
+    return CallPlan(prepared, {"y": torch.empty((), device="meta")}, _LAY, finish=finish)
 
 
 def _fake_with_gradient(
@@ -446,12 +446,12 @@ def _fake_with_gradient(
 def _plan_with_gradient(
     x: torch.Tensor, target: torch.Tensor, scale: torch.Tensor, reduction: str, ignore_index: int | None,
     label_smoothing: float, rung: str | None,
-) -> Plan:  # fmt: skip
+) -> CallPlan:  # fmt: skip
     problem = _problem(x, target, reduction, ignore_index, label_smoothing, gradient=True)
     loss, gradient = _fake_with_gradient(x, target, scale, reduction, ignore_index, label_smoothing)
-    prepared = launched(CROSS_ENTROPY, problem, x.device, rung)
+    prepared = prepare(CROSS_ENTROPY, problem, x.device, rung)
     finish = None if problem.batch else lambda made: (_of_nothing(problem, made[0]), made[1])
-    return Plan(prepared, {"loss": loss, "y": gradient}, _LAY, results=("loss", "y"), finish=finish)
+    return CallPlan(prepared, {"loss": loss, "y": gradient}, _LAY, results=("loss", "y"), finish=finish)
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:

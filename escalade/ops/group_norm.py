@@ -23,7 +23,7 @@ from escalade.ops.base.naming import Named, NamePattern
 from escalade.ops.base.operation import Operation, Reference
 from escalade.ops.base.pitch import check_pitches
 from escalade.ops.base.rung import Config, Rung, ThreadsConfig
-from escalade.ops.calling.executables import ready
+from escalade.ops.calling.executables import prepare_rung
 from escalade.ops.calling.library import define, require_rung
 from escalade.ops.shared import activation
 from escalade.ops.shared.channels import SIZES
@@ -32,10 +32,10 @@ from escalade.ops.shared.images import (
     Images,
     check_images,
     check_problem,
-    empty_beside,
     empty_images,
-    laid_out,
+    empty_images_like,
     layout_of,
+    pack_aligned,
     require_32_bits,
     stored_images,
 )
@@ -85,7 +85,7 @@ class GroupNormProblem(Images, Named):
             )
         if not (math.isfinite(self.epsilon) and self.epsilon >= 0):
             raise UnsupportedError(f"an epsilon of {self.epsilon}: it is a number of at least 0")
-        activation.settle(self)
+        activation.normalize(self)
         check_pitches(self, x=self.channels, y=self.channels)
 
     @property
@@ -273,7 +273,7 @@ class Split(Rung[GroupNormProblem, SplitConfig]):
     def configs(self, problem: GroupNormProblem) -> tuple[SplitConfig, ...]:
         offered, p = [], _seen(problem)
         for span, threads in self._spans(problem):
-            for filling in (self.card.filling, self.card.filling // 2, 2 * self.card.filling):
+            for filling in (self.card.busy_blocks, self.card.busy_blocks // 2, 2 * self.card.busy_blocks):
                 wanted = ceil_div(filling, max(1, p.batch) * span.across)
                 most = ceil_div(p.pixels, 4 * (threads // span.packs))
                 splits = max(1, min(wanted, most, _MERGED // span.groups))
@@ -438,7 +438,7 @@ def _held_us(card: Card, problem: GroupNormProblem, span: Span, blocks: int, thr
     turns = blocks * span.across * threads / (card.multiprocessors * _RESIDENT_THREADS)
     return (
         card.rates.launch_us
-        + card.passing(narrow * problem.bytes)
+        + card.transfer_us(narrow * problem.bytes)
         + _PAUSE_US * (_FIRST + max(0.0, turns - 1))
     )
 
@@ -618,7 +618,9 @@ def _run(
     else:
         constants = {"weight": weight, "bias": bias}
         given = {name: None if t is None else aligned(t.contiguous()) for name, t in constants.items()}
-        ready(GROUP_NORM, problem, x.device, rung).run({"x": laid_out(x, problem.layout), **given, "y": y})
+        prepare_rung(GROUP_NORM, problem, x.device, rung).run(
+            {"x": pack_aligned(x, problem.layout), **given, "y": y}
+        )
     return y
 
 
@@ -631,7 +633,7 @@ def _fake(
     rung: str | None = None,
 ) -> torch.Tensor:
     _check(x, weight, bias)
-    return empty_beside(x, x.shape)
+    return empty_images_like(x, x.shape)
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:

@@ -19,7 +19,7 @@ from escalade.ops.base.ladder import Ladder
 from escalade.ops.base.naming import Named, NamePattern
 from escalade.ops.base.operation import Operation, Reference
 from escalade.ops.base.rung import Config, Rung, ThreadsConfig
-from escalade.ops.calling.call import Plan
+from escalade.ops.calling.call import CallPlan
 from escalade.ops.calling.library import define_planned
 from escalade.ops.shared import activation, columns, rows
 from escalade.ops.shared.rows import LAYOUTS, check_fields
@@ -62,7 +62,7 @@ class LayerNormProblem(Named):
         check_fields("layer_norm", self, DTYPES, {"features": self.features, "inner": self.inner})
         if not (math.isfinite(self.epsilon) and self.epsilon >= 0):
             raise UnsupportedError(f"an epsilon of {self.epsilon}: it is a number of at least 0")
-        activation.settle(self)
+        activation.normalize(self)
 
     @property
     def rows(self) -> int:
@@ -232,7 +232,7 @@ class InRegisters(Rung[LayerNormProblem, RegistersConfig]):
                 offered.append((row_threads * packs - whole, RegistersConfig(row_threads, packs, threads)))
             if packs == 1:
                 break
-        if problem.batch <= self.card.filling:
+        if problem.batch <= self.card.busy_blocks:
             return tuple(config for _, config in reversed(offered))
         return tuple(config for _, config in sorted(offered, key=lambda one: one[0]))
 
@@ -386,7 +386,7 @@ def _plan(
     bias: torch.Tensor | None,
     epsilon: float,
     rung: str | None = None,
-) -> Plan:
+) -> CallPlan:
     _check(x, weight, bias)
     problem = LayerNormProblem(
         rows.rows_of(x), x.shape[-1], weight is not None, bias is not None, epsilon=epsilon,

@@ -19,7 +19,7 @@ from escalade.ops.base.naming import NamePattern, spell_pair
 from escalade.ops.base.operation import Operation, Reference, Tensors
 from escalade.ops.base.pitch import unsupported_pitch
 from escalade.ops.base.rung import Config, Rung, ThreadsConfig
-from escalade.ops.calling.call import Plan
+from escalade.ops.calling.call import CallPlan
 from escalade.ops.calling.library import define_planned
 from escalade.ops.shared import pooling, window_runs, windowed
 from escalade.ops.shared.images import LAYOUTS, MEMORY_FORMAT, check_images, layout_of
@@ -343,7 +343,7 @@ def to_places(f: MaxPool2dProblem, indices: torch.Tensor) -> torch.Tensor:
     return (rows * f.kernel[1] + columns).to(torch.uint8)
 
 
-def further_outputs(problem: MaxPool2dProblem, device: torch.device) -> dict[str, torch.Tensor]:
+def extra_outputs(problem: MaxPool2dProblem, device: torch.device) -> dict[str, torch.Tensor]:
     if not problem.places:
         return {}
     p = problem
@@ -352,7 +352,7 @@ def further_outputs(problem: MaxPool2dProblem, device: torch.device) -> dict[str
     return {"places": places}
 
 
-def further_references(
+def extra_references(
     problem: MaxPool2dProblem, inputs: Mapping[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
     """The places as numbers in float64."""
@@ -377,11 +377,11 @@ class MaxPool2d(Operation[MaxPool2dProblem]):
     dtypes = DTYPES
     layouts = LAYOUTS
 
-    def further_outputs(self, problem: MaxPool2dProblem, device: torch.device) -> dict[str, torch.Tensor]:
-        return further_outputs(problem, device)
+    def extra_outputs(self, problem: MaxPool2dProblem, device: torch.device) -> dict[str, torch.Tensor]:
+        return extra_outputs(problem, device)
 
-    def further_references(self, problem: MaxPool2dProblem, inputs: Tensors) -> dict[str, torch.Tensor]:
-        return further_references(problem, inputs)
+    def extra_references(self, problem: MaxPool2dProblem, inputs: Tensors) -> dict[str, torch.Tensor]:
+        return extra_references(problem, inputs)
 
     def preferred(self, problem: MaxPool2dProblem) -> tuple[str, ...]:
         return ("vectorised", "row_packs", "shared_tile", "naive")
@@ -416,9 +416,9 @@ def max_pool2d(
     side by side, the places of the maxima are kept for it. `rung` names one rung of the ladder instead of the chosen
     one.
     """
-    kernel = pooling.two(kernel, "kernel")
-    stride = kernel if stride is None else pooling.two(stride, "stride")
-    padding = pooling.two(padding, "padding")
+    kernel = pooling.as_pair(kernel, "kernel")
+    stride = kernel if stride is None else pooling.as_pair(stride, "stride")
+    padding = pooling.as_pair(padding, "padding")
     if rung is None and _keeps_places(x, kernel, (stride, padding) == (kernel, (0, 0))):
         y: torch.Tensor = _WITH_PLACES(x, kernel, stride, padding, ceil_mode, False, None)[0]
         return y
@@ -450,9 +450,9 @@ def max_pool2d_with_places(
     With `behind_relu`, where x came out of a ReLU, the place of a maximum that is not positive is 255: by such places
     `max_pool2d_backward` gives the gradient of what went into the ReLU, and so does autograd.
     """
-    kernel = pooling.two(kernel, "kernel")
-    stride = kernel if stride is None else pooling.two(stride, "stride")
-    padding = pooling.two(padding, "padding")
+    kernel = pooling.as_pair(kernel, "kernel")
+    stride = kernel if stride is None else pooling.as_pair(stride, "stride")
+    padding = pooling.as_pair(padding, "padding")
     y, places = _WITH_PLACES(x, kernel, stride, padding, ceil_mode, behind_relu, rung)
     return y, places
 
@@ -482,7 +482,7 @@ def _plan(
     padding: Sequence[int],
     ceil_mode: bool,
     rung: str | None = None,
-) -> Plan:
+) -> CallPlan:
     return pooling.plan(MAX_POOL2D, _problem(x, kernel, stride, padding, ceil_mode), x, rung)
 
 
@@ -505,7 +505,7 @@ def _plan_with_places(
     ceil_mode: bool,
     behind_relu: bool = False,
     rung: str | None = None,
-) -> Plan:
+) -> CallPlan:
     problem = _problem(x, kernel, stride, padding, ceil_mode, True, behind_relu)
     return replace(pooling.plan(MAX_POOL2D, problem, x, rung), results=("y", "places"))
 

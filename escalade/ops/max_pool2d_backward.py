@@ -19,7 +19,7 @@ from escalade.ops.base.ladder import Ladder
 from escalade.ops.base.naming import spell_pair
 from escalade.ops.base.operation import Operation, Reference
 from escalade.ops.base.rung import Config, Rung, ThreadsConfig
-from escalade.ops.calling.call import Plan
+from escalade.ops.calling.call import CallPlan
 from escalade.ops.calling.library import define_planned
 from escalade.ops.max_pool2d import (
     NOWHERE,
@@ -33,7 +33,7 @@ from escalade.ops.max_pool2d import (
 from escalade.ops.shared import pooling, side_by_side, windowed
 from escalade.ops.shared.images import LAYOUTS, MEMORY_FORMAT
 from escalade.ops.shared.pooling import empty_input as empty_output
-from escalade.ops.shared.windowed import sharing
+from escalade.ops.shared.windowed import windows_per_pixel
 
 # --- the problem
 
@@ -94,7 +94,7 @@ class MaxPool2dBackwardProblem(GradientProblem[MaxPool2dProblem]):
     def rounding(self) -> float:
         """A running sum of n independent terms, each addition off by up to 2^-24 of it: a random walk. Where windows do
         not overlap, nothing is computed."""
-        terms = sharing(self.forward)
+        terms = windows_per_pixel(self.forward)
         return 2.0**-24 * math.sqrt(1 + terms / 6) if terms > 1 else 0.0
 
 
@@ -587,15 +587,15 @@ def max_pool2d_backward(
     positive. The result has the gradient's layout unless `channels_last` says which, and is the same bits every time
     except by the rung `atomics`. `rung` names one rung of the ladder instead of the chosen one.
     """
-    kernel = pooling.two(kernel, "kernel")
-    stride = kernel if stride is None else pooling.two(stride, "stride")
+    kernel = pooling.as_pair(kernel, "kernel")
+    stride = kernel if stride is None else pooling.as_pair(stride, "stride")
     if size is None:
         if not isinstance(x, torch.Tensor):
             raise UnsupportedError(f"{_NAME} takes x, or places and the size of x")
         size = x.shape[2:]
     return OPERATOR(
-        gradient, x, places, pooling.two(size, "size"), kernel, stride, pooling.two(padding, "padding"), ceil_mode,
-        mask, channels_last, rung,
+        gradient, x, places, pooling.as_pair(size, "size"), kernel, stride, pooling.as_pair(padding, "padding"),
+        ceil_mode, mask, channels_last, rung,
     )  # fmt: skip
 
 
@@ -626,7 +626,7 @@ def _plan(
     mask: bool = False,
     channels_last: bool | None = None,
     rung: str | None = None,
-) -> Plan:
+) -> CallPlan:
     _check(gradient, x, places, mask)
     f = MaxPool2dProblem(
         gradient.shape[0], gradient.shape[1], size[0], size[-1], (kernel[0], kernel[-1]), (stride[0], stride[-1]),

@@ -21,9 +21,9 @@ from escalade.ops.base.ladder import Ladder
 from escalade.ops.base.naming import Codec, Named, NamePattern, joined
 from escalade.ops.base.operation import Operation, Reference, Tensors
 from escalade.ops.base.rung import Rung
-from escalade.ops.calling.executables import ready
+from escalade.ops.calling.executables import prepare_rung
 from escalade.ops.calling.library import define_in_place, require_rung, require_same_device
-from escalade.ops.calling.types import listed
+from escalade.ops.calling.types import as_list
 from escalade.ops.expressions import Expression
 from escalade.ops.shared.pointwise import PacksConfig
 
@@ -295,7 +295,7 @@ class Chunks(Rung[OptimizerStepProblem, PacksConfig]):
             config
             for config in every
             if config.packs <= most
-            and ceil_div(problem.elements, self._chunk(problem, config)) >= self.card.filling
+            and ceil_div(problem.elements, self._chunk(problem, config)) >= self.card.busy_blocks
         )
         default = next(fits, PacksConfig(packs=1))
         return (default, *(config for config in every if config != default))
@@ -386,7 +386,7 @@ class Chunks(Rung[OptimizerStepProblem, PacksConfig]):
 def _expressed(problem: OptimizerStepProblem) -> dict[str, Constant]:
     """The expression as chunks.cu takes it: what depends on scalars and the step alone, and the rest."""
     scalars = {name: f"scalars[{number}]" for number, name in enumerate(problem.scalars)}
-    once, names, rest = problem.program.parted((*problem.scalars, STEP))
+    once, names, rest = problem.program.split_invariant((*problem.scalars, STEP))
     lines, results = once.statements({**scalars, STEP: "step"})
     lines += [f"uniform.at[{number}] = {result};" for number, result in enumerate(results)]
     places = {
@@ -505,7 +505,7 @@ def empty_output(problem: OptimizerStepProblem, device: torch.device) -> torch.T
     return torch.empty(problem.sizes[0], device=device)
 
 
-def further_outputs(problem: OptimizerStepProblem, device: torch.device) -> dict[str, torch.Tensor]:
+def extra_outputs(problem: OptimizerStepProblem, device: torch.device) -> dict[str, torch.Tensor]:
     """Room for the other parameters, the state, the copies, and how many steps have been taken and skipped, and whether
     this one was."""
     made = {"counted": torch.empty(3, device=device)}
@@ -565,10 +565,10 @@ class OptimizerStep(Operation[OptimizerStepProblem]):
     def preferred(self, problem: OptimizerStepProblem) -> tuple[str, ...]:
         return ("vectorised",)
 
-    def further_outputs(self, problem: OptimizerStepProblem, device: torch.device) -> dict[str, torch.Tensor]:
-        return further_outputs(problem, device)
+    def extra_outputs(self, problem: OptimizerStepProblem, device: torch.device) -> dict[str, torch.Tensor]:
+        return extra_outputs(problem, device)
 
-    def further_references(self, problem: OptimizerStepProblem, inputs: Tensors) -> dict[str, torch.Tensor]:
+    def extra_references(self, problem: OptimizerStepProblem, inputs: Tensors) -> dict[str, torch.Tensor]:
         return further(problem, inputs)
 
 
@@ -624,7 +624,7 @@ def optimizer_step(
         )
     kept = [tensor for name in rule.state for tensor in state[name]]
     OPERATOR(
-        listed(parameters), listed(gradients), kept, listed(copies), scalars, progress, rule.expression,
+        as_list(parameters), as_list(gradients), kept, as_list(copies), scalars, progress, rule.expression,
         list(rule.state), checked, rung,
     )  # fmt: skip
 
@@ -732,7 +732,7 @@ def _run(
         gradient = _lying_like(gradients[tensor], parameter)
         tensors |= zip(problem.read(tensor), (parameter, gradient, *kept), strict=True)
         tensors |= zip(problem.written(tensor), (parameter, *kept, *copied), strict=True)
-    ready(OPTIMIZER_STEP, problem, scalars.device, rung).run(tensors)
+    prepare_rung(OPTIMIZER_STEP, problem, scalars.device, rung).run(tensors)
 
 
 def _lying_like(gradient: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:

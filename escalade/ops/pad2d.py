@@ -21,7 +21,7 @@ from escalade.ops.base.naming import Codec, Named, NamePattern
 from escalade.ops.base.operation import Operation, Reference
 from escalade.ops.base.pitch import check_pitches, unsupported_pitch
 from escalade.ops.base.rung import Rung, ThreadsConfig
-from escalade.ops.calling.call import Plan
+from escalade.ops.calling.call import CallPlan
 from escalade.ops.calling.library import define_planned
 from escalade.ops.shared import pooling
 from escalade.ops.shared.images import (
@@ -29,7 +29,7 @@ from escalade.ops.shared.images import (
     Images,
     check_images,
     check_problem,
-    empty_beside,
+    empty_images_like,
     layout_of,
     require_32_bits,
 )
@@ -312,7 +312,7 @@ def pad2d(
     return OPERATOR(x, tuple(pads), mode, value, rung)
 
 
-def _plan(x: torch.Tensor, pads: Sequence[int], mode: str, value: float, rung: str | None = None) -> Plan:
+def _plan(x: torch.Tensor, pads: Sequence[int], mode: str, value: float, rung: str | None = None) -> CallPlan:
     check_images("pad2d", x)
     batch, channels, height, width = x.shape
     top, bottom, left, right = pads
@@ -327,7 +327,7 @@ def _fake(
 ) -> torch.Tensor:
     check_images("pad2d", x)
     height, width = x.shape[2] + pads[0] + pads[1], x.shape[3] + pads[2] + pads[3]
-    return empty_beside(x, (x.shape[0], x.shape[1], height, width))
+    return empty_images_like(x, (x.shape[0], x.shape[1], height, width))
 
 
 def _setup(ctx, inputs, output):  # type: ignore[no-untyped-def]

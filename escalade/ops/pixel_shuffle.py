@@ -20,17 +20,17 @@ from escalade.ops.base.naming import Named, NamePattern
 from escalade.ops.base.operation import Operation, Reference
 from escalade.ops.base.pitch import check_pitches, unsupported_pitch
 from escalade.ops.base.rung import Rung, ThreadsConfig
-from escalade.ops.calling.executables import ready
+from escalade.ops.calling.executables import prepare_rung
 from escalade.ops.calling.library import define, require_rung
 from escalade.ops.shared.images import (
     LAYOUTS,
     Images,
     check_images,
     check_problem,
-    empty_beside,
     empty_images,
-    laid_out,
+    empty_images_like,
     layout_of,
+    pack_aligned,
     require_32_bits,
 )
 from escalade.ops.shared.pooling import random_inputs
@@ -342,7 +342,7 @@ def _run(x: torch.Tensor, factor: int, down: bool, rung: str | None = None) -> t
     if problem.batch == 0:
         require_rung(PIXEL_SHUFFLE, rung)
         return y
-    ready(PIXEL_SHUFFLE, problem, x.device, rung).run({"x": laid_out(x, problem.layout), "y": y})
+    prepare_rung(PIXEL_SHUFFLE, problem, x.device, rung).run({"x": pack_aligned(x, problem.layout), "y": y})
     return y
 
 
@@ -352,8 +352,8 @@ def _fake(x: torch.Tensor, factor: int, down: bool, rung: str | None = None) -> 
         raise UnsupportedError(f"factor of {factor}: it must be at least 1")
     batch, channels, height, width = x.shape
     if down:
-        return empty_beside(x, (batch, channels * factor**2, height // factor, width // factor))
-    return empty_beside(x, (batch, channels // factor**2, height * factor, width * factor))
+        return empty_images_like(x, (batch, channels * factor**2, height // factor, width // factor))
+    return empty_images_like(x, (batch, channels // factor**2, height * factor, width * factor))
 
 
 def _setup(ctx, inputs, output):  # type: ignore[no-untyped-def]

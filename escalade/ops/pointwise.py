@@ -18,14 +18,14 @@ from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES, STORAGE, dtype_of
 from escalade.ops.base.ladder import Ladder
 from escalade.ops.base.operation import Operation, Reference, Tensors
 from escalade.ops.base.rung import Rung
-from escalade.ops.calling.executables import ready
+from escalade.ops.calling.executables import prepare_rung
 from escalade.ops.calling.library import define, require_rung, require_same_device
 from escalade.ops.expressions import Expression
 from escalade.ops.shared import pointwise as shared_pointwise
 from escalade.ops.shared.pointwise import (
     Naive,
     Operand,
-    Vectorised,
+    Vectorized,
     check,
     dense_strides,
     empty_output,
@@ -211,7 +211,7 @@ def _collapsed(
 # the bytes under way, the gain should be 1.3.
 RUNGS: tuple[Rung[Any], ...] = (
     Naive("naive", "an element a thread, its place by division", None, None),
-    Vectorised("vectorised", "16 bytes an access, several under way in a thread", "naive", 2.6),
+    Vectorized("vectorised", "16 bytes an access, several under way in a thread", "naive", 2.6),
 )
 
 
@@ -301,11 +301,11 @@ class Pointwise(Operation[PointwiseProblem]):
     def preferred(self, problem: PointwiseProblem) -> tuple[str, ...]:
         return ("vectorised", "naive")
 
-    def further_outputs(self, problem: PointwiseProblem, device: torch.device) -> dict[str, torch.Tensor]:
+    def extra_outputs(self, problem: PointwiseProblem, device: torch.device) -> dict[str, torch.Tensor]:
         names = shared_pointwise.result_names(problem.program)[1:]
         return {name: empty_output(problem, device) for name in names}
 
-    def further_references(self, problem: PointwiseProblem, inputs: Tensors) -> dict[str, torch.Tensor]:
+    def extra_references(self, problem: PointwiseProblem, inputs: Tensors) -> dict[str, torch.Tensor]:
         names = shared_pointwise.result_names(problem.program)
         every = zip(names, results(problem, inputs, torch.float64), strict=True)
         return dict(list(every)[1:])
@@ -388,7 +388,7 @@ def _run(
         for name, tensor in seen.items()
     }
     problem = PointwiseProblem.of(program.text, [y.shape[axis] for axis in order], views, dtype)
-    ready(POINTWISE, problem, y.device, rung).run({**seen, **made})
+    prepare_rung(POINTWISE, problem, y.device, rung).run({**seen, **made})
     return results
 
 

@@ -18,17 +18,17 @@ from escalade.ops.base.ladder import Ladder
 from escalade.ops.base.naming import Named, NamePattern
 from escalade.ops.base.operation import Operation, Reference, Tensors
 from escalade.ops.base.rung import Rung
-from escalade.ops.calling.call import Lay, Plan, launched
+from escalade.ops.calling.call import CallPlan, Packer, prepare
 from escalade.ops.calling.library import define_planned, require_alike
 from escalade.ops.expressions import Expression
 from escalade.ops.shared.losses import (
     REDUCTIONS,
     check_scale,
+    empty_loss,
     loss_buffer,
     no_second_derivative,
-    room_for_loss,
 )
-from escalade.ops.shared.pointwise import LAYOUTS, PacksConfig, check, ordering
+from escalade.ops.shared.pointwise import LAYOUTS, PacksConfig, check, packer_like
 
 # --- the problem
 
@@ -125,7 +125,7 @@ class Packs(Rung[PointwiseLossProblem, PacksConfig]):
     def configs(self, problem: PointwiseLossProblem) -> tuple[PacksConfig, ...]:
         """Offers as many packs a thread as leave enough blocks to go round."""
         every = [PacksConfig(threads, packs) for threads in (256, 512, 128) for packs in (4, 2, 1)]
-        fits = (config for config in every if self._blocks(problem, config) >= self.card.filling)
+        fits = (config for config in every if self._blocks(problem, config) >= self.card.busy_blocks)
         default = next(fits, PacksConfig(packs=1))
         return (default, *(config for config in every if config != default))
 
@@ -270,10 +270,10 @@ class PointwiseLoss(Operation[PointwiseLossProblem]):
     def preferred(self, problem: PointwiseLossProblem) -> tuple[str, ...]:
         return ("vectorised",)
 
-    def further_outputs(self, problem: PointwiseLossProblem, device: torch.device) -> dict[str, torch.Tensor]:
-        return room_for_loss(problem, device)
+    def extra_outputs(self, problem: PointwiseLossProblem, device: torch.device) -> dict[str, torch.Tensor]:
+        return empty_loss(problem, device)
 
-    def further_references(self, problem: PointwiseLossProblem, inputs: Tensors) -> dict[str, torch.Tensor]:
+    def extra_references(self, problem: PointwiseLossProblem, inputs: Tensors) -> dict[str, torch.Tensor]:
         return {"loss": loss(problem, inputs, torch.float64)} if problem.gradient else {}
 
 
@@ -340,10 +340,12 @@ def _fake(
     return x.new_empty((), dtype=torch.float32)
 
 
-def _plan(x: torch.Tensor, target: torch.Tensor, expression: str, reduction: str, rung: str | None) -> Plan:
+def _plan(
+    x: torch.Tensor, target: torch.Tensor, expression: str, reduction: str, rung: str | None
+) -> CallPlan:
     problem = _problem(x, target, expression, reduction, gradient=False)
     loss = torch.empty((), device="meta")
-    return Plan(launched(POINTWISE_LOSS, problem, x.device, rung), {"y": loss}, _order(x))
+    return CallPlan(prepare(POINTWISE_LOSS, problem, x.device, rung), {"y": loss}, _order(x))
 
 
 def _fake_with_gradient(
@@ -362,20 +364,20 @@ def _plan_with_gradient(
     expression: str,
     reduction: str,
     rung: str | None,
-) -> Plan:
+) -> CallPlan:
     loss, gradient = _fake_with_gradient(x, target, scale, expression, reduction)
     problem = _problem(x, target, expression, reduction, gradient=True)
-    return Plan(
-        launched(POINTWISE_LOSS, problem, x.device, rung),
+    return CallPlan(
+        prepare(POINTWISE_LOSS, problem, x.device, rung),
         {"loss": loss, "y": gradient},
         _order(x),
         results=("loss", "y"),
     )
 
 
-def _order(x: torch.Tensor) -> dict[str, Lay]:
+def _order(x: torch.Tensor) -> dict[str, Packer]:
     """Both tensors without gaps, in the order that x has its dimensions in."""
-    return dict.fromkeys(("x", "target"), ordering(torch.empty_like(x, device="meta")))
+    return dict.fromkeys(("x", "target"), packer_like(torch.empty_like(x, device="meta")))
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:

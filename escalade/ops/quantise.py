@@ -28,7 +28,7 @@ from escalade.ops.base.ladder import Ladder
 from escalade.ops.base.naming import Named, NamePattern
 from escalade.ops.base.operation import Operation, Reference
 from escalade.ops.base.rung import C, Rung, ThreadsConfig
-from escalade.ops.calling.executables import ready
+from escalade.ops.calling.executables import prepare_rung
 from escalade.ops.calling.library import define, require_rung
 from escalade.ops.shared import pointwise
 from escalade.ops.shared.pointwise import PacksConfig, check
@@ -100,7 +100,7 @@ class Vectorised(_Quantiser[PacksConfig]):
     def configs(self, problem: QuantiseProblem) -> tuple[PacksConfig, ...]:
         """Offers as many packs a thread as leave enough blocks to go round."""
         every = [PacksConfig(threads, packs) for threads in (256, 512, 128) for packs in (4, 2, 1, 8)]
-        fits = (config for config in every if _vector_blocks(problem, config) >= self.card.filling)
+        fits = (config for config in every if _vector_blocks(problem, config) >= self.card.busy_blocks)
         default = next(fits, PacksConfig(packs=1))
         return (default, *(config for config in every if config != default))
 
@@ -218,7 +218,7 @@ def _run(x: torch.Tensor, factor: torch.Tensor, rung: str | None = None) -> torc
         require_rung(QUANTISE, rung)
         return y
     dense = x if x.stride() == y.stride() else torch.empty_like(x).copy_(x)
-    ready(QUANTISE, problem, x.device, rung).run({"x": aligned(dense), "factor": factor, "y": y})
+    prepare_rung(QUANTISE, problem, x.device, rung).run({"x": aligned(dense), "factor": factor, "y": y})
     return y
 
 

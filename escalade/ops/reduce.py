@@ -19,7 +19,7 @@ from escalade.ops.base.ladder import Ladder
 from escalade.ops.base.naming import Named, NamePattern
 from escalade.ops.base.operation import Operation, Reference
 from escalade.ops.base.rung import Config, Rung, ThreadsConfig
-from escalade.ops.calling.call import Plan
+from escalade.ops.calling.call import CallPlan
 from escalade.ops.calling.library import define_planned
 from escalade.ops.expressions import IDENTITY, Expression
 from escalade.ops.shared import activation, rows
@@ -68,7 +68,7 @@ class ReduceProblem(Named):
                     f"{self.before!r} in front of a reduction: it is one result computed from x, such as x * x"
                 )
             object.__setattr__(self, "before", "" if expression.is_identity else expression.text)
-        activation.settle(self)
+        activation.normalize(self)
 
     @property
     def results(self) -> int:
@@ -130,7 +130,7 @@ def _constants(problem: ReduceProblem) -> dict[str, Constant]:
     relu = Expression.apply("relu", "x") if problem.relu else IDENTITY
     before = Expression.parse(problem.before) if problem.before else IDENTITY
     after = Expression.parse(problem.activation) if problem.activation else relu
-    both = before.joined(after.rename({"x": "total"}))
+    both = before.concat(after.rename({"x": "total"}))
     places: dict[str, Constant] = {"ELEMENT": both.inputs.index("x"), "TOTAL": both.inputs.index("total")}
     return {**common, **places, **both.constants(problem.dtype)}
 
@@ -190,12 +190,12 @@ class Rows(Rung[ReduceProblem, RowsConfig]):
         packs = problem.reduced // widest_vector(problem.dtype, problem.reduced)
         narrow = next((threads for threads in (1, 2, 4, 8, 16, 32) if packs <= 4 * threads), 32)
         wide = 128 if packs <= 1024 else 256 if packs <= 8192 else 512
-        wanted = ceil_div(self.card.filling, max(1, problem.batch))
+        wanted = ceil_div(self.card.busy_blocks, max(1, problem.batch))
         splits = max(1, min(wanted, packs // (wide * _LEAST_TURNS)))
         by_warps = [RowsConfig(128, under_way, 1, narrow) for under_way in (4, 2)]
         by_blocks = [RowsConfig(wide, under_way, splits, wide) for under_way in (4, 2)]
         whole = [RowsConfig(wide, 4, 1, wide)] if splits > 1 else []
-        few = problem.batch * narrow < self.card.filling * 32 and packs > 32
+        few = problem.batch * narrow < self.card.busy_blocks * 32 and packs > 32
         return tuple(by_blocks + whole + by_warps if few else by_warps + by_blocks + whole)
 
     def recipe(self, problem: ReduceProblem, config: RowsConfig) -> Recipe:
@@ -229,7 +229,7 @@ class Columns(Rung[ReduceProblem, SharedConfig]):
         offered = []
         for threads in (256, 128):
             _, width, across = self._width(problem)
-            wanted = ceil_div(self.card.filling, max(1, problem.batch * across))
+            wanted = ceil_div(self.card.busy_blocks, max(1, problem.batch * across))
             most = problem.reduced // (threads // width * _LEAST_TURNS)
             for splits in dict.fromkeys((max(1, min(wanted, most)), max(1, min(wanted // 2, most)), 1)):
                 offered += [SharedConfig(threads, under_way, splits) for under_way in (4, 2)]
@@ -429,10 +429,10 @@ def _asked(
 def _plan(
     x: torch.Tensor, kind: str, first: int, last: int, correction: float, before: str, activation: str,
     rung: str | None = None,
-) -> Plan:  # fmt: skip
+) -> CallPlan:  # fmt: skip
     problem, shape = _asked(x, kind, first, last, correction, before, activation)
     y = torch.empty(shape, dtype=x.dtype, device=x.device)
-    return Plan(None, {"y": y}) if y.numel() == 0 else rows.plan(REDUCE, problem, rung, ("x",), y)
+    return CallPlan(None, {"y": y}) if y.numel() == 0 else rows.plan(REDUCE, problem, rung, ("x",), y)
 
 
 def _fake(

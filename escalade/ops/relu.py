@@ -17,11 +17,11 @@ from escalade.ops.base.ladder import Ladder
 from escalade.ops.base.naming import NUMBER, Codec, Named, NamePattern
 from escalade.ops.base.operation import Operation, Reference
 from escalade.ops.base.rung import Rung
-from escalade.ops.calling.call import Plan
+from escalade.ops.calling.call import CallPlan
 from escalade.ops.calling.library import define_in_place, define_planned
 from escalade.ops.expressions import Expression
 from escalade.ops.shared import pointwise
-from escalade.ops.shared.pointwise import Naive, Operand, Vectorised, check, empty_output, random_inputs
+from escalade.ops.shared.pointwise import Naive, Operand, Vectorized, check, empty_output, random_inputs
 
 # --- the problem
 
@@ -97,7 +97,7 @@ class ReluProblem(Named):
 # element has two loads under way: 1.8 in fp16 and 1.1 in fp32.
 RUNGS: tuple[Rung[Any], ...] = (
     Naive("naive", "an element a thread", None, None),
-    Vectorised("vectorised", "16 bytes an access, several under way in a thread", "naive", 2.6),
+    Vectorized("vectorised", "16 bytes an access, several under way in a thread", "naive", 2.6),
 )
 
 
@@ -185,7 +185,7 @@ def _problem(x: torch.Tensor, limit: float | None) -> ReluProblem:
     return ReluProblem(x.numel(), limit, dtype_of("relu", x))
 
 
-def _plan(x: torch.Tensor, limit: float | None, rung: str | None) -> Plan:
+def _plan(x: torch.Tensor, limit: float | None, rung: str | None) -> CallPlan:
     return pointwise.plan(RELU, _problem(x, limit), ("x",), x, rung)
 
 
@@ -226,7 +226,7 @@ def _limit(inputs):  # type: ignore[no-untyped-def]
 # --- its gradient
 
 
-def _plan_gradient(gradient: torch.Tensor, output: torch.Tensor, limit: float | None) -> Plan:
+def _plan_gradient(gradient: torch.Tensor, output: torch.Tensor, limit: float | None) -> CallPlan:
     """The gradient from the output alone. At a NaN the gradient passes, whatever the processor (PyTorch's own gradient
     of hardtanh differs there)."""
     problem = ReluProblem(output.numel(), limit, dtype_of("relu", output), backward=True)

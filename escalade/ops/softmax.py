@@ -18,7 +18,7 @@ from escalade.ops.base.ladder import Ladder
 from escalade.ops.base.naming import Named, NamePattern
 from escalade.ops.base.operation import Operation, Reference
 from escalade.ops.base.rung import Config, Rung
-from escalade.ops.calling.call import Plan
+from escalade.ops.calling.call import CallPlan
 from escalade.ops.calling.library import define_planned
 from escalade.ops.shared import columns, row_rungs, rows
 from escalade.ops.shared.rows import LAYOUTS, check_fields
@@ -137,7 +137,7 @@ def held_configs(classes: int, batch: int, dtype: str, card: Card) -> tuple[Bloc
             break
     if not offered:
         return (BlockConfig(32, 0, 1), BlockConfig(16, 0, 1), BlockConfig(8, 0, 1))
-    return tuple(reversed(offered) if batch <= card.filling else offered)
+    return tuple(reversed(offered) if batch <= card.busy_blocks else offered)
 
 
 @dataclass(frozen=True)
@@ -352,7 +352,7 @@ def softmax(x: torch.Tensor, *, rung: str | None = None) -> torch.Tensor:
     return OPERATOR(x, rung)
 
 
-def _plan(x: torch.Tensor, rung: str | None = None) -> Plan:
+def _plan(x: torch.Tensor, rung: str | None = None) -> CallPlan:
     rows.check_matrix("softmax", x)
     problem = SoftmaxProblem(rows.rows_of(x), x.shape[-1], dtype_of("softmax", x))
     return rows.plan(SOFTMAX, problem, rung, ("x",), torch.empty(x.shape, dtype=x.dtype, device=x.device))

@@ -18,7 +18,7 @@ from escalade.ops.base.ladder import Ladder
 from escalade.ops.base.naming import Named, NamePattern
 from escalade.ops.base.operation import Operation, Reference
 from escalade.ops.base.rung import Config, Rung
-from escalade.ops.calling.call import Plan
+from escalade.ops.calling.call import CallPlan
 from escalade.ops.calling.library import define_planned
 from escalade.ops.shared import row_rungs, rows
 from escalade.ops.shared.rows import LAYOUTS, check_fields
@@ -139,7 +139,7 @@ class BlockPerRow(Rung[TopKProblem, BlockConfig]):
         """Offers for many rows one warp each if some four loads a lane cover it; for few rows as many warps as find
         work."""
         packs = problem.classes // widest_vector(problem.dtype, problem.classes)
-        each = 32 if problem.batch <= self.card.filling else 32 * 8
+        each = 32 if problem.batch <= self.card.busy_blocks else 32 * 8
         offered = []
         for warps in sorted((1, 2, 4, 8, 16), key=lambda warps: abs(ceil_div(packs, each) - warps)):
             in_flight = min(4, ceil_div(packs, 32 * warps))
@@ -258,7 +258,7 @@ def _check(x: torch.Tensor, k: int) -> None:
         raise UnsupportedError(f"k of {k}: top_k finds 1 to {MOST_K}")
 
 
-def _plan(x: torch.Tensor, k: int, rung: str | None = None) -> Plan:
+def _plan(x: torch.Tensor, k: int, rung: str | None = None) -> CallPlan:
     _check(x, k)
     problem = TopKProblem(rows.rows_of(x), x.shape[-1], k, dtype_of("top_k", x))
     y = torch.empty((*x.shape[:-1], 2 * k), dtype=torch.float32, device=x.device)

@@ -20,7 +20,7 @@ from escalade.ops.base.naming import Codec, Named, NamePattern, spell_pair
 from escalade.ops.base.operation import Operation, Reference
 from escalade.ops.base.pitch import check_pitches, unsupported_pitch
 from escalade.ops.base.rung import Config, Rung, ThreadsConfig
-from escalade.ops.calling.call import Plan
+from escalade.ops.calling.call import CallPlan
 from escalade.ops.calling.library import define_planned
 from escalade.ops.shared import pooling
 from escalade.ops.shared.images import (
@@ -28,7 +28,7 @@ from escalade.ops.shared.images import (
     Images,
     check_images,
     check_problem,
-    empty_beside,
+    empty_images_like,
     layout_of,
     require_32_bits,
 )
@@ -457,7 +457,7 @@ def upsample2d(
     NCHW and channels_last inputs are taken as they are (the result has x's layout), anything else is copied first.
     `rung` names one rung of the ladder instead of the chosen one.
     """
-    size = pooling.two(output, "output")
+    size = pooling.as_pair(output, "output")
     return OPERATOR(x, size, mode, align_corners, factors, rung)
 
 
@@ -468,7 +468,7 @@ def _plan(
     align_corners: bool,
     factors: Sequence[float],
     rung: str | None = None,
-) -> Plan:
+) -> CallPlan:
     check_images("upsample2d", x)
     batch, channels, height, width = x.shape
     problem = Upsample2dProblem(
@@ -489,7 +489,7 @@ def _fake(
     check_images("upsample2d", x)
     if min(output) < 1:
         raise UnsupportedError(f"output of {list(output)}: it must be at least 1")
-    return empty_beside(x, (x.shape[0], x.shape[1], output[0], output[1]))
+    return empty_images_like(x, (x.shape[0], x.shape[1], output[0], output[1]))
 
 
 OPERATOR = define_planned(_SCHEMA, _plan, _fake)

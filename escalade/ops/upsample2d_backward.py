@@ -18,7 +18,7 @@ from escalade.ops.base.grid import blocks
 from escalade.ops.base.ladder import Ladder
 from escalade.ops.base.operation import Operation, Reference
 from escalade.ops.base.rung import Config, Rung, ThreadsConfig
-from escalade.ops.calling.call import Plan
+from escalade.ops.calling.call import CallPlan
 from escalade.ops.calling.library import define_planned
 from escalade.ops.shared import pixel_tiles, pooling
 from escalade.ops.shared.images import LAYOUTS
@@ -268,7 +268,7 @@ class SharedTile(Rung[Upsample2dBackwardProblem, TileConfig]):
         """Several planes per CTA unless CTAs are then too few for the card, and the cheapest tiles first."""
 
         def order(tile: TileConfig) -> tuple[bool, int, int]:
-            idle = tile.planes > 1 and tile.blocks(problem) < self.card.filling
+            idle = tile.planes > 1 and tile.blocks(problem) < self.card.busy_blocks
             return idle, -tile.planes, tile.cost(problem)
 
         return tuple(sorted(self._fitting(problem), key=order))
@@ -482,7 +482,9 @@ def upsample2d_backward(
     The result has the gradient's layout unless `channels_last` says which, and is the same bits every time. `rung`
     names one rung of the ladder instead of the chosen one.
     """
-    return OPERATOR(gradient, pooling.two(size, "size"), mode, align_corners, factors, channels_last, rung)
+    return OPERATOR(
+        gradient, pooling.as_pair(size, "size"), mode, align_corners, factors, channels_last, rung
+    )
 
 
 def _plan(
@@ -493,7 +495,7 @@ def _plan(
     factors: Sequence[float],
     channels_last: bool | None = None,
     rung: str | None = None,
-) -> Plan:
+) -> CallPlan:
     pooling.check_gradient(_NAME, gradient)
     batch, channels, output_height, output_width = gradient.shape
     forward = Upsample2dProblem(

@@ -13,7 +13,7 @@ from escalade import ops
 from escalade.device.timing import percentile
 from escalade.errors import UnsupportedError
 from escalade.narrow_tables import Table
-from escalade.ops.base.cards import typical
+from escalade.ops.base.cards import typical_card
 from escalade.ops.choose.choice import estimated
 from escalade.tune.samples import Sample
 
@@ -69,7 +69,7 @@ def _verdict(samples: Sequence[Sample]) -> Verdict:
     best_us, best = min(times)
     try:
         choice = estimated(
-            ops.operation(first.operation), first.parsed(), typical(first.architecture or None)
+            ops.operation(first.operation), first.parsed(), typical_card(first.architecture or None)
         )
     except UnsupportedError as error:
         return Verdict(first.key, "", best, best_us, None, str(error))
@@ -86,7 +86,7 @@ def calibrations(swept: Mapping[str, Sequence[Sample]]) -> list[Calibration]:
     """Compare estimates with measurements per rung and dtype, over all measured configs that still exist."""
     ratios: dict[tuple[str, str], list[float]] = {}
     for samples in swept.values():
-        card = typical(samples[0].architecture or None)
+        card = typical_card(samples[0].architecture or None)
         ladder = ops.operation(samples[0].operation).ladder.on(card)
         problem = samples[0].parsed()
         for name in dict.fromkeys(sample.rung for sample in samples):

@@ -180,10 +180,12 @@ def _subject(
     problem: Problem,
     tensors: dict[str, torch.Tensor],
     device: torch.device,
-    weights_stay: bool,
+    weights_are_constant: bool,
     proof: ResultCheck,
 ) -> Subject:
     """Return a subject that runs as in a network: constant weights are packed once."""
     recipe = candidate.rung.recipe(problem, candidate.config)
-    prepared = PreparedRecipe(recipe, device, candidate.name, weights_stay=weights_stay, behind=recipe)
+    prepared = PreparedRecipe(
+        recipe, device, candidate.name, weights_are_constant=weights_are_constant, behind=recipe
+    )
     return Subject(candidate.name, [prepared.bind(tensors)], proof)

@@ -24,7 +24,7 @@ from escalade.ops.base.accuracy import relative_error
 from escalade.ops.base.card import Card
 from escalade.ops.base.dtypes import ELEMENT_BYTES
 from escalade.ops.base.operation import Operation
-from escalade.ops.base.pitch import apart, pitch_fields, pitch_of, pitches
+from escalade.ops.base.pitch import pitch_fields, pitch_of, pitches, with_pitch
 from escalade.ops.base.problem import Problem
 from escalade.ops.base.rung import Config, Rung
 from escalade.tune.refusal import failure_reason, require_device
@@ -84,7 +84,7 @@ class VerificationCase:
         _require_room(self.problem, device)
         self.inputs = operation.inputs(self.problem, device, seed)
         self.expected = operation.reference(self.problem, self.inputs)
-        self.further = operation.further_references(self.problem, self.inputs)
+        self.further = operation.extra_references(self.problem, self.inputs)
         error = relative_error(operation.peer(self.problem, self.inputs), self.expected)
         self.peer_error = min(error, max_peer_error(operation, self.problem))
 
@@ -92,7 +92,7 @@ class VerificationCase:
         """Return copies, so that a kernel that writes to its inputs cannot change the originals."""
         apart_in = pitches(self.problem) if layout == "nhwc" else {}
         return {
-            name: apart(tensor, apart_in[name])[0] if name in apart_in else in_layout(tensor, layout)
+            name: with_pitch(tensor, apart_in[name])[0] if name in apart_in else in_layout(tensor, layout)
             for name, tensor in self.inputs.items()
         }
 
@@ -129,7 +129,7 @@ class VerificationCase:
         judged = self._judge(inputs, outputs, guards, tolerance, outcome)
         if not options.counts or not judged.passed:
             return judged
-        return replace(judged, counts=executable.counts(packing=not self.operation.weights_stay))
+        return replace(judged, counts=executable.counts(packing=not self.operation.weights_are_constant))
 
     def _judge(
         self,
@@ -157,7 +157,7 @@ class VerificationCase:
         dense = pitch_fields(dict.fromkeys(pitches(problem), 0))
         plain = {
             "y": self.operation.output(replace(problem, **dense), self.device),
-            **self.operation.further_outputs(problem, self.device),
+            **self.operation.extra_outputs(problem, self.device),
         }
         outputs: dict[str, torch.Tensor] = {}
         guards: list[torch.Tensor] = []
@@ -172,7 +172,7 @@ class VerificationCase:
         On the twin, the checks know the bounds.
         """
         if pitch:
-            output, between = apart(plain, pitch, _CANARY)
+            output, between = with_pitch(plain, pitch, _CANARY)
             return poison(output), (between,)
         if self.device.type != "cuda" or plain.numel() == 0:
             return poison(plain), ()
@@ -403,4 +403,4 @@ def programs(planned: Iterable[VerificationJob]) -> list[Program]:
 
 def outputs_of(operation: Operation[Any], problem: Any, device: torch.device) -> dict[str, torch.Tensor]:
     """Allocate all outputs, by buffer name."""
-    return {"y": operation.output(problem, device), **operation.further_outputs(problem, device)}
+    return {"y": operation.output(problem, device), **operation.extra_outputs(problem, device)}

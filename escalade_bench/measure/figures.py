@@ -54,15 +54,15 @@ def below(record: Record, records: Sequence[Record], ladder: Ladder[Any]) -> Rec
 
     A rung without a record is passed over for those that it stands on.
     """
-    stands_on = {rung.name: rung.stands_on for rung in ladder}
-    names, any_dtype = stands_on.get(record.rung, ()), None
+    rungs_below = {rung.name: rung.rungs_below for rung in ladder}
+    names, any_dtype = rungs_below.get(record.rung, ()), None
     while names:
         found = [r for r in records if r.rung in names]
         same = [r for r in found if r.dtype == record.dtype]
         any_dtype = any_dtype or fastest(found)
         if same:
             return fastest(r for r in same if r.layout == record.layout) or fastest(same)
-        names = tuple(dict.fromkeys(below for name in names for below in stands_on[name]))
+        names = tuple(dict.fromkeys(below for name in names for below in rungs_below[name]))
     return any_dtype
 
 

@@ -13,7 +13,7 @@ import torch
 
 from escalade import ops, parsing
 from escalade.errors import UnsupportedError
-from escalade.ops.base.card import Place
+from escalade.ops.base.card import DeviceOrCard
 from escalade.ops.choose.choice import Choice, choose
 from escalade_bench.measure.ceilings import Ceilings
 from escalade_bench.measure.records import Record
@@ -35,7 +35,7 @@ class Climb:
     rungs: list[str]
     seed: int = 0
 
-    def choices(self, device: Place) -> list[Choice]:
+    def choices(self, device: DeviceOrCard) -> list[Choice]:
         """Choose a config per rung, in the layout of the rung before if possible, else in another."""
         operation = ops.operation(self.operation)
         asked: Any = replace(operation.parse(self.problem), dtype=self.dtype)
@@ -51,7 +51,7 @@ def first_choice(
     problem: Any,
     dtypes: Sequence[str],
     layouts: Sequence[str],
-    device: Place,
+    device: DeviceOrCard,
     rung: str | None,
 ) -> Choice:
     """Choose a rung and config for the first dtype and layout that it supports; else raise its first refusal."""

@@ -80,19 +80,23 @@ class Work:
     operation: Operation[Any]
     problem: Any
     recipe: Recipe
-    weights_stay: bool
+    weights_are_constant: bool
 
     def bind(self, device: torch.device, seed: int, options: TwinOptions = TwinOptions()) -> Executable:
         """Allocate inputs and outputs; weights that stay are packed here, not in each call."""
         prepared = PreparedRecipe(
-            self.recipe, device, self.part.name, weights_stay=self.weights_stay, options=options
+            self.recipe,
+            device,
+            self.part.name,
+            weights_are_constant=self.weights_are_constant,
+            options=options,
         )
         outputs = outputs_of(self.operation, self.problem, device)
         return prepared.bind({**self.operation.inputs(self.problem, device, seed), **outputs})
 
 
 def work_of_rung(operation: Operation[Any], choice: Choice) -> Work:
-    problem, rung, stay = choice.problem, choice.rung.name, operation.weights_stay
+    problem, rung, stay = choice.problem, choice.rung.name, operation.weights_are_constant
     recipe = choice.rung.recipe(problem, choice.config)
     launched = _entries(recipe.after_packing if stay else recipe)
     part = Part(

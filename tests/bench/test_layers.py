@@ -268,7 +268,7 @@ def test_packing_weights_counts_where_they_change(
     monkeypatch.setattr(ladder, "Bench", spy)
     monkeypatch.setattr(Scale, "weights_change", change)
     measured("scale")
-    assert [settings.weights_stay for settings in given] == [not change]
+    assert [settings.weights_are_constant for settings in given] == [not change]
 
 
 @pytest.mark.parametrize(("stay", "timed_steps"), [(True, 1), (False, 2)])
@@ -294,7 +294,7 @@ def test_what_stays_is_packed_before_the_clock_starts(
     config = best.configs(problem)[0]
     verified = trial.Verified(best, problem, config, Outcome(best.name, problem, config, True, 0.0, 1e-3))
     recipe = best.recipe(problem, config)
-    bench = trial.Bench(stem, problem, [recipe], Settings(weights_stay=stay))
+    bench = trial.Bench(stem, problem, [recipe], Settings(weights_are_constant=stay))
     (record,) = bench.measure([verified], [])
     assert not record.failure
     assert ran[-1] == (timed_steps, stay) and sum(steps for steps, _ in ran) == 2

@@ -188,7 +188,7 @@ def test_a_further_output_that_is_not_written_when_it_is_timed_is_a_failure(
 
     class Forgetful(real):  # type: ignore[valid-type, misc]
         def bind(self, tensors: Any) -> Callable[[], None]:
-            (name,) = operation.further_outputs(problem, CPU)
+            (name,) = operation.extra_outputs(problem, CPU)
             return super().bind({**tensors, name: torch.empty_like(tensors[name])})
 
     monkeypatch.setattr(packing, "Executable", Forgetful)

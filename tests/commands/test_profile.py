@@ -69,4 +69,4 @@ def test_without_a_gpu_the_twin_counts(tmp_path: pathlib.Path) -> None:
 def test_the_steps_of_a_plan_are_counted_one_by_one() -> None:
     title, works = works_of(asked("spectral_autoencoder", batch=2))
     assert title == "spectral_autoencoder, batch 2, fp16"
-    assert [work.part.operation for work in works] == ["mlp"] and works[0].weights_stay
+    assert [work.part.operation for work in works] == ["mlp"] and works[0].weights_are_constant

@@ -25,7 +25,7 @@ from escalade.engine.graph.graph import Node
 from escalade.engine.plan.kernel_program import KernelProgram
 from escalade.engine.plan.step import PlanStep
 from escalade.ops import OPERATIONS
-from escalade.ops.calling.executables import ready
+from escalade.ops.calling.executables import prepare_rung
 from escalade.ops.conv2d import Conv2d, Conv2dProblem
 from escalade.ops.linear import Linear, LinearProblem
 
@@ -69,7 +69,9 @@ def test_an_operator_does_not_know_who_wrote_its_weights() -> None:
     problem, rung = asking()
     recipe = rung.recipe(problem, rung.configs(problem)[0])
     assert flags(Executable(recipe, torch.device("cpu"))) == {0}
-    assert flags(ready(OPERATIONS["linear"], problem, torch.device("cpu"), rung.name).executable) == {0}
+    assert flags(prepare_rung(OPERATIONS["linear"], problem, torch.device("cpu"), rung.name).executable) == {
+        0
+    }
     assert flags(Executable(recipe, torch.device("cpu"), weights_ready=True)) == {1}
 
 

@@ -18,7 +18,7 @@ from escalade.device.nvrtc import compile_program, compiler_version, cuda_header
 from escalade.device.program import Program, Type
 from escalade.errors import CompileError
 from escalade.ops import Operation, Rung
-from escalade.ops.base.cards import typical
+from escalade.ops.base.cards import typical_card
 from tests.device.conftest import Write
 from tests.support import all_rungs, supported
 
@@ -281,7 +281,7 @@ def test_every_rung_compiles_and_keeps_its_registers(
     intended = rung.intended_spill
     if not request.config.option.thorough:
         problems = [problems[turn % len(problems)]]
-    here = rung.on(typical(architecture))
+    here = rung.on(typical_card(architecture))
     for problem in problems:
         if here.refusal(problem):
             continue

@@ -67,7 +67,7 @@ def test_weights_that_stay_are_packed_once(stay: bool) -> None:
     x, weight, y = given["x"], given["weight"], given["y"]
     assert x is not None and weight is not None and y is not None
     before = weight.clone()
-    prepared = PreparedRecipe(RECIPE, CPU, weights_stay=stay)
+    prepared = PreparedRecipe(RECIPE, CPU, weights_are_constant=stay)
     assert prepared.packs == stay
     call = prepared.bind(given)
     assert torch.equal(y, torch.zeros(COUNT)), "nothing but weights is touched before the call"
@@ -92,13 +92,13 @@ def test_weights_that_stay_are_packed_once(stay: bool) -> None:
 )
 def test_only_weights_that_stay_are_ready(stay: bool, behind: Recipe | None, wanted: list[int]) -> None:
     given = tensors()
-    PreparedRecipe(RECIPE, CPU, weights_stay=stay, behind=behind).bind(given)()
+    PreparedRecipe(RECIPE, CPU, weights_are_constant=stay, behind=behind).bind(given)()
     assert given["flags"] is not None and given["flags"].tolist() == wanted
 
 
 def test_sets_of_tensors_keep_their_own_packed_weights() -> None:
     """One executable serves them all."""
-    prepared = PreparedRecipe(RECIPE, CPU, weights_stay=True)
+    prepared = PreparedRecipe(RECIPE, CPU, weights_are_constant=True)
     given = [tensors() for _ in range(2)]
     packed = [prepared.pack(each) for each in given]
     for each in packed:
@@ -118,6 +118,6 @@ def test_what_lasts_is_packed_weights_and_counters() -> None:
 def test_a_workspace_that_is_given_is_used() -> None:
     own = torch.empty(4 * COUNT, dtype=torch.uint8)
     given = {**tensors(), "packed": own}
-    assert PreparedRecipe(RECIPE, CPU, weights_stay=True).pack(given)["packed"] is own
+    assert PreparedRecipe(RECIPE, CPU, weights_are_constant=True).pack(given)["packed"] is own
     weight = given["weight"]
     assert weight is not None and torch.equal(own.view(torch.float32), 2 * weight)

@@ -116,10 +116,10 @@ def test_a_model_that_branches_is_refused_in_one_sentence_that_names_the_line(
             "x cannot be written: No such file or directory",
         ),
         (lambda engine, folder: engine.stream(5), "batches is of type int"),
-        (lambda engine, folder: ops.conv2d(None, X), "conv2d takes a tensor as its x, not NoneType"),  # type: ignore[arg-type]
-        (lambda engine, folder: ops.conv2d(X, None), "conv2d takes a tensor as its weight, not NoneType"),  # type: ignore[arg-type]
-        (lambda engine, folder: ops.top_k(X, X), "top_k takes a whole number as its k, not Tensor"),  # type: ignore[arg-type]
-        (lambda engine, folder: ops.softmax(X, rung=5), "softmax takes a text as its rung, not int"),  # type: ignore[arg-type]
+        (lambda engine, folder: ops.conv2d(None, X), "conv2d: x must be a strided tensor, not NoneType"),  # type: ignore[arg-type]
+        (lambda engine, folder: ops.conv2d(X, None), "conv2d: weight must be a strided tensor, not NoneType"),  # type: ignore[arg-type]
+        (lambda engine, folder: ops.top_k(X, X), "top_k: k must be an integer, not Tensor"),  # type: ignore[arg-type]
+        (lambda engine, folder: ops.softmax(X, rung=5), "softmax: rung must be a str, not int"),  # type: ignore[arg-type]
     ],
 )
 def test_what_is_of_the_wrong_kind_is_named(

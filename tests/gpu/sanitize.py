@@ -23,7 +23,7 @@ from escalade.device.recipe import Im2colMap, KernelCall, Recipe, TiledMap
 from escalade.device.run import bind
 from escalade.device.sources import KERNELS
 from escalade.ops import OPERATIONS, Operation, Rung
-from escalade.ops.base.cards import typical
+from escalade.ops.base.cards import typical_card
 from escalade.ops.base.pitch import pitches
 from escalade.tune.verification import VerificationCase, compare, in_layout, poisoned_workspaces
 from escalade_apps.classify import resizing
@@ -155,7 +155,7 @@ def covering() -> list[Job | Resizing]:
 
 def _candidates(operation: Operation[Any], rung: Rung[Any]) -> list[Job]:
     """Those of suitable size first, and parts of larger buffers last."""
-    here = rung.on(typical(ARCHITECTURE))
+    here = rung.on(typical_card(ARCHITECTURE))
     problems = [
         problem
         for variants in supported(operation, rung, operation.small_problems)
@@ -176,7 +176,7 @@ def run(job: AnyJob, device: torch.device, seed: int = 0, raw: bool = False) -> 
     case = VerificationCase(operation, problem, _CPU, seed)
     recipe = rung.recipe(problem, rung.configs(problem)[0])
     tensors = {name: in_layout(tensor, problem.layout).to(device) for name, tensor in case.inputs.items()}
-    outputs = {"y": operation.output(problem, device), **operation.further_outputs(problem, device)}
+    outputs = {"y": operation.output(problem, device), **operation.extra_outputs(problem, device)}
     unfilled = (
         set[str]() if not raw else {*outputs, *(one.name for one in recipe.workspaces)} - _mapped(recipe)
     )

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from escalade.ops import OPERATIONS, Rung
-from escalade.ops.base.cards import typical
+from escalade.ops.base.cards import typical_card
 from escalade.ops.conv2d import Conv2dProblem
 from escalade.ops.conv2d_input_gradient import Conv2dInputGradientProblem
 
@@ -39,7 +39,7 @@ def problem_for(
 ) -> Conv2dProblem | None:
     """The first of the candidates that the rung takes."""
     for problem in _candidates(size, batch):
-        if rung.on(typical(ARCHITECTURE)).refusal(problem) is None:
+        if rung.on(typical_card(ARCHITECTURE)).refusal(problem) is None:
             return problem
     return None
 
@@ -62,6 +62,6 @@ def input_gradient_beyond_32_bits(
                 problem = Conv2dInputGradientProblem(
                     replace(forward, batch=images, dtype=dtype, layout=layout)
                 )
-                if rung.on(typical(ARCHITECTURE)).refusal(problem) is None:
+                if rung.on(typical_card(ARCHITECTURE)).refusal(problem) is None:
                     return problem
     return None

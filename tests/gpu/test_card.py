@@ -12,7 +12,7 @@ from escalade.device.driver import check
 from escalade.device.gpu import properties_of
 from escalade.device.recipe import KernelCall
 from escalade.ops import OPERATIONS
-from escalade.ops.base.card import H200, Card, derived
+from escalade.ops.base.card import H200, Card, derive_card
 from escalade.ops.conv2d import Conv2dProblem
 from escalade.ops.conv2d.rungs.sm90_persistent import PersistentConfig
 
@@ -39,7 +39,7 @@ def test_a_card_is_what_the_driver_says(cuda: torch.device) -> None:
 
 
 def test_rates_derived_for_an_h200_are_near_the_measured_ones(h200: torch.device) -> None:
-    made = derived(properties_of(h200)).rates
+    made = derive_card(properties_of(h200)).rates
     for name in ("clock", "dram", "l2", "fp32"):
         assert getattr(made, name) == pytest.approx(getattr(H200.rates, name), rel=0.15), name
 
@@ -63,4 +63,4 @@ def test_as_many_clusters_run_at_once_as_the_card_says(h200: torch.device, block
         function = check(driver.cuKernelGetFunction(kernel.handle), "finding the kernel")
         asked = _launch_config(replace(call, shared_bytes=H200.shared_bytes, overlap=False))
         found = check(driver.cuOccupancyMaxActiveClusters(function, asked), "asking for clusters")
-    assert found == pytest.approx(H200.clusters_at_once(blocks), rel=0.15)
+    assert found == pytest.approx(H200.max_active_clusters(blocks), rel=0.15)

@@ -393,8 +393,8 @@ MUTANTS: tuple[Mutant, ...] = (
     _of(
         "escalade/device/packing.py",
         "early-launches-of-the-other-kind",
-        "behind.launches_early_after_packing if weights_stay else behind.launches_early",
-        "behind.launches_early if weights_stay else behind.launches_early_after_packing",
+        "behind.launches_early_after_packing if weights_are_constant else behind.launches_early",
+        "behind.launches_early if weights_are_constant else behind.launches_early_after_packing",
         ("tests/device/test_packing.py::test_only_weights_that_stay_are_ready",),
     ),
     _of(
@@ -474,7 +474,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _of(
         "escalade/ops/calling/casting.py",
         "unused-parameters-are-cast-for-ever",
-        "        if not other.is_wanted:\n            of_thread.known.pop(key, None)\n        elif",
+        "        if not other.was_used:\n            thread_casts.known.pop(key, None)\n        elif",
         "        if",
         ("tests/ops/calling/test_calls.py::test_parameters_are_cast_once_a_step_and_all_together",),
     ),

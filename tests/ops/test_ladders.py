@@ -285,7 +285,7 @@ def test_every_buffer_is_given_kept_or_judged() -> None:
     for operation in OPERATIONS.values():
         for problem in operation.small_problems:
             for variant in variants(operation, problem):
-                known.update(operation.inputs(variant, CPU, 0), operation.further_outputs(variant, CPU))
+                known.update(operation.inputs(variant, CPU, 0), operation.extra_outputs(variant, CPU))
         for rung in operation.ladder:
             for problem in cover(operation, rung, operation.small_problems, 0):
                 recipe = rung.recipe(problem, rung.configs(problem)[0])
@@ -316,7 +316,7 @@ def test_an_unknown_rung_is_named_with_the_known_ones() -> None:
 
 def test_a_ladder_refuses_a_name_twice_and_a_rung_in_the_air() -> None:
     first, second = OPERATIONS["conv2d"].ladder.rungs[:2]
-    with pytest.raises(ValueError, match="twice"):
+    with pytest.raises(ValueError, match="two rungs of one name"):
         Ladder("conv2d", (first, first))
     with pytest.raises(ValueError, match="not below it"):
         Ladder("conv2d", (second,))

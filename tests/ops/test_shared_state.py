@@ -21,7 +21,7 @@ from escalade.device.sources import KERNELS, included, read
 from escalade.errors import UnsupportedError
 from escalade.ops import OPERATIONS, Config, Operation, Rung, conv2d
 from escalade.ops.base.card import H200, Card
-from escalade.ops.base.cards import typical
+from escalade.ops.base.cards import typical_card
 from escalade.ops.choose.choice import choose, estimated
 from escalade.ops.choose.table import Entry, Table, key_of
 from escalade.ops.conv2d import Conv2dProblem
@@ -152,7 +152,7 @@ def test_no_choice_shares_memory(architecture: str | None) -> None:
     ]
     for name, problem in asked:
         try:
-            choice = estimated(OPERATIONS[name], problem, typical(architecture))
+            choice = estimated(OPERATIONS[name], problem, typical_card(architecture))
         except UnsupportedError:
             continue
         recipe = choice.rung.recipe(choice.problem, choice.config)
@@ -162,7 +162,7 @@ def test_no_choice_shares_memory(architecture: str | None) -> None:
 def test_nor_does_what_tuning_finds_or_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """A table of the user's may hold what was measured before."""
     for operation, rung, problem, config in sharing().values():
-        offered = search.candidates(operation, problem, typical(None))
+        offered = search.candidates(operation, problem, typical_card(None))
         for candidate in offered:
             assert not candidate.rung.recipe(problem, candidate.config).shared_state
         entry = Entry(rung.name, config.as_dict(), 0.001)

@@ -14,7 +14,7 @@ from escalade.device import packing
 from escalade.device.recipe import Recipe
 from escalade.device.timing import Subject, Timing
 from escalade.errors import UnsupportedError
-from escalade.ops.base.cards import typical
+from escalade.ops.base.cards import typical_card
 from escalade.tune import search
 from escalade.tune.search import Candidate, Trial
 from tests.bench.fake import Scale, ScaleProblem, rung
@@ -57,7 +57,9 @@ def test_what_depends_on_nothing_but_weights_counts_where_they_change(
 def scales(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """An operation of two rungs with three configs each; their names, as candidates have them."""
     monkeypatch.setattr(ops, "OPERATIONS", {"scale": Scale(rung("one"), rung("two"))})
-    return [candidate.name for candidate in search.candidates(ops.operation("scale"), PROBLEM, typical(None))]
+    return [
+        candidate.name for candidate in search.candidates(ops.operation("scale"), PROBLEM, typical_card(None))
+    ]
 
 
 Look = dict[str, float]
@@ -93,7 +95,9 @@ def test_the_fastest_four_are_looked_at_again_and_the_fastest_of_them_is_kept(
     entry = search.fastest(ops.operation("scale"), PROBLEM, CPU)
     assert sorted(rounds[0]) == sorted(scales) and sorted(rounds[1]) == sorted(ranked[:4])
     winner = next(
-        c for c in search.candidates(ops.operation("scale"), PROBLEM, typical(None)) if c.name == ranked[2]
+        c
+        for c in search.candidates(ops.operation("scale"), PROBLEM, typical_card(None))
+        if c.name == ranked[2]
     )
     assert (entry.rung, entry.config, entry.median_us) == (winner.rung.name, winner.config.as_dict(), 3.0)
 

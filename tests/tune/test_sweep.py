@@ -21,7 +21,7 @@ from escalade import cli, ops
 from escalade.commands import tune as commands
 from escalade.errors import UnsupportedError
 from escalade.ops import OPERATIONS
-from escalade.ops.base.cards import typical
+from escalade.ops.base.cards import typical_card
 from escalade.ops.choose.choice import estimated
 from escalade.ops.choose.table import SHIPPED, key_of, read
 from escalade.ops.conv2d import Conv2dProblem
@@ -66,7 +66,7 @@ def test_the_sweep_stays_within_bounds_and_has_everything() -> None:
 def test_every_problem_has_a_name_that_leads_back_and_a_choice() -> None:
     for problem in (*problems(60), *UNTUNED):
         assert Conv2dProblem.parse(problem.name, problem.dtype, problem.layout) == problem
-        assert estimated(OPERATIONS["conv2d"], problem, typical("sm_90a")).problem == problem
+        assert estimated(OPERATIONS["conv2d"], problem, typical_card("sm_90a")).problem == problem
 
 
 def test_nobody_tuned_for_these() -> None:
@@ -186,7 +186,7 @@ def test_the_fastest_is_one_that_is_right(with_operation: Scale) -> None:
 
 
 def test_what_is_estimated_to_take_much_longer_is_not_measured() -> None:
-    found = search.candidates(ops.operation("conv2d"), PROBLEM, typical("sm_90a"))
+    found = search.candidates(ops.operation("conv2d"), PROBLEM, typical_card("sm_90a"))
     assert "direct" not in {candidate.rung.name for candidate in found}
     estimates = [candidate.rung.estimate(PROBLEM, candidate.config) for candidate in found]
     figures = [us for us in estimates if us is not None]
@@ -273,7 +273,7 @@ def test_problems_need_one_operation(as_gpu: Callable[..., None], tmp_path: path
 
 
 def swept(path: pathlib.Path, chosen_us: float | None, best_us: float = 10.0) -> None:
-    choice = estimated(OPERATIONS["conv2d"], PROBLEM, typical("sm_90a"))
+    choice = estimated(OPERATIONS["conv2d"], PROBLEM, typical_card("sm_90a"))
     other = next(config for config in choice.rung.configs(PROBLEM) if config != choice.config)
     samples.append(
         path,
@@ -306,7 +306,7 @@ def test_a_choice_that_was_not_measured_fails(tmp_path: pathlib.Path) -> None:
 
 
 def test_the_worst_comes_first_and_rungs_are_calibrated(tmp_path: pathlib.Path) -> None:
-    choice = estimated(OPERATIONS["conv2d"], PROBLEM, typical("sm_90a"))
+    choice = estimated(OPERATIONS["conv2d"], PROBLEM, typical_card("sm_90a"))
     us = choice.rung.estimate(PROBLEM, choice.config)
     assert us is not None
     other = replace(PROBLEM, batch=9)
@@ -339,7 +339,7 @@ def newer_than_the_sweep(verdict: judgement.Verdict) -> bool:
     if any(sample.rung == verdict.chosen for sample in measured):
         return False
     problem = measured[0].parsed()
-    card = typical(measured[0].architecture or None)
+    card = typical_card(measured[0].architecture or None)
     chosen = ops.operation("conv2d").ladder.rung(verdict.chosen).on(card)
     estimates = [chosen.estimate(problem, config) or math.inf for config in chosen.configs(problem)]
     return min(estimates) < judgement.BOUND * verdict.best_us

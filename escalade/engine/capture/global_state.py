@@ -25,7 +25,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from escalade.device.torch_private import FAST_PATHS
 from escalade.engine.capture.fake_tensor import TraceTensor
 from escalade.engine.nodes.arithmetic import one_at_a_time, without_autocast
-from escalade.ops.base.switches import noted
+from escalade.ops.base.switches import save_flags
 
 # Warning filters, settings, random state and much of what `torch.export` patches are global to the process.
 _capture_lock = threading.RLock()
@@ -65,7 +65,7 @@ def preserve_global_state(model: nn.Module, autocast: bool) -> Iterator[GlobalSt
         stack.callback(global_state.restore)
         stack.enter_context(_preserve_random_state(_initialized_gpus()))
         with one_at_a_time:  # an engine call in another thread changes settings too
-            stack.callback(_restore_settings, [read() for read, _ in _SETTINGS], noted())
+            stack.callback(_restore_settings, [read() for read, _ in _SETTINGS], save_flags())
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")
         stack.enter_context(torch.inference_mode(False))

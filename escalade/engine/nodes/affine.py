@@ -8,7 +8,7 @@ import torch
 
 from escalade.engine.graph.forms import is_finite
 from escalade.engine.graph.graph import Graph, Node
-from escalade.ops.expressions import FUNCTIONS, Call, Expression, Operand
+from escalade.ops.expressions import FUNCTIONS, Expression, FunctionCall, Operand
 
 Map = tuple[torch.Tensor | None, torch.Tensor]
 """A factor of the variable, if it is there at all, and a term."""
@@ -67,7 +67,7 @@ def _affine(expression: Expression, constants: Mapping[str, torch.Tensor]) -> Ma
     return value(expression.results[0])
 
 
-def _mapped(call: Call, operands: list[Map]) -> Map | None:
+def _mapped(call: FunctionCall, operands: list[Map]) -> Map | None:
     """A function of maps, if it is one."""
     if all(factor is None for factor, _ in operands):
         return None, FUNCTIONS[call.function].compute(*(term for _, term in operands))

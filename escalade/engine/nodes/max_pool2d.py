@@ -17,7 +17,7 @@ from escalade.engine.nodes.lowering import Forms, Lowered
 from escalade.engine.nodes.sequences import of_sequences
 from escalade.engine.nodes.signature import IMAGE, RESULT, Attributes, Signature, Sizes, pair
 from escalade.engine.nodes.windows import WINDOWS, pooled, windows_of
-from escalade.ops.max_pool2d import MAX_POOL2D, MaxPool2dProblem, further_references
+from escalade.ops.max_pool2d import MAX_POOL2D, MaxPool2dProblem, extra_references
 from escalade.ops.reduce import REDUCE, ReduceProblem
 
 PLACES = "places"
@@ -92,7 +92,7 @@ class MaxPool2d(Operator):
         problem = replace(
             window_problem(node, form, "fp32"), places=True, behind_relu=node.attributes["behind_relu"]
         )
-        return {PLACES: further_references(problem, inputs)[PLACES].to(torch.uint8)}
+        return {PLACES: extra_references(problem, inputs)[PLACES].to(torch.uint8)}
 
     def layouts(self, node: Node, given: Mapping[str, str]) -> Layouts:
         return super().layouts(node, given) if PLACES in node.attributes else Layouts.of_all(given)

@@ -37,7 +37,7 @@ from escalade.engine.nodes.signature import (
 )
 from escalade.errors import UnsupportedError
 from escalade.ops.expressions import Expression
-from escalade.ops.expressions.expression import Call
+from escalade.ops.expressions.expression import FunctionCall
 from escalade.ops.expressions.text import Operand
 
 ROLES = ("x", "a", "b", "c", "d", "e", "f", "g")
@@ -237,7 +237,7 @@ def _of_terms(operator: torch._ops.OpOverload, given: Mapping[str, Any], shape: 
 
 def _without_ones(expression: Expression) -> Expression:
     """The expression without products with one, which the gradient of a loss begins with."""
-    calls: list[Call] = []
+    calls: list[FunctionCall] = []
     places: list[Operand] = []
     """What each of the calls is, among those that are left."""
 
@@ -251,7 +251,7 @@ def _without_ones(expression: Expression) -> Expression:
             places.append(rest[0])
         else:
             places.append(len(calls))
-            calls.append(Call(call.function, operands))
+            calls.append(FunctionCall(call.function, operands))
     return Expression.of(calls, map(moved, expression.results))
 
 

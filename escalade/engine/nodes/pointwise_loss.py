@@ -123,7 +123,7 @@ def _fused(terms: Node, total: Node, gradient: Node, graph: Graph) -> Node | Non
     scale = scales[0] if scales else graph.add_constant(f"{total.name}_scale", torch.ones(()))
     return PointwiseLoss.instead_of(
         gradient, {"x": x, "target": target, "scale": scale},
-        expression=term.joined(found).text, reduction=total.attributes["kind"],
+        expression=term.concat(found).text, reduction=total.attributes["kind"],
     )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from escalade.engine.nodes.lowering import Forms, Lowered, Lying
 from escalade.engine.passes.fusion_level import FusionLevel
 from escalade.engine.plan.step import PlanStep
 from escalade.errors import UnsupportedError
-from escalade.ops.base.card import Card, Place
+from escalade.ops.base.card import Card, DeviceOrCard
 from escalade.ops.base.problem import Problem
 from escalade.ops.choose.choice import Choice, choose
 from escalade.ops.choose.pytorch import reason_for_pytorch
@@ -31,7 +31,7 @@ class StepChoices:
         self,
         nodes: Mapping[str, Node],
         forms: Forms,
-        place: Place,
+        place: DeviceOrCard,
         avoid: frozenset[str],
         fusion: FusionLevel,
         pytorch_nodes: Mapping[str, str],
@@ -164,7 +164,7 @@ def _check_output_size(node: Node, lowered: Lowered, form: Form) -> None:
         )
 
 
-def _lowest_rung(lowered: Lowered, place: Place) -> Choice:
+def _lowest_rung(lowered: Lowered, place: DeviceOrCard) -> Choice:
     """Choose the lowest rung that supports the problem and keeps no state shared between calls."""
     for rung in lowered.operation.ladder.on(Card.of(place)):
         if rung.refusal(lowered.problem) is None:

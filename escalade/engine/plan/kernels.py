@@ -137,7 +137,7 @@ class PlanKernels:
             step.recipe,
             self._device,
             f"{step.node.source or step.node.name} ({step.lowered.problem.name})",
-            weights_stay=step.weights_are_constant(self.plan.graph.constants),
+            weights_are_constant=step.weights_are_constant(self.plan.graph.constants),
             behind=following.recipe if following else None,
         )
         if self.plan.pytorch_owned.keys().isdisjoint(step.node.inputs.values()):

@@ -78,7 +78,7 @@ class PlanMemory:
         assert step.lowered is not None
         name = step.node.name
         if name not in self._unread:
-            buffers = step.lowered.operation.further_outputs(step.lowered.problem, self._device)
+            buffers = step.lowered.operation.extra_outputs(step.lowered.problem, self._device)
             read = self._plan.side_outputs(name)
             self._unread[name] = {buffer: tensor for buffer, tensor in buffers.items() if buffer not in read}
         return self._unread[name]

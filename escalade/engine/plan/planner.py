@@ -21,14 +21,14 @@ from escalade.engine.plan.plan import Plan
 from escalade.engine.plan.step import ConstantForm, PlanStep
 from escalade.engine.plan.subbuffers import RESULT, Subbuffer, SubbufferLayout, assign_subbuffers
 from escalade.errors import UnsupportedError
-from escalade.ops.base.card import Place
+from escalade.ops.base.card import DeviceOrCard
 from escalade.ops.choose.table import Table
 
 
 def make_plan(
     graph: Graph,
     dtype: str,
-    place: Place,
+    place: DeviceOrCard,
     formats: Mapping[str, InputFormat],
     avoid: frozenset[str] = frozenset(),
     fusion: FusionLevel = FusionLevel.fused,

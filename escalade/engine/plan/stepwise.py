@@ -196,7 +196,7 @@ class StepwiseProgram:
             recipe,
             self._device,
             step.node.source or step.node.name,
-            weights_stay=step.weights_are_constant(self.plan.graph.constants),
+            weights_are_constant=step.weights_are_constant(self.plan.graph.constants),
         )
         forms, device = self.plan.forms, self._device
         full_names = {workspace.name: step.workspace_name(workspace) for workspace in recipe.workspaces}

@@ -1,2 +1,5 @@
-"""What every operation is made of: a *problem* is what is asked, a *rung* one way to do it, a *config* the compile-time
-choices of that way, a *ladder* the rungs of one operation, and the *card* what they run on."""
+"""Building blocks of every operation.
+
+A *problem* states what to compute, a *rung* is one way to compute it, a *config* holds a rung's compile-time choices, a
+*ladder* lists the rungs of one operation, and the *card* describes the GPU they run on.
+"""

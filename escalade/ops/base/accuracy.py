@@ -1,4 +1,4 @@
-"""How far a result is from what it should be."""
+"""Error measures and tolerances."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import math
 import torch
 
 SPLIT_ROUNDING = 2.0**-20
-"""What results may be off by whose fp32 operands are split into two TF32 parts, where few products are added up: tensor
-cores round towards zero at every step, and these errors do not cancel."""
+"""Error floor for fp32 operands split into two TF32 halves, for short sums. Tensor cores round toward zero at every
+step, so these errors do not cancel."""
 
 
 def relative_error(result: torch.Tensor, expected: torch.Tensor) -> float:
-    """‖result − expected‖ / ‖expected‖ in float64; NaN if anything is not a number, or the shapes differ."""
+    """Return ‖result − expected‖ / ‖expected‖ in float64; NaN if a value is NaN or the shapes differ."""
     if result.shape != expected.shape:
         return math.nan
     norm = torch.linalg.vector_norm(expected.double())
@@ -21,9 +21,9 @@ def relative_error(result: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 def tf32_tolerance(dtype: str, products: int, tolerance: float) -> float:
-    """PyTorch may answer a TF32 problem in fp32. TF32 itself, both operands rounded to 11 bits, is off by 2.9e-4.
+    """Widen the tolerance of a TF32 problem, because PyTorch may compute its peer in fp32.
 
-    That is a mean; of a few products all may be off by nearly as much as can be, 2^-10.
+    TF32 rounds both operands to 11 bits, an error of 2.9e-4 on average and of up to 2^-10 in sums of few products.
     """
     if dtype != "tf32":
         return tolerance

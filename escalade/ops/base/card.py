@@ -1,8 +1,8 @@
-"""A card: what a GPU has, as its driver says, and what it does in a microsecond: what rungs size grids and tiles by.
+"""The card: a GPU's properties and throughput, which rungs size grids and tiles by.
 
-Estimates only have to put candidates in order. The H200's rates are measured, set by hand from records: `escalade tune
---judge` shows for every rung how its measured times compare with its estimates. Other cards' rates are derived from
-them and from what the driver reports of clocks, multiprocessors and memory; there the tuner has the last word.
+Estimates only have to rank candidates. The H200's rates are measured, set by hand from records; `escalade tune --judge`
+compares estimates with measured times. Other cards' rates are scaled from them by clocks, SMs and memory bandwidth, as
+the driver reports them; on those cards the tuner has the last word.
 """
 
 from __future__ import annotations
@@ -18,147 +18,146 @@ from escalade.ops.base.dtypes import ELEMENT_BYTES
 
 SHARED_BYTES = {name: one.shared_bytes for name, one in ARCHITECTURES.items()}
 """Largest shared memory of a CTA, by architecture."""
-LEAST_SHARED = min(SHARED_BYTES.values())
-"""The shared memory that a block may have on every card since Ampere."""
+MIN_SHARED = min(SHARED_BYTES.values())
+"""Shared memory that a CTA may use on every supported card."""
 HOPPER_SHARED = HOPPER.shared_bytes
-"""The shared memory of a block on the architecture that rungs with wgmma are for."""
-BLOCK_SHARED = 1024
-"""Bytes of shared memory that every block takes besides those it asks for."""
+"""Shared memory of a CTA on Hopper, for rungs that use wgmma."""
+RESERVED_SHARED = 1024
+"""Bytes of shared memory that the driver reserves per CTA."""
 
 
 @dataclass(frozen=True)
 class CopyRate:
-    """Bytes that a multiprocessor gets from L2 in a clock."""
+    """L2 bandwidth of one SM, in bytes per clock."""
 
     together: float
-    """The rate when all multiprocessors ask."""
+    """Rate while all SMs load."""
     alone: float
-    """The rate when few do."""
+    """Rate while few SMs load."""
 
 
 @dataclass(frozen=True)
 class CopyRates:
-    """Bytes that a multiprocessor gets from L2 in a clock, by how a kernel copies: what fitted its times."""
+    """L2 bandwidth of one SM in bytes per clock, fitted per way of copying."""
 
     loads: float
-    """Loads and cp.async by the threads that compute."""
+    """Loads and cp.async by the computing threads."""
     mma_ring: CopyRate
-    """cp.async into the stages of mma.sync."""
+    """cp.async into the stages of an mma.sync pipeline."""
     tma_tile: float
-    """TMA into stages that are filled anew for every tile."""
+    """TMA into stages that every tile refills."""
     tma_persistent: CopyRate
-    """TMA into stages that persistent blocks fill over the ends of tiles."""
+    """TMA into stages that persistent CTAs keep filling across tiles."""
     tma_gradient: float
-    """TMA into stages of two operands that no other block reads at the time: gradients, and halves of fp32."""
+    """TMA of two operands that no other CTA reads at the same time: gradients, and fp32 halves."""
     tma_window: float
-    """TMA of windows whose weights stay in shared memory."""
+    """TMA of input windows while the weights stay in shared memory."""
     tma_streamed: CopyRate
-    """TMA of windows and of the weights that follow them."""
+    """TMA of input windows and their weights."""
     tma_first: float
-    """TMA of the first windows, which all blocks begin with at once."""
+    """TMA of the first windows, which all CTAs load at once."""
 
 
 @dataclass(frozen=True)
 class Rates:
-    """What a card does in a microsecond, or in a clock."""
+    """Throughput of a card, per microsecond or per clock."""
 
     measured: bool
-    """Whether these are figures of this very card; derived from an H200's otherwise."""
+    """True if measured on this card, False if scaled from an H200."""
     clock: float
-    """Clocks of a multiprocessor in a microsecond, under load."""
+    """SM clocks per microsecond, under load."""
     launch_us: float
-    """Microseconds from the end of one launch to the first results of the next: measured steps of a network take that
-    much more than their clocks."""
+    """Microseconds between the end of one launch and the first results of the next: measured overhead per step."""
     dram: float
-    """Bytes in a microsecond, as a copy moves them."""
+    """Bytes per microsecond of a copy through DRAM."""
     l2: float
-    """Bytes in a microsecond of what the L2 cache holds since the launch before."""
+    """Bytes per microsecond from L2, for data of the previous launch."""
     l2_holds: float
-    """Bytes that a launch may move and find in L2."""
+    """Bytes that a launch may move and still hit L2."""
     fp32: float
-    """Operations in a microsecond on CUDA cores, under load."""
+    """FLOPs per microsecond on CUDA cores, under load."""
     mma_products: float
-    """Multiply-adds of 16-bit elements that a multiprocessor does by mma.sync in a clock."""
+    """16-bit multiply-adds per SM and clock with mma.sync."""
     copies: CopyRates
 
 
 @dataclass(frozen=True)
 class Card:
-    """A GPU as rungs see it: the object that configs, estimates and grids are made for."""
+    """A GPU as rungs see it: configs, estimates and grids are computed for a card."""
 
     name: str
     architecture: str | None
-    """What kernels are compiled for; None: the twin, which runs the kernels of every architecture."""
+    """Architecture to compile for; None for the twin, which runs kernels of every architecture."""
     multiprocessors: int
     shared_bytes: int
-    """The shared memory that a block may have at most."""
+    """Largest shared memory of a CTA."""
     multiprocessor_shared_bytes: int
-    """The shared memory that the blocks of a multiprocessor have together, each with `BLOCK_SHARED` of its own."""
+    """Shared memory of an SM, including `RESERVED_SHARED` per CTA."""
     registers: int
-    """Registers of a multiprocessor."""
+    """Registers per SM."""
     l2_bytes: int
     clusters: tuple[int, ...]
-    """How many clusters of one block, of two, and so on run at once, one block a multiprocessor: their blocks are
-    neighbours, so there are fewer than multiprocessors would allow. Without clusters: only the first."""
+    """Clusters of 1, 2, 3, … CTAs that run at once, one CTA per SM. The CTAs of a cluster share a GPC, so these are
+    fewer than SMs / size. Without cluster support: only the first entry."""
     rates: Rates
 
     @staticmethod
-    def of(place: Place) -> Card:
-        """The card of a device, asked once; on the CPU the twin runs what an H200 would."""
-        if isinstance(place, Card):
-            return place
-        if place.type != "cuda":
+    def of(target: DeviceOrCard) -> Card:
+        """Return the card of a device. On the CPU the twin makes the choices of an H200."""
+        if isinstance(target, Card):
+            return target
+        if target.type != "cuda":
             return TWIN
-        return _of_gpu(place.index if place.index is not None else torch.cuda.current_device())
+        return _of_gpu(target.index if target.index is not None else torch.cuda.current_device())
 
     @property
-    def filling(self) -> int:
-        """Blocks that keep the card busy: four on each multiprocessor."""
+    def busy_blocks(self) -> int:
+        """CTAs that keep the card busy: four per SM."""
         return 4 * self.multiprocessors
 
     @property
     def speed(self) -> float:
-        """Clocks of all multiprocessors in a microsecond, in those of an H200: scales rates measured there."""
+        """Clock rate times SMs relative to an H200, to scale rates measured there."""
         return self.multiprocessors * self.rates.clock / (H200.multiprocessors * H200.rates.clock)
 
     @property
     def memory_speed(self) -> float:
-        """Bytes that memory moves in a microsecond, in those of an H200: scales rates measured there."""
+        """DRAM bandwidth relative to an H200, to scale rates measured there."""
         return self.rates.dram / H200.rates.dram
 
     def tensor_core_rate(self, dtype: str) -> float:
-        """Operations of a dtype that all tensor cores do in a microsecond by mma.sync: fewer of longer operands."""
+        """FLOPs per microsecond of mma.sync on all SMs; halves when the element size doubles."""
         products = self.rates.mma_products * 2 / ELEMENT_BYTES[dtype]
         return 2 * products * self.multiprocessors * self.rates.clock
 
-    def clusters_at_once(self, blocks: int) -> int:
-        """Clusters of so many blocks that run at once; none if the card has no clusters of that size."""
+    def max_active_clusters(self, blocks: int) -> int:
+        """Return the number of clusters of `blocks` CTAs that run at once; 0 if that size is unsupported."""
         return self.clusters[blocks - 1] if blocks <= len(self.clusters) else 0
 
-    def blocks_with(self, shared_bytes: int) -> int:
-        """Blocks with so much shared memory that a multiprocessor holds at once, about; one that fits at all is one."""
-        return max(1, self.shared_bytes // (shared_bytes + BLOCK_SHARED))
+    def resident_blocks(self, shared_bytes: int) -> int:
+        """Return roughly how many CTAs with `shared_bytes` fit on an SM, at least one."""
+        return max(1, self.shared_bytes // (shared_bytes + RESERVED_SHARED))
 
     def copy_rate(self, rate: CopyRate, blocks: int) -> float:
-        """Bytes that each multiprocessor gets from L2 in a clock when so many ask."""
+        """Return the L2 bytes per clock of each SM while `blocks` SMs load."""
         return min(rate.alone, rate.together * self.multiprocessors / blocks)
 
-    def passing(self, moved: float) -> float:
-        """Microseconds in which so many bytes are moved."""
+    def transfer_us(self, moved: float) -> float:
+        """Microseconds to move `moved` bytes through L2 or, above its capacity, DRAM."""
         return moved / (self.rates.l2 if moved <= self.rates.l2_holds else self.rates.dram)
 
     def microseconds(self, clocks: float, moved: float, launches: int = 1) -> float:
-        """Launches one after the other: the busiest multiprocessor's clocks, or the bytes if they take longer."""
-        return launches * self.rates.launch_us + max(clocks / self.rates.clock, self.passing(moved))
+        """Microseconds of sequential launches, bound by the busiest SM's clocks or by bytes."""
+        return launches * self.rates.launch_us + max(clocks / self.rates.clock, self.transfer_us(moved))
 
 
-Place = torch.device | Card
-"""Where kernels are to run: a device that is here, or a card that need not be."""
+DeviceOrCard = torch.device | Card
+"""A device of this machine, or the card of one that need not be present."""
 
 
-def is_gpu(place: Place) -> bool:
-    """Whether kernels run on a GPU there, and not on the twin."""
-    return place.architecture is not None if isinstance(place, Card) else place.type == "cuda"
+def is_gpu(target: DeviceOrCard) -> bool:
+    """Return False for the twin."""
+    return target.architecture is not None if isinstance(target, Card) else target.type == "cuda"
 
 
 H200 = Card(
@@ -166,7 +165,7 @@ H200 = Card(
     HOPPER.name,
     multiprocessors=132,
     shared_bytes=HOPPER.shared_bytes,
-    multiprocessor_shared_bytes=HOPPER.shared_bytes + BLOCK_SHARED,
+    multiprocessor_shared_bytes=HOPPER.shared_bytes + RESERVED_SHARED,
     registers=65536,
     l2_bytes=60 << 20,
     clusters=(132, 66, 40, 28, 22, 16, 14, 14),
@@ -191,18 +190,16 @@ H200 = Card(
         ),
     ),
 )
-"""An H200 SXM: queried properties, and rates and clusters as measured."""
-_H200_CLOCK_MHZ = 1980.0
-"""What an H200's driver reports as its highest clock, of which `Rates.clock` is what is left under load."""
-_H200_MEMORY_RATE = 4.917e6
-"""Bytes that an H200's memory clock and bus width come to in a microsecond, of which a copy moves `Rates.dram`."""
+"""An H200 SXM: queried properties, measured rates and cluster counts."""
+_H200_CLOCK_MHZ = 1980.0  # highest clock by the driver; `Rates.clock` is what remains under load
+_H200_MEMORY_RATE = 4.917e6  # bytes per us by memory clock and bus width; a copy reaches `Rates.dram`
 TWIN = replace(H200, name="the twin", architecture=None)
-"""The twin's card: choices without a GPU are an H200's, from the kernels of all architectures."""
+"""The twin's card: an H200 that runs kernels of every architecture."""
 _MEASURED = {H200.name: H200}
 
 
-def derived(given: GpuProperties) -> Card:
-    """The card of a GPU that nothing was measured on: an H200's rates, scaled by what the driver reports."""
+def derive_card(given: GpuProperties) -> Card:
+    """Return the card of an unmeasured GPU: an H200's rates scaled by what the driver reports."""
     kind = ARCHITECTURES.get(given.architecture, HOPPER)
     clock = H200.rates.clock * given.clock_mhz / _H200_CLOCK_MHZ
     throughput = given.multiprocessors * clock / (H200.multiprocessors * H200.rates.clock)
@@ -238,8 +235,7 @@ def derived(given: GpuProperties) -> Card:
 def _of_gpu(index: int) -> Card:
     given = properties_of(torch.device("cuda", index))
     known = _MEASURED.get(given.name)
-    if (
-        known is None or known.multiprocessors != given.multiprocessors
-    ):  # a part of a card has its name, and fewer
-        return derived(given)
+    # A MIG slice has the name of the whole card, but fewer SMs.
+    if known is None or known.multiprocessors != given.multiprocessors:
+        return derive_card(given)
     return known

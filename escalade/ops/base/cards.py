@@ -1,4 +1,4 @@
-"""Cards that need not be here: by their datasheets, one for each architecture and some besides."""
+"""Cards by datasheet, for planning without the GPU: one per architecture, and some more."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from escalade.device.architecture import (
 )
 from escalade.device.gpu import GpuProperties
 from escalade.errors import UnsupportedError
-from escalade.ops.base.card import BLOCK_SHARED, H200, TWIN, Card, derived
+from escalade.ops.base.card import H200, RESERVED_SHARED, TWIN, Card, derive_card
 
 _KIB, _MIB, _GIB = 1 << 10, 1 << 20, 1 << 30
 
@@ -25,14 +25,14 @@ def _by_datasheet(
     l2_mib: int,
     memory_gib: int,
     mhz: float,
-    gigabytes: float,
+    bandwidth: float,
 ) -> Card:
-    """`gigabytes`: what its memory moves in a second."""
+    """`bandwidth` is that of its memory, in GB/s."""
     shared = architecture.shared_bytes
-    return derived(
+    return derive_card(
         GpuProperties(
-            name, architecture.name, multiprocessors, l2_mib * _MIB, shared, shared + BLOCK_SHARED, 64 * _KIB,
-            memory_gib * _GIB, mhz, gigabytes * 1e3,
+            name, architecture.name, multiprocessors, l2_mib * _MIB, shared, shared + RESERVED_SHARED, 64 * _KIB,
+            memory_gib * _GIB, mhz, bandwidth * 1e3,
         )
     )  # fmt: skip
 
@@ -47,9 +47,9 @@ RTX_5090 = _by_datasheet("NVIDIA GeForce RTX 5090", BLACKWELL_CONSUMER, 170, 96,
 _TYPICAL = {card.architecture: card for card in (TWIN, A100, A40, RTX_4090, H200, B200, RTX_5090)}
 
 
-def typical(architecture: str | None) -> Card:
-    """A card of that architecture, for what is chosen or compiled without one; None: the twin's."""
+def typical_card(architecture: str | None) -> Card:
+    """Return a card of that architecture, to plan or compile without one; None is the twin."""
     if architecture not in _TYPICAL:
         known = ", ".join(name for name in _TYPICAL if name)
-        raise UnsupportedError(f"no card of architecture {architecture} is described; there are {known}")
+        raise UnsupportedError(f"no card of architecture {architecture} is described; known: {known}")
     return _TYPICAL[architecture]

@@ -1,6 +1,6 @@
-"""Element types: as they are named, as PyTorch stores them and as kernels declare them.
+"""Element types: our names, PyTorch's storage types, and their CUDA types.
 
-`tf32` is a way to multiply what is stored as fp32; `fp8` is E4M3.
+`tf32` is fp32 storage multiplied in TF32; `fp8` is E4M3.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from escalade.errors import UnsupportedError
 
 E4M3 = torch.float8_e4m3fn
 E4M3_LARGEST = 448.0
-"""The largest magnitude that E4M3 has."""
 
 STORAGE = {
     "fp32": torch.float32,
@@ -24,32 +23,32 @@ STORAGE = {
 }
 ELEMENT_BYTES = {name: storage.itemsize for name, storage in STORAGE.items()}
 DTYPES = ("fp32", "fp16", "bf16")
-"""What every operation takes; some take more."""
+"""Dtypes that every operation supports."""
 MULTIPLIED = ("fp32", "tf32", "fp16", "bf16")
-"""What operations that multiply take."""
+"""Dtypes of operations that multiply."""
 NAMES = {STORAGE[name]: name for name in DTYPES}
 VECTOR_BYTES = 16
-"""The widest access that a thread has."""
+"""Widest memory access of a thread."""
 
 
 def element(dtype: str) -> Type:
-    """The type of an element as kernels name it."""
+    """Return the CUDA type of an element."""
     return Type(C_TYPES[dtype])
 
 
 def dtype_of(operation: str, x: torch.Tensor) -> str:
     if x.dtype not in NAMES:
-        raise UnsupportedError(f"x is {x.dtype}; {operation} takes float32, float16 and bfloat16")
+        raise UnsupportedError(f"x is {x.dtype}; {operation} supports float32, float16 and bfloat16")
     return NAMES[x.dtype]
 
 
 def full_vector(dtype: str) -> int:
-    """Elements in the widest access."""
+    """Return the elements per 16-byte access."""
     return VECTOR_BYTES // ELEMENT_BYTES[dtype]
 
 
 def widest_vector(dtype: str, *lengths: int) -> int:
-    """Elements in the widest access whose size divides all these lengths: then every such access is aligned."""
+    """Return the widest access, in elements, that divides all lengths, so that every access is aligned."""
     width = full_vector(dtype)
     while any(length % width for length in lengths):
         width //= 2
@@ -57,8 +56,8 @@ def widest_vector(dtype: str, *lengths: int) -> int:
 
 
 def to_e4m3(values: torch.Tensor) -> torch.Tensor:
-    """Rounds to nearest, ties to even; what is larger than 448 becomes 448, a NaN stays one.
+    """Round to nearest even, saturating at ±448; NaN is preserved.
 
-    By clamping: PyTorch's own conversion makes NaN of what is too large, or not, depending on its version.
+    The clamp is explicit because overflow gives NaN or 448 depending on the PyTorch version.
     """
     return values.float().clamp(-E4M3_LARGEST, E4M3_LARGEST).to(E4M3)

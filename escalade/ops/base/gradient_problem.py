@@ -1,4 +1,4 @@
-"""What the gradients of an operation have in common as problems."""
+"""Base of gradient problems."""
 
 from __future__ import annotations
 
@@ -11,16 +11,15 @@ from escalade.ops.base.problem import P
 
 @dataclass(frozen=True)
 class GradientProblem(Generic[P]):
-    """A gradient of the operation `forward`, whose tensors are stored and laid out as this one's."""
+    """A gradient of the operation `forward`, with its dtype and layout."""
 
     forward: P
     dtype: str = ""
-    """The dtype; empty: that of `forward`, which otherwise follows."""
+    """If given, overrides that of `forward`, as does `layout`."""
     layout: str = ""
-    """The layout; empty: that of `forward`, which otherwise follows."""
 
     def follow(self, operation: str, dtypes: tuple[str, ...]) -> None:
-        """Makes dtype and layout the same here and in `forward`; called by `__post_init__`."""
+        """Make dtype and layout agree with `forward`; called by `__post_init__`."""
         f: Any = self.forward
         forward = replace(f, dtype=self.dtype or f.dtype, layout=self.layout or f.layout)
         require(operation, "dtype", forward.dtype, dtypes)
@@ -29,7 +28,7 @@ class GradientProblem(Generic[P]):
 
     @property
     def name(self) -> str:
-        """Short and stable, that of `forward` (dtype and layout stand apart)."""
+        """The name of `forward`; dtype and layout are not part of a name."""
         return self.forward.name
 
     @property

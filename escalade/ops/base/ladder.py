@@ -1,4 +1,4 @@
-"""A ladder: the rungs of one operation, in the order in which each adds its idea."""
+"""Ladder: the rungs of one operation, each adding one idea to an earlier one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from escalade.ops.base.rung import Rung
 
 @dataclass(frozen=True)
 class Ladder(Generic[P]):
-    """The rungs of one operation, foot to summit."""
+    """The rungs of one operation, from naive to fastest."""
 
     operation: str
     rungs: tuple[Rung[P], ...]
@@ -22,14 +22,14 @@ class Ladder(Generic[P]):
     def __post_init__(self) -> None:
         names = [rung.name for rung in self.rungs]
         if len(set(names)) != len(names):
-            raise ValueError(f"the ladder of {self.operation} names a rung twice: {names}")
+            raise ValueError(f"the ladder of {self.operation} has two rungs of one name: {names}")
         for position, rung in enumerate(self.rungs):
-            for below in rung.stands_on:
+            for below in rung.rungs_below:
                 if below not in names[:position]:
-                    raise ValueError(f"rung {rung.name} stands on {below}, which is not below it")
+                    raise ValueError(f"rung {rung.name} builds on {below}, which does not precede it")
 
     def on(self, card: Card) -> Ladder[P]:
-        """These rungs on a card."""
+        """Return these rungs for a card."""
         return Ladder(self.operation, tuple(rung.on(card) for rung in self.rungs))
 
     def __iter__(self) -> Iterator[Rung[P]]:

@@ -74,11 +74,11 @@ _BY_TYPE = {
 
 
 class _Part:
-    """One part of a pattern: a regular expression, and how it is written and read."""
+    """One part of a pattern: its regular expression, and how to spell and read it."""
 
     pattern: str
     form: str
-    """The part for readers: `{field}`, and brackets around what may be left out."""
+    """The part as shown to users: `{field}`, with brackets around optional text."""
 
     def spell(self, problem: Any) -> str:
         raise NotImplementedError
@@ -191,8 +191,8 @@ class NamePattern:
     def __init__(
         self, kind: str, pattern: str, defaults: Mapping[str, Any] | None = None, **codecs: Codec
     ) -> None:
-        """`kind` completes "names no ...". `defaults` overrides dataclass defaults, by value or as a function of the
-        problem; `codecs` spell fields of other types."""
+        """`kind` completes "does not name a ...". `defaults` overrides dataclass defaults, by value or as a function of
+        the problem; `codecs` spell fields of other types."""
         self.kind, self.text, self._defaults, self._codecs = kind, pattern, dict(defaults or {}), codecs
         self._compiled: tuple[_Sequence, re.Pattern[str]] | None = None
 
@@ -203,7 +203,7 @@ class NamePattern:
         parts, expression = self._parts(kind)
         found = expression.fullmatch(name)
         if not found:
-            raise UnsupportedError(f"{name!r} names no {self.kind}; the form is {parts.form}")
+            raise UnsupportedError(f"{name!r} does not name a {self.kind}; the form is {parts.form}")
         values: dict[str, Any] = {}
         parts.read(found, values)
         return values

@@ -1,4 +1,4 @@
-"""An operation: what tests, `verify`, the ladder table and the docs ask of each of them alike."""
+"""Operation: what tests, `verify`, ladder tables and docs need to know about each one."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ import torch
 from escalade.errors import UnsupportedError
 from escalade.ops.base.card import Card
 from escalade.ops.base.ladder import Ladder
-from escalade.ops.base.pitch import apart, pitch_of
+from escalade.ops.base.pitch import pitch_of, with_pitch
 from escalade.ops.base.problem import P, Problem, traffic
 
-PYTORCH_REACHES = 0.1
-"""The share of a card's rate of products that PyTorch is trusted with, for shapes that no fast kernel here takes: a
-guess on the safe side, for one thread an output reaches a hundredth of it."""
+PYTORCH_EFFICIENCY = 0.1
+"""Share of the card's multiply rate that PyTorch is assumed to reach on shapes without a fast kernel here. A cautious
+guess: one thread per output reaches a hundredth."""
 
 Tensors = Mapping[str, torch.Tensor]
 P_contra = TypeVar("P_contra", bound=Problem, contravariant=True)
 
 
-class InPyTorch(Protocol[P_contra]):
-    """An operation in PyTorch: what its `reference.py` holds, the module itself or an object like it."""
+class ReferenceFunctions(Protocol[P_contra]):
+    """PyTorch versions of an operation: a module `reference.py`, or a `Reference`."""
 
     def random_inputs(
         self, problem: P_contra, device: torch.device, seed: int
@@ -36,8 +36,8 @@ class InPyTorch(Protocol[P_contra]):
 
 @dataclass(frozen=True)
 class Reference(Generic[P]):
-    """An operation in PyTorch, as functions: inputs to test with, room for the result, the result in float64, and
-    PyTorch's own in the problem's dtype."""
+    """An operation in PyTorch: test inputs, an empty result, the float64 result, and PyTorch's result in the problem's
+    dtype."""
 
     random_inputs: Callable[[P, torch.device, int], dict[str, torch.Tensor]]
     empty_output: Callable[[P, torch.device], torch.Tensor]
@@ -46,85 +46,86 @@ class Reference(Generic[P]):
 
 
 class Operation(ABC, Generic[P]):
-    """An operation: its ladder, its problems, its one reference, and how PyTorch does it."""
+    """An operation: its ladder, its problems and its reference."""
 
     name: str
     problem: type[P]
-    in_pytorch: InPyTorch[P]
-    """The module `reference.py` of its folder."""
+    in_pytorch: ReferenceFunctions[P]
     ladder: Ladder[P]
     problems: tuple[P, ...]
     """The problems that `escalade ladder` measures."""
     small_problems: tuple[P, ...]
-    """Problems small enough for the twin, that between them reach every branch of the kernels."""
+    """Problems small enough for the twin that together reach every branch of the kernels."""
     crossover: tuple[P, ...] = ()
-    """A sweep of problems that shows where one algorithm overtakes another, if the operation has one."""
+    """Problems that sweep the point where one algorithm overtakes another."""
     dtypes: tuple[str, ...]
     layouts: tuple[str, ...]
-    weights_stay: ClassVar[bool] = False
-    """Whether a ladder times what a network does call by call: without the steps that depend on nothing but weights."""
+    weights_are_constant: ClassVar[bool] = False
+    """True if ladders time calls as in inference, without steps that depend only on the weights."""
     weights_change: ClassVar[bool] = False
-    """Whether weights are others with every call, as in training: those steps are part of every time then."""
+    """True if every call has new weights, as in training, so that those steps are always timed."""
 
     @abstractmethod
     def preferred(self, problem: P) -> tuple[str, ...]:
-        """Names of rungs, the one expected to be fastest first: what is tried where no measurement is at hand."""
+        """Names of candidate rungs, expected fastest first, for problems without a measurement."""
 
     def forms(self, rung: str, problem: P) -> tuple[P, ...]:
-        """The problem, and other layouts of it that are worth a conversion for this rung."""
+        """Return the problem, and other layouts of it that are worth a conversion for this rung."""
         return (problem,)
 
     def roundings(self, problem: P) -> int:
-        """How many times PyTorch rounds values to the dtype on the way to a result, that of the result among them."""
+        """Times that PyTorch rounds values to the dtype, including the result's."""
         return 2
 
     def pytorch_us(self, problem: P, card: Card) -> float:
-        """The microseconds, about, that PyTorch takes: to be compared with a rung that is a last resort, no other."""
+        """Estimate PyTorch's microseconds, for comparison with a rung that is a last resort."""
         products = card.rates.fp32 if problem.dtype == "fp32" else card.tensor_core_rate(problem.dtype)
-        working = problem.flops / (products * PYTORCH_REACHES)
-        return self.roundings(problem) * card.rates.launch_us + max(working, card.passing(traffic(problem)))
+        working = problem.flops / (products * PYTORCH_EFFICIENCY)
+        return self.roundings(problem) * card.rates.launch_us + max(
+            working, card.transfer_us(traffic(problem))
+        )
 
     def parse(self, name: str) -> P:
-        """The problem of a name such as `problem.name` gives, which has something to compute."""
+        """Return the problem of a name; raise if it has nothing to compute."""
         problem = self.problem.parse(name)
         self.require_work(problem)
         return problem
 
     def require_work(self, problem: P) -> None:
-        """Refuses a problem that nothing is to be computed for: there is nothing to run, count or time."""
+        """Raise if a problem has nothing to run, count or time."""
         if problem.batch < 1 or not self.output(problem, torch.device("meta")).numel():
             raise UnsupportedError(
-                f"{problem.name}: that has no elements, and nothing to compute; problems have a batch of 1 or more and "
-                "results of at least one element"
+                f"{problem.name} has no elements to compute; use a batch of at least 1 and a result with at least one "
+                "element"
             )
 
     def inputs(self, problem: P, device: torch.device, seed: int) -> dict[str, torch.Tensor]:
-        """Fresh random inputs, by buffer name."""
+        """Return random inputs by buffer name."""
         inputs = self.in_pytorch.random_inputs(problem, device, seed)
         return {name: _laid(tensor, problem, name) for name, tensor in inputs.items()}
 
     def output(self, problem: P, device: torch.device) -> torch.Tensor:
-        """Room for the result (buffer `y`)."""
+        """Return an empty result (buffer `y`)."""
         return _laid(self.in_pytorch.empty_output(problem, device), problem, "y")
 
     def reference(self, problem: P, inputs: Tensors) -> torch.Tensor:
-        """The result in float64."""
+        """Return the result in float64."""
         return self.in_pytorch.exact(problem, inputs)
 
-    def further_outputs(self, problem: P, device: torch.device) -> dict[str, torch.Tensor]:
-        """Room for what it computes besides `y`, by buffer name."""
+    def extra_outputs(self, problem: P, device: torch.device) -> dict[str, torch.Tensor]:
+        """Return empty tensors for results other than `y`, by buffer name."""
         return {}
 
-    def further_references(self, problem: P, inputs: Tensors) -> dict[str, torch.Tensor]:
-        """The further results in float64, by buffer name."""
+    def extra_references(self, problem: P, inputs: Tensors) -> dict[str, torch.Tensor]:
+        """Return the other results in float64, by buffer name."""
         return {}
 
     def peer(self, problem: P, inputs: Tensors) -> torch.Tensor:
-        """PyTorch's own result in the problem's dtype: what errors are compared with."""
+        """Return PyTorch's result in the problem's dtype, whose error scales the tolerance."""
         return self.in_pytorch.peer(problem, inputs)
 
 
 def _laid(tensor: torch.Tensor, problem: Problem, name: str) -> torch.Tensor:
-    """A buffer as the problem has it: in NHWC its pixels may lie apart."""
+    """Apply the problem's pitch, which only NHWC has."""
     pitch = pitch_of(problem, name) if problem.layout == "nhwc" else 0
-    return apart(tensor, pitch)[0] if pitch else tensor
+    return with_pitch(tensor, pitch)[0] if pitch else tensor

@@ -1,4 +1,4 @@
-"""What is asked of an operation."""
+"""The problem protocol."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from typing import Any, Protocol, TypeVar
 
 
 class Problem(Protocol):
-    """What is asked of an operation. Implementations are frozen dataclasses."""
+    """One instance of an operation: sizes, dtype, layout and settings. Implementations are frozen dataclasses."""
 
     @staticmethod
     def parse(name: str) -> Any:
-        """The problem of that name, in the default dtype and layout."""
+        """Return the problem of a name, in the default dtype and layout."""
         ...
 
     @property
@@ -23,22 +23,22 @@ class Problem(Protocol):
     def batch(self) -> int: ...
     @property
     def flops(self) -> int:
-        """Operations of the plain algorithm, whatever a rung really does."""
+        """FLOPs of the direct algorithm, regardless of the rung."""
         ...
 
     @property
     def bytes(self) -> int:
-        """The fewest: what the result depends on of each input read once, each output written once."""
+        """Minimum traffic: every needed input element read once, every output written once."""
         ...
 
     @property
     def rounding(self) -> float:
-        """The relative error to expect of the result's sums when they are taken in order in fp32."""
+        """Expected relative error of the result's sums if summed sequentially in fp32."""
         ...
 
 
 def traffic(problem: Problem) -> int:
-    """Bytes that estimates count: `traffic` where a problem has it apart from the fewest, otherwise `bytes`."""
+    """Return the bytes that estimates count: `problem.traffic` if it has one, else the minimum `bytes`."""
     return int(getattr(problem, "traffic", problem.bytes))
 
 

@@ -1,4 +1,4 @@
-"""PyTorch's products at the precision that is asked for, whatever the process has set."""
+"""Set PyTorch's matmul and convolution precision, regardless of the process's settings."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import torch
 from escalade.device.torch_private import FAST_PATHS
 
 _CUDNN: Any = torch.backends.cudnn
-_FIRST = ("enabled", "benchmark", "benchmark_limit", "allow_tf32")
-# PyTorch 2.9 has a second set of switches for TF32, which counts: the first sets it only in part, and where the two
-# disagree it cannot even be read. Both are set, and both are put back, the second last.
-_SECOND: tuple[Any, ...] = (
+_LEGACY_FLAGS = ("enabled", "benchmark", "benchmark_limit", "allow_tf32")
+# PyTorch 2.9 added a second TF32 API that takes precedence. The old flags set it only in part, and reading raises if
+# the two disagree. So we set and restore both, the new one last.
+_FP32_PRECISION: tuple[Any, ...] = (
     (torch.backends.cuda.matmul, _CUDNN.conv, _CUDNN.rnn, torch.backends.mkldnn.matmul)  # type: ignore[attr-defined]
     if hasattr(_CUDNN, "conv")
     else ()
@@ -23,12 +23,12 @@ _SECOND: tuple[Any, ...] = (
 
 @contextmanager
 def precision(dtype: str) -> Iterator[None]:
-    """TF32 only where the dtype says so, and cuDNN choosing by measurement among all it has (limit 0).
+    """Allow TF32 only if `dtype` is tf32, and let cuDNN benchmark all of its algorithms (limit 0).
 
-    PyTorch remembers the first choice for a problem, however it was made: a single call without `benchmark` would fix
-    every later one of the process to what cuDNN guesses. The switches are the process's, not the thread's.
+    PyTorch caches the first algorithm per problem even if chosen without `benchmark`: one such call would pin every
+    later call to cuDNN's heuristic. The flags are process-wide, not per thread.
     """
-    put_back = noted()
+    restore = save_flags()
     try:
         with FAST_PATHS.allow_flag_changes():
             torch.set_float32_matmul_precision("high" if dtype == "tf32" else "highest")
@@ -36,55 +36,55 @@ def precision(dtype: str) -> Iterator[None]:
             _CUDNN.allow_tf32 = dtype == "tf32"
             if _CUDNN.is_available():
                 _CUDNN.benchmark_limit = 0
-            for one in _SECOND:
-                one.fp32_precision = "tf32" if dtype == "tf32" else "ieee"
+            for backend in _FP32_PRECISION:
+                backend.fp32_precision = "tf32" if dtype == "tf32" else "ieee"
         yield
     finally:
-        put_back()
+        restore()
 
 
-def noted() -> Callable[[], None]:
-    """Puts all of the switches back as they are now, when it is called."""
-    matmul = _told(torch.get_float32_matmul_precision)
-    first = {name: _told(getattr, _CUDNN, name) for name in _FIRST}
-    second = [one.fp32_precision for one in _SECOND]
+def save_flags() -> Callable[[], None]:
+    """Save all flags; the returned function restores them."""
+    matmul = _read(torch.get_float32_matmul_precision)
+    legacy = {name: _read(getattr, _CUDNN, name) for name in _LEGACY_FLAGS}
+    precisions = [backend.fp32_precision for backend in _FP32_PRECISION]
 
-    def put_back() -> None:
+    def restore() -> None:
         with FAST_PATHS.allow_flag_changes():
             if matmul is not None:
                 torch.set_float32_matmul_precision(matmul)
-            for name, value in first.items():
+            for name, value in legacy.items():
                 if value is not None:
                     setattr(_CUDNN, name, value)
-            for one, value in zip(_SECOND, second, strict=True):
-                one.fp32_precision = value
+            for backend, value in zip(_FP32_PRECISION, precisions, strict=True):
+                backend.fp32_precision = value
 
-    return put_back
+    return restore
 
 
 def with_cudnn(dtype: str, compute: Callable[[], torch.Tensor]) -> torch.Tensor:
-    """What it gives with cuDNN at its best, and TF32 products only where asked for."""
+    """Compute with cuDNN benchmarking, and with TF32 only if `dtype` is tf32."""
     with precision(dtype):
         return compute()
 
 
 def round_to_tf32(values: torch.Tensor) -> torch.Tensor:
-    """Rounds to 10 bits of mantissa, nearest, as the tensor cores' conversion does; infinities and NaN stay."""
+    """Round to a 10-bit mantissa, nearest, as the tensor cores' conversion does; infinities and NaN pass through."""
     bits = values.view(torch.int32)
     rounded = ((bits + 0x1000) & ~0x1FFF).view(torch.float32)
     return torch.where(values.isfinite(), rounded, values)
 
 
 def tf32_allowed() -> bool:
-    """Whether PyTorch now has it for convolutions and for matrix products."""
-    if _SECOND:
+    """Return True if PyTorch allows TF32 in both convolutions and matmuls."""
+    if _FP32_PRECISION:
         return all(one.fp32_precision == "tf32" for one in (torch.backends.cuda.matmul, _CUDNN.conv))
     return bool(torch.backends.cuda.matmul.allow_tf32 and _CUDNN.allow_tf32)
 
 
-def _told(question: Callable[..., Any], *of: Any) -> Any:
-    """None where PyTorch refuses to say, or has nothing to say."""
+def _read(getter: Callable[..., Any], *arguments: Any) -> Any:
+    """Return None if PyTorch refuses to answer, as it does where the two TF32 APIs disagree."""
     try:
-        return question(*of)
+        return getter(*arguments)
     except RuntimeError:
         return None

@@ -1,1 +1,1 @@
-"""An operation called on tensors: registered with PyTorch, its chosen rung made ready once and run."""
+"""Eager calls of operations: registration with PyTorch, and prepared calls cached per kind of arguments."""

@@ -1,6 +1,6 @@
-"""One kind of call, made ready: all that follows from shapes, strides, dtypes and settings is settled before.
+"""One prepared call: everything that depends on shapes, strides, dtypes and settings is computed ahead.
 
-What is left for a call is to allocate, to set pointers and to launch.
+What remains per call: allocate outputs, set pointers, launch.
 """
 
 from __future__ import annotations
@@ -16,76 +16,77 @@ from escalade.device.strides import ALIGNMENT, aligned
 from escalade.device.torch_private import FAST_PATHS
 from escalade.ops.base.operation import Operation
 from escalade.ops.base.problem import Problem
-from escalade.ops.calling.call_codegen import Source
-from escalade.ops.calling.executables import Ready, ready
+from escalade.ops.calling.call_codegen import FunctionSource
+from escalade.ops.calling.executables import PreparedRung, prepare_rung
 
-_ROOM_ALIGNMENT = 256  # bytes, of workspaces: as CUDA's own allocations
+_WORKSPACE_ALIGNMENT = 256  # bytes, as cudaMalloc
 Function = Callable[..., Any]
-Lay = Callable[[Any], Any]
-"""A tensor as the kernel takes it: itself where it lies so already. It may make one for a tensor that is absent."""
+Packer = Callable[[Any], Any]
+"""Returns an argument in the layout a kernel expects: itself if it already is. May create a missing tensor."""
 
 
 @dataclass(frozen=True)
-class Plan:
+class CallPlan:
     """What an operator does for one kind of arguments."""
 
-    prepared: Ready | None
-    """What is launched; None where there is nothing to do."""
+    prepared: PreparedRung | None
+    """The rung to launch; None if there is nothing to compute."""
     outputs: Mapping[str, torch.Tensor]
-    """Samples of what a call allocates, by buffer, on any device."""
-    lay: Mapping[str, Lay] = field(default_factory=dict)
-    """How inputs lie, by buffer; those that are not here are taken as they are."""
+    """Tensors with the shapes, strides and dtypes to allocate per call, by buffer, on any device."""
+    packers: Mapping[str, Packer] = field(default_factory=dict)
+    """Conversions of inputs, by buffer; other inputs are passed as they are."""
     results: tuple[str, ...] = ("y",)
-    """The outputs that are returned."""
+    """The outputs to return."""
     finish: Callable[[Any], Any] | None = None
-    """What is done with the result, or the tuple of them, at the end."""
+    """Applied to the result, or to the tuple of results."""
     names: tuple[str, ...] = ()
-    """The buffers of the tensors of a list, where the operator takes one."""
+    """Buffers of the tensors of a list argument."""
     renamed: Mapping[str, str] = field(default_factory=dict)
-    """The buffers of arguments that are called otherwise."""
+    """Buffers of arguments whose names differ."""
 
 
-def launched(
+def prepare(
     operation: Operation[Any],
     problem: Problem,
     device: torch.device,
     rung: str | None,
     elements: int | None = None,
-) -> Ready | None:
-    """What a plan launches: nothing where there are no images, or no elements if those are counted.
+) -> PreparedRung | None:
+    """Prepare a rung, or return None for an empty batch, or for zero `elements` if given.
 
-    A name that no rung has is wrong even then.
+    An unknown rung name raises either way.
     """
     if problem.batch if elements is None else elements:
-        return ready(operation, problem, device, rung)
+        return prepare_rung(operation, problem, device, rung)
     if rung is not None:
         operation.ladder.rung(rung)
     return None
 
 
 def outputs(operation: Operation[Any], problem: Problem) -> dict[str, torch.Tensor]:
-    """Samples of what an operation computes."""
+    """Return meta tensors of an operation's results."""
     meta = torch.device("meta")
-    return {"y": operation.output(problem, meta), **operation.further_outputs(problem, meta)}
+    return {"y": operation.output(problem, meta), **operation.extra_outputs(problem, meta)}
 
 
-class Call:
-    """A plan that is carried out again and again, by the thread that has made it.
+class PreparedCall:
+    """A plan that its thread executes repeatedly.
 
-    `run` is given the arguments of the operator, those of a list one by one; some of them are tensors.
+    `run` takes the operator's arguments, with list arguments flattened.
     """
 
     def __init__(
-        self, plan: Plan, device: torch.device, buffers: Mapping[int, str], arguments: Sequence[Any]
+        self, plan: CallPlan, device: torch.device, buffers: Mapping[int, str], arguments: Sequence[Any]
     ) -> None:
-        """`buffers` says which arguments are tensors; `arguments` are those of the first call."""
+        """`buffers` maps positions of tensor arguments to buffers; `arguments` are those of the first call."""
         self._prepared = plan.prepared
         self._device = device
         self.index = device.index if device.type == "cuda" else None
-        """The GPU that has to be the current one; None for the CPU."""
+        """The GPU that must be current; None for the CPU."""
         self._finish = plan.finish
         self._inputs = [
-            (place, name, _needed(plan.lay.get(name), arguments[place])) for place, name in buffers.items()
+            (position, name, _needed(plan.packers.get(name), arguments[position]))
+            for position, name in buffers.items()
         ]
         self._samples = {
             name: (tuple(sample.shape), sample.stride(), sample.dtype)
@@ -94,9 +95,10 @@ class Call:
         self._results = [list(self._samples).index(name) for name in plan.results]
         self._by_pointers = False
         self.arguments = len(arguments)
-        self.run: Function = self._by_names
+        self.run: Function = self._run_by_name
 
-    def _by_names(self, arguments: Sequence[Any]) -> Any:
+    def _run_by_name(self, arguments: Sequence[Any]) -> Any:
+        """Bind all buffers by name, so that a missing one raises. The twin always runs this way."""
         """Goes by the names of all buffers, so that one which is missing is noticed; the twin is always called so."""
         made = {
             name: torch.empty_strided(size, stride, dtype=dtype, device=self._device)
@@ -105,77 +107,77 @@ class Call:
         prepared = self._prepared
         if prepared is not None:
             given = {
-                name: _aligned(arguments[place] if lay is None else lay(arguments[place]))
-                for place, name, lay in self._inputs
+                name: _aligned(arguments[position] if pack is None else pack(arguments[position]))
+                for position, name, pack in self._inputs
             }
             prepared.run({**given, **made})
             if prepared.executable.supports_pointer_updates:
                 self._inputs = [one for one in self._inputs if given[one[1]] is not None]
                 self._by_pointers = True
-                source = Source()
-                source.add(self.unpacked("arguments"))
+                source = FunctionSource()
+                source.add(self.unpack_line("arguments"))
                 source.add(f"return {self.write(source)}")
                 self.run = source.function("run", ["arguments"])
         tensors = list(made.values())
-        results = [tensors[place] for place in self._results]
+        results = [tensors[index] for index in self._results]
         result = results[0] if len(results) == 1 else tuple(results)
         return result if self._finish is None else self._finish(result)
 
     @property
     def names(self) -> list[str]:
-        """What the lines of `write` call the arguments."""
-        return [f"a{place}" for place in range(self.arguments)]
+        """Variables of the arguments in the code of `write`."""
+        return [f"a{position}" for position in range(self.arguments)]
 
-    def unpacked(self, sequence: str) -> str:
-        """A line that gives the arguments in a sequence these names."""
+    def unpack_line(self, sequence: str) -> str:
+        """Return the line that assigns the items of `sequence` to `names`."""
         return f"{', '.join(self.names)}, = {sequence}"
 
-    def write(self, source: Source) -> str:
-        """Writes what a call does, in lines that have the arguments under `names`; what is left stands for its result.
+    def write(self, source: FunctionSource) -> str:
+        """Append the code of one call, with arguments in `names`, and return the expression of its result.
 
-        On a GPU, where every buffer is known to be there once it has run, pointers are set where they stand.
+        On a GPU, after a first run has bound every buffer, the code writes pointers into the launch parameters.
         """
         prepared = self._prepared
         if prepared is None or not self._by_pointers:
             return f"{source.name(self.run)}(({', '.join(self.names)},))"
         add, name = source.add, source.name
         allocate = name(FAST_PATHS.allocator(self._device))
-        for place, _, lay in self._inputs:
-            add(f"t{place} = a{place}" if lay is None else f"t{place} = {name(lay)}(a{place})")
-        taken = [place for place, _, _ in self._inputs]
-        pointers = [f"p{place} = t{place}.data_ptr()" for place in taken]
-        add(*pointers, f"if ({' | '.join(f'p{place}' for place in taken)}) % {ALIGNMENT}:")
-        add(*[f"    t{place} = {name(_aligned)}(t{place})" for place in taken])
+        for i, _, pack in self._inputs:
+            add(f"t{i} = a{i}" if pack is None else f"t{i} = {name(pack)}(a{i})")
+        positions = [position for position, _, _ in self._inputs]
+        pointers = [f"p{i} = t{i}.data_ptr()" for i in positions]
+        add(*pointers, f"if ({' | '.join(f'p{i}' for i in positions)}) % {ALIGNMENT}:")
+        add(*[f"    t{i} = {name(_aligned)}(t{i})" for i in positions])
         add(*[f"    {line}" for line in pointers])
-        for place, buffer, _ in self._inputs:
-            add(_set(source, prepared, buffer, f"p{place}"))
+        for i, buffer, _ in self._inputs:
+            add(_set_line(source, prepared, buffer, f"p{i}"))
         for number, (buffer, sample) in enumerate(self._samples.items()):
             add(f"y{number} = {allocate}({', '.join(map(name, sample))})")
-            add(_set(source, prepared, buffer, f"y{number}.data_ptr()"))
-        rooms = [room for room in prepared.executable.recipe.workspaces if room.name not in self._samples]
-        self._write_workspaces(source, prepared, allocate, rooms)
+            add(_set_line(source, prepared, buffer, f"y{number}.data_ptr()"))
+        workspaces = [one for one in prepared.executable.recipe.workspaces if one.name not in self._samples]
+        self._write_workspaces(source, prepared, allocate, workspaces)
         add(f"{name(prepared.executable.launcher())}()")
-        results = [f"y{place}" for place in self._results]
+        results = [f"y{index}" for index in self._results]
         result = results[0] if len(results) == 1 else f"({', '.join(results)})"
         return result if self._finish is None else f"{name(self._finish)}({result})"
 
     def _write_workspaces(
-        self, source: Source, prepared: Ready, allocate: str, rooms: Sequence[Workspace]
+        self, source: FunctionSource, prepared: PreparedRung, allocate: str, workspaces: Sequence[Workspace]
     ) -> None:
-        """They stay until all is launched: their names are those of a function that is running."""
-        places, size = _one_behind_another([room for room in rooms if not room.zeroed])
+        """Append the allocations. Local variables of the generated function keep them alive until the launch."""
+        offsets, size = _offsets([one for one in workspaces if not one.zeroed])
         if size:
             source.add(f"scratch = {allocate}(({size},), (1,), {source.name(torch.uint8)})")
             source.add("base = scratch.data_ptr()")
-        for buffer, offset in places.items():
-            source.add(_set(source, prepared, buffer, f"base + {offset}"))
-        for number, room in enumerate(room for room in rooms if room.zeroed):
-            source.add(f"z{number} = {source.name(prepared.zeroed)}({source.name(room)})")
-            source.add(_set(source, prepared, room.name, f"z{number}.data_ptr()"))
+        for buffer, offset in offsets.items():
+            source.add(_set_line(source, prepared, buffer, f"base + {offset}"))
+        for number, workspace in enumerate(one for one in workspaces if one.zeroed):
+            source.add(f"z{number} = {source.name(prepared.zeroed)}({source.name(workspace)})")
+            source.add(_set_line(source, prepared, workspace.name, f"z{number}.data_ptr()"))
 
 
-def _set(source: Source, prepared: Ready, buffer: str, address: str) -> str:
-    """A line that sets the address of a buffer wherever it stands."""
+def _set_line(source: FunctionSource, prepared: PreparedRung, buffer: str, address: str) -> str:
+    """Return a line that writes the address of a buffer into all launch parameters that hold it."""
     pointers = prepared.pointers(buffer)
     only = pointers.single
     if not pointers.launches:
@@ -185,18 +187,18 @@ def _set(source: Source, prepared: Ready, buffer: str, address: str) -> str:
     return f"{source.name(pointers.point)}({address})"
 
 
-def _one_behind_another(rooms: Sequence[Workspace]) -> tuple[dict[str, int], int]:
-    """Where each workspace begins in memory that they share, and how many bytes that has."""
-    places, end = {}, 0
-    for room in rooms:
-        places[room.name] = end
-        end += -(-room.bytes // _ROOM_ALIGNMENT) * _ROOM_ALIGNMENT
-    return places, end
+def _offsets(workspaces: Sequence[Workspace]) -> tuple[dict[str, int], int]:
+    """Return the offsets of workspaces in one allocation, and its size in bytes."""
+    offsets, end = {}, 0
+    for workspace in workspaces:
+        offsets[workspace.name] = end
+        end += -(-workspace.bytes // _WORKSPACE_ALIGNMENT) * _WORKSPACE_ALIGNMENT
+    return offsets, end
 
 
-def _needed(lay: Lay | None, tensor: torch.Tensor | None) -> Lay | None:
-    """None where a tensor of this kind lies as it should."""
-    return None if lay is None or lay(tensor) is tensor else lay
+def _needed(pack: Packer | None, tensor: torch.Tensor | None) -> Packer | None:
+    """Return None if a tensor of this kind needs no conversion."""
+    return None if pack is None or pack(tensor) is tensor else pack
 
 
 def _aligned(tensor: torch.Tensor | None) -> torch.Tensor | None:

@@ -1,7 +1,6 @@
-"""Python written for one kind of call: a line for each thing that it does, with nothing to look up or to loop over.
+"""Python generated per kind of call: straight-line code without lookups or loops.
 
-A call takes the host longer than a small kernel takes the GPU, and most of that is Python going over lists that are the
-same every time.
+A call costs the host more time than a small kernel costs the GPU, mostly in loops over lists that never change.
 """
 
 from __future__ import annotations
@@ -12,8 +11,8 @@ from typing import Any
 Function = Callable[..., Any]
 
 
-class Source:
-    """The lines of a function, and the objects that they name."""
+class FunctionSource:
+    """The lines of a generated function, and the objects they refer to."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -23,7 +22,7 @@ class Source:
         self.lines += lines
 
     def name(self, value: Any) -> str:
-        """What the lines call an object."""
+        """Return the variable of an object in the generated code."""
         for name, known in self._objects.items():
             if known is value:
                 return name
@@ -31,16 +30,17 @@ class Source:
         self._objects[name] = value
         return name
 
-    def function(self, called: str, parameters: Sequence[str]) -> Function:
-        """The lines as the body of a function."""
+    def function(self, name: str, parameters: Sequence[str]) -> Function:
+        """Compile the lines as the body of a function."""
         body = [f"        {line}" for line in self.lines]
-        # Objects are variables of the function around it: those are read faster than global ones.
-        made = [
+        # Objects are closure variables, which load faster than globals.
+        lines = [
             f"def make({', '.join(self._objects)}):",
-            f"    def {called}({', '.join(parameters)}):",
+            f"    def {name}({', '.join(parameters)}):",
             *body,
+            f"    return {name}",
         ]
         space: dict[str, Any] = {}
-        exec("\n".join([*made, f"    return {called}"]), space)
+        exec("\n".join(lines), space)
         function: Function = space["make"](**self._objects)
         return function

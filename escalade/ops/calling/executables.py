@@ -1,4 +1,4 @@
-"""An operation called on tensors: the chosen rung is made ready once for each thread, then pointed at them and run."""
+"""Prepared rungs per thread: chosen, compiled and loaded once, then run on any tensors."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from escalade.ops.base.operation import Operation
 from escalade.ops.base.problem import Problem
 from escalade.ops.choose.choice import choose
 
-_MOST_EXECUTABLES = 1024  # of a thread; the oldest goes first
-_MOST_KEPT = 2**20  # bytes of a workspace that a thread keeps for each stream
+_MAX_EXECUTABLES = 1024  # per thread; evicts the oldest
+_MAX_KEPT_BYTES = 2**20  # of a zeroed workspace that a thread keeps per stream
 
 
 class PerThread(threading.local):
-    """What one thread has made ready: an executable's pointers are state."""
+    """Caches of one thread. They are not shared because an executable's pointers are mutable state."""
 
     def __init__(self) -> None:
-        self.ready: dict[tuple[Any, ...], Ready] = {}
+        self.prepared: dict[tuple[Any, ...], PreparedRung] = {}
         self.calls: dict[tuple[Any, ...], Any] = {}
-        """What `Operator` has ready, by the operator and the kind of its arguments."""
+        """Prepared calls of `Operator`, by operator and kind of arguments."""
         self.guarded: dict[tuple[Any, ...], list[Any]] = {}
-        """The calls again, by less than that; what is left PyTorch's guards compare faster."""
+        """The same calls under a coarser key; PyTorch's guards compare the rest faster."""
 
 
 per_thread = PerThread()
 
 
-class Ready:
-    """The chosen rung, compiled and loaded, and the form of the problem that it takes."""
+class PreparedRung:
+    """The chosen rung, compiled and loaded, and the problem it computes (perhaps in another layout)."""
 
     def __init__(self, problem: Any, executable: Executable) -> None:
         self.problem = problem
@@ -44,8 +44,8 @@ class Ready:
         self._zeroed: dict[tuple[str, int], torch.Tensor] = {}
 
     def run(self, tensors: Mapping[str, torch.Tensor | None]) -> None:
-        """Runs over these tensors, workspaces among them or not, on their device's current stream."""
-        # From PyTorch's allocator at each call: what one stream still uses, another is not given.
+        """Run on these tensors, which may include workspaces, on their device's current stream."""
+        # Allocated per call: the caching allocator does not reuse memory that another stream still reads.
         workspaces = {
             workspace.name: workspace.allocate(self.executable.device)
             for workspace in self.executable.recipe.workspaces
@@ -60,13 +60,13 @@ class Ready:
             self.executable.release()
 
     def zeroed(self, workspace: Workspace) -> torch.Tensor:
-        """Counters for a call on the current stream, which leaves them as it finds them: zeros, kept for the next call.
+        """Return zeros for a call on the current stream. The kernel leaves them zero, so the next call reuses them.
 
-        A CUDA graph that is being recorded gets its own, since it may be replayed beside other calls.
+        A CUDA graph under capture gets its own, since it may be replayed concurrently with other calls.
         """
         device = self.executable.device
         stream = FAST_PATHS.current_stream(device.index)
-        if workspace.bytes > _MOST_KEPT or FAST_PATHS.is_capturing():
+        if workspace.bytes > _MAX_KEPT_BYTES or FAST_PATHS.is_capturing():
             return workspace.allocate(device)
         key = (workspace.name, stream)
         if key not in self._zeroed:
@@ -74,31 +74,31 @@ class Ready:
         return self._zeroed[key]
 
     def pointers(self, name: str) -> BufferPointers:
-        """Every place where the address of that buffer stands, for calls that name all of them one by one."""
+        """Return all launch parameters that hold the address of a buffer."""
         if name not in self._pointers:
             self._pointers[name] = BufferPointers()
             self.executable.add_to(self._pointers[name], name)
         return self._pointers[name]
 
 
-def ready(
+def prepare_rung(
     operation: Operation[Any], problem: Problem, device: torch.device, rung: str | None = None
-) -> Ready:
-    """Made once for each thread, since an executable's pointers are state."""
-    known = per_thread.ready
+) -> PreparedRung:
+    """Choose, compile and load a rung, once per thread."""
+    known = per_thread.prepared
     key = (operation, problem, rung, device)
     found = known.get(key)
     if found is None:
         choice = choose(operation, problem, device, rung)
-        taken = choice.problem
-        label = f"{taken.name} {taken.dtype} {taken.layout}, rung {choice.rung.name}, {choice.config}"
-        found = Ready(taken, Executable(choice.rung.recipe(taken, choice.config), device, label))
+        p = choice.problem
+        label = f"{p.name} {p.dtype} {p.layout}, rung {choice.rung.name}, {choice.config}"
+        found = PreparedRung(p, Executable(choice.rung.recipe(p, choice.config), device, label))
         keep(known, key, found)
     return found
 
 
 def keep(known: dict[tuple[Any, ...], Any], key: tuple[Any, ...], value: Any) -> None:
-    """Adds to what a thread has ready."""
-    if len(known) >= _MOST_EXECUTABLES:
+    """Add to a thread's cache."""
+    if len(known) >= _MAX_EXECUTABLES:
         known.pop(next(iter(known)))
     known[key] = value

@@ -1,8 +1,8 @@
-"""An operator as Python calls it: by the shortest way that PyTorch's present state allows.
+"""Eager operator calls with as little overhead as PyTorch's current state allows.
 
-Registered operators go through PyTorch's dispatcher, which takes longer than a small kernel. Where nothing but autograd
-is to be heeded, as in plain eager code, a call looks up what was made ready for its kind of arguments and launches it;
-everything else (tracing, transforms, modes, subclasses of tensors, other devices) is left to the dispatcher.
+The dispatcher costs more time than a small kernel. In plain eager code, with at most autograd active, a call finds the
+prepared call of its kind of arguments and launches it. Everything else (tracing, transforms, modes, tensor subclasses,
+other devices) goes through the dispatcher.
 """
 
 from __future__ import annotations
@@ -14,37 +14,35 @@ from typing import Any
 import torch
 
 from escalade.device.torch_private import FAST_PATHS
-from escalade.ops.calling.call import Call, Plan
-from escalade.ops.calling.call_codegen import Source
+from escalade.ops.calling.call import CallPlan, PreparedCall
+from escalade.ops.calling.call_codegen import FunctionSource
 from escalade.ops.calling.casting import Casts
 from escalade.ops.calling.executables import keep, per_thread
-from escalade.ops.calling.recorded import Gradient, flattened, recording
-from escalade.ops.calling.types import PLAIN, Types
+from escalade.ops.calling.recorded import Gradient, flatten, recording
+from escalade.ops.calling.types import PLAIN, ArgumentTypes
 
 Function = Callable[..., Any]
 _SINGLE = ("Tensor", "Optional[Tensor]")
 _LIST = "List[Tensor]"
-_MOST_KINDS = 16  # of calls with the same settings and sizes of the first tensor; the latest stays
+_MAX_KINDS = 16  # guarded calls per coarse key; keeps the most recent
 _is_compiling = torch.compiler.is_compiling
-_MISSED = object()
-"""What a kind of call returns for arguments of another kind."""
+_MISSED = object()  # returned by a guarded call whose guard fails
 
 
 class Operator:
-    """What `torch.ops.escalade` has under a name; a call takes all of its arguments, in their order, sequences of
-    numbers as tuples."""
+    """Fast callable of an operator in `torch.ops.escalade`. All arguments are positional, number lists are tuples."""
 
     def __init__(self, name: str, plan: Function) -> None:
         self._packet = getattr(torch.ops.escalade, name)
         self._plan = plan
-        self._types = Types(self._packet)
+        self._types = ArgumentTypes(self._packet)
         arguments = self._packet.default._schema.arguments
         kinds = [str(argument.type) for argument in arguments]
         self._names = [argument.name for argument in arguments]
         self._defaults = [argument.default_value for argument in arguments]
-        self._tensors = [place for place, kind in enumerate(kinds) if kind in _SINGLE]
+        self._tensors = [i for i, kind in enumerate(kinds) if kind in _SINGLE]
         self._list = kinds.index(_LIST) if _LIST in kinds else None
-        self._settings = _getter([place for place, kind in enumerate(kinds) if kind not in (*_SINGLE, _LIST)])
+        self._settings = _getter([i for i, kind in enumerate(kinds) if kind not in (*_SINGLE, _LIST)])
         self._casting: Function | None = None
         self._gradient: Gradient | None = None
 
@@ -59,12 +57,12 @@ class Operator:
             if self._casting is not None and FAST_PATHS.any_autocast():
                 device = first.device.type
                 dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
-            roughly = (self, first.shape, len(flat), self._settings(arguments), dtype)
-            for kind in per_thread.guarded.get(roughly, ()):
-                result = kind(flat)
+            coarse_key = (self, first.shape, len(flat), self._settings(arguments), dtype)
+            for guarded in per_thread.guarded.get(coarse_key, ()):
+                result = guarded(flat)
                 if result is not _MISSED:
                     return result
-            return self._unguarded(arguments, flat, roughly, dtype)
+            return self._unguarded(arguments, flat, coarse_key, dtype)
         except (AttributeError, TypeError, RuntimeError) as error:
             self._types.require(arguments, error)
             raise
@@ -73,12 +71,12 @@ class Operator:
         self,
         arguments: Sequence[Any],
         flat: Sequence[Any],
-        roughly: tuple[Any, ...],
+        coarse_key: tuple[Any, ...],
         dtype: torch.dtype | None,
     ) -> Any:
-        """The first calls with a kind of arguments: the dispatcher's makes it ready, the next puts a guard to it.
+        """Run through the dispatcher. The first call of a kind prepares it, the second adds a guard.
 
-        With a dtype, arguments are cast to that.
+        `dtype` is autocast's, None if disabled.
         """
         tensors = [one for one in flat if isinstance(one, torch.Tensor)]
         if (
@@ -88,12 +86,12 @@ class Operator:
             or any(type(tensor) not in PLAIN or tensor.is_neg() for tensor in tensors)
         ):
             return self._packet(*arguments)
-        settled, casts = arguments, Casts()
+        cast_arguments, casts = arguments, Casts()
         if dtype is not None and self._casting is not None:
             with torch.no_grad():
-                settled = self._casting(dtype, *arguments)
-            casts = Casts.between(flat, self._flat(settled))
-        call = per_thread.calls.get(self._key(settled))
+                cast_arguments = self._casting(dtype, *arguments)
+            casts = Casts.between(flat, self._flat(cast_arguments))
+        call = per_thread.calls.get(self._key(cast_arguments))
         if call is None or (call.index is not None and FAST_PATHS.current_device() != call.index):
             return self._packet(*arguments)
         record = None
@@ -101,81 +99,79 @@ class Operator:
             if self._gradient is None:
                 return self._packet(*arguments)
             name = f"{self._packet.__name__}_recorded"
-            record = recording(name, self._gradient, call, settled, self._list, casts)
-        known = per_thread.guarded.get(roughly)
+            record = recording(name, self._gradient, call, cast_arguments, self._list, casts)
+        known = per_thread.guarded.get(coarse_key)
         if known is None:
             known = []
-            keep(per_thread.guarded, roughly, known)
-        known.insert(0, _kind(call, flat, list(self._places(arguments)), record, casts))
-        del known[_MOST_KINDS:]
+            keep(per_thread.guarded, coarse_key, known)
+        known.insert(0, _guarded(call, flat, list(self._positions(arguments)), record, casts))
+        del known[_MAX_KINDS:]
         return self._packet(*arguments)
 
     def _key(self, arguments: Sequence[Any]) -> tuple[Any, ...]:
-        """All that what is made ready depends on."""
+        """Return everything that a prepared call depends on."""
         key: list[Any] = [self, *arguments]
-        for place in self._tensors:
-            if arguments[place] is not None:
-                (key[place + 1],) = _kinds((arguments[place],))
+        for position in self._tensors:
+            if arguments[position] is not None:
+                (key[position + 1],) = _kinds((arguments[position],))
         if self._list is not None:
             key[self._list + 1] = _kinds(arguments[self._list])
         return tuple(key)
 
     def run(self, *arguments: Any) -> Any:
-        """What the dispatcher calls for a processor; it leaves out arguments at the end that have their defaults."""
-        given = (*arguments, *self._defaults[len(arguments) :])
-        settled: tuple[Any, ...] = hashable(given)
-        key = self._key(settled)
+        """Run for the dispatcher, which omits trailing arguments that equal their defaults."""
+        full: tuple[Any, ...] = hashable((*arguments, *self._defaults[len(arguments) :]))
+        key = self._key(full)
         call = per_thread.calls.get(key)
         if call is None:
-            call = self._made(settled)
+            call = self._prepare(full)
             keep(per_thread.calls, key, call)
-        return call.run(self._flat(settled))
+        return call.run(self._flat(full))
 
-    def _made(self, arguments: Sequence[Any]) -> Call:
-        plan: Plan = self._plan(*arguments)
-        named = self._places(arguments)
-        buffers = {place: plan.renamed.get(name, name) for place, name in named.items()}
+    def _prepare(self, arguments: Sequence[Any]) -> PreparedCall:
+        plan: CallPlan = self._plan(*arguments)
+        named = self._positions(arguments)
+        buffers = {position: plan.renamed.get(name, name) for position, name in named.items()}
         if self._list is not None:
             buffers |= {self._list + number: name for number, name in enumerate(plan.names)}
-        return Call(plan, arguments[0].device, buffers, self._flat(arguments))
+        return PreparedCall(plan, arguments[0].device, buffers, self._flat(arguments))
 
-    def _places(self, arguments: Sequence[Any]) -> dict[int, str]:
-        """Where single tensors stand, or may stand, among the flat arguments, and what they are called."""
-        list_place = self._list
-        if list_place is None:
-            return {place: self._names[place] for place in self._tensors}
-        further = len(arguments[list_place]) - 1
-        return {place + further * (place > list_place): self._names[place] for place in self._tensors}
+    def _positions(self, arguments: Sequence[Any]) -> dict[int, str]:
+        """Return names of (optional) single-tensor arguments by position among the flattened arguments."""
+        at = self._list
+        if at is None:
+            return {position: self._names[position] for position in self._tensors}
+        shift = len(arguments[at]) - 1
+        return {position + shift * (position > at): self._names[position] for position in self._tensors}
 
     def _flat(self, arguments: Sequence[Any]) -> Sequence[Any]:
-        """The arguments, those of a list one by one."""
-        return flattened(arguments, self._list)
+        return flatten(arguments, self._list)
 
     def differentiate(self, gradient: Gradient) -> None:
-        """Gives it the gradient that the dispatcher has too."""
+        """Set the gradient, which the dispatcher has too."""
         self._gradient = gradient
 
     def cast_under_autocast(self, casting: Function) -> None:
-        """`casting` gives the arguments that take the place of the operator's, of which a dtype stands in front."""
+        """Set the function from a dtype and the arguments to the arguments under autocast."""
         self._casting = casting
 
 
-def _kind(
-    call: Call, flat: Sequence[Any], singles: Sequence[int], record: Function | None, casts: Casts
+def _guarded(
+    call: PreparedCall, flat: Sequence[Any], singles: Sequence[int], record: Function | None, casts: Casts
 ) -> Function:
-    """A call behind a guard, which holds for tensors of the same kind as these and the same modes of PyTorch.
+    """Generate a call behind a guard for tensors of the same kind and the same PyTorch modes.
 
-    It takes the flat arguments, of which `casts` makes those of the call. `singles` are the places of tensors that may
-    be absent; `record` is what takes the place of the call where autograd is to know of it.
+    It takes the flattened arguments before `casts`. `singles` are positions of optional tensors; `record` replaces the
+    call if autograd records.
     """
-    source = Source()
-    places = [place for place, one in enumerate(flat) if isinstance(one, torch.Tensor)]
-    present = ", ".join(f"a{place}" for place in places)
-    conditions = [f"{source.name(FAST_PATHS.guard([flat[place] for place in places]))}({present})"]
-    conditions += [f"a{place} is None" for place in singles if flat[place] is None]
+    source = FunctionSource()
+    places = [i for i, one in enumerate(flat) if isinstance(one, torch.Tensor)]
+    present = ", ".join(f"a{i}" for i in places)
+    conditions = [f"{source.name(FAST_PATHS.guard([flat[i] for i in places]))}({present})"]
+    conditions += [f"a{i} is None" for i in singles if flat[i] is None]
     if call.index is not None and torch.cuda.device_count() > 1:
         conditions.append(f"{source.name(FAST_PATHS.current_device)}() == {call.index}")
-    source.add(call.unpacked("arguments"))
+    source.add(call.unpack_line("arguments"))
     source.add(f"if not ({' and '.join(conditions)}):", f"    return {source.name(_MISSED)}")
     casts.write_outside(source)
     if record is not None:
@@ -188,18 +184,18 @@ def _kind(
     return source.function("call", ["arguments"])
 
 
-def _getter(places: Sequence[int]) -> Function:
-    """What takes those elements out of a sequence, as a tuple."""
-    if len(places) > 1:
-        return itemgetter(*places)
-    if not places:
+def _getter(positions: Sequence[int]) -> Function:
+    """Return a function that extracts those items of a sequence as a tuple."""
+    if len(positions) > 1:
+        return itemgetter(*positions)
+    if not positions:
         return lambda _: ()
-    (place,) = places
-    return lambda sequence: (sequence[place],)
+    (position,) = positions
+    return lambda sequence: (sequence[position],)
 
 
 def hashable(arguments: Sequence[Any]) -> tuple[Any, ...]:
-    """The arguments, with tuples for the lists that the dispatcher gives."""
+    """Replace the dispatcher's lists by tuples."""
     return tuple([tuple(one) if isinstance(one, list) else one for one in arguments])
 
 

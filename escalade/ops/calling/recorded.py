@@ -1,4 +1,4 @@
-"""Calls that autograd takes note of, with as little around them as it allows."""
+"""Calls recorded by autograd with minimal overhead."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from escalade.device.torch_private import FAST_PATHS
-from escalade.ops.calling.call import Call
-from escalade.ops.calling.call_codegen import Source
-from escalade.ops.calling.casting import Casts, Differentiable, cast_parameter, of_thread
+from escalade.ops.calling.call import PreparedCall
+from escalade.ops.calling.call_codegen import FunctionSource
+from escalade.ops.calling.casting import Casts, DifferentiableContext, cast_parameter, thread_casts
 
 Function = Callable[..., Any]
 
@@ -23,24 +23,26 @@ class Gradient:
     setup: Function | None
     formula: Function
     kept: Function | None
-    """What it keeps of the arguments that follows from their kind alone, for the formula to find as `ctx.kept`."""
+    """Maps the arguments to what the formula reads as `ctx.kept`; depends only on their kind."""
     first_alone: bool
-    """Whether the first result is the only one that has a gradient; no zeros are made then in the place of others'."""
+    """True if only the first result is differentiable; no zeros are materialized for the others."""
 
 
 def recording(
     name: str,
     gradient: Gradient,
-    call: Call,
+    call: PreparedCall,
     arguments: Sequence[Any],
-    list_place: int | None,
+    list_at: int | None,
     casts: Casts,
 ) -> Function:
-    """What runs a call and records its gradient, for arguments of the kind of these, one of which may be a list: it
-    takes them flat, those that `casts` makes of them where autograd does not see it."""
-    source = Source()
+    """Return a function of flattened arguments of this kind that runs a call and records its gradient.
+
+    `list_at` is the position of a list argument. Parameters in `casts` are cast outside autograd.
+    """
+    source = FunctionSource()
     flat = call.names
-    given = ", ".join(f"a{place}" for place in casts.parameters)
+    given = ", ".join(f"a{i}" for i in casts.parameters)
     if casts.parameters:
         source.add(f"ctx.parameters = ({given},)")
     casts.write_inside(source, cast_parameter)
@@ -48,82 +50,80 @@ def recording(
     if gradient.first_alone:
         source.add("ctx.set_materialize_grads(False)")
     if gradient.setup is not None:
-        grouped = _grouped(flat, list_place, 0 if list_place is None else len(arguments[list_place]))
+        grouped = _grouped(flat, list_at, 0 if list_at is None else len(arguments[list_at]))
         source.add(f"{source.name(gradient.setup)}(ctx, {grouped}, result)")
     source.add("return result")
     forward = source.function("forward", ["ctx", *flat])
     kept = None if gradient.kept is None else gradient.kept(arguments)
-    backward = _backward(gradient, arguments, list_place, call.arguments)
+    backward = _backward(gradient, arguments, list_at, call.arguments)
     if casts.parameters:
-        backward = _casting_back(backward, casts, _saved_parameters(gradient, arguments, list_place, casts))
+        backward = _casting_back(backward, casts, _saved_parameters(gradient, arguments, list_at, casts))
     return FAST_PATHS.recording(name, forward, backward, kept)
 
 
-def _grouped(names: Sequence[str], list_place: int | None, in_list: int) -> str:
-    """The arguments as the operator takes them, in Python's words."""
-    if list_place is None:
+def _grouped(names: Sequence[str], list_at: int | None, in_list: int) -> str:
+    """Return the operator's unflattened arguments as Python source."""
+    if list_at is None:
         return f"({', '.join(names)},)"
-    end = list_place + in_list
-    listed = f"[{', '.join(names[list_place:end])}]"
-    return f"({', '.join([*names[:list_place], listed, *names[end:]])},)"
+    end = list_at + in_list
+    items = f"[{', '.join(names[list_at:end])}]"
+    return f"({', '.join([*names[:list_at], items, *names[end:]])},)"
 
 
-def _backward(gradient: Gradient, arguments: Sequence[Any], list_place: int | None, count: int) -> Function:
-    """The formula, with what it is to be told and to return where a list is among the arguments, or where the only
-    gradient that counts may be none."""
+def _backward(gradient: Gradient, arguments: Sequence[Any], list_at: int | None, count: int) -> Function:
+    """Adapt the formula to a flattened list argument, and to a missing gradient of the first result."""
     formula, first_alone = gradient.formula, gradient.first_alone
-    if list_place is None and not first_alone:
+    if list_at is None and not first_alone:
         return formula
-    end = None if list_place is None else list_place + len(arguments[list_place])
+    end = None if list_at is None else list_at + len(arguments[list_at])
 
     def backward(ctx: Any, *gradients: Any) -> Sequence[Any]:
         if first_alone and gradients[0] is None:
             return (None,) * count
         needs = ctx.needs_input_grad
-        if list_place is not None and not isinstance(
-            needs[list_place], tuple
-        ):  # as it is after the first time
-            ctx.needs_input_grad = (*needs[:list_place], needs[list_place:end], *needs[end:])
-        return flattened(formula(ctx, *gradients), list_place)
+        # Already grouped if this is not the first backward through the graph.
+        if list_at is not None and not isinstance(needs[list_at], tuple):
+            ctx.needs_input_grad = (*needs[:list_at], needs[list_at:end], *needs[end:])
+        return flatten(formula(ctx, *gradients), list_at)
 
     return backward
 
 
 def _casting_back(formula: Function, casts: Casts, saved: Sequence[tuple[int, int]]) -> Function:
-    """The gradients of a formula, those of cast parameters in the parameters' dtype."""
-    places, passes = tuple(casts.parameters), of_thread.passes
+    """Return the formula with gradients of cast parameters in the parameters' dtypes."""
+    positions, passes = tuple(casts.parameters), thread_casts.passes
 
     def backward(ctx: Any, *gradients: Any) -> Sequence[Any]:
         passes[0] += 1
-        context = Differentiable(ctx, saved) if torch.is_grad_enabled() else ctx
+        context = DifferentiableContext(ctx, saved) if torch.is_grad_enabled() else ctx
         found = list(formula(context, *gradients))
-        for place, parameter in zip(places, ctx.parameters, strict=True):
-            one = found[place]
+        for position, parameter in zip(positions, ctx.parameters, strict=True):
+            one = found[position]
             if one is not None:
-                found[place] = one.to(parameter.dtype)
+                found[position] = one.to(parameter.dtype)
         return tuple(found)
 
     return backward
 
 
 def _saved_parameters(
-    gradient: Gradient, arguments: Sequence[Any], list_place: int | None, casts: Casts
+    gradient: Gradient, arguments: Sequence[Any], list_at: int | None, casts: Casts
 ) -> list[tuple[int, int]]:
-    """Where cast parameters stand among the tensors that are saved, and which of them each is."""
+    """Return (index among saved tensors, index among cast parameters) of every saved cast parameter."""
     if gradient.setup is None:
         return []
-    noting, flat = _Noting(), flattened(arguments, list_place)
-    gradient.setup(noting, arguments, None)
+    recorder, flat = _SaveRecorder(), flatten(arguments, list_at)
+    gradient.setup(recorder, arguments, None)
     return [
-        (place, number)
-        for place, saved in enumerate(noting.saved)
+        (index, number)
+        for index, saved in enumerate(recorder.saved)
         for number, at in enumerate(casts.parameters)
         if saved is flat[at]
     ]
 
 
-class _Noting:
-    """In the place of a context, to see what is saved."""
+class _SaveRecorder:
+    """Stand-in for a context that records what is saved."""
 
     saved: tuple[Any, ...] = ()
 
@@ -131,8 +131,8 @@ class _Noting:
         self.saved = saved
 
 
-def flattened(arguments: Sequence[Any], list_place: int | None) -> Sequence[Any]:
-    """The arguments, or what stands for each of them, those of the list one by one."""
-    if list_place is None:
+def flatten(arguments: Sequence[Any], list_at: int | None) -> Sequence[Any]:
+    """Splice the list argument, if any, into the arguments."""
+    if list_at is None:
         return arguments
-    return (*arguments[:list_place], *arguments[list_place], *arguments[list_place + 1 :])
+    return (*arguments[:list_at], *arguments[list_at], *arguments[list_at + 1 :])

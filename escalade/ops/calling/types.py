@@ -1,4 +1,4 @@
-"""What an operator's schema takes, in Python's types and in words: for calls with something else."""
+"""Type errors: which argument does not match an operator's schema, and what the schema takes."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import torch
 from escalade.errors import UnsupportedError
 
 PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
-"""Types of tensors that do nothing of their own in a call."""
+"""Tensor types without behavior of their own in a call."""
 _LARGEST = 2**63
 
 
-class Types:
-    """The types that an operator's arguments are of."""
+class ArgumentTypes:
+    """Argument types of an operator's schema."""
 
     def __init__(self, packet: Any) -> None:
         self._name = packet.__name__
@@ -23,7 +23,7 @@ class Types:
         self._kinds = [(argument.name, str(argument.type)) for argument in arguments]
 
     def require(self, arguments: Sequence[Any], error: Exception) -> None:
-        """Says which argument is not of the type that the operator takes, if one is not: else the error was another."""
+        """Raise `UnsupportedError` from `error` if an argument has the wrong type; return if all match."""
         for (name, kind), given in zip(self._kinds, arguments, strict=False):
             plain = kind.removeprefix("Optional[").removesuffix("]") if kind.startswith("Optional[") else kind
             if plain not in _WANTED or (given is None and plain != kind):
@@ -31,23 +31,25 @@ class Types:
             is_right, spelled = _WANTED[plain]
             if not is_right(given):
                 raise UnsupportedError(
-                    f"{self._name} takes {spelled} as its {name}, not {described(given)}"
+                    f"{self._name}: {name} must be {spelled}, not {describe(given)}"
                 ) from error
 
 
-def described(given: Any) -> str:
-    """What is wrong with an argument, in few words."""
+def describe(given: Any) -> str:
+    """Describe an argument of a wrong type."""
     if isinstance(given, torch.Tensor) and given.layout is not torch.strided:
-        return f"one in {given.layout}; to_dense() gives such a one"
+        return f"a tensor of layout {given.layout}; call to_dense() first"
     if isinstance(given, int) and not _is_number(given):
-        return "a number of more than 64 bits"
+        return "an integer of more than 64 bits"
     if isinstance(given, list | tuple):
-        return f"{type(given).__name__} of {' and '.join(sorted({described(one) for one in given})) or 'nothing'}"
+        return (
+            f"{type(given).__name__} of {' and '.join(sorted({describe(one) for one in given})) or 'nothing'}"
+        )
     return type(given).__name__
 
 
-def listed(given: Any) -> Any:
-    """A list of what is given one by one; anything else as it is, for the operator to say that it takes none such."""
+def as_list(given: Any) -> Any:
+    """Return an iterable as a list, and anything else unchanged for the operator to reject."""
     return list(given) if isinstance(given, Iterable) and not isinstance(given, str) else given
 
 
@@ -70,14 +72,14 @@ def _is(kind: Any) -> Callable[[Any], bool]:
 
 
 _WANTED: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "Tensor": (_is_tensor, "a tensor"),
-    "List[Tensor]": (_all(_is_tensor), "tensors"),
-    "List[int]": (_all(_is_number), "whole numbers"),
-    "List[SymInt]": (_all(_is_number), "whole numbers"),
-    "int": (_is_number, "a whole number"),
-    "SymInt": (_is_number, "a whole number"),
+    "Tensor": (_is_tensor, "a strided tensor"),
+    "List[Tensor]": (_all(_is_tensor), "a list of strided tensors"),
+    "List[int]": (_all(_is_number), "a list of integers"),
+    "List[SymInt]": (_all(_is_number), "a list of integers"),
+    "int": (_is_number, "an integer"),
+    "SymInt": (_is_number, "an integer"),
     "float": (_is(int | float | torch.SymFloat), "a number"),
-    "bool": (_is(bool), "True or False"),
-    "str": (_is(str), "a text"),
+    "bool": (_is(bool), "a bool"),
+    "str": (_is(str), "a str"),
 }
-"""What the kinds of a schema are in Python, and in words."""
+"""Check and description of each schema type."""

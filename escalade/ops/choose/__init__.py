@@ -1,1 +1,1 @@
-"""Which rung and which config do a problem: asked for, measured, or estimated."""
+"""Choice of rung and config: by name, by measurement, or by estimate."""

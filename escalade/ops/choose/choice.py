@@ -1,4 +1,4 @@
-"""The choice of a rung and a config: asked for by name, measured, or by estimates that need no measurement."""
+"""Choice of rung and config: by name, by a table of measurements, or by estimates."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from escalade.device.recipe import KernelCall, Recipe
 from escalade.errors import UnsupportedError
-from escalade.ops.base.card import Card, Place, is_gpu
+from escalade.ops.base.card import Card, DeviceOrCard, is_gpu
 from escalade.ops.base.operation import Operation
 from escalade.ops.base.problem import Problem, traffic
 from escalade.ops.base.rung import Config, Rung
@@ -20,44 +20,46 @@ class Choice:
     rung: Rung[Any]
     config: Config
     problem: Any
-    """What the rung is to do: the problem, perhaps in another layout."""
+    """The problem for the rung, perhaps in another layout."""
     why: str
     us: float | None = None
-    """The microseconds by estimate, conversions included; None where nobody has estimated."""
+    """Estimated microseconds including conversions; None without an estimate."""
 
 
 def choose(
     operation: Operation[Any],
     problem: Problem,
-    place: Place,
+    target: DeviceOrCard,
     rung: str | None = None,
     avoid: frozenset[str] = frozenset(),
     decided: Table | None = None,
 ) -> Choice:
-    """The rung of that name, or the one that was `decided` before or measured to be fastest, or the one that should be.
+    """Return the named rung, else the one `decided` before or measured fastest, else the least estimate.
 
-    `avoid` holds rungs that have failed here before, as `operation/rung`. Nothing is compiled or timed. What writes
-    memory that a program has for all its callers is taken only if its rung is named and has nothing else.
+    `avoid` holds rungs that failed before, as `operation/rung`. Nothing is compiled or timed. A config that writes
+    memory shared by all callers of a program is chosen only if its rung is named and has no other.
     """
-    card = Card.of(place)
+    card = Card.of(target)
     if rung is not None:
-        asked = operation.ladder.rung(rung).on(card)
-        refusal = asked.refusal(problem)
+        named = operation.ladder.rung(rung).on(card)
+        refusal = named.refusal(problem)
         if refusal:
-            raise UnsupportedError(f"rung {rung} of {operation.name} cannot do {problem.name}: {refusal}")
-        config = next(configs_for_any_caller(asked, problem), asked.configs(problem)[0])
-        return Choice(asked, config, problem, "asked for by name")
-    tables = (*([decided] if decided else ()), *(tables_for(place) if is_gpu(place) else ()))
+            raise UnsupportedError(
+                f"rung {rung} of {operation.name} cannot compute {problem.name}: {refusal}"
+            )
+        config = next(configs_for_any_caller(named, problem), named.configs(problem)[0])
+        return Choice(named, config, problem, "asked for by name")
+    tables = (*([decided] if decided else ()), *(tables_for(target) if is_gpu(target) else ()))
     return _from_tables(operation, problem, card, avoid, tables) or estimated(operation, problem, card, avoid)
 
 
 def estimated(
     operation: Operation[Any], problem: Problem, card: Card, avoid: frozenset[str] = frozenset()
 ) -> Choice:
-    """What should be fastest on a card, by a rule that needs no measurement.
+    """Return the expected fastest choice on a card, without measurements.
 
-    Preferred rungs that can do the problem compete by their estimates, in their order up to the first that has none:
-    that one is taken if it comes first, and is a last resort otherwise.
+    Preferred rungs compete by estimate, in order, up to the first without one. That rung is taken only if no earlier
+    one supports the problem.
     """
     best: Choice | None = None
     least = float("inf")
@@ -77,7 +79,7 @@ def estimated(
             continue
         config, us = _best(rung, form)
         if config is None:
-            refusals.append(f"{name}: it keeps weights in memory that all its callers share.")
+            refusals.append(f"{name}: its weights are in memory that all callers share.")
             continue
         if us is None:
             if best is None:
@@ -88,12 +90,14 @@ def estimated(
             least = us + conversion
             best = Choice(rung, config, form, f"least by estimate ({least:.3g} µs)" + layout, least)
     if best is None:
-        raise UnsupportedError(f"no rung of {operation.name} can do {problem.name}. " + " ".join(refusals))
+        raise UnsupportedError(
+            f"no rung of {operation.name} can compute {problem.name}. " + " ".join(refusals)
+        )
     return best
 
 
 def configs_for_any_caller(rung: Rung[Any], problem: Problem) -> Iterator[Config]:
-    """Configs of a rung that fit its card and write nothing but the call's own memory."""
+    """Yield configs that fit the card and write no memory shared between callers."""
     return (config for config in rung.configs(problem) if _for_any_caller(rung, rung.recipe(problem, config)))
 
 
@@ -103,7 +107,7 @@ def _for_any_caller(rung: Rung[Any], recipe: Recipe) -> bool:
 
 
 def _form(operation: Operation[Any], rung: Rung[Any], problem: Problem) -> tuple[Any, str]:
-    """The first form of the problem that the rung takes; or None, and why it takes none."""
+    """Return the first layout of the problem that the rung supports; or None, and why there is none."""
     refusals = []
     for form in operation.forms(rung.name, problem):
         refusal = rung.refusal(form)
@@ -114,8 +118,10 @@ def _form(operation: Operation[Any], rung: Rung[Any], problem: Problem) -> tuple
 
 
 def _best(rung: Rung[Any], problem: Problem) -> tuple[Config | None, float | None]:
-    """The config with the least estimate among those that fit the rung's card, the first of equals; the default and
-    None if the rung has no estimates. No config at all if the rung has none that any caller may be given."""
+    """Return the config with the least estimate that fits the card, and the estimate.
+
+    Without estimates: the default config and None. (None, None) if every config shares memory between callers.
+    """
     figures = [(rung.estimate(problem, config), config) for config in rung.configs(problem)]
     ranked = sorted(((us, config) for us, config in figures if us is not None), key=lambda figure: figure[0])
     for us, config in ranked:
@@ -127,14 +133,14 @@ def _best(rung: Rung[Any], problem: Problem) -> tuple[Config | None, float | Non
 def _from_tables(
     operation: Operation[Any], problem: Problem, card: Card, avoid: frozenset[str], tables: Sequence[Table]
 ) -> Choice | None:
-    """What was measured to be fastest for this problem, or for one of another batch size not far away."""
+    """Return the measured choice for this problem, or for the nearest batch size."""
     for table in tables:
         found = table.find(operation.name, problem)
         if found is None or f"{operation.name}/{found.entry.rung}" in avoid:
             continue
         try:
             rung = operation.ladder.rung(found.entry.rung).on(card)
-        except UnsupportedError:  # a table of another version
+        except UnsupportedError:  # written by another version
             continue
         if rung.refusal(problem) is not None:
             continue

@@ -1,54 +1,53 @@
-"""What a plan leaves to PyTorch although a rung can do it: what PyTorch was measured, or is sure, to do sooner."""
+"""Steps that a plan leaves to PyTorch although a rung supports them, because PyTorch is faster."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from escalade.errors import UnsupportedError
-from escalade.ops.base.card import Place, is_gpu
+from escalade.ops.base.card import DeviceOrCard, is_gpu
 from escalade.ops.base.operation import Operation
 from escalade.ops.base.problem import Problem
 from escalade.ops.choose.choice import Choice, estimated
 from escalade.ops.choose.table import Entry, key_of, tables_for
 
 PYTORCH = "PyTorch"
-"""What stands for a rung where PyTorch does a step."""
+"""Stands in for a rung name where PyTorch computes a step."""
 _STEP = "step/"
-"""In front of an operation's name in tables, where a plan's step was measured beside PyTorch's."""
+"""Prefix of operation names in tables, for a plan's step measured against PyTorch."""
 _RIVAL, _RIVAL_US = "instead_of", "instead_of_us"
-_NOISE = 1.03
-"""Times of one and the same kernel differ by up to this factor from one look to the next."""
+_NOISE = 1.03  # run-to-run variation of one kernel's time, as a factor
 
 
 def verdict_key(operation: Operation[Any], problem: Problem) -> str:
-    """The key of a table's entry that says who does a step of a plan sooner."""
+    """Return the table key for whether PyTorch or we run a step."""
     return key_of(_STEP + operation.name, problem)
 
 
 def is_clearly_faster(pytorch_us: float, own_us: float) -> bool:
-    """Whether PyTorch's time is less, by more than chance has a part in."""
+    """Return True if PyTorch wins by more than measurement noise."""
     return own_us > _NOISE * pytorch_us
 
 
 def verdict(choice: Choice, own_us: float, pytorch_us: float) -> Entry:
-    """A table's entry for a step that was measured both ways."""
+    """Return the table entry of a step that was measured both ways."""
     if not is_clearly_faster(pytorch_us, own_us):
         return Entry(choice.rung.name, choice.config.as_dict(), round(own_us, 3))
     return Entry(PYTORCH, {_RIVAL: choice.rung.name, _RIVAL_US: round(own_us, 3)}, round(pytorch_us, 3))
 
 
 def reason_for_pytorch(
-    operation: Operation[Any], choice: Choice, place: Place, avoid: frozenset[str] = frozenset()
+    operation: Operation[Any], choice: Choice, target: DeviceOrCard, avoid: frozenset[str] = frozenset()
 ) -> str | None:
-    """Why a plan on a GPU leaves a problem to PyTorch, in a sentence; None if the choice does it.
+    """Return why a plan on a GPU leaves a problem to PyTorch; None if the choice should run.
 
-    A measurement counts as long as it was made beside the rung that is chosen now. Without one, only a rung that is a
-    last resort gives way, by estimates or for want of one, and only if no other takes the problem; those in `avoid`
-    have failed here.
+    A measurement counts only against the rung that is chosen now. Without one, only a last-resort rung yields to
+    PyTorch, if PyTorch's estimate is lower or the rung has none, and if no other rung supports the problem. Rungs in
+    `avoid` failed before.
     """
-    if not is_gpu(place):
+    if not is_gpu(target):
         return None
-    for table in tables_for(place):
+    for table in tables_for(target):
         found = table.find(_STEP + operation.name, choice.problem)
         if found is None:
             continue
@@ -62,10 +61,11 @@ def reason_for_pytorch(
 def _by_estimate(operation: Operation[Any], choice: Choice, avoid: frozenset[str]) -> str | None:
     if not choice.rung.last_resort or _has_another(operation, choice, avoid):
         return None
-    alone = f"no rung of {operation.name} but {choice.rung.name} takes {choice.problem.name} in {choice.problem.dtype}"
+    p = choice.problem
+    alone = f"{choice.rung.name} is the only rung of {operation.name} for {p.name} in {p.dtype}"
     own = choice.rung.estimate(choice.problem, choice.config)
     if own is None:
-        return f"{alone}, and there is no estimate of what it takes"
+        return f"{alone}, and it has no estimate"
     theirs = operation.pytorch_us(choice.problem, choice.rung.card)
     if own <= theirs:
         return None
@@ -73,7 +73,7 @@ def _by_estimate(operation: Operation[Any], choice: Choice, avoid: frozenset[str
 
 
 def _has_another(operation: Operation[Any], choice: Choice, avoid: frozenset[str]) -> bool:
-    """Whether the last resort was only the quickest of several: small problems take all of them about as long."""
+    """Return True if another rung supports the problem too: small problems take about as long on all of them."""
     besides = avoid | {f"{operation.name}/{choice.rung.name}"}
     try:
         estimated(operation, choice.problem, choice.rung.card, besides)

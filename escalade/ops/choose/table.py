@@ -1,6 +1,6 @@
-"""Tables of measured choices: for a problem on a GPU, the rung and config that were fastest.
+"""Tables of measured choices: the fastest rung and config per problem and GPU.
 
-The user's own table (`escalade tune` fills it) comes before the one that Escalade ships for the GPU.
+The user's table, filled by `escalade tune`, takes precedence over the one shipped for the GPU.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ import torch
 from escalade import files, parsing
 from escalade.device.cache import default_directory
 from escalade.errors import EscaladeError
-from escalade.ops.base.card import Card, Place
+from escalade.ops.base.card import Card, DeviceOrCard
 from escalade.ops.base.problem import Problem
 
 SHIPPED = pathlib.Path(__file__).parent / "tables"
 NEAR = 2.0
-"""Batch sizes up to this factor away share their choices."""
+"""Batch sizes within this factor share choices."""
 _BATCH = re.compile(r"_b(\d+)")
 
 
@@ -40,7 +40,7 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Found:
+class TableMatch:
     entry: Entry
     why: str
 
@@ -55,12 +55,12 @@ class Table:
         for key, entry in entries.items():
             self._families.setdefault(_BATCH.sub("_b*", key), {})[_batch(key)] = entry
 
-    def find(self, operation: str, problem: Problem) -> Found | None:
-        """Measured for this very problem, or for the same one at the nearest batch size within a factor of two."""
+    def find(self, operation: str, problem: Problem) -> TableMatch | None:
+        """Return the entry of this problem, or of the nearest batch size within a factor of two."""
         key = key_of(operation, problem)
         if key in self.entries:
             entry = self.entries[key]
-            return Found(entry, f"fastest when measured ({self.origin}, {entry.median_us:.3g} µs)")
+            return TableMatch(entry, f"fastest when measured ({self.origin}, {entry.median_us:.3g} µs)")
         family = self._families.get(_BATCH.sub("_b*", key), {})
         near = [
             size for size in family if size and max(size, problem.batch) <= NEAR * min(size, problem.batch)
@@ -68,26 +68,26 @@ class Table:
         if not near:
             return None
         size = min(near, key=lambda size: abs(math.log(size / problem.batch)))
-        return Found(family[size], f"fastest when measured at batch {size} ({self.origin})")
+        return TableMatch(family[size], f"fastest when measured at batch {size} ({self.origin})")
 
 
 class Decided(Table):
-    """The choices of a plan that was made before, for its very problems."""
+    """The choices of an existing plan, for exactly its problems."""
 
     def __init__(self, origin: str, entries: Mapping[str, Entry]) -> None:
         self.origin = origin
         self.entries = dict(entries)
 
-    def find(self, operation: str, problem: Problem) -> Found | None:
+    def find(self, operation: str, problem: Problem) -> TableMatch | None:
         entry = self.entries.get(key_of(operation, problem))
-        return None if entry is None else Found(entry, f"chosen before ({self.origin})")
+        return None if entry is None else TableMatch(entry, f"chosen before ({self.origin})")
 
 
 def add(path: pathlib.Path, key: str, entry: Entry) -> Table:
-    """Puts an entry into the table in a file, and gives back all that it has then.
+    """Add an entry to a table file, and return the merged table.
 
-    Several processes may do so at once. What else the file holds stays, also what a later version added to entries;
-    it is sorted, so that a table under version control changes where it changed.
+    Safe for concurrent processes. Other contents are preserved, including fields that later versions add. Keys are
+    sorted, so that a table under version control changes only where an entry did.
     """
     merged: dict[str, Any] = {}
 
@@ -111,7 +111,7 @@ def _batch(key: str) -> int:
 
 
 def read(path: pathlib.Path, origin: str) -> Table:
-    """An empty table if there is no such file."""
+    """Read a table; a missing file is an empty one."""
     contents = files.read(path)
     if contents is None:
         return Table(origin, {})
@@ -119,16 +119,16 @@ def read(path: pathlib.Path, origin: str) -> Table:
 
 
 def _values(path: pathlib.Path, contents: bytes) -> dict[str, Any]:
-    """The values as they stand in the file, each of them an entry."""
+    """Return the entries of a file as JSON values, after checking each."""
     try:
         values = parsing.parse(contents.decode())
     except json.JSONDecodeError as error:
         where = f"{path}, line {error.lineno}"
-        raise TableError(f"{where}: no table of measured choices, it is not JSON: {error.msg}") from error
+        raise TableError(f"{where}: not a table of measured choices: invalid JSON: {error.msg}") from error
     except ValueError as error:
-        raise TableError(f"{path} is no table of measured choices: {error}") from error
+        raise TableError(f"{path} is not a table of measured choices: {error}") from error
     if not isinstance(values, dict):
-        raise TableError(f"{path} is no table of measured choices: it is to be an object of entries")
+        raise TableError(f"{path} is not a table of measured choices: expected a JSON object of entries")
     _entries(path, contents, values)
     return values
 
@@ -139,16 +139,16 @@ def _entries(path: pathlib.Path, contents: bytes, values: Mapping[str, Any]) -> 
         try:
             entries[key] = parsing.parse_dataclass(Entry, value)
             if entries[key].median_us <= 0:
-                raise ValueError(f"has {entries[key].median_us} as its median_us, which is no time")
+                raise ValueError(f"has median_us {entries[key].median_us}, which must be positive")
         except ValueError as error:
             raise TableError(
-                f"{path}{_line(contents, key)} is no table of measured choices: the entry {key!r} {error}"
+                f"{path}{_line(contents, key)} is not a table of measured choices: the entry {key!r} {error}"
             ) from error
     return entries
 
 
 def _line(contents: bytes, key: str) -> str:
-    """The number of an entry's line, in words for a message, if its key is written as we write it."""
+    """Return the line of an entry for an error message, if its key is spelled as we spell it."""
     before, found, _ = contents.partition(json.dumps(key).encode())
     number = before.count(b"\n") + 1
     return f", line {number}," if found else ""
@@ -163,18 +163,18 @@ def shipped_path(gpu: str) -> pathlib.Path:
 
 
 def _file_name(gpu: str) -> str:
-    """`NVIDIA H200` is in `nvidia-h200.json`."""
+    """`NVIDIA H200` is stored in `nvidia-h200.json`."""
     return re.sub(r"[^a-z0-9]+", "-", gpu.lower()).strip("-") or "unknown"
 
 
-def tables_for(place: Place) -> tuple[Table, ...]:
-    """The tables of choices for a GPU: the user's, then ours."""
-    gpu = place.name if isinstance(place, Card) else torch.cuda.get_device_name(place)
+def tables_for(target: DeviceOrCard) -> tuple[Table, ...]:
+    """Return the tables of a GPU: the user's, then ours."""
+    gpu = target.name if isinstance(target, Card) else torch.cuda.get_device_name(target)
     return (_current(user_path(gpu), "your table"), _current(shipped_path(gpu), "Escalade's table"))
 
 
 def _current(path: pathlib.Path, origin: str) -> Table:
-    """Read again when the file changes, as `escalade tune` in another process makes it."""
+    """Reread the file if it changed, as `escalade tune` in another process may change it."""
     try:
         status = path.stat()
     except OSError:

@@ -9,12 +9,12 @@ import torch
 
 from escalade.errors import UnsupportedError
 from escalade.ops.base.dtypes import NAMES, dtype_of
-from escalade.ops.calling.call import Plan, launched, outputs
+from escalade.ops.calling.call import CallPlan, outputs, prepare
 from escalade.ops.calling.library import define_autocast, define_planned, require_alike
 from escalade.ops.conv2d.operation import CONV2D
 from escalade.ops.conv2d.problem import Conv2dProblem
-from escalade.ops.shared.images import MEMORY_FORMAT, laying, layout_of
-from escalade.ops.shared.pooling import two
+from escalade.ops.shared.images import MEMORY_FORMAT, layout_of, packer
+from escalade.ops.shared.pooling import as_pair
 
 _SCHEMA = (
     "conv2d(Tensor x, Tensor weight, Tensor? bias=None, Tensor? residual=None, int[2] stride=1, "
@@ -44,8 +44,8 @@ def conv2d(
     tensors run the same kernel on the twin.
     """
     return OPERATOR(
-        x, weight, bias, residual, two(stride, "stride"), two(padding, "padding"),
-        two(dilation, "dilation"), groups, relu, tf32, rung,
+        x, weight, bias, residual, as_pair(stride, "stride"), as_pair(padding, "padding"),
+        as_pair(dilation, "dilation"), groups, relu, tf32, rung,
     )  # fmt: skip
 
 
@@ -126,16 +126,16 @@ class _Call(NamedTuple):
     rung: str | None = None
 
 
-def _plan(*arguments: Any) -> Plan:
+def _plan(*arguments: Any) -> CallPlan:
     x, weight, bias, residual, stride, padding, dilation, groups, relu, tf32, rung = _Call(*arguments)
     problem = problem_of(x, weight, bias, residual, stride, padding, dilation, groups, relu, tf32)
-    prepared = launched(CONV2D, problem, x.device, rung)
+    prepared = prepare(CONV2D, problem, x.device, rung)
     form = problem if prepared is None else prepared.problem
-    return Plan(
+    return CallPlan(
         prepared,
         outputs(CONV2D, form),
-        dict.fromkeys(("x", "weight", "bias", "residual"), laying(form.layout)),
-        finish=None if form.layout == problem.layout else laying(problem.layout),
+        dict.fromkeys(("x", "weight", "bias", "residual"), packer(form.layout)),
+        finish=None if form.layout == problem.layout else packer(problem.layout),
     )
 
 

@@ -155,11 +155,11 @@ class Conv2d(Operation[Conv2dProblem]):
         idle |= {"skinny"} if problem.filters % SKINNY_FILTERS and not problem.pools else set()
         return tuple(name for name in rungs if name not in idle)
 
-    def further_outputs(self, problem: Conv2dProblem, device: torch.device) -> dict[str, torch.Tensor]:
-        return reference.further_outputs(problem, device)
+    def extra_outputs(self, problem: Conv2dProblem, device: torch.device) -> dict[str, torch.Tensor]:
+        return reference.extra_outputs(problem, device)
 
-    def further_references(self, problem: Conv2dProblem, inputs: Tensors) -> dict[str, torch.Tensor]:
-        return reference.further_references(problem, inputs)
+    def extra_references(self, problem: Conv2dProblem, inputs: Tensors) -> dict[str, torch.Tensor]:
+        return reference.extra_references(problem, inputs)
 
     def roundings(self, problem: Conv2dProblem) -> int:
         return super().roundings(problem) + bool(problem.prologue)

@@ -92,8 +92,8 @@ class Conv2dProblem(Named):
     def __post_init__(self) -> None:
         _check(self)
         _check_pool(self)
-        activation.settle(self)
-        prologue.settle(self)
+        activation.normalize(self)
+        prologue.normalize(self)
         _check_prologue(self)
         if self.shortcut_channels and self.shortcut_size == (0, 0):
             object.__setattr__(self, "shortcut_size", self._usual_shortcut_size)

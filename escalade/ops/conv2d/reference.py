@@ -11,8 +11,8 @@ from escalade.ops.base.dtypes import E4M3, STORAGE, to_e4m3
 from escalade.ops.base.switches import round_to_tf32, with_cudnn
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.max_pool2d import MaxPool2dProblem
-from escalade.ops.max_pool2d import further_outputs as max_pool2d_further_outputs
-from escalade.ops.max_pool2d import further_references as max_pool2d_further_references
+from escalade.ops.max_pool2d import extra_outputs as max_pool2d_extra_outputs
+from escalade.ops.max_pool2d import extra_references as max_pool2d_extra_references
 from escalade.ops.max_pool2d import peer as max_pool2d_peer
 from escalade.ops.shared import activation, prologue
 from escalade.ops.shared.images import MEMORY_FORMAT
@@ -141,16 +141,16 @@ def _compute_as_peer(problem: Conv2dProblem, inputs: Mapping[str, torch.Tensor])
     return pooled(problem, _finish(problem, terms, inputs))
 
 
-def further_outputs(problem: Conv2dProblem, device: torch.device) -> dict[str, torch.Tensor]:
-    return max_pool2d_further_outputs(_pool_of(problem), device) if problem.pools else {}
+def extra_outputs(problem: Conv2dProblem, device: torch.device) -> dict[str, torch.Tensor]:
+    return max_pool2d_extra_outputs(_pool_of(problem), device) if problem.pools else {}
 
 
-def further_references(problem: Conv2dProblem, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def extra_references(problem: Conv2dProblem, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     if not problem.places:
         return {}
     wide = {name: tensor.double() for name, tensor in inputs.items()}
     y = _multiply(problem, prologue.apply(problem.prologue, wide))
-    return max_pool2d_further_references(_pool_of(problem), {"x": y})
+    return max_pool2d_extra_references(_pool_of(problem), {"x": y})
 
 
 def _pool_of(p: Conv2dProblem) -> MaxPool2dProblem:

@@ -9,7 +9,7 @@ import torch
 
 from escalade.errors import UnsupportedError
 from escalade.ops.base.dtypes import NAMES
-from escalade.ops.calling.call import Plan, launched, outputs
+from escalade.ops.calling.call import CallPlan, outputs, prepare
 from escalade.ops.calling.library import define_planned
 from escalade.ops.conv2d.op import conv2d
 from escalade.ops.conv2d.problem import Conv2dProblem
@@ -17,8 +17,8 @@ from escalade.ops.conv2d_input_gradient.operation import CONV2D_INPUT_GRADIENT
 from escalade.ops.conv2d_input_gradient.problem import Conv2dInputGradientProblem
 from escalade.ops.conv2d_input_gradient.rungs import groups
 from escalade.ops.conv2d_input_gradient.rungs.duality import MOST_PHASES
-from escalade.ops.shared.images import empty_beside, laying, layout_of
-from escalade.ops.shared.pooling import two
+from escalade.ops.shared.images import empty_images_like, layout_of, packer
+from escalade.ops.shared.pooling import as_pair
 
 _SCHEMA = (
     "conv2d_input_gradient(Tensor gradient, Tensor weight, SymInt[2] size, Tensor? mask=None, int[2] stride=1, "
@@ -47,8 +47,8 @@ def conv2d_input_gradient(
     """
     sizes = tuple(size) if isinstance(size, Sequence) else size
     return OPERATOR(
-        gradient, weight, sizes, mask, two(stride, "stride"), two(padding, "padding"),
-        two(dilation, "dilation"), groups, tf32, rung,
+        gradient, weight, sizes, mask, as_pair(stride, "stride"), as_pair(padding, "padding"),
+        as_pair(dilation, "dilation"), groups, tf32, rung,
     )  # fmt: skip
 
 
@@ -111,7 +111,7 @@ def _fake(
     rung: str | None = None,
 ) -> torch.Tensor:
     _check(gradient, weight, size, mask, groups, tf32)
-    return empty_beside(gradient, (gradient.shape[0], weight.shape[1] * groups, *size))
+    return empty_images_like(gradient, (gradient.shape[0], weight.shape[1] * groups, *size))
 
 
 def _plan(
@@ -125,7 +125,7 @@ def _plan(
     groups: int,
     tf32: bool,
     rung: str | None,
-) -> Plan:
+) -> CallPlan:
     _check(gradient, weight, size, mask, groups, tf32)
     filters, group_channels, filter_height, filter_width = weight.shape
     forward = Conv2dProblem(
@@ -135,13 +135,13 @@ def _plan(
     )  # fmt: skip
     problem = Conv2dInputGradientProblem(forward, mask=mask is not None)
     _check_sizes(forward, gradient, mask)
-    prepared = launched(CONV2D_INPUT_GRADIENT, problem, gradient.device, rung)
+    prepared = prepare(CONV2D_INPUT_GRADIENT, problem, gradient.device, rung)
     form = problem if prepared is None else prepared.problem
-    return Plan(
+    return CallPlan(
         prepared,
         outputs(CONV2D_INPUT_GRADIENT, form),
-        dict.fromkeys(("gradient", "weight", "mask"), laying(form.layout)),
-        finish=None if form.layout == problem.layout else laying(problem.layout),
+        dict.fromkeys(("gradient", "weight", "mask"), packer(form.layout)),
+        finish=None if form.layout == problem.layout else packer(problem.layout),
     )
 
 

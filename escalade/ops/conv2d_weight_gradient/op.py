@@ -11,7 +11,7 @@ import torch
 from escalade.device.cuda import architecture_of
 from escalade.errors import UnsupportedError
 from escalade.ops.base.dtypes import dtype_of
-from escalade.ops.calling.call import Plan, launched
+from escalade.ops.calling.call import CallPlan, prepare
 from escalade.ops.calling.library import define_planned, require_alike
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.conv2d_weight_gradient.operation import CONV2D_WEIGHT_GRADIENT
@@ -21,8 +21,8 @@ from escalade.ops.conv2d_weight_gradient.rungs.skinny import SKINNY
 from escalade.ops.conv2d_weight_gradient.rungs.sm90_few_channels import FEW_CHANNELS
 from escalade.ops.conv2d_weight_gradient.rungs.sm90_halves import WGMMA_SPLIT
 from escalade.ops.conv2d_weight_gradient.rungs.sm90_wgmma import WGMMA
-from escalade.ops.shared.images import MEMORY_FORMAT, check_images, empty_beside, laying, layout_of
-from escalade.ops.shared.pooling import two
+from escalade.ops.shared.images import MEMORY_FORMAT, check_images, empty_images_like, layout_of, packer
+from escalade.ops.shared.pooling import as_pair
 
 _SCHEMA = (
     "conv2d_weight_gradient(Tensor x, Tensor gradient, int[2] filter_size, int[2] stride=1, int[2] padding=0, "
@@ -53,8 +53,8 @@ def conv2d_weight_gradient(
     products for fp32 tensors; `rung` names one rung of the ladder instead of the chosen one.
     """
     of_weight, of_bias = OPERATOR(
-        x, gradient, two(filter_size, "filter_size"), two(stride, "stride"), two(padding, "padding"),
-        two(dilation, "dilation"), groups, bias, tf32, rung,
+        x, gradient, as_pair(filter_size, "filter_size"), as_pair(stride, "stride"), as_pair(padding, "padding"),
+        as_pair(dilation, "dilation"), groups, bias, tf32, rung,
     )  # fmt: skip
     return of_weight, of_bias if bias else None
 
@@ -136,7 +136,7 @@ def _fake(
     _check(x, gradient, groups)
     _dtype(x, tf32)
     filters, channels = gradient.shape[1], x.shape[1] // groups
-    return empty_beside(x, (filters, channels, *filter_size)), _room_for_bias(x, filters, bias)
+    return empty_images_like(x, (filters, channels, *filter_size)), _room_for_bias(x, filters, bias)
 
 
 def _room_for_bias(x: torch.Tensor, filters: int, bias: bool) -> torch.Tensor:
@@ -154,7 +154,7 @@ def _plan(
     bias: bool,
     tf32: bool,
     rung: str | None,
-) -> Plan:
+) -> CallPlan:
     _check(x, gradient, groups)
     dtype = _dtype(x, tf32)
     batch, channels, height, width = x.shape
@@ -170,17 +170,17 @@ def _plan(
             f"gradient has shape {tuple(gradient.shape)}; that of the result of {forward.name} is {expected}"
         )
     problem = Conv2dWeightGradientProblem(forward)
-    prepared = launched(CONV2D_WEIGHT_GRADIENT, problem, x.device, rung)
+    prepared = prepare(CONV2D_WEIGHT_GRADIENT, problem, x.device, rung)
     form = problem if prepared is None else prepared.problem
     finish: Finish | None = None
     if prepared is None:
         finish = _zeroed
     elif form.layout != problem.layout:
         finish = partial(_laid, problem.layout)
-    return Plan(
+    return CallPlan(
         prepared,
         {"y": empty_output(form, torch.device("meta")), "bias_gradient": _room_for_bias(x, filters, bias)},
-        dict.fromkeys(("x", "gradient"), laying(form.layout)),
+        dict.fromkeys(("x", "gradient"), packer(form.layout)),
         results=("y", "bias_gradient"),
         finish=finish,
     )

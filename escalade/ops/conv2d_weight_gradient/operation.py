@@ -63,15 +63,15 @@ class Conv2dWeightGradient(Operation[Conv2dWeightGradientProblem]):
             return (problem,)
         return (problem, replace(problem, layout="nhwc"))
 
-    def further_outputs(
+    def extra_outputs(
         self, problem: Conv2dWeightGradientProblem, device: torch.device
     ) -> dict[str, torch.Tensor]:
-        return reference.further_outputs(problem, device)
+        return reference.extra_outputs(problem, device)
 
-    def further_references(
+    def extra_references(
         self, problem: Conv2dWeightGradientProblem, inputs: Mapping[str, torch.Tensor]
     ) -> dict[str, torch.Tensor]:
-        return reference.further_references(problem, inputs)
+        return reference.extra_references(problem, inputs)
 
 
 CONV2D_WEIGHT_GRADIENT = Conv2dWeightGradient()

@@ -43,7 +43,7 @@ def empty_output(problem: Conv2dWeightGradientProblem, device: torch.device) -> 
     )
 
 
-def further_outputs(problem: Conv2dWeightGradientProblem, device: torch.device) -> dict[str, torch.Tensor]:
+def extra_outputs(problem: Conv2dWeightGradientProblem, device: torch.device) -> dict[str, torch.Tensor]:
     if not problem.bias:
         return {}
     return {
@@ -51,7 +51,7 @@ def further_outputs(problem: Conv2dWeightGradientProblem, device: torch.device) 
     }
 
 
-def further_references(problem: Conv2dWeightGradientProblem, inputs: Tensors) -> dict[str, torch.Tensor]:
+def extra_references(problem: Conv2dWeightGradientProblem, inputs: Tensors) -> dict[str, torch.Tensor]:
     """The bias's gradient in float64."""
     return {"bias_gradient": inputs["gradient"].double().sum((0, 2, 3))} if problem.bias else {}
 

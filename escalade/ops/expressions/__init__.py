@@ -1,6 +1,6 @@
-"""Pointwise programs: any graph of functions of single elements, as one value that can be printed, run and compiled."""
+"""Pointwise programs: a graph of element-wise functions that can be printed, evaluated and compiled."""
 
-from escalade.ops.expressions.expression import IDENTITY, Call, Expression, Operand, fast_functions
+from escalade.ops.expressions.expression import IDENTITY, Expression, FunctionCall, Operand, fast_functions
 from escalade.ops.expressions.functions import FUNCTIONS
 
-__all__ = ["FUNCTIONS", "IDENTITY", "Call", "Expression", "Operand", "fast_functions"]
+__all__ = ["FUNCTIONS", "IDENTITY", "Expression", "FunctionCall", "Operand", "fast_functions"]

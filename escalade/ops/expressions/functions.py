@@ -1,7 +1,7 @@
-"""The functions of single elements that expressions are made of.
+"""Element-wise functions of expressions.
 
-Each has one name in three places: here, with what PyTorch calls it; in an expression's text; and in
-`escalade/kernels/common/functions.cuh`, in namespace `of`. Truth values are 1 and 0, as everything is a number.
+A function has the same name here, in an expression's text, and in namespace `of` of
+`escalade/kernels/common/functions.cuh`. Booleans are 1 and 0, since every value is a number.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ Compute = Callable[..., torch.Tensor]
 
 @dataclass(frozen=True)
 class Function:
-    """A function of one to three numbers, by PyTorch over tensors."""
+    """A function of one to three numbers, computed with PyTorch over tensors."""
 
     arity: int
     compute: Compute
 
 
-def _truth(test: Compute) -> Compute:
-    """A test whose answer is a number of the type of what it looks at."""
+def _as_number(test: Compute) -> Compute:
+    """Return a predicate whose result has the dtype of its first argument."""
     return lambda *values: test(*values).to(values[0].dtype)
 
 
@@ -57,16 +57,16 @@ _ONE: dict[str, Compute] = {
     "atanh": torch.atanh, "erf": torch.erf, "erfc": torch.erfc, "floor": torch.floor, "ceil": torch.ceil,
     "trunc": torch.trunc, "round": torch.round, "relu": torch.relu, "sigmoid": torch.sigmoid, "silu": F.silu,
     "gelu": F.gelu, "gelu_tanh": _gelu_tanh, "mish": F.mish, "softplus": _softplus, "log_sigmoid": F.logsigmoid,
-    "hardsigmoid": F.hardsigmoid, "hardswish": F.hardswish, "isnan": _truth(torch.isnan), "isinf": _truth(torch.isinf),
-    "logical_not": _truth(torch.logical_not),
+    "hardsigmoid": F.hardsigmoid, "hardswish": F.hardswish, "isnan": _as_number(torch.isnan),
+    "isinf": _as_number(torch.isinf), "logical_not": _as_number(torch.logical_not),
 }  # fmt: skip
 _TWO: dict[str, Compute] = {
     "add": torch.add, "sub": torch.sub, "mul": torch.mul, "div": torch.div, "pow": torch.pow, "atan2": torch.atan2,
     "fmod": torch.fmod, "remainder": torch.remainder, "maximum": torch.maximum, "minimum": torch.minimum,
     "fmax": torch.fmax, "fmin": torch.fmin, "copysign": torch.copysign, "hypot": torch.hypot,
-    "lt": _truth(torch.lt), "le": _truth(torch.le), "gt": _truth(torch.gt), "ge": _truth(torch.ge),
-    "eq": _truth(torch.eq), "ne": _truth(torch.ne), "logical_and": _truth(torch.logical_and),
-    "logical_or": _truth(torch.logical_or), "logical_xor": _truth(torch.logical_xor),
+    "lt": _as_number(torch.lt), "le": _as_number(torch.le), "gt": _as_number(torch.gt), "ge": _as_number(torch.ge),
+    "eq": _as_number(torch.eq), "ne": _as_number(torch.ne), "logical_and": _as_number(torch.logical_and),
+    "logical_or": _as_number(torch.logical_or), "logical_xor": _as_number(torch.logical_xor),
     "leaky_relu": _leaky_relu, "elu": _elu,
 }  # fmt: skip
 _THREE: dict[str, Compute] = {"where": _where, "clamp": torch.clamp, "lerp": torch.lerp}
@@ -76,4 +76,4 @@ FUNCTIONS = {
     for arity, table in enumerate((_ONE, _TWO, _THREE), 1)
     for name, compute in table.items()
 }
-"""Every function by name. `elu(x, a)` is x above 0 and a * (exp(x) - 1) below; `leaky_relu(x, a)` is a * x below."""
+"""All functions by name. `elu(x, a)` is a * (exp(x) - 1) for x <= 0; `leaky_relu(x, a)` is a * x there."""

@@ -10,13 +10,13 @@ import torch
 from escalade.device.strides import aligned
 from escalade.errors import UnsupportedError
 from escalade.ops.base.dtypes import NAMES, STORAGE
-from escalade.ops.calling.executables import ready
+from escalade.ops.calling.executables import prepare_rung
 from escalade.ops.calling.library import define, require_alike, require_rung, require_same_device
 from escalade.ops.few_channels.operation import FEW_CHANNELS
 from escalade.ops.few_channels.problem import MOST_CHANNELS, MOST_FILTERS, SOURCES, FewChannelsProblem
 from escalade.ops.few_channels.reference import empty_output
-from escalade.ops.shared.images import MEMORY_FORMAT, laid_out, layout_of
-from escalade.ops.shared.pooling import two
+from escalade.ops.shared.images import MEMORY_FORMAT, layout_of, pack_aligned
+from escalade.ops.shared.pooling import as_pair
 
 _SCHEMA = (
     "few_channels(Tensor x, Tensor weight, Tensor? bias=None, int[2] padding=0, bool relu=False, int pool=1, "
@@ -43,7 +43,7 @@ def few_channels(
     as they are; the result has the weights' dtype and x's layout. `tf32` allows TF32 products for fp32 weights;
     `rung` names one rung of the ladder instead of the chosen one.
     """
-    return OPERATOR(x, weight, bias, two(padding, "padding"), relu, pool, ceil_mode, tf32, rung)
+    return OPERATOR(x, weight, bias, as_pair(padding, "padding"), relu, pool, ceil_mode, tf32, rung)
 
 
 def _check(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, tf32: bool) -> None:
@@ -108,11 +108,11 @@ def _run(*arguments: Any) -> torch.Tensor:
         require_rung(FEW_CHANNELS, rung)
         return y
     given = {
-        "x": laid_out(x, problem.layout),
+        "x": pack_aligned(x, problem.layout),
         "weight": aligned(weight.contiguous()),
         "bias": None if bias is None else aligned(bias.contiguous()),
     }
-    ready(FEW_CHANNELS, problem, x.device, rung).run({**given, "y": y})
+    prepare_rung(FEW_CHANNELS, problem, x.device, rung).run({**given, "y": y})
     return y
 
 

@@ -56,7 +56,7 @@ class FewChannelsProblem(FilteredImages, Named):
         if self.source == self.storage:
             object.__setattr__(self, "source", "")
         _check(self)
-        activation.settle(self)
+        activation.normalize(self)
 
     @property
     def storage(self) -> str:

@@ -8,7 +8,7 @@ import torch
 
 from escalade.errors import UnsupportedError
 from escalade.ops.base.dtypes import NAMES
-from escalade.ops.calling.call import Plan
+from escalade.ops.calling.call import CallPlan
 from escalade.ops.calling.library import define_autocast, define_planned, require_alike
 from escalade.ops.linear.operation import LINEAR
 from escalade.ops.linear.problem import LinearProblem
@@ -75,7 +75,7 @@ def _plan(
     relu: bool,
     tf32: bool,
     rung: str | None,
-) -> Plan:
+) -> CallPlan:
     y = _fake(x, weight, bias, relu, tf32)
     out_features, in_features = weight.shape
     problem = LinearProblem(

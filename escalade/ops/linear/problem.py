@@ -44,7 +44,7 @@ class LinearProblem(Named):
     def __post_init__(self) -> None:
         sizes = {"in_features": self.in_features, "out_features": self.out_features, "pixels": self.pixels}
         check_fields("linear", self, MULTIPLIED, sizes)
-        activation.settle(self)
+        activation.normalize(self)
         if self.output_elements >= 2**38:
             raise UnsupportedError(
                 f"{self.output_elements} outputs: linear takes fewer than 2^38; split the rows"

@@ -10,9 +10,9 @@ import torch
 
 from escalade.errors import UnsupportedError
 from escalade.ops.base.dtypes import NAMES
-from escalade.ops.calling.call import Plan
+from escalade.ops.calling.call import CallPlan
 from escalade.ops.calling.library import define_autocast, define_planned, require_alike, require_rung
-from escalade.ops.calling.types import listed
+from escalade.ops.calling.types import as_list
 from escalade.ops.mlp.operation import MLP
 from escalade.ops.mlp.problem import Layer, MlpProblem, parse_layers, spelled
 from escalade.ops.shared import rows
@@ -35,7 +35,7 @@ def mlp(
     of the squared differences between each row and what the chain makes of it, in fp32. `rung` names one rung of the
     ladder instead of the chosen one.
     """
-    return OPERATOR(x, listed(parameters), spelled(layers), error, rung)
+    return OPERATOR(x, as_list(parameters), spelled(layers), error, rung)
 
 
 def _problem(x: torch.Tensor, layers: str, error: bool, batch: int) -> MlpProblem:
@@ -75,12 +75,12 @@ def _fake(
 
 def _plan(
     x: torch.Tensor, parameters: Sequence[torch.Tensor], layers: str, error: bool, rung: str | None
-) -> Plan:
+) -> CallPlan:
     y = _fake(x, parameters, layers, error)
     batch = rows.rows_of(x)
     if batch == 0:
         require_rung(MLP, rung)
-        return Plan(None, {"y": y})
+        return CallPlan(None, {"y": y})
     problem = _problem(x, layers, error, batch)
     names = tuple(problem.sizes)
     return replace(rows.plan(MLP, problem, rung, ("x", *names), y), names=names)

@@ -39,7 +39,7 @@ class Mlp(Operation[MlpProblem]):
     small_problems = SMALL_PROBLEMS
     dtypes = DTYPES
     layouts = LAYOUTS
-    weights_stay = True  # a whole network, whose parameters are packed when it is made
+    weights_are_constant = True  # a whole network, whose parameters are packed when it is made
 
     def preferred(self, problem: MlpProblem) -> tuple[str, ...]:
         """Rows are shared among warps while that fills the card better; in fp32 a cluster's tensor cores are needed."""

@@ -10,9 +10,9 @@ import torch
 
 from escalade.errors import UnsupportedError
 from escalade.ops.base.dtypes import NAMES
-from escalade.ops.calling.call import Plan
+from escalade.ops.calling.call import CallPlan
 from escalade.ops.calling.library import define_planned, require_alike, require_rung
-from escalade.ops.calling.types import listed
+from escalade.ops.calling.types import as_list
 from escalade.ops.mlp.problem import Layer, parse_layers, spelled
 from escalade.ops.mlp_backward.operation import MLP_BACKWARD
 from escalade.ops.mlp_backward.problem import MlpBackwardProblem
@@ -39,7 +39,7 @@ def mlp_backward(
     they are formed, one behind another. The same inputs give the same bits every time. `rung` names one rung of the
     ladder instead of the chosen one.
     """
-    result = OPERATOR(x, grad_y, listed(parameters), spelled(layers), input_gradient, rung)
+    result = OPERATOR(x, grad_y, as_list(parameters), spelled(layers), input_gradient, rung)
     return split(result, x, parameters, input_gradient)
 
 
@@ -104,11 +104,11 @@ def _plan(
     layers: str,
     input_gradient: bool,
     rung: str | None,
-) -> Plan:
+) -> CallPlan:
     y = _fake(x, grad_y, parameters, layers, input_gradient)
     if rows.rows_of(x) == 0:
         require_rung(MLP_BACKWARD, rung)
-        return Plan(None, {"y": y}, finish=torch.zero_)
+        return CallPlan(None, {"y": y}, finish=torch.zero_)
     problem = MlpBackwardProblem(rows.rows_of(x), parse_layers(layers), input_gradient, NAMES[x.dtype])
     names = tuple(problem.sizes)
     return replace(rows.plan(MLP_BACKWARD, problem, rung, ("x", "grad_y", *names), y), names=names)

@@ -1,1 +1,1 @@
-"""What several operations share: rows of a matrix, elements one by one, windows over images."""
+"""Code that several operations share: rows of a matrix, pointwise kernels, windows over images."""

@@ -1,4 +1,4 @@
-"""The activation at the end of an operation: ReLU by a flag, any other as the text of an expression in `x`."""
+"""The activation at the end of an operation: ReLU as a flag, any other as an expression in `x`."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from escalade.errors import UnsupportedError
 from escalade.ops.expressions import Expression
 
 IN_NAME = r"[\[{activation:text}\]]"
-"""The activation in the name pattern of a problem."""
+"""The activation in a problem's name pattern."""
 _RELU = Expression.apply("relu", "x")
 
 
-class Activated(Protocol):
-    """A problem that ends with an activation; `settle` belongs into its `__post_init__`."""
+class HasActivation(Protocol):
+    """A problem that ends with an activation; its `__post_init__` calls `normalize`."""
 
     @property
     def relu(self) -> bool: ...
@@ -26,21 +26,20 @@ class Activated(Protocol):
     def dtype(self) -> str: ...
 
 
-def settle(problem: Activated) -> None:
-    """Checks the activation, and says it in the one way there is: in canonical form, and ReLU by its flag."""
+def normalize(problem: HasActivation) -> None:
+    """Check the activation and store its canonical text, or the flag if it is ReLU."""
     if not problem.activation:
         return
     expression = Expression.parse(problem.activation)
     known = {"x", "residual"} if getattr(problem, "residual", False) else {"x"}
     if "x" not in expression.inputs or not known >= set(expression.inputs) or len(expression.results) != 1:
         raise UnsupportedError(
-            f"an activation of {problem.activation!r}: it is one result computed from x, such as x * sigmoid(x), and "
-            "from residual, where there is one that is not just added in front"
+            f"activation {problem.activation!r}: it must be one expression in x, such as x * sigmoid(x), that may also "
+            "use residual if the problem has one"
         )
     if problem.relu:
         raise UnsupportedError(
-            f"ReLU and an activation of {expression.text!r}: an activation says all that is done; write relu(x) "
-            "where it means x"
+            f"ReLU and activation {expression.text!r}: pass one of them; an activation can contain relu(x)"
         )
     object.__setattr__(problem, "relu", expression == _RELU)
     plain = expression == _RELU or expression.is_identity
@@ -48,7 +47,7 @@ def settle(problem: Activated) -> None:
 
 
 def constants(relu: bool, activation: str, dtype: str) -> dict[str, Constant]:
-    """What `activated` and `activated_pair` of kernels/common/epilogue.cuh leave open, for results of that type."""
+    """Return the parameters of kernels/common/epilogue.cuh, for results of that dtype."""
     if not activation:
         return {"HAS_RELU": relu}
     expression = Expression.parse(activation)
@@ -60,23 +59,22 @@ def constants(relu: bool, activation: str, dtype: str) -> dict[str, Constant]:
     }
 
 
-def constants_of(problem: Activated) -> dict[str, Constant]:
-    """What `constants` gives, for a kernel that does all of a problem."""
+def constants_of(problem: HasActivation) -> dict[str, Constant]:
     return constants(problem.relu, problem.activation, problem.dtype)
 
 
 def takes_residual(activation: str) -> bool:
-    """Whether an activation says itself what becomes of the residual, which is added in front of others."""
+    """Return True if the activation uses the residual itself; otherwise it is added before the activation."""
     return bool(activation) and "residual" in Expression.parse(activation).inputs
 
 
-def apply(problem: Activated, y: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
-    """What becomes of a problem's sums by PyTorch: the residual, if there is one, and the activation."""
+def apply(problem: HasActivation, y: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+    """Apply a problem's residual and activation with PyTorch."""
     return finished(problem.relu, problem.activation, y, residual)
 
 
 def finished(relu: bool, activation: str, y: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
-    """What becomes of sums by PyTorch: the residual, if there is one, and the activation."""
+    """Apply a residual and an activation to sums with PyTorch."""
     if residual is not None and not takes_residual(activation):
         y = y + residual
     if activation:

@@ -1,4 +1,4 @@
-"""Rows whose elements lie apart, side by side with their neighbours: how a block's warps share them."""
+"""Strided rows that are adjacent in memory (softmax over channels in NCHW): how the warps of a CTA share them."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.rung import Config
 
 MOST_VALUES = 32
-"""Values of a thread at most, in registers."""
+"""Most values per thread, held in registers."""
 MOST_PARTS, BEST_PARTS = 32, 8
-"""Warps of a block, and how many leave it room beside another."""
+"""Most warps per CTA, and the most that leave room for a second CTA on the SM."""
 MOST_LENGTH = MOST_PARTS * MOST_VALUES
-"""Elements of a row that fit into the registers of a block."""
+"""Longest row that fits into the registers of a CTA."""
 _PACKS = 32
 
 
 @dataclass(frozen=True)
 class ColumnsConfig(Config):
     vector: int
-    """Neighbouring rows that a lane takes."""
+    """Adjacent rows per lane."""
     parts: int
     """Warps that share the elements of a row."""
 
@@ -34,7 +34,7 @@ class ColumnsConfig(Config):
 
 
 def configs(rows: int, length: int, inner: int, dtype: str, card: Card) -> tuple[ColumnsConfig, ...]:
-    """Each width with the fewest warps that hold the rows: the widest first that leaves no multiprocessor idle."""
+    """Return each width with the fewest warps that hold the rows; the widest that keeps all SMs busy comes first."""
     offered = []
     vector = widest_vector(dtype, inner)
     while vector:
@@ -51,9 +51,9 @@ def configs(rows: int, length: int, inner: int, dtype: str, card: Card) -> tuple
 
 
 def refusal(name: str, rows: int, length: int, inner: int) -> str | None:
-    """Why such a rung does not take rows of that length, in a sentence; None if it does."""
+    """Return why such a rung does not support these rows; None if it does."""
     if inner == 1:
-        return f"{name} takes rows whose elements lie apart"
+        return f"{name} is for strided rows; these are contiguous"
     if rows >= 2**31:
         return f"{name} counts rows in 32 bits; there are {rows}"
     if length > MOST_LENGTH:
@@ -62,5 +62,5 @@ def refusal(name: str, rows: int, length: int, inner: int) -> str | None:
 
 
 def refusal_of_dense(name: str, inner: int) -> str | None:
-    """Why a rung for rows that lie in one piece does not take others, in a sentence."""
-    return f"{name} takes rows whose elements lie one behind the other" if inner > 1 else None
+    """Return why a rung for contiguous rows does not support these; None if it does."""
+    return f"{name} needs contiguous rows; here elements are {inner} apart" if inner > 1 else None

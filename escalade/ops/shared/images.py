@@ -1,4 +1,4 @@
-"""What operations on batches of images share: sizes, names, layouts, and how tensors of PyTorch reach them."""
+"""Operations on batches of images: sizes, checks, layouts, and conversion of PyTorch tensors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from escalade.errors import UnsupportedError
 from escalade.ops.base.checks import require, require_at_least
 from escalade.ops.base.dtypes import DTYPES, STORAGE, dtype_of
 from escalade.ops.base.problem import Problem
-from escalade.ops.calling.call import Lay
+from escalade.ops.calling.call import Packer
 
 LAYOUTS = ("nchw", "nhwc")
 
@@ -24,7 +24,7 @@ LAYOUTS = ("nchw", "nhwc")
 
 @dataclass(frozen=True)
 class Images:
-    """The fields with which a problem on images begins."""
+    """First fields of a problem on images."""
 
     batch: int
     channels: int
@@ -33,7 +33,7 @@ class Images:
 
     @property
     def pixels(self) -> int:
-        """Pixels of one image."""
+        """Pixels per image."""
         return self.height * self.width
 
     @property
@@ -43,7 +43,7 @@ class Images:
 
 @dataclass(frozen=True)
 class FilteredImages(Images, ABC):
-    """The fields with which a problem begins that convolves images, and what follows from the sizes on the way."""
+    """First fields of a problem that convolves images, and derived sizes."""
 
     filters: int
     filter_height: int
@@ -52,7 +52,7 @@ class FilteredImages(Images, ABC):
     @property
     @abstractmethod
     def conv_height(self) -> int:
-        """The height of the convolution's result, before any pooling."""
+        """Height of the convolution's result, before pooling."""
 
     @property
     @abstractmethod
@@ -69,7 +69,7 @@ class FilteredImages(Images, ABC):
     @property
     @abstractmethod
     def touched_pixels(self) -> int:
-        """Pixels of one image that the result depends on."""
+        """Pixels per image that the result depends on."""
 
     @property
     def taps(self) -> int:
@@ -93,12 +93,12 @@ class FilteredImages(Images, ABC):
 
     @property
     def flops(self) -> int:
-        """Operations of the convolution."""
+        """FLOPs of the convolution."""
         return 2 * self.conv_elements * self.channels * self.taps
 
     @property
     def rounding(self) -> float:
-        """A running sum of n independent terms, each addition off by up to 2^-24 of it: a random walk."""
+        """Random walk of a running sum: each of n additions is off by up to 2^-24 of the partial sum."""
         return 2.0**-24 * math.sqrt(1 + self.channels * self.taps / 6)
 
 
@@ -114,7 +114,7 @@ class ImageProblem(Problem, Protocol):
 def check_problem(
     operation: str, p: ImageProblem, dtypes: tuple[str, ...] = DTYPES, layouts: tuple[str, ...] = LAYOUTS
 ) -> None:
-    """Checks what every problem over images must be."""
+    """Check the fields that all image problems share."""
     require(operation, "dtype", p.dtype, dtypes)
     require(operation, "layout", p.layout, layouts)
     require_at_least(0, {"batch": p.batch})
@@ -122,10 +122,10 @@ def check_problem(
 
 
 def require_32_bits(operation: str, image_elements: int) -> None:
-    """Images are counted in 64 bits, what is inside one in 32."""
+    """Raise for images of 2^31 elements: kernels index within an image in 32 bits, between images in 64."""
     if image_elements >= 2**31:
         raise UnsupportedError(
-            f"{operation} counts the elements of one image in 32 bits; here there are {image_elements}. Split the image"
+            f"{operation} supports images of fewer than 2^31 elements; this one has {image_elements}. Split the image"
         )
 
 
@@ -133,37 +133,37 @@ def require_32_bits(operation: str, image_elements: int) -> None:
 
 
 def empty_images(problem: Problem, size: tuple[int, int, int, int], device: torch.device) -> torch.Tensor:
-    """Room for the result of a problem, as [N, C, H, W]."""
+    """Return an empty [N, C, H, W] result of a problem."""
     return torch.empty(
         size, dtype=STORAGE[problem.dtype], device=device, memory_format=MEMORY_FORMAT[problem.layout]
     )
 
 
 def stored_images(problem: Problem, values: torch.Tensor) -> torch.Tensor:
-    """Values [N, C, H, W] in the dtype and layout of a problem."""
+    """Convert [N, C, H, W] values to a problem's dtype and layout."""
     return values.to(STORAGE[problem.dtype]).contiguous(memory_format=MEMORY_FORMAT[problem.layout])
 
 
-def empty_beside(x: torch.Tensor, size: tuple[int, ...]) -> torch.Tensor:
-    """Room for a result beside x, which may be fake and have symbols for sizes."""
+def empty_images_like(x: torch.Tensor, size: tuple[int, ...]) -> torch.Tensor:
+    """Return empty images with x's dtype, device and layout; x may be fake with symbolic sizes."""
     return torch.empty(size, dtype=x.dtype, device=x.device, memory_format=MEMORY_FORMAT[layout_of(x)])
 
 
 def check_images(operation: str, x: torch.Tensor) -> None:
     if x.dim() != 4:
-        raise UnsupportedError(f"x has {x.dim()} dimensions; {operation} takes 4: [N, C, H, W]")
+        raise UnsupportedError(f"x has {x.dim()} dimensions; {operation} needs 4: [N, C, H, W]")
     dtype_of(operation, x)
 
 
-def laying(layout: str) -> Lay:
-    """Return what packs images, and weights of 4 dimensions, in that layout, and all else in row-major order."""
+def packer(layout: str) -> Packer:
+    """Return a packer of 4-D tensors into that layout, and of all others into row-major order."""
 
-    def lay(tensor: torch.Tensor | None) -> torch.Tensor | None:
+    def pack(tensor: torch.Tensor | None) -> torch.Tensor | None:
         return None if tensor is None else packed(tensor, layout if tensor.dim() == 4 else "flat")
 
-    return lay
+    return pack
 
 
-def laid_out(x: torch.Tensor, layout: str) -> torch.Tensor:
-    """Return x packed in that layout from an aligned address, copied if it is not."""
+def pack_aligned(x: torch.Tensor, layout: str) -> torch.Tensor:
+    """Return x packed in that layout at an aligned address, copied if necessary."""
     return aligned(packed(x, layout))

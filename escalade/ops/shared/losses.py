@@ -1,4 +1,4 @@
-"""What losses share: how terms are reduced, where results lie, and how operators are given gradients."""
+"""Losses: reductions, result buffers, and gradients of their operators."""
 
 from __future__ import annotations
 
@@ -13,44 +13,44 @@ REDUCTIONS = ("mean", "sum")
 
 
 class Loss(Problem, Protocol):
-    """A loss, and with `gradient` that of x as well."""
+    """A loss; with `gradient` also the gradient of x."""
 
     @property
     def gradient(self) -> bool: ...
 
 
 def loss_buffer(problem: Loss) -> str:
-    """The buffer of the loss: y is the gradient where there is one."""
+    """Return the buffer of the loss: y holds the gradient if there is one."""
     return "loss" if problem.gradient else "y"
 
 
-def room_for_loss(problem: Loss, device: torch.device) -> dict[str, torch.Tensor]:
-    """Room for the loss beside that for the gradient."""
+def empty_loss(problem: Loss, device: torch.device) -> dict[str, torch.Tensor]:
+    """Return the extra output next to the gradient."""
     return {"loss": torch.empty(1, device=device)} if problem.gradient else {}
 
 
 def gradient_of(loss: torch.Tensor, x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """What PyTorch says is the gradient of x, for one of the loss that is `scale`."""
+    """Return PyTorch's gradient of x for a loss gradient of `scale`."""
     (found,) = torch.autograd.grad(loss, x, scale.reshape(loss.shape).to(loss.dtype))
     return found
 
 
 def check_scale(operation: str, x: torch.Tensor, scale: torch.Tensor) -> None:
-    """The gradient that comes in: one fp32 number where x is."""
+    """Raise unless the incoming gradient is one fp32 number on x's device."""
     if scale.dtype != torch.float32 or scale.numel() != 1 or scale.device != x.device:
         raise UnsupportedError(
-            f"a scale of {scale.numel()} elements, {scale.dtype} on {scale.device}: {operation} takes one float32 "
+            f"scale has {scale.numel()} elements, {scale.dtype} on {scale.device}: {operation} needs one float32 "
             f"number on {x.device}"
         )
 
 
 def no_second_derivative(operation: str) -> tuple[Any, Any]:
-    """Set-up and gradient of an operator that is a gradient itself: there is no further one."""
+    """Return setup and gradient functions of an operator that is itself a gradient and not differentiable."""
 
     def setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         pass
 
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
-        raise UnsupportedError(f"{operation} has first derivatives only")
+        raise UnsupportedError(f"{operation} has no second derivative")
 
     return setup, backward

@@ -1,4 +1,4 @@
-"""Tiles of pixels with 16 bytes of channels a thread: how the gradients of poolings in NHWC lie over threads."""
+"""Tiles of pixels with 16 bytes of channels per thread, for gradients of NHWC pooling."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from escalade.ops.base.rung import Config
 from escalade.ops.shared.images import ImageProblem
 
 BUSY_THREADS = 4 * 2048
-"""Threads a multiprocessor that fill it four times."""
+"""Threads per SM that fill it four times."""
 
 
 @dataclass(frozen=True)
 class PixelTile(Config):
     rows: int
     columns: int
-    """Pixels that a thread takes."""
+    """Pixels per thread."""
     threads: int = 128
 
     def threads_for(self, images: ImageProblem) -> int:
@@ -40,16 +40,16 @@ TILES = (PixelTile(2, 2), ONE_PIXEL, PixelTile(1, 2), PixelTile(1, 4))
 
 
 def refusal(rung: str, images: ImageProblem) -> str | None:
-    """What such a rung says of images that it does not take."""
+    """Return why such a rung does not support these images."""
     if images.layout != "nhwc":
-        return f"{rung} takes layout nhwc, not {images.layout}"
+        return f"{rung} supports layout nhwc, not {images.layout}"
     if ONE_PIXEL.threads_for(images) >= 2**31:
-        return f"{rung} counts threads in 32 bits; there are too many for {images.name}"
+        return f"{rung} counts threads in 32 bits; {images.name} needs more"
     return None
 
 
 def configs(images: ImageProblem, card: Card) -> tuple[PixelTile, ...]:
-    """A square of pixels where that leaves the card busy, else one."""
+    """Return all tiles; the default is 2x2 pixels if that keeps the card busy, else one."""
     busy = TILES[0].threads_for(images) >= BUSY_THREADS * card.multiprocessors
     default = TILES[0] if busy else ONE_PIXEL
     return tuple(sorted(TILES, key=lambda tile: tile != default))

@@ -1,6 +1,6 @@
-"""What operations on single elements share: problems as tensors with strides and an expression, and the rungs for them.
+"""Pointwise problems as strided tensors with an expression, and their rungs.
 
-NHWC and NCHW, a value for each channel and one for each image are only different strides over the result's dimensions.
+NHWC, NCHW, per-channel and per-image operands differ only in their strides over the result's dimensions.
 """
 
 from __future__ import annotations
@@ -23,22 +23,21 @@ from escalade.ops.base.operation import Operation
 from escalade.ops.base.pitch import unsupported_pitch
 from escalade.ops.base.problem import P, Problem
 from escalade.ops.base.rung import Config, Rung, ThreadsConfig
-from escalade.ops.calling.call import Lay, Plan, launched
-from escalade.ops.calling.executables import ready
+from escalade.ops.calling.call import CallPlan, Packer, prepare
+from escalade.ops.calling.executables import prepare_rung
 from escalade.ops.calling.library import require_rung
 from escalade.ops.expressions import Expression
 
 LAYOUTS = ("flat",)
 _MANY = 2**31
 _IN_FLIGHT = 8
-"""Accesses of 16 bytes that a thread has under way by itself: with those of its neighbours more than 64 KiB for each
-multiprocessor, which is what memory takes to answer times what it gives."""
+"""16-byte accesses in flight per thread. Over all threads of an SM that is more than 64 KiB, above DRAM latency times
+bandwidth per SM."""
 
 
 @dataclass(frozen=True)
 class Operand:
-    """An input of a pointwise problem: elements from one to the next along each of the result's dimensions, 0 where it
-    is broadcast."""
+    """An input of a pointwise problem, with its strides over the result's dimensions, 0 where it is broadcast."""
 
     name: str
     strides: tuple[int, ...]
@@ -46,13 +45,13 @@ class Operand:
 
 
 class Pointwise(Problem, Protocol):
-    """y = expression(operands) for each element of a dense result; further results are y1, y2, …"""
+    """y = expression(operands) for each element of a dense result; more results are y1, y2, …"""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
     @property
     def operands(self) -> tuple[Operand, ...]:
-        """One for each input of the expression, in the order of those."""
+        """One per input of the expression, in the same order."""
         ...
 
     @property
@@ -60,24 +59,22 @@ class Pointwise(Problem, Protocol):
 
 
 def check(operation: str, elements: int, batch: int, dtype: str, layout: str) -> None:
-    """Checks what every pointwise problem must be."""
+    """Check the fields that all pointwise problems share."""
     require(operation, "dtype", dtype, DTYPES)
     require(operation, "layout", layout, LAYOUTS)
     if elements < 0:
-        raise UnsupportedError(f"{elements} elements: there cannot be fewer than none")
+        raise UnsupportedError(f"{elements} elements: the number must not be negative")
     if batch != 1:
-        raise UnsupportedError(
-            f"a batch of {batch}: {operation} takes elements, whatever images they belong to"
-        )
+        raise UnsupportedError(f"batch {batch}: {operation} counts elements, and its batch must be 1")
 
 
 def dense_strides(shape: Sequence[int]) -> tuple[int, ...]:
-    """Strides of elements that lie in order without gaps."""
+    """Return row-major strides."""
     return tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
 
 
 def result_names(program: Expression) -> tuple[str, ...]:
-    """The buffers of the results."""
+    """Return the buffers of the results."""
     return ("y", *(f"y{number}" for number in range(1, len(program.results))))
 
 
@@ -85,12 +82,12 @@ def result_names(program: Expression) -> tuple[str, ...]:
 class PacksConfig(Config):
     threads: int = 256
     packs: int = 4
-    """Accesses of up to 16 bytes that a thread has under way."""
+    """Accesses of up to 16 bytes in flight per thread."""
 
 
 @dataclass(frozen=True)
-class ElementAThread(Rung[P, ThreadsConfig]):
-    """A rung with one thread an element, for every problem."""
+class ElementPerThread(Rung[P, ThreadsConfig]):
+    """A rung with one thread per element, for every problem."""
 
     def supports(self, problem: P) -> str | None:
         return unsupported_pitch(self.name, problem)
@@ -100,7 +97,7 @@ class ElementAThread(Rung[P, ThreadsConfig]):
 
 
 @dataclass(frozen=True)
-class Naive(ElementAThread[Pointwise]):
+class Naive(ElementPerThread[Pointwise]):
     def recipe(self, problem: Pointwise, config: ThreadsConfig) -> Recipe:
         accesses = ["DENSE" if _is_dense(problem, one) else "APART" for one in problem.operands]
         program = Program.of("pointwise/naive.cu", "pointwise_naive", _constants(problem, accesses))
@@ -109,26 +106,26 @@ class Naive(ElementAThread[Pointwise]):
 
 
 @dataclass(frozen=True)
-class Vectorised(Rung[Pointwise, PacksConfig]):
-    """16 bytes an access, several accesses a thread."""
+class Vectorized(Rung[Pointwise, PacksConfig]):
+    """16-byte accesses, several per thread."""
 
     def supports(self, problem: Pointwise) -> str | None:
         walks = any(access == "EACH" for access in _accesses(problem))
         if walks and math.prod(problem.shape) >= _MANY:
             return (
-                f"rows of {problem.shape[-1]} elements are no whole packs, and places of elements beyond 2^31 need 64 "
-                "bits; the rung `naive` takes any"
+                f"rows of {problem.shape[-1]} elements are not whole packs, and indices beyond 2^31 need 64 bits; "
+                "use the rung `naive`"
             )
         return None
 
     def configs(self, problem: Pointwise) -> tuple[PacksConfig, ...]:
-        """Offers as many packs a thread as there are registers for and as leave enough blocks to go round."""
+        """Prefer the most packs per thread that fit the registers and leave enough CTAs to fill the card."""
         every = [PacksConfig(threads, packs) for threads in (256, 512, 128) for packs in (4, 2, 1, 8)]
         most = max(1, _IN_FLIGHT // max(1, _accesses(problem).count("DENSE")))
         fits = (
             config
             for config in every
-            if config.packs <= most and _vector_blocks(problem, config) >= self.card.filling
+            if config.packs <= most and _vector_blocks(problem, config) >= self.card.busy_blocks
         )
         default = next(fits, PacksConfig(packs=1))
         return (default, *(config for config in every if config != default))
@@ -156,7 +153,7 @@ def _is_dense(problem: Pointwise, operand: Operand) -> bool:
 
 
 def _accesses(problem: Pointwise) -> list[str]:
-    """How packs of each operand are read: see kernels/pointwise/pointwise.cuh."""
+    """Return how packs of each operand are read: see kernels/pointwise/pointwise.cuh."""
     return [_access(problem, operand) for operand in problem.operands]
 
 
@@ -201,20 +198,20 @@ def _launch(problem: Pointwise, program: Program, sizes: Sequence[int], grid: in
 
 
 def reciprocal(size: int) -> tuple[int, int]:
-    """A product and a shift that divide any number below 2^31 by the size: see `Walk` of pointwise.cuh."""
+    """Return multiplier and shift that divide any number below 2^31 by `size`: see `Walk` in pointwise.cuh."""
     if size <= 1:
         return 0, 0
     bits = (size - 1).bit_length()
     return -(-(2 ** (31 + bits)) // size), bits - 1
 
 
-# --- what references need
+# --- for references
 
 
 def random_operand(
     problem: Pointwise, operand: Operand, device: torch.device, generator: torch.Generator
 ) -> torch.Tensor:
-    """Normal deviates, wide enough that a limit of 6 is passed by some; bytes where it is of those."""
+    """Return normal deviates wide enough that some exceed 6; zeros and ones for an integer operand."""
     spans = zip(problem.shape, operand.strides, strict=True)
     elements = 1 + sum((size - 1) * stride for size, stride in spans) if math.prod(problem.shape) else 0
     storage = STORAGE[operand.dtype]
@@ -236,31 +233,31 @@ def empty_output(problem: Pointwise, device: torch.device) -> torch.Tensor:
 
 
 def ordered_like(tensor: torch.Tensor, pattern: torch.Tensor) -> torch.Tensor:
-    """The tensor with its elements in memory in the order of the pattern's, without gaps; itself if it is so."""
+    """Return the tensor with the strides of `pattern`; itself if it has them."""
     if tensor.stride() == pattern.stride():
         return aligned(tensor)
     return torch.empty_like(pattern).copy_(tensor)
 
 
-def ordering(pattern: torch.Tensor) -> Lay:
-    """How tensors lie whose elements are to be in memory in the order of the pattern's, without gaps."""
+def packer_like(pattern: torch.Tensor) -> Packer:
+    """Return a packer of tensors into the strides of `pattern`."""
     size, stride = tuple(pattern.shape), pattern.stride()
 
-    def lay(tensor: torch.Tensor) -> torch.Tensor:
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
         if tensor.stride() == stride:
             return tensor
         return torch.empty_strided(size, stride, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
 
-    return lay
+    return pack
 
 
 def plan(
     operation: Operation[Any], problem: Pointwise, inputs: Sequence[str], x: torch.Tensor, rung: str | None
-) -> Plan:
-    """A result that lies as x does, but without gaps, of tensors of its shape."""
+) -> CallPlan:
+    """Plan a result with x's memory order, without gaps, from tensors of its shape."""
     y = torch.empty_like(x, device="meta")
-    prepared = launched(operation, problem, x.device, rung, math.prod(problem.shape))
-    return Plan(prepared, {"y": y}, dict.fromkeys(inputs, ordering(y)))
+    prepared = prepare(operation, problem, x.device, rung, math.prod(problem.shape))
+    return CallPlan(prepared, {"y": y}, dict.fromkeys(inputs, packer_like(y)))
 
 
 def run(
@@ -270,9 +267,9 @@ def run(
     y: torch.Tensor,
     rung: str | None,
 ) -> None:
-    """Runs over tensors of y's shape. y is dense, and may be one of them."""
+    """Run on tensors of y's shape. y is dense, and may be one of them."""
     if math.prod(problem.shape) == 0:
         require_rung(operation, rung)
         return
-    prepared = ready(operation, problem, y.device, rung)
+    prepared = prepare_rung(operation, problem, y.device, rung)
     prepared.run({**{name: ordered_like(tensor, y) for name, tensor in tensors.items()}, "y": y})

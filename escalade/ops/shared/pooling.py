@@ -1,4 +1,4 @@
-"""What the poolings and their gradients share: a shape that kernels take, and how tensors of PyTorch reach them."""
+"""Pooling operations and their gradients: the shape that kernels take, and conversion of PyTorch tensors."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from escalade.errors import UnsupportedError
 from escalade.ops.base.dtypes import NAMES, element
 from escalade.ops.base.operation import Operation
 from escalade.ops.base.problem import Problem
-from escalade.ops.calling.call import Plan, launched, outputs
+from escalade.ops.calling.call import CallPlan, outputs, prepare
 from escalade.ops.shared.images import (
     MEMORY_FORMAT,
     ImageProblem,
     empty_images,
-    laying,
     layout_of,
+    packer,
     stored_images,
 )
 
 
 class Pooling(ImageProblem, Protocol):
-    """Images in, images of as many channels out."""
+    """Images in, images with the same number of channels out."""
 
     @property
     def output_height(self) -> int: ...
@@ -38,13 +38,13 @@ class Pooling(ImageProblem, Protocol):
 
 
 def shape(problem: Pooling) -> Ints:
-    """`PoolShape` of kernels/common/pool_shape.cuh."""
+    """Return `PoolShape` of kernels/common/pool_shape.cuh."""
     p = problem
     return Ints((p.batch, p.channels, p.height, p.width, p.output_height, p.output_width))
 
 
 def constants(problem: Pooling) -> dict[str, Constant]:
-    """What kernels that take the shape leave open."""
+    """Return the parameters of kernels that take the shape."""
     p = problem
     return {"Element": element(p.dtype), "X_PITCH": p.x_pitch, "Y_PITCH": p.y_pitch}
 
@@ -61,34 +61,31 @@ def empty_output(problem: Pooling, device: torch.device) -> torch.Tensor:
     return empty_images(p, (p.batch, p.channels, p.output_height, p.output_width), device)
 
 
-def two(value: int | Sequence[int], what: str) -> tuple[int, int]:
+def as_pair(value: int | Sequence[int], what: str) -> tuple[int, int]:
     if type(value) is int:
         return value, value
     values = tuple(value) if isinstance(value, Sequence) else (value,)
     if len(values) == 1:
         values *= 2
     if len(values) != 2 or not all(isinstance(v, int) for v in values):
-        raise UnsupportedError(f"{what} of {value!r}: it is one integer, or two (height, width)")
+        raise UnsupportedError(f"{what} is {value!r}: pass one integer, or two (height, width)")
     return values
 
 
 def divisor(operation: str, override: int | None) -> int:
-    """PyTorch's `divisor_override` as problems have it: 0 for none."""
+    """Return PyTorch's `divisor_override` as problems store it: 0 for None."""
     if override is not None and override < 1:
-        raise UnsupportedError(f"divisor_override of {override}: {operation} takes at least 1, or None")
+        raise UnsupportedError(f"divisor_override is {override}: {operation} needs at least 1, or None")
     return override or 0
 
 
-def plan(operation: Operation[Any], problem: Pooling, x: torch.Tensor, rung: str | None) -> Plan:
-    """The result, in x's layout; a strided x is copied first."""
-    return Plan(
-        launched(operation, problem, x.device, rung),
-        outputs(operation, problem),
-        {"x": laying(problem.layout)},
-    )
+def plan(operation: Operation[Any], problem: Pooling, x: torch.Tensor, rung: str | None) -> CallPlan:
+    """Plan a result in x's layout; a strided x is copied first."""
+    prepared = prepare(operation, problem, x.device, rung)
+    return CallPlan(prepared, outputs(operation, problem), {"x": packer(problem.layout)})
 
 
-# --- their gradients
+# --- gradients
 
 
 class PoolingGradient(Problem, Protocol):
@@ -99,7 +96,7 @@ class PoolingGradient(Problem, Protocol):
 
 
 def random_gradient(problem: PoolingGradient, device: torch.device, seed: int) -> torch.Tensor:
-    """A gradient of the pooling's result."""
+    """Return a random gradient of the pooling's result."""
     f = problem.forward
     generator = torch.Generator(device=device).manual_seed(seed)
     size = (f.batch, f.channels, f.output_height, f.output_width)
@@ -107,37 +104,37 @@ def random_gradient(problem: PoolingGradient, device: torch.device, seed: int) -
 
 
 def empty_input(problem: PoolingGradient, device: torch.device) -> torch.Tensor:
-    """Room for the gradient of the pooling's input."""
+    """Return an empty gradient of the pooling's input."""
     f = problem.forward
     return empty_images(problem, (f.batch, f.channels, f.height, f.width), device)
 
 
 def backward_layout(gradient: torch.Tensor, channels_last: bool | None) -> str:
-    """The layout that is asked for, or the gradient's, which one pixel does not tell."""
+    """Return the requested layout, or the gradient's; one pixel has both layouts, so callers may need to say."""
     if channels_last is None:
         return layout_of(gradient)
     return "nhwc" if channels_last else "nchw"
 
 
 def check_gradient(operation: str, gradient: torch.Tensor, **others: torch.Tensor | None) -> None:
-    """What can be said of tensors without their sizes, which may be symbols while a program is traced."""
+    """Check what does not depend on sizes, which may be symbolic during tracing."""
     if gradient.dim() != 4:
         raise UnsupportedError(
-            f"gradient has {gradient.dim()} dimensions; {operation} takes 4: [N, C, OH, OW]"
+            f"gradient has {gradient.dim()} dimensions; {operation} needs 4: [N, C, OH, OW]"
         )
     if gradient.dtype not in NAMES:
         raise UnsupportedError(
-            f"gradient is {gradient.dtype}; {operation} takes float32, float16 and bfloat16"
+            f"gradient is {gradient.dtype}; {operation} supports float32, float16 and bfloat16"
         )
     for name, tensor in others.items():
         if tensor is not None and tensor.device != gradient.device:
             raise UnsupportedError(
-                f"gradient is on {gradient.device} but {name} on {tensor.device}; move them to one device"
+                f"gradient is on {gradient.device} but {name} is on {tensor.device}; move them to one device"
             )
 
 
 def empty_gradient(gradient: torch.Tensor, size: Sequence[int], channels_last: bool | None) -> torch.Tensor:
-    """Room for the gradient of images of that size: what tracing is told of an operator."""
+    """Return an empty gradient of images of that size, for fakes."""
     memory_format = MEMORY_FORMAT[backward_layout(gradient, channels_last)]
     return torch.empty(
         (*gradient.shape[:2], *size),
@@ -151,14 +148,11 @@ def plan_backward(
     tensors: Mapping[str, torch.Tensor | None],
     sizes: Mapping[str, tuple[int, ...]],
     rung: str | None,
-) -> Plan:
-    """The gradient of x, from tensors of these sizes; strided ones are copied first."""
+) -> CallPlan:
+    """Plan the gradient of x from tensors of these sizes; strided ones are copied first."""
     for name, tensor in tensors.items():
         if tensor is not None and tensor.shape != sizes[name]:
             raise UnsupportedError(f"{name} has shape {tuple(tensor.shape)}; it must be {sizes[name]}")
     (device,) = {tensor.device for tensor in tensors.values() if tensor is not None}
-    return Plan(
-        launched(operation, problem, device, rung),
-        outputs(operation, problem),
-        dict.fromkeys(tensors, laying(problem.layout)),
-    )
+    prepared = prepare(operation, problem, device, rung)
+    return CallPlan(prepared, outputs(operation, problem), dict.fromkeys(tensors, packer(problem.layout)))

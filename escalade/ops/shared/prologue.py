@@ -1,4 +1,4 @@
-"""What an operation does with x on the way in: an expression of x and of operands by channel and image."""
+"""The prologue: an expression applied to x as it is loaded, with per-channel and per-image operands."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from escalade.ops.base.dtypes import ELEMENT_BYTES, STORAGE
 from escalade.ops.expressions import Expression, fast_functions
 
 OPERANDS = ("gain", "shift", "gate")
-"""What a prologue may read besides x, in the order of a kernel's arguments: `gain` and `shift` are fp32 vectors of one
-number a channel, `gate` has one of the dtype for every channel of every image, [N][C]."""
+"""Operands of a prologue, in the order of a kernel's arguments: `gain` and `shift` are fp32 vectors of one number per
+channel, `gate` has one per channel and image, [N][C], in the problem's dtype."""
 IN_NAME = r"[\[pre:{prologue:text}\]]"
-"""The prologue in the name pattern of a problem."""
+"""The prologue in a problem's name pattern."""
 
 
-class Prepared(Protocol):
-    """A problem on images that may have a prologue; `settle` belongs into its `__post_init__`."""
+class HasPrologue(Protocol):
+    """An image problem that may have a prologue; its `__post_init__` calls `normalize`."""
 
     @property
     def prologue(self) -> str: ...
@@ -33,22 +33,22 @@ class Prepared(Protocol):
     def channels(self) -> int: ...
 
 
-def settle(problem: Prepared) -> None:
-    """Checks the prologue, and says it in its canonical form."""
+def normalize(problem: HasPrologue) -> None:
+    """Check the prologue and store its canonical text."""
     if not problem.prologue:
         return
     expression = Expression.parse(problem.prologue)
     known = {"x", *OPERANDS} >= set(expression.inputs)
     if "x" not in expression.inputs or not known or len(expression.results) != 1:
         raise UnsupportedError(
-            f"a prologue of {problem.prologue!r}: it is one result computed from x, such as relu(gain * x + shift), "
-            "and from gain and shift, of a number a channel, and gate, of one for each channel of each image"
+            f"prologue {problem.prologue!r}: it must be one expression in x, such as relu(gain * x + shift), that may "
+            "use gain and shift (one number per channel) and gate (one per channel and image)"
         )
     object.__setattr__(problem, "prologue", "" if expression.is_identity else expression.text)
 
 
-def operands(problem: Prepared) -> tuple[str, ...]:
-    """The inputs that the prologue reads besides x, in the order of `OPERANDS`."""
+def operands(problem: HasPrologue) -> tuple[str, ...]:
+    """Return the operands that the prologue reads, in the order of `OPERANDS`."""
     return _operands(problem.prologue)
 
 
@@ -57,14 +57,14 @@ def _operands(text: str) -> tuple[str, ...]:
     return tuple(name for name in OPERANDS if name in read)
 
 
-def operand_bytes(problem: Prepared) -> int:
-    """Bytes of all that the prologue reads besides x."""
+def operand_bytes(problem: HasPrologue) -> int:
+    """Return the bytes of the operands that the prologue reads."""
     gate = problem.batch * ELEMENT_BYTES[problem.dtype]
     return problem.channels * sum(gate if name == "gate" else 4 for name in operands(problem))
 
 
-def constants(problem: Prepared) -> dict[str, Constant]:
-    """What `kernels/common/prologue.cuh` leaves open; nothing if there is no prologue."""
+def constants(problem: HasPrologue) -> dict[str, Constant]:
+    """Return the parameters of kernels/common/prologue.cuh; empty without a prologue."""
     if not problem.prologue:
         return {}
     lines, (result,) = Expression.parse(problem.prologue).statements(
@@ -79,12 +79,12 @@ def constants(problem: Prepared) -> dict[str, Constant]:
 
 
 def tensors() -> tuple[Argument, ...]:
-    """gain, shift, gate: arguments of kernels with kernels/common/prologue.cuh, null where a problem has none."""
+    """Return the arguments gain, shift and gate, null where a problem has none."""
     return tuple(Buffer(name, optional=True) for name in OPERANDS)
 
 
-def random_operands(problem: Prepared, generator: torch.Generator) -> dict[str, torch.Tensor]:
-    """Normal deviates for what the prologue reads besides x."""
+def random_operands(problem: HasPrologue, generator: torch.Generator) -> dict[str, torch.Tensor]:
+    """Return normal deviates for the prologue's operands."""
     drawn = {}
     for name in operands(problem):
         size = (problem.batch, problem.channels) if name == "gate" else (problem.channels,)
@@ -94,7 +94,7 @@ def random_operands(problem: Prepared, generator: torch.Generator) -> dict[str, 
 
 
 def apply(text: str, inputs: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
-    """The inputs with x as the products have it, by PyTorch: computed in fp32 or more, and stored in x's type."""
+    """Apply a prologue with PyTorch: replace x by its result, computed in at least fp32 and stored in x's dtype."""
     if not text:
         return inputs
     x = inputs["x"]

@@ -1,4 +1,4 @@
-"""Rows of channels that stay in registers: a cluster of blocks for each slice of channels, which share the rows."""
+"""Channel rows held in registers: one cluster per slice of channels, whose CTAs share the rows."""
 
 from __future__ import annotations
 
@@ -12,42 +12,37 @@ from escalade.ops.base.rung import Config
 from escalade.ops.shared.channels import Channelwise, channels_innermost
 
 _STEPS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24)
-"""Rows of a thread that kernels are made for."""
+"""Rows per thread that kernels are compiled for."""
 _COLUMNS = (4, 8, 2)
-"""Packs of channels of a slice: two sectors of memory, a cache line, or one sector."""
-_START_US = 1.3
-"""Microseconds from a launch to its first loads' arrival, besides its own."""
+"""Packs of channels per slice: two sectors, a cache line, or one sector."""
+_START_US = 1.3  # from the launch to the first loads' arrival, besides the launch itself
 EXCHANGE_US = 0.7
-"""Microseconds in which the blocks of a cluster add up: shuffles, shared memory, and a barrier of the cluster."""
-
-
-_RATE = 14.0
-"""Bytes that a multiprocessor moves in a clock while it waits for all of them: as measured on tensors of 3 to 6 MB."""
+"""Microseconds of one reduction over a cluster: shuffles, shared memory, and a cluster barrier."""
+_RATE = 14.0  # bytes per clock and SM while all loads are waited for; measured on 3 to 6 MB tensors
 _SECTOR = 32
-_NARROW = 1.3
-"""How much longer it takes where a row has one sector of memory in a slice."""
+_NARROW = 1.3  # slowdown where a slice is one sector wide
 
 
 @dataclass(frozen=True)
 class ResidentConfig(Config):
     threads: int
     columns: int
-    """Packs of channels side by side."""
+    """Packs of channels per slice."""
     blocks: int
-    """Blocks of a cluster."""
+    """CTAs per cluster."""
     steps: int
-    """Rows of a thread, at most."""
+    """Most rows per thread."""
 
 
 def slices(problem: Channelwise, config: ResidentConfig) -> int:
-    """Clusters of the launch."""
+    """Return the clusters of the launch."""
     return problem.channels // (widest_vector(problem.dtype, problem.channels) * config.columns)
 
 
 def offered(problem: Channelwise, rows: int, card: Card, most: Mapping[int, int]) -> Iterable[ResidentConfig]:
-    """Every width of a slice that has a cluster on the card at once, with the most blocks that are of use.
+    """Yield every slice width whose clusters all run at once, with the largest useful cluster.
 
-    `most` has for each number of threads the rows of a thread that there are registers for.
+    `most` maps the number of threads to the rows per thread that fit the registers.
     """
     packs = problem.channels // widest_vector(problem.dtype, problem.channels)
     for threads, most_steps in most.items():
@@ -58,7 +53,7 @@ def offered(problem: Channelwise, rows: int, card: Card, most: Mapping[int, int]
             fitting = (
                 blocks
                 for blocks in range(len(card.clusters), 0, -1)
-                if packs // columns <= card.clusters_at_once(blocks)
+                if packs // columns <= card.max_active_clusters(blocks)
                 and (blocks == 1 or rows > (blocks - 1) * height)
             )
             blocks = next(fitting, 0)
@@ -70,21 +65,20 @@ def offered(problem: Channelwise, rows: int, card: Card, most: Mapping[int, int]
 
 
 def refusal(name: str, problem: Channelwise, rows: int, card: Card, most: Mapping[int, int]) -> str | None:
-    """Why no cluster keeps the rows of a slice, if it is so."""
+    """Return why no cluster can hold the rows of a slice; None if one can."""
     if not channels_innermost(problem):
-        return f"{name} keeps rows of channels; in layout {problem.layout} these are planes"
+        return f"{name} holds rows of channels, and needs layout nhwc, not {problem.layout}"
     if widest_vector(problem.dtype, problem.channels, rows * problem.channels) < 4:
-        return f"{name} takes channels by four and more, and {problem.channels} are no multiple of that"
+        return f"{name} needs a multiple of 4 channels, not {problem.channels}"
     if next(iter(offered(problem, rows, card, most)), None) is None:
-        return (
-            f"{rows} rows of {problem.channels} channels are more than the registers of clusters keep at once"
-        )
+        return f"{rows} rows of {problem.channels} channels exceed the registers of all clusters"
+    return None
     return None
 
 
 def estimate(problem: Channelwise, config: ResidentConfig, card: Card, moved: int, exchanges: int) -> float:
-    """The bytes at the rate of the card, or of the multiprocessors that have any, and what is waited for."""
+    """Return the time to move the bytes, by DRAM or by the SMs in use, plus latencies."""
     narrow = _NARROW if config.columns * VECTOR_BYTES < 2 * _SECTOR else 1.0
     alone = narrow * moved / (slices(problem, config) * config.blocks) / _RATE / card.rates.clock
     waiting = card.rates.launch_us + _START_US + exchanges * EXCHANGE_US
-    return waiting + max(alone, card.passing(moved))
+    return waiting + max(alone, card.transfer_us(moved))

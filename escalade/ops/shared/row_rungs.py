@@ -1,4 +1,4 @@
-"""Rungs over the rows of a matrix: what softmax and top_k launch alike."""
+"""Rungs over the rows of a matrix, shared by softmax and top_k."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from escalade.ops.base.problem import Problem
 from escalade.ops.base.rung import Rung, ThreadsConfig
 
 
-class Rows(Problem, Protocol):
+class RowProblem(Problem, Protocol):
     """`batch` rows of `classes` elements."""
 
     @property
     def classes(self) -> int: ...
 
 
-R = TypeVar("R", bound=Rows)
+R = TypeVar("R", bound=RowProblem)
 
 
-def launch(problem: Rows, program: Program, grid: int, threads: int) -> Recipe:
+def launch(problem: RowProblem, program: Program, grid: int, threads: int) -> Recipe:
     arguments = (Buffer("x"), Buffer("y"), problem.batch, problem.classes)
     return Recipe((KernelCall(program, (grid, 1, 1), (threads, 1, 1), arguments, overlap=True),))
 
 
 @dataclass(frozen=True)
 class PerRow(Rung[R, ThreadsConfig]):
-    """The rungs that give each row to one thread or to one warp."""
+    """A rung with one thread or one warp per row."""
 
     operation: ClassVar[str]
     row_threads: int
@@ -38,7 +38,7 @@ class PerRow(Rung[R, ThreadsConfig]):
 
     @abstractmethod
     def constants(self, problem: R) -> dict[str, Constant]:
-        """The constants of the kernel `operation`/`name`.cu."""
+        """Return the parameters of `operation`/`name`.cu."""
 
     def supports(self, problem: R) -> str | None:
         return None

@@ -1,4 +1,4 @@
-"""Windows side by side in NCHW, up to 16 bytes of a row a thread: how the gradients of poolings lie over threads."""
+"""Non-overlapping windows in NCHW, up to 16 bytes of a row per thread, for gradients of pooling."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from escalade.ops.shared import pooling
 from escalade.ops.shared.windowed import WindowedImages, constants
 
 MOST_ROWS = 8
-"""Rows of a window: the code has no loop over them."""
+"""Most rows per window, since the kernel unrolls them."""
 
 
 def refusal(rung: str, p: WindowedImages) -> str | None:
-    """Why such a rung does not take a problem, if it does not."""
+    """Return why such a rung does not support a problem; None if it does."""
     vector = widest_vector(p.dtype, p.width)
     if p.layout != "nchw":
-        return f"{rung} takes layout nchw, not {p.layout}"
+        return f"{rung} supports layout nchw, not {p.layout}"
     overlap = any(kernel > stride for kernel, stride in zip(p.kernel, p.stride, strict=True))
     if p.padding != (0, 0) or p.ceil_mode or overlap:
-        return f"{rung} takes windows side by side, that lie inside the image"
+        return f"{rung} needs windows that do not overlap and lie inside the image"
     if p.dilations != (1, 1) or p.stride[0] > MOST_ROWS:
-        return f"{rung} takes windows without gaps, and strides of up to {MOST_ROWS} rows"
+        return f"{rung} needs windows without dilation, and strides of up to {MOST_ROWS} rows"
     if vector % p.stride[1]:
-        return f"{rung} takes {vector} columns at a time of rows of {p.width}, which a stride of {p.stride[1]} divides"
+        return f"{rung} reads {vector} columns of a row of {p.width} at once; the stride {p.stride[1]} must divide them"
     if _threads(p) >= 2**31:
-        return f"{rung} counts threads in 32 bits; there are too many for {p.name}"
+        return f"{rung} counts threads in 32 bits; {p.name} needs more"
     return unsupported_pitch(rung, p)
 
 
 def recipe(
     source: str, p: WindowedImages, more: dict[str, Constant], buffers: tuple[Argument, ...], threads: int
 ) -> Recipe:
-    """The launch of a source over rows of windows, the rows below the last of them included."""
+    """Launch a source over rows of windows, including the pixel rows below the last window."""
     entry = source.removesuffix(".cu").replace("/", "_")
     call = KernelCall(
         Program.of(source, entry, constants(p) | more | {"VECTOR": widest_vector(p.dtype, p.width)}),

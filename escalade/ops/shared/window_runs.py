@@ -1,4 +1,4 @@
-"""The rungs that poolings over windows share: a thread takes a run of outputs, and reads packs of 16 bytes."""
+"""Pooling rungs where a thread computes a run of outputs from 16-byte packs."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from escalade.ops.shared import pooling
 from escalade.ops.shared.windowed import WindowedImages
 
 BUSY_THREADS = 4 * 2048
-"""Threads a multiprocessor that fill it four times."""
+"""Threads per SM that fill it four times."""
 MOST_LOADS = 81
-"""Loads of a window at most: the code has no loop over them."""
+"""Most loads per window, since the kernel unrolls them."""
 
 
 @dataclass(frozen=True)
 class RunConfig(Config):
     rows: int
     columns: int
-    """Outputs that a thread takes."""
+    """Outputs per thread."""
     threads: int = 128
 
 
@@ -36,44 +36,46 @@ W = TypeVar("W", bound=WindowedImages)
 
 @dataclass(frozen=True)
 class WindowRuns(Rung[W, RunConfig]):
-    """A run of outputs a thread, whose overlapping windows are read once."""
+    """A run of outputs per thread, whose overlapping windows are read once."""
 
     source: ClassVar[str]
     layout: ClassVar[str]
     most_columns: ClassVar[int]
-    """Columns of windows at most that a thread holds at once."""
-    apart: ClassVar[tuple[str, ...]] = ()
-    """The tensors whose pixels may lie apart."""
+    """Most window columns that a thread holds at once."""
+    pitched: ClassVar[tuple[str, ...]] = ()
+    """Tensors that may have a pixel pitch."""
 
     def supports(self, problem: W) -> str | None:
         if problem.layout != self.layout:
-            return f"{self.name} takes layout {self.layout}, not {problem.layout}"
+            return f"{self.name} supports layout {self.layout}, not {problem.layout}"
         if problem.dilations != (1, 1):
-            return f"{self.name} takes windows without gaps, not dilation {spell_pair(problem.dilations)}"
+            return f"{self.name} needs windows without dilation, not {spell_pair(problem.dilations)}"
         if not self.configs(problem):
-            return f"{self.name} takes windows of up to {self.most_columns} columns and {MOST_LOADS} pixels in all"
+            return (
+                f"{self.name} supports windows of up to {self.most_columns} columns and {MOST_LOADS} pixels"
+            )
         if self.threads_for(problem, RunConfig(1, 1)) >= 2**31:
-            return f"{self.name} counts threads in 32 bits; there are too many for {problem.name}"
-        return unsupported_pitch(self.name, problem, self.apart)
+            return f"{self.name} counts threads in 32 bits; {problem.name} needs more"
+        return unsupported_pitch(self.name, problem, self.pitched)
 
     @abstractmethod
     def threads_for(self, problem: W, run: RunConfig) -> int:
-        """The threads that it takes for all outputs."""
+        """Return the threads that cover all outputs."""
 
     @abstractmethod
     def packs(self, problem: W, run: RunConfig) -> dict[str, Constant]:
-        """How wide its source loads, and stores if that is not as wide."""
+        """Return how wide the kernel loads, and stores if that differs."""
 
     @abstractmethod
     def constants(self, problem: W) -> dict[str, Constant]:
-        """What its source leaves open besides the run."""
+        """Return the kernel's parameters other than the run."""
 
     def operands(self) -> tuple[Argument, ...]:
-        """What its source takes besides x and y."""
+        """Return the kernel's arguments between y and the shape."""
         return ()
 
     def is_busy(self, problem: W, run: RunConfig) -> bool:
-        """Whether such runs leave no multiprocessor without work."""
+        """Return True if such runs keep every SM busy."""
         return self.threads_for(problem, run) >= BUSY_THREADS * self.card.multiprocessors
 
     def recipe(self, problem: W, config: RunConfig) -> Recipe:
@@ -94,14 +96,14 @@ RUNS = tuple(RunConfig(rows, columns) for rows, columns in ((2, 2), (1, 1), (1, 
 
 @dataclass(frozen=True)
 class ChannelPacks(WindowRuns[W]):
-    """16 bytes of channels a thread, in NHWC."""
+    """16 bytes of channels per thread, in NHWC."""
 
     layout = "nhwc"
-    most_columns = 11  # four registers each: what fits beside the results
-    apart = ("x", "y")
+    most_columns = 11  # four registers each: what fits next to the results
+    pitched = ("x", "y")
 
     def configs(self, problem: W) -> tuple[RunConfig, ...]:
-        """A square of outputs where that leaves the card busy, else one."""
+        """Default to 2x2 outputs if that keeps the card busy, else one."""
         fitting = [run for run in RUNS if self._fits(problem, run)]
         default = RUNS[0] if self.is_busy(problem, RUNS[0]) else RUNS[1]
         return tuple(sorted(fitting, key=lambda run: run != default))
@@ -123,13 +125,13 @@ class ChannelPacks(WindowRuns[W]):
 
 @dataclass(frozen=True)
 class RowPacks(WindowRuns[W]):
-    """16 bytes of a row of x, in NCHW; runs are whole packs of x apart."""
+    """16 bytes of a row of x, in NCHW; runs start at multiples of a pack of x."""
 
     layout = "nchw"
     most_columns = 48
 
     def configs(self, problem: W) -> tuple[RunConfig, ...]:
-        """Two rows of outputs where that leaves the card busy and windows overlap, else one."""
+        """Default to two rows of outputs if windows overlap and that keeps the card busy, else one."""
         p = problem
         vector = widest_vector(p.dtype, p.width)
         least = vector // gcd(vector, p.stride[1])

@@ -1,4 +1,4 @@
-"""What poolings over windows of one size share: the problem, its name, and the constants of its kernels."""
+"""Pooling over windows of one size: the problem, its name, and the parameters of its kernels."""
 
 from __future__ import annotations
 
@@ -21,20 +21,19 @@ from escalade.ops.shared.images import (
     Images,
     check_images,
     check_problem,
-    empty_beside,
+    empty_images_like,
     require_32_bits,
 )
 
 WINDOWS = "{channels}_{height,width}_k{kernel}s{stride}[p{padding}]"
-"""Channels, sizes and windows in the name pattern of a problem."""
+"""Channels, sizes and windows in a problem's name pattern."""
 
 
 @dataclass(frozen=True)
 class WindowedImages(Images, Named, ABC):
-    """The fields with which a problem begins that looks at windows of `kernel` pixels at (oh, ow) * stride - padding.
+    """First fields of a problem over windows of `kernel` pixels at (oh, ow) * stride - padding.
 
-    With `ceil_mode` a last window that reaches past the padded image counts too, if it begins inside the image or its
-    padding on the left and above.
+    As in PyTorch, `ceil_mode` adds a last partial window if it starts inside the image or its left or top padding.
     """
 
     kernel: tuple[int, int]
@@ -45,7 +44,7 @@ class WindowedImages(Images, Named, ABC):
     layout: str = "nchw"
     x_pitch: int = 0
     y_pitch: int = 0
-    """Elements from pixel to pixel in NHWC, of parts of larger buffers; 0: dense."""
+    """Elements from pixel to pixel in NHWC if the buffer is a slice of a larger one; 0 if dense."""
 
     @property
     @abstractmethod
@@ -53,12 +52,11 @@ class WindowedImages(Images, Named, ABC):
 
     @property
     def dilations(self) -> tuple[int, int]:
-        """Pixels from one of a window to its next."""
         return (1, 1)
 
     @property
     def spans(self) -> tuple[int, int]:
-        """The pixels from the first to the last of a window."""
+        """Extent of a window including dilation."""
         (rows, columns), (down, along) = self.kernel, self.dilations
         return (rows - 1) * down + 1, (columns - 1) * along + 1
 
@@ -76,7 +74,7 @@ class WindowedImages(Images, Named, ABC):
 
     @property
     def flops(self) -> int:
-        """Comparisons of the maxima, or additions of the means."""
+        """Comparisons (max) or additions (mean)."""
         return self.output_elements * self.kernel[0] * self.kernel[1]
 
     @property
@@ -91,19 +89,19 @@ class WindowedImages(Images, Named, ABC):
         return (read + self.output_elements) * ELEMENT_BYTES[self.dtype]
 
 
-def sharing(p: WindowedImages) -> int:
-    """Windows that see one pixel, at most."""
+def windows_per_pixel(p: WindowedImages) -> int:
+    """Return the most windows that contain one pixel."""
     down, along = (ceil_div(kernel, stride) for kernel, stride in zip(p.kernel, p.stride, strict=True))
     return down * along if p.dilations == (1, 1) else p.kernel[0] * p.kernel[1]
 
 
 def output_size(size: int, span: int, stride: int, padding: int, ceil_mode: bool) -> int:
-    """The size of the result, of integers, or of the symbols that stand for them while a program is traced."""
+    """Return the output size; works on integers and on symbolic sizes."""
     reach = size + 2 * padding - span
     if not ceil_mode:
         return reach // stride + 1
     windows = (reach + stride - 1) // stride + 1
-    # The last window has to begin inside the image or the padding before it.
+    # As in PyTorch, the last window must start inside the image or its left padding.
     return windows - 1 if (windows - 1) * stride >= size + padding else windows
 
 
@@ -115,40 +113,40 @@ def empty_pooled(
     padding: Sequence[int],
     ceil_mode: bool,
 ) -> torch.Tensor:
-    """Room for the result of windows over images: what tracing is told of an operator."""
+    """Return an empty pooling result, for fakes."""
     check_images(operation, x)
     if min(*kernel, *stride) < 1:
         raise UnsupportedError(f"kernel {list(kernel)} and stride {list(stride)} must be at least 1")
     size = [output_size(x.shape[2 + d], kernel[d], stride[d], padding[d], ceil_mode) for d in (0, 1)]
-    return empty_beside(x, (x.shape[0], x.shape[1], *size))
+    return empty_images_like(x, (x.shape[0], x.shape[1], *size))
 
 
 def check_windows(operation: str, p: WindowedImages) -> None:
-    """Checks what every problem over windows must be."""
+    """Check the fields that all window problems share."""
     check_problem(operation, p)
     require_at_least(0, {"padding": min(p.padding)})
     require_at_least(1, {"kernel": min(p.kernel), "stride": min(p.stride), "dilation": min(p.dilations)})
     if any(2 * padding > kernel for padding, kernel in zip(p.padding, p.kernel, strict=True)):
         raise UnsupportedError(
-            f"padding of {spell_pair(p.padding)} for a kernel of {spell_pair(p.kernel)}: it must be at most half, "
-            "or a window would lie in the padding alone"
+            f"padding {spell_pair(p.padding)} with kernel {spell_pair(p.kernel)}: it must be at most half of the "
+            "kernel, or a window would contain only padding"
         )
     if max(*p.spans, *p.stride) >= 2**24:
         raise UnsupportedError(
-            f"kernel {spell_pair(p.spans)}, stride {spell_pair(p.stride)}: {operation} takes less than 2^24"
+            f"kernel {spell_pair(p.spans)}, stride {spell_pair(p.stride)}: {operation} supports less than 2^24"
         )
     if p.output_height < 1 or p.output_width < 1:
         raise UnsupportedError(
-            f"the kernel has {p.spans[0]}x{p.spans[1]} pixels, but the image with its padding only "
+            f"the kernel has {p.spans[0]}x{p.spans[1]} pixels, but the padded image only "
             f"{p.height + 2 * p.padding[0]}x{p.width + 2 * p.padding[1]}"
         )
     check_pitches(p, x=p.channels, y=p.channels)
-    apart = max(p.channels, p.x_pitch, p.y_pitch)
-    require_32_bits(operation, apart * max(p.pixels, p.output_height * p.output_width))
+    pitch = max(p.channels, p.x_pitch, p.y_pitch)
+    require_32_bits(operation, pitch * max(p.pixels, p.output_height * p.output_width))
 
 
 def constants(problem: WindowedImages) -> dict[str, Constant]:
-    """The windows as kernels for one size of them take them."""
+    """Return the parameters of kernels compiled for one window size."""
     p = problem
     return {
         **pooling.constants(p),

@@ -9,9 +9,9 @@ import torch
 from escalade.device.strides import aligned
 from escalade.errors import UnsupportedError
 from escalade.ops.base.dtypes import dtype_of
-from escalade.ops.calling.executables import ready
+from escalade.ops.calling.executables import prepare_rung
 from escalade.ops.calling.library import define, require_rung
-from escalade.ops.shared.images import check_images, laid_out
+from escalade.ops.shared.images import check_images, pack_aligned
 from escalade.ops.squeeze_excite.operation import SQUEEZE_EXCITE
 from escalade.ops.squeeze_excite.problem import SqueezeExciteProblem
 from escalade.ops.squeeze_excite.reference import empty_output, gates
@@ -85,7 +85,7 @@ def _run(
         return y
     constants = {"weight": weight, "bias": bias, "gate_weight": gate_weight, "gate_bias": gate_bias}
     given = {name: None if t is None else aligned(t.contiguous()) for name, t in constants.items()}
-    ready(SQUEEZE_EXCITE, problem, x.device, rung).run({"x": laid_out(x, "nhwc"), **given, "y": y})
+    prepare_rung(SQUEEZE_EXCITE, problem, x.device, rung).run({"x": pack_aligned(x, "nhwc"), **given, "y": y})
     return y
 
 

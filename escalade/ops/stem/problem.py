@@ -61,7 +61,7 @@ class StemProblem(FilteredImages, Named):
 
     def __post_init__(self) -> None:
         _check(self)
-        activation.settle(self)
+        activation.normalize(self)
 
     @property
     def conv_height(self) -> int:

@@ -50,9 +50,9 @@ def test_names_are_stable() -> None:
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"padding": (2, 2)}, "padding of 2 for a kernel of 3: it must be at most half"),
+        ({"padding": (2, 2)}, "padding 2 with kernel 3: it must be at most half"),
         ({"kernel": (13, 3)}, "the kernel has 13x3 pixels.*only 11x11"),
-        ({"stride": (2**24, 1)}, "avg_pool2d takes less than 2\\^24"),
+        ({"stride": (2**24, 1)}, "avg_pool2d supports less than 2\\^24"),
         ({"divisor": -1}, "divisor of -1"),
     ],
 )
@@ -76,7 +76,7 @@ def test_the_operator_is_pytorchs_and_has_its_gradient() -> None:
     (gradient,) = torch.autograd.grad(ours.square().sum(), x)
     (expected,) = torch.autograd.grad(theirs.square().sum(), x)
     torch.testing.assert_close(gradient, expected)
-    with pytest.raises(UnsupportedError, match="divisor_override of 0"):
+    with pytest.raises(UnsupportedError, match="divisor_override is 0"):
         avg_pool2d(x, 3, divisor_override=0)
 
 

@@ -29,8 +29,8 @@ def test_pixels_that_lie_apart_are_refused() -> None:
         (torch.ones(8, 5, 5), {}, "3 dimensions"),
         (torch.ones(2, 8, 5, 5).double(), {}, "float32, float16 and bfloat16"),
         (torch.ones(2, 8, 5, 4), {}, r"gradient has shape \(2, 8, 5, 4\); it must be \(2, 8, 5, 5\)"),
-        (torch.ones(2, 8, 5, 5), {"divisor_override": 0}, "takes at least 1"),
-        (torch.ones(2, 8, 5, 5), {"rung": "vectorised"}, "takes layout nhwc, not nchw"),
+        (torch.ones(2, 8, 5, 5), {"divisor_override": 0}, "needs at least 1"),
+        (torch.ones(2, 8, 5, 5), {"rung": "vectorised"}, "supports layout nhwc, not nchw"),
     ],
 )
 def test_what_it_refuses(gradient: torch.Tensor, change: dict[str, Any], sentence: str) -> None:

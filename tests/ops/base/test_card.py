@@ -17,8 +17,8 @@ from escalade.device.recipe import KernelCall, Recipe
 from escalade.errors import UnsupportedError
 from escalade.ops import OPERATIONS, Operation, Rung
 from escalade.ops.base import card as cards_known
-from escalade.ops.base.card import H200, SHARED_BYTES, TWIN, Card, derived
-from escalade.ops.base.cards import A40, A100, B200, H100_PCIE, RTX_4090, RTX_5090, typical
+from escalade.ops.base.card import H200, SHARED_BYTES, TWIN, Card, derive_card
+from escalade.ops.base.cards import A40, A100, B200, H100_PCIE, RTX_4090, RTX_5090, typical_card
 from escalade.ops.choose.choice import choose, estimated
 from tests.support import check
 
@@ -40,7 +40,7 @@ def launches(recipe: Recipe) -> list[KernelCall]:
 
 
 def test_an_h200_derived_from_what_its_driver_reports_is_the_measured_one() -> None:
-    made = derived(REPORTED)
+    made = derive_card(REPORTED)
     assert not made.rates.measured and H200.rates.measured
     assert replace(made, rates=H200.rates) == H200
     assert made.rates.l2_holds == pytest.approx(H200.rates.l2_holds, rel=0.3)
@@ -48,10 +48,10 @@ def test_an_h200_derived_from_what_its_driver_reports_is_the_measured_one() -> N
 
 
 def test_rates_follow_clocks_multiprocessors_and_memory() -> None:
-    half = derived(replace(REPORTED, multiprocessors=66))
+    half = derive_card(replace(REPORTED, multiprocessors=66))
     assert half.speed == 0.5 and half.rates.fp32 == H200.rates.fp32 / 2 and half.rates.l2 == H200.rates.l2 / 2
     assert half.rates.clock == H200.rates.clock and half.memory_speed == 1.0
-    slow = derived(replace(REPORTED, clock_mhz=990.0, memory_bytes_per_us=4.917e6 / 4))
+    slow = derive_card(replace(REPORTED, clock_mhz=990.0, memory_bytes_per_us=4.917e6 / 4))
     assert slow.speed == 0.5 and slow.rates.clock == H200.rates.clock / 2 and slow.memory_speed == 0.25
     assert A100.rates.fp32 / A100.speed == pytest.approx(H200.rates.fp32 / 2), (
         "64 lanes a multiprocessor, not 128"
@@ -60,8 +60,8 @@ def test_rates_follow_clocks_multiprocessors_and_memory() -> None:
 
 def test_clusters_scale_where_there_are_any() -> None:
     assert H100_PCIE.clusters == (114, 57, 34, 24, 19, 13, 12, 12)
-    assert H100_PCIE.clusters_at_once(2) == 57 and H100_PCIE.clusters_at_once(9) == 0
-    assert A100.clusters == (108,) and A100.clusters_at_once(2) == 0
+    assert H100_PCIE.max_active_clusters(2) == 57 and H100_PCIE.max_active_clusters(9) == 0
+    assert A100.clusters == (108,) and A100.max_active_clusters(2) == 0
 
 
 def test_few_copy_faster_than_all() -> None:
@@ -108,11 +108,11 @@ def test_only_a_gpu_has_properties() -> None:
 
 def test_every_architecture_has_a_card() -> None:
     for architecture in ALL_ARCHITECTURES:
-        card = typical(architecture)
+        card = typical_card(architecture)
         assert card.architecture == architecture and card.shared_bytes == SHARED_BYTES[architecture]
-    assert typical(None) is TWIN and typical("sm_90a") is H200
+    assert typical_card(None) is TWIN and typical_card("sm_90a") is H200
     with pytest.raises(UnsupportedError, match="sm_80, sm_86"):
-        typical("sm_75")
+        typical_card("sm_75")
 
 
 # --- choices
@@ -142,7 +142,7 @@ def test_a_choice_fits_its_card(operation: Operation[Any], card: Card) -> None:
         assert choice.rung.card is card and card.architecture in choice.rung.architectures
         for call in launches(choice.rung.recipe(choice.problem, choice.config)):
             assert call.shared_bytes <= card.shared_bytes, (problem.name, choice)
-            assert card.clusters_at_once(math.prod(call.cluster)) > 0, (problem.name, choice)
+            assert card.max_active_clusters(math.prod(call.cluster)) > 0, (problem.name, choice)
     allowed = {one for rung in operation.ladder for one in rung.architectures}
     assert chosen or card.architecture not in allowed
 

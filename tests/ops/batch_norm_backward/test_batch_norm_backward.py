@@ -28,7 +28,7 @@ def test_every_order_gives_the_same_bits_and_x_may_be_written_over(layout: str, 
     for order, over in ((0, None), (seed, "x"), (seed + 1, "gradient")):
         given = {name: tensor.clone() for name, tensor in inputs.items()}
         y = given[over] if over else OPERATION.output(problem, CPU)
-        outputs = {"y": y, **OPERATION.further_outputs(problem, CPU)}
+        outputs = {"y": y, **OPERATION.extra_outputs(problem, CPU)}
         bind(recipe, {**given, **outputs}, options=TwinOptions(order=Order(seed=order)))()
         results.append(outputs)
     for name, first in results[0].items():
@@ -83,11 +83,11 @@ def given(**changed: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"x": torch.ones(3, 8)}, "x has 2 dimensions; batch_norm_backward takes 4"),
+        ({"x": torch.ones(3, 8)}, "x has 2 dimensions; batch_norm_backward needs 4"),
         ({"gradient": torch.ones(2, 8, 3, 4)}, "gradient has shape .* it must be x's"),
-        ({"output": torch.ones(2, 8, 3, 3).half()}, "output torch.float16"),
+        ({"output": torch.ones(2, 8, 3, 3).half()}, "output is torch.float16"),
         ({"mean": torch.ones(7)}, r"mean has shape \(7,\); for 8 channels it must be \(8,\)"),
-        ({"rstd": torch.ones(8).double()}, "rstd is torch.float64; batch_norm_backward takes float32"),
+        ({"rstd": torch.ones(8).double()}, "rstd is torch.float64; batch_norm_backward supports float32"),
         ({"residual": True}, "residual's gradient without the output"),
         ({"rung": "nonsense"}, "no rung 'nonsense'"),
     ],
@@ -100,11 +100,11 @@ def test_what_it_refuses(change: dict[str, Any], sentence: str) -> None:
 def test_problems_have_names_and_limits() -> None:
     for problem in OPERATION.small_problems:
         assert OPERATION.parse(problem.name) == problem
-    with pytest.raises(UnsupportedError, match="names no gradients of batch normalization"):
+    with pytest.raises(UnsupportedError, match="does not name a gradients of batch normalization"):
         OPERATION.parse("64_56_b32_relu")
     with pytest.raises(UnsupportedError, match="residual's gradient with the mask 'x'"):
         BatchNormBackwardProblem(2, 8, 3, 3, "x", residual=True)
-    with pytest.raises(UnsupportedError, match="mask 'y': batch_norm_backward takes none, x, output"):
+    with pytest.raises(UnsupportedError, match="mask 'y': batch_norm_backward supports none, x, output"):
         BatchNormBackwardProblem(2, 8, 3, 3, "y")
     small = BatchNormBackwardProblem(2, 8, 3, 2, dtype="fp16")
     assert "`split` takes any" in (OPERATION.ladder.rung("vectorised").supports(small) or "")

@@ -36,11 +36,11 @@ def test_running_statistics_and_the_residual_may_be_written_over(seed: int) -> N
     inputs = OPERATION.inputs(problem, CPU, seed)
     expected = {
         "y": OPERATION.reference(problem, inputs),
-        **OPERATION.further_references(problem, inputs),
+        **OPERATION.extra_references(problem, inputs),
     }
     rung = OPERATION.ladder.rung("vectorised")
     outputs = {
-        **OPERATION.further_outputs(problem, CPU), "y": inputs["residual"], "moved_mean": inputs["running_mean"],
+        **OPERATION.extra_outputs(problem, CPU), "y": inputs["residual"], "moved_mean": inputs["running_mean"],
         "moved_variance": inputs["running_variance"],
     }  # fmt: skip
     bind(rung.recipe(problem, rung.configs(problem)[0]), {**inputs, **outputs})()
@@ -68,7 +68,7 @@ def test_autocast_networks_have_half_images_and_single_parameters(seed: int) -> 
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"x": torch.ones(3, 8)}, "x has 2 dimensions; batch_norm_training takes 4"),
+        ({"x": torch.ones(3, 8)}, "x has 2 dimensions; batch_norm_training needs 4"),
         ({"running_mean": torch.ones(8)}, "running_mean without running_var"),
         ({"x": torch.ones(1, 8, 1, 1)}, "more than one value a channel"),
         ({"residual": torch.ones(2, 8, 3, 4)}, "residual has shape .* it must be x's"),
@@ -88,7 +88,7 @@ def test_what_it_refuses(change: dict[str, Any], sentence: str) -> None:
 def test_problems_have_names() -> None:
     for problem in (*OPERATION.small_problems, *OPERATIONS["batch_statistics"].small_problems):
         assert type(problem).parse(problem.name) == problem
-    with pytest.raises(UnsupportedError, match="names no batch normalization in training"):
+    with pytest.raises(UnsupportedError, match="does not name a batch normalization in training"):
         OPERATION.parse("64_56")
     small = BatchNormTrainingProblem(2, 8, 3, 2, dtype="fp16")
     assert "`one_pass` takes any" in (OPERATION.ladder.rung("vectorised").supports(small) or "")

@@ -114,15 +114,15 @@ def test_tensors_of_any_strides(seed: int) -> None:
 
 
 def test_what_it_refuses() -> None:
-    with pytest.raises(UnsupportedError, match="x has 3 dimensions; batch_statistics takes 4"):
+    with pytest.raises(UnsupportedError, match="x has 3 dimensions; batch_statistics needs 4"):
         batch_statistics(torch.ones(2, 3, 4))
-    with pytest.raises(UnsupportedError, match="batch_statistics takes float32, float16 and bfloat16"):
+    with pytest.raises(UnsupportedError, match="batch_statistics supports float32, float16 and bfloat16"):
         batch_statistics(torch.ones(2, 3, 4, 4).int())
-    with pytest.raises(UnsupportedError, match="batch of 0"):
+    with pytest.raises(UnsupportedError, match="batch is 0"):
         batch_statistics(torch.ones(0, 3, 4, 4))
     with pytest.raises(UnsupportedError, match="no rung 'nonsense'"):
         batch_statistics(torch.ones(1, 3, 4, 4), rung="nonsense")
-    with pytest.raises(UnsupportedError, match="names no statistics"):
+    with pytest.raises(UnsupportedError, match="does not name a statistics"):
         BatchStatisticsProblem.parse("64_56_b32_relu")
 
 

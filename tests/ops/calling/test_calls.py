@@ -24,7 +24,7 @@ from escalade.device.torch_private import FAST_PATHS, FastPaths, lookup
 from escalade.errors import UnsupportedError
 from escalade.ops.calling import call, casting, executables, operator
 from escalade.ops.calling.casting import cast_parameter
-from escalade.ops.calling.executables import Ready, per_thread, ready
+from escalade.ops.calling.executables import PreparedRung, per_thread, prepare_rung
 from escalade.ops.conv2d.op import OPERATOR
 from escalade.ops.relu import OPERATOR as RELU
 from tests.bench.fake import Scale, ScaleProblem, rung
@@ -158,20 +158,20 @@ def test_counters_are_kept_for_a_stream_but_not_for_a_graph(monkeypatch: pytest.
     stream, capturing = 7, False
     monkeypatch.setattr(FAST_PATHS, "current_stream", lambda _: stream)
     monkeypatch.setattr(FAST_PATHS, "is_capturing", lambda: capturing)
-    ready = Ready(None, Executable(Recipe(()), torch.device("cpu")))
+    prepared = PreparedRung(None, Executable(Recipe(()), torch.device("cpu")))
     counters = Workspace("counters", 64, zeroed=True)
-    first = ready.zeroed(counters)
-    assert not first.any() and ready.zeroed(counters) is first
+    first = prepared.zeroed(counters)
+    assert not first.any() and prepared.zeroed(counters) is first
     capturing = True
-    assert ready.zeroed(counters) is not first
+    assert prepared.zeroed(counters) is not first
     stream, capturing = 8, False
-    assert ready.zeroed(counters) is not first
-    assert ready.zeroed(large := Workspace("large", 2**21, zeroed=True)) is not ready.zeroed(large)
+    assert prepared.zeroed(counters) is not first
+    assert prepared.zeroed(large := Workspace("large", 2**21, zeroed=True)) is not prepared.zeroed(large)
 
 
 def test_workspaces_of_a_call_do_not_overlap() -> None:
     rooms = [Workspace(str(size), size) for size in (300, 0, 1, 256, 70)]
-    places, end = call._one_behind_another(rooms)
+    places, end = call._offsets(rooms)
     assert list(places.values()) == [0, 512, 512, 768, 1024] and end == 1280
 
 
@@ -180,7 +180,7 @@ def test_executables_are_made_ready_once_for_each_operation_problem_rung_and_dev
 ) -> None:
     made: list[tuple[Recipe, torch.device]] = []
     monkeypatch.setattr(executables, "Executable", lambda recipe, device, _: made.append((recipe, device)))
-    monkeypatch.setattr(per_thread, "ready", {})
+    monkeypatch.setattr(per_thread, "prepared", {})
     first, second = (Scale(rung("plain", slip=slip), rung("other", slip=slip + 1.0)) for slip in (1.0, 3.0))
     small, large, cpu = ScaleProblem(8), ScaleProblem(16), torch.device("cpu")
     for _ in range(2):
@@ -191,8 +191,8 @@ def test_executables_are_made_ready_once_for_each_operation_problem_rung_and_dev
             (first, large, "other"),
             (second, small, "other"),
         ):
-            ready(operation, problem, cpu, name)
-    ready(first, small, torch.device("meta"), "other")
+            prepare_rung(operation, problem, cpu, name)
+    prepare_rung(first, small, torch.device("meta"), "other")
     recipes = [recipe for recipe, _ in made]
     assert len(made) == 6 and recipes[0] == recipes[1] and recipes[2] == recipes[5]
     assert len(set(recipes[1:5])) == 4 and [device.type for _, device in made] == ["cpu"] * 5 + ["meta"]
@@ -205,12 +205,12 @@ def test_negative_views_are_left_to_the_dispatcher(by_pointers: None) -> None:
 
 
 def test_what_a_thread_keeps_ready_is_bounded(monkeypatch: pytest.MonkeyPatch, by_pointers: None) -> None:
-    monkeypatch.setattr(executables, "_MOST_EXECUTABLES", 2)
+    monkeypatch.setattr(executables, "_MAX_EXECUTABLES", 2)
     known: dict[tuple[Any, ...], int] = {}
     for number in range(4):
         executables.keep(known, (number,), number)
     assert list(known) == [(2,), (3,)], "the oldest goes first"
-    monkeypatch.setattr(operator, "_MOST_KINDS", 2)
+    monkeypatch.setattr(operator, "_MAX_KINDS", 2)
     for axes in ((0, 1), (1, 0), (0, 1), (1, 0)):
         for base in (torch.randn(4, 4), torch.randn(4, 8)[:, :4]):
             x = base.permute(axes)
@@ -247,7 +247,7 @@ def test_parameters_are_cast_once_a_step_and_all_together(monkeypatch: pytest.Mo
         together(changed, dtype, passes)
 
     monkeypatch.setattr(casting, "_cast_together", noted)
-    monkeypatch.setattr(casting.of_thread, "known", {})
+    monkeypatch.setattr(casting.thread_casts, "known", {})
     to = torch.bfloat16
     held = [cast_parameter(used, to), cast_parameter(unused, to)]
     assert cast_parameter(used, to) is held[0] and copied == [1, 1]
@@ -267,19 +267,19 @@ def test_parameters_are_cast_once_a_step_and_all_together(monkeypatch: pytest.Mo
         unused.mul_(2)
     cast_parameter(used, to)
     unused.data.mul_(2)  # no version tells
-    casting.of_thread.passes[0] += 1
+    casting.thread_casts.passes[0] += 1
     assert torch.equal(cast_parameter(unused, to), unused.to(to)), (
         "a backward pass has come by since it was cast"
     )
     del unused
     gc.collect()
-    assert len(casting.of_thread.known) == 1
+    assert len(casting.thread_casts.known) == 1
 
 
 def test_a_parameter_is_cast_again_when_it_changes_without_a_new_version(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(casting.of_thread, "known", {})
+    monkeypatch.setattr(casting.thread_casts, "known", {})
     parameter, to = torch.nn.Parameter(torch.randn(8, 8)), torch.bfloat16
 
     def move() -> None:
@@ -304,13 +304,15 @@ def test_a_parameter_is_cast_again_when_it_changes_without_a_new_version(
 def test_parameters_of_another_dtype_device_or_stream_are_not_cast_together(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(casting.of_thread, "known", {})
+    monkeypatch.setattr(casting.thread_casts, "known", {})
     used, *others = (torch.nn.Parameter(torch.randn(2)) for _ in range(5))
     bf16, cpu = torch.bfloat16, torch.device("cpu")
     places = ((bf16, cpu, 0), (torch.half, cpu, 0), (bf16, torch.device("meta"), 0), (bf16, cpu, 1))
     for other, place in zip(others, places, strict=True):
-        casting.of_thread.known[id(other), place[0], place[2]] = casting._Known(weakref.ref(other), *place)
-    together = casting._used_and_changed(casting._Known(weakref.ref(used), bf16, cpu, 0))
+        casting.thread_casts.known[id(other), place[0], place[2]] = casting._CachedCast(
+            weakref.ref(other), *place
+        )
+    together = casting._used_and_changed(casting._CachedCast(weakref.ref(used), bf16, cpu, 0))
     assert [parameter is others[0] for parameter, _, _ in together] == [True]
 
 

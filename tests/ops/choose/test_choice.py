@@ -14,7 +14,7 @@ from escalade.device.recipe import KernelCall
 from escalade.errors import UnsupportedError
 from escalade.ops import OPERATIONS
 from escalade.ops.base.card import SHARED_BYTES
-from escalade.ops.base.cards import typical
+from escalade.ops.base.cards import typical_card
 from escalade.ops.base.rung import Config
 from escalade.ops.choose.choice import Choice, choose, estimated
 from escalade.ops.choose.table import Entry, Table, key_of
@@ -48,9 +48,9 @@ def test_winograd_is_for_many_pixels() -> None:
     many, few = (
         Conv2dProblem.parse(name, "fp32", "nhwc") for name in ("128to128_28_k3s1_b256", "512to512_7_k3s1_b1")
     )
-    assert estimated(OPERATIONS["conv2d"], many, typical("sm_80")).rung.name.startswith("winograd")
-    assert estimated(OPERATIONS["conv2d"], many, typical("sm_90a")).rung.name == "wgmma_split"
-    assert estimated(OPERATIONS["conv2d"], few, typical("sm_80")).rung.name == "tensor_core_split"
+    assert estimated(OPERATIONS["conv2d"], many, typical_card("sm_80")).rung.name.startswith("winograd")
+    assert estimated(OPERATIONS["conv2d"], many, typical_card("sm_90a")).rung.name == "wgmma_split"
+    assert estimated(OPERATIONS["conv2d"], few, typical_card("sm_80")).rung.name == "tensor_core_split"
 
 
 def test_few_filters_are_not_left_to_the_matrix_product() -> None:
@@ -67,7 +67,7 @@ def test_a_rung_by_name_is_taken_as_it_is() -> None:
     problem = Conv2dProblem.parse("64to64_56_k3s1_b8", "fp16", "nchw")
     choice = choose(OPERATIONS["conv2d"], problem, CPU, "tuned")
     assert choice.problem == problem and choice.why == "asked for by name"
-    with pytest.raises(UnsupportedError, match="fused_epilogue of conv2d cannot do"):
+    with pytest.raises(UnsupportedError, match="fused_epilogue of conv2d cannot compute"):
         choose(OPERATIONS["conv2d"], problem, CPU, "fused_epilogue")
     with pytest.raises(UnsupportedError, match="no rung 'fastest'"):
         choose(OPERATIONS["conv2d"], problem, CPU, "fastest")
@@ -136,7 +136,7 @@ def test_what_cannot_win_is_not_looked_at() -> None:
 def test_what_failed_before_is_passed_over() -> None:
     rungs = rung("first", 4.0), rung("second", 5.0)
     assert preferring(*rungs, avoid=frozenset({"scale/first"})).rung.name == "second"
-    with pytest.raises(UnsupportedError, match="no rung of scale can do"):
+    with pytest.raises(UnsupportedError, match="no rung of scale can compute"):
         preferring(*rungs, avoid=frozenset({"scale/first", "scale/second"}))
 
 
@@ -151,7 +151,7 @@ class Converting(Scale):
 
 
 def test_an_estimate_includes_the_conversions() -> None:
-    given, card = ScaleProblem(8, layout="nhwc"), typical("sm_90a")
+    given, card = ScaleProblem(8, layout="nhwc"), typical_card("sm_90a")
     conversion = estimated(Converting(rung("converted", 100.0)), given, card).us
     assert conversion is not None and conversion > 101.0
     for us, wanted in ((conversion - 1.0, "as it is"), (conversion + 1.0, "converted")):
@@ -174,7 +174,7 @@ def test_a_rung_that_refuses_the_problem_is_not_taken_from_a_table() -> None:
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_86", "sm_90a"])
 def test_a_choice_fits_the_gpu(architecture: str) -> None:
     for problem in UNTUNED:
-        choice = estimated(OPERATIONS["conv2d"], problem, typical(architecture))
+        choice = estimated(OPERATIONS["conv2d"], problem, typical_card(architecture))
         assert architecture in choice.rung.architectures
         steps = choice.rung.recipe(choice.problem, choice.config).steps
         shared = max(step.shared_bytes for step in steps if isinstance(step, KernelCall))
@@ -186,9 +186,9 @@ def test_a_choice_compiles_nothing_and_is_always_the_same(monkeypatch: pytest.Mo
         raise AssertionError("a choice needs no kernel")
 
     monkeypatch.setattr(nvrtc, "compile_program", compile)
-    first = [estimated(OPERATIONS["conv2d"], problem, typical("sm_90a")) for problem in UNTUNED]
+    first = [estimated(OPERATIONS["conv2d"], problem, typical_card("sm_90a")) for problem in UNTUNED]
     assert [
-        estimated(OPERATIONS["conv2d"], replace(problem), typical("sm_90a")) for problem in UNTUNED
+        estimated(OPERATIONS["conv2d"], replace(problem), typical_card("sm_90a")) for problem in UNTUNED
     ] == first
 
 

@@ -10,7 +10,7 @@ import torch
 from escalade.device.run import bind
 from escalade.errors import UnsupportedError
 from escalade.ops import OPERATIONS, Config
-from escalade.ops.base.cards import typical
+from escalade.ops.base.cards import typical_card
 from escalade.ops.base.dtypes import E4M3, to_e4m3
 from escalade.ops.conv2d import Conv2dProblem
 from escalade.ops.conv2d.reference import empty_output, peer, random_inputs
@@ -109,9 +109,9 @@ def test_what_is_refused_is_said() -> None:
     assert "multiples of 16" in (RUNG.supports(replace(SMALL, channels=24)) or "")
     assert "multiples of 16" in (RUNG.supports(replace(SMALL, filters=40)) or "")
     assert "nhwc" in (RUNG.supports(replace(SMALL, layout="nchw")) or "")
-    assert "this GPU is sm_86" in (RUNG.on(typical("sm_86")).refusal(SMALL) or "")
-    assert RUNG.on(typical("sm_90a")).refusal(SMALL) is None
-    assert RUNG.on(typical("sm_86")).refusal(replace(SMALL, dtype="fp16")) is None
+    assert "this GPU is sm_86" in (RUNG.on(typical_card("sm_86")).refusal(SMALL) or "")
+    assert RUNG.on(typical_card("sm_90a")).refusal(SMALL) is None
+    assert RUNG.on(typical_card("sm_86")).refusal(replace(SMALL, dtype="fp16")) is None
     for rung in CONV2D.ladder:
         if not rung.supports_fp8:  # type: ignore[attr-defined]
             assert "fp8" in (rung.supports(SMALL) or ""), rung.name

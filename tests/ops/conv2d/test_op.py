@@ -56,15 +56,15 @@ def assert_close(result: torch.Tensor, expected: torch.Tensor) -> None:
         (
             torch.ones(2, 8, 9, 9).half(),
             torch.ones(16, 8, 3, 3),
-            "x is torch.float16 but weight torch.float32",
+            "x is torch.float16 but weight is torch.float32",
         ),
         (torch.ones(2, 8, 2, 9), torch.ones(16, 8, 5, 3), "the filter covers 5x3 pixels"),
-        (torch.ones(2, 8, 0, 9), torch.ones(16, 8, 3, 3), "height of 0"),
-        (torch.ones(2, 0, 9, 9), torch.ones(16, 0, 3, 3), "channels of 0"),
-        (torch.ones(2, 8, 9, 9), torch.ones(0, 8, 3, 3), "filters of 0"),
-        (torch.ones(2, 8, 9, 9), torch.ones(16, 8, 0, 3), "filter height of 0"),
-        (torch.ones(2, 8, 9, 9), torch.ones(16, 8, 3, 3, device="meta"), "x is on cpu but weight on meta"),
-        (torch.ones(2, 8, 9, 9, device="meta"), torch.ones(16, 8, 3, 3), "x is on meta but weight on cpu"),
+        (torch.ones(2, 8, 0, 9), torch.ones(16, 8, 3, 3), "height is 0"),
+        (torch.ones(2, 0, 9, 9), torch.ones(16, 0, 3, 3), "channels is 0"),
+        (torch.ones(2, 8, 9, 9), torch.ones(0, 8, 3, 3), "filters is 0"),
+        (torch.ones(2, 8, 9, 9), torch.ones(16, 8, 0, 3), "filter height is 0"),
+        (torch.ones(2, 8, 9, 9), torch.ones(16, 8, 3, 3, device="meta"), "x is on cpu but weight is on meta"),
+        (torch.ones(2, 8, 9, 9, device="meta"), torch.ones(16, 8, 3, 3), "x is on meta but weight is on cpu"),
     ],
 )
 def test_tensors_that_pose_no_problem(x: torch.Tensor, weight: torch.Tensor, sentence: str) -> None:
@@ -75,29 +75,29 @@ def test_tensors_that_pose_no_problem(x: torch.Tensor, weight: torch.Tensor, sen
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"stride": 0}, "stride of 0"),
-        ({"stride": (1, -1)}, "stride of -1"),
-        ({"stride": (1, 1, 1)}, "stride of .*one integer, or two"),
-        ({"stride": 1.5}, "stride of 1.5"),
+        ({"stride": 0}, "stride is 0"),
+        ({"stride": (1, -1)}, "stride is -1"),
+        ({"stride": (1, 1, 1)}, "stride is .*one integer, or two"),
+        ({"stride": 1.5}, "stride is 1.5"),
         ({"padding": -1}, "padding \\("),
-        ({"padding": "same"}, "padding of 'same'"),
+        ({"padding": "same"}, "padding is 'same'"),
         ({"padding": 2**31}, "32-bit"),
-        ({"dilation": 0}, "dilation of 0"),
+        ({"dilation": 0}, "dilation is 0"),
         ({"dilation": 10}, "the filter covers 21x21"),
         ({"groups": 0}, "groups=0"),
         ({"groups": 3}, "x has 8 channels, but weight"),
         ({"rung": "nonsense"}, "no rung 'nonsense'; it has direct"),
         ({"bias": torch.ones(8)}, r"bias has shape \(8,\); for 16 filters"),
         ({"bias": torch.ones(16, 1)}, r"bias has shape \(16, 1\)"),
-        ({"bias": torch.ones(16).half()}, "bias torch.float16"),
-        ({"bias": torch.ones(16, device="meta")}, "bias on meta"),
+        ({"bias": torch.ones(16).half()}, "bias is torch.float16"),
+        ({"bias": torch.ones(16, device="meta")}, "bias is on meta"),
         (
             {"residual": torch.ones(2, 16, 9, 9)},
             r"residual has shape .* it must have the output's shape, \(2, 16, 7, 7\)",
         ),
         ({"residual": torch.ones(16, 7, 7)}, "residual has shape"),
         ({"residual": torch.ones(1, 16, 7, 7)}, "residual has shape"),
-        ({"residual": torch.ones(2, 16, 7, 7).bfloat16()}, "residual torch.bfloat16"),
+        ({"residual": torch.ones(2, 16, 7, 7).bfloat16()}, "residual is torch.bfloat16"),
     ],
 )
 def test_options_that_pose_no_problem(options: dict[str, Any], sentence: str) -> None:
@@ -111,7 +111,7 @@ def test_tf32_is_for_fp32() -> None:
 
 
 def test_a_rung_that_cannot_do_it_says_why() -> None:
-    with pytest.raises(UnsupportedError, match="rung winograd_f2 of conv2d cannot do 8to16_9_k3s2.*: ."):
+    with pytest.raises(UnsupportedError, match="rung winograd_f2 of conv2d cannot compute 8to16_9_k3s2.*: ."):
         conv2d(*tensors(), stride=2, padding=1, rung="winograd_f2")
 
 

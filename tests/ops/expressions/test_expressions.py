@@ -16,7 +16,7 @@ from escalade.device.recipe import Buffer, KernelCall, Recipe
 from escalade.device.run import bind
 from escalade.device.sources import KERNELS
 from escalade.errors import UnsupportedError
-from escalade.ops.expressions import FUNCTIONS, IDENTITY, Call, Expression
+from escalade.ops.expressions import FUNCTIONS, IDENTITY, Expression, FunctionCall
 from escalade.ops.expressions.expression import PAIRED
 
 TEXTS = [
@@ -48,11 +48,11 @@ def test_a_text_is_parsed_into_what_it_says(text: str) -> None:
 @st.composite
 def programs(draw: st.DrawFn) -> Expression:
     """Draw calls that may be alike, or needed by no result."""
-    calls: list[Call] = []
+    calls: list[FunctionCall] = []
     for _ in range(draw(st.integers(0, 6))):
         name = draw(st.sampled_from(sorted(FUNCTIONS)))
         operand = st.sampled_from(["x", "a", 0.5, -2.0, *range(len(calls))])
-        calls.append(Call(name, tuple(draw(operand) for _ in range(FUNCTIONS[name].arity))))
+        calls.append(FunctionCall(name, tuple(draw(operand) for _ in range(FUNCTIONS[name].arity))))
     results = st.lists(st.sampled_from(["x", *range(len(calls))]), min_size=1, max_size=2)
     return Expression(tuple(calls), tuple(draw(results)))
 
@@ -61,7 +61,11 @@ def programs(draw: st.DrawFn) -> Expression:
 def test_one_form_computes_what_all_calls_do(drawn: list[str | float | int]) -> None:
     """The place of a call equals a number, 0 equals -0, and their quotients tell them apart."""
     pairs = zip(drawn[::2], drawn[1::2], strict=True)
-    calls = (Call("exp", ("x",)), Call("neg", ("x",)), *(Call("div", pair) for pair in pairs))
+    calls = (
+        FunctionCall("exp", ("x",)),
+        FunctionCall("neg", ("x",)),
+        *(FunctionCall("div", pair) for pair in pairs),
+    )
     values = {"x": torch.tensor([0.25, -3.0], dtype=torch.float64)}
     results = tuple(range(len(calls)))
     found = Expression.of(calls, results).evaluate(values)
@@ -101,19 +105,19 @@ def test_programs_are_put_into_each_other() -> None:
     gate = Expression.parse("x * g")
     assert gate.substitute({"g": Expression.parse("sigmoid(y)")}).text == "x * sigmoid(y)"
     assert gate.rename({"g": "x", "x": "g"}).text == "g * x"
-    assert IDENTITY.joined(gate).text == "x, x * g"
+    assert IDENTITY.concat(gate).text == "x, x * g"
     assert IDENTITY.is_identity and not gate.is_identity
 
 
 def test_what_depends_on_some_inputs_alone_is_parted() -> None:
     program = Expression.parse("p - rate / (1 - beta) * g, beta * t0 + rate, rate")
-    once, names, rest = program.parted(("rate", "beta"))
+    once, names, rest = program.split_invariant(("rate", "beta"))
     assert once.text == "rate / (1 - beta), beta, rate" and names == ("t1", "t2", "t3")
     assert rest.text == "p - t1 * g, t2 * t0 + t3, t3"
     x = {name: torch.randn(3, dtype=torch.float64) for name in program.inputs}
     again = rest.evaluate({**x, **dict(zip(names, once.evaluate(x), strict=True))})
     assert all(map(torch.equal, again, program.evaluate(x)))
-    assert Expression.parse("p - g").parted(())[2].text == "p - g"
+    assert Expression.parse("p - g").split_invariant(())[2].text == "p - g"
 
 
 @pytest.mark.parametrize(
@@ -137,7 +141,7 @@ def test_a_factor_is_found_wherever_it_stands(text: str, divided: str | None) ->
 
 
 def test_ten_thousand_calls_are_none_too_many() -> None:
-    calls = [Call("exp", ("x",)), *(Call("add", (place, 1.0)) for place in range(10_000))]
+    calls = [FunctionCall("exp", ("x",)), *(FunctionCall("add", (place, 1.0)) for place in range(10_000))]
     assert len(Expression.of(calls, (10_000,)).calls) == 10_001
 
 
@@ -184,7 +188,7 @@ def test_every_function_is_computed_as_pytorch_does(fast: bool, tmp_path: pathli
     inputs = torch.stack([grid[:, 0], grid[:, 1], grid.sum(1) / 3])
     program = Expression.of((), ())
     for name, function in FUNCTIONS.items():
-        program = program.joined(Expression.apply(name, *names[: function.arity]))
+        program = program.concat(Expression.apply(name, *names[: function.arity]))
     order = [names.index(one) for one in program.inputs]
     given = inputs[order].contiguous()
     y = torch.empty(len(program.results), len(grid))

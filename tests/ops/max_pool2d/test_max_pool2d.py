@@ -66,17 +66,17 @@ def test_names_are_stable(name: str, problem: MaxPool2dProblem) -> None:
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"batch": -1}, "batch of -1"),
-        ({"channels": 0}, "channels of 0"),
-        ({"kernel": (0, 3)}, "kernel of 0"),
-        ({"stride": (1, 0)}, "stride of 0"),
-        ({"padding": (-1, 0)}, "padding of -1"),
-        ({"padding": (2, 2)}, "padding of 2 for a kernel of 3: it must be at most half"),
+        ({"batch": -1}, "batch is -1"),
+        ({"channels": 0}, "channels is 0"),
+        ({"kernel": (0, 3)}, "kernel is 0"),
+        ({"stride": (1, 0)}, "stride is 0"),
+        ({"padding": (-1, 0)}, "padding is -1"),
+        ({"padding": (2, 2)}, "padding 2 with kernel 3: it must be at most half"),
         ({"kernel": (13, 3)}, "the kernel has 13x3 pixels.*only 11x11"),
         ({"stride": (2**24, 1)}, "less than 2\\^24"),
         ({"dtype": "fp64"}, "dtype 'fp64'.*fp32, fp16, bf16"),
         ({"layout": "hwcn"}, "layout 'hwcn'"),
-        ({"height": 2**14, "width": 2**14}, "32 bits"),
+        ({"height": 2**14, "width": 2**14}, r"fewer than 2\^31"),
         ({"behind_relu": True}, "only the places differ"),
         ({"height": 40, "width": 40, "kernel": (16, 16), "places": True}, "up to 255 pixels"),
     ],
@@ -143,14 +143,14 @@ def test_any_strides_are_taken(seed: int) -> None:
 @pytest.mark.parametrize(
     ("x", "options", "sentence"),
     [
-        (torch.ones(8, 9, 9), {}, "x has 3 dimensions; max_pool2d takes 4"),
+        (torch.ones(8, 9, 9), {}, "x has 3 dimensions; max_pool2d needs 4"),
         (torch.ones(2, 8, 9, 9).double(), {}, "torch.float64.*float32, float16 and bfloat16"),
-        (torch.ones(2, 8, 9, 9), {"kernel": 0}, "kernel of 0"),
-        (torch.ones(2, 8, 9, 9), {"kernel": (2, 2, 2)}, "kernel of .*one integer, or two"),
+        (torch.ones(2, 8, 9, 9), {"kernel": 0}, "kernel is 0"),
+        (torch.ones(2, 8, 9, 9), {"kernel": (2, 2, 2)}, "kernel is .*one integer, or two"),
         (torch.ones(2, 8, 9, 9), {"padding": 2}, "at most half"),
         (torch.ones(2, 8, 9, 9), {"rung": "fastest"}, "no rung 'fastest'"),
         (torch.ones(0, 8, 9, 9), {"rung": "fastest"}, "no rung 'fastest'"),
-        (torch.ones(2, 8, 9, 9), {"rung": "vectorised"}, "takes layout nhwc, not nchw"),
+        (torch.ones(2, 8, 9, 9), {"rung": "vectorised"}, "supports layout nhwc, not nchw"),
     ],
 )
 def test_what_it_refuses(x: torch.Tensor, options: dict[str, Any], sentence: str) -> None:

@@ -12,7 +12,7 @@ from escalade.device.recipe import KernelCall
 from escalade.errors import UnsupportedError
 from escalade.models.spectral_autoencoder import SpectralAutoencoder
 from escalade.ops import OPERATIONS, mlp
-from escalade.ops.base.cards import typical
+from escalade.ops.base.cards import typical_card
 from escalade.ops.choose.choice import choose
 from escalade.ops.mlp import Layer, Mlp, MlpProblem
 from escalade.ops.mlp.problem import parse_layers, spell_layers
@@ -93,12 +93,12 @@ def test_a_rung_for_every_chain() -> None:
 def test_shared_memory_is_that_of_the_card() -> None:
     rung = Mlp.ladder.rung("persistent")
     problem = MlpProblem(512, AUTOENCODER)
-    assert rung.on(typical("sm_90a")).refusal(problem) is None
-    small = rung.on(typical("sm_86"))
+    assert rung.on(typical_card("sm_90a")).refusal(problem) is None
+    small = rung.on(typical_card("sm_86"))
     (call,) = small.recipe(problem, small.configs(problem)[0]).steps
     assert isinstance(call, KernelCall) and call.shared_bytes <= small.card.shared_bytes
     assert "shared memory" in (small.refusal(MlpProblem(4, parse_layers("16000-16000"))) or "")
-    assert Mlp.ladder.rung("vectorised").on(typical("sm_86")).refusal(problem) is None
+    assert Mlp.ladder.rung("vectorised").on(typical_card("sm_86")).refusal(problem) is None
 
 
 @pytest.mark.parametrize("batch", [1, 32, 512, 1048576])
@@ -206,8 +206,8 @@ def test_the_spectral_autoencoder_is_such_a_chain() -> None:
         ({"x": torch.ones(2, 16).double()}, "torch.float64.*float32, float16"),
         ({"drop": 1}, "4 parameters, but 2x8n-6bg_12-16 takes 5: norm_weight0"),
         ({"parameter": (2, torch.ones(8, 6))}, r"weight0 has shape \(8, 6\); it must be \(6, 8\)"),
-        ({"parameter": (1, torch.ones(8).half())}, "norm_bias0 torch.float16; convert"),
-        ({"parameter": (3, torch.ones(6, device="meta"))}, "bias0 on meta"),
+        ({"parameter": (1, torch.ones(8).half())}, "norm_bias0 is torch.float16; convert"),
+        ({"parameter": (3, torch.ones(6, device="meta"))}, "bias0 is on meta"),
     ],
 )
 def test_bad_input_is_named(change: dict[str, Any], sentence: str) -> None:

@@ -13,7 +13,7 @@ from escalade.device.twin import Order
 from escalade.errors import UnsupportedError
 from escalade.models import FusedSpectralAutoencoder, SpectralAutoencoder
 from escalade.ops import OPERATIONS, mlp, mlp_backward
-from escalade.ops.base.cards import typical
+from escalade.ops.base.cards import typical_card
 from escalade.ops.choose.choice import choose
 from escalade.ops.mlp import reference
 from escalade.ops.mlp.problem import MlpProblem, parse_layers
@@ -94,8 +94,8 @@ def test_the_choice() -> None:
     assert "shared memory" in (rung.supports(wide) or "")
     assert "16 at most" in (rung.supports(MlpBackwardProblem(1, parse_layers("_".join(["4-4"] * 17)))) or "")
     small = MlpBackwardProblem(512, autoencoder)
-    assert rung.on(typical("sm_90a")).refusal(small) is None
-    assert "a block has 101376 at most" in (rung.on(typical("sm_86")).refusal(small) or "")
+    assert rung.on(typical_card("sm_90a")).refusal(small) is None
+    assert "a block has 101376 at most" in (rung.on(typical_card("sm_86")).refusal(small) or "")
 
 
 # --- as an operator
@@ -215,7 +215,7 @@ def test_tensors_that_pose_no_problem() -> None:
         ((x, gradient[:2], parameters, "4-3b"), "grad_y has shape"),
         ((x, gradient, parameters[:1], "4-3b"), "1 parameters, but 4-3b has 2"),
         ((x, gradient, parameters[::-1], "4-3b"), "weight0 has shape"),
-        ((x, gradient.half(), parameters, "4-3b"), "grad_y torch.float16"),
+        ((x, gradient.half(), parameters, "4-3b"), "grad_y is torch.float16"),
         ((x.double(), gradient, parameters, "4-3b"), "float32, float16"),
         ((x, gradient, parameters, "4x3b"), "layer of mlp"),
     ):

@@ -27,7 +27,7 @@ def test_names_are_stable() -> None:
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"mode": "mirror"}, "mode 'mirror': pad2d takes constant, reflect, replicate, circular"),
+        ({"mode": "mirror"}, "mode 'mirror': pad2d supports constant, reflect, replicate, circular"),
         ({"pads": (-3, -2, 0, 0)}, "leave nothing of 5 pixels"),
         ({"pads": (5, 0, 0, 0), "mode": "reflect"}, "in mode reflect: there are 5 pixels"),
         ({"pads": (0, 0, 8, 0), "mode": "circular"}, "in mode circular: there are 7 pixels"),

@@ -28,7 +28,7 @@ def test_names_are_stable() -> None:
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"factor": 0}, "factor of 0"),
+        ({"factor": 0}, "factor is 0"),
         ({"channels": 6}, "channels of 6: a factor of 2 takes multiples of 4"),
         ({"height": 5, "down": True}, "height of 5: a factor of 2 takes multiples of 2"),
     ],

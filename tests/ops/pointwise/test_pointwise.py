@@ -126,7 +126,7 @@ def test_what_it_refuses() -> None:
     for expression, tensors, sentence in refused:
         with pytest.raises(UnsupportedError, match=sentence):
             pointwise(expression, **tensors)
-    with pytest.raises(UnsupportedError, match="names no pointwise program"):
+    with pytest.raises(UnsupportedError, match="does not name a pointwise program"):
         PointwiseProblem.parse("silu_12")
     with pytest.raises(UnsupportedError, match="one below 2\\^31 for each"):
         PointwiseProblem.parse("4x4[x+a](a:1)")

@@ -7,7 +7,7 @@ import torch
 
 from escalade.errors import UnsupportedError
 from escalade.ops import OPERATIONS, quantise
-from escalade.ops.base.cards import typical
+from escalade.ops.base.cards import typical_card
 from escalade.ops.base.dtypes import E4M3, to_e4m3
 from escalade.ops.quantise import QuantiseProblem
 from tests import formulas
@@ -70,7 +70,7 @@ def test_errors() -> None:
         quantise(x.double(), ONE)
     with pytest.raises(UnsupportedError, match="one float32 number"):
         quantise(x, torch.ones(2))
-    with pytest.raises(UnsupportedError, match="names no quantization"):
+    with pytest.raises(UnsupportedError, match="does not name a quantization"):
         QuantiseProblem.parse("relu_8")
     with pytest.raises(UnsupportedError, match="no rung 'nonsense'"):
         quantise(torch.empty(0), ONE, rung="nonsense")
@@ -80,5 +80,5 @@ def test_errors() -> None:
 
 def test_older_cards_are_refused() -> None:
     rung = OPERATIONS["quantise"].ladder.rung("vectorised")
-    assert "this GPU is sm_80" in (rung.on(typical("sm_80")).refusal(QuantiseProblem(8)) or "")
-    assert rung.on(typical("sm_90a")).refusal(QuantiseProblem(8)) is None
+    assert "this GPU is sm_80" in (rung.on(typical_card("sm_80")).refusal(QuantiseProblem(8)) or "")
+    assert rung.on(typical_card("sm_90a")).refusal(QuantiseProblem(8)) is None

@@ -128,7 +128,7 @@ def test_no_gradient_passes_a_limit_that_is_rounded() -> None:
 
 def test_in_place_has_no_gradient_and_says_so() -> None:
     x = torch.randn(10).requires_grad_()
-    with pytest.raises(UnsupportedError, match="needs a gradient; use relu"):
+    with pytest.raises(UnsupportedError, match="requires grad; use relu"):
         relu_(x * 2)
     with torch.no_grad():
         assert torch.equal(relu_(x.clone()), F.relu(x))
@@ -139,7 +139,7 @@ def test_in_place_has_no_gradient_and_says_so() -> None:
 @pytest.mark.parametrize(
     ("x", "limit", "sentence"),
     [
-        (torch.ones(3).double(), None, "x is torch.float64; relu takes float32, float16 and bfloat16"),
+        (torch.ones(3).double(), None, "x is torch.float64; relu supports float32, float16 and bfloat16"),
         (torch.ones(3).int(), None, "x is torch.int32"),
         (torch.ones(3), 0.0, "limit of 0.0: it is a positive finite number"),
         (torch.ones(3), float("nan"), "limit of nan"),
@@ -166,7 +166,7 @@ def test_names() -> None:
     for limit in (None, 6.0, 0.1, 1e-7, 3e20):
         problem = ReluProblem(12, limit)
         assert ReluProblem.parse(problem.name) == problem
-    with pytest.raises(UnsupportedError, match="names no rectifier"):
+    with pytest.raises(UnsupportedError, match="does not name a rectifier"):
         ReluProblem.parse("relu")
     for wrong in ({"elements": -1}, {"dtype": "fp8"}, {"layout": "nchw"}, {"batch": 2}):
         with pytest.raises(UnsupportedError):

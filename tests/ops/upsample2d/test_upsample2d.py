@@ -39,9 +39,9 @@ def test_names_are_stable() -> None:
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"mode": "area"}, "mode 'area': upsample2d takes nearest, nearest_exact, bilinear, bicubic"),
+        ({"mode": "area"}, "mode 'area': upsample2d supports nearest, nearest_exact, bilinear, bicubic"),
         ({"mode": "nearest", "corners": True}, "only bilinear and bicubic"),
-        ({"output": (0, 3)}, "output of 0"),
+        ({"output": (0, 3)}, "output is 0"),
         ({"factors": (3.0, 2.0)}, "do not make 10x14 pixels of 5x7"),
         ({"factors": (float("nan"), 2.0)}, "do not make"),
     ],

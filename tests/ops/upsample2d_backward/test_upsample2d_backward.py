@@ -78,7 +78,7 @@ def test_pixels_that_lie_apart_are_refused() -> None:
         (torch.ones(2, 8, 5, 5).double(), {}, "float32, float16 and bfloat16"),
         (torch.ones(2, 8, 5, 5), {"mode": "area"}, "mode 'area'"),
         (torch.ones(2, 8, 5, 5), {"factors": (3.0, 3.0)}, "do not make 5 pixels of 4"),
-        (torch.ones(2, 8, 5, 5), {"rung": "vectorised"}, "takes layout nhwc, not nchw"),
+        (torch.ones(2, 8, 5, 5), {"rung": "vectorised"}, "supports layout nhwc, not nchw"),
     ],
 )
 def test_what_it_refuses(gradient: torch.Tensor, options: dict[str, Any], sentence: str) -> None:

@@ -107,7 +107,7 @@ class Col2imConfig(Config):
 
     def together(self, s: Scatter, card: Card) -> int:
         """Return the CTAs per SM."""
-        return min(MOST_BLOCKS, card.blocks_with(self.shared_bytes(s)))
+        return min(MOST_BLOCKS, card.resident_blocks(self.shared_bytes(s)))
 
     def grid(self, s: Scatter, card: Card) -> int:
         """Return the CTAs: one wave, evenly loaded."""
@@ -174,7 +174,7 @@ def launch(
 
 def microseconds(s: Scatter, config: Config, card: Card, moved: float) -> float:
     assert isinstance(config, Col2imConfig)
-    moving = card.passing(moved) * card.rates.clock / LOADED[s.element_bytes]
+    moving = card.transfer_us(moved) * card.rates.clock / LOADED[s.element_bytes]
     return card.microseconds(max(config.clocks(s, card), moving), 0)
 
 

@@ -38,7 +38,7 @@ BESIDE = 0.35
 def overlapped(card: Card, clocks: float, moved: float, beside: float) -> float:
     """Estimate the microseconds of a launch whose memory and SM times overlap, except for the share `beside` of the
     shorter."""
-    busy, memory = clocks / card.rates.clock, card.passing(moved)
+    busy, memory = clocks / card.rates.clock, card.transfer_us(moved)
     return card.rates.launch_us + max(busy, memory) + beside * min(busy, memory)
 
 

@@ -9,7 +9,7 @@ from functools import cached_property, lru_cache
 from escalade.device.architecture import WITH_WGMMA
 from escalade.device.program import Constant, Program
 from escalade.device.recipe import Buffer, KernelCall, Recipe, TiledMap, WeightsReady
-from escalade.ops.base.card import BLOCK_SHARED, Card
+from escalade.ops.base.card import RESERVED_SHARED, Card
 from escalade.ops.base.dtypes import VECTOR_BYTES, element
 from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.rung import Config, Rung
@@ -153,7 +153,9 @@ def _candidates(p: Conv2dProblem, card: Card) -> Iterator[DepthwiseMmaConfig]:
                         tiling = _Tiling(p, config, card)
                         if max(tiling.window) > BOX or tiling.shared_bytes > card.shared_bytes:
                             continue
-                        by_memory = card.multiprocessor_shared_bytes // (tiling.shared_bytes + BLOCK_SHARED)
+                        by_memory = card.multiprocessor_shared_bytes // (
+                            tiling.shared_bytes + RESERVED_SHARED
+                        )
                         by_registers = card.registers // (
                             tiling.warps * 32 * ceil_div(tiling.registers, 8) * 8
                         )

@@ -11,7 +11,7 @@ from math import log2
 from escalade.device.architecture import WITH_WGMMA
 from escalade.device.program import Constant, Program
 from escalade.device.recipe import Buffer, KernelCall, Recipe, TiledMap, WeightsReady
-from escalade.ops.base.card import BLOCK_SHARED, Card
+from escalade.ops.base.card import RESERVED_SHARED, Card
 from escalade.ops.base.dtypes import VECTOR_BYTES, element
 from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.rung import Config, Rung
@@ -334,7 +334,7 @@ def _resident(tiling: _Tiling) -> Iterator[TileConfig]:
     for stages in (STAGES, 1):
         staged = replace(c, stages=stages)
         shared = _Tiling(tiling.problem, staged, card).shared_bytes
-        by_memory = card.multiprocessor_shared_bytes // (shared + BLOCK_SHARED)
+        by_memory = card.multiprocessor_shared_bytes // (shared + RESERVED_SHARED)
         blocks = min(by_registers, by_memory, MOST_BLOCKS)
         if shared > card.shared_bytes or blocks < 1:
             continue

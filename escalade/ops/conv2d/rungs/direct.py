@@ -59,7 +59,7 @@ class Direct(Conv2dRung[ThreadsConfig]):
         coalesced = problem.layout == "nchw" or problem.group_channels < SCATTERED
         alone = problem.depth * STEP_CLOCKS / self.card.rates.clock
         sums = problem.flops / ((NAIVE_RATE if coalesced else SCATTERED_RATE) * self.card.speed)
-        return self.card.rates.launch_us + MEASURED * (alone + sums + self.card.passing(problem.traffic))
+        return self.card.rates.launch_us + MEASURED * (alone + sums + self.card.transfer_us(problem.traffic))
 
     def recipe(self, problem: Conv2dProblem, config: ThreadsConfig) -> Recipe:
         generated = prologue.constants(problem) | activation.constants_of(problem)
@@ -118,7 +118,7 @@ class Tiled(Conv2dRung[DirectConfig]):
         share = efficiency(problem, config, self.card) * REACHED
         if "tuned" not in self.ideas or not share:
             return None
-        return ENDS_US + problem.flops / self.card.rates.fp32 / share + self.card.passing(problem.traffic)
+        return ENDS_US + problem.flops / self.card.rates.fp32 / share + self.card.transfer_us(problem.traffic)
 
     def least(self, problem: Conv2dProblem) -> float:
         return ENDS_US + problem.flops / self.card.rates.fp32

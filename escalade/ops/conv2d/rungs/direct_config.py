@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from escalade.ops.base.card import LEAST_SHARED, Card
+from escalade.ops.base.card import MIN_SHARED, Card
 from escalade.ops.base.rung import Config
 from escalade.ops.conv2d.problem import Conv2dProblem
 
@@ -158,7 +158,7 @@ def tile(problem: Conv2dProblem, config: DirectConfig) -> Tile:
 
 def valid(problem: Conv2dProblem, config: DirectConfig) -> bool:
     return (
-        tile(problem, config).shared_bytes <= LEAST_SHARED
+        tile(problem, config).shared_bytes <= MIN_SHARED
         and config.threads <= 1024
         and config.columns % config.run == 0
         and (config.weights != "constant" or constant_bytes(problem) <= CONSTANT_LIMIT)
@@ -332,7 +332,7 @@ def efficiency(problem: Conv2dProblem, config: DirectConfig, card: Card) -> floa
     registers = min(255, 40 + config.outputs + inputs + config.outputs_k)
     warps = math.ceil(config.threads / WARP)
     resident = min(
-        card.registers // (registers * warps * WARP), card.blocks_with(shape.shared_bytes), 64 // warps
+        card.registers // (registers * warps * WARP), card.resident_blocks(shape.shared_bytes), 64 // warps
     )
     if resident == 0:
         return 0.0

@@ -8,7 +8,7 @@ from math import lcm
 
 from escalade.device.program import Constant, Program
 from escalade.device.recipe import KernelCall, Recipe, WeightsReady
-from escalade.ops.base.card import BLOCK_SHARED, LEAST_SHARED, Card
+from escalade.ops.base.card import MIN_SHARED, RESERVED_SHARED, Card
 from escalade.ops.base.dtypes import MULTIPLIED, element
 from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.rung import Config, Rung
@@ -184,7 +184,7 @@ class _Tiling:
     @property
     def fitting_blocks(self) -> int:
         """CTAs per SM."""
-        by_memory = self.card.multiprocessor_shared_bytes // (self.shared_bytes + BLOCK_SHARED)
+        by_memory = self.card.multiprocessor_shared_bytes // (self.shared_bytes + RESERVED_SHARED)
         by_registers = self.card.registers // (self.config.warps * 32 * (ceil_div(self.registers, 8) * 8))
         return max(1, min(by_memory, by_registers, 4))
 
@@ -271,7 +271,7 @@ def _cuts(p: Conv2dProblem, bundles: int, warps_m: int, tiles_m: int, card: Card
 @lru_cache(4096)
 def _best_first(p: Conv2dProblem, card: Card) -> tuple[GroupedConfig, ...]:
     found = sorted(_candidates(p, card), key=lambda config: _Tiling(p, config, card).clocks)
-    small = [config for config in found if _Tiling(p, config, card).shared_bytes <= LEAST_SHARED]
+    small = [config for config in found if _Tiling(p, config, card).shared_bytes <= MIN_SHARED]
     default = (small or found)[:1]
     return (*default, *[config for config in found if config not in default][: MOST_CONFIGS - 1])
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from escalade.device.program import Constant, Macro, Type
-from escalade.ops.base.card import LEAST_SHARED, Card
+from escalade.ops.base.card import MIN_SHARED, Card
 from escalade.ops.base.dtypes import element
 from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.rung import Config
@@ -170,7 +170,7 @@ def best_first(
     whole = [config for config in candidates if config.valid(operands, card)]
     valid = whole + [split for config in whole if may_split for split in _splits(config, operands, card)]
     costs = {config: config.cost(operands, card) for config in valid}
-    small = [config for config in valid if config.shared_bytes <= LEAST_SHARED]
+    small = [config for config in valid if config.shared_bytes <= MIN_SHARED]
     default = min(small, key=lambda config: costs[config])
     others = sorted((config for config in valid if config != default), key=lambda config: costs[config])
     return (default, *others[:23])

@@ -9,7 +9,7 @@ from functools import lru_cache
 
 from escalade.device.program import Constant, Program
 from escalade.device.recipe import Buffer, KernelCall, Recipe, Workspace
-from escalade.ops.base.card import BLOCK_SHARED, LEAST_SHARED, Card
+from escalade.ops.base.card import MIN_SHARED, RESERVED_SHARED, Card
 from escalade.ops.base.dtypes import MULTIPLIED, VECTOR_BYTES, element
 from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.rung import Config, Rung
@@ -109,7 +109,7 @@ class _Tiling:
 
     def fitting_blocks(self, card: Card) -> int:
         """Return the CTAs per SM."""
-        by_memory = card.multiprocessor_shared_bytes // (self.shared_bytes + BLOCK_SHARED)
+        by_memory = card.multiprocessor_shared_bytes // (self.shared_bytes + RESERVED_SHARED)
         by_registers = card.registers // (WARPS * 32 * ceil_div(self.registers, 8) * 8)
         return max(1, min(by_memory, by_registers, 8))
 
@@ -209,7 +209,7 @@ def _best_first(p: Conv2dProblem, card: Card) -> tuple[RaggedConfig, ...]:
                 config = replace(config, blocks_per_sm=tiling.fitting_blocks(card))
                 found[config] = _Tiling(p, config).clocks(card)
     ordered = sorted(found, key=lambda config: found[config])
-    small = [config for config in ordered if _Tiling(p, config).shared_bytes <= LEAST_SHARED]
+    small = [config for config in ordered if _Tiling(p, config).shared_bytes <= MIN_SHARED]
     default = (small or ordered)[:1]
     return (*default, *[config for config in ordered if config not in default][: MOST_CONFIGS - 1])
 

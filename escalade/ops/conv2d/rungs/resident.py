@@ -7,7 +7,7 @@ from functools import lru_cache
 
 from escalade.device.program import Constant, Macro, Program
 from escalade.device.recipe import Buffer, KernelCall, Recipe, ReleaseDependents, WeightsReady, Workspace
-from escalade.ops.base.card import BLOCK_SHARED, LEAST_SHARED, Card
+from escalade.ops.base.card import MIN_SHARED, RESERVED_SHARED, Card
 from escalade.ops.base.dtypes import VECTOR_BYTES, element
 from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.rung import Config, Rung
@@ -121,7 +121,7 @@ class _Tiling:
     def fitting_blocks(self, card: Card) -> int:
         """Return the CTAs that fit on an SM."""
         threads = self.config.warps * 32
-        by_memory = card.multiprocessor_shared_bytes // (self.shared_bytes + BLOCK_SHARED)
+        by_memory = card.multiprocessor_shared_bytes // (self.shared_bytes + RESERVED_SHARED)
         by_registers = card.registers // (threads * ceil_div(self.registers, 8) * 8)
         return min(by_memory, by_registers, MOST_THREADS // threads)
 
@@ -207,7 +207,7 @@ def _best_first(p: Conv2dProblem, card: Card) -> tuple[ResidentConfig, ...]:
                         config = replace(config, blocks_per_sm=fitting)
                         found[config] = _Tiling(p, config).clocks(card)
     ordered = sorted(found, key=lambda config: found[config])
-    small = [config for config in ordered if _Tiling(p, config).shared_bytes <= LEAST_SHARED]
+    small = [config for config in ordered if _Tiling(p, config).shared_bytes <= MIN_SHARED]
     default = (small or ordered)[:1]
     return (*default, *[config for config in ordered if config not in default][: MOST_CONFIGS - 1])
 

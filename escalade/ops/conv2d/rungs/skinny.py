@@ -8,7 +8,7 @@ from typing import Self
 from escalade.device.program import Constant, Program
 from escalade.device.recipe import Argument, Buffer, Ints, KernelCall, Recipe
 from escalade.ops.base.accuracy import SPLIT_ROUNDING
-from escalade.ops.base.card import LEAST_SHARED, Card
+from escalade.ops.base.card import MIN_SHARED, Card
 from escalade.ops.base.dtypes import element, full_vector
 from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.naming import spell_pair
@@ -138,14 +138,14 @@ class SkinnyConfig(Config):
 
     def grid(self, w: Bands, card: Card) -> int:
         """Return the CTAs along the bands: one wave, evenly loaded."""
-        blocks = min(BLOCKS_PER_SM, card.blocks_with(self.shared_bytes(w)))
+        blocks = min(BLOCKS_PER_SM, card.resident_blocks(self.shared_bytes(w)))
         slots = max(1, card.multiprocessors * blocks // self.tiles(w))
         every = w.batch * self.bands(w)
         return ceil_div(every, ceil_div(every, slots))
 
     def clocks(self, w: Bands, card: Card) -> float:
         """Estimate the clocks of the busiest SM: products or instructions of its bands."""
-        blocks = min(BLOCKS_PER_SM, card.blocks_with(self.shared_bytes(w)))
+        blocks = min(BLOCKS_PER_SM, card.resident_blocks(self.shared_bytes(w)))
         turns = ceil_div(w.batch * self.bands(w), self.grid(w, card))
         steps = self.band * w.steps * self.warps_m
         k_steps = ceil_div(w.words, STEP)
@@ -165,7 +165,7 @@ def configs(w: Bands) -> tuple[SkinnyConfig, ...]:
         for band in BANDS
         if band == w.pool[0] or (band <= w.output[0] and band % w.pool[0] == 0)
     )
-    return tuple(config for config in offered if config.shared_bytes(w) <= LEAST_SHARED)
+    return tuple(config for config in offered if config.shared_bytes(w) <= MIN_SHARED)
 
 
 def best_first(w: Bands, card: Card) -> tuple[Config, ...]:
@@ -220,7 +220,7 @@ def launch(
 
 def microseconds(w: Bands, config: Config, card: Card, moved: float) -> float:
     assert isinstance(config, SkinnyConfig)
-    moving = card.passing(moved) * card.rates.clock / STORED[w.element_bytes]
+    moving = card.transfer_us(moved) * card.rates.clock / STORED[w.element_bytes]
     return card.microseconds(max(config.clocks(w, card), moving), 0)
 
 

@@ -186,7 +186,7 @@ class PersistentConfig(Config):
             products *= 1.2
         tiles, sums = self.tiles(pixels, filters, phases), self.pixels * self.filters
         group = self.cluster * self.splits
-        at_once = card.clusters_at_once(group)
+        at_once = card.max_active_clusters(group)
         rate = card.copy_rate(card.rates.copies.tma_persistent, min(tiles, at_once) * group)
         copies = (self.pixels + self.filters / self.cluster) * ROW_BYTES / rate
         rounds = ceil_div(tiles, at_once)
@@ -356,7 +356,7 @@ class Persistent(HopperRung[PersistentConfig]):
         found = []
         for candidate in self.candidates:
             config = candidate.fitted(p)
-            if config is None or not self.card.clusters_at_once(config.cluster):
+            if config is None or not self.card.max_active_clusters(config.cluster):
                 continue
             if self.may_split:
                 found += self._split(p, config)
@@ -373,7 +373,7 @@ class Persistent(HopperRung[PersistentConfig]):
         return [
             replace(config, splits=splits)
             for splits in range(1 if deep else 2, most + 1)
-            if tiles <= self.card.clusters_at_once(splits)
+            if tiles <= self.card.max_active_clusters(splits)
         ]
 
     def clocks(self, problem: Conv2dProblem, config: PersistentConfig) -> float:

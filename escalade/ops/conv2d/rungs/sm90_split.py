@@ -164,7 +164,7 @@ class WgmmaSplit(WgmmaConvRung[SplitConfig]):
     launches: ClassVar[int] = 2
 
     @property
-    def scales_together(self) -> bool:
+    def scales_across_batch(self) -> bool:
         return True
 
     @property

@@ -114,7 +114,7 @@ def _splits(tiling: Tiling, card: Card) -> Iterator[int]:
     k_tiles, tiles = _k_tiles(tiling.conv.windows), tiling.tiles * tiling.filter_tiles
     for splits in range(2, MOST_SPLITS + 1):
         fewer = ceil_div(k_tiles, splits) < ceil_div(k_tiles, splits - 1)
-        if fewer and tiles <= card.clusters_at_once(splits):
+        if fewer and tiles <= card.max_active_clusters(splits):
             yield splits
 
 

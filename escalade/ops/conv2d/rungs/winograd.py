@@ -117,9 +117,9 @@ class Staged(Winograd[StagedConfig]):
         whole_filters = ceil_div(tiles.filters, config.block_filters) * config.block_filters
         multiplied = 2 * tiles.points * whole_tiles * tiles.channels * whole_filters / rate
         stages = (
-            self.card.passing(x + inputs)
-            + max(self.card.passing(inputs + products), multiplied)
-            + self.card.passing(problem.traffic - x + products)
+            self.card.transfer_us(x + inputs)
+            + max(self.card.transfer_us(inputs + products), multiplied)
+            + self.card.transfer_us(problem.traffic - x + products)
         )
         return STAGE_US * len(self.recipe(problem, config).after_packing.steps) + stages
 

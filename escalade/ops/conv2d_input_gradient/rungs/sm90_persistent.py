@@ -168,7 +168,7 @@ class OneLaunch(Rung[Conv2dInputGradientProblem, PersistentConfig]):
         k_tiles = [phase.windows.k_tiles for phase in all_phases.phases]
         pixels, count = all_phases.together.windows.pixels, len(k_tiles)
         # With one tile per CTA, the phase with the most taps decides; with several, every CTA has tiles of all phases.
-        alone = config.tiles(pixels, f.channels, count) <= self.card.clusters_at_once(config.splits)
+        alone = config.tiles(pixels, f.channels, count) <= self.card.max_active_clusters(config.splits)
         is_thin = f.filters * f.element_bytes % ROW_BYTES != 0
         clocks = config.cost(
             pixels, f.channels, max(k_tiles) if alone else ceil_div(sum(k_tiles), count), self.card,

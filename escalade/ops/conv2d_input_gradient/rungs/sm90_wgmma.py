@@ -23,8 +23,8 @@ class WgmmaPerPhase(PerPhase):
         return rung
 
     @property
-    def scales_together(self) -> bool:
-        return self.inner.scales_together
+    def scales_across_batch(self) -> bool:
+        return self.inner.scales_across_batch
 
     def _phase_refusal(self, phase: PixelPhase) -> str | None:
         if phase.forward.layout != "nhwc":

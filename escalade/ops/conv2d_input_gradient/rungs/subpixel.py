@@ -137,7 +137,7 @@ def _candidates(convolution: Conv2dProblem, card: Card) -> tuple[_Candidate, ...
     found: list[_Candidate] = []
     for name in dict.fromkeys(conv2d.preferred(convolution)):
         rung = conv2d.ladder.rung(name).on(card)
-        if rung.scales_together or rung.refusal(convolution) is not None:
+        if rung.scales_across_batch or rung.refusal(convolution) is not None:
             continue
         if found and rung.least(convolution) >= min(candidate.us for candidate in found):
             continue

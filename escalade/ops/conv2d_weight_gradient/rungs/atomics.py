@@ -74,7 +74,7 @@ class SharedSums(Summed):
         tiles = f.filters * ceil_div(f.weight_elements // f.filters, _TILE)
         # As many parts as fill the card, but none of a few pixels only.
         most = ceil_div(f.output_pixels, _LEAST_PIXELS)
-        part_pixels = ceil_div(f.output_pixels, max(1, min(most, ceil_div(self.card.filling, tiles))))
+        part_pixels = ceil_div(f.output_pixels, max(1, min(most, ceil_div(self.card.busy_blocks, tiles))))
         count = ceil_div(f.output_pixels, part_pixels)
         product = KernelCall(
             Program.of(

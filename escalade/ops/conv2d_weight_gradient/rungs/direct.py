@@ -30,7 +30,7 @@ class Direct(Rung[Conv2dWeightGradientProblem, ThreadsConfig]):
     def recipe(self, problem: Conv2dWeightGradientProblem, config: ThreadsConfig) -> Recipe:
         pixels = problem.forward.output_pixels
         # As many parts as fill the card, but none of a few pixels only.
-        wanted = ceil_div(self.card.filling * 256, problem.part_elements)
+        wanted = ceil_div(self.card.busy_blocks * 256, problem.part_elements)
         part_pixels = ceil_div(pixels, max(1, min(_MOST_PARTS, wanted, ceil_div(pixels, _LEAST_PIXELS))))
         count = ceil_div(pixels, part_pixels)
         product = KernelCall(

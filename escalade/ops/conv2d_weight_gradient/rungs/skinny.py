@@ -8,7 +8,7 @@ from typing import NamedTuple
 from escalade.device.program import Constant, Program
 from escalade.device.recipe import Buffer, Ints, KernelCall, Recipe
 from escalade.ops.base.accuracy import SPLIT_ROUNDING, tf32_tolerance
-from escalade.ops.base.card import LEAST_SHARED, Card
+from escalade.ops.base.card import MIN_SHARED, Card
 from escalade.ops.base.dtypes import full_vector
 from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.rung import Config, Rung
@@ -169,7 +169,7 @@ class _Bands:
         return ceil_div(self.roles.channels, self.block_channels)
 
     def work(self, card: Card) -> parts.Work:
-        blocks = min(self.blocks_per_sm, card.blocks_with(self.shared_bytes))
+        blocks = min(self.blocks_per_sm, card.resident_blocks(self.shared_bytes))
         f = self.problem.forward
         columns = 8 * ceil_div(self.roles.columns_of(self.problem.bias), 8)
         products = (
@@ -219,14 +219,14 @@ class Skinny(Rung[Conv2dWeightGradientProblem, SkinnyConfig]):
         for warps_m in (warps for warps in (8, 4, 2, 1) if warps == 1 or warps <= wanted):
             for band in BANDS:
                 cut = _Bands(problem, roles, SkinnyConfig(warps_m, band))
-                if cut.shared_bytes <= LEAST_SHARED:
+                if cut.shared_bytes <= MIN_SHARED:
                     found.append(replace(cut.config, part_bands=cut.work(self.card).best()))
         return tuple(sorted(found, key=lambda config: self.estimate(problem, config)))
 
     def estimate(self, problem: Conv2dWeightGradientProblem, config: SkinnyConfig) -> float:
         work = _Bands(problem, Roles.of(problem.forward), config).work(self.card)
         loaded = LOADED.get(problem.dtype, MOSTLY_LOADED)
-        reading = self.card.passing(problem.traffic) * self.card.rates.clock / loaded
+        reading = self.card.transfer_us(problem.traffic) * self.card.rates.clock / loaded
         clocks = max(work.cost(config.part_bands), reading)
         return self.card.microseconds(clocks, 0, launches=2)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from escalade.device.program import Program
 from escalade.device.recipe import Buffer, KernelCall, Recipe, TiledMap, Workspace
-from escalade.ops.base.card import BLOCK_SHARED, Card
+from escalade.ops.base.card import RESERVED_SHARED, Card
 from escalade.ops.base.dtypes import element
 from escalade.ops.base.grid import blocks, ceil_div
 from escalade.ops.base.rung import Config
@@ -163,7 +163,7 @@ class FewChannels(HopperRung[FewChannelsConfig]):
         for shape in _shapes(f, packing.boxes):
             for rows in range(1, MOST_ROWS + 1):
                 config = FewChannelsConfig(*shape, rows, _LEAST_STAGES)
-                room = self.card.multiprocessor_shared_bytes // config.blocks_per_sm - BLOCK_SHARED
+                room = self.card.multiprocessor_shared_bytes // config.blocks_per_sm - RESERVED_SHARED
                 stages = min(_MOST_STAGES, room // (config.stage_bytes(packing) + 16))
                 if f.output_height % rows == 0 and stages >= _LEAST_STAGES:
                     found.append(

@@ -8,7 +8,7 @@ from functools import cache
 
 from escalade.device.program import Program
 from escalade.device.recipe import Buffer, KernelCall, Recipe, WeightsReady
-from escalade.ops.base.card import LEAST_SHARED, Card
+from escalade.ops.base.card import MIN_SHARED, Card
 from escalade.ops.base.dtypes import full_vector
 from escalade.ops.base.grid import blocks, ceil_div
 from escalade.ops.base.rung import Config, Rung
@@ -131,7 +131,7 @@ class _Tiling:
         registers = 8 * ceil_div(c.run * c.filters + kept + self.window + c.filters + 32, 8)
         return min(
             self.card.registers // (registers * c.threads),
-            self.card.blocks_with(self.shared_bytes),
+            self.card.resident_blocks(self.shared_bytes),
             2048 // c.threads,
         )
 
@@ -215,10 +215,10 @@ def _row_configs(problem: FewChannelsProblem, card: Card) -> tuple[RowsConfig, .
         tiling = _Tiling(problem, config, card)
         # A block that leaves half its threads idle makes sense only where there are no more tasks.
         idle = tiling.tasks <= config.threads // 2 and (config.threads > 128 or tiling.row_tiles > 1)
-        if not idle and tiling.shared_bytes <= LEAST_SHARED and tiling.resident and tiling.blocks < 2**31:
+        if not idle and tiling.shared_bytes <= MIN_SHARED and tiling.resident and tiling.blocks < 2**31:
             found[config] = tiling.efficiency
     if not found:  # of rows this long, a block has few
-        found = {c: 1.0 for c in _shapes(problem) if _Tiling(problem, c, card).shared_bytes <= LEAST_SHARED}
+        found = {c: 1.0 for c in _shapes(problem) if _Tiling(problem, c, card).shared_bytes <= MIN_SHARED}
     return tuple(sorted(found, key=lambda config: -found[config])[:12])
 
 
@@ -232,7 +232,7 @@ class Rows(Rung[FewChannelsProblem, RowsConfig]):
         refusal = arguments.pools_before(self.name, p) or arguments.too_wide(self.name, p)
         if refusal:
             return refusal
-        if not any(_Tiling(p, config, self.card).shared_bytes <= LEAST_SHARED for config in _shapes(p)):
+        if not any(_Tiling(p, config, self.card).shared_bytes <= MIN_SHARED for config in _shapes(p)):
             return (
                 "the rows of x that one row of y needs do not fit in shared memory; `direct` takes any number"
             )

@@ -9,7 +9,7 @@ from functools import lru_cache
 
 from escalade.device.program import Constant, Program, Type
 from escalade.device.recipe import Buffer, KernelCall, Recipe, Workspace
-from escalade.ops.base.card import LEAST_SHARED, Card
+from escalade.ops.base.card import MIN_SHARED, Card
 from escalade.ops.base.dtypes import ELEMENT_BYTES, element
 from escalade.ops.base.grid import blocks, ceil_div
 from escalade.ops.base.rung import Config, Rung
@@ -293,9 +293,9 @@ def _fitting(problem: FewChannelsProblem, card: Card) -> Iterator[TileConfig]:
         if images > max(1, problem.batch) or warps > sm_warps:
             continue
         product = Product(problem, TileConfig(images, rows, warps, 1, tiles_n))
-        if product.shared_bytes > LEAST_SHARED:
+        if product.shared_bytes > MIN_SHARED:
             continue
-        blocks_per_sm = min(sm_warps // warps, card.blocks_with(product.shared_bytes))
+        blocks_per_sm = min(sm_warps // warps, card.resident_blocks(product.shared_bytes))
         yield replace(product.config, blocks_per_sm=blocks_per_sm)
 
 
@@ -315,7 +315,7 @@ class TensorCore(Rung[FewChannelsProblem, TileConfig]):
     """The activation and pooling in registers, instead of by a launch of their own."""
 
     @property
-    def scales_together(self) -> bool:
+    def scales_across_batch(self) -> bool:
         return "fp32" in self.dtypes  # a tile of small images has several of them, and one power of two
 
     def supports(self, problem: FewChannelsProblem) -> str | None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from escalade.device.architecture import WITH_CLUSTERS
 from escalade.device.program import Constant, Macro, Program, Type
 from escalade.device.recipe import Buffer, Int64, KernelCall, Recipe, Workspace
-from escalade.ops.base.card import BLOCK_SHARED, Card
+from escalade.ops.base.card import RESERVED_SHARED, Card
 from escalade.ops.base.dtypes import ELEMENT_BYTES, element, widest_vector
 from escalade.ops.base.grid import blocks, ceil_div
 from escalade.ops.base.rung import Config, Rung
@@ -149,7 +149,7 @@ def _by_themselves(size: int, problem: MlpProblem, card: Card) -> list[WarpsConf
     fitting = [
         WarpsConfig(warps, 1, sets, 1, unroll, True, resident)
         for sets, warps, resident, unroll in shapes
-        if (size + BLOCK_SHARED) * resident <= card.multiprocessor_shared_bytes
+        if (size + RESERVED_SHARED) * resident <= card.multiprocessor_shared_bytes
     ]
     through_caches = [WarpsConfig(warps, 1, 1, 1, 4, False, resident) for warps, resident in ((4, 4), (8, 1))]
     return sorted(

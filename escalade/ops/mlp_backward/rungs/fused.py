@@ -233,7 +233,7 @@ class Fused(Rung[MlpBackwardProblem, FusedConfig]):
 
 
 def _blocks_per_sm(planned: Plan, config: FusedConfig, card: Card) -> int:
-    return max(1, min(512 // config.threads, card.blocks_with(planned.shared_bytes)))
+    return max(1, min(512 // config.threads, card.resident_blocks(planned.shared_bytes)))
 
 
 def _spell(problem: MlpBackwardProblem, number: int, one: LayerPlan) -> str:

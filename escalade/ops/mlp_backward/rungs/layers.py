@@ -54,7 +54,7 @@ class _Steps:
         self._calls: list[KernelCall] = []
         self._workspaces: dict[str, int] = {}
         # As many parts of the rows as fill the card, but not so many that adding them up is the larger work.
-        wanted = ceil_div(card.filling * 256, problem.parameter_elements)
+        wanted = ceil_div(card.busy_blocks * 256, problem.parameter_elements)
         self._parts = max(1, min(_MOST_PARTS, wanted, ceil_div(problem.batch, 16)))
 
     def recipe(self) -> Recipe:

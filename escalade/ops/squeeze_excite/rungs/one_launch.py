@@ -8,7 +8,7 @@ from typing import Any
 from escalade.device.architecture import WITH_WGMMA
 from escalade.device.program import Constant, Macro, Program
 from escalade.device.recipe import KernelCall, Recipe
-from escalade.ops.base.card import LEAST_SHARED, TWIN, Card
+from escalade.ops.base.card import MIN_SHARED, TWIN, Card
 from escalade.ops.base.dtypes import ELEMENT_BYTES, widest_vector
 from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.rung import Config, Rung
@@ -97,7 +97,7 @@ class OneLaunch(Rung[SqueezeExciteProblem, OneLaunchConfig]):
             for images in (1, 2, 4)
             for threads in (512, 256)
             if images == 1 or images <= most
-            if (config := OneLaunchConfig(threads, images, cluster)).shared_bytes(problem) <= LEAST_SHARED
+            if (config := OneLaunchConfig(threads, images, cluster)).shared_bytes(problem) <= MIN_SHARED
         ]
 
     def estimate(self, problem: SqueezeExciteProblem, config: OneLaunchConfig) -> float:
@@ -106,9 +106,9 @@ class OneLaunch(Rung[SqueezeExciteProblem, OneLaunchConfig]):
         """
         p, rates, size = problem, self.card.rates, ELEMENT_BYTES[problem.dtype]
         blocks = config.clusters(p) * config.cluster
-        usable = max(1, self.card.clusters_at_once(config.cluster) * config.cluster)
+        usable = max(1, self.card.max_active_clusters(config.cluster) * config.cluster)
         resident = min(
-            self.card.registers // (_REGISTERS * config.threads), self.card.blocks_with(config.shared_bytes(p)),
+            self.card.registers // (_REGISTERS * config.threads), self.card.resident_blocks(config.shared_bytes(p)),
             max(1, ceil_div(blocks, usable)),
         )  # fmt: skip
         waves = ceil_div(blocks, resident * usable)
@@ -116,7 +116,7 @@ class OneLaunch(Rung[SqueezeExciteProblem, OneLaunchConfig]):
         weights = 2 * p.weight_elements / config.cluster
         clocks = (pixels + weights) * size / rates.copies.loads
         clocks += (2 * pixels + (1 + config.images) * weights) / LANES
-        moved = max(self.card.passing(p.elements * size), waves * resident * clocks / rates.clock)
+        moved = max(self.card.transfer_us(p.elements * size), waves * resident * clocks / rates.clock)
         moved += config.clusters(p) * 2 * p.weight_elements * size / rates.l2
         meetings = 2 * MEETING_US if config.cluster > 1 else 0.0
         each = ceil_div(ceil_div(p.pixels, config.cluster), config.groups(p))
@@ -157,7 +157,7 @@ def one_launch_pays(problem: SqueezeExciteProblem, card: Card = TWIN) -> bool:
     able = [rung.on(card) for rung in rungs if rung.supports(problem) is None]
     times = [rung.estimate(problem, rung.configs(problem)[0]) for rung in able]
     separate = 3 * (card.rates.launch_us + SMALL_LAYER_US)
-    separate += card.passing(problem.elements * ELEMENT_BYTES[problem.dtype])
+    separate += card.transfer_us(problem.elements * ELEMENT_BYTES[problem.dtype])
     return min(times, default=separate) < separate
 
 

@@ -160,9 +160,9 @@ class Sliced(Rung[SqueezeExciteProblem, SlicedConfig]):
         """
         p, rates, size = problem, self.card.rates, ELEMENT_BYTES[problem.dtype]
         blocks = config.clusters(p) * config.cluster
-        usable = max(1, self.card.clusters_at_once(config.cluster) * config.cluster)
+        usable = max(1, self.card.max_active_clusters(config.cluster) * config.cluster)
         most = min(self.card.registers // _REGISTERS, _THREADS_HELD) // config.threads
-        held = min(most, self.card.blocks_with(config.shared_bytes(p) + _STATIC_BYTES))
+        held = min(most, self.card.resident_blocks(config.shared_bytes(p) + _STATIC_BYTES))
         resident = min(held, ceil_div(blocks, usable))
         waves = ceil_div(blocks, resident * usable)
         rate = rates.copies.loads
@@ -179,7 +179,7 @@ class Sliced(Rung[SqueezeExciteProblem, SlicedConfig]):
         if config.cluster > 1:
             steps += EXCHANGE_US * (1 + config.cluster) + CLUSTERED_US * blocks / waves
         lines = line_factor(config.slices, config.width(p) * size)
-        moved = max(self.card.passing(p.elements * size) * lines, summed)
+        moved = max(self.card.transfer_us(p.elements * size) * lines, summed)
         return rates.launch_us + waves * (steps + resident * clocks / rates.clock) + moved
 
     def recipe(self, problem: SqueezeExciteProblem, config: SlicedConfig) -> Recipe:

@@ -8,7 +8,7 @@ from itertools import product
 from escalade.device.architecture import WITH_WGMMA
 from escalade.device.program import Program
 from escalade.device.recipe import Buffer, KernelCall, Recipe
-from escalade.ops.base.card import BLOCK_SHARED, Card
+from escalade.ops.base.card import RESERVED_SHARED, Card
 from escalade.ops.base.grid import blocks
 from escalade.ops.base.rung import Config, Rung
 from escalade.ops.stem.problem import StemProblem
@@ -43,7 +43,7 @@ class WarpgroupConfig(Config):
         rows = tiling.conv_rows(self.rows)
         busy = rows * filter_steps(problem) * max(self.columns / 2, 24.0) + tiling.staged_pixels / 8
         alone = busy + rows * (150 + 2.5 * self.columns) + STAGING_CLOCKS
-        sharing = min(self.blocks_per_sm, card.blocks_with(self.shared_bytes(problem)))
+        sharing = min(self.blocks_per_sm, card.resident_blocks(self.shared_bytes(problem)))
         groups = problem.filters // 64
         return groups * tiling.clocks(busy, alone, sharing, card)
 
@@ -57,7 +57,7 @@ def warpgroup_configs(problem: StemProblem, card: Card) -> tuple[WarpgroupConfig
     for rows, columns in product((1, 2, 4, 7, 8, 14), WARPGROUP_COLUMNS):
         registers = 8 * blocks(4 * filter_steps(problem) + columns // 2 + columns // 8 + 40, 8)
         config = WarpgroupConfig(rows, columns, min(8, card.registers // (128 * registers)))
-        if config.shared_bytes(problem) <= card.shared_bytes - BLOCK_SHARED:
+        if config.shared_bytes(problem) <= card.shared_bytes - RESERVED_SHARED:
             found.append(config)
     return tuple(sorted(found, key=lambda config: config.cost(problem, card))[:12])
 

@@ -7,7 +7,7 @@ from itertools import product
 
 from escalade.device.program import Program
 from escalade.device.recipe import Buffer, KernelCall, Recipe, ReleaseDependents
-from escalade.ops.base.card import LEAST_SHARED, Card
+from escalade.ops.base.card import MIN_SHARED, Card
 from escalade.ops.base.grid import blocks
 from escalade.ops.base.rung import Config, Rung
 from escalade.ops.stem.problem import StemProblem
@@ -54,7 +54,7 @@ class WarpConfig(Config):
         rows = tiling.conv_rows(self.band_rows) * self.segments
         busy = 1.65 * warp_products * self.warps(problem) + tiling.staged_pixels / 8
         alone = max(12.0 * warp_products, busy) + rows * (100 + 30 * self.column_blocks) + STAGING_CLOCKS
-        sharing = min(self.blocks_per_sm, card.blocks_with(self.shared_bytes(problem)))
+        sharing = min(self.blocks_per_sm, card.resident_blocks(self.shared_bytes(problem)))
         return tiling.clocks(busy, alone, sharing, card)
 
 
@@ -77,7 +77,7 @@ def warp_configs(problem: StemProblem, card: Card) -> tuple[WarpConfig, ...]:
         config = WarpConfig(
             bands, band_rows, column_blocks, segments, max(1, card.registers // (32 * registers * warps))
         )
-        if config.shared_bytes(problem) <= LEAST_SHARED:
+        if config.shared_bytes(problem) <= MIN_SHARED:
             found.append(config)
     return tuple(sorted(found, key=lambda config: config.cost(problem, card))[:12])
 

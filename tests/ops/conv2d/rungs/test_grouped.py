@@ -12,8 +12,8 @@ from escalade.device.nvrtc import compile_program
 from escalade.device.recipe import KernelCall
 from escalade.device.run import TwinOptions, bind
 from escalade.device.twin import Order
-from escalade.ops.base.card import HOPPER_SHARED, LEAST_SHARED
-from escalade.ops.base.cards import typical
+from escalade.ops.base.card import HOPPER_SHARED, MIN_SHARED
+from escalade.ops.base.cards import typical_card
 from escalade.ops.conv2d import Conv2d, Conv2dProblem
 from escalade.ops.conv2d.rungs.grouped import RUNGS, GroupedConfig
 from tests.support import Sample, check
@@ -139,9 +139,9 @@ def test_the_residual_may_be_overwritten(seed: int) -> None:
 
 def test_a_card_with_little_shared_memory_is_told_of_it() -> None:
     problem = grouped(512, 512, 28, 3, 8, stride=2)
-    assert RUNG.on(typical("sm_90a")).refusal(problem) is None
-    assert "shared memory" in (RUNG.on(typical("sm_86")).refusal(problem) or "")
-    assert RUNG.on(typical("sm_86")).refusal(RESNEXT) is None
+    assert RUNG.on(typical_card("sm_90a")).refusal(problem) is None
+    assert "shared memory" in (RUNG.on(typical_card("sm_86")).refusal(problem) or "")
+    assert RUNG.on(typical_card("sm_86")).refusal(RESNEXT) is None
 
 
 RESNEXT = grouped(128, 128, 56, 3, 32, batch=256)
@@ -189,4 +189,4 @@ def test_the_best_configs_fit_and_do_not_spill(problem: Conv2dProblem, sample: S
         assert resources.spill_bytes == 0, config
         assert resources.registers * call.block[0] * config.as_dict()["blocks_per_sm"] <= 65536, config
     (call,) = RUNG.recipe(problem, RUNG.configs(problem)[0]).steps
-    assert isinstance(call, KernelCall) and call.shared_bytes <= LEAST_SHARED, "the first fits every card"
+    assert isinstance(call, KernelCall) and call.shared_bytes <= MIN_SHARED, "the first fits every card"

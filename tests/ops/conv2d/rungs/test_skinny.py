@@ -46,10 +46,10 @@ def test_of_nans_the_last_has_the_place() -> None:
     problem = posed("3to64_6_k3s1_b1_bias+relu+pool2+places")
     inputs = CONV2D.inputs(problem, CPU, 0)
     inputs["x"][0, 1, 3, 3] = torch.nan
-    results = {"y": CONV2D.output(problem, CPU), **CONV2D.further_outputs(problem, CPU)}
+    results = {"y": CONV2D.output(problem, CPU), **CONV2D.extra_outputs(problem, CPU)}
     bind(SKINNY.recipe(problem, SKINNY.configs(problem)[0]), {**inputs, **results})()
     assert results["y"].isnan().equal(CONV2D.reference(problem, inputs).isnan())
-    assert results["places"].equal(CONV2D.further_references(problem, inputs)["places"].byte())
+    assert results["places"].equal(CONV2D.extra_references(problem, inputs)["places"].byte())
 
 
 def test_the_first_layer_of_an_autoencoder_takes_it_and_that_of_a_resnet_does_not() -> None:

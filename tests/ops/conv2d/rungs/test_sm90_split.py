@@ -14,7 +14,7 @@ from escalade.device.run import TwinOptions, bind
 from escalade.device.twin import Order
 from escalade.ops.base.accuracy import relative_error
 from escalade.ops.base.card import HOPPER_SHARED
-from escalade.ops.base.cards import typical
+from escalade.ops.base.cards import typical_card
 from escalade.ops.conv2d import Conv2d, Conv2dProblem
 from escalade.ops.conv2d.rungs import sm90_split
 from escalade.ops.conv2d.rungs.sm90_split import CONFIGS, SplitConfig
@@ -210,8 +210,11 @@ def test_what_is_refused(changes: dict[str, Any], reason: str) -> None:
 
 
 def test_it_is_for_hopper_alone() -> None:
-    assert RUNG.on(typical("sm_90a")).refusal(LARGE) is None and RUNG.on(typical(None)).refusal(LARGE) is None
-    assert "sm_90a" in (RUNG.on(typical("sm_100")).refusal(LARGE) or "")
+    assert (
+        RUNG.on(typical_card("sm_90a")).refusal(LARGE) is None
+        and RUNG.on(typical_card(None)).refusal(LARGE) is None
+    )
+    assert "sm_90a" in (RUNG.on(typical_card("sm_100")).refusal(LARGE) or "")
 
 
 def test_large_problems_take_large_tiles_and_small_ones_small_tiles() -> None:

@@ -248,7 +248,7 @@ def test_splits_are_those_that_shorten_the_sum() -> None:
     for config in RUNG.configs(problem):
         assert isinstance(config, StreamedConfig) and config.splits in (1, 2, 3, 4, 8)
         (call,) = RUNG.recipe(problem, config).steps
-        assert isinstance(call, KernelCall) and call.grid[0] // config.splits <= H200.clusters_at_once(
+        assert isinstance(call, KernelCall) and call.grid[0] // config.splits <= H200.max_active_clusters(
             config.splits
         )
 

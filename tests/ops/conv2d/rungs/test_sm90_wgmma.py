@@ -14,7 +14,7 @@ from escalade.device.run import TwinOptions, bind
 from escalade.device.twin import Order
 from escalade.ops.base.accuracy import relative_error
 from escalade.ops.base.card import HOPPER_SHARED
-from escalade.ops.base.cards import typical
+from escalade.ops.base.cards import typical_card
 from escalade.ops.base.rung import Rung
 from escalade.ops.conv2d import Conv2d, Conv2dProblem
 from tests.support import Sample, check
@@ -150,8 +150,11 @@ def test_what_is_refused(rung: Rung[Conv2dProblem], changes: dict[str, Any], rea
 
 @each_rung
 def test_it_is_for_hopper_alone(rung: Rung[Conv2dProblem]) -> None:
-    assert rung.on(typical("sm_90a")).refusal(LARGE) is None and rung.on(typical(None)).refusal(LARGE) is None
-    assert "sm_90a" in (rung.on(typical("sm_100")).refusal(LARGE) or "")
+    assert (
+        rung.on(typical_card("sm_90a")).refusal(LARGE) is None
+        and rung.on(typical_card(None)).refusal(LARGE) is None
+    )
+    assert "sm_90a" in (rung.on(typical_card("sm_100")).refusal(LARGE) or "")
 
 
 @each_rung

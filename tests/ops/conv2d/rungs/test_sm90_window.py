@@ -14,7 +14,7 @@ from escalade.device.recipe import KernelCall, Recipe
 from escalade.device.run import TwinOptions, bind
 from escalade.device.twin import Order, TwinError
 from escalade.ops.base.card import HOPPER_SHARED
-from escalade.ops.base.cards import typical
+from escalade.ops.base.cards import typical_card
 from escalade.ops.conv2d import Conv2d, Conv2dProblem
 from escalade.ops.conv2d.rungs.sm90_window import RUNGS, Window, WindowConfig, stages_of
 from escalade.ops.conv2d.rungs.wgmma_conv import WgmmaConv
@@ -216,10 +216,10 @@ def test_what_is_refused(changes: dict[str, Any], reason: str) -> None:
 
 def test_it_is_for_hopper_alone() -> None:
     assert (
-        WINDOW.on(typical("sm_90a")).refusal(LARGE) is None
-        and WINDOW.on(typical(None)).refusal(LARGE) is None
+        WINDOW.on(typical_card("sm_90a")).refusal(LARGE) is None
+        and WINDOW.on(typical_card(None)).refusal(LARGE) is None
     )
-    assert "sm_90a" in (WINDOW.on(typical("sm_100")).refusal(LARGE) or "")
+    assert "sm_90a" in (WINDOW.on(typical_card("sm_100")).refusal(LARGE) or "")
 
 
 @pytest.mark.parametrize("size", [1, 7, 14, 28, 56, 57, 224, 1000])

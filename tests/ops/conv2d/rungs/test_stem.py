@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from escalade.ops import OPERATIONS
-from escalade.ops.base.cards import typical
+from escalade.ops.base.cards import typical_card
 from escalade.ops.choose.choice import estimated
 from escalade.ops.conv2d import Conv2d, Conv2dProblem
 from tests.support import check
@@ -37,8 +37,8 @@ def test_small_odd_sizes(changes: dict[str, Any], seed: int) -> None:
 
 
 def test_the_first_layer_of_a_network_goes_there() -> None:
-    assert estimated(OPERATIONS["conv2d"], FIRST, typical("sm_90a")).rung.name == RUNG.name
-    assert estimated(OPERATIONS["conv2d"], FIRST, typical("sm_80")).rung.name != RUNG.name
+    assert estimated(OPERATIONS["conv2d"], FIRST, typical_card("sm_90a")).rung.name == RUNG.name
+    assert estimated(OPERATIONS["conv2d"], FIRST, typical_card("sm_80")).rung.name != RUNG.name
 
 
 @pytest.mark.parametrize(

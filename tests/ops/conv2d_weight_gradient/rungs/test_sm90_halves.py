@@ -39,7 +39,7 @@ def test_numbers_of_any_magnitude(of_x: float, of_gradient: float, outlier: floa
     inputs["x"][:, 7] = 0
     inputs["x"][3, 7, 11, 8] = of_x  # which no sample sees
     recipe = WGMMA_SPLIT.recipe(problem, WGMMA_SPLIT.configs(problem)[0])
-    outputs = {"y": OPERATION.output(problem, CPU), **OPERATION.further_outputs(problem, CPU)}
+    outputs = {"y": OPERATION.output(problem, CPU), **OPERATION.extra_outputs(problem, CPU)}
     run = bind(recipe, {**inputs, **outputs})
     for _ in range(2):  # what is noted of magnitudes is gone when the next call comes
         run()
@@ -53,4 +53,4 @@ def test_numbers_of_any_magnitude(of_x: float, of_gradient: float, outlier: floa
 def references(
     problem: Conv2dWeightGradientProblem, inputs: dict[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
-    return {"y": OPERATION.reference(problem, inputs), **OPERATION.further_references(problem, inputs)}
+    return {"y": OPERATION.reference(problem, inputs), **OPERATION.extra_references(problem, inputs)}
