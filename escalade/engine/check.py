@@ -22,6 +22,7 @@ from escalade.engine.graph.graph import ATEN, Batch, Graph, Node, Reference, Sha
 from escalade.engine.nodes import BY_NAME, operator_of
 from escalade.engine.nodes.aten import results_of
 from escalade.engine.nodes.base import Operator
+from escalade.engine.nodes.convert import Normalize
 from escalade.engine.nodes.signature import RESULT, Role, Signature, SizeError, Sizes, is_real, is_whole
 from escalade.errors import UnsupportedError
 
@@ -287,7 +288,7 @@ def _check_normalization(graph: Graph) -> None:
     """Check that normalization is the only reader of an input image."""
     inputs = {entry.name for entry in graph.inputs}
     for node in graph:
-        if operator_of(node).is_image_scaling:
+        if Normalize.matches(node):
             image = node.inputs["x"]
             _require(
                 image in inputs and graph.only_user(image) is node,

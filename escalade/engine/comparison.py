@@ -17,8 +17,7 @@ from escalade.device.timing import Subject, time_interleaved
 from escalade.engine.graph.forms import STORAGE
 from escalade.engine.graph.graph import Graph
 from escalade.engine.nodes import operator_of
-from escalade.engine.nodes.arithmetic import own_arithmetic
-from escalade.engine.nodes.evaluate import compute
+from escalade.engine.nodes.evaluate import compute, own_arithmetic
 from escalade.engine.plan.constants import ConstantCache
 from escalade.engine.plan.kernel_program import KernelProgram
 from escalade.engine.plan.kernels import PlanKernels

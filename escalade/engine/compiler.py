@@ -18,8 +18,8 @@ from escalade.engine.file import reading
 from escalade.engine.graph.forms import require_dtype
 from escalade.engine.graph.graph import Batch, Graph
 from escalade.engine.network import Shapes
-from escalade.engine.nodes.arithmetic import own_arithmetic
-from escalade.engine.nodes.normalise import Normalise
+from escalade.engine.nodes.convert import Normalize
+from escalade.engine.nodes.evaluate import own_arithmetic
 from escalade.engine.passes import fuse
 from escalade.engine.passes.calibrate import ranges, transfer_ranges
 from escalade.engine.programs import example_of, module_of, read_program
@@ -313,7 +313,7 @@ def insert_normalization(graph: Graph, normalize: Normalization) -> None:
     scale = graph.add_constant("normalise_scale", (1 / (255 * std)).float())
     shift = graph.add_constant("normalise_shift", (-mean / std).float())
     inputs = {"x": image.name, "scale": scale, "shift": shift}
-    node = Normalise.node(name, inputs, {}, image.shape, image.dtype)
+    node = Normalize.node(name, inputs, {}, image.shape, image.dtype)
     graph.replace_uses(image.name, name)
     first = next(iter(graph.nodes), None)
     if first is None:

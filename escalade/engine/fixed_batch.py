@@ -11,8 +11,7 @@ import torch
 
 from escalade.engine.calls import Calls
 from escalade.engine.graph.graph import Batch, Dimension, Graph, map_leaves
-from escalade.engine.nodes.arithmetic import own_arithmetic
-from escalade.engine.nodes.evaluate import compute
+from escalade.engine.nodes.evaluate import compute, own_arithmetic
 from escalade.engine.plan.program import OutTensors, PlanProgram, copy_into
 from escalade.errors import UnsupportedError
 

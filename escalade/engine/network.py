@@ -9,7 +9,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from escalade.engine.graph.graph import Batch, Graph, fixed_shape
-from escalade.engine.nodes.arithmetic import own_arithmetic
+from escalade.engine.nodes.evaluate import own_arithmetic
 from escalade.engine.passes import optimize
 from escalade.engine.passes.fusion_level import FusionLevel
 from escalade.engine.plan.constants import ConstantPool

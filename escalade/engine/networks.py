@@ -9,7 +9,7 @@ import torch
 from escalade.engine.fixed_batch import require_independent_items
 from escalade.engine.graph.graph import Graph
 from escalade.engine.network import GraphProvider, Network, Shapes, format_call
-from escalade.engine.nodes import operator_of
+from escalade.engine.nodes.stem import normalizes_input
 from escalade.engine.plan.constants import ConstantPool
 from escalade.engine.settings import Settings
 from escalade.errors import UnsupportedError
@@ -91,8 +91,7 @@ class Networks:
                 raise UnsupportedError(f"{name} is {tensor.dtype}; pass {wanted} as the model takes")
             return
         if tensor.dtype == torch.uint8 and not any(
-            node.inputs.get("x") == name and operator_of(node).normalises(node)
-            for node in self.first.optimized("nchw")
+            node.inputs.get("x") == name and normalizes_input(node) for node in self.first.optimized("nchw")
         ):
             raise UnsupportedError(
                 f"{name} is uint8; compile the model with normalize=(mean, std) to pass uint8 images"

@@ -27,7 +27,7 @@ from escalade.engine.graph.forms import InputFormat
 from escalade.engine.graph.graph import Batch, Graph
 from escalade.engine.network import GraphProvider, Network
 from escalade.engine.networks import Networks
-from escalade.engine.nodes.arithmetic import own_arithmetic
+from escalade.engine.nodes.evaluate import own_arithmetic
 from escalade.engine.passes import for_batch
 from escalade.engine.passes.fusion_level import FusionLevel
 from escalade.engine.plan.constants import ConstantCache

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from escalade.engine import Engine, compile
-from escalade.engine.nodes import operator_of
+from escalade.engine.nodes.convert import Normalize
 from escalade.errors import UnsupportedError
 from escalade.models import ResNet
 from escalade_apps.classify.images import Crop, Source
@@ -67,7 +67,7 @@ def classes_of(engine: Engine) -> int:
         raise UnsupportedError(
             f"the output of the network has {len(shape)} dimensions; a classifier's is [batch, classes]"
         )
-    if not any(operator_of(node).is_image_scaling for node in graph):
+    if not any(Normalize.matches(node) for node in graph):
         raise UnsupportedError(
             "the engine was compiled without normalize=(mean, std), so it does not take images as bytes; compile or "
             "build it again with normalize"

@@ -18,7 +18,7 @@ from escalade.engine import compile
 from escalade.engine.capture.export import capture
 from escalade.engine.engine import Engine
 from escalade.engine.nodes import linear
-from escalade.engine.nodes.arithmetic import own_arithmetic
+from escalade.engine.nodes.evaluate import own_arithmetic
 from escalade.engine.plan import kernels, multi_output
 from escalade.engine.plan.kernel_program import KernelProgram
 from escalade.errors import CompileError

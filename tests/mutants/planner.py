@@ -187,7 +187,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "planner/reversed-bytes-are-as-they-lie",
         "escalade/engine/plan/moves.py",
-        "or moved[0].reversed or",
+        "or moves[0].reversed or",
         "or",
         ("tests/engine/plan/test_random_plans.py", "tests/engine/plan/test_moves.py"),
     ),

@@ -24,7 +24,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from escalade.device.torch_private import FAST_PATHS
 from escalade.engine.capture.fake_tensor import TraceTensor
-from escalade.engine.nodes.arithmetic import one_at_a_time, without_autocast
+from escalade.engine.nodes.evaluate import modes_lock, without_autocast
 from escalade.ops.base.switches import save_flags
 
 # Warning filters, settings, random state and much of what `torch.export` patches are global to the process.
@@ -64,7 +64,7 @@ def preserve_global_state(model: nn.Module, autocast: bool) -> Iterator[GlobalSt
         global_state = GlobalState(model)
         stack.callback(global_state.restore)
         stack.enter_context(_preserve_random_state(_initialized_gpus()))
-        with one_at_a_time:  # an engine call in another thread changes settings too
+        with modes_lock:  # an engine call in another thread changes settings too
             stack.callback(_restore_settings, [read() for read, _ in _SETTINGS], save_flags())
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")
@@ -302,7 +302,7 @@ def _clear_cache(cached: Any, misses: int, exclusive: bool) -> None:
 
 
 def _restore_settings(before: list[Any], restore_switches: Callable[[], None]) -> None:
-    with one_at_a_time, FAST_PATHS.allow_flag_changes():
+    with modes_lock, FAST_PATHS.allow_flag_changes():
         restore_switches()
         for (read, write), value in zip(_SETTINGS, before, strict=True):
             if read() != value:

@@ -25,7 +25,7 @@ from escalade.engine.graph.graph import (
     dtype_name,
     map_leaves,
 )
-from escalade.engine.nodes.recognition import recognise_captured
+from escalade.engine.nodes.matching import match_captured
 from escalade.errors import UnsupportedError
 
 _NORMS = (torch.ops.aten.native_layer_norm.default, torch.ops.aten.native_group_norm.default)
@@ -84,7 +84,7 @@ class FxReader:
         node = self._node(graph, fx, call, target, value)
         if result is not None:
             node = node.with_attributes(result=result, **({"call": call.name} if graph.typed else {}))
-        recognized = recognise_captured(node, target, graph)
+        recognized = match_captured(node, target, graph)
         if isinstance(recognized, str):  # a no-op: the name of its input
             name = recognized
         else:

@@ -10,7 +10,7 @@ import torch
 from escalade.engine.capture.model_copy import OriginalModel
 from escalade.engine.capture.reader import CaptureError
 from escalade.engine.graph.graph import Graph
-from escalade.engine.nodes import operator_of
+from escalade.engine.nodes.aten import is_random, unread_inputs
 from escalade.engine.nodes.evaluate import compute
 
 
@@ -59,7 +59,7 @@ def _ancestors(graph: Graph, values: list[str] | tuple[str, ...]) -> set[str]:
     needed = set(values)
     for node in reversed(tuple(graph)):
         if node.name in needed:
-            unread = operator_of(node).disregarded(node)
+            unread = unread_inputs(node)
             needed.update(name for role, name in node.inputs.items() if role not in unread)
     return needed
 
@@ -75,7 +75,7 @@ def _written_values(
         **{name: tensor for name, tensor in replaced.items() if name in subgraph.constants},
     }
     for node in subgraph:
-        if operator_of(node).is_random(node) or node.depends_on_batch:
+        if is_random(node) or node.depends_on_batch:
             return None
         if any(name not in values for name in node.inputs.values()):
             return None

@@ -1,4 +1,4 @@
-"""PyTorch's own operators: what Escalade has no node of its own for."""
+"""PyTorch operators without a node of our own, and those that are no-ops in a plan."""
 
 from __future__ import annotations
 
@@ -18,50 +18,44 @@ from escalade.engine.graph.aten import (
     takes_any_layout,
     to_memory_order,
 )
-from escalade.engine.graph.graph import ATEN, ORDERS, READ, WRITTEN, Node, Reference, map_leaves
-from escalade.engine.nodes.aten_call import name_of
-from escalade.engine.nodes.aten_movements import MOVEMENTS
-from escalade.engine.nodes.base import Layouts, Operator, Tensors
-from escalade.engine.nodes.lowering import NHWC, OWN, Moved
+from escalade.engine.graph.graph import ATEN, ORDERS, READ, WRITTEN, Graph, Node, Reference, map_leaves
+from escalade.engine.nodes.base import AtenCall, Layouts, Match, Matcher, Operator, Tensors, name_of
+from escalade.engine.nodes.lowering import NHWC, OWN, ElementMove
+from escalade.engine.nodes.movement import ATEN_MOVES
 from escalade.errors import EscaladeError
 
-_FRESH = frozenset("full_like ones_like zeros_like new_full new_ones new_zeros fill zero".split())
-"""Operators that make a tensor like another one, whatever is in it."""
-_REPEATING = frozenset(
-    "expand expand_as broadcast_to repeat tile repeat_interleave broadcast_tensors".split()
-)
-"""Operators that repeat a tensor along dimensions, or some of it where a size is not one."""
+_FACTORIES = frozenset("full_like ones_like zeros_like new_full new_ones new_zeros fill zero".split())
+"""Operators whose result has the shape and dtype of an operand, but does not depend on its values."""
 _NARROW = frozenset((torch.float16, torch.bfloat16))
 
 
 class Aten(Operator):
-    """A call of one of PyTorch's operators, by name and with its arguments."""
+    """A call of a PyTorch operator, by name and with its arguments."""
 
     name = ATEN
 
     def compute(self, node: Node, inputs: Tensors) -> torch.Tensor:
-        """The operator's result, or that one of several which the node takes."""
-        results = results_of(
-            node.attributes["target"], node.attributes["arguments"], inputs, node.attributes.get(ORDERS, {})
-        )
-        return results[node.attributes.get("result", 0)]
+        a = node.attributes
+        return results_of(a["target"], a["arguments"], inputs, a.get(ORDERS, {}))[a.get("result", 0)]
 
-    def may_share(self, node: Node) -> bool:
+    def may_alias(self, node: Node) -> bool:
         returned = resolve_operator(node.attributes["target"])._schema.returns
         return any(result.alias_info is not None for result in returned)
 
-    def moved(self, node: Node, inputs: Tensors, result: torch.Tensor) -> Sequence[Moved] | None:
-        movement = MOVEMENTS.get(name_of(node.attributes["target"]))
-        if movement is None:
-            return super().moved(node, inputs, result)
+    def element_moves(
+        self, node: Node, inputs: Tensors, result: torch.Tensor
+    ) -> Sequence[ElementMove] | None:
+        moves = ATEN_MOVES.get(name_of(node.attributes["target"]))
+        if moves is None:
+            return super().element_moves(node, inputs, result)
 
         def leaf(value: Any) -> Any:
             return inputs[value.role] if isinstance(value, Reference) else value
 
-        return movement(map_leaves(leaf, node.attributes["arguments"]), result) if result.numel() else None
+        return moves(map_leaves(leaf, node.attributes["arguments"]), result) if result.numel() else None
 
-    def constants_in_pytorch(self, node: Node) -> Mapping[str, str]:
-        """An image's filters in the order of the image, or cuDNN would reorder them at every call; float64 as it is."""
+    def pytorch_constants(self, node: Node) -> Mapping[str, str]:
+        """Return filters of images in NHWC, or cuDNN converts them in each call; other constants in their dtype."""
         forms = dict.fromkeys(node.inputs, OWN)
         is_convolution = "conv" in name_of(node.attributes["target"]) and len(node.shape) == 4
         weight = node.attributes["arguments"].get("weight")
@@ -69,49 +63,34 @@ class Aten(Operator):
             forms[weight.role] = NHWC
         return forms
 
-    def is_weight(self, node: Node, role: str) -> bool:
-        """PyTorch's layers call theirs so."""
-        return Reference(role) in (node.attributes["arguments"].get(name) for name in ("weight", "bias"))
-
     def layouts(self, node: Node, given: Mapping[str, str]) -> Layouts:
-        """PyTorch reads everything as it lies, but for operators that may depend on it: those of other libraries, and
-        in graphs that know how tensors lay when they were captured those that had images in PyTorch's order."""
+        """Return any layout, except for operators that may depend on strides and need NCHW.
+
+        These are operators of other libraries, and in typed graphs those that read NCHW images in capture.
+        """
         operator = resolve_operator(node.attributes["target"])
         is_planar = operator.namespace != "aten" or node.attributes.get(READ) == "nchw"
         if is_planar and not takes_any_layout(operator):
             return Layouts("nchw", "nchw")
-        return Layouts(None, node.attributes.get(WRITTEN, Layouts.of_all(given).written))
-
-    def repeated(self, node: Node) -> str | None:
-        if name_of(node.attributes["target"]) not in _REPEATING:
-            return None
-        arguments = node.attributes["arguments"]
-        given = (
-            arguments["tensors"][node.attributes["result"]]
-            if "result" in node.attributes
-            else arguments.get("self")
-        )
-        return given.role if isinstance(given, Reference) else None
-
-    def is_exact(self, node: Node) -> bool:
-        return (
-            super().is_exact(node) or torch.Tag.pointwise in resolve_operator(node.attributes["target"]).tags
-        )
-
-    def is_random(self, node: Node) -> bool:
-        return is_random_call(resolve_operator(node.attributes["target"]), node.attributes["arguments"])
-
-    def disregarded(self, node: Node) -> frozenset[str]:
-        model = node.attributes["arguments"].get("self")
-        is_fresh = name_of(node.attributes["target"]) in _FRESH and isinstance(model, Reference)
-        return frozenset((model.role,)) if is_fresh else frozenset()
-
-    def left_to_pytorch(self, node: Node) -> str:
-        is_double = node.dtype == "float64"
-        return "float64, which no kernel computes in" if is_double else super().left_to_pytorch(node)
+        return Layouts(None, node.attributes.get(WRITTEN, Layouts.common(given).written))
 
     def title(self, node: Node) -> str:
         return str(node.attributes["target"])
+
+
+def is_random(node: Node) -> bool:
+    """Return True for random operators, which are never folded or merged."""
+    if not Aten.matches(node):
+        return False
+    return is_random_call(resolve_operator(node.attributes["target"]), node.attributes["arguments"])
+
+
+def unread_inputs(node: Node) -> frozenset[str]:
+    """Return the roles of inputs of which only dtype and shape matter."""
+    if not Aten.matches(node) or name_of(node.attributes["target"]) not in _FACTORIES:
+        return frozenset()
+    model = node.attributes["arguments"].get("self")
+    return frozenset((model.role,)) if isinstance(model, Reference) else frozenset()
 
 
 def on_device(node: Node, device: torch.device) -> Node:
@@ -145,7 +124,7 @@ def results_of(
         inputs = {role: to_memory_order(tensor, orders.get(role)) for role, tensor in inputs.items()}
 
     def leaf(value: Any) -> Any:
-        if isinstance(value, torch.device):  # a plan's values are where the plan is
+        if isinstance(value, torch.device):  # the plan's device, not that of capture
             return value if home is None else home
         return inputs[value.role] if isinstance(value, Reference) else value
 
@@ -163,47 +142,114 @@ def results_of(
             named[argument.name] = bound[argument.name]
         else:
             positional.append(bound[argument.name])
-    with in_a_sentence(target):
-        result = _called(operator, positional, named)
+    with reporting_errors(target):
+        result = _call(operator, positional, named)
     return (result,) if isinstance(result, torch.Tensor) else result
 
 
-def _called(operator: torch._ops.OpOverload, positional: list[Any], named: dict[str, Any]) -> Any:
-    """The operator's result, computed in fp32 where PyTorch does not do it in 16 bits."""
+def _call(operator: torch._ops.OpOverload, positional: list[Any], named: dict[str, Any]) -> Any:
+    """Call an operator, in fp32 if PyTorch does not implement it for 16 bits."""
     try:
         return operator(*positional, **named)
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as refusal:
-        given = pytree.tree_leaves((positional, named))
-        narrow = {leaf.dtype for leaf in given if isinstance(leaf, torch.Tensor) and leaf.dtype in _NARROW}
+        leaves = pytree.tree_leaves((positional, named))
+        narrow = {leaf.dtype for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.dtype in _NARROW}
         if len(narrow) != 1:
             raise
         (dtype,) = narrow
-        wide_positional, wide_named = _retyped((positional, named), dtype, torch.float32)
+        wide_positional, wide_named = _cast((positional, named), dtype, torch.float32)
         try:
             result = operator(*wide_positional, **wide_named)
         except RuntimeError:
             raise refusal from None
-        return _retyped(result, torch.float32, dtype)
+        return _cast(result, torch.float32, dtype)
 
 
-def _retyped(values: Any, given: torch.dtype, wanted: torch.dtype) -> Any:
-    """A structure like this one, its tensors of the one dtype in the other."""
+def _cast(values: Any, source: torch.dtype, target: torch.dtype) -> Any:
+    """Cast all tensors of one dtype in a nested structure to another."""
 
     def leaf(value: Any) -> Any:
-        return value.to(wanted) if isinstance(value, torch.Tensor) and value.dtype == given else value
+        return value.to(target) if isinstance(value, torch.Tensor) and value.dtype == source else value
 
     return pytree.tree_map(leaf, values)
 
 
 @contextmanager
-def in_a_sentence(what: str) -> Iterator[None]:
-    """What PyTorch has against a call; that memory has run out is for others to say."""
+def reporting_errors(what: str) -> Iterator[None]:
+    """Turn PyTorch's errors into OperatorError; errors about memory pass through."""
     try:
         yield
     except (EscaladeError, torch.OutOfMemoryError):
         raise
     except Exception as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise OperatorError(f"PyTorch does not do {what} on these tensors: {reason}") from error
+        raise OperatorError(f"PyTorch cannot compute {what} on these tensors: {reason}") from error
+
+
+# No-ops: operators whose result is an existing value of the plan.
+
+
+def keeps_dtype(node: Node, x: str, graph: Graph) -> bool:
+    """Return True if a plan stores `x` in the dtype that a node returns."""
+    dtype, wanted = graph.dtype_of(x), getattr(torch, node.dtype)
+    if graph.typed or torch.float64 in (dtype, wanted):
+        return dtype is wanted
+    return dtype.is_floating_point
+
+
+def is_rounding(node: Node, graph: Graph) -> bool:
+    """Return True if a call of an untyped graph rounds wider floating values to 16 bits, and does nothing else."""
+    if graph.typed or node.op != ATEN or name_of(node.attributes["target"]) not in ("to", "_to_copy"):
+        return False
+    operand = node.attributes["arguments"].get("self")
+    source = graph.dtype_of(node.inputs[operand.role]) if isinstance(operand, Reference) else None
+    is_wide = source is not None and source.is_floating_point and source.itemsize > 2
+    return is_wide and getattr(torch, node.dtype) in (torch.float16, torch.bfloat16)
+
+
+def _identity(node: Node, call: AtenCall, graph: Graph) -> Match:
+    x = call.value("self") or call.value("input")
+    return x if x is not None and graph.shape_of(x) == node.shape else None
+
+
+def _broadcast(node: Node, call: AtenCall, graph: Graph) -> Match:
+    """Match one of several tensors if it has the common shape already."""
+    x = node.inputs[call("tensors")[node.attributes["result"]].role]
+    return x if graph.shape_of(x) == node.shape else None
+
+
+def _dropout(node: Node, call: AtenCall, graph: Graph) -> Match:
+    return None if call("train", call("training", False)) else _identity(node, call, graph)
+
+
+def _to(node: Node, call: AtenCall, graph: Graph) -> Match:
+    """Match a cast between floating dtypes; one to 16 bits stays, since it rounds in fp32 plans too."""
+    x = call.value("self")
+    if x is None or not node.is_floating or x in graph.constants:
+        return None
+    if is_rounding(node, graph):
+        return node
+    return x if keeps_dtype(node, x, graph) else None
+
+
+def _copy(node: Node, call: AtenCall, graph: Graph) -> Match:
+    """Match a copy over all of another value."""
+    x = call.value("src")
+    if x is None or x in graph.constants or not node.is_floating or graph.shape_of(x) != node.shape:
+        return None
+    return x if keeps_dtype(node, x, graph) else None
+
+
+IDENTITIES: dict[str, Matcher] = {
+    **dict.fromkeys(("dropout", "dropout2d", "feature_dropout", "native_dropout"), _dropout),
+    **dict.fromkeys(
+        ("contiguous", "clone", "detach", "alias", "lift_fresh_copy", "expand", "expand_as"), _identity
+    ),
+    "broadcast_tensors": _broadcast,
+    "to": _to,
+    "_to_copy": _to,
+    "copy": _copy,
+}
+"""Matchers of no-ops by the name of PyTorch's operator."""

@@ -1,71 +1,78 @@
-"""Batch normalisation by the statistics of training: a factor and a term for each channel."""
+"""BatchNorm: with running statistics in inference, with batch statistics in training, and its gradients."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from math import prod
+from typing import TypeVar
 
 import torch
+import torch.nn.functional as F
 
 from escalade.engine.graph.graph import Graph, Node
-from escalade.engine.nodes.affine import holdable
-from escalade.engine.nodes.aten_call import AtenCall
 from escalade.engine.nodes.base import (
-    Layouts,
+    CAPTURE,
+    FOLDED,
+    AtenCall,
+    Match,
     Operator,
-    Recognised,
-    Recogniser,
     Tensors,
-    activation_of,
-    finish,
-    is_reordering,
-    spread,
-    with_channels,
+    activate,
+    match_aten,
 )
-from escalade.engine.nodes.lowering import FP32, Forms, Lowered
+from escalade.engine.nodes.lowering import FP32, Forms, Lowered, problem_from
+from escalade.engine.nodes.side_outputs import SideOutput
 from escalade.engine.nodes.signature import (
     EPSILON,
     FLAG,
-    RESULT,
     VECTOR,
     Attributes,
     Role,
     Signature,
     Sizes,
+    vector_sizes,
 )
 from escalade.ops.batch_norm import BATCH_NORM, BatchNormProblem
+from escalade.ops.batch_norm_backward import BATCH_NORM_BACKWARD, BatchNormBackwardProblem, gradients, masked
+from escalade.ops.batch_norm_training import BATCH_NORM_TRAINING, BatchNormTrainingProblem
+from escalade.ops.batch_statistics import for_training
 
-_STATISTICS = {"weight": "weight", "bias": "bias", "mean": "running_mean", "variance": "running_var"}
-"""The constants by role, with PyTorch's names for them."""
+_Problem = TypeVar("_Problem")
+STATISTICS = {"weight": "weight", "bias": "bias", "mean": "running_mean", "variance": "running_var"}
+"""PyTorch's names of the constants in inference, by role."""
+_TRAINING_INPUTS = {
+    "weight": "weight",
+    "bias": "bias",
+    "running_mean": "running_mean",
+    "running_variance": "running_var",
+}
+_TRAINING_OUTPUTS = ("mean", "rstd", "moved_mean", "moved_variance")
+"""Buffers of the side outputs, in PyTorch's order."""
+_GRADIENT_INPUTS = {"weight": "weight", "mean": "save_mean", "rstd": "save_invstd"}
+_GRADIENT_OUTPUTS = ("weight_gradient", "bias_gradient")
+RESIDUAL_GRADIENT = "residual_gradient"
+"""Buffer of the masked gradient."""
 
 
 class BatchNorm(Operator):
     """y = (x - mean) / sqrt(variance + epsilon) * weight + bias [+ residual], then ReLU or another expression."""
 
     name = "batch_norm"
+    preferred_layout = None
     signature = Signature(
-        {"x": Role((2, 5)), **dict.fromkeys(_STATISTICS, VECTOR)}, {"epsilon": EPSILON, "relu": FLAG}
+        {"x": Role((2, 5)), **dict.fromkeys(STATISTICS, VECTOR)}, {"epsilon": EPSILON, "relu": FLAG}
     )
     takes_expressions = True
     takes_any_rank = True
 
-    @property
-    def captured(self) -> Mapping[str, Recogniser]:
-        return {
-            "batch_norm": self._recognise,
-            "_native_batch_norm_legit_no_training": self._recognise,
-        }
-
-    @property
-    def folded(self) -> Mapping[str, Recogniser]:
-        return {"batch_norm": self._recognise}
-
-    def _recognise(self, node: Node, call: AtenCall, graph: Graph) -> Recognised:
+    @match_aten("batch_norm", phases=(CAPTURE, FOLDED))
+    @match_aten("_native_batch_norm_legit_no_training")
+    def match(self, node: Node, call: AtenCall, graph: Graph) -> Match:
         if call("training", False) or call("train", False):
             return None
-        constants = {role: call.value(name) for role, name in _STATISTICS.items()}
+        constants = {role: call.value(name) for role, name in STATISTICS.items()}
         if constants["mean"] is None or constants["variance"] is None:
-            return None  # normalised by its own batch
+            return None  # normalized by batch statistics
         if any(name not in graph.constants for name in constants.values() if name is not None):
             return None
         mean = graph.constants[constants["mean"]]
@@ -78,52 +85,137 @@ class BatchNorm(Operator):
         return True
 
     def compute(self, node: Node, inputs: Tensors) -> torch.Tensor:
-        y = torch.batch_norm(  # F.batch_norm of PyTorch 2.11 refuses an eps of zero
+        y = torch.batch_norm(  # F.batch_norm of PyTorch 2.11 rejects an eps of zero
             inputs["x"], inputs["weight"], inputs["bias"], inputs["mean"], inputs["variance"],
             False, 0.0, node.attributes["epsilon"], torch.backends.cudnn.enabled,
         )  # fmt: skip
-        return finish(node, y, inputs)
+        return activate(node, y, inputs.get("residual"))
 
     def sizes(self, sizes: Mapping[str, Sizes], attributes: Attributes) -> Mapping[str, Sizes]:
-        x = sizes["x"]
-        return {**dict.fromkeys(sizes, x[1:2]), "x": x, RESULT: x}
-
-    def layouts(self, node: Node, given: Mapping[str, str]) -> Layouts:
-        return Layouts.of_all(given)
-
-    def scaled_axis(self, node: Node) -> int:
-        return 1
+        return vector_sizes(sizes, axis=1)
 
     def lower(self, node: Node, forms: Forms) -> Lowered | None:
-        """Values of any rank are images of channels whose pixels are all that follows."""
+        """Return values of any rank as images; all dimensions after the channels are pixels."""
         form = forms.value(node.name)
         if 0 in form.shape:
             return None
         batch, channels, *pixels = form.shape
         height, width = pixels if len(pixels) == 2 else (1, prod(pixels))
-        problem = BatchNormProblem(
-            batch, channels, height, width, residual="residual" in node.inputs, **activation_of(node),
-            dtype=forms.stored, layout="nhwc" if form.layout == "nhwc" else "nchw", epsilon=node.attributes["epsilon"],
+        problem = problem_from(
+            BatchNormProblem, node,
+            batch=batch, channels=channels, height=height, width=width, dtype=forms.stored,
+            layout="nhwc" if form.layout == "nhwc" else "nchw",
         )  # fmt: skip
-        return Lowered(BATCH_NORM, problem, dict.fromkeys(_STATISTICS, FP32), "x")
+        return Lowered(BATCH_NORM, problem, dict.fromkeys(STATISTICS, FP32), "x")
 
-    def before_channels(self, node: Node, order: tuple[int, ...], channels: int, graph: Graph) -> Node | None:
-        if len(node.shape) != 4 or "residual" in node.inputs or not is_reordering(order, channels):
-            return None
-        constants = {
-            role: graph.add_constant(
-                f"{node.name}_{role}", spread(graph.constants[node.inputs[role]], 0, order, channels)
-            )
-            for role in _STATISTICS
-        }
-        return with_channels(node, channels).with_inputs(**constants)
 
-    def channel_scale(self, node: Node, graph: Graph, axis: int) -> tuple[torch.Tensor, torch.Tensor] | None:
-        if axis != 1 or not self.applied(node).is_identity or "residual" in node.inputs:
+class BatchNormTraining(Operator):
+    """y = (x - mean) * rstd * weight + bias [+ residual], then ReLU or another expression, with batch statistics.
+
+    Side outputs are these statistics, and the running statistics moved towards them.
+    """
+
+    name = "batch_norm_training"
+    mixes_types = True
+
+    @match_aten("_native_batch_norm_legit_functional")
+    def _match(self, node: Node, call: AtenCall, graph: Graph) -> Match:
+        """Match images with fp32 statistics in the graph of a training step."""
+        statistics = {role: call.value(name) for role, name in _TRAINING_INPUTS.items()}
+        x, result, source = call.value("input"), node.attributes.get("result"), node.attributes.get("call")
+        if source is None or result is None or x is None or not call("training"):
             return None
-        # On the CPU: to load the kernels that a GPU would need for it takes longer.
-        given = [graph.constants[node.inputs[role]] for role in _STATISTICS]
-        weight, bias, mean, variance = (tensor.cpu().double() for tensor in given)
-        scale = weight / torch.sqrt(variance + node.attributes["epsilon"])
-        found = holdable(scale, bias - mean * scale)
-        return None if found is None else (found[0].to(given[0].device), found[1].to(given[0].device))
+        if len(graph.shape_of(x)) != 4 or not _are_fp32(statistics, graph):
+            return None
+        if result:
+            return _match_side_output(self, node, _TRAINING_OUTPUTS, graph)
+        return self.instead_of(
+            node, {"x": x, **statistics}, epsilon=call("eps"), momentum=call("momentum"), relu=False, source=source
+        )  # fmt: skip
+
+    def compute(self, node: Node, inputs: Tensors) -> torch.Tensor:
+        x = inputs["x"]
+        wide = x if x.dtype == torch.float64 else x.float()
+        weight, bias = (inputs[role].to(wide.dtype) for role in ("weight", "bias"))
+        y = F.batch_norm(wide, None, None, weight, bias, training=True, eps=node.attributes["epsilon"])
+        return activate(node, y, inputs.get("residual"))
+
+    def side_outputs(self, node: Node, inputs: Tensors) -> Tensors:
+        problem = _problem(BatchNormTrainingProblem, node, tuple(inputs["x"].shape), "fp32")
+        return {name: found.float() for name, found in for_training(problem.statistics, inputs).items()}
+
+    def lower(self, node: Node, forms: Forms) -> Lowered | None:
+        form = forms.value(node.name)
+        if not _have_dtype(node, ("x", "residual"), form.dtype, forms):
+            return None
+        problem = _problem(BatchNormTrainingProblem, node, form.shape, forms.stored)
+        return Lowered(BATCH_NORM_TRAINING, problem)
+
+
+class BatchNormBackward(Operator):
+    """dx of y = relu((x - mean) * rstd * weight + bias + residual); side outputs are gradients of weight and bias.
+
+    If a ReLU is fused, `mask` tells how its mask is found: from its `output`, or recomputed from x and `bias`. With
+    `residual`, the masked gradient is a side output too. `function` is the backward expression of another activation,
+    whose operand is recomputed from x.
+    """
+
+    name = "batch_norm_backward"
+    values = ("gradient", "x", "output")
+    mixes_types = True
+
+    @match_aten("native_batch_norm_backward")
+    def _match(self, node: Node, call: AtenCall, graph: Graph) -> Match:
+        """Match images with fp32 statistics in the graph of a training step."""
+        statistics = {role: call.value(name) for role, name in _GRADIENT_INPUTS.items()}
+        gradient, x = call.value("grad_out"), call.value("input")
+        result, source = node.attributes.get("result"), node.attributes.get("call")
+        if source is None or result is None or gradient is None or x is None or not call("train"):
+            return None
+        if len(graph.shape_of(x)) != 4 or not _are_fp32(statistics, graph):
+            return None
+        if result:
+            return _match_side_output(self, node, _GRADIENT_OUTPUTS, graph)
+        inputs = {"gradient": gradient, "x": x, **statistics}
+        return self.instead_of(node, inputs, mask="none", residual=False, function="", source=source)
+
+    def compute(self, node: Node, inputs: Tensors) -> torch.Tensor:
+        problem = _problem(BatchNormBackwardProblem, node, tuple(inputs["x"].shape), "fp32")
+        return gradients(problem, inputs)[0].to(inputs["gradient"].dtype)
+
+    def side_outputs(self, node: Node, inputs: Tensors) -> Tensors:
+        problem = _problem(BatchNormBackwardProblem, node, tuple(inputs["x"].shape), "fp32")
+        _, *by_channel = gradients(problem, inputs)
+        found = {name: one.float() for name, one in zip(_GRADIENT_OUTPUTS, by_channel, strict=True)}
+        return {**found, RESIDUAL_GRADIENT: masked(problem, inputs)}
+
+    def lower(self, node: Node, forms: Forms) -> Lowered | None:
+        form = forms.value(node.name)
+        if not _have_dtype(node, self.values, form.dtype, forms):
+            return None
+        problem = _problem(BatchNormBackwardProblem, node, form.shape, forms.stored)
+        return Lowered(BATCH_NORM_BACKWARD, problem)
+
+
+def _problem(kind: type[_Problem], node: Node, shape: tuple[int, ...], dtype: str) -> _Problem:
+    batch, channels, height, width = shape
+    sizes = {"batch": batch, "channels": channels, "height": height, "width": width}
+    return problem_from(kind, node, **sizes, dtype=dtype, layout="nhwc")
+
+
+def _match_side_output(operator: Operator, node: Node, buffers: tuple[str, ...], graph: Graph) -> Match:
+    """Match another result of a PyTorch call whose first result is a node of the operator."""
+    source, result = node.attributes["call"], node.attributes["result"]
+    producers = (one for one in graph if operator.matches(one) and one.attributes["source"] == source)
+    producer = next(producers, None)
+    if producer is None:
+        return None
+    return SideOutput.of(producer, node.name, buffers[result - 1], node.shape, node.dtype)
+
+
+def _are_fp32(values: Mapping[str, str | None], graph: Graph) -> bool:
+    return all(name is not None and graph.dtype_of(name) is torch.float32 for name in values.values())
+
+
+def _have_dtype(node: Node, roles: tuple[str, ...], dtype: torch.dtype, forms: Forms) -> bool:
+    return all(forms.value(node.inputs[role]).dtype == dtype for role in roles if role in node.inputs)

@@ -1,82 +1,87 @@
-"""The linear layer over the last dimension with bias, residual and activation; and with an image's mean in front."""
+"""Linear layers; in training steps, matrix products as 1×1 convolutions and their gradients.
+
+Rows are images of one pixel, so nothing moves, and products get the fusions of convolutions.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
 from math import prod
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from escalade.engine.graph.forms import TENSOR_CORE_DTYPES
-from escalade.engine.graph.graph import Batch, Graph, Node, Shape
-from escalade.engine.nodes.adaptive_avg_pool2d import AdaptiveAvgPool2d
-from escalade.engine.nodes.aten_call import AtenCall
+from escalade.engine.graph.graph import Batch, Graph, Node, dtype_name
 from escalade.engine.nodes.base import (
-    ROWS_OF_LAST,
+    CAPTURE,
+    FOLDED,
+    AtenCall,
     Layouts,
+    Match,
     Operator,
-    Recognised,
-    Recogniser,
     Tensors,
-    activation_of,
-    finish,
-    spread,
-    unpermuted,
+    activate,
+    activation_fields,
+    match_aten,
 )
 from escalade.engine.nodes.conv2d import Conv2d
+from escalade.engine.nodes.conv2d_gradients import Conv2dInputGradient, Conv2dWeightGradient
 from escalade.engine.nodes.lowering import Forms, Lowered
-from escalade.engine.nodes.matrices import layer_in_step, product_in_step
-from escalade.engine.nodes.permute import CHANNELS_LAST
-from escalade.engine.nodes.reshape import Reshape
-from escalade.engine.nodes.signature import FLAG, RESULT, ROWS, Attributes, Role, Signature, Sizes
+from escalade.engine.nodes.signature import (
+    FLAG,
+    OPTIONAL_VECTOR,
+    RESULT,
+    ROWS,
+    Attributes,
+    Role,
+    Signature,
+    Sizes,
+)
+from escalade.engine.nodes.views import Permute, Reshape
+from escalade.ops.base.dtypes import VECTOR_BYTES
 from escalade.ops.conv2d import CONV2D
 from escalade.ops.linear import LINEAR, LinearProblem
-from escalade.ops.linear.rungs.pooled import one_launch_pays
 from escalade.ops.linear.rungs.tensor_core import as_convolution
 
-_MANY_ROWS, _MANY_PRODUCTS = 128, 2**30
-"""Rows that fill a tile of Hopper's own tensor-core instructions, and products for which that is worth its tensor
-maps."""
+# Rows that fill a tile of wgmma, and products for which that is worth setting up tensor maps.
+MANY_ROWS, MANY_PRODUCTS = 128, 2**30
+_NARROW_BYTES = {"float16": 2, "bfloat16": 2}
+"""Bytes per element of the dtypes in which Hopper kernels read weights and gradients without packing."""
+_WINDOW: dict[str, Any] = {"stride": (1, 1), "padding": (0, 0), "dilation": (1, 1), "groups": 1}
 
 
 class Linear(Operator):
-    """y = x · weightᵀ + bias [+ residual], then ReLU or another expression."""
+    """y = x · weightᵀ + bias [+ residual], then ReLU or another expression.
+
+    With `pooled`, x is an image, and the layer reads the mean of its pixels.
+    """
 
     name = "linear"
     signature = Signature(
-        {
-            "x": ROWS,
-            "weight": Role((2, 2), constant=True),
-            "bias": Role((1, 1), constant=True, optional=True),
-        },
-        {"relu": FLAG},
+        {"x": ROWS, "weight": Role((2, 2), constant=True), "bias": OPTIONAL_VECTOR}, {"relu": FLAG}
     )
     takes_expressions = True
 
-    @property
-    def captured(self) -> Mapping[str, Recogniser]:
-        return {"linear": self._recognise, "addmm": layer_in_step, "mm": product_in_step}
-
-    @property
-    def folded(self) -> Mapping[str, Recogniser]:
-        """Products of matrices not before: the model's own matrix would be kept beside the transposed one."""
-        return {**self.captured, "matmul": self._matmul, "mm": self._matmul, "addmm": self._addmm}
-
-    def _recognise(self, node: Node, call: AtenCall, graph: Graph) -> Recognised:
+    @match_aten("linear", phases=(CAPTURE, FOLDED))
+    def _match(self, node: Node, call: AtenCall, graph: Graph) -> Match:
         inputs = {"x": call.value("input"), "weight": call.value("weight"), "bias": call.value("bias")}
         weight, bias = inputs["weight"], inputs["bias"]
         if weight not in graph.constants or (bias or weight) not in graph.constants:
             return None
         return self.instead_of(node, inputs, relu=False)
 
-    def _matmul(self, node: Node, call: AtenCall, graph: Graph) -> Recognised:
-        """x @ matrix is a linear layer whose weight is the matrix transposed."""
+    # Products with a constant match after folding: in capture, the untransposed matrix would be kept as well.
+
+    @match_aten("matmul", "mm", phases=(FOLDED,))
+    def _match_matmul(self, node: Node, call: AtenCall, graph: Graph) -> Match:
         x, matrix = call.value("self"), call.value("other") or call.value("mat2")
         return self._product(node, x, matrix, None, graph)
 
-    def _addmm(self, node: Node, call: AtenCall, graph: Graph) -> Recognised:
+    @match_aten("addmm", phases=(FOLDED,))
+    def _match_addmm(self, node: Node, call: AtenCall, graph: Graph) -> Match:
         bias = call.value("self")
         if call("beta", 1) != 1 or call("alpha", 1) != 1 or bias not in graph.constants:
             return None
@@ -86,7 +91,7 @@ class Linear(Operator):
 
     def _product(
         self, node: Node, x: str | None, matrix: str | None, bias: str | None, graph: Graph
-    ) -> Recognised:
+    ) -> Match:
         if x is None or x in graph.constants or matrix not in graph.constants:
             return None
         weight = graph.constants[matrix]
@@ -95,17 +100,29 @@ class Linear(Operator):
         name = graph.add_constant(f"{node.name}_weight", weight.t().contiguous())
         return self.instead_of(node, {"x": x, "weight": name, "bias": bias}, relu=False)
 
-    def fuse_for_batch(self, graph: Graph, dtype: str) -> None:
-        fuse_pooled(graph, dtype)
+    @match_aten("addmm")
+    def _match_layer_in_step(self, node: Node, call: AtenCall, graph: Graph) -> Match:
+        bias = call.value("self")
+        if bias is None or call("beta", 1) != 1 or call("alpha", 1) != 1:
+            return None
+        if graph.shape_of(bias) != node.shape[1:]:
+            return None
+        return _product_in_step(node, call.value("mat1"), call.value("mat2"), graph, bias)
+
+    @match_aten("mm")
+    def _match_product_in_step(self, node: Node, call: AtenCall, graph: Graph) -> Match:
+        return _product_in_step(node, call.value("self"), call.value("mat2"), graph)
 
     def takes_residual(self, node: Node) -> bool:
-        """Rows of several dimensions, which are pixels of a 1×1 convolution, do; not before their number is known, for
-        until then layers may become one step with those in front."""
+        """Return True for rows of several dimensions, the pixels of a 1×1 convolution, at a fixed batch size.
+
+        Before that, layers may still be fused with preceding ones.
+        """
         return len(node.shape) > 2 and not any(isinstance(size, Batch) for size in node.shape)
 
     def compute(self, node: Node, inputs: Tensors) -> torch.Tensor:
         x = inputs["x"].mean((2, 3)) if node.attributes.get("pooled") else inputs["x"]
-        return finish(node, F.linear(x, inputs["weight"], inputs.get("bias")), inputs)
+        return activate(node, F.linear(x, inputs["weight"], inputs.get("bias")), inputs.get("residual"))
 
     def sizes(self, sizes: Mapping[str, Sizes], attributes: Attributes) -> Mapping[str, Sizes]:
         outputs, features = sizes["weight"]
@@ -113,19 +130,8 @@ class Linear(Operator):
         return {"x": (*rows, features), "bias": (outputs,), RESULT: (*rows, outputs)}
 
     def layouts(self, node: Node, given: Mapping[str, str]) -> Layouts:
-        return super().layouts(node, given) if node.attributes.get("pooled") else ROWS_OF_LAST
-
-    def before_permute(self, node: Node, order: tuple[int, ...], graph: Graph) -> Node | None:
-        """A layer over an image's channels is a 1×1 convolution."""
-        if order != CHANNELS_LAST:
-            return None
-        outputs, features = graph.constants[node.inputs["weight"]].shape
-        weight = graph.constants[node.inputs["weight"]].view(outputs, features, 1, 1)
-        name = graph.add_constant(f"{node.name}_weight", weight)
-        return Conv2d.instead_of(
-            unpermuted(node, order), {**node.inputs, "weight": name},
-            stride=(1, 1), padding=(0, 0), dilation=(1, 1), groups=1, relu=node.attributes["relu"],
-        )  # fmt: skip
+        layout = "nhwc" if node.attributes.get("pooled") else "nchw"
+        return Layouts(layout, layout)
 
     def lower(self, node: Node, forms: Forms) -> Lowered:
         outputs, features = forms.sizes(node.inputs["weight"])
@@ -134,67 +140,73 @@ class Linear(Operator):
         problem = LinearProblem(
             rows, features, outputs, "bias" in node.inputs, dtype=forms.dtype, pixels=pixels
         )
-        applied = activation_of(node)
+        activation = activation_fields(node)
         if len(node.shape) > 2 or _is_large(problem):  # rows of more dimensions are pixels: there are many
-            is_added = "residual" in node.inputs
-            return Lowered(CONV2D, replace(as_convolution(problem), residual=is_added, **applied))
-        return Lowered(LINEAR, replace(problem, **applied))
-
-    def reading_channels(
-        self, node: Node, order: tuple[int, ...], channels: int, graph: Graph
-    ) -> Node | None:
-        if len(graph.shape_of(node.inputs["x"])) != 2:
-            return None
-        weight = spread(graph.constants[node.inputs["weight"]], 1, order, channels)
-        return node.with_inputs(weight=graph.add_constant(f"{node.name}_weight", weight))
-
-    def scaled_axis(self, node: Node) -> int:
-        return len(node.shape) - 1
-
-    def feature_constants(self, node: Node) -> tuple[str, ...]:
-        return ("weight",)
+            has_residual = "residual" in node.inputs
+            return Lowered(CONV2D, replace(as_convolution(problem), residual=has_residual, **activation))
+        return Lowered(LINEAR, replace(problem, **activation))
 
 
 def _is_large(problem: LinearProblem) -> bool:
-    """Whether the rungs of a 1×1 convolution, which know Hopper's own instructions, are for it."""
+    """Return True if the rungs of 1×1 convolutions, which use wgmma, are faster."""
     products = problem.output_elements * problem.in_features
-    is_one = problem.pixels == 1 and problem.dtype in TENSOR_CORE_DTYPES
-    return is_one and problem.batch >= _MANY_ROWS and products >= _MANY_PRODUCTS
+    has_rungs = problem.pixels == 1 and problem.dtype in TENSOR_CORE_DTYPES
+    return has_rungs and problem.batch >= MANY_ROWS and products >= MANY_PRODUCTS
 
 
-def fuse_pooled(graph: Graph, dtype: str) -> None:
-    """adaptive_avg_pool2d to one pixel → reshape to rows → linear, at batch sizes for which one launch pays.
+def _product_in_step(
+    node: Node, first: str | None, second: str | None, graph: Graph, bias: str | None = None
+) -> Match:
+    """Match first @ second + bias, a layer or one of its gradients, by which operand is transposed."""
+    if not graph.typed or first is None or second is None or not _has_aligned_rows(node, first, graph):
+        return None
+    (a, is_a_transposed), (b, is_b_transposed) = _untransposed(first, graph), _untransposed(second, graph)
+    if {a, b} & graph.constants.keys() or (is_a_transposed and is_b_transposed):
+        return None
+    if bias is not None and not is_b_transposed:
+        return None
+    if len({graph.dtype_of(name) for name in (a, b, bias or a)}) > 1:
+        return None
+    if is_a_transposed:
+        kind: type[Operator] = Conv2dWeightGradient
+        inputs, more = {"x": b, "gradient": a}, {"bias": False}
+    elif is_b_transposed:
+        kind, inputs, more = Conv2d, {"x": a, "weight": b}, {"relu": False}
+    else:
+        kind, inputs, more = Conv2dInputGradient, {"gradient": a, "weight": b}, {}
+    images = {role: _as_image(value, graph) for role, value in inputs.items()}
+    if bias is not None:
+        images["bias"] = bias
+    name, shape = graph.fresh(f"{node.name}_image"), (*node.shape, 1, 1)
+    graph.append(kind.node(name, images, {**_WINDOW, **more}, shape, node.dtype))
+    return Reshape.instead_of(node, {"x": name})
 
-    The layer reads what the pool read, which lies in NHWC; it runs where it did.
-    """
-    for node in graph:
-        if not AdaptiveAvgPool2d.is_mean_of_nhwc(node):
-            continue
-        image = graph.shape_of(node.inputs["x"])
-        rows = graph.only_user(node.name)
-        if not Reshape.matches(rows) or rows.shape != image[:2]:
-            continue
-        layer = graph.only_user(rows.name)
-        if not Linear.matches(layer) or not _pays(graph, layer, image, dtype):
-            continue
-        sources = ", ".join(source for source in (node.source, layer.source) if source)
-        pooled = layer.with_inputs(x=node.inputs["x"]).with_attributes(pooled=True)
-        graph.nodes[layer.name] = replace(pooled, source=sources)
-        del graph.nodes[node.name], graph.nodes[rows.name]
 
-
-def _pays(graph: Graph, layer: Node, image: Shape, dtype: str) -> bool:
-    batch, _, height, width = image
-    assert isinstance(batch, int) and isinstance(height, int) and isinstance(width, int)
-    outputs, features = graph.constants[layer.inputs["weight"]].shape
-    stored = "fp16" if dtype == "fp8" else dtype
-    problem = LinearProblem(
-        batch,
-        features,
-        outputs,
-        "bias" in layer.inputs,
-        dtype=stored,
-        pixels=height * width,
-        **activation_of(layer),
+def _has_aligned_rows(node: Node, first: str, graph: Graph) -> bool:
+    """Return True if the rows of all matrices are multiples of 16 bytes."""
+    itemsize = _NARROW_BYTES.get(node.dtype)
+    sizes = (*node.shape, *graph.shape_of(first))
+    rows = graph.shape_of(first)[1] if _untransposed(first, graph)[1] else node.shape[0]
+    return itemsize is not None and all(
+        isinstance(size, int) and (size == rows or size * itemsize % VECTOR_BYTES == 0) for size in sizes
     )
-    return one_launch_pays(problem)
+
+
+def _untransposed(value: str, graph: Graph) -> tuple[str, bool]:
+    """Return the stored matrix of a value, and True if the value is its transpose."""
+    is_transposed = False
+    while Permute.matches(node := graph.nodes.get(value)):
+        value, is_transposed = node.inputs["x"], not is_transposed
+    return value, is_transposed
+
+
+def _as_image(rows: str, graph: Graph) -> str:
+    """Return rows as images of one pixel."""
+    shape = (*graph.shape_of(rows), 1, 1)
+    node = graph.nodes.get(rows)
+    if Reshape.matches(node) and graph.shape_of(node.inputs["x"]) == shape:
+        return node.inputs["x"]
+    dtype = dtype_name(graph.dtype_of(rows))
+    image = Reshape.node(graph.fresh(f"{rows}_pixels"), {"x": rows}, {}, shape, dtype)
+    graph.append(image)
+    return image.name

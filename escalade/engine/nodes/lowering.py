@@ -1,10 +1,12 @@
-"""What lowering a node gives, an operation of Escalade's and its problem, and what it may ask about the plan."""
+"""Lowering: a node as a problem of one of Escalade's operations, and the facts about a plan that it depends on."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from copy import copy
 from dataclasses import dataclass, field, fields, replace
+from functools import cache
+from typing import Any, TypeVar
 
 import torch
 
@@ -15,29 +17,30 @@ from escalade.ops.base import dtypes
 from escalade.ops.base.operation import Operation
 from escalade.ops.base.problem import Problem
 
+_Problem = TypeVar("_Problem")
 STORED, NHWC, FP32, FP8, OWN = "stored", "nhwc", "fp32", "fp8", "own"
-"""Forms of a constant: the plan's type, the same in NHWC order, fp32, or e4m3 in NHWC order."""
+"""Forms of a constant: the plan's dtype, the same in NHWC, fp32, e4m3 in NHWC, or the constant's own dtype."""
+_OPTIONAL_ROLES = ("weight", "bias", "residual")
 
 
 @dataclass(frozen=True)
-class Lying:
-    """Where a value lies that is inside another."""
+class Placement:
+    """Position of a value inside a larger buffer, in elements."""
 
-    first: int
-    """Elements from the beginning of that one, which is at a multiple of 16 bytes."""
+    offset: int
+    """From the start of the buffer, which is 16-byte aligned."""
     pitch: int
-    """Elements from row to row; 0: it is dense."""
+    """From row to row; 0: dense."""
 
 
 @dataclass(frozen=True)
-class Moved:
-    """Elements of a value that go to some place in a result, both as tensors without contents, of the same sizes, that
-    lie in memory as those do."""
+class ElementMove:
+    """Copy of elements: meta tensors of one shape with the strides and offsets of source and target."""
 
     source: torch.Tensor
     target: torch.Tensor
     reversed: tuple[int, ...] = ()
-    """The dimensions of the source that are gone through from their end on."""
+    """Dimensions of the source that are read backwards."""
 
 
 @dataclass(frozen=True)
@@ -47,55 +50,64 @@ class Lowered:
     operation: Operation
     problem: Problem
     constants: Mapping[str, str] = field(default_factory=dict)
-    """The form of each constant input, by role; `STORED` unless said."""
+    """Form of each constant input by role; `STORED` for the others."""
     in_place: str | None = None
-    """The role of an input whose memory the result may take."""
+    """Role of an input whose memory the result may reuse."""
     pitches: Mapping[str, str] = field(default_factory=dict)
-    """The problem's field for elements from pixel to pixel, by role; `x_pitch`, `y_pitch` and so on unless said."""
+    """Problem fields for the pixel pitch in elements, by role; `x_pitch`, `y_pitch` and so on for the others."""
     at_pitches: Callable[[Mapping[str, int]], Problem | None] | None = field(default=None, compare=False)
-    """What makes the problem with pixels apart, by role, where it has no such fields."""
-    at_places: Callable[[Mapping[str, Lying]], Problem | None] | None = field(default=None, compare=False)
-    """What makes the problem for values inside others, by role, of an operation that takes them wherever they lie: then
-    a rung is chosen again for that."""
+    """Creates the problem for pixel pitches by role, if it has no such fields."""
+    at_placements: Callable[[Mapping[str, Placement]], Problem | None] | None = field(
+        default=None, compare=False
+    )
+    """Creates the problem for values at any placement, by role; a rung is then chosen again."""
 
-    def apart(self, pitches: Mapping[str, int]) -> Problem | None:
-        """The problem with the pixels of these roles so many elements apart; None: it cannot say so."""
-        if self.at_places is not None:
-            return self.at_places({role: Lying(0, pitch) for role, pitch in pitches.items()})
+    def with_pitches(self, pitches: Mapping[str, int]) -> Problem | None:
+        """Return the problem with these pixel pitches by role; None if it cannot express them."""
+        if self.at_placements is not None:
+            return self.at_placements({role: Placement(0, pitch) for role, pitch in pitches.items()})
         if self.at_pitches is not None:
             return self.at_pitches(pitches)
         found = {self.pitches.get(role, f"{role}_pitch"): pitch for role, pitch in pitches.items()}
-        if found.keys() - {each.name for each in fields(self.problem)}:  # type: ignore[arg-type]
+        if found.keys() - _field_names(type(self.problem)):
             return None
         return replace(self.problem, **found)  # type: ignore[type-var]
 
 
 @dataclass(frozen=True)
-class Concatenated:
-    """A result that is nothing but its inputs side by side."""
-
-    dimension: int
-    roles: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Taken:
-    """A result that is nothing but a range of x."""
-
-    dimension: int
-    first: int
-
-
-@dataclass(frozen=True)
-class Beside:
-    """A result that the kernels of another node write into one of their buffers, beside their own."""
+class SideBuffer:
+    """A buffer that the kernels of another node write besides their result."""
 
     node: str
     buffer: str
 
 
+@cache
+def _field_names(kind: type[Any]) -> frozenset[str]:
+    return frozenset(each.name for each in fields(kind))
+
+
+def problem_from(kind: type[_Problem], node: Node, **given: Any) -> _Problem:
+    """Return a problem with the given fields; the others are the node's attributes of the same names.
+
+    Fields named after an optional input (`bias`, `residual`, …) are True if the node has it. The layout is never
+    derived: a node's attribute of that name is about its result.
+    """
+    names = _field_names(kind) - given.keys() - {"layout"}  # type: ignore[arg-type]
+    derived = {role: role in node.inputs for role in _OPTIONAL_ROLES if role in names}
+    derived |= {name: value for name, value in node.attributes.items() if name in names}
+    return kind(**derived, **given)
+
+
+def image_problem(kind: type[_Problem], node: Node, form: Form, dtype: str, **given: Any) -> _Problem:
+    """Return a problem on images of this form; see `problem_from`."""
+    batch, channels, height, width = form.shape
+    sizes = {"batch": batch, "channels": channels, "height": height, "width": width}
+    return problem_from(kind, node, **{**sizes, "dtype": dtype, "layout": form.layout, **given})
+
+
 class Forms:
-    """What lowering asks about a plan: its dtype, the form of each value, the sizes of each constant."""
+    """A plan as lowering sees it: its dtype, the form of each value, the shape of each constant."""
 
     def __init__(
         self,
@@ -104,15 +116,15 @@ class Forms:
         constants: Mapping[str, torch.Tensor],
         typed: bool = False,
     ) -> None:
-        """`typed` where the graph is: then the dtype is the one in which fp32 is multiplied."""
+        """In a `typed` graph, `dtype` is the one in which fp32 is multiplied."""
         self.dtype = "fp16" if dtype == "fp8" else dtype
-        """The dtype of whatever is not marked as FP8."""
+        """Dtype of everything that is not marked as FP8."""
         self.typed = typed
         self._values = dict(values)
         self._constants = constants
 
     def of(self, node: Node) -> Forms | None:
-        """What one node asks: with its own dtype where the graph is typed; None if there are no kernels for that."""
+        """Return the forms with the dtype of one node of a typed graph; None if no kernel has that dtype."""
         if not self.typed:
             return self
         kind = getattr(torch, node.dtype)
@@ -133,26 +145,25 @@ class Forms:
         return self._values[name]
 
     def add(self, name: str, form: Form) -> None:
-        """Tells of a value that the plan has made."""
+        """Add a value that a pass or the plan considers creating."""
         self._values[name] = form
 
     def is_constant(self, name: str) -> bool:
-        """Whether a name is that of a constant."""
         return name in self._constants
 
     def sizes(self, name: str) -> tuple[int, ...]:
-        """The sizes of a weight, which may be a constant or a value."""
+        """Return the shape of a weight, which may be a constant or a value."""
         return self.constant(name) if self.is_constant(name) else self.value(name).shape
 
     def constant(self, name: str) -> tuple[int, ...]:
-        """The sizes of a constant."""
+        """Return the shape of a constant."""
         return tuple(self._constants[name].shape)
 
     def constant_type(self, name: str) -> torch.dtype:
-        """The element type of a constant; a floating one stands for whichever its form has."""
+        """Return the dtype of a constant; a floating one is converted to the dtype of its form."""
         return self._constants[name].dtype
 
     @property
     def stored(self) -> str:
-        """The dtype's name where nothing is multiplied."""
+        """Name of the dtype in which values are stored."""
         return "fp32" if self.dtype == "tf32" else self.dtype

@@ -1,81 +1,221 @@
-"""Nodes that only move elements as problems of the operation that copies them."""
+"""Nodes that only move elements, as problems of the copy operation."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 
-from escalade.engine.graph.graph import Node
-from escalade.engine.nodes.base import Operator, is_view_of
-from escalade.engine.nodes.lowering import Forms, Lowered, Lying, Moved
+from escalade.engine.graph.forms import Form
+from escalade.engine.graph.graph import Node, dtype_name
+from escalade.engine.nodes.base import Layouts, Operator, Tensors, is_view_of
+from escalade.engine.nodes.lowering import ElementMove, Forms, Lowered, Placement
 from escalade.engine.nodes.signature import RESULT
 from escalade.ops.copy import COPY, MOST_PARTS, CopyProblem, Part
 
 SOURCES = tuple(f"x{number}" for number in range(MOST_PARTS))
-"""The roles of what is moved."""
-_BY_BYTES = {1: "uint8", 2: "fp16", 4: "fp32"}
-"""What elements of so many bytes are moved as."""
+"""Roles of the values that are moved."""
+_DTYPES_BY_BYTES = {1: "uint8", 2: "fp16", 4: "fp32"}
+"""Dtype that elements of each size are copied as."""
 
 
-def lower_moved(operator: Operator, node: Node, forms: Forms) -> Lowered | None:
-    """The problem of a node whose inputs are x0, x1, …; None if it computes anything, or no kernel moves its type."""
-    at_places = partial(_problem, operator, node, forms)
-    problem = at_places({})
-    return None if problem is None else Lowered(COPY, problem, at_places=at_places)
+def lower_moves(operator: Operator, node: Node, forms: Forms) -> Lowered | None:
+    """Return the copy problem of a node with inputs x0, x1, …; None if it computes anything, or for other dtypes."""
+    at_placements = partial(_placed_problem, operator, node, forms)
+    problem = at_placements({})
+    return None if problem is None else Lowered(COPY, problem, at_placements=at_placements)
 
 
-def _problem(operator: Operator, node: Node, forms: Forms, places: Mapping[str, Lying]) -> CopyProblem | None:
-    """The problem over values that lie inside others, by role."""
+def _placed_problem(
+    operator: Operator, node: Node, forms: Forms, placements: Mapping[str, Placement]
+) -> CopyProblem | None:
+    """Return the problem for values inside larger buffers, by role."""
     names = {**node.inputs, RESULT: node.name}
     if any(forms.is_constant(name) for name in names.values()):
         return None
-    given = {
-        role: replace(forms.value(name), pitch=places[role].pitch if role in places else 0)
+    operands = {
+        role: replace(forms.value(name), pitch=placements[role].pitch if role in placements else 0)
         for role, name in names.items()
     }
-    result = given.pop(RESULT)
-    if not result.elements or any(form.dtype != result.dtype for form in given.values()):
+    result = operands.pop(RESULT)
+    if not result.elements or any(form.dtype != result.dtype for form in operands.values()):
         return None
-    inputs = {role: form.meta_tensor() for role, form in given.items()}
-    target = result.meta_tensor()
-    moved = operator.moved(node, inputs, target)
-    if moved is None:
+    inputs = {role: form.meta_tensor() for role, form in operands.items()}
+    moves = operator.element_moves(node, inputs, result.meta_tensor())
+    if moves is None:
         return None
-    read = [role for role in given if any(is_view_of(one.source, inputs[role]) for one in moved)]
-    aligned = math.gcd(*(places[role].first for role in (*read, RESULT) if role in places))
-    room = ((result.rows - 1) * (result.pitch or result.row)) + result.row
-    return problem_of(moved, inputs, room, result.dtype, aligned)
+    read = [role for role in operands if any(is_view_of(one.source, inputs[role]) for one in moves)]
+    aligned = math.gcd(*(placements[role].offset for role in (*read, RESULT) if role in placements))
+    elements = ((result.rows - 1) * (result.pitch or result.row)) + result.row
+    return copy_problem(moves, inputs, elements, result.dtype, aligned)
 
 
-def problem_of(
-    moved: Sequence[Moved],
+def copy_problem(
+    moves: Sequence[ElementMove],
     inputs: Mapping[str, torch.Tensor],
-    room: int,
+    elements: int,
     dtype: torch.dtype,
     aligned: int = 0,
 ) -> CopyProblem | None:
-    """The problem of what is moved from the memory of x0, x1, … to a result with so much room; None for types of more
-    bytes than kernels move at once."""
-    if dtype.itemsize not in _BY_BYTES:
+    """Return the problem of moving elements of x0, x1, … into a buffer; None if no kernel copies the dtype."""
+    if dtype.itemsize not in _DTYPES_BY_BYTES:
         return None
     sources = {x.untyped_storage()._cdata: int(role.removeprefix("x")) for role, x in inputs.items()}
-    parts = [_part(one, sources[one.source.untyped_storage()._cdata]) for one in moved]
-    return CopyProblem.of(room, parts, _BY_BYTES[dtype.itemsize], aligned)
+    parts = [_part(one, sources[one.source.untyped_storage()._cdata]) for one in moves]
+    return CopyProblem.of(elements, parts, _DTYPES_BY_BYTES[dtype.itemsize], aligned)
 
 
-def _part(moved: Moved, source: int) -> Part:
-    sizes, steps, first = (
-        tuple(moved.source.shape),
-        list(moved.source.stride()),
-        int(moved.source.storage_offset()),
+def _part(move: ElementMove, source: int) -> Part:
+    sizes, strides = tuple(move.source.shape), list(move.source.stride())
+    offset = int(move.source.storage_offset())
+    assert sizes == tuple(move.target.shape), "source and target of a move have the same shape"
+    if move.source.numel():
+        for axis in move.reversed:
+            offset += (sizes[axis] - 1) * strides[axis]
+            strides[axis] = -strides[axis]
+    return Part(
+        source, sizes, tuple(strides), move.target.stride(), offset, int(move.target.storage_offset())
     )
-    assert sizes == tuple(moved.target.shape), "what is moved has the sizes of where it goes"
-    if moved.source.numel():
-        for axis in moved.reversed:
-            first += (sizes[axis] - 1) * steps[axis]
-            steps[axis] = -steps[axis]
-    return Part(source, sizes, tuple(steps), moved.target.stride(), first, int(moved.target.storage_offset()))
+
+
+class Move(Operator):
+    """Several nodes that only move elements, merged by the plan.
+
+    Each of `nodes` reads inputs by their roles, and results of earlier ones by their numbers. Without nodes it copies
+    x0. A result with the bytes of its only input has that as `x`.
+    """
+
+    name = "move"
+    values = ("x", *SOURCES)
+
+    def __init__(self, operator: Callable[[str], Operator]) -> None:
+        """`operator` looks one up by its name."""
+        self._operator = operator
+
+    def compute(self, node: Node, inputs: Tensors) -> torch.Tensor:
+        last, operands = self._last(node, inputs)
+        return operands["x0"] if last is None else self._operator(last.op).compute(last, operands)
+
+    def _last(self, node: Node, inputs: Tensors) -> tuple[Node | None, Tensors]:
+        """Return the last of the nodes, and its operands, computed by the earlier ones."""
+        values = dict(inputs)
+        nodes: Sequence[Node] = node.attributes["nodes"]
+        for number, one in enumerate(nodes):
+            operands = {role: values[name] for role, name in one.inputs.items()}
+            if number == len(nodes) - 1:
+                return one, operands
+            values[str(number)] = self._operator(one.op).compute(one, operands)
+        return None, values
+
+    def element_moves(
+        self, node: Node, inputs: Tensors, result: torch.Tensor
+    ) -> Sequence[ElementMove] | None:
+        last, operands = self._last(node, inputs)
+        if last is None:
+            return (ElementMove(operands["x0"], result),)
+        return self._operator(last.op).element_moves(last, operands, result)
+
+    def lower(self, node: Node, forms: Forms) -> Lowered | None:
+        return lower_moves(self, node, forms)
+
+    def may_alias(self, node: Node) -> bool:
+        return True
+
+    def is_alias(self, node: Node, forms: Forms) -> bool:
+        return "x" in node.inputs
+
+    def layouts(self, node: Node, given: Mapping[str, str]) -> Layouts:
+        return Layouts(None, node.attributes["layout"])
+
+    def title(self, node: Node) -> str:
+        """Return the title of the last node, the one that the model contains."""
+        nodes: Sequence[Node] = node.attributes["nodes"]
+        return self._operator(nodes[-1].op).title(nodes[-1]) if nodes else self.name
+
+    @classmethod
+    def of(cls, nodes: Sequence[Node], roots: Mapping[str, str], form: Form) -> Node:
+        """Return a node that replaces the last of these; `roots` are the values that they read, by role."""
+        roles = {name: role for role, name in roots.items()}
+        merged = []
+        for number, one in enumerate(nodes):
+            inputs = {role: roles[name] for role, name in one.inputs.items()}
+            merged.append(replace(one, name=str(number), inputs=inputs))
+            roles[one.name] = str(number)
+        return cls.instead_of(nodes[-1], dict(roots), nodes=tuple(merged), layout=form.layout)
+
+    @classmethod
+    def copy_of(cls, name: str, value: str, form: Form) -> Node:
+        """Return a node that copies a value."""
+        attributes = {"layout": form.layout, "nodes": (), "copy": True}
+        return cls.node(name, {"x0": value}, attributes, form.shape, dtype_name(form.dtype))
+
+
+# PyTorch operators that move elements without returning a view.
+
+Arguments = Mapping[str, Any]
+"""Arguments of a call by name; tensors are meta tensors."""
+
+
+def _as_tuple(value: Any) -> tuple[int, ...]:
+    return (value,) if isinstance(value, int) else tuple(value or ())
+
+
+def _roll(arguments: Arguments, result: torch.Tensor) -> Sequence[ElementMove] | None:
+    """Return two moves per rolled dimension."""
+    x, shifts = arguments["self"], _as_tuple(arguments["shifts"])
+    axes = [dim % x.dim() for dim in _as_tuple(arguments.get("dims"))]
+    if len(axes) != len(shifts) or len({*axes}) != len(axes):  # flattened, or one dimension twice
+        return None
+    pairs = [(x, result)]
+    for axis, shift in zip(axes, shifts, strict=True):
+        size = x.shape[axis]
+        ahead = shift % size
+        pairs = [
+            (source.narrow(axis, first, length), target.narrow(axis, to, length))
+            for source, target in pairs
+            for first, to, length in ((0, ahead, size - ahead), (size - ahead, 0, ahead))
+            if length
+        ]
+    return [ElementMove(*pair) for pair in pairs]
+
+
+def _flip(arguments: Arguments, result: torch.Tensor) -> Sequence[ElementMove]:
+    x = arguments["self"]
+    return (ElementMove(x, result, tuple(dim % x.dim() for dim in _as_tuple(arguments["dims"]))),)
+
+
+def _stack(arguments: Arguments, result: torch.Tensor) -> Sequence[ElementMove]:
+    dim = arguments.get("dim", 0)
+    return [ElementMove(one, result.select(dim, index)) for index, one in enumerate(arguments["tensors"])]
+
+
+def _repeat(arguments: Arguments, result: torch.Tensor) -> Sequence[ElementMove]:
+    x, times = arguments["self"], _as_tuple(arguments["repeats"])
+    x = x.reshape((1,) * (len(times) - x.dim()) + tuple(x.shape))
+    for axis in reversed(range(len(times))):
+        result = result.unflatten(axis, (times[axis], x.shape[axis]))
+        x = x.unsqueeze(axis)
+    return (ElementMove(x.expand(result.shape), result),)
+
+
+def _repeat_interleave(arguments: Arguments, result: torch.Tensor) -> Sequence[ElementMove] | None:
+    x, times, axis = arguments["self"], arguments.get("repeats"), arguments.get("dim")
+    if not isinstance(times, int) or not isinstance(axis, int):
+        return None
+    axis %= x.dim()
+    result = result.unflatten(axis, (x.shape[axis], times))
+    return (ElementMove(x.unsqueeze(axis + 1).expand(result.shape), result),)
+
+
+ATEN_MOVES: Mapping[str, Callable[[Arguments, torch.Tensor], Sequence[ElementMove] | None]] = {
+    "roll": _roll,
+    "flip": _flip,
+    "stack": _stack,
+    "repeat": _repeat,
+    "repeat_interleave": _repeat_interleave,
+}
+"""Moves from the arguments of a call to its result, by the name of PyTorch's operator."""

@@ -1,4 +1,4 @@
-"""Any function of single elements: every pointwise operator of PyTorch's, and whatever is joined of several."""
+"""Pointwise expressions: every pointwise PyTorch operator, and fusions of several."""
 
 from __future__ import annotations
 
@@ -10,21 +10,11 @@ import torch
 
 from escalade.engine.graph.aten import resolve_operator
 from escalade.engine.graph.graph import ATEN, Graph, Node, Reference, Shape
-from escalade.engine.nodes.aten_call import AtenCall, name_of
-from escalade.engine.nodes.base import (
-    Layouts,
-    Operator,
-    Recognised,
-    Tensors,
-    is_reordering,
-    spread,
-    unpermuted,
-    with_channels,
-)
-from escalade.engine.nodes.identity import holds_as
+from escalade.engine.nodes.aten import keeps_dtype
+from escalade.engine.nodes.base import AtenCall, Match, Operator, Tensors, name_of
+from escalade.engine.nodes.elementwise import lower_expression
 from escalade.engine.nodes.lowering import Forms, Lowered
 from escalade.engine.nodes.pointwise_calls import TENSOR, expression_of
-from escalade.engine.nodes.pointwise_lowering import lower_expression
 from escalade.engine.nodes.signature import (
     ANY,
     RESULT,
@@ -41,21 +31,19 @@ from escalade.ops.expressions.expression import FunctionCall
 from escalade.ops.expressions.text import Operand
 
 ROLES = ("x", "a", "b", "c", "d", "e", "f", "g")
-"""What the inputs of a node are called: values of its own sizes first, then smaller ones, then constants."""
-MOST_CALLS = 64
-"""Functions in one expression: what a kernel has registers for, and a reader patience."""
-MOST_TEXT = 4096
-_UNREDUCED, _MEAN = 0, 1
-"""What PyTorch calls losses that are not summed up, and those whose mean is taken."""
-_FILLED = {"fill": "value", "full_like": "fill_value", "full": "fill_value", "new_full": "fill_value"}
-"""Calls that fill a value with a number, with the argument that it is."""
-_FILLED_WITH = {"ones_like": 1, "zeros_like": 0, "new_ones": 1, "new_zeros": 0}
+"""Roles of inputs: values of the result's shape first, then smaller ones, then constants."""
+MAX_CALLS = 64  # functions per expression, limited by a kernel's registers
+MAX_TEXT = 4096
+_NO_REDUCTION, _MEAN = 0, 1
+"""PyTorch's numbers for reductions of a loss."""
+_FILL_ARGUMENTS = {"fill": "value", "full_like": "fill_value", "full": "fill_value", "new_full": "fill_value"}
+_FILL_VALUES = {"ones_like": 1, "zeros_like": 0, "new_ones": 1, "new_zeros": 0}
 _MASKS = (torch.bool, torch.uint8)
-"""Types besides those of floating point whose every value fp32 has."""
+"""Dtypes besides floating ones whose values fp32 represents exactly."""
 
 
 def _is_expression(value: Any) -> bool:
-    if type(value) is not str or len(value) > MOST_TEXT:
+    if type(value) is not str or len(value) > MAX_TEXT:
         return False
     try:
         expression = Expression.parse(value)
@@ -63,67 +51,69 @@ def _is_expression(value: Any) -> bool:
         return False
     return (
         len(expression.results) == 1
-        and len(expression.calls) <= MOST_CALLS
+        and len(expression.calls) <= MAX_CALLS
         and set(expression.inputs) == set(ROLES[: len(expression.inputs)]) != set()
     )
 
 
 _EXPRESSION = Attribute(
     f"an expression of one result, such as x * sigmoid(a), in the first of {', '.join(ROLES)}, with up to "
-    f"{MOST_CALLS} functions",
+    f"{MAX_CALLS} functions",
     _is_expression,
 )
-_FURTHER = Role(ANY.dimensions, optional=True)
 
 
 class Pointwise(Operator):
-    """y = expression(x, a, b, …), the inputs broadcast against each other."""
+    """y = expression(x, a, b, …), with broadcast inputs."""
 
     name = "pointwise"
+    preferred_layout = None
     signature = Signature(
-        {"x": ANY, **dict.fromkeys(ROLES[1:], _FURTHER)}, {"expression": _EXPRESSION}, False, masks=True
+        {"x": ANY, **dict.fromkeys(ROLES[1:], Role(ANY.dimensions, optional=True))},
+        {"expression": _EXPRESSION},
+        floating=False,
+        masks=True,
     )
     values = ROLES
     mixes_types = True
 
-    def recognise_rest(self, node: Node, call: AtenCall, graph: Graph) -> Recognised:
-        """A pointwise operator of PyTorch's, in its own words or by its decomposition."""
+    def match(self, node: Node, call: AtenCall, graph: Graph) -> Match:
+        """Match a pointwise operator, by its name or its decomposition."""
         operator = _functional(node.attributes["target"])
         if operator is None or "result" in node.attributes:
             return None
         if graph.typed and node.is_floating and name_of(node.attributes["target"]) == "expand":
-            return self.instead_of(
-                node, {"x": call.value("self")}, expression="x"
-            )  # whoever reads it broadcasts
-        given = {
+            return self.instead_of(node, {"x": call.value("self")}, expression="x")  # readers broadcast
+        arguments = {
             name: TENSOR if isinstance(value, Reference) else value
             for name, value in node.attributes["arguments"].items()
         }
-        if not all(_is_plain(value) for value in given.values()):
+        if not all(_is_plain(value) for value in arguments.values()):
             return None
-        found = _of_terms(operator, given, node.shape)
-        if found is None:
+        expression = _elementwise_expression(operator, arguments, node.shape)
+        if expression is None:
             return None
-        inputs = {name: call.value(name) for name in found.inputs}
+        inputs = {name: call.value(name) for name in expression.inputs}
         if name_of(operator.name()) in ("prelu", "_prelu_kernel"):
             inputs["weight"] = _along_channels(graph, inputs["weight"], inputs["self"])
         values = {name: value for name, value in inputs.items() if value is not None}
-        if len(values) < len(inputs) or not _has_types(node, values.values(), graph):
+        if len(values) < len(inputs) or not _has_supported_dtypes(node, values.values(), graph):
             return None
         numbers = {
-            name: number for name, value in values.items() if (number := _filled(value, graph)) is not None
+            name: number
+            for name, value in values.items()
+            if (number := _fill_value(value, graph)) is not None
         }
-        found = found.substitute(numbers)
-        return self.joined(node, found, values, graph)
+        return self.joined(node, expression.substitute(numbers), values, graph)
 
     @classmethod
-    def joined(
-        cls, node: Node, expression: Expression, values: Mapping[str, str], graph: Graph
-    ) -> Recognised:
-        """A node that computes an expression of these values, by input, in another's place; the value itself if it is
-        that, and None if it is too much for one node or has other sizes."""
+    def joined(cls, node: Node, expression: Expression, values: Mapping[str, str], graph: Graph) -> Match:
+        """Return a node for an expression of these values by input; the value itself for an identity.
+
+        None if the expression is too large for one node or has another shape.
+        """
         expression = _without_ones(expression)
-        named = expression.rename({name: f"_{place}" for place, name in enumerate(expression.inputs)})
+        named = expression.rename({name: f"_{index}" for index, name in enumerate(expression.inputs)})
         used = dict.fromkeys(values[name] for name in expression.inputs)
         order = sorted(
             used, key=lambda value: (value in graph.constants, graph.shape_of(value) != node.shape)
@@ -131,8 +121,8 @@ class Pointwise(Operator):
         if not 0 < len(order) <= len(ROLES) or broadcast(map(graph.shape_of, order)) != node.shape:
             return None
         roles = dict(zip(order, ROLES, strict=False))
-        own = named.rename({f"_{place}": roles[values[name]] for place, name in enumerate(expression.inputs)})
-        if own.is_identity and holds_as(node, order[0], graph) and order[0] not in graph.constants:
+        own = named.rename({f"_{index}": roles[values[name]] for index, name in enumerate(expression.inputs)})
+        if own.is_identity and keeps_dtype(node, order[0], graph) and order[0] not in graph.constants:
             return order[0]
         if not _is_expression(own.text):
             return None
@@ -147,57 +137,29 @@ class Pointwise(Operator):
 
     def compute(self, node: Node, inputs: Tensors) -> torch.Tensor:
         types = [value.dtype for value in inputs.values() if value.is_floating_point()]
-        common = torch.float32
-        for number, dtype in enumerate(types):
-            common = torch.promote_types(common, dtype) if number else dtype
+        common = types[0] if types else torch.float32
+        for dtype in types:
+            common = torch.promote_types(common, dtype)
         (result,) = self.expression(node).evaluate({role: value.to(common) for role, value in inputs.items()})
         if node.attributes["expression"] == "x":
             result = result.expand(node.shape)  # type: ignore[arg-type]
         return result if node.is_floating else result != 0
 
-    def layouts(self, node: Node, given: Mapping[str, str]) -> Layouts:
-        return Layouts.of_all(given)
-
-    def before_permute(self, node: Node, order: tuple[int, ...], graph: Graph) -> Node:
-        constants = {}
-        for role, name in node.inputs.items():
-            if name in graph.constants:
-                constant = graph.constants[name]
-                whole = constant.view(*[1] * (len(order) - constant.dim()), *constant.shape)
-                moved = whole.permute([order.index(dim) for dim in range(len(order))])
-                constants[role] = graph.add_constant(f"{node.name}_{role}", moved.contiguous())
-        return unpermuted(node, order).with_inputs(**constants)
-
-    def before_channels(self, node: Node, order: tuple[int, ...], channels: int, graph: Graph) -> Node | None:
-        """A function of one image and of constants for its channels."""
-        values = [name for name in node.inputs.values() if name not in graph.constants]
-        if len(node.shape) != 4 or len(values) != 1 or not is_reordering(order, channels):
-            return None
-        if graph.shape_of(values[0]) != node.shape:
-            return None
-        constants = {}
-        for role, name in node.inputs.items():
-            tensor = graph.constants.get(name)
-            if tensor is not None and tensor.dim() >= 3 and tensor.shape[-3] > 1:
-                moved = spread(tensor, tensor.dim() - 3, order, channels)
-                constants[role] = graph.add_constant(f"{node.name}_{role}", moved)
-        return with_channels(node, channels).with_inputs(**constants)
-
     def sizes(self, sizes: Mapping[str, Sizes], attributes: Attributes) -> Mapping[str, Sizes]:
         given = {role: found for role, found in sizes.items() if role != RESULT}
-        wanted = Expression.parse(attributes["expression"]).inputs
-        if set(given) != set(wanted):
+        expected = Expression.parse(attributes["expression"]).inputs
+        if set(given) != set(expected):
             raise SizeError(
-                f"{attributes['expression']} is of {', '.join(wanted)}, not of {', '.join(given)}"
+                f"{attributes['expression']} takes {', '.join(expected)}; the inputs are {', '.join(given)}"
             )
         result = broadcast(given.values())
         if result is None:
-            raise SizeError(f"{list(map(list, given.values()))} cannot be broadcast against each other")
+            raise SizeError(f"{list(map(list, given.values()))} cannot be broadcast")
         return {RESULT: result}  # type: ignore[dict-item]
 
 
 def broadcast(shapes: Iterable[Shape]) -> Shape | None:
-    """The sizes that values of these have together; None if they do not go together."""
+    """Return the broadcast shape; None if these shapes cannot be broadcast."""
     all_shapes = list(shapes)
     rank = max(map(len, all_shapes))
     result: list[Any] = [1] * rank
@@ -210,7 +172,7 @@ def broadcast(shapes: Iterable[Shape]) -> Shape | None:
 
 
 def _functional(target: str) -> torch._ops.OpOverload | None:
-    """The operator of that name that makes a new tensor; None if there is none."""
+    """Return the out-of-place variant of an operator; None if there is none."""
     operator: torch._ops.OpOverload | None = resolve_operator(target)
     assert operator is not None
     name, _, overload = target.partition(".")
@@ -222,65 +184,67 @@ def _functional(target: str) -> torch._ops.OpOverload | None:
     return operator
 
 
-def _of_terms(operator: torch._ops.OpOverload, given: Mapping[str, Any], shape: Shape) -> Expression | None:
-    """What a call computes; the gradient of a loss, whose terms are summed up, as that of each term."""
-    reduction = given.get("reduction", _UNREDUCED)
-    if reduction == _UNREDUCED:
-        return expression_of(operator, given)
+def _elementwise_expression(
+    operator: torch._ops.OpOverload, arguments: Mapping[str, Any], shape: Shape
+) -> Expression | None:
+    """Return the expression of a call; for the gradient of a reduced loss, that of each term."""
+    reduction = arguments.get("reduction", _NO_REDUCTION)
+    if reduction == _NO_REDUCTION:
+        return expression_of(operator, arguments)
     if not name_of(operator.name()).endswith("_backward") or not all(isinstance(size, int) for size in shape):
         return None
-    each = expression_of(operator, {**given, "reduction": _UNREDUCED})
+    each = expression_of(operator, {**arguments, "reduction": _NO_REDUCTION})
     if each is None or reduction != _MEAN:
         return each
     return Expression.parse(f"x * {1 / math.prod(shape)!r}").substitute({"x": each})  # type: ignore[arg-type]
 
 
 def _without_ones(expression: Expression) -> Expression:
-    """The expression without products with one, which the gradient of a loss begins with."""
+    """Remove products with 1, with which the gradient of a loss starts."""
     calls: list[FunctionCall] = []
-    places: list[Operand] = []
-    """What each of the calls is, among those that are left."""
+    results: list[Operand] = []
+    """Result of each original call, in terms of the remaining ones."""
 
     def moved(operand: Operand) -> Operand:
-        return places[operand] if isinstance(operand, int) else operand
+        return results[operand] if isinstance(operand, int) else operand
 
     for call in expression.calls:
         operands = tuple(map(moved, call.operands))
         rest = [one for one in operands if one != 1.0 or isinstance(one, int)]
         if call.function == "mul" and len(rest) == 1:
-            places.append(rest[0])
+            results.append(rest[0])
         else:
-            places.append(len(calls))
+            results.append(len(calls))
             calls.append(FunctionCall(call.function, operands))
     return Expression.of(calls, map(moved, expression.results))
 
 
-def _filled(value: str, graph: Graph) -> Expression | None:
-    """The number that a call has filled a whole value with; None if it is none."""
+def _fill_value(value: str, graph: Graph) -> Expression | None:
+    """Return the number that a call fills a whole value with; None if it does anything else."""
     node = graph.nodes.get(value)
     if node is None or node.op != ATEN or not node.is_floating:
         return None
     name = name_of(node.attributes["target"])
-    filled = node.attributes["arguments"].get(_FILLED.get(name, ""), _FILLED_WITH.get(name))
-    return Expression((), (float(filled),)) if type(filled) in (int, float) else None
+    fill = node.attributes["arguments"].get(_FILL_ARGUMENTS.get(name, ""), _FILL_VALUES.get(name))
+    return Expression((), (float(fill),)) if type(fill) in (int, float) else None
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether an argument is a tensor, a number, or a word for how to compute."""
+    """Return True for tensors, numbers and options, the arguments of a pointwise operator."""
     return value is None or isinstance(
         value, bool | int | float | str | torch.dtype | torch.device | torch.layout | torch.memory_format
     )
 
 
-def _has_types(node: Node, values: Iterable[str], graph: Graph) -> bool:
-    """Whether the result is of floating point or a truth value, computed from what fp32 can hold."""
+def _has_supported_dtypes(node: Node, values: Iterable[str], graph: Graph) -> bool:
+    """Return True for a floating or bool result of operands that fp32 can represent."""
     types = [graph.dtype_of(value) for value in values]
-    known = all(dtype.is_floating_point or dtype in _MASKS for dtype in types)
-    return known and (node.is_floating or (node.dtype == "bool" and torch.uint8 not in types))
+    are_known = all(dtype.is_floating_point or dtype in _MASKS for dtype in types)
+    return are_known and (node.is_floating or (node.dtype == "bool" and torch.uint8 not in types))
 
 
 def _along_channels(graph: Graph, weight: str | None, x: str | None) -> str | None:
-    """A constant for each channel, with the dimensions that broadcasting it takes; None if it is none."""
+    """Return a per-channel constant in a shape that broadcasts to x; None if it is not a constant."""
     if weight not in graph.constants or x is None:
         return None
     tensor, rank = graph.constants[weight], len(graph.shape_of(x))

@@ -1,7 +1,7 @@
-"""What PyTorch's pointwise operators compute, as expressions in the names of their arguments.
+"""Expressions of PyTorch's pointwise operators, in the names of their arguments.
 
-Those with a function of the same name are that function. For the others PyTorch's own decomposition is asked: it is
-traced, with the numbers that the call has, down to operators that have one.
+An operator with a function of the same name is that function. The others are traced through PyTorch's decompositions,
+with the numbers of the call, down to such operators.
 """
 
 from __future__ import annotations
@@ -14,22 +14,21 @@ import torch
 from torch._decomp import decomposition_table
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from escalade.engine.nodes.aten_call import name_of
+from escalade.engine.nodes.base import name_of
 from escalade.ops.expressions import FUNCTIONS, Expression
 
 Overload = torch._ops.OpOverload
 Numbers = Mapping[str, Any]
-"""Arguments that are no tensors, by name."""
+"""Arguments by name; tensors are `TENSOR`."""
 TENSOR = "tensor"
-"""What stands for a tensor among the arguments of a call."""
+"""Placeholder for a tensor among the arguments of a call."""
 _SHAPE, _OTHER_SHAPE = (2, 4), (3, 5)
-"""Sizes to trace operators with: what they compute of an element may depend on how many there are, as a mean's gradient
-does."""
+"""Shapes for tracing. Two, since a result may depend on the number of elements, as in the gradient of a mean."""
 _NAMESPACES = ("aten", "prims")
-"""Namespaces of operators whose names say what they compute; in other libraries they may mean anything."""
-_OTHER_WORDS = {"bitwise_and": "logical_and", "bitwise_or": "logical_or", "bitwise_xor": "logical_xor",
+"""Namespaces with known names; operators of other libraries may compute anything."""
+_LOGICAL_NAMES = {"bitwise_and": "logical_and", "bitwise_or": "logical_or", "bitwise_xor": "logical_xor",
                 "bitwise_not": "logical_not", "__and__": "logical_and", "__or__": "logical_or"}  # fmt: skip
-"""Operators on bits that are functions of truth values where those are all there is."""
+"""Bitwise operators as functions of bools, the only integers that expressions compute with."""
 
 
 def _add(given: Numbers) -> str:
@@ -53,7 +52,7 @@ _FLOORED = (
     "t = fmod(self, other); down = (t != 0) * ((other < 0) != (t < 0)); "
     "where(other == 0, self / other, floor((self - t) / other - down + 0.5))"
 )
-"""The quotient rounded down, by way of the dividend without its rest: a whole quotient is not rounded past."""
+"""Floor division by way of the remainder, so that rounding cannot exceed an exact quotient."""
 
 
 def _clamp(given: Numbers) -> str:
@@ -91,14 +90,14 @@ def _round(given: Numbers) -> str:
 
 
 def _nan_to_num(given: Numbers) -> str | None:
-    """What infinities become is the largest number of a type, unless the call says."""
+    """Return None without explicit replacements of infinities: the default is the largest number of the dtype."""
     if given["posinf"] is None or given["neginf"] is None:
         return None
     return f"where(isnan(self), {given['nan'] or 0}, where(self == inf, posinf, where(self == -inf, neginf, self)))"
 
 
 def _cast(name: str) -> Callable[[Numbers], str | None]:
-    """A cast to a floating type, which is the plan's own."""
+    """Return the operand itself for a cast to a floating dtype, which is the plan's own."""
     return lambda given: name if given["dtype"] is None or given["dtype"].is_floating_point else None
 
 
@@ -137,12 +136,11 @@ _SPELLED: Mapping[str, Callable[[Numbers], str | None]] = {
     "clone": lambda given: "self",
     "positive": lambda given: "self",
 }
-"""Operators whose arguments say what they compute, and those that are better spelled than decomposed."""
+"""Operators whose expression depends on arguments, or is better written by hand than decomposed."""
 
 
 def expression_of(operator: Overload, given: Mapping[str, Any]) -> Expression | None:
-    """What a call computes, in the names of its tensor arguments, which `given` has as `TENSOR`; None if it is not
-    made of functions of single elements."""
+    """Return the expression of a call in the names of its tensor arguments; None if it is not pointwise."""
     return _expression(operator, tuple(given.items()))
 
 
@@ -168,7 +166,7 @@ def _expression(operator: Overload, given: tuple[tuple[str, Any], ...]) -> Expre
 
 def _name(operator: Overload) -> str:
     name = name_of(operator.name()).split("::")[-1]
-    return _OTHER_WORDS.get(name, name)
+    return _LOGICAL_NAMES.get(name, name)
 
 
 def _is_spelled(operator: Overload) -> bool:
@@ -176,7 +174,7 @@ def _is_spelled(operator: Overload) -> bool:
 
 
 def _spelled(operator: Overload, given: Numbers) -> Expression | None:
-    """A call of an operator that is one function, or a text."""
+    """Return the expression of an operator with a function or a text of its own."""
     name = _name(operator)
     if name in _SPELLED:
         text = _SPELLED[name](given)
@@ -190,7 +188,7 @@ def _spelled(operator: Overload, given: Numbers) -> Expression | None:
 
 
 def _filled(expression: Expression, given: Numbers) -> Expression | None:
-    """The expression with the numbers of a call in their places."""
+    """Substitute the numbers of a call."""
     numbers = {}
     for name in expression.inputs:
         if given[name] == TENSOR:
@@ -209,7 +207,7 @@ def _may_decompose(operator: Overload) -> bool:
 
 @cache
 def _table() -> dict[Overload, Callable[..., Any]]:
-    """PyTorch's decompositions of what is no function of ours."""
+    """Return PyTorch's decompositions of operators without a function of ours."""
     return {
         operator: decomposed
         for operator, decomposed in decomposition_table.items()
@@ -218,14 +216,16 @@ def _table() -> dict[Overload, Callable[..., Any]]:
 
 
 def _traced(operator: Overload, given: Numbers, shape: tuple[int, ...]) -> Expression | None:
-    """What PyTorch makes of a call on tensors of these sizes, if all of that are functions of ours of whole tensors."""
+    """Trace a call on tensors of this shape; None if it decomposes into anything but functions of ours."""
     tensors = [name for name, value in given.items() if value == TENSOR]
     kinds = {argument.name: argument for argument in operator._schema.arguments}
 
     def call(*values: torch.Tensor) -> Any:
         filled = {**given, **dict(zip(tensors, values, strict=True))}
-        places = [filled.pop(name) for name, kind in kinds.items() if not kind.kwarg_only and name in filled]
-        return operator(*places, **filled)
+        positional = [
+            filled.pop(name) for name, kind in kinds.items() if not kind.kwarg_only and name in filled
+        ]
+        return operator(*positional, **filled)
 
     examples = [
         torch.ones(shape, dtype=torch.bool if name in ("mask", "condition") else torch.float32, device="cpu")
@@ -234,19 +234,19 @@ def _traced(operator: Overload, given: Numbers, shape: tuple[int, ...]) -> Expre
     try:
         with torch.no_grad():
             graph = make_fx(call, decomposition_table=_table())(*examples).graph
-    except Exception:  # whatever PyTorch has against it, it does the step itself
+    except Exception:  # PyTorch then runs the step itself
         return None
     return _read(graph, tensors, shape)
 
 
 def _read(graph: torch.fx.Graph, names: list[str], shape: tuple[int, ...]) -> Expression | None:
-    """The expression of a traced graph whose placeholders have these names."""
-    places = iter(names)
+    """Return the expression of a traced graph whose placeholders have these names."""
+    placeholders = iter(names)
     made: dict[torch.fx.Node, Expression | None] = {}
     calls = 0
     for node in graph.nodes:
         if node.op == "placeholder":
-            made[node] = Expression((), (next(places),))
+            made[node] = Expression((), (next(placeholders),))
         elif node.op == "output":
             result = node.args[0]
             return made.get(result) if calls and isinstance(result, torch.fx.Node) else None
@@ -259,7 +259,7 @@ def _read(graph: torch.fx.Graph, names: list[str], shape: tuple[int, ...]) -> Ex
 def _of_call(
     node: torch.fx.Node, made: Mapping[torch.fx.Node, Expression | None], shape: tuple[int, ...]
 ) -> Expression | None:
-    """A call in a traced graph, of what stands in front of it; None if it is none of ours."""
+    """Return the expression of a call in a traced graph; None if it is not a function of ours."""
     operator, value = node.target, node.meta.get("val")
     if not isinstance(operator, Overload) or not _is_spelled(operator):
         return None

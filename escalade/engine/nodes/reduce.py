@@ -1,4 +1,4 @@
-"""Sums, means, extremes, variances, norms and logarithms of sums of exponentials over any dimensions."""
+"""Reductions over any dimensions: sums, means, extrema, variances, norms, log-sum-exp."""
 
 from __future__ import annotations
 
@@ -11,11 +11,18 @@ import torch
 
 from escalade.engine.graph.aten import resolve_operator
 from escalade.engine.graph.graph import Graph, Node
-from escalade.engine.nodes.aten_call import AtenCall, converts, name_of
-from escalade.engine.nodes.base import Layouts, Operator, Recognised, Tensors, activate
+from escalade.engine.nodes.base import (
+    AtenCall,
+    Layouts,
+    Match,
+    Operator,
+    Tensors,
+    activate,
+    activation_of,
+    name_of,
+)
 from escalade.engine.nodes.lowering import Forms, Lowered
 from escalade.engine.nodes.pointwise import Pointwise, broadcast
-from escalade.engine.nodes.sequences import dimension_of_image
 from escalade.engine.nodes.signature import (
     ANY,
     EPSILON,
@@ -27,17 +34,18 @@ from escalade.engine.nodes.signature import (
     SizeError,
     Sizes,
     is_whole,
+    one_of,
 )
 from escalade.ops.expressions import IDENTITY, Expression
 from escalade.ops.reduce import REDUCE, ReduceProblem
 
-_IMAGE_ORDER = (0, 2, 3, 1)
-"""The dimensions of an image as they lie in NHWC."""
+_NHWC_ORDER = (0, 2, 3, 1)
+MAX_DIM = 15
 
 
 @dataclass(frozen=True)
 class _Kind:
-    """One way to reduce: by PyTorch, and as a kind of the operation with expressions in front and behind."""
+    """A reduction: with PyTorch, and as a kind of our operation between two expressions."""
 
     compute: Callable[..., torch.Tensor]
     kind: str
@@ -62,52 +70,47 @@ _KINDS: Mapping[str, _Kind] = {
     "norm_inf": _Kind(_norm(math.inf), "max", "abs(x)"),
 }
 _NORMS = {1.0: "norm1", 2.0: "norm2", math.inf: "norm_inf"}
-_OF_REDUCTIONS = {1: "mean", 2: "sum"}
-"""What PyTorch's losses do with their terms, by the numbers that it has for that."""
-_OF_NAMES = {"max": "amax", "min": "amin", "special_logsumexp": "logsumexp"}
-"""PyTorch's operators that have other names here: without a dimension, or with one and for their first result."""
+_LOSS_REDUCTIONS = {1: "mean", 2: "sum"}
+"""Reductions of losses, by PyTorch's numbers."""
+_OTHER_NAMES = {"max": "amax", "min": "amin", "special_logsumexp": "logsumexp"}
+"""Kinds of PyTorch operators with other names; of `max` and `min` with a dimension, the first result."""
 
 
-def _are_dimensions(value: Any) -> bool:
-    return (
-        type(value) is tuple
-        and all(is_whole(dim, most=15) for dim in value)
-        and list(value) == sorted(set(value))
-    )
+def _are_dims(value: Any) -> bool:
+    is_tuple = type(value) is tuple and all(is_whole(dim, most=MAX_DIM) for dim in value)
+    return is_tuple and list(value) == sorted(set(value))
 
 
 class Reduce(Operator):
-    """y = kind of x over `dims`, with an expression in front of each element and another behind each result."""
+    """y = kind of x over `dims`, with an expression `before` of each element and an activation of each result."""
 
     name = "reduce"
     signature = Signature(
         {"x": ANY},
         {
-            "kind": Attribute(f"one of {', '.join(_KINDS)}", lambda value: type(value) is str and value in _KINDS),
-            "dims": Attribute("dimensions in order, each once", _are_dimensions),
+            "kind": one_of(*_KINDS),
+            "dims": Attribute("dimensions in order, each once", _are_dims),
             "keepdim": FLAG,
             "correction": EPSILON,
             "relu": FLAG,
         },
-    )  # fmt: skip
+    )
     takes_expressions = True
 
-    # How it is recognised.
-
-    def recognise_rest(self, node: Node, call: AtenCall, graph: Graph) -> Recognised:
-        """Recognises by name what no other operator takes: a mean over an image is a pool."""
+    def match(self, node: Node, call: AtenCall, graph: Graph) -> Match:
+        """Match a reduction by name; a mean over an image has matched as a pool before."""
         name, x = name_of(node.attributes["target"]), call.value("self")
-        if _is_reduced(node) and x is not None and not node.shape:
-            return self._loss(node, call, graph)
-        kind = _OF_NAMES.get(name, name)
+        if _is_loss(node) and x is not None and not node.shape:
+            return self._match_loss(node, call, graph)
+        kind = _OTHER_NAMES.get(name, name)
         if name == "linalg_vector_norm":
             kind = _NORMS.get(float(call("ord", 2)), "")
-        if kind not in _KINDS or x is None or not self._is_plain(node, call, x, graph):
+        if kind not in _KINDS or x is None or not self._is_supported(node, call, x, graph):
             return None
         rank = len(graph.shape_of(x))
-        asked = call("dim", ())
-        asked = (asked,) if isinstance(asked, int) else tuple(asked)
-        dims = tuple(sorted({dim % rank for dim in asked})) if asked and rank else tuple(range(rank))
+        dim = call("dim", ())
+        wanted = (dim,) if isinstance(dim, int) else tuple(dim)
+        dims = tuple(sorted({one % rank for one in wanted})) if wanted and rank else tuple(range(rank))
         correction = call("correction", int(call("unbiased", True))) if kind in ("var", "std") else 0
         if correction < 0:
             return None
@@ -116,16 +119,16 @@ class Reduce(Operator):
             relu=False,
         )  # fmt: skip
 
-    def _loss(self, node: Node, call: AtenCall, graph: Graph) -> Recognised:
-        """The mean or sum of a loss of single elements."""
-        kind = _OF_REDUCTIONS.get(call("reduction", 1))
+    def _match_loss(self, node: Node, call: AtenCall, graph: Graph) -> Match:
+        """Match the mean or sum of a pointwise loss."""
+        kind = _LOSS_REDUCTIONS.get(call("reduction", 1))
         shape = broadcast(map(graph.shape_of, node.inputs.values()))
         if kind is None or shape is None:
             return None
         arguments = {**node.attributes["arguments"], "reduction": 0}
         each = replace(node, name=graph.fresh(f"{node.name}_terms"), shape=shape)
         each = each.with_attributes(arguments=arguments)
-        terms = Pointwise().recognise_rest(each, AtenCall(each), graph)
+        terms = Pointwise().match(each, AtenCall(each), graph)
         if not isinstance(terms, Node):
             return None
         graph.append(terms)
@@ -135,77 +138,51 @@ class Reduce(Operator):
         )  # fmt: skip
 
     @staticmethod
-    def _is_plain(node: Node, call: AtenCall, x: str, graph: Graph) -> bool:
-        """Whether it is of floating-point numbers, in their own type, and gives nothing else."""
+    def _is_supported(node: Node, call: AtenCall, x: str, graph: Graph) -> bool:
+        """Return True for floating operands in their own dtype, of which only the values are wanted."""
         return (
             node.is_floating
             and graph.dtype_of(x) == getattr(torch, node.dtype)
-            and not converts(call, x, graph)
+            and not call.converts(x, graph)
             and call.value("other") is None
             and node.attributes.get("result", 0) == 0
         )
 
-    def fuse(self, graph: Graph, dtype: str) -> None:
-        """Takes the functions of single elements in front, which nobody else reads."""
-        for node in graph:
-            if not self.matches(node):
-                continue
-            front = graph.nodes.get(node.inputs["x"])
-            if not Pointwise.matches(front) or graph.only_user(front.name) is not node:
-                continue
-            expression = Pointwise().expression(front)
-            (x,) = front.inputs.values() if len(front.inputs) == 1 else (None,)
-            if expression is None or x is None or x in graph.constants or front.dtype != node.dtype:
-                continue
-            if graph.shape_of(x) != front.shape or graph.dtype_of(x) != getattr(torch, front.dtype):
-                continue
-            before = _before(node).substitute({"x": expression.rename({expression.inputs[0]: "x"})})
-            if self.takes(node, before):
-                graph.nodes[node.name] = node.with_inputs(x=x).with_attributes(before=before.text)
-        graph.remove_dead_code()
-
-    # What it computes.
-
     def compute(self, node: Node, inputs: Tensors) -> torch.Tensor:
         a = node.attributes
-        (x,) = _before(node).evaluate({"x": inputs["x"]})
-        more = {"correction": a["correction"]} if a["kind"] in ("var", "std") else {}
-        if not a["dims"]:  # of a single number, which PyTorch takes as all dimensions
-            return activate(node, _KINDS[a["kind"]].compute(x.reshape(1), (0,), keepdim=False, **more))
-        return activate(node, _KINDS[a["kind"]].compute(x, a["dims"], keepdim=a["keepdim"], **more))
+        (x,) = prologue_of(node).evaluate({"x": inputs["x"]})
+        options = {"correction": a["correction"]} if a["kind"] in ("var", "std") else {}
+        reduce = _KINDS[a["kind"]].compute
+        if not a["dims"]:  # PyTorch takes an empty tuple as all dimensions; x is a scalar
+            return activate(node, reduce(x.reshape(1), (0,), keepdim=False, **options))
+        return activate(node, reduce(x, a["dims"], keepdim=a["keepdim"], **options))
 
     def sizes(self, sizes: Mapping[str, Sizes], attributes: Attributes) -> Mapping[str, Sizes]:
         x, dims = sizes["x"], attributes["dims"]
         if dims and dims[-1] >= len(x):
-            raise SizeError(f"there is no dimension {dims[-1]} of {len(x)}")
+            raise SizeError(f"x has {len(x)} dimensions, and no dimension {dims[-1]}")
         if attributes["kind"] in ("amax", "amin", "norm_inf") and 0 in (x[dim] for dim in dims):
-            raise SizeError("there is no extreme of nothing")
-        kept = [1 if dim in dims else size for dim, size in enumerate(x)]
-        left = kept if attributes["keepdim"] else [size for dim, size in enumerate(x) if dim not in dims]
-        return {RESULT: tuple(left)}
-
-    def as_image(self, node: Node) -> Attributes | None:
-        dims = tuple(dimension_of_image(dim) for dim in node.attributes["dims"])
-        return {**node.attributes, "dims": dims} if node.attributes["keepdim"] else None
-
-    # Who does it.
+            raise SizeError(f"{attributes['kind']} of no elements is undefined")
+        if attributes["keepdim"]:
+            return {RESULT: tuple(1 if dim in dims else size for dim, size in enumerate(x))}
+        return {RESULT: tuple(size for dim, size in enumerate(x) if dim not in dims)}
 
     def layouts(self, node: Node, given: Mapping[str, str]) -> Layouts:
-        """Reads x as it lies, if what is reduced then lies together, and what is left in the result's order."""
-        lies = given.get("x", "nchw")
-        if lies == "nhwc" and _sizes((2, 2, 2, 2), _IMAGE_ORDER, node) is None:
+        """Return any layout in which the reduced dimensions are adjacent, and the others in the result's order."""
+        layout = given.get("x", "nchw")
+        if layout == "nhwc" and _split_sizes((2, 2, 2, 2), _NHWC_ORDER, node) is None:
             return Layouts("nchw", "nchw")
-        return Layouts(None, lies if node.attributes["keepdim"] else "nchw")
+        return Layouts(None, layout if node.attributes["keepdim"] else "nchw")
 
     def lower(self, node: Node, forms: Forms) -> Lowered | None:
         form = forms.value(node.inputs["x"])
-        order = _IMAGE_ORDER if form.layout == "nhwc" else tuple(range(len(form.shape)))
-        sizes = _sizes(form.shape, order, node)
+        order = _NHWC_ORDER if form.layout == "nhwc" else tuple(range(len(form.shape)))
+        sizes = _split_sizes(form.shape, order, node)
         if sizes is None or 0 in form.shape:
             return None
         kind = _KINDS[node.attributes["kind"]]
-        before = Expression.parse(kind.before).substitute({"x": _before(node)})
-        after = self.applied(node).substitute({"x": Expression.parse(kind.after)})
+        before = Expression.parse(kind.before).substitute({"x": prologue_of(node)})
+        after = activation_of(node).substitute({"x": Expression.parse(kind.after)})
         problem = ReduceProblem(
             kind.kind, *sizes, float(node.attributes["correction"]), before.text, activation=after.text,
             dtype=forms.stored,
@@ -213,28 +190,30 @@ class Reduce(Operator):
         return Lowered(REDUCE, problem)
 
 
-def _is_reduced(node: Node) -> bool:
-    """Whether it is a loss that says what it does with its terms."""
+def _is_loss(node: Node) -> bool:
+    """Return True for an operator with a `reduction` argument."""
     arguments = resolve_operator(node.attributes["target"])._schema.arguments
     return any(argument.name == "reduction" for argument in arguments)
 
 
-def _before(node: Node) -> Expression:
-    """What a node computes of each element first."""
+def prologue_of(node: Node) -> Expression:
+    """Return the expression that a reduction applies to each element."""
     text = node.attributes.get("before")
     return Expression.parse(text) if text else IDENTITY
 
 
-def _sizes(shape: Sizes, order: tuple[int, ...], node: Node) -> tuple[int, int, int] | None:
-    """Sizes in front of what is reduced, of that itself, and behind it, in the order of memory; None if it does not lie
-    together, or what is left would lie in another order than the result."""
+def _split_sizes(shape: Sizes, order: tuple[int, ...], node: Node) -> tuple[int, int, int] | None:
+    """Return the numbers of elements outside, in and inside of the reduced dimensions, in memory order.
+
+    None if these are not adjacent, or the others are in another order than in the result.
+    """
     dims = node.attributes["dims"]
-    places = [place for place, dim in enumerate(order) if dim in dims]
-    if not places:
+    reduced = [axis for axis, dim in enumerate(order) if dim in dims]
+    if not reduced:
         return math.prod(shape), 1, 1
-    first, last = places[0], places[-1] + 1
-    left = [dim for dim in order if dim not in dims]
-    if len(places) != last - first or (not node.attributes["keepdim"] and left != sorted(left)):
+    first, last = reduced[0], reduced[-1] + 1
+    kept = [dim for dim in order if dim not in dims]
+    if len(reduced) != last - first or (not node.attributes["keepdim"] and kept != sorted(kept)):
         return None
     sizes = [shape[dim] for dim in order]
     return math.prod(sizes[:first]), math.prod(sizes[first:last]), math.prod(sizes[last:])

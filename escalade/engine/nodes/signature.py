@@ -1,7 +1,4 @@
-"""What a node of a captured graph looks like: the inputs that its operator takes, and the attributes that it has.
-
-Files hold such nodes, and everything that a file says is checked against this before it is used.
-"""
+"""Signatures of captured nodes: inputs and attributes, against which everything in a file is checked."""
 
 from __future__ import annotations
 
@@ -15,16 +12,16 @@ Sizes = tuple[int, ...]
 Attributes = Mapping[str, Any]
 _NUMBERED = re.compile(r"x(0|[1-9]\d{0,5})")
 RESULT = "y"
-"""The role of a node's result among its sizes."""
+"""Role of a node's result among its shapes."""
 
 
 class SizeError(ValueError):
-    """Sizes that do not go together."""
+    """Shapes that do not match."""
 
 
 @dataclass(frozen=True)
 class Attribute:
-    """What an attribute may be: in words, and as a test."""
+    """Valid values of an attribute, in words and as a predicate."""
 
     words: str
     holds: Callable[[Any], bool]
@@ -32,7 +29,7 @@ class Attribute:
 
 @dataclass(frozen=True)
 class Role:
-    """An input: how many dimensions it may have, whether it is a constant, and whether it may be missing."""
+    """An input: smallest and largest rank, whether it is a constant, and whether it is optional."""
 
     dimensions: tuple[int, int]
     constant: bool = False
@@ -41,39 +38,46 @@ class Role:
 
 @dataclass(frozen=True)
 class Signature:
-    """The inputs by role, and the attributes by name."""
+    """Inputs by role, and attributes by name."""
 
     inputs: Mapping[str, Role]
     attributes: Mapping[str, Attribute]
     floating: bool = True
-    """Whether the operator is for floating-point numbers only."""
+    """True if the operator is for floating-point numbers only."""
     masks: bool = False
-    """Whether inputs may be truth values and bytes as well, and the result a truth value."""
+    """True if inputs may be bool and uint8 too, and the result bool."""
     repeated: Role | None = None
-    """What x0, x1 and so on are, of an operator that takes any number of them."""
+    """Role of x0, x1 and so on, for an operator with any number of inputs."""
 
     def role(self, name: str) -> Role | None:
-        """The input of that name; None: there is none."""
         return self.repeated if self.repeated and _NUMBERED.fullmatch(name) else self.inputs.get(name)
 
 
 def is_whole(value: Any, least: int = 0, most: int = 2**31 - 1) -> bool:
-    """Whether a value is a whole number within bounds; True is no number."""
+    """Return True for an int within bounds; a bool is none."""
     return type(value) is int and least <= value <= most
 
 
 def is_real(value: Any) -> bool:
-    """Whether a value is a finite number."""
+    """Return True for a finite number."""
     return type(value) in (int, float) and math.isfinite(value)
 
 
+def is_tuple(value: Any, length: int, holds: Callable[[Any], bool]) -> bool:
+    """Return True for a tuple of this length whose items all satisfy a predicate."""
+    return type(value) is tuple and len(value) == length and all(map(holds, value))
+
+
 def pair(least: int) -> Attribute:
-    """An attribute of two numbers, one for height and one for width."""
+    """Return an attribute of two integers, for height and width."""
+    return Attribute(
+        f"two whole numbers of at least {least}",
+        lambda value: is_tuple(value, 2, lambda part: is_whole(part, least)),
+    )
 
-    def holds(value: Any) -> bool:
-        return type(value) is tuple and len(value) == 2 and all(is_whole(part, least) for part in value)
 
-    return Attribute(f"two whole numbers of at least {least}", holds)
+def one_of(*choices: str) -> Attribute:
+    return Attribute(f"one of {', '.join(choices)}", lambda value: type(value) is str and value in choices)
 
 
 FLAG = Attribute("true or false", lambda value: type(value) is bool)
@@ -84,12 +88,19 @@ EPSILON = Attribute("a number of at least 0", lambda value: is_real(value) and v
 ANY = Role((0, 16))
 ROWS = Role((1, 16))
 IMAGE = Role((4, 4))
+FILTERS = Role((4, 4), constant=True)
 VECTOR = Role((1, 1), constant=True)
 OPTIONAL_VECTOR = Role((1, 1), constant=True, optional=True)
 
 
-def positive(sizes: list[int]) -> list[int]:
-    """The sizes of an image behind a window that fits into the one in front."""
+def vector_sizes(sizes: Mapping[str, Sizes], axis: int) -> dict[str, Sizes]:
+    """Return the shapes for an operator whose other inputs are vectors along one axis of x."""
+    x = sizes["x"]
+    return {**dict.fromkeys(sizes, (x[axis],)), "x": x, RESULT: x}
+
+
+def require_positive(sizes: list[int]) -> list[int]:
+    """Return the height and width of a window operator's result, unless the window does not fit the image."""
     if min(sizes) < 1:
         raise SizeError("the window is larger than the image")
     return sizes

@@ -8,17 +8,22 @@ from dataclasses import replace
 
 from escalade.engine.graph.forms import TENSOR_CORE_DTYPES
 from escalade.engine.graph.graph import Graph
-from escalade.engine.nodes import OPERATORS
-from escalade.engine.nodes.base import Operator
-from escalade.engine.nodes.recognition import recognise_folded
+from escalade.engine.nodes.matching import match_folded
 from escalade.engine.passes.batch_norm import fold_batch_norm
-from escalade.engine.passes.casts import drop_rounding, narrow_autocast_layers
+from escalade.engine.passes.casts import drop_rounding, narrow_autocast_layers, widen_mlp_gradients
 from escalade.engine.passes.constant_folding import fold_constants
 from escalade.engine.passes.cse import eliminate_common_subexpressions
 from escalade.engine.passes.empty import drop_empty
 from escalade.engine.passes.epilogues import fuse_expressions, fuse_operands, fuse_residuals
 from escalade.engine.passes.estimates import Estimates
+from escalade.engine.passes.fuse_few_channels import fuse_few_channels
 from escalade.engine.passes.fuse_max_pool import fuse_max_pools
+from escalade.engine.passes.fuse_mlp import fuse_mlp, fuse_small_mlp
+from escalade.engine.passes.fuse_pooled_linear import fuse_pooled_linear
+from escalade.engine.passes.fuse_shortcut import fuse_shortcuts
+from escalade.engine.passes.fuse_squeeze_excite import fuse_squeeze_excite
+from escalade.engine.passes.fuse_stem import DTYPES as STEM_DTYPES
+from escalade.engine.passes.fuse_stem import fuse_stem
 from escalade.engine.passes.fusion_level import FusionLevel
 from escalade.engine.passes.hoist_pool import hoist_pools
 from escalade.engine.passes.layout import (
@@ -28,18 +33,26 @@ from escalade.engine.passes.layout import (
     fold_output_scales,
     keep_nchw_products,
     pad_outputs,
-    reorder_flattened,
 )
 from escalade.engine.passes.merge_parallel_convs import merge_parallel_convs
 from escalade.engine.passes.padding import fold_padding
 from escalade.engine.passes.permutes import sink_permutes
 from escalade.engine.passes.pointwise import fuse_neighbors, fuse_recognized, read_unexpanded
-from escalade.engine.passes.prologues import fold_prologues
+from escalade.engine.passes.prologues import fold_prologues, fuse_reduction_prologues
 from escalade.engine.passes.quantize import quantize_convolutions
+from escalade.engine.passes.reorder_flattened import reorder_flattened
 from escalade.engine.passes.scatters import resolve_scatters
 from escalade.engine.passes.sequences import keep_sequences_as_images
 from escalade.engine.passes.shuffles import absorb_shuffles, recognize_shuffles
 from escalade.engine.passes.stacks import resolve_stacks
+from escalade.engine.passes.step_batch_norm import fuse_batch_norm_epilogues, fuse_batch_norm_gradients
+from escalade.engine.passes.step_gradients import (
+    fuse_bias_gradients,
+    fuse_max_pool_gradients,
+    mask_input_gradients,
+)
+from escalade.engine.passes.step_losses import fuse_cross_entropy, fuse_pointwise_losses
+from escalade.engine.passes.step_upsample import fuse_upsampling, fuse_upsampling_gradients
 from escalade.ops.base.card import TWIN, Card
 
 
@@ -67,8 +80,9 @@ def for_batch(
     drop_empty(graph)
     if fusion is FusionLevel.fused:
         with graph.device:  # for new constants
-            for operator in OPERATORS:
-                operator.fuse_for_batch(graph, dtype)
+            fuse_squeeze_excite(graph, dtype)  # before linear layers fuse its mean
+            fuse_pooled_linear(graph, dtype)
+            fuse_small_mlp(graph)
             fuse_residuals(graph)
             fuse_operands(graph)
             estimates = Estimates(card, avoid)
@@ -99,17 +113,17 @@ _STEP_PASSES: tuple[tuple[str, Callable[[Graph], None]], ...] = (
     ("casts", narrow_autocast_layers),
     ("pointwise", fuse_recognized),
     ("epilogues", _epilogues),
-    *(
-        (operator.name, operator.fuse_step)
-        for operator in OPERATORS
-        if type(operator).fuse_step is not Operator.fuse_step
-    ),
+    ("batch_norm_training", fuse_batch_norm_epilogues),
+    ("batch_norm_backward", fuse_batch_norm_gradients),  # before convolutions mask the same gradients
+    ("conv2d_input_gradient", mask_input_gradients),
+    ("conv2d_weight_gradient", fuse_bias_gradients),
+    ("max_pool2d_backward", fuse_max_pool_gradients),
+    ("upsample2d", fuse_upsampling),
+    ("upsample2d_backward", fuse_upsampling_gradients),
+    ("cross_entropy", fuse_cross_entropy),
+    ("mlp_backward", widen_mlp_gradients),
     ("pointwise", fuse_neighbors),
-    *(
-        (operator.name, operator.fuse_joined)
-        for operator in OPERATORS
-        if type(operator).fuse_joined is not Operator.fuse_joined
-    ),
+    ("pointwise_loss", fuse_pointwise_losses),
 )
 _MAX_POOL = "maxima"
 STEP_TECHNIQUES: Mapping[str, str] = {
@@ -155,7 +169,7 @@ def fuse(graph: Graph, dtype: str, fusion: FusionLevel = FusionLevel.fused, imag
     drop_rounding(graph, dtype)
     with home:  # for new constants
         fold_constants(graph)
-        recognise_folded(graph)
+        match_folded(graph)
         if fusion is FusionLevel.fused:
             _fuse(graph, dtype)
             if dtype in ("fp32", "tf32") and images == "nchw":  # in 16 bits PyTorch converts to NHWC too
@@ -189,6 +203,11 @@ def _fuse(graph: Graph, dtype: str) -> None:
     fold_batch_norm(graph, dtype)
     _epilogues(graph)
     absorb_shuffles(graph, dtype)
-    for operator in OPERATORS:
-        operator.fuse(graph, dtype)
+    if dtype in TENSOR_CORE_DTYPES:  # whose kernels take two inputs
+        fuse_shortcuts(graph)
+    if dtype in STEM_DTYPES:
+        fuse_stem(graph)
+    fuse_few_channels(graph)
+    fuse_mlp(graph, dtype)
+    fuse_reduction_prologues(graph)  # of what no chain of layers has fused
     fuse_neighbors(graph)

@@ -10,8 +10,7 @@ import torch
 
 from escalade.engine.graph.graph import Batch, Graph
 from escalade.engine.nodes import operator_of
-from escalade.engine.nodes.arithmetic import own_arithmetic
-from escalade.engine.nodes.evaluate import compute
+from escalade.engine.nodes.evaluate import compute, own_arithmetic
 from escalade.errors import UnsupportedError
 
 MAX_BATCHES = 64  # ranges converge long before

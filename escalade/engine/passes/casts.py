@@ -7,10 +7,13 @@ from dataclasses import dataclass, replace
 import torch
 
 from escalade.engine.graph.forms import STORAGE
-from escalade.engine.graph.graph import Graph, Input, dtype_name
+from escalade.engine.graph.graph import Graph, Input, Node, dtype_name
 from escalade.engine.nodes import operator_of
-from escalade.engine.nodes.gradients import cast_of
-from escalade.engine.nodes.identity import is_rounding
+from escalade.engine.nodes.aten import is_rounding
+from escalade.engine.nodes.mlp import MlpBackward
+from escalade.engine.nodes.pointwise import Pointwise
+from escalade.engine.nodes.views import Reshape, Slice
+from escalade.engine.passes.gradient_patterns import cast_source
 
 
 @dataclass(frozen=True)
@@ -27,7 +30,7 @@ def lift_casts(graph: Graph) -> list[Cast]:
     inputs = {entry.name for entry in graph.inputs}
     casts: dict[tuple[str, str], Cast] = {}
     for node in graph:
-        source = cast_of(node, graph)
+        source = cast_source(node, graph)
         if source is None or source not in inputs or node.name in graph.outputs:
             continue
         cast = casts.setdefault((source, node.dtype), Cast(node.name, source, getattr(torch, node.dtype)))
@@ -42,7 +45,7 @@ def drop_output_casts(graph: Graph, indices: range) -> None:
     outputs, types = list(graph.outputs), list(graph.output_types)
     for index in indices:
         node = graph.nodes.get(outputs[index])
-        source = None if node is None else cast_of(node, graph)
+        source = cast_source(node, graph)
         if source is not None and source in graph.nodes:
             outputs[index], types[index] = source, graph.nodes[source].dtype
     graph.outputs, graph.output_types = tuple(outputs), tuple(types)
@@ -71,10 +74,10 @@ def narrow_autocast_layers(graph: Graph) -> None:
         if not operator_of(node).computes_in_fp32 or node.name in graph.outputs or not node.inputs:
             continue
         producers = {role: graph.nodes.get(name) for role, name in node.inputs.items()}
-        sources = {role: None if cast is None else cast_of(cast, graph) for role, cast in producers.items()}
+        sources = {role: cast_source(cast, graph) for role, cast in producers.items()}
         readers = graph.readers(node.name)
         types = {graph.dtype_of(name) if name is not None else None for name in sources.values()}
-        types |= {graph.dtype_of(reader.name) if cast_of(reader, graph) else None for reader in readers}
+        types |= {graph.dtype_of(reader.name) if cast_source(reader, graph) else None for reader in readers}
         (narrow,) = types if len(types) == 1 else (None,)
         is_returned = any(reader.name in graph.outputs for reader in readers)
         if narrow not in (torch.float16, torch.bfloat16) or is_returned:
@@ -84,3 +87,47 @@ def narrow_autocast_layers(graph: Graph) -> None:
         for reader in readers:
             graph.remove(reader, instead=node.name)
     graph.remove_dead_code()
+
+
+def widen_mlp_gradients(graph: Graph) -> None:
+    """Keep gradients in fp32 that autograd rounds to the dtype of autocast and widens again."""
+    for node in graph:
+        if not MlpBackward.matches(node):
+            continue
+        for cast in graph.readers(node.name):
+            if cast_source(cast, graph) is not None:
+                _read_unrounded(graph, node, cast)
+    graph.remove_dead_code()
+
+
+def _read_unrounded(graph: Graph, node: Node, cast: Node) -> None:
+    """Let slices of a rounded result read the result itself, if all that they are used for is fp32."""
+    slices = graph.readers(cast.name)
+    if cast.name in graph.outputs or not all(Slice.matches(one) for one in slices):
+        return
+    for one in slices:
+        views, readers = _views_and_readers(graph, one)
+        if not all(Pointwise.matches(reader) and reader.dtype == node.dtype for reader in readers):
+            continue
+        for view in views:
+            graph.nodes[view.name] = replace(view, dtype=node.dtype)
+        graph.nodes[one.name] = graph.nodes[one.name].with_inputs(x=node.name)
+        names = {view.name for view in views}
+        graph.output_types = tuple(
+            node.dtype if name in names else dtype
+            for name, dtype in zip(graph.outputs, graph.output_types, strict=True)
+        )
+        for reader in readers:
+            source = cast_source(reader, graph)
+            if source in names and reader.name not in graph.outputs:
+                graph.remove(reader, instead=source)
+
+
+def _views_and_readers(graph: Graph, value: Node) -> tuple[list[Node], list[Node]]:
+    """Return a node with all reshapes of its result, and the other nodes that read any of them."""
+    views: list[Node] = [value]
+    readers: list[Node] = []
+    for view in views:
+        for reader in graph.readers(view.name):
+            (views if Reshape.matches(reader) else readers).append(reader)
+    return views, readers

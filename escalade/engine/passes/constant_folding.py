@@ -8,7 +8,7 @@ import torch
 
 from escalade.engine.graph.aten import OperatorError
 from escalade.engine.graph.graph import Graph, Node
-from escalade.engine.nodes import operator_of
+from escalade.engine.nodes.aten import is_random, unread_inputs
 from escalade.engine.nodes.evaluate import compute
 
 MAX_GROWTH = 16  # elements of a folded constant per element of its origins; beyond, recomputing is cheaper
@@ -22,9 +22,9 @@ def fold_constants(graph: Graph) -> None:
     }  # the model's constants each is made of
     sizes = {name: tensor.numel() for name, tensor in graph.constants.items()}
     for node in graph:
-        if operator_of(node).is_random(node) or node.depends_on_batch:
+        if is_random(node) or node.depends_on_batch:
             continue
-        unread = operator_of(node).disregarded(node)
+        unread = unread_inputs(node)
         read = [name for role, name in node.inputs.items() if role not in unread]
         if any(name not in graph.constants for name in read):
             continue
@@ -52,7 +52,7 @@ def _fold(graph: Graph, node: Node) -> torch.Tensor:
 
 
 def _constant_or_zeros(graph: Graph, name: str) -> torch.Tensor:
-    """Return a constant; for an input that the operator disregards, zeros of its dtype, and its shape if static."""
+    """Return a constant; for an input that the operator does not read, zeros of its dtype, and its shape if static."""
     if name in graph.constants:
         return graph.constants[name].to(graph.device)  # a model may hold tensors on another device
     sizes = [size for size in graph.shape_of(name) if isinstance(size, int)]

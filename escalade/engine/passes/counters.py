@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from escalade.engine.graph.graph import Graph, Node
 from escalade.engine.nodes.aten import Aten
-from escalade.engine.nodes.aten_call import AtenCall, name_of
+from escalade.engine.nodes.base import AtenCall, name_of
 
 
 def drop_counters(graph: Graph, buffers: Mapping[int, str]) -> dict[int, int]:

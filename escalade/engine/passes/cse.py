@@ -6,6 +6,7 @@ from typing import Any
 
 from escalade.engine.graph.graph import Graph, map_leaves
 from escalade.engine.nodes import operator_of
+from escalade.engine.nodes.aten import is_random
 
 
 def eliminate_common_subexpressions(graph: Graph) -> None:
@@ -15,7 +16,7 @@ def eliminate_common_subexpressions(graph: Graph) -> None:
     """
     first: dict[Any, str] = {}
     for node in graph:
-        if node.name in graph.outputs or operator_of(node).is_random(node):
+        if node.name in graph.outputs or is_random(node):
             continue
         inputs = tuple(sorted(node.inputs.items()))
         key = operator_of(node).name, inputs, _key(node.attributes), node.shape, node.dtype

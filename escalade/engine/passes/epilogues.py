@@ -7,6 +7,24 @@ from dataclasses import replace
 
 from escalade.engine.graph.graph import Graph, Node, dtype_name
 from escalade.engine.nodes import operator_of
+from escalade.engine.nodes.base import RELU, activation_of, with_activation
+from escalade.engine.nodes.elementwise import Add
+from escalade.ops.expressions import Expression
+
+MAX_CALLS = 64  # functions in one epilogue or prologue; more would not fit a kernel's registers
+
+
+def takes_epilogue(node: Node, expression: Expression) -> bool:
+    """Return True if kernels can apply an expression of `x`, the node's own result, before storing it.
+
+    A node with a free residual can also apply an expression of `x` and `residual`, instead of adding the residual.
+    """
+    if Add.matches(node):
+        return expression == RELU  # a flag of its kernels
+    operator = operator_of(node)
+    known = {"x", "residual"} if operator.takes_residual(node) else {"x"}
+    is_known = known >= set(expression.inputs) and len(expression.calls) <= MAX_CALLS
+    return operator.takes_expressions and is_known
 
 
 def fuse_residuals(graph: Graph) -> None:
@@ -16,7 +34,7 @@ def fuse_residuals(graph: Graph) -> None:
     further.
     """
     for node in graph:
-        if not operator_of(node).is_addition:
+        if not Add.matches(node):
             continue
         sides = [(node.inputs["x"], node.inputs["residual"]), (node.inputs["residual"], node.inputs["x"])]
         layers = [
@@ -27,8 +45,7 @@ def fuse_residuals(graph: Graph) -> None:
         if not layers:
             continue
         layer, rest = max(layers, key=lambda pair: _weight_elements(graph, pair[0]))
-        applied = operator_of(node).applied(node)
-        fused = operator_of(layer).applying(layer.with_inputs(residual=rest), applied)
+        fused = with_activation(layer.with_inputs(residual=rest), activation_of(node))
         graph.nodes[node.name] = replace(fused, name=node.name)
         del graph.nodes[layer.name]
 
@@ -38,13 +55,13 @@ def _can_add(graph: Graph, value: str, node: Node) -> bool:
     layer = graph.nodes.get(value)
     if layer is None or not operator_of(layer).takes_residual(layer) or "residual" in layer.inputs:
         return False
-    applied = operator_of(node).applied(node)
+    applied = activation_of(node)
     if graph.typed and len({graph.dtype_of(name) for name in (*node.inputs.values(), node.name)}) > 1:
         return False
     return (
-        operator_of(layer).applied(layer).is_identity
+        activation_of(layer).is_identity
         and graph.only_user(layer.name) is node
-        and (applied.is_identity or operator_of(layer).takes(layer, applied))
+        and (applied.is_identity or takes_epilogue(layer, applied))
     )
 
 
@@ -59,10 +76,9 @@ def fuse_expressions(graph: Graph) -> None:
         layer = graph.nodes.get(node.inputs["x"]) if expression is not None else None
         if expression is None or layer is None or not _is_unary(node, layer):
             continue
-        operator = operator_of(layer)
-        whole = expression.substitute({"x": operator.applied(layer)})
-        if operator.takes(layer, whole) and graph.only_user(layer.name) is node:
-            graph.nodes[layer.name] = operator.applying(layer, whole)
+        whole = expression.substitute({"x": activation_of(layer)})
+        if takes_epilogue(layer, whole) and graph.only_user(layer.name) is node:
+            graph.nodes[layer.name] = with_activation(layer, whole)
             graph.remove(node, instead=layer.name)
 
 
@@ -76,11 +92,10 @@ def fuse_operands(graph: Graph) -> None:
             layer, rest = graph.nodes.get(node.inputs[role]), node.inputs[other]
             if layer is None or not _can_read(graph, layer, rest, node):
                 continue
-            operator = operator_of(layer)
             named = expression.rename({role: "x", other: "residual"})
-            whole = named.substitute({"x": operator.applied(layer)})
-            if operator.takes(layer, whole):
-                fused = operator.applying(layer.with_inputs(residual=rest), whole)
+            whole = named.substitute({"x": activation_of(layer)})
+            if takes_epilogue(layer, whole):
+                fused = with_activation(layer.with_inputs(residual=rest), whole)
                 graph.nodes[node.name] = replace(fused, name=node.name)
                 del graph.nodes[layer.name]
                 break

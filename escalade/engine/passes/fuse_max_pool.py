@@ -7,8 +7,10 @@ from dataclasses import replace
 from escalade.engine.graph.forms import STORAGE, Form
 from escalade.engine.graph.graph import Graph, Node
 from escalade.engine.nodes import operator_of, stored_forms
+from escalade.engine.nodes.conv2d import Conv2d
 from escalade.engine.nodes.lowering import Forms
-from escalade.engine.nodes.side_outputs import Further, furthers_of, readers_of
+from escalade.engine.nodes.pools import INDICES, MaxPool2d
+from escalade.engine.nodes.side_outputs import SideOutput, readers_of, side_outputs_of
 from escalade.engine.passes.estimates import Estimates
 from escalade.errors import UnsupportedError
 
@@ -20,27 +22,40 @@ def fuse_max_pools(graph: Graph, dtype: str, estimates: Estimates) -> None:
     """
     forms: Forms | None = None
     for node in graph:
-        windows = operator_of(node).windows_of_maxima(node)
-        layer = graph.nodes.get(node.inputs["x"]) if windows is not None else None
-        if windows is None or layer is None or not _can_fuse(layer, node, windows, graph):
+        layer = graph.nodes.get(node.inputs["x"]) if _has_adjacent_windows(node) else None
+        if not Conv2d.matches(layer) or not _can_fuse(layer, node, graph):
             continue
-        fused = operator_of(layer).taking_maxima(layer, node, windows)
-        if fused is None:
-            continue
+        windows, writes_indices = node.attributes["kernel"], INDICES in node.attributes
+        fused = replace(
+            layer.with_attributes(pool=windows, places=writes_indices), name=node.name, shape=node.shape
+        )
         forms = forms or _forms(graph, dtype)
         if _is_faster(layer, node, fused, forms, estimates):
             _apply(graph, layer, node, fused)
 
 
-def _can_fuse(layer: Node, pool: Node, windows: tuple[int, int], graph: Graph) -> bool:
+def _has_adjacent_windows(node: Node) -> bool:
+    """Return True for a max pool whose windows neither overlap nor leave gaps."""
+    if not MaxPool2d.matches(node):
+        return False
+    a = node.attributes
+    return a["kernel"] == a["stride"] and a["padding"] == (0, 0) and a["dilation"] == (1, 1)
+
+
+def _can_fuse(layer: Node, pool: Node, graph: Graph) -> bool:
     """Return True if only the pool reads the layer, dtypes are equal, and no window reaches over the edge."""
-    own = {pool.name, *(node.name for node in furthers_of(pool, graph))}
+    a = layer.attributes
+    if a.get("fp8") or "pool" in a:
+        return False
+    if INDICES in pool.attributes and pool.attributes["behind_relu"] != a["relu"]:
+        return False
+    own = {pool.name, *(node.name for node in side_outputs_of(pool, graph))}
     if layer.name in graph.outputs or {node.name for node in readers_of(layer, graph)} - own:
         return False
     types = {graph.dtype_of(name) for name in layer.inputs.values()}
     if graph.typed and types != {graph.dtype_of(layer.name)}:
         return False
-    sizes = zip(layer.shape[2:], windows, strict=True)
+    sizes = zip(layer.shape[2:], pool.attributes["kernel"], strict=True)
     return tuple(size // rows for size, rows in sizes if isinstance(size, int)) == pool.shape[2:]
 
 
@@ -72,7 +87,7 @@ def _is_faster(layer: Node, pool: Node, fused: Node, forms: Forms, estimates: Es
 def _apply(graph: Graph, layer: Node, pool: Node, fused: Node) -> None:
     source = ", ".join(dict.fromkeys(node.source for node in (layer, pool) if node.source))
     fused = replace(fused, source=source)
-    for aux in furthers_of(pool, graph):
-        graph.nodes[aux.name] = Further.of(fused, aux.name, aux.attributes["buffer"], aux.shape, aux.dtype)
+    for aux in side_outputs_of(pool, graph):
+        graph.nodes[aux.name] = SideOutput.of(fused, aux.name, aux.attributes["buffer"], aux.shape, aux.dtype)
     graph.nodes[fused.name] = fused
     del graph.nodes[layer.name]

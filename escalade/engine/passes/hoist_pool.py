@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from escalade.engine.graph.graph import Graph, Node
-from escalade.engine.nodes import operator_of, stored_forms
-from escalade.engine.nodes.base import with_channels
+from escalade.engine.nodes import stored_forms
+from escalade.engine.nodes.base import activation_of, with_channels
+from escalade.engine.nodes.conv2d import Conv2d, has_one_input, is_pixelwise
 from escalade.engine.nodes.lowering import Forms
+from escalade.engine.nodes.pools import AvgPool2d
 from escalade.engine.passes.estimates import Estimates
 
 
@@ -15,9 +17,9 @@ def hoist_pools(graph: Graph, dtype: str, estimates: Estimates) -> None:
     """Replace pool(conv(x)) by conv(pool(x)) for average pools and 1×1 convolutions, where the estimates favor it."""
     for node in graph:
         layer = graph.nodes.get(node.inputs.get("x", ""))
-        if layer is None or not operator_of(node).is_mean_of_pixels(node):
+        if layer is None or not _is_mean(node) or not _is_linear_map(layer, graph):
             continue
-        if not operator_of(layer).is_map_of_pixels(layer, graph) or graph.only_user(layer.name) is not node:
+        if graph.only_user(layer.name) is not node:
             continue
         channels = graph.shape_of(layer.inputs["x"])[1]
         assert isinstance(channels, int)
@@ -31,6 +33,21 @@ def hoist_pools(graph: Graph, dtype: str, estimates: Estimates) -> None:
             graph.insert_before(node.name, pool)
             graph.nodes[node.name] = mapped
             del graph.nodes[layer.name]
+
+
+def _is_mean(node: Node) -> bool:
+    """Return True for an average pool whose weights sum to 1 in every window."""
+    if not AvgPool2d.matches(node) or "prologue" in node.attributes:
+        return False
+    a = node.attributes
+    return not a["divisor"] and (a["padding"] == (0, 0) or not a["count_padding"])
+
+
+def _is_linear_map(node: Node, graph: Graph) -> bool:
+    """Return True for a 1×1 convolution with nothing fused, which commutes with a mean over pixels."""
+    if not Conv2d.matches(node) or not has_one_input(node) or not activation_of(node).is_identity:
+        return False
+    return is_pixelwise(node, graph) and node.attributes["stride"] == (1, 1)
 
 
 def _is_faster(

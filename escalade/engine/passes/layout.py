@@ -10,60 +10,20 @@ import torch
 import torch.nn.functional as F
 
 from escalade.engine.graph.forms import NAMES, STORAGE
-from escalade.engine.graph.graph import Graph, Input, Node, Shape, dtype_name
-from escalade.engine.nodes import operator_of
+from escalade.engine.graph.graph import Graph, Node, Shape, dtype_name
+from escalade.engine.nodes import layout_of, operator_of, reads_raw_image, stored_type
 from escalade.engine.nodes.aten import Aten
-from escalade.engine.nodes.base import Layouts
-from escalade.engine.nodes.convert import Convert, is_converted
+from escalade.engine.nodes.base import Layouts, activation_of, with_activation
+from escalade.engine.nodes.conv2d import Conv2d, has_one_input
+from escalade.engine.nodes.convert import Convert, Normalize, is_converted
 from escalade.engine.nodes.pointwise import Pointwise
+from escalade.engine.passes.channel_order import writing_channels
+from escalade.engine.passes.channel_scale import channel_scale
 from escalade.engine.passes.shuffles import MAX_PADDING_FACTOR
 from escalade.ops.base.dtypes import VECTOR_BYTES
 from escalade.ops.expressions import IDENTITY
 
 MANY_NODES = 12  # from this many nodes on, one more kernel of about 1 us is negligible
-
-
-def reorder_flattened(graph: Graph) -> None:
-    """Reorder weights of linear layers that read a flattened NHWC image, so that it needs no conversion."""
-    users, layouts = graph.users(), _natural_layouts(graph)
-    for node in graph:
-        if not operator_of(node).is_view or not _flattens_image(graph, node) or node.name in graph.outputs:
-            continue
-        if layouts.get(node.inputs["x"]) != "nhwc":
-            continue
-        layers = users.get(node.name, [])
-        if not layers or not all(_is_reorderable(layer, node.name) for layer in layers):
-            continue
-        channels, height, width = graph.shape_of(node.inputs["x"])[1:]
-        for layer in layers:
-            inputs = {}
-            for role in operator_of(layer).feature_constants(layer):
-                weight = graph.constants[layer.inputs[role]]
-                images = weight.reshape(-1, channels, height, width)  # type: ignore[arg-type]
-                reordered = images.permute(0, 2, 3, 1).reshape(weight.shape)
-                inputs[role] = graph.add_constant(f"{layer.name}_{role}", reordered.contiguous())
-            graph.nodes[layer.name] = graph.nodes[layer.name].with_inputs(**inputs)
-        graph.nodes[node.name] = node.with_attributes(order="nhwc")
-
-
-def _is_reorderable(layer: Node, value: str) -> bool:
-    return bool(operator_of(layer).feature_constants(layer)) and layer.inputs["x"] == value
-
-
-def _flattens_image(graph: Graph, node: Node) -> bool:
-    before, after = graph.shape_of(node.inputs["x"]), node.shape
-    return len(before) == 4 and len(after) == 2 and before[0] == after[0] and before[2:] != (1, 1)
-
-
-def _natural_layouts(graph: Graph) -> dict[str, str]:
-    """Return the layout in which each image is produced, without conversions."""
-    layouts = {entry.name: graph.images for entry in graph.inputs if _is_image(entry.shape, entry.dtype)}
-    for node in graph:
-        if _is_image(node.shape, node.dtype):
-            operand_layouts = {role: layouts[name] for role, name in node.inputs.items() if name in layouts}
-            written = operator_of(node).layouts(node, operand_layouts).written
-            layouts[node.name] = node.attributes.get("layout", written)
-    return layouts
 
 
 def keep_nchw_products(graph: Graph) -> None:
@@ -76,17 +36,25 @@ def keep_nchw_products(graph: Graph) -> None:
         if len(entry.shape) != 4 or len(readers) != 1 or entry.name in graph.outputs:
             continue
         (node,) = readers
-        operator = operator_of(node)
-        if not operator.is_product_of_planes(node, graph) or _leads_to_nhwc(graph, node):
+        if not _is_matrix_product(node, graph) or _leads_to_nhwc(graph, node):
             continue
-        applied = operator.applied(node)
-        plain = operator.applying(node, IDENTITY).with_attributes(layout="nchw")
+        applied = activation_of(node)
+        plain = with_activation(node, IDENTITY).with_attributes(layout="nchw")
         if applied.is_identity:
             graph.nodes[node.name] = plain
             continue
         product = replace(plain, name=graph.fresh(f"{node.name}_product"))
         graph.insert_before(node.name, product)
         graph.nodes[node.name] = Pointwise.instead_of(node, {"x": product.name}, expression=applied.text)
+
+
+def _is_matrix_product(node: Node, graph: Graph) -> bool:
+    """Return True for a 1×1 convolution that PyTorch computes in NCHW as a matrix times the planes of x."""
+    if not Conv2d.matches(node) or not has_one_input(node):
+        return False
+    a, window = node.attributes, tuple(graph.constants[node.inputs["weight"]].shape[2:])
+    is_1x1 = (window, a["stride"], a["dilation"], a["padding"]) == ((1, 1), (1, 1), (1, 1), (0, 0))
+    return is_1x1 and a["groups"] == 1 and graph.shape_of(node.inputs["x"])[2:] != (1, 1)
 
 
 def convert_inputs(graph: Graph, pad_channels: bool) -> None:
@@ -99,10 +67,10 @@ def convert_inputs(graph: Graph, pad_channels: bool) -> None:
         readers = graph.users().get(entry.name, [])
         if len(entry.shape) != 4 or not getattr(torch, entry.dtype).is_floating_point or not readers:
             continue
-        normalization = next((node for node in readers if operator_of(node).is_image_scaling), None)
+        normalization = next((node for node in readers if Normalize.matches(node)), None)
         inputs = {"x": entry.name}
         name = graph.fresh(f"{entry.name}_nhwc")
-        raw = {node.name for node in readers if operator_of(node).takes_image_as_it_comes(node, entry)}
+        raw = {node.name for node in readers if reads_raw_image(node, entry)}
         if normalization is not None:
             inputs |= {"scale": normalization.inputs["scale"], "shift": normalization.inputs["shift"]}
             graph.remove(normalization, instead=entry.name)
@@ -176,11 +144,10 @@ def _layouts(node: Node, value: str, layout: str) -> Layouts:
 
 
 def _can_pad(graph: Graph, node: Node, value: str) -> bool:
-    return (
-        operator_of(node).pads_channels(node)
-        and [role for role, name in node.inputs.items() if name == value] == ["x"]
-        and value not in graph.outputs
-    )
+    """Return True if a node reads `value` only as the image of an ungrouped convolution."""
+    if not Conv2d.matches(node) or node.attributes["groups"] != 1 or value in graph.outputs:
+        return False
+    return [role for role, name in node.inputs.items() if name == value] == ["x"]
 
 
 def _pad_weight(graph: Graph, node: Node, channels: int) -> None:
@@ -218,25 +185,24 @@ def assign_layouts(
         return converted[name, layout]
 
     for node in graph:
-        operator = operator_of(node)
         operand_layouts = {role: layouts[name] for role, name in node.inputs.items() if name in layouts}
         layout_bound = {
             role: layout
             for role, layout in operand_layouts.items()
             if not _is_layout_free(graph.shape_of(node.inputs[role]))
         }
-        preferred = operator.layouts(node, layout_bound or operand_layouts)
+        preferred = operator_of(node).layouts(node, layout_bound or operand_layouts)
         if preferred.read is not None:
             changed = {
                 role: in_layout(node.inputs[role], preferred.read, node.name)
                 for role in operand_layouts
-                if not _takes_raw_input(node, inputs.get(node.inputs[role]))
+                if not (node.inputs[role] in inputs and reads_raw_image(node, inputs[node.inputs[role]]))
             }
             graph.nodes[node.name] = node.with_inputs(**changed)
         if _is_image(node.shape, node.dtype):
             written = "nchw" if node.dtype == "float64" else preferred.written  # no kernel converts float64
             layouts[node.name] = node.attributes.get("layout", written)
-            if layouts[node.name] != operator.layout(node):
+            if layouts[node.name] != layout_of(node):
                 graph.nodes[node.name] = graph.nodes[node.name].with_attributes(layout=layouts[node.name])
     if output_layouts is None:
         return
@@ -253,7 +219,7 @@ def fold_output_scales(graph: Graph) -> None:
     for producer, convert in _output_conversions(graph):
         values = [name for name in producer.inputs.values() if name not in graph.constants]
         is_map = len(values) == 1 and graph.shape_of(values[0]) == producer.shape and values[0] in graph.nodes
-        scale = operator_of(producer).channel_scale(producer, graph, 1) if is_map else None
+        scale = channel_scale(producer, graph, 1) if is_map else None
         if scale is None or not graph.nodes[values[0]].is_floating or "scale" in convert.inputs:
             continue
         constants = {
@@ -287,7 +253,7 @@ def pad_outputs(graph: Graph, dtype: str) -> None:
         padded = -(-channels // vector_elements) * vector_elements
         if channels < padded <= MAX_PADDING_FACTOR * channels:
             order = (*range(channels), *[None] * (padded - channels))
-            made = operator_of(producer).writing_channels(producer, order, graph)
+            made = writing_channels(producer, order, graph)
             graph.nodes[producer.name] = made or producer
 
 
@@ -310,9 +276,8 @@ def convert_output_dtypes(graph: Graph, dtype: str) -> None:
         node, wanted = graph.nodes.get(name), getattr(torch, output_type)
         if node is None or Aten.matches(node) or not node.is_floating:
             continue
-        operator = operator_of(node)
-        stored = operator.stored_type(node, STORAGE[dtype], True)
-        if operator.layout(node) == "flat" and stored is not wanted and is_converted(stored, wanted):
+        stored = stored_type(node, STORAGE[dtype], True)
+        if layout_of(node) == "flat" and stored is not wanted and is_converted(stored, wanted):
             made[name] = graph.fresh(f"{name}_{output_type}")
             graph.append(Convert.node(made[name], {"x": name}, {"layout": "flat"}, node.shape, output_type))
     graph.outputs = tuple(made.get(name, name) for name in graph.outputs)
@@ -325,10 +290,6 @@ def _is_image(shape: Shape, dtype: str) -> bool:
 def _is_layout_free(shape: Shape) -> bool:
     """Return True for images of one pixel or one channel, whose bytes are the same in both layouts."""
     return shape[1] == 1 or shape[2:] == (1, 1)
-
-
-def _takes_raw_input(node: Node, entry: Input | None) -> bool:
-    return entry is not None and operator_of(node).takes_image_as_it_comes(node, entry)
 
 
 def _add_conversion(graph: Graph, value: str, layout: str, before: str | None, dtype: str = "float32") -> str:

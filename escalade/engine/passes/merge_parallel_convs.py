@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import torch
+
 from escalade.engine.graph.graph import Graph, Node
 from escalade.engine.nodes import operator_of, stored_forms
+from escalade.engine.nodes.base import with_channels
+from escalade.engine.nodes.conv2d import Conv2d
 from escalade.engine.nodes.lowering import Forms, Lowered
-from escalade.engine.nodes.slice import Slice
+from escalade.engine.nodes.views import Concatenate, Slice
 from escalade.engine.passes.estimates import Estimates
 from escalade.errors import UnsupportedError
 from escalade.ops.base.dtypes import VECTOR_BYTES
@@ -21,11 +25,8 @@ def merge_parallel_convs(graph: Graph, dtype: str, estimates: Estimates) -> None
     cannot be a part of two buffers.
     """
     for convs in _sibling_groups(graph):
-        merged = operator_of(convs[0]).side_by_side(convs, graph)
-        if merged is None:
-            continue
-        merged = replace(merged, name=graph.fresh(f"{convs[0].name}_joined"))
-        if not _is_faster(convs, merged, graph, dtype, estimates):
+        merged = _merge(convs, graph)
+        if merged is None or not _is_faster(convs, merged, graph, dtype, estimates):
             continue
         graph.insert_before(convs[0].name, merged)
         offset = 0
@@ -35,20 +36,16 @@ def merge_parallel_convs(graph: Graph, dtype: str, estimates: Estimates) -> None
 
 
 def _sibling_groups(graph: Graph) -> list[list[Node]]:
-    """Return groups of layers with the same input and attributes, whose readers can read a slice."""
+    """Return groups of convolutions with the same input and attributes, whose readers can read a slice."""
     users = graph.users()
     groups: dict[tuple[object, ...], list[Node]] = {}
     for node in graph:
         readers = users.get(node.name, [])
-        if len(node.shape) != 4 or node.name in graph.outputs or not readers:
+        if not _is_mergeable(node) or node.name in graph.outputs or not readers:
             continue
-        if any(
-            operator_of(reader).concatenated(reader) or operator_of(reader).taken(reader)
-            for reader in readers
-        ):
+        if any(Concatenate.matches(reader) or Slice.matches(reader) for reader in readers):
             continue
         key = (
-            operator_of(node),
             node.inputs.get("x"),
             repr(sorted(node.attributes.items())),
             tuple(node.inputs),
@@ -56,6 +53,29 @@ def _sibling_groups(graph: Graph) -> list[list[Node]]:
         )
         groups.setdefault(key, []).append(node)
     return [nodes for nodes in groups.values() if len(nodes) > 1]
+
+
+def _is_mergeable(node: Node) -> bool:
+    if not Conv2d.matches(node) or node.attributes["groups"] != 1 or node.attributes.get("fp8"):
+        return False
+    return {"x", "weight"} <= node.inputs.keys() <= {"x", "weight", "bias"}
+
+
+def _merge(convs: Sequence[Node], graph: Graph) -> Node | None:
+    """Return a convolution with the filters of all of these; None if their filters differ in size."""
+    first = convs[0]
+    if len({graph.constants[node.inputs["weight"]].shape[1:] for node in convs}) > 1:
+        return None
+    constants = {
+        role: graph.add_constant(
+            f"{first.name}_joined_{role}", torch.cat([graph.constants[node.inputs[role]] for node in convs])
+        )
+        for role in ("weight", "bias")
+        if role in first.inputs
+    }
+    source = ", ".join(dict.fromkeys(node.source for node in convs if node.source))
+    wide = with_channels(first, graph.constants[constants["weight"]].shape[0])
+    return replace(wide.with_inputs(**constants), name=graph.fresh(f"{first.name}_joined"), source=source)
 
 
 def _channels(node: Node) -> int:
@@ -92,7 +112,7 @@ def _strided_time(node: Node, value: str, pitch: int, forms: Forms, estimates: E
     if lowered is None or len(roles) != 1:
         return None
     try:
-        problem = lowered.apart({roles[0]: pitch})
+        problem = lowered.with_pitches({roles[0]: pitch})
         if problem is None:
             return None
         choice = estimates.choose(replace(lowered, problem=problem))

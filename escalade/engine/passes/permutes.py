@@ -6,7 +6,10 @@ from dataclasses import replace
 
 from escalade.engine.graph.graph import Graph, Node
 from escalade.engine.nodes import operator_of
-from escalade.engine.nodes.permute import Permute
+from escalade.engine.nodes.conv2d import Conv2d
+from escalade.engine.nodes.linear import Linear
+from escalade.engine.nodes.norms import LayerNorm, Softmax
+from escalade.engine.nodes.views import CHANNELS_LAST, Permute
 
 
 def sink_permutes(graph: Graph) -> None:
@@ -47,7 +50,7 @@ def _sink(graph: Graph, node: Node) -> None:
     if len(orders) > 1:
         return
     (order,) = orders
-    moved = operator_of(node).before_permute(node, order, graph)
+    moved = _before_permute(node, order, graph)
     if moved is None:
         return
     sources = {name: graph.nodes[name].inputs["x"] for name in values.values()}
@@ -55,3 +58,35 @@ def _sink(graph: Graph, node: Node) -> None:
     name = graph.fresh(f"{node.name}_unpermuted")
     graph.insert_before(node.name, replace(moved, name=name, inputs=inputs))
     graph.nodes[node.name] = Permute.instead_of(node, {"x": name}, order=order)
+
+
+def _before_permute(node: Node, order: tuple[int, ...], graph: Graph) -> Node | None:
+    """Return the node g with permute(g(x)) = node(permute(x)), still reading the permuted values; None without one."""
+    if len(node.shape) != len(order):
+        return None
+    shape = tuple(size for _, size in sorted(zip(order, node.shape, strict=True), key=lambda pair: pair[0]))
+    moved = replace(node, shape=shape)
+    if operator_of(node).expression(node) is not None:
+        return moved.with_inputs(**_unpermuted_constants(node, order, graph))
+    if order != CHANNELS_LAST:
+        return None
+    # Rows of channels are the pixels of an image.
+    if Linear.matches(node):
+        weight = graph.constants[node.inputs["weight"]][:, :, None, None]
+        return Conv2d.instead_of(
+            moved, {**node.inputs, "weight": graph.add_constant(f"{node.name}_weight", weight)},
+            stride=(1, 1), padding=(0, 0), dilation=(1, 1), groups=1, relu=node.attributes["relu"],
+        )  # fmt: skip
+    is_rows = (Softmax.matches(node) and not node.attributes["of_channels"]) or LayerNorm.matches(node)
+    return moved.with_attributes(of_channels=True) if is_rows else None
+
+
+def _unpermuted_constants(node: Node, order: tuple[int, ...], graph: Graph) -> dict[str, str]:
+    constants = {}
+    for role, name in node.inputs.items():
+        if name in graph.constants:
+            constant = graph.constants[name]
+            whole = constant.view(*[1] * (len(order) - constant.dim()), *constant.shape)
+            moved = whole.permute([order.index(dim) for dim in range(len(order))])
+            constants[role] = graph.add_constant(f"{node.name}_{role}", moved.contiguous())
+    return constants

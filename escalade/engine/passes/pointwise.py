@@ -7,8 +7,10 @@ from dataclasses import replace
 
 import torch
 
-from escalade.engine.graph.graph import Graph, Node
+from escalade.engine.graph.graph import Graph, Node, Reference
 from escalade.engine.nodes import operator_of
+from escalade.engine.nodes.aten import Aten
+from escalade.engine.nodes.base import name_of
 from escalade.engine.nodes.pointwise import Pointwise, broadcast
 from escalade.ops.expressions import Expression
 
@@ -17,6 +19,10 @@ MAX_RECOMPUTED_CALLS = 2
 # Function calls on a smaller value that are recomputed for each element it is broadcast to: about what an H200 computes
 # while the element is loaded from memory.
 MAX_BROADCAST_CALLS = 3
+_EXPANDING = frozenset(
+    "expand expand_as broadcast_to repeat tile repeat_interleave broadcast_tensors".split()
+)
+"""Operators that repeat a tensor along dimensions of size 1, or otherwise repeat its contents."""
 Condition = Callable[[Graph, Node, Node], bool]
 
 
@@ -38,10 +44,14 @@ def read_unexpanded(graph: Graph) -> None:
 def _unexpanded(graph: Graph, name: str) -> str | None:
     """Return the value of which `name` is an expansion along dimensions of size 1; None if it is not one."""
     node = graph.nodes.get(name)
-    role = None if node is None else operator_of(node).repeated(node)
-    if node is None or role is None:
+    if not Aten.matches(node) or name_of(node.attributes["target"]) not in _EXPANDING:
         return None
-    source = node.inputs[role]
+    arguments = node.attributes["arguments"]
+    is_one_of_several = "result" in node.attributes
+    operand = arguments["tensors"][node.attributes["result"]] if is_one_of_several else arguments.get("self")
+    if not isinstance(operand, Reference):
+        return None
+    source = node.inputs[operand.role]
     before = graph.shape_of(source)
     expanded = node.shape[len(node.shape) - len(before) :]
     is_expansion = all(size in (1, larger) for size, larger in zip(before, expanded, strict=True))

@@ -10,8 +10,15 @@ import torch
 from escalade.engine.graph.forms import STORAGE, Form
 from escalade.engine.graph.graph import Graph, Node
 from escalade.engine.nodes import operator_of, stored_forms
-from escalade.engine.nodes.base import MOST_CALLS
+from escalade.engine.nodes.base import activation_of, with_activation
+from escalade.engine.nodes.conv2d import Conv2d, is_pixelwise
 from escalade.engine.nodes.lowering import Forms, Lowered
+from escalade.engine.nodes.pointwise import Pointwise
+from escalade.engine.nodes.pools import AvgPool2d
+from escalade.engine.nodes.reduce import Reduce, prologue_of
+from escalade.engine.nodes.views import Concatenate, Slice
+from escalade.engine.passes.channel_scale import channel_scale
+from escalade.engine.passes.epilogues import MAX_CALLS, takes_epilogue
 from escalade.engine.passes.estimates import Estimates
 from escalade.errors import UnsupportedError
 from escalade.ops.base.dtypes import VECTOR_BYTES
@@ -49,12 +56,10 @@ def fold_prologues(graph: Graph, dtype: str, estimates: Estimates) -> None:
         producer = graph.nodes.get(name)
         if producer is None:
             continue
-        if operator_of(node).preparing(node, IDENTITY, {}, graph) is None:
-            continue
-        if graph.only_user(name) is not node:
+        if not _takes_prologue(node, graph) or graph.only_user(name) is not node:
             continue
         prologue = _channel_scale(producer, graph) or _pointwise(producer, graph)
-        if prologue is None or len(prologue.expression.calls) > MOST_CALLS:
+        if prologue is None or len(prologue.expression.calls) > MAX_CALLS:
             continue
         stored = stored or stored_forms(graph, dtype)
         if not _has_readable_forms(prologue, producer, stored, dtype):
@@ -64,16 +69,27 @@ def fold_prologues(graph: Graph, dtype: str, estimates: Estimates) -> None:
             _fold(graph, node, producer, prologue)
 
 
+def _takes_prologue(node: Node, graph: Graph) -> bool:
+    """Return True for 1×1 convolutions, which read each pixel once for all filters, and average pools."""
+    if Conv2d.matches(node):
+        return is_pixelwise(node, graph) and "shortcut" not in node.inputs and node.attributes["groups"] == 1
+    return AvgPool2d.matches(node) and "prologue" not in node.attributes
+
+
+def _with_prologue(node: Node, prologue: _Prologue, operands: Mapping[str, str]) -> Node:
+    return node.with_inputs(x=prologue.x, **operands).with_attributes(prologue=prologue.expression.text)
+
+
 def _channel_scale(producer: Node, graph: Graph) -> _Prologue | None:
     """Return the prologue of a BatchNorm: a scale and shift per channel, with the node's epilogue."""
     operator = operator_of(producer)
     if len(producer.shape) != 4 or not operator.takes_expressions or "residual" in producer.inputs:
         return None
-    scale = operator.channel_scale(operator.applying(producer, IDENTITY), graph, 1)
+    scale = channel_scale(with_activation(producer, IDENTITY), graph, 1)
     if scale is None:
         return None
     constants = {role: tensor.float() for role, tensor in zip(_CHANNEL_ROLES, scale, strict=True)}
-    return _Prologue(operator.applied(producer).substitute({"x": _SCALED}), producer.inputs["x"], constants)
+    return _Prologue(activation_of(producer).substitute({"x": _SCALED}), producer.inputs["x"], constants)
 
 
 def _pointwise(producer: Node, graph: Graph) -> _Prologue | None:
@@ -126,11 +142,9 @@ def _is_faster(
     graph: Graph, node: Node, producer: Node, prologue: _Prologue, forms: Forms, estimates: Estimates
 ) -> bool:
     """Return True if a rung for both is estimated to take less time than the two steps."""
-    prepared = operator_of(node).preparing(
-        node.with_inputs(x=prologue.x), prologue.expression, prologue.operands, graph
-    )
+    fused = _with_prologue(node, prologue, prologue.operands)
     try:
-        both = None if prepared is None else operator_of(prepared).lower(prepared, forms)
+        both = operator_of(fused).lower(fused, forms)
         choice = None if both is None else estimates.choose(_with_strided_x(both, prologue.x, graph))
     except UnsupportedError:
         return False
@@ -143,21 +157,38 @@ def _is_faster(
 def _with_strided_x(lowered: Lowered, x: str, graph: Graph) -> Lowered:
     """Return the step with a padded pixel pitch of x, if x is, or may become, part of a larger buffer."""
     nodes = [node for node in graph if node.name == x or x in node.inputs.values()]
-    if not any(operator_of(node).concatenated(node) or operator_of(node).taken(node) for node in nodes):
+    if not any(Concatenate.matches(node) or Slice.matches(node) for node in nodes):
         return lowered
     pitch = graph.shape_of(x)[1]
     assert isinstance(pitch, int)
-    problem = lowered.apart({"x": (pitch // VECTOR_BYTES + 1) * VECTOR_BYTES})
+    problem = lowered.with_pitches({"x": (pitch // VECTOR_BYTES + 1) * VECTOR_BYTES})
     return lowered if problem is None else replace(lowered, problem=problem)
 
 
 def _fold(graph: Graph, node: Node, producer: Node, prologue: _Prologue) -> None:
     constants = prologue.constants.items()
     names = {role: graph.add_constant(f"{node.name}_{role}", tensor) for role, tensor in constants}
-    prepared = operator_of(node).preparing(
-        node.with_inputs(x=prologue.x), prologue.expression, prologue.operands | names, graph
-    )
-    assert prepared is not None
+    fused = _with_prologue(node, prologue, prologue.operands | names)
     source = ", ".join(dict.fromkeys(merged.source for merged in (producer, node) if merged.source))
-    graph.nodes[node.name] = replace(prepared, source=source)
+    graph.nodes[node.name] = replace(fused, source=source)
     del graph.nodes[producer.name]
+
+
+def fuse_reduction_prologues(graph: Graph) -> None:
+    """Fuse a pointwise function of one value into the reduction that is its only reader."""
+    for node in graph:
+        producer = graph.nodes.get(node.inputs["x"]) if Reduce.matches(node) else None
+        if not Pointwise.matches(producer) or graph.only_user(producer.name) is not node:
+            continue
+        if len(producer.inputs) != 1 or producer.dtype != node.dtype:
+            continue
+        (x,) = producer.inputs.values()
+        if x in graph.constants or graph.shape_of(x) != producer.shape:
+            continue
+        if graph.dtype_of(x) != getattr(torch, producer.dtype):
+            continue
+        expression = Pointwise().expression(producer)
+        whole = prologue_of(node).substitute({"x": expression.rename({expression.inputs[0]: "x"})})
+        if takes_epilogue(node, whole):
+            graph.nodes[node.name] = node.with_inputs(x=x).with_attributes(before=whole.text)
+    graph.remove_dead_code()

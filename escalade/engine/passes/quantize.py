@@ -14,7 +14,8 @@ import torch
 
 from escalade.engine.graph.graph import Graph, Node
 from escalade.engine.nodes import operator_of
-from escalade.engine.nodes.quantise import Quantise
+from escalade.engine.nodes.conv2d import Conv2d
+from escalade.engine.nodes.convert import Quantize
 from escalade.ops.base.dtypes import E4M3_LARGEST
 
 CHANNEL_UNIT = 16  # channels and filters must be multiples of one 16-byte access
@@ -42,10 +43,18 @@ def quantize_convolutions(graph: Graph, ranges: Mapping[str, float]) -> None:
 
 
 def _is_quantizable(graph: Graph, node: Node, ranges: Mapping[str, float]) -> bool:
-    weights = operator_of(node).fp8_weights(node)
+    weights = fp8_weights(node)
     sizes = [size for role in weights for size in graph.constants[node.inputs[role]].shape[:2]]
     measured = {node.name} | {node.inputs[role] for role in operator_of(node).values if role in node.inputs}
     return bool(weights) and all(size % CHANNEL_UNIT == 0 for size in sizes) and measured <= ranges.keys()
+
+
+def fp8_weights(node: Node) -> dict[str, str]:
+    """Return the roles of a node's weights, each with that of its input; empty if no FP8 kernel computes the node."""
+    if not Conv2d.matches(node) or node.attributes["groups"] != 1:
+        return {}
+    inputs = {"weight": "x", "shortcut_weight": "shortcut"}
+    return {weight: value for weight, value in inputs.items() if weight in node.inputs}
 
 
 def _is_only_read_by(graph: Graph, name: str, quantized: set[str]) -> bool:
@@ -59,7 +68,7 @@ def _fp8_copy(graph: Graph, value: str, scale: float, copies: dict[str, str], be
         shape = graph.shape_of(value)
         factor = graph.add_constant(f"{value}_factor", torch.tensor([1 / scale], device="cpu"))
         name = graph.fresh(f"{value}_fp8")
-        node = Quantise.node(name, {"x": value, "factor": factor}, {"store": "fp8"}, shape)
+        node = Quantize.node(name, {"x": value, "factor": factor}, {"store": "fp8"}, shape)
         graph.insert_before(before, node)
         copies[value] = node.name
     return copies[value]
@@ -69,7 +78,7 @@ def _fp8_constants(
     graph: Graph, node: Node, input_scales: Mapping[str, float], result_scale: float
 ) -> dict[str, str]:
     """Add the scaled weights, a factor per filter, the fp32 bias, and the scales of residual and result."""
-    inputs_of = operator_of(node).fp8_weights(node)
+    inputs_of = fp8_weights(node)
     weights = {role: graph.constants[node.inputs[role]].double() for role in inputs_of}
     # Products of both inputs are summed in one accumulator, so they need a common scale.
     unit = torch.stack(

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 
 from escalade.engine.graph.graph import Graph, Node
 from escalade.engine.nodes.aten import Aten
-from escalade.engine.nodes.aten_call import AtenCall, name_of
-from escalade.engine.nodes.concatenate import Concatenate
-from escalade.engine.nodes.slice import Slice
+from escalade.engine.nodes.base import AtenCall, name_of
+from escalade.engine.nodes.views import Concatenate, Slice
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 from escalade.engine.graph.graph import Graph, Node
 from escalade.engine.nodes import operator_of
-from escalade.engine.nodes.reshape import Reshape
-from escalade.engine.nodes.sequences import image_of, is_row
+from escalade.engine.nodes.reduce import Reduce
+from escalade.engine.nodes.signature import Attributes
+from escalade.engine.nodes.views import Concatenate, Reshape, Slice, image_shape
 
 
 def keep_sequences_as_images(graph: Graph) -> None:
@@ -32,7 +33,7 @@ def _view_image_directly(graph: Graph, node: Node) -> None:
 
 
 def _apply_to_image(graph: Graph, node: Node) -> None:
-    attributes = operator_of(node).as_image(node)
+    attributes = _image_attributes(node)
     if attributes is None:
         return
     inputs = {}
@@ -52,7 +53,7 @@ def _apply_to_image(graph: Graph, node: Node) -> None:
         name=graph.fresh(f"{node.name}_image"),
         inputs=inputs,
         attributes=attributes,
-        shape=image_of(node.shape),
+        shape=image_shape(node.shape),
     )
     graph.insert_before(node.name, on_image)
     graph.nodes[node.name] = Reshape.instead_of(node, {"x": on_image.name})
@@ -64,4 +65,19 @@ def _image(graph: Graph, name: str) -> str | None:
     if not Reshape.matches(node) or "order" in node.attributes:
         return None
     image = node.inputs["x"]
-    return image if is_row(graph.shape_of(image), node.shape) else None
+    return image if len(node.shape) == 3 and graph.shape_of(image) == image_shape(node.shape) else None
+
+
+def _image_attributes(node: Node) -> Attributes | None:
+    """Return the attributes of a node that is applied to images of height 1; None if it cannot be."""
+    a = node.attributes
+    if Concatenate.matches(node) or Slice.matches(node):
+        return {**a, "dimension": _image_dim(a["dimension"])}
+    if Reduce.matches(node):
+        return {**a, "dims": tuple(map(_image_dim, a["dims"]))} if a["keepdim"] else None
+    operator = operator_of(node)
+    return a if operator.takes_any_rank or operator.expression(node) is not None else None
+
+
+def _image_dim(dim: int) -> int:
+    return dim + (dim >= 2)

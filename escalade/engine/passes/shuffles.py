@@ -14,22 +14,48 @@ from itertools import accumulate
 
 from escalade.engine.graph.forms import STORAGE
 from escalade.engine.graph.graph import Graph, Node
-from escalade.engine.nodes import operator_of
 from escalade.engine.nodes.base import with_channels
-from escalade.engine.nodes.shuffle import Shuffle, dealt
-from escalade.engine.nodes.slice import Slice
+from escalade.engine.nodes.rearrange import Shuffle, shuffle_order
+from escalade.engine.nodes.views import Permute, Reshape, Slice, concatenation_of
+from escalade.engine.passes.channel_order import (
+    Order,
+    passing_channels,
+    reading_channels,
+    selected_channels,
+    writing_channels,
+)
 from escalade.ops.base.dtypes import VECTOR_BYTES
 
-Order = tuple[int, ...]
-MAX_CHANNELS = 2**16
 # Largest ratio of padded to original channels. ShuffleNet's 58 channels of fp16 become 64: kernels with full vector
 # accesses gain more than the additional bytes cost.
 MAX_PADDING_FACTOR = 1.25
 
 
 def recognize_shuffles(graph: Graph) -> None:
-    """Recognize shuffles that the model writes as views and a transposition."""
-    Shuffle().fuse_written_out(graph)
+    """Recognize shuffles that the model writes as a view as groups, a transposition, and a view back."""
+    for node in graph:
+        transposed = graph.nodes.get(node.inputs["x"]) if Reshape.matches(node) else None
+        groups = graph.nodes.get(transposed.inputs["x"]) if Permute.matches(transposed) else None
+        if not Reshape.matches(groups) or transposed is None:
+            continue
+        if _is_shuffle(graph, groups, transposed, node):
+            _, ways, step, *_ = groups.shape
+            graph.nodes[node.name] = Shuffle.instead_of(node, {"x": groups.inputs["x"]}, ways=ways, step=step)
+    graph.remove_dead_code()
+
+
+def _is_shuffle(graph: Graph, groups: Node, transposed: Node, node: Node) -> bool:
+    """Return True for views of [N, C, H, W] as [N, ways, step, H, W], with ways and step swapped, and back."""
+    image = graph.shape_of(groups.inputs["x"])
+    return (
+        len(image) == 4
+        and node.is_floating
+        and node.shape == image
+        and len(groups.shape) > 3
+        and groups.shape[0] == image[0]
+        and groups.shape[1] * groups.shape[2] == image[1]  # type: ignore[operator]
+        and transposed.attributes["order"] == (0, 2, 1, *range(3, len(groups.shape)))
+    )
 
 
 def absorb_shuffles(graph: Graph, dtype: str) -> None:
@@ -65,7 +91,7 @@ class _Selection:
 
 def _selection(graph: Graph, node: Node) -> _Selection | None:
     """Trace shuffles and slices back to the value that they select channels of; None without a shuffle."""
-    selected = _selected_channels(node)
+    selected = selected_channels(node)
     selection, shuffled = None, False
     while selected is not None:
         shuffled |= Shuffle.matches(node)
@@ -74,15 +100,8 @@ def _selection(graph: Graph, node: Node) -> _Selection | None:
         before = graph.nodes.get(selection.value)
         if before is None:
             break
-        node, selected = before, _selected_channels(before)
+        node, selected = before, selected_channels(before)
     return selection if shuffled else None
-
-
-def _selected_channels(node: Node) -> Order | None:
-    """Return the channels of x that a node selects if it does nothing else; None beyond MAX_CHANNELS."""
-    if len(node.shape) != 4 or not isinstance(node.shape[1], int) or node.shape[1] > MAX_CHANNELS:
-        return None
-    return operator_of(node).channels_taken(node)
 
 
 def _width(graph: Graph, value: str) -> int:
@@ -92,13 +111,13 @@ def _width(graph: Graph, value: str) -> int:
 
 
 def _absorb(graph: Graph, node: Node, selection: _Selection) -> None:
-    readers = [reader for reader in graph.users().get(node.name, []) if _selected_channels(reader) is None]
+    readers = [reader for reader in graph.users().get(node.name, []) if selected_channels(reader) is None]
     if node.name not in graph.outputs and _redirect_readers(graph, readers, node.name, selection):
         return
     channels = _width(graph, selection.value)
     producer = graph.nodes.get(selection.value)
     if producer is not None and graph.only_user(producer.name) is node and len(selection.order) == channels:
-        written = operator_of(producer).writing_channels(producer, selection.order, graph)
+        written = writing_channels(producer, selection.order, graph)
         if written is not None:
             graph.nodes[producer.name] = written
             graph.remove(node, instead=producer.name)
@@ -114,7 +133,7 @@ def _select(node: Node, selection: _Selection) -> Node | None:
         return Slice.instead_of(node, {"x": selection.value}, dimension=1, first=order[0])
     step = order[1] - order[0]
     ways = next((way for way, channel in enumerate(order) if channel == order[0] + 1), count)
-    if order[0] or step < 1 or order != dealt(count, ways, step):
+    if order[0] or step < 1 or order != shuffle_order(count, ways, step):
         return None
     return Shuffle.instead_of(node, {"x": selection.value}, ways=ways, step=step)
 
@@ -125,12 +144,12 @@ def _sink(graph: Graph, node: Node) -> None:
     if not Shuffle.matches(node) or reader is None:
         return
     channels = _width(graph, node.inputs["x"])
-    order = _selected_channels(node)
+    order = selected_channels(node)
     if order is None or reader.inputs.get("x") != node.name or len(order) != channels:
         return
     if not _is_smaller(reader, node):
         return
-    moved = operator_of(reader).before_channels(reader, order, channels, graph)
+    moved = passing_channels(reader, order, channels, graph)
     if moved is not None:
         first = replace(moved, name=graph.fresh(f"{reader.name}_unshuffled"))
         graph.insert_before(reader.name, first.with_inputs(x=node.inputs["x"]))
@@ -164,14 +183,13 @@ def _collect(
     for reader in readers:
         if [role for role, name in reader.inputs.items() if name == value] != ["x"]:
             return False
-        operator = operator_of(reader)
-        selected = _selected_channels(reader)
+        selected = selected_channels(reader)
         if selected is not None:
             rewrite = _select(reader, _Selection(value, tuple(order[channel] for channel in selected)))
         else:
-            rewrite = operator.reading_channels(reader, order, channels, graph)
+            rewrite = reading_channels(reader, order, channels, graph)
         if rewrite is None:
-            rewrite = operator.before_channels(reader, order, channels, graph)
+            rewrite = passing_channels(reader, order, channels, graph)
             behind = graph.users().get(reader.name, [])
             if rewrite is None or reader.name in graph.outputs:
                 return False
@@ -183,7 +201,7 @@ def _collect(
 
 def _pad_concatenation(graph: Graph, node: Node, vector_elements: int) -> None:
     """Pad the operands of a concatenation, so that each starts at an aligned channel."""
-    joined = operator_of(node).concatenated(node)
+    joined = concatenation_of(node)
     if joined is None or joined.dimension != 1 or len(node.shape) != 4 or node.name in graph.outputs:
         return
     parts, readers = [node.inputs[role] for role in joined.roles], graph.users().get(node.name, [])
@@ -213,7 +231,7 @@ def _pad_layer(graph: Graph, node: Node, vector_elements: int) -> None:
     readers = graph.users().get(node.name, [])
     if not _collect(graph, readers, node.name, tuple(range(width)), padded, rewrites):
         return
-    made = operator_of(node).writing_channels(node, _filled(width, padded), graph)
+    made = writing_channels(node, _filled(width, padded), graph)
     if made is not None:
         graph.nodes.update({**rewrites, made.name: made})
 
@@ -234,5 +252,6 @@ def _padded_producer(graph: Graph, value: str, concatenation: Node, channels: in
         return None
     if Shuffle.matches(producer):
         more = with_channels(producer, channels)
-        return more if max(Shuffle().channels_taken(more)) < _width(graph, producer.inputs["x"]) else None
-    return operator_of(producer).writing_channels(producer, _filled(_width(graph, value), channels), graph)
+        order = selected_channels(more)
+        return more if order and max(order) < _width(graph, producer.inputs["x"]) else None
+    return writing_channels(producer, _filled(_width(graph, value), channels), graph)

@@ -10,11 +10,10 @@ from dataclasses import replace
 from escalade.engine.graph.graph import Graph, Node, Reference, Shape, dtype_name
 from escalade.engine.nodes import operator_of
 from escalade.engine.nodes.aten import Aten
-from escalade.engine.nodes.aten_call import AtenCall, name_of
+from escalade.engine.nodes.base import AtenCall, name_of
 from escalade.engine.nodes.pointwise import Pointwise
 from escalade.engine.nodes.reduce import Reduce
-from escalade.engine.nodes.reshape import Reshape
-from escalade.engine.nodes.slice import Slice
+from escalade.engine.nodes.views import Reshape, Slice
 
 _COMBINE = {"sum": "x + a", "mean": "x + a", "amax": "maximum(x, a)", "amin": "minimum(x, a)"}
 """Expression that combines two items, by kind of the reduction."""

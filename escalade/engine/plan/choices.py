@@ -10,7 +10,11 @@ import torch
 from escalade.engine.graph.forms import Form
 from escalade.engine.graph.graph import Node
 from escalade.engine.nodes import operator_of
-from escalade.engine.nodes.lowering import Forms, Lowered, Lying
+from escalade.engine.nodes.aten import Aten
+from escalade.engine.nodes.conv2d import Conv2d
+from escalade.engine.nodes.lowering import Forms, Lowered, Placement
+from escalade.engine.nodes.side_outputs import side_buffer_of
+from escalade.engine.nodes.views import Concatenate, Slice
 from escalade.engine.passes.fusion_level import FusionLevel
 from escalade.engine.plan.step import PlanStep
 from escalade.errors import UnsupportedError
@@ -62,7 +66,7 @@ class StepChoices:
             return PlanStep(node, is_alias=True)
         if node.name in self.pytorch_nodes:
             return PlanStep(node, why_pytorch=self.pytorch_nodes[node.name])
-        side_output = operator.beside(node)
+        side_output = side_buffer_of(node)
         if side_output is not None:
             producer = self.of(self._nodes[side_output.node])
             return PlanStep(node, side_output=side_output) if producer.recipe else PlanStep(node)
@@ -73,8 +77,8 @@ class StepChoices:
         except UnsupportedError as error:  # no problem describes it or no rung supports it, but PyTorch may
             return PlanStep(node, why_pytorch=str(error))
         if lowered is None or choice is None:
-            return PlanStep(node, why_pytorch=operator.left_to_pytorch(node))
-        if lowered.at_places is not None and not all(map(self.has_memory, node.inputs.values())):
+            return PlanStep(node, why_pytorch=_why_pytorch(node))
+        if lowered.at_placements is not None and not all(map(self.has_memory, node.inputs.values())):
             # PyTorch's result may be a view: our copy kernel would need a dense copy of it first.
             return PlanStep(node)
         _check_output_size(node, lowered, self._forms.value(node.name))
@@ -116,16 +120,16 @@ class StepChoices:
         if node is None:
             return True
         operator = operator_of(node)
-        if operator.is_alias(node, self._forms) or operator.taken(node) is not None:
+        if operator.is_alias(node, self._forms) or Slice.matches(node):
             return self.has_memory(node.inputs["x"])
-        return operator.concatenated(node) is not None or not self.of(node).in_pytorch
+        return Concatenate.matches(node) or not self.of(node).in_pytorch
 
-    def at_offsets(self, node: Node, places: Mapping[str, Lying]) -> PlanStep:
+    def at_offsets(self, node: Node, placements: Mapping[str, Placement]) -> PlanStep:
         """Return the step of a copy node whose inputs or result are subbuffers, given by role."""
         forms = self._forms.of(node)
         lowered = None if forms is None else operator_of(node).lower(node, forms)
-        assert lowered is not None and lowered.at_places is not None, f"{node.name} is not a copy"
-        problem = lowered.at_places(places)
+        assert lowered is not None and lowered.at_placements is not None, f"{node.name} is not a copy"
+        problem = lowered.at_placements(placements)
         assert problem is not None, f"{node.name} cannot copy these subbuffers"
         lowered = replace(lowered, problem=problem)
         choice = self._choice(lowered)
@@ -140,7 +144,7 @@ class StepChoices:
         """Return True if a node reads or writes a role whose rows are `pitch` elements apart."""
         step = self.of(node)
         if step.is_copy:
-            return step.lowered is not None and step.lowered.apart({role: pitch}) is not None
+            return step.lowered is not None and step.lowered.with_pitches({role: pitch}) is not None
         return step.in_pytorch or (step.runs and pitched_problem(step, {role: pitch}) is not None)
 
 
@@ -148,7 +152,7 @@ def pitched_problem(step: PlanStep, pitches: Mapping[str, int]) -> Problem | Non
     """Return a step's problem with the rows of these roles padded to a pitch, or None if its rung refuses it."""
     assert step.lowered is not None and step.choice is not None
     try:
-        problem = step.lowered.apart(pitches)
+        problem = step.lowered.with_pitches(pitches)
     except UnsupportedError:
         return None
     return problem if problem is not None and step.choice.rung.refusal(problem) is None else None
@@ -172,3 +176,12 @@ def _lowest_rung(lowered: Lowered, place: DeviceOrCard) -> Choice:
             if not rung.recipe(choice.problem, choice.config).shared_state:
                 return replace(choice, why="the lowest rung of its ladder")
     raise UnsupportedError(f"no rung of {lowered.operation.name} supports {lowered.problem.name}")
+
+
+def _why_pytorch(node: Node) -> str:
+    """Return why PyTorch computes a node for which there are kernels in other cases; empty if there are none."""
+    if Conv2d.matches(node) and node.attributes.get("layout") == "nchw":
+        return "as a lone layer in NCHW it is a matrix product in PyTorch, which saves two layout conversions"
+    if Aten.matches(node) and node.dtype == "float64":
+        return "float64, which no kernel computes in"
+    return ""

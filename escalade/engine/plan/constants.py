@@ -11,8 +11,9 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from escalade.device.strides import aligned
 from escalade.engine.graph.forms import STORAGE, is_finite
-from escalade.engine.graph.graph import Graph
+from escalade.engine.graph.graph import Graph, Node, Reference
 from escalade.engine.nodes import operator_of
+from escalade.engine.nodes.aten import Aten
 from escalade.engine.nodes.lowering import FP8, FP32, NHWC, OWN
 from escalade.engine.plan.step import ConstantForm
 from escalade.errors import UnsupportedError
@@ -43,8 +44,20 @@ def weights_of(graph: Graph) -> set[str]:
         name
         for node in graph
         for role, name in node.inputs.items()
-        if name in graph.constants and operator_of(node).is_weight(node, role)
+        if name in graph.constants and _is_weight(node, role)
     }
+
+
+def _is_weight(node: Node, role: str) -> bool:
+    """Return True if an input is a weight, bias or statistic of a layer, not an operand."""
+    if Aten.matches(node):
+        arguments = node.attributes["arguments"]
+        return Reference(role) in (arguments.get("weight"), arguments.get("bias"))
+    operator = operator_of(node)
+    if operator.signature is None:
+        return role not in operator.values
+    declared = operator.signature.role(role)
+    return declared is not None and declared.constant
 
 
 def display_name(graph: Graph, name: str) -> str:

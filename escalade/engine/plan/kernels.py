@@ -14,7 +14,7 @@ from escalade.device.packing import PreparedRecipe
 from escalade.device.precompilation import build_for_twin, precompile
 from escalade.device.recipe import Recipe
 from escalade.device.streams import dedicated_stream
-from escalade.engine.nodes.arithmetic import own_arithmetic
+from escalade.engine.nodes.evaluate import own_arithmetic
 from escalade.engine.nodes.lowering import OWN
 from escalade.engine.plan.constants import ConstantCache
 from escalade.engine.plan.memory import PlanMemory

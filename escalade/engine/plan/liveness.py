@@ -60,7 +60,7 @@ class Liveness:
         for name in graph.outputs:
             last[name] = end
         for step in reversed(steps):  # a view keeps the bytes of its source alive
-            if step.is_alias or (step.in_pytorch and operator_of(step.node).may_share(step.node)):
+            if step.is_alias or (step.in_pytorch and operator_of(step.node).may_alias(step.node)):
                 for name in step.node.inputs.values():
                     last[name] = max(last[name], last[step.node.name])
         in_pytorch = {step.node.name for step in steps if step.in_pytorch}

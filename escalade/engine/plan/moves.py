@@ -18,9 +18,9 @@ from escalade.engine.graph.forms import Form
 from escalade.engine.graph.graph import Graph, Node
 from escalade.engine.nodes import operator_of
 from escalade.engine.nodes.base import is_view_of
-from escalade.engine.nodes.lowering import Moved
-from escalade.engine.nodes.move import Move
-from escalade.engine.nodes.movement import problem_of
+from escalade.engine.nodes.lowering import ElementMove
+from escalade.engine.nodes.movement import Move, copy_problem
+from escalade.engine.nodes.views import Concatenate, Slice
 from escalade.engine.plan.choices import StepChoices
 from escalade.engine.plan.subbuffers import can_slice_in_place
 from escalade.errors import UnsupportedError
@@ -65,15 +65,14 @@ class _MoveFusion:
 
     def is_pytorch_move(self, node: Node) -> bool:
         """Return True if PyTorch computes a node that may only move elements, or the node reads such a view."""
-        operator = operator_of(node)
         if not node.is_floating or node.name in self.choices.pytorch_nodes:
             return False
-        if operator.concatenated(node) is not None:  # other inputs are written straight into the result
+        if Concatenate.matches(node):  # other inputs are written straight into the result
             return all(self._is_pytorch_view(name) for name in node.inputs.values())
         step = self.choices.of(node)
         if not step.in_pytorch:
             return step.runs and self._is_pytorch_view(node.name)
-        return operator.taken(node) is None or not can_slice_in_place(node, self.forms)
+        return not Slice.matches(node) or not can_slice_in_place(node, self.forms)
 
     def _is_pytorch_view(self, name: str) -> bool:
         if name in self.graph.constants:  # constants have no form of their own: each reader converts its copy
@@ -86,13 +85,13 @@ class _MoveFusion:
             node.name in moved.inputs.values() for moved in self.replaced.values()
         ):
             return True
-        is_range = operator_of(node).taken(node) is not None
+        is_range = Slice.matches(node)
         return any(self._reader_needs_dense(reader, is_range) for reader in self.graph.readers(node.name))
 
     def _reader_needs_dense(self, reader: Node, is_range: bool) -> bool:
         if reader.name in self.replaced:
             return False  # it reads the root of this view
-        if operator_of(reader).concatenated(reader) is not None:
+        if Concatenate.matches(reader):
             return not is_range and not self.is_pytorch_move(reader)
         step = self.choices.of(reader)
         return self.needs_dense(reader) if step.is_alias else not step.in_pytorch
@@ -123,7 +122,7 @@ class _MoveFusion:
             and len(names) == 1
             and names[0] not in self.graph.constants
             and self.forms[names[0]].dtype == self.forms[node.name].dtype
-            and operator_of(node).may_share(node)
+            and operator_of(node).may_alias(node)
         )
 
     def as_kernel(self, node: Node) -> Node | None:
@@ -136,21 +135,21 @@ class _MoveFusion:
         roots = list(dict.fromkeys(view.root for view in chains.values()))
         if any(self.forms[root].dtype != form.dtype or not self._has_memory(root) for root in roots):
             return None
-        moved = operator_of(node).moved(
+        moves = operator_of(node).element_moves(
             node, {role: chains[name].tensor for role, name in node.inputs.items()}, form.meta_tensor()
         )
-        if moved is None:
+        if moves is None:
             return None
         through = {one.name: one for view in chains.values() for one in view.nodes}
         nodes = (*through.values(), node)
-        if len(roots) == 1 and _is_identity(moved, form, self.forms[roots[0]]):
+        if len(roots) == 1 and _is_identity(moves, form, self.forms[roots[0]]):
             return Move.of(nodes, {"x": roots[0]}, form)
         by_role = {f"x{number}": root for number, root in enumerate(roots)}
         memory = {
             role: next(v.tensor for v in chains.values() if v.root == root) for role, root in by_role.items()
         }
         try:
-            problem = problem_of(moved, memory, form.elements, form.dtype)
+            problem = copy_problem(moves, memory, form.elements, form.dtype)
         except UnsupportedError:  # more dimensions or sources than the copy kernel supports
             return None
         return None if problem is None else Move.of(nodes, by_role, form)
@@ -165,11 +164,11 @@ class _MoveFusion:
         return self.is_pytorch_move(node) and self.as_kernel(node) is not None
 
 
-def _is_identity(moved: Sequence[Moved], form: Form, root: Form) -> bool:
+def _is_identity(moves: Sequence[ElementMove], form: Form, root: Form) -> bool:
     """Return True if the result's bytes are exactly the root's, in the same order."""
-    if len(moved) != 1 or moved[0].reversed or form.bytes != root.bytes:
+    if len(moves) != 1 or moves[0].reversed or form.bytes != root.bytes:
         return False
-    (one,) = moved
+    (one,) = moves
     steps = zip(one.source.shape, one.source.stride(), one.target.stride(), strict=True)
     # Equal size and strides imply equal start: the view covers the whole root.
     return all(size == 1 or before == after for size, before, after in steps)

@@ -9,10 +9,13 @@ from types import MappingProxyType
 import torch
 
 from escalade.device.precompilation import CompileAhead
+from escalade.engine.graph.aten import resolve_operator
 from escalade.engine.graph.forms import STORAGE, Form, InputFormat
 from escalade.engine.graph.graph import Graph, Input, Node
-from escalade.engine.nodes import operator_of, stored_forms
-from escalade.engine.nodes.lowering import OWN, Forms, Lying
+from escalade.engine.nodes import operator_of, reads_raw_image, stored_forms
+from escalade.engine.nodes.aten import Aten
+from escalade.engine.nodes.lowering import OWN, Forms, Placement
+from escalade.engine.nodes.views import Concatenate
 from escalade.engine.passes.fusion_level import FusionLevel
 from escalade.engine.plan.choices import StepChoices, pitched_problem
 from escalade.engine.plan.liveness import Liveness, assign_arenas, values_outside
@@ -132,7 +135,7 @@ def _input_form(graph: Graph, entry: Input, format: InputFormat, storage: torch.
         readers = graph.readers(entry.name)
 
         def takes(type: torch.dtype) -> bool:
-            return all(operator_of(node).takes_image_type(type, storage) for node in readers)
+            return all(_reads_dtype(node, type, storage) for node in readers)
 
         own = next((type for type in (format.dtype, torch.float32) if takes(type)), storage)
         layout = format.layout if all(_reads_any_layout(node, entry) for node in readers) else graph.images
@@ -142,22 +145,35 @@ def _input_form(graph: Graph, entry: Input, format: InputFormat, storage: torch.
 
 def _reads_any_layout(node: Node, entry: Input) -> bool:
     """Return True if a node reads an input in any layout."""
+    return reads_raw_image(node, entry) or operator_of(node).layouts(node, {}).read is None
+
+
+def _reads_dtype(node: Node, dtype: torch.dtype, storage: torch.dtype) -> bool:
+    """Return True if a node's kernels read input images of this dtype, in a plan that stores values in `storage`."""
+    dtypes = operator_of(node).image_dtypes
+    return dtype is storage or dtypes is None or dtype in dtypes
+
+
+def _is_exact(node: Node) -> bool:
+    """Return True if PyTorch computes each element without sums, whose order may vary."""
     operator = operator_of(node)
-    return operator.takes_image_as_it_comes(node, entry) or operator.layouts(node, {}).read is None
+    if operator.may_alias(node) or Concatenate.matches(node) or operator.expression(node) is not None:
+        return True
+    return Aten.matches(node) and torch.Tag.pointwise in resolve_operator(node.attributes["target"]).tags
 
 
 def _require_kernels(steps: Sequence[PlanStep]) -> None:
     for step in steps:
         node, operator = step.node, operator_of(step.node)
-        if step.in_pytorch and node.is_floating and not operator.is_exact(node):
+        if step.in_pytorch and node.is_floating and not _is_exact(node):
             raise UnsupportedError(
                 f"deterministic=True: {node.source or node.name} ({operator.title(node)}) has no kernel here and "
                 "PyTorch may compute it with a different algorithm at each run; compile without deterministic=True"
             )
 
 
-def _as_lying(subbuffers: Mapping[str, Subbuffer]) -> dict[str, Lying]:
-    return {role: Lying(one.offset, one.pitch) for role, one in subbuffers.items()}
+def _placements(subbuffers: Mapping[str, Subbuffer]) -> dict[str, Placement]:
+    return {role: Placement(one.offset, one.pitch) for role, one in subbuffers.items()}
 
 
 def _step(node: Node, layout: SubbufferLayout, choices: StepChoices) -> PlanStep:
@@ -167,10 +183,10 @@ def _step(node: Node, layout: SubbufferLayout, choices: StepChoices) -> PlanStep
     roles = {**node.inputs, RESULT: node.name}
     used = {role: layout.subbuffers[name] for role, name in roles.items() if name in layout.subbuffers}
     if node.name in layout.fused_copies:
-        return choices.at_offsets(node, _as_lying(used))
+        return choices.at_offsets(node, _placements(used))
     step = choices.of(node)
     if step.is_copy:
-        return choices.at_offsets(node, _as_lying(used)) if used else step
+        return choices.at_offsets(node, _placements(used)) if used else step
     if step.lowered is None or step.choice is None or not used:
         return step
     if not all(layout.is_aligned(roles[role]) for role in used):

@@ -8,8 +8,7 @@ from dataclasses import replace
 import torch
 
 from escalade.engine.graph.forms import Form
-from escalade.engine.nodes.arithmetic import own_arithmetic
-from escalade.engine.nodes.evaluate import compute
+from escalade.engine.nodes.evaluate import compute, own_arithmetic
 from escalade.engine.nodes.lowering import OWN
 from escalade.engine.plan.constants import ConstantCache
 from escalade.engine.plan.plan import Plan

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from escalade.device.recipe import Recipe, Workspace
 from escalade.engine.graph.graph import Node
 from escalade.engine.nodes import operator_of
-from escalade.engine.nodes.lowering import STORED, Beside, Lowered
+from escalade.engine.nodes.lowering import STORED, Lowered, SideBuffer
 from escalade.ops.choose.choice import Choice
 
 MOST_DIRECT_LAUNCHES = 3
@@ -33,7 +33,7 @@ class PlanStep:
     recipe: Recipe | None = None
     is_alias: bool = False
     """True if the result is a view of its input's bytes."""
-    side_output: Beside | None = None
+    side_output: SideBuffer | None = None
     """The node whose kernels write this result besides their own, and the buffer they write it to."""
     why_pytorch: str = ""
     """Why PyTorch computes the node although a rung supports it."""
@@ -50,12 +50,12 @@ class PlanStep:
     @property
     def is_copy(self) -> bool:
         """True if its kernels copy elements from and to any offset and pitch."""
-        return self.lowered is not None and self.lowered.at_places is not None
+        return self.lowered is not None and self.lowered.at_placements is not None
 
     def constant(self, role: str) -> ConstantForm:
         """Return the constant of a role in the form that the step reads."""
         operator = operator_of(self.node)
-        forms = self.lowered.constants if self.lowered else operator.constants_in_pytorch(self.node)
+        forms = self.lowered.constants if self.lowered else operator.pytorch_constants(self.node)
         return ConstantForm(self.node.inputs[role], forms.get(role, STORED))
 
     def weights_are_constant(self, constants: Collection[str]) -> bool:

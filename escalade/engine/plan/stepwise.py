@@ -16,7 +16,7 @@ from escalade.device.recipe import Recipe
 from escalade.device.strides import is_apart
 from escalade.engine.graph.forms import STORAGE
 from escalade.engine.graph.graph import Input
-from escalade.engine.nodes.arithmetic import own_arithmetic
+from escalade.engine.nodes.evaluate import own_arithmetic
 from escalade.engine.nodes.lowering import OWN
 from escalade.engine.plan.constants import ConstantCache
 from escalade.engine.plan.kernel_program import KernelProgram

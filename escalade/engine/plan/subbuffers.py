@@ -15,8 +15,9 @@ from math import prod
 from escalade.engine.graph.forms import Form
 from escalade.engine.graph.graph import Graph, Node
 from escalade.engine.nodes import operator_of
-from escalade.engine.nodes.lowering import Forms, Taken
-from escalade.engine.nodes.move import Move
+from escalade.engine.nodes.lowering import Forms
+from escalade.engine.nodes.movement import Move
+from escalade.engine.nodes.views import Concatenate, Slice, SliceRange, concatenation_of, slice_of
 from escalade.engine.plan.choices import StepChoices
 from escalade.ops.base.dtypes import VECTOR_BYTES
 
@@ -75,7 +76,7 @@ def assign_subbuffers(
     New copies are added to `lowering_forms`. Results of PyTorch steps stay in PyTorch's memory, and so do slices of
     them; as members of a concatenation they are copied.
     """
-    if not any(_is_concatenation(node) or operator_of(node).taken(node) for node in graph):
+    if not any(Concatenate.matches(node) or Slice.matches(node) for node in graph):
         return SubbufferLayout(graph, forms, {}, frozenset())
     assignment = _SubbufferAssignment(graph.copy(), dict(forms), lowering_forms, choices)
     assignment.place_slices()
@@ -91,10 +92,6 @@ def assign_subbuffers(
     )
     forms = {**assignment.forms, **padded}
     return SubbufferLayout(assignment.graph, forms, subbuffers, in_place, frozenset(assignment.fused_copies))
-
-
-def _is_concatenation(node: Node) -> bool:
-    return operator_of(node).concatenated(node) is not None
 
 
 class _SubbufferAssignment:
@@ -136,7 +133,7 @@ class _SubbufferAssignment:
 
     def place_slices(self) -> None:
         for node in self.graph:
-            taken = operator_of(node).taken(node)
+            taken = slice_of(node)
             if taken is None or node.inputs["x"] in self.graph.constants:
                 continue
             if self._has_memory(node.inputs["x"]) and _can_be_subbuffer(node, taken, self.forms):
@@ -154,7 +151,7 @@ class _SubbufferAssignment:
 
     def _members_of(self, node: Node) -> list[str]:
         """Return the members of a concatenation that subbuffers can represent; empty for any other node."""
-        concatenation = operator_of(node).concatenated(node)
+        concatenation = concatenation_of(node)
         if concatenation is None:
             return []
         names = [node.inputs[role] for role in concatenation.roles]
@@ -172,9 +169,9 @@ class _SubbufferAssignment:
 
     def place_concatenations(self) -> None:
         """Place the largest concatenation first, so that smaller ones it extends become subbuffers of it."""
-        concatenations = [node for node in self.graph if _is_concatenation(node)]
+        concatenations = [node for node in self.graph if Concatenate.matches(node)]
         for node in sorted(concatenations, key=lambda node: -self.forms[node.name].elements):
-            concatenation = operator_of(node).concatenated(node)
+            concatenation = concatenation_of(node)
             members = self._members_of(node)
             if concatenation is None or not members:
                 continue
@@ -209,7 +206,7 @@ class _SubbufferAssignment:
     def _find_run(self, names: Sequence[str], dimension: int) -> _Slice | None:
         """Return the slice where these values are already adjacent, in this order, or None."""
         for parent, members in self.members.items():
-            concatenation = operator_of(self.graph.nodes[parent]).concatenated(self.graph.nodes[parent])
+            concatenation = concatenation_of(self.graph.nodes[parent])
             if concatenation is None or concatenation.dimension != dimension:
                 continue
             for start in range(len(members) - len(names) + 1):
@@ -268,8 +265,7 @@ class _SubbufferAssignment:
 
     def _accepts(self, node: Node, role: str, name: str, subbuffer: Subbuffer) -> bool:
         """Return True if a node can read or write a value at this location."""
-        operator = operator_of(node)
-        if role != RESULT and (operator.concatenated(node) or operator.taken(node)):
+        if role != RESULT and (Concatenate.matches(node) or Slice.matches(node)):
             return True  # these become subbuffers or copies, which accept any location
         if not subbuffer.pitch and not subbuffer.offset:
             return True
@@ -293,7 +289,7 @@ class _SubbufferAssignment:
 
     def _new_copy(self, name: str) -> Node:
         form = replace(self.forms[name], pitch=0)
-        copy = Move.copied(self.graph.fresh(f"{name}_part"), name, form)
+        copy = Move.copy_of(self.graph.fresh(f"{name}_part"), name, form)
         self.forms[copy.name] = form
         self._lowering_forms.add(copy.name, form)
         return copy
@@ -324,7 +320,7 @@ class _SubbufferAssignment:
 
 def can_slice_in_place(node: Node, forms: Mapping[str, Form]) -> bool:
     """Return True if a slice of a dense value starts and continues at vector-aligned addresses."""
-    taken = operator_of(node).taken(node)
+    taken = slice_of(node)
     if taken is None or not _can_be_subbuffer(node, taken, forms):
         return False
     parent = forms[node.inputs["x"]]
@@ -336,7 +332,7 @@ def can_slice_in_place(node: Node, forms: Mapping[str, Form]) -> bool:
     return not any(step * parent.dtype.itemsize % VECTOR_BYTES for step in steps)
 
 
-def _can_be_subbuffer(node: Node, taken: Taken, forms: Mapping[str, Form]) -> bool:
+def _can_be_subbuffer(node: Node, taken: SliceRange, forms: Mapping[str, Form]) -> bool:
     """Return True if a slice has its source's dtype and layout, and offset and pitch can describe it."""
     parent, own = forms[node.inputs["x"]], forms[node.name]
     return (parent.dtype, parent.layout) == (own.dtype, own.layout) and _is_contiguous_slice(

@@ -101,7 +101,7 @@ class PlanValues:
             self.at(name).copy_(result)
             return
         own = result.to(self._plan.forms[name].dtype)
-        unexpected = self._is_in_arena(own) and not operator_of(step.node).may_share(step.node)
+        unexpected = self._is_in_arena(own) and not operator_of(step.node).may_alias(step.node)
         self._pytorch_owned[name] = own.clone() if unexpected else own
 
     def release_after(self, number: int) -> None:

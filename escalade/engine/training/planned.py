@@ -14,7 +14,7 @@ from escalade.device.strides import ALIGNMENT, empty, is_aligned, is_packed, lay
 from escalade.engine.capture.joint import Joint
 from escalade.engine.graph.forms import InputFormat
 from escalade.engine.graph.graph import Graph
-from escalade.engine.nodes import operator_of
+from escalade.engine.nodes.aten import is_random
 from escalade.engine.passes import optimize_step
 from escalade.engine.passes.casts import Cast, drop_output_casts, lift_casts
 from escalade.engine.passes.counters import drop_counters
@@ -162,7 +162,7 @@ def _prepare_kernels(planned: Callable[..., Plan], ready: Callable[[Plan], Kerne
     avoid: frozenset[str] = frozenset()
     while True:
         plan = planned(avoid=avoid)
-        draws = any(step.in_pytorch and operator_of(step.node).is_random(step.node) for step in plan.steps)
+        draws = any(step.in_pytorch and is_random(step.node) for step in plan.steps)
         try:
             with torch.random.fork_rng(enabled=draws):
                 return ready(plan)

@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 
 from escalade.device.graph import CapturedGraph
-from escalade.engine.nodes.arithmetic import own_arithmetic
+from escalade.engine.nodes.evaluate import own_arithmetic
 from escalade.engine.nodes.lowering import OWN
 from escalade.engine.plan.constants import ConstantCache
 from escalade.engine.plan.kernels import PlanKernels

@@ -17,8 +17,8 @@ from escalade.engine import compile, load
 from escalade.engine.capture.export import capture
 from escalade.engine.engine import Engine
 from escalade.engine.graph.graph import Graph, Node
-from escalade.engine.nodes.mlp import MOST_WEIGHT_BYTES
 from escalade.engine.passes import for_batch, optimize
+from escalade.engine.passes.fuse_mlp import MAX_WEIGHT_BYTES
 from escalade.engine.passes.fusion_level import FusionLevel
 from escalade.engine.plan.kernel_program import KernelProgram
 from escalade.ops.mlp.problem import Layer, MlpProblem
@@ -209,7 +209,7 @@ def test_sizes_that_do_not_fit_whole(bands: int, frames: int, latent: int) -> No
         if node.op == "mlp":
             layers = node.attributes["layers"]
             assert len(layers) > 1 and node.attributes["output"] == "y"
-            assert 2 * sum(layer.weight_elements for layer in layers) <= MOST_WEIGHT_BYTES
+            assert 2 * sum(layer.weight_elements for layer in layers) <= MAX_WEIGHT_BYTES
     check(model, graph, frames * bands)
 
 

@@ -12,8 +12,8 @@ from torch import nn
 from escalade.engine.capture.export import capture
 from escalade.engine.compiler import insert_normalization
 from escalade.engine.graph.graph import Graph
-from escalade.engine.nodes.stem import fuse_stem
 from escalade.engine.passes.epilogues import fuse_expressions
+from escalade.engine.passes.fuse_stem import fuse_stem
 from escalade.engine.passes.layout import convert_inputs
 from tests.engine.graphs import node_of, ops, same_results
 

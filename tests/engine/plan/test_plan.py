@@ -22,6 +22,7 @@ from escalade.engine.graph.forms import InputFormat
 from escalade.engine.graph.graph import Graph, Input, Node
 from escalade.engine.nodes import operator_of
 from escalade.engine.nodes.lowering import NHWC
+from escalade.engine.nodes.views import Concatenate, Slice
 from escalade.engine.passes import for_batch, optimize
 from escalade.engine.plan import choices
 from escalade.engine.plan.plan import Plan
@@ -103,7 +104,7 @@ def intervals(plan: Plan) -> dict[str, tuple[int, int]]:
     for step in reversed(plan.steps):
         if step.node.name not in plan.offsets:
             for name in step.node.inputs.values():
-                if name in found and (step.is_alias or operator_of(step.node).may_share(step.node)):
+                if name in found and (step.is_alias or operator_of(step.node).may_alias(step.node)):
                     found[name] = (found[name][0], max(found[name][1], found[step.node.name][1]))
     return {name: interval for name, interval in found.items() if name in plan.offsets}
 
@@ -112,9 +113,7 @@ def check_memory(plan: Plan) -> None:
     """No step writes over bytes that a later step, or itself, still reads as another value."""
     alive = intervals(plan)
     parted = {
-        step.node.name
-        for step in plan.steps
-        if operator_of(step.node).concatenated(step.node) or operator_of(step.node).taken(step.node)
+        step.node.name for step in plan.steps if Concatenate.matches(step.node) or Slice.matches(step.node)
     }
     sources = {
         step.node.name: step.node.inputs.get("x")
@@ -144,7 +143,7 @@ def check_memory(plan: Plan) -> None:
     def joined_in(node: Node) -> set[str]:
         """A node's result, and what lies in it where it joins what it does not copy."""
         found = {node.name}
-        if operator_of(node).concatenated(node):
+        if Concatenate.matches(node):
             for role, name in node.inputs.items():
                 if role not in node.attributes.get("moved", ()) and name in plan.graph.nodes:
                     found |= joined_in(plan.graph.nodes[name])
@@ -158,7 +157,7 @@ def check_memory(plan: Plan) -> None:
     ranges = {
         step.node.name: step.node.inputs["x"]
         for step in plan.steps
-        if step.is_alias and operator_of(step.node).taken(step.node)
+        if step.is_alias and Slice.matches(step.node)
     }
 
     def lies_in(name: str, wholes: set[str]) -> bool:

@@ -13,7 +13,7 @@ from torch import nn
 from escalade.engine.capture.export import capture
 from escalade.engine.engine import Engine
 from escalade.engine.graph.forms import Form
-from escalade.engine.nodes import aten, conv_transpose2d
+from escalade.engine.nodes import aten, conv2d
 from escalade.engine.plan.kernel_program import KernelProgram
 from escalade.engine.plan.values import to_form
 
@@ -53,7 +53,7 @@ def test_views_are_read_while_what_they_are_views_of_lies_there() -> None:
 
 def test_a_view_that_pytorch_does_not_announce_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     """Some operators give their input back, or a part of it, and their schema says nothing of it."""
-    monkeypatch.setattr(aten.Aten, "may_share", lambda self, node: False)
+    monkeypatch.setattr(aten.Aten, "may_alias", lambda self, node: False)
     x = torch.randn(2, 5, 4)
     check(x, ran(x)[1])
 
@@ -110,7 +110,7 @@ def test_filters_lie_in_the_order_of_the_images(monkeypatch: pytest.MonkeyPatch)
         nn.Conv2d(4, 4, 1), nn.ConvTranspose2d(4, 6, 2, stride=3)
     )  # no tap meets some pixels
     engine = Engine(capture(model, (x,)), "fp32", "twin")
-    monkeypatch.setattr(conv_transpose2d.F, "conv_transpose2d", spy)
+    monkeypatch.setattr(conv2d.F, "conv_transpose2d", spy)
     with torch.no_grad():
         found = engine(x)
     monkeypatch.undo()

@@ -1,0 +1,88 @@
+"""Matching of PyTorch operators to graph operators, by the rules that these declare."""
+
+from __future__ import annotations
+
+import torch
+
+from escalade.engine.graph.graph import ATEN, Graph, Node
+from escalade.engine.nodes import OPERATORS
+from escalade.engine.nodes.aten import IDENTITIES
+from escalade.engine.nodes.base import CAPTURE, FOLDED, AtenCall, Matcher, name_of
+from escalade.engine.nodes.pointwise import Pointwise
+from escalade.engine.nodes.reduce import Reduce
+from escalade.engine.nodes.views import on_sequences
+
+
+def _matchers(phase: str) -> dict[str, Matcher]:
+    return {
+        rule.name: on_sequences(matcher, *rule.sequence) if rule.sequence else matcher
+        for operator in OPERATORS
+        for rule, matcher in operator.rules(phase)
+    }
+
+
+MATCHERS: dict[str, Matcher] = {**_matchers(CAPTURE), **IDENTITIES}
+_FOLDED_MATCHERS = _matchers(FOLDED)
+_FALLBACKS: tuple[Matcher, ...] = (Pointwise().match, Reduce().match)
+"""Matchers of calls that no operator matches by name."""
+
+
+def match_captured(node: Node, target: torch._ops.OpOverload, graph: Graph) -> Node | str:
+    """Return a captured call as a node of ours, as it is, or, for a no-op, as the name of its operand."""
+    if _is_empty(node, graph):
+        return node
+    name = name_of(target.name())
+    node = _with_fp32_scalars(node, graph)
+    if _is_double(node, graph):
+        identity = IDENTITIES.get(name)
+        return (None if identity is None else identity(node, AtenCall(node), graph)) or node
+    if name.endswith("_") and name[:-1] in MATCHERS:
+        name = name[:-1]  # relu_ is relu with a new result
+    call, matcher = AtenCall(node), MATCHERS.get(name)
+    known = matcher(node, call, graph) if matcher is not None else None
+    others = (fallback(node, call, graph) for fallback in _FALLBACKS) if known is None else ()
+    return known or next((other for other in others if other is not None), node)
+
+
+def match_folded(graph: Graph) -> None:
+    """Match layers and matrix products whose weights the model computes; these are constants now."""
+    for node in graph:
+        is_candidate = node.op == ATEN and not _is_empty(node, graph) and not _is_double(node, graph)
+        matcher = _FOLDED_MATCHERS.get(name_of(node.attributes["target"])) if is_candidate else None
+        if matcher is None:
+            continue
+        before = set(graph.nodes)
+        known = matcher(node, AtenCall(node), graph)
+        assert not isinstance(known, str)  # a layer is never a no-op
+        for added in [other for other in graph if other.name not in before]:
+            # Matchers append the nodes that they read to the graph that is captured so far.
+            del graph.nodes[added.name]
+            graph.insert_before(node.name, added)
+        graph.nodes[node.name] = known or node
+
+
+def _is_empty(node: Node, graph: Graph) -> bool:
+    """Return True if a node returns or reads a value without elements; PyTorch defines its result."""
+    return 0 in node.shape or any(0 in graph.shape_of(name) for name in node.inputs.values())
+
+
+def _is_double(node: Node, graph: Graph) -> bool:
+    """Return True if a node reads or returns float64, which no kernel computes in."""
+    return node.dtype == "float64" or any(
+        graph.dtype_of(name) is torch.float64 for name in node.inputs.values()
+    )
+
+
+def _with_fp32_scalars(node: Node, graph: Graph) -> Node:
+    """Convert scalar float64 constants to fp32, where PyTorch would round them to the dtype of the other operands."""
+    if node.dtype == "float64" or not node.is_floating:
+        return node
+    others = [name for name in node.inputs.values() if graph.shape_of(name)]
+    if not any(graph.dtype_of(name).is_floating_point for name in others):
+        return node
+    scalars = {
+        role: graph.add_constant(f"{name}_float32", graph.constants[name].float())
+        for role, name in node.inputs.items()
+        if name in graph.constants and not graph.shape_of(name) and graph.dtype_of(name) is torch.float64
+    }
+    return node.with_inputs(**scalars)

@@ -1,0 +1,264 @@
+"""Norms and softmax over rows, or over the channels of images: LayerNorm, RMSNorm, GroupNorm, InstanceNorm, softmax."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from math import prod
+
+import torch
+import torch.nn.functional as F
+
+from escalade.engine.graph.forms import Form
+from escalade.engine.graph.graph import Batch, Graph, Node, Shape
+from escalade.engine.nodes.base import (
+    CAPTURE,
+    FOLDED,
+    AtenCall,
+    Layouts,
+    Match,
+    Operator,
+    Tensors,
+    activate,
+    match_aten,
+    name_of,
+)
+from escalade.engine.nodes.batch_norm import BatchNorm
+from escalade.engine.nodes.lowering import Forms, Lowered, problem_from
+from escalade.engine.nodes.signature import (
+    COUNT,
+    EPSILON,
+    FLAG,
+    OPTIONAL_VECTOR,
+    ROWS,
+    Attributes,
+    Role,
+    Signature,
+    SizeError,
+    Sizes,
+    vector_sizes,
+)
+from escalade.engine.nodes.views import CHANNELS_FIRST, CHANNELS_LAST, Reshape
+from escalade.ops.group_norm import GROUP_NORM, GroupNormProblem
+from escalade.ops.layer_norm import EPSILON as DEFAULT_EPSILON
+from escalade.ops.layer_norm import LAYER_NORM, MOST_THREADS, MOST_VALUES, LayerNormProblem
+from escalade.ops.shared.columns import MOST_LENGTH
+from escalade.ops.softmax import SOFTMAX, SoftmaxProblem
+
+_PARAMETERS = ("weight", "bias")
+_LAYER_NORMS = ("layer_norm", "native_layer_norm", "rms_norm")
+
+
+def _row_layouts(node: Node, given: Mapping[str, str]) -> Layouts:
+    """Return PyTorch's order for rows; for channels, any layout if the kernels for strided channels can hold them."""
+    if not node.attributes.get("of_channels"):
+        return Layouts("nchw", "nchw")
+    channels = node.shape[1]
+    assert isinstance(channels, int)
+    return Layouts.common(given) if channels <= MOST_LENGTH else Layouts("nhwc", "nhwc")
+
+
+def _adjacent_rows(node: Node, form: Form) -> int:
+    """Return the number of interleaved rows: the pixels of an NCHW image, whose channels are strided; else 1."""
+    is_strided = node.attributes.get("of_channels") and form.layout == "nchw"
+    return prod(form.shape[2:]) if is_strided else 1
+
+
+def _parameters(call: AtenCall, graph: Graph) -> dict[str, str | None] | None:
+    """Return weight and bias of a norm; None if one is not a constant."""
+    found = {role: call.value(role) for role in _PARAMETERS}
+    return None if any(name not in graph.constants for name in found.values() if name is not None) else found
+
+
+class LayerNorm(Operator):
+    """Rows with mean 0 and variance 1, or divided by their RMS; times weight, plus bias, then any expression.
+
+    Fused into chains of linear layers.
+    """
+
+    name = "layer_norm"
+    signature = Signature(
+        {"x": ROWS, **dict.fromkeys(_PARAMETERS, OPTIONAL_VECTOR)},
+        {"epsilon": EPSILON, "rms": FLAG, "relu": FLAG},
+    )
+    takes_expressions = True
+
+    @match_aten(*_LAYER_NORMS)
+    def _match_any_rank(self, node: Node, call: AtenCall, graph: Graph) -> Match:
+        """Match a norm over several dimensions as one over flattened rows."""
+        sizes = call("normalized_shape", ())
+        if len(sizes) < 2 or not all(isinstance(size, int) for size in sizes):
+            return self._match(node, call, graph)
+        shape = (*node.shape[: -len(sizes)], prod(sizes))
+        known = self._match(replace(node, shape=shape), call, graph)
+        if not isinstance(known, Node):
+            return None
+        rows = Reshape.node(graph.fresh(f"{node.name}_rows"), {"x": known.inputs["x"]}, {}, shape, node.dtype)
+        graph.append(rows)
+        constants = {
+            role: graph.add_constant(f"{node.name}_{role}", graph.constants[known.inputs[role]].flatten())
+            for role in _PARAMETERS
+            if role in known.inputs
+        }
+        flat = replace(known.with_inputs(x=rows.name, **constants), name=graph.fresh(f"{node.name}_flat"))
+        graph.append(flat)
+        return Reshape.instead_of(node, {"x": flat.name})
+
+    @match_aten(*_LAYER_NORMS, phases=(FOLDED,))
+    def _match(self, node: Node, call: AtenCall, graph: Graph) -> Match:
+        parameters = _parameters(call, graph)
+        if prod(call("normalized_shape", ())) != node.shape[-1] or node.attributes.get("result", 0) != 0:
+            return None
+        if parameters is None:
+            return None
+        rms = name_of(node.attributes["target"]) == "rms_norm"
+        epsilon = call("eps", torch.finfo(getattr(torch, node.dtype)).eps if rms else DEFAULT_EPSILON)
+        inputs = {"x": call.value("input"), **parameters}
+        return self.instead_of(node, inputs, epsilon=epsilon, rms=rms, relu=False)
+
+    def layouts(self, node: Node, given: Mapping[str, str]) -> Layouts:
+        return _row_layouts(node, given)
+
+    def compute(self, node: Node, inputs: Tensors) -> torch.Tensor:
+        x = inputs["x"]
+        if node.attributes.get("of_channels"):
+            rows = {**inputs, "x": x.permute(CHANNELS_LAST)}
+            return self.compute(node.with_attributes(of_channels=False), rows).permute(CHANNELS_FIRST)
+        weight, bias, epsilon = inputs.get("weight"), inputs.get("bias"), node.attributes["epsilon"]
+        if node.attributes["rms"]:
+            y = F.rms_norm(x, x.shape[-1:], weight, epsilon)
+            return activate(node, y if bias is None else y + bias)
+        return activate(node, F.layer_norm(x, x.shape[-1:], weight, bias, epsilon))
+
+    def lower(self, node: Node, forms: Forms) -> Lowered:
+        form = forms.value(node.name)
+        features = form.shape[1 if node.attributes.get("of_channels") else -1]
+        rows = prod(form.shape) // max(1, features)
+        if features > MOST_THREADS * MOST_VALUES and not node.attributes["rms"]:  # too long for one block
+            problem = problem_from(
+                GroupNormProblem, node,
+                batch=rows, channels=features, height=1, width=1, groups=1, layout="nchw", dtype=forms.stored,
+            )  # fmt: skip
+            return Lowered(GROUP_NORM, problem)
+        inner = _adjacent_rows(node, form)
+        sizes = {"batch": rows // inner, "features": features, "inner": inner}
+        return Lowered(LAYER_NORM, problem_from(LayerNormProblem, node, **sizes, dtype=forms.stored))
+
+    def sizes(self, sizes: Mapping[str, Sizes], attributes: Attributes) -> Mapping[str, Sizes]:
+        return vector_sizes(sizes, axis=-1)
+
+
+class GroupNorm(Operator):
+    """Groups of channels of each image with mean 0 and variance 1, times weight, plus bias, then any expression."""
+
+    name = "group_norm"
+    preferred_layout = None
+    signature = Signature(
+        {"x": Role((2, 15)), **dict.fromkeys(_PARAMETERS, OPTIONAL_VECTOR)},
+        {"groups": COUNT, "epsilon": EPSILON, "relu": FLAG},
+    )
+    takes_expressions = True
+    takes_any_rank = True
+
+    @match_aten("group_norm", "native_group_norm", phases=(CAPTURE, FOLDED))
+    def _match_groups(self, node: Node, call: AtenCall, graph: Graph) -> Match:
+        return self._match(node, call, graph, call("num_groups", call("group")))
+
+    @match_aten("instance_norm", phases=(CAPTURE, FOLDED))
+    def _match_instances(self, node: Node, call: AtenCall, graph: Graph) -> Match:
+        """Match one group per channel; with running statistics it is a BatchNorm."""
+        if not call("use_input_stats", True):
+            return BatchNorm().match(node, call, graph)
+        if call.value("running_mean") is not None:
+            return None  # it updates them
+        return self._match(node, call, graph, node.shape[1] if len(node.shape) > 1 else None)
+
+    def _match(self, node: Node, call: AtenCall, graph: Graph, groups: object) -> Match:
+        parameters = _parameters(call, graph)
+        if len(node.shape) < 2 or not isinstance(groups, int) or node.attributes.get("result", 0) != 0:
+            return None
+        if parameters is None:
+            return None
+        inputs = {"x": call.value("input"), **parameters}
+        return self.instead_of(node, inputs, groups=groups, epsilon=call("eps", 1e-5), relu=False)
+
+    def compute(self, node: Node, inputs: Tensors) -> torch.Tensor:
+        a = node.attributes
+        y = torch.group_norm(inputs["x"], a["groups"], inputs.get("weight"), inputs.get("bias"), a["epsilon"])
+        return activate(node, y)
+
+    def sizes(self, sizes: Mapping[str, Sizes], attributes: Attributes) -> Mapping[str, Sizes]:
+        channels, groups = sizes["x"][1], attributes["groups"]
+        if channels % groups:
+            raise SizeError(f"{groups} groups do not divide {channels} channels")
+        return vector_sizes(sizes, axis=1)
+
+    def lower(self, node: Node, forms: Forms) -> Lowered | None:
+        """Return values of any rank as images; all dimensions after the channels are pixels."""
+        form = forms.value(node.name)
+        if 0 in form.shape:
+            return None
+        batch, channels, *pixels = form.shape
+        height, width = pixels if len(pixels) == 2 else (1, prod(pixels))
+        problem = problem_from(
+            GroupNormProblem, node,
+            batch=batch, channels=channels, height=height, width=width, dtype=forms.stored,
+            layout="nhwc" if form.layout == "nhwc" or height * width == 1 else "nchw",
+        )  # fmt: skip
+        return Lowered(GROUP_NORM, problem, in_place="x")
+
+
+class Softmax(Operator):
+    """exp(x) / sum(exp(x)) over the last dimension, or over the channels of images."""
+
+    name = "softmax"
+    signature = Signature({"x": ROWS}, {"of_channels": FLAG})
+
+    @match_aten("softmax", "_softmax")
+    def _match(self, node: Node, call: AtenCall, graph: Graph) -> Match:
+        x, rank, dim = call.value("self"), len(node.shape), call("dim")
+        if x is None or call.converts(x, graph) or not rank or not isinstance(dim, int):
+            return None
+        dim %= rank
+        of_channels = rank == 4 and dim == 1
+        if of_channels or dim == rank - 1:
+            return self.instead_of(node, {"x": x}, of_channels=of_channels)
+        return self._match_inner(node, x, dim, graph)
+
+    def _match_inner(self, node: Node, x: str, dim: int, graph: Graph) -> Match:
+        """Match a dimension with others after it as the channels of images one column wide."""
+        outer, classes, inner = node.shape[:dim], node.shape[dim], node.shape[dim + 1 :]
+        if not all(isinstance(size, int) for size in (classes, *outer[1:], *inner)):
+            return None
+        shape = (_product(outer), classes, prod(inner), 1)  # type: ignore[arg-type]
+        image = Reshape.node(graph.fresh(f"{node.name}_image"), {"x": x}, {}, shape, node.dtype)
+        graph.append(image)
+        name = graph.fresh(f"{node.name}_of_channels")
+        made = self.node(name, {"x": image.name}, {"of_channels": True}, shape, node.dtype)
+        graph.append(made)
+        return Reshape.instead_of(node, {"x": made.name})
+
+    def compute(self, node: Node, inputs: Tensors) -> torch.Tensor:
+        return torch.softmax(inputs["x"], 1 if node.attributes["of_channels"] else -1)
+
+    def sizes(self, sizes: Mapping[str, Sizes], attributes: Attributes) -> Mapping[str, Sizes]:
+        if attributes["of_channels"] and len(sizes["x"]) != 4:
+            raise SizeError(f"x has {len(sizes['x'])} dimensions; with of_channels it has four")
+        return super().sizes(sizes, attributes)
+
+    def layouts(self, node: Node, given: Mapping[str, str]) -> Layouts:
+        return _row_layouts(node, given)
+
+    def lower(self, node: Node, forms: Forms) -> Lowered:
+        form = forms.value(node.name)
+        classes = form.shape[1 if node.attributes["of_channels"] else -1]
+        inner = _adjacent_rows(node, form)
+        batch = prod(form.shape) // max(1, classes * inner)
+        return Lowered(SOFTMAX, SoftmaxProblem(batch, classes, forms.stored, inner=inner))
+
+
+def _product(sizes: Shape) -> int | Batch:
+    """Return the product of sizes, the first of which may depend on the batch."""
+    first, *others = sizes or (1,)
+    number = prod(others)  # type: ignore[arg-type]
+    return Batch(first.times * number) if isinstance(first, Batch) else first * number

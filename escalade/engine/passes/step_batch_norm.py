@@ -1,0 +1,143 @@
+"""Training steps: fusion of pointwise functions into BatchNorm, and of their backward passes into its gradients."""
+
+from __future__ import annotations
+
+from typing import TypeGuard
+
+from escalade.engine.graph.graph import Graph, Node
+from escalade.engine.nodes.base import RELU, activation_of, with_activation
+from escalade.engine.nodes.batch_norm import RESIDUAL_GRADIENT, BatchNormBackward, BatchNormTraining
+from escalade.engine.nodes.elementwise import Add, Relu
+from escalade.engine.nodes.pointwise import Pointwise
+from escalade.engine.nodes.side_outputs import SideOutput, readers_of, side_outputs_of
+from escalade.engine.passes.gradient_patterns import are_alike, relu_backward_operands, sort_nodes
+from escalade.ops.expressions import IDENTITY, Expression
+
+
+def fuse_batch_norm_epilogues(graph: Graph) -> None:
+    """Fuse an addition and a pointwise function into the normalization before them."""
+    for node in graph:
+        if BatchNormTraining.matches(node):
+            _fuse_reader(node, graph)
+    sort_nodes(graph)
+
+
+def _fuse_reader(node: Node, graph: Graph) -> None:
+    """Fuse the only reader of a normalization's result into it, if possible."""
+    readers = readers_of(node, graph)
+    if not _is_plain(node) or len(readers) != 1 or node.name in graph.outputs:
+        return
+    epilogue = _epilogue(node, readers[0], graph)
+    if epilogue is not None:
+        residual, expression = epilogue
+        graph.nodes[node.name] = with_activation(
+            node.with_inputs(residual=residual) if residual else node, expression
+        )
+        graph.remove(readers[0], instead=node.name)
+
+
+def _is_plain(node: Node) -> bool:
+    return activation_of(node).is_identity and "residual" not in node.inputs
+
+
+def _epilogue(node: Node, reader: Node, graph: Graph) -> tuple[str | None, Expression] | None:
+    """Return the value that a reader adds to a result, if any, and the expression that it then applies."""
+    if reader.shape != node.shape or reader.dtype != node.dtype:
+        return None
+    if Add.matches(reader):
+        residual = next((name for name in reader.inputs.values() if name != node.name), None)
+        if residual is None or residual in graph.constants:
+            return None
+        if graph.dtype_of(residual) != graph.dtype_of(node.name):
+            return None
+        return residual, activation_of(reader)
+    if len(reader.inputs) != 1:
+        return None
+    if Relu.matches(reader):
+        return None, Relu().expression(reader)
+    if Pointwise.matches(reader):
+        expression = Pointwise().expression(reader)
+        return (None, expression) if expression != IDENTITY else None
+    return None
+
+
+def fuse_batch_norm_gradients(graph: Graph) -> None:
+    """Fuse the backward pass of ReLU, or of another function, into the gradients of the normalization before it.
+
+    The normalization then applies that function itself, and its own result is never written.
+    """
+    for node in graph:
+        if not BatchNormBackward.matches(node) or node.attributes["mask"] != "none":
+            continue
+        before = graph.nodes.get(node.inputs["gradient"])
+        if before is None or before.name in graph.outputs:
+            continue
+        operands = relu_backward_operands(before, graph)
+        if operands is None:
+            _fuse_function(node, before, graph)
+        else:
+            _fuse_relu(node, before, *operands, graph)
+    sort_nodes(graph)
+
+
+def _fuse_relu(node: Node, before: Node, gradient: str, output: str, graph: Graph) -> None:
+    """Mask by the ReLU's output, or by x if its output depends on x alone; write the masked gradient if it is read."""
+    others = _other_readers(before, node, graph)
+    bias = None if others else _bias_for_mask(output, node, graph)
+    operand = {"output": output} if bias is None else {"bias": bias}
+    fused = node.with_inputs(gradient=gradient, **operand)
+    fused = fused.with_attributes(mask="output" if bias is None else "x", residual=bool(others))
+    _replace(graph, fused)
+    if others:
+        side_output = SideOutput.of(fused, before.name, RESIDUAL_GRADIENT, before.shape, before.dtype)
+        graph.nodes[before.name] = side_output
+    else:
+        del graph.nodes[before.name]
+
+
+def _fuse_function(node: Node, before: Node, graph: Graph) -> None:
+    """Recompute the operand of a function from x, if only the function and its backward pass read it."""
+    if not Pointwise.matches(before) or len(before.inputs) != 2 or _other_readers(before, node, graph):
+        return
+    expression = Pointwise().expression(before)
+    for role, other in (tuple(before.inputs), tuple(before.inputs)[::-1]):
+        forward, gradient = graph.nodes.get(before.inputs[role]), before.inputs[other]
+        if not _is_forward_of(forward, node) or not _is_plain(forward):
+            continue
+        if not are_alike((forward.name, gradient, node.name), graph):
+            continue
+        function = expression.rename({role: "x", other: "gradient"})
+        if set(function.inputs) != {"x", "gradient"} or len(readers_of(forward, graph)) != 2:
+            return
+        fused = node.with_inputs(gradient=gradient, bias=forward.inputs["bias"])
+        _replace(graph, fused.with_attributes(mask="x", function=function.text))
+        del graph.nodes[before.name]
+        _fuse_reader(forward, graph)
+        return
+
+
+def _other_readers(value: Node, node: Node, graph: Graph) -> list[Node]:
+    """Return the readers of a value besides a node and its side outputs."""
+    own = {node.name, *(one.name for one in side_outputs_of(node, graph))}
+    return [one for one in readers_of(value, graph) if one.name not in own]
+
+
+def _is_forward_of(forward: Node | None, node: Node) -> TypeGuard[Node]:
+    if not BatchNormTraining.matches(forward):
+        return False
+    return all(forward.inputs[role] == node.inputs[role] for role in ("x", "weight"))
+
+
+def _bias_for_mask(output: str, node: Node, graph: Graph) -> str | None:
+    """Return the bias with which the mask can be recomputed from x, if a ReLU's output is relu(norm(x))."""
+    forward = graph.nodes.get(output)
+    if not _is_forward_of(forward, node) or "residual" in forward.inputs:
+        return None
+    return forward.inputs["bias"] if activation_of(forward) == RELU else None
+
+
+def _replace(graph: Graph, node: Node) -> None:
+    """Replace the node of the same name, and its side outputs."""
+    for one in side_outputs_of(node, graph):
+        graph.nodes[one.name] = SideOutput.of(node, one.name, one.attributes["buffer"], one.shape, one.dtype)
+    graph.nodes[node.name] = node

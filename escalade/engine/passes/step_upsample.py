@@ -1,0 +1,153 @@
+"""Training steps: convolutions of nearest-neighbor upsampled images, without the large image.
+
+In an image upsampled by 2, a filter meets each pixel of the small image up to four times. So y = conv(nearest(x), w) is
+the transposed convolution of x with stride 2 by flipped filters whose taps are sums of up to four taps of w. Its
+gradients are a convolution with stride 2, and the gradient of that one's weights. For 3×3 filters that takes 16
+products instead of 36, and the large image is neither written nor read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from escalade.engine.graph.graph import Graph, Node, Shape, dtype_name
+from escalade.engine.nodes.base import activation_of, with_activation
+from escalade.engine.nodes.conv2d import Conv2d, ConvTranspose2d, has_one_input
+from escalade.engine.nodes.conv2d_gradients import BIAS_DIMS, Conv2dInputGradient, Conv2dWeightGradient
+from escalade.engine.nodes.reduce import Reduce
+from escalade.engine.nodes.side_outputs import SideOutput, side_outputs_of
+from escalade.engine.nodes.signature import Attributes
+from escalade.engine.nodes.upsample2d import FilterSums, Upsample2d, Upsample2dBackward
+from escalade.engine.passes.gradient_patterns import relu_backward_after, sort_nodes
+from escalade.ops.expressions import Expression
+
+_STRIDE = (2, 2)
+_RELU_BACKWARD = Expression.parse("where(residual <= 0, 0, x)")
+"""Backward pass of a ReLU whose result is the residual."""
+
+
+def fuse_upsampling(graph: Graph) -> None:
+    """Fuse upsampling into the convolutions that read it, and into the gradients of their weights."""
+    for node in graph:
+        if not Upsample2d.matches(node) or not _doubles(node.attributes, graph.shape_of(node.inputs["x"])):
+            continue
+        readers = [one for one in graph if node.name in one.inputs.values() and not SideOutput.matches(one)]
+        if node.name in graph.outputs or not all(_can_read_small(one, node, graph) for one in readers):
+            continue
+        for reader in readers:
+            if Conv2d.matches(reader):
+                graph.nodes[reader.name] = _small_convolution(reader, node.inputs["x"], graph)
+            else:
+                _replace_weight_gradient(reader, node.inputs["x"], graph)
+        del graph.nodes[node.name]
+        sort_nodes(graph)
+
+
+def fuse_upsampling_gradients(graph: Graph) -> None:
+    """Replace the gradient of a convolution's input, that of upsampling and a ReLU backward by one convolution."""
+    for node in graph:
+        large = graph.nodes.get(node.inputs["gradient"]) if Upsample2dBackward.matches(node) else None
+        if not Conv2dInputGradient.matches(large) or graph.only_user(large.name) is not node:
+            continue
+        weight = large.inputs["weight"]
+        filters = graph.shape_of(weight)
+        if not _doubles(node.attributes, node.shape) or not _is_dense(large, filters):
+            continue
+        if weight in graph.constants or "mask" in large.inputs:
+            continue
+        found = relu_backward_after(node, graph)
+        last, mask = found if found is not None else (node, None)
+        small = Conv2d.instead_of(
+            replace(last, source=node.source),
+            {"x": large.inputs["gradient"], "weight": _summed_filters(weight, graph), "residual": mask},
+            stride=_STRIDE, padding=_flipped_padding(large, filters), dilation=(1, 1), groups=1, relu=False,
+        )  # fmt: skip
+        graph.nodes[last.name] = with_activation(small, _RELU_BACKWARD) if mask else small
+        for name in {large.name, node.name} - {last.name}:
+            del graph.nodes[name]
+        sort_nodes(graph)
+
+
+def _doubles(attributes: Attributes, small: Shape) -> bool:
+    """Return True if an upsampling, or its gradient, repeats each pixel of an image of this shape 2×2 times."""
+    sizes = zip(attributes["output"], attributes["factors"], small[2:], strict=True)
+    return attributes["mode"] == "nearest" and all(
+        isinstance(size, int) and output == 2 * size and factor in (0.0, 2.0)
+        for output, factor, size in sizes
+    )
+
+
+def _is_dense(layer: Node, filters: Shape) -> bool:
+    """Return True for a convolution, or a gradient of one, with filters larger than 1 and no stride or gaps."""
+    a = layer.attributes
+    return (a["stride"], a["dilation"], a["groups"]) == ((1, 1), (1, 1), 1) and all(
+        isinstance(size, int) and padding < size and size > 1
+        for size, padding in zip(filters[2:], a["padding"], strict=True)
+    )
+
+
+def _can_read_small(reader: Node, upsampling: Node, graph: Graph) -> bool:
+    """Return True for a dense convolution whose weights are trained, and for the gradient of such weights."""
+    if [role for role, name in reader.inputs.items() if name == upsampling.name] != ["x"]:
+        return False
+    if Conv2dWeightGradient.matches(reader):
+        return _is_dense(reader, reader.shape)
+    weight = reader.inputs.get("weight", "")
+    return (
+        Conv2d.matches(reader)
+        and weight not in graph.constants
+        and has_one_input(reader)
+        and _is_dense(reader, graph.shape_of(weight))
+    )
+
+
+def _flipped_padding(layer: Node, filters: Shape) -> tuple[int, int]:
+    """Return the padding of the transposed convolution with flipped filters."""
+    padding: Sequence[int] = layer.attributes["padding"]
+    rows, columns = (size - 1 - own for size, own in zip(filters[2:], padding, strict=True))  # type: ignore[operator]
+    return rows, columns
+
+
+def _small_convolution(layer: Node, x: str, graph: Graph) -> Node:
+    weight = layer.inputs["weight"]
+    small = ConvTranspose2d.instead_of(
+        layer, {"gradient": x, "weight": _summed_filters(weight, graph), "bias": layer.inputs.get("bias")},
+        stride=_STRIDE, padding=_flipped_padding(layer, graph.shape_of(weight)), output_padding=(0, 0),
+        dilation=(1, 1), groups=1, relu=False,
+    )  # fmt: skip
+    return with_activation(small, activation_of(layer))
+
+
+def _replace_weight_gradient(layer: Node, x: str, graph: Graph) -> None:
+    """Compute the gradient of filters from that of the summed filters."""
+    gradient = layer.inputs["gradient"]
+    for side_output in side_outputs_of(layer, graph):
+        graph.nodes[side_output.name] = Reduce.instead_of(
+            side_output, {"x": gradient}, kind="sum", dims=BIAS_DIMS, keepdim=False, correction=0, relu=False
+        )
+    filters, channels, height, width = layer.shape
+    small = Conv2dWeightGradient.node(
+        graph.fresh(f"{layer.name}_summed"), {"x": gradient, "gradient": x},
+        {"stride": _STRIDE, "padding": _flipped_padding(layer, layer.shape), "dilation": (1, 1), "groups": 1,
+         "bias": False},
+        (channels, filters, height + 1, width + 1), layer.dtype,  # type: ignore[operator]
+    )  # fmt: skip
+    graph.append(small)
+    summed = _filter_sums(small.name, layer.name, graph, zeros=False)
+    graph.nodes[layer.name] = replace(summed, source=layer.source)
+
+
+def _summed_filters(weight: str, graph: Graph) -> str:
+    """Return flipped filters with sums of up to four taps, input and output channels swapped; created once."""
+    name = f"{weight}_summed"
+    if name not in graph.nodes:
+        graph.append(_filter_sums(weight, name, graph, zeros=True))
+    return name
+
+
+def _filter_sums(value: str, name: str, graph: Graph, *, zeros: bool) -> Node:
+    first, second, *size = graph.shape_of(value)
+    height, width = (one + 2 * zeros - 1 for one in size)  # type: ignore[operator]
+    shape = (second, first, height, width)
+    return FilterSums.node(name, {"x": value}, {"zeros": zeros}, shape, dtype_name(graph.dtype_of(value)))
