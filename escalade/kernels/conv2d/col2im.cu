@@ -1,16 +1,17 @@
-// y[p][k] = activated(sum over taps of z[q(p, tap)][tap][k] + bias[k]),  z[q][tap][k] = sum over c of x[q][c] * w[k][tap][c]
+// y[p][k] = activated(sum over taps of z[q(p, tap)][tap][k] + bias[k]),  z[q][tap][k] = sum over c of x[q][c] *
+// w[k][tap][c]
 //
-// Many channels and few filters, where reading x is what takes time: an autoencoder's last layer. A pixel's products with
-// all taps of all filters are columns of one matrix product, so x is read once, straight from memory into the registers
-// of mma.sync, 16 bytes a lane: which channel is which k is free to choose, and the weights, in shared memory in the
-// order of registers, follow. The products of a band of rows lie in shared memory, and every result gathers its taps
-// from there (col2im). TRANSPOSED: results gather as the transposed convolution has it, q * STRIDE + tap - pad = p, the
-// gradient of an input with few channels; weights then lie [c][tap][k].
-// PRODUCTS == 3 keeps fp32's accuracy: operands are split into two TF32 parts, and the sums of PROMOTED steps, which
-// tensor cores round towards zero, join the others by ordinary additions.
-// What bounds it: memory, which x is read from.
+// Many channels, few filters, limited by reading x: an autoencoder's last layer. The columns of one GEMM are all taps
+// of all filters, so x is read once, directly from global memory into mma.sync registers, 16 bytes per lane. The
+// mapping of channels to k is free, and the weights in smem are permuted to match. The products of a band of rows stay
+// in smem; every output gathers its taps from there (col2im).
+//   TRANSPOSED  gather as a transposed convolution, q * STRIDE + tap - pad = p: the gradient of an input with few
+//               channels; weights are [c][tap][k]
+//   PRODUCTS    3: fp32 accuracy by splitting operands into two TF32 parts; tensor cores round toward zero, so recent
+//               sums are promoted to fp32 accumulators every other block of channels
+// Limiter: memory bandwidth for x.
 //
-// Serves `col2im`. conv2d_input_gradient launches it with TRANSPOSED.
+// Rung: `col2im`. conv2d_input_gradient launches it with TRANSPOSED.
 #include "common/epilogue.cuh"
 #include "common/mma_tile.cuh"
 #include "common/ptx.cuh"
@@ -23,20 +24,20 @@ struct Col2imShape {  // filled by escalade/ops/conv2d/rungs/col2im.py, in this 
 };
 
 constexpr bool PAIRED = sizeof(Element) == 2;
-constexpr int LANE = 16 / sizeof(Element);  // neighbouring channels of a lane
-constexpr int BLOCK = 4 * LANE;             // channels of two steps
+constexpr int LANE = 16 / sizeof(Element);  // consecutive channels per lane
+constexpr int BLOCK = 4 * LANE;             // channels of two k-steps
 constexpr int BLOCKS = (CHANNELS + BLOCK * DEPTH - 1) / (BLOCK * DEPTH) * DEPTH;
 constexpr int TAPS = FILTER_HEIGHT * FILTER_WIDTH;
 constexpr int COLUMNS = TAPS * FILTERS;
 constexpr int TILES_N = (COLUMNS + 7) / 8;
-constexpr int PITCH = TILES_N * 8 + 2;  // floats of a pixel's products
+constexpr int PITCH = TILES_N * 8 + 2;  // floats per pixel of z
 constexpr int THREADS = WARPS * 32;
-constexpr int TILE = 16;  // pixels of a warp's products
+constexpr int TILE = 16;  // pixels per warp
 constexpr int PARTS = PRODUCTS == 3 ? 2 : 1;
 constexpr int WEIGHT_WORDS = BLOCKS * TILES_N * 32 * 4;
 
-// The k of a step: of a lane's 16 bytes, step 0 has the first half of words and step 1 the second. A word is two
-// neighbouring channels of 16 bits, or one.
+// The k of a step: step 0 takes the first half of a lane's 16 bytes, step 1 the second. A word is two adjacent 16-bit
+// channels, or one 32-bit channel.
 __device__ __forceinline__ u32 weight_word(const Element* weight, int column, int channel) {
     constexpr int UNIT = 4 / sizeof(Element);
     Pack<Element, UNIT> word;
@@ -62,7 +63,7 @@ __device__ __forceinline__ void stage_weights(u32* weights, const Element* weigh
     }
 }
 
-using Slot = Pack<u32, 4>[2];  // a lane's channels of a block, of two pixels
+using Slot = Pack<u32, 4>[2];  // a lane's channels of a block, for two pixels
 using Sums = float[TILES_N][4];
 
 __device__ __forceinline__ void load(Slot& slot, const Element* const (&pixels)[2], int block) {
@@ -75,7 +76,7 @@ __device__ __forceinline__ void load(Slot& slot, const Element* const (&pixels)[
     }
 }
 
-// Two steps: words 0 and 1 of each lane, then 2 and 3.
+// Two k-steps: words 0 and 1 of each lane, then 2 and 3.
 __device__ __forceinline__ void multiply(Sums& sums, Sums& recent, const Slot& slot, const u32* weights, bool promote) {
     u32 a[2][4], low[2][4];
 #pragma unroll
@@ -108,7 +109,7 @@ __device__ __forceinline__ void multiply(Sums& sums, Sums& recent, const Slot& s
     }
 }
 
-// The products of 16 pixels with all columns, to their place.
+// Products of 16 pixels with all columns, stored to z.
 __device__ __forceinline__ void make_tile(float* z, const u32* weights, const Element* first_pixel, int first, int pixels) {
     const int group = threadIdx.x % 32 / 4, pair = threadIdx.x % 4 * 2;
     const Element* rows[2];
@@ -137,7 +138,7 @@ __device__ __forceinline__ void make_tile(float* z, const u32* weights, const El
                            Pack<float, 2>{{sums[j][half * 2], sums[j][half * 2 + 1]}});
 }
 
-// The pixel of x that a result meets with a tap, along one dimension; -1 if there is none.
+// Pixel of x that a tap of an output reads, along one dimension; -1 if none.
 template <int STRIDE, int DILATION>
 __device__ __forceinline__ int met(int at, int tap, int pad, int size) {
     const int moved = TRANSPOSED ? at + pad - tap * DILATION : at * STRIDE - pad + tap * DILATION;

@@ -1,13 +1,12 @@
-// target[row][c] = source[row][c] in the target's type for c < channels, 0 for channels <= c < target_channels
+// target[row][c] = source[row][c] converted for c < channels, 0 for channels <= c < target_channels
 //
-// Makes rows (the pixels of x or the taps of the weights, in NHWC) fit for 8- and 16-byte copies: other element
-// types, channels padded with zeros, and with ROUNDED values of TF32, multiplied by FACTOR before. Four target channels a
-// thread.
-// What bounds it: memory.
+// Makes rows (pixels of x or taps of the weights, NHWC) fit for 8- and 16-byte copies: converts the element type, pads
+// channels with zeros, and with ROUNDED multiplies by FACTOR and rounds to TF32. Four target channels per thread.
+// Limiter: memory.
 //
-// Serves `tensor_core`, `half_storage`, `fused_epilogue`, `tensor_core_split`, `tma_wgmma`, `producer_consumer`,
+// Rungs: `tensor_core`, `half_storage`, `fused_epilogue`, `tensor_core_split`, `tma_wgmma`, `producer_consumer`,
 // `persistent`, `overlapped_store`, `swapped_operands`, `cluster_multicast`, `cluster_split_k`, `streamed_window`,
-// `narrow` and `wgmma_split`, where their operands need it. conv2d_input_gradient and linear launch it through those rungs.
+// `narrow` and `wgmma_split`, where their operands need it; conv2d_input_gradient and linear through those.
 #include "common/elements.cuh"
 #include "common/ptx.cuh"
 
@@ -27,7 +26,7 @@ extern "C" __global__ void conv2d_convert(const Source* __restrict__ source, Tar
 
     Pack<Target, 4> pack;
     const Source* first = source + row * channels + channel;
-    if (CHANNELS_ALIGNED) {  // no padding then
+    if (CHANNELS_ALIGNED) {  // then there is no padding
         const Pack<Source, 4> read = load_pack<Source, 4>(first);
 #pragma unroll
         for (int e = 0; e < 4; ++e) pack.at[e] = converted(read.at[e]);

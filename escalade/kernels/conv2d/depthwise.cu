@@ -1,12 +1,12 @@
 // y[n][k][oh][ow] = sum over r, s of x[n][k / MULTIPLIER][oh*stride + r*dilation - pad][...] * w[k][r][s]
 //
-// A filter, or MULTIPLIER of them, for every channel: few products for each byte, so what bounds it is memory, and from 5x5 on in 16 bits the
-// multiply-adds of CUDA cores. A thread owns VECTOR filters (in NCHW one) and STRIP neighbouring output columns, and
-// walks down ROWS output rows. It holds its weights and the sums of all output rows that an input row reaches in
-// registers, so that it reads every input once, while it multiplies the row before. Strips that share columns are
-// neighbours and meet in the L1 cache.
+// MULTIPLIER filters per channel. A thread owns VECTOR filters (one in NCHW) and STRIP adjacent output columns, and
+// walks down ROWS output rows. Its weights and the accumulators of all output rows that an input row reaches stay in
+// registers, so it reads every input once, one row ahead of the multiply-adds. Strips that share columns are adjacent
+// and share them in L1.
+// Limiter: memory; from 5x5 on in 16 bits, FFMA throughput.
 //
-// Serves `depthwise`. conv2d_input_gradient launches it over a gradient, with filters turned around.
+// Rung: `depthwise`. conv2d_input_gradient launches it over a gradient, with flipped filters.
 #include "common/conv_shape.cuh"
 #include "common/epilogue.cuh"
 #include "common/ptx.cuh"
@@ -17,16 +17,16 @@ constexpr int WINDOW = (STRIP - 1) * STRIDE_W + (FILTER_WIDTH - 1) * DILATION_W 
 constexpr int FILTERS = IMAGE_CHANNELS * MULTIPLIER;
 constexpr int BLOCK_FILTERS = LANES * VECTOR;  // in NHWC
 constexpr int WEIGHT_PITCH = BLOCK_FILTERS + VECTOR;
-constexpr int INPUTS = VECTOR > MULTIPLIER ? VECTOR / MULTIPLIER : 1;  // channels of a thread
+constexpr int INPUTS = VECTOR > MULTIPLIER ? VECTOR / MULTIPLIER : 1;  // channels per thread
 constexpr int POSITIONS = THREADS / LANES;
 static_assert(NHWC || VECTOR == 1, "in NCHW neighbours in memory are columns");
 static_assert(VECTOR % MULTIPLIER == 0 || MULTIPLIER % VECTOR == 0, "a thread's filters are those of whole channels");
 static_assert(PHASES == 1 || PHASES == OPEN, "sums move with every step or stay for a whole round");
-constexpr int COLUMN_STEP = NHWC ? X_STEP : 1;  // known to the compiler, so that columns are fixed offsets
+constexpr int COLUMN_STEP = NHWC ? X_STEP : 1;  // compile-time constant, so that columns are immediate offsets
 constexpr int OUTPUT_STEP = NHWC ? Y_STEP : 1;
 
-// COUNT elements as they are loaded and stored: held as words, because 16-bit numbers in a loop are taken apart and put
-// together again.
+// COUNT elements as loaded and stored. Held as words, because the compiler unpacks and repacks 16-bit values carried
+// around a loop.
 template <int REST>
 struct WordOf {
     using Type = u16;
@@ -49,12 +49,12 @@ struct alignas(sizeof(Element) * COUNT) Words {
     }
 };
 
-struct Place {  // of a thread: its filters and the corner of its outputs
+struct Place {  // a thread's filters and the corner of its outputs
     int image, filter, row, column;
     bool exists;
 };
 
-// Neighbouring threads are neighbours in memory: channels in NHWC, strips in NCHW.
+// Adjacent threads are adjacent in memory: channels in NHWC, strips in NCHW.
 __device__ __forceinline__ Place place_of_thread(const ConvShape& shape) {
     const int strips = (shape.output_width + STRIP - 1) / STRIP;
     const int segments = (shape.output_height + ROWS - 1) / ROWS;
@@ -76,7 +76,7 @@ __device__ __forceinline__ Place place_of_thread(const ConvShape& shape) {
     return place;
 }
 
-// A thread's weights. In NHWC they lie TAPS apart, so a block transposes them on the way.
+// A thread's weights. In NHWC they are TAPS apart, so the CTA transposes them through smem.
 __device__ __forceinline__ void load_weights(float (&w)[TAPS][VECTOR], const Element* weight, const Place& place) {
     if (NHWC) {
         __shared__ __align__(16) float turned[TAPS * WEIGHT_PITCH];
@@ -106,11 +106,11 @@ __device__ __forceinline__ void load_weights(float (&w)[TAPS][VECTOR], const Ele
 }
 
 __device__ __forceinline__ bool is_between(int value, int end) {
-    return static_cast<unsigned>(value) < static_cast<unsigned>(end);  // a negative value is a large one
+    return static_cast<unsigned>(value) < static_cast<unsigned>(end);  // a negative value wraps to a large one
 }
 
-// One row of a strip's inputs, from `first` on, which is in `column`. What is not inside the image is left as it is:
-// columns are zero from the start, and rows are not used.
+// Loads one row of a strip's inputs, starting at `first` in `column`. Pixels outside the image are not written: columns
+// are zero from the start, and such rows are not used.
 __device__ __forceinline__ void load_row(Words<INPUTS> (&inputs)[WINDOW], const Element* first, int column,
                                          bool row_inside, const ConvShape& shape) {
     if (!row_inside) return;
@@ -120,7 +120,7 @@ __device__ __forceinline__ void load_row(Words<INPUTS> (&inputs)[WINDOW], const 
             inputs[i] = *reinterpret_cast<const Words<INPUTS>*>(first + i * COLUMN_STEP);
 }
 
-// The products of one input row and one row of taps.
+// Multiply-adds of one input row with one filter row.
 __device__ __forceinline__ void multiply_add(float (&sums)[STRIP][VECTOR], const float (&inputs)[WINDOW][INPUTS],
                                              const float (&w)[TAPS][VECTOR], int tap_row) {
 #pragma unroll
@@ -133,7 +133,7 @@ __device__ __forceinline__ void multiply_add(float (&sums)[STRIP][VECTOR], const
                     inputs[p * STRIDE_W + s * DILATION_W][v * INPUTS / VECTOR] * w[tap_row * FILTER_WIDTH + s][v];
 }
 
-// COUNT outputs that are neighbours in memory.
+// COUNT outputs, consecutive in memory.
 template <int COUNT>
 __device__ __forceinline__ void store(Element* y, const Element* residual, const float (&bias)[VECTOR], long long at,
                                       const float (&sums)[COUNT]) {
@@ -162,7 +162,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #pragma unroll
         for (int v = 0; v < VECTOR; ++v) filter_bias[v] = to_float(bias[place.filter + v]);
     }
-    wait_for_previous_launch();  // if it was done before, it is over at once
+    wait_for_previous_launch();  // returns at once if already waited for
 
     const int row_step = shape.width * COLUMN_STEP;
     const int rows = min(ROWS, shape.output_height - place.row);
@@ -174,8 +174,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                         1LL * place.filter * (NHWC ? 1 : shape.output_height * shape.output_width) +
                         (place.row * shape.output_width + place.column) * OUTPUT_STEP;
 
-    // Step by step STRIDE_H input rows come in, and one output row is complete. The sums of output row `step - a` are
-    // open[a], and move on with every step; with PHASES = OPEN they stay, and their numbers go round.
+    // Each step reads STRIDE_H input rows and completes one output row. The accumulators of output row `step - a` are
+    // open[a]. With PHASES 1 they shift every step; with PHASES = OPEN they stay and the index rotates.
     float open[OPEN][STRIP][VECTOR] = {};
     Words<INPUTS> ahead[STRIDE_H][WINDOW] = {};
 #pragma unroll

@@ -1,21 +1,21 @@
-// y[n][oh][ow][c] = activated(sum over r, s of x[n][oh + r*dilation - pad][ow + s*dilation - pad][c] * w[c][r][s] + bias[c])
+// y[n][oh][ow][c] = activated(sum over r, s of x[n][oh + r*dilation - pad][ow + s*dilation - pad][c] * w[c][r][s] +
+// bias[c])
 //
-// A filter for every channel, in NHWC and 16 bits, with stride 1, on tensor cores. For one channel and one row of taps
-// the sums of 8 neighbouring outputs over the 16 inputs in front of them are a product with a band matrix,
-// B[input][output] = w[r][(input - output) / dilation], which a lane makes of its channel's weights once for the launch.
-// The rows of the other operand are 16 strips: places where ROWS rows of 8 outputs begin, anywhere in the tile. A strip's
-// inputs are read once for all rows of taps. Both need planes, in which a channel's pixels are neighbours: a window comes
-// by TMA with neighbouring channels, as it lies in memory, and ldmatrix turns it. Results leave by TMA as well.
-// What bounds it: reads and writes of shared memory, of which an output takes about a quarter of a clock.
+// Depthwise convolution on tensor cores: NHWC, 16 bits, stride 1. For one channel and one filter row, 8 adjacent
+// outputs are the product of 16 inputs with a band matrix, B[input][output] = w[r][(input - output) / dilation], which
+// each lane builds from its channel's weights once per launch. The rows of the other operand are 16 strips: ROWS rows
+// of 8 outputs each, anywhere in the tile. A strip's inputs are read once for all filter rows. Both operands need
+// planes, where a channel's pixels are contiguous: TMA loads a window with channels contiguous, as in global memory,
+// and ldmatrix transposes it. Results leave by TMA.
+// A zero of the band times a NaN or infinity beside the filter's taps is NaN, so every NaN result is recomputed.
+// Limiter: smem bandwidth, about a quarter of a clock per output.
 //
-// Zeros of the band times a NaN or an infinity beside a filter's taps are NaNs: every NaN is summed anew.
-//
-// Serves `depthwise_mma`. conv2d_input_gradient launches it over a gradient, with filters turned around.
+// Rung: `depthwise_mma`. conv2d_input_gradient launches it over a gradient, with flipped filters.
 #include "common/epilogue.cuh"
 #include "common/hopper.cuh"
 #include "common/mma_tile.cuh"
 
-constexpr int BLOCK = 8, DEPTH = 16;  // outputs and inputs of a product
+constexpr int BLOCK = 8, DEPTH = 16;  // outputs and inputs of one MMA
 constexpr int PIXEL_BYTES = CHANNELS_OF_BLOCK * 2;
 constexpr int CHUNKS = PIXEL_BYTES / 16;
 constexpr int WINDOW_HEIGHT = TILE_ROWS + (FILTER_HEIGHT - 1) * DILATION_H;
@@ -26,17 +26,17 @@ constexpr int OUTPUT_BYTES = (TILE_IMAGES * TILE_ROWS * TILE_COLUMNS * PIXEL_BYT
 constexpr int SEGMENTS = TILE_ROWS / ROWS, ACROSS = TILE_COLUMNS / BLOCK;
 constexpr int STRIPS = TILE_IMAGES * SEGMENTS * ACROSS, GROUPS = (STRIPS + 15) / 16;
 constexpr int INPUT_ROWS = ROWS + (FILTER_HEIGHT - 1) * DILATION_H;
-// A plane in octets of pixels, 16 bytes each. Segments lie an odd number of octets apart, and so do planes, so that
-// eight of either fall into all banks.
+// A plane in octets of pixels, 16 bytes each. Segments and planes are an odd number of octets apart, so that eight of
+// either cover all banks.
 constexpr int ROW_OCTETS = WINDOW_WIDTH / 8, GAP = ROWS * ROW_OCTETS % 2 ? 0 : 1;
 __device__ __forceinline__ constexpr int octets_above(int row) { return row * ROW_OCTETS + row / ROWS * GAP; }
 constexpr int IMAGE_OCTETS = octets_above(WINDOW_HEIGHT);
 constexpr int PLANE_BYTES = (TILE_IMAGES * IMAGE_OCTETS | 1) * 16;
-constexpr int OCTETS = TILE_IMAGES * WINDOW_HEIGHT * ROW_OCTETS;  // of a window
-constexpr int PARTS = CHANNELS_OF_BLOCK / TOGETHER;             // channels by warps
-constexpr int WARPS = THREADS / 32, SHARES = WARPS / PARTS;      // warps that share the groups of the same channels
-constexpr int TAPS = FILTER_HEIGHT * FILTER_WIDTH, TAP_PITCH = FILTER_WIDTH + 1;  // each row of taps ends with a zero
-constexpr int BIAS_AT = STAGE_BYTES + OUTPUT_BYTES + CHANNELS_OF_BLOCK * PLANE_BYTES;  // in shared memory
+constexpr int OCTETS = TILE_IMAGES * WINDOW_HEIGHT * ROW_OCTETS;  // per window
+constexpr int PARTS = CHANNELS_OF_BLOCK / TOGETHER;               // channel groups, one per warp
+constexpr int WARPS = THREADS / 32, SHARES = WARPS / PARTS;  // warps that share the strip groups of the same channels
+constexpr int TAPS = FILTER_HEIGHT * FILTER_WIDTH, TAP_PITCH = FILTER_WIDTH + 1;  // each filter row ends with a zero
+constexpr int BIAS_AT = STAGE_BYTES + OUTPUT_BYTES + CHANNELS_OF_BLOCK * PLANE_BYTES;  // smem offset
 constexpr int TAPS_AT = BIAS_AT + CHANNELS_OF_BLOCK * 4;
 constexpr int BARRIER = TAPS_AT + (CHANNELS_OF_BLOCK * FILTER_HEIGHT * TAP_PITCH * 2 + 7) / 8 * 8;
 static_assert(WARPS % PARTS == 0 && TILE_ROWS % ROWS == 0 && TILE_COLUMNS % BLOCK == 0, "whole warps and strips");
@@ -56,7 +56,7 @@ __device__ __forceinline__ void load_window(u32 stage, const TensorMap& map, u32
     tma_load_4d(stage, map, full, channel, tile.column - PAD_W, tile.row - PAD_H, tile.image);
 }
 
-// From a window with neighbouring channels to planes: four octets of pixels at a time, for eight channels after the other.
+// Transposes a window from channels-contiguous to planes: four octets of pixels at a time, eight channels per ldmatrix.
 __device__ __forceinline__ void turn(u32 stage, unsigned char* planes) {
     const int lane = thread_number() % 32;
     for (int first = thread_number() / 32 * 4; first < OCTETS; first += WARPS * 4) {
@@ -80,7 +80,7 @@ __device__ __forceinline__ void turn(u32 stage, unsigned char* planes) {
     }
 }
 
-// The weights of a block's channels, a zero behind every row of taps, and their biases.
+// Weights of the CTA's channels, with a zero after every filter row, and their biases.
 __device__ __forceinline__ void load_weights(Element* taps, float* biases, const Element* weight, const Element* bias,
                                              int channel) {
     for (int i = threadIdx.x; i < CHANNELS_OF_BLOCK; i += THREADS)
@@ -92,10 +92,10 @@ __device__ __forceinline__ void load_weights(Element* taps, float* biases, const
     }
 }
 
-// A lane's share of the band matrices of its warp's channels.
+// A lane's fragments of the band matrices of its warp's channels.
 __device__ __forceinline__ void make_bands(u32 (&bands)[TOGETHER][FILTER_HEIGHT][2], const Element* taps) {
     const int lane = threadIdx.x % 32;
-    int tap[2][2];  // of this lane's places in the matrix
+    int tap[2][2];  // at this lane's positions in the matrix
 #pragma unroll
     for (int half = 0; half < 2; ++half)
 #pragma unroll
@@ -124,13 +124,14 @@ struct Strip {
     __device__ __forceinline__ int octet() const {  // of its first input
         return image * IMAGE_OCTETS + octets_above(segment * ROWS) + block;
     }
-    __device__ __forceinline__ int output() const {  // its first, in the tile
+    __device__ __forceinline__ int output() const {  // first output in the tile
         return (image * TILE_ROWS + segment * ROWS) * TILE_COLUMNS + block * BLOCK;
     }
 };
 
-// Where a lane's outputs go, 2 columns of two strips. Lanes of every other strip begin with the second column: the first
-// ones of all strips lie in half of the banks. Rows are whole multiples of 8 pixels, over which the swizzle repeats.
+// Addresses of a lane's outputs: 2 columns of two strips. Lanes of every other strip begin with the second column,
+// because the first columns of all strips share half of the banks. Rows are multiples of 8 pixels, the period of the
+// swizzle.
 struct Outputs {
     u32 at[2][2];
     bool exists[2];
@@ -150,7 +151,7 @@ struct Outputs {
     }
 };
 
-// Finishes a row of a lane's outputs and puts it into the tile that TMA stores.
+// Epilogue of one row of a lane's outputs, stored to the tile that TMA writes out.
 __device__ __forceinline__ void put_row(const float (&sums)[TOGETHER][4], int row, const Outputs& to,
                                         unsigned char* outputs) {
 #pragma unroll
@@ -174,10 +175,10 @@ __device__ __forceinline__ void put_row(const float (&sums)[TOGETHER][4], int ro
     }
 }
 
-// Channels of a warp, in the block: the first.
+// First channel of a warp, within the CTA's.
 __device__ __forceinline__ int channel_of(int thread) { return thread / 32 % PARTS * TOGETHER; }
 
-// A lane's outputs that are NaNs, summed anew. Nothing is kept in registers for it.
+// Recomputes a lane's NaN outputs. Everything is derived anew, so the common path keeps no registers for it.
 __device__ __forceinline__ void mend(u32 group, const unsigned char* planes, const Element* taps, const float* biases,
                                      unsigned char* outputs) {
     const u32 lane = thread_number() % 32;
@@ -204,7 +205,7 @@ __device__ __forceinline__ void mend(u32 group, const unsigned char* planes, con
     }
 }
 
-// The products of 16 strips, for TOGETHER channels: down the rows of inputs, each for all rows of taps.
+// Products of 16 strips for TOGETHER channels: down the input rows, each for all filter rows.
 __device__ __forceinline__ void multiply_group(u32 group, const u32 (&bands)[TOGETHER][FILTER_HEIGHT][2],
                                                const unsigned char* planes, const Element* taps, const float* biases,
                                                unsigned char* outputs) {
@@ -277,7 +278,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
         barrier_wait(full, parity);
         turn(shared_address(stage), planes);
         if (threadIdx.x == 0) tma_store_wait_read<0>();
-        __syncthreads();  // planes are complete, and the stage and the outputs before are done with
+        __syncthreads();  // planes are complete; the stage and the previous outputs have been read
         if (threadIdx.x == 0 && index + step < tiles)
             load_window(shared_address(stage), input_map, full, Tile(index + step), block_channel);
 #pragma unroll 1

@@ -1,14 +1,13 @@
 // y[n][oh][ow][c] = activated(sum over r, s of x[n][oh*stride + r*dilation - pad][...][c] * w[c][r][s] + bias[c] + ...)
 //
-// A filter for every channel, in NHWC. A block stays with BLOCK_CHANNELS channels and walks over tiles of output pixels.
-// One copy by TMA brings the window of a tile, with zeros for what lies outside of the image, so that no thread asks
-// where it is; the next windows are under way meanwhile. A thread owns VECTOR channels of ROWS x STRIP outputs. With one
-// row the loop over rows of taps stays a loop: code that a launch runs through once costs more to fetch than to execute.
-// With more rows all is unrolled, and a row of inputs is read and converted once for all of them.
-// What bounds it: memory with 3x3, and with larger filters the multiply-adds of CUDA cores, of which an output has one
-// a tap besides the conversions of its inputs.
+// Depthwise convolution, NHWC. Persistent CTAs keep BLOCK_CHANNELS channels and loop over tiles of output pixels. TMA
+// loads the window of a tile, zero-filled outside the image, so no thread checks bounds; the next windows are in flight
+// meanwhile. A thread owns VECTOR channels of ROWS x STRIP outputs. With ROWS 1 the loop over filter rows is not
+// unrolled: code that a launch runs through once costs more to fetch than to execute. With more rows everything is
+// unrolled, and an input row is read and converted once for all of them.
+// Limiter: memory for 3x3; for larger filters FFMA throughput, one per tap and output plus the conversions of inputs.
 //
-// Serves `depthwise_tile`. conv2d_input_gradient launches it over a gradient, with filters turned around.
+// Rung: `depthwise_tile`. conv2d_input_gradient launches it over a gradient, with flipped filters.
 #include "common/epilogue.cuh"
 #include "common/hopper.cuh"
 
@@ -21,18 +20,18 @@ constexpr int WINDOW_WIDTH = (TILE_COLUMNS - 1) * STRIDE_W + (FILTER_WIDTH - 1) 
 constexpr int WINDOW_BYTES = TILE_IMAGES * WINDOW_HEIGHT * WINDOW_WIDTH * BLOCK_CHANNELS * sizeof(Element);
 constexpr int STAGE_BYTES = (WINDOW_BYTES + 127) / 128 * 128;
 constexpr int TAPS = FILTER_HEIGHT * FILTER_WIDTH;
-constexpr int WEIGHT_PITCH = BLOCK_CHANNELS + VECTOR;  // so that the taps of a channel fall into many banks
+constexpr int WEIGHT_PITCH = BLOCK_CHANNELS + VECTOR;  // spreads the taps of a channel over many banks
 constexpr int WEIGHT_BYTES = TAPS * WEIGHT_PITCH * 4;
 constexpr int ROW_STEP = WINDOW_WIDTH * BLOCK_CHANNELS;
 constexpr int COLUMNS = (STRIP - 1) * STRIDE_W + (FILTER_WIDTH - 1) * DILATION_W + 1;  // of a thread's inputs
 constexpr int INPUT_ROWS = (ROWS - 1) * STRIDE_H + (FILTER_HEIGHT - 1) * DILATION_H + 1;
-constexpr int INPUT_STEP = ROWS == 1 ? DILATION_H : 1;  // one row of outputs sees no rows between those of its taps
+constexpr int INPUT_STEP = ROWS == 1 ? DILATION_H : 1;  // a single output row skips the rows between its taps
 constexpr int OUTPUT_ROW = OUTPUT_WIDTH * Y_STEP;
-constexpr int WIDTH = VECTOR < 4 ? VECTOR : 4;          // weights of one read
+constexpr int WIDTH = VECTOR < 4 ? VECTOR : 4;  // weights per load
 static_assert(BLOCK_CHANNELS % VECTOR == 0 && TILE_COLUMNS % STRIP == 0 && TILE_ROWS % ROWS == 0, "whole threads");
 static_assert(WORKERS <= THREADS, "a thread for every part of a tile");
 
-// COUNT elements as they are loaded and stored: as words, so that they move as a whole.
+// COUNT elements as loaded and stored: as words, so that they move as a unit.
 template <int COUNT>
 struct alignas(sizeof(Element) * COUNT) Words {
     static constexpr int BYTES = sizeof(Element) * COUNT;
@@ -59,7 +58,7 @@ __device__ __forceinline__ void load_window(u32 stage, const TensorMap& map, u32
     tma_load_4d(stage, map, full, channel, tile.column * STRIDE_W - PAD_W, tile.row * STRIDE_H - PAD_H, tile.image);
 }
 
-// The weights of a block's channels, [tap][channel]. In memory they lie TAPS apart.
+// Weights of the CTA's channels as [tap][channel]. In global memory they are TAPS apart.
 __device__ __forceinline__ void load_weights(float* turned, const Element* weight, int channel) {
     const int here = min(BLOCK_CHANNELS, CHANNELS - channel) * TAPS;
 #pragma unroll 4
@@ -67,7 +66,7 @@ __device__ __forceinline__ void load_weights(float* turned, const Element* weigh
         turned[i % TAPS * WEIGHT_PITCH + i / TAPS] = to_float(weight[1LL * channel * TAPS + i]);
 }
 
-// The products of one row of inputs and one row of taps, column by column: an input is converted once.
+// Multiply-adds of one input column with one filter row: an input is converted once.
 __device__ __forceinline__ void multiply_add(float (&sums)[STRIP][VECTOR], const float (&values)[VECTOR], int column,
                                              const float (&w)[FILTER_WIDTH][VECTOR]) {
 #pragma unroll
@@ -99,7 +98,7 @@ __device__ constexpr bool is_seen(int column) {  // by an output of the strip
     return false;
 }
 
-// All products of a thread: `window` is its first input, `weights` its first tap's.
+// All multiply-adds of a thread. `window` is its first input, `weights` its first tap.
 __device__ __forceinline__ void multiply_window(float (&sums)[ROWS][STRIP][VECTOR], const Element* window,
                                                 const float* weights) {
 #pragma unroll(ROWS == 1 ? 1 : INPUT_ROWS)
@@ -134,7 +133,7 @@ __device__ __forceinline__ void multiply_window(float (&sums)[ROWS][STRIP][VECTO
     }
 }
 
-// The VECTOR channels of one output pixel.
+// VECTOR channels of one output pixel.
 __device__ __forceinline__ void store(Element* y, const Element* residual, const float (&sums)[VECTOR]) {
     Words<VECTOR> words;
     Pack<Element, VECTOR> residuals, outputs;

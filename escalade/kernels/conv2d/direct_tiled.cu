@@ -1,20 +1,20 @@
 // y[n][k][oh][ow] = sum over c, r, s of x[n][c][oh*stride + r*dilation - pad][...] * w[k][c][r][s]
 //
-// The direct convolution, a tile of outputs a block: the middle of the ladder, one switch an idea.
-//   INPUT_TILE         the block's part of x, halo included, is staged in shared memory, CHUNK channels at a time
-//   WEIGHTS            read from global memory (0), staged in shared memory (1), or kept in constant memory (2)
-//   X_PITCH, X_PLANE   row and channel of the input tile, padded so that a warp's accesses miss each other's banks
-//   ..._VECTOR         elements that move at once: of x, w and y in global memory, of both tiles in shared memory
-//   RUN, RUNS, OUTPUTS_K   a thread sums RUNS runs of RUN neighbouring pixels times OUTPUTS_K filters in registers
-//   NHWC               channels innermost; the tiles in shared memory look the same in both layouts
-//   RESTRICT           pointers are promised not to overlap, so x and w may be read through the read-only path
-//   UNROLL_..., SLIDING    taps are unrolled; a row of inputs is read once and slides over its taps in registers
+// Direct convolution, one CTA per output tile: the middle of the ladder, one switch per idea.
+//   INPUT_TILE         stage the CTA's part of x, halo included, in smem, CHUNK channels at a time
+//   WEIGHTS            0: read from global memory; 1: staged in smem; 2: in constant memory
+//   X_PITCH, X_PLANE   pitch of a row and a channel of the input tile, padded against bank conflicts
+//   ..._VECTOR         elements per access: of x, w and y in global memory, of both tiles in smem
+//   RUN, RUNS, OUTPUTS_K   a thread accumulates RUNS runs of RUN adjacent pixels times OUTPUTS_K filters in registers
+//   NHWC               channels innermost; the smem tiles are the same in both layouts
+//   RESTRICT           __restrict__ pointers, so x and w may use the read-only path
+//   UNROLL_..., SLIDING    unroll the taps; a row of inputs is read once and slides over its taps in registers
 //
-// With all of them on, a row of taps costs RUN * RUNS * OUTPUTS_K * FILTER_WIDTH multiply-adds for a few
-// 16-byte reads of shared memory. An SM issues one multiply-add or one other instruction a clock on each
-// of its four schedulers, so the bound is the multiply-adds' share of the instructions.
+// With all of them, a filter row costs RUN * RUNS * OUTPUTS_K * FILTER_WIDTH multiply-adds for a few 16-byte smem
+// reads. Limiter: instruction issue. Each of the four schedulers of an SM issues one instruction per clock, so the
+// limit is the share of multiply-adds among the instructions.
 //
-// Rung                 switches; each keeps those of the rung above it, but for WEIGHTS
+// Rung                 switches; each keeps those of the rung above it, except WEIGHTS
 //   input_tile         WEIGHTS 0
 //   constant_weights   WEIGHTS 2
 //   weight_tile        WEIGHTS 1
@@ -24,7 +24,7 @@
 //   nhwc               NHWC
 //   restrict           RESTRICT, in either layout
 //   unrolled           UNROLL_ROWS, UNROLL_COLUMNS, SLIDING
-//   tuned              tile, RUN, RUNS, OUTPUTS_K and CHUNK as the problem asks for
+//   tuned              tile, RUN, RUNS, OUTPUTS_K and CHUNK chosen for the problem
 #include "common/conv_shape.cuh"
 #include "common/epilogue.cuh"
 #include "common/ptx.cuh"
@@ -38,35 +38,35 @@ constexpr int RUNS_PER_ROW = TILE_COLUMNS / RUN;
 constexpr int TILE_RUNS = TILE_IMAGES * TILE_ROWS * RUNS_PER_ROW;
 constexpr int TILE_FILTERS = FILTER_THREADS * OUTPUTS_K;
 constexpr int THREADS = PIXEL_THREADS * FILTER_THREADS;
-constexpr int INPUT_FLOATS = INPUT_TILE ? (X_MARGIN + CHUNK * X_PLANE + 3) / 4 * 4 : 0;  // weights start aligned
+constexpr int INPUT_FLOATS = INPUT_TILE ? (X_MARGIN + CHUNK * X_PLANE + 3) / 4 * 4 : 0;  // keeps the weights aligned
 constexpr int WINDOW = (RUN - 1) * STRIDE_W + (FILTER_WIDTH - 1) * DILATION_W + 1;
 
 static_assert(TILE_COLUMNS % RUN == 0, "a run does not leave its row");
 static_assert(RUNS * PIXEL_THREADS >= TILE_RUNS, "every run has a thread");
 static_assert(RUN % Y_VECTOR == 0 || NHWC, "in NCHW a vector of outputs is part of a run");
 
-// Tensor order and type, as the host copies them.
+// In tensor order and type, as the host copies them.
 __constant__ Element constant_weights[CONSTANT_WEIGHT_COUNT];
 __constant__ Element constant_bias[CONSTANT_BIAS_COUNT];
 
-struct Tile {  // where the block's outputs begin
+struct Tile {  // origin of the CTA's outputs
     int image, row, column, filter;
 };
 
-struct Run {  // RUN neighbouring pixels of one row
+struct Run {  // RUN adjacent pixels of one row
     int image, row, column;
 };
 
-// Threads that store to neighbouring addresses are neighbours: pixels in NCHW, filters in NHWC.
+// Adjacent threads store to adjacent addresses: pixels in NCHW, filters in NHWC.
 __device__ __forceinline__ int pixel_thread() {
     return NHWC ? threadIdx.x / FILTER_THREADS : threadIdx.x % PIXEL_THREADS;
 }
 __device__ __forceinline__ int filter_thread() {
-    if (FILTER_THREADS == 1) return 0;  // said to the compiler, which then knows the addresses of constant weights
+    if (FILTER_THREADS == 1) return 0;  // explicit, so that the compiler knows the addresses of constant weights
     return NHWC ? threadIdx.x % FILTER_THREADS : threadIdx.x / PIXEL_THREADS;
 }
 
-// Filter `j` of a thread, within the tile: vectors of neighbouring threads lie side by side.
+// Filter `j` of a thread, within the tile: vectors of adjacent threads are contiguous.
 __device__ __forceinline__ int filter_in_tile(int j) {
     return (j / FILTER_VECTOR * FILTER_THREADS + filter_thread()) * FILTER_VECTOR + j % FILTER_VECTOR;
 }
@@ -76,15 +76,15 @@ __device__ __forceinline__ Run run_in_tile(int index) {
 }
 
 __device__ __forceinline__ bool is_between(int value, int end) {
-    return static_cast<unsigned>(value) < static_cast<unsigned>(end);  // a negative value is a large one
+    return static_cast<unsigned>(value) < static_cast<unsigned>(end);  // a negative value wraps to a large one
 }
 
-// Moves LINES lines of WIDTH vectors from global to shared memory. A thread keeps its place in the line, so what
-// depends on it is computed once; all loads of a batch are issued before its first store, so latencies overlap.
+// Copies LINES lines of WIDTH vectors from global to shared memory. A thread keeps its position in the line, so what
+// depends on it is computed once. All loads of a batch are issued before its first store, so latencies overlap.
 template <int WIDTH, int LINES, class Load, class Store>
 __device__ __forceinline__ void stage(Load load, Store store) {
     constexpr int ACROSS = WIDTH < THREADS ? WIDTH : THREADS;
-    constexpr int TOGETHER = THREADS / ACROSS;  // lines under way at once
+    constexpr int TOGETHER = THREADS / ACROSS;  // lines in flight
     constexpr int STEPS = (LINES + TOGETHER - 1) / TOGETHER;
     constexpr int BATCH = STEPS < 4 ? STEPS : 4;
     const int first_line = threadIdx.x / ACROSS;
@@ -102,8 +102,8 @@ __device__ __forceinline__ void stage(Load load, Store store) {
         }
 }
 
-// The elements at `address`, or zeros. Without a branch, so that loads can be issued back to back:
-// where they are not inside, those at `anywhere` are read and dropped.
+// Elements at `address`, or zeros. Branch-free, so that loads issue back to back: if outside, reads `anywhere` and
+// discards it.
 template <int COUNT>
 __device__ __forceinline__ Pack<Element, COUNT> load_if(bool inside, const Element* address, const Element* anywhere) {
     Pack<Element, COUNT> pack = load_pack<Element, COUNT>(inside ? address : anywhere);
@@ -142,9 +142,9 @@ __device__ __forceinline__ void stage_input(float* input_tile, const Element* x,
                 for (int j = 0; j < X_VECTOR; ++j)
                     input_tile[(channel + j) * X_PLANE + line * X_PITCH + column] = to_float(pack.at[j]);
             });
-    } else {  // a vector is X_VECTOR columns from a multiple of X_VECTOR on, so it is all inside or all outside
+    } else {  // a vector is X_VECTOR columns, aligned to X_VECTOR, so it is all inside or all outside
         constexpr int ROW_VECTORS = (INPUT_COLUMNS + 2 * X_VECTOR - 2) / X_VECTOR;
-        const int shift = first_column & (X_VECTOR - 1);  // columns in front that nobody asked for
+        const int shift = first_column & (X_VECTOR - 1);  // columns in front that alignment adds
         stage<ROW_VECTORS, CHUNK * ALL_ROWS>(
             [&](int place, int line) {
                 const int column = first_column - shift + place * X_VECTOR;
@@ -163,8 +163,8 @@ __device__ __forceinline__ void stage_input(float* input_tile, const Element* x,
     }
 }
 
-// weight_tile[channel][tap][filter] = w, and anything beyond the last filter or channel: no sum that is stored uses it.
-// Filters run along threads: a warp's loads are far apart, but its stores miss each other's banks.
+// weight_tile[channel][tap][filter] = w; past the last filter or channel the values are arbitrary, since no stored sum
+// uses them. Filters run along threads: a warp's loads are scattered, but its stores have no bank conflicts.
 __device__ __forceinline__ void stage_weights(float* weight_tile, const Element* weight, const ConvShape& shape,
                                               int first_filter, int first_channel) {
     using Vector = Pack<Element, W_VECTOR>;
@@ -184,7 +184,7 @@ __device__ __forceinline__ void stage_weights(float* weight_tile, const Element*
                 for (int j = 0; j < W_VECTOR; ++j)
                     weight_tile[((channel + j) * TAPS + tap) * TILE_FILTERS + filter] = to_float(pack.at[j]);
             });
-    } else {  // a vector is W_VECTOR of one filter's weights, channels and taps in a row
+    } else {  // a vector is W_VECTOR consecutive weights of one filter, over channels and taps
         stage<TILE_FILTERS, CHUNK * TAPS / W_VECTOR>(
             [&](int place, int line) {
                 const int filter = first_filter + place, at = first_channel * TAPS + line * W_VECTOR;
@@ -216,7 +216,7 @@ __device__ __forceinline__ void read_weights(float (&w)[OUTPUTS_K], const float*
         const int filters = WEIGHTS == CONSTANT_WEIGHTS ? FILTERS : shape.filters;
 #pragma unroll
         for (int j = 0; j < OUTPUTS_K; ++j) {
-            // Beyond the last filter the sum is never stored: any weight will do.
+            // Sums past the last filter are never stored: any weight will do.
             const int filter = min(first_filter + filter_in_tile(j), filters - 1);
             const int c = first_channel + channel;
             const int at = NHWC ? (filter * TAPS + tap) * channels + c : (filter * channels + c) * TAPS + tap;
@@ -225,7 +225,7 @@ __device__ __forceinline__ void read_weights(float (&w)[OUTPUTS_K], const float*
     }
 }
 
-// The inputs of a run for one row of taps, from FIRST on: WIDTH at a time, and narrower at the end.
+// Inputs of a run for one filter row, from FIRST on: WIDTH at a time, narrower at the end.
 template <int FIRST, int WIDTH>
 __device__ __forceinline__ void read_window(float (&window)[WINDOW], const float* address) {
     if constexpr (FIRST + WIDTH <= WINDOW) {
@@ -246,7 +246,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     float* const input_tile = shared_part(reinterpret_cast<float*>(shared_memory), INPUT_FLOATS) + X_MARGIN;
     float* const weight_tile = shared_part(reinterpret_cast<float*>(shared_memory) + INPUT_FLOATS, REST);
 
-    // Blocks that differ only in their filters are neighbours, so that they find x in the L2 cache.
+    // CTAs that differ only in their filters are adjacent, so that they share x in L2.
     const int filters = WEIGHTS == CONSTANT_WEIGHTS ? FILTERS : shape.filters;
     const int channels = WEIGHTS == CONSTANT_WEIGHTS ? CHANNELS : shape.channels;
     const int filter_tiles = (filters + TILE_FILTERS - 1) / TILE_FILTERS;
@@ -264,7 +264,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     const float* run_inputs[RUNS];
 #pragma unroll
     for (int run = 0; run < RUNS; ++run) {
-        // A thread without a run of its own computes the last one again and does not store it.
+        // A thread without a run of its own recomputes the last one and does not store it.
         runs[run] = run_in_tile(min(pixel_thread() + run * PIXEL_THREADS, TILE_RUNS - 1));
         run_inputs[run] = input_tile + (runs[run].image * INPUT_ROWS + runs[run].row * STRIDE_H) * X_PITCH +
                           runs[run].column * STRIDE_W;
@@ -274,7 +274,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #pragma unroll 1
     for (int first_channel = 0; first_channel < channels; first_channel += CHUNK) {
         if (INPUT_TILE || WEIGHTS == SHARED_WEIGHTS) {
-            if (first_channel > 0) __syncthreads();  // the chunk before has been used
+            if (first_channel > 0) __syncthreads();  // the previous chunk has been used
             if (INPUT_TILE) stage_input(input_tile, x, shape, tile, first_channel);
             if (WEIGHTS == SHARED_WEIGHTS) stage_weights(weight_tile, weight, shape, tile.filter, first_channel);
             __syncthreads();
@@ -300,7 +300,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                     for (int run = 0; run < RUNS; ++run)
 #pragma unroll
                         for (int i = 0; i < RUN; ++i) {
-                            const int ahead = i * STRIDE_W + s * DILATION_W;  // of the run's first input
+                            const int ahead = i * STRIDE_W + s * DILATION_W;  // relative to the run's first input
                             float value;
                             if (SLIDING) {
                                 value = windows[run][ahead];
@@ -327,7 +327,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         }
     }
 
-    // Y_VECTOR neighbours in memory: pixels of a run in NCHW, filters in NHWC.
+    // Y_VECTOR consecutive elements: pixels of a run in NCHW, filters in NHWC.
     constexpr int PIXEL_STEP = NHWC ? 1 : Y_VECTOR, FILTER_STEP = NHWC ? Y_VECTOR : 1;
     const Element* const bias_here = WEIGHTS == CONSTANT_WEIGHTS ? constant_bias : bias;
 #pragma unroll

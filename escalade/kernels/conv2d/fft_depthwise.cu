@@ -1,11 +1,11 @@
-// y[n][c] = relu(inverse(transform(x[n][c]) * conj(weights[c])) + bias[c] + residual), for each tile
+// y[n][c] = relu(inverse(transform(x[n][c]) * conj(weights[c])) + bias[c] + residual), per tile
 //
-// A depthwise convolution sums over no channels, so a tile never needs another one: this rung transforms,
-// multiplies and transforms back in one kernel. The thread that finishes the forward transform of some
-// frequencies is the one that starts their inverse, so the product is formed in its registers.
-// x is read once, y written once; what bounds it is shared memory, twelve passes over the tile.
+// A depthwise convolution does not sum over channels, so tiles are independent: this kernel transforms, multiplies and
+// transforms back. The thread that ends the forward transform of some frequencies starts their inverse, so the product
+// is formed in its registers.
+// Limiter: smem, twelve passes over the tile; x is read once, y written once.
 //
-// Serves `fft_fused`. Read fft_planes.cuh (tiles), then fft_output.cuh (the way back).
+// Rung: `fft_fused`. Read fft_planes.cuh (tiles), then fft_output.cuh (epilogue).
 #include "conv2d/fft_output.cuh"
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)

@@ -1,10 +1,10 @@
 // spectra[plane][u][v] = 2 SCALE * sum over h, w of tile(plane)[h][w] * exp(-2 pi i (u h + v w) / TILE)
 //
-// The way into the frequency domain, for images and filters alike: a filter is an image that is its own only
-// tile. Conjugate symmetry leaves v <= TILE/2, so a tile takes the room of its own pixels, no more.
-// Bound by the bytes it writes, or, in the L2 cache, by shared memory: six passes over the tile.
+// Forward transform of images and filters; a filter is an image of one tile. Conjugate symmetry leaves v <= TILE/2, so
+// a spectrum is as large as its tile.
+// Limiter: bytes written or, in L2, smem: six passes over the tile.
 //
-// Serves `fft`, for images and filters, and `fft_fused`, for filters alone. Read fft_planes.cuh for the tiles.
+// Rungs: `fft` (images and filters), `fft_fused` (filters only). Read fft_planes.cuh for the tiles.
 #include "conv2d/fft_planes.cuh"
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)

@@ -1,10 +1,10 @@
-// y = relu(inverse transform of spectra + bias + residual), over the outputs that each tile stands for
+// y = relu(inverse transform of spectra + bias + residual), over the outputs of each tile
 //
-// The way back from the frequency domain. For depthwise convolutions, where each channel has its own filter and
-// nothing is summed, the product is formed here on the fly: spectra[plane] * conj(weights[channel]).
-// Bound by the bytes it reads, or, in the L2 cache, by shared memory: six passes over the tile.
+// Inverse transform. DEPTHWISE: every channel has its own filter and nothing is summed, so the product spectra[plane] *
+// conj(weights[channel]) is formed here on the fly.
+// Limiter: bytes read or, in L2, smem: six passes over the tile.
 //
-// Serves `fft`. Read fft_planes.cuh (tiles), then fft_output.cuh (the way back).
+// Rung: `fft`. Read fft_planes.cuh (tiles), then fft_output.cuh (epilogue).
 #include "conv2d/fft_output.cuh"
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
@@ -18,7 +18,7 @@ conv2d_fft_inverse(const float2* __restrict__ spectra, const float2* __restrict_
 
     const int first_plane = blockIdx.x * PLANES;
     tiles.frequencies<false, true>([&](int plane, int k1, int column, float2(&values)[Tiles::RADIX]) {
-        // The planes beyond the last one repeat it; none of their pixels is stored.
+        // Planes past the last one repeat it; none of their pixels is stored.
         const int source = min(first_plane + plane, shape.planes - 1);
         const float2* spectrum = spectra + 1LL * source * Tiles::FREQUENCIES + column;
 #pragma unroll

@@ -1,4 +1,4 @@
-// The way out of an FFT convolution: which pixels of an inverse-transformed tile are outputs, and their epilogue.
+// Epilogue of an FFT convolution: selects the output pixels of an inverse-transformed tile and stores them.
 #pragma once
 
 #include "common/epilogue.cuh"
@@ -28,7 +28,7 @@ struct PixelSink {
     __device__ __forceinline__ Line line(int plane, int tile_row, int tile_column) const {
         const PlanePlace& place = places[plane];
         const int row = place.row + tile_row, column = place.column + tile_column;
-        // Beyond `step` the circular convolution has wrapped around.
+        // Past `step` the circular convolution has wrapped around.
         const bool inside = tile_row < shape.step_h && row < shape.height;
         const int outputs = inside ? min(shape.step_w - tile_column, shape.width - column) : 0;
         const Element own_bias = HAS_BIAS ? bias[place.channel] : from_float<Element>(0.f);

@@ -1,6 +1,6 @@
-// Which pixels of a tensor a transformed tile stands for. A plane is one channel of one tile of one image;
-// planes are counted channel first, then tile, then image. Overlap-save: tiles of the input overlap by the
-// filter's reach, tiles of the output lie edge to edge, both `step` pixels apart.
+// Maps transformed tiles to pixels of a tensor. A plane is one channel of one tile of one image; planes are numbered
+// channel first, then tile, then image. Overlap-save: input tiles overlap by the filter's reach, output tiles abut;
+// both are `step` pixels apart.
 #pragma once
 
 #include "common/elements.cuh"
@@ -18,10 +18,10 @@ struct FftPlanes {  // filled by escalade/ops/conv2d/rungs/fft.py, in this order
 struct PlanePlace {
     long long image;  // offset of its first element
     int channel;
-    int row, column;  // of the tile's first pixel; outside of the image where padding begins
+    int row, column;  // of the tile's first pixel; outside the image in the padding
 };
 
-// The places of the block's planes, worked out once. A plane beyond the last one lies below every image.
+// Positions of the CTA's planes, computed once. A plane past the last one is placed below every image.
 __device__ __forceinline__ void find_places(PlanePlace* places, const FftPlanes& shape) {
     if (threadIdx.x >= PLANES) return;
     const long long plane = 1LL * blockIdx.x * PLANES + threadIdx.x;
@@ -45,7 +45,7 @@ __device__ __forceinline__ long long element_at(const FftPlanes& shape, const Pl
 
 __device__ __forceinline__ int column_stride(const FftPlanes& shape) { return NHWC ? shape.channels : 1; }
 
-// Pixels of the tiles of `source`; padding, and whatever else lies outside of the image, is zero.
+// Pixels of the tiles of `source`; zero outside the image.
 struct PixelSource {
     const Element* source;
     const FftPlanes& shape;
@@ -59,7 +59,7 @@ struct PixelSource {
         float scale;
 
         __device__ __forceinline__ float operator()(int offset) const {
-            // As an unsigned number a column left of the image is beyond its right edge.
+            // As unsigned, a column left of the image is past its right edge.
             if (static_cast<unsigned>(column + offset) >= static_cast<unsigned>(width)) return 0.f;
             return scale * to_float(source[first + offset * stride]);
         }

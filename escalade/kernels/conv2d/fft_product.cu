@@ -1,13 +1,12 @@
 // outputs[tile][k][f] = sum over c of inputs[tile][c][f] * conj(weights[k][c][f]), all complex
 //
-// In the frequency domain a convolution is one small matrix product a frequency. Neighbouring lanes take
-// neighbouring frequencies, which is how the transforms write them: every access is one contiguous 256 bytes,
-// and no transposition stands between the stages. Lanes share nothing, so reuse is in registers
-// (THREAD_TILES x THREAD_FILTERS sums a thread) and, between the warps of a block, in shared memory, which
-// asynchronous copies fill STAGES - 1 steps ahead.
-// Bound by multiply-adds for many channels, by the bytes of the spectra for few.
+// In the frequency domain a convolution is one small GEMM per frequency. Adjacent lanes take adjacent frequencies, as
+// the transforms write them: every access is a contiguous 256 bytes, and no transposition is needed between the stages.
+// Lanes share nothing, so reuse is in registers (THREAD_TILES x THREAD_FILTERS accumulators per thread) and, between
+// the warps of a CTA, in smem, which cp.async fills STAGES - 1 steps ahead.
+// Limiter: FFMA for many channels, bytes of the spectra for few.
 //
-// Serves `fft`.
+// Rung: `fft`.
 #include "common/fft.cuh"
 #include "common/ptx.cuh"
 
@@ -15,12 +14,12 @@ constexpr int WARPS = TILE_WARPS * FILTER_WARPS;
 constexpr int THREADS = 32 * WARPS;
 constexpr int BLOCK_TILES = TILE_WARPS * THREAD_TILES;
 constexpr int BLOCK_FILTERS = FILTER_WARPS * THREAD_FILTERS;
-constexpr int ROWS = BLOCK_TILES + BLOCK_FILTERS;  // of 32 frequencies each, for one channel: tiles, then filters
+constexpr int ROWS = BLOCK_TILES + BLOCK_FILTERS;  // of 32 frequencies each, per channel: tiles, then filters
 constexpr int STEP_NUMBERS = STEP_CHANNELS * ROWS * 32;
-constexpr int PACKS = ROWS * 16;  // of 16 bytes, for one channel
+constexpr int PACKS = ROWS * 16;  // of 16 bytes, per channel
 constexpr int THREAD_PACKS = (PACKS + THREADS - 1) / THREADS;
 
-// What one thread copies of every channel.
+// Sources that one thread copies for every channel.
 struct Copies {
     const float2* source[THREAD_PACKS];
     bool inside[THREAD_PACKS];
@@ -33,7 +32,7 @@ __device__ __forceinline__ void start_step(const Copies& copies, float2* slots, 
         for (int i = 0; i < THREAD_PACKS; ++i) {
             const int pack = i * THREADS + threadIdx.x;
             if (PACKS % THREADS != 0 && pack >= PACKS) continue;
-            // Channels and frequencies beyond the last one are zeros, which add nothing.
+            // Channels and frequencies past the last are zero-filled and add nothing.
             const bool inside = copies.inside[i] && channel + step_channel < channels;
             const float2* source = copies.source[i] + (inside ? (channel + step_channel) * FREQUENCIES : 0);
             copy_async_16(shared_address(slots + step_channel * ROWS * 32 + pack * 2), source, inside);
@@ -49,7 +48,7 @@ conv2d_fft_product(const float2* __restrict__ inputs, const float2* __restrict__
     const int tile_blocks = (tiles + BLOCK_TILES - 1) / BLOCK_TILES;
     const int filter_blocks = (filters + BLOCK_FILTERS - 1) / BLOCK_FILTERS;
 
-    // Blocks that read the same frequencies run together, so that they find them in the L2.
+    // CTAs that read the same frequencies are adjacent, so that they share them in L2.
     const int block_filter = blockIdx.x % filter_blocks * BLOCK_FILTERS;
     const int block_tile = blockIdx.x / filter_blocks % tile_blocks * BLOCK_TILES;
     const int block_frequency = blockIdx.x / filter_blocks / tile_blocks * 32;
@@ -59,7 +58,7 @@ conv2d_fft_product(const float2* __restrict__ inputs, const float2* __restrict__
     for (int i = 0; i < THREAD_PACKS; ++i) {
         const int pack = i * THREADS + threadIdx.x;
         const int row = pack / 16, frequency = block_frequency + pack % 16 * 2;
-        // What lies beyond the last tile or filter repeats it; its sums are not stored.
+        // Rows past the last tile or filter repeat it; their sums are not stored.
         const float2* matrix_row =
             row < BLOCK_TILES ? inputs + min(block_tile + row, tiles - 1) * channels * FREQUENCIES
                               : weights + min(block_filter + row - BLOCK_TILES, filters - 1) * channels * FREQUENCIES;
@@ -79,7 +78,7 @@ conv2d_fft_product(const float2* __restrict__ inputs, const float2* __restrict__
     int stage = 0, free_stage = STAGES - 1;
     for (int step = 0; step < steps; ++step) {
         copy_async_wait<STAGES - 2>();
-        __syncthreads();  // this step has arrived, and everyone is done with the one whose room is filled next
+        __syncthreads();  // this step has arrived, and all are done with the stage that is refilled next
         start_step(copies, slots + free_stage * STEP_NUMBERS, (step + STAGES - 1) * STEP_CHANNELS, channels);
         copy_async_commit();
 

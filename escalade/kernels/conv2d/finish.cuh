@@ -1,6 +1,6 @@
-// The epilogue of a sum, for kernels whose lanes hold neighbouring filters or pixels in pairs:
-//   activated(sum + bias + residual), the last two with units of their own in FP8 (common/epilogue.cuh), or
-//   sum where the mask is positive and 0 elsewhere: the gradient of a ReLU. The mask comes in the residual's place.
+// Epilogue for kernels whose lanes hold adjacent filters or pixels in pairs:
+//   activated(sum + bias + residual); in FP8 bias and residual have scales of their own (common/epilogue.cuh)
+//   HAS_MASK: mask > 0 ? sum : 0, the gradient of a ReLU; the mask is passed in place of the residual
 #pragma once
 
 #include "common/e4m3.cuh"
@@ -8,33 +8,33 @@
 #include "common/pairs.cuh"
 
 constexpr bool SCALED = sizeof(Element) == 1;
-constexpr bool HAS_COMPANION = HAS_RESIDUAL || HAS_MASK;  // an image of y's shape besides
+constexpr bool HAS_COMPANION = HAS_RESIDUAL || HAS_MASK;  // auxiliary tensor of y's shape
 static_assert(!HAS_MASK || !(HAS_BIAS || HAS_RESIDUAL || HAS_RELU || SCALED), "a mask comes alone");
 
-struct FilterPair {  // what two neighbouring filters bring to their sums
+struct FilterPair {  // bias and scale of two adjacent filters
     float2 bias, scale;
 };
 
 struct Finish {
     const Bias* bias;
-    const float* scale;  // of every filter's sum
+    const float* scale;  // per filter
     const Element* residual;
     int filters;
     float residual_scale, result_scale;
 
-    // `scales`: of the residual, and one over that of the result.
+    // `scales`: the residual's scale, and the reciprocal of the result's.
     __device__ __forceinline__ Finish(const Bias* bias, const float* scale, const float* scales,
                                       const Element* residual, int filters)
         : bias(bias), scale(scale), residual(residual), filters(filters),
           residual_scale(SCALED && HAS_RESIDUAL ? scales[0] : 1.f), result_scale(SCALED ? scales[1] : 1.f) {}
 
-    // Filters `filter` (even) and the next, as far as they exist. For several pixels at once, read before them.
+    // Loads filters `filter` (even) and `filter + 1`, as far as they exist. Call it once, ahead of a loop over pixels.
     __device__ __forceinline__ FilterPair of(int filter) const {
         return {HAS_BIAS ? load_existing(bias, filter) : make_float2(0.f, 0.f),
                 SCALED ? load_existing(scale, filter) : make_float2(1.f, 1.f)};
     }
 
-    // One filter, for two pixels of it.
+    // One filter, duplicated for two pixels.
     __device__ __forceinline__ FilterPair twice(int filter) const {
         const bool inside = FILTERS_ALIGNED || filter < filters;
         const float added = HAS_BIAS && inside ? to_float(bias[filter]) : 0.f;
@@ -49,7 +49,8 @@ struct Finish {
     }
 
     __device__ __forceinline__ float value(float sum, float added, float unit, float companion) const {
-        if constexpr (HAS_MASK) return companion <= 0.f ? 0.f : sum;  // as PyTorch: a NaN lets the gradient through
+        // as PyTorch does: NaN in the mask passes the gradient
+        if constexpr (HAS_MASK) return companion <= 0.f ? 0.f : sum;
         else if constexpr (SCALED)
             return finish_scaled<HAS_BIAS, HAS_RESIDUAL, HAS_RELU>(sum, unit, added, companion, residual_scale,
                                                                    result_scale);
@@ -59,7 +60,7 @@ struct Finish {
         }
     }
 
-    // Of two sums, which is cheaper for some activations.
+    // Two sums at once: cheaper for some activations.
     __device__ __forceinline__ float2 values(float2 sums, const FilterPair& pair, float2 companions) const {
         if constexpr (HAS_MASK || SCALED)
             return make_float2(value(sums.x, pair.bias.x, pair.scale.x, companions.x),
@@ -70,7 +71,8 @@ struct Finish {
         }
     }
 
-    // Two results of 16 bits, and their companions, in one register. A template, since other results have no such pairs.
+    // Two 16-bit results, and their auxiliary values, packed in one register. A template because 8- and 32-bit outputs
+    // have no packed pairs.
     template <class Half = Output>
     __device__ __forceinline__ u32 packed(float low, float high, const FilterPair& pair, u32 companions) const {
         const float2 two = HAS_COMPANION ? unpack_pair<Half>(companions) : make_float2(0.f, 0.f);
@@ -78,7 +80,7 @@ struct Finish {
         return pack_pair<Half>(results.x, results.y);
     }
 
-    // Filters `filter` (even) and the next of the pixel that begins at `at`.
+    // Stores filters `filter` (even) and `filter + 1` of the pixel at offset `at`.
     __device__ __forceinline__ void store_pair(float low, float high, int filter, long long at, Output* y) const {
         store_pair(low, high, of(filter), filter, at, y);
     }
@@ -97,7 +99,7 @@ struct Finish {
         }
     }
 
-    // The results of both, whose companions lie at `at`.
+    // Both results; their auxiliary values are at offset `at`.
     __device__ __forceinline__ float2 both(float low, float high, const FilterPair& pair, long long at) const {
         return values(make_float2(low, high), pair, companion_pair(at));
     }

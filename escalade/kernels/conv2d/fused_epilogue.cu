@@ -1,17 +1,16 @@
 // y[pixel][filter] = relu(sum over k of input[pixel][k] * weight[filter][k] + bias[filter] + residual[pixel][filter])
 //
-// The implicit GEMM on tensor cores with nothing left over: cp.async runs STAGES - 1 tiles ahead, the fragments of a
-// step are loaded while the one before is multiplied, and the epilogue happens on the way out. Each warp turns its
-// sums, 16 rows at a time, from the tensor core's order into rows in shared memory, so that bias and residual are
-// read and y is written 16 bytes a lane, whole lines a row.
-// With SHORTCUT a 1x1 convolution of a second image joins the sums: its channels follow as more of k.
-// With SPLITS > 1 each block sums a part of k only and leaves its sums in `parts`; the block of a tile that comes last,
-// by the count in `tickets`, adds up all parts, in their order whoever it is, and finishes the tile.
-// With PRODUCTS == 3 fp32 operands keep their accuracy: both are split into two TF32 parts, of whose four products
-// the smallest is left out, and the sums of a tile, which tensor cores round towards zero, join the others in fp32.
-// With GROUPED the shape's channels and filters are a group's, and a tile belongs to one group.
-// With e4m3 operands (FP8) sums, bias, residual and result have units of their own: see finish_scaled.
-// What bounds it: the rate of mma.sync, about 62% of what wgmma reaches on Hopper; with few blocks, latency.
+// Implicit GEMM on mma.sync: cp.async runs STAGES - 1 k-tiles ahead, fragments are double-buffered, and the epilogue is
+// fused. Each warp transposes its accumulators through smem, 16 rows at a time, so that bias and residual are read and
+// y is written 16 bytes per lane, whole lines per row.
+//   SHORTCUT     a 1x1 convolution of a second image joins the sum: its channels extend k
+//   SPLITS       CTAs per output tile; each sums a part of k and stores it to `parts`; the last to finish, by the count
+//                in `tickets`, adds all parts in order and runs the epilogue
+//   PRODUCTS     3: fp32 accuracy, operands split into two TF32 parts, the smallest of the four products is omitted;
+//                tensor cores round toward zero, so the sums of a k-tile are promoted to fp32 accumulators
+//   GROUPED      the shape's channels and filters are those of one group, and a tile belongs to one group
+//   e4m3 operands (FP8)  sums, bias, residual and result have scales of their own: see finish_scaled
+// Limiter: the mma.sync rate, about 62% of wgmma's on Hopper; with few CTAs, latency.
 //
 // Rung                 switches
 //   fused_epilogue     PRODUCTS 1, Element as x is stored
@@ -41,10 +40,10 @@ __device__ __forceinline__ void add(Sums& sums, const Sums& more) {
             for (int e = 0; e < 4; ++e) sums[i][j][e] += more[i][j][e];
 }
 
-constexpr int PART = BLOCKS_M * BLOCKS_N * THREADS;  // of a tile, 16 bytes each; a warp's sums lie side by side
-constexpr int PARTS_AT_ONCE = BLOCKS_N >= 8 ? 1 : 16 / BLOCKS_N;  // on their way to a thread
+constexpr int PART = BLOCKS_M * BLOCKS_N * THREADS;               // float4s per tile; a warp's are contiguous
+constexpr int PARTS_AT_ONCE = BLOCKS_N >= 8 ? 1 : 16 / BLOCKS_N;  // loads in flight per thread
 
-// Leaves this block's sums in its part. True in the block of the tile that comes last: it sees all parts.
+// Stores this CTA's partial sums. True in the CTA that finishes its tile last: it sees all parts.
 __device__ __forceinline__ bool leave_part(const Sums& sums, float4* parts, u32* tickets) {
     float4* const own = parts + (1LL * blockIdx.y * gridDim.x + blockIdx.x) * PART + threadIdx.x;
 #pragma unroll
@@ -59,7 +58,7 @@ __device__ __forceinline__ bool leave_part(const Sums& sums, float4* parts, u32*
     return __syncthreads_or(last);
 }
 
-// The sums of all parts, in the order of the parts.
+// Sum of all parts, in part order.
 __device__ __forceinline__ void add_parts(Sums& sums, const float4* parts) {
 #pragma unroll
     for (int i = 0; i < BLOCKS_M; ++i) {
@@ -78,8 +77,8 @@ __device__ __forceinline__ void add_parts(Sums& sums, const float4* parts) {
     }
 }
 
-// Rows of a warp's sums on their way out. Eight floats of padding put the four rows that half a warp
-// writes at once into different banks.
+// Staging rows of a warp's accumulators. Eight floats of padding put the four rows that half a warp writes at once into
+// different banks.
 constexpr int STAGED_ROWS = 16;
 constexpr int STAGED_PITCH = WARP_N + 8;
 constexpr int WIDEST = 16 / sizeof(Output);
@@ -90,8 +89,8 @@ constexpr int PASSES = STAGED_ROWS / ROWS_IN_PASS;
 static_assert(32 % LANES_IN_ROW == 0 && STAGED_ROWS % ROWS_IN_PASS == 0, "a pass takes whole rows");
 using Residual = Pack<Element, VECTOR>;
 
-// VECTOR neighbouring sums. Where that is eight (or sixteen), lanes four (two) apart would meet in a bank: they read
-// the halves of eight in opposite order.
+// VECTOR consecutive sums. With eight (sixteen), lanes four (two) apart would conflict in a bank: they read the halves
+// of eight in opposite order.
 __device__ __forceinline__ void read_staged(float (&sums)[VECTOR], const float* staged, int lane_in_row) {
     if (VECTOR == 4) {
         const Pack<float, 4> four = load_pack<float, 4>(staged);
@@ -112,7 +111,7 @@ __device__ __forceinline__ void read_staged(float (&sums)[VECTOR], const float* 
     }
 }
 
-// The VECTOR values at `address`, of which the first `count` exist.
+// VECTOR values at `address`, of which the first `count` exist.
 template <class T>
 __device__ __forceinline__ Pack<T, VECTOR> read_vector(const T* address, int count) {
     Pack<T, VECTOR> vector = {};
@@ -137,10 +136,10 @@ __device__ __forceinline__ void write_vector(T* address, const Pack<T, VECTOR>& 
     }
 }
 
-// Where a lane's share of its warp's outputs lies: VECTOR filters of a row in each pass.
+// A lane's share of its warp's outputs: VECTOR filters of one row per pass.
 struct Place {
     int first_row, row_in_pass, lane_in_row, filters_left;
-    long long at;  // in y and the residual
+    long long at;  // offset in y and the residual
     int pixels, filters;
     int pitch;  // filters from one pixel to the next
 
@@ -160,7 +159,7 @@ struct Place {
 };
 
 using Residuals = Residual[BLOCKS_M][PASSES];
-constexpr bool RESIDUALS_AT_ONCE = BLOCKS_M * PASSES <= 4;  // few enough to wait for the sums in registers
+constexpr bool RESIDUALS_AT_ONCE = BLOCKS_M * PASSES <= 4;  // few enough to keep in registers beside the accumulators
 
 __device__ __forceinline__ void read_residuals(Residual (&residuals)[PASSES], int i, const Element* residual,
                                                const Place& place) {
@@ -171,7 +170,7 @@ __device__ __forceinline__ void read_residuals(Residual (&residuals)[PASSES], in
     }
 }
 
-// What becomes of the sums of a lane's filters.
+// Epilogue of a lane's filters.
 template <class Operand, class Result>
 struct Finish {
     using Results = Pack<Result, VECTOR>;
@@ -191,7 +190,7 @@ struct Finish {
     }
 };
 
-// In FP8; the filters are a multiple of 16.
+// FP8; the filters are a multiple of 16.
 template <class Result>
 struct Finish<e4m3, Result> {
     using Results = Pack<Result, VECTOR>;
@@ -228,16 +227,16 @@ private:
     }
 };
 
-// Stores a warp's sums.
+// Stores a warp's accumulators.
 __device__ __forceinline__ void finish_warp(const Sums& sums, Residuals& residuals, float* staged, const Place& place,
                                             const Finish<Element, Output>& finished, const Element* residual,
                                             Output* y) {
     const int lane = threadIdx.x % 32;
 #pragma unroll
     for (int i = 0; i < BLOCKS_M; ++i) {
-        // Residuals are on their way while the sums are staged.
+        // Residuals are in flight while the accumulators are staged.
         if (HAS_RESIDUAL && !RESIDUALS_AT_ONCE) read_residuals(residuals[i], i, residual, place);
-        __syncwarp();  // the rows before have been read
+        __syncwarp();  // the previous rows have been read
 #pragma unroll
         for (int j = 0; j < BLOCKS_N; ++j) {
             float* corner = staged + lane / 4 * STAGED_PITCH + j * 8 + lane % 4 * 2;
@@ -265,7 +264,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
                           ShortcutShape shortcut_shape, int weights_ready, int release_dependents) {
     extern __shared__ __align__(1024) unsigned char shared_memory[];
 
-    // Blocks that see the same pixels run side by side, so that x comes from DRAM once.
+    // CTAs over the same pixels are adjacent, so x is read from DRAM once.
     const int group_tiles_n = (shape.filters + TILE_N - 1) / TILE_N;
     const int tiles_n = IN_GROUPS ? group_tiles_n * shape.groups : group_tiles_n;
     const int first_pixel = blockIdx.x / tiles_n * TILE_M;
@@ -294,7 +293,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     Copier copier(shape, x, weight, first_pixel, first_filter, first_tile * TILE_K,
                   {shortcut, shortcut_weight, shortcut_shape});
 
-    if (weights_ready) {  // they need not wait for the launch in front; they join the first group
+    if (weights_ready) {  // no need to wait for the previous launch (PDL); they join the first group
         Copier ahead = copier;
 #pragma unroll
         for (int tile = 0; tile < STAGES - 1; ++tile) {
@@ -303,7 +302,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
         }
     }
     wait_for_previous_launch();
-    // One group of copies for each tile, zeros past the last, so that counting groups counts tiles.
+    // One cp.async group per k-tile, zeros past the last, so that counting groups counts k-tiles.
 #pragma unroll
     for (int tile = 0; tile < STAGES - 1; ++tile) {
         copier.copy_a(stages + tile * Copier::STAGE_BYTES, tile < tiles);
@@ -332,11 +331,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
                 write_stage = read_stage;
                 read_stage = read_stage == (STAGES - 1) * Copier::STAGE_BYTES ? 0 : read_stage + Copier::STAGE_BYTES;
             }
-            // Past the last tile this reads zeros, and nobody uses them.
+            // Past the last k-tile this reads zeros that are never used.
             const u32 next_step = (step + 1) % STEPS * STEP_BYTES;
             fragments[(step + 1) % 2].template load<ROW_BYTES>((address_a + read_stage) ^ next_step,
                                                                (address_b + read_stage) ^ next_step);
-            // All have done with the stage that is written: they loaded its last fragments before the last barrier.
+            // The stage being written is free: its last fragments were loaded before the last barrier.
             if (step == 0) copier.copy_a(stages + write_stage, copies);
             if (step == STEPS / 2 - 1) {
                 copier.copy_b(stages + write_stage, copies);

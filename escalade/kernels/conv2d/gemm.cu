@@ -1,10 +1,10 @@
 // product[filter][pixel] = sum over k of weight[filter][k] * columns[k][pixel]
 //
-// The second of three steps: a matrix product as in every textbook, TILE x TILE outputs a block, both operands'
-// tiles in shared memory, 4 x 4 outputs a thread. Sums are fp32 and stay so. What bounds it: shared memory, eight
-// reads for sixteen multiply-adds, and that nothing is fetched while a tile is multiplied.
+// Second of three steps: a textbook GEMM, one CTA per TILE x TILE outputs, both operand tiles in smem, 4 x 4 outputs
+// per thread, fp32 accumulators and results. Limiter: smem, eight reads per sixteen multiply-adds, and no prefetch
+// during the multiplication.
 //
-// Serves `im2col_gemm`.
+// Rung: `im2col_gemm`.
 #include "common/elements.cuh"
 
 constexpr int TILE = 64;
@@ -14,7 +14,7 @@ constexpr int THREADS = TILE / 4 * (TILE / 4);
 extern "C" __global__ void __launch_bounds__(THREADS)
     conv2d_gemm(const Element* __restrict__ weight, const Element* __restrict__ columns, float* __restrict__ product,
                 int filters, int pixels, int depth) {
-    __shared__ __align__(16) float weight_tile[TILE_K][TILE + 4];  // padded: it is stored transposed, k the slow index
+    __shared__ __align__(16) float weight_tile[TILE_K][TILE + 4];  // padded: stored transposed, k the slow index
     __shared__ __align__(16) float column_tile[TILE_K][TILE];
 
     const int tiles_filter = (filters + TILE - 1) / TILE;

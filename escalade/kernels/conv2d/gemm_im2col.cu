@@ -1,11 +1,11 @@
 // columns[k][pixel] = x[n][c][oh*stride_h - pad_h + r*dilation_h][ow*stride_w - pad_w + s*dilation_w]      (NCHW)
-// with k = (c, r, s) and pixel = (n, oh, ow); zero where the tap falls into the padding.
+// with k = (c, r, s) and pixel = (n, oh, ow); zero in the padding.
 //
-// The first of three steps: the convolution is unrolled into a matrix, each input element written once for every tap
-// that reads it. One thread a channel and output pixel; neighbouring threads store neighbouring pixels. What bounds
-// it: memory, for the matrix is R*S times as large as x.
+// First of three steps: unroll the convolution into a matrix, writing each input once per tap that reads it. One thread
+// per channel and output pixel; adjacent threads store adjacent pixels. Limiter: memory, the matrix is R*S times as
+// large as x.
 //
-// Serves `im2col_gemm`.
+// Rung: `im2col_gemm`.
 #include "common/conv_shape.cuh"
 #include "common/elements.cuh"
 

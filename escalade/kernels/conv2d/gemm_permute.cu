@@ -1,9 +1,9 @@
 // y[n][filter][oh][ow] = relu(product[filter][n][oh][ow] + bias[filter] + residual[n][filter][oh][ow])      (NCHW)
 //
-// The third of three steps: the product has the filters outermost, y the images. One thread an output; both
-// sides are read and written in order. What bounds it: memory.
+// Third of three steps: the product has filters outermost, y images. One thread per output; reads and writes are both
+// contiguous. Limiter: memory.
 //
-// Serves `im2col_gemm`.
+// Rung: `im2col_gemm`.
 #include "common/conv_shape.cuh"
 #include "common/epilogue.cuh"
 

@@ -1,20 +1,18 @@
 // y[pixel][filter] = sum over taps and the channels of the filter's group of x[pixel at tap][c] * w[filter][tap][c]
 //
-// Groups are small products, so what bounds it is memory: each input should be read once and each tap found in shared
-// memory. A block takes the channels of a few groups and walks from tile to tile of output pixels. It copies the window
-// of a tile (halo included) while it multiplies the tile before. The window lies in planes of 16 bytes a pixel, 8 channels
-// of 16 bits or 4 of 32: a row of an `ldmatrix`, whichever the tap, so that a step of the product takes any two such units.
+// Persistent CTAs: each keeps the channels and weights of a few groups and loops over tiles of output pixels, copying
+// the next window (halo included) while it multiplies this one. The window is stored as planes of 16 bytes per pixel (8
+// channels of 16 bits or 4 of 32): an ldmatrix row whatever the tap, so a k-step takes any two such units.
+// 32-bit elements are multiplied as TF32. PRODUCTS 3: fp32 accuracy, both operands split into two TF32 parts, the
+// smallest of the four products is omitted; tensor cores round toward zero, so the sums of every PROMOTED steps are
+// added to fp32 accumulators.
+// Groups with fewer channels than a unit, or not a multiple of it, are multiplied BUNDLE at a time, with zero weights
+// where filter and channel belong to different groups. The last CTA may have fewer groups (!BUNDLES_ALIGNED), padded
+// with zeros. A zero times a NaN or infinity of another group is NaN, so every NaN is recomputed from its own group
+// before it is stored.
+// Limiter: memory; groups are small GEMMs.
 //
-// Numbers of 32 bits are multiplied as TF32. With PRODUCTS == 3 they keep their accuracy: both operands are split into two
-// TF32 parts, of whose four products the smallest is left out, and every few steps' sums, which tensor cores round towards
-// zero, join the others in fp32.
-//
-// Where groups have fewer channels than a unit, or no multiple of it, a BUNDLE of them is multiplied as one, with zeros where
-// filter and channel are not of the same group. The last block may have fewer groups than others (!BUNDLES_ALIGNED), and
-// zeros in the place of the rest. A zero times a NaN or an infinity of another group is a NaN: every NaN
-// is summed anew from its own group before it is stored.
-//
-// Serves `grouped`. conv2d_input_gradient launches it over a gradient, with filters turned around.
+// Rung: `grouped`. conv2d_input_gradient launches it over a gradient, with flipped filters.
 #include "common/conv_shape.cuh"
 #include "common/epilogue.cuh"
 #include "common/mma_tile.cuh"
@@ -22,26 +20,27 @@
 constexpr int UNIT = 16 / sizeof(Element);  // channels
 constexpr int IN_REGISTER = 4 / sizeof(Element);
 constexpr bool SPLIT = PRODUCTS == 3;
-constexpr int PROMOTED = 4;  // steps whose sums join the others, where operands are split
+constexpr int PROMOTED = 4;  // k-steps between promotions, where operands are split
 constexpr int TAPS = FILTER_HEIGHT * FILTER_WIDTH;
-constexpr int DEPTH = BUNDLE * GROUP_CHANNELS, WIDTH = BUNDLE * GROUP_FILTERS;  // of a bundle
+constexpr int DEPTH = BUNDLE * GROUP_CHANNELS, WIDTH = BUNDLE * GROUP_FILTERS;  // per bundle
 constexpr int UNITS = DEPTH / UNIT, TILES_N = WIDTH / 8;
-constexpr int DEEP = TAPS * UNITS, STEPS = (DEEP + 1) / 2;  // in units; two a step
+constexpr int DEEP = TAPS * UNITS, STEPS = (DEEP + 1) / 2;  // in units; two per k-step
 constexpr int BLOCK_UNITS = BUNDLES * UNITS, BLOCK_FILTERS = BUNDLES * WIDTH;
 constexpr int THREADS = BUNDLES * WARPS_M * 32;
-constexpr int IMAGE_PIXELS = TILE_ROWS * TILE_COLUMNS, PIXELS = TILE_IMAGES * IMAGE_PIXELS;  // of a tile
+constexpr int IMAGE_PIXELS = TILE_ROWS * TILE_COLUMNS, PIXELS = TILE_IMAGES * IMAGE_PIXELS;  // per tile
 constexpr int PIXEL_STEP = WARPS_M * 16;
 static_assert(DEPTH % UNIT == 0 && WIDTH % 8 == 0, "bundles are whole units");
 static_assert(PIXELS <= TILES_M * PIXEL_STEP, "every pixel has a warp");
 
-// Columns of the window lie in order of their remainder by the stride, so that neighbouring outputs read neighbours.
+// Columns of the window are ordered by their remainder modulo the stride, so that adjacent outputs read adjacent
+// columns.
 constexpr int WINDOW_ROWS = (TILE_ROWS - 1) * STRIDE_H + (FILTER_HEIGHT - 1) * DILATION_H + 1;
 constexpr int WINDOW_COLUMNS = (TILE_COLUMNS - 1) * STRIDE_W + (FILTER_WIDTH - 1) * DILATION_W + 1;
 constexpr int PART = PITCH / STRIDE_W;
 static_assert(PITCH % STRIDE_W == 0 && PITCH >= WINDOW_COLUMNS, "a row has room for every remainder");
-// Neighbouring threads copy to neighbouring planes, which begin in neighbouring banks.
+// Adjacent threads copy to adjacent planes, which start in adjacent banks.
 constexpr int PLANE_BYTES = (TILE_IMAGES * WINDOW_ROWS * PITCH * 16 + 127) / 128 * 128 + 16;
-// A tile's results wait in shared memory for stores of whole lines; where a residual is added on the way, in fp32.
+// A tile's results are staged in smem so that whole lines are stored; in fp32 if a residual is added on the way.
 template <bool WIDE>
 struct ResultOf {
     using Type = Element;
@@ -51,7 +50,7 @@ struct ResultOf<true> {
     using Type = float;
 };
 using Result = ResultOf<HAS_RESIDUAL>::Type;
-// The pitch, in bytes, is an odd number of chunks of 16, so that the rows that lanes write at once are in other banks.
+// The pitch in bytes is an odd number of 16-byte chunks, so that rows written at once are in different banks.
 constexpr int RESULT_CHUNKS = BLOCK_FILTERS * sizeof(Result) / 16, RESULT_PITCH = (RESULT_CHUNKS | 1) * 16;
 constexpr int WINDOW_BYTES = BLOCK_UNITS * PLANE_BYTES, RESULT_BYTES = PIXELS * RESULT_PITCH;
 constexpr int STAGE_BYTES = ((WINDOW_BYTES > RESULT_BYTES ? WINDOW_BYTES : RESULT_BYTES) + 127) / 128 * 128;
@@ -62,21 +61,21 @@ __device__ __forceinline__ constexpr int column_in_window(int column) {
     return column % STRIDE_W * PART + column / STRIDE_W;
 }
 
-// Where a unit of the depth lies in the window, relative to the pixel's.
+// Offset of a k-unit in the window, relative to the pixel's.
 __device__ __forceinline__ constexpr int unit_offset(int unit) {
     const int tap = unit / UNITS;
     const int pixel = tap / FILTER_WIDTH * DILATION_H * PITCH + column_in_window(tap % FILTER_WIDTH * DILATION_W);
     return unit % UNITS * PLANE_BYTES + pixel * 16;
 }
 
-struct Tile {  // the first output pixel
+struct Tile {  // first output pixel
     int image, row, column;
 };
 
 struct Pixel {  // of a tile
     int image, row, column;
     bool exists;
-    long long output;  // its number among all
+    long long output;  // index among all output pixels
 
     __device__ __forceinline__ static Pixel of(int number, Tile tile, const ConvShape& shape) {
         Pixel pixel;
@@ -102,13 +101,13 @@ __device__ __forceinline__ Tile tile_at(int tile, const ConvShape& shape) {
 }
 
 __device__ __forceinline__ bool is_between(int value, int end) {
-    return static_cast<unsigned>(value) < static_cast<unsigned>(end);  // a negative value is a large one
+    return static_cast<unsigned>(value) < static_cast<unsigned>(end);  // a negative value wraps to a large one
 }
 
-// Whether the last block has a channel, or a filter, of this number.
+// True if the channel or filter exists; in the last CTA it may not.
 __device__ __forceinline__ bool exists(int number, int all) { return BUNDLES_ALIGNED || number < all; }
 
-// A weight as it is multiplied, and what is left of it then.
+// The weight as multiplied (TF32 if 32-bit); `low` receives the remainder.
 template <class T>
 __device__ __forceinline__ T rounded(T value, T&) { return value; }
 template <>
@@ -118,8 +117,8 @@ __device__ __forceinline__ float rounded<float>(float value, float& low) {
     return __uint_as_float(bits);
 }
 
-// The weights of the block as lanes hold them: fragments[bundle][step][block of 8 filters][lane], two registers each; the
-// low parts of split ones follow behind all high ones.
+// The CTA's weights in fragment order: fragments[bundle][step][block of 8 filters][lane], two registers each. The low
+// parts of split weights follow all high parts.
 __device__ __forceinline__ void stage_weights(Element* fragments, const Element* weight, int first_filter,
                                               const ConvShape& shape) {
     constexpr int VECTOR = GROUP_CHANNELS % UNIT == 0 ? UNIT
@@ -152,12 +151,12 @@ __device__ __forceinline__ void stage_weights(Element* fragments, const Element*
     }
 }
 
-// A thread copies the same unit of the same column in several rows, so what depends on these is worked out once; its
-// number is read anew, so that nothing of that is kept in registers while products are summed.
+// A thread copies the same unit of the same column in several rows, so what depends on these is computed once. The
+// thread index is re-read (thread_number), so that none of it occupies registers during the MMAs.
 __device__ __forceinline__ void copy_window(u32 stage, const Element* x, Tile tile, int first_channel,
                                             const ConvShape& shape) {
     constexpr int LINE = WINDOW_COLUMNS * BLOCK_UNITS, ACROSS = LINE < THREADS ? LINE : THREADS;
-    constexpr int TOGETHER = THREADS / ACROSS;  // rows under way at once
+    constexpr int TOGETHER = THREADS / ACROSS;  // rows in flight
     const int thread = thread_number();
     if (thread / ACROSS >= TOGETHER) return;
     const int first_row = tile.row * STRIDE_H - shape.pad_h, row_size = shape.width * shape.channels;
@@ -180,7 +179,7 @@ __device__ __forceinline__ void copy_window(u32 stage, const Element* x, Tile ti
     }
 }
 
-// One sum from the filter's own group alone.
+// One sum over the filter's own group only.
 __device__ __forceinline__ float own_sum(const Element* x, const Element* weight, const Pixel& output, int filter,
                                          const ConvShape& shape) {
     const int first_channel = filter / GROUP_FILTERS * GROUP_CHANNELS;
@@ -208,7 +207,7 @@ __device__ __forceinline__ Result result_of(float sum, float bias) {
     return from_float<Result>(HAS_RESIDUAL ? sum : activated<HAS_RELU>(sum));
 }
 
-// Whether a result tells that its sum is a number. An activation may have made one of a NaN, unlike ReLU.
+// False if the sum behind a result may be NaN. Unlike ReLU, an activation may turn a NaN into a number.
 __device__ __forceinline__ bool is_number(Result result) {
 #ifdef EXPRESSION
     if (!HAS_RESIDUAL) return false;
@@ -216,7 +215,7 @@ __device__ __forceinline__ bool is_number(Result result) {
     return to_float(result) == to_float(result);
 }
 
-// Sums those results of a tile anew that are no numbers, or may have been none: another group may have made them so.
+// Recomputes the results of a tile that are, or may have been, NaN: another group may have caused it.
 __device__ __forceinline__ void restore_nans(unsigned char* results, const Element* x, const Element* weight,
                                              const Element* bias, Tile tile, int first_filter, const ConvShape& shape) {
 #pragma unroll 1
@@ -230,7 +229,7 @@ __device__ __forceinline__ void restore_nans(unsigned char* results, const Eleme
     }
 }
 
-// UNIT results on their way to y: as they are, or with the residual.
+// UNIT results for y: unchanged, or with the residual added.
 template <class R>
 __device__ __forceinline__ Pack<Element, UNIT> finished(const R* results, const Element* residual, long long at) {
     if constexpr (!HAS_RESIDUAL) {
@@ -260,7 +259,7 @@ __device__ __forceinline__ void promote(Sums& sums, Sums& recent) {
             for (int e = 0; e < 4; ++e) sums[m][j][e] += recent[m][j][e], recent[m][j][e] = 0.f;
 }
 
-// The products of 16 pixels and a step's weights, of which `low` are the low parts where there are such.
+// MMAs of 16 pixels with one k-step of weights; `low` holds the low parts of split weights.
 __device__ __forceinline__ void multiply_add_step(float (&sums)[TILES_N][4], u32 (&a)[4], const u32 (&b)[TILES_N][2],
                                                   const u32 (&low)[SPLIT ? TILES_N : 1][2]) {
     if constexpr (SPLIT) {
@@ -288,7 +287,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     const u32 zeros = shared_address(shared_memory) + WEIGHT_BYTES;
     const u32 stages = zeros + ZERO_BYTES;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const int bundle = warp % BUNDLES, first_pixel = warp / BUNDLES * 16;  // and on from there in steps of PIXEL_STEP
+    const int bundle = warp % BUNDLES, first_pixel = warp / BUNDLES * 16;  // then in steps of PIXEL_STEP
 
     const int channel_blocks = (shape.channels + BLOCK_UNITS * UNIT - 1) / (BLOCK_UNITS * UNIT);
     const int first_filter = blockIdx.x % channel_blocks * BLOCK_FILTERS;
@@ -299,12 +298,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     stage_weights(fragments, weight, first_filter, shape);
     if (threadIdx.x < ZERO_BYTES / 4) reinterpret_cast<u32*>(shared_memory + WEIGHT_BYTES)[threadIdx.x] = 0;
 
-    // What a lane reads for ldmatrix: a pixel of each block of 16, and one of the two units of a step.
+    // A lane's ldmatrix addresses: a pixel of each block of 16, and one of the two units of a step.
     u32 pixels[TILES_M], second_unit[STEPS];
 #pragma unroll
     for (int m = 0; m < TILES_M; ++m) {
         int pixel = first_pixel + m * PIXEL_STEP + lane % 16;
-        if (pixel >= PIXELS) pixel = 0;  // of what comes out nothing is stored
+        if (pixel >= PIXELS) pixel = 0;  // not stored
         const int image = pixel / IMAGE_PIXELS, within = pixel % IMAGE_PIXELS;
         const int row = image * WINDOW_ROWS + within / TILE_COLUMNS * STRIDE_H;
         pixels[m] = (row * PITCH + within % TILE_COLUMNS) * 16 + bundle * UNITS * PLANE_BYTES;
@@ -325,7 +324,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
             for (int j = 0; j < TILES_N; ++j) kept[step][j] = lane_fragments[(step * TILES_N + j) * 32];
     }
 
-    wait_for_previous_launch();  // if it was done before, it is over at once
+    wait_for_previous_launch();  // returns at once if already waited for
     int number = blockIdx.x / channel_blocks;
     const int workers = gridDim.x / channel_blocks;
     int stage_number = 0;
@@ -335,7 +334,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     for (; number < tiles; number += workers) {
         const u32 stage = stages + stage_number * STAGE_BYTES;
         copy_async_wait<0>();
-        __syncthreads();  // this window is there, and the results that lay in the other stage are stored
+        __syncthreads();  // this window has arrived, and the results in the other stage are stored
         if (number + workers < tiles)
             copy_window(stages + (1 - stage_number) * STAGE_BYTES, x, tile_at(number + workers, shape), first_channel,
                         shape);
@@ -361,7 +360,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
             }
 #pragma unroll
             for (int m = 0; m < TILES_M; ++m) {
-                constexpr int BLOCKS = (PIXELS + 15) / 16;  // of which a warp may have one less than another
+                constexpr int BLOCKS = (PIXELS + 15) / 16;  // a warp may have one fewer than another
                 if ((m + 1) * WARPS_M > BLOCKS && first_pixel + m * PIXEL_STEP >= PIXELS) continue;
                 u32 a[4], at = stage + pixels[m] + unit_offset(step * 2) + second_unit[step];
                 if (step * 2 + 1 >= DEEP && lane >= 16) at = zeros;
@@ -370,7 +369,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
             }
             if (SPLIT && (step % PROMOTED == PROMOTED - 1 || step == STEPS - 1)) promote(sums, recent);
         }
-        __syncthreads();  // the window has been read: results may lie in its place
+        __syncthreads();  // the window has been read: results reuse its smem
 
         const Tile tile = tile_at(number, shape);
         unsigned char* const results = shared_memory + WEIGHT_BYTES + ZERO_BYTES + stage_number * STAGE_BYTES;
@@ -385,7 +384,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
                 biases[j][0] = to_float(pair.at[0]), biases[j][1] = to_float(pair.at[1]);
             }
         }
-        float all_sums = 0.f;  // a NaN if one of them is
+        float all_sums = 0.f;  // NaN if any of them is
 #pragma unroll
         for (int m = 0; m < TILES_M; ++m)
 #pragma unroll

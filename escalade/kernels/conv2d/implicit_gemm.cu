@@ -1,15 +1,14 @@
 // y[pixel][filter] = relu(sum over k of x[window of pixel at k] * weight[filter][k] + bias[filter] + residual)
 //
-// The three steps of im2col in one kernel, on CUDA cores in fp32: a block gathers the unrolled matrix tile by tile
-// straight into shared memory (it exists nowhere else), and each thread sums THREAD_M x THREAD_N outputs in registers.
-// cp.async runs STAGES - 1 tiles ahead, four bytes at a time, because both tiles are transposed on their way in: k is
-// the slow index in shared memory, so that a thread reads its rows and columns 16 bytes at once.
-//   NCHW: k = (c, r, s), neighbouring threads gather neighbouring pixels;  NHWC: k = (r, s, c), they gather
-//   neighbouring channels. `weight` is [filter][k] in either layout.
-// What bounds it: the rate of FFMA. A thread reads THREAD_M + THREAD_N floats of shared memory for THREAD_M * THREAD_N
-// multiply-adds.
+// The three steps of im2col in one kernel, fp32 on CUDA cores: a CTA gathers the unrolled matrix tile by tile directly
+// into smem, and each thread accumulates THREAD_M x THREAD_N outputs in registers. cp.async runs STAGES - 1 k-tiles
+// ahead, 4 bytes at a time, because both tiles are transposed on the way: k is the slow index in smem, so that a thread
+// reads its rows and columns 16 bytes at a time.
+//   NCHW  k = (c, r, s), adjacent threads gather adjacent pixels
+//   NHWC  k = (r, s, c), they gather adjacent channels; `weight` is [filter][k] in either layout
+// Limiter: FFMA throughput. A thread reads THREAD_M + THREAD_N floats of smem per THREAD_M * THREAD_N multiply-adds.
 //
-// Serves `implicit_gemm`. conv2d_input_gradient launches it as a convolution of the gradient.
+// Rung: `implicit_gemm`. conv2d_input_gradient launches it as a convolution of the gradient.
 #include "common/conv_windows.cuh"
 #include "common/epilogue.cuh"
 #include "common/ptx.cuh"
@@ -19,16 +18,16 @@ constexpr int THREADS_M = TILE_M / THREAD_M;
 constexpr int THREADS_N = TILE_N / THREAD_N;
 constexpr int THREADS = THREADS_M * THREADS_N;
 constexpr int WARPS_M = THREADS_M / 8;
-// Four floats of padding: eight lines of k by four of the other index, which a warp writes at once, take all banks.
+// Four floats of padding: the eight k rows by four columns that a warp writes at once cover all banks.
 constexpr int PITCH_M = TILE_M + 4;
 constexpr int PITCH_N = TILE_N + 4;
-constexpr int ROWS_AT_ONCE = THREADS / TILE_K;  // pixels (NHWC) or filters that the block copies at once
+constexpr int ROWS_AT_ONCE = THREADS / TILE_K;  // pixels (NHWC) or filters that the CTA copies at once
 
 using Four = Pack<float, 4>;
 using InputTile = float[TILE_K][PITCH_M];
 using WeightTile = float[TILE_K][PITCH_N];
 
-// Copies x in NHWC: a thread has one k of each tile, and every ROWS_AT_ONCE-th pixel.
+// Copies x in NHWC: a thread has one k per k-tile, and every ROWS_AT_ONCE-th pixel.
 struct ChannelsLastInput {
     static constexpr int PIXELS = TILE_M / ROWS_AT_ONCE;
 
@@ -61,7 +60,7 @@ struct ChannelsLastInput {
     }
 };
 
-// Copies x in NCHW: a thread has one pixel, and every LINES_AT_ONCE-th k of each tile.
+// Copies x in NCHW: a thread has one pixel, and every LINES_AT_ONCE-th k of each k-tile.
 struct ChannelsFirstInput {
     static constexpr int LINES_AT_ONCE = THREADS / TILE_M;
     static constexpr int LINES = TILE_K / LINES_AT_ONCE;
@@ -96,7 +95,7 @@ struct ChannelsFirstInput {
     }
 };
 
-// Copies the weights: a thread has one k of each tile, and every ROWS_AT_ONCE-th filter.
+// Copies the weights: a thread has one k per k-tile, and every ROWS_AT_ONCE-th filter.
 struct Weights {
     static constexpr int FILTERS = TILE_N / ROWS_AT_ONCE;
 
@@ -125,7 +124,7 @@ struct Weights {
     }
 };
 
-// A thread's outputs are blocks of 4x4, spread over the tile so that a warp reads whole lines of shared memory.
+// A thread's outputs are 4x4 blocks, spread over the tile so that a warp reads whole lines of smem.
 using Sums = float[THREAD_M / 4][THREAD_N / 4][4][4];
 
 __device__ __forceinline__ void multiply(Sums& sums, const InputTile& input, const WeightTile& weights, int thread_m,
@@ -146,7 +145,7 @@ __device__ __forceinline__ void multiply(Sums& sums, const InputTile& input, con
     }
 }
 
-// Stores a 4x4 block: NHWC, a pixel's four filters together.
+// Stores a 4x4 block in NHWC: four filters of a pixel at once.
 __device__ __forceinline__ void finish_channels_last(const float (&sums)[4][4], int pixel, int filter,
                                                      const float* bias, const float* residual, float* y,
                                                      const ConvShape& shape) {
@@ -173,7 +172,7 @@ __device__ __forceinline__ void finish_channels_last(const float (&sums)[4][4], 
     }
 }
 
-// Stores a 4x4 block: NCHW, a filter's four pixels together where they always share an image.
+// Stores a 4x4 block in NCHW: four pixels of a filter at once if they always share an image.
 __device__ __forceinline__ void finish_channels_first(const float (&sums)[4][4], int pixel, int filter,
                                                       const float* bias, const float* residual, float* y,
                                                       const ConvShape& shape) {
@@ -218,7 +217,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     __shared__ __align__(16) WeightTile weight_tiles[STAGES];
     __shared__ __align__(16) Tap taps[NHWC ? 1 : TAPS];
 
-    // Blocks that see the same pixels run side by side, so that x comes from DRAM once.
+    // CTAs over the same pixels are adjacent, so x is read from DRAM once.
     const int tiles_n = (shape.filters + TILE_N - 1) / TILE_N;
     const int first_pixel = blockIdx.x / tiles_n * TILE_M;
     const int first_filter = blockIdx.x % tiles_n * TILE_N;
@@ -229,7 +228,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
         __syncthreads();
     }
 
-    // A warp is 8 x 4 threads, each eight neighbours 4 x 2: no phase of a shared-memory read meets a bank twice.
+    // A warp is 8 x 4 threads, every eight adjacent ones 4 x 2: no phase of a smem read has a bank conflict.
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32;
     const int thread_m = warp % WARPS_M * 8 + lane % 4 + lane / 8 % 2 * 4;
@@ -249,7 +248,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     int read_stage = 0, write_stage = STAGES - 1;
     for (int tile = 0; tile < tiles; ++tile) {
         copy_async_wait<STAGES - 2>();
-        __syncthreads();  // this tile has arrived for all, and all have done with the one that is overwritten
+        __syncthreads();  // this k-tile has arrived for all, and all are done with the stage that is overwritten
         input.copy_next(input_tiles[write_stage], tile + STAGES - 1 < tiles, shape);
         weights.copy_next(weight_tiles[write_stage], tile + STAGES - 1 < tiles, shape);
         copy_async_commit();

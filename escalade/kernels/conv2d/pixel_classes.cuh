@@ -1,6 +1,6 @@
-// The classes of pixels that the stride of a transposed convolution treats alike, where one launch has all of them: each
-// is a convolution of stride 1 with some of the taps, over windows that begin a few pixels further, and its results lie
-// every so many pixels in y.
+// Sub-pixel phases of a transposed convolution, all computed by one launch. Each phase is a stride-1 convolution with a
+// subset of the taps, over windows shifted by a few pixels; its results are stored to y with the stride of the
+// convolution.
 #pragma once
 
 struct PixelClass {  // filled by escalade/ops/conv2d_input_gradient/rungs/classes.py, in this order

@@ -1,9 +1,9 @@
-// Where the pixels of y lie that are a part of a larger image: every so many rows, every so many columns.
+// Output offsets where y is a strided subset of a larger image's rows and columns (PLACED).
 #pragma once
 
 #include "common/conv_shape.cuh"
 
-struct Placement {  // of an output pixel in the image that y points to
+struct Placement {  // position of an output pixel in the image that y points to
     int step_h, step_w, offset_h, offset_w, height, width;
 };
 
@@ -17,7 +17,7 @@ __device__ __forceinline__ Place place(int pixel, const ConvShape& shape, const 
             pixel % shape.output_width * placement.step_w + placement.offset_w};
 }
 
-// The offset of a pixel's first filter in y.
+// Offset of a pixel's first filter in y.
 __device__ __forceinline__ long long offset(int pixel, const ConvShape& shape, const Placement& placement) {
     if constexpr (!PLACED) return 1LL * pixel * shape.filters;
     const Place at = place(pixel, shape, placement);

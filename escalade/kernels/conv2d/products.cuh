@@ -1,21 +1,20 @@
-// One step of a warpgroup's product, by the type of the operands: 32 bytes of k of 64 rows and all columns.
+// One k-step of a warpgroup MMA, by operand type: 64 rows, all columns, 32 bytes of k.
 //
-// A K-major operand is rows of 128 bytes of k, one for each row or column of the product. An MN-major one, of 16-bit
-// elements, has a row of 128 bytes for each k: 64 k of 64 rows or columns of the product are a block, blocks follow
-// each other. Both lie in the same bytes.
+// A K-major operand has 128 bytes of k per row or column of the MMA. An MN-major operand (16-bit elements) has 128
+// bytes per k: blocks of 64 k by 64 rows or columns, one after another. Both occupy the same bytes.
 #pragma once
 
 #include "common/e4m3.cuh"
 #include "common/hopper.cuh"
 
-enum class MNMajor { none, rows, columns };  // which operand of the product is MN-major
+enum class MNMajor { none, rows, columns };  // the MN-major operand of the MMA
 
 template <bool MN_MAJOR>
 __device__ __forceinline__ u64 slab_descriptor(u32 address) {
     return MN_MAJOR ? transposed_descriptor(address, 64 * 128) : operand_descriptor(address);
 }
 template <bool MN_MAJOR>
-constexpr int STEP = (MN_MAJOR ? 16 * 128 : 32) >> 4;  // from one step along k to the next, in a descriptor
+constexpr int STEP = (MN_MAJOR ? 16 * 128 : 32) >> 4;  // descriptor increment per k-step
 
 template <class Element>
 struct Product;
@@ -62,7 +61,7 @@ struct Product<e4m3> {
     }
 };
 
-// sums = rows * columns^T, or added to what they are.
+// acc = rows * columns^T, or acc += it.
 template <class Element, MNMajor MN_MAJOR = MNMajor::none, int N>
 __device__ __forceinline__ void multiply(float (&sums)[N], u64 rows, u64 columns, bool accumulate) {
     Product<Element>::template add<MN_MAJOR>(sums, rows, columns, accumulate);

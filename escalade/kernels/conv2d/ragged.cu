@@ -1,16 +1,15 @@
 // y[pixel][filter] = finish(sum over k of window[pixel][k] * weight[filter][k])      (conv2d/finish.cuh)
 //
-// For channels that no 16-byte copy divides, a network's few first ones and odd numbers anywhere, and for few filters. A
-// block copies the window of a tile of output pixels to shared memory, as it lies in x or with a GAP behind each pixel that
-// keeps neighbours in different banks, so that x needs no padded copy of itself and each input is read about once. Lanes
-// read their operands of mma.sync from there in units of UNIT elements, which every pixel is a multiple of
-// (conv2d/ragged.cuh).
-// Weights come packed in the order of lanes, from the L1 cache. Sums leave through shared memory, where the window was,
-// because the filters of neighbouring pixels are neighbours in y, whatever their number. With PRODUCTS == 3 fp32 operands are split into two TF32
-// parts as in conv2d/fused_epilogue.cu.
-// What bounds it: memory, and with several taps the reads of shared memory.
+// For channel counts that 16-byte copies do not divide (the first layer's few, odd numbers anywhere) and for few
+// filters. A CTA copies the window of a tile of output pixels to smem, as stored in x or with a GAP after each pixel
+// that keeps adjacent pixels in different banks: x needs no padded copy, and each input is read about once. Lanes load
+// mma.sync operands from there in units of UNIT elements, which divides every pixel (conv2d/ragged.cuh).
+// Weights are packed in fragment order and read through L1. Results leave through smem, reusing the window, because the
+// filters of adjacent pixels are contiguous in y whatever their number. PRODUCTS 3: fp32 operands split into two TF32
+// parts, as in conv2d/fused_epilogue.cu.
+// Limiter: memory; with several taps, smem reads.
 //
-// Serves `ragged`.
+// Rung: `ragged`.
 #include "common/conv_shape.cuh"
 #include "common/mma_tile.cuh"
 #include "conv2d/finish.cuh"
@@ -20,19 +19,19 @@ constexpr int THREADS = WARPS * 32;
 constexpr int PIXELS = TILE_ROWS * TILE_COLUMNS;
 constexpr int WINDOW_ROWS = (TILE_ROWS - 1) * STRIDE_H + (FILTER_HEIGHT - 1) * DILATION_H + 1;
 constexpr int WINDOW_COLUMNS = (TILE_COLUMNS - 1) * STRIDE_W + (FILTER_WIDTH - 1) * DILATION_W + 1;
-constexpr int PIXEL = CHANNELS + GAP, PITCH = WINDOW_COLUMNS * PIXEL;  // elements from pixel to pixel, and row to row
-constexpr int PROMOTED = 4;                       // steps whose sums join the others, where operands are split
-constexpr int STAGED_PITCH = TILES_N * 8 + (TILES_N % 2 ? 0 : 8);  // four rows that are written at once keep apart
+constexpr int PIXEL = CHANNELS + GAP, PITCH = WINDOW_COLUMNS * PIXEL;  // elements between pixels and between rows
+constexpr int PROMOTED = 4;  // k-steps between promotions, where operands are split
+constexpr int STAGED_PITCH = TILES_N * 8 + (TILES_N % 2 ? 0 : 8);  // four rows written at once avoid bank conflicts
 static_assert(PIXELS <= WARPS * TILES_M * 16, "every pixel has a warp");
 static_assert(CHANNELS % UNIT == 0 && GAP % UNIT == 0 && LANE % UNIT == 0, "pixels and lanes are whole units");
 using Sums = float[TILES_M][TILES_N][4];
 
-struct Tile {  // the first output pixel
+struct Tile {  // first output pixel
     int image, row, column;
 };
 
 __device__ __forceinline__ bool is_between(int value, int end) {
-    return static_cast<unsigned>(value) < static_cast<unsigned>(end);  // a negative value is a large one
+    return static_cast<unsigned>(value) < static_cast<unsigned>(end);  // a negative value wraps to a large one
 }
 
 __device__ __forceinline__ void copy_window(Element* window, const Element* __restrict__ x, Tile tile,
@@ -52,7 +51,7 @@ __device__ __forceinline__ void copy_window(Element* window, const Element* __re
     }
 }
 
-// A lane's neighbours along k, from the `k`th of a segment on: in the last step as far as the segment goes.
+// A lane's adjacent elements along k, starting at `k` of a segment; the last step stops at the segment's end.
 template <bool LAST>
 __device__ __forceinline__ void read_lane(u32& low, u32& high, const Element* from, int k) {
     Pack<Element, LANE> lane = {};
@@ -94,13 +93,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     wait_for_previous_launch();
     copy_window(window, x, tile, shape);
 
-    int pixels[TILES_M][2];  // where a lane's begin in the window
+    int pixels[TILES_M][2];  // start of a lane's pixels in the window
 #pragma unroll
     for (int m = 0; m < TILES_M; ++m)
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             int pixel = (warp * TILES_M + m) * 16 + half * 8 + lane / 4;
-            if (pixel >= PIXELS) pixel = 0;  // of what comes out nothing is stored
+            if (pixel >= PIXELS) pixel = 0;  // not stored
             pixels[m][half] = pixel / TILE_COLUMNS * STRIDE_H * PITCH + pixel % TILE_COLUMNS * STRIDE_W * PIXEL +
                               lane % 4 * LANE;
         }
@@ -141,7 +140,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
         }
     }
 
-    __syncthreads();  // the window has been read: sums may lie in its place
+    __syncthreads();  // the window has been read: accumulators reuse its smem
     float* const staged = reinterpret_cast<float*>(shared_memory);
 #pragma unroll
     for (int m = 0; m < TILES_M; ++m)

@@ -1,12 +1,11 @@
-// How k is cut where windows lie in shared memory pixel by pixel.
+// Division of k into MMA steps where windows are stored in smem pixel by pixel.
 //
-// Without a gap between pixels, what an output pixel sees of one row is one run of elements: FILTER_WIDTH * CHANNELS of
-// them, or CHANNELS for each tap where columns are dilated or pixels lie apart. Such a *segment* is cut into steps
-// of a product, and only its last one is padded, with zeros. Of a step each lane holds LANE neighbours, and the weights
-// are packed in the same order.
+// Without a gap between pixels, an output pixel reads one contiguous run per row: FILTER_WIDTH * CHANNELS elements, or
+// CHANNELS per tap if columns are dilated or pixels are apart. Such a *segment* is divided into MMA k-steps; only its
+// last is zero-padded. Each lane holds LANE adjacent elements per step, and the weights are packed in the same order.
 #pragma once
 
-constexpr bool JOINED = DILATION_W == 1 && GAP == 0;  // the taps of a row are neighbours
+constexpr bool JOINED = DILATION_W == 1 && GAP == 0;  // the taps of a row are contiguous
 constexpr int SEGMENTS = JOINED ? FILTER_HEIGHT : FILTER_HEIGHT * FILTER_WIDTH;
 constexpr int LENGTH = JOINED ? FILTER_WIDTH * CHANNELS : CHANNELS;
 constexpr int STEP = 32 / sizeof(Element), LANE = STEP / 4;

@@ -1,10 +1,10 @@
 // packed[segment][step][block of 8 filters][lane][register] = weight[filter][segment][k], 0 where there is none
 //
-// The weights of `conv2d/ragged.cu` as the lanes of mma.sync hold them, two registers each: once, before the first call.
-// conv2d/ragged.cuh says what segments and steps are.
-// What bounds it: memory.
+// Weights of `conv2d/ragged.cu` in mma.sync fragment order, two registers per lane, packed once before the first call.
+// conv2d/ragged.cuh defines segments and steps.
+// Limiter: memory.
 //
-// Serves `ragged`.
+// Rung: `ragged`.
 #include "common/elements.cuh"
 #include "common/ptx.cuh"
 #include "conv2d/ragged.cuh"

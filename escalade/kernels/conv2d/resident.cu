@@ -1,15 +1,14 @@
 // y[pixel][filter] = activated(sum over k of x[pixel][k] * weight[filter][k] + bias[filter] + residual[pixel][filter])
 //
-// 1x1 filters without padding, where memory and latency are what counts. A block of threads brings its column of the
-// weights, all of k, to shared memory once. From there on its warps go their own ways, without a barrier: each takes tiles
-// of TILE pixels, whose channels go from global memory straight to the registers of mma.sync, 16 bytes a lane, and whose
-// results go straight to y, 16 bytes a lane: the weights are packed so that both orders fit (conv2d/resident.cuh). As soon
-// as a block of channels is multiplied, the one DEPTH blocks ahead takes its registers, past the end of a tile too. So
-// copies, products and epilogues of different warps overlap by themselves. A prologue is done with a block of channels in
-// those registers, right before its products.
-// What bounds it: memory, or the epilogue where results are many and their activation is dear.
+// 1x1 filters without padding, limited by memory and latency. A CTA loads its column of the weights, all of k, into
+// smem once. Then its warps run independently, without barriers: each takes tiles of TILE pixels, loads their channels
+// directly into mma.sync registers and stores results directly to y, both 16 bytes per lane; the weights are packed so
+// that both orders fit (conv2d/resident.cuh). As soon as a block of channels is multiplied, the block DEPTH ahead is
+// loaded into its registers, across tile boundaries too, so loads, MMAs and epilogues of different warps overlap. A
+// prologue is applied to a block of channels in registers, right before its MMAs.
+// Limiter: memory, or the epilogue if results are many and their activation is expensive.
 //
-// Serves `resident`.
+// Rung: `resident`.
 #include "common/conv_shape.cuh"
 #include "common/epilogue.cuh"
 #include "common/mma_tile.cuh"
@@ -18,19 +17,19 @@
 #include "conv2d/resident.cuh"
 
 constexpr int THREADS = WARPS * 32;
-constexpr int TILE = PIXEL_BLOCKS * 8;                  // pixels of a warp's tile
-constexpr int ROWS = PIXEL_BLOCKS * 2;                  // of whose results a lane has some
-constexpr int RESULT_WORDS = FILTER_BLOCKS * 2 / WORD;  // for each of them
+constexpr int TILE = PIXEL_BLOCKS * 8;                  // pixels per warp tile
+constexpr int ROWS = PIXEL_BLOCKS * 2;                  // pixels whose results a lane holds in part
+constexpr int RESULT_WORDS = FILTER_BLOCKS * 2 / WORD;  // per row
 constexpr int COLUMN_FILTERS = FILTER_BLOCKS * 16, COLUMNS = (FILTERS + COLUMN_FILTERS - 1) / COLUMN_FILTERS;
 #ifdef PROLOGUE
-constexpr int ALL_CHANNELS = ROUNDS * DEPTH * BLOCK;  // those of the last round too that do not exist
+constexpr int ALL_CHANNELS = ROUNDS * DEPTH * BLOCK;  // including those of the last round that do not exist
 #else
 constexpr int ALL_CHANNELS = 0;
 #endif
-using Slot = u32[PIXEL_BLOCKS][4];  // what a lane has of a block of channels: of one pixel in eight
+using Slot = u32[PIXEL_BLOCKS][4];  // a lane's part of a block of channels: one pixel in eight
 using Sums = float[PIXEL_BLOCKS][FILTER_BLOCKS][4];
 
-// Where a lane's pixels of a tile begin in x, in units of 16 bytes. Behind the last pixel it is that one again.
+// Start of a lane's pixels of a tile in x, in units of 16 bytes. Past the last pixel it repeats that one.
 struct Source {
     u32 pixels[PIXEL_BLOCKS];
     u32 gates[PIXEL_BLOCKS];  // of their images, likewise
@@ -50,7 +49,7 @@ struct Source {
     }
 };
 
-// A lane's channels of a block; zeros behind the last, if there may be such (PARTIAL).
+// A lane's channels of a block; zeros past the last channel if the block may exceed it (PARTIAL).
 template <int WORDS, bool PARTIAL>
 __device__ __forceinline__ void load(Slot& slot, const Element* x, const Source& source, int block) {
     const int channel = block * BLOCK + threadIdx.x % 4 * (WORDS * WORD);
@@ -64,17 +63,17 @@ __device__ __forceinline__ void load(Slot& slot, const Element* x, const Source&
     }
 }
 
-// Whether a block may reach beyond the channels, as all that take the same slot.
+// True if a block, or any block that shares its slot, may exceed the channels.
 __host__ __device__ constexpr bool is_partial(int block) { return (block + 1) * BLOCK > CHANNELS; }
 
-// The block of a slot in a tile's first round.
+// Loads a slot's block of a tile's first round.
 template <int SLOT>
 __device__ __forceinline__ void load_first(Slot& slot, const Element* x, const Source& source) {
     constexpr bool halved = HALF && SLOT == BLOCKS - 1;
     load<halved ? 2 : 4, halved ? CHANNELS % (BLOCK / 2) != 0 : is_partial(SLOT)>(slot, x, source, SLOT);
 }
 
-// Two neighbours as they are stored, and back. Templates, since other results have no pairs in a register.
+// Two adjacent elements as stored, and back. Templates because 32-bit results have no packed pairs.
 template <class Stored = Element>
 __device__ __forceinline__ void to_words(u32* words, float low, float high) {
     if constexpr (sizeof(Stored) == 2) words[0] = pack_pair<Stored>(low, high);
@@ -87,13 +86,13 @@ __device__ __forceinline__ float2 from_words(const u32* words) {
     else return make_float2(__uint_as_float(words[0]), __uint_as_float(words[1]));
 }
 
-// What the prologue reads besides x; gains and shifts, with zeros behind the last channel, lie in shared memory.
+// Operands of the prologue besides x; gains and shifts are in smem, zero past the last channel.
 struct OfChannels {
     const float *gains, *shifts;
     const Element* gates;
 };
 
-// What is multiplied in place of a lane's channels of a block.
+// Applies the prologue to a lane's channels of a block.
 template <int WORDS, bool PARTIAL>
 __device__ __forceinline__ void prepare(Slot& slot, const Source& source, int block, const OfChannels& operands) {
 #ifdef PROLOGUE
@@ -122,10 +121,10 @@ __device__ __forceinline__ void prepare(Slot& slot, const Source& source, int bl
 #endif
 }
 
-// A block of channels of all pixels by all filters, from the weights of its first step on.
+// One block of channels: all pixels by all filters, starting with the weights of its first step.
 template <int COUNT>
 __device__ __forceinline__ void multiply(Sums& sums, const Slot& slot, const u32* weights) {
-    const int lane = anew(threadIdx.x % 32);  // or weights would be read long before, and kept
+    const int lane = anew(threadIdx.x % 32);  // else the compiler hoists the weight loads and keeps them in registers
 #pragma unroll
     for (int step = 0; step < COUNT; ++step) {
         u32 b[PIXEL_BLOCKS][2];
@@ -145,8 +144,7 @@ __device__ __forceinline__ void multiply(Sums& sums, const Slot& slot, const u32
     }
 }
 
-// All slots of a round, one after the other, and what comes next into each of them: of this tile, or in its LAST round of
-// the next one.
+// Multiplies all slots of a round in order and refills each: from this tile or, in its LAST round, from the next.
 template <bool LAST, int SLOT = 0>
 __device__ __forceinline__ void take_round(Sums& sums, Slot (&slots)[DEPTH], const u32* weights, const Element* x,
                                            const Source& now, const Source& next, int round,
@@ -170,7 +168,7 @@ __device__ __forceinline__ void fill(Slot (&slots)[DEPTH], const Element* x, con
     }
 }
 
-// Where a lane's results go: 2 * WIDTH neighbouring filters of each group of WIDTH blocks, of two pixels in eight.
+// A lane's results: 2 * WIDTH adjacent filters of each group of WIDTH blocks, for two pixels in eight.
 struct Target {
     int left, first_filter;
     long long at;
@@ -197,7 +195,7 @@ struct Target {
     }
 };
 
-// The sums before the first product: the bias.
+// Initializes the accumulators with the bias.
 template <int FIRST = 0>
 __device__ __forceinline__ void begin(Sums& sums, const float* biases) {
     if constexpr (FIRST < FILTER_BLOCKS) {
@@ -257,7 +255,7 @@ __device__ __forceinline__ void finish(const Sums& sums, const Residuals& residu
     }
 }
 
-// One group of copies for each round, so that the first products need not wait for the last weights.
+// One cp.async group per round, so that the first MMAs need not wait for the last weights.
 __device__ __forceinline__ void copy_weights(u32* weights, const u32* packed) {
 #pragma unroll 1
     for (int round = 0; round < ROUNDS; ++round) {
@@ -268,8 +266,8 @@ __device__ __forceinline__ void copy_weights(u32* weights, const u32* packed) {
     }
 }
 
-// All threads of the block come here once a round, in order: its weights are there for all of them then, those of PENDING
-// rounds behind it perhaps not.
+// Called by all threads once per round, in order. On return the round's weights are visible to all; those of the
+// PENDING later rounds may still be in flight.
 template <int PENDING = ROUNDS - 1>
 __device__ __forceinline__ void await_weights(int round) {
     if constexpr (PENDING > 0) {
@@ -284,7 +282,7 @@ __device__ __forceinline__ void await_weights(int round) {
     }
 }
 
-// `count` numbers, with zeros for those from the `existing` on.
+// Copies `count` values, zero-filled from index `existing` on.
 template <class From>
 __device__ __forceinline__ void copy_floats(float* to, const From* from, int count, int existing) {
 #pragma unroll 1
@@ -322,10 +320,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 #endif
     if (release_dependents) let_next_launch_start();
 
-    // Every warp takes at least one tile, a warp without one a tile whose stores are all masked: the barriers of
-    // `await_weights` must be reached by the whole block at the same place.
+    // Every warp takes at least one tile; a warp without one takes a tile whose stores are all masked. The whole CTA
+    // must reach the barriers of `await_weights` at the same point.
     await_weights(0);
-    int awaited = 1;  // rounds whose weights are there
+    int awaited = 1;  // rounds whose weights have arrived
 #pragma unroll 1
     do {
         const Source next(tile + stride, shape, pixels);

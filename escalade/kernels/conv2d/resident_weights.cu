@@ -1,10 +1,10 @@
 // packed[column][step][block of 16 filters][lane][register] = weight[filter][k], 0 where there is none
 //
-// The weights of `conv2d/resident.cu` as the lanes of mma.sync hold them, rounded in TF32: once, before the first call.
-// conv2d/resident.cuh says which filters and channels these are.
-// What bounds it: memory.
+// Weights of `conv2d/resident.cu` in mma.sync fragment order, rounded in TF32, packed once before the first call.
+// conv2d/resident.cuh defines the order of filters and channels.
+// Limiter: memory.
 //
-// Serves `resident`.
+// Rung: `resident`.
 #include "common/elements.cuh"
 #include "common/ptx.cuh"
 #include "conv2d/resident.cuh"
@@ -17,7 +17,7 @@ extern "C" __global__ void conv2d_resident_weights(const Element* __restrict__ w
     if (column >= columns) return;
     const int step = word / STEP_WORDS, filter_block = word / 128 % FILTER_BLOCKS, lane = word / 4 % 32;
     const int row = lane / 4 + word % 2 * 8, high = word / 2 % 2;
-    const int loaded = HALF && step == STEPS - 1 ? LANE / 2 : LANE;  // channels of a lane at once
+    const int loaded = HALF && step == STEPS - 1 ? LANE / 2 : LANE;  // channels per lane and load
     const int channel = step / 2 * BLOCK + lane % 4 * loaded + (step % 2 * 2 + high) * WORD + in_word;
     const int filter = (column * FILTER_BLOCKS) * 16 + filter_of(filter_block, row);
     float value = 0.f;

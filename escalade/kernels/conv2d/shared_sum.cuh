@@ -1,11 +1,12 @@
-// The sum of a tile that the SPLITS blocks of a cluster share.
+// Split-K reduction of one output tile across the SPLITS CTAs of a cluster, through DSMEM.
 //
-// A warpgroup's sums are PIECES, four sums of every thread each. A warp's part of a piece is finished by one of the
-// blocks, its owner: whoever has a part of the sum pushes that from registers into the owner's shared memory, where a
-// barrier counts the bytes, and the owner adds the PARTS up in order when all have come. So nobody waits for a block
-// from which it needs nothing, and a block leaves when it has what it owns: then nothing is on its way to it any more.
-// Piece p of the first warp is owned by block p % SPLITS, of the others by later ones: else all would push to the same
-// owner at a time. Of what a block owns its warpgroups have every SHARERS-th, with a barrier each.
+// A warpgroup's accumulators are PIECES, each of four accumulators per thread. Each warp's share of a piece has one
+// owner CTA. Every CTA with a partial sum pushes it from registers into the owner's smem; an mbarrier counts the bytes.
+// The owner adds the PARTS in a fixed order once all have arrived, so the result is deterministic. There is no
+// cluster-wide barrier: a CTA waits only for data it needs, and exits when it has received everything it owns, because
+// then nothing is in flight to it.
+// CTA p % SPLITS owns piece p of warp 0; for the other warps the owner is shifted, or all warps would push to one CTA
+// at once. SHARERS warpgroups of the owner each take every SHARERS-th piece, with one barrier each.
 #pragma once
 
 #include "common/hopper.cuh"
@@ -13,23 +14,23 @@
 template <int PIECES, int PARTS, int SHARERS>
 struct SharedSum {
     static constexpr int PIECE_BYTES = 128 * 16, WARPS = 4;
-    static constexpr int MOST = (PIECES + SPLITS - 1) / SPLITS;  // that a block owns
+    static constexpr int MOST = (PIECES + SPLITS - 1) / SPLITS;  // pieces per owner
     static constexpr int BYTES = MOST * PARTS * PIECE_BYTES;
     static constexpr int MOST_OF_ONE = (MOST + SHARERS - 1) / SHARERS;
-    static constexpr int LOADS = PARTS >= 16 ? 1 : 16 / PARTS;  // of pieces, so many hide the way
+    static constexpr int LOADS = PARTS >= 16 ? 1 : 16 / PARTS;  // loads in flight: 16 hide the smem latency
     static constexpr int AT_ONCE = LOADS < MOST_OF_ONE ? LOADS : MOST_OF_ONE;
 
-    const u32 received;  // the parts of what this block owns
-    const u32 barriers;  // one a sharer
-    const u32 rank;      // of this block
+    const u32 received;  // partial sums of the pieces this CTA owns
+    const u32 barriers;  // one per sharer
+    const u32 rank;      // of this CTA in the cluster
 
     __device__ __forceinline__ static int own_warp() { return threadIdx.x / 32 % WARPS; }
-    // How many blocks further the owners of a warp's pieces are.
+    // Owner shift of a warp, in CTAs.
     __device__ __forceinline__ static int shift(int warp) { return warp * SPLITS / WARPS; }
-    // A warp's first piece here.
+    // First piece of a warp that this CTA owns.
     __device__ __forceinline__ int first(int warp) const { return (rank + SPLITS - shift(warp)) % SPLITS; }
 
-    // How many a warp of a sharer has, and which: its `number`-th.
+    // Number of pieces a warp of a sharer finishes, and the index of its `number`-th.
     __device__ __forceinline__ int count(int sharer, int warp) const {
         const int owned = (PIECES + SPLITS - 1 - first(warp)) / SPLITS;
         return (owned + SHARERS - 1 - sharer) / SHARERS;
@@ -38,14 +39,14 @@ struct SharedSum {
     __device__ __forceinline__ int piece(int sharer, int number) const {
         return first(own_warp()) + SPLITS * (sharer + SHARERS * number);
     }
-    // Pieces of all warps.
+    // Over all warps.
     __device__ __forceinline__ int count_of_all(int sharer) const {
         int sum = 0;
         for (int warp = 0; warp < WARPS; ++warp) sum += count(sharer, warp);
         return sum;
     }
 
-    // Called by one thread, before the cluster's barrier.
+    // Called by one thread, before the cluster barrier.
     __device__ __forceinline__ void init() const {
         if constexpr (SPLITS > 1)
             for (int sharer = 0; sharer < SHARERS; ++sharer) {
@@ -55,7 +56,7 @@ struct SharedSum {
             }
     }
 
-    // After the cluster's barrier. Where there is no cluster, a barrier of the warpgroups has to follow.
+    // Call after the cluster barrier. Without a cluster, a barrier of the warpgroups must follow.
     __device__ __forceinline__ void push(const float* sums, int part) const {
         const u32 own = received + (part * 128 + threadIdx.x % 128) * 16;
         const int turn = shift(own_warp());
@@ -71,12 +72,12 @@ struct SharedSum {
         }
     }
 
-    // Waits until all parts of a sharer's pieces have come.
+    // Waits until all parts of a sharer's pieces have arrived.
     __device__ __forceinline__ void wait(int sharer) const {
         if constexpr (SPLITS > 1) barrier_wait(barriers + 8 * sharer, 0);
     }
 
-    // The sums of a sharer's pieces from number `start` on, as far as it has so many.
+    // Totals of up to AT_ONCE of a sharer's pieces, starting at number `start`.
     __device__ __forceinline__ void add_up(float (&sums)[AT_ONCE][4], int sharer, int start) const {
         const u32 own = received + threadIdx.x % 128 * 16;
         float4 parts[AT_ONCE][PARTS];

@@ -1,26 +1,24 @@
 // y[pixel][filter] = activated(sum over taps and channels of x[window(pixel, tap)][c] * weight[filter][tap][c] +
 //                              bias[filter] + residual[pixel][filter])
-// or, with HAS_MASK, the sum where the mask, which comes in the residual's place, is positive: the gradient of a ReLU. In
-// NHWC.
+// or, with HAS_MASK, mask > 0 ? sum : 0, the gradient of a ReLU; the mask is passed in place of the residual. NHWC.
 //
-// Few channels and many filters, where writing y is what takes time: a network's first layer, and the gradient of the
-// input of its last one if that has few filters. A band of rows of x lies in shared memory, pixel by pixel, with channels
-// filled up to whole words; the k of a product are words of the taps, one after the other, so nothing is ever gathered.
-// Filters are the rows of mma.sync, in an order in which a lane's results of a pixel are neighbours: they leave
-// straight from registers, 16 bytes a lane and whole lines a warp. Weights are put in the order of registers by each block
-// as it begins, so no launch packs them. FLIPPED: the weights are those of the convolution whose gradient this is, which
-// lie [c][tap][filter], and taps run backwards.
-// STEPS is of an image: products of 8 columns across; PITCH the words of a row of a band.
-// PRODUCTS == 3 is for fp32: operands are split into two TF32 parts. Tensor cores round towards zero at each of the few
-// steps: results are off by 3e-7 to 5e-7 on an H200, where sums of their own for each step would take registers that a
-// second block needs.
-// POOL_H x POOL_W: y has the maxima of windows of so many pixels, side by side, and with PLACES where they are, a byte
-// each, 255 where a ReLU has cut it off. A warp has the rows of a window in neighbouring steps and a lane its two columns,
-// so maxima are found in registers, and what they are of is never written.
-// What bounds it: memory, which y is written to; of pooled results, instructions.
+// Few channels, many filters, limited by writing y: a network's first layer, and the input gradient of its last one if
+// that has few filters. A band of rows of x is in smem, pixel by pixel, channels padded to whole words; the k of an MMA
+// are the words of the taps in order, so nothing is gathered. Filters are the rows of mma.sync, permuted so that a
+// lane's results of a pixel are adjacent: they are stored directly from registers, 16 bytes per lane and whole lines
+// per warp. Each CTA permutes the weights itself when it starts, so no launch packs them.
+//   FLIPPED   weights are [c][tap][filter], those of the convolution this is the gradient of, and the taps are reversed
+//   STEPS     MMAs of 8 columns across an image; PITCH: words per row of a band
+//   PRODUCTS  3: fp32, operands split into two TF32 parts. Tensor cores round toward zero at each of the few steps:
+//             results are off by 3e-7 to 5e-7 on an H200; separate accumulators per step would take registers that a
+//             second CTA needs
+//   POOL_H, POOL_W  y is the max over disjoint windows, with PLACES also the argmax, one byte each, 255 where a ReLU is
+//                   inactive. A warp has the rows of a window in adjacent steps and a lane its two columns, so the max
+//                   is taken in registers and the full-size result is never written
+// Limiter: writing y; if pooled, instruction issue.
 //
-// Serves `skinny`. conv2d_input_gradient launches it with FLIPPED and HAS_MASK. common/placed_maximum.cuh
-// has PyTorch's rule for the place of a maximum.
+// Rung: `skinny`. conv2d_input_gradient launches it with FLIPPED and HAS_MASK. common/placed_maximum.cuh has PyTorch's
+// argmax rule.
 #include "common/epilogue.cuh"
 #include "common/mma_tile.cuh"
 #include "common/pairs.cuh"
@@ -34,11 +32,11 @@ struct SkinnyShape {  // filled by escalade/ops/conv2d/rungs/skinny.py, in this 
 };
 
 constexpr bool PAIRED = sizeof(Element) == 2;
-constexpr int UNIT = 4 / sizeof(Element);                    // elements of a word
+constexpr int UNIT = 4 / sizeof(Element);  // elements per word
 constexpr int PIXEL_WORDS = (CHANNELS + UNIT - 1) / UNIT;
-constexpr int LANE = 16 / sizeof(Element);                   // neighbouring filters of a lane
-constexpr int PACKS = PAIRED ? 1 : 2;                        // of them
-constexpr int FILTERS = 64;                                  // of a warp: rows of four products
+constexpr int LANE = 16 / sizeof(Element);  // adjacent filters per lane
+constexpr int PACKS = PAIRED ? 1 : 2;       // of them
+constexpr int FILTERS = 64;                 // per warp: rows of four MMAs
 constexpr int TILES_M = FILTERS / 16;
 constexpr int TAPS = FILTER_HEIGHT * FILTER_WIDTH;
 constexpr int WORDS = TAPS * PIXEL_WORDS;
@@ -46,19 +44,19 @@ constexpr int STEPS_K = (WORDS + 7) / 8;
 constexpr int BAND_ROWS = (BAND - 1) * STRIDE_H + (FILTER_HEIGHT - 1) * DILATION_H + 1;
 constexpr int THREADS = WARPS_M * WARPS_N * 32;
 constexpr int BLOCK_FILTERS = WARPS_M * FILTERS;
-constexpr int PARTS = PRODUCTS == 3 ? 2 : 1;                 // of a number
-constexpr int WEIGHT_WORDS = STEPS_K * TILES_M * 32 * 4;     // of a warp's filters, in each part
+constexpr int PARTS = PRODUCTS == 3 ? 2 : 1;              // parts per number
+constexpr int WEIGHT_WORDS = STEPS_K * TILES_M * 32 * 4;  // of a warp's filters, per part
 
 static_assert(TILES_N % POOL_H == 0 && BAND % POOL_H == 0 && 2 % POOL_W == 0, "windows that a warp's lanes have whole");
 
 using Word = Pack<Element, UNIT>;
 
-// The filter, counted from the warp's first, that row `group + 8 * half` of product i is.
+// Filter, relative to the warp's first, of row `group + 8 * half` of MMA i.
 __device__ __forceinline__ int filter_of(int i, int half, int group) {
     return PAIRED ? group * LANE + 2 * i + half : half * FILTERS / 2 + group * LANE + i;
 }
 
-// Word `word` of a filter's weights; zeros for what does not exist.
+// Word `word` of a filter's weights, zero-padded.
 __device__ __forceinline__ u32 weight_word(const Element* weight, int filter, int word, int filters) {
     const int tap = word / PIXEL_WORDS, first = word % PIXEL_WORDS * UNIT;
     Word result;
@@ -73,7 +71,7 @@ __device__ __forceinline__ u32 weight_word(const Element* weight, int filter, in
     return reinterpret_cast<const u32&>(result);
 }
 
-// The weights of all the block's filters in the order in which lanes hold them; of split ones, low parts behind all high.
+// Weights of the CTA's filters in fragment order; the low parts of split weights follow all high parts.
 __device__ __forceinline__ void stage_weights(u32* weights, const Element* weight, int first_filter, int filters) {
 #pragma unroll 4
     for (int at = threadIdx.x; at < WARPS_M * WEIGHT_WORDS; at += THREADS) {
@@ -86,7 +84,7 @@ __device__ __forceinline__ void stage_weights(u32* weights, const Element* weigh
     }
 }
 
-// A band of x, zeros outside of it.
+// A band of x, zero outside the image.
 __device__ __forceinline__ void stage_band(u32* words, const Element* x, const SkinnyShape& shape, int band) {
     const int n = band / shape.bands, first_row = band % shape.bands * BAND * STRIDE_H - shape.pad_h;
     const int pixels = PITCH / PIXEL_WORDS;
@@ -108,7 +106,7 @@ __device__ __forceinline__ void stage_band(u32* words, const Element* x, const S
 
 using Sums = float[TILES_M][TILES_N][4];
 
-// The sums before the first product: the bias. A lane's filters are neighbours, eight of them or twice four.
+// Initializes the accumulators with the bias. A lane's filters are adjacent: eight, or twice four.
 __device__ __forceinline__ void begin(Sums& sums, const float* biases) {
     Pack<float, 4> packs[2] = {};
     const int group = threadIdx.x % 32 / 4;
@@ -126,17 +124,18 @@ __device__ __forceinline__ void begin(Sums& sums, const float* biases) {
             }
 }
 
-// Where a step's 8 pixels begin: their row and first column in the band; behind the last step, that one again.
+// Row and first column in the band of a step's 8 pixels; past the last step it repeats that one.
 struct Steps {
     int row[TILES_N], column[TILES_N];
-    int count;  // of them that exist
+    int count;  // number that exist
 
     __device__ __forceinline__ explicit Steps(int first) {
         const int all = BAND * STEPS;
         count = min(TILES_N, all - first);
 #pragma unroll
         for (int j = 0; j < TILES_N; ++j) {
-            const int step = min(first + j, all - 1), windows = step / POOL_H;  // those below each other come together
+            // vertically adjacent rows of a window are consecutive
+            const int step = min(first + j, all - 1), windows = step / POOL_H;
             row[j] = windows / STEPS * POOL_H + step % POOL_H;
             column[j] = windows % STEPS * 8;
         }
@@ -179,7 +178,7 @@ __device__ __forceinline__ void multiply(Sums& sums, const u32* words, const u32
     }
 }
 
-// Two neighbours as they are stored, and back. Templates, since other results have no pairs in a register.
+// Two adjacent elements as stored, and back. Templates because 32-bit results have no packed pairs.
 template <class Stored = Element>
 __device__ __forceinline__ void to_words(u32* words, float2 two) {
     if constexpr (sizeof(Stored) == 2) words[0] = pack_pair<Stored>(two.x, two.y);
@@ -192,29 +191,29 @@ __device__ __forceinline__ float2 from_words(const u32* words) {
     else return make_float2(__uint_as_float(words[0]), __uint_as_float(words[1]));
 }
 
-// Two results of neighbouring filters, but for a ReLU, by what lies at their place in the residual or mask.
+// Two results of adjacent filters before the ReLU; `other` is their residual or mask.
 __device__ __forceinline__ float2 finished(float2 sums, float2 other) {
     if (!HAS_MASK) return activated_pair<HAS_RESIDUAL, false>(sums, other);
-    return make_float2(other.x <= 0.f ? 0.f : sums.x, other.y <= 0.f ? 0.f : sums.y);  // a NaN lets the gradient through
+    return make_float2(other.x <= 0.f ? 0.f : sums.x, other.y <= 0.f ? 0.f : sums.y);  // NaN passes the gradient
 }
 
-// A lane's results of one pixel, LANE neighbouring filters. `side` says which of the two pixels of a step it has.
+// A lane's results of one pixel, LANE adjacent filters. `side` selects one of the two pixels of a step.
 __device__ __forceinline__ void finish_pixel(float (&results)[LANE], const Sums& sums, int j, int side, int pack,
                                              const Element* residual) {
     Pack<u32, 4> others = {};
     if (HAS_MASK || HAS_RESIDUAL) others = load_pack<u32, 4>(reinterpret_cast<const u32*>(residual));
 #pragma unroll
     for (int pair = 0; pair < LANE / 2; ++pair) {
-        const int first = PAIRED ? pair : 2 * pair, second = PAIRED ? pair : 2 * pair + 1;  // their products
-        const int row = PAIRED ? 0 : pack, other_row = PAIRED ? 1 : pack;                   // and which 8 rows
+        const int first = PAIRED ? pair : 2 * pair, second = PAIRED ? pair : 2 * pair + 1;  // their MMAs
+        const int row = PAIRED ? 0 : pack, other_row = PAIRED ? 1 : pack;                   // their 8 rows
         const float2 sums_of_two = {sums[first][j][row * 2 + side], sums[second][j][other_row * 2 + side]};
         const float2 two = finished(sums_of_two, from_words(&others.at[pair * 2 / UNIT]));
         results[pair * 2] = two.x, results[pair * 2 + 1] = two.y;
     }
 }
 
-// The largest results of a window, which begins with step j and `side`, and where they are. With EXACT a NaN has its
-// place too, at the price of another comparison for each result; without, the function says whether there is one.
+// Max and argmax of a window that begins at step j and `side`. EXACT also gives a NaN its index, at the price of
+// another comparison per result; without it, the return value reports a NaN.
 template <bool EXACT>
 __device__ __forceinline__ bool find_largest(Largest (&largest)[LANE], const Sums& sums, int j, int side, int pack,
                                              const Element* residual, long long row_step, int column_step) {
@@ -236,7 +235,7 @@ __device__ __forceinline__ bool find_largest(Largest (&largest)[LANE], const Sum
     return found_nan;
 }
 
-// The ReLU comes last: it is that of the largest.
+// The ReLU is applied last, to the max.
 __device__ __forceinline__ void store(Element* y, const Largest (&largest)[LANE]) {
     const auto result = [&](int e) { return HAS_RELU ? max_nan(largest[e].value, 0.f) : largest[e].value; };
     Pack<u32, 4> words;

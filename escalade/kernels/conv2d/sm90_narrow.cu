@@ -1,31 +1,30 @@
 // y[n][h][w][k] = finish(sum over r, s, c of x[n][h + r * DILATION_H - pad_h][w + s * DILATION_W - pad_w][c]
 //                                            * weight[k][r][s][c])                              (conv2d/finish.cuh)
 //
-// For few filters, stride 1, NHWC. With pixels as rows and 32 filters as columns a product reads its rows from shared
-// memory for longer than it multiplies; with filters as rows half of the product is empty. Here the columns are the
-// filters of all FILTER_WIDTH taps of a row of the filter, and the rows are the pixels of a window, numbered across
-// its rows:
+// For few filters, stride 1, NHWC. With pixels as rows and 32 filters as columns, an MMA spends longer reading its rows
+// from smem than multiplying; with filters as rows, half of the MMA is empty. Here the columns are the filters of all
+// FILTER_WIDTH taps of a filter row, and the rows are the pixels of a window, numbered across its rows:
 //   part[v][s][k] = sum over r, c of window[v + r * DILATION_H * WINDOW_WIDTH][c] * weight[k][r][s][c]
-// A pixel is then read FILTER_HEIGHT times only, and the parts are added up, each from s * DILATION_W pixels further,
-// on their way through shared memory: y[v][k] = finish(sum over s of part[v + s * DILATION_W][s][k]).
-// Blocks stay: all weights of their filters lie in shared memory from the first tile to the last. Where that has no room
-// for all FILTERS, blocks side by side have a part of them each. Every warpgroup that multiplies has
-// tiles, windows and a thread that copies them of its own, so that it waits for no other.
-// What bounds it: the reads of shared memory, 16 + WGMMA_N / 4 cycles a step of WGMMA_N / 2, and those of the parts.
+// So a pixel is read only FILTER_HEIGHT times. The epilogue adds the parts through smem, each shifted by s * DILATION_W
+// pixels: y[v][k] = finish(sum over s of part[v + s * DILATION_W][s][k]).
+// Persistent CTAs keep all weights of their filters in smem; if those do not fit, FILTER_PARTS adjacent CTAs split the
+// filters. Every consumer warpgroup has its own tiles, windows and copying thread, so it never waits for another.
+// Limiter: smem reads, 16 + WGMMA_N / 4 cycles per step of WGMMA_N / 2 MMA cycles, plus those of the parts.
 //
-// Serves `narrow`. Read finish.cuh (the epilogue) and products.cuh first.
+// Rung: `narrow`. Read finish.cuh (epilogue) and products.cuh first.
 #include "common/conv_shape.cuh"
 #include "common/ring.cuh"
-#include "common/wgmma_widths.cuh"  // before what uses them
+#include "common/wgmma_widths.cuh"  // must precede its users
 #include "conv2d/finish.cuh"
 #include "conv2d/products.cuh"
 
-constexpr int THREADS = CONSUMERS * (128 + 32);  // a warpgroup that multiplies, and a warp that copies
-constexpr int ROW_BYTES = 128;                   // channels of a pixel, or of a filter's tap: what the swizzle spans
+constexpr int THREADS = CONSUMERS * (128 + 32);  // per consumer: a warpgroup, and a warp that copies
+constexpr int ROW_BYTES = 128;                   // channels per pixel or filter tap: the swizzle span
 constexpr int STEP_BYTES = 32, STEPS = ROW_BYTES / STEP_BYTES;
 constexpr int SLAB = ROW_BYTES / sizeof(Element), SLABS = (CHANNELS + SLAB - 1) / SLAB;
 constexpr int LAST_STEPS = ((CHANNELS - (SLABS - 1) * SLAB) * int(sizeof(Element)) + STEP_BYTES - 1) / STEP_BYTES;
-constexpr int FILTER_PARTS = (FILTERS + PADDED - 1) / PADDED;  // of PADDED filters, a multiple of 8: columns of a tap
+// groups of PADDED filters (a multiple of 8), the columns of a tap
+constexpr int FILTER_PARTS = (FILTERS + PADDED - 1) / PADDED;
 constexpr bool PADS = FILTERS % PADDED != 0;
 constexpr int ROW_WEIGHT_BYTES = WGMMA_N * ROW_BYTES, WEIGHT_ROWS = SLABS * FILTER_HEIGHT;
 static_assert(FILTER_WIDTH * PADDED <= WGMMA_N, "a row of taps is one product wide");
@@ -33,12 +32,12 @@ static_assert(FILTER_WIDTH * PADDED <= WGMMA_N, "a row of taps is one product wi
 constexpr int REACH_H = (FILTER_HEIGHT - 1) * DILATION_H, REACH_W = (FILTER_WIDTH - 1) * DILATION_W;
 constexpr int WINDOW_WIDTH = TILE_COLUMNS + REACH_W;
 constexpr int WINDOW_BYTES = (TILE_ROWS + REACH_H) * WINDOW_WIDTH * ROW_BYTES;
-constexpr int BLOCKS = (TILE_ROWS * WINDOW_WIDTH + 63) / 64;  // of 64 rows of the product
+constexpr int BLOCKS = (TILE_ROWS * WINDOW_WIDTH + 63) / 64;  // 64-row MMAs per tile
 constexpr int READ_BYTES = (BLOCKS * 64 + REACH_H * WINDOW_WIDTH) * ROW_BYTES;
 constexpr int STAGE_BYTES = ((READ_BYTES > WINDOW_BYTES ? READ_BYTES : WINDOW_BYTES) + 1023) / 1024 * 1024;
 
-// Parts leave for STAGED filters at a time, VECTOR of a pixel by a lane: 16 filters, or all of them where their stores
-// are short, so that lanes that are neighbours write neighbours. The pitch keeps rows apart that lanes write at once.
+// Parts are staged STAGED filters at a time, VECTOR of a pixel per lane: 16 filters, or all of them where stores are
+// short, so that adjacent lanes store adjacent addresses. The pitch avoids bank conflicts between rows written at once.
 constexpr int STAGED = VECTOR * sizeof(Output) < 8 || PADDED % 16 ? PADDED : 16;
 constexpr int UNITS = (STAGED == PADDED && FILTER_PARTS == 1 ? FILTERS : STAGED) / VECTOR;
 constexpr int STAGED_PITCH = FILTER_WIDTH * STAGED + (FILTER_WIDTH * STAGED % 16 ? 0 : 8);
@@ -48,11 +47,11 @@ static_assert(FILTERS % VECTOR == 0, "stores are aligned");
 using Windows = Ring<STAGES, STAGE_BYTES>;
 using Sums = float[BLOCKS][WGMMA_N / 2];
 
-struct Memory {  // addresses in shared memory
-    u32 weights;       // slab by slab, row of taps by row
-    u32 windows;       // rings, one a consumer
-    u32 staged;        // parts, likewise
-    u32 weights_full;  // barriers: one for each row of taps of a slab
+struct Memory {        // smem addresses
+    u32 weights;       // by k-tile, then by filter row
+    u32 windows;       // one ring per consumer
+    u32 staged;        // parts, one buffer per consumer
+    u32 weights_full;  // barriers: one per k-tile and filter row
 
     static constexpr int WINDOWS_AT = WEIGHT_ROWS * ROW_WEIGHT_BYTES;
     static constexpr int STAGED_AT = WINDOWS_AT + CONSUMERS * STAGES * STAGE_BYTES;
@@ -72,7 +71,7 @@ struct Memory {  // addresses in shared memory
     }
 };
 
-// Zeros where no copy arrives but products read.
+// Zero-fills the bytes that MMAs read but no copy writes.
 __device__ __forceinline__ void clear_gaps(const Memory& memory) {
     const float4 zeros = make_float4(0.f, 0.f, 0.f, 0.f);
     if (READ_BYTES > WINDOW_BYTES)
@@ -87,7 +86,7 @@ __device__ __forceinline__ void clear_gaps(const Memory& memory) {
     fence_async_proxy();
 }
 
-// The tiles of one consumer. Few tiles go to as many blocks.
+// The tiles of one consumer. The consumer is the slow index, so few tiles spread over as many CTAs.
 struct Work {
     const ConvShape& shape;
     const int column_tiles, row_tiles, tiles, first, step;
@@ -122,7 +121,7 @@ __device__ __forceinline__ void copy_weights(const TensorMap& map, const Memory&
     }
 }
 
-// Weights need not wait for the launch in front if they are ready; otherwise the first window comes before them.
+// Weights that are ready need not wait for the previous launch (PDL); otherwise the first window is copied before them.
 __device__ __forceinline__ void copy_windows(const TensorMap& window_map, const TensorMap& weight_map,
                                              const Memory& memory, const Work& work, int consumer,
                                              bool weights_ready) {
@@ -142,7 +141,7 @@ __device__ __forceinline__ void copy_windows(const TensorMap& window_map, const 
     }
 }
 
-// ------------------------------------------------------------------ products
+// ------------------------------------------------------------------ mainloop
 
 template <int COUNT>
 __device__ __forceinline__ void multiply_slab(Sums& sums, const Memory& memory, u32 window, int slab) {
@@ -150,7 +149,7 @@ __device__ __forceinline__ void multiply_slab(Sums& sums, const Memory& memory, 
     u64 weights = operand_descriptor(memory.weights + slab * FILTER_HEIGHT * ROW_WEIGHT_BYTES);
 #pragma unroll 1
     for (int r = 0; r < FILTER_HEIGHT; ++r) {
-        barrier_wait(memory.weights_full + (slab * FILTER_HEIGHT + r) * 8, 0);  // passed at once after the first tile
+        barrier_wait(memory.weights_full + (slab * FILTER_HEIGHT + r) * 8, 0);  // returns at once after the first tile
         wgmma_fence();
 #pragma unroll
         for (int k = 0; k < COUNT; ++k)
@@ -164,10 +163,10 @@ __device__ __forceinline__ void multiply_slab(Sums& sums, const Memory& memory, 
     }
 }
 
-// A slab is released when the next one's products have been issued, so that the tensor cores always have work.
+// A k-tile is released once the MMAs of the next are issued, so the tensor cores never run dry.
 __device__ __forceinline__ void multiply_window(Sums& sums, const Memory& memory, Windows& ring) {
     constexpr int WHOLE_SLABS = LAST_STEPS == STEPS ? SLABS : SLABS - 1;
-    constexpr int SLAB_GROUPS = FILTER_HEIGHT < 7 ? FILTER_HEIGHT : 7;  // more are not counted
+    constexpr int SLAB_GROUPS = FILTER_HEIGHT < 7 ? FILTER_HEIGHT : 7;  // wgmma_wait counts up to 7 groups
 #pragma unroll 1
     for (int slab = 0; slab < WHOLE_SLABS; ++slab, ring.next()) {
         ring.wait_full();
@@ -186,9 +185,9 @@ __device__ __forceinline__ void multiply_window(Sums& sums, const Memory& memory
     ring.release((ring.stage + STAGES - 1) % STAGES);
 }
 
-// ------------------------------------------------------------------ parts to results
+// ------------------------------------------------------------------ epilogue: parts to results
 
-// Two neighbouring columns of a lane's rows, from the first of the STAGED filters of every tap on.
+// Stages two adjacent columns of a lane's rows, for STAGED filters of every tap from `first` on.
 __device__ __forceinline__ void stage_parts(float* staged, const Sums& sums, int first) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
     float* const to = staged + (16 * warp + lane / 4) * STAGED_PITCH + lane % 4 * 2;
@@ -206,8 +205,8 @@ __device__ __forceinline__ void stage_parts(float* staged, const Sums& sums, int
                 }
 }
 
-// The sums of VECTOR filters of a pixel. Where these are two times 16 bytes, every other lane begins with the second, for
-// the banks.
+// Sums of VECTOR filters of a pixel. If these are two 16-byte reads, odd lanes begin with the second to avoid bank
+// conflicts.
 __device__ __forceinline__ void add_parts(float (&sums)[VECTOR], const float* from, bool other) {
     constexpr int WORDS = VECTOR < 4 ? VECTOR : 4, READS = VECTOR / WORDS;
     Pack<float, WORDS> parts[READS] = {};
@@ -222,7 +221,7 @@ __device__ __forceinline__ void add_parts(float (&sums)[VECTOR], const float* fr
             for (int e = 0; e < WORDS; ++e) parts[read].at[e] += part.at[e];
         }
 #pragma unroll
-    for (int e = 0; e < VECTOR; ++e) {  // selected, not indexed, so that parts stay in registers
+    for (int e = 0; e < VECTOR; ++e) {  // select, do not index: keeps parts in registers
         const int read = e / WORDS;
         sums[e] = READS == 2 && other ? parts[READS - 1 - read].at[e % WORDS] : parts[read].at[e % WORDS];
     }
@@ -251,7 +250,7 @@ struct Store {
     __device__ __forceinline__ void tile(const Sums& sums, float* staged, const Work::Tile& tile, int consumer) const {
 #pragma unroll
         for (int first = 0; first < PADDED; first += STAGED) {
-            warpgroup_sync(consumer);  // the parts before have been read
+            warpgroup_sync(consumer);  // the previous parts have been read
             stage_parts(staged, sums, first);
             warpgroup_sync(consumer);
             for (int i = threadIdx.x % 128; i < TILE_ROWS * TILE_COLUMNS * UNITS; i += 128) {

@@ -1,27 +1,25 @@
 // y[pixel][filter] = finish(sum over k of input[pixel][k] * weight[filter][k])      (conv2d/finish.cuh)
 //
-// The implicit GEMM with Hopper's own units, in NHWC, by blocks that stay: each takes tile after tile of output pixels
-// and filters. The producer, one thread, starts copies (TMA) into a ring of stages, slabs of 128 bytes of channels of a
-// filter tap, and runs ahead over the ends of tiles; the consumers, two warpgroups, do mainloop (wgmma) and epilogue.
-//   SHARE     0: ping-pong: each warpgroup has tiles of its own, and the epilogue of one's tile lies under the mainloop
-//             of the other's; 1: they share a tile, half of the pixels each; 2: half of the filters each;
-//             3: every other slab each, and add up at the end
-//   SWAPPED   filters are the rows of the product and pixels its columns: 64 filters then feed the tensor cores as well
-//             as 256 do, for it is the operand with the columns that is read again for every 64 rows
-//   BUFFERS   results go through so many panels of shared memory a warpgroup, by TMA (if PLACED or pooled, by
-//             all threads),
-//             and residuals come that way, under the mainloop; 0: straight from registers to y
-//   CLUSTER   so many neighbouring blocks share each tile of weights: a part is copied by each, to all
-//   SPLITS    so many blocks of a cluster share the sum of one tile, for problems of few tiles (conv2d/shared_sum.cuh);
-//             PARTS_APART: parts come into shared memory of their own, else over the ring when all have done with it
-//   PROMOTED  the sums of every slab are added up by ordinary additions: in FP8 tensor cores keep about 14 bits
-//   PLACED    y is a part of a larger image: every so many pixels, every so many rows
-//   POOL_H, POOL_W  y has the maxima of windows of so many pixels side by side, with PLACES where they are, a byte each:
-//             those of a panel, whose 64 pixels are whole rows of windows, found by all threads
-//   CLASSES   so many classes of pixels, each with taps and places of its own, have tiles in one launch
-//             (conv2d/pixel_classes.cuh)
-//   MN_MAJOR  weights lie as [k][filters], taps backwards: those of the convolution whose gradient this one is
-// What bounds it: tensor cores and power; with 64 filters the copies from L2.
+// Implicit GEMM on Hopper, NHWC: persistent CTAs loop over output tiles of pixels by filters. One producer thread
+// issues TMA loads into a ring of stages and runs ahead across tile boundaries; a k-tile is 128 bytes of channels of
+// one filter tap. Two consumer warpgroups run the wgmma mainloop and the epilogue.
+//   SHARE     0: ping-pong, each warpgroup has its own tiles, one's epilogue overlaps the other's mainloop; 1: they
+//             split the pixels of a tile; 2: they split its filters; 3: they take alternate k-tiles and add up at the
+//             end
+//   SWAPPED   filters are the rows of the MMA, pixels its columns: then 64 filters feed the tensor cores as well as
+//             256, because the column operand is what is re-read for every 64 rows
+//   BUFFERS   staging tiles per warpgroup: results leave through smem by TMA (by all threads if PLACED or pooled), and
+//             residuals arrive there during the mainloop; 0: directly from registers to y
+//   CLUSTER   CTAs that share each weight tile by multicast; each loads a part
+//   SPLITS    CTAs of a cluster that split the k-tiles of one output tile, for problems of few tiles
+//             (conv2d/shared_sum.cuh); PARTS_APART: the exchange has its own smem, else it reuses the ring
+//   PROMOTED  accumulate every k-tile in fp32 registers: FP8 tensor cores keep only about 14 bits
+//   PLACED    y is a strided subset of a larger image (conv2d/placement.cuh)
+//   POOL_H, POOL_W  y is the max over disjoint POOL_H x POOL_W windows, with PLACES also their argmax, one byte each;
+//                   the 64 pixels of a staging tile are whole rows of windows
+//   CLASSES   sub-pixel phases computed by one launch (conv2d/pixel_classes.cuh)
+//   MN_MAJOR  weights are [k][filters] with the taps reversed: those of the convolution this one is the gradient of
+// Limiter: tensor cores and power; with 64 filters, loads from L2.
 //
 // Rung                 switches
 //   persistent         BUFFERS 0
@@ -29,10 +27,10 @@
 //   swapped_operands   SWAPPED, BUFFERS 2 or 4
 //   cluster_multicast  CLUSTER 2, with BUFFERS, SWAPPED or not
 //   cluster_split_k    SPLITS up to 8, SHARE 1 to 3, BUFFERS 0
-// conv2d_input_gradient launches it too: `tma_wgmma` as a plain convolution, `persistent` with HAS_MASK, MN_MAJOR and
-// PLACED, `one_launch` with CLASSES besides. Read sm90_persistent_tile.cuh (tiles, shared memory),
-// sm90_persistent_copies.cuh (the producer), sm90_persistent_products.cuh (the mainloop), then the two epilogues:
-// sm90_persistent_straight.cuh, sm90_persistent_panels.cuh.
+// conv2d_input_gradient: `tma_wgmma` as a plain convolution, `persistent` with HAS_MASK, MN_MAJOR and PLACED,
+// `one_launch` also with CLASSES.
+// Read sm90_persistent_tile.cuh (tiles, smem), sm90_persistent_copies.cuh (producer), sm90_persistent_products.cuh
+// (mainloop), then the epilogues: sm90_persistent_straight.cuh, sm90_persistent_panels.cuh.
 #include "conv2d/sm90_persistent_copies.cuh"
 #include "conv2d/sm90_persistent_panels.cuh"
 #include "conv2d/sm90_persistent_products.cuh"
@@ -53,7 +51,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     const u32 panels = shared_address(shared_memory);
     Stages ring(panels + 2 * BUFFERS * PANEL_BYTES);
     const u32 residual_barriers = ring.stages + Stages::BYTES;
-    const u32 turn_barriers = residual_barriers + 2 * BUFFERS * 8;  // or those of parts
+    const u32 turn_barriers = residual_barriers + 2 * BUFFERS * 8;  // with SPLITS: those of the exchange
     const u32 received = PARTS_APART ? turn_barriers + 2 * 8 : ring.stages;
     const u32 rank = CLUSTER_BLOCKS > 1 ? cluster_rank() : 0;
     const auto parts_of = [&](int consumer) {
@@ -70,10 +68,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         prefetch_map(pixel_map);
         prefetch_map(weight_map);
     }
-    // Consumers wait for the barriers of the others; copies need not.
+    // Only consumers access the other CTAs' barriers, so only they wait; the producer starts at once.
     if (SPLITS > 1 && PARTS_APART) cluster_arrive_relaxed();
     __syncthreads();
-    if (CLUSTER > 1) cluster_sync();  // the barriers of the others are ready too
+    if (CLUSTER > 1) cluster_sync();  // the other CTAs' barriers are initialized too
     const Problem problem(shape, classes, shortcut_shape.channels);
     const int first = blockIdx.x / CLUSTER_BLOCKS, step = gridDim.x / CLUSTER_BLOCKS;
     if (threadIdx.x < 128) {
@@ -86,7 +84,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             copier.copy_tiles(ring, first, step, ahead);
             if (release_dependents) let_next_launch_start();
         }
-        if (SPLITS > 1) {  // the barrier counts all threads
+        if (SPLITS > 1) {  // the cluster barrier counts all threads
             if (!PARTS_APART) cluster_arrive();
             cluster_wait();
         }
@@ -102,8 +100,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         PanelWriter<(BUFFERS > 0 ? BUFFERS : 1)> panel_writer{residual_map, output_map, finish, writer, consumer,
                                                               panels + consumer * BUFFERS * PANEL_BYTES,
                                                               residual_barriers + consumer * BUFFERS * 8, places};
-        // Ping-pong: a warpgroup begins when the other has waited for all stages of the tile before. The first turn
-        // is free: a barrier that nobody has arrived at passes for the parity before.
+        // Ping-pong: a warpgroup begins once the other has waited for all stages of the previous tile. The first turn
+        // is free: waiting on the previous parity of a fresh barrier returns at once.
         u32 turn = consumer == 0;
         const auto slabs_of = [&](const Tile& tile) {
             const int slabs = problem.block_slabs(tile.pixel_class, rank);
@@ -119,7 +117,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                 tile_placement.offset_w = classes.of[tile.pixel_class].offset_w;
             }
             const int slabs = slabs_of(tile);
-            int skipped = 0;  // of the other's tile, asked for while registers are free
+            int skipped = 0;  // k-tiles of the other warpgroup's tile; computed here, where registers are free
             if (PING_PONG && index + step < problem.tiles) skipped = slabs_of(Tile(problem, index + step, rank));
             if (BUFFERS > 0) panel_writer.begin(pixel, filter);
             if (PING_PONG) barrier_wait(turn_barriers + 8 * consumer, turn);
@@ -140,5 +138,5 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         }
         if (BUFFERS > 0) panel_writer.end();
     }
-    if (CLUSTER > 1) cluster_sync();  // nobody leaves while another may reach into its shared memory
+    if (CLUSTER > 1) cluster_sync();  // no CTA exits while another may access its smem
 }

@@ -1,9 +1,9 @@
-// The producer of a persistent block, one thread: it copies the slabs of tile after tile into the ring.
+// Producer of a persistent CTA: one thread copies the k-tiles of all its tiles into the ring.
 #pragma once
 
 #include "conv2d/sm90_persistent_tile.cuh"
 
-// A walk over the slabs of a sum: all channels of a tap, then the next tap, at last the shortcut's channels.
+// Iterator over k-tiles: all channels of a tap, then the next tap, finally the shortcut's channels.
 struct Walk {
     const Problem& problem;
     const int pixel_class;
@@ -31,7 +31,7 @@ struct Walk {
         }
     }
 
-    // The row and the column of the tap among those of weights that have the taps backwards.
+    // Row and column of the tap in weights whose taps are reversed.
     __device__ __forceinline__ int weight_r() const {
         if constexpr (CLASSES == 1) return problem.shape.filter_height - 1 - r;
         return problem.classes.of[pixel_class].tap_h - r * problem.classes.step_h;
@@ -41,14 +41,14 @@ struct Walk {
         return problem.classes.of[pixel_class].tap_w - s * problem.classes.step_w;
     }
 
-    // The tap among those of weights that have been turned around, all taps of the filter whatever the class.
+    // Index of the tap in flipped weights, which hold all taps of the filter whatever the phase.
     __device__ __forceinline__ int weight_tap() const {
         if constexpr (CLASSES == 1) return tap;
         const ConvShape& shape = problem.shape;
         return shape.filter_height * shape.filter_width - 1 - weight_r() * shape.filter_width - weight_s();
     }
 
-    // Where the tap's pixels lie from the corner of the launch's windows on.
+    // Offset of the tap's pixels from the window origin of the launch.
     __device__ __forceinline__ int down() const {
         return r * problem.shape.dilation_h + (CLASSES > 1 ? problem.classes.of[pixel_class].shift_h : 0);
     }
@@ -82,7 +82,7 @@ struct Copier {
         }
     }
 
-    // The weights of the first stages, which have never been used; says how many.
+    // Loads the weights of the first stages, which are empty at the start. Returns their number.
     __device__ __forceinline__ int copy_ahead(Stages ring, int index) const {
         const Tile tile(problem, index, rank);
         const int count = min(problem.block_slabs(tile.pixel_class, rank), STAGES);
@@ -94,7 +94,7 @@ struct Copier {
         return count;
     }
 
-    // Copies tile after tile; of the first `ahead` slabs the weights are on their way.
+    // Loads all tiles. The weights of the first `ahead` k-tiles are already in flight.
     __device__ __forceinline__ void copy_tiles(Stages ring, int first, int step, int ahead) const {
         const ConvShape& shape = problem.shape;
         for (int index = first; index < problem.tiles; index += step) {

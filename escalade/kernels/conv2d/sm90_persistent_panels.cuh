@@ -1,4 +1,4 @@
-// The epilogue of a persistent block by TMA, through panels in shared memory, where residuals come first.
+// Epilogue of a persistent CTA through staging tiles in smem, by TMA. Residuals are loaded into them first.
 #pragma once
 
 #include "common/largest_pair.cuh"
@@ -6,11 +6,11 @@
 
 constexpr int WINDOW = POOL_H * POOL_W;
 constexpr bool POOLED = WINDOW > 1;
-constexpr bool BY_THREADS = PLACED || POOLED;  // results leave panels without TMA
+constexpr bool BY_THREADS = PLACED || POOLED;  // threads, not TMA, store the staging tiles
 static_assert(64 % WINDOW == 0 && !(PLACED && POOLED) && (BUFFERS > 0 || !POOLED), "windows that a panel has whole");
 
-// Registers to a panel, where residuals may lie already: bytes `filter` * sizeof(Output) of row `pixel`, 16-byte chunks
-// swizzled as TMA expects.
+// Address of a result in a staging tile, which may already hold the residual: byte `filter` * sizeof(Output) of row
+// `pixel`, 16-byte chunks swizzled as TMA expects.
 __device__ __forceinline__ u32 panel_address(u32 panel, int pixel, int filter) {
     const int byte = filter % BOX_FILTERS * sizeof(Output);
     return panel + filter / BOX_FILTERS * BOX_BYTES + pixel * ROW_BYTES + ((byte / 16 ^ pixel % 8) * 16) + byte % 16;
@@ -31,7 +31,7 @@ __device__ __forceinline__ void write_matrices(const float* sums, u32 panel, con
             else load_matrices(packed, address);
         }
 #pragma unroll
-        for (int part = 0; part < 4; ++part) {  // part % 2: rows 8 to 15 of the warp's; part / 2: the second block
+        for (int part = 0; part < 4; ++part) {  // part % 2: rows 8 to 15 of the warp's 16; part / 2: second block
             const float* pair = sums + 4 * (block + part / 2) + 2 * (part % 2);
             const int low = SWAPPED ? 16 * warp + 8 * (part % 2) + lane / 4 : 8 * (block + part / 2) + 2 * (lane % 4);
             const FilterPair filters = SWAPPED ? finish.twice(first_filter + low) : finish.of(first_filter + low);
@@ -42,7 +42,7 @@ __device__ __forceinline__ void write_matrices(const float* sums, u32 panel, con
     }
 }
 
-// 32-bit results, each where it belongs: the lanes of a warp reach all banks.
+// 32-bit results, stored one by one: the lanes of a warp cover all banks.
 __device__ __forceinline__ void write_words(const float* sums, u32 panel, const Finish& finish, int first_filter) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
 #pragma unroll
@@ -64,8 +64,8 @@ struct PanelWriter {
     const Writer& writer;
     const int consumer;
     const u32 panels, barriers;                  // of this warpgroup
-    unsigned char* const places;                 // of maxima
-    const bool copier = threadIdx.x % 128 == 0;  // starts its copies
+    unsigned char* const places;                 // argmax of each pooling window
+    const bool copier = threadIdx.x % 128 == 0;  // issues this warpgroup's TMA copies
     u32 residual_parity = 0;
 
     struct Origin {
@@ -88,7 +88,7 @@ struct PanelWriter {
             if constexpr (PLACED) {
                 const Placement& placement = writer.placement;
                 const Place here = place(at.pixel, writer.shape, placement);
-                // A map for all classes begins at the first pixel of all.
+                // The map that covers all phases starts at the first pixel of all.
                 const int down = CLASSES > 1 ? placement.offset_h : 0, across = CLASSES > 1 ? placement.offset_w : 0;
                 tma_load_im2col(to, residual_map, full, filter, here.w - across, here.h - down, here.n, across, down);
             } else {
@@ -97,12 +97,13 @@ struct PanelWriter {
         }
     }
 
-    // Rows of a panel to where the placement has them, 16 bytes a thread, so that lines are written whole.
+    // Stores the rows of a staging tile to their placed positions, 16 bytes per thread, so that whole cache lines are
+    // written.
     __device__ __forceinline__ void store_placed(u32 panel, const Origin& at) const {
         constexpr int CHUNK = 16 / sizeof(Output), CHUNKS = 64 / CHUNK, AT_ONCE = 128 / CHUNKS;
         const int filter = threadIdx.x % CHUNKS * CHUNK, first = threadIdx.x % 128 / CHUNKS;
         if (!FILTERS_ALIGNED && at.filter + filter >= writer.shape.filters) return;
-#pragma unroll 4  // registers hold the places of so many
+#pragma unroll 4  // bounds the offsets held in registers
         for (int row = first; row < first + 64; row += AT_ONCE) {
             const int pixel = writer.stored(at.pixel + row);
             if (!writer.exists(at.pixel + row, pixel)) continue;
@@ -111,8 +112,8 @@ struct PanelWriter {
         }
     }
 
-    // The maxima of a panel's windows, 16 bytes a thread, and their places. Windows of a panel are whole rows of them. A
-    // template, since packs of e4m3 have no elements.
+    // Max over the windows of a staging tile, 16 bytes per thread, and their argmax. A staging tile holds whole rows of
+    // windows. A template because packs of e4m3 have no elements.
     template <class Stored>
     __device__ __forceinline__ void store_pooled(u32 panel, const Origin& at) const {
         constexpr int CHUNK = 16 / sizeof(Stored), CHUNKS = 64 / CHUNK, AT_ONCE = 128 / CHUNKS;
@@ -138,7 +139,7 @@ struct PanelWriter {
         }
     }
 
-    // Before the products: residuals arrive under them.
+    // Call before the mainloop: residuals arrive during it.
     __device__ __forceinline__ void begin(int first_pixel, int first_filter) {
         if (HAS_COMPANION && copier)
             for (int panel = 0; panel < BUFFERS; ++panel) fetch_residual(first_pixel, first_filter, panel);
@@ -165,7 +166,7 @@ struct PanelWriter {
                 if constexpr (POOLED) store_pooled<Output>(here, at);
                 else store_placed(here, at);
             }
-            if (!BY_THREADS || HAS_COMPANION) {  // what comes next is a copy
+            if (!BY_THREADS || HAS_COMPANION) {  // an async-proxy copy follows
                 fence_async_proxy();
                 warpgroup_sync(consumer);
             }
@@ -179,7 +180,7 @@ struct PanelWriter {
         }
     }
 
-    // The panels are read before the block leaves.
+    // Staging tiles must have been read before the CTA exits.
     __device__ __forceinline__ void end() {
         if (copier) tma_store_wait_read<0>();
     }

@@ -1,4 +1,4 @@
-// The mainloop of a persistent block's consumers, two warpgroups: they multiply stage after stage into their sums.
+// Mainloop of the two consumer warpgroups of a persistent CTA.
 #pragma once
 
 #include "conv2d/sm90_persistent_tile.cuh"
@@ -31,7 +31,7 @@ __device__ __forceinline__ void multiply_slab(Sums& sums, const Stages& ring, in
     wgmma_commit();
 }
 
-// A stage is released when the products after it have been issued, so that the tensor cores always have work.
+// A stage is released once the MMAs of the next are issued, so the tensor cores never run dry.
 __device__ __forceinline__ void multiply_slabs(Sums& sums, Stages& ring, int slabs, int first_pixel, int first_filter) {
     int previous = 0;
     for (int slab = 0; slab < slabs; ++slab) {
@@ -55,7 +55,7 @@ __device__ __forceinline__ void add(Sums& sums, const Sums& part) {
         for (int j = 0; j < COLUMNS / 2; ++j) sums[i][j] += part[i][j];
 }
 
-// The mainloop with every slab's sums by themselves: while one warpgroup adds up, the other multiplies.
+// Mainloop with separate accumulators per k-tile: while one warpgroup adds them up, the other multiplies.
 __device__ __forceinline__ void multiply_promoted(Sums& sums, Stages& ring, int slabs, int first_pixel,
                                                   int first_filter) {
 #pragma unroll

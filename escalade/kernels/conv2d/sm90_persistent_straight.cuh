@@ -1,22 +1,22 @@
-// The epilogue of a persistent block straight from registers to y; sums that come in parts are added up first.
+// Epilogue of a persistent CTA directly from registers to y; split-K parts are reduced first.
 #pragma once
 
 #include "common/warp.cuh"
 #include "conv2d/sm90_persistent_tile.cuh"
 #include "conv2d/placement.cuh"
 
-// A lane has two neighbouring filters of rows lane / 4 and lane / 4 + 8 of its warp's 16, in every 8 filters; the four
-// lanes of a row write 8 elements together.
+// In every 8 filters a lane holds two adjacent ones, of rows lane / 4 and lane / 4 + 8 of its warp's 16. The four lanes
+// of a row store 8 consecutive elements.
 struct Writer {
     const Finish& finish;
     Output* y;
     const ConvShape& shape;
     const Placement& placement;
     int pixels;
-    int y_pitch;  // elements from pixel to pixel where PITCHED: y is a part of a larger buffer
+    int y_pitch;  // elements between pixels where PITCHED: y is part of a larger buffer
 
-    // The pixel by which `offset` finds it: of several classes that of the whole image, which half as many registers
-    // hold as its offset. All of them have as many pixels here as the largest, and what others lack is negative.
+    // Pixel index for `offset`. With several phases it is the index in the whole image: half the registers of an
+    // offset. Every phase is padded to the largest one's pixel count; pixels it does not have return -1.
     __device__ __forceinline__ int stored(int pixel) const {
         if constexpr (CLASSES == 1) return pixel;
         const Place at = place(pixel, shape, placement);
@@ -57,7 +57,7 @@ struct Writer {
         }
     }
 
-    // Results of one byte: four lanes exchange what they have of 32 filters, so that each has 8 neighbours to store.
+    // 1-byte results: four lanes exchange 32 filters, so that each stores 8 consecutive ones.
     __device__ __forceinline__ void store_bytes(const Sums& sums, int warp_pixel, int first_filter) const {
         const int lane = threadIdx.x % 32;
 #pragma unroll
@@ -85,19 +85,20 @@ struct Writer {
         }
     }
 
-    // Four lanes each have a 16-bit part of four rows, and get row lane % 4, its parts in the order of the lanes.
+    // 4x4 transpose across four lanes: each holds one 16-bit part of four rows and receives row lane % 4, its parts in
+    // lane order.
     __device__ __forceinline__ static uint2 exchanged(const u32 (&parts)[4]) {
         const bool upper = threadIdx.x & 2, odd = threadIdx.x & 1;
         const u32 low = parts[0] | parts[1] << 16, high = parts[2] | parts[3] << 16;
         const u32 kept = upper ? high : low, got = __shfl_xor_sync(ALL_LANES, upper ? low : high, 2);
-        const u32 near = upper ? got : kept, far = upper ? kept : got;  // of lanes 0 or 1, and of 2 or 3
+        const u32 near = upper ? got : kept, far = upper ? kept : got;  // from lanes 0 or 1; from lanes 2 or 3
         const u32 firsts = (near & 0xFFFF) | far << 16, seconds = near >> 16 | (far & 0xFFFF0000);
         const u32 other = __shfl_xor_sync(ALL_LANES, odd ? firsts : seconds, 1);
         const u32 even_lanes = odd ? other : firsts, odd_lanes = odd ? seconds : other;
         return make_uint2((even_lanes & 0xFFFF) | odd_lanes << 16, even_lanes >> 16 | (odd_lanes & 0xFFFF0000));
     }
 
-    // Each warpgroup has its part of the sums, and stores the pieces that are its own.
+    // Each warpgroup pushes its part of the accumulators and stores the pieces it owns.
     __device__ __forceinline__ void store_shared_sum(const Sums& sums, const Parts& parts, int warp_pixel,
                                                      int first_filter) const {
         constexpr int BLOCKS = COLUMNS / 8;
@@ -111,7 +112,7 @@ struct Writer {
         if (SPLITS == 1) consumers_sync();
         const int count = parts.count(sharer);
         for (int start = 0; start < count; start += Parts::AT_ONCE) {
-            FilterPair pairs[Parts::AT_ONCE];  // come while the parts do
+            FilterPair pairs[Parts::AT_ONCE];  // loaded while the parts are in flight
 #pragma unroll
             for (int i = 0; i < Parts::AT_ONCE; ++i)
                 if (start + i < count) pairs[i] = finish.of(filter_of(parts.piece(sharer, start + i)));

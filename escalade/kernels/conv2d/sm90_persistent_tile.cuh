@@ -1,4 +1,4 @@
-// The tiles of sm90_persistent.cu and what shared memory holds of them; the prelude's constants are explained there.
+// Tiles of sm90_persistent.cu and their smem layout; the opening of that file explains the switches.
 #pragma once
 
 #include "common/conv_shape.cuh"
@@ -8,7 +8,7 @@
 #include "conv2d/pixel_classes.cuh"
 #include "conv2d/shared_sum.cuh"
 
-constexpr int ROW_BYTES = 128;  // what the swizzle spans
+constexpr int ROW_BYTES = 128;  // swizzle span
 constexpr int SLAB = ROW_BYTES / sizeof(Element);
 constexpr bool PING_PONG = SHARE == 0, DEPTH = SHARE == 3;
 constexpr int TILE_PIXELS = WG_PIXELS * (SHARE == 1 ? 2 : 1);
@@ -17,12 +17,12 @@ constexpr int PIXEL_BYTES = TILE_PIXELS * ROW_BYTES;
 constexpr int STAGE_BYTES = PIXEL_BYTES + TILE_FILTERS * ROW_BYTES;
 constexpr int WG_ROWS = SWAPPED ? WG_FILTERS : WG_PIXELS;
 constexpr int COLUMNS = SWAPPED ? WG_PIXELS : WG_FILTERS;
-constexpr int ATOMS = WG_ROWS / 64;  // blocks of 64 rows of a warpgroup
+constexpr int ATOMS = WG_ROWS / 64;  // 64-row MMAs per warpgroup
 constexpr int CLUSTER_BLOCKS = CLUSTER * SPLITS;
-constexpr int PARTS = SPLITS * (DEPTH ? 2 : 1);  // that a sum comes in
+constexpr int PARTS = SPLITS * (DEPTH ? 2 : 1);  // partial sums per output tile
 constexpr int THREADS = 384;
 
-// Results move in panels of 64 pixels and 64 filters, as boxes of 128 bytes a pixel.
+// Results are staged in tiles of 64 pixels by 64 filters, stored as boxes of 128 bytes per pixel.
 constexpr int BOX_BYTES = 64 * ROW_BYTES;
 constexpr int BOX_FILTERS = ROW_BYTES / sizeof(Output);
 constexpr int BOXES = sizeof(Output) / 2;
@@ -41,7 +41,8 @@ static_assert(!MN_MAJOR || (WG_FILTERS % 64 == 0 && CLUSTER == 1 && !SHORTCUT), 
 using Stages = Ring<STAGES, STAGE_BYTES>;  // pixels, then weights
 using Sums = float[ATOMS][COLUMNS / 2];
 
-// Parts of 64 pixels by 8 filters: both warpgroups have parts of the same sums, or each of its own.
+// Pieces of 64 pixels by 8 filters. With SHARE 3 both warpgroups hold parts of the same accumulators, else each its
+// own.
 using Parts = SharedSum<ATOMS * COLUMNS / 8, PARTS, DEPTH ? 2 : 1>;
 constexpr int PARTS_BYTES = (DEPTH ? 1 : 2) * Parts::BYTES;
 static_assert(PARTS == 1 || PARTS_APART || PARTS_BYTES <= STAGES * STAGE_BYTES, "parts lie over the ring");
@@ -65,7 +66,7 @@ struct Problem {
         shortcut_slabs = SHORTCUT ? (shortcut_channels + SLAB - 1) / SLAB : 0;
     }
 
-    // The taps of a class's filter.
+    // Taps of a phase's filter.
     __device__ __forceinline__ int taps_h(int pixel_class) const {
         return CLASSES > 1 ? classes.of[pixel_class].taps_h : shape.filter_height;
     }
@@ -73,7 +74,7 @@ struct Problem {
         return CLASSES > 1 ? classes.of[pixel_class].taps_w : shape.filter_width;
     }
 
-    // The slabs of a sum, and those among them that are a block's.
+    // K-tiles of an output tile, and the range of them that one CTA of a split computes.
     __device__ __forceinline__ int slabs(int pixel_class) const {
         return taps_h(pixel_class) * taps_w(pixel_class) * tap_slabs + shortcut_slabs;
     }
@@ -91,12 +92,12 @@ struct Problem {
 struct Tile {
     int pixel, filter, pixel_class = 0;
 
-    // Tiles that see the same pixels follow each other, so that x comes from DRAM once. The blocks of a cluster have
-    // neighbouring pixels; past the last there are zeros, and nothing is stored.
+    // Tiles over the same pixels are consecutive, so x is read from DRAM once. The CTAs of a cluster take adjacent
+    // pixels; past the last pixel TMA fills zeros and nothing is stored.
     __device__ __forceinline__ Tile(const Problem& problem, int index, u32 rank) {
         int m = index / problem.tiles_n;
-        // Classes follow each other over as many pixels as the blocks have at once: each block has as many tiles of one
-        // as of another, which may have more taps, and what x has there stays in L2 from the first class to the last.
+        // Phases alternate over as many pixels as the grid covers at once. Every CTA then gets equally many tiles of
+        // each phase (some have more taps), and their part of x stays in L2 from the first phase to the last.
         if constexpr (CLASSES > 1) {
             const int round = min(problem.tiles_m, max(1, int(gridDim.x) / CLUSTER_BLOCKS / problem.tiles_n));
             const int first = m / (CLASSES * round) * round, here = min(round, problem.tiles_m - first);

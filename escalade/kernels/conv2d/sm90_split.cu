@@ -1,24 +1,24 @@
 // y[pixel][filter] = relu(sum over k of input[pixel][k] * weight[filter][k] + bias[filter] + residual[pixel][filter])
-// or, with HAS_MASK, the sum where the mask is positive, which comes in the residual's place: the gradient of a ReLU.
+// or, with HAS_MASK, mask > 0 ? sum : 0, the gradient of a ReLU; the mask is passed in place of the residual.
 //
-// fp32's accuracy from fp16 products: x * 2^e = upper + lower, the weights likewise with a power of two for each filter
-// (common/halves.cuh), and three products of the halves for one: upper * upper + upper * lower + lower * upper.
+// fp32 accuracy from fp16 MMAs: x * 2^e = upper + lower, the weights likewise with a power of two per filter
+// (common/halves.cuh), and three MMAs replace one: upper * upper + upper * lower + lower * upper.
 //
-// TMA brings x as it is, slabs of 32 channels of one filter tap, into a ring of STAGES stages, and the halves of the
-// weights beside it. A lane reads the numbers of x that a product expects of it, cuts them in two in its
-// registers, and the warpgroup multiplies from there: nothing but x, weights and y ever passes through memory.
-// A product cuts off what it adds to its sums beyond their last bit. So it adds up 32 channels only, the small terms
-// first, and ordinary additions bring that to the totals: in parts, one being added while the others are multiplied.
+// TMA loads x unchanged, in k-tiles of 32 channels of one filter tap, into a ring of STAGES stages, beside the halves
+// of the weights. Each lane loads its fragment of x, splits it in registers, and the warpgroup multiplies from
+// registers: only x, weights and y pass through memory. The MMA truncates its accumulation, so it sums 32 channels
+// only, small terms first; fp32 additions then accumulate the totals part by part, one part being added while the
+// others multiply.
 //
-// 2^e is not known before x has been read. The first attempt takes 2^FIRST_EXPONENT, or with SAMPLED what some numbers
-// of x suggest, and notes the largest magnitude of x; a second launch looks at it, and does the work again if halves
-// with that power are not good enough.
+// 2^e depends on max |x|, which is unknown before x has been read. Attempt 0 uses 2^FIRST_EXPONENT, or with SAMPLED an
+// estimate from a sample of x, and records max |x|. A second launch checks it and recomputes if that power was not good
+// enough.
 //
-// A block is persistent: one thread is the producer, WARPGROUPS warpgroups are consumers. What bounds it: tensor cores,
-// a third of their fp16 rate, with tiles of 128 filters; copies from L2 with 64.
+// Persistent CTAs: one producer thread, WARPGROUPS consumer warpgroups. Limiter: tensor cores at a third of the fp16
+// rate with tiles of 128 filters; loads from L2 with 64.
 //
-// Serves `wgmma_split`. conv2d_input_gradient launches it with HAS_MASK, PLACED and SAMPLED. Read placement.cuh for
-// where results go.
+// Rung: `wgmma_split`. conv2d_input_gradient launches it with HAS_MASK, PLACED and SAMPLED. Read placement.cuh (output
+// offsets).
 #include "common/conv_shape.cuh"
 #include "common/epilogue.cuh"
 #include "common/magnitudes.cuh"
@@ -26,15 +26,15 @@
 #include "common/warp.cuh"
 #include "conv2d/placement.cuh"
 
-constexpr int SLAB = 32;  // channels of a stage
+constexpr int SLAB = 32;  // channels per stage
 constexpr int STEPS = SLAB / 16;
-constexpr int ROW_BYTES = 128;  // 32 numbers of x, or the halves of 32 weights
+constexpr int ROW_BYTES = 128;  // 32 elements of x, or both halves of 32 weights
 constexpr int TILE_M = 64 * WARPGROUPS;
 constexpr int PIXEL_BYTES = TILE_M * ROW_BYTES;
 constexpr int STAGE_BYTES = PIXEL_BYTES + TILE_N * ROW_BYTES;
-constexpr int PARTS = TILE_N / 64;  // a warpgroup's, of 64 pixels and filters: a lane has 32 sums of one
+constexpr int PARTS = TILE_N / 64;  // per warpgroup, 64 pixels by 64 filters each: 32 accumulators per lane
 constexpr int THREADS = (WARPGROUPS + 1) * 128;
-constexpr bool HAS_COMPANION = HAS_RESIDUAL || HAS_MASK;  // an image of y's shape besides
+constexpr bool HAS_COMPANION = HAS_RESIDUAL || HAS_MASK;  // auxiliary tensor of y's shape
 static_assert(!HAS_MASK || !(HAS_BIAS || HAS_RESIDUAL || HAS_RELU), "a mask comes alone");
 static_assert(BLOCKS_PER_SM * 128 * (COPY_REGISTERS + WARPGROUPS * PRODUCT_REGISTERS) <= 65536, "all there are");
 
@@ -42,12 +42,12 @@ using Stages = Ring<STAGES, STAGE_BYTES>;  // pixels, then weights
 using Part = float[32];
 using Sums = Part[PARTS];
 
-struct Fragments {  // what a lane holds of a slab of its warpgroup's pixels
+struct Fragments {  // a lane's share of a k-tile of its warpgroup's pixels
     u32 upper[STEPS][4], lower[STEPS][4];
 };
 
-// Which of 8 pixels the lanes of row lane / 4 hold: 0 4 1 5 2 6 3 7, so that eight neighbouring lanes read from chunks
-// of shared memory in different banks whatever the swizzle.
+// Pixel (of 8) held by the lanes of row lane / 4: 0 4 1 5 2 6 3 7. Eight adjacent lanes then read chunks in different
+// banks whatever the swizzle.
 __device__ __forceinline__ int lane_pixel() {
     const int row = threadIdx.x % 32 / 4;
     return row / 2 + row % 2 * 4;
@@ -60,20 +60,20 @@ struct Work {  // filled by escalade/ops/conv2d/rungs/sm90_split.py, in this ord
 struct Tile {
     int first_pixel, first_filter;
 
-    // Neighbours see the same pixels, so that x comes from DRAM once.
+    // Tiles over the same pixels are consecutive, so x is read from DRAM once.
     __device__ __forceinline__ Tile(int index, const Work& work)
         : first_pixel(index / work.tiles_n * TILE_M), first_filter(index % work.tiles_n * TILE_N) {}
 };
 
-// Starts the copies of a tile: all channels of a tap, then the next tap, then the shortcut. For one thread.
+// Issues the copies of a tile: all channels of a tap, then the next tap, then the shortcut. Called by one thread.
 __device__ __forceinline__ void load_tile(const Tile& tile, const TensorMap& pixel_map, const TensorMap& shortcut_map,
                                           const TensorMap& weight_map, const ConvShape& shape,
                                           const ShortcutShape& shortcut, Stages& ring) {
     const int row = tile.first_pixel / shape.output_width, column = tile.first_pixel % shape.output_width;
     const int n = row / shape.output_height, output_row = row % shape.output_height;
     const int h = output_row * shape.stride_h - shape.pad_h, w = column * shape.stride_w - shape.pad_w;
-    int k = 0;  // halves of the packed weights in front
-    const auto begin = [&] {  // the weights of the next stage; the caller adds the pixels
+    int k = 0;                // column of the packed weights
+    const auto begin = [&] {  // loads the weights of the next stage; the caller loads the pixels
         ring.wait_empty();
         barrier_expect(ring.full(ring.stage), STAGE_BYTES);
         tma_load_2d(ring.address() + PIXEL_BYTES, weight_map, ring.full(ring.stage), k, tile.first_filter);
@@ -99,11 +99,11 @@ __device__ __forceinline__ void load_tile(const Tile& tile, const TensorMap& pix
 extern __shared__ __align__(1024) unsigned char shared_memory[];
 
 struct Multiplier {
-    int row;  // of a stage's pixels: this lane's first
+    int row;  // this lane's first row of a stage's pixels
     float scale;
-    u32 largest = 0;  // of the keys of all magnitudes seen
+    u32 largest = 0;  // max over the keys of all magnitudes read
 
-    // Four channels of two rows for each step of a product; the swizzle takes the next step's 64 bytes further or back.
+    // Four channels of two rows per k-step. The swizzle XORs the next step's 64 bytes.
     __device__ __forceinline__ void split_slab(Fragments& fragments, const Stages& ring) {
         const unsigned char* first = shared_memory + ring.stage * STAGE_BYTES + row * ROW_BYTES;
         const int chunk = (threadIdx.x % 4 ^ lane_pixel()) * 16;
@@ -127,7 +127,7 @@ struct Multiplier {
 
 __device__ __forceinline__ void multiply(Part& sums, const Fragments& fragments, int part, const Stages& ring) {
     const u64 upper = operand_descriptor(ring.address() + PIXEL_BYTES + part * 64 * ROW_BYTES);
-    const u64 lower = upper + (ROW_BYTES / 2 >> 4);  // behind them in every row
+    const u64 lower = upper + (ROW_BYTES / 2 >> 4);  // stored behind the upper halves in every row
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < STEPS; ++step)
@@ -146,7 +146,7 @@ __device__ __forceinline__ void add(Part& totals, const Part& sums) {
     for (int e = 0; e < 32; ++e) totals[e] += sums[e];
 }
 
-// One slab, part after part: what was multiplied of the slab in front is added while the other parts are multiplied.
+// One k-tile, part by part: the previous k-tile's part is added to the totals while the other parts multiply.
 template <bool FIRST>
 __device__ __forceinline__ void advance(Sums& totals, Sums& sums, Fragments& fragments, Multiplier& multiplier,
                                         const Stages& ring) {
@@ -162,7 +162,7 @@ __device__ __forceinline__ void advance(Sums& totals, Sums& sums, Fragments& fra
     }
 }
 
-// Totals of a tile. Fragments take turns: while those of a slab are multiplied, the next slab's are made.
+// Totals of a tile. Fragments are double-buffered: the next k-tile is split while this one multiplies.
 __device__ __forceinline__ void multiply_tile(Sums& totals, Multiplier& multiplier, Stages& ring, int slabs) {
     Sums sums;
     Fragments even, odd;
@@ -179,7 +179,7 @@ __device__ __forceinline__ void multiply_tile(Sums& totals, Multiplier& multipli
         previous = ring.stage;
         ring.next();
     };
-    // Written out on both ways: where they met, the assembler would no longer know which products are finished.
+    // Duplicated on both paths: where they merged, ptxas would lose track of which wgmmas have completed.
     const auto end = [&] {
         wgmma_wait<0>();
         ring.release(previous);
@@ -199,7 +199,7 @@ __device__ __forceinline__ void multiply_tile(Sums& totals, Multiplier& multipli
     }
 }
 
-// A lane has two neighbouring filters of two pixels in every 8 filters; the four lanes of a pixel write 32 bytes.
+// In every 8 filters a lane holds two adjacent ones of two pixels; the four lanes of a pixel store 32 bytes.
 struct Output {
     const float *bias, *residual, *scales;
     float* y;
@@ -207,15 +207,15 @@ struct Output {
     const Placement& placement;
     int pixels;
     float2 image_scale;
-    int y_pitch;  // elements from pixel to pixel where PITCHED: y is a part of a larger buffer
+    int y_pitch;  // elements between pixels where PITCHED: y is part of a larger buffer
 
-    // What undoes the powers of two of x and of a filter may be no number of fp32's: two factors are.
+    // Undoes the powers of two of x and of a filter. Their product may exceed fp32's range; two factors do not.
     __device__ __forceinline__ float scaled(float total, float first, float second) const {
         return total * (first * image_scale.x) * (second * image_scale.y);
     }
 
     __device__ __forceinline__ static float finished(float sum, float added, float companion) {
-        if (HAS_MASK) return companion <= 0.f ? 0.f : sum;  // as PyTorch: a NaN lets the gradient through
+        if (HAS_MASK) return companion <= 0.f ? 0.f : sum;  // as PyTorch does: NaN in the mask passes the gradient
         return finish<HAS_BIAS, HAS_RESIDUAL, HAS_RELU>(sum, &added, 0, &companion, 0);
     }
 
@@ -298,7 +298,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
         Sums totals;
         multiply_tile(totals, multiplier, ring, work.slabs);
         output.store(totals, tile.first_pixel + first_row, tile.first_filter);
-        __syncwarp();  // lanes whose pixels lie beyond the last come back early; products take whole warps
+        __syncwarp();  // lanes past the last pixel return early; wgmma needs converged warps
     }
     if (attempt == 0) {
         const u32 largest = warp_max(multiplier.largest);

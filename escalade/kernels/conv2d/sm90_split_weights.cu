@@ -1,12 +1,12 @@
-// packed[filter][slab] = the upper halves of 32 weights, then their lower halves (common/halves.cuh)
+// packed[filter][k_tile] = the upper halves of 32 weights, then their lower halves (common/halves.cuh)
 //
-// A slab is 32 channels of one filter tap, filled up with zeros; those of the shortcut's weights come last. The weights
-// of a filter are first multiplied by the power of two that brings the largest of them to [2^14, 2^15); `scales` has
-// two factors a filter that undo it. Of every 16 channels the order is that in which four lanes with four neighbouring
-// channels each hold them as the rows of a product: 0 1 4 5 8 9 12 13, then 2 3 6 7 10 11 14 15.
-// One block a filter. What bounds it: memory, once for a network.
+// A k-tile is 32 channels of one filter tap, zero-padded; the shortcut's weights are last. The weights of a filter are
+// first multiplied by the power of two that brings their max magnitude into [2^14, 2^15); `scales` holds two factors
+// per filter that undo it. Every 16 channels are permuted to the order in which four lanes with four adjacent channels
+// each hold them as MMA rows: 0 1 4 5 8 9 12 13, then 2 3 6 7 10 11 14 15.
+// One CTA per filter. Limiter: memory, once per network.
 //
-// Serves `wgmma_split`. conv2d_input_gradient launches it too.
+// Rung: `wgmma_split`, also of conv2d_input_gradient.
 #include "common/halves.cuh"
 #include "common/warp.cuh"
 
@@ -19,7 +19,7 @@ __device__ __forceinline__ u32 largest_key(const float* __restrict__ weights, in
     return largest;
 }
 
-// Pair `pair` of a tap's channels, scaled and packed.
+// Scales and packs pair `pair` of a tap's channels.
 __device__ __forceinline__ void pack(const float* __restrict__ tap, int channels, int slab, int pair, float scale,
                                      u32* __restrict__ row) {
     const int channel = slab * SLAB + pair / 8 * 16 + pair % 4 * 4 + pair % 8 / 4 * 2;
@@ -48,7 +48,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const int exponent = scaling_exponent(magnitude_bits(largest));
     const float scale = power_of_two(exponent);
     if (threadIdx.x == 0) scales[filter] = undoing_factors(exponent);
-    // They are read in pairs, so an odd last one has a neighbour.
+    // Scales are read in pairs, so an odd last filter needs a second one.
     if (threadIdx.x == 1 && filter + 1 == gridDim.x && gridDim.x % 2) scales[filter + 1] = make_float2(0.f, 0.f);
 
     const int tap_slabs = (channels + SLAB - 1) / SLAB, image_slabs = taps * tap_slabs;

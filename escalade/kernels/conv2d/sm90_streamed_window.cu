@@ -3,41 +3,40 @@
 //                      + sum over c of shortcut[n][h * stride][w * stride][c] * shortcut_weight[k][c]
 //                      + bias[k] + residual[n][h][w][k])
 //
-// Stride 1, NHWC, any number of channels. As in sm90_window.cu one copy brings the window of a tile, and all taps
-// read it in place; but of 64 channels at a time (of 32 in TF32), and weights come after it tap by tap through a ring
-// of their own. For every 64 channels a tile of 64 filters and 224 pixels copies 30 + 72 KB where the implicit GEMM
-// copies 324. The shortcut's pixels come the same way after x, as windows of one tap: its tensor map leaves out what
-// the stride does.
-// Blocks stay, and two warpgroups ping-pong over tiles. With SPLITS, for problems of few tiles, the blocks of a cluster
-// share the channels of one tile, and each adds up and stores a part of its pixels.
-// What bounds it: the tensor cores, WGMMA_N columns a step of which TILE_ROWS x TILE_COLUMNS count.
+// Stride 1, NHWC, any number of channels. As in sm90_window.cu, one TMA load brings the window of a tile and all taps
+// read it in place; but 64 channels at a time (32 in TF32), and the weights follow tap by tap through a ring of their
+// own. Per 64 channels, a tile of 64 filters by 224 pixels loads 30 + 72 KB; the implicit GEMM loads 324. The
+// shortcut's pixels follow x as 1-tap windows; its tensor map applies the stride.
+// Persistent CTAs, two warpgroups in ping-pong over tiles. With SPLITS, for problems of few tiles, the CTAs of a
+// cluster split the channels of one tile, and each reduces and stores a part of its pixels.
+// Limiter: tensor cores; TILE_ROWS x TILE_COLUMNS of WGMMA_N columns per step are useful.
 //
-// Serves `streamed_window`. conv2d_input_gradient launches it with HAS_MASK and MN_MAJOR. Read window_tile.cuh (a tile
-// and its window), products.cuh, then shared_sum.cuh (SPLITS).
+// Rung: `streamed_window`. conv2d_input_gradient launches it with HAS_MASK and MN_MAJOR. Read window_tile.cuh (tile and
+// window), products.cuh, then shared_sum.cuh (SPLITS).
 #include "common/ring.cuh"
-#include "conv2d/window_tile.cuh"  // with its widths of wgmma, before what uses them
+#include "conv2d/window_tile.cuh"  // defines the wgmma widths its users need
 #include "conv2d/products.cuh"
 #include "conv2d/shared_sum.cuh"
 
 constexpr int TAPS = FILTER_HEIGHT * FILTER_WIDTH;
 constexpr MNMajor WEIGHTS = MN_MAJOR ? MNMajor::rows : MNMajor::none;
 static_assert(!(MN_MAJOR && SHORTCUT), "no gradient has a shortcut");
-// Bytes of a slab of the shortcut, numbered like the window's pixels.
+// Bytes of a k-tile of the shortcut, numbered like the window's pixels.
 constexpr int SHORTCUT_BYTES = STACKED ? WINDOW_BYTES : TILE_ROWS * WINDOW_WIDTH * ROW_BYTES;
 
 using Windows = Ring<WINDOWS, WINDOW_STAGE_BYTES>;
 using Taps = Ring<TAP_STAGES, TAP_BYTES>;
 static_assert(SPLITS == 1 || sizeof(Element) == 2, "a warp's filters are 32 bytes of a pixel");
-constexpr int PANELS_HERE = SPLITS > 1 ? 1 : PANELS;  // a shared sum is finished in one by all
-using Parts = SharedSum<BLOCKS, SPLITS, CONSUMERS>;  // of blocks of 8 pixels
+constexpr int PANELS_HERE = SPLITS > 1 ? 1 : PANELS;  // a split-K tile is finished in one, by both warpgroups
+using Parts = SharedSum<BLOCKS, SPLITS, CONSUMERS>;   // pieces are blocks of 8 pixels
 
-struct Memory {  // addresses in shared memory
-    u32 panels;  // one a consumer, or one for both
+struct Memory {  // smem addresses
+    u32 panels;  // one per consumer, or one shared by both
     Windows windows;
     Taps taps;
     u32 parts;
-    u32 residual_full;  // barriers: one a consumer
-    u32 turns;          // one a consumer, or of its parts
+    u32 residual_full;  // barriers: one per consumer
+    u32 turns;          // barriers: one per consumer, or those of the exchange
 
     // Stages first, for their alignment, then all barriers.
     static constexpr int WINDOWS_AT = PANELS_HERE * PANEL_BYTES, TAPS_AT = WINDOWS_AT + WINDOWS * WINDOW_STAGE_BYTES;
@@ -65,7 +64,7 @@ struct Maps {
     const TensorMap &windows, &weights, &shortcut, &shortcut_weights;
 };
 
-// A block's of the slabs of channels that an image has.
+// K-tiles of an image's channels that one CTA of a split computes.
 struct Slabs {
     int first, last;
 
@@ -88,16 +87,16 @@ struct Work {
           first(blockIdx.x / SPLITS), step(gridDim.x / SPLITS) {}
 
     __device__ __forceinline__ int end() const { return shape.tiles * shape.filter_tiles; }
-    // Tiles that see the same pixels follow each other, so that x comes from DRAM once.
+    // Tiles over the same pixels are consecutive, so x is read from DRAM once.
     __device__ __forceinline__ Tile tile(int index) const {
         return Tile(shape, index / shape.filter_tiles, index % shape.filter_tiles * FILTERS);
     }
-    // Stages that a tile passes through.
+    // Stages per tile.
     __device__ __forceinline__ int windows() const { return slabs.count() + shortcut.count(); }
     __device__ __forceinline__ int taps() const { return slabs.count() * TAPS + shortcut.count(); }
 };
 
-// ------------------------------------------------------------------ copies, by one thread
+// ------------------------------------------------------------------ producer, one thread
 
 __device__ __forceinline__ void load_tap(Taps& taps, const TensorMap& map, int channel, int tap, int filter) {
     taps.wait_empty();
@@ -106,7 +105,7 @@ __device__ __forceinline__ void load_tap(Taps& taps, const TensorMap& map, int c
     taps.next();
 }
 
-// The first taps of the first slab need not wait for the launch in front if weights are ready.
+// Weights that are ready need not wait for the previous launch (PDL): the first taps of the first k-tile go ahead.
 __device__ __forceinline__ void copy_tiles(const Maps& maps, const Work& work, Windows windows, Taps taps,
                                            bool weights_ready) {
     int ahead = weights_ready ? min(TAPS, TAP_STAGES) : 0;
@@ -131,9 +130,9 @@ __device__ __forceinline__ void copy_tiles(const Maps& maps, const Work& work, W
     }
 }
 
-// ------------------------------------------------------------------ products, by two warpgroups
+// ------------------------------------------------------------------ mainloop, two warpgroups
 
-// What a product has read is released when the next one has been issued, so that the tensor cores always have work.
+// A stage is released once the MMAs of the next are issued, so the tensor cores never run dry.
 __device__ __forceinline__ void multiply_slabs(Sums& sums, Windows& windows, Taps& taps, const Work& work) {
     int previous = 0;
     for (int slab = 0; slab < work.windows(); ++slab, windows.next()) {
@@ -141,7 +140,7 @@ __device__ __forceinline__ void multiply_slabs(Sums& sums, Windows& windows, Tap
         const int height = shortcut ? 1 : FILTER_HEIGHT, width = shortcut ? 1 : FILTER_WIDTH;
         windows.wait_full();
         u64 row = operand_descriptor(windows.address());
-        // Not unrolled: 36 products of as many operands as there are sums take seconds to compile.
+        // Not unrolled: 36 MMAs with WGMMA_N / 2 operands each take seconds to compile.
 #pragma unroll 1
         for (int r = 0; r < height; ++r, row += DILATION_H * WINDOW_WIDTH * ROW_BYTES >> 4)
 #pragma unroll 1
@@ -190,10 +189,10 @@ __device__ __forceinline__ void multiply_tiles(Panel& panel, const Element* bias
     }
 }
 
-// ------------------------------------------------------------------ a tile's sum shared by the blocks of a cluster
+// ------------------------------------------------------------------ split-K: one tile per cluster
 
-// The first warpgroup of every block multiplies; the second one's are the first of the pieces that the block owns, for
-// it has nothing else to do. Both finish in the same panel, pixels of their own.
+// The first warpgroup of every CTA multiplies. The second, otherwise idle, takes the first of the pieces that the CTA
+// owns. Both finish their pixels in the same staging tile.
 __device__ __forceinline__ void multiply_together(Panel& panel, int consumer, const Element* bias, Element* y,
                                                   const Memory& memory, const Work& work) {
     const Tile tile = work.tile(work.first);
@@ -209,11 +208,11 @@ __device__ __forceinline__ void multiply_together(Panel& panel, int consumer, co
         parts.push(sums, work.rank);
     }
     if (!count) return;
-    // Warp by warp, whose 16 filters are 32 bytes of a pixel, and pixel by pixel, for they are no box. Two pieces at a
-    // time; where to is known, and biases come, while the parts do.
+    // By warp (its 16 filters are 32 bytes of a pixel) and by pixel (the pixels do not form a TMA box), two pieces at a
+    // time. Addresses and biases are computed while the parts are in flight.
     const int half = threadIdx.x % 32 / 16, chunk = threadIdx.x / 32 % 4 * 2 + threadIdx.x / 8 % 2;  // of 8 filters
     const auto pixel_of = [&](int number) { return parts.piece(sharer, number) * 8 + threadIdx.x % 8; };
-    const auto place_of = [&](int pixel) -> Element* {  // if it is stored
+    const auto place_of = [&](int pixel) -> Element* {  // nullptr: not stored
         const WindowShape& shape = panel.shape;
         const int n = tile.image + (STACKED ? pixel / WINDOW_PIXELS : 0), within = STACKED ? pixel % WINDOW_PIXELS : pixel;
         const int row = within / WINDOW_WIDTH, column = within % WINDOW_WIDTH;
@@ -265,7 +264,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         prefetch_map(window_map);
         prefetch_map(weight_map);
     }
-    if (SPLITS > 1) cluster_arrive_relaxed();  // consumers wait for the barriers of the others, copies need not
+    if (SPLITS > 1) cluster_arrive_relaxed();  // only consumers access the other CTAs' barriers, so only they wait
     clear_gaps<WINDOWS, SHORTCUT ? SHORTCUT_BYTES : WINDOW_BYTES, PANELS_HERE>(memory.windows.stages, memory.panels);
     __syncthreads();
 

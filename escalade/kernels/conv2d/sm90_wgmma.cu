@@ -1,35 +1,33 @@
 // y[pixel][filter] = finish(sum over k of input[pixel][k] * weight[filter][k])      (conv2d/finish.cuh)
 //
-// The implicit GEMM with Hopper's own units, in NHWC: one tile of output pixels and filters a block. TMA brings
-// slabs of 128 bytes of channels of one filter tap, swizzled and K-major, into a ring of STAGES stages: it walks the
-// output pixels itself (im2col), over rows and images, and pads; past the last channel and the last filter there are
-// zeros. One instruction of a warpgroup (wgmma) then multiplies 64 pixels with all filters of the tile straight from
-// there; sums never leave registers before the epilogue stores them.
-// Without PRODUCER_WARPS a thread of the first warpgroup starts a copy whenever all have done with a stage; with one,
-// a producer warp does nothing else; with four, a producer warpgroup that leaves its registers to the consumers.
-// With SHORTCUT a 1x1 convolution of a second image joins the sums: its channels follow as more slabs.
-// With PROMOTE_SLABS the sums of so many slabs are added up in fp32 by ordinary additions: in FP8 tensor cores keep
-// only about 14 bits of a sum.
-// What bounds it: the copies from L2, 64 operations a byte with tiles of 128x128, then tensor cores and power.
+// Implicit GEMM on Hopper, NHWC: one CTA per output tile of pixels by filters. TMA loads k-tiles of 128 bytes of
+// channels of one filter tap, swizzled and K-major, into a ring of STAGES stages. In im2col mode it walks the output
+// pixels across rows and images and pads; past the last channel and filter it fills zeros. wgmma multiplies 64 pixels
+// by all filters of the tile directly from smem; accumulators stay in registers until the epilogue.
+//   PRODUCER_WARPS  0: a thread of the first warpgroup issues a copy whenever all have released a stage; 1: a producer
+//                   warp; 4: a producer warpgroup that gives its registers to the consumers
+//   SHORTCUT        a 1x1 convolution of a second image joins the sum: its channels follow as more k-tiles
+//   PROMOTE_SLABS   accumulate in fp32 registers after this many k-tiles: FP8 tensor cores keep only about 14 bits
+// Limiter: loads from L2 (64 operations per byte with tiles of 128x128), then tensor cores and power.
 //
 // Rung                 switches
 //   tma_wgmma          PRODUCER_WARPS 0
 //   producer_consumer  PRODUCER_WARPS 1 or 4
-// Read products.cuh (the mainloop's wgmma), then finish.cuh (the epilogue).
+// Read products.cuh (wgmma of the mainloop), then finish.cuh (epilogue).
 #include "common/conv_shape.cuh"
 #include "common/ring.cuh"
 #include "conv2d/finish.cuh"
 #include "conv2d/products.cuh"
 
-constexpr int ROW_BYTES = 128;  // what the swizzle spans
-constexpr int SLAB = ROW_BYTES / sizeof(Element);  // channels of a stage
+constexpr int ROW_BYTES = 128;                     // swizzle span
+constexpr int SLAB = ROW_BYTES / sizeof(Element);  // channels per stage
 constexpr int PIXEL_BYTES = TILE_M * ROW_BYTES;
 constexpr int STAGE_BYTES = PIXEL_BYTES + TILE_N * ROW_BYTES;
-constexpr int BLOCKS_M = TILE_M / (64 * WARPGROUPS);  // a warpgroup's, of 64 pixels
+constexpr int BLOCKS_M = TILE_M / (64 * WARPGROUPS);  // 64-row MMAs per warpgroup
 static_assert(BLOCKS_M * 64 * WARPGROUPS == TILE_M, "warpgroups share the pixels of a tile evenly");
 constexpr int THREADS = WARPGROUPS * 128 + PRODUCER_WARPS * 32;
 constexpr bool PRODUCER = PRODUCER_WARPS > 0;
-constexpr bool HANDS_OVER = PRODUCER_WARPS == 4;  // registers: a matter of whole warpgroups
+constexpr bool HANDS_OVER = PRODUCER_WARPS == 4;  // setmaxnreg works on whole warpgroups
 static_assert(!HANDS_OVER || (WARPGROUPS == 2 && BLOCKS_PER_SM == 1), "128 * 40 + 256 * 232 registers are all");
 
 using Sums = float[BLOCKS_M][TILE_N / 2];
@@ -40,7 +38,7 @@ struct Maps {
     const TensorMap &pixels, &weights, &shortcut, &shortcut_weights;
 };
 
-// Starts the copies of a tile, slab after slab: all channels of a tap, then the next tap. For one thread.
+// Issues the copies of a tile by k-tile: all channels of a tap, then the next tap. Called by one thread.
 struct Loader {
     const Maps& maps;
     const ConvShape& shape;
@@ -48,7 +46,7 @@ struct Loader {
     int first_filter;
     int n, row, column;  // of the first output pixel
     int shortcut_stride, shortcut_slabs;
-    int left;  // slabs yet to come
+    int left;  // k-tiles still to load
     int c = 0, tap = 0, r = 0, s = 0;
 
     __device__ __forceinline__ Loader(const Maps& maps, const Stages& ring, const ConvShape& shape,
@@ -111,9 +109,9 @@ __device__ __forceinline__ void add(Sums& sums, const Sums& more) {
         for (int e = 0; e < TILE_N / 2; ++e) sums[i][e] += more[i][e];
 }
 
-// A stage is released when the products after it have been issued, so that the tensor cores always have work.
+// A stage is released once the MMAs of the next are issued, so the tensor cores never run dry.
 __device__ __forceinline__ void multiply_slabs(Sums& sums, Stages& ring, Loader& loader, int slabs, int first_row) {
-    Sums part;  // of the slabs since the last addition, with PROMOTE_SLABS
+    Sums part;  // k-tiles since the last promotion, with PROMOTE_SLABS
     Sums& target = PROMOTE_SLABS ? part : sums;
     if (PROMOTE_SLABS) clear(sums);
     int previous = 0, in_part = 0;
@@ -147,11 +145,11 @@ __device__ __forceinline__ void multiply_slabs(Sums& sums, Stages& ring, Loader&
         }
     }
     wgmma_wait<0>();
-    // Nobody waits for the last stage any more.
+    // The last stage needs no release: nothing waits for it.
 }
 
-// A lane has two neighbouring filters of rows lane / 4 and lane / 4 + 8 of its warp's 16, in every 8 filters; the
-// four lanes of a row write 8 elements together.
+// In every 8 filters a lane holds two adjacent ones, of rows lane / 4 and lane / 4 + 8 of its warp's 16. The four lanes
+// of a row store 8 consecutive elements.
 __device__ __forceinline__ void store(const Sums& sums, const Finish& finish, int warp_pixel, int first_filter,
                                       const ConvShape& shape, Output* y) {
     const int lane = threadIdx.x % 32;
@@ -191,7 +189,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     wait_for_previous_launch();
     __syncthreads();
 
-    // Blocks that see the same pixels run side by side, so that x comes from DRAM once.
+    // CTAs over the same pixels are adjacent, so x is read from DRAM once.
     const int tiles_n = (shape.filters + TILE_N - 1) / TILE_N;
     const int first_pixel = blockIdx.x / tiles_n * TILE_M;
     const int first_filter = blockIdx.x % tiles_n * TILE_N;

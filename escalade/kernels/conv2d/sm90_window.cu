@@ -2,18 +2,17 @@
 //                                          * weight[k][r][s][c]
 //                      + bias[k] + residual[n][h][w][k])
 //
-// 64 channels, stride 1, NHWC. The implicit GEMM copies a pixel once for every tap that sees it, and with 64 channels
-// those copies are what it waits for. Here one copy brings the window of a whole tile, padding included, and all taps
-// read that in place (conv2d/window_tile.cuh).
-// Blocks stay: all taps of their 64 filters lie in shared memory from the first tile to the last, one thread copies
-// windows into a ring of STAGES, and two warpgroups ping-pong over tiles, so that the epilogue of one's lies under
-// the products of the other's.
-// What bounds it: the tensor cores, 64 x WGMMA_N x 16 a step, and the card's power.
+// 64 channels, stride 1, NHWC. The implicit GEMM loads a pixel once per tap that covers it, and with 64 channels those
+// loads are its limit. Here one TMA load brings the window of a whole tile, padding included, and all taps read it in
+// place (conv2d/window_tile.cuh).
+// Persistent CTAs keep all taps of their 64 filters in smem. One thread copies windows into a ring of STAGES; two
+// warpgroups ping-pong over tiles, so one's epilogue overlaps the other's MMAs.
+// Limiter: tensor cores, 64 x WGMMA_N x 16 per step, and power.
 //
-// Serves `window`. conv2d_input_gradient launches it with HAS_MASK and MN_MAJOR. Read window_tile.cuh (a tile and its
-// window), then products.cuh.
+// Rung: `window`. conv2d_input_gradient launches it with HAS_MASK and MN_MAJOR. Read window_tile.cuh (tile and window),
+// then products.cuh.
 #include "common/ring.cuh"
-#include "conv2d/window_tile.cuh"  // with its widths of wgmma, before what uses them
+#include "conv2d/window_tile.cuh"  // defines the wgmma widths its users need
 #include "conv2d/products.cuh"
 
 static_assert(SLAB == 64, "64 channels of 16 bits");
@@ -22,13 +21,13 @@ constexpr int WEIGHT_BYTES = FILTER_HEIGHT * FILTER_WIDTH * TAP_BYTES;
 
 using Windows = Ring<STAGES, WINDOW_STAGE_BYTES>;
 
-struct Memory {  // addresses in shared memory
-    u32 weights;  // tap after tap
-    u32 panels;   // one a consumer
+struct Memory {   // smem addresses
+    u32 weights;  // by tap
+    u32 panels;   // one per consumer
     Windows windows;
-    u32 weights_full;   // barriers: one a row of taps
-    u32 residual_full;  // one a consumer
-    u32 turns;          // one a consumer
+    u32 weights_full;   // barriers: one per filter row
+    u32 residual_full;  // one per consumer
+    u32 turns;          // one per consumer
 
     __device__ __forceinline__ explicit Memory(u32 start)
         : weights(start), panels(weights + WEIGHT_BYTES), windows(panels + CONSUMERS * PANEL_BYTES),
@@ -36,14 +35,14 @@ struct Memory {  // addresses in shared memory
           turns(residual_full + CONSUMERS * 8) {}
 
     __device__ __forceinline__ void init_barriers() const {
-        windows.init(4);  // the warps of the one consumer whose tile it is
+        windows.init(4);  // warps of the one consumer that owns the tile
         for (int r = 0; r < FILTER_HEIGHT; ++r) barrier_init(weights_full + r * 8, 1);
         Panel::init(residual_full);
         PingPong::init(turns);
     }
 };
 
-// The tiles of a block. Blocks with the same tiles and other filters run side by side, so that x comes from DRAM once.
+// The tiles of a CTA. CTAs with the same tiles and other filters are adjacent, so x is read from DRAM once.
 struct Work {
     const int filter, first, step;
 
@@ -52,7 +51,7 @@ struct Work {
           step(gridDim.x / shape.filter_tiles) {}
 };
 
-// ------------------------------------------------------------------ copies, by one thread
+// ------------------------------------------------------------------ producer, one thread
 
 __device__ __forceinline__ void copy_weights(const TensorMap& map, const Memory& memory, int filter) {
     for (int r = 0; r < FILTER_HEIGHT; ++r) {
@@ -65,8 +64,8 @@ __device__ __forceinline__ void copy_weights(const TensorMap& map, const Memory&
     }
 }
 
-// Weights need not wait for the launch in front if they are ready. Otherwise the first window comes before them:
-// products begin when it and one row of taps have arrived.
+// Weights that are ready need not wait for the previous launch (PDL). Otherwise the first window is loaded before them:
+// MMAs begin once it and one filter row have arrived.
 __device__ __forceinline__ void copy_windows(const TensorMap& window_map, const TensorMap& weight_map,
                                              const WindowShape& shape, const Memory& memory, const Work& work,
                                              bool weights_ready) {
@@ -80,13 +79,13 @@ __device__ __forceinline__ void copy_windows(const TensorMap& window_map, const 
     }
 }
 
-// ------------------------------------------------------------------ products, by two warpgroups
+// ------------------------------------------------------------------ mainloop, two warpgroups
 
 __device__ __forceinline__ void multiply_window(Sums& sums, const Memory& memory, u32 window) {
-    // Not unrolled: 36 products of as many operands as there are sums take most of the time to compile.
+    // Not unrolled: 36 MMAs with WGMMA_N / 2 operands each take most of the compile time.
 #pragma unroll 1
     for (int r = 0; r < FILTER_HEIGHT; ++r) {
-        barrier_wait(memory.weights_full + r * 8, 0);  // passed at once after the first tile
+        barrier_wait(memory.weights_full + r * 8, 0);  // returns at once after the first tile
         wgmma_fence();
 #pragma unroll
         for (int s = 0; s < FILTER_WIDTH; ++s) {

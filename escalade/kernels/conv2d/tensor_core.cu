@@ -1,13 +1,13 @@
 // y[pixel][filter] = sum over k = (r, s, c) of x[window of pixel at tap (r, s)][c] * weight[filter][k]      (NHWC)
 //
-// The implicit GEMM on tensor cores: `mma.sync` multiplies 16x8 blocks for a warp at once, fed by `ldmatrix` from
-// swizzled shared memory, while cp.async fills the other of two buffers. Sums are fp32; they leave the registers
-// where the tensor core put them, two neighbours to a store. Bias, residual and ReLU are left to a second kernel.
-// What bounds it: one tile of look-ahead is too short for the latency of memory, and the stores are small.
+// Implicit GEMM on tensor cores: mma.sync on 16x8 blocks, fed by ldmatrix from swizzled smem, while cp.async fills the
+// other of two buffers. Accumulators are fp32 and are stored in MMA order, two adjacent elements per store. Bias,
+// residual and ReLU are left to a second kernel.
+// Limiter: one k-tile of prefetch does not cover the memory latency, and the stores are small.
 //
 // Rung                 switches
 //   tensor_core        Element as x is stored
-//   half_storage       Element __half, for x and weights that convert.cu has made so
+//   half_storage       Element __half, for x and weights converted by convert.cu
 #include "common/conv_tiles.cuh"
 #include "common/elements.cuh"
 
@@ -25,7 +25,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     constexpr int STAGE_BYTES = Copier::STAGE_BYTES;
     extern __shared__ __align__(1024) unsigned char shared_memory[];
 
-    // Blocks that see the same pixels run side by side, so that x comes from DRAM once.
+    // CTAs over the same pixels are adjacent, so x is read from DRAM once.
     const int tiles_n = (shape.filters + TILE_N - 1) / TILE_N;
     const int first_pixel = blockIdx.x / tiles_n * TILE_M;
     const int first_filter = blockIdx.x % tiles_n * TILE_N;
@@ -47,7 +47,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     float sums[BLOCKS_M][BLOCKS_N][4] = {};
     for (int tile = 0; tile < tiles; ++tile) {
         copy_async_wait<0>();
-        __syncthreads();  // this tile has arrived for all, and all have done with the other buffer
+        __syncthreads();  // this k-tile has arrived for all, and all are done with the other buffer
         copier.next();
         copier.copy_a(stages + (tile + 1) % 2 * STAGE_BYTES, tile + 1 < tiles);
         copier.copy_b(stages + (tile + 1) % 2 * STAGE_BYTES, tile + 1 < tiles);

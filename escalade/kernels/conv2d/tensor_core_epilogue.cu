@@ -1,9 +1,9 @@
 // y[pixel][filter] = relu(y[pixel][filter] + bias[filter] + residual[pixel][filter])      (NHWC)
 //
-// What a product that stops at its sums leaves to do. VECTOR outputs a thread, VECTOR a divisor of the filters.
-// What bounds it: memory, every output read and written once more.
+// Epilogue of a GEMM that stores plain sums. VECTOR outputs per thread; VECTOR divides the filters.
+// Limiter: memory, every output is read and written once more.
 //
-// Serves `tensor_core` and `half_storage` alike.
+// Rungs: `tensor_core`, `half_storage`.
 #include "common/epilogue.cuh"
 #include "common/ptx.cuh"
 

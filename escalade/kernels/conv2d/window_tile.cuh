@@ -1,15 +1,15 @@
-// A tile of output pixels whose window lies in shared memory as a whole, for all taps to read in place.
+// A tile of output pixels whose whole window is in smem, for all taps to read in place.
 //
-// Number the pixels of the window across its rows, WINDOW_WIDTH each: the sum of pixel v needs at tap (r, s) pixel
-// v + r * DILATION_H * WINDOW_WIDTH + s * DILATION_W. So the operand of a tap is the same shared memory, begun so many
-// pixels later. What that makes of the last columns of a row, where windows run over into the next row, is not stored.
-// A tile has several images where they are small, one behind another. Their padding is the gap: what runs over the end
-// of a row meets the zeros in front of the next one, and over the end of an image those above the next image.
+// Number the window's pixels across its rows, WINDOW_WIDTH each: at tap (r, s), output pixel v reads pixel v + r *
+// DILATION_H * WINDOW_WIDTH + s * DILATION_W. So the operand of a tap is the same smem with a shifted start. Columns
+// where windows wrap into the next row hold garbage and are not stored.
+// TILE_IMAGES small images are stacked in one tile. Their padding separates them: what runs past the end of a row meets
+// the zeros left of the next one; past the end of an image, the zeros above the next image.
 //
-// Filters are the 64 rows of the product and pixels its WGMMA_N columns, of which TILE_ROWS x TILE_COLUMNS count.
-// Results leave, and residuals come, through a panel of shared memory that TMA reads or fills: rows of a pixel's
-// filters, 128 bytes long, those of 32 bits in two halves. A mask comes in the residual's place, and lets a sum through
-// where it is positive: the gradient of a ReLU.
+// Filters are the 64 rows of the MMA, pixels its WGMMA_N columns; TILE_ROWS x TILE_COLUMNS of them are useful. Results
+// leave and residuals arrive through a staging tile in smem by TMA: 128 bytes of filters per pixel, 32-bit elements in
+// two halves. HAS_MASK: the mask is passed in place of the residual, and passes a sum where it is positive (the
+// gradient of a ReLU).
 #pragma once
 
 #include "common/epilogue.cuh"
@@ -19,35 +19,35 @@
 
 constexpr int THREADS = 384;
 constexpr int CONSUMERS = 2;
-constexpr int FILTERS = 64;     // of a tile
-constexpr int ROW_BYTES = 128;  // channels of a pixel, or of a filter's tap: what the swizzle spans
+constexpr int FILTERS = 64;     // per tile
+constexpr int ROW_BYTES = 128;  // channels per pixel or filter tap: the swizzle span
 constexpr int SLAB = ROW_BYTES / sizeof(Element);
 constexpr int TAP_BYTES = FILTERS * ROW_BYTES;
 constexpr int REACH_H = (FILTER_HEIGHT - 1) * DILATION_H, REACH_W = (FILTER_WIDTH - 1) * DILATION_W;
 constexpr bool STACKED = TILE_IMAGES > 1;
 constexpr int WINDOW_WIDTH = TILE_COLUMNS + REACH_W / (STACKED ? 2 : 1);
-constexpr int WINDOW_PIXELS = (TILE_ROWS + REACH_H / (STACKED ? 2 : 1)) * WINDOW_WIDTH;  // of an image
+constexpr int WINDOW_PIXELS = (TILE_ROWS + REACH_H / (STACKED ? 2 : 1)) * WINDOW_WIDTH;  // per image
 constexpr int WINDOW_BYTES = TILE_IMAGES * WINDOW_PIXELS * ROW_BYTES;
-// The last tap of the last columns may lie beyond the window: in zeros.
+// The last columns' last tap reads past the window: those bytes are zero.
 constexpr int READ_BYTES = (WGMMA_N + REACH_H * WINDOW_WIDTH + REACH_W) * ROW_BYTES;
 constexpr int WINDOW_STAGE_BYTES = ((READ_BYTES > WINDOW_BYTES ? READ_BYTES : WINDOW_BYTES) + 1023) / 1024 * 1024;
 constexpr int HALF_BYTES = WGMMA_N * ROW_BYTES, HALVES = sizeof(Element) / 2;
 constexpr int PANEL_BYTES = HALVES * HALF_BYTES;
-constexpr int PANELS = CONSUMERS / HALVES;  // with 32 bits both consumers have the same room, in turn
+constexpr int PANELS = CONSUMERS / HALVES;  // 32-bit: both consumers take turns with one
 constexpr bool SHARED_PANEL = PANELS == 1;
 static_assert(HALF_BYTES % 1024 == 0, "the swizzle repeats every 1024 bytes");
 constexpr int BLOCKS = WGMMA_N / 8;  // of 8 pixels
-constexpr bool HAS_COMPANION = HAS_RESIDUAL || HAS_MASK;  // an image of y's shape besides
+constexpr bool HAS_COMPANION = HAS_RESIDUAL || HAS_MASK;  // auxiliary tensor of y's shape
 static_assert(!HAS_MASK || !(HAS_BIAS || HAS_RESIDUAL || HAS_RELU), "a mask comes alone");
 using Sums = float[WGMMA_N / 2];
 
-// A tile as wide as the image is stored as one box, whose last columns fall outside of it. A narrower one has
-// neighbours there, so that each row is a box of its own, unless windows do not reach beyond their tile.
-// Stacked images are one box with all that lies between them, which falls outside of them too.
+// A tile as wide as the image is stored as one TMA box, which clips the last columns. A narrower tile has neighbors
+// there, so each row is its own box, unless windows do not exceed their tile. Stacked images form one box including the
+// gaps between them, which are clipped too.
 constexpr int BOX_COLUMNS = ONE_BOX ? WINDOW_WIDTH : TILE_COLUMNS;
 constexpr int BOX_PIXELS = STACKED ? TILE_IMAGES * WINDOW_PIXELS : (ONE_BOX ? TILE_ROWS : 1) * BOX_COLUMNS;
 constexpr int BOX_BYTES = BOX_PIXELS * ROW_BYTES;
-constexpr int TILE_PIXELS = STACKED ? BOX_PIXELS : (TILE_ROWS - 1) * WINDOW_WIDTH + BOX_COLUMNS;  // with those between
+constexpr int TILE_PIXELS = STACKED ? BOX_PIXELS : (TILE_ROWS - 1) * WINDOW_WIDTH + BOX_COLUMNS;  // including gaps
 static_assert(TILE_PIXELS <= WGMMA_N, "a tile is one product wide");
 static_assert(!STACKED || ONE_BOX, "images are whole");
 
@@ -58,7 +58,7 @@ struct WindowShape {  // filled by escalade/ops/conv2d/rungs/window_tiling.py, i
 
 struct Tile {
     int image, row, column;  // of the first output pixel
-    int filter;              // the first
+    int filter;              // first
 
     __device__ __forceinline__ Tile(const WindowShape& shape, int index, int filter) : filter(filter) {
         column = index % shape.column_tiles * TILE_COLUMNS;
@@ -74,8 +74,8 @@ __device__ __forceinline__ void load_window(u32 to, const TensorMap& map, u32 fu
     tma_load_4d(to, map, full, channel, tile.column - shape.pad_w, tile.row - shape.pad_h, tile.image);
 }
 
-// The weights of one tap, 64 filters by a slab of channels; bytes are expected already. MN_MAJOR: weights lie as
-// [channels][filters], taps backwards, those of the convolution whose gradient this one is.
+// Loads the weights of one tap: 64 filters by a k-tile of channels; the barrier already expects the bytes. MN_MAJOR:
+// weights are [channels][filters] with the taps reversed, those of the convolution this one is the gradient of.
 __device__ __forceinline__ void load_weights(u32 to, const TensorMap& map, u32 full, int channel, int tap, int filter) {
     if constexpr (MN_MAJOR)
         tma_load_4d(to, map, full, filter, FILTER_WIDTH - 1 - tap % FILTER_WIDTH,
@@ -84,7 +84,7 @@ __device__ __forceinline__ void load_weights(u32 to, const TensorMap& map, u32 f
         tma_load_3d(to, map, full, channel, tap, filter);
 }
 
-// Zeros where no copy arrives but products read, or the epilogue does: copies fill at least FILLED bytes of a stage.
+// Zero-fills bytes that MMAs or the epilogue read but no copy writes: copies fill at least FILLED bytes of a stage.
 template <int STAGES, int FILLED = WINDOW_BYTES, int PANELS_HERE = PANELS>
 __device__ __forceinline__ void clear_gaps(u32 windows, u32 panels) {
     const float4 zeros = make_float4(0.f, 0.f, 0.f, 0.f);
@@ -98,9 +98,9 @@ __device__ __forceinline__ void clear_gaps(u32 windows, u32 panels) {
     fence_async_proxy();
 }
 
-// Two warpgroups ping-pong over tiles. A turn ends when its stages have been waited for and its products are under way.
+// Ping-pong of two warpgroups over tiles. A turn ends once its stages have arrived and its MMAs are issued.
 struct PingPong {
-    const u32 barriers;  // one a consumer
+    const u32 barriers;  // one per consumer
     const int consumer;
     u32 parity;
 
@@ -119,7 +119,7 @@ struct PingPong {
     }
 };
 
-// The biases of the two filters that a lane has of its warp's 16.
+// Biases of the two filters that a lane holds of its warp's 16.
 struct Biases {
     float of[2] = {};
 
@@ -133,17 +133,17 @@ struct Biases {
     }
 };
 
-// Two pixels of a filter.
+// Two pixels of one filter.
 __device__ __forceinline__ float2 finish_pair(float2 values, float2 companions) {
-    if (HAS_MASK)  // as PyTorch: a NaN lets the gradient through
+    if (HAS_MASK)  // as PyTorch does: NaN in the mask passes the gradient
         values = {companions.x <= 0.f ? 0.f : values.x, companions.y <= 0.f ? 0.f : values.y};
     return activated_pair<HAS_RESIDUAL, HAS_RELU>(values, companions);
 }
 
-// COUNT blocks of 8 pixels by the warp's 16 filters. A lane holds them transposed, two pixels of a filter and of the
-// one 8 further. `address` is the lane's place in the panel.
+// Epilogue of COUNT blocks of 8 pixels by the warp's 16 filters. A lane holds them transposed: two pixels of one
+// filter, and of the filter 8 further. `address` is the lane's position in the staging tile.
 
-// 16 bits: a matrix has 8 pixels as rows and 8 filters as columns.
+// 16-bit: a matrix has 8 pixels as rows and 8 filters as columns.
 template <int COUNT, class Half>
 __device__ __forceinline__ void finish_matrices(const float* sums, u32 address, const Biases& biases) {
     u32 pairs[2 * COUNT];
@@ -157,8 +157,8 @@ __device__ __forceinline__ void finish_matrices(const float* sums, u32 address, 
     store_matrices_transposed(address, pairs);
 }
 
-// 32 bits, each where it belongs: 4 pixels of the same parity by 8 filters, which the swizzle spreads over all banks.
-// The next pixel is a row and a chunk away, the filter 8 further two chunks.
+// 32-bit, element by element: 4 pixels of the same parity by 8 filters, which the swizzle spreads over all banks. The
+// next pixel is one row and one chunk away, the filter 8 further two chunks.
 template <int COUNT>
 __device__ __forceinline__ void finish_words(const float* sums, u32 address, const Biases& biases) {
     float2 companions[2 * COUNT] = {};
@@ -182,14 +182,14 @@ __device__ __forceinline__ void finish_blocks(const float* sums, u32 address, co
     else finish_words<COUNT>(sums, address, biases);
 }
 
-// A warpgroup's panel: the residuals of a tile, where there are any, and then its results. `residual_full` says that
-// residuals have come, and of a panel that both warpgroups share that it is this one's.
+// A warpgroup's staging tile: the residuals of a tile, if any, then its results. `residual_full` signals that the
+// residuals have arrived, and that a tile shared by both warpgroups belongs to this one.
 struct Panel {
     const TensorMap &residual_map, &output_map;
     const WindowShape& shape;
     const u32 address, residual_full;
     const int consumer;
-    const bool copier = threadIdx.x % 128 == 0;  // starts this warpgroup's copies
+    const bool copier = threadIdx.x % 128 == 0;  // issues this warpgroup's TMA copies
     u32 parity = 0;
 
     __device__ __forceinline__ Panel(const TensorMap& residual_map, const TensorMap& output_map,
@@ -202,7 +202,7 @@ struct Panel {
         for (int consumer = 0; consumer < CONSUMERS; ++consumer) barrier_init(barriers + consumer * 8, 1);
     }
 
-    // The boxes of a tile that have a row in the image.
+    // TMA boxes of a tile with a row inside the image.
     __device__ __forceinline__ int boxes(const Tile& tile) const {
         return HALVES * (ONE_BOX ? 1 : min(TILE_ROWS, shape.output_height - tile.row));
     }
@@ -210,12 +210,12 @@ struct Panel {
         return address + i / HALVES * WINDOW_WIDTH * ROW_BYTES + i % HALVES * HALF_BYTES;
     }
 
-    // Before the products: residuals arrive under them. With `other` the tile is the other warpgroup's, which has a
-    // shared panel next.
+    // Call before the mainloop: residuals arrive during it. With `other`, prefetches for the other warpgroup, whose
+    // turn with a shared staging tile is next.
     __device__ __forceinline__ void begin(const Tile& tile, bool other = false) const {
         const u32 ready = other ? residual_full + (1 - 2 * consumer) * 8 : residual_full;
         if (!copier) return;
-        tma_store_wait_read<0>();  // the panel is free again
+        tma_store_wait_read<0>();  // the staging tile is free again
         if (!HAS_COMPANION) {
             if (SHARED_PANEL) barrier_arrive(ready);
             return;
@@ -232,11 +232,11 @@ struct Panel {
             barrier_wait(residual_full, parity);
             parity ^= 1;
         } else {
-            warpgroup_sync(consumer);  // until the copier has seen that the panel is free
+            warpgroup_sync(consumer);  // until the copier has seen that the staging tile is free
         }
     }
 
-    // A lane's place in the first blocks: where its row of a matrix begins, or its first word is.
+    // A lane's position in the first blocks: the start of its matrix row, or its first word.
     __device__ __forceinline__ u32 row() const {
         const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
         if constexpr (sizeof(Element) == 4) {

@@ -1,8 +1,8 @@
 // U[point][channel][filter] = (G g G')[point] of the 3x3 filter g = w[filter][channel]; with CHANNELS_INSIDE,
 // U[point][filter][channel].
 //
-// Depends on the weights alone, so a network does it once. Channels and filters are rounded up to 4 for 16-byte
-// copies; the pad is zero.
+// Depends on the weights only: once per network. Channels and filters are zero-padded to multiples of 4 for 16-byte
+// copies. Limiter: memory.
 //
 // Rungs                                                  switches
 //   winograd_f2, winograd_f2_fused                       TILE 2

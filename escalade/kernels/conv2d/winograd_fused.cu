@@ -1,11 +1,11 @@
 // y of a tile = A' [sum over channels of (B' d B) * U] A, then bias, residual and ReLU, in one launch.
 //
-// What this rung changes: V and M never exist in memory. A block has 32 tiles and BLOCK_FILTERS filters. Four warps
-// transform the patches of four channels into shared memory and fetch the slice of U that goes with them, while the
-// others multiply the slices before: each has WARP_POINTS of the (TILE + 2)^2 points, whose sums stay in registers to
-// the end, where the points of a tile meet again in shared memory, for those four warps to finish. The price: patches
-// are transformed anew for every block of filters, and the blocks are small, so U comes from the L2 cache more often.
-// Bounded by fp32 arithmetic and, next to it, by reads of shared memory.
+// V and M are never stored in global memory. A CTA has 32 tiles and BLOCK_FILTERS filters. Four producer warps
+// transform the patches of four channels into smem and load the matching slice of U, while the other warps multiply the
+// previous slices: each has WARP_POINTS of the (TILE + 2)^2 points, accumulated in registers. At the end the points of
+// a tile are gathered in smem, and the four warps run the epilogue. The price: patches are transformed again for every
+// block of filters, and with small CTAs U is read from L2 more often.
+// Limiter: FFMA throughput, closely followed by smem reads.
 //
 // Rung                 switches
 //   winograd_f2_fused  TILE 2, BLOCK_FILTERS 64, WARP_POINTS 2
@@ -23,31 +23,31 @@ constexpr int STEP_CHANNELS = 4;
 constexpr int PATCH_THREADS = BLOCK_TILES * STEP_CHANNELS;  // one channel of one tile each
 constexpr int SUM_WARPS = POINTS / WARP_POINTS;
 constexpr int THREADS = SUM_WARPS * 32 + PATCH_THREADS;
-constexpr int LANE_FILTERS = BLOCK_FILTERS / 8;  // a warp is 4 x 8 lanes of 8 tiles x LANE_FILTERS filters a point
-constexpr int TILE_PITCH = BLOCK_TILES + 8;      // lanes that write 4 channels of 8 tiles meet 32 different banks
+constexpr int LANE_FILTERS = BLOCK_FILTERS / 8;  // a warp is 4 x 8 lanes of 8 tiles x LANE_FILTERS filters per point
+constexpr int TILE_PITCH = BLOCK_TILES + 8;      // lanes that write 4 channels of 8 tiles hit 32 different banks
 constexpr int INPUT_SLICE = POINTS * STEP_CHANNELS * TILE_PITCH;
 constexpr int WEIGHT_SLICE = POINTS * STEP_CHANNELS * BLOCK_FILTERS;
 constexpr int SLICE = INPUT_SLICE + WEIGHT_SLICE;
-constexpr int PASS_FILTERS = 8;              // filters whose points meet in shared memory at once
-constexpr int PASS_PITCH = BLOCK_TILES + 4;  // 16-byte stores of neighbouring filters meet different banks
+constexpr int PASS_FILTERS = 8;              // filters whose points are gathered in smem at once
+constexpr int PASS_PITCH = BLOCK_TILES + 4;  // 16-byte stores of adjacent filters hit different banks
 constexpr int PASSES = BLOCK_FILTERS / PASS_FILTERS;
 constexpr int PASS = POINTS * PASS_FILTERS * PASS_PITCH;
 static_assert(POINTS % WARP_POINTS == 0, "every warp has the same number of points");
 static_assert(2 * PASS <= 2 * SLICE, "two passes fit where the slices were");
 
-// Brings one tile's patch of one channel from global to shared memory. All sizes are constants, so that loads differ
-// by immediate offsets.
+// Loads, transforms and stages one tile's patch of one channel. All sizes are constants, so that loads use immediate
+// offsets.
 struct PatchReader {
     static constexpr int PIXEL_STRIDE = NHWC ? CHANNELS : 1, ROW_STRIDE = WIDTH * PIXEL_STRIDE;
     static constexpr int CHANNEL_STRIDE = NHWC ? 1 : HEIGHT * WIDTH;
-    const Element* first;  // of this thread's channel in the first step; may lie outside the image
-    u64 inside;            // bit i * PATCH + j: pixel (i, j) of the patch lies inside the image
-    int tile, channel;     // in the block, in the step
+    const Element* first;  // of this thread's channel in the first step; may be outside the image
+    u64 inside;            // bit i * PATCH + j: pixel (i, j) of the patch is inside the image
+    int tile, channel;     // in the CTA, in the step
     float patch[PATCH][PATCH];
 
     __device__ __forceinline__ PatchReader(const Element* x, const ConvShape& shape, const TileGrid& tiles,
                                            int first_tile, int thread) {
-        // Lanes run along what is contiguous in memory.
+        // Lanes run along the contiguous dimension.
         tile = NHWC ? thread / STEP_CHANNELS : thread % BLOCK_TILES;
         channel = NHWC ? thread % STEP_CHANNELS : thread / BLOCK_TILES;
         const bool exists = first_tile + tile < tiles.count;
@@ -82,10 +82,10 @@ struct PatchReader {
     }
 };
 
-// Slices of U to shared memory as they are; one address a thread, moved on step by step.
+// Copies slices of U to smem unchanged; one address per thread, advanced step by step.
 struct WeightCopier {
     static constexpr int CHUNKS = BLOCK_FILTERS / 4, POINTS_A_TURN = PATCH_THREADS / (STEP_CHANNELS * CHUNKS);
-    static constexpr int ALL_CHANNELS = (CHANNELS + 3) / 4 * 4, ALL_FILTERS = (FILTERS + 3) / 4 * 4;  // as U has them
+    static constexpr int ALL_CHANNELS = (CHANNELS + 3) / 4 * 4, ALL_FILTERS = (FILTERS + 3) / 4 * 4;  // as padded in U
     static_assert(POINTS % POINTS_A_TURN == 0, "every thread copies the same number of chunks");
     const float* from;
     int place;
@@ -109,7 +109,7 @@ struct WeightCopier {
     }
 };
 
-// One output tile of one filter, from its points in shared memory as [point][filter][tile].
+// Epilogue of one output tile of one filter; its points are in smem as [point][filter][tile].
 __device__ __forceinline__ void finish_tile(const float* pass, int tile, int filter_in_pass, int filter,
                                             const TilePlace& place, const ConvShape& shape, const Element* bias,
                                             const Element* residual, Element* y) {
@@ -141,12 +141,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     const int first_tile = blockIdx.x / filter_blocks * BLOCK_TILES;
     const int first_filter = blockIdx.x % filter_blocks * BLOCK_FILTERS;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const int lane_tile = lane / 8 * 4, lane_filter = lane % 8 * 4;  // the first four; the others 16 and 32 further
+    const int lane_tile = lane / 8 * 4, lane_filter = lane % 8 * 4;  // the first four; the others are 16 and 32 further
     const bool multiplies = warp < SUM_WARPS;
 
-    // The two kinds of warps have code of their own, so that the registers of one kind are free in the other. They meet
-    // at a pair of barriers: each kind waits at one and only arrives at the other. The pairs alternate, since a warp may
-    // arrive for the next meeting while others still wait for this one.
+    // Producer and consumer warps have separate code, so that neither holds the other's registers. They synchronize by
+    // a pair of named barriers: each kind waits at one and only arrives at the other. Pairs alternate, since a warp may
+    // arrive for the next round while others still wait for this one.
     int meeting = 0;
     const auto meet = [&](bool multiplying) {
         const int pair = 1 + 2 * (meeting++ & 1);
@@ -164,12 +164,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             reader.store(slice);
             reader.load(channel + STEP_CHANNELS);
             copy_async_wait<0>();
-            meet(false);  // this slice is complete, and the other one no longer read
+            meet(false);  // this slice is complete, and the other is no longer read
             slice = slice == shared ? shared + SLICE : shared;
         }
         meet(false);  // the slices are no longer read
         for (int pass = 0; pass < PASSES; ++pass) {
-            meet(false);  // this pass is complete, and the one before finished
+            meet(false);  // this pass is complete, and the previous one is finished
 #pragma unroll 1
             for (int at = thread; at < BLOCK_TILES * PASS_FILTERS; at += PATCH_THREADS) {
                 const int tile = NHWC ? at / PASS_FILTERS : at % BLOCK_TILES;
@@ -190,7 +190,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     const auto multiply = [&](int slice) {
         meet(true);
 #pragma unroll
-        for (int c = 0; c < STEP_CHANNELS; ++c)  // points inside channels: the other order needs a few registers more
+        for (int c = 0; c < STEP_CHANNELS; ++c)  // points inside channels: the other order needs a few more registers
 #pragma unroll
             for (int p = 0; p < WARP_POINTS; ++p) {
                 const float* inputs = first_input + slice * SLICE + (p * STEP_CHANNELS + c) * TILE_PITCH;
@@ -205,7 +205,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                     for (int j = 0; j < LANE_FILTERS; ++j) sums[p][i][j] += a[i / 4].at[i % 4] * b[j / 4].at[j % 4];
             }
     };
-    // Two steps a turn, so that the slice is a constant and its address takes no register.
+    // Two steps per iteration, so that the slice is a constant and its address takes no register.
 #pragma unroll 1
     for (int channel = 0; channel < CHANNELS; channel += 2 * STEP_CHANNELS) {
         multiply(0);

@@ -1,12 +1,12 @@
 // M[point][tile][filter] = sum over channels of V[point][tile][channel] * U[point][channel][filter].
 //
-// The middle of the three stages of a Winograd convolution: (TILE + 2)^2 matrix products of one shape. Bounded by
-// arithmetic once there are some 64 channels, by reading V and writing M below that.
+// Second of the three stages of a Winograd convolution: (TILE + 2)^2 GEMMs of one shape. Limiter: arithmetic from about
+// 64 channels on, below that reading V and writing M.
 //
 // Rungs                                            switches
 //   winograd_f2, winograd_f4, winograd_f4_blocked  none
 //   winograd_f4_split                              SPLIT
-// Read on in winograd_gemm.cuh.
+// Continue in winograd_gemm.cuh.
 #include "common/elements.cuh"
 #include "common/ptx.cuh"
 #include "conv2d/winograd_gemm.cuh"

@@ -1,24 +1,24 @@
-// M[point][tile][filter] = sum over channels of V[point][tile][channel] * U[point][channel][filter], as a function
-// of a block's number: one BLOCK_TILES x BLOCK_FILTERS block of the product of one point.
+// M[point][tile][filter] = sum over channels of V[point][tile][channel] * U[point][channel][filter], as a function of a
+// CTA index: one BLOCK_TILES x BLOCK_FILTERS block of the product of one point.
 //
-// Two ways to multiply, chosen by SPLIT:
-//  - fp32 on the CUDA cores: each thread an 8x8 outer product a channel, both operands channel by channel in
-//    shared memory (V is transposed on its way in by 4-byte copies). 64 multiply-adds for 4 16-byte reads.
-//  - three TF32 products on the tensor cores: a = high + low, b = high + low, and high*high + high*low + low*high
-//    leaves out only what is below fp32's last bit or two. Here U is [point][filter][channel], and both operands
-//    stay as they are: rows of BLOCK_CHANNELS channels. The order of channels in a sum is free, so a lane reads four
-//    neighbours at once and feeds two instructions with them; 16 floats a row put two rows over all 32 banks, which
-//    is what one 8-lane phase of a 16-byte read covers: no conflicts, no pad.
+// SPLIT selects the arithmetic:
+//  - 0: fp32 on CUDA cores, an 8x8 outer product per thread and channel, both operands channel by channel in smem (V is
+//  transposed on the way by 4-byte copies). 64 multiply-adds per four 16-byte reads.
+//  - 1: three TF32 MMAs: a = high + low, b = high + low; high*high + high*low + low*high omits only what is below
+//  fp32's last bit or two. U is [point][filter][channel], and both operands stay as they are: rows of BLOCK_CHANNELS
+//  channels. The order of channels in a sum is free, so a lane reads four adjacent ones and feeds two instructions with
+//  them. 16 floats per row put two rows over all 32 banks, which is what one 8-lane phase of a 16-byte read covers: no
+//  conflicts, no padding.
 // Copies run STAGES - 1 slices of channels ahead of the arithmetic.
 #pragma once
 
 #include "common/ptx.cuh"
 
 constexpr int BLOCK_CHANNELS = 16;
-constexpr int SLICE_PITCH = BLOCK_TILES + 4;  // transposing stores of 8 neighbouring channels meet 8 different banks
+constexpr int SLICE_PITCH = BLOCK_TILES + 4;  // transposing stores of 8 adjacent channels hit 8 different banks
 constexpr int TILE_SLICE = SPLIT ? BLOCK_TILES * BLOCK_CHANNELS : BLOCK_CHANNELS * SLICE_PITCH;
 constexpr int FILTER_SLICE = BLOCK_CHANNELS * BLOCK_FILTERS;
-constexpr int GEMM_SLICE = TILE_SLICE + FILTER_SLICE;  // floats of shared memory a stage
+constexpr int GEMM_SLICE = TILE_SLICE + FILTER_SLICE;  // floats of smem per stage
 
 struct GemmShape {  // filled by escalade/ops/conv2d/rungs/winograd.py, in this order
     int channels, filters;           // rounded up to 4
@@ -34,7 +34,7 @@ struct GemmBlock {
 
 __device__ __forceinline__ GemmBlock gemm_block(int block, const float* inputs, const float* weights, float* products,
                                                 const GemmShape& shape) {
-    // Filter blocks of the same tiles are neighbours in time, so that V comes from memory once.
+    // Filter blocks of the same tiles are consecutive, so V is read from DRAM once.
     const int filter_block = block % shape.filter_blocks;
     const int tile_block = block / shape.filter_blocks % shape.tile_blocks;
     const long long point = block / (shape.filter_blocks * shape.tile_blocks), tiles = shape.tile_blocks * BLOCK_TILES;
@@ -42,16 +42,15 @@ __device__ __forceinline__ GemmBlock gemm_block(int block, const float* inputs, 
             products + point * tiles * shape.filters, tile_block * BLOCK_TILES, filter_block * BLOCK_FILTERS};
 }
 
-// The copiers below keep one address a thread, moved on slice by slice: an address for each of its copies would
-// cost more registers than there are.
+// The copiers below keep one address per thread, advanced slice by slice: one per copy would exceed the registers.
 
-// Rows of BLOCK_CHANNELS channels to shared memory as they are, ROWS of them.
+// Copies ROWS rows of BLOCK_CHANNELS channels to smem unchanged.
 template <int ROWS>
 struct RowCopier {
     static constexpr int CHUNKS = BLOCK_CHANNELS / 4, ROWS_A_TURN = GEMM_THREADS / CHUNKS;
     static_assert(ROWS % ROWS_A_TURN == 0, "every thread copies the same number of chunks");
     const float* from;
-    int row_step, rows_left, channels_left;  // "left" as seen from this thread's first chunk
+    int row_step, rows_left, channels_left;  // "left" counts from this thread's first chunk
 
     __device__ __forceinline__ RowCopier(const float* matrix, int first_row, int rows, int channels) {
         const int row = first_row + threadIdx.x / CHUNKS, channel = threadIdx.x % CHUNKS * 4;
@@ -69,7 +68,7 @@ struct RowCopier {
     }
 };
 
-// BLOCK_TILES rows of BLOCK_CHANNELS channels to shared memory, transposed.
+// Copies BLOCK_TILES rows of BLOCK_CHANNELS channels to smem, transposed.
 struct TransposingCopier {
     static constexpr int ROWS_A_TURN = GEMM_THREADS / BLOCK_CHANNELS;
     static_assert(BLOCK_TILES % ROWS_A_TURN == 0, "every thread copies the same number of values");
@@ -92,7 +91,7 @@ struct TransposingCopier {
     }
 };
 
-// BLOCK_CHANNELS rows of BLOCK_FILTERS filters to shared memory as they are.
+// Copies BLOCK_CHANNELS rows of BLOCK_FILTERS filters to smem unchanged.
 struct FilterCopier {
     static constexpr int CHUNKS = BLOCK_FILTERS / 4, ROWS_A_TURN = GEMM_THREADS / CHUNKS;
     static_assert(BLOCK_CHANNELS % ROWS_A_TURN == 0, "every thread copies the same number of chunks");
@@ -115,7 +114,7 @@ struct FilterCopier {
     }
 };
 
-// fp32: 8 x 8 sums a thread, as four quarters of 4 x 4. A warp is 4 x 8 threads.
+// fp32: 8 x 8 accumulators per thread, as four quarters of 4 x 4. A warp is 4 x 8 threads.
 struct OuterProduct {
     struct Copier {
         TransposingCopier tiles;
@@ -163,7 +162,7 @@ struct OuterProduct {
     }
 };
 
-// Three TF32 products: a warp has 64 tiles x 32 filters, as 4 x 4 instructions of 16 x 8.
+// Three TF32 MMAs: a warp has 64 tiles x 32 filters, as 4 x 4 instructions of 16 x 8.
 struct SplitProduct {
     struct Copier {
         RowCopier<BLOCK_TILES> tiles;
@@ -174,7 +173,7 @@ struct SplitProduct {
     };
     float sums[4][4][4] = {};
     int first_tile, first_filter;  // of the warp
-    int group, place;              // of the lane: PTX calls them groupID and threadID_in_group
+    int group, place;              // of the lane: groupID and threadID_in_group in PTX
 
     __device__ __forceinline__ SplitProduct() {
         constexpr int WARPS_ACROSS = BLOCK_FILTERS / 32;
@@ -184,8 +183,8 @@ struct SplitProduct {
     }
 
     // TF32 is fp32 without the last 13 bits. The high part is rounded to nearest; the low part is exact, and the
-    // instruction ignores its last bits by itself. (A conversion that minds overflow takes three times the
-    // instructions; an Inf here makes the low part NaN, as Winograd's transforms do anyway.)
+    // instruction ignores its last bits. (A conversion that handles overflow takes three times the instructions; an Inf
+    // makes the low part NaN here, as Winograd's transforms do anyway.)
     static __device__ __forceinline__ void split(float value, u32& high, u32& low) {
         high = (__float_as_uint(value) + 0x1000u) & 0xffffe000u;
         low = __float_as_uint(value - __uint_as_float(high));
@@ -214,7 +213,7 @@ struct SplitProduct {
                     split(upper.at[step * 2 + v], a_high[v * 2], a_low[v * 2]);
                     split(lower.at[step * 2 + v], a_high[v * 2 + 1], a_low[v * 2 + 1]);
                 }
-                // The small products first: they would be rounded away against a large sum.
+                // Small products first: against a large sum they would be rounded away.
 #pragma unroll
                 for (int n = 0; n < 4; ++n) mma_m16n8k8_tf32(sums[m][n], a_low, b_high[n][step]);
 #pragma unroll
@@ -249,7 +248,7 @@ __device__ __forceinline__ void gemm(float* shared, const GemmBlock& block, cons
     const auto copy_slice = [&](float* slice) {
         copier.tiles.copy(slice);
         copier.filters.copy(slice + TILE_SLICE);
-        copy_async_commit();  // past the last channel too, so that as many groups are in flight at every step
+        copy_async_commit();  // past the last channel too, so that the number of groups in flight is constant
     };
 #pragma unroll
     for (int stage = 0; stage < STAGES - 1; ++stage) copy_slice(shared + stage * GEMM_SLICE);
@@ -257,7 +256,7 @@ __device__ __forceinline__ void gemm(float* shared, const GemmBlock& block, cons
     float *filled = shared, *free = shared + (STAGES - 1) * GEMM_SLICE;
     for (int channel = 0; channel < shape.channels; channel += BLOCK_CHANNELS) {
         copy_async_wait<STAGES - 2>();
-        __syncthreads();  // this slice has arrived for everybody, and everybody is done with the one before it
+        __syncthreads();  // this slice has arrived for all, and all are done with the previous one
         product.multiply(filled);
         copy_slice(free);  // after the arithmetic, where its addresses do not compete for registers
         free = filled;
@@ -272,7 +271,7 @@ struct ProductOf { using type = OuterProduct; };
 template <>
 struct ProductOf<true> { using type = SplitProduct; };
 
-// The whole stage for one block.
+// The whole stage for one CTA.
 __device__ __forceinline__ void gemm_stage(int block, float* shared, const float* inputs, const float* weights,
                                            float* products, const GemmShape& shape) {
     gemm<ProductOf<SPLIT>::type>(shared, gemm_block(block, inputs, weights, products, shape), shape);

@@ -1,12 +1,12 @@
-// V[point][tile][channel] = (B' d B)[point], d the patch of x that the tile's outputs see.
+// V[point][tile][channel] = (B' d B)[point], where d is the patch of x that the tile's outputs read.
 //
-// The first of the three stages of a Winograd convolution. Each input is read (1 + 2/TILE)^2 times, mostly from
-// the caches, and grows by as much on its way out: bounded by memory.
+// First of the three stages of a Winograd convolution. Each input is read (1 + 2/TILE)^2 times, mostly from the caches,
+// and V is larger than x by the same factor. Limiter: memory.
 //
 // Rungs                                                  switches
 //   winograd_f2                                          TILE 2
 //   winograd_f4, winograd_f4_blocked, winograd_f4_split  TILE 4
-// Read on in winograd_stages.cuh.
+// Continue in winograd_stages.cuh.
 #include "common/ptx.cuh"
 #include "conv2d/winograd_stages.cuh"
 

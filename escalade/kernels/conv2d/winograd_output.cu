@@ -1,11 +1,11 @@
 // y of a tile = A' M A with M[point] = products[point][tile][filter]; then bias, residual and ReLU.
 //
-// The last of the three stages of a Winograd convolution; bounded by memory.
+// Last of the three stages of a Winograd convolution. Limiter: memory.
 //
 // Rungs                                                  switches
 //   winograd_f2                                          TILE 2
 //   winograd_f4, winograd_f4_blocked, winograd_f4_split  TILE 4
-// Read on in winograd_stages.cuh.
+// Continue in winograd_stages.cuh.
 #include "common/ptx.cuh"
 #include "conv2d/winograd_stages.cuh"
 

@@ -1,12 +1,12 @@
-// Three stages of three consecutive chunks of tiles in one launch: while the products of one chunk are formed, the
-// inputs of the next are transformed and the outputs of the one before are finished.
+// The three Winograd stages of three consecutive chunks of tiles in one launch: the GEMMs of one chunk overlap the
+// input transform of the next and the output transform of the previous.
 //
-// What this rung changes: the transforms are bounded by memory and the products by arithmetic, so blocks of both
-// kinds on the same multiprocessor fill each other's gaps, and V and M live in two small buffers each, which
-// mostly stay in the L2 cache. Launches follow each other in order, so blocks of one launch never wait for another.
+// Transforms are limited by memory and GEMMs by arithmetic, so CTAs of both kinds on one SM fill each other's gaps. V
+// and M have two small buffers each, which mostly stay in L2. Launches are ordered, so CTAs of one launch never wait
+// for each other.
 //
-// Serves `winograd_f4_pipelined`. Read winograd_stages.cuh (the first and the last stage), then winograd_gemm.cuh (the
-// middle one).
+// Rung: `winograd_f4_pipelined`. Read winograd_stages.cuh (first and last stage), then winograd_gemm.cuh (the middle
+// one).
 #include "common/ptx.cuh"
 #include "conv2d/winograd_stages.cuh"
 #include "conv2d/winograd_gemm.cuh"
@@ -25,7 +25,7 @@ extern "C" __global__ void __launch_bounds__(GEMM_THREADS, BLOCKS_PER_SM)
                               GemmShape gemm, Roles roles) {
     wait_for_previous_launch();
     extern __shared__ __align__(16) float slices[];
-    // The blocks of the products are spread evenly over the launch.
+    // Spread the GEMM CTAs evenly over the launch.
     const long long all = roles.input_blocks + roles.gemm_blocks + roles.output_blocks;
     const int gemm_before = 1LL * blockIdx.x * roles.gemm_blocks / all;
     const int gemm_through = (blockIdx.x + 1LL) * roles.gemm_blocks / all;

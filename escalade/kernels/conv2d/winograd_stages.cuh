@@ -1,14 +1,14 @@
-// The first and last stage of the three-stage Winograd convolution, as functions of a block's number, so that a
-// launch of one stage and a launch of several share them:
+// First and last stage of the three-stage Winograd convolution, as functions of a CTA index, shared by launches of one
+// stage and of several:
 //   input:  V[point][tile][channel] = (B' d B)[point] of the tile's patch of x
 //   output: y of a tile = A' (M[point][tile][filter]) A, then bias, residual and ReLU
 //
-// A thread takes one tile and VECTOR neighbouring channels (or filters). The lanes of a warp run along channels in
-// NHWC; in NCHW they run along tiles too, so that both sides move whole 32-byte sectors.
-// All loads of a thread are independent of each other: bounded by memory.
+// A thread takes one tile and VECTOR adjacent channels (or filters). The lanes of a warp run along channels in NHWC; in
+// NCHW along tiles too, so that both sides move whole 32-byte sectors. All loads of a thread are independent. Limiter:
+// memory.
 //
-// V and M have their channel and filter counts rounded up to 4, for 16-byte copies, and their tiles to whole blocks
-// of the product; the input stage writes the zeros of that pad.
+// V and M have channels and filters padded to multiples of 4, for 16-byte copies, and tiles to whole GEMM blocks; the
+// input stage writes the zeros of that padding.
 #pragma once
 
 #include "common/conv_shape.cuh"
@@ -16,13 +16,13 @@
 #include "common/winograd.cuh"
 
 constexpr int PATCH = Winograd<TILE>::PATCH;
-// Tiles that one block takes, with so many threads side by side for each.
+// Tiles per CTA, with INPUT_LANES or OUTPUT_LANES adjacent threads per tile.
 constexpr int INPUT_TILES = STAGE_THREADS / INPUT_LANES;
 constexpr int OUTPUT_TILES = STAGE_THREADS / OUTPUT_LANES;
 
 __device__ __forceinline__ int round_up_to_4(int count) { return (count + 3) / 4 * 4; }
 
-// VECTOR neighbours along channels at one pixel; those from `valid` on are 0.
+// VECTOR adjacent channels of one pixel; zero from `valid` on.
 template <bool WHOLE>
 __device__ __forceinline__ void load_neighbours(const Element* from, int stride, int valid, float (&values)[VECTOR]) {
     if (WHOLE) {
