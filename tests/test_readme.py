@@ -45,29 +45,6 @@ def test_every_environment_variable_is_documented() -> None:
     assert table == {name: default for name, (default, _) in VARIABLES.items()}
 
 
-QUOTES = [
-    ("adding-a-rung.md", "cuda", "kernels/conv2d/direct.cu"),
-    ("adding-a-rung.md", "python", "ops/conv2d/rungs/direct.py"),
-    ("adding-an-operation.md", "python", "ops/softmax.py"),
-    ("adding-a-layer.md", "python", "engine/nodes/softmax.py"),
-]
-"""Pages that walk through something, and the sources below escalade/ that they quote."""
-
-
-@pytest.mark.parametrize(("page", "language", "sources"), QUOTES)
-def test_code_quoted_from_the_sources_is_in_the_sources(page: str, language: str, sources: str) -> None:
-    texts = [path.read_text() for path in (ROOT / "escalade").glob(sources)]
-    known = {line.strip() for text in texts for line in text.splitlines()}
-    quoted = blocks((ROOT / "docs" / page).read_text(), language)
-    assert known and quoted
-    for line in filter(None, map(str.strip, "".join(quoted).splitlines())):
-        assert line in known, f"docs/{page} quotes {line!r}, which {sources} does not have"
-
-
-def test_every_page_that_walks_through_code_is_compared_with_it() -> None:
-    assert {path.name for path in (ROOT / "docs").glob("adding-*.md")} == {page for page, _, _ in QUOTES}
-
-
 def test_the_readme_is_one_page() -> None:
     rows = README.count("\n| ") - 2  # those that are not measured yet may come
     assert len(README.splitlines()) + readme.MOST_ROWS - rows <= 120

@@ -88,9 +88,7 @@ def test_refusals_say_why() -> None:
     pooled = ladder.rung("pooled")
     assert "4 rows at most" in (pooled.supports(LinearProblem(5, 8, 8, pixels=4)) or "")
     assert "accesses of 1 are too many" in (pooled.supports(LinearProblem(1, 513, 8, pixels=4)) or "")
-    assert "4294967296" in (
-        ladder.rung("pool_first").supports(LinearProblem(1, 8, 8, pixels=2**29)) or ""
-    )
+    assert "4294967296" in (ladder.rung("pool_first").supports(LinearProblem(1, 8, 8, pixels=2**29)) or "")
     with pytest.raises(UnsupportedError, match=r"fewer than 2\^38"):
         LinearProblem(2**20, 8, 2**20)
     with pytest.raises(UnsupportedError, match=r"fewer than 2\^30"):
