@@ -57,7 +57,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _of(
         "common/columns.cuh",
         "columns-without-the-first-barrier",
-        "        __syncthreads();  // the last round's have been read\n",
+        "        __syncthreads();  // the previous round has been read\n",
         "",
         "softmax",
     ),

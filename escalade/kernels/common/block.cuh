@@ -1,11 +1,11 @@
-// What the threads of a block work out together.
+// Reductions over the threads of a CTA.
 #pragma once
 
-// The same for every thread, and always summed in the same order; COUNT threads, a power of two.
+// Sum over COUNT threads (a power of two), in a fixed order; every thread receives it.
 template <int COUNT>
 __device__ __forceinline__ float block_sum(float value) {
     __shared__ float sums[COUNT];
-    __syncthreads();  // the last sum has been read by all
+    __syncthreads();  // the previous sum has been read by all
     sums[threadIdx.x] = value;
     for (int half = COUNT / 2; half > 0; half /= 2) {
         __syncthreads();

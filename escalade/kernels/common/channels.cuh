@@ -1,14 +1,14 @@
-// Images whose channels have numbers of their own: which channel an element belongs to, and a pack's worth of numbers.
+// Per-channel values of images: the channel of an element, and packs of channel values.
 #pragma once
 
 #include "common/elements.cuh"
 
-// The channel of the element `at`, counted in memory's order.
+// Channel of element `at`, in memory order.
 __device__ __forceinline__ int channel_of(Index at, int channels, int plane) {
     return static_cast<int>(NHWC ? at % channels : at / plane % channels);
 }
 
-// VECTOR channels' worth of one of their numbers. Four at most move as one: nobody promises more than 16-byte alignment.
+// Per-channel values of VECTOR channels. At most four per load: only 16-byte alignment is guaranteed.
 template <int VECTOR>
 __device__ __forceinline__ void load_channels(const float* from, float (&values)[VECTOR]) {
     constexpr int TOGETHER = VECTOR < 4 ? VECTOR : 4;

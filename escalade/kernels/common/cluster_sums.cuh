@@ -1,10 +1,10 @@
-// Sums over all threads of a cluster that share a column, for COLUMNS columns side by side: always in the same order.
+// Sums over all threads of a cluster that share a column, for COLUMNS adjacent columns, in a fixed order.
 #pragma once
 
 #include "common/hopper.cuh"
 #include "common/warp.cuh"
 
-// Shared memory for COUNT sums of each column, taken once: other blocks may read it until they have met again.
+// Smem for COUNT sums per column. Use each object once: other CTAs may read it until the next cluster barrier.
 template <int COUNT, int COLUMNS, int THREADS>
 struct ClusterSums {
     static_assert(COLUMNS <= 32 && 32 % COLUMNS == 0 && COLUMNS * COUNT % 4 == 0 && THREADS % 32 == 0);
@@ -12,7 +12,7 @@ struct ClusterSums {
     alignas(16) float of_cluster[COLUMNS * COUNT];
     float of_warps[THREADS / 32][COLUMNS * COUNT];
 
-    // Each thread of the cluster gives its values of column threadIdx.x % COLUMNS, and has the column's sums then.
+    // Each thread of the cluster passes its values of column threadIdx.x % COLUMNS and receives the column's sums.
     __device__ __forceinline__ void over(float (&values)[COUNT]) {
         const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, column = lane % COLUMNS;
 #pragma unroll

@@ -1,13 +1,13 @@
-// Rows whose elements lie `inner` apart, such as an image's channels in NCHW: neighbouring rows lie side by side.
+// Rows whose elements are `inner` apart, such as an image's channels in NCHW: adjacent rows are contiguous.
 //
-// A block takes 32 packs of VECTOR such rows, a pack a lane; its PARTS warps share their elements among them, element i
-// of a row being warp i % PARTS's, and meet in shared memory.
+// A CTA takes 32 packs of VECTOR rows, one pack per lane. Its PARTS warps split the elements: warp i % PARTS has
+// element i. Their results are reduced in smem.
 #pragma once
 
 #include "common/ptx.cuh"
 
 struct Column {
-    long long at;  // where its rows begin; those of a pack that is not there are the first one's
+    long long at;  // start of its rows; a pack that does not exist repeats the first
     bool there;
     int part;
 
@@ -23,19 +23,19 @@ struct Column {
     }
 };
 
-// What the parts of each row of a pack make together, in every part.
+// Reduces each row of a pack over the parts; every part receives the result.
 template <class Reduce>
 __device__ __forceinline__ void over_parts(float (&values)[VECTOR], Reduce reduce) {
     if constexpr (PARTS > 1) {
         __shared__ float met[PARTS][VECTOR][32];
         const int lane = threadIdx.x % 32;
-        __syncthreads();  // the last round's have been read
+        __syncthreads();  // the previous round has been read
 #pragma unroll
         for (int e = 0; e < VECTOR; ++e) met[threadIdx.x / 32][e][lane] = values[e];
         __syncthreads();
 #pragma unroll
         for (int e = 0; e < VECTOR; ++e) values[e] = met[0][e][lane];
-#pragma unroll 1  // the registers are full
+#pragma unroll 1  // out of registers otherwise
         for (int part = 1; part < PARTS; ++part)
 #pragma unroll
             for (int e = 0; e < VECTOR; ++e) values[e] = reduce(values[e], met[part][e][lane]);

@@ -1,4 +1,4 @@
-// The sizes of a convolution, as every convolution kernel takes them.
+// Sizes of a convolution, as every convolution kernel takes them.
 #pragma once
 
 struct ConvShape {
@@ -14,7 +14,7 @@ struct ConvShape {
     int output_height, output_width;
 };
 
-// A second image, which a 1x1 filter without padding takes to the size of the output. No channels: there is none.
+// A second image, which a 1x1 filter without padding maps to the size of the output. 0 channels: none.
 struct ShortcutShape {
     int channels;       // problem.shortcut_channels
     int height, width;  // problem.shortcut_size

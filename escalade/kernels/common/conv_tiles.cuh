@@ -1,20 +1,20 @@
-// The operands of an implicit GEMM in NHWC, tile by tile into shared memory with cp.async.
+// Operands of an implicit GEMM in NHWC, copied by k-tile into smem with cp.async.
 //
 //   y[pixel][filter] = sum over k of input[pixel][k] * weight[filter][k],   k = (r * S + s) * C + c
 //
-// `weight` is stored just so. `input` is never stored: its row `pixel` is gathered from x, tap after tap. With SHORTCUT
-// k goes on, from the next tile on, over the channels of a second image and a 1x1 filter's weights of its own.
+// `weight` is stored in that order. `input` is never stored: its row `pixel` is gathered from x, tap by tap. With
+// SHORTCUT, k continues, from the next k-tile on, over the channels of a second image with the weights of a 1x1 filter.
 //
-// The including file's prelude defines Element, FILTER_HEIGHT, FILTER_WIDTH, COPY_BYTES (8 or 16, what one cp.async
-// moves; the channels are a multiple of it), PARTIAL_CHANNELS (see TapWalk), SHORTCUT, and SHORTCUT_PARTIAL (its
-// channels are no multiple of TILE_K).
+// The prelude of the including file defines Element, FILTER_HEIGHT, FILTER_WIDTH, COPY_BYTES (8 or 16, the size of one
+// cp.async; the channels are a multiple of it), PARTIAL_CHANNELS (see TapWalk), SHORTCUT, and SHORTCUT_PARTIAL (its
+// channels are not a multiple of TILE_K).
 #pragma once
 
 #include "common/conv_windows.cuh"
 #include "common/mma_tile.cuh"
 
 constexpr int COPY_ELEMENTS = COPY_BYTES / sizeof(Element);
-struct alignas(COPY_BYTES) Chunk {  // what one cp.async moves; offsets into the images count these
+struct alignas(COPY_BYTES) Chunk {  // one cp.async; offsets into the images are in chunks
     Element at[COPY_ELEMENTS];
 };
 
@@ -31,8 +31,8 @@ struct Shortcut {
     ShortcutShape shape;
 };
 
-// Copies tiles of TILE_M windows and TILE_N filters, TILE_K deep, for a block of THREADS threads. Neighbouring
-// threads copy neighbouring chunks of a row; a thread's chunk number is the same in all its rows.
+// Copies k-tiles of TILE_M windows and TILE_N filters, TILE_K deep, for a CTA of THREADS threads. Adjacent threads copy
+// adjacent chunks of a row; a thread's chunk index is the same in all its rows.
 template <int TILE_M, int TILE_N, int TILE_K, int THREADS>
 struct TileCopier {
     static constexpr int ROW_BYTES = TILE_K * sizeof(Element);
@@ -50,18 +50,18 @@ struct TileCopier {
     static constexpr bool DEPTH_CHECKED = PARTIAL_CHANNELS || (SHORTCUT && SHORTCUT_PARTIAL);
 
     const ConvShape& shape;
-    const Chunk* images;     // the first image that the tile sees
+    const Chunk* images;     // first image that the tile reads
     const Element* weights;  // this thread's chunk of its first filter
     long long filter_step;   // elements between its filters
     int filters_left;        // from its first filter on
-    int depth;               // the length of k
-    u32 target;              // this thread's first chunk, in a stage
+    int depth;               // length of k
+    u32 target;              // this thread's first chunk, relative to the stage
     TapWalk<PARTIAL_CHANNELS, TILE_K, COPY_ELEMENTS> walk;
     Window windows[ROWS_A];
     // With SHORTCUT only.
     Shortcut shortcut;
     int first_pixel, first_filter;
-    int taps_left;  // tiles before the shortcut's
+    int taps_left;  // k-tiles before the shortcut's
 
     __device__ __forceinline__ TileCopier(const ConvShape& shape, const Element* x, const Element* weight,
                                           int first_pixel, int first_filter, int first_k, const Shortcut& shortcut = {})
@@ -72,14 +72,14 @@ struct TileCopier {
         const int first_image = first_pixel / (shape.output_height * shape.output_width);
         const int pixel_chunks = pixel_channels(shape) / COPY_ELEMENTS;
         const int image_chunks = shape.height * shape.width * pixel_chunks;
-        // Counted in elements: counted in chunks, the compiler would add image and offset anew for every copy.
+        // In elements: in chunks, the compiler would add image and offset again for every copy.
         images = reinterpret_cast<const Chunk*>(x + 1LL * first_image * image_chunks * COPY_ELEMENTS);
         depth = FILTER_HEIGHT * FILTER_WIDTH * shape.channels;
         weights = weight + 1LL * (first_filter + row) * depth + k;
         filter_step = 1LL * ROWS_AT_ONCE * depth;
         filters_left = shape.filters - first_filter - row;
         target = swizzled<ROW_BYTES>(row, chunk * COPY_BYTES);
-        // Where tiles never cross a tap, the tap is the block's and the chunk belongs to the windows' offsets.
+        // If k-tiles never cross a tap, the tap is uniform over the CTA and the chunk is part of the windows' offsets.
         walk.move_to(PARTIAL_CHANNELS ? k : first_k, shape);
 #pragma unroll
         for (int i = 0; i < ROWS_A; ++i) {
@@ -93,7 +93,7 @@ struct TileCopier {
         }
     }
 
-    // Without `wanted` zeros are written: that costs less than a branch in the middle of a product.
+    // Without `wanted`, writes zeros: cheaper than a branch inside the mainloop.
     __device__ __forceinline__ void copy_a(u32 stage, bool wanted) const {
         const bool exists = wanted && (!DEPTH_CHECKED || walk.k < depth);
 #pragma unroll
@@ -122,7 +122,7 @@ struct TileCopier {
     }
 
 private:
-    // Goes on at tile `tile` of the shortcut: windows of one tap, and k the channel of this thread's chunk.
+    // Continues at k-tile `tile` of the shortcut: 1-tap windows, k is the channel of this thread's chunk.
     __device__ __forceinline__ void enter_shortcut(int tile) {
         const int row = threadIdx.x / COPIES_IN_ROW;
         const int chunk = threadIdx.x % COPIES_IN_ROW;

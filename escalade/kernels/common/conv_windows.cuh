@@ -1,11 +1,11 @@
-// What an output pixel sees of an image: the gather of every implicit GEMM.
+// Receptive fields of output pixels: the gather of every implicit GEMM.
 //
-// A *window* belongs to an output pixel and does not change along k; a *tap* is a place along k and is the same for
-// every window. So the element that pixel and k need lies at window.offset + tap.offset, and whether it lies inside
-// the image is one comparison of two bit masks.
+// A *window* belongs to an output pixel and is constant along k; a *tap* is a position along k and is the same for
+// every window. So the element for (pixel, k) is at window.offset + tap.offset, and the bounds check is one comparison
+// of two bit masks.
 //
-// The including file's prelude defines FILTER_HEIGHT and FILTER_WIDTH; and GROUPED, where the channels and filters of a
-// shape are those of one of its groups, and X_PITCH, where x is a part of a larger buffer: elements from pixel to pixel.
+// The prelude of the including file defines FILTER_HEIGHT and FILTER_WIDTH; GROUPED, if the channels and filters of a
+// shape are those of one group; and X_PITCH, if x is part of a larger buffer: elements between pixels.
 #pragma once
 
 #include "common/conv_shape.cuh"
@@ -24,7 +24,7 @@ constexpr bool IN_GROUPS = true;
 constexpr bool IN_GROUPS = false;
 #endif
 
-// Channels from one pixel to the next, of which the shape's, or CHANNELS, are a group's.
+// Channels between pixels; the shape's channels, or CHANNELS, are those of one group.
 template <int CHANNELS = 0>
 __device__ __forceinline__ int pixel_channels(const ConvShape& shape) {
     const int channels = CHANNELS ? CHANNELS : shape.channels;
@@ -34,9 +34,9 @@ __device__ __forceinline__ int pixel_channels(const ConvShape& shape) {
 struct Tap {
     int offset;       // from a window's first tap
     u32 bits;         // bit r and bit 16 + s
-    int row, column;  // from a window's first tap, in pixels; used where the filter is too large for the bits
+    int row, column;  // from a window's first tap, in pixels; used if the filter is too large for the bits
 
-    // Tap (r, s), where neighbouring pixels of a row lie `pixel_step` apart.
+    // Tap (r, s), where adjacent pixels of a row are `pixel_step` apart.
     __device__ __forceinline__ static Tap at(int r, int s, int pixel_step, const ConvShape& shape) {
         const int row = r * shape.dilation_h, column = s * shape.dilation_w;
         return {(row * shape.width + column) * pixel_step, bits_of(r, s), row, column};
@@ -49,7 +49,7 @@ struct Tap {
 
 struct Window {
     int offset;       // of its first tap, from `first_image`
-    u32 bits;         // the filter rows (bit r) and columns (bit 16 + s) that fall inside the image
+    u32 bits;         // filter rows (bit r) and columns (bit 16 + s) inside the image
     int row, column;  // of its first tap, in pixels
 
     __device__ __forceinline__ static Window of(int pixel, int first_image, int pixel_step, int image_step,
@@ -76,7 +76,7 @@ struct Window {
         return window;
     }
 
-    // The window of a 1x1 filter without padding over the shortcut: tap (0, 0) sees it if the pixel exists.
+    // Window of a 1x1 filter without padding over the shortcut: tap (0, 0) is inside if the pixel exists.
     __device__ __forceinline__ static Window of_shortcut(int pixel, int first_image, int pixel_step, int image_step,
                                                          const ConvShape& shape, const ShortcutShape& shortcut) {
         const int output_pixels = shape.output_height * shape.output_width;
@@ -100,9 +100,9 @@ private:
     }
 };
 
-// A walk along k = (r, s, c), the order of NHWC, in steps of STEP. PARTIAL_CHANNELS is 0 where a step never leaves a
-// tap behind half done, because the channels are a multiple of it; otherwise it is the number of channels. Offsets
-// count units of UNIT elements.
+// Iterator along k = (r, s, c), the order of NHWC, in steps of STEP. PARTIAL_CHANNELS is 0 if a step never crosses a
+// tap, because the channels are a multiple of it; otherwise it is the number of channels. Offsets are in units of UNIT
+// elements.
 template <int PARTIAL_CHANNELS, int STEP, int UNIT>
 struct TapWalk {
     int k, channel, r, s;

@@ -1,4 +1,4 @@
-// The 8-bit float of FP8: sign, 4 bits of exponent, 3 of mantissa; up to 448, no infinities. Converted in pairs.
+// FP8 e4m3: sign, 4 exponent bits, 3 mantissa bits; up to 448, no infinities. Converted in pairs.
 #pragma once
 
 #include "common/elements.cuh"
@@ -8,7 +8,7 @@ struct e4m3 {  // declared in the prelude of a program that names it
     unsigned char code;
 };
 
-// Held as words: of bytes, the compiler would give each a register.
+// Held as words: the compiler would use one register per byte.
 template <int COUNT>
 struct alignas(COUNT) Pack<e4m3, COUNT> {
     static_assert(COUNT % 4 == 0, "whole words");

@@ -1,8 +1,8 @@
-// Element types: conversion to and from the fp32 that sums are kept in, and groups of elements that
-// move as one 4-, 8- or 16-byte access.
+// Element types: conversion to and from fp32, the accumulator type, and packs of elements that move as one 4-, 8- or
+// 16-byte access.
 //
-// The headers of half and bfloat16 take most of a second to compile, so the prelude includes the ones
-// whose types it names, and what follows adapts to what is there.
+// The headers of half and bfloat16 take most of a second to compile, so the prelude includes only those whose types it
+// names, and the code below adapts.
 #pragma once
 
 __device__ __forceinline__ float to_float(float value) { return value; }
@@ -25,7 +25,7 @@ __device__ __forceinline__ __nv_bfloat16 from_float<__nv_bfloat16>(float value) 
 #endif
 
 template <class T, int COUNT>
-struct alignas(sizeof(T) * COUNT) Pack {  // aligned as a whole, so that the compiler moves it as a whole
+struct alignas(sizeof(T) * COUNT) Pack {  // aligned as a whole, so that the compiler moves it as a unit
     T at[COUNT];
 };
 
@@ -34,8 +34,7 @@ __device__ __forceinline__ Pack<T, COUNT> load_pack(const T* address) {
     return *reinterpret_cast<const Pack<T, COUNT>*>(address);
 }
 
-// Zeros without a load unless `inside`; by words, for the compiler puts 16-bit elements of two sources together one by
-// one.
+// Zeros without a load unless `inside`. By words: the compiler would merge 16-bit elements of two sources one by one.
 template <class T, int COUNT>
 __device__ __forceinline__ Pack<T, COUNT> load_pack_if(bool inside, const T* address) {
     constexpr int WORDS = sizeof(T) * COUNT / sizeof(unsigned);

@@ -1,4 +1,4 @@
-// What happens to a finished sum before it is stored: activated(sum + bias + residual), each part optional.
+// Epilogue: activated(sum + bias + residual), each part optional.
 #pragma once
 
 #include "common/elements.cuh"
@@ -6,11 +6,11 @@
 #include "common/expression.cuh"
 #endif
 
-// A NaN stays a NaN, as in PyTorch; fmaxf would hide it.
+// NaN stays NaN, as in PyTorch; fmaxf would hide it.
 __device__ __forceinline__ float relu(float value) { return value < 0.f ? 0.f : value; }
 
-// The residual added, and then what a kernel's prelude defines as EXPRESSION, ReLU, or nothing. An expression of two
-// inputs is one of the sum, which is its input EXPRESSION_X, and of the residual, which it adds itself if at all.
+// Adds the residual, then applies EXPRESSION (if the prelude defines it), ReLU, or nothing. An expression of two inputs
+// takes the sum as input EXPRESSION_X and the residual as the other, and adds the residual itself if at all.
 template <bool RESIDUAL, bool RELU>
 __device__ __forceinline__ float activated(float sum, float residual) {
 #ifdef EXPRESSION
@@ -26,7 +26,7 @@ __device__ __forceinline__ float activated(float sum, float residual) {
 #endif
 }
 
-// The same of two sums.
+// Two sums at once.
 template <bool RESIDUAL, bool RELU>
 __device__ __forceinline__ float2 activated_pair(float2 sums, float2 residuals) {
 #ifdef EXPRESSION_PAIR
@@ -56,8 +56,8 @@ __device__ __forceinline__ Element finish(float sum, const Element* bias, int fi
     return from_float<Element>(activated<RESIDUAL, RELU>(sum, RESIDUAL ? to_float(residual[at]) : 0.f));
 }
 
-// The epilogue in FP8, where numbers are stored as multiples of a unit of their own: `scale` is the unit of the sum,
-// `residual_scale` that of the residual, `result_scale` one over that of the result.
+// FP8 epilogue. Values are stored as multiples of a scale: `scale` of the sum, `residual_scale` of the residual;
+// `result_scale` is the reciprocal of the result's.
 template <bool BIAS, bool RESIDUAL, bool RELU>
 __device__ __forceinline__ float finish_scaled(float sum, float scale, float bias, float residual, float residual_scale,
                                                float result_scale) {

@@ -1,15 +1,14 @@
-// Fourier transforms of real square tiles in shared memory: TILE x TILE pixels to and from
-// TILE x (TILE/2 + 1) complex frequencies, for TILE = 8 * RADIX.
+// Fourier transforms of real square tiles in smem: TILE x TILE pixels to and from TILE x (TILE/2 + 1) complex
+// frequencies, for TILE = 8 * RADIX.
 //
-// One dimension is two steps, 8 x RADIX, each a transform that one thread does in registers:
+// One dimension takes two steps, 8 x RADIX, each a transform that one thread does in registers:
 //     X(k1 + 8 k2) = sum over n2 of root(n2 k1) * [sum over n1 of x(n2 + RADIX n1) root8(n1 k1)] * rootR(n2 k2)
-// Two tricks keep real tiles at half the storage and half the work of complex ones. Rows r and
-// r + TILE/2 travel as the real and the imaginary part of one complex row, and the thread that starts
-// a column separates them: by conjugate symmetry a column v needs both Z(v) and Z(-v), and owns both
-// slots. So every step is done in place, and a tile takes the shared memory of its own pixels.
+// Two tricks halve the storage and work of real tiles. Rows r and r + TILE/2 are the real and imaginary part of one
+// complex row. The thread that starts a column separates them: by conjugate symmetry column v needs Z(v) and Z(-v), and
+// owns both slots. So every step is in place, and a tile takes the smem of its own pixels.
 //
-// The forward transform is left twice too large (separating would halve), the inverse unnormalised:
-// whoever multiplies spectra puts 1/(4 TILE^2) into one of them.
+// The forward transform is twice too large (separating would halve), the inverse unnormalized: scale one of the
+// multiplied spectra by 1/(4 TILE^2).
 #pragma once
 
 #include "common/ptx.cuh"
@@ -49,10 +48,10 @@ struct Roots {  // exp(2 pi i k / N), as compile-time constants
 };
 
 template <int N>
-__device__ constexpr Roots<N> roots_of_unity{};  // for indices that only run time knows
+__device__ constexpr Roots<N> roots_of_unity{};  // for indices known only at run time
 
-// value * exp(SIGN * 2 pi i k / N), 0 <= k < N. In an unrolled loop k is a constant, only one branch is left, and
-// the roots that cost nothing or little cost nothing or little.
+// value * exp(SIGN * 2 pi i k / N), 0 <= k < N. In an unrolled loop k is a constant: only one branch remains, and
+// trivial roots cost (almost) nothing.
 template <int N, int SIGN>
 __device__ __forceinline__ float2 rotated(float2 value, int k) {
     constexpr Roots<N> roots;
@@ -124,17 +123,17 @@ __device__ __forceinline__ void transform(float2 (&values)[N]) {
     }
 }
 
-// PLANES tiles in shared memory, transformed by THREADS threads. Between two passes stands a __syncthreads.
+// PLANES tiles in smem, transformed by THREADS threads. A __syncthreads separates two passes.
 template <int TILE, int PLANES, int THREADS>
 struct FftTiles {
     static constexpr int RADIX = TILE / 8;
     static constexpr int HALF = TILE / 2;
     static constexpr int COLUMNS = HALF + 1;
     static constexpr int FREQUENCIES = TILE * COLUMNS;
-    // Columns TILE and TILE + 1 hold what columns 0 and TILE/2, their own mirrors, have no partner for.
-    // A pitch of 8 modulo 16 complex numbers puts neighbouring rows into different halves of the banks.
+    // Columns TILE and TILE + 1 hold the second values of columns 0 and TILE/2, which mirror themselves. A pitch of 8
+    // modulo 16 complex numbers puts adjacent rows into different halves of the banks.
     static constexpr int PITCH = TILE % 16 == 0 ? TILE + 8 : TILE + 16;
-    // The two steps of a row meet at n2 + SKEW * k1: an odd step keeps both of them clear of bank conflicts.
+    // The two steps of a row exchange at n2 + SKEW * k1: an odd stride avoids bank conflicts in both.
     static constexpr int SKEW = RADIX | 1;
     static constexpr int ROOT_PITCH = 9;  // odd as well
     static_assert(TILE % 8 == 0 && RADIX > 1, "a tile is 8 * RADIX pixels wide");
@@ -159,7 +158,7 @@ struct FftTiles {
         return column == 0 ? TILE : column == HALF ? TILE + 1 : TILE - column;
     }
 
-    // Work is handed out as numbered items, one butterfly each, the innermost index along the threads.
+    // Work items, one butterfly each; the innermost index runs along the threads.
     struct Item {
         int plane, outer, inner;
     };
@@ -168,7 +167,7 @@ struct FftTiles {
         if constexpr (PLANES == 1) return {0, number / INNER, number % INNER};
         return {number / (OUTER * INNER), number / INNER % OUTER, number % INNER};
     }
-    // Column TILE/2 comes after all others, so that those lie along the threads without an odd one out.
+    // Column TILE/2 follows all others, so that those map evenly to threads.
     template <int OUTER>
     static __device__ __forceinline__ Item column_item_of(int number) {
         if (number < PLANES * OUTER * HALF) return item_of<OUTER, HALF>(number);
@@ -195,8 +194,8 @@ struct FftTiles {
         }
     }
 
-    // The step between the skewed and the natural order of a row. Eight neighbouring lanes have a row to themselves,
-    // and no warp is left incomplete: HALF * 8 is a multiple of 32.
+    // Step between the skewed and the natural order of a row. Eight adjacent lanes share a row, and no warp is partial:
+    // HALF * 8 is a multiple of 32.
     template <int SIGN>
     __device__ __forceinline__ void rows_inner() const {
 #pragma unroll 1
@@ -238,8 +237,8 @@ struct FftTiles {
         }
     }
 
-    // body(plane, k1, column, values) with values[k2] the frequency in row k1 + 8 k2 of `column`: received from
-    // the forward transform if FORWARD, given to the inverse one if INVERSE, in place if both.
+    // Calls body(plane, k1, column, values), values[k2] being the frequency in row k1 + 8 k2 of `column`: an output of
+    // the forward transform if FORWARD, an input of the inverse if INVERSE, in place if both.
     template <bool FORWARD, bool INVERSE, class Body>
     __device__ __forceinline__ void frequencies(Body body) const {
 #pragma unroll 1
@@ -304,7 +303,7 @@ struct FftTiles {
         }
     }
 
-    // From pixels to the step in front of `frequencies<true, …>`.
+    // From pixels to the step before `frequencies<true, …>`.
     template <class Source>
     __device__ __forceinline__ void forward(const Source& source) const {
         forward_rows_first(source);
@@ -315,7 +314,7 @@ struct FftTiles {
         __syncthreads();
     }
 
-    // From behind `frequencies<…, true>` to pixels.
+    // From the step after `frequencies<…, true>` to pixels.
     template <class Sink>
     __device__ __forceinline__ void inverse(const Sink& sink) const {
         __syncthreads();

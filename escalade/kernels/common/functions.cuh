@@ -1,13 +1,13 @@
-// Functions of single elements in fp32, by the names of escalade/ops/expressions/functions.py. A NaN stays a NaN
-// wherever PyTorch keeps it. Truth values are 1 and 0.
+// Pointwise functions in fp32, named as in escalade/ops/expressions/functions.py. NaN propagates wherever PyTorch
+// propagates it. Booleans are 1 and 0.
 //
-// FAST_FUNCTIONS takes the special-function unit's exponential, logarithm and quotient: off by some 2^-21 of the
-// result, which 16 bits, and sums of TF32's products, cannot tell from the right one.
+// FAST_FUNCTIONS uses the special-function unit's exp, log and division: off by about 2^-21 of the result, invisible in
+// 16 bits and in sums of TF32 products.
 #pragma once
 
 #include "common/gelu.cuh"
 
-#ifndef INFINITY  // which NVRTC leaves to the C library that it is without
+#ifndef INFINITY  // NVRTC has no C library that defines it
 #define INFINITY __int_as_float(0x7f800000)
 #define NAN __int_as_float(0x7fc00000)
 #endif
@@ -18,7 +18,7 @@ namespace of {
 
 FUNCTION(neg)(float x) { return -x; }
 FUNCTION(abs)(float x) { return fabsf(x); }
-FUNCTION(sign)(float x) { return float(x > 0.f) - float(x < 0.f); }  // 0 for a NaN, as in PyTorch
+FUNCTION(sign)(float x) { return float(x > 0.f) - float(x < 0.f); }  // 0 for NaN, as in PyTorch
 FUNCTION(square)(float x) { return x * x; }
 FUNCTION(sqrt)(float x) { return sqrtf(x); }
 FUNCTION(rsqrt)(float x) { return rsqrtf(x); }
@@ -45,7 +45,7 @@ FUNCTION(erfc)(float x) { return erfcf(x); }
 FUNCTION(floor)(float x) { return floorf(x); }
 FUNCTION(ceil)(float x) { return ceilf(x); }
 FUNCTION(trunc)(float x) { return truncf(x); }
-FUNCTION(round)(float x) { return rintf(x); }  // halves to the even neighbour
+FUNCTION(round)(float x) { return rintf(x); }  // ties to even
 
 FUNCTION(add)(float a, float b) { return a + b; }
 FUNCTION(sub)(float a, float b) { return a - b; }
@@ -64,7 +64,7 @@ FUNCTION(fmax)(float a, float b) { return fmaxf(a, b); }
 FUNCTION(fmin)(float a, float b) { return fminf(a, b); }
 FUNCTION(copysign)(float a, float b) { return copysignf(a, b); }
 FUNCTION(hypot)(float a, float b) { return hypotf(a, b); }
-FUNCTION(pow)(float a, float b) {  // whole exponents are common, and products are cheaper than powf
+FUNCTION(pow)(float a, float b) {  // integer exponents are common, and multiplications are cheaper than powf
     if (b == 2.f) return a * a;
     if (b == 3.f) return a * a * a;
     return powf(a, b);
@@ -93,16 +93,16 @@ FUNCTION(elu)(float x, float scale) {
     if (!FAST_FUNCTIONS) return scale * expm1f(x);
     return scale * (x > -0.1f ? x * fmaf(x, fmaf(x, fmaf(x, 1.f / 24.f, 1.f / 6.f), 0.5f), 1.f) : __expf(x) - 1.f);
 }
-// Beside 1, e^-x may be 0 where it is denormal: 2^x that takes it so is spared two products and a comparison.
+// Next to 1, a denormal e^-x may be flushed to 0: ex2.approx.ftz saves two multiplications and a comparison.
 FUNCTION(sigmoid)(float x) {
     return FAST_FUNCTIONS ? reciprocal_approximate(1.f + exp2_approximate(-1.44269504f * x)) : 1.f / (1.f + expf(-x));
 }
 FUNCTION(silu)(float x) {
     return FAST_FUNCTIONS ? x * sigmoid(x) : x / (1.f + expf(-x));
 }
-// x / (1 + 2^power) of two numbers, with one reciprocal for both: the special-function unit is what many of them wait
-// for. Powers stay below 2^63, so that their product is finite, and numbers above -44, so that theirs with 2^-63 is
-// nothing; a NaN of one does not reach the other.
+// x / (1 + 2^power) of two numbers with one reciprocal, because the special-function unit is the bottleneck. Powers are
+// clamped to 2^63, so that their product is finite, and numbers to -44, so that their product with 2^-63 vanishes; a
+// NaN in one does not reach the other.
 __device__ __forceinline__ void over_powers(float (&y)[2], float a, float power_a, float b, float power_b) {
     const float below_a = 1.f + exp2_approximate(fminf(power_a, 63.f));
     const float below_b = 1.f + exp2_approximate(fminf(power_b, 63.f));
@@ -113,20 +113,20 @@ __device__ __forceinline__ void silu_pair(float (&y)[2], float a, float b) {
     if (FAST_FUNCTIONS) over_powers(y, a, -1.44269504f * a, b, -1.44269504f * b);
     else y[0] = silu(a), y[1] = silu(b);
 }
-FUNCTION(tanh)(float x) {  // 1 - 2 / (1 + e^(2x)) loses what is small beside 1
+FUNCTION(tanh)(float x) {  // 1 - 2 / (1 + e^(2x)) cancels for small x
     if (!FAST_FUNCTIONS) return tanhf(x);
     const float square = x * x;
     if (square < 0.01f) return x * fmaf(square, fmaf(square, 2.f / 15.f, -1.f / 3.f), 1.f);
     return 1.f - 2.f * reciprocal_approximate(1.f + __expf(2.f * x));
 }
-FUNCTION(softplus)(float x) {  // log(1 + e) loses what is small beside 1 too
+FUNCTION(softplus)(float x) {  // log(1 + e) cancels for small e too
     if (x > 20.f) return x;
     if (!FAST_FUNCTIONS) return log1pf(expf(x));
     const float e = __expf(x);
     return x < -4.f ? e * fmaf(e, fmaf(e, 1.f / 3.f, -0.5f), 1.f) : __logf(1.f + e);
 }
 FUNCTION(log_sigmoid)(float x) { return minimum(x, 0.f) - log1pf(expf(-fabsf(x))); }
-FUNCTION(mish)(float x) {  // x tanh(log(1 + e)) of e = e^x is x (e^2 + 2e) / (e^2 + 2e + 2)
+FUNCTION(mish)(float x) {  // with e = e^x: x tanh(log(1 + e)) = x (e^2 + 2e) / (e^2 + 2e + 2)
     const float e = exp(minimum(x, 20.f));
     const float n = e * (e + 2.f);
     return FAST_FUNCTIONS ? x * n * reciprocal_approximate(n + 2.f) : x * (n / (n + 2.f));

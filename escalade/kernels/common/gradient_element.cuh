@@ -1,4 +1,4 @@
-// An element of a convolution's output gradient, by its number in the layout's order, and the window that it met.
+// An element of a convolution's output gradient, by its index in memory order, and its window in x.
 #pragma once
 
 #include "common/conv_shape.cuh"
@@ -6,11 +6,11 @@
 struct GradientElement {
     int image, filter;
     int first_channel;            // of the filter's group
-    int first_row, first_column;  // of the window, which may begin outside
+    int first_row, first_column;  // of the window, which may begin outside the image
 
     __device__ __forceinline__ GradientElement(long long at, const ConvShape& shape) {
         const int pixels = shape.output_height * shape.output_width;
-        const long long elements = 1LL * shape.filters * pixels;  // of an image
+        const long long elements = 1LL * shape.filters * pixels;  // per image
         const int rest = static_cast<int>(at % elements);
         const int pixel = NHWC ? rest / shape.filters : rest % pixels;
         image = static_cast<int>(at / elements);
@@ -20,7 +20,7 @@ struct GradientElement {
         first_column = pixel % shape.output_width * shape.stride_w - shape.pad_w;
     }
 
-    // Where a tap and a channel of the group lie in the image that the filter saw; -1 outside of it.
+    // Offset in the image of a tap and a channel of the group; -1 outside the image.
     __device__ __forceinline__ int met(int tap, int channel, const ConvShape& shape) const {
         const int row = first_row + tap / shape.filter_width * shape.dilation_h;
         const int column = first_column + tap % shape.filter_width * shape.dilation_w;

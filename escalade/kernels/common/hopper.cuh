@@ -1,5 +1,5 @@
-// Hopper's own PTX instructions (compute capability 9.0a), each one a named function: mbarriers, bulk tensor
-// copies (TMA), clusters, named barriers, register hand-over, wgmma.
+// Hopper PTX instructions (compute capability 9.0a), one named function each: mbarriers, TMA, clusters, named barriers,
+// setmaxnreg, wgmma.
 #pragma once
 
 #include "common/descriptors.cuh"
@@ -7,7 +7,7 @@
 
 struct __align__(64) TensorMap { unsigned char opaque[128]; };  // a CUtensorMap, passed by value as __grid_constant__
 
-constexpr long long WAIT_LIMIT_CYCLES = 2000000000;  // about a second: a bug faults, never hangs
+constexpr long long WAIT_LIMIT_CYCLES = 2000000000;  // about a second: a bug faults instead of hanging
 
 // ------------------------------------------------------------------ mbarriers
 
@@ -24,10 +24,10 @@ __device__ __forceinline__ void barrier_arrive(u32 barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" :: "r"(barrier) : "memory");
 }
 
-// Arrives at the barrier of this address in block `rank` of the cluster (one's own rank included). No .release.cluster
-// here, nor .acquire.cluster on the waits: they compile to MEMBAR.ALL.GPU before every arrival and
-// CCTL.IVALL after every wait, and cost a quarter to two thirds of the speed. What the arrival orders
-// is wgmma's reads, which wgmma.wait_group has seen finished.
+// Arrives at the barrier at this address in CTA `rank` of the cluster (own rank included). No .release.cluster here,
+// nor .acquire.cluster on the waits: they compile to MEMBAR.ALL.GPU before every arrival and CCTL.IVALL after every
+// wait, and cost a quarter to two thirds of the speed. The arrival only orders wgmma's reads, which wgmma.wait_group
+// has already seen complete.
 __device__ __forceinline__ void barrier_arrive_cluster(u32 barrier, u32 rank) {
     asm volatile("{\n.reg .b32 remote;\n"
                  "mapa.shared::cluster.u32 remote, %0, %1;\n"
@@ -44,8 +44,8 @@ __device__ __forceinline__ bool barrier_try_wait(u32 barrier, u32 parity) {
     return done;
 }
 
-// Stops the kernel with an illegal-address error. A trap instruction in the consumers' branch would
-// make the compiler (13.0) hold them to the 168 registers of kernel entry, with spills.
+// Stops the kernel with an illegal-address error. A trap instruction in the consumers' branch would make the compiler
+// (13.0) limit them to the 168 registers of kernel entry, with spills.
 __device__ __forceinline__ void fault() {
     asm volatile("st.global.u32 [%0], %1;" :: "l"(0ull), "r"(0) : "memory");
 }
@@ -57,15 +57,15 @@ __device__ __forceinline__ void barrier_wait(u32 barrier, u32 parity) {
         if (clock64() - start > WAIT_LIMIT_CYCLES) fault();
 }
 
-// Barriers just initialised become visible to the cluster and to TMA.
+// Makes initialized barriers visible to the cluster and to TMA.
 __device__ __forceinline__ void fence_barrier_init() {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-// ------------------------------------------------------------------ bulk tensor copies
+// ------------------------------------------------------------------ TMA
 
-// Pixels: `pixelsPerColumn` output pixels from (n, h, w) on, read at the filter tap (tap_h, tap_w).
-// Coordinates are those of the window's corner in the input, so -pad at the first output pixel.
+// `pixelsPerColumn` output pixels starting at (n, h, w), read at filter tap (tap_h, tap_w). Coordinates are those of
+// the window's corner in the input, so -pad at the first output pixel.
 __device__ __forceinline__ void tma_load_im2col(u32 destination, const TensorMap& map, u32 barrier,
                                                 int c, int w, int h, int n, u16 tap_w, u16 tap_h) {
     asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes"
@@ -96,7 +96,7 @@ __device__ __forceinline__ void tma_load_4d(u32 destination, const TensorMap& ma
                  : "memory");
 }
 
-// Writes the box, and signals the barrier, at the same offsets in every block of `blocks`.
+// Writes the box, and signals the barrier, at the same offsets in every CTA of the mask `blocks`.
 __device__ __forceinline__ void tma_load_3d_multicast(u32 destination, const TensorMap& map, u32 barrier, int x,
                                                       int y, int z, u16 blocks) {
     asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
@@ -105,7 +105,7 @@ __device__ __forceinline__ void tma_load_3d_multicast(u32 destination, const Ten
                  : "memory");
 }
 
-// What lies outside the tensor is not written: edges need no mask.
+// Elements outside the tensor are not written: edges need no mask.
 __device__ __forceinline__ void tma_store_2d(const TensorMap& map, u32 source, int x, int y) {
     asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%2, %3}], [%1];\n"
                  "cp.async.bulk.commit_group;"
@@ -129,14 +129,14 @@ __device__ __forceinline__ void prefetch_map(const TensorMap& map) {
     asm volatile("prefetch.tensormap [%0];" :: "l"(&map) : "memory");
 }
 
-// ------------------------------------------------------------------ fences, barriers, roles
+// ------------------------------------------------------------------ fences, barriers, registers
 
-// Ordinary shared-memory writes become visible to TMA (the async proxy).
+// Makes generic-proxy smem writes visible to TMA (the async proxy).
 __device__ __forceinline__ void fence_async_proxy() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-// Barrier `id` (1 to 15) of the block, for `threads` threads.
+// Barrier `id` (1 to 15) of the CTA, for `threads` threads.
 __device__ __forceinline__ void named_barrier_sync(int id, int threads) {
     asm volatile("bar.sync %0, %1;" :: "r"(id), "r"(threads) : "memory");
 }
@@ -145,12 +145,12 @@ __device__ __forceinline__ void named_barrier_arrive(int id, int threads) {
     asm volatile("bar.arrive %0, %1;" :: "r"(id), "r"(threads) : "memory");
 }
 
-// Barriers of one consumer warpgroup, or of both, in a block that has a producer too.
+// Barriers of one consumer warpgroup, or of both, in a CTA that also has a producer.
 __device__ __forceinline__ void warpgroup_sync(int consumer) { named_barrier_sync(1 + consumer, 128); }
 __device__ __forceinline__ void consumers_sync() { named_barrier_sync(3, 256); }
 
 __device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive;" ::: "memory"); }
-// Orders nothing: enough for barriers, whose fence_barrier_init came before, and free of a fence of all memory.
+// No memory ordering: enough for barriers, which fence_barrier_init published, and avoids a full memory fence.
 __device__ __forceinline__ void cluster_arrive_relaxed() {
     asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
 }
@@ -204,7 +204,7 @@ __device__ __forceinline__ float4 load_shared_16(u32 address) {
     return v;
 }
 
-// From the same address in block `rank` of the cluster.
+// Loads from the same address in CTA `rank` of the cluster.
 __device__ __forceinline__ float4 load_cluster(u32 address, u32 rank) {
     float4 v;
     asm volatile("{\n.reg .b32 remote;\n"
@@ -214,8 +214,8 @@ __device__ __forceinline__ float4 load_cluster(u32 address, u32 rank) {
     return v;
 }
 
-// Stores to this address in block `rank` of the cluster (one's own rank included), whose `barrier` counts the 16 bytes
-// when they are there. That block must not have left.
+// Stores to this address in CTA `rank` of the cluster (own rank included); its `barrier` counts the 16 bytes on
+// arrival. That CTA must not have exited.
 __device__ __forceinline__ void push_cluster(u32 address, u32 barrier, u32 rank, float4 v) {
     asm volatile("{\n.reg .b32 remote, counted;\n"
                  "mapa.shared::cluster.u32 remote, %0, %2;\n"
@@ -253,11 +253,11 @@ __device__ __forceinline__ void wgmma_wait() {
 #define ACCUMULATORS_32(i) \
     ACCUMULATORS_8(i), ACCUMULATORS_8((i) + 8), ACCUMULATORS_8((i) + 16), ACCUMULATORS_8((i) + 24)
 
-// Templates, of what is a float in every call: bodies of functions are read whether or not anybody calls them, those of
-// templates only then, and that is half of what these cost every program.
+// Templates on a type that is always float: the compiler front end parses bodies of functions in any case, those of
+// templates only if instantiated. That halves what these cost every program.
 //
-// d (+)= A * B^T over 32 bytes of K, DEPTH elements; d is overwritten when accumulate is 0. MAJORS says that both
-// operands are K-major, where they might not be.
+// d (+)= A * B^T over 32 bytes of K, DEPTH elements; d is overwritten if accumulate is 0. MAJORS: both operands
+// K-major, for types that allow others.
 #define WGMMA(DEPTH, TYPE, MAJORS, N, REGISTERS, A, B, P) \
     "{\n.reg .pred p;\nsetp.ne.b32 p, " P ", 0;\n" \
     "wgmma.mma_async.sync.aligned.m64n" N "k" DEPTH ".f32." TYPE "." TYPE " {" REGISTERS "}, " A ", " B \
@@ -298,14 +298,14 @@ __device__ __forceinline__ void wgmma_wait() {
                      : "l"(a), "l"(b), "r"(accumulate)); \
     }
 
-// Those of BF16 are left out where the program does not bring its header: it would read them for nothing.
+// BF16 is defined only if the program includes its header: parsing it for nothing costs time.
 DEFINE_WGMMA(wgmma, "16", "f16", ", 0, 0")
-DEFINE_WGMMA(wgmma_tf32, "8", "tf32", "")    // of fp32 elements, whose low 13 bits it ignores
+DEFINE_WGMMA(wgmma_tf32, "8", "tf32", "")  // of fp32 elements; ignores the low 13 bits
 DEFINE_WGMMA(wgmma_e4m3, "32", "e4m3", "")  // the products of an instruction are added with about 14 bits only
 
 DEFINE_WGMMA(wgmma_transposed, "16", "f16", ", 1, 1")
-DEFINE_WGMMA(wgmma_rows_transposed, "16", "f16", ", 1, 0")     // A alone
-DEFINE_WGMMA(wgmma_columns_transposed, "16", "f16", ", 0, 1")  // B alone
+DEFINE_WGMMA(wgmma_rows_transposed, "16", "f16", ", 1, 0")  // A only
+DEFINE_WGMMA(wgmma_columns_transposed, "16", "f16", ", 0, 1")  // B only
 
 #ifdef __CUDA_BF16_H__
 DEFINE_WGMMA(wgmma_bf16, "16", "bf16", ", 0, 0")
@@ -314,13 +314,13 @@ DEFINE_WGMMA(wgmma_bf16_rows_transposed, "16", "bf16", ", 1, 0")
 DEFINE_WGMMA(wgmma_bf16_columns_transposed, "16", "bf16", ", 0, 1")
 #endif
 
-// ------------------------------------------------------------------ wgmma with its rows in registers
+// ------------------------------------------------------------------ wgmma with A in registers
 
 #define REGISTERS_0_TO_15 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
 #define REGISTERS_32_TO_55 \
     "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55"
 
-// d (+)= A * B^T over 16 elements of K, each warp's 16 rows of A as mma's a fragment.
+// d (+)= A * B^T over 16 elements of K; each warp's 16 rows of A as an mma A fragment.
 #define WGMMA_FROM_REGISTERS(TYPE, N, REGISTERS, A, B, P) \
     "{\n.reg .pred p;\nsetp.ne.b32 p, " P ", 0;\n" \
     "wgmma.mma_async.sync.aligned.m64n" N "k16.f32." TYPE "." TYPE " {" REGISTERS "}, {" A "}, " B ", p, 1, 1, 0;\n}"

@@ -1,12 +1,12 @@
-// The larger of two values of 16 bits, two at once, kept in the 32 bits of a register, with their places in a window or
-// without. A NaN is larger than every number: it stays, as in PyTorch.
+// Max of 16-bit values, two per 32-bit register, with or without their argmax in a window. NaN is larger than every
+// number: it propagates, as in PyTorch.
 #pragma once
 
 #include "common/elements.cuh"
 #include "common/placed_maximum.cuh"
 #include "common/ptx.cuh"
 
-// The last argument says which type they are. Masks have all 16 bits of an element set, or none.
+// The last argument selects the type. Masks have all 16 bits of an element set, or none.
 #ifdef __CUDA_FP16_H__
 __device__ __forceinline__ u32 larger_pair(u32 a, u32 b, __half) {
     const __half2 both = __hmax2_nan(reinterpret_cast<__half2&>(a), reinterpret_cast<__half2&>(b));
@@ -33,7 +33,7 @@ __device__ __forceinline__ u32 nan_mask(u32 a, __nv_bfloat16) {
 }
 #endif
 
-// COUNT maxima of neighbouring elements with their places, one by one, or in pairs where they are of 16 bits.
+// COUNT adjacent maxima with their argmax, one by one, or in pairs if 16-bit.
 template <class Stored, int COUNT, bool PAIRS = sizeof(Stored) == 2 && COUNT % 4 == 0>
 struct PlacedMaxima {
     Largest at[COUNT];
@@ -63,7 +63,7 @@ struct PlacedMaxima {
 
 template <class Stored, int COUNT>
 struct PlacedMaxima<Stored, COUNT, true> {
-    Pack<u32, COUNT / 2> values, places;  // a place in the lower byte of each half
+    Pack<u32, COUNT / 2> values, places;  // an index in the lower byte of each half
 
     __device__ __forceinline__ void begin(const Pack<Stored, COUNT>& seen, int place) {
         values = reinterpret_cast<const Pack<u32, COUNT / 2>&>(seen);

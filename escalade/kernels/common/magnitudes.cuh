@@ -1,28 +1,27 @@
-// The power of two that brings numbers to halves (halves.cuh), before all of them have been read: a first attempt takes
-// what some of them suggest and notes the largest magnitude of all; a second looks whether that was good.
+// Scaling exponent for halves (halves.cuh) before all numbers have been read: a first attempt uses an estimate from a
+// sample and records the max magnitude; a second checks the estimate.
 #pragma once
 
 #include "common/elements.cuh"
 #include "common/halves.cuh"
 #include "common/warp.cuh"
 
-struct Seen {  // zeros before the first attempt, and after the second
+struct Seen {  // zero before the first attempt and after the second
     u32 largest_bits, tickets;
 };
 
-// The power may bring the largest magnitude to [2^5, 2^15), with 2^7 from [2^-2, 2^8): upper halves stay below 2^15, and
-// what is lost of a small number, 2^-25, is less than 2^-30 of the largest.
+// The exponent may bring the max magnitude to [2^5, 2^15), with 2^7 from [2^-2, 2^8): upper halves stay below 2^15, and
+// the loss on a small number, 2^-25, is less than 2^-30 of the max.
 __device__ __forceinline__ bool good_exponent(int exponent, u32 largest_bits) {
     const int brought_to = static_cast<int>(largest_bits >> 23) - 127 + exponent;
     return largest_bits == 0 || (brought_to >= 5 && brought_to < 15);
 }
 
 constexpr int FIRST_EXPONENT = 7;
-constexpr int SAMPLES = 16;  // of four numbers, a lane's
-constexpr int MARGIN = 6;    // powers of two that the largest may lie above those of the sample
+constexpr int SAMPLES = 16;  // of four numbers, per lane
+constexpr int MARGIN = 6;    // powers of two by which the max may exceed the sample's
 
-// One exponent for all warps of all blocks. Samples are an odd number of packs apart, so that all channels are among
-// them.
+// One exponent for all warps of all CTAs. Samples are an odd number of packs apart, so that they include all channels.
 __device__ __forceinline__ int sampled_exponent(const float* x, long long packs) {
     const long long step = packs >= 32 * SAMPLES ? (packs / (32 * SAMPLES) - 1) | 1 : 1;
     u32 largest = 0;

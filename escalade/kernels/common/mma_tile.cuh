@@ -1,8 +1,8 @@
-// A warp's share of a matrix product on tensor cores: operands from shared memory, sums in registers.
+// A warp's share of a GEMM on mma.sync: operands from smem, accumulators in registers.
 //
-// Both operands lie in shared memory as rows of ROW_BYTES along k (a: output rows, b: output columns), cut
-// into 16-byte chunks. One step of the product takes 32 bytes of every row: 32 elements of 8 bits, 16 of 16 bits
-// or 8 of 32 bits, for which `ldmatrix` spreads the registers alike.
+// Both operands are in smem as rows of ROW_BYTES along k (a: output rows, b: output columns), in 16-byte chunks. One
+// k-step takes 32 bytes of every row: 32 8-bit, 16 16-bit or 8 32-bit elements; ldmatrix distributes the registers
+// alike.
 #pragma once
 
 #include "common/e4m3.cuh"
@@ -10,9 +10,8 @@
 
 constexpr int STEP_BYTES = 32;
 
-// Where a byte of a row lies in a tile. The chunks of a row are permuted so that eight rows' chunks of the same
-// number, which one phase of ldmatrix reads, fall into all 32 banks: rows that share a 128-byte line keep
-// apart by themselves, the others by the exclusive or.
+// Offset of a byte of a row in a tile. Chunks are XOR-permuted so that the same chunk of eight rows, which one phase of
+// ldmatrix reads, covers all 32 banks; rows that share a 128-byte line differ anyway.
 template <int ROW_BYTES>
 __device__ __forceinline__ u32 swizzled(int row, int byte) {
     constexpr int ROWS_IN_LINE = 128 / ROW_BYTES;
@@ -46,8 +45,8 @@ __device__ __forceinline__ void multiply_add<e4m3>(float (&sum)[4], const u32 (&
     mma_m16n8k32_e4m3(sum, a, b);
 }
 #else
-// mma.sync does not take e4m3 as it is, and what the assembler makes of it adds up twice. So pairs are widened to fp16,
-// which holds them exactly; the low pairs of all registers are one product's operands and the high pairs another's.
+// mma.sync on sm_90 does not take e4m3 natively; what ptxas emits for it accumulates twice. So pairs are widened to
+// fp16, which is exact: the low pairs of all registers are the operands of one MMA, the high pairs of another.
 template <>
 __device__ __forceinline__ void multiply_add<e4m3>(float (&sum)[4], const u32 (&a)[4], const u32 (&b)[2]) {
     u32 wide_a[2][4], wide_b[2][2];
@@ -68,7 +67,7 @@ __device__ __forceinline__ void multiply_add<e4m3>(float (&sum)[4], const u32 (&
 }
 #endif
 
-// What one step multiplies: TILES_M blocks of 16 rows by TILES_N blocks of 8 columns.
+// Operands of one k-step: TILES_M blocks of 16 rows by TILES_N blocks of 8 columns.
 template <int TILES_M, int TILES_N>
 struct Fragments {
     u32 a[TILES_M][4];
@@ -100,8 +99,8 @@ struct Fragments {
     }
 };
 
-// Where a lane's rows for ldmatrix begin, at step 0; step i is this address ^ (i * STEP_BYTES), because the swizzle
-// permutes chunks by exclusive or and tiles start on lines. Blocks of 16 rows further on the permutation is the same.
+// A lane's ldmatrix row address at step 0; step i is this address ^ (i * STEP_BYTES), because the swizzle is an XOR of
+// chunks and tiles start on lines. The permutation repeats every 16 rows.
 template <int ROW_BYTES>
 __device__ __forceinline__ u32 fragment_address_a(u32 tile, int first_row, int lane) {
     return tile + swizzled<ROW_BYTES>(first_row + lane % 16, lane / 16 * 16);
@@ -119,23 +118,22 @@ __device__ __forceinline__ void multiply_add(float (&sums)[TILES_M][TILES_N][4],
     for (int i = 0; i < TILES_M; ++i)
 #pragma unroll
         for (int j = 0; j < TILES_N; ++j) {
-            // Every second row of blocks runs backwards, so that neighbours in time share a b fragment.
+            // Odd rows of blocks run backwards, so that consecutive MMAs share a b fragment.
             const int column = i % 2 ? TILES_N - 1 - j : j;
             multiply_add<Element>(sums[i][column], a[i], b[column]);
         }
 }
 
-// The product of fp32 operands with fp32's accuracy: each is the sum of two TF32 numbers, and of the four products
-// that of the small parts, below the last bit of the others, is left out. An infinity has no small part: its sums
-// become NaN.
+// fp32 operands with fp32 accuracy: each is the sum of two TF32 numbers; of the four products, low * low, below the
+// last bit of the others, is omitted. An infinity has no low part: its sums become NaN.
 __device__ __forceinline__ u32 split_off_low(u32& bits) {
     const float value = __uint_as_float(bits);
     bits = to_tf32(value);
     return to_tf32(value - __uint_as_float(bits));
 }
 
-// The same in fewer instructions: tensor cores do not look at what lies below TF32 in the low part, which is cut off and
-// not rounded. Its sign is as often one as the other, so that is no bias. A NaN is one in the low part at least.
+// Fewer instructions: tensor cores ignore what is below TF32 in the low part, so it is truncated, not rounded. Its sign
+// is random, so there is no bias. A NaN stays NaN at least in the low part.
 __device__ __forceinline__ u32 split_off_low_fast(u32& bits) {
     const float value = __uint_as_float(bits);
     bits = (bits + 0x1000) & 0xFFFFE000;

@@ -1,7 +1,7 @@
-// Count, mean and sum of squared distances from the mean (Welford), and how two such sums become one (Chan).
+// Count, mean and sum of squared deviations (Welford), and the merge of two of them (Chan).
 //
-// The shorter way, the sums of x and of x * x, takes the difference of two large numbers at the end: with a mean of a
-// thousand deviations nothing is left of the variance in fp32. Here every square is of a distance from a mean.
+// The shortcut, sums of x and x * x, subtracts two large numbers at the end: with a mean of a thousand standard
+// deviations nothing is left of the variance in fp32. Here every square is of a deviation from a mean.
 #pragma once
 
 #include "common/elements.cuh"
@@ -18,7 +18,7 @@ __device__ __forceinline__ Moments merged(const Moments& a, const Moments& b) {
     return {count, a.mean + distance * share, a.squares + b.squares + distance * distance * (a.count * share)};
 }
 
-// Over the lanes of a warp, always in the same order; the result is lane 0's.
+// Over the lanes of a warp, in a fixed order; lane 0 has the result.
 __device__ __forceinline__ Moments warp_merged(Moments mine) {
 #pragma unroll
     for (int distance = 16; distance > 0; distance /= 2) {
@@ -30,7 +30,7 @@ __device__ __forceinline__ Moments warp_merged(Moments mine) {
     return mine;
 }
 
-// Over a block of whole warps; the result is thread 0's.
+// Over a CTA of whole warps; thread 0 has the result.
 template <int THREADS>
 __device__ __forceinline__ Moments block_merged(Moments mine) {
     static_assert(THREADS % 32 == 0 && THREADS <= 1024);
@@ -43,8 +43,8 @@ __device__ __forceinline__ Moments block_merged(Moments mine) {
     return mine;
 }
 
-// ROWS more rows, `step` elements apart, into the mean and squares of each of COLUMNS columns. What they bring is summed
-// first for its mean, then for the squares around it: one merge for all of them.
+// Merges ROWS more rows, `step` elements apart, into the mean and squares of each of COLUMNS columns. The rows' own
+// mean and squares are computed first: one merge for all of them.
 template <int ROWS, class T, int COLUMNS>
 __device__ __forceinline__ void take_rows(const T* from, long long step, float& count, float (&means)[COLUMNS],
                                           float (&squares)[COLUMNS]) {
@@ -65,7 +65,8 @@ __device__ __forceinline__ void take_rows(const T* from, long long step, float& 
         }
         const float distance = mean - means[e];
         means[e] += distance * share;
-        squares[e] += spread + distance * (distance * (count * share));  // so that 0 rows before add 0, not inf * 0
+        // in this order 0 previous rows add 0, not inf * 0
+        squares[e] += spread + distance * (distance * (count * share));
     }
     count = total;
 }

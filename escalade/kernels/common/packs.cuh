@@ -1,4 +1,4 @@
-// What a thread has of one long array: PACKS packs of VECTOR elements, THREADS apart.
+// A thread's share of one long array: PACKS packs of VECTOR elements, THREADS apart.
 #pragma once
 
 #include "common/elements.cuh"
@@ -7,13 +7,13 @@
 using Values = Pack<Element, VECTOR>;
 
 struct Packs {
-    const long long whole;  // packs of the array; the few elements behind them are the first block's
+    const long long whole;  // packs in the array; CTA 0 handles the remaining elements
     const long long first;  // pack of this thread
 
     __device__ __forceinline__ explicit Packs(long long elements)
         : whole(elements / VECTOR), first(1LL * blockIdx.x * (THREADS * PACKS) + threadIdx.x) {}
 
-    // All loads of x, and of the residual if there is one, are under way before the first value is used.
+    // All loads of x and the residual are in flight before the first value is used.
     __device__ __forceinline__ void load(Values (&values)[PACKS], Values (&others)[PACKS], const Element* x,
                                          const Element* residual) const {
 #pragma unroll

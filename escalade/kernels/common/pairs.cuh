@@ -1,4 +1,4 @@
-// Pairs of 16-bit elements in one register, the first in the low half: the operands of tensor cores.
+// Pairs of 16-bit elements in one register, the first in the low half: operands of tensor cores.
 #pragma once
 
 #include "common/ptx.cuh"

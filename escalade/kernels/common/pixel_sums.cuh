@@ -1,13 +1,13 @@
-// Sums over the pixels that a block has of IMAGES images in NHWC, for a slice of WIDTH channels: the threads of a block
-// read VECTOR channels of different pixels, up to AHEAD of them under way, and their sums meet in shared memory. LANES,
-// GROUPS, SUMS, SHUFFLED and AHEAD are chosen by escalade/ops/shared/pixel_sums.py.
+// Sums over a CTA's pixels of IMAGES images in NHWC, for a slice of WIDTH channels: threads read VECTOR channels of
+// different pixels, up to AHEAD in flight, and reduce their sums in smem. escalade/ops/shared/pixel_sums.py chooses
+// LANES, GROUPS, SUMS, SHUFFLED and AHEAD.
 #pragma once
 
 #include "common/elements.cuh"
 #include "common/ptx.cuh"
 #include "common/warp.cuh"
 
-constexpr int COLUMNS = WIDTH / VECTOR;  // packs of channels of a slice
+constexpr int COLUMNS = WIDTH / VECTOR;  // packs of channels per slice
 constexpr int FLOATS = VECTOR < 4 ? VECTOR : 4;
 
 // A pack of channels, as words.
@@ -17,7 +17,7 @@ template <>
 struct Words<2> { using Type = Pack<u16, 1>; };
 using Loaded = Words<VECTOR * sizeof(Element)>::Type;
 
-// `count` elements of shared memory, up to whole accesses.
+// Allocates `count` elements of smem, rounded up to 16 bytes.
 template <class T>
 __device__ __forceinline__ T* take(unsigned char*& next, int count) {
     T* start = shared_part(reinterpret_cast<T*>(next), count);
@@ -25,8 +25,8 @@ __device__ __forceinline__ T* take(unsigned char*& next, int count) {
     return start;
 }
 
-// The next AHEAD pixels of a thread, GROUPS apart, all under way at once; behind the last the last again. A load on a
-// condition would be waited for before the next is asked for.
+// The next AHEAD pixels of a thread, GROUPS apart, all in flight; past the last it repeats the last. A conditional load
+// would be waited for before the next is issued.
 __device__ __forceinline__ void load_pixels(Loaded (&loaded)[AHEAD], const Element* column, int pixel, int last,
                                             int x_pitch) {
 #pragma unroll
@@ -34,7 +34,7 @@ __device__ __forceinline__ void load_pixels(Loaded (&loaded)[AHEAD], const Eleme
         loaded[i] = *reinterpret_cast<const Loaded*>(column + min(pixel + i * GROUPS, last) * x_pitch);
 }
 
-// Those of them that are among `count`. The others become zeros by words, which are fewer than elements.
+// Adds the loaded pixels below `count`. The others are zeroed by words, which are fewer than elements.
 __device__ __forceinline__ void add_pixels(float (&sums)[VECTOR], Loaded (&loaded)[AHEAD], int pixel, int count) {
 #pragma unroll
     for (int i = 0; i < AHEAD; ++i) {
@@ -45,16 +45,16 @@ __device__ __forceinline__ void add_pixels(float (&sums)[VECTOR], Loaded (&loade
     }
 }
 
-// Sums over this block's pixels of its slice: sums_of_groups[IMAGES][SUMS][WIDTH]. LANES threads side by side have the
-// packs of a pixel. Where they divide a warp, its threads add up by shuffles, and there is one sum a warp. All threads
-// call `meanwhile` when their first loads are under way. `last` is the image's last pixel, counted from the block's first.
+// Sums over this CTA's pixels of its slice: sums_of_groups[IMAGES][SUMS][WIDTH]. LANES adjacent threads have the packs
+// of a pixel. If they divide a warp, its threads reduce by shuffles, and there is one sum per warp. All threads call
+// `meanwhile` once their first loads are in flight. `last` is the image's last pixel, relative to the CTA's first.
 template <class Meanwhile>
 __device__ __forceinline__ void sum_slice(float* sums_of_groups, const Element* x, int first_image, int batch,
                                           int columns, int pixels, int last, int x_pitch, Meanwhile meanwhile) {
     const int row = threadIdx.x / LANES, image = row / GROUPS, group = row % GROUPS;
-    x += 1LL * min(first_image + image, batch - 1) * PIXELS * x_pitch;  // behind the last image the last again
+    x += 1LL * min(first_image + image, batch - 1) * PIXELS * x_pitch;  // past the last image, repeats it
 #pragma unroll 1
-    for (int first = 0; first < COLUMNS; first += LANES) {  // as often for all lanes of a warp
+    for (int first = 0; first < COLUMNS; first += LANES) {  // uniform over the lanes of a warp
         const int column = first + threadIdx.x % LANES;
         const int count = image < IMAGES && column < columns ? pixels : 0;
         const Element* here = x + min(column, columns - 1) * VECTOR;

@@ -1,11 +1,11 @@
-// A maximum with its place in a window, by PyTorch's rule: the first of equals, the last of NaNs.
+// Max with its index in a window, by PyTorch's rule: the first of equals, the last of NaNs.
 #pragma once
 
 #include "common/ptx.cuh"
 
-constexpr int NOWHERE = 255;  // stored as the place of a maximum that a ReLU in front of the pool has cut off
+constexpr int NOWHERE = 255;  // index stored for a maximum that the ReLU before the pool made inactive
 
-// A maximum and its place: the row in the window times the window's width, plus the column.
+// Max and argmax; the index is the row in the window times the window's width, plus the column.
 struct Largest {
     float value;
     int place;
@@ -13,12 +13,12 @@ struct Largest {
     __device__ __forceinline__ void meet(float other, int at) {
         if (other > value || other != other) value = other, place = at;
     }
-    // The same in fewer instructions, where the value alone counts if a NaN is met.
+    // Fewer instructions; after a NaN only the value is right, not the index.
     __device__ __forceinline__ void meet_number(float other, int at) {
         if (other > value) place = at;
         value = max_nan(value, other);
     }
-    // Behind a ReLU no gradient goes to what is not positive; it does to a NaN.
+    // A ReLU passes no gradient to values that are not positive, but passes it to NaN.
     __device__ __forceinline__ bool is_cut_off() const { return value <= 0.f; }
 };
 

@@ -1,15 +1,15 @@
-// What the gradients of poolings share: the place of a pixel of x, the windows that see it, and where theirs begin.
+// Shared by the gradients of poolings: position of a pixel of x, and the windows that cover it.
 #pragma once
 
 #include "common/pool_shape.cuh"
 
-// The place of pixel `at` of x, counted as x lies in memory.
+// Position of pixel `at` of x, in memory order.
 template <bool NHWC, class Index>
 __device__ __forceinline__ PoolPlace pixel_place(Index at, const PoolShape& shape) {
     return place_among<NHWC>(at, shape.channels, shape.height, shape.width);
 }
 
-// Where the plane of a place begins in y, and in what lies as y does.
+// Offset of a position's plane in y, and in tensors laid out like y.
 template <bool NHWC>
 __device__ __forceinline__ long long output_plane(const PoolPlace& place, const PoolShape& shape) {
     const long long outputs = 1LL * shape.output_height * shape.output_width;
@@ -17,7 +17,7 @@ __device__ __forceinline__ long long output_plane(const PoolPlace& place, const 
                 : (1LL * place.image * shape.channels + place.channel) * outputs;
 }
 
-// The windows along one dimension that see a pixel: from the first up to, but not including, the end.
+// Windows along one dimension that cover a pixel: the half-open range [first, end).
 struct Seeing {
     int first, end;
 };

@@ -1,11 +1,11 @@
-// The sizes of a pooling, and the place of an output.
+// Sizes of a pooling, and positions of outputs.
 #pragma once
 
 struct PoolShape {  // filled by escalade/ops/shared/pooling.py, in this order
     int batch, channels, height, width;
     int output_height, output_width;
 
-    // Elements from pixel to pixel in NHWC: X_PITCH and Y_PITCH are 0 where a buffer is dense.
+    // Elements between pixels in NHWC: X_PITCH and Y_PITCH are 0 for dense buffers.
     __device__ __forceinline__ int x_step() const { return X_PITCH ? X_PITCH : channels; }
     __device__ __forceinline__ int y_step() const { return Y_PITCH ? Y_PITCH : channels; }
 };
@@ -14,8 +14,7 @@ struct PoolPlace {
     int image, channel, row, column;
 };
 
-// The place of element `at` of such images, counted as they lie in memory; divisions are several times faster in 32
-// bits than in 64.
+// Position of element `at`, in memory order. 32-bit divisions are several times faster than 64-bit.
 template <bool NHWC, class Index>
 __device__ __forceinline__ PoolPlace place_among(Index at, int channels, int height, int width) {
     PoolPlace place;
@@ -27,13 +26,13 @@ __device__ __forceinline__ PoolPlace place_among(Index at, int channels, int hei
     return place;
 }
 
-// The place of output `at`, counted as y lies in memory.
+// Position of output `at`, in memory order of y.
 template <bool NHWC, class Index>
 __device__ __forceinline__ PoolPlace pool_place(Index at, const PoolShape& shape) {
     return place_among<NHWC>(at, shape.channels, shape.output_height, shape.output_width);
 }
 
-// Where the plane of a place begins in x.
+// Offset of a position's plane in x.
 template <bool NHWC>
 __device__ __forceinline__ long long pool_plane(const PoolPlace& place, const PoolShape& shape) {
     const long long pixels = 1LL * shape.height * shape.width;
@@ -41,7 +40,7 @@ __device__ __forceinline__ long long pool_plane(const PoolPlace& place, const Po
                 : (1LL * place.image * shape.channels + place.channel) * pixels;
 }
 
-// Where an output is stored; `at` is what `pool_place` was asked for.
+// Offset of an output in y; `at` is the argument of `pool_place`.
 template <bool NHWC, class Index>
 __device__ __forceinline__ long long pool_output(const PoolPlace& place, Index at, const PoolShape& shape) {
     return NHWC ? at / shape.channels * 1LL * shape.y_step() + place.channel : at;

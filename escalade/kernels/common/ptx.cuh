@@ -1,30 +1,29 @@
-// The PTX instructions that Escalade uses, each one a named function and nothing more.
+// PTX instructions, one named function each.
 //
-// Fragments are held as the instructions define them: 32-bit registers, spread over the lanes of a warp.
-// With group = lane / 4 and member = lane % 4, an 8x8 matrix of 16-bit elements gives every lane the pair
-// of columns 2*member, 2*member + 1 of row `group`; the same 16-byte rows, read as four 32-bit elements,
-// give column `member` of row `group`.
+// Fragments are as the instructions define them: 32-bit registers distributed over the lanes of a warp. With group =
+// lane / 4 and member = lane % 4, an 8x8 matrix of 16-bit elements gives every lane columns 2*member and 2*member + 1
+// of row `group`; the same 16-byte rows, read as four 32-bit elements, give column `member` of row `group`.
 #pragma once
 
 typedef unsigned short u16;
 typedef unsigned int u32;
 typedef unsigned long long u64;
 
-// Where a pointer to shared memory lies in the shared window: the form of address that the functions below take.
+// Address in the shared window of a pointer to smem, as the functions below take it.
 __device__ __forceinline__ u32 shared_address(const void* pointer) {
     return static_cast<u32>(__cvta_generic_to_shared(pointer));
 }
 
-// Where a kernel carves the dynamic shared memory: `count` elements from `start` on, REST for all that is left. It is the
-// same address; the twin's checks put each such part between guards, so that one cannot be left for the next unseen. All
-// threads declare the same parts, and reach them by no other pointer.
+// Carves `count` elements (REST: the remainder) from dynamic smem at `start`, and returns `start`. The twin's checks
+// put guards around each part to catch overruns. All threads declare the same parts, and access them by no other
+// pointer.
 constexpr u32 REST = ~0u;
 template <class T>
 __device__ __forceinline__ T* shared_part(T* start, u32 count) {
     return start;
 }
 
-// cp.async: global to shared memory past the registers. With `inside` false nothing is read and zeros arrive.
+// cp.async: global to shared memory, bypassing registers. Without `inside` nothing is read and zeros are written.
 __device__ __forceinline__ void copy_async_4(u32 shared, const void* global, bool inside) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared), "l"(global), "r"(inside ? 4 : 0)
                  : "memory");
@@ -35,8 +34,8 @@ __device__ __forceinline__ void copy_async_8(u32 shared, const void* global, boo
                  : "memory");
 }
 
-// The 16-byte form passes by the L1 cache (.cg) unless the prelude defines COPY_THROUGH_L1, which pays where a block
-// soon reads the same bytes again; it asks L2 for the whole 128-byte line, for rows are walked in order.
+// The 16-byte form bypasses L1 (.cg) unless the prelude defines COPY_THROUGH_L1, which pays if the CTA soon reads the
+// same bytes again. It prefetches the whole 128-byte line into L2, since rows are read in order.
 #ifdef COPY_THROUGH_L1
 #define COPY_16_CACHE ".ca"
 #else
@@ -48,17 +47,17 @@ __device__ __forceinline__ void copy_async_16(u32 shared, const void* global, bo
                  : "memory");
 }
 
-// Closes the group of copies that this thread has started since the last commit.
+// Commits the copies that this thread has issued since the last commit as one group.
 __device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-// Waits until at most PENDING of this thread's newest groups are still under way.
+// Waits until at most PENDING of this thread's newest groups are in flight.
 template <int PENDING>
 __device__ __forceinline__ void copy_async_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
 
-// ldmatrix: 8x8 matrices of 16-bit elements. Lane 8*i + j gives the address of row j of matrix i; register
-// i of every lane receives its share of matrix i.
+// ldmatrix: 8x8 matrices of 16-bit elements. Lane 8*i + j passes the address of row j of matrix i; register i of every
+// lane receives its share of matrix i.
 __device__ __forceinline__ void load_matrices(u32 (&r)[1], u32 row_address) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%0}, [%1];" : "=r"(r[0]) : "r"(row_address) : "memory");
 }
@@ -77,7 +76,7 @@ __device__ __forceinline__ void load_matrices(u32 (&r)[4], u32 row_address) {
                  : "memory");
 }
 
-// ldmatrix, each matrix transposed on its way.
+// ldmatrix with transposition.
 __device__ __forceinline__ void load_matrices_transposed(u32 (&r)[1], u32 row_address) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x1.trans.shared.b16 {%0}, [%1];"
                  : "=r"(r[0])
@@ -100,7 +99,7 @@ __device__ __forceinline__ void load_matrices_transposed(u32 (&r)[4], u32 row_ad
 }
 
 #if __CUDA_ARCH__ >= 900
-// stmatrix: load_matrices backwards.
+// stmatrix: the inverse of load_matrices.
 __device__ __forceinline__ void store_matrices(u32 row_address, const u32 (&r)[1]) {
     asm volatile("stmatrix.sync.aligned.m8n8.x1.shared.b16 [%0], {%1};" ::"r"(row_address), "r"(r[0]) : "memory");
 }
@@ -134,7 +133,7 @@ __device__ __forceinline__ void store_matrices_transposed(u32 row_address, const
 }
 #endif
 
-// mma: d += a * b over a warp, a 16 x k by rows, b k x 8 by columns, d 16x8 in fp32.
+// mma: d += a * b over a warp, a 16 x k row-major, b k x 8 column-major, d 16x8 in fp32.
 //   d[0..1]: row group,     columns 2*member, 2*member + 1;  d[2..3]: row group + 8, the same columns
 //   16-bit operands, k = 16: a[0]: row group, k = 2*member and the next; a[1]: row group + 8;
 //                            a[2], a[3]: the same rows, k + 8;
@@ -165,8 +164,8 @@ __device__ __forceinline__ void mma_m16n8k8_tf32(float (&d)[4], const u32 (&a)[4
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
-// From sm_89 on, as the conversions below. The tensor cores of sm_89 and sm_120 take e4m3 as it is. Those of sm_90 and
-// sm_100 do so in wgmma and tcgen05 only: the assembler makes this a widening to fp16 and two m16n8k16, at fp16's rate.
+// From sm_89 on, as the conversions below. Native on the tensor cores of sm_89 and sm_120. sm_90 and sm_100 take e4m3
+// in wgmma and tcgen05 only: ptxas emits a widening to fp16 and two m16n8k16, at the fp16 rate.
 __device__ __forceinline__ void mma_m16n8k32_e4m3(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
     asm("mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
         "{%0, %1, %2, %3};"
@@ -174,14 +173,14 @@ __device__ __forceinline__ void mma_m16n8k32_e4m3(float (&d)[4], const u32 (&a)[
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
-// Two floats as e4m3, the first in the low byte: to nearest, ties to even, at most 448 in magnitude; a NaN stays one.
+// Two floats as e4m3, the first in the low byte: to nearest even, saturated to 448; NaN stays NaN.
 __device__ __forceinline__ u16 to_e4m3x2(float low, float high) {
     u16 pair;
     asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
     return pair;
 }
 
-// Four e4m3 as two pairs of halves, which hold them exactly: those of the low two bytes, then those of the high two.
+// Four e4m3 as two pairs of halves (exact): the low two bytes, then the high two.
 __device__ __forceinline__ void e4m3x4_to_half2(u32 (&pairs)[2], u32 four) {
     asm("{\n.reg .b16 low, high;\nmov.b32 {low, high}, %2;\n"
         "cvt.rn.f16x2.e4m3x2 %0, low;\ncvt.rn.f16x2.e4m3x2 %1, high;\n}"
@@ -189,7 +188,7 @@ __device__ __forceinline__ void e4m3x4_to_half2(u32 (&pairs)[2], u32 four) {
         : "r"(four));
 }
 
-// The nearest TF32 number (ties away from zero), in the bits of an fp32.
+// Nearest TF32 number (ties away from zero), in the bits of an fp32.
 __device__ __forceinline__ u32 to_tf32(float value) {
     u32 rounded;
     asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(rounded) : "f"(value));
@@ -211,7 +210,7 @@ __device__ __forceinline__ float2 unpack_half2(u32 packed) {
     return value;
 }
 
-// 16 bytes to global memory as one access: what the compiler puts together from parts it may also store in parts.
+// 16 bytes to global memory in one access: the compiler may split a store of values assembled from parts.
 __device__ __forceinline__ void store_16(void* global, uint4 value) {
     asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(global), "r"(value.x), "r"(value.y), "r"(value.z),
                  "r"(value.w)
@@ -225,15 +224,14 @@ __device__ __forceinline__ u32 pack_bfloat2(float low, float high) {
     return packed;
 }
 
-// The larger of two numbers; NaN if one of them is.
+// Max of two numbers; NaN if either is.
 __device__ __forceinline__ float max_nan(float a, float b) {
     float larger;
     asm("max.NaN.f32 %0, %1, %2;" : "=f"(larger) : "f"(a), "f"(b));
     return larger;
 }
 
-// Functions of the special-function unit, with denormal numbers taken as zero: 2^x and 1 / x to about 2^-22 of the
-// result, tanh to 2^-11.
+// Special-function unit, denormals flushed to zero: 2^x and 1 / x to about 2^-22 of the result, tanh to 2^-11.
 __device__ __forceinline__ float exp2_approximate(float value) {
     float result;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(value));
@@ -252,40 +250,40 @@ __device__ __forceinline__ float tanh_approximate(float value) {
     return result;
 }
 
-// threadIdx.x, read anew at each call: what follows from it is not kept in registers from one round of a loop to the next.
+// threadIdx.x, re-read at each call: values derived from it are not kept in registers across loop iterations.
 __device__ __forceinline__ int thread_number() {
     int number;
     asm volatile("mov.u32 %0, %%tid.x;" : "=r"(number));
     return number;
 }
 
-// No instruction: the same number, but one that the compiler knows nothing of. What follows from it is worked out where it
-// is needed, instead of before a loop and then kept in registers all the way through.
+// No instruction: returns its argument, opaque to the compiler. Values derived from it are computed where needed,
+// instead of hoisted out of a loop and kept in registers.
 __device__ __forceinline__ int anew(int value) {
     asm volatile("" : "+r"(value));
     return value;
 }
 
-// Counts the blocks that come to a meeting of `blocks`: the number that came before; the last sets the count back to 0.
-// What this thread has seen written, and what its block wrote before a barrier in front of this, the later ones see.
+// Counts the arrival of one of `blocks` CTAs; returns the number that arrived before. The last resets the count to 0.
+// Acquire-release: later CTAs see what this thread observed, and what its CTA wrote before a barrier preceding this
+// call.
 __device__ __forceinline__ u32 take_ticket(u32* count, u32 blocks) {
     u32 before;
     asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;" : "=r"(before) : "l"(count), "r"(blocks - 1) : "memory");
     return before;
 }
 
-// ------------------------------------------------------------------ programmatic dependent launch
+// ------------------------------------------------------------------ programmatic dependent launch (PDL)
 //
-// Nothing to do before Hopper, where a launch starts when the one in front has finished.
+// No-ops before Hopper, where a launch starts when the previous one has finished.
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-// What the launches in front have written is visible from here on, and nothing of theirs is still being read.
+// From here on, writes of previous launches are visible, and nothing of theirs is still being read.
 __device__ __forceinline__ void wait_for_previous_launch() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
-// The launch behind may start once all blocks have said so; it still waits for this one's writes. Without it, the
-// launch behind starts as the last block leaves, which is better where several of its blocks fit a multiprocessor:
-// those that come early crowd onto the ones that happen to be free and stay there (ResNet-18 at batch 8: 327 us against
-// 224). Where each fills one they cannot, and what they do before they wait is hidden: `ReleaseDependents` of a recipe
-// says so.
+// Lets the next launch start once all CTAs have called this; it still waits for this one's writes. Without it, the next
+// launch starts as the last CTA exits. That is better if several of its CTAs fit an SM: early ones crowd onto the SMs
+// that happen to be free and stay there (ResNet-18 at batch 8: 327 us against 224). If each fills an SM they cannot,
+// and their prologue is hidden: a recipe requests that with `ReleaseDependents`.
 __device__ __forceinline__ void let_next_launch_start() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 #else
 __device__ __forceinline__ void wait_for_previous_launch() {}

@@ -1,4 +1,4 @@
-// What the WARPS warps of a row work out together; with several, the row is the block's.
+// Reductions over the WARPS warps of a row; with several, the CTA has one row.
 #pragma once
 
 #include "common/softmax.cuh"
@@ -10,7 +10,7 @@ __device__ __forceinline__ float over_row(float value, float empty, Reduce reduc
     if constexpr (WARPS > 1) {
         __shared__ float parts[WARPS];
         const int lane = threadIdx.x % 32;
-        __syncthreads();  // the last round's parts have been read
+        __syncthreads();  // the previous round has been read
         if (lane == 0) parts[threadIdx.x / 32] = value;
         __syncthreads();
         value = reduce(lane < WARPS ? parts[lane] : empty);

@@ -1,7 +1,7 @@
-// What a run of windows sees of a row of a plane, in NCHW.
+// Inputs of a run of windows in one row of a plane, NCHW.
 //
-// OUTPUT_COLUMNS neighbouring windows are BODY columns apart from those of the next thread, whole packs of VECTOR, which
-// are loaded so; what windows see beyond these on either side, BEFORE and BEHIND, is loaded by itself.
+// The windows of adjacent threads, OUTPUT_COLUMNS each, are BODY columns apart: whole packs of VECTOR, loaded as such.
+// What windows cover beyond these, BEFORE and BEHIND, is loaded element by element.
 #pragma once
 
 #include "common/elements.cuh"
@@ -15,7 +15,7 @@ static_assert(BODY % VECTOR == 0, "whole packs");
 struct Stretch {
     Element at[BEFORE + BODY + BEHIND];  // the window of output j begins at j * STRIDE_W
 
-    // `column` is the first of the body; what lies outside the row is `outside`.
+    // `column` is the first of the body; elements outside the row are set to `outside`.
     __device__ __forceinline__ void load(const Element* row, int column, int width, Element outside) {
 #pragma unroll
         for (int i = 0; i < BEFORE; ++i) at[i] = one(row, column - BEFORE + i, width, outside);
@@ -36,7 +36,7 @@ struct Stretch {
     }
 };
 
-// The outputs of a thread: a run of OUTPUT_COLUMNS in OUTPUT_ROWS rows of one plane.
+// Outputs of a thread: a run of OUTPUT_COLUMNS in OUTPUT_ROWS rows of one plane.
 struct Run {
     int column, row;
     long long plane;
@@ -51,7 +51,7 @@ struct Run {
         plane = rest / bands;
     }
 
-    // Stores what stands in a row of y, which `results` begins, STORED at a time: a number that divides rows of y.
+    // Stores the run to a row of y that starts at `results`, STORED elements at a time; STORED divides rows of y.
     template <class Result>
     __device__ __forceinline__ void store(Result* results, int output_width,
                                           const Result (&found)[OUTPUT_COLUMNS]) const {

@@ -1,4 +1,4 @@
-// Windows side by side in NCHW: a thread takes VECTOR columns of the rows of one row of windows.
+// Non-overlapping windows in NCHW: a thread takes VECTOR columns of one row of windows.
 #pragma once
 
 #include "common/elements.cuh"
@@ -10,9 +10,9 @@ static_assert(VECTOR % STRIDE_W == 0 && KERNEL_H <= STRIDE_H && KERNEL_W <= STRI
 
 struct WindowRow {
     int output_row;
-    bool exists;            // whether there is such a thread
-    long long pixel;        // the first of x
-    long long output;       // and of y
+    bool exists;       // false for excess threads
+    long long pixel;   // first of x
+    long long output;  // first of y
     const PoolShape& shape;
 
     __device__ __forceinline__ explicit WindowRow(const PoolShape& shape) : shape(shape) {
@@ -26,10 +26,10 @@ struct WindowRow {
         pixel = (1LL * plane * shape.height + output_row * STRIDE_H) * shape.width + vector * VECTOR;
         output = (1LL * plane * shape.output_height + output_row) * shape.output_width + vector * OUTPUTS;
     }
-    // Below the last row of windows there may be a few rows without any.
+    // A few rows below the last windows may belong to none.
     __device__ __forceinline__ bool has_windows() const { return output_row < shape.output_height; }
 
-    // `of(window, tap)` is a pixel's value, that of tap -1 of one between windows.
+    // Stores of(window, tap) to every pixel; pixels between windows have tap -1.
     template <class Of>
     __device__ __forceinline__ void store_pixels(Element* x, Of of) const {
 #pragma unroll
@@ -44,7 +44,7 @@ struct WindowRow {
         }
     }
 
-    // `see(window, value, tap)` is told of every pixel of the windows.
+    // Calls see(window, value, tap) for every pixel of the windows.
     template <class See>
     __device__ __forceinline__ void load_windows(const Element* x, See see) const {
 #pragma unroll

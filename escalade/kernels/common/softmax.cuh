@@ -1,4 +1,4 @@
-// The sums of a softmax: sum over classes of exp(logit - largest), in parts that can be merged.
+// Mergeable partial sums of a softmax: sum over classes of exp(logit - largest).
 #pragma once
 
 #include "common/elements.cuh"
@@ -6,7 +6,7 @@
 
 __device__ __forceinline__ float minus_infinity() { return __int_as_float(0xFF800000); }
 
-// 1 where both are the same, infinities included, whose difference would be no number.
+// 1 for equal values, including infinities, whose difference would be NaN.
 __device__ __forceinline__ float exp_below(float logit, float largest) {
     return logit == largest ? 1.f : expf(logit - largest);
 }
@@ -15,8 +15,7 @@ struct SoftmaxSums {
     float largest = minus_infinity();
     float sum = 0.f;
 
-    // COUNT logits at once: the sum so far is rescaled once for all of them. A NaN is never the largest, but reaches
-    // the sum.
+    // Adds COUNT logits; rescales the sum once for all of them. A NaN is never the largest, but reaches the sum.
     template <int COUNT>
     __device__ __forceinline__ void add(const float (&logits)[COUNT]) {
         float highest = largest;
@@ -28,15 +27,15 @@ struct SoftmaxSums {
         for (int i = 0; i < COUNT; ++i) sum += exp_below(logits[i], highest);
     }
 
-    // Over all lanes, in all lanes.
+    // Over all lanes; every lane receives the result.
     __device__ __forceinline__ void merge_warp() {
         const float highest = warp_max(largest);
         sum = warp_sum(sum * exp_below(largest, highest));
         largest = highest;
     }
 
-    // What exp(logit - largest) is to be multiplied by. As in PyTorch, a row with +Inf in it, or of nothing but -Inf,
-    // is NaN throughout; here that is what an infinite `largest` less itself makes of it.
+    // Factor of exp(logit - largest). As in PyTorch, a row with +Inf, or of -Inf only, is all NaN: an infinite
+    // `largest` minus itself is NaN.
     __device__ __forceinline__ float scale() const { return 1.f / sum + (largest - largest); }
 };
 

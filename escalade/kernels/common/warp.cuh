@@ -1,4 +1,4 @@
-// What the 32 lanes of a warp work out together.
+// Warp reductions.
 #pragma once
 
 constexpr unsigned ALL_LANES = 0xFFFFFFFFu;
@@ -9,7 +9,7 @@ __device__ __forceinline__ float warp_sum(float value) {
     return value;
 }
 
-// The largest number; a NaN is passed over.
+// Largest number; NaNs are ignored.
 __device__ __forceinline__ float warp_max(float value) {
 #pragma unroll
     for (int distance = 16; distance > 0; distance /= 2)
@@ -17,7 +17,7 @@ __device__ __forceinline__ float warp_max(float value) {
     return value;
 }
 
-// One instruction on the card; the twin, which compiles for no architecture, takes shuffles.
+// One instruction on a GPU; the twin, which compiles for no architecture, uses shuffles.
 __device__ __forceinline__ unsigned warp_max(unsigned value) {
 #ifdef __CUDA_ARCH__
     return __reduce_max_sync(ALL_LANES, value);
@@ -30,9 +30,9 @@ __device__ __forceinline__ unsigned warp_max(unsigned value) {
 #endif
 }
 
-// Sum i of COUNT (a power of two up to 32) over all lanes, in lane i * 32 / COUNT and those up to the next: a lane
-// keeps half of its sums and gives the other half away, then half of that half; COUNT - 1 shuffles where each sum by
-// itself takes five.
+// Sum i of COUNT (a power of two up to 32) over all lanes, in lanes i * 32 / COUNT up to the next multiple. A lane
+// keeps half of its sums and passes on the other half, recursively: COUNT - 1 shuffles, where separate sums take five
+// each.
 template <int COUNT, int DISTANCE = 16>
 __device__ __forceinline__ float warp_sums(const float (&values)[COUNT]) {
     if constexpr (COUNT > 1) {

@@ -1,5 +1,5 @@
-// wgmma of more widths than common/hopper.cuh has: every multiple of 16 columns, and 248. For kernels whose tiles
-// follow from the size of an image.
+// More wgmma widths than common/hopper.cuh: every multiple of 16 columns, and 248. For kernels whose tiles follow from
+// the image size.
 #pragma once
 
 #include "common/hopper.cuh"

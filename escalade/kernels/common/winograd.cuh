@@ -1,12 +1,12 @@
-// Winograd's minimal filtering for 3x3 filters: Y = A'[(G g G') * (B' d B)]A with * pointwise, for TILE x TILE
-// outputs (TILE 2 or 4) from a patch of (TILE + 2) x (TILE + 2) inputs.
+// Winograd's minimal filtering for 3x3 filters: Y = A'[(G g G') * (B' d B)]A with * pointwise, for TILE x TILE outputs
+// (TILE 2 or 4) from a patch of (TILE + 2) x (TILE + 2) inputs.
 //
-// The polynomial is evaluated at 0, 1, -1 and infinity for TILE 2, and at 0, +-1/sqrt(2), +-sqrt(2) and infinity
-// for TILE 4: half the rounding error of the textbook's +-1, +-2, at the same number of operations. Factors that
-// belong to an interpolation point alone are moved into G, which is applied once, to the weights.
+// The polynomial is evaluated at 0, 1, -1 and infinity for TILE 2, and at 0, +-1/sqrt(2), +-sqrt(2) and infinity for
+// TILE 4: half the rounding error of the textbook's +-1, +-2, at the same number of operations. Factors of a single
+// interpolation point are moved into G, which is applied once, to the weights.
 //
-// One NaN or Inf in a patch reaches all outputs of its tile, where a direct convolution would confine it to the
-// outputs whose filter covers it.
+// One NaN or Inf in a patch reaches all outputs of its tile; a direct convolution would confine it to the outputs whose
+// filter covers it.
 #pragma once
 
 constexpr float NEAR_POINT = 0.70710678118654752f;  // 1/sqrt(2)
@@ -96,7 +96,7 @@ __device__ __forceinline__ void transform_output_line(float m0, float m1, float 
     y3 = (0.5f * near_odd + 2.f * far_odd) + m5;
 }
 
-// A' m A: the outputs of the tile are left in the first TILE rows and columns of m.
+// A' m A: leaves the outputs of the tile in the first TILE rows and columns of m.
 __device__ __forceinline__ void transform_output(float (&m)[4][4]) {
 #pragma unroll
     for (int j = 0; j < 4; ++j) transform_output_line(m[0][j], m[1][j], m[2][j], m[3][j], m[0][j], m[1][j]);
@@ -113,7 +113,7 @@ __device__ __forceinline__ void transform_output(float (&m)[6][6]) {
         transform_output_line(m[i][0], m[i][1], m[i][2], m[i][3], m[i][4], m[i][5], m[i][0], m[i][1], m[i][2], m[i][3]);
 }
 
-// The images cut into tiles of outputs, counted along rows, then columns, then images.
+// Images divided into output tiles, numbered along rows, then columns, then images.
 struct TileGrid {  // filled by escalade/ops/conv2d/rungs/winograd.py, in this order
     int rows, columns;  // tiles down and across one image
     int first, count;   // the tiles that this launch works on

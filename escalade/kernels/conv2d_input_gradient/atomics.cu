@@ -1,10 +1,10 @@
 // sums[window(p, r, s)][c] += dy[p][k] * w[k][r][s][c] for every pixel p
 //
-// The foot of the ladder: one thread an element of dy, which adds a product to every element of dx that its window has.
-// All filters of a pixel, and windows that overlap, add to the same elements, in an order that is another in every run.
-// What bounds it: atomics, one for each product, in L2.
+// The foot of the ladder: one thread per element of dy, which adds a product to every element of dx in its window. All
+// filters of a pixel, and overlapping windows, add to the same elements, in an order that varies from run to run.
+// Limiter: atomics in L2, one per product.
 //
-// Serves `atomics`. atomics_finish.cu makes results of the sums.
+// Rung: `atomics`. atomics_finish.cu converts the sums to results.
 #include "common/elements.cuh"
 #include "common/gradient_element.cuh"
 #include "common/ptx.cuh"

@@ -1,9 +1,9 @@
-// dx = sums, through what stands behind them, and the sums left at zero for the next call
+// dx = sums after the epilogue; resets the sums to zero for the next call
 //
-// With HAS_MASK the gradient passes where the companion is positive, as through a ReLU, with HAS_RESIDUAL the companion
-// is added; a transposed convolution has a bias and an activation instead. What bounds it: memory.
+// HAS_MASK: the gradient passes where the auxiliary tensor is positive, as through a ReLU; HAS_RESIDUAL: the auxiliary
+// tensor is added. A transposed convolution has a bias and an activation instead. Limiter: memory.
 //
-// Serves `atomics`. Read mask.cuh for the mask.
+// Rung: `atomics`. Read mask.cuh for the mask.
 #include "common/conv_shape.cuh"
 #include "common/epilogue.cuh"
 #include "common/ptx.cuh"

@@ -1,17 +1,18 @@
-// dx[n][h][w][c] = sum over k, r, s of dy[n][(h + pad - r*dilation) / stride][...][k] * w[k][r][s][c], where that divides
+// dx[n][h][w][c] = sum over k, r, s of dy[n][(h + pad - r*dilation) / stride][...][k] * w[k][r][s][c], where that
+// divides
 //
-// One thread an element of dx, which gathers every term from global memory, so that nothing is
-// added by two threads. With HAS_MASK the gradient passes where the companion is positive, as through a ReLU, with
-// HAS_RESIDUAL the companion is added; a transposed convolution has a bias and an activation instead.
-// What bounds it: two loads for each multiply-add.
+// One thread per element of dx gathers every term from global memory, so no two threads add to one element. HAS_MASK:
+// the gradient passes where the auxiliary tensor is positive, as through a ReLU; HAS_RESIDUAL: the auxiliary tensor is
+// added. A transposed convolution has a bias and an activation instead.
+// Limiter: two loads per multiply-add.
 //
-// Serves `direct`. Read mask.cuh for the mask.
+// Rung: `direct`. Read mask.cuh for the mask.
 #include "common/conv_shape.cuh"
 #include "common/epilogue.cuh"
 #include "common/ptx.cuh"
 #include "conv2d_input_gradient/mask.cuh"
 
-// The row (or column) of dy in which tap `tap` meets position `at` of dx; -1 if there is none.
+// Row (or column) of dy from which tap `tap` contributes to position `at` of dx; -1 if none.
 __device__ __forceinline__ int met_by(int at, int tap, int pad, int dilation, int stride, int size) {
     const int moved = at + pad - tap * dilation;
     return moved < 0 || moved % stride || moved / stride >= size ? -1 : moved / stride;

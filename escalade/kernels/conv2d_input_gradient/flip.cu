@@ -1,13 +1,13 @@
 // flipped[c][r'][s'][k] = w[k][first_r + (taps_h - 1 - r')*step_h][first_s + (taps_w - 1 - s')*step_w][c]      (NHWC)
 // flipped[c][k][r'][s'] = w[k][c][...][...]                                                                  (NCHW)
 //
-// The filter whose convolution with dy is the gradient of x: channels and filters change places, and the taps run
-// backwards; of a strided convolution, those taps that meet one class of pixels. A block turns 32 x 32 of channels and
-// filters at one tap through shared memory, so that both sides move along what lies side by side in NHWC.
-// What bounds it: memory, and at these sizes the launch.
+// The filter whose convolution with dy is the gradient of x: channels and filters transposed, taps reversed; for a
+// strided convolution only the taps of one sub-pixel phase. A CTA transposes 32 x 32 channels and filters of one tap
+// through smem, so that both sides access contiguous memory in NHWC.
+// Limiter: memory, and at these sizes the launch.
 //
-// Serves `implicit_gemm`, `tensor_core`, `tensor_core_split`, `tma_wgmma`, `persistent`, `one_launch`, `streamed_window`
-// and `wgmma_split`: every rung whose kernel does not take weights MN-major.
+// Rungs: `implicit_gemm`, `tensor_core`, `tensor_core_split`, `tma_wgmma`, `persistent`, `one_launch`,
+// `streamed_window` and `wgmma_split`: every rung whose kernel does not take MN-major weights.
 #include "common/ptx.cuh"
 
 constexpr int TILE = 32;

@@ -2,11 +2,10 @@
 // for the K filters and C channels of each group g                                                            (NHWC)
 // flipped[g*C + c][k][r'][s'] = w[g*K + k][c][...][...]                                                        (NCHW)
 //
-// The filters whose convolution with dy is the gradient of x where filters see a group of the channels; of a strided
-// convolution, those taps that meet one class of pixels. A thread an element: they are few, and what bounds it is the
-// launch.
+// The filters whose convolution with dy is the gradient of x, for grouped convolutions; for a strided one only the taps
+// of one sub-pixel phase. One thread per element: they are few. Limiter: the launch.
 //
-// Serves `depthwise`, `depthwise_tile`, `depthwise_mma` and `grouped`.
+// Rungs: `depthwise`, `depthwise_tile`, `depthwise_mma` and `grouped`.
 #include "common/ptx.cuh"
 
 struct SubFilter {  // filled by escalade/ops/conv2d_input_gradient/rungs/classes.py, in this order

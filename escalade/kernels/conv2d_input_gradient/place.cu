@@ -1,15 +1,13 @@
 // y[n][i*step_h + offset_h][j*step_w + offset_w] = source[n][i + shift_h][j + shift_w], in every channel
 //
-// Where a stride leaves every so many pixels of dx to a convolution of their own, its results are brought to their
-// places; a class of pixels that no tap meets has NO_SOURCE, and gets zeros. With HAS_MASK the gradient passes where the
-// companion, which lies as y does, is positive, with HAS_RESIDUAL the companion is added. A source that lies as y does
-// too may be y itself.
-// Rows of threads take rows of pixels (in NCHW, of one channel), VECTOR elements each. What bounds it: memory.
+// Scatters the results of one sub-pixel phase of a strided gradient into dx; a phase without taps has NO_SOURCE and is
+// zero. HAS_MASK: the gradient passes where the auxiliary tensor, laid out like y, is positive; HAS_RESIDUAL: the
+// auxiliary tensor is added. A source laid out like y may be y itself.
+// Rows of threads take rows of pixels (in NCHW, of one channel), VECTOR elements each. Limiter: memory.
 //
-// Serves `implicit_gemm`, `tensor_core`, `tensor_core_split`, `tma_wgmma`, and of those for groups `depthwise`,
-// `depthwise_tile`, `depthwise_mma` and `grouped`, which place nothing themselves; and for
-// pixels that no tap meets, with NO_SOURCE, `persistent`, `streamed_window` and `wgmma_split` too. Read mask.cuh for
-// the mask.
+// Rungs: `implicit_gemm`, `tensor_core`, `tensor_core_split`, `tma_wgmma`, and for groups `depthwise`,
+// `depthwise_tile`, `depthwise_mma` and `grouped`, whose kernels do not scatter; for phases without taps (NO_SOURCE)
+// also `persistent`, `streamed_window` and `wgmma_split`. Read mask.cuh for the mask.
 #include "common/ptx.cuh"
 #include "conv2d_input_gradient/mask.cuh"
 
@@ -22,8 +20,8 @@ struct Places {  // filled by escalade/ops/conv2d_input_gradient/rungs/classes.p
 extern "C" __global__ void conv2d_input_gradient_place(const Element* source, const Element* companion, Element* y,
                                                        Places places) {
     wait_for_previous_launch();
-    const int planes = NHWC ? 1 : places.channels;  // of an image, one behind another
-    const int inside = NHWC ? places.channels : 1;  // elements of a pixel, side by side
+    const int planes = NHWC ? 1 : places.channels;  // per image
+    const int inside = NHWC ? places.channels : 1;  // contiguous elements per pixel
     const int row = blockIdx.x * blockDim.y + threadIdx.y;
     if (row >= places.batch * planes * places.rows) return;
     const long long plane = row / places.rows;
@@ -31,7 +29,7 @@ extern "C" __global__ void conv2d_input_gradient_place(const Element* source, co
     const long long y_row = (plane * places.height + i * places.step_h + places.offset_h) * places.width;
     const long long source_row = (plane * places.source_height + i + places.shift_h) * places.source_width;
 
-    const int packs = inside / VECTOR;  // of a pixel
+    const int packs = inside / VECTOR;  // per pixel
     for (int at = threadIdx.x; at < places.columns * packs; at += blockDim.x) {
         const int j = at / packs, c = at % packs * VECTOR;
         const long long to = (y_row + j * places.step_w + places.offset_w) * inside + c;

@@ -1,14 +1,15 @@
-// dx[n][h][w][c] = sum over k, r, s of dy[n][(h + pad - r*dilation) / stride][...][k] * w[k][r][s][c], where that divides
+// dx[n][h][w][c] = sum over k, r, s of dy[n][(h + pad - r*dilation) / stride][...][k] * w[k][r][s][c], where that
+// divides
 //
-// The sum of direct.cu, with both operands in shared memory. A CTA computes a tile of dx, TILE_ROWS x TILE_COLUMNS
-// pixels of TILE_CHANNELS channels, one element per thread. For CHUNK filters at a time it first stages
-//   - the pixels of dy that any pixel of the tile meets: every tap and every channel of the tile reads them again,
-//   - the weights from these filters to these channels: every pixel of the tile reads them again.
-// Global memory is then read once per tile instead of once per product. Zeros are staged for what is outside of dy, so
-// that the products need no bounds checks.
-// What bounds it: two loads from shared memory for each multiply-add, as each thread has only one sum.
+// The sum of direct.cu with both operands in smem. One CTA per tile of dx, TILE_ROWS x TILE_COLUMNS pixels of
+// TILE_CHANNELS channels, one element per thread. For CHUNK filters at a time it stages
+//   - the pixels of dy that the tile reads, reused by every tap and every channel of the tile,
+//   - the weights from these filters to these channels, reused by every pixel of the tile.
+// Global memory is then read once per tile instead of once per product. Positions outside dy are staged as zeros, so
+// the multiply-adds need no bounds checks.
+// Limiter: two smem loads per multiply-add, as each thread has only one accumulator.
 //
-// Serves `shared_tile`. Read mask.cuh for the mask.
+// Rung: `shared_tile`. Read mask.cuh for the mask.
 #include "common/conv_shape.cuh"
 #include "common/epilogue.cuh"
 #include "common/ptx.cuh"
@@ -17,12 +18,12 @@
 constexpr int THREADS = TILE_ROWS * TILE_COLUMNS * TILE_CHANNELS;
 constexpr int TAPS = FILTER_HEIGHT * FILTER_WIDTH;
 constexpr int REACH_H = (FILTER_HEIGHT - 1) * DILATION_H, REACH_W = (FILTER_WIDTH - 1) * DILATION_W;
-// The taps of a tile's pixels reach over TILE_ROWS + REACH_H rows in steps of x; dy has every STRIDE_H-th of them.
+// The taps of a tile's pixels cover TILE_ROWS + REACH_H rows of x; dy has every STRIDE_H-th of them.
 constexpr int MET_ROWS = (TILE_ROWS - 1 + REACH_H) / STRIDE_H + 1;
 constexpr int MET_COLUMNS = (TILE_COLUMNS - 1 + REACH_W) / STRIDE_W + 1;
 constexpr int MET_PIXELS = MET_ROWS * MET_COLUMNS;
 
-// Both tiles are in the order of the tensors that they are copied from: neighboring threads copy neighboring elements.
+// Both tiles keep the order of their tensors: adjacent threads copy adjacent elements.
 __device__ __forceinline__ int image_offset(int channel, int pixel, int channels, int pixels) {
     return NHWC ? pixel * channels + channel : channel * pixels + pixel;
 }
@@ -30,10 +31,10 @@ __device__ __forceinline__ int weight_offset(int filter, int channel, int tap, i
     return NHWC ? (filter * TAPS + tap) * channels + channel : (filter * channels + channel) * TAPS + tap;
 }
 
-// The least integer that is not below n / d, where n may be negative: C++ rounds a quotient toward zero.
+// ceil(n / d) for any sign of n: C++ rounds a quotient toward zero.
 __device__ __forceinline__ int ceil_div(int n, int d) { return n > 0 ? (n + d - 1) / d : n / d; }
 
-// CHUNK filters of dy, over the rows and columns from the first on.
+// Stages CHUNK filters of dy, from the first row and column on.
 __device__ __forceinline__ void stage_gradients(float* tile, const Element* image, const ConvShape& shape,
                                                 int first_filter, int first_row, int first_column) {
     for (int at = threadIdx.x; at < CHUNK * MET_PIXELS; at += THREADS) {
@@ -48,7 +49,7 @@ __device__ __forceinline__ void stage_gradients(float* tile, const Element* imag
     }
 }
 
-// All taps from CHUNK filters to TILE_CHANNELS channels.
+// Stages all taps from CHUNK filters to TILE_CHANNELS channels.
 __device__ __forceinline__ void stage_weights(float* tile, const Element* weight, const ConvShape& shape,
                                               int first_filter, int first_channel) {
     for (int at = threadIdx.x; at < CHUNK * TILE_CHANNELS * TAPS; at += THREADS) {
@@ -67,7 +68,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     __shared__ __align__(16) float weights[CHUNK * TILE_CHANNELS * TAPS];
     wait_for_previous_launch();
 
-    // CTAs that differ only in their channels are neighbors, so that they find dy in L2.
+    // CTAs that differ only in their channels are adjacent, so that they share dy in L2.
     const int channel_tiles = (shape.channels + TILE_CHANNELS - 1) / TILE_CHANNELS;
     const int column_tiles = (shape.width + TILE_COLUMNS - 1) / TILE_COLUMNS;
     const int row_tiles = (shape.height + TILE_ROWS - 1) / TILE_ROWS;
@@ -81,8 +82,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const int tile_channel = NHWC ? threadIdx.x % TILE_CHANNELS : threadIdx.x / (TILE_ROWS * TILE_COLUMNS);
     const int tile_row = tile_pixel / TILE_COLUMNS, tile_column = tile_pixel % TILE_COLUMNS;
 
-    // The last tap reaches the first row of dy that the tile meets. Where the stride skips the first rows that the tap
-    // reaches, `skipped` counts them, in steps of x.
+    // The last tap reaches the first row of dy that the tile reads. If the stride skips the first rows that the tap
+    // reaches, `skipped` counts them, in rows of x.
     const int reached_row = top + shape.pad_h - REACH_H, reached_column = left + shape.pad_w - REACH_W;
     const int met_row = ceil_div(reached_row, STRIDE_H), met_column = ceil_div(reached_column, STRIDE_W);
     const int skipped_rows = met_row * STRIDE_H - reached_row, skipped_columns = met_column * STRIDE_W - reached_column;
@@ -90,13 +91,13 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const Element* met_image = gradient + image * shape.filters * shape.output_height * shape.output_width;
     float sum = 0.f;
     for (int first_filter = 0; first_filter < shape.filters; first_filter += CHUNK) {
-        if (first_filter > 0) __syncthreads();  // every thread has used the chunk before
+        if (first_filter > 0) __syncthreads();  // the previous chunk has been used
         stage_gradients(gradients, met_image, shape, first_filter, met_row, met_column);
         stage_weights(weights, weight, shape, first_filter, first_channel);
         __syncthreads();
 #pragma unroll 1
         for (int r = 0; r < FILTER_HEIGHT; ++r) {
-            // Less than 0 only where the stride skips it: a remainder is then not 0 either.
+            // Negative only if the stride skips it; then the remainder is nonzero too.
             const int row = tile_row + REACH_H - r * DILATION_H - skipped_rows;
             if (row % STRIDE_H != 0) continue;
 #pragma unroll 8

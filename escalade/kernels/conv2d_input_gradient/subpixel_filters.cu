@@ -2,11 +2,11 @@
 //     where r*dilation_h = p + pad_h - (r' + corner_h)*stride_h and s likewise; 0 where there is no such tap
 // spread_bias[(p*classes_w + q)*channels + c] = bias[c]
 //
-// The filters of one convolution whose results are the blocks of stride x stride pixels of a transposed one: those of
-// every class of pixels, each with zeros where the windows of others reach. A thread has an element. What bounds it:
-// memory, and at these sizes the launch.
+// Filters of one convolution whose results are the stride x stride blocks of a transposed convolution: the filters of
+// every sub-pixel phase, zero where the windows of other phases reach. One thread per element. Limiter: memory, and at
+// these sizes the launch.
 //
-// Serves `subpixel`.
+// Rung: `subpixel`.
 #include "common/elements.cuh"
 #include "common/ptx.cuh"
 
@@ -16,7 +16,7 @@ struct Spread {  // filled by escalade/ops/conv2d_input_gradient/rungs/subpixel.
     int classes_h, classes_w, taps_h, taps_w, corner_h, corner_w;  // of the spread filters
 };
 
-// The tap by which pixels of a class meet a pixel of their window; -1: none.
+// Tap that connects pixels of a phase with a pixel of their window; -1 if none.
 __device__ __forceinline__ int tap_at(int pixel_class, int place, int stride, int pad, int dilation, int taps) {
     const int reach = pixel_class + pad - place * stride;
     return reach >= 0 && reach % dilation == 0 && reach / dilation < taps ? reach / dilation : -1;

@@ -1,10 +1,10 @@
 // y[n][i*classes_h + p][j*classes_w + q][c] = source[n][i + shift_h][j + shift_w][(p*classes_w + q)*channels + c]
 //
-// The results of one convolution, a block of pixels for each of its own, to where they lie in a transposed one's. A row
-// of a block is a run of elements in both, so threads move VECTOR of them at once; rows of threads take rows of y. What
-// bounds it: memory.
+// Depth-to-space: rearranges the results of one convolution, a block of output pixels per pixel, into those of a
+// transposed convolution. A row of a block is contiguous in both, so threads move VECTOR elements at once; rows of
+// threads take rows of y. Limiter: memory.
 //
-// Serves `subpixel`.
+// Rung: `subpixel`.
 #include "common/elements.cuh"
 #include "common/ptx.cuh"
 

@@ -1,10 +1,10 @@
 // sums[k][r][s][c] += gradient[p][k] * x[window(p, r, s)][c] for every pixel p; for the bias, gradient[p][k] alone
 //
-// The foot of the ladder: a thread an element of the gradient, in the layout's order, which adds a product to every
-// weight that the element has met. All pixels add to the same few weights, in an order that is another in every run.
-// What bounds it: atomics, one for each product, in L2.
+// The foot of the ladder: one thread per element of the gradient, in memory order, which adds a product to every weight
+// of its filter. All pixels add to the same few weights, in an order that varies from run to run.
+// Limiter: atomics in L2, one per product.
 //
-// Serves `atomics`. atomics_finish.cu makes results of the sums.
+// Rung: `atomics`. atomics_finish.cu converts the sums to results.
 #include "common/elements.cuh"
 #include "common/gradient_element.cuh"
 #include "common/ptx.cuh"

@@ -1,8 +1,9 @@
-// y = sums, behind the weights' elements the bias gradient's, and the sums left at zero for the next call
+// y = sums, weights first, then the bias gradient (which may not be requested); resets the sums to zero for the next
+// call
 //
-// Nobody may have asked for the bias gradient's values. What bounds it: the launch.
+// Limiter: the launch.
 //
-// Serves `atomics`.
+// Rung: `atomics`.
 #include "common/elements.cuh"
 #include "common/ptx.cuh"
 

@@ -1,40 +1,40 @@
 // parts[part][k][r][s] = sum over the part's pixels p of gradient[p][k] * x[window(p, r, s)][k]; for the bias, of
 // gradient[p][k] alone
 //
-// A filter for every channel, in NHWC: few products for each byte, so what bounds it is memory, and from 5x5 on the
-// instructions of CUDA cores. A thread owns VECTOR channels and one row of taps, with their sums in registers, and walks
-// down ROWS output rows of one column after another, what it multiplies next under way. The threads of a block with
-// other rows of taps read the same gradients and the rows of x that were read a step ago; these and neighbouring columns
-// meet in the L1 cache. In the end threads with the same channels and taps add up in shared memory, in a fixed order.
-// Columns are cut into parts, one for each blockIdx.y.
+// Depthwise, NHWC. A thread owns VECTOR channels and one filter row, accumulated in registers. It walks down ROWS
+// output rows of one column after another, with the next step's loads in flight. Threads of the CTA with other filter
+// rows read the same gradients, and the rows of x of the previous step; these and adjacent columns hit in L1. At the
+// end, threads with the same channels and taps reduce in smem, in a fixed order. Columns are divided into parts, one
+// per blockIdx.y.
+// Limiter: memory; from 5x5 on, instruction issue.
 //
-// Serves `depthwise`.
+// Rung: `depthwise`.
 #include "common/conv_shape.cuh"
 #include "common/elements.cuh"
 #include "common/ptx.cuh"
 
 constexpr int TAPS = FILTER_HEIGHT * FILTER_WIDTH;
-constexpr int POSITIONS = THREADS / (LANES * FILTER_HEIGHT);  // columns that a block walks down at once
+constexpr int POSITIONS = THREADS / (LANES * FILTER_HEIGHT);  // columns that a CTA walks down at once
 constexpr int BLOCK_CHANNELS = LANES * VECTOR;
 static_assert(THREADS == LANES * FILTER_HEIGHT * POSITIONS, "no thread is idle");
 using Numbers = Pack<Element, VECTOR>;
 
 __device__ __forceinline__ bool is_between(int value, int end) {
-    return static_cast<unsigned>(value) < static_cast<unsigned>(end);  // a negative value is a large one
+    return static_cast<unsigned>(value) < static_cast<unsigned>(end);  // a negative value wraps to a large one
 }
 
 struct Sums {
     float of_taps[FILTER_WIDTH][VECTOR], of_bias[VECTOR];
 };
 
-// A gradient, and what one row of taps sees of x for it.
+// A gradient, and the inputs of one filter row for it.
 struct Step {
     Numbers gradient, window[FILTER_WIDTH];
 };
 
-// A column of outputs as one row of taps sees it; steps go down.
+// A column of outputs, for one filter row; steps go down.
 struct Walk {
-    const Element *gradient, *x;  // of the next step: x at the first tap, which may lie outside
+    const Element *gradient, *x;  // of the next step: x at the first tap, which may be outside the image
     int row, column, steps;
 
     __device__ __forceinline__ Walk(const Element* all_gradients, const Element* all_x, const ConvShape& shape, int number,
@@ -73,7 +73,7 @@ __device__ __forceinline__ void multiply_add(Sums& sums, const Step& step) {
     }
 }
 
-// The sums of the positions of a block, one after another, to their places in a part.
+// Reduces the sums of a CTA's positions in order, and stores them to the part.
 __device__ __forceinline__ void add_up(const float (&sums)[VECTOR], float* room, float* part, int channels, int tap_rows,
                                        int pitch, int row_pitch) {
     __syncthreads();
@@ -93,7 +93,7 @@ __device__ __forceinline__ void add_up(const float (&sums)[VECTOR], float* room,
 extern "C" __global__ void __launch_bounds__(THREADS)
     conv2d_weight_gradient_depthwise(const Element* __restrict__ x, const Element* __restrict__ gradient,
                                      float* __restrict__ parts, ConvShape shape, int walks, int part_walks) {
-    __shared__ float room[THREADS * VECTOR];  // [position][row of taps][channel]
+    __shared__ float room[THREADS * VECTOR];  // [position][filter row][channel]
     wait_for_previous_launch();
     const int first_channel = blockIdx.x * BLOCK_CHANNELS, channel = first_channel + threadIdx.x % LANES * VECTOR;
     const int tap_row = threadIdx.x / LANES % FILTER_HEIGHT, position = threadIdx.x / LANES / FILTER_HEIGHT;
@@ -117,6 +117,6 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #pragma unroll
     for (int s = 0; s < FILTER_WIDTH; ++s)
         add_up(sums.of_taps[s], room, part + 1LL * first_channel * TAPS + s, channels, FILTER_HEIGHT, TAPS, FILTER_WIDTH);
-    if (HAS_BIAS)  // of one row of taps: all see the same gradients
+    if (HAS_BIAS)  // of one filter row: all read the same gradients
         add_up(sums.of_bias, room, part + 1LL * shape.channels * TAPS + first_channel, channels, 1, 1, 0);
 }

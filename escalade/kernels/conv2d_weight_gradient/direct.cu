@@ -1,10 +1,10 @@
 // parts[part][k][r][s][c] = sum over the part's pixels p of gradient[p][k] * x[window(p, r, s)][c]; for the bias, of
 // gradient[p][k] alone
 //
-// A thread an element of the weights, in the layout's order, and one more for each filter's bias, so that nothing is added
-// by two threads; output pixels are cut into parts, one for each blockIdx.y. What bounds it: loads, two for each product.
+// One thread per weight, in memory order, and one per filter's bias, so no two threads add to one element; output
+// pixels are divided into parts, one per blockIdx.y. Limiter: two loads per product.
 //
-// Serves `direct`.
+// Rung: `direct`.
 #include "common/conv_shape.cuh"
 #include "common/elements.cuh"
 #include "common/ptx.cuh"

@@ -1,12 +1,12 @@
 // parts[part][k][r][s][c] = sum over the part's pixels p of gradient[p][k] * x[window(p, r, s)][c]; for the bias, of
 // gradient[p][k] alone
 //
-// As atomics.cu, but a block has the sums of TILE weights of one filter in shared memory: its warps take a pixel each,
-// their lanes a weight each, so that a warp's own additions never meet. Global memory sees each sum once a part, and a
-// second launch adds parts up; within a part, the order of additions is another in every run. What bounds it: atomics in
-// shared memory, one for each product.
+// Like atomics.cu, but a CTA accumulates TILE weights of one filter in smem: its warps take one pixel each, their lanes
+// one weight each, so a warp's own additions never conflict. Each sum is written to global memory once per part, and a
+// second launch reduces the parts; within a part, the order of additions varies from run to run. Limiter: smem atomics,
+// one per product.
 //
-// Serves `shared_sums`.
+// Rung: `shared_sums`.
 #include "common/conv_shape.cuh"
 #include "common/elements.cuh"
 #include "common/ptx.cuh"

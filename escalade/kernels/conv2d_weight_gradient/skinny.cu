@@ -1,20 +1,21 @@
 // parts[part][w][tap][n] = sum over the part's pixels q of wide[q][w] * narrow[window(q, tap)][n], in NHWC
 //
-// A product of matrices one of which is skinny: few channels (a network's first layer) or few filters (an autoencoder's
-// last). The wide tensor, gradients of many filters or an image of many channels, is read once, straight from memory
-// into the registers that mma.sync expects it in: which row of a product a channel is, and which k a pixel, is free to
-// choose, so a lane's 16 bytes of a pixel are rows of several products. The narrow tensor's windows lie in shared memory, a
-// band of rows at a time; columns of the product are taps times its channels.
+// A GEMM with one skinny operand: few channels (a network's first layer) or few filters (an autoencoder's last). The
+// wide tensor, gradients of many filters or an image of many channels, is read once, directly from global memory into
+// mma.sync registers: the mapping of channels to rows and pixels to k is free, so a lane's 16 bytes of a pixel are rows
+// of several MMAs. The narrow tensor's windows are in smem, a band of rows at a time; the columns of the MMA are taps
+// times its channels.
 //
-// With 16 bits a register holds two numbers along k: the same column in two neighbouring rows. So a *unit* is one row of
-// 32 bits or two of 16, and words of the band hold a number, or that and the one STRIDE_H rows below it.
-// SWAPPED: the narrow tensor is the gradient; taps then run backwards. The bias gradient is one column of the product
-// more, of ones; SWAPPED, it is one product more, of ones and the columns of BIAS_TAP, which sees every gradient once.
-// PRODUCTS == 3 keeps fp32's accuracy: operands are split into two TF32 parts, and each step's sums, which tensor cores
-// round towards zero, join the others by ordinary additions.
-// What bounds it: memory, the wide tensor's bytes; of split operands nearly the tensor cores too.
+// With 16 bits a register holds two numbers along k: the same column in two adjacent rows. So a *unit* is one 32-bit
+// row or two 16-bit rows, and words of the band hold one number, or it and the one STRIDE_H rows below.
+//   SWAPPED   the narrow tensor is the gradient; the taps are reversed
+//   HAS_BIAS  the bias gradient is one more column of ones; if SWAPPED, one more MMA of ones with the columns of
+//             BIAS_TAP, which covers every gradient once
+//   PRODUCTS  3: fp32 accuracy, operands split into two TF32 parts; tensor cores round toward zero, so the sums of each
+//             step are added to fp32 accumulators
+// Limiter: memory, the wide tensor's bytes; with split operands nearly the tensor cores too.
 //
-// Serves `skinny`.
+// Rung: `skinny`.
 #include "common/elements.cuh"
 #include "common/mma_tile.cuh"
 #include "common/ptx.cuh"
@@ -28,11 +29,11 @@ struct SkinnyShape {  // filled by escalade/ops/conv2d_weight_gradient/rungs/ski
 
 constexpr bool PAIRED = sizeof(Element) == 2;
 constexpr int UNIT = PAIRED ? 2 : 1;
-constexpr int STEP = 8;                      // columns of a product
-constexpr int LANE = 16 / sizeof(Element);   // neighbouring channels of a lane
-constexpr int CHANNELS = 8 * LANE;           // of a warp: a line of a pixel
+constexpr int STEP = 8;                     // columns per MMA
+constexpr int LANE = 16 / sizeof(Element);  // adjacent channels per lane
+constexpr int CHANNELS = 8 * LANE;          // per warp: one line of a pixel
 constexpr int TILES_M = CHANNELS / 16;
-constexpr int DEPTH = PAIRED ? 1 : 2;        // steps whose loads are under way
+constexpr int DEPTH = PAIRED ? 1 : 2;  // steps in flight
 constexpr int TAPS = FILTER_HEIGHT * FILTER_WIDTH;
 constexpr int TAP_COLUMNS = TAPS * NARROW;
 constexpr bool ONES_COLUMN = HAS_BIAS && !SWAPPED, ONES_ROWS = HAS_BIAS && SWAPPED;
@@ -50,7 +51,7 @@ struct Sums {
     float of_ones[BIAS_TILES][4] = {};
 };
 
-// A step of a warp: 8 neighbouring columns of a unit of a band.
+// A step of a warp: 8 adjacent columns of a unit of a band.
 struct Cursor {
     int band, unit, step;
 
@@ -60,7 +61,7 @@ struct Cursor {
     }
 };
 
-// What a lane holds of the wide tensor at two columns, four apart: 16 bytes of every row of a unit.
+// A lane's part of the wide tensor at two columns, four apart: 16 bytes of every row of a unit.
 struct Wide {
     Pack<u32, 4> at[2][UNIT];
 
@@ -82,7 +83,7 @@ struct Wide {
             }
     }
 
-    // The rows of product i, two neighbouring channels; of 16 bits, a pair along k of either.
+    // Rows of MMA i, two adjacent channels; with 16 bits, a pair along k of each.
     __device__ __forceinline__ void rows(u32 (&a)[4], int i) const {
 #pragma unroll
         for (int side = 0; side < 2; ++side)
@@ -94,10 +95,10 @@ struct Wide {
     }
 };
 
-// The channel, counted from the warp's first, that row `lane / 4 + 8 * half` of product i is.
+// Channel, relative to the warp's first, of row `lane / 4 + 8 * half` of MMA i.
 __device__ __forceinline__ int channel_of(int i, int half) { return threadIdx.x % 32 / 4 * LANE + 2 * i + half; }
 
-// A band of the narrow tensor, zeros outside of it; several loads of a thread at a time are under way.
+// Stages a band of the narrow tensor, zero outside it; a thread has STAGED loads in flight.
 __device__ __forceinline__ void stage(Word* words, const Element* narrow, const SkinnyShape& shape, int band) {
     const int n = band / shape.bands, first_row = band % shape.bands * BAND * UNIT * STRIDE_H - shape.pad_h;
     const int row_elements = shape.narrow_width * NARROW, all = BAND_ROWS * shape.pitch;
@@ -128,13 +129,13 @@ struct Columns {
 #pragma unroll
         for (int j = 0; j < TILES_N; ++j) {
             const int column = j * 8 + threadIdx.x % 32 / 4;
-            const int tap = column < TAP_COLUMNS ? column / NARROW : 0;  // others are nobody's
+            const int tap = column < TAP_COLUMNS ? column / NARROW : 0;  // other columns are unused
             offsets[j] = tap / FILTER_WIDTH * DILATION_H * shape.pitch + tap % FILTER_WIDTH * DILATION_W * NARROW +
                          column % NARROW;
         }
     }
 
-    // Where pixels of a step lie outside of the wide tensor, whose zeros would meet an infinity, these are zeros too.
+    // Pixels of a step outside the wide tensor are zeroed here too: its zeros times an infinity would be NaN.
     __device__ __forceinline__ void load(u32 (&b)[TILES_N][2], const Word* words, const SkinnyShape& shape,
                                          const Cursor& cursor) const {
         const int column = cursor.step * STEP + threadIdx.x % 4;
@@ -162,7 +163,7 @@ struct Columns {
     }
 };
 
-// sums[j] += a * b[j]; in fp32, b is the upper part of what `lower` completes, and a is split here.
+// sums[j] += a * b[j]; in fp32, b is the high part and `lower` the low part, and a is split here.
 template <int COUNT>
 __device__ __forceinline__ void multiply(float (*sums)[4], u32 (&a)[4], const u32 (*b)[2], const u32 (*lower)[2]) {
     if constexpr (PRODUCTS == 3) {
@@ -213,7 +214,7 @@ __device__ __forceinline__ void multiply_step(Sums& sums, const Wide& wide, u32 
     }
 }
 
-// Where a sum of the block lies in shared memory: as in the part, in rows of the block's channels or of their columns.
+// Offset of a sum in smem: as in the part, in rows of the CTA's channels or of their columns.
 constexpr int BLOCK_CHANNELS = WARPS_M * CHANNELS;
 __device__ __forceinline__ int place_of(int channel, int column) {
     if (column >= TAP_COLUMNS) return BLOCK_CHANNELS * TAP_COLUMNS + channel;
@@ -221,7 +222,7 @@ __device__ __forceinline__ int place_of(int channel, int column) {
                    : channel * TAP_COLUMNS + column;
 }
 
-// The sums of the warps that have the same channels meet in shared memory, in order.
+// Reduces the accumulators of warps with the same channels in smem, in order.
 __device__ __forceinline__ void add_up(const Sums& sums, float* room, int warp_m, int warp_k, bool with_ones) {
     const int pair = threadIdx.x % 4 * 2;
     for (int turn = 0; turn < WARPS_K; ++turn) {
@@ -238,7 +239,7 @@ __device__ __forceinline__ void add_up(const Sums& sums, float* room, int warp_m
                     float& sum = room[place_of(channel, column)];
                     sum = turn == 0 ? sums.of[i][j][e] : sum + sums.of[i][j][e];
                 }
-        if constexpr (ONES_ROWS) {  // whose rows are all alike
+        if constexpr (ONES_ROWS) {  // all its rows are equal
 #pragma unroll
             for (int j = 0; j < BIAS_TILES; ++j)
 #pragma unroll

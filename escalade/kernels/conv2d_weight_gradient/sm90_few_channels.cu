@@ -1,20 +1,20 @@
 // parts[part][k][r][s][c] = sum over the part's pixels p of gradient[p][k] * x[window(p, r, s)][c]; for the bias, of
 // gradient[p][k] alone
 //
-// Few channels with Hopper's own units, in NHWC: x has been packed, pixels of 16 bytes with the channels of GROUP rows
-// each (sm90_few_channels_pack.cu), and the 8 pixels from a window's corner on, 128 bytes that lie together, are a box:
-// 64 columns of the product, up to 8 taps of GROUP rows of the filter. TMA brings boxes from an image whose rows
-// overlap. A product is over 16 neighbouring output pixels; a slab of the ring has ROWS output rows of them (a divisor
-// of all), and the packed rows that these share: going one box on is going ROW_JUMP packed rows on, one output row,
-// ROW_PITCH. Sums leave as fp32 parts, for a second launch to add up in a fixed order. Warps of the warpgroup that
-// copies sum the gradients for the bias, in blocks of the first columns.
-// What bounds it: the tensor cores, whose columns are partly padding (3 channels, 7x7: 147 of 256), and memory.
+// Few channels on Hopper, NHWC. x is packed to 16-byte pixels with the channels of GROUP rows each
+// (sm90_few_channels_pack.cu); the 8 pixels from a window's corner on, 128 contiguous bytes, form a box: 64 columns of
+// the MMA, up to 8 taps of GROUP filter rows. TMA loads boxes from an image whose rows overlap. An MMA covers 16
+// adjacent output pixels; a k-tile has ROWS output rows of them (a divisor of all), and the packed rows that these
+// share: the next box is ROW_JUMP packed rows further, the next output row ROW_PITCH. Accumulators are stored as fp32
+// parts, reduced by a second launch in a fixed order. In CTAs of the first columns, warps of the producer warpgroup sum
+// the gradients for the bias.
+// Limiter: tensor cores, whose columns are partly padding (3 channels, 7x7: 147 of 256), and memory.
 //
-// Serves `few_channels`. Read sm90_tile.cuh for what it shares with the other Hopper kernels here.
+// Rung: `few_channels`. Read sm90_tile.cuh (shared with the other Hopper kernels here).
 #include "common/conv_shape.cuh"
 #include "conv2d_weight_gradient/sm90_tile.cuh"
 
-constexpr int SLOTS = 8 / GROUP;  // for the channels of a row
+constexpr int SLOTS = 8 / GROUP;  // channels per row
 constexpr int PIXELS = STEP_PIXELS;
 constexpr int TILE_BOXES = WARPGROUPS_N * BOXES;
 constexpr int X_ROWS = (ROWS - 1) * ROW_PITCH + (TILE_BOXES - 1) * ROW_JUMP + 1;
@@ -28,11 +28,11 @@ static_assert(WARPGROUPS_M <= 3, "every 64 filters of a block have a warp that s
 using Sums = float[BOXES * 32];
 using Stages = Ring<STAGES, STAGE_BYTES>;  // rows of x, then gradients
 
-// What a block makes: blockIdx.x says which tile, blockIdx.y from which part of the slabs. Blocks that see the same
-// pixels run side by side, so that they come from DRAM once.
+// Work of a CTA: blockIdx.x is the tile, blockIdx.y the part of the k-tiles. CTAs over the same pixels are adjacent, so
+// they are read from DRAM once.
 struct Tile {
     int first_filter, first_box;
-    int strips, runs;  // of an image: slabs down and across
+    int strips, runs;  // per image: k-tiles down and across
     int first_slab, slabs;
 
     __device__ __forceinline__ Tile(const ConvShape& shape, int part_slabs) {
@@ -47,7 +47,7 @@ struct Tile {
     }
 };
 
-// Starts the copies, slab after slab. What lies right of the image is zero in both. For one thread.
+// Issues the copies by k-tile. Both operands are zero right of the image. Called by one thread.
 __device__ __forceinline__ void load_slabs(const TensorMap& gradient_map, const TensorMap& x_map, Stages ring,
                                            const Tile& tile) {
     for (int slab = tile.first_slab; slab < tile.first_slab + tile.slabs; ++slab) {
@@ -65,7 +65,7 @@ __device__ __forceinline__ void load_slabs(const TensorMap& gradient_map, const 
     }
 }
 
-// A stage is released when the products after it have been issued, so that the tensor cores always have work.
+// A stage is released once the MMAs of the next are issued, so the tensor cores never run dry.
 __device__ __forceinline__ void multiply_slabs(Sums& sums, Stages ring, int slabs, int row_box, int column_box) {
     int previous = 0;
     for (int slab = 0; slab < slabs; ++slab) {
@@ -84,10 +84,10 @@ __device__ __forceinline__ void multiply_slabs(Sums& sums, Stages ring, int slab
         ring.next();
     }
     wgmma_wait<0>();
-    // Nobody waits for the last stage any more.
+    // The last stage needs no release: nothing waits for it.
 }
 
-// For one warp: 64 filters.
+// 64 filters, by one warp.
 __device__ __forceinline__ void sum_bias(const unsigned char* gradients, Stages ring, int slabs, float* to,
                                          int filters) {
     BiasSums sums;
@@ -101,7 +101,7 @@ __device__ __forceinline__ void sum_bias(const unsigned char* gradients, Stages 
     sums.store(to, filters);
 }
 
-// 64 filters, and the boxes from `first_box` on: of each 8 columns of a box, tap by tap, the channels of GROUP rows.
+// 64 filters, and the boxes from `first_box` on: every 8 columns of a box are one tap, the channels of GROUP rows.
 __device__ __forceinline__ void store_boxes(const Sums& sums, float* part, const ConvShape& shape, int first_filter,
                                             int first_box) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;

@@ -1,16 +1,16 @@
-// packed[n][i][j][g][c] = x[n][ROW_STEP * i + g - pad_h][j - pad_w][c], in NHWC; zeros outside the image and for
-// c >= CHANNELS
+// packed[n][i][j][g][c] = x[n][ROW_STEP * i + g - pad_h][j - pad_w][c], in NHWC; zero outside the image and for c >=
+// CHANNELS
 //
-// An image of few channels for TMA: a pixel of 16 bytes has GROUP rows of x, each with room for 8 / GROUP
-// channels, so that 128 bytes that lie together are GROUP rows of 8 taps. A thread takes ROUNDS pixels, all loads before
-// all stores. What bounds it: memory.
+// Packs an image of few channels for TMA: a 16-byte pixel has GROUP rows of x, each with 8 / GROUP channel slots, so
+// that 128 contiguous bytes are GROUP rows of 8 taps. A thread takes ROUNDS pixels, all loads before all stores.
+// Limiter: memory.
 //
-// Serves `few_channels`.
+// Rung: `few_channels`.
 #include "common/conv_shape.cuh"
 #include "common/elements.cuh"
 #include "common/ptx.cuh"
 
-constexpr int SLOTS = 8 / GROUP;  // for the channels of a row
+constexpr int SLOTS = 8 / GROUP;  // channels per row
 static_assert(CHANNELS <= SLOTS, "there is room for all");
 
 extern "C" __global__ void __launch_bounds__(THREADS)

@@ -1,33 +1,32 @@
 // upper + lower = values * 2^exponents[channel], for x (blockIdx.y 0) and the gradient (1)
 //
-// fp32 numbers as halves in memory (common/halves.cuh), for kernels whose products are of fp16: where a sum is over
-// pixels, operands of 32 bits cannot come to wgmma as they lie. Without HAS_LOWER the upper halves alone, which have
-// TF32's bits. Every channel has a power of two of its own, so that none loses bits because another is larger: each sum
-// is of one channel of x and one of the gradient, and sum_parts.cu undoes both. The powers are found as in
-// common/magnitudes.cuh, from rows of the sample that all blocks see: launched twice, and the second time does the work
-// again for channels whose first exponent was not good enough.
-// A thread has 8 channels, and ROUNDS rows of them under way. What bounds it: memory.
+// Splits fp32 into halves in memory (common/halves.cuh) for fp16 MMAs: wgmma takes MN-major operands, which a sum over
+// pixels needs, only in 16 bits. Without HAS_LOWER, the upper halves alone, which have TF32's bits. Every channel has
+// its own power of two, so none loses bits because another is larger: each sum involves one channel of x and one of the
+// gradient, and sum_parts.cu undoes both. Exponents are estimated as in common/magnitudes.cuh, from sample rows common
+// to all CTAs. Launched twice: the second launch redoes channels whose first exponent was not good enough.
+// A thread has 8 channels, with ROUNDS rows in flight. Limiter: memory.
 //
-// Serves `wgmma_split` and `window_split`.
+// Rungs: `wgmma_split`, `window_split`.
 #include "common/magnitudes.cuh"
 
 using Halved = Pack<u32, 4>;
 
-constexpr int WIDTH = 8;          // channels of a thread
+constexpr int WIDTH = 8;          // channels per thread
 constexpr int SAMPLED_ROWS = 16;  // at least
 
 struct Tensor {
     const float* values;
     u32 *upper, *lower;
-    u32* largest;    // bits of each channel's largest magnitude: zeros before the first attempt, and after the second
-    u32* tickets;    // of each blockIdx.z
-    int* exponents;  // of each channel
+    u32* largest;    // bits of each channel's max magnitude: zero before the first attempt and after the second
+    u32* tickets;    // per blockIdx.z
+    int* exponents;  // per channel
     int* first;      // those of the first attempt
     long long rows;
-    int groups;  // of WIDTH channels, in a row
+    int groups;  // of WIDTH channels, per row
 };
 
-struct Column {  // what a thread has of a tensor
+struct Column {  // a thread's part of a tensor
     int group;   // of its WIDTH channels
     int lane, lanes;
 
@@ -35,7 +34,7 @@ struct Column {  // what a thread has of a tensor
         const int before = blockIdx.z * THREADS, width = max(min(groups - before, THREADS), 1);
         group = before + threadIdx.x % width;
         lane = threadIdx.x / width;
-        lanes = THREADS / width;  // rows that a block has side by side; threads beyond have none
+        lanes = THREADS / width;  // rows that a CTA has at once; excess threads have none
         if (lane >= lanes || before >= groups) lane = -1;
     }
 };
@@ -52,7 +51,7 @@ __device__ __forceinline__ void note_largest(u32 (&largest)[WIDTH], const Pack<f
     for (int e = 0; e < WIDTH; ++e) largest[e] = max(largest[e], magnitude_key(two[e / 4].at[e % 4]));
 }
 
-// The largest keys of a block's threads that have the same channels.
+// Max of the keys over a CTA's threads with the same channels.
 __device__ __forceinline__ void reduce_largest(u32 (&largest)[WIDTH], const Column& column, u32 (&keys)[THREADS][WIDTH]) {
     const int at = column.group - blockIdx.z * THREADS;
 #pragma unroll
@@ -65,7 +64,7 @@ __device__ __forceinline__ void reduce_largest(u32 (&largest)[WIDTH], const Colu
     for (int e = 0; column.lane >= 0 && e < WIDTH; ++e) largest[e] = keys[at][e];
 }
 
-// From rows an odd number apart. A channel of which the sample has zeros alone takes after the others.
+// From rows an odd number apart. A channel whose sample is all zero uses the max of the others.
 __device__ __forceinline__ void sample(int (&exponents)[WIDTH], const Tensor& tensor, const Column& column,
                                        u32 (&keys)[THREADS][WIDTH], u32& of_all) {
     const int samples = (SAMPLED_ROWS + column.lanes - 1) / column.lanes, rows = samples * column.lanes;
@@ -138,7 +137,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
                                  exponents + both + channels, gradient_rows, filters / WIDTH};
     const Column column(tensor.groups);
     const int first_channel = column.group * WIDTH;
-    const bool speaks = blockIdx.x == 0 && column.lane == 0;  // for its channels
+    const bool speaks = blockIdx.x == 0 && column.lane == 0;  // stores the exponents of its channels
     int exponent[WIDTH] = {};
     u32 largest[WIDTH] = {};
     if (attempt == 0) {

@@ -1,5 +1,5 @@
-// What the kernels on tensor cores share: a product of pixels as they lie in memory, sums on their way to a part, and
-// the bias gradient's sums. A tile is made of boxes, rows of 64 filters or channels (128 bytes, swizzled), one a pixel.
+// Shared by the tensor-core kernels: an MMA over pixels in memory order, the epilogue to a part, and the bias gradient.
+// A tile consists of boxes: rows of 64 filters or channels (128 bytes, swizzled), one per pixel.
 #pragma once
 
 #include "common/elements.cuh"
@@ -9,10 +9,10 @@
 constexpr int BOX = 64;  // filters or channels
 constexpr int ROW_BYTES = BOX * sizeof(Element);
 static_assert(ROW_BYTES == 128, "a row is what the swizzle spans");
-constexpr int STEP_PIXELS = 16;  // of one product
+constexpr int STEP_PIXELS = 16;  // per MMA
 constexpr int STEP_BYTES = STEP_PIXELS * ROW_BYTES;
 
-// What every block begins with: a ring whose stages so many warps read, and two maps.
+// Prologue of every CTA: a ring whose stages `readers` warps release, and two tensor maps.
 template <class Stages>
 __device__ __forceinline__ void begin(const Stages& ring, u32 readers, const TensorMap& gradient_map,
                                       const TensorMap& x_map) {
@@ -33,9 +33,9 @@ __device__ __forceinline__ void multiply(float (&sums)[COUNT], u64 gradients, u6
     else wgmma_transposed(sums, gradients, inputs, 1);
 }
 
-// 64 filters x 64 channels of one tap, sums[FIRST] and the 31 behind it. `to` is the first filter's first channel, the
-// next filter's lies `pitch` further; no more than so many filters and channels exist. Four lanes write 32 bytes
-// together.
+// Stores 64 filters x 64 channels of one tap: sums[FIRST] and the following 31. `to` is the first filter's first
+// channel, filters are `pitch` apart; `filters` and `channels` bound those that exist. Four lanes store 32 contiguous
+// bytes.
 template <int FIRST, int COUNT>
 __device__ __forceinline__ void store_box(const float (&sums)[COUNT], float* to, long long pitch, int filters,
                                           int channels) {
@@ -53,7 +53,7 @@ __device__ __forceinline__ void store_box(const float (&sums)[COUNT], float* to,
     }
 }
 
-// A warp's sums over pixels of a box of gradients: every lane 8 filters of every fourth pixel.
+// A warp's sums over the pixels of a box of gradients: each lane has 8 filters of every fourth pixel.
 struct BiasSums {
     float sums[8] = {};
 
@@ -67,7 +67,7 @@ struct BiasSums {
         }
     }
 
-    // No more than so many filters exist, a multiple of 8.
+    // At most `filters` exist, a multiple of 8.
     __device__ __forceinline__ void store(float* to, int filters) const {
         const int lane = threadIdx.x % 32;
 #pragma unroll

@@ -1,24 +1,23 @@
 // parts[part][k][r][s][c] = sum over the part's pixels p of gradient[p][k] * x[window(p, r, s)][c]; for the bias, of
 // gradient[p][k] alone
 //
-// A product of matrices over output pixels, with Hopper's own units, in NHWC: a block makes one tile of TILE_M filters
-// and TILE_N columns, boxes of 64 channels of a tap, from one part of the pixels. TMA brings slabs of 64 pixels
-// into a ring of stages, windows included (im2col); wgmma takes both operands MN-major, as they lie in memory, pixel by
-// pixel. Sums leave as fp32 parts, for a second launch to add up in a fixed order.
-// Warps of the warpgroup that copies sum the gradients for the bias, in blocks of the first columns.
-// What bounds it: copies from L2, 48 bytes a cycle with tiles of 128x256, and where there are few filters or channels,
-// memory.
+// A GEMM over output pixels on Hopper, NHWC: one CTA per tile of TILE_M filters by TILE_N columns (boxes of 64 channels
+// of a tap) and part of the pixels. TMA loads k-tiles of 64 pixels into a ring of stages, windows in im2col mode; wgmma
+// takes both operands MN-major, as in memory, pixel by pixel. Accumulators are stored as fp32 parts, reduced by a
+// second launch in a fixed order. In CTAs of the first columns, warps of the producer warpgroup sum the gradients for
+// the bias.
+// Limiter: loads from L2, 48 bytes per cycle with tiles of 128x256; with few filters or channels, memory.
 //
-// Serves `wgmma`, and `wgmma_split` with halves of fp32. Read sm90_tile.cuh for what it shares with the other Hopper kernels here.
+// Rungs: `wgmma`; `wgmma_split` with halves of fp32. Read sm90_tile.cuh (shared with the other Hopper kernels here).
 #include "common/conv_shape.cuh"
 #include "conv2d_weight_gradient/sm90_tile.cuh"
 
-constexpr int SLAB = 64;  // pixels of a stage
+constexpr int SLAB = 64;  // pixels per stage
 constexpr int BOX_BYTES = SLAB * ROW_BYTES;
 constexpr int BOXES_M = TILE_M / BOX, BOXES_N = TILE_N / BOX;
 constexpr int STAGE_BYTES = (BOXES_M + BOXES_N) * BOX_BYTES;
 constexpr int WARPGROUPS_M = BOXES_M >= WARPGROUPS ? WARPGROUPS : 1, WARPGROUPS_N = WARPGROUPS / WARPGROUPS_M;
-constexpr int BLOCKS_M = BOXES_M / WARPGROUPS_M, BLOCKS_N = BOXES_N / WARPGROUPS_N;  // a warpgroup's boxes
+constexpr int BLOCKS_M = BOXES_M / WARPGROUPS_M, BLOCKS_N = BOXES_N / WARPGROUPS_N;  // boxes per warpgroup
 static_assert(BLOCKS_M * WARPGROUPS_M == BOXES_M && BLOCKS_N * WARPGROUPS_N == BOXES_N, "evenly");
 constexpr int THREADS = (WARPGROUPS + 1) * 128;
 constexpr bool HANDS_OVER = WARPGROUPS == 2 && BLOCKS_PER_SM == 1;  // 128 * 40 + 256 * 232 registers are all
@@ -27,11 +26,11 @@ constexpr int BIAS_WARPS = BOXES_M < 3 ? BOXES_M : 3;
 using Sums = float[BLOCKS_M][BLOCKS_N * 32];
 using Stages = Ring<STAGES, STAGE_BYTES>;  // gradients, then inputs
 
-// What a block makes: blockIdx.x says which tile, blockIdx.y from which part of the pixels. Blocks that see the same
-// pixels run side by side, so that they come from DRAM once.
+// Work of a CTA: blockIdx.x is the tile, blockIdx.y the part of the pixels. CTAs over the same pixels are adjacent, so
+// they are read from DRAM once.
 struct Tile {
-    int first_filter, first_box;  // boxes are counted tap by tap
-    int channel_boxes, boxes;     // of a tap, and of all
+    int first_filter, first_box;  // boxes are numbered tap by tap
+    int channel_boxes, boxes;     // per tap, and in all
     int first_slab, slabs;
 
     __device__ __forceinline__ Tile(const ConvShape& shape, int part_slabs) {
@@ -46,14 +45,14 @@ struct Tile {
     }
 };
 
-// Starts the copies, slab after slab. For one thread.
+// Issues the copies by k-tile. Called by one thread.
 __device__ __forceinline__ void load_slabs(const TensorMap& gradient_map, const TensorMap& pixel_map, Stages ring,
                                            const ConvShape& shape, const Tile& tile) {
     int channels[BOXES_N];
     u16 taps_h[BOXES_N], taps_w[BOXES_N];
 #pragma unroll
     for (int j = 0; j < BOXES_N; ++j) {
-        const int box = min(tile.first_box + j, tile.boxes - 1);  // beyond, the last one again: nobody stores it
+        const int box = min(tile.first_box + j, tile.boxes - 1);  // past the last, repeats it: never stored
         const int tap = box / tile.channel_boxes;
         channels[j] = box % tile.channel_boxes * BOX;
         taps_h[j] = tap / shape.filter_width * shape.dilation_h;
@@ -79,7 +78,7 @@ __device__ __forceinline__ void load_slabs(const TensorMap& gradient_map, const 
     }
 }
 
-// A stage is released when the products after it have been issued, so that the tensor cores always have work.
+// A stage is released once the MMAs of the next are issued, so the tensor cores never run dry.
 __device__ __forceinline__ void multiply_slabs(Sums& sums, Stages ring, int slabs, int row_box, int column_box) {
     int previous = 0;
     for (int slab = 0; slab < slabs; ++slab) {
@@ -100,10 +99,10 @@ __device__ __forceinline__ void multiply_slabs(Sums& sums, Stages ring, int slab
         ring.next();
     }
     wgmma_wait<0>();
-    // Nobody waits for the last stage any more.
+    // The last stage needs no release: nothing waits for it.
 }
 
-// For BIAS_WARPS warps, each every third box of filters.
+// By BIAS_WARPS warps, each every third box of filters.
 __device__ __forceinline__ void sum_bias(const unsigned char* stages, Stages ring, int slabs, int warp, float* to,
                                          int filters) {
     BiasSums sums[(BOXES_M + 2) / 3];

@@ -1,16 +1,15 @@
 // parts[part][k][r][s][c] = sum over the part's pixels p of gradient[p][k] * x[window(p, r, s)][c]; for the bias, of
 // gradient[p][k] alone
 //
-// Filters of 3x3 with Hopper's own units, in NHWC: a block makes 64 filters x 64 channels x 9 taps, and what it has
-// brought of x serves all taps. A product is over 16 images at one pixel: images lie side by side in shared memory, so
-// that to go one pixel on is to go 2048 bytes on. A strip of ROWS output rows (a divisor of all) is walked column by
-// column: a stage of the ring has one column of gradients and the STRIDE columns of x that come with it. Warpgroup s
-// multiplies with the taps of column s; the 3 rows of taps are neighbouring pixels, which one wgmma takes as 3 x 64 of
-// its columns. Sums leave as fp32 parts, for a second launch to add up in a fixed order. A warp of the warpgroup that
-// copies sums the gradients for the bias, in blocks of the first channels.
-// What bounds it: the tensor cores; copies from L2 come to 16 to 28 bytes a cycle with stride 1, to 40 with stride 2.
+// 3x3 filters on Hopper, NHWC: one CTA per 64 filters x 64 channels x 9 taps, so what it loads of x serves all taps. An
+// MMA covers 16 images at one pixel: images are adjacent in smem, so the next pixel is 2048 bytes further. A strip of
+// ROWS output rows (a divisor of all) is walked column by column: a stage has one column of gradients and the STRIDE
+// columns of x that come with it. Warpgroup s multiplies the taps of column s; the 3 filter rows are adjacent pixels,
+// which one wgmma takes as 3 x 64 of its columns. Accumulators are stored as fp32 parts, reduced by a second launch in
+// a fixed order. In CTAs of the first channels, a warp of the producer warpgroup sums the gradients for the bias.
+// Limiter: tensor cores; loads from L2 amount to 16 to 28 bytes per cycle with stride 1, to 40 with stride 2.
 //
-// Serves `window`, and `window_split` with halves of fp32. Read sm90_tile.cuh for what it shares with the other Hopper kernels here.
+// Rungs: `window`; `window_split` with halves of fp32. Read sm90_tile.cuh (shared with the other Hopper kernels here).
 #include "common/conv_shape.cuh"
 #include "conv2d_weight_gradient/sm90_tile.cuh"
 
@@ -21,7 +20,7 @@ constexpr int X_COLUMN_BYTES = X_ROWS * STEP_BYTES;
 constexpr int X_BYTES = STRIDE * X_COLUMN_BYTES;
 constexpr int GRADIENT_BYTES = ROWS * STEP_BYTES;
 constexpr int STAGE_BYTES = X_BYTES + GRADIENT_BYTES;
-constexpr int AHEAD = (TAPS - 1) / STRIDE;  // stages beyond a column's own that its window reaches into
+constexpr int AHEAD = (TAPS - 1) / STRIDE;  // stages past a column's own that its window reaches into
 constexpr int WARPGROUPS = TAPS;
 constexpr int THREADS = (WARPGROUPS + 1) * 128;
 static_assert(STRIDE == 1 || STRIDE == 2, "of both sides");
@@ -30,13 +29,13 @@ static_assert(STAGES > AHEAD + 1, "a window, and the stage before it, which is r
 using Sums = float[TAPS * BOX / 2];
 using Stages = Ring<STAGES, STAGE_BYTES>;  // columns of x, then one of gradients
 
-// Neighbouring columns of one strip.
+// Adjacent columns of one strip.
 struct Run {
     int image, row, column;  // of the first output pixel
     int length;
 };
 
-// The columns of a part, counted over all strips of all groups of images, run by run.
+// Columns of a part, numbered over all strips of all groups of images, run by run.
 struct Walk {
     int at, end;
 
@@ -58,7 +57,7 @@ struct Walk {
     }
 };
 
-// Starts the copies, column after column. For one thread.
+// Issues the copies by column. Called by one thread.
 __device__ __forceinline__ void load_columns(const TensorMap& gradient_map, const TensorMap& x_map, Stages ring,
                                              const ConvShape& shape, Walk walk, int first_filter, int first_channel) {
     for (Run run; walk.next(run, shape);)
@@ -75,8 +74,8 @@ __device__ __forceinline__ void load_columns(const TensorMap& gradient_map, cons
         }
 }
 
-// A stage is released when the column after it has been issued, so that the tensor cores always have work. Every stage
-// has been waited for before it is released, or the release would count for what it held before.
+// A stage is released once the MMAs of the next column are issued, so the tensor cores never run dry. Every stage is
+// waited for before it is released; otherwise the release would count for its previous contents.
 __device__ __forceinline__ void multiply_columns(Sums& sums, Stages ring, const ConvShape& shape, Walk walk, int tap) {
     for (Run run; walk.next(run, shape);) {
         int previous = 0;
@@ -107,7 +106,7 @@ __device__ __forceinline__ void multiply_columns(Sums& sums, Stages ring, const 
     }
 }
 
-// For one warp.
+// By one warp.
 __device__ __forceinline__ void sum_bias(const unsigned char* stages, Stages ring, const ConvShape& shape, Walk walk,
                                          float* to, int filters) {
     BiasSums sums;
@@ -128,7 +127,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                                        ConvShape shape, int part_columns) {
     extern __shared__ __align__(1024) unsigned char shared_memory[];
     const Stages ring(shared_address(shared_memory));
-    // Blocks that see the same pixels run side by side, so that they come from DRAM once.
+    // CTAs over the same pixels are adjacent, so they are read from DRAM once.
     const int tiles_m = (shape.filters + BOX - 1) / BOX;
     const int first_filter = blockIdx.x % tiles_m * BOX, first_channel = blockIdx.x / tiles_m * BOX;
     const bool bias = HAS_BIAS && first_channel == 0;

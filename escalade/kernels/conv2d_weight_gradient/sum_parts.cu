@@ -1,18 +1,18 @@
-// y[i] = sum over parts of parts[part][i]; behind the weights' elements those of the bias gradient, of `bias_count` parts
+// y[i] = sum over parts of parts[part][i]; after the weights the bias gradient, of `bias_count` parts
 //
-// A thread takes a pack of VECTOR elements and every LANES-th part of them; where parts are many, LANES threads share a
-// pack, and their sums meet in shared memory: always in the same order, so that every run gives the same bits. Nobody
-// may have asked for the bias gradient's values. SCALED: each channel of x was multiplied by 2^exponents[channel], each of
-// the gradient by 2^exponents[channels + filter], which is undone (common/halves.cuh). What bounds it: L2, where the
-// parts have just been written.
+// A thread takes a pack of VECTOR elements and every LANES-th part of them; if parts are many, LANES threads share a
+// pack and reduce in smem. The order is fixed, so every run gives the same bits. The bias gradient may not be
+// requested. SCALED: each channel of x was multiplied by 2^exponents[channel], each of the gradient by
+// 2^exponents[channels + filter]; this undoes both (common/halves.cuh). Limiter: L2, where the parts were just written.
 //
-// Serves `shared_sums`, `direct`, `depthwise`, `skinny`, `few_channels`, `wgmma`, `window`, `wgmma_split` and `window_split` alike.
+// Rungs: `shared_sums`, `direct`, `depthwise`, `skinny`, `few_channels`, `wgmma`, `window`, `wgmma_split`,
+// `window_split`.
 #include "common/elements.cuh"
 #include "common/halves.cuh"
 #include "common/ptx.cuh"
 
 using Sums = Pack<float, VECTOR>;
-constexpr int PACKS = THREADS / LANES;  // of a block
+constexpr int PACKS = THREADS / LANES;  // per CTA
 
 __device__ __forceinline__ void add(Sums& sums, const Sums& more) {
 #pragma unroll
