@@ -1,4 +1,4 @@
-"""`conv2d_weight_gradient` as a PyTorch operator: the chosen rung on CUDA tensors, on CPU tensors the twin."""
+"""`conv2d_weight_gradient` as a PyTorch operator."""
 
 from __future__ import annotations
 
@@ -46,11 +46,12 @@ def conv2d_weight_gradient(
     tf32: bool = False,
     rung: str | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The gradients of a convolution's weights and bias (None unless `bias`) from x and the gradient of its result.
+    """Return the gradients of a convolution's weights and bias (None unless `bias`) from x and the gradient of its
+    result.
 
-    Shapes are PyTorch's: x [N, C, H, W], gradient [N, K, P, Q], weights [K, C/groups, R, S] for a `filter_size` of
-    (R, S), in the layout of x. Sums are fp32, and the same inputs give the same bits every time. `tf32` allows TF32
-    products for fp32 tensors; `rung` names one rung of the ladder instead of the chosen one.
+    Shapes are PyTorch's: x [N, C, H, W], gradient [N, K, P, Q], weights [K, C/groups, R, S] for a `filter_size` of (R,
+    S), in the layout of x. Accumulators are fp32, and results are deterministic. `tf32` allows TF32 products for fp32
+    tensors; `rung` selects a rung of the ladder by name.
     """
     of_weight, of_bias = OPERATOR(
         x, gradient, as_pair(filter_size, "filter_size"), as_pair(stride, "stride"), as_pair(padding, "padding"),
@@ -69,9 +70,9 @@ def is_on_tensor_cores(
     bias: bool,
     tf32: bool,
 ) -> bool:
-    """Whether tensor cores make the gradients, which are better left to PyTorch otherwise.
+    """Return True if a tensor-core rung supports these weights; otherwise PyTorch is faster.
 
-    Asks nothing of the sizes of images and batch, which may be symbols while a program is traced.
+    Image and batch sizes are not read: they may be symbolic during tracing.
     """
     sizes = tuple(map(int, weight.shape))
     settings = (tuple(stride), tuple(padding), tuple(dilation), groups)
@@ -90,9 +91,8 @@ def _on_tensor_cores(
     bias: bool,
     device: torch.device,
 ) -> bool:
-    """Whether a rung of tensor cores takes weights of these sizes."""
     filters, group_channels, filter_height, filter_width = sizes
-    # The smallest image that the filter fits in: its windows have the same corners, counted from either side.
+    # Smallest image that the filter fits into: its windows have the same corners, relative to either side.
     alike = Conv2dProblem(
         1, group_channels * groups, dilation[0] * (filter_height - 1) + 1, dilation[1] * (filter_width - 1) + 1,
         filters, filter_height, filter_width, stride, padding, dilation, groups, dtype, layout, bias,
@@ -104,7 +104,7 @@ def _on_tensor_cores(
 
 def _dtype(x: torch.Tensor, tf32: bool) -> str:
     if tf32 and x.dtype != torch.float32:
-        raise UnsupportedError(f"tf32=True is a way to multiply float32 tensors; x is {x.dtype}")
+        raise UnsupportedError(f"x has dtype {x.dtype}; tf32=True applies to float32 tensors only")
     return "tf32" if tf32 else dtype_of("conv2d_weight_gradient", x)
 
 
@@ -136,10 +136,10 @@ def _fake(
     _check(x, gradient, groups)
     _dtype(x, tf32)
     filters, channels = gradient.shape[1], x.shape[1] // groups
-    return empty_images_like(x, (filters, channels, *filter_size)), _room_for_bias(x, filters, bias)
+    return empty_images_like(x, (filters, channels, *filter_size)), _empty_bias(x, filters, bias)
 
 
-def _room_for_bias(x: torch.Tensor, filters: int, bias: bool) -> torch.Tensor:
+def _empty_bias(x: torch.Tensor, filters: int, bias: bool) -> torch.Tensor:
     return x.new_empty((filters if bias else 0,))
 
 
@@ -167,7 +167,7 @@ def _plan(
     expected = (batch, filters, forward.output_height, forward.output_width)
     if gradient.shape != expected:
         raise UnsupportedError(
-            f"gradient has shape {tuple(gradient.shape)}; that of the result of {forward.name} is {expected}"
+            f"gradient has shape {tuple(gradient.shape)}; for {forward.name} it must be {expected}"
         )
     problem = Conv2dWeightGradientProblem(forward)
     prepared = prepare(CONV2D_WEIGHT_GRADIENT, problem, x.device, rung)
@@ -176,23 +176,23 @@ def _plan(
     if prepared is None:
         finish = _zeroed
     elif form.layout != problem.layout:
-        finish = partial(_laid, problem.layout)
+        finish = partial(_with_layout, problem.layout)
     return CallPlan(
         prepared,
-        {"y": empty_output(form, torch.device("meta")), "bias_gradient": _room_for_bias(x, filters, bias)},
+        {"y": empty_output(form, torch.device("meta")), "bias_gradient": _empty_bias(x, filters, bias)},
         dict.fromkeys(("x", "gradient"), packer(form.layout)),
         results=("y", "bias_gradient"),
         finish=finish,
     )
 
 
-def _zeroed(made: Gradients) -> Gradients:
-    """The gradients where there are no images."""
-    return made[0].zero_(), made[1].zero_()
+def _zeroed(gradients: Gradients) -> Gradients:
+    """Return the gradients for an empty batch."""
+    return gradients[0].zero_(), gradients[1].zero_()
 
 
-def _laid(layout: str, made: Gradients) -> Gradients:
-    return made[0].contiguous(memory_format=MEMORY_FORMAT[layout]), made[1]
+def _with_layout(layout: str, gradients: Gradients) -> Gradients:
+    return gradients[0].contiguous(memory_format=MEMORY_FORMAT[layout]), gradients[1]
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: Gradients) -> None:
@@ -201,7 +201,7 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: Gradients) -> None:
 
 
 def _backward(ctx: Any, of_weight: torch.Tensor, of_bias: torch.Tensor) -> tuple[Any, ...]:
-    """It is linear in each of x and gradient; by PyTorch's own convolutions."""
+    """Differentiate by x and gradient with PyTorch's own convolutions; the result is linear in each."""
     x, gradient = ctx.saved_tensors
     need_x, need_gradient = ctx.needs_input_grad[:2]
     settings = (ctx.stride, ctx.padding, ctx.dilation)

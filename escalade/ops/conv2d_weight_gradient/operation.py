@@ -1,4 +1,4 @@
-"""The ladder of conv2d_weight_gradient, foot to summit."""
+"""The conv2d_weight_gradient operation and its ladder, foot to summit."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Conv2dWeightGradient(Operation[Conv2dWeightGradientProblem]):
     weights_change = True
 
     def preferred(self, problem: Conv2dWeightGradientProblem) -> tuple[str, ...]:
-        """Never `atomics` and `shared_sums`: their results are not the same bits every time."""
+        """Omits `atomics` and `shared_sums`, which are not deterministic."""
         return (
             "depthwise", "window", "few_channels", "wgmma", "window_split", "wgmma_split", "skinny", "direct",
         )  # fmt: skip
@@ -58,7 +58,7 @@ class Conv2dWeightGradient(Operation[Conv2dWeightGradientProblem]):
     def forms(
         self, rung: str, problem: Conv2dWeightGradientProblem
     ) -> tuple[Conv2dWeightGradientProblem, ...]:
-        """Tensor cores gain more than two transpositions cost."""
+        """Tensor cores are worth two layout conversions."""
         if rung in ("atomics", "shared_sums", "direct") or problem.layout == "nhwc":
             return (problem,)
         return (problem, replace(problem, layout="nhwc"))

@@ -1,4 +1,4 @@
-"""The gradient of a convolution's weights as a problem."""
+"""Weight gradient of a convolution: the problem."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from escalade.ops.conv2d.problem import Conv2dProblem
 class Conv2dWeightGradientProblem(GradientProblem[Conv2dProblem]):
     """y[k][r][s][c] = sum over output pixels p of gradient[p][k] * x[window(p, r, s)][c], for a convolution `forward`.
 
-    Buffers are x and `gradient`, that of the convolution's result, and y, which is stored as its weights are: in layout
-    `nchw` [K][C/groups][R][S], in `nhwc` [K][R][S][C/groups]. If the convolution has a bias, `bias_gradient` [K] is
-    the sum of `gradient` over output pixels; nobody need give room for it. Sums are fp32, whatever the dtype.
+    Inputs are x and `gradient` (dy). y is stored like the weights: [K][C/groups][R][S] in layout `nchw`,
+    [K][R][S][C/groups] in `nhwc`. If the convolution has a bias, `bias_gradient` [K] is the sum of `gradient` over
+    output pixels; that buffer is optional. Accumulators are fp32 in every dtype.
     """
 
     def __post_init__(self) -> None:
         f = self.forward
         if f.residual or f.relu or f.activation or f.shortcut_channels or f.output or f.prologue:
             raise UnsupportedError(
-                f"{f.name}: the gradient of a convolution's weights knows of a bias; a residual, a shortcut or a ReLU "
-                "behind it, and what is done with x in front, are no matter of the weights"
+                f"{f.name}: conv2d_weight_gradient supports a bias, but no residual, shortcut, activation, prologue or "
+                "other output type"
             )
         self.follow("conv2d_weight_gradient", MULTIPLIED)
 
     @staticmethod
     def parse(name: str) -> Conv2dWeightGradientProblem:
-        """The problem of a name such as `64to64_56_k3s1_b256_bias`, the convolution's."""
+        """Parse a name such as `64to64_56_k3s1_b256_bias`, the convolution's."""
         return Conv2dWeightGradientProblem(Conv2dProblem.parse(name))
 
     @property
@@ -40,7 +40,7 @@ class Conv2dWeightGradientProblem(GradientProblem[Conv2dProblem]):
 
     @property
     def part_elements(self) -> int:
-        """Elements of the weights' gradient and, behind it, the bias's."""
+        """Elements of the weight gradient, followed by the bias gradient."""
         return self.forward.weight_elements + (self.forward.filters if self.bias else 0)
 
     @property
@@ -50,11 +50,11 @@ class Conv2dWeightGradientProblem(GradientProblem[Conv2dProblem]):
 
     @property
     def traffic(self) -> int:
-        """Bytes that estimates count: the whole of x."""
+        """Bytes used by estimates: the whole of x."""
         f = self.forward
         return self.bytes + f.element_bytes * (f.input_elements - f.touched_elements)
 
     @property
     def rounding(self) -> float:
-        """A running sum over the output pixels, each addition off by up to 2^-24 of it: a random walk."""
+        """Error of a running fp32 sum over the output pixels, as in `Conv2dProblem.rounding`."""
         return 2.0**-24 * math.sqrt(1 + self.forward.output_pixels / 6)

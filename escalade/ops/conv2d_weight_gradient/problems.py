@@ -1,4 +1,4 @@
-"""The gradients by the weights that are measured, and those small enough for the twin."""
+"""Problems to measure, and to test on the twin."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ SMALL_PROBLEMS = tuple(
         "8to12_9_k3s2p0d2g4_b2",  # groups and dilation
         "8to8_6_k5x2s2x1p3x1_b1_bias",
         "64to64_5x6_k3s1_b2_bias",
-        "72to136_4x5_k3s2_b3",  # channels and filters that fill no tile
+        "72to136_4x5_k3s2_b3",  # partial tiles of channels and filters
         "8to24_9_k3s1p0_b18_bias",  # two groups of images, the second nearly empty
         "64to192_7x5_k1s2_b5",
         "40to72_6x9_k2x3s1p1d2_b2_bias",  # several taps in a tile, and dilation
-        "3to72_9x19_k7s2p3_b2_bias",  # few channels: pairs of rows in a pixel, and runs that are not full
+        "3to72_9x19_k7s2p3_b2_bias",  # few channels: pairs of rows per pixel, and partial runs
         "1to8_5x4_k3s1_b2",
         "72to3_5x9_k3s1_b2_bias",  # few filters
-        "24to24_9x7_k3s1g24_b3_bias",  # a filter for every channel
+        "24to24_9x7_k3s1g24_b3_bias",  # depthwise
         "36to36_8x9_k3x5s2x1p1x2d1x2g36_b2",
         "10to10_7_k5s3p2d2g10_b1_bias",
         "1to1_1_k1s1_b1",

@@ -1,4 +1,4 @@
-"""What the gradient of a convolution's weights is: the one reference, and PyTorch's own to be compared with."""
+"""Weight gradient in PyTorch: random inputs, the float64 reference, and the peer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Tensors = Mapping[str, torch.Tensor]
 def random_inputs(
     problem: Conv2dWeightGradientProblem, device: torch.device, seed: int
 ) -> dict[str, torch.Tensor]:
-    """Normal deviates; the gradient scaled so that results are of order one whatever the image's size."""
+    """Return normal deviates, the gradient scaled to keep results of order one."""
     f = problem.forward
     generator = torch.Generator(device=device).manual_seed(seed)
 
@@ -52,16 +52,15 @@ def extra_outputs(problem: Conv2dWeightGradientProblem, device: torch.device) ->
 
 
 def extra_references(problem: Conv2dWeightGradientProblem, inputs: Tensors) -> dict[str, torch.Tensor]:
-    """The bias's gradient in float64."""
     return {"bias_gradient": inputs["gradient"].double().sum((0, 2, 3))} if problem.bias else {}
 
 
 def compute(
     problem: Conv2dWeightGradientProblem, inputs: Tensors
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The gradients of weights and bias by PyTorch, in the dtype of the inputs."""
+    """Return the gradients of weights and bias in the dtype of the inputs."""
     f, x = problem.forward, inputs["x"]
-    weight = torch.empty(  # whose size alone is looked at
+    weight = torch.empty(  # only its size is read
         (f.filters, f.group_channels, f.filter_height, f.filter_width),
         dtype=x.dtype, device=x.device, memory_format=MEMORY_FORMAT[layout_of(x)],
     )  # fmt: skip
@@ -73,13 +72,12 @@ def compute(
 
 
 def exact(problem: Conv2dWeightGradientProblem, inputs: Tensors) -> torch.Tensor:
-    """The gradient of the weights in float64."""
     return compute(problem, {name: tensor.double() for name, tensor in inputs.items()})[0]
 
 
 def peer(problem: Conv2dWeightGradientProblem, inputs: Tensors) -> torch.Tensor:
-    """PyTorch in the problem's dtype; on the CPU, where there is no TF32 and some processors sum 16-bit products in 16
-    bits, in fp32 with what is rounded rounded by hand."""
+    """Return PyTorch's result in the problem's dtype. The CPU has no TF32, and some CPUs accumulate 16-bit products in
+    16 bits: there it is fp32 with rounded operands."""
     if inputs["x"].is_cuda:
         return with_cudnn(problem.dtype, lambda: compute(problem, inputs)[0])
     rounded = round_to_tf32 if problem.dtype == "tf32" else torch.Tensor.float

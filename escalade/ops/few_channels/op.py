@@ -1,4 +1,4 @@
-"""`few_channels` as a PyTorch operator: on CUDA tensors the chosen rung, on CPU tensors the same kernel on the twin."""
+"""`few_channels` as a PyTorch operator."""
 
 from __future__ import annotations
 
@@ -37,17 +37,18 @@ def few_channels(
     tf32: bool = False,
     rung: str | None = None,
 ) -> torch.Tensor:
-    """max_pool2d(relu(conv2d(x, weight, bias, padding=padding)), pool, ceil_mode=ceil_mode) of up to 8 channels.
+    """Return max_pool2d(relu(conv2d(x, weight, bias, padding=padding)), pool, ceil_mode=ceil_mode) for up to 8
+    channels.
 
-    bias, relu and pooling are optional. x has the weights' dtype, or is float32 or uint8, whose grey values are taken
-    as they are; the result has the weights' dtype and x's layout. `tf32` allows TF32 products for fp32 weights;
-    `rung` names one rung of the ladder instead of the chosen one.
+    bias, relu and pooling are optional. x has the weights' dtype, float32 or uint8 (used unscaled); the result has the
+    weights' dtype and x's layout. `tf32` allows TF32 products for fp32 weights; `rung` selects a rung of the ladder by
+    name.
     """
     return OPERATOR(x, weight, bias, as_pair(padding, "padding"), relu, pool, ceil_mode, tf32, rung)
 
 
 def _check(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, tf32: bool) -> None:
-    """What can be said without the sizes of images and batch, which may be symbols while a program is traced."""
+    """Check everything but image and batch sizes, which may be symbolic during tracing."""
     if x.dim() != 4 or weight.dim() != 4:
         raise UnsupportedError(
             f"x has {x.dim()} dimensions and weight {weight.dim()}; few_channels takes 4 each: x [N, C, H, W], "
@@ -68,19 +69,19 @@ def _check(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, tf3
     filters, channels = weight.shape[:2]
     if channels > MOST_CHANNELS or filters > MOST_FILTERS:
         raise UnsupportedError(
-            f"{channels} channels to {filters}: few_channels takes up to {MOST_CHANNELS} channels and {MOST_FILTERS} "
-            "filters; conv2d takes any number"
+            f"{channels} channels and {filters} filters: few_channels takes up to {MOST_CHANNELS} and "
+            f"{MOST_FILTERS}; conv2d takes any number"
         )
     if bias is not None and bias.shape != (filters,):
         raise UnsupportedError(
             f"bias has shape {tuple(bias.shape)}; for {filters} filters it must be ({filters},)"
         )
     if tf32 and weight.dtype != torch.float32:
-        raise UnsupportedError(f"tf32=True is a way to multiply float32 tensors; weight is {weight.dtype}")
+        raise UnsupportedError(f"weight has dtype {weight.dtype}; tf32=True applies to float32 tensors only")
 
 
 class _Call(NamedTuple):
-    """What the operator is called with: PyTorch leaves out arguments at the end that have their defaults."""
+    """Arguments of a call; PyTorch omits trailing arguments that have their defaults."""
 
     x: torch.Tensor
     weight: torch.Tensor
@@ -107,12 +108,12 @@ def _run(*arguments: Any) -> torch.Tensor:
     if batch == 0:
         require_rung(FEW_CHANNELS, rung)
         return y
-    given = {
+    tensors = {
         "x": pack_aligned(x, problem.layout),
         "weight": aligned(weight.contiguous()),
         "bias": None if bias is None else aligned(bias.contiguous()),
     }
-    prepare_rung(FEW_CHANNELS, problem, x.device, rung).run({**given, "y": y})
+    prepare_rung(FEW_CHANNELS, problem, x.device, rung).run({**tensors, "y": y})
     return y
 
 
@@ -135,19 +136,19 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
 
 
 def _backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
-    """PyTorch's own, which convolves again: keeping what it would need would undo the fusion."""
+    """Differentiate with PyTorch, which recomputes the convolution: storing its result would undo the fusion."""
     x, weight, bias = ctx.saved_tensors
     padding, relu, pool, ceil_mode = ctx.settings[:4]
     wide = x.to(weight.dtype)
-    # Arguments that were left at their defaults at the end of a call are left out here too.
+    # Trailing arguments left at their defaults are omitted here too.
     need_x, need_weight, need_bias = (*ctx.needs_input_grad, False)[:3]
     y = torch.ops.aten.conv2d(wide, weight, bias, [1, 1], padding)
     if relu:
         y = torch.ops.aten.relu(y)
     if pool > 1:
         window = ([pool, pool], [pool, pool], [0, 0], [1, 1], ceil_mode)
-        _, places = torch.ops.aten.max_pool2d_with_indices(y, *window)
-        gradient = torch.ops.aten.max_pool2d_with_indices_backward(gradient, y, *window, places)
+        _, indices = torch.ops.aten.max_pool2d_with_indices(y, *window)
+        gradient = torch.ops.aten.max_pool2d_with_indices_backward(gradient, y, *window, indices)
     if relu:
         gradient = torch.ops.aten.threshold_backward(gradient, y, 0)
     grad_x, grad_weight, grad_bias = torch.ops.aten.convolution_backward(

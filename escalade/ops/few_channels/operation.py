@@ -1,4 +1,4 @@
-"""The ladder of few_channels, foot to summit."""
+"""The few_channels operation and its ladder, foot to summit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The convolution of a few channels, with its ReLU and pooling, as a problem."""
+"""Convolution of a few channels with ReLU and pooling: the problem."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ MOST_FILTERS = 32
 
 @dataclass(frozen=True)
 class FewChannelsProblem(FilteredImages, Named):
-    """y = max_pool(relu(conv2d(x, weight) + bias)), stride 1; bias, ReLU and pooling optional.
+    """y = max_pool(relu(conv2d(x, weight) + bias)) with stride 1; bias, ReLU and pooling are optional.
 
-    Pooling windows are `pool` by `pool` and lie side by side; with `ceil_mode` those at the right and lower edge may
-    hang over. x is stored as `x_type`, a grey value of uint8 standing for itself; the weights ([K][C][R][S]), the bias
-    and y as `dtype` (`tf32` in fp32). Sums are fp32; x and y lie in `layout`.
+    Pooling windows are `pool` by `pool` without overlap; with `ceil_mode` those at the right and lower edges may be
+    incomplete. x is stored as `x_type` (uint8 values are used unscaled); weights [K][C][R][S], bias and y as `dtype`
+    (`tf32` as fp32). Accumulators are fp32; x and y have `layout`.
     """
 
     NAME: ClassVar = NamePattern(
@@ -46,12 +46,12 @@ class FewChannelsProblem(FilteredImages, Named):
     dtype: str = "fp32"
     layout: str = "nhwc"
     source: str = ""
-    """The type that x is stored as, if it is not that of y."""
+    """Storage type of x; empty for that of y."""
     activation: str = ""
-    """What takes ReLU's place, if anything: an expression in `x`, such as `x * sigmoid(x)`."""
+    """Expression in `x` that replaces ReLU, such as `x * sigmoid(x)`."""
 
     def __post_init__(self) -> None:
-        # One problem, one spelling.
+        # Normalize fields, so that equal problems compare equal.
         object.__setattr__(self, "ceil_mode", self.ceil_mode and self.pool > 1)
         if self.source == self.storage:
             object.__setattr__(self, "source", "")
@@ -60,12 +60,12 @@ class FewChannelsProblem(FilteredImages, Named):
 
     @property
     def storage(self) -> str:
-        """The type that weights, bias and y are stored as."""
+        """Storage type of weights, bias and y."""
         return "fp32" if self.dtype == "tf32" else self.dtype
 
     @property
     def x_type(self) -> str:
-        """The type that x is stored as."""
+        """Storage type of x."""
         return self.source or self.storage
 
     @property
@@ -109,8 +109,7 @@ def _check(p: FewChannelsProblem) -> None:
     require("few_channels", "source", p.x_type, SOURCES)
     if p.x_type not in (p.storage, "uint8", "fp32"):
         raise UnsupportedError(
-            f"images stored as {p.x_type} for a convolution in {p.dtype}: few_channels takes the type it computes in, "
-            "fp32 or uint8"
+            f"source {p.x_type} for a convolution in {p.dtype}: few_channels takes images in {p.storage}, fp32 or uint8"
         )
     require_at_least(0, {"padding": min(p.padding)})
     require_at_least(
@@ -122,12 +121,12 @@ def _check(p: FewChannelsProblem) -> None:
     )  # fmt: skip
     if p.channels > MOST_CHANNELS or p.filters > MOST_FILTERS:
         raise UnsupportedError(
-            f"{p.channels} channels to {p.filters}: few_channels takes up to {MOST_CHANNELS} channels and "
+            f"{p.channels} channels and {p.filters} filters: few_channels takes up to {MOST_CHANNELS} channels and "
             f"{MOST_FILTERS} filters; conv2d takes any number"
         )
     if p.conv_height < 1 or p.conv_width < 1:
         raise UnsupportedError(
-            f"the filter has {p.filter_height}x{p.filter_width} pixels, but the image with its padding only "
+            f"the filter has {p.filter_height}x{p.filter_width} pixels, but the padded image only "
             f"{p.height + 2 * p.padding[0]}x{p.width + 2 * p.padding[1]}"
         )
     if p.output_height < 1 or p.output_width < 1:
@@ -137,5 +136,5 @@ def _check(p: FewChannelsProblem) -> None:
     largest = max(p.channels * p.pixels, p.filters * p.conv_height * p.conv_width)
     if largest >= 2**31:
         raise UnsupportedError(
-            f"few_channels counts the elements of one image in 32 bits; here there are {largest}. Split the image"
+            f"few_channels uses 32-bit counts for the elements of an image; this one has {largest}. Split the image"
         )

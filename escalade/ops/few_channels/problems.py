@@ -1,4 +1,4 @@
-"""The convolutions of few channels that are measured, and those small enough for the twin."""
+"""Problems to measure, and to test on the twin."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PROBLEMS = tuple(
         "4to16_40_k7_b10000_relu_pool4c",
     )
 )
-"""Both convolutions of a LeNet on 10,000 images, without and with what follows them."""
+"""Both convolutions of a LeNet at batch 10,000, without and with ReLU and pooling."""
 
 SMALL_PROBLEMS = tuple(
     FewChannelsProblem.parse(name)
@@ -29,5 +29,4 @@ SMALL_PROBLEMS = tuple(
         "5to17_6_k2_b2_relu_pool2c",
     )
 )
-"""Small problems that between them have every number of channels by kind, odd sizes, padding, bias, grey values,
-windows that hang over."""
+"""Tested on the twin: numbers of channels of every kind, odd sizes, padding, bias, uint8, incomplete windows."""

@@ -1,4 +1,4 @@
-"""What a convolution of few channels gives: the one reference, and PyTorch's own answer to be compared with."""
+"""Convolution of few channels in PyTorch: random inputs, the float64 reference, and the peer."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from escalade.ops.shared.images import MEMORY_FORMAT, empty_images
 
 
 def random_inputs(problem: FewChannelsProblem, device: torch.device, seed: int) -> dict[str, torch.Tensor]:
-    """Normal deviates or grey values; the weights scaled so that outputs are of order one.
+    """Return normal deviates or uint8 values, weights scaled to keep outputs of order one.
 
-    The weights have three dimensions ([K, C, R * S]), for they lie the same way in every layout.
+    Weights have three dimensions ([K, C, R * S]): their order does not depend on the layout.
     """
     p = problem
     generator = torch.Generator(device=device).manual_seed(seed)
@@ -58,8 +58,7 @@ def _convolve(
 
 
 def _channels_last(images: torch.Tensor) -> torch.Tensor:
-    """The images with strides that say channels_last even for one channel, where PyTorch would take either layout for
-    the other."""
+    """Return images with channels_last strides even for one channel, where PyTorch cannot tell the layouts apart."""
     _, channels, height, width = images.shape
     laid_out = images.contiguous(memory_format=torch.channels_last)
     return laid_out.as_strided(images.shape, (channels * height * width, 1, channels * width, channels))
@@ -72,13 +71,12 @@ def _finish(problem: FewChannelsProblem, y: torch.Tensor) -> torch.Tensor:
 
 
 def exact(problem: FewChannelsProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """The result in float64."""
     wide = {name: tensor.double() for name, tensor in inputs.items()}
     return _finish(problem, _convolve(problem, wide["x"], wide["weight"], wide.get("bias")))
 
 
 def peer(problem: FewChannelsProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """PyTorch in the problem's dtype, as it does it on a GPU: the sums in fp32, which on the CPU takes help."""
+    """Return PyTorch's result in the problem's dtype, with fp32 accumulation as on a GPU."""
     storage = STORAGE[problem.storage]
     x, weight, bias = inputs["x"].to(storage), inputs["weight"], inputs.get("bias")
     if x.is_cuda:

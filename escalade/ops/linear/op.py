@@ -1,4 +1,4 @@
-"""`linear` as a PyTorch operator: on CUDA tensors the chosen rung, on CPU tensors the same kernel on the twin."""
+"""`linear` as a PyTorch operator."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ def linear(
     tf32: bool = False,
     rung: str | None = None,
 ) -> torch.Tensor:
-    """relu(x @ weight.T + bias), bias and relu optional; x has any leading dimensions.
+    """Return relu(x @ weight.T + bias); bias and relu are optional, x has any leading dimensions.
 
-    `tf32` allows TF32 products for fp32 tensors; `rung` names one rung of the ladder instead of the chosen one.
+    `tf32` allows TF32 products for fp32 tensors; `rung` selects a rung of the ladder by name.
     """
     return OPERATOR(x, weight, bias, relu, tf32, rung)
 
 
 def _check(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, tf32: bool) -> None:
-    """What can be said without the number of rows, which may be a symbol while a program is traced."""
+    """Check everything but the number of rows, which may be symbolic during tracing."""
     rows.check_matrix("linear", x)
     if weight.dim() != 2:
         raise UnsupportedError(
@@ -53,7 +53,7 @@ def _check(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, tf3
             f"bias has shape {tuple(bias.shape)}; for {weight.shape[0]} features out it must be ({weight.shape[0]},)"
         )
     if tf32 and x.dtype != torch.float32:
-        raise UnsupportedError(f"tf32=True is a way to multiply float32 tensors; x is {x.dtype}")
+        raise UnsupportedError(f"x has dtype {x.dtype}; tf32=True applies to float32 tensors only")
 
 
 def _fake(
@@ -92,11 +92,11 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
 
 
 def _backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
-    """PyTorch's own products; Escalade has the forward kernels only."""
+    """Differentiate with PyTorch's own products; there are only forward kernels."""
     x, weight, output = ctx.saved_tensors
     if output is not None:
         gradient = torch.ops.aten.threshold_backward(gradient, output, 0)
-    # Arguments that were left at their defaults at the end of a call are left out here too.
+    # Trailing arguments left at their defaults are omitted here too.
     need_x, need_weight, need_bias = (*ctx.needs_input_grad, False)[:3]
     flat = gradient.reshape(-1, gradient.shape[-1])
     return (
@@ -118,7 +118,7 @@ def _cast(
     tf32: bool = False,
     rung: str | None = None,
 ) -> tuple[Any, ...]:
-    """The arguments as PyTorch casts those of its own operators; what no kernel takes is left for the checks."""
+    """Cast like PyTorch's own operators; dtypes without kernels are left for the checks to report."""
     tensors = [one if one is None or one.dtype not in NAMES else one.to(dtype) for one in (x, weight, bias)]
     return *tensors, relu, tf32 and dtype == torch.float32, rung
 

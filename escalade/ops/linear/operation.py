@@ -1,4 +1,4 @@
-"""The operation linear, with its ladder."""
+"""The linear operation and its ladder."""
 
 from __future__ import annotations
 

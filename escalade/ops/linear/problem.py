@@ -1,4 +1,4 @@
-"""The fully connected layer as a problem."""
+"""Fully connected layer: the problem."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from escalade.ops.shared.rows import check_fields
 
 @dataclass(frozen=True)
 class LinearProblem(Named):
-    """y = relu(x @ weight.T + bias), bias and relu optional.
+    """y = relu(x @ weight.T + bias); bias and relu are optional.
 
-    x is [batch][in_features], weight [out_features][in_features], y [batch][out_features]. `dtype` is what they
-    and the bias are stored as, and how products are formed: `tf32` is stored in fp32. Sums are fp32 always.
+    x is [batch][in_features], weight [out_features][in_features], y [batch][out_features]. `dtype` is their storage
+    type; `tf32` means fp32 storage with TF32 products. Accumulators are always fp32.
 
-    With `pixels` x is [batch][pixels][in_features], an image in NHWC, and the mean over its pixels, rounded to `dtype`,
-    is the row that the layer takes.
+    With `pixels`, x is [batch][pixels][in_features], an NHWC image, and the layer's input is the mean over its pixels,
+    rounded to `dtype`.
     """
 
     NAME: ClassVar = NamePattern(
@@ -39,7 +39,7 @@ class LinearProblem(Named):
     layout: str = "flat"
     pixels: int = 1
     activation: str = ""
-    """What takes ReLU's place, if anything: an expression in `x`, such as `x * sigmoid(x)`."""
+    """Expression in `x` that replaces ReLU, such as `x * sigmoid(x)`."""
 
     def __post_init__(self) -> None:
         sizes = {"in_features": self.in_features, "out_features": self.out_features, "pixels": self.pixels}
@@ -72,5 +72,5 @@ class LinearProblem(Named):
 
     @property
     def rounding(self) -> float:
-        """A running sum of n independent terms, each addition off by up to 2^-24 of it: a random walk."""
+        """Error of a running fp32 sum, as in `Conv2dProblem.rounding`."""
         return 2.0**-24 * math.sqrt(1 + (self.in_features + self.pixels - 1) / 6)

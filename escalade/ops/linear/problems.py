@@ -1,4 +1,4 @@
-"""The problems of linear: those that `escalade ladder` measures, and small ones for the twin."""
+"""Problems to measure, and to test on the twin."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PROBLEMS = (
     *(LinearProblem(batch, 512, 1000, bias=True, pixels=49) for batch in (1, 2, 4)),
     LinearProblem(1, 2048, 1000, bias=True, pixels=49),
 )
-"""The heads of ResNet and of VGG, the first layer of a small autoencoder, and ResNet's heads with the mean before."""
+"""The heads of ResNet and VGG, the first layer of a small autoencoder, and ResNet's heads with the mean."""
 
 SMALL_PROBLEMS = (
     LinearProblem(1, 64, 40, bias=True),
@@ -28,6 +28,6 @@ SMALL_PROBLEMS = (
     LinearProblem(1, 1040, 3, bias=True, pixels=29),
     LinearProblem(18, 40, 9, bias=True, pixels=4),
 )
-"""Small problems that between them have one row and more than a block's, odd features in and out, k in one piece and in
-several; means over two pixels and over more than are loaded at once, of more features than a block has threads and of
-more rows than one launch takes."""
+"""Tested on the twin: a single row and several CTAs, odd feature counts, k in one piece and split; means over two
+pixels and over more than are loaded at once, of more features than a CTA has threads and of more rows than one launch
+takes."""

@@ -1,4 +1,4 @@
-"""What a fully connected layer's result is: the one reference, and PyTorch's own answer to be compared with."""
+"""Fully connected layer in PyTorch: random inputs, the float64 reference, and the peer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from escalade.ops.shared import activation
 
 
 def random_inputs(problem: LinearProblem, device: torch.device, seed: int) -> dict[str, torch.Tensor]:
-    """Normal deviates; the weights scaled so that outputs are of order one whatever the features in."""
+    """Return normal deviates, weights scaled to keep outputs of order one."""
     p = problem
     generator = torch.Generator(device=device).manual_seed(seed)
 
@@ -36,27 +36,25 @@ def empty_output(problem: LinearProblem, device: torch.device) -> torch.Tensor:
 
 
 def compute(problem: LinearProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """The product by PyTorch, in the dtype of the inputs; x is rows by now."""
+    """Return the layer in the dtype of the inputs; x is [batch][in_features]."""
     y = F.linear(inputs["x"], inputs["weight"], inputs.get("bias"))
     return activation.apply(problem, y)
 
 
 def exact(problem: LinearProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """The product in float64."""
     wide = {name: tensor.double() for name, tensor in inputs.items()}
     return compute(problem, dict(wide, x=_rows(problem, wide["x"])))
 
 
 def _rows(problem: LinearProblem, x: torch.Tensor) -> torch.Tensor:
-    """What the layer takes of x: the means over pixels, if there are several."""
+    """Return the means over pixels, if there are several."""
     return x.mean(1) if problem.pixels > 1 else x
 
 
 def peer(problem: LinearProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """PyTorch in the problem's dtype, as it does it on a GPU (cuBLAS): sums in fp32, TF32 only where asked for.
+    """Return PyTorch's result in the problem's dtype, with fp32 accumulation as in cuBLAS.
 
-    On the CPU that takes help: there is no TF32, so its rounding is done by hand, and some processors
-    sum 16-bit products in 16 bits.
+    The CPU has no TF32, so operands are rounded here, and some CPUs accumulate 16-bit products in 16 bits.
     """
     x = inputs["x"]
     if x.is_cuda:

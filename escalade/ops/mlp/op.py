@@ -1,4 +1,4 @@
-"""`mlp` as a PyTorch operator: on CUDA tensors the chosen rung, on CPU tensors the same kernel on the twin."""
+"""`mlp` as a PyTorch operator."""
 
 from __future__ import annotations
 
@@ -28,12 +28,11 @@ def mlp(
     error: bool = False,
     rung: str | None = None,
 ) -> torch.Tensor:
-    """The chain of `layers` over the last dimension of x, in one launch.
+    """Apply a chain of `layers` to the last dimension of x, in one launch.
 
-    `layers` are a sequence of `Layer`, or spelled as in `5x64n-64bg_320-32`; `parameters` are their tensors, layer by
+    `layers` is a sequence of `Layer`, or a string such as `5x64n-64bg_320-32`; `parameters` are their tensors, layer by
     layer: norm weight and bias if it has a norm, weight, and bias if it has one. With `error`, the result is the mean
-    of the squared differences between each row and what the chain makes of it, in fp32. `rung` names one rung of the
-    ladder instead of the chosen one.
+    squared difference between each row and its reconstruction, in fp32. `rung` selects a rung of the ladder by name.
     """
     return OPERATOR(x, as_list(parameters), spelled(layers), error, rung)
 
@@ -43,7 +42,7 @@ def _problem(x: torch.Tensor, layers: str, error: bool, batch: int) -> MlpProble
 
 
 def _check(x: torch.Tensor, parameters: Sequence[torch.Tensor], layers: str, error: bool) -> MlpProblem:
-    """What can be said without the number of rows, which may be a symbol while a program is traced: a row's problem."""
+    """Check everything but the number of rows, which may be symbolic during tracing; return the problem of one row."""
     rows.check_matrix("mlp", x)
     problem = _problem(x, layers, error, 1)
     if x.shape[-1] != problem.features:

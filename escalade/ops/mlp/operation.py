@@ -1,4 +1,4 @@
-"""The operation mlp, with its ladder."""
+"""The mlp operation and its ladder."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from escalade.ops.mlp.rungs import fused, layers, persistent, tensor_core
 from escalade.ops.shared.rows import LAYOUTS
 
 FEW_ROWS_OF_CLUSTERS = 1024
-"""Rows up to which `clustered_rows` was the faster in fp32: 8.0 us against 9.1, and 30 against 18 at 4,096."""
+"""Up to this many rows `clustered_rows` was faster in fp32: 8.0 us against 9.1, but 30 against 18 at 4,096."""
 FEW_ROWS = 4096
-"""Rows up to which `shared_rows` was the faster: 6 us against 8 at 4,096 rows, 67 against 37 at 65,536."""
+"""Up to this many rows `shared_rows` was faster: 6 us against 8 at 4,096 rows, but 67 against 37 at 65,536."""
 
 
 class Mlp(Operation[MlpProblem]):
@@ -39,10 +39,10 @@ class Mlp(Operation[MlpProblem]):
     small_problems = SMALL_PROBLEMS
     dtypes = DTYPES
     layouts = LAYOUTS
-    weights_are_constant = True  # a whole network, whose parameters are packed when it is made
+    weights_are_constant = True  # a whole network: parameters are packed once
 
     def preferred(self, problem: MlpProblem) -> tuple[str, ...]:
-        """Rows are shared among warps while that fills the card better; in fp32 a cluster's tensor cores are needed."""
+        """Small batches split rows among warps to fill the card; in fp32 that needs the tensor cores of a cluster."""
         clustered = (
             ("clustered_rows",) if problem.batch <= FEW_ROWS_OF_CLUSTERS and problem.dtype == "fp32" else ()
         )

@@ -1,4 +1,4 @@
-"""A small multilayer perceptron as a problem: a chain of layers over each row."""
+"""Small multilayer perceptron: the problem, a chain of layers applied to each row."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh")
 OUTPUTS = ("y", "error")
 EPSILON = 1e-5
 MOST_FEATURES = 16384
-"""Features of a row at most, anywhere in the chain."""
+"""Largest row width anywhere in the chain."""
 
 _LETTERS = {"": "none", "r": "relu", "g": "gelu", "t": "gelu_tanh"}
 _SPELLED = {activation: letter for letter, activation in _LETTERS.items()}
@@ -30,15 +30,15 @@ _LAYER = re.compile(
 
 @dataclass(frozen=True)
 class Layer:
-    """y = activation(norm(x) weight^T + bias), over each of `groups` equal parts of a row with the same weights.
+    """y = activation(norm(x) weight^T + bias), applied to each of `groups` equal parts of a row with the same weights.
 
     `norm` is LayerNorm over the features of a group, with its own weight and bias.
     """
 
     features: int
-    """Features that go into a group."""
+    """Input features per group."""
     outputs: int
-    """Features that come out of a group."""
+    """Output features per group."""
     groups: int = 1
     norm: bool = False
     bias: bool = True
@@ -63,7 +63,7 @@ class Layer:
 
     @property
     def parameters(self) -> tuple[str, ...]:
-        """The names of its tensors, in the order in which the operator takes them."""
+        """Names of its tensors, in operator order."""
         norm = ("norm_weight", "norm_bias") if self.norm else ()
         return (*norm, "weight", *(("bias",) if self.bias else ()))
 
@@ -84,7 +84,7 @@ def spell_layers(layers: Sequence[Layer]) -> str:
     return "_".join(map(str, layers))
 
 
-@lru_cache(maxsize=1024)  # an operator is told its layers in a string, at every call
+@lru_cache(maxsize=1024)  # the operator receives its layers as a string in every call
 def parse_layers(text: str) -> tuple[Layer, ...]:
     return tuple(_parse_layer(part) for part in text.split("_"))
 
@@ -107,12 +107,12 @@ LAYERS = Codec(".+?", parse_layers, spell_layers)
 
 @dataclass(frozen=True)
 class MlpProblem(Named):
-    """y = the last layer of (… the first layer of x), for every row of x by itself.
+    """y = last layer(… first layer(x)), for every row of x.
 
     x is [batch][features]; the tensors of layer i are buffers `norm_weight<i>`, `norm_bias<i>` [features of a group],
     `weight<i>` [outputs][features] and `bias<i>` [outputs], all stored as `dtype`. Sums, norms and activations are
-    fp32. With output `error`, y is not written but how far it is from x: y [batch] in fp32, the mean of the squared
-    differences of each row.
+    fp32. With output `error`, y [batch] in fp32 is the mean squared difference between each row and its reconstruction,
+    which is not written.
     """
 
     NAME: ClassVar = NamePattern("mlp", "{layers}_b{batch}[_{output:error}]", layers=LAYERS)
@@ -131,32 +131,29 @@ class MlpProblem(Named):
         for one, other in itertools.pairwise(self.layers):
             if one.width_out != other.width_in:
                 raise UnsupportedError(
-                    f"layer {one} gives {one.width_out} features, but layer {other} takes {other.width_in}"
+                    f"layer {one} has {one.width_out} outputs, but layer {other} takes {other.width_in} features"
                 )
         if self.output == "error" and self.layers[-1].width_out != self.features:
             raise UnsupportedError(
-                f"the error is that of a reconstruction, but {self.features} features come in and "
-                f"{self.outputs} go out"
+                f"output 'error' needs as many outputs as features; this chain has {self.outputs} and {self.features}"
             )
         widest = max(max(layer.width_in, layer.width_out) for layer in self.layers)
         if widest > MOST_FEATURES:
-            raise UnsupportedError(
-                f"{widest} features: mlp takes at most {MOST_FEATURES} anywhere in its chain"
-            )
+            raise UnsupportedError(f"{widest} features: mlp takes up to {MOST_FEATURES} in any layer")
 
     @property
     def features(self) -> int:
-        """Features that go into a row."""
+        """Input features per row."""
         return self.layers[0].width_in
 
     @property
     def outputs(self) -> int:
-        """Features that come out of a row, before the error is taken."""
+        """Output features per row, before the error is computed."""
         return self.layers[-1].width_out
 
     @cached_property
     def sizes(self) -> dict[str, tuple[int, ...]]:
-        """The sizes of every parameter, by buffer name, in the order in which the operator takes them."""
+        """Parameter sizes by buffer name, in operator order."""
         return {
             f"{parameter}{number}": layer.size(parameter)
             for number, layer in enumerate(self.layers)
@@ -169,7 +166,6 @@ class MlpProblem(Named):
 
     @property
     def flops(self) -> int:
-        """Operations of the products, layer by layer."""
         return 2 * self.batch * sum(layer.groups * layer.weight_elements for layer in self.layers)
 
     @property
@@ -179,18 +175,18 @@ class MlpProblem(Named):
 
     @property
     def rounding(self) -> float:
-        """A sum of n independent terms, each addition off by up to 2^-24 of it: a random walk; in each layer."""
+        """Error of the running fp32 sums of all layers, as in `Conv2dProblem.rounding`."""
         return 2.0**-24 * math.sqrt(sum(1 + layer.features / 6 for layer in self.layers))
 
 
 def spelled(layers: Sequence[Layer] | str) -> str:
-    """The layers as the operator takes them."""
+    """Return the layers as a string, as the operator takes them."""
     if isinstance(layers, str):
         return layers
-    given: Any = layers
-    if not isinstance(given, Sequence) or not all(isinstance(each, Layer) for each in given):
+    sequence: Any = layers
+    if not isinstance(sequence, Sequence) or not all(isinstance(each, Layer) for each in sequence):
         raise UnsupportedError(
-            f"layers of {layers!r}: they are a sequence of Layer, or spelled as in 5x64n-64bg_320-32"
+            f"layers {layers!r}: pass a sequence of Layer, or a string such as 5x64n-64bg_320-32"
         )
     return _spelled(tuple(layers))
 
@@ -199,7 +195,5 @@ def spelled(layers: Sequence[Layer] | str) -> str:
 def _spelled(layers: tuple[Layer, ...]) -> str:
     text = spell_layers(layers)
     if parse_layers(text) != layers:
-        raise UnsupportedError(
-            f"{text} has lost something of the layers: epsilon takes one digit, as in 1e-5"
-        )
+        raise UnsupportedError(f"layers {text}: epsilon must have a single digit, as in 1e-5")
     return text

@@ -1,4 +1,4 @@
-"""The problems of mlp: those that `escalade ladder` measures, and small ones for the twin."""
+"""Problems to measure, and to test on the twin."""
 
 from __future__ import annotations
 
@@ -21,5 +21,5 @@ SMALL_PROBLEMS = (
     MlpProblem(2, parse_layers("242n-240bg_240-6")),
     MlpProblem(1, parse_layers("1-1b")),
 )
-"""Small problems that between them have every activation, norm, both outputs, groups that split and join, odd sizes,
-one row and many, and weights that do not fit in shared memory."""
+"""Tested on the twin: every activation, norms, both outputs, groups that split and join, odd sizes, one row and many,
+and weights that do not fit into shared memory."""

@@ -1,4 +1,4 @@
-"""What a perceptron's result is: the one reference, and PyTorch's own answer to be compared with."""
+"""Perceptron in PyTorch: random inputs, the float64 reference, and the peer."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ACTIVATE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 def random_inputs(problem: MlpProblem, device: torch.device, seed: int) -> dict[str, torch.Tensor]:
-    """Normal deviates; weights scaled so that every layer's result is of order one whatever its features in."""
+    """Return normal deviates, weights scaled to keep every layer's result of order one."""
     generator = torch.Generator(device=device).manual_seed(seed)
 
     def normal(size: tuple[int, ...], scale: float = 1.0, mean: float = 0.0) -> torch.Tensor:
@@ -46,7 +46,7 @@ def empty_output(problem: MlpProblem, device: torch.device) -> torch.Tensor:
 
 
 def compute(problem: MlpProblem, inputs: Tensors, rounded: Round = lambda x: x) -> torch.Tensor:
-    """The chain by PyTorch, in the dtype of the inputs; `rounded` is done to what each of its operators gives."""
+    """Return the chain in the dtype of the inputs; `rounded` is applied to every intermediate result."""
     y = inputs["x"]
     for number, layer in enumerate(problem.layers):
         y = _layer(layer, number, y.reshape(-1, layer.features), inputs, rounded)
@@ -66,15 +66,14 @@ def _finish(problem: MlpProblem, x: torch.Tensor, y: torch.Tensor) -> torch.Tens
 
 
 def exact(problem: MlpProblem, inputs: Tensors) -> torch.Tensor:
-    """The chain in float64."""
     wide = {name: tensor.double() for name, tensor in inputs.items()}
     return _finish(problem, wide["x"], compute(problem, wide))
 
 
 def peer(problem: MlpProblem, inputs: Tensors) -> torch.Tensor:
-    """PyTorch in the problem's dtype, one operator after another, as it does it on a GPU: the sums in fp32.
+    """Return PyTorch's result in the problem's dtype, one operator at a time, with fp32 accumulation as on a GPU.
 
-    On the CPU that takes help, for some processors sum 16-bit products in 16 bits. The error is taken in fp32.
+    Some CPUs accumulate 16-bit products in 16 bits, so the CPU rounds fp32 results. The error is computed in fp32.
     """
     if inputs["x"].is_cuda:
         with precision(problem.dtype):

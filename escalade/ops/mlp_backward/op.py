@@ -1,4 +1,4 @@
-"""`mlp_backward` as a PyTorch operator: on CUDA tensors the chosen rung, on CPU tensors its kernels on the twin."""
+"""`mlp_backward` as a PyTorch operator."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ def mlp_backward(
     input_gradient: bool = False,
     rung: str | None = None,
 ) -> tuple[torch.Tensor | None, list[torch.Tensor]]:
-    """The gradient of x (None unless `input_gradient`) and those of the parameters, for y = mlp(x, parameters, layers).
+    """Return the gradient of x (None unless `input_gradient`) and those of the parameters, for y = mlp(x, parameters,
+    layers).
 
-    All are given in the dtype of x, but formed and summed in fp32; `torch.ops.escalade.mlp_backward` returns them as
-    they are formed, one behind another. The same inputs give the same bits every time. `rung` names one rung of the
-    ladder instead of the chosen one.
+    All have the dtype of x, but are computed and summed in fp32; `torch.ops.escalade.mlp_backward` returns the fp32
+    results in one tensor. Results are deterministic. `rung` selects a rung of the ladder by name.
     """
     result = OPERATOR(x, grad_y, as_list(parameters), spelled(layers), input_gradient, rung)
     return split(result, x, parameters, input_gradient)
@@ -46,7 +46,7 @@ def mlp_backward(
 def split(
     result: torch.Tensor, x: torch.Tensor, parameters: Sequence[torch.Tensor], input_gradient: bool
 ) -> tuple[torch.Tensor | None, list[torch.Tensor]]:
-    """What the operator returns, as gradients of x and of each parameter, in their one dtype."""
+    """Split the operator's result into gradients of x and of each parameter, in their dtype."""
     sizes = [parameter.numel() for parameter in parameters]
     *parts, of_x = result.to(x.dtype).split([*sizes, x.numel() if input_gradient else 0])
     gradients = [part.view(parameter.shape) for part, parameter in zip(parts, parameters, strict=True)]
@@ -60,7 +60,7 @@ def _problem(
     layers: str,
     input_gradient: bool,
 ) -> MlpBackwardProblem:
-    """The problem with one row: how many there are may be a symbol while a program is traced."""
+    """Check the arguments and return the problem of one row; the number of rows may be symbolic during tracing."""
     rows.check_matrix("mlp_backward", x)
     problem = MlpBackwardProblem(1, parse_layers(layers), input_gradient, NAMES[x.dtype])
     if x.shape[-1] != problem.features:
@@ -119,7 +119,7 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
 
 
 def _backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
-    raise UnsupportedError("mlp has first derivatives only: mlp_backward has no gradient of its own")
+    raise UnsupportedError("mlp_backward has no gradient: mlp supports first derivatives only")
 
 
 OPERATOR = define_planned(_SCHEMA, _plan, _fake, setup=_setup, backward=_backward)

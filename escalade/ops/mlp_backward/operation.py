@@ -1,4 +1,4 @@
-"""The operation mlp_backward, with its ladder."""
+"""The mlp_backward operation and its ladder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The gradients of a small multilayer perceptron as a problem."""
+"""Gradients of a small multilayer perceptron: the problem."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from escalade.ops.mlp.problem import LAYERS, Layer, MlpProblem
 
 @dataclass(frozen=True)
 class MlpBackwardProblem(Named):
-    """The gradients of every parameter, and of x if asked for, from x, the parameters and the gradient of y.
+    """Gradients of every parameter, and optionally of x, from x, the parameters and the gradient of y.
 
     Buffers are those of MlpProblem, and `grad_y` [batch][outputs] in `dtype`. The result is one flat y in fp32: the
-    gradients of the parameters, summed over all rows, one after another in the order of `sizes`; behind them that of x
-    [batch][features]. The forward pass is done again rather than stored; sums, norms and activations are fp32.
+    gradients of the parameters, summed over all rows, in the order of `sizes`, followed by that of x [batch][features].
+    The forward pass is recomputed, not stored; sums, norms and activations are fp32.
     """
 
     NAME: ClassVar = NamePattern("mlp_backward", "{layers}_b{batch}{input_gradient?_dx}", layers=LAYERS)
@@ -30,11 +30,10 @@ class MlpBackwardProblem(Named):
     layout: str = "flat"
 
     def __post_init__(self) -> None:
-        assert self.forward.batch == self.batch  # made here, so that what mlp refuses is refused at once
+        assert self.forward.batch == self.batch  # raises for chains that mlp does not support
 
     @cached_property
     def forward(self) -> MlpProblem:
-        """What it is the gradient of."""
         return MlpProblem(self.batch, self.layers, "y", self.dtype, self.layout)
 
     @property
@@ -51,7 +50,7 @@ class MlpBackwardProblem(Named):
 
     @cached_property
     def offsets(self) -> dict[str, int]:
-        """Where in y the gradient of each parameter begins, in elements."""
+        """Offset in y of each parameter's gradient, in elements."""
         found, at = {}, 0
         for name, size in self.sizes.items():
             found[name] = at
@@ -68,9 +67,9 @@ class MlpBackwardProblem(Named):
 
     @property
     def flops(self) -> int:
-        """Operations of three products a layer: forwards, the weights' gradient, and the input's.
+        """FLOPs of three products per layer: forward, weight gradient and input gradient.
 
-        Left out are the last product forwards, if no activation follows, and the first input's, if nobody asks.
+        Omitted are the last forward product if no activation follows, and the first input gradient unless requested.
         """
         each = [2 * self.batch * layer.groups * layer.weight_elements for layer in self.layers]
         last_forward = 0 if self.layers[-1].activation != "none" else each[-1]
@@ -83,9 +82,8 @@ class MlpBackwardProblem(Named):
 
     @property
     def rounding(self) -> float:
-        """Sums of n independent terms, each addition off by up to 2^-24 of it: random walks, down the chain and over
-        the rows. A norm divides by a deviation, which is far below one now and then where it is that of few features.
-        """
+        """Error of the running fp32 sums along the chain and over the rows. A norm divides by a deviation, which can be
+        far below one for few features."""
         chain = sum(2 + (layer.features + layer.outputs) / 6 for layer in self.layers)
         rows = self.batch * max(layer.groups for layer in self.layers)
         norms = math.prod(1 + 8 / layer.features for layer in self.layers if layer.norm)

@@ -1,4 +1,4 @@
-"""The problems of mlp_backward: those that `escalade ladder` measures, and small ones for the twin."""
+"""Problems to measure, and to test on the twin."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the gradients are: autograd of the forward reference, in float64, and PyTorch's own to be compared with."""
+"""Gradients by autograd of the forward reference: inputs, the float64 reference, and the peer."""
 
 from __future__ import annotations
 
@@ -26,8 +26,7 @@ def empty_output(problem: MlpBackwardProblem, device: torch.device) -> torch.Ten
 
 
 def compute(problem: MlpBackwardProblem, inputs: Tensors) -> torch.Tensor:
-    """The gradients by autograd, in the dtype of the inputs; joined as the result is, in a dtype no narrower than
-    fp32."""
+    """Return the gradients by autograd in the dtype of the inputs, concatenated in at least fp32."""
     wanted = [*problem.sizes, *(("x",) if problem.input_gradient else ())]
     with torch.enable_grad():
         leaves = {
@@ -42,13 +41,12 @@ def compute(problem: MlpBackwardProblem, inputs: Tensors) -> torch.Tensor:
 
 
 def exact(problem: MlpBackwardProblem, inputs: Tensors) -> torch.Tensor:
-    """The gradients in float64."""
     return compute(problem, {name: tensor.double() for name, tensor in inputs.items()})
 
 
 def peer(problem: MlpBackwardProblem, inputs: Tensors) -> torch.Tensor:
-    """PyTorch in the problem's dtype; on the CPU, where some processors sum 16-bit products in 16 bits, in fp32 and
-    rounded at the end."""
+    """Return PyTorch's result in the problem's dtype. Some CPUs accumulate 16-bit products in 16 bits: there it is
+    fp32, rounded at the end."""
     if inputs["x"].is_cuda:
         return compute(problem, inputs)
     wide = compute(problem, {name: tensor.float() for name, tensor in inputs.items()})

@@ -1,4 +1,4 @@
-"""`squeeze_excite` as a PyTorch operator: on CUDA tensors the chosen rung, on CPU tensors its kernel on the twin."""
+"""`squeeze_excite` as a PyTorch operator."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def squeeze_excite(
     *,
     rung: str | None = None,
 ) -> torch.Tensor:
-    """A factor for each channel of each image [N, C, H, W], as [N, C]: two layers over the means of its channels.
+    """Return one factor per channel of each image [N, C, H, W] as [N, C]: two layers over the means of its channels.
 
-    weight is [squeezed, C], gate_weight [C, squeezed]; `hidden` and `gate` are expressions in `x` behind each
-    layer. `rung` names one rung.
+    weight is [squeezed, C], gate_weight [C, squeezed]; `hidden` and `gate` are expressions in `x` applied after each
+    layer. `rung` selects a rung of the ladder by name.
     """
     return OPERATOR(x, weight, bias, gate_weight, gate_bias, hidden, gate, rung)
 
@@ -58,8 +58,8 @@ def _check(
             continue
         if tensor.dtype != x.dtype or tensor.device != x.device or list(tensor.shape) != sizes:
             raise UnsupportedError(
-                f"{name} is {tensor.dtype} {list(tensor.shape)} on {tensor.device}; squeeze_excite takes {x.dtype} "
-                f"{sizes} on {x.device}, as x and the other weights are"
+                f"{name} is {tensor.dtype} {list(tensor.shape)} on {tensor.device}; it must be {x.dtype} {sizes} on "
+                f"{x.device}, like x"
             )
 
 
@@ -84,8 +84,10 @@ def _run(
         require_rung(SQUEEZE_EXCITE, rung)
         return y
     constants = {"weight": weight, "bias": bias, "gate_weight": gate_weight, "gate_bias": gate_bias}
-    given = {name: None if t is None else aligned(t.contiguous()) for name, t in constants.items()}
-    prepare_rung(SQUEEZE_EXCITE, problem, x.device, rung).run({"x": pack_aligned(x, "nhwc"), **given, "y": y})
+    packed = {name: None if t is None else aligned(t.contiguous()) for name, t in constants.items()}
+    prepare_rung(SQUEEZE_EXCITE, problem, x.device, rung).run(
+        {"x": pack_aligned(x, "nhwc"), **packed, "y": y}
+    )
     return y
 
 
@@ -109,17 +111,16 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
 
 
 def _backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-    """Leaves it to PyTorch, which computes the gates again: they are small beside x."""
-    wanted = ctx.needs_input_grad[: len(_ROLES)]
+    """Let PyTorch recompute and differentiate the gates, which are small compared to x."""
     with torch.enable_grad():
         leaves = {
-            role: tensor.detach().requires_grad_(asked)
-            for role, tensor, asked in zip(_ROLES, ctx.saved_tensors, wanted, strict=True)
+            role: tensor.detach().requires_grad_(needed)
+            for role, tensor, needed in zip(_ROLES, ctx.saved_tensors, ctx.needs_input_grad, strict=False)
             if tensor is not None
         }
         y = gates(ctx.hidden, ctx.gate, leaves)
-    asked = {role: leaf for role, leaf in leaves.items() if leaf.requires_grad}
-    found = dict(zip(asked, torch.autograd.grad(y, tuple(asked.values()), gradient), strict=True))
+    inputs = {role: leaf for role, leaf in leaves.items() if leaf.requires_grad}
+    found = dict(zip(inputs, torch.autograd.grad(y, tuple(inputs.values()), gradient), strict=True))
     return (*(found.get(role) for role in _ROLES), None, None, None)
 
 

@@ -1,4 +1,4 @@
-"""The operation squeeze_excite, with its ladder."""
+"""The squeeze_excite operation and its ladder."""
 
 from __future__ import annotations
 

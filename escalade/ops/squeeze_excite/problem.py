@@ -1,4 +1,4 @@
-"""The gates of squeeze-and-excite as a problem."""
+"""Gates of squeeze-and-excite: the problem."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from escalade.ops.shared.images import Images, check_problem, require_32_bits
 
 LAYOUTS = ("nhwc",)
 MOST_FEATURES = 24 * 1024
-"""Channels and squeezed features together: in fp32 they lie in the shared memory that a block has on every card."""
+"""Largest sum of channels and squeezed features: in fp32 they fit into the shared memory of a CTA on every card."""
 
 
 @dataclass(frozen=True)
 class SqueezeExciteProblem(Images, Named):
-    """y = gate(gate_weight · hidden(weight · mean(x) + bias) + gate_bias): a factor for each channel of an image.
+    """y = gate(gate_weight · hidden(weight · mean(x) + bias) + gate_bias): one factor per channel of an image.
 
     The mean is over the pixels of an image. x is [batch][height][width][channels], weight [squeezed][channels],
-    gate_weight [channels][squeezed], y [batch][channels], all of one dtype; sums, means and what lies between the
-    layers are fp32. `hidden` and `gate` are expressions in `x`, which stands for each layer's own result.
+    gate_weight [channels][squeezed], y [batch][channels], all of one dtype; sums, means and intermediate values are
+    fp32. `hidden` and `gate` are expressions in `x`, the layer's own result.
     """
 
     NAME: ClassVar = NamePattern(
@@ -42,7 +42,7 @@ class SqueezeExciteProblem(Images, Named):
     dtype: str = "fp32"
     layout: str = "nhwc"
     x_pitch: int = 0
-    """Elements of x from pixel to pixel, if it is a part of a larger buffer; 0: dense."""
+    """Elements per pixel step of x, if it is part of a larger buffer; 0 if dense."""
 
     def __post_init__(self) -> None:
         check_problem("squeeze_excite", self, DTYPES, LAYOUTS)
@@ -50,22 +50,22 @@ class SqueezeExciteProblem(Images, Named):
         require_at_least(1, {"squeezed": self.squeezed})
         if self.channels + self.squeezed > MOST_FEATURES:
             raise UnsupportedError(
-                f"{self.channels} channels and {self.squeezed} squeezed features: squeeze_excite takes "
-                f"{MOST_FEATURES} of both together at most"
+                f"{self.channels} channels and {self.squeezed} squeezed features: squeeze_excite takes up to "
+                f"{MOST_FEATURES} in all"
             )
         for role in ("hidden", "gate"):
             text = getattr(self, role)
             expression = Expression.parse(text)
             if expression.inputs != ("x",) or len(expression.results) != 1:
                 raise UnsupportedError(
-                    f"{role} {text!r}: it is one result computed from x, such as sigmoid(x)"
+                    f"{role} {text!r}: it must be a single expression in x, such as sigmoid(x)"
                 )
             object.__setattr__(self, role, expression.text)
         check_pitches(self, x=self.channels)
 
     @property
     def weight_elements(self) -> int:
-        """Elements of one of the two weights."""
+        """Elements of each weight."""
         return self.channels * self.squeezed
 
     @property
@@ -83,5 +83,5 @@ class SqueezeExciteProblem(Images, Named):
 
     @property
     def rounding(self) -> float:
-        """Three sums one behind another."""
+        """Error of three consecutive sums."""
         return 2.0**-24 * math.sqrt(3 + (self.pixels + self.channels + self.squeezed) / 6)

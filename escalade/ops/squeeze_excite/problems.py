@@ -1,4 +1,4 @@
-"""The problems of squeeze_excite: those that `escalade ladder` measures, and small ones for the twin."""
+"""Problems to measure, and to test on the twin."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PROBLEMS = (
     SqueezeExciteProblem(8, 784, 14, 14, 196),
     SqueezeExciteProblem(8, 256, 56, 56, 16, bias=False, gate_bias=False),
 )
-"""The gates of EfficientNet-B0 at batch 1 and 32, and of MobileNetV3, RegNet-Y and SE-ResNet-50."""
+"""Gates of EfficientNet-B0 at batch 1 and 32, MobileNetV3, RegNet-Y and SE-ResNet-50."""
 
 SMALL_PROBLEMS = (
     SqueezeExciteProblem(3, 32, 5, 7, 8, hidden="silu(x)"),
@@ -21,5 +21,5 @@ SMALL_PROBLEMS = (
     SqueezeExciteProblem(1, 80, 2, 2, 67, bias=False),
     SqueezeExciteProblem(1, 2056, 1, 3, 4, gate_bias=False, hidden="x"),
 )
-"""Small problems that between them have widths that no vector divides, fewer pixels and channels than blocks, more
-channels than a block has threads times a vector, and batches that leave a block with fewer images than another."""
+"""Tested on the twin: widths that no vector divides, fewer pixels and channels than CTAs, more channels than threads
+times a vector, and uneven batches."""

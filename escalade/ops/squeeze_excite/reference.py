@@ -1,4 +1,4 @@
-"""What the gates are: the one reference, and PyTorch's own answer to be compared with."""
+"""Gates in PyTorch: random inputs, the float64 reference, and the peer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from escalade.ops.squeeze_excite.problem import SqueezeExciteProblem
 
 
 def random_inputs(problem: SqueezeExciteProblem, device: torch.device, seed: int) -> dict[str, torch.Tensor]:
-    """Images whose channels have means of their own, and weights that keep what comes out near 1."""
+    """Return images with a mean per channel, and weights that keep outputs near 1."""
     p = problem
     generator = torch.Generator(device=device).manual_seed(seed)
 
@@ -39,7 +39,6 @@ def empty_output(problem: SqueezeExciteProblem, device: torch.device) -> torch.T
 
 
 def exact(problem: SqueezeExciteProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """The gates in float64."""
     return peer(problem, {name: tensor.double() for name, tensor in inputs.items()})
 
 
@@ -48,7 +47,7 @@ def peer(problem: SqueezeExciteProblem, inputs: Mapping[str, torch.Tensor]) -> t
 
 
 def gates(hidden: str, gate: str, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """The gates by PyTorch; weights may be those of 1×1 convolutions."""
+    """Return the gates; weights may be those of 1×1 convolutions."""
     y = inputs["x"].mean((2, 3))
     for text, prefix in ((hidden, ""), (gate, "gate_")):
         sums = F.linear(y, inputs[f"{prefix}weight"].flatten(1), inputs.get(f"{prefix}bias"))

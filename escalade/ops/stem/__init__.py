@@ -1,4 +1,4 @@
-"""The first layer of a network: convolution of an image with few channels, bias, ReLU and max-pooling in one."""
+"""First layer of a network: a convolution of few channels with fused normalization, bias, ReLU and max-pooling."""
 
 from escalade.ops.stem.operation import STEM, Stem
 from escalade.ops.stem.problem import StemProblem

@@ -1,4 +1,4 @@
-"""The ladder of the stem."""
+"""The stem operation and its ladder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The stem of a network as a problem."""
+"""Stem of a network: the problem."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from escalade.ops.shared.images import (
 SOURCES = ("uint8", "fp32", "fp16", "bf16")
 MOST_CHANNELS = 4
 Pool = tuple[int, int, int]
-"""Kernel, stride and padding, each the same in both directions."""
+"""Kernel, stride and padding, each the same for both sides."""
 
 
 @dataclass(frozen=True)
 class StemProblem(FilteredImages, Named):
-    """y = max_pool(relu(conv2d(x * scale + shift, weight) + bias)); normalisation, ReLU and pooling optional.
+    """y = max_pool(relu(conv2d(x * scale + shift, weight) + bias)); normalization, ReLU and pooling are optional.
 
-    x is the image as its owner has it: `source` and `source_layout`. Pixels are normalised in fp32 and rounded to
-    `dtype`, which the weights ([K][C][R][S]), the bias and y are stored as (`tf32` in fp32); what lies outside the
-    image is zero *after* the normalisation. Sums are fp32. y is NHWC.
+    x is the image as the caller has it: `source` and `source_layout`. Pixels are normalized in fp32 and rounded to
+    `dtype`, the storage type of weights [K][C][R][S], bias and y (`tf32` as fp32); padding is zero *after*
+    normalization. Accumulators are fp32. y is NHWC.
     """
 
     NAME: ClassVar = NamePattern(
@@ -57,7 +57,7 @@ class StemProblem(FilteredImages, Named):
     dtype: str = "fp16"
     layout: str = "nhwc"
     activation: str = ""
-    """What takes ReLU's place, if anything: an expression in `x`, such as `x * sigmoid(x)`."""
+    """Expression in `x` that replaces ReLU, such as `x * sigmoid(x)`."""
 
     def __post_init__(self) -> None:
         _check(self)
@@ -87,7 +87,7 @@ class StemProblem(FilteredImages, Named):
 
     @property
     def storage(self) -> str:
-        """The type that weights, bias and y are stored as."""
+        """Storage type of weights, bias and y."""
         return "fp32" if self.dtype == "tf32" else self.dtype
 
     @property
@@ -127,7 +127,7 @@ def _check(p: StemProblem) -> None:
         )
     if p.conv_height < 1 or p.conv_width < 1:
         raise UnsupportedError(
-            f"the filter has {p.filter_height}x{p.filter_width} pixels, but the image with its padding only "
+            f"the filter has {p.filter_height}x{p.filter_width} pixels, but the padded image only "
             f"{p.height + 2 * p.padding[0]}x{p.width + 2 * p.padding[1]}"
         )
     if p.pool is not None:
@@ -135,7 +135,7 @@ def _check(p: StemProblem) -> None:
         require_at_least(1, {"pooling kernel": kernel, "pooling stride": stride})
         if not 0 <= 2 * padding <= kernel:
             raise UnsupportedError(
-                f"pooling padding of {padding}: it is from 0 to half the kernel of {kernel}"
+                f"pooling padding {padding}: it must be between 0 and half the kernel of {kernel}"
             )
         if p.output_height < 1 or p.output_width < 1:
             raise UnsupportedError(
@@ -150,6 +150,6 @@ def _check(p: StemProblem) -> None:
     )
     if largest >= 2**31:
         raise UnsupportedError(
-            f"stem counts the elements of one image and of the weights in 32 bits; here one of them is {largest}. "
+            f"stem uses 32-bit counts for the elements of an image and the weights; one of them is {largest} here. "
             "Split the image"
         )

@@ -1,4 +1,4 @@
-"""The stems that are measured, and those small enough for the twin."""
+"""Problems to measure, and to test on the twin."""
 
 from __future__ import annotations
 
@@ -30,5 +30,4 @@ SMALL_PROBLEMS = (
     StemProblem(1, 1, 15, 18, 32, 8, 8, (2, 2), (0, 0), "fp32", pool=(3, 3, 1)),
     StemProblem(1, 3, 13, 14, 10, 9, 11, (2, 1), (4, 5), "uint8", normalise=True, pool=(3, 1, 0)),
 )
-"""Small problems that between them have every source, layout, pooling, odd sizes, filters that are not square and of
-every width of step."""
+"""Tested on the twin: every source, layout and pooling, odd sizes, non-square filters and all widths of a step."""

@@ -1,4 +1,4 @@
-"""What a stem's result is: the one reference, and PyTorch's own answer to be compared with."""
+"""Stem in PyTorch: random inputs, the float64 reference, and the peer."""
 
 from __future__ import annotations
 
@@ -14,10 +14,7 @@ from escalade.ops.stem.problem import StemProblem
 
 
 def random_inputs(problem: StemProblem, device: torch.device, seed: int) -> dict[str, torch.Tensor]:
-    """x and the weights have three dimensions, in the order in which they lie in memory.
-
-    Normalised pixels are of order one, and so are the outputs.
-    """
+    """Return x and weights with three dimensions, in memory order; normalized pixels and outputs are of order one."""
     p = problem
     generator = torch.Generator(device=device).manual_seed(seed)
 
@@ -54,7 +51,7 @@ def empty_output(problem: StemProblem, device: torch.device) -> torch.Tensor:
 
 
 def _pixels(problem: StemProblem, inputs: Mapping[str, torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
-    """The image as [N, C, H, W], normalised, in `dtype`."""
+    """Return the image as [N, C, H, W], normalized, in `dtype`."""
     p = problem
     if p.source_layout == "nchw":
         x = inputs["x"].reshape(p.batch, p.channels, p.height, p.width)
@@ -80,13 +77,12 @@ def _finish(problem: StemProblem, y: torch.Tensor) -> torch.Tensor:
 
 
 def exact(problem: StemProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """The result in float64."""
     x = _pixels(problem, inputs, torch.float64)
     return _finish(problem, _convolve(problem, x, inputs["weight"].double(), inputs["bias"].double()))
 
 
 def peer(problem: StemProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """PyTorch in the problem's dtype, as it does it on a GPU: the sums in fp32, which on the CPU takes help."""
+    """Return PyTorch's result in the problem's dtype, with fp32 accumulation as on a GPU."""
     storage = STORAGE[problem.storage]
     x, weight, bias = _pixels(problem, inputs, torch.float32).to(storage), inputs["weight"], inputs["bias"]
     if x.is_cuda:

@@ -20,7 +20,7 @@ from escalade.ops.choose.choice import choose
 from escalade.ops.conv2d import Conv2dProblem
 from escalade.ops.conv2d_weight_gradient import Conv2dWeightGradientProblem, reference
 from escalade.ops.conv2d_weight_gradient.rungs.depthwise import DEPTHWISE, DepthwiseConfig
-from escalade.ops.conv2d_weight_gradient.rungs.parts import Work
+from escalade.ops.conv2d_weight_gradient.rungs.parts import SplitWork
 from escalade.ops.conv2d_weight_gradient.rungs.sm90_few_channels import FEW_CHANNELS
 from escalade.ops.conv2d_weight_gradient.rungs.sm90_halves import WGMMA_SPLIT, WINDOW_SPLIT
 from escalade.ops.conv2d_weight_gradient.rungs.sm90_wgmma import TILES, WGMMA, WgmmaConfig
@@ -99,7 +99,7 @@ def test_a_problem_is_of_the_convolution_alone(changes: dict[str, Any]) -> None:
 
 
 def test_parts_fill_the_card_in_whole_waves() -> None:
-    work = Work(tiles=3, pieces=1000, cycles=1000.0, slots=132, elements=1000, card=H200)
+    work = SplitWork(tiles=3, pieces=1000, cycles=1000.0, slots=132, elements=1000, card=H200)
     assert work.best() == 23  # 44 parts of 3 tiles are 132 blocks
     assert replace(work, cycles=1.0, elements=10**7).best() > 23  # adding up is the larger work
     assert replace(work, tiles=400, pieces=1).best() == 1
@@ -277,8 +277,8 @@ def test_bad_tensors_are_refused() -> None:
         ((x[0], gradient, 3), "4: \\[N, C, H, W\\]"),
         ((x, gradient.float(), 3), "convert them to one dtype"),
         ((x, gradient[:1], 3), "it must be \\[2, K, P, Q\\]"),
-        ((x, gradient, 5), "that of the result of"),
-        ((x.int(), gradient.int(), 3), "supports float32"),
+        ((x, gradient, 5), "for 8to8_5_k5s1p1_b2 it must be"),
+        ((x.int(), gradient.int(), 3), "takes float32"),
     ):
         with pytest.raises(UnsupportedError, match=message):
             conv2d_weight_gradient(*arguments, padding=1)

@@ -66,9 +66,9 @@ def test_layers_are_spelled_and_read_again() -> None:
 @pytest.mark.parametrize(
     ("layers", "output", "sentence"),
     [
-        ("8-4_5-3", "y", "gives 4 features, but layer 5-3 takes 5"),
-        ("8-4", "error", "8 features come in and 4 go out"),
-        ("20000-4", "y", "at most 16384"),
+        ("8-4_5-3", "y", "4 outputs, but layer 5-3 takes 5"),
+        ("8-4", "error", "has 4 and 8"),
+        ("20000-4", "y", "up to 16384"),
     ],
 )
 def test_chains_that_make_no_sense(layers: str, output: str, sentence: str) -> None:
@@ -115,7 +115,7 @@ def test_persistent_blocks_fit_and_cover_the_items(batch: int, layers: tuple[Lay
 def test_weights_that_do_not_fit_stay_where_they_are() -> None:
     planned = plan(parse_layers("2x64-64b_128-1024b_1024-128b"), Shape(2, 128, 2), 227 * 1024)
     assert planned is not None
-    assert [place.weight_at >= 0 for place in planned.places] == [True, False, False]
+    assert [layout.weight_at >= 0 for layout in planned.layouts] == [True, False, False]
 
 
 @pytest.mark.parametrize("shape", [(2, 32, 3), (4, 64, 2), (1, 96, 8)])
@@ -145,7 +145,7 @@ def test_layers_may_be_spelled() -> None:
     x, *parameters = tensors()
     text = spell_layers(LAYERS)
     assert torch.equal(mlp(x, parameters, text), mlp(x, parameters, LAYERS))
-    with pytest.raises(UnsupportedError, match="one digit"):
+    with pytest.raises(UnsupportedError, match="single digit"):
         mlp(x, parameters, (replace(LAYERS[0], epsilon=1.5e-5), LAYERS[1]))
 
 

@@ -32,9 +32,9 @@ def test_row_without_groups_goes_by_blocks_of_64() -> None:
     "layers, sentence",
     [
         ("320-32b", "two layers"),
-        ("320-200br_200-320b", "at most 128"),
-        ("200n-32b_32-8b", "normalised"),
-        ("64-32b_2x16-16b_32-64b", "several groups"),
+        ("320-200br_200-320b", "up to 128"),
+        ("200n-32b_32-8b", "norm"),
+        ("64-32b_2x16-16b_32-64b", "may have groups"),
     ],
 )
 def test_other_chains_are_refused_with_a_reason(layers: str, sentence: str) -> None:

@@ -83,7 +83,7 @@ def test_sizes_of_the_resnet_stem() -> None:
         ({"pool": (3, 2, 2)}, "half the kernel"),
         ({"height": 1, "pool": (2, 2, 0)}, "does not fit"),
         ({"height": 1, "padding": (0, 0)}, "only 1x224"),
-        ({"height": 40_000, "width": 40_000}, "32 bits"),
+        ({"height": 40_000, "width": 40_000}, "32-bit"),
     ],
 )
 def test_what_is_no_stem_is_refused(change: dict[str, Any], message: str) -> None:
@@ -102,17 +102,17 @@ def test_a_wrong_name_is_refused_with_the_form() -> None:
 @pytest.mark.parametrize(
     ("rung", "change", "message"),
     [
-        ("tensor_core", {"dtype": "fp32"}, "fp16 or bf16"),
+        ("tensor_core", {"dtype": "fp32"}, "fp16 and bf16"),
         ("tensor_core", {"filters": 24}, "multiples of 16"),
         ("tensor_core", {"filter_width": 9}, "up to 8 wide"),
-        ("pooled", {"pool": None}, "nothing to pool"),
+        ("pooled", {"pool": None}, "needs a pool"),
         ("pooled", {"pool": (3, 3, 1)}, "`tensor_core` pools any"),
-        ("warpgroup", {"stride": (2, 1)}, "stride of 2"),
+        ("warpgroup", {"stride": (2, 1)}, "stride 2"),
         ("warpgroup", {"filters": 32}, "64 or 128"),
-        ("streamed", {"dtype": "tf32"}, "fp16 or bf16"),
+        ("streamed", {"dtype": "tf32"}, "fp16 and bf16"),
         ("streamed", {"channels": 4}, "3 channels"),
         ("streamed", {"filters": 32}, "64 or 128"),
-        ("streamed", {"stride": (1, 2)}, "stride of 2 in both"),
+        ("streamed", {"stride": (1, 2)}, "takes stride 2, not (1, 2)"),
         ("streamed", {"filter_width": 6}, "3, 5 or 7 wide"),
         ("streamed", {"filter_height": 8}, "up to 7 high"),
         ("streamed", {"pool": (3, 3, 1)}, "`tensor_core` pools any"),

@@ -1,4 +1,4 @@
-"""Sums that many threads add to: in global memory, and in shared memory first. Not the same bits in every run."""
+"""Weight gradients by atomics in global memory, and in shared memory first. Not deterministic."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from escalade.ops.conv2d_weight_gradient.rungs import parts
 _SUMS = "sums"
 _FP32_BYTES = 4
 _TILE = 128
-"""Weights of a filter that a block has in shared memory."""
+"""Weights of a filter per CTA, in shared memory."""
 _LEAST_PIXELS = 64
-"""Pixels of a part at least."""
+"""Least pixels per part."""
 
 
 @dataclass(frozen=True)
-class Summed(Rung[Conv2dWeightGradientProblem, ThreadsConfig]):
-    """A rung whose threads add to the same sums, in fp32."""
+class AtomicRung(Rung[Conv2dWeightGradientProblem, ThreadsConfig]):
+    """Rung whose threads add to the same fp32 sums."""
 
     def supports(self, problem: Conv2dWeightGradientProblem) -> str | None:
         return (
@@ -38,7 +38,7 @@ def _constants(problem: Conv2dWeightGradientProblem) -> dict[str, Constant]:
 
 
 @dataclass(frozen=True)
-class Atomics(Summed):
+class Atomics(AtomicRung):
     def recipe(self, problem: Conv2dWeightGradientProblem, config: ThreadsConfig) -> Recipe:
         f, elements = problem.forward, problem.part_elements
         add = KernelCall(
@@ -68,11 +68,11 @@ class Atomics(Summed):
 
 
 @dataclass(frozen=True)
-class SharedSums(Summed):
+class SharedSums(AtomicRung):
     def recipe(self, problem: Conv2dWeightGradientProblem, config: ThreadsConfig) -> Recipe:
         f = problem.forward
         tiles = f.filters * ceil_div(f.weight_elements // f.filters, _TILE)
-        # As many parts as fill the card, but none of a few pixels only.
+        # Enough parts to fill the card, but not with a few pixels each.
         most = ceil_div(f.output_pixels, _LEAST_PIXELS)
         part_pixels = ceil_div(f.output_pixels, max(1, min(most, ceil_div(self.card.busy_blocks, tiles))))
         count = ceil_div(f.output_pixels, part_pixels)
@@ -93,14 +93,14 @@ class SharedSums(Summed):
 # Predictions for 64to64_56_k3s1 at batch 256, 30 G products.
 ATOMICS = Atomics(
     "atomics",
-    "one thread an element of the gradient adds to every weight that it has met; not the same bits in every run",
+    "one thread per element of the gradient adds to every weight that it met; not deterministic",
     None,
     None,
 )
 SHARED_SUMS = SharedSums(
     "shared_sums",
-    "a block adds up 128 weights of a filter in shared memory, its warps a pixel each; not the same bits in every run",
+    "a CTA adds up 128 weights of a filter in shared memory, one pixel per warp; not deterministic",
     below="atomics",
-    # atomics: 160 G a second in L2, 185 ms. 32 a dozen cycles of a multiprocessor, as each is a loop: 47 ms.
+    # atomics: 160 G per second in L2, 185 ms. Here 32 per dozen cycles and SM, as each is a loop: 47 ms.
     predicted_gain=4.0,
 )

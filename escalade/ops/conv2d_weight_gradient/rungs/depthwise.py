@@ -1,4 +1,4 @@
-"""The weights' gradient of a depthwise convolution, on CUDA cores: the sums of a row of taps in registers, in NHWC."""
+"""Weight gradients of depthwise convolutions on CUDA cores, with the sums of a row of taps in registers, in NHWC."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ from escalade.ops.conv2d_weight_gradient.rungs import parts
 
 WARP = 32
 THREADS = 192
-"""Threads of a block, about."""
+"""Approximate threads per CTA."""
 MOST_LANES = 16
 HELD = 130
-"""Registers that a thread may fill with sums and what is under way; addresses and counters take `BESIDES` more."""
+"""Registers per thread for accumulators and loads in flight; addresses and counters need `BESIDES` more."""
 BESIDES = 36
 SEGMENTS = (1, 2, 4, 8)
-"""Parts of an image's rows, each walked down by itself."""
+"""Row segments per image, each walked separately."""
 LATENCY = 700.0
-"""Cycles from a load to its value."""
+"""Latency of a load in cycles."""
 ISSUE_RATE = 4.0
-"""Instructions of warps that a multiprocessor starts in a cycle."""
+"""Warp instructions issued per cycle and SM."""
 MOST_CONFIGS = 8
 
 
 @dataclass(frozen=True)
 class DepthwiseConfig(Config):
     vector: int
-    """Channels of a thread."""
+    """Channels per thread."""
     rows: int
-    """Output rows that a thread walks down."""
+    """Output rows per walk of a thread."""
     lanes: int
-    """Threads of a block side by side in the channels."""
+    """Threads per CTA along the channels."""
     positions: int
-    """Columns that a block walks down at once."""
+    """Columns that a CTA walks at once."""
     part_rounds: int = 1
-    """Columns that each thread of a block walks down."""
+    """Columns per thread."""
 
     def threads(self, f: Conv2dProblem) -> int:
         return self.lanes * f.filter_height * self.positions
@@ -55,12 +55,12 @@ class DepthwiseConfig(Config):
 
 
 def _held(f: Conv2dProblem, vector: int) -> int:
-    """Registers for sums, and for a step that is multiplied and one that is under way."""
+    """Return the registers for accumulators, for the current step and for one in flight."""
     words = ceil_div(vector * f.element_bytes, 4)
     return f.filter_width * vector + vector + 2 * (f.filter_width + 1) * words
 
 
-def _work(problem: Conv2dWeightGradientProblem, config: DepthwiseConfig, card: Card) -> parts.Work:
+def _work(problem: Conv2dWeightGradientProblem, config: DepthwiseConfig, card: Card) -> parts.SplitWork:
     f, vector = problem.forward, config.vector
     warps = ceil_div(config.threads(f), WARP)
     resident = max(1, min(64, card.registers // WARP // (_held(f, vector) + BESIDES)) // warps)
@@ -68,7 +68,7 @@ def _work(problem: Conv2dWeightGradientProblem, config: DepthwiseConfig, card: C
     busy = warps * (config.rows * step + 100) / ISSUE_RATE
     cycles = max(busy * resident, (1 + config.rows) * LATENCY)
     rounds = ceil_div(config.walks(f), config.positions)
-    return parts.Work(
+    return parts.SplitWork(
         config.tiles(f), rounds, cycles, card.multiprocessors * resident, problem.part_elements, card
     )
 
@@ -81,15 +81,15 @@ class Depthwise(Rung[Conv2dWeightGradientProblem, DepthwiseConfig]):
             return f"{self.name} takes layout nhwc, not {f.layout}"
         if not f.groups == f.channels == f.filters:
             return (
-                f"{self.name} takes a group and a filter for each channel, not {f.groups} groups and {f.filters} "
-                f"filters for {f.channels}; direct takes any"
+                f"{self.name} takes one group and filter per channel, not {f.groups} groups and {f.filters} filters "
+                f"for {f.channels} channels; direct takes any"
             )
         if f.output_pixels >= 2**31:
-            return f"{self.name} counts columns in 32 bits; {f.output_pixels} output pixels are too many"
+            return f"{self.name} counts columns in 32 bits, too few for {f.output_pixels} output pixels"
         if not self._candidates(f):
             return (
-                f"{self.name} keeps the sums of a row of taps in registers, and filters of "
-                f"{f.filter_height}x{f.filter_width} leave no room; direct takes any"
+                f"{self.name} keeps the sums of a row of taps in registers; filters of "
+                f"{f.filter_height}x{f.filter_width} do not fit. direct takes any"
             )
         return None
 
@@ -159,12 +159,12 @@ class Depthwise(Rung[Conv2dWeightGradientProblem, DepthwiseConfig]):
 # Prediction for 144to144_56_k3s1g144 at batch 256 in fp16, 1 GFLOP and 462 MB.
 DEPTHWISE = Depthwise(
     "depthwise",
-    "a filter for every channel: a thread walks down a column with the sums of a row of taps in registers, several "
-    "channels at a time; threads of other rows meet it in the L1 cache, so that x and the gradient are read once",
+    "one filter per channel: a thread walks down a column with the sums of a row of taps in registers, several "
+    "channels at a time; threads of other rows hit L1, so that x and the gradient are read once",
     below="direct",
-    # direct: 1,296 sums of 0.8 M pixels each in 256 parts, two loads of 2 bytes for a product, 1 G of them at 32 lanes
-    # of each multiprocessor: 0.3 ms, and lines of which it uses 2 bytes at a time, several ms. Here 462 MB at 85% of a
-    # copy's rate are 125 us, 6 for parts and launches. Too much was expected: at batch 64, whose bytes pass in 28 us,
-    # an H200 took 93, and 96 when a thread had all taps; what it waits for was not looked into.
+    # direct: 1,296 sums of 0.8 M pixels each in 256 parts, two 2-byte loads per product, 1 G of them at 32 lanes per
+    # SM: 0.3 ms, and cache lines of which it uses 2 bytes at a time, several ms. Here 462 MB at 85% of copy bandwidth
+    # are 125 us, plus 6 for parts and launches. That was too optimistic: at batch 64 (28 us of traffic) an H200 took 93
+    # us, and 96 with all taps per thread; the stall was not investigated.
     predicted_gain=20.0,
 )

@@ -1,4 +1,4 @@
-"""The weights' gradient on CUDA cores, an element a thread; whatever the problem."""
+"""Weight gradients on CUDA cores, one thread per element; supports every problem."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from escalade.ops.conv2d_weight_gradient.rungs import parts
 
 _MOST_PARTS = 256
 _LEAST_PIXELS = 16
-"""Pixels of a part at least."""
+"""Least pixels per part."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Direct(Rung[Conv2dWeightGradientProblem, ThreadsConfig]):
 
     def recipe(self, problem: Conv2dWeightGradientProblem, config: ThreadsConfig) -> Recipe:
         pixels = problem.forward.output_pixels
-        # As many parts as fill the card, but none of a few pixels only.
+        # Enough parts to fill the card, but not with a few pixels each.
         wanted = ceil_div(self.card.busy_blocks * 256, problem.part_elements)
         part_pixels = ceil_div(pixels, max(1, min(_MOST_PARTS, wanted, ceil_div(pixels, _LEAST_PIXELS))))
         count = ceil_div(pixels, part_pixels)
@@ -56,9 +56,9 @@ class Direct(Rung[Conv2dWeightGradientProblem, ThreadsConfig]):
 # Prediction for 64to64_56_k3s1 at batch 256, 30 G products.
 DIRECT = Direct(
     "direct",
-    "one thread an element of the weights, its sum in a register, everything read from global memory; parts of the "
-    "pixels are added up in a fixed order",
+    "one thread per weight, its sum in a register, everything read from global memory; partial sums over pixels are "
+    "added up in a fixed order",
     below="shared_sums",
-    # Two loads a product, 32 lanes a cycle of each multiprocessor: 8 ms instead of 47.
+    # Two loads per product, 32 lanes per cycle and SM: 8 ms instead of 47.
     predicted_gain=5.9,
 )

@@ -1,4 +1,4 @@
-"""Parts of the pixels: each block's sums go to a workspace, and a second launch adds them up in a fixed order."""
+"""Split-K over pixels: CTAs write partial sums to a workspace, and a second launch adds them up in a fixed order."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ EXPONENTS = "exponents"
 _MANY = 2**31
 _SUM_THREADS = 256
 _SUM_LANES = ((8, 1), (32, 4), (128, 8), (_MANY, 32))
-"""Threads that share the parts of an element, where there are so many parts at most: each has a few loads to make."""
+"""Threads per element, by the largest number of parts: each has a few loads."""
 _REDUCTION_RATE = 20.0
-"""Bytes of parts that the card writes or reads in a cycle for each multiprocessor, about 5 TB/s on an H200."""
+"""Bytes of partial sums written or read per cycle and SM, about 5 TB/s on an H200."""
 _START_CYCLES = 4000.0
-"""Cycles to fill a block's ring and to store its sums."""
+"""Cycles to fill a CTA's pipeline and to store its sums."""
 _MOST_PARTS = 4096
 _WAVES = (0.25, 0.5, 0.75, 1, 2, 3, 4, 5, 6, 7, 8)
-"""Waves of blocks that are worth a thought; less than one where adding up is the larger work."""
+"""Numbers of waves to consider; less than one where the reduction dominates."""
 
 
 def constants(problem: Conv2dWeightGradientProblem) -> dict[str, Constant]:
-    """What all kernels are told."""
+    """Return the constants shared by all kernels."""
     return {"Element": element(problem.dtype), "HAS_BIAS": problem.bias}
 
 
 def recipe(problem: Conv2dWeightGradientProblem, product: KernelCall, parts: int) -> Recipe:
-    """A launch that fills so many parts, and the one that adds them up."""
+    """Return the recipe of a launch that writes `parts` partial sums, and of their reduction."""
     return Recipe((product, total(problem, parts)), (workspace(problem, parts),))
 
 
@@ -43,8 +43,8 @@ def workspace(problem: Conv2dWeightGradientProblem, parts: int) -> Workspace:
 def total(
     problem: Conv2dWeightGradientProblem, parts: int, bias_parts: int | None = None, scaled: bool = False
 ) -> KernelCall:
-    """The launch that adds up so many parts, of the bias gradient those at the front. If x and the gradient were
-    multiplied by powers of two, one for each channel, the buffer `exponents` has them."""
+    """Return the launch that adds up `parts` partial sums, of the bias gradient the first `bias_parts`. If x and the
+    gradient were scaled by a power of two per channel, the buffer `exponents` has it."""
     elements, weights = problem.part_elements, problem.forward.weight_elements
     vector = 4 if elements % 4 == 0 and weights % 4 == 0 else 1
     lanes = next(lanes for most, lanes in _SUM_LANES if parts <= most)
@@ -73,27 +73,27 @@ def total(
 
 
 @dataclass(frozen=True)
-class Work:
-    """What is to be cut into parts: every tile has so many pieces of so many cycles each."""
+class SplitWork:
+    """Work to split: each tile has `pieces` pieces of `cycles` cycles."""
 
     tiles: int
     pieces: int
     cycles: float
     slots: int
-    """Blocks that run at once."""
+    """CTAs per wave."""
     elements: int
-    """Elements of a part, over all tiles."""
+    """Elements per partial sum, over all tiles."""
     card: Card
 
     def cost(self, each: int) -> float:
-        """Cycles where a part has so many pieces: waves of blocks, and adding up."""
+        """Return the cycles with `each` pieces per part: waves of CTAs, and the reduction."""
         parts = ceil_div(self.pieces, each)
         waves = ceil_div(self.tiles * parts, self.slots)
         reduced = _REDUCTION_RATE * self.card.multiprocessors
         return waves * (each * self.cycles + _START_CYCLES) + 8 * parts * self.elements / reduced
 
     def best(self, most: int = _MANY) -> int:
-        """The best number of pieces of a part, which has so many at most."""
+        """Return the best number of pieces per part, up to `most`."""
         least = ceil_div(self.pieces, most)
         wanted = {
             max(least, min(self.pieces, _MOST_PARTS, int(waves * self.slots) // self.tiles))

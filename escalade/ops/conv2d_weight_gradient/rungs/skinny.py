@@ -1,4 +1,4 @@
-"""The weights' gradient where channels or filters are few, on tensor cores of every card, in NHWC."""
+"""Weight gradients with few channels or few filters, on tensor cores of any card, in NHWC."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ from escalade.ops.conv2d_weight_gradient.problem import Conv2dWeightGradientProb
 from escalade.ops.conv2d_weight_gradient.rungs import parts
 
 LINE_BYTES = 128
-"""Bytes of a pixel's channels that a warp has."""
+"""Bytes of a pixel's channels per warp."""
 STEP = 8
-"""Neighbouring pixels of a product."""
+"""Adjacent pixels per MMA."""
 WARPS = 8
 BLOCKS_PER_SM = 2
 MANY_COLUMNS = 40
-"""Columns beyond which registers leave room for one block, but in TF32, whose sums are fewest."""
+"""Beyond this many columns registers allow one CTA per SM, except in TF32, which has the fewest accumulators."""
 MOST_COLUMNS = 48
-"""Taps times few channels at most, and a column for the bias: what registers have room for beside the loads."""
+"""Largest number of taps times few channels, plus a column for the bias: registers hold them besides the loads."""
 BANDS = (8, 4, 2, 1)
 STEP_CYCLES = 60.0
-"""Cycles of a warp's step besides its products: addresses, loads, and putting pairs together."""
+"""Cycles per step of a warp besides its products: addresses, loads, and packing of pairs."""
 BAND_CYCLES = 1500.0
-"""Cycles to bring a band to shared memory, in which another block goes on."""
+"""Cycles to load a band to shared memory, hidden by another CTA."""
 LOADED = {"fp32": 0.5}
-"""The share of a copy's rate that loads straight into registers reach, in fp32 beside splitting them: an H200 took 50
-to 57 us for 136 MB in fp16, 101 to 104 for 270 in TF32, 130 to 135 in fp32."""
+"""Share of copy bandwidth reached by loads into registers, in fp32 including the split: an H200 took 50 to 57 us for
+136 MB in fp16, 101 to 104 for 270 in TF32, 130 to 135 in fp32."""
 MOSTLY_LOADED = 0.66
-"""The share in other dtypes."""
+"""`LOADED` of other dtypes."""
 
 
-class Axis(NamedTuple):
-    """One dimension of the windows: pixel q of the wide tensor sees q * stride - pad + tap * dilation of the narrow."""
+class WindowAxis(NamedTuple):
+    """One dimension: pixel q of the wide tensor meets q * stride - pad + tap * dilation of the narrow one."""
 
     wide: int
     narrow: int
@@ -50,8 +50,8 @@ class Axis(NamedTuple):
     dilation: int
 
     @property
-    def seeing_all(self) -> int | None:
-        """A tap that sees every pixel of the narrow tensor once, with a stride of 1; None if there is none."""
+    def covering_tap(self) -> int | None:
+        """A tap that meets every pixel of the narrow tensor once, with stride 1; None if there is none."""
         after = self.wide - self.narrow
         taps = (tap for tap in range(self.taps) if 0 <= self.pad - tap * self.dilation <= after)
         return next(taps, None)
@@ -59,48 +59,48 @@ class Axis(NamedTuple):
 
 @dataclass(frozen=True)
 class Roles:
-    """Which tensor is wide, many channels, and which is narrow."""
+    """Assignment of x and gradient to the wide tensor (many channels) and the narrow one."""
 
     swapped: bool
-    """Whether the narrow one is the gradient: taps then run backwards."""
+    """True if the gradient is narrow; taps are then reversed."""
     channels: int
     narrow: int
-    rows: Axis
-    columns: Axis
+    rows: WindowAxis
+    columns: WindowAxis
 
     @staticmethod
     def of(f: Conv2dProblem) -> Roles:
         swapped = f.filters < f.channels
         sizes = ((f.height, f.output_height, f.filter_height), (f.width, f.output_width, f.filter_width))
 
-        def axis(d: int) -> Axis:
+        def axis(d: int) -> WindowAxis:
             image, output, taps = sizes[d]
             if swapped:
                 pad = f.dilation[d] * (taps - 1) - f.padding[d]
-                return Axis(image, output, taps, f.stride[d], pad, f.dilation[d])
-            return Axis(output, image, taps, f.stride[d], f.padding[d], f.dilation[d])
+                return WindowAxis(image, output, taps, f.stride[d], pad, f.dilation[d])
+            return WindowAxis(output, image, taps, f.stride[d], f.padding[d], f.dilation[d])
 
         channels, narrow = (f.channels, f.filters) if swapped else (f.filters, f.channels)
         return Roles(swapped, channels, narrow, axis(0), axis(1))
 
     def columns_of(self, bias: bool) -> int:
-        """Columns of the product."""
+        """Return the columns of the product."""
         return self.rows.taps * self.columns.taps * self.narrow + (bias and not self.swapped)
 
     @property
     def bias_tap(self) -> int | None:
-        row, column = self.rows.seeing_all, self.columns.seeing_all
+        row, column = self.rows.covering_tap, self.columns.covering_tap
         return None if row is None or column is None else row * self.columns.taps + column
 
 
 @dataclass(frozen=True)
 class SkinnyConfig(Config):
     warps_m: int
-    """Warps with channels of their own; the others of a block share theirs."""
+    """Warps along the channels; the other warps of the CTA split the pixels."""
     band: int
-    """Units of a band: rows of 32 bits, or pairs of rows of 16."""
+    """Units per band: rows of 32 bits, or pairs of rows of 16."""
     part_bands: int = 1
-    """Bands that a block adds up."""
+    """Bands per CTA."""
 
     @property
     def warps_k(self) -> int:
@@ -113,7 +113,7 @@ def _warp_channels(problem: Conv2dWeightGradientProblem) -> int:
 
 @dataclass(frozen=True)
 class _Bands:
-    """How the images are cut."""
+    """Tiling of the images into bands."""
 
     problem: Conv2dWeightGradientProblem
     roles: Roles
@@ -133,7 +133,7 @@ class _Bands:
 
     @property
     def ragged(self) -> bool:
-        """Whether bands and steps reach beyond the image."""
+        """True if bands and steps extend beyond the image."""
         rows, columns = self.roles.rows.wide, self.roles.columns.wide
         return self.down * self.unit * self.config.band > rows or self.steps * STEP > columns
 
@@ -168,7 +168,7 @@ class _Bands:
     def tiles(self) -> int:
         return ceil_div(self.roles.channels, self.block_channels)
 
-    def work(self, card: Card) -> parts.Work:
+    def work(self, card: Card) -> parts.SplitWork:
         blocks = min(self.blocks_per_sm, card.resident_blocks(self.shared_bytes))
         f = self.problem.forward
         columns = 8 * ceil_div(self.roles.columns_of(self.problem.bias), 8)
@@ -184,7 +184,7 @@ class _Bands:
         loaded = STEP * self.unit * LINE_BYTES / card.rates.copies.loads
         cycles = steps * max(products / rate, STEP_CYCLES / 4, loaded) + BAND_CYCLES / blocks
         slots = card.multiprocessors * blocks
-        return parts.Work(self.tiles, self.all, cycles * blocks, slots, self.problem.part_elements, card)
+        return parts.SplitWork(self.tiles, self.all, cycles * blocks, slots, self.problem.part_elements, card)
 
 
 @dataclass(frozen=True)
@@ -196,20 +196,20 @@ class Skinny(Rung[Conv2dWeightGradientProblem, SkinnyConfig]):
         if f.groups != 1:
             return f"{self.name} takes groups=1, not {f.groups}; direct takes any"
         if roles.swapped and f.stride != (1, 1):
-            return f"{self.name} takes few filters with a stride of 1, not {f.stride}; direct takes any"
+            return f"{self.name} takes few filters with stride 1, not {f.stride}; direct takes any"
         columns = roles.columns_of(problem.bias)
         if columns > MOST_COLUMNS:
             return (
-                f"{self.name} takes taps times channels, or filters, up to {MOST_COLUMNS}, the bias's among them; "
+                f"{self.name} takes taps times channels (or filters) up to {MOST_COLUMNS}, including the bias; "
                 f"{f.name} has {columns}"
             )
         vector = full_vector(f.dtype)
         if roles.channels % vector:
-            return f"{self.name} loads {vector} channels at once, and {roles.channels} are no multiple"
+            return f"{self.name} takes multiples of {vector} channels, not {roles.channels}"
         if roles.swapped and problem.bias and roles.bias_tap is None:
-            return f"{self.name} needs a tap that sees every gradient for the bias; padding {f.padding} leaves none"
+            return f"{self.name} needs a tap that meets every gradient for the bias; padding {f.padding} leaves none"
         if not self.configs(problem):
-            return f"{self.name} keeps rows of the image in shared memory, and {f.width} columns are too many"
+            return f"{self.name} keeps rows of the image in shared memory; {f.width} columns do not fit"
         return None
 
     def configs(self, problem: Conv2dWeightGradientProblem) -> tuple[SkinnyConfig, ...]:
@@ -218,9 +218,9 @@ class Skinny(Rung[Conv2dWeightGradientProblem, SkinnyConfig]):
         found = []
         for warps_m in (warps for warps in (8, 4, 2, 1) if warps == 1 or warps <= wanted):
             for band in BANDS:
-                cut = _Bands(problem, roles, SkinnyConfig(warps_m, band))
-                if cut.shared_bytes <= MIN_SHARED:
-                    found.append(replace(cut.config, part_bands=cut.work(self.card).best()))
+                bands = _Bands(problem, roles, SkinnyConfig(warps_m, band))
+                if bands.shared_bytes <= MIN_SHARED:
+                    found.append(replace(bands.config, part_bands=bands.work(self.card).best()))
         return tuple(sorted(found, key=lambda config: self.estimate(problem, config)))
 
     def estimate(self, problem: Conv2dWeightGradientProblem, config: SkinnyConfig) -> float:
@@ -232,9 +232,9 @@ class Skinny(Rung[Conv2dWeightGradientProblem, SkinnyConfig]):
 
     def recipe(self, problem: Conv2dWeightGradientProblem, config: SkinnyConfig) -> Recipe:
         f, roles = problem.forward, Roles.of(problem.forward)
-        cut = _Bands(problem, roles, config)
+        bands = _Bands(problem, roles, config)
         rows, columns = roles.rows, roles.columns
-        count = ceil_div(cut.all, config.part_bands)
+        count = ceil_div(bands.all, config.part_bands)
         constants: dict[str, Constant] = {
             **parts.constants(problem),
             "PRODUCTS": SPLIT_PRODUCTS if f.dtype == "fp32" else 1,
@@ -248,24 +248,24 @@ class Skinny(Rung[Conv2dWeightGradientProblem, SkinnyConfig]):
             "DILATION_W": columns.dilation,
             "BIAS_TAP": roles.bias_tap or 0,
             "BAND": config.band,
-            "RAGGED": cut.ragged,
+            "RAGGED": bands.ragged,
             "WARPS_M": config.warps_m,
             "WARPS_K": config.warps_k,
-            "BLOCKS_PER_SM": cut.blocks_per_sm,
+            "BLOCKS_PER_SM": bands.blocks_per_sm,
         }
         shape = Ints(
             (
                 f.batch, rows.wide, columns.wide, roles.channels, rows.narrow, columns.narrow, rows.pad, columns.pad,
-                cut.down, cut.steps, cut.pitch,
+                bands.down, bands.steps, bands.pitch,
             )
         )  # fmt: skip
         wide, narrow = ("x", "gradient") if roles.swapped else ("gradient", "x")
         product = KernelCall(
             Program.of("conv2d_weight_gradient/skinny.cu", "conv2d_weight_gradient_skinny", constants),
-            (cut.tiles, count, 1),
+            (bands.tiles, count, 1),
             (32 * WARPS, 1, 1),
             (Buffer(wide), Buffer(narrow), Buffer(parts.PARTS), shape, config.part_bands),
-            shared_bytes=cut.shared_bytes,
+            shared_bytes=bands.shared_bytes,
             overlap=True,
         )
         return parts.recipe(problem, product, count)
@@ -277,13 +277,13 @@ class Skinny(Rung[Conv2dWeightGradientProblem, SkinnyConfig]):
         return tf32_tolerance(problem.dtype, pixels, tolerance)
 
 
-# The prediction for 256to3_32_k3s1 at batch 256 in fp16, 3.6 GFLOP.
+# Prediction for 256to3_32_k3s1 at batch 256 in fp16, 3.6 GFLOP.
 SKINNY = Skinny(
     "skinny",
-    "few channels or few filters: the tensor with many goes once from memory into the registers of tensor cores, the "
-    "windows of the other lie in shared memory; of fp32, two TF32 parts of each number, and an infinity becomes NaN",
+    "few channels or few filters: the wide tensor is read once into registers, the windows of the narrow one are in "
+    "shared memory; fp32 as two TF32 parts, where an infinity becomes NaN",
     below="direct",
-    # direct: 1.8 G products of 88 instructions, 4 warps a cycle of each multiprocessor, are 5.4 ms. Here 134 MB at 85%
-    # of a copy's rate are 38 us (the products, 32 columns for 27, take 10), and 5 for parts and launches.
+    # direct: 1.8 G products of 88 instructions, 4 warps per cycle and SM, are 5.4 ms. Here 134 MB at 85% of copy
+    # bandwidth are 38 us (the products, 32 columns for 27, take 10), plus 5 for parts and launches.
     predicted_gain=125.0,
 )

@@ -1,4 +1,4 @@
-"""The weights' gradient of few channels (a network's first layer) with Hopper's own units, in NHWC."""
+"""Weight gradients with few channels (the first layer of a network) by TMA and wgmma, in NHWC."""
 
 from __future__ import annotations
 
@@ -25,34 +25,34 @@ from escalade.ops.conv2d_weight_gradient.rungs.sm90_rung import (
 
 PACKED = "packed"
 MOST_CHANNELS = 8
-"""Channels of a packed pixel at most, over the rows that it holds."""
+"""Largest number of channels per packed pixel, over its rows."""
 MOST_TAPS = 8
-"""Taps along a row of the filter at most: the packed pixels of a box."""
+"""Widest filter in taps: the packed pixels per box."""
 PIXEL_BYTES = 16
 RUN = 16
-"""Neighbouring output pixels, which a product is over."""
+"""Adjacent output pixels per product."""
 ROW_BYTES = RUN * BOX * 2
-"""Bytes of one row of a k-tile."""
+"""Bytes per row of a k-tile."""
 MOST_ROWS = 8
 _LEAST_STAGES, _MOST_STAGES = 3, 8
 _MOST_BOXES = 4
-"""Boxes of one warpgroup at most: 256 columns, 128 registers of sums."""
+"""Largest number of boxes per warpgroup: 256 columns, 128 accumulator registers."""
 _PACK_THREADS, _PACK_ROUNDS = 256, 4
 MEASURED = 1.4
-"""How much longer the product took on an H200 than its clocks and bytes say: 53 us in all for 3to256_32_k3s1."""
+"""Measured / modeled time of the product on an H200: 53 us in all for 3to256_32_k3s1."""
 
 
 @dataclass(frozen=True)
 class Packing:
-    """The image as sm90_few_channels_pack.cu leaves it: every pixel has `group` neighbouring rows of x."""
+    """The image as packed by sm90_few_channels_pack.cu: every pixel has `group` adjacent rows of x."""
 
     group: int
     row_step: int
-    """Rows of x from one packed row to the next."""
+    """Rows of x per packed row."""
     row_pitch: int
-    """Packed rows from an output row's first to the next one's."""
+    """Packed rows per output row."""
     boxes: int
-    """Groups of the filter's rows."""
+    """Groups of filter rows."""
     rows: int
     columns: int
     batch: int
@@ -62,7 +62,7 @@ class Packing:
         group = MOST_CHANNELS
         while group * f.channels > MOST_CHANNELS:
             group //= 2
-        step = math.gcd(f.stride[0], group)  # the rows between are the corners of no window
+        step = math.gcd(f.stride[0], group)  # no window starts at the rows between
         pitch, boxes = f.stride[0] // step, ceil_div(f.filter_height, group)
         return Packing(
             group, step, pitch, boxes,
@@ -73,7 +73,7 @@ class Packing:
 
     @property
     def row_jump(self) -> int:
-        """Packed rows from one group of the filter's rows to the next."""
+        """Packed rows per group of filter rows."""
         return self.group // self.row_step
 
     @property
@@ -88,15 +88,15 @@ class Packing:
 @dataclass(frozen=True)
 class FewChannelsConfig(Config):
     warpgroups_m: int
-    """Warpgroups that multiply, each 64 filters."""
+    """Consumer warpgroups along the filters, 64 each."""
     warpgroups_n: int
     boxes: int
-    """Boxes of 64 columns that each warpgroup has."""
+    """64-column boxes per warpgroup."""
     rows: int
-    """Output rows of a k-tile: all k-tiles are whole."""
+    """Output rows per k-tile; all k-tiles are full."""
     stages: int
     part_slabs: int = 1
-    """Slabs that a block adds up."""
+    """k-tiles per CTA."""
 
     @property
     def warpgroups(self) -> int:
@@ -107,7 +107,7 @@ class FewChannelsConfig(Config):
         return 2 if self.warpgroups == 1 and self.boxes <= 2 else 1
 
     def x_rows(self, packing: Packing) -> int:
-        """Packed rows of a k-tile."""
+        """Return the packed rows per k-tile."""
         last_box = self.warpgroups_n * self.boxes - 1
         return (self.rows - 1) * packing.row_pitch + last_box * packing.row_jump + 1
 
@@ -119,18 +119,18 @@ class FewChannelsConfig(Config):
             packing.boxes, self.warpgroups_n * self.boxes
         )
 
-    def work(self, problem: Conv2dWeightGradientProblem, card: Card) -> parts.Work:
+    def work(self, problem: Conv2dWeightGradientProblem, card: Card) -> parts.SplitWork:
         f, packing = problem.forward, Packing.of(problem.forward)
         products = self.rows * RUN * self.warpgroups * BOX * self.boxes * BOX / PRODUCT_RATE
         cycles = max(products, self.stage_bytes(packing) / card.rates.copies.tma_gradient) + STAGE_CYCLES
         k_tiles = f.batch * (f.output_height // self.rows) * ceil_div(f.output_width, RUN)
         per_sm = self.blocks_per_sm
         slots, tiles = card.multiprocessors * per_sm, self.tiles(f, packing)
-        return parts.Work(tiles, k_tiles, cycles * per_sm, slots, problem.part_elements, card)
+        return parts.SplitWork(tiles, k_tiles, cycles * per_sm, slots, problem.part_elements, card)
 
 
 def _shapes(f: Conv2dProblem, boxes: int) -> list[tuple[int, int, int]]:
-    """Warpgroups along filters and columns, and the boxes of each, for so many boxes in all."""
+    """Return warpgroups along filters and columns, and boxes per warpgroup, for `boxes` in all."""
     few = min(boxes, _MOST_BOXES)
     found = [(1, 1, few)]
     if boxes > 1:
@@ -154,7 +154,7 @@ class FewChannels(HopperRung[FewChannelsConfig]):
                 f"with dilation {f.dilation}; direct takes any"
             )
         if Packing.of(f).pixels >= 2**31:
-            return f"{self.name} counts packed pixels in 32 bits; {Packing.of(f).pixels} are too many"
+            return f"{self.name} counts packed pixels in 32 bits, not {Packing.of(f).pixels}"
         return None
 
     def configs(self, problem: Conv2dWeightGradientProblem) -> tuple[FewChannelsConfig, ...]:
@@ -163,13 +163,13 @@ class FewChannels(HopperRung[FewChannelsConfig]):
         for shape in _shapes(f, packing.boxes):
             for rows in range(1, MOST_ROWS + 1):
                 config = FewChannelsConfig(*shape, rows, _LEAST_STAGES)
-                room = self.card.multiprocessor_shared_bytes // config.blocks_per_sm - RESERVED_SHARED
-                stages = min(_MOST_STAGES, room // (config.stage_bytes(packing) + 16))
+                available = self.card.multiprocessor_shared_bytes // config.blocks_per_sm - RESERVED_SHARED
+                stages = min(_MOST_STAGES, available // (config.stage_bytes(packing) + 16))
                 if f.output_height % rows == 0 and stages >= _LEAST_STAGES:
                     found.append(
                         replace(config, stages=stages, part_slabs=config.work(problem, self.card).best())
                     )
-        # Where memory bounds them all, the one that has least to do.
+        # If all are memory-bound, the one with the least work.
         return tuple(
             sorted(
                 found,
@@ -214,7 +214,7 @@ class FewChannels(HopperRung[FewChannelsConfig]):
             (BOX, RUN, config.rows, 1),
         )  # fmt: skip
         row_bytes = PIXEL_BYTES * packing.columns
-        windows = TiledMap(  # which overlap
+        windows = TiledMap(  # overlapping windows
             Buffer(PACKED), f.dtype, (BOX, f.output_width, packing.rows, f.batch),
             (BOX, RUN, config.x_rows(packing), 1),
             strides=(PIXEL_BYTES * f.stride[1], row_bytes, row_bytes * packing.rows),
@@ -243,19 +243,18 @@ class FewChannels(HopperRung[FewChannelsConfig]):
             shared_bytes=config.stages * (config.stage_bytes(packing) + 16),
             overlap=True,
         )
-        added = parts.recipe(problem, product, count)
-        return Recipe((pack, *added.steps), (Workspace(PACKED, packing.bytes), *added.workspaces))
+        split_k = parts.recipe(problem, product, count)
+        return Recipe((pack, *split_k.steps), (Workspace(PACKED, packing.bytes), *split_k.workspaces))
 
 
-# The prediction for 3to64_224_k7s2 at batch 256 in fp16, 60 GFLOP.
+# Prediction for 3to64_224_k7s2 at batch 256 in fp16, 60 GFLOP.
 FEW_CHANNELS = FewChannels(
     "few_channels",
-    "up to 8 channels: x is packed so that eight taps of one or more rows of the filter lie together, 64 columns of a "
-    "product that TMA reads from overlapping windows, and rows of a k-tile share what was copied",
+    "up to 8 channels: x is packed so that eight taps of one or more filter rows are contiguous, 64 columns of a "
+    "product that TMA reads from overlapping windows; rows of a k-tile share copies",
     below="direct",
-    # direct: 30 G products of 88 instructions, 4 warps a cycle of each multiprocessor, are 90 ms. Packing moves 77 and
-    # 108 MB: 44 us. The product has 256 columns for 147, 105 GFLOP: 150 us at 700 TFLOP/s, 165 with what k-tiles lose
-    # at borders (memory: 411 + 108 MB, 124 us; L2: 38 KB for 1024 cycles of products). 3 us for 132 parts, 3 for
-    # launches.
+    # direct: 30 G products of 88 instructions, 4 warps per cycle and SM, are 90 ms. Packing moves 77 and 108 MB: 44 us.
+    # The product has 256 columns for 147, 105 GFLOP: 150 us at 700 TFLOP/s, 165 with partial k-tiles at borders
+    # (memory: 411 + 108 MB, 124 us; L2: 38 KB for 1024 cycles of products). 3 us for 132 parts, 3 for launches.
     predicted_gain=420.0,
 )

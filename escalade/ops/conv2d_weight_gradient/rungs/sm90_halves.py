@@ -1,4 +1,4 @@
-"""The weights' gradient in fp32 and TF32 with Hopper's own units: numbers are cut into halves of fp16 in memory."""
+"""Weight gradients in fp32 and TF32 by fp16 wgmma: operands are split into fp16 halves in global memory."""
 
 from __future__ import annotations
 
@@ -19,20 +19,22 @@ from escalade.ops.conv2d_weight_gradient.rungs.sm90_window import WINDOW, Window
 PACK = 8
 THREADS = 256
 ROUNDS = 4
-"""Packs that a thread has under way."""
+"""Packs in flight per thread."""
 BLOCKS_PER_SM = 3
 PAIRS = {
     "fp32": (("upper", "lower"), ("upper", "upper"), ("lower", "upper")),
     "tf32": (("upper", "upper"),),
 }
-"""Halves of x and of the gradient that are multiplied, by dtype: the bias's gradient is in all pairs but the last of
+"""Halves of x and of the gradient to multiply, by dtype. The bias gradient is part of all pairs but the last of
 three."""
 MOST_PRODUCTS = {"fp32": 64, "tf32": 2**31}
-"""Products that a tensor core may add up before ordinary additions go on. It cuts off every sum beyond its last bit:
-where all products point the same way, nothing makes up for it. It is so in networks, whose activations are positive:
-over the values of an autoencoder's step at batch 1024 gradients were up to 3.6e-5 too small without a limit, and with
-this one are 1.4e-6 to 3.7e-6 too small (H200). That is below TF32's own roundings, and products with a lower half are
-small themselves."""
+"""Products accumulated in the tensor cores before promotion to ordinary fp32 additions.
+
+Tensor cores truncate every sum. If all products have the same sign, the errors do not cancel. That happens in networks,
+whose activations are positive: in an autoencoder's step at batch 1024 gradients were up to 3.6e-5 too small without a
+limit, and 1.4e-6 to 3.7e-6 with this one (H200). That is below TF32's own rounding, and products with a lower half are
+small themselves.
+"""
 
 
 def _halved(problem: Conv2dWeightGradientProblem) -> Conv2dWeightGradientProblem:
@@ -40,19 +42,19 @@ def _halved(problem: Conv2dWeightGradientProblem) -> Conv2dWeightGradientProblem
 
 
 def _sizes(problem: Conv2dWeightGradientProblem) -> dict[str, int]:
-    """Elements of what is cut."""
+    """Return the elements of the tensors to split."""
     return {"x": problem.forward.input_elements, "gradient": problem.forward.output_elements}
 
 
 def _columns(problem: Conv2dWeightGradientProblem) -> int:
-    """Blocks that a row of all channels takes, or of all filters."""
+    """Return the CTAs per row of all channels, or of all filters."""
     return ceil_div(max(problem.forward.channels, problem.forward.filters), PACK * THREADS)
 
 
 @dataclass(frozen=True)
 class Halves(Rung[Conv2dWeightGradientProblem]):
     inner: Wgmma | Window
-    """The rung for fp16 that multiplies."""
+    """Rung for fp16."""
 
     @property
     def architectures(self) -> tuple[str, ...]:
@@ -67,11 +69,11 @@ class Halves(Rung[Conv2dWeightGradientProblem]):
         return self.inner.on(self.card).configs(_halved(problem))
 
     def estimate(self, problem: Conv2dWeightGradientProblem, config: Any) -> float:
-        """Numbers are read and halves written, and each pair of halves is a gradient in fp16."""
+        """Sum up the split, and one fp16 gradient per pair of halves."""
         f, launch, inner = problem.forward, self.card.rates.launch_us, self.inner.on(self.card)
         products = 0.0
-        for _, its in self._pairs(problem, config):
-            product = inner.estimate(_halved(problem), its)
+        for _, pair_config in self._pairs(problem, config):
+            product = inner.estimate(_halved(problem), pair_config)
             assert product is not None
             products += product - launch
         halves = min(len(PAIRS[problem.dtype]), 2)
@@ -81,7 +83,7 @@ class Halves(Rung[Conv2dWeightGradientProblem]):
     def _pairs(
         self, problem: Conv2dWeightGradientProblem, config: Any
     ) -> Iterator[tuple[tuple[str, str], Any]]:
-        """The pairs of halves, and how each is multiplied."""
+        """Yield the pairs of halves, and the config of each."""
         short = self.inner.on(self.card).shortened(_halved(problem), config, MOST_PRODUCTS[problem.dtype])
         for pair in PAIRS[problem.dtype]:
             yield pair, config if "lower" in pair else short
@@ -90,8 +92,8 @@ class Halves(Rung[Conv2dWeightGradientProblem]):
         f = problem.forward
         products: list[KernelCall | ConstantCopy] = []
         counts: list[int] = []
-        for (of_x, of_gradient), its in self._pairs(problem, config):
-            inner = self.inner.on(self.card).recipe(_halved(problem), its)
+        for (of_x, of_gradient), pair_config in self._pairs(problem, config):
+            inner = self.inner.on(self.card).recipe(_halved(problem), pair_config)
             placed = Recipe(inner.steps[:1]).remap(
                 {
                     "x": Buffer(f"{of_x}_x"),
@@ -107,7 +109,7 @@ class Halves(Rung[Conv2dWeightGradientProblem]):
         tickets = 2 * _columns(problem)
         return Recipe(
             (
-                *(self._cut(problem, attempt) for attempt in (0, 1)),
+                *(self._split(problem, attempt) for attempt in (0, 1)),
                 *products,
                 parts.total(problem, sum(counts), bias_parts, scaled=True),
             ),
@@ -123,11 +125,11 @@ class Halves(Rung[Conv2dWeightGradientProblem]):
             ),
         )
 
-    def _cut(self, problem: Conv2dWeightGradientProblem, attempt: int) -> KernelCall:
+    def _split(self, problem: Conv2dWeightGradientProblem, attempt: int) -> KernelCall:
         f, sizes = problem.forward, _sizes(problem)
         lower = len(PAIRS[problem.dtype]) > 1
         wanted = ceil_div(max(sizes.values()), PACK * THREADS * ROUNDS)
-        rooms = (
+        halves = (
             Buffer(f"{half}_{name}", optional=half == "lower")
             for name in sizes
             for half in ("upper", "lower")
@@ -141,14 +143,14 @@ class Halves(Rung[Conv2dWeightGradientProblem]):
             (min(wanted, BLOCKS_PER_SM * self.card.multiprocessors), len(sizes), _columns(problem)),
             (THREADS, 1, 1),
             (
-                *(Buffer(name) for name in sizes), *rooms, Buffer("seen"), Buffer(parts.EXPONENTS), attempt,
+                *(Buffer(name) for name in sizes), *halves, Buffer("seen"), Buffer(parts.EXPONENTS), attempt,
                 Int64(f.input_elements // f.channels), Int64(f.output_elements // f.filters), f.channels, f.filters,
             ),
             overlap=True,
         )  # fmt: skip
 
     def tolerance(self, problem: Conv2dWeightGradientProblem, peer_error: float) -> float:
-        """Halves have 22 bits between them; of a few products, all may be off by as much as that allows."""
+        """Two halves have 22 bits; of a few products, all may have the maximum error."""
         tolerance = super().tolerance(problem, peer_error)
         if problem.dtype == "tf32":
             return tf32_tolerance(problem.dtype, problem.forward.output_pixels, tolerance)
@@ -158,17 +160,18 @@ class Halves(Rung[Conv2dWeightGradientProblem]):
 # Predictions for 64to64_56_k3s1 at batch 256 in fp32, 59 GFLOP.
 WGMMA_SPLIT = Halves(
     "wgmma_split",
-    "fp32 and TF32: x and the gradient are cut into fp16 halves in memory, with a power of two for each channel, and "
-    "wgmma makes the gradient of three pairs of them (of TF32, of the upper halves); the sums of all are added up; an "
+    "fp32 and TF32: x and the gradient are split into fp16 halves in global memory, with a power of two per channel, "
+    "and wgmma computes the gradients of three pairs of them (TF32: of the upper halves), which are added up; an "
     "infinity becomes NaN",
     below="direct",
-    # direct: two loads a product, 30 G of them in 8 ms. 822 MB of numbers and halves are 200 us; three times 148 us.
+    # direct: two loads per product, 30 G of them in 8 ms. 822 MB of operands and halves are 200 us, plus three times
+    # 148 us.
     predicted_gain=12.5,
     inner=WGMMA,
 )
 WINDOW_SPLIT = Halves(
     "window_split",
-    "the same by window, for filters of 3x3",
+    "the same by window, for 3x3 filters",
     below="wgmma_split",
     # Three times 95 us instead of 148.
     predicted_gain=1.33,

@@ -1,4 +1,4 @@
-"""What the rungs share that take the weights' gradient with Hopper's own units, in NHWC."""
+"""Base class of the weight-gradient rungs with TMA and wgmma, in NHWC."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.conv2d_weight_gradient.problem import Conv2dWeightGradientProblem
 
 BOX = 64
-"""Filters or channels of a row in shared memory: 128 bytes, what the swizzle spans."""
+"""Filters or channels per row of shared memory: 128 bytes, the swizzle span."""
 STEP_PIXELS = 16
-"""Pixels that one product is over, and a tensor core adds to its sums at once."""
+"""K of a wgmma in pixels."""
 PRODUCT_RATE = 2048
-"""Multiplications and additions of a multiprocessor in a cycle."""
+"""Multiply-adds per cycle and SM."""
 STAGE_CYCLES = 60.0
 """Cycles to wait for a stage and to release it."""
 MULTIPLE = 8
-"""A divisor of channels and filters: rows of tensors are multiples of 16 bytes."""
+"""Channels and filters are multiples of 16 bytes for TMA."""
 
 
 def refused(rung: str, f: Conv2dProblem) -> str | None:
-    """What no rung here takes, whatever the sizes."""
+    """Return why no rung here supports the problem, whatever its sizes."""
     if f.dtype not in ("fp16", "bf16"):
         return f"{rung} takes fp16 and bf16, not {f.dtype}"
     if f.layout != "nhwc":
@@ -34,7 +34,7 @@ def refused(rung: str, f: Conv2dProblem) -> str | None:
 
 
 def narrow(rung: str, f: Conv2dProblem) -> str | None:
-    """Rows of tensors that TMA does not take."""
+    """Return why TMA does not support the channels or filters."""
     if f.channels % MULTIPLE or f.filters % MULTIPLE:
         return f"{rung} takes multiples of {MULTIPLE} channels and filters, not {f.channels} and {f.filters}"
     return None
@@ -42,7 +42,7 @@ def narrow(rung: str, f: Conv2dProblem) -> str | None:
 
 @dataclass(frozen=True)
 class HopperRung(Rung[Conv2dWeightGradientProblem, C]):
-    """A rung with Hopper's own units, in fp16 and bf16, nhwc, without groups."""
+    """Rung with TMA and wgmma for fp16 and bf16, NHWC, one group."""
 
     @property
     def architectures(self) -> tuple[str, ...]:
@@ -53,4 +53,4 @@ class HopperRung(Rung[Conv2dWeightGradientProblem, C]):
 
     @abstractmethod
     def limits(self, forward: Conv2dProblem) -> str | None:
-        """What is beyond the rung, like `supports`, among what `refused` lets pass."""
+        """Like `supports`, for what `refused` does not check."""

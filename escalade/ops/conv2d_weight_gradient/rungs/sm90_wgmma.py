@@ -1,4 +1,4 @@
-"""The weights' gradient for any filter: copies by TMA (im2col), products by wgmma, parts of the pixels."""
+"""Weight gradients for any filter by TMA (im2col) and wgmma, with split-K over pixels."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ from escalade.ops.conv2d_weight_gradient.rungs.sm90_rung import (
 )
 
 K_TILE = 64
-"""Pixels of a stage of `wgmma`."""
+"""Pixels per k-tile."""
 
 
 @dataclass(frozen=True)
 class WgmmaConfig(Config):
     filters: int
-    """Filters of a tile."""
+    """Filters per tile."""
     columns: int
-    """Columns of a tile: channels of one tap after another."""
+    """Columns per tile: the channels of one tap after another."""
     warpgroups: int
-    """Warpgroups that multiply."""
+    """Consumer warpgroups."""
     stages: int
     blocks_per_sm: int
     part_slabs: int = 1
-    """Slabs of 64 pixels that a block adds up."""
+    """k-tiles per CTA."""
 
     @property
     def stage_bytes(self) -> int:
@@ -47,14 +47,13 @@ class WgmmaConfig(Config):
         return ceil_div(f.filters, self.filters) * ceil_div(_column_boxes(f) * BOX, self.columns)
 
     def cost(self, problem: Conv2dWeightGradientProblem, card: Card) -> float:
-        """The cycles that it takes."""
         return self.work(problem, card).cost(self.part_slabs)
 
-    def work(self, problem: Conv2dWeightGradientProblem, card: Card) -> parts.Work:
+    def work(self, problem: Conv2dWeightGradientProblem, card: Card) -> parts.SplitWork:
         products = self.filters * self.columns * K_TILE / PRODUCT_RATE
         cycles = max(products, self.stage_bytes / card.rates.copies.tma_gradient) * self.blocks_per_sm
         f, slots = problem.forward, card.multiprocessors * self.blocks_per_sm
-        return parts.Work(self.tiles(f), _k_tiles(f), cycles, slots, problem.part_elements, card)
+        return parts.SplitWork(self.tiles(f), _k_tiles(f), cycles, slots, problem.part_elements, card)
 
 
 TILES = (
@@ -87,7 +86,7 @@ class Wgmma(HopperRung[WgmmaConfig]):
 
     def configs(self, problem: Conv2dWeightGradientProblem) -> tuple[WgmmaConfig, ...]:
         divided = (replace(tile, part_slabs=tile.work(problem, self.card).best()) for tile in TILES)
-        # Where memory bounds them all, the one that copies least.
+        # If all are memory-bound, the one that copies least.
         return tuple(
             sorted(
                 divided, key=lambda config: (self.estimate(problem, config), config.cost(problem, self.card))
@@ -98,7 +97,7 @@ class Wgmma(HopperRung[WgmmaConfig]):
         return config.work(problem, self.card).microseconds(problem, config.part_slabs)
 
     def shortened(self, problem: Conv2dWeightGradientProblem, config: WgmmaConfig, products: int) -> Config:
-        """A config of this tile whose parts add up so many products of `STEP_PIXELS` at most."""
+        """Return a config with this tile whose parts add up at most `products` products of `STEP_PIXELS`."""
         most = max(1, products * STEP_PIXELS // K_TILE)
         if config.part_slabs <= most:
             return config
@@ -135,11 +134,11 @@ class Wgmma(HopperRung[WgmmaConfig]):
 # Predictions for 64to64_56_k3s1 at batch 256 in fp16, 59 GFLOP.
 WGMMA = Wgmma(
     "wgmma",
-    "Hopper's own units: TMA gathers windows (im2col) and gradients into a ring of stages, and wgmma sums "
-    "over pixels with both operands as they lie in memory; parts of the pixels are added up by a second launch",
+    "TMA copies windows (im2col) and gradients into a ring of stages, and wgmma sums over pixels with both operands in "
+    "their storage order; a second launch adds up partial sums",
     below="direct",
-    # direct issues two loads a product, 32 lanes a cycle of each multiprocessor: 30 G products in 8 ms. A tile of
-    # 64x192 takes 32 KB a k-tile from L2, 650 cycles of copies at 50 bytes for 384 of products: 59% of 700 TFLOP/s, 143
-    # us, and 5 more for the parts.
+    # direct issues two loads per product, 32 lanes per cycle and SM: 30 G products in 8 ms. A tile of 64x192 copies 32
+    # KB per k-tile from L2, 650 cycles at 50 bytes for 384 of products: 59% of 700 TFLOP/s, 143 us, plus 5 for the
+    # parts.
     predicted_gain=54.0,
 )

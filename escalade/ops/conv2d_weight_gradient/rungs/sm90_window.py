@@ -1,4 +1,4 @@
-"""The weights' gradient for filters of 3x3: columns of x are copied once for all nine taps, parts of the pixels."""
+"""Weight gradients of 3x3 filters: columns of x are copied once for all nine taps, with split-K over pixels."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from escalade.ops.conv2d_weight_gradient.rungs.sm90_rung import (
 )
 
 IMAGES = STEP_PIXELS
-"""Images of a product of `window`, each at the same pixel."""
+"""Images per product, each at the same pixel."""
 MOST_ROWS = 8
 MOST_STAGES = 16
 
@@ -32,14 +32,14 @@ MOST_STAGES = 16
 @dataclass(frozen=True)
 class WindowConfig(Config):
     rows: int
-    """Output rows of a strip: all strips are whole."""
+    """Output rows per strip; all strips are full."""
     stages: int
     part_columns: int
-    """Columns of strips that a block adds up."""
+    """Columns of strips per CTA."""
 
 
 def _stage_bytes(f: Conv2dProblem, rows: int) -> int:
-    """Bytes of the rows of as many columns of x as the stride has, and of one of gradients."""
+    """Bytes of `stride` columns of x, and one column of gradients."""
     stride = f.stride[0]
     return (stride * ((rows - 1) * stride + 3) + rows) * IMAGES * ROW_BYTES
 
@@ -48,12 +48,12 @@ def _strip_columns(f: Conv2dProblem, rows: int) -> int:
     return ceil_div(f.batch, IMAGES) * (f.output_height // rows) * f.output_width
 
 
-def _window_work(problem: Conv2dWeightGradientProblem, rows: int, card: Card) -> parts.Work:
+def _window_work(problem: Conv2dWeightGradientProblem, rows: int, card: Card) -> parts.SplitWork:
     f = problem.forward
     products = rows * IMAGES * BOX * 9 * BOX / PRODUCT_RATE
     cycles = max(products, _stage_bytes(f, rows) / card.rates.copies.tma_gradient) + STAGE_CYCLES
     tiles = ceil_div(f.filters, BOX) * ceil_div(f.channels, BOX)
-    return parts.Work(
+    return parts.SplitWork(
         tiles, _strip_columns(f, rows), cycles, card.multiprocessors, problem.part_elements, card
     )
 
@@ -62,9 +62,8 @@ def _window_work(problem: Conv2dWeightGradientProblem, rows: int, card: Card) ->
 class Window(HopperRung[WindowConfig]):
     def limits(self, forward: Conv2dProblem) -> str | None:
         f = forward
-        sentence = narrow(self.name, f)
-        if sentence:
-            return sentence
+        if reason := narrow(self.name, f):
+            return reason
         if (f.filter_height, f.filter_width) != (3, 3) or f.dilation != (1, 1):
             return (
                 f"{self.name} takes filters of 3x3 without dilation, not {f.filter_height}x{f.filter_width} with "
@@ -79,9 +78,7 @@ class Window(HopperRung[WindowConfig]):
         found = []
         for rows in range(1, MOST_ROWS + 1):
             stages = min(MOST_STAGES, HOPPER_SHARED // (_stage_bytes(f, rows) + 16))
-            if f.output_height % rows or stages < 2 + ceil_div(
-                3, f.stride[0]
-            ):  # on their way, and being read
+            if f.output_height % rows or stages < 2 + ceil_div(3, f.stride[0]):  # in flight, and being read
                 continue
             found.append(WindowConfig(rows, stages, _window_work(problem, rows, self.card).best()))
         return tuple(sorted(found, key=lambda config: (self.estimate(problem, config), -config.rows)))
@@ -90,7 +87,8 @@ class Window(HopperRung[WindowConfig]):
         return _window_work(problem, config.rows, self.card).microseconds(problem, config.part_columns)
 
     def shortened(self, problem: Conv2dWeightGradientProblem, config: WindowConfig, products: int) -> Config:
-        """A config of these strips whose parts add up so many products at most: a column has one a row."""
+        """Return a config with these strips whose parts add up at most `products` products: a column has one per
+        row."""
         most = max(1, products // config.rows)
         if config.part_columns <= most:
             return config
@@ -100,7 +98,7 @@ class Window(HopperRung[WindowConfig]):
         f, stride = problem.forward, problem.forward.stride[0]
 
         def images(name: str, channels: int, height: int, width: int, rows: int, columns: int) -> TiledMap:
-            """Images lie next to each other, then rows, then columns."""
+            """Map with images innermost, then rows, then columns."""
             pixel = 2 * channels
             return TiledMap(
                 Buffer(name), f.dtype, (channels, f.batch, height, width), (BOX, IMAGES, rows, columns),
@@ -138,9 +136,9 @@ class Window(HopperRung[WindowConfig]):
 # Prediction for 64to64_56_k3s1 at batch 256 in fp16, 59 GFLOP.
 WINDOW = Window(
     "window",
-    "filters of 3x3: x is copied once for all nine taps, column by column; a product is over 16 images at one pixel",
+    "3x3 filters: x is copied once for all nine taps, column by column; a product sums over 16 images at one pixel",
     below="wgmma",
-    # 18 bytes a cycle of copies instead of 85: tensor cores bound it at 700 TFLOP/s, on 128 of 132 multiprocessors,
-    # with 2 us to fill the rings and 6 for the parts: 87 + 8 us against 148.
+    # 18 bytes of copies per cycle instead of 85: bound by the tensor cores at 700 TFLOP/s on 128 of 132 SMs, plus 2 us
+    # to fill the pipelines and 6 for the parts: 87 + 8 us against 148.
     predicted_gain=1.55,
 )

@@ -1,1 +1,1 @@
-"""The rungs: one module a family, whose sources in kernels/ have its name, and what families share."""
+"""The rungs of few_channels, one module per family; sources in kernels/ have the same names."""

@@ -1,4 +1,4 @@
-"""How a convolution of few channels reaches its kernels: the constants, arguments and launches that its rungs share."""
+"""Constants, arguments and launches shared by the rungs of few_channels."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from escalade.ops.few_channels.problem import FewChannelsProblem
 from escalade.ops.shared import activation
 
 MOST_FILTER_WIDTH = 16
-"""A thread has that much of a row, and its run, in registers."""
+"""Widest filter: a thread keeps that much of a row besides its run in registers."""
 _THREADS = 256
 
 
 def constants(problem: FewChannelsProblem) -> dict[str, Constant]:
-    """What kernels/few_channels/shape.cuh leaves open."""
+    """Return the constants of kernels/few_channels/shape.cuh."""
     return {
         "Source": element(problem.x_type),
         "Element": element(problem.storage),
@@ -37,24 +37,25 @@ def shape(problem: FewChannelsProblem) -> Ints:
 
 
 def tensors(y: Buffer) -> tuple[Argument, ...]:
-    """The pointers that come first in every kernel that convolves."""
+    """Leading arguments of every convolution kernel."""
     return (Buffer("x"), Buffer("weight"), Buffer("bias", optional=True), y)
 
 
-def finishes_apart(problem: FewChannelsProblem) -> bool:
-    """Whether an activation or pooling is left for a launch of its own, where the convolution's kernel does neither."""
+def needs_finish(problem: FewChannelsProblem) -> bool:
+    """Return True if a separate launch must apply activation or pooling, where the convolution's kernel does
+    neither."""
     return problem.relu or bool(problem.activation) or problem.pool > 1
 
 
 def unfinished(problem: FewChannelsProblem, name: str = "unfinished") -> Workspace:
-    """The result of the convolution, for a launch of its own to finish."""
+    """Return the workspace of the convolution's result before activation and pooling."""
     return Workspace(name, max(1, problem.conv_elements * ELEMENT_BYTES[problem.storage]))
 
 
 def finish(
     problem: FewChannelsProblem, source: str = "unfinished", offset: int = 0, lane: int = 0
 ) -> KernelCall:
-    """The activation and pooling, from the workspace to y, `offset` bytes into it."""
+    """Return the launch of activation and pooling, from the workspace to y at byte `offset`."""
     p = problem
     vector = widest_vector(p.storage, p.filters) if p.layout == "nhwc" else 1
     return KernelCall(
@@ -83,16 +84,16 @@ def finish(
 def then_finish(
     problem: FewChannelsProblem, steps: tuple[KernelCall, ...], workspaces: tuple[Workspace, ...] = ()
 ) -> Recipe:
-    """The activation and pooling by a launch of their own, if there are any."""
-    if not finishes_apart(problem):
+    """Append activation and pooling as a separate launch, if there are any."""
+    if not needs_finish(problem):
         return Recipe(steps, workspaces)
     return Recipe((*steps, finish(problem)), (*workspaces, unfinished(problem)))
 
 
 def pools_before(name: str, problem: FewChannelsProblem) -> str | None:
-    """What rungs that pool first, and then activate one result for each window, say of what does not ascend."""
+    """Return why a rung that pools before the activation does not support one that is not monotonic."""
     if problem.activation and problem.pool > 1:
-        return f"{name} pools in front of ReLU, which comes to the same; `direct` pools behind any activation"
+        return f"{name} pools before the activation, which must be ReLU then; `direct` pools after any activation"
     return None
 
 

@@ -1,4 +1,4 @@
-"""The convolution on CUDA cores: runs of pixels in registers, from global memory."""
+"""Convolution on CUDA cores: runs of pixels in registers, loaded from global memory."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ _STATIC_SHARED_BYTES = 48 * 1024
 @dataclass(frozen=True)
 class DirectConfig(Config):
     run: int
-    """Neighbouring pixels a thread."""
+    """Adjacent pixels per thread."""
     filters: int
-    """Filters that a thread has."""
+    """Filters per thread."""
     weights: str = "shared"
-    """The memory that weights are in: `shared` or `constant`."""
+    """Memory of the weights: `shared` or `constant`."""
     threads: int = 128
 
 
 class Direct(Rung[FewChannelsProblem, DirectConfig]):
     def supports(self, problem: FewChannelsProblem) -> str | None:
         if not self.configs(problem):
-            return f"the weights of one filter do not fit in {_STATIC_SHARED_BYTES} bytes; `matrix_unroll` takes any"
+            return f"{self.name} keeps a filter in {_STATIC_SHARED_BYTES} bytes, too few here; use `matrix_unroll`"
         return arguments.too_wide(self.name, problem)
 
     def configs(self, problem: FewChannelsProblem) -> tuple[DirectConfig, ...]:
@@ -85,7 +85,7 @@ class Direct(Rung[FewChannelsProblem, DirectConfig]):
 RUNGS: tuple[Rung[FewChannelsProblem], ...] = (
     Direct(
         "direct",
-        "a run of pixels times a few filters a thread, over which a row of x slides in registers",
+        "one run of pixels and a few filters per thread, with a sliding row of x in registers",
         None,
         None,
     ),

@@ -1,4 +1,4 @@
-"""The convolution as a product of matrices: from three launches over an unrolled matrix to one that has none."""
+"""Convolution as a matrix product: from three launches over an im2col matrix to a single fused one."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from escalade.ops.few_channels.rungs import arguments
 
 _THREADS = 256
 _TILE = 16
-"""Filters of a block in all these products, and pixels of the textbook's."""
+"""Filters per CTA of all these products, and pixels per CTA of the textbook product."""
 _MMA_PIXELS, _MMA_THREADS = 64, 128
-"""Pixels and threads of a block in kernels/few_channels/matrix_tiles.cuh."""
+"""Pixels and threads per CTA of kernels/few_channels/matrix_tiles.cuh."""
 _TF32 = Type("float")
-"""The type of operands in fp32's bits, rounded."""
+"""Storage type of TF32 operands."""
 
 
 @dataclass(frozen=True)
 class ChunksConfig(Config):
     chunks: int = 1
-    """How many parts the images are cut into; neighbouring ones overlap."""
+    """Chunks of images; adjacent ones overlap in time."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Unrolled(Rung[FewChannelsProblem, ChunksConfig]):
         if self.tensor_cores and problem.dtype == "fp32":
             return _no_fp32(self.name)
         if _pixels(problem) >= 2**31 * _TILE:
-            return f"{self.name} counts tiles of {_TILE} output pixels in 32 bits; there are too many in {problem.name}"
+            return f"{self.name} counts tiles of {_TILE} output pixels in 32 bits, too few for {problem.name}"
         return None
 
     def tolerance(self, problem: FewChannelsProblem, peer_error: float) -> float:
@@ -66,12 +66,12 @@ class Unrolled(Rung[FewChannelsProblem, ChunksConfig]):
     def _steps(
         self, problem: FewChannelsProblem, chunk: FewChannelsProblem, first: int, lane: int
     ) -> list[KernelCall]:
-        """The launches for a chunk of the images, from the `first` on."""
+        """Return the launches for a chunk of images that starts at image `first`."""
         p = chunk
         x = first * p.channels * p.pixels * ELEMENT_BYTES[p.x_type]
         y = first * p.filters * p.output_height * p.output_width * ELEMENT_BYTES[p.storage]
         columns, product, unfinished = (Buffer(f"{name}{lane}") for name in _NAMES)
-        apart = arguments.finishes_apart(problem)
+        apart = arguments.needs_finish(problem)
         constants = arguments.constants(p)
         threads = (_THREADS, 1, 1)
         steps = [
@@ -120,12 +120,12 @@ class Unrolled(Rung[FewChannelsProblem, ChunksConfig]):
 
 @dataclass(frozen=True)
 class FusedConfig(Config):
-    """A config with nothing to choose."""
+    """Config without choices."""
 
 
 @dataclass(frozen=True)
 class Fused(Rung[FewChannelsProblem]):
-    """One launch, the unrolled matrix nowhere but in shared memory."""
+    """One launch; the im2col matrix exists in shared memory only."""
 
     restrict: bool = False
     unrolled: bool = False
@@ -137,7 +137,7 @@ class Fused(Rung[FewChannelsProblem]):
         if problem.dtype == "fp32":
             return _no_fp32(self.name)
         if _pixels(problem) >= 2**31 * _MMA_PIXELS:
-            return f"{self.name} counts tiles of {_MMA_PIXELS} output pixels in 32 bits; here are too many"
+            return f"{self.name} counts tiles of {_MMA_PIXELS} output pixels in 32 bits, too few for {problem.name}"
         return None
 
     def tolerance(self, problem: FewChannelsProblem, peer_error: float) -> float:
@@ -149,7 +149,7 @@ class Fused(Rung[FewChannelsProblem]):
 
     def recipe(self, problem: FewChannelsProblem, config: Config) -> Recipe:
         p = problem
-        height, width = (str(p.filter_height), str(p.filter_width)) if self.unrolled else _ASKED
+        height, width = (str(p.filter_height), str(p.filter_width)) if self.unrolled else _RUNTIME_SIZES
         constants = arguments.constants(p) | {
             "Product": element(p.storage) if self.half else _TF32,
             "RESTRICT": Macro("__restrict__" if self.restrict else ""),
@@ -157,7 +157,7 @@ class Fused(Rung[FewChannelsProblem]):
             "FILTER_WIDTH": Macro(width),
             "UNROLL": _UNROLL if self.unrolled else 1,
         }
-        target = Buffer("unfinished" if arguments.finishes_apart(p) else "y")
+        target = Buffer("unfinished" if arguments.needs_finish(p) else "y")
         call = KernelCall(
             Program.of("few_channels/matrix_fused.cu", "few_channels_matrix_fused", constants),
             (blocks(_pixels(p), _MMA_PIXELS), blocks(p.filters, _TILE), 1),
@@ -168,7 +168,7 @@ class Fused(Rung[FewChannelsProblem]):
         return arguments.then_finish(p, (call,))
 
 
-_ASKED = ("shape.filter_height", "shape.filter_width")
+_RUNTIME_SIZES = ("shape.filter_height", "shape.filter_width")
 _UNROLL = 16
 _NAMES = ("columns", "product", "unfinished")
 
@@ -188,7 +188,7 @@ def _workspaces(problem: FewChannelsProblem, lane: int) -> tuple[Workspace, ...]
         Workspace(columns, max(1, _pixels(p) * p.channels * p.taps * ELEMENT_BYTES[p.storage])),
         Workspace(product, max(1, p.conv_elements * 4)),
     )
-    return (*needed, arguments.unfinished(p, unfinished)) if arguments.finishes_apart(p) else needed
+    return (*needed, arguments.unfinished(p, unfinished)) if arguments.needs_finish(p) else needed
 
 
 # Predictions are for 4to16_40_k7_b10000: 36 G multiply-adds, whose matrix has 2.3 G values.
@@ -196,9 +196,9 @@ RUNGS: tuple[Rung[FewChannelsProblem], ...] = (
     Unrolled("matrix_unroll", "unrolled into a matrix, a tiled product, and a permutation", None, None),
     Unrolled(
         "streams",
-        "chunks of images in two streams: one is unrolled while another is multiplied",
+        "chunks of images in two streams: im2col of one overlaps the product of another",
         below="matrix_unroll",
-        # 9 GB written and read (4.3 ms), and the product at 3 TFLOP/s (24 ms): the shorter part hides in the longer.
+        # 9 GB written and read (4.3 ms), and the product at 3 TFLOP/s (24 ms): the longer part hides the shorter.
         predicted_gain=1.15,
         in_chunks=True,
     ),
@@ -206,30 +206,30 @@ RUNGS: tuple[Rung[FewChannelsProblem], ...] = (
         "tensor_cores",
         "the product by mma.sync on operands rounded to TF32",
         below="streams",
-        # The product no longer takes 24 ms, but what its loads do: 2.3 G values at 10 instructions, 1 ms, and their
-        # latency, which nothing hides: 4 ms; the matrix's way to memory and back, 4.3 ms, stays.
+        # The product no longer takes 24 ms, but as long as its loads: 2.3 G values at 10 instructions, 1 ms, and their
+        # unhidden latency: 4 ms; writing and reading the matrix, 4.3 ms, stays.
         predicted_gain=3.5,
         in_chunks=True,
         tensor_cores=True,
     ),
     Fused(
         "fusion",
-        "unrolling, product and permutation in one kernel: the matrix exists in shared memory only, a tile at a time",
+        "im2col, product and permutation in one kernel: the matrix exists in shared memory only, one tile at a time",
         below="tensor_cores",
-        # 9 GB less each way, but every value's place is found by divisions: 2.3 G times 60 instructions are 5 ms.
+        # 9 GB less each way, but every address takes divisions: 2.3 G times 60 instructions are 5 ms.
         predicted_gain=1.4,
     ),
     Fused(
         "restrict",
-        "pointers are promised not to overlap",
+        "pointers are declared __restrict__",
         below="fusion",
-        # The barriers already keep loads and stores of a tile apart.
+        # The barriers already separate loads and stores of a tile.
         predicted_gain=1.0,
         restrict=True,
     ),
     Fused(
         "unrolling",
-        "filter sizes are known to the compiler, and the loops over a tile are unrolled",
+        "filter sizes are compile-time constants, and the loops over a tile are unrolled",
         below="restrict",
         # Divisions by constants are multiplications, 25 instructions instead of 60, and all loads of a tile are in
         # flight together.
@@ -241,7 +241,7 @@ RUNGS: tuple[Rung[FewChannelsProblem], ...] = (
         "half",
         "operands in 16 bits and m16n8k16: half the words, half the products",
         below="unrolling",
-        # The gathering, which bounds it, stays; stores and barriers are halved.
+        # The gather, which bounds it, stays; stores and barriers are halved.
         predicted_gain=1.15,
         restrict=True,
         unrolled=True,

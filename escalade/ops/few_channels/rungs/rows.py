@@ -1,4 +1,4 @@
-"""The convolution on CUDA cores: runs of pixels in registers, from rows in shared memory."""
+"""Convolution on CUDA cores: runs of pixels in registers, loaded from rows in shared memory."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ _WARP = 32
 @dataclass(frozen=True)
 class RowsConfig(Config):
     images: int
-    """Images of a block; more than one only if they are whole."""
+    """Images per CTA; several only if they are whole."""
     rows: int
-    """Rows of y that a block has."""
+    """Rows of y per CTA."""
     segments: int
-    """Runs in a row of the block."""
+    """Runs per row of the CTA."""
     run: int
-    """Neighbouring pixels a thread, a multiple of the pooling window."""
+    """Adjacent pixels per thread, a multiple of the pooling window."""
     filters: int
-    """Filters that a thread has."""
+    """Filters per thread."""
     threads: int = 128
 
 
 @dataclass(frozen=True)
 class _Tiling:
-    """What follows from a config."""
+    """Sizes derived from a config."""
 
     problem: FewChannelsProblem
     config: RowsConfig
@@ -44,27 +44,27 @@ class _Tiling:
 
     @property
     def window(self) -> int:
-        """Pixels that a thread reads of a row, 4 at a time."""
+        """Pixels of a row that a thread reads, 4 at a time."""
         return 4 * ceil_div(self.config.run + self.problem.filter_width - 1, 4)
 
     @property
-    def apart(self) -> bool:
-        """Whether each run has a copy of its part of the row, as it must where runs do not begin at multiples of 4."""
+    def copied(self) -> bool:
+        """True if each run has its own copy of its part of the row, required if runs do not start at multiples of 4."""
         return self.config.run % 4 != 0 and self.config.segments > 1
 
     @property
     def segment_pitch(self) -> int:
-        return 4 * (self.window // 4 | 1) if self.apart else self.config.run
+        return 4 * (self.window // 4 | 1) if self.copied else self.config.run
 
     @property
     def stage_columns(self) -> int:
-        return self.window if self.apart else (self.config.segments - 1) * self.config.run + self.window
+        return self.window if self.copied else (self.config.segments - 1) * self.config.run + self.window
 
     @property
     def row_pitch(self) -> int:
-        """The first that is long enough and has the fewest bank conflicts."""
+        """Smallest sufficient pitch with the fewest bank conflicts."""
         c = self.config
-        last = (c.segments - 1) * self.segment_pitch if self.apart else 0
+        last = (c.segments - 1) * self.segment_pitch if self.copied else 0
         steps = (self.problem.pool, self.input_rows)
         return _row_pitch(
             last + self.stage_columns, self.segment_pitch, c.segments, c.images, self.filter_groups, steps
@@ -104,7 +104,7 @@ class _Tiling:
 
     @property
     def x_vector(self) -> int:
-        """Elements of x that a thread loads at once: channels of a pixel, or columns."""
+        """Elements of x per load: channels of a pixel, or columns."""
         p = self.problem
         width = min(4, full_vector(p.x_type))
         columns = (p.width, p.padding[1], self.config.run, self.stage_columns)
@@ -115,7 +115,7 @@ class _Tiling:
 
     @property
     def y_vector(self) -> int:
-        """Elements of y that a thread stores at once: filters of a pixel, or columns."""
+        """Elements of y per store: filters of a pixel, or columns."""
         p, c = self.problem, self.config
         divided = (p.filters, c.filters) if p.layout == "nhwc" else (p.output_width, c.run // p.pool)
         width = full_vector(p.storage)
@@ -125,7 +125,7 @@ class _Tiling:
 
     @property
     def resident(self) -> int:
-        """Blocks that a multiprocessor holds, about."""
+        """Estimated CTAs per SM."""
         p, c = self.problem, self.config
         kept = c.run // p.pool * c.filters if p.pool > 1 else 0
         registers = 8 * ceil_div(c.run * c.filters + kept + self.window + c.filters + 32, 8)
@@ -137,7 +137,7 @@ class _Tiling:
 
     @property
     def efficiency(self) -> float:
-        """The useful multiply-adds' share, about, of what the multiprocessors could issue."""
+        """Estimated share of useful multiply-adds in the SMs' issue slots."""
         p, c = self.problem, self.config
         multiply_adds = p.filter_width * c.run * c.filters
         reads = self.window // 4 + p.filter_width * ceil_div(c.filters, 4)
@@ -146,12 +146,12 @@ class _Tiling:
             each += 2 * c.run * c.filters
         conv_rows = min(p.pool, p.conv_height / p.output_height)
         task = conv_rows * each + 40 + c.run // p.pool * c.filters * (2 + 6 / self.y_vector)
-        staged = c.images * self.input_rows * self.stage_columns * (c.segments if self.apart else 1)
+        staged = c.images * self.input_rows * self.stage_columns * (c.segments if self.copied else 1)
         moved = staged * p.channels * (2 + 14 / self.x_vector) + 20 * p.channels * p.taps * p.filters
         warps, warp_tasks = c.threads // _WARP, ceil_div(self.tasks, _WARP)
         work = warp_tasks * task + moved / _WARP
         useful = p.conv_elements * p.channels * p.taps / _WARP / self.blocks
-        # Warps at work on a scheduler, on average: a block waits for its loads first and for its last warp in the end.
+        # Mean active warps per scheduler: a CTA waits for its loads first and for its last warp in the end.
         span = ceil_div(warp_tasks, warps) * warps
         active = self.resident * warps / 4 * warp_tasks / span * work / (work + 4000 * warps)
         at_once = self.card.multiprocessors * self.resident
@@ -163,9 +163,9 @@ class _Tiling:
 def _row_pitch(
     width: int, segment_pitch: int, segments: int, images: int, groups: int, steps: tuple[int, int]
 ) -> int:
-    """`steps`: how many rows lie between those of neighbouring tasks, and between images."""
+    """Return the row pitch; `steps` are the rows between adjacent tasks, and between images."""
 
-    def place(thread: int, pitch: int) -> int:
+    def address(thread: int, pitch: int) -> int:
         run = thread // groups
         row = run // segments // images * steps[0] + run // segments % images * steps[1]
         return row * pitch + run % segments * segment_pitch
@@ -173,7 +173,7 @@ def _row_pitch(
     def conflicts(pitch: int) -> int:
         total = 0
         for first in range(0, _WARP, 8):  # a phase of a 16-byte read
-            banks = [at // 4 % 8 for at in {place(thread, pitch) for thread in range(first, first + 8)}]
+            banks = [at // 4 % 8 for at in {address(thread, pitch) for thread in range(first, first + 8)}]
             total += max(banks.count(bank) for bank in banks)
         return total
 
@@ -181,13 +181,13 @@ def _row_pitch(
 
 
 MOST_SUMS = 84
-"""Sums of a thread at most, in registers."""
+"""Largest number of accumulators per thread."""
 MOST_RUN = 24
 MOST_POOL = 16
 
 
 def _shapes(problem: FewChannelsProblem) -> Iterator[RowsConfig]:
-    """Ways to deal outputs to threads, whether they fit or not."""
+    """Yield mappings of outputs to threads, whether they fit or not."""
     p = problem
     for filters in (1, 2, 4, 8):
         for run in range(p.pool, max(p.pool, MOST_RUN) + 1, p.pool):
@@ -209,15 +209,15 @@ def _shapes(problem: FewChannelsProblem) -> Iterator[RowsConfig]:
 
 @cache
 def _row_configs(problem: FewChannelsProblem, card: Card) -> tuple[RowsConfig, ...]:
-    """The valid configs, best first."""
+    """Return the valid configs, best first."""
     found: dict[RowsConfig, float] = {}
     for config in _shapes(problem):
         tiling = _Tiling(problem, config, card)
-        # A block that leaves half its threads idle makes sense only where there are no more tasks.
+        # A CTA with half its threads idle makes sense only if there are no more tasks.
         idle = tiling.tasks <= config.threads // 2 and (config.threads > 128 or tiling.row_tiles > 1)
         if not idle and tiling.shared_bytes <= MIN_SHARED and tiling.resident and tiling.blocks < 2**31:
             found[config] = tiling.efficiency
-    if not found:  # of rows this long, a block has few
+    if not found:  # long rows: a CTA has few of them
         found = {c: 1.0 for c in _shapes(problem) if _Tiling(problem, c, card).shared_bytes <= MIN_SHARED}
     return tuple(sorted(found, key=lambda config: -found[config])[:12])
 
@@ -226,16 +226,12 @@ class Rows(Rung[FewChannelsProblem, RowsConfig]):
     def supports(self, problem: FewChannelsProblem) -> str | None:
         p = problem
         if p.pool > MOST_POOL:
-            return (
-                f"{self.name} pools windows up to {MOST_POOL} in registers, not {p.pool}; `direct` pools any"
-            )
+            return f"{self.name} pools windows up to {MOST_POOL}, not {p.pool}; `direct` pools any"
         refusal = arguments.pools_before(self.name, p) or arguments.too_wide(self.name, p)
         if refusal:
             return refusal
         if not any(_Tiling(p, config, self.card).shared_bytes <= MIN_SHARED for config in _shapes(p)):
-            return (
-                "the rows of x that one row of y needs do not fit in shared memory; `direct` takes any number"
-            )
+            return f"{self.name} keeps the input rows of an output row in shared memory; `direct` takes any number"
         return None
 
     def configs(self, problem: FewChannelsProblem) -> tuple[RowsConfig, ...]:
@@ -257,7 +253,7 @@ class Rows(Rung[FewChannelsProblem, RowsConfig]):
             "THREADS": config.threads,
             "ROW_PITCH": tiling.row_pitch,
             "SEGMENT_PITCH": tiling.segment_pitch,
-            "STAGE_SEGMENTS": config.segments if tiling.apart else 1,
+            "STAGE_SEGMENTS": config.segments if tiling.copied else 1,
             "STAGE_COLUMNS": tiling.stage_columns,
             "X_VECTOR": tiling.x_vector,
             "Y_VECTOR": tiling.y_vector,
@@ -284,10 +280,10 @@ class Rows(Rung[FewChannelsProblem, RowsConfig]):
 RUNGS: tuple[Rung[FewChannelsProblem], ...] = (
     Rows(
         "rows",
-        "rows of x are brought into shared memory once, and pooled in registers",
+        "rows of x are loaded into shared memory once, and results pooled in registers",
         below="direct",
-        # For 224 multiply-adds 14 reads of x with a dozen instructions each, 400 in all; against 13 reads and 476
-        # multiply-adds for 500.
+        # `direct`: 14 reads of x with a dozen instructions each for 224 multiply-adds, 400 instructions in all; here 13
+        # reads for 476 multiply-adds, 500 in all.
         predicted_gain=1.7,
     ),
 )

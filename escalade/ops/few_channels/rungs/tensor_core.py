@@ -1,4 +1,4 @@
-"""The convolution of few channels on tensor cores: pairs of pixels by filters, whole images in shared memory."""
+"""Convolution of few channels on tensor cores: pairs of pixels by filters, whole images in shared memory."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ from escalade.ops.shared import activation
 
 MOST_CHANNELS = 4
 MOST_TAPS = 7
-"""Taps along both sides at most: a pair of pixels sees one more column, eight pixels in all, and the weights stay in
-registers."""
+"""Largest filter side: a pair of pixels reads one more column, eight in all, and the weights stay in registers."""
 POOLS = (2, 4)
 _PACK_THREADS = 256
 
@@ -28,19 +27,19 @@ _PACK_THREADS = 256
 @dataclass(frozen=True)
 class TileConfig(Config):
     images: int
-    """Images that a block stages at once."""
+    """Images per stage of a CTA."""
     rows: int
-    """Rows of the convolution that a warp computes at once."""
+    """Convolution rows per warp at once."""
     warps: int
     blocks_per_sm: int
-    """What the compiler fits the registers to, and how many blocks there are."""
+    """Target occupancy, which limits registers per thread and sets the grid."""
     tiles_n: int
-    """Blocks of eight columns a warp."""
+    """8-column blocks per warp."""
 
 
 @dataclass(frozen=True)
 class Columns:
-    """The columns of a problem's product, and k."""
+    """Columns and depth of the product."""
 
     problem: FewChannelsProblem
     tiles_n: int
@@ -59,12 +58,13 @@ class Columns:
 
     @property
     def pixel(self) -> int:
-        """Elements of a staged pixel."""
+        """Elements per staged pixel."""
         return 1 if self.single else 4
 
     @property
     def paired(self) -> bool:
-        """A lane has both pixels of a pair for each of its filters: to pool them, or because they are neighbours."""
+        """True if a lane has both pixels of a pair for each of its filters: to pool them, or because they are adjacent
+        in memory."""
         return self.problem.pool > 1 or self.problem.layout == "nchw"
 
     @property
@@ -73,13 +73,13 @@ class Columns:
 
     @property
     def fit(self) -> bool:
-        """Whether all blocks of columns are filled."""
+        """True if all column blocks are full."""
         filled = ceil_div(self.problem.filters, 4 if self.paired else 8)
         return self.tiles_n == 1 or (not self.few_filters and filled % self.tiles_n == 0)
 
     @property
     def units(self) -> int:
-        """Warps that it takes for all columns."""
+        """Warps for all columns."""
         apart = not self.paired and not self.few_filters
         return ceil_div(self.problem.filters, (8 if apart else 4) * self.tiles_n) * (2 if apart else 1)
 
@@ -100,14 +100,14 @@ class Columns:
 
     @property
     def steps(self) -> float:
-        """Steps for an output row: with one channel those of even rows and of odd ones on average."""
+        """MMA steps per output row; with one channel, the mean over even and odd rows."""
         half_rows = ceil_div(self.problem.filter_height, 2) + ceil_div(self.problem.filter_height + 1, 2)
         return half_rows / 2 if self.single else self.fragments
 
 
 @dataclass(frozen=True)
 class Product:
-    """The product of a problem: which of its rows and staged pixels are where."""
+    """Layout of the product: its rows, and the staged pixels."""
 
     problem: FewChannelsProblem
     config: TileConfig
@@ -116,22 +116,20 @@ class Product:
     def columns(self) -> Columns:
         return Columns(self.problem, self.config.tiles_n)
 
-    # --- rows of the product
-
     @property
     def row_blocks(self) -> int:
-        """Blocks of rows of an image: with windows that hang over, more rows are computed than there are."""
+        """Row blocks per image; incomplete pooling windows need extra rows."""
         return ceil_div(self.problem.output_height * self.problem.pool, self.config.rows)
 
     @property
     def narrow(self) -> bool:
-        """Whether the last of several windows of two pairs in a row has only one."""
+        """True if the last window of a row has one pair instead of two."""
         p = self.problem
         return p.pool == 4 and p.output_width > 1 and p.output_width * 4 >= p.conv_width + 2
 
     @property
     def cells_in_row(self) -> int:
-        """Pairs of columns, or where windows are four wide, two pairs."""
+        """Pairs of columns per row, or two pairs if windows are four wide."""
         p = self.problem
         return p.output_width - self.narrow if p.pool > 1 else ceil_div(p.conv_width, 2)
 
@@ -141,14 +139,12 @@ class Product:
 
     @property
     def tiles(self) -> int:
-        """Tiles of 16 rows of the product, for the images of a block."""
+        """16-row tiles of the product for the images of a CTA."""
         return ceil_div(self.config.images * self.cells_in_image, 8 if self.problem.pool == 4 else 16)
-
-    # --- shared memory
 
     @property
     def as_stored(self) -> bool:
-        """Whether images are copied as they lie in memory."""
+        """True if images are copied without repacking."""
         p = self.problem
         packed = p.channels == 1 or (p.channels == 4 and p.layout == "nhwc")
         return packed and not any(p.padding) and p.width % 2 == 0
@@ -164,7 +160,7 @@ class Product:
 
     @property
     def operand_width(self) -> int:
-        """A few pixels more, if fewer of the eight pairs that are read at once share a bank then."""
+        """Row pitch, with a few extra pixels if that reduces bank conflicts of the eight pairs read at once."""
         if self.columns.single:
             return self.staged_width
         pitch = self.staged_width // 2
@@ -172,7 +168,7 @@ class Product:
 
     @property
     def wavefronts(self) -> float:
-        """Wavefronts of shared memory for the pixels of a fragment."""
+        """Shared-memory wavefronts per fragment of pixels."""
         if self.columns.single:
             return 4
         return 4 * self._wavefronts(self.operand_width // 2)
@@ -189,7 +185,7 @@ class Product:
 
     @property
     def source_buffer(self) -> int:
-        """Elements of a tile as it is stored, where that is not how it is multiplied."""
+        """Elements of a tile as stored, if it must be converted."""
         if ELEMENT_BYTES[self.problem.x_type] == 2:
             return 0
         elements = self.config.images * self.staged_height * self.staged_width * self.columns.pixel
@@ -197,7 +193,7 @@ class Product:
 
     @property
     def buffer(self) -> int:
-        """Elements of a tile, and what is read past its end: rows of the last block, pixels of the last pair."""
+        """Elements of a tile, including reads past its end: rows of the last block, pixels of the last pair."""
         p, config = self.problem, self.config
         below = max(0, self.row_blocks * config.rows + p.filter_height - self.staged_height)
         elements = (config.images * self.staged_height + below) * self.operand_width + 16
@@ -205,7 +201,7 @@ class Product:
 
     @property
     def shared_bytes(self) -> int:
-        """Two tiles; or one as it is stored, and its operands."""
+        """Bytes of two tiles, or of one as stored and its operands."""
         stored = ELEMENT_BYTES[self.problem.x_type]
         two = stored == 2 or self.columns.split
         return self.source_buffer * stored + self.buffer * (4 if two else 2)
@@ -213,9 +209,9 @@ class Product:
 
 @lru_cache(maxsize=4096)
 def _wavefronts(cells_in_row: int, rows: int, windows: bool, narrow: int, pitch: int) -> float:
-    """How often, about and on average, eight pairs have to be read one after another, `pitch` being that of image rows.
+    """Return the mean passes to read eight pairs; `pitch` is that of image rows.
 
-    Pairs take 16 bytes, of which shared memory has eight at once; cells are in the order of
+    Pairs have 16 bytes, of which shared memory serves eight at once; cells are in the order of
     kernels/few_channels/tensor_core_tile.cuh.
     """
     found = []
@@ -231,12 +227,12 @@ def _wavefronts(cells_in_row: int, rows: int, windows: bool, narrow: int, pitch:
 
 
 def _clocks(product: Product) -> float:
-    """How long, about, a multiprocessor takes for an image; only the order matters.
+    """Estimate the clocks of an SM per image; only the order matters.
 
-    An mma every 1.65 clocks at best, a wavefront of shared memory a clock, four instructions a clock: what takes
-    longest, and a third of the rest; beside it memory, 18 bytes a clock, a little less where many blocks go through it
-    in streams of their own. Few warps leave gaps, so do warps among which the schedulers or the tiles do not divide
-    evenly, and so do few blocks: others go on while one waits, and does so for long where its tile has to be converted.
+    One mma every 1.65 clocks at best, one shared-memory wavefront per clock, four instructions per clock: the longest
+    of them, and a third of the rest. In parallel, memory at 18 bytes per clock, a little less with many CTAs. Few warps
+    leave gaps; so do uneven divisions of warps among schedulers or tiles, and few CTAs, especially if tiles must be
+    converted.
     """
     p, config, columns = product.problem, product.config, product.columns
     sets, warps = (2 if columns.split else 1), config.warps * config.blocks_per_sm
@@ -265,7 +261,7 @@ def _clocks(product: Product) -> float:
 
 
 def _registers(columns: Columns, rows: int) -> int:
-    """The registers, about, that a thread needs: weights, sums and, in halves, what joins them, pixels, addresses."""
+    """Estimate the registers per thread: weights, accumulators (and their promotion with halves), pixels, addresses."""
     sums = 4 * columns.tiles_n * rows
     if not columns.split:
         return columns.weight_registers + sums + 32
@@ -280,8 +276,8 @@ def _registers(columns: Columns, rows: int) -> int:
 
 
 def _fitting(problem: FewChannelsProblem, card: Card) -> Iterator[TileConfig]:
-    """Configs that fit."""
-    # With one channel two image rows are loaded at a time, and an odd number would leave one unused.
+    """Yield the configs that fit."""
+    # With one channel two image rows are loaded at a time; an odd number would waste one.
     row_choices = (1, 2, 4, 8) if problem.channels == 1 else (1, 2, 4, 5, 7, 8)
     choices = itertools.product(row_choices, (1, 2, 3, 4), (1, 2, 4, 5, 6, 8, 12, 16), (1, 2, 4))
     for rows, images, warps, tiles_n in choices:
@@ -300,7 +296,7 @@ def _fitting(problem: FewChannelsProblem, card: Card) -> Iterator[TileConfig]:
 
 
 def _configs(problem: FewChannelsProblem, card: Card) -> tuple[TileConfig, ...]:
-    """The best that fit, best first."""
+    """Return the best configs that fit, best first."""
 
     def cost(config: TileConfig) -> tuple[float, int]:
         return _clocks(Product(problem, config)), -config.images
@@ -312,16 +308,16 @@ def _configs(problem: FewChannelsProblem, card: Card) -> tuple[TileConfig, ...]:
 class TensorCore(Rung[FewChannelsProblem, TileConfig]):
     dtypes: tuple[str, ...] = ("fp16", "bf16")
     finishes: bool = False
-    """The activation and pooling in registers, instead of by a launch of their own."""
+    """True to apply activation and pooling in registers instead of by a separate launch."""
 
     @property
     def scales_across_batch(self) -> bool:
-        return "fp32" in self.dtypes  # a tile of small images has several of them, and one power of two
+        return "fp32" in self.dtypes  # a tile of several small images shares one scale
 
     def supports(self, problem: FewChannelsProblem) -> str | None:
         p = problem
         if p.dtype not in self.dtypes:
-            return f"{self.name} is for {' and '.join(self.dtypes)}, not {p.dtype}; `matrix_unroll` takes every dtype"
+            return f"{self.name} takes {' and '.join(self.dtypes)}, not {p.dtype}; `matrix_unroll` takes every dtype"
         if p.channels > MOST_CHANNELS:
             return f"{self.name} takes up to {MOST_CHANNELS} channels, not {p.channels}; `matrix_unroll` takes more"
         if max(p.filter_height, p.filter_width) > MOST_TAPS:
@@ -329,21 +325,21 @@ class TensorCore(Rung[FewChannelsProblem, TileConfig]):
                 f"{self.name} takes filters up to {MOST_TAPS}x{MOST_TAPS}, not {p.filter_height}x{p.filter_width}; "
                 "`matrix_unroll` takes larger ones"
             )
-        if self.finishes and p.storage != "fp32" and not arguments.finishes_apart(p):
-            return f"{self.name} is for activations and pools, and there is neither; `images_a_tile` does the same"
+        if self.finishes and p.storage != "fp32" and not arguments.needs_finish(p):
+            return f"{self.name} needs an activation or a pool; `images_a_tile` takes problems without"
         if self.finishes and (refusal := arguments.pools_before(self.name, p)):
             return refusal
         if self.finishes and p.pool > 1 and p.pool not in POOLS:
             return f"{self.name} pools 2x2 and 4x4 in registers, not {p.pool}x{p.pool}; `matrix_unroll` pools any"
         if not any(_fitting(self._part(p), self.card)):
-            return f"an image of {p.height}x{p.width} does not fit in shared memory; `matrix_unroll` takes larger ones"
+            return f"{self.name} keeps images in shared memory; {p.height}x{p.width} is too large, use `matrix_unroll`"
         return None
 
     def configs(self, problem: FewChannelsProblem) -> tuple[TileConfig, ...]:
         return _configs(self._part(problem), self.card)
 
     def _part(self, problem: FewChannelsProblem) -> FewChannelsProblem:
-        """What the convolution's kernel does."""
+        """Return the part of the problem that the convolution's kernel computes."""
         return problem if self.finishes else replace(problem, relu=False, activation="", pool=1)
 
     def recipe(self, problem: FewChannelsProblem, config: TileConfig) -> Recipe:
@@ -359,7 +355,7 @@ class TensorCore(Rung[FewChannelsProblem, TileConfig]):
 
 
 def _constants(columns: Columns) -> dict[str, Constant]:
-    """What kernels/few_channels/tensor_core.cuh leaves open, and the type of the weights."""
+    """Return the constants of kernels/few_channels/tensor_core.cuh, and the type of the weights."""
     problem = columns.problem
     return {
         "Element": element(problem.storage),
@@ -375,7 +371,7 @@ def _constants(columns: Columns) -> dict[str, Constant]:
 
 
 def _pack(columns: Columns) -> KernelCall:
-    """The weights in the order of the fragments' registers."""
+    """Return the launch that packs weights in the order of the fragments' registers."""
     return KernelCall(
         Program.of("few_channels/tensor_core_pack.cu", "few_channels_tensor_core_pack", _constants(columns)),
         (blocks(columns.packed_bytes // 4, _PACK_THREADS), 1, 1),
@@ -425,30 +421,30 @@ def _convolution(product: Product, target: Buffer, card: Card) -> KernelCall:
     )
 
 
-# Predictions for both convolutions of PROBLEMS, of 25 and 72 GFLOP, in fp16: by CUDA cores, whose 67 TFLOP/s they reach
-# to two thirds, 2.2 ms. On tensor cores memory bounds the first, 0.16 ms, and mma.sync the second: 21 M of them, one
-# every 1.65 clocks of a multiprocessor, 0.15 ms.
+# Predictions for both convolutions of PROBLEMS, of 25 and 72 GFLOP, in fp16: 2.2 ms on CUDA cores at two thirds of 67
+# TFLOP/s. On tensor cores memory bounds the first, 0.16 ms, and mma.sync the second: 21 M of them, one every 1.65
+# clocks per SM, 0.15 ms.
 RUNGS: tuple[Rung[FewChannelsProblem], ...] = (
     TensorCore(
         "images_a_tile",
-        "on tensor cores: pairs of pixels by filters, so that overlapping windows fill the product's k; whole images "
-        "in shared memory, of which a warp takes 16 pairs of columns from anywhere",
+        "on tensor cores: pairs of pixels by filters, so that overlapping windows fill k; whole images in shared "
+        "memory, from which a warp takes any 16 pairs of columns",
         below="rows",
-        # 0.36 ms with what staging and storing add, against 2.2.
+        # 0.36 ms with staging and storing, against 2.2.
         predicted_gain=6.0,
     ),
     TensorCore(
         "pooled",
         "ReLU and pooling in registers: a lane has all pixels of its windows",
         below="images_a_tile",
-        # With pooling, 0.26 ms: the first convolution is bounded by its instructions, 0.09. Against 0.36 and a second
+        # 0.26 ms with pooling: the first convolution is bound by its instructions, 0.09. Against 0.36 and a second
         # launch that reads 882 MB, 0.24.
         predicted_gain=2.3,
         finishes=True,
     ),
     TensorCore(
         "split_halves",
-        "fp32's accuracy from products in fp16: numbers cut into two halves, three products of halves for one",
+        "fp32 accuracy from fp16 products: operands split into two halves, three products per product",
         below="rows",
         # Three times the products, 0.45 ms for the second convolution, and twice the bytes, 0.31 ms for the first,
         # against 2.2 on CUDA cores.

@@ -1,1 +1,1 @@
-"""The rungs of linear, a module a family."""
+"""The rungs of linear, one module per family."""

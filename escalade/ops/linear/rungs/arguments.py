@@ -1,4 +1,4 @@
-"""How a fully connected layer reaches a kernel: the constants and arguments that its kernels share."""
+"""Constants and arguments shared by the kernels of linear."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from escalade.ops.shared import activation
 
 
 def refuses_pixels(rung: str, problem: LinearProblem) -> str | None:
-    """What most rungs say to the mean over pixels."""
+    """Return why a rung without pooling does not support the problem."""
     if problem.pixels == 1:
         return None
-    return f"{rung} takes rows as they are, not means over pixels; pool_first does both"
+    return f"{rung} does not support means over pixels; pool_first does"
 
 
 def constants(problem: LinearProblem) -> dict[str, Constant]:

@@ -1,4 +1,4 @@
-"""The fully connected layer on CUDA cores: a thread an output, tiles in shared memory, and a warp an output."""
+"""Fully connected layer on CUDA cores: one thread per output, tiles in shared memory, and one warp per output."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ class Naive(Rung[LinearProblem, ThreadsConfig]):
 @dataclass(frozen=True)
 class TiledConfig(Config):
     rows: int
-    """Rows of x that a block has."""
+    """Rows of x per CTA."""
     outputs: int
-    """Features that come out of a block."""
+    """Output features per CTA."""
     thread_rows: int
     thread_outputs: int
     splits: int = 1
-    """Parts that k is cut into, each summed by blocks of its own."""
+    """CTAs that share one sum (split-K)."""
 
     @property
     def threads(self) -> int:
@@ -52,10 +52,10 @@ class TiledConfig(Config):
         return ceil_div(problem.batch, self.rows) * ceil_div(problem.out_features, self.outputs)
 
     def cost(self, problem: LinearProblem, multiprocessors: int) -> float:
-        """The clocks, about, that the busiest multiprocessor takes; only the order matters.
+        """Estimate the clocks of the busiest SM; only the order matters.
 
-        128 multiply-adds a clock, of which larger tiles of a thread reach more, and a block of 256 threads by itself
-        half; filling the pipeline costs as much as 64 of k, adding up splits as much as a launch and their traffic.
+        128 multiply-adds per clock, of which larger thread tiles reach more, and a single CTA of 256 threads half.
+        Filling the pipeline costs as much as 64 of k, adding up splits as much as a launch and their traffic.
         """
         per_thread = self.thread_rows * self.thread_outputs
         efficiency = {16: 0.5, 32: 0.65, 64: 0.8}[per_thread]
@@ -147,15 +147,15 @@ def _sum_parts(problem: LinearProblem, splits: int) -> KernelCall:
 @dataclass(frozen=True)
 class WarpConfig(Config):
     rows: int
-    """Rows of x that a warp has."""
+    """Rows of x per warp."""
     outputs: int
-    """Features that come out of a warp."""
+    """Output features per warp."""
     stages: int
-    """Places of the ring: how many packs of a row of weights are copied ahead, and one."""
+    """Stages of the ring, in packs of a row of weights."""
     output_warps: int
-    """Warps of a block, each with outputs of its own."""
+    """Warps per CTA along the outputs."""
     depth_warps: int
-    """Warps of a block that share k for the same outputs."""
+    """Warps per CTA along k."""
 
     def warps(self, problem: LinearProblem) -> int:
         groups = ceil_div(problem.batch, self.rows) * ceil_div(problem.out_features, self.outputs)
@@ -163,23 +163,20 @@ class WarpConfig(Config):
 
 
 MOST_ROWS = 64
-"""Rows at most: for each eight of them the weights are read once more."""
+"""Largest number of rows; every eight of them read the weights again."""
 ENOUGH_WARPS = 24
-"""Warps a multiprocessor that keep memory busy."""
+"""Warps per SM that keep memory busy."""
 _OUTPUTS = {1: (1, 2), 2: (2, 1), 4: (4, 2), 8: (4, 2)}
-"""Outputs of a warp by its rows: the more of them, the more outputs should share what is read of x."""
+"""Outputs per warp, by its rows: more rows should share loads of x among more outputs."""
 _STAGES = {1: 8, 2: 6, 4: 4}
-"""Stages by outputs of a warp: the rings of 8 warps take 32 to 64 KiB, so that several blocks share a
-multiprocessor."""
+"""Stages, by outputs per warp: the rings of 8 warps take 32 to 64 KiB, so that several CTAs share an SM."""
 
 
 @dataclass(frozen=True)
 class WarpPerOutput(Rung[LinearProblem, WarpConfig]):
     def supports(self, problem: LinearProblem) -> str | None:
         if problem.batch > MOST_ROWS:
-            return (
-                f"{self.name} reads the weights once for each eight rows; it takes {MOST_ROWS} rows at most"
-            )
+            return f"{self.name} takes up to {MOST_ROWS} rows, not {problem.batch}: every eight read the weights again"
         return refuses_pixels(self.name, problem)
 
     def configs(self, problem: LinearProblem) -> tuple[WarpConfig, ...]:
@@ -188,7 +185,7 @@ class WarpPerOutput(Rung[LinearProblem, WarpConfig]):
         for outputs in _OUTPUTS[rows]:
             for stages in (_STAGES[outputs], _STAGES[outputs] // 2 + 1):
                 fitted = _fitted(problem, WarpConfig(rows, outputs, stages, 8, 1), self.card)
-                offered += [fitted, *_neighbours(fitted)]
+                offered += [fitted, *_variations(fitted)]
         return tuple(dict.fromkeys(offered))
 
     def recipe(self, problem: LinearProblem, config: WarpConfig) -> Recipe:
@@ -200,7 +197,7 @@ class WarpPerOutput(Rung[LinearProblem, WarpConfig]):
             "ROWS": config.rows,
             "OUTPUTS": config.outputs,
             "STAGES": config.stages,
-            # Registers for many warps where a warp has few sums, for fewer where it has up to 32.
+            # Registers for many warps if each has few accumulators, for fewer if it has up to 32.
             "BLOCKS_PER_SM": (32 if config.rows <= 2 else 16) // warps,
             "OUTPUT_WARPS": config.output_warps,
             "DEPTH_WARPS": config.depth_warps,
@@ -221,7 +218,7 @@ class WarpPerOutput(Rung[LinearProblem, WarpConfig]):
 
 
 def _fitted(problem: LinearProblem, config: WarpConfig, card: Card) -> WarpConfig:
-    """k shared among as many warps as it takes to fill the card, for as long as each fills its ring."""
+    """Split k among enough warps to fill the card, as long as each fills its ring."""
     packs = problem.in_features // widest_vector(problem.dtype, problem.in_features)
     while (
         config.depth_warps < 8
@@ -233,29 +230,29 @@ def _fitted(problem: LinearProblem, config: WarpConfig, card: Card) -> WarpConfi
     return replace(config, stages=max(2, min(config.stages, each + 1)))
 
 
-def _neighbours(config: WarpConfig) -> list[WarpConfig]:
-    """Half as many warps a block, and the other ways to divide them between outputs and k."""
+def _variations(config: WarpConfig) -> list[WarpConfig]:
+    """Return configs with half the warps per CTA, and other splits between outputs and k."""
     half = replace(config, output_warps=max(1, config.output_warps // 2))
     deeper = replace(half, depth_warps=2 * config.depth_warps)
     return [other for other in (half, deeper) if other.output_warps * other.depth_warps <= 8]
 
 
 # Predictions are for 25088to4096 in fp16 (206 MB of weights): batch 32 for `tiled`, batch 1 for `warp_per_output`.
-NAIVE = Naive("naive", "one thread an output, everything read from global memory", None, None)
+NAIVE = Naive("naive", "one thread per output, everything read from global memory", None, None)
 TILED = Tiled(
     "tiled",
-    "tiles of x and of the weights in shared memory, up to 64 outputs in a thread's registers; k split over blocks "
-    "where the tiles are few",
+    "tiles of x and of the weights in shared memory, up to 64 outputs in a thread's registers; split-K where tiles are "
+    "few",
     below="naive",
-    # naive: 3.3 G multiply-adds with a 32-sector load each, 0.5 M warps' requests a microsecond at best: 6 ms or so;
+    # naive: 3.3 G multiply-adds with a 32-sector load each, 0.5 M warp requests per microsecond at best: about 6 ms;
     # tiled: 6.6 GFLOP at 25 TFLOP/s, 0.26 ms.
     predicted_gain=20.0,
 )
 WARP_PER_OUTPUT = WarpPerOutput(
     "warp_per_output",
-    "for a few rows: each warp streams rows of weights through a ring of asynchronous copies, 16 bytes a lane, and "
-    "adds up by shuffles",
+    "for a few rows: each warp streams rows of weights through a ring of asynchronous copies, 16 bytes per lane, and "
+    "reduces by shuffles",
     below="tiled",
-    # 206 MB at 3.6 TB/s, 57 us; tiled multiplies 32 rows of which 31 are empty, at 25 TFLOP/s: 260 us.
+    # 206 MB at 3.6 TB/s, 57 us; tiled multiplies 32 rows of which 31 are padding, at 25 TFLOP/s: 260 us.
     predicted_gain=4.5,
 )

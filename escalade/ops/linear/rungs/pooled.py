@@ -18,19 +18,19 @@ from escalade.ops.linear.rungs.cuda_core import TILED, WARP_PER_OUTPUT
 from escalade.ops.linear.rungs.tensor_core import TENSOR_CORE
 
 FEW_ROWS = {"fp32": 16, "tf32": 8, "fp16": 8, "bf16": 8}
-"""Rows up to which the weights' way from memory takes longer than the products of a warp an output."""
+"""Up to this many rows, reading the weights takes longer than the products of one warp per output."""
 _MEAN = AdaptiveAvgPool2d.ladder.rung("vectorised")
 
 
 def plain_rungs(problem: LinearProblem) -> tuple[Rung[LinearProblem], ...]:
-    """Rungs for rows as they are, the fastest expected first. The split products are not among them: they make NaN of
-    an infinity."""
+    """Return the rungs without pooling, fastest expected first. Split products are omitted: they turn an infinity into
+    NaN."""
     few = (WARP_PER_OUTPUT,) if problem.batch <= FEW_ROWS[problem.dtype] else ()
     return (*few, TENSOR_CORE, TILED)
 
 
 def _mean(problem: LinearProblem) -> AdaptiveAvgPool2dProblem:
-    """The mean of images as high as they have pixels, and one wide: x lies in memory as it is."""
+    """Return the mean of images of `pixels` rows and one column: the same memory as x."""
     stored = NAMES[STORAGE[problem.dtype]]
     return AdaptiveAvgPool2dProblem(
         problem.batch, problem.in_features, problem.pixels, 1, dtype=stored, layout="nhwc"
@@ -41,14 +41,14 @@ def _mean(problem: LinearProblem) -> AdaptiveAvgPool2dProblem:
 class PoolFirst(Rung[LinearProblem]):
     def supports(self, problem: LinearProblem) -> str | None:
         if problem.pixels == 1:
-            return f"{self.name} takes means over several pixels; this is a row already"
+            return f"{self.name} needs several pixels; this problem has one"
         try:
             return _MEAN.supports(_mean(problem))
         except UnsupportedError as error:
             return f"as a pooling: {error}"
 
     def configs(self, problem: LinearProblem) -> tuple[Config, ...]:
-        """The configs of the layer; the mean has its default."""
+        """Return the configs of the layer; the mean uses its default."""
         rung, plain = self._layer(problem)
         return rung.configs(plain)
 
@@ -76,7 +76,7 @@ class PoolFirst(Rung[LinearProblem]):
 class PooledConfig(Config):
     threads: int
     outputs: int
-    """Features that come out of a warp."""
+    """Output features per warp."""
 
     def blocks(self, problem: LinearProblem) -> int:
         return ceil_div(problem.out_features, self.threads // 32 * self.outputs)
@@ -84,30 +84,30 @@ class PooledConfig(Config):
 
 MOST_ROWS = 4
 MOST_PACKS = 16
-"""Packs of weights in a lane's registers at most, 64 registers at 16 bytes each; of two outputs half as many."""
+"""Largest number of weight packs per lane in registers, 64 registers at 16 bytes each; half with two outputs."""
 MOST_GROUPS = 16
-"""Threads that share the pixels of a feature: their sums are added up one by one."""
+"""Largest number of threads per feature, whose sums are added up serially."""
 AHEAD_OF_BLOCK = 4096
-"""Loads that the threads of a block have under way, each 16 bytes at most: registers for a quarter of the file."""
+"""Loads in flight per CTA, up to 16 bytes each: a quarter of the register file."""
 SM_BYTES = 64
-"""Bytes that reach one multiprocessor in a clock."""
+"""Bytes per clock and SM."""
 LANES = 128
-"""Instructions of threads that a multiprocessor starts in a clock."""
+"""Thread instructions issued per clock and SM."""
 CONFIGS = (PooledConfig(512, 1), PooledConfig(256, 1), PooledConfig(512, 2), PooledConfig(256, 2))
-"""16 warps first: 1000 outputs are then 63 blocks, which read x half as often as 125, and are so few that they may come
+"""16 warps first: 1000 outputs are then 63 CTAs, which read x half as often as 125 and are few enough to launch
 early."""
 
 
 class Pooled(Rung[LinearProblem, PooledConfig]):
     def supports(self, problem: LinearProblem) -> str | None:
         if problem.pixels == 1:
-            return f"{self.name} takes means over several pixels; this is a row already"
+            return f"{self.name} needs several pixels; this problem has one"
         if problem.batch > MOST_ROWS:
-            return f"every block of {self.name} reads all of x; it takes {MOST_ROWS} rows at most"
+            return f"{self.name} takes up to {MOST_ROWS} rows, not {problem.batch}: every CTA reads all of x"
         if _packs(problem) > MOST_PACKS:
             return (
-                f"{self.name} keeps a row of weights in a warp's registers; {problem.in_features} features in accesses "
-                f"of {_vector(problem)} are too many"
+                f"{self.name} keeps a row of weights in a warp's registers; {problem.in_features} features in vectors "
+                f"of {_vector(problem)} do not fit"
             )
         return None
 
@@ -147,17 +147,17 @@ def _vector(problem: LinearProblem) -> int:
 
 
 def _packs(problem: LinearProblem) -> int:
-    """Packs that one lane has of a row of weights."""
+    """Return the packs per lane of a row of weights."""
     return ceil_div(problem.in_features, 32 * _vector(problem))
 
 
 def one_launch_pays(problem: LinearProblem, card: Card = TWIN) -> bool:
-    """Whether every block reads all of x and adds it up in less time than the launch takes that is saved; graphs are
-    made before their card is known, and by an H200's rates.
+    """Return True if reading all of x in every CTA takes less time than the launch that is saved.
 
-    ResNet-18's 512 channels of 7x7 in fp16 are 50 KB: 63 blocks read 3.2 MB in 0.45 us at L2's rate, and one
-    multiprocessor its 50 KB in as much; to convert and to add 25,088 numbers takes it 390 clocks, 0.22 us. That is less
-    than a launch's 1.5 us up to two images. ResNet-50's 2048 channels take 2.7 us for one.
+    Graphs are built before their card is known, with an H200's rates. ResNet-18's 512 channels of 7x7 in fp16 are 50
+    KB: 63 CTAs read 3.2 MB in 0.45 us from L2, and one SM takes as long for its 50 KB; converting and adding 25,088
+    values takes 390 clocks, 0.22 us. That is less than a launch's 1.5 us for up to two images. ResNet-50's 2048
+    channels take 2.7 us for one.
     """
     if POOLED.supports(problem) is not None:
         return False
@@ -173,14 +173,14 @@ POOL_FIRST = PoolFirst(
     "pool_first",
     "the mean over pixels by adaptive_avg_pool2d's vectorised, and the layer's own rung behind it: two launches",
     below="naive",
-    # naive: 25088 loads of x a thread one behind another, some 10 clocks each, 150 us; here 2.0 and 1.9 us.
+    # naive: 25088 serial loads of x per thread, some 10 clocks each, 150 us; here 2.0 and 1.9 us.
     predicted_gain=40.0,
 )
 POOLED = Pooled(
     "pooled",
-    "for a few rows, mean and layer in one launch: every block takes the means of all features for itself, its weights "
-    "wait in registers",
+    "for a few rows, mean and layer in one launch: every CTA computes the means of all features, with its weights "
+    "already in registers",
     below="pool_first",
-    # A launch with a round trip, 1.6 us, x to 63 blocks, 0.45 us, and its sums, 0.22 us, against 3.9 us.
+    # A launch with one round trip, 1.6 us, x to 63 CTAs, 0.45 us, and its sums, 0.22 us, against 3.9 us.
     predicted_gain=1.7,
 )

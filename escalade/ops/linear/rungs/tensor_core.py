@@ -1,4 +1,4 @@
-"""The fully connected layer on tensor cores: a 1x1 convolution whose pixels are the rows, by conv2d's own rungs."""
+"""Fully connected layer on tensor cores: a 1x1 convolution over the rows by conv2d's rungs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from escalade.ops.linear.rungs.arguments import refuses_pixels
 
 
 def as_convolution(problem: LinearProblem) -> Conv2dProblem:
-    """Images of one pixel: x, weight, bias and y lie in memory as they are."""
+    """Return the layer as a convolution of one-pixel images, over the same buffers."""
     return Conv2dProblem(
         problem.batch, problem.in_features, 1, 1, problem.out_features, 1, 1,
         dtype=problem.dtype, layout="nhwc", bias=problem.bias, relu=problem.relu, activation=problem.activation,
@@ -21,9 +21,9 @@ def as_convolution(problem: LinearProblem) -> Conv2dProblem:
 
 
 @dataclass(frozen=True)
-class AsConvolution(Rung[LinearProblem]):
+class AsPointwiseConvolution(Rung[LinearProblem]):
     convolution: str
-    """The rung of conv2d that does it."""
+    """Name of the rung of conv2d."""
 
     @property
     def _rung(self) -> Rung[Conv2dProblem]:
@@ -53,15 +53,15 @@ class AsConvolution(Rung[LinearProblem]):
 
 
 # Predictions are for 25088to4096 at batch 32, 6.6 GFLOP and 206 MB of fp16 weights.
-TENSOR_CORE = AsConvolution(
+TENSOR_CORE = AsPointwiseConvolution(
     "tensor_core",
     "products by mma.sync in fp16, bf16 or TF32, as a 1x1 convolution over the rows: conv2d's fused_epilogue",
     below="tiled",
-    # The weights at 2.8 TB/s, 75 us, and the sums over parts of k, 10 us, against 260 us.
+    # The weights at 2.8 TB/s, 75 us, plus the split-K reduction, 10 us, against 260 us.
     predicted_gain=3.0,
     convolution="fused_epilogue",
 )
-TENSOR_CORE_SPLIT = AsConvolution(
+TENSOR_CORE_SPLIT = AsPointwiseConvolution(
     "tensor_core_split",
     "fp32 accuracy on tensor cores, as a 1x1 convolution over the rows: conv2d's tensor_core_split",
     below="tiled",

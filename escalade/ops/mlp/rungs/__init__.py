@@ -1,1 +1,1 @@
-"""The rungs of mlp, a module a family."""
+"""The rungs of mlp, one module per family."""

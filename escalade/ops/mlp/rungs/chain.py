@@ -1,4 +1,5 @@
-"""A chain of layers as kernels see it: kernels/mlp/chain.cuh, the tensors of all layers, and the memory of a block."""
+"""A chain of layers as kernels see it (kernels/mlp/chain.cuh), and base class of the rungs that run it in one
+launch."""
 
 from __future__ import annotations
 
@@ -12,11 +13,11 @@ from escalade.ops.base.rung import C, Rung
 from escalade.ops.mlp.problem import ACTIVATIONS, Layer, MlpProblem
 
 MOST_LAYERS = 32
-"""Layers at most: each is unrolled into the kernel."""
+"""Largest number of layers; each is unrolled into the kernel."""
 
 
 def constants(problem: MlpProblem, layers: Sequence[str]) -> dict[str, Constant]:
-    """The constants of a chain, with the layers as the kernel's own struct has them."""
+    """Return the constants of a chain, with `layers` as initializers of the kernel's struct."""
     names = tuple(problem.sizes)
     return {
         "Element": element(problem.dtype),
@@ -29,12 +30,12 @@ def constants(problem: MlpProblem, layers: Sequence[str]) -> dict[str, Constant]
 
 
 def parameters(problem: MlpProblem) -> tuple[Buffer, ...]:
-    """The arguments that PARAMETER_LIST declares."""
+    """Return the arguments that PARAMETER_LIST declares."""
     return tuple(Buffer(name) for name in problem.sizes)
 
 
 def spell(problem: MlpProblem, number: int, vector: int) -> str:
-    """A layer as kernels/mlp/chain.cuh has it."""
+    """Return a layer as an initializer of kernels/mlp/chain.cuh."""
     layer = problem.layers[number]
     first = list(problem.sizes).index(f"{layer.parameters[0]}{number}")
     activation = ACTIVATIONS.index(layer.activation)
@@ -45,31 +46,30 @@ def spell(problem: MlpProblem, number: int, vector: int) -> str:
     )
 
 
-def initialisers(structs: Iterable[Sequence[int]]) -> Macro:
+def initializers(structs: Iterable[Sequence[int]]) -> Macro:
     return Macro(", ".join(f"{{{', '.join(map(str, fields))}}}" for fields in structs))
 
 
 def widest(layers: Sequence[Layer]) -> int:
-    """Features of a row, anywhere in the chain."""
+    """Return the widest row anywhere in the chain."""
     return max(max(layer.width_in, layer.width_out) for layer in layers)
 
 
 @dataclass(frozen=True)
 class ChainRung(Rung[MlpProblem, C]):
-    """One launch for the whole chain, with what lies between the layers in shared memory."""
+    """One launch for the whole chain, with intermediate values in shared memory."""
 
     def shared_bytes(self, problem: MlpProblem) -> int:
-        """Bytes of shared memory that a block needs at least."""
+        """Return the least shared memory per CTA."""
         raise NotImplementedError
 
     def supports(self, problem: MlpProblem) -> str | None:
         if len(problem.layers) > MOST_LAYERS:
-            return f"{self.name} unrolls its layers, {MOST_LAYERS} at most; here are {len(problem.layers)}"
+            return f"{self.name} takes up to {MOST_LAYERS} layers, not {len(problem.layers)}"
         needed = self.shared_bytes(problem)
-        there = self.card.shared_bytes
-        if needed > there:
+        if needed > self.card.shared_bytes:
             return (
-                f"{self.name} keeps a row in shared memory, which takes {needed} bytes, more than the {there} of a "
-                "block; `layers` takes any width"
+                f"{self.name} keeps a row in {needed} bytes of shared memory, but a CTA has {self.card.shared_bytes}; "
+                "`layers` takes any width"
             )
         return None

@@ -1,4 +1,4 @@
-"""The perceptron on CUDA cores in one launch, a block an item."""
+"""The perceptron on CUDA cores in one launch, one CTA per row."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from escalade.ops.mlp.rungs.gelu import gelu_constants, gelu_forms
 @dataclass(frozen=True)
 class FusedConfig(Config):
     threads: int
-    """Threads of a block, which has one item."""
+    """Threads per CTA, which has one row."""
     gelu: str
     """One of `gelu_forms`."""
 
@@ -36,7 +36,7 @@ class Fused(ChainRung[FusedConfig]):
         return 4 * (2 * _padded(chain.widest(problem.layers)) + _MOST_THREADS)
 
     def configs(self, problem: MlpProblem) -> tuple[FusedConfig, ...]:
-        """A thread an output of the widest layer, or a part of it."""
+        """Return configs with about one thread per output of the widest layer."""
         widest = max(layer.width_out for layer in problem.layers)
         suited = sorted((64, 128, 256, _MOST_THREADS), key=lambda threads: abs(threads - min(widest, 256)))
         return tuple(
@@ -71,24 +71,24 @@ class Fused(ChainRung[FusedConfig]):
 
 
 def _padded(floats: int) -> int:
-    """The size filled up to whole packs of 16 bytes."""
+    """Round up to 16 bytes."""
     return 4 * blocks(floats, 4)
 
 
-# Predictions are for the spectral autoencoder at batch 512 in fp32: 62,464 multiply-adds an item, 119 KB of weights.
+# Predictions for the spectral autoencoder at batch 512 in fp32: 62,464 multiply-adds per row, 119 KB of weights.
 FUSED = Fused(
     "fused",
-    "one launch, a block an item: what lies between layers stays in shared memory",
+    "one launch, one CTA per row: intermediate values stay in shared memory",
     below="layers",
-    # Nine launches with a tail of about 5 us each, 45 us; one launch whose 512 blocks, 4 to a multiprocessor, wait for
-    # their weights: 4 x 62,464 loads of 32 sectors a warp, some 8000 requests a multiprocessor at 0.5 a clock, 10 us.
+    # Nine launches with a tail of about 5 us each, 45 us; here one launch whose 512 CTAs, 4 per SM, wait for their
+    # weights: 4 x 62,464 loads of 32 sectors per warp, some 8000 requests per SM at 0.5 per clock, 10 us.
     predicted_gain=4.0,
 )
 WARP_REDUCTIONS = Fused(
     "warp_reductions",
-    "norms and the error by shuffles, a warp a group, instead of by a tree with a barrier a level",
+    "norms and the error by shuffles, one warp per group, instead of by a tree with a barrier per level",
     below="fused",
-    # Five groups one after another with 2 x 10 barriers of some 30 clocks each, 3000 of 18,000 clocks.
+    # Five groups in sequence with 2 x 10 barriers of some 30 clocks each are 3000 of 18,000 clocks.
     predicted_gain=1.2,
     warp_reductions=True,
 )
@@ -96,7 +96,7 @@ VECTORISED = Fused(
     "vectorised",
     "weights and activations read 16 bytes at a time, the products unrolled",
     below="warp_reductions",
-    # A quarter of the loads, each with the sectors that four had: half of the time.
+    # A quarter of the loads, each of four times the sectors: half of the time.
     predicted_gain=2.0,
     warp_reductions=True,
     vectorised=True,

@@ -1,4 +1,4 @@
-"""The forms of GELU that a config may name, and how kernels are told."""
+"""Forms of GELU that a config can select, and their constants."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ _FORMS = {
     "fitted": ("gelu_fitted", "gelu_tanh_by_exp2"),
     "tanh": ("gelu_tanh_approximate", "gelu_tanh_approximate"),
 }
-"""Functions of kernels/common/gelu.cuh: for layers with `gelu`, and for those with `gelu_tanh`."""
+"""Functions of kernels/common/gelu.cuh for `gelu`, and for `gelu_tanh`."""
 
 
 def gelu_constants(form: str) -> dict[str, Constant]:
-    """What kernels/mlp/activation.cuh leaves open."""
+    """Return the constants of kernels/mlp/activation.cuh."""
     gelu, gelu_tanh = _FORMS[form]
     return {"GELU": Macro(gelu), "GELU_TANH": Macro(gelu_tanh)}
 
 
 def gelu_forms(dtype: str) -> tuple[str, ...]:
-    """Best first: each type has the forms that are off by less than its rounding (5e-6 fitted, 5e-4 by tanh)."""
+    """Return the forms whose error is below the rounding of the dtype (5e-6 fitted, 5e-4 by tanh), best first."""
     return {"fp32": ("fine", "erf"), "fp16": ("fitted", "erf"), "bf16": ("fitted", "erf", "tanh")}[dtype]

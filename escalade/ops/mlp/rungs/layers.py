@@ -1,4 +1,4 @@
-"""The perceptron on CUDA cores, a launch for each step."""
+"""The perceptron on CUDA cores, one launch per step."""
 
 from __future__ import annotations
 
@@ -19,9 +19,7 @@ class Layers(Rung[MlpProblem, ThreadsConfig]):
     def supports(self, problem: MlpProblem) -> str | None:
         rows = problem.batch * max(layer.groups for layer in problem.layers)
         if rows >= 2**31:
-            return (
-                f"{self.name} counts rows in 32 bits, and here are {rows} groups of features; split the batch"
-            )
+            return f"{self.name} counts rows in 32 bits, not {rows} groups of features; split the batch"
         return None
 
     def configs(self, problem: MlpProblem) -> tuple[ThreadsConfig, ...]:
@@ -54,7 +52,7 @@ def _other(buffer: str) -> str:
 
 
 class _Steps:
-    """The launches, one after another."""
+    """Builder of the launches."""
 
     def __init__(self, dtype: str, threads: int) -> None:
         self.calls: list[KernelCall] = []
@@ -81,7 +79,7 @@ class _Steps:
         )  # fmt: skip
 
     def linear(self, number: int, bias: bool, buffers: tuple[str, str], sizes: tuple[int, int, int]) -> None:
-        """Adds a layer by the foot of linear's ladder."""
+        """Add a layer by linear's naive kernel."""
         source, target = buffers
         self._launch(
             "linear/naive.cu", "linear_naive", {"HAS_BIAS": bias, "HAS_RELU": False, "PIXELS": 1}, sizes[0] * sizes[2],
@@ -110,5 +108,5 @@ class _Steps:
 
 
 LAYERS = Layers(
-    "layers", "one naive launch for each step of each layer: norm, product, activation, error", None, None
+    "layers", "one naive launch per step of each layer: norm, product, activation, error", None, None
 )

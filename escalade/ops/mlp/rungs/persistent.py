@@ -1,4 +1,4 @@
-"""The perceptron by blocks that stay: how layers are cut into tiles, where everything lies, and what suits a batch."""
+"""The perceptron by persistent CTAs: tiles of layers, layout of shared memory, and configs for a batch."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ _MOST_SUMS = 80
 @dataclass(frozen=True)
 class PersistentConfig(Config):
     teams: int
-    """Teams of a block; each has items of its own."""
+    """Teams per CTA, each with rows of its own."""
     threads: int
-    """Threads of a team."""
+    """Threads per team."""
     items: int
-    """Items of a team at a time."""
+    """Rows per team at a time."""
     unroll: int
-    """Steps of the products' loops at once."""
+    """Unrolled steps of the product loops."""
     gelu: str
     """One of `gelu_forms`."""
 
 
 @dataclass(frozen=True)
 class Tile:
-    """A tile of a layer's product: what a thread makes, and how many lanes share it."""
+    """Tile of a layer's product per thread, and the number of lanes that share it."""
 
     rows: int
     outputs: int
@@ -55,7 +55,7 @@ class Tile:
         return self.rows * self.outputs
 
     def registers(self, steps: int) -> int:
-        """The registers, about, that are needed: sums, weights and an activation of each step, addresses."""
+        """Estimate the registers: accumulators, weights and an activation of each step, addresses."""
         return self.sums + 4 * steps * (self.outputs + 1) + 2 * self.rows + 60
 
     def passes(self, layer: Layer, items: int, threads: int) -> int:
@@ -67,10 +67,10 @@ class Tile:
         return rest == 0 and (items % row_tiles == 0 or row_tiles % items == 0)
 
     def clocks(self, layer: Layer, items: int, threads: int, teams: int, staged: bool) -> float:
-        """How long, about, all teams together take for their rows; only the order matters.
+        """Estimate the clocks of all teams for their rows; only the order matters.
 
-        A multiprocessor starts 4 multiply-adds of a warp a clock, or a third of a 16-byte load from shared memory and a
-        sixth of one from L2; a warp alone waits some 30 clocks for what it has loaded.
+        An SM starts 4 multiply-adds of a warp per clock, or a third of a 16-byte load from shared memory, or a sixth of
+        one from L2; a single warp waits some 30 clocks for a load.
         """
         steps = ceil_div(max(1, layer.features // 4), self.splits)
         passes = self.passes(layer, items, threads)
@@ -83,8 +83,8 @@ class Tile:
 
 
 @dataclass(frozen=True)
-class Place:
-    """One layer as kernels/mlp/persistent.cu has it: sizes and places in floats."""
+class LayerLayout:
+    """One layer as in kernels/mlp/persistent.cu: sizes and offsets in floats."""
 
     tile: Tile
     input_at: int
@@ -95,7 +95,7 @@ class Place:
     bias_at: int
     norm_at: int
     regular: bool
-    """The distances between a thread's rows are known when the kernel is compiled."""
+    """True if the distances between a thread's rows are compile-time constants."""
 
     def fields(self) -> tuple[int, ...]:
         return (
@@ -106,7 +106,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Shape:
-    """The shape of a block, as `PersistentConfig` has it."""
+    """Shape of a CTA, as in `PersistentConfig`."""
 
     teams: int
     threads: int
@@ -114,19 +114,19 @@ class Shape:
 
     @property
     def registers(self) -> int:
-        """Registers of a thread."""
+        """Registers per thread."""
         return min(255, 65536 // (self.teams * self.threads))
 
 
 @dataclass(frozen=True)
-class Plan:
+class PersistentPlan:
     shape: Shape
-    places: tuple[Place, ...]
+    layouts: tuple[LayerLayout, ...]
     result_pitch: int
     staged_floats: int
     team_floats: int
     clocks: float
-    """Clocks of a round: all teams' items through all layers."""
+    """Clocks per round: the rows of all teams through all layers."""
 
     @property
     def shared_bytes(self) -> int:
@@ -134,17 +134,17 @@ class Plan:
 
     @property
     def has_room_for_two_steps(self) -> bool:
-        """Whether the registers have room for two steps; rows at irregular distances take two each."""
+        """True if registers allow two steps; rows at irregular distances need two each."""
         return all(
-            place.tile.registers(2) + (0 if place.regular else 2 * place.tile.rows + 16)
+            layout.tile.registers(2) + (0 if layout.regular else 2 * layout.tile.rows + 16)
             <= self.shape.registers
-            for place in self.places
+            for layout in self.layouts
         )
 
 
 @lru_cache(maxsize=4096)
-def plan(layers: tuple[Layer, ...], shape: Shape, shared_bytes: int) -> Plan | None:
-    """The plan of a chain, or None if not even the rows fit into that much shared memory."""
+def plan(layers: tuple[Layer, ...], shape: Shape, shared_bytes: int) -> PersistentPlan | None:
+    """Return the plan of a chain, or None if not even the rows fit into `shared_bytes`."""
     teams, threads, items = shape.teams, shape.threads, shape.items
     tiles = [_tile(layer, shape) for layer in layers]
     slots, pitches = [0, 0], []
@@ -165,26 +165,26 @@ def plan(layers: tuple[Layer, ...], shape: Shape, shared_bytes: int) -> Plan | N
     if room < 0:
         return None
     staged = _staged(layers, tiles, room)
-    places, at, clocks = [], 0, 0.0
+    layouts, at, clocks = [], 0, 0.0
     for number, (layer, tile) in enumerate(zip(layers, tiles, strict=True)):
-        there = number in staged
+        is_staged = number in staged
         pitch = _weight_pitch(layer, tile)
         bias_at = at + pitch * layer.outputs
         norm_at = bias_at + (_padded(layer.outputs) if layer.bias else 0)
-        places.append(
-            Place(
+        layouts.append(
+            LayerLayout(
                 tile, starts[inputs[number]], pitches[number], starts[outputs[number]],
-                at if there else -1, pitch, bias_at, norm_at, tile.is_regular(layer, items),
+                at if is_staged else -1, pitch, bias_at, norm_at, tile.is_regular(layer, items),
             )
         )  # fmt: skip
-        at += _staged_floats(layer, tile) if there else 0
-        # Barriers; and norms and activations, in which few warps wait for themselves.
-        clocks += tile.clocks(layer, items, threads, teams, there) + 100 + 40_000 / (teams * threads)
-    return Plan(shape, tuple(places), result_pitch, at, team_floats, clocks)
+        at += _staged_floats(layer, tile) if is_staged else 0
+        # Barriers, and the latency of norms and activations, which occupy few warps.
+        clocks += tile.clocks(layer, items, threads, teams, is_staged) + 100 + 40_000 / (teams * threads)
+    return PersistentPlan(shape, tuple(layouts), result_pitch, at, team_floats, clocks)
 
 
 def _tile(layer: Layer, shape: Shape) -> Tile:
-    """The fastest that the registers allow."""
+    """Return the fastest tile that fits into registers."""
     items, threads = shape.items, shape.threads
     found = [
         tile
@@ -206,7 +206,7 @@ def _tile(layer: Layer, shape: Shape) -> Tile:
 
 
 def _staged(layers: tuple[Layer, ...], tiles: list[Tile], room: int) -> set[int]:
-    """Which layers' weights come to shared memory: those first that are read most often."""
+    """Return the layers whose weights are staged in shared memory, most frequently read first."""
     chosen = set()
     sizes = {number: _staged_floats(layer, tiles[number]) for number, layer in enumerate(layers)}
     for number in sorted(sizes, key=lambda number: (-layers[number].groups, sizes[number])):
@@ -224,12 +224,12 @@ def _staged_floats(layer: Layer, tile: Tile) -> int:
 
 
 def _padded(floats: int) -> int:
-    """The size filled up to whole packs of 16 bytes."""
+    """Round up to 16 bytes."""
     return 4 * ceil_div(floats, 4)
 
 
 def _weight_pitch(layer: Layer, tile: Tile) -> int:
-    """Eight neighbouring lanes, of 8 / splits rows, find their 16 bytes in different banks."""
+    """Return a pitch at which eight adjacent lanes, of 8 / splits rows, read 16 bytes from different banks."""
     pitch, splits = _padded(layer.features), tile.splits
     while splits < 8 and pitch % (8 * splits) != 4 * splits:
         pitch += 4
@@ -237,7 +237,7 @@ def _weight_pitch(layer: Layer, tile: Tile) -> int:
 
 
 def _row_pitch(width: int) -> int:
-    """Four neighbouring items' sums go to different banks, eight in a row of each."""
+    """Return a pitch at which the sums of four adjacent rows, eight each, go to different banks."""
     return width + (8 - width) % 32
 
 
@@ -245,11 +245,11 @@ def _row_pitch(width: int) -> int:
 class Persistent(ChainRung[PersistentConfig]):
     def supports(self, problem: MlpProblem) -> str | None:
         if problem.batch >= MOST_BATCH:
-            return f"{self.name} counts rows in 30 bits, and here are {problem.batch}; split the batch"
+            return f"{self.name} counts rows in 30 bits, not {problem.batch}; split the batch"
         return super().supports(problem)
 
     def shared_bytes(self, problem: MlpProblem) -> int:
-        """Bytes of the default; what is not even possible takes too much."""
+        """Return the bytes of the default config; more than available if there is none."""
         offered = _offered(problem.layers, problem.batch, self.card)
         return offered[0].shared_bytes if offered else self.card.shared_bytes + 1
 
@@ -273,7 +273,7 @@ class Persistent(ChainRung[PersistentConfig]):
         constants: dict[str, Constant] = {
             **chain.constants(p, layers),
             **gelu_constants(config.gelu),
-            "PLACE_LIST": chain.initialisers(place.fields() for place in planned.places),
+            "PLACE_LIST": chain.initializers(layout.fields() for layout in planned.layouts),
             "UNROLL": config.unroll,
             "TEAMS": config.teams,
             "TEAM_THREADS": config.threads,
@@ -303,24 +303,24 @@ class Persistent(ChainRung[PersistentConfig]):
 
 
 @lru_cache(maxsize=256)
-def _offered(layers: tuple[Layer, ...], batch: int, card: Card) -> tuple[Plan, ...]:
-    """Plans that fit, best first: by the rounds that the busiest block takes."""
+def _offered(layers: tuple[Layer, ...], batch: int, card: Card) -> tuple[PersistentPlan, ...]:
+    """Return the plans that fit, by the rounds of the busiest CTA."""
     shapes = (Shape(*team, items) for team, items in product(_TEAMS, _ITEMS) if items <= batch)
     plans = (plan(layers, shape, card.shared_bytes) for shape in shapes)
 
-    def clocks(one: Plan) -> float:
+    def clocks(one: PersistentPlan) -> float:
         return ceil_div(batch, one.shape.items * one.shape.teams * card.multiprocessors) * one.clocks
 
     return tuple(sorted((one for one in plans if one is not None), key=clocks))
 
 
-# For the spectral autoencoder at batch 512 in fp32. `vectorised` reads 119 KB of weights from L2 for each item, four
-# items a multiprocessor at once at 64 bytes a clock: 7500 clocks and a launch, 6 us or so; here each multiprocessor
-# reads them once for its four items, 1900 clocks, and multiplies for about 3000: 3.5 us.
+# For the spectral autoencoder at batch 512 in fp32. `vectorised` reads 119 KB of weights from L2 per row, four rows per
+# SM at once at 64 bytes per clock: 7500 clocks and a launch, about 6 us. Here each SM reads them once for its four
+# rows, 1900 clocks, and multiplies for about 3000: 3.5 us.
 PERSISTENT = Persistent(
     "persistent",
-    "blocks that stay, with the weights in shared memory; several items at once share each weight that is read, in "
-    "tiles of registers",
+    "persistent CTAs with weights in shared memory; several rows at once share each weight that is read, in register "
+    "tiles",
     below="vectorised",
     predicted_gain=1.8,
 )

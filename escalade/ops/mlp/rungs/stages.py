@@ -1,4 +1,4 @@
-"""A chain of layers as the tensor-core kernel runs it: wide where a row comes in and goes out, narrow in between."""
+"""A chain of layers as the tensor-core kernel runs it: wide at both ends, narrow in between."""
 
 from __future__ import annotations
 
@@ -9,42 +9,42 @@ from escalade.ops.base.grid import ceil_div
 from escalade.ops.mlp.problem import Layer
 
 MOST_NARROW = 128
-"""Columns that a warp keeps in registers: for 16 rows, 64 of each lane."""
+"""Columns that a warp keeps in registers: 64 per lane for 16 rows."""
 BLOCK = 64
-"""Columns of a block of a row that no group cuts; of the result there may be smaller ones."""
+"""Columns per block of an ungrouped row; blocks of the result may be smaller."""
 STEP = 16
 
 
 @dataclass(frozen=True)
 class Stage:
-    """A layer as it is packed: `blocks` pieces of its weights, cut along its inputs or its outputs."""
+    """A packed layer: `blocks` pieces of its weights, split along its inputs or outputs."""
 
     number: int
-    """The number of the layer."""
     layer: Layer
     features: int
-    """Features of a block."""
+    """Features per block."""
     outputs: int
-    """Outputs of a block."""
+    """Outputs per block."""
     blocks: int = 1
     blocks_of_outputs: bool = False
     source: str = ""
-    """What the names of its buffers end in instead of the layer's number."""
+    """Suffix of its buffers instead of the layer's number."""
 
     @property
     def fragments(self) -> int:
-        """Pieces of 16 inputs by 16 outputs."""
+        """16x16 pieces of the weights."""
         return self.blocks * ceil_div(self.features, STEP) * ceil_div(self.outputs, STEP)
 
     @property
     def bias_steps(self) -> int:
-        """Pieces of 16 outputs."""
+        """Pieces of 16 biases."""
         return (self.blocks if self.blocks_of_outputs else 1) * ceil_div(self.outputs, STEP)
 
 
 @dataclass(frozen=True)
 class Stages:
-    """Every layer, in order: [one of every group,] the first of the whole row, narrow ones, the last [and its own]."""
+    """All layers: [a grouped encoder,] the first layer over the whole row, narrow ones, the last [and a grouped
+    decoder]."""
 
     stages: tuple[Stage, ...]
     has_encoder: bool
@@ -68,13 +68,13 @@ class Stages:
 
 
 def stages_of(layers: Sequence[Layer], block_out: int = BLOCK) -> Stages | str:
-    """A sentence where the chain is of another kind."""
+    """Return the stages, or the reason why the kernel does not support the chain."""
     has_encoder, has_decoder = layers[0].groups > 1, layers[-1].groups > 1
     dense = layers[has_encoder : len(layers) - has_decoder]
     if len(dense) < 2:
-        return "it takes two layers at least that see the whole row"
+        return "at least two layers over the whole row are required"
     if any(layer.groups > 1 for layer in dense):
-        return "only the first and the last layer may be one for several groups"
+        return "only the first and the last layer may have groups"
     reduce, expand = dense[0], dense[-1]
     narrow = [layer.outputs for layer in dense[:-1]]
     grouped = [
@@ -84,7 +84,7 @@ def stages_of(layers: Sequence[Layer], block_out: int = BLOCK) -> Stages | str:
         for width in (layer.features, layer.outputs)
     ]
     if max(narrow + grouped) > MOST_NARROW:
-        return f"inner layers and groups have at most {MOST_NARROW} features, not {max(narrow + grouped)}"
+        return f"inner layers and groups may have up to {MOST_NARROW} features, not {max(narrow + grouped)}"
     if has_encoder:
         columns, blocks = layers[0].outputs, layers[0].groups
     elif reduce.norm:
@@ -93,12 +93,12 @@ def stages_of(layers: Sequence[Layer], block_out: int = BLOCK) -> Stages | str:
         columns = min(reduce.features, BLOCK)
         blocks = ceil_div(reduce.features, columns)
     if reduce.norm and (has_encoder or reduce.features > MOST_NARROW):
-        return f"the first layer that sees the whole row is normalised, and wider than {MOST_NARROW} features"
+        return f"the first layer over the whole row has a norm over more than {MOST_NARROW} features"
     if has_decoder:
-        given, blocks_out = layers[-1].features, layers[-1].groups
+        outputs, blocks_out = layers[-1].features, layers[-1].groups
     else:
-        given = min(expand.outputs, block_out)
-        blocks_out = ceil_div(expand.outputs, given)
+        outputs = min(expand.outputs, block_out)
+        blocks_out = ceil_div(expand.outputs, outputs)
     first = has_encoder
     last = len(layers) - 1 - has_decoder
     stages = []
@@ -107,13 +107,13 @@ def stages_of(layers: Sequence[Layer], block_out: int = BLOCK) -> Stages | str:
         if number == first:
             stage = replace(stage, features=columns, blocks=blocks)
         elif number == last:
-            stage = replace(stage, outputs=given, blocks=blocks_out, blocks_of_outputs=True)
+            stage = replace(stage, outputs=outputs, blocks=blocks_out, blocks_of_outputs=True)
         stages.append(stage)
     return Stages(tuple(stages), has_encoder, has_decoder)
 
 
 def foldable(layers: Sequence[Layer]) -> int | None:
-    """The number of a layer that is cheaper as one with the next, if there is one: nothing may lie between them."""
+    """Return the index of a layer that is cheaper merged with the next one, if any; nothing may be between them."""
     for number in range(len(layers) - 1):
         one, other = layers[number : number + 2]
         if one.activation != "none" or other.norm or (one.norm and one.groups > 1):
@@ -125,7 +125,7 @@ def foldable(layers: Sequence[Layer]) -> int | None:
 
 
 def folded(layers: Sequence[Layer], number: int) -> tuple[Layer, ...]:
-    """The chain with that layer and the next as one."""
+    """Return the chain with that layer and the next one merged."""
     one, other = layers[number : number + 2]
     merged = Layer(one.width_in, other.width_out, 1, one.norm, True, other.activation, one.epsilon)
     return (*layers[:number], merged, *layers[number + 2 :])

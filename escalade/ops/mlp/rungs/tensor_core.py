@@ -18,42 +18,40 @@ from escalade.ops.mlp.rungs.stages import BLOCK, Stages, foldable, folded, stage
 
 SET_ROWS = 16
 MOST_WARPS = 20
-"""Warps that share rows at most: beyond, meeting takes longer than what is shared."""
+"""Largest number of warps that share rows: beyond that, the exchange takes longer than it saves."""
 SMALL_BLOCK = 32
-"""Columns of a block of the result where there are more warps than blocks of 64, or values take many registers."""
+"""Columns per block of the result, if there are more warps than blocks of 64 or values need many registers."""
 NARROW_SHAPES = (
     (2, 12, 1, 2), (2, 6, 2, 2), (2, 12, 1, 1), (2, 4, 2, 4), (1, 16, 1, 4), (1, 20, 1, 1), (1, 8, 2, 4), (1, 4, 4, 4),
 )  # fmt: skip
-"""Sets, warps, blocks of a multiprocessor and unrolling, for 16-bit elements."""
+"""Sets, warps, CTAs per SM and unrolling, for 16-bit elements."""
 WIDE_SHAPES = ((1, 8, 1, 4), (1, 4, 2, 4))
-"""Sets, warps, blocks of a multiprocessor and unrolling for fp32, whose operands take four times the registers."""
+"""The same for fp32, whose operands take four times the registers."""
 _PACK_THREADS = 128
 _BIAS_STEP = 128
 """Bytes: 16 biases in fp32, each twice."""
 _ROUNDING = {"fp32": 2.0**-20, "fp16": 2.0**-11, "bf16": 2.0**-8}
-"""The rounding of a weight, at most; in fp32 what split operands of 22 bits lose in several layers whose sums are cut
-off."""
+"""Largest rounding of a weight; in fp32 the loss of split operands (22 bits) over several layers."""
 _FOLDED = "_folded"
 
 
 @dataclass(frozen=True)
 class WarpsConfig(Config):
     warps: int
-    """Warps of a block."""
+    """Warps per CTA."""
     tile_warps: int
-    """Warps that share the same 16 rows."""
+    """Warps per 16 rows."""
     sets: int
-    """Sets of 16 rows that a warp has: the weights are read once for all."""
+    """Sets of 16 rows per warp, which share one read of the weights."""
     pieces: int
-    """Pieces that a group's layer is cut into, by its outputs, for different warps."""
+    """Pieces of a grouped layer, split by outputs among warps."""
     unroll: int
-    """Steps of 16 outputs of a group's layer whose products overlap; they take registers from other warps."""
+    """Steps of 16 outputs of a grouped layer that overlap; they need registers."""
     weights_in_shared: bool
-    """Whether each block copies the weights to shared memory once; otherwise every warp reads them through the
-    caches."""
+    """True to copy the weights to shared memory once per CTA; otherwise warps read them through the caches."""
     blocks_per_sm: int
     cluster: int = 1
-    """Blocks that share the same rows, each with `tile_warps`."""
+    """CTAs per rows, each with `tile_warps`."""
     gelu: str = ""
     """One of `gelu_forms`."""
 
@@ -61,11 +59,11 @@ class WarpsConfig(Config):
 @dataclass(frozen=True)
 class TensorCore(Rung[MlpProblem, WarpsConfig]):
     folds: bool = False
-    """Two layers with nothing between them become one, where that is cheaper."""
+    """Merge two layers with nothing between them, if that is cheaper."""
     shares_rows: bool = False
-    """Several warps take the same rows, each some blocks of them."""
+    """Split rows among several warps, by blocks."""
     clusters: bool = False
-    """Several blocks take the same rows too."""
+    """Split rows among several CTAs too."""
 
     @property
     def architectures(self) -> tuple[str, ...]:
@@ -74,24 +72,26 @@ class TensorCore(Rung[MlpProblem, WarpsConfig]):
     def supports(self, problem: MlpProblem) -> str | None:
         stages = stages_of(problem.layers)
         if isinstance(stages, str):
-            return f"{self.name} takes chains that are wide only where rows come in and go out: {stages}"
+            return f"{self.name} takes chains that are wide only at both ends: {stages}"
         if self.folds and not self.shares_rows and _to_fold(problem) is None:
-            return "no two layers of this chain are cheaper as one; `tensor_core` does the rest the same"
+            return f"{self.name} needs two layers that are cheaper merged; `tensor_core` takes other chains"
         if self.shares_rows and self._stages(problem).blocks_in == 1:
-            return f"{self.name} shares out the blocks of a row, and this row is one block"
+            return f"{self.name} splits the blocks of a row among warps; this row is one block"
         if self.clusters and not self.configs(problem):
-            return f"{self.name} has as much work for every block of a cluster; `shared_rows` takes other chains too"
+            return (
+                f"{self.name} needs equal work for every CTA of a cluster; `shared_rows` takes other chains"
+            )
         return None
 
     def configs(self, problem: MlpProblem) -> tuple[WarpsConfig, ...]:
         stages = self._stages(problem)
         size = packed_bytes(problem, stages)
         if self.clusters:
-            shapes = _in_clusters(stages, size, self.card)
+            shapes = _clustered_rows(stages, size, self.card)
         elif self.shares_rows:
-            shapes = _sharing(stages, size, problem.batch, self.card)
+            shapes = _shared_rows(stages, size, problem.batch, self.card)
         else:
-            shapes = _by_themselves(size, problem, self.card)
+            shapes = _separate_rows(size, problem, self.card)
         return tuple(replace(shape, gelu=gelu) for gelu in gelu_forms(problem.dtype) for shape in shapes)
 
     def recipe(self, problem: MlpProblem, config: WarpsConfig) -> Recipe:
@@ -99,15 +99,15 @@ class TensorCore(Rung[MlpProblem, WarpsConfig]):
         size = packed_bytes(problem, stages)
         fold = _fold(problem) if self.folds else Recipe(())
         tiles = ceil_div(problem.batch, config.sets * SET_ROWS)
-        a_block = config.warps // config.tile_warps
+        tiles_per_cta = config.warps // config.tile_warps
         resident = config.blocks_per_sm * self.card.multiprocessors
         shared = size if config.weights_in_shared else 0
         if self.shares_rows:
             shared += exchange_bytes(stages, config.tile_warps)
-            resident *= 4  # a small batch is one wave; nothing is staged that a block should live on for
+            resident *= 4  # a small batch is one wave; persistent CTAs would reuse nothing
         call = KernelCall(
             Program.of("mlp/tensor_core.cu", "mlp_tensor_core", _constants(problem, stages, config)),
-            (min(ceil_div(tiles, a_block), resident) * config.cluster, 1, 1),
+            (min(ceil_div(tiles, tiles_per_cta), resident) * config.cluster, 1, 1),
             (config.warps * 32, 1, 1),
             (Buffer("x"), Buffer("packed"), Buffer("y"), Int64(problem.batch)),
             shared_bytes=shared,
@@ -118,10 +118,8 @@ class TensorCore(Rung[MlpProblem, WarpsConfig]):
         return Recipe(steps, (*fold.workspaces, Workspace("packed", size)))
 
     def tolerance(self, problem: MlpProblem, peer_error: float) -> float:
-        """Weights that were multiplied (by a norm's, or with another layer's) are rounded anew, as PyTorch's are not.
-
-        With few rows PyTorch's error may happen to be much smaller than that.
-        """
+        """Weights multiplied by a norm's or by another layer's are rounded again, unlike PyTorch's. With few rows
+        PyTorch's error may happen to be much smaller than that."""
         return max(super().tolerance(problem, peer_error), _ROUNDING[problem.dtype])
 
     def _stages(self, problem: MlpProblem) -> Stages:
@@ -143,8 +141,8 @@ class TensorCore(Rung[MlpProblem, WarpsConfig]):
         return replace(found, stages=tuple(stages))
 
 
-def _by_themselves(size: int, problem: MlpProblem, card: Card) -> list[WarpsConfig]:
-    """Every warp with rows of its own; weights in shared memory if there is room, best first."""
+def _separate_rows(size: int, problem: MlpProblem, card: Card) -> list[WarpsConfig]:
+    """Return configs with separate rows per warp, best first; weights in shared memory if they fit."""
     shapes = WIDE_SHAPES if problem.dtype == "fp32" else NARROW_SHAPES
     fitting = [
         WarpsConfig(warps, 1, sets, 1, unroll, True, resident)
@@ -158,7 +156,7 @@ def _by_themselves(size: int, problem: MlpProblem, card: Card) -> list[WarpsConf
 
 
 def _turns(config: WarpsConfig, batch: int, multiprocessors: int) -> float:
-    """Sets of rows that the busiest multiprocessor works through: about a microsecond each, a little less in pairs."""
+    """Return the sets of rows of the busiest SM: about a microsecond each, a little less in pairs."""
     tiles = ceil_div(batch, config.sets * SET_ROWS)
     blocks = ceil_div(tiles, config.warps)
     at_once = min(config.blocks_per_sm, ceil_div(blocks, multiprocessors))
@@ -166,9 +164,8 @@ def _turns(config: WarpsConfig, batch: int, multiprocessors: int) -> float:
     return turns if config.sets > 1 else 1.04 * turns
 
 
-def _sharing(stages: Stages, size: int, batch: int, card: Card) -> list[WarpsConfig]:
-    """Configs with as many warps for the same rows as there are blocks, or pieces while there are multiprocessors
-    enough."""
+def _shared_rows(stages: Stages, size: int, batch: int, card: Card) -> list[WarpsConfig]:
+    """Return configs with one warp per block of a row, or per piece while there are enough SMs."""
     steps = ceil_div(stages.stages[0].outputs, 16) if stages.has_encoder else 1
     alone = ceil_div(batch, SET_ROWS) <= card.multiprocessors
     offered = []
@@ -184,8 +181,8 @@ def _sharing(stages: Stages, size: int, batch: int, card: Card) -> list[WarpsCon
     return offered
 
 
-def _in_clusters(stages: Stages, size: int, card: Card) -> list[WarpsConfig]:
-    """Configs that share rows over the blocks of a cluster, of which each has its own multiprocessor's tensor cores."""
+def _clustered_rows(stages: Stages, size: int, card: Card) -> list[WarpsConfig]:
+    """Return configs that split rows among the CTAs of a cluster, each with the tensor cores of its own SM."""
     steps = ceil_div(stages.stages[0].outputs, 16) if stages.has_encoder else 1
     offered = []
     for pieces, cluster in itertools.product((2, 1, 4), (2, 5, 4, 3)):
@@ -200,7 +197,7 @@ def _in_clusters(stages: Stages, size: int, card: Card) -> list[WarpsConfig]:
 
 
 def fragment_bytes(problem: MlpProblem) -> int:
-    """Bytes of a fragment of 16 inputs by 16 outputs."""
+    """Return the bytes of a 16x16 fragment."""
     return 256 * ELEMENT_BYTES[problem.dtype]
 
 
@@ -209,7 +206,7 @@ def packed_bytes(problem: MlpProblem, stages: Stages) -> int:
 
 
 def exchange_bytes(stages: Stages, warps: int) -> int:
-    """Bytes in which warps that share rows meet: the sums of each, and of all."""
+    """Return the bytes of the exchange between warps that share rows: the sums of each, and of all."""
     outputs = stages.stages[1 if stages.has_encoder else 0].outputs
     return (warps + 1) * 2 * ceil_div(outputs, 16) * 32 * 16
 
@@ -253,13 +250,13 @@ def _constants(problem: MlpProblem, stages: Stages, config: WarpsConfig) -> dict
 
 
 def _vector(problem: MlpProblem, width: int, block: int) -> int:
-    """Elements in an access; a lane has four neighbours where a step has no partner."""
+    """Return the elements per access; a lane has four adjacent ones if a step has no partner."""
     alone = 4 if ceil_div(block, 16) % 2 else 8
     return min(alone, widest_vector(problem.dtype, width, block))
 
 
 def _to_fold(problem: MlpProblem) -> int | None:
-    """The layer to be made one with the next, if what is left is still a chain that the kernel runs."""
+    """Return the layer to merge with the next, if the kernel supports the resulting chain."""
     number = foldable(problem.layers)
     if number is None or isinstance(stages_of(folded(problem.layers, number)), str):
         return None
@@ -307,7 +304,7 @@ def _fold(problem: MlpProblem) -> Recipe:
 
 
 def _pack(problem: MlpProblem, stages: Stages) -> KernelCall:
-    """The weights and biases of all layers into their places."""
+    """Return the launch that packs the weights and biases of all layers."""
     wide = ELEMENT_BYTES[problem.dtype] == 4
     spelled, buffers = [], []
     block = offset = 0
@@ -319,10 +316,10 @@ def _pack(problem: MlpProblem, stages: Stages) -> KernelCall:
             stage.blocks_of_outputs, layer.norm, layer.bias, bool(stage.source), offset, bias_offset,
         )  # fmt: skip
         spelled.append("{" + ", ".join(str(value).lower() for value in values) + "}")
-        own = stage.source or str(stage.number)
+        suffix = stage.source or str(stage.number)
         buffers += [
-            Buffer(f"weight{own}"),
-            Buffer(f"bias{own}", optional=True),
+            Buffer(f"weight{suffix}"),
+            Buffer(f"bias{suffix}", optional=True),
             Buffer(f"norm_weight{stage.number}", optional=True),
             Buffer(f"norm_bias{stage.number}", optional=True),
         ]
@@ -361,36 +358,36 @@ def _pack(problem: MlpProblem, stages: Stages) -> KernelCall:
 # Predictions are for the spectral autoencoder in fp16.
 TENSOR_CORE = TensorCore(
     "tensor_core",
-    "16 rows a warp, products by mma.sync, every intermediate in the registers that the next product takes it from",
+    "16 rows per warp, products by mma.sync, every intermediate value already in the next product's registers",
     below="persistent",
-    # 1,048,576 rows, 131 GFLOP: at least 1.7 ms of FFMA below; here 490 mma and 350 activations of 10 instructions for
-    # every 16 rows, about 0.55 ms.
+    # 1,048,576 rows, 131 GFLOP: at least 1.7 ms of FFMA below; here 490 mma and 350 activations of 10 instructions per
+    # 16 rows, about 0.55 ms.
     predicted_gain=4.0,
 )
 FOLDED = TensorCore(
     "folded",
-    "layers with nothing but a product between them become one matrix beforehand: here the way back from the basis and "
-    "the last layer",
+    "layers with nothing but a product between them are merged into one matrix beforehand: here the expansion from the "
+    "basis and the last layer",
     below="tensor_core",
-    # A third of the products and a fifth of the conversions less; x and y bound it from 0.32 ms on.
+    # A third fewer products and a fifth fewer conversions; x and y bound it from 0.32 ms on.
     predicted_gain=1.2,
     folds=True,
 )
 SHARED_ROWS = TensorCore(
     "shared_rows",
-    "the blocks of a row are shared out to the warps of a block: a fifth of the way from x to y for small batches",
+    "the blocks of a row are split among the warps of a CTA: a fifth of the latency from x to y for small batches",
     below="folded",
-    # At batch 512 one warp's 328 mma and 350 activations in a row are about 5 us; a fifth of it and a meeting, 2.5.
+    # At batch 512 one warp's serial 328 mma and 350 activations are about 5 us; a fifth of it and an exchange, 2.5.
     predicted_gain=2.0,
     folds=True,
     shares_rows=True,
 )
 CLUSTERED_ROWS = TensorCore(
     "clustered_rows",
-    "the warps that share rows are those of a cluster of blocks, each with the tensor cores of its own multiprocessor",
+    "the warps that share rows are spread over a cluster, whose CTAs each have the tensor cores of an SM",
     below="shared_rows",
-    # In fp32 ten warps wait for each other's 240 mma on one multiprocessor, 2.7 of 8.7 us at batch 512; on two half of
-    # that, and half a microsecond for two meetings of the cluster.
+    # In fp32 ten warps compete with 240 mma each for one SM, 2.7 of 8.7 us at batch 512; half of that on two, plus half
+    # a microsecond for two cluster exchanges.
     predicted_gain=1.1,
     folds=True,
     shares_rows=True,

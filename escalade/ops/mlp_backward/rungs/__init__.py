@@ -1,1 +1,1 @@
-"""The rungs of mlp_backward, a module a family."""
+"""The rungs of mlp_backward, one module per family."""

@@ -1,4 +1,4 @@
-"""The gradients in one launch of blocks that keep everything, and one that adds up what the blocks have found."""
+"""Gradients in one launch of persistent CTAs, and one that adds up their partial sums."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from escalade.ops.mlp_backward.problem import MlpBackwardProblem
 from escalade.ops.mlp_backward.rungs.layers import PARTS, sum_parts
 
 MOST_LAYERS = 16
-"""Layers at most: each is unrolled into the kernel."""
+"""Largest number of layers; each is unrolled into the kernel."""
 TILES = (4, 8, 12, 16, 32)
-"""Rows, in fours as the products take them."""
+"""Rows per tile, in multiples of four."""
 _SHARE = (32, 64)
-"""Features and outputs of a warp's share of the weights, or the other way round; a thread has 8 by 8."""
+"""Features and outputs of a warp's share of the weights, or vice versa; a thread has 8 by 8."""
 
 
 @dataclass(frozen=True)
 class FusedConfig(Config):
     rows: int
-    """Rows of a tile."""
+    """Rows per tile."""
     threads: int
-    """Threads of a block."""
+    """Threads per CTA."""
 
 
 @dataclass(frozen=True)
-class LayerPlan:
-    """A layer's places in shared memory, in floats, and how its products are divided."""
+class BackwardLayer:
+    """Offsets of a layer in shared memory, in floats, and the split of its products."""
 
     layer: Layer
     input_at: int
@@ -48,8 +48,8 @@ class LayerPlan:
 
 
 @dataclass(frozen=True)
-class Plan:
-    layers: tuple[LayerPlan, ...]
+class BackwardPlan:
+    layers: tuple[BackwardLayer, ...]
     scratch_at: int
     shared_floats: int
     warp_tiles: int
@@ -59,11 +59,11 @@ class Plan:
         return 4 * self.shared_floats
 
 
-def plan(layers: tuple[Layer, ...], config: FusedConfig, card: Card) -> Plan:
-    places: list[dict[str, int]] = []
+def plan(layers: tuple[Layer, ...], config: FusedConfig, card: Card) -> BackwardPlan:
+    offsets: list[dict[str, int]] = []
     at = 0
 
-    def take(floats: int) -> int:
+    def allocate(floats: int) -> int:
         nonlocal at
         start = at
         at += _padded(floats)
@@ -71,15 +71,15 @@ def plan(layers: tuple[Layer, ...], config: FusedConfig, card: Card) -> Plan:
 
     for layer in layers:
         rows = config.rows * layer.groups
-        meeting = 2 * config.threads // 32 if layer.norm else 0
-        places.append(
+        exchange = 2 * config.threads // 32 if layer.norm else 0
+        offsets.append(
             {
-                "input_at": take(rows * _pitch(layer.features)),
-                "gradient_at": take(rows * _pitch(layer.outputs)),
-                "weight_at": take(max(_padded(layer.outputs), meeting) * _pitch(layer.features)),
-                "bias_at": take(layer.outputs),
-                "sums_at": take(layer.outputs),
-                "rstd_at": take(rows if layer.norm else 0),
+                "input_at": allocate(rows * _pitch(layer.features)),
+                "gradient_at": allocate(rows * _pitch(layer.outputs)),
+                "weight_at": allocate(max(_padded(layer.outputs), exchange) * _pitch(layer.features)),
+                "bias_at": allocate(layer.outputs),
+                "sums_at": allocate(layer.outputs),
+                "rstd_at": allocate(rows if layer.norm else 0),
             }
         )
     scratch_at = at
@@ -87,21 +87,21 @@ def plan(layers: tuple[Layer, ...], config: FusedConfig, card: Card) -> Plan:
     scratch = max(least, min(2 * least, card.shared_bytes // 4 - at))
     warps = _first_warps(layers)
     planned = tuple(
-        LayerPlan(
+        BackwardLayer(
             layer,
-            **place,
+            **offset,
             forward_splits=_splits(config, layer.groups, layer.outputs, layer.features, scratch),
             backward_splits=_splits(config, layer.groups, layer.features, layer.outputs, scratch),
             wide=_wide(layer),
             first_warp=first,
         )
-        for layer, place, first in zip(layers, places, warps, strict=True)
+        for layer, offset, first in zip(layers, offsets, warps, strict=True)
     )
-    return Plan(planned, scratch_at, at + _padded(scratch), sum(map(_warp_tiles, layers)))
+    return BackwardPlan(planned, scratch_at, at + _padded(scratch), sum(map(_warp_tiles, layers)))
 
 
 def _padded(count: int) -> int:
-    """The size filled up to whole packs of 16 bytes."""
+    """Round up to 16 bytes."""
     return 4 * ceil_div(count, 4)
 
 
@@ -123,7 +123,8 @@ def _wide(layer: Layer) -> bool:
 
 
 def _first_warps(layers: tuple[Layer, ...]) -> list[int]:
-    """Layers with many groups have long sums: their warps come first, one for each of the four schedulers in turn."""
+    """Assign warps to layers: those with many groups, which have long sums, first, round-robin over the four
+    schedulers."""
     order = sorted(range(len(layers)), key=lambda number: -layers[number].groups)
     first, at = [0] * len(layers), 0
     for number in order:
@@ -133,26 +134,26 @@ def _first_warps(layers: tuple[Layer, ...]) -> list[int]:
 
 
 def _splits(config: FusedConfig, groups: int, columns: int, depth: int, scratch: int) -> int:
-    """Parts of k: as many as there are threads for, room for and work for (two steps of four)."""
+    """Return the parts of k that have threads, scratch memory and work (two steps of four)."""
     rows = config.rows * groups
     tiles = rows // 4 * ceil_div(columns, 4)
     most = min(config.threads // tiles, scratch // (rows * _padded(columns)), ceil_div(depth, 8))
     steps = ceil_div(depth, 4)
-    return ceil_div(steps, ceil_div(steps, max(1, most)))  # no split without work
+    return ceil_div(steps, ceil_div(steps, max(1, most)))  # no empty split
 
 
 @dataclass(frozen=True)
 class Fused(Rung[MlpBackwardProblem, FusedConfig]):
     def supports(self, problem: MlpBackwardProblem) -> str | None:
         if len(problem.layers) > MOST_LAYERS:
-            return f"{self.name} unrolls its layers, {MOST_LAYERS} at most; here are {len(problem.layers)}"
+            return f"{self.name} takes up to {MOST_LAYERS} layers, not {len(problem.layers)}"
         if problem.batch >= 2**31:
-            return f"{self.name} counts tiles of rows in 32 bits; {problem.batch} rows are too many"
+            return f"{self.name} counts rows in 32 bits, not {problem.batch}"
         needed = self._planned(problem, TILES[0]).shared_bytes
         if needed > self.card.shared_bytes:
             return (
-                f"{self.name} keeps all weights and four rows of every layer in shared memory, {needed} bytes where a "
-                f"block has {self.card.shared_bytes} at most"
+                f"{self.name} keeps all weights and four rows of every layer in {needed} bytes of shared memory, but a "
+                f"CTA has {self.card.shared_bytes}"
             )
         return None
 
@@ -204,14 +205,14 @@ class Fused(Rung[MlpBackwardProblem, FusedConfig]):
         )
 
     def _threads(self, problem: MlpBackwardProblem) -> int:
-        """Threads of as many warps as have a share of the weights, within 8 and 16."""
+        """Return the threads: one warp per share of the weights, between 8 and 16 warps."""
         return 512 if sum(map(_warp_tiles, problem.layers)) > 8 else 256
 
-    def _planned(self, problem: MlpBackwardProblem, rows: int) -> Plan:
+    def _planned(self, problem: MlpBackwardProblem, rows: int) -> BackwardPlan:
         return plan(problem.layers, FusedConfig(rows, self._threads(problem)), self.card)
 
     def _offered(self, problem: MlpBackwardProblem) -> tuple[FusedConfig, ...]:
-        """Configs that fit, best first."""
+        """Return the configs that fit, best first."""
         fitting = [
             FusedConfig(rows, self._threads(problem))
             for rows in TILES
@@ -220,8 +221,8 @@ class Fused(Rung[MlpBackwardProblem, FusedConfig]):
         return tuple(sorted(fitting, key=lambda config: self._clocks(problem, config)))
 
     def _clocks(self, problem: MlpBackwardProblem, config: FusedConfig) -> float:
-        """How long, about, the busiest multiprocessor takes: at half of 128 multiply-adds a clock, with some 300 clocks
-        a layer for barriers and what they wait for, and a block's start and end; then the sum of the parts."""
+        """Estimate the clocks of the busiest SM: half of 128 multiply-adds per clock, some 300 clocks per layer for
+        barriers and latency, and the reduction of partial sums."""
         planned = plan(problem.layers, config, self.card)
         per_sm = _blocks_per_sm(planned, config, self.card)
         tiles = ceil_div(problem.batch, config.rows)
@@ -232,12 +233,12 @@ class Fused(Rung[MlpBackwardProblem, FusedConfig]):
         )
 
 
-def _blocks_per_sm(planned: Plan, config: FusedConfig, card: Card) -> int:
+def _blocks_per_sm(planned: BackwardPlan, config: FusedConfig, card: Card) -> int:
     return max(1, min(512 // config.threads, card.resident_blocks(planned.shared_bytes)))
 
 
-def _spell(problem: MlpBackwardProblem, number: int, one: LayerPlan) -> str:
-    """A layer as the kernel's struct Layer."""
+def _spell(problem: MlpBackwardProblem, number: int, one: BackwardLayer) -> str:
+    """Return a layer as an initializer of the kernel's struct Layer."""
     layer = one.layer
     names = list(problem.sizes)
     begin = names.index(f"{layer.parameters[0]}{number}")
@@ -253,10 +254,10 @@ def _spell(problem: MlpBackwardProblem, number: int, one: LayerPlan) -> str:
 # Predictions are for the spectral autoencoder at batch 65,536 in fp32.
 FUSED = Fused(
     "fused",
-    "persistent blocks that walk tiles of rows forwards and backwards in shared memory, weights' gradients in "
-    "registers all the while; one more launch adds up the blocks'",
+    "persistent CTAs run tiles of rows forward and backward in shared memory, with weight gradients in registers; a "
+    "second launch adds up their partial sums",
     below="layers",
-    # layers: 11 G multiply-adds with two loads each at some 1.5 T loads a second, and 2.5 GB of intermediates: 16 ms;
-    # fused: 19 GFLOP at 30 TFLOP/s.
+    # layers: 11 G multiply-adds with two loads each at some 1.5 T loads per second, and 2.5 GB of intermediate values:
+    # 16 ms; fused: 19 GFLOP at 30 TFLOP/s.
     predicted_gain=24.0,
 )

@@ -1,4 +1,4 @@
-"""The gradients with a kernel for each step of each layer; whatever the sizes."""
+"""Gradients with one kernel per step of each layer; supports every size."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _FLOAT = Type("float")
 
 
 def sum_parts(count: int, pitch: int, elements: int) -> KernelCall:
-    """Adds up `count` parts, each `pitch` elements behind the one before, to the first `elements` of y."""
+    """Return the launch that adds up `count` partial sums, `pitch` elements apart, into the first `elements` of y."""
     return KernelCall(
         Program.of("mlp_backward/sum_parts.cu", "mlp_backward_sum_parts", {"LANES": _SUM_LANES}),
         (ceil_div(elements, 32), 1, 1),
@@ -34,8 +34,8 @@ def sum_parts(count: int, pitch: int, elements: int) -> KernelCall:
 class Layers(Rung[MlpBackwardProblem, ThreadsConfig]):
     def supports(self, problem: MlpBackwardProblem) -> str | None:
         widest = max(max(layer.width_in, layer.width_out) for layer in problem.layers)
-        if problem.batch * widest >= 2**37:  # a block of 64 threads each
-            return f"{problem.batch} rows of up to {widest} features: {self.name} takes fewer than 2^37 elements a step"
+        if problem.batch * widest >= 2**37:  # CTAs of 64 threads
+            return f"{self.name} takes fewer than 2^37 elements per step, not {problem.batch} rows of {widest} features"
         return None
 
     def configs(self, problem: MlpBackwardProblem) -> tuple[ThreadsConfig, ...]:
@@ -46,43 +46,41 @@ class Layers(Rung[MlpBackwardProblem, ThreadsConfig]):
 
 
 class _Steps:
-    """The launches, forwards and then backwards, and what they keep on the way."""
+    """Builder of the launches, forward and then backward, and of their workspaces."""
 
     def __init__(self, problem: MlpBackwardProblem, threads: int, card: Card) -> None:
         self._problem = problem
         self._threads = threads
         self._calls: list[KernelCall] = []
         self._workspaces: dict[str, int] = {}
-        # As many parts of the rows as fill the card, but not so many that adding them up is the larger work.
+        # Enough parts of the rows to fill the card, but not so many that the reduction dominates.
         wanted = ceil_div(card.busy_blocks * 256, problem.parameter_elements)
         self._parts = max(1, min(_MOST_PARTS, wanted, ceil_div(problem.batch, 16)))
 
     def recipe(self) -> Recipe:
         p = self._problem
         for number in range(len(p.layers)):
-            self._forwards(number)
+            self._forward(number)
         gradient, stored = self._last_gradient()
         for number in reversed(range(len(p.layers))):
-            gradient, stored = self._backwards(number, gradient, stored), _FLOAT
+            gradient, stored = self._backward(number, gradient, stored), _FLOAT
         if self._parts > 1:
             self._workspaces[PARTS] = 4 * self._parts * p.parameter_elements
             self._calls.append(sum_parts(self._parts, p.parameter_elements, p.parameter_elements))
         workspaces = tuple(Workspace(name, size) for name, size in self._workspaces.items())
         return Recipe(tuple(self._calls), workspaces)
 
-    # --- what is kept
-
     def _keep(self, name: str, number: int, elements: int) -> Buffer:
-        """Adds a workspace of fp32."""
+        """Add an fp32 workspace."""
         self._workspaces[f"{name}{number}"] = 4 * elements
         return Buffer(f"{name}{number}")
 
     def _slope(self, number: int) -> Buffer:
-        """The slope of the activation of that layer; there is none in front of the first."""
+        """Return the derivative of a layer's activation; there is none before the first."""
         return Buffer(f"slope{number}", optional=True)
 
     def _input(self, number: int) -> tuple[Buffer, Type]:
-        """What the layer's product reads, and how it is stored."""
+        """Return the input of a layer's product, and its type."""
         if self._problem.layers[number].norm:
             return Buffer(f"hat{number}"), _FLOAT
         return self._before_norm(number)
@@ -93,8 +91,6 @@ class _Steps:
     @property
     def _element(self) -> Type:
         return element(self._problem.dtype)
-
-    # --- launches
 
     def _launch(
         self,
@@ -118,7 +114,7 @@ class _Steps:
             )
         )
 
-    def _forwards(self, number: int) -> None:
+    def _forward(self, number: int) -> None:
         p, layer = self._problem, self._problem.layers[number]
         rows = p.batch * layer.groups
         if layer.norm:
@@ -165,7 +161,7 @@ class _Steps:
         )
 
     def _last_gradient(self) -> tuple[Buffer, Type]:
-        """The gradient of what goes into the last activation."""
+        """Return the gradient of the last activation's input."""
         p, last = self._problem, len(self._problem.layers) - 1
         activation = p.layers[last].activation
         if activation == "none":
@@ -180,8 +176,9 @@ class _Steps:
         )
         return result, _FLOAT
 
-    def _backwards(self, number: int, gradient: Buffer, stored: Type) -> Buffer:
-        """The gradients of the layer's parameters, and of what goes into the activation in front of it, if needed."""
+    def _backward(self, number: int, gradient: Buffer, stored: Type) -> Buffer:
+        """Add the gradients of a layer's parameters; return the gradient of the previous activation's input, if
+        needed."""
         p, layer = self._problem, self._problem.layers[number]
         self._weight_gradient(number, gradient, stored)
         wanted = number > 0 or p.input_gradient
@@ -235,7 +232,7 @@ class _Steps:
         return rows, ceil_div(rows, self._parts)
 
     @property
-    def _into(self) -> Buffer:
+    def _target(self) -> Buffer:
         return Buffer(PARTS if self._parts > 1 else "y")
 
     def _weight_gradient(self, number: int, gradient: Buffer, stored: Type) -> None:
@@ -251,7 +248,7 @@ class _Steps:
                 source,
                 Buffer(f"norm_weight{number}", optional=True),
                 Buffer(f"norm_bias{number}", optional=True),
-                self._into,
+                self._target,
                 Int64(p.parameter_elements),
                 Int64(p.offsets[f"weight{number}"]),
                 Int64(p.offsets.get(f"bias{number}", 0)),
@@ -273,7 +270,7 @@ class _Steps:
             (
                 normalised,
                 Buffer(f"hat{number}"),
-                self._into,
+                self._target,
                 Int64(p.parameter_elements),
                 Int64(p.offsets[f"norm_weight{number}"]),
                 layer.features,
@@ -284,6 +281,4 @@ class _Steps:
         )
 
 
-LAYERS = Layers(
-    "layers", "a plain kernel for each step of each layer, forwards and then backwards", None, None
-)
+LAYERS = Layers("layers", "one plain kernel per step of each layer, forward and then backward", None, None)

@@ -1,1 +1,1 @@
-"""The rungs of squeeze_excite, a module a family."""
+"""The rungs of squeeze_excite, one module per family."""

@@ -1,4 +1,4 @@
-"""What the kernels of squeeze_excite leave open, and their buffers."""
+"""Constants and buffers shared by the kernels of squeeze_excite."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BUFFERS = (
 
 
 def constants(problem: SqueezeExciteProblem, threads: int) -> dict[str, Constant]:
-    """What kernels/squeeze_excite/layers.cuh leaves open."""
+    """Return the constants of kernels/squeeze_excite/layers.cuh."""
     p = problem
     applied = {
         name: Expression.parse(text).constants(p.dtype)["EXPRESSION"]

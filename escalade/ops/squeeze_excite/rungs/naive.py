@@ -1,4 +1,4 @@
-"""A block an image, an element a load."""
+"""One CTA per image, single-element loads."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Naive(Rung[SqueezeExciteProblem, ThreadsConfig]):
 
 NAIVE = Naive(
     "naive",
-    "a block an image; a thread sums the pixels of a channel, then the products of a feature",
+    "one CTA per image; a thread sums the pixels of a channel, then the products of a feature",
     None,
     None,
 )

@@ -1,4 +1,4 @@
-"""Means and both layers in one launch, by a block or by a cluster of blocks for a few images."""
+"""Means and both layers in one launch, by one CTA or one cluster per few images."""
 
 from __future__ import annotations
 
@@ -19,42 +19,42 @@ from escalade.ops.squeeze_excite.rungs.sliced import SLICED
 _IN_FLOAT4 = 4
 _MOST_TEAM = 32
 _AHEAD = 8
-"""Pixels of a thread that are under way at once."""
+"""Pixels in flight per thread."""
 _REGISTERS = 96
-"""Registers of a thread at most, about: as many loads under way take them."""
+"""Approximate registers per thread, with that many loads in flight."""
 LANES = 128
-"""Instructions of threads that a multiprocessor starts in a clock."""
+"""Thread instructions issued per clock and SM."""
 ROUND_TRIP_US = 1.0
-"""Microseconds from a load out of L2, behind a barrier, to a sum that all threads of a block know: the image, and each
-of the two weights."""
+"""Microseconds from an L2 load behind a barrier to a sum known to all threads of a CTA: for the image, and for each
+weight."""
 TURN_US = 0.4
-"""Microseconds of each further turn of loads: images follow each other, and so do the pixels of a thread."""
+"""Microseconds per further round of loads, of images or of a thread's pixels."""
 SMALL_LAYER_US = 0.8
-"""Microseconds of a layer over a few rows, or of a mean besides its bytes, in a launch of its own."""
-MEETING_US = 0.5
-"""Microseconds in which the blocks of a cluster meet and read what the others have found."""
+"""Microseconds of a layer over a few rows, or of a mean besides its traffic, in a separate launch."""
+EXCHANGE_US = 0.5
+"""Microseconds of one exchange between the CTAs of a cluster."""
 
 
 @dataclass(frozen=True)
 class OneLaunchConfig(Config):
     threads: int
     images: int
-    """Images that a cluster has at once: it reads the weights once for all of them."""
+    """Images per cluster, which share one read of the weights."""
     cluster: int = 1
-    """Blocks that share the pixels of an image, then its channels."""
+    """CTAs that share the pixels of an image, then its channels."""
 
     def share(self, problem: SqueezeExciteProblem) -> int:
-        """Channels of a block, in whole packs."""
+        """Return the channels per CTA, in whole packs."""
         least = max(_IN_FLOAT4, widest_vector(problem.dtype, problem.channels))
         return ceil_div(ceil_div(problem.channels, self.cluster), least) * least
 
     def groups(self, problem: SqueezeExciteProblem) -> int:
-        """Threads that share the pixels of a pack of channels."""
+        """Return the threads per pack of channels."""
         chunks = problem.channels // widest_vector(problem.dtype, problem.channels)
         return max(1, min(self.threads // chunks, ceil_div(problem.pixels, self.cluster)))
 
     def team(self, outputs: int) -> int:
-        """Lanes that share a sum: as many as leave each sum of a layer its own."""
+        """Return the lanes per sum, so that every sum of a layer has its own."""
         team = 1
         while team < _MOST_TEAM and 2 * team * outputs <= self.threads:
             team *= 2
@@ -72,7 +72,7 @@ class OneLaunchConfig(Config):
 @dataclass(frozen=True)
 class OneLaunch(Rung[SqueezeExciteProblem, OneLaunchConfig]):
     sizes: tuple[int, ...]
-    """Blocks of a cluster that it offers."""
+    """Cluster sizes to offer."""
 
     @property
     def architectures(self) -> tuple[str, ...]:
@@ -82,8 +82,8 @@ class OneLaunch(Rung[SqueezeExciteProblem, OneLaunchConfig]):
         if self._offered(problem):
             return None
         return (
-            f"the sums of {problem.channels} channels and {problem.squeezed} squeezed features do not fit into the "
-            "shared memory of a block; the rung `naive` takes any"
+            f"{self.name} keeps the sums of {problem.channels} channels and {problem.squeezed} squeezed features in "
+            "shared memory, where they do not fit; the rung `naive` takes any"
         )
 
     def configs(self, problem: SqueezeExciteProblem) -> tuple[OneLaunchConfig, ...]:
@@ -101,9 +101,8 @@ class OneLaunch(Rung[SqueezeExciteProblem, OneLaunchConfig]):
         ]
 
     def estimate(self, problem: SqueezeExciteProblem, config: OneLaunchConfig) -> float:
-        """Waves of clusters, each of them the bytes and the instructions of its blocks, one round trip behind another;
-        x at the rate of the whole card if that takes longer.
-        """
+        """Sum up waves of clusters, each with the traffic and instructions of its CTAs and serial round trips; at least
+        the time to read x."""
         p, rates, size = problem, self.card.rates, ELEMENT_BYTES[problem.dtype]
         blocks = config.clusters(p) * config.cluster
         usable = max(1, self.card.max_active_clusters(config.cluster) * config.cluster)
@@ -118,10 +117,10 @@ class OneLaunch(Rung[SqueezeExciteProblem, OneLaunchConfig]):
         clocks += (2 * pixels + (1 + config.images) * weights) / LANES
         moved = max(self.card.transfer_us(p.elements * size), waves * resident * clocks / rates.clock)
         moved += config.clusters(p) * 2 * p.weight_elements * size / rates.l2
-        meetings = 2 * MEETING_US if config.cluster > 1 else 0.0
+        exchanges = 2 * EXCHANGE_US if config.cluster > 1 else 0.0
         each = ceil_div(ceil_div(p.pixels, config.cluster), config.groups(p))
-        further = (config.images * ceil_div(each, _AHEAD) - 1) / resident
-        return rates.launch_us + waves * (3 * ROUND_TRIP_US + meetings + further * TURN_US) + moved
+        more_turns = (config.images * ceil_div(each, _AHEAD) - 1) / resident
+        return rates.launch_us + waves * (3 * ROUND_TRIP_US + exchanges + more_turns * TURN_US) + moved
 
     def recipe(self, problem: SqueezeExciteProblem, config: OneLaunchConfig) -> Recipe:
         p = problem
@@ -150,12 +149,11 @@ class OneLaunch(Rung[SqueezeExciteProblem, OneLaunchConfig]):
 
 
 def one_launch_pays(problem: SqueezeExciteProblem, card: Card = TWIN) -> bool:
-    """Whether gates in one launch take less time than three launches do at the least: the mean as fast as x is read,
-    and two small layers. Graphs are made before their card is known, and by an H200's rates.
-    """
+    """Return True if one launch takes less time than three launches at best: the mean at memory bandwidth, and two
+    small layers. Graphs are built before their card is known, with an H200's rates."""
     rungs: tuple[Any, ...] = (SLICED, CLUSTER, ONE_BLOCK)
-    able = [rung.on(card) for rung in rungs if rung.supports(problem) is None]
-    times = [rung.estimate(problem, rung.configs(problem)[0]) for rung in able]
+    supported = [rung.on(card) for rung in rungs if rung.supports(problem) is None]
+    times = [rung.estimate(problem, rung.configs(problem)[0]) for rung in supported]
     separate = 3 * (card.rates.launch_us + SMALL_LAYER_US)
     separate += card.transfer_us(problem.elements * ELEMENT_BYTES[problem.dtype])
     return min(times, default=separate) < separate
@@ -164,19 +162,19 @@ def one_launch_pays(problem: SqueezeExciteProblem, card: Card = TWIN) -> bool:
 # Predictions are for 1152_7_b1_s48 in fp16: 113 KB of x and 111 KB of each weight.
 ONE_BLOCK = OneLaunch(
     "one_block",
-    "16 bytes a load; the lanes of a team share a feature's products, and weights serve several images",
+    "16-byte loads; several lanes share the products of a feature, and weights serve several images",
     below="naive",
-    # naive: 49 loads 5 times over, four under way, 37,000 clocks; 1152 products one behind another, 40 clocks each,
-    # 46,000; 48 of them 5 times, 10,000: 53 us. Here 335 KB at 39 bytes a clock, 4.9 us, 0.8 us of instructions, and a
-    # launch with three round trips, 3.3 us.
+    # naive: 49 loads 5 times, four in flight, 37,000 clocks; 1152 serial products, 40 clocks each, 46,000; 48 of them 5
+    # times, 10,000: 53 us. Here 335 KB at 39 bytes per clock, 4.9 us, 0.8 us of instructions, and a launch with three
+    # round trips, 3.3 us.
     predicted_gain=5.9,
     sizes=(1,),
 )
 CLUSTER = OneLaunch(
     "cluster",
-    "the blocks of a cluster share an image's pixels, then its channels: sums meet in distributed shared memory",
+    "the CTAs of a cluster share an image's pixels, then its channels: sums are exchanged through DSMEM",
     below="one_block",
-    # 42 KB a block, 0.6 us, 0.1 us of instructions, a launch with three round trips, 3.3 us, and two meetings, 1 us;
+    # 42 KB per CTA, 0.6 us, 0.1 us of instructions, a launch with three round trips, 3.3 us, and two exchanges, 1 us;
     # against 9.0.
     predicted_gain=1.8,
     sizes=(8, 4, 2),

@@ -1,4 +1,4 @@
-"""Means and both layers in one launch, by a cluster of blocks that meet once and wait for no weight."""
+"""Means and both layers in one launch, by a cluster whose CTAs exchange sums once and prefetch all weights."""
 
 from __future__ import annotations
 
@@ -19,63 +19,63 @@ from escalade.ops.squeeze_excite.rungs.arguments import BUFFERS, constants, x_pi
 
 _WARP = 32
 _MMA_DEPTH = 16
-"""Products that a tensor core adds up at once."""
+"""K of an mma.sync."""
 _MOST_BLOCKS = 8
-"""Blocks of a cluster on every card that has clusters."""
+"""Portable cluster size limit."""
 _MOST_CONFIGS = 24
-"""Configs that are offered, the best by estimate."""
+"""Largest number of configs to offer."""
 _SECTOR_BYTES = 32
-"""What memory moves at once: slices of channels are whole sectors where they can be."""
+"""Memory sector; slices of channels are whole sectors if possible."""
 _STATIC_BYTES = 16
-"""The barrier that counts what was pushed."""
+"""The barrier that counts pushed bytes."""
 _REGISTERS = 64
-"""Registers of a thread, about."""
+"""Approximate registers per thread."""
 _THREADS_HELD = 2048
-"""Threads that a multiprocessor holds."""
+"""Threads per SM."""
 LANES = 128
-"""Instructions of threads that a multiprocessor starts in a clock."""
+"""Thread instructions issued per clock and SM."""
 READING = 3.0
-"""Instructions for an element of x: conversion, addition, and a share of addresses and selections."""
+"""Instructions per element of x: conversion, addition, and a share of addresses and selections."""
 PUSHED = 8.0
-"""Bytes that a block gets from others of its cluster in a clock."""
+"""Bytes per clock that a CTA receives from its cluster."""
 LAYERS_US = 0.4
-"""Microseconds besides products: the first load, sums that meet, barriers, shuffles, activations, the store."""
+"""Microseconds besides products: first load, exchange, barriers, shuffles, activations, store."""
 TENSOR_CORES_US = 0.15
-"""Microseconds that splitting values and waiting for tensor cores add."""
+"""Extra microseconds for splitting values and for tensor-core latency."""
 TURN_US = 0.15
-"""Microseconds of each further turn of loads."""
+"""Microseconds per further round of loads."""
 THREAD_US = 0.0006
-"""Microseconds that each thread of a block adds to its barriers and sums."""
+"""Microseconds per thread of a CTA, for barriers and sums."""
 EXCHANGE_US = 0.1
-"""Microseconds that each block of a cluster adds to the others' wait: they start together, and push to each other."""
+"""Microseconds of wait per CTA of a cluster: they start together and push to each other."""
 CLUSTERED_US = 0.004
-"""Microseconds that each block of a cluster adds to a launch."""
+"""Microseconds of launch overhead per CTA in a cluster."""
 
 
 @dataclass(frozen=True)
 class SlicedConfig(Config):
     threads: int
     images: int
-    """Images that a cluster has at once: it reads the weights once for all of them."""
+    """Images per cluster, which share one read of the weights."""
     slices: int
-    """Slices of the channels."""
+    """Slices of channels."""
     parts: int
-    """Parts of the pixels."""
+    """Parts of pixels."""
     tensor_cores: bool = False
-    """Whether the layers' products are theirs, for up to eight images at once."""
+    """True to compute the layers on tensor cores, for up to eight images at once."""
 
     @property
     def cluster(self) -> int:
         return self.slices * self.parts
 
     def width(self, problem: SqueezeExciteProblem) -> int:
-        """Channels of a slice."""
+        """Return the channels per slice."""
         size, vector = ELEMENT_BYTES[problem.dtype], widest_vector(problem.dtype, problem.channels)
         unit = vector if self.slices == 1 or vector * size < VECTOR_BYTES else _SECTOR_BYTES // size
         return ceil_div(ceil_div(problem.channels, self.slices), unit) * unit
 
     def share(self, problem: SqueezeExciteProblem) -> int:
-        """Channels whose gates a block computes, in whole packs."""
+        """Return the channels whose gates one CTA computes, in whole packs."""
         vector = widest_vector(problem.dtype, problem.channels)
         return ceil_div(ceil_div(problem.channels, self.cluster), vector) * vector
 
@@ -84,14 +84,14 @@ class SlicedConfig(Config):
         return PixelSums(self.threads, columns, ceil_div(problem.pixels, self.parts), self.images)
 
     def team(self, outputs: int, packs: int) -> int:
-        """Lanes that share a sum: as many as leave each sum of a layer its own, and have something to multiply."""
+        """Return the lanes per sum: every sum of a layer has its own, and every lane has work."""
         team = 1
         while team < min(_WARP, packs) and 2 * team * outputs <= self.threads:
             team *= 2
         return team
 
     def weight_pitch(self, problem: SqueezeExciteProblem) -> int:
-        """Elements from row to row of a slice of the first weight: neighbouring teams read other banks."""
+        """Return the row pitch of a slice of the first weight, padded to avoid bank conflicts."""
         p, vector = problem, widest_vector(problem.dtype, problem.channels)
         packs = self.width(p) // vector
         team = self.team(p.squeezed, packs)
@@ -100,13 +100,13 @@ class SlicedConfig(Config):
         return packs * vector
 
     def factors_bytes(self, problem: SqueezeExciteProblem, depth: int) -> int:
-        """Shared memory for what a layer multiplies: fp32, or two elements a value for tensor cores."""
+        """Return the bytes of a layer's inputs: fp32, or two elements per value for tensor cores."""
         if not self.tensor_cores:
             return self.images * depth * 4
         return self.images * (ceil_div(depth, _MMA_DEPTH) * _MMA_DEPTH + 8) * 2 * ELEMENT_BYTES[problem.dtype]
 
     def shared_bytes(self, problem: SqueezeExciteProblem) -> int:
-        """Sums, means, squeezed features and weights, each up to whole accesses."""
+        """Bytes of sums, means, squeezed features and weights, rounded up to whole vectors."""
         p, size, hidden = problem, ELEMENT_BYTES[problem.dtype], ceil_div(problem.squeezed, 4) * 4
         width, share = self.width(p), self.share(p)
         floats = [width * self.pixel_sums(p).sums, hidden, hidden * (self.cluster if self.cluster > 1 else 0)]
@@ -128,8 +128,8 @@ class Sliced(Rung[SqueezeExciteProblem, SlicedConfig]):
         if self._offered(problem):
             return None
         return (
-            f"the weights between {problem.channels} channels and {problem.squeezed} squeezed features do not fit into "
-            "the shared memory of the blocks of a cluster; the rung `cluster` reads them from memory"
+            f"{self.name} keeps weights in shared memory; those of {problem.channels} channels and {problem.squeezed} "
+            "squeezed features do not fit. The rung `cluster` reads them from global memory"
         )
 
     def configs(self, problem: SqueezeExciteProblem) -> tuple[SlicedConfig, ...]:
@@ -155,9 +155,8 @@ class Sliced(Rung[SqueezeExciteProblem, SlicedConfig]):
         ]
 
     def estimate(self, problem: SqueezeExciteProblem, config: SlicedConfig) -> float:
-        """Waves of clusters, each of them the bytes and the instructions of its blocks, and the round trips; x at the
-        rate of the whole card if that takes longer.
-        """
+        """Sum up waves of clusters, each with the traffic, instructions and round trips of its CTAs; at least the time
+        to read x."""
         p, rates, size = problem, self.card.rates, ELEMENT_BYTES[problem.dtype]
         blocks = config.clusters(p) * config.cluster
         usable = max(1, self.card.max_active_clusters(config.cluster) * config.cluster)
@@ -218,11 +217,11 @@ class Sliced(Rung[SqueezeExciteProblem, SlicedConfig]):
         return Recipe((call,))
 
 
-# Predicted for 1152_7_b1_s48 in fp16: `cluster` takes 6.4 us by its estimate, of which three round trips one behind
-# another are 3 and two meetings 1; here one round trip and the layers are 0.7, and one meeting 0.9.
+# Predicted for 1152_7_b1_s48 in fp16: `cluster` takes 6.4 us by its estimate, of which three serial round trips are 3
+# and two exchanges 1; here one round trip and the layers are 0.7, and one exchange 0.9.
 SLICED = Sliced(
     "sliced",
-    "blocks multiply the sums of their own slice, so that they meet once; weights arrive while pixels are summed",
+    "CTAs multiply the sums of their own slice and exchange them once; weights are loaded while pixels are summed",
     below="cluster",
     predicted_gain=1.4,
 )

@@ -1,4 +1,4 @@
-"""How a stem reaches its kernels: the constants, arguments and helper launches that its rungs share."""
+"""Constants, arguments and launches shared by the rungs of stem."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _THREADS = 256
 
 
 def image_constants(problem: StemProblem) -> dict[str, Constant]:
-    """What kernels/stem/shape.cuh leaves open, and the element type."""
+    """Return the constants of kernels/stem/shape.cuh, and the element type."""
     return {
         "Source": element(problem.source),
         "SOURCE_NHWC": problem.source_layout == "nhwc",
@@ -36,7 +36,7 @@ def shape(problem: StemProblem, row_tiles: int = 1, column_tiles: int = 1) -> In
 
 
 def tensors(weight: Buffer, y: Buffer, bias_optional: bool = False) -> tuple[Argument, ...]:
-    """The pointers that come first in every kernel that convolves."""
+    """Leading arguments of every convolution kernel."""
     return (
         Buffer("x"),
         weight,
@@ -48,12 +48,12 @@ def tensors(weight: Buffer, y: Buffer, bias_optional: bool = False) -> tuple[Arg
 
 
 def unpooled(problem: StemProblem) -> Workspace:
-    """The result of the convolution, where pooling is a launch of its own."""
+    """Return the workspace of the convolution's result before pooling."""
     return Workspace("unpooled", max(1, problem.conv_elements * ELEMENT_BYTES[problem.storage]))
 
 
 def pool(problem: StemProblem) -> KernelCall:
-    """The launch that pools `unpooled` into y."""
+    """Return the launch that pools `unpooled` into y."""
     p = problem
     assert p.pool is not None
     vector = widest_vector(p.storage, p.filters)
@@ -72,7 +72,7 @@ def pool(problem: StemProblem) -> KernelCall:
 def then_pool(
     problem: StemProblem, steps: tuple[KernelCall, ...], workspaces: tuple[Workspace, ...]
 ) -> Recipe:
-    """Pooling by a launch of its own, if there is any."""
+    """Append pooling as a separate launch, if there is any."""
     if problem.pool is None:
         return Recipe(steps, workspaces)
     return Recipe((*steps, pool(problem)), (*workspaces, unpooled(problem)))

@@ -1,4 +1,4 @@
-"""What the rungs of the stem share that keep packed weights in the registers of tensor cores."""
+"""Packed weights of the stem's tensor-core rungs, which keep them in registers."""
 
 from __future__ import annotations
 
@@ -15,20 +15,18 @@ PACK_THREADS = 256
 def unsupported(name: str, problem: StemProblem) -> str | None:
     p = problem
     if p.dtype not in ("fp16", "bf16"):
-        return (
-            f"{name} multiplies on tensor cores in fp16 or bf16, not {p.dtype}; `separate` takes every dtype"
-        )
+        return f"{name} takes fp16 and bf16, not {p.dtype}; `separate` takes every dtype"
     if p.filters % 16 or p.filters > 128:
         return f"{name} takes multiples of 16 filters up to 128, not {p.filters}; `separate` takes any number"
     if p.filter_width > MOST_WIDTH:
         return f"{name} takes filters up to {MOST_WIDTH} wide, not {p.filter_width}; `separate` takes any"
     if filter_steps(p) > 32:
-        return f"{name} keeps the weights in registers, which {p.filter_height} filter rows exceed"
+        return f"{name} keeps the weights in registers; {p.filter_height} filter rows do not fit"
     return None
 
 
 def pack(problem: StemProblem, warp_blocks: int, pixel_a_lane: bool) -> tuple[KernelCall, Workspace]:
-    """The weights in the order of the fragments' registers."""
+    """Return the launch that packs weights in the order of the fragments' registers, and its workspace."""
     p = problem
     elements = filter_steps(p) * 16 * p.filters
     call = KernelCall(

@@ -1,4 +1,4 @@
-"""The stem by one thread an output, and pooling by a launch of its own."""
+"""Stem with one thread per output, and pooling as a separate launch."""
 
 from __future__ import annotations
 
@@ -30,5 +30,5 @@ class Separate(Rung[StemProblem, ThreadsConfig]):
 
 
 RUNGS: tuple[Rung[StemProblem], ...] = (
-    Separate("separate", "one thread an output, converting as it reads; then pooling", None, None),
+    Separate("separate", "one thread per output, converting on load; then pooling", None, None),
 )

@@ -1,4 +1,4 @@
-"""The stem by blocks that stay: warpgroups convert rows for others that multiply and pool."""
+"""Stem by persistent CTAs: warpgroups convert rows for others that multiply and pool."""
 
 from __future__ import annotations
 
@@ -19,41 +19,41 @@ from escalade.ops.stem.rungs.tiles import POOLS, Tiling
 
 
 def dense_steps(problem: StemProblem) -> int:
-    """Steps of the product in the order of sm90_streamed_dense.cuh: a slot for every two taps but the first."""
+    """Return the MMA steps in the order of sm90_streamed_dense.cuh: one slot per two taps except the first."""
     return problem.filter_height * (problem.filter_width // 2) // 2 + 1
 
 
 STREAMS = 2
-"""Streams of a block: for each of them a warpgroup converts and one multiplies."""
+"""Streams per CTA, each with a producer and a consumer warpgroup."""
 STREAM_START_CLOCKS = 4000
-"""An estimate of how long a block takes until its first row can be multiplied, and after its last."""
+"""Clocks until the first row of a CTA can be multiplied, and after its last (estimate)."""
 
 
 @dataclass(frozen=True)
 class StreamedConfig(Config):
-    """The config of a rung with wgmma whose blocks stay, and walk down the rows."""
+    """Config of persistent CTAs with wgmma that walk down the rows."""
 
     columns: int
-    """Columns of the convolution: those of one wgmma."""
+    """Convolution columns per tile: N of a wgmma."""
     stages: int
-    """Pairs of rows of the image that a stream has room for; a window sees half of the filter's height."""
+    """Stages per stream, in pairs of image rows; a window spans half of the filter's height."""
 
     def tiling(self, problem: StemProblem) -> Tiling:
-        """Tiles as high as the image."""
+        """Return tiles as high as the image."""
         return Tiling(problem, max(1, problem.output_height), self.columns)
 
     def blocks(self, problem: StemProblem, card: Card) -> int:
-        """One a multiprocessor, and a row of y at least for each."""
+        """Return the CTAs: one per SM, each with at least one row of y."""
         return max(1, min(self._rows(problem), card.multiprocessors // (problem.filters // 64)))
 
     def shared_bytes(self, problem: StemProblem) -> int:
-        """The stages, two rows of slots of 16 bytes and the windows' corners in each, and their barriers."""
+        """Bytes of the stages, each with two rows of 16-byte slots and the window corners, and their barriers."""
         slots = self.columns + problem.filter_width // 2 - 1
         stage = 1024 * blocks((2 * slots + self.columns) * 16, 1024)
         return STREAMS * self.stages * (stage + 16)
 
     def cost(self, problem: StemProblem, card: Card) -> float:
-        """A step takes columns / 2 clocks, 24 at least, and a row is pooled while the other stream multiplies."""
+        """Estimate the clocks: columns / 2 per step, at least 24; a row is pooled while the other stream multiplies."""
         tiling = self.tiling(problem)
         rows = ceil_div(self._rows(problem), self.blocks(problem, card))
         streams = min(STREAMS, rows)
@@ -61,7 +61,7 @@ class StreamedConfig(Config):
         return streams * tiling.conv_rows(blocks(rows, STREAMS)) * row + STREAM_START_CLOCKS
 
     def _rows(self, problem: StemProblem) -> int:
-        """Rows of y, in all columns of tiles of all images."""
+        """Return the rows of y over all column tiles and images."""
         return problem.batch * self.tiling(problem).column_tiles * problem.output_height
 
 
@@ -82,11 +82,11 @@ class Streamed(Rung[StemProblem, StreamedConfig]):
             return refusal
         p = problem
         if p.channels != 3:
-            return f"{self.name} packs pixels of 3 channels, not {p.channels}; `warpgroup` takes 1 to 4"
+            return f"{self.name} takes 3 channels, not {p.channels}; `warpgroup` takes 1 to 4"
         if p.filters % 64:
             return f"{self.name} takes 64 or 128 filters, not {p.filters}; `pooled` takes multiples of 16"
         if p.stride != (2, 2):
-            return f"{self.name} takes a stride of 2 in both directions, not {p.stride}; `pooled` takes any"
+            return f"{self.name} takes stride 2, not {p.stride}; `pooled` takes any"
         if p.filter_width % 2 == 0 or p.filter_width < 3 or p.filter_height > 7:
             return (
                 f"{self.name} takes filters 3, 5 or 7 wide and up to 7 high, not {p.filter_height}x{p.filter_width}; "
@@ -95,7 +95,7 @@ class Streamed(Rung[StemProblem, StreamedConfig]):
         if p.pool not in POOLS:
             return f"{self.name} pools 3x3 with stride 2 and padding 1, or 2x2 with stride 2; `tensor_core` pools any"
         if p.batch * p.output_height * p.output_width >= 2**31:
-            return f"{self.name} counts rows in 32 bits and takes less than 2^31 pixels of y; `warpgroup` takes more"
+            return f"{self.name} takes fewer than 2^31 pixels of y; `warpgroup` takes more"
         return None
 
     def configs(self, problem: StemProblem) -> tuple[StreamedConfig, ...]:
@@ -107,7 +107,7 @@ class Streamed(Rung[StemProblem, StreamedConfig]):
     def over(
         self, problem: StemProblem, config: StreamedConfig, *, weights_nhwc: bool = False, bias: bool = True
     ) -> Recipe:
-        """The launches for weights in either layout, with or without a bias."""
+        """Return the launches for weights in either layout, with or without a bias."""
         p = problem
         elements = dense_steps(p) * 16 * p.filters
         pack = KernelCall(
@@ -153,11 +153,11 @@ class Streamed(Rung[StemProblem, StreamedConfig]):
 RUNGS: tuple[Rung[StemProblem], ...] = (
     Streamed(
         "streamed",
-        "k without the padding of channels and taps, by blocks that stay: warpgroups convert two rows at a time for "
-        "others that multiply and pool in ping-pong",
+        "k without padding of channels and taps, by persistent CTAs: warpgroups convert two rows at a time for others "
+        "that multiply and pool in ping-pong",
         below="warpgroup",
-        # K is 176 instead of 224 and 2% of the rows are computed twice, not 6%: 74 GFLOP at 700 TFLOP/s, 0.106 ms, over
-        # which 257 MB (0.061 ms) pass unnoticed; against 0.183 ms, of which 0.140 are products.
+        # K is 176 instead of 224 and 2% of the rows are computed twice, not 6%: 74 GFLOP at 700 TFLOP/s, 0.106 ms,
+        # which hides 257 MB (0.061 ms); against 0.183 ms, of which 0.140 are products.
         predicted_gain=1.65,
     ),
 )

@@ -1,4 +1,4 @@
-"""The stem by wgmma, whose operand of pixels is the staged row itself."""
+"""Stem by wgmma, with the staged row itself as the pixel operand."""
 
 from __future__ import annotations
 
@@ -19,26 +19,25 @@ from escalade.ops.stem.rungs.tiles import PIXEL_BYTES, POOLS, STAGING_CLOCKS, Ti
 
 @dataclass(frozen=True)
 class WarpgroupConfig(Config):
-    """The config of a rung with wgmma: a warpgroup of 64 filters."""
+    """Config of a warpgroup of 64 filters."""
 
     rows: int
-    """Rows of y."""
+    """Rows of y per tile."""
     columns: int
-    """Columns of the convolution: those of one wgmma."""
+    """Convolution columns per tile: N of a wgmma."""
     blocks_per_sm: int
-    """What the compiler fits the registers to."""
+    """Target occupancy, which limits registers per thread."""
 
     def tiling(self, problem: StemProblem) -> Tiling:
         return Tiling(problem, self.rows, self.columns)
 
     def shared_bytes(self, problem: StemProblem) -> int:
-        """The windows of a wgmma are 16 bytes apart and 32 long. compute-sanitizer takes the operand for one piece in
-        which they do not overlap; with room for that behind the last row, it has nothing to report.
-        """
+        """Windows of a wgmma are 16 bytes apart and 32 long. compute-sanitizer assumes that they do not overlap; with
+        padding for that after the last row, it has nothing to report."""
         return self.tiling(problem).staged_pixels * PIXEL_BYTES + 16 * (self.columns - 1)
 
     def cost(self, problem: StemProblem, card: Card) -> float:
-        """A step takes columns / 2 clocks, 32 at least; what follows a row is hidden by other blocks only."""
+        """Estimate the clocks: columns / 2 per step, at least 24; only other CTAs hide what follows a row."""
         tiling = self.tiling(problem)
         rows = tiling.conv_rows(self.rows)
         busy = rows * filter_steps(problem) * max(self.columns / 2, 24.0) + tiling.staged_pixels / 8
@@ -49,7 +48,7 @@ class WarpgroupConfig(Config):
 
 
 WARPGROUP_COLUMNS = (32, 64, 112, 128)
-"""Columns for which kernels/common/hopper.cuh has instructions."""
+"""Supported N of a wgmma (kernels/common/hopper.cuh)."""
 
 
 def warpgroup_configs(problem: StemProblem, card: Card) -> tuple[WarpgroupConfig, ...]:
@@ -76,13 +75,15 @@ class Warpgroup(Rung[StemProblem, WarpgroupConfig]):
                 f"{self.name} takes 64 or 128 filters, not {problem.filters}; `pooled` takes multiples of 16"
             )
         if problem.stride[1] != 2:
-            return f"{self.name} takes a stride of 2 along rows, where windows begin 16 bytes apart; `pooled` takes any"
+            return f"{self.name} takes stride 2 along rows, not {problem.stride[1]}; `pooled` takes any"
         if filter_steps(problem) > 16:
-            return f"{self.name} keeps the weights in registers, which {problem.filter_height} filter rows exceed"
+            return (
+                f"{self.name} keeps the weights in registers; {problem.filter_height} filter rows do not fit"
+            )
         if problem.pool not in POOLS:
             return f"{self.name} pools 3x3 with stride 2 and padding 1, or 2x2 with stride 2; `tensor_core` pools any"
         if not warpgroup_configs(problem, self.card):
-            return f"the pixels of the smallest tile do not fit in shared memory at stride {problem.stride}"
+            return f"{self.name} keeps a tile in shared memory; the smallest does not fit at stride {problem.stride}"
         return None
 
     def configs(self, problem: StemProblem) -> tuple[WarpgroupConfig, ...]:
@@ -111,7 +112,7 @@ class Warpgroup(Rung[StemProblem, WarpgroupConfig]):
 RUNGS: tuple[Rung[StemProblem], ...] = (
     Warpgroup(
         "warpgroup",
-        "by wgmma, whose operand of pixels is the staged row itself: windows that begin 16 bytes apart and overlap",
+        "by wgmma with the staged row itself as the pixel operand: overlapping windows, 16 bytes apart",
         below=("tensor_core", "pooled"),
         # 98 GFLOP at 700 TFLOP/s, 0.14 ms, against 0.25.
         predicted_gain=1.75,

@@ -1,4 +1,4 @@
-"""The stem by mma.sync: the image staged in shared memory, weights in registers; pooled there too, or afterwards."""
+"""Stem by mma.sync: the image staged in shared memory, weights in registers; pooling fused or separate."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from escalade.ops.stem.rungs.tiles import PIXEL_BYTES, POOLS, STAGING_CLOCKS, Ti
 
 @dataclass(frozen=True)
 class WarpConfig(Config):
-    """The config of a rung with mma.sync: warps of 16 or 32 filters, each with a band of rows."""
+    """Config of warps with 16 or 32 filters, each with a band of rows."""
 
     bands: int
     band_rows: int
-    """Rows of y."""
+    """Rows of y per band."""
     column_blocks: int
-    """Blocks of 8 columns of the convolution that a warp has sums for at once."""
+    """8-column blocks of the convolution per warp at once."""
     segments: int
-    """How many times the columns of a warp make the width of a tile."""
+    """Segments of a warp's columns per tile width."""
     blocks_per_sm: int
-    """What the compiler fits the registers to."""
+    """Target occupancy, which limits registers per thread."""
 
     def tiling(self, problem: StemProblem) -> Tiling:
         return Tiling(problem, self.bands * self.band_rows, self.segments * self.column_blocks * 8)
@@ -42,7 +42,7 @@ class WarpConfig(Config):
         return tiling.staged_pixels * PIXEL_BYTES + (edges if self.segments > 1 else 0)
 
     def cost(self, problem: StemProblem, card: Card) -> float:
-        """A multiprocessor starts an mma every 1.65 clocks at best, a warp alone every 12."""
+        """Estimate the clocks: an SM starts one mma every 1.65 clocks at best, a single warp every 12."""
         tiling = self.tiling(problem)
         warp_products = (
             tiling.conv_rows(self.band_rows)
@@ -59,19 +59,19 @@ class WarpConfig(Config):
 
 
 def warp_blocks(problem: StemProblem) -> int:
-    """Blocks of 16 filters a warp: their weights are in its registers, 4 for each step and block."""
+    """Return the 16-filter blocks per warp, whose weights take 4 registers per step and block."""
     return 2 if problem.filters % 32 == 0 and filter_steps(problem) <= 16 else 1
 
 
 def warp_configs(problem: StemProblem, card: Card) -> tuple[WarpConfig, ...]:
-    """The valid configs, best first."""
+    """Return the valid configs, best first."""
     filter_warps = problem.filters // (16 * warp_blocks(problem))
     found = []
     for bands, band_rows, column_blocks, segments in product((1, 2, 4), (1, 2, 4, 7), (2, 4, 7), (1, 2, 4)):
         registers = 8 * blocks((4 * filter_steps(problem) + 5 * column_blocks) * warp_blocks(problem) + 64, 8)
         warps = filter_warps * bands
         if warps > 8 or (warps < 4 and bands < 4) or registers > (256 if segments > 1 else 240):
-            continue  # the last few registers suffice only where the compiler keeps the loop over segments
+            continue  # the last few registers suffice only if the loop over segments is kept
         if segments > 1 and (segments - 1) * column_blocks * 8 >= problem.conv_width:
             continue
         config = WarpConfig(
@@ -85,20 +85,18 @@ def warp_configs(problem: StemProblem, card: Card) -> tuple[WarpConfig, ...]:
 @dataclass(frozen=True)
 class TensorCore(Rung[StemProblem, WarpConfig]):
     pools: bool = False
-    """Whether it pools in registers, instead of by a launch of its own."""
+    """True to pool in registers instead of by a separate launch."""
 
     def supports(self, problem: StemProblem) -> str | None:
         refusal = unsupported(self.name, problem)
         if refusal:
             return refusal
         if self.pools and problem.pool is None:
-            return (
-                f"{self.name} pools, and there is nothing to pool here; `tensor_core` does the rest the same"
-            )
+            return f"{self.name} needs a pool; `tensor_core` takes problems without"
         if self.pools and problem.pool not in POOLS:
             return f"{self.name} pools 3x3 with stride 2 and padding 1, or 2x2 with stride 2; `tensor_core` pools any"
         if not warp_configs(self._part(problem), self.card):
-            return f"the pixels of the smallest tile do not fit in shared memory at stride {problem.stride}"
+            return f"{self.name} keeps a tile in shared memory; the smallest does not fit at stride {problem.stride}"
         return None
 
     def configs(self, problem: StemProblem) -> tuple[WarpConfig, ...]:
@@ -134,7 +132,7 @@ class TensorCore(Rung[StemProblem, WarpConfig]):
         return arguments.then_pool(problem, (packing, convolution), (packed,))
 
     def _part(self, problem: StemProblem) -> StemProblem:
-        """What the convolution's kernel does."""
+        """Return the part of the problem that the convolution's kernel computes."""
         return problem if self.pools else replace(problem, pool=None)
 
 
@@ -144,7 +142,7 @@ RUNGS: tuple[Rung[StemProblem], ...] = (
     TensorCore(
         "tensor_core",
         "filters x pixels by mma.sync: weights in registers, the image staged once in shared memory as pixels of four "
-        "16-bit channels; bias and ReLU on the way out, then pooling",
+        "16-bit channels; fused bias and ReLU, then pooling",
         below="separate",
         # 0.23 ms of products (92 GFLOP at 400 TFLOP/s) and 0.12 ms of pooling (514 MB) against 30 G multiply-adds with
         # two loads each, about 4 ms.
@@ -152,9 +150,9 @@ RUNGS: tuple[Rung[StemProblem], ...] = (
     ),
     TensorCore(
         "pooled",
-        "pooled in registers: a lane has two columns of each window and its neighbour the third, rows are walked down",
+        "pooled in registers: a lane has two columns of each window and its neighbor the third, row by row",
         below="tensor_core",
-        # The pooling and its 0.12 ms are gone, 7% of the rows are computed twice: 0.25 against 0.35 ms.
+        # Saves the pooling launch, 0.12 ms; 7% of the rows are computed twice: 0.25 against 0.35 ms.
         predicted_gain=1.4,
         pools=True,
     ),

@@ -1,4 +1,4 @@
-"""How the tensor-core rungs cut a stem into tiles, and which cut suits a problem."""
+"""Tiles of the stem's tensor-core rungs, and their cost."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from escalade.ops.stem.problem import Pool, StemProblem
 from escalade.ops.stem.rungs import arguments
 
 POOLS: dict[Pool | None, int] = {None: 0, (2, 2, 0): 2, (3, 2, 1): 3}
-"""What is pooled in registers, and its number in kernels/stem/tile.cuh."""
+"""Pools supported in registers, and their number in kernels/stem/tile.cuh."""
 PIXEL_BYTES = 8
 MOST_WIDTH = 8
 """A filter row is one or two steps of 4 taps."""
 STAGING_CLOCKS = 3000
-"""An estimate of how long a block waits for its first pixels, converts and stores them, and starts."""
+"""Clocks for a CTA to load, convert and store its first pixels, and to start (estimate)."""
 
 
 def filter_steps(problem: StemProblem) -> int:
-    """Steps of the product, 16 values of k each: 4 taps of a filter row by 4 channels."""
+    """Return the MMA steps of 16 values of k: 4 taps of a filter row by 4 channels."""
     return problem.filter_height * blocks(problem.filter_width, 4)
 
 
@@ -38,7 +38,7 @@ class Tiling:
 
     @property
     def halo(self) -> int:
-        """Pooling windows overlap by a column: where there are several tiles in a row, each computes it."""
+        """Column that both tiles of a row compute, because pooling windows overlap."""
         needed = min(self.problem.conv_width, 2 * self.problem.output_width)
         return int(self.pool == 3 and self.columns < needed)
 
@@ -65,7 +65,7 @@ class Tiling:
         return rows * 2 * blocks(columns, 2)
 
     def constants(self) -> dict[str, Constant]:
-        """What kernels/stem/staged.cuh leaves open."""
+        """Return the constants of kernels/stem/staged.cuh."""
         p = self.problem
         return {
             **self.column_constants(),
@@ -75,7 +75,7 @@ class Tiling:
         }
 
     def column_constants(self) -> dict[str, Constant]:
-        """What kernels/stem/tile.cuh leaves open, and the filter."""
+        """Return the constants of kernels/stem/tile.cuh, and the filter."""
         p = self.problem
         return {
             **arguments.image_constants(p),
@@ -89,9 +89,7 @@ class Tiling:
         }
 
     def clocks(self, busy: float, alone: float, sharing: int, card: Card) -> float:
-        """How long, about, the busiest multiprocessor takes.
-
-        A tile keeps its tensor cores `busy`, and takes `alone` if no other is there; `sharing` tiles can be.
-        """
+        """Estimate the clocks of the busiest SM. A tile keeps its tensor cores `busy`, takes `alone` clocks by itself,
+        and `sharing` tiles fit on an SM."""
         each = blocks(self.tiles, card.multiprocessors)
         return max(each * busy, blocks(each, min(each, sharing)) * alone)

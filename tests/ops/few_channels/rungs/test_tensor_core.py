@@ -140,11 +140,11 @@ def test_the_images_of_the_first_problem_are_copied_as_they_are() -> None:
     ("name", "dtype", "rung", "reason"),
     (
         ("1to4_86_k7_b2", "fp32", "images_a_tile", "fp16 and bf16"),
-        ("1to4_86_k7_b2", "fp16", "pooled", "neither"),
+        ("1to4_86_k7_b2", "fp16", "pooled", "needs an activation"),
         ("1to4_86_k7_b2_pool3", "fp16", "pooled", "2x2 and 4x4"),
         ("5to4_86_k7_b2", "fp16", "images_a_tile", "up to 4 channels"),
         ("1to4_86_k9_b2", "fp16", "images_a_tile", "up to 7x7"),
-        ("4to4_300_k3_b2", "fp16", "images_a_tile", "does not fit in shared memory"),
+        ("4to4_300_k3_b2", "fp16", "images_a_tile", "300x300 is too large"),
     ),
 )
 def test_refusals_say_why(name: str, dtype: str, rung: str, reason: str) -> None:
