@@ -82,9 +82,9 @@ def test_refusals_say_why() -> None:
     refusal = ladder.rung("tensor_core").supports(LinearProblem(65, 2**26, 64, dtype="fp16")) or ""
     assert refusal.startswith("as a 1x1 convolution") and "4294967296" in refusal
     for rung in ("tiled", "warp_per_output", "tensor_core", "tensor_core_split"):
-        assert "not means over pixels" in (ladder.rung(rung).supports(LinearProblem(1, 8, 8, pixels=4)) or "")
+        assert "support means over pixels" in (ladder.rung(rung).supports(LinearProblem(1, 8, 8, pixels=4)) or "")
     for rung in ("pool_first", "pooled"):
-        assert "a row already" in (ladder.rung(rung).supports(LinearProblem(1, 8, 8)) or "")
+        assert "needs several pixels" in (ladder.rung(rung).supports(LinearProblem(1, 8, 8)) or "")
     pooled = ladder.rung("pooled")
     assert "up to 4 rows" in (pooled.supports(LinearProblem(5, 8, 8, pixels=4)) or "")
     assert "accesses of 1 are too many" in (pooled.supports(LinearProblem(1, 513, 8, pixels=4)) or "")
@@ -184,7 +184,7 @@ def test_no_rows_no_launch() -> None:
             r"for 4 features out it must be \(4,\)",
         ),
         (torch.ones(2, 8).half(), torch.ones(4, 8).half(), {"tf32": True}, "tf32=True applies"),
-        (torch.ones(2, 0), torch.ones(4, 0), {}, "in_features of 0"),
+        (torch.ones(2, 0), torch.ones(4, 0), {}, "in_features is 0"),
     ],
 )
 def test_tensors_that_pose_no_problem(

@@ -97,7 +97,7 @@ def test_the_choice() -> None:
     )
     small = MlpBackwardProblem(512, autoencoder)
     assert rung.on(typical_card("sm_90a")).refusal(small) is None
-    assert "a block has 101376 at most" in (rung.on(typical_card("sm_86")).refusal(small) or "")
+    assert "a CTA has 101376" in (rung.on(typical_card("sm_86")).refusal(small) or "")
 
 
 # --- as an operator
