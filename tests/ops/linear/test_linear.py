@@ -87,7 +87,7 @@ def test_refusals_say_why() -> None:
         assert "needs several pixels" in (ladder.rung(rung).supports(LinearProblem(1, 8, 8)) or "")
     pooled = ladder.rung("pooled")
     assert "up to 4 rows" in (pooled.supports(LinearProblem(5, 8, 8, pixels=4)) or "")
-    assert "accesses of 1 are too many" in (pooled.supports(LinearProblem(1, 513, 8, pixels=4)) or "")
+    assert "vectors of 1 do not fit" in (pooled.supports(LinearProblem(1, 513, 8, pixels=4)) or "")
     assert "4294967296" in (ladder.rung("pool_first").supports(LinearProblem(1, 8, 8, pixels=2**29)) or "")
     with pytest.raises(UnsupportedError, match=r"fewer than 2\^38"):
         LinearProblem(2**20, 8, 2**20)
