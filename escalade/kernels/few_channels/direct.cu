@@ -1,18 +1,18 @@
 // y[n][k][oh][ow] = relu(sum over c, r, s of x[n][c][oh - pad_h + r][ow - pad_w + s] * w[k][c][r][s] + bias[k])
 //
-// A thread has RUN neighbouring pixels of a row for FILTERS_EACH filters. For each channel and filter row it reads its
-// part of x once, into a window in registers over which the taps slide; the weights are the same for all threads, in
-// shared memory as [c][r][s][k], from which a read is a broadcast, or in constant memory. What bounds it: the reads of
-// x, RUN + S - 1 for RUN * S * FILTERS_EACH multiply-adds, each with its condition.
+// A thread has RUN adjacent pixels of a row for FILTERS_EACH filters. Per channel and filter row it reads its part of x
+// once, into a register window over which the taps slide. The weights are uniform over all threads: in smem as
+// [c][r][s][k], where a read is a broadcast, or in constant memory. Limiter: reads of x, RUN + S - 1 per RUN * S *
+// FILTERS_EACH multiply-adds, each with a bounds check.
 //
-// Serves `direct`. shape.cuh has the sizes, and how the image is read.
+// Rung: `direct`. Read shape.cuh (sizes, image access).
 #include "common/epilogue.cuh"
 #include "common/ptx.cuh"
 #include "few_channels/shape.cuh"
 
 constexpr int TAPS = FILTER_HEIGHT * FILTER_WIDTH;
 constexpr int WINDOW = RUN + FILTER_WIDTH - 1;
-constexpr int WIDE = FILTERS_EACH < 4 ? FILTERS_EACH : 4;  // weights that one read of shared memory brings
+constexpr int WIDE = FILTERS_EACH < 4 ? FILTERS_EACH : 4;  // weights per smem read
 
 #if CONSTANT_WEIGHTS > 0
 __constant__ Element constant_weights[CONSTANT_WEIGHTS];
@@ -56,7 +56,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #pragma unroll
                 for (int k = 0; k < FILTERS_EACH; k += WIDE) {
 #if CONSTANT_WEIGHTS > 0
-                    // Beyond the last filter the sum is never stored: any weight will do.
+                // Sums past the last filter are never stored: any weight will do.
 #pragma unroll
                     for (int e = 0; e < WIDE; ++e)
                         w[k + e] = to_float(

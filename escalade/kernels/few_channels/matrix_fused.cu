@@ -1,19 +1,20 @@
-// y[n][filter][oh][ow] = sum over c, r, s of x[n][c][oh - pad_h + r][ow - pad_w + s] * w[filter][c][r][s] + bias[filter]
+// y[n][filter][oh][ow] = sum over c, r, s of x[n][c][oh - pad_h + r][ow - pad_w + s] * w[filter][c][r][s] +
+// bias[filter]
 //
-// Unrolling, product and permutation in one kernel: the tile of the unrolled matrix is gathered from x as it is
-// multiplied, and sums go to their place in y. One switch an idea:
-//   RESTRICT             pointers are promised not to overlap
-//   FILTER_HEIGHT, ...   the shape's own, or numbers that the compiler knows: then divisions by them are multiplications
-//   UNROLL               how often the loops over a tile's words are unrolled
+// Unrolling, GEMM and permutation in one kernel: tiles of the unrolled matrix are gathered from x as they are needed,
+// and sums are stored directly to y. One switch per idea:
+//   RESTRICT             __restrict__ pointers
+//   FILTER_HEIGHT, ...   the shape's fields, or compile-time constants: then divisions by them become multiplications
+//   UNROLL               unroll factor of the loops over a tile's words
 //   Product              float: operands rounded to TF32, m16n8k8; a 16-bit type: m16n8k16
-// What bounds it: finding the place of each value, a dozen integer instructions for 16 multiply-adds.
+// Limiter: address computation, a dozen integer instructions per 16 multiply-adds.
 //
 // Rung           switches
 //   fusion       none: RESTRICT empty, UNROLL 1, Product float
 //   restrict     RESTRICT
-//   unrolling    RESTRICT, UNROLL 16, FILTER_HEIGHT and FILTER_WIDTH known
-//   half         the same, and Product of 16 bits
-// Read on in matrix_tiles.cuh. shape.cuh has the sizes, and how the image is read.
+//   unrolling    RESTRICT, UNROLL 16, constant FILTER_HEIGHT and FILTER_WIDTH
+//   half         the same, and 16-bit Product
+// Continue in matrix_tiles.cuh; shape.cuh has sizes and image access.
 #include "common/epilogue.cuh"
 #include "few_channels/matrix_tiles.cuh"
 #include "few_channels/shape.cuh"
@@ -29,7 +30,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const long long first_pixel = 1LL * blockIdx.x * TILE_PIXELS;
     const int depth = CHANNELS * FILTER_HEIGHT * FILTER_WIDTH;
 
-    // A thread behind the last pixel takes the last one again: its sums are not stored.
+    // A thread past the last pixel repeats it: its sums are not stored.
     const long long pixel = min(first_pixel + threadIdx.x % TILE_PIXELS, pixels - 1);
     const Source* image = x + pixel / conv_pixels * CHANNELS * shape.height * shape.width;
     const int row = pixel % conv_pixels / shape.conv_width - shape.pad_h;

@@ -1,9 +1,8 @@
 // y[n][filter][pixel] (or y[n][pixel][filter]) = product[filter][n][pixel] + bias[filter]
 //
-// The third of three steps: the product has the filters outermost, y the images. One thread an output. What bounds it:
-// memory.
+// Third of three steps: the product has filters outermost, y images. One thread per output. Limiter: memory.
 //
-// Serves `matrix_unroll`, `streams` and `tensor_cores` alike. shape.cuh has the sizes, and how the image is read.
+// Rungs: `matrix_unroll`, `streams`, `tensor_cores`. Read shape.cuh (sizes, image access).
 #include "common/epilogue.cuh"
 #include "common/ptx.cuh"
 #include "few_channels/shape.cuh"

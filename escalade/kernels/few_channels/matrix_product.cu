@@ -1,10 +1,9 @@
 // product[filter][pixel] = sum over k of weight[filter][k] * columns[k][pixel]
 //
-// The second of three steps, as in every textbook: 16 x 16 outputs a block, one a thread, tiles of both matrices in
-// shared memory. What bounds it: shared memory, two reads for one multiply-add, of which with four filters twelve of
-// sixteen are in vain.
+// Second of three steps, the textbook GEMM: one CTA per 16 x 16 outputs, one per thread, tiles of both matrices in
+// smem. Limiter: smem, two reads per multiply-add; with four filters twelve of sixteen are wasted.
 //
-// Serves `matrix_unroll` and `streams` alike.
+// Rungs: `matrix_unroll`, `streams`.
 #include "common/elements.cuh"
 #include "common/ptx.cuh"
 

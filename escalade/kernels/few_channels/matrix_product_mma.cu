@@ -1,9 +1,9 @@
-// product[filter][pixel] = sum over k of weight[filter][k] * columns[k][pixel], by tensor cores
+// product[filter][pixel] = sum over k of weight[filter][k] * columns[k][pixel], on tensor cores
 //
-// The second of three steps: 16 filters x 64 pixels a block, operands rounded to TF32 on their way into shared memory.
-// What bounds it: reading the unrolled matrix, and that nothing is fetched while a tile is multiplied.
+// Second of three steps: one CTA per 16 filters x 64 pixels, operands rounded to TF32 on their way into smem. Limiter:
+// reading the unrolled matrix, without prefetch during the multiplication.
 //
-// Serves `tensor_cores`. Read on in matrix_tiles.cuh.
+// Rung: `tensor_cores`. Continue in matrix_tiles.cuh.
 #include "few_channels/matrix_tiles.cuh"
 
 extern "C" __global__ void __launch_bounds__(THREADS)

@@ -1,8 +1,7 @@
-// 16 filters x 64 pixels of a product by mma.sync, a block of four warps: the part that is the same wherever the
-// operands come from.
+// GEMM tile of 16 filters x 64 pixels by mma.sync, a CTA of four warps, independent of where the operands come from.
 //
-// Both tiles are kept as 32-bit words along k: one value rounded to TF32, or a pair of 16-bit ones. In words the
-// fragments of m16n8k8 and m16n8k16 are alike. The including file's prelude defines Product (float stands for TF32) and
+// Both tiles are stored as 32-bit words along k: one value rounded to TF32, or a pair of 16-bit values. In words, the
+// fragments of m16n8k8 and m16n8k16 are alike. The prelude of the including file defines Product (float means TF32) and
 // UNROLL.
 #pragma once
 
@@ -16,12 +15,12 @@ constexpr int WORD_VALUES = 4 / sizeof(Product);
 constexpr int TILE_DEPTH = TILE_WORDS * WORD_VALUES;
 constexpr int THREADS = 128;
 
-struct Tiles {  // padded so that the lanes of a fragment find different banks
+struct Tiles {  // padded so that the lanes of a fragment hit different banks
     u32 weights[TILE_FILTERS][TILE_WORDS + 4];
     u32 values[TILE_WORDS][TILE_PIXELS + 8];
 };
 
-// Word `word` of values that `value(k)` gives.
+// Word `word` of the values value(k).
 template <class Value>
 __device__ __forceinline__ u32 word_of(int word, Value value) {
     if constexpr (WORD_VALUES == 1) {
@@ -34,7 +33,7 @@ __device__ __forceinline__ u32 word_of(int word, Value value) {
     }
 }
 
-// `weight(filter, k)` and `value(k)`, the latter of this thread's own pixel, k from the tile's beginning.
+// Fills the tiles from weight(filter, k), and value(k) of this thread's own pixel; k counts from the tile's start.
 template <class Weight, class Value>
 __device__ __forceinline__ void fill(Tiles& tiles, Weight weight, Value value) {
 #pragma unroll UNROLL
@@ -65,7 +64,7 @@ __device__ __forceinline__ void multiply(float (&sums)[2][4], const Tiles& tiles
     }
 }
 
-// Hands every sum of this lane to `store(filter, pixel, sum)`, both from the tile's beginning.
+// Calls store(filter, pixel, sum) for every sum of this lane; both indices are relative to the tile.
 template <class Store>
 __device__ __forceinline__ void for_each_sum(const float (&sums)[2][4], Store store) {
     const int group = threadIdx.x % 32 / 4, member = threadIdx.x % 4;

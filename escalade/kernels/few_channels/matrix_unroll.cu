@@ -1,10 +1,9 @@
 // columns[k][pixel] = x[n][c][oh - pad_h + r][ow - pad_w + s]   with k = (c, r, s) and pixel = (n, oh, ow)
 //
-// The first of three steps: the convolution is unrolled into a matrix, each pixel written once for every tap that reads
-// it, zeros for the padding. One thread a channel and output pixel. What bounds it: memory, for the matrix is R*S times
-// as large as x.
+// First of three steps: unroll the convolution into a matrix, writing each pixel once per tap that reads it, zeros for
+// the padding. One thread per channel and output pixel. Limiter: memory, the matrix is R*S times as large as x.
 //
-// Serves `matrix_unroll`, `streams` and `tensor_cores` alike. shape.cuh has the sizes, and how the image is read.
+// Rungs: `matrix_unroll`, `streams`, `tensor_cores`. Read shape.cuh (sizes, image access).
 #include "common/ptx.cuh"
 #include "few_channels/shape.cuh"
 

@@ -1,10 +1,10 @@
 // y[n][oh][ow][k] = max over i, j < POOL of relu(x[n][oh*POOL + i][ow*POOL + j][k]), relu optional
 //
-// Windows lie side by side, those at the edges may hang over it. VECTOR filters a thread in NHWC, where VECTOR divides
-// their number; one output a thread in NCHW. A NaN in the window is the result. What bounds it: memory, x read once and
-// y written once.
+// Disjoint windows; those at the edges may be partial. VECTOR filters per thread in NHWC, where VECTOR divides their
+// number; one output per thread in NCHW. A NaN in the window is the result. Limiter: memory, x is read once and y
+// written once.
 //
-// Serves every rung that leaves ReLU or pooling: `matrix_unroll`, `streams`, `tensor_cores`, `fusion`, `restrict`,
+// Rungs that leave ReLU or pooling to it: `matrix_unroll`, `streams`, `tensor_cores`, `fusion`, `restrict`,
 // `unrolling`, `half`, `direct` and `images_a_tile`.
 #include "common/epilogue.cuh"
 #include "common/ptx.cuh"
@@ -33,7 +33,7 @@ extern "C" __global__ void few_channels_pool(const Element* __restrict__ x, Elem
 #pragma unroll
             for (int e = 0; e < VECTOR; ++e) {
                 const float value = activated<false>(to_float(pack.at[e]));
-                if (value > best[e] || value != value) best[e] = value;  // a NaN, and then nothing is greater
+                if (value > best[e] || value != value) best[e] = value;  // NaN sticks: nothing is greater
             }
         }
     Pack<Element, VECTOR> results;

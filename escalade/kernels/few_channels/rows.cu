@@ -1,16 +1,16 @@
 // y[n][k][oh][ow] = max over the pooling window of relu(sum over c, r, s of x[...] * w[k][c][r][s] + bias[k])
 //
-// A block has TILE_ROWS rows of y of IMAGES images (several if they are whole). Their rows of x come into shared memory
-// once, channel by channel and as fp32, so that a run's window is read 16 bytes at a time; where runs begin at odd
-// places, each has a copy of its part of the row. The weights are there as [c][r][s][k]. A thread has RUN pixels of a
-// row times FILTERS_EACH filters: neighbouring threads are the other filters of the same pixels, which share the reads
-// of the window and whose stores make whole sectors. With pooling a thread walks down the rows of its windows and keeps
-// the maxima; sums never leave the registers.
+// One CTA per TILE_ROWS rows of y of IMAGES images (several if they are whole). Their rows of x are staged in smem
+// once, channel by channel in fp32, so that a run's window is read 16 bytes at a time; if runs start at odd columns,
+// each has its own copy of its part of the row. Weights are in smem as [c][r][s][k]. A thread has RUN pixels of a row
+// times FILTERS_EACH filters. Adjacent threads have the other filters of the same pixels: they share the reads of the
+// window, and their stores fill whole sectors. With pooling, a thread walks down the rows of its windows and keeps the
+// max in registers.
 //
-// For S * RUN * FILTERS_EACH multiply-adds there are (RUN + S - 1) / 4 reads of x and S of weights: with 7 taps, 17
-// pixels and 4 filters, 13 reads for 476. What bounds it: the multiply-adds.
+// Per S * RUN * FILTERS_EACH multiply-adds there are (RUN + S - 1) / 4 reads of x and S of weights: with 7 taps, 17
+// pixels and 4 filters, 13 reads per 476. Limiter: FFMA throughput.
 //
-// Serves `rows`. shape.cuh has the sizes, and how the image is read.
+// Rung: `rows`. Read shape.cuh (sizes, image access).
 #include "common/epilogue.cuh"
 #include "common/ptx.cuh"
 #include "few_channels/shape.cuh"
@@ -18,15 +18,15 @@
 
 constexpr int CONV_ROWS = TILE_ROWS * POOL;
 constexpr int INPUT_ROWS = CONV_ROWS + FILTER_HEIGHT - 1;
-constexpr int PLANE = IMAGES * INPUT_ROWS * ROW_PITCH;         // of one channel, in shared memory
-constexpr int WINDOW = (RUN + FILTER_WIDTH - 1 + 3) / 4 * 4;   // what a thread reads of a row
+constexpr int PLANE = IMAGES * INPUT_ROWS * ROW_PITCH;        // one channel in smem
+constexpr int WINDOW = (RUN + FILTER_WIDTH - 1 + 3) / 4 * 4;  // inputs per thread and row
 constexpr int POOLED = RUN / POOL;
-constexpr int ALL_FILTERS = FILTER_GROUPS * FILTERS_EACH;      // with those that fill up the last group
+constexpr int ALL_FILTERS = FILTER_GROUPS * FILTERS_EACH;  // padded to whole groups
 constexpr int TAPS = FILTER_HEIGHT * FILTER_WIDTH;
 constexpr int WEIGHTS = (CHANNELS * TAPS * ALL_FILTERS + 3) / 4 * 4;
 constexpr int TASKS = IMAGES * TILE_ROWS * SEGMENTS * FILTER_GROUPS;
 constexpr int WIDE = FILTERS_EACH < 4 ? FILTERS_EACH : 4;
-constexpr int AT_ONCE = 4;                                     // loads in flight while x is staged
+constexpr int AT_ONCE = 4;  // loads in flight while x is staged
 
 __device__ __forceinline__ void stage_weights(float* weights, const Element* weight, int filters) {
     for (int i = threadIdx.x; i < CHANNELS * TAPS * ALL_FILTERS; i += THREADS) {
@@ -35,7 +35,7 @@ __device__ __forceinline__ void stage_weights(float* weights, const Element* wei
     }
 }
 
-// What COUNT threads' turns at `load` give is handed to `store`, AT_ONCE turns of a thread at a time.
+// Passes load(i) to store(i, ...) for i < COUNT, AT_ONCE loads per thread in flight.
 template <int COUNT, class Vector, class Load, class Store>
 __device__ __forceinline__ void stage(Load load, Store store) {
 #pragma unroll 1
@@ -55,7 +55,7 @@ __device__ __forceinline__ void stage_input(float* planes, const Source* x, cons
                                             long long first_image, int first_row, int first_column) {
     constexpr int LINES = IMAGES * INPUT_ROWS * STAGE_SEGMENTS;
     const Source* images = x + first_image * CHANNELS * shape.height * shape.width;
-    // The place of a line and column in its image; -1 outside.
+    // Offset of a line and column in its image; -1 outside.
     const auto pixel_of = [&](int line, int column) {
         const int image = line / (INPUT_ROWS * STAGE_SEGMENTS);
         const int row = first_row + line / STAGE_SEGMENTS % INPUT_ROWS;
@@ -67,7 +67,7 @@ __device__ __forceinline__ void stage_input(float* planes, const Source* x, cons
     const auto target_of = [&](int line, int column) {
         return planes + line / STAGE_SEGMENTS * ROW_PITCH + line % STAGE_SEGMENTS * SEGMENT_PITCH + column;
     };
-    if (NHWC && CHANNELS > 1) {  // a pixel at a time
+    if (NHWC && CHANNELS > 1) {  // pixel by pixel
         using Pixel = Pack<Source, X_VECTOR>;
         constexpr int PARTS = (CHANNELS + X_VECTOR - 1) / X_VECTOR;
         struct Whole {
@@ -156,18 +156,18 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     float* const planes = shared_part(reinterpret_cast<float*>(shared_memory) + WEIGHTS, REST);
 
     const long long first_image = 1LL * (blockIdx.x / column_tiles / row_tiles) * IMAGES;
-    const int first_row = blockIdx.x / column_tiles % row_tiles * TILE_ROWS;              // of y
-    const int first_column = blockIdx.x % column_tiles * SEGMENTS * POOLED;               // of y
+    const int first_row = blockIdx.x / column_tiles % row_tiles * TILE_ROWS;  // of y
+    const int first_column = blockIdx.x % column_tiles * SEGMENTS * POOLED;   // of y
     if (!weights_ready) wait_for_previous_launch();
     stage_weights(weights, weight, shape.filters);
-    wait_for_previous_launch();  // if it was done before, it is over at once
+    wait_for_previous_launch();  // returns at once if already waited for
     stage_input(planes, x, shape, first_image, first_row * POOL - shape.pad_h, first_column * POOL - shape.pad_w);
     __syncthreads();
 
 #pragma unroll 1
     for (int task = threadIdx.x; task < TASKS; task += THREADS) {
         const int group = task % FILTER_GROUPS, segment = task / FILTER_GROUPS % SEGMENTS;
-        // Rows outermost: the last may have fewer rows of the convolution, and whole warps are done with them early.
+        // Rows outermost: the last may have fewer rows of the convolution, and whole warps finish them early.
         const int image = task / (FILTER_GROUPS * SEGMENTS) % IMAGES;
         const int tile_row = task / (FILTER_GROUPS * SEGMENTS * IMAGES);
         const int row = first_row + tile_row, column = first_column + segment * POOLED;
@@ -194,7 +194,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                 }
         }
 
-        // Y_VECTOR neighbours in memory: filters in NHWC, pixels in NCHW.
+        // Y_VECTOR consecutive elements: filters in NHWC, pixels in NCHW.
         constexpr int PIXEL_STEP = NHWC ? 1 : Y_VECTOR, FILTER_STEP = NHWC ? Y_VECTOR : 1;
         const int pixels = shape.output_height * shape.output_width;
         Element* target = y + (first_image + image) * shape.filters * pixels;

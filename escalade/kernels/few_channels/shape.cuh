@@ -1,6 +1,6 @@
-// What the kernels of a convolution of few channels are asked, and how its image is read.
+// Sizes of a convolution of few channels, and access to its image.
 //
-// The including file's prelude defines Source, Element, NHWC and CHANNELS.
+// The prelude of the including file defines Source, Element, NHWC and CHANNELS.
 #pragma once
 
 #include "common/elements.cuh"
@@ -15,7 +15,7 @@ struct FewChannelsShape {
 
 __device__ __forceinline__ float to_float(unsigned char value) { return value; }
 
-// A pixel's channel in its image, which begins at `image`; zero in the padding.
+// Channel of a pixel of the image at `image`; zero in the padding.
 __device__ __forceinline__ float pixel_at(const Source* image, int channel, int row, int column,
                                           const FewChannelsShape& shape) {
     if (row < 0 || row >= shape.height || column < 0 || column >= shape.width) return 0.f;
@@ -23,7 +23,7 @@ __device__ __forceinline__ float pixel_at(const Source* image, int channel, int 
     return to_float(image[NHWC ? pixel * CHANNELS + channel : channel * shape.height * shape.width + pixel]);
 }
 
-// Where an output of the convolution lies in its image.
+// Offset of an output of the convolution in its image.
 __device__ __forceinline__ int output_offset(int filter, int pixel, int filters, int pixels) {
     return NHWC ? pixel * filters + filter : filter * pixels + pixel;
 }

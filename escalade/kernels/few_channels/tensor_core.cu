@@ -1,39 +1,36 @@
 // y = pool(relu(sum over r, s, c of x[n][row + r - pad][column + s - pad][c] * weight[k][c][r][s] + bias[k]))
 //
-// A product on tensor cores that does not mind how few channels there are: its rows are pairs of neighbouring output
-// pixels, its columns the filters for both, and k the pixels of a filter row that a pair sees (see tensor_core.cuh):
-// with 7 taps, 7 of 8 products count. Blocks stay; a block takes IMAGES images at a time, staged in shared memory once
-// while those before are computed. A warp keeps its weights in registers for good and takes 16 pairs of columns by
-// ROWS output rows, from wherever in the tile they are: a fragment of an image row is loaded once and serves all the
-// output rows that see it. With four channels a pair begins every 16 bytes, so that ldmatrix reads windows that
-// overlap; with one every 4 bytes, a word a lane.
+// A tensor-core product for any small number of channels: its rows are pairs of adjacent output pixels, its columns the
+// filters of both, and k the pixels of a filter row that a pair reads (tensor_core.cuh): with 7 taps, 7 of 8 products
+// are useful. Persistent CTAs take IMAGES images at a time, staged in smem while the previous ones are computed. A warp
+// keeps its weights in registers and takes 16 pairs of columns by ROWS output rows, anywhere in the tile: a fragment of
+// an image row is loaded once and serves all output rows that read it. With four channels a pair starts every 16 bytes,
+// so ldmatrix reads overlapping windows; with one channel every 4 bytes, one word per lane.
 //
-// Pooling is in registers too: a lane has all pixels of a window, for the pairs of a window 4 wide are rows `group`
-// and `group` + 8 of the product. Where the last windows of a row hang over and have only one pair (NARROW), those of
-// two blocks of rows share the two rows, so that no pair is computed that is not there.
+// Pooling is in registers: a lane has all pixels of a window, because the pairs of a 4-wide window are rows `group` and
+// `group` + 8 of the product. If the last windows of a row are partial and have only one pair (NARROW), those of two
+// blocks of rows share the two rows, so no missing pair is computed.
 //
-// SPLIT: fp32 by fp16 halves, three products of them for one (see halves.cuh), x with one power of two for a tile.
-// Tensor cores round sums towards zero, so those of each image row (with one channel, of four) join the others in fp32.
+// SPLIT: fp32 by fp16 halves, three MMAs per product (halves.cuh), x with one power of two per tile. Tensor cores round
+// toward zero, so the sums of each image row (with one channel, of four) are promoted to fp32 accumulators.
 //
-// Weights of zero stand where a pair's pixel is outside one of its two windows, and zero times infinity is NaN: a tile
-// with a pixel that is not finite (SPLIT: or weights) is computed plainly.
+// Weights are zero where a pair's pixel is outside one of its two windows, and zero times infinity is NaN: a tile with
+// a non-finite pixel (SPLIT: or weight) is computed without tensor cores.
+// Limiter: with one channel memory, with four the mma.sync rate.
 //
-// What bounds it: one channel, memory; four, the rate of mma.sync.
-//
-// The prelude has, besides what tensor_core.cuh names: Source, Element, Operand (16 bits), HEIGHT, WIDTH, PAD_H, PAD_W,
-// OUTPUT_HEIGHT, OUTPUT_WIDTH, NHWC, HAS_BIAS, HAS_RELU, POOL (1, 2 or 4), IMAGES, ROWS, WARPS, BLOCKS_PER_SM,
-// ROW_BLOCKS (of ROWS, in an image), CELLS_IN_ROW (pairs, or windows of two), NARROW, STAGED_WIDTH (pixels as they are
-// copied), OPERAND_WIDTH (pixels as they are multiplied, a few more where that puts pairs into different banks),
-// SOURCE_BUFFER (elements of a tile as it is stored, 0 where that is how it is multiplied), BUFFER (of its operands,
-// and what is read past their end), COPY_BYTES (at once; 0: element by element, for images that are not staged as they
-// lie in memory).
+// The prelude defines, besides the names in tensor_core.cuh: Source, Element, Operand (16 bits), HEIGHT, WIDTH, PAD_H,
+// PAD_W, OUTPUT_HEIGHT, OUTPUT_WIDTH, NHWC, HAS_BIAS, HAS_RELU, POOL (1, 2 or 4), IMAGES, ROWS, WARPS, BLOCKS_PER_SM,
+// ROW_BLOCKS (of ROWS, per image), CELLS_IN_ROW (pairs, or windows of two), NARROW, STAGED_WIDTH (pixels as copied),
+// OPERAND_WIDTH (pixels as multiplied, padded if that puts pairs into different banks), SOURCE_BUFFER (elements of a
+// tile as stored, 0 if it is multiplied as stored), BUFFER (of its operands, including reads past their end),
+// COPY_BYTES (per cp.async; 0: element by element, for images staged in another order).
 //
 // Rung             switches
 //   images_a_tile  POOL 1, without HAS_RELU: both are left to pool.cu
-//   pooled         POOL and HAS_RELU as asked for
-//   split_halves   SPLIT, and POOL and HAS_RELU as asked for
-// Read tensor_core_tile.cuh (a tile), tensor_core_staging.cuh (its way in), tensor_core_products.cuh,
-// tensor_core_results.cuh (its way out), then tensor_core_plain.cuh (what is not finite).
+//   pooled         POOL and HAS_RELU as requested
+//   split_halves   SPLIT, and POOL and HAS_RELU as requested
+// Read tensor_core_tile.cuh (tile), tensor_core_staging.cuh (loads), tensor_core_products.cuh (mainloop),
+// tensor_core_results.cuh (epilogue), then tensor_core_plain.cuh (non-finite tiles).
 #include "few_channels/tensor_core_plain.cuh"
 #include "few_channels/tensor_core_products.cuh"
 #include "few_channels/tensor_core_results.cuh"
@@ -44,7 +41,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     few_channels_tensor_core(const Source* __restrict__ x, const Element* __restrict__ weight,
                              const Element* __restrict__ bias, Element* __restrict__ y,
                              const u32* __restrict__ packed, const int* __restrict__ exponents, int batch) {
-    // Two tiles of operands; or one as it is stored, and its operands (the upper and the lower halves).
+    // Two tiles of operands; or one tile as stored, and its operands (upper and lower halves).
     extern __shared__ __align__(128) unsigned char shared_memory[];
     Operand* operands = reinterpret_cast<Operand*>(shared_memory + SOURCE_BUFFER * sizeof(Source));
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, unit = warp % UNITS;
@@ -59,13 +56,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     }
     Epilogue epilogue(bias, first_filter(unit, lane % 4));
 
-    // What is read past the end of a row or a tile is multiplied by zeros or dropped: it must only be finite.
+    // Reads past the end of a row or tile are multiplied by zeros or discarded: the values must only be finite.
 #pragma unroll 1
     for (int at = threadIdx.x; at < (DIRECT || SPLIT ? 2 : 1) * BUFFER; at += THREADS) operands[at] = Operand(0.f);
 #pragma unroll 1
     for (int at = STAGED + threadIdx.x; at < SOURCE_BUFFER; at += THREADS)
         reinterpret_cast<Source*>(shared_memory)[at] = Source(0.f);
-    if (DIRECT) __syncthreads();  // the first tile comes on top
+    if (DIRECT) __syncthreads();  // the first tile overwrites the zeros
 
     const u32 tiles = (batch + IMAGES - 1u) / IMAGES;
     const auto fetch_tile = [&](u32 tile, int buffer) {
@@ -78,7 +75,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 #pragma unroll 1
     for (u32 tile = blockIdx.x; tile < tiles; tile += gridDim.x, turn ^= 1) {
         copy_async_wait<0>();
-        __syncthreads();  // this tile is there, and nobody reads the one before
+        __syncthreads();  // this tile has arrived, and the previous one is no longer read
         bool strange;
         int exponent = 0;
         const Operand* staged = operands;

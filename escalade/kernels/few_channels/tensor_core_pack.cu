@@ -1,13 +1,13 @@
-// packed[unit][load][lane] = the registers of the weights' fragments, four at a time, as mma takes them
+// packed[unit][load][lane] = the weights in mma fragment order, four registers at a time
 //
-// Where SPLIT, the weights of a filter are multiplied by the power of two that brings the largest of them to
-// [2^14, 2^15), which `exponents` keeps, and cut into an upper and a lower half; a filter with a weight that is not
-// finite is marked. What bounds it: one launch, once for a network.
+// SPLIT: the weights of a filter are multiplied by the power of two (stored in `exponents`) that brings their max
+// magnitude into [2^14, 2^15), and split into an upper and a lower half; a filter with a non-finite weight is marked.
+// Limiter: one launch, once per network.
 //
 // Rungs                    switches
 //   images_a_tile, pooled  none
 //   split_halves           SPLIT
-// tensor_core.cuh has the order of the elements.
+// tensor_core.cuh defines the order of the elements.
 #include "common/elements.cuh"
 #include "common/ptx.cuh"
 #include "common/pairs.cuh"
@@ -23,7 +23,7 @@ __device__ __forceinline__ int exponent_of(const Element* __restrict__ weight, i
     return largest < INFINITY_BITS ? scaling_exponent(largest) : NOT_FINITE;
 }
 
-// Element k of a fragment's column, as it is stored; zero where the filter has none.
+// Element k of a fragment's column; zero where the filter has none.
 __device__ __forceinline__ float weight_at(const Element* __restrict__ weight, int fragment, int k, int offset,
                                            int filter) {
     const int r = SINGLE ? fragment % ROW_PAIR_STEPS * 2 + k / 8 - fragment / ROW_PAIR_STEPS : fragment / ROW_STEPS;

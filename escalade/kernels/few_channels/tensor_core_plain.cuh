@@ -1,11 +1,11 @@
-// What takes the product's place in tiles that are not finite: one output at a time, without tensor cores.
+// Fallback for non-finite tiles: one output at a time, without tensor cores.
 #pragma once
 
 #include "common/epilogue.cuh"
 #include "common/halves.cuh"
 #include "few_channels/tensor_core_tile.cuh"
 
-// One output of the convolution, as PyTorch has it.
+// One output of the convolution, as PyTorch computes it.
 __device__ __forceinline__ float plain_sum(const Source* __restrict__ image, const Element* __restrict__ weights,
                                            int row, int column) {
     float sum = 0.f;

@@ -1,4 +1,4 @@
-// What a warp multiplies: fragments of image rows, each loaded once, by the weights that it keeps in registers.
+// Mainloop of a warp: fragments of image rows, each loaded once, times weights in registers.
 #pragma once
 
 #include "common/mma_tile.cuh"
@@ -7,11 +7,11 @@
 using Sums = float[TILES_N][4];
 using Weights = u32[PACKED * 2][2];
 
-// Neighbouring steps for one output row: `a` are pixels, `at` is the first fragment of the weights.
+// Adjacent k-steps of one output row: `a` are pixels, `at` is the first fragment of the weights.
 template <int STEPS>
 __device__ __forceinline__ void multiply(float (&sum)[4], const u32 (&a)[STEPS][SETS][4], const Weights& weights,
                                          int at, int t) {
-    if constexpr (SPLIT) {  // the smaller products first
+    if constexpr (SPLIT) {  // small products first
 #pragma unroll
         for (int step = 0; step < STEPS; ++step) {
             multiply_add<Operand>(sum, a[step][1], weights[(at + step) * TILES_N + t]);
@@ -23,13 +23,13 @@ __device__ __forceinline__ void multiply(float (&sum)[4], const u32 (&a)[STEPS][
         multiply_add<Operand>(sum, a[step][0], weights[(at + step) * TILES_N + t]);
 }
 
-// What an output row adds up. Where SPLIT, JOINT calls in a row have a sum of their own.
+// Accumulators of an output row. If SPLIT, every JOINT consecutive calls have separate accumulators.
 struct Row {
     static constexpr int JOINT = SINGLE ? 2 : 1;
     Sums sums;
     Sums part;
 
-    // `call` of `calls`.
+    // Call number `call` of `calls`.
     template <int STEPS>
     __device__ __forceinline__ void add(const u32 (&a)[STEPS][SETS][4], const Weights& weights, int at, int call,
                                         int calls) {
@@ -48,11 +48,11 @@ struct Row {
     }
 };
 
-// Zero, for which the assembler has to wait for `sum`, because it does not know that `none` is zero. Addresses are
-// moved by it where the assembler would otherwise start so many image rows at once that it runs out of registers.
+// Zero that depends on `sum`: the compiler does not know that `none` is zero. Added to addresses, it keeps the compiler
+// from starting so many image rows at once that it runs out of registers.
 __device__ __forceinline__ int zero_after(float sum, int none) { return SPLIT ? __float_as_int(sum) & none : 0; }
 
-// ROWS output rows of block m; `finish(r, sums)` takes each when it is complete.
+// ROWS output rows of block m; calls finish(r, sums) for each complete row.
 template <class Finish>
 __device__ __forceinline__ void convolve(const Operand* operands, const Weights& weights, int m, int none,
                                          Finish finish) {

@@ -1,4 +1,4 @@
-// The sums of a warp from registers to y: pooled, scaled, with bias and ReLU.
+// Epilogue of a warp: pooling, scaling, bias and ReLU, from registers to y.
 #pragma once
 
 #include "common/epilogue.cuh"
@@ -6,7 +6,7 @@
 #include "common/pairs.cuh"
 #include "few_channels/tensor_core_products.cuh"
 
-// What follows a sum of one filter: its unit, bias and ReLU.
+// Scale, bias and ReLU of one filter.
 struct Epilogue {
     float bias[LANE_FILTERS];
     float scale[LANE_FILTERS];
@@ -30,7 +30,7 @@ struct Epilogue {
     }
 };
 
-// Neighbouring elements; whether the address is aligned to as many is known when this is compiled.
+// Stores consecutive elements; ALIGNED is known at compile time.
 template <bool ALIGNED, int COUNT>
 __device__ __forceinline__ void store(Element* y, const float (&values)[COUNT], int exist) {
     if constexpr (ALIGNED) {
@@ -53,18 +53,18 @@ __device__ __forceinline__ void store(Element* y, const float (&values)[COUNT], 
 
 // A lane's share of the output rows of one block: two pairs of columns, or one window of two pairs.
 struct Writer {
-    // What is not there of a pooling window: rows (of a block, from this one on), pairs, the second pixel of a pair.
+    // Missing parts of a pooling window: rows (of a block, from this one on), pairs, the second pixel of a pair.
     static constexpr int SURE_ROWS = OUTPUT_HEIGHT * POOL > CONV_HEIGHT ? CONV_HEIGHT - (ROW_BLOCKS - 1) * ROWS : ROWS;
     static constexpr bool MASK_PAIRS = !NARROW && OUTPUT_WIDTH * POOL >= CONV_WIDTH + 2;
     static constexpr bool MASK_COLUMNS = OUTPUT_WIDTH * POOL > CONV_WIDTH && CONV_WIDTH % 2;
     static constexpr int CELLS = NARROW ? 2 : 2 / PAIRS_IN_CELL;
     const Epilogue& epilogue;
-    int filters;      // that exist, of this lane's
-    Element* y[2];    // the first element, for both pairs or cells
-    int rows[2];      // how many of y's exist
+    int filters;    // existing filters of this lane
+    Element* y[2];  // first element, of both pairs or cells
+    int rows[2];    // existing rows of y
     int conv_rows[2];
-    int columns[2];   // of a pair, how many exist
-    bool narrow;      // windows of one pair each
+    int columns[2];  // existing columns of a pair
+    bool narrow;     // windows of one pair each
     float best[TILES_N][2];
 
     __device__ __forceinline__ Writer(const Epilogue& epilogue, Element* y, int images, int m, int unit)

@@ -1,5 +1,5 @@
-// How images become operands in shared memory: they are copied, converted where they are not stored as they are
-// multiplied, and searched for what is not finite.
+// Staging of images as operands in smem: copied, converted if the stored type differs, and checked for non-finite
+// values.
 #pragma once
 
 #include "common/halves.cuh"
@@ -14,7 +14,7 @@ __device__ __forceinline__ void copy_async(u32 shared, const void* global, bool 
     if constexpr (BYTES == 4) copy_async_4(shared, global, inside);
 }
 
-// `images` images from `first` on, as they are stored; zeros in their padding and in place of images that are missing.
+// Copies `images` images from `first` on, as stored; zeros in their padding and for missing images.
 __device__ __forceinline__ void fetch(Source* staged, const Source* __restrict__ x, long long first, int images) {
     x += first * IMAGE;
     if constexpr (COPY_BYTES > 0) {
@@ -50,7 +50,7 @@ __device__ __forceinline__ void fetch(Source* staged, const Source* __restrict__
     }
 }
 
-// The last bit of the exponent of two operands.
+// Last exponent bit of two packed operands.
 template <class T>
 constexpr u32 LAST_EXPONENT_BITS = 0;
 #ifdef __CUDA_FP16_H__
@@ -62,7 +62,7 @@ template <>
 constexpr u32 LAST_EXPONENT_BITS<__nv_bfloat16> = 0x00800080;
 #endif
 
-// Operands that are infinite or NaN: their exponent is all ones, and one more carries into the sign.
+// Detects infinite or NaN operands: their exponent is all ones, and adding one carries into the sign.
 struct Finite {
     u32 carries = 0;
     __device__ __forceinline__ void look_at(u32 pair) {
@@ -71,7 +71,7 @@ struct Finite {
     __device__ __forceinline__ bool violated() const { return carries & 0x80008000; }
 };
 
-// Whether this thread's part of a staged tile is not finite.
+// True if this thread's part of a staged tile is not finite.
 __device__ __forceinline__ bool inspect(const Operand* operands) {
     Finite finite;
 #pragma unroll 2
@@ -83,7 +83,7 @@ __device__ __forceinline__ bool inspect(const Operand* operands) {
     return finite.violated();
 }
 
-// Whether a tile is finite, found while it is converted.
+// Converts a tile; true if it is not finite.
 __device__ __forceinline__ bool convert(Operand* operands, const Source* staged) {
     Finite finite;
 #pragma unroll 2
@@ -100,7 +100,7 @@ __device__ __forceinline__ bool convert(Operand* operands, const Source* staged)
     return finite.violated();
 }
 
-// The upper and then the lower halves, by a power of two whose exponent is returned (or that the tile is not finite).
+// Converts to upper, then lower halves; returns the scaling exponent, or NOT_FINITE.
 __device__ __forceinline__ int convert_split(Operand* operands, const Source* staged) {
     __shared__ u32 warp_largest[WARPS];
     const int thread = thread_number();
@@ -133,8 +133,7 @@ __device__ __forceinline__ int convert_split(Operand* operands, const Source* st
     return largest < INFINITY_BITS ? exponent : NOT_FINITE;
 }
 
-// Whether the power of two that takes a sum to what it stands for is a normal number; a filter with a weight that is
-// not finite is out of range too.
+// True if the power of two that unscales a sum is a normal number; false also for filters with a non-finite weight.
 __device__ __forceinline__ bool in_range(int tile_exponent, const int* exponents) {
     bool in_range = true;
 #pragma unroll 1

@@ -1,5 +1,5 @@
-// The tiles of tensor_core.cu: what shared memory holds of them, and which pixels the rows of the product are; the
-// prelude's constants are explained there.
+// Tiles of tensor_core.cu: smem layout, and the pixels of the product's rows; the opening of that file explains the
+// prelude's constants.
 #pragma once
 
 #include "common/elements.cuh"
@@ -15,13 +15,13 @@ constexpr int IMAGE = HEIGHT * WIDTH * CHANNELS;
 constexpr int OUTPUT_IMAGE = OUTPUT_HEIGHT * OUTPUT_WIDTH * FILTERS;
 
 constexpr int PAIRS_IN_CELL = POOL == 4 ? 2 : 1;
-constexpr int CELLS_IN_TILE = 16 / PAIRS_IN_CELL;  // of the product's rows
+constexpr int CELLS_IN_TILE = 16 / PAIRS_IN_CELL;  // per 16 rows of the product
 constexpr int WIDE_CELLS = ROW_BLOCKS * CELLS_IN_ROW;
 constexpr int NARROW_CELLS = NARROW ? (ROW_BLOCKS + 1) / 2 : 0;
 constexpr int CELLS_IN_IMAGE = WIDE_CELLS + NARROW_CELLS;
 static_assert(!NARROW || (POOL == 4 && CELLS_IN_ROW == OUTPUT_WIDTH - 1), "the last windows of a row are apart");
 
-constexpr bool DIRECT = sizeof(Source) == 2;  // staged as it is, so that a tile and the next have a buffer each
+constexpr bool DIRECT = sizeof(Source) == 2;  // staged as stored; the tile and the next have a buffer each
 constexpr int STAGED_HEIGHT = HEIGHT + 2 * PAD_H;
 constexpr int STAGED_ROW = STAGED_WIDTH * PIXEL;
 constexpr int STAGED_IMAGE = STAGED_HEIGHT * STAGED_ROW;
@@ -33,22 +33,22 @@ constexpr int ROW_BYTES = OPERAND_ROW * 2;
 static_assert(ROW_BYTES % (SINGLE ? 4 : 16) == 0 && BUFFER % 16 == 0 && SOURCE_BUFFER % 16 == 0, "pairs are aligned");
 static_assert(OPERAND_WIDTH == STAGED_WIDTH || STAGED_ROW * 2 % 16 == 0, "copies end with a row");
 
-// Where element `at` of a tile as it is copied lies among the operands.
+// Offset among the operands of element `at` of a tile as copied.
 __device__ __forceinline__ int operand_at(int at) { return at + at / STAGED_ROW * (OPERAND_ROW - STAGED_ROW); }
 
 __device__ __forceinline__ float to_float(unsigned char value) { return value; }
 
 // A row of the product: a pair of columns, in ROWS rows of an image.
 struct Place {
-    bool exists;  // in a tile that is full
+    bool exists;  // in a full tile
     bool narrow;  // a window of one pair
     int cell;
-    int image;    // of the tile
-    int row;      // of the convolution, the first of ROWS
-    int pair;     // of columns
+    int image;  // of the tile
+    int row;    // of the convolution, first of ROWS
+    int pair;   // of columns
 
-    // Row i of 16 in block m. The pairs of a window lie in rows `group` and `group` + 8, in an order in which eight
-    // neighbouring rows begin in different banks.
+    // Row i of 16 in block m. The pairs of a window are rows `group` and `group` + 8, ordered so that eight adjacent
+    // rows start in different banks.
     __device__ __forceinline__ Place(int m, int i) {
         cell = m * CELLS_IN_TILE + i % CELLS_IN_TILE;
         const int inside = min(cell, IMAGES * CELLS_IN_IMAGE - 1), in_image = inside % CELLS_IN_IMAGE;
@@ -67,7 +67,7 @@ struct Place {
         }
     }
 
-    // The place of the first element among the operands.
+    // Offset of the first element among the operands.
     __device__ __forceinline__ int operand() const {
         return image * OPERAND_IMAGE + row * OPERAND_ROW + 2 * pair * PIXEL;
     }

@@ -1,11 +1,11 @@
 // y[row][output] = relu(sum over k of x[row][k] * weight[output][k] + bias[output])
 //
-// With PIXELS > 1 the mean of x[row][pixel][k] over the pixels, rounded to Element, stands for x[row][k].
+// With PIXELS > 1, x[row][k] is the mean of x[row][pixel][k] over the pixels, rounded to Element.
 //
-// The foot of the ladder: one thread an output. The threads of a warp share a row of x and read 32 rows of weights, an
-// element of each at a time: loads, two for each multiply-add and mostly of scattered words, are what bounds it.
+// The foot of the ladder: one thread per output. The threads of a warp share a row of x and read 32 rows of weights,
+// one element of each at a time. Limiter: two loads per multiply-add, mostly scattered words.
 //
-// Serves `naive`. mlp launches it too, for the products of `layers`.
+// Rung: `naive`. mlp launches it for the products of `layers`.
 #include "common/epilogue.cuh"
 #include "common/ptx.cuh"
 

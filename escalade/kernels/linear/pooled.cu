@@ -1,25 +1,24 @@
 // y[row][output] = relu(sum over k of mean[row][k] * weight[output][k] + bias[output]), for a few rows, where
-// mean[row][k] is that of x[row][pixel][k] over the pixels, rounded to Element
+// mean[row][k] is the mean of x[row][pixel][k] over the pixels, rounded to Element
 //
-// The mean over an image and the layer behind it: two launches, each of which takes longer to begin than to work. Here
-// every block takes the means of all features for itself. A feature's pixels are dealt out to GROUPS threads, each with
-// up to AHEAD loads of VECTOR features under way; their sums meet in shared memory and become rows as the layer knows
-// them. Each warp then has OUTPUTS outputs, whose weights it has fetched into registers before anything else, ahead of
-// the end of the launch in front if they are ready. What bounds it: the way of x from L2, for each block reads it
-// whole, its conversion to fp32, and the time of one round trip.
+// Global average pooling and the layer after it: as two launches, each takes longer to start than to run. Here every
+// CTA computes the means of all features itself. A feature's pixels are distributed over GROUPS threads, each with up
+// to AHEAD loads of VECTOR features in flight, and reduced in smem. Each warp then has OUTPUTS outputs, whose weights
+// it loaded into registers first, before the previous launch ends if they are ready (PDL). Limiter: x from L2, since
+// each CTA reads all of it, its conversion to fp32, and one round trip.
 //
-// Serves `pooled`.
+// Rung: `pooled`.
 #include "common/epilogue.cuh"
 #include "common/ptx.cuh"
 #include "common/warp.cuh"
 
-constexpr int CHUNKS = FEATURES / VECTOR;          // pieces of a row that one load takes
-constexpr int PACKS = (CHUNKS + 31) / 32;          // of them, those that a lane multiplies
+constexpr int CHUNKS = FEATURES / VECTOR;  // loads per row
+constexpr int PACKS = (CHUNKS + 31) / 32;  // of them, those that a lane multiplies
 constexpr int LANES = CHUNKS < THREADS ? CHUNKS : THREADS;
-constexpr int STORED = VECTOR < 4 ? VECTOR : 4;    // fp32 sums in the widest access
+constexpr int STORED = VECTOR < 4 ? VECTOR : 4;  // floats per widest access
 using Values = Pack<Element, VECTOR>;
 
-// COUNT pixels, GROUPS apart, all under way at once.
+// COUNT pixels, GROUPS apart, all in flight.
 template <int COUNT>
 __device__ __forceinline__ void add_pixels(float (&sums)[VECTOR], const Element* column) {
     Values packs[COUNT > 0 ? COUNT : 1];
@@ -31,8 +30,8 @@ __device__ __forceinline__ void add_pixels(float (&sums)[VECTOR], const Element*
         for (int e = 0; e < VECTOR; ++e) sums[e] += to_float(packs[i].at[e]);
 }
 
-// A thread's sums over its pixels of one image. Nothing is asked about pixels that all groups have; the one more that
-// some have is fetched first.
+// A thread's sums over its pixels of one image. Pixels that all groups have need no check; the extra one of some groups
+// is loaded first.
 __device__ __forceinline__ void sum_pixels(float (&sums)[VECTOR], const Element* column, int group) {
     constexpr int ALL = PIXELS / GROUPS, SOME = PIXELS % GROUPS;
     column += 1LL * group * FEATURES;
@@ -45,7 +44,7 @@ __device__ __forceinline__ void sum_pixels(float (&sums)[VECTOR], const Element*
     for (int e = 0; e < VECTOR; ++e) sums[e] += to_float(last.at[e]);
 }
 
-// Every row's means, by all threads of the block.
+// Means of every row, by all threads of the CTA.
 __device__ __forceinline__ void take_means(Element (*means)[FEATURES], float (*parts)[GROUPS][FEATURES],
                                            const Element* x) {
     const int group = threadIdx.x / LANES;
@@ -85,11 +84,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 
     const int lane = threadIdx.x % 32;
     const int first_output = (blockIdx.x * (THREADS / 32) + threadIdx.x / 32) * OUTPUTS;
-    // The output that this lane's sum will be of, and its neighbours' up to the next multiple of 32 / OUTPUTS.
+    // Output of this lane's sum, shared by the lanes up to the next multiple of 32 / OUTPUTS.
     const int output = first_output + lane / (32 / OUTPUTS);
 
     if (!weights_ready) wait_for_previous_launch();
-    Values weights[OUTPUTS][PACKS];  // past the last output the last again, past a row's end its last again
+    Values weights[OUTPUTS][PACKS];  // past the last output, or past a row's end, repeats the last
 #pragma unroll
     for (int o = 0; o < OUTPUTS; ++o)
 #pragma unroll
@@ -98,7 +97,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                 load_pack<Element, VECTOR>(weight + 1LL * min(first_output + o, out_features - 1) * FEATURES +
                                            min(i * 32 + lane, CHUNKS - 1) * VECTOR);
     const float offset = HAS_BIAS ? to_float(bias[min(output, out_features - 1)]) : 0.f;
-    wait_for_previous_launch();  // if it was done before, it is over at once
+    wait_for_previous_launch();  // returns at once if already waited for
     take_means(means, parts, x);
 
 #pragma unroll(PACKS * OUTPUTS <= 4 ? ROWS : 1)  // else the weights of all rows are converted at once

@@ -1,11 +1,11 @@
 // y[row][output] = relu(sum over k of x[row][k] * weight[output][k] + bias[output])
 //
-// A block makes TILE_ROWS x TILE_OUTPUTS outputs from tiles of x and of the weights in shared memory, both transposed so
-// that k is the slow index, as fp32; a thread makes THREAD_ROWS x THREAD_OUTPUTS of them in registers. The next tiles
-// are fetched into registers while the present ones are multiplied. With SPLITS > 1 a block sums one part of k, and
-// tiled_sum_parts.cu adds the parts up. What bounds it: multiply-adds, and the reads of shared memory between them.
+// One CTA per TILE_ROWS x TILE_OUTPUTS outputs, from fp32 k-tiles of x and weights in smem, both transposed so that k
+// is the slow index; THREAD_ROWS x THREAD_OUTPUTS accumulators per thread. The next k-tiles are loaded into registers
+// while the present ones are multiplied. With SPLITS > 1 a CTA sums one part of k, and tiled_sum_parts.cu reduces the
+// parts. Limiter: FFMA, and the smem reads between them.
 //
-// Serves `tiled`, and `pool_first` behind a mean.
+// Rungs: `tiled`; `pool_first` after a mean.
 #include "common/epilogue.cuh"
 #include "common/ptx.cuh"
 
@@ -14,10 +14,10 @@ constexpr int OUTPUT_THREADS = TILE_OUTPUTS / THREAD_OUTPUTS;
 constexpr int THREADS = ROW_THREADS * OUTPUT_THREADS;
 using Values = Pack<Element, VECTOR>;
 
-// TILE rows of a matrix, TILE_DEPTH of k deep: through registers into shared memory.
+// TILE rows of a matrix, TILE_DEPTH deep along k: through registers into smem.
 template <int TILE>
 struct Tile {
-    static constexpr int PITCH = TILE + 4;  // rows of 16-byte packs that do not all begin in the same bank
+    static constexpr int PITCH = TILE + 4;  // rows of 16-byte packs start in different banks
     static constexpr int ROW_PACKS = TILE_DEPTH / VECTOR;
     static constexpr int PACKS = (TILE * ROW_PACKS + THREADS - 1) / THREADS;
     Values packs[PACKS];
@@ -46,7 +46,8 @@ struct Tile {
     }
 };
 
-// A thread's COUNT values of a row of shared memory: fours, spread so that neighbours' fours lie side by side.
+// A thread's COUNT values of a row of smem: groups of four, interleaved so that adjacent threads' groups are
+// contiguous.
 template <int COUNT, int TILE>
 __device__ __forceinline__ void read_fours(float (&values)[COUNT], const float* row, int thread) {
 #pragma unroll
@@ -82,7 +83,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     for (int k = first_k; k < end_k; k += TILE_DEPTH, buffer ^= 1) {
         x_next.store(x_tile[buffer]);
         weight_next.store(weight_tile[buffer]);
-        // The other buffer may still be read; this one was last read before the barrier of the turn before.
+        // The other buffer may still be read; this one was last read before the previous iteration's barrier.
         __syncthreads();
         x_next.fetch(x, first_row, rows, in_features, k + TILE_DEPTH, end_k);
         weight_next.fetch(weight, first_output, out_features, in_features, k + TILE_DEPTH, end_k);

@@ -1,9 +1,9 @@
 // y[row][output] = relu(sum over parts of parts[part][row][output] + bias[output])
 //
-// What a product over parts of k leaves to do. VECTOR outputs a thread, a divisor of the outputs of a row. What bounds
-// it: memory, mostly L2, where the parts have just been written.
+// Reduction of a split-K GEMM. VECTOR outputs per thread, a divisor of the outputs per row. Limiter: memory, mostly L2,
+// where the parts were just written.
 //
-// Serves `tiled`.
+// Rung: `tiled`.
 #include "common/epilogue.cuh"
 #include "common/ptx.cuh"
 

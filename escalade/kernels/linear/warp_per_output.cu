@@ -1,25 +1,23 @@
 // y[row][output] = relu(sum over k of x[row][k] * weight[output][k] + bias[output]), for a few rows
 //
-// With few rows the weights are read once and used once a row: a stream, which should run at the speed of memory.
-// Each warp streams OUTPUTS rows of weights through a ring in shared memory, 16 bytes a lane and STAGES - 1 such
-// copies of each row ahead, for which no register waits; ROWS rows of x, which the warps of a block find in L1, are
-// loaded a step ahead at most. Where the outputs do not make warps enough, DEPTH_WARPS of a block share the same
-// outputs and each takes every DEPTH_WARPS-th piece of k. Weights that are ready do not wait for the launch in
-// front. What bounds it: memory, and at a megabyte the time of one round trip.
+// With few rows the weights are a stream that should run at memory speed. Each warp streams OUTPUTS rows of weights
+// through a ring in smem, 16 bytes per lane and STAGES - 1 copies of each row ahead, without using registers; ROWS rows
+// of x, which the warps of a CTA share in L1, are loaded at most one step ahead. If the outputs do not fill enough
+// warps, DEPTH_WARPS warps share the same outputs, each taking every DEPTH_WARPS-th piece of k. Weights that are ready
+// do not wait for the previous launch (PDL). Limiter: memory, and at a megabyte the latency of one round trip.
 //
-// Serves `warp_per_output`, and `pool_first` behind a mean.
+// Rungs: `warp_per_output`; `pool_first` after a mean.
 #include "common/epilogue.cuh"
 #include "common/ptx.cuh"
 #include "common/warp.cuh"
 
 constexpr int WARPS = OUTPUT_WARPS * DEPTH_WARPS;
 constexpr int SUMS = ROWS * OUTPUTS;
-constexpr bool LOOK_AHEAD = ROWS <= 4;  // beyond, the registers for two steps of x would cost half of the warps
+constexpr bool LOOK_AHEAD = ROWS <= 4;  // with more, the registers for two steps of x would cost half of the warps
 constexpr int STEP = 32 * DEPTH_WARPS;  // packs of k that all warps of an output take at once
 using Values = Pack<Element, VECTOR>;
 
-// A thread reads back no more than it copied itself, so its own waiting is enough. Below four bytes there is no
-// asynchronous copy.
+// A thread reads back only what it copied itself, so its own wait suffices. There is no cp.async below 4 bytes.
 __device__ __forceinline__ void copy(Values* target, const Element* source, bool inside) {
     if constexpr (sizeof(Values) == 16) copy_async_16(shared_address(target), source, inside);
     if constexpr (sizeof(Values) == 8) copy_async_8(shared_address(target), source, inside);
@@ -50,7 +48,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
     const int first_row = blockIdx.y * ROWS;
     const int packs = in_features / VECTOR;
 
-    // Rows past the last are the last again: nobody stores their sums.
+    // Rows past the last repeat it: their sums are not stored.
     const Element *input_rows[ROWS], *weight_rows[OUTPUTS];
 #pragma unroll
     for (int r = 0; r < ROWS; ++r) input_rows[r] = x + 1LL * min(first_row + r, rows - 1) * in_features;
@@ -69,7 +67,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
         for (int r = 0; r < ROWS; ++r)
             values[r] = load_pack<Element, VECTOR>(input_rows[r] + 1LL * pack * VECTOR);
     };
-    // From the sums on a lane has one output, which its neighbours up to the next multiple of 32 / SUMS have too.
+    // After the reduction a lane has one output, shared by the lanes up to the next multiple of 32 / SUMS.
     const int mine = lane / (32 / SUMS);
     const int row = first_row + mine / OUTPUTS, output = first_output + mine % OUTPUTS;
 
@@ -78,7 +76,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
 #pragma unroll
     for (int stage = 0; stage < STAGES - 1; ++stage) copy_weights(stage, pack + stage * STEP);
     const float offset = HAS_BIAS ? to_float(bias[min(output, out_features - 1)]) : 0.f;
-    wait_for_previous_launch();  // if it was done before, it is over at once
+    wait_for_previous_launch();  // returns at once if already waited for
     Values inputs[ROWS], next[ROWS];
     if (LOOK_AHEAD && pack < packs) load_inputs(next, pack);
 

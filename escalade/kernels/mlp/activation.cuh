@@ -1,5 +1,5 @@
-// The activation of a layer, by its number: 0 none, 1 ReLU, 2 GELU, 3 GELU by tanh. GELU and GELU_TANH name the forms of
-// the last two; the second is exact unless the prelude says otherwise.
+// Activation of a layer, by number: 0 none, 1 ReLU, 2 GELU, 3 GELU with tanh. GELU and GELU_TANH name the
+// implementations of the last two; the second is exact unless the prelude overrides it.
 #pragma once
 
 #include "common/epilogue.cuh"

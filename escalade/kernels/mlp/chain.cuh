@@ -1,4 +1,4 @@
-// The chain of layers as the prelude has it: LAYER_LIST, and the tensors of all layers in order as PARAMETER_LIST.
+// Chain of layers from the prelude: LAYER_LIST, and the tensors of all layers in order as PARAMETER_LIST.
 #pragma once
 
 #include "common/elements.cuh"
@@ -8,8 +8,8 @@ struct Layer {
     bool norm, bias;
     int activation;
     float epsilon;
-    int parameter;  // the number of the first of its tensors
-    int vector;     // weights that are read at once
+    int parameter;  // index of its first tensor
+    int vector;     // weights per load
 };
 constexpr Layer LAYERS[] = {LAYER_LIST};
 constexpr int COUNT = sizeof(LAYERS) / sizeof(Layer), LAST = COUNT - 1;

@@ -1,15 +1,15 @@
-// y[item] = the last layer of (... the first layer of x[item]), or how far that is from x[item]
+// y[item] = the last layer of (... the first layer of x[item]), or the mean squared distance of that from x[item]
 //
-// A block an item; what lies between layers stays in two rows of shared memory, so x is read and y written once. A
-// thread makes one output at a time from a row of weights, which all blocks find in L2: those reads, width_out rows of
-// weights for each item, bound it. With WARP_REDUCTIONS a warp normalises a group by shuffles, where otherwise the whole
-// block adds up in a tree, two barriers a level. `vector` weights, and as many activations, are read at once.
+// One CTA per item; intermediate values stay in two rows of smem, so x is read and y written once. A thread computes
+// one output at a time from a row of weights, which all CTAs share in L2. WARP_REDUCTIONS: a warp normalizes a group by
+// shuffles; otherwise the whole CTA reduces in a tree, two barriers per level. `vector` weights and activations are
+// read at once. Limiter: reads of weights from L2, width_out rows per item.
 //
 // Rung               switches
 //   fused            none
 //   warp_reductions  WARP_REDUCTIONS
 //   vectorised       WARP_REDUCTIONS, VECTOR_IN, VECTOR_OUT and the layers' `vector`
-// Read chain.cuh (the layers), then activation.cuh.
+// Read chain.cuh (layers), then activation.cuh.
 #include "common/ptx.cuh"
 #include "common/warp.cuh"
 #include "mlp/activation.cuh"
@@ -17,7 +17,7 @@
 
 constexpr int WARPS = THREADS / 32;
 
-// The sum of all threads' values, for every thread.
+// Sum over all threads; every thread receives it.
 __device__ __forceinline__ float block_sum(float value, float* scratch) {
     if constexpr (WARP_REDUCTIONS) {
         value = warp_sum(value);
@@ -35,12 +35,12 @@ __device__ __forceinline__ float block_sum(float value, float* scratch) {
         }
         __syncthreads();
         const float sum = scratch[0];
-        __syncthreads();  // before the scratch is used again
+        __syncthreads();  // before the scratch is reused
         return sum;
     }
 }
 
-// One group, by the threads that `sum` adds up over: this one and every STEP-th from here on have `features`.
+// Normalizes one group, by the threads that `sum` reduces over: each takes every STEP-th feature from `first` on.
 template <int L, int STEP, class Sum, class Parameters>
 __device__ __forceinline__ void normalise_group(float* values, int first, const Sum& sum, const Parameters& parameters) {
     constexpr Layer layer = LAYERS[L];
@@ -81,7 +81,7 @@ __device__ __forceinline__ void multiply(float& sum, const Element* weights, con
     }
 }
 
-// From layer L to the end; the result is in the row that is returned.
+// Runs layers L to the last; returns the row with the result.
 template <int L, class Parameters>
 __device__ __forceinline__ float* run(float* row, float* other, float* scratch, const Parameters& parameters) {
     constexpr Layer layer = LAYERS[L];

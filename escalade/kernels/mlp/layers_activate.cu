@@ -1,6 +1,6 @@
-// y[i] = activation(y[i]), one thread an element: memory bounds it.
+// y[i] = activation(y[i]), one thread per element. Limiter: memory.
 //
-// Serves `layers`. activation.cuh has the activations.
+// Rung: `layers`. Read activation.cuh.
 #include "common/ptx.cuh"
 #include "mlp/activation.cuh"
 

@@ -1,6 +1,6 @@
-// error[row] = the mean over its features of (reconstruction - x)^2, one thread a row: loads of scattered words bound it.
+// error[row] = mean over its features of (reconstruction - x)^2, one thread per row. Limiter: scattered loads.
 //
-// Serves `layers`.
+// Rung: `layers`.
 #include "common/elements.cuh"
 #include "common/ptx.cuh"
 

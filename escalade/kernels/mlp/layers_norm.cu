@@ -1,8 +1,8 @@
 // y[row] = (x[row] - its mean) / sqrt(its variance + epsilon) * weight + bias
 //
-// One thread a row, three passes over it. Neighbouring threads are a row apart: loads of scattered words bound it.
+// One thread per row, three passes. Adjacent threads are a row apart. Limiter: scattered loads.
 //
-// Serves `layers`.
+// Rung: `layers`.
 #include "common/elements.cuh"
 #include "common/ptx.cuh"
 

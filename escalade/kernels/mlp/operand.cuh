@@ -1,17 +1,17 @@
-// A step of 16 columns of 16 rows as an operand of mma, for elements of 16 bits and for fp32.
+// A k-step of 16 columns by 16 rows as an MMA operand, for 16-bit elements and fp32.
 //
-// fp32 accuracy takes three products of TF32: a number is big + rest, both TF32, and (A + a) (B + b) is A B + A b + a
-// B, a b being too small to matter. A product of TF32 takes eight columns, so a step is two of them.
+// fp32 accuracy takes three TF32 MMAs: a number is big + rest, both TF32; (A + a) (B + b) = A B + A b + a B, a b is
+// negligible. A TF32 MMA has k = 8, so a step takes two.
 #pragma once
 
 #include "common/elements.cuh"
 #include "common/mma_tile.cuh"
 #include "common/pairs.cuh"
 
-// The weights of a step by 16 outputs, in two tiles of eight outputs: this lane's share of a fragment.
+// Weights of a k-step by 16 outputs, two tiles of eight: this lane's share of a fragment.
 template <class Element>
 struct Fragment {
-    static constexpr int PACKS = 32;  // of 16 bytes, for all lanes
+    static constexpr int PACKS = 32;  // 16-byte packs, over all lanes
     u32 tile[2][2];
 
     __device__ __forceinline__ explicit Fragment(const uint4* packed) {
@@ -40,7 +40,7 @@ struct Step {
     }
 };
 
-// What is left of a number the tensor core cuts to TF32 by itself. An infinity leaves no number.
+// The tensor core truncates `rest` to TF32 by itself. An infinity makes it NaN.
 __device__ __forceinline__ void split(float value, u32& big, u32& rest) {
     big = to_tf32(value);
     rest = __float_as_uint(value - __uint_as_float(big));
@@ -77,7 +77,7 @@ struct Step<float> {
 
     __device__ __forceinline__ void multiply(float (&low)[4], float (&high)[4], const Fragment<float>& weights) const {
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {  // the small products first
+        for (int half = 0; half < 2; ++half) {  // small products first
             multiply_add<float>(low, rest[half], weights.big[half][0]);
             multiply_add<float>(high, rest[half], weights.big[half][1]);
             multiply_add<float>(low, big[half], weights.rest[half][0]);
@@ -88,7 +88,7 @@ struct Step<float> {
     }
 };
 
-// Two neighbours of a row, as they lie in memory: 16-bit ones stay in one register, whatever happens to them.
+// Two adjacent elements of a row, as stored: 16-bit ones stay packed in one register.
 template <class Element>
 struct Neighbours {
     u32 pair;

@@ -1,14 +1,14 @@
-// y[item] = the last layer of (... the first layer of x[item]), or how far that is from x[item]
+// y[item] = the last layer of (... the first layer of x[item]), or the mean squared distance of that from x[item]
 //
-// Blocks that stay: each copies the weights to shared memory once, as fp32, and then takes items until there are none
-// left. Its TEAMS share nothing but the weights: while one waits for its items or at a barrier of its own, the others
-// multiply. A team takes TEAM_ITEMS items at a time; their groups are the rows of one product a layer, of which a thread
-// makes `rows` x `outputs` in registers, so that a weight read from shared memory serves as many items as an activation
-// serves outputs. Where that makes fewer tiles than threads, `splits` lanes share a tile, each with every splits-th four
-// of k, and add up by shuffles. A layer whose outputs are all in registers at once is written over its own input.
-// What bounds it: multiply-adds if the tiles are large, the reads of shared memory between them if they are not.
+// Persistent CTAs copy the weights to smem once, as fp32, and loop over items. The TEAMS of a CTA share only the
+// weights: while one waits for its items or at its own barrier, the others multiply. A team takes TEAM_ITEMS items at a
+// time; their groups are the rows of one GEMM per layer. A thread accumulates `rows` x `outputs` in registers, so that
+// a weight read from smem serves as many items as an activation serves outputs. If that gives fewer tiles than threads,
+// `splits` lanes share a tile, each with every splits-th four of k, and reduce by shuffles. A layer whose outputs are
+// all in registers at once overwrites its own input.
+// Limiter: FFMA if tiles are large, otherwise the smem reads between them.
 //
-// Serves `persistent`. Read chain.cuh (the layers), then activation.cuh.
+// Rung: `persistent`. Read chain.cuh (layers), then activation.cuh.
 #include "common/hopper.cuh"
 #include "common/warp.cuh"
 #include "mlp/activation.cuh"
@@ -16,16 +16,16 @@
 
 struct Place {
     int rows, outputs, splits;             // of a tile
-    int input_at, input_pitch, output_at;  // in the team's memory, and from item to item
-    int weight_at, weight_pitch;           // in the block's memory; -1: they are read from global memory
+    int input_at, input_pitch, output_at;  // in the team's smem, and between items
+    int weight_at, weight_pitch;           // in the CTA's smem; -1: read from global memory
     int bias_at, norm_at;
 };
 constexpr Place PLACES[] = {PLACE_LIST};
 using Four = Pack<float, 4>;
 
-// ------------------------------------------------------------------ where things lie
+// ------------------------------------------------------------------ smem layout
 
-// Feature f of an item's input to layer L, or of the result. Groups begin at multiples of 16 bytes.
+// Offset of feature f of an item's input to layer L, or of the result. Groups are aligned to 16 bytes.
 template <int L>
 __device__ __forceinline__ int position(int item, int f) {
     if constexpr (L == COUNT) {
@@ -37,7 +37,7 @@ __device__ __forceinline__ int position(int item, int f) {
     }
 }
 
-// Row m of a layer's product: all items' first groups come first, then the second ones.
+// Offset of row m of a layer's GEMM: the first groups of all items, then the second ones.
 template <int L>
 __device__ __forceinline__ int row_position(int m) {
     return position<L>(m % TEAM_ITEMS, m / TEAM_ITEMS * LAYERS[L].features);
@@ -65,7 +65,7 @@ struct Weights {
     }
 };
 
-// Four neighbours, 16 bytes from shared memory; from global memory at once if rows begin where fours do.
+// Four adjacent values: 16 bytes from smem; from global memory in one load if rows are aligned to fours.
 template <bool ALIGNED, class T>
 __device__ __forceinline__ Four four(const T* from) {
     Four values;
@@ -91,8 +91,7 @@ __device__ __forceinline__ void stage_vector(float* target, const Element* from,
     for (int at = threadIdx.x; at < count; at += TEAMS * TEAM_THREADS) target[at] = to_float(from[at]);
 }
 
-// Called by all threads of the block. In fp32 past the registers; the copies are waited for with those of the first
-// items.
+// Called by all threads of the CTA. fp32 by cp.async, waited for together with the first items.
 template <int L, class Parameters>
 __device__ __forceinline__ void stage(float* staged, const Parameters& parameters) {
     constexpr Layer layer = LAYERS[L];
@@ -124,7 +123,7 @@ __device__ __forceinline__ void stage(float* staged, const Parameters& parameter
 
 // ------------------------------------------------------------------ items in and out
 
-// Zeros for those behind the last.
+// Zeros for items past the last.
 __device__ __forceinline__ void load_items(float* space, const Element* x, int present, int thread) {
 #pragma unroll 4
     for (int at = thread * VECTOR_IN; at < TEAM_ITEMS * FEATURES; at += TEAM_THREADS * VECTOR_IN) {
@@ -163,7 +162,7 @@ __device__ __forceinline__ void store_results(Result* y, const float* space, int
     }
 }
 
-// A warp an item; x comes from L2 once more.
+// One warp per item; x is read once more, from L2.
 __device__ __forceinline__ void store_errors(Result* y, const float* space, const Element* x, int present, int thread) {
     for (int item = thread / 32; item < present; item += TEAM_THREADS / 32) {
         float squares = 0.f;
@@ -190,7 +189,7 @@ __device__ __forceinline__ float lanes_sum(float value) {
     return value;
 }
 
-// Every row in place: LANES lanes each keep their fours of it in registers.
+// Normalizes every row in place: LANES lanes keep their fours of it in registers.
 template <int L, int LANES, class Scale>
 __device__ __forceinline__ void normalise_fours(float* space, const Scale* weight, const Scale* bias, int thread) {
     constexpr Layer layer = LAYERS[L];
@@ -235,7 +234,7 @@ __device__ __forceinline__ void normalise_fours(float* space, const Scale* weigh
     }
 }
 
-// Normalises rows of any length, a warp a row.
+// Normalizes rows of any length, one warp per row.
 template <int L, class Scale>
 __device__ __forceinline__ void normalise_any(float* space, const Scale* weight, const Scale* bias, int thread) {
     constexpr Layer layer = LAYERS[L];
@@ -262,7 +261,7 @@ __device__ __forceinline__ void normalise(float* space, const float* staged, con
 
 // ------------------------------------------------------------------ products
 
-// Adds up SPLITS neighbouring lanes' values: lane s keeps the sums s * COUNT / SPLITS and on, in front.
+// Reduce-scatter over SPLITS adjacent lanes: lane s keeps the sums from s * COUNT / SPLITS on, moved to the front.
 template <int COUNT_, int DISTANCE>
 __device__ __forceinline__ void scatter_sums(float* values) {
     if constexpr (DISTANCE > 0) {
@@ -291,7 +290,7 @@ struct Product {
     bool inside;
     float sums[SUMS];
 
-    // Neighbouring threads share a tile, then a row of tiles. Those behind the last tile do the last once more.
+    // Adjacent threads share a tile, then a row of tiles. Threads past the last tile repeat it.
     __device__ __forceinline__ explicit Product(int unit) {
         const int tile = min(unit / place.splits, ROW_TILES * OUTPUT_TILES - 1);
         split = place.splits == 1 ? 0 : unit % place.splits;
@@ -300,8 +299,8 @@ struct Product {
         inside = UNITS % TEAM_THREADS == 0 || unit < UNITS;
     }
 
-    // A thread's rows and outputs are as far apart as there are tiles: neighbours' lie side by side. Behind the last, the
-    // last once more.
+    // A thread's rows and outputs are as far apart as the number of tiles, so that adjacent threads' are contiguous.
+    // Past the last, repeats it.
     __device__ __forceinline__ int row_of(int r) const {
         const int m = r * ROW_TILES + row_tile;
         return ROWS % place.rows == 0 ? m : min(m, ROWS - 1);
@@ -311,7 +310,7 @@ struct Product {
         return layer.outputs % place.outputs == 0 ? n : min(n, layer.outputs - 1);
     }
 
-    // Rows whose distance is known when this is compiled need no register each.
+    // Rows at a compile-time distance need no register each.
     __device__ __forceinline__ int row_at(int r) const {
         if constexpr (ROWS % place.rows == 0 && TEAM_ITEMS % ROW_TILES == 0)
             return row_position<L>(r * ROW_TILES) + row_tile * place.input_pitch;
@@ -369,7 +368,8 @@ struct Product {
 template <int L, class Parameters>
 __device__ __forceinline__ void run(float* space, const float* staged, const Parameters& parameters, int team,
                                     int same_thread) {
-    const int thread = anew(same_thread);  // or the addresses of all layers would take registers from the sums
+    // else the addresses of all layers would take registers from the accumulators
+    const int thread = anew(same_thread);
     if constexpr (LAYERS[L].norm) {
         normalise<L>(space, staged, parameters, thread);
         team_barrier(team);
@@ -400,7 +400,7 @@ extern "C" __global__ void __launch_bounds__(TEAMS* TEAM_THREADS, 1)
     float* space = shared_part(shared + STAGED_FLOATS + team * TEAM_FLOATS, TEAM_FLOATS);
     if (!weights_ready) wait_for_previous_launch();
     stage<0>(staged, parameters);
-    wait_for_previous_launch();  // if it was done before, it is over at once
+    wait_for_previous_launch();  // returns at once if already waited for
 
     const int tiles = (batch - 1) / TEAM_ITEMS + 1;
     bool staging = true;
@@ -418,6 +418,6 @@ extern "C" __global__ void __launch_bounds__(TEAMS* TEAM_THREADS, 1)
             store_errors(y + first, space, x + first * FEATURES, present, thread);
         else
             store_results(y + first * OUTPUTS, space, present, thread);
-        team_barrier(team);  // before the next items arrive where these were
+        team_barrier(team);  // before the next items overwrite these
     }
 }

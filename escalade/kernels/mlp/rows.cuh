@@ -1,32 +1,31 @@
-// A warp's 16 rows of a block of columns, in the three forms in which its registers hold them (columns.cuh says which
-// lane has what): as they lie in memory, as fp32 values, and as operands of a product; how they are loaded and stored,
-// and LayerNorm over them. The prelude names the `Element` that rows are made of.
+// A warp's 16 rows of a block of columns, in three register forms (columns.cuh defines which lane holds what): as
+// stored, as fp32 values, and as MMA operands; their loads and stores, and LayerNorm. The prelude defines `Element`.
 #pragma once
 
 #include "mlp/columns.cuh"
 #include "mlp/operand.cuh"
 
-// A lane's share of 16 rows of a block as they lie in memory: [step][first or second pair][row].
+// A lane's share of 16 rows of a block, as stored: [step][first or second pair][row].
 template <int COLUMNS>
 struct Raw {
     Neighbours<Element> at[steps_of(COLUMNS)][2][2];
 };
 
-// Values of rows in fp32, as mma gives its sums: [eight columns][row 0: two columns, row 1: two columns].
+// Values in fp32, as MMA accumulators: [eight columns][row 0: two columns, row 1: two columns].
 template <int COLUMNS>
 struct Values {
     float at[2 * steps_of(COLUMNS)][4];
 };
 
-// Values of rows as operands of a product.
+// Values as MMA operands.
 template <int COLUMNS>
 struct Operand {
     Step<Element> at[steps_of(COLUMNS)];
 };
 
-// ------------------------------------------------------------------ from memory and back
+// ------------------------------------------------------------------ loads and stores
 
-// Pieces of a lane's share of a row: VECTOR elements that move as one, as whole pairs where there are any.
+// Piece of a lane's share of a row: VECTOR elements per access, as whole pairs if there are any.
 template <int VECTOR>
 struct Piece {
     Pack<Neighbours<Element>, VECTOR / 2> pairs;
@@ -60,14 +59,14 @@ struct Piece<1> {
     __device__ __forceinline__ void store(Element* row) const { *row = one; }
 };
 
-// Whether a column of a block that begins at `first` is there; known beforehand where blocks and steps come out even.
+// True if a column of a block that begins at `first` exists; a compile-time constant if blocks and steps divide evenly.
 template <int COLUMNS, int WIDTH>
 __device__ __forceinline__ bool is_there(int first, int column) {
     return (COLUMNS % 16 == 0 || column < COLUMNS) && (WIDTH % COLUMNS == 0 || first + column < WIDTH);
 }
 
-// Columns `first` to `first + COLUMNS` of a lane's two rows, zeros where there are none. Rows past the last are the
-// last again: nobody stores what comes of them.
+// Columns `first` to `first + COLUMNS` of a lane's two rows, zero where there are none. Rows past the last repeat it:
+// their results are not stored.
 template <int COLUMNS, int WIDTH, int VECTOR>
 __device__ __forceinline__ void load(Raw<COLUMNS>& raw, const Element* x, long long row, long long rows, int first,
                                      int member) {
@@ -117,7 +116,7 @@ __device__ __forceinline__ void store(const Values<COLUMNS>& values, Element* y,
     }
 }
 
-// ------------------------------------------------------------------ from values to operands and back
+// ------------------------------------------------------------------ values to operands and back
 
 template <int COLUMNS>
 __device__ __forceinline__ void widen(Values<COLUMNS>& values, const Raw<COLUMNS>& raw) {
@@ -135,7 +134,7 @@ __device__ __forceinline__ float quad_sum(float value) {
     return value + __shfl_xor_sync(0xFFFFFFFF, value, 2);
 }
 
-// (x - mean) / deviation of each row; the columns that only fill up the last step count for nothing.
+// (x - mean) / deviation of each row; the padding columns of the last step are ignored.
 template <int COLUMNS>
 __device__ __forceinline__ void normalise(Values<COLUMNS>& values, float epsilon, int member) {
     constexpr int STEPS = steps_of(COLUMNS);

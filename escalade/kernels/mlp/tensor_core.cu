@@ -1,26 +1,25 @@
 // y = the whole chain of layers of each row of x, on tensor cores, without leaving the registers
 //
-// A warp takes SETS times 16 rows, for which it reads each weight once. The row is wide where it comes in and where it
-// goes out, and narrow in between:
-//   in   block by block of the row: [layer of every group: norm, product, activation] -> its share of the sums of the
-//        first layer that sees the whole row
-//   mid  narrow layers, sums -> activation -> operand of the next
-//   out  block by block of the result: its share of the last layer's product [-> layer of every group] -> y, or the
-//        square of its distance from x
-// What mma gives a lane (columns.cuh) is what the next mma takes from it, so nothing but x, y and weights moves. Norms
-// have their weight and bias folded into the product that follows (tensor_core_pack.cu). TILE_WARPS warps, or those of
-// a CLUSTER of blocks, may share 16 rows: each takes some of the blocks (or pieces of one: some outputs of the layer of
-// every group) and adds its sums to the others' through shared memory, for batches too small to fill the card. What
-// bounds it: for large batches the instructions around the products, then x in and y out; for small ones the latency of
-// one pass.
+// A warp takes SETS times 16 rows, for which it reads each weight once. The row is wide at the input and output, and
+// narrow in between:
+//   in   per block of the row: [layer of every group: norm, product, activation] -> partial sums of the first layer
+//        that reads the whole row
+//   mid  narrow layers: accumulators -> activation -> operand of the next
+//   out  per block of the result: its part of the last layer [-> layer of every group] -> y, or the squared distance
+//        from x
+// A lane's MMA accumulators are its operands of the next MMA (columns.cuh), so only x, y and weights move. The weight
+// and bias of norms are folded into the product that follows (tensor_core_pack.cu). For batches too small to fill the
+// GPU, TILE_WARPS warps, or those of a CLUSTER of CTAs, share 16 rows: each takes some of the blocks (or pieces of one:
+// some outputs of the layer of every group), and their sums are reduced through smem or DSMEM.
+// Limiter: for large batches the instructions around the MMAs, then x in and y out; for small ones the latency of one
+// pass.
 //
 // Rung              switches
 //   tensor_core     none
-//   folded          none: two layers have become one before (tensor_core_fold.cu)
+//   folded          none: two layers were merged before (tensor_core_fold.cu)
 //   shared_rows     TILE_WARPS, PIECES
 //   clustered_rows  CLUSTER, PIECES
-// Read columns.cuh (who has what), rows.cuh (its forms in registers), operand.cuh (as mma takes it), then
-// activation.cuh.
+// Read columns.cuh (register layout), rows.cuh (register forms), operand.cuh (MMA operands), then activation.cuh.
 #if CLUSTER > 1
 #include "common/hopper.cuh"
 #endif
@@ -28,11 +27,11 @@
 #include "mlp/rows.cuh"
 
 struct Layer {
-    int features, outputs;  // of a block
+    int features, outputs;  // per block
     bool norm;
     float epsilon;
     int activation;
-    int weights, biases;  // where they begin: in fragments, in steps of 16 outputs
+    int weights, biases;  // start: in fragments, in steps of 16 outputs
 };
 constexpr Layer LAYERS[] = {LAYER_TABLE};
 constexpr int COUNT = sizeof(LAYERS) / sizeof(Layer);
@@ -46,7 +45,8 @@ constexpr int FRAGMENT = Fragment<Element>::PACKS;
 
 // ------------------------------------------------------------------ products
 
-// The biases of 16 outputs; they are packed as a lane's sums lie, each twice for its two rows.
+// Initializes the accumulators of 16 outputs with their biases, which are packed in accumulator order, twice for two
+// rows.
 __device__ __forceinline__ void begin(float (&low)[4], float (&high)[4], const float4* biases, int member) {
     const float4 first = biases[member], second = biases[4 + member];
     low[0] = first.x, low[1] = first.y, low[2] = first.z, low[3] = first.w;
@@ -59,7 +59,7 @@ __device__ __forceinline__ void activate(float (&low)[4], float (&high)[4]) {
     for (int i = 0; i < 4; ++i) low[i] = activate<ACTIVATION>(low[i]), high[i] = activate<ACTIVATION>(high[i]);
 }
 
-// The packed weights of all layers and their biases, this lane's share of each fragment.
+// Packed weights and biases of all layers; this lane's share of each fragment.
 struct Weights {
     const uint4* fragments;
     const float4* biases;
@@ -77,7 +77,7 @@ struct Weights {
     }
 };
 
-// One for each set of 16 rows that the warp has.
+// One per set of 16 rows of the warp.
 template <class T>
 struct OfSets {
     T set[SETS];
@@ -133,7 +133,7 @@ __device__ __forceinline__ void normalised_operand(OfSets<Operand<LAYERS[L].feat
 
 using Narrow = OfSets<Values<LAYERS[REDUCE].outputs>>;
 
-// sums += a step's share of the first layer that sees the whole row.
+// sums += one k-step of the first layer that reads the whole row.
 __device__ __forceinline__ void reduce_step(Narrow& sums, const Step<Element> (&operand)[SETS], const Weights& weights,
                                             int block, int step) {
 #pragma unroll
@@ -153,7 +153,7 @@ __device__ __forceinline__ void take_block(Narrow& sums, const OfSets<Raw<IN>>& 
     for (int set = 0; set < SETS; ++set) widen(values.set[set], raw.set[set]);
     normalised_operand<0>(operand, values, weights.lane % 4);
     constexpr int STEPS = HAS_ENCODER ? steps_of(LAYERS[0].outputs) / PIECES : steps_of(IN);
-    constexpr int TOGETHER = HAS_ENCODER ? UNROLL : STEPS;  // registers have numbers that are known beforehand
+    constexpr int TOGETHER = HAS_ENCODER ? UNROLL : STEPS;  // register indices must be compile-time constants
 #pragma unroll TOGETHER
     for (int i = 0; i < STEPS; ++i) {
         const int step = HAS_ENCODER ? piece * STEPS + i : i;
@@ -171,7 +171,7 @@ __device__ __forceinline__ void take_block(Narrow& sums, const OfSets<Raw<IN>>& 
     }
 }
 
-// The tensor core cuts off where it adds: in fp32 a block has sums of its own, which are then added as they should be.
+// Tensor cores truncate when they accumulate: in fp32 a block has separate accumulators, added in fp32.
 __device__ __forceinline__ void add_block(Narrow& sums, const OfSets<Raw<IN>>& raw, const Weights& weights, int block,
                                           int piece) {
     if constexpr (sizeof(Element) == 4) {
@@ -188,7 +188,7 @@ __device__ __forceinline__ void add_block(Narrow& sums, const OfSets<Raw<IN>>& r
     }
 }
 
-// The narrow layers, from L up to the last.
+// The narrow layers, from L to the last.
 template <int L>
 __device__ __forceinline__ void middle(OfSets<Operand<LAYERS[EXPAND].features>>& last,
                                        OfSets<Values<LAYERS[L].features>>& values, const Weights& weights) {
@@ -203,7 +203,7 @@ __device__ __forceinline__ void middle(OfSets<Operand<LAYERS[EXPAND].features>>&
     }
 }
 
-// A block of the result; with a layer of every group LAST is another than EXPAND.
+// A block of the result; with a layer of every group, LAST differs from EXPAND.
 template <int LAST>
 __device__ __forceinline__ void give_block(OfSets<Values<OUT>>& values,
                                            const OfSets<Operand<LAYERS[EXPAND].features>>& last, const Weights& weights,
@@ -219,8 +219,8 @@ __device__ __forceinline__ void give_block(OfSets<Values<OUT>>& values,
     }
 }
 
-// Where warps that share rows meet. In a cluster the blocks put down their sums, meet, and read each other's; before a
-// block puts down anything else, or leaves, all must have read, which it waits for as late as it can.
+// Synchronization of warps that share rows. In a cluster the CTAs write their sums, synchronize, and read each other's.
+// Before a CTA writes again, or exits, all must have read; it waits for that as late as possible.
 struct Meeting {
     bool being_read = false;
 
@@ -245,7 +245,7 @@ struct Meeting {
     }
 };
 
-// What a warp of the block of that rank has put there.
+// Loads what a warp of CTA `rank` has written there.
 __device__ __forceinline__ float4 exchanged(const float4* place, int rank) {
 #if CLUSTER > 1
     return load_cluster(shared_address(place), rank);
@@ -254,8 +254,8 @@ __device__ __forceinline__ float4 exchanged(const float4* place, int rank) {
 #endif
 }
 
-// Adds the warps' sums in their order, so that every one of them has the whole: each thread adds up its share. In a
-// cluster every block does so for itself.
+// Adds the warps' sums in order, so that every warp has the total: each thread reduces its share. In a cluster every
+// CTA does so for itself.
 template <int COLUMNS>
 __device__ __forceinline__ void add_up(Values<COLUMNS>& sums, float4* exchange, Meeting& meeting, int warp, int lane) {
     constexpr int SHARES = 2 * steps_of(COLUMNS) * 32;
@@ -284,7 +284,7 @@ __device__ __forceinline__ void add_up(Values<COLUMNS>& sums, float4* exchange, 
     }
 }
 
-// The squares of a block's distance from x, added to those of each row.
+// Adds the squared distances of a block from x to those of each row.
 __device__ __forceinline__ void add_squares(float (&squares)[2], const Values<OUT>& values, const Element* x,
                                             long long row, long long rows, int block, int member) {
     Raw<OUT> raw;
@@ -322,11 +322,11 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
             load<IN, WIDTH_IN, VECTOR_IN>(raw.set[set], x, row_of(number, set), rows, block * IN, member);
     };
 
-    // A block of x is loaded while the one before it is worked on, and the first of a tile with the last of the one
-    // before; the very first while the weights arrive.
+    // Software pipeline: a block of x is loaded while the previous one is processed, the first of a tile during the
+    // last of the previous tile, and the very first while the weights arrive.
     OfSets<Raw<IN>> next;
     load_block(next, tile, part / PIECES);
-    // The weights for the way in come first, with all biases; the others may arrive while those are used.
+    // The weights of the input side are copied first, with all biases; the others may arrive while those are used.
     constexpr int WAY_IN = WEIGHTS_IN_SHARED ? LAYERS[REDUCE + 1].weights * FRAGMENT : 0;
     constexpr int BIASES = FRAGMENTS * FRAGMENT, ALL = WEIGHTS_IN_SHARED ? PACKED_BYTES / 16 : 0;
     const auto copy = [&](int from, int to) {
@@ -364,7 +364,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
             add_block(sums, raw, weights, piece / PIECES, piece % PIECES);
         }
         if constexpr (PARTS > 1) {
-            copy_async_wait<0>();  // of the other weights; where the warps meet, all see them
+            copy_async_wait<0>();  // the other weights; the synchronization below makes them visible to all
             add_up(sums.set[0], exchange, meeting, warp, lane);
         }
 #pragma unroll
@@ -393,7 +393,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
         if constexpr (ERROR) {
 #pragma unroll
             for (int set = 0; set < SETS; ++set) {
-                Values<1> total;  // the two rows' squares, in a place that `add_up` takes
+                Values<1> total;  // squares of the two rows, in a form that `add_up` takes
 #pragma unroll
                 for (int i = 0; i < 4; ++i) total.at[0][i] = squares[set][i / 2], total.at[1][i] = 0.f;
                 if constexpr (PARTS > 1) add_up(total, exchange, meeting, warp, lane);

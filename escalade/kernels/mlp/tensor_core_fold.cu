@@ -1,9 +1,9 @@
-// Two layers with nothing between them as one: B (A x + a) + b = (B A) x + (B a + b), in fp32
+// Merges two layers with nothing between them: B (A x + a) + b = (B A) x + (B a + b), in fp32
 //
-// Either may be the same for several groups of its columns; the result is one for the whole row. A thread makes one
-// weight or one bias; it is done once for a network.
+// Either may be shared by several groups of its columns; the result is one layer of the whole row. One thread per
+// weight or bias; once per network. Limiter: the launch.
 //
-// Serves `folded`, `shared_rows` and `clustered_rows` alike.
+// Rungs: `folded`, `shared_rows`, `clustered_rows`.
 #include "common/elements.cuh"
 #include "common/ptx.cuh"
 
@@ -16,7 +16,7 @@ extern "C" __global__ void mlp_tensor_core_fold(const Element* first, const Elem
     if (thread >= WIDTH_OUT * (WIDTH_IN + 1)) return;
     const int output = thread / (WIDTH_IN + 1), column = thread % (WIDTH_IN + 1);
     const Element* row = second + output % SECOND_OUTPUTS * SECOND_FEATURES;
-    const int begin = output / SECOND_OUTPUTS * SECOND_FEATURES;  // of the hidden columns that this output sees
+    const int begin = output / SECOND_OUTPUTS * SECOND_FEATURES;  // of the hidden columns that this output reads
     float sum = 0.f;
     for (int i = 0; i < SECOND_FEATURES; ++i) {
         const int hidden = begin + i;

@@ -1,12 +1,12 @@
-// The weights of all layers in the order in which the lanes of a warp take them from shared memory (tensor_core.cu)
+// Weights of all layers in the order in which the lanes of a warp read them from smem (tensor_core.cu)
 //
-// Fragment [block][step of 16 inputs][step of 16 outputs]: 16 bytes a lane, the operand registers of two products of
-// eight outputs each; in fp32, where a product takes eight inputs, two such fragments. The norm in front of the layer
-// is folded in: W (g * n + h) + b = (W g) n + (W h + b), with g and h the norm's own weight and bias. Biases are fp32,
-// as the sums lie in the registers of four lanes: each twice, for two rows. A thread makes 16 bytes of a fragment, or
-// one bias. Each layer has thread blocks of its own in one grid: a training step packs again whenever weights change.
+// Fragment [block][step of 16 inputs][step of 16 outputs]: 16 bytes per lane, the operand registers of two MMAs of
+// eight outputs each; in fp32, where an MMA has k = 8, two such fragments. The norm before the layer is folded in: W (g
+// * n + h) + b = (W g) n + (W h + b), with g and h the norm's weight and bias. Biases are fp32 in accumulator order,
+// each twice, for two rows. One thread per 16 bytes of a fragment, or per bias. Each layer has its own range of CTAs in
+// one grid: a training step repacks whenever weights change.
 //
-// Serves `tensor_core`, `folded`, `shared_rows` and `clustered_rows` alike. columns.cuh has the order of the columns.
+// Rungs: `tensor_core`, `folded`, `shared_rows`, `clustered_rows`. columns.cuh defines the order of the columns.
 #include "common/elements.cuh"
 #include "common/pairs.cuh"
 #include "mlp/columns.cuh"
@@ -16,8 +16,8 @@ struct Stage {
     int features, outputs;  // columns of a block of the layer
     int all_features, all_outputs, blocks;
     bool blocks_of_outputs, has_norm, has_bias;
-    bool from_fp32;               // weight and bias were made by tensor_core_fold.cu
-    int fragments_at, biases_at;  // bytes from the beginning of what is packed
+    bool from_fp32;               // weight and bias are fp32, from tensor_core_fold.cu
+    int fragments_at, biases_at;  // byte offsets in the packed buffer
 };
 constexpr Stage STAGES[] = {STAGE_LIST};
 constexpr bool WIDE = sizeof(Element) == 4;
@@ -42,7 +42,7 @@ struct Packing {
     const Source *weight, *bias;
     const Element *norm_weight, *norm_bias;
 
-    // Which output a column of a block is, or -1.
+    // Output of a column of a block, or -1.
     static __device__ __forceinline__ int output_of(int block, int step, int member, int e) {
         const int column = column_of(stage.outputs, step, member, e);
         const int output = (stage.blocks_of_outputs ? block * stage.outputs : 0) + column;
@@ -61,7 +61,7 @@ struct Packing {
         return stage.has_norm ? value * to_float(norm_weight[feature]) : value;
     }
 
-    // Register `number` of a lane's operand: one weight in fp32, two neighbours in 16 bits. A template, so that no pair
+    // Register `number` of a lane's operand: one fp32 weight, or two adjacent 16-bit ones. A template, so that no pair
     // is instantiated in fp32.
     template <class Stored>
     __device__ __forceinline__ u32 operand_register(int output, int block, int step, int member, int half,

@@ -1,6 +1,6 @@
-// The activation of a layer and its slope, by number: 0 none, 1 ReLU, 2 GELU, 3 GELU by tanh.
+// Activation of a layer and its slope, by number: 0 none, 1 ReLU, 2 GELU, 3 GELU with tanh.
 //
-// A slope is kept in place of what goes into the activation; both come from the same function of it.
+// The slope is stored instead of the activation's input; both are computed from the same intermediate values.
 #pragma once
 
 struct Activated {
@@ -10,7 +10,7 @@ struct Activated {
 template <int ACTIVATION>
 __device__ __forceinline__ Activated activate_with_slope(float z) {
     if constexpr (ACTIVATION == 1) {
-        return {z < 0.f ? 0.f : z, z <= 0.f ? 0.f : 1.f};  // a NaN stays one
+        return {z < 0.f ? 0.f : z, z <= 0.f ? 0.f : 1.f};  // NaN stays NaN
     } else if constexpr (ACTIVATION == 2) {
         // z Phi(z), and Phi(z) + z phi(z)
         const float below = 0.5f * (1.f + erff(z * 0.70710678118654752f));
@@ -27,7 +27,7 @@ __device__ __forceinline__ Activated activate_with_slope(float z) {
     }
 }
 
-// The gradient on the other side of an activation. ReLU lets nothing through where it is flat, not even a NaN.
+// Gradient before an activation. Where ReLU is flat nothing passes, not even NaN.
 template <int ACTIVATION>
 __device__ __forceinline__ float through_slope(float gradient, float slope) {
     if constexpr (ACTIVATION == 0) return gradient;

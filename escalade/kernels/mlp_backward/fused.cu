@@ -1,20 +1,19 @@
-// parts[block] = the gradients of all parameters over the rows of the block; grad_x[row], if asked for
+// parts[block] = gradients of all parameters over the rows of the CTA; grad_x[row], if requested
 //
-// A block takes TILE_ROWS rows at a time and walks them down the chain and back up. All weights W are in shared memory,
-// and so are the rows' inputs N and gradients G of every layer; a layer's groups are rows of their own. Three products:
+// A CTA takes TILE_ROWS rows at a time through the chain forward and backward. All weights W are in smem, and so are
+// the rows' inputs N and gradients G of every layer; a layer's groups are rows of their own. Three GEMMs:
 //
-//   forwards   Z = N W^T + bias   4x4 outputs a thread, k cut into splits so that most threads have some; the parts
-//   backwards  N' = G W           meet in scratch, where all threads take their share of activations and slopes
+//   forwards   Z = N W^T + bias   4x4 outputs per thread, split-K so that most threads have work; the parts are reduced
+//   backwards  N' = G W           in scratch, where all threads share the activations and slopes
 //   weights    H += G^T N         after the walk, for all layers at once: a warp has 32x64 of one layer, a thread 8x8
-//                                 in its registers for as long as the block lives (RESIDENT; else they wait in parts)
+//                                 in registers for the life of the CTA (RESIDENT; else they are kept in parts)
 //
-// A norm's weight v and bias u are folded into W and the bias, so N is what the norm made of a row, and their gradients
-// follow from sums that are there anyway: with H = G^T N and s = the sum of G over rows, the gradient of W is
-// H v + s u^T, of v the column sums of W * H, and of u those of W * s. What bounds it: multiply-adds, and the reads of
-// shared memory between them.
+// A norm's weight v and bias u are folded into W and the bias, so N is the normalized row, and their gradients follow
+// from existing sums: with H = G^T N and s = the sum of G over rows, the gradient of W is H v + s u^T, of v the column
+// sums of W * H, and of u those of W * s. Limiter: FFMA, and the smem reads between them.
 //
-// Serves `fused`. Read fused_layers.cuh (what it knows of a layer), fused_loading.cuh, fused_walk.cuh (down the chain
-// and back), fused_products.cuh, fused_sums.cuh, then fused_finish.cuh.
+// Rung: `fused`. Read fused_layers.cuh (layer constants), fused_loading.cuh, fused_walk.cuh (forward and backward),
+// fused_products.cuh, fused_sums.cuh, then fused_finish.cuh.
 #include "mlp_backward/fused_finish.cuh"
 #include "mlp_backward/fused_loading.cuh"
 #include "mlp_backward/fused_sums.cuh"

@@ -1,10 +1,10 @@
-// The end of a block of fused.cu: its sums made into the gradients of norms, weights and biases.
+// End of a CTA of fused.cu: turns its sums into the gradients of norms, weights and biases.
 #pragma once
 
 #include "mlp_backward/fused_layers.cuh"
 
-// What the block has summed for a layer with a norm, made into gradients; a lane a feature, a warp every WARPS-th
-// output. The weights in shared memory are no longer needed: the warps' sums over outputs meet there.
+// Gradients of a layer with a norm: one lane per feature, one warp per WARPS-th output. The weights in smem are no
+// longer needed: the warps' sums over outputs are exchanged there.
 template <int L, class Parameters>
 __device__ __forceinline__ void finish_norms(float* shared, float* slot, const Parameters& parameters) {
     constexpr Layer layer = LAYERS[L];

@@ -1,4 +1,4 @@
-// The layers of fused.cu as the prelude lists them (LAYER_LIST), and where their rows lie in a block's shared memory.
+// Layers of fused.cu from the prelude (LAYER_LIST), and the smem layout of their rows.
 #pragma once
 
 #include "common/elements.cuh"
@@ -9,9 +9,9 @@ struct Layer {
     bool norm, bias;
     int activation;
     float epsilon;
-    int parameter;  // the number of the first of its tensors
-    int result;     // where their gradients begin
-    int input_at, gradient_at, weight_at, bias_at, sums_at, rstd_at;  // in shared memory, in floats
+    int parameter;                                                    // index of its first tensor
+    int result;                                                       // offset of their gradients
+    int input_at, gradient_at, weight_at, bias_at, sums_at, rstd_at;  // smem offsets, in floats
     int forward_splits, backward_splits;
     bool wide;       // a warp's share of the weights is 64 features by 32 outputs, not 32 by 64
     int first_warp;  // of those that have a share
@@ -21,7 +21,7 @@ constexpr int COUNT = sizeof(LAYERS) / sizeof(Layer), LAST = COUNT - 1, WARPS = 
 using Four = Pack<float, 4>;
 
 __device__ __forceinline__ constexpr int fours(int count) { return (count + 3) / 4; }
-// An odd number of 16-byte packs: the same pack of eight neighbouring rows lies in all banks.
+// An odd number of 16-byte packs: the same pack of eight adjacent rows covers all banks.
 __device__ __forceinline__ constexpr int pitch_of(int columns) { return 4 * (fours(columns) | 1); }
 
 __device__ __forceinline__ Four four(const float* from) { return load_pack<float, 4>(from); }
@@ -36,7 +36,7 @@ struct Of {
     static constexpr int weight_result = layer.result + (layer.norm ? 2 * layer.features : 0);
     static constexpr int bias_result = weight_result + layer.features * layer.outputs;
 
-    // Element i of row t of the tile.
+    // Offset of element i of row t of the tile.
     static __device__ __forceinline__ int input_at(int t, int i) {
         return layer.input_at + (t * layer.groups + i / layer.features) * input_pitch + i % layer.features;
     }

@@ -1,4 +1,4 @@
-// What a block of fused.cu brings into shared memory, in fp32: the weights once, rows for every tile.
+// Loads of a CTA of fused.cu into smem, in fp32: the weights once, rows for every tile.
 #pragma once
 
 #include "common/warp.cuh"
@@ -46,7 +46,7 @@ __device__ __forceinline__ void load_weights(float* shared, const Parameters& pa
     if constexpr (L < LAST) load_weights<L + 1>(shared, parameters);
 }
 
-// Rows of `width` elements to where `place` says, VECTOR neighbours at a time; zeros behind the last row.
+// Rows of `width` elements, stored at place(t, i), VECTOR at a time; zeros past the last row.
 template <int width, int VECTOR, class Place>
 __device__ __forceinline__ void load_rows(float* shared, const Element* from, int present, const Place& place) {
 #pragma unroll 4

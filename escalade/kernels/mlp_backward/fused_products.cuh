@@ -1,5 +1,4 @@
-// The products of fused.cu over the rows of a tile, forwards (N W^T) and backwards (G W), in parts that meet in
-// scratch.
+// GEMMs of fused.cu over the rows of a tile, forwards (N W^T) and backwards (G W), as split-K parts in scratch.
 #pragma once
 
 #include "mlp_backward/fused_layers.cuh"
@@ -12,7 +11,7 @@ struct Product {
     static constexpr int splits = FORWARDS ? layer.forward_splits : layer.backward_splits;
     static constexpr int row_tiles = rows / 4, column_tiles = fours(columns);
 
-    // In scratch, of one split; `split_pitch` further on is the next one's.
+    // Offset in scratch of one split; the next is `split_pitch` further.
     static constexpr int split_pitch = rows * column_tiles * 4;
     static __device__ __forceinline__ int at(int r, int c) { return SCRATCH_AT + r * column_tiles * 4 + c; }
 

@@ -1,10 +1,10 @@
-// What a block of fused.cu sums over its rows: H = G^T N of every layer in registers, from where it moves to the
-// block's part and back, and the sums of G in shared memory.
+// Sums of a CTA of fused.cu over its rows: H = G^T N of every layer in registers, moved to the CTA's part and back, and
+// the sums of G in smem.
 #pragma once
 
 #include "mlp_backward/fused_layers.cuh"
 
-// A warp's share of a layer's weights; a lane has four neighbouring features and outputs in each half of it.
+// A warp's share of a layer's weights; a lane has four adjacent features and outputs in each half of it.
 template <int L>
 struct Share {
     static constexpr Layer layer = LAYERS[L];
@@ -16,7 +16,7 @@ struct Share {
 
     __device__ __forceinline__ explicit Share(int warp) : tile(warp - layer.first_warp) {}
     __device__ __forceinline__ bool any() const { return tile >= 0 && tile < across * down; }
-    // Known while compiling wherever shares end with the weights.
+    // Compile-time constants if shares end with the weights.
     static __device__ __forceinline__ bool has_feature(int f) {
         return layer.features % warp_features == 0 || f < layer.features;
     }
@@ -33,7 +33,7 @@ struct Share {
 };
 
 struct Operands {
-    int input[2], gradient[2];  // in shared memory, of the first row
+    int input[2], gradient[2];  // smem offsets of the first row
     int input_pitch, gradient_pitch, groups;
 };
 
@@ -45,7 +45,7 @@ __device__ __forceinline__ void find_operands(Operands& operands, int warp) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             const int f = share.feature(half), o = share.output(half);
-            // What lies outside is multiplied like the rest, with some operand that is there, and never looked at.
+            // Out-of-range elements are multiplied too, with some valid operand, and never stored.
             operands.input[half] = layer.input_at + (share.has_feature(f) ? f : 0);
             operands.gradient[half] = layer.gradient_at + (share.has_output(o) ? o : 0);
         }
@@ -73,7 +73,7 @@ __device__ __forceinline__ void add_weight_gradient(float (&sums)[8][8], const f
     }
 }
 
-// The sums of G over rows; lightly loaded warps are the last.
+// Sums of G over rows; the last warps, which have the least work, come first.
 template <int L, int BEFORE>
 __device__ __forceinline__ void add_bias_gradient(float* shared, int present) {
     constexpr Layer layer = LAYERS[L];
@@ -91,7 +91,7 @@ __device__ __forceinline__ void add_bias_gradient(float* shared, int present) {
     if constexpr (L < LAST) add_bias_gradient<L + 1, BEFORE + (needed ? layer.outputs : 0)>(shared, present);
 }
 
-// A lane's sums to the block's part of the gradients, or back from there.
+// Stores a lane's sums to the CTA's part of the gradients, or loads them.
 template <int L, bool STORE>
 __device__ __forceinline__ void move_sums(float (&sums)[8][8], float* slot, const Share<L>& share) {
     constexpr Layer layer = LAYERS[L];

@@ -1,14 +1,13 @@
-// The walk of fused.cu with a tile of rows: down the chain for every layer's inputs N and slopes, back up for its
-// gradients G.
+// Walk of fused.cu over a tile of rows: forward for every layer's inputs N and slopes, backward for its gradients G.
 #pragma once
 
 #include "common/warp.cuh"
 #include "mlp_backward/activation.cuh"
 #include "mlp_backward/fused_products.cuh"
 
-// ------------------------------------------------------------------ down the chain
+// ------------------------------------------------------------------ forward
 
-// N, a warp a row: less its mean, over its deviation.
+// N, one warp per row: subtract the mean, divide by the deviation.
 template <int L>
 __device__ __forceinline__ void normalise(float* shared) {
     constexpr Layer layer = LAYERS[L];
@@ -56,13 +55,13 @@ __device__ __forceinline__ void forwards(float* shared, const Element* grad_y, i
     if constexpr (L < LAST) forwards<L + 1>(shared, grad_y, present);
 }
 
-// ------------------------------------------------------------------ and back up
+// ------------------------------------------------------------------ backward
 
-// The gradient of element i of row t of what goes into layer L, through the activation in front.
+// Passes the gradient of element i of row t of layer L's input through the activation before it.
 template <int L>
 __device__ __forceinline__ void pass_on(float* shared, float* grad_x, int t, int i, float gradient, int present) {
     if constexpr (L > 0) {
-        float& target = shared[Of<L - 1>::gradient_at(t, i)];  // where the slope is
+        float& target = shared[Of<L - 1>::gradient_at(t, i)];  // holds the slope
         constexpr int activation = LAYERS[L - 1].activation;
         if constexpr (activation == 0)
             target = gradient;

@@ -1,4 +1,4 @@
-// What a layer multiplies its weights with: a row as it is, or normalised, then scaled and shifted.
+// Input of a layer's product: a row unchanged, or normalized, scaled and shifted.
 #pragma once
 
 #include "common/elements.cuh"

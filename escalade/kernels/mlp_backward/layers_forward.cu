@@ -1,10 +1,9 @@
 // z = bias[o] + sum over f of input[row][f] * weight[o][f];  value[row][o] = activation(z), slope[row][o] = its slope
 //
-// The forward step of a layer, a thread an output; groups of a row are rows of their own. Where a norm comes first the
-// input is what it made of the row, still without its weight and bias. What bounds it: loads, two for each product.
+// Forward step of a layer, one thread per output; groups of a row are rows of their own. After a norm, the input is the
+// normalized row, without the norm's weight and bias. Limiter: two loads per product.
 //
-// Serves `layers`. activation.cuh has activations and their slopes. layer_input.cuh has what the weights are multiplied
-// with.
+// Rung: `layers`. Read activation.cuh and layer_input.cuh.
 #include "mlp_backward/activation.cuh"
 #include "mlp_backward/layer_input.cuh"
 #include "common/ptx.cuh"

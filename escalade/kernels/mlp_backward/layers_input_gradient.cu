@@ -1,8 +1,8 @@
-// result[row][f] = sum over o of gradient[row][o] * weight[o][f], through the slope of the activation in front
+// result[row][f] = sum over o of gradient[row][o] * weight[o][f], through the slope of the preceding activation
 //
-// A thread a feature. What bounds it: loads, two for each product.
+// One thread per feature. Limiter: two loads per product.
 //
-// Serves `layers`. activation.cuh has activations and their slopes.
+// Rung: `layers`. Read activation.cuh.
 #include "common/elements.cuh"
 #include "common/ptx.cuh"
 #include "mlp_backward/activation.cuh"

@@ -1,9 +1,9 @@
 // g = gradient[row] * norm_weight;  result[row] = rstd[row] * (g - mean(g) - hat[row] * mean(g * hat[row])), then
-// through the slope of the activation in front
+// through the slope of the preceding activation
 //
-// A warp a row. What bounds it: memory.
+// One warp per row. Limiter: memory.
 //
-// Serves `layers`. activation.cuh has activations and their slopes.
+// Rung: `layers`. Read activation.cuh.
 #include "common/elements.cuh"
 #include "common/ptx.cuh"
 #include "common/warp.cuh"

@@ -1,8 +1,8 @@
-// parts[part][f] = sum over the rows of the part of gradient[row][f] * hat[row][f]; then those of gradient[row][f]
+// parts[part][f] = sum over the part's rows of gradient[row][f] * hat[row][f]; then of gradient[row][f]
 //
-// The gradients of a norm's weight and bias, a thread a feature. What bounds it: memory.
+// Gradients of a norm's weight and bias, one thread per feature. Limiter: memory.
 //
-// Serves `layers`.
+// Rung: `layers`.
 #include "common/elements.cuh"
 #include "common/ptx.cuh"
 

@@ -1,8 +1,8 @@
 // hat[row][f] = (x[row][f] - mean) * rstd[row],  mean and variance over the features of the row
 //
-// A warp a row; the weight and bias of the norm are left to whoever reads. What bounds it: memory.
+// One warp per row; readers apply the norm's weight and bias. Limiter: memory.
 //
-// Serves `layers`.
+// Rung: `layers`.
 #include "common/elements.cuh"
 #include "common/ptx.cuh"
 #include "common/warp.cuh"

@@ -1,8 +1,8 @@
 // gradient[i] = grad_y[i] * slope[i]
 //
-// Through the last layer's activation. What bounds it: memory.
+// Backward through the last layer's activation. Limiter: memory.
 //
-// Serves `layers`. activation.cuh has activations and their slopes.
+// Rung: `layers`. Read activation.cuh.
 #include "common/elements.cuh"
 #include "common/ptx.cuh"
 #include "mlp_backward/activation.cuh"

@@ -1,9 +1,9 @@
-// parts[part][o][f] = sum over the rows of the part of gradient[row][o] * input[row][f]; bias: that of gradient[row][o]
+// parts[part][o][f] = sum over the part's rows of gradient[row][o] * input[row][f]; bias: of gradient[row][o]
 //
-// A thread an element of the weights, and one more for each output's bias; rows are cut into parts of `part_rows`, one
-// for each blockIdx.y. What bounds it: loads, two for each product.
+// One thread per weight, and one per output's bias; rows are divided into parts of `part_rows`, one per blockIdx.y.
+// Limiter: two loads per product.
 //
-// Serves `layers`. layer_input.cuh has what the weights are multiplied with.
+// Rung: `layers`. Read layer_input.cuh.
 #include "common/ptx.cuh"
 #include "mlp_backward/layer_input.cuh"
 

@@ -1,10 +1,9 @@
 // y[i] = sum over parts of parts[part][i]
 //
-// A warp takes 32 neighbouring elements and every LANES-th part of them, then the warps' sums meet in shared memory:
-// always in the same order, so that every run gives the same bits. What bounds it: L2, where the parts have just been
-// written.
+// A warp takes 32 adjacent elements and every LANES-th part of them; then the warps reduce in smem. The order is fixed,
+// so every run gives the same bits. Limiter: L2, where the parts were just written.
 //
-// Serves `layers` and `fused` alike.
+// Rungs: `layers`, `fused`.
 #include "common/elements.cuh"
 #include "common/ptx.cuh"
 

@@ -1,11 +1,10 @@
 // y[n][c] = gate(sum over s of gate_weight[c][s] * activation(sum over k of weight[s][k] * mean[n][k] + bias[s])
-//                + gate_bias[c]), where mean[n][k] is that of x[n][pixel][k] over the pixels
+//                + gate_bias[c]), where mean[n][k] is the mean of x[n][pixel][k] over the pixels
 //
-// A block an image. A thread sums the pixels of a channel, then the products of a squeezed feature, then those of a
-// gate; the threads of a warp read rows of weights, so their loads lie far apart. What bounds it: the time of one load
-// behind another.
+// One CTA per image. A thread sums the pixels of a channel, then the products of a squeezed feature, then those of a
+// gate; the threads of a warp read rows of weights, so their loads are scattered. Limiter: latency of dependent loads.
 //
-// Serves `naive`. layers.cuh has what follows each layer.
+// Rung: `naive`. Read layers.cuh (activations).
 #include "squeeze_excite/layers.cuh"
 
 extern "C" __global__ void __launch_bounds__(THREADS)

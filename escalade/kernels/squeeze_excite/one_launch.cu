@@ -1,16 +1,16 @@
 // y[n][c] = gate(sum over s of gate_weight[c][s] * activation(sum over k of weight[s][k] * mean[n][k] + bias[s])
-//                + gate_bias[c]), where mean[n][k] is that of x[n][pixel][k] over the pixels
+//                + gate_bias[c]), where mean[n][k] is the mean of x[n][pixel][k] over the pixels
 //
-// The CLUSTER blocks of a cluster have IMAGES images, and read the weights once for all of them. Each block
-//   1. sums its share of the pixels, for all channels: GROUPS threads a pack of channels, AHEAD loads under way;
-//   2. adds up what all blocks have found for its SHARE of the channels, out of their shared memory;
-//   3. multiplies these means with its columns of the first weight: a part of every squeezed feature;
-//   4. adds up the parts of all blocks, as every block does for itself, and applies the activation;
-//   5. multiplies them with its rows of the second weight: the gates of its channels.
-// So no weight is read twice in a cluster, and the blocks meet twice. Nothing is rounded on the way, and sums are always
-// taken in the same order. What bounds it: the time of a few round trips; x from memory where it is large.
+// A cluster of CLUSTER CTAs has IMAGES images and reads the weights once for all of them. Each CTA
+//   1. sums its share of the pixels, for all channels: GROUPS threads per pack of channels, AHEAD loads in flight;
+//   2. reduces the sums of all CTAs for its SHARE of the channels, through DSMEM;
+//   3. multiplies these means by its columns of the first weight: a part of every squeezed feature;
+//   4. reduces the parts of all CTAs (redundantly in every CTA) and applies the activation;
+//   5. multiplies by its rows of the second weight: the gates of its channels.
+// No weight is read twice in a cluster, and there are two cluster barriers. Nothing is rounded on the way, and sums
+// have a fixed order. Limiter: latency of a few round trips; for large x, memory.
 //
-// Serves `one_block` and `cluster`. products.cuh has the products of both layers, layers.cuh what follows each.
+// Rungs: `one_block`, `cluster`. Read products.cuh (products of both layers), layers.cuh (activations).
 #include "squeeze_excite/layers.cuh"
 #include "squeeze_excite/products.cuh"
 #if CLUSTER > 1
@@ -18,10 +18,10 @@
 #endif
 
 constexpr int CHUNKS = CHANNELS / VECTOR;
-constexpr int COLUMNS = CHUNKS < THREADS ? CHUNKS : THREADS;  // packs of channels that are summed at once
+constexpr int COLUMNS = CHUNKS < THREADS ? CHUNKS : THREADS;  // packs of channels summed at once
 constexpr int PER_BLOCK = (PIXELS + CLUSTER - 1) / CLUSTER;
-constexpr int WIDTH = SHARE * CLUSTER;          // channels, and none up to whole shares
-constexpr int HIDDEN = (SQUEEZED + 3) / 4 * 4;  // squeezed features, and none up to whole accesses
+constexpr int WIDTH = SHARE * CLUSTER;          // channels, padded to whole shares
+constexpr int HIDDEN = (SQUEEZED + 3) / 4 * 4;  // squeezed features, padded to whole accesses
 using Values = Pack<Element, VECTOR>;
 using Floats = Pack<float, 4>;
 
@@ -31,7 +31,7 @@ __device__ __forceinline__ void meet() { cluster_sync(); }
 __device__ __forceinline__ void meet() { __syncthreads(); }
 #endif
 
-// Four sums of all blocks' own, each at this address of its block.
+// Four sums, each over all CTAs' values at this smem address.
 __device__ __forceinline__ Floats sum_of_all(const float* own) {
 #if CLUSTER > 1
     float4 parts[CLUSTER];
@@ -49,7 +49,7 @@ __device__ __forceinline__ Floats sum_of_all(const float* own) {
 #endif
 }
 
-// Sums over this block's pixels of one image, by group of threads: parts[GROUPS][CHANNELS].
+// Sums over this CTA's pixels of one image, per group of threads: parts[GROUPS][CHANNELS].
 __device__ __forceinline__ void sum_pixels(float* parts, const Element* pixels, int count, int x_pitch) {
     const int group = threadIdx.x / COLUMNS;
     if (group >= GROUPS) return;
@@ -80,11 +80,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     extern __shared__ __align__(16) float shared[];
     constexpr int MEANS = IMAGES * WIDTH, PARTS_OF_HIDDEN = MEANS + IMAGES * SHARE;
     constexpr int HIDDEN_AT = PARTS_OF_HIDDEN + IMAGES * HIDDEN, PARTS_AT = HIDDEN_AT + IMAGES * HIDDEN;
-    float* totals = shared_part(shared, MEANS);                    // [IMAGES][WIDTH], of this block's pixels
-    float* means = shared_part(shared + MEANS, IMAGES * SHARE);    // [IMAGES][SHARE], of this block's channels
-    float* parts_of_hidden = shared_part(shared + PARTS_OF_HIDDEN, IMAGES * HIDDEN);  // of this block's channels
+    float* totals = shared_part(shared, MEANS);                  // [IMAGES][WIDTH], of this CTA's pixels
+    float* means = shared_part(shared + MEANS, IMAGES * SHARE);  // [IMAGES][SHARE], of this CTA's channels
+    float* parts_of_hidden = shared_part(shared + PARTS_OF_HIDDEN, IMAGES * HIDDEN);  // of this CTA's channels
     float* hidden = shared_part(shared + HIDDEN_AT, IMAGES * HIDDEN);
-    float* parts = shared_part(shared + PARTS_AT, REST);           // [IMAGES][GROUPS][CHANNELS]
+    float* parts = shared_part(shared + PARTS_AT, REST);  // [IMAGES][GROUPS][CHANNELS]
 
     const int rank = blockIdx.x % CLUSTER, first_image = blockIdx.x / CLUSTER * IMAGES;
     const int first_channel = rank * SHARE;
@@ -94,7 +94,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     wait_for_previous_launch();
 
 #pragma unroll
-    for (int i = 0; i < IMAGES; ++i) {  // behind the last image the last again
+    for (int i = 0; i < IMAGES; ++i) {  // past the last image, repeats it
         const long long image = min(first_image + i, batch - 1);
         sum_pixels(parts + i * GROUPS * CHANNELS, x + (image * PIXELS + first_pixel) * x_pitch, pixels, x_pitch);
     }
@@ -132,7 +132,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             if (feature + e < SQUEEZED) hidden[4 * at + e] = squeezed(sum.at[e], bias, feature + e);
     }
 #if CLUSTER > 1
-    cluster_arrive();  // nothing of another block's is read from here on
+    cluster_arrive();  // no more DSMEM reads from here on
 #endif
     __syncthreads();
     multiply<SQUEEZED_VECTOR, GATE_TEAM>(
@@ -143,6 +143,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                 y[1LL * (first_image + image) * CHANNELS + channel] = gated(sum, gate_bias, channel);
         });
 #if CLUSTER > 1
-    cluster_wait();  // a block whose shared memory others may read stays
+    cluster_wait();  // stay until others have read this CTA's smem
 #endif
 }

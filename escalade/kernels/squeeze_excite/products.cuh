@@ -1,18 +1,18 @@
-// The products of a layer with the rows of IMAGES images, by all THREADS threads of a block.
+// Products of a layer with the rows of IMAGES images, by all THREADS threads of a CTA.
 #pragma once
 
 #include "common/elements.cuh"
 #include "common/warp.cuh"
 
-// Calls found(row, image, sum) for the products of every row of a matrix with values[IMAGES][stride]; TEAM lanes side by
-// side share a row.
+// Calls found(row, image, sum) for the products of every row of a matrix with values[IMAGES][stride]; TEAM adjacent
+// lanes share a row.
 template <int COUNT, int TEAM, class Found>
 __device__ __forceinline__ void multiply(const Element* weight, int pitch, int rows, int packs, const float* values,
                                          int stride, Found found) {
     constexpr int SOME = COUNT < 4 ? COUNT : 4;
     const int lane = threadIdx.x % TEAM;
 #pragma unroll 1
-    for (int first = 0; first < rows; first += THREADS / TEAM) {  // as often for all lanes of a warp
+    for (int first = 0; first < rows; first += THREADS / TEAM) {  // uniform over the lanes of a warp
         const int row = first + threadIdx.x / TEAM;
         float sums[IMAGES] = {};
         if (row < rows) {

@@ -1,22 +1,21 @@
 // y[n][c] = gate(sum over s of gate_weight[c][s] * activation(sum over k of weight[s][k] * mean[n][k] + bias[s])
-//                + gate_bias[c]), where mean[n][k] is that of x[n][pixel][k] over the pixels
+//                + gate_bias[c]), where mean[n][k] is the mean of x[n][pixel][k] over the pixels
 //
-// The first layer is linear in the pixels, too: whoever has summed some pixels of some channels can multiply these sums
-// with its columns of the weight, and only the products have to meet. So the blocks of a cluster have IMAGES images in
-// SLICES slices of channels and PARTS parts of pixels, and each block
-//   1. starts the copies of all weights that it will need into shared memory: ahead of the end of the launch in front
-//      where it may be there so EARLY, behind its first loads of pixels elsewhere;
-//   2. sums the pixels of its part and slice, up to AHEAD loads under way in each thread;
-//   3. multiplies the sums with its columns of the first weight: a part of every squeezed feature;
-//   4. pushes these into the shared memory of every block of the cluster;
-//   5. adds up what has come, and applies the activation;
-//   6. multiplies with its rows of the second weight: the gates of its SHARE of the channels.
-// The blocks meet once, without a barrier of the cluster in the way, and no load of a weight is waited for. Nothing is
-// rounded on the way, and sums are always taken in the same order. What bounds it: one round trip for x and one between
-// the blocks; x from memory where it is large.
+// The first layer is linear in the pixels: a CTA that has summed some pixels of some channels multiplies these sums by
+// its columns of the weight, and only the products are exchanged. The CTAs of a cluster have IMAGES images in SLICES
+// slices of channels and PARTS parts of pixels. Each CTA
+//   1. copies all weights that it needs into smem by cp.async: before the previous launch ends if EARLY, else after its
+//   first loads of pixels;
+//   2. sums the pixels of its part and slice, up to AHEAD loads per thread in flight;
+//   3. multiplies the sums by its columns of the first weight: a part of every squeezed feature;
+//   4. pushes these into the smem of every CTA of the cluster;
+//   5. reduces the received parts and applies the activation;
+//   6. multiplies by its rows of the second weight: the gates of its SHARE of the channels.
+// One DSMEM exchange, no cluster-wide barrier, and no wait for a load of weights. Nothing is rounded on the way, and
+// sums have a fixed order. Limiter: one round trip for x and one between the CTAs; for large x, memory.
 //
-// Serves `sliced`. common/pixel_sums.cuh has the sums, products.cuh the products of both layers, tensor_products.cuh those
-// for many images (TENSOR_CORES), layers.cuh what follows each.
+// Rung: `sliced`. Read common/pixel_sums.cuh (sums), products.cuh (products of both layers), tensor_products.cuh (the
+// same for many images, TENSOR_CORES), layers.cuh (activations).
 #include "squeeze_excite/layers.cuh"
 #if TENSOR_CORES
 #include "squeeze_excite/tensor_products.cuh"
@@ -29,14 +28,14 @@
 #endif
 
 constexpr int PER_PART = (PIXELS + PARTS - 1) / PARTS;
-constexpr int HIDDEN = (SQUEEZED + 3) / 4 * 4;  // squeezed features, and none up to whole accesses
+constexpr int HIDDEN = (SQUEEZED + 3) / 4 * 4;  // squeezed features, padded to whole accesses
 
-// Copies the first `units` of UNITS units of UNIT elements, of every row, into shared memory: asynchronously, unless a unit
-// is too short.
+// Copies the first `units` of UNITS units of UNIT elements of every row into smem, by cp.async unless a unit is too
+// short.
 template <int UNIT, int UNITS>
 __device__ __forceinline__ void stage(Element* to, int to_pitch, const Element* from, int from_pitch, int rows,
                                       int units) {
-#pragma unroll 1  // code that runs once has to be fetched first
+#pragma unroll 1  // code that runs once must be fetched first
     for (int at = threadIdx.x; at < rows * UNITS; at += THREADS) {
         const int row = at / UNITS, unit = at % UNITS;
         if (unit >= units) continue;
@@ -53,7 +52,7 @@ __device__ __forceinline__ void stage(Element* to, int to_pitch, const Element* 
     }
 }
 
-// What a layer multiplies: rows of `depth` values, one an image.
+// Input of a layer: rows of `depth` values, one per image.
 struct Factors {
 #if TENSOR_CORES
     Halves at;
@@ -94,9 +93,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1024 / THREADS)
     extern __shared__ __align__(16) unsigned char shared[];
     unsigned char* next = shared;
     float* sums_of_groups = take<float>(next, IMAGES * SUMS * WIDTH);
-    const Factors means = Factors::taken(next, WIDTH);   // of this block's pixels alone
-    float* found = take<float>(next, IMAGES * HIDDEN);   // products of this block
-    float* pushed = take<float>(next, CLUSTER > 1 ? CLUSTER * IMAGES * HIDDEN : 0);  // of all blocks
+    const Factors means = Factors::taken(next, WIDTH);                               // of this CTA's pixels only
+    float* found = take<float>(next, IMAGES * HIDDEN);                               // products of this CTA
+    float* pushed = take<float>(next, CLUSTER > 1 ? CLUSTER * IMAGES * HIDDEN : 0);  // of all CTAs
     const Factors hidden = Factors::taken(next, HIDDEN);
     Element* columns_of_weight = take<Element>(next, SQUEEZED * WEIGHT_PITCH);
     Element* rows_of_gate = take<Element>(next, SHARE * SQUEEZED);
@@ -139,7 +138,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1024 / THREADS)
 #pragma unroll 1
         for (int at = threadIdx.x; at < IMAGES * HIDDEN; at += THREADS)
             if (at % HIDDEN >= SQUEEZED) found[at] = 0.f;
-    wait_for_previous_launch();  // if it was done before, it is over at once
+    wait_for_previous_launch();  // returns at once if already waited for
 
     sum_slice(sums_of_groups, x + 1LL * part * PER_PART * x_pitch + slice * WIDTH, first_image, batch, columns, pixels,
               PIXELS - 1 - part * PER_PART, x_pitch, [&] {
@@ -161,7 +160,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1024 / THREADS)
     __syncthreads();
 
 #if CLUSTER > 1
-    cluster_wait();  // all blocks have begun, and have their barrier
+    cluster_wait();  // all CTAs have started and initialized their barrier
 #pragma unroll 1
     for (int at = threadIdx.x; at < CLUSTER * IMAGES * HIDDEN / 4; at += THREADS) {
         const int to = at / (IMAGES * HIDDEN / 4), quad = at - to * (IMAGES * HIDDEN / 4);

@@ -1,11 +1,11 @@
-// The products of a layer with the rows of up to eight images on tensor cores, by all THREADS threads of a block. Rows are
-// fp32: each value is the sum of two Elements, which are multiplied one after the other.
+// Products of a layer with the rows of up to eight images on tensor cores, by all THREADS threads of a CTA. Rows are
+// fp32: each value is the sum of two Elements, multiplied one after the other.
 #pragma once
 
 #include "common/elements.cuh"
 #include "common/mma_tile.cuh"
 
-// Elements from row to row of `depth` values: rows of different images lie in different banks.
+// Row pitch for `depth` values: rows of different images are in different banks.
 __device__ constexpr int spread(int depth) { return (depth + 15) / 16 * 16 + 8; }
 
 struct Halves {
@@ -18,12 +18,12 @@ struct Halves {
     }
 
 private:
-    // What is beyond the largest Element becomes that one: an infinite half would leave a NaN of the other.
+    // Clamps to the largest Element: an infinite half would make the other NaN.
     __device__ __forceinline__ static float within(float value) { return fminf(fmaxf(value, -LARGEST), LARGEST); }
 };
 
-// Calls found(row, image, sum) for the products of every row of a matrix with values[IMAGES][stride]. A warp has 16 rows
-// at once; behind the last row and the last image it multiplies these again, behind the last column it adds zeros.
+// Calls found(row, image, sum) for the products of every row of a matrix with values[IMAGES][stride]. A warp has 16
+// rows at once; past the last row and image it repeats them, past the last column it adds zeros.
 template <class Found>
 __device__ __forceinline__ void multiply_by_mma(const Element* weight, int pitch, int rows, int depth,
                                                 const Halves& values, int stride, Found found) {

@@ -1,11 +1,11 @@
-// packed[step][block][lane] = the registers of the weights' fragments, 16 filters by 16 values of k, as mma takes them
+// packed[step][block][lane] = the weights in mma fragment order, 16 filters by 16 values of k
 //
-// A step is 4 neighbouring taps of a filter row by 4 channels; taps and channels that do not exist are zeros. Which
-// tap and channel a lane holds is free, as long as the pixels' fragments agree:
+// A k-step is 4 adjacent taps of a filter row by 4 channels; missing taps and channels are zero. Which tap and channel
+// a lane holds is free, as long as the pixels' fragments agree:
 //   PIXEL_A_LANE: lane member m holds all channels of tap STEPS_IN_ROW * m + (step in the row)
-//   otherwise     the order of memory, tap by tap, as wgmma reads pixels: chunks of two taps by 4 channels
-// Rows `group` and `group` + 8 of a warp's blocks are neighbouring filters, and so are the blocks' rows of one group:
-// then a lane's sums of one pixel lie side by side in y. What bounds it: one launch, once for a network.
+//   otherwise     memory order, tap by tap, as wgmma reads pixels: chunks of two taps by 4 channels
+// Rows `group` and `group` + 8 of a warp's blocks are adjacent filters, and so are the blocks' rows of one group: a
+// lane's results of one pixel are then contiguous in y. Limiter: one launch, once per network.
 //
 // Rungs                  switches
 //   tensor_core, pooled  PIXEL_A_LANE

@@ -1,9 +1,9 @@
 // y[n][oh][ow][k] = max over the window of x[n][oh*stride - pad + i][ow*stride - pad + j][k]      (NHWC)
 //
-// VECTOR filters a thread, VECTOR a divisor of them. Positions outside x are passed over; a NaN in the window is the
-// result. What bounds it: memory, x read about once (the caches hold the overlap) and y written once.
+// VECTOR filters per thread; VECTOR divides them. Positions outside x are skipped; a NaN in the window is the result.
+// Limiter: memory, x is read about once (the caches hold the overlap) and y written once.
 //
-// Serves `separate` and `tensor_core` alike.
+// Rungs: `separate`, `tensor_core`.
 #include "common/elements.cuh"
 #include "common/ptx.cuh"
 
@@ -30,7 +30,7 @@ extern "C" __global__ void stem_pool(const Element* __restrict__ x, Element* __r
 #pragma unroll
             for (int e = 0; e < VECTOR; ++e) {
                 const float value = to_float(pack.at[e]);
-                if (value > best[e] || value != value) best[e] = value;  // a NaN, and then nothing is greater
+                if (value > best[e] || value != value) best[e] = value;  // NaN sticks: nothing is greater
             }
         }
     Pack<Element, VECTOR> results;

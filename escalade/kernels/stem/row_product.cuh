@@ -1,4 +1,4 @@
-// A row of COLUMNS pixels by 64 filters: one step of its product by wgmma, in the product's element type.
+// One k-step of a wgmma of COLUMNS pixels of a row by 64 filters, by element type.
 #pragma once
 
 #include "common/elements.cuh"
@@ -20,7 +20,7 @@ __device__ __forceinline__ void multiply(__nv_bfloat16, Flat& sums, const u32 (&
 }
 #endif
 
-// The weights of the warp's block of 16 filters; `blocks` are all of them.
+// Weights of the warp's block of 16 filters, one of `blocks`.
 template <int STEPS>
 __device__ __forceinline__ void load_weights(u32 (&weights)[STEPS][4], const u32* __restrict__ packed, int block,
                                              int blocks) {

@@ -1,9 +1,9 @@
 // y[n][oh][ow][k] = relu(sum over c, r, s of pixel[n][c][oh*stride + r - pad][...] * w[k][c][r][s] + bias[k])
 //
-// The foot: one thread an output, filters along threads, every pixel converted and normalised each time it is used.
-// What bounds it: the loads, one of w and (a broadcast) one of x for each multiply-add.
+// The foot of the ladder: one thread per output, filters along threads; every pixel is converted and normalized each
+// time it is used. Limiter: loads, one of w and (a broadcast) one of x per multiply-add.
 //
-// Serves `separate`. shape.cuh has the sizes, and how a pixel is read.
+// Rung: `separate`. Read shape.cuh (sizes, pixel access).
 #include "common/epilogue.cuh"
 #include "common/ptx.cuh"
 #include "stem/shape.cuh"

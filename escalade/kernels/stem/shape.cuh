@@ -1,6 +1,6 @@
-// What the kernels of a stem are asked, and one pixel of the image as its owner has it.
+// Sizes of a stem, and access to one pixel of the source image.
 //
-// The including file's prelude defines Source, SOURCE_NHWC, CHANNELS and NORMALISE.
+// The prelude of the including file defines Source, SOURCE_NHWC, CHANNELS and NORMALISE.
 #pragma once
 
 #include "common/elements.cuh"
@@ -16,13 +16,13 @@ struct StemShape {
 
 __device__ __forceinline__ float to_float(unsigned char value) { return value; }
 
-// Where channel c of a pixel lies in its image.
+// Offset of channel c of a pixel in its image.
 __device__ __forceinline__ int source_offset(int row, int column, int c, const StemShape& shape) {
     const int pixel = row * shape.width + column;
     return SOURCE_NHWC ? pixel * CHANNELS + c : c * shape.height * shape.width + pixel;
 }
 
-// In the type that products are formed in, but still as fp32.
+// Normalized pixel in fp32, before rounding to the product's type.
 __device__ __forceinline__ float normalised(Source value, int c, const float* scale, const float* shift) {
     const float pixel = to_float(value);
     return NORMALISE ? fmaf(pixel, scale[c], shift[c]) : pixel;

@@ -1,17 +1,17 @@
 // y = pool(relu(sum over r, s, c of pixel[row*2 + r][column*2 + s][c] * weight[filter][r][s][c] + bias))
 //
-// The stem's product by wgmma, over a k with less padding (see sm90_streamed_dense.cuh), and as a stream: a block stays
-// and has two ranges of rows of y, which it walks down without looking back. For each range a producer warpgroup loads
-// the image two rows at a time, converts them and leaves them in a ring of stages; a consumer multiplies and pools. The
-// two consumers ping-pong, so that the tensor cores have the one's row while the other pools and stores. Rows of the
-// convolution are computed twice only where a range begins.
-// What bounds it: the tensor cores, 64 x COLUMNS x 16 a step, 176 of k for 147 that exist (7x7); then memory.
+// The stem's GEMM by wgmma, with less padding in k (sm90_streamed_dense.cuh), and streamed: persistent CTAs have two
+// ranges of rows of y each and walk down both once. For each range a producer warpgroup loads the image two rows at a
+// time, converts them and stores them in a ring of stages; a consumer multiplies and pools. The two consumers
+// ping-pong: the tensor cores run one's row while the other pools and stores. Rows of the convolution are computed
+// twice only where a range begins.
+// Limiter: tensor cores, 64 x COLUMNS x 16 per step, 176 of k for 147 useful (7x7); then memory.
 //
-// The prelude defines, besides what tile.cuh and sm90_streamed_dense.cuh need, STAGES and PAIR_LOADS (the two pixels of
-// a slot are both in the image or both outside, and aligned).
+// The prelude defines, besides the needs of tile.cuh and sm90_streamed_dense.cuh, STAGES and PAIR_LOADS (the two pixels
+// of a slot are both inside or both outside the image, and aligned).
 //
-// Serves `streamed`. conv2d launches it too, as its rung `stem`: POOL 0, SOURCE_NHWC, a Source of 16 bits. Read
-// sm90_streamed_dense.cuh (the order of k), tile.cuh (columns, pooling), then row_product.cuh.
+// Rung: `streamed`. conv2d launches it as its rung `stem`: POOL 0, SOURCE_NHWC, a 16-bit Source. Read
+// sm90_streamed_dense.cuh (order of k), tile.cuh (columns, pooling), then row_product.cuh.
 #include "common/ring.cuh"
 #include "stem/sm90_streamed_dense.cuh"
 #include "stem/row_product.cuh"
@@ -19,10 +19,10 @@
 
 static_assert(CHANNELS == 3, "slots of two pixels have 6 values");
 
-constexpr int STREAMS = 2;  // of a block
+constexpr int STREAMS = 2;  // per CTA
 constexpr int THREADS = STREAMS * 256;
-constexpr int TOGETHER = 4;        // stages that are loaded at a time
-constexpr int SLOTS_OF_WARP = 31;  // the first lane only has the pixel before
+constexpr int TOGETHER = 4;        // stages loaded at a time
+constexpr int SLOTS_OF_WARP = 31;  // the first lane has only the preceding pixel
 constexpr int SLOTS = COLUMNS + SLOTS_IN_ROW - 1;
 constexpr int ROW_BYTES = SLOTS * 16;
 constexpr int CORNERS = 2 * ROW_BYTES;  // a stage: two rows, then the corners of the windows that end there
@@ -33,22 +33,22 @@ static_assert(STAGES >= ROW_PAIRS + TOGETHER, "a window, and what comes next");
 using Stages = Ring<STAGES, STAGE_BYTES>;
 using Writer = RowWriter<1, COLUMN_BLOCKS, false>;
 
-// ------------------------------------------------------------------ who has which rows
+// ------------------------------------------------------------------ row ranges
 
-// Rows of y, counted through all columns of tiles of all images; below 2^31.
+// Rows of y, numbered through all columns of tiles of all images; below 2^31.
 struct Range {
     int first, last;
 
-    // The range of a block's stream. Where the rows are few, the first streams of all blocks have them.
+    // Range of a CTA's stream. If the rows are few, the first streams of all CTAs have them.
     __device__ __forceinline__ Range(int stream, const StemShape& shape) {
         const int rows = shape.batch * shape.column_tiles * shape.output_height, streams = gridDim.x * STREAMS;
-        const int each = rows / streams, more = rows % streams;  // so many streams have one more
+        const int each = rows / streams, more = rows % streams;  // `more` streams have one extra row
         const int number = stream * gridDim.x + blockIdx.x;
         first = number * each + min(number, more);
         last = first + each + (number < more);
     }
 
-    // Pieces of it, each in one column of tiles.
+    // Pieces of the range, each in one column of tiles.
     __device__ __forceinline__ int pieces(const StemShape& shape) const {
         return first == last ? 0 : (last - 1) / shape.output_height - first / shape.output_height + 1;
     }
@@ -73,15 +73,15 @@ private:
           rows(min(range.last - range.first, shape.output_height - row)) {}
 };
 
-// ------------------------------------------------------------------ the image
+// ------------------------------------------------------------------ producer: the image
 
-using Slot = Source[2][CHANNELS];  // two pixels of a row, as their owner has them
+using Slot = Source[2][CHANNELS];  // two pixels of a row, as stored in the source
 
 __device__ __forceinline__ bool exists(int row, int column, const StemShape& shape) {
     return inside(row, shape.height) && inside(column, shape.width);
 }
 
-// One slot of two rows, from `row` on.
+// One slot of two rows, starting at `row`.
 __device__ __forceinline__ void load_slots(Slot (&slots)[2], const Source* __restrict__ image, int row, int column,
                                            bool wanted, const StemShape& shape) {
     const int plane = shape.height * shape.width;
@@ -117,7 +117,7 @@ struct Normalisation {
     float scale[CHANNELS], shift[CHANNELS];
 };
 
-// A slot but for the pixel before: channels 0 and 1 of both pixels, then channel 2 of both.
+// A slot without the preceding pixel: channels 0 and 1 of both pixels, then channel 2 of both.
 __device__ __forceinline__ Pack<u32, 4> converted(const Slot& slot, int row, int column, const StemShape& shape,
                                                   const Normalisation& normalisation) {
     float pixels[2][CHANNELS] = {};
@@ -131,7 +131,7 @@ __device__ __forceinline__ Pack<u32, 4> converted(const Slot& slot, int row, int
              pair_of(pixels[0][2], pixels[1][2]), 0}};
 }
 
-// The producer, a warpgroup. Loads of several stages are under way at a time, and one fence serves them all.
+// Producer warpgroup. Loads of several stages are in flight at a time, and one fence serves them all.
 __device__ __forceinline__ void fill(unsigned char* stages, Stages ring, const Source* __restrict__ x,
                                      const float* __restrict__ scale, const float* __restrict__ shift, Range range,
                                      const StemShape& shape) {
@@ -144,7 +144,7 @@ __device__ __forceinline__ void fill(unsigned char* stages, Stages ring, const S
         for (int c = 0; c < CHANNELS; ++c) normalisation.scale[c] = scale[c], normalisation.shift[c] = shift[c];
     }
 
-    u32 corners[ROW_PAIRS] = {};  // two rows in each, the newest last
+    u32 corners[ROW_PAIRS] = {};  // two rows each, the newest last
     while (range.first < range.last) {
         const Piece piece(range, shape);
         range.first += piece.rows;
@@ -182,8 +182,8 @@ __device__ __forceinline__ void fill(unsigned char* stages, Stages ring, const S
                     Pack<u32, 4> corner = {};
 #pragma unroll
                     for (int k = 0; k < ROW_PAIRS; ++k) corner.at[k] = corners[k];
-                    if (FILTER_HEIGHT % 2) corner.at[ROW_PAIRS - 1] &= 0xFFFF;  // windows do not see the second row
-                    corner.at[3] |= pair_of(0.f, 1.f);                         // for the bias
+                    if (FILTER_HEIGHT % 2) corner.at[ROW_PAIRS - 1] &= 0xFFFF;  // windows do not cover the second row
+                    corner.at[3] |= pair_of(0.f, 1.f);                          // for the bias
                     store_pack(reinterpret_cast<u32*>(stage + CORNERS + (slot + 1) * 16), corner);
                 }
                 ring.next();
@@ -200,20 +200,20 @@ __device__ __forceinline__ void fill(unsigned char* stages, Stages ring, const S
     }
 }
 
-// ------------------------------------------------------------------ the product
+// ------------------------------------------------------------------ consumer: the GEMM
 
-// Where a chunk lies in its stage, as seen by the first window.
+// Offset of a chunk in its stage, for the first window.
 __device__ __forceinline__ constexpr int chunk_offset(Chunk chunk) {
     return chunk.row == CORNER ? CORNERS : chunk.row % 2 * ROW_BYTES + chunk.slot * 16;
 }
 
-// Ping-pong of the two warpgroups: a barrier each, at which the other one says that it has issued its row.
+// Ping-pong of the two warpgroups: one barrier each, at which the other arrives once it has issued its row.
 constexpr int FIRST_TURN = 1;
 __device__ __forceinline__ void wait_for_turn(int stream) { named_barrier_sync(FIRST_TURN + stream, 256); }
 __device__ __forceinline__ void pass_turn(int stream) { named_barrier_arrive(FIRST_TURN + 1 - stream, 256); }
 
 __device__ __forceinline__ void multiply_row(Writer::Sums& sums, const u32 (&weights)[STEPS][4], const Stages& ring) {
-    u64 pixels[ROW_PAIRS];  // the stages, but for the distance of a step's chunks
+    u64 pixels[ROW_PAIRS];  // stages, without the distance between a step's chunks
 #pragma unroll
     for (int pair = 0; pair < ROW_PAIRS; ++pair) {
         const int stage = ring.stage + pair;
@@ -232,7 +232,7 @@ __device__ __forceinline__ void multiply_row(Writer::Sums& sums, const u32 (&wei
     wgmma_commit();
 }
 
-// The consumer, a warpgroup. It has as many turns as the other one, with or without a row.
+// Consumer warpgroup. Both take the same number of turns, with or without a row.
 __device__ __forceinline__ void convolve(Stages ring, const u32* __restrict__ packed, Element* __restrict__ y,
                                          int stream, Range range, int turns, const StemShape& shape) {
     const int block = blockIdx.y * 4 + threadIdx.x / 32 % 4;  // of 16 filters
@@ -287,7 +287,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                        const float* __restrict__ scale, const float* __restrict__ shift, Element* __restrict__ y,
                        StemShape shape, int release_dependents) {
     extern __shared__ __align__(128) unsigned char shared_memory[];
-    const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // so that the compiler knows: alike in all lanes
+    const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // tells the compiler that it is warp-uniform
     const int stream = warpgroup % STREAMS;
     unsigned char* stages = shared_memory + stream * STAGES * STAGE_BYTES;
     const u32 barriers = shared_address(shared_memory) + STREAMS * STAGES * STAGE_BYTES + stream * STAGES * 16;

@@ -1,11 +1,11 @@
-// packed[step][block][lane] = the registers of the weights' fragments, 16 filters by 16 values of k, as mma takes them
+// packed[step][block][lane] = the weights in mma fragment order, 16 filters by 16 values of k
 //
-// k is in the order of sm90_streamed_dense.cuh. Rows `group` and `group` + 8 of a block are neighbouring filters: then
-// a lane's sums of one pixel lie side by side in y. Weights are [K][C][R][S], or [K][R][S][C] with WEIGHTS_NHWC. What
-// bounds it: one launch, once for a network.
+// k is in the order of sm90_streamed_dense.cuh. Rows `group` and `group` + 8 of a block are adjacent filters: a lane's
+// results of one pixel are then contiguous in y. Weights are [K][C][R][S], or [K][R][S][C] with WEIGHTS_NHWC. Limiter:
+// one launch, once per network.
 //
-// Serves `streamed`. conv2d launches it with WEIGHTS_NHWC, for its rung `stem`. Read sm90_streamed_dense.cuh for the
-// order of k.
+// Rung: `streamed`. conv2d launches it with WEIGHTS_NHWC for its rung `stem`. Read sm90_streamed_dense.cuh (order of
+// k).
 #include "common/elements.cuh"
 #include "common/ptx.cuh"
 #include "stem/sm90_streamed_dense.cuh"

@@ -1,17 +1,17 @@
 // y = pool(relu(sum over r, s, c of pixel[row*2 + r][column*2 + s][c] * weight[filter][r][s][c] + bias))
 //
-// The stem's product, filters x pixels, by wgmma: 64 filters in the registers of a warpgroup, and a whole row of
-// COLUMNS pixels straight from the staged image. With a stride of two pixels of four channels, neighbouring windows
-// begin 16 bytes apart, which is what wgmma expects of the rows of an operand; that windows overlap is nothing to it:
+// The stem's GEMM, filters x pixels, by wgmma: 64 filters in the registers of a warpgroup, and a whole row of COLUMNS
+// pixels directly from the staged image. With a stride of two pixels of four channels, adjacent windows start 16 bytes
+// apart, as wgmma expects of the rows of an operand; overlapping windows are allowed:
 //
 //   8 rows of 16 bytes each, 16 bytes apart | the next two taps 16 bytes on | the next 8 windows 128 bytes on
 //
-// So a convolution row is FILTER_HEIGHT * STEPS_IN_ROW instructions, and nothing is loaded but by them. Blocks are one
-// warpgroup; several share a multiprocessor, so that one stages or stores while another multiplies.
-// What bounds it: the tensor cores, 64 x COLUMNS x 16 a step, with a quarter of the channels and an eighth of the taps
-// padding (7x7).
+// So a convolution row is FILTER_HEIGHT * STEPS_IN_ROW instructions, without other loads. A CTA is one warpgroup;
+// several share an SM, so that one stages or stores while another multiplies.
+// Limiter: tensor cores, 64 x COLUMNS x 16 per step; a quarter of the channels and an eighth of the taps are padding
+// (7x7).
 //
-// Serves `warpgroup`. Read tile.cuh (columns, pooling), staged.cuh (the image in shared memory), then row_product.cuh.
+// Rung: `warpgroup`. Read tile.cuh (columns, pooling), staged.cuh (the image in smem), then row_product.cuh.
 #include "common/mma_tile.cuh"
 #include "stem/row_product.cuh"
 #include "stem/staged.cuh"
@@ -22,8 +22,8 @@ static_assert(STRIDE_W == 2, "windows begin 16 bytes apart");
 
 using Writer = RowWriter<1, COLUMN_BLOCKS>;
 
-// The product for tiles in which a pixel is infinite or NaN: taps that the filter does not have are left out, where
-// wgmma would multiply them by zero. `row` is the first staged row of the windows.
+// Product for tiles with an infinite or NaN pixel: skips the padding taps, which wgmma would multiply by zero. `row` is
+// the first staged row of the windows.
 __device__ __forceinline__ void multiply_carefully(Writer::Sums& sums, const u32 (&weights)[STEPS][4],
                                                    const Pixel* row) {
     const int lane = threadIdx.x % 32, group = lane / 4, member = lane % 4;
@@ -55,7 +55,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 
     const int first_block = blockIdx.y * 4 + threadIdx.x / 32;  // of 16 filters
     const Tile tile = tile_of_block(shape);
-    if (tile.image >= shape.batch) return;  // an empty batch
+    if (tile.image >= shape.batch) return;  // empty batch
     wait_for_previous_launch();
 
     u32 weights[STEPS][4];

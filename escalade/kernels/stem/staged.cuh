@@ -1,7 +1,7 @@
-// The image as a block's tile of a stem sees it, staged as pixels of four 16-bit channels.
+// The part of the image that a CTA's tile of a stem reads, staged as pixels of four 16-bit channels.
 //
-// The including file's prelude defines, besides what tile.cuh needs, FILTER_HEIGHT, FILTER_WIDTH (at most 8), STRIDE_H,
-// STRIDE_W and TILE_ROWS (rows of y).
+// The prelude of the including file defines, besides the needs of tile.cuh, FILTER_HEIGHT, FILTER_WIDTH (at most 8),
+// STRIDE_H, STRIDE_W and TILE_ROWS (rows of y).
 #pragma once
 
 #include "stem/tile.cuh"
@@ -10,8 +10,8 @@ constexpr int STEPS_IN_ROW = (FILTER_WIDTH + 3) / 4;  // of k, 4 taps each
 constexpr int STEPS = FILTER_HEIGHT * STEPS_IN_ROW;
 constexpr int CONV_ROWS = POOL == 3 ? 2 * TILE_ROWS + 1 : POOL_STRIDE * TILE_ROWS;
 constexpr int STAGED_ROWS = (CONV_ROWS - 1) * STRIDE_H + FILTER_HEIGHT;
-constexpr int STAGED_COLUMNS = ((COLUMNS - 1) * STRIDE_W + STEPS_IN_ROW * 4 + 1) / 2 * 2;  // so that rows are 16 bytes
-constexpr bool DEAD_TAPS = FILTER_WIDTH % 4 != 0;  // their weights are zeros, but zero times infinity is NaN
+constexpr int STAGED_COLUMNS = ((COLUMNS - 1) * STRIDE_W + STEPS_IN_ROW * 4 + 1) / 2 * 2;  // aligns rows to 16 bytes
+constexpr bool DEAD_TAPS = FILTER_WIDTH % 4 != 0;  // their weights are zero, but zero times infinity is NaN
 constexpr bool MAY_OVERFLOW = NORMALISE || sizeof(Source) > 1;  // a staged pixel may be infinite or NaN
 
 __device__ __forceinline__ Tile tile_of_block(const StemShape& shape) {
@@ -20,20 +20,20 @@ __device__ __forceinline__ Tile tile_of_block(const StemShape& shape) {
                 blockIdx.x % shape.column_tiles);
 }
 
-// Whether a half is infinite or NaN: its exponent is all ones, and one more carries into the sign.
+// True if either half is infinite or NaN: its exponent is all ones, and adding one carries into the sign.
 __device__ __forceinline__ bool not_finite(u32 pair) {
     return ((pair & 0x7FFF7FFF) + Pairs<Element>::LAST_EXPONENT_BIT) & 0x80008000;
 }
 
 using Pixel = Pack<u32, 2>;  // four channels
 
-// What the tile's windows see, rows of STAGED_COLUMNS pixels: converted, normalised, zeros outside the image. A warp
-// takes a row or several, 32 pixels at a time, and loads all of them before it looks at the first.
-// Returns whether this thread met a pixel that is not finite.
+// Stages the inputs of the tile's windows, rows of STAGED_COLUMNS pixels: converted, normalized, zero outside the
+// image. A warp takes one or more rows, 32 pixels at a time, and issues all loads before it uses the first. Returns
+// true if this thread met a non-finite pixel.
 template <int WARPS>
 __device__ __forceinline__ bool stage(Pixel* staged, const Source* __restrict__ x, const float* __restrict__ scale,
                                       const float* __restrict__ shift, const Tile& tile, const StemShape& shape) {
-    constexpr int AT_ONCE = SOURCE_NHWC && CHANNELS != 3 ? CHANNELS : 1;  // channels a load
+    constexpr int AT_ONCE = SOURCE_NHWC && CHANNELS != 3 ? CHANNELS : 1;  // channels per load
     constexpr int PARTS = (STAGED_COLUMNS + 31) / 32;
     constexpr int ROWS = PARTS >= 6 ? 1 : PARTS >= 3 ? 2 : 4;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;

@@ -1,16 +1,16 @@
 // y = pool(relu(sum over r, s, c of pixel[row*stride + r][column*stride + s][c] * weight[filter][r][s][c] + bias))
 //
 // The convolution as filters x pixels by mma.sync: the weights are the rows and stay in registers for the life of a
-// block; the pixels are the columns, read from rows of the image that the block has staged once in shared memory, as
-// pixels of four channels. A filter row is 4 or 8 pixels, of which a lane reads one or two whole: k is free to be in
-// that order (see pack.cu). A warp walks down the rows of its band, NB * 8 columns at a time, and pools in registers
-// (see tile.cuh). Between bands, rows of the convolution are computed twice where pooling windows overlap.
-// What bounds it: the rate of mma.sync; a wavefront of shared memory is read for each.
+// CTA; the pixels are the columns, read from image rows staged in smem once, as pixels of four channels. A filter row
+// is 4 or 8 pixels, of which a lane reads one or two whole: k is free to be in that order (pack.cu). A warp walks down
+// the rows of its band, NB * 8 columns at a time, and pools in registers (tile.cuh). Between bands, rows of the
+// convolution are computed twice where pooling windows overlap.
+// Limiter: the mma.sync rate; each reads one wavefront of smem.
 //
 // Rung           switches
 //   tensor_core  POOL 0
 //   pooled       POOL 2 or 3
-// Read tile.cuh (columns, pooling), then staged.cuh (the image in shared memory).
+// Read tile.cuh (columns, pooling), then staged.cuh (the image in smem).
 #include "common/mma_tile.cuh"
 #include "stem/staged.cuh"
 
@@ -22,7 +22,7 @@ constexpr int STAGED_BYTES = STAGED_ROWS * STAGED_COLUMNS * sizeof(Pixel);
 
 using Writer = RowWriter<WARP_BLOCKS, COLUMN_BLOCKS>;
 
-// One filter row of 8 pixels: what STEPS_IN_ROW steps take. The first and second step have the even and odd taps.
+// One filter row of 8 pixels, the operands of STEPS_IN_ROW steps. The first and second step have the even and odd taps.
 __device__ __forceinline__ void load_pixels(u32 (&b)[STEPS_IN_ROW][2], const Pixel* first_tap) {
     if constexpr (STEPS_IN_ROW == 2 && STRIDE_W % 2 == 0) {
         const Pack<u32, 4> two = load_pack<u32, 4>(first_tap->at);
@@ -55,7 +55,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     const int lane = threadIdx.x % 32, group = lane / 4, member = lane % 4, warp = threadIdx.x / 32;
     const int filter_warp = warp % FILTER_WARPS, band = warp / FILTER_WARPS;
     const Tile tile = tile_of_block(shape);
-    if (tile.image >= shape.batch) return;  // an empty batch
+    if (tile.image >= shape.batch) return;  // empty batch
     wait_for_previous_launch();
     if (release_dependents) let_next_launch_start();
 
@@ -73,7 +73,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     stage<THREADS / 32>(staged, x, scale, shift, tile, shape);
     __syncthreads();
 
-    // What lanes of member 3 hand from one segment to the next, row by row; nobody else reads it.
+    // Values that lanes of member 3 pass from one segment to the next, row by row; private to the lane.
     u32* edges = shared_part(reinterpret_cast<u32*>(shared_memory + STAGED_BYTES), REST)
                  + (warp * BAND_CONV_ROWS * 8 + group) * WARP_BLOCKS;
 

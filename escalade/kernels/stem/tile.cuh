@@ -1,13 +1,13 @@
-// A tile of a stem: where it is, and how its rows of sums become y.
+// A tile of a stem: its position, and the epilogue of its rows.
 //
-// Sums come as mma and wgmma leave them when filters are the rows and pixels the columns: with group = lane / 4 and
-// member = lane % 4, a lane has pixels 2*member and 2*member + 1 of every 8, and for each block of 16 filters two that
-// lie side by side in y (see pack.cu). So a pooling window of stride 2 has two of its columns in one lane and at most
-// one in the lane's neighbour: pooling takes one shuffle for each 8 pixels, and no shared memory.
+// Accumulators are those of mma and wgmma with filters as rows and pixels as columns: with group = lane / 4 and member
+// = lane % 4, a lane has pixels 2*member and 2*member + 1 of every 8, and for each block of 16 filters two that are
+// adjacent in y (pack.cu). So a pooling window of stride 2 has two of its columns in one lane and at most one in the
+// adjacent lane: pooling takes one shuffle per 8 pixels, and no smem.
 //
-// The including file's prelude defines, besides what shape.cuh needs, Element, HAS_RELU, FILTERS, POOL (0: none, 2: 2x2
-// stride 2, 3: 3x3 stride 2 padding 1), COLUMNS (of the convolution, a multiple of 8), HALO (neighbouring tiles overlap
-// by a column: pooling, several tiles in a row of y) and MASK_COLUMNS (tiles reach over the edge).
+// The prelude of the including file defines, besides the needs of shape.cuh, Element, HAS_RELU, FILTERS, POOL (0: none,
+// 2: 2x2 stride 2, 3: 3x3 stride 2 padding 1), COLUMNS (of the convolution, a multiple of 8), HALO (adjacent tiles
+// overlap by a column: pooling, several tiles per row of y) and MASK_COLUMNS (tiles exceed the edge).
 #pragma once
 
 #include "common/epilogue.cuh"
@@ -44,13 +44,13 @@ __device__ __forceinline__ u32 pair_of(float low, float high) {
     return reinterpret_cast<const u32&>(two);
 }
 
-// The larger of each half; a NaN wins, as in PyTorch.
+// Max of each half; NaN propagates, as in PyTorch.
 __device__ __forceinline__ u32 larger(u32 a, u32 b) {
     const Two two = __hmax2_nan(reinterpret_cast<const Two&>(a), reinterpret_cast<const Two&>(b));
     return reinterpret_cast<const u32&>(two);
 }
 
-// Two neighbouring filters behind their activation. ReLU is cheaper in pairs.
+// Two adjacent filters after their activation. ReLU is cheaper on pairs.
 __device__ __forceinline__ u32 finished(float low, float high) {
     const u32 pair = pair_of(activated<false>(low), activated<false>(high));
     return HAS_RELU ? larger(pair, 0) : pair;
@@ -60,14 +60,14 @@ __device__ __forceinline__ bool inside(int position, int size) {
     return static_cast<unsigned>(position) < static_cast<unsigned>(size);
 }
 
-// ------------------------------------------------------------------ where a tile is
+// ------------------------------------------------------------------ position of a tile
 
 struct Tile {
     long long image;
-    int row, column;            // of y, the first
-    int conv_row, conv_column;  // the first computed; outside the convolution perhaps
+    int row, column;            // of y, first
+    int conv_row, conv_column;  // first computed; may be outside the convolution
 
-    // From row `row` of y on, the tile of that number in it.
+    // Tile number `in_row` of row `row` of y.
     __device__ __forceinline__ Tile(long long image, int row, int in_row)
         : image(image),
           row(row),
@@ -76,11 +76,10 @@ struct Tile {
           conv_column((in_row * TILE_COLUMNS - HALO) * POOL_STRIDE) {}
 };
 
-// ------------------------------------------------------------------ y
+// ------------------------------------------------------------------ epilogue
 
-// The sums of a row of the convolution on their way into y, for a warp with BLOCKS blocks of 16 filters: bias,
-// activation, rounding, and pooling with the rows before, of which `best` is the maximum so far. Without ADD_BIAS the
-// sums have it.
+// Epilogue of a row of the convolution, for a warp with BLOCKS blocks of 16 filters: bias, activation, rounding, and
+// pooling with the previous rows, whose running max is `best`. Without ADD_BIAS the sums already include it.
 template <int BLOCKS, int COLUMN_BLOCKS, bool ADD_BIAS = true>
 struct RowWriter {
     using Sums = float[COLUMN_BLOCKS][BLOCKS][4];
@@ -89,7 +88,7 @@ struct RowWriter {
     Element* y;  // this lane's first filter of the image's first pixel
     float bias[BLOCKS][2];
     int first_column;                 // of y, this lane's in the first column block
-    int column_offset, column_limit;  // column i of y is the tile's if i - column_offset is in [0, column_limit)
+    int column_offset, column_limit;  // column i of y belongs to the tile if i - column_offset is in [0, column_limit)
     int conv_column;                  // of the convolution, this lane's first
     u32 best[COLUMN_BLOCKS][BLOCKS];
 
@@ -109,7 +108,7 @@ struct RowWriter {
         column_limit = min(TILE_COLUMNS, shape.output_width - tile.column);
     }
 
-    // Moves to the columns of the convolution from `column` on, which is even; nothing is pooled yet.
+    // Moves to the columns of the convolution from `column` (even) on; resets the pooling.
     __device__ __forceinline__ void move_to(int column) {
         const int member = threadIdx.x % 4;
         conv_column = column + 2 * member;
@@ -120,8 +119,8 @@ struct RowWriter {
             for (int b = 0; b < BLOCKS; ++b) best[j][b] = LOWEST;
     }
 
-    // Adds a row. With `completes` the maxima are row `row` of y, and those of the next one begin. `edge` is what
-    // lanes of member 3 found in the last column before the first, then what they find in the last.
+    // Adds a row. If it `completes` a window, stores the maxima to row `row` of y and starts the next. `edge` holds, in
+    // lanes of member 3, the last column of the previous segment on entry and of this one on return.
     __device__ __forceinline__ void add(const Sums& sums, u32 (&edge)[BLOCKS], bool completes, int row) {
         const int lane = threadIdx.x % 32, member = lane % 4;
         u32 latest[COLUMN_BLOCKS][BLOCKS];
@@ -145,7 +144,7 @@ struct RowWriter {
                 for (int b = 0; b < BLOCKS; ++b) {
                     u32 now = larger(pairs[0][b], pairs[1][b]);
                     if (POOL == 3) {
-                        // The column to the left is the left neighbour's second; member 0's is in the block before.
+                        // The column to the left is the left lane's second; member 0's is in the previous block.
                         const u32 offered = member == 3 ? edge[b] : pairs[1][b];
                         now = larger(now, __shfl_sync(~0u, offered, member == 0 ? lane + 3 : lane - 1));
                         edge[b] = pairs[1][b];
@@ -164,7 +163,7 @@ struct RowWriter {
         }
     }
 
-    // A row that the convolution does not have: only pooling windows reach over its edge.
+    // A row outside the convolution: only pooling windows extend past its edge.
     __device__ __forceinline__ void add_nothing(bool completes, int row) {
         if (completes) complete(row);
     }
@@ -189,13 +188,13 @@ private:
     }
 };
 
-// Row `local` of a tile's convolution rows, or of a band's in it, ends the pooling window of a row of y...
+// True if row `local` of the convolution rows of a tile (or of a band in it) ends the pooling window of a row of y.
 __device__ __forceinline__ bool completes(int local) {
     return POOL == 3 ? local > 0 && local % 2 == 0 : POOL == 2 ? local % 2 == 1 : true;
 }
 
-// ... whose number, from the band's first, is
+// That row of y, relative to the band's first.
 __device__ __forceinline__ int completed(int local) { return POOL == 3 ? local / 2 - 1 : local / POOL_STRIDE; }
 
-// How many rows of the convolution `rows` rows of y take.
+// Rows of the convolution for `rows` rows of y.
 __device__ __forceinline__ int conv_rows(int rows) { return rows * POOL_STRIDE + (POOL == 3); }
