@@ -1,21 +1,21 @@
 // y[n][c][oh][ow] = mean of x[n][c] over the window of output (oh, ow)                                        (NCHW)
 //
-// LANES neighbouring lanes of a warp take one output: they read its window in order, side by side, and add their sums
-// up by shuffles. What bounds it: memory, in accesses of one element each; windows begin anywhere.
+// LANES adjacent lanes of a warp share one output: they read its window in order, interleaved, and reduce by shuffles.
+// Limiter: memory, with single-element accesses; windows are not aligned.
 //
-// Serves `lanes`. window.cuh has PyTorch's rule for windows.
+// Rung: `lanes`. window.cuh has PyTorch's rule for windows.
 #include "adaptive_avg_pool2d/window.cuh"
 #include "common/elements.cuh"
 #include "common/ptx.cuh"
 #include "common/warp.cuh"
 
-constexpr int AHEAD = 8;  // loads that a lane has under way
+constexpr int AHEAD = 8;  // loads in flight per lane
 
 extern "C" __global__ void adaptive_avg_pool2d_lanes(const Element* x, Element* y, PoolShape shape) {
     wait_for_previous_launch();
     const u32 outputs = shape.batch * shape.channels * shape.output_height * shape.output_width;
     const u32 asked = (blockIdx.x * blockDim.x + threadIdx.x) / LANES;
-    const u32 at = min(asked, outputs - 1);  // lanes past the end repeat the last output: shuffles take all 32
+    const u32 at = min(asked, outputs - 1);  // lanes past the end repeat the last output: shuffles need all 32
     const int lane = threadIdx.x % LANES;
 
     const PoolPlace place = pool_place<false>(at, shape);

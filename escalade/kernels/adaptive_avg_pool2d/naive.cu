@@ -1,9 +1,9 @@
 // y[n][c][oh][ow] = mean of x[n][c] over the window of output (oh, ow)
 //
-// The foot of the ladder: one thread an output, the window summed pixel by pixel. What bounds it: the time that one
-// load takes, for a thread has few under way, and where the outputs are few there are few threads to hide it.
+// The foot of the ladder: one thread per output sums its window pixel by pixel. Limiter: load latency; a thread has few
+// loads in flight, and with few outputs there are few threads to hide it.
 //
-// Serves `naive`. window.cuh has PyTorch's rule for windows.
+// Rung: `naive`. window.cuh has PyTorch's rule for windows.
 #include "adaptive_avg_pool2d/window.cuh"
 #include "common/elements.cuh"
 #include "common/ptx.cuh"

@@ -1,18 +1,18 @@
 // y[n][c] = mean of x[n][pixel][c] over all pixels of an image                                                 (NHWC)
 //
-// A block has a slice of WIDTH channels and one of PARTS parts of the pixels of an image. Sizes are known when it is
-// compiled: no index needs a division, and all of a thread's loads are under way at once, or AHEAD of them where there
-// are more. The blocks of a cluster have the parts of one slice, and push their sums into the shared memory of the
-// first. What bounds it: memory, or with small images the time of one round trip, and one between the blocks.
+// One CTA per slice of WIDTH channels and one of PARTS parts of an image's pixels. Sizes are compile-time constants: no
+// index needs a division, and all of a thread's loads, or AHEAD of them, are in flight at once. The CTAs of a cluster
+// have the parts of one slice, and push their sums into the smem of the first. Limiter: memory, or for small images one
+// round trip, and one between the CTAs.
 //
-// Serves `sliced`. common/pixel_sums.cuh has the sums of a block.
+// Rung: `sliced`. Read common/pixel_sums.cuh (sums of a CTA).
 #include "common/pixel_sums.cuh"
 #if PARTS > 1
 #include "common/hopper.cuh"
 #endif
 
 constexpr int PER_PART = (PIXELS + PARTS - 1) / PARTS;
-constexpr int PADDED = (WIDTH + 3) / 4 * 4;  // channels, and none up to whole accesses
+constexpr int PADDED = (WIDTH + 3) / 4 * 4;  // channels, padded to whole accesses
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1024 / THREADS)
     adaptive_avg_pool2d_sliced(const Element* x, Element* __restrict__ y, int batch, int x_pitch,
@@ -20,8 +20,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1024 / THREADS)
     extern __shared__ __align__(16) unsigned char shared[];
     unsigned char* next = shared;
     float* sums_of_groups = take<float>(next, SUMS * WIDTH);
-    float* found = take<float>(next, PADDED);          // sums of this block
-    float* pushed = take<float>(next, PARTS * PADDED);  // of all blocks, in the first
+    float* found = take<float>(next, PADDED);           // sums of this CTA
+    float* pushed = take<float>(next, PARTS * PADDED);  // of all CTAs, in the first
 
     const int part = blockIdx.x % PARTS, slice = blockIdx.x / PARTS % SLICES, image = blockIdx.x / (PARTS * SLICES);
     const int columns = min(COLUMNS, CHANNELS / VECTOR - slice * COLUMNS);
@@ -55,7 +55,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1024 / THREADS)
     }
 #if PARTS > 1
     __syncthreads();
-    cluster_wait();  // the first block has begun, and has its barrier
+    cluster_wait();  // the first CTA has started and initialized its barrier
     for (int quad = threadIdx.x; quad < PADDED / 4; quad += THREADS) {
         const auto some = load_pack<float, 4>(found + 4 * quad);
         push_cluster(shared_address(pushed + part * PADDED + 4 * quad), barrier, 0,

@@ -1,12 +1,11 @@
 // y[n][oh][ow][c] = mean of x[n] over the window of output (oh, ow)                                           (NHWC)
 //
-// A block takes one output pixel and eight neighbouring vectors of channels (16 bytes each, a whole line, where they
-// divide). The window's pixels are dealt out to SPLITS groups of eight lanes, each with several loads under way; the
-// four groups of a warp meet by shuffles, the warps in shared memory. What bounds it: memory, or with few images the
-// time of one load, one shuffle and one barrier.
+// One CTA per output pixel and eight adjacent vectors of channels (16 bytes each, a whole line, where they divide). The
+// window's pixels are distributed over SPLITS groups of eight lanes, each with several loads in flight; the four groups
+// of a warp reduce by shuffles, the warps in smem. Limiter: memory, or with few images the latency of one load, one
+// shuffle and one barrier.
 //
-// Serves `vectorised`. linear launches it too, for the mean in front of `pool_first`. window.cuh has PyTorch's rule for
-// windows.
+// Rung: `vectorised`. linear launches it for the mean of `pool_first`. window.cuh has PyTorch's rule for windows.
 #include "adaptive_avg_pool2d/window.cuh"
 #include "common/elements.cuh"
 #include "common/ptx.cuh"
@@ -15,8 +14,8 @@
 constexpr int VECTOR_LANES = 8;
 constexpr int THREADS = VECTOR_LANES * SPLITS;
 constexpr int WARPS = THREADS / 32;
-constexpr int CHANNELS = VECTOR_LANES * VECTOR;  // of a block
-constexpr int AHEAD = 8;  // loads that a lane has under way
+constexpr int CHANNELS = VECTOR_LANES * VECTOR;  // per CTA
+constexpr int AHEAD = 8;                         // loads in flight per lane
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     adaptive_avg_pool2d_vectorised(const Element* x, Element* y, PoolShape shape, u32 channel_blocks) {

@@ -17,7 +17,7 @@ struct Window {
 
     __device__ __forceinline__ int pixels() const { return rows * columns; }
 
-    // Where pixel `at` of the window lies from its first one, in pixels. Windows of whole rows need no division.
+    // Offset of pixel `at` of the window from its first, in pixels. Windows of whole rows need no division.
     template <bool WHOLE_ROWS>
     __device__ __forceinline__ int offset(unsigned at, const PoolShape& shape) const {
         if (WHOLE_ROWS) return at;

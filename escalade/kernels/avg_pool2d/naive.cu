@@ -1,9 +1,9 @@
 // y[n][c][oh][ow] = sum over r, s of x[n][c][oh*stride - pad + r][ow*stride - pad + s], divided
 //
-// The foot of the ladder: one thread an output, every window read from global memory. What bounds it: the divisions
-// that find an output's place, and loads of single elements, kernel_h * kernel_w for each output.
+// The foot of the ladder: one thread per output, every window read from global memory. Limiter: the divisions that
+// compute an output's position, and single-element loads, kernel_h * kernel_w per output.
 //
-// Serves `naive`. divisor.cuh has PyTorch's rule for what a sum is divided by, windows.cuh the windows' sizes.
+// Rung: `naive`. Read divisor.cuh (PyTorch's divisor), windows.cuh (window sizes).
 #include "avg_pool2d/divisor.cuh"
 #include "avg_pool2d/windows.cuh"
 #include "common/elements.cuh"

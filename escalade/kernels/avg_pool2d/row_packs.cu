@@ -1,10 +1,9 @@
 // y[n][c][oh][ow] = sum over r, s of x[n][c][oh*stride - pad + r][ow*stride - pad + s], divided               (NCHW)
 //
-// A thread takes a run of neighbouring outputs in OUTPUT_ROWS rows. It walks over the rows that their windows see: of
-// each a stretch is loaded, 16 bytes at a time where they divide, and added up along the row, then down the rows, in
-// fp32. What bounds it: memory.
+// A thread takes a run of adjacent outputs in OUTPUT_ROWS rows. For each row that their windows cover it loads the
+// inputs, 16 bytes at a time where they divide, and sums along the row, then down the rows, in fp32. Limiter: memory.
 //
-// Serves `row_packs`. divisor.cuh has PyTorch's rule for what a sum is divided by.
+// Rung: `row_packs`. Read divisor.cuh (PyTorch's divisor).
 #include "avg_pool2d/divisor.cuh"
 #include "common/prologue.cuh"
 #include "common/row_stretch.cuh"

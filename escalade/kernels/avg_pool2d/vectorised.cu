@@ -1,10 +1,10 @@
 // y[n][oh][ow][c] = sum over r, s of x[n][oh*stride - pad + r][ow*stride - pad + s][c], divided               (NHWC)
 //
-// A thread takes VECTOR channels (16 bytes where they divide) of OUTPUT_ROWS x OUTPUT_COLUMNS neighbouring outputs. It
-// walks over the rows that their windows see: all of a row is loaded at once, pixels in the overlap of windows one
-// time, and added up along the row, then down the rows, in fp32. What bounds it: memory.
+// A thread takes VECTOR channels (16 bytes where they divide) of OUTPUT_ROWS x OUTPUT_COLUMNS adjacent outputs. For
+// each row that their windows cover, all inputs are loaded at once, pixels shared by windows one time, and summed along
+// the row, then down the rows, in fp32. Limiter: memory.
 //
-// Serves `vectorised`. divisor.cuh has PyTorch's rule for what a sum is divided by.
+// Rung: `vectorised`. Read divisor.cuh (PyTorch's divisor).
 #include "avg_pool2d/divisor.cuh"
 #include "common/elements.cuh"
 #include "common/prologue.cuh"

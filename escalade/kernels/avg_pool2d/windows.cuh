@@ -1,4 +1,4 @@
-// The windows of a mean, where they are no constants.
+// Windows of an average pooling, where they are not compile-time constants.
 #pragma once
 
 struct Windows {  // filled by escalade/ops/avg_pool2d/rungs/naive.py, in this order

@@ -1,9 +1,9 @@
-// dx[n][c][h][w] = sum of dy[n][c][oh][ow], divided as that window's sum was, over the windows that see (h, w)
+// dx[n][c][h][w] = sum of dy[n][c][oh][ow], divided as that window's sum was, over the windows that cover (h, w)
 //
-// The foot of the ladder: one thread an input adds up the windows that see it, in a fixed order and in fp32. What bounds
-// it: the divisions that find a pixel's place and a window's divisor, for every single element.
+// The foot of the ladder: one thread per input adds up the windows that cover it, in a fixed order and in fp32.
+// Limiter: the divisions that compute a pixel's position and a window's divisor, per element.
 //
-// Serves `naive`. avg_pool2d/divisor.cuh has PyTorch's rule for what a sum is divided by.
+// Rung: `naive`. Read avg_pool2d/divisor.cuh (PyTorch's divisor).
 #include "avg_pool2d/divisor.cuh"
 #include "avg_pool2d/windows.cuh"
 #include "common/elements.cuh"

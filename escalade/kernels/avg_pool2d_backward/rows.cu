@@ -1,10 +1,9 @@
-// dx[n][c][h][w] = dy[n][c][oh][ow], divided as the sum of the one window was that sees (h, w), else 0          (NCHW)
+// dx[n][c][h][w] = dy[n][c][oh][ow], divided as the sum of the one window was that covers (h, w), else 0        (NCHW)
 //
-// For windows side by side, without padding: a thread takes VECTOR columns (up to 16 bytes) of the rows of a row of
-// windows. No pixel has two windows, so nothing is added up. What bounds it: memory.
+// For non-overlapping windows without padding: a thread takes VECTOR columns (up to 16 bytes) of one row of windows. No
+// pixel has two windows, so nothing is summed. Limiter: memory.
 //
-// Serves `rows`. common/rows_of_windows.cuh says which rows are a thread's, avg_pool2d/divisor.cuh has PyTorch's rule for
-// what a sum is divided by.
+// Rung: `rows`. Read common/rows_of_windows.cuh (rows of a thread), avg_pool2d/divisor.cuh (PyTorch's divisor).
 #include "avg_pool2d/divisor.cuh"
 #include "common/rows_of_windows.cuh"
 

@@ -1,10 +1,10 @@
-// dx[n][h][w][c] = sum of dy[n][oh][ow][c], divided as that window's sum was, over the windows that see (h, w)  (NHWC)
+// dx[n][h][w][c] = sum of dy[n][oh][ow][c], divided as that window's sum was, over the windows that cover (h, w) (NHWC)
 //
-// A thread takes VECTOR channels (16 bytes where they divide) of TILE_ROWS x TILE_COLUMNS neighbouring pixels. It goes
-// through the windows that see any of them: each gradient is loaded and divided once, and added to the pixels that its
-// window sees, in a fixed order and in fp32. What bounds it: memory.
+// A thread takes VECTOR channels (16 bytes where they divide) of TILE_ROWS x TILE_COLUMNS adjacent pixels. It loops
+// over the windows that cover any of them: each gradient is loaded and divided once, and added to the pixels of its
+// window, in a fixed order and in fp32. Limiter: memory.
 //
-// Serves `vectorised`. avg_pool2d/divisor.cuh has PyTorch's rule for what a sum is divided by.
+// Rung: `vectorised`. Read avg_pool2d/divisor.cuh (PyTorch's divisor).
 #include "avg_pool2d/divisor.cuh"
 #include "common/elements.cuh"
 #include "common/pool_gradient.cuh"

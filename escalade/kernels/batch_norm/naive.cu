@@ -1,9 +1,9 @@
 // y = relu((x - mean[c]) / sqrt(variance[c] + epsilon) * weight[c] + bias[c] + residual)
 //
-// The foot of the ladder: an element a thread, and for each the square root, the division and the four numbers of its
-// channel anew. What bounds it: instructions, some eighty an element. y may be x or the residual.
+// The foot of the ladder: one element per thread, each with its own square root, division and loads of its channel's
+// four values. Limiter: instructions, about eighty per element. y may be x or the residual.
 //
-// Serves `naive`, and `batch_norm_training`. batch_norm.cuh has what becomes of an element.
+// Rung: `naive`, also of `batch_norm_training`. Read batch_norm.cuh.
 #include "batch_norm/batch_norm.cuh"
 #include "common/ptx.cuh"
 

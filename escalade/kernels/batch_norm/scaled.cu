@@ -1,9 +1,9 @@
 // y = relu((x - mean[c]) * scale[c] + bias[c] + residual)
 //
-// An element a thread, with the scale made beforehand. What bounds it: the two divisions that find the channel, and
-// how few bytes are on their way at a time. y may be x or the residual.
+// One element per thread, with a precomputed scale. Limiter: the two divisions that compute the channel, and few bytes
+// in flight. y may be x or the residual.
 //
-// Serves `scaled`, and `batch_norm_training`. batch_norm.cuh has what becomes of an element.
+// Rung: `scaled`, also of `batch_norm_training`. Read batch_norm.cuh.
 #include "batch_norm/batch_norm.cuh"
 #include "common/ptx.cuh"
 

@@ -1,8 +1,8 @@
 // scale[c] = weight[c] / sqrt(variance[c] + epsilon)
 //
-// What does not depend on x, once a channel. What bounds it: the launch.
+// The part that does not depend on x, once per channel. Limiter: the launch.
 //
-// Serves `scaled`, and `batch_norm_training`.
+// Rung: `scaled`, also of `batch_norm_training`.
 #include "common/ptx.cuh"
 
 extern "C" __global__ void batch_norm_scaled_prepare(const float* weight, const float* variance, float* scale, float epsilon,

@@ -1,11 +1,12 @@
-// y[n][c][p] = relu((x[n][c][p] - mean[c]) * weight[c] / sqrt(variance[c] + epsilon) + bias[c] + residual[n][c][p])  (NCHW)
+// y[n][c][p] = relu((x[n][c][p] - mean[c]) * weight[c] / sqrt(variance[c] + epsilon) + bias[c] + residual[n][c][p])
+// (NCHW)
 //
-// 16 bytes an access over the whole array, and PACKS of them under way in a thread. A pack lies in one plane, or, where
-// STRADDLING, runs over into the next one, which is the next channel's: a plane has at least VECTOR elements. A warp
-// mostly stands in one plane, so that the numbers of its channel are one cached load for all lanes. What bounds it:
-// memory. A thread has read all that it writes, so y may be x or the residual.
+// 16 bytes per access over the whole array, with PACKS in flight per thread. A pack is in one plane or, if STRADDLING,
+// extends into the next, that of the next channel: a plane has at least VECTOR elements. A warp is mostly in one plane,
+// so its channel's values are one cached load for all lanes. Limiter: memory. A thread reads everything before it
+// writes, so y may be x or the residual.
 //
-// Serves `vectorised`, and `batch_norm_training`. batch_norm.cuh has what becomes of an element.
+// Rung: `vectorised`, also of `batch_norm_training`. Read batch_norm.cuh.
 #include "batch_norm/batch_norm.cuh"
 #include "common/packs.cuh"
 
@@ -39,7 +40,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         const Index at = static_cast<Index>(pack * VECTOR), in_plane = at / plane;
         const int c = static_cast<int>(in_plane % channels);
         const Line line = all.line(c);
-        int left = VECTOR;  // elements of the pack that are still of this plane
+        int left = VECTOR;  // elements of the pack in this plane
         Line next = line;
         if (STRADDLING) {
             const int rest = plane - static_cast<int>(at - in_plane * plane);

@@ -1,11 +1,12 @@
-// y[row][c] = relu((x[row][c] - mean[c]) * weight[c] / sqrt(variance[c] + epsilon) + bias[c] + residual[row][c])  (NHWC)
+// y[row][c] = relu((x[row][c] - mean[c]) * weight[c] / sqrt(variance[c] + epsilon) + bias[c] + residual[row][c])
+// (NHWC)
 //
-// A row is a pixel's channels; rows may lie apart. A thread keeps to VECTOR channels, up to 16 bytes, and goes down the rows with their
-// numbers in registers, PACKS rows under way at a time. A block is `width` packs wide; what is left of its threads
-// stands in further rows. BACKWARDS, the last rows come first: they are in L2 where a launch before has just read them.
-// What bounds it: memory. A thread has read all that it writes, so y may be x or the residual.
+// A row is a pixel's channels; rows may be pitched. A thread keeps VECTOR channels, up to 16 bytes, with their values
+// in registers, and walks down the rows, PACKS in flight. A CTA is `width` packs wide; its remaining threads take
+// further rows. BACKWARDS: the last rows come first, because they are in L2 if the previous launch has just read them.
+// Limiter: memory. A thread reads everything before it writes, so y may be x or the residual.
 //
-// Serves `vectorised`, and `batch_norm_training`. batch_norm.cuh has what becomes of an element.
+// Rung: `vectorised`, also of `batch_norm_training`. Read batch_norm.cuh.
 #include "batch_norm/batch_norm.cuh"
 #include "common/ptx.cuh"
 
@@ -33,7 +34,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             others[i] = load_pack_if<Element, VECTOR>(HAS_RESIDUAL, residual + at * residual_pitch + channel);
         }
     };
-    load(true);  // before anything waits for the channels' numbers
+    load(true);  // before anything waits for the channels' values
 
     float means[VECTOR], biases[VECTOR], variances[VECTOR], scales[VECTOR];
     load_channels(mean + channel, means);

@@ -1,7 +1,8 @@
-// What the kernels of batch_norm_backward share: what the function behind leaves of a gradient, and what becomes of it.
+// Shared by the kernels of batch_norm_backward: the gradient through the function after the norm, and the gradient of
+// x.
 //
-// A ReLU's mask, by MASK: there is none; it is found again by x, with the forward pass's own steps; or the output of
-// the ReLU is read. Of another function EXPRESSION, generated, says what it leaves, by x too.
+// MASK of a ReLU: NO_MASK; BY_X, recomputed from x with the forward pass's own operations; or BY_OUTPUT, from the
+// ReLU's stored output. For another function, the generated EXPRESSION computes the gradient, also from x.
 #pragma once
 
 #include "common/channels.cuh"
@@ -11,14 +12,14 @@
 
 constexpr int NO_MASK = 0, BY_X = 1, BY_OUTPUT = 2;
 
-// Whether a gradient passes the ReLU: where the output, rounded as it was stored, is positive or a NaN. `distance` is that
-// of x from the mean.
+// True if the gradient passes the ReLU: where the output, rounded as it was stored, is positive or NaN. `distance` is x
+// minus the mean.
 __device__ __forceinline__ bool passes(float distance, float scale, float bias, Element output) {
     if (MASK == BY_X) output = from_float<Element>(distance * scale + bias);
     return MASK == NO_MASK || !(to_float(output) <= 0.f);
 }
 
-// The gradient in front of what was applied behind.
+// Gradient before the function that follows the norm.
 __device__ __forceinline__ float before_function(float gradient, float distance, float scale, float bias, Element output) {
 #ifdef EXPRESSION
     static_assert(MASK == BY_X && EXPRESSION_INPUTS == 2 && EXPRESSION_RESULTS == 1, "of the gradient, and of x again");
@@ -31,12 +32,12 @@ __device__ __forceinline__ float before_function(float gradient, float distance,
 #endif
 }
 
-// The gradient of x, for the elements of a channel: along * gradient + across * (x - mean) + shift.
+// Gradient of x for the elements of a channel: along * gradient + across * (x - mean) + shift.
 struct Slope {
     float mean, along, across, shift, bias;
 
     __device__ __forceinline__ Slope() {}
-    // `share` is one over the elements of the channel.
+    // `share` is one over the number of elements of the channel.
     __device__ __forceinline__ Slope(float mean, float rstd, float weight, float bias, float weight_gradient,
                                      float bias_gradient, float share)
         : mean(mean), along(weight * rstd), across(-along * rstd * weight_gradient * share),
@@ -49,7 +50,7 @@ struct Slope {
     }
 };
 
-// What is known of all channels; the bias only with a mask BY_X.
+// Values of all channels; the bias only with MASK BY_X.
 struct Channels {
     const float *mean, *rstd, *weight, *bias, *weight_gradient, *bias_gradient;
 

@@ -1,10 +1,9 @@
 // y = weight[c] * rstd[c] * (g - mean of g - (x - mean[c]) * rstd[c] * mean of g * (x - mean[c]) * rstd[c])
 //
-// g is the gradient in front of the ReLU, if there is one. The foot of the ladder: an element a thread, and for each the
-// numbers of its channel anew. What bounds it: instructions, the divisions that find the channel among them. y may be
-// the gradient or x.
+// g is the gradient before the ReLU, if any. The foot of the ladder: one element per thread, each loading its channel's
+// values. Limiter: instructions, including the divisions that compute the channel. y may be the gradient or x.
 //
-// Serves `naive`. batch_norm_backward.cuh has what becomes of an element.
+// Rung: `naive`. Read batch_norm_backward.cuh.
 #include "batch_norm_backward/batch_norm_backward.cuh"
 #include "common/ptx.cuh"
 

@@ -1,10 +1,10 @@
 // bias_gradient[c] = sum of g, weight_gradient[c] = sum of g * (x - mean[c]) * rstd[c], over channel c
 //
-// g is the gradient in front of the ReLU, if there is one; with HAS_RESIDUAL it is a result too, the residual's
-// gradient. The foot of the ladder: a block a channel, an element an access. What bounds it: a few loads at a time on as
-// many SMs as there are channels; in NHWC also that a warp's 32 elements lie in 32 places.
+// g is the gradient before the ReLU, if any; with HAS_RESIDUAL it is also a result, the residual's gradient. The foot
+// of the ladder: one CTA per channel, one element per access. Limiter: few loads in flight on as many SMs as there are
+// channels; in NHWC also a warp's 32 elements in 32 sectors.
 //
-// Serves `naive`. batch_norm_backward.cuh has what the ReLU lets through.
+// Rung: `naive`. Read batch_norm_backward.cuh.
 #include "batch_norm_backward/batch_norm_backward.cuh"
 #include "common/block.cuh"
 #include "common/ptx.cuh"

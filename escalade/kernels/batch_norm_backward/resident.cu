@@ -1,12 +1,13 @@
-// y[row][c] = weight[c] * rstd[c] * (g - mean of g - (x - mean[c]) * rstd[c] * mean of g * (x - mean[c]) * rstd[c]) (NHWC)
+// y[row][c] = weight[c] * rstd[c] * (g - mean of g - (x - mean[c]) * rstd[c] * mean of g * (x - mean[c]) * rstd[c])
+// (NHWC)
 //
-// One launch, and the gradient and x are read once: a cluster has COLUMNS packs of channels, its blocks share the rows,
-// and a thread keeps its STEPS rows in registers while the cluster adds up, by shuffles, shared memory and a look into
-// the other blocks': always in the same order, so that every run gives the same bits. g is the gradient in front of the
-// ReLU, if there is one; with HAS_RESIDUAL it is a result too, the residual's gradient. What bounds it: the round trips
-// to memory and between blocks; with more rows memory. y may be the gradient or x.
+// One launch; the gradient and x are read once. A cluster has COLUMNS packs of channels, its CTAs split the rows, and a
+// thread keeps its STEPS rows in registers while the cluster reduces by shuffles, smem and DSMEM. The order is fixed,
+// so every run gives the same bits. g is the gradient before the ReLU, if any; with HAS_RESIDUAL it is also a result,
+// the residual's gradient. Limiter: round trips to memory and between CTAs; with more rows, memory. y may be the
+// gradient or x.
 //
-// Serves `resident`. batch_norm_backward.cuh has what becomes of an element, cluster_sums.cuh how blocks add up.
+// Rung: `resident`. Read batch_norm_backward.cuh, cluster_sums.cuh (reduction over a cluster).
 #include "batch_norm_backward/batch_norm_backward.cuh"
 #include "common/cluster_sums.cuh"
 #include "common/ptx.cuh"
@@ -53,8 +54,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #pragma unroll
             for (int e = 0; e < VECTOR; ++e) {
                 const float distance = to_float(xs[some + i].at[e]) - means[e];
-                const float before = before_function(to_float(gradients[some + i].at[e]), distance, scales[e], biases[e],
-                                                     outputs[i].at[e]);  // 0 where there is no such row
+                const float before =
+                    before_function(to_float(gradients[some + i].at[e]), distance, scales[e], biases[e],
+                                    outputs[i].at[e]);  // 0 past the last row
                 if (MASK != NO_MASK) gradients[some + i].at[e] = from_float<Element>(before);
                 sums[e] += before;
                 sums[VECTOR + e] += before * distance;
@@ -64,7 +66,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         }
     }
     of_both.over(sums);
-    cluster_arrive();  // this block looks into no other any more
+    cluster_arrive();  // no more DSMEM reads by this CTA
 
     float across[VECTOR], shifts[VECTOR];
 #pragma unroll
@@ -86,5 +88,5 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         }
         store_pack(y + place(i), gradients[i]);
     }
-    cluster_wait();  // no other looks into this one
+    cluster_wait();  // no more DSMEM reads of this CTA
 }

@@ -1,17 +1,15 @@
 // y[n][c][p] = weight[c] * rstd[c] * (g - mean of g - (x - mean[c]) * rstd[c] * mean of g * (x - mean[c]) * rstd[c])
 //
-// In NCHW; g is the gradient in front of the ReLU, if there is one. The last of three launches. VECTOR elements an access
-// over the whole array, and PACKS of them under way in a thread. A pack lies in one plane, or, where STRADDLING, runs
-// over into the next one, which is the next channel's: a plane has at least VECTOR elements. A warp mostly stands in one
-// plane, so that the numbers of its channel are one cached load for all lanes. What bounds it: memory. A thread has read
-// all that it writes, so y may be the gradient or x.
+// NCHW; g is the gradient before the ReLU, if any. Last of three launches. VECTOR elements per access over the whole
+// array, with PACKS in flight per thread. A pack is in one plane or, if STRADDLING, extends into the next, that of the
+// next channel: a plane has at least VECTOR elements. A warp is mostly in one plane, so its channel's values are one
+// cached load for all lanes. Limiter: memory. A thread reads everything before it writes, so y may be the gradient or
+// x.
 //
-// Serves `split` and `vectorised`. batch_norm_backward.cuh has what becomes of an element.
-//
-// | rung | VECTOR | PACKS |
-// | --- | --- | --- |
-// | `split` | 1 | 1 |
-// | `vectorised` | 16 bytes | several |
+// Rung          switches
+//   split       VECTOR 1, PACKS 1
+//   vectorised  VECTOR 16 bytes, several PACKS
+// Read batch_norm_backward.cuh.
 #include "batch_norm_backward/batch_norm_backward.cuh"
 #include "common/ptx.cuh"
 
@@ -19,7 +17,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     batch_norm_backward_split_apply_planes(const Element* gradient, const Element* x, const Element* output,
                                            Channels all, Element* y, float share, int channels, int plane, long long elements) {
     wait_for_previous_launch();
-    const long long whole = elements / VECTOR;  // packs; the few elements behind them are the first block's
+    const long long whole = elements / VECTOR;  // packs; CTA 0 handles the remaining elements
     const long long first = 1LL * blockIdx.x * (THREADS * PACKS) + threadIdx.x;
     Pack<Element, VECTOR> gradients[PACKS], xs[PACKS], outputs[PACKS] = {};
 #pragma unroll
@@ -36,7 +34,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         const Index at = static_cast<Index>(pack * VECTOR), in_plane = at / plane;
         const int c = static_cast<int>(in_plane % channels);
         const Slope slope = all.slope(c, share);
-        int left = VECTOR;  // elements of the pack that are still of this plane
+        int left = VECTOR;  // elements of the pack in this plane
         Slope next = slope;
         if (STRADDLING) {
             const int rest = plane - static_cast<int>(at - in_plane * plane);

@@ -1,16 +1,15 @@
-// y[row][c] = weight[c] * rstd[c] * (g - mean of g - (x - mean[c]) * rstd[c] * mean of g * (x - mean[c]) * rstd[c]) (NHWC)
+// y[row][c] = weight[c] * rstd[c] * (g - mean of g - (x - mean[c]) * rstd[c] * mean of g * (x - mean[c]) * rstd[c])
+// (NHWC)
 //
-// g is the gradient in front of the ReLU, if there is one. The last of three launches. A thread keeps to VECTOR channels
-// with their numbers in registers and goes through the rows, gridDim.x blocks' worth at a step and PACKS steps under
-// way. The rows are taken from the last to the first: the first launch has just read the last ones, so they may be in L2
-// still. What bounds it: memory. A thread has read all that it writes, so y may be the gradient or x.
+// g is the gradient before the ReLU, if any. Last of three launches. A thread keeps VECTOR channels with their values
+// in registers and walks the rows in steps of the whole grid, PACKS steps in flight. Rows go from the last to the
+// first: the first launch has just read the last ones, so they may still be in L2. Limiter: memory. A thread reads
+// everything before it writes, so y may be the gradient or x.
 //
-// Serves `split` and `vectorised`. batch_norm_backward.cuh has what becomes of an element.
-//
-// | rung | VECTOR | PACKS |
-// | --- | --- | --- |
-// | `split` | 1 | 1 |
-// | `vectorised` | up to 16 bytes | several |
+// Rung          switches
+//   split       VECTOR 1, PACKS 1
+//   vectorised  VECTOR up to 16 bytes, several PACKS
+// Read batch_norm_backward.cuh.
 #include "batch_norm_backward/batch_norm_backward.cuh"
 #include "common/ptx.cuh"
 
@@ -36,7 +35,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
         }
     };
     long long row = rows - 1 - (1LL * blockIdx.x * height + row_in_block);
-    load(row);  // before anything waits for the channels' numbers
+    load(row);  // before anything waits for the channels' values
 
     Slope slopes[VECTOR];
     {

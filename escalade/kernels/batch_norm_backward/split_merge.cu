@@ -1,10 +1,10 @@
 // bias_gradient[c], weight_gradient[c] = the sums of partial[0][·][c], and of partial[1][·][c] times rstd[c]
 //
-// The second of three launches. A block takes CHANNELS channels, with THREADS / CHANNELS threads for each, which go
-// through the parts in turn, PACKS under way, and then meet by shuffles and in shared memory: always in the same order, so that every run
-// gives the same bits. What bounds it: latency.
+// Second of three launches. One CTA per CHANNELS channels, THREADS / CHANNELS threads each, which loop over the parts,
+// PACKS in flight, and reduce by shuffles and in smem. The order is fixed, so every run gives the same bits. Limiter:
+// latency.
 //
-// Serves `split` and `vectorised`.
+// Rungs: `split`, `vectorised`.
 #include "common/ptx.cuh"
 #include "common/warp.cuh"
 

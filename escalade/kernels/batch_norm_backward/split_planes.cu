@@ -1,16 +1,15 @@
-// partial[0][split][c], partial[1][split][c] = sums of g and of g * (x - mean[c]) over a share of channel c        (NCHW)
+// partial[0][split][c], partial[1][split][c] = sums of g and of g * (x - mean[c]) over a share of channel c
+// (NCHW)
 //
-// g is the gradient in front of the ReLU, if there is one; with HAS_RESIDUAL it is a result too, the residual's
-// gradient. Several blocks a channel, as many as keep every SM busy, go through its packs of VECTOR elements image after
-// image, PACKS under way in a thread. Lanes add up by shuffles, warps in shared memory, blocks in a second launch, each
-// in a fixed order: no atomics, so every run gives the same bits. What bounds it: memory, each element read once.
+// g is the gradient before the ReLU, if any; with HAS_RESIDUAL it is also a result, the residual's gradient. Several
+// CTAs per channel, enough to fill every SM, loop over its packs of VECTOR elements image by image, PACKS in flight per
+// thread. Lanes reduce by shuffles, warps in smem, CTAs in a second launch, each in a fixed order: no atomics, so every
+// run gives the same bits. Limiter: memory, each element is read once.
 //
-// Serves `split` and `vectorised`. batch_norm_backward.cuh has what the ReLU lets through.
-//
-// | rung | VECTOR | PACKS |
-// | --- | --- | --- |
-// | `split` | 1 | 1 |
-// | `vectorised` | up to 16 bytes | several |
+// Rung          switches
+//   split       VECTOR 1, PACKS 1
+//   vectorised  VECTOR up to 16 bytes, several PACKS
+// Read batch_norm_backward.cuh.
 #include "batch_norm_backward/batch_norm_backward.cuh"
 #include "common/ptx.cuh"
 #include "common/warp.cuh"
@@ -47,7 +46,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
             for (int e = 0; e < VECTOR; ++e) {
                 const float distance = to_float(xs[i].at[e]) - middle;
                 const float before = before_function(to_float(gradients[i].at[e]), distance, scale, shift,
-                                                     outputs[i].at[e]);  // 0 where there is no such pack
+                                                     outputs[i].at[e]);  // 0 past the last pack
                 if (HAS_RESIDUAL) gradients[i].at[e] = from_float<Element>(before);
                 sum += before;
                 products += before * distance;

@@ -1,17 +1,16 @@
-// partial[0][block][c], partial[1][block][c] = sums of g and of g * (x - mean[c]) over a block's rows             (NHWC)
+// partial[0][block][c], partial[1][block][c] = sums of g and of g * (x - mean[c]) over a CTA's rows
+// (NHWC)
 //
-// g is the gradient in front of the ReLU, if there is one; with HAS_RESIDUAL it is a result too, the residual's
-// gradient. A row is a pixel's channels. A thread keeps to VECTOR channels and goes down the rows, gridDim.x blocks'
-// worth at a step and PACKS steps under way; a block is `width` packs wide, and its threads that share channels meet in
-// shared memory. Blocks leave their sums for a second launch, which adds them up in a fixed order: no atomics, so every
-// run gives the same bits. What bounds it: memory, each element read once.
+// g is the gradient before the ReLU, if any; with HAS_RESIDUAL it is also a result, the residual's gradient. A row is a
+// pixel's channels. A thread keeps VECTOR channels and walks down the rows in steps of the whole grid, PACKS steps in
+// flight; a CTA is `width` packs wide, and its threads with the same channels reduce in smem. A second launch reduces
+// the CTAs' sums in a fixed order: no atomics, so every run gives the same bits. Limiter: memory, each element is read
+// once.
 //
-// Serves `split` and `vectorised`. batch_norm_backward.cuh has what the ReLU lets through.
-//
-// | rung | VECTOR | PACKS |
-// | --- | --- | --- |
-// | `split` | 1 | 1 |
-// | `vectorised` | up to 16 bytes | several |
+// Rung          switches
+//   split       VECTOR 1, PACKS 1
+//   vectorised  VECTOR up to 16 bytes, several PACKS
+// Read batch_norm_backward.cuh.
 #include "batch_norm_backward/batch_norm_backward.cuh"
 #include "common/ptx.cuh"
 
@@ -56,7 +55,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
                 for (int e = 0; e < VECTOR; ++e) {
                     const float distance = to_float(xs[i].at[e]) - means[e];
                     const float before = before_function(to_float(gradients[i].at[e]), distance, scales[e], biases[e],
-                                                         outputs[i].at[e]);  // 0 where there is no such row
+                                                         outputs[i].at[e]);  // 0 past the last row
                     if (HAS_RESIDUAL) gradients[i].at[e] = from_float<Element>(before);
                     sums[e] += before;
                     products[e] += before * distance;

@@ -1,12 +1,13 @@
-// y[row][c] = relu((x[row][c] - mean[c]) * weight[c] * rstd[c] + bias[c] + residual[row][c]), and mean, rstd of c  (NHWC)
+// y[row][c] = relu((x[row][c] - mean[c]) * weight[c] * rstd[c] + bias[c] + residual[row][c]), and mean, rstd of c
+// (NHWC)
 //
-// One launch, and x is read once: a cluster has COLUMNS packs of channels, its blocks share the rows, and a thread keeps
-// its STEPS rows in registers while the cluster finds the mean, and then the squares around it, by shuffles, shared
-// memory and a look into the other blocks': always in the same order, so that every run gives the same bits. What bounds
-// it: the round trips to memory and between blocks; with more rows memory. y may be x or the residual.
+// One launch; x is read once. A cluster has COLUMNS packs of channels, its CTAs split the rows, and a thread keeps its
+// STEPS rows in registers while the cluster computes the mean, then the squared deviations, by shuffles, smem and
+// DSMEM. The order is fixed, so every run gives the same bits. Limiter: round trips to memory and between CTAs; with
+// more rows, memory. y may be x or the residual.
 //
-// Serves `resident`. batch_norm/batch_norm.cuh has what becomes of an element, batch_statistics/batch_statistics.cuh what
-// is left of a channel, and cluster_sums.cuh how blocks add up.
+// Rung: `resident`. Read batch_norm/batch_norm.cuh (normalization), batch_statistics/batch_statistics.cuh (results per
+// channel), cluster_sums.cuh (reduction over a cluster).
 #include "batch_norm/batch_norm.cuh"
 #include "batch_statistics/batch_statistics.cuh"
 #include "common/cluster_sums.cuh"
@@ -35,7 +36,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #pragma unroll
     for (int i = 0; i < STEPS; ++i)
 #pragma unroll
-        for (int e = 0; e < VECTOR; ++e) means[e] += to_float(values[i].at[e]);  // 0 where there is no such row
+        for (int e = 0; e < VECTOR; ++e) means[e] += to_float(values[i].at[e]);  // 0 past the last row
     of_values.over(means);
 #pragma unroll
     for (int e = 0; e < VECTOR; ++e) means[e] /= static_cast<float>(rows);
@@ -47,7 +48,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             if (first + i * step < rows) squares[e] += distance * distance;
         }
     of_squares.over(squares);
-    cluster_arrive();  // this block looks into no other any more
+    cluster_arrive();  // no more DSMEM reads by this CTA
 
     const float count = static_cast<float>(rows);
 #pragma unroll
@@ -73,5 +74,5 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             store_pack(y + place(some + i), values[some + i]);
         }
     }
-    cluster_wait();  // no other looks into this one
+    cluster_wait();  // no more DSMEM reads of this CTA
 }

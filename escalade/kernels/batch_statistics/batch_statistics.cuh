@@ -1,15 +1,14 @@
-// What the kernels of batch_statistics leave of a channel: its mean and variance, and what training wants besides.
+// Results per channel of batch_statistics: mean and variance, and what training needs.
 #pragma once
 
-// Null where it is not asked for. `moved_mean` and `moved_variance` may be the running ones.
+// Null if not requested. `moved_mean` and `moved_variance` may alias the running ones.
 struct Results {
     float *mean, *rstd;
     const float *running_mean, *running_variance;
     float *moved_mean, *moved_variance;
 };
 
-// `squares` are those of the distances from the mean. Running variances are moved towards one that is unbiased: of
-// count - 1 elements.
+// `squares` is the sum of squared deviations. Running variances move toward the unbiased variance, with count - 1.
 __device__ __forceinline__ void leave_for_training(const Results& to, int c, float mean, float squares, float count,
                                                    float epsilon, float momentum) {
     if (to.rstd != nullptr) to.mean[c] = mean, to.rstd[c] = rsqrtf(squares / count + epsilon);

@@ -1,10 +1,9 @@
 // y[0][c] = mean of x over channel c,  y[1][c] = mean of (x - y[0][c])^2
 //
-// The foot of the ladder: a block a channel, which goes over the channel twice, first for the mean, then for the squared
-// distances from it. What bounds it: a few loads at a time on as many SMs as there are channels; in NHWC also that a
-// warp's 32 elements lie in 32 places.
+// The foot of the ladder: one CTA per channel in two passes, first the mean, then the squared deviations. Limiter: few
+// loads in flight on as many SMs as there are channels; in NHWC also a warp's 32 elements in 32 sectors.
 //
-// Serves `naive`, and `batch_norm_training`. batch_statistics.cuh has what is left of a channel.
+// Rung: `naive`, also of `batch_norm_training`. Read batch_statistics.cuh.
 #include "batch_statistics/batch_statistics.cuh"
 #include "common/block.cuh"
 #include "common/elements.cuh"

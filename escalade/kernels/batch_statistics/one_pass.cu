@@ -1,11 +1,10 @@
 // y[0][c] = mean of x over channel c,  y[1][c] = mean of (x - y[0][c])^2
 //
-// A block a channel, each element read once: a thread keeps the mean and the squared distances of what it has seen
-// (Welford), and lanes merge theirs by shuffles. What bounds it: a load at a time, for each step waits for the last, on
-// as many SMs as there are channels.
+// One CTA per channel, one pass: a thread keeps a running mean and squared deviations (Welford), and lanes merge theirs
+// by shuffles. Limiter: one load in flight, because each step depends on the last, on as many SMs as there are
+// channels.
 //
-// Serves `one_pass`, and `batch_norm_training`. moments.cuh has how moments are merged, batch_statistics.cuh what
-// is left of a channel.
+// Rung: `one_pass`, also of `batch_norm_training`. Read moments.cuh (merging), batch_statistics.cuh.
 #include "batch_statistics/batch_statistics.cuh"
 #include "common/moments.cuh"
 #include "common/ptx.cuh"

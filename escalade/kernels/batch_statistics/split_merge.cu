@@ -1,17 +1,15 @@
-// y[0][c], y[1][c] = mean and variance of channel c, from the means and squared distances of its parts
+// y[0][c], y[1][c] = mean and variance of channel c, from the means and squared deviations of its parts
 //
-// The second of two launches. A block takes CHANNELS channels, with THREADS / CHANNELS threads for each, which go
-// through the splits in turn, PACKS of them under way, and then meet in shared memory: always in the same order, so that
-// every run gives the same bits. What bounds it: latency.
+// Second of two launches. One CTA per CHANNELS channels, THREADS / CHANNELS threads each, which loop over the splits,
+// PACKS in flight, and merge in smem. The order is fixed, so every run gives the same bits. Limiter: latency.
 //
-// Serves `split`, and `batch_norm_training`. moments.cuh has how moments are merged, batch_statistics.cuh what
-// is left of a channel.
+// Rung: `split`, also of `batch_norm_training`. Read moments.cuh (merging), batch_statistics.cuh.
 #include "batch_statistics/batch_statistics.cuh"
 #include "common/moments.cuh"
 #include "common/ptx.cuh"
 
-// Elements of a channel that each split has: those in front have `unit` more, and the last unit of all, which is that of
-// `last`, may lack some.
+// Elements of a channel per split: the first `longer` splits have `unit` more, and the last unit of all, in split
+// `last`, may lack `missing`.
 struct Shares {
     int each, unit, longer, last, missing;
 

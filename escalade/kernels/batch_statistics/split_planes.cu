@@ -1,23 +1,23 @@
-// partial[0][split][c], partial[1][split][c] = mean and squared distances of a share of channel c                (NCHW)
+// partial[0][split][c], partial[1][split][c] = mean and squared deviations of a share of channel c               (NCHW)
 //
-// Several blocks a channel, as many as keep every SM busy, and PACKS accesses of VECTOR elements under way in a thread.
-// What one turn brings is summed in registers and merged into the thread's own: one merge for PACKS * VECTOR elements
-// instead of a Welford step for each. Blocks leave their results for a second launch, which merges them in a fixed order:
-// no atomics, so every run gives the same bits. What bounds it: memory, each element read once.
+// Several CTAs per channel, enough to fill every SM, with PACKS accesses of VECTOR elements in flight per thread. Each
+// iteration's elements are summed in registers and merged into the thread's moments: one merge per PACKS * VECTOR
+// elements instead of a Welford step each. A second launch merges the CTAs' results in a fixed order: no atomics, so
+// every run gives the same bits. Limiter: memory, each element is read once.
 //
-// Serves `split`, and `batch_norm_training`. moments.cuh has how moments are merged.
+// Rung: `split`, also of `batch_norm_training`. Read moments.cuh (merging).
 #include "common/moments.cuh"
 #include "common/ptx.cuh"
 
-// A thread's share of a channel: packs that are THREADS apart.
+// A thread's share of a channel: packs THREADS apart.
 struct Share {
     const Element* x;
     Index at, end;
     int c, channels, plane;
     Moments mine;
 
-    // COUNT packs more, if there are as many. What they bring is summed first for its mean, then for the squares around
-    // it: one merge for all of them.
+    // Takes COUNT more packs, if there are as many. Their mean and squared deviations are computed first: one merge for
+    // all.
     template <int COUNT>
     __device__ __forceinline__ bool take() {
         if (at + (COUNT - 1) * THREADS >= end) return false;

@@ -1,13 +1,13 @@
-// partial[0][split][c], partial[1][split][c] = mean and squared distances of channel c over a share of the rows  (NHWC)
+// partial[0][split][c], partial[1][split][c] = mean and squared deviations of channel c over a share of the rows (NHWC)
 //
-// A row is a pixel's channels. A thread keeps to VECTOR channels, up to 16 bytes, and goes down the rows, all blocks'
-// worth at a step and PACKS steps under way, so that at the end the last rows are what is left in L2; a block is `width`
-// packs wide, and its threads that share channels meet at the end in shared memory, first for the mean, then for the
-// squares around it. What one turn brings is summed in registers in the same two steps: one merge for PACKS rows instead
-// of a Welford step for each. Blocks leave their results for a second launch, which merges them in a fixed order: no
-// atomics, so every run gives the same bits. What bounds it: memory, each element read once.
+// A row is a pixel's channels. A thread keeps VECTOR channels, up to 16 bytes, and walks down the rows in steps of the
+// whole grid, PACKS steps in flight, so that the last rows are left in L2. A CTA is `width` packs wide; at the end its
+// threads with the same channels reduce in smem, first the mean, then the squared deviations. Each iteration's rows are
+// summed in registers in the same two steps: one merge per PACKS rows instead of a Welford step each. A second launch
+// merges the CTAs' results in a fixed order: no atomics, so every run gives the same bits. Limiter: memory, each
+// element is read once.
 //
-// Serves `split`, and `batch_norm_training`. moments.cuh has how moments are merged.
+// Rung: `split`, also of `batch_norm_training`. Read moments.cuh (merging).
 #include "common/moments.cuh"
 #include "common/ptx.cuh"
 
@@ -47,7 +47,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     for (int at = threadIdx.x; at < VECTOR * width; at += THREADS) {
         const int e = at % VECTOR, pack = at / VECTOR, c = (blockIdx.y * width + pack) * VECTOR + e;
         if (c >= channels) continue;
-        const float from = all_means[e][pack];  // distances from a mean are small, and so are their rounding errors
+        const float from = all_means[e][pack];  // deviations from a mean are small, and so are their rounding errors
         float all = 0.f, moved = 0.f, around = 0.f;
         for (int i = 0; i < height; ++i) {
             const float more = counts[i * width + pack];

@@ -1,15 +1,15 @@
 // y[p.row][r][c] = sum over lines of weight * (sum over columns of weight * p.pixels) for every photograph p
 //
-// Photographs of any sizes, [3][height][width] each, resized and cropped to [side][side][3] in one launch, to the bit as
-// Pillow does it: along one axis and then along the other, by a triangle that widens as pixels get fewer, with weights
-// of 22 bits and 8 bits between the two. A block has a tile of one square. Two of its warps find the weights of the
-// tile's columns and rows, in double precision as Pillow does; then a thread has a pixel at a time and sums all of its
-// window. That is about twice the products of sums along one axis that are kept for the other, and needs no room for
-// them. What bounds it: loads of single bytes, which the lanes of a warp find in the same sectors.
+// Resizes and crops photographs of any size, [3][height][width] each, to [side][side][3] in one launch, bit-exact with
+// Pillow: along one axis, then the other, with a triangle filter that widens when downscaling, 22-bit weights and 8
+// bits in between. One CTA per tile of a square. Two of its warps compute the weights of the tile's columns and rows,
+// in double precision as Pillow does; then each thread computes one pixel at a time from its whole window. That takes
+// about twice the products of a separable pass with stored intermediate sums, but no memory for them. Limiter:
+// single-byte loads, which the lanes of a warp find in the same sectors.
 //
-// No ladder has it: escalade_apps/classify/resizing.py launches it.
+// Not part of a ladder: escalade_apps/classify/resizing.py launches it.
 
-constexpr int TILE = 32;  // pixels across, a lane each, and down
+constexpr int TILE = 32;  // pixels across, one per lane, and down
 constexpr int WARPS = 8;
 constexpr int BITS = 22;
 constexpr int HALF = 1 << (BITS - 1);
@@ -18,17 +18,17 @@ struct Photograph {
     const unsigned char* pixels;
     int width, height;
     int row;
-    int down_first;       // whether lines are summed before columns
-    double left, top;     // where the square begins in the photograph
-    double across, down;  // the photograph's pixels for one of the square
+    int down_first;       // sum lines before columns
+    double left, top;     // origin of the square in the photograph
+    double across, down;  // photograph pixels per pixel of the square
 };
 
 struct Window {
     int first, count;
 };
 
-// The weights of one pixel along an axis, each TILE behind the last, and where in the photograph they begin. Products
-// are rounded before they are added to anything, as Pillow's are.
+// Weights of one pixel along an axis, TILE apart, and the start of their window in the photograph. Products are rounded
+// before they are added to anything, as in Pillow.
 __device__ Window weigh(int pixel, double begin, double scale, int size, int* weights) {
     const double reach = scale > 1. ? scale : 1., inverse = 1. / reach;
     const double centre = begin + __dmul_rn(pixel + .5, scale);
@@ -44,19 +44,19 @@ __device__ Window weigh(int pixel, double begin, double scale, int size, int* we
     return {first, count};
 }
 
-// One axis of a pixel's window: its weights, and how far apart the bytes are that they are for.
+// One axis of a pixel's window: its weights, and the distance between the bytes they apply to.
 struct Axis {
     const int* weights;
     int count;
     int step;
 };
 
-// A byte of a sum with HALF in it. Weights are positive, and off a sum of 1 by their rounding alone: it never overflows.
+// High byte of a sum that includes HALF. Weights are positive and sum to 1 up to rounding: it never overflows.
 __device__ int byte_of(int sum) { return sum >> BITS; }
 
 extern "C" __global__ void __launch_bounds__(TILE * WARPS)
     classify_resize(const Photograph* photographs, unsigned char* y, int side, int taps) {
-    extern __shared__ int weights[];  // of the columns and of the rows, [taps][TILE] each
+    extern __shared__ int weights[];  // of the columns, then of the rows, [taps][TILE] each
     __shared__ Window windows[2][TILE];
     const Photograph photograph = photographs[blockIdx.z];
     const int lane = threadIdx.x, warp = threadIdx.y, top = blockIdx.y * TILE;

@@ -1,7 +1,7 @@
-// What the conversions share: the sources that are no floats, and the normalisation.
+// Shared by the conversions: non-float sources, and normalization.
 //
-// Their pointers to tensors are not __restrict__: that would let the compiler read x before the launch in front has
-// written it. They load all that they need before they store instead.
+// Tensor pointers are not __restrict__: the compiler could then read x before the previous launch has written it (PDL).
+// Kernels load everything before they store instead.
 #pragma once
 
 #include "common/elements.cuh"
@@ -9,7 +9,7 @@
 
 __device__ __forceinline__ float to_float(unsigned char value) { return value; }
 
-// value * scale[channel] + shift[channel] if the problem normalises; scale and shift are null otherwise.
+// value * scale[channel] + shift[channel] if NORMALISE; otherwise scale and shift are null.
 __device__ __forceinline__ float normalised(float value, const float* scale, const float* shift, int channel) {
     return NORMALISE ? value * scale[channel] + shift[channel] : value;
 }

@@ -1,11 +1,11 @@
 // y[row][c] = x[row][c / WAYS + c % WAYS * step]                                                      (NHWC to NHWC)
 //
-// Channels dealt out in turns, as networks do it that shuffle what lies in groups. A row is a pixel's channels, `x_pitch`
-// elements from the next in x and `y_pitch` in y. A thread writes PACKS packs of VECTOR channels; where WAYS divides
-// VECTOR, a pack is RUN neighbours of each way, and each way one access. All loads are under way before the first store.
-// What bounds it: memory, and with odd ways the single loads out of L1.
+// Interleaves channels, as a channel shuffle of groups does. A row is a pixel's channels, pitched by `x_pitch` in x and
+// `y_pitch` in y. A thread writes PACKS packs of VECTOR channels; if WAYS divides VECTOR, a pack is RUN adjacent
+// channels of each way, one access each. All loads are in flight before the first store. Limiter: memory, and with odd
+// WAYS single-element loads from L1.
 //
-// Serves `dealt`.
+// Rung: `dealt`.
 #include "common/elements.cuh"
 #include "common/ptx.cuh"
 

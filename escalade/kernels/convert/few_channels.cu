@@ -1,14 +1,13 @@
 // y[n][c][pixel] = x[n][c][pixel] * scale[c] + shift[c], 0 for c >= CHANNELS; x and y each in NCHW or NHWC
 //
-// For images: a thread takes PIXELS neighbouring pixels with all their channels, so that it holds whole runs of every
-// plane of an NCHW tensor and one run of an NHWC tensor, and moves both in accesses of up to 16 bytes. It does so
-// ROUNDS times, all loads before all stores. No element is touched twice, and nothing passes through shared memory.
-// What bounds it: memory.
+// For images: a thread takes PIXELS adjacent pixels with all their channels, so that it holds whole runs of every plane
+// of an NCHW tensor and one run of an NHWC tensor, and moves both in accesses of up to 16 bytes, ROUNDS times, all
+// loads before all stores. No element is touched twice, and no smem is used. Limiter: memory.
 //
-// Serves `few_channels`. convert.cuh has the element types and the normalisation.
+// Rung: `few_channels`. Read convert.cuh (element types, normalization).
 #include "convert/convert.cuh"
 
-// COUNT neighbouring elements, of which the first `exist` are there; VECTOR divides both numbers.
+// COUNT consecutive elements, of which the first `exist` are valid; VECTOR divides both numbers.
 template <int VECTOR, int COUNT, class T>
 __device__ __forceinline__ void read_run(T (&run)[COUNT], const T* address, int exist) {
 #pragma unroll
@@ -33,7 +32,7 @@ __device__ __forceinline__ void write_run(T* address, const T (&run)[COUNT], int
 
 using Read = Source[CHANNELS][PIXELS];
 
-// The run of pixels from `first` on, of which `exist` are there.
+// The run of pixels from `first` on, of which `exist` are valid.
 __device__ __forceinline__ void read_pixels(Read& read, const Source* x, u32 image, int first, int exist, int pixels) {
     if (SOURCE_NHWC) {
         Source run[PIXELS * STORED_CHANNELS];
@@ -76,7 +75,7 @@ __device__ __forceinline__ void write_pixels(Target* y, const Read& read, const 
 extern "C" __global__ void convert_few_channels(const Source* x, const float* scale, const float* shift, Target* y,
                                                 int batch, int pixels) {
     wait_for_previous_launch();
-    const u32 runs = (pixels + PIXELS - 1) / PIXELS;  // of an image
+    const u32 runs = (pixels + PIXELS - 1) / PIXELS;  // per image
     const u32 at = blockIdx.x * ROUNDS * blockDim.x + threadIdx.x;
     Read read[ROUNDS];
     u32 image[ROUNDS];

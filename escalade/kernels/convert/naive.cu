@@ -1,10 +1,10 @@
 // y[n][c][pixel] = x[n][c][pixel] * scale[c] + shift[c], 0 for c >= channels; x and y each in NCHW or NHWC
-// With WAYS above 1 the channels of x are dealt out: x[n][c / WAYS + c % WAYS * step] in the place of x[n][c].
+// With WAYS > 1 the channels of x are interleaved: x[n][c / WAYS + c % WAYS * step] replaces x[n][c].
 //
-// The foot of the ladder: one thread an element of y, in y's order. Stores coalesce; where the layouts differ, the
-// loads of a warp lie in 32 different sectors. What bounds it: those sectors, and the divisions that find a place.
+// The foot of the ladder: one thread per element of y, in y's order. Stores coalesce; if the layouts differ, the loads
+// of a warp touch 32 different sectors. Limiter: those sectors, and the divisions that compute a position.
 //
-// Serves `naive`. convert.cuh has the element types and the normalisation.
+// Rung: `naive`. Read convert.cuh (element types, normalization).
 #include "convert/convert.cuh"
 
 struct Shape {  // filled by escalade/ops/convert/rungs/naive.py, in this order

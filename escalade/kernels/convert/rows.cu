@@ -1,9 +1,9 @@
 // y[row][c] = x[row][c]                                                                               (NHWC to NHWC)
 //
-// A row is a pixel's channels, `x_pitch` elements from the next in x and `y_pitch` in y: parts of larger buffers. A
-// thread moves PACKS packs of VECTOR elements, all loads under way before the first store. What bounds it: memory.
+// A row is a pixel's channels, pitched by `x_pitch` in x and `y_pitch` in y: parts of larger buffers. A thread moves
+// PACKS packs of VECTOR elements, all loads in flight before the first store. Limiter: memory.
 //
-// Serves `rows`.
+// Rung: `rows`.
 #include "common/elements.cuh"
 #include "common/ptx.cuh"
 

@@ -1,13 +1,13 @@
 // y[n][column][row] = x[n][row][column] * scale[c] + shift[c], 0 for row >= rows
 //
-// NCHW to NHWC and back, each the transposition of one matrix an image: rows are channels and columns pixels, or the
-// other way round. A block takes a tile of TILE x TILE: read along columns, kept in shared memory in y's element type
-// and order, written along rows, so that both sides move whole lines in accesses of up to 16 bytes.
-// In shared memory a row of the tile holds one column of x, as 16-byte chunks whose places are exchanged by the
-// column's number: the lanes that write one chunk of eight columns each, and those that read all chunks of one row,
-// miss each other's banks. Elements of 16 bits are written in pairs of rows. What bounds it: memory.
+// NCHW to NHWC and back, each a matrix transposition per image: rows are channels and columns pixels, or vice versa.
+// One CTA per tile of TILE x TILE: read along columns, stored in smem in y's element type and order, written along
+// rows, so that both sides move whole lines in accesses of up to 16 bytes. In smem a row of the tile holds one column
+// of x, as 16-byte chunks XOR-swizzled by the column: the lanes that write one chunk of eight columns each, and those
+// that read all chunks of one row, have no bank conflicts. 16-bit elements are written in pairs of rows. Limiter:
+// memory.
 //
-// Serves `tiled`. convert.cuh has the element types and the normalisation.
+// Rung: `tiled`. Read convert.cuh (element types, normalization).
 #include "convert/convert.cuh"
 
 struct Shape {  // filled by escalade/ops/convert/rungs/tiled.py, in this order
@@ -21,7 +21,7 @@ struct Shape {  // filled by escalade/ops/convert/rungs/tiled.py, in this order
 constexpr int TILE = 64;
 constexpr int THREADS = 256;
 constexpr int CHUNK = 16 / sizeof(Target);
-constexpr int ROWS = 4 / sizeof(Target);  // that a thread takes at once
+constexpr int ROWS = 4 / sizeof(Target);  // per thread and access
 constexpr int COLUMN_LANES = SOURCE_VECTOR >= 4 ? 8 : 32;
 constexpr int ROW_STEP = THREADS / COLUMN_LANES * ROWS;
 constexpr int COLUMN_STEP = COLUMN_LANES * SOURCE_VECTOR;
@@ -41,7 +41,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     Target* tile = reinterpret_cast<Target*>(shared_memory);
     wait_for_previous_launch();
 
-    // Tiles that share lines of y run side by side.
+    // Tiles that share lines of y are adjacent.
     const int first_row = blockIdx.x % shape.row_tiles * TILE;
     const int first_column = blockIdx.x / shape.row_tiles % shape.column_tiles * TILE;
     const long long image = blockIdx.x / shape.row_tiles / shape.column_tiles;

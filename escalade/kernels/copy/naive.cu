@@ -1,9 +1,10 @@
-// y[y_first + sum of i * y_stride] = x[x_first + sum of i * x_stride]                      (for each index i of each part)
+// y[y_first + sum of i * y_stride] = x[x_first + sum of i * x_stride]                      (for each index i of each
+// part)
 //
-// The foot of the ladder: one thread an element, in y's order, its place by division. What bounds it: the divisions, how
-// few bytes are on their way at a time, and sectors of x of which one element is read.
+// The foot of the ladder: one thread per element, in y's order, its position by division. Limiter: the divisions, few
+// bytes in flight, and sectors of x of which one element is read.
 //
-// Serves `naive`. parts.cuh has the table of parts.
+// Rung: `naive`. Read parts.cuh (table of parts).
 #include "copy/parts.cuh"
 
 extern "C" __global__ void copy_naive(const __grid_constant__ Addresses addresses, const __grid_constant__ Parts parts) {

@@ -1,5 +1,5 @@
-// The parts of a movement: boxes of elements with a stride along every dimension of both sides. A block works for one of
-// them, which it finds by its number.
+// Parts of a copy: boxes of elements with a stride along every dimension of both sides. A CTA works on one part, found
+// by its block index.
 #pragma once
 
 #include "common/elements.cuh"

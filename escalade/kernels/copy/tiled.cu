@@ -1,14 +1,14 @@
 // y[.., column * y_stride + row] = x[.., row * x_stride + column]                    (for each index of each part)
 //
-// Each part is the transposition of many matrices: neighbours in x lie along columns, neighbours in y along rows, and
-// all other dimensions say which matrix. A block takes a tile of TILE x TILE: read along columns, kept in shared memory
-// in y's order, written along rows, so that both sides move whole sectors in accesses of up to 16 bytes.
-// In shared memory a row of the tile holds one column of x, as 16-byte chunks whose places are exchanged by the
-// column's number: the lanes that write one chunk of eight columns each, and those that read all chunks of one row,
-// miss each other's banks. Elements of 16 bits are written in pairs of rows. What bounds it: memory.
+// Each part is a batch of matrix transpositions: x is contiguous along columns, y along rows, and all other dimensions
+// select the matrix. One CTA per tile of TILE x TILE: read along columns, stored in smem in y's order, written along
+// rows, so that both sides move whole sectors in accesses of up to 16 bytes. In smem a row of the tile holds one column
+// of x, as 16-byte chunks XOR-swizzled by the column: the lanes that write one chunk of eight columns each, and those
+// that read all chunks of one row, have no bank conflicts. 16-bit elements are written in pairs of rows. Limiter:
+// memory.
 //
-// Serves `tiled`. parts.cuh has the table of parts, whose sizes count tiles: of columns last, of rows before that, and
-// strides go from tile to tile.
+// Rung: `tiled`. Read parts.cuh (table of parts); its sizes count tiles: of columns last, of rows before that, and
+// strides are between tiles.
 #include "copy/parts.cuh"
 
 struct Edge {  // filled by escalade/ops/copy/rungs/tiled.py, in this order
@@ -24,7 +24,7 @@ constexpr int TILE = 64;
 constexpr int THREADS = 256;
 constexpr int CHUNK = 16 / sizeof(Element);
 constexpr int CHUNKS = TILE / CHUNK;
-constexpr int ROWS = sizeof(Element) < 4 ? 2 : 1;  // that a thread takes at once
+constexpr int ROWS = sizeof(Element) < 4 ? 2 : 1;  // per thread and access
 constexpr int COLUMN_LANES = X_VECTOR >= 4 ? 8 : 32;
 constexpr int ROW_STEP = THREADS / COLUMN_LANES * ROWS;
 constexpr int COLUMN_STEP = COLUMN_LANES * X_VECTOR;
@@ -50,7 +50,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const Edge& edge = edges.at[number];
     const unsigned at = blockIdx.x - part.first_block;
     const Offsets corner = offsets_of(part, at);
-    // Tiles that share lines of y run side by side: those of rows are the innermost.
+    // Tiles that share lines of y are adjacent: those of rows are the innermost.
     const int rows = edge.rows - static_cast<int>(at % part.size[RANK - 1]) * TILE;  // from the tile's first on
     const int columns = edge.columns - static_cast<int>(at / part.size[RANK - 1] % part.size[RANK - 2]) * TILE;
     const Element* x = addresses.x[number] + corner.x;

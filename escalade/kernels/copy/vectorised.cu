@@ -1,11 +1,12 @@
-// y[y_first + sum of i * y_stride] = x[x_first + sum of i * x_stride]                      (for each index i of each part)
+// y[y_first + sum of i * y_stride] = x[x_first + sum of i * x_stride]                      (for each index i of each
+// part)
 //
-// A thread moves PACKS packs of neighbours, 16 bytes each where both sides have runs of so many; all loads are under way
-// before the first store. Each part has packs as wide as its own runs are, of LEAST to VECTOR elements. A pack's place is
-// found by products instead of divisions. What bounds it: memory, and where neighbours in y are far apart in x, the
-// sectors there.
+// A thread moves PACKS packs, 16 bytes each if both sides are contiguous that far; all loads are in flight before the
+// first store. Each part has packs as wide as its own runs, LEAST to VECTOR elements. A pack's position is computed by
+// multiplications instead of divisions. Limiter: memory, and if adjacent elements of y are far apart in x, the sectors
+// there.
 //
-// Serves `vectorised`. parts.cuh has the table of parts, whose sizes count packs.
+// Rung: `vectorised`. Read parts.cuh (table of parts); its sizes count packs.
 #include "copy/parts.cuh"
 
 template <int WIDTH>

@@ -1,23 +1,22 @@
 // partials[block] = sum over its rows of w * (log(sum(exp(x))) - (1 - s) * x[target] - s * mean(x))
 // gradient[row][c] = w * scale * (softmax(x)[c] - (1 - s) * (c == target) - s / classes)
 //
-// s is the label smoothing; w is 1, or for a mean one over the number of rows that count: each warp counts few targets
-// itself (COUNTS_HERE), many have been counted by rows_count.cu, 32 numbers at most. A row whose target is `ignored` has no loss and no gradient; a target that is no class
-// makes its row NaN. WARPS warps have a row, and its elements in registers, PACKS packs a thread: it is read once, and
-// each exponential taken once; with PACKS = 0 it is read again for the gradient. A block adds up its rows in their
-// order, and a second launch the blocks. What bounds it: memory, each element read once and each gradient written once.
+// s is the label smoothing; w is 1, or for a mean one over the number of rows that count: each warp counts a few
+// targets itself (COUNTS_HERE), many were counted by rows_count.cu, in at most 32 numbers. A row whose target is
+// `ignored` has no loss and no gradient; a target that is not a class makes its row NaN. WARPS warps hold a row in
+// registers, PACKS packs per thread: it is read once, and each exponential computed once; with PACKS = 0 it is read
+// again for the gradient. A CTA adds up its rows in order, and a second launch the CTAs. Limiter: memory, each element
+// is read once and each gradient written once.
 //
-// Read rows.cuh first: what a thread knows of its row. Serves `warp_per_row` and `block_per_row`:
-//
-// | rung | VECTOR | WARPS | PACKS |
-// | --- | --- | --- | --- |
-// | `warp_per_row` | 1 | 1 | 0 |
-// | `block_per_row` | up to 16 bytes | as many as hold the row | those of a thread; 0 if no block holds it |
+// Rung             switches
+//   warp_per_row   VECTOR 1, WARPS 1, PACKS 0
+//   block_per_row  VECTOR up to 16 bytes, as many WARPS as hold the row, PACKS per thread (0 if no CTA holds it)
+// Read rows.cuh (state of a row) first.
 #include "common/ptx.cuh"
 #include "common/row.cuh"
 #include "cross_entropy/rows.cuh"
 
-constexpr int THREADS = WARPS * 32;  // of a row
+constexpr int THREADS = WARPS * 32;  // per row
 constexpr int HELD = PACKS > 0 ? PACKS : 1;
 
 __device__ __forceinline__ RowSums in_registers(const Row& row, const Targets& targets) {
@@ -25,7 +24,7 @@ __device__ __forceinline__ RowSums in_registers(const Row& row, const Targets& t
 #pragma unroll
     for (int i = 0; i < HELD; ++i) {
         const int pack = i * THREADS + row.thread;
-        // What lies outside is read from inside, so that no load waits for a branch.
+        // Out-of-range packs load a valid one instead, so that no load waits for a branch.
         loaded[i] = load_pack<Element, VECTOR>(row.x + 1LL * (pack < row.packs ? pack : 0) * VECTOR);
     }
     float values[HELD][VECTOR];

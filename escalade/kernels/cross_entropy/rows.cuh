@@ -1,5 +1,5 @@
-// What a thread of a row knows of it: the target, what the row weighs, the sums that all its threads share, and how its
-// loss and its gradient follow from them.
+// A thread's view of its row: target, weight, the sums shared by all its threads, and the loss and gradient computed
+// from them.
 #pragma once
 
 #include "common/elements.cuh"
@@ -8,12 +8,12 @@
 using Values = Pack<Element, VECTOR>;
 
 struct Targets {
-    const long long* of;   // each row
-    const float* counted;  // by the blocks of rows_count.cu, `counters` of them
+    const long long* of;   // per row
+    const float* counted;  // by the CTAs of rows_count.cu, `counters` of them
     int rows, counters;
     long long ignored;
 
-    // How many rows are not ignored; the same in all lanes.
+    // Number of rows that are not ignored; uniform over all lanes.
     __device__ __forceinline__ float that_count() const {
         if (!HAS_IGNORED) return rows;
         const int lane = threadIdx.x % 32;
@@ -25,7 +25,7 @@ struct Targets {
     }
 };
 
-// What a launch is given.
+// Arguments of a launch.
 struct Given {
     const Element* x;
     Element* gradient;
@@ -39,11 +39,11 @@ struct Row {
     const Element* x;
     Element* gradient;
     int packs, thread, target;
-    float spread;   // what each class has of 1, by smoothing
-    float sure;     // what the target has besides
-    float scale;    // the gradient that comes in
-    bool counts;    // it is not ignored
-    bool is_class;  // the target is one
+    float spread;   // smoothing: probability of each class
+    float sure;     // probability of the target besides
+    float scale;    // incoming gradient
+    bool counts;    // not ignored
+    bool is_class;  // the target is a valid class
 
     __device__ __forceinline__ Row(const Given& given, long long number, int thread)
         : packs(given.classes / VECTOR), thread(thread), spread(SMOOTHED ? given.spread : 0.f),
@@ -69,14 +69,14 @@ struct Row {
     }
 };
 
-// The sums of a row, in all its threads; `total` is that of the elements themselves, for smoothing.
+// Sums of a row, in all its threads; `total` is the sum of the elements themselves, for smoothing.
 struct RowSums {
     SoftmaxSums of;
     float total = 0.f;
-    float likely = 0.f;  // the logit of the target
+    float likely = 0.f;  // logit of the target
     float weight = 1.f;  // of the row
 
-    // After all loads of the row are under way: it waits for the targets.
+    // Call once all loads of the row are in flight: it waits for the targets.
     __device__ __forceinline__ void look_at_target(const Row& row, const Targets& targets) {
         likely = to_float(row.x[row.target]);
         if (IS_MEAN) weight = 1.f / targets.that_count();

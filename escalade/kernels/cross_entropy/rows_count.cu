@@ -1,9 +1,9 @@
-// counted[block] = how many of the block's share of targets are not `ignored`
+// counted[block] = number of targets in the CTA's share that are not `ignored`
 //
-// In front of a mean over rows some of which may not count. Up to 32 blocks, whose counts a warp then adds up; always
-// the same number, so the same bits. What bounds it: latency.
+// Precedes a mean over rows some of which may not count. Up to 32 CTAs, whose counts a warp then adds up in a fixed
+// order. Limiter: latency.
 //
-// Serves `warp_per_row`, `block_per_row` and `part_of_warp`.
+// Rungs: `warp_per_row`, `block_per_row`, `part_of_warp`.
 #include "common/ptx.cuh"
 #include "common/warp.cuh"
 

@@ -1,12 +1,12 @@
 // partials[block] = sum over its rows of w * (log(sum(exp(x))) - (1 - s) * x[target] - s * mean(x))
 // gradient[row][c] = w * scale * (softmax(x)[c] - (1 - s) * (c == target) - s / classes)
 //
-// As rows.cu, of short rows: LANES neighbouring lanes of a warp hold a row in their registers, PACKS packs of up to 16
-// bytes each, all loaded at once, and meet by shuffles. A block adds up the losses of its rows, always in the same
-// order, and a second launch the blocks. What bounds it: memory where packs are wide, and the accesses that lanes a few
-// bytes apart take where no vector divides a row.
+// rows.cu for short rows: LANES adjacent lanes of a warp hold a row in registers, PACKS packs of up to 16 bytes each,
+// all loaded at once, and reduce by shuffles. A CTA adds up the losses of its rows in a fixed order, and a second
+// launch the CTAs. Limiter: memory with wide packs; if no vector divides a row, the number of accesses of lanes a few
+// bytes apart.
 //
-// Read rows.cuh first: what a thread knows of its row. Serves `part_of_warp`.
+// Rung: `part_of_warp`. Read rows.cuh (state of a row) first.
 #include "common/ptx.cuh"
 #include "cross_entropy/rows.cuh"
 
@@ -28,7 +28,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     wait_for_previous_launch();
     const Given given{x, gradient, scale, {target, counted, rows, counters, ignored}, classes, spread, sure};
     const long long number = 1LL * blockIdx.x * (THREADS / LANES) + threadIdx.x / LANES;
-    // Shuffles want every lane: those of a row that is not there read the last one, and write nothing.
+    // Shuffles need every lane: those of a missing row read the last one and write nothing.
     const bool is_there = number < rows;
     const Row row(given, is_there ? number : rows - 1LL, threadIdx.x % LANES);
     Values loaded[PACKS];

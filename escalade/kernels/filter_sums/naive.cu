@@ -1,9 +1,9 @@
 // y[c][i][j][f] = x[f][r][s][c] + x[f][r][s+1][c] + x[f][r+1][s][c] + x[f][r+1][s+1][c], r and s counted from the end
 //
-// The foot of the ladder: one thread an element of y, whose writes coalesce. What bounds it: reads of single elements, a
-// whole filter apart, each a sector of its own.
+// The foot of the ladder: one thread per element of y; writes coalesce. Limiter: single-element reads, a whole filter
+// apart, each its own sector.
 //
-// Serves `naive`. filters.cuh has the sizes.
+// Rung: `naive`. Read filters.cuh (sizes).
 #include "filter_sums/filters.cuh"
 
 extern "C" __global__ void filter_sums_naive(const Element* x, Element* y, Filters shape) {

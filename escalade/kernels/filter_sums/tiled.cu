@@ -1,27 +1,28 @@
 // y[c][i][j][f] = x[f][r][s][c] + x[f][r][s+1][c] + x[f][r+1][s][c] + x[f][r+1][s+1][c], r and s counted from the end
 //
-// A block takes one row of y for TILE filters and TILE channels: the two rows of x that it is of come into shared memory
-// along channels, added up on the way, and leave it along filters. A thread has its reads under way at once. What
-// bounds it: the launch; for large filters, L2.
+// One CTA per row of y for TILE filters and TILE channels: its two rows of x are read into smem along channels, summed
+// on the way, and written along filters. All reads of a thread are in flight at once. Limiter: the launch; for large
+// filters, L2.
 //
-// Serves `tiled`. filters.cuh has the sizes.
+// Rung: `tiled`. Read filters.cuh (sizes).
 #include "filter_sums/filters.cuh"
 
 constexpr int TILE = 32;
 constexpr int WARPS = THREADS / 32;
-constexpr int PASSES = WIDTH > 4 ? TILE / WARPS : 1;  // of wide filters a thread would have more reads than registers
+// with wide filters, the reads of a thread would exceed its registers
+constexpr int PASSES = WIDTH > 4 ? TILE / WARPS : 1;
 constexpr int ROUNDS = WIDTH * TILE / WARPS / PASSES;
 constexpr int COLUMNS = WIDTH + 2 * ZEROS - 1;
 static_assert(TILE % WARPS == 0, "all warps have as many taps of filters to read");
 
 extern "C" __global__ void __launch_bounds__(THREADS) filter_sums_tiled(const Element* x, Element* y, Filters shape) {
-    __shared__ float tile[WIDTH][TILE][TILE + 1];  // the sums of two rows, by tap, channel and filter
+    __shared__ float tile[WIDTH][TILE][TILE + 1];  // sums of two rows, by tap, channel and filter
     wait_for_previous_launch();
     const int first_filter = blockIdx.x * TILE, first_channel = blockIdx.y * TILE;
     const int row = Filters::window(blockIdx.z, shape.rows);
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 
-    // What is outside is read elsewhere and not added: a branch would have the reads wait for each other.
+    // Out-of-range rows read a valid one and are not added: a branch would serialize the reads.
     const bool has_upper = row >= 0, has_lower = row + 1 < shape.height;
     const int upper = max(row, 0), lower = min(row + 1, shape.height - 1);
     const Element* columns = x + min(first_channel + lane, shape.channels - 1);

@@ -1,10 +1,10 @@
 // y[n][p][c] = activated((x[n][p][c] - mean) / sqrt(variance + epsilon) * weight[c] + bias[c])
 //
-// The blocks of a cluster share the pixels of an image, `share` each, and have them in their registers: groups may be
-// larger than a block's, and whole pixels lie under it. Each block leaves its moments in its shared memory, where all
-// the others read them, always in the same order. What bounds it: memory, each element read and written once.
+// The CTAs of a cluster split the pixels of an image, `share` each, and hold them in registers: groups may exceed one
+// CTA, and a CTA covers whole pixels. Each CTA stores its moments in its smem, where the others read them through
+// DSMEM, in a fixed order. Limiter: memory, each element is read and written once.
 //
-// Serves `clustered`. held.cuh has what a block holds, and group_norm.cuh how groups lie under it.
+// Rung: `clustered`. Read held.cuh (a CTA's registers), group_norm.cuh (groups of a CTA).
 #include "common/hopper.cuh"
 #include "group_norm/held.cuh"
 
@@ -33,7 +33,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         },
         [&](int group, const Moments& found) { statistics[group] = statistic_of(found, epsilon); });
     __syncthreads();
-    cluster_arrive();  // nobody else's memory is read from here on
+    cluster_arrive();  // no more DSMEM reads from here on
     if (held.mine != 0) {
         const Channels channels(statistics, held.pack, channel + held.pack * VECTOR, weight, bias);
         held.store(y + first * y_pitch + channel, y_pitch, channels, Planes(image, weight, bias), begin);

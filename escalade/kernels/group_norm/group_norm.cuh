@@ -1,12 +1,12 @@
-// The groups of channels under a block, and what becomes of an element of theirs:
-// activated((x - mean) * scale * weight + bias), where scale is one over the root of the variance and epsilon.
+// Groups of channels covered by a CTA, and the normalization of their elements: activated((x - mean) * scale * weight +
+// bias), scale = 1 / sqrt(variance + epsilon).
 //
-// A block is WIDTH packs of VECTOR channels wide, whole groups, and HEIGHT pixels high. A thread keeps to the channels
-// of its pack, and sums those of one group itself: they are UNIT, the largest part that packs and groups have in common,
-// so that a pack is UNITS of them and a group GROUP_UNITS, whichever of the two is larger.
+// A CTA is WIDTH packs of VECTOR channels wide, whole groups, and HEIGHT pixels high. A thread keeps the channels of
+// its pack, and sums those of one group itself: UNIT channels, the greatest common divisor of packs and groups, so that
+// a pack is UNITS units and a group GROUP_UNITS, whichever is larger.
 //
-// In NCHW a group of an image lies together. It is seen as an image of its own, of one pack of channels and as many
-// pixels as it has packs; where there is a weight or a bias, PLANE is the elements of each of its ROW_CHANNELS.
+// In NCHW a group of an image is contiguous. It is treated as an image of its own, of one pack of channels and as many
+// pixels as it has packs; if there is a weight or a bias, PLANE is the number of elements of each of its ROW_CHANNELS.
 #pragma once
 
 #include "common/moments.cuh"
@@ -32,8 +32,8 @@ struct Statistic {
     float mean, scale;
 };
 
-// Hands to `put` each group's moments, merged of `entries` that `at` gives: always in the same order, so that every run
-// gives the same bits.
+// Calls put(group, moments) with each group's moments, merged from at(group, entry) for `entries` entries in a fixed
+// order, so that every run gives the same bits.
 template <class At, class Put>
 __device__ __forceinline__ void merge_groups(int entries, At at, Put put) {
     constexpr int LANES = lanes_of_a_group();
@@ -52,7 +52,7 @@ __device__ __forceinline__ void merge_groups(int entries, At at, Put put) {
     }
 }
 
-// The same of what each thread has found in its rows, of `pixels` that are under the block.
+// The same from the threads' own moments, over the CTA's `pixels`.
 template <class Put>
 __device__ __forceinline__ void merge_threads(const Part (&mine)[UNITS], int pixels, Put put) {
     __shared__ Part parts[UNITS][THREADS];
@@ -74,11 +74,11 @@ __device__ __forceinline__ Statistic statistic_of(const Moments& group, float ep
     return {group.mean, rsqrtf(group.squares / group.count + epsilon)};
 }
 
-// What a thread needs to know of its channels.
+// A thread's per-channel values.
 struct Channels {
     float means[UNITS], factors[VECTOR], terms[VECTOR];
 
-    // `pack` within the block, `channel` the first of it in the image.
+    // `pack` within the CTA, `channel` its first in the image.
     __device__ __forceinline__ Channels(const Statistic* statistics, int pack, int channel, const Element* weight,
                                         const Element* bias) {
         Values weights = {}, biases = {};
@@ -93,7 +93,7 @@ struct Channels {
         }
     }
 
-    // `planes` begin where the image's do, `pixel` within it.
+    // `planes` are those of the image, `pixel` is within it.
     __device__ __forceinline__ Values normalised(Values values, const Planes& planes, int pixel) const {
 #pragma unroll
         for (int e = 0; e < VECTOR; ++e) {

@@ -1,6 +1,6 @@
-// A share of an image's pixels in the registers of a block: PACKS of up to 16 bytes a thread, all loaded at once.
+// A share of an image's pixels in the registers of a CTA: PACKS of up to 16 bytes per thread, all loaded at once.
 //
-// group_norm.cuh has how groups lie under a block.
+// group_norm.cuh defines the groups of a CTA.
 #pragma once
 
 #include "group_norm/group_norm.cuh"
@@ -10,7 +10,7 @@ struct Held {
     const int row = threadIdx.x / WIDTH, pack = threadIdx.x % WIDTH;
     const int mine;  // pixels of this thread, HEIGHT apart
 
-    // `from` is the share's first pixel, at the block's first channel.
+    // `from` is the share's first pixel, at the CTA's first channel.
     __device__ __forceinline__ Held(const Element* from, int pixels, int pitch)
         : mine(row < HEIGHT && row < pixels ? (pixels - row + HEIGHT - 1) / HEIGHT : 0) {
         from += 1LL * row * pitch + pack * VECTOR;
@@ -19,7 +19,7 @@ struct Held {
             if (i < mine) values[i] = load_pack<Element, VECTOR>(from + 1LL * i * HEIGHT * pitch);
     }
 
-    // The mean and the squared distances of what this thread has.
+    // Mean and squared deviations of this thread's elements.
     __device__ __forceinline__ void measure(Part (&parts)[UNITS]) const {
         const float share = mine ? 1.f / (mine * UNIT) : 0.f;
 #pragma unroll
@@ -41,7 +41,7 @@ struct Held {
         }
     }
 
-    // `to` is where the share's results begin; its first pixel is `first` of the image.
+    // `to` is the start of the share's results; its first pixel is `first` of the image.
     __device__ __forceinline__ void store(Element* to, int pitch, const Channels& channels, const Planes& planes,
                                           int first) const {
         to += 1LL * row * pitch + pack * VECTOR;

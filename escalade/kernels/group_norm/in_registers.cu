@@ -1,10 +1,9 @@
 // y[n][p][c] = activated((x[n][p][c] - mean) / sqrt(variance + epsilon) * weight[c] + bias[c])
 //
-// A block has one group of an image, or a few side by side, in its registers. Each thread takes the mean and the squared
-// distances of what it has, and these are merged through shared memory. What bounds it: memory, each element read and
-// written once.
+// A CTA holds one or a few adjacent groups of an image in registers. Each thread computes the mean and squared
+// deviations of its elements; these are merged through smem. Limiter: memory, each element is read and written once.
 //
-// Serves `in_registers`. held.cuh has what a block holds, and group_norm.cuh how groups lie under it.
+// Rung: `in_registers`. Read held.cuh (a CTA's registers), group_norm.cuh (groups of a CTA).
 #include "group_norm/held.cuh"
 
 extern "C" __global__ void __launch_bounds__(THREADS)

@@ -1,10 +1,10 @@
 // y[n][p][c] = activated((x[n][p][c] - mean) / sqrt(variance + epsilon) * weight[c] + bias[c])
 //
-// mean and variance of the channels of c's group in all pixels p of image n; planes.cuh has how NCHW is seen. The foot of the ladder: a block a group of
-// an image, three passes over it: the mean, the variance, the results. What bounds it: the loads, one element each, of
-// which a group's lie apart.
+// mean and variance are over the channels of c's group in all pixels p of image n; planes.cuh has the view of NCHW. The
+// foot of the ladder: one CTA per group of an image, in three passes: mean, variance, results. Limiter: single-element
+// loads; a group's elements are scattered.
 //
-// Serves `naive`.
+// Rung: `naive`.
 #include "common/block.cuh"
 #include "common/ptx.cuh"
 #include "group_norm/planes.cuh"

@@ -1,4 +1,4 @@
-// Weight and bias of NCHW: of the plane that an element of a row lies in, a row being a group of an image.
+// Weight and bias in NCHW: those of the plane of an element of a row, where a row is a group of an image.
 #pragma once
 
 #include "common/epilogue.cuh"
@@ -6,7 +6,7 @@
 struct Planes {
     const Element *weight, *bias;
 
-    // Of the row of that number.
+    // Of row number `row`.
     __device__ __forceinline__ Planes(int row, const Element* weight, const Element* bias)
         : weight(weight + row % IMAGE_GROUPS * ROW_CHANNELS), bias(bias + row % IMAGE_GROUPS * ROW_CHANNELS) {}
 

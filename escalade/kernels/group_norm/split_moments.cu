@@ -1,10 +1,10 @@
-// partial[n][split][group] = mean and squared distances of a group over a share of the pixels of image n
+// partial[n][split][group] = mean and squared deviations of a group over a share of the pixels of image n
 //
-// The first of two launches. A thread keeps to up to 16 bytes of channels and goes down its block's pixels, PACKS of
-// them under way; threads of one group merge through shared memory. Blocks leave what they find for the second launch.
-// What bounds it: memory, each element read once.
+// First of two launches. A thread keeps up to 16 bytes of channels and walks down its CTA's pixels, PACKS in flight;
+// threads of one group merge through smem. The second launch merges the CTAs' results. Limiter: memory, each element is
+// read once.
 //
-// Serves `split`. group_norm.cuh has how groups lie under a block.
+// Rung: `split`. Read group_norm.cuh (groups of a CTA).
 #include "group_norm/group_norm.cuh"
 
 extern "C" __global__ void __launch_bounds__(THREADS)

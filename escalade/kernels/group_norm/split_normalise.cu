@@ -1,10 +1,10 @@
 // y[n][p][c] = activated((x[n][p][c] - mean) / sqrt(variance + epsilon) * weight[c] + bias[c])
 //
-// The second of two launches. A block merges what the first has found in all shares of its image, always in the same
-// order, and normalises one share, PACKS pixels of up to 16 bytes a thread under way. Blocks go backwards, for L2 still
-// holds what was read last. What bounds it: memory, each element read and written once.
+// Second of two launches. A CTA merges the moments of all shares of its image, in a fixed order, and normalizes one
+// share, PACKS pixels of up to 16 bytes per thread in flight. CTAs run backwards, because L2 still holds what was read
+// last. Limiter: memory, each element is read and written once.
 //
-// Serves `split`. group_norm.cuh has how groups lie under a block.
+// Rung: `split`. Read group_norm.cuh (groups of a CTA).
 #include "group_norm/group_norm.cuh"
 
 extern "C" __global__ void __launch_bounds__(THREADS)

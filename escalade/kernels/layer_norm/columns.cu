@@ -1,10 +1,10 @@
 // y[row][f] = activated((x[row][f] - mean) / sqrt(variance + epsilon) * weight[f] + bias[f]), features `inner` apart
 //
-// Neighbouring rows lie side by side: a lane takes VECTOR of them, 16 bytes where they divide, and PARTS warps share
-// the features, STEPS each, all loaded at once. Mean and variance are taken one after the other of what is there, so
-// that nothing cancels. What bounds it: memory, each element read and written once.
+// Adjacent rows are contiguous: a lane takes VECTOR of them, 16 bytes where they divide, and PARTS warps split the
+// features, STEPS each, all loaded at once. Mean and variance are computed one after the other from registers, so
+// nothing cancels. Limiter: memory, each element is read and written once.
 //
-// Serves `columns`. common/columns.cuh has the tile, layer_norm.cuh what becomes of an element.
+// Rung: `columns`. Read common/columns.cuh (tile), layer_norm.cuh.
 #include "common/columns.cuh"
 #include "layer_norm/layer_norm.cuh"
 
@@ -16,7 +16,7 @@ extern "C" __global__ void __launch_bounds__(32 * PARTS)
     Pack<Element, VECTOR> loaded[STEPS];
 #pragma unroll
     for (int i = 0; i < STEPS; ++i) {
-        const int at = i * PARTS + column.part;  // what lies outside is read from inside
+        const int at = i * PARTS + column.part;  // out-of-range features load a valid one
         loaded[i] = load_pack<Element, VECTOR>(x + column.at + 1LL * (at < features ? at : 0) * inner);
     }
     float means[VECTOR] = {}, squares[VECTOR] = {};

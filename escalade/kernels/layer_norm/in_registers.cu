@@ -1,14 +1,14 @@
 // y[row][f] = activated((x[row][f] - mean) / sqrt(variance + epsilon) * weight[f] + bias[f])
 //
-// ROW_THREADS threads a row hold it in their registers, PACKS packs of up to 16 bytes each, all loaded at once: a part
-// of a warp for narrow rows, a block for wide ones. Mean and variance are taken one after the other of what is there, so
-// that nothing cancels. What bounds it: memory, each element read and written once.
+// ROW_THREADS threads hold a row in registers, PACKS packs of up to 16 bytes each, all loaded at once: part of a warp
+// for narrow rows, a CTA for wide ones. Mean and variance are computed one after the other from registers, so nothing
+// cancels. Limiter: memory, each element is read and written once.
 //
-// Serves `in_registers`. layer_norm.cuh has what becomes of an element.
+// Rung: `in_registers`. Read layer_norm.cuh.
 #include "common/warp.cuh"
 #include "layer_norm/layer_norm.cuh"
 
-constexpr int WARPS = ROW_THREADS < 32 ? 1 : ROW_THREADS / 32;  // of a row, or that it is a part of
+constexpr int WARPS = ROW_THREADS < 32 ? 1 : ROW_THREADS / 32;  // per row; 1 if a row is part of a warp
 static_assert(WARPS <= 1 || ROW_THREADS == THREADS, "warps of one row meet at the block's barrier");
 using Values = Pack<Element, VECTOR>;
 
@@ -19,7 +19,7 @@ __device__ __forceinline__ float sum_of_row(float value) {
     if constexpr (WARPS > 1) {
         __shared__ float parts[WARPS];
         const int lane = threadIdx.x % 32;
-        __syncthreads();  // the last round's parts have been read
+        __syncthreads();  // the previous round has been read
         if (lane == 0) parts[threadIdx.x / 32] = value;
         __syncthreads();
         value = warp_sum(lane < WARPS ? parts[lane] : 0.f);
@@ -34,7 +34,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const long long row = 1LL * blockIdx.x * (THREADS / ROW_THREADS) + threadIdx.x / ROW_THREADS;
     const int thread = threadIdx.x % ROW_THREADS;
     const int packs = features / VECTOR;
-    // Shuffles want every lane: those of a row that is not there read the last one, and write nothing.
+    // Shuffles need every lane: those of a missing row read the last one and write nothing.
     const long long at = (row < rows ? row : rows - 1) * features;
     Values loaded[PACKS];
 #pragma unroll

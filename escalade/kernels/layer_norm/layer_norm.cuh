@@ -1,5 +1,5 @@
-// What becomes of an element of a row: activated((x - mean) * scale * weight + bias), where scale is one over the root
-// of the variance and epsilon. HAS_MEAN is false for the root mean square alone, whose mean counts as 0.
+// Normalization of an element of a row: activated((x - mean) * scale * weight + bias), scale = 1 / sqrt(variance +
+// epsilon). HAS_MEAN is false for RMS norm, whose mean is 0.
 #pragma once
 
 #include "common/epilogue.cuh"

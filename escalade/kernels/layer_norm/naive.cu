@@ -1,9 +1,9 @@
 // y[row][f] = activated((x[row][f] - mean) / sqrt(variance + epsilon) * weight[f] + bias[f])
 //
-// The foot of the ladder: one thread a row, three passes over it: the mean, the variance, the results. What bounds it:
-// the threads of a warp walk 32 rows at once, so that every load takes 32 sectors for 32 elements.
+// The foot of the ladder: one thread per row, in three passes: mean, variance, results. Limiter: the threads of a warp
+// read 32 rows at once, so every load takes 32 sectors for 32 elements.
 //
-// Serves `naive`. layer_norm.cuh has what becomes of an element.
+// Rung: `naive`. Read layer_norm.cuh.
 #include "layer_norm/layer_norm.cuh"
 
 extern "C" __global__ void layer_norm_naive(const Element* x, const Element* weight, const Element* bias, Element* y,

@@ -1,9 +1,9 @@
 // y[row][f] = activated((x[row][f] - mean) / sqrt(variance + epsilon) * weight[f] + bias[f])
 //
-// A warp a row: lanes read neighbouring elements and sum by shuffles, in three passes, of which the last two find the
-// row in a cache. What bounds it: the loads, one element each.
+// One warp per row: lanes read adjacent elements and reduce by shuffles, in three passes, the last two from cache.
+// Limiter: single-element loads.
 //
-// Serves `warp_per_row`. layer_norm.cuh has what becomes of an element.
+// Rung: `warp_per_row`. Read layer_norm.cuh.
 #include "common/warp.cuh"
 #include "layer_norm/layer_norm.cuh"
 

@@ -1,4 +1,4 @@
-// The larger of two values, where a NaN is larger than every number: it stays, as in PyTorch.
+// Max of two values, where NaN is larger than every number: it propagates, as in PyTorch.
 #pragma once
 
 #include "common/elements.cuh"
@@ -14,7 +14,7 @@ __device__ __forceinline__ __half larger(__half a, __half b) { return __hmax_nan
 __device__ __forceinline__ __nv_bfloat16 larger(__nv_bfloat16 a, __nv_bfloat16 b) { return __hmax_nan(a, b); }
 #endif
 
-// COUNT neighbouring elements, in pairs where they are of 16 bits.
+// COUNT consecutive elements, in pairs if 16-bit.
 template <int COUNT, bool PAIRS = sizeof(Element) == 2 && COUNT % 2 == 0>
 struct Values {
     Pack<Element, COUNT> pack;
@@ -45,6 +45,6 @@ struct Values<COUNT, true> {
     }
 };
 
-// A position of the padding stands for the nearest inside the image, which every window that sees the one sees too:
-// the maximum is the same, and no element needs a condition.
+// A position in the padding is replaced by the nearest inside the image, which every window that covers the former
+// covers too: the max is unchanged, and no element needs a condition.
 __device__ __forceinline__ int nearest_inside(int position, int size) { return min(max(position, 0), size - 1); }

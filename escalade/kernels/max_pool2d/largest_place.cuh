@@ -1,4 +1,4 @@
-// Which pixel of a window its maximum comes from.
+// Argmax of a window.
 #pragma once
 
 #include "common/elements.cuh"
@@ -6,7 +6,7 @@
 #include "common/pool_shape.cuh"
 #include "max_pool2d/windows.cuh"
 
-// The first tap along one dimension that is inside the image, of a window that begins at a place of the padding.
+// First tap along one dimension inside the image, for a window that may begin in the padding.
 __device__ __forceinline__ int first_inside(int begin, int dilation) {
     return begin < 0 ? (dilation - 1 - begin) / dilation : 0;
 }

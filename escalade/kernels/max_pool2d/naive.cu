@@ -1,9 +1,9 @@
 // y[n][c][oh][ow] = max over r, s of x[n][c][oh*stride - pad + r*dilation][ow*stride - pad + s*dilation]
 //
-// The foot of the ladder: one thread an output, every window read from global memory. What bounds it: the divisions
-// that find an output's place, and loads of single elements, kernel_h * kernel_w for each output.
+// The foot of the ladder: one thread per output, every window read from global memory. Limiter: the divisions that
+// compute an output's position, and single-element loads, kernel_h * kernel_w per output.
 //
-// Serves `naive`. largest_place.cuh has the maximum with its place, windows.cuh the windows' sizes.
+// Rung: `naive`. Read largest_place.cuh (max and argmax), windows.cuh (window sizes).
 #include "common/pool_shape.cuh"
 #include "common/ptx.cuh"
 #include "max_pool2d/largest_place.cuh"

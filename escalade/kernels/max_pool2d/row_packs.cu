@@ -1,10 +1,10 @@
 // y[n][c][oh][ow] = max over r, s of x[n][c][oh*stride - pad + r][ow*stride - pad + s]                        (NCHW)
 //
-// A thread takes a run of neighbouring outputs in OUTPUT_ROWS rows. It walks over the rows that their windows see: of
-// each a stretch is loaded, 16 bytes at a time where they divide, and reduced along the row, then down the rows; with
-// PLACES one pixel after the other, and the places of the maxima are stored too, a byte each. What bounds it: memory.
+// A thread takes a run of adjacent outputs in OUTPUT_ROWS rows. For each row that their windows cover it loads the
+// inputs, 16 bytes at a time where they divide, and reduces along the row, then down the rows; with PLACES pixel by
+// pixel, and the argmax is stored too, one byte each. Limiter: memory.
 //
-// Serves `row_packs`. largest.cuh has the maximum, largest_place.cuh that with its place.
+// Rung: `row_packs`. Read largest.cuh (max), largest_place.cuh (max and argmax).
 #include "common/pool_shape.cuh"
 #include "common/row_stretch.cuh"
 #include "common/softmax.cuh"
@@ -13,7 +13,7 @@
 
 constexpr int ROWS = (OUTPUT_ROWS - 1) * STRIDE_H + KERNEL_H;
 
-// A row's results, and their places.
+// Maxima and argmax of a row.
 struct PlacedRow {
     Largest at[OUTPUT_COLUMNS];
 

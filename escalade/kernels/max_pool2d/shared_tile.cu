@@ -1,10 +1,10 @@
 // y[n][c][oh][ow] = max over r, s of x[n][c][oh*stride - pad + r][ow*stride - pad + s]                        (NCHW)
 //
-// A block takes TILE_ROWS x TILE_COLUMNS outputs of one plane. What their windows see is brought into shared memory
-// once, so that overlapping windows cost no further loads and no comparisons with the edges. What bounds it:
-// instructions, for elements still move one by one.
+// One CTA per TILE_ROWS x TILE_COLUMNS outputs of one plane. The inputs of their windows are staged in smem once, so
+// that overlapping windows cost no further loads and no bounds checks. Limiter: instructions, since elements still move
+// one by one.
 //
-// Serves `shared_tile`. largest.cuh has the maximum, by two elements at once in 16 bits.
+// Rung: `shared_tile`. Read largest.cuh (max, two elements at once in 16 bits).
 #include "common/pool_shape.cuh"
 #include "max_pool2d/largest.cuh"
 

@@ -1,12 +1,12 @@
 // y[n][oh][ow][c] = max over r, s of x[n][oh*stride - pad + r][ow*stride - pad + s][c]                        (NHWC)
 //
-// A thread takes VECTOR channels (16 bytes where they divide) of OUTPUT_ROWS x OUTPUT_COLUMNS neighbouring outputs. It
-// walks over the rows that their windows see: all of a row is loaded at once, pixels in the overlap of windows one
-// time, and reduced along the row, then down the rows; with PLACES one after the other, and the places of the maxima
-// are stored too, a byte each. What bounds it: memory.
+// A thread takes VECTOR channels (16 bytes where they divide) of OUTPUT_ROWS x OUTPUT_COLUMNS adjacent outputs. For
+// each row that their windows cover, all inputs are loaded at once, pixels shared by windows one time, and reduced
+// along the row, then down the rows; with PLACES pixel by pixel, and the argmax is stored too, one byte each. Limiter:
+// memory.
 //
-// Serves `vectorised`. largest.cuh has the maximum, by two elements at once in 16 bits, common/largest_pair.cuh that with
-// its place, which begins with the first tap inside the image (largest_place.cuh).
+// Rung: `vectorised`. Read largest.cuh (max, two elements at once in 16 bits), common/largest_pair.cuh (with argmax,
+// which starts at the first tap inside the image: largest_place.cuh).
 #include "common/pool_shape.cuh"
 #include "max_pool2d/largest.cuh"
 #include "max_pool2d/largest_place.cuh"

@@ -1,4 +1,4 @@
-// The windows of a maximum, where they are no constants.
+// Windows of a max pooling, where they are not compile-time constants.
 #pragma once
 
 struct Windows {  // filled by escalade/ops/max_pool2d/rungs/naive.py, in this order

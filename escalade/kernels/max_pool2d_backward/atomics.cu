@@ -1,11 +1,10 @@
 // sums[n][c][h][w] += dy[n][c][oh][ow], where x[n][c][h][w] is the largest of the window at (oh, ow)
 //
-// The foot of the ladder: one thread an output finds the place of its window's maximum, in x or in what the forward pass
-// has stored (STORED), and adds to the sum there. Where windows overlap, the order of additions, and with it the last
-// bit, is another in every run. What bounds it: atomics, and loads of single elements; sums are in fp32, and a second
-// launch rounds them.
+// The foot of the ladder: one thread per output finds the argmax of its window, in x or as stored by the forward pass
+// (STORED), and adds to the sum there. Where windows overlap, the order of additions, and with it the last bit, varies
+// from run to run. Sums are fp32; a second launch rounds them. Limiter: atomics, and single-element loads.
 //
-// Serves `atomics`. max_pool2d/largest_place.cuh has PyTorch's rule for the place of a maximum.
+// Rung: `atomics`. max_pool2d/largest_place.cuh has PyTorch's argmax rule.
 #include "common/pool_gradient.cuh"
 #include "common/ptx.cuh"
 #include "max_pool2d/largest_place.cuh"

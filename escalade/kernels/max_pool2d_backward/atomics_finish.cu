@@ -1,6 +1,6 @@
-// dx = sums, rounded, and the sums left at zero for the next call
+// dx = sums, rounded; resets the sums to zero for the next call
 //
-// Serves `atomics`: its sums are in fp32, so that several of 16 bits are rounded once. What bounds it: memory.
+// Rung: `atomics`: its sums are fp32, so that several 16-bit gradients are rounded once. Limiter: memory.
 #include "common/elements.cuh"
 #include "common/ptx.cuh"
 

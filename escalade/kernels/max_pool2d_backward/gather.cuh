@@ -1,10 +1,10 @@
-// A sum over the windows that see a pixel, in a fixed order.
+// Sum over the windows that cover a pixel, in a fixed order.
 #pragma once
 
 #include "common/pool_gradient.cuh"
 #include "max_pool2d/windows.cuh"
 
-// `share(output_row, output_column, tap)` is what a window adds whose tap the pixel is.
+// share(output_row, output_column, tap) is the contribution of a window in which the pixel is tap `tap`.
 template <class Share>
 __device__ __forceinline__ float gather(const PoolPlace& pixel, const PoolShape& shape, const Windows& windows,
                                         Share share) {

@@ -1,11 +1,10 @@
 // dx[n][c][h][w] = sum of dy[n][c][oh][ow] over the windows whose largest is x[n][c][h][w]
 //
-// One thread an input looks at the windows that see it, finds the place of the maximum of each again, and adds up, in a
-// fixed order and in fp32, the gradients of those where it is itself: no atomics, so every run gives the same bits. What
-// bounds it: instructions, for the maximum of a window is found by every pixel of it.
+// One thread per input visits the windows that cover it, recomputes the argmax of each, and adds up, in a fixed order
+// and in fp32, the gradients of those where it is the max: no atomics, so every run gives the same bits. Limiter:
+// instructions, since every pixel of a window recomputes its max.
 //
-// Serves `gathered`. gather.cuh goes through the windows that see a pixel, max_pool2d/largest_place.cuh has PyTorch's
-// rule for the place of a maximum.
+// Rung: `gathered`. Read gather.cuh (windows of a pixel); max_pool2d/largest_place.cuh has PyTorch's argmax rule.
 #include "common/pool_gradient.cuh"
 #include "common/ptx.cuh"
 #include "max_pool2d/largest_place.cuh"

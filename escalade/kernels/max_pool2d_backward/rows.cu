@@ -1,11 +1,11 @@
 // dx[n][c][h][w] = dy[n][c][oh][ow] where x[n][c][h][w] is the largest of its one window, else 0               (NCHW)
 //
-// For windows side by side, without padding: a thread takes VECTOR columns (up to 16 bytes) of the rows of a row of
-// windows, and has the places of their maxima as vectorised.cu has them: stored (STORED), or found in x. No pixel has
-// two windows, so nothing is added up. What bounds it: memory.
+// For non-overlapping windows without padding: a thread takes VECTOR columns (up to 16 bytes) of one row of windows,
+// with the argmax as in vectorised.cu: stored (STORED), or recomputed from x. No pixel has two windows, so nothing is
+// summed. Limiter: memory.
 //
-// Serves `rows`. common/rows_of_windows.cuh says which rows are a thread's, common/placed_maximum.cuh has PyTorch's rule
-// for the place of a maximum.
+// Rung: `rows`. Read common/rows_of_windows.cuh (rows of a thread); common/placed_maximum.cuh has PyTorch's argmax
+// rule.
 #include "common/placed_maximum.cuh"
 #include "common/rows_of_windows.cuh"
 

@@ -1,16 +1,16 @@
 // dx[n][c][h][w] = sum of dy[n][c][oh][ow] over the windows whose largest is x[n][c][h][w]                     (NCHW)
 //
-// As atomics.cu, but a block has the sums of TILE_ROWS x TILE_COLUMNS pixels of a plane in shared memory, in fp32: its
-// threads go through the windows that reach into the tile and add to the sums there, and each pixel is written once. No
-// workspace, no second launch, and no atomics in global memory; where windows overlap, the order of additions is still
-// another in every run. What bounds it: loads of single elements, and finding maxima again that reach into two tiles.
+// Like atomics.cu, but a CTA has the sums of TILE_ROWS x TILE_COLUMNS pixels of a plane in smem, in fp32: its threads
+// loop over the windows that reach into the tile and add to the sums there, and each pixel is written once. No
+// workspace, no second launch, and no global atomics; where windows overlap, the order of additions still varies from
+// run to run. Limiter: single-element loads, and recomputing maxima of windows that reach into two tiles.
 //
-// Serves `shared_sums`. max_pool2d/largest_place.cuh has PyTorch's rule for the place of a maximum.
+// Rung: `shared_sums`. max_pool2d/largest_place.cuh has PyTorch's argmax rule.
 #include "common/pool_gradient.cuh"
 #include "common/ptx.cuh"
 #include "max_pool2d/largest_place.cuh"
 
-// The windows along one dimension that see any of the pixels from `first` up to, but not including, the end.
+// Windows along one dimension that cover any of the pixels [first, end).
 __device__ __forceinline__ Seeing seeing_any(int first, int end, int kernel, int dilation, int stride, int pad,
                                              int outputs) {
     const int span = (kernel - 1) * dilation + 1;

@@ -1,10 +1,9 @@
-// dx[n][c][h][w] = sum of dy[n][c][oh][ow] over the windows whose stored place is that of (h, w)
+// dx[n][c][h][w] = sum of dy[n][c][oh][ow] over the windows whose stored argmax is (h, w)
 //
-// As gathered.cu, but the forward pass has kept the place of each maximum in its window, one byte an output: x is not
-// read, and no maximum is found again. What bounds it: the divisions that find a pixel's place, and loads of single
-// elements.
+// Like gathered.cu, but the forward pass stored the argmax of each window, one byte per output: x is not read, and no
+// max is recomputed. Limiter: the divisions that compute a pixel's position, and single-element loads.
 //
-// Serves `stored`. gather.cuh goes through the windows that see a pixel.
+// Rung: `stored`. Read gather.cuh (windows of a pixel).
 #include "common/elements.cuh"
 #include "common/pool_gradient.cuh"
 #include "common/ptx.cuh"

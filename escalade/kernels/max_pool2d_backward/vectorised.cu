@@ -1,17 +1,17 @@
 // dx[n][h][w][c] = sum of dy[n][oh][ow][c] over the windows whose largest is x[n][h][w][c]                    (NHWC)
 //
 // A thread takes VECTOR channels (16 bytes where they divide) of a tile of x: the pixels from the first of a window to
-// the first of the window TILE_ROWS further down, and TILE_COLUMNS to the right. For each window that reaches into the
-// tile it has the gradient and the places of the maxima, a byte each: stored by the forward pass (STORED), or found once
-// in x for all of the tile. Then each pixel adds up what is its own, in a fixed order and in fp32. What bounds it:
-// memory; where windows overlap and x is read, the comparisons.
+// the first of the window TILE_ROWS further down and TILE_COLUMNS to the right. For each window that reaches into the
+// tile it has the gradient and the argmax, one byte each: stored by the forward pass (STORED), or recomputed from x
+// once for the whole tile. Then each pixel adds up its gradients, in a fixed order and in fp32. Limiter: memory; where
+// windows overlap and x is read, the comparisons.
 //
-// Serves `vectorised`. max_pool2d/largest_place.cuh has PyTorch's rule for the place of a maximum.
+// Rung: `vectorised`. max_pool2d/largest_place.cuh has PyTorch's argmax rule.
 #include "common/pool_gradient.cuh"
 #include "common/ptx.cuh"
 #include "max_pool2d/largest_place.cuh"
 
-constexpr int BEFORE_ROWS = (KERNEL_H - 1) / STRIDE_H;  // windows that begin in front of a tile and reach into it
+constexpr int BEFORE_ROWS = (KERNEL_H - 1) / STRIDE_H;  // windows that begin before a tile and reach into it
 constexpr int BEFORE_COLUMNS = (KERNEL_W - 1) / STRIDE_W;
 constexpr int WINDOW_ROWS = BEFORE_ROWS + TILE_ROWS;
 constexpr int WINDOW_COLUMNS = BEFORE_COLUMNS + TILE_COLUMNS;
@@ -24,8 +24,8 @@ using Places = Pack<unsigned char, VECTOR>;
 __device__ __forceinline__ int nearest(int position, int size) { return min(max(position, 0), size - 1); }
 __device__ __forceinline__ bool within(int position, int size) { return position >= 0 && position < size; }
 
-// The places of the maxima of VECTOR channels, `image` being their first in the image's first pixel. Every load is done,
-// of a tap in the padding that of the nearest pixel, so that all are under way together.
+// Argmax of VECTOR channels; `image` is their first in the image's first pixel. Every load is issued, taps in the
+// padding reading the nearest pixel, so that all are in flight together.
 __device__ __forceinline__ Places find(const Element* image, int output_row, int output_column, const PoolShape& shape) {
     const int top = output_row * STRIDE_H - PAD_H, left = output_column * STRIDE_W - PAD_W;
     const int first = first_inside(top, 1) * KERNEL_W + first_inside(left, 1);

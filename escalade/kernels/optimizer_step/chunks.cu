@@ -1,27 +1,23 @@
 // p, state = expression(p, g, state, scalars, step) for each element of each tensor, in place or not
 //
-// A block has a chunk of one tensor and finds it by halving among the chunks' beginnings. A thread has PACKS packs of
-// VECTOR elements of every array under way before the first is used, 16 bytes each of what is fp32; a tensor that
-// begins between, as a view into a bucket of gradients does, goes by single elements. Scalars are read from memory, so
-// that a CUDA graph goes on with others, and `step` is the number of steps taken so far and one; what depends on these
-// alone (ONCE) is computed once a thread, the rest (EXPRESSION) for each element. A step whose gradients are not all finite (chunks_finite.cu has looked)
-// writes nothing but its count. What bounds it: memory, each array read and written once.
+// A CTA has a chunk of one tensor, found by binary search over the chunks' starts. A thread has PACKS packs of VECTOR
+// elements of every array in flight before the first is used, 16 bytes each in fp32; an unaligned tensor, such as a
+// view into a bucket of gradients, is processed element by element. Scalars are read from memory, so that a CUDA graph
+// can be replayed with others; `step` is the number of steps so far plus one. What depends on these alone (ONCE) is
+// computed once per thread, the rest (EXPRESSION) per element. A step whose gradients are not all finite (checked by
+// chunks_finite.cu) writes only its count. Limiter: memory, each array is read and written once.
 //
-// The last block to finish, which a ticket tells, counts the step: all others have read the count by then.
+// The last CTA to finish, by ticket, counts the step: all others have read the count by then.
 //
-// Serves `per_tensor`, `one_launch` and `vectorised`:
-//
-// | rung | TENSORS | VECTOR |
-// | --- | --- | --- |
-// | `per_tensor` | 1, a launch each | 1 |
-// | `one_launch` | all | 1 |
-// | `vectorised` | all | 4 |
-//
-// chunks.cuh has the table of tensors.
+// Rung          switches
+//   per_tensor  TENSORS 1, one launch each, VECTOR 1
+//   one_launch  all TENSORS, VECTOR 1
+//   vectorised  all TENSORS, VECTOR 4
+// Read chunks.cuh (table of tensors).
 #include "common/expression.cuh"
 #include "optimizer_step/chunks.cuh"
 
-struct Uniform {  // what is the same for every element
+struct Uniform {  // the same for every element
     float at[UNIFORMS];
 };
 
@@ -31,7 +27,7 @@ __device__ __forceinline__ Uniform computed_once(const float* scalars, float ste
     return uniform;
 }
 
-// COUNT packs of WIDTH elements from the chunk's element `from` on, of which there are `end`.
+// COUNT packs of WIDTH elements from element `from` of the chunk on, bounded by `end`.
 template <int WIDTH, int COUNT>
 __device__ __forceinline__ void update(const Addresses& addresses, const Chunk& chunk, int from, int end,
                                        const float* scalars, float step) {
@@ -50,7 +46,7 @@ __device__ __forceinline__ void update(const Addresses& addresses, const Chunk& 
                 values[i][array] = load_pack<float, WIDTH>(static_cast<const float*>(source) + chunk.begin + at);
         }
     }
-    const Uniform uniform = computed_once(scalars, step);  // while the loads are under way
+    const Uniform uniform = computed_once(scalars, step);  // while the loads are in flight
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) {
         const int at = from + (i * THREADS + threadIdx.x) * WIDTH;
@@ -107,7 +103,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         }
     }
     if (!COUNTS) return;
-    __syncthreads();  // the block has read the counts
+    __syncthreads();  // the CTA has read the counts
     if (threadIdx.x == 0 && take_ticket(&meeting->tickets, gridDim.x) == gridDim.x - 1) {
         counted[0] = taken + (skips ? 0.f : 1.f);
         counted[1] = skipped + (skips ? 1.f : 0.f);

@@ -1,15 +1,15 @@
-// How the tensors of a model are cut into chunks, a block each, and what blocks leave each other.
+// Division of a model's tensors into chunks, one per CTA, and the state that CTAs share.
 //
-// Addresses and sizes are parameters of the launch: a table that is in constant memory before the first block is, that
-// nobody has to copy or keep, and that a CUDA graph holds with the launch.
+// Addresses and sizes are launch parameters: a table in constant memory before the first CTA starts, that needs no copy
+// and no lifetime management, and that a CUDA graph stores with the launch.
 #pragma once
 
 #include "common/elements.cuh"
 #include "common/ptx.cuh"
 
 constexpr int READ = 2 + STATES;                 // p, g and the state
-constexpr int WRITTEN = 1 + STATES + HAS_COPY;   // p, the state, and p once more in fewer bits
-constexpr int GRADIENT = 1;                      // place among those that are read
+constexpr int WRITTEN = 1 + STATES + HAS_COPY;   // p, the state, and a lower-precision copy of p
+constexpr int GRADIENT = 1;                      // index among the arrays read
 constexpr int CHUNK = THREADS * PACKS * VECTOR;  // elements
 
 struct Addresses {
@@ -22,17 +22,17 @@ struct Chunks {
     int size[TENSORS];   // elements
 };
 
-struct Meeting {  // zeros before the first launch and after the last
+struct Meeting {  // zero before the first launch and after the last
     u32 not_finite;
     u32 tickets;
 };
 
 struct Chunk {
     int tensor;
-    long long begin;  // element of the tensor
+    long long begin;  // first element in the tensor
     int count;
 
-    // The last tensor that begins no later than this block.
+    // The last tensor that begins no later than this CTA.
     __device__ __forceinline__ explicit Chunk(const Chunks& chunks) : tensor(0) {
 #pragma unroll
         for (int step = TENSORS_ROUNDED; step > 0; step /= 2)

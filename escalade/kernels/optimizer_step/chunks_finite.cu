@@ -1,9 +1,9 @@
-// not_finite = 1 if any element of any gradient is an infinity or a NaN
+// not_finite = 1 if any element of any gradient is infinite or NaN
 //
-// The launch in front of a checked step, over the same chunks. It reads the gradients alone, which the step then finds
-// in L2 if they fit there. What bounds it: memory, each gradient read once.
+// The launch before a checked step, over the same chunks. It reads only the gradients, which the step then finds in L2
+// if they fit. Limiter: memory, each gradient is read once.
 //
-// Serves `per_tensor`, `one_launch` and `vectorised`. chunks.cuh has the table of tensors.
+// Rungs: `per_tensor`, `one_launch`, `vectorised`. Read chunks.cuh (table of tensors).
 #include "optimizer_step/chunks.cuh"
 
 template <int WIDTH, int COUNT>
@@ -20,7 +20,7 @@ __device__ __forceinline__ bool finite(const Gradient* gradient, int from, int e
 #pragma unroll
         for (int e = 0; e < WIDTH; ++e) {
             const float value = to_float(packs[i].at[e]);
-            all &= value - value == 0.f;  // a NaN of an infinity, too
+            all &= value - value == 0.f;  // inf - inf is NaN too
         }
     return all;
 }

@@ -1,9 +1,9 @@
-// What stands beyond an image, along one dimension.
+// Padding of an image along one dimension.
 #pragma once
 
 constexpr int CONSTANT = 0, REFLECT = 1, REPLICATE = 2;  // else circular: as in escalade/ops/pad2d/problem.py
 
-// The pixel of x, among `size`, that stands at `at`, which is less than a whole image beyond; -1: none does.
+// Pixel of x, of `size`, at padded position `at`, which is less than a whole image outside; -1: none.
 __device__ __forceinline__ int source(int at, int size) {
     if (at >= 0 && at < size) return at;
     if (MODE == CONSTANT) return -1;

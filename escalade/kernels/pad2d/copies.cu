@@ -1,9 +1,9 @@
-// y[n][c][oh][ow] = x[n][c][oh - top][ow - left], and beyond the image what MODE says
+// y[n][c][oh][ow] = x[n][c][oh - top][ow - left], padded according to MODE
 //
-// A thread takes VECTOR channels of one output: one element, or in NHWC 16 bytes where they divide. What bounds it:
-// memory; with single elements the divisions that find an output's place.
+// A thread takes VECTOR channels of one output: one element, or in NHWC 16 bytes where they divide. Limiter: memory;
+// with single elements the divisions that compute an output's position.
 //
-// Serves `naive` and `vectorised`, which has a larger VECTOR. beyond.cuh has what stands beyond the image.
+// Rungs: `naive`; `vectorised` with a larger VECTOR. Read beyond.cuh (padding).
 #include "common/elements.cuh"
 #include "common/pool_shape.cuh"
 #include "common/ptx.cuh"

@@ -1,9 +1,9 @@
-// y[n][c][oh][ow] = x[n][c][oh - top][ow - left], and beyond the image what MODE says                          (NCHW)
+// y[n][c][oh][ow] = x[n][c][oh - top][ow - left], padded according to MODE                                    (NCHW)
 //
-// A thread takes RUN neighbours in a row of y, which it stores at once; those of x begin anywhere, and come one by one.
-// What bounds it: memory.
+// A thread takes RUN adjacent outputs of a row and stores them at once; the inputs are unaligned and loaded one by one.
+// Limiter: memory.
 //
-// Serves `runs`. beyond.cuh has what stands beyond the image.
+// Rung: `runs`. Read beyond.cuh (padding).
 #include "common/elements.cuh"
 #include "common/pool_shape.cuh"
 #include "common/ptx.cuh"

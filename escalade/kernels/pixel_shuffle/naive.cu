@@ -1,9 +1,9 @@
-// large[n][c][h*FACTOR + i][w*FACTOR + j] = small[n][(c*FACTOR + i)*FACTOR + j][h][w]; with DOWN the other way round
+// large[n][c][h*FACTOR + i][w*FACTOR + j] = small[n][(c*FACTOR + i)*FACTOR + j][h][w]; with DOWN the inverse
 //
-// The foot of the ladder: one thread an element, in the order of the large image, whose accesses coalesce. What bounds
-// it: accesses of single elements, in the small image FACTOR * FACTOR apart, and the divisions that find their place.
+// The foot of the ladder: one thread per element, in the order of the large image, whose accesses coalesce. Limiter:
+// single-element accesses, in the small image FACTOR * FACTOR apart, and the divisions that compute positions.
 //
-// Serves `naive`. shuffle.cuh has the sizes.
+// Rung: `naive`. Read shuffle.cuh (sizes).
 #include "pixel_shuffle/shuffle.cuh"
 
 extern "C" __global__ void pixel_shuffle_naive(const Element* x, Element* y, Shuffle shape) {

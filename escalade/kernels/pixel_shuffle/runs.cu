@@ -1,9 +1,9 @@
-// large[n][c][h*FACTOR + i][w*FACTOR + j] = small[n][(c*FACTOR + i)*FACTOR + j][h][w]; with DOWN the other way (NCHW)
+// large[n][c][h*FACTOR + i][w*FACTOR + j] = small[n][(c*FACTOR + i)*FACTOR + j][h][w]; with DOWN the inverse   (NCHW)
 //
-// A thread takes RUN neighbours in a row of the large image, which it moves at once; in the small image they lie in
-// FACTOR planes. What bounds it: memory.
+// A thread takes RUN adjacent pixels of a row of the large image in one access; in the small image they are in FACTOR
+// planes. Limiter: memory.
 //
-// Serves `runs`. shuffle.cuh has the sizes.
+// Rung: `runs`. Read shuffle.cuh (sizes).
 #include "pixel_shuffle/shuffle.cuh"
 
 extern "C" __global__ void pixel_shuffle_runs(const Element* x, Element* y, Shuffle shape) {

@@ -1,10 +1,10 @@
-// large[n][h*FACTOR + i][w*FACTOR + j][c] = small[n][h][w][(c*FACTOR + i)*FACTOR + j]; with DOWN the other way (NHWC)
+// large[n][h*FACTOR + i][w*FACTOR + j][c] = small[n][h][w][(c*FACTOR + i)*FACTOR + j]; with DOWN the inverse   (NHWC)
 //
-// A thread takes VECTOR channels of the FACTOR x FACTOR pixels that are one of the small image. There they lie side by
-// side, and move WIDE elements at once; in the large image a pixel's VECTOR channels do, 16 bytes where they divide. In
-// between they change places in registers. What bounds it: memory.
+// A thread takes VECTOR channels of the FACTOR x FACTOR pixels that are one pixel of the small image. There they are
+// contiguous, WIDE elements per access; in the large image each pixel's VECTOR channels are, 16 bytes where they
+// divide. They are permuted in registers. Limiter: memory.
 //
-// Serves `vectorised`. shuffle.cuh has the sizes.
+// Rung: `vectorised`. Read shuffle.cuh (sizes).
 #include "pixel_shuffle/shuffle.cuh"
 
 constexpr int ELEMENTS = VECTOR * BLOCK;
@@ -25,7 +25,7 @@ extern "C" __global__ void pixel_shuffle_vectorised(const Element* x, Element* y
     const int width = shape.width * FACTOR;
     const long long large =
         ((image * shape.height + h) * FACTOR * width + w * FACTOR) * shape.large_step + channel;
-    Element sorted[ELEMENTS];  // as in the small image
+    Element sorted[ELEMENTS];  // in the order of the small image
     if constexpr (!DOWN) {
 #pragma unroll
         for (int at = 0; at < ELEMENTS; at += WIDE) {

@@ -1,10 +1,9 @@
 // out[i] = expression(in[i], …), inputs broadcast
 //
-// The foot of the ladder: an element a thread, its place by division. What bounds it: how few bytes are on their way at
-// a time, one small load of each input a thread; in fp16 not enough to keep the memory busy. A result may be an input
-// that is dense.
+// The foot of the ladder: one element per thread, its position by division. Limiter: few bytes in flight, one small
+// load of each input per thread; in fp16 not enough to saturate memory. A result may alias a dense input.
 //
-// Serves `naive` of every pointwise operation. pointwise.cuh says how tensors are declared.
+// Rung: `naive` of every pointwise operation. Read pointwise.cuh (tensor declarations).
 #include "pointwise/pointwise.cuh"
 
 template <bool DENSE>

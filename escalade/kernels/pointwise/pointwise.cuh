@@ -1,16 +1,16 @@
-// What the kernels of pointwise programs share: the tensors, and where an element of each lies.
+// Shared by the kernels of pointwise programs: the tensors, and the offset of an element in each.
 //
-// A program's prelude names the tensors. PARAMETERS declares them, INPUTS is INPUT(number, access) for each that is
-// read, RESULTS is RESULT(number) for each that is written; In0, Out0, … are their types. Results are dense. An input is
-// dense as well, or has a stride along each dimension of the result: 0 where it is broadcast.
+// The prelude of a program names the tensors. PARAMETERS declares them, INPUTS is INPUT(number, access) for each that
+// is read, RESULTS is RESULT(number) for each that is written; In0, Out0, … are their types. Results are dense. An
+// input is dense as well, or has a stride along each dimension of the result: 0 where it is broadcast.
 #pragma once
 
 #include "common/elements.cuh"
 #include "common/expression.cuh"
 #include "common/ptx.cuh"
 
-// How an input is read: DENSE as the result lies; else by its strides, a pack of neighbours at a time (ALONG), one for
-// the pack (SAME), those of a pack with a stride between them (APART), or each element by its own place (EACH).
+// Access to an input: DENSE like the result; else strided, a contiguous pack at a time (ALONG), one value for the pack
+// (SAME), a pack with a stride between its elements (APART), or each element by its own position (EACH).
 enum Access { DENSE, ALONG, SAME, APART, EACH };
 
 __device__ __forceinline__ float to_float(unsigned char value) { return value; }
@@ -22,7 +22,7 @@ struct Walk {  // sizes of the result and strides of the inputs, the innermost d
     int stride[EXPRESSION_INPUTS][RANK];
 };
 
-struct Place {  // of an element, or of a pack of them whose innermost index counts packs
+struct Place {  // position of an element, or of a pack whose innermost index counts packs
     unsigned index[RANK];
 
     __device__ __forceinline__ Place(const Walk& walk, unsigned at) {
@@ -36,7 +36,7 @@ struct Place {  // of an element, or of a pack of them whose innermost index cou
         index[0] = at;
     }
 
-    // Elements from an input's first to the one at this place, of which the innermost index stands for `unit`.
+    // Offset in an input of the element at this position; the innermost index counts `unit` elements.
     __device__ __forceinline__ long long offset(const int (&stride)[RANK], int unit) const {
         long long sum = 1LL * index[RANK - 1] * unit * stride[RANK - 1];
 #pragma unroll

@@ -1,17 +1,17 @@
 // out[i] = expression(in[i], …), inputs broadcast
 //
-// 16 bytes an access, and PACKS of them of each input under way in a thread before the first is used. A pack's place is
-// found once, by products instead of divisions; an input that is the same along it is one load, and one that is not
-// dense is read from the caches, where neighbours have brought it. What bounds it: memory, each element read and written
-// once. A thread has read all that it writes, so a result may be an input that is dense.
+// 16 bytes per access, with PACKS of each input in flight per thread before the first is used. A pack's position is
+// computed once, by multiplications instead of divisions; an input that is constant along it is one load, and one that
+// is not dense is read from cache, where adjacent threads have brought it. Limiter: memory, each element is read and
+// written once. A thread reads everything before it writes, so a result may alias a dense input.
 //
-// Serves `vectorised` of every pointwise operation. pointwise.cuh says how tensors are declared.
+// Rung: `vectorised` of every pointwise operation. Read pointwise.cuh (tensor declarations).
 #include "pointwise/pointwise.cuh"
 
 template <class T>
 using Values = Pack<T, VECTOR>;
 
-// Neighbours, 16 bytes at most at a time: nobody promises more alignment than that.
+// Contiguous elements, at most 16 bytes per load: no more alignment is guaranteed.
 template <class T>
 __device__ __forceinline__ Values<T> neighbours(const T* from) {
     constexpr int TOGETHER = VECTOR * sizeof(T) > 16 ? 16 / sizeof(T) : VECTOR;
@@ -35,7 +35,7 @@ template <int ACCESS, class T>
 __device__ __forceinline__ Values<T> load(const T* from, const Walk& walk, const int (&stride)[RANK], long long pack) {
     if (ACCESS == DENSE) return neighbours(from + pack * VECTOR);
     Values<T> values;
-    if (ACCESS == EACH) {  // a pack may lie in several rows
+    if (ACCESS == EACH) {  // a pack may span several rows
 #pragma unroll
         for (int e = 0; e < VECTOR; ++e) values.at[e] = element(from, EACH, walk, stride, pack * VECTOR + e);
         return values;
@@ -50,7 +50,7 @@ __device__ __forceinline__ Values<T> load(const T* from, const Walk& walk, const
 extern "C" __global__ void __launch_bounds__(THREADS)
     pointwise_vectorised(PARAMETERS, const Walk walk, long long elements) {
     wait_for_previous_launch();
-    const long long whole = elements / VECTOR;  // packs; the few elements behind them are the first block's
+    const long long whole = elements / VECTOR;  // packs; CTA 0 handles the remaining elements
     const long long first = 1LL * blockIdx.x * (THREADS * PACKS) + threadIdx.x;
 #define INPUT(number, access) Values<In##number> read##number[PACKS];
     INPUTS

@@ -1,16 +1,13 @@
 // loss = factor * sum of term(x[i], target[i]), gradient[i] = factor * scale * derivative(x[i], target[i])
 //
-// The term of an element and its derivative by x are one program of two results; without HAS_GRADIENT only the first is
-// computed. A thread has PACKS packs of both tensors under way; a block's sum is always taken in the same order, and so
-// are the blocks' by the last of them to finish, which a ticket tells. `scale`, the gradient that comes in, is read from memory. What bounds it: memory,
-// each element read once, and each gradient written once.
+// The term of an element and its derivative by x are one program with two results; without HAS_GRADIENT only the first
+// is computed. A thread has PACKS packs of both tensors in flight. Sums of a CTA have a fixed order, and so has the
+// reduction over CTAs by the last one to finish, found by ticket. `scale`, the incoming gradient, is read from memory.
+// Limiter: memory, each element is read once and each gradient written once.
 //
-// Serves `single` and `vectorised`:
-//
-// | rung | VECTOR |
-// | --- | --- |
-// | `single` | 1 |
-// | `vectorised` | as many as 16 bytes hold |
+// Rung          switches
+//   single      VECTOR 1
+//   vectorised  VECTOR 16 bytes
 #include "common/elements.cuh"
 #include "common/expression.cuh"
 #include "common/ptx.cuh"
@@ -18,7 +15,7 @@
 
 constexpr int WARPS = THREADS / 32;
 
-// The term; the derivative, times `scale`, goes to `derivative`.
+// Returns the term; stores the derivative times `scale` to `derivative`.
 __device__ __forceinline__ float term_of(float x, float target, float scale, Element& derivative) {
     const float in[EXPRESSION_INPUTS] = {INPUTS};
     float out[EXPRESSION_RESULTS];
@@ -27,11 +24,11 @@ __device__ __forceinline__ float term_of(float x, float target, float scale, Ele
     return out[0];
 }
 
-// The sum of a number of every thread, for the first one.
+// Sum over all threads, in the first.
 __device__ __forceinline__ float block_sum(float value) {
     __shared__ float of_warps[WARPS];
     value = warp_sum(value);
-    __syncthreads();  // whoever reads an earlier sum is through
+    __syncthreads();  // the previous sum has been read
     if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = value;
     __syncthreads();
     return threadIdx.x < 32 ? warp_sum(threadIdx.x < WARPS ? of_warps[threadIdx.x] : 0.f) : 0.f;
@@ -42,7 +39,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                          float* partials, u32* tickets, float* loss, long long elements, float factor) {
     using Values = Pack<Element, VECTOR>;
     wait_for_previous_launch();
-    const long long whole = elements / VECTOR;  // packs; the few elements behind them are the first block's
+    const long long whole = elements / VECTOR;  // packs; CTA 0 handles the remaining elements
     const long long first = 1LL * blockIdx.x * (THREADS * PACKS) + threadIdx.x;
     Values mine[PACKS];
     Pack<Target, VECTOR> wanted[PACKS];

@@ -1,9 +1,8 @@
 // y[i] = e4m3(x[i] * factor[0])
 //
-// The foot of the ladder: an element a thread. What bounds it: how few bytes are on their way at a time, one small load
-// a thread.
+// The foot of the ladder: one element per thread. Limiter: few bytes in flight, one small load per thread.
 //
-// Serves `naive`.
+// Rung: `naive`.
 #include "common/e4m3.cuh"
 
 extern "C" __global__ void quantise_naive(const Element* x, const float* factor, e4m3* y, long long elements) {

@@ -1,9 +1,9 @@
 // y[i] = e4m3(x[i] * factor[0])
 //
-// 16 bytes a load, PACKS of them under way in a thread before the first is used, and as many elements a store. What
-// bounds it: memory, each element read and written once.
+// 16 bytes per load, PACKS in flight per thread before the first is used, and as many elements per store. Limiter:
+// memory, each element is read and written once.
 //
-// Serves `vectorised`.
+// Rung: `vectorised`.
 #include "common/e4m3.cuh"
 
 constexpr int VECTOR = 16 / sizeof(Element);
@@ -11,7 +11,7 @@ constexpr int VECTOR = 16 / sizeof(Element);
 extern "C" __global__ void __launch_bounds__(THREADS)
     quantise_vectorised(const Element* x, const float* factor, e4m3* y, long long elements) {
     wait_for_previous_launch();
-    const long long whole = elements / VECTOR;  // packs; the few elements behind them are the first block's
+    const long long whole = elements / VECTOR;  // packs; CTA 0 handles the remaining elements
     const long long first = 1LL * blockIdx.x * (THREADS * PACKS) + threadIdx.x;
 
     Pack<Element, VECTOR> values[PACKS];

@@ -1,11 +1,10 @@
 // y[o][i] = finished(over r: x[o][r][i]), or with SPLIT partial[split][o][i], a share of it
 //
-// A thread has VECTOR results side by side, up to 16 bytes, and goes down its block's rows, PACKS of them under way; a
-// block is `width` packs wide, and its threads with the same results merge at the end through shared memory. Where there
-// are few results, blocks share the rows, and a second launch merges their states in order. What bounds it: memory, each
-// element read once.
+// A thread has VECTOR adjacent results, up to 16 bytes, and walks down its CTA's rows, PACKS in flight; a CTA is
+// `width` packs wide, and its threads with the same results merge through smem. If there are few results, CTAs split
+// the rows, and a second launch merges their states in order. Limiter: memory, each element is read once.
 //
-// Serves `columns`. reduce.cuh has what is kept of elements.
+// Rung: `columns`. Read reduce.cuh (state of a reduction).
 #include "reduce/reduce.cuh"
 
 template <int ROWS>
@@ -44,7 +43,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         for (; row < end; row += height) take_rows_of<1>(states, from + 1LL * row * inner, step);
     }
 
-    // Halving the rows of threads until one is left; `height` need not be a power of two.
+    // Halves the rows of threads until one is left; `height` need not be a power of two.
     int half = 1;
     while (half * 2 < height) half *= 2;
     for (; half > 0 && height > 1; half /= 2) {

@@ -1,9 +1,9 @@
 // y[o][i] = finished(over r: x[o][r][i])
 //
-// The foot of the ladder: one thread a result. What bounds it: latency, an element at a time; and where rows are
-// reduced, the threads of a warp walk 32 of them at once.
+// The foot of the ladder: one thread per result. Limiter: latency, one element at a time; if rows are reduced, the
+// threads of a warp read 32 of them at once.
 //
-// Serves `naive`. reduce.cuh has what is kept of elements.
+// Rung: `naive`. Read reduce.cuh (state of a reduction).
 #include "reduce/reduce.cuh"
 
 extern "C" __global__ void reduce_naive(const Element* x, Element* y, long long results, int reduced, int inner,

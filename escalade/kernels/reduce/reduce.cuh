@@ -1,6 +1,6 @@
-// What is kept of elements that are reduced to one number, by KIND: how more of them are taken, how two such states
-// become one, and the result. In front of an element and behind the result stand expressions: with EXPRESSION, a program
-// of both, in[ELEMENT] to out[0] and in[TOTAL] to out[1], of which the compiler drops the half that is not asked for.
+// State of a reduction to one number, by KIND: adding elements, merging two states, and the result. Expressions apply
+// before an element and after the result: with EXPRESSION, one program of both, in[ELEMENT] to out[0] and in[TOTAL] to
+// out[1]; the compiler drops the half that is not used.
 #pragma once
 
 #include "common/moments.cuh"
@@ -18,7 +18,7 @@ struct State {
     float second = 0.f;  // squares of a variance, exponentials of a logsumexp
 };
 
-// A NaN is larger and smaller than anything, as in PyTorch.
+// NaN is larger and smaller than anything, as in PyTorch.
 __device__ __forceinline__ float extreme(float a, float b) {
     return (KIND == MAX ? b > a : b < a) || b != b ? b : a;
 }
@@ -39,7 +39,7 @@ __device__ __forceinline__ State merged(const State& a, const State& b) {
     return both;
 }
 
-// COUNT more elements, in fp32 as they come out of the expression.
+// Adds COUNT elements, in fp32 after the expression.
 template <int COUNT>
 __device__ __forceinline__ void take(State& state, const float (&values)[COUNT]) {
     if constexpr (KIND == VARIANCE) {
@@ -81,7 +81,7 @@ __device__ __forceinline__ float element_of(float value) { return value; }
 __device__ __forceinline__ float result_of(float total) { return total; }
 #endif
 
-// `divisor` is the number of elements, less the correction of a variance.
+// `divisor` is the number of elements, minus the correction of a variance.
 __device__ __forceinline__ Element finished(const State& state, float divisor) {
     float total = state.first;
     if constexpr (KIND == MEAN) total = state.first / divisor;

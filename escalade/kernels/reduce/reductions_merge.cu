@@ -1,9 +1,9 @@
 // y[result] = finished(over splits: partial[split][result])
 //
-// The second of two launches. LANES threads a result, always in the same order, so that every run gives the same bits.
-// What bounds it: latency.
+// Second of two launches. LANES threads per result, in a fixed order, so that every run gives the same bits. Limiter:
+// latency.
 //
-// Serves `rows` and `columns`. reduce.cuh has what is kept of elements.
+// Rungs: `rows`, `columns`. Read reduce.cuh (state of a reduction).
 #include "reduce/reduce.cuh"
 
 extern "C" __global__ void __launch_bounds__(THREADS)

@@ -1,14 +1,14 @@
 // y[row] = finished(over r: x[row][r]), or with SPLIT partial[split][row], a share of it
 //
-// ROW_THREADS threads a row, a part of a warp for short rows and a block for long ones, read it by packs of up to 16
-// bytes, PACKS of them under way; lanes merge by shuffles, warps through shared memory. Few long rows are shared by
-// blocks, whose states a second launch merges in order. What bounds it: memory, each element read once.
+// ROW_THREADS threads per row, part of a warp for short rows and a CTA for long ones, read it by packs of up to 16
+// bytes, PACKS in flight; lanes merge by shuffles, warps through smem. CTAs split few long rows, and a second launch
+// merges their states in order. Limiter: memory, each element is read once.
 //
-// Serves `rows`, and as the second stage of their sums pointwise_loss and cross_entropy. reduce.cuh has what is kept of
-// elements.
+// Rung: `rows`; also the second stage of the sums of pointwise_loss and cross_entropy. Read reduce.cuh (state of a
+// reduction).
 #include "reduce/reduce.cuh"
 
-constexpr int WARPS = ROW_THREADS < 32 ? 1 : ROW_THREADS / 32;  // of a row
+constexpr int WARPS = ROW_THREADS < 32 ? 1 : ROW_THREADS / 32;  // per row
 static_assert(WARPS <= 1 || ROW_THREADS == THREADS, "warps of one row meet at the block's barrier");
 using Values = Pack<Element, VECTOR>;
 

@@ -1,16 +1,16 @@
 // y[row][class] = exp(x[row][class] - largest) / sum over classes of exp(x[row][class] - largest)
 //
-// As many warps a row as keep it in their registers, PACKS packs of up to 16 bytes a thread, all loaded at once: the
-// row is read once, and each exponential taken once. A row that one warp holds needs no barrier, and ROWS of them
-// share a block. A row too wide for registers (PACKS = 0) is read twice, the second time from L2 if it fits there.
-// What bounds it: memory, each element read and written once.
+// As many warps per row as hold it in registers, PACKS packs of up to 16 bytes per thread, all loaded at once: the row
+// is read once, and each exponential computed once. A row held by one warp needs no barrier, and ROWS of them share a
+// CTA. A row too wide for registers (PACKS = 0) is read twice, the second time from L2 if it fits. Limiter: memory,
+// each element is read and written once.
 //
-// Serves `block_per_row`.
+// Rung: `block_per_row`.
 #include "common/ptx.cuh"
 #include "common/row.cuh"
 #include "common/softmax.cuh"
 
-constexpr int THREADS = WARPS * 32;  // of a row
+constexpr int THREADS = WARPS * 32;  // per row
 constexpr int IN_FLIGHT = 4;
 using Values = Pack<Element, VECTOR>;
 
@@ -27,7 +27,7 @@ __device__ __forceinline__ void in_registers(const Element* x, Element* y, int p
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) {
         const int pack = i * THREADS + thread;
-        // What lies outside is read from inside, so that no load waits for a branch.
+        // Out-of-range packs load a valid one instead, so that no load waits for a branch.
         loaded[i] = load_pack<Element, VECTOR>(x + 1LL * (pack < packs ? pack : 0) * VECTOR);
     }
     float values[COUNT][VECTOR];
@@ -56,7 +56,7 @@ __device__ __forceinline__ void in_registers(const Element* x, Element* y, int p
         if (i * THREADS + thread < packs) store_scaled(y + 1LL * (i * THREADS + thread) * VECTOR, values[i], scale);
 }
 
-// IN_FLIGHT packs of the row, from `first` on; what lies outside is read from inside.
+// IN_FLIGHT packs of the row, from `first` on; out-of-range packs load a valid one.
 __device__ __forceinline__ void load_in_flight(Values (&loaded)[IN_FLIGHT], const Element* x, int first, int packs) {
 #pragma unroll
     for (int i = 0; i < IN_FLIGHT; ++i) {
@@ -81,7 +81,7 @@ __device__ __forceinline__ void read_twice(const Element* x, Element* y, int pac
     sums.largest = largest_of_row(mine);
     sums.sum = sum_of_row(sums.sum * exp_below(mine, sums.largest));
     const float scale = sums.scale();
-    // Each thread writes over what it reads itself, should y be x.
+    // Each thread overwrites only what it reads itself, in case y is x.
     for (int first = thread; first < packs; first += IN_FLIGHT * THREADS) {
         Values loaded[IN_FLIGHT];
         load_in_flight(loaded, x, first, packs);
@@ -101,7 +101,7 @@ extern "C" __global__ void __launch_bounds__(THREADS* ROWS)
     softmax_block_per_row(const Element* x, Element* y, int rows, int classes) {
     wait_for_previous_launch();
     const long long row = 1LL * blockIdx.x * ROWS + threadIdx.x / THREADS;
-    if (row >= rows) return;  // all of its warps leave; with several warps a row there is no such row
+    if (row >= rows) return;  // all of its warps exit; with several warps per row there is no such row
     const Element* logits = x + row * classes;
     Element* results = y + row * classes;
     if constexpr (PACKS > 0)

@@ -1,9 +1,10 @@
-// y[row][class] = exp(x[row][class] - largest) / sum over classes of exp(x[row][class] - largest), classes `inner` apart
+// y[row][class] = exp(x[row][class] - largest) / sum over classes of exp(x[row][class] - largest), classes `inner`
+// apart
 //
-// Neighbouring rows lie side by side: a lane takes VECTOR of them, 16 bytes where they divide, and PARTS warps share
-// the classes, STEPS each, all loaded at once. What bounds it: memory, each element read and written once.
+// Adjacent rows are contiguous: a lane takes VECTOR of them, 16 bytes where they divide, and PARTS warps split the
+// classes, STEPS each, all loaded at once. Limiter: memory, each element is read and written once.
 //
-// Serves `columns`. common/columns.cuh has the tile.
+// Rung: `columns`. Read common/columns.cuh (tile).
 #include "common/columns.cuh"
 #include "common/softmax.cuh"
 
@@ -14,7 +15,7 @@ extern "C" __global__ void __launch_bounds__(32 * PARTS)
     Pack<Element, VECTOR> loaded[STEPS];
 #pragma unroll
     for (int i = 0; i < STEPS; ++i) {
-        const int at = i * PARTS + column.part;  // what lies outside is read from inside
+        const int at = i * PARTS + column.part;  // out-of-range classes load a valid one
         loaded[i] = load_pack<Element, VECTOR>(x + column.at + 1LL * (at < classes ? at : 0) * inner);
     }
     float values[STEPS][VECTOR], largest[VECTOR], sums[VECTOR] = {};

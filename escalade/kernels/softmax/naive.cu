@@ -1,10 +1,9 @@
 // y[row][class] = exp(x[row][class] - largest) / sum over classes of exp(x[row][class] - largest)
 //
-// The foot of the ladder: one thread a row, three passes over it: the largest, the sum, the results. What bounds it:
-// the threads of a warp walk 32 rows at once, so that every load takes 32 sectors for 32 elements, and few rows make
-// few threads.
+// The foot of the ladder: one thread per row, in three passes: the largest, the sum, the results. Limiter: the threads
+// of a warp read 32 rows at once, so every load takes 32 sectors for 32 elements, and few rows give few threads.
 //
-// Serves `naive`.
+// Rung: `naive`.
 #include "common/ptx.cuh"
 #include "common/softmax.cuh"
 

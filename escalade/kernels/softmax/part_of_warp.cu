@@ -1,9 +1,9 @@
 // y[row][class] = exp(x[row][class] - largest) / sum over classes of exp(x[row][class] - largest)
 //
-// LANES neighbouring lanes of a warp hold a short row in their registers, PACKS packs of up to 16 bytes each, all loaded
-// at once, and meet by shuffles. What bounds it: memory, each element read and written once.
+// LANES adjacent lanes of a warp hold a short row in registers, PACKS packs of up to 16 bytes each, all loaded at once,
+// and reduce by shuffles. Limiter: memory, each element is read and written once.
 //
-// Serves `part_of_warp`.
+// Rung: `part_of_warp`.
 #include "common/ptx.cuh"
 #include "common/softmax.cuh"
 
@@ -12,7 +12,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     wait_for_previous_launch();
     const long long row = 1LL * blockIdx.x * (THREADS / LANES) + threadIdx.x / LANES;
     const int lane = threadIdx.x % LANES, packs = classes / VECTOR;
-    // Shuffles want every lane: those of a row that is not there read the last one, and write nothing.
+    // Shuffles need every lane: those of a missing row read the last one and write nothing.
     const long long at = (row < rows ? row : rows - 1) * classes;
     Pack<Element, VECTOR> loaded[PACKS];
 #pragma unroll

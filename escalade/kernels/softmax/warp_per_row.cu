@@ -1,9 +1,9 @@
 // y[row][class] = exp(x[row][class] - largest) / sum over classes of exp(x[row][class] - largest)
 //
-// A warp a row: lanes read neighbouring elements, keep the largest and the sum together in one pass, and merge them by
-// shuffles; a second pass writes. What bounds it: memory, with one element a load, each twice.
+// One warp per row: lanes read adjacent elements, keep the max and the sum together in one pass, and merge by shuffles;
+// a second pass writes. Limiter: memory, one element per load, each twice.
 //
-// Serves `warp_per_row`.
+// Rung: `warp_per_row`.
 #include "common/ptx.cuh"
 #include "common/softmax.cuh"
 

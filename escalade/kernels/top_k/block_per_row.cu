@@ -1,13 +1,13 @@
 // y[row] = the K largest of softmax(x[row]), largest first, and then their K classes
 //
-// As many warps a row as its width asks for, up to 16 bytes a load; each warp finds its own best K and leaves them in
-// shared memory, from where the first warp takes the best of all. With one warp a row ROWS of them share a block, and
-// nothing passes through shared memory. What bounds it: memory for wide rows, else the instructions for the lists.
+// As many warps per row as its width needs, up to 16 bytes per load; each warp finds its own best K and stores them in
+// smem, from which the first warp selects the best of all. With one warp per row, ROWS of them share a CTA, and no smem
+// is used. Limiter: memory for wide rows, else the instructions that maintain the lists.
 //
-// Serves `block_per_row`. ranking.cuh has the order of the classes.
+// Rung: `block_per_row`. Read ranking.cuh (order of the classes).
 #include "top_k/ranking.cuh"
 
-constexpr int THREADS = WARPS * 32;  // of a row
+constexpr int THREADS = WARPS * 32;  // per row
 using Values = Pack<Element, VECTOR>;
 
 extern "C" __global__ void __launch_bounds__(THREADS* ROWS)
@@ -15,7 +15,7 @@ extern "C" __global__ void __launch_bounds__(THREADS* ROWS)
     wait_for_previous_launch();
     const int thread = threadIdx.x % THREADS, lane = threadIdx.x % 32;
     const long long row = 1LL * blockIdx.x * ROWS + threadIdx.x / THREADS;
-    if (row >= rows) return;  // all of its warps leave; with several warps a row there is no such row
+    if (row >= rows) return;  // all of its warps exit; with several warps per row there is no such row
     const Element* logits = x + row * classes;
     const int packs = classes / VECTOR;
 

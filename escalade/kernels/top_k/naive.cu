@@ -1,9 +1,9 @@
 // y[row] = the K largest of softmax(x[row]), largest first, and then their K classes
 //
-// The foot of the ladder: one thread a row, which passes over it for the largest logit and the best K, and again for
-// the sum. What bounds it: loads of 32 sectors for 32 elements, and few rows make few threads.
+// The foot of the ladder: one thread per row, with one pass for the largest logit and the best K, and another for the
+// sum. Limiter: loads of 32 sectors for 32 elements, and few rows give few threads.
 //
-// Serves `naive`. ranking.cuh has the order of the classes.
+// Rung: `naive`. Read ranking.cuh (order of the classes).
 #include "top_k/ranking.cuh"
 
 extern "C" __global__ void top_k_naive(const Element* x, float* y, int rows, int classes) {

@@ -1,12 +1,12 @@
-// The order of a row's classes: NaN first, then larger logits, and of equal ones the lower class.
+// Order of a row's classes: NaN first, then larger logits; of equal ones the lower class.
 #pragma once
 
 #include "common/ptx.cuh"
 #include "common/softmax.cuh"
 
-// A logit as a number that sorts: larger means earlier. 0 is smaller than any; -0 and 0 are equal, and so are all NaN.
+// A logit as a sortable integer: larger means earlier. 0 is smaller than any; -0 and 0 are equal, and so are all NaNs.
 __device__ __forceinline__ u32 rank_of(float logit) {
-    const u32 bits = __float_as_uint(logit + 0.f);  // makes -0 to 0
+    const u32 bits = __float_as_uint(logit + 0.f);  // turns -0 into 0
     if (logit != logit) return 0xFFFFFFFFu;
     return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
 }
@@ -15,7 +15,7 @@ __device__ __forceinline__ float logit_of(u32 rank) {
     return __uint_as_float(rank & 0x80000000u ? rank & 0x7FFFFFFFu : ~rank);
 }
 
-// Rank and class in one number, of which the largest comes first.
+// Rank and class in one integer; the largest comes first.
 __device__ __forceinline__ u64 entry_of(float logit, int class_number) {
     return static_cast<u64>(rank_of(logit)) << 32 | ~static_cast<u32>(class_number);
 }
@@ -44,7 +44,7 @@ struct Best {
         entries[K - 1] = 0;
     }
 
-    // The best of all lanes: number i in lane i, and the lists empty of them.
+    // Selects the best K of all lanes: lane i receives number i. Removes them from the lists.
     __device__ __forceinline__ u64 over_warp() {
         u64 mine = 0;
 #pragma unroll 1
@@ -59,7 +59,7 @@ struct Best {
     }
 };
 
-// Number i of a row: its probability and its class.
+// Stores number i of a row: its probability and its class.
 __device__ __forceinline__ void store_entry(float* y, int i, u64 entry, float largest, float scale) {
     y[i] = expf(logit_of(rank_in(entry)) - largest) * scale;
     y[K + i] = static_cast<float>(class_in(entry));

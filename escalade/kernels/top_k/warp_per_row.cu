@@ -1,9 +1,9 @@
 // y[row] = the K largest of softmax(x[row]), largest first, and then their K classes
 //
-// A warp a row, read once: each lane keeps the best K of what it has seen, with the largest logit and the sum; then K
-// rounds find the best head of the 32 lists. What bounds it: instructions, most of them for keeping the lists.
+// One warp per row, read once: each lane keeps its best K, with the largest logit and the sum; then K rounds select the
+// best head of the 32 lists. Limiter: instructions, mostly to maintain the lists.
 //
-// Serves `warp_per_row`. ranking.cuh has the order of the classes.
+// Rung: `warp_per_row`. Read ranking.cuh (order of the classes).
 #include "top_k/ranking.cuh"
 
 extern "C" __global__ void top_k_warp_per_row(const Element* x, float* y, int rows, int classes) {

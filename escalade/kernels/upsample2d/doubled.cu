@@ -1,10 +1,10 @@
 // y[n][c][oh][ow] = sum over r, s of weight[r] * weight[s] * x[n][c][row[r]][column[s]], twice as high and wide  (NCHW)
 //
-// Between two pixels of x stand two of y, a quarter and three quarters of the way: weights are known beforehand. A
-// thread takes 4 x 4 outputs, which are made of 4 x 4 pixels, each loaded once; first along columns, then along rows.
-// What bounds it: memory.
+// Between two pixels of x there are two of y, a quarter and three quarters of the way: the weights are constants. A
+// thread takes 4 x 4 outputs, computed from 4 x 4 pixels, each loaded once; first along columns, then along rows.
+// Limiter: memory.
 //
-// Serves `doubled`.
+// Rung: `doubled`.
 #include "common/elements.cuh"
 #include "common/pool_shape.cuh"
 #include "common/ptx.cuh"
@@ -13,8 +13,8 @@ constexpr int OUTPUTS = 4;  // down and along
 constexpr int PIXELS = OUTPUTS / 2 + 2;
 constexpr float NEAR = 0.75f, FAR = 0.25f;
 
-// Outputs of which the first stands in front of pixel 1 of these. Nothing stands in front of an image's first pixel:
-// there the first output is that pixel, and its second tap the one behind it, with a weight of 0.
+// Outputs, the first of which precedes pixel 1. Nothing precedes an image's first pixel: there the first output is that
+// pixel, and its second tap the next one, with a weight of 0.
 __device__ __forceinline__ void between(float (&outputs)[OUTPUTS], const float (&pixels)[PIXELS], bool is_first) {
 #pragma unroll
     for (int o = 0; o < OUTPUTS; o += 2) {

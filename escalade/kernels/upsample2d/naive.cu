@@ -1,9 +1,9 @@
 // y[n][c][oh][ow] = sum over r, s of weight[r] * weight[s] * x[n][c][row[r]][column[s]]
 //
-// The foot of the ladder: one thread an output, its pixels read from global memory. What bounds it: the divisions that
-// find an output's place, and what finds its pixels, for every single element.
+// The foot of the ladder: one thread per output, its pixels read from global memory. Limiter: the divisions that
+// compute an output's position, and the computation of its pixels, per element.
 //
-// Serves `naive`. places.cuh has PyTorch's rules for rows, columns and weights.
+// Rung: `naive`. places.cuh has PyTorch's rules for rows, columns and weights.
 #include "common/elements.cuh"
 #include "common/ptx.cuh"
 #include "upsample2d/places.cuh"

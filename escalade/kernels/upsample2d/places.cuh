@@ -1,4 +1,4 @@
-// PyTorch's rules for the pixels of x that an output is made of, and their weights, along one dimension.
+// PyTorch's rules for the source pixels of an output and their weights, along one dimension.
 #pragma once
 
 #include "common/pool_shape.cuh"
@@ -8,13 +8,13 @@ struct Places {
     float weight[TAPS];
 };
 
-// Where output `at` lies among the pixels of x.
+// Source coordinate of output `at`.
 __device__ __forceinline__ float source(int at, float step) {
     if (CORNERS) return at * step;
     return fmaf(at + 0.5f, step, -0.5f);
 }
 
-// Keys' cubic, with PyTorch's -0.75 for its slope, within a pixel and between one and two pixels away.
+// Keys' cubic with PyTorch's slope of -0.75, within one pixel and between one and two pixels away.
 __device__ __forceinline__ float cubic_near(float away) { return (1.25f * away - 2.25f) * away * away + 1.f; }
 __device__ __forceinline__ float cubic_far(float away) {
     return ((-0.75f * away + 3.75f) * away - 6.f) * away + 3.f;

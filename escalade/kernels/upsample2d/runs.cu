@@ -1,10 +1,10 @@
 // y[n][c][oh][ow] = sum over r, s of weight[r] * weight[s] * x[n][c][row[r]][column[s]]                       (NCHW)
 //
-// A thread takes ROWS x COLUMNS neighbouring outputs of one plane: it finds its place, and each row and column with
-// their weights, once for all of them, and stores COLUMNS at once. Pixels that several outputs are made of come out of
-// L1. What bounds it: memory for copies, and the loads of single elements where an output is made of several.
+// A thread takes ROWS x COLUMNS adjacent outputs of one plane: it computes its position, and each row and column with
+// their weights, once for all of them, and stores COLUMNS at once. Source pixels shared by outputs come from L1.
+// Limiter: memory for copies; single-element loads if an output has several source pixels.
 //
-// Serves `runs`. places.cuh has PyTorch's rules for rows, columns and weights.
+// Rung: `runs`. places.cuh has PyTorch's rules for rows, columns and weights.
 #include "common/elements.cuh"
 #include "common/ptx.cuh"
 #include "upsample2d/places.cuh"
@@ -23,7 +23,7 @@ extern "C" __global__ void upsample2d_runs(const Element* x, Element* y, PoolSha
 
     const Element* pixels = x + 1LL * plane * shape.height * shape.width;
     Element* outputs = y + 1LL * plane * shape.output_height * shape.output_width + first_column;
-    Pack<Element, COLUMNS> results[ROWS];  // all of them before the first store, so that loads are under way together
+    Pack<Element, COLUMNS> results[ROWS];  // all before the first store, so that loads are in flight together
     Places rows[ROWS];
 #pragma unroll
     for (int i = 0; i < ROWS; ++i)
@@ -33,7 +33,7 @@ extern "C" __global__ void upsample2d_runs(const Element* x, Element* y, PoolSha
         const Places columns = places(first_column + j, shape.width, column_step);
 #pragma unroll
         for (int i = 0; i < ROWS; ++i) {
-            if constexpr (TAPS == 1) {  // a copy, whatever the bits mean
+            if constexpr (TAPS == 1) {  // a bitwise copy
                 results[i].at[j] = pixels[rows[i].at[0] * shape.width + columns.at[0]];
             } else {
                 float sum = 0.f;

@@ -1,10 +1,10 @@
 // y[n][oh][ow][c] = sum over r, s of weight[r] * weight[s] * x[n][row[r]][column[s]][c]                        (NHWC)
 //
-// A thread takes VECTOR channels (16 bytes where they divide) of OUTPUT_COLUMNS neighbouring outputs, whose rows and
-// their weights it finds once. Pixels that several outputs are made of come out of L1. What bounds it: memory, with 16
-// pixels an output (bicubic) the loads out of L1.
+// A thread takes VECTOR channels (16 bytes where they divide) of OUTPUT_COLUMNS adjacent outputs, whose rows and
+// weights it computes once. Source pixels shared by outputs come from L1. Limiter: memory; with 16 pixels per output
+// (bicubic), loads from L1.
 //
-// Serves `vectorised`. places.cuh has PyTorch's rules for rows, columns and weights.
+// Rung: `vectorised`. places.cuh has PyTorch's rules for rows, columns and weights.
 #include "common/elements.cuh"
 #include "common/ptx.cuh"
 #include "upsample2d/places.cuh"
@@ -30,12 +30,12 @@ extern "C" __global__ void upsample2d_vectorised(const Element* x, Element* y, P
     Element* outputs = y +
                        (1LL * image * shape.output_height + output_row) * shape.output_width * shape.y_step() +
                        channel;
-    Vector results[OUTPUT_COLUMNS];  // all of them before the first store, so that loads are under way together
+    Vector results[OUTPUT_COLUMNS];  // all before the first store, so that loads are in flight together
 #pragma unroll
     for (int j = 0; j < OUTPUT_COLUMNS; ++j) {
         const Places columns = places(min(first_column + j, shape.output_width - 1), shape.width, column_step);
         Vector& result = results[j];
-        if constexpr (TAPS == 1) {  // a copy, whatever the bits mean
+        if constexpr (TAPS == 1) {  // a bitwise copy
             result = load_pack<Element, VECTOR>(pixels +
                                                 (rows.at[0] * shape.width + columns.at[0]) * shape.x_step());
         } else {

@@ -1,10 +1,9 @@
-// dx[n][c][h][w] = sum of row_weight * column_weight * dy[n][c][oh][ow] over the outputs that are made of (h, w)
+// dx[n][c][h][w] = sum of row_weight * column_weight * dy[n][c][oh][ow] over the outputs that depend on (h, w)
 //
-// The foot of the ladder: one thread an input finds the outputs that are made of it, and adds them up in a fixed order
-// and in fp32: no atomics, so every run gives the same bits. What bounds it: what finds outputs and weights, for every
-// single element.
+// The foot of the ladder: one thread per input finds the outputs that depend on it, and adds them up in a fixed order
+// and in fp32: no atomics, so every run gives the same bits. Limiter: the search for outputs and weights, per element.
 //
-// Serves `per_pixel`. made_of.cuh finds the outputs and their weights, by the rules of upsample2d/places.cuh.
+// Rung: `per_pixel`. Read made_of.cuh (outputs and their weights, by the rules of upsample2d/places.cuh).
 #include "common/elements.cuh"
 #include "common/pool_gradient.cuh"
 #include "common/ptx.cuh"

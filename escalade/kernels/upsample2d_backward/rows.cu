@@ -1,9 +1,9 @@
 // dx[n][c][h][w] = sum of dy[n][c][oh][ow] over the MOST_ROWS x MOST_COLUMNS outputs that are copies of (h, w)  (NCHW)
 //
-// For the nearest pixel, at sizes that are powers of two apart: a thread takes VECTOR neighbouring pixels (16 bytes where
-// they divide a row). Their outputs in a row follow each other and are loaded by packs. What bounds it: memory.
+// For nearest interpolation by powers of two: a thread takes VECTOR adjacent pixels (16 bytes where they divide a row).
+// Their outputs in a row are contiguous and loaded by packs. Limiter: memory.
 //
-// Serves `rows`.
+// Rung: `rows`.
 #include "common/elements.cuh"
 #include "common/pool_shape.cuh"
 #include "common/ptx.cuh"

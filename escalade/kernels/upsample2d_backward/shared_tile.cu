@@ -1,24 +1,24 @@
-// dx[n][c][h][w] = sum of row_weight * column_weight * dy[n][c][oh][ow] over the outputs that are made of (h, w)  (NCHW)
+// dx[n][c][h][w] = sum of row_weight * column_weight * dy[n][c][oh][ow] over the outputs that depend on (h, w)  (NCHW)
 //
-// The sum of per_pixel.cu, with what pixels have in common in shared memory. A CTA computes TILE_ROWS x TILE_COLUMNS
-// pixels, one per thread, of PLANES planes one after another. It keeps
-//   - the outputs that each row and each column contributes to, and the weights: found once per CTA, not once per pixel,
-//   - the tile of dy that is summed, staged once per plane in coalesced loads: the four pixels that a bilinear output is
-//     made of (16 of a bicubic one) read it there again.
-// What bounds it: elements still move one by one, and two barriers per plane part loads from sums.
+// The sum of per_pixel.cu, with shared data in smem. A CTA computes TILE_ROWS x TILE_COLUMNS pixels, one per thread, of
+// PLANES planes one after another. It keeps
+//   - the outputs that depend on each row and column, and the weights: computed once per CTA, not once per pixel,
+//   - the tile of dy that is summed, staged once per plane in coalesced loads: the four source pixels of a bilinear
+//   output (16 of a bicubic one) read it there again.
+// Limiter: elements still move one by one, and two barriers per plane separate loads from sums.
 //
-// Serves `shared_tile`. made_of.cuh finds the outputs and their weights, by the rules of upsample2d/places.cuh.
+// Rung: `shared_tile`. Read made_of.cuh (outputs and their weights, by the rules of upsample2d/places.cuh).
 #include "common/elements.cuh"
 #include "common/ptx.cuh"
 #include "upsample2d_backward/made_of.cuh"
 
 constexpr int THREADS = TILE_ROWS * TILE_COLUMNS;
 
-// Along one dimension, for SIZE pixels of a tile: their outputs, MOST per pixel at most, and the weights in these.
+// Along one dimension, for SIZE pixels of a tile: their outputs, at most MOST per pixel, and the weights in these.
 template <int SIZE, int MOST>
 struct Contributions {
     MadeOf outputs[SIZE];
-    float weight[MOST][SIZE];  // neighboring pixels in neighboring banks
+    float weight[MOST][SIZE];  // adjacent pixels in adjacent banks
 
     __device__ __forceinline__ void find(int at, int pixel, int size, int output_size, float step) {
         const MadeOf found = made_of(pixel, size, output_size, step);
@@ -47,7 +47,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
     __syncthreads();
 
-    // The outputs of a tile: from the first of its first pixel to the last of its last one.
+    // Outputs of a tile: from the first of its first pixel to the last of its last.
     const int output_top = rows.outputs[0].first, output_left = columns.outputs[0].first;
     const int output_rows = rows.outputs[height - 1].end - output_top;
     const int output_columns = columns.outputs[width - 1].end - output_left;
@@ -56,7 +56,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const long long planes = 1LL * shape.batch * shape.channels;
     const long long first_plane = 1LL * blockIdx.x / column_tiles / row_tiles * PLANES;
     for (long long plane = first_plane; plane < min(planes, first_plane + PLANES); ++plane) {
-        if (plane > first_plane) __syncthreads();  // every thread has summed the plane before
+        if (plane > first_plane) __syncthreads();  // the previous plane has been summed
         const Element* gradients =
             gradient + (plane * shape.output_height + output_top) * shape.output_width + output_left;
 #pragma unroll 4

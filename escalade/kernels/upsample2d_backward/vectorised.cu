@@ -1,11 +1,11 @@
-// dx[n][h][w][c] = sum of row_weight * column_weight * dy[n][oh][ow][c] over the outputs that are made of (h, w)  (NHWC)
+// dx[n][h][w][c] = sum of row_weight * column_weight * dy[n][oh][ow][c] over the outputs that depend on (h, w)  (NHWC)
 //
 // A thread takes VECTOR channels (16 bytes where they divide) of one pixel. No pixel has more than MOST_ROWS x
-// MOST_COLUMNS outputs: where these are few, the code has no loop over them, all loads are under way together and each
-// weight is found once. With EVEN every pixel has just so many, a nearest pixel's whose sizes are a power of two apart,
-// and nothing is searched for. What bounds it: memory.
+// MOST_COLUMNS outputs: if these are few, the loop is unrolled, all loads are in flight together and each weight is
+// computed once. EVEN: every pixel has exactly that many (nearest interpolation by powers of two), and nothing is
+// searched. Limiter: memory.
 //
-// Serves `vectorised`. made_of.cuh finds the outputs and their weights, by the rules of upsample2d/places.cuh.
+// Rung: `vectorised`. Read made_of.cuh (outputs and their weights, by the rules of upsample2d/places.cuh).
 #include "common/elements.cuh"
 #include "common/pool_gradient.cuh"
 #include "common/ptx.cuh"
