@@ -37,7 +37,7 @@ _CONTAINERS = (dict, list, tuple, set, frozenset, collections.deque)
 _WEIGHT_DICTS = ("_parameters", "_buffers")
 """Attributes with a module's weights; `weight_writes` checks what is written to them."""
 _HOOKS = (dict, collections.OrderedDict)
-_MAX_VALUES = 1 << 17  # values that are compared per model
+_MAX_VALUES = 1 << 17  # values that are compared per model; with more, the model runs twice
 
 
 class StateWatch:
@@ -69,6 +69,8 @@ class StateWatch:
         for path in (*after, *self._before):
             if after.get(path, _MISSING) != self._before.get(path, _MISSING):
                 return f"its attribute {path}"
+        if len(after) >= _MAX_VALUES:
+            return f"one of its attributes, of which more than {_MAX_VALUES} cannot be compared"
         if self._random_state_before != _random_state():
             return "the state of Python's or NumPy's random numbers"
         return self._find_global_change()

@@ -15,6 +15,7 @@ from torch import nn
 
 from escalade.engine.capture.any_size import AnySize
 from escalade.engine.capture.export import capture
+from escalade.engine.capture.python_state import _MAX_VALUES
 from escalade.engine.capture.reader import CaptureError
 from escalade.engine.training.step import training_step
 from tests.engine.untouched import untouched
@@ -227,3 +228,15 @@ def test_torch_compile_follows_state() -> None:
         expected = model.layer(x)
         for times in (1, 2, 3):
             torch.testing.assert_close(compiled(x), expected * times)
+
+
+@pytest.mark.parametrize("counts", (True, False))
+def test_state_among_more_values_than_are_compared(counts: bool) -> None:
+    """A counter next to a vocabulary is noticed, and the vocabulary alone is no reason to refuse a model."""
+    model = Stateful(_attribute if counts else lambda model, x: model.layer(x))
+    model.vocabulary = {f"word {number}": number for number in range(_MAX_VALUES)}  # type: ignore[assignment]
+    if counts:
+        with pytest.raises(CaptureError, match="attributes"):
+            capture(model, (torch.ones(2, 3),))
+    else:
+        capture(model, (torch.ones(2, 3),))

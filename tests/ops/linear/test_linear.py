@@ -82,7 +82,9 @@ def test_refusals_say_why() -> None:
     refusal = ladder.rung("tensor_core").supports(LinearProblem(65, 2**26, 64, dtype="fp16")) or ""
     assert refusal.startswith("as a 1x1 convolution") and "4294967296" in refusal
     for rung in ("tiled", "warp_per_output", "tensor_core", "tensor_core_split"):
-        assert "support means over pixels" in (ladder.rung(rung).supports(LinearProblem(1, 8, 8, pixels=4)) or "")
+        assert "support means over pixels" in (
+            ladder.rung(rung).supports(LinearProblem(1, 8, 8, pixels=4)) or ""
+        )
     for rung in ("pool_first", "pooled"):
         assert "needs several pixels" in (ladder.rung(rung).supports(LinearProblem(1, 8, 8)) or "")
     pooled = ladder.rung("pooled")
