@@ -250,7 +250,7 @@ def test_what_nothing_does_is_said(scales: dict[str, Any]) -> None:
     said: list[str] = []
     layer = Layer("scale", ScaleProblem(100, layout="nhwc"))
     assert study.measure(layer, (), Settings(note=said.append), "layers") == []
-    assert len(said) == 1 and "no rung of scale can do" in said[0]
+    assert len(said) == 1 and "no rung of scale" in said[0]
     assert study.programs([layer], CPU, False) == []
 
 

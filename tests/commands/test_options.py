@@ -74,8 +74,8 @@ def test_help_has_a_short_name_too(name: str) -> None:
     [
         ("explain lenet -b 100000000", OutOfMemory, "lenet for a batch of 100,000,000: needs at least"),
         ("verify relu -p relu_999999999999", OutOfMemory, "GiB are available"),
-        ("ladder conv2d -p 64to64_56_k3s1_b0", UnsupportedError, "a batch of 1 or more"),
-        ("layers 64to64_56_k3s1_b0 --direction weight_gradient", UnsupportedError, "a batch of 1 or more"),
+        ("ladder conv2d -p 64to64_56_k3s1_b0", UnsupportedError, "a batch of at least 1"),
+        ("layers 64to64_56_k3s1_b0 --direction weight_gradient", UnsupportedError, "a batch of at least 1"),
         ("bench lenet --plot x.txt", UnsupportedError, "x.txt: --plot writes .png, .svg or .pdf files"),
     ],
 )
