@@ -130,7 +130,7 @@ BUGS = {
         "is in flight|under way|race",
     ),
     "no wait for the store": (
-        "        tma_store_wait_read<0>();  // the panel is free again\n",
+        "        tma_store_wait_read<0>();  // the staging tile is free again\n",
         "still has to read",
     ),
     "no proxy fence before the store": (
