@@ -96,7 +96,7 @@ def test_what_is_no_activation_is_said(text: str) -> None:
 
 
 def test_relu_and_an_activation_are_one_too_many() -> None:
-    with pytest.raises(UnsupportedError, match="says all that is done"):
+    with pytest.raises(UnsupportedError, match="ReLU and activation"):
         replace(PLAIN, relu=True, activation=SILU)
 
 

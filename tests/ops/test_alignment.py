@@ -128,7 +128,7 @@ def test_kernels_are_given_aligned_memory(
     name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(call, "Executable", Recording)
-    monkeypatch.setattr(call.per_thread, "ready", {})
+    monkeypatch.setattr(call.per_thread, "prepared", {})
     monkeypatch.setattr(call.per_thread, "calls", {})
     monkeypatch.setattr(call.per_thread, "guarded", {})
     monkeypatch.setattr(Recording, "given", {}, raising=False)
