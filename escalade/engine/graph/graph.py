@@ -280,6 +280,11 @@ def fixed_shape(shape: Shape, batch: int) -> tuple[int, ...]:
     return tuple(_at_batch(size, batch) for size in shape)
 
 
+def joint_source(*nodes: Node) -> str:
+    """Return the sources of nodes that are fused into one."""
+    return ", ".join(dict.fromkeys(node.source for node in nodes if node.source))
+
+
 def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 

@@ -12,8 +12,7 @@ from escalade.engine.graph.graph import Graph, Input, Node
 from escalade.engine.nodes.aten import Aten
 from escalade.engine.nodes.base import Operator
 from escalade.engine.nodes.batch_norm import BatchNorm, BatchNormBackward, BatchNormTraining
-from escalade.engine.nodes.conv2d import Conv2d, ConvTranspose2d
-from escalade.engine.nodes.conv2d_gradients import Conv2dInputGradient, Conv2dWeightGradient
+from escalade.engine.nodes.conv2d import Conv2d, Conv2dInputGradient, Conv2dWeightGradient, ConvTranspose2d
 from escalade.engine.nodes.convert import Convert, Normalize, Quantize
 from escalade.engine.nodes.elementwise import Add, Gelu, Relu
 from escalade.engine.nodes.linear import Linear

@@ -27,8 +27,7 @@ from escalade.engine.nodes.base import (
     activation_fields,
     match_aten,
 )
-from escalade.engine.nodes.conv2d import Conv2d
-from escalade.engine.nodes.conv2d_gradients import Conv2dInputGradient, Conv2dWeightGradient
+from escalade.engine.nodes.conv2d import Conv2d, Conv2dInputGradient, Conv2dWeightGradient
 from escalade.engine.nodes.lowering import Forms, Lowered
 from escalade.engine.nodes.signature import (
     FLAG,

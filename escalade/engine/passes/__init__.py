@@ -11,9 +11,8 @@ from escalade.engine.graph.graph import Graph
 from escalade.engine.nodes.matching import match_folded
 from escalade.engine.passes.batch_norm import fold_batch_norm
 from escalade.engine.passes.casts import drop_rounding, narrow_autocast_layers, widen_mlp_gradients
-from escalade.engine.passes.constant_folding import fold_constants
+from escalade.engine.passes.constant_folding import drop_empty, fold_constants
 from escalade.engine.passes.cse import eliminate_common_subexpressions
-from escalade.engine.passes.empty import drop_empty
 from escalade.engine.passes.epilogues import fuse_expressions, fuse_operands, fuse_residuals
 from escalade.engine.passes.estimates import Estimates
 from escalade.engine.passes.fuse_few_channels import fuse_few_channels

@@ -39,9 +39,8 @@ def scaled_axis(layer: Node) -> int | None:
 
 
 def _scaled_weight(layer: Node, weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    if ConvTranspose2d.matches(
-        layer
-    ):  # whose weight has the output channels of each group in its second dimension
+    if ConvTranspose2d.matches(layer):
+        # Its weight has the output channels of each group in the second dimension.
         groups = layer.attributes["groups"]
         return (weight.double().unflatten(0, (groups, -1)) * scale.view(groups, 1, -1, 1, 1)).flatten(0, 1)
     return weight.double() * scale.view(-1, *[1] * (weight.dim() - 1))

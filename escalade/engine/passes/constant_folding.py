@@ -1,4 +1,4 @@
-"""Constant folding."""
+"""Constant folding: nodes that depend only on constants, and values without elements."""
 
 from __future__ import annotations
 
@@ -58,3 +58,16 @@ def _constant_or_zeros(graph: Graph, name: str) -> torch.Tensor:
     sizes = [size for size in graph.shape_of(name) if isinstance(size, int)]
     is_static = len(sizes) == len(graph.shape_of(name))
     return torch.zeros((), dtype=graph.dtype_of(name), device=graph.device).expand(sizes if is_static else ())
+
+
+def drop_empty(graph: Graph) -> None:
+    """Replace empty values by constants in a graph with fixed sizes, and remove nodes that only they used."""
+    empty = [node for node in graph if 0 in node.shape]
+    if not empty:
+        return
+    home = graph.device
+    for node in empty:
+        del graph.nodes[node.name]
+        dtype = getattr(torch, node.dtype)
+        graph.constants[node.name] = torch.empty(node.shape, dtype=dtype, device=home)  # type: ignore[arg-type]
+    graph.remove_dead_code()

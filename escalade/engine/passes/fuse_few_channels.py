@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from escalade.engine.graph.graph import Graph, Node
+from escalade.engine.graph.graph import Graph, Node, joint_source
 from escalade.engine.nodes.base import activation_fields
 from escalade.engine.nodes.conv2d import Conv2d, has_one_input
 from escalade.engine.nodes.convert import Normalize
@@ -75,8 +75,7 @@ def _fuse_pool(graph: Graph, node: Node) -> None:
     if not MaxPool2d.matches(pool) or not _has_square_tiles(pool):
         return
     pooled = node.with_attributes(pool=pool.attributes["kernel"][0], ceil_mode=pool.attributes["ceil_mode"])
-    sources = ", ".join(source for source in (node.source, pool.source) if source)
-    graph.nodes[node.name] = replace(pooled, shape=pool.shape, source=sources)
+    graph.nodes[node.name] = replace(pooled, shape=pool.shape, source=joint_source(node, pool))
     graph.remove(pool, instead=node.name)
     relu = graph.only_user(node.name)
     if Relu.matches(relu) and relu.attributes["limit"] is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from escalade.engine.graph.forms import STORAGE, Form
-from escalade.engine.graph.graph import Graph, Node
+from escalade.engine.graph.graph import Graph, Node, joint_source
 from escalade.engine.nodes import operator_of, stored_forms
 from escalade.engine.nodes.conv2d import Conv2d
 from escalade.engine.nodes.lowering import Forms
@@ -85,8 +85,7 @@ def _is_faster(layer: Node, pool: Node, fused: Node, forms: Forms, estimates: Es
 
 
 def _apply(graph: Graph, layer: Node, pool: Node, fused: Node) -> None:
-    source = ", ".join(dict.fromkeys(node.source for node in (layer, pool) if node.source))
-    fused = replace(fused, source=source)
+    fused = replace(fused, source=joint_source(layer, pool))
     for aux in side_outputs_of(pool, graph):
         graph.nodes[aux.name] = SideOutput.of(fused, aux.name, aux.attributes["buffer"], aux.shape, aux.dtype)
     graph.nodes[fused.name] = fused

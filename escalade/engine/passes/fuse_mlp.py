@@ -9,7 +9,7 @@ from typing import TypeGuard
 
 import torch
 
-from escalade.engine.graph.graph import Batch, Graph, Node, Reference, Shape
+from escalade.engine.graph.graph import Batch, Graph, Node, Reference, Shape, joint_source
 from escalade.engine.nodes.aten import Aten
 from escalade.engine.nodes.base import activation_of, name_of
 from escalade.engine.nodes.elementwise import Gelu
@@ -199,9 +199,9 @@ def _join(graph: Graph, part: Sequence[_Link]) -> None:
             inputs |= {f"norm_{role}{number}": name for role, name in norm.items()}
         own = link.linear.inputs
         inputs |= {f"{role}{number}": own[role] for role in ("weight", "bias") if role in own}
-    sources = dict.fromkeys(node.source for link in part for node in link.nodes if node.source)
+    source = joint_source(*(node for link in part for node in link.nodes))
     last = part[-1].nodes[-1]
-    joined = replace(Mlp.instead_of(last, inputs, layers=layers, output="y"), source=", ".join(sources))
+    joined = replace(Mlp.instead_of(last, inputs, layers=layers, output="y"), source=source)
     graph.nodes[last.name] = joined
     reader = graph.only_user(last.name)
     if Reshape.matches(reader) and not _is_image(reader.shape):
@@ -231,7 +231,7 @@ def _fuse_error(graph: Graph, mlp: Node) -> None:
         name=mean.name,
         shape=mean.shape,
         dtype=mean.dtype,
-        source=", ".join(dict.fromkeys(source for source in (mlp.source, mean.source) if source)),
+        source=joint_source(mlp, mean),
     )
 
 

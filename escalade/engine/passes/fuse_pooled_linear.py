@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from escalade.engine.graph.graph import Graph, Node, Shape
+from escalade.engine.graph.graph import Graph, Node, Shape, joint_source
 from escalade.engine.nodes.linear import Linear
 from escalade.engine.nodes.lowering import problem_from
 from escalade.engine.nodes.pools import AdaptiveAvgPool2d
@@ -25,9 +25,8 @@ def fuse_pooled_linear(graph: Graph, dtype: str) -> None:
         layer = graph.only_user(rows.name)
         if not Linear.matches(layer) or not one_launch_pays(_problem(graph, layer, image, dtype)):
             continue
-        sources = ", ".join(source for source in (node.source, layer.source) if source)
         pooled = layer.with_inputs(x=node.inputs["x"]).with_attributes(pooled=True)
-        graph.nodes[layer.name] = replace(pooled, source=sources)
+        graph.nodes[layer.name] = replace(pooled, source=joint_source(node, layer))
         del graph.nodes[node.name], graph.nodes[rows.name]
 
 

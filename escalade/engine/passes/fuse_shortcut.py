@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from escalade.engine.graph.graph import Graph, Node
+from escalade.engine.graph.graph import Graph, Node, joint_source
 from escalade.engine.nodes.base import activation_of
 from escalade.engine.nodes.conv2d import Conv2d, has_one_input
 
@@ -30,8 +30,7 @@ def fuse_shortcuts(graph: Graph) -> None:
             bias=_joint_bias(graph, node, shortcut),
             residual=None,
         ).with_attributes(shortcut_stride=shortcut.attributes["stride"][0])
-        sources = dict.fromkeys((node.source, shortcut.source))
-        graph.nodes[node.name] = replace(fused, source=", ".join(sources))
+        graph.nodes[node.name] = replace(fused, source=joint_source(node, shortcut))
         del graph.nodes[shortcut.name]
 
 

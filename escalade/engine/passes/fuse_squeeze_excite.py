@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from escalade.engine.graph.forms import NAMES, STORAGE
-from escalade.engine.graph.graph import Graph, Node
+from escalade.engine.graph.graph import Graph, Node, joint_source
 from escalade.engine.nodes.base import activation_of
 from escalade.engine.nodes.conv2d import Conv2d
 from escalade.engine.nodes.linear import Linear
@@ -46,10 +46,8 @@ class _Gate:
         for prefix, key, layer in (("", "hidden", self.squeeze), ("gate_", "gate", self.excite)):
             inputs |= {f"{prefix}{role}": layer.inputs.get(role) for role in ("weight", "bias")}
             activations[key] = activation_of(layer).text
-        sources = dict.fromkeys(node.source for node in (self.pool, self.squeeze, self.excite) if node.source)
-        return replace(
-            SqueezeExcite.instead_of(self.excite, inputs, **activations), source=", ".join(sources)
-        )
+        fused = SqueezeExcite.instead_of(self.excite, inputs, **activations)
+        return replace(fused, source=joint_source(self.pool, self.squeeze, self.excite))
 
 
 def _problem(gate: _Gate, graph: Graph, dtype: str) -> SqueezeExciteProblem | None:

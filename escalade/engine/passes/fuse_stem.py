@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from escalade.engine.graph.graph import Graph, Node
+from escalade.engine.graph.graph import Graph, Node, joint_source
 from escalade.engine.nodes.base import activation_fields
 from escalade.engine.nodes.conv2d import Conv2d, has_one_input
 from escalade.engine.nodes.convert import Normalize
@@ -40,8 +40,8 @@ def fuse_stem(graph: Graph) -> None:
         graph.nodes[node.name] = stem
         pool = graph.only_user(node.name)
         if MaxPool2d.matches(pool) and (window := _window(pool)) in _POOLS:
-            pooled = replace(stem.with_attributes(pool=window), shape=pool.shape)
-            graph.nodes[node.name] = replace(pooled, source=", ".join((stem.source, pool.source)))
+            pooled = stem.with_attributes(pool=window)
+            graph.nodes[node.name] = replace(pooled, shape=pool.shape, source=joint_source(stem, pool))
             graph.remove(pool, instead=stem.name)
 
 

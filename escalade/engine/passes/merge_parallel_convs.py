@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from escalade.engine.graph.graph import Graph, Node
+from escalade.engine.graph.graph import Graph, Node, joint_source
 from escalade.engine.nodes import operator_of, stored_forms
 from escalade.engine.nodes.base import with_channels
 from escalade.engine.nodes.conv2d import Conv2d
@@ -73,9 +73,10 @@ def _merge(convs: Sequence[Node], graph: Graph) -> Node | None:
         for role in ("weight", "bias")
         if role in first.inputs
     }
-    source = ", ".join(dict.fromkeys(node.source for node in convs if node.source))
     wide = with_channels(first, graph.constants[constants["weight"]].shape[0])
-    return replace(wide.with_inputs(**constants), name=graph.fresh(f"{first.name}_joined"), source=source)
+    return replace(
+        wide.with_inputs(**constants), name=graph.fresh(f"{first.name}_joined"), source=joint_source(*convs)
+    )
 
 
 def _channels(node: Node) -> int:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from escalade.engine.graph.graph import Graph, Node, Reference
+from escalade.engine.graph.graph import Graph, Node, Reference, joint_source
 from escalade.engine.nodes import operator_of
 from escalade.engine.nodes.aten import Aten
 from escalade.engine.nodes.base import name_of
@@ -131,9 +131,8 @@ def _fused(graph: Graph, producer: Node, consumer: Node) -> Node | None:
     by_value = _expression(producer).rename(producer.inputs)
     outer = _expression(consumer).rename(consumer.inputs)
     whole = outer.substitute({producer.name: by_value})
-    sources = dict.fromkeys(source for source in (producer.source, consumer.source) if source)
     fused = Pointwise.joined(consumer, whole, {name: name for name in whole.inputs}, graph)
-    return replace(fused, source=", ".join(sources)) if isinstance(fused, Node) else None
+    return replace(fused, source=joint_source(producer, consumer)) if isinstance(fused, Node) else None
 
 
 def _inline_scalar_constants(graph: Graph) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from escalade.engine.graph.forms import STORAGE, Form
-from escalade.engine.graph.graph import Graph, Node
+from escalade.engine.graph.graph import Graph, Node, joint_source
 from escalade.engine.nodes import operator_of, stored_forms
 from escalade.engine.nodes.base import activation_of, with_activation
 from escalade.engine.nodes.conv2d import Conv2d, is_pixelwise
@@ -169,8 +169,7 @@ def _fold(graph: Graph, node: Node, producer: Node, prologue: _Prologue) -> None
     constants = prologue.constants.items()
     names = {role: graph.add_constant(f"{node.name}_{role}", tensor) for role, tensor in constants}
     fused = _with_prologue(node, prologue, prologue.operands | names)
-    source = ", ".join(dict.fromkeys(merged.source for merged in (producer, node) if merged.source))
-    graph.nodes[node.name] = replace(fused, source=source)
+    graph.nodes[node.name] = replace(fused, source=joint_source(producer, node))
     del graph.nodes[producer.name]
 
 

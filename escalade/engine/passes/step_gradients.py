@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from escalade.engine.graph.graph import Graph, Node
 from escalade.engine.nodes.base import activation_of
-from escalade.engine.nodes.conv2d_gradients import (
+from escalade.engine.nodes.conv2d import (
     BIAS_DIMS,
     BIAS_GRADIENT,
     Conv2dInputGradient,

@@ -13,8 +13,14 @@ from dataclasses import replace
 
 from escalade.engine.graph.graph import Graph, Node, Shape, dtype_name
 from escalade.engine.nodes.base import activation_of, with_activation
-from escalade.engine.nodes.conv2d import Conv2d, ConvTranspose2d, has_one_input
-from escalade.engine.nodes.conv2d_gradients import BIAS_DIMS, Conv2dInputGradient, Conv2dWeightGradient
+from escalade.engine.nodes.conv2d import (
+    BIAS_DIMS,
+    Conv2d,
+    Conv2dInputGradient,
+    Conv2dWeightGradient,
+    ConvTranspose2d,
+    has_one_input,
+)
 from escalade.engine.nodes.reduce import Reduce
 from escalade.engine.nodes.side_outputs import SideOutput, side_outputs_of
 from escalade.engine.nodes.signature import Attributes

@@ -64,6 +64,17 @@ def test_weights_stay_within_the_range_of_their_type() -> None:
         assert ("batch_norm" not in ops(done)) == folded
 
 
+def test_a_constant_is_permuted_with_the_value_it_is_added_to() -> None:
+    rows = TABLE.permute(0, 2, 3, 1).contiguous()
+    x = torch.randn(2, 3, 6, 6)
+    graph = capture(Parts(lambda p, x: p.first(x).permute(0, 2, 3, 1) + rows), (x,))
+    assert "add" in ops(graph)
+    sunk = graph.copy()
+    sink_permutes(sunk)
+    assert ops(sunk).index("add") < ops(sunk).index("permute")
+    torch.testing.assert_close(evaluate(sunk, x), evaluate(graph, x))
+
+
 def test_permutations_are_put_together_in_their_order() -> None:
     def run(p: Parts, x: torch.Tensor) -> torch.Tensor:
         y = F.relu(p.first(x).permute(0, 2, 1, 3))
