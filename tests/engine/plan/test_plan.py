@@ -377,7 +377,7 @@ def test_what_no_rung_can_do_is_pytorchs() -> None:
     formats = {given.name: InputFormat(torch.float32, "flat") for given in graph.inputs}
     every = frozenset(f"relu/{rung.name}" for rung in RELU.ladder)
     (step,) = make_plan(graph, "fp32", H200, formats, avoid=every).steps
-    assert step.in_pytorch and "no rung of relu can do" in step.why_pytorch
+    assert step.in_pytorch and "no rung of relu" in step.why_pytorch
 
 
 def test_linear_layers_over_pixels_are_convolutions() -> None:
