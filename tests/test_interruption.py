@@ -25,9 +25,11 @@ import sys, threading, time
 from escalade import interruption, subprocesses
 with interruption.watch_ctrl_c():
     compiler = ["sh", "-c", "echo $$ > " + sys.argv[1] + "; sleep 61 & sleep 61"]
-    threading.Thread(target=subprocesses.run, args=(compiler,)).start()
+    threads = [threading.Thread(target=subprocesses.run, args=(compiler,))]
     while True:
         try:
+            if threads:
+                threads.pop().start()  # inside of `try`: Ctrl-C may come as soon as it runs
             time.sleep(60)
         except KeyboardInterrupt:
             pass
