@@ -118,7 +118,7 @@ def compile(
         buffers=buffers,
         graph_provider=graphs.graph_for,
         memory=memory,
-        pieces=_batch_of(graph, tensors) if deterministic else None,
+        fixed_batch=_batch_of(graph, tensors) if deterministic else None,
     )
     engine.prepare(
         _example_inputs_for(graph, [tensor.to(engine.device) for tensor in tensors], sizes, batches)
@@ -236,20 +236,27 @@ def load(
     kernels: bool = True,
     buffers: int = 1,
     memory: str | int | None = None,
-    pieces: int | None = None,
+    fixed_batch: int | None = None,
 ) -> Engine:
     """Load an engine from a file.
 
     `device` is "cpu", "twin" or a GPU such as "cuda:1"; default is the GPU if there is one. `plans`, `measured`,
     `buffers` and `memory` are as for `compile`. Plans and machine code that the file has for this GPU are used without
-    a compiler; pass `kernels=False` for files from untrusted sources, to ignore their machine code. With `pieces`, a
-    batch size, the engine is deterministic: every batch is computed in pieces of that size.
+    a compiler; pass `kernels=False` for files from untrusted sources, to ignore their machine code. With
+    `fixed_batch`, a batch size, the engine is deterministic: every batch is computed in pieces of that size.
     """
     where = device if device is not None else ("cuda" if torch.cuda.is_available() else "cpu")
     require_device(where)
     with gc_paused(), reading(path, _tensor_device(where)) as (graph, dtype, artifacts):
         engine = Engine(
-            graph, dtype, where, plans, measured=measured, buffers=buffers, memory=memory, pieces=pieces
+            graph,
+            dtype,
+            where,
+            plans,
+            measured=measured,
+            buffers=buffers,
+            memory=memory,
+            fixed_batch=fixed_batch,
         )
         if kernels:
             engine.set_artifacts(artifacts, str(path))

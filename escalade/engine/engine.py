@@ -64,17 +64,17 @@ class Engine(torch.nn.Module):
         buffers: int = 1,
         graph_provider: GraphProvider | None = None,
         memory: str | int | None = None,
-        pieces: int | None = None,
+        fixed_batch: int | None = None,
     ) -> None:
         """Build an engine from a captured graph; see `escalade.compile` for the options.
 
-        `graph_provider` captures graphs for input sizes that `graph` does not cover. With `pieces`, a batch size, the
-        engine is deterministic: every call is computed in batches of that size.
+        `graph_provider` captures graphs for input sizes that `graph` does not cover. With `fixed_batch`, a batch size,
+        the engine is deterministic: every call is computed in batches of that size.
         """
         super().__init__()
         super().train(False)
         module_attributes = {*vars(self)}
-        self._settings = Settings.of(dtype, device, plans, fusion, measured, buffers, memory, pieces)
+        self._settings = Settings.of(dtype, device, plans, fusion, measured, buffers, memory, fixed_batch)
         self._settings.check(graph)
         self._graph_provider = graph_provider
         self._arguments = graph.arguments

@@ -77,7 +77,7 @@ class Networks:
         return network, batch
 
     def _network(self, graph: Graph) -> Network:
-        if self._settings.pieces is not None:
+        if self._settings.fixed_batch is not None:
             require_independent_items(graph)
         settings = self._settings
         made = Network(graph, settings.dtype, settings.fusion, settings.device, self.pool)

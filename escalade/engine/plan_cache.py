@@ -88,7 +88,7 @@ class PlanCache:
         self._lock = threading.Lock()
         """Guards the tables below; only held briefly."""
         self.uses = count()
-        self._avoid = frozenset() if settings.pieces is None else _batch_dependent_rungs()
+        self._avoid = frozenset() if settings.fixed_batch is None else _batch_dependent_rungs()
         self.artifacts = NO_ARTIFACTS
         """Plans and machine code from a file."""
         self.constants: dict[torch.device, ConstantCache] = {}
@@ -121,8 +121,8 @@ class PlanCache:
 
     def of(self, tensors: Sequence[torch.Tensor], signature: InputSignature | None = None) -> CachedPlan:
         """Return the plan for these inputs, creating it if necessary; later calls find it by `signature`."""
-        if self._settings.pieces is not None and not self._has_piece_size(tensors):
-            return self._for_pieces(tensors, self._settings.pieces)
+        if self._settings.fixed_batch is not None and not self._has_piece_size(tensors):
+            return self._for_pieces(tensors, self._settings.fixed_batch)
         return self._for_whole_batch(tensors, signature)
 
     def _for_whole_batch(
@@ -145,7 +145,7 @@ class PlanCache:
 
     def _has_piece_size(self, tensors: Sequence[torch.Tensor]) -> bool:
         return any(
-            tensor.shape[0] == first.times * (self._settings.pieces or 0)
+            tensor.shape[0] == first.times * (self._settings.fixed_batch or 0)
             for entry, tensor in zip(self.networks.first.captured.inputs, tensors, strict=False)
             if tensor.dim() and entry.shape and isinstance(first := entry.shape[0], Batch)
         )
@@ -161,9 +161,9 @@ class PlanCache:
 
     def prepare(self, several: Sequence[Sequence[torch.Tensor]]) -> None:
         """Plan ahead for inputs like each of these, compiling the kernels of all plans together."""
-        if self._settings.pieces is not None:
+        if self._settings.fixed_batch is not None:
             several = [
-                _empty_batch(self.networks.first.captured, tensors, self._settings.pieces)
+                _empty_batch(self.networks.first.captured, tensors, self._settings.fixed_batch)
                 for tensors in several
             ]
             several = [*{_key(tensors): tensors for tensors in several}.values()]
@@ -308,7 +308,7 @@ class PlanCache:
         with own_arithmetic("fp32", settings.device):
             graph = for_batch(optimized, settings.dtype, batch, settings.fusion, Card.of(place), self._avoid)
         self.networks.pool.share(graph)
-        deterministic = settings.pieces is not None
+        deterministic = settings.fixed_batch is not None
         arguments = (graph, settings.dtype, place, formats, self._avoid, settings.fusion)
         return partial(make_plan, *arguments, deterministic=deterministic)
 

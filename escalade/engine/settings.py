@@ -35,7 +35,7 @@ class Settings:
     """Sets of buffers per plan: the number of calls that can overlap."""
     memory: int | None
     """Limit in bytes for values and packed weights of all plans."""
-    pieces: int | None
+    fixed_batch: int | None
     """Batch size that a deterministic engine computes every call in; None if not deterministic."""
 
     @staticmethod
@@ -47,17 +47,19 @@ class Settings:
         measured: bool,
         buffers: int,
         memory: str | int | None,
-        pieces: int | None,
+        fixed_batch: int | None,
     ) -> Settings:
         dtype = require_dtype(dtype)
         require_device(device)
-        if pieces is not None and (measured or (device != TWIN and torch.device(device).type == "cpu")):
+        if fixed_batch is not None and (measured or (device != TWIN and torch.device(device).type == "cpu")):
             raise UnsupportedError(
-                "deterministic=True and pieces need Escalade's kernels: use device 'cuda' or 'twin' and leave out "
+                "deterministic=True and fixed_batch need Escalade's kernels: use device 'cuda' or 'twin' and leave out "
                 "measured=True. PyTorch's operators may sum in another order for another batch size"
             )
-        if pieces is not None and (type(pieces) is not int or pieces < 1):
-            raise UnsupportedError(f"pieces={pieces!r}: pass a batch size, a whole number of at least 1")
+        if fixed_batch is not None and (type(fixed_batch) is not int or fixed_batch < 1):
+            raise UnsupportedError(
+                f"fixed_batch={fixed_batch!r}: pass a batch size, a whole number of at least 1"
+            )
         if measured:
             require_gpu("measured=True", device)
         if dtype == "fp8" and fusion is not FusionLevel.fused:
@@ -69,7 +71,7 @@ class Settings:
                 raise UnsupportedError(f"{name}={number!r}: pass a whole number of at least 1")
         home = torch.device("cpu" if device == TWIN else device)
         return Settings(
-            dtype, home, device == TWIN, fusion, measured, plans, buffers, _parse_bytes(memory), pieces
+            dtype, home, device == TWIN, fusion, measured, plans, buffers, _parse_bytes(memory), fixed_batch
         )
 
     @property
@@ -94,7 +96,7 @@ class Settings:
         """Keyword arguments that recreate an engine with these options, except its dtype."""
         return {
             "device": TWIN if self.on_twin else self.device, "plans": self.plans, "fusion": self.fusion,
-            "measured": self.measured, "buffers": self.buffers, "memory": self.memory, "pieces": self.pieces,
+            "measured": self.measured, "buffers": self.buffers, "memory": self.memory, "fixed_batch": self.fixed_batch,
         }  # fmt: skip
 
 

@@ -56,12 +56,12 @@ def test_a_file_is_loaded_for_the_same_bits(tmp_path: pathlib.Path) -> None:
     x, scale = torch.randn(5, 3, 10, 10), torch.rand(16)
     engine = compile(Mixed().eval(), (x[:2], scale), device="twin", dtype="fp16", deterministic=True)
     engine.save(tmp_path / "engine")
-    loaded = load(tmp_path / "engine", device="twin", pieces=2)
+    loaded = load(tmp_path / "engine", device="twin", fixed_batch=2)
     for count in (1, 2, 5):
         assert torch.equal(loaded(x[:count], scale), engine(x, scale)[:count])
-    for pieces in (0, -1, 1.5, True):
-        with pytest.raises(UnsupportedError, match="pieces"):
-            load(tmp_path / "engine", device="twin", pieces=pieces)  # type: ignore[arg-type]
+    for size in (0, -1, 1.5, True):
+        with pytest.raises(UnsupportedError, match="fixed_batch"):
+            load(tmp_path / "engine", device="twin", fixed_batch=size)  # type: ignore[arg-type]
 
 
 REFUSED: dict[str, tuple[Callable[[torch.Tensor], Any], str]] = {
