@@ -31,16 +31,8 @@ _LOGICAL_NAMES = {"bitwise_and": "logical_and", "bitwise_or": "logical_or", "bit
 """Bitwise operators as functions of bools, the only integers that expressions compute with."""
 
 
-def _add(given: Numbers) -> str:
-    return "self + other" if given.get("alpha", 1) == 1 else "self + alpha * other"
-
-
-def _sub(given: Numbers) -> str:
-    return "self - other" if given.get("alpha", 1) == 1 else "self - alpha * other"
-
-
-def _rsub(given: Numbers) -> str:
-    return "other - self" if given.get("alpha", 1) == 1 else "other - alpha * self"
+def _sum(first: str, sign: str, second: str) -> Callable[[Numbers], str]:
+    return lambda given: f"{first} {sign} {'' if given.get('alpha', 1) == 1 else 'alpha * '}{second}"
 
 
 def _div(given: Numbers) -> str | None:
@@ -106,9 +98,9 @@ def _rrelu(given: Numbers) -> str | None:
 
 
 _SPELLED: Mapping[str, Callable[[Numbers], str | None]] = {
-    "add": _add,
-    "sub": _sub,
-    "rsub": _rsub,
+    "add": _sum("self", "+", "other"),
+    "sub": _sum("self", "-", "other"),
+    "rsub": _sum("other", "-", "self"),
     "div": _div,
     "floor_divide": lambda given: _FLOORED,
     "clamp": _clamp,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
@@ -258,8 +258,7 @@ class Concatenate(Operator):
         return self.instead_of(node, inputs, dimension=dim % len(node.shape))
 
     def compute(self, node: Node, inputs: Tensors) -> torch.Tensor:
-        joined = _concatenation(node)
-        return torch.cat([inputs[role] for role in joined.roles], joined.dimension)
+        return torch.cat([inputs[role] for role in _roles(node)], node.attributes["dimension"])
 
     def sizes(self, sizes: Mapping[str, Sizes], attributes: Attributes) -> Mapping[str, Sizes]:
         result, dim = sizes[RESULT], attributes["dimension"]
@@ -279,13 +278,12 @@ class Concatenate(Operator):
 
     def element_moves(self, node: Node, inputs: Tensors, result: torch.Tensor) -> list[ElementMove]:
         """Return a move per part; if the plan writes other parts in place, only of those named in `moved`."""
-        joined = _concatenation(node)
-        first, moves = 0, []
-        for role in joined.roles:
+        first, moves, dim, roles = 0, [], node.attributes["dimension"], _roles(node)
+        for role in roles:
             part = inputs[role]
-            length = part.shape[joined.dimension]
-            if role in node.attributes.get("moved", joined.roles):
-                moves.append(ElementMove(part, result.narrow(joined.dimension, first, length)))
+            length = part.shape[dim]
+            if role in node.attributes.get("moved", roles):
+                moves.append(ElementMove(part, result.narrow(dim, first, length)))
             first += length
         return moves
 
@@ -294,37 +292,13 @@ class Concatenate(Operator):
         return lower_moves(self, node, forms)
 
 
-@dataclass(frozen=True)
-class Concatenation:
-    """Dimension and operands, in order, of a concatenation."""
-
-    dimension: int
-    roles: tuple[str, ...]
+def concatenated_values(node: Node) -> list[str]:
+    """Return the values that a concatenation joins, in order."""
+    return [node.inputs[role] for role in _roles(node)]
 
 
-def _concatenation(node: Node) -> Concatenation:
-    roles = tuple(f"x{number}" for number in range(len(node.inputs)))
-    return Concatenation(node.attributes["dimension"], roles)
-
-
-def concatenation_of(node: Node) -> Concatenation | None:
-    """Return how a node concatenates its inputs; None for other nodes."""
-    return _concatenation(node) if Concatenate.matches(node) else None
-
-
-@dataclass(frozen=True)
-class SliceRange:
-    """Dimension and start of a slice."""
-
-    dimension: int
-    first: int
-
-
-def slice_of(node: Node) -> SliceRange | None:
-    """Return the range of x that a node slices; None for other nodes."""
-    if not Slice.matches(node):
-        return None
-    return SliceRange(node.attributes["dimension"], node.attributes["first"])
+def _roles(node: Node) -> list[str]:
+    return [f"x{number}" for number in range(len(node.inputs))]
 
 
 # Sequences (NCL) viewed as images (NCHW) of height 1.

@@ -16,7 +16,7 @@ from escalade.engine.graph.forms import STORAGE
 from escalade.engine.graph.graph import Graph, Node
 from escalade.engine.nodes.base import with_channels
 from escalade.engine.nodes.rearrange import Shuffle, shuffle_order
-from escalade.engine.nodes.views import Permute, Reshape, Slice, concatenation_of
+from escalade.engine.nodes.views import Concatenate, Permute, Reshape, Slice, concatenated_values
 from escalade.engine.passes.channel_order import (
     Order,
     passing_channels,
@@ -201,10 +201,11 @@ def _collect(
 
 def _pad_concatenation(graph: Graph, node: Node, vector_elements: int) -> None:
     """Pad the operands of a concatenation, so that each starts at an aligned channel."""
-    joined = concatenation_of(node)
-    if joined is None or joined.dimension != 1 or len(node.shape) != 4 or node.name in graph.outputs:
+    if not Concatenate.matches(node) or len(node.shape) != 4 or node.name in graph.outputs:
         return
-    parts, readers = [node.inputs[role] for role in joined.roles], graph.users().get(node.name, [])
+    if node.attributes["dimension"] != 1:
+        return
+    parts, readers = concatenated_values(node), graph.users().get(node.name, [])
     widths = [_width(graph, part) for part in parts]
     if not any(width % vector_elements for width in widths):
         return

@@ -17,7 +17,7 @@ from escalade.engine.graph.graph import Graph, Node
 from escalade.engine.nodes import operator_of
 from escalade.engine.nodes.lowering import Forms
 from escalade.engine.nodes.movement import Move
-from escalade.engine.nodes.views import Concatenate, Slice, SliceRange, concatenation_of, slice_of
+from escalade.engine.nodes.views import Concatenate, Slice, concatenated_values
 from escalade.engine.plan.choices import StepChoices
 from escalade.ops.base.dtypes import VECTOR_BYTES
 
@@ -133,11 +133,11 @@ class _SubbufferAssignment:
 
     def place_slices(self) -> None:
         for node in self.graph:
-            taken = slice_of(node)
-            if taken is None or node.inputs["x"] in self.graph.constants:
+            if not Slice.matches(node) or node.inputs["x"] in self.graph.constants:
                 continue
-            if self._has_memory(node.inputs["x"]) and _can_be_subbuffer(node, taken, self.forms):
-                self.within[node.name] = _Slice(node.inputs["x"], taken.dimension, taken.first)
+            a, x = node.attributes, node.inputs["x"]
+            if self._has_memory(x) and _can_be_subbuffer(node, self.forms):
+                self.within[node.name] = _Slice(x, a["dimension"], a["first"])
                 self.slices.add(node.name)
 
     def _has_memory(self, name: str) -> bool:
@@ -151,37 +151,32 @@ class _SubbufferAssignment:
 
     def _members_of(self, node: Node) -> list[str]:
         """Return the members of a concatenation that subbuffers can represent; empty for any other node."""
-        concatenation = concatenation_of(node)
-        if concatenation is None:
+        if not Concatenate.matches(node):
             return []
-        names = [node.inputs[role] for role in concatenation.roles]
+        names = concatenated_values(node)
         form = self.forms[node.name]
         same_form = all(
             name in self.forms
             and (self.forms[name].dtype, self.forms[name].layout) == (form.dtype, form.layout)
             for name in names
         )
-        return (
-            names
-            if same_form and form.elements and _is_contiguous_slice(form, concatenation.dimension)
-            else []
-        )
+        is_contiguous = _is_contiguous_slice(form, node.attributes["dimension"])
+        return names if same_form and form.elements and is_contiguous else []
 
     def place_concatenations(self) -> None:
         """Place the largest concatenation first, so that smaller ones it extends become subbuffers of it."""
         concatenations = [node for node in self.graph if Concatenate.matches(node)]
         for node in sorted(concatenations, key=lambda node: -self.forms[node.name].elements):
-            concatenation = concatenation_of(node)
-            members = self._members_of(node)
-            if concatenation is None or not members:
+            members, dimension = self._members_of(node), node.attributes["dimension"]
+            if not members:
                 continue
-            names = self._merge_adjacent(members, concatenation.dimension)
-            run = None if node.name in self.within else self._find_run(names, concatenation.dimension)
+            names = self._merge_adjacent(members, dimension)
+            run = None if node.name in self.within else self._find_run(names, dimension)
             if run is not None:
                 self.within[node.name] = run
                 self.runs.add(node.name)
             else:
-                self._place_members(node, names, concatenation.dimension)
+                self._place_members(node, names, dimension)
 
     def _merge_adjacent(self, names: Sequence[str], dimension: int) -> list[str]:
         """Replace adjacent slices that together cover all of a value by that value."""
@@ -206,8 +201,7 @@ class _SubbufferAssignment:
     def _find_run(self, names: Sequence[str], dimension: int) -> _Slice | None:
         """Return the slice where these values are already adjacent, in this order, or None."""
         for parent, members in self.members.items():
-            concatenation = concatenation_of(self.graph.nodes[parent])
-            if concatenation is None or concatenation.dimension != dimension:
+            if self.graph.nodes[parent].attributes["dimension"] != dimension:
                 continue
             for start in range(len(members) - len(names) + 1):
                 if members[start : start + len(names)] == list(names):
@@ -320,24 +314,22 @@ class _SubbufferAssignment:
 
 def can_slice_in_place(node: Node, forms: Mapping[str, Form]) -> bool:
     """Return True if a slice of a dense value starts and continues at vector-aligned addresses."""
-    taken = slice_of(node)
-    if taken is None or not _can_be_subbuffer(node, taken, forms):
+    if not Slice.matches(node) or not _can_be_subbuffer(node, forms):
         return False
-    parent = forms[node.inputs["x"]]
-    if taken.dimension != parent.order[-1]:
-        inner = parent.order[parent.order.index(taken.dimension) + 1 :]
-        steps = [taken.first * prod(parent.shape[d] for d in inner)]
+    parent, dimension, first = forms[node.inputs["x"]], node.attributes["dimension"], node.attributes["first"]
+    if dimension != parent.order[-1]:
+        inner = parent.order[parent.order.index(dimension) + 1 :]
+        steps = [first * prod(parent.shape[d] for d in inner)]
     else:
-        steps = [taken.first, parent.row]
+        steps = [first, parent.row]
     return not any(step * parent.dtype.itemsize % VECTOR_BYTES for step in steps)
 
 
-def _can_be_subbuffer(node: Node, taken: SliceRange, forms: Mapping[str, Form]) -> bool:
+def _can_be_subbuffer(node: Node, forms: Mapping[str, Form]) -> bool:
     """Return True if a slice has its source's dtype and layout, and offset and pitch can describe it."""
     parent, own = forms[node.inputs["x"]], forms[node.name]
-    return (parent.dtype, parent.layout) == (own.dtype, own.layout) and _is_contiguous_slice(
-        parent, taken.dimension
-    )
+    has_same_form = (parent.dtype, parent.layout) == (own.dtype, own.layout)
+    return has_same_form and _is_contiguous_slice(parent, node.attributes["dimension"])
 
 
 def _is_contiguous_slice(parent: Form, dimension: int) -> bool:
