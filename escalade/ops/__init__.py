@@ -1,6 +1,6 @@
-"""The operations by name, and their operators.
+"""Registry: all operations by name, and their operators.
 
-Nothing below imports this: what has an operation in hand passes it on.
+Modules below do not import it; they pass operations along.
 """
 
 from __future__ import annotations
@@ -96,9 +96,9 @@ autograd.register()
 
 
 def operation(name: str) -> Operation:
-    """The operation of that name, for what is given names: commands, files, a network's graph."""
+    """Return an operation by name, for commands, files and graphs."""
     if name not in OPERATIONS:
-        raise UnsupportedError(f"there is no operation {name!r}; there is {', '.join(OPERATIONS)}")
+        raise UnsupportedError(f"unknown operation {name!r}; known: {', '.join(OPERATIONS)}")
     return OPERATIONS[name]
 
 

@@ -1,4 +1,4 @@
-"""The mean over a grid of windows."""
+"""Mean over a grid of windows."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ import torch
 import torch.nn.functional as F
 
 from escalade.device.architecture import WITH_WGMMA
-from escalade.device.program import Constant, Macro, Program
-from escalade.device.recipe import Buffer, KernelCall, Recipe
+from escalade.device.program import Program
+from escalade.device.recipe import Buffer, Recipe
 from escalade.errors import UnsupportedError
 from escalade.ops.base.checks import require_at_least
-from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES, VECTOR_BYTES, dtype_of, element, widest_vector
+from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES, VECTOR_BYTES, dtype_of, widest_vector
 from escalade.ops.base.grid import blocks, ceil_div
 from escalade.ops.base.ladder import Ladder
+from escalade.ops.base.launch import launch
 from escalade.ops.base.naming import Named, NamePattern
 from escalade.ops.base.operation import Operation, Reference
 from escalade.ops.base.pitch import check_pitches, unsupported_pitch
 from escalade.ops.base.rung import Config, Rung, ThreadsConfig
 from escalade.ops.calling.call import CallPlan
-from escalade.ops.calling.library import define_planned
+from escalade.ops.calling.library import Pair, define_planned
 from escalade.ops.shared import pooling
 from escalade.ops.shared.images import (
     LAYOUTS,
@@ -44,17 +45,14 @@ from escalade.ops.shared.pooling import empty_output, random_inputs
 class AdaptiveAvgPool2dProblem(Images, Named):
     """y[oh, ow] = mean of x over rows from floor(oh * H / OH) to ceil((oh + 1) * H / OH), and columns likewise."""
 
-    NAME: ClassVar = NamePattern(
-        "pooling",
-        "{channels}_{height,width}to{output}_b{batch}",
-    )
+    NAME: ClassVar = NamePattern("pooling", "{channels}_{height,width}to{output}_b{batch}")
 
     output: tuple[int, int] = (1, 1)
     dtype: str = "fp32"
     layout: str = "nchw"
     x_pitch: int = 0
     y_pitch: int = 0
-    """Elements from pixel to pixel in NHWC, of parts of larger buffers; 0: dense."""
+    """Elements from pixel to pixel in NHWC if the buffer is a slice of a larger one; 0 if dense."""
 
     def __post_init__(self) -> None:
         _check(self)
@@ -73,12 +71,12 @@ class AdaptiveAvgPool2dProblem(Images, Named):
 
     @property
     def largest_window(self) -> int:
-        """Pixels; windows of one problem differ by a row and a column at most."""
+        """Pixels of the largest window; windows differ by at most a row and a column."""
         return _widest(self.height, self.output_height) * _widest(self.width, self.output_width)
 
     @property
     def flops(self) -> int:
-        """Additions of the means."""
+        """Additions."""
         rows, columns = (_widths(self.height, self.output_height), _widths(self.width, self.output_width))
         return self.batch * self.channels * rows * columns
 
@@ -88,7 +86,7 @@ class AdaptiveAvgPool2dProblem(Images, Named):
 
     @property
     def rounding(self) -> float:
-        """A running sum of n independent terms, each addition off by up to 2^-24 of it: a random walk."""
+        """Random walk of a running sum: each of n additions is off by up to 2^-24 of the partial sum."""
         return 2.0**-24 * math.sqrt(1 + self.largest_window / 6)
 
 
@@ -97,12 +95,12 @@ def _window(at: int, size: int, outputs: int) -> int:
 
 
 def _widest(size: int, outputs: int) -> int:
-    """Windows repeat after outputs / gcd; the widest begins latest within a pixel and ends earliest within one."""
+    """Return the widest window; sizes repeat after outputs / gcd windows."""
     return max(_window(at, size, outputs) for at in range(outputs // math.gcd(size, outputs)))
 
 
 def _widths(size: int, outputs: int) -> int:
-    """The widths of all windows together."""
+    """Return the sum of all window widths."""
     return sum(_window(at, size, outputs) for at in range(outputs))
 
 
@@ -110,44 +108,41 @@ def _check(p: AdaptiveAvgPool2dProblem) -> None:
     check_problem("adaptive_avg_pool2d", p)
     require_at_least(1, {"output": min(p.output)})
     check_pitches(p, x=p.channels, y=p.channels)
-    apart = max(p.channels, p.x_pitch, p.y_pitch)
-    require_32_bits("adaptive_avg_pool2d", apart * max(p.pixels, p.output_height * p.output_width))
+    pitch = max(p.channels, p.x_pitch, p.y_pitch)
+    require_32_bits("adaptive_avg_pool2d", pitch * max(p.pixels, p.output_height * p.output_width))
     for size, outputs in ((p.height, p.output_height), (p.width, p.output_width)):
         if (size + 1) * outputs >= 2**31:
             raise UnsupportedError(
-                f"{size} pixels into {outputs}: adaptive_avg_pool2d counts their product in 32 bits"
+                f"{size} pixels to {outputs} outputs: adaptive_avg_pool2d needs a product below 2^31"
             )
 
 
-# --- rungs, arguments: what the rungs of adaptive_avg_pool2d share
+# --- rung lanes: several lanes of a warp share a window
 
 
 BUSY_THREADS = 1024
-"""Threads a multiprocessor that fill it by half."""
-
-
-# --- rungs, lanes: several lanes of a warp share a window
+"""Threads per SM that fill half of it."""
 
 
 @dataclass(frozen=True)
 class LanesConfig(Config):
     lanes: int
-    """Lanes that share one output."""
+    """Lanes per output."""
     threads: int = 128
 
 
 class Lanes(Rung[AdaptiveAvgPool2dProblem, LanesConfig]):
     def supports(self, problem: AdaptiveAvgPool2dProblem) -> str | None:
         if problem.layout != "nchw":
-            return f"{self.name} takes layout nchw, not {problem.layout}"
+            return f"{self.name} supports layout nchw, not {problem.layout}"
         if problem.batch == 0:
-            return f"{self.name} takes at least one image, for its idle lanes repeat the last output"
+            return f"{self.name} needs at least one image, since idle lanes repeat the last output"
         if problem.output_elements * 32 >= 2**31:
-            return f"{self.name} counts lanes in 32 bits; there are too many for {problem.name}"
+            return f"{self.name} counts lanes in 32 bits; {problem.name} needs more"
         return unsupported_pitch(self.name, problem)
 
     def configs(self, problem: AdaptiveAvgPool2dProblem) -> tuple[LanesConfig, ...]:
-        """Offers as many lanes as leave four loads or more to each, and more where the outputs are few."""
+        """Default to at least four loads per lane, or more lanes if there are few outputs."""
         every = (4, 8, 16, 32)
         enough = problem.largest_window // 4
         busy = BUSY_THREADS * self.card.multiprocessors // max(1, problem.output_elements)
@@ -155,32 +150,25 @@ class Lanes(Rung[AdaptiveAvgPool2dProblem, LanesConfig]):
         return tuple(LanesConfig(lanes) for lanes in sorted(every, key=lambda lanes: (lanes != best, lanes)))
 
     def recipe(self, problem: AdaptiveAvgPool2dProblem, config: LanesConfig) -> Recipe:
-        constants: dict[str, Constant] = {
-            **pooling.constants(problem),
-            "WHOLE_ROWS": problem.output_width == 1,
-            "LANES": config.lanes,
-        }
-        call = KernelCall(
-            Program.of("adaptive_avg_pool2d/lanes.cu", "adaptive_avg_pool2d_lanes", constants),
-            (blocks(problem.output_elements * config.lanes, config.threads), 1, 1),
-            (config.threads, 1, 1),
-            (Buffer("x"), Buffer("y"), pooling.shape(problem)),
-            overlap=True,
-        )
-        return Recipe((call,))
+        return launch(
+            Program.of("adaptive_avg_pool2d/lanes.cu", problem=problem, config=config),
+            blocks(problem.output_elements * config.lanes, config.threads),
+            config.threads,
+            Buffer("x"), Buffer("y"), pooling.shape(problem),
+        )  # fmt: skip
 
 
-# Predictions for 512 channels of 7 x 7 to one mean each, batch 256, fp16: 13 MB, 3 us and a launch.
+# Predictions are for 512 channels of 7 x 7 to one mean each, batch 256, fp16: 13 MB, 3 us and a launch.
 LANES = Lanes(
     "lanes",
-    "several lanes of a warp share a window, read it side by side and meet by shuffles",
+    "several lanes of a warp read a window together and reduce by shuffles",
     below="naive",
-    # A warp of the foot fetches 32 sectors for each of 49 steps, 205 MB out of L2 or L1 (18 us); side by side 6 us.
+    # A warp of naive fetches 32 sectors for each of 49 steps, 205 MB out of L2 or L1 (18 us); coalesced 6 us.
     predicted_gain=3.0,
 )
 
 
-# --- rungs, naive: one thread per output
+# --- rung naive: one thread per output
 
 
 class Naive(Rung[AdaptiveAvgPool2dProblem, ThreadsConfig]):
@@ -191,52 +179,45 @@ class Naive(Rung[AdaptiveAvgPool2dProblem, ThreadsConfig]):
         return (ThreadsConfig(128),)
 
     def recipe(self, problem: AdaptiveAvgPool2dProblem, config: ThreadsConfig) -> Recipe:
-        p = problem
-        constants: dict[str, Constant] = {**pooling.constants(p), "NHWC": p.layout == "nhwc"}
-        call = KernelCall(
-            Program.of("adaptive_avg_pool2d/naive.cu", "adaptive_avg_pool2d_naive", constants),
-            (blocks(p.output_elements, config.threads), 1, 1),
-            (config.threads, 1, 1),
-            (Buffer("x"), Buffer("y"), pooling.shape(p)),
-            overlap=True,
-        )
-        return Recipe((call,))
+        return launch(
+            Program.of("adaptive_avg_pool2d/naive.cu", problem=problem),
+            blocks(problem.output_elements, config.threads),
+            config.threads,
+            Buffer("x"), Buffer("y"), pooling.shape(problem),
+        )  # fmt: skip
 
 
-# Predictions for 512 channels of 7 x 7 to one mean each, batch 256, fp16: 13 MB, 3 us and a launch.
-NAIVE = Naive("naive", "one thread an output, the window summed pixel by pixel", None, None)
+NAIVE = Naive("naive", "one thread per output, which sums its window pixel by pixel", None, None)
 
 
-# --- rungs, sliced: the mean over a whole image: blocks have slices of channels and parts of the pixels, and all size
+# --- rung sliced: whole images; CTAs take slices of channels and parts of the pixels, all sizes are compile-time
 
 
-_THREADS_HELD = 1024
-"""Threads that a multiprocessor holds with 64 registers each."""
+_THREADS_HELD = 1024  # per SM at 64 registers per thread
 LANES_SLICED = 128
-"""Instructions of threads that a multiprocessor starts in a clock."""
+"""Thread instructions that an SM issues per clock."""
 READING = 3.0
-"""Instructions for an element of x: conversion, addition, and a share of addresses and selections."""
-_OVERHEAD = 100
-"""Instructions of a thread besides those for elements: where it begins, and how its sums meet others."""
+"""Instructions per element of x: conversion, addition, and a share of addresses and selections."""
+_OVERHEAD = 100  # other instructions per thread: set-up and reduction
 TURN_US = 0.15
-"""Microseconds from a load to its value, besides the bytes: a block's threads wait for all loads of a turn."""
+"""Latency of a load besides the bytes: the threads of a CTA wait for all loads of a turn."""
 LOAD_US = 0.03
 """Microseconds that each load of a thread adds to a turn."""
 EXCHANGE_US = 0.35
-"""Microseconds in which the blocks of a cluster start together, and push their sums to the first."""
+"""Microseconds until all CTAs of a cluster run, and to push their sums to the first."""
 CLUSTERED_US = 0.0022
-"""Microseconds that each block of a cluster adds to a launch."""
+"""Microseconds that each CTA of a cluster adds to a launch."""
 BLOCK_US = 0.0002
-"""Microseconds that each block adds to a launch."""
+"""Microseconds that each CTA adds to a launch."""
 
 
 @dataclass(frozen=True)
 class SlicedConfig(Config):
     threads: int
     columns: int
-    """Packs of channels of a slice."""
+    """Packs of channels per slice."""
     parts: int
-    """Parts of the pixels: the blocks of a cluster."""
+    """Parts of the pixels, one per CTA of a cluster."""
 
     def width(self, problem: AdaptiveAvgPool2dProblem) -> int:
         return self.columns * widest_vector(problem.dtype, problem.channels)
@@ -251,7 +232,7 @@ class SlicedConfig(Config):
         return PixelSums(self.threads, self.columns, ceil_div(problem.pixels, self.parts))
 
     def shared_bytes(self, problem: AdaptiveAvgPool2dProblem) -> int:
-        """Sums of groups, of the block, and of all parts, each up to whole accesses."""
+        """Sums of groups, of the CTA, and of all parts, each padded to 16 bytes."""
         width, padded = self.width(problem), ceil_div(self.width(problem), 4) * 4
         summed = ceil_div(4 * self.pixel_sums(problem).sums * width, VECTOR_BYTES) * VECTOR_BYTES
         return summed + 4 * padded * (1 + self.parts)
@@ -265,9 +246,9 @@ class Sliced(Rung[AdaptiveAvgPool2dProblem, SlicedConfig]):
     def supports(self, problem: AdaptiveAvgPool2dProblem) -> str | None:
         p = problem
         if p.layout != "nhwc" or p.output != (1, 1):
-            return f"{self.name} takes whole images in layout nhwc, not {p.name} in {p.layout}"
+            return f"{self.name} supports whole images in layout nhwc, not {p.name} in {p.layout}"
         if p.batch == 0 or p.batch * ceil_div(p.channels, widest_vector(p.dtype, p.channels)) >= 2**28:
-            return f"{self.name} takes at least one image, and counts blocks in 32 bits; {p.name} has others"
+            return f"{self.name} needs at least one image, and counts CTAs in 32 bits; {p.name} has none or needs more"
         return unsupported_pitch(self.name, p, ("x", "y"))
 
     def configs(self, problem: AdaptiveAvgPool2dProblem) -> tuple[SlicedConfig, ...]:
@@ -284,19 +265,17 @@ class Sliced(Rung[AdaptiveAvgPool2dProblem, SlicedConfig]):
         return tuple(sorted(offered, key=lambda config: self.estimate(p, config)))
 
     def estimate(self, problem: AdaptiveAvgPool2dProblem, config: SlicedConfig) -> float:
-        """The bytes and the instructions of the busiest multiprocessor, or all bytes at the rate of the whole card,
-        and the round trips of as many waves as there are.
-        """
+        """Time of the busiest SM (bytes or instructions) or of DRAM, plus latency per wave."""
         p, rates, size = problem, self.card.rates, ELEMENT_BYTES[problem.dtype]
         sums, vector = config.pixel_sums(p), widest_vector(p.dtype, p.channels)
         usable = max(1, self.card.max_active_clusters(config.parts) * config.parts)
-        a_multiprocessor = ceil_div(config.blocks(p), usable)
-        resident = min(a_multiprocessor, _THREADS_HELD // config.threads)
-        waves = ceil_div(a_multiprocessor, resident)
+        per_sm = ceil_div(config.blocks(p), usable)
+        resident = min(per_sm, _THREADS_HELD // config.threads)
+        waves = ceil_div(per_sm, resident)
         rate = self.card.copy_rate(rates.copies.mma_ring, min(config.blocks(p), usable))
         read = config.width(p) * ceil_div(p.pixels, config.parts) * size / rate
         done = (READING * vector * sums.slots + _OVERHEAD * config.threads) / LANES_SLICED
-        busy = a_multiprocessor * max(read, done) / rates.clock
+        busy = per_sm * max(read, done) / rates.clock
         trips = waves * sums.waits(resident) * (TURN_US + LOAD_US * sums.ahead)
         launch = rates.launch_us + BLOCK_US * config.blocks(p)
         if config.parts > 1:
@@ -306,45 +285,31 @@ class Sliced(Rung[AdaptiveAvgPool2dProblem, SlicedConfig]):
 
     def recipe(self, problem: AdaptiveAvgPool2dProblem, config: SlicedConfig) -> Recipe:
         p = problem
-        constants: dict[str, Constant] = {
-            **config.pixel_sums(p).constants,
-            "Element": element(p.dtype),
-            "CHANNELS": p.channels,
-            "PIXELS": p.pixels,
-            "VECTOR": widest_vector(p.dtype, p.channels),
-            "IMAGES": 1,
-            "WIDTH": config.width(p),
-            "SLICES": config.slices(p),
-            "PARTS": Macro(str(config.parts)),
-            "THREADS": config.threads,
-        }
-        call = KernelCall(
-            Program.of("adaptive_avg_pool2d/sliced.cu", "adaptive_avg_pool2d_sliced", constants),
-            (config.blocks(p), 1, 1),
-            (config.threads, 1, 1),
-            (Buffer("x"), Buffer("y"), p.batch, p.x_pitch or p.channels, p.y_pitch or p.channels),
+        sums, vector = config.pixel_sums(p), widest_vector(p.dtype, p.channels)
+        return launch(
+            Program.of("adaptive_avg_pool2d/sliced.cu", problem=p, config=config, sums=sums, vector=vector),
+            config.blocks(p),
+            config.threads,
+            Buffer("x"), Buffer("y"), p.batch, p.x_pitch or p.channels, p.y_pitch or p.channels,
             shared_bytes=config.shared_bytes(p),
             cluster=(config.parts, 1, 1),
-            overlap=True,
-        )
-        return Recipe((call,))
+        )  # fmt: skip
 
 
-# Predicted for 512 channels of 7 x 7 to one mean each, batch 256, fp16: 13 MB, 3 us and a launch. `vectorised` works
-# out windows by divisions and fills a block's lanes with one or two loads each, some 600 instructions a thread.
+# `vectorised` computes windows by divisions and gives each lane one or two loads, some 600 instructions per thread.
 SLICED = Sliced(
     "sliced",
-    "whole images, their sizes constants of the kernel; blocks of a cluster share the pixels of large ones",
+    "whole images of compile-time size; the CTAs of a cluster share the pixels of large ones",
     below="vectorised",
     predicted_gain=1.4,
 )
 
 
-# --- rungs, vectorised: sixteen bytes of channels a lane, a window shared by the lanes of a block
+# --- rung vectorised: 16 bytes of channels per lane, a window shared by the lanes of a CTA
 
 
 VECTOR_LANES = 8
-"""Vectors of channels that a block of kernels/adaptive_avg_pool2d/vectorised.cu takes."""
+"""Vectors of channels per CTA in kernels/adaptive_avg_pool2d/vectorised.cu."""
 
 
 @dataclass(frozen=True)
@@ -353,16 +318,16 @@ class SplitConfig(Config):
     """Groups of lanes that share a window."""
 
 
-class Vectorised(Rung[AdaptiveAvgPool2dProblem, SplitConfig]):
+class Vectorized(Rung[AdaptiveAvgPool2dProblem, SplitConfig]):
     def supports(self, problem: AdaptiveAvgPool2dProblem) -> str | None:
         if problem.layout != "nhwc":
             return f"{self.name} supports layout nhwc, not {problem.layout}"
         if self._blocks(problem) >= 2**31:
-            return f"{self.name} counts blocks in 32 bits; there are too many for {problem.name}"
+            return f"{self.name} counts CTAs in 32 bits; {problem.name} needs more"
         return unsupported_pitch(self.name, problem, ("x", "y"))
 
     def configs(self, problem: AdaptiveAvgPool2dProblem) -> tuple[SplitConfig, ...]:
-        """The fewest that keep the card busy, and no more than leave a lane four loads."""
+        """Default to the fewest that keep the card busy, with at least four loads per lane."""
         every = (4, 8, 16, 32)
         wanted = BUSY_THREADS * self.card.multiprocessors / (self._blocks(problem) * VECTOR_LANES)
         best = next((splits for splits in every if splits >= min(wanted, problem.largest_window / 4)), 32)
@@ -371,20 +336,13 @@ class Vectorised(Rung[AdaptiveAvgPool2dProblem, SplitConfig]):
         )
 
     def recipe(self, problem: AdaptiveAvgPool2dProblem, config: SplitConfig) -> Recipe:
-        constants: dict[str, Constant] = {
-            **pooling.constants(problem),
-            "WHOLE_ROWS": problem.output_width == 1,
-            "VECTOR": widest_vector(problem.dtype, problem.channels),
-            "SPLITS": config.splits,
-        }
-        call = KernelCall(
-            Program.of("adaptive_avg_pool2d/vectorised.cu", "adaptive_avg_pool2d_vectorised", constants),
-            (self._blocks(problem), 1, 1),
-            (VECTOR_LANES * config.splits, 1, 1),
-            (Buffer("x"), Buffer("y"), pooling.shape(problem), self._channel_blocks(problem)),
-            overlap=True,
-        )
-        return Recipe((call,))
+        vector = widest_vector(problem.dtype, problem.channels)
+        return launch(
+            Program.of("adaptive_avg_pool2d/vectorised.cu", problem=problem, config=config, vector=vector),
+            self._blocks(problem),
+            VECTOR_LANES * config.splits,
+            Buffer("x"), Buffer("y"), pooling.shape(problem), self._channel_blocks(problem),
+        )  # fmt: skip
 
     def _channel_blocks(self, problem: AdaptiveAvgPool2dProblem) -> int:
         return blocks(problem.channels, VECTOR_LANES * widest_vector(problem.dtype, problem.channels))
@@ -394,17 +352,16 @@ class Vectorised(Rung[AdaptiveAvgPool2dProblem, SplitConfig]):
         return max(1, pixels * self._channel_blocks(problem))
 
 
-# Predictions for 512 channels of 7 x 7 to one mean each, batch 256, fp16: 13 MB, 3 us and a launch.
-VECTORISED = Vectorised(
+VECTORISED = Vectorized(
     "vectorised",
-    "16 bytes of channels a lane, a window's pixels dealt out to the lanes of a block, which meet in shared memory",
+    "16 bytes of channels per lane; the lanes of a CTA share a window and reduce in shared memory",
     below="naive",
-    # The foot waits 49 / 4 times for memory, 0.8 us each (10 us); here once or twice.
+    # naive waits 49 / 4 times for memory, 0.8 us each (10 us); here once or twice.
     predicted_gain=2.5,
 )
 
 
-# --- problems to measure and to test
+# --- problems
 
 
 def _square(channels: int, size: int, output: int, batch: int = 1) -> AdaptiveAvgPool2dProblem:
@@ -412,7 +369,7 @@ def _square(channels: int, size: int, output: int, batch: int = 1) -> AdaptiveAv
 
 
 PROBLEMS = tuple(_square(512, 7, 1, batch) for batch in (1, 32, 256))
-"""What `escalade ladder adaptive_avg_pool2d` measures: ResNet's, in every dtype and layout that a rung supports."""
+"""Problems of `escalade ladder`: ResNet's."""
 
 SMALL_PROBLEMS = (
     _square(72, 7, 1, batch=2),
@@ -424,20 +381,18 @@ SMALL_PROBLEMS = (
     _square(1, 1, 1),
     AdaptiveAvgPool2dProblem(2, 20, 6, 6, (3, 3), layout="nhwc", x_pitch=32, y_pitch=24),
 )
-"""Small problems that between them have the whole image, windows that overlap, repeat a pixel and differ in size, and
-odd channels, and parts of larger buffers."""
+"""Small problems: whole images, windows that overlap, repeat a pixel and differ in size, odd channels, pitches."""
 
 
 # --- the reference
 
 
 def exact(problem: AdaptiveAvgPool2dProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """The means in float64."""
     return F.adaptive_avg_pool2d(inputs["x"].double(), problem.output)
 
 
 def peer(problem: AdaptiveAvgPool2dProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """The means as PyTorch computes them on a GPU, the sums in fp32; on a CPU that takes fp32 tensors."""
+    """PyTorch on a GPU sums in fp32; on a CPU it needs fp32 tensors to do so."""
     x = inputs["x"]
     wide = x if x.is_cuda else x.float()
     return F.adaptive_avg_pool2d(wide, problem.output).to(x.dtype)
@@ -471,34 +426,26 @@ def adaptive_avg_pool2d(
 ) -> torch.Tensor:
     """Means over a grid of `output` windows that cover the image, as `torch.nn.functional.adaptive_avg_pool2d`.
 
-    NCHW and channels_last inputs are taken as they are (the result has x's layout), anything else is copied
-    first. `rung` names one rung of the ladder instead of the chosen one.
+    NCHW and channels_last inputs are read in place and give the result's layout; others are copied first. `rung` names
+    a rung of the ladder instead of the chosen one.
     """
     return OPERATOR(x, pooling.as_pair(output, "output"), rung)
 
 
-def _plan(x: torch.Tensor, output: Sequence[int], rung: str | None = None) -> CallPlan:
+def _plan(x: torch.Tensor, output: Pair, rung: str | None = None) -> CallPlan:
     check_images("adaptive_avg_pool2d", x)
-    batch, channels, height, width = x.shape
+    n, c, h, w = x.shape
     problem = AdaptiveAvgPool2dProblem(
-        batch,
-        channels,
-        height,
-        width,
-        (output[0], output[-1]),
-        dtype_of("adaptive_avg_pool2d", x),
-        layout_of(x),
+        n, c, h, w, (output[0], output[-1]), dtype_of("adaptive_avg_pool2d", x), layout_of(x)
     )
     return pooling.plan(ADAPTIVE_AVG_POOL2D, problem, x, rung)
 
 
-def _fake(x: torch.Tensor, output: Sequence[int], rung: str | None = None) -> torch.Tensor:
+def _fake(x: torch.Tensor, output: Pair, *_: object) -> torch.Tensor:
     check_images("adaptive_avg_pool2d", x)
     if min(output) < 1:
-        raise UnsupportedError(f"output of {list(output)}: it must be at least 1")
+        raise UnsupportedError(f"output is {list(output)}: it must be at least 1")
     return empty_images_like(x, (x.shape[0], x.shape[1], output[0], output[1]))
 
 
-OPERATOR = define_planned(
-    "adaptive_avg_pool2d(Tensor x, int[2] output, str? rung=None) -> Tensor", _plan, _fake
-)
+OPERATOR = define_planned("adaptive_avg_pool2d", _plan, _fake)

@@ -1,4 +1,4 @@
-"""The sum of two tensors."""
+"""Sum of two tensors."""
 
 from __future__ import annotations
 
@@ -25,19 +25,16 @@ from escalade.ops.shared.pointwise import Naive, Operand, Vectorized, check, emp
 
 @dataclass(frozen=True)
 class AddProblem(Named):
-    """y = x + residual over `elements` elements, then max(y, 0) if `relu`. y may be x or the residual."""
+    """y = x + residual over `elements` elements, then max(y, 0) if `relu`. y may alias x or the residual."""
 
-    NAME: ClassVar = NamePattern(
-        "sum",
-        "add{relu?_relu}_{elements}",
-    )
+    NAME: ClassVar = NamePattern("sum", "add{relu?_relu}_{elements}")
 
     elements: int
     relu: bool = False
     dtype: str = "fp32"
     layout: str = "flat"
     batch: int = 1
-    """Elements belong to no image; records of all operations have a batch."""
+    """Always 1; records of all operations have a batch."""
 
     def __post_init__(self) -> None:
         check("add", self.elements, self.batch, self.dtype, self.layout)
@@ -67,18 +64,18 @@ class AddProblem(Named):
         return 2.0**-24
 
 
-# --- rungs, pointwise: the rungs of add: those that all operations on single elements share
+# --- rungs
 
 
-# Predictions are for 51,380,224 elements in fp16, 308 MB to move: 73 us at 4.24 TB/s. An element a thread has at
-# most 4,096 loads of 2 bytes under way on an SM; at 0.7 us each, 132 SMs read 1.5 TB/s: 133 us.
+# Predictions are for 51,380,224 elements in fp16, 308 MB to move: 73 us at 4.24 TB/s. One element per thread has at
+# most 4,096 loads of 2 bytes in flight per SM; at 0.7 us each, 132 SMs read 1.5 TB/s: 133 us.
 RUNGS: tuple[Rung[Any], ...] = (
-    Naive("naive", "an element a thread", None, None),
-    Vectorized("vectorised", "16 bytes an access, several under way in a thread", "naive", 1.8),
+    Naive("naive", "one element per thread", None, None),
+    Vectorized("vectorised", "16 bytes per access, several in flight per thread", "naive", 1.8),
 )
 
 
-# --- problems to measure and to test
+# --- problems
 
 
 PROBLEMS = (
@@ -104,12 +101,10 @@ SMALL_PROBLEMS = (
 
 
 def exact(problem: AddProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """The result in float64."""
     return peer(problem, {name: tensor.double() for name, tensor in inputs.items()})
 
 
 def peer(problem: AddProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """PyTorch's result in the dtype of the inputs."""
     y = inputs["x"] + inputs["residual"]
     return y.relu_() if problem.relu else y
 
@@ -149,19 +144,17 @@ def _check(x: torch.Tensor, residual: torch.Tensor) -> str:
     require_alike(x, {"residual": residual})
     if x.shape != residual.shape:
         raise UnsupportedError(
-            f"x has shape {tuple(x.shape)} and residual {tuple(residual.shape)}; add takes one shape for both"
+            f"x has shape {tuple(x.shape)} and residual {tuple(residual.shape)}; add needs one shape for both"
         )
     return dtype
 
 
-def _plan(x: torch.Tensor, residual: torch.Tensor, relu: bool, rung: str | None) -> CallPlan:
+def _plan(x: torch.Tensor, residual: torch.Tensor, relu: bool = False, rung: str | None = None) -> CallPlan:
     problem = AddProblem(x.numel(), relu, _check(x, residual))
     return pointwise.plan(ADD, problem, ("x", "residual"), x, rung)
 
 
-def _fake(
-    x: torch.Tensor, residual: torch.Tensor, relu: bool = False, rung: str | None = None
-) -> torch.Tensor:
+def _fake(x: torch.Tensor, residual: torch.Tensor, *_: object) -> torch.Tensor:
     _check(x, residual)
     return torch.empty_like(x)
 
@@ -177,7 +170,4 @@ def _backward(ctx, gradient):  # type: ignore[no-untyped-def]
     return gradient, gradient, None, None
 
 
-OPERATOR = define_planned(
-    "add(Tensor x, Tensor residual, bool relu=False, str? rung=None) -> Tensor",
-    _plan, _fake, setup=_setup, backward=_backward,
-)  # fmt: skip
+OPERATOR = define_planned("add", _plan, _fake, setup=_setup, backward=_backward)

@@ -1,7 +1,7 @@
-"""The gradients of operators that Escalade has further operators for: what ties `conv2d`, `mlp` and pools to theirs.
+"""Gradients of operators that are operators themselves: ties `conv2d`, `mlp` and pools to theirs.
 
-It stands above both sides, so that an operator and its gradient need not import each other. An operator whose gradient
-is a few lines of PyTorch has it in its own `op.py`.
+This module is above both sides, so that an operator and its gradient need not import each other. An operator whose
+gradient is a few lines of PyTorch defines it in its own module.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def _setup_conv2d(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> No
 
 
 def _kept_of_conv2d(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The settings, whether there are a bias and a residual, which gradients are Escalade's (that of x, and those of
-    the weights without and with that of the bias), and how gradients lie."""
+    """Return the settings, the presence of bias and residual, which gradients are Escalade's (of x, and of the weights
+    without and with that of the bias), and the memory format of gradients."""
     x, weight, bias, residual, stride, padding, dilation, groups, _, tf32, _ = inputs
     settings = (tuple(stride), tuple(padding), tuple(dilation), groups)
     ours = (
@@ -44,13 +44,12 @@ def _kept_of_conv2d(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _conv2d_backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
-    """The gradients of a convolution: by Escalade where it has more than a plain gather for them, the others by
-    PyTorch."""
+    """Compute gradients with Escalade where it has more than a direct kernel, the others with PyTorch."""
     x, weight, output = ctx.saved_tensors
     settings, tf32, has_bias, has_residual, worthwhile, on_tensor_cores, memory_format = ctx.kept
     if output is not None:
         gradient = torch.ops.aten.threshold_backward(gradient, output, 0)
-    # Arguments that were left at their defaults at the end of a call are left out here too.
+    # PyTorch omits trailing arguments that were left at their defaults.
     need_x, need_weight, need_bias, need_residual = (*ctx.needs_input_grad, False, False, False)[:4]
     need_bias = has_bias and need_bias
     our_x = need_x and worthwhile
@@ -60,16 +59,8 @@ def _conv2d_backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
     if any(left):
         *spatial, groups = settings
         grad_x, grad_weight, grad_bias = torch.ops.aten.convolution_backward(
-            gradient,
-            x,
-            weight,
-            [weight.shape[0]] if has_bias else None,
-            *spatial,
-            False,
-            [0, 0],
-            groups,
-            left,
-        )
+            gradient, x, weight, [weight.shape[0]] if has_bias else None, *spatial, False, [0, 0], groups, left
+        )  # fmt: skip
     if our_weight:
         grad_weight, grad_bias = CONV2D_WEIGHT_GRADIENT(
             x, gradient, weight.shape[2:], *settings, need_bias, tf32, None
@@ -89,8 +80,7 @@ def _setup_mlp(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
 
 
 def _mlp_backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
-    """A gradient for every argument that was given; those left at their defaults at the end of a call are left out here
-    too."""
+    """Return a gradient for every argument given; PyTorch omits trailing arguments left at their defaults."""
     x, *parameters = ctx.saved_tensors
     need_x = ctx.needs_input_grad[0]
     if ctx.error:
@@ -98,7 +88,7 @@ def _mlp_backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
     result = MLP_BACKWARD(x, gradient, parameters, ctx.layers, need_x, None)
     grad_x, gradients = split(result, x, parameters, need_x)
     if grad_x is not None and ctx.error:
-        grad_x = grad_x - gradient  # the error's other side
+        grad_x = grad_x - gradient  # x is also the target of the error
     wanted = [
         each if needed else None for each, needed in zip(gradients, ctx.needs_input_grad[1], strict=True)
     ]
@@ -108,7 +98,7 @@ def _mlp_backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
 def _gradient_of_reconstruction(
     x: torch.Tensor, parameters: list[torch.Tensor], layers: str, gradient: torch.Tensor
 ) -> torch.Tensor:
-    """Return the gradient of y from that of each row's mean squared error. y is computed again, and overwritten."""
+    """Return the gradient of y from that of each row's mean squared error, with y recomputed."""
     difference = MLP(x, parameters, layers, False, None).float()
     difference -= x
     difference *= (gradient * (2 / x.shape[-1])).unsqueeze(-1)
@@ -116,7 +106,7 @@ def _gradient_of_reconstruction(
 
 
 def _kept_of_images(last: int, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The size of x, whether it lies in NHWC, and the settings, without the `last` arguments."""
+    """Return the size of x, True if it is NHWC, and the settings without the `last` arguments."""
     x, *settings = inputs
     return tuple(x.shape[2:]), layout_of(x) == "nhwc", tuple(settings[:-last])
 
@@ -126,7 +116,7 @@ def _setup_max_pool2d(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -
 
 
 def _max_pool2d_backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
-    """The places of the maxima are found again in x, for whoever has not kept them."""
+    """Recompute the places of the maxima from x."""
     (x,) = ctx.saved_tensors
     size, channels_last, windows = ctx.kept
     grad_x = MAX_POOL2D_BACKWARD(gradient, x, None, size, *windows, False, channels_last, None)
@@ -140,7 +130,7 @@ def _setup_max_pool2d_with_places(
 
 
 def _max_pool2d_with_places_backward(ctx: Any, gradient: torch.Tensor, _: Any) -> tuple[Any, ...]:
-    """The places have no gradient, and x need not be kept."""
+    """Places have no gradient, and x need not be saved."""
     (places,) = ctx.saved_tensors
     size, channels_last, windows = ctx.kept
     grad_x = MAX_POOL2D_BACKWARD(gradient, None, places, size, *windows, False, channels_last, None)
@@ -159,8 +149,8 @@ def _setup_adaptive_avg_pool2d(ctx: Any, inputs: tuple[Any, ...], output: torch.
 
 
 def _adaptive_avg_pool2d_backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
-    """Windows that divide the image evenly are those of `avg_pool2d`; the others are left to PyTorch, which of x looks
-    at the shape alone."""
+    """Windows that divide the image evenly are those of `avg_pool2d`. PyTorch handles the others, and reads only the
+    shape of x."""
     (x,) = ctx.saved_tensors
     size = x.shape[2:]
     if any(size[d] % ctx.output[d] for d in (0, 1)):
@@ -179,7 +169,7 @@ def _upsample2d_backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
 
 
 def _setup_batch_norm(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
-    """The output is kept only where a residual hides behind it what the ReLU has cut off."""
+    """Save the output only if a residual was added; otherwise the ReLU's mask follows from x."""
     x, weight, bias, _, _, _, _, ctx.relu, residual, _ = inputs
     y, mean, rstd, *moved = output
     ctx.has_residual = residual is not None
@@ -197,7 +187,7 @@ def _batch_norm_backward(ctx: Any, gradient: torch.Tensor, *_: Any) -> tuple[Any
 
 
 def register() -> None:
-    """Gives the operators, which their own modules have defined, their gradients."""
+    """Register the gradients of operators that other modules define."""
     define_gradient("conv2d", _setup_conv2d, _conv2d_backward, kept=_kept_of_conv2d)
     define_gradient("batch_norm_training", _setup_batch_norm, _batch_norm_backward, first_alone=True)
     define_gradient("avg_pool2d", None, _avg_pool2d_backward, kept=partial(_kept_of_images, 1))

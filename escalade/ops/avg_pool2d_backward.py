@@ -1,4 +1,4 @@
-"""A mean's gradient."""
+"""Gradient of avg_pool2d."""
 
 from __future__ import annotations
 
@@ -9,20 +9,21 @@ from typing import Any
 
 import torch
 
-from escalade.device.program import Constant, Program
-from escalade.device.recipe import Buffer, KernelCall, Recipe
+from escalade.device.program import Program
+from escalade.device.recipe import Buffer, Recipe
 from escalade.errors import UnsupportedError
 from escalade.ops.avg_pool2d import OPERATOR as AVG_POOL2D_OPERATOR
-from escalade.ops.avg_pool2d import AvgPool2dProblem, rules, windows
-from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES, dtype_of
+from escalade.ops.avg_pool2d import AvgPool2dProblem, windows
+from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES, dtype_of, widest_vector
 from escalade.ops.base.gradient_problem import GradientProblem
 from escalade.ops.base.grid import blocks
 from escalade.ops.base.ladder import Ladder
+from escalade.ops.base.launch import launch
 from escalade.ops.base.operation import Operation, Reference
-from escalade.ops.base.rung import Rung, ThreadsConfig
+from escalade.ops.base.rung import Rung, ThreadsConfig, ThreadsRung
 from escalade.ops.calling.call import CallPlan
-from escalade.ops.calling.library import define_planned
-from escalade.ops.shared import pixel_tiles, pooling, side_by_side, windowed
+from escalade.ops.calling.library import Pair, SymPair, define_planned
+from escalade.ops.shared import pixel_tiles, pooling, side_by_side
 from escalade.ops.shared.images import LAYOUTS, MEMORY_FORMAT
 from escalade.ops.shared.pixel_tiles import PixelTile
 from escalade.ops.shared.pooling import empty_input as empty_output
@@ -34,25 +35,23 @@ from escalade.ops.shared.windowed import windows_per_pixel
 
 @dataclass(frozen=True)
 class AvgPool2dBackwardProblem(GradientProblem[AvgPool2dProblem]):
-    """dx of y = avg_pool2d(x), from `gradient`, which is that of y; the result is buffer `y`.
+    """dx of y = avg_pool2d(x), from `gradient` (dy); the result is buffer `y`.
 
-    A pixel's gradient is the sum of those of the windows that see it, each divided as the window's sum was. A mean over
-    all of an image is one window; so are those of a grid that divides it evenly.
+    A pixel's gradient is the sum over the windows that contain it, each divided as the window's sum was. A mean over
+    the whole image is one window.
     """
 
     def __post_init__(self) -> None:
         self.follow("avg_pool2d_backward", DTYPES)
         f = self.forward
         if f.x_pitch or f.y_pitch:
-            raise UnsupportedError(
-                f"{f.name} has pixels that lie apart; avg_pool2d_backward takes dense images"
-            )
+            raise UnsupportedError(f"{f.name} has a pitch; avg_pool2d_backward supports dense images")
         if f.prologue:
-            raise UnsupportedError(f"{f.name} has a prologue, whose gradient is not a mean's")
+            raise UnsupportedError(f"{f.name} has a prologue, which avg_pool2d_backward does not support")
 
     @staticmethod
     def parse(name: str, dtype: str = "fp32", layout: str = "nchw") -> AvgPool2dBackwardProblem:
-        """The problem of a pool's name, such as `192_35_k3s1p1_b32`."""
+        """Parse the name of the pool, such as `192_35_k3s1p1_b32`."""
         return AvgPool2dBackwardProblem(AvgPool2dProblem.parse(name, dtype, layout))
 
     @property
@@ -62,67 +61,47 @@ class AvgPool2dBackwardProblem(GradientProblem[AvgPool2dProblem]):
 
     @property
     def rounding(self) -> float:
-        """A running sum of n independent terms, each addition off by up to 2^-24 of it: a random walk. One over the
-        divisor is rounded, and so is each product with it."""
+        """Random walk of a running sum; the reciprocal of the divisor and each product with it are rounded too."""
         return 2.0**-24 * math.sqrt(3 + windows_per_pixel(self.forward) / 6)
 
 
-# --- rungs, naive: one thread per input
+# --- rungs
 
 
-class Naive(Rung[AvgPool2dBackwardProblem, ThreadsConfig]):
-    def supports(self, problem: AvgPool2dBackwardProblem) -> str | None:
-        return None
-
-    def configs(self, problem: AvgPool2dBackwardProblem) -> tuple[ThreadsConfig, ...]:
-        return (ThreadsConfig(),)
-
+class Naive(ThreadsRung[AvgPool2dBackwardProblem]):
     def recipe(self, problem: AvgPool2dBackwardProblem, config: ThreadsConfig) -> Recipe:
         f = problem.forward
-        constants: dict[str, Constant] = {**pooling.constants(f), **rules(f), "NHWC": f.layout == "nhwc"}
-        call = KernelCall(
-            Program.of("avg_pool2d_backward/naive.cu", "avg_pool2d_backward_naive", constants),
-            (blocks(f.elements, config.threads), 1, 1),
-            (config.threads, 1, 1),
-            (Buffer("gradient"), Buffer("y"), pooling.shape(f), windows(f)),
-            overlap=True,
-        )
-        return Recipe((call,))
+        return launch(
+            Program.of("avg_pool2d_backward/naive.cu", problem=f),
+            blocks(f.elements, config.threads),
+            config.threads,
+            Buffer("gradient"), Buffer("y"), pooling.shape(f), windows(f),
+        )  # fmt: skip
 
 
-# Predictions for 256 channels of 32 x 32, 2 x 2 windows with stride 2, batch 256, fp16: 168 MB, 39 us.
-NAIVE = Naive("naive", "one thread an input, every window that sees it read from global memory", None, None)
+# Predictions are for 256 channels of 32 x 32, 2 x 2 windows with stride 2, batch 256, fp16: 168 MB, 39 us.
+NAIVE = Naive("naive", "one thread per input, which reads every window that contains it", None, None)
 
 
-# --- rungs, rows: up to sixteen bytes of a row a thread, for windows side by side in NCHW
-
-
-class Rows(Rung[AvgPool2dBackwardProblem, ThreadsConfig]):
+class Rows(ThreadsRung[AvgPool2dBackwardProblem]):
     def supports(self, problem: AvgPool2dBackwardProblem) -> str | None:
         return side_by_side.refusal(self.name, problem.forward)
 
-    def configs(self, problem: AvgPool2dBackwardProblem) -> tuple[ThreadsConfig, ...]:
-        return (ThreadsConfig(),)
-
     def recipe(self, problem: AvgPool2dBackwardProblem, config: ThreadsConfig) -> Recipe:
-        f, buffers = problem.forward, (Buffer("gradient"), Buffer("y"))
-        return side_by_side.recipe("avg_pool2d_backward/rows.cu", f, rules(f), buffers, config.threads)
+        buffers = (Buffer("gradient"), Buffer("y"))
+        return side_by_side.recipe("avg_pool2d_backward/rows.cu", problem.forward, buffers, config.threads)
 
 
-# Predictions for 256 channels of 32 x 32, 2 x 2 windows with stride 2, batch 256, fp16: 168 MB, 39 us.
 ROWS = Rows(
     "rows",
-    "up to 16 bytes of a row a thread, for windows side by side in NCHW",
+    "up to 16 bytes of a row per thread, for non-overlapping windows in NCHW",
     below="naive",
-    # 67 million threads of 130 instructions (300 us) against 43 us: a tenth more than the rate of memory.
+    # 67 million threads of 130 instructions (300 us) against 43 us: 10% above the DRAM bound.
     predicted_gain=7.0,
 )
 
 
-# --- rungs, vectorised: sixteen bytes of channels a thread, for a tile of pixels
-
-
-class Vectorised(Rung[AvgPool2dBackwardProblem, PixelTile]):
+class Vectorized(Rung[AvgPool2dBackwardProblem, PixelTile]):
     def supports(self, problem: AvgPool2dBackwardProblem) -> str | None:
         return pixel_tiles.refusal(self.name, problem.forward)
 
@@ -131,36 +110,32 @@ class Vectorised(Rung[AvgPool2dBackwardProblem, PixelTile]):
 
     def recipe(self, problem: AvgPool2dBackwardProblem, config: PixelTile) -> Recipe:
         f = problem.forward
-        constants = windowed.constants(f) | rules(f) | config.constants(f)
-        call = KernelCall(
-            Program.of("avg_pool2d_backward/vectorised.cu", "avg_pool2d_backward_vectorised", constants),
-            (blocks(config.threads_for(f), config.threads), 1, 1),
-            (config.threads, 1, 1),
-            (Buffer("gradient"), Buffer("y"), pooling.shape(f)),
-            overlap=True,
-        )
-        return Recipe((call,))
+        vector = widest_vector(f.dtype, f.channels)
+        return launch(
+            Program.of("avg_pool2d_backward/vectorised.cu", problem=f, config=config, vector=vector),
+            blocks(config.threads_for(f), config.threads),
+            config.threads,
+            Buffer("gradient"), Buffer("y"), pooling.shape(f),
+        )  # fmt: skip
 
 
-# Predictions for 256 channels of 32 x 32, 2 x 2 windows with stride 2, batch 256, fp16: 168 MB, 39 us.
-VECTORISED = Vectorised(
+VECTORISED = Vectorized(
     "vectorised",
-    "16 bytes of channels a thread, for a tile of pixels whose windows are read once",
+    "16 bytes of channels per thread, for a tile of pixels whose windows are read once",
     below="naive",
-    # 67 million threads of 130 instructions (300 us) against 45 us: a tenth more than the rate of memory.
+    # 67 million threads of 130 instructions (300 us) against 45 us: 10% above the DRAM bound.
     predicted_gain=6.0,
 )
 
 
-# --- problems to measure and to test
+# --- problems
 
 
 PROBLEMS = tuple(
     AvgPool2dBackwardProblem.parse(name)
     for name in ("288_35_k3s1p1_b32", "256_32_k2s2_b256", "2048_7_k7s7_b256")
 )
-"""What `escalade ladder avg_pool2d_backward` measures: Inception's, whose windows overlap, a halving, and ResNet's mean
-over all of an image."""
+"""Problems of `escalade ladder`: Inception's overlapping windows, a halving, and ResNet's global mean."""
 
 SMALL_PROBLEMS = tuple(
     AvgPool2dBackwardProblem.parse(name)
@@ -175,8 +150,8 @@ SMALL_PROBLEMS = tuple(
         "1_1_k1s1_b1",
     )
 )
-"""Small problems that between them have windows that overlap, touch, leave gaps and are all of the image, both
-roundings, every divisor, kernels that are not square, and odd sizes."""
+"""Small problems: windows that overlap, touch, leave gaps and cover the image, both roundings, every divisor,
+rectangular kernels, and odd sizes."""
 
 
 # --- the reference
@@ -192,19 +167,18 @@ def random_inputs(
 
 
 def exact(problem: AvgPool2dBackwardProblem, inputs: Tensors) -> torch.Tensor:
-    """The gradient in float64."""
     return _backward(problem, inputs["gradient"].double())
 
 
 def peer(problem: AvgPool2dBackwardProblem, inputs: Tensors) -> torch.Tensor:
-    """PyTorch in the problem's dtype, as it does it on a GPU, the sums in fp32; on a CPU that takes fp32 tensors."""
+    """PyTorch on a GPU sums in fp32; on a CPU it needs fp32 tensors to do so."""
     gradient = inputs["gradient"]
     return _backward(problem, gradient if gradient.is_cuda else gradient.float()).to(gradient.dtype)
 
 
 def _backward(problem: AvgPool2dBackwardProblem, gradient: torch.Tensor) -> torch.Tensor:
-    """PyTorch wants to know only the shape and the layout of x. Its kernel for NHWC forgets the padding on a GPU
-    (pytorch/pytorch#188344), so where there is some it is given NCHW."""
+    # PyTorch reads only the shape and layout of x. Its NHWC kernel ignores padding on a GPU (pytorch/pytorch#188344),
+    # so padded problems use NCHW.
     f = problem.forward
     memory_format = MEMORY_FORMAT["nchw" if any(f.padding) else problem.layout]
     gradient = gradient.contiguous(memory_format=memory_format)
@@ -241,10 +215,6 @@ AVG_POOL2D_BACKWARD = AvgPool2dBackward()
 
 
 _NAME = "avg_pool2d_backward"
-_SCHEMA = (
-    f"{_NAME}(Tensor gradient, SymInt[2] size, int[2] kernel, int[2] stride, int[2] padding, bool ceil_mode, "
-    "bool count_include_pad, int divisor, bool? channels_last=None, str? rung=None) -> Tensor"
-)
 
 
 def avg_pool2d_backward(
@@ -260,11 +230,10 @@ def avg_pool2d_backward(
     channels_last: bool | None = None,
     rung: str | None = None,
 ) -> torch.Tensor:
-    """The gradient of x in y = avg_pool2d(x, kernel, stride, padding), from that of y; `size` is the height and width
-    of x.
+    """Gradient of x in y = avg_pool2d(x, kernel, stride, padding), from that of y; `size` is x's height and width.
 
-    The result has the gradient's layout unless `channels_last` says which, and is the same bits every time. `rung`
-    names one rung of the ladder instead of the chosen one.
+    The result has the gradient's layout unless `channels_last` is given, and is deterministic. `rung` names a rung of
+    the ladder instead of the chosen one.
     """
     kernel = pooling.as_pair(kernel, "kernel")
     stride = kernel if stride is None else pooling.as_pair(stride, "stride")
@@ -276,10 +245,10 @@ def avg_pool2d_backward(
 
 def _plan(
     gradient: torch.Tensor,
-    size: Sequence[int],
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
+    size: SymPair,
+    kernel: Pair,
+    stride: Pair,
+    padding: Pair,
     ceil_mode: bool,
     count_include_pad: bool,
     divisor: int,
@@ -298,20 +267,9 @@ def _plan(
     )
 
 
-def _fake(
-    gradient: torch.Tensor,
-    size: Sequence[int],
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    ceil_mode: bool,
-    count_include_pad: bool,
-    divisor: int,
-    channels_last: bool | None = None,
-    rung: str | None = None,
-) -> torch.Tensor:
+def _fake(gradient: torch.Tensor, size: SymPair, *settings: Any) -> torch.Tensor:
     pooling.check_gradient(_NAME, gradient)
-    return pooling.empty_gradient(gradient, size, channels_last)
+    return pooling.empty_gradient(gradient, size, settings[6] if len(settings) > 6 else None)
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
@@ -319,8 +277,8 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
 
 
 def _backward_op(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
-    """The result is linear in the gradient of y: what is asked of dx is pooled."""
+    """dx is linear in dy, so the gradient of dy is a pooling."""
     return AVG_POOL2D_OPERATOR(gradient, *ctx.settings, None), *(None,) * 9
 
 
-OPERATOR = define_planned(_SCHEMA, _plan, _fake, setup=_setup, backward=_backward_op)
+OPERATOR = define_planned(_NAME, _plan, _fake, setup=_setup, backward=_backward_op)

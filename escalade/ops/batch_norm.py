@@ -1,4 +1,4 @@
-"""Batch normalisation."""
+"""Batch normalization."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from typing import ClassVar
 
 import torch
 
-from escalade.device.program import Constant, Program
+from escalade.device.program import Program
 from escalade.device.recipe import Argument, Buffer, Int64, KernelCall, Recipe, Workspace
 from escalade.errors import UnsupportedError
 from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES, dtype_of, full_vector
 from escalade.ops.base.grid import blocks
 from escalade.ops.base.ladder import Ladder
+from escalade.ops.base.launch import kernel_call, launch
 from escalade.ops.base.naming import Named, NamePattern
 from escalade.ops.base.operation import Operation, Reference
 from escalade.ops.base.pitch import check_pitches, pitched_roles, pitches, unsupported_pitch
@@ -53,8 +54,8 @@ DEFAULT_EPSILON = 1e-5
 class BatchNormProblem(Images, Named):
     """y = relu((x - mean) / sqrt(variance + epsilon) * weight + bias + residual), residual and relu optional.
 
-    weight, bias, mean and variance are fp32 and one a channel, whatever `dtype` x, residual and y are
-    stored as. y may be x or the residual.
+    weight, bias, mean and variance are fp32 vectors of one number per channel; x, residual and y have the `dtype`. y
+    may alias x or the residual.
     """
 
     NAME: ClassVar = NamePattern(
@@ -68,22 +69,22 @@ class BatchNormProblem(Images, Named):
     layout: str = "nchw"
     epsilon: float = DEFAULT_EPSILON
     activation: str = ""
-    """What takes ReLU's place, if anything: an expression in `x`, such as `x * sigmoid(x)`."""
+    """An activation instead of ReLU: an expression in `x`, such as `x * sigmoid(x)`."""
     x_pitch: int = 0
     residual_pitch: int = 0
     y_pitch: int = 0
-    """Elements from pixel to pixel in NHWC, of parts of larger buffers; 0: dense."""
+    """Elements from pixel to pixel in NHWC if the buffer is a slice of a larger one; 0 if dense."""
 
     def __post_init__(self) -> None:
         check_channelwise("batch_norm", self)
         activation.normalize(self)
         if not 0 <= self.epsilon < math.inf:
-            raise UnsupportedError(f"epsilon of {self.epsilon}: it is a finite number of at least 0")
+            raise UnsupportedError(f"epsilon is {self.epsilon}: it must be finite and at least 0")
         check_pitches(self, **dict.fromkeys(("x", "residual", "y"), self.channels))
 
     @property
     def flops(self) -> int:
-        """x - mean, times the scale, plus the bias; then the epilogue."""
+        """Subtraction, multiplication, addition; then the epilogue."""
         return self.elements * (3 + self.residual + self.relu)
 
     @property
@@ -92,17 +93,17 @@ class BatchNormProblem(Images, Named):
 
     @property
     def rounding(self) -> float:
-        """Scale, difference, product and sums are rounded once each."""
+        """Scale, difference, product and sums are each rounded once."""
         return 2.0**-24 * math.sqrt(5)
 
 
-# --- rungs, normalise: normalisation with known statistics: the rungs of batch_norm
+# --- rungs
 
 
 _MOST_TURNS = 4
 START_US = 1.3
-"""Microseconds from a launch to the first results, besides its own: four statistics of every channel are read and made
-into two. By the batch norms of DenseNet-121 from 28 pixels in the square on."""
+"""Latency of a launch besides its own: four statistics of every channel are read and combined into two. Measured on the
+batch norms of DenseNet-121 of 28 x 28 pixels and more."""
 _X, _Y = Buffer("x"), Buffer("y")
 _RESIDUAL = Buffer("residual", optional=True)
 
@@ -110,36 +111,24 @@ _RESIDUAL = Buffer("residual", optional=True)
 @dataclass(frozen=True)
 class PacksConfig(pointwise.PacksConfig):
     turns: int = 1
-    """How often a thread does so with the same channels (rows of channels only)."""
+    """Iterations of a thread over the same channels (rows of channels only)."""
     backwards: bool = False
-    """Whether the last rows come first, behind a launch that has read the first ones first (rows of channels only)."""
+    """Process the last rows first, which the previous launch read last (rows of channels only)."""
 
 
-def _constants(problem: BatchNormProblem) -> dict[str, Constant]:
-    return {
-        **channels.constants(problem),
-        "HAS_RESIDUAL": problem.residual,
-        **activation.constants_of(problem),
-    }
+def _program(source: str, problem: BatchNormProblem, **scope: object) -> Program:
+    return channels.program(f"batch_norm/{source}.cu", problem, activation.constants_of(problem), **scope)
 
 
 @dataclass(frozen=True)
 class Naive(ElementPerThread[BatchNormProblem]):
-    """An element a thread, everything anew for each."""
-
     def recipe(self, problem: BatchNormProblem, config: ThreadsConfig) -> Recipe:
-        call = KernelCall(
-            Program.of("batch_norm/naive.cu", "batch_norm_naive", _constants(problem)),
-            (blocks(problem.elements, config.threads), 1, 1),
-            (config.threads, 1, 1),
-            _array_arguments(problem),
-            overlap=True,
-        )
-        return Recipe((call,))
+        grid = blocks(problem.elements, config.threads)
+        return launch(_program("naive", problem), grid, config.threads, *_array_arguments(problem))
 
 
 def _array_arguments(problem: BatchNormProblem) -> tuple[Argument, ...]:
-    """The arguments of the kernels that see one long array."""
+    """Return the arguments of kernels that see one long array."""
     return (
         _X, Buffer("weight"), Buffer("bias"), Buffer("mean"), Buffer("variance"), _RESIDUAL, _Y,
         float(problem.epsilon), problem.channels, problem.pixels, Int64(problem.elements),
@@ -148,45 +137,40 @@ def _array_arguments(problem: BatchNormProblem) -> tuple[Argument, ...]:
 
 @dataclass(frozen=True)
 class Scaled(ElementPerThread[BatchNormProblem]):
-    """An element a thread, after a launch that makes the scales."""
+    """One element per thread, after a launch that computes the scales."""
 
     def recipe(self, problem: BatchNormProblem, config: ThreadsConfig) -> Recipe:
-        block = (config.threads, 1, 1)
-        scale = KernelCall(
-            Program.of("batch_norm/scaled_prepare.cu", "batch_norm_scaled_prepare"),
-            (blocks(problem.channels, config.threads), 1, 1),
-            block,
-            (Buffer("weight"), Buffer("variance"), Buffer("scale"), float(problem.epsilon), problem.channels),
-            overlap=True,
-        )
-        apply = KernelCall(
-            Program.of("batch_norm/scaled.cu", "batch_norm_scaled", _constants(problem)),
-            (blocks(problem.elements, config.threads), 1, 1),
-            block,
-            (
-                _X, Buffer("scale"), Buffer("bias"), Buffer("mean"), _RESIDUAL, _Y,
-                problem.channels, problem.pixels, Int64(problem.elements),
-            ),
-            overlap=True,
+        scale = kernel_call(
+            Program.of("batch_norm/scaled_prepare.cu"),
+            blocks(problem.channels, config.threads),
+            config.threads,
+            Buffer("weight"), Buffer("variance"), Buffer("scale"), float(problem.epsilon), problem.channels,
+        )  # fmt: skip
+        apply = kernel_call(
+            _program("scaled", problem),
+            blocks(problem.elements, config.threads),
+            config.threads,
+            _X, Buffer("scale"), Buffer("bias"), Buffer("mean"), _RESIDUAL, _Y, problem.channels, problem.pixels,
+            Int64(problem.elements),
         )  # fmt: skip
         return Recipe((scale, apply), (Workspace("scale", 4 * problem.channels),))
 
 
 @dataclass(frozen=True)
-class Vectorised(Rung[BatchNormProblem, PacksConfig]):
-    """A thread takes up to 16 bytes an access; the scales are made where they are used."""
+class Vectorized(Rung[BatchNormProblem, PacksConfig]):
+    """Up to 16 bytes per access; scales are computed where they are used."""
 
     def supports(self, problem: BatchNormProblem) -> str | None:
         vector = full_vector(problem.dtype)
         if not channels_innermost(problem) and problem.pixels < vector:
             return (
-                f"a pack of {vector} elements may lie in two planes, not in more, and these have {problem.pixels}; "
-                "the rung `scaled` takes any"
+                f"a pack of {vector} elements may span two planes but not more, and planes have {problem.pixels}; "
+                "use the rung `scaled`"
             )
         return unsupported_pitch(self.name, problem, pitched_roles(BatchNormProblem))
 
     def configs(self, problem: BatchNormProblem) -> tuple[PacksConfig, ...]:
-        """Offers as many packs a thread as leave enough blocks to go round, then as many turns."""
+        """Default to the most packs per thread that leave enough CTAs, then the most turns."""
         every = [PacksConfig(threads, packs) for threads in (256, 512, 128) for packs in (4, 2, 1)]
         if channels_innermost(problem):
             every += [PacksConfig(256, packs, turns) for packs in (4, 2) for turns in (2, 4, 8)]
@@ -207,7 +191,7 @@ class Vectorised(Rung[BatchNormProblem, PacksConfig]):
 
 
 def _pieces(problem: BatchNormProblem, config: PacksConfig) -> int:
-    """Blocks, were each to do one turn."""
+    """Return the CTAs at one turn each."""
     if not channels_innermost(problem):
         return blocks(problem.elements // full_vector(problem.dtype), config.threads * config.packs)
     rows = ChannelTile.of(problem, config.threads)
@@ -216,13 +200,12 @@ def _pieces(problem: BatchNormProblem, config: PacksConfig) -> int:
 
 def _over_rows(problem: BatchNormProblem, config: PacksConfig) -> KernelCall:
     rows = ChannelTile.of(problem, config.threads)
-    constants = {
-        **_constants(problem), "VECTOR": rows.vector, "PACKS": config.packs, "THREADS": config.threads,
-        "PITCHED": bool(pitches(problem)), "BACKWARDS": config.backwards,
-    }  # fmt: skip
+    program = _program(
+        "vectorised_rows", problem, config=config, vector=rows.vector, pitched=bool(pitches(problem))
+    )
     count = problem.batch * problem.pixels
     return KernelCall(
-        Program.of("batch_norm/vectorised_rows.cu", "batch_norm_vectorised_rows", constants),
+        program,
         (blocks(count, rows.height * config.packs * config.turns), rows.across, 1),
         (config.threads, 1, 1),
         (
@@ -236,30 +219,21 @@ def _over_rows(problem: BatchNormProblem, config: PacksConfig) -> KernelCall:
 
 def _over_planes(problem: BatchNormProblem, config: PacksConfig) -> KernelCall:
     vector = full_vector(problem.dtype)
-    constants = {
-        **_constants(problem), "VECTOR": vector, "PACKS": config.packs, "THREADS": config.threads,
-        "STRADDLING": problem.pixels % vector != 0,
-    }  # fmt: skip
-    return KernelCall(
-        Program.of("batch_norm/vectorised_planes.cu", "batch_norm_vectorised_planes", constants),
-        (_pieces(problem, config), 1, 1),
-        (config.threads, 1, 1),
-        _array_arguments(problem),
-        overlap=True,
-    )
+    program = _program("vectorised_planes", problem, config=config, vector=vector)
+    return kernel_call(program, _pieces(problem, config), config.threads, *_array_arguments(problem))
 
 
 # Predictions are for 64 channels, 56 x 56, batch 256, fp16: 51.4 M elements, 206 MB, 49 us at 4.24 TB/s. 132 SMs issue
-# 2.9e13 instructions of a thread in a second. naive: about 80 an element (two divisions for the channel, a square root,
-# a division), 142 us; scaled: about 50, 90 us and a launch; vectorised: at the memory's pace, 52 us.
+# 2.9e13 thread instructions per second. naive: about 80 per element (two divisions for the channel, a square root, a
+# division), 142 us; scaled: about 50, 90 us and a launch; vectorised: DRAM bound, 52 us.
 RUNGS: tuple[Rung[BatchNormProblem], ...] = (
-    Naive("naive", "an element a thread, with a square root and a division for each", None, None),
-    Scaled("scaled", "weight / sqrt(variance + epsilon) is made once a channel", "naive", 1.5),
-    Vectorised("vectorised", "up to 16 bytes an access, several under way in a thread", "scaled", 1.7),
+    Naive("naive", "one element per thread, with a square root and a division for each", None, None),
+    Scaled("scaled", "weight / sqrt(variance + epsilon) is computed once per channel", "naive", 1.5),
+    Vectorized("vectorised", "up to 16 bytes per access, several in flight per thread", "scaled", 1.7),
 )
 
 
-# --- problems to measure and to test
+# --- problems
 
 
 PROBLEMS = (
@@ -273,16 +247,16 @@ PROBLEMS = (
     BatchNormProblem(32, 512, 7, 7, relu=True, residual=True),
     BatchNormProblem(256, 512, 7, 7, relu=True, residual=True),
 )
-"""ResNet-18: its first stage, and its last."""
+"""ResNet-18: its first and its last stage."""
 
 SMALL_PROBLEMS = (
     BatchNormProblem(2, 8, 6, 6, relu=True),
     BatchNormProblem(3, 16, 7, 7, relu=True, residual=True),  # packs over two planes; a tail in nchw
-    BatchNormProblem(1, 3, 5, 9),  # one channel a thread in nhwc
-    BatchNormProblem(2, 24, 4, 4, relu=True, residual=True, epsilon=1e-3),  # 3 packs a row: threads left over
+    BatchNormProblem(1, 3, 5, 9),  # one channel per thread in nhwc
+    BatchNormProblem(2, 24, 4, 4, relu=True, residual=True, epsilon=1e-3),  # 3 packs per row: idle threads
     BatchNormProblem(5, 40, 1, 1),  # alike in both layouts
     BatchNormProblem(2, 6, 3, 2),  # planes smaller than a pack of fp16
-    BatchNormProblem(1, 2056, 2, 4),  # wider than a block
+    BatchNormProblem(1, 2056, 2, 4),  # wider than a CTA
     BatchNormProblem(2, 64, 24, 24, residual=True),
     BatchNormProblem(
         2, 20, 5, 5, relu=True, residual=True, layout="nhwc", x_pitch=32, residual_pitch=24, y_pitch=40
@@ -297,7 +271,7 @@ Tensors = Mapping[str, torch.Tensor]
 
 
 def random_inputs(problem: BatchNormProblem, device: torch.device, seed: int) -> dict[str, torch.Tensor]:
-    """x and the statistics of channels that differ; y of order one."""
+    """Channels with different statistics, such that y is of order one."""
     p = problem
     generator = torch.Generator(device=device).manual_seed(seed)
     size, each = (p.batch, p.channels, p.height, p.width), (1, p.channels, 1, 1)
@@ -326,8 +300,8 @@ def empty_output(problem: BatchNormProblem, device: torch.device) -> torch.Tenso
 
 
 def peer(problem: BatchNormProblem, inputs: Tensors) -> torch.Tensor:
-    """The normalised x by PyTorch, in the dtype of the inputs."""
-    y = torch.batch_norm(  # F.batch_norm of PyTorch 2.11 refuses an eps of zero
+    """Normalize with PyTorch, in the dtype of the inputs."""
+    y = torch.batch_norm(  # F.batch_norm of PyTorch 2.11 rejects an eps of zero
         inputs["x"], inputs["weight"], inputs["bias"], inputs["mean"], inputs["variance"],
         False, 0.0, problem.epsilon, torch.backends.cudnn.enabled,
     )  # fmt: skip
@@ -335,7 +309,6 @@ def peer(problem: BatchNormProblem, inputs: Tensors) -> torch.Tensor:
 
 
 def exact(problem: BatchNormProblem, inputs: Tensors) -> torch.Tensor:
-    """The result in float64."""
     return peer(problem, {name: tensor.double() for name, tensor in inputs.items()})
 
 
@@ -381,15 +354,15 @@ def batch_norm(
 ) -> torch.Tensor:
     """relu(batch_norm(x) + residual), residual and relu optional; otherwise torch.nn.functional.batch_norm.
 
-    With `training` the batch's own statistics are taken, and the running ones, if there are any, moved
-    towards them in place by `momentum` (the variance unbiased). x is [N, C, H, W], NCHW or
-    channels_last; `rung` names a rung of the ladder of `batch_norm`, with `training` of `batch_norm_training`.
+    With `training` the batch's own statistics are used, and the running ones, if given, are updated in place by
+    `momentum` (with the unbiased variance). x is [N, C, H, W], NCHW or channels_last; `rung` names a rung of the ladder
+    of `batch_norm`, with `training` of `batch_norm_training`.
     """
     run = torch.ops.escalade.batch_norm if torch.compiler.is_compiling() else _batch_norm
     return run(x, weight, bias, running_mean, running_var, training, momentum, eps, relu, residual, rung)
 
 
-# --- tensors to problems
+# --- from tensors to problems
 
 
 def _check(x: torch.Tensor, channelwise: dict[str, Optional], residual: Optional) -> None:
@@ -397,12 +370,12 @@ def _check(x: torch.Tensor, channelwise: dict[str, Optional], residual: Optional
     require_alike(x, {"residual": residual})
     if residual is not None and residual.shape != x.shape:
         raise UnsupportedError(
-            f"residual has shape {tuple(residual.shape)}; it must be x's, {tuple(x.shape)}"
+            f"residual has shape {tuple(residual.shape)}; it must match x, {tuple(x.shape)}"
         )
     check_channel_vectors("batch_norm", x, channelwise)
 
 
-# --- normalisation
+# --- inference
 
 
 def _fake(
@@ -414,7 +387,7 @@ def _fake(
     eps: float = DEFAULT_EPSILON,
     relu: bool = False,
     residual: Optional = None,
-    rung: str | None = None,
+    *_: object,
 ) -> torch.Tensor:
     _check(x, {"weight": weight, "bias": bias, "running_mean": mean, "running_var": variance}, residual)
     return empty_images_like(x, x.shape)
@@ -422,27 +395,27 @@ def _fake(
 
 def _plan(
     x: torch.Tensor,
-    weight: Optional,
-    bias: Optional,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
     mean: torch.Tensor,
     variance: torch.Tensor,
-    eps: float,
-    relu: bool,
-    residual: Optional,
-    rung: str | None,
+    eps: float = DEFAULT_EPSILON,
+    relu: bool = False,
+    residual: torch.Tensor | None = None,
+    rung: str | None = None,
 ) -> CallPlan:
     y = _fake(x, weight, bias, mean, variance, eps, relu, residual)
-    batch, channels, height, width = x.shape
+    n, c, h, w = x.shape
     problem = BatchNormProblem(
-        batch, channels, height, width, relu, residual is not None, dtype_of("batch_norm", x), layout_of(x), eps
-    )  # fmt: skip
-    images, numbers = packer(problem.layout), channel_packer(x)
+        n, c, h, w, relu, residual is not None, dtype_of("batch_norm", x), layout_of(x), eps
+    )
+    images, vectors = packer(problem.layout), channel_packer(x)
     return CallPlan(
         prepare(BATCH_NORM, problem, x.device, rung, problem.elements),
         {"y": y},
         {
             **dict.fromkeys(("x", "residual"), images),
-            **dict.fromkeys(("bias", "mean", "variance"), numbers),
+            **dict.fromkeys(("bias", "mean", "variance"), vectors),
             "weight": channel_packer(x, 1.0),
         },
     )
@@ -458,29 +431,15 @@ def _backward_inference(ctx, gradient):  # type: ignore[no-untyped-def]
     x, weight, mean, variance, y = ctx.saved_tensors
     if y is not None:
         gradient = torch.ops.aten.threshold_backward(gradient, y, 0)
-    # The saved statistics are not looked at, but some of PyTorch's kernels want them to be there.
+    # The saved statistics are not read, but some of PyTorch's kernels require them.
     grad_x, grad_weight, grad_bias = torch.ops.aten.native_batch_norm_backward(
-        gradient, x, weight, mean, variance, mean, variance, False, ctx.eps, _needed(ctx)
+        gradient, x, weight, mean, variance, mean, variance, False, ctx.eps, list(ctx.needs_input_grad[:3])
     )
-    return (
-        grad_x,
-        grad_weight,
-        grad_bias,
-        None,
-        None,
-        None,
-        None,
-        gradient if ctx.has_residual else None,
-        None,
-    )
+    grad_residual = gradient if ctx.has_residual else None
+    return grad_x, grad_weight, grad_bias, None, None, None, None, grad_residual, None
 
 
-def _needed(ctx):  # type: ignore[no-untyped-def]
-    """Whether gradients of x, weight and bias are needed."""
-    return list(ctx.needs_input_grad[:3])
-
-
-# --- both, as PyTorch has it
+# --- both, with PyTorch's interface
 
 
 def _batch_norm(
@@ -498,7 +457,7 @@ def _batch_norm(
 ) -> torch.Tensor:
     if not training:
         if running_mean is None or running_var is None:
-            raise UnsupportedError("without training, batch_norm needs running_mean and running_var")
+            raise UnsupportedError("batch_norm without training needs running_mean and running_var")
         return INFERENCE(x, weight, bias, running_mean, running_var, eps, relu, residual, rung)
     y, _, _, *moved = operator("batch_norm_training")(
         x, weight, bias, running_mean, running_var, momentum, eps, relu, residual, rung
@@ -509,10 +468,8 @@ def _batch_norm(
 
 
 INFERENCE = define_planned(
-    "batch_norm_inference(Tensor x, Tensor? weight, Tensor? bias, Tensor mean, Tensor variance, float eps=1e-05, "
-    "bool relu=False, Tensor? residual=None, str? rung=None) -> Tensor",
-    _plan, _fake, setup=_setup_inference, backward=_backward_inference,
-)  # fmt: skip
+    "batch_norm_inference", _plan, _fake, setup=_setup_inference, backward=_backward_inference
+)
 library.define(
     "batch_norm(Tensor x, Tensor? weight, Tensor? bias, Tensor(a!)? running_mean, Tensor(b!)? running_var, "
     "bool training=False, float momentum=0.1, float eps=1e-05, bool relu=False, Tensor? residual=None, "

@@ -1,4 +1,4 @@
-"""Batch normalisation's gradients."""
+"""Gradients of batch normalization."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from escalade.ops.base.checks import require, require_at_least
 from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES, STORAGE, dtype_of, full_vector, widest_vector
 from escalade.ops.base.grid import blocks
 from escalade.ops.base.ladder import Ladder
+from escalade.ops.base.launch import kernel_call
 from escalade.ops.base.naming import Named, NamePattern
 from escalade.ops.base.operation import Operation, Reference, Tensors
 from escalade.ops.base.problem import traffic
@@ -49,21 +50,21 @@ from escalade.ops.shared.resident import ResidentConfig
 
 
 MASKS = ("none", "x", "output")
-"""How the mask of a ReLU behind the normalisation is found: there is none, again from x, or by the ReLU's output."""
+"""Source of a ReLU's mask: no ReLU, recomputed from x, or the ReLU's output."""
 
 
 @dataclass(frozen=True)
 class BatchNormBackwardProblem(Images, Named):
-    """The gradients of y = relu((x - mean) * rstd * weight + bias + residual), relu and residual optional, where mean
-    and rstd are x's own.
+    """Gradients of y = relu((x - mean) * rstd * weight + bias + residual), relu and residual optional, where mean and
+    rstd (reciprocal standard deviation) are those of x.
 
-    Buffers `gradient`, which is that of y, and x are of `dtype`; `mean`, `rstd` (one over the deviation), `weight` and
-    the results `weight_gradient` and `bias_gradient` are fp32 and one a channel. The gradient of x is buffer `y`. With
-    a mask, gradients pass where the ReLU's output is positive: by `output`, or by x, for which `bias` is there. With
-    `residual` the gradient in front of the ReLU is the result `residual_gradient`. y may be the gradient or x.
+    Buffers `gradient` (dy) and x have the `dtype`; `mean`, `rstd`, `weight` and the results `weight_gradient` and
+    `bias_gradient` are fp32 vectors of one number per channel. The gradient of x is buffer `y`. With a mask, gradients
+    pass where the ReLU's output is positive: read from `output`, or recomputed from x, which also needs `bias`. With
+    `residual` the gradient before the ReLU is the result `residual_gradient`. y may alias the gradient or x.
 
-    Behind another function of single elements than ReLU, `function` says what it leaves of a gradient: an expression in
-    `gradient` and in `x`, which there is what the function was applied to; that is found again by x.
+    For another activation than ReLU, `function` is its gradient: an expression in `gradient` and in `x`, the
+    activation's input, which is recomputed from x.
     """
 
     NAME: ClassVar = NamePattern(
@@ -83,42 +84,40 @@ class BatchNormBackwardProblem(Images, Named):
         require("batch_norm_backward", "mask", self.mask, MASKS)
         if self.residual and self.mask != "output":
             raise UnsupportedError(
-                f"a residual's gradient with the mask {self.mask!r}: behind a ReLU it is found by the output, and "
-                "without one the residual's gradient is y's own"
+                f"residual with mask {self.mask!r}: pass the output of the ReLU (mask output); without a ReLU the "
+                "residual's gradient is that of y"
             )
-
         if self.function:
-            self._settle_function()
+            self._normalize_function()
 
-    def _settle_function(self) -> None:
-        """Says it in the one way there is, in canonical form."""
+    def _normalize_function(self) -> None:
         expression = Expression.parse(self.function)
         if set(expression.inputs) != {"gradient", "x"} or len(expression.results) != 1 or self.mask != "x":
             raise UnsupportedError(
-                f"a function of {self.function!r} with the mask {self.mask!r}: it is one result computed from gradient "
-                "and x, such as gradient * sigmoid(x), where what it was applied to is found again by x"
+                f"function {self.function!r} with mask {self.mask!r}: it must be one expression in gradient and x, "
+                "such as gradient * sigmoid(x), with mask x"
             )
         object.__setattr__(self, "function", expression.text)
 
     @property
     def count(self) -> int:
-        """Elements a channel."""
+        """Elements per channel."""
         return self.batch * self.pixels
 
     @property
     def flops(self) -> int:
-        """Two sums with a difference and a product; then a difference, two products and two sums."""
+        """Two sums with a subtraction and a multiplication; then five more per element."""
         return (9 + (self.mask != "none")) * self.elements
 
     @property
     def bytes(self) -> int:
-        """The gradient, x and the output read once, and each result written."""
+        """Gradient, x and output read once, and each result written."""
         return self._bytes(3 + (self.mask == "output") + self.residual)
 
     @property
     def traffic(self) -> int:
-        """What two passes move: the second reads the gradient and x again, and the output unless the first has left the
-        gradient in front of the ReLU."""
+        """Traffic of two passes: the second reads the gradient and x again, and the output unless the first pass has
+        stored the gradient before the ReLU."""
         by_output = self.mask == "output"
         return self._bytes(5 + by_output + (1 if self.residual else by_output))
 
@@ -127,45 +126,45 @@ class BatchNormBackwardProblem(Images, Named):
 
     @property
     def rounding(self) -> float:
-        """256 running sums side by side, each a random walk of its rounding errors; then five more roundings."""
+        """256 parallel running sums, each a random walk of its rounding errors; then five more roundings."""
         return 2.0**-24 * math.sqrt(6 + self.count / 256 / 6)
 
 
-# --- rungs, naive: a block a channel for the sums, then an element a thread
+# --- rungs
 
 
 WEIGHT_GRADIENT, BIAS_GRADIENT = Buffer("weight_gradient"), Buffer("bias_gradient")
 _BIAS = Buffer("bias", optional=True)
 
 
-def kernel_constants(problem: BatchNormBackwardProblem, mask: str) -> dict[str, Constant]:
-    found = {**channels.constants(problem), "MASK": MASKS.index(mask)}
-    if not problem.function:
-        return found
-    expression = Expression.parse(problem.function)
-    return {**found, "EXPRESSION_X": expression.inputs.index("x"), **expression.constants(problem.dtype)}
+def _program(source: str, problem: BatchNormBackwardProblem, mask: str, **scope: Any) -> Program:
+    generated: dict[str, Constant] = {}
+    if problem.function:
+        expression = Expression.parse(problem.function)
+        generated = {"EXPRESSION_X": expression.inputs.index("x"), **expression.constants(problem.dtype)}
+    return channels.program(f"batch_norm_backward/{source}.cu", problem, generated, mask=mask, **scope)
 
 
-def sums_constants(problem: BatchNormBackwardProblem) -> dict[str, Constant]:
-    """What the launch that adds up leaves open."""
-    return {**kernel_constants(problem, problem.mask), "HAS_RESIDUAL": problem.residual}
+def sums_program(source: str, problem: BatchNormBackwardProblem, **scope: Any) -> Program:
+    """Return the program of a launch that computes the sums."""
+    return _program(source, problem, problem.mask, **scope)
 
 
 def sums_arguments() -> tuple[Argument, ...]:
-    """The arguments with which a launch that adds up begins."""
+    """Return the first arguments of a launch that computes the sums."""
     return (
         Buffer("gradient"), Buffer("x"), Buffer("output", optional=True), Buffer("weight"), _BIAS, Buffer("mean"),
         Buffer("rstd"), Buffer("residual_gradient", optional=True),
     )  # fmt: skip
 
 
-def apply_constants(problem: BatchNormBackwardProblem) -> dict[str, Constant]:
-    """What the last launch leaves open: the residual's gradient has been through the mask."""
-    return kernel_constants(problem, "none" if problem.residual else problem.mask)
+def apply_program(source: str, problem: BatchNormBackwardProblem, **scope: Any) -> Program:
+    """Return the program of the last launch. The residual's gradient, if any, is already masked."""
+    return _program(source, problem, "none" if problem.residual else problem.mask, **scope)
 
 
 def apply_arguments(problem: BatchNormBackwardProblem) -> tuple[Argument, ...]:
-    """The arguments with which the last launch begins."""
+    """Return the first arguments of the last launch."""
     return (
         Buffer("residual_gradient" if problem.residual else "gradient"), Buffer("x"), Buffer("output", optional=True),
         Addresses((Buffer("mean"), Buffer("rstd"), Buffer("weight"), _BIAS, WEIGHT_GRADIENT, BIAS_GRADIENT)),
@@ -179,44 +178,33 @@ class Naive(Rung[BatchNormBackwardProblem, ThreadsConfig]):
         return None
 
     def configs(self, problem: BatchNormBackwardProblem) -> tuple[ThreadsConfig, ...]:
-        """Offers powers of two, no more of them idle than a channel's elements leave in a few warps."""
+        """Powers of two; few warps for channels of few elements."""
         offered = (256, 512, 1024) if problem.count > 64 else (64, 128)
         return tuple(ThreadsConfig(threads) for threads in offered)
 
     def recipe(self, problem: BatchNormBackwardProblem, config: ThreadsConfig) -> Recipe:
-        block = (config.threads, 1, 1)
-        sums = KernelCall(
-            Program.of(
-                "batch_norm_backward/naive_sums.cu",
-                "batch_norm_backward_naive_sums",
-                {**sums_constants(problem), "THREADS": config.threads},
-            ),
-            (problem.channels, 1, 1),
-            block,
-            (
-                *sums_arguments(), WEIGHT_GRADIENT, BIAS_GRADIENT, problem.channels, problem.pixels,
-                Int64(problem.count),
-            ),
-            overlap=True,
+        sums = kernel_call(
+            sums_program("naive_sums", problem, config=config),
+            problem.channels,
+            config.threads,
+            *sums_arguments(), WEIGHT_GRADIENT, BIAS_GRADIENT, problem.channels, problem.pixels, Int64(problem.count),
         )  # fmt: skip
-        apply = KernelCall(
-            Program.of("batch_norm_backward/naive.cu", "batch_norm_backward_naive", apply_constants(problem)),
-            (blocks(problem.elements, config.threads), 1, 1),
-            block,
-            (*apply_arguments(problem), problem.pixels, Int64(problem.elements)),
-            overlap=True,
-        )
+        apply = kernel_call(
+            apply_program("naive", problem),
+            blocks(problem.elements, config.threads),
+            config.threads,
+            *apply_arguments(problem), problem.pixels, Int64(problem.elements),
+        )  # fmt: skip
         return Recipe((sums, apply))
 
 
-NAIVE = Naive("naive", "a block a channel adds up, then a thread takes an element", None, None)
+NAIVE = Naive("naive", "one CTA per channel computes the sums, then one thread per element", None, None)
 
 
-# --- rungs, resident: one launch of clusters that keep the gradient and x in registers
+# --- rung resident: one launch of clusters that hold the gradient and x in registers
 
 
-_MOST_STEPS = {256: 10, 512: 4}
-"""Rows of a thread that there are registers for, by the threads of a block, of two tensors."""
+_MOST_STEPS = {256: 10, 512: 4}  # rows per thread whose two tensors fit the registers, by threads per CTA
 _EXCHANGES = 1
 
 
@@ -237,12 +225,9 @@ class Resident(Rung[BatchNormBackwardProblem, ResidentConfig]):
         return resident.estimate(problem, config, self.card, problem.bytes, _EXCHANGES)
 
     def recipe(self, problem: BatchNormBackwardProblem, config: ResidentConfig) -> Recipe:
-        constants = {
-            **sums_constants(problem), "VECTOR": widest_vector(problem.dtype, problem.channels),
-            "THREADS": config.threads, "COLUMNS": config.columns, "STEPS": config.steps,
-        }  # fmt: skip
+        vector = widest_vector(problem.dtype, problem.channels)
         call = KernelCall(
-            Program.of("batch_norm_backward/resident.cu", "batch_norm_backward_resident", constants),
+            sums_program("resident", problem, config=config, vector=vector),
             (config.blocks, resident.slices(problem, config), 1),
             (config.threads, 1, 1),
             (
@@ -255,48 +240,47 @@ class Resident(Rung[BatchNormBackwardProblem, ResidentConfig]):
         return Recipe((call,))
 
 
-# For 512 channels, 7 x 7, batch 64, fp16, 3.2 MB a tensor: three launches with 2.8 us each besides their bytes, 10.7
+# For 512 channels, 7 x 7, batch 64, fp16, 3.2 MB per tensor: three launches of 2.8 us each besides their bytes, 10.7
 # us; one, with an exchange, 5 us.
 RESIDENT = Resident(
     "resident",
-    "one launch: clusters keep the gradient and x in registers, and read them once",
+    "one launch: clusters hold the gradient and x in registers, and read them once",
     "vectorised",
     2.0,
 )
 
 
-# --- rungs, split: sums that many blocks share, and a last launch over all elements: one element an access, or 16 byt
+# --- rungs split and vectorised: many CTAs share each sum, and a last launch covers all elements
 
 
 _MERGE_THREADS, _MERGE_CHANNELS, _MERGE_PACKS = 512, 8, 5
 _LAUNCHES = 3
-_START_US = 1.3
-"""Microseconds from each launch to its first loads' arrival, besides its own: as measured where tensors are small."""
+_START_US = 1.3  # latency of each launch besides its own, measured on small tensors
 _PARTIAL = Buffer("partial")
 
 
 @dataclass(frozen=True)
 class SharedConfig(PacksConfig):
     resident: int = 2
-    """Blocks that a multiprocessor has room for, and is given."""
+    """CTAs per SM."""
 
 
 @dataclass(frozen=True)
 class Split(Rung[BatchNormBackwardProblem, SharedConfig]):
     wide: bool
-    """Whether an access has up to 16 bytes, several under way, or one element."""
+    """True for accesses of up to 16 bytes, several in flight; False for single elements."""
 
     def supports(self, problem: BatchNormBackwardProblem) -> str | None:
         vector = full_vector(problem.dtype)
         if self.wide and not channels_innermost(problem) and problem.pixels < vector:
             return (
-                f"a pack of {vector} elements may lie in two planes, not in more, and these have {problem.pixels}; "
-                "the rung `split` takes any"
+                f"a pack of {vector} elements may span two planes but not more, and planes have {problem.pixels}; "
+                "use the rung `split`"
             )
         return None
 
     def configs(self, problem: BatchNormBackwardProblem) -> tuple[SharedConfig, ...]:
-        """Offers what has 64 KiB of loads under way on each multiprocessor, then more and less."""
+        """Start with 64 KiB of loads in flight per SM."""
         if not self.wide:
             return (SharedConfig(256, 1, 8), SharedConfig(512, 1, 4))
         sizes = ((256, 4, 2), (512, 4, 1), (128, 4, 4), (256, 8, 1), (256, 2, 2))
@@ -308,39 +292,29 @@ class Split(Rung[BatchNormBackwardProblem, SharedConfig]):
     def recipe(self, problem: BatchNormBackwardProblem, config: SharedConfig) -> Recipe:
         by_rows = channels_innermost(problem)
         first, splits = (self._sum_rows if by_rows else self._sum_planes)(problem, config)
-        merge = KernelCall(
+        merge = kernel_call(
             Program.of(
                 "batch_norm_backward/split_merge.cu",
-                "batch_norm_backward_split_merge",
-                {"THREADS": _MERGE_THREADS, "CHANNELS": _MERGE_CHANNELS, "PACKS": _MERGE_PACKS},
+                threads=_MERGE_THREADS, channels=_MERGE_CHANNELS, packs=_MERGE_PACKS,
             ),
-            (blocks(problem.channels, _MERGE_CHANNELS), 1, 1),
-            (_MERGE_THREADS, 1, 1),
-            (_PARTIAL, Buffer("rstd"), WEIGHT_GRADIENT, BIAS_GRADIENT, problem.channels, splits),
-            overlap=True,
-        )
+            blocks(problem.channels, _MERGE_CHANNELS),
+            _MERGE_THREADS,
+            _PARTIAL, Buffer("rstd"), WEIGHT_GRADIENT, BIAS_GRADIENT, problem.channels, splits,
+        )  # fmt: skip
         last = (self._apply_rows if by_rows else self._apply_planes)(problem, config)
         return Recipe((first, merge, last), (Workspace(_PARTIAL.name, 2 * 4 * splits * problem.channels),))
 
     def _rows(self, problem: BatchNormBackwardProblem, config: SharedConfig) -> tuple[ChannelTile, int]:
-        """How rows lie under a block, and how many blocks there are one below the other."""
-        rows = (
-            ChannelTile.of(problem, config.threads)
-            if self.wide
-            else ChannelTile.of(problem, config.threads, most=1)
-        )
+        """Return the tile of a CTA, and the CTAs per column of tiles."""
+        rows = ChannelTile.of(problem, config.threads, *(() if self.wide else (1,)))
         wanted = max(1, config.resident * self.card.multiprocessors // rows.across)
         return rows, min(wanted, blocks(problem.count, rows.height))
 
     def _sum_rows(self, problem: BatchNormBackwardProblem, config: SharedConfig) -> tuple[KernelCall, int]:
-        """Channels innermost: the launch that adds up, and its shares of each sum."""
+        """Return the launch over rows of channels, and its partial sums per channel."""
         rows, splits = self._rows(problem, config)
-        constants = {
-            **sums_constants(problem), "VECTOR": rows.vector, "PACKS": config.packs, "THREADS": config.threads,
-            "RESIDENT": config.resident,
-        }  # fmt: skip
         call = KernelCall(
-            Program.of("batch_norm_backward/split_rows.cu", "batch_norm_backward_split_rows", constants),
+            sums_program("split_rows", problem, config=config, vector=rows.vector),
             (splits, rows.across, 1),
             (config.threads, 1, 1),
             (*sums_arguments(), _PARTIAL, problem.channels, rows.width, Int64(problem.count)),
@@ -350,14 +324,8 @@ class Split(Rung[BatchNormBackwardProblem, SharedConfig]):
 
     def _apply_rows(self, problem: BatchNormBackwardProblem, config: SharedConfig) -> KernelCall:
         rows, down = self._rows(problem, config)
-        constants = {
-            **apply_constants(problem), "VECTOR": rows.vector, "PACKS": config.packs, "THREADS": config.threads,
-            "RESIDENT": config.resident,
-        }  # fmt: skip
         return KernelCall(
-            Program.of(
-                "batch_norm_backward/split_apply_rows.cu", "batch_norm_backward_split_apply_rows", constants
-            ),
+            apply_program("split_apply_rows", problem, config=config, vector=rows.vector),
             (down, rows.across, 1),
             (config.threads, 1, 1),
             (*apply_arguments(problem), rows.width, Int64(problem.count)),
@@ -365,22 +333,17 @@ class Split(Rung[BatchNormBackwardProblem, SharedConfig]):
         )
 
     def _sum_planes(self, problem: BatchNormBackwardProblem, config: SharedConfig) -> tuple[KernelCall, int]:
-        """Planes: the launch that adds up, and its shares of each sum."""
+        """Return the launch over planes, and its partial sums per channel."""
         vector = widest_vector(problem.dtype, problem.pixels) if self.wide else 1
         packs = problem.count // vector
         wanted = max(1, config.resident * self.card.multiprocessors // problem.channels)
         splits = min(wanted, blocks(packs, config.threads))
-        constants = {
-            **sums_constants(problem), "VECTOR": vector, "PACKS": config.packs, "THREADS": config.threads,
-            "RESIDENT": config.resident,
-        }  # fmt: skip
-        call = KernelCall(
-            Program.of("batch_norm_backward/split_planes.cu", "batch_norm_backward_split_planes", constants),
-            (problem.channels * splits, 1, 1),
-            (config.threads, 1, 1),
-            (*sums_arguments(), _PARTIAL, problem.channels, problem.pixels, splits, Int64(packs)),
-            overlap=True,
-        )
+        call = kernel_call(
+            sums_program("split_planes", problem, config=config, vector=vector),
+            problem.channels * splits,
+            config.threads,
+            *sums_arguments(), _PARTIAL, problem.channels, problem.pixels, splits, Int64(packs),
+        )  # fmt: skip
         return call, splits
 
     def _apply_planes(self, problem: BatchNormBackwardProblem, config: SharedConfig) -> KernelCall:
@@ -390,38 +353,29 @@ class Split(Rung[BatchNormBackwardProblem, SharedConfig]):
             (one for one in each if problem.elements // (vector * one) >= self.card.busy_blocks),
             config.threads,
         )
-        constants = {
-            **apply_constants(problem), "VECTOR": vector, "PACKS": per_block // config.threads,
-            "THREADS": config.threads, "STRADDLING": problem.pixels % vector != 0,
-        }  # fmt: skip
-        return KernelCall(
-            Program.of(
-                "batch_norm_backward/split_apply_planes.cu",
-                "batch_norm_backward_split_apply_planes",
-                constants,
-            ),
-            (blocks(problem.elements // vector, per_block), 1, 1),
-            (config.threads, 1, 1),
-            (*apply_arguments(problem), problem.pixels, Int64(problem.elements)),
-            overlap=True,
-        )
+        packs = per_block // config.threads
+        return kernel_call(
+            apply_program("split_apply_planes", problem, config=config, vector=vector, packs=packs),
+            blocks(problem.elements // vector, per_block),
+            config.threads,
+            *apply_arguments(problem), problem.pixels, Int64(problem.elements),
+        )  # fmt: skip
 
 
-# Predictions are for 64 channels, 56 x 56, batch 256, fp16, NHWC, behind a ReLU whose mask is found by x: 103 MB a
-# tensor, five of them moved, 123 us at 4.2 TB/s. naive: a block a channel fetches 32 bytes for each 2, 64
-# multiprocessors with 256 loads under way for 1 us: 12,544 turns, 6 ms. split: 2,048 threads with 2 bytes of each
-# tensor under way are 8 KiB a multiprocessor, answered in 0.8 us, 1.4 TB/s: 370 us. vectorised: 64 KiB, the memory's
-# pace and three launches, 130 us.
+# Predictions are for 64 channels, 56 x 56, batch 256, fp16, NHWC, behind a ReLU whose mask comes from x: 103 MB per
+# tensor, five of them moved, 123 us at 4.2 TB/s. naive: one CTA per channel fetches 32 bytes for each 2, 64 SMs with
+# 256 loads in flight for 1 us: 12,544 turns, 6 ms. split: 2,048 threads with 2 bytes of each tensor in flight are 8 KiB
+# per SM, answered in 0.8 us, 1.4 TB/s: 370 us. vectorised: 64 KiB, DRAM bound plus three launches, 130 us.
 SPLIT = Split(
-    "split", "rows lie side by side in a warp, many blocks share each sum, a second launch merges", "naive", 16.0,
+    "split", "a warp covers adjacent channels, many CTAs share each sum, a second launch merges", "naive", 16.0,
     wide=False,
 )  # fmt: skip
 VECTORISED = Split(
-    "vectorised", "up to 16 bytes an access, several rows under way in a thread", "split", 2.8, wide=True
+    "vectorised", "up to 16 bytes per access, several rows in flight per thread", "split", 2.8, wide=True
 )
 
 
-# --- problems to measure and to test
+# --- problems
 
 
 PROBLEMS = tuple(
@@ -444,11 +398,11 @@ SMALL_PROBLEMS = tuple(
     for name in (
         "8_6_b2_byx",
         "16_7_b3_byoutput+res",  # packs over two planes; a tail in nchw
-        "3_5x9_b1",  # one channel a thread in nhwc
-        "24_9x4_b2_byoutput",  # 3 packs a row: threads left over
+        "3_5x9_b1",  # one channel per thread in nhwc
+        "24_9x4_b2_byoutput",  # 3 packs per row: idle threads
         "40_1_b5_byx",  # alike in both layouts
         "6_3x2_b2_byoutput",  # planes smaller than a pack of fp16
-        "2056_2_b1_byx",  # wider than a block
+        "2056_2_b1_byx",  # wider than a CTA
         "16_64_b2",  # several splits
         "24_5x6_b3_byx[gradient*sigmoid(x)*(1+x*(1-sigmoid(x)))]",  # SiLU
         "8_33_b2_byx[gradient*(x<6)*(x>0)]",
@@ -459,8 +413,7 @@ SMALL_PROBLEMS = tuple(
 # --- the reference
 
 
-_MARGIN = 0.05
-"""How far outputs are from 0, where a rounding would let a gradient through or not."""
+_MARGIN = 0.05  # distance of outputs from 0, where rounding would decide whether a gradient passes
 
 
 def _each(channelwise: torch.Tensor) -> torch.Tensor:
@@ -470,7 +423,7 @@ def _each(channelwise: torch.Tensor) -> torch.Tensor:
 def random_inputs(
     problem: BatchNormBackwardProblem, device: torch.device, seed: int
 ) -> dict[str, torch.Tensor]:
-    """Channels that differ; where a mask is found by x, no output is near 0."""
+    """Channels with different statistics; if the mask comes from x, no output is near 0."""
     p = problem
     generator = torch.Generator(device=device).manual_seed(seed)
     size = (p.batch, p.channels, p.height, p.width)
@@ -500,7 +453,7 @@ def empty_output(problem: BatchNormBackwardProblem, device: torch.device) -> tor
 
 
 def masked(problem: BatchNormBackwardProblem, inputs: Tensors) -> torch.Tensor:
-    """The gradient in front of the ReLU or another function, in the dtype of the gradient."""
+    """Return the gradient before the activation, in the dtype of the gradient."""
     gradient = inputs["gradient"]
     if problem.mask == "none":
         return gradient
@@ -520,23 +473,22 @@ def masked(problem: BatchNormBackwardProblem, inputs: Tensors) -> torch.Tensor:
 def gradients(
     problem: BatchNormBackwardProblem, inputs: Tensors
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The gradients of x, weight and bias in float64."""
+    """Return the gradients of x, weight and bias in float64."""
     wide = {name: tensor.double() for name, tensor in inputs.items()}
     before, rstd = masked(problem, wide), _each(wide["rstd"])
-    normalised = (wide["x"] - _each(wide["mean"])) * rstd
-    weight_gradient, bias_gradient = (before * normalised).sum((0, 2, 3)), before.sum((0, 2, 3))
+    normalized = (wide["x"] - _each(wide["mean"])) * rstd
+    weight_gradient, bias_gradient = (before * normalized).sum((0, 2, 3)), before.sum((0, 2, 3))
     means = (_each(sums / problem.count) for sums in (bias_gradient, weight_gradient))
-    centred = before - next(means) - normalised * next(means)
-    return centred * rstd * _each(wide["weight"]), weight_gradient, bias_gradient
+    centered = before - next(means) - normalized * next(means)
+    return centered * rstd * _each(wide["weight"]), weight_gradient, bias_gradient
 
 
 def exact(problem: BatchNormBackwardProblem, inputs: Tensors) -> torch.Tensor:
-    """The gradient of x in float64."""
     return gradients(problem, inputs)[0]
 
 
 def peer(problem: BatchNormBackwardProblem, inputs: Tensors) -> torch.Tensor:
-    """The gradient of x by PyTorch, the ReLU's and then the normalisation's; on a CPU of fp32 tensors."""
+    """PyTorch's gradients of the ReLU and of the normalization; on a CPU with fp32 tensors."""
     on_gpu = inputs["x"].is_cuda
     given = inputs if on_gpu else {name: tensor.float() for name, tensor in inputs.items()}
     found: tuple[torch.Tensor, ...] = torch.ops.aten.native_batch_norm_backward(
@@ -605,12 +557,12 @@ def batch_norm_backward(
     *,
     rung: str | None = None,
 ) -> tuple[torch.Tensor, ...]:
-    """The gradients of x, weight and bias in y = relu(batch_norm(x) + residual) in training, from that of y.
+    """Gradients of x, weight and bias in y = relu(batch_norm(x) + residual) in training, from that of y.
 
-    `mean` and `rstd`, one over the deviation, are those of x, in float32, as `batch_norm_training` gives them. Behind a
-    ReLU gradients pass where its `output` is positive; without `output` that is found again by x and bias, which is
-    possible where no residual was added. With `residual` the residual's gradient is the fourth result. Always the same
-    bits. `rung` names one rung of the ladder.
+    `mean` and `rstd` (reciprocal standard deviation) are those of x, in float32, as `batch_norm_training` returns them.
+    Behind a ReLU gradients pass where its `output` is positive; without `output` that is recomputed from x and bias,
+    which needs a call without residual. With `residual` the residual's gradient is the fourth result. Deterministic.
+    `rung` names a rung of the ladder.
     """
     found = OPERATOR(gradient, x, weight, bias, mean, rstd, relu, output, residual, rung)
     return tuple(found[: 3 + residual])
@@ -626,7 +578,7 @@ def _fake(
     relu: bool = False,
     output: torch.Tensor | None = None,
     residual: bool = False,
-    rung: str | None = None,
+    *_: object,
 ) -> Gradients:
     check_images(_NAME, x)
     images = {"gradient": gradient, "output": output}
@@ -634,13 +586,13 @@ def _fake(
     for name, tensor in images.items():
         if tensor is not None and tensor.shape != x.shape:
             raise UnsupportedError(
-                f"{name} has shape {tuple(tensor.shape)}; it must be x's, {tuple(x.shape)}"
+                f"{name} has shape {tuple(tensor.shape)}; it must match x, {tuple(x.shape)}"
             )
     check_channel_vectors(_NAME, x, {"weight": weight, "bias": bias, "mean": mean, "rstd": rstd})
     if residual and _mask(relu, output) != "output":
         raise UnsupportedError(
-            "a residual's gradient without the output: behind a ReLU batch_norm_backward finds it by `output`, and "
-            "without a ReLU it is the gradient itself"
+            "residual without output: behind a ReLU batch_norm_backward needs `output`; without a ReLU the residual's "
+            "gradient is the gradient itself"
         )
     grad_x = empty_images_like(x, x.shape)
     of_weight, of_bias = (x.new_empty(x.shape[1], dtype=torch.float32) for _ in range(2))
@@ -655,39 +607,33 @@ def _plan(
     bias: torch.Tensor | None,
     mean: torch.Tensor,
     rstd: torch.Tensor,
-    relu: bool,
-    output: torch.Tensor | None,
-    residual: bool,
-    rung: str | None,
+    relu: bool = False,
+    output: torch.Tensor | None = None,
+    residual: bool = False,
+    rung: str | None = None,
 ) -> CallPlan:
     results = _fake(gradient, x, weight, bias, mean, rstd, relu, output, residual)
     mask = _mask(relu, output)
-    batch, channels, height, width = x.shape
-    problem = BatchNormBackwardProblem(
-        batch, channels, height, width, mask, residual, dtype_of(_NAME, x), layout_of(x)
-    )
-    images, numbers = packer(problem.layout), channel_packer(x)
-    lay = {
+    n, c, h, w = x.shape
+    problem = BatchNormBackwardProblem(n, c, h, w, mask, residual, dtype_of(_NAME, x), layout_of(x))
+    images, vectors = packer(problem.layout), channel_packer(x)
+    packers = {
         **dict.fromkeys(("gradient", "x", "output"), images),
-        **dict.fromkeys(("mean", "rstd"), numbers),
-        "bias": numbers if mask == "x" else _absent,
+        **dict.fromkeys(("mean", "rstd"), vectors),
+        "bias": vectors if mask == "x" else _absent,
         "weight": channel_packer(x, 1.0),
     }
     names = ("y", "weight_gradient", "bias_gradient", "residual_gradient")
-    return CallPlan(
-        prepare(BATCH_NORM_BACKWARD, problem, x.device, rung),
-        dict(zip(names, results, strict=True)),
-        lay,
-        results=names,
-    )
+    prepared = prepare(BATCH_NORM_BACKWARD, problem, x.device, rung)
+    return CallPlan(prepared, dict(zip(names, results, strict=True)), packers, results=names)
 
 
 def _absent(bias: torch.Tensor | None) -> None:
-    """A bias that is not asked for."""
+    """Drop a bias that the kernel does not need."""
 
 
 def _mask(relu: bool, output: torch.Tensor | None) -> str:
-    """Where it is found what a ReLU has cut off."""
+    """Return the source of the ReLU's mask."""
     return "output" if output is not None else "x" if relu else "none"
 
 
@@ -697,7 +643,7 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: Gradients) -> None:
 
 
 def _backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
-    """Differentiates PyTorch's own words for the same, which know that mean and rstd depend on x."""
+    """Differentiate PyTorch's formulation, in which mean and rstd depend on x."""
     gradient, x, weight, bias, mean, rstd, output = ctx.saved_tensors
     with torch.enable_grad():
         leaves = [
@@ -721,7 +667,5 @@ def _backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
 
 
 OPERATOR = define_planned(
-    "batch_norm_backward(Tensor gradient, Tensor x, Tensor? weight, Tensor? bias, Tensor mean, Tensor rstd, "
-    "bool relu=False, Tensor? output=None, bool residual=False, str? rung=None) -> (Tensor, Tensor, Tensor, Tensor)",
-    _plan, _fake, setup=_setup, backward=_backward,
-)  # fmt: skip
+    _NAME, _plan, _fake, returns="(Tensor, Tensor, Tensor, Tensor)", setup=_setup, backward=_backward
+)

@@ -1,4 +1,4 @@
-"""Batch normalisation in training."""
+"""Batch normalization in training."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import torch
 import torch.nn.functional as F
 
 from escalade.device.architecture import WITH_WGMMA
-from escalade.device.program import Program
 from escalade.device.recipe import Buffer, KernelCall, Recipe, Workspace
 from escalade.errors import UnsupportedError
 from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES, STORAGE, dtype_of, widest_vector
@@ -45,13 +44,12 @@ from escalade.ops.shared.resident import ResidentConfig
 
 @dataclass(frozen=True)
 class BatchNormTrainingProblem(Images, Named):
-    """y = relu((x - mean) * rstd * weight + bias + residual), residual and relu optional, where mean and rstd, one over
-    the root of variance + epsilon, are those of the batch, and further results.
+    """y = relu((x - mean) * rstd * weight + bias + residual), residual and relu optional, with the batch's mean and
+    rstd (1 / sqrt(variance + epsilon)), and further results.
 
-    `weight`, `bias`, `mean` and `rstd` are fp32 and one a channel, whatever `dtype` x, residual and y are stored as.
-    With `momentum` there are inputs `running_mean` and `running_variance`, and results `moved_mean` and
-    `moved_variance`: those moved towards the batch's (the variance unbiased). y may be the residual, and what is moved
-    may be where it was.
+    `weight`, `bias`, `mean` and `rstd` are fp32 vectors of one number per channel; x, residual and y have the `dtype`.
+    With `momentum`, inputs `running_mean` and `running_variance` are updated with the batch's (unbiased variance), as
+    results `moved_mean` and `moved_variance`, which may alias them. y may alias the residual.
     """
 
     NAME: ClassVar = NamePattern(
@@ -66,40 +64,33 @@ class BatchNormTrainingProblem(Images, Named):
     epsilon: float = DEFAULT_EPSILON
     momentum: float | None = None
     activation: str = ""
-    """What takes ReLU's place, if anything: an expression in `x`, such as `x * sigmoid(x)`."""
+    """An activation instead of ReLU: an expression in `x`, such as `x * sigmoid(x)`."""
 
     def __post_init__(self) -> None:
         activation.normalize(self)
         if self.count < 2:
             raise UnsupportedError(
-                f"{self.batch} images of {self.pixels} pixels: training takes more than one value a channel, or it has "
-                "no variance"
+                f"{self.batch} images of {self.pixels} pixels: training needs more than one value per channel for a "
+                "variance"
             )
-        _ = self.statistics, self.normalisation  # both check what is theirs
+        _ = self.statistics, self.normalization  # each checks its own fields
 
     @property
     def count(self) -> int:
-        """Elements a channel."""
+        """Elements per channel."""
         return self.batch * self.pixels
 
     @cached_property
     def statistics(self) -> BatchStatisticsProblem:
         """The first pass."""
+        p = self
         return BatchStatisticsProblem(
-            self.batch,
-            self.channels,
-            self.height,
-            self.width,
-            self.dtype,
-            self.layout,
-            self.epsilon,
-            self.momentum,
+            p.batch, p.channels, p.height, p.width, p.dtype, p.layout, p.epsilon, p.momentum
         )
 
     @cached_property
-    def normalisation(self) -> BatchNormProblem:
-        """The second pass, which is all that is left where the statistics come from elsewhere, as from a convolution
-        that has summed up its results."""
+    def normalization(self) -> BatchNormProblem:
+        """The second pass; the only one if the statistics come from elsewhere, such as a convolution's epilogue."""
         return BatchNormProblem(
             self.batch, self.channels, self.height, self.width, self.relu, self.residual, self.dtype, self.layout,
             self.epsilon, self.activation,
@@ -107,7 +98,7 @@ class BatchNormTrainingProblem(Images, Named):
 
     @property
     def flops(self) -> int:
-        return self.statistics.flops + self.normalisation.flops
+        return self.statistics.flops + self.normalization.flops
 
     @property
     def bytes(self) -> int:
@@ -116,7 +107,7 @@ class BatchNormTrainingProblem(Images, Named):
 
     @property
     def traffic(self) -> int:
-        """What two passes move: both read x."""
+        """Traffic of two passes, which both read x."""
         return self._bytes(3 + self.residual)
 
     def _bytes(self, passes: int) -> int:
@@ -124,11 +115,10 @@ class BatchNormTrainingProblem(Images, Named):
 
     @property
     def rounding(self) -> float:
-        """The roundings of both passes, one after the other."""
-        return math.hypot(self.statistics.rounding, self.normalisation.rounding)
+        return math.hypot(self.statistics.rounding, self.normalization.rounding)
 
 
-# --- rungs, passes: a pass for the statistics and one that normalises, by rungs of those operations: the rungs of bat
+# --- rungs of two passes: one for the statistics and one that normalizes, by rungs of those operations
 
 
 _LAUNCHES = 3
@@ -136,12 +126,12 @@ _LAUNCHES = 3
 
 @dataclass(frozen=True)
 class TwoPasses(Rung[BatchNormTrainingProblem]):
-    """The statistics lie in a workspace between the passes."""
+    """Statistics and normalization, with a workspace between them."""
 
     first: str
-    """The rung of batch_statistics."""
+    """Rung of batch_statistics."""
     second: str
-    """The rung of batch_norm."""
+    """Rung of batch_norm."""
 
     @property
     def _first(self) -> Rung[BatchStatisticsProblem]:
@@ -152,14 +142,14 @@ class TwoPasses(Rung[BatchNormTrainingProblem]):
         return BATCH_NORM.ladder.rung(self.second).on(self.card)
 
     def supports(self, problem: BatchNormTrainingProblem) -> str | None:
-        refusal = self._second.supports(problem.normalisation)
+        refusal = self._second.supports(problem.normalization)
         return refusal and refusal.replace(f"`{BELOW_WIDE}`", "`one_pass`")
 
     def configs(self, problem: BatchNormTrainingProblem) -> tuple[Any, ...]:
         return tuple(ThreadsConfig(threads) for threads in (256, 512))
 
     def parts(self, problem: BatchNormTrainingProblem, config: Any) -> tuple[Config, Config]:
-        """The configs of both passes."""
+        """Return the configs of both passes."""
         return config, config
 
     def estimate(self, problem: BatchNormTrainingProblem, config: Any) -> float | None:
@@ -170,7 +160,7 @@ class TwoPasses(Rung[BatchNormTrainingProblem]):
         statistics, variance = Buffer("statistics"), Buffer("statistics", offset=4 * problem.channels)
         passes = (
             self._first.recipe(problem.statistics, first).remap({"y": statistics}),
-            self._second.recipe(problem.normalisation, second).remap(
+            self._second.recipe(problem.normalization, second).remap(
                 {"mean": statistics, "variance": variance}
             ),
         )
@@ -181,7 +171,7 @@ class TwoPasses(Rung[BatchNormTrainingProblem]):
 
 @dataclass(frozen=True)
 class WideConfig(SplitConfig):
-    """The statistics' config, and that of the second pass."""
+    """The config of the statistics, and that of the second pass."""
 
     second_threads: int = 256
     second_packs: int = 4
@@ -190,12 +180,12 @@ class WideConfig(SplitConfig):
 
 @dataclass(frozen=True)
 class Wide(TwoPasses):
-    """Both passes with up to 16 bytes an access."""
+    """Both passes with up to 16 bytes per access."""
 
     def configs(self, problem: BatchNormTrainingProblem) -> tuple[WideConfig, ...]:
-        """Offers each pass's configs beside the other's best."""
+        """Combine each pass's configs with the other's best."""
         first: tuple[Any, ...] = self._first.configs(problem.statistics)
-        second: tuple[Any, ...] = self._second.configs(problem.normalisation)
+        second: tuple[Any, ...] = self._second.configs(problem.normalization)
         offered = [
             WideConfig(
                 **asdict(one), second_threads=other.threads, second_packs=other.packs, turns=other.turns
@@ -218,26 +208,25 @@ class Wide(TwoPasses):
 
 
 BELOW_WIDE = "scaled"
-"""The rung of batch_norm that takes what its widest one refuses."""
+"""The rung of batch_norm for problems that its widest one does not support."""
 
-# Predictions are for 64 channels, 56 x 56, batch 256, fp16, NHWC: 103 MB a tensor, three of them moved, 74 us at 4.2
-# TB/s. A block a channel fetches 32 bytes for each 2: naive three times, with 64 multiprocessors' 256 loads under way
-# for 1 us, 19 ms; one_pass once for the statistics, 6 ms. vectorised: the memory's pace and three launches, 80 us.
+# Predictions are for 64 channels, 56 x 56, batch 256, fp16, NHWC: 103 MB per tensor, three of them moved, 74 us at 4.2
+# TB/s. One CTA per channel fetches 32 bytes for each 2: naive three times, with 64 SMs' 256 loads in flight for 1 us,
+# 19 ms; one_pass once for the statistics, 6 ms. vectorised: DRAM bound plus three launches, 80 us.
 RUNGS: tuple[Rung[BatchNormTrainingProblem], ...] = (
-    TwoPasses("naive", "a block a channel goes over it twice, then a thread takes an element", None, None, "naive",
+    TwoPasses("naive", "one CTA per channel reads it twice, then one thread per element", None, None, "naive",
               "naive"),
-    TwoPasses("one_pass", "statistics in one pass (Welford, shuffles), and scales that are made once", "naive", 2.0,
+    TwoPasses("one_pass", "statistics in one pass (Welford, shuffles), and scales computed once", "naive", 2.0,
               "one_pass", BELOW_WIDE),
-    Wide("vectorised", "blocks share a channel's statistics, up to 16 bytes an access in both passes", "one_pass", 75.0,
+    Wide("vectorised", "CTAs share a channel's statistics, up to 16 bytes per access in both passes", "one_pass", 75.0,
          "split", "vectorised"),
 )  # fmt: skip
 
 
-# --- rungs, resident: one launch of clusters that keep x in registers
+# --- rung resident: one launch of clusters that hold x in registers
 
 
-_MOST_STEPS = {256: 24, 512: 12}
-"""Rows of a thread that there are registers for, by the threads of a block."""
+_MOST_STEPS = {256: 24, 512: 12}  # rows per thread that fit the registers, by threads per CTA
 _EXCHANGES = 2
 
 
@@ -258,13 +247,11 @@ class Resident(Rung[BatchNormTrainingProblem, ResidentConfig]):
         return resident.estimate(problem, config, self.card, problem.bytes, _EXCHANGES)
 
     def recipe(self, problem: BatchNormTrainingProblem, config: ResidentConfig) -> Recipe:
-        constants = {
-            **channels.constants(problem), "HAS_RESIDUAL": problem.residual, **activation.constants_of(problem),
-            "VECTOR": widest_vector(problem.dtype, problem.channels), "THREADS": config.threads,
-            "COLUMNS": config.columns, "STEPS": config.steps,
-        }  # fmt: skip
+        vector, generated = widest_vector(problem.dtype, problem.channels), activation.constants_of(problem)
         call = KernelCall(
-            Program.of("batch_norm_training/resident.cu", "batch_norm_training_resident", constants),
+            channels.program(
+                "batch_norm_training/resident.cu", problem, generated, config=config, vector=vector
+            ),
             (config.blocks, resident.slices(problem, config), 1),
             (config.threads, 1, 1),
             (
@@ -277,14 +264,14 @@ class Resident(Rung[BatchNormTrainingProblem, ResidentConfig]):
         return Recipe((call,))
 
 
-# For 512 channels, 7 x 7, batch 64, fp16, 3.2 MB a tensor: three launches with 2.8 us each besides their bytes, 10 us;
+# For 512 channels, 7 x 7, batch 64, fp16, 3.2 MB per tensor: three launches of 2.8 us each besides their bytes, 10 us;
 # one, with two exchanges, 5 us.
 RESIDENT = Resident(
-    "resident", "one launch: clusters keep x in registers, and read it once", "vectorised", 2.0
+    "resident", "one launch: clusters hold x in registers, and read it once", "vectorised", 2.0
 )
 
 
-# --- problems to measure and to test
+# --- problems
 
 
 PROBLEMS = tuple(
@@ -299,7 +286,7 @@ PROBLEMS = tuple(
         "512_7_b256_m0.1_res+relu",
     )
 )
-"""ResNets: the first layers, with a ReLU and with a residual and a ReLU behind them, and the last one."""
+"""ResNets: the first layers, with a ReLU and with a residual and a ReLU, and the last one."""
 
 SMALL_PROBLEMS = tuple(
     BatchNormTrainingProblem.parse(name)
@@ -320,18 +307,18 @@ SMALL_PROBLEMS = tuple(
 def random_inputs(
     problem: BatchNormTrainingProblem, device: torch.device, seed: int
 ) -> dict[str, torch.Tensor]:
-    """Channels that differ in mean and deviation, running statistics where they are moved, y of order one."""
+    """Channels with different statistics, such that y is of order one."""
     inputs = batch_statistics_random_inputs(problem.statistics, device, seed)
-    others = batch_norm_random_inputs(problem.normalisation, device, seed + 1)
+    others = batch_norm_random_inputs(problem.normalization, device, seed + 1)
     wanted = ("weight", "bias", "residual") if problem.residual else ("weight", "bias")
     return {**inputs, **{name: others[name] for name in wanted}}
 
 
 def empty_output(problem: BatchNormTrainingProblem, device: torch.device) -> torch.Tensor:
-    return batch_norm_empty_output(problem.normalisation, device)
+    return batch_norm_empty_output(problem.normalization, device)
 
 
-def _normalised(problem: BatchNormTrainingProblem, inputs: Tensors) -> torch.Tensor:
+def _normalized(problem: BatchNormTrainingProblem, inputs: Tensors) -> torch.Tensor:
     y = F.batch_norm(
         inputs["x"], None, None, inputs["weight"], inputs["bias"], training=True, eps=problem.epsilon
     )
@@ -339,15 +326,14 @@ def _normalised(problem: BatchNormTrainingProblem, inputs: Tensors) -> torch.Ten
 
 
 def exact(problem: BatchNormTrainingProblem, inputs: Tensors) -> torch.Tensor:
-    """The result in float64."""
-    return _normalised(problem, {name: tensor.double() for name, tensor in inputs.items()})
+    return _normalized(problem, {name: tensor.double() for name, tensor in inputs.items()})
 
 
 def peer(problem: BatchNormTrainingProblem, inputs: Tensors) -> torch.Tensor:
-    """The normalised x by PyTorch, without running statistics; on a CPU of fp32 tensors."""
+    """Normalize with PyTorch, without running statistics; on a CPU with fp32 tensors."""
     on_gpu = inputs["x"].is_cuda
     given = inputs if on_gpu else {name: tensor.float() for name, tensor in inputs.items()}
-    return _normalised(problem, given).to(STORAGE[problem.dtype])
+    return _normalized(problem, given).to(STORAGE[problem.dtype])
 
 
 # --- the operation
@@ -401,11 +387,11 @@ def batch_norm_training(
     *,
     rung: str | None = None,
 ) -> tuple[torch.Tensor, ...]:
-    """y = relu(batch_norm(x) + residual) by the batch's own statistics, residual and relu optional; nothing is changed.
+    """y = relu(batch_norm(x) + residual) with the batch's own statistics, residual and relu optional; mutates nothing.
 
-    The further results are in float32 and one a channel: the mean and one over the deviation of x, which
-    `batch_norm_backward` takes, and, where running statistics are given, these moved towards the batch's by `momentum`
-    (the variance unbiased). Only y has a gradient. Always the same bits. `rung` names one rung of the ladder.
+    The other results are float32 vectors of one number per channel: mean and reciprocal standard deviation of x, which
+    `batch_norm_backward` takes, and, if running statistics are given, these updated by `momentum` (with the unbiased
+    variance). Only y is differentiable. Deterministic. `rung` names a rung of the ladder.
     """
     found = OPERATOR(x, weight, bias, running_mean, running_var, momentum, eps, relu, residual, rung)
     return tuple(found[: 3 if running_mean is None else 5])
@@ -421,21 +407,21 @@ def _fake(
     eps: float = DEFAULT_EPSILON,
     relu: bool = False,
     residual: torch.Tensor | None = None,
-    rung: str | None = None,
+    *_: object,
 ) -> Results:
     check_images(_NAME, x)
     require_alike(x, {"residual": residual})
     if residual is not None and residual.shape != x.shape:
         raise UnsupportedError(
-            f"residual has shape {tuple(residual.shape)}; it must be x's, {tuple(x.shape)}"
+            f"residual has shape {tuple(residual.shape)}; it must match x, {tuple(x.shape)}"
         )
     running = {"running_mean": running_mean, "running_var": running_var}
     check_channel_vectors(_NAME, x, {"weight": weight, "bias": bias, **running})
     if (running_mean is None) != (running_var is None):
-        raise UnsupportedError("running_mean without running_var, or the reverse: give both, or none")
+        raise UnsupportedError("running_mean without running_var, or the reverse: pass both or neither")
     if x.shape[0] * x.shape[2] * x.shape[3] < 2:
         raise UnsupportedError(
-            f"x has shape {tuple(x.shape)}; training takes more than one value a channel, or it has no variance"
+            f"x has shape {tuple(x.shape)}; training needs more than one value per channel for a variance"
         )
     moves = running_mean is not None
     y = empty_images_like(x, x.shape)
@@ -448,38 +434,32 @@ def _plan(
     x: torch.Tensor,
     weight: torch.Tensor | None,
     bias: torch.Tensor | None,
-    running_mean: torch.Tensor | None,
-    running_var: torch.Tensor | None,
-    momentum: float,
-    eps: float,
-    relu: bool,
-    residual: torch.Tensor | None,
-    rung: str | None,
+    running_mean: torch.Tensor | None = None,
+    running_var: torch.Tensor | None = None,
+    momentum: float = 0.1,
+    eps: float = DEFAULT_EPSILON,
+    relu: bool = False,
+    residual: torch.Tensor | None = None,
+    rung: str | None = None,
 ) -> CallPlan:
     results = _fake(x, weight, bias, running_mean, running_var, momentum, eps, relu, residual)
     moves = running_mean is not None
-    batch, channels, height, width = x.shape
+    n, c, h, w = x.shape
     problem = BatchNormTrainingProblem(
-        batch, channels, height, width, relu, residual is not None, dtype_of(_NAME, x), layout_of(x), eps,
-        momentum if moves else None,
+        n, c, h, w, relu, residual is not None, dtype_of(_NAME, x), layout_of(x), eps, momentum if moves else None
     )  # fmt: skip
-    images, numbers = packer(problem.layout), channel_packer(x)
-    lay = {"x": images, "residual": images, "weight": channel_packer(x, 1.0), "bias": numbers}
+    images, vectors = packer(problem.layout), channel_packer(x)
+    packers = {"x": images, "residual": images, "weight": channel_packer(x, 1.0), "bias": vectors}
     if moves:
-        lay |= {"running_mean": numbers, "running_variance": numbers}
+        packers |= {"running_mean": vectors, "running_variance": vectors}
     names = ("y", "mean", "rstd", "moved_mean", "moved_variance")
     return CallPlan(
         prepare(BATCH_NORM_TRAINING, problem, x.device, rung),
         dict(zip(names, results, strict=True)),
-        lay,
+        packers,
         results=names,
         renamed={"running_var": "running_variance"},
     )
 
 
-OPERATOR = define_planned(
-    "batch_norm_training(Tensor x, Tensor? weight, Tensor? bias, Tensor? running_mean=None, Tensor? running_var=None, "
-    "float momentum=0.1, float eps=1e-05, bool relu=False, Tensor? residual=None, str? rung=None) "
-    "-> (Tensor, Tensor, Tensor, Tensor, Tensor)",
-    _plan, _fake,
-)  # fmt: skip
+OPERATOR = define_planned(_NAME, _plan, _fake, returns="(Tensor, Tensor, Tensor, Tensor, Tensor)")

@@ -1,4 +1,4 @@
-"""The statistics of a batch."""
+"""Mean and variance of a batch."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from typing import ClassVar
 
 import torch
 
-from escalade.device.program import Constant, Program
+from escalade.device.program import Program
 from escalade.device.recipe import Addresses, Buffer, Int64, Ints, KernelCall, Recipe, Workspace
 from escalade.errors import UnsupportedError
 from escalade.ops.base.checks import require_at_least
 from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES, VECTOR_BYTES, dtype_of, widest_vector
 from escalade.ops.base.grid import blocks, ceil_div
 from escalade.ops.base.ladder import Ladder
+from escalade.ops.base.launch import kernel_call, launch
 from escalade.ops.base.naming import Named, NamePattern
 from escalade.ops.base.operation import Operation, Reference, Tensors
 from escalade.ops.base.rung import Rung, ThreadsConfig
@@ -30,17 +31,14 @@ from escalade.ops.shared.pointwise import PacksConfig
 
 @dataclass(frozen=True)
 class BatchStatisticsProblem(Images, Named):
-    """y[0] = mean and y[1] = variance (biased) of x over images and pixels, in fp32 for each channel.
+    """y[0] = mean and y[1] = biased variance of x over images and pixels, in fp32 per channel.
 
-    What training wants besides, each fp32 and one a channel: with `epsilon`, `mean` alone and `rstd`, one over the root
-    of variance + epsilon, which a backward pass takes; with `momentum`, `moved_mean` and `moved_variance`: the inputs
-    `running_mean` and `running_variance` moved towards the batch's (the variance unbiased), and they may be those.
+    Training adds fp32 vectors of one number per channel. With `epsilon`: `mean` and `rstd` (1 / sqrt(variance +
+    epsilon)), for the backward pass. With `momentum`: `moved_mean` and `moved_variance`, the inputs `running_mean` and
+    `running_variance` updated with the batch's (unbiased variance), which they may alias.
     """
 
-    NAME: ClassVar = NamePattern(
-        "statistics",
-        SIZES + "[_eps{epsilon}][_m{momentum}]",
-    )
+    NAME: ClassVar = NamePattern("statistics", SIZES + "[_eps{epsilon}][_m{momentum}]")
 
     dtype: str = "fp32"
     layout: str = "nchw"
@@ -51,24 +49,24 @@ class BatchStatisticsProblem(Images, Named):
         require_at_least(1, {"batch": self.batch})
         check_channelwise("batch_statistics", self)
         if self.epsilon is not None and not 0 <= self.epsilon < math.inf:
-            raise UnsupportedError(f"epsilon of {self.epsilon}: it is a finite number of at least 0")
+            raise UnsupportedError(f"epsilon is {self.epsilon}: it must be finite and at least 0")
         if self.momentum is not None and not 0 <= self.momentum <= 1:
-            raise UnsupportedError(f"momentum of {self.momentum}: it is a share, from 0 to 1")
+            raise UnsupportedError(f"momentum is {self.momentum}: it must be from 0 to 1")
 
     @property
     def count(self) -> int:
-        """Elements a channel."""
+        """Elements per channel."""
         return self.batch * self.pixels
 
     @property
     def for_training(self) -> tuple[str, ...]:
-        """The buffers of what training wants besides."""
+        """Buffers of the results for training."""
         saved = ("mean", "rstd") if self.epsilon is not None else ()
         return saved + (("moved_mean", "moved_variance") if self.momentum is not None else ())
 
     @property
     def flops(self) -> int:
-        """Operations of two passes: a sum; a difference, a product and a sum."""
+        """Two passes: an addition; then a subtraction, a multiplication and an addition."""
         return 4 * self.elements
 
     @property
@@ -77,16 +75,15 @@ class BatchStatisticsProblem(Images, Named):
 
     @property
     def rounding(self) -> float:
-        """256 running sums side by side, each a random walk of its rounding errors."""
+        """256 parallel running sums, each a random walk of its rounding errors."""
         return 2.0**-24 * math.sqrt(1 + self.count / 256 / 6)
 
 
-# --- rungs, statistics: mean and variance of each channel of a batch: the rungs of batch_statistics
+# --- rungs
 
 
 _MERGE_THREADS, _MERGE_CHANNELS, _MERGE_PACKS = 512, 8, 9
-_QUOTIENT = 2.0**-22
-"""How far the card's approximate quotient may be off, relative to it: 2 units in the last place."""
+_QUOTIENT = 2.0**-22  # relative error of the card's approximate division: 2 ulp
 
 
 RESULTS = Addresses(
@@ -98,55 +95,47 @@ RESULTS = Addresses(
 
 
 def numbers(problem: BatchStatisticsProblem) -> tuple[float, float]:
-    """Epsilon and momentum; where they are not there, nobody looks at them."""
+    """Return epsilon and momentum; a value that is absent is not read."""
     return float(problem.epsilon or 0), float(problem.momentum or 0)
 
 
 @dataclass(frozen=True)
 class SplitConfig(PacksConfig):
     blocks: int = 1
-    """The number of blocks, about, that the batch is split over."""
+    """Approximate number of CTAs that share the batch."""
 
 
 @dataclass(frozen=True)
-class BlockAChannel(Rung[BatchStatisticsProblem, ThreadsConfig]):
-    """A kernel of `kernels/batch_statistics` with one block a channel, for every problem."""
-
-    source: str
+class BlockPerChannel(Rung[BatchStatisticsProblem, ThreadsConfig]):
+    """The kernel `batch_statistics/name.cu` with one CTA per channel, for every problem."""
 
     def supports(self, problem: BatchStatisticsProblem) -> str | None:
         return None
 
     def configs(self, problem: BatchStatisticsProblem) -> tuple[ThreadsConfig, ...]:
-        """Offers powers of two."""
         return tuple(ThreadsConfig(threads) for threads in (256, 512, 1024))
 
     def recipe(self, problem: BatchStatisticsProblem, config: ThreadsConfig) -> Recipe:
-        constants = {**channels.constants(problem), "THREADS": config.threads}
-        call = KernelCall(
-            Program.of(f"batch_statistics/{self.source}.cu", f"batch_statistics_{self.source}", constants),
-            (problem.channels, 1, 1),
-            (config.threads, 1, 1),
-            (
-                Buffer("x"), Buffer("y"), RESULTS, problem.channels, problem.pixels, Int64(problem.count),
-                *numbers(problem),
-            ),
-            overlap=True,
+        p = problem
+        return launch(
+            channels.program(f"batch_statistics/{self.name}.cu", p, config=config),
+            p.channels,
+            config.threads,
+            Buffer("x"), Buffer("y"), RESULTS, p.channels, p.pixels, Int64(p.count), *numbers(p),
         )  # fmt: skip
-        return Recipe((call,))
 
 
 def _of_merged_moments(tolerance: float) -> float:
-    """Means that are moved by shares of a distance, and the shares are approximate quotients.
+    """Allow for means that move by fractions of a distance, where the fractions are approximate quotients.
 
-    Of few elements the plain rounding of a sum is smaller than that.
+    For few elements the rounding of a plain sum is smaller than that.
     """
     return max(tolerance, 2 * _QUOTIENT)
 
 
 @dataclass(frozen=True)
-class OnePass(BlockAChannel):
-    """Moments are kept and merged, not summed."""
+class OnePass(BlockPerChannel):
+    """Moments are merged, not summed."""
 
     def tolerance(self, problem: BatchStatisticsProblem, peer_error: float) -> float:
         return _of_merged_moments(super().tolerance(problem, peer_error))
@@ -154,47 +143,42 @@ class OnePass(BlockAChannel):
 
 @dataclass(frozen=True)
 class Split(Rung[BatchStatisticsProblem, SplitConfig]):
-    """Many blocks a channel, and a second launch that merges what they found."""
+    """Many CTAs per channel, and a second launch that merges their moments."""
 
     def supports(self, problem: BatchStatisticsProblem) -> str | None:
         return None
 
     def configs(self, problem: BatchStatisticsProblem) -> tuple[SplitConfig, ...]:
         sizes = ((256, 4), (256, 2), (256, 8), (512, 4), (128, 4))
-        filling = self.card.busy_blocks
-        wanted = (filling, filling // 2, 2 * filling)
+        busy = self.card.busy_blocks
+        wanted = (busy, busy // 2, 2 * busy)
         every = [SplitConfig(threads, packs, count) for count in wanted for threads, packs in sizes]
-        # Where a pack is less than 16 bytes it takes more of them, and more threads, to keep the memory busy.
+        # Packs of less than 16 bytes need more loads and threads to saturate DRAM.
         whole = _vector_bytes(problem) == VECTOR_BYTES
-        default = SplitConfig(512, 4, filling // 2) if whole else SplitConfig(256, 8, 2 * filling)
+        default = SplitConfig(512, 4, busy // 2) if whole else SplitConfig(256, 8, 2 * busy)
         return (default, *(config for config in every if config != default))
 
     def tolerance(self, problem: BatchStatisticsProblem, peer_error: float) -> float:
         return _of_merged_moments(super().tolerance(problem, peer_error))
 
     def recipe(self, problem: BatchStatisticsProblem, config: SplitConfig) -> Recipe:
-        constants = {**channels.constants(problem), "THREADS": config.threads, "PACKS": config.packs}
         split = _rows if channels_innermost(problem) else _planes
-        first, splits, unit = split(problem, config, constants)
-        merge = KernelCall(
+        first, splits, unit = split(problem, config)
+        merge = kernel_call(
             Program.of(
                 "batch_statistics/split_merge.cu",
-                "batch_statistics_split_merge",
-                {"THREADS": _MERGE_THREADS, "CHANNELS": _MERGE_CHANNELS, "PACKS": _MERGE_PACKS},
+                threads=_MERGE_THREADS, channels=_MERGE_CHANNELS, packs=_MERGE_PACKS,
             ),
-            (blocks(problem.channels, _MERGE_CHANNELS), 1, 1),
-            (_MERGE_THREADS, 1, 1),
-            (
-                Buffer("partial"), Buffer("y"), RESULTS, problem.channels, splits,
-                _shares(problem.count, unit, splits), *numbers(problem),
-            ),
-            overlap=True,
+            blocks(problem.channels, _MERGE_CHANNELS),
+            _MERGE_THREADS,
+            Buffer("partial"), Buffer("y"), RESULTS, problem.channels, splits, _shares(problem.count, unit, splits),
+            *numbers(problem),
         )  # fmt: skip
         return Recipe((first, merge), (Workspace("partial", 2 * 4 * splits * problem.channels),))
 
 
 def _shares(count: int, unit: int, splits: int) -> Ints:
-    """`Shares` of split_merge.cu: so many elements in units that go round the splits."""
+    """Return `Shares` of split_merge.cu: `count` elements in units dealt round-robin to the splits."""
     units = ceil_div(count, unit)
     each, longer = divmod(units, splits)
     return Ints((each * unit, unit, longer, (units - 1) % splits, units * unit - count))
@@ -205,70 +189,60 @@ def _vector_bytes(problem: BatchStatisticsProblem) -> int:
     return widest_vector(problem.dtype, length) * ELEMENT_BYTES[problem.dtype]
 
 
-def _rows(
-    problem: BatchStatisticsProblem, config: SplitConfig, constants: dict[str, Constant]
-) -> tuple[KernelCall, int, int]:
-    """Channels innermost: blocks' worth of rows go round the splits.
+def _rows(problem: BatchStatisticsProblem, config: SplitConfig) -> tuple[KernelCall, int, int]:
+    """Deal tiles of rows of channels round-robin to the splits.
 
-    The launch, the splits, and the elements a channel of what goes round.
+    Returns the launch, the splits, and the elements per channel of one tile.
     """
     rows = ChannelTile.of(problem, config.threads)
     most = blocks(problem.count, rows.height * config.packs)
     splits = min(most, max(1, config.blocks // rows.across))
     call = KernelCall(
-        Program.of(
-            "batch_statistics/split_rows.cu", "batch_statistics_split_rows", {**constants, "VECTOR": rows.vector}
-        ),
+        channels.program("batch_statistics/split_rows.cu", problem, config=config, vector=rows.vector),
         (splits, rows.across, 1),
         (config.threads, 1, 1),
-        (
-            Buffer("x"), Buffer("partial"), problem.channels, rows.width, splits,
-            Int64(problem.count),
-        ),
+        (Buffer("x"), Buffer("partial"), problem.channels, rows.width, splits, Int64(problem.count)),
         overlap=True,
-    )  # fmt: skip
+    )
     return call, splits, rows.height
 
 
-def _planes(
-    problem: BatchStatisticsProblem, config: SplitConfig, constants: dict[str, Constant]
-) -> tuple[KernelCall, int, int]:
-    """Planes: a split is a run of a channel's packs, image after image."""
+def _planes(problem: BatchStatisticsProblem, config: SplitConfig) -> tuple[KernelCall, int, int]:
+    """Give each split a run of a channel's packs, image after image."""
     vector = widest_vector(problem.dtype, problem.pixels)
     packs = problem.count // vector
     most = blocks(packs, config.threads * config.packs)
     wanted = min(most, max(1, config.blocks // problem.channels))
     per_split = blocks(packs, wanted)
     splits = blocks(packs, per_split)
-    call = KernelCall(
-        Program.of(
-            "batch_statistics/split_planes.cu", "batch_statistics_split_planes", {**constants, "VECTOR": vector}
-        ),
-        (problem.channels * splits, 1, 1),
-        (config.threads, 1, 1),
-        (
-            Buffer("x"), Buffer("partial"), problem.channels, problem.pixels, splits,
-            Int64(packs), Int64(per_split),
-        ),
-        overlap=True,
+    call = kernel_call(
+        channels.program("batch_statistics/split_planes.cu", problem, config=config, vector=vector),
+        problem.channels * splits,
+        config.threads,
+        Buffer("x"), Buffer("partial"), problem.channels, problem.pixels, splits, Int64(packs), Int64(per_split),
     )  # fmt: skip
     return call, splits, per_split * vector
 
 
-# Predictions are for 64 channels, 56 x 56, batch 256, fp16, NCHW: 103 MB, 24 us at 4.24 TB/s. A block a channel: 64 SMs
-# with 8 warps each, some 4 loads of 64 bytes of a warp under way for 0.6 us, 0.22 TB/s: 940 us for two passes, half of
-# it for one. Split: the memory's pace, two launches and the merge's latency, 30 us. In NHWC the gain should be larger
-# by far: there a block a channel fetches 32 bytes for each 2.
+# Predictions are for 64 channels, 56 x 56, batch 256, fp16, NCHW: 103 MB, 24 us at 4.24 TB/s. One CTA per channel: 64
+# SMs with 8 warps each, some 4 loads of 64 bytes per warp in flight for 0.6 us, 0.22 TB/s: 940 us for two passes, half
+# of it for one. Split: DRAM bound, two launches and the merge's latency, 30 us. In NHWC the gain should be much larger,
+# since one CTA per channel fetches 32 bytes for each 2.
 RUNGS: tuple[Rung[BatchStatisticsProblem], ...] = (
-    BlockAChannel("naive", "a block a channel, one pass for the mean and one for the variance", None, None, "naive"),
-    OnePass("one_pass", "mean and variance in one pass (Welford), lanes merge by shuffles", "naive", 2.0,
-            "one_pass"),
-    Split("split", "a channel is split over blocks, up to 16 bytes an access, and a second launch merges", "one_pass",
-          15.0),
-)  # fmt: skip
+    BlockPerChannel(
+        "naive", "one CTA per channel, one pass for the mean and one for the variance", None, None
+    ),
+    OnePass("one_pass", "mean and variance in one pass (Welford), lanes merge by shuffles", "naive", 2.0),
+    Split(
+        "split",
+        "CTAs share a channel, up to 16 bytes per access, and a second launch merges",
+        "one_pass",
+        15.0,
+    ),
+)
 
 
-# --- problems to measure and to test
+# --- problems
 
 
 PROBLEMS = (
@@ -284,10 +258,10 @@ SMALL_PROBLEMS = (
     BatchStatisticsProblem(2, 8, 6, 6),
     BatchStatisticsProblem(3, 16, 7, 7, epsilon=1e-3, momentum=0.25),
     BatchStatisticsProblem(1, 3, 5, 9),
-    BatchStatisticsProblem(2, 24, 9, 4, epsilon=1e-5),  # 3 packs a row: threads left over
+    BatchStatisticsProblem(2, 24, 9, 4, epsilon=1e-5),  # 3 packs per row: idle threads
     BatchStatisticsProblem(5, 40, 1, 1),  # alike in both layouts
-    BatchStatisticsProblem(1, 4, 1, 1),  # one element a channel: a variance of 0
-    BatchStatisticsProblem(1, 2056, 2, 2),  # wider than a block
+    BatchStatisticsProblem(1, 4, 1, 1),  # one element per channel: a variance of 0
+    BatchStatisticsProblem(1, 2056, 2, 2),  # wider than a CTA
     BatchStatisticsProblem(2, 16, 64, 64, momentum=0.1),  # several splits
 )
 
@@ -298,7 +272,7 @@ SMALL_PROBLEMS = (
 def random_inputs(
     problem: BatchStatisticsProblem, device: torch.device, seed: int
 ) -> dict[str, torch.Tensor]:
-    """Channels that differ in mean and deviation."""
+    """Channels with different means and deviations."""
     p = problem
     generator = torch.Generator(device=device).manual_seed(seed)
     means = torch.randn(p.channels, generator=generator, device=device).mul_(3)
@@ -316,14 +290,12 @@ def empty_output(problem: BatchStatisticsProblem, device: torch.device) -> torch
 
 
 def _statistics(x: torch.Tensor) -> torch.Tensor:
-    """Means and variances by PyTorch, in the dtype of x."""
     variance, mean = torch.var_mean(x, (0, 2, 3), correction=0)
     return torch.stack((mean, variance))
 
 
 def peer(problem: BatchStatisticsProblem, inputs: Tensors) -> torch.Tensor:
-    """Means and variances as PyTorch's own batch_norm finds them while it trains: sums in fp32, whatever x is stored
-    as."""
+    """Statistics as PyTorch's batch_norm computes them in training: sums in fp32 for every dtype."""
     x = inputs["x"]
     if not x.is_cuda:
         return _statistics(x.float())
@@ -333,12 +305,11 @@ def peer(problem: BatchStatisticsProblem, inputs: Tensors) -> torch.Tensor:
 
 
 def exact(problem: BatchStatisticsProblem, inputs: Tensors) -> torch.Tensor:
-    """The result in float64."""
     return _statistics(inputs["x"].double())
 
 
 def for_training(problem: BatchStatisticsProblem, inputs: Tensors) -> dict[str, torch.Tensor]:
-    """What training wants besides, in float64."""
+    """Return the results for training, in float64."""
     mean, variance = exact(problem, inputs)
     found = {}
     if problem.epsilon is not None:
@@ -380,16 +351,14 @@ BATCH_STATISTICS = BatchStatistics()
 
 
 def batch_statistics(x: torch.Tensor, *, rung: str | None = None) -> torch.Tensor:
-    """[2, C] in float32: mean and biased variance of each channel of x [N, C, H, W]. The same bits in every run."""
+    """Mean and biased variance of each channel of x [N, C, H, W], as [2, C] in float32. Deterministic."""
     return OPERATOR(x, rung)
 
 
 def run_statistics(x: torch.Tensor, rung: str | None = None) -> torch.Tensor:
     check_images("batch_statistics", x)
-    batch, channels, height, width = x.shape
-    problem = BatchStatisticsProblem(
-        batch, channels, height, width, dtype_of("batch_statistics", x), layout_of(x)
-    )
+    n, c, h, w = x.shape
+    problem = BatchStatisticsProblem(n, c, h, w, dtype_of("batch_statistics", x), layout_of(x))
     y = empty_output(problem, x.device)
     prepare_rung(BATCH_STATISTICS, problem, x.device, rung).run(
         {"x": pack_aligned(x, problem.layout), "y": y}

@@ -1,4 +1,4 @@
-"""The cross-entropy of logits and classes."""
+"""Cross-entropy of logits and classes."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from typing import Any, ClassVar
 import torch
 import torch.nn.functional as F
 
-from escalade.device.program import Constant, Program
+from escalade.device.program import Program
 from escalade.device.recipe import Buffer, Int64, KernelCall, Recipe, Workspace
 from escalade.errors import UnsupportedError
 from escalade.ops.base.checks import require
-from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES, STORAGE, dtype_of, element, widest_vector
+from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES, STORAGE, dtype_of, widest_vector
 from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.ladder import Ladder
+from escalade.ops.base.launch import kernel_call
 from escalade.ops.base.naming import Named, NamePattern
 from escalade.ops.base.operation import Operation, Reference, Tensors
 from escalade.ops.base.rung import Rung
@@ -49,11 +50,11 @@ TARGET_BYTES = 8
 
 @dataclass(frozen=True)
 class CrossEntropyProblem(Named):
-    """loss = the mean or sum over rows of -log softmax(x)[target]; with `gradient` scale * d loss / d x as well.
+    """loss = mean or sum over rows of -log softmax(x)[target]; with `gradient` also scale * d loss / d x.
 
-    With a `smoothing` s the target has 1 - s of what is wanted, and s is spread over all classes. Rows whose target is
-    `ignored` do not count. The loss is fp32, `scale` an fp32 number on the device, targets are int64; x and the
-    gradient, [batch][classes], are of `dtype`. With a gradient that one is the buffer y, without it the loss is.
+    With `smoothing` s the target has weight 1 - s, and s is spread over all classes. Rows whose target is `ignored` do
+    not count. The loss is fp32, `scale` an fp32 number on the device, targets are int64; x and the gradient,
+    [batch][classes], have the `dtype`. Buffer y is the gradient if there is one, otherwise the loss.
     """
 
     NAME: ClassVar = NamePattern(
@@ -74,11 +75,11 @@ class CrossEntropyProblem(Named):
         check_fields("cross_entropy", self, DTYPES, {"classes": self.classes})
         require("cross_entropy", "reduction", self.reduction, REDUCTIONS)
         if not 0 <= self.smoothing <= 1:
-            raise UnsupportedError(f"a label smoothing of {self.smoothing}: it is between 0 and 1")
+            raise UnsupportedError(f"label smoothing is {self.smoothing}: it must be between 0 and 1")
 
     @property
     def counts_first(self) -> bool:
-        """Whether the rows that count have to be known before the first of them is done."""
+        """True if the number of rows that count must be known before the first row is computed."""
         return self.reduction == "mean" and self.ignored is not None
 
     @property
@@ -87,8 +88,7 @@ class CrossEntropyProblem(Named):
 
     @property
     def flops(self) -> int:
-        """A comparison, a difference, an exponential and an addition an element; a product and a difference more for a
-        gradient."""
+        """Per element: comparison, difference, exponential, addition; a product and a difference for a gradient."""
         return self.elements * (6 if self.gradient else 4)
 
     @property
@@ -101,24 +101,22 @@ class CrossEntropyProblem(Named):
         return softmax_rounding(self.classes)
 
 
-# --- rungs, rows: a warp, several or a part of one a row, a partial sum a block: the rungs of cross_entropy
+# --- rungs
 
 
 _PARTIALS, _COUNTED, _TARGET = Buffer("partials"), Buffer("counted", optional=True), Buffer("target")
 _PARTIAL_BYTES = 4
 _COUNT_THREADS = 256
 _PART_THREADS = 128
-_COUNT_BLOCKS = 32
-"""Blocks that count rows at most: a lane of a warp then reads one's count each."""
-
+_COUNT_BLOCKS = 32  # most CTAs that count rows: each lane of a warp then reads one count
 _COUNTED_HERE = 512
-"""Rows up to which each warp looks at all targets, 16 a lane: less than a launch takes."""
+"""Most rows whose targets each warp counts itself, 16 per lane: faster than a launch."""
 
 
 @dataclass(frozen=True)
 class Rows(Rung[CrossEntropyProblem, BlockConfig]):
     wide: bool
-    """Whether an access has up to 16 bytes and a row stays in registers, or a warp reads its elements one by one."""
+    """True for accesses of up to 16 bytes and the row in registers; False for single elements, one warp per row."""
 
     def supports(self, problem: CrossEntropyProblem) -> str | None:
         return None
@@ -130,11 +128,8 @@ class Rows(Rung[CrossEntropyProblem, BlockConfig]):
 
     def recipe(self, problem: CrossEntropyProblem, config: BlockConfig) -> Recipe:
         vector = widest_vector(problem.dtype, problem.classes) if self.wide else 1
-        held: dict[str, Constant] = {
-            "VECTOR": vector, "WARPS": config.warps, "PACKS": config.packs, "ROWS": config.rows,
-        }  # fmt: skip
-        threads = 32 * config.warps * config.rows
-        return _launches(problem, "rows", held, config.rows, threads)
+        scope = {"config": config, "vector": vector}
+        return _launches(problem, "rows", scope, config.rows, 32 * config.warps * config.rows)
 
 
 @dataclass(frozen=True)
@@ -146,39 +141,29 @@ class PartOfWarp(Rung[CrossEntropyProblem, LanesConfig]):
         return lanes_configs(problem.classes, problem.dtype)
 
     def recipe(self, problem: CrossEntropyProblem, config: LanesConfig) -> Recipe:
-        held: dict[str, Constant] = {
-            "VECTOR": widest_vector(problem.dtype, problem.classes), "LANES": config.lanes, "PACKS": config.packs,
-            "THREADS": _PART_THREADS,
-        }  # fmt: skip
-        return _launches(problem, "rows_part_of_warp", held, _PART_THREADS // config.lanes, _PART_THREADS)
+        vector = widest_vector(problem.dtype, problem.classes)
+        scope = {"config": config, "vector": vector, "threads": _PART_THREADS}
+        return _launches(problem, "rows_part_of_warp", scope, _PART_THREADS // config.lanes, _PART_THREADS)
 
 
 def _launches(
-    problem: CrossEntropyProblem, stem: str, held: dict[str, Constant], rows: int, threads: int
+    problem: CrossEntropyProblem, stem: str, scope: dict[str, Any], rows: int, threads: int
 ) -> Recipe:
-    """The launches around a kernel whose blocks have so many rows and threads each, and `held` what they hold of them:
-    a count of rows in front where that has to be known, and the sum of the blocks behind it."""
-    constants: dict[str, Constant] = {
-        **held, "Element": element(problem.dtype), "HAS_GRADIENT": problem.gradient,
-        "SMOOTHED": problem.smoothing > 0, "HAS_IGNORED": problem.ignored is not None,
-        "IS_MEAN": problem.reduction == "mean", "COUNTS_HERE": problem.batch <= _COUNTED_HERE,
-    }  # fmt: skip
-    grid, counters = ceil_div(problem.batch, rows), _counters(problem)
-    call = KernelCall(
-        Program.of(f"cross_entropy/{stem}.cu", f"cross_entropy_{stem}", constants),
-        (grid, 1, 1),
-        (threads, 1, 1),
-        (
-            Buffer("x"), _TARGET, Buffer("scale", optional=True), _COUNTED,
-            Buffer("y" if problem.gradient else "", optional=True), _PARTIALS, problem.batch,
-            problem.classes, counters, Int64(problem.ignored or 0),
-            problem.smoothing / problem.classes, 1.0 - problem.smoothing,
-        ),
-        overlap=True,
+    """Return the launch of a kernel with `rows` rows per CTA, the sum over CTAs after it, and before it the count of
+    rows if that is needed."""
+    p, counts_here = problem, problem.batch <= _COUNTED_HERE
+    grid, counters = ceil_div(p.batch, rows), _counters(p)
+    call = kernel_call(
+        Program.of(f"cross_entropy/{stem}.cu", problem=p, counts_here=counts_here, **scope),
+        grid,
+        threads,
+        Buffer("x"), _TARGET, Buffer("scale", optional=True), _COUNTED,
+        Buffer("y" if p.gradient else "", optional=True), _PARTIALS, p.batch, p.classes, counters,
+        Int64(p.ignored or 0), p.smoothing / p.classes, 1.0 - p.smoothing,
     )  # fmt: skip
     sums = total(_PARTIALS, grid, Buffer(loss_buffer(problem)))
     workspaces = [Workspace(_PARTIALS.name, grid * _PARTIAL_BYTES)]
-    if not problem.counts_first or problem.batch <= _COUNTED_HERE:
+    if not problem.counts_first or counts_here:
         return Recipe((call, *sums.steps), tuple(workspaces))
     workspaces.append(Workspace(_COUNTED.name, counters * _PARTIAL_BYTES))
     return Recipe((_count(problem, counters), call, *sums.steps), tuple(workspaces))
@@ -190,46 +175,40 @@ def _counters(problem: CrossEntropyProblem) -> int:
 
 def _count(problem: CrossEntropyProblem, counters: int) -> KernelCall:
     share = ceil_div(problem.batch, counters)
-    return KernelCall(
-        Program.of("cross_entropy/rows_count.cu", "cross_entropy_rows_count", {"THREADS": _COUNT_THREADS}),
-        (counters, 1, 1),
-        (_COUNT_THREADS, 1, 1),
-        (_TARGET, _COUNTED, problem.batch, share, Int64(problem.ignored or 0)),
-        overlap=True,
-    )
+    return kernel_call(
+        Program.of("cross_entropy/rows_count.cu", threads=_COUNT_THREADS),
+        counters,
+        _COUNT_THREADS,
+        _TARGET, _COUNTED, problem.batch, share, Int64(problem.ignored or 0),
+    )  # fmt: skip
 
 
-# Predictions are for 65,536 rows of 1,000 classes in fp16 with a gradient: 131 MB in, 131 MB out, 62 us at the rate of
-# a copy.
+# Predictions are for 65,536 rows of 1,000 classes in fp16 with a gradient: 131 MB in, 131 MB out, 62 us at copy rate.
 RUNGS: tuple[Rung[CrossEntropyProblem], ...] = (
     Rows(
-        "warp_per_row",
-        "a warp a row, an element an access, read again for the gradient",
-        None,
-        None,
-        wide=False,
+        "warp_per_row", "one warp per row, one element per access, read again for the gradient", None, None, wide=False
     ),
     Rows(
         "block_per_row",
-        "16 bytes a load and the row in the registers of as many warps as it takes: read once, each exponential once",
+        "16-byte loads, and the row in the registers of as many warps as it needs: one read and one exponential each",
         below="warp_per_row",
-        # 75 us, near the copy. A warp a row: 66 M elements, two exponentials each and 2 bytes an access, 170 us.
+        # 75 us, near the copy. One warp per row: 66 M elements, two exponentials each and 2-byte accesses, 170 us.
         predicted_gain=2.2,
         wide=True,
     ),
-    # Of 1,000 classes it takes none. For a million rows of 16, the classes of an image's pixels, in fp16: 42 MB in, 34
-    # MB out, 18 us at the rate of a copy.
+    # Not for 1,000 classes. For a million rows of 16, the classes of an image's pixels, in fp16: 42 MB in, 34 MB out,
+    # 18 us at copy rate.
     PartOfWarp(
         "part_of_warp",
-        "a short row in the registers of a part of a warp, so that no lane is idle",
+        "a short row in the registers of part of a warp, so that no lane is idle",
         below="block_per_row",
-        # 25 us. A warp a row has 2 lanes of 32 at work: a million warps of 150 instructions each, 150 us.
+        # 25 us. One warp per row has 2 of 32 lanes busy: a million warps of 150 instructions each, 150 us.
         predicted_gain=6.0,
     ),
-)
+)  # fmt: skip
 
 
-# --- problems to measure and to test
+# --- problems
 
 
 PROBLEMS = (
@@ -240,7 +219,7 @@ PROBLEMS = (
     ),
     *(CrossEntropyProblem(1 << 20, classes, ignored=-100, gradient=True) for classes in (2, 21)),
 )
-"""A batch of ImageNet's, as many rows as the pixels or words of one, and the pixels of images by few classes."""
+"""A batch of ImageNet, as many rows as it has pixels or words, and pixels with few classes."""
 
 SMALL_PROBLEMS = (
     CrossEntropyProblem(5, 1000, ignored=-100, gradient=True),
@@ -251,19 +230,18 @@ SMALL_PROBLEMS = (
     CrossEntropyProblem(4, 1, "sum"),
     CrossEntropyProblem(130, 21, smoothing=0.1, ignored=-100, gradient=True),
 )
-"""Small problems that between them have rows of a part of a warp, of one, of several, and too wide for registers;
-widths that no vector divides; rows that do not count, few and many; both reductions."""
+"""Small problems: rows of part of a warp, of one, of several, and too wide for registers; widths that no vector
+divides; ignored rows, few and many; both reductions."""
 
 
 # --- the reference
 
 
-_NEVER = -1
-"""A target that no row has."""
+_NEVER = -1  # a target that no row has
 
 
 def random_inputs(problem: CrossEntropyProblem, device: torch.device, seed: int) -> dict[str, torch.Tensor]:
-    """Normal deviates, and targets of which every third does not count, if any may."""
+    """Standard normal logits, and targets of which every third is ignored, if any may be."""
     p = problem
     generator = torch.Generator(device=device).manual_seed(seed)
     x = torch.randn((p.batch, p.classes), generator=generator, device=device)
@@ -271,7 +249,7 @@ def random_inputs(problem: CrossEntropyProblem, device: torch.device, seed: int)
     if p.ignored is not None:
         target[1::3] = p.ignored
     inputs = {"x": x.to(STORAGE[p.dtype]), "target": target}
-    # Large enough that the gradients of a mean are no subnormal numbers in fp16.
+    # Large enough that the gradients of a mean are not subnormal in fp16.
     scale = torch.tensor([0.75 * (p.batch if p.reduction == "mean" else 1)], device=device)
     return {**inputs, "scale": scale} if p.gradient else inputs
 
@@ -283,18 +261,17 @@ def empty_output(problem: CrossEntropyProblem, device: torch.device) -> torch.Te
 
 
 def exact(problem: CrossEntropyProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """The gradient, or without it the loss, in float64."""
     return _asked(problem, inputs, torch.float64)
 
 
 def peer(problem: CrossEntropyProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """The gradient or the loss by PyTorch in fp32; a gradient is rounded to the problem's dtype."""
+    """PyTorch's gradient or loss in fp32; a gradient is rounded to the problem's dtype."""
     found = _asked(problem, inputs, torch.float32)
     return found.to(STORAGE[problem.dtype]) if problem.gradient else found
 
 
 def loss(problem: CrossEntropyProblem, x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """PyTorch's loss in the dtype of x, one element."""
+    """Return PyTorch's loss in the dtype of x, one element."""
     found = F.cross_entropy(
         x, target, reduction=problem.reduction, label_smoothing=problem.smoothing,
         ignore_index=_NEVER if problem.ignored is None else problem.ignored,
@@ -344,9 +321,6 @@ CROSS_ENTROPY = CrossEntropy()
 # --- the PyTorch operator
 
 
-_SETTINGS = "str reduction='mean', int? ignore_index=-100, float label_smoothing=0.0, str? rung=None"
-
-
 def cross_entropy(
     x: torch.Tensor,
     target: torch.Tensor,
@@ -356,12 +330,12 @@ def cross_entropy(
     *,
     rung: str | None = None,
 ) -> torch.Tensor:
-    """The cross-entropy of logits, [rows][classes] or [images][classes][…], and classes, int64; an fp32 number, and
-    always the same bits.
+    """Cross-entropy of logits, [rows][classes] or [images][classes][…], and int64 classes, as an fp32 number.
+    Deterministic.
 
-    Rows whose target is `ignore_index` do not count; with None all do, and no launch counts them first. A target that
-    is no class makes the loss NaN. The backward pass computes the gradient anew from x, in one pass. `rung` names one
-    rung.
+    Rows whose target is `ignore_index` do not count; with None all rows count, which saves a launch. A target that is
+    not a class makes the loss NaN. The backward pass recomputes the gradient from x, in one pass. `rung` names a rung
+    of the ladder.
     """
     return OPERATOR(x, target, reduction, ignore_index, label_smoothing, rung)
 
@@ -376,8 +350,8 @@ def cross_entropy_with_gradient(
     *,
     rung: str | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The loss, and `scale` times its gradient by x, in one pass: `scale` is an fp32 number on the device, what a loss
-    is multiplied by before its gradients are taken."""
+    """Return the loss, and `scale` times its gradient by x, in one pass. `scale` is an fp32 number on the device, by
+    which the loss is multiplied before differentiation."""
     loss, gradient = _WITH_GRADIENT(x, target, scale, reduction, ignore_index, label_smoothing, rung)
     return loss, gradient
 
@@ -394,8 +368,8 @@ def _problem(
     require_same_device(x, "target", target)
     if x.dim() < 2 or target.shape != x.shape[:1] + x.shape[2:] or target.dtype != torch.int64:
         raise UnsupportedError(
-            f"x is {list(x.shape)} and target {list(target.shape)} of {target.dtype}; cross_entropy takes x of "
-            "[rows][classes] or [images][classes][…], and a class for each row or pixel, of torch.int64"
+            f"x is {list(x.shape)} and target {list(target.shape)} of {target.dtype}; cross_entropy needs x of "
+            "[rows][classes] or [images][classes][…], and a class per row or pixel, of torch.int64"
         )
     return CrossEntropyProblem(
         target.numel(), x.shape[1], reduction, label_smoothing, ignore_index, gradient, dtype
@@ -403,39 +377,39 @@ def _problem(
 
 
 def _rows(x: torch.Tensor) -> torch.Tensor:
-    """The classes of each row or pixel side by side; a view of images in NHWC."""
+    """Make the classes of each row or pixel contiguous; images in NHWC need no copy."""
     return (x if x.dim() == 2 else x.movedim(1, -1)).contiguous()
 
 
-_LAY: dict[str, Packer] = {"x": _rows, "target": torch.Tensor.contiguous}
+_PACKERS: dict[str, Packer] = {"x": _rows, "target": torch.Tensor.contiguous}
 
 
 def _of_nothing(problem: CrossEntropyProblem, loss: torch.Tensor) -> torch.Tensor:
-    """The loss where there are no rows."""
+    """Set the loss of zero rows."""
     return loss.fill_(float("nan") if problem.reduction == "mean" else 0.0)
 
 
 def _fake(
     x: torch.Tensor, target: torch.Tensor, reduction: str = "mean", ignore_index: int | None = -100,
-    label_smoothing: float = 0.0, rung: str | None = None,
+    label_smoothing: float = 0.0, *_: object,
 ) -> torch.Tensor:  # fmt: skip
     _problem(x, target, reduction, ignore_index, label_smoothing, gradient=False)
     return x.new_empty((), dtype=torch.float32)
 
 
 def _plan(
-    x: torch.Tensor, target: torch.Tensor, reduction: str, ignore_index: int | None, label_smoothing: float,
-    rung: str | None,
+    x: torch.Tensor, target: torch.Tensor, reduction: str = "mean", ignore_index: int | None = -100,
+    label_smoothing: float = 0.0, rung: str | None = None,
 ) -> CallPlan:  # fmt: skip
     problem = _problem(x, target, reduction, ignore_index, label_smoothing, gradient=False)
     prepared = prepare(CROSS_ENTROPY, problem, x.device, rung)
     finish = None if problem.batch else partial(_of_nothing, problem)
-    return CallPlan(prepared, {"y": torch.empty((), device="meta")}, _LAY, finish=finish)
+    return CallPlan(prepared, {"y": torch.empty((), device="meta")}, _PACKERS, finish=finish)
 
 
 def _fake_with_gradient(
     x: torch.Tensor, target: torch.Tensor, scale: torch.Tensor, reduction: str = "mean",
-    ignore_index: int | None = -100, label_smoothing: float = 0.0, rung: str | None = None,
+    ignore_index: int | None = -100, label_smoothing: float = 0.0, *_: object,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     _problem(x, target, reduction, ignore_index, label_smoothing, gradient=True)
     check_scale("cross_entropy", x, scale)
@@ -444,14 +418,14 @@ def _fake_with_gradient(
 
 
 def _plan_with_gradient(
-    x: torch.Tensor, target: torch.Tensor, scale: torch.Tensor, reduction: str, ignore_index: int | None,
-    label_smoothing: float, rung: str | None,
+    x: torch.Tensor, target: torch.Tensor, scale: torch.Tensor, reduction: str = "mean",
+    ignore_index: int | None = -100, label_smoothing: float = 0.0, rung: str | None = None,
 ) -> CallPlan:  # fmt: skip
     problem = _problem(x, target, reduction, ignore_index, label_smoothing, gradient=True)
     loss, gradient = _fake_with_gradient(x, target, scale, reduction, ignore_index, label_smoothing)
     prepared = prepare(CROSS_ENTROPY, problem, x.device, rung)
     finish = None if problem.batch else lambda made: (_of_nothing(problem, made[0]), made[1])
-    return CallPlan(prepared, {"loss": loss, "y": gradient}, _LAY, results=("loss", "y"), finish=finish)
+    return CallPlan(prepared, {"loss": loss, "y": gradient}, _PACKERS, results=("loss", "y"), finish=finish)
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
@@ -465,18 +439,9 @@ def _backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
     return found, None, None, None, None, None
 
 
-OPERATOR = define_planned(
-    f"cross_entropy(Tensor x, Tensor target, {_SETTINGS}) -> Tensor",
-    _plan,
-    _fake,
-    setup=_setup,
-    backward=_backward,
-)
+OPERATOR = define_planned("cross_entropy", _plan, _fake, setup=_setup, backward=_backward)
 _SETUP_NONE, _BACKWARD_NONE = no_second_derivative("cross_entropy")
 _WITH_GRADIENT = define_planned(
-    f"cross_entropy_with_gradient(Tensor x, Tensor target, Tensor scale, {_SETTINGS}) -> (Tensor, Tensor)",
-    _plan_with_gradient,
-    _fake_with_gradient,
-    setup=_SETUP_NONE,
-    backward=_BACKWARD_NONE,
-)
+    "cross_entropy_with_gradient", _plan_with_gradient, _fake_with_gradient, returns="(Tensor, Tensor)",
+    setup=_SETUP_NONE, backward=_BACKWARD_NONE,
+)  # fmt: skip

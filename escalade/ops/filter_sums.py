@@ -1,4 +1,4 @@
-"""Filters of convolutions whose pixels are repeated, summed up."""
+"""Sums of filter taps, for convolutions over repeated pixels."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from typing import ClassVar
 import torch
 import torch.nn.functional as F
 
-from escalade.device.program import Constant, Program
+from escalade.device.program import Program
 from escalade.device.recipe import Buffer, Ints, KernelCall, Recipe
 from escalade.errors import UnsupportedError
-from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES, element
+from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES
 from escalade.ops.base.grid import blocks
 from escalade.ops.base.ladder import Ladder
+from escalade.ops.base.launch import launch
 from escalade.ops.base.naming import Named, NamePattern
 from escalade.ops.base.operation import Operation, Reference
-from escalade.ops.base.rung import Rung, ThreadsConfig
+from escalade.ops.base.rung import Rung, ThreadsConfig, ThreadsRung
 from escalade.ops.shared.images import Images, check_problem, empty_images, require_32_bits, stored_images
 
 # --- the problem
@@ -28,17 +29,14 @@ LAYOUTS = ("nhwc",)
 
 @dataclass(frozen=True)
 class FilterSumsProblem(Images, Named):
-    """y[c, f, i, j] = the sum of x[f, c] over the window of two by two taps at (rows - 1 - i, columns - 1 - j).
+    """y[c, f, i, j] = sum of x[f, c] over the window of 2 x 2 taps at (rows - 1 - i, columns - 1 - j).
 
-    x is [filters, channels, height, width], its filters the batch, and y has rows * columns taps, as many as there are
-    such windows; with `zeros` there is a tap of zeros around x. So a filter over pixels that are there four times is
-    one over the pixels themselves, from the other side, and without zeros its gradient is the filter's again.
+    x is [filters, channels, height, width], with the filters as the batch, and y has rows * columns taps, one per
+    window; `zeros` adds a border of zeros to x. A filter over pixels that are each repeated 2 x 2 times is thus a
+    (transposed) filter over the pixels themselves. Without zeros it maps that filter's gradient back.
     """
 
-    NAME: ClassVar = NamePattern(
-        "sum of filters",
-        "{channels}_{height,width}{zeros?_zeros}_b{batch}",
-    )
+    NAME: ClassVar = NamePattern("sum of filters", "{channels}_{height,width}{zeros?_zeros}_b{batch}")
 
     zeros: bool = False
     dtype: str = "fp32"
@@ -72,51 +70,32 @@ class FilterSumsProblem(Images, Named):
 
     @property
     def rounding(self) -> float:
-        """Three additions of fp32."""
         return 3 * 2.0**-24
 
 
-# --- rungs, sums: one thread per element, or tiles of filters and channels that are turned in shared memory
+# --- rungs
 
 
-_TILE = 32
-"""Filters and channels of a tile: a warp's."""
+_TILE = 32  # filters and channels per tile
 _STATIC_SHARED_BYTES = 48 * 1024
 _FP32_BYTES = 4
 
 
 def _arguments(problem: FilterSumsProblem) -> tuple[Buffer, Buffer, Ints]:
-    """The buffers, and `Filters` of kernels/filter_sums/filters.cuh."""
-    p = problem
-    return Buffer("x"), Buffer("y"), Ints((p.batch, p.channels, p.height, p.width, p.rows, p.columns))
+    return Buffer("x"), Buffer("y"), Ints.of("filter_sums/filters.cuh", "Filters", problem=problem)
 
 
-def _constants(problem: FilterSumsProblem) -> dict[str, Constant]:
-    return {"Element": element(problem.dtype), "ZEROS": int(problem.zeros)}
-
-
-class Naive(Rung[FilterSumsProblem, ThreadsConfig]):
-    def supports(self, problem: FilterSumsProblem) -> str | None:
-        return None
-
-    def configs(self, problem: FilterSumsProblem) -> tuple[ThreadsConfig, ...]:
-        return (ThreadsConfig(),)
-
+class Naive(ThreadsRung[FilterSumsProblem]):
     def recipe(self, problem: FilterSumsProblem, config: ThreadsConfig) -> Recipe:
-        call = KernelCall(
-            Program.of("filter_sums/naive.cu", "filter_sums_naive", _constants(problem)),
-            (blocks(problem.output_elements, config.threads), 1, 1),
-            (config.threads, 1, 1),
-            _arguments(problem),
-            overlap=True,
-        )
-        return Recipe((call,))
+        program = Program.of("filter_sums/naive.cu", problem=problem)
+        grid = blocks(problem.output_elements, config.threads)
+        return launch(program, grid, config.threads, *_arguments(problem))
 
 
 class Tiled(Rung[FilterSumsProblem, ThreadsConfig]):
     def supports(self, problem: FilterSumsProblem) -> str | None:
         if problem.width * _TILE * (_TILE + 1) * _FP32_BYTES > _STATIC_SHARED_BYTES:
-            return f"{self.name} has a row of a tile of filters in shared memory; {problem.width} taps are too many"
+            return f"{self.name} holds a row of a tile of filters in shared memory, which {problem.width} taps exceed"
         return None
 
     def configs(self, problem: FilterSumsProblem) -> tuple[ThreadsConfig, ...]:
@@ -124,9 +103,8 @@ class Tiled(Rung[FilterSumsProblem, ThreadsConfig]):
 
     def recipe(self, problem: FilterSumsProblem, config: ThreadsConfig) -> Recipe:
         p = problem
-        constants = {**_constants(p), "WIDTH": p.width, "THREADS": config.threads}
         call = KernelCall(
-            Program.of("filter_sums/tiled.cu", "filter_sums_tiled", constants),
+            Program.of("filter_sums/tiled.cu", problem=p, config=config),
             (blocks(p.batch, _TILE), blocks(p.channels, _TILE), p.rows),
             (config.threads, 1, 1),
             _arguments(p),
@@ -136,17 +114,17 @@ class Tiled(Rung[FilterSumsProblem, ThreadsConfig]):
 
 
 # Predictions are for 256 filters of 128 channels and 3 x 3 taps, fp16: 1.6 MB, all of it in L2.
-NAIVE = Naive("naive", "one thread an element of the result", None, None)
+NAIVE = Naive("naive", "one thread per element of the result", None, None)
 TILED = Tiled(
     "tiled",
-    "two rows of 32 filters of 32 channels are turned in shared memory, so that both sides move whole lines",
+    "two rows of 32 filters of 32 channels are transposed in shared memory, so that both sides are coalesced",
     below="naive",
     # naive: 2 M reads of a sector each, 67 MB out of L2 (12 us); 2 MB and a launch are 3.
     predicted_gain=4.0,
 )
 
 
-# --- problems to measure and to test
+# --- problems
 
 
 PROBLEMS = (
@@ -154,20 +132,19 @@ PROBLEMS = (
     FilterSumsProblem(128, 256, 4, 4),
     FilterSumsProblem(3, 256, 3, 3, zeros=True),
 )
-"""What `escalade ladder filter_sums` measures: a decoder's filters, their gradients, and those of its last layer."""
+"""Problems of `escalade ladder`: a decoder's filters, their gradients, and those of its last layer."""
 
 SMALL_PROBLEMS = (
     FilterSumsProblem(34, 40, 3, 2, zeros=True),
     FilterSumsProblem(3, 65, 2, 5),
 )
-"""Small problems that between them have parts of tiles both ways, zeros and none, and narrow and wide filters."""
+"""Small problems: partial tiles both ways, zeros and none, and narrow and wide filters."""
 
 
 # --- the reference
 
 
 def summed(x: torch.Tensor, zeros: bool) -> torch.Tensor:
-    """PyTorch's result."""
     sums = F.avg_pool2d(x, 2, stride=1, padding=int(zeros), divisor_override=1)
     return sums.flip(2, 3).transpose(0, 1)
 
@@ -184,7 +161,6 @@ def peer(problem: FilterSumsProblem, inputs: Mapping[str, torch.Tensor]) -> torc
 
 
 def exact(problem: FilterSumsProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """The result in float64."""
     return summed(inputs["x"].double(), problem.zeros)
 
 

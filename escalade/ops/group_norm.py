@@ -1,4 +1,4 @@
-"""Group normalisation of images."""
+"""Group normalization of images."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from typing import Any, ClassVar
 import torch
 
 from escalade.device.architecture import WITH_WGMMA
-from escalade.device.program import Constant, Program
+from escalade.device.program import Program
 from escalade.device.recipe import Buffer, KernelCall, Recipe, Workspace
-from escalade.device.strides import aligned
 from escalade.errors import UnsupportedError
 from escalade.ops.base.card import Card
-from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES, STORAGE, dtype_of, element, widest_vector
+from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES, STORAGE, dtype_of, widest_vector
 from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.ladder import Ladder
+from escalade.ops.base.launch import launch
 from escalade.ops.base.naming import Named, NamePattern
 from escalade.ops.base.operation import Operation, Reference
 from escalade.ops.base.pitch import check_pitches
 from escalade.ops.base.rung import Config, Rung, ThreadsConfig
-from escalade.ops.calling.executables import prepare_rung
-from escalade.ops.calling.library import define, require_rung
+from escalade.ops.calling.call import CallPlan, outputs, prepare
+from escalade.ops.calling.library import define_planned
 from escalade.ops.shared import activation
 from escalade.ops.shared.channels import SIZES
 from escalade.ops.shared.images import (
@@ -35,7 +35,7 @@ from escalade.ops.shared.images import (
     empty_images,
     empty_images_like,
     layout_of,
-    pack_aligned,
+    packer,
     require_32_bits,
     stored_images,
 )
@@ -50,8 +50,8 @@ EPSILON = 1e-5
 class GroupNormProblem(Images, Named):
     """y = activated((x - mean) / sqrt(variance + epsilon) * weight + bias), the last three optional.
 
-    Mean and variance are those of an image's group of channels, over all of its pixels; with as many groups as channels
-    that is instance normalisation. weight and bias are one a channel, all of one dtype; sums are fp32. y may be x.
+    Mean and variance are over the pixels and channels of one group of one image; one channel per group is instance
+    normalization. weight and bias have one number per channel, all in one dtype; sums are fp32. y may alias x.
     """
 
     NAME: ClassVar = NamePattern(
@@ -69,22 +69,21 @@ class GroupNormProblem(Images, Named):
     layout: str = "nhwc"
     x_pitch: int = 0
     y_pitch: int = 0
-    """Elements from pixel to pixel in NHWC, of parts of larger buffers; 0: dense."""
+    """Elements from pixel to pixel in NHWC if the buffer is a slice of a larger one; 0 if dense."""
 
     def __post_init__(self) -> None:
         check_problem("group_norm", self, DTYPES, LAYOUTS)
         require_32_bits("group_norm", max(self.channels, self.x_pitch, self.y_pitch) * self.pixels)
         if self.groups < 1 or self.channels % self.groups:
             raise UnsupportedError(
-                f"{self.groups} groups of {self.channels} channels: groups are of one size, so their number divides "
-                "that of the channels"
+                f"{self.groups} groups of {self.channels} channels: the number of groups must divide that of channels"
             )
         if self.batch * self.groups >= 2**30:
             raise UnsupportedError(
-                f"{self.batch} images of {self.groups} groups: group_norm takes fewer than 2^30 groups; split the batch"
+                f"{self.batch} images of {self.groups} groups: group_norm supports fewer than 2^30; split the batch"
             )
         if not (math.isfinite(self.epsilon) and self.epsilon >= 0):
-            raise UnsupportedError(f"an epsilon of {self.epsilon}: it is a number of at least 0")
+            raise UnsupportedError(f"epsilon is {self.epsilon}: it must be finite and at least 0")
         activation.normalize(self)
         check_pitches(self, x=self.channels, y=self.channels)
 
@@ -94,12 +93,12 @@ class GroupNormProblem(Images, Named):
 
     @property
     def row(self) -> int:
-        """Elements of a group of one image, which in NCHW lie together."""
+        """Elements of a group of one image, which are contiguous in NCHW."""
         return self.group_channels * self.pixels
 
     @property
     def flops(self) -> int:
-        """A sum, a difference, a square and its sum, and a product an element; one more each for weight and bias."""
+        """Per element: sum, difference, square and its sum, product; one more each for weight and bias."""
         return (5 + self.weight + self.bias) * self.elements
 
     @property
@@ -109,47 +108,45 @@ class GroupNormProblem(Images, Named):
 
     @property
     def rounding(self) -> float:
-        """Two sums of a group, a root and a quotient."""
+        """Two sums over a group, a square root and a division."""
         return 2.0**-24 * (4 + math.sqrt(1 + self.row / 6))
 
 
-# --- rungs, groups: group normalisation: the rungs of group_norm, and how groups of channels lie under a block
+# --- rungs
 
 
 MOST_VALUES = 32
-"""Values of a thread at most: a block of 1,024 threads has 64 registers for each."""
+"""Most values per thread: each of 1,024 threads has 64 registers."""
 _THREADS = (128, 256, 512, 1024)
 _STATIC_SHARED = 48 * 1024
-_PAIR_BYTES = 8
-"""Bytes of a mean and what goes with it."""
+_PAIR_BYTES = 8  # of a mean and its sum of squares
 _SEGMENT_BYTES = 64
-"""Bytes of a pixel that blocks read side by side where there are blocks enough: two sectors."""
+"""Bytes of a pixel per CTA if there are CTAs enough: two sectors."""
 _MERGED = 4096
-"""Pairs at most that a block of the second launch merges: a few for each thread."""
-_RESIDENT_THREADS = 1024
-"""Threads of a multiprocessor at once, with some 64 registers each."""
+"""Most pairs that a CTA of the second launch merges: a few per thread."""
+_RESIDENT_THREADS = 1024  # per SM, with some 64 registers each
 _PAUSE_US = 4.5
-"""Microseconds from the last loads of blocks to their first stores, and from their end to the loads of the next: those
-that begin together stay together, and hide nothing of each other's. By 16 turns of 8 MB on an H200, 134 µs in blocks of
-1,024 threads and 119 in clusters of blocks of 128."""
+"""Microseconds from a CTA's last loads to its first stores, and from its end to the next one's loads. CTAs that start
+together stay in step and hide nothing. From 16 waves of 8 MB on an H200: 134 µs with CTAs of 1,024 threads, 119 with
+clusters of CTAs of 128."""
 _FIRST = 0.4
-"""The part of a pause that a launch takes longer whose blocks all run at once."""
+"""Fraction of a pause that a single wave costs."""
 
 
 @dataclass(frozen=True)
 class Span:
-    """The channels under a block: whole groups in whole packs."""
+    """The channels of a CTA: whole groups in whole packs."""
 
     vector: int
     packs: int
     groups: int
     across: int
-    """Blocks that it takes for all channels."""
+    """CTAs that cover all channels."""
     group_channels: int
 
     @staticmethod
     def every(problem: GroupNormProblem) -> tuple[Span, ...]:
-        """All of them, the narrowest first."""
+        """Return all spans, the narrowest first."""
         vector = widest_vector(problem.dtype, problem.channels)
         least = lcm(vector, problem.group_channels)
         most = problem.channels // least
@@ -166,24 +163,14 @@ class Span:
         return gcd(self.vector, self.group_channels)
 
     def fits(self, threads: int) -> bool:
-        """Whether a block of so many threads is as wide, and has the shared memory for all that they find."""
+        """Return True if `threads` cover the width and their partial results fit shared memory."""
         pairs = threads * (self.vector // self.unit) + self.groups
         return self.packs <= threads and pairs * _PAIR_BYTES <= _STATIC_SHARED
 
-    def constants(self, problem: GroupNormProblem, threads: int, packs: int) -> dict[str, Constant]:
-        return {
-            **_constants(problem, threads),
-            "VECTOR": self.vector,
-            "WIDTH": self.packs,
-            "UNIT": self.unit,
-            "GROUP_CHANNELS": self.group_channels,
-            "PACKS": packs,
-        }
-
 
 def _seen(problem: GroupNormProblem) -> GroupNormProblem:
-    """The problem as kernels see it. In NCHW a group lies together: it is an image whose pixels are packs, with one
-    group of as many channels."""
+    """Return the problem as kernels see it. A group in NCHW is contiguous: an NHWC image whose pixels are packs, with
+    one group of `vector` channels."""
     if problem.layout == "nhwc":
         return problem
     vector = widest_vector(problem.dtype, problem.row)
@@ -193,22 +180,16 @@ def _seen(problem: GroupNormProblem) -> GroupNormProblem:
     )  # fmt: skip
 
 
-def _constants(problem: GroupNormProblem, threads: int) -> dict[str, Constant]:
+def _program(source: str, problem: GroupNormProblem, config: Config, **scope: Any) -> Program:
     planes = problem.layout == "nchw" and (problem.weight or problem.bias)
-    return {
-        "Element": element(problem.dtype),
-        "HAS_WEIGHT": problem.weight,
-        "HAS_BIAS": problem.bias,
-        "THREADS": threads,
-        "PLANE": problem.pixels if planes else 0,
-        "IMAGE_GROUPS": problem.groups if planes else 1,
-        "ROW_CHANNELS": problem.group_channels if planes else 1,
-        **activation.constants_of(problem),
-    }
+    return Program.of(
+        f"group_norm/{source}.cu", constants=activation.constants_of(problem),
+        problem=problem, config=config, planes=planes, **scope,
+    )  # fmt: skip
 
 
 def _pitches(problem: GroupNormProblem) -> tuple[int, int]:
-    """Elements from pixel to pixel, as kernels see them."""
+    """Return the elements from pixel to pixel of x and y."""
     return problem.x_pitch or problem.channels, problem.y_pitch or problem.channels
 
 
@@ -226,43 +207,40 @@ class Naive(Rung[GroupNormProblem, ThreadsConfig]):
 
     def recipe(self, problem: GroupNormProblem, config: ThreadsConfig) -> Recipe:
         p = _seen(problem)
-        call = KernelCall(
-            Program.of("group_norm/naive.cu", "group_norm_naive", _constants(problem, config.threads)),
-            (p.batch * p.groups, 1, 1),
-            (config.threads, 1, 1),
-            (_X, *_CHANNELWISE, _Y, p.groups, p.group_channels, p.pixels, *_pitches(p), float(p.epsilon)),
-            overlap=True,
-        )
-        return Recipe((call,))
+        return launch(
+            _program("naive", problem, config),
+            p.batch * p.groups,
+            config.threads,
+            _X, *_CHANNELWISE, _Y, p.groups, p.group_channels, p.pixels, *_pitches(p), float(p.epsilon),
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class SpanConfig(Config):
     threads: int
-    """Threads of a block."""
     packs: int
-    """Pixels of a thread that are under way at once."""
+    """Pixels in flight per thread."""
     groups: int
-    """Groups under a block."""
+    """Groups per CTA."""
 
 
 @dataclass(frozen=True)
 class SplitConfig(SpanConfig):
     splits: int
-    """Blocks that share the pixels of an image, about."""
+    """Approximate number of CTAs that share the pixels of an image."""
 
 
 @dataclass(frozen=True)
 class Split(Rung[GroupNormProblem, SplitConfig]):
-    """Moments of shares of an image in one launch, and all else in a second."""
+    """Moments of shares of an image in one launch, normalization in a second."""
 
     def supports(self, problem: GroupNormProblem) -> str | None:
         if self._spans(problem):
             return None
-        return f"groups of {problem.group_channels} channels are wider than a block of {_THREADS[-1]} threads"
+        return f"groups of {problem.group_channels} channels are wider than a CTA of {_THREADS[-1]} threads"
 
     def _spans(self, problem: GroupNormProblem) -> list[tuple[Span, int]]:
-        """The widest that the fewest threads reach, then by that of more."""
+        """Return the widest span for each number of threads, the fewest threads first."""
         found = []
         for threads in _THREADS[1:]:
             fitting = [span for span in Span.every(_seen(problem)) if span.fits(threads)]
@@ -273,15 +251,15 @@ class Split(Rung[GroupNormProblem, SplitConfig]):
     def configs(self, problem: GroupNormProblem) -> tuple[SplitConfig, ...]:
         offered, p = [], _seen(problem)
         for span, threads in self._spans(problem):
-            for filling in (self.card.busy_blocks, self.card.busy_blocks // 2, 2 * self.card.busy_blocks):
-                wanted = ceil_div(filling, max(1, p.batch) * span.across)
+            for busy in (self.card.busy_blocks, self.card.busy_blocks // 2, 2 * self.card.busy_blocks):
+                wanted = ceil_div(busy, max(1, p.batch) * span.across)
                 most = ceil_div(p.pixels, 4 * (threads // span.packs))
                 splits = max(1, min(wanted, most, _MERGED // span.groups))
                 offered += [SplitConfig(threads, packs, span.groups, splits) for packs in (4, 2)]
         return tuple(dict.fromkeys(offered))
 
     def estimate(self, problem: GroupNormProblem, config: SplitConfig) -> float:
-        """Counts x twice, for both launches read it, and somewhat more: 268 MB take 112 to 116 µs on an H200."""
+        """Both launches read x, and a bit more: 268 MB take 112 to 116 µs on an H200."""
         return self.card.microseconds(0, 1.75 * problem.bytes, launches=2) + _FIRST * _PAUSE_US
 
     def recipe(self, problem: GroupNormProblem, config: SplitConfig) -> Recipe:
@@ -294,48 +272,42 @@ class Split(Rung[GroupNormProblem, SplitConfig]):
         partial = Buffer("partial")
         plain = replace(
             p, weight=False, bias=False, relu=False, activation=""
-        )  # one program for all that follows
+        )  # one program for all epilogues
         moments = KernelCall(
-            Program.of(
-                "group_norm/split_moments.cu", "group_norm_split_moments",
-                span.constants(plain, config.threads, config.packs),
-            ),
+            _program("split_moments", plain, config, span=span),
             grid,
             block,
             (_X, partial, p.pixels, x_pitch, splits, per_split),
             overlap=True,
-        )  # fmt: skip
-        normalise = KernelCall(
-            Program.of(
-                "group_norm/split_normalise.cu", "group_norm_split_normalise",
-                span.constants(problem, config.threads, config.packs),
-            ),
+        )
+        normalize = KernelCall(
+            _program("split_normalise", problem, config, span=span),
             grid,
             block,
             (_X, partial, *_CHANNELWISE, _Y, p.pixels, x_pitch, y_pitch, splits, per_split, float(p.epsilon)),
             overlap=True,
-        )  # fmt: skip
+        )
         workspace = Workspace("partial", _PAIR_BYTES * p.batch * splits * p.groups)
-        return Recipe((moments, normalise), (workspace,))
+        return Recipe((moments, normalize), (workspace,))
 
 
 @dataclass(frozen=True)
 class InRegisters(Rung[GroupNormProblem, SpanConfig]):
-    """A block has all pixels of its groups in registers."""
+    """A CTA holds all pixels of its groups in registers."""
 
     def supports(self, problem: GroupNormProblem) -> str | None:
         if self._offered(problem):
             return None
         return (
-            f"groups of {problem.group_channels} channels of {problem.pixels} pixels do not fit into the registers of "
-            "a block; the rung `split` takes any"
+            f"groups of {problem.group_channels} channels of {problem.pixels} pixels exceed the registers of a CTA; "
+            "use the rung `split`"
         )
 
     def configs(self, problem: GroupNormProblem) -> tuple[SpanConfig, ...]:
         return self._offered(problem)
 
     def _offered(self, problem: GroupNormProblem) -> tuple[SpanConfig, ...]:
-        """Offers first the widest segments of a pixel that leave blocks enough; of each the fewest threads."""
+        """Prefer the widest segments of a pixel that leave enough CTAs, each with the fewest threads."""
         offered: list[tuple[bool, int, SpanConfig]] = []
         p = _seen(problem)
         for span in Span.every(p):
@@ -357,27 +329,24 @@ class InRegisters(Rung[GroupNormProblem, SpanConfig]):
         p = _seen(problem)
         span = _span(p, config)
         call = KernelCall(
-            Program.of(
-                "group_norm/in_registers.cu", "group_norm_in_registers",
-                span.constants(problem, config.threads, config.packs),
-            ),
+            _program("in_registers", problem, config, span=span),
             (p.batch, span.across, 1),
             (config.threads, 1, 1),
             (_X, *_CHANNELWISE, _Y, p.pixels, *_pitches(p), float(p.epsilon)),
             overlap=True,
-        )  # fmt: skip
+        )
         return Recipe((call,))
 
 
 @dataclass(frozen=True)
 class ClusterConfig(SpanConfig):
     blocks: int
-    """Blocks of a cluster, which share the pixels of an image."""
+    """CTAs per cluster, which share the pixels of an image."""
 
 
 @dataclass(frozen=True)
 class Clustered(Rung[GroupNormProblem, ClusterConfig]):
-    """The blocks of a cluster have all pixels of their groups in registers."""
+    """The CTAs of a cluster hold all pixels of their groups in registers."""
 
     @property
     def architectures(self) -> tuple[str, ...]:
@@ -387,12 +356,12 @@ class Clustered(Rung[GroupNormProblem, ClusterConfig]):
         if self.configs(problem):
             return None
         return (
-            f"groups of {problem.group_channels} channels of {problem.pixels} pixels do not fit into the registers of "
-            "a cluster; the rung `split` takes any"
+            f"groups of {problem.group_channels} channels of {problem.pixels} pixels exceed the registers of a "
+            "cluster; use the rung `split`"
         )
 
     def configs(self, problem: GroupNormProblem) -> tuple[ClusterConfig, ...]:
-        """Offers of each span and number of threads the fewest blocks."""
+        """Offer the fewest CTAs for each span and number of threads."""
         offered, p = [], _seen(problem)
         for span in Span.every(p):
             for threads in _THREADS[:-1]:
@@ -413,16 +382,21 @@ class Clustered(Rung[GroupNormProblem, ClusterConfig]):
         p = _seen(problem)
         span = _span(p, config)
         call = KernelCall(
-            Program.of(
-                "group_norm/clustered.cu", "group_norm_clustered",
-                span.constants(problem, config.threads, config.packs),
-            ),
+            _program("clustered", problem, config, span=span),
             (p.batch * config.blocks, span.across, 1),
             (config.threads, 1, 1),
-            (_X, *_CHANNELWISE, _Y, p.pixels, *_pitches(p), ceil_div(p.pixels, config.blocks), float(p.epsilon)),
+            (
+                _X,
+                *_CHANNELWISE,
+                _Y,
+                p.pixels,
+                *_pitches(p),
+                ceil_div(p.pixels, config.blocks),
+                float(p.epsilon),
+            ),
             cluster=(config.blocks, 1, 1),
             overlap=True,
-        )  # fmt: skip
+        )
         return Recipe((call,))
 
 
@@ -431,8 +405,8 @@ def _span(problem: GroupNormProblem, config: SpanConfig) -> Span:
 
 
 def _held_us(card: Card, problem: GroupNormProblem, span: Span, blocks: int, threads: int) -> float:
-    """The bytes, and a pause in each turn of blocks. Narrow segments of pixels take longer (16 bytes of them five times
-    as long, on an H200)."""
+    """Estimate the bytes plus a pause per wave of CTAs. Narrow segments of pixels are slower: five times with 16 bytes
+    on an H200."""
     bytes = span.packs * span.vector * ELEMENT_BYTES[problem.dtype]
     narrow = max(1.0, _SEGMENT_BYTES / bytes) if problem.channels > span.packs * span.vector else 1.0
     turns = blocks * span.across * threads / (card.multiprocessors * _RESIDENT_THREADS)
@@ -444,13 +418,13 @@ def _held_us(card: Card, problem: GroupNormProblem, span: Span, blocks: int, thr
 
 
 # Predictions are for 256 channels in 32 groups, 56 x 56, batch 32, fp16: 51 MB in, 51 MB out.
-NAIVE = Naive("naive", "a block a group of an image, in three passes of single elements", None, None)
+NAIVE = Naive("naive", "one CTA per group and image, in three passes of single elements", None, None)
 
 SPLIT = Split(
     "split",
-    "16 bytes a load; blocks share an image, and a second launch merges what they have found and normalises",
+    "16-byte loads; CTAs share an image, and a second launch merges their moments and normalizes",
     below="naive",
-    # naive: 25 k elements a block in three passes, each load 16 bytes of a sector and two divisions, 75 M loads and
+    # naive: 25 k elements per CTA in three passes, each load 16 bytes of a sector and two divisions, 75 M loads and
     # stores of 2 bytes with some 40 instructions each, 140 us. Split: 51 MB read twice, the second time in part from
     # L2, and written once: 154 MB, 36 us, and a launch.
     predicted_gain=3.7,
@@ -458,7 +432,7 @@ SPLIT = Split(
 
 IN_REGISTERS = InRegisters(
     "in_registers",
-    "a group lies in the registers of a block, and is read once",
+    "a CTA holds a group in registers, and reads it once",
     below="split",
     # 103 MB, 24.5 us, and no second launch; against 37.
     predicted_gain=1.5,
@@ -466,15 +440,15 @@ IN_REGISTERS = InRegisters(
 
 CLUSTERED = Clustered(
     "clustered",
-    "the blocks of a cluster share a group, so that larger ones are read once and whole pixels lie under a block",
+    "the CTAs of a cluster share a group, so that larger ones are read once and a CTA covers whole pixels",
     below="in_registers",
-    # Groups of 8 channels are 16 bytes of a pixel, half of a sector, which two blocks read and write: 50 us and more.
-    # Whole pixels: 24.5 us, and pauses of 6.5 us between blocks, of which those beside them hide the most.
+    # Groups of 8 channels are 16 bytes of a pixel, half of a sector, which two CTAs read and write: 50 us and more.
+    # Whole pixels: 24.5 us, and pauses of 6.5 us between CTAs, most of which their neighbors hide.
     predicted_gain=1.5,
 )
 
 
-# --- problems to measure and to test
+# --- problems
 
 
 PROBLEMS = (
@@ -485,7 +459,7 @@ PROBLEMS = (
     GroupNormProblem(8, 64, 256, 256, 64),
     GroupNormProblem(32, 64, 56, 56, 1),
 )
-"""The norms of a ResNet with groups, of a diffusion model's U-Net, of style transfer (one channel a group), and of a
+"""The norms of a ResNet with groups, of a diffusion model's U-Net, of style transfer (one channel per group), and of a
 network with one group."""
 
 SMALL_PROBLEMS = (
@@ -496,15 +470,15 @@ SMALL_PROBLEMS = (
     GroupNormProblem(3, 5, 1, 1, 1),
     GroupNormProblem(1, 16, 40, 40, 2),
 )
-"""Small problems that between them have groups wider and narrower than a pack, and of which neither divides the other;
-and more than one split."""
+"""Small problems: groups wider and narrower than a pack, groups and packs that do not divide each other, and more than
+one split."""
 
 
 # --- the reference
 
 
 def random_inputs(problem: GroupNormProblem, device: torch.device, seed: int) -> dict[str, torch.Tensor]:
-    """Images of normal deviates, each channel with a mean and a spread of its own."""
+    """Standard normal images, each channel with its own mean and spread."""
     p = problem
     generator = torch.Generator(device=device).manual_seed(seed)
 
@@ -527,7 +501,6 @@ def empty_output(problem: GroupNormProblem, device: torch.device) -> torch.Tenso
 
 
 def exact(problem: GroupNormProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """The images in float64."""
     return peer(problem, {name: tensor.double() for name, tensor in inputs.items()})
 
 
@@ -570,10 +543,10 @@ def group_norm(
     *,
     rung: str | None = None,
 ) -> torch.Tensor:
-    """Each image's groups of channels with mean 0 and variance 1, times weight, plus bias: one of both a channel.
+    """Normalize each image's groups of channels to mean 0 and variance 1, times weight, plus bias (one per channel).
 
-    x is [N, C, H, W], in either layout. With as many groups as channels it is instance normalisation. `rung` names one
-    rung.
+    x is [N, C, H, W], in either layout. One channel per group is instance normalization. `rung` names a rung of the
+    ladder.
     """
     return OPERATOR(x, groups, weight, bias, epsilon, rung)
 
@@ -585,52 +558,34 @@ def _check(x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | No
             continue
         if tensor.dtype != x.dtype or tensor.device != x.device or tensor.shape != x.shape[1:2]:
             raise UnsupportedError(
-                f"{name} is {tensor.dtype} {list(tensor.shape)} on {tensor.device}; group_norm takes {x.dtype} "
-                f"{list(x.shape[1:2])} on {x.device}, as x is"
+                f"{name} is {tensor.dtype} {list(tensor.shape)} on {tensor.device}; group_norm needs {x.dtype} "
+                f"{list(x.shape[1:2])} on {x.device}, like x"
             )
 
 
-def _run(
+def _plan(
     x: torch.Tensor,
     groups: int,
     weight: torch.Tensor | None,
     bias: torch.Tensor | None,
     epsilon: float,
     rung: str | None = None,
-) -> torch.Tensor:
+) -> CallPlan:
     _check(x, weight, bias)
-    batch, channels, height, width = x.shape
+    n, c, h, w = x.shape
     problem = GroupNormProblem(
-        batch,
-        channels,
-        height,
-        width,
-        groups,
-        weight is not None,
-        bias is not None,
-        epsilon=epsilon,
-        dtype=dtype_of("group_norm", x),
+        n, c, h, w, groups, weight is not None, bias is not None, epsilon=epsilon, dtype=dtype_of("group_norm", x),
         layout=layout_of(x),
+    )  # fmt: skip
+    return CallPlan(
+        prepare(GROUP_NORM, problem, x.device, rung, problem.elements),
+        outputs(GROUP_NORM, problem),
+        dict.fromkeys(("x", "weight", "bias"), packer(problem.layout)),
     )
-    y = empty_output(problem, x.device)
-    if problem.elements == 0:
-        require_rung(GROUP_NORM, rung)
-    else:
-        constants = {"weight": weight, "bias": bias}
-        given = {name: None if t is None else aligned(t.contiguous()) for name, t in constants.items()}
-        prepare_rung(GROUP_NORM, problem, x.device, rung).run(
-            {"x": pack_aligned(x, problem.layout), **given, "y": y}
-        )
-    return y
 
 
 def _fake(
-    x: torch.Tensor,
-    groups: int,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    epsilon: float,
-    rung: str | None = None,
+    x: torch.Tensor, groups: int, weight: torch.Tensor | None, bias: torch.Tensor | None, *_: object
 ) -> torch.Tensor:
     _check(x, weight, bias)
     return empty_images_like(x, x.shape)
@@ -642,7 +597,7 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
 
 
 def _backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-    """Takes the statistics again, which costs less than keeping them would, and leaves the rest to PyTorch."""
+    """Recompute the statistics, which is cheaper than saving them, and leave the rest to PyTorch."""
     x, weight = ctx.saved_tensors
     batch, channels, height, width = x.shape
     sizes = (batch, channels, height * width, ctx.groups)
@@ -656,10 +611,4 @@ def _backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ..
     return of_x, None, of_weight, of_bias, None, None
 
 
-OPERATOR = define(
-    "group_norm(Tensor x, int groups, Tensor? weight, Tensor? bias, float epsilon, str? rung=None) -> Tensor",
-    _run,
-    _fake,
-    setup=_setup,
-    backward=_backward,
-)
+OPERATOR = define_planned("group_norm", _plan, _fake, setup=_setup, backward=_backward)

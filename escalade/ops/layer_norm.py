@@ -1,4 +1,4 @@
-"""Layer normalisation of rows."""
+"""Layer normalization of rows."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from typing import Any, ClassVar
 import torch
 import torch.nn.functional as F
 
-from escalade.device.program import Constant, Program
-from escalade.device.recipe import Argument, Buffer, KernelCall, Recipe
+from escalade.device.program import Program
+from escalade.device.recipe import Argument, Buffer, Recipe
 from escalade.errors import UnsupportedError
-from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES, STORAGE, dtype_of, element, widest_vector
+from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES, STORAGE, dtype_of, widest_vector
 from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.ladder import Ladder
+from escalade.ops.base.launch import launch
 from escalade.ops.base.naming import Named, NamePattern
 from escalade.ops.base.operation import Operation, Reference
 from escalade.ops.base.rung import Config, Rung, ThreadsConfig
@@ -34,8 +35,8 @@ EPSILON = 1e-5
 class LayerNormProblem(Named):
     """y[row] = activated((x[row] - mean) / sqrt(variance + epsilon) * weight + bias), the last three optional.
 
-    x and y are [batch][features][inner], weight and bias [features], all of one dtype; sums are fp32. With
-    `rms` the mean counts as 0: each row is divided by its root mean square.
+    x and y are [batch][features][inner], weight and bias [features], all in one dtype; sums are fp32. With `rms` the
+    mean counts as 0: each row is divided by its root mean square.
     """
 
     NAME: ClassVar = NamePattern(
@@ -55,13 +56,12 @@ class LayerNormProblem(Named):
     dtype: str = "fp32"
     layout: str = "flat"
     inner: int = 1
-    """Rows of each of the batch, which lie side by side, and elements from one of a row to its next: the pixels of an
-    image, for its channels in NCHW."""
+    """Stride of a row's elements, and number of adjacent rows: the pixels of an image for its channels in NCHW."""
 
     def __post_init__(self) -> None:
         check_fields("layer_norm", self, DTYPES, {"features": self.features, "inner": self.inner})
         if not (math.isfinite(self.epsilon) and self.epsilon >= 0):
-            raise UnsupportedError(f"an epsilon of {self.epsilon}: it is a number of at least 0")
+            raise UnsupportedError(f"epsilon is {self.epsilon}: it must be finite and at least 0")
         activation.normalize(self)
 
     @property
@@ -74,7 +74,7 @@ class LayerNormProblem(Named):
 
     @property
     def flops(self) -> int:
-        """A sum, a difference, a square and its sum, and a product an element; one more each for weight and bias."""
+        """Per element: sum, difference, square and its sum, product; one more each for weight and bias."""
         return (5 + self.weight + self.bias) * self.elements
 
     @property
@@ -84,39 +84,23 @@ class LayerNormProblem(Named):
 
     @property
     def rounding(self) -> float:
-        """Two sums of a row, a root and a quotient."""
+        """Two sums over a row, a square root and a division."""
         return 2.0**-24 * (4 + math.sqrt(1 + self.features / 6))
 
 
-# --- rungs, per_row: layer normalisation with a thread or a warp a row
+# --- rungs
 
 
-def kernel_constants(problem: LayerNormProblem) -> dict[str, Constant]:
-    return {
-        "Element": element(problem.dtype),
-        "HAS_MEAN": not problem.rms,
-        "HAS_WEIGHT": problem.weight,
-        "HAS_BIAS": problem.bias,
-        **activation.constants_of(problem),
-    }
+def _program(source: str, problem: LayerNormProblem, **scope: Any) -> Program:
+    constants = activation.constants_of(problem)
+    return Program.of(f"layer_norm/{source}.cu", constants=constants, problem=problem, **scope)
 
 
 def arguments(problem: LayerNormProblem) -> tuple[Argument, ...]:
-    """The arguments of every kernel."""
     return (
-        Buffer("x"),
-        Buffer("weight", optional=True),
-        Buffer("bias", optional=True),
-        Buffer("y"),
-        problem.rows,
-        problem.features,
-        float(problem.epsilon),
-    )
-
-
-def launch(problem: LayerNormProblem, program: Program, grid: int, threads: int) -> Recipe:
-    call = KernelCall(program, (grid, 1, 1), (threads, 1, 1), arguments(problem), overlap=True)
-    return Recipe((call,))
+        Buffer("x"), Buffer("weight", optional=True), Buffer("bias", optional=True), Buffer("y"), problem.rows,
+        problem.features, float(problem.epsilon),
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -131,29 +115,25 @@ class PerRow(Rung[LayerNormProblem, ThreadsConfig]):
         return tuple(ThreadsConfig(threads) for threads in self.threads)
 
     def recipe(self, problem: LayerNormProblem, config: ThreadsConfig) -> Recipe:
-        program = Program.of(
-            f"layer_norm/{self.name}.cu", f"layer_norm_{self.name}", kernel_constants(problem)
-        )
         grid = ceil_div(problem.batch * self.row_threads, config.threads)
-        return launch(problem, program, grid, config.threads)
+        return launch(_program(self.name, problem), grid, config.threads, *arguments(problem))
 
 
-# Predictions are for 100,352 rows of 96 features in fp16: 19 MB in, 19 MB out, 9.2 us at the rate of a copy.
-NAIVE = PerRow("naive", "one thread a row, in three passes", None, None, row_threads=1, threads=(64, 32, 128))
+# Predictions are for 100,352 rows of 96 features in fp16: 19 MB in, 19 MB out, 9.2 us at copy rate.
+NAIVE = PerRow(
+    "naive", "one thread per row, in three passes", None, None, row_threads=1, threads=(64, 32, 128)
+)
 
 WARP_PER_ROW = PerRow(
     "warp_per_row",
-    "a warp a row, summed by shuffles, in three passes of which two find the row in a cache",
+    "one warp per row, summed by shuffles, in three passes of which two hit a cache",
     below="naive",
-    # naive: 288 loads of 2 bytes a thread, each 32 sectors for a warp, 900 k sectors a multiprocessor at one a clock:
-    # 0.5 ms. A warp a row: 9 loads, 10 shuffles and 3 stores, 760 warps a multiprocessor: 30 us.
+    # naive: 288 loads of 2 bytes per thread, each 32 sectors for a warp, 900 k sectors per SM at one per clock: 0.5 ms.
+    # One warp per row: 9 loads, 10 shuffles and 3 stores, 760 warps per SM: 30 us.
     predicted_gain=17.0,
     row_threads=32,
     threads=(256, 128, 512),
 )
-
-
-# --- rungs, columns: layer normalisation of rows that lie side by side
 
 
 @dataclass(frozen=True)
@@ -167,45 +147,34 @@ class Columns(Rung[LayerNormProblem, columns.ColumnsConfig]):
 
     def recipe(self, problem: LayerNormProblem, config: columns.ColumnsConfig) -> Recipe:
         p = problem
-        call = KernelCall(
-            Program.of(
-                "layer_norm/columns.cu",
-                "layer_norm_columns",
-                {**kernel_constants(p), **config.constants(p.features)},
-            ),
-            (config.grid(p.rows), 1, 1),
-            (32 * config.parts, 1, 1),
-            (*arguments(p), p.inner),
-            overlap=True,
-        )
-        return Recipe((call,))
+        program = _program("columns", p, config=config)
+        return launch(program, config.grid(p.rows), 32 * config.parts, *arguments(p), p.inner)
 
 
-# Predictions are for 64 channels of 64 x 64 pixels, batch 64, fp16: 34 MB in, 34 MB out, 16 us at the rate of a copy.
+# Predicted for 64 channels of 64 x 64 pixels, batch 64, fp16: 34 MB in, 34 MB out, 16 us at copy rate.
 COLUMNS = Columns(
     "columns",
-    "neighbouring rows a lane, whose features the warps of a block share and hold in registers: read once",
+    "adjacent rows per lane, whose features the warps of a CTA share and hold in registers: one read",
     below=None,
     predicted_gain=None,
 )
 
 
-# --- rungs, in_registers: layer normalisation with a row in the registers of as few threads as hold it
+# --- rung in_registers: a row in the registers of as few threads as hold it
 
 
 MOST_VALUES = 32
-"""Values of a thread at most: a block of 1,024 threads has 64 registers for each."""
+"""Most values per thread: each of 1,024 threads has 64 registers."""
 MOST_THREADS = 1024
 
 
 @dataclass(frozen=True)
 class RegistersConfig(Config):
     row_threads: int
-    """Threads of a row: a part of a warp, or whole warps."""
+    """Threads per row: part of a warp, or whole warps."""
     packs: int
-    """Accesses that hold a thread's part of the row."""
+    """Accesses per thread."""
     threads: int
-    """Threads of a block."""
 
 
 @dataclass(frozen=True)
@@ -221,14 +190,16 @@ class InRegisters(Rung[LayerNormProblem, RegistersConfig]):
         return self._offered(problem)
 
     def _offered(self, problem: LayerNormProblem) -> tuple[RegistersConfig, ...]:
-        """Offers for many rows the fewest threads of which none is idle; for few rows as many as find work."""
+        """For many rows prefer the fewest threads without idle ones; for few rows as many as have work."""
         width = widest_vector(problem.dtype, problem.features)
         whole = problem.features // width
         offered: list[tuple[int, RegistersConfig]] = []
         for row_threads in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024):
             packs = ceil_div(whole, row_threads)
             if packs * width <= MOST_VALUES:
-                threads = 128 if row_threads <= 32 else row_threads  # warps of one row have a block
+                threads = (
+                    128 if row_threads <= 32 else row_threads
+                )  # the warps of a row meet at the CTA's barrier
                 offered.append((row_threads * packs - whole, RegistersConfig(row_threads, packs, threads)))
             if packs == 1:
                 break
@@ -237,32 +208,22 @@ class InRegisters(Rung[LayerNormProblem, RegistersConfig]):
         return tuple(config for _, config in sorted(offered, key=lambda one: one[0]))
 
     def recipe(self, problem: LayerNormProblem, config: RegistersConfig) -> Recipe:
-        program = Program.of(
-            "layer_norm/in_registers.cu",
-            "layer_norm_in_registers",
-            {
-                **kernel_constants(problem),
-                "VECTOR": widest_vector(problem.dtype, problem.features),
-                "ROW_THREADS": config.row_threads,
-                "PACKS": config.packs,
-                "THREADS": config.threads,
-            },
-        )
+        vector = widest_vector(problem.dtype, problem.features)
+        program = _program("in_registers", problem, config=config, vector=vector)
         grid = ceil_div(problem.batch, config.threads // config.row_threads)
-        return launch(problem, program, grid, config.threads)
+        return launch(program, grid, config.threads, *arguments(problem))
 
 
-# Predictions are for 100,352 rows of 96 features in fp16: 19 MB in, 19 MB out, 9.2 us at the rate of a copy.
 IN_REGISTERS = InRegisters(
     "in_registers",
-    "16 bytes a load and the row in the registers of as few threads as hold it: read once",
+    "16-byte loads, and the row in the registers of as few threads as hold it: one read",
     below="warp_per_row",
     # 10.5 us, near the copy, against 30.
     predicted_gain=2.9,
 )
 
 
-# --- problems to measure and to test
+# --- problems
 
 
 PROBLEMS = (
@@ -285,15 +246,15 @@ SMALL_PROBLEMS = (
     LayerNormProblem(2, 67, inner=40),
     LayerNormProblem(1, 5, rms=True, inner=9),
 )
-"""Small problems that between them have rows of a part of a warp, of several warps, and too wide for registers; widths
-that no vector divides; and rows that lie side by side."""
+"""Small problems: rows of part of a warp, of several warps, and too wide for registers; widths that no vector divides;
+strided rows."""
 
 
 # --- the reference
 
 
 def random_inputs(problem: LayerNormProblem, device: torch.device, seed: int) -> dict[str, torch.Tensor]:
-    """Rows of normal deviates, each with a mean and a spread of its own."""
+    """Standard normal rows, each with its own mean and spread."""
     generator = torch.Generator(device=device).manual_seed(seed)
 
     def normal(*sizes: int) -> torch.Tensor:
@@ -317,7 +278,6 @@ def empty_output(problem: LayerNormProblem, device: torch.device) -> torch.Tenso
 
 
 def exact(problem: LayerNormProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """The rows in float64."""
     return peer(problem, {name: tensor.double() for name, tensor in inputs.items()})
 
 
@@ -364,7 +324,7 @@ def layer_norm(
     *,
     rung: str | None = None,
 ) -> torch.Tensor:
-    """The rows of the last dimension with mean 0 and variance 1, times weight, plus bias. `rung` names one rung."""
+    """Normalize rows of the last dimension to mean 0 and variance 1, times weight, plus bias. `rung` names a rung."""
     return OPERATOR(x, weight, bias, epsilon, rung)
 
 
@@ -375,8 +335,8 @@ def _check(x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | No
             continue
         if tensor.dtype != x.dtype or tensor.device != x.device or tensor.shape != x.shape[-1:]:
             raise UnsupportedError(
-                f"{name} is {tensor.dtype} {list(tensor.shape)} on {tensor.device}; layer_norm takes {x.dtype} "
-                f"{list(x.shape[-1:])} on {x.device}, as x is"
+                f"{name} is {tensor.dtype} {list(tensor.shape)} on {tensor.device}; layer_norm needs {x.dtype} "
+                f"{list(x.shape[-1:])} on {x.device}, like x"
             )
 
 
@@ -397,11 +357,7 @@ def _plan(
 
 
 def _fake(
-    x: torch.Tensor,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    epsilon: float,
-    rung: str | None = None,
+    x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, *_: object
 ) -> torch.Tensor:
     _check(x, weight, bias)
     return torch.empty(x.shape, dtype=x.dtype, device=x.device)
@@ -413,7 +369,7 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
 
 
 def _backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-    """Takes the statistics again, which costs less than keeping them would, and leaves the rest to PyTorch."""
+    """Recompute the statistics, which is cheaper than saving them, and leave the rest to PyTorch."""
     x, weight, bias = ctx.saved_tensors
     sizes = list(x.shape[-1:])
     _, mean, scale = torch.ops.aten.native_layer_norm(x, sizes, weight, bias, ctx.epsilon)
@@ -425,10 +381,4 @@ def _backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ..
     return (*(part if asked else None for part, asked in zip(found, wanted, strict=True)), None, None)
 
 
-OPERATOR = define_planned(
-    "layer_norm(Tensor x, Tensor? weight, Tensor? bias, float epsilon, str? rung=None) -> Tensor",
-    _plan,
-    _fake,
-    setup=_setup,
-    backward=_backward,
-)
+OPERATOR = define_planned("layer_norm", _plan, _fake, setup=_setup, backward=_backward)

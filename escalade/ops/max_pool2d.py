@@ -1,4 +1,4 @@
-"""The maximum over windows."""
+"""Maximum over windows."""
 
 from __future__ import annotations
 
@@ -9,38 +9,40 @@ from typing import Any, ClassVar
 import torch
 import torch.nn.functional as F
 
-from escalade.device.program import Constant, Program
-from escalade.device.recipe import Argument, Buffer, Ints, KernelCall, Recipe
+from escalade.device.program import Program
+from escalade.device.recipe import Buffer, Ints, Recipe
 from escalade.errors import UnsupportedError
 from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES, dtype_of
 from escalade.ops.base.grid import blocks
 from escalade.ops.base.ladder import Ladder
+from escalade.ops.base.launch import launch
 from escalade.ops.base.naming import NamePattern, spell_pair
 from escalade.ops.base.operation import Operation, Reference, Tensors
 from escalade.ops.base.pitch import unsupported_pitch
-from escalade.ops.base.rung import Config, Rung, ThreadsConfig
+from escalade.ops.base.rung import Config, Rung, ThreadsConfig, ThreadsRung
 from escalade.ops.calling.call import CallPlan
-from escalade.ops.calling.library import define_planned
-from escalade.ops.shared import pooling, window_runs, windowed
+from escalade.ops.calling.library import Pair, define_planned
+from escalade.ops.shared import pooling
 from escalade.ops.shared.images import LAYOUTS, MEMORY_FORMAT, check_images, layout_of
 from escalade.ops.shared.pooling import empty_output, random_inputs
+from escalade.ops.shared.window_runs import ChannelPacks, RowPacks
 from escalade.ops.shared.windowed import WINDOWS, WindowedImages, check_windows, empty_pooled
 
 # --- the problem
 
 
 NOWHERE = 255
-"""What is stored in place of a maximum that a ReLU in front of the pool has cut off."""
+"""Stored instead of a place where a ReLU before the pool clipped the maximum."""
 
 
 @dataclass(frozen=True)
 class MaxPool2dProblem(WindowedImages):
     """y[oh, ow] = max of x over the window of `kernel` pixels at (oh, ow) * stride - padding.
 
-    What the padding adds is less than every number. The pixels of a window are `dilation` apart. With `places` the
-    result has a second part, buffer `places`, which the gradient is found by: for each output the place of its maximum
-    in the window, row by row, in one byte; the first of equals, the last of NaNs. With `behind_relu`, where x came out
-    of a ReLU, it is 255 for maxima that are not positive, through which no gradient goes.
+    Padding never wins. The pixels of a window are `dilation` apart. With `places` there is a second result for the
+    gradient, buffer `places`: the position of each maximum in its window, row-major, in one byte; the first of equal
+    values, the last of NaNs. With `behind_relu` (x is the output of a ReLU) it is 255 for maxima that are not positive,
+    which pass no gradient.
     """
 
     NAME: ClassVar = NamePattern(
@@ -56,15 +58,13 @@ class MaxPool2dProblem(WindowedImages):
     def __post_init__(self) -> None:
         check_windows("max_pool2d", self)
         if self.behind_relu and not self.places:
-            raise UnsupportedError(
-                f"{self.name}: behind a ReLU only the places differ, which are not asked for"
-            )
+            raise UnsupportedError(f"{self.name}: behind_relu affects only places; set places too")
         if self.places:
             require_bytes_for_places(self.kernel)
 
     @property
     def kept(self) -> str:
-        """What the name says of `places` and `behind_relu`."""
+        """`places` and `behind_relu` as the name has them."""
         return "behindrelu" if self.behind_relu else "places" if self.places else ""
 
     @classmethod
@@ -82,83 +82,55 @@ class MaxPool2dProblem(WindowedImages):
 
     @property
     def rounding(self) -> float:
-        """Nothing is computed: a maximum is one of the inputs."""
+        """A maximum is one of the inputs: exact."""
         return 0.0
 
 
 def require_bytes_for_places(kernel: tuple[int, int]) -> None:
-    """Refuses windows with more pixels than one byte tells apart."""
+    """Raise for windows with more pixels than a byte can number."""
     if kernel[0] * kernel[1] > NOWHERE:
         raise UnsupportedError(
-            f"a kernel of {spell_pair(kernel)}: a place is stored in a byte, which takes windows of up to {NOWHERE} "
-            "pixels"
+            f"kernel {spell_pair(kernel)}: a place is stored in a byte, so windows have at most {NOWHERE} pixels"
         )
 
 
-# --- rungs, naive: one thread per output
+# --- rungs
+
+PLACES = Buffer("places", optional=True)
 
 
 def windows(problem: MaxPool2dProblem) -> Ints:
-    """`Windows` of kernels/max_pool2d/windows.cuh."""
-    p = problem
-    return Ints((*p.kernel, *p.stride, *p.padding, *p.dilation))
+    return Ints.of("max_pool2d/windows.cuh", "Windows", problem=problem)
 
 
-def kept(problem: MaxPool2dProblem) -> dict[str, Constant]:
-    """What kernels that can tell the places of maxima leave open."""
-    return {"PLACES": problem.places, "BEHIND_RELU": problem.behind_relu}
-
-
-class Naive(Rung[MaxPool2dProblem, ThreadsConfig]):
+class Naive(ThreadsRung[MaxPool2dProblem]):
     def supports(self, problem: MaxPool2dProblem) -> str | None:
         return unsupported_pitch(self.name, problem, ("x", "y"))
 
-    def configs(self, problem: MaxPool2dProblem) -> tuple[ThreadsConfig, ...]:
-        return (ThreadsConfig(),)
-
     def recipe(self, problem: MaxPool2dProblem, config: ThreadsConfig) -> Recipe:
         p = problem
-        layout: dict[str, Constant] = {"NHWC": p.layout == "nhwc"}
-        constants = pooling.constants(p) | layout | kept(p)
-        call = KernelCall(
-            Program.of("max_pool2d/naive.cu", "max_pool2d_naive", constants),
-            (blocks(p.output_elements, config.threads), 1, 1),
-            (config.threads, 1, 1),
-            (Buffer("x"), Buffer("y"), Buffer("places", optional=True), pooling.shape(p), windows(p)),
-            overlap=True,
-        )
-        return Recipe((call,))
+        return launch(
+            Program.of("max_pool2d/naive.cu", problem=p),
+            blocks(p.output_elements, config.threads),
+            config.threads,
+            Buffer("x"), Buffer("y"), PLACES, pooling.shape(p), windows(p),
+        )  # fmt: skip
 
 
-# Predictions for 64 channels of 112 x 112, 3 x 3 windows with stride 2, batch 256, fp16: 514 MB, 121 us.
-NAIVE = Naive("naive", "one thread an output, every window read from global memory", None, None)
-
-
-# --- rungs, row_packs: sixteen bytes of a row a thread, for a run of outputs in several rows
-
-
-class RowPacks(window_runs.RowPacks[MaxPool2dProblem]):
-    source = "max_pool2d/row_packs.cu"
-
-    def constants(self, problem: MaxPool2dProblem) -> dict[str, Constant]:
-        return windowed.constants(problem) | kept(problem)
-
-    def operands(self) -> tuple[Argument, ...]:
-        return (Buffer("places", optional=True),)
-
-
-# Predictions for 64 channels of 112 x 112, 3 x 3 windows with stride 2, batch 256, fp16: 514 MB, 121 us.
-ROW_PACKS = RowPacks(
+# Predictions are for 64 channels of 112 x 112, 3 x 3 windows with stride 2, batch 256, fp16: 514 MB, 121 us.
+NAIVE = Naive("naive", "one thread per output, every window read from global memory", None, None)
+ROW_PACKS = RowPacks[MaxPool2dProblem](
     "row_packs",
-    "16 bytes of a row a thread, for a run of outputs in two rows",
+    "16 bytes of a row per thread, for a run of outputs in two rows",
     below="shared_tile",
-    # 51 million outputs, of which a thread takes eight: 6 million threads of 150 instructions, near the rate of memory,
-    # against 175 us.
+    # 51 million outputs, eight per thread: 6 million threads of 150 instructions, near the DRAM bound, against 175 us.
     predicted_gain=1.4,
+    source="max_pool2d/row_packs.cu",
+    operands=(PLACES,),
 )
 
 
-# --- rungs, shared_tile: what a tile of windows sees, in shared memory
+# --- rung shared_tile: the input of a tile of windows in shared memory
 
 
 _STATIC_SHARED_BYTES = 48 * 1024
@@ -187,21 +159,21 @@ _TILES = tuple(
 class SharedTile(Rung[MaxPool2dProblem, TileConfig]):
     def supports(self, problem: MaxPool2dProblem) -> str | None:
         if problem.layout != "nchw":
-            return f"{self.name} takes layout nchw, not {problem.layout}"
+            return f"{self.name} supports layout nchw, not {problem.layout}"
         if problem.dilation != (1, 1):
-            return f"{self.name} takes windows without gaps, not dilation {spell_pair(problem.dilation)}"
+            return f"{self.name} needs windows without dilation, not {spell_pair(problem.dilation)}"
         if problem.places:
-            return f"{self.name} gives the maxima alone, not their places"
+            return f"{self.name} computes maxima without their places"
         if not self.configs(problem):
             return (
-                f"{self.name} keeps what a tile of windows sees in 48 KB of shared memory, which these exceed"
+                f"{self.name} holds the input of a tile in 48 KB of shared memory, which these windows exceed"
             )
         if self._blocks(problem, _TILES[-2]) >= 2**31:
-            return f"{self.name} counts tiles in 32 bits; there are too many for {problem.name}"
+            return f"{self.name} counts tiles in 32 bits; {problem.name} needs more"
         return unsupported_pitch(self.name, problem)
 
     def configs(self, problem: MaxPool2dProblem) -> tuple[TileConfig, ...]:
-        """Least waste at the edges first, then the least read twice."""
+        """Order by waste at the edges plus halo."""
         fitting = [tile for tile in _TILES if tile.shared_bytes(problem) <= _STATIC_SHARED_BYTES]
 
         def cost(tile: TileConfig) -> float:
@@ -211,55 +183,37 @@ class SharedTile(Rung[MaxPool2dProblem, TileConfig]):
         return tuple(sorted(fitting, key=cost))
 
     def recipe(self, problem: MaxPool2dProblem, config: TileConfig) -> Recipe:
-        constants = windowed.constants(problem) | {"TILE_ROWS": config.rows, "TILE_COLUMNS": config.columns}
-        call = KernelCall(
-            Program.of("max_pool2d/shared_tile.cu", "max_pool2d_shared_tile", constants),
-            (self._blocks(problem, config), 1, 1),
-            (config.rows * config.columns, 1, 1),
-            (Buffer("x"), Buffer("y"), pooling.shape(problem), *config.tiles(problem)),
-            overlap=True,
-        )
-        return Recipe((call,))
+        return launch(
+            Program.of("max_pool2d/shared_tile.cu", problem=problem, config=config),
+            self._blocks(problem, config),
+            config.rows * config.columns,
+            Buffer("x"), Buffer("y"), pooling.shape(problem), *config.tiles(problem),
+        )  # fmt: skip
 
     def _blocks(self, problem: MaxPool2dProblem, tile: TileConfig) -> int:
         rows, columns = tile.tiles(problem)
         return max(1, problem.batch * problem.channels * rows * columns)
 
 
-# Predictions for 64 channels of 112 x 112, 3 x 3 windows with stride 2, batch 256, fp16: 514 MB, 121 us.
 SHARED_TILE = SharedTile(
     "shared_tile",
-    "what a tile of windows sees is brought into shared memory once, edges included",
+    "the input of a tile of windows is loaded into shared memory once, borders included",
     below="naive",
     # 51 million threads of 100 instructions (175 us) instead of 220 (380 us).
     predicted_gain=2.0,
 )
-
-
-# --- rungs, vectorised: sixteen bytes of channels a thread, for a run of outputs
-
-
-class Vectorised(window_runs.ChannelPacks[MaxPool2dProblem]):
-    source = "max_pool2d/vectorised.cu"
-
-    def constants(self, problem: MaxPool2dProblem) -> dict[str, Constant]:
-        return windowed.constants(problem) | kept(problem)
-
-    def operands(self) -> tuple[Argument, ...]:
-        return (Buffer("places", optional=True),)
-
-
-# Predictions for 64 channels of 112 x 112, 3 x 3 windows with stride 2, batch 256, fp16: 514 MB, 121 us.
-VECTORISED = Vectorised(
+VECTORISED = ChannelPacks[MaxPool2dProblem](
     "vectorised",
-    "16 bytes of channels a thread, for a run of outputs whose overlapping windows are read once",
+    "16 bytes of channels per thread, for a run of outputs whose overlapping windows are read once",
     below="naive",
-    # At the rate of memory, 121 us, against 380 us.
+    # At the DRAM bound, 121 us, against 380 us.
     predicted_gain=3.0,
+    source="max_pool2d/vectorised.cu",
+    operands=(PLACES,),
 )
 
 
-# --- problems to measure and to test
+# --- problems
 
 
 def _square(
@@ -274,8 +228,7 @@ PROBLEMS = (
     *(_square(64, 112, 3, 2, 1, batch) for batch in (1, 32, 256)),
     MaxPool2dProblem.parse("256_32_k2s2_b256_behindrelu"),
 )
-"""What `escalade ladder max_pool2d` measures: ResNet's, in every dtype and layout that a rung supports, and that of an
-autoencoder in training."""
+"""Problems of `escalade ladder`: ResNet's, and an autoencoder's in training."""
 
 SMALL_PROBLEMS = (
     _square(16, 16, 3, 2, 1, batch=2),
@@ -293,15 +246,15 @@ SMALL_PROBLEMS = (
     MaxPool2dProblem(1, 6, 9, 8, (3, 2), (2, 1), (1, 1), dilation=(2, 3), places=True, behind_relu=True),
     MaxPool2dProblem(2, 8, 6, 6, (2, 2), (2, 2), places=True, behind_relu=True),
 )
-"""Small problems that between them have windows that overlap, touch and leave gaps, both roundings, kernels that are
-not square, odd sizes, parts of larger buffers, windows with gaps, and places of maxima, behind a ReLU too."""
+"""Small problems: windows that overlap, touch and leave gaps, both roundings, rectangular kernels, odd sizes, pitches,
+dilation, and places, also behind a ReLU."""
 
 
 # --- the reference
 
 
 def peer(problem: MaxPool2dProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """The maxima; where places are asked for, PyTorch finds them too, in 64 bits each."""
+    """If places are stored, PyTorch computes its 64-bit indices too, for a fair comparison."""
     p = problem
     if p.places:
         found = F.max_pool2d(
@@ -312,7 +265,6 @@ def peer(problem: MaxPool2dProblem, inputs: Mapping[str, torch.Tensor]) -> torch
 
 
 def exact(problem: MaxPool2dProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """The maxima in float64."""
     return peer(problem, {"x": inputs["x"].double()})
 
 
@@ -320,7 +272,7 @@ def exact(problem: MaxPool2dProblem, inputs: Mapping[str, torch.Tensor]) -> torc
 
 
 def indices_of(f: MaxPool2dProblem, x: torch.Tensor) -> torch.Tensor:
-    """For each output, the pixel of its maximum, counted in the image row by row."""
+    """Return the flat index in the image of each output's maximum."""
     found = F.max_pool2d(x, f.kernel, f.stride, f.padding, f.dilation, f.ceil_mode, return_indices=True)
     return found[1]
 
@@ -328,7 +280,7 @@ def indices_of(f: MaxPool2dProblem, x: torch.Tensor) -> torch.Tensor:
 def corners(
     windows: torch.Tensor, stride: Sequence[int], padding: Sequence[int]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The row and the column of each window's first tap, for a tensor with an element a window."""
+    """Return row and column of each window's first tap, broadcastable to a tensor with one element per window."""
     rows, columns = (
         torch.arange(windows.shape[2 + d], device=windows.device) * stride[d] - padding[d] for d in (0, 1)
     )
@@ -336,7 +288,7 @@ def corners(
 
 
 def to_places(f: MaxPool2dProblem, indices: torch.Tensor) -> torch.Tensor:
-    """Places in the window, a byte each, of pixels in the image."""
+    """Convert flat indices in the image to places in the window, one byte each."""
     top, left = corners(indices, f.stride, f.padding)
     rows = (indices.div(f.width, rounding_mode="floor") - top).div(f.dilation[0], rounding_mode="floor")
     columns = (indices % f.width - left).div(f.dilation[1], rounding_mode="floor")
@@ -355,7 +307,6 @@ def extra_outputs(problem: MaxPool2dProblem, device: torch.device) -> dict[str, 
 def extra_references(
     problem: MaxPool2dProblem, inputs: Mapping[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
-    """The places as numbers in float64."""
     if not problem.places:
         return {}
     places = to_places(problem, indices_of(problem, inputs["x"]))
@@ -393,13 +344,6 @@ MAX_POOL2D = MaxPool2d()
 # --- the PyTorch operator
 
 
-_SCHEMA = "max_pool2d(Tensor x, int[2] kernel, int[2] stride, int[2] padding, bool ceil_mode, str? rung=None) -> Tensor"
-_SCHEMA_WITH_PLACES = (
-    "max_pool2d_with_places(Tensor x, int[2] kernel, int[2] stride, int[2] padding, bool ceil_mode, "
-    "bool behind_relu=False, str? rung=None) -> (Tensor, Tensor)"
-)
-
-
 def max_pool2d(
     x: torch.Tensor,
     kernel: int | Sequence[int],
@@ -409,12 +353,11 @@ def max_pool2d(
     ceil_mode: bool = False,
     rung: str | None = None,
 ) -> torch.Tensor:
-    """The largest value of every window, as `torch.nn.functional.max_pool2d` without dilation.
+    """Maximum of every window, as `torch.nn.functional.max_pool2d` without dilation.
 
-    The stride is the kernel unless given. NCHW and channels_last inputs are taken as they are (the result
-    has x's layout), anything else is copied first. Where x needs a gradient, and is channels_last or has windows
-    side by side, the places of the maxima are kept for it. `rung` names one rung of the ladder instead of the chosen
-    one.
+    The stride defaults to the kernel. NCHW and channels_last inputs are read in place and give the result's layout;
+    others are copied first. If x requires grad and is channels_last, or its windows do not overlap, the places of the
+    maxima are saved for the gradient. `rung` names a rung of the ladder instead of the chosen one.
     """
     kernel = pooling.as_pair(kernel, "kernel")
     stride = kernel if stride is None else pooling.as_pair(stride, "stride")
@@ -426,8 +369,8 @@ def max_pool2d(
 
 
 def _keeps_places(x: torch.Tensor, kernel: tuple[int, int], side_by_side: bool) -> bool:
-    """Whether a gradient will be asked for that places make cheaper than x: their kernels are fast in NHWC, and for
-    windows side by side."""
+    """Return True if a gradient will be needed that is faster from places than from x: in NHWC, and for
+    non-overlapping windows."""
     if not (torch.is_grad_enabled() and isinstance(x, torch.Tensor) and x.requires_grad):
         return False
     fast = x.dim() == 4 and (side_by_side or layout_of(x) == "nhwc")
@@ -444,11 +387,11 @@ def max_pool2d_with_places(
     behind_relu: bool = False,
     rung: str | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What `max_pool2d` gives, and for each output the place of its maximum in the window, row by row, in one byte: the
-    first of equals, the last of NaNs.
+    """`max_pool2d`, and the place of each maximum in its window, row-major, in one byte: the first of equal values, the
+    last of NaNs.
 
-    With `behind_relu`, where x came out of a ReLU, the place of a maximum that is not positive is 255: by such places
-    `max_pool2d_backward` gives the gradient of what went into the ReLU, and so does autograd.
+    With `behind_relu` (x is the output of a ReLU) the place of a maximum that is not positive is 255. From such places
+    `max_pool2d_backward` and autograd compute the gradient of the ReLU's input.
     """
     kernel = pooling.as_pair(kernel, "kernel")
     stride = kernel if stride is None else pooling.as_pair(stride, "stride")
@@ -459,49 +402,38 @@ def max_pool2d_with_places(
 
 def _problem(
     x: torch.Tensor,
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
+    kernel: Pair,
+    stride: Pair,
+    padding: Pair,
     ceil_mode: bool,
     places: bool = False,
     behind_relu: bool = False,
 ) -> MaxPool2dProblem:
     check_images("max_pool2d", x)
-    batch, channels, height, width = x.shape
+    n, c, h, w = x.shape
     return MaxPool2dProblem(
-        batch, channels, height, width, (kernel[0], kernel[-1]), (stride[0], stride[-1]),
-        (padding[0], padding[-1]), ceil_mode, dtype_of("max_pool2d", x), layout_of(x),
-        places=places, behind_relu=behind_relu,
+        n, c, h, w, (kernel[0], kernel[-1]), (stride[0], stride[-1]), (padding[0], padding[-1]), ceil_mode,
+        dtype_of("max_pool2d", x), layout_of(x), places=places, behind_relu=behind_relu,
     )  # fmt: skip
 
 
 def _plan(
-    x: torch.Tensor,
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    ceil_mode: bool,
-    rung: str | None = None,
+    x: torch.Tensor, kernel: Pair, stride: Pair, padding: Pair, ceil_mode: bool, rung: str | None = None
 ) -> CallPlan:
     return pooling.plan(MAX_POOL2D, _problem(x, kernel, stride, padding, ceil_mode), x, rung)
 
 
 def _fake(
-    x: torch.Tensor,
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    ceil_mode: bool,
-    rung: str | None = None,
+    x: torch.Tensor, kernel: Pair, stride: Pair, padding: Pair, ceil_mode: bool, *_: object
 ) -> torch.Tensor:
     return empty_pooled("max_pool2d", x, kernel, stride, padding, ceil_mode)
 
 
 def _plan_with_places(
     x: torch.Tensor,
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
+    kernel: Pair,
+    stride: Pair,
+    padding: Pair,
     ceil_mode: bool,
     behind_relu: bool = False,
     rung: str | None = None,
@@ -510,18 +442,12 @@ def _plan_with_places(
     return replace(pooling.plan(MAX_POOL2D, problem, x, rung), results=("y", "places"))
 
 
-def _fake_with_places(
-    x: torch.Tensor,
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    ceil_mode: bool,
-    behind_relu: bool = False,
-    rung: str | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    y = empty_pooled("max_pool2d", x, kernel, stride, padding, ceil_mode)
+def _fake_with_places(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    y = _fake(*arguments)
     return y, torch.empty_like(y, dtype=torch.uint8)
 
 
-OPERATOR = define_planned(_SCHEMA, _plan, _fake)
-_WITH_PLACES = define_planned(_SCHEMA_WITH_PLACES, _plan_with_places, _fake_with_places)
+OPERATOR = define_planned("max_pool2d", _plan, _fake)
+_WITH_PLACES = define_planned(
+    "max_pool2d_with_places", _plan_with_places, _fake_with_places, returns="(Tensor, Tensor)"
+)

@@ -1,4 +1,4 @@
-"""A maximum's gradient."""
+"""Gradient of max_pool2d."""
 
 from __future__ import annotations
 
@@ -9,20 +9,22 @@ from typing import Any
 
 import torch
 
-from escalade.device.program import Constant, Program
-from escalade.device.recipe import Argument, Buffer, Int64, KernelCall, Recipe, Workspace
+from escalade.device.program import Program
+from escalade.device.recipe import Buffer, Int64, KernelCall, Recipe, Workspace
 from escalade.errors import UnsupportedError
-from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES, dtype_of, element, widest_vector
+from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES, dtype_of, widest_vector
 from escalade.ops.base.gradient_problem import GradientProblem
 from escalade.ops.base.grid import blocks, ceil_div
 from escalade.ops.base.ladder import Ladder
+from escalade.ops.base.launch import kernel_call, launch
 from escalade.ops.base.naming import spell_pair
 from escalade.ops.base.operation import Operation, Reference
-from escalade.ops.base.rung import Config, Rung, ThreadsConfig
+from escalade.ops.base.rung import Config, Rung, ThreadsConfig, ThreadsRung
 from escalade.ops.calling.call import CallPlan
-from escalade.ops.calling.library import define_planned
+from escalade.ops.calling.library import Pair, SymPair, define_planned
 from escalade.ops.max_pool2d import (
     NOWHERE,
+    PLACES,
     MaxPool2dProblem,
     corners,
     indices_of,
@@ -30,7 +32,7 @@ from escalade.ops.max_pool2d import (
     to_places,
     windows,
 )
-from escalade.ops.shared import pooling, side_by_side, windowed
+from escalade.ops.shared import pooling, side_by_side
 from escalade.ops.shared.images import LAYOUTS, MEMORY_FORMAT
 from escalade.ops.shared.pooling import empty_input as empty_output
 from escalade.ops.shared.windowed import windows_per_pixel
@@ -43,12 +45,12 @@ _MASK, _STORED = "_mask", "_stored"
 
 @dataclass(frozen=True)
 class MaxPool2dBackwardProblem(GradientProblem[MaxPool2dProblem]):
-    """dx of y = max_pool2d(x), from `gradient`, which is that of y, and x; the result is buffer `y`.
+    """dx of y = max_pool2d(x), from `gradient` (dy) and x; the result is buffer `y`.
 
-    An output's gradient goes to the pixel that its maximum comes from: the first of equals, the last of NaNs. With
-    `mask`, where x came out of a ReLU, the result is the gradient of what went into the ReLU: none where x is not
-    positive. With `stored`, buffer `places` is there instead of x: for each output the place of its maximum in the
-    window, row by row, in one byte, or 255 where a ReLU has cut it off.
+    An output's gradient goes to the pixel of its maximum: the first of equal values, the last of NaNs. With `mask` (x
+    is the output of a ReLU) the result is the gradient of the ReLU's input: zero where x is not positive. With
+    `stored`, buffer `places` replaces x: the position of each maximum in its window, row-major, in one byte, or 255
+    where a ReLU clipped it.
     """
 
     mask: bool = False
@@ -59,19 +61,18 @@ class MaxPool2dBackwardProblem(GradientProblem[MaxPool2dProblem]):
         f = self.forward
         if f.x_pitch or f.y_pitch or f.places:
             raise UnsupportedError(
-                f"{f.name} has pixels that lie apart, or a second result; max_pool2d_backward takes the pool's windows "
-                "and dense images"
+                f"{f.name} has a pitch or places; max_pool2d_backward needs dense images and a pool without places"
             )
         if self.mask and self.stored:
             raise UnsupportedError(
-                f"{f.name} with a mask and stored places: the places say themselves where a ReLU has cut a maximum off"
+                f"{f.name} with mask and stored: places already mark clipped maxima; drop mask"
             )
         if self.stored:
             require_bytes_for_places(f.kernel)
 
     @staticmethod
     def parse(name: str, dtype: str = "fp32", layout: str = "nchw") -> MaxPool2dBackwardProblem:
-        """The problem of a name such as `64_112_k3s2p1_b256_mask`: the pool's, then _mask behind a ReLU, or _stored."""
+        """Parse a name such as `64_112_k3s2p1_b256_mask`: the pool's, then _mask behind a ReLU, or _stored."""
         pool = name.removesuffix(_STORED).removesuffix(_MASK)
         return MaxPool2dBackwardProblem(
             MaxPool2dProblem.parse(pool, dtype, layout), mask=_MASK in name, stored=name.endswith(_STORED)
@@ -79,7 +80,7 @@ class MaxPool2dBackwardProblem(GradientProblem[MaxPool2dProblem]):
 
     @property
     def name(self) -> str:
-        """Short and stable; `parse` is its inverse (dtype and layout stand apart)."""
+        """The pool's name with these suffixes; `parse` is the inverse."""
         return f"{self.forward.name}{_MASK * self.mask}{_STORED * self.stored}"
 
     @property
@@ -92,147 +93,98 @@ class MaxPool2dBackwardProblem(GradientProblem[MaxPool2dProblem]):
 
     @property
     def rounding(self) -> float:
-        """A running sum of n independent terms, each addition off by up to 2^-24 of it: a random walk. Where windows do
-        not overlap, nothing is computed."""
+        """Random walk of a running sum; exact where windows do not overlap."""
         terms = windows_per_pixel(self.forward)
         return 2.0**-24 * math.sqrt(1 + terms / 6) if terms > 1 else 0.0
 
 
-# --- rungs, arguments: how max_pool2d_backward reaches the kernels with one thread an element: what its rungs share
+# --- rungs
 
-
-def kernel_constants(problem: MaxPool2dBackwardProblem) -> dict[str, Constant]:
-    return {**pooling.constants(problem.forward), "MASK": problem.mask, "STORED": problem.stored}
+X = Buffer("x", optional=True)
 
 
 def call(
     problem: MaxPool2dBackwardProblem, rung: str, buffers: tuple[Buffer, ...], elements: int, threads: int
 ) -> KernelCall:
-    """The launch of a rung's kernel, one thread an element."""
-    layout: dict[str, Constant] = {"NHWC": problem.layout == "nhwc"}
-    arguments: tuple[Argument, ...] = (*buffers, pooling.shape(problem.forward), windows(problem.forward))
-    return KernelCall(
-        Program.of(
-            f"max_pool2d_backward/{rung}.cu",
-            f"max_pool2d_backward_{rung}",
-            kernel_constants(problem) | layout,
-        ),
-        (blocks(elements, threads), 1, 1),
-        (threads, 1, 1),
-        arguments,
-        overlap=True,
-    )
+    """Return the launch of a rung's kernel with one thread per element."""
+    f = problem.forward
+    program = Program.of(f"max_pool2d_backward/{rung}.cu", problem=f, backward=problem)
+    return kernel_call(program, blocks(elements, threads), threads, *buffers, pooling.shape(f), windows(f))
 
 
-# --- rungs, atomics: one thread per output, which adds to where its maximum comes from
-
-
-_FP32_BYTES = 4
-
-
-class Atomics(Rung[MaxPool2dBackwardProblem, ThreadsConfig]):
-    def supports(self, problem: MaxPool2dBackwardProblem) -> str | None:
-        return None
-
-    def configs(self, problem: MaxPool2dBackwardProblem) -> tuple[ThreadsConfig, ...]:
-        return (ThreadsConfig(),)
-
+class Atomics(ThreadsRung[MaxPool2dBackwardProblem]):
     def recipe(self, problem: MaxPool2dBackwardProblem, config: ThreadsConfig) -> Recipe:
         forward, threads = problem.forward, config.threads
-        sums = Workspace("sums", max(1, forward.elements) * _FP32_BYTES, zeroed=True)
-        buffers = (
-            Buffer("gradient"), Buffer("x", optional=True), Buffer("places", optional=True), Buffer("sums"),
-        )  # fmt: skip
-        finish = KernelCall(
-            Program.of(
-                "max_pool2d_backward/atomics_finish.cu", "max_pool2d_backward_atomics_finish",
-                {"Element": element(problem.dtype)},
-            ),
-            (blocks(forward.elements, threads), 1, 1),
-            (threads, 1, 1),
-            (Buffer("sums"), Buffer("y"), Int64(forward.elements)),
-            overlap=True,
-        )  # fmt: skip
+        sums = Workspace("sums", max(1, forward.elements) * 4, zeroed=True)  # fp32
+        buffers = (Buffer("gradient"), X, PLACES, Buffer("sums"))
         add = call(problem, self.name, buffers, forward.output_elements, threads)
+        finish = kernel_call(
+            Program.of("max_pool2d_backward/atomics_finish.cu", problem=forward),
+            blocks(forward.elements, threads),
+            threads,
+            Buffer("sums"), Buffer("y"), Int64(forward.elements),
+        )  # fmt: skip
         return Recipe((add, finish), (sums,))
 
 
-# Predictions for 64 channels of 112 x 112, 3 x 3 windows with stride 2, batch 256, fp16: 925 MB, 218 us; 617 MB, 145 us
-# by stored places.
+# Predictions are for 64 channels of 112 x 112, 3 x 3 windows with stride 2, batch 256, fp16: 925 MB, 218 us; 617 MB,
+# 145 us with stored places.
 ATOMICS = Atomics(
     "atomics",
-    "one thread an output adds to the pixel of its maximum; where windows overlap, not the same bits in every run",
+    "one thread per output adds to the pixel of its maximum; not deterministic where windows overlap",
     None,
     None,
 )
 
 
-# --- rungs, gathered: one thread per input, which finds the maxima of its windows again
-
-
-class Gathered(Rung[MaxPool2dBackwardProblem, ThreadsConfig]):
+class Gathered(ThreadsRung[MaxPool2dBackwardProblem]):
     def supports(self, problem: MaxPool2dBackwardProblem) -> str | None:
-        return (
-            f"{self.name} reads x, and {problem.name} has stored places instead" if problem.stored else None
-        )
-
-    def configs(self, problem: MaxPool2dBackwardProblem) -> tuple[ThreadsConfig, ...]:
-        return (ThreadsConfig(),)
+        return f"{self.name} reads x, but {problem.name} has stored places" if problem.stored else None
 
     def recipe(self, problem: MaxPool2dBackwardProblem, config: ThreadsConfig) -> Recipe:
         buffers = (Buffer("gradient"), Buffer("x"), Buffer("y"))
         return Recipe((call(problem, self.name, buffers, problem.forward.elements, config.threads),))
 
 
-# Predictions for 64 channels of 112 x 112, 3 x 3 windows with stride 2, batch 256, fp16: 925 MB, 218 us.
 GATHERED = Gathered(
     "gathered",
-    "one thread an input finds the maxima of its windows again and adds up what is its own, in a fixed order",
+    "one thread per input recomputes the maxima of its windows and sums its own gradients in a fixed order",
     below="atomics",
-    # 205 million threads of 400 instructions (2.9 ms), for each maximum is found nine times, against 51 million of 250
-    # with an addition in L2 each (0.5 ms), and 1.4 GB more of sums (0.5 ms): what it buys is the same bits every time.
+    # 205 million threads of 400 instructions (2.9 ms), since each maximum is found nine times, against 51 million of
+    # 250 with an addition in L2 each (0.5 ms), and 1.4 GB more of sums (0.5 ms). What it buys is determinism.
     predicted_gain=0.4,
 )
 
 
-# --- rungs, rows: up to sixteen bytes of a row a thread, for windows side by side in NCHW
-
-
-class Rows(Rung[MaxPool2dBackwardProblem, ThreadsConfig]):
+class Rows(ThreadsRung[MaxPool2dBackwardProblem]):
     def supports(self, problem: MaxPool2dBackwardProblem) -> str | None:
         return side_by_side.refusal(self.name, problem.forward)
 
-    def configs(self, problem: MaxPool2dBackwardProblem) -> tuple[ThreadsConfig, ...]:
-        return (ThreadsConfig(),)
-
     def recipe(self, problem: MaxPool2dBackwardProblem, config: ThreadsConfig) -> Recipe:
-        found = Buffer("x", optional=True), Buffer("places", optional=True)
-        buffers = (Buffer("gradient"), *found, Buffer("y"))
+        buffers = (Buffer("gradient"), X, PLACES, Buffer("y"))
         source = "max_pool2d_backward/rows.cu"
-        return side_by_side.recipe(
-            source, problem.forward, kernel_constants(problem), buffers, config.threads
-        )
+        return side_by_side.recipe(source, problem.forward, buffers, config.threads, backward=problem)
 
 
-# Predictions for 256 channels of 32 x 32, 2 x 2 windows with stride 2, batch 256, fp16: 302 MB, 71 us; 185 MB, 43 us by
+# Predicted for 256 channels of 32 x 32, 2 x 2 windows with stride 2, batch 256, fp16: 302 MB, 71 us; 185 MB, 43 us with
 # stored places.
 ROWS = Rows(
     "rows",
-    "up to 16 bytes of a row a thread, for windows side by side in NCHW",
+    "up to 16 bytes of a row per thread, for non-overlapping windows in NCHW",
     below=("gathered", "stored"),
-    # 67 million threads of 150 instructions (350 us) against 50 us: a tenth more than the rate of memory.
+    # 67 million threads of 150 instructions (350 us) against 50 us: 10% above the DRAM bound.
     predicted_gain=7.0,
 )
 
 
-# --- rungs, shared_sums: the sums of a tile of pixels in shared memory, to which windows add
+# --- rung shared_sums: windows add to the sums of a tile of pixels in shared memory
 
 
 @dataclass(frozen=True)
 class SumsConfig(Config):
     rows: int
     columns: int
-    """Pixels of a tile."""
+    """Pixels per CTA."""
     threads: int = 128
 
     def tiles(self, problem: MaxPool2dBackwardProblem) -> tuple[int, int]:
@@ -252,66 +204,47 @@ _TILES = tuple(
 class SharedSums(Rung[MaxPool2dBackwardProblem, SumsConfig]):
     def supports(self, problem: MaxPool2dBackwardProblem) -> str | None:
         if problem.layout != "nchw":
-            return f"{self.name} takes layout nchw, not {problem.layout}"
+            return f"{self.name} supports layout nchw, not {problem.layout}"
         if max(tile.grid(problem) for tile in _TILES) >= 2**31:
-            return f"{self.name} counts tiles in 32 bits; there are too many for {problem.name}"
+            return f"{self.name} counts tiles in 32 bits; {problem.name} needs more"
         return None
 
     def configs(self, problem: MaxPool2dBackwardProblem) -> tuple[SumsConfig, ...]:
-        """The least pixels of tiles first, those outside the image among them."""
+        """Order by pixels covered, including those outside the image."""
         return tuple(sorted(_TILES, key=lambda tile: tile.grid(problem) * tile.rows * tile.columns))
 
     def recipe(self, problem: MaxPool2dBackwardProblem, config: SumsConfig) -> Recipe:
-        tile: dict[str, Constant] = {"TILE_ROWS": config.rows, "TILE_COLUMNS": config.columns}
-        found = Buffer("x", optional=True), Buffer("places", optional=True)
         f = problem.forward
-        call = KernelCall(
-            Program.of(
-                "max_pool2d_backward/shared_sums.cu",
-                "max_pool2d_backward_shared_sums",
-                kernel_constants(problem) | tile,
-            ),
-            (config.grid(problem), 1, 1),
-            (config.threads, 1, 1),
-            (Buffer("gradient"), *found, Buffer("y"), pooling.shape(f), windows(f), *config.tiles(problem)),
-            overlap=True,
-        )
-        return Recipe((call,))
+        return launch(
+            Program.of("max_pool2d_backward/shared_sums.cu", problem=f, backward=problem, config=config),
+            config.grid(problem),
+            config.threads,
+            Buffer("gradient"), X, PLACES, Buffer("y"), pooling.shape(f), windows(f), *config.tiles(problem),
+        )  # fmt: skip
 
 
-# Predictions for 64 channels of 112 x 112, 3 x 3 windows with stride 2, batch 256, fp16: 925 MB, 218 us; 617 MB, 145 us
-# by stored places.
 SHARED_SUMS = SharedSums(
     "shared_sums",
-    "the sums of a tile of pixels in shared memory, to which windows add: each pixel is written once; where windows "
-    "overlap, not the same bits in every run",
+    "windows add to a tile of pixels in shared memory, and each pixel is written once; not deterministic where windows "
+    "overlap",
     below="atomics",
-    # Sums of 32 bits, 822 MB, are added to, read, and left at zero: 2.9 GB against 0.9.
+    # fp32 sums, 822 MB, are added to, read, and zeroed: 2.9 GB against 0.9.
     predicted_gain=2.5,
 )
 
 
-# --- rungs, stored: one thread per input, by the places that the forward pass has stored
-
-
-class Stored(Rung[MaxPool2dBackwardProblem, ThreadsConfig]):
+class Stored(ThreadsRung[MaxPool2dBackwardProblem]):
     def supports(self, problem: MaxPool2dBackwardProblem) -> str | None:
-        return (
-            None if problem.stored else f"{self.name} takes stored places, and {problem.name} has x instead"
-        )
-
-    def configs(self, problem: MaxPool2dBackwardProblem) -> tuple[ThreadsConfig, ...]:
-        return (ThreadsConfig(),)
+        return None if problem.stored else f"{self.name} needs stored places, but {problem.name} has x"
 
     def recipe(self, problem: MaxPool2dBackwardProblem, config: ThreadsConfig) -> Recipe:
         buffers = (Buffer("gradient"), Buffer("places"), Buffer("y"))
         return Recipe((call(problem, self.name, buffers, problem.forward.elements, config.threads),))
 
 
-# Predictions for 64 channels of 112 x 112, 3 x 3 windows with stride 2, batch 256, fp16: 617 MB, 145 us.
 STORED = Stored(
     "stored",
-    "one thread an input adds up the gradients of windows whose stored place is its own, in a fixed order",
+    "one thread per input sums the gradients of windows whose stored place is its own, in a fixed order",
     below="atomics",
     # 205 million threads of 150 instructions (1.1 ms) against an addition in L2 for each of 51 million outputs, and
     # 1.4 GB of sums (0.7 ms).
@@ -319,15 +252,15 @@ STORED = Stored(
 )
 
 
-# --- rungs, vectorised: sixteen bytes of channels a thread, for a tile of pixels
+# --- rung vectorised: 16 bytes of channels per thread, for a tile of pixels
 
 
 MOST_WINDOWS = 9
-"""Windows that reach into a tile: the gradient and the places of each take up to six registers."""
+"""Most windows that reach into a tile: gradient and places of each take up to six registers."""
 MOST_PIXELS = 64
-"""Pixels of a tile: the code has no loop over them."""
+"""Most pixels per tile, since the kernel unrolls them."""
 MOST_TAPS = 81
-"""Taps of all windows of a tile that are found in x: the code has no loop over them."""
+"""Most taps of all windows of a tile if read from x, since the kernel unrolls them."""
 
 
 @dataclass(frozen=True)
@@ -338,7 +271,7 @@ class TileConfig(Config):
     threads: int = 128
 
     def windows(self, f: MaxPool2dProblem) -> int:
-        """Windows that begin in a tile, or in front of it and reach into it."""
+        """Return the windows that reach into a tile."""
         down, along = ((kernel - 1) // stride for kernel, stride in zip(f.kernel, f.stride, strict=True))
         return (self.rows + down) * (self.columns + along)
 
@@ -346,7 +279,7 @@ class TileConfig(Config):
         return self.rows * f.stride[0], self.columns * f.stride[1]
 
     def tiles(self, f: MaxPool2dProblem) -> tuple[int, int]:
-        """Tiles down and along the image with the padding in front of it."""
+        """Return the tiles over the image including its top and left padding."""
         rows, columns = self.pixels(f)
         return ceil_div(f.height + f.padding[0], rows), ceil_div(f.width + f.padding[1], columns)
 
@@ -365,62 +298,51 @@ class TileConfig(Config):
 TILES = tuple(TileConfig(rows, columns) for rows, columns in ((1, 1), (1, 2), (2, 2)))
 
 
-class Vectorised(Rung[MaxPool2dBackwardProblem, TileConfig]):
+class Vectorized(Rung[MaxPool2dBackwardProblem, TileConfig]):
     def supports(self, problem: MaxPool2dBackwardProblem) -> str | None:
         f = problem.forward
         if f.layout != "nhwc":
-            return f"{self.name} takes layout nhwc, not {f.layout}"
+            return f"{self.name} supports layout nhwc, not {f.layout}"
         if f.dilation != (1, 1):
-            return f"{self.name} takes windows without gaps, not dilation {spell_pair(f.dilation)}"
+            return f"{self.name} needs windows without dilation, not {spell_pair(f.dilation)}"
         if not TILES[0].fits(problem):
             return (
-                f"{self.name} takes up to {MOST_WINDOWS} windows that see a pixel, strides of up to {MOST_PIXELS} "
-                f"pixels, and where it reads x {MOST_TAPS} taps"
+                f"{self.name} supports up to {MOST_WINDOWS} windows per pixel, strides of up to {MOST_PIXELS} pixels, "
+                f"and {MOST_TAPS} taps if it reads x"
             )
         if TILES[0].threads_for(f) >= 2**31:
-            return f"{self.name} counts threads in 32 bits; there are too many for {problem.name}"
+            return f"{self.name} counts threads in 32 bits; {problem.name} needs more"
         return None
 
     def configs(self, problem: MaxPool2dBackwardProblem) -> tuple[TileConfig, ...]:
-        """The smallest first: registers for more windows cost more threads than overlaps save loads."""
+        """Smallest first: the registers of more windows cost more occupancy than overlaps save loads."""
         return tuple(tile for tile in TILES if tile.fits(problem))
 
     def recipe(self, problem: MaxPool2dBackwardProblem, config: TileConfig) -> Recipe:
         f = problem.forward
-        tile = {
-            "VECTOR": widest_vector(f.dtype, f.channels),
-            "TILE_ROWS": config.rows,
-            "TILE_COLUMNS": config.columns,
-        }
-        call = KernelCall(
-            Program.of(
-                "max_pool2d_backward/vectorised.cu", "max_pool2d_backward_vectorised",
-                windowed.constants(f) | kernel_constants(problem) | tile,
-            ),
-            (blocks(config.threads_for(f), config.threads), 1, 1),
-            (config.threads, 1, 1),
-            (
-                Buffer("gradient"), Buffer("x", optional=True), Buffer("places", optional=True), Buffer("y"),
-                pooling.shape(f), *config.tiles(f),
-            ),
-            overlap=True,
+        vector = widest_vector(f.dtype, f.channels)
+        program = Program.of(
+            "max_pool2d_backward/vectorised.cu", problem=f, backward=problem, config=config, vector=vector
+        )
+        return launch(
+            program,
+            blocks(config.threads_for(f), config.threads),
+            config.threads,
+            Buffer("gradient"), X, PLACES, Buffer("y"), pooling.shape(f), *config.tiles(f),
         )  # fmt: skip
-        return Recipe((call,))
 
 
-# Predictions for 64 channels of 112 x 112, 3 x 3 windows with stride 2, batch 256, fp16: 925 MB, 218 us; 617 MB, 145 us
-# by stored places.
-VECTORISED = Vectorised(
+VECTORISED = Vectorized(
     "vectorised",
-    "16 bytes of channels a thread, for a tile of pixels whose windows are looked at once",
+    "16 bytes of channels per thread, for a tile of pixels whose windows are examined once",
     below=("gathered", "stored"),
-    # By stored places 160 us, a tenth more than the rate of memory, against 1.1 ms. In x the comparisons of two windows
-    # a pixel, 300 us, against 2.9 ms.
+    # With stored places 160 us, 10% above the DRAM bound, against 1.1 ms. From x the comparisons of two windows per
+    # pixel, 300 us, against 2.9 ms.
     predicted_gain=7.0,
 )
 
 
-# --- problems to measure and to test
+# --- problems
 
 
 PROBLEMS = tuple(
@@ -432,8 +354,7 @@ PROBLEMS = tuple(
         "256_32_k2s2_b256_stored",
     )
 )
-"""What `escalade ladder max_pool2d_backward` measures: ResNet's, whose windows overlap, and an autoencoder's, behind a
-ReLU."""
+"""Problems of `escalade ladder`: ResNet's overlapping windows, and an autoencoder's behind a ReLU."""
 
 SMALL_PROBLEMS = tuple(
     MaxPool2dBackwardProblem.parse(name)
@@ -454,8 +375,8 @@ SMALL_PROBLEMS = tuple(
         "1_1_k1s1_b1",
     )
 )
-"""Small problems that between them have windows that overlap, touch and leave gaps, both roundings, kernels that are
-not square or have more pixels than a byte counts, gaps inside of windows, and x or stored places."""
+"""Small problems: windows that overlap, touch and leave gaps, both roundings, kernels that are rectangular or have more
+pixels than a byte counts, dilation, and x or stored places."""
 
 
 # --- the reference
@@ -467,7 +388,7 @@ Tensors = Mapping[str, torch.Tensor]
 def random_inputs(
     problem: MaxPool2dBackwardProblem, device: torch.device, seed: int
 ) -> dict[str, torch.Tensor]:
-    """`indices` are what PyTorch's forward pass keeps; only the peer reads them."""
+    """`indices` are those that PyTorch's forward pass saves; only the peer reads them."""
     f = problem.forward
     x = pooling.random_inputs(f, device, seed)["x"]
     indices = indices_of(f, x)
@@ -483,7 +404,7 @@ def from_places(
     padding: Sequence[int],
     dilation: Sequence[int] = (1, 1),
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Pixels in the image of places in the window, and which of them count; the others are some pixel."""
+    """Return flat image indices of places, and which are valid; invalid ones have index 0."""
     top, left = corners(places, stride, padding)
     counts = places != NOWHERE
     taps = places.long()
@@ -493,7 +414,6 @@ def from_places(
 
 
 def exact(problem: MaxPool2dBackwardProblem, inputs: Tensors) -> torch.Tensor:
-    """The gradient in float64."""
     f, gradient = problem.forward, inputs["gradient"].double()
     if problem.stored:
         pixels, counts = from_places(inputs["places"], f.width, f.kernel, f.stride, f.padding, f.dilation)
@@ -505,13 +425,13 @@ def exact(problem: MaxPool2dBackwardProblem, inputs: Tensors) -> torch.Tensor:
 
 
 def peer(problem: MaxPool2dBackwardProblem, inputs: Tensors) -> torch.Tensor:
-    """PyTorch in the problem's dtype, by the indices that its forward pass keeps, then the ReLU's backward pass; on a
-    CPU, which sums in 16 bits, of fp32 tensors."""
+    """PyTorch from the indices of its forward pass, then the ReLU's backward. On a CPU, which sums in 16 bits, it is
+    given fp32 tensors."""
     gradient = inputs["gradient"]
     wide = gradient if gradient.is_cuda else gradient.float()
     f = problem.forward
     x = inputs.get("x")
-    if x is None:  # only its shape and layout count
+    if x is None:  # PyTorch reads only its shape and layout
         x = torch.empty(
             (f.batch, f.channels, f.height, f.width),
             dtype=wide.dtype, device=wide.device, memory_format=MEMORY_FORMAT[problem.layout],
@@ -548,7 +468,7 @@ class MaxPool2dBackward(Operation[MaxPool2dBackwardProblem]):
     layouts = LAYOUTS
 
     def preferred(self, problem: MaxPool2dBackwardProblem) -> tuple[str, ...]:
-        """Never `atomics` and `shared_sums`: their results are not the same bits every time."""
+        """`atomics` and `shared_sums` are excluded because they are not deterministic."""
         return ("vectorised", "rows", "stored", "gathered")
 
 
@@ -559,10 +479,6 @@ MAX_POOL2D_BACKWARD = MaxPool2dBackward()
 
 
 _NAME = "max_pool2d_backward"
-_SCHEMA = (
-    f"{_NAME}(Tensor gradient, Tensor? x, Tensor? places, SymInt[2] size, int[2] kernel, int[2] stride, "
-    "int[2] padding, bool ceil_mode, bool mask=False, bool? channels_last=None, str? rung=None) -> Tensor"
-)
 
 
 def max_pool2d_backward(
@@ -579,19 +495,19 @@ def max_pool2d_backward(
     channels_last: bool | None = None,
     rung: str | None = None,
 ) -> torch.Tensor:
-    """The gradient of x in y = max_pool2d(x, kernel, stride, padding), from that of y.
+    """Gradient of x in y = max_pool2d(x, kernel, stride, padding), from that of y.
 
-    Either x is given, or `places` with the `size` of x: for each output the place of its maximum in the window, row by
-    row, in one byte, and 255 where no gradient goes. The first of equal maxima counts, and the last of NaNs, as in
-    PyTorch. With `mask`, where x came out of a ReLU, the result is that of what went into the ReLU: zero where x is not
-    positive. The result has the gradient's layout unless `channels_last` says which, and is the same bits every time
-    except by the rung `atomics`. `rung` names one rung of the ladder instead of the chosen one.
+    Pass either x, or `places` with the `size` of x: the position of each maximum in its window, row-major, in one byte,
+    and 255 for outputs without gradient. As in PyTorch, the first of equal maxima counts, and the last of NaNs. With
+    `mask` (x is the output of a ReLU) the result is the gradient of the ReLU's input: zero where x is not positive. The
+    result has the gradient's layout unless `channels_last` is given, and is deterministic except with the rungs
+    `atomics` and `shared_sums`. `rung` names a rung of the ladder instead of the chosen one.
     """
     kernel = pooling.as_pair(kernel, "kernel")
     stride = kernel if stride is None else pooling.as_pair(stride, "stride")
     if size is None:
         if not isinstance(x, torch.Tensor):
-            raise UnsupportedError(f"{_NAME} takes x, or places and the size of x")
+            raise UnsupportedError(f"{_NAME} needs x, or places and the size of x")
         size = x.shape[2:]
     return OPERATOR(
         gradient, x, places, pooling.as_pair(size, "size"), kernel, stride, pooling.as_pair(padding, "padding"),
@@ -600,28 +516,26 @@ def max_pool2d_backward(
 
 
 def _check(gradient: torch.Tensor, x: torch.Tensor | None, places: torch.Tensor | None, mask: bool) -> None:
-    """What can be said without the sizes, which may be symbols while a program is traced."""
+    """Check what does not depend on sizes, which may be symbolic during tracing."""
     pooling.check_gradient(_NAME, gradient, x=x, places=places)
     if (x is None) == (places is None):
-        raise UnsupportedError(f"{_NAME} takes x, or the places of the maxima: one of the two")
+        raise UnsupportedError(f"{_NAME} needs either x or places, not both or neither")
     if x is not None and x.dtype != gradient.dtype:
-        raise UnsupportedError(f"gradient is {gradient.dtype} but x {x.dtype}; convert them to one dtype")
+        raise UnsupportedError(f"gradient is {gradient.dtype} but x is {x.dtype}; convert them to one dtype")
     if places is not None and places.dtype != torch.uint8:
-        raise UnsupportedError(f"places are {places.dtype}; {_NAME} takes one byte for each, torch.uint8")
+        raise UnsupportedError(f"places is {places.dtype}; {_NAME} needs torch.uint8")
     if places is not None and mask:
-        raise UnsupportedError(
-            "a mask and places: the places say themselves where a ReLU has cut a maximum off"
-        )
+        raise UnsupportedError("mask and places: places already mark clipped maxima; drop mask")
 
 
 def _plan(
     gradient: torch.Tensor,
     x: torch.Tensor | None,
     places: torch.Tensor | None,
-    size: Sequence[int],
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
+    size: SymPair,
+    kernel: Pair,
+    stride: Pair,
+    padding: Pair,
     ceil_mode: bool,
     mask: bool = False,
     channels_last: bool | None = None,
@@ -644,14 +558,14 @@ def _fake(
     gradient: torch.Tensor,
     x: torch.Tensor | None,
     places: torch.Tensor | None,
-    size: Sequence[int],
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
+    size: SymPair,
+    kernel: Pair,
+    stride: Pair,
+    padding: Pair,
     ceil_mode: bool,
     mask: bool = False,
     channels_last: bool | None = None,
-    rung: str | None = None,
+    *_: object,
 ) -> torch.Tensor:
     _check(gradient, x, places, mask)
     return pooling.empty_gradient(gradient, size, channels_last)
@@ -663,7 +577,7 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
 
 
 def _backward_op(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
-    """The result is linear in the gradient of y: what is asked of dx is taken from where each maximum comes from."""
+    """dx is linear in dy, so the gradient of dy is gathered from the pixels of the maxima."""
     x, places = ctx.saved_tensors
     kernel, stride, padding, ceil_mode = ctx.windows
     if places is None:
@@ -677,4 +591,4 @@ def _backward_op(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
     return (taken if counts is None else torch.where(counts, taken, 0)), *(None,) * 10
 
 
-OPERATOR = define_planned(_SCHEMA, _plan, _fake, setup=_setup, backward=_backward_op)
+OPERATOR = define_planned(_NAME, _plan, _fake, setup=_setup, backward=_backward_op)

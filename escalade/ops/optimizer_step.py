@@ -1,4 +1,4 @@
-"""A step of an optimiser over all parameters of a model."""
+"""One optimizer step over all parameters of a model."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate, groupby, pairwise
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
@@ -15,9 +15,10 @@ from escalade.device.program import Constant, Macro, Program
 from escalade.device.recipe import Addresses, Buffer, Ints, KernelCall, Recipe, Workspace
 from escalade.errors import UnsupportedError
 from escalade.ops.base.checks import require
-from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES, NAMES, STORAGE, dtype_of, element, full_vector
+from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES, NAMES, STORAGE, dtype_of, full_vector
 from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.ladder import Ladder
+from escalade.ops.base.launch import kernel_call
 from escalade.ops.base.naming import Codec, Named, NamePattern, joined
 from escalade.ops.base.operation import Operation, Reference, Tensors
 from escalade.ops.base.rung import Rung
@@ -31,39 +32,39 @@ from escalade.ops.shared.pointwise import PacksConfig
 
 
 PARAMETER, GRADIENT, STEP = "p", "g", "step"
-"""What every rule may name, besides its state and its scalars."""
+"""Names that every rule may use, besides its state and its scalars."""
 
 
 @dataclass(frozen=True)
 class Rule:
-    """An optimiser: the new parameter, and then the new state, as an expression of `p`, `g`, the state, scalars and
+    """An optimizer: the new parameter and then the new state, as an expression in `p`, `g`, the state, scalars and
     `step`, which is 1 at the first step."""
 
     expression: str
     state: tuple[str, ...]
-    """The names of what is kept for each element; zeros before the first step."""
+    """Names of the state per element; zeros before the first step."""
     values: tuple[tuple[str, float], ...]
-    """The scalars by name."""
+    """Scalars by name."""
 
     @property
     def scalar_names(self) -> tuple[str, ...]:
-        """The scalars in the order in which the expression first uses them."""
+        """Names of the scalars, in the order of their first use."""
         return scalar_names(self.expression, self.state)
 
     def scalars(self, device: torch.device | str = "cpu") -> torch.Tensor:
-        """The values as the operator takes them: an fp32 tensor in the order of `scalar_names`."""
+        """Return the values as the operator takes them: an fp32 tensor in the order of `scalar_names`."""
         known = dict(self.values)
         return torch.tensor([known[name] for name in self.scalar_names], dtype=torch.float32, device=device)
 
     def scaled(self, scale: float = 65536.0) -> Rule:
-        """The rule for gradients of a loss that was multiplied by `scale`, one more scalar."""
+        """Return the rule for gradients of a loss multiplied by `scale`, which becomes another scalar."""
         unscaled = Expression.parse(f"{GRADIENT} * reciprocal(scale)")
         expression = Expression.parse(self.expression).substitute({GRADIENT: unscaled})
         return Rule(expression.text, self.state, (*self.values, ("scale", scale)))
 
 
 def scalar_names(expression: str, state: tuple[str, ...]) -> tuple[str, ...]:
-    """What an expression names besides the parameter, the gradient, the state and the step, in that order."""
+    """Return the inputs other than parameter, gradient, state and step, in the order of their first use."""
     arrays = (PARAMETER, GRADIENT, STEP, *state)
     return tuple(name for name in Expression.parse(expression).inputs if name not in arrays)
 
@@ -76,11 +77,10 @@ def sgd(
     nesterov: bool = False,
     maximize: bool = False,
 ) -> Rule:
-    """`torch.optim.SGD`, whose momentum `m` begins as the first gradient, undamped."""
+    """`torch.optim.SGD`; the momentum `m` starts as the first gradient, undamped."""
     if nesterov and (momentum <= 0 or dampening != 0):
         raise UnsupportedError(
-            f"nesterov with a momentum of {momentum} and a dampening of {dampening}: it takes a momentum above 0 and "
-            "no dampening"
+            f"nesterov with momentum {momentum} and dampening {dampening}: it needs a momentum above 0 and no dampening"
         )
     gradient = _decayed(_ascending(maximize), weight_decay)
     values = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "undamped": 1 - dampening}
@@ -104,10 +104,10 @@ def adam(
 ) -> Rule:
     """`torch.optim.Adam`, and with `decoupled` weight decay AdamW.
 
-    1 - beta^step comes from expm1 of the step times log(beta): as a difference in fp32 it would lose ten bits.
+    1 - beta^step is computed with expm1 of step * log(beta), since the difference would lose ten bits in fp32.
     """
     if not all(0 <= beta < 1 for beta in betas):
-        raise UnsupportedError(f"betas of {betas}: each is at least 0 and below 1")
+        raise UnsupportedError(f"betas are {betas}: each must be at least 0 and below 1")
     gradient = _ascending(maximize) if decoupled else _decayed(_ascending(maximize), weight_decay)
     decayed = f"{PARAMETER} * (1 - lr * weight_decay)" if decoupled and weight_decay else PARAMETER
     largest, second = ("; l = maximum(w, s)", "l") if amsgrad else ("", "s")
@@ -145,7 +145,7 @@ def _rule(text: str, state: tuple[str, ...], values: dict[str, float]) -> Rule:
 
 LAYOUTS = ("flat",)
 COPIES = ("", "fp16", "bf16")
-"""The types that parameters may be written in once more; empty: they are not."""
+"""Types of an additional copy of the parameters; empty for none."""
 MOST_STATE = 6
 
 
@@ -166,7 +166,7 @@ def _spell_sizes(sizes: tuple[int, ...]) -> str:
 class OptimizerStepProblem(Named):
     """p, state = expression(p, g, state, scalars, step) for each element of tensors of these sizes.
 
-    p and the state are fp32, the gradients of `dtype`. With a `copy` p is written in that type too. A `checked` step
+    p and the state are fp32, gradients have the `dtype`. With `copy` p is also written in that type. A `checked` step
     counts as skipped, and writes nothing else, if any gradient is not finite.
     """
 
@@ -185,7 +185,7 @@ class OptimizerStepProblem(Named):
     dtype: str = "fp32"
     layout: str = "flat"
     batch: int = 1
-    """Parameters belong to no image; records of all operations have a batch."""
+    """Always 1; records of all operations have a batch."""
 
     def __post_init__(self) -> None:
         program = Expression.parse(self.expression)
@@ -195,22 +195,22 @@ class OptimizerStepProblem(Named):
         require("optimizer_step", "a copy in", self.copy, COPIES)
         if self.batch != 1:
             raise UnsupportedError(
-                f"a batch of {self.batch}: optimizer_step takes parameters, whatever their images"
+                f"batch is {self.batch}: optimizer_step counts elements, and its batch must be 1"
             )
         if not self.sizes or not all(0 < size < 2**31 for size in self.sizes):
             raise UnsupportedError(
-                f"tensors of {', '.join(map(str, self.sizes)) or 'no'} elements: optimizer_step takes one or more, "
+                f"tensors of {', '.join(map(str, self.sizes)) or 'no'} elements: optimizer_step needs at least one, "
                 "each of 1 to 2^31 - 1"
             )
         if len(self.state) > MOST_STATE or {PARAMETER, GRADIENT, STEP} & set(self.state):
             raise UnsupportedError(
-                f"state named {', '.join(self.state)}: there are up to {MOST_STATE}, and {PARAMETER}, {GRADIENT} and "
-                f"{STEP} are the parameter, the gradient and the number of the step"
+                f"state {', '.join(self.state)}: at most {MOST_STATE} names, other than {PARAMETER}, {GRADIENT} and "
+                f"{STEP} (parameter, gradient and step number)"
             )
         if len(program.results) != 1 + len(self.state):
             raise UnsupportedError(
-                f"{program.text} has {len(program.results)} results: they are the new parameter and the new state, "
-                f"{', '.join(self.state) or 'of which there is none'}"
+                f"{program.text} has {len(program.results)} results: it needs the new parameter and the new state "
+                f"({', '.join(self.state) or 'none'})"
             )
 
     @property
@@ -219,7 +219,7 @@ class OptimizerStepProblem(Named):
 
     @property
     def scalars(self) -> tuple[str, ...]:
-        """The names of the scalars, as they lie in their tensor."""
+        """Names of the scalars, in the order of their tensor."""
         return scalar_names(self.expression, self.state)
 
     @property
@@ -244,11 +244,11 @@ class OptimizerStepProblem(Named):
     # --- buffers
 
     def read(self, tensor: int) -> tuple[str, ...]:
-        """The buffers that are read of a tensor: the parameter, the gradient and the state."""
+        """Return the buffers read for a tensor: parameter, gradient and state."""
         return _read(tensor, self.state)
 
     def written(self, tensor: int) -> tuple[str, ...]:
-        """The buffers that are written of a tensor: the parameter, the state, and the copy if there is one."""
+        """Return the buffers written for a tensor: parameter, state, and the copy if any."""
         return _written(tensor, self.state, bool(self.copy))
 
 
@@ -263,32 +263,30 @@ def _written(tensor: int, state: tuple[str, ...], copied: bool) -> tuple[str, ..
     return (first, *(f"new_{name}-{tensor}" for name in state), *((f"copy-{tensor}",) if copied else ()))
 
 
-# --- rungs, chunks: tensors cut into chunks, a block each: the rungs of optimizer_step
+# --- rungs: tensors cut into chunks, one per CTA
 
 
-_TABLE_BYTES = 32_000
-"""What the table of a launch may take: CUDA 12.1 and later pass 32,764 bytes of parameters."""
+_TABLE_BYTES = 32_000  # per launch: CUDA 12.1 and later pass 32,764 bytes of parameters
 _ADDRESS_BYTES, _CHUNK_BYTES = 8, 8
 _MEETING = Buffer("meeting")
 _MEETING_BYTES = 8
-_IN_FLIGHT = 8
-"""Accesses of 16 bytes that a thread has under way by itself, about."""
+_IN_FLIGHT = 8  # 16-byte accesses per thread, about
 _SINGLE_SHARE = 0.6
-"""The share of the rate of memory that accesses of 4 bytes reach: a guess, between what pointwise kernels do."""
+"""Fraction of DRAM bandwidth that 4-byte accesses reach: a guess from pointwise kernels."""
 
 
 @dataclass(frozen=True)
 class Chunks(Rung[OptimizerStepProblem, PacksConfig]):
     together: bool
-    """Whether a launch has all tensors that its table has room for, or one."""
+    """True if a launch covers all tensors that fit its table, False for one launch per tensor."""
     wide: bool
-    """Whether an access has 16 bytes, or one element."""
+    """True for 16-byte accesses, False for single elements."""
 
     def supports(self, problem: OptimizerStepProblem) -> str | None:
         return None
 
     def configs(self, problem: OptimizerStepProblem) -> tuple[PacksConfig, ...]:
-        """Offers as many packs a thread as there are registers for and as leave enough blocks to go round."""
+        """Default to the most packs per thread that fit the registers and leave enough CTAs."""
         every = [PacksConfig(threads, packs) for threads in (256, 128, 512) for packs in (4, 2, 1)]
         most = max(1, _IN_FLIGHT // len(problem.read(0)))
         fits = (
@@ -304,7 +302,7 @@ class Chunks(Rung[OptimizerStepProblem, PacksConfig]):
         groups = list(self._groups(problem))
         steps = [self._step(problem, config, group, group is groups[-1]) for group in groups]
         if problem.checked:
-            steps = [*(self._look(problem, config, group) for group in groups), *steps]
+            steps = [*(self._check(problem, config, group) for group in groups), *steps]
         return Recipe(tuple(steps), (Workspace(_MEETING.name, _MEETING_BYTES, zeroed=True),))
 
     def estimate(self, problem: OptimizerStepProblem, config: PacksConfig) -> float:
@@ -313,12 +311,12 @@ class Chunks(Rung[OptimizerStepProblem, PacksConfig]):
         return self.card.microseconds(0, moved, launches)
 
     def tolerance(self, problem: OptimizerStepProblem, peer_error: float) -> float:
-        """A copy may be rounded to the other neighbour of what the reference is rounded to."""
+        """A copy may round to the other neighbor of the value that the reference rounds to."""
         tolerance = super().tolerance(problem, peer_error)
         return max(tolerance, {"fp16": 2.0**-11, "bf16": 2.0**-8}.get(problem.copy, 0.0))
 
     def _chunk(self, problem: OptimizerStepProblem, config: PacksConfig) -> int:
-        """Elements of a block."""
+        """Return the elements per CTA."""
         return config.threads * config.packs * self._vector
 
     @property
@@ -326,25 +324,19 @@ class Chunks(Rung[OptimizerStepProblem, PacksConfig]):
         return full_vector("fp32") if self.wide else 1
 
     def _groups(self, problem: OptimizerStepProblem) -> Iterator[range]:
-        """The tensors of each launch."""
+        """Yield the tensors of each launch."""
         each = _CHUNK_BYTES + _ADDRESS_BYTES * (len(problem.read(0)) + len(problem.written(0)))
         most = _TABLE_BYTES // each if self.together else 1
         for first in range(0, len(problem.sizes), most):
             yield range(first, min(first + most, len(problem.sizes)))
 
-    def _constants(
-        self, problem: OptimizerStepProblem, config: PacksConfig, group: range
-    ) -> dict[str, Constant]:
-        return {
-            "Gradient": element(problem.dtype), "TENSORS": len(group),
-            "TENSORS_ROUNDED": 1 << (len(group) - 1).bit_length() >> 1, "STATES": len(problem.state),
-            "HAS_COPY": bool(problem.copy), "VECTOR": self._vector, "PACKS": config.packs, "THREADS": config.threads,
-        }  # fmt: skip
+    def _scope(self, problem: OptimizerStepProblem, config: PacksConfig, group: range) -> dict[str, Any]:
+        return {"problem": problem, "config": config, "group": group, "vector": self._vector}
 
     def _table(
         self, problem: OptimizerStepProblem, config: PacksConfig, group: range
     ) -> tuple[Addresses, Ints, int]:
-        """The addresses and sizes of a launch's tensors, and how many chunks these have."""
+        """Return addresses and sizes of a launch's tensors, and the number of chunks."""
         read = [Buffer(name) for tensor in group for name in problem.read(tensor)]
         written = [Buffer(name) for tensor in group for name in problem.written(tensor)]
         sizes = [problem.sizes[tensor] for tensor in group]
@@ -356,40 +348,28 @@ class Chunks(Rung[OptimizerStepProblem, PacksConfig]):
         self, problem: OptimizerStepProblem, config: PacksConfig, group: range, counts: bool
     ) -> KernelCall:
         addresses, sizes, chunks = self._table(problem, config, group)
-        constants: dict[str, Constant] = {
-            **self._constants(problem, config, group),
-            **_expressed(problem),
-            "Copy": element(problem.copy or "fp32"),
-            "CHECKED": problem.checked,
-            "COUNTS": counts,
-        }
-        return KernelCall(
-            Program.of("optimizer_step/chunks.cu", "optimizer_step_chunks", constants),
-            (chunks, 1, 1),
-            (config.threads, 1, 1),
-            (addresses, sizes, Buffer("scalars"), Buffer("counts"), Buffer("counted"), _MEETING),
-            overlap=True,
-        )
+        scope = self._scope(problem, config, group)
+        return kernel_call(
+            Program.of("optimizer_step/chunks.cu", constants=_generated(problem), counts=counts, **scope),
+            chunks,
+            config.threads,
+            addresses, sizes, Buffer("scalars"), Buffer("counts"), Buffer("counted"), _MEETING,
+        )  # fmt: skip
 
-    def _look(self, problem: OptimizerStepProblem, config: PacksConfig, group: range) -> KernelCall:
+    def _check(self, problem: OptimizerStepProblem, config: PacksConfig, group: range) -> KernelCall:
+        """Return the launch that looks for gradients that are not finite."""
         addresses, sizes, chunks = self._table(problem, config, group)
-        constants = self._constants(problem, config, group)
-        return KernelCall(
-            Program.of("optimizer_step/chunks_finite.cu", "optimizer_step_chunks_finite", constants),
-            (chunks, 1, 1),
-            (config.threads, 1, 1),
-            (addresses, sizes, _MEETING),
-            overlap=True,
-        )
+        program = Program.of("optimizer_step/chunks_finite.cu", **self._scope(problem, config, group))
+        return kernel_call(program, chunks, config.threads, addresses, sizes, _MEETING)
 
 
-def _expressed(problem: OptimizerStepProblem) -> dict[str, Constant]:
-    """The expression as chunks.cu takes it: what depends on scalars and the step alone, and the rest."""
+def _generated(problem: OptimizerStepProblem) -> dict[str, Constant]:
+    """Split the expression for chunks.cu into what depends only on scalars and the step, and the rest."""
     scalars = {name: f"scalars[{number}]" for number, name in enumerate(problem.scalars)}
     once, names, rest = problem.program.split_invariant((*problem.scalars, STEP))
     lines, results = once.statements({**scalars, STEP: "step"})
     lines += [f"uniform.at[{number}] = {result};" for number, result in enumerate(results)]
-    places = {
+    variables = {
         **{name: f"array[{number}]" for number, name in enumerate((PARAMETER, GRADIENT, *problem.state))},
         **{name: f"uniform.at[{number}]" for number, name in enumerate(names)},
     }
@@ -397,29 +377,30 @@ def _expressed(problem: OptimizerStepProblem) -> dict[str, Constant]:
         **rest.constants("fp32"),
         "ONCE": Macro(" ".join(lines)),
         "UNIFORMS": max(1, len(names)),
-        "INPUTS": Macro(", ".join(places[name] for name in rest.inputs)),
+        "INPUTS": Macro(", ".join(variables[name] for name in rest.inputs)),
     }
 
 
-# Predictions are for AdamW over the 62 tensors of ResNet-18 in fp32: 11.7 M elements of 28 bytes, 327 MB: 77 us at the
-# rate of a copy.
+# Predictions are for AdamW over the 62 tensors of ResNet-18 in fp32: 11.7 M elements of 28 bytes, 327 MB: 77 us at copy
+# rate.
 RUNGS: tuple[Rung[OptimizerStepProblem], ...] = (
-    Chunks("per_tensor", "a launch a tensor, an element an access", None, None, together=False, wide=False),
+    Chunks(
+        "per_tensor", "one launch per tensor, one element per access", None, None, together=False, wide=False
+    ),
     Chunks(
         "one_launch",
-        "one launch for all tensors, found by halving in a table among its parameters",
+        "one launch for all tensors, found by binary search in a table among its parameters",
         below="per_tensor",
-        # 62 launches of 2 us each and the time of memory, against that time alone.
+        # 62 launches of 2 us each and the DRAM time, against that time alone.
         predicted_gain=2.0,
         together=True,
         wide=False,
     ),
     Chunks(
         "vectorised",
-        "16 bytes an access, several of each array under way in a thread",
+        "16 bytes per access, several of each array in flight per thread",
         below="one_launch",
-        # Four loads of 4 bytes in each of 2,048 threads are 32 KiB under way on a multiprocessor, half of what memory
-        # takes to be busy.
+        # Four 4-byte loads in each of 2,048 threads are 32 KiB in flight per SM, half of what saturates DRAM.
         predicted_gain=1.3,
         together=True,
         wide=True,
@@ -427,7 +408,7 @@ RUNGS: tuple[Rung[OptimizerStepProblem], ...] = (
 )
 
 
-# --- problems to measure and to test
+# --- problems
 
 
 MOMENTUM = sgd(momentum=0.9, weight_decay=1e-4)
@@ -435,12 +416,12 @@ ADAMW = adam(weight_decay=1e-2, decoupled=True)
 
 
 def of(rule: Rule, sizes: tuple[int, ...], copy: str = "", checked: bool = False) -> OptimizerStepProblem:
-    """The problem of a rule."""
+    """Return the problem of a rule."""
     return OptimizerStepProblem(sizes, rule.expression, rule.state, copy, checked)
 
 
 def _resnet18() -> tuple[int, ...]:
-    """The elements of each parameter, in the order of the model's."""
+    """Return the elements of each parameter, in the model's order."""
     sizes = [64 * 3 * 49, 64, 64]
     for channels, filters in pairwise((64, 64, 128, 256, 512)):
         for inputs in (channels, filters):
@@ -464,7 +445,7 @@ PROBLEMS = (
     of(ADAMW, RESNET18),
     of(ADAMW.scaled(), RESNET18, "fp16", checked=True),
 )
-"""A convolutional autoencoder's parameters and ResNet-18's, the last with a loss scale and fp16 weights."""
+"""Parameters of a convolutional autoencoder and of ResNet-18, the last with a loss scale and fp16 weights."""
 
 SMALL_PROBLEMS = (
     of(sgd(), (1, 9, 4100)),
@@ -472,22 +453,22 @@ SMALL_PROBLEMS = (
     of(ADAMW.scaled(), (64, 3, 1027), "fp16", checked=True),
     of(adam(weight_decay=1e-2, amsgrad=True), (36,)),
 )
-"""Small problems that between them have tensors of several chunks, of a part of one and of a part of a pack; no state
-and three; a copy and a check."""
+"""Small problems: tensors of several chunks, of part of one and of part of a pack; no state and three; a copy and a
+check."""
 
 
 # --- the reference
 
 
 TAKEN, SKIPPED = 2.0, 1.0
-"""Steps that random inputs are said to be behind."""
+"""Steps taken and skipped before those of random inputs."""
 _TYPICAL = dict((*sgd(momentum=0.9, dampening=0.1, weight_decay=1e-4).values,
                  *adam(weight_decay=1e-2).scaled(1024.0).values))  # fmt: skip
-"""Values of the scalars that rules have; others are one half."""
+"""Typical values of scalars; others are 0.5."""
 
 
 def random_inputs(problem: OptimizerStepProblem, device: torch.device, seed: int) -> dict[str, torch.Tensor]:
-    """Normal deviates for parameters and gradients, and between 0 and 1 for the state, among it squares."""
+    """Normal parameters and gradients; state between 0 and 1, since it includes squares."""
     generator = torch.Generator(device=device).manual_seed(seed)
     inputs = {
         "scalars": torch.tensor([_TYPICAL.get(name, 0.5) for name in problem.scalars], device=device),
@@ -506,8 +487,7 @@ def empty_output(problem: OptimizerStepProblem, device: torch.device) -> torch.T
 
 
 def extra_outputs(problem: OptimizerStepProblem, device: torch.device) -> dict[str, torch.Tensor]:
-    """Room for the other parameters, the state, the copies, and how many steps have been taken and skipped, and whether
-    this one was."""
+    """Other parameters, state, copies, and `counted`: steps taken, steps skipped, and 1 if this one was."""
     made = {"counted": torch.empty(3, device=device)}
     for tensor, size in enumerate(problem.sizes):
         for name in problem.written(tensor):
@@ -518,12 +498,13 @@ def extra_outputs(problem: OptimizerStepProblem, device: torch.device) -> dict[s
 
 
 def exact(problem: OptimizerStepProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """The first parameter in float64."""
     return _results(problem, inputs, 0, torch.float64)[0]
 
 
-def further(problem: OptimizerStepProblem, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """All else in float64, copies rounded to their type."""
+def extra_references(
+    problem: OptimizerStepProblem, inputs: Mapping[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """All other results in float64, copies rounded to their type."""
     counted = torch.tensor([TAKEN + 1, SKIPPED, 0.0], dtype=torch.float64, device=inputs["counts"].device)
     found = {"counted": counted}
     for tensor in range(len(problem.sizes)):
@@ -535,7 +516,6 @@ def further(problem: OptimizerStepProblem, inputs: Mapping[str, torch.Tensor]) -
 
 
 def peer(problem: OptimizerStepProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """The first parameter by PyTorch in fp32."""
     return _results(problem, inputs, 0, torch.float32)[0]
 
 
@@ -569,7 +549,7 @@ class OptimizerStep(Operation[OptimizerStepProblem]):
         return extra_outputs(problem, device)
 
     def extra_references(self, problem: OptimizerStepProblem, inputs: Tensors) -> dict[str, torch.Tensor]:
-        return further(problem, inputs)
+        return extra_references(problem, inputs)
 
 
 OPTIMIZER_STEP = OptimizerStep()
@@ -579,16 +559,16 @@ OPTIMIZER_STEP = OptimizerStep()
 
 
 PROGRESS = 8
-"""Elements of `progress`: steps taken, steps skipped, whether the last was, and from the fifth on what blocks leave
-each other."""
+"""Elements of `progress`: steps taken, steps skipped, 1 if the last was skipped, and from the fifth on scratch of the
+kernels."""
 _COUNTS, _MEETING_OP = 3, 4
 
 
 def no_progress(device: torch.device | str = "cpu") -> torch.Tensor:
-    """The `progress` of an optimiser that has taken no step.
+    """Return the `progress` of an optimizer before its first step.
 
-    Its first two elements count the steps taken and skipped; the third is 1 if the last was skipped, as
-    `torch._amp_update_scale_` takes it for the next loss scale.
+    Its first two elements count the steps taken and skipped; the third is 1 if the last was skipped, the format of
+    `torch._amp_update_scale_` for the next loss scale.
     """
     return torch.zeros(PROGRESS, device=device)
 
@@ -605,22 +585,22 @@ def optimizer_step(
     checked: bool = False,
     rung: str | None = None,
 ) -> None:
-    """One step of an optimiser over all parameters in one launch, in place.
+    """Run one optimizer step over all parameters in one launch, in place.
 
-    Parameters and state (a list for each name of the rule's, zeros at first) are float32, gradients float32, float16 or
-    bfloat16. `scalars` are the rule's (`Rule.scalars`) and `progress` what `no_progress` gave; both lie on the device,
-    and what they hold may change from step to step, in a CUDA graph too. `copies`, float16 or bfloat16, get the new
-    parameters once more. A `checked` step changes nothing but its count if any gradient is not finite. The same inputs
-    give the same bits every time. `rung` names one rung.
+    Parameters and state (a list per name of the rule's state, zeros at first) are float32, gradients float32, float16
+    or bfloat16. `scalars` are the rule's (`Rule.scalars`) and `progress` comes from `no_progress`. Both are on the
+    device, and their contents may change between steps, even in a CUDA graph. `copies`, float16 or bfloat16, receive
+    the new parameters too. A `checked` step changes only its count if any gradient is not finite. Deterministic. `rung`
+    names a rung of the ladder.
     """
     if not isinstance(rule, Rule) or not isinstance(state, Mapping):
         raise UnsupportedError(
-            f"a rule that is {type(rule).__name__} and a state that is {type(state).__name__}: optimizer_step takes a "
-            "Rule, and for each name of its state tensors"
+            f"rule is {type(rule).__name__} and state is {type(state).__name__}: optimizer_step needs a Rule, and a "
+            "mapping from the names of its state to tensors"
         )
     if set(state) != set(rule.state):
         raise UnsupportedError(
-            f"state of {', '.join(state) or 'nothing'}: the rule keeps {', '.join(rule.state) or 'nothing'}"
+            f"state is {', '.join(state) or 'empty'}: the rule needs {', '.join(rule.state) or 'none'}"
         )
     kept = [tensor for name in rule.state for tensor in state[name]]
     OPERATOR(
@@ -638,16 +618,16 @@ def _problem(
     progress: torch.Tensor,
     expression: str,
     names: list[str],
-    checked: bool,
+    checked: bool = False,
 ) -> OptimizerStepProblem:
     if not parameters or len(gradients) != len(parameters):
         raise UnsupportedError(
-            f"{len(parameters)} parameters and {len(gradients)} gradients: there is one of each, at least one"
+            f"{len(parameters)} parameters and {len(gradients)} gradients: pass at least one, and as many of each"
         )
     if len(state) != len(names) * len(parameters) or len(copies) not in (0, len(parameters)):
         raise UnsupportedError(
-            f"{len(parameters)} parameters, {len(state)} tensors of state and {len(copies)} copies: each parameter has "
-            f"{', '.join(names) or 'no state'}, and all have a copy or none"
+            f"{len(parameters)} parameters, {len(state)} state tensors and {len(copies)} copies: each parameter needs "
+            f"{', '.join(names) or 'no state'}, and either all have a copy or none"
         )
     problem = OptimizerStepProblem(
         tuple(parameter.numel() for parameter in parameters),
@@ -664,7 +644,7 @@ def _problem(
     ):
         if tensor.dtype != torch.float32 or tensor.shape != (length,) or not tensor.is_contiguous():
             raise UnsupportedError(
-                f"{name} is {tensor.dtype} of {list(tensor.shape)}: it is a dense float32 tensor of {length} elements"
+                f"{name} is {tensor.dtype} of {list(tensor.shape)}: it must be dense float32 of {length} elements"
                 + (f", {', '.join(problem.scalars)}" if name == "scalars" else "")
             )
     for name, tensors in {"gradients": gradients, "scalars": [scalars], "progress": [progress]}.items():
@@ -673,7 +653,7 @@ def _problem(
     for parameter, gradient in zip(parameters, gradients, strict=True):
         if gradient.shape != parameter.shape:
             raise UnsupportedError(
-                f"a gradient of {list(gradient.shape)} for a parameter of {list(parameter.shape)}: they have one shape"
+                f"a gradient of {list(gradient.shape)} for a parameter of {list(parameter.shape)}: shapes must match"
             )
     return problem
 
@@ -681,19 +661,19 @@ def _problem(
 def _dtype(name: str, tensors: list[torch.Tensor]) -> str:
     if len({tensor.dtype for tensor in tensors}) != 1:
         given = sorted({str(tensor.dtype) for tensor in tensors})
-        raise UnsupportedError(f"{name} of {' and '.join(given)}: all of them have one type")
+        raise UnsupportedError(f"{name} of {' and '.join(given)}: all must have one dtype")
     return NAMES[tensors[0].dtype] if tensors[0].dtype in NAMES else dtype_of("optimizer_step", tensors[0])
 
 
 def _check_overwritten(
     parameters: list[torch.Tensor], state: list[torch.Tensor], copies: list[torch.Tensor]
 ) -> None:
-    """What is overwritten lies as its parameter does, without gaps."""
+    """Raise unless all overwritten tensors are dense and have the strides of their parameter."""
     for parameter in parameters:
         if not (parameter.is_contiguous() or parameter.stride() == torch.empty_like(parameter).stride()):
             raise UnsupportedError(
-                f"a parameter of {list(parameter.shape)} with strides {list(parameter.stride())}: optimizer_step takes "
-                "those that lie without gaps"
+                f"a parameter of {list(parameter.shape)} with strides {list(parameter.stride())}: optimizer_step needs "
+                "dense parameters, without gaps"
             )
     shapes = [(parameter.shape, parameter.stride()) for parameter in parameters]
     for name, group in {"parameters": parameters, "state": state, "copies": copies}.items():
@@ -702,12 +682,10 @@ def _check_overwritten(
             if tensor.shape != shape or tensor.stride() != stride:
                 raise UnsupportedError(
                     f"{name} of {list(tensor.shape)} with strides {list(tensor.stride())}, where a parameter has "
-                    f"{list(shape)} and {list(stride)}: both lie alike"
+                    f"{list(shape)} and {list(stride)}: they must match"
                 )
             if tensor.dtype != torch.float32 and group is not copies:
-                raise UnsupportedError(
-                    f"{name} are {tensor.dtype}; optimizer_step keeps them in torch.float32"
-                )
+                raise UnsupportedError(f"{name} are {tensor.dtype}; optimizer_step needs torch.float32")
             require_same_device(parameters[0], name, tensor)
 
 
@@ -729,14 +707,14 @@ def _run(
     tensors = {"scalars": scalars, "counts": counts, "counted": counts, "meeting": meeting}
     for tensor, arrays in enumerate(_by_parameter(parameters, state, copies)):
         parameter, kept, copied = arrays
-        gradient = _lying_like(gradients[tensor], parameter)
+        gradient = _with_strides_of(gradients[tensor], parameter)
         tensors |= zip(problem.read(tensor), (parameter, gradient, *kept), strict=True)
         tensors |= zip(problem.written(tensor), (parameter, *kept, *copied), strict=True)
     prepare_rung(OPTIMIZER_STEP, problem, scalars.device, rung).run(tensors)
 
 
-def _lying_like(gradient: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
-    """The gradient with its elements in the parameter's order; itself if it is so, wherever it begins."""
+def _with_strides_of(gradient: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+    """Return the gradient with the parameter's strides, copied if necessary."""
     if gradient.stride() == parameter.stride():
         return gradient
     return torch.empty_like(parameter, dtype=gradient.dtype).copy_(gradient)
@@ -750,19 +728,8 @@ def _by_parameter(
         yield parameter, state[number::count], copies[number : number + 1]
 
 
-def _fake(
-    parameters: list[torch.Tensor],
-    gradients: list[torch.Tensor],
-    state: list[torch.Tensor],
-    copies: list[torch.Tensor],
-    scalars: torch.Tensor,
-    progress: torch.Tensor,
-    expression: str,
-    names: list[str],
-    checked: bool = False,
-    rung: str | None = None,
-) -> None:
-    _problem(parameters, gradients, state, copies, scalars, progress, expression, names, checked)
+def _fake(*arguments: Any) -> None:
+    _problem(*arguments[:9])
 
 
 OPERATOR = define_in_place(

@@ -1,4 +1,4 @@
-"""Images with more around them."""
+"""Padding of images."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from typing import ClassVar
 import torch
 import torch.nn.functional as F
 
-from escalade.device.program import Constant, Program
-from escalade.device.recipe import Buffer, KernelCall, Recipe
+from escalade.device.program import Program
+from escalade.device.recipe import Buffer, Recipe
 from escalade.errors import UnsupportedError
 from escalade.ops.base.checks import require
 from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES, dtype_of, widest_vector
 from escalade.ops.base.grid import blocks
 from escalade.ops.base.ladder import Ladder
+from escalade.ops.base.launch import launch
 from escalade.ops.base.naming import Codec, Named, NamePattern
 from escalade.ops.base.operation import Operation, Reference
 from escalade.ops.base.pitch import check_pitches, unsupported_pitch
@@ -43,10 +44,9 @@ MODES = ("constant", "reflect", "replicate", "circular")
 
 @dataclass(frozen=True)
 class Pad2dProblem(Images, Named):
-    """y[oh, ow] = x[oh - top, ow - left], and beyond the image what the mode says.
+    """y[oh, ow] = x[oh - top, ow - left]; outside the image the mode decides, as in `torch.nn.functional.pad`.
 
-    That is a constant, the image mirrored at its outermost pixels, its outermost pixels again, or the image from its
-    other side. A negative pad leaves pixels out.
+    A negative pad crops.
     """
 
     NAME: ClassVar = NamePattern(
@@ -56,15 +56,14 @@ class Pad2dProblem(Images, Named):
     )
 
     pads: tuple[int, int, int, int]
-    """Rows above and below, columns to the left and to the right."""
+    """Top, bottom, left, right."""
     mode: str = "constant"
     value: float = 0.0
-    """The constant."""
     dtype: str = "fp32"
     layout: str = "nchw"
     x_pitch: int = 0
     y_pitch: int = 0
-    """Elements from pixel to pixel in NHWC, of parts of larger buffers; 0: dense."""
+    """Elements from pixel to pixel in NHWC if the buffer is a slice of a larger one; 0 if dense."""
 
     def __post_init__(self) -> None:
         check_problem("pad2d", self)
@@ -74,11 +73,11 @@ class Pad2dProblem(Images, Named):
             raise UnsupportedError(sentence)
         if math.isnan(self.value) or (self.value and self.mode != "constant"):
             raise UnsupportedError(
-                f"value of {self.value} in mode {self.mode}: a constant is a number, others have none"
+                f"value is {self.value} in mode {self.mode}: only mode constant has one, and it must not be NaN"
             )
         check_pitches(self, x=self.channels, y=self.channels)
-        apart = max(self.channels, self.x_pitch, self.y_pitch)
-        require_32_bits("pad2d", apart * max(self.pixels, self.output_height * self.output_width))
+        pitch = max(self.channels, self.x_pitch, self.y_pitch)
+        require_32_bits("pad2d", pitch * max(self.pixels, self.output_height * self.output_width))
 
     @property
     def output_height(self) -> int:
@@ -94,7 +93,6 @@ class Pad2dProblem(Images, Named):
 
     @property
     def flops(self) -> int:
-        """Nothing is computed: an element is moved."""
         return self.output_elements
 
     @property
@@ -105,7 +103,6 @@ class Pad2dProblem(Images, Named):
 
     @property
     def rounding(self) -> float:
-        """Nothing is computed: every element is one of the inputs."""
         return 0.0
 
 
@@ -114,31 +111,31 @@ def _cut(pads: tuple[int, ...]) -> int:
 
 
 def refusal(size: tuple[int, int], pads: tuple[int, int, int, int], mode: str) -> str | None:
-    """Why there is no such image, in a sentence; None if there is."""
+    """Return why such padding is invalid; None if it is valid."""
     most = {"reflect": 1, "circular": 0}
     for length, before, after in ((size[0], *pads[:2]), (size[1], *pads[2:])):
         if length + _cut((before, after)) < 1 or length + before + after < 1:
             return f"pads of {before} and {after} leave nothing of {length} pixels"
         if mode != "constant" and min(before, after) < 0:
-            return f"pads of {before} and {after} in mode {mode}: only a constant takes negative ones"
+            return f"pads of {before} and {after} in mode {mode}: only mode constant supports negative pads"
         if mode in most and max(before, after) > length - most[mode]:
-            return f"pads of {before} and {after} in mode {mode}: there are {length} pixels, fewer than that takes"
+            return f"pads of {before} and {after} in mode {mode} exceed the {length} pixels"
     return None
 
 
-# --- rungs, copies: one thread per element, or 16 bytes of channels a thread
+# --- rungs
 
 
 @dataclass(frozen=True)
 class Copies(Rung[Pad2dProblem, ThreadsConfig]):
     wide: bool
-    """Whether a thread takes several channels, of images in NHWC."""
+    """True if a thread takes several channels, in NHWC."""
 
     def supports(self, problem: Pad2dProblem) -> str | None:
         if self.wide and problem.layout != "nhwc":
-            return f"{self.name} takes layout nhwc, not {problem.layout}"
+            return f"{self.name} supports layout nhwc, not {problem.layout}"
         if self._threads(problem) >= 2**32 - 2**10:
-            return f"{self.name} counts threads in 32 bits; there are too many for {problem.name}"
+            return f"{self.name} counts threads in 32 bits; {problem.name} needs more"
         return unsupported_pitch(self.name, problem, ("x", "y"))
 
     def configs(self, problem: Pad2dProblem) -> tuple[ThreadsConfig, ...]:
@@ -146,20 +143,12 @@ class Copies(Rung[Pad2dProblem, ThreadsConfig]):
 
     def recipe(self, problem: Pad2dProblem, config: ThreadsConfig) -> Recipe:
         p = problem
-        constants: dict[str, Constant] = {
-            **pooling.constants(p),
-            "NHWC": p.layout == "nhwc",
-            "MODE": MODES.index(p.mode),
-            "VECTOR": self._vector(p),
-        }
-        call = KernelCall(
-            Program.of("pad2d/copies.cu", "pad2d_copies", constants),
-            (blocks(self._threads(p), config.threads), 1, 1),
-            (config.threads, 1, 1),
-            (Buffer("x"), Buffer("y"), pooling.shape(p), p.pads[0], p.pads[2], p.value),
-            overlap=True,
-        )
-        return Recipe((call,))
+        return launch(
+            Program.of("pad2d/copies.cu", problem=p, vector=self._vector(p)),
+            blocks(self._threads(p), config.threads),
+            config.threads,
+            Buffer("x"), Buffer("y"), pooling.shape(p), p.pads[0], p.pads[2], p.value,
+        )  # fmt: skip
 
     def _vector(self, problem: Pad2dProblem) -> int:
         return widest_vector(problem.dtype, problem.channels) if self.wide else 1
@@ -168,27 +157,24 @@ class Copies(Rung[Pad2dProblem, ThreadsConfig]):
         return problem.output_elements // self._vector(problem)
 
 
-# Predictions for 64 channels of 112 x 112 with a row and a column more, batch 32, fp16: 104 MB, 25 us.
-NAIVE = Copies("naive", "one thread an element of the result", None, None, wide=False)
+# Predictions are for 64 channels of 112 x 112 with a row and a column more, batch 32, fp16: 104 MB, 25 us.
+NAIVE = Copies("naive", "one thread per element of the result", None, None, wide=False)
 VECTORISED = Copies(
     "vectorised",
-    "16 bytes of channels a thread",
+    "16 bytes of channels per thread",
     below="naive",
-    # 26 million threads of 80 instructions (72 us) against 25 us at the rate of memory.
+    # 26 million threads of 80 instructions (72 us) against 25 us, the DRAM bound.
     predicted_gain=2.8,
     wide=True,
 )
 
 
-# --- rungs, runs: neighbours in a row of the result a thread
-
-
 class Runs(Rung[Pad2dProblem, ThreadsConfig]):
     def supports(self, problem: Pad2dProblem) -> str | None:
         if problem.layout != "nchw":
-            return f"{self.name} takes layout nchw, not {problem.layout}"
+            return f"{self.name} supports layout nchw, not {problem.layout}"
         if self._threads(problem) >= 2**32 - 2**10:
-            return f"{self.name} counts threads in 32 bits; there are too many for {problem.name}"
+            return f"{self.name} counts threads in 32 bits; {problem.name} needs more"
         return unsupported_pitch(self.name, problem)
 
     def configs(self, problem: Pad2dProblem) -> tuple[ThreadsConfig, ...]:
@@ -196,19 +182,12 @@ class Runs(Rung[Pad2dProblem, ThreadsConfig]):
 
     def recipe(self, problem: Pad2dProblem, config: ThreadsConfig) -> Recipe:
         p = problem
-        constants: dict[str, Constant] = {
-            **pooling.constants(p),
-            "MODE": MODES.index(p.mode),
-            "RUN": self._run(p),
-        }
-        call = KernelCall(
-            Program.of("pad2d/runs.cu", "pad2d_runs", constants),
-            (blocks(self._threads(p), config.threads), 1, 1),
-            (config.threads, 1, 1),
-            (Buffer("x"), Buffer("y"), pooling.shape(p), p.pads[0], p.pads[2], p.value),
-            overlap=True,
-        )
-        return Recipe((call,))
+        return launch(
+            Program.of("pad2d/runs.cu", problem=p, run=self._run(p)),
+            blocks(self._threads(p), config.threads),
+            config.threads,
+            Buffer("x"), Buffer("y"), pooling.shape(p), p.pads[0], p.pads[2], p.value,
+        )  # fmt: skip
 
     def _run(self, problem: Pad2dProblem) -> int:
         return widest_vector(problem.dtype, problem.output_width)
@@ -217,24 +196,23 @@ class Runs(Rung[Pad2dProblem, ThreadsConfig]):
         return problem.output_elements // self._run(problem)
 
 
-# Predictions for 64 channels of 112 x 112 with a row and a column more, batch 32, fp16: 104 MB, 25 us.
 RUNS = Runs(
     "runs",
-    "neighbours in a row of the result a thread, stored at once, whose place is found once",
+    "several neighbors in a row of the result per thread, located once and stored together",
     below="naive",
-    # 26 million threads of 80 instructions (72 us) against 15 an element (26 us) where 8 are stored at once.
+    # 26 million threads of 80 instructions (72 us) against 15 per element (26 us) where 8 are stored at once.
     predicted_gain=2.5,
 )
 
 
-# --- problems to measure and to test
+# --- problems
 
 
 PROBLEMS = (
     Pad2dProblem(32, 64, 112, 112, (0, 1, 0, 1)),
     Pad2dProblem(8, 64, 256, 256, (1, 1, 1, 1), "reflect"),
 )
-"""What `escalade ladder pad2d` measures: in front of a strided convolution, and a generator's mirrored images."""
+"""Problems of `escalade ladder`: in front of a strided convolution, and a generator's reflection."""
 
 SMALL_PROBLEMS = (
     Pad2dProblem(2, 16, 5, 6, (0, 1, 2, 3)),
@@ -245,15 +223,14 @@ SMALL_PROBLEMS = (
     Pad2dProblem(1, 1, 1, 1, (0, 0, 0, 0)),
     Pad2dProblem(2, 12, 3, 4, (1, 1, 1, 1), layout="nhwc", x_pitch=24, y_pitch=40),
 )
-"""Small problems that between them have every mode, constants, pixels that are left out, odd channels, and parts of
-larger buffers."""
+"""Small problems: every mode, constants, cropping, odd channels, and pitches."""
 
 
 # --- the reference
 
 
 def padded(x: torch.Tensor, pads: tuple[int, int, int, int], mode: str, value: float) -> torch.Tensor:
-    """PyTorch's result; its pads begin with the last dimension."""
+    """Pad with PyTorch, whose pads begin with the last dimension."""
     top, bottom, left, right = pads
     constant = {"value": value} if mode == "constant" else {}
     return F.pad(x, (left, right, top, bottom), mode, **constant)
@@ -264,7 +241,6 @@ def peer(problem: Pad2dProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Ten
 
 
 def exact(problem: Pad2dProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """The result in float64."""
     return peer(problem, {"x": inputs["x"].double()})
 
 
@@ -302,29 +278,26 @@ def pad2d(
     *,
     rung: str | None = None,
 ) -> torch.Tensor:
-    """An image with so many rows above and below and columns to the left and right, as `torch.nn.functional.pad`.
+    """Pad an image by `pads` (top, bottom, left, right), as `torch.nn.functional.pad`.
 
-    NCHW and channels_last inputs are taken as they are (the result has x's layout), anything else is copied first.
-    `rung` names one rung of the ladder instead of the chosen one.
+    NCHW and channels_last inputs are read in place and give the result's layout; others are copied first. `rung` names
+    a rung of the ladder instead of the chosen one.
     """
     if not isinstance(pads, Sequence) or len(pads) != 4:
-        raise UnsupportedError(f"pads of {pads!r}: they are four, above, below, to the left and to the right")
+        raise UnsupportedError(f"pads is {pads!r}: pass four, for top, bottom, left and right")
     return OPERATOR(x, tuple(pads), mode, value, rung)
 
 
 def _plan(x: torch.Tensor, pads: Sequence[int], mode: str, value: float, rung: str | None = None) -> CallPlan:
     check_images("pad2d", x)
-    batch, channels, height, width = x.shape
+    n, c, h, w = x.shape
     top, bottom, left, right = pads
-    problem = Pad2dProblem(
-        batch, channels, height, width, (top, bottom, left, right), mode, value, dtype_of("pad2d", x), layout_of(x)
-    )  # fmt: skip
+    sides = (top, bottom, left, right)
+    problem = Pad2dProblem(n, c, h, w, sides, mode, value, dtype_of("pad2d", x), layout_of(x))
     return pooling.plan(PAD2D, problem, x, rung)
 
 
-def _fake(
-    x: torch.Tensor, pads: Sequence[int], mode: str, value: float, rung: str | None = None
-) -> torch.Tensor:
+def _fake(x: torch.Tensor, pads: Sequence[int], *_: object) -> torch.Tensor:
     check_images("pad2d", x)
     height, width = x.shape[2] + pads[0] + pads[1], x.shape[3] + pads[2] + pads[3]
     return empty_images_like(x, (x.shape[0], x.shape[1], height, width))
@@ -336,7 +309,7 @@ def _setup(ctx, inputs, output):  # type: ignore[no-untyped-def]
 
 
 def _backward(ctx, gradient):  # type: ignore[no-untyped-def]
-    """PyTorch's own: padding is linear, and of x only the shape counts."""
+    """Use PyTorch's gradient. Padding is linear, so only the shape of x matters."""
     (x,) = ctx.saved_tensors
     pads, mode, value = ctx.settings
     with torch.enable_grad():

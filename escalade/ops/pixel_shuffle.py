@@ -1,4 +1,4 @@
-"""Channels as pixels and back."""
+"""Pixel shuffle: channels to pixels and back."""
 
 from __future__ import annotations
 
@@ -9,19 +9,21 @@ from typing import ClassVar
 import torch
 import torch.nn.functional as F
 
-from escalade.device.program import Constant, Program
-from escalade.device.recipe import Argument, Buffer, Ints, KernelCall, Recipe
+from escalade.device.program import Program
+from escalade.device.recipe import Argument, Buffer, Ints, Recipe
 from escalade.errors import UnsupportedError
 from escalade.ops.base.checks import require_at_least
-from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES, dtype_of, element, widest_vector
+from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES, dtype_of, widest_vector
 from escalade.ops.base.grid import blocks
 from escalade.ops.base.ladder import Ladder
+from escalade.ops.base.launch import launch
 from escalade.ops.base.naming import Named, NamePattern
 from escalade.ops.base.operation import Operation, Reference
 from escalade.ops.base.pitch import check_pitches, unsupported_pitch
-from escalade.ops.base.rung import Rung, ThreadsConfig
-from escalade.ops.calling.executables import prepare_rung
-from escalade.ops.calling.library import define, require_rung
+from escalade.ops.base.rung import Rung, ThreadsConfig, ThreadsRung
+from escalade.ops.calling.call import CallPlan
+from escalade.ops.calling.library import define_planned
+from escalade.ops.shared import pooling
 from escalade.ops.shared.images import (
     LAYOUTS,
     Images,
@@ -30,7 +32,6 @@ from escalade.ops.shared.images import (
     empty_images,
     empty_images_like,
     layout_of,
-    pack_aligned,
     require_32_bits,
 )
 from escalade.ops.shared.pooling import random_inputs
@@ -40,12 +41,9 @@ from escalade.ops.shared.pooling import random_inputs
 
 @dataclass(frozen=True)
 class PixelShuffleProblem(Images, Named):
-    """y[c, h * factor + i, w * factor + j] = x[(c * factor + i) * factor + j, h, w]; with `down` x is made of y so."""
+    """y[c, h * factor + i, w * factor + j] = x[(c * factor + i) * factor + j, h, w]; with `down` the inverse."""
 
-    NAME: ClassVar = NamePattern(
-        "pixel shuffle",
-        "{channels}_{height,width}_{down?down:up}{factor}_b{batch}",
-    )
+    NAME: ClassVar = NamePattern("pixel shuffle", "{channels}_{height,width}_{down?down:up}{factor}_b{batch}")
 
     factor: int
     down: bool = False
@@ -53,23 +51,21 @@ class PixelShuffleProblem(Images, Named):
     layout: str = "nchw"
     x_pitch: int = 0
     y_pitch: int = 0
-    """Elements from pixel to pixel in NHWC, of parts of larger buffers; 0: dense."""
+    """Elements from pixel to pixel in NHWC if the buffer is a slice of a larger one; 0 if dense."""
 
     def __post_init__(self) -> None:
         check_problem("pixel_shuffle", self)
         require_at_least(1, {"factor": self.factor})
-        ways = (
-            ((self.height, "height"), (self.width, "width")) if self.down else ((self.channels, "channels"),)
-        )
+        sizes = {"height": self.height, "width": self.width} if self.down else {"channels": self.channels}
         parts = self.factor if self.down else self.factor**2
-        for size, what in ways:
+        for what, size in sizes.items():
             if size % parts:
                 raise UnsupportedError(
-                    f"{what} of {size}: a factor of {self.factor} takes multiples of {parts}"
+                    f"{what} is {size}: with a factor of {self.factor} it must be a multiple of {parts}"
                 )
         check_pitches(self, x=self.channels, y=self.output_channels)
-        apart = max(self.channels, self.x_pitch) * self.pixels
-        require_32_bits("pixel_shuffle", max(apart, self.y_pitch * self.output_height * self.output_width))
+        read = max(self.channels, self.x_pitch) * self.pixels
+        require_32_bits("pixel_shuffle", max(read, self.y_pitch * self.output_height * self.output_width))
 
     @property
     def output_channels(self) -> int:
@@ -99,7 +95,6 @@ class PixelShuffleProblem(Images, Named):
 
     @property
     def flops(self) -> int:
-        """Nothing is computed: an element is moved."""
         return self.elements
 
     @property
@@ -108,75 +103,48 @@ class PixelShuffleProblem(Images, Named):
 
     @property
     def rounding(self) -> float:
-        """Nothing is computed: every element is one of the inputs."""
         return 0.0
 
 
-# --- rungs, arguments: how pixel_shuffle reaches a kernel: the constants and arguments that its rungs share
+# --- rungs
 
 
-def kernel_constants(problem: PixelShuffleProblem) -> dict[str, Constant]:
-    return {"Element": element(problem.dtype), "DOWN": problem.down, "FACTOR": problem.factor}
-
-
-def passed(problem: PixelShuffleProblem) -> tuple[Argument, ...]:
-    """The buffers, and `Shuffle` of kernels/pixel_shuffle/shuffle.cuh."""
+def arguments(problem: PixelShuffleProblem) -> tuple[Argument, ...]:
     p = problem
     x_step, y_step = p.x_pitch or p.channels, p.y_pitch or p.output_channels
-    few, many = (x_step, y_step) if p.down else (y_step, x_step)
-    return Buffer("x"), Buffer("y"), Ints((p.batch, p.few_channels, *p.small, few, many))
+    large, small = (x_step, y_step) if p.down else (y_step, x_step)
+    shape = Ints.of("pixel_shuffle/shuffle.cuh", "Shuffle", problem=p, large_step=large, small_step=small)
+    return Buffer("x"), Buffer("y"), shape
 
 
-# --- rungs, naive: one thread per element
-
-
-class Naive(Rung[PixelShuffleProblem, ThreadsConfig]):
+class Naive(ThreadsRung[PixelShuffleProblem]):
     def supports(self, problem: PixelShuffleProblem) -> str | None:
         return unsupported_pitch(self.name, problem, ("x", "y"))
 
-    def configs(self, problem: PixelShuffleProblem) -> tuple[ThreadsConfig, ...]:
-        return (ThreadsConfig(),)
-
     def recipe(self, problem: PixelShuffleProblem, config: ThreadsConfig) -> Recipe:
-        layout: dict[str, Constant] = {"NHWC": problem.layout == "nhwc"}
-        call = KernelCall(
-            Program.of("pixel_shuffle/naive.cu", "pixel_shuffle_naive", kernel_constants(problem) | layout),
-            (blocks(problem.elements, config.threads), 1, 1),
-            (config.threads, 1, 1),
-            passed(problem),
-            overlap=True,
-        )
-        return Recipe((call,))
+        program = Program.of("pixel_shuffle/naive.cu", problem=problem)
+        return launch(program, blocks(problem.elements, config.threads), config.threads, *arguments(problem))
 
 
-# Predictions for 256 channels of 128 x 128 to 64 of 256 x 256, batch 8, fp16: 134 MB, 32 us.
-NAIVE = Naive("naive", "one thread an element, in the order of the larger image", None, None)
-
-
-# --- rungs, runs: neighbours in a row of the larger image a thread
+# Predictions are for 256 channels of 128 x 128 to 64 of 256 x 256, batch 8, fp16: 134 MB, 32 us.
+NAIVE = Naive("naive", "one thread per element, in the order of the larger image", None, None)
 
 
 class Runs(Rung[PixelShuffleProblem, ThreadsConfig]):
     def supports(self, problem: PixelShuffleProblem) -> str | None:
         if problem.layout != "nchw":
-            return f"{self.name} takes layout nchw, not {problem.layout}"
+            return f"{self.name} supports layout nchw, not {problem.layout}"
         if self._threads(problem) >= 2**31:
-            return f"{self.name} counts threads in 32 bits; there are too many for {problem.name}"
+            return f"{self.name} counts threads in 32 bits; {problem.name} needs more"
         return unsupported_pitch(self.name, problem)
 
     def configs(self, problem: PixelShuffleProblem) -> tuple[ThreadsConfig, ...]:
         return tuple(ThreadsConfig(threads) for threads in (256, 128))
 
     def recipe(self, problem: PixelShuffleProblem, config: ThreadsConfig) -> Recipe:
-        run = {"RUN": self._run(problem)}
-        call = KernelCall(
-            Program.of("pixel_shuffle/runs.cu", "pixel_shuffle_runs", kernel_constants(problem) | run),
-            (blocks(self._threads(problem), config.threads), 1, 1),
-            (config.threads, 1, 1),
-            passed(problem),
-            overlap=True,
-        )
-        return Recipe((call,))
+        program = Program.of("pixel_shuffle/runs.cu", problem=problem, run=self._run(problem))
+        grid = blocks(self._threads(problem), config.threads)
+        return launch(program, grid, config.threads, *arguments(problem))
 
     def _run(self, problem: PixelShuffleProblem) -> int:
         return widest_vector(problem.dtype, problem.small[1] * problem.factor)
@@ -185,31 +153,30 @@ class Runs(Rung[PixelShuffleProblem, ThreadsConfig]):
         return problem.elements // self._run(problem)
 
 
-# Predictions for 256 channels of 128 x 128 to 64 of 256 x 256, batch 8, fp16: 134 MB, 32 us.
 RUNS = Runs(
     "runs",
-    "neighbours in a row of the larger image a thread, 16 bytes at once, whose place is found once",
+    "16 bytes of a row of the larger image per thread, located once",
     below="naive",
     # 34 million threads with four divisions of 64 bits each (200 us) against 35 us.
     predicted_gain=5.0,
 )
 
 
-# --- rungs, vectorised: a thread takes some channels of a whole block of pixels, which it sorts in registers
+# --- rung vectorised: a thread permutes some channels of a whole block of pixels in registers
 
 
 MOST_BYTES = 256
-"""What a thread sorts at most: half of what its registers hold."""
+"""Most bytes that a thread permutes: half of its registers."""
 
 
-class Vectorised(Rung[PixelShuffleProblem, ThreadsConfig]):
+class Vectorized(Rung[PixelShuffleProblem, ThreadsConfig]):
     def supports(self, problem: PixelShuffleProblem) -> str | None:
         if problem.layout != "nhwc":
-            return f"{self.name} takes layout nhwc, not {problem.layout}"
+            return f"{self.name} supports layout nhwc, not {problem.layout}"
         if problem.factor**2 * ELEMENT_BYTES[problem.dtype] > MOST_BYTES:
-            return f"{self.name} sorts up to {MOST_BYTES} bytes in registers; a factor of {problem.factor} has more"
+            return f"{self.name} permutes up to {MOST_BYTES} bytes in registers; a factor of {problem.factor} has more"
         if self._threads(problem) >= 2**31:
-            return f"{self.name} counts threads in 32 bits; there are too many for {problem.name}"
+            return f"{self.name} counts threads in 32 bits; {problem.name} needs more"
         return unsupported_pitch(self.name, problem, ("x", "y"))
 
     def configs(self, problem: PixelShuffleProblem) -> tuple[ThreadsConfig, ...]:
@@ -217,21 +184,13 @@ class Vectorised(Rung[PixelShuffleProblem, ThreadsConfig]):
 
     def recipe(self, problem: PixelShuffleProblem, config: ThreadsConfig) -> Recipe:
         vector = self._vector(problem)
-        whole = vector * problem.factor**2
-        run = {"VECTOR": vector, "WIDE": widest_vector(problem.dtype, whole)}
-        call = KernelCall(
-            Program.of(
-                "pixel_shuffle/vectorised.cu", "pixel_shuffle_vectorised", kernel_constants(problem) | run
-            ),
-            (blocks(self._threads(problem), config.threads), 1, 1),
-            (config.threads, 1, 1),
-            passed(problem),
-            overlap=True,
-        )
-        return Recipe((call,))
+        wide = widest_vector(problem.dtype, vector * problem.factor**2)
+        program = Program.of("pixel_shuffle/vectorised.cu", problem=problem, vector=vector, wide=wide)
+        grid = blocks(self._threads(problem), config.threads)
+        return launch(program, grid, config.threads, *arguments(problem))
 
     def _vector(self, problem: PixelShuffleProblem) -> int:
-        """Channels of the larger image: what divides them and leaves a block of pixels in registers."""
+        """Return the most channels of the larger image that divide evenly and fit a block into registers."""
         vector = widest_vector(problem.dtype, problem.few_channels)
         while vector > 1 and vector * problem.factor**2 * ELEMENT_BYTES[problem.dtype] > MOST_BYTES:
             vector //= 2
@@ -241,17 +200,16 @@ class Vectorised(Rung[PixelShuffleProblem, ThreadsConfig]):
         return problem.elements // (self._vector(problem) * problem.factor**2)
 
 
-# Predictions for 256 channels of 128 x 128 to 64 of 256 x 256, batch 8, fp16: 134 MB, 32 us.
-VECTORISED = Vectorised(
+VECTORISED = Vectorized(
     "vectorised",
-    "a thread takes some channels of a block of pixels, sorts them in registers and moves 16 bytes at once both ways",
+    "a thread permutes some channels of a block of pixels in registers and moves 16 bytes at once both ways",
     below="naive",
     # 34 million threads of 80 instructions (93 us), and reads of 2 bytes 8 apart; against 32 us.
     predicted_gain=3.0,
 )
 
 
-# --- problems to measure and to test
+# --- problems
 
 
 PROBLEMS = (
@@ -259,8 +217,7 @@ PROBLEMS = (
     PixelShuffleProblem(8, 12, 256, 256, 2),
     PixelShuffleProblem(8, 64, 256, 256, 2, down=True),
 )
-"""What `escalade ladder pixel_shuffle` measures: an upscaler's features, its image in three colours, and a detector's
-first layer."""
+"""Problems of `escalade ladder`: an upscaler's features, its RGB image, and a detector's first layer."""
 
 SMALL_PROBLEMS = (
     PixelShuffleProblem(2, 32, 3, 4, 2),
@@ -272,15 +229,13 @@ SMALL_PROBLEMS = (
     PixelShuffleProblem(1, 5, 2, 2, 1),
     PixelShuffleProblem(1, 48, 2, 3, 2, layout="nhwc", x_pitch=64, y_pitch=24),
 )
-"""Small problems that between them have both ways, odd factors and channels, a factor too large for a thread's
-registers, and parts of larger buffers."""
+"""Small problems: both directions, odd factors and channels, a factor too large for registers, and pitches."""
 
 
 # --- the reference
 
 
 def shuffled(x: torch.Tensor, factor: int, down: bool) -> torch.Tensor:
-    """PyTorch's result."""
     return F.pixel_unshuffle(x, factor) if down else F.pixel_shuffle(x, factor)
 
 
@@ -289,7 +244,6 @@ def peer(problem: PixelShuffleProblem, inputs: Mapping[str, torch.Tensor]) -> to
 
 
 def exact(problem: PixelShuffleProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """The result in float64."""
     return peer(problem, {"x": inputs["x"].double()})
 
 
@@ -324,32 +278,25 @@ PIXEL_SHUFFLE = PixelShuffle()
 def pixel_shuffle(
     x: torch.Tensor, factor: int, *, down: bool = False, rung: str | None = None
 ) -> torch.Tensor:
-    """Channels as pixels, as `torch.nn.functional.pixel_shuffle`; with `down` as `pixel_unshuffle`.
+    """Rearrange channels as pixels, as `torch.nn.functional.pixel_shuffle`; with `down` as `pixel_unshuffle`.
 
-    NCHW and channels_last inputs are taken as they are (the result has x's layout), anything else is copied first.
-    `rung` names one rung of the ladder instead of the chosen one.
+    NCHW and channels_last inputs are read in place and give the result's layout; others are copied first. `rung` names
+    a rung of the ladder instead of the chosen one.
     """
     return OPERATOR(x, factor, down, rung)
 
 
-def _run(x: torch.Tensor, factor: int, down: bool, rung: str | None = None) -> torch.Tensor:
+def _plan(x: torch.Tensor, factor: int, down: bool, rung: str | None = None) -> CallPlan:
     check_images("pixel_shuffle", x)
-    batch, channels, height, width = x.shape
-    problem = PixelShuffleProblem(
-        batch, channels, height, width, factor, down, dtype_of("pixel_shuffle", x), layout_of(x)
-    )
-    y = empty_output(problem, x.device)
-    if problem.batch == 0:
-        require_rung(PIXEL_SHUFFLE, rung)
-        return y
-    prepare_rung(PIXEL_SHUFFLE, problem, x.device, rung).run({"x": pack_aligned(x, problem.layout), "y": y})
-    return y
+    n, c, h, w = x.shape
+    problem = PixelShuffleProblem(n, c, h, w, factor, down, dtype_of("pixel_shuffle", x), layout_of(x))
+    return pooling.plan(PIXEL_SHUFFLE, problem, x, rung)
 
 
-def _fake(x: torch.Tensor, factor: int, down: bool, rung: str | None = None) -> torch.Tensor:
+def _fake(x: torch.Tensor, factor: int, down: bool, *_: object) -> torch.Tensor:
     check_images("pixel_shuffle", x)
     if factor < 1:
-        raise UnsupportedError(f"factor of {factor}: it must be at least 1")
+        raise UnsupportedError(f"factor is {factor}: it must be at least 1")
     batch, channels, height, width = x.shape
     if down:
         return empty_images_like(x, (batch, channels * factor**2, height // factor, width // factor))
@@ -361,11 +308,7 @@ def _setup(ctx, inputs, output):  # type: ignore[no-untyped-def]
 
 
 def _backward(ctx, gradient):  # type: ignore[no-untyped-def]
-    """The other way round, by PyTorch."""
     return shuffled(gradient, ctx.factor, not ctx.down), None, None, None
 
 
-OPERATOR = define(
-    "pixel_shuffle(Tensor x, int factor, bool down, str? rung=None) -> Tensor", _run, _fake, setup=_setup,
-    backward=_backward,
-)  # fmt: skip
+OPERATOR = define_planned("pixel_shuffle", _plan, _fake, setup=_setup, backward=_backward)

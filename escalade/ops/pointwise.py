@@ -1,4 +1,4 @@
-"""Any function of single elements."""
+"""Any element-wise function."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from escalade.ops.shared.pointwise import (
 
 
 READ = (*DTYPES, "uint8")
-"""What operands may hold. Truth values are bytes of 0 and 1."""
+"""Dtypes of operands. Booleans are bytes of 0 and 1."""
 MOST_OPERANDS = 16
 MOST_RESULTS = 8
 _NAME = re.compile(r"(?P<shape>\d+(x\d+)*)\[(?P<expression>[^\]]+)\](\((?P<operands>[^)]+)\))?")
@@ -46,8 +46,8 @@ _OPERAND = re.compile(r"(?P<name>\w+):(?P<strides>\d+(,\d+)*)?(:(?P<dtype>\w+))?
 
 @dataclass(frozen=True)
 class View:
-    """How an operand lies in memory: strides along dimensions that are broadcast against the result's, and its dtype;
-    empty for the problem's."""
+    """Memory layout of an operand: strides of dimensions that broadcast against the result's, and its dtype; empty for
+    the problem's."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
@@ -56,10 +56,10 @@ class View:
 
 @dataclass(frozen=True)
 class PointwiseProblem:
-    """y = expression(operands) for each element of a result whose dimensions lie in memory as they come.
+    """y = expression(operands) for each element of a dense result.
 
-    Make one of views by `of`, which puts dimensions together: an operand of `operands` has a stride for each that is
-    left, 0 where it is broadcast.
+    Build one from views with `of`, which merges dimensions. Each operand has one stride per remaining dimension, 0
+    where it is broadcast.
     """
 
     shape: tuple[int, ...]
@@ -68,7 +68,7 @@ class PointwiseProblem:
     dtype: str = "fp32"
     layout: str = "flat"
     batch: int = 1
-    """Elements belong to no image; records of all operations have a batch."""
+    """Always 1; records of all operations have a batch."""
 
     def __post_init__(self) -> None:
         program = Expression.parse(self.expression)
@@ -76,12 +76,12 @@ class PointwiseProblem:
         check("pointwise", math.prod(self.shape), self.batch, self.dtype, self.layout)
         if tuple(operand.name for operand in self.operands) != program.inputs or not program.inputs:
             raise UnsupportedError(
-                f"{program.text}: the operands are those that it names, in that order: "
+                f"{program.text}: operands must be its inputs, in this order: "
                 f"{', '.join(program.inputs) or 'at least one'}"
             )
         if len(self.operands) > MOST_OPERANDS or len(program.results) > MOST_RESULTS:
             raise UnsupportedError(
-                f"{len(self.operands)} operands and {len(program.results)} results: pointwise takes up to "
+                f"{len(self.operands)} operands and {len(program.results)} results: pointwise supports up to "
                 f"{MOST_OPERANDS} and {MOST_RESULTS}"
             )
         for operand in self.operands:
@@ -90,16 +90,16 @@ class PointwiseProblem:
                 0 <= stride < 2**31 for stride in operand.strides
             ):
                 raise UnsupportedError(
-                    f"{operand.name} has strides {operand.strides}: there is one below 2^31 for each of the "
-                    f"{len(self.shape)} dimensions"
+                    f"{operand.name} has strides {operand.strides}: each of the {len(self.shape)} dimensions needs one "
+                    "below 2^31"
                 )
 
     @staticmethod
     def of(
         expression: str, shape: Sequence[int], views: Mapping[str, View], dtype: str = "fp32"
     ) -> PointwiseProblem:
-        """The problem of a dense result and operands, by name, that are broadcast to it as PyTorch does; with as few
-        dimensions as say it all."""
+        """Return the problem of a dense result and of operands that broadcast to it, with as few dimensions as
+        possible."""
         program = Expression.parse(expression)
         names = program.inputs
         strides = [_broadcast(views[name], shape) for name in names]
@@ -112,10 +112,10 @@ class PointwiseProblem:
 
     @staticmethod
     def parse(name: str, dtype: str = "fp32") -> PointwiseProblem:
-        """The problem of a name such as `3136x64[x*scale](scale:0,1)`."""
+        """Parse a name such as `3136x64[x*scale](scale:0,1)`."""
         form = (
             "pointwise program; the form is 3136x64[x*scale](scale:0,1): the sizes, the expression, and the strides of "
-            "operands that are not dense, a semicolon between two, with :uint8 behind those of another type"
+            "operands that are not dense, separated by semicolons, with :uint8 after those of another type"
         )
         found = match_name(_NAME, name, form)
         shape = tuple(int(size) for size in found["shape"].split("x"))
@@ -131,16 +131,16 @@ class PointwiseProblem:
 
     @property
     def name(self) -> str:
-        """Short and stable; `parse` is its inverse (the dtype stands apart)."""
+        """Short and stable; `parse` is its inverse (the dtype is not part of it)."""
         dense = dense_strides(self.shape)
-        further = []
+        listed = []
         for operand in self.operands:
             strides = "" if operand.strides == dense else ",".join(map(str, operand.strides))
             other = "" if operand.dtype == self.dtype else f":{operand.dtype}"
             if strides or other:
-                further.append(f"{operand.name}:{strides}{other}")
+                listed.append(f"{operand.name}:{strides}{other}")
         sizes = "x".join(map(str, self.shape))
-        return f"{sizes}[{self.expression.replace(' ', '')}]" + (f"({';'.join(further)})" if further else "")
+        return f"{sizes}[{self.expression.replace(' ', '')}]" + (f"({';'.join(listed)})" if listed else "")
 
     @property
     def program(self) -> Expression:
@@ -164,18 +164,17 @@ class PointwiseProblem:
 
     @property
     def rounding(self) -> float:
-        """Each function rounds once."""
-        return 2.0**-24 * max(1, len(self.program.calls))
+        return 2.0**-24 * max(1, len(self.program.calls))  # one rounding per function
 
 
 def _broadcast(view: View, shape: Sequence[int]) -> tuple[int, ...]:
-    """A view's strides along the result's dimensions."""
+    """Return a view's strides along the result's dimensions."""
     missing = len(shape) - len(view.shape)
     fits = missing >= 0 and all(
         own in (1, size) for own, size in zip(view.shape, shape[missing:], strict=True)
     )
     if not fits:
-        raise UnsupportedError(f"an operand of sizes {list(view.shape)} has no place in {list(shape)}")
+        raise UnsupportedError(f"an operand of shape {list(view.shape)} does not broadcast to {list(shape)}")
     own = (0 if size == 1 else stride for size, stride in zip(view.shape, view.strides, strict=True))
     return (*(0,) * missing, *own)
 
@@ -183,7 +182,7 @@ def _broadcast(view: View, shape: Sequence[int]) -> tuple[int, ...]:
 def _collapsed(
     shape: Sequence[int], strides: Sequence[tuple[int, ...]]
 ) -> tuple[tuple[int, ...], list[tuple[int, ...]]]:
-    """Neighbouring dimensions made one wherever every operand passes from one to the other as it passes along it."""
+    """Merge adjacent dimensions wherever all operands are contiguous across them."""
     sizes: list[int] = []
     kept: list[list[int]] = [[] for _ in strides]
     for axis, size in enumerate(shape):
@@ -203,19 +202,19 @@ def _collapsed(
     return tuple(sizes), [tuple(own) for own in kept]
 
 
-# --- rungs, pointwise: the rungs of pointwise: those that all operations on single elements share
+# --- rungs
 
 
-# Predictions are for silu of 51,380,224 elements in fp16, 206 MB to move: 49 us at 4.24 TB/s. An element a thread has
-# at most 2,048 loads of 2 bytes under way on an SM; at 0.7 us each, 132 SMs read 0.77 TB/s: 133 us. In fp32, with twice
-# the bytes under way, the gain should be 1.3.
+# Predictions are for silu of 51,380,224 elements in fp16, 206 MB to move: 49 us at 4.24 TB/s. One element per thread
+# has at most 2,048 loads of 2 bytes in flight per SM; at 0.7 us each, 132 SMs read 0.77 TB/s: 133 us. In fp32, with
+# twice the bytes in flight, the gain should be 1.3.
 RUNGS: tuple[Rung[Any], ...] = (
-    Naive("naive", "an element a thread, its place by division", None, None),
-    Vectorized("vectorised", "16 bytes an access, several under way in a thread", "naive", 2.6),
+    Naive("naive", "one element per thread, located by division", None, None),
+    Vectorized("vectorised", "16 bytes per access, several in flight per thread", "naive", 2.6),
 )
 
 
-# --- problems to measure and to test
+# --- problems
 
 
 PROBLEMS = tuple(
@@ -233,7 +232,7 @@ PROBLEMS = tuple(
         ),
     )
 )
-"""Activations of ResNet-50's sizes at batch 256, a scaled residual, factors by channel, by image and by plane."""
+"""Activations of ResNet-50's sizes at batch 256, a scaled residual, factors per channel, per image and per plane."""
 
 SMALL_PROBLEMS = tuple(
     map(
@@ -258,19 +257,17 @@ SMALL_PROBLEMS = tuple(
 
 
 def exact(problem: PointwiseProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """The first result in float64."""
     return results(problem, inputs, torch.float64)[0]
 
 
 def peer(problem: PointwiseProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """PyTorch's first result in the problem's dtype."""
     return results(problem, inputs, STORAGE[problem.dtype])[0]
 
 
 def results(
     problem: PointwiseProblem, inputs: Mapping[str, torch.Tensor], dtype: torch.dtype
 ) -> tuple[torch.Tensor, ...]:
-    """All results in a dtype, in the order in which they lie in memory."""
+    """Return all results in a dtype, in memory order."""
     seen = {
         operand.name: in_memory(inputs[operand.name]).as_strided(problem.shape, operand.strides).to(dtype)
         for operand in problem.operands
@@ -279,7 +276,7 @@ def results(
 
 
 def in_memory(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor's elements as they lie in memory, without gaps."""
+    """Return a tensor's elements in memory order, without gaps."""
     if tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last):
         tensor = tensor.permute(0, 2, 3, 1)
     return tensor.contiguous().view(-1)
@@ -323,15 +320,15 @@ _BYTES = (torch.uint8, torch.bool)
 def pointwise(
     expression: str, *, rung: str | None = None, **tensors: torch.Tensor
 ) -> torch.Tensor | tuple[torch.Tensor, ...]:
-    """What an expression such as `x * sigmoid(gate)` computes of the tensors that it names, broadcast as PyTorch does.
+    """Evaluate an expression such as `x * sigmoid(gate)` on the tensors it names, with broadcasting.
 
-    They are float32, float16 or bfloat16, all of one type, or uint8 or bool; several results are a tuple.
+    They are float32, float16 or bfloat16, all of one dtype, or uint8 or bool. Several results are a tuple.
     """
     names = Expression.parse(expression).inputs
     if set(names) != set(tensors) or not names:
         raise UnsupportedError(
-            f"{expression!r} is of {', '.join(names) or 'nothing'}, and {', '.join(tensors) or 'nothing'} is given; "
-            "pointwise takes the tensors that an expression names, at least one"
+            f"{expression!r} uses {', '.join(names) or 'nothing'}, but {', '.join(tensors) or 'nothing'} is given; "
+            "pass exactly the tensors that the expression names, at least one"
         )
     first, *others = (tensors[name] for name in names)
     results = OPERATOR(first, others, expression, rung)
@@ -343,25 +340,25 @@ def _given(x: torch.Tensor, others: list[torch.Tensor], expression: str) -> dict
 
 
 def _dtype(tensors: dict[str, torch.Tensor]) -> str:
-    """The one floating type of the tensors."""
+    """Return the one floating dtype of the tensors."""
     x = next(iter(tensors.values()))
     floating = {name: tensor for name, tensor in tensors.items() if tensor.dtype not in _BYTES}
     types = {tensor.dtype for tensor in floating.values()}
     if len(types) != 1:
         given = ", ".join(f"{name} is {tensor.dtype}" for name, tensor in tensors.items())
-        raise UnsupportedError(f"{given}; pointwise takes floating-point tensors of one type, at least one")
+        raise UnsupportedError(f"{given}; pointwise needs floating-point tensors of one dtype, at least one")
     for name, tensor in tensors.items():
         require_same_device(x, name, tensor)
     return dtype_of("pointwise", next(iter(floating.values())))
 
 
-def _room(tensors: dict[str, torch.Tensor], count: int) -> list[torch.Tensor]:
-    """Results in the order of the first tensor that has all their elements."""
+def _empty_results(tensors: dict[str, torch.Tensor], count: int) -> list[torch.Tensor]:
+    """Return empty results with the memory order of the first tensor that is not broadcast."""
     try:
         shape = torch.broadcast_shapes(*(tensor.shape for tensor in tensors.values()))
     except RuntimeError as error:
         sizes = ", ".join(f"{name} {list(tensor.shape)}" for name, tensor in tensors.items())
-        raise UnsupportedError(f"sizes of {sizes} cannot be broadcast against each other") from error
+        raise UnsupportedError(f"shapes of {sizes} cannot be broadcast against each other") from error
     like = next(iter(tensor for tensor in tensors.values() if tensor.dtype not in _BYTES))
     pattern = next((tensor for tensor in tensors.values() if tensor.shape == shape), None)
     made = like.new_empty(shape) if pattern is None else torch.empty_like(pattern, dtype=like.dtype)
@@ -373,16 +370,18 @@ def _run(
 ) -> list[torch.Tensor]:
     tensors, program = _given(x, others, expression), Expression.parse(expression)
     dtype = _dtype(tensors)
-    results = _room(tensors, len(program.results))
+    results = _empty_results(tensors, len(program.results))
     made = dict(zip(result_names(program), results, strict=True))
-    apart = _apart_from(made, tensors)
-    program, tensors = program.rename(apart), {apart[name]: tensor for name, tensor in tensors.items()}
+    renamed = _distinct_names(made, tensors)
+    program, tensors = program.rename(renamed), {renamed[name]: tensor for name, tensor in tensors.items()}
     y = results[0]
     if y.numel() == 0:
         require_rung(POINTWISE, rung)
         return results
     order = sorted(range(y.dim()), key=lambda axis: (-y.stride()[axis], axis))
-    seen = {name: aligned(_kept(tensor)).expand(y.shape).permute(order) for name, tensor in tensors.items()}
+    seen = {
+        name: aligned(_in_range(tensor)).expand(y.shape).permute(order) for name, tensor in tensors.items()
+    }
     views = {
         name: View(tuple(tensor.shape), _steps(tensor), "uint8" if tensor.dtype in _BYTES else dtype)
         for name, tensor in seen.items()
@@ -392,8 +391,8 @@ def _run(
     return results
 
 
-def _apart_from(made: Iterable[str], names: Iterable[str]) -> dict[str, str]:
-    """A name per input that no result has: the kernel's buffers, y among them, are found by name."""
+def _distinct_names(made: Iterable[str], names: Iterable[str]) -> dict[str, str]:
+    """Return a name for each input that no result has, since the kernel's buffers are bound by name."""
     taken, found = {*made, *names}, {}
     for name in names:
         found[name] = name
@@ -403,8 +402,8 @@ def _apart_from(made: Iterable[str], names: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def _kept(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor; a copy where it reaches so far that strides would not fit."""
+def _in_range(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tensor, or a dense copy if its strides span more than 2^31 elements."""
     reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return tensor if max(math.prod(tensor.shape), reach) < 2**31 else tensor.contiguous()
 
@@ -420,7 +419,7 @@ def _fake(
 ) -> list[torch.Tensor]:
     tensors = _given(x, others, expression)
     _dtype(tensors)
-    return _room(tensors, len(Expression.parse(expression).results))
+    return _empty_results(tensors, len(Expression.parse(expression).results))
 
 
 def _setup(ctx, inputs, output):  # type: ignore[no-untyped-def]
@@ -429,7 +428,7 @@ def _setup(ctx, inputs, output):  # type: ignore[no-untyped-def]
 
 
 def _backward(ctx, gradients):  # type: ignore[no-untyped-def]
-    """PyTorch's own gradient of the expression, function by function."""
+    """Differentiate the expression with PyTorch, function by function."""
     wanted = [tensor.detach().requires_grad_(tensor.is_floating_point()) for tensor in ctx.saved_tensors]
     floating = [tensor for tensor in wanted if tensor.requires_grad]
     with torch.enable_grad():

@@ -1,4 +1,4 @@
-"""Losses that are sums of functions of single elements."""
+"""Losses that are sums of element-wise functions."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from typing import Any, ClassVar
 import torch
 
 from escalade.device.program import Constant, Macro, Program
-from escalade.device.recipe import Buffer, Int64, KernelCall, Recipe, Workspace
+from escalade.device.recipe import Buffer, Int64, Recipe, Workspace
 from escalade.errors import UnsupportedError
 from escalade.ops.base.checks import require
-from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES, STORAGE, dtype_of, element, full_vector
+from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES, STORAGE, dtype_of, full_vector
 from escalade.ops.base.grid import blocks
 from escalade.ops.base.ladder import Ladder
+from escalade.ops.base.launch import kernel_call
 from escalade.ops.base.naming import Named, NamePattern
 from escalade.ops.base.operation import Operation, Reference, Tensors
 from escalade.ops.base.rung import Rung
@@ -38,11 +39,11 @@ INPUTS = ("x", "target")
 
 @dataclass(frozen=True)
 class PointwiseLossProblem(Named):
-    """loss = the mean or sum of term(x, target) over all elements; with `gradient` scale * d loss / d x as well.
+    """loss = mean or sum of term(x, target) over all elements; with `gradient` also scale * d loss / d x.
 
     `expression` is the term and its derivative by x. The loss is fp32, and `scale` an fp32 number on the device; x and
-    the gradient are of `dtype`, and so is the target unless it has a type of its own. With a gradient that one is the
-    buffer y, without it the loss is.
+    the gradient have the `dtype`, and so does the target unless `target` is set. Buffer y is the gradient if there is
+    one, otherwise the loss.
     """
 
     NAME: ClassVar = NamePattern(
@@ -57,9 +58,9 @@ class PointwiseLossProblem(Named):
     dtype: str = "fp32"
     layout: str = "flat"
     target: str = ""
-    """The target's type; empty: `dtype`."""
+    """The target's dtype; empty for `dtype`."""
     batch: int = 1
-    """Elements belong to no image; records of all operations have a batch."""
+    """Always 1; records of all operations have a batch."""
 
     def __post_init__(self) -> None:
         program = Expression.parse(self.expression)
@@ -70,11 +71,11 @@ class PointwiseLossProblem(Named):
         require("pointwise_loss", "target", self.target_dtype, DTYPES)
         require("pointwise_loss", "reduction", self.reduction, REDUCTIONS)
         if self.elements < 1:
-            raise UnsupportedError("a loss of no elements: pointwise_loss takes at least one")
+            raise UnsupportedError("a loss of no elements: pointwise_loss needs at least one")
         if not set(program.inputs) <= set(INPUTS) or len(program.results) != 2:
             raise UnsupportedError(
-                f"{program.text!r} as a loss: it has two results computed from x and target, an element's loss and "
-                "its derivative by x, such as square(x - target), 2 * (x - target)"
+                f"{program.text!r} as a loss: it must have two results computed from x and target, an element's loss "
+                "and its derivative by x, such as square(x - target), 2 * (x - target)"
             )
 
     @property
@@ -83,13 +84,13 @@ class PointwiseLossProblem(Named):
 
     @property
     def program(self) -> Expression:
-        """What is computed of each element: the term, and the derivative where it is asked for."""
+        """The term, and its derivative if needed."""
         whole = Expression.parse(self.expression)
         return whole if self.gradient else Expression.of(whole.calls, whole.results[:1])
 
     @property
     def factor(self) -> float:
-        """What the sum is multiplied by."""
+        """Factor of the sum."""
         return 1 / self.elements if self.reduction == "mean" else 1.0
 
     @property
@@ -103,11 +104,11 @@ class PointwiseLossProblem(Named):
 
     @property
     def rounding(self) -> float:
-        """Each function rounds once; the sums are of few numbers each, of threads, warps and blocks."""
+        """One rounding per function; threads, warps and CTAs each sum few numbers."""
         return 2.0**-24 * (8 + len(self.program.calls))
 
 
-# --- rungs, packs: several packs a thread, a partial sum a block: the rungs of pointwise_loss
+# --- rungs
 
 
 _PARTIALS, _TICKETS = Buffer("partials"), Buffer("tickets")
@@ -117,13 +118,13 @@ _PARTIAL_BYTES, _TICKET_BYTES = 4, 4
 @dataclass(frozen=True)
 class Packs(Rung[PointwiseLossProblem, PacksConfig]):
     wide: bool
-    """Whether an access has 16 bytes, or one element."""
+    """True for 16-byte accesses, False for single elements."""
 
     def supports(self, problem: PointwiseLossProblem) -> str | None:
         return None
 
     def configs(self, problem: PointwiseLossProblem) -> tuple[PacksConfig, ...]:
-        """Offers as many packs a thread as leave enough blocks to go round."""
+        """Default to the most packs per thread that leave enough CTAs."""
         every = [PacksConfig(threads, packs) for threads in (256, 512, 128) for packs in (4, 2, 1)]
         fits = (config for config in every if self._blocks(problem, config) >= self.card.busy_blocks)
         default = next(fits, PacksConfig(packs=1))
@@ -131,50 +132,47 @@ class Packs(Rung[PointwiseLossProblem, PacksConfig]):
 
     def recipe(self, problem: PointwiseLossProblem, config: PacksConfig) -> Recipe:
         count, program = self._blocks(problem, config), problem.program
-        constants: dict[str, Constant] = {
-            **program.constants(problem.dtype), "INPUTS": Macro(", ".join(program.inputs)),
-            "Element": element(problem.dtype), "Target": element(problem.target_dtype),
-            "HAS_GRADIENT": problem.gradient, "VECTOR": self._vector(problem), "PACKS": config.packs,
-            "THREADS": config.threads,
+        generated: dict[str, Constant] = {
+            **program.constants(problem.dtype), "INPUTS": Macro(", ".join(program.inputs))
         }  # fmt: skip
-        call = KernelCall(
-            Program.of("pointwise_loss/packs.cu", "pointwise_loss_packs", constants),
-            (count, 1, 1),
-            (config.threads, 1, 1),
-            (
-                Buffer("x"), Buffer("target"), Buffer("scale", optional=True),
-                Buffer("y" if problem.gradient else "", optional=True), _PARTIALS, _TICKETS,
-                Buffer(loss_buffer(problem)), Int64(problem.elements), problem.factor,
+        call = kernel_call(
+            Program.of(
+                "pointwise_loss/packs.cu", constants=generated,
+                problem=problem, config=config, vector=self._vector(problem),
             ),
-            overlap=True,
+            count,
+            config.threads,
+            Buffer("x"), Buffer("target"), Buffer("scale", optional=True),
+            Buffer("y" if problem.gradient else "", optional=True), _PARTIALS, _TICKETS,
+            Buffer(loss_buffer(problem)), Int64(problem.elements), problem.factor,
         )  # fmt: skip
-        meeting = Workspace(_TICKETS.name, _TICKET_BYTES, zeroed=True)
-        return Recipe((call,), (Workspace(_PARTIALS.name, count * _PARTIAL_BYTES), meeting))
+        tickets = Workspace(_TICKETS.name, _TICKET_BYTES, zeroed=True)
+        return Recipe((call,), (Workspace(_PARTIALS.name, count * _PARTIAL_BYTES), tickets))
 
     def _vector(self, problem: PointwiseLossProblem) -> int:
-        """Elements of an access, which has at most 16 bytes of either tensor."""
+        """Return the elements per access, at most 16 bytes of either tensor."""
         return min(full_vector(problem.dtype), full_vector(problem.target_dtype)) if self.wide else 1
 
     def _blocks(self, problem: PointwiseLossProblem, config: PacksConfig) -> int:
         return blocks(problem.elements // self._vector(problem), config.threads * config.packs)
 
 
-# Predictions are for the error of 2^25 elements in fp16 without a gradient: 134 MB, 32 us at the rate of a copy. With 2
-# bytes an access a multiprocessor's 2,048 threads have 32 KiB of four packs of both tensors under way, which memory
-# answers in 0.7 us: as many as it takes, but four times the instructions.
+# Predictions are for the error of 2^25 elements in fp16 without a gradient: 134 MB, 32 us at copy rate. With 2-byte
+# accesses the 2,048 threads of an SM have 32 KiB of four packs of both tensors in flight, which memory answers in 0.7
+# us: enough, but four times the instructions.
 RUNGS: tuple[Rung[PointwiseLossProblem], ...] = (
-    Packs("single", "an element an access, several under way in a thread", None, None, wide=False),
-    Packs("vectorised", "16 bytes an access", "single", 1.8, wide=True),
+    Packs("single", "one element per access, several in flight per thread", None, None, wide=False),
+    Packs("vectorised", "16 bytes per access", "single", 1.8, wide=True),
 )
 
 
-# --- problems to measure and to test
+# --- problems
 
 
 MSE = "d = x - target; d * d, 2 * d"
 """Squared differences."""
 _LOGISTIC = "relu(x) - x * target + log1p(exp(-abs(x))), sigmoid(x) - target"
-"""The binary cross-entropy of logits."""
+"""Binary cross-entropy of logits."""
 
 PROBLEMS = tuple(
     PointwiseLossProblem(elements, MSE, gradient=gradient)
@@ -190,15 +188,14 @@ SMALL_PROBLEMS = (
     PointwiseLossProblem(6000, MSE, gradient=True, dtype="fp16", target="fp32"),
     PointwiseLossProblem(515, _LOGISTIC, "sum", gradient=True),
 )
-"""Small problems that between them have several blocks, a part of one and of a pack, both reductions, and a
-target of another type."""
+"""Small problems: several CTAs, part of one and of a pack, both reductions, and a target of another dtype."""
 
 
 # --- the reference
 
 
 def random_inputs(problem: PointwiseLossProblem, device: torch.device, seed: int) -> dict[str, torch.Tensor]:
-    """Normal deviates, targets between 0 and 1, and a scale of the gradient where there is one."""
+    """Normal x, targets between 0 and 1, and the scale of the gradient if there is one."""
     generator = torch.Generator(device=device).manual_seed(seed)
     storage = STORAGE[problem.dtype]
     inputs = {
@@ -207,7 +204,7 @@ def random_inputs(problem: PointwiseLossProblem, device: torch.device, seed: int
             STORAGE[problem.target_dtype]
         ),
     }
-    # Large enough that the gradients of a mean are no subnormal numbers in fp16.
+    # Large enough that the gradients of a mean are not subnormal in fp16.
     scale = torch.tensor([0.75 * (problem.elements if problem.reduction == "mean" else 1)], device=device)
     return {**inputs, "scale": scale} if problem.gradient else inputs
 
@@ -219,16 +216,12 @@ def empty_output(problem: PointwiseLossProblem, device: torch.device) -> torch.T
 
 
 def exact(problem: PointwiseLossProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """The gradient, or without it the loss, in float64."""
-    return (
-        _gradient(problem, inputs, torch.float64)
-        if problem.gradient
-        else loss(problem, inputs, torch.float64)
-    )
+    compute = _gradient if problem.gradient else loss
+    return compute(problem, inputs, torch.float64)
 
 
 def peer(problem: PointwiseLossProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """The gradient or the loss by PyTorch: the gradient in the problem's dtype, the loss in fp32."""
+    """PyTorch's gradient in the problem's dtype, or its loss in fp32."""
     if problem.gradient:
         return _gradient(problem, inputs, STORAGE[problem.dtype])
     return loss(problem, inputs, torch.float32)
@@ -237,7 +230,7 @@ def peer(problem: PointwiseLossProblem, inputs: Mapping[str, torch.Tensor]) -> t
 def loss(
     problem: PointwiseLossProblem, inputs: Mapping[str, torch.Tensor], dtype: torch.dtype
 ) -> torch.Tensor:
-    """The loss in a dtype, one element."""
+    """Return the loss in a dtype, one element."""
     terms = _results(problem, inputs, dtype)[0]
     return (terms.mean() if problem.reduction == "mean" else terms.sum()).reshape(1)
 
@@ -291,10 +284,10 @@ def pointwise_loss(
     *,
     rung: str | None = None,
 ) -> torch.Tensor:
-    """The mean or sum of an expression of each element of x and target, an fp32 number; always the same bits.
+    """Mean or sum of an expression over the elements of x and target, as an fp32 number. Deterministic.
 
     The expression has two results, the loss of an element and its derivative by x, such as `square(x - target), 2 * (x
-    - target)`. The backward pass computes both anew from x and target, in one pass. `rung` names one rung.
+    - target)`. The backward pass recomputes both from x and target, in one pass. `rung` names a rung of the ladder.
     """
     return OPERATOR(x, target, expression, reduction, rung)
 
@@ -308,8 +301,8 @@ def pointwise_loss_with_gradient(
     *,
     rung: str | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The loss, and `scale` times its gradient by x, in one pass: `scale` is an fp32 number on the device, what a loss
-    is multiplied by before its gradients are taken."""
+    """Return the loss, and `scale` times its gradient by x, in one pass. `scale` is an fp32 number on the device, by
+    which the loss is multiplied before differentiation."""
     loss, gradient = _WITH_GRADIENT(x, target, scale, expression, reduction, rung)
     return loss, gradient
 
@@ -317,7 +310,7 @@ def pointwise_loss_with_gradient(
 def mse_loss(
     x: torch.Tensor, target: torch.Tensor, reduction: str = "mean", *, rung: str | None = None
 ) -> torch.Tensor:
-    """The mean or sum of squared differences, an fp32 number. `rung` names one rung of pointwise_loss."""
+    """Mean or sum of squared differences, as an fp32 number. `rung` names a rung of pointwise_loss."""
     return pointwise_loss(x, target, MSE, reduction, rung=rung)
 
 
@@ -328,29 +321,29 @@ def _problem(
     require_alike(x, {"target": target})
     if target.shape != x.shape:
         raise UnsupportedError(
-            f"x is {list(x.shape)} and target {list(target.shape)}; a loss takes two tensors of one shape"
+            f"x is {list(x.shape)} and target {list(target.shape)}; a loss needs two tensors of one shape"
         )
     return PointwiseLossProblem(x.numel(), expression, reduction, gradient, dtype)
 
 
 def _fake(
-    x: torch.Tensor, target: torch.Tensor, expression: str, reduction: str = "mean", rung: str | None = None
+    x: torch.Tensor, target: torch.Tensor, expression: str, reduction: str = "mean", *_: object
 ) -> torch.Tensor:
     _problem(x, target, expression, reduction, gradient=False)
     return x.new_empty((), dtype=torch.float32)
 
 
 def _plan(
-    x: torch.Tensor, target: torch.Tensor, expression: str, reduction: str, rung: str | None
+    x: torch.Tensor, target: torch.Tensor, expression: str, reduction: str = "mean", rung: str | None = None
 ) -> CallPlan:
     problem = _problem(x, target, expression, reduction, gradient=False)
     loss = torch.empty((), device="meta")
-    return CallPlan(prepare(POINTWISE_LOSS, problem, x.device, rung), {"y": loss}, _order(x))
+    return CallPlan(prepare(POINTWISE_LOSS, problem, x.device, rung), {"y": loss}, _packers(x))
 
 
 def _fake_with_gradient(
     x: torch.Tensor, target: torch.Tensor, scale: torch.Tensor, expression: str, reduction: str = "mean",
-    rung: str | None = None,
+    *_: object,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     _problem(x, target, expression, reduction, gradient=True)
     check_scale("pointwise_loss", x, scale)
@@ -362,21 +355,17 @@ def _plan_with_gradient(
     target: torch.Tensor,
     scale: torch.Tensor,
     expression: str,
-    reduction: str,
-    rung: str | None,
+    reduction: str = "mean",
+    rung: str | None = None,
 ) -> CallPlan:
     loss, gradient = _fake_with_gradient(x, target, scale, expression, reduction)
     problem = _problem(x, target, expression, reduction, gradient=True)
-    return CallPlan(
-        prepare(POINTWISE_LOSS, problem, x.device, rung),
-        {"loss": loss, "y": gradient},
-        _order(x),
-        results=("loss", "y"),
-    )
+    prepared = prepare(POINTWISE_LOSS, problem, x.device, rung)
+    return CallPlan(prepared, {"loss": loss, "y": gradient}, _packers(x), results=("loss", "y"))
 
 
-def _order(x: torch.Tensor) -> dict[str, Packer]:
-    """Both tensors without gaps, in the order that x has its dimensions in."""
+def _packers(x: torch.Tensor) -> dict[str, Packer]:
+    """Make both tensors dense, in the memory order of x."""
     return dict.fromkeys(("x", "target"), packer_like(torch.empty_like(x, device="meta")))
 
 
@@ -388,24 +377,14 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
 def _backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
     x, target = ctx.saved_tensors
     if ctx.needs_input_grad[1]:
-        raise UnsupportedError("pointwise_loss has a gradient by x alone; its target needs none: detach it")
+        raise UnsupportedError("pointwise_loss is differentiable by x only; detach the target")
     _, found = _WITH_GRADIENT(x, target, gradient, ctx.expression, ctx.reduction, None)
     return found, None, None, None, None
 
 
-OPERATOR = define_planned(
-    "pointwise_loss(Tensor x, Tensor target, str expression, str reduction='mean', str? rung=None) -> Tensor",
-    _plan,
-    _fake,
-    setup=_setup,
-    backward=_backward,
-)
+OPERATOR = define_planned("pointwise_loss", _plan, _fake, setup=_setup, backward=_backward)
 _SETUP_NONE, _BACKWARD_NONE = no_second_derivative("pointwise_loss")
 _WITH_GRADIENT = define_planned(
-    "pointwise_loss_with_gradient(Tensor x, Tensor target, Tensor scale, str expression, str reduction='mean', "
-    "str? rung=None) -> (Tensor, Tensor)",
-    _plan_with_gradient,
-    _fake_with_gradient,
-    setup=_SETUP_NONE,
-    backward=_BACKWARD_NONE,
-)
+    "pointwise_loss_with_gradient", _plan_with_gradient, _fake_with_gradient, returns="(Tensor, Tensor)",
+    setup=_SETUP_NONE, backward=_BACKWARD_NONE,
+)  # fmt: skip

@@ -1,4 +1,4 @@
-"""Quantisation to FP8."""
+"""Quantization to FP8."""
 
 from __future__ import annotations
 
@@ -9,48 +9,36 @@ from typing import ClassVar
 import torch
 
 from escalade.device.architecture import WITH_FP8
-from escalade.device.program import Constant, Program
-from escalade.device.recipe import Buffer, Int64, KernelCall, Recipe
-from escalade.device.strides import aligned
+from escalade.device.program import Program
+from escalade.device.recipe import Buffer, Int64, Recipe
 from escalade.errors import UnsupportedError
-from escalade.ops.base.dtypes import (
-    DTYPES,
-    E4M3,
-    ELEMENT_BYTES,
-    STORAGE,
-    VECTOR_BYTES,
-    dtype_of,
-    element,
-    to_e4m3,
-)
+from escalade.ops.base.dtypes import DTYPES, E4M3, ELEMENT_BYTES, STORAGE, VECTOR_BYTES, dtype_of, to_e4m3
 from escalade.ops.base.grid import blocks
 from escalade.ops.base.ladder import Ladder
+from escalade.ops.base.launch import launch
 from escalade.ops.base.naming import Named, NamePattern
 from escalade.ops.base.operation import Operation, Reference
 from escalade.ops.base.rung import C, Rung, ThreadsConfig
-from escalade.ops.calling.executables import prepare_rung
-from escalade.ops.calling.library import define, require_rung
+from escalade.ops.calling.call import CallPlan, prepare
+from escalade.ops.calling.library import define_planned
 from escalade.ops.shared import pointwise
-from escalade.ops.shared.pointwise import PacksConfig, check
+from escalade.ops.shared.pointwise import PacksConfig, check, packer_like
 
 # --- the problem
 
 
 @dataclass(frozen=True)
 class QuantiseProblem(Named):
-    """y = e4m3(x * factor) over `elements` elements: to nearest, within ±448. A NaN stays a NaN."""
+    """y = e4m3(x * factor) over `elements` elements: to nearest, saturating at ±448. NaN is preserved."""
 
-    NAME: ClassVar = NamePattern(
-        "quantization",
-        "quantise_{elements}",
-    )
+    NAME: ClassVar = NamePattern("quantization", "quantise_{elements}")
 
     elements: int
     dtype: str = "fp32"
-    """The dtype of x."""
+    """Dtype of x."""
     layout: str = "flat"
     batch: int = 1
-    """Elements belong to no image; records of all operations have a batch."""
+    """Always 1; records of all operations have a batch."""
 
     def __post_init__(self) -> None:
         check("quantise", self.elements, self.batch, self.dtype, self.layout)
@@ -68,49 +56,40 @@ class QuantiseProblem(Named):
         return 2.0**-24
 
 
-# --- rungs, pointwise: the rungs of quantise: an element a thread, and 16 bytes an access
-
-
-"""The older ones have no conversion to e4m3."""
+# --- rungs
 
 
 @dataclass(frozen=True)
-class _Quantiser(Rung[QuantiseProblem, C]):
+class _Quantizer(Rung[QuantiseProblem, C]):
     @property
     def architectures(self) -> tuple[str, ...]:
-        return WITH_FP8
+        return WITH_FP8  # older ones have no conversion to e4m3
 
     def supports(self, problem: QuantiseProblem) -> str | None:
         return None
 
 
 @dataclass(frozen=True)
-class Naive(_Quantiser[ThreadsConfig]):
+class Naive(_Quantizer[ThreadsConfig]):
     def configs(self, problem: QuantiseProblem) -> tuple[ThreadsConfig, ...]:
         return tuple(ThreadsConfig(threads) for threads in (256, 512, 128))
 
     def recipe(self, problem: QuantiseProblem, config: ThreadsConfig) -> Recipe:
-        constants: dict[str, Constant] = {"Element": element(problem.dtype)}
-        program = Program.of("quantise/naive.cu", "quantise_naive", constants)
+        program = Program.of("quantise/naive.cu", problem=problem)
         return _launch(problem, program, blocks(problem.elements, config.threads), config.threads)
 
 
 @dataclass(frozen=True)
-class Vectorised(_Quantiser[PacksConfig]):
+class Vectorized(_Quantizer[PacksConfig]):
     def configs(self, problem: QuantiseProblem) -> tuple[PacksConfig, ...]:
-        """Offers as many packs a thread as leave enough blocks to go round."""
+        """Default to the most packs per thread that leave enough CTAs."""
         every = [PacksConfig(threads, packs) for threads in (256, 512, 128) for packs in (4, 2, 1, 8)]
         fits = (config for config in every if _vector_blocks(problem, config) >= self.card.busy_blocks)
         default = next(fits, PacksConfig(packs=1))
         return (default, *(config for config in every if config != default))
 
     def recipe(self, problem: QuantiseProblem, config: PacksConfig) -> Recipe:
-        constants: dict[str, Constant] = {
-            "Element": element(problem.dtype),
-            "PACKS": config.packs,
-            "THREADS": config.threads,
-        }
-        program = Program.of("quantise/vectorised.cu", "quantise_vectorised", constants)
+        program = Program.of("quantise/vectorised.cu", problem=problem, config=config)
         return _launch(problem, program, _vector_blocks(problem, config), config.threads)
 
 
@@ -121,20 +100,18 @@ def _vector_blocks(problem: QuantiseProblem, config: PacksConfig) -> int:
 
 def _launch(problem: QuantiseProblem, program: Program, grid: int, threads: int) -> Recipe:
     arguments = (Buffer("x"), Buffer("factor"), Buffer("y"), Int64(problem.elements))
-    return Recipe((KernelCall(program, (grid, 1, 1), (threads, 1, 1), arguments, overlap=True),))
+    return launch(program, grid, threads, *arguments)
 
 
-# Predictions are for 51,380,224 elements in fp16, 154 MB to move: 36 us at 4.24 TB/s. An element a thread has at
-# most 2,048 loads of 2 bytes under way on an SM; at 0.7 us each, 132 SMs read 0.77 TB/s: 133 us.
+# Predictions are for 51,380,224 elements in fp16, 154 MB to move: 36 us at 4.24 TB/s. One element per thread has at
+# most 2,048 loads of 2 bytes in flight per SM; at 0.7 us each, 132 SMs read 0.77 TB/s: 133 us.
 RUNGS: tuple[Rung[QuantiseProblem], ...] = (
-    Naive("naive", "an element a thread", None, None),
-    Vectorised(
-        "vectorised", "16 bytes a load, several under way in a thread, converted in pairs", "naive", 3.5
-    ),
+    Naive("naive", "one element per thread", None, None),
+    Vectorized("vectorised", "16-byte loads, several in flight per thread, converted in pairs", "naive", 3.5),
 )
 
 
-# --- problems to measure and to test
+# --- problems
 
 
 PROBLEMS = (
@@ -142,7 +119,7 @@ PROBLEMS = (
     QuantiseProblem(6_422_528),
     QuantiseProblem(51_380_224),
 )
-"""What ResNet-18's stem gives, 64 channels 56², at batch 1, 32 and 256."""
+"""The output of ResNet-18's stem, 64 channels 56², at batch 1, 32 and 256."""
 
 SMALL_PROBLEMS = (QuantiseProblem(1), QuantiseProblem(1003), QuantiseProblem(8192), QuantiseProblem(9001))
 
@@ -161,12 +138,11 @@ def empty_output(problem: QuantiseProblem, device: torch.device) -> torch.Tensor
 
 
 def exact(problem: QuantiseProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """The values in float64, before they are rounded: what rounding costs is the peer's error too."""
+    """The values in float64 before rounding: the peer has the rounding error too."""
     return inputs["x"].double() * inputs["factor"].double()
 
 
 def peer(problem: QuantiseProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """The values rounded to E4M3 by PyTorch."""
     return to_e4m3(inputs["x"].float() * inputs["factor"])
 
 
@@ -194,9 +170,9 @@ QUANTISE = Quantise()
 
 
 def quantise(x: torch.Tensor, factor: torch.Tensor, *, rung: str | None = None) -> torch.Tensor:
-    """x * factor as float8_e4m3fn, to nearest and within ±448; a tensor of any shape, the result in its layout.
+    """x * factor as float8_e4m3fn, to nearest and saturating at ±448; any shape, the result in its layout.
 
-    `factor` is one fp32 number on x's device. There is no gradient.
+    `factor` is one fp32 number on x's device. Not differentiable.
     """
     return OPERATOR(x, factor, rung)
 
@@ -205,24 +181,20 @@ def _check(x: torch.Tensor, factor: torch.Tensor) -> str:
     dtype = dtype_of("quantise", x)
     if factor.dtype != torch.float32 or factor.numel() != 1 or factor.device != x.device:
         raise UnsupportedError(
-            f"factor is {factor.dtype} of shape {tuple(factor.shape)} on {factor.device}; quantise takes one float32 "
+            f"factor is {factor.dtype} of shape {tuple(factor.shape)} on {factor.device}; quantise needs one float32 "
             f"number on {x.device}"
         )
     return dtype
 
 
-def _run(x: torch.Tensor, factor: torch.Tensor, rung: str | None = None) -> torch.Tensor:
+def _plan(x: torch.Tensor, factor: torch.Tensor, rung: str | None = None) -> CallPlan:
     problem = QuantiseProblem(x.numel(), _check(x, factor))
-    y = torch.empty_like(x, dtype=E4M3)
-    if problem.elements == 0:
-        require_rung(QUANTISE, rung)
-        return y
-    dense = x if x.stride() == y.stride() else torch.empty_like(x).copy_(x)
-    prepare_rung(QUANTISE, problem, x.device, rung).run({"x": aligned(dense), "factor": factor, "y": y})
-    return y
+    y = torch.empty_like(x, dtype=E4M3, device="meta")
+    prepared = prepare(QUANTISE, problem, x.device, rung, problem.elements)
+    return CallPlan(prepared, {"y": y}, {"x": packer_like(y)})
 
 
-def _fake(x: torch.Tensor, factor: torch.Tensor, rung: str | None = None) -> torch.Tensor:
+def _fake(x: torch.Tensor, factor: torch.Tensor, *_: object) -> torch.Tensor:
     _check(x, factor)
     return torch.empty_like(x, dtype=E4M3)
 
@@ -231,9 +203,4 @@ def _backward(ctx, gradient):  # type: ignore[no-untyped-def]
     raise UnsupportedError("quantise has no gradient; detach x, or call it under torch.no_grad()")
 
 
-OPERATOR = define(
-    "quantise(Tensor x, Tensor factor, str? rung=None) -> Tensor",
-    _run,
-    _fake,
-    backward=_backward,
-)
+OPERATOR = define_planned("quantise", _plan, _fake, backward=_backward)

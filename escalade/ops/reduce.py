@@ -13,9 +13,10 @@ from escalade.device.program import Constant, Program
 from escalade.device.recipe import Buffer, Int64, KernelCall, Recipe, Workspace
 from escalade.errors import UnsupportedError
 from escalade.ops.base.checks import require
-from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES, STORAGE, dtype_of, element, widest_vector
+from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES, STORAGE, dtype_of, widest_vector
 from escalade.ops.base.grid import blocks, ceil_div
 from escalade.ops.base.ladder import Ladder
+from escalade.ops.base.launch import kernel_call, launch
 from escalade.ops.base.naming import Named, NamePattern
 from escalade.ops.base.operation import Operation, Reference
 from escalade.ops.base.rung import Config, Rung, ThreadsConfig
@@ -36,7 +37,7 @@ class ReduceProblem(Named):
     """y[o][i] = activated(kind over r of before(x[o][r][i])); x is [batch][reduced][inner], y [batch][inner].
 
     `before` is an expression in `x`, empty for x itself. A variance divides the squared distances from the mean by the
-    number of elements less `correction`. States are fp32, whatever dtype x and y are.
+    number of elements minus `correction`. States are fp32 for every dtype.
     """
 
     NAME: ClassVar = NamePattern(
@@ -60,12 +61,14 @@ class ReduceProblem(Named):
         require("reduce", "kind", self.kind, KINDS)
         check_fields("reduce", self, DTYPES, {"reduced": self.reduced, "inner": self.inner})
         if not math.isfinite(self.correction) or (self.correction and self.kind != "var"):
-            raise UnsupportedError(f"a correction of {self.correction}: it is a number, and a variance's")
+            raise UnsupportedError(
+                f"correction is {self.correction}: it must be finite, and 0 unless kind is var"
+            )
         if self.before:
             expression = Expression.parse(self.before)
             if expression.inputs != ("x",) or len(expression.results) != 1:
                 raise UnsupportedError(
-                    f"{self.before!r} in front of a reduction: it is one result computed from x, such as x * x"
+                    f"before is {self.before!r}: it must be one expression in x, such as x * x"
                 )
             object.__setattr__(self, "before", "" if expression.is_identity else expression.text)
         activation.normalize(self)
@@ -80,7 +83,7 @@ class ReduceProblem(Named):
 
     @property
     def flops(self) -> int:
-        """One an element; of a variance a difference, a square and two sums, of a logsumexp as many."""
+        """One per element; four for a variance or a logsumexp."""
         return self.elements * (4 if self.kind in ("var", "logsumexp") else 1)
 
     @property
@@ -89,50 +92,48 @@ class ReduceProblem(Named):
 
     @property
     def rounding(self) -> float:
-        """A running sum, and of a logsumexp exponents of some 8 in size; of a variance two sums, one of squares."""
+        """A running sum, whose exponents are about 8 in a logsumexp; a variance has two sums, one of squares."""
         sums = 2 if self.kind == "var" else 1
         return sums * 2.0**-24 * (8 + math.sqrt(1 + self.reduced / 6))
 
 
-# --- rungs, reductions: reductions of rows and of columns: the rungs of reduce
+# --- rungs
 
 
 _STATE_BYTES = 12
 _MERGE_THREADS = 128
 _LEAST_TURNS = 4
-"""Turns of a block that are worth a share of the work of its own."""
-_SEGMENT = 32
-"""Accesses side by side in a block at most: a warp's."""
+"""Fewest iterations of a CTA that are worth splitting the work."""
+_SEGMENT = 32  # most adjacent accesses per CTA: a warp's
 _X, _Y, _PARTIAL = Buffer("x"), Buffer("y"), Buffer("partial", optional=True)
 
 
 @dataclass(frozen=True)
 class SharedConfig(Config):
     threads: int
-    """Threads of a block."""
     packs: int
-    """Accesses of a thread that are under way at once."""
+    """Accesses in flight per thread."""
     splits: int
-    """Blocks that share a result, about."""
+    """Approximate number of CTAs that share a result."""
 
 
 @dataclass(frozen=True)
 class RowsConfig(SharedConfig):
     row_threads: int
-    """Threads of a row: a part of a warp, or a block."""
+    """Threads per row: part of a warp, or a CTA."""
 
 
-def _constants(problem: ReduceProblem) -> dict[str, Constant]:
-    """What reduce.cuh leaves open: the kind, and the expressions on both sides as one program of two results."""
-    common: dict[str, Constant] = {"Element": element(problem.dtype), "KIND": KINDS.index(problem.kind)}
-    if not (problem.before or problem.relu or problem.activation):
-        return common
-    relu = Expression.apply("relu", "x") if problem.relu else IDENTITY
-    before = Expression.parse(problem.before) if problem.before else IDENTITY
-    after = Expression.parse(problem.activation) if problem.activation else relu
-    both = before.concat(after.rename({"x": "total"}))
-    places: dict[str, Constant] = {"ELEMENT": both.inputs.index("x"), "TOTAL": both.inputs.index("total")}
-    return {**common, **places, **both.constants(problem.dtype)}
+def _program(source: str, problem: ReduceProblem, **scope: Any) -> Program:
+    """Return a program with the expressions on both sides, if any, as one expression of two results."""
+    generated: dict[str, Constant] = {}
+    if problem.before or problem.relu or problem.activation:
+        relu = Expression.apply("relu", "x") if problem.relu else IDENTITY
+        before = Expression.parse(problem.before) if problem.before else IDENTITY
+        after = Expression.parse(problem.activation) if problem.activation else relu
+        both = before.concat(after.rename({"x": "total"}))
+        inputs = {"ELEMENT": both.inputs.index("x"), "TOTAL": both.inputs.index("total")}
+        generated = {**inputs, **both.constants(problem.dtype)}
+    return Program.of(f"reduce/{source}.cu", constants=generated, problem=problem, **scope)
 
 
 def _divisor(problem: ReduceProblem) -> float:
@@ -140,21 +141,16 @@ def _divisor(problem: ReduceProblem) -> float:
 
 
 def _recipe(problem: ReduceProblem, call: KernelCall, splits: int) -> Recipe:
-    """The launch, and a second one that merges what its blocks have found if they share results."""
+    """Return the launch, plus one that merges partial results if CTAs share results."""
     if splits == 1:
         return Recipe((call,))
     lanes = 32 if problem.results < 4096 else 1
-    merge = KernelCall(
-        Program.of(
-            "reduce/reductions_merge.cu",
-            "reduce_reductions_merge",
-            {**_constants(problem), "THREADS": _MERGE_THREADS, "LANES": lanes},
-        ),
-        (blocks(problem.results * lanes, _MERGE_THREADS), 1, 1),
-        (_MERGE_THREADS, 1, 1),
-        (Buffer("partial"), _Y, Int64(problem.results), splits, _divisor(problem)),
-        overlap=True,
-    )
+    merge = kernel_call(
+        _program("reductions_merge", problem, threads=_MERGE_THREADS, lanes=lanes),
+        blocks(problem.results * lanes, _MERGE_THREADS),
+        _MERGE_THREADS,
+        Buffer("partial"), _Y, Int64(problem.results), splits, _divisor(problem),
+    )  # fmt: skip
     return Recipe((call, merge), (Workspace("partial", _STATE_BYTES * splits * problem.results),))
 
 
@@ -167,14 +163,12 @@ class Naive(Rung[ReduceProblem, ThreadsConfig]):
         return tuple(ThreadsConfig(threads) for threads in (64, 32, 128))
 
     def recipe(self, problem: ReduceProblem, config: ThreadsConfig) -> Recipe:
-        call = KernelCall(
-            Program.of("reduce/naive.cu", "reduce_naive", _constants(problem)),
-            (blocks(problem.results, config.threads), 1, 1),
-            (config.threads, 1, 1),
-            (_X, _Y, Int64(problem.results), problem.reduced, problem.inner, _divisor(problem)),
-            overlap=True,
-        )
-        return Recipe((call,))
+        return launch(
+            _program("naive", problem),
+            blocks(problem.results, config.threads),
+            config.threads,
+            _X, _Y, Int64(problem.results), problem.reduced, problem.inner, _divisor(problem),
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -182,18 +176,18 @@ class Rows(Rung[ReduceProblem, RowsConfig]):
     def supports(self, problem: ReduceProblem) -> str | None:
         if problem.inner == 1:
             return None
-        return f"it reduces what lies side by side; here results do, {problem.inner} of them: `columns` takes these"
+        return f"it reduces contiguous elements; here {problem.inner} results are adjacent: use `columns`"
 
     def configs(self, problem: ReduceProblem) -> tuple[RowsConfig, ...]:
-        """Offers for many rows as few threads each as have a few packs, for few rows blocks, and several of them where
-        that leaves each enough to do."""
+        """For many rows prefer the fewest threads each that have a few packs; for few rows whole CTAs, and several of
+        them if each has enough to do."""
         packs = problem.reduced // widest_vector(problem.dtype, problem.reduced)
         narrow = next((threads for threads in (1, 2, 4, 8, 16, 32) if packs <= 4 * threads), 32)
         wide = 128 if packs <= 1024 else 256 if packs <= 8192 else 512
         wanted = ceil_div(self.card.busy_blocks, max(1, problem.batch))
         splits = max(1, min(wanted, packs // (wide * _LEAST_TURNS)))
-        by_warps = [RowsConfig(128, under_way, 1, narrow) for under_way in (4, 2)]
-        by_blocks = [RowsConfig(wide, under_way, splits, wide) for under_way in (4, 2)]
+        by_warps = [RowsConfig(128, in_flight, 1, narrow) for in_flight in (4, 2)]
+        by_blocks = [RowsConfig(wide, in_flight, splits, wide) for in_flight in (4, 2)]
         whole = [RowsConfig(wide, 4, 1, wide)] if splits > 1 else []
         few = problem.batch * narrow < self.card.busy_blocks * 32 and packs > 32
         return tuple(by_blocks + whole + by_warps if few else by_warps + by_blocks + whole)
@@ -203,12 +197,8 @@ class Rows(Rung[ReduceProblem, RowsConfig]):
         packs = problem.reduced // vector
         per_split = ceil_div(packs, config.splits)
         splits = ceil_div(packs, per_split)
-        constants = {
-            **_constants(problem), "VECTOR": vector, "PACKS": config.packs, "THREADS": config.threads,
-            "ROW_THREADS": config.row_threads, "SPLIT": splits > 1,
-        }  # fmt: skip
         call = KernelCall(
-            Program.of("reduce/rows.cu", "reduce_rows", constants),
+            _program("rows", problem, config=config, vector=vector, split=splits > 1),
             (ceil_div(problem.batch, config.threads // config.row_threads), splits, 1),
             (config.threads, 1, 1),
             (_X, _Y, _PARTIAL, Int64(problem.batch), packs, per_split, _divisor(problem)),
@@ -222,21 +212,21 @@ class Columns(Rung[ReduceProblem, SharedConfig]):
     def supports(self, problem: ReduceProblem) -> str | None:
         if problem.inner > 1:
             return None
-        return "it has results side by side; here each is of a row, which `rows` takes"
+        return "it reduces strided elements; here they are contiguous: use `rows`"
 
     def configs(self, problem: ReduceProblem) -> tuple[SharedConfig, ...]:
-        """Offers as many blocks a result as keep the card busy, and leave each enough to do."""
+        """Offer as many CTAs per result as keep the card busy and have enough to do."""
         offered = []
         for threads in (256, 128):
             _, width, across = self._width(problem)
             wanted = ceil_div(self.card.busy_blocks, max(1, problem.batch * across))
             most = problem.reduced // (threads // width * _LEAST_TURNS)
             for splits in dict.fromkeys((max(1, min(wanted, most)), max(1, min(wanted // 2, most)), 1)):
-                offered += [SharedConfig(threads, under_way, splits) for under_way in (4, 2)]
+                offered += [SharedConfig(threads, in_flight, splits) for in_flight in (4, 2)]
         return tuple(offered)
 
     def _width(self, problem: ReduceProblem) -> tuple[int, int, int]:
-        """Elements of an access, accesses side by side in a block, and blocks side by side."""
+        """Return elements per access, adjacent accesses per CTA, and CTAs across."""
         vector = widest_vector(problem.dtype, problem.inner)
         width = min(problem.inner // vector, _SEGMENT)
         return vector, width, ceil_div(problem.inner // vector, width)
@@ -245,12 +235,8 @@ class Columns(Rung[ReduceProblem, SharedConfig]):
         vector, width, across = self._width(problem)
         per_split = ceil_div(problem.reduced, config.splits)
         splits = ceil_div(problem.reduced, per_split)
-        constants = {
-            **_constants(problem), "VECTOR": vector, "PACKS": config.packs, "THREADS": config.threads,
-            "SPLIT": splits > 1,
-        }  # fmt: skip
         call = KernelCall(
-            Program.of("reduce/columns.cu", "reduce_columns", constants),
+            _program("columns", problem, config=config, vector=vector, split=splits > 1),
             (problem.batch * across, splits, 1),
             (config.threads, 1, 1),
             (
@@ -263,8 +249,7 @@ class Columns(Rung[ReduceProblem, SharedConfig]):
 
 
 def total(parts: Buffer, count: int, y: Buffer) -> Recipe:
-    """The sum of so many fp32 numbers by one block, always in the same order: the second stage of sums whose first are
-    blocks of another operation."""
+    """Return the sum of `count` fp32 numbers by one CTA in a fixed order, as second stage of other kernels' sums."""
     problem = ReduceProblem("sum", 1, count)
     packs = count // widest_vector(problem.dtype, count)
     threads = next((some for some in (32, 128, 512) if packs <= _LEAST_TURNS * some), 1024)
@@ -272,28 +257,27 @@ def total(parts: Buffer, count: int, y: Buffer) -> Recipe:
 
 
 # Predictions are for fp16: 51 MB of 100,352 rows of 256 elements, or of 32 images of 3,136 pixels of 256 channels: 12
-# us at the rate of memory.
-NAIVE = Naive("naive", "one thread a result, an element at a time", None, None)
+# us at DRAM rate.
+NAIVE = Naive("naive", "one thread per result, one element at a time", None, None)
 
 ROWS = Rows(
     "rows",
-    "16 bytes a load, a part of a warp or a block a row, and several blocks where rows are few",
+    "16-byte loads, part of a warp or a CTA per row, and several CTAs if rows are few",
     below="naive",
-    # naive: the threads of a warp walk 32 rows, 26 M loads of 32 sectors a warp: 0.2 ms.
+    # naive: the threads of a warp walk 32 rows, 26 M loads of 32 sectors per warp: 0.2 ms.
     predicted_gain=12.0,
 )
 
 COLUMNS = Columns(
     "columns",
-    "16 bytes of results side by side a thread, rows shared by the threads of a block and by blocks",
+    "16 bytes of adjacent results per thread, rows shared by the threads of a CTA and by CTAs",
     below="naive",
-    # naive: 8,192 threads on 132 multiprocessors with 3,136 loads of 2 bytes in turn, eight of them under way for 0.6
-    # us: 0.24 ms.
+    # naive: 8,192 threads on 132 SMs with 3,136 sequential loads of 2 bytes, eight in flight for 0.6 us: 0.24 ms.
     predicted_gain=15.0,
 )
 
 
-# --- problems to measure and to test
+# --- problems
 
 
 PROBLEMS = (
@@ -303,8 +287,8 @@ PROBLEMS = (
     ReduceProblem("var", 1, 100_352, 64, correction=1.0),
     ReduceProblem("logsumexp", 10_000, 1000),
 )
-"""The largest of each channel of an image, the mean of its channels, the length of all that an image is, the variance
-of a channel in a batch, and what a logarithm of softmax takes."""
+"""The maximum of each channel of an image, the mean over channels, the norm of an image, the variance of a channel in a
+batch, and the denominator of log_softmax."""
 
 SMALL_PROBLEMS = (
     ReduceProblem("sum", 3, 5, 7),
@@ -317,8 +301,8 @@ SMALL_PROBLEMS = (
     ReduceProblem("logsumexp", 2, 40, 8),
     ReduceProblem("sum", 1, 20_480, before="x * x", relu=True),
 )
-"""Small problems that between them have rows of a part of a warp, of a block and of several; columns of one block and
-of several; and expressions on both sides."""
+"""Small problems: rows of part of a warp, of a CTA and of several; columns of one CTA and of several; and expressions
+on both sides."""
 
 
 # --- the reference
@@ -334,7 +318,7 @@ _BY_KIND: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 def random_inputs(problem: ReduceProblem, device: torch.device, seed: int) -> dict[str, torch.Tensor]:
-    """Normal deviates around 1, so that sums do not cancel."""
+    """Normal around 1, so that sums do not cancel."""
     p = problem
     generator = torch.Generator(device=device).manual_seed(seed)
     x = 1 + torch.randn((p.batch, p.reduced, p.inner), generator=generator, device=device)
@@ -346,7 +330,6 @@ def empty_output(problem: ReduceProblem, device: torch.device) -> torch.Tensor:
 
 
 def exact(problem: ReduceProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """The results in float64."""
     return peer(problem, {"x": inputs["x"].double()})
 
 
@@ -392,10 +375,10 @@ def reduce(
     *,
     rung: str | None = None,
 ) -> torch.Tensor:
-    """The sum, mean, max, min, var or logsumexp over the dimensions from `first` to `last`, which the result has not.
+    """Sum, mean, max, min, var or logsumexp over the dimensions from `first` to `last`, which are removed.
 
-    `before` is an expression in x of each element, such as `x * x`, and `activation` one of each result. `rung` names
-    one rung.
+    `before` is an expression in x applied to each element, such as `x * x`, and `activation` one applied to each
+    result. `rung` names a rung of the ladder.
     """
     return OPERATOR(x, kind, first, last, correction, before, activation, rung)
 
@@ -403,26 +386,19 @@ def reduce(
 def _asked(
     x: torch.Tensor, kind: str, first: int, last: int, correction: float, before: str, activation: str
 ) -> tuple[ReduceProblem, list[int]]:
-    """The problem, and the sizes of its result."""
+    """Return the problem, and the shape of its result."""
     rows.check_matrix("reduce", x)
     rank = x.dim()
     if not (-rank <= first < rank and -rank <= last < rank) or first % rank > last % rank:
         raise UnsupportedError(
-            f"dimensions {first} to {last} of {rank}: they are a range, each at least {-rank} and below {rank}"
+            f"dimensions {first} to {last} of {rank}: they must be a range, each at least {-rank} and below {rank}"
         )
     shape = list(x.shape)
     begin, end = first % rank, last % rank + 1
     outer, inside, inner = (math.prod(part) for part in (shape[:begin], shape[begin:end], shape[end:]))
     problem = ReduceProblem(
-        kind,
-        outer,
-        inside,
-        max(1, inner),
-        correction,
-        before,
-        activation=activation,
-        dtype=dtype_of("reduce", x),
-    )
+        kind, outer, inside, max(1, inner), correction, before, activation=activation, dtype=dtype_of("reduce", x)
+    )  # fmt: skip
     return problem, shape[:begin] + shape[end:]
 
 
@@ -435,11 +411,8 @@ def _plan(
     return CallPlan(None, {"y": y}) if y.numel() == 0 else rows.plan(REDUCE, problem, rung, ("x",), y)
 
 
-def _fake(
-    x: torch.Tensor, kind: str, first: int, last: int, correction: float, before: str, activation: str,
-    rung: str | None = None,
-) -> torch.Tensor:  # fmt: skip
-    _, shape = _asked(x, kind, first, last, correction, before, activation)
+def _fake(x: torch.Tensor, *arguments: Any) -> torch.Tensor:
+    _, shape = _asked(x, *arguments[:6])
     return torch.empty(shape, dtype=x.dtype, device=x.device)
 
 
@@ -449,7 +422,7 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
 
 
 def _backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-    """Differentiates PyTorch's own words for the same."""
+    """Differentiate PyTorch's formulation."""
     (x,) = ctx.saved_tensors
     problem, _ = _asked(x, *ctx.arguments)
     with torch.enable_grad():
@@ -459,11 +432,4 @@ def _backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ..
     return (found, *(None for _ in ctx.arguments), None)
 
 
-OPERATOR = define_planned(
-    "reduce(Tensor x, str kind, int first, int last, float correction, str before, str activation, str? rung=None) "
-    "-> Tensor",
-    _plan,
-    _fake,
-    setup=_setup,
-    backward=_backward,
-)
+OPERATOR = define_planned("reduce", _plan, _fake, setup=_setup, backward=_backward)

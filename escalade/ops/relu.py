@@ -1,4 +1,4 @@
-"""The rectifier."""
+"""ReLU, ReLU6 and their gradient."""
 
 from __future__ import annotations
 
@@ -28,11 +28,10 @@ from escalade.ops.shared.pointwise import Naive, Operand, Vectorized, check, emp
 
 @dataclass(frozen=True)
 class ReluProblem(Named):
-    """y = min(max(x, 0), limit) over `elements` elements; without a limit max(x, 0). A NaN stays a NaN.
+    """y = min(max(x, 0), limit) over `elements` elements; without a limit max(x, 0). NaN is preserved.
 
-    With `backward`, dx from `gradient`, which is that of y, and from `output`, which is y: the gradient where y is
-    between the bounds or a NaN, and 0 elsewhere. y is at a bound where x is at or past it; its upper bound is the limit
-    as the dtype rounds it.
+    With `backward`: dx from `gradient` (dy) and `output` (y): the gradient where y is strictly between the bounds or
+    NaN, and 0 elsewhere. The upper bound is the limit rounded to the dtype.
     """
 
     NAME: ClassVar = NamePattern(
@@ -43,19 +42,17 @@ class ReluProblem(Named):
 
     elements: int
     limit: float | None = None
-    """The largest result; 6.0 is ReLU6."""
+    """Largest result; 6.0 is ReLU6."""
     dtype: str = "fp32"
     layout: str = "flat"
     batch: int = 1
-    """Elements belong to no image; records of all operations have a batch."""
+    """Always 1; records of all operations have a batch."""
     backward: bool = False
 
     def __post_init__(self) -> None:
         check("relu", self.elements, self.batch, self.dtype, self.layout)
         if self.limit is not None and not 0 < self.limit < math.inf:
-            raise UnsupportedError(
-                f"limit of {self.limit}: it is a positive finite number, or None for no limit"
-            )
+            raise UnsupportedError(f"limit is {self.limit}: it must be positive and finite, or None")
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -88,20 +85,20 @@ class ReluProblem(Named):
         return 2.0**-24
 
 
-# --- rungs, pointwise: the rungs of relu: those that all operations on single elements share
+# --- rungs
 
 
-# Predictions are for 51,380,224 elements in fp16, 206 MB to move: 49 us at 4.24 TB/s. An element a thread has at
-# most 2,048 loads of 2 bytes under way on an SM; at 0.7 us each, 132 SMs read 0.77 TB/s: 133 us. In fp32, with
-# twice the bytes under way, the gain should be 1.3. The gradient reads two tensors, so that even a thread with one
-# element has two loads under way: 1.8 in fp16 and 1.1 in fp32.
+# Predictions are for 51,380,224 elements in fp16, 206 MB to move: 49 us at 4.24 TB/s. One element per thread has at
+# most 2,048 loads of 2 bytes in flight per SM; at 0.7 us each, 132 SMs read 0.77 TB/s: 133 us. In fp32, with twice the
+# bytes in flight, the gain should be 1.3. The gradient reads two tensors, so that even a thread with one element has
+# two loads in flight: 1.8 in fp16 and 1.1 in fp32.
 RUNGS: tuple[Rung[Any], ...] = (
-    Naive("naive", "an element a thread", None, None),
-    Vectorized("vectorised", "16 bytes an access, several under way in a thread", "naive", 2.6),
+    Naive("naive", "one element per thread", None, None),
+    Vectorized("vectorised", "16 bytes per access, several in flight per thread", "naive", 2.6),
 )
 
 
-# --- problems to measure and to test
+# --- problems
 
 
 PROBLEMS = (
@@ -131,12 +128,10 @@ SMALL_PROBLEMS = (
 
 
 def exact(problem: ReluProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """The result in float64."""
     return peer(problem, {name: tensor.double() for name, tensor in inputs.items()})
 
 
 def peer(problem: ReluProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """PyTorch's result in the dtype of the inputs."""
     limit = problem.limit
     if problem.backward:
         gradient, output = inputs["gradient"], inputs["output"]
@@ -171,12 +166,12 @@ RELU = Relu()
 
 
 def relu(x: torch.Tensor, limit: float | None = None, *, rung: str | None = None) -> torch.Tensor:
-    """max(x, 0), at most `limit` if there is one (6.0 is ReLU6); a tensor of any shape, the result in its layout."""
+    """max(x, 0), at most `limit` if given (6.0 is ReLU6); any shape, the result in x's layout."""
     return OPERATOR(x, limit, rung)
 
 
 def relu_(x: torch.Tensor, limit: float | None = None, *, rung: str | None = None) -> torch.Tensor:
-    """`relu` in place: x is overwritten, and returned. For tensors that need no gradient."""
+    """`relu` in place: overwrites and returns x, which must not require grad."""
     _IN_PLACE(x, limit, rung)
     return x
 
@@ -185,15 +180,13 @@ def _problem(x: torch.Tensor, limit: float | None) -> ReluProblem:
     return ReluProblem(x.numel(), limit, dtype_of("relu", x))
 
 
-def _plan(x: torch.Tensor, limit: float | None, rung: str | None) -> CallPlan:
+def _plan(x: torch.Tensor, limit: float | None = None, rung: str | None = None) -> CallPlan:
     return pointwise.plan(RELU, _problem(x, limit), ("x",), x, rung)
 
 
 def _run_in_place(x: torch.Tensor, limit: float | None = None, rung: str | None = None) -> None:
     if any(stride == 0 and size > 1 for stride, size in zip(x.stride(), x.shape, strict=True)):
-        raise UnsupportedError(
-            "several elements of x share memory; relu_ takes tensors that own each element"
-        )
+        raise UnsupportedError("elements of x share memory; relu_ needs a tensor without overlaps")
     dense = x.stride() == torch.empty_like(x, device="meta").stride()
     y = aligned(x) if dense else torch.empty_like(x).copy_(x)
     pointwise.run(RELU, _problem(x, limit), {"x": y}, y, rung)
@@ -201,12 +194,12 @@ def _run_in_place(x: torch.Tensor, limit: float | None = None, rung: str | None 
         x.copy_(y)
 
 
-def _fake(x: torch.Tensor, limit: float | None = None, rung: str | None = None) -> torch.Tensor:
+def _fake(x: torch.Tensor, *_: object) -> torch.Tensor:
     dtype_of("relu", x)
     return torch.empty_like(x)
 
 
-def _fake_in_place(x: torch.Tensor, limit: float | None = None, rung: str | None = None) -> None:
+def _fake_in_place(x: torch.Tensor, *_: object) -> None:
     dtype_of("relu", x)
 
 
@@ -223,17 +216,16 @@ def _limit(inputs):  # type: ignore[no-untyped-def]
     return inputs[1]
 
 
-# --- its gradient
+# --- gradient
 
 
-def _plan_gradient(gradient: torch.Tensor, output: torch.Tensor, limit: float | None) -> CallPlan:
-    """The gradient from the output alone. At a NaN the gradient passes, whatever the processor (PyTorch's own gradient
-    of hardtanh differs there)."""
+def _plan_gradient(gradient: torch.Tensor, output: torch.Tensor, limit: float | None = None) -> CallPlan:
+    """Compute the gradient from the output alone. It passes at NaN on every device, unlike PyTorch's hardtanh."""
     problem = ReluProblem(output.numel(), limit, dtype_of("relu", output), backward=True)
     return pointwise.plan(RELU, problem, ("gradient", "output"), output, None)
 
 
-def _fake_gradient(gradient: torch.Tensor, output: torch.Tensor, limit: float | None = None) -> torch.Tensor:
+def _fake_gradient(gradient: torch.Tensor, output: torch.Tensor, *_: object) -> torch.Tensor:
     return torch.empty_like(output)
 
 
@@ -243,26 +235,15 @@ def _setup_gradient(ctx, inputs, output):  # type: ignore[no-untyped-def]
 
 
 def _backward_gradient(ctx, gradient):  # type: ignore[no-untyped-def]
-    """The result is linear in the gradient, and does not change with the output by little."""
+    """The result is linear in the gradient and piecewise constant in the output."""
     (y,) = ctx.saved_tensors
     return _GRADIENT(gradient, y, ctx.limit), None, None
 
 
 _GRADIENT = define_planned(
-    "relu_backward(Tensor gradient, Tensor output, float? limit=None) -> Tensor",
-    _plan_gradient,
-    _fake_gradient,
-    setup=_setup_gradient,
-    backward=_backward_gradient,
+    "relu_backward", _plan_gradient, _fake_gradient, setup=_setup_gradient, backward=_backward_gradient
 )
-OPERATOR = define_planned(
-    "relu(Tensor x, float? limit=None, str? rung=None) -> Tensor",
-    _plan,
-    _fake,
-    setup=_setup,
-    backward=_backward,
-    kept=_limit,
-)
+OPERATOR = define_planned("relu", _plan, _fake, setup=_setup, backward=_backward, kept=_limit)
 _IN_PLACE = define_in_place(
     "relu_(Tensor(a!) x, float? limit=None, str? rung=None) -> ()",
     _run_in_place,

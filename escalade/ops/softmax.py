@@ -9,18 +9,20 @@ from typing import Any, ClassVar
 
 import torch
 
-from escalade.device.program import Constant, Program
-from escalade.device.recipe import Buffer, KernelCall, Recipe
+from escalade.device.program import Program
+from escalade.device.recipe import Buffer, Recipe
 from escalade.ops.base.card import Card
-from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES, STORAGE, dtype_of, element, widest_vector
+from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES, STORAGE, dtype_of, widest_vector
 from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.ladder import Ladder
+from escalade.ops.base.launch import launch
 from escalade.ops.base.naming import Named, NamePattern
 from escalade.ops.base.operation import Operation, Reference
 from escalade.ops.base.rung import Config, Rung
 from escalade.ops.calling.call import CallPlan
 from escalade.ops.calling.library import define_planned
-from escalade.ops.shared import columns, row_rungs, rows
+from escalade.ops.shared import columns, rows
+from escalade.ops.shared.row_rungs import PerRow, launch_rows
 from escalade.ops.shared.rows import LAYOUTS, check_fields
 
 # --- the problem
@@ -40,8 +42,8 @@ class SoftmaxProblem(Named):
     dtype: str = "fp32"
     layout: str = "flat"
     inner: int = 1
-    """Rows of each of the batch, which lie side by side, and elements from one of a row to its next: the pixels of an
-    image, for its channels in NCHW."""
+    """Stride of a row's elements, and number of adjacent rows: the pixels of an image for softmax over its channels in
+    NCHW."""
 
     def __post_init__(self) -> None:
         check_fields("softmax", self, DTYPES, {"classes": self.classes, "inner": self.inner})
@@ -56,7 +58,7 @@ class SoftmaxProblem(Named):
 
     @property
     def flops(self) -> int:
-        """A comparison, a difference, an exponential, an addition and a product an element."""
+        """Per element: comparison, subtraction, exponential, addition, multiplication."""
         return 5 * self.elements
 
     @property
@@ -69,64 +71,58 @@ class SoftmaxProblem(Named):
 
 
 def softmax_rounding(classes: int) -> float:
-    """The rounding of a probability: logit - max, some 8 in size, rounded by 2^-24 of itself; then exp, sum and
+    """Return the rounding error of a probability: logit - max, about 8, is off by 2^-24 of itself; then exp, sum and
     quotient."""
     return 2.0**-24 * (8 + math.sqrt(1 + classes / 6))
 
 
-# --- rungs, per_row: softmax with a thread or a warp a row
+# --- rungs
 
 
-def kernel_constants(problem: SoftmaxProblem) -> dict[str, Constant]:
-    return {"Element": element(problem.dtype)}
+# Predictions are for 10,000 rows of 1,000 classes in fp16: 20 MB in, 20 MB out, 9.4 us at copy rate.
+NAIVE = PerRow[SoftmaxProblem](
+    "naive",
+    "one thread per row, in three passes",
+    None,
+    None,
+    "softmax",
+    row_threads=1,
+    threads=(64, 32, 128),
+)
 
-
-@dataclass(frozen=True)
-class PerRow(row_rungs.PerRow[SoftmaxProblem]):
-    operation = "softmax"
-
-    def supports(self, problem: SoftmaxProblem) -> str | None:
-        return columns.refusal_of_dense(self.name, problem.inner)
-
-    def constants(self, problem: SoftmaxProblem) -> dict[str, Constant]:
-        return kernel_constants(problem)
-
-
-# Predictions are for 10,000 rows of 1,000 classes in fp16: 20 MB in, 20 MB out, 9.4 us at the rate of a copy.
-NAIVE = PerRow("naive", "one thread a row, in three passes", None, None, row_threads=1, threads=(64, 32, 128))
-
-WARP_PER_ROW = PerRow(
+WARP_PER_ROW = PerRow[SoftmaxProblem](
     "warp_per_row",
-    "a warp a row: largest and sum in one pass, merged by shuffles, then a pass that writes",
+    "one warp per row: maximum and sum in one pass, merged by shuffles, then a pass that writes",
     below="naive",
-    # naive: 157 blocks on 132 multiprocessors, 2 warps each with one load of L1 or L2 at a time, 3,000 times some
-    # 200 clocks, in two rounds: 0.7 ms. A warp a row: 10 M elements, two exponentials each: 25 us.
+    # naive: 157 CTAs on 132 SMs, 2 warps each with one load from L1 or L2 at a time, 3,000 times some 200 clocks, in
+    # two waves: 0.7 ms. One warp per row: 10 M elements, two exponentials each: 25 us.
     predicted_gain=28.0,
+    operation="softmax",
     row_threads=32,
     threads=(256, 128, 512),
 )
 
 
-# --- rungs, block_per_row: softmax with a row in the registers of as many warps as it takes
+# --- rung block_per_row: a row in the registers of as many warps as it needs
 
 
 @dataclass(frozen=True)
 class BlockConfig(Config):
     warps: int
-    """Warps of a row."""
+    """Warps per row."""
     packs: int
-    """Accesses that hold a thread's part of the row in registers; 0 if it is read twice instead."""
+    """Accesses per thread that hold the row in registers; 0 if it is read twice instead."""
     rows: int
-    """Rows of a block."""
+    """Rows per CTA."""
 
 
 MOST_VALUES = 32
-"""Values of a thread at most, in registers: 1,024 threads have 64 each."""
+"""Most values per thread in registers: each of 1,024 threads has 64 registers."""
 
 
 def held_configs(classes: int, batch: int, dtype: str, card: Card) -> tuple[BlockConfig, ...]:
-    """Ways to hold a row in registers: for many rows as few warps each as can, best a single one; for few rows as many
-    as find work."""
+    """Return ways to hold a row in registers: the fewest warps per row if there are many rows, the most that have work
+    if there are few."""
     width = widest_vector(dtype, classes)
     offered = []
     for warps in (1, 2, 4, 8, 16, 32):
@@ -149,29 +145,22 @@ class BlockPerRow(Rung[SoftmaxProblem, BlockConfig]):
         return held_configs(problem.classes, problem.batch, problem.dtype, self.card)
 
     def recipe(self, problem: SoftmaxProblem, config: BlockConfig) -> Recipe:
-        constants = {
-            **kernel_constants(problem),
-            "VECTOR": widest_vector(problem.dtype, problem.classes),
-            "WARPS": config.warps,
-            "PACKS": config.packs,
-            "ROWS": config.rows,
-        }
-        program = Program.of("softmax/block_per_row.cu", "softmax_block_per_row", constants)
+        vector = widest_vector(problem.dtype, problem.classes)
+        program = Program.of("softmax/block_per_row.cu", problem=problem, config=config, vector=vector)
         grid = ceil_div(problem.batch, config.rows)
-        return row_rungs.launch(problem, program, grid, 32 * config.warps * config.rows)
+        return launch_rows(problem, program, grid, 32 * config.warps * config.rows)
 
 
-# Predictions are for 10,000 rows of 1,000 classes in fp16: 20 MB in, 20 MB out, 9.4 us at the rate of a copy.
 BLOCK_PER_ROW = BlockPerRow(
     "block_per_row",
-    "16 bytes a load and the row in the registers of as many warps as it takes: read once, each exponential once",
+    "16-byte loads, and the row in the registers of as many warps as it needs: one read and one exponential each",
     below="warp_per_row",
     # 11 us, near the copy, against 25.
     predicted_gain=2.2,
 )
 
 
-# --- rungs, columns: softmax of rows that lie side by side
+# --- rung columns: strided rows that are adjacent in memory
 
 
 @dataclass(frozen=True)
@@ -185,44 +174,41 @@ class Columns(Rung[SoftmaxProblem, columns.ColumnsConfig]):
 
     def recipe(self, problem: SoftmaxProblem, config: columns.ColumnsConfig) -> Recipe:
         p = problem
-        constants = {**kernel_constants(p), **config.constants(p.classes)}
-        call = KernelCall(
-            Program.of("softmax/columns.cu", "softmax_columns", constants),
-            (config.grid(p.rows), 1, 1),
-            (32 * config.parts, 1, 1),
-            (Buffer("x"), Buffer("y"), p.rows, p.classes, p.inner),
-            overlap=True,
-        )
-        return Recipe((call,))
+        return launch(
+            Program.of("softmax/columns.cu", problem=p, config=config),
+            config.grid(p.rows),
+            32 * config.parts,
+            Buffer("x"), Buffer("y"), p.rows, p.classes, p.inner,
+        )  # fmt: skip
 
 
-# Predictions are for 64 channels of 64 x 64 pixels, batch 64, fp16: 34 MB in, 34 MB out, 16 us at the rate of a copy.
+# Predicted for 64 channels of 64 x 64 pixels, batch 64, fp16: 34 MB in, 34 MB out, 16 us at copy rate.
 COLUMNS = Columns(
     "columns",
-    "neighbouring rows a lane, whose classes the warps of a block share and hold in registers: read once",
+    "adjacent rows per lane, whose classes the warps of a CTA share and hold in registers: one read",
     below=None,
     predicted_gain=None,
 )
 
 
-# --- rungs, part_of_warp: softmax with a short row in the registers of a part of a warp
+# --- rung part_of_warp: a short row in the registers of part of a warp
 
 
 MOST_VALUES_PART_OF_WARP = 16
-"""Values of a lane at most: several rows of a warp are under way at once, so it need not hold many."""
+"""Most values per lane: several rows of a warp are in flight at once, so it need not hold many."""
 _THREADS = 128
 
 
 @dataclass(frozen=True)
 class LanesConfig(Config):
     lanes: int
-    """Lanes of a row."""
+    """Lanes per row."""
     packs: int
-    """Accesses that hold a lane's part of the row."""
+    """Accesses per lane."""
 
 
 def lanes_configs(classes: int, dtype: str) -> tuple[LanesConfig, ...]:
-    """Ways to hold a short row in registers: by the fewest lanes that can, then by more."""
+    """Return ways to hold a short row in registers, the fewest lanes first."""
     width = widest_vector(dtype, classes)
     whole = classes // width
     found = (LanesConfig(lanes, ceil_div(whole, lanes)) for lanes in (1, 2, 4, 8, 16))
@@ -232,7 +218,7 @@ def lanes_configs(classes: int, dtype: str) -> tuple[LanesConfig, ...]:
 
 
 def refusal_of_long(rung: str, classes: int, dtype: str) -> str | None:
-    """Why a rung does not take rows of so many classes; None if it does."""
+    """Return why a rung does not support rows of `classes` elements; None if it does."""
     if lanes_configs(classes, dtype):
         return None
     width = widest_vector(dtype, classes)
@@ -249,29 +235,24 @@ class PartOfWarp(Rung[SoftmaxProblem, LanesConfig]):
         return lanes_configs(problem.classes, problem.dtype)
 
     def recipe(self, problem: SoftmaxProblem, config: LanesConfig) -> Recipe:
-        constants = {
-            **kernel_constants(problem),
-            "VECTOR": widest_vector(problem.dtype, problem.classes),
-            "LANES": config.lanes,
-            "PACKS": config.packs,
-            "THREADS": _THREADS,
-        }
-        program = Program.of("softmax/part_of_warp.cu", "softmax_part_of_warp", constants)
-        return row_rungs.launch(problem, program, ceil_div(problem.batch, _THREADS // config.lanes), _THREADS)
+        vector = widest_vector(problem.dtype, problem.classes)
+        program = Program.of(
+            "softmax/part_of_warp.cu", problem=problem, config=config, vector=vector, threads=_THREADS
+        )
+        return launch_rows(problem, program, ceil_div(problem.batch, _THREADS // config.lanes), _THREADS)
 
 
-# Predictions are for 10,000 rows of 1,000 classes in fp16, which this rung does not take; for a million rows of 64,
-# 134 MB in, 134 MB out, 63 us at the rate of a copy: 68 us.
+# Predicted for a million rows of 64, 134 MB in, 134 MB out, 63 us at copy rate: 68 us.
 PART_OF_WARP = PartOfWarp(
     "part_of_warp",
-    "a short row in the registers of a part of a warp, so that no lane is idle",
+    "a short row in the registers of part of a warp, so that no lane is idle",
     below="block_per_row",
-    # of 64 classes 8 lanes of 32 are at work there: 230 us
+    # of 64 classes 8 lanes of 32 have work there: 230 us
     predicted_gain=3.4,
 )
 
 
-# --- problems to measure and to test
+# --- problems
 
 
 PROBLEMS = (
@@ -279,7 +260,7 @@ PROBLEMS = (
     SoftmaxProblem(262_144, 64),
     SoftmaxProblem(64, 64, inner=4096),
 )
-"""Chances of classes, and of an image's channels in NHWC and in NCHW."""
+"""Class probabilities, and softmax over an image's channels in NHWC and in NCHW."""
 
 SMALL_PROBLEMS = (
     SoftmaxProblem(5, 1000),
@@ -291,15 +272,15 @@ SMALL_PROBLEMS = (
     SoftmaxProblem(2, 67, inner=40),
     SoftmaxProblem(1, 5, inner=9),
 )
-"""Small problems that between them have rows of one warp, of several, and too wide for registers; widths that no vector
-divides; and rows that lie side by side."""
+"""Small problems: rows of one warp, of several, and too wide for registers; widths that no vector divides; strided
+rows."""
 
 
 # --- the reference
 
 
 def random_inputs(problem: SoftmaxProblem, device: torch.device, seed: int) -> dict[str, torch.Tensor]:
-    """Normal deviates: much wider, and a few large probabilities would hide errors in all the others."""
+    """Standard normal: with a wider spread a few large probabilities would hide errors in all the others."""
     generator = torch.Generator(device=device).manual_seed(seed)
     x = torch.randn(_sizes(problem), generator=generator, device=device)
     return {"x": x.to(STORAGE[problem.dtype])}
@@ -310,7 +291,6 @@ def empty_output(problem: SoftmaxProblem, device: torch.device) -> torch.Tensor:
 
 
 def exact(problem: SoftmaxProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """The probabilities in float64."""
     return torch.softmax(inputs["x"].double(), 1)
 
 
@@ -348,7 +328,7 @@ SOFTMAX = Softmax()
 
 
 def softmax(x: torch.Tensor, *, rung: str | None = None) -> torch.Tensor:
-    """The softmax along the last dimension, in x's dtype; the sums are fp32. `rung` names one rung of the ladder."""
+    """Softmax along the last dimension, in x's dtype with fp32 sums. `rung` names a rung of the ladder."""
     return OPERATOR(x, rung)
 
 
@@ -358,7 +338,7 @@ def _plan(x: torch.Tensor, rung: str | None = None) -> CallPlan:
     return rows.plan(SOFTMAX, problem, rung, ("x",), torch.empty(x.shape, dtype=x.dtype, device=x.device))
 
 
-def _fake(x: torch.Tensor, rung: str | None = None) -> torch.Tensor:
+def _fake(x: torch.Tensor, *_: object) -> torch.Tensor:
     rows.check_matrix("softmax", x)
     return torch.empty(x.shape, dtype=x.dtype, device=x.device)
 
@@ -372,6 +352,4 @@ def _backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
     return torch.ops.aten._softmax_backward_data(gradient, output, -1, output.dtype), None
 
 
-OPERATOR = define_planned(
-    "softmax(Tensor x, str? rung=None) -> Tensor", _plan, _fake, setup=_setup, backward=_backward
-)
+OPERATOR = define_planned("softmax", _plan, _fake, setup=_setup, backward=_backward)

@@ -1,4 +1,4 @@
-"""The likeliest classes."""
+"""The k likeliest classes."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any, ClassVar
 
 import torch
 
-from escalade.device.program import Constant, Program
+from escalade.device.program import Program
 from escalade.device.recipe import Recipe
 from escalade.errors import UnsupportedError
-from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES, STORAGE, dtype_of, element, widest_vector
+from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES, STORAGE, dtype_of, widest_vector
 from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.ladder import Ladder
 from escalade.ops.base.naming import Named, NamePattern
@@ -20,7 +20,8 @@ from escalade.ops.base.operation import Operation, Reference
 from escalade.ops.base.rung import Config, Rung
 from escalade.ops.calling.call import CallPlan
 from escalade.ops.calling.library import define_planned
-from escalade.ops.shared import row_rungs, rows
+from escalade.ops.shared import rows
+from escalade.ops.shared.row_rungs import PerRow, launch_rows
 from escalade.ops.shared.rows import LAYOUTS, check_fields
 from escalade.ops.softmax import softmax_rounding
 
@@ -29,23 +30,20 @@ from escalade.ops.softmax import softmax_rounding
 
 MOST_K = 32
 MOST_CLASSES = 2**24 - 1
-"""The largest number of classes: up to here every class number is an fp32 number."""
+"""Largest number of classes: up to here fp32 represents every class index exactly."""
 STEP = 1 / 16
-"""The step between one logit and the next of the random inputs."""
+"""Difference between successive logits of the random inputs."""
 
 
 @dataclass(frozen=True)
 class TopKProblem(Named):
-    """y[row] = the k largest of softmax(x[row]) in falling order, then their k classes.
+    """y[row] = the k largest of softmax(x[row]) in descending order, then their k classes.
 
-    x is [batch][classes], y [batch][2 * k] in fp32 whatever x is. Classes are ranked by their logits, which softmax
-    leaves in order: NaN first, as in torch.topk, and of equal ones the lower class.
+    x is [batch][classes], y is [batch][2 * k] in fp32 for every dtype. Classes are ranked by logit: NaN first, as in
+    torch.topk, and the lower class among equal ones.
     """
 
-    NAME: ClassVar = NamePattern(
-        "top_k",
-        "{classes}_k{k}_b{batch}",
-    )
+    NAME: ClassVar = NamePattern("top_k", "{classes}_k{k}_b{batch}")
 
     batch: int
     classes: int
@@ -57,16 +55,16 @@ class TopKProblem(Named):
         check_fields("top_k", self, DTYPES, {"classes": self.classes, "k": self.k})
         if self.k > min(MOST_K, self.classes):
             raise UnsupportedError(
-                f"k of {self.k}: top_k finds up to {MOST_K}, and no more than there are classes ({self.classes})"
+                f"k is {self.k}: top_k supports up to {MOST_K}, and at most the number of classes ({self.classes})"
             )
         if self.classes > MOST_CLASSES:
             raise UnsupportedError(
-                f"{self.classes} classes: top_k numbers them in fp32, which takes {MOST_CLASSES} at most"
+                f"{self.classes} classes: top_k stores class indices in fp32 and supports {MOST_CLASSES} at most"
             )
 
     @property
     def flops(self) -> int:
-        """A comparison with the largest and one with the k-th, a difference, an exponential and an addition."""
+        """Per element: comparison with the maximum and with the k-th, subtraction, exponential, addition."""
         return 5 * self.batch * self.classes
 
     @property
@@ -75,59 +73,47 @@ class TopKProblem(Named):
 
     @property
     def rounding(self) -> float:
-        """Errors are taken relative to the whole of y, but only the probabilities have any: class numbers are exact.
+        """Error relative to all of y, of which only the probabilities are inexact.
 
-        So it is a probability's error, scaled down by how much larger the class numbers are: then a probability that is
-        wrong by a thousandth is out of bounds, and a class that is wrong by one all the more. The inputs' logits are
-        STEP apart, which makes the probabilities a geometric row, and their classes random.
+        It is a probability's error, scaled down by how much larger the class indices are. Then a probability that is
+        off by a thousandth is out of bounds, and so is a wrong class. The inputs' logits are STEP apart, which makes
+        the probabilities a geometric sequence, and their classes random.
         """
         shares = [math.exp(-STEP * i) for i in range(min(self.classes, 512))]
         probabilities = math.sqrt(sum((share / sum(shares)) ** 2 for share in shares[: self.k]))
-        numbers = math.sqrt(self.k / 3) * self.classes / 2
-        return softmax_rounding(self.classes) * probabilities / math.hypot(numbers, probabilities)
+        classes = math.sqrt(self.k / 3) * self.classes / 2
+        return softmax_rounding(self.classes) * probabilities / math.hypot(classes, probabilities)
 
 
-# --- rungs, per_row: the likeliest classes with a thread or a warp a row
+# --- rungs
 
 
-def kernel_constants(problem: TopKProblem) -> dict[str, Constant]:
-    return {"Element": element(problem.dtype), "K": problem.k}
+# Predictions are for k = 5 and 10,000 rows of 1,000 classes in fp16: 20 MB, 4.7 us at copy rate.
+NAIVE = PerRow[TopKProblem](
+    "naive", "one thread per row, in two passes", None, None, "top_k", row_threads=1, threads=(64, 32, 128)
+)
 
-
-@dataclass(frozen=True)
-class PerRow(row_rungs.PerRow[TopKProblem]):
-    operation = "top_k"
-
-    def constants(self, problem: TopKProblem) -> dict[str, Constant]:
-        return kernel_constants(problem)
-
-
-# Predictions are for k = 5 and 10,000 rows of 1,000 classes in fp16: 20 MB, 4.7 us at the rate of a copy.
-NAIVE = PerRow("naive", "one thread a row, in two passes", None, None, row_threads=1, threads=(64, 32, 128))
-
-WARP_PER_ROW = PerRow(
+WARP_PER_ROW = PerRow[TopKProblem](
     "warp_per_row",
-    "a warp a row, in one pass: each lane keeps its best, and the best of the lanes' first are found by shuffles",
+    "one warp per row, in one pass: each lane keeps its best, and shuffles find the best of the lanes' first",
     below="naive",
-    # naive: 2,000 loads in a row of some 200 clocks, and 1,000 visits to the list that diverge, 60 clocks each: 0.5
-    # ms in two rounds. A warp a row: 19 rows for each scheduler, 32 steps of some 100 instructions: 40 us.
+    # naive: 2,000 sequential loads of some 200 clocks, and 1,000 divergent visits to the list, 60 clocks each: 0.5 ms
+    # in two waves. One warp per row: 19 rows per scheduler, 32 steps of some 100 instructions: 40 us.
     predicted_gain=12.0,
+    operation="top_k",
     row_threads=32,
     threads=(256, 128, 512),
 )
 
 
-# --- rungs, block_per_row: the likeliest classes with as many warps as a row is wide
-
-
 @dataclass(frozen=True)
 class BlockConfig(Config):
     warps: int
-    """Warps of a row."""
+    """Warps per row."""
     in_flight: int
-    """Loads of a thread."""
+    """Loads in flight per thread."""
     rows: int
-    """Rows of a block."""
+    """Rows per CTA."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +122,7 @@ class BlockPerRow(Rung[TopKProblem, BlockConfig]):
         return None
 
     def configs(self, problem: TopKProblem) -> tuple[BlockConfig, ...]:
-        """Offers for many rows one warp each if some four loads a lane cover it; for few rows as many warps as find
+        """For many rows prefer one warp each if about four loads per lane cover it; for few rows as many warps as have
         work."""
         packs = problem.classes // widest_vector(problem.dtype, problem.classes)
         each = 32 if problem.batch <= self.card.busy_blocks else 32 * 8
@@ -147,30 +133,23 @@ class BlockPerRow(Rung[TopKProblem, BlockConfig]):
         return tuple(offered)
 
     def recipe(self, problem: TopKProblem, config: BlockConfig) -> Recipe:
-        constants = {
-            **kernel_constants(problem),
-            "VECTOR": widest_vector(problem.dtype, problem.classes),
-            "WARPS": config.warps,
-            "IN_FLIGHT": config.in_flight,
-            "ROWS": config.rows,
-        }
-        program = Program.of("top_k/block_per_row.cu", "top_k_block_per_row", constants)
+        vector = widest_vector(problem.dtype, problem.classes)
+        program = Program.of("top_k/block_per_row.cu", problem=problem, config=config, vector=vector)
         grid = ceil_div(problem.batch, config.rows)
-        return row_rungs.launch(problem, program, grid, 32 * config.warps * config.rows)
+        return launch_rows(problem, program, grid, 32 * config.warps * config.rows)
 
 
-# Predictions are for k = 5 and 10,000 rows of 1,000 classes in fp16: 20 MB, 4.7 us at the rate of a copy.
 BLOCK_PER_ROW = BlockPerRow(
     "block_per_row",
-    "up to 16 bytes a load, sums rescaled once a load, and as many warps a row as it is wide, their lists merged "
-    "in shared memory",
+    "up to 16-byte loads, one rescaling of sums per load, and as many warps per row as it has work for, their lists "
+    "merged in shared memory",
     below="warp_per_row",
-    # One exponential an element instead of two and an eighth of the loads; the lists cost the same: 28 us.
+    # One exponential per element instead of two and an eighth of the loads; the lists cost the same: 28 us.
     predicted_gain=1.4,
 )
 
 
-# --- problems to measure and to test
+# --- problems
 
 
 PROBLEMS = tuple(TopKProblem(batch, 1000, 5) for batch in (1, 32, 256, 10_000))
@@ -183,17 +162,17 @@ SMALL_PROBLEMS = (
     TopKProblem(3, 7, 7),
     TopKProblem(1, 1, 1),
 )
-"""Small problems that between them have one warp a row and several, all classes asked for, widths that no vector
-divides, lists not filled."""
+"""Small problems: one warp per row and several, k equal to the number of classes, widths that no vector divides, lists
+that are not filled."""
 
 
 # --- the reference
 
 
 def random_inputs(problem: TopKProblem, device: torch.device, seed: int) -> dict[str, torch.Tensor]:
-    """Logits STEP apart in a random order: every dtype holds them exactly, and no two of the best are alike.
+    """Logits STEP apart in a random order: exact in every dtype, and distinct among the best.
 
-    Classes would otherwise be told apart by rounding errors. From the 512th on they are all the same.
+    Otherwise rounding errors would decide between classes. From the 512th on they are all equal.
     """
     generator = torch.Generator(device=device).manual_seed(seed)
     keys = torch.rand((problem.batch, problem.classes), generator=generator, device=device)
@@ -206,15 +185,14 @@ def empty_output(problem: TopKProblem, device: torch.device) -> torch.Tensor:
 
 
 def exact(problem: TopKProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """The result in float64: a stable sort of the logits, which has NaN first and leaves equal ones in the order of
-    classes."""
+    """A stable sort of the logits: NaN first, equal ones in the order of classes."""
     x = inputs["x"].double()
     classes = x.sort(dim=-1, descending=True, stable=True).indices[..., : problem.k]
     return torch.cat((torch.softmax(x, -1).gather(-1, classes), classes.double()), -1)
 
 
 def peer(problem: TopKProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """torch.topk of an fp32 softmax; of equal ones it takes any, but the inputs have none among the best."""
+    """torch.topk of an fp32 softmax. It breaks ties arbitrarily, but the best inputs have none."""
     probabilities, classes = torch.softmax(inputs["x"], -1, dtype=torch.float32).topk(problem.k, -1)
     return torch.cat((probabilities, classes.float()), -1)
 
@@ -243,10 +221,10 @@ TOP_K = TopK()
 
 
 def top_k(x: torch.Tensor, k: int, *, rung: str | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-    """The k largest of softmax(x) along the last dimension, in falling order and fp32, and their classes.
+    """The k largest of softmax(x) along the last dimension, descending in fp32, and their classes.
 
-    Classes are ranked by their logits: NaN first, and of equal ones the lower class. `torch.ops.escalade.top_k` gives
-    both in one tensor. `rung` names one rung of the ladder instead of the chosen one.
+    Classes are ranked by logit: NaN first, and the lower class among equal ones. `torch.ops.escalade.top_k` returns
+    both in one tensor. `rung` names a rung of the ladder instead of the chosen one.
     """
     both = OPERATOR(x, k, rung)
     return both[..., :k], both[..., k:].long()
@@ -255,7 +233,7 @@ def top_k(x: torch.Tensor, k: int, *, rung: str | None = None) -> tuple[torch.Te
 def _check(x: torch.Tensor, k: int) -> None:
     rows.check_matrix("top_k", x)
     if not 1 <= k <= MOST_K:
-        raise UnsupportedError(f"k of {k}: top_k finds 1 to {MOST_K}")
+        raise UnsupportedError(f"k is {k}: top_k supports 1 to {MOST_K}")
 
 
 def _plan(x: torch.Tensor, k: int, rung: str | None = None) -> CallPlan:
@@ -265,7 +243,7 @@ def _plan(x: torch.Tensor, k: int, rung: str | None = None) -> CallPlan:
     return rows.plan(TOP_K, problem, rung, ("x",), y)
 
 
-def _fake(x: torch.Tensor, k: int, rung: str | None = None) -> torch.Tensor:
+def _fake(x: torch.Tensor, k: int, *_: object) -> torch.Tensor:
     _check(x, k)
     return torch.empty((*x.shape[:-1], 2 * k), dtype=torch.float32, device=x.device)
 
@@ -276,13 +254,11 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
 
 
 def _backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-    """The gradient of the probabilities, by PyTorch's softmax; class numbers do not change by little."""
+    """Differentiate the probabilities through PyTorch's softmax; class indices are piecewise constant."""
     x, classes = ctx.saved_tensors
     probabilities = torch.softmax(x, -1, dtype=torch.float32)
     wanted = torch.zeros_like(probabilities).scatter(-1, classes, gradient[..., : ctx.k])
     return torch.ops.aten._softmax_backward_data(wanted, probabilities, -1, x.dtype), None, None
 
 
-OPERATOR = define_planned(
-    "top_k(Tensor x, int k, str? rung=None) -> Tensor", _plan, _fake, setup=_setup, backward=_backward
-)
+OPERATOR = define_planned("top_k", _plan, _fake, setup=_setup, backward=_backward)

@@ -1,4 +1,4 @@
-"""A resized image's gradient."""
+"""Gradient of upsample2d."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from typing import Any
 
 import torch
 
-from escalade.device.program import Constant, Program
-from escalade.device.recipe import Buffer, KernelCall, Recipe
+from escalade.device.program import Program
+from escalade.device.recipe import Buffer, Recipe
 from escalade.errors import UnsupportedError
 from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES, dtype_of, widest_vector
 from escalade.ops.base.gradient_problem import GradientProblem
 from escalade.ops.base.grid import blocks
 from escalade.ops.base.ladder import Ladder
+from escalade.ops.base.launch import launch
 from escalade.ops.base.operation import Operation, Reference
-from escalade.ops.base.rung import Config, Rung, ThreadsConfig
+from escalade.ops.base.rung import Config, Rung, ThreadsConfig, ThreadsRung
 from escalade.ops.calling.call import CallPlan
 from escalade.ops.calling.library import define_planned
 from escalade.ops.shared import pixel_tiles, pooling
@@ -28,41 +29,38 @@ from escalade.ops.shared.pooling import random_gradient
 from escalade.ops.upsample2d import OPERATOR as UPSAMPLE2D_OPERATOR
 from escalade.ops.upsample2d import Upsample2dProblem, resized
 from escalade.ops.upsample2d import gradient as of_input
-from escalade.ops.upsample2d import kernel_constants as constants
 
 # --- the problem
 
 
 @dataclass(frozen=True)
 class Upsample2dBackwardProblem(GradientProblem[Upsample2dProblem]):
-    """dx of y = upsample2d(x), from `gradient`, which is that of y; the result is buffer `y`.
+    """dx of y = upsample2d(x), from `gradient` (dy); the result is buffer `y`.
 
-    A pixel's gradient is the sum of those of the outputs that are made of it, by its weights in them.
+    A pixel's gradient is the weighted sum of the outputs that are interpolated from it.
     """
 
     def __post_init__(self) -> None:
         self.follow("upsample2d_backward", DTYPES)
         f = self.forward
         if f.x_pitch or f.y_pitch:
-            raise UnsupportedError(
-                f"{f.name} has pixels that lie apart; upsample2d_backward takes dense images"
-            )
+            raise UnsupportedError(f"{f.name} has a pitch; upsample2d_backward supports dense images")
 
     @staticmethod
     def parse(name: str, dtype: str = "fp32", layout: str = "nchw") -> Upsample2dBackwardProblem:
-        """The problem of an upsampling's name, such as `64_56to112_b32_bilinear`."""
+        """Parse the name of the upsampling, such as `64_56to112_b32_bilinear`."""
         return Upsample2dBackwardProblem(Upsample2dProblem.parse(name, dtype, layout))
 
     @property
     def most_outputs(self) -> tuple[int, int]:
-        """Outputs down and along that are made of one pixel, at most."""
+        """Most outputs, down and along, that use one pixel."""
         return self.most_outputs_of(1, 1)
 
     def most_outputs_of(self, rows: int, columns: int) -> tuple[int, int]:
-        """Outputs down and along between the first and the last that are made of a tile of pixels, at most.
+        """Return the most outputs, down and along, between the first and the last that use a tile of pixels.
 
-        Their places are in as many pixels as the tile has, and one less than there are taps; rounding adds one at
-        either end, unless no place is rounded.
+        Their coordinates span the tile plus taps - 1 pixels. Rounding adds one at either end, unless no coordinate is
+        rounded.
         """
         f = self.forward
         more = 0 if self._exact and not f.corners else 2
@@ -74,7 +72,7 @@ class Upsample2dBackwardProblem(GradientProblem[Upsample2dProblem]):
 
     @property
     def _exact(self) -> bool:
-        """Whether sizes are powers of two apart, so that no place is rounded."""
+        """True if sizes differ by powers of two, so that no coordinate is rounded."""
         f = self.forward
         sizes = zip(f.steps, (f.height, f.width), f.output, strict=True)
         return all(
@@ -84,8 +82,7 @@ class Upsample2dBackwardProblem(GradientProblem[Upsample2dProblem]):
 
     @property
     def even(self) -> tuple[int, int] | None:
-        """Outputs down and along that are copies of each pixel, where these are powers of two for the nearest pixel, so
-        that no place is rounded; None otherwise."""
+        """Copies of each pixel, down and along, if the mode is nearest and no coordinate is rounded; else None."""
         f = self.forward
         if f.taps > 1 or not self._exact:
             return None
@@ -98,107 +95,77 @@ class Upsample2dBackwardProblem(GradientProblem[Upsample2dProblem]):
 
     @property
     def rounding(self) -> float:
-        """The weights' error, and that of a running sum of n independent terms, each addition off by up to 2^-24 of
-        it: a random walk."""
+        """The weights' error plus the random walk of a running sum."""
         return self.forward.rounding + 2.0**-24 * math.sqrt(1 + math.prod(self.most_outputs) / 6)
 
 
-# --- rungs, per_pixel: one thread per input
+# --- rungs
 
 
-class PerPixel(Rung[Upsample2dBackwardProblem, ThreadsConfig]):
-    def supports(self, problem: Upsample2dBackwardProblem) -> str | None:
-        return None
-
-    def configs(self, problem: Upsample2dBackwardProblem) -> tuple[ThreadsConfig, ...]:
-        return (ThreadsConfig(),)
-
+class PerPixel(ThreadsRung[Upsample2dBackwardProblem]):
     def recipe(self, problem: Upsample2dBackwardProblem, config: ThreadsConfig) -> Recipe:
         f = problem.forward
-        layout: dict[str, Constant] = {"NHWC": f.layout == "nhwc"}
-        call = KernelCall(
-            Program.of(
-                "upsample2d_backward/per_pixel.cu", "upsample2d_backward_per_pixel", constants(f) | layout
-            ),
-            (blocks(f.elements, config.threads), 1, 1),
-            (config.threads, 1, 1),
-            (Buffer("gradient"), Buffer("y"), pooling.shape(f), *f.steps),
-            overlap=True,
-        )
-        return Recipe((call,))
+        return launch(
+            Program.of("upsample2d_backward/per_pixel.cu", problem=f),
+            blocks(f.elements, config.threads),
+            config.threads,
+            Buffer("gradient"), Buffer("y"), pooling.shape(f), *f.steps,
+        )  # fmt: skip
 
 
-# Predictions for 256 channels of 16 x 16 to 32 x 32, nearest, batch 256, fp16: 168 MB, 39 us.
+# Predictions are for 256 channels of 16 x 16 to 32 x 32, nearest, batch 256, fp16: 168 MB, 39 us.
 PER_PIXEL = PerPixel(
-    "per_pixel",
-    "one thread an input, which finds the outputs that are made of it and adds them up",
-    None,
-    None,
+    "per_pixel", "one thread per input, which finds and sums the outputs that use it", None, None
 )
 
 
-# --- rungs, rows: up to sixteen bytes of a row a thread in NCHW, where each pixel has as many copies as every other
-
-
 MOST_COLUMNS = 8
-"""Copies of a pixel along a row: the code has no loop over them."""
-MOST_UNROLLED = 16
-"""Loads of a thread up to which the code has no loop over rows of copies either."""
+"""Most copies of a pixel along a row, since the kernel unrolls them."""
 
 
 def _vector(problem: Upsample2dBackwardProblem) -> int:
     return widest_vector(problem.dtype, problem.forward.width)
 
 
-class Rows(Rung[Upsample2dBackwardProblem]):
+class Rows(Rung[Upsample2dBackwardProblem, ThreadsConfig]):
     def supports(self, problem: Upsample2dBackwardProblem) -> str | None:
         f = problem.forward
         if f.layout != "nchw":
-            return f"{self.name} takes layout nchw, not {f.layout}"
+            return f"{self.name} supports layout nchw, not {f.layout}"
         if problem.even is None or problem.even[1] > MOST_COLUMNS:
             return (
-                f"{self.name} takes the nearest pixel at sizes that are powers of two apart, and up to {MOST_COLUMNS} "
-                "copies of it along a row"
+                f"{self.name} supports mode nearest at sizes that differ by powers of two, and up to {MOST_COLUMNS} "
+                "copies of a pixel along a row"
             )
         if f.elements // _vector(problem) >= 2**31:
-            return f"{self.name} counts threads in 32 bits; there are too many for {problem.name}"
+            return f"{self.name} counts threads in 32 bits; {problem.name} needs more"
         return None
 
-    def configs(self, problem: Upsample2dBackwardProblem) -> tuple[Config, ...]:
+    def configs(self, problem: Upsample2dBackwardProblem) -> tuple[ThreadsConfig, ...]:
         return (ThreadsConfig(128),)
 
-    def recipe(self, problem: Upsample2dBackwardProblem, config: Config) -> Recipe:
-        assert isinstance(config, ThreadsConfig) and problem.even is not None
+    def recipe(self, problem: Upsample2dBackwardProblem, config: ThreadsConfig) -> Recipe:
+        assert problem.even is not None
         f, vector = problem.forward, _vector(problem)
         rows, columns = problem.even
-        constants: dict[str, Constant] = {
-            **pooling.constants(f),
-            "VECTOR": vector,
-            "MOST_ROWS": rows,
-            "MOST_COLUMNS": columns,
-            "UNROLLED_ROWS": rows if rows * columns <= MOST_UNROLLED else 1,
-        }
-        call = KernelCall(
-            Program.of("upsample2d_backward/rows.cu", "upsample2d_backward_rows", constants),
-            (blocks(f.elements // vector, config.threads), 1, 1),
-            (config.threads, 1, 1),
-            (Buffer("gradient"), Buffer("y"), pooling.shape(f)),
-            overlap=True,
-        )
-        return Recipe((call,))
+        return launch(
+            Program.of("upsample2d_backward/rows.cu", problem=f, vector=vector, rows=rows, columns=columns),
+            blocks(f.elements // vector, config.threads),
+            config.threads,
+            Buffer("gradient"), Buffer("y"), pooling.shape(f),
+        )  # fmt: skip
 
 
-# Predictions for 256 channels of 16 x 16 to 32 x 32, nearest, batch 256, fp16: 168 MB, 39 us.
 ROWS = Rows(
     "rows",
-    "up to 16 bytes of a row a thread in NCHW, all copies of its pixels loaded by packs",
+    "up to 16 bytes of a row per thread in NCHW, all copies of its pixels loaded by packs",
     below="per_pixel",
-    # 17 million threads of 300 instructions (180 us) against 45 us: a tenth more than the rate of memory.
+    # 17 million threads of 300 instructions (180 us) against 45 us: 10% above the DRAM bound.
     predicted_gain=4.0,
 )
 
 
-# --- rungs, shared_tile: a tile of the gradient in shared memory, with the outputs and weights of its rows and column
+# --- rung shared_tile: a tile of the gradient in shared memory, with the outputs and weights of its rows and columns
 
 
 STATIC_SHARED_BYTES = 48 * 1024
@@ -229,7 +196,7 @@ class TileConfig(Config):
         return problem.most_outputs_of(self.rows, self.columns)
 
     def most_weights(self, problem: Upsample2dBackwardProblem) -> tuple[int, int]:
-        """Weights per row and per column; those of the nearest pixel are 1 and take no memory to speak of."""
+        """Weights per row and per column; those of the nearest pixel are 1 and need no memory."""
         return problem.most_outputs if problem.forward.taps > 1 else (1, 1)
 
     def shared_bytes(self, problem: Upsample2dBackwardProblem) -> int:
@@ -243,7 +210,7 @@ class TileConfig(Config):
         return planes * blocks(f.height, self.rows) * blocks(f.width, self.columns)
 
     def cost(self, problem: Upsample2dBackwardProblem) -> int:
-        """About proportional to the time, of tiles with as many planes: pixels past the edges cost as others do."""
+        """Return a cost roughly proportional to time, for equal `planes`; pixels beyond the border cost the same."""
         rows, columns = self.staged(problem)
         staged = STAGED_COST * rows * (columns + SECTOR)
         return self.blocks(problem) * (staged + SUMMED_COST * self.threads)
@@ -253,19 +220,19 @@ class SharedTile(Rung[Upsample2dBackwardProblem, TileConfig]):
     def supports(self, problem: Upsample2dBackwardProblem) -> str | None:
         f = problem.forward
         if f.layout != "nchw":
-            return f"{self.name} takes layout nchw, not {f.layout}"
+            return f"{self.name} supports layout nchw, not {f.layout}"
         fitting = self._fitting(problem)
         if not fitting:
             return (
-                f"{self.name} keeps the outputs of a tile of pixels in {STATIC_SHARED_BYTES // 1024} KB of shared "
-                f"memory, which those of {problem.name} exceed; per_pixel takes any"
+                f"{self.name} holds the outputs of a tile of pixels in {STATIC_SHARED_BYTES // 1024} KB of shared "
+                f"memory, which those of {problem.name} exceed; use per_pixel"
             )
         if max(tile.blocks(problem) for tile in fitting) >= 2**31:
-            return f"{self.name} counts tiles in 32 bits; there are too many for {problem.name}"
+            return f"{self.name} counts tiles in 32 bits; {problem.name} needs more"
         return None
 
     def configs(self, problem: Upsample2dBackwardProblem) -> tuple[TileConfig, ...]:
-        """Several planes per CTA unless CTAs are then too few for the card, and the cheapest tiles first."""
+        """Prefer several planes per CTA unless that leaves too few CTAs, then the cheapest tiles."""
 
         def order(tile: TileConfig) -> tuple[bool, int, int]:
             idle = tile.planes > 1 and tile.blocks(problem) < self.card.busy_blocks
@@ -279,28 +246,12 @@ class SharedTile(Rung[Upsample2dBackwardProblem, TileConfig]):
 
     def recipe(self, problem: Upsample2dBackwardProblem, config: TileConfig) -> Recipe:
         f = problem.forward
-        (output_rows, output_columns), (down, along) = config.staged(problem), config.most_weights(problem)
-        sizes = {
-            "TILE_ROWS": config.rows,
-            "TILE_COLUMNS": config.columns,
-            "PLANES": config.planes,
-            "OUTPUT_ROWS": output_rows,
-            "OUTPUT_COLUMNS": output_columns,
-            "MOST_ROWS": down,
-            "MOST_COLUMNS": along,
-        }
-        call = KernelCall(
-            Program.of(
-                "upsample2d_backward/shared_tile.cu",
-                "upsample2d_backward_shared_tile",
-                constants(f) | sizes,
-            ),
-            (config.blocks(problem), 1, 1),
-            (config.threads, 1, 1),
-            (Buffer("gradient"), Buffer("y"), pooling.shape(f), *f.steps),
-            overlap=True,
-        )
-        return Recipe((call,))
+        return launch(
+            Program.of("upsample2d_backward/shared_tile.cu", problem=f, backward=problem, config=config),
+            config.blocks(problem),
+            config.threads,
+            Buffer("gradient"), Buffer("y"), pooling.shape(f), *f.steps,
+        )  # fmt: skip
 
 
 # Prediction for 256 channels of 16 x 16 to 32 x 32, nearest, batch 256, fp32: 336 MB, 77 us.
@@ -315,28 +266,7 @@ SHARED_TILE = SharedTile(
 )
 
 
-# --- rungs, vectorised: sixteen bytes of channels a thread
-
-
-MOST_UNROLLED_VECTORISED = 64
-"""Outputs of a pixel up to which the code has no loop over them: four registers each, if all are under way."""
-
-
-def _outputs(problem: Upsample2dBackwardProblem) -> dict[str, Constant]:
-    """How wide accesses are, how many outputs a pixel has, and how many of them the code is written out for."""
-    f = problem.forward
-    rows, columns = problem.even or problem.most_outputs
-    return {
-        "VECTOR": widest_vector(f.dtype, f.channels),
-        "EVEN": problem.even is not None,
-        "MOST_ROWS": rows,
-        "MOST_COLUMNS": columns,
-        "UNROLLED_ROWS": rows if rows * columns <= MOST_UNROLLED_VECTORISED else 1,
-        "UNROLLED_COLUMNS": columns if columns <= MOST_UNROLLED_VECTORISED else 1,
-    }
-
-
-class Vectorised(Rung[Upsample2dBackwardProblem, ThreadsConfig]):
+class Vectorized(Rung[Upsample2dBackwardProblem, ThreadsConfig]):
     def supports(self, problem: Upsample2dBackwardProblem) -> str | None:
         return pixel_tiles.refusal(self.name, problem.forward)
 
@@ -345,37 +275,36 @@ class Vectorised(Rung[Upsample2dBackwardProblem, ThreadsConfig]):
 
     def recipe(self, problem: Upsample2dBackwardProblem, config: ThreadsConfig) -> Recipe:
         f = problem.forward
-        call = KernelCall(
-            Program.of(
-                "upsample2d_backward/vectorised.cu", "upsample2d_backward_vectorised",
-                constants(f) | _outputs(problem),
-            ),
-            (blocks(ONE_PIXEL.threads_for(f), config.threads), 1, 1),
-            (config.threads, 1, 1),
-            (Buffer("gradient"), Buffer("y"), pooling.shape(f), *f.steps),
-            overlap=True,
+        rows, columns = problem.even or problem.most_outputs
+        program = Program.of(
+            "upsample2d_backward/vectorised.cu",
+            problem=f, backward=problem, rows=rows, columns=columns, vector=widest_vector(f.dtype, f.channels),
         )  # fmt: skip
-        return Recipe((call,))
+        return launch(
+            program,
+            blocks(ONE_PIXEL.threads_for(f), config.threads),
+            config.threads,
+            Buffer("gradient"), Buffer("y"), pooling.shape(f), *f.steps,
+        )  # fmt: skip
 
 
-# Predictions for 256 channels of 16 x 16 to 32 x 32, nearest, batch 256, fp16: 168 MB, 39 us.
-VECTORISED = Vectorised(
+VECTORISED = Vectorized(
     "vectorised",
-    "16 bytes of channels a thread, all outputs of a pixel loaded at once",
+    "16 bytes of channels per thread, all outputs of a pixel loaded at once",
     below="per_pixel",
-    # 17 million threads of 300 instructions (180 us) against 45 us: a tenth more than the rate of memory.
+    # 17 million threads of 300 instructions (180 us) against 45 us: 10% above the DRAM bound.
     predicted_gain=4.0,
 )
 
 
-# --- problems to measure and to test
+# --- problems
 
 
 PROBLEMS = tuple(
     Upsample2dBackwardProblem.parse(name)
     for name in ("256_16to32_b256_nearest", "64_56to112_b32_bilinear", "64_56to112_b32_bicubic")
 )
-"""What `escalade ladder upsample2d_backward` measures: an autoencoder's doubling, and a decoder's smooth ones."""
+"""Problems of `escalade ladder`: an autoencoder's doubling, and a decoder's interpolations."""
 
 SMALL_PROBLEMS = tuple(
     Upsample2dBackwardProblem.parse(name)
@@ -394,8 +323,8 @@ SMALL_PROBLEMS = tuple(
         "8_3to30_b1_bilinear",
     )
 )
-"""Small problems that between them have every mode, both rules for corners, factors of their own, gradients that are
-larger, smaller, of one pixel and many times as large, and odd channels."""
+"""Small problems: every mode, both rules for corners, explicit factors, gradients that are larger, smaller, of one
+pixel and many times as large, and odd channels."""
 
 
 # --- the reference
@@ -411,16 +340,15 @@ def random_inputs(
 
 
 def exact(problem: Upsample2dBackwardProblem, inputs: Tensors) -> torch.Tensor:
-    """The gradient in float64."""
     gradient = inputs["gradient"].double()
     down, along = (weights(problem.forward, axis, gradient.device) for axis in (0, 1))
     return down.T @ gradient @ along
 
 
 def weights(f: Upsample2dProblem, axis: int, device: torch.device) -> torch.Tensor:
-    """The weight of every pixel along an axis in every output: what becomes of images with one pixel that is not 0.
+    """Return the weight of every pixel along an axis in every output, by resizing unit images.
 
-    The nearest pixel is that of places in fp32, as PyTorch has it in every dtype.
+    The nearest pixel follows fp32 coordinates, as in PyTorch for every dtype.
     """
     size, outputs, factor = (f.height, f.width)[axis], f.output[axis], f.factors[axis]
     dtype = torch.float32 if f.taps == 1 else torch.float64
@@ -430,7 +358,7 @@ def weights(f: Upsample2dProblem, axis: int, device: torch.device) -> torch.Tens
 
 
 def peer(problem: Upsample2dBackwardProblem, inputs: Tensors) -> torch.Tensor:
-    """PyTorch in the problem's dtype, as it does it on a GPU; on a CPU, of fp32 tensors."""
+    """PyTorch on a GPU sums in fp32; on a CPU it needs fp32 tensors to do so."""
     f, gradient = problem.forward, inputs["gradient"]
     wide = gradient if gradient.is_cuda else gradient.float()
     size = torch.Size((f.batch, f.channels, f.height, f.width))
@@ -477,10 +405,10 @@ def upsample2d_backward(
     channels_last: bool | None = None,
     rung: str | None = None,
 ) -> torch.Tensor:
-    """The gradient of x in y = upsample2d(x, ...), from that of y; `size` is the height and width of x.
+    """Gradient of x in y = upsample2d(x, ...), from that of y; `size` is x's height and width.
 
-    The result has the gradient's layout unless `channels_last` says which, and is the same bits every time. `rung`
-    names one rung of the ladder instead of the chosen one.
+    The result has the gradient's layout unless `channels_last` is given, and is deterministic. `rung` names a rung of
+    the ladder instead of the chosen one.
     """
     return OPERATOR(
         gradient, pooling.as_pair(size, "size"), mode, align_corners, factors, channels_last, rung
@@ -515,7 +443,7 @@ def _fake(
     align_corners: bool,
     factors: Sequence[float],
     channels_last: bool | None = None,
-    rung: str | None = None,
+    *_: object,
 ) -> torch.Tensor:
     pooling.check_gradient(_NAME, gradient)
     return pooling.empty_gradient(gradient, size, channels_last)
@@ -527,7 +455,7 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
 
 
 def _backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
-    """The result is linear in the gradient of y: what is asked of dx is brought to the size of y."""
+    """dx is linear in dy, so the gradient of dy is an upsampling."""
     return UPSAMPLE2D_OPERATOR(gradient, ctx.output, *ctx.settings, None), *(None,) * 6
 
 

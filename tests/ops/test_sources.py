@@ -9,7 +9,7 @@ from functools import cache
 import pytest
 
 from escalade.device.recipe import KernelCall
-from escalade.device.sources import BLOCK, KERNELS, declared_names
+from escalade.device.sources import BLOCK, KERNELS, declared_names, included
 from tests.support import all_rungs, supported
 
 BESIDE_LADDERS = {"classify/resize.cu": "escalade_apps/classify/resizing.py"}
@@ -45,7 +45,8 @@ def test_declared_parameters_are_read(folder: str) -> None:
     for file in (file for file in FILES if file.startswith(f"{folder}/")):
         text = (KERNELS / file).read_text()
         headers = re.findall(r'#include "([^"]+)"', text)
-        code = "\n".join(BLOCK.sub("", (KERNELS / one).read_text()) for one in (file, *headers))
+        users = [one for one in FILES if file in included(one)] if file.endswith(".cuh") else []
+        code = "\n".join(BLOCK.sub("", (KERNELS / one).read_text()) for one in (file, *headers, *users))
         for name in declared_names(file):
             assert re.search(rf"\b{name}\b", code), (
                 f"{file} declares {name}, which neither it nor its headers read"

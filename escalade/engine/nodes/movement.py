@@ -15,7 +15,7 @@ from escalade.engine.graph.graph import Node, dtype_name
 from escalade.engine.nodes.base import Layouts, Operator, Tensors, is_view_of
 from escalade.engine.nodes.lowering import ElementMove, Forms, Lowered, Placement
 from escalade.engine.nodes.signature import RESULT
-from escalade.ops.copy import COPY, MOST_PARTS, CopyProblem, Part
+from escalade.ops.copy import COPY, MOST_PARTS, CopyPart, CopyProblem
 
 SOURCES = tuple(f"x{number}" for number in range(MOST_PARTS))
 """Roles of the values that are moved."""
@@ -69,7 +69,7 @@ def copy_problem(
     return CopyProblem.of(elements, parts, _DTYPES_BY_BYTES[dtype.itemsize], aligned)
 
 
-def _part(move: ElementMove, source: int) -> Part:
+def _part(move: ElementMove, source: int) -> CopyPart:
     sizes, strides = tuple(move.source.shape), list(move.source.stride())
     offset = int(move.source.storage_offset())
     assert sizes == tuple(move.target.shape), "source and target of a move have the same shape"
@@ -77,7 +77,7 @@ def _part(move: ElementMove, source: int) -> Part:
         for axis in move.reversed:
             offset += (sizes[axis] - 1) * strides[axis]
             strides[axis] = -strides[axis]
-    return Part(
+    return CopyPart(
         source, sizes, tuple(strides), move.target.stride(), offset, int(move.target.storage_offset())
     )
 

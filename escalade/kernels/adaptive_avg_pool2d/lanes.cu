@@ -9,6 +9,12 @@
 #include "common/ptx.cuh"
 #include "common/warp.cuh"
 
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+using Element = float;             // problem.dtype
+constexpr bool WHOLE_ROWS = true;  // problem.output_width == 1
+constexpr int LANES = 32;          // config.lanes: lanes per output
+#endif
+
 constexpr int AHEAD = 8;  // loads in flight per lane
 
 extern "C" __global__ void adaptive_avg_pool2d_lanes(const Element* x, Element* y, PoolShape shape) {

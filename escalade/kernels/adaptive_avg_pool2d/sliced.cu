@@ -6,6 +6,16 @@
 // round trip, and one between the CTAs.
 //
 // Rung: `sliced`. Read common/pixel_sums.cuh (sums of a CTA).
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+using Element = float;         // problem.dtype
+constexpr int CHANNELS = 512;  // problem.channels
+constexpr int PIXELS = 49;     // problem.pixels
+constexpr int WIDTH = 32;      // config.width(problem): channels per slice
+constexpr int SLICES = 16;     // config.slices(problem)
+#define PARTS 1                // config.parts: CTAs per cluster, which share the pixels of an image
+constexpr int THREADS = 128;   // config.threads
+#endif
+
 #include "common/pixel_sums.cuh"
 #if PARTS > 1
 #include "common/hopper.cuh"

@@ -11,6 +11,13 @@
 #include "common/ptx.cuh"
 #include "common/warp.cuh"
 
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+using Element = float;             // problem.dtype
+constexpr bool WHOLE_ROWS = true;  // problem.output_width == 1
+constexpr int VECTOR = 4;          // vector: channels per access
+constexpr int SPLITS = 16;         // config.splits: groups of lanes that share a window
+#endif
+
 constexpr int VECTOR_LANES = 8;
 constexpr int THREADS = VECTOR_LANES * SPLITS;
 constexpr int WARPS = THREADS / 32;

@@ -3,6 +3,11 @@
 
 #include "common/pool_shape.cuh"
 
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+constexpr bool COUNT_PADDING = true;  // problem.count_padding
+constexpr int DIVISOR = 0;            // problem.divisor: 0 for the size of the window
+#endif
+
 // Pixels of a window along one dimension: those inside the image, or also inside its padding.
 __device__ __forceinline__ int counted(int first, int kernel, int size, int padding) {
     return COUNT_PADDING ? min(first + kernel, size + padding) - first : min(first + kernel, size) - max(first, 0);

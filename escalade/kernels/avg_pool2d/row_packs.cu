@@ -4,6 +4,14 @@
 // inputs, 16 bytes at a time where they divide, and sums along the row, then down the rows, in fp32. Limiter: memory.
 //
 // Rung: `row_packs`. Read divisor.cuh (PyTorch's divisor).
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+using Element = float;             // problem.dtype
+constexpr int OUTPUT_ROWS = 2;     // config.rows: outputs per thread
+constexpr int OUTPUT_COLUMNS = 4;  // config.columns
+constexpr int VECTOR = 4;          // vector: columns per load
+constexpr int STORED = 4;          // stored: columns per store
+#endif
+
 #include "avg_pool2d/divisor.cuh"
 #include "common/prologue.cuh"
 #include "common/row_stretch.cuh"

@@ -9,6 +9,14 @@
 #include "common/elements.cuh"
 #include "common/prologue.cuh"
 #include "common/ptx.cuh"
+#include "common/window_size.cuh"
+
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+using Element = float;             // problem.dtype
+constexpr int OUTPUT_ROWS = 2;     // config.rows: outputs per thread
+constexpr int OUTPUT_COLUMNS = 2;  // config.columns
+constexpr int VECTOR = 4;          // vector: channels per access
+#endif
 
 constexpr int ROWS = (OUTPUT_ROWS - 1) * STRIDE_H + KERNEL_H;
 constexpr int COLUMNS = (OUTPUT_COLUMNS - 1) * STRIDE_W + KERNEL_W;

@@ -1,6 +1,8 @@
 // Windows of an average pooling, where they are not compile-time constants.
 #pragma once
 
-struct Windows {  // filled by escalade/ops/avg_pool2d/rungs/naive.py, in this order
-    int kernel_h, kernel_w, stride_h, stride_w, pad_h, pad_w;
+struct Windows {
+    int kernel_h, kernel_w;  // problem.kernel
+    int stride_h, stride_w;  // problem.stride
+    int pad_h, pad_w;        // problem.padding
 };

@@ -4,6 +4,11 @@
 // pixel has two windows, so nothing is summed. Limiter: memory.
 //
 // Rung: `rows`. Read common/rows_of_windows.cuh (rows of a thread), avg_pool2d/divisor.cuh (PyTorch's divisor).
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+using Element = float;     // problem.dtype
+constexpr int VECTOR = 4;  // vector: columns per access
+#endif
+
 #include "avg_pool2d/divisor.cuh"
 #include "common/rows_of_windows.cuh"
 

@@ -9,6 +9,14 @@
 #include "common/elements.cuh"
 #include "common/pool_gradient.cuh"
 #include "common/ptx.cuh"
+#include "common/window_size.cuh"
+
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+using Element = float;           // problem.dtype
+constexpr int VECTOR = 4;        // vector: channels per access
+constexpr int TILE_ROWS = 2;     // config.rows: pixels per thread
+constexpr int TILE_COLUMNS = 2;  // config.columns
+#endif
 
 using Vector = Pack<Element, VECTOR>;
 

@@ -7,6 +7,14 @@
 // writes, so y may be x or the residual.
 //
 // Rung: `vectorised`, also of `batch_norm_training`. Read batch_norm.cuh.
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+using Element = float;              // problem.dtype
+constexpr int VECTOR = 4;           // vector: elements per access
+constexpr int PACKS = 4;            // config.packs: accesses in flight per thread
+constexpr int THREADS = 256;        // config.threads
+constexpr bool STRADDLING = false;  // problem.pixels % vector != 0: a pack may span two planes
+#endif
+
 #include "batch_norm/batch_norm.cuh"
 #include "common/packs.cuh"
 

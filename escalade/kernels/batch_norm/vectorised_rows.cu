@@ -10,6 +10,15 @@
 #include "batch_norm/batch_norm.cuh"
 #include "common/ptx.cuh"
 
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+using Element = float;             // problem.dtype
+constexpr int VECTOR = 4;          // vector: channels per access
+constexpr int PACKS = 4;           // config.packs: accesses in flight per thread
+constexpr int THREADS = 256;       // config.threads
+constexpr bool PITCHED = false;    // pitched
+constexpr bool BACKWARDS = false;  // config.backwards: last rows first, which a previous launch left in L2
+#endif
+
 extern "C" __global__ void __launch_bounds__(THREADS)
     batch_norm_vectorised_rows(const Element* x, const float* __restrict__ weight, const float* __restrict__ bias,
                                const float* __restrict__ mean, const float* __restrict__ variance,

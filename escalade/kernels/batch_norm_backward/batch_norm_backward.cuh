@@ -8,6 +8,10 @@
 #include "common/channels.cuh"
 #ifdef EXPRESSION
 #include "common/expression.cuh"
+
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+constexpr int MASK = 0;  // ("none", "x", "output").index(mask)
+#endif
 #endif
 
 constexpr int NO_MASK = 0, BY_X = 1, BY_OUTPUT = 2;

@@ -9,6 +9,12 @@
 #include "common/block.cuh"
 #include "common/ptx.cuh"
 
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+using Element = float;                // problem.dtype
+constexpr bool HAS_RESIDUAL = false;  // problem.residual
+constexpr int THREADS = 256;          // config.threads
+#endif
+
 extern "C" __global__ void __launch_bounds__(THREADS)
     batch_norm_backward_naive_sums(const Element* gradient, const Element* x, const Element* output,
                                    const float* weight, const float* bias, const float* mean, const float* rstd,

@@ -12,6 +12,15 @@
 #include "common/cluster_sums.cuh"
 #include "common/ptx.cuh"
 
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+using Element = float;                // problem.dtype
+constexpr bool HAS_RESIDUAL = false;  // problem.residual
+constexpr int VECTOR = 4;             // vector: channels per access
+constexpr int THREADS = 256;          // config.threads
+constexpr int COLUMNS = 4;            // config.columns: packs of channels per slice
+constexpr int STEPS = 4;              // config.steps: most rows per thread
+#endif
+
 constexpr int HEIGHT = THREADS / COLUMNS, TOGETHER = STEPS < 4 ? STEPS : 4;
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)

@@ -13,6 +13,14 @@
 #include "batch_norm_backward/batch_norm_backward.cuh"
 #include "common/ptx.cuh"
 
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+using Element = float;              // problem.dtype
+constexpr int VECTOR = 4;           // vector: elements per access
+constexpr int PACKS = 4;            // packs: accesses per thread
+constexpr int THREADS = 256;        // config.threads
+constexpr bool STRADDLING = false;  // problem.pixels % vector != 0: a pack may span two planes
+#endif
+
 extern "C" __global__ void __launch_bounds__(THREADS)
     batch_norm_backward_split_apply_planes(const Element* gradient, const Element* x, const Element* output,
                                            Channels all, Element* y, float share, int channels, int plane, long long elements) {

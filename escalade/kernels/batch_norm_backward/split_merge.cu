@@ -8,6 +8,12 @@
 #include "common/ptx.cuh"
 #include "common/warp.cuh"
 
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+constexpr int THREADS = 512;  // threads
+constexpr int CHANNELS = 8;   // channels: channels per CTA
+constexpr int PACKS = 5;      // packs: loads in flight per thread
+#endif
+
 extern "C" __global__ void __launch_bounds__(THREADS)
     batch_norm_backward_split_merge(const float* partial, const float* rstd, float* weight_gradient,
                                     float* bias_gradient, int channels, int splits) {

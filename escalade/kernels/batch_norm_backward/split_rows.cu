@@ -14,6 +14,15 @@
 #include "batch_norm_backward/batch_norm_backward.cuh"
 #include "common/ptx.cuh"
 
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+using Element = float;                // problem.dtype
+constexpr bool HAS_RESIDUAL = false;  // problem.residual
+constexpr int VECTOR = 4;             // vector: channels per access
+constexpr int PACKS = 4;              // config.packs: accesses in flight per thread
+constexpr int THREADS = 256;          // config.threads
+constexpr int RESIDENT = 2;           // config.resident: CTAs per SM
+#endif
+
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     batch_norm_backward_split_rows(const Element* gradient, const Element* x, const Element* output,
                                    const float* __restrict__ weight, const float* __restrict__ bias,

@@ -9,6 +9,12 @@
 #include "common/elements.cuh"
 #include "common/ptx.cuh"
 
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+using Element = float;        // problem.dtype
+constexpr bool NHWC = true;   // problem.layout == "nhwc" or problem.pixels == 1: one pixel is alike in both layouts
+constexpr int THREADS = 256;  // config.threads
+#endif
+
 __device__ __forceinline__ float element(const Element* x, long long at, int channel, int channels, int plane) {
     if (NHWC) return to_float(x[at * channels + channel]);
     const long long image = at / plane;

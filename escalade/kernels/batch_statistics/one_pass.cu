@@ -9,6 +9,13 @@
 #include "common/moments.cuh"
 #include "common/ptx.cuh"
 
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+using Element = float;        // problem.dtype
+using Index = unsigned;       // index: counts elements; 64 bits only where needed, since 64-bit divisions are slow
+constexpr bool NHWC = true;   // problem.layout == "nhwc" or problem.pixels == 1: one pixel is alike in both layouts
+constexpr int THREADS = 256;  // config.threads
+#endif
+
 extern "C" __global__ void __launch_bounds__(THREADS)
     batch_statistics_one_pass(const Element* __restrict__ x, float* y, Results results, int channels, int plane,
                               long long count, float epsilon, float momentum) {

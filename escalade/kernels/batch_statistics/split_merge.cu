@@ -8,6 +8,12 @@
 #include "common/moments.cuh"
 #include "common/ptx.cuh"
 
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+constexpr int THREADS = 512;  // threads
+constexpr int CHANNELS = 8;   // channels: channels per CTA
+constexpr int PACKS = 9;      // packs: loads in flight per thread
+#endif
+
 // Elements of a channel per split: the first `longer` splits have `unit` more, and the last unit of all, in split
 // `last`, may lack `missing`.
 struct Shares {

@@ -9,6 +9,14 @@
 #include "common/moments.cuh"
 #include "common/ptx.cuh"
 
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+using Element = float;        // problem.dtype
+using Index = unsigned;       // index: counts elements; 64 bits only where needed, since 64-bit divisions are slow
+constexpr int VECTOR = 4;     // vector: elements per access
+constexpr int PACKS = 4;      // config.packs: accesses in flight per thread
+constexpr int THREADS = 256;  // config.threads
+#endif
+
 // A thread's share of a channel: packs THREADS apart.
 struct Share {
     const Element* x;

@@ -11,6 +11,13 @@
 #include "common/moments.cuh"
 #include "common/ptx.cuh"
 
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+using Element = float;        // problem.dtype
+constexpr int VECTOR = 4;     // vector: channels per access
+constexpr int PACKS = 4;      // config.packs: accesses in flight per thread
+constexpr int THREADS = 256;  // config.threads
+#endif
+
 extern "C" __global__ void __launch_bounds__(THREADS)
     batch_statistics_split_rows(const Element* __restrict__ x, float* partial, int channels, int width, int splits,
                                 long long rows) {

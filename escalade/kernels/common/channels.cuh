@@ -3,6 +3,11 @@
 
 #include "common/elements.cuh"
 
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+using Index = unsigned;      // index: counts elements; 64 bits only where needed, since 64-bit divisions are slow
+constexpr bool NHWC = true;  // problem.layout == "nhwc" or problem.pixels == 1: one pixel is alike in both layouts
+#endif
+
 // Channel of element `at`, in memory order.
 __device__ __forceinline__ int channel_of(Index at, int channels, int plane) {
     return static_cast<int>(NHWC ? at % channels : at / plane % channels);

@@ -6,6 +6,11 @@
 
 #include "common/ptx.cuh"
 
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+constexpr int VECTOR = 4;  // config.vector: adjacent rows per lane
+constexpr int PARTS = 8;   // config.parts: warps that share the elements of a row
+#endif
+
 struct Column {
     long long at;  // start of its rows; a pack that does not exist repeats the first
     bool there;

@@ -7,6 +7,16 @@
 #include "common/ptx.cuh"
 #include "common/warp.cuh"
 
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+constexpr int VECTOR = 4;        // vector: channels per access
+constexpr int IMAGES = 1;        // sums.images: images per CTA
+constexpr int LANES = 4;         // sums.lanes: threads that read one pixel's slice together
+constexpr int GROUPS = 32;       // sums.groups: threads that share the pixels of one pack and image
+constexpr int SUMS = 4;          // sums.sums: partial sums per channel and image in shared memory
+constexpr bool SHUFFLED = true;  // sums.shuffled: threads of a warp reduce by shuffles
+constexpr int AHEAD = 2;         // sums.ahead: loads in flight per thread
+#endif
+
 constexpr int COLUMNS = WIDTH / VECTOR;  // packs of channels per slice
 constexpr int FLOATS = VECTOR < 4 ? VECTOR : 4;
 

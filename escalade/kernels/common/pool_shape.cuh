@@ -1,7 +1,12 @@
 // Sizes of a pooling, and positions of outputs.
 #pragma once
 
-struct PoolShape {  // filled by escalade/ops/shared/pooling.py, in this order
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+constexpr int X_PITCH = 0;  // problem.x_pitch: elements from pixel to pixel in NHWC; 0 if dense
+constexpr int Y_PITCH = 0;  // problem.y_pitch
+#endif
+
+struct PoolShape {
     int batch, channels, height, width;
     int output_height, output_width;
 

@@ -6,6 +6,7 @@
 
 #include "common/elements.cuh"
 #include "common/ptx.cuh"
+#include "common/window_size.cuh"
 
 constexpr int BODY = OUTPUT_COLUMNS * STRIDE_W;
 constexpr int BEFORE = PAD_W;

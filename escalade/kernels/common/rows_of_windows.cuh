@@ -4,6 +4,7 @@
 #include "common/elements.cuh"
 #include "common/pool_shape.cuh"
 #include "common/ptx.cuh"
+#include "common/window_size.cuh"
 
 constexpr int OUTPUTS = VECTOR / STRIDE_W;
 static_assert(VECTOR % STRIDE_W == 0 && KERNEL_H <= STRIDE_H && KERNEL_W <= STRIDE_W, "whole windows, side by side");

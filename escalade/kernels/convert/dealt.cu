@@ -9,6 +9,15 @@
 #include "common/elements.cuh"
 #include "common/ptx.cuh"
 
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+using Element = float;        // problem.dtype
+constexpr int VECTOR = 4;     // vector: channels per store
+constexpr int RUN = 2;        // run: channels of one way per load
+constexpr int WAYS = 2;       // problem.ways
+constexpr int PACKS = 2;      // config.packs: stores per thread
+constexpr int THREADS = 256;  // config.threads
+#endif
+
 using Vector = Pack<Element, VECTOR>;
 
 __device__ __forceinline__ Vector dealt(const Element* row, unsigned channel, int step) {

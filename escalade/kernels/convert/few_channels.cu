@@ -7,6 +7,16 @@
 // Rung: `few_channels`. Read convert.cuh (element types, normalization).
 #include "convert/convert.cuh"
 
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+constexpr int CHANNELS = 3;         // problem.channels
+constexpr int STORED_CHANNELS = 3;  // problem.stored_channels
+constexpr int PADDED_CHANNELS = 4;  // problem.padded_channels
+constexpr int PIXELS = 4;           // config.pixels: pixels per thread and round
+constexpr int ROUNDS = 1;           // config.rounds
+constexpr int SOURCE_VECTOR = 4;    // source_vector: elements per load
+constexpr int TARGET_VECTOR = 4;    // target_vector: elements per store
+#endif
+
 // COUNT consecutive elements, of which the first `exist` are valid; VECTOR divides both numbers.
 template <int VECTOR, int COUNT, class T>
 __device__ __forceinline__ void read_run(T (&run)[COUNT], const T* address, int exist) {

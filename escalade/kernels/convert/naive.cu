@@ -7,7 +7,12 @@
 // Rung: `naive`. Read convert.cuh (element types, normalization).
 #include "convert/convert.cuh"
 
-struct Shape {  // filled by escalade/ops/convert/rungs/naive.py, in this order
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+constexpr bool PITCHED = false;  // problem.y_pitch > 0
+constexpr int WAYS = 1;          // problem.ways
+#endif
+
+struct Shape {
     int batch, channels, stored_channels, padded_channels, pixels, y_pitch, step;
 };
 

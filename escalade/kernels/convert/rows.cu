@@ -7,6 +7,13 @@
 #include "common/elements.cuh"
 #include "common/ptx.cuh"
 
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+using Element = float;        // problem.dtype
+constexpr int VECTOR = 4;     // vector: channels per access
+constexpr int PACKS = 4;      // config.packs: accesses in flight per thread
+constexpr int THREADS = 256;  // config.threads
+#endif
+
 extern "C" __global__ void __launch_bounds__(THREADS)
     convert_rows(const Element* x, Element* y, unsigned row_packs, long long x_pitch, long long y_pitch, unsigned packs) {
     wait_for_previous_launch();

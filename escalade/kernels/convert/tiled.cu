@@ -10,12 +10,19 @@
 // Rung: `tiled`. Read convert.cuh (element types, normalization).
 #include "convert/convert.cuh"
 
-struct Shape {  // filled by escalade/ops/convert/rungs/tiled.py, in this order
-    int batch, rows, columns;
-    int padded_rows;   // y's; also the distance of its columns
-    int source_pitch;  // the distance of x's rows
-    int source_image, target_image;
-    int row_tiles, column_tiles;
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+constexpr int SOURCE_VECTOR = 4;  // source_vector: elements per load
+constexpr int TARGET_VECTOR = 4;  // target_vector: elements per store
+#endif
+
+struct Shape {
+    int batch;
+    int rows, columns;            // rows, columns
+    int padded_rows;              // padded_rows: of y; also the distance between its columns
+    int source_pitch;             // source_pitch: the distance between rows of x
+    int source_image;             // problem.stored_channels * problem.pixels
+    int target_image;             // problem.padded_channels * problem.pixels
+    int row_tiles, column_tiles;  // row_tiles, column_tiles
 };
 
 constexpr int TILE = 64;

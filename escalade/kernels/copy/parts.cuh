@@ -5,12 +5,18 @@
 #include "common/elements.cuh"
 #include "common/ptx.cuh"
 
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+using Element = unsigned;  // element: an integer of the element's size
+constexpr int PARTS = 1;   // parts: parts per launch
+constexpr int RANK = 3;    // rank: most dimensions of a part
+#endif
+
 struct Addresses {  // of each part's first element
     const Element* x[PARTS];
     Element* y[PARTS];
 };
 
-struct Part {  // filled by escalade/ops/copy/rungs/arguments.py, in this order
+struct Part {  // filled by escalade/ops/copy.py, in this order
     unsigned first_block;
     unsigned count;   // of what the sizes are of
     unsigned vector;  // elements that are moved at once

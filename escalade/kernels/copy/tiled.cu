@@ -11,7 +11,12 @@
 // strides are between tiles.
 #include "copy/parts.cuh"
 
-struct Edge {  // filled by escalade/ops/copy/rungs/tiled.py, in this order
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+constexpr int X_VECTOR = 4;  // x_vector: elements per load
+constexpr int Y_VECTOR = 4;  // y_vector: elements per store
+#endif
+
+struct Edge {  // filled by escalade/ops/copy.py, in this order
     int rows, columns;       // of a whole matrix
     int x_stride, y_stride;  // elements from row to row of x, and from column to column of y
 };

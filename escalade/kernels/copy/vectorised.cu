@@ -9,6 +9,13 @@
 // Rung: `vectorised`. Read parts.cuh (table of parts); its sizes count packs.
 #include "copy/parts.cuh"
 
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+constexpr int VECTOR = 4;     // vector: most elements per access
+constexpr int LEAST = 1;      // least: fewest elements per access
+constexpr int PACKS = 4;      // config.packs: accesses in flight per thread
+constexpr int THREADS = 256;  // config.threads
+#endif
+
 template <int WIDTH>
 __device__ __forceinline__ void move(const Part& part, const Element* x, Element* y) {
     if constexpr (WIDTH > LEAST) {

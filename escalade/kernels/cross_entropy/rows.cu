@@ -12,6 +12,12 @@
 //   warp_per_row   VECTOR 1, WARPS 1, PACKS 0
 //   block_per_row  VECTOR up to 16 bytes, as many WARPS as hold the row, PACKS per thread (0 if no CTA holds it)
 // Read rows.cuh (state of a row) first.
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+constexpr int PACKS = 1;  // config.packs: accesses per thread, held in registers; 0 to read the row twice
+constexpr int WARPS = 8;  // config.warps: warps per row
+constexpr int ROWS = 1;   // config.rows: rows per CTA
+#endif
+
 #include "common/ptx.cuh"
 #include "common/row.cuh"
 #include "cross_entropy/rows.cuh"

@@ -5,6 +5,16 @@
 #include "common/elements.cuh"
 #include "common/softmax.cuh"
 
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+using Element = float;               // problem.dtype
+constexpr int VECTOR = 4;            // vector: elements per access
+constexpr bool HAS_GRADIENT = true;  // problem.gradient
+constexpr bool SMOOTHED = false;     // problem.smoothing > 0
+constexpr bool HAS_IGNORED = true;   // problem.ignored is not None
+constexpr bool IS_MEAN = true;       // problem.reduction == "mean"
+constexpr bool COUNTS_HERE = true;   // counts_here: each warp counts the rows itself
+#endif
+
 using Values = Pack<Element, VECTOR>;
 
 struct Targets {

@@ -7,6 +7,12 @@
 // bytes apart.
 //
 // Rung: `part_of_warp`. Read rows.cuh (state of a row) first.
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+constexpr int LANES = 4;      // config.lanes: lanes per row
+constexpr int PACKS = 4;      // config.packs: accesses per lane
+constexpr int THREADS = 128;  // threads
+#endif
+
 #include "common/ptx.cuh"
 #include "cross_entropy/rows.cuh"
 

@@ -7,6 +7,11 @@
 // Rung: `tiled`. Read filters.cuh (sizes).
 #include "filter_sums/filters.cuh"
 
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+constexpr int WIDTH = 3;      // problem.width
+constexpr int THREADS = 512;  // config.threads
+#endif
+
 constexpr int TILE = 32;
 constexpr int WARPS = THREADS / 32;
 // with wide filters, the reads of a thread would exceed its registers

@@ -13,6 +13,15 @@
 #include "group_norm/planes.cuh"
 #include "common/ptx.cuh"
 
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+constexpr int VECTOR = 4;          // span.vector: channels per access
+constexpr int WIDTH = 8;           // span.packs: packs of channels per CTA
+constexpr int UNIT = 4;            // span.unit: channels of one pack and one group
+constexpr int GROUP_CHANNELS = 8;  // span.group_channels
+constexpr int PACKS = 4;           // config.packs: pixels in flight per thread
+constexpr int THREADS = 256;       // config.threads
+#endif
+
 using Values = Pack<Element, VECTOR>;
 constexpr int HEIGHT = THREADS / WIDTH;
 constexpr int UNITS = VECTOR / UNIT, GROUP_UNITS = GROUP_CHANNELS / UNIT;

@@ -9,6 +9,10 @@
 #include "common/ptx.cuh"
 #include "group_norm/planes.cuh"
 
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+constexpr int THREADS = 256;  // config.threads
+#endif
+
 extern "C" __global__ void __launch_bounds__(THREADS)
     group_norm_naive(const Element* x, const Element* weight, const Element* bias, Element* y, int groups,
                      int group_channels, int pixels, int x_pitch, int y_pitch, float epsilon) {

@@ -3,6 +3,16 @@
 
 #include "common/epilogue.cuh"
 
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+using Element = float;             // problem.dtype
+constexpr bool HAS_WEIGHT = true;  // problem.weight
+constexpr bool HAS_BIAS = true;    // problem.bias
+constexpr bool HAS_RELU = false;   // problem.relu
+constexpr int PLANE = 0;           // problem.pixels if planes else 0: NCHW with weight or bias; 0 otherwise
+constexpr int IMAGE_GROUPS = 1;    // problem.groups if planes else 1
+constexpr int ROW_CHANNELS = 1;    // problem.group_channels if planes else 1
+#endif
+
 struct Planes {
     const Element *weight, *bias;
 

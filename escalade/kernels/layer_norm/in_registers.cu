@@ -8,6 +8,13 @@
 #include "common/warp.cuh"
 #include "layer_norm/layer_norm.cuh"
 
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+constexpr int VECTOR = 4;        // vector: elements per access
+constexpr int ROW_THREADS = 32;  // config.row_threads: threads per row
+constexpr int PACKS = 1;         // config.packs: accesses per thread
+constexpr int THREADS = 128;     // config.threads
+#endif
+
 constexpr int WARPS = ROW_THREADS < 32 ? 1 : ROW_THREADS / 32;  // per row; 1 if a row is part of a warp
 static_assert(WARPS <= 1 || ROW_THREADS == THREADS, "warps of one row meet at the block's barrier");
 using Values = Pack<Element, VECTOR>;

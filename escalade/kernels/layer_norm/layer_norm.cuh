@@ -5,6 +5,14 @@
 #include "common/epilogue.cuh"
 #include "common/ptx.cuh"
 
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+using Element = float;             // problem.dtype
+constexpr bool HAS_MEAN = true;    // not problem.rms
+constexpr bool HAS_WEIGHT = true;  // problem.weight
+constexpr bool HAS_BIAS = true;    // problem.bias
+constexpr bool HAS_RELU = false;   // problem.relu
+#endif
+
 __device__ __forceinline__ Element normalised(float x, float mean, float scale, const Element* weight,
                                               const Element* bias, int feature) {
     float value = (x - mean) * scale;

@@ -9,6 +9,13 @@
 #include "max_pool2d/largest_place.cuh"
 #include "max_pool2d/windows.cuh"
 
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+using Element = float;               // problem.dtype
+constexpr bool NHWC = true;          // problem.layout == "nhwc"
+constexpr bool PLACES = false;       // problem.places: also store the place of each maximum
+constexpr bool BEHIND_RELU = false;  // problem.behind_relu
+#endif
+
 extern "C" __global__ void max_pool2d_naive(const Element* x, Element* y, unsigned char* places, PoolShape shape,
                                             Windows windows) {
     wait_for_previous_launch();

@@ -5,6 +5,16 @@
 // pixel, and the argmax is stored too, one byte each. Limiter: memory.
 //
 // Rung: `row_packs`. Read largest.cuh (max), largest_place.cuh (max and argmax).
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+using Element = float;               // problem.dtype
+constexpr bool PLACES = false;       // problem.places: also store the place of each maximum
+constexpr bool BEHIND_RELU = false;  // problem.behind_relu
+constexpr int OUTPUT_ROWS = 2;       // config.rows: outputs per thread
+constexpr int OUTPUT_COLUMNS = 4;    // config.columns
+constexpr int VECTOR = 4;            // vector: columns per load
+constexpr int STORED = 4;            // stored: columns per store
+#endif
+
 #include "common/pool_shape.cuh"
 #include "common/row_stretch.cuh"
 #include "common/softmax.cuh"

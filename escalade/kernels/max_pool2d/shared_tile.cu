@@ -5,7 +5,14 @@
 // one by one.
 //
 // Rung: `shared_tile`. Read largest.cuh (max, two elements at once in 16 bits).
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+using Element = float;            // problem.dtype
+constexpr int TILE_ROWS = 8;      // config.rows: outputs per CTA
+constexpr int TILE_COLUMNS = 32;  // config.columns
+#endif
+
 #include "common/pool_shape.cuh"
+#include "common/window_size.cuh"
 #include "max_pool2d/largest.cuh"
 
 constexpr int THREADS = TILE_ROWS * TILE_COLUMNS;

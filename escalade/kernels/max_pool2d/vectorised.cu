@@ -7,7 +7,17 @@
 //
 // Rung: `vectorised`. Read largest.cuh (max, two elements at once in 16 bits), common/largest_pair.cuh (with argmax,
 // which starts at the first tap inside the image: largest_place.cuh).
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+using Element = float;               // problem.dtype
+constexpr bool PLACES = false;       // problem.places: also store the place of each maximum
+constexpr bool BEHIND_RELU = false;  // problem.behind_relu
+constexpr int OUTPUT_ROWS = 2;       // config.rows: outputs per thread
+constexpr int OUTPUT_COLUMNS = 2;    // config.columns
+constexpr int VECTOR = 4;            // vector: channels per access
+#endif
+
 #include "common/pool_shape.cuh"
+#include "common/window_size.cuh"
 #include "max_pool2d/largest.cuh"
 #include "max_pool2d/largest_place.cuh"
 

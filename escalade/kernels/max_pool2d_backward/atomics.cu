@@ -9,6 +9,13 @@
 #include "common/ptx.cuh"
 #include "max_pool2d/largest_place.cuh"
 
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+using Element = float;          // problem.dtype
+constexpr bool NHWC = true;     // problem.layout == "nhwc"
+constexpr bool MASK = false;    // backward.mask: x is the output of a ReLU
+constexpr bool STORED = false;  // backward.stored: read the places of maxima instead of x
+#endif
+
 extern "C" __global__ void max_pool2d_backward_atomics(const Element* gradient, const Element* x,
                                                        const unsigned char* places, float* sums, PoolShape shape,
                                                        Windows windows) {

@@ -10,6 +10,12 @@
 #include "max_pool2d/largest_place.cuh"
 #include "max_pool2d_backward/gather.cuh"
 
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+using Element = float;        // problem.dtype
+constexpr bool NHWC = true;   // problem.layout == "nhwc"
+constexpr bool MASK = false;  // backward.mask: x is the output of a ReLU
+#endif
+
 extern "C" __global__ void max_pool2d_backward_gathered(const Element* gradient, const Element* x, Element* dx,
                                                         PoolShape shape, Windows windows) {
     wait_for_previous_launch();

@@ -6,6 +6,13 @@
 //
 // Rung: `rows`. Read common/rows_of_windows.cuh (rows of a thread); common/placed_maximum.cuh has PyTorch's argmax
 // rule.
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+using Element = float;          // problem.dtype
+constexpr bool MASK = false;    // backward.mask: x is the output of a ReLU
+constexpr bool STORED = false;  // backward.stored: read the places of maxima instead of x
+constexpr int VECTOR = 4;       // vector: columns per access
+#endif
+
 #include "common/placed_maximum.cuh"
 #include "common/rows_of_windows.cuh"
 

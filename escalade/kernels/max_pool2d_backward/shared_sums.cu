@@ -10,6 +10,14 @@
 #include "common/ptx.cuh"
 #include "max_pool2d/largest_place.cuh"
 
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+using Element = float;            // problem.dtype
+constexpr bool MASK = false;      // backward.mask: x is the output of a ReLU
+constexpr bool STORED = false;    // backward.stored: read the places of maxima instead of x
+constexpr int TILE_ROWS = 16;     // config.rows: pixels per CTA
+constexpr int TILE_COLUMNS = 32;  // config.columns
+#endif
+
 // Windows along one dimension that cover any of the pixels [first, end).
 __device__ __forceinline__ Seeing seeing_any(int first, int end, int kernel, int dilation, int stride, int pad,
                                              int outputs) {

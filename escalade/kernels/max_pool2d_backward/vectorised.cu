@@ -9,7 +9,17 @@
 // Rung: `vectorised`. max_pool2d/largest_place.cuh has PyTorch's argmax rule.
 #include "common/pool_gradient.cuh"
 #include "common/ptx.cuh"
+#include "common/window_size.cuh"
 #include "max_pool2d/largest_place.cuh"
+
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+using Element = float;           // problem.dtype
+constexpr bool MASK = false;     // backward.mask: x is the output of a ReLU
+constexpr bool STORED = false;   // backward.stored: read the places of maxima instead of x
+constexpr int VECTOR = 4;        // vector: channels per access
+constexpr int TILE_ROWS = 1;     // config.rows: windows that begin in a tile
+constexpr int TILE_COLUMNS = 1;  // config.columns
+#endif
 
 constexpr int BEFORE_ROWS = (KERNEL_H - 1) / STRIDE_H;  // windows that begin before a tile and reach into it
 constexpr int BEFORE_COLUMNS = (KERNEL_W - 1) / STRIDE_W;

@@ -14,6 +14,12 @@
 //   one_launch  all TENSORS, VECTOR 1
 //   vectorised  all TENSORS, VECTOR 4
 // Read chunks.cuh (table of tensors).
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+using Copy = __half;             // problem.copy or "fp32"
+constexpr bool CHECKED = false;  // problem.checked
+constexpr bool COUNTS = true;    // counts: the launch that counts the step
+#endif
+
 #include "common/expression.cuh"
 #include "optimizer_step/chunks.cuh"
 

@@ -7,6 +7,17 @@
 #include "common/elements.cuh"
 #include "common/ptx.cuh"
 
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+using Gradient = float;             // problem.dtype
+constexpr int TENSORS = 2;          // len(group): tensors per launch
+constexpr int TENSORS_ROUNDED = 1;  // 1 << (len(group) - 1).bit_length() >> 1: largest power of two below
+constexpr int STATES = 2;           // len(problem.state)
+constexpr bool HAS_COPY = false;    // problem.copy != ""
+constexpr int VECTOR = 4;           // vector: elements per access
+constexpr int PACKS = 2;            // config.packs: accesses in flight per thread and array
+constexpr int THREADS = 256;        // config.threads
+#endif
+
 constexpr int READ = 2 + STATES;                 // p, g and the state
 constexpr int WRITTEN = 1 + STATES + HAS_COPY;   // p, the state, and a lower-precision copy of p
 constexpr int GRADIENT = 1;                      // index among the arrays read

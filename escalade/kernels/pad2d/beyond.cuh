@@ -1,7 +1,7 @@
 // Padding of an image along one dimension.
 #pragma once
 
-constexpr int CONSTANT = 0, REFLECT = 1, REPLICATE = 2;  // else circular: as in escalade/ops/pad2d/problem.py
+constexpr int CONSTANT = 0, REFLECT = 1, REPLICATE = 2;  // else circular
 
 // Pixel of x, of `size`, at padded position `at`, which is less than a whole image outside; -1: none.
 __device__ __forceinline__ int source(int at, int size) {

@@ -9,6 +9,13 @@
 #include "common/ptx.cuh"
 #include "pad2d/beyond.cuh"
 
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+using Element = float;       // problem.dtype
+constexpr bool NHWC = true;  // problem.layout == "nhwc"
+constexpr int MODE = 0;      // ("constant", "reflect", "replicate", "circular").index(problem.mode)
+constexpr int VECTOR = 4;    // vector: channels per thread
+#endif
+
 extern "C" __global__ void pad2d_copies(const Element* x, Element* y, PoolShape shape, int top, int left,
                                         float value) {
     wait_for_previous_launch();

@@ -9,6 +9,12 @@
 #include "common/ptx.cuh"
 #include "pad2d/beyond.cuh"
 
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+using Element = float;   // problem.dtype
+constexpr int MODE = 0;  // ("constant", "reflect", "replicate", "circular").index(problem.mode)
+constexpr int RUN = 4;   // run: outputs per thread
+#endif
+
 extern "C" __global__ void pad2d_runs(const Element* x, Element* y, PoolShape shape, int top, int left,
                                       float value) {
     wait_for_previous_launch();

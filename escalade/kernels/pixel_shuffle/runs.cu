@@ -6,6 +6,11 @@
 // Rung: `runs`. Read shuffle.cuh (sizes).
 #include "pixel_shuffle/shuffle.cuh"
 
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+using Element = float;  // problem.dtype
+constexpr int RUN = 4;  // run: elements of the large image per thread
+#endif
+
 extern "C" __global__ void pixel_shuffle_runs(const Element* x, Element* y, Shuffle shape) {
     wait_for_previous_launch();
     const u32 height = shape.height * FACTOR, width = shape.width * FACTOR;

@@ -7,6 +7,12 @@
 // Rung: `vectorised`. Read shuffle.cuh (sizes).
 #include "pixel_shuffle/shuffle.cuh"
 
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+using Element = float;     // problem.dtype
+constexpr int VECTOR = 4;  // vector: channels of the large image per thread
+constexpr int WIDE = 4;    // wide: channels of the small image per access
+#endif
+
 constexpr int ELEMENTS = VECTOR * BLOCK;
 
 extern "C" __global__ void pixel_shuffle_vectorised(const Element* x, Element* y, Shuffle shape) {

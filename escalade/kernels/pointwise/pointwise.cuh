@@ -9,6 +9,10 @@
 #include "common/expression.cuh"
 #include "common/ptx.cuh"
 
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+constexpr int RANK = 1;  // len(problem.shape)
+#endif
+
 // Access to an input: DENSE like the result; else strided, a contiguous pack at a time (ALONG), one value for the pack
 // (SAME), a pack with a stride between its elements (APART), or each element by its own position (EACH).
 enum Access { DENSE, ALONG, SAME, APART, EACH };

@@ -8,6 +8,12 @@
 // Rung: `vectorised` of every pointwise operation. Read pointwise.cuh (tensor declarations).
 #include "pointwise/pointwise.cuh"
 
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+constexpr int VECTOR = 4;     // vector: elements per access
+constexpr int PACKS = 4;      // config.packs: accesses in flight per thread
+constexpr int THREADS = 256;  // config.threads
+#endif
+
 template <class T>
 using Values = Pack<T, VECTOR>;
 

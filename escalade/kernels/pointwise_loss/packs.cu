@@ -13,6 +13,15 @@
 #include "common/ptx.cuh"
 #include "common/warp.cuh"
 
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+using Element = float;               // problem.dtype
+using Target = float;                // problem.target_dtype
+constexpr bool HAS_GRADIENT = true;  // problem.gradient
+constexpr int VECTOR = 4;            // vector: elements per access
+constexpr int PACKS = 4;             // config.packs: accesses in flight per thread
+constexpr int THREADS = 256;         // config.threads
+#endif
+
 constexpr int WARPS = THREADS / 32;
 
 // Returns the term; stores the derivative times `scale` to `derivative`.

@@ -6,6 +6,12 @@
 // Rung: `vectorised`.
 #include "common/e4m3.cuh"
 
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+using Element = float;        // problem.dtype
+constexpr int PACKS = 4;      // config.packs: loads in flight per thread
+constexpr int THREADS = 256;  // config.threads
+#endif
+
 constexpr int VECTOR = 16 / sizeof(Element);
 
 extern "C" __global__ void __launch_bounds__(THREADS)

@@ -7,6 +7,13 @@
 // Rung: `columns`. Read reduce.cuh (state of a reduction).
 #include "reduce/reduce.cuh"
 
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+constexpr int VECTOR = 4;      // vector: results per access
+constexpr int PACKS = 4;       // config.packs: accesses in flight per thread
+constexpr int THREADS = 256;   // config.threads
+constexpr bool SPLIT = false;  // split: several CTAs share a result
+#endif
+
 template <int ROWS>
 __device__ __forceinline__ void take_rows_of(State (&states)[VECTOR], const Element* from, long long step) {
     Pack<Element, VECTOR> packs[ROWS];

@@ -6,6 +6,11 @@
 // Rungs: `rows`, `columns`. Read reduce.cuh (state of a reduction).
 #include "reduce/reduce.cuh"
 
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+constexpr int THREADS = 128;  // threads
+constexpr int LANES = 32;     // lanes: lanes per result
+#endif
+
 extern "C" __global__ void __launch_bounds__(THREADS)
     reduce_reductions_merge(const State* partial, Element* y, long long results, int splits, float divisor) {
     wait_for_previous_launch();

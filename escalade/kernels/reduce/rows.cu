@@ -8,6 +8,14 @@
 // reduction).
 #include "reduce/reduce.cuh"
 
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+constexpr int VECTOR = 4;        // vector: elements per access
+constexpr int PACKS = 4;         // config.packs: accesses in flight per thread
+constexpr int THREADS = 128;     // config.threads
+constexpr int ROW_THREADS = 32;  // config.row_threads: threads per row
+constexpr bool SPLIT = false;    // split: several CTAs share a row
+#endif
+
 constexpr int WARPS = ROW_THREADS < 32 ? 1 : ROW_THREADS / 32;  // per row
 static_assert(WARPS <= 1 || ROW_THREADS == THREADS, "warps of one row meet at the block's barrier");
 using Values = Pack<Element, VECTOR>;

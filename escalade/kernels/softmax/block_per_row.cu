@@ -10,6 +10,14 @@
 #include "common/row.cuh"
 #include "common/softmax.cuh"
 
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+using Element = float;     // problem.dtype
+constexpr int VECTOR = 4;  // vector: elements per access
+constexpr int WARPS = 8;   // config.warps: warps per row
+constexpr int PACKS = 1;   // config.packs: accesses per thread, held in registers; 0 to read the row twice
+constexpr int ROWS = 1;    // config.rows: rows per CTA
+#endif
+
 constexpr int THREADS = WARPS * 32;  // per row
 constexpr int IN_FLIGHT = 4;
 using Values = Pack<Element, VECTOR>;

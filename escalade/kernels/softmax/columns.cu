@@ -8,6 +8,11 @@
 #include "common/columns.cuh"
 #include "common/softmax.cuh"
 
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+using Element = float;    // problem.dtype
+constexpr int STEPS = 8;  // -(-problem.classes // config.parts): elements of a row per thread
+#endif
+
 extern "C" __global__ void __launch_bounds__(32 * PARTS)
     softmax_columns(const Element* x, Element* y, int rows, int classes, int inner) {
     wait_for_previous_launch();

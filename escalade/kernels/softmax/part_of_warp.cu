@@ -7,6 +7,14 @@
 #include "common/ptx.cuh"
 #include "common/softmax.cuh"
 
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+using Element = float;        // problem.dtype
+constexpr int VECTOR = 4;     // vector: elements per access
+constexpr int LANES = 4;      // config.lanes: lanes per row
+constexpr int PACKS = 4;      // config.packs: accesses per lane
+constexpr int THREADS = 128;  // threads
+#endif
+
 extern "C" __global__ void __launch_bounds__(THREADS)
     softmax_part_of_warp(const Element* x, Element* y, int rows, int classes) {
     wait_for_previous_launch();

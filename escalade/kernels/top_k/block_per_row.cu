@@ -7,6 +7,15 @@
 // Rung: `block_per_row`. Read ranking.cuh (order of the classes).
 #include "top_k/ranking.cuh"
 
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+using Element = float;        // problem.dtype
+constexpr int K = 5;          // problem.k
+constexpr int VECTOR = 4;     // vector: elements per access
+constexpr int WARPS = 8;      // config.warps: warps per row
+constexpr int IN_FLIGHT = 4;  // config.in_flight: loads per thread
+constexpr int ROWS = 1;       // config.rows: rows per CTA
+#endif
+
 constexpr int THREADS = WARPS * 32;  // per row
 using Values = Pack<Element, VECTOR>;
 

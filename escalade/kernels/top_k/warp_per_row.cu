@@ -6,6 +6,11 @@
 // Rung: `warp_per_row`. Read ranking.cuh (order of the classes).
 #include "top_k/ranking.cuh"
 
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+using Element = float;  // problem.dtype
+constexpr int K = 5;    // problem.k
+#endif
+
 extern "C" __global__ void top_k_warp_per_row(const Element* x, float* y, int rows, int classes) {
     wait_for_previous_launch();
     const int lane = threadIdx.x % 32;

@@ -3,6 +3,12 @@
 
 #include "common/pool_shape.cuh"
 
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+constexpr int TAPS = 2;          // problem.taps: pixels along each dimension per output
+constexpr bool EXACT = false;    // problem.mode == "nearest_exact"
+constexpr bool CORNERS = false;  // problem.corners
+#endif
+
 struct Places {
     int at[TAPS];
     float weight[TAPS];

@@ -9,6 +9,12 @@
 #include "common/ptx.cuh"
 #include "upsample2d/places.cuh"
 
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+using Element = float;      // problem.dtype
+constexpr int ROWS = 4;     // config.rows: outputs per thread
+constexpr int COLUMNS = 2;  // config.columns
+#endif
+
 extern "C" __global__ void upsample2d_runs(const Element* x, Element* y, PoolShape shape, float row_step,
                                            float column_step) {
     wait_for_previous_launch();

@@ -9,6 +9,12 @@
 #include "common/ptx.cuh"
 #include "upsample2d/places.cuh"
 
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+using Element = float;             // problem.dtype
+constexpr int VECTOR = 4;          // vector: channels per access
+constexpr int OUTPUT_COLUMNS = 4;  // config.columns: outputs per thread
+#endif
+
 using Vector = Pack<Element, VECTOR>;
 
 extern "C" __global__ void upsample2d_vectorised(const Element* x, Element* y, PoolShape shape, float row_step,

@@ -8,6 +8,14 @@
 #include "common/pool_shape.cuh"
 #include "common/ptx.cuh"
 
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+using Element = float;            // problem.dtype
+constexpr int VECTOR = 4;         // vector: columns per access
+constexpr int MOST_ROWS = 2;      // rows: copies of a pixel, down and along
+constexpr int MOST_COLUMNS = 2;   // columns
+constexpr int UNROLLED_ROWS = 2;  // rows if rows * columns <= 16 else 1: 16 loads at most are unrolled
+#endif
+
 extern "C" __global__ void upsample2d_backward_rows(const Element* gradient, Element* dx, PoolShape shape) {
     wait_for_previous_launch();
     const u32 vectors = shape.width / VECTOR;

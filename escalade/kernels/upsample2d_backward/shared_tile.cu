@@ -8,6 +8,17 @@
 // Limiter: elements still move one by one, and two barriers per plane separate loads from sums.
 //
 // Rung: `shared_tile`. Read made_of.cuh (outputs and their weights, by the rules of upsample2d/places.cuh).
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+using Element = float;              // problem.dtype
+constexpr int TILE_ROWS = 16;       // config.rows: pixels per CTA
+constexpr int TILE_COLUMNS = 16;    // config.columns
+constexpr int PLANES = 8;           // config.planes: planes per CTA
+constexpr int OUTPUT_ROWS = 32;     // config.staged(backward)[0]: gradients in shared memory
+constexpr int OUTPUT_COLUMNS = 32;  // config.staged(backward)[1]
+constexpr int MOST_ROWS = 2;        // config.most_weights(backward)[0]: weights per row and column
+constexpr int MOST_COLUMNS = 2;     // config.most_weights(backward)[1]
+#endif
+
 #include "common/elements.cuh"
 #include "common/ptx.cuh"
 #include "upsample2d_backward/made_of.cuh"

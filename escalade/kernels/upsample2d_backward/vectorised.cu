@@ -11,6 +11,16 @@
 #include "common/ptx.cuh"
 #include "upsample2d_backward/made_of.cuh"
 
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+using Element = float;               // problem.dtype
+constexpr int VECTOR = 4;            // vector: channels per access
+constexpr bool EVEN = true;          // backward.even is not None: every pixel has the same number of copies
+constexpr int MOST_ROWS = 2;         // rows: outputs per pixel, down and along
+constexpr int MOST_COLUMNS = 2;      // columns
+constexpr int UNROLLED_ROWS = 2;     // rows if rows * columns <= 64 else 1: an output in flight takes 4 registers
+constexpr int UNROLLED_COLUMNS = 2;  // columns if columns <= 64 else 1
+#endif
+
 using Vector = Pack<Element, VECTOR>;
 
 extern "C" __global__ void upsample2d_backward_vectorised(const Element* gradient, Element* dx, PoolShape shape,

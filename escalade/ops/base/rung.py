@@ -110,3 +110,13 @@ class Rung(ABC, Generic[P, C]):
         PyTorch may sum blockwise or pairwise, so the error of a sequential fp32 sum is allowed too.
         """
         return 2 * max(peer_error, problem.rounding)
+
+
+class ThreadsRung(Rung[P, ThreadsConfig]):
+    """A rung for every problem, in one config."""
+
+    def supports(self, problem: P) -> str | None:
+        return None
+
+    def configs(self, problem: P) -> tuple[ThreadsConfig, ...]:
+        return (ThreadsConfig(),)

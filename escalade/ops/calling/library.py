@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import inspect
+from collections.abc import Callable, Iterator, Sequence
 from functools import wraps
 from typing import Any
 
@@ -16,6 +17,15 @@ from escalade.ops.calling.types import ArgumentTypes
 
 library = torch.library.Library("escalade", "FRAGMENT")
 Function = Callable[..., Any]
+Pair = Sequence[int]
+"""`int[2]` in a schema; `SymPair` is `SymInt[2]`, for sizes that may be symbolic."""
+SymPair = Sequence[int]
+_SCHEMA_TYPES = {
+    "torch.Tensor": "Tensor",
+    "Sequence[torch.Tensor]": "Tensor[]",
+    "Pair": "int[2]",
+    "SymPair": "SymInt[2]",
+}
 _operators: dict[str, Operator] = {}
 
 
@@ -52,11 +62,24 @@ def define(
     return RegisteredOperator(name)
 
 
+def schema_of(name: str, function: Function, returns: str) -> str:
+    """Return the schema of an operator with the parameters of a function, whose annotations are strings."""
+
+    def spelled(parameter: inspect.Parameter) -> str:
+        kind = parameter.annotation.removesuffix(" | None")
+        optional = "?" if kind != parameter.annotation else ""
+        default = "" if parameter.default is parameter.empty else f"={parameter.default!r}".replace("'", '"')
+        return f"{_SCHEMA_TYPES.get(kind, kind)}{optional} {parameter.name}{default}"
+
+    return f"{name}({', '.join(map(spelled, inspect.signature(function).parameters.values()))}) -> {returns}"
+
+
 def define_planned(
     schema: str,
     plan: Function,
     fake: Function,
     *,
+    returns: str = "Tensor",
     setup: Function | None = None,
     backward: Function | None = None,
     kept: Function | None = None,
@@ -64,9 +87,10 @@ def define_planned(
     """Define an operator that mutates none of its arguments, and return its fast callable.
 
     `plan` takes all arguments and returns the `CallPlan` of tensors and settings of this kind. Buffers have the names
-    of the arguments.
+    of the arguments. `schema` may be just the name: the rest follows from the signature of `plan`.
     """
     name = schema.partition("(")[0]
+    schema = schema if schema != name else schema_of(name, plan, returns)
 
     def run(*arguments: Any) -> Any:
         return _operators[name].run(*arguments)

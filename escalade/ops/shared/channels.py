@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
-from escalade.device.program import Constant, Type
+from escalade.device.program import Constant, Program, Type
 from escalade.errors import UnsupportedError
-from escalade.ops.base.dtypes import VECTOR_BYTES, element, widest_vector
+from escalade.ops.base.dtypes import VECTOR_BYTES, widest_vector
 from escalade.ops.base.grid import blocks
 from escalade.ops.calling.call import Packer
 from escalade.ops.calling.library import require_same_device
@@ -40,13 +40,12 @@ def channels_innermost(problem: Channelwise) -> bool:
     return problem.layout == "nhwc" or problem.pixels == 1
 
 
-def constants(problem: Channelwise) -> dict[str, Constant]:
-    """Return common parameters. `Index` is 32-bit where possible: 64-bit divisions take several times as long."""
-    return {
-        "Element": element(problem.dtype),
-        "Index": Type("unsigned" if problem.elements < 2**31 else "unsigned long long"),
-        "NHWC": channels_innermost(problem),
-    }
+def program(
+    source: str, problem: Channelwise, constants: Mapping[str, Constant] | None = None, **scope: Any
+) -> Program:
+    """Return a program over `problem` and `scope`, with the type that counts the problem's elements as `index`."""
+    index = Type("unsigned" if problem.elements < 2**31 else "unsigned long long")
+    return Program.of(source, constants=constants, problem=problem, index=index, **scope)
 
 
 @dataclass(frozen=True)

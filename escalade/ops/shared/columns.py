@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from escalade.device.program import Constant
 from escalade.ops.base.card import Card
 from escalade.ops.base.dtypes import widest_vector
 from escalade.ops.base.grid import ceil_div
@@ -28,9 +27,6 @@ class ColumnsConfig(Config):
 
     def grid(self, rows: int) -> int:
         return ceil_div(rows // self.vector, _PACKS)
-
-    def constants(self, length: int) -> dict[str, Constant]:
-        return {"VECTOR": self.vector, "PARTS": self.parts, "STEPS": ceil_div(length, self.parts)}
 
 
 def configs(rows: int, length: int, inner: int, dtype: str, card: Card) -> tuple[ColumnsConfig, ...]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from escalade.device.program import Constant
 from escalade.ops.base.card import Card
 from escalade.ops.base.dtypes import widest_vector
 from escalade.ops.base.grid import blocks
@@ -26,13 +25,6 @@ class PixelTile(Config):
         p = images
         vectors = p.channels // widest_vector(p.dtype, p.channels)
         return p.batch * blocks(p.height, self.rows) * blocks(p.width, self.columns) * vectors
-
-    def constants(self, images: ImageProblem) -> dict[str, Constant]:
-        return {
-            "VECTOR": widest_vector(images.dtype, images.channels),
-            "TILE_ROWS": self.rows,
-            "TILE_COLUMNS": self.columns,
-        }
 
 
 ONE_PIXEL = PixelTile(1, 1)

@@ -13,12 +13,13 @@ from typing import Any, Protocol
 import torch
 
 from escalade.device.program import Constant, Macro, Program
-from escalade.device.recipe import Argument, Buffer, Int64, Ints, KernelCall, Recipe
+from escalade.device.recipe import Argument, Buffer, Int64, Ints, Recipe
 from escalade.device.strides import aligned
 from escalade.errors import UnsupportedError
 from escalade.ops.base.checks import require
 from escalade.ops.base.dtypes import DTYPES, STORAGE, element, full_vector
 from escalade.ops.base.grid import blocks
+from escalade.ops.base.launch import launch
 from escalade.ops.base.operation import Operation
 from escalade.ops.base.pitch import unsupported_pitch
 from escalade.ops.base.problem import P, Problem
@@ -100,7 +101,7 @@ class ElementPerThread(Rung[P, ThreadsConfig]):
 class Naive(ElementPerThread[Pointwise]):
     def recipe(self, problem: Pointwise, config: ThreadsConfig) -> Recipe:
         accesses = ["DENSE" if _is_dense(problem, one) else "APART" for one in problem.operands]
-        program = Program.of("pointwise/naive.cu", "pointwise_naive", _constants(problem, accesses))
+        program = Program.of("pointwise/naive.cu", constants=_generated(problem, accesses), problem=problem)
         grid = blocks(math.prod(problem.shape), config.threads)
         return _launch(problem, program, problem.shape, grid, config.threads)
 
@@ -132,13 +133,10 @@ class Vectorized(Rung[Pointwise, PacksConfig]):
 
     def recipe(self, problem: Pointwise, config: PacksConfig) -> Recipe:
         vector, accesses = full_vector(problem.dtype), _accesses(problem)
-        constants = {
-            **_constants(problem, accesses),
-            "VECTOR": vector,
-            "PACKS": config.packs,
-            "THREADS": config.threads,
-        }
-        program = Program.of("pointwise/vectorised.cu", "pointwise_vectorised", constants)
+        generated = _generated(problem, accesses)
+        program = Program.of(
+            "pointwise/vectorised.cu", constants=generated, problem=problem, config=config, vector=vector
+        )
         straddles = "EACH" in accesses or problem.shape[-1] % vector
         sizes = problem.shape if straddles else (*problem.shape[:-1], problem.shape[-1] // vector)
         return _launch(problem, program, sizes, _vector_blocks(problem, config), config.threads)
@@ -169,7 +167,7 @@ def _access(problem: Pointwise, operand: Operand) -> str:
     return "APART" if inner else "SAME"
 
 
-def _constants(problem: Pointwise, accesses: Sequence[str]) -> dict[str, Constant]:
+def _generated(problem: Pointwise, accesses: Sequence[str]) -> dict[str, Constant]:
     results = range(len(problem.program.results))
     parameters = [f"const In{number}* in{number}" for number in range(len(problem.operands))]
     parameters += [f"Out{number}* out{number}" for number in results]
@@ -181,7 +179,6 @@ def _constants(problem: Pointwise, accesses: Sequence[str]) -> dict[str, Constan
         "PARAMETERS": Macro(", ".join(parameters)),
         "INPUTS": Macro(inputs),
         "RESULTS": Macro(" ".join(f"RESULT({number})" for number in results)),
-        "RANK": len(problem.shape),
     }
 
 
@@ -194,7 +191,7 @@ def _launch(problem: Pointwise, program: Program, sizes: Sequence[int], grid: in
         Ints((*sizes, *magic, *shift, *strides)),
         Int64(math.prod(problem.shape)),
     )
-    return Recipe((KernelCall(program, (grid, 1, 1), (threads, 1, 1), arguments, overlap=True),))
+    return launch(program, grid, threads, *arguments)
 
 
 def reciprocal(size: int) -> tuple[int, int]:

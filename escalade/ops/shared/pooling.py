@@ -7,10 +7,9 @@ from typing import Any, Protocol
 
 import torch
 
-from escalade.device.program import Constant
 from escalade.device.recipe import Ints
 from escalade.errors import UnsupportedError
-from escalade.ops.base.dtypes import NAMES, element
+from escalade.ops.base.dtypes import NAMES
 from escalade.ops.base.operation import Operation
 from escalade.ops.base.problem import Problem
 from escalade.ops.calling.call import CallPlan, outputs, prepare
@@ -38,15 +37,7 @@ class Pooling(ImageProblem, Protocol):
 
 
 def shape(problem: Pooling) -> Ints:
-    """Return `PoolShape` of kernels/common/pool_shape.cuh."""
-    p = problem
-    return Ints((p.batch, p.channels, p.height, p.width, p.output_height, p.output_width))
-
-
-def constants(problem: Pooling) -> dict[str, Constant]:
-    """Return the parameters of kernels that take the shape."""
-    p = problem
-    return {"Element": element(p.dtype), "X_PITCH": p.x_pitch, "Y_PITCH": p.y_pitch}
+    return Ints.of("common/pool_shape.cuh", "PoolShape", problem=problem)
 
 
 def random_inputs(problem: Pooling, device: torch.device, seed: int) -> dict[str, torch.Tensor]:

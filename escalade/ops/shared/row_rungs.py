@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
-from escalade.device.program import Constant, Program
-from escalade.device.recipe import Buffer, KernelCall, Recipe
+from escalade.device.program import Program
+from escalade.device.recipe import Buffer, Recipe
 from escalade.ops.base.grid import ceil_div
+from escalade.ops.base.launch import launch
 from escalade.ops.base.problem import Problem
 from escalade.ops.base.rung import Rung, ThreadsConfig
+from escalade.ops.shared import columns
 
 
 class RowProblem(Problem, Protocol):
@@ -23,32 +24,25 @@ class RowProblem(Problem, Protocol):
 R = TypeVar("R", bound=RowProblem)
 
 
-def launch(problem: RowProblem, program: Program, grid: int, threads: int) -> Recipe:
-    arguments = (Buffer("x"), Buffer("y"), problem.batch, problem.classes)
-    return Recipe((KernelCall(program, (grid, 1, 1), (threads, 1, 1), arguments, overlap=True),))
+def launch_rows(problem: RowProblem, program: Program, grid: int, threads: int) -> Recipe:
+    return launch(program, grid, threads, Buffer("x"), Buffer("y"), problem.batch, problem.classes)
 
 
 @dataclass(frozen=True)
 class PerRow(Rung[R, ThreadsConfig]):
-    """A rung with one thread or one warp per row."""
+    """The kernel `operation`/`name`.cu, with one thread or one warp per row."""
 
-    operation: ClassVar[str]
+    operation: str
     row_threads: int
     threads: tuple[int, ...]
 
-    @abstractmethod
-    def constants(self, problem: R) -> dict[str, Constant]:
-        """Return the parameters of `operation`/`name`.cu."""
-
     def supports(self, problem: R) -> str | None:
-        return None
+        return columns.refusal_of_dense(self.name, getattr(problem, "inner", 1))
 
     def configs(self, problem: R) -> tuple[ThreadsConfig, ...]:
         return tuple(ThreadsConfig(threads) for threads in self.threads)
 
     def recipe(self, problem: R, config: ThreadsConfig) -> Recipe:
-        source, entry = f"{self.operation}/{self.name}.cu", f"{self.operation}_{self.name}"
-        program = Program.of(source, entry, self.constants(problem))
-        return launch(
-            problem, program, ceil_div(problem.batch * self.row_threads, config.threads), config.threads
-        )
+        program = Program.of(f"{self.operation}/{self.name}.cu", problem=problem)
+        grid = ceil_div(problem.batch * self.row_threads, config.threads)
+        return launch_rows(problem, program, grid, config.threads)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from escalade.device.program import Constant, Program
-from escalade.device.recipe import Argument, KernelCall, Recipe
+from typing import Any
+
+from escalade.device.program import Program
+from escalade.device.recipe import Argument, Recipe
 from escalade.ops.base.dtypes import widest_vector
 from escalade.ops.base.grid import blocks, ceil_div
+from escalade.ops.base.launch import launch
 from escalade.ops.base.pitch import unsupported_pitch
 from escalade.ops.shared import pooling
-from escalade.ops.shared.windowed import WindowedImages, constants
+from escalade.ops.shared.windowed import WindowedImages
 
 MOST_ROWS = 8
 """Most rows per window, since the kernel unrolls them."""
@@ -32,18 +35,11 @@ def refusal(rung: str, p: WindowedImages) -> str | None:
 
 
 def recipe(
-    source: str, p: WindowedImages, more: dict[str, Constant], buffers: tuple[Argument, ...], threads: int
+    source: str, p: WindowedImages, buffers: tuple[Argument, ...], threads: int, **scope: Any
 ) -> Recipe:
     """Launch a source over rows of windows, including the pixel rows below the last window."""
-    entry = source.removesuffix(".cu").replace("/", "_")
-    call = KernelCall(
-        Program.of(source, entry, constants(p) | more | {"VECTOR": widest_vector(p.dtype, p.width)}),
-        (blocks(_threads(p), threads), 1, 1),
-        (threads, 1, 1),
-        (*buffers, pooling.shape(p)),
-        overlap=True,
-    )
-    return Recipe((call,))
+    program = Program.of(source, problem=p, vector=widest_vector(p.dtype, p.width), **scope)
+    return launch(program, blocks(_threads(p), threads), threads, *buffers, pooling.shape(p))
 
 
 def _threads(p: WindowedImages) -> int:

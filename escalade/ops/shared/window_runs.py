@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import gcd
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
-from escalade.device.program import Constant, Program
-from escalade.device.recipe import Argument, Buffer, KernelCall, Recipe
+from escalade.device.program import Program
+from escalade.device.recipe import Argument, Buffer, Recipe
 from escalade.ops.base.dtypes import widest_vector
 from escalade.ops.base.grid import blocks
+from escalade.ops.base.launch import launch
 from escalade.ops.base.naming import spell_pair
 from escalade.ops.base.pitch import unsupported_pitch
 from escalade.ops.base.rung import Config, Rung
-from escalade.ops.shared import pooling
+from escalade.ops.shared import pooling, prologue
 from escalade.ops.shared.windowed import WindowedImages
 
 BUSY_THREADS = 4 * 2048
@@ -38,7 +39,9 @@ W = TypeVar("W", bound=WindowedImages)
 class WindowRuns(Rung[W, RunConfig]):
     """A run of outputs per thread, whose overlapping windows are read once."""
 
-    source: ClassVar[str]
+    source: str = field(default="", kw_only=True)
+    operands: tuple[Argument, ...] = field(default=(), kw_only=True)
+    """The kernel's arguments between y and the shape."""
     layout: ClassVar[str]
     most_columns: ClassVar[int]
     """Most window columns that a thread holds at once."""
@@ -63,32 +66,23 @@ class WindowRuns(Rung[W, RunConfig]):
         """Return the threads that cover all outputs."""
 
     @abstractmethod
-    def packs(self, problem: W, run: RunConfig) -> dict[str, Constant]:
-        """Return how wide the kernel loads, and stores if that differs."""
-
-    @abstractmethod
-    def constants(self, problem: W) -> dict[str, Constant]:
-        """Return the kernel's parameters other than the run."""
-
-    def operands(self) -> tuple[Argument, ...]:
-        """Return the kernel's arguments between y and the shape."""
-        return ()
+    def widths(self, problem: W, run: RunConfig) -> dict[str, int]:
+        """Return elements per load (`vector`), and per store (`stored`) if the kernel tells them apart."""
 
     def is_busy(self, problem: W, run: RunConfig) -> bool:
         """Return True if such runs keep every SM busy."""
         return self.threads_for(problem, run) >= BUSY_THREADS * self.card.multiprocessors
 
     def recipe(self, problem: W, config: RunConfig) -> Recipe:
-        run = {"OUTPUT_ROWS": config.rows, "OUTPUT_COLUMNS": config.columns, **self.packs(problem, config)}
-        entry = self.source.removesuffix(".cu").replace("/", "_")
-        call = KernelCall(
-            Program.of(self.source, entry, self.constants(problem) | run),
-            (blocks(self.threads_for(problem, config), config.threads), 1, 1),
-            (config.threads, 1, 1),
-            (Buffer("x"), Buffer("y"), *self.operands(), pooling.shape(problem)),
-            overlap=True,
-        )
-        return Recipe((call,))
+        p: Any = problem
+        generated = prologue.constants(p) if getattr(p, "prologue", "") else {}
+        scope: dict[str, Any] = {"problem": p, "config": config, **self.widths(problem, config)}
+        return launch(
+            Program.of(self.source, constants=generated, **scope),
+            blocks(self.threads_for(problem, config), config.threads),
+            config.threads,
+            Buffer("x"), Buffer("y"), *self.operands, pooling.shape(problem),
+        )  # fmt: skip
 
 
 RUNS = tuple(RunConfig(rows, columns) for rows, columns in ((2, 2), (1, 1), (1, 2), (1, 4), (2, 4)))
@@ -119,8 +113,8 @@ class ChannelPacks(WindowRuns[W]):
         vectors = p.channels // widest_vector(p.dtype, p.channels)
         return p.batch * blocks(p.output_height, run.rows) * blocks(p.output_width, run.columns) * vectors
 
-    def packs(self, problem: W, run: RunConfig) -> dict[str, Constant]:
-        return {"VECTOR": widest_vector(problem.dtype, problem.channels)}
+    def widths(self, problem: W, run: RunConfig) -> dict[str, int]:
+        return {"vector": widest_vector(problem.dtype, problem.channels)}
 
 
 @dataclass(frozen=True)
@@ -149,9 +143,7 @@ class RowPacks(WindowRuns[W]):
         p = problem
         return p.batch * p.channels * blocks(p.output_height, run.rows) * blocks(p.output_width, run.columns)
 
-    def packs(self, problem: W, run: RunConfig) -> dict[str, Constant]:
+    def widths(self, problem: W, run: RunConfig) -> dict[str, int]:
         p = problem
-        return {
-            "VECTOR": widest_vector(p.dtype, p.width),
-            "STORED": widest_vector(p.dtype, p.output_width, run.columns),
-        }
+        stored = widest_vector(p.dtype, p.output_width, run.columns)
+        return {"vector": widest_vector(p.dtype, p.width), "stored": stored}

@@ -1,4 +1,4 @@
-"""Pooling over windows of one size: the problem, its name, and the parameters of its kernels."""
+"""Pooling over windows of one size: the problem and its name."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import torch
 
-from escalade.device.program import Constant
 from escalade.errors import UnsupportedError
 from escalade.ops.base.checks import require_at_least
 from escalade.ops.base.dtypes import ELEMENT_BYTES
@@ -16,7 +15,6 @@ from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.naming import Named, spell_pair
 from escalade.ops.base.pitch import check_pitches
 from escalade.ops.base.windows import touched
-from escalade.ops.shared import pooling
 from escalade.ops.shared.images import (
     Images,
     check_images,
@@ -143,17 +141,3 @@ def check_windows(operation: str, p: WindowedImages) -> None:
     check_pitches(p, x=p.channels, y=p.channels)
     pitch = max(p.channels, p.x_pitch, p.y_pitch)
     require_32_bits(operation, pitch * max(p.pixels, p.output_height * p.output_width))
-
-
-def constants(problem: WindowedImages) -> dict[str, Constant]:
-    """Return the parameters of kernels compiled for one window size."""
-    p = problem
-    return {
-        **pooling.constants(p),
-        "KERNEL_H": p.kernel[0],
-        "KERNEL_W": p.kernel[1],
-        "STRIDE_H": p.stride[0],
-        "STRIDE_W": p.stride[1],
-        "PAD_H": p.padding[0],
-        "PAD_W": p.padding[1],
-    }

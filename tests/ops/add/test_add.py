@@ -86,7 +86,7 @@ def test_gradients_are_those_of_pytorch(relu: bool, seed: int) -> None:
 @pytest.mark.parametrize(
     ("x", "residual", "sentence"),
     [
-        (torch.ones(3), torch.ones(4), r"x has shape \(3,\) and residual \(4,\); add takes one shape"),
+        (torch.ones(3), torch.ones(4), r"add needs one shape for both"),
         (torch.ones(3, 4), torch.ones(4), "one shape for both"),
         (torch.ones(3), torch.ones(3).half(), "x is torch.float32 but residual is torch.float16"),
         (torch.ones(3).double(), torch.ones(3).double(), "add supports float32, float16 and bfloat16"),

@@ -53,7 +53,7 @@ def test_names_are_stable() -> None:
         ({"padding": (2, 2)}, "padding 2 with kernel 3: it must be at most half"),
         ({"kernel": (13, 3)}, "the kernel has 13x3 pixels.*only 11x11"),
         ({"stride": (2**24, 1)}, "avg_pool2d supports less than 2\\^24"),
-        ({"divisor": -1}, "divisor of -1"),
+        ({"divisor": -1}, "divisor is -1"),
     ],
 )
 def test_impossible_problems_are_refused_with_a_sentence(change: dict[str, Any], sentence: str) -> None:

@@ -262,15 +262,15 @@ def test_only_the_gradients_that_are_asked_for(seed: int) -> None:
             "running_var is torch.float64; batch_norm supports float32",
         ),
         ({"bias": torch.ones(8, device="meta")}, "bias is on meta"),
-        ({"residual": torch.ones(3, 8, 6, 5)}, "residual has shape .* it must be x's"),
+        ({"residual": torch.ones(3, 8, 6, 5)}, "it must match x"),
         ({"residual": torch.ones(3, 8, 6, 6).half()}, "residual is torch.float16"),
-        ({"running_mean": None}, "without training, batch_norm needs running_mean and running_var"),
-        ({"eps": -0.5}, "epsilon of -0.5: it is a finite number of at least 0"),
-        ({"eps": float("nan")}, "epsilon of nan"),
+        ({"running_mean": None}, "batch_norm without training needs running_mean and running_var"),
+        ({"eps": -0.5}, "it must be finite and at least"),
+        ({"eps": float("nan")}, "it must be finite and at least"),
         ({"rung": "nonsense"}, "no rung 'nonsense'; it has naive"),
         ({"x": torch.ones(0, 8, 6, 6), "rung": "nonsense"}, "no rung 'nonsense'"),
-        ({"x": torch.ones(1, 8, 1, 1), "training": True}, "more than one value a channel"),
-        ({"x": torch.ones(0, 8, 6, 6), "training": True}, "more than one value a channel"),
+        ({"x": torch.ones(1, 8, 1, 1), "training": True}, "training needs more than one value per"),
+        ({"x": torch.ones(0, 8, 6, 6), "training": True}, "training needs more than one value per"),
     ],
 )
 def test_what_it_refuses(change: dict[str, Any], sentence: str) -> None:
@@ -281,7 +281,7 @@ def test_what_it_refuses(change: dict[str, Any], sentence: str) -> None:
 
 def test_small_planes_are_left_to_the_rung_below(seed: int) -> None:
     x, parameters = tensors(seed, size=2, dtype=torch.float16)
-    with pytest.raises(UnsupportedError, match="may lie in two planes.*`scaled` takes any"):
+    with pytest.raises(UnsupportedError, match="use the rung `scaled`"):
         batch_norm(x, **parameters, rung="vectorised")
     assert_close(batch_norm(x, **parameters), torch_batch_norm(x.float(), parameters))
 

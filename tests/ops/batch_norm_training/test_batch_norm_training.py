@@ -70,12 +70,12 @@ def test_autocast_networks_have_half_images_and_single_parameters(seed: int) -> 
     [
         ({"x": torch.ones(3, 8)}, "x has 2 dimensions; batch_norm_training needs 4"),
         ({"running_mean": torch.ones(8)}, "running_mean without running_var"),
-        ({"x": torch.ones(1, 8, 1, 1)}, "more than one value a channel"),
-        ({"residual": torch.ones(2, 8, 3, 4)}, "residual has shape .* it must be x's"),
-        ({"eps": -0.5}, "epsilon of -0.5: it is a finite number of at least 0"),
+        ({"x": torch.ones(1, 8, 1, 1)}, "training needs more than one value per"),
+        ({"residual": torch.ones(2, 8, 3, 4)}, "it must match x"),
+        ({"eps": -0.5}, "it must be finite and at least"),
         (
             {"running_mean": torch.ones(8), "running_var": torch.ones(8), "momentum": 1.5},
-            "momentum of 1.5: it is a share, from 0 to 1",
+            "it must be from 0 to 1",
         ),
         ({"rung": "nonsense"}, "no rung 'nonsense'"),
     ],
@@ -91,4 +91,4 @@ def test_problems_have_names() -> None:
     with pytest.raises(UnsupportedError, match="does not name a batch normalization in training"):
         OPERATION.parse("64_56")
     small = BatchNormTrainingProblem(2, 8, 3, 2, dtype="fp16")
-    assert "`one_pass` takes any" in (OPERATION.ladder.rung("vectorised").supports(small) or "")
+    assert "use the rung `one_pass`" in (OPERATION.ladder.rung("vectorised").supports(small) or "")

@@ -88,7 +88,7 @@ def test_what_is_no_name_is_refused_with_the_form_of_one(name: str) -> None:
         ({"padded_channels": 2}, "padded channels is 2: it must be at least 3"),
         ({"stored_channels": 1}, "stored channels is 1"),
         ({"ways": 0}, "ways is 0"),
-        ({"step": 3}, "a step of 3 between channels of one way"),
+        ({"step": 3}, "a step needs at least 2 ways"),
         ({"ways": 2, "step": 3}, "stored channels is 3: it must be at least 4"),
         ({"source": "int8"}, "source 'int8'.*uint8, fp32, fp16, bf16"),
         ({"source_layout": "chwn"}, "source layout 'chwn'"),
@@ -103,7 +103,7 @@ def test_impossible_problems_are_refused_with_a_sentence(change: dict[str, Any],
 
 
 def test_an_nchw_target_is_not_padded() -> None:
-    with pytest.raises(UnsupportedError, match="an nchw target is not padded.*stored_channels"):
+    with pytest.raises(UnsupportedError, match="an nchw target cannot be padded.*stored_channels"):
         choose(OPERATIONS["convert"], replace(IMAGE, layout="nchw"), CPU)
 
 

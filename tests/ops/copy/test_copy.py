@@ -14,7 +14,7 @@ from escalade.device.run import TwinOptions, bind
 from escalade.device.twin import Order
 from escalade.errors import UnsupportedError
 from escalade.ops.choose.choice import choose
-from escalade.ops.copy import COPY, CopyProblem, Part, joined, peer, permuted, random_inputs, rolled
+from escalade.ops.copy import COPY, CopyPart, CopyProblem, joined, peer, permuted, random_inputs, rolled
 
 CPU = torch.device("cpu")
 CHECKED = TwinOptions(order=Order(seed=1, late=True), checks=True)
@@ -44,7 +44,7 @@ def problems(draw: st.DrawFn) -> CopyProblem:
         y_strides[axis] = room
         room *= sizes[axis] + draw(st.sampled_from([0, 0, 2]))
     first = draw(st.integers(0, 3))
-    part = Part(0, sizes, tuple(x_strides), tuple(y_strides), x_first, first)
+    part = CopyPart(0, sizes, tuple(x_strides), tuple(y_strides), x_first, first)
     return CopyProblem.of(room + first, [part], draw(st.sampled_from(["fp32", "fp16", "bf16", "uint8"])))
 
 
@@ -106,23 +106,23 @@ def test_parts_beyond_those_of_a_launch_have_another() -> None:
 def test_dimensions_that_lie_together_are_one() -> None:
     assert permuted((2, 3, 4, 5), (0, 1, 2, 3)).parts[0].sizes == (120,)
     assert permuted((2, 3, 4, 5), (2, 3, 0, 1)).parts[0].sizes == (20, 6)
-    assert CopyProblem.of(1, [Part(0, (), (), ())]).parts[0].sizes == (1,)
-    empty = Part(0, (0, 3), (3, 1), (3, 1))
-    assert CopyProblem.of(3, [empty, Part(0, (3,), (1,), (1,))]).parts == (Part(0, (3,), (1,), (1,)),)
+    assert CopyProblem.of(1, [CopyPart(0, (), (), ())]).parts[0].sizes == (1,)
+    empty = CopyPart(0, (0, 3), (3, 1), (3, 1))
+    assert CopyProblem.of(3, [empty, CopyPart(0, (3,), (1,), (1,))]).parts == (CopyPart(0, (3,), (1,), (1,)),)
 
 
 @pytest.mark.parametrize(
     ("part", "words"),
     [
-        (Part(0, (4,), (1,), (1,), 0, 5), "lie inside their buffers"),
-        (Part(0, (4,), (-1,), (1,), 2), "lie inside their buffers"),
-        (Part(0, (2, 4), (4, 1), (2, 1)), "none of its elements lies on another"),
-        (Part(0, (2, 4), (4, 1), (1, 2)), "in the order in which they"),
-        (Part(0, (2,) * 9, (1,) * 9, (1,) * 9), "1 to 8 dimensions"),
-        (Part(0, (2, 2), (2**31, 1), (2, 1)), "32 bits"),
+        (CopyPart(0, (4,), (1,), (1,), 0, 5), "parts must stay inside their buffers"),
+        (CopyPart(0, (4,), (-1,), (1,), 2), "parts must stay inside their buffers"),
+        (CopyPart(0, (2, 4), (4, 1), (2, 1)), "and elements must not overlap"),
+        (CopyPart(0, (2, 4), (4, 1), (1, 2)), "and elements must not overlap"),
+        (CopyPart(0, (2,) * 9, (1,) * 9, (1,) * 9), "1 to 8 dimensions"),
+        (CopyPart(0, (2, 2), (2**31, 1), (2, 1)), "32 bits"),
     ],
 )
-def test_what_cannot_be_moved_is_refused_in_a_sentence(part: Part, words: str) -> None:
+def test_what_cannot_be_moved_is_refused_in_a_sentence(part: CopyPart, words: str) -> None:
     with pytest.raises(UnsupportedError, match=words):
         CopyProblem(8, (part,))
 
@@ -130,7 +130,7 @@ def test_what_cannot_be_moved_is_refused_in_a_sentence(part: Part, words: str) -
 def test_a_movement_has_parts_and_no_batch() -> None:
     with pytest.raises(UnsupportedError, match="1 to 64"):
         CopyProblem(8, ())
-    with pytest.raises(UnsupportedError, match="whatever images"):
+    with pytest.raises(UnsupportedError, match="and its batch must be 1"):
         replace(joined(2, (1, 1)), batch=2)
     with pytest.raises(UnsupportedError, match="the form is"):
         CopyProblem.parse("8[x0]")

@@ -77,8 +77,11 @@ def test_names_are_stable(name: str, problem: MaxPool2dProblem) -> None:
         ({"dtype": "fp64"}, "dtype 'fp64'.*fp32, fp16, bf16"),
         ({"layout": "hwcn"}, "layout 'hwcn'"),
         ({"height": 2**14, "width": 2**14}, r"fewer than 2\^31"),
-        ({"behind_relu": True}, "only the places differ"),
-        ({"height": 40, "width": 40, "kernel": (16, 16), "places": True}, "up to 255 pixels"),
+        ({"behind_relu": True}, "behind_relu affects only places"),
+        (
+            {"height": 40, "width": 40, "kernel": (16, 16), "places": True},
+            "so windows have at most 255 pixels",
+        ),
     ],
 )
 def test_impossible_problems_are_refused_with_a_sentence(change: dict[str, Any], sentence: str) -> None:

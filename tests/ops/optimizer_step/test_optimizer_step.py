@@ -135,7 +135,7 @@ def test_what_does_not_fit_is_said() -> None:
         step(torch.randn(16)[::2])
     with pytest.raises(UnsupportedError, match="of 1 elements, lr"):
         step(scalars=torch.zeros(2))
-    with pytest.raises(UnsupportedError, match="the rule keeps nothing"):
+    with pytest.raises(UnsupportedError, match="the rule needs none"):
         ops.optimizer_step(rule, [x], [x], {"m": [x]}, rule.scalars(), no_progress())
     with pytest.raises(UnsupportedError, match="has 1 results"):
         OptimizerStepProblem((8,), "p - g", ("m",))

@@ -141,9 +141,9 @@ def test_in_place_has_no_gradient_and_says_so() -> None:
     [
         (torch.ones(3).double(), None, "x is torch.float64; relu supports float32, float16 and bfloat16"),
         (torch.ones(3).int(), None, "x is torch.int32"),
-        (torch.ones(3), 0.0, "limit of 0.0: it is a positive finite number"),
-        (torch.ones(3), float("nan"), "limit of nan"),
-        (torch.ones(3), float("inf"), "limit of inf"),
+        (torch.ones(3), 0.0, "it must be positive and finite"),
+        (torch.ones(3), float("nan"), "it must be positive and finite"),
+        (torch.ones(3), float("inf"), "it must be positive and finite"),
     ],
 )
 def test_what_it_refuses(x: torch.Tensor, limit: float | None, sentence: str) -> None:

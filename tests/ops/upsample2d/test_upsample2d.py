@@ -42,8 +42,8 @@ def test_names_are_stable() -> None:
         ({"mode": "area"}, "mode 'area': upsample2d supports nearest, nearest_exact, bilinear, bicubic"),
         ({"mode": "nearest", "corners": True}, "only bilinear and bicubic"),
         ({"output": (0, 3)}, "output is 0"),
-        ({"factors": (3.0, 2.0)}, "do not make 10x14 pixels of 5x7"),
-        ({"factors": (float("nan"), 2.0)}, "do not make"),
+        ({"factors": (3.0, 2.0)}, "they do not scale 5x7 to 10x14"),
+        ({"factors": (float("nan"), 2.0)}, "they do not scale 5x7 to 10x14"),
     ],
 )
 def test_impossible_problems_are_refused_with_a_sentence(change: dict[str, Any], sentence: str) -> None:
