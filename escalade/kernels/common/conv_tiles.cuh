@@ -10,6 +10,19 @@
 // channels are not a multiple of TILE_K).
 #pragma once
 
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+using Element = float;                    // operands.element
+constexpr int FILTER_HEIGHT = 3;          // problem.filter_height
+constexpr int FILTER_WIDTH = 3;           // problem.filter_width
+constexpr int COPY_BYTES = 16;            // operands.copy_bytes
+constexpr int PARTIAL_CHANNELS = 0;       // operands.partial_channels(config): 0 if all k-tiles are full
+constexpr bool SHORTCUT = false;          // problem.shortcut_channels > 0
+constexpr bool SHORTCUT_PARTIAL = false;  // operands.partial_shortcut(config)
+constexpr int TILE_M = 32;                // config.tile_m: output pixels per CTA
+constexpr int TILE_N = 32;                // config.tile_n: filters per CTA
+constexpr int TILE_K = 16;                // operands.tile_k(config)
+#endif
+
 #include "common/conv_windows.cuh"
 #include "common/mma_tile.cuh"
 

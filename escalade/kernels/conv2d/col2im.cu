@@ -12,6 +12,27 @@
 // Limiter: memory bandwidth for x.
 //
 // Rung: `col2im`. conv2d_input_gradient launches it with TRANSPOSED.
+
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+using Element = float;              // scatter.dtype
+constexpr int PRODUCTS = 3;         // scatter.products
+constexpr bool TRANSPOSED = false;  // scatter.transposed
+constexpr int CHANNELS = 24;        // scatter.channels
+constexpr int FILTERS = 40;         // scatter.filters
+constexpr int FILTER_HEIGHT = 1;    // scatter.taps[0]
+constexpr int FILTER_WIDTH = 1;     // scatter.taps[1]
+constexpr int STRIDE_H = 2;         // scatter.stride[0]
+constexpr int STRIDE_W = 2;         // scatter.stride[1]
+constexpr int DILATION_H = 1;       // scatter.dilation[0]
+constexpr int DILATION_W = 1;       // scatter.dilation[1]
+constexpr int BAND = 1;             // config.band: rows of y per band, whose products are in shared memory
+constexpr int DEPTH = 4;            // depth
+constexpr int WARPS = 8;            // warps
+constexpr int BLOCKS_PER_SM = 3;    // config.together(scatter, card)
+constexpr bool HAS_BIAS = true;     // epilogue.bias
+constexpr bool HAS_RELU = true;     // epilogue.relu
+#endif
+
 #include "common/epilogue.cuh"
 #include "common/mma_tile.cuh"
 #include "common/ptx.cuh"

@@ -10,6 +10,14 @@
 #include "common/elements.cuh"
 #include "common/ptx.cuh"
 
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+using Source = float;                     // conversion.element
+using Target = float;                     // conversion.target
+constexpr bool CHANNELS_ALIGNED = false;  // conversion.channels % 4 == 0 and conversion.channels == conversion.target_channels
+constexpr bool ROUNDED = false;           // conversion.rounded: round to TF32
+constexpr float FACTOR = 1.0f;            // conversion.factor
+#endif
+
 __device__ __forceinline__ Target converted(Source value) {
     const float wide = to_float(value);
     return from_float<Target>(ROUNDED ? __uint_as_float(to_tf32(wide * FACTOR)) : wide);

@@ -8,6 +8,31 @@
 //
 // Rung: `depthwise`. conv2d_input_gradient launches it over a gradient, with flipped filters.
 #include "common/conv_shape.cuh"
+
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+using Element = float;                // problem.dtype
+constexpr bool NHWC = false;          // problem.layout == "nhwc"
+constexpr int IMAGE_CHANNELS = 1;     // problem.channels
+constexpr int MULTIPLIER = 4;         // problem.group_filters
+constexpr int X_STEP = 1;             // problem.x_pitch or problem.channels
+constexpr int Y_STEP = 4;             // problem.y_pitch or problem.filters
+constexpr int FILTER_HEIGHT = 7;      // problem.filter_height
+constexpr int FILTER_WIDTH = 7;       // problem.filter_width
+constexpr int STRIDE_H = 1;           // problem.stride[0]
+constexpr int STRIDE_W = 1;           // problem.stride[1]
+constexpr int DILATION_H = 1;         // problem.dilation[0]
+constexpr int DILATION_W = 1;         // problem.dilation[1]
+constexpr int VECTOR = 1;             // config.vector: filters per thread
+constexpr int STRIP = 1;              // config.strip: output columns per thread
+constexpr int ROWS = 1;               // config.rows: output rows per thread
+constexpr int LANES = 1;              // config.lanes: threads per CTA along the filters
+constexpr int THREADS = 128;          // config.threads
+constexpr int PHASES = 7;             // config.phases: unrolled steps of the kernel's loop
+constexpr bool HAS_BIAS = false;      // problem.bias
+constexpr bool HAS_RESIDUAL = false;  // problem.residual
+constexpr bool HAS_RELU = false;      // problem.relu
+#endif
+
 #include "common/epilogue.cuh"
 #include "common/ptx.cuh"
 

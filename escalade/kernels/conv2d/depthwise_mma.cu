@@ -11,6 +11,31 @@
 // Limiter: smem bandwidth, about a quarter of a clock per output.
 //
 // Rung: `depthwise_mma`. conv2d_input_gradient launches it over a gradient, with flipped filters.
+
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+using Element = __half;                // problem.dtype
+constexpr int CHANNELS = 8;            // problem.channels
+constexpr int CHANNEL_BLOCKS = 1;      // tiling.channel_blocks
+constexpr int FILTER_HEIGHT = 5;       // problem.filter_height
+constexpr int FILTER_WIDTH = 5;        // problem.filter_width
+constexpr int DILATION_H = 1;          // problem.dilation[0]
+constexpr int DILATION_W = 1;          // problem.dilation[1]
+constexpr int PAD_H = 2;               // problem.padding[0]
+constexpr int PAD_W = 2;               // problem.padding[1]
+constexpr int CHANNELS_OF_BLOCK = 16;  // config.channels: channels per CTA
+constexpr int TOGETHER = 4;            // together
+constexpr int ROWS = 1;                // config.rows: output rows per strip
+constexpr int TILE_IMAGES = 1;         // config.images: images per tile
+constexpr int TILE_ROWS = 1;           // config.tile_rows
+constexpr int TILE_COLUMNS = 8;        // config.tile_columns
+constexpr int TILES_DOWN = 10;         // tiling.grid[0]
+constexpr int TILES_ACROSS = 2;        // tiling.grid[1]
+constexpr int THREADS = 256;           // threads
+constexpr int BLOCKS_PER_SM = 3;       // config.blocks_per_sm
+constexpr bool HAS_BIAS = true;        // problem.bias
+constexpr bool HAS_RELU = false;       // problem.relu
+#endif
+
 #include "common/epilogue.cuh"
 #include "common/hopper.cuh"
 #include "common/mma_tile.cuh"

@@ -8,6 +8,39 @@
 // Limiter: memory for 3x3; for larger filters FFMA throughput, one per tap and output plus the conversions of inputs.
 //
 // Rung: `depthwise_tile`. conv2d_input_gradient launches it over a gradient, with flipped filters.
+
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+using Element = float;                // problem.dtype
+constexpr int CHANNELS = 8;           // problem.channels
+constexpr int CHANNEL_BLOCKS = 2;     // tiling.channel_blocks
+constexpr int Y_STEP = 8;             // problem.y_pitch or problem.channels
+constexpr int FILTER_HEIGHT = 5;      // problem.filter_height
+constexpr int FILTER_WIDTH = 5;       // problem.filter_width
+constexpr int STRIDE_H = 1;           // problem.stride[0]
+constexpr int STRIDE_W = 1;           // problem.stride[1]
+constexpr int DILATION_H = 1;         // problem.dilation[0]
+constexpr int DILATION_W = 1;         // problem.dilation[1]
+constexpr int PAD_H = 2;              // problem.padding[0]
+constexpr int PAD_W = 2;              // problem.padding[1]
+constexpr int VECTOR = 2;             // config.vector: channels per thread
+constexpr int STRIP = 5;              // config.strip: output columns per thread
+constexpr int ROWS = 1;               // config.rows: output rows per thread
+constexpr int BLOCK_CHANNELS = 4;     // config.channels: channels per CTA
+constexpr int TILE_IMAGES = 1;        // config.images: images per tile
+constexpr int TILE_ROWS = 10;         // config.tile_rows
+constexpr int TILE_COLUMNS = 10;      // config.tile_columns
+constexpr int OUTPUT_HEIGHT = 10;     // problem.output_height
+constexpr int OUTPUT_WIDTH = 10;      // problem.output_width
+constexpr int TILES_DOWN = 1;         // tiling.grid[0]
+constexpr int TILES_ACROSS = 1;       // tiling.grid[1]
+constexpr int STAGES = 1;             // config.stages: windows in shared memory
+constexpr int THREADS = 64;           // tiling.threads
+constexpr int BLOCKS_PER_SM = 8;      // config.blocks_per_sm
+constexpr bool HAS_BIAS = true;       // problem.bias
+constexpr bool HAS_RESIDUAL = false;  // problem.residual
+constexpr bool HAS_RELU = false;      // problem.relu
+#endif
+
 #include "common/epilogue.cuh"
 #include "common/hopper.cuh"
 

@@ -26,6 +26,48 @@
 //   unrolled           UNROLL_ROWS, UNROLL_COLUMNS, SLIDING
 //   tuned              tile, RUN, RUNS, OUTPUTS_K and CHUNK chosen for the problem
 #include "common/conv_shape.cuh"
+
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+using Element = float;                    // problem.dtype
+constexpr bool NHWC = false;              // problem.layout == "nhwc"
+constexpr bool HAS_BIAS = false;          // problem.bias
+constexpr bool HAS_RESIDUAL = false;      // problem.residual
+constexpr bool HAS_RELU = false;          // problem.relu
+constexpr int FILTER_HEIGHT = 3;          // problem.filter_height
+constexpr int FILTER_WIDTH = 3;           // problem.filter_width
+constexpr int STRIDE_H = 1;               // problem.stride[0]
+constexpr int STRIDE_W = 1;               // problem.stride[1]
+constexpr int DILATION_H = 1;             // problem.dilation[0]
+constexpr int DILATION_W = 1;             // problem.dilation[1]
+constexpr int TILE_IMAGES = 1;            // config.images
+constexpr int TILE_ROWS = 8;              // config.rows
+constexpr int TILE_COLUMNS = 8;           // config.columns
+constexpr int CHUNK = 8;                  // config.chunk: channels per stage
+constexpr int RUN = 1;                    // config.run: adjacent pixels of one row per thread
+constexpr int RUNS = 1;                   // config.runs: runs of pixels per thread
+constexpr int OUTPUTS_K = 1;              // config.outputs_k: filters per thread
+constexpr int PIXEL_THREADS = 64;         // config.pixel_threads
+constexpr int FILTER_THREADS = 4;         // config.filter_threads
+constexpr bool INPUT_TILE = true;         // config.input_tile: stage inputs in shared memory
+constexpr int WEIGHTS = 0;                // weights: 0 in global, 1 in shared, 2 in constant memory
+constexpr int X_PITCH = 10;               // shape.pitch: floats per row of the input tile
+constexpr int X_PLANE = 100;              // shape.plane: floats per channel of the input tile
+constexpr int X_MARGIN = 0;               // shape.margin: floats before the input tile
+constexpr int X_VECTOR = 1;               // shape.x_vector
+constexpr int W_VECTOR = 1;               // shape.w_vector
+constexpr int Y_VECTOR = 1;               // shape.y_vector
+constexpr int FILTER_VECTOR = 1;          // shape.filter_vector
+constexpr int WINDOW_VECTOR = 1;          // shape.window_vector
+constexpr bool SLIDING = false;           // shape.sliding: keep a row of inputs in registers
+constexpr int UNROLL_ROWS = 1;            // shape.unroll_rows
+constexpr int UNROLL_COLUMNS = 1;         // shape.unroll_columns
+#define RESTRICT                          // "__restrict__" if config.restrict else ""
+constexpr int CHANNELS = 1;               // problem.channels if weights == 2 else 1: known at compile time for constant memory only
+constexpr int FILTERS = 1;                // problem.filters if weights == 2 else 1
+constexpr int CONSTANT_WEIGHT_COUNT = 1;  // problem.weight_elements if weights == 2 else 1
+constexpr int CONSTANT_BIAS_COUNT = 1;    // problem.filters if weights == 2 and problem.bias else 1
+#endif
+
 #include "common/epilogue.cuh"
 #include "common/ptx.cuh"
 

@@ -7,6 +7,10 @@
 // Rungs: `fft` (images and filters), `fft_fused` (filters only). Read fft_planes.cuh for the tiles.
 #include "conv2d/fft_planes.cuh"
 
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+constexpr float SCALE = 0.0009765625f;  // scale: factor of all transforms, applied to the filters
+#endif
+
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 conv2d_fft_forward(const Element* __restrict__ source, float2* __restrict__ spectra, FftPlanes shape) {
     extern __shared__ float4 shared_memory[];

@@ -7,6 +7,10 @@
 // Rung: `fft`. Read fft_planes.cuh (tiles), then fft_output.cuh (epilogue).
 #include "conv2d/fft_output.cuh"
 
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+constexpr bool DEPTHWISE = false;  // depthwise: multiply with the filters' spectra first
+#endif
+
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 conv2d_fft_inverse(const float2* __restrict__ spectra, const float2* __restrict__ weights, const Element* bias,
                    const Element* residual, Element* y, FftPlanes shape) {

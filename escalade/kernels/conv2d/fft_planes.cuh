@@ -3,6 +3,14 @@
 // both are `step` pixels apart.
 #pragma once
 
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+using Element = float;        // problem.dtype
+constexpr bool NHWC = false;  // problem.layout == "nhwc"
+constexpr int TILE = 2;       // config.tile: side of a tile in pixels
+constexpr int PLANES = 3;     // config.planes: tiles per CTA
+constexpr int THREADS = 256;  // config.threads
+#endif
+
 #include "common/elements.cuh"
 #include "common/fft.cuh"
 

@@ -7,6 +7,17 @@
 // Limiter: FFMA for many channels, bytes of the spectra for few.
 //
 // Rung: `fft`.
+
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+constexpr int FREQUENCIES = 144;   // tiling.frequencies
+constexpr int THREAD_TILES = 8;    // config.thread_tiles: tiles per thread
+constexpr int THREAD_FILTERS = 4;  // config.thread_filters: filters per thread
+constexpr int TILE_WARPS = 2;      // config.tile_warps
+constexpr int FILTER_WARPS = 4;    // config.filter_warps
+constexpr int STAGES = 3;          // config.stages
+constexpr int STEP_CHANNELS = 2;   // step_channels: channels per stage
+#endif
+
 #include "common/fft.cuh"
 #include "common/ptx.cuh"
 

@@ -19,6 +19,22 @@
 #include "common/conv_tiles.cuh"
 #include "common/epilogue.cuh"
 
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+using Output = float;                   // problem.stored
+using Bias = float;                     // "fp32" if problem.dtype == "fp8" else problem.stored
+constexpr int STAGES = 5;               // config.stages
+constexpr int BLOCKS_PER_SM = 4;        // config.blocks_per_sm
+constexpr int SPLITS = 1;               // config.splits: CTAs that share one sum
+constexpr int PRODUCTS = 1;             // products: 3 if operands are split into two TF32 parts
+constexpr int Y_PITCH = 0;              // problem.y_pitch
+constexpr bool FILTERS_ALIGNED = true;  // problem.group_filters * problem.element_bytes % 16 == 0
+constexpr bool HAS_BIAS = false;        // problem.bias
+constexpr bool HAS_RESIDUAL = false;    // problem.residual
+constexpr bool HAS_RELU = false;        // problem.relu
+constexpr int WARPS_M = 2;              // config.warps_m
+constexpr int WARPS_N = 2;              // config.warps_n
+#endif
+
 constexpr int THREADS = WARPS_M * WARPS_N * 32;
 constexpr int WARP_M = TILE_M / WARPS_M;
 constexpr int WARP_N = TILE_N / WARPS_N;

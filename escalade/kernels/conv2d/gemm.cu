@@ -5,6 +5,11 @@
 // during the multiplication.
 //
 // Rung: `im2col_gemm`.
+
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+using Element = float;  // problem.dtype
+#endif
+
 #include "common/elements.cuh"
 
 constexpr int TILE = 64;

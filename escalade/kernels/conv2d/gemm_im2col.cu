@@ -7,6 +7,11 @@
 //
 // Rung: `im2col_gemm`.
 #include "common/conv_shape.cuh"
+
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+using Element = float;  // problem.dtype
+#endif
+
 #include "common/elements.cuh"
 
 extern "C" __global__ void conv2d_gemm_im2col(const Element* __restrict__ x, Element* __restrict__ columns,

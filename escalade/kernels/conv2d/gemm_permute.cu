@@ -5,6 +5,14 @@
 //
 // Rung: `im2col_gemm`.
 #include "common/conv_shape.cuh"
+
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+using Element = float;                // problem.dtype
+constexpr bool HAS_BIAS = false;      // problem.bias
+constexpr bool HAS_RESIDUAL = false;  // problem.residual
+constexpr bool HAS_RELU = false;      // problem.relu
+#endif
+
 #include "common/epilogue.cuh"
 
 extern "C" __global__ void conv2d_gemm_permute(const float* __restrict__ product, const Element* __restrict__ bias,

@@ -14,6 +14,34 @@
 //
 // Rung: `grouped`. conv2d_input_gradient launches it over a gradient, with flipped filters.
 #include "common/conv_shape.cuh"
+
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+using Element = float;                    // problem.dtype
+constexpr int FILTER_HEIGHT = 5;          // problem.filter_height
+constexpr int FILTER_WIDTH = 5;           // problem.filter_width
+constexpr int STRIDE_H = 1;               // problem.stride[0]
+constexpr int STRIDE_W = 1;               // problem.stride[1]
+constexpr int DILATION_H = 1;             // problem.dilation[0]
+constexpr int DILATION_W = 1;             // problem.dilation[1]
+constexpr int GROUP_CHANNELS = 1;         // problem.group_channels
+constexpr int GROUP_FILTERS = 1;          // problem.group_filters
+constexpr int BUNDLE = 8;                 // tiling.bundle.groups
+constexpr int BUNDLES = 1;                // config.bundles: bundles per CTA
+constexpr bool BUNDLES_ALIGNED = true;    // problem.groups % (tiling.bundle.groups * config.bundles) == 0
+constexpr int WARPS_M = 4;                // config.warps_m: warps that share the pixels of a bundle
+constexpr int TILES_M = 2;                // config.tiles_m: 16-pixel blocks per warp
+constexpr int TILE_IMAGES = 1;            // config.images: images per tile
+constexpr int TILE_ROWS = 10;             // config.rows
+constexpr int TILE_COLUMNS = 10;          // config.columns
+constexpr int PITCH = 18;                 // config.pitch: row pitch of the window in pixels
+constexpr bool REGISTER_WEIGHTS = false;  // tiling.register_weights
+constexpr int BLOCKS_PER_SM = 4;          // config.blocks_per_sm
+constexpr int PRODUCTS = 3;               // products
+constexpr bool HAS_BIAS = true;           // problem.bias
+constexpr bool HAS_RESIDUAL = false;      // problem.residual
+constexpr bool HAS_RELU = false;          // problem.relu
+#endif
+
 #include "common/epilogue.cuh"
 #include "common/mma_tile.cuh"
 

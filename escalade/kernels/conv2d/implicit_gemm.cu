@@ -9,6 +9,25 @@
 // Limiter: FFMA throughput. A thread reads THREAD_M + THREAD_N floats of smem per THREAD_M * THREAD_N multiply-adds.
 //
 // Rung: `implicit_gemm`. conv2d_input_gradient launches it as a convolution of the gradient.
+
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+constexpr bool NHWC = false;            // problem.layout == "nhwc"
+constexpr int FILTER_HEIGHT = 3;        // problem.filter_height
+constexpr int FILTER_WIDTH = 3;         // problem.filter_width
+constexpr int PARTIAL_CHANNELS = 0;     // problem.channels if nhwc and problem.channels % config.tile_k else 0
+constexpr bool OUTPUT_ALIGNED = false;  // output_aligned: whole vectors of 4 results
+constexpr int TILE_M = 32;              // config.tile_m: output pixels per CTA
+constexpr int TILE_N = 32;              // config.tile_n: filters per CTA
+constexpr int TILE_K = 16;              // config.tile_k
+constexpr int THREAD_M = 4;             // config.thread_m
+constexpr int THREAD_N = 4;             // config.thread_n
+constexpr int STAGES = 4;               // config.stages: stages of the copy pipeline
+constexpr int BLOCKS_PER_SM = 8;        // config.blocks_per_sm: target occupancy, which limits registers per thread
+constexpr bool HAS_BIAS = false;        // problem.bias
+constexpr bool HAS_RESIDUAL = false;    // problem.residual
+constexpr bool HAS_RELU = false;        // problem.relu
+#endif
+
 #include "common/conv_windows.cuh"
 #include "common/epilogue.cuh"
 #include "common/ptx.cuh"

@@ -11,6 +11,37 @@
 //
 // Rung: `ragged`.
 #include "common/conv_shape.cuh"
+
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+using Element = float;                  // problem.dtype
+constexpr int CHANNELS = 8;             // problem.channels
+constexpr int FILTER_HEIGHT = 3;        // problem.filter_height
+constexpr int FILTER_WIDTH = 3;         // problem.filter_width
+constexpr int DILATION_W = 1;           // problem.dilation[1]
+constexpr int GAP = 8;                  // gap
+using Output = float;                   // problem.dtype
+using Bias = float;                     // problem.dtype
+constexpr int STRIDE_H = 1;             // problem.stride[0]
+constexpr int STRIDE_W = 1;             // problem.stride[1]
+constexpr int DILATION_H = 1;           // problem.dilation[0]
+constexpr int UNIT = 2;                 // unit
+constexpr int X_STEP = 8;               // problem.x_pitch or problem.channels
+constexpr int Y_STEP = 16;              // problem.y_pitch or problem.filters
+constexpr int WARPS = 4;                // warps
+constexpr int TILES_M = 1;              // config.tiles_m: 16-pixel blocks per warp
+constexpr int TILES_N = 2;              // config.tiles_n: 8-filter blocks per warp
+constexpr int TILE_ROWS = 9;            // config.rows
+constexpr int TILE_COLUMNS = 1;         // config.columns
+constexpr int BLOCKS_PER_SM = 3;        // config.blocks_per_sm
+constexpr int PRODUCTS = 3;             // products
+constexpr bool FILTERS_ALIGNED = true;  // filters_aligned
+constexpr bool FILTERS_EVEN = true;     // problem.filters % 2 == 0
+constexpr bool HAS_MASK = false;        // False
+constexpr bool HAS_BIAS = false;        // problem.bias
+constexpr bool HAS_RESIDUAL = false;    // problem.residual
+constexpr bool HAS_RELU = false;        // problem.relu
+#endif
+
 #include "common/mma_tile.cuh"
 #include "conv2d/finish.cuh"
 #include "conv2d/ragged.cuh"

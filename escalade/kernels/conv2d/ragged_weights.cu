@@ -5,6 +5,16 @@
 // Limiter: memory.
 //
 // Rung: `ragged`.
+
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+using Element = float;            // problem.dtype
+constexpr int CHANNELS = 8;       // problem.channels
+constexpr int FILTER_HEIGHT = 3;  // problem.filter_height
+constexpr int FILTER_WIDTH = 3;   // problem.filter_width
+constexpr int DILATION_W = 1;     // problem.dilation[1]
+constexpr int GAP = 8;            // gap
+#endif
+
 #include "common/elements.cuh"
 #include "common/ptx.cuh"
 #include "conv2d/ragged.cuh"

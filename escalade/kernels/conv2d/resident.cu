@@ -10,6 +10,23 @@
 //
 // Rung: `resident`.
 #include "common/conv_shape.cuh"
+
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+using Element = float;                // problem.dtype
+constexpr int CHANNELS = 24;          // problem.channels
+constexpr int FILTER_BLOCKS = 1;      // config.filter_blocks: 16-filter blocks per CTA
+constexpr int DEPTH = 2;              // config.depth: channel blocks in flight per warp
+constexpr int FILTERS = 40;           // problem.filters
+constexpr int X_STEP = 24;            // problem.x_pitch or problem.channels
+constexpr int Y_STEP = 40;            // problem.y_pitch or problem.filters
+constexpr int PIXEL_BLOCKS = 1;       // config.pixel_blocks: 8-pixel blocks per warp tile
+constexpr int WARPS = 4;              // config.warps
+constexpr int BLOCKS_PER_SM = 8;      // config.blocks_per_sm
+constexpr bool HAS_BIAS = false;      // problem.bias
+constexpr bool HAS_RESIDUAL = false;  // problem.residual
+constexpr bool HAS_RELU = false;      // problem.relu
+#endif
+
 #include "common/epilogue.cuh"
 #include "common/mma_tile.cuh"
 #include "common/pairs.cuh"

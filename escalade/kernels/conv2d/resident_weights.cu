@@ -5,6 +5,14 @@
 // Limiter: memory.
 //
 // Rung: `resident`.
+
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+using Element = float;            // problem.dtype
+constexpr int CHANNELS = 24;      // problem.channels
+constexpr int FILTER_BLOCKS = 1;  // config.filter_blocks: 16-filter blocks per CTA
+constexpr int DEPTH = 2;          // config.depth: channel blocks in flight per warp
+#endif
+
 #include "common/elements.cuh"
 #include "common/ptx.cuh"
 #include "conv2d/resident.cuh"

@@ -19,6 +19,34 @@
 //
 // Rung: `skinny`. conv2d_input_gradient launches it with FLIPPED and HAS_MASK. common/placed_maximum.cuh has PyTorch's
 // argmax rule.
+
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+using Element = float;            // bands.dtype
+constexpr int PRODUCTS = 1;       // bands.products
+constexpr bool FLIPPED = false;   // flipped
+constexpr int CHANNELS = 8;       // bands.channels
+constexpr int FILTER_HEIGHT = 3;  // bands.taps[0]
+constexpr int FILTER_WIDTH = 3;   // bands.taps[1]
+constexpr int STRIDE_H = 1;       // bands.stride[0]
+constexpr int STRIDE_W = 1;       // bands.stride[1]
+constexpr int DILATION_H = 1;     // bands.dilation[0]
+constexpr int DILATION_W = 1;     // bands.dilation[1]
+constexpr int BAND = 1;           // config.band: output rows per band
+constexpr int STEPS = 2;          // bands.steps
+constexpr int PITCH = 72;         // bands.pitch
+constexpr int WARPS_M = 1;        // config.warps_m: warps along the filters
+constexpr int WARPS_N = 8;        // config.warps_n
+constexpr int TILES_N = 4;        // bands.tiles_n
+constexpr int POOL_H = 1;         // bands.pool[0]
+constexpr int POOL_W = 1;         // bands.pool[1]
+constexpr bool PLACES = false;    // bands.places
+constexpr int BLOCKS_PER_SM = 2;  // blocks_per_sm
+constexpr bool HAS_BIAS = true;   // epilogue.bias
+constexpr bool HAS_RESIDUAL = false;// epilogue.residual
+constexpr bool HAS_RELU = true;   // epilogue.relu
+constexpr bool HAS_MASK = false;  // epilogue.mask
+#endif
+
 #include "common/epilogue.cuh"
 #include "common/mma_tile.cuh"
 #include "common/pairs.cuh"

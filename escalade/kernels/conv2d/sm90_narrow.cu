@@ -13,6 +13,33 @@
 //
 // Rung: `narrow`. Read finish.cuh (epilogue) and products.cuh first.
 #include "common/conv_shape.cuh"
+
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+using Element = float;                  // problem.dtype
+constexpr int CHANNELS = 8;             // problem.channels
+constexpr int FILTERS = 16;             // problem.filters
+constexpr bool FILTERS_ALIGNED = true;  // filters_aligned
+constexpr bool FILTERS_EVEN = true;     // problem.filters % 2 == 0
+constexpr int FILTER_HEIGHT = 3;        // problem.filter_height
+constexpr int FILTER_WIDTH = 3;         // problem.filter_width
+constexpr int DILATION_H = 1;           // problem.dilation[0]
+constexpr int DILATION_W = 1;           // problem.dilation[1]
+constexpr int WGMMA_N = 48;             // tiling.width
+constexpr int PADDED = 16;              // tiling.padded
+constexpr int TILE_ROWS = 9;            // config.rows: output rows per tile
+constexpr int TILE_COLUMNS = 1;         // config.columns
+constexpr int CONSUMERS = 2;            // config.consumers: consumer warpgroups, each with tiles of its own
+constexpr int STAGES = 6;               // config.stages: window stages per consumer, of one k-tile each
+constexpr int VECTOR = 4;               // vector
+constexpr int Y_STEP = 16;              // problem.y_pitch or problem.filters
+using Output = float;                   // problem.dtype
+using Bias = float;                     // problem.dtype
+constexpr bool HAS_BIAS = true;         // problem.bias
+constexpr bool HAS_RESIDUAL = false;    // problem.residual
+constexpr bool HAS_RELU = true;         // problem.relu
+constexpr bool HAS_MASK = false;        // False
+#endif
+
 #include "common/ring.cuh"
 #include "common/wgmma_widths.cuh"  // must precede its users
 #include "conv2d/finish.cuh"

@@ -4,6 +4,12 @@
 #include "common/largest_pair.cuh"
 #include "conv2d/sm90_persistent_straight.cuh"
 
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+constexpr int POOL_H = 1;       // pool[0]
+constexpr int POOL_W = 1;       // pool[1]
+constexpr bool PLACES = false;  // places: write argmax indices
+#endif
+
 constexpr int WINDOW = POOL_H * POOL_W;
 constexpr bool POOLED = WINDOW > 1;
 constexpr bool BY_THREADS = PLACED || POOLED;  // threads, not TMA, store the staging tiles

@@ -5,6 +5,10 @@
 #include "conv2d/sm90_persistent_tile.cuh"
 #include "conv2d/placement.cuh"
 
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+constexpr bool PITCHED = false;  // y_pitch > 0
+#endif
+
 // In every 8 filters a lane holds two adjacent ones, of rows lane / 4 and lane / 4 + 8 of its warp's 16. The four lanes
 // of a row store 8 consecutive elements.
 struct Writer {

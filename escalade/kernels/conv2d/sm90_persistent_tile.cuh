@@ -2,6 +2,33 @@
 #pragma once
 
 #include "common/conv_shape.cuh"
+
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+using Element = float;                  // windows.dtype
+using Output = float;                   // epilogue.output
+using Bias = float;                     // "fp32" if windows.dtype == "fp8" else epilogue.output
+constexpr int WG_PIXELS = 64;           // config.warpgroup_tile[0]
+constexpr int WG_FILTERS = 64;          // config.warpgroup_tile[1]
+constexpr int SHARE = 0;                // share: of two warpgroups: 0 ping-pong, 1 pixels, 2 filters, 3 depth
+constexpr bool SWAPPED = false;         // config.swapped: filters are M of the product
+constexpr int STAGES = 4;               // config.stages
+constexpr int BUFFERS = 0;              // config.buffers: staging tiles per warpgroup
+constexpr int CLUSTER = 1;              // config.cluster: CTAs that share weights by multicast
+constexpr int SPLITS = 1;               // config.splits: CTAs that share the sum of a tile
+constexpr bool PARTS_APART = true;      // config.parts_apart: partial sums do not overwrite the stages
+constexpr bool PROMOTED = false;        // promoted: promote sums to fp32 registers after every k-tile
+constexpr bool SHORTCUT = false;        // shortcut is not None
+constexpr bool PLACED = false;          // placed: y is spread over a larger image
+constexpr int CLASSES = 1;              // phases: sub-pixel phases
+constexpr bool MN_MAJOR = false;        // windows.mn_major is not None
+constexpr bool FILTERS_ALIGNED = true;  // filters % config.filters == 0
+constexpr bool FILTERS_EVEN = true;     // filters % 2 == 0
+constexpr bool HAS_BIAS = false;        // epilogue.bias
+constexpr bool HAS_RESIDUAL = false;    // epilogue.residual
+constexpr bool HAS_RELU = false;        // epilogue.relu
+constexpr bool HAS_MASK = false;        // epilogue.mask
+#endif
+
 #include "common/ring.cuh"
 #include "common/wgmma_widths.cuh"
 #include "conv2d/finish.cuh"

@@ -22,6 +22,26 @@
 #include "common/conv_shape.cuh"
 #include "common/epilogue.cuh"
 #include "common/magnitudes.cuh"
+
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+constexpr int TILE_N = 64;               // config.filters
+constexpr int WARPGROUPS = 1;            // config.warpgroups: consumer warpgroups, with 64 pixels of a tile each
+constexpr int STAGES = 6;                // config.stages
+constexpr int BLOCKS_PER_SM = 2;         // config.blocks_per_sm
+constexpr int COPY_REGISTERS = 32;       // config.registers[0]: per producer thread
+constexpr int PRODUCT_REGISTERS = 224;   // config.registers[1]: per consumer thread
+constexpr bool FILTERS_ALIGNED = false;  // conv.filters % config.filters == 0
+constexpr bool FILTERS_EVEN = true;      // conv.filters % 2 == 0
+constexpr bool HAS_SHORTCUT = false;     // conv.shortcut is not None
+constexpr bool PLACED = false;           // placed: y is spread over a larger image
+constexpr bool PITCHED = false;          // conv.y_pitch > 0
+constexpr bool SAMPLED = false;          // conv.any_magnitude: look for huge and tiny values first
+constexpr bool HAS_BIAS = false;         // conv.epilogue.bias
+constexpr bool HAS_RESIDUAL = false;     // conv.epilogue.residual
+constexpr bool HAS_RELU = false;         // conv.epilogue.relu
+constexpr bool HAS_MASK = false;         // conv.epilogue.mask
+#endif
+
 #include "common/ring.cuh"
 #include "common/warp.cuh"
 #include "conv2d/placement.cuh"

@@ -10,6 +10,10 @@
 #include "common/halves.cuh"
 #include "common/warp.cuh"
 
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+constexpr int THREADS = 256;  // threads
+#endif
+
 constexpr int SLAB = 32;
 constexpr int PAIRS = SLAB / 2;
 

@@ -16,6 +16,15 @@
 #include "common/ring.cuh"
 #include "conv2d/window_tile.cuh"  // defines the wgmma widths its users need
 #include "conv2d/products.cuh"
+
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+constexpr int WINDOWS = 3;        // config.windows: window stages, of one k-tile each
+constexpr int TAP_STAGES = 12;    // config.tap_stages: tap stages, of 64 filters each
+constexpr int SPLITS = 1;         // config.splits: CTAs that share the channels of one tile
+constexpr int Y_PITCH = 0;        // tiling.conv.y_pitch if config.splits > 1 else 0: for stores without TMA
+constexpr bool SHORTCUT = false;  // tiling.conv.shortcut is not None
+#endif
+
 #include "conv2d/shared_sum.cuh"
 
 constexpr int TAPS = FILTER_HEIGHT * FILTER_WIDTH;

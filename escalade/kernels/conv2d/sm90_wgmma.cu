@@ -15,6 +15,27 @@
 //   producer_consumer  PRODUCER_WARPS 1 or 4
 // Read products.cuh (wgmma of the mainloop), then finish.cuh (epilogue).
 #include "common/conv_shape.cuh"
+
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+using Element = float;                   // problem.dtype
+using Output = float;                    // output
+using Bias = float;                      // bias
+constexpr int TILE_M = 64;               // config.pixels: output pixels per tile
+constexpr int TILE_N = 64;               // config.filters
+constexpr int WARPGROUPS = 1;            // config.warpgroups: consumer warpgroups
+constexpr int STAGES = 4;                // config.stages
+constexpr int BLOCKS_PER_SM = 3;         // config.blocks_per_sm
+constexpr int PRODUCER_WARPS = 0;        // config.producer_warps: producer warps
+constexpr int PROMOTE_SLABS = 0;         // promote_slabs
+constexpr bool SHORTCUT = false;         // problem.shortcut_channels > 0
+constexpr bool FILTERS_ALIGNED = false;  // problem.filters % config.filters == 0
+constexpr bool FILTERS_EVEN = true;      // problem.filters % 2 == 0
+constexpr bool HAS_MASK = false;         // False
+constexpr bool HAS_BIAS = false;         // problem.bias
+constexpr bool HAS_RESIDUAL = false;     // problem.residual
+constexpr bool HAS_RELU = false;         // problem.relu
+#endif
+
 #include "common/ring.cuh"
 #include "conv2d/finish.cuh"
 #include "conv2d/products.cuh"

@@ -11,6 +11,11 @@
 //
 // Rung: `window`. conv2d_input_gradient launches it with HAS_MASK and MN_MAJOR. Read window_tile.cuh (tile and window),
 // then products.cuh.
+
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+constexpr int STAGES = 4;  // config.stages: window stages
+#endif
+
 #include "common/ring.cuh"
 #include "conv2d/window_tile.cuh"  // defines the wgmma widths its users need
 #include "conv2d/products.cuh"

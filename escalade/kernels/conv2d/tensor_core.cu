@@ -11,6 +11,13 @@
 #include "common/conv_tiles.cuh"
 #include "common/elements.cuh"
 
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+using Output = float;                // problem.dtype
+constexpr bool FILTERS_EVEN = true;  // problem.filters % 2 == 0
+constexpr int WARPS_M = 2;           // config.warps_m
+constexpr int WARPS_N = 2;           // config.warps_n
+#endif
+
 constexpr int THREADS = WARPS_M * WARPS_N * 32;
 constexpr int WARP_M = TILE_M / WARPS_M;
 constexpr int WARP_N = TILE_N / WARPS_N;

@@ -4,6 +4,15 @@
 // Limiter: memory, every output is read and written once more.
 //
 // Rungs: `tensor_core`, `half_storage`.
+
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+using Element = float;                // problem.dtype
+constexpr int VECTOR = 1;             // vector
+constexpr bool HAS_BIAS = true;       // problem.bias
+constexpr bool HAS_RESIDUAL = false;  // problem.residual
+constexpr bool HAS_RELU = false;      // problem.relu
+#endif
+
 #include "common/epilogue.cuh"
 #include "common/ptx.cuh"
 

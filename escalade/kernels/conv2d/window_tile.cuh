@@ -12,6 +12,24 @@
 // gradient of a ReLU).
 #pragma once
 
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+using Element = float;                // tiling.conv.windows.dtype
+constexpr int FILTER_HEIGHT = 3;      // tiling.conv.windows.taps[0]
+constexpr int FILTER_WIDTH = 3;       // tiling.conv.windows.taps[1]
+constexpr int DILATION_H = 1;         // tiling.conv.windows.dilation[0]
+constexpr int DILATION_W = 1;         // tiling.conv.windows.dilation[1]
+constexpr int TILE_ROWS = 8;          // tiling.rows
+constexpr int TILE_COLUMNS = 8;       // tiling.columns
+constexpr int TILE_IMAGES = 1;        // tiling.images
+constexpr bool ONE_BOX = true;        // tiling.one_box: a tile is stored in one box
+constexpr int WGMMA_N = 16;           // tiling.width
+constexpr bool MN_MAJOR = false;      // tiling.conv.windows.mn_major is not None
+constexpr bool HAS_BIAS = false;      // tiling.conv.epilogue.bias
+constexpr bool HAS_RESIDUAL = false;  // tiling.conv.epilogue.residual
+constexpr bool HAS_RELU = false;      // tiling.conv.epilogue.relu
+constexpr bool HAS_MASK = false;      // tiling.conv.epilogue.mask
+#endif
+
 #include "common/epilogue.cuh"
 #include "common/pairs.cuh"
 #include "common/hopper.cuh"

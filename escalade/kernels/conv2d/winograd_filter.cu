@@ -9,6 +9,14 @@
 //   winograd_f4, winograd_f4_fused, winograd_f4_blocked  TILE 4
 //   winograd_f4_split, winograd_f4_pipelined             TILE 4, CHANNELS_INSIDE
 #include "common/conv_shape.cuh"
+
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+using Element = float;                   // problem.dtype
+constexpr bool NHWC = false;             // problem.layout == "nhwc"
+constexpr int TILE = 2;                  // tile: outputs per side of a tile
+constexpr bool CHANNELS_INSIDE = false;  // channels_inside: order of U: channels innermost
+#endif
+
 #include "common/elements.cuh"
 #include "common/ptx.cuh"
 #include "common/winograd.cuh"

@@ -11,6 +11,22 @@
 //   winograd_f2_fused  TILE 2, BLOCK_FILTERS 64, WARP_POINTS 2
 //   winograd_f4_fused  TILE 4, BLOCK_FILTERS 32, WARP_POINTS 3
 #include "common/conv_shape.cuh"
+
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+using Element = float;                // problem.dtype
+constexpr bool NHWC = false;          // problem.layout == "nhwc"
+constexpr int TILE = 2;               // tile: outputs per side of a tile
+constexpr int WARP_POINTS = 2;        // config.warp_points: points per warp
+constexpr int BLOCK_FILTERS = 64;     // config.block_filters: filters per CTA
+constexpr int CHANNELS = 8;           // problem.channels
+constexpr int HEIGHT = 9;             // problem.height
+constexpr int WIDTH = 9;              // problem.width
+constexpr int FILTERS = 16;           // problem.filters
+constexpr bool HAS_BIAS = false;      // problem.bias
+constexpr bool HAS_RESIDUAL = false;  // problem.residual
+constexpr bool HAS_RELU = false;      // problem.relu
+#endif
+
 #include "common/epilogue.cuh"
 #include "common/hopper.cuh"
 #include "common/ptx.cuh"

@@ -14,6 +14,14 @@
 
 #include "common/ptx.cuh"
 
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+constexpr int BLOCK_TILES = 128;   // config.block_tiles: tiles per CTA
+constexpr int BLOCK_FILTERS = 64;  // config.block_filters: filters per CTA
+constexpr int STAGES = 4;          // config.stages: stages of 16 channels
+constexpr bool SPLIT = false;      // config.split: three TF32 products instead of one fp32 product
+constexpr int GEMM_THREADS = 128;  // config.gemm_threads
+#endif
+
 constexpr int BLOCK_CHANNELS = 16;
 constexpr int SLICE_PITCH = BLOCK_TILES + 4;  // transposing stores of 8 adjacent channels hit 8 different banks
 constexpr int TILE_SLICE = SPLIT ? BLOCK_TILES * BLOCK_CHANNELS : BLOCK_CHANNELS * SLICE_PITCH;

@@ -11,6 +11,10 @@
 #include "conv2d/winograd_stages.cuh"
 #include "conv2d/winograd_gemm.cuh"
 
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+constexpr int BLOCKS_PER_SM = 3;  // config.blocks_per_sm
+#endif
+
 static_assert(STAGE_THREADS == GEMM_THREADS, "one launch, one block size");
 
 struct Roles {  // filled by escalade/ops/conv2d/rungs/winograd.py, in this order

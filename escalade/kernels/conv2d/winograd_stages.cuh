@@ -12,6 +12,22 @@
 #pragma once
 
 #include "common/conv_shape.cuh"
+
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+using Element = float;                 // problem.dtype
+constexpr bool NHWC = false;           // problem.layout == "nhwc"
+constexpr int TILE = 2;                // tiles.tile: outputs per side of a tile
+constexpr int STAGE_THREADS = 128;     // threads
+constexpr int VECTOR = 1;              // config.vector: channels per thread
+constexpr int INPUT_LANES = 4;         // input_lanes: threads along channels
+constexpr int OUTPUT_LANES = 4;        // output_lanes: threads along filters
+constexpr bool WHOLE_CHANNELS = true;  // problem.channels % config.vector == 0
+constexpr bool WHOLE_FILTERS = true;   // problem.filters % config.vector == 0
+constexpr bool HAS_BIAS = false;       // problem.bias
+constexpr bool HAS_RESIDUAL = false;   // problem.residual
+constexpr bool HAS_RELU = false;       // problem.relu
+#endif
+
 #include "common/epilogue.cuh"
 #include "common/winograd.cuh"
 

@@ -2,20 +2,10 @@
 
 from __future__ import annotations
 
-from escalade.device.program import Constant
 from escalade.device.recipe import Argument, Buffer, Ints
 from escalade.ops.conv2d.problem import Conv2dProblem
-from escalade.ops.shared import activation
 
 SHAPES = "common/conv_shape.cuh"
-
-
-def epilogue_constants(problem: Conv2dProblem) -> dict[str, Constant]:
-    return {
-        "HAS_BIAS": problem.bias,
-        "HAS_RESIDUAL": problem.residual,
-        **activation.constants_of(problem),
-    }
 
 
 def shape(problem: Conv2dProblem) -> Ints:

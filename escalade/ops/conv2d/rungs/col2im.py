@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from escalade.device.program import Constant, Program
+from escalade.device.program import Program
 from escalade.device.recipe import Argument, Ints, KernelCall, Recipe
 from escalade.ops.base.accuracy import SPLIT_ROUNDING
 from escalade.ops.base.card import Card
-from escalade.ops.base.dtypes import MULTIPLIED, VECTOR_BYTES, element
+from escalade.ops.base.dtypes import MULTIPLIED, VECTOR_BYTES
 from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.rung import Config, Rung
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.conv2d.rungs import arguments
+from escalade.ops.conv2d.rungs.epilogue import Epilogue
 from escalade.ops.conv2d.rungs.geometry import Geometry
 from escalade.ops.conv2d.rungs.rung import Conv2dRung
 from escalade.ops.conv2d.rungs.tensor_core import product_tolerance
@@ -139,31 +140,22 @@ def launch(
     s: Scatter,
     config: Config,
     card: Card,
-    epilogue: dict[str, Constant],
+    epilogue: Epilogue,
     buffers: tuple[Argument, ...],
 ) -> KernelCall:
     """Return the launch over x, weights, bias and y."""
     assert isinstance(config, Col2imConfig)
-    constants: dict[str, Constant] = {
-        "Element": element(s.dtype),
-        "PRODUCTS": s.products,
-        "TRANSPOSED": s.transposed,
-        "CHANNELS": s.channels,
-        "FILTERS": s.filters,
-        "FILTER_HEIGHT": s.taps[0],
-        "FILTER_WIDTH": s.taps[1],
-        "STRIDE_H": s.stride[0],
-        "STRIDE_W": s.stride[1],
-        "DILATION_H": s.dilation[0],
-        "DILATION_W": s.dilation[1],
-        "BAND": config.band,
-        "DEPTH": DEPTH,
-        "WARPS": WARPS,
-        "BLOCKS_PER_SM": config.together(s, card),
-        **epilogue,
-    }
     return KernelCall(
-        Program.of("conv2d/col2im.cu", "conv2d_col2im", constants),
+        Program.of(
+            "conv2d/col2im.cu",
+            constants=epilogue.activation_constants,
+            epilogue=epilogue,
+            scatter=s,
+            config=config,
+            depth=DEPTH,
+            warps=WARPS,
+            card=card,
+        ),
         (config.grid(s, card), 1, 1),
         (32 * WARPS, 1, 1),
         (*buffers, Ints((s.batch, *s.image, *s.output, *s.padding, config.bands(s)))),
@@ -195,7 +187,7 @@ class Col2im(Conv2dRung):
 
     def recipe(self, problem: Conv2dProblem, config: Config) -> Recipe:
         x, weight, bias, _, y = arguments.tensors()
-        epilogue = arguments.epilogue_constants(problem)
+        epilogue = Epilogue.of(problem)
         return Recipe((launch(Scatter.of(problem), config, self.card, epilogue, (x, weight, bias, y)),))
 
     def tolerance(self, problem: Conv2dProblem, peer_error: float) -> float:

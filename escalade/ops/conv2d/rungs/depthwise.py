@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from escalade.device.program import Constant, Program
+from escalade.device.program import Program
 from escalade.device.recipe import KernelCall, Recipe, WeightsReady
 from escalade.ops.base.card import Card
-from escalade.ops.base.dtypes import VECTOR_BYTES, element
+from escalade.ops.base.dtypes import VECTOR_BYTES
 from escalade.ops.base.grid import blocks, ceil_div
 from escalade.ops.base.rung import Config, Rung
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.conv2d.rungs import arguments
 from escalade.ops.conv2d.rungs.rung import Conv2dRung
+from escalade.ops.shared import activation
 
 WARP = 32
 HELD = 190
@@ -178,29 +179,8 @@ class Depthwise(Conv2dRung[DepthwiseConfig]):
 
     def recipe(self, problem: Conv2dProblem, config: DepthwiseConfig) -> Recipe:
         p = problem
-        constants: dict[str, Constant] = {
-            "Element": element(p.dtype),
-            "NHWC": p.layout == "nhwc",
-            "IMAGE_CHANNELS": p.channels,
-            "MULTIPLIER": p.group_filters,
-            "X_STEP": p.x_pitch or p.channels,
-            "Y_STEP": p.y_pitch or p.filters,
-            "FILTER_HEIGHT": p.filter_height,
-            "FILTER_WIDTH": p.filter_width,
-            "STRIDE_H": p.stride[0],
-            "STRIDE_W": p.stride[1],
-            "DILATION_H": p.dilation[0],
-            "DILATION_W": p.dilation[1],
-            "VECTOR": config.vector,
-            "STRIP": config.strip,
-            "ROWS": config.rows,
-            "LANES": config.lanes,
-            "THREADS": config.threads,
-            "PHASES": config.phases,
-            **arguments.epilogue_constants(p),
-        }
         call = KernelCall(
-            Program.of("conv2d/depthwise.cu", "conv2d_depthwise", constants),
+            Program.of("conv2d/depthwise.cu", constants=activation.constants_of(p), problem=p, config=config),
             (config.blocks(p), 1, 1),
             (config.threads, 1, 1),
             (*arguments.tensors(), arguments.shape(p), WeightsReady(("weight", "bias"))),

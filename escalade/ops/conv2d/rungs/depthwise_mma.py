@@ -7,17 +7,17 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
 from escalade.device.architecture import WITH_WGMMA
-from escalade.device.program import Constant, Program
+from escalade.device.program import Program
 from escalade.device.recipe import Buffer, KernelCall, Recipe, TiledMap, WeightsReady
 from escalade.ops.base.card import RESERVED_SHARED, Card
-from escalade.ops.base.dtypes import VECTOR_BYTES, element
+from escalade.ops.base.dtypes import VECTOR_BYTES
 from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.rung import Config, Rung
 from escalade.ops.conv2d.problem import Conv2dProblem
-from escalade.ops.conv2d.rungs import arguments
 from escalade.ops.conv2d.rungs.depthwise import overlapped
 from escalade.ops.conv2d.rungs.depthwise_tiles import Tiles
 from escalade.ops.conv2d.rungs.rung import Conv2dRung
+from escalade.ops.shared import activation
 
 DTYPES = ("fp16", "bf16")
 OUTPUTS, DEPTH = 8, 16
@@ -218,31 +218,17 @@ class DepthwiseMma(Conv2dRung[DepthwiseMmaConfig]):
     def recipe(self, problem: Conv2dProblem, config: DepthwiseMmaConfig) -> Recipe:
         p, tiling = problem, _Tiling(problem, config, self.card)
         threads = tiling.warps * 32
-        constants: dict[str, Constant] = {
-            "Element": element(p.dtype),
-            "CHANNELS": p.channels,
-            "CHANNEL_BLOCKS": tiling.channel_blocks,
-            "FILTER_HEIGHT": p.filter_height,
-            "FILTER_WIDTH": p.filter_width,
-            "DILATION_H": p.dilation[0],
-            "DILATION_W": p.dilation[1],
-            "PAD_H": p.padding[0],
-            "PAD_W": p.padding[1],
-            "CHANNELS_OF_BLOCK": config.channels,
-            "TOGETHER": TOGETHER,
-            "ROWS": config.rows,
-            "TILE_IMAGES": config.images,
-            "TILE_ROWS": config.tile_rows,
-            "TILE_COLUMNS": config.tile_columns,
-            "TILES_DOWN": tiling.grid[0],
-            "TILES_ACROSS": tiling.grid[1],
-            "THREADS": threads,
-            "BLOCKS_PER_SM": config.blocks_per_sm,
-            **arguments.epilogue_constants(p),
-        }
         x_size, y_size = (p.height, p.width), (p.output_height, p.output_width)
         call = KernelCall(
-            Program.of("conv2d/depthwise_mma.cu", "conv2d_depthwise_mma", constants),
+            Program.of(
+                "conv2d/depthwise_mma.cu",
+                constants=activation.constants_of(p),
+                problem=p,
+                tiling=tiling,
+                config=config,
+                together=TOGETHER,
+                threads=threads,
+            ),
             (tiling.channel_blocks * tiling.workers, 1, 1),
             (threads, 1, 1),
             (

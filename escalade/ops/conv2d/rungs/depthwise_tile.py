@@ -9,10 +9,10 @@ from functools import cached_property, lru_cache
 from math import log2
 
 from escalade.device.architecture import WITH_WGMMA
-from escalade.device.program import Constant, Program
+from escalade.device.program import Program
 from escalade.device.recipe import Buffer, KernelCall, Recipe, TiledMap, WeightsReady
 from escalade.ops.base.card import RESERVED_SHARED, Card
-from escalade.ops.base.dtypes import VECTOR_BYTES, element
+from escalade.ops.base.dtypes import VECTOR_BYTES
 from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.rung import Config, Rung
 from escalade.ops.conv2d.problem import Conv2dProblem
@@ -20,6 +20,7 @@ from escalade.ops.conv2d.rungs import arguments
 from escalade.ops.conv2d.rungs.depthwise import overlapped
 from escalade.ops.conv2d.rungs.depthwise_tiles import Tiles
 from escalade.ops.conv2d.rungs.rung import Conv2dRung
+from escalade.ops.shared import activation
 
 WARP = 32
 BOX = 256
@@ -393,35 +394,6 @@ class DepthwiseTile(Conv2dRung[TileConfig]):
 
     def recipe(self, problem: Conv2dProblem, config: TileConfig) -> Recipe:
         p, tiling = problem, _Tiling(problem, config, self.card)
-        constants: dict[str, Constant] = {
-            "Element": element(p.dtype),
-            "CHANNELS": p.channels,
-            "CHANNEL_BLOCKS": tiling.channel_blocks,
-            "Y_STEP": p.y_pitch or p.channels,
-            "FILTER_HEIGHT": p.filter_height,
-            "FILTER_WIDTH": p.filter_width,
-            "STRIDE_H": p.stride[0],
-            "STRIDE_W": p.stride[1],
-            "DILATION_H": p.dilation[0],
-            "DILATION_W": p.dilation[1],
-            "PAD_H": p.padding[0],
-            "PAD_W": p.padding[1],
-            "VECTOR": config.vector,
-            "STRIP": config.strip,
-            "ROWS": config.rows,
-            "BLOCK_CHANNELS": config.channels,
-            "TILE_IMAGES": config.images,
-            "TILE_ROWS": config.tile_rows,
-            "TILE_COLUMNS": config.tile_columns,
-            "OUTPUT_HEIGHT": p.output_height,
-            "OUTPUT_WIDTH": p.output_width,
-            "TILES_DOWN": tiling.grid[0],
-            "TILES_ACROSS": tiling.grid[1],
-            "STAGES": config.stages,
-            "THREADS": tiling.threads,
-            "BLOCKS_PER_SM": config.blocks_per_sm,
-            **arguments.epilogue_constants(p),
-        }
         pixel = (p.x_pitch or p.channels) * p.element_bytes
         x_map = TiledMap(
             Buffer("x"), "fp32" if p.dtype == "tf32" else p.dtype, (p.channels, p.width, p.height, p.batch),
@@ -430,7 +402,13 @@ class DepthwiseTile(Conv2dRung[TileConfig]):
         )  # fmt: skip
         _, weight, bias, residual, y = arguments.tensors()
         call = KernelCall(
-            Program.of("conv2d/depthwise_tile.cu", "conv2d_depthwise_tile", constants),
+            Program.of(
+                "conv2d/depthwise_tile.cu",
+                constants=activation.constants_of(p),
+                problem=p,
+                tiling=tiling,
+                config=config,
+            ),
             (tiling.channel_blocks * tiling.workers, 1, 1),
             (tiling.threads, 1, 1),
             (x_map, weight, bias, residual, y, p.batch, tiling.tiles, WeightsReady(("weight", "bias"))),

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from escalade.device.program import Constant, Macro, Program
+from escalade.device.program import Program
 from escalade.device.recipe import Buffer, ConstantCopy, KernelCall, Recipe
-from escalade.ops.base.dtypes import element
 from escalade.ops.base.rung import Rung, ThreadsConfig
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.conv2d.rungs import arguments
@@ -124,7 +123,15 @@ class Tiled(Conv2dRung[DirectConfig]):
         return ENDS_US + problem.flops / self.card.rates.fp32
 
     def recipe(self, problem: Conv2dProblem, config: DirectConfig) -> Recipe:
-        program = Program.of("conv2d/direct_tiled.cu", "conv2d_direct_tiled", _constants(problem, config))
+        shape = tile(problem, config)
+        program = Program.of(
+            "conv2d/direct_tiled.cu",
+            constants=activation.constants_of(problem),
+            problem=problem,
+            config=config,
+            shape=shape,
+            weights=WEIGHTS[config.weights],
+        )
         copies = []
         if config.weights == "constant":
             size = problem.element_bytes
@@ -138,7 +145,7 @@ class Tiled(Conv2dRung[DirectConfig]):
             (config.blocks(problem), 1, 1),
             (config.threads, 1, 1),
             (*arguments.tensors(), arguments.shape(problem)),
-            shared_bytes=tile(problem, config).shared_bytes,
+            shared_bytes=shape.shared_bytes,
             overlap=True,
         )
         return Recipe((*copies, call))
@@ -160,50 +167,6 @@ class Tiled(Conv2dRung[DirectConfig]):
         for idea in self.ideas:
             config = replace(config, **IDEAS.get(idea, {}))  # type: ignore[arg-type]
         return config
-
-
-def _constants(problem: Conv2dProblem, config: DirectConfig) -> dict[str, Constant]:
-    p, shape = problem, tile(problem, config)
-    constant = config.weights == "constant"
-    return {
-        "Element": element(p.dtype),
-        "NHWC": p.layout == "nhwc",
-        **arguments.epilogue_constants(p),
-        "FILTER_HEIGHT": p.filter_height,
-        "FILTER_WIDTH": p.filter_width,
-        "STRIDE_H": p.stride[0],
-        "STRIDE_W": p.stride[1],
-        "DILATION_H": p.dilation[0],
-        "DILATION_W": p.dilation[1],
-        "TILE_IMAGES": config.images,
-        "TILE_ROWS": config.rows,
-        "TILE_COLUMNS": config.columns,
-        "CHUNK": config.chunk,
-        "RUN": config.run,
-        "RUNS": config.runs,
-        "OUTPUTS_K": config.outputs_k,
-        "PIXEL_THREADS": config.pixel_threads,
-        "FILTER_THREADS": config.filter_threads,
-        "INPUT_TILE": config.input_tile,
-        "WEIGHTS": WEIGHTS[config.weights],
-        "X_PITCH": shape.pitch,
-        "X_PLANE": shape.plane,
-        "X_MARGIN": shape.margin,
-        "X_VECTOR": shape.x_vector,
-        "W_VECTOR": shape.w_vector,
-        "Y_VECTOR": shape.y_vector,
-        "FILTER_VECTOR": shape.filter_vector,
-        "WINDOW_VECTOR": shape.window_vector,
-        "SLIDING": shape.sliding,
-        "UNROLL_ROWS": shape.unroll_rows,
-        "UNROLL_COLUMNS": shape.unroll_columns,
-        "RESTRICT": Macro("__restrict__" if config.restrict else ""),
-        # Compile-time constants only where constant memory needs them.
-        "CHANNELS": p.channels if constant else 1,
-        "FILTERS": p.filters if constant else 1,
-        "CONSTANT_WEIGHT_COUNT": p.weight_elements if constant else 1,
-        "CONSTANT_BIAS_COUNT": p.filters if constant and p.bias else 1,
-    }
 
 
 _BLOCKED = ("input_tile", "weight_tile", "padded_tile", "vector_loads", "register_blocking")

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from escalade.device.program import Constant, Type
+from escalade.device.program import Constant
 from escalade.device.recipe import Ints
-from escalade.ops.base.dtypes import element
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.shared import activation
 
@@ -46,15 +45,5 @@ class Epilogue:
         return self.residual or self.mask
 
     @property
-    def flags(self) -> dict[str, Constant]:
-        return {
-            "HAS_BIAS": self.bias,
-            "HAS_RESIDUAL": self.residual,
-            **activation.constants(self.relu, self.activation, self.output),
-            "HAS_MASK": self.mask,
-        }
-
-    def constants(self, dtype: str) -> dict[str, Constant]:
-        """Return the constants of a kernel with products of `dtype`."""
-        output = element(self.output)
-        return {"Output": output, "Bias": Type("float") if dtype == "fp8" else output, **self.flags}
+    def activation_constants(self) -> dict[str, Constant]:
+        return activation.constants(self.relu, self.activation, self.output)

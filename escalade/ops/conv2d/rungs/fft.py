@@ -12,14 +12,13 @@ from dataclasses import dataclass
 from math import ceil, prod
 from typing import TypeVar
 
-from escalade.device.program import Constant, Program
+from escalade.device.program import Program
 from escalade.device.recipe import Buffer, Ints, KernelCall, Recipe, Workspace
 from escalade.ops.base.card import H200, Card
-from escalade.ops.base.dtypes import element
 from escalade.ops.base.rung import Config, Rung
 from escalade.ops.conv2d.problem import Conv2dProblem
-from escalade.ops.conv2d.rungs.arguments import epilogue_constants
 from escalade.ops.conv2d.rungs.rung import Conv2dRung
+from escalade.ops.shared import activation
 
 TILES = (16, 24, 32, 40, 48, 64, 72, 80, 96, 128)
 """8 x 2, 3, 4, 5, 6, 8, 9, 10, 12, 16: a thread transforms the second factor in registers."""
@@ -191,19 +190,13 @@ def _transform_configs(tilings: list[Tiling]) -> Iterator[TransformConfig]:
 
 
 def _transform(
-    problem: Conv2dProblem, config: TransformConfig, kernel: str, planes: int, constants: dict[str, Constant],
-    *arguments: Buffer | Ints, weights_only: bool = False,
+    problem: Conv2dProblem, config: TransformConfig, kernel: str, planes: int,
+    *arguments: Buffer | Ints, weights_only: bool = False, **scope: bool | float,
 ) -> KernelCall:  # fmt: skip
     """Return the launch of a kernel that transforms `planes` tiles."""
-    chosen: dict[str, Constant] = {
-        "TILE": config.tile,
-        "PLANES": config.planes,
-        "THREADS": config.threads,
-        "NHWC": problem.layout == "nhwc",
-        "Element": element(problem.dtype),
-    }
+    finishing = {} if kernel == "fft_forward" else activation.constants_of(problem)
     return KernelCall(
-        Program.of(f"conv2d/{kernel}.cu", f"conv2d_{kernel}", chosen | constants),
+        Program.of(f"conv2d/{kernel}.cu", constants=finishing, problem=problem, config=config, **scope),
         (ceil(planes / config.planes), 1, 1),
         (config.threads, 1, 1),
         arguments,
@@ -217,10 +210,9 @@ def _filter_transform(problem: Conv2dProblem, config: TransformConfig) -> Kernel
     p = problem
     planes = p.filters * p.group_channels
     filters = Ints((planes, p.group_channels, p.filter_height, p.filter_width, 0, 0, 1, 1, 0, 0, 0))
-    scale: dict[str, Constant] = {"SCALE": 0.25 / config.tile**2}
     return _transform(
-        p, config, "fft_forward", planes, scale,
-        Buffer("weight"), Buffer("filter_spectra"), filters, weights_only=True,
+        p, config, "fft_forward", planes, Buffer("weight"), Buffer("filter_spectra"), filters,
+        weights_only=True, scale=0.25 / config.tile**2,
     )  # fmt: skip
 
 
@@ -315,15 +307,14 @@ def _steps(
     """Return forward transform, product and inverse transform of some tiles."""
     depthwise = _depthwise(problem)
     forward = _transform(
-        problem, config, "fft_forward", tiles * problem.channels, {"SCALE": 1.0},
-        Buffer("x"), Buffer("input_spectra"), tiling.input_planes(problem, first, tiles),
+        problem, config, "fft_forward", tiles * problem.channels,
+        Buffer("x"), Buffer("input_spectra"), tiling.input_planes(problem, first, tiles), scale=1.0,
     )  # fmt: skip
     inverse = _transform(
         problem, config, "fft_inverse", tiles * problem.filters,
-        epilogue_constants(problem) | {"DEPTHWISE": depthwise},
         Buffer("input_spectra" if depthwise else "output_spectra"), Buffer("filter_spectra"),
         Buffer("bias", optional=True), Buffer("residual", optional=True), Buffer("y"),
-        tiling.output_planes(problem, first, tiles),
+        tiling.output_planes(problem, first, tiles), depthwise=depthwise,
     )  # fmt: skip
     if depthwise:
         return [forward, inverse]
@@ -331,20 +322,11 @@ def _steps(
 
 
 def _product(problem: Conv2dProblem, config: FftConfig, tiling: Tiling, tiles: int) -> KernelCall:
-    constants: dict[str, Constant] = {
-        "FREQUENCIES": tiling.frequencies,
-        "THREAD_TILES": config.thread_tiles,
-        "THREAD_FILTERS": config.thread_filters,
-        "TILE_WARPS": config.tile_warps,
-        "FILTER_WARPS": config.filter_warps,
-        "STAGES": config.stages,
-        "STEP_CHANNELS": _STEP_CHANNELS,
-    }
     block_tiles = config.thread_tiles * config.tile_warps
     block_filters = config.thread_filters * config.filter_warps
     blocks = ceil(tiling.frequencies / 32) * ceil(tiles / block_tiles) * ceil(problem.filters / block_filters)
     return KernelCall(
-        Program.of("conv2d/fft_product.cu", "conv2d_fft_product", constants),
+        Program.of("conv2d/fft_product.cu", config=config, tiling=tiling, step_channels=_STEP_CHANNELS),
         (blocks, 1, 1),
         (32 * config.tile_warps * config.filter_warps, 1, 1),
         (
@@ -374,7 +356,7 @@ class FftFused(_FftRung[TransformConfig]):
             tiles = min(chunk, total - first)
             steps.append(
                 _transform(
-                    problem, config, "fft_depthwise", tiles * problem.channels, epilogue_constants(problem),
+                    problem, config, "fft_depthwise", tiles * problem.channels,
                     Buffer("x"), Buffer("filter_spectra"), Buffer("bias", optional=True),
                     Buffer("residual", optional=True), Buffer("y"),
                     tiling.input_planes(problem, first, tiles), tiling.output_planes(problem, first, tiles),

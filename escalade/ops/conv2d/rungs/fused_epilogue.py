@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from escalade.device.architecture import WITH_FP8
-from escalade.device.program import Macro, Program, Type
+from escalade.device.program import Macro, Program
 from escalade.device.recipe import (
     Buffer,
     KernelCall,
@@ -14,7 +14,6 @@ from escalade.device.recipe import (
     WeightsReady,
     Workspace,
 )
-from escalade.ops.base.dtypes import element
 from escalade.ops.base.rung import Rung
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.conv2d.rungs import arguments
@@ -22,6 +21,7 @@ from escalade.ops.conv2d.rungs.mma_config import MmaConfig, Operands, best_first
 from escalade.ops.conv2d.rungs.preparation import prepare
 from escalade.ops.conv2d.rungs.rung import Conv2dRung, unsupported_reach
 from escalade.ops.conv2d.rungs.tensor_core import product_tolerance, unsupported
+from escalade.ops.shared import activation
 
 FUSED_CONFIGS = (
     MmaConfig(256, 128, 64, 4, 2, 4, 1),
@@ -135,21 +135,19 @@ class FusedEpilogue(Conv2dRung[MmaConfig]):
         operands = Operands.stored(problem)
         prepared = prepare(operands)
         tiles = config.grid(problem)[0]
-        output = element(problem.stored)
-        constants = {
-            **operands.constants(config, output),
-            "Bias": Type("float") if problem.dtype == "fp8" else output,
-            "STAGES": config.stages,
-            "BLOCKS_PER_SM": config.blocks_per_sm,
-            "SPLITS": config.splits,
-            "PRODUCTS": self.products,
-            "Y_PITCH": problem.y_pitch,
-            **({"X_PITCH": Macro(str(problem.x_pitch))} if problem.x_pitch else {}),
-            "FILTERS_ALIGNED": problem.group_filters * problem.element_bytes % 16 == 0,
-            **arguments.epilogue_constants(problem),
-        }
+        switches = operands.switches(config)
+        if problem.x_pitch:
+            switches["X_PITCH"] = Macro(str(problem.x_pitch))
+        program = Program.of(
+            "conv2d/fused_epilogue.cu",
+            constants=switches | activation.constants_of(problem),
+            problem=problem,
+            operands=operands,
+            config=config,
+            products=self.products,
+        )
         product = KernelCall(
-            Program.of("conv2d/fused_epilogue.cu", "conv2d_fused_epilogue", constants),
+            program,
             config.grid(problem),
             (config.threads, 1, 1),
             (

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from escalade.device.program import Constant, Program
+from escalade.device.program import Program
 from escalade.device.recipe import Buffer, KernelCall, Recipe, Workspace
-from escalade.ops.base.dtypes import element
 from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.rung import Config, Rung
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.conv2d.rungs import arguments
 from escalade.ops.conv2d.rungs.rung import Conv2dRung
+from escalade.ops.shared import activation
 
 
 @dataclass(frozen=True)
@@ -55,24 +55,23 @@ class Im2colGemm(Conv2dRung[Im2colConfig]):
 def _im2col_steps(chunk: Conv2dProblem, first_image: int) -> list[KernelCall]:
     """Return the three launches for `chunk`, which starts at image `first_image`."""
     p = chunk
-    types: dict[str, Constant] = {"Element": element(p.dtype)}
     depth = p.channels * p.taps
     image_bytes = p.channels * p.height * p.width * p.element_bytes
     offset = first_image * p.filters * p.output_height * p.output_width * p.element_bytes
     im2col = KernelCall(
-        Program.of("conv2d/gemm_im2col.cu", "conv2d_gemm_im2col", types),
+        Program.of("conv2d/gemm_im2col.cu", problem=p),
         (ceil_div(p.output_pixels * p.channels, 256), 1, 1),
         (256, 1, 1),
         (Buffer("x", first_image * image_bytes), Buffer("columns"), arguments.shape(p)),
     )
     gemm = KernelCall(
-        Program.of("conv2d/gemm.cu", "conv2d_gemm", types),
+        Program.of("conv2d/gemm.cu", problem=p),
         (ceil_div(p.filters, 64) * ceil_div(p.output_pixels, 64), 1, 1),
         (256, 1, 1),
         (Buffer("weight"), Buffer("columns"), Buffer("product"), p.filters, p.output_pixels, depth),
     )
     permute = KernelCall(
-        Program.of("conv2d/gemm_permute.cu", "conv2d_gemm_permute", types | arguments.epilogue_constants(p)),
+        Program.of("conv2d/gemm_permute.cu", constants=activation.constants_of(p), problem=p),
         (ceil_div(p.output_elements, 256), 1, 1),
         (256, 1, 1),
         (

@@ -6,16 +6,17 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from math import lcm
 
-from escalade.device.program import Constant, Program
+from escalade.device.program import Program
 from escalade.device.recipe import KernelCall, Recipe, WeightsReady
 from escalade.ops.base.card import MIN_SHARED, RESERVED_SHARED, Card
-from escalade.ops.base.dtypes import MULTIPLIED, element
+from escalade.ops.base.dtypes import MULTIPLIED
 from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.rung import Config, Rung
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.conv2d.rungs import arguments
 from escalade.ops.conv2d.rungs.rung import Conv2dRung
 from escalade.ops.conv2d.rungs.tensor_core import product_tolerance
+from escalade.ops.shared import activation
 
 UNIT_BYTES = 16
 """Bytes of channels copied and multiplied together."""
@@ -314,32 +315,15 @@ class Grouped(Conv2dRung[GroupedConfig]):
 
     def recipe(self, problem: Conv2dProblem, config: GroupedConfig) -> Recipe:
         p, tiling = problem, _Tiling(problem, config, self.card)
-        constants: dict[str, Constant] = {
-            "Element": element(p.dtype),
-            "FILTER_HEIGHT": p.filter_height,
-            "FILTER_WIDTH": p.filter_width,
-            "STRIDE_H": p.stride[0],
-            "STRIDE_W": p.stride[1],
-            "DILATION_H": p.dilation[0],
-            "DILATION_W": p.dilation[1],
-            "GROUP_CHANNELS": p.group_channels,
-            "GROUP_FILTERS": p.group_filters,
-            "BUNDLE": tiling.bundle.groups,
-            "BUNDLES": config.bundles,
-            "BUNDLES_ALIGNED": p.groups % (tiling.bundle.groups * config.bundles) == 0,
-            "WARPS_M": config.warps_m,
-            "TILES_M": config.tiles_m,
-            "TILE_IMAGES": config.images,
-            "TILE_ROWS": config.rows,
-            "TILE_COLUMNS": config.columns,
-            "PITCH": config.pitch,
-            "REGISTER_WEIGHTS": tiling.register_weights,
-            "BLOCKS_PER_SM": config.blocks_per_sm,
-            "PRODUCTS": _products(p),
-            **arguments.epilogue_constants(p),
-        }
         call = KernelCall(
-            Program.of("conv2d/grouped.cu", "conv2d_grouped", constants),
+            Program.of(
+                "conv2d/grouped.cu",
+                constants=activation.constants_of(p),
+                problem=p,
+                tiling=tiling,
+                config=config,
+                products=_products(p),
+            ),
             (tiling.channel_blocks * tiling.workers, 1, 1),
             (config.warps * 32, 1, 1),
             (*arguments.tensors(), arguments.shape(p), WeightsReady()),

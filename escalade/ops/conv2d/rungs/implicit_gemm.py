@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from escalade.device.program import Constant, Program
+from escalade.device.program import Program
 from escalade.device.recipe import KernelCall, Recipe
 from escalade.ops.base.card import Card
 from escalade.ops.base.grid import ceil_div
@@ -12,6 +12,7 @@ from escalade.ops.base.rung import Config, Rung
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.conv2d.rungs import arguments
 from escalade.ops.conv2d.rungs.rung import Conv2dRung, unsupported_reach
+from escalade.ops.shared import activation
 
 MULTIPLY_ADDS = 88
 """Multiply-adds per clock and SM: ladders measured 42 of 60 TFLOP/s, where the hardware has 128."""
@@ -102,23 +103,15 @@ class ImplicitGemm(Conv2dRung[ImplicitGemmConfig]):
 
     def recipe(self, problem: Conv2dProblem, config: ImplicitGemmConfig) -> Recipe:
         p, nhwc = problem, problem.layout == "nhwc"
-        constants: dict[str, Constant] = {
-            "NHWC": nhwc,
-            "FILTER_HEIGHT": p.filter_height,
-            "FILTER_WIDTH": p.filter_width,
-            "PARTIAL_CHANNELS": p.channels if nhwc and p.channels % config.tile_k else 0,
-            "OUTPUT_ALIGNED": (p.filters if nhwc else p.output_height * p.output_width) % 4 == 0,
-            "TILE_M": config.tile_m,
-            "TILE_N": config.tile_n,
-            "TILE_K": config.tile_k,
-            "THREAD_M": config.thread_m,
-            "THREAD_N": config.thread_n,
-            "STAGES": config.stages,
-            "BLOCKS_PER_SM": config.blocks_per_sm,
-            **arguments.epilogue_constants(p),
-        }
         call = KernelCall(
-            Program.of("conv2d/implicit_gemm.cu", "conv2d_implicit_gemm", constants),
+            Program.of(
+                "conv2d/implicit_gemm.cu",
+                constants=activation.constants_of(p),
+                problem=p,
+                config=config,
+                nhwc=nhwc,
+                output_aligned=(p.filters if nhwc else p.output_height * p.output_width) % 4 == 0,
+            ),
             (ceil_div(p.output_pixels, config.tile_m) * ceil_div(p.filters, config.tile_n), 1, 1),
             (config.threads, 1, 1),
             (*arguments.tensors(), arguments.shape(p)),

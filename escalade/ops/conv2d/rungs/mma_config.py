@@ -140,27 +140,24 @@ class Operands:
     def copy_bytes(self) -> int:
         return 16 if self.channels * self.element_bytes % 16 == 0 else 8
 
-    def constants(self, config: MmaConfig, output: Type) -> dict[str, Constant]:
-        """Return the constants shared by the tensor-core kernels."""
-        tile_k = config.row_bytes // self.element_bytes
+    def tile_k(self, config: MmaConfig) -> int:
+        """Return the elements of k per tile."""
+        return config.row_bytes // self.element_bytes
+
+    def partial_channels(self, config: MmaConfig) -> int:
+        """Return the channels if the last k-tile of a tap is not full, else 0."""
+        return self.channels if self.channels % self.tile_k(config) else 0
+
+    def partial_shortcut(self, config: MmaConfig) -> bool:
+        """Return True if the last k-tile of the shortcut is not full."""
+        return self.problem.shortcut_channels % self.tile_k(config) != 0
+
+    def switches(self, config: MmaConfig) -> dict[str, Constant]:
+        """Return the preprocessor switches of the tensor-core kernels."""
         switches: dict[str, Constant] = {"COPY_THROUGH_L1": Macro("")} if config.through_l1 else {}
         if self.problem.groups > 1:
             switches["GROUPED"] = Macro("")
-        return switches | {
-            "Element": self.element,
-            "Output": output,
-            "FILTER_HEIGHT": self.problem.filter_height,
-            "FILTER_WIDTH": self.problem.filter_width,
-            "COPY_BYTES": self.copy_bytes,
-            "PARTIAL_CHANNELS": self.channels if self.channels % tile_k else 0,
-            "SHORTCUT": self.problem.shortcut_channels > 0,
-            "SHORTCUT_PARTIAL": self.problem.shortcut_channels % tile_k != 0,
-            "TILE_M": config.tile_m,
-            "TILE_N": config.tile_n,
-            "TILE_K": tile_k,
-            "WARPS_M": config.warps_m,
-            "WARPS_N": config.warps_n,
-        }
+        return switches
 
 
 def best_first(

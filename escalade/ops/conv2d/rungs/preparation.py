@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from escalade.device.program import Constant, Program, Type
+from escalade.device.program import Program, Type
 from escalade.device.recipe import Buffer, Int64, KernelCall, Workspace
 from escalade.ops.base.dtypes import element
 from escalade.ops.base.grid import ceil_div
@@ -46,30 +46,28 @@ class Conversion:
     rounded: bool = False
     raised: bool = False
     """True to compensate for the truncation of the other operand, as described in `prepare_for_copies`."""
+    prefix: str = "converted"
 
     @property
     def name(self) -> str:
-        return f"converted_{self.source}"
+        return f"{self.prefix}_{self.source}"
 
     @property
     def workspace(self) -> Workspace:
         return Workspace(self.name, self.rows * self.target_channels * self.target_bytes)
 
     @property
+    def factor(self) -> float:
+        return 1 + CUT_OFF if self.raised else 1.0
+
+    @property
     def step(self) -> KernelCall:
-        constants: dict[str, Constant] = {
-            "Source": self.element,
-            "Target": self.target,
-            "CHANNELS_ALIGNED": self.channels % 4 == 0 and self.channels == self.target_channels,
-            "ROUNDED": self.rounded,
-            "FACTOR": 1 + CUT_OFF if self.raised else 1.0,
-        }
         return KernelCall(
-            Program.of("conv2d/convert.cu", "conv2d_convert", constants),
+            Program.of("conv2d/convert.cu", conversion=self),
             (ceil_div(self.rows * self.target_channels // 4, 256), 1, 1),
             (256, 1, 1),
             (Buffer(self.source), Buffer(self.name), Int64(self.rows), self.channels, self.target_channels),
-            weights_only=self.source != "x",
+            weights_only=self.source not in ("x", "shortcut"),
             overlap=True,
         )
 

@@ -7,16 +7,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from escalade.device.program import Constant, Program
+from escalade.device.program import Program
 from escalade.device.recipe import Buffer, KernelCall, Recipe, Workspace
 from escalade.ops.base.card import MIN_SHARED, RESERVED_SHARED, Card
-from escalade.ops.base.dtypes import MULTIPLIED, VECTOR_BYTES, element
+from escalade.ops.base.dtypes import MULTIPLIED, VECTOR_BYTES
 from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.rung import Config, Rung
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.conv2d.rungs import arguments
 from escalade.ops.conv2d.rungs.rung import Conv2dRung
 from escalade.ops.conv2d.rungs.tensor_core import product_tolerance
+from escalade.ops.shared import activation
 
 WARPS = 4
 LANE_BYTES, STEP_BYTES = 8, 32
@@ -252,40 +253,10 @@ class Ragged(Conv2dRung[RaggedConfig]):
     def recipe(self, problem: Conv2dProblem, config: RaggedConfig) -> Recipe:
         p = _flat(problem)
         tiling = _Tiling(p, config)
-        shape: dict[str, Constant] = {
-            "Element": element(p.dtype),
-            "CHANNELS": p.channels,
-            "FILTER_HEIGHT": p.filter_height,
-            "FILTER_WIDTH": p.filter_width,
-            "DILATION_W": p.dilation[1],
-            "GAP": _gap_bytes(p) // p.element_bytes,
-        }
-        constants: dict[str, Constant] = {
-            **shape,
-            "Output": element(p.dtype),
-            "Bias": element(p.dtype),
-            "STRIDE_H": p.stride[0],
-            "STRIDE_W": p.stride[1],
-            "DILATION_H": p.dilation[0],
-            "UNIT": _unit_bytes(p) // p.element_bytes,
-            "X_STEP": p.x_pitch or p.channels,
-            "Y_STEP": p.y_pitch or p.filters,
-            "WARPS": WARPS,
-            "TILES_M": config.tiles_m,
-            "TILES_N": config.tiles_n,
-            "TILE_ROWS": config.rows,
-            "TILE_COLUMNS": config.columns,
-            "BLOCKS_PER_SM": config.blocks_per_sm,
-            "PRODUCTS": _products(p),
-            "FILTERS_ALIGNED": p.filters % (BLOCK_N * config.tiles_n) == 0,
-            "FILTERS_EVEN": p.filters % 2 == 0,
-            "HAS_MASK": False,
-            **arguments.epilogue_constants(p),
-        }
         blocks_n = tiling.filter_blocks * config.tiles_n
         packed = _segments(p)[0] * _steps(p) * blocks_n * 32 * LANE_BYTES
         packing = KernelCall(
-            Program.of("conv2d/ragged_weights.cu", "conv2d_ragged_weights", shape),
+            Program.of("conv2d/ragged_weights.cu", problem=p, gap=_gap_bytes(p) // p.element_bytes),
             (ceil_div(packed // p.element_bytes, 256), 1, 1),
             (256, 1, 1),
             (Buffer("weight"), Buffer("packed_weight"), p.filters, blocks_n),
@@ -293,7 +264,17 @@ class Ragged(Conv2dRung[RaggedConfig]):
             overlap=True,
         )
         product = KernelCall(
-            Program.of("conv2d/ragged.cu", "conv2d_ragged", constants),
+            Program.of(
+                "conv2d/ragged.cu",
+                constants=activation.constants_of(p),
+                problem=p,
+                gap=_gap_bytes(p) // p.element_bytes,
+                unit=_unit_bytes(p) // p.element_bytes,
+                warps=WARPS,
+                config=config,
+                products=_products(p),
+                filters_aligned=p.filters % (BLOCK_N * config.tiles_n) == 0,
+            ),
             (tiling.tiles * tiling.filter_blocks, 1, 1),
             (WARPS * 32, 1, 1),
             (

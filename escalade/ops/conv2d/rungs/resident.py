@@ -8,7 +8,7 @@ from functools import lru_cache
 from escalade.device.program import Constant, Macro, Program
 from escalade.device.recipe import Buffer, KernelCall, Recipe, ReleaseDependents, WeightsReady, Workspace
 from escalade.ops.base.card import MIN_SHARED, RESERVED_SHARED, Card
-from escalade.ops.base.dtypes import VECTOR_BYTES, element
+from escalade.ops.base.dtypes import VECTOR_BYTES
 from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.rung import Config, Rung
 from escalade.ops.conv2d.problem import Conv2dProblem
@@ -16,7 +16,7 @@ from escalade.ops.conv2d.rungs import arguments
 from escalade.ops.conv2d.rungs.activation_costs import SPECIAL_LANES, activation_cost
 from escalade.ops.conv2d.rungs.rung import Conv2dRung
 from escalade.ops.conv2d.rungs.tensor_core import product_tolerance
-from escalade.ops.shared import prologue
+from escalade.ops.shared import activation, prologue
 
 DTYPES = ("fp16", "bf16", "tf32")
 BLOCK_BYTES = 64
@@ -259,28 +259,11 @@ class Resident(Conv2dRung[ResidentConfig]):
 
     def recipe(self, problem: Conv2dProblem, config: ResidentConfig) -> Recipe:
         p, tiling = problem, _Tiling(problem, config)
-        packing: dict[str, Constant] = {
-            "Element": element(p.dtype),
-            "CHANNELS": p.channels,
-            "FILTER_BLOCKS": config.filter_blocks,
-            "DEPTH": config.depth,
-        }
-        constants: dict[str, Constant] = {
-            **packing,
-            **({"STRIDED": Macro("")} if p.stride != (1, 1) else {}),
-            "FILTERS": p.filters,
-            "X_STEP": p.x_pitch or p.channels,
-            "Y_STEP": p.y_pitch or p.filters,
-            "PIXEL_BLOCKS": config.pixel_blocks,
-            "WARPS": config.warps,
-            "BLOCKS_PER_SM": config.blocks_per_sm,
-            **prologue.constants(p),
-            **arguments.epilogue_constants(p),
-        }
         packed = tiling.columns * tiling.weight_bytes
+        strided: dict[str, Constant] = {"STRIDED": Macro("")} if p.stride != (1, 1) else {}
         steps = (
             KernelCall(
-                Program.of("conv2d/resident_weights.cu", "conv2d_resident_weights", packing),
+                Program.of("conv2d/resident_weights.cu", problem=p, config=config),
                 (ceil_div(packed // p.element_bytes, 256), 1, 1),
                 (256, 1, 1),
                 (Buffer("weight"), Buffer("packed_weight"), p.filters, tiling.columns),
@@ -288,7 +271,12 @@ class Resident(Conv2dRung[ResidentConfig]):
                 overlap=True,
             ),
             KernelCall(
-                Program.of("conv2d/resident.cu", "conv2d_resident", constants),
+                Program.of(
+                    "conv2d/resident.cu",
+                    constants=prologue.constants(p) | activation.constants_of(p) | strided,
+                    problem=p,
+                    config=config,
+                ),
                 (tiling.grid(self.card), 1, 1),
                 (config.warps * 32, 1, 1),
                 (

@@ -5,16 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Self
 
-from escalade.device.program import Constant, Program
+from escalade.device.program import Program
 from escalade.device.recipe import Argument, Buffer, Ints, KernelCall, Recipe
 from escalade.ops.base.accuracy import SPLIT_ROUNDING
 from escalade.ops.base.card import MIN_SHARED, Card
-from escalade.ops.base.dtypes import element, full_vector
+from escalade.ops.base.dtypes import full_vector
 from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.naming import spell_pair
 from escalade.ops.base.rung import Config, Rung
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.conv2d.rungs import arguments
+from escalade.ops.conv2d.rungs.epilogue import Epilogue
 from escalade.ops.conv2d.rungs.geometry import Geometry
 from escalade.ops.conv2d.rungs.rung import Conv2dRung
 from escalade.ops.conv2d.rungs.tensor_core import product_tolerance
@@ -176,39 +177,24 @@ def launch(
     w: Bands,
     config: Config,
     card: Card,
-    epilogue: dict[str, Constant],
+    epilogue: Epilogue,
     flipped: bool,
     buffers: tuple[Argument, ...],
     lane: int = 0,
 ) -> KernelCall:
     """Return the launch over x, weights, bias, residual or mask, y, and argmax indices."""
     assert isinstance(config, SkinnyConfig)
-    constants: dict[str, Constant] = {
-        "Element": element(w.dtype),
-        "PRODUCTS": w.products,
-        "FLIPPED": flipped,
-        "CHANNELS": w.channels,
-        "FILTER_HEIGHT": w.taps[0],
-        "FILTER_WIDTH": w.taps[1],
-        "STRIDE_H": w.stride[0],
-        "STRIDE_W": w.stride[1],
-        "DILATION_H": w.dilation[0],
-        "DILATION_W": w.dilation[1],
-        "BAND": config.band,
-        "STEPS": w.steps,
-        "PITCH": w.pitch,
-        "WARPS_M": config.warps_m,
-        "WARPS_N": config.warps_n,
-        "TILES_N": w.tiles_n,
-        "POOL_H": w.pool[0],
-        "POOL_W": w.pool[1],
-        "PLACES": w.places,
-        "BLOCKS_PER_SM": BLOCKS_PER_SM,
-        **epilogue,
-    }
     shape = Ints((w.batch, *w.image, w.filters, *w.output, *w.padding, config.bands(w)))
     return KernelCall(
-        Program.of("conv2d/skinny.cu", "conv2d_skinny", constants),
+        Program.of(
+            "conv2d/skinny.cu",
+            constants=epilogue.activation_constants,
+            epilogue=epilogue,
+            bands=w,
+            flipped=flipped,
+            config=config,
+            blocks_per_sm=BLOCKS_PER_SM,
+        ),
         (config.grid(w, card), config.tiles(w), 1),
         (32 * WARPS, 1, 1),
         (*buffers, shape),
@@ -242,7 +228,7 @@ class Skinny(Conv2dRung):
         return microseconds(Bands.of(problem), config, self.card, problem.bytes)
 
     def recipe(self, problem: Conv2dProblem, config: Config) -> Recipe:
-        epilogue = {**arguments.epilogue_constants(problem), "HAS_MASK": False}
+        epilogue = Epilogue.of(problem)
         buffers = (*arguments.tensors(), Buffer("places", optional=True))
         return Recipe((launch(Bands.of(problem), config, self.card, epilogue, False, buffers),))
 

@@ -7,20 +7,19 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from escalade.device.architecture import WITH_WGMMA
-from escalade.device.program import Constant, Program
+from escalade.device.program import Program
 from escalade.device.recipe import Buffer, KernelCall, Recipe, ReleaseDependents, WeightsReady
 from escalade.ops.base.card import HOPPER_SHARED, Card
-from escalade.ops.base.dtypes import element
 from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.rung import Config, Rung
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.conv2d.rungs import arguments
-from escalade.ops.conv2d.rungs.epilogue import Epilogue
 from escalade.ops.conv2d.rungs.preparation import COPY_BYTES, rounded
 from escalade.ops.conv2d.rungs.rung import Conv2dRung
 from escalade.ops.conv2d.rungs.sm90_rung import truncated_tolerance
 from escalade.ops.conv2d.rungs.tma_windows import ROW_BYTES, Windows
 from escalade.ops.conv2d.rungs.window_tiling import MOST_IN_BOX, WIDTHS
+from escalade.ops.shared import activation
 
 MOST_FILTERS = 56
 """Largest number of filters; the rungs with filters as M have tiles of 64."""
@@ -261,28 +260,16 @@ class Narrow(Conv2dRung[NarrowConfig]):
         tiling = _Tiling(p, config.rows, config.columns, config.parts)
         conversions = [rounded("weight", p.filters * p.taps, p.channels)] if p.dtype == "tf32" else []
         weight = Buffer(conversions[0].name if conversions else "weight")
-        constants: dict[str, Constant] = {
-            **Epilogue.of(p).constants(p.dtype),
-            "Element": element(p.dtype),
-            "CHANNELS": p.channels,
-            "FILTERS": p.filters,
-            "FILTERS_ALIGNED": p.filters % EIGHT == 0,
-            "FILTERS_EVEN": p.filters % 2 == 0,
-            "FILTER_HEIGHT": p.filter_height,
-            "FILTER_WIDTH": p.filter_width,
-            "DILATION_H": p.dilation[0],
-            "DILATION_W": p.dilation[1],
-            "WGMMA_N": tiling.width,
-            "PADDED": tiling.padded,
-            "TILE_ROWS": config.rows,
-            "TILE_COLUMNS": config.columns,
-            "CONSUMERS": config.consumers,
-            "STAGES": config.stages,
-            "VECTOR": _vector(p),
-            "Y_STEP": p.y_pitch or p.filters,
-        }
         call = KernelCall(
-            Program.of("conv2d/sm90_narrow.cu", "conv2d_sm90_narrow", constants),
+            Program.of(
+                "conv2d/sm90_narrow.cu",
+                constants=activation.constants_of(p),
+                problem=p,
+                filters_aligned=p.filters % EIGHT == 0,
+                tiling=tiling,
+                config=config,
+                vector=_vector(p),
+            ),
             (min(tiling.tiles, self.card.multiprocessors // config.parts) * config.parts, 1, 1),
             (config.consumers * CONSUMER_THREADS, 1, 1),
             (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from escalade.device.program import Constant, Program
+from escalade.device.program import Program
 from escalade.device.recipe import (
     Buffer,
     Ints,
@@ -17,7 +17,7 @@ from escalade.device.recipe import (
     WeightsReady,
 )
 from escalade.ops.base.card import HOPPER_SHARED, Card
-from escalade.ops.base.dtypes import ELEMENT_BYTES, element
+from escalade.ops.base.dtypes import ELEMENT_BYTES
 from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.naming import spell_pair
 from escalade.ops.base.rung import Config, Rung
@@ -236,32 +236,23 @@ def product(
 
     With several sub-pixel phases, windows and placement are what all of them have in common.
     """
-    wg_pixels, wg_filters = config.warpgroup_tile
-    dtype, output_bytes = windows.dtype, ELEMENT_BYTES[epilogue.output]
-    constants: dict[str, Constant] = {
-        "Element": element(dtype),
-        "WG_PIXELS": wg_pixels,
-        "WG_FILTERS": wg_filters,
-        "SHARE": (PING_PONG, PIXELS, FILTERS, DEPTH).index(config.share),
-        "SWAPPED": config.swapped,
-        "STAGES": config.stages,
-        "BUFFERS": config.buffers,
-        "CLUSTER": config.cluster,
-        "SPLITS": config.splits,
-        "PARTS_APART": config.parts_apart,
-        "PROMOTED": dtype in PROMOTE_K_TILES,
-        "SHORTCUT": shortcut is not None,
-        "PLACED": placement != UNPLACED,
-        "CLASSES": phase_count(phases),
-        "PITCHED": y_pitch > 0,
-        "POOL_H": pool[0],
-        "POOL_W": pool[1],
-        "PLACES": places,
-        "MN_MAJOR": windows.mn_major is not None,
-        "FILTERS_ALIGNED": filters % config.filters == 0,
-        "FILTERS_EVEN": filters % 2 == 0,
-        **epilogue.constants(dtype),
-    }
+    output_bytes = ELEMENT_BYTES[epilogue.output]
+    program = Program.of(
+        "conv2d/sm90_persistent.cu",
+        constants=epilogue.activation_constants,
+        windows=windows,
+        filters=filters,
+        config=config,
+        epilogue=epilogue,
+        share=(PING_PONG, PIXELS, FILTERS, DEPTH).index(config.share),
+        promoted=windows.dtype in PROMOTE_K_TILES,
+        shortcut=shortcut,
+        placed=placement != UNPLACED,
+        phases=phase_count(phases),
+        y_pitch=y_pitch,
+        pool=pool,
+        places=places,
+    )
     pixel_map = windows.pixel_map(Buffer(x), config.pixels)
     weight_map = windows.weight_map(Buffer(weight), filters, config.filters // config.cluster)
     maps: list[TensorMap] = [pixel_map, weight_map]
@@ -287,7 +278,7 @@ def product(
     maps += [panel_map(residual if epilogue.aux else "y"), panel_map("y")]
     group = config.cluster * config.splits
     return KernelCall(
-        Program.of("conv2d/sm90_persistent.cu", "conv2d_sm90_persistent", constants),
+        program,
         (config.clusters(windows.pixels, filters, card, phase_count(phases)) * group, 1, 1),
         (THREADS, 1, 1),
         (

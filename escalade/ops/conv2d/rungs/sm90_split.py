@@ -5,13 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from escalade.device.program import Constant, Program, Type
+from escalade.device.program import Program
 from escalade.device.recipe import Buffer, Int64, Ints, KernelCall, Recipe, TiledMap, Workspace
 from escalade.ops.base.card import Card
+from escalade.ops.base.dtypes import element
 from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.rung import Config, Rung
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.conv2d.rungs.epilogue import UNPLACED
+from escalade.ops.conv2d.rungs.preparation import Conversion
 from escalade.ops.conv2d.rungs.tma_windows import ROW_BYTES, Windows, shortcut_shape
 from escalade.ops.conv2d.rungs.wgmma_conv import WgmmaConv, WgmmaConvRung
 
@@ -122,32 +124,20 @@ def _image(windows: Windows, name: str) -> _Image:
     if channels == windows.channels:
         return _Image(windows, Buffer(name))
     pixels = windows.batch * windows.image[0] * windows.image[1]
-    element = Type("float")
-    constants: dict[str, Constant] = {
-        "Source": element,
-        "Target": element,
-        "CHANNELS_ALIGNED": False,
-        "ROUNDED": False,
-        "FACTOR": 1.0,
-    }
-    call = KernelCall(
-        Program.of("conv2d/convert.cu", "conv2d_convert", constants),
-        (ceil_div(pixels * channels // 4, 256), 1, 1),
-        (256, 1, 1),
-        (Buffer(name), Buffer(f"filled_{name}"), Int64(pixels), windows.channels, channels),
-        overlap=True,
+    conversion = Conversion(
+        name, pixels, windows.channels, channels, element("fp32"), element("fp32"), 4, prefix="filled"
     )
     return _Image(
         replace(windows, channels=channels),
-        Buffer(f"filled_{name}"),
-        (call,),
-        (Workspace(f"filled_{name}", pixels * channels * 4),),
+        Buffer(conversion.name),
+        (conversion.step,),
+        (conversion.workspace,),
     )
 
 
 def _split_weights(conv: WgmmaConv) -> KernelCall:
     return KernelCall(
-        Program.of("conv2d/sm90_split_weights.cu", "conv2d_sm90_split_weights", {"THREADS": PACKING_THREADS}),
+        Program.of("conv2d/sm90_split_weights.cu", threads=PACKING_THREADS),
         (conv.filters, 1, 1),
         (PACKING_THREADS, 1, 1),
         (
@@ -196,22 +186,13 @@ class WgmmaSplit(WgmmaConvRung[SplitConfig]):
         pixels = image.windows.pixel_map(image.buffer, config.pixels)
         shortcut_pixels = shortcut.windows.pixel_map(shortcut.buffer, config.pixels)
         weights = _weight_map(conv, config)
-        constants: dict[str, Constant] = {
-            "TILE_N": config.filters,
-            "WARPGROUPS": config.warpgroups,
-            "STAGES": config.stages,
-            "BLOCKS_PER_SM": config.blocks_per_sm,
-            "COPY_REGISTERS": config.registers[0],
-            "PRODUCT_REGISTERS": config.registers[1],
-            "FILTERS_ALIGNED": conv.filters % config.filters == 0,
-            "FILTERS_EVEN": conv.filters % 2 == 0,
-            "HAS_SHORTCUT": conv.shortcut is not None,
-            "PLACED": conv.placement != UNPLACED,
-            "PITCHED": conv.y_pitch > 0,
-            "SAMPLED": conv.any_magnitude,
-            **conv.epilogue.flags,
-        }
-        program = Program.of("conv2d/sm90_split.cu", "conv2d_sm90_split", constants)
+        program = Program.of(
+            "conv2d/sm90_split.cu",
+            constants=conv.epilogue.activation_constants,
+            conv=conv,
+            config=config,
+            placed=conv.placement != UNPLACED,
+        )
         attempts = tuple(
             KernelCall(
                 program,

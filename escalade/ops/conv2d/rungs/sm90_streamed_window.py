@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
-from escalade.device.program import Constant, Program
+from escalade.device.program import Program
 from escalade.device.recipe import Buffer, KernelCall, Recipe, ReleaseDependents, TiledMap, WeightsReady
 from escalade.ops.base.card import HOPPER_SHARED, Card
 from escalade.ops.base.grid import ceil_div
@@ -234,14 +234,6 @@ class StreamedWindow(WindowRung[StreamedConfig]):
 
     def conv_recipe(self, conv: WgmmaConv, config: StreamedConfig) -> Recipe:
         tiling = _tiling(conv, config)
-        constants: dict[str, Constant] = {
-            **tiling.constants,
-            "WINDOWS": config.windows,
-            "TAP_STAGES": config.tap_stages,
-            "SPLITS": config.splits,
-            "Y_PITCH": conv.y_pitch if config.splits > 1 else 0,  # for stores without TMA
-            "SHORTCUT": conv.shortcut is not None,
-        }
         conversions = _rounded_weights(conv)
         weight, shortcut_weight = (
             Buffer(conversions[name].name if name in conversions else name)
@@ -251,7 +243,12 @@ class StreamedWindow(WindowRung[StreamedConfig]):
         tiles = tiling.tiles * tiling.filter_tiles
         blocks = tiles if config.splits > 1 else min(tiles, self.card.multiprocessors)
         call = KernelCall(
-            Program.of("conv2d/sm90_streamed_window.cu", "conv2d_sm90_streamed_window", constants),
+            Program.of(
+                "conv2d/sm90_streamed_window.cu",
+                constants=conv.epilogue.activation_constants,
+                tiling=tiling,
+                config=config,
+            ),
             (blocks * config.splits, 1, 1),
             (THREADS, 1, 1),
             (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from escalade.device.program import Constant, Program, Type
+from escalade.device.program import Program, Type
 from escalade.device.recipe import Buffer, KernelCall, Recipe
 from escalade.ops.base.card import Card
 from escalade.ops.base.dtypes import element
@@ -15,6 +15,7 @@ from escalade.ops.conv2d.rungs import arguments
 from escalade.ops.conv2d.rungs.preparation import prepare_for_copies
 from escalade.ops.conv2d.rungs.sm90_rung import K_TILE_RATE, PROMOTE_K_TILES, HopperRung, k_tiles_of
 from escalade.ops.conv2d.rungs.tma_windows import ROW_BYTES, Windows
+from escalade.ops.shared import activation
 
 TILE_CYCLES = 2000.0
 """Cycles to fill the pipeline and to store, hidden only by another CTA on the SM."""
@@ -100,23 +101,6 @@ class Wgmma(HopperRung[WgmmaConfig]):
     def recipe(self, problem: Conv2dProblem, config: WgmmaConfig) -> Recipe:
         p, prepared = problem, prepare_for_copies(problem)
         output = element(p.stored)
-        constants: dict[str, Constant] = {
-            "Element": element(p.dtype),
-            "Output": output,
-            "Bias": Type("float") if p.dtype == "fp8" else output,
-            "TILE_M": config.pixels,
-            "TILE_N": config.filters,
-            "WARPGROUPS": config.warpgroups,
-            "STAGES": config.stages,
-            "BLOCKS_PER_SM": config.blocks_per_sm,
-            "PRODUCER_WARPS": config.producer_warps,
-            "PROMOTE_SLABS": PROMOTE_K_TILES.get(p.dtype, 0),
-            "SHORTCUT": p.shortcut_channels > 0,
-            "FILTERS_ALIGNED": p.filters % config.filters == 0,
-            "FILTERS_EVEN": p.filters % 2 == 0,
-            "HAS_MASK": False,
-            **arguments.epilogue_constants(p),
-        }
         windows = Windows.of(prepared.shape)
         maps = (
             windows.pixel_map(prepared.x, config.pixels),
@@ -130,7 +114,15 @@ class Wgmma(HopperRung[WgmmaConfig]):
                 shortcut.weight_map(prepared.shortcut_weight, p.filters, config.filters),
             )
         call = KernelCall(
-            Program.of("conv2d/sm90_wgmma.cu", "conv2d_sm90_wgmma", constants),
+            Program.of(
+                "conv2d/sm90_wgmma.cu",
+                constants=activation.constants_of(p),
+                problem=p,
+                output=output,
+                bias=Type("float") if p.dtype == "fp8" else output,
+                config=config,
+                promote_slabs=PROMOTE_K_TILES.get(p.dtype, 0),
+            ),
             (config.tiles(p), 1, 1),
             (config.threads, 1, 1),
             (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from escalade.device.program import Constant, Program
+from escalade.device.program import Program
 from escalade.device.recipe import Buffer, KernelCall, Recipe, ReleaseDependents, WeightsReady
 from escalade.ops.base.card import HOPPER_SHARED, Card
 from escalade.ops.base.grid import ceil_div
@@ -132,9 +132,9 @@ class Window(WindowRung[WindowConfig]):
 
     def conv_recipe(self, conv: WgmmaConv, config: WindowConfig) -> Recipe:
         tiling = Tiling(conv, config.rows, config.columns)
-        constants: dict[str, Constant] = {**tiling.constants, "STAGES": config.stages}
+        generated = conv.epilogue.activation_constants
         call = KernelCall(
-            Program.of("conv2d/sm90_window.cu", "conv2d_sm90_window", constants),
+            Program.of("conv2d/sm90_window.cu", constants=generated, tiling=tiling, config=config),
             (_blocks(tiling, self.card) * tiling.filter_tiles, 1, 1),
             (THREADS, 1, 1),
             (

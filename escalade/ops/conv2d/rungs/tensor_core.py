@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from escalade.device.program import Constant, Program
+from escalade.device.program import Program
 from escalade.device.recipe import (
     Buffer,
     Int64,
@@ -12,7 +12,6 @@ from escalade.device.recipe import (
     Recipe,
 )
 from escalade.ops.base.accuracy import tf32_tolerance
-from escalade.ops.base.dtypes import element
 from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.rung import Rung
 from escalade.ops.conv2d.problem import Conv2dProblem
@@ -20,6 +19,7 @@ from escalade.ops.conv2d.rungs import arguments
 from escalade.ops.conv2d.rungs.mma_config import MmaConfig, Operands, best_first
 from escalade.ops.conv2d.rungs.preparation import prepare
 from escalade.ops.conv2d.rungs.rung import Conv2dRung, unsupported_reach
+from escalade.ops.shared import activation
 
 PLAIN_CONFIGS = (
     MmaConfig(128, 128, 64, 2, 2, 2, 2),
@@ -54,13 +54,13 @@ def _epilogue(problem: Conv2dProblem) -> KernelCall:
     """Return the launch that finishes accumulators stored in y."""
     widest = 16 // problem.element_bytes
     vector = next(width for width in (widest, 4, 2, 1) if problem.filters % width == 0)
-    constants: dict[str, Constant] = {
-        "Element": element(problem.dtype),
-        "VECTOR": vector,
-        **arguments.epilogue_constants(problem),
-    }
     return KernelCall(
-        Program.of("conv2d/tensor_core_epilogue.cu", "conv2d_tensor_core_epilogue", constants),
+        Program.of(
+            "conv2d/tensor_core_epilogue.cu",
+            constants=activation.constants_of(problem),
+            problem=problem,
+            vector=vector,
+        ),
         (ceil_div(problem.output_elements // vector, 256), 1, 1),
         (256, 1, 1),
         (
@@ -87,10 +87,8 @@ class TensorCore(Conv2dRung[MmaConfig]):
     def recipe(self, problem: Conv2dProblem, config: MmaConfig) -> Recipe:
         operands = self._operands(problem)
         prepared = prepare(operands)
-        output = element(problem.dtype)
-        constants = operands.constants(config, output) | {"FILTERS_EVEN": problem.filters % 2 == 0}
         product = KernelCall(
-            Program.of("conv2d/tensor_core.cu", "conv2d_tensor_core", constants),
+            Program.of("conv2d/tensor_core.cu", problem=problem, operands=operands, config=config),
             config.grid(problem),
             (config.threads, 1, 1),
             (prepared.x, prepared.weight, Buffer("y"), arguments.shape(prepared.shape)),

@@ -7,9 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from escalade.device.program import Constant
 from escalade.device.recipe import Buffer, Ints, TiledMap
-from escalade.ops.base.dtypes import element
 from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.rung import C
 from escalade.ops.conv2d.rungs.epilogue import UNPLACED
@@ -114,25 +112,6 @@ class Tiling:
         assert self.width
         read = (self.width + self.conv.reach[0] * self.window[1] + self.conv.reach[1]) * ROW_BYTES
         return ceil_div(max(read, self.window_bytes), 1024) * 1024
-
-    @property
-    def constants(self) -> dict[str, Constant]:
-        w = self.conv.windows
-        assert self.width
-        return {
-            "Element": element(w.dtype),
-            "FILTER_HEIGHT": w.taps[0],
-            "FILTER_WIDTH": w.taps[1],
-            "DILATION_H": w.dilation[0],
-            "DILATION_W": w.dilation[1],
-            "TILE_ROWS": self.rows,
-            "TILE_COLUMNS": self.columns,
-            "TILE_IMAGES": self.images,
-            "ONE_BOX": self.one_box,
-            "WGMMA_N": self.width,
-            "MN_MAJOR": w.mn_major is not None,
-            **self.conv.epilogue.flags,
-        }
 
     @property
     def window_map(self) -> TiledMap:

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from escalade.device.program import Constant, Program
+from escalade.device.program import Program
 from escalade.device.recipe import Buffer, Ints, KernelCall, Recipe
-from escalade.ops.base.dtypes import element
 from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.rung import C
 from escalade.ops.conv2d.problem import Conv2dProblem
@@ -25,11 +24,10 @@ from escalade.ops.conv2d.rungs.winograd_config import (
     FusedConfig,
     StagedConfig,
     Tiles,
+    TransformStages,
     gemm,
-    gemm_constants,
-    transform_blocks,
-    transform_constants,
 )
+from escalade.ops.shared import activation
 
 ROUNDING = {2: 1.0, 4: 2.5}
 """Factor on the fp32 rounding of a direct sum, by tile: the transforms add and subtract values larger than the result.
@@ -68,14 +66,10 @@ class Winograd(Conv2dRung[C]):
 
     def _filter_transform(self, problem: Conv2dProblem, channels_inside: bool) -> KernelCall:
         tiles = Tiles.of(problem, self.tile)
-        constants: dict[str, Constant] = {
-            "Element": element(problem.dtype),
-            "NHWC": problem.layout == "nhwc",
-            "TILE": self.tile,
-            "CHANNELS_INSIDE": channels_inside,
-        }
         return KernelCall(
-            Program.of("conv2d/winograd_filter.cu", "conv2d_winograd_filter", constants),
+            Program.of(
+                "conv2d/winograd_filter.cu", problem=problem, tile=self.tile, channels_inside=channels_inside
+            ),
             (ceil_div(tiles.channels * tiles.filters, 128), 1, 1),
             (128, 1, 1),
             (Buffer("weight"), Buffer(WEIGHTS), arguments.shape(problem)),
@@ -134,21 +128,21 @@ class Staged(Winograd[StagedConfig]):
     def _chunk(
         self, problem: Conv2dProblem, config: StagedConfig, tiles: Tiles, chunk: Chunk
     ) -> tuple[KernelCall, KernelCall, KernelCall]:
-        constants = transform_constants(problem, config, tiles, self.stage_threads)
+        stage = TransformStages(problem, config, tiles, self.stage_threads)
         geometry = (arguments.shape(problem), tiles.grid(chunk))
-        input_blocks, channel_blocks = transform_blocks(constants, "INPUT_LANES", tiles.channels, chunk.room)
-        output_blocks, filter_blocks = transform_blocks(constants, "OUTPUT_LANES", tiles.filters, chunk.count)
+        input_blocks, channel_blocks = stage.blocks(stage.input_lanes, tiles.channels, chunk.room)
+        output_blocks, filter_blocks = stage.blocks(stage.output_lanes, tiles.filters, chunk.count)
         gemm_blocks, gemm_shape = gemm(config, tiles, chunk)
         return (
             KernelCall(
-                Program.of("conv2d/winograd_input.cu", "conv2d_winograd_input", constants),
+                stage.program("conv2d/winograd_input.cu"),
                 (input_blocks, 1, 1),
                 (self.stage_threads, 1, 1),
                 (Buffer("x"), Buffer(INPUTS), channel_blocks, *geometry),
                 overlap=True,
             ),
             KernelCall(
-                Program.of("conv2d/winograd_gemm.cu", "conv2d_winograd_gemm", gemm_constants(config)),
+                Program.of("conv2d/winograd_gemm.cu", config=config),
                 (gemm_blocks, 1, 1),
                 (config.gemm_threads, 1, 1),
                 (Buffer(INPUTS), Buffer(WEIGHTS), Buffer(PRODUCTS), gemm_shape),
@@ -156,7 +150,7 @@ class Staged(Winograd[StagedConfig]):
                 overlap=True,
             ),
             KernelCall(
-                Program.of("conv2d/winograd_output.cu", "conv2d_winograd_output", constants),
+                stage.program("conv2d/winograd_output.cu"),
                 (output_blocks, 1, 1),
                 (self.stage_threads, 1, 1),
                 (Buffer(PRODUCTS), *arguments.tensors()[2:], filter_blocks, *geometry),
@@ -191,20 +185,13 @@ class Pipelined(Staged):
         def half(name: str, number: int, width: int) -> Buffer:
             return Buffer(name, number % 2 * 4 * tiles.points * chunks[0].room * width)
 
-        constants = {
-            **transform_constants(problem, config, tiles, config.gemm_threads),
-            **gemm_constants(config),
-        }
+        stage = TransformStages(problem, config, tiles, config.gemm_threads)
         next_chunk, chunk_now, last_chunk = chunk(turn), chunk(turn - 1), chunk(turn - 2)
-        input_blocks, channel_blocks = transform_blocks(
-            constants, "INPUT_LANES", tiles.channels, next_chunk.room
-        )
-        output_blocks, filter_blocks = transform_blocks(
-            constants, "OUTPUT_LANES", tiles.filters, last_chunk.count
-        )
+        input_blocks, channel_blocks = stage.blocks(stage.input_lanes, tiles.channels, next_chunk.room)
+        output_blocks, filter_blocks = stage.blocks(stage.output_lanes, tiles.filters, last_chunk.count)
         gemm_blocks, gemm_shape = gemm(config, tiles, chunk_now)
         return KernelCall(
-            Program.of("conv2d/winograd_pipelined.cu", "conv2d_winograd_pipelined", constants),
+            stage.program("conv2d/winograd_pipelined.cu"),
             (input_blocks + gemm_blocks + output_blocks, 1, 1),
             (config.gemm_threads, 1, 1),
             (
@@ -237,22 +224,16 @@ class Fused(Winograd[FusedConfig]):
 
     def recipe(self, problem: Conv2dProblem, config: FusedConfig) -> Recipe:
         tiles = Tiles.of(problem, self.tile)
-        constants: dict[str, Constant] = {
-            "Element": element(problem.dtype),
-            "NHWC": problem.layout == "nhwc",
-            "TILE": self.tile,
-            "WARP_POINTS": config.warp_points,
-            "BLOCK_FILTERS": config.block_filters,
-            "CHANNELS": problem.channels,
-            "HEIGHT": problem.height,
-            "WIDTH": problem.width,
-            "FILTERS": problem.filters,
-            **arguments.epilogue_constants(problem),
-        }
         filter_blocks = ceil_div(problem.filters, config.block_filters)
         x, _, *rest = arguments.tensors()
         call = KernelCall(
-            Program.of("conv2d/winograd_fused.cu", "conv2d_winograd_fused", constants),
+            Program.of(
+                "conv2d/winograd_fused.cu",
+                constants=activation.constants_of(problem),
+                problem=problem,
+                config=config,
+                tile=self.tile,
+            ),
             (ceil_div(tiles.count, 32) * filter_blocks, 1, 1),
             (config.threads(tiles.points), 1, 1),
             (

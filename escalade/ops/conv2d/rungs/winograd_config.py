@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from escalade.device.program import Constant
+from escalade.device.program import Program
 from escalade.device.recipe import Ints, Workspace
-from escalade.ops.base.dtypes import element
 from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.rung import Config
 from escalade.ops.conv2d.problem import Conv2dProblem
-from escalade.ops.conv2d.rungs import arguments
+from escalade.ops.shared import activation
 
 WEIGHTS, INPUTS, PRODUCTS = "winograd_weights", "winograd_inputs", "winograd_products"
 
@@ -123,45 +122,44 @@ class Tiles:
         )
 
 
-def _lanes(problem: Conv2dProblem, groups: int) -> int:
-    """Return the threads along channels: all that have work in NHWC, one 32-byte sector in NCHW."""
-    return min(32 if problem.layout == "nhwc" else 4, 1 << (groups - 1).bit_length())
+@dataclass(frozen=True)
+class TransformStages:
+    """The transforms of V and M (kernels/conv2d/winograd_stages.cuh), in CTAs of `threads`."""
 
+    problem: Conv2dProblem
+    config: StagedConfig
+    tiles: Tiles
+    threads: int
 
-def transform_constants(
-    problem: Conv2dProblem, config: StagedConfig, tiles: Tiles, threads: int
-) -> dict[str, Constant]:
-    return {
-        "Element": element(problem.dtype),
-        "NHWC": problem.layout == "nhwc",
-        "TILE": tiles.tile,
-        "STAGE_THREADS": threads,
-        "VECTOR": config.vector,
-        "INPUT_LANES": _lanes(problem, tiles.channels // config.vector),
-        "OUTPUT_LANES": _lanes(problem, tiles.filters // config.vector),
-        "WHOLE_CHANNELS": problem.channels % config.vector == 0,
-        "WHOLE_FILTERS": problem.filters % config.vector == 0,
-        **arguments.epilogue_constants(problem),
-    }
+    def _lanes(self, width: int) -> int:
+        """Return the threads along channels: all that have work in NHWC, one 32-byte sector in NCHW."""
+        most = 32 if self.problem.layout == "nhwc" else 4
+        return min(most, 1 << (width // self.config.vector - 1).bit_length())
 
+    @property
+    def input_lanes(self) -> int:
+        return self._lanes(self.tiles.channels)
 
-def transform_blocks(constants: dict[str, Constant], lanes: str, width: int, tiles: int) -> tuple[int, int]:
-    """Return the CTAs of a transform, and the CTAs that cover the channels of one tile."""
-    threads, vector, along = constants["STAGE_THREADS"], constants["VECTOR"], constants[lanes]
-    assert isinstance(threads, int) and isinstance(vector, int) and isinstance(along, int)
-    across = ceil_div(width, along * vector)
-    return across * ceil_div(tiles, threads // along), across
+    @property
+    def output_lanes(self) -> int:
+        return self._lanes(self.tiles.filters)
 
+    def program(self, source: str) -> Program:
+        return Program.of(
+            source,
+            constants=activation.constants_of(self.problem),
+            problem=self.problem,
+            config=self.config,
+            tiles=self.tiles,
+            threads=self.threads,
+            input_lanes=self.input_lanes,
+            output_lanes=self.output_lanes,
+        )
 
-def gemm_constants(config: StagedConfig) -> dict[str, Constant]:
-    return {
-        "BLOCK_TILES": config.block_tiles,
-        "BLOCK_FILTERS": config.block_filters,
-        "STAGES": config.stages,
-        "SPLIT": config.split,
-        "GEMM_THREADS": config.gemm_threads,
-        "BLOCKS_PER_SM": config.blocks_per_sm,
-    }
+    def blocks(self, lanes: int, width: int, tiles: int) -> tuple[int, int]:
+        """Return the CTAs of a transform, and the CTAs that cover the channels of one tile."""
+        across = ceil_div(width, lanes * self.config.vector)
+        return across * ceil_div(tiles, self.threads // lanes), across
 
 
 def gemm(config: StagedConfig, tiles: Tiles, chunk: Chunk) -> tuple[int, Ints]:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from escalade.device.recipe import Buffer, Recipe
 from escalade.ops.base.accuracy import SPLIT_ROUNDING, tf32_tolerance
 from escalade.ops.base.rung import Config, Rung
-from escalade.ops.conv2d.rungs import arguments, col2im
+from escalade.ops.conv2d.rungs import col2im
+from escalade.ops.conv2d.rungs.epilogue import Epilogue
 from escalade.ops.conv2d_input_gradient.problem import Conv2dInputGradientProblem
 
 
@@ -39,7 +40,7 @@ class Col2im(Rung[Conv2dInputGradientProblem]):
         return col2im.microseconds(_scatter(problem), config, self.card, problem.bytes)
 
     def recipe(self, problem: Conv2dInputGradientProblem, config: Config) -> Recipe:
-        epilogue = arguments.epilogue_constants(problem.forward)
+        epilogue = Epilogue.of(problem.forward)
         buffers = (Buffer("gradient"), Buffer("weight"), Buffer("bias", optional=True), Buffer("y"))
         return Recipe((col2im.launch(_scatter(problem), config, self.card, epilogue, buffers),))
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from escalade.device.recipe import Buffer, Recipe
 from escalade.ops.base.accuracy import SPLIT_ROUNDING, tf32_tolerance
 from escalade.ops.base.rung import Config, Rung
-from escalade.ops.conv2d.rungs import arguments, skinny
+from escalade.ops.conv2d.rungs import skinny
+from escalade.ops.conv2d.rungs.epilogue import Epilogue
 from escalade.ops.conv2d_input_gradient.problem import Conv2dInputGradientProblem
 from escalade.ops.conv2d_input_gradient.rungs.phases import pixel_phases
 
@@ -40,7 +41,7 @@ class Skinny(Rung[Conv2dInputGradientProblem]):
         return skinny.microseconds(_bands(problem), config, self.card, problem.bytes)
 
     def recipe(self, problem: Conv2dInputGradientProblem, config: Config) -> Recipe:
-        epilogue = {**arguments.epilogue_constants(problem.forward), "HAS_MASK": problem.mask}
+        epilogue = replace(Epilogue.of(problem.forward), mask=problem.mask)
         buffers = (
             Buffer("gradient"),
             Buffer("weight"),
