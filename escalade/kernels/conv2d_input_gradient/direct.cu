@@ -8,6 +8,16 @@
 //
 // Rung: `direct`. Read mask.cuh for the mask.
 #include "common/conv_shape.cuh"
+
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+using Element = float;                // problem.dtype
+constexpr bool NHWC = false;          // problem.layout == "nhwc"
+constexpr bool HAS_MASK = true;       // problem.mask
+constexpr bool HAS_BIAS = false;      // problem.forward.bias
+constexpr bool HAS_RESIDUAL = false;  // problem.forward.residual
+constexpr bool HAS_RELU = false;      // problem.forward.relu
+#endif
+
 #include "common/epilogue.cuh"
 #include "common/ptx.cuh"
 #include "conv2d_input_gradient/mask.cuh"

@@ -10,6 +10,12 @@
 // `streamed_window` and `wgmma_split`: every rung whose kernel does not take MN-major weights.
 #include "common/ptx.cuh"
 
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+using Element = float;        // forward.dtype
+constexpr bool NHWC = false;  // forward.layout == "nhwc"
+constexpr int ROWS = 8;       // rows
+#endif
+
 constexpr int TILE = 32;
 
 struct SubFilter {  // filled by escalade/ops/conv2d_input_gradient/rungs/classes.py, in this order

@@ -8,6 +8,11 @@
 // Rungs: `depthwise`, `depthwise_tile`, `depthwise_mma` and `grouped`.
 #include "common/ptx.cuh"
 
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+using Element = float;        // forward.dtype
+constexpr bool NHWC = false;  // forward.layout == "nhwc"
+#endif
+
 struct SubFilter {  // filled by escalade/ops/conv2d_input_gradient/rungs/classes.py, in this order
     int filters, channels, filter_height, filter_width;
     int first_r, first_s, step_h, step_w, taps_h, taps_w;

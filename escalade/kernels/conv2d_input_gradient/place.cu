@@ -9,6 +9,16 @@
 // `depthwise_tile`, `depthwise_mma` and `grouped`, whose kernels do not scatter; for phases without taps (NO_SOURCE)
 // also `persistent`, `streamed_window` and `wgmma_split`. Read mask.cuh for the mask.
 #include "common/ptx.cuh"
+
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+using Element = float;                // forward.dtype
+constexpr bool NHWC = false;          // forward.layout == "nhwc"
+constexpr bool HAS_MASK = true;       // problem.mask
+constexpr bool HAS_RESIDUAL = false;  // forward.residual
+constexpr bool NO_SOURCE = false;     // phase.taps == 0
+constexpr int VECTOR = 1;             // vector
+#endif
+
 #include "conv2d_input_gradient/mask.cuh"
 
 struct Places {  // filled by escalade/ops/conv2d_input_gradient/rungs/classes.py, in this order

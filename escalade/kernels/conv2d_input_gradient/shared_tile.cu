@@ -11,6 +11,26 @@
 //
 // Rung: `shared_tile`. Read mask.cuh for the mask.
 #include "common/conv_shape.cuh"
+
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+using Element = float;                // problem.dtype
+constexpr bool NHWC = false;          // problem.layout == "nhwc"
+constexpr bool HAS_MASK = true;       // problem.mask
+constexpr bool HAS_BIAS = false;      // problem.forward.bias
+constexpr bool HAS_RESIDUAL = false;  // problem.forward.residual
+constexpr bool HAS_RELU = false;      // problem.forward.relu
+constexpr int FILTER_HEIGHT = 3;      // forward.filter_height
+constexpr int FILTER_WIDTH = 3;       // forward.filter_width
+constexpr int STRIDE_H = 1;           // forward.stride[0]
+constexpr int STRIDE_W = 1;           // forward.stride[1]
+constexpr int DILATION_H = 1;         // forward.dilation[0]
+constexpr int DILATION_W = 1;         // forward.dilation[1]
+constexpr int TILE_ROWS = 4;          // config.rows
+constexpr int TILE_COLUMNS = 16;      // config.columns
+constexpr int TILE_CHANNELS = 4;      // config.channels
+constexpr int CHUNK = 8;              // config.chunk: filters staged at a time
+#endif
+
 #include "common/epilogue.cuh"
 #include "common/ptx.cuh"
 #include "conv2d_input_gradient/mask.cuh"

@@ -7,6 +7,12 @@
 // these sizes the launch.
 //
 // Rung: `subpixel`.
+
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+using Element = float;            // forward.dtype
+constexpr bool HAS_BIAS = false;  // forward.bias
+#endif
+
 #include "common/elements.cuh"
 #include "common/ptx.cuh"
 

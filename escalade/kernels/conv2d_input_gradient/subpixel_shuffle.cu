@@ -5,6 +5,12 @@
 // threads take rows of y. Limiter: memory.
 //
 // Rung: `subpixel`.
+
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+using Element = float;     // forward.dtype
+constexpr int VECTOR = 2;  // vector
+#endif
+
 #include "common/elements.cuh"
 #include "common/ptx.cuh"
 

@@ -5,6 +5,13 @@
 // Limiter: atomics in L2, one per product.
 //
 // Rung: `atomics`. atomics_finish.cu converts the sums to results.
+
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+using Element = float;           // problem.dtype
+constexpr bool HAS_BIAS = true;  // problem.bias
+constexpr bool NHWC = false;     // problem.layout == "nhwc"
+#endif
+
 #include "common/elements.cuh"
 #include "common/gradient_element.cuh"
 #include "common/ptx.cuh"

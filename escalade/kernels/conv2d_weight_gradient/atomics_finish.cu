@@ -4,6 +4,11 @@
 // Limiter: the launch.
 //
 // Rung: `atomics`.
+
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+using Element = float;  // problem.dtype
+#endif
+
 #include "common/elements.cuh"
 #include "common/ptx.cuh"
 

@@ -10,6 +10,22 @@
 //
 // Rung: `depthwise`.
 #include "common/conv_shape.cuh"
+
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+using Element = float;            // problem.dtype
+constexpr bool HAS_BIAS = true;   // problem.bias
+constexpr int FILTER_HEIGHT = 3;  // forward.filter_height
+constexpr int FILTER_WIDTH = 3;   // forward.filter_width
+constexpr int STRIDE_H = 1;       // forward.stride[0]
+constexpr int STRIDE_W = 1;       // forward.stride[1]
+constexpr int DILATION_H = 1;     // forward.dilation[0]
+constexpr int DILATION_W = 1;     // forward.dilation[1]
+constexpr int VECTOR = 4;         // config.vector: channels per thread
+constexpr int ROWS = 2;           // config.rows: output rows per walk of a thread
+constexpr int LANES = 6;          // config.lanes: threads per CTA along the channels
+constexpr int THREADS = 180;      // config.threads(forward)
+#endif
+
 #include "common/elements.cuh"
 #include "common/ptx.cuh"
 

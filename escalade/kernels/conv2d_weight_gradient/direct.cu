@@ -6,6 +6,13 @@
 //
 // Rung: `direct`.
 #include "common/conv_shape.cuh"
+
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+using Element = float;           // problem.dtype
+constexpr bool HAS_BIAS = true;  // problem.bias
+constexpr bool NHWC = false;     // problem.layout == "nhwc"
+#endif
+
 #include "common/elements.cuh"
 #include "common/ptx.cuh"
 

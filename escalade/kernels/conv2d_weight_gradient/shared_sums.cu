@@ -8,6 +8,15 @@
 //
 // Rung: `shared_sums`.
 #include "common/conv_shape.cuh"
+
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+using Element = float;           // problem.dtype
+constexpr bool HAS_BIAS = true;  // problem.bias
+constexpr bool NHWC = false;     // problem.layout == "nhwc"
+constexpr int THREADS = 256;     // config.threads
+constexpr int TILE = 128;        // tile
+#endif
+
 #include "common/elements.cuh"
 #include "common/ptx.cuh"
 

@@ -16,6 +16,27 @@
 // Limiter: memory, the wide tensor's bytes; with split operands nearly the tensor cores too.
 //
 // Rung: `skinny`.
+
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+using Element = float;            // problem.dtype
+constexpr bool HAS_BIAS = false;  // problem.bias
+constexpr int PRODUCTS = 3;       // products
+constexpr bool SWAPPED = false;   // roles.swapped
+constexpr int NARROW = 1;         // roles.narrow
+constexpr int FILTER_HEIGHT = 3;  // rows.taps
+constexpr int FILTER_WIDTH = 3;   // columns.taps
+constexpr int STRIDE_H = 1;       // rows.stride
+constexpr int STRIDE_W = 1;       // columns.stride
+constexpr int DILATION_H = 1;     // rows.dilation
+constexpr int DILATION_W = 1;     // columns.dilation
+constexpr int BIAS_TAP = 4;       // roles.bias_tap or 0
+constexpr int BAND = 1;           // config.band: units per band
+constexpr bool RAGGED = true;     // bands.ragged
+constexpr int WARPS_M = 1;        // config.warps_m: warps along the channels
+constexpr int WARPS_K = 8;        // config.warps_k
+constexpr int BLOCKS_PER_SM = 2;  // bands.blocks_per_sm
+#endif
+
 #include "common/elements.cuh"
 #include "common/mma_tile.cuh"
 #include "common/ptx.cuh"

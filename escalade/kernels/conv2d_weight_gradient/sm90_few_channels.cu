@@ -12,6 +12,23 @@
 //
 // Rung: `few_channels`. Read sm90_tile.cuh (shared with the other Hopper kernels here).
 #include "common/conv_shape.cuh"
+
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+using Element = __half;           // problem.dtype
+constexpr bool HAS_BIAS = true;   // problem.bias
+constexpr int CHANNELS = 8;       // forward.channels
+constexpr int GROUP = 1;          // packing.group
+constexpr bool BF16 = false;      // forward.dtype == "bf16"
+constexpr int WARPGROUPS_M = 1;   // config.warpgroups_m: consumer warpgroups along the filters, 64 each
+constexpr int WARPGROUPS_N = 1;   // config.warpgroups_n
+constexpr int BOXES = 4;          // config.boxes: 64-column boxes per warpgroup
+constexpr int ROWS = 1;           // config.rows: output rows per k-tile
+constexpr int ROW_PITCH = 2;      // packing.row_pitch
+constexpr int ROW_JUMP = 1;       // packing.row_jump
+constexpr int STAGES = 8;         // config.stages
+constexpr int BLOCKS_PER_SM = 1;  // config.blocks_per_sm
+#endif
+
 #include "conv2d_weight_gradient/sm90_tile.cuh"
 
 constexpr int SLOTS = 8 / GROUP;  // channels per row

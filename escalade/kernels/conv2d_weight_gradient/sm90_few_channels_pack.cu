@@ -7,6 +7,16 @@
 //
 // Rung: `few_channels`.
 #include "common/conv_shape.cuh"
+
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+using Element = __half;       // forward.dtype
+constexpr int CHANNELS = 8;   // forward.channels
+constexpr int GROUP = 1;      // packing.group
+constexpr int ROW_STEP = 1;   // packing.row_step
+constexpr int THREADS = 256;  // threads
+constexpr int ROUNDS = 4;     // rounds
+#endif
+
 #include "common/elements.cuh"
 #include "common/ptx.cuh"
 

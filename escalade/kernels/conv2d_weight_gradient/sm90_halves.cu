@@ -10,6 +10,13 @@
 // Rungs: `wgmma_split`, `window_split`.
 #include "common/magnitudes.cuh"
 
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+constexpr int THREADS = 256;      // threads
+constexpr int BLOCKS_PER_SM = 3;  // blocks_per_sm
+constexpr int ROUNDS = 4;         // rounds
+constexpr bool HAS_LOWER = true;  // lower
+#endif
+
 using Halved = Pack<u32, 4>;
 
 constexpr int WIDTH = 8;          // channels per thread

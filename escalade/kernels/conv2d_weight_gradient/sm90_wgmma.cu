@@ -10,6 +10,18 @@
 //
 // Rungs: `wgmma`; `wgmma_split` with halves of fp32. Read sm90_tile.cuh (shared with the other Hopper kernels here).
 #include "common/conv_shape.cuh"
+
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+using Element = __half;           // problem.dtype
+constexpr bool HAS_BIAS = true;   // problem.bias
+constexpr bool BF16 = false;      // forward.dtype == "bf16"
+constexpr int TILE_M = 128;       // config.filters: filters per tile
+constexpr int TILE_N = 128;       // config.columns: columns per tile
+constexpr int WARPGROUPS = 2;     // config.warpgroups: consumer warpgroups
+constexpr int STAGES = 6;         // config.stages
+constexpr int BLOCKS_PER_SM = 1;  // config.blocks_per_sm
+#endif
+
 #include "conv2d_weight_gradient/sm90_tile.cuh"
 
 constexpr int SLAB = 64;  // pixels per stage

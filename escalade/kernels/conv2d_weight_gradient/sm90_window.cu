@@ -11,6 +11,16 @@
 //
 // Rungs: `window`; `window_split` with halves of fp32. Read sm90_tile.cuh (shared with the other Hopper kernels here).
 #include "common/conv_shape.cuh"
+
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+using Element = __half;          // problem.dtype
+constexpr bool HAS_BIAS = true;  // problem.bias
+constexpr bool BF16 = false;     // forward.dtype == "bf16"
+constexpr int ROWS = 5;          // config.rows: output rows per strip
+constexpr int STRIDE = 1;        // stride
+constexpr int STAGES = 9;        // config.stages
+#endif
+
 #include "conv2d_weight_gradient/sm90_tile.cuh"
 
 constexpr int TAPS = 3;  // along each side

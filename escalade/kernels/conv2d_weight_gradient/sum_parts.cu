@@ -7,6 +7,15 @@
 //
 // Rungs: `shared_sums`, `direct`, `depthwise`, `skinny`, `few_channels`, `wgmma`, `window`, `wgmma_split`,
 // `window_split`.
+
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+using Element = float;          // problem.dtype
+constexpr int THREADS = 256;    // threads
+constexpr int LANES = 1;        // lanes
+constexpr int VECTOR = 1;       // vector
+constexpr bool SCALED = false;  // scaled
+#endif
+
 #include "common/elements.cuh"
 #include "common/halves.cuh"
 #include "common/ptx.cuh"

@@ -10,6 +10,17 @@
 #include "common/ptx.cuh"
 #include "few_channels/shape.cuh"
 
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+constexpr bool HAS_BIAS = false;  // problem.bias
+constexpr bool HAS_RELU = false;  // problem.relu
+constexpr int FILTER_HEIGHT = 7;  // problem.filter_height
+constexpr int FILTER_WIDTH = 7;   // problem.filter_width
+constexpr int RUN = 8;            // config.run: adjacent pixels per thread
+constexpr int FILTERS_EACH = 4;   // config.filters: filters per thread
+constexpr int THREADS = 128;      // config.threads
+#define CONSTANT_WEIGHTS 0        // constant_weights: weights in constant memory, 0 for shared memory
+#endif
+
 constexpr int TAPS = FILTER_HEIGHT * FILTER_WIDTH;
 constexpr int WINDOW = RUN + FILTER_WIDTH - 1;
 constexpr int WIDE = FILTERS_EACH < 4 ? FILTERS_EACH : 4;  // weights per smem read

@@ -19,6 +19,13 @@
 #include "few_channels/matrix_tiles.cuh"
 #include "few_channels/shape.cuh"
 
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+constexpr bool HAS_BIAS = false;           // problem.bias
+#define RESTRICT                           // "__restrict__" if rung.restrict else ""
+#define FILTER_HEIGHT shape.filter_height  // problem.filter_height if rung.unrolled else "shape.filter_height"
+#define FILTER_WIDTH shape.filter_width    // problem.filter_width if rung.unrolled else "shape.filter_width"
+#endif
+
 extern "C" __global__ void __launch_bounds__(THREADS)
     few_channels_matrix_fused(const Source* RESTRICT x, const Element* RESTRICT weight, const Element* RESTRICT bias,
                               Element* RESTRICT y, FewChannelsShape shape) {

@@ -4,6 +4,11 @@
 // smem. Limiter: smem, two reads per multiply-add; with four filters twelve of sixteen are wasted.
 //
 // Rungs: `matrix_unroll`, `streams`.
+
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+using Element = float;  // problem.storage
+#endif
+
 #include "common/elements.cuh"
 #include "common/ptx.cuh"
 

@@ -5,6 +5,12 @@
 // UNROLL.
 #pragma once
 
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+using Element = float;     // problem.storage
+using Product = float;     // product: type of the operands
+constexpr int UNROLL = 1;  // unroll
+#endif
+
 #include "common/elements.cuh"
 #include "common/mma_tile.cuh"
 

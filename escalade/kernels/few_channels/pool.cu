@@ -6,6 +6,15 @@
 //
 // Rungs that leave ReLU or pooling to it: `matrix_unroll`, `streams`, `tensor_cores`, `fusion`, `restrict`,
 // `unrolling`, `half`, `direct` and `images_a_tile`.
+
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+using Element = float;           // problem.storage
+constexpr bool NHWC = false;     // problem.layout == "nhwc"
+constexpr int VECTOR = 1;        // vector
+constexpr int POOL = 4;          // problem.pool
+constexpr bool HAS_RELU = true;  // problem.relu
+#endif
+
 #include "common/epilogue.cuh"
 #include "common/ptx.cuh"
 

@@ -16,6 +16,28 @@
 #include "few_channels/shape.cuh"
 #include "max_pool2d/largest.cuh"
 
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+constexpr bool HAS_BIAS = false;   // problem.bias
+constexpr bool HAS_RELU = false;   // problem.relu
+constexpr int POOL = 1;            // problem.pool
+constexpr int FILTER_HEIGHT = 7;   // problem.filter_height
+constexpr int FILTER_WIDTH = 7;    // problem.filter_width
+constexpr int IMAGES = 1;          // config.images: per CTA
+constexpr int TILE_ROWS = 12;      // config.rows: rows of y per CTA
+constexpr int SEGMENTS = 3;        // config.segments: runs per row of the CTA
+constexpr int RUN = 1;             // config.run: adjacent pixels per thread
+constexpr int FILTERS_EACH = 1;    // config.filters: filters per thread
+constexpr int FILTER_GROUPS = 4;   // tiling.filter_groups
+constexpr int THREADS = 256;       // config.threads
+constexpr int ROW_PITCH = 32;      // tiling.row_pitch
+constexpr int SEGMENT_PITCH = 12;  // tiling.segment_pitch
+constexpr int STAGE_SEGMENTS = 3;  // config.segments if tiling.copied else 1
+constexpr int STAGE_COLUMNS = 8;   // tiling.stage_columns
+constexpr int X_VECTOR = 1;        // tiling.x_vector
+constexpr int Y_VECTOR = 1;        // tiling.y_vector
+constexpr int UNROLL_ROWS = 1;     // 1
+#endif
+
 constexpr int CONV_ROWS = TILE_ROWS * POOL;
 constexpr int INPUT_ROWS = CONV_ROWS + FILTER_HEIGHT - 1;
 constexpr int PLANE = IMAGES * INPUT_ROWS * ROW_PITCH;        // one channel in smem

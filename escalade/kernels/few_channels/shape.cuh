@@ -3,14 +3,21 @@
 // The prelude of the including file defines Source, Element, NHWC and CHANNELS.
 #pragma once
 
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+using Source = float;         // problem.x_type
+using Element = float;        // problem.storage
+constexpr bool NHWC = false;  // problem.layout == "nhwc"
+constexpr int CHANNELS = 1;   // problem.channels
+#endif
+
 #include "common/elements.cuh"
 
 struct FewChannelsShape {
     int batch, height, width;
     int filters, filter_height, filter_width;
-    int pad_h, pad_w;
+    int pad_h, pad_w;  // problem.padding
     int conv_height, conv_width;
-    int output_height, output_width;  // pooled
+    int output_height, output_width;  // (problem.output_height, problem.output_width): pooled
 };
 
 __device__ __forceinline__ float to_float(unsigned char value) { return value; }

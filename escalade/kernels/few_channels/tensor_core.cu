@@ -31,6 +31,16 @@
 //   split_halves   SPLIT, and POOL and HAS_RELU as requested
 // Read tensor_core_tile.cuh (tile), tensor_core_staging.cuh (loads), tensor_core_products.cuh (mainloop),
 // tensor_core_results.cuh (epilogue), then tensor_core_plain.cuh (non-finite tiles).
+
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+using Operand = __half;           // columns.operand
+constexpr bool NHWC = false;      // problem.layout == "nhwc"
+constexpr bool HAS_BIAS = false;  // problem.bias
+constexpr bool HAS_RELU = false;  // problem.relu
+constexpr int BLOCKS_PER_SM = 6;  // config.blocks_per_sm
+constexpr int COPY_BYTES = 8;     // product.copy_bytes: 0 if images must be repacked
+#endif
+
 #include "few_channels/tensor_core_plain.cuh"
 #include "few_channels/tensor_core_products.cuh"
 #include "few_channels/tensor_core_results.cuh"

@@ -14,6 +14,16 @@
 // PAIRED (a lane has both offsets of its filters: pooling, and NCHW), TILES_N and SPLIT (operands in two halves).
 #pragma once
 
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+constexpr int CHANNELS = 1;       // problem.channels
+constexpr int FILTERS = 1;        // problem.filters
+constexpr int FILTER_HEIGHT = 3;  // problem.filter_height
+constexpr int FILTER_WIDTH = 3;   // problem.filter_width
+constexpr bool PAIRED = true;     // columns.paired: a lane has both pixels of a pair
+constexpr int TILES_N = 2;        // columns.tiles_n: 8-column blocks per warp
+constexpr bool SPLIT = false;     // columns.split: fp32 as two fp16 halves
+#endif
+
 constexpr bool SINGLE = CHANNELS == 1;
 constexpr int PIXEL = SINGLE ? 1 : 4;  // elements
 constexpr int ROW_STEPS = (FILTER_WIDTH + 4) / 4;        // per filter row, four pixels of four channels each

@@ -8,6 +8,12 @@
 //   images_a_tile, pooled  none
 //   split_halves           SPLIT
 // tensor_core.cuh defines the order of the elements.
+
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+using Element = float;   // problem.storage
+using Operand = __half;  // columns.operand
+#endif
+
 #include "common/elements.cuh"
 #include "common/ptx.cuh"
 #include "common/pairs.cuh"

@@ -2,6 +2,28 @@
 // prelude's constants.
 #pragma once
 
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+using Source = float;              // problem.x_type
+using Element = float;             // problem.storage
+constexpr int HEIGHT = 9;          // problem.height
+constexpr int WIDTH = 9;           // problem.width
+constexpr int PAD_H = 2;           // problem.padding[0]
+constexpr int PAD_W = 2;           // problem.padding[1]
+constexpr int OUTPUT_HEIGHT = 10;  // problem.output_height
+constexpr int OUTPUT_WIDTH = 10;   // problem.output_width
+constexpr int POOL = 0;            // problem.pool
+constexpr int IMAGES = 1;          // config.images: per stage
+constexpr int ROWS = 1;            // config.rows: convolution rows per warp at once
+constexpr int WARPS = 4;           // config.warps
+constexpr int ROW_BLOCKS = 3;      // product.row_blocks
+constexpr int CELLS_IN_ROW = 6;    // product.cells_in_row
+constexpr bool NARROW = false;         // product.narrow: the last window of a row has one pair
+constexpr int STAGED_WIDTH = 18;   // product.staged_width
+constexpr int OPERAND_WIDTH = 18;  // product.operand_width
+constexpr int SOURCE_BUFFER = 0;   // product.source_buffer
+constexpr int BUFFER = 1008;       // product.buffer
+#endif
+
 #include "common/elements.cuh"
 #include "few_channels/tensor_core.cuh"
 

@@ -6,6 +6,14 @@
 // one element of each at a time. Limiter: two loads per multiply-add, mostly scattered words.
 //
 // Rung: `naive`. mlp launches it for the products of `layers`.
+
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+using Element = float;            // problem.dtype
+constexpr bool HAS_BIAS = true;   // problem.bias
+constexpr bool HAS_RELU = false;  // problem.relu
+constexpr int PIXELS = 1;         // problem.pixels
+#endif
+
 #include "common/epilogue.cuh"
 #include "common/ptx.cuh"
 

@@ -8,6 +8,21 @@
 // each CTA reads all of it, its conversion to fp32, and one round trip.
 //
 // Rung: `pooled`.
+
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+using Element = float;            // problem.dtype
+constexpr bool HAS_BIAS = true;   // problem.bias
+constexpr bool HAS_RELU = false;  // problem.relu
+constexpr int FEATURES = 64;      // problem.in_features
+constexpr int PIXELS = 49;        // problem.pixels
+constexpr int ROWS = 1;           // problem.batch
+constexpr int VECTOR = 4;         // vector
+constexpr int THREADS = 512;      // config.threads
+constexpr int GROUPS = 16;        // groups
+constexpr int AHEAD = 3;          // ahead
+constexpr int OUTPUTS = 1;        // config.outputs: output features per warp
+#endif
+
 #include "common/epilogue.cuh"
 #include "common/ptx.cuh"
 #include "common/warp.cuh"

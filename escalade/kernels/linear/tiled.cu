@@ -6,6 +6,22 @@
 // parts. Limiter: FFMA, and the smem reads between them.
 //
 // Rungs: `tiled`; `pool_first` after a mean.
+
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+using Element = float;                  // problem.dtype
+using Output = float;                   // problem.dtype if config.splits == 1 else "fp32"
+constexpr bool HAS_BIAS = true;         // problem.bias
+constexpr bool HAS_RELU = false;        // problem.relu
+constexpr int VECTOR = 4;               // vector
+constexpr bool OUTPUTS_ALIGNED = true;  // problem.out_features % 4 == 0
+constexpr int TILE_ROWS = 32;           // config.rows: rows of x per CTA
+constexpr int TILE_OUTPUTS = 32;        // config.outputs: output features per CTA
+constexpr int TILE_DEPTH = 16;          // tile_depth
+constexpr int THREAD_ROWS = 4;          // config.thread_rows
+constexpr int THREAD_OUTPUTS = 4;       // config.thread_outputs
+constexpr int SPLITS = 1;               // config.splits: CTAs that share one sum
+#endif
+
 #include "common/epilogue.cuh"
 #include "common/ptx.cuh"
 

@@ -4,6 +4,15 @@
 // where the parts were just written.
 //
 // Rung: `tiled`.
+
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+using Element = float;           // problem.dtype
+constexpr bool HAS_BIAS = true;  // problem.bias
+constexpr bool HAS_RELU = true;  // problem.relu
+constexpr int VECTOR = 1;        // width
+constexpr int SPLITS = 8;        // splits
+#endif
+
 #include "common/epilogue.cuh"
 #include "common/ptx.cuh"
 

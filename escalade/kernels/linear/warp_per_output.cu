@@ -7,6 +7,20 @@
 // do not wait for the previous launch (PDL). Limiter: memory, and at a megabyte the latency of one round trip.
 //
 // Rungs: `warp_per_output`; `pool_first` after a mean.
+
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+using Element = float;            // problem.dtype
+constexpr bool HAS_BIAS = true;   // problem.bias
+constexpr bool HAS_RELU = false;  // problem.relu
+constexpr int VECTOR = 4;         // width
+constexpr int ROWS = 1;           // config.rows: rows of x per warp
+constexpr int OUTPUTS = 1;        // config.outputs: output features per warp
+constexpr int STAGES = 2;         // config.stages: stages of the ring, in packs of a row of weights
+constexpr int BLOCKS_PER_SM = 4;  // (32 if config.rows <= 2 else 16) // warps
+constexpr int OUTPUT_WARPS = 8;   // config.output_warps: warps per CTA along the outputs
+constexpr int DEPTH_WARPS = 1;    // config.depth_warps: warps per CTA along k
+#endif
+
 #include "common/epilogue.cuh"
 #include "common/ptx.cuh"
 #include "common/warp.cuh"

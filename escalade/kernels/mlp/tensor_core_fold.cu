@@ -4,6 +4,19 @@
 // weight or bias; once per network. Limiter: the launch.
 //
 // Rungs: `folded`, `shared_rows`, `clustered_rows`.
+
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+using Element = float;                  // problem.dtype
+constexpr int FIRST_GROUPS = 1;         // one.groups
+constexpr int FIRST_FEATURES = 32;      // one.features
+constexpr int FIRST_OUTPUTS = 320;      // one.outputs
+constexpr bool FIRST_HAS_BIAS = false;  // one.bias
+constexpr int SECOND_GROUPS = 5;        // other.groups
+constexpr int SECOND_FEATURES = 64;     // other.features
+constexpr int SECOND_OUTPUTS = 64;      // other.outputs
+constexpr bool SECOND_HAS_BIAS = true;  // other.bias
+#endif
+
 #include "common/elements.cuh"
 #include "common/ptx.cuh"
 

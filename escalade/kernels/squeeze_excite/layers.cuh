@@ -2,6 +2,12 @@
 // compute out[0] from in[0] in fp32.
 #pragma once
 
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+using Element = float;                // problem.dtype
+constexpr bool HAS_BIAS = false;      // problem.bias
+constexpr bool HAS_GATE_BIAS = true;  // problem.gate_bias
+#endif
+
 #include "common/elements.cuh"
 #include "common/functions.cuh"
 #include "common/ptx.cuh"

@@ -7,6 +7,13 @@
 // Rung: `naive`. Read layers.cuh (activations).
 #include "squeeze_excite/layers.cuh"
 
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+constexpr int CHANNELS = 32;  // problem.channels
+constexpr int SQUEEZED = 8;   // problem.squeezed
+constexpr int PIXELS = 35;    // problem.pixels
+constexpr int THREADS = 256;  // config.threads
+#endif
+
 extern "C" __global__ void __launch_bounds__(THREADS)
     squeeze_excite_naive(const Element* x, const Element* weight, const Element* bias, const Element* gate_weight,
                          const Element* gate_bias, Element* y, int x_pitch) {

@@ -12,6 +12,23 @@
 //
 // Rungs: `one_block`, `cluster`. Read products.cuh (products of both layers), layers.cuh (activations).
 #include "squeeze_excite/layers.cuh"
+
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+constexpr int CHANNELS = 32;        // problem.channels
+constexpr int SQUEEZED = 8;         // problem.squeezed
+constexpr int PIXELS = 35;          // problem.pixels
+constexpr int THREADS = 512;        // config.threads
+constexpr int VECTOR = 4;           // vector
+constexpr int SQUEEZED_VECTOR = 4;  // squeezed_vector
+constexpr int IMAGES = 1;           // config.images: per cluster
+#define CLUSTER 1                   // config.cluster: CTAs that share an image
+constexpr int SHARE = 32;           // config.share(problem): channels per CTA
+constexpr int GROUPS = 35;          // config.groups(problem): threads per pack of channels
+constexpr int AHEAD = 8;            // ahead: pixels in flight per thread
+constexpr int TEAM = 32;            // config.team(problem.squeezed): lanes per sum of the first layer
+constexpr int GATE_TEAM = 16;       // config.team(config.share(problem)): lanes per sum of the second layer
+#endif
+
 #include "squeeze_excite/products.cuh"
 #if CLUSTER > 1
 #include "common/hopper.cuh"

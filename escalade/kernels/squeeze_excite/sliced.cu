@@ -18,6 +18,29 @@
 // same for many images, TENSOR_CORES), layers.cuh (activations).
 #include "squeeze_excite/layers.cuh"
 #if TENSOR_CORES
+
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+constexpr int CHANNELS = 32;                        // problem.channels
+constexpr int SQUEEZED = 8;                         // problem.squeezed
+constexpr int PIXELS = 35;                          // problem.pixels
+constexpr int THREADS = 256;                        // config.threads
+constexpr int VECTOR = 4;                           // vector
+constexpr int SQUEEZED_VECTOR = 4;                  // squeezed_vector
+constexpr int GATE_UNIT = 4;                        // gate_unit: vector width of the second weight
+constexpr bool EARLY = true;                        // early: may start before the previous launch has finished
+constexpr int IMAGES = 1;                           // config.images: per cluster
+constexpr int SLICES = 1;                           // config.slices: of channels
+constexpr int PARTS = 1;                            // config.parts: of pixels
+#define CLUSTER 1                                   // config.cluster
+#define TENSOR_CORES 0                              // int(config.tensor_cores)
+constexpr float LARGEST = 3.4028234663852886e+38f;  // largest: largest finite value of the dtype
+constexpr int WIDTH = 32;                           // config.width(problem): channels per slice
+constexpr int SHARE = 32;                           // config.share(problem): channels whose gates one CTA computes
+constexpr int WEIGHT_PITCH = 32;                    // config.weight_pitch(problem)
+constexpr int TEAM = 8;                             // config.team(problem.squeezed, config.width(problem) // vector): lanes per sum of the first layer
+constexpr int GATE_TEAM = 2;                        // config.team(config.share(problem), problem.squeezed // squeezed_vector): of the second layer
+#endif
+
 #include "squeeze_excite/tensor_products.cuh"
 #else
 #include "squeeze_excite/products.cuh"

@@ -10,6 +10,16 @@
 // Rungs                  switches
 //   tensor_core, pooled  PIXEL_A_LANE
 //   warpgroup            none
+
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+using Element = __half;              // problem.storage
+constexpr int CHANNELS = 3;          // problem.channels
+constexpr int FILTER_HEIGHT = 7;     // problem.filter_height
+constexpr int FILTER_WIDTH = 7;      // problem.filter_width
+constexpr int WARP_BLOCKS = 2;       // warp_blocks
+constexpr bool PIXEL_A_LANE = true;  // pixel_a_lane
+#endif
+
 #include "common/elements.cuh"
 #include "common/ptx.cuh"
 

@@ -4,6 +4,12 @@
 // Limiter: memory, x is read about once (the caches hold the overlap) and y written once.
 //
 // Rungs: `separate`, `tensor_core`.
+
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+using Element = float;     // problem.storage
+constexpr int VECTOR = 4;  // vector
+#endif
+
 #include "common/elements.cuh"
 #include "common/ptx.cuh"
 

@@ -3,15 +3,24 @@
 // The prelude of the including file defines Source, SOURCE_NHWC, CHANNELS and NORMALISE.
 #pragma once
 
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+using Source = float;               // problem.source
+using Element = float;              // problem.storage
+constexpr bool SOURCE_NHWC = true;  // problem.source_layout == "nhwc"
+constexpr int CHANNELS = 1;         // problem.channels
+constexpr bool NORMALISE = false;   // problem.normalise
+#endif
+
 #include "common/elements.cuh"
 
 struct StemShape {
     int batch, height, width;
     int filters, filter_height, filter_width;
-    int stride_h, stride_w, pad_h, pad_w;
+    int stride_h, stride_w;  // problem.stride
+    int pad_h, pad_w;        // problem.padding
     int conv_height, conv_width;
-    int output_height, output_width;  // pooled
-    int row_tiles, column_tiles;      // of an image, where blocks have tiles
+    int output_height, output_width;  // (problem.output_height, problem.output_width): pooled
+    int row_tiles, column_tiles;      // tiles: per image
 };
 
 __device__ __forceinline__ float to_float(unsigned char value) { return value; }

@@ -12,6 +12,14 @@
 //
 // Rung: `streamed`. conv2d launches it as its rung `stem`: POOL 0, SOURCE_NHWC, a 16-bit Source. Read
 // sm90_streamed_dense.cuh (order of k), tile.cuh (columns, pooling), then row_product.cuh.
+
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+constexpr int FILTER_HEIGHT = 7;    // problem.filter_height
+constexpr int FILTER_WIDTH = 7;     // problem.filter_width
+constexpr int STAGES = 12;          // config.stages: pairs of image rows
+constexpr bool PAIR_LOADS = false;  // problem.width % 2 == 0 and problem.padding[1] % 2 == 1
+#endif
+
 #include "common/ring.cuh"
 #include "stem/sm90_streamed_dense.cuh"
 #include "stem/row_product.cuh"

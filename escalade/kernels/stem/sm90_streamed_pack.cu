@@ -6,6 +6,15 @@
 //
 // Rung: `streamed`. conv2d launches it with WEIGHTS_NHWC for its rung `stem`. Read sm90_streamed_dense.cuh (order of
 // k).
+
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+using Element = __half;              // problem.storage
+constexpr int FILTER_HEIGHT = 7;     // problem.filter_height
+constexpr int FILTER_WIDTH = 7;      // problem.filter_width
+constexpr bool WEIGHTS_NHWC = true;  // weights_nhwc
+constexpr bool HAS_BIAS = true;      // bias
+#endif
+
 #include "common/elements.cuh"
 #include "common/ptx.cuh"
 #include "stem/sm90_streamed_dense.cuh"

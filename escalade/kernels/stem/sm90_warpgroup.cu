@@ -14,6 +14,13 @@
 // Rung: `warpgroup`. Read tile.cuh (columns, pooling), staged.cuh (the image in smem), then row_product.cuh.
 #include "common/mma_tile.cuh"
 #include "stem/row_product.cuh"
+
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+constexpr int FILTER_HEIGHT = 7;  // problem.filter_height
+constexpr int FILTER_WIDTH = 7;   // problem.filter_width
+constexpr int BLOCKS_PER_SM = 4;  // config.blocks_per_sm
+#endif
+
 #include "stem/staged.cuh"
 
 constexpr int THREADS = 128;

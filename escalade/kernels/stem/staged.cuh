@@ -6,6 +6,12 @@
 
 #include "stem/tile.cuh"
 
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+constexpr int STRIDE_H = 1;   // problem.stride[0]
+constexpr int STRIDE_W = 1;   // problem.stride[1]
+constexpr int TILE_ROWS = 8;  // tiling.rows: rows of y per tile
+#endif
+
 constexpr int STEPS_IN_ROW = (FILTER_WIDTH + 3) / 4;  // of k, 4 taps each
 constexpr int STEPS = FILTER_HEIGHT * STEPS_IN_ROW;
 constexpr int CONV_ROWS = POOL == 3 ? 2 * TILE_ROWS + 1 : POOL_STRIDE * TILE_ROWS;

@@ -12,6 +12,18 @@
 //   pooled       POOL 2 or 3
 // Read tile.cuh (columns, pooling), then staged.cuh (the image in smem).
 #include "common/mma_tile.cuh"
+
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+constexpr int FILTER_HEIGHT = 7;  // problem.filter_height
+constexpr int FILTER_WIDTH = 7;   // problem.filter_width
+constexpr int BANDS = 2;          // config.bands
+constexpr int BAND_ROWS = 1;      // config.band_rows: rows of y per band
+constexpr int COLUMN_BLOCKS = 2;  // config.column_blocks: 8-column blocks per warp at once
+constexpr int FILTER_WARPS = 2;   // filter_warps: warps along the filters
+constexpr int WARP_BLOCKS = 2;    // warp_blocks: 16-filter blocks per warp
+constexpr int BLOCKS_PER_SM = 2;  // config.blocks_per_sm
+#endif
+
 #include "stem/staged.cuh"
 
 constexpr int BAND_CONV_ROWS = POOL == 3 ? 2 * BAND_ROWS + 1 : POOL_STRIDE * BAND_ROWS;

@@ -14,6 +14,15 @@
 #include "common/ptx.cuh"
 #include "stem/shape.cuh"
 
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+constexpr bool HAS_RELU = false;      // problem.relu
+constexpr int FILTERS = 1;            // problem.filters
+constexpr int POOL = 0;               // tiling.pool
+constexpr int COLUMNS = 32;           // tiling.columns: convolution columns per tile
+constexpr int HALO = 0;               // tiling.halo: columns that two tiles compute
+constexpr bool MASK_COLUMNS = false;  // tiling.masks_columns
+#endif
+
 constexpr int POOL_STRIDE = POOL ? 2 : 1;
 constexpr int TILE_COLUMNS = COLUMNS / POOL_STRIDE - HALO;  // of y
 

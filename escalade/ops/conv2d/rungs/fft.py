@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import ceil, prod
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from escalade.device.program import Program
 from escalade.device.recipe import Buffer, Ints, KernelCall, Recipe, Workspace
@@ -191,7 +191,7 @@ def _transform_configs(tilings: list[Tiling]) -> Iterator[TransformConfig]:
 
 def _transform(
     problem: Conv2dProblem, config: TransformConfig, kernel: str, planes: int,
-    *arguments: Buffer | Ints, weights_only: bool = False, **scope: bool | float,
+    *arguments: Buffer | Ints, weights_only: bool = False, **scope: Any,
 ) -> KernelCall:  # fmt: skip
     """Return the launch of a kernel that transforms `planes` tiles."""
     finishing = {} if kernel == "fft_forward" else activation.constants_of(problem)

@@ -6,12 +6,11 @@ from dataclasses import dataclass
 
 from escalade.device.program import Program
 from escalade.device.recipe import Buffer, KernelCall, Recipe, Workspace
-from escalade.ops.base.dtypes import element
 from escalade.ops.base.grid import blocks
 from escalade.ops.base.rung import Rung, ThreadsConfig
 from escalade.ops.conv2d.rungs import arguments
 from escalade.ops.conv2d_input_gradient.problem import Conv2dInputGradientProblem
-from escalade.ops.conv2d_input_gradient.rungs.direct import constants
+from escalade.ops.shared import activation
 
 _SUMS = "sums"
 _FP32_BYTES = 4
@@ -30,10 +29,7 @@ class Atomics(Rung[Conv2dInputGradientProblem, ThreadsConfig]):
     def recipe(self, problem: Conv2dInputGradientProblem, config: ThreadsConfig) -> Recipe:
         f, threads = problem.forward, config.threads
         add = KernelCall(
-            Program.of(
-                "conv2d_input_gradient/atomics.cu", "conv2d_input_gradient_atomics",
-                {"Element": element(problem.dtype), "NHWC": problem.layout == "nhwc"},
-            ),
+            Program.of("conv2d_input_gradient/atomics.cu", problem=problem),
             (blocks(f.output_elements, threads), 1, 1),
             (threads, 1, 1),
             (Buffer("gradient"), Buffer("weight"), Buffer(_SUMS), arguments.shape(f)),
@@ -41,7 +37,7 @@ class Atomics(Rung[Conv2dInputGradientProblem, ThreadsConfig]):
         )  # fmt: skip
         finish = KernelCall(
             Program.of(
-                "conv2d_input_gradient/atomics_finish.cu", "conv2d_input_gradient_atomics_finish", constants(problem)
+                "conv2d_input_gradient/atomics_finish.cu", constants=activation.constants_of(f), problem=problem
             ),
             (blocks(problem.elements, threads), 1, 1),
             (threads, 1, 1),

@@ -4,26 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from escalade.device.program import Constant, Program
+from escalade.device.program import Program
 from escalade.device.recipe import Buffer, KernelCall, Recipe
-from escalade.ops.base.dtypes import element
 from escalade.ops.base.grid import blocks
 from escalade.ops.base.rung import Rung, ThreadsConfig
 from escalade.ops.conv2d.rungs import arguments
 from escalade.ops.conv2d_input_gradient.problem import Conv2dInputGradientProblem
 from escalade.ops.shared import activation
-
-
-def constants(problem: Conv2dInputGradientProblem) -> dict[str, Constant]:
-    """Return the constants of a kernel that finishes one element per thread."""
-    return {
-        "Element": element(problem.dtype),
-        "NHWC": problem.layout == "nhwc",
-        "HAS_MASK": problem.mask,
-        "HAS_BIAS": problem.forward.bias,
-        "HAS_RESIDUAL": problem.forward.residual,
-        **activation.constants_of(problem.forward),
-    }
 
 
 @dataclass(frozen=True)
@@ -38,7 +25,11 @@ class Direct(Rung[Conv2dInputGradientProblem, ThreadsConfig]):
 
     def recipe(self, problem: Conv2dInputGradientProblem, config: ThreadsConfig) -> Recipe:
         call = KernelCall(
-            Program.of("conv2d_input_gradient/direct.cu", "conv2d_input_gradient_direct", constants(problem)),
+            Program.of(
+                "conv2d_input_gradient/direct.cu",
+                constants=activation.constants_of(problem.forward),
+                problem=problem,
+            ),
             (blocks(problem.elements, config.threads), 1, 1),
             (config.threads, 1, 1),
             (

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import ClassVar
 
-from escalade.device.program import Constant, Program
+from escalade.device.program import Program
 from escalade.device.recipe import Buffer, KernelCall, Recipe, Workspace
 from escalade.errors import UnsupportedError
-from escalade.ops.base.dtypes import element, widest_vector
+from escalade.ops.base.dtypes import widest_vector
 from escalade.ops.base.grid import blocks, ceil_div
 from escalade.ops.base.rung import C, Config, Rung
 from escalade.ops.conv2d import Conv2d, Conv2dProblem
@@ -47,11 +47,7 @@ def flip(phase: PixelPhase, flipped: str, lane: int) -> KernelCall:
     f = phase.forward
     if f.groups > 1:
         return KernelCall(
-            Program.of(
-                "conv2d_input_gradient/groups_flip.cu",
-                "conv2d_input_gradient_groups_flip",
-                {"Element": element(f.dtype), "NHWC": f.layout == "nhwc"},
-            ),
+            Program.of("conv2d_input_gradient/groups_flip.cu", forward=f),
             (blocks(phase.weight_elements, FLIP_THREADS), 1, 1),
             (FLIP_THREADS, 1, 1),
             (Buffer("weight"), Buffer(flipped), phase.sub_filter, f.groups),
@@ -59,14 +55,9 @@ def flip(phase: PixelPhase, flipped: str, lane: int) -> KernelCall:
             overlap=True,
             lane=lane,
         )
-    constants: dict[str, Constant] = {
-        "Element": element(f.dtype),
-        "NHWC": f.layout == "nhwc",
-        "ROWS": FLIP_ROWS,
-    }
     tiles = ceil_div(f.channels, FLIP_TILE) * ceil_div(f.filters, FLIP_TILE)
     return KernelCall(
-        Program.of("conv2d_input_gradient/flip.cu", "conv2d_input_gradient_flip", constants),
+        Program.of("conv2d_input_gradient/flip.cu", forward=f, rows=FLIP_ROWS),
         (tiles * phase.taps, 1, 1),
         (FLIP_TILE, FLIP_ROWS, 1),
         (Buffer("weight"), Buffer(flipped), phase.sub_filter),
@@ -81,19 +72,17 @@ def place(problem: Conv2dInputGradientProblem, phase: PixelPhase, source: str, l
     taps."""
     f, nhwc = phase.forward, phase.forward.layout == "nhwc"
     vector = widest_vector(f.dtype, f.channels) if nhwc else 1
-    constants: dict[str, Constant] = {
-        "Element": element(f.dtype),
-        "NHWC": nhwc,
-        "HAS_MASK": problem.mask,
-        "HAS_RESIDUAL": f.residual,
-        "NO_SOURCE": phase.taps == 0,
-        "VECTOR": vector,
-    }
     row_packs = phase.columns.count * (f.channels // vector if nhwc else 1)
     along = min(PLACE_THREADS, 1 << (row_packs - 1).bit_length())
     at_once = PLACE_THREADS // along
     return KernelCall(
-        Program.of("conv2d_input_gradient/place.cu", "conv2d_input_gradient_place", constants),
+        Program.of(
+            "conv2d_input_gradient/place.cu",
+            forward=f,
+            problem=problem,
+            phase=phase,
+            vector=vector,
+        ),
         (ceil_div(place_rows(f) // f.height * phase.rows.count, at_once), 1, 1),
         (along, at_once, 1),
         (

@@ -12,7 +12,7 @@ from escalade.ops.base.rung import Config, Rung
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.conv2d.rungs import arguments
 from escalade.ops.conv2d_input_gradient.problem import Conv2dInputGradientProblem
-from escalade.ops.conv2d_input_gradient.rungs.direct import constants
+from escalade.ops.shared import activation
 
 STATIC_SHARED_BYTES = 48 * 1024
 MOST_CHUNK = 8
@@ -111,23 +111,13 @@ class SharedTile(Rung[Conv2dInputGradientProblem, TileConfig]):
 
     def recipe(self, problem: Conv2dInputGradientProblem, config: TileConfig) -> Recipe:
         f = problem.forward
-        sizes = {
-            "FILTER_HEIGHT": f.filter_height,
-            "FILTER_WIDTH": f.filter_width,
-            "STRIDE_H": f.stride[0],
-            "STRIDE_W": f.stride[1],
-            "DILATION_H": f.dilation[0],
-            "DILATION_W": f.dilation[1],
-            "TILE_ROWS": config.rows,
-            "TILE_COLUMNS": config.columns,
-            "TILE_CHANNELS": config.channels,
-            "CHUNK": config.chunk,
-        }
         call = KernelCall(
             Program.of(
                 "conv2d_input_gradient/shared_tile.cu",
-                "conv2d_input_gradient_shared_tile",
-                constants(problem) | sizes,
+                constants=activation.constants_of(problem.forward),
+                problem=problem,
+                forward=f,
+                config=config,
             ),
             (config.blocks(f), 1, 1),
             (config.threads, 1, 1),

@@ -9,11 +9,11 @@ import math
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
-from escalade.device.program import Constant, Program
+from escalade.device.program import Program
 from escalade.device.recipe import Buffer, Ints, KernelCall, Recipe, Workspace
 from escalade.errors import UnsupportedError
 from escalade.ops.base.card import Card
-from escalade.ops.base.dtypes import MULTIPLIED, element, widest_vector
+from escalade.ops.base.dtypes import MULTIPLIED, widest_vector
 from escalade.ops.base.grid import blocks, ceil_div
 from escalade.ops.base.rung import Config, Rung
 from escalade.ops.conv2d import Conv2d, Conv2dProblem
@@ -70,15 +70,12 @@ class SubpixelConv:
     def filters(self) -> KernelCall:
         """Return the launch that expands weights and bias."""
         f, c = self.forward, self.convolution
-        constants: dict[str, Constant] = {"Element": element(f.dtype), "HAS_BIAS": f.bias}
         struct = (
             f.filters, f.channels, f.filter_height, f.filter_width, *f.stride, *f.padding, *f.dilation, *self.phases,
             c.filter_height, c.filter_width, self.rows.corner, self.columns.corner,
         )  # fmt: skip
         return KernelCall(
-            Program.of(
-                "conv2d_input_gradient/subpixel_filters.cu", "conv2d_input_gradient_subpixel_filters", constants
-            ),
+            Program.of("conv2d_input_gradient/subpixel_filters.cu", forward=f),
             (blocks(c.weight_elements, THREADS), 1, 1),
             (THREADS, 1, 1),
             (
@@ -100,11 +97,7 @@ class SubpixelConv:
             c.output_height, c.output_width,
         )  # fmt: skip
         return KernelCall(
-            Program.of(
-                "conv2d_input_gradient/subpixel_shuffle.cu",
-                "conv2d_input_gradient_subpixel_shuffle",
-                {"Element": element(f.dtype), "VECTOR": vector},
-            ),
+            Program.of("conv2d_input_gradient/subpixel_shuffle.cu", forward=f, vector=vector),
             (ceil_div(f.batch * f.height, THREADS // along), 1, 1),
             (along, THREADS // along, 1),
             (Buffer(RESULTS), Buffer("y"), Ints(struct)),

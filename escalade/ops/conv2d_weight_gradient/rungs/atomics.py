@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from escalade.device.program import Constant, Program
+from escalade.device.program import Program
 from escalade.device.recipe import Buffer, Int64, KernelCall, Recipe, Workspace
 from escalade.ops.base.grid import blocks, ceil_div
 from escalade.ops.base.rung import Rung, ThreadsConfig
@@ -33,29 +33,19 @@ class AtomicRung(Rung[Conv2dWeightGradientProblem, ThreadsConfig]):
         return (ThreadsConfig(),)
 
 
-def _constants(problem: Conv2dWeightGradientProblem) -> dict[str, Constant]:
-    return {**parts.constants(problem), "NHWC": problem.layout == "nhwc"}
-
-
 @dataclass(frozen=True)
 class Atomics(AtomicRung):
     def recipe(self, problem: Conv2dWeightGradientProblem, config: ThreadsConfig) -> Recipe:
         f, elements = problem.forward, problem.part_elements
         add = KernelCall(
-            Program.of(
-                "conv2d_weight_gradient/atomics.cu", "conv2d_weight_gradient_atomics", _constants(problem)
-            ),
+            Program.of("conv2d_weight_gradient/atomics.cu", problem=problem),
             (blocks(f.output_elements, config.threads), 1, 1),
             (config.threads, 1, 1),
             (Buffer("x"), Buffer("gradient"), Buffer(_SUMS), arguments.shape(f)),
             overlap=True,
         )
         finish = KernelCall(
-            Program.of(
-                "conv2d_weight_gradient/atomics_finish.cu",
-                "conv2d_weight_gradient_atomics_finish",
-                {"Element": parts.constants(problem)["Element"]},
-            ),
+            Program.of("conv2d_weight_gradient/atomics_finish.cu", problem=problem),
             (blocks(elements, config.threads), 1, 1),
             (config.threads, 1, 1),
             (
@@ -77,11 +67,7 @@ class SharedSums(AtomicRung):
         part_pixels = ceil_div(f.output_pixels, max(1, min(most, ceil_div(self.card.busy_blocks, tiles))))
         count = ceil_div(f.output_pixels, part_pixels)
         product = KernelCall(
-            Program.of(
-                "conv2d_weight_gradient/shared_sums.cu",
-                "conv2d_weight_gradient_shared_sums",
-                {**_constants(problem), "THREADS": config.threads, "TILE": _TILE},
-            ),
+            Program.of("conv2d_weight_gradient/shared_sums.cu", problem=problem, config=config, tile=_TILE),
             (tiles, count, 1),
             (config.threads, 1, 1),
             (Buffer("x"), Buffer("gradient"), Buffer(parts.PARTS), arguments.shape(f), Int64(part_pixels)),

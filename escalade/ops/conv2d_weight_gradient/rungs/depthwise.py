@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from escalade.device.program import Constant, Program
+from escalade.device.program import Program
 from escalade.device.recipe import Buffer, KernelCall, Recipe
 from escalade.ops.base.card import Card
 from escalade.ops.base.dtypes import VECTOR_BYTES
@@ -126,21 +126,8 @@ class Depthwise(Rung[Conv2dWeightGradientProblem, DepthwiseConfig]):
         f = problem.forward
         walks, part_walks = config.walks(f), config.part_rounds * config.positions
         count = ceil_div(walks, part_walks)
-        constants: dict[str, Constant] = {
-            **parts.constants(problem),
-            "FILTER_HEIGHT": f.filter_height,
-            "FILTER_WIDTH": f.filter_width,
-            "STRIDE_H": f.stride[0],
-            "STRIDE_W": f.stride[1],
-            "DILATION_H": f.dilation[0],
-            "DILATION_W": f.dilation[1],
-            "VECTOR": config.vector,
-            "ROWS": config.rows,
-            "LANES": config.lanes,
-            "THREADS": config.threads(f),
-        }
         product = KernelCall(
-            Program.of("conv2d_weight_gradient/depthwise.cu", "conv2d_weight_gradient_depthwise", constants),
+            Program.of("conv2d_weight_gradient/depthwise.cu", problem=problem, forward=f, config=config),
             (config.tiles(f), count, 1),
             (config.threads(f), 1, 1),
             (

@@ -34,11 +34,7 @@ class Direct(Rung[Conv2dWeightGradientProblem, ThreadsConfig]):
         part_pixels = ceil_div(pixels, max(1, min(_MOST_PARTS, wanted, ceil_div(pixels, _LEAST_PIXELS))))
         count = ceil_div(pixels, part_pixels)
         product = KernelCall(
-            Program.of(
-                "conv2d_weight_gradient/direct.cu",
-                "conv2d_weight_gradient_direct",
-                {**parts.constants(problem), "NHWC": problem.layout == "nhwc"},
-            ),
+            Program.of("conv2d_weight_gradient/direct.cu", problem=problem),
             (blocks(problem.part_elements, config.threads), count, 1),
             (config.threads, 1, 1),
             (

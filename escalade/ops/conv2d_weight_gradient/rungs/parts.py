@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from escalade.device.program import Constant, Program
+from escalade.device.program import Program
 from escalade.device.recipe import Argument, Buffer, Int64, KernelCall, Recipe, Workspace
 from escalade.ops.base.card import Card
-from escalade.ops.base.dtypes import element
 from escalade.ops.base.grid import blocks, ceil_div
 from escalade.ops.conv2d_weight_gradient.problem import Conv2dWeightGradientProblem
 
@@ -24,11 +23,6 @@ _START_CYCLES = 4000.0
 _MOST_PARTS = 4096
 _WAVES = (0.25, 0.5, 0.75, 1, 2, 3, 4, 5, 6, 7, 8)
 """Numbers of waves to consider; less than one where the reduction dominates."""
-
-
-def constants(problem: Conv2dWeightGradientProblem) -> dict[str, Constant]:
-    """Return the constants shared by all kernels."""
-    return {"Element": element(problem.dtype), "HAS_BIAS": problem.bias}
 
 
 def recipe(problem: Conv2dWeightGradientProblem, product: KernelCall, parts: int) -> Recipe:
@@ -56,14 +50,11 @@ def total(
     return KernelCall(
         Program.of(
             "conv2d_weight_gradient/sum_parts.cu",
-            "conv2d_weight_gradient_sum_parts",
-            {
-                "Element": element(problem.dtype),
-                "THREADS": _SUM_THREADS,
-                "LANES": lanes,
-                "VECTOR": vector,
-                "SCALED": scaled,
-            },
+            problem=problem,
+            threads=_SUM_THREADS,
+            lanes=lanes,
+            vector=vector,
+            scaled=scaled,
         ),
         (blocks(elements, _SUM_THREADS // lanes * vector), 1, 1),
         (_SUM_THREADS, 1, 1),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from escalade.device.program import Constant, Program
+from escalade.device.program import Program
 from escalade.device.recipe import Buffer, Ints, KernelCall, Recipe
 from escalade.ops.base.accuracy import SPLIT_ROUNDING, tf32_tolerance
 from escalade.ops.base.card import MIN_SHARED, Card
@@ -235,24 +235,6 @@ class Skinny(Rung[Conv2dWeightGradientProblem, SkinnyConfig]):
         bands = _Bands(problem, roles, config)
         rows, columns = roles.rows, roles.columns
         count = ceil_div(bands.all, config.part_bands)
-        constants: dict[str, Constant] = {
-            **parts.constants(problem),
-            "PRODUCTS": SPLIT_PRODUCTS if f.dtype == "fp32" else 1,
-            "SWAPPED": roles.swapped,
-            "NARROW": roles.narrow,
-            "FILTER_HEIGHT": rows.taps,
-            "FILTER_WIDTH": columns.taps,
-            "STRIDE_H": rows.stride,
-            "STRIDE_W": columns.stride,
-            "DILATION_H": rows.dilation,
-            "DILATION_W": columns.dilation,
-            "BIAS_TAP": roles.bias_tap or 0,
-            "BAND": config.band,
-            "RAGGED": bands.ragged,
-            "WARPS_M": config.warps_m,
-            "WARPS_K": config.warps_k,
-            "BLOCKS_PER_SM": bands.blocks_per_sm,
-        }
         shape = Ints(
             (
                 f.batch, rows.wide, columns.wide, roles.channels, rows.narrow, columns.narrow, rows.pad, columns.pad,
@@ -261,7 +243,16 @@ class Skinny(Rung[Conv2dWeightGradientProblem, SkinnyConfig]):
         )  # fmt: skip
         wide, narrow = ("x", "gradient") if roles.swapped else ("gradient", "x")
         product = KernelCall(
-            Program.of("conv2d_weight_gradient/skinny.cu", "conv2d_weight_gradient_skinny", constants),
+            Program.of(
+                "conv2d_weight_gradient/skinny.cu",
+                problem=problem,
+                products=SPLIT_PRODUCTS if f.dtype == "fp32" else 1,
+                roles=roles,
+                rows=rows,
+                columns=columns,
+                config=config,
+                bands=bands,
+            ),
             (bands.tiles, count, 1),
             (32 * WARPS, 1, 1),
             (Buffer(wide), Buffer(narrow), Buffer(parts.PARTS), shape, config.part_bands),

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from escalade.device.program import Program
 from escalade.device.recipe import Buffer, KernelCall, Recipe, TiledMap, Workspace
 from escalade.ops.base.card import RESERVED_SHARED, Card
-from escalade.ops.base.dtypes import element
 from escalade.ops.base.grid import blocks, ceil_div
 from escalade.ops.base.rung import Config
 from escalade.ops.conv2d.problem import Conv2dProblem
@@ -190,19 +189,13 @@ class FewChannels(HopperRung[FewChannelsConfig]):
 
     def recipe(self, problem: Conv2dWeightGradientProblem, config: FewChannelsConfig) -> Recipe:
         f, packing, work = problem.forward, Packing.of(problem.forward), config.work(problem, self.card)
-        constants = {**parts.constants(problem), "CHANNELS": f.channels, "GROUP": packing.group}
         pack = KernelCall(
             Program.of(
                 "conv2d_weight_gradient/sm90_few_channels_pack.cu",
-                "conv2d_weight_gradient_sm90_few_channels_pack",
-                {
-                    "Element": element(f.dtype),
-                    "CHANNELS": f.channels,
-                    "GROUP": packing.group,
-                    "ROW_STEP": packing.row_step,
-                    "THREADS": _PACK_THREADS,
-                    "ROUNDS": _PACK_ROUNDS,
-                },
+                forward=f,
+                packing=packing,
+                threads=_PACK_THREADS,
+                rounds=_PACK_ROUNDS,
             ),
             (blocks(packing.pixels, _PACK_THREADS * _PACK_ROUNDS), 1, 1),
             (_PACK_THREADS, 1, 1),
@@ -223,19 +216,10 @@ class FewChannels(HopperRung[FewChannelsConfig]):
         product = KernelCall(
             Program.of(
                 "conv2d_weight_gradient/sm90_few_channels.cu",
-                "conv2d_weight_gradient_sm90_few_channels",
-                {
-                    **constants,
-                    "BF16": f.dtype == "bf16",
-                    "WARPGROUPS_M": config.warpgroups_m,
-                    "WARPGROUPS_N": config.warpgroups_n,
-                    "BOXES": config.boxes,
-                    "ROWS": config.rows,
-                    "ROW_PITCH": packing.row_pitch,
-                    "ROW_JUMP": packing.row_jump,
-                    "STAGES": config.stages,
-                    "BLOCKS_PER_SM": config.blocks_per_sm,
-                },
+                problem=problem,
+                forward=f,
+                packing=packing,
+                config=config,
             ),
             (work.tiles, count, 1),
             ((config.warpgroups + 1) * 128, 1, 1),

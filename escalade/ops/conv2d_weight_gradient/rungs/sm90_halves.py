@@ -137,8 +137,7 @@ class Halves(Rung[Conv2dWeightGradientProblem]):
         return KernelCall(
             Program.of(
                 "conv2d_weight_gradient/sm90_halves.cu",
-                "conv2d_weight_gradient_sm90_halves",
-                {"THREADS": THREADS, "BLOCKS_PER_SM": BLOCKS_PER_SM, "ROUNDS": ROUNDS, "HAS_LOWER": lower},
+                threads=THREADS, blocks_per_sm=BLOCKS_PER_SM, rounds=ROUNDS, lower=lower,
             ),
             (min(wanted, BLOCKS_PER_SM * self.card.multiprocessors), len(sizes), _columns(problem)),
             (THREADS, 1, 1),

@@ -109,19 +109,7 @@ class Wgmma(HopperRung[WgmmaConfig]):
         pixels = Windows.of(f).pixel_map(Buffer("x"), K_TILE)
         count = ceil_div(_k_tiles(f), config.part_slabs)
         product = KernelCall(
-            Program.of(
-                "conv2d_weight_gradient/sm90_wgmma.cu",
-                "conv2d_weight_gradient_sm90_wgmma",
-                {
-                    **parts.constants(problem),
-                    "BF16": f.dtype == "bf16",
-                    "TILE_M": config.filters,
-                    "TILE_N": config.columns,
-                    "WARPGROUPS": config.warpgroups,
-                    "STAGES": config.stages,
-                    "BLOCKS_PER_SM": config.blocks_per_sm,
-                },
-            ),
+            Program.of("conv2d_weight_gradient/sm90_wgmma.cu", problem=problem, forward=f, config=config),
             (config.tiles(f), count, 1),
             ((config.warpgroups + 1) * 128, 1, 1),
             (gradients, pixels, Buffer(parts.PARTS), arguments.shape(f), config.part_slabs),

@@ -109,14 +109,10 @@ class Window(HopperRung[WindowConfig]):
         product = KernelCall(
             Program.of(
                 "conv2d_weight_gradient/sm90_window.cu",
-                "conv2d_weight_gradient_sm90_window",
-                {
-                    **parts.constants(problem),
-                    "BF16": f.dtype == "bf16",
-                    "ROWS": config.rows,
-                    "STRIDE": stride,
-                    "STAGES": config.stages,
-                },
+                problem=problem,
+                forward=f,
+                config=config,
+                stride=stride,
             ),
             (_window_work(problem, config.rows, self.card).tiles, count, 1),
             (512, 1, 1),

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from escalade.device.program import Constant, Program
+from escalade.device.program import Program
 from escalade.device.recipe import Argument, Buffer, Int64, Ints, KernelCall, Recipe, Workspace
-from escalade.ops.base.dtypes import ELEMENT_BYTES, element, widest_vector
+from escalade.ops.base.dtypes import ELEMENT_BYTES, widest_vector
 from escalade.ops.base.grid import blocks
 from escalade.ops.few_channels.problem import FewChannelsProblem
 from escalade.ops.shared import activation
@@ -14,26 +14,8 @@ MOST_FILTER_WIDTH = 16
 _THREADS = 256
 
 
-def constants(problem: FewChannelsProblem) -> dict[str, Constant]:
-    """Return the constants of kernels/few_channels/shape.cuh."""
-    return {
-        "Source": element(problem.x_type),
-        "Element": element(problem.storage),
-        "NHWC": problem.layout == "nhwc",
-        "CHANNELS": problem.channels,
-        "HAS_BIAS": problem.bias,
-    }
-
-
 def shape(problem: FewChannelsProblem) -> Ints:
-    """`FewChannelsShape` of kernels/few_channels/shape.cuh."""
-    p = problem
-    return Ints(
-        (
-            p.batch, p.height, p.width, p.filters, p.filter_height, p.filter_width, *p.padding, p.conv_height,
-            p.conv_width, p.output_height, p.output_width,
-        )
-    )  # fmt: skip
+    return Ints.of("few_channels/shape.cuh", "FewChannelsShape", problem=problem)
 
 
 def tensors(y: Buffer) -> tuple[Argument, ...]:
@@ -59,17 +41,7 @@ def finish(
     p = problem
     vector = widest_vector(p.storage, p.filters) if p.layout == "nhwc" else 1
     return KernelCall(
-        Program.of(
-            "few_channels/pool.cu",
-            "few_channels_pool",
-            {
-                "Element": element(p.storage),
-                "NHWC": p.layout == "nhwc",
-                "VECTOR": vector,
-                "POOL": p.pool,
-                **activation.constants_of(p),
-            },
-        ),
+        Program.of("few_channels/pool.cu", constants=activation.constants_of(p), problem=p, vector=vector),
         (blocks(p.output_elements, vector * _THREADS), 1, 1),
         (_THREADS, 1, 1),
         (

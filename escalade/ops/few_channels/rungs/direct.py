@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from escalade.device.program import Macro, Program
+from escalade.device.program import Program
 from escalade.device.recipe import Buffer, ConstantCopy, KernelCall, Recipe
 from escalade.ops.base.dtypes import ELEMENT_BYTES
 from escalade.ops.base.grid import blocks, ceil_div
@@ -49,16 +49,14 @@ class Direct(Rung[FewChannelsProblem, DirectConfig]):
     def recipe(self, problem: FewChannelsProblem, config: DirectConfig) -> Recipe:
         p = problem
         constant = config.weights == "constant"
-        constants = arguments.constants(p) | {
-            **activation.constants_of(p if p.pool == 1 else replace(p, relu=False, activation="")),
-            "FILTER_HEIGHT": p.filter_height,
-            "FILTER_WIDTH": p.filter_width,
-            "RUN": config.run,
-            "FILTERS_EACH": config.filters,
-            "THREADS": config.threads,
-            "CONSTANT_WEIGHTS": Macro(str(p.weight_elements if constant else 0)),
-        }
-        program = Program.of("few_channels/direct.cu", "few_channels_direct", constants)
+        finished = p if p.pool == 1 else replace(p, relu=False, activation="")
+        program = Program.of(
+            "few_channels/direct.cu",
+            constants=activation.constants_of(finished),
+            problem=finished,
+            config=config,
+            constant_weights=p.weight_elements if constant else 0,
+        )
         runs = p.batch * p.conv_height * ceil_div(p.conv_width, config.run)
         call = KernelCall(
             program,

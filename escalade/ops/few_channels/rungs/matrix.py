@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from escalade.device.program import Constant, Macro, Program, Type
+from escalade.device.program import Program, Type
 from escalade.device.recipe import Buffer, Int64, KernelCall, Recipe, Workspace
 from escalade.ops.base.accuracy import tf32_tolerance
 from escalade.ops.base.dtypes import ELEMENT_BYTES, element
@@ -72,11 +72,10 @@ class Unrolled(Rung[FewChannelsProblem, ChunksConfig]):
         y = first * p.filters * p.output_height * p.output_width * ELEMENT_BYTES[p.storage]
         columns, product, unfinished = (Buffer(f"{name}{lane}") for name in _NAMES)
         apart = arguments.needs_finish(problem)
-        constants = arguments.constants(p)
         threads = (_THREADS, 1, 1)
         steps = [
             KernelCall(
-                Program.of("few_channels/matrix_unroll.cu", "few_channels_matrix_unroll", constants),
+                Program.of("few_channels/matrix_unroll.cu", problem=p),
                 (blocks(_pixels(p) * p.channels, _THREADS), 1, 1),
                 threads,
                 (Buffer("x", x), columns, arguments.shape(p)),
@@ -85,7 +84,7 @@ class Unrolled(Rung[FewChannelsProblem, ChunksConfig]):
             ),
             self._product(p, columns, product, lane),
             KernelCall(
-                Program.of("few_channels/matrix_permute.cu", "few_channels_matrix_permute", constants),
+                Program.of("few_channels/matrix_permute.cu", problem=p),
                 (blocks(p.conv_elements, _THREADS), 1, 1),
                 threads,
                 (
@@ -102,14 +101,12 @@ class Unrolled(Rung[FewChannelsProblem, ChunksConfig]):
         self, problem: FewChannelsProblem, columns: Buffer, product: Buffer, lane: int
     ) -> KernelCall:
         p = problem
-        constants: dict[str, Constant] = {"Element": element(p.storage)}
         if self.tensor_cores:
             source, width, threads = "matrix_product_mma", _MMA_PIXELS, _MMA_THREADS
-            constants |= {"Product": _TF32, "UNROLL": 1}
         else:
             source, width, threads = "matrix_product", _TILE, _TILE * _TILE
         return KernelCall(
-            Program.of(f"few_channels/{source}.cu", f"few_channels_{source}", constants),
+            Program.of(f"few_channels/{source}.cu", problem=p, product=_TF32, unroll=1),
             (blocks(_pixels(p), width), blocks(p.filters, _TILE), 1),
             (threads, 1, 1),
             (Buffer("weight"), columns, product, p.filters, Int64(_pixels(p)), p.channels * p.taps),
@@ -149,17 +146,16 @@ class Fused(Rung[FewChannelsProblem]):
 
     def recipe(self, problem: FewChannelsProblem, config: Config) -> Recipe:
         p = problem
-        height, width = (str(p.filter_height), str(p.filter_width)) if self.unrolled else _RUNTIME_SIZES
-        constants = arguments.constants(p) | {
-            "Product": element(p.storage) if self.half else _TF32,
-            "RESTRICT": Macro("__restrict__" if self.restrict else ""),
-            "FILTER_HEIGHT": Macro(height),
-            "FILTER_WIDTH": Macro(width),
-            "UNROLL": _UNROLL if self.unrolled else 1,
-        }
+        program = Program.of(
+            "few_channels/matrix_fused.cu",
+            problem=p,
+            rung=self,
+            product=element(p.storage) if self.half else _TF32,
+            unroll=_UNROLL if self.unrolled else 1,
+        )
         target = Buffer("unfinished" if arguments.needs_finish(p) else "y")
         call = KernelCall(
-            Program.of("few_channels/matrix_fused.cu", "few_channels_matrix_fused", constants),
+            program,
             (blocks(_pixels(p), _MMA_PIXELS), blocks(p.filters, _TILE), 1),
             (_MMA_THREADS, 1, 1),
             (*arguments.tensors(target), arguments.shape(p)),
@@ -168,7 +164,6 @@ class Fused(Rung[FewChannelsProblem]):
         return arguments.then_finish(p, (call,))
 
 
-_RUNTIME_SIZES = ("shape.filter_height", "shape.filter_width")
 _UNROLL = 16
 _NAMES = ("columns", "product", "unfinished")
 

@@ -239,28 +239,14 @@ class Rows(Rung[FewChannelsProblem, RowsConfig]):
 
     def recipe(self, problem: FewChannelsProblem, config: RowsConfig) -> Recipe:
         p, tiling = problem, _Tiling(problem, config, self.card)
-        constants = arguments.constants(p) | {
-            **activation.constants_of(p),
-            "POOL": p.pool,
-            "FILTER_HEIGHT": p.filter_height,
-            "FILTER_WIDTH": p.filter_width,
-            "IMAGES": config.images,
-            "TILE_ROWS": config.rows,
-            "SEGMENTS": config.segments,
-            "RUN": config.run,
-            "FILTERS_EACH": config.filters,
-            "FILTER_GROUPS": tiling.filter_groups,
-            "THREADS": config.threads,
-            "ROW_PITCH": tiling.row_pitch,
-            "SEGMENT_PITCH": tiling.segment_pitch,
-            "STAGE_SEGMENTS": config.segments if tiling.copied else 1,
-            "STAGE_COLUMNS": tiling.stage_columns,
-            "X_VECTOR": tiling.x_vector,
-            "Y_VECTOR": tiling.y_vector,
-            "UNROLL_ROWS": 1,
-        }
         call = KernelCall(
-            Program.of("few_channels/rows.cu", "few_channels_rows", constants),
+            Program.of(
+                "few_channels/rows.cu",
+                constants=activation.constants_of(p),
+                problem=p,
+                config=config,
+                tiling=tiling,
+            ),
             (tiling.blocks, 1, 1),
             (config.threads, 1, 1),
             (

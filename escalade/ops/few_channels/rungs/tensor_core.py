@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from escalade.device.program import Constant, Program, Type
+from escalade.device.program import Program, Type
 from escalade.device.recipe import Buffer, KernelCall, Recipe, Workspace
 from escalade.ops.base.card import MIN_SHARED, Card
 from escalade.ops.base.dtypes import ELEMENT_BYTES, element
@@ -354,26 +354,10 @@ class TensorCore(Rung[FewChannelsProblem, TileConfig]):
         return Recipe(steps, packed) if part == problem else arguments.then_finish(problem, steps, packed)
 
 
-def _constants(columns: Columns) -> dict[str, Constant]:
-    """Return the constants of kernels/few_channels/tensor_core.cuh, and the type of the weights."""
-    problem = columns.problem
-    return {
-        "Element": element(problem.storage),
-        "Operand": columns.operand,
-        "CHANNELS": problem.channels,
-        "FILTERS": problem.filters,
-        "FILTER_HEIGHT": problem.filter_height,
-        "FILTER_WIDTH": problem.filter_width,
-        "PAIRED": columns.paired,
-        "TILES_N": columns.tiles_n,
-        "SPLIT": columns.split,
-    }
-
-
 def _pack(columns: Columns) -> KernelCall:
     """Return the launch that packs weights in the order of the fragments' registers."""
     return KernelCall(
-        Program.of("few_channels/tensor_core_pack.cu", "few_channels_tensor_core_pack", _constants(columns)),
+        Program.of("few_channels/tensor_core_pack.cu", problem=columns.problem, columns=columns),
         (blocks(columns.packed_bytes // 4, _PACK_THREADS), 1, 1),
         (_PACK_THREADS, 1, 1),
         (Buffer("weight"), Buffer("packed"), Buffer("exponents")),
@@ -384,35 +368,17 @@ def _pack(columns: Columns) -> KernelCall:
 
 def _convolution(product: Product, target: Buffer, card: Card) -> KernelCall:
     p, config = product.problem, product.config
-    constants: dict[str, Constant] = {
-        **_constants(product.columns),
-        "Source": element(p.x_type),
-        "NHWC": p.layout == "nhwc",
-        "HEIGHT": p.height,
-        "WIDTH": p.width,
-        "PAD_H": p.padding[0],
-        "PAD_W": p.padding[1],
-        "OUTPUT_HEIGHT": p.output_height,
-        "OUTPUT_WIDTH": p.output_width,
-        "HAS_BIAS": p.bias,
-        **activation.constants_of(p),
-        "POOL": p.pool,
-        "IMAGES": config.images,
-        "ROWS": config.rows,
-        "WARPS": config.warps,
-        "BLOCKS_PER_SM": config.blocks_per_sm,
-        "ROW_BLOCKS": product.row_blocks,
-        "CELLS_IN_ROW": product.cells_in_row,
-        "NARROW": product.narrow,
-        "STAGED_WIDTH": product.staged_width,
-        "OPERAND_WIDTH": product.operand_width,
-        "SOURCE_BUFFER": product.source_buffer,
-        "BUFFER": product.buffer,
-        "COPY_BYTES": product.copy_bytes,
-    }
+    program = Program.of(
+        "few_channels/tensor_core.cu",
+        constants=activation.constants_of(p),
+        problem=p,
+        config=config,
+        product=product,
+        columns=product.columns,
+    )
     tiles = blocks(p.batch, config.images)
     return KernelCall(
-        Program.of("few_channels/tensor_core.cu", "few_channels_tensor_core", constants),
+        program,
         (min(tiles, card.multiprocessors * config.blocks_per_sm), 1, 1),
         (config.warps * 32, 1, 1),
         (*arguments.tensors(target), Buffer("packed"), Buffer("exponents"), p.batch),

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from escalade.device.program import Constant
 from escalade.device.recipe import Argument, Buffer
-from escalade.ops.base.dtypes import element
 from escalade.ops.linear.problem import LinearProblem
-from escalade.ops.shared import activation
 
 
 def refuses_pixels(rung: str, problem: LinearProblem) -> str | None:
@@ -14,14 +11,6 @@ def refuses_pixels(rung: str, problem: LinearProblem) -> str | None:
     if problem.pixels == 1:
         return None
     return f"{rung} does not support means over pixels; pool_first does"
-
-
-def constants(problem: LinearProblem) -> dict[str, Constant]:
-    return {
-        "Element": element(problem.dtype),
-        "HAS_BIAS": problem.bias,
-        **activation.constants_of(problem),
-    }
 
 
 def launch_arguments(problem: LinearProblem, output: str = "y") -> tuple[Argument, ...]:

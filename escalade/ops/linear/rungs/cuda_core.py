@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from escalade.device.program import Constant, Program, Type
+from escalade.device.program import Program
 from escalade.device.recipe import Buffer, Int64, KernelCall, Recipe, WeightsReady, Workspace
 from escalade.ops.base.card import Card
-from escalade.ops.base.dtypes import ELEMENT_BYTES, element, widest_vector
+from escalade.ops.base.dtypes import ELEMENT_BYTES, widest_vector
 from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.rung import Config, Rung, ThreadsConfig
 from escalade.ops.linear.problem import LinearProblem
-from escalade.ops.linear.rungs.arguments import constants, launch_arguments, refuses_pixels
+from escalade.ops.linear.rungs.arguments import launch_arguments, refuses_pixels
+from escalade.ops.shared import activation
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class Naive(Rung[LinearProblem, ThreadsConfig]):
 
     def recipe(self, problem: LinearProblem, config: ThreadsConfig) -> Recipe:
         call = KernelCall(
-            Program.of("linear/naive.cu", "linear_naive", {**constants(problem), "PIXELS": problem.pixels}),
+            Program.of("linear/naive.cu", constants=activation.constants_of(problem), problem=problem),
             (ceil_div(problem.output_elements, config.threads), 1, 1),
             (config.threads, 1, 1),
             launch_arguments(problem),
@@ -96,21 +97,17 @@ class Tiled(Rung[LinearProblem, TiledConfig]):
 
     def recipe(self, problem: LinearProblem, config: TiledConfig) -> Recipe:
         p, whole = problem, config.splits == 1
-        output = element(p.dtype) if whole else Type("float")
-        tile: dict[str, Constant] = {
-            **constants(p if whole else replace(p, bias=False, relu=False, activation="")),
-            "Output": output,
-            "VECTOR": widest_vector(p.dtype, p.in_features),
-            "OUTPUTS_ALIGNED": p.out_features % 4 == 0,
-            "TILE_ROWS": config.rows,
-            "TILE_OUTPUTS": config.outputs,
-            "TILE_DEPTH": TILE_DEPTH,
-            "THREAD_ROWS": config.thread_rows,
-            "THREAD_OUTPUTS": config.thread_outputs,
-            "SPLITS": config.splits,
-        }
+        finished = p if whole else replace(p, bias=False, relu=False, activation="")
+        program = Program.of(
+            "linear/tiled.cu",
+            constants=activation.constants_of(finished),
+            problem=finished,
+            config=config,
+            vector=widest_vector(p.dtype, p.in_features),
+            tile_depth=TILE_DEPTH,
+        )
         product = KernelCall(
-            Program.of("linear/tiled.cu", "linear_tiled", tile),
+            program,
             (config.tiles(p), config.splits, 1),
             (config.threads, 1, 1),
             launch_arguments(p, "y" if whole else "parts"),
@@ -128,8 +125,10 @@ def _sum_parts(problem: LinearProblem, splits: int) -> KernelCall:
     return KernelCall(
         Program.of(
             "linear/tiled_sum_parts.cu",
-            "linear_tiled_sum_parts",
-            {**constants(p), "VECTOR": width, "SPLITS": splits},
+            constants=activation.constants_of(p),
+            problem=p,
+            width=width,
+            splits=splits,
         ),
         (ceil_div(p.output_elements // width, 128), 1, 1),
         (128, 1, 1),
@@ -191,19 +190,15 @@ class WarpPerOutput(Rung[LinearProblem, WarpConfig]):
     def recipe(self, problem: LinearProblem, config: WarpConfig) -> Recipe:
         width = widest_vector(problem.dtype, problem.in_features)
         warps = config.output_warps * config.depth_warps
-        streams: dict[str, Constant] = {
-            **constants(problem),
-            "VECTOR": width,
-            "ROWS": config.rows,
-            "OUTPUTS": config.outputs,
-            "STAGES": config.stages,
-            # Registers for many warps if each has few accumulators, for fewer if it has up to 32.
-            "BLOCKS_PER_SM": (32 if config.rows <= 2 else 16) // warps,
-            "OUTPUT_WARPS": config.output_warps,
-            "DEPTH_WARPS": config.depth_warps,
-        }
         call = KernelCall(
-            Program.of("linear/warp_per_output.cu", "linear_warp_per_output", streams),
+            Program.of(
+                "linear/warp_per_output.cu",
+                constants=activation.constants_of(problem),
+                problem=problem,
+                width=width,
+                config=config,
+                warps=warps,
+            ),
             (
                 ceil_div(problem.out_features, config.outputs * config.output_warps),
                 ceil_div(problem.batch, config.rows),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from escalade.device.program import Constant, Program
+from escalade.device.program import Program
 from escalade.device.recipe import Buffer, KernelCall, Recipe, WeightsReady, Workspace
 from escalade.errors import UnsupportedError
 from escalade.ops.adaptive_avg_pool2d import AdaptiveAvgPool2d, AdaptiveAvgPool2dProblem
@@ -13,9 +13,9 @@ from escalade.ops.base.dtypes import ELEMENT_BYTES, NAMES, STORAGE, widest_vecto
 from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.rung import Config, Rung
 from escalade.ops.linear.problem import LinearProblem
-from escalade.ops.linear.rungs.arguments import constants
 from escalade.ops.linear.rungs.cuda_core import TILED, WARP_PER_OUTPUT
 from escalade.ops.linear.rungs.tensor_core import TENSOR_CORE
+from escalade.ops.shared import activation
 
 FEW_ROWS = {"fp32": 16, "tf32": 8, "fp16": 8, "bf16": 8}
 """Up to this many rows, reading the weights takes longer than the products of one warp per output."""
@@ -117,19 +117,11 @@ class Pooled(Rung[LinearProblem, PooledConfig]):
     def recipe(self, problem: LinearProblem, config: PooledConfig) -> Recipe:
         p, vector = problem, _vector(problem)
         groups = max(1, min(config.threads * vector // p.in_features, p.pixels, MOST_GROUPS))
-        choices: dict[str, Constant] = {
-            **constants(p),
-            "FEATURES": p.in_features,
-            "PIXELS": p.pixels,
-            "ROWS": p.batch,
-            "VECTOR": vector,
-            "THREADS": config.threads,
-            "GROUPS": groups,
-            "AHEAD": min(p.pixels // groups, AHEAD_OF_BLOCK // config.threads),
-            "OUTPUTS": config.outputs,
-        }
         call = KernelCall(
-            Program.of("linear/pooled.cu", "linear_pooled", choices),
+            Program.of(
+                "linear/pooled.cu", constants=activation.constants_of(p), problem=p, config=config, vector=vector,
+                groups=groups, ahead=min(p.pixels // groups, AHEAD_OF_BLOCK // config.threads),
+            ),
             (config.blocks(p), 1, 1),
             (config.threads, 1, 1),
             (

@@ -268,21 +268,7 @@ def _fold(problem: MlpProblem) -> Recipe:
     if number is None:
         return Recipe(())
     one, other = problem.layers[number : number + 2]
-    program = Program.of(
-        "mlp/tensor_core_fold.cu",
-        "mlp_tensor_core_fold",
-        {
-            "Element": element(problem.dtype),
-            "FIRST_GROUPS": one.groups,
-            "FIRST_FEATURES": one.features,
-            "FIRST_OUTPUTS": one.outputs,
-            "FIRST_HAS_BIAS": one.bias,
-            "SECOND_GROUPS": other.groups,
-            "SECOND_FEATURES": other.features,
-            "SECOND_OUTPUTS": other.outputs,
-            "SECOND_HAS_BIAS": other.bias,
-        },
-    )
+    program = Program.of("mlp/tensor_core_fold.cu", problem=problem, one=one, other=other)
     threads = other.width_out * (one.width_in + 1)
     call = KernelCall(
         program,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from escalade.device.program import Constant
 from escalade.device.recipe import Buffer
-from escalade.ops.base.dtypes import element
 from escalade.ops.expressions import Expression, fast_functions
 from escalade.ops.squeeze_excite.problem import SqueezeExciteProblem
 
@@ -14,24 +13,13 @@ BUFFERS = (
 )  # fmt: skip
 
 
-def constants(problem: SqueezeExciteProblem, threads: int) -> dict[str, Constant]:
-    """Return the constants of kernels/squeeze_excite/layers.cuh."""
-    p = problem
+def generated(problem: SqueezeExciteProblem) -> dict[str, Constant]:
+    """Return the activations of kernels/squeeze_excite/layers.cuh."""
     applied = {
-        name: Expression.parse(text).constants(p.dtype)["EXPRESSION"]
-        for name, text in (("ACTIVATION", p.hidden), ("GATE", p.gate))
+        name: Expression.parse(text).constants(problem.dtype)["EXPRESSION"]
+        for name, text in (("ACTIVATION", problem.hidden), ("GATE", problem.gate))
     }
-    return {
-        "Element": element(p.dtype),
-        "CHANNELS": p.channels,
-        "SQUEEZED": p.squeezed,
-        "PIXELS": p.pixels,
-        "HAS_BIAS": p.bias,
-        "HAS_GATE_BIAS": p.gate_bias,
-        "THREADS": threads,
-        "FAST_FUNCTIONS": fast_functions(p.dtype),
-        **applied,
-    }
+    return {"FAST_FUNCTIONS": fast_functions(problem.dtype), **applied}
 
 
 def x_pitch(problem: SqueezeExciteProblem) -> int:

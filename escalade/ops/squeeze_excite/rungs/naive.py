@@ -6,7 +6,7 @@ from escalade.device.program import Program
 from escalade.device.recipe import KernelCall, Recipe
 from escalade.ops.base.rung import Rung, ThreadsConfig
 from escalade.ops.squeeze_excite.problem import SqueezeExciteProblem
-from escalade.ops.squeeze_excite.rungs.arguments import BUFFERS, constants, x_pitch
+from escalade.ops.squeeze_excite.rungs.arguments import BUFFERS, generated, x_pitch
 
 
 class Naive(Rung[SqueezeExciteProblem, ThreadsConfig]):
@@ -18,7 +18,9 @@ class Naive(Rung[SqueezeExciteProblem, ThreadsConfig]):
 
     def recipe(self, problem: SqueezeExciteProblem, config: ThreadsConfig) -> Recipe:
         call = KernelCall(
-            Program.of("squeeze_excite/naive.cu", "squeeze_excite_naive", constants(problem, config.threads)),
+            Program.of(
+                "squeeze_excite/naive.cu", constants=generated(problem), problem=problem, config=config
+            ),
             (problem.batch, 1, 1),
             (config.threads, 1, 1),
             (*BUFFERS, x_pitch(problem)),

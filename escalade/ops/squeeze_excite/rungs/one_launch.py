@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from escalade.device.architecture import WITH_WGMMA
-from escalade.device.program import Constant, Macro, Program
+from escalade.device.program import Program
 from escalade.device.recipe import KernelCall, Recipe
 from escalade.ops.base.card import MIN_SHARED, TWIN, Card
 from escalade.ops.base.dtypes import ELEMENT_BYTES, widest_vector
 from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.rung import Config, Rung
 from escalade.ops.squeeze_excite.problem import SqueezeExciteProblem
-from escalade.ops.squeeze_excite.rungs.arguments import BUFFERS, constants, x_pitch
+from escalade.ops.squeeze_excite.rungs.arguments import BUFFERS, generated, x_pitch
 from escalade.ops.squeeze_excite.rungs.sliced import SLICED
 
 _IN_FLOAT4 = 4
@@ -124,20 +124,17 @@ class OneLaunch(Rung[SqueezeExciteProblem, OneLaunchConfig]):
 
     def recipe(self, problem: SqueezeExciteProblem, config: OneLaunchConfig) -> Recipe:
         p = problem
-        choices: dict[str, Constant] = {
-            **constants(p, config.threads),
-            "VECTOR": widest_vector(p.dtype, p.channels),
-            "SQUEEZED_VECTOR": widest_vector(p.dtype, p.squeezed),
-            "IMAGES": config.images,
-            "CLUSTER": Macro(str(config.cluster)),
-            "SHARE": config.share(p),
-            "GROUPS": config.groups(p),
-            "AHEAD": _AHEAD,
-            "TEAM": config.team(p.squeezed),
-            "GATE_TEAM": config.team(config.share(p)),
-        }
+        program = Program.of(
+            "squeeze_excite/one_launch.cu",
+            constants=generated(p),
+            problem=p,
+            config=config,
+            vector=widest_vector(p.dtype, p.channels),
+            squeezed_vector=widest_vector(p.dtype, p.squeezed),
+            ahead=_AHEAD,
+        )
         call = KernelCall(
-            Program.of("squeeze_excite/one_launch.cu", "squeeze_excite_one_launch", choices),
+            program,
             (config.clusters(p) * config.cluster, 1, 1),
             (config.threads, 1, 1),
             (*BUFFERS, p.batch, x_pitch(p)),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from escalade.device.architecture import WITH_WGMMA
-from escalade.device.program import Constant, Macro, Program
+from escalade.device.program import Program
 from escalade.device.recipe import HALF_SM_COUNT, HALF_SM_SHARED_BYTES, KernelCall, Recipe, WeightsReady
 from escalade.ops.base.card import HOPPER_SHARED
 from escalade.ops.base.dtypes import ELEMENT_BYTES, STORAGE, VECTOR_BYTES, widest_vector
@@ -15,7 +15,7 @@ from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.rung import Config, Rung
 from escalade.ops.shared.pixel_sums import PixelSums, line_factor
 from escalade.ops.squeeze_excite.problem import SqueezeExciteProblem
-from escalade.ops.squeeze_excite.rungs.arguments import BUFFERS, constants, x_pitch
+from escalade.ops.squeeze_excite.rungs.arguments import BUFFERS, generated, x_pitch
 
 _WARP = 32
 _MMA_DEPTH = 16
@@ -183,30 +183,22 @@ class Sliced(Rung[SqueezeExciteProblem, SlicedConfig]):
 
     def recipe(self, problem: SqueezeExciteProblem, config: SlicedConfig) -> Recipe:
         p, vector = problem, widest_vector(problem.dtype, problem.channels)
-        width, share = config.width(p), config.share(p)
+        share = config.share(p)
         squeezed_vector = widest_vector(p.dtype, p.squeezed)
         blocks, shared_bytes = config.clusters(p) * config.cluster, config.shared_bytes(p)
-        choices: dict[str, Constant] = {
-            **constants(p, config.threads),
-            **config.pixel_sums(p).constants,
-            "VECTOR": vector,
-            "SQUEEZED_VECTOR": squeezed_vector,
-            "GATE_UNIT": widest_vector(p.dtype, share * p.squeezed, p.weight_elements),
-            "EARLY": blocks <= HALF_SM_COUNT or shared_bytes > HALF_SM_SHARED_BYTES,
-            "IMAGES": config.images,
-            "SLICES": config.slices,
-            "PARTS": config.parts,
-            "CLUSTER": Macro(str(config.cluster)),
-            "TENSOR_CORES": Macro(str(int(config.tensor_cores))),
-            "LARGEST": torch.finfo(STORAGE[p.dtype]).max,
-            "WIDTH": width,
-            "SHARE": share,
-            "WEIGHT_PITCH": config.weight_pitch(p),
-            "TEAM": config.team(p.squeezed, width // vector),
-            "GATE_TEAM": config.team(share, p.squeezed // squeezed_vector),
-        }
+        program = Program.of(
+            "squeeze_excite/sliced.cu",
+            constants=generated(p) | config.pixel_sums(p).constants,
+            problem=p,
+            config=config,
+            vector=vector,
+            squeezed_vector=squeezed_vector,
+            gate_unit=widest_vector(p.dtype, share * p.squeezed, p.weight_elements),
+            early=blocks <= HALF_SM_COUNT or shared_bytes > HALF_SM_SHARED_BYTES,
+            largest=torch.finfo(STORAGE[p.dtype]).max,
+        )
         call = KernelCall(
-            Program.of("squeeze_excite/sliced.cu", "squeeze_excite_sliced", choices),
+            program,
             (blocks, 1, 1),
             (config.threads, 1, 1),
             (*BUFFERS, p.batch, x_pitch(p), WeightsReady(("weight", "bias", "gate_weight", "gate_bias"))),

@@ -2,37 +2,17 @@
 
 from __future__ import annotations
 
-from escalade.device.program import Constant, Program
+from escalade.device.program import Program
 from escalade.device.recipe import Argument, Buffer, Int64, Ints, KernelCall, Recipe, Workspace
-from escalade.ops.base.dtypes import ELEMENT_BYTES, element, widest_vector
+from escalade.ops.base.dtypes import ELEMENT_BYTES, widest_vector
 from escalade.ops.base.grid import blocks
-from escalade.ops.shared import activation
 from escalade.ops.stem.problem import StemProblem
 
 _THREADS = 256
 
 
-def image_constants(problem: StemProblem) -> dict[str, Constant]:
-    """Return the constants of kernels/stem/shape.cuh, and the element type."""
-    return {
-        "Source": element(problem.source),
-        "SOURCE_NHWC": problem.source_layout == "nhwc",
-        "CHANNELS": problem.channels,
-        "NORMALISE": problem.normalise,
-        "Element": element(problem.storage),
-        **activation.constants_of(problem),
-    }
-
-
 def shape(problem: StemProblem, row_tiles: int = 1, column_tiles: int = 1) -> Ints:
-    """`StemShape` of kernels/stem/shape.cuh."""
-    p = problem
-    return Ints(
-        (
-            p.batch, p.height, p.width, p.filters, p.filter_height, p.filter_width, *p.stride, *p.padding,
-            p.conv_height, p.conv_width, p.output_height, p.output_width, row_tiles, column_tiles,
-        )
-    )  # fmt: skip
+    return Ints.of("stem/shape.cuh", "StemShape", problem=problem, tiles=(row_tiles, column_tiles))
 
 
 def tensors(weight: Buffer, y: Buffer, bias_optional: bool = False) -> tuple[Argument, ...]:
@@ -58,7 +38,7 @@ def pool(problem: StemProblem) -> KernelCall:
     assert p.pool is not None
     vector = widest_vector(p.storage, p.filters)
     return KernelCall(
-        Program.of("stem/pool.cu", "stem_pool", {"Element": element(p.storage), "VECTOR": vector}),
+        Program.of("stem/pool.cu", problem=p, vector=vector),
         (blocks(p.output_elements, vector * _THREADS), 1, 1),
         (_THREADS, 1, 1),
         (

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from escalade.device.program import Program
 from escalade.device.recipe import Buffer, KernelCall, Workspace
-from escalade.ops.base.dtypes import element
 from escalade.ops.base.grid import blocks
 from escalade.ops.stem.problem import StemProblem
 from escalade.ops.stem.rungs.tiles import MOST_WIDTH, filter_steps
@@ -30,18 +29,7 @@ def pack(problem: StemProblem, warp_blocks: int, pixel_a_lane: bool) -> tuple[Ke
     p = problem
     elements = filter_steps(p) * 16 * p.filters
     call = KernelCall(
-        Program.of(
-            "stem/pack.cu",
-            "stem_pack",
-            {
-                "Element": element(p.storage),
-                "CHANNELS": p.channels,
-                "FILTER_HEIGHT": p.filter_height,
-                "FILTER_WIDTH": p.filter_width,
-                "WARP_BLOCKS": warp_blocks,
-                "PIXEL_A_LANE": pixel_a_lane,
-            },
-        ),
+        Program.of("stem/pack.cu", problem=p, warp_blocks=warp_blocks, pixel_a_lane=pixel_a_lane),
         (blocks(elements, PACK_THREADS), 1, 1),
         (PACK_THREADS, 1, 1),
         (Buffer("weight"), Buffer("packed"), elements, p.filters // 16),

@@ -6,6 +6,7 @@ from escalade.device.program import Program
 from escalade.device.recipe import Buffer, KernelCall, Recipe
 from escalade.ops.base.grid import blocks
 from escalade.ops.base.rung import Rung, ThreadsConfig
+from escalade.ops.shared import activation
 from escalade.ops.stem.problem import StemProblem
 from escalade.ops.stem.rungs import arguments
 
@@ -20,7 +21,7 @@ class Separate(Rung[StemProblem, ThreadsConfig]):
     def recipe(self, problem: StemProblem, config: ThreadsConfig) -> Recipe:
         target = Buffer("unpooled" if problem.pool else "y")
         convolution = KernelCall(
-            Program.of("stem/separate.cu", "stem_separate", arguments.image_constants(problem)),
+            Program.of("stem/separate.cu", constants=activation.constants_of(problem), problem=problem),
             (blocks(problem.conv_elements, config.threads), 1, 1),
             (config.threads, 1, 1),
             (*arguments.tensors(Buffer("weight"), target), arguments.shape(problem)),

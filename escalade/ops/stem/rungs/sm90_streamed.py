@@ -9,9 +9,9 @@ from escalade.device.architecture import WITH_WGMMA
 from escalade.device.program import Program
 from escalade.device.recipe import Buffer, KernelCall, Recipe, ReleaseDependents, Workspace
 from escalade.ops.base.card import Card
-from escalade.ops.base.dtypes import element
 from escalade.ops.base.grid import blocks, ceil_div
 from escalade.ops.base.rung import Config, Rung
+from escalade.ops.shared import activation
 from escalade.ops.stem.problem import StemProblem
 from escalade.ops.stem.rungs import arguments
 from escalade.ops.stem.rungs.packed import PACK_THREADS, unsupported
@@ -111,17 +111,7 @@ class Streamed(Rung[StemProblem, StreamedConfig]):
         p = problem
         elements = dense_steps(p) * 16 * p.filters
         pack = KernelCall(
-            Program.of(
-                "stem/sm90_streamed_pack.cu",
-                "stem_sm90_streamed_pack",
-                {
-                    "Element": element(p.storage),
-                    "FILTER_HEIGHT": p.filter_height,
-                    "FILTER_WIDTH": p.filter_width,
-                    "WEIGHTS_NHWC": weights_nhwc,
-                    "HAS_BIAS": bias,
-                },
-            ),
+            Program.of("stem/sm90_streamed_pack.cu", problem=p, weights_nhwc=weights_nhwc, bias=bias),
             (blocks(elements, PACK_THREADS), 1, 1),
             (PACK_THREADS, 1, 1),
             (Buffer("weight"), Buffer("bias", optional=True), Buffer("packed"), elements, p.filters // 16),
@@ -129,12 +119,14 @@ class Streamed(Rung[StemProblem, StreamedConfig]):
             weights_only=True,
         )
         tiling = config.tiling(p)
-        constants = tiling.column_constants() | {
-            "STAGES": config.stages,
-            "PAIR_LOADS": p.width % 2 == 0 and p.padding[1] % 2 == 1,
-        }
         call = KernelCall(
-            Program.of("stem/sm90_streamed.cu", "stem_sm90_streamed", constants),
+            Program.of(
+                "stem/sm90_streamed.cu",
+                constants=activation.constants_of(p),
+                problem=p,
+                tiling=tiling,
+                config=config,
+            ),
             (config.blocks(p, self.card), p.filters // 64, 1),
             (256 * STREAMS, 1, 1),
             (

@@ -11,6 +11,7 @@ from escalade.device.recipe import Buffer, KernelCall, Recipe
 from escalade.ops.base.card import RESERVED_SHARED, Card
 from escalade.ops.base.grid import blocks
 from escalade.ops.base.rung import Config, Rung
+from escalade.ops.shared import activation
 from escalade.ops.stem.problem import StemProblem
 from escalade.ops.stem.rungs import arguments
 from escalade.ops.stem.rungs.packed import pack, unsupported
@@ -92,9 +93,14 @@ class Warpgroup(Rung[StemProblem, WarpgroupConfig]):
     def recipe(self, problem: StemProblem, config: WarpgroupConfig) -> Recipe:
         tiling = config.tiling(problem)
         packing, packed = pack(problem, 1, pixel_a_lane=False)
-        constants = tiling.constants() | {"BLOCKS_PER_SM": config.blocks_per_sm}
         call = KernelCall(
-            Program.of("stem/sm90_warpgroup.cu", "stem_sm90_warpgroup", constants),
+            Program.of(
+                "stem/sm90_warpgroup.cu",
+                constants=activation.constants_of(problem),
+                problem=problem,
+                tiling=tiling,
+                config=config,
+            ),
             (tiling.tiles, problem.filters // 64, 1),
             (128, 1, 1),
             (

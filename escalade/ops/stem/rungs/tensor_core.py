@@ -10,6 +10,7 @@ from escalade.device.recipe import Buffer, KernelCall, Recipe, ReleaseDependents
 from escalade.ops.base.card import MIN_SHARED, Card
 from escalade.ops.base.grid import blocks
 from escalade.ops.base.rung import Config, Rung
+from escalade.ops.shared import activation
 from escalade.ops.stem.problem import StemProblem
 from escalade.ops.stem.rungs import arguments
 from escalade.ops.stem.rungs.packed import pack, unsupported
@@ -106,17 +107,17 @@ class TensorCore(Rung[StemProblem, WarpConfig]):
         part = self._part(problem)
         tiling = config.tiling(part)
         packing, packed = pack(problem, warp_blocks(part), pixel_a_lane=True)
-        constants = tiling.constants() | {
-            "BANDS": config.bands,
-            "BAND_ROWS": config.band_rows,
-            "COLUMN_BLOCKS": config.column_blocks,
-            "FILTER_WARPS": config.warps(part) // config.bands,
-            "WARP_BLOCKS": warp_blocks(part),
-            "BLOCKS_PER_SM": config.blocks_per_sm,
-        }
         target = Buffer("y" if part == problem else "unpooled")
         convolution = KernelCall(
-            Program.of("stem/tensor_core.cu", "stem_tensor_core", constants),
+            Program.of(
+                "stem/tensor_core.cu",
+                constants=activation.constants_of(part),
+                problem=part,
+                tiling=tiling,
+                config=config,
+                filter_warps=config.warps(part) // config.bands,
+                warp_blocks=warp_blocks(part),
+            ),
             (tiling.tiles, 1, 1),
             (config.warps(part) * 32, 1, 1),
             (

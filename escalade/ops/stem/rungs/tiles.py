@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from escalade.device.program import Constant
 from escalade.ops.base.card import Card
 from escalade.ops.base.grid import blocks
 from escalade.ops.stem.problem import Pool, StemProblem
-from escalade.ops.stem.rungs import arguments
 
 POOLS: dict[Pool | None, int] = {None: 0, (2, 2, 0): 2, (3, 2, 1): 3}
 """Pools supported in registers, and their number in kernels/stem/tile.cuh."""
@@ -64,29 +62,10 @@ class Tiling:
         columns = (self.columns - 1) * p.stride[1] + 4 * blocks(p.filter_width, 4)
         return rows * 2 * blocks(columns, 2)
 
-    def constants(self) -> dict[str, Constant]:
-        """Return the constants of kernels/stem/staged.cuh."""
-        p = self.problem
-        return {
-            **self.column_constants(),
-            "STRIDE_H": p.stride[0],
-            "STRIDE_W": p.stride[1],
-            "TILE_ROWS": self.rows,
-        }
-
-    def column_constants(self) -> dict[str, Constant]:
-        """Return the constants of kernels/stem/tile.cuh, and the filter."""
-        p = self.problem
-        return {
-            **arguments.image_constants(p),
-            "FILTER_HEIGHT": p.filter_height,
-            "FILTER_WIDTH": p.filter_width,
-            "FILTERS": p.filters,
-            "POOL": self.pool,
-            "COLUMNS": self.columns,
-            "HALO": self.halo,
-            "MASK_COLUMNS": self.pool == 3 and (bool(self.halo) or p.conv_width % 2 == 1),
-        }
+    @property
+    def masks_columns(self) -> bool:
+        """True if the last column of a pooling window may be outside of the convolution."""
+        return self.pool == 3 and (bool(self.halo) or self.problem.conv_width % 2 == 1)
 
     def clocks(self, busy: float, alone: float, sharing: int, card: Card) -> float:
         """Estimate the clocks of the busiest SM. A tile keeps its tensor cores `busy`, takes `alone` clocks by itself,
