@@ -22,7 +22,7 @@ from escalade.ops.base.launch import launch
 from escalade.ops.base.naming import Named, NamePattern
 from escalade.ops.base.operation import Operation, Reference
 from escalade.ops.base.pitch import check_pitches, unsupported_pitch
-from escalade.ops.base.rung import Config, Rung, ThreadsConfig
+from escalade.ops.base.rung import Config, Rung, ThreadsConfig, ThreadsRung
 from escalade.ops.calling.call import CallPlan
 from escalade.ops.calling.library import Pair, define_planned
 from escalade.ops.shared import pooling
@@ -171,12 +171,11 @@ LANES = Lanes(
 # --- rung naive: one thread per output
 
 
-class Naive(Rung[AdaptiveAvgPool2dProblem, ThreadsConfig]):
+class Naive(ThreadsRung[AdaptiveAvgPool2dProblem]):
+    threads = (128,)
+
     def supports(self, problem: AdaptiveAvgPool2dProblem) -> str | None:
         return unsupported_pitch(self.name, problem, ("x", "y"))
-
-    def configs(self, problem: AdaptiveAvgPool2dProblem) -> tuple[ThreadsConfig, ...]:
-        return (ThreadsConfig(128),)
 
     def recipe(self, problem: AdaptiveAvgPool2dProblem, config: ThreadsConfig) -> Recipe:
         return launch(

@@ -12,7 +12,7 @@ from escalade.errors import UnsupportedError
 from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES, dtype_of
 from escalade.ops.base.ladder import Ladder
 from escalade.ops.base.naming import Named, NamePattern
-from escalade.ops.base.operation import Operation, Reference
+from escalade.ops.base.operation import Operation, Reference, in_float64
 from escalade.ops.base.rung import Rung
 from escalade.ops.calling.call import CallPlan
 from escalade.ops.calling.library import define_planned, require_alike
@@ -100,10 +100,6 @@ SMALL_PROBLEMS = (
 # --- the reference
 
 
-def exact(problem: AddProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    return peer(problem, {name: tensor.double() for name, tensor in inputs.items()})
-
-
 def peer(problem: AddProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
     y = inputs["x"] + inputs["residual"]
     return y.relu_() if problem.relu else y
@@ -115,7 +111,7 @@ def peer(problem: AddProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tenso
 class Add(Operation[AddProblem]):
     name = "add"
     problem = AddProblem
-    in_pytorch = Reference(random_inputs, empty_output, exact, peer)
+    in_pytorch = Reference(random_inputs, empty_output, in_float64(peer), peer)
     ladder = Ladder("add", RUNGS)
     problems = PROBLEMS
     small_problems = SMALL_PROBLEMS

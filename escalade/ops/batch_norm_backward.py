@@ -174,9 +174,6 @@ def apply_arguments(problem: BatchNormBackwardProblem) -> tuple[Argument, ...]:
 
 @dataclass(frozen=True)
 class Naive(Rung[BatchNormBackwardProblem, ThreadsConfig]):
-    def supports(self, problem: BatchNormBackwardProblem) -> str | None:
-        return None
-
     def configs(self, problem: BatchNormBackwardProblem) -> tuple[ThreadsConfig, ...]:
         """Powers of two; few warps for channels of few elements."""
         offered = (256, 512, 1024) if problem.count > 64 else (64, 128)

@@ -18,7 +18,7 @@ from escalade.ops.base.ladder import Ladder
 from escalade.ops.base.launch import kernel_call, launch
 from escalade.ops.base.naming import Named, NamePattern
 from escalade.ops.base.operation import Operation, Reference, Tensors
-from escalade.ops.base.rung import Rung, ThreadsConfig
+from escalade.ops.base.rung import Rung, ThreadsConfig, ThreadsRung
 from escalade.ops.calling.executables import prepare_rung
 from escalade.ops.calling.library import define
 from escalade.ops.shared import channels
@@ -106,14 +106,10 @@ class SplitConfig(PacksConfig):
 
 
 @dataclass(frozen=True)
-class BlockPerChannel(Rung[BatchStatisticsProblem, ThreadsConfig]):
+class BlockPerChannel(ThreadsRung[BatchStatisticsProblem]):
     """The kernel `batch_statistics/name.cu` with one CTA per channel, for every problem."""
 
-    def supports(self, problem: BatchStatisticsProblem) -> str | None:
-        return None
-
-    def configs(self, problem: BatchStatisticsProblem) -> tuple[ThreadsConfig, ...]:
-        return tuple(ThreadsConfig(threads) for threads in (256, 512, 1024))
+    threads = (256, 512, 1024)
 
     def recipe(self, problem: BatchStatisticsProblem, config: ThreadsConfig) -> Recipe:
         p = problem
@@ -144,9 +140,6 @@ class OnePass(BlockPerChannel):
 @dataclass(frozen=True)
 class Split(Rung[BatchStatisticsProblem, SplitConfig]):
     """Many CTAs per channel, and a second launch that merges their moments."""
-
-    def supports(self, problem: BatchStatisticsProblem) -> str | None:
-        return None
 
     def configs(self, problem: BatchStatisticsProblem) -> tuple[SplitConfig, ...]:
         sizes = ((256, 4), (256, 2), (256, 8), (512, 4), (128, 4))

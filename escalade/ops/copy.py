@@ -20,7 +20,7 @@ from escalade.ops.base.ladder import Ladder
 from escalade.ops.base.launch import kernel_call
 from escalade.ops.base.naming import Codec, Named, NamePattern
 from escalade.ops.base.operation import Operation, Reference
-from escalade.ops.base.rung import Config, Rung, ThreadsConfig
+from escalade.ops.base.rung import Config, Rung, ThreadsConfig, ThreadsRung
 from escalade.ops.shared.pointwise import PacksConfig, dense_strides, reciprocal
 
 # --- the problem
@@ -268,7 +268,8 @@ def _table(walked: Sequence[WalkedPart], rank: int, element_bytes: int) -> tuple
     return Addresses((*read, *written)), Ints(tuple(rows))
 
 
-class Naive(Rung[CopyProblem, ThreadsConfig]):
+class Naive(ThreadsRung[CopyProblem]):
+    threads = (256, 512)
     last_resort: ClassVar[bool] = True
 
     def supports(self, problem: CopyProblem) -> str | None:
@@ -276,9 +277,6 @@ class Naive(Rung[CopyProblem, ThreadsConfig]):
         if most >= 2**32:
             return f"{self.name} counts up to 2^32 along a dimension; {most} elements exceed that"
         return None
-
-    def configs(self, problem: CopyProblem) -> tuple[ThreadsConfig, ...]:
-        return tuple(ThreadsConfig(threads) for threads in (256, 512))
 
     def recipe(self, problem: CopyProblem, config: ThreadsConfig) -> Recipe:
         return Recipe(tuple(self._launch(problem, parts, config) for parts in launches_of(problem)))

@@ -118,9 +118,6 @@ class Rows(Rung[CrossEntropyProblem, BlockConfig]):
     wide: bool
     """True for accesses of up to 16 bytes and the row in registers; False for single elements, one warp per row."""
 
-    def supports(self, problem: CrossEntropyProblem) -> str | None:
-        return None
-
     def configs(self, problem: CrossEntropyProblem) -> tuple[BlockConfig, ...]:
         if not self.wide:
             return tuple(BlockConfig(1, 0, rows) for rows in (8, 4, 16))

@@ -18,7 +18,7 @@ from escalade.ops.base.ladder import Ladder
 from escalade.ops.base.launch import launch
 from escalade.ops.base.naming import Named, NamePattern
 from escalade.ops.base.operation import Operation, Reference
-from escalade.ops.base.rung import Rung, ThreadsConfig, ThreadsRung
+from escalade.ops.base.rung import ThreadsConfig, ThreadsRung
 from escalade.ops.shared.images import Images, check_problem, empty_images, require_32_bits, stored_images
 
 # --- the problem
@@ -92,14 +92,13 @@ class Naive(ThreadsRung[FilterSumsProblem]):
         return launch(program, grid, config.threads, *_arguments(problem))
 
 
-class Tiled(Rung[FilterSumsProblem, ThreadsConfig]):
+class Tiled(ThreadsRung[FilterSumsProblem]):
+    threads = (512, 256)
+
     def supports(self, problem: FilterSumsProblem) -> str | None:
         if problem.width * _TILE * (_TILE + 1) * _FP32_BYTES > _STATIC_SHARED_BYTES:
             return f"{self.name} holds a row of a tile of filters in shared memory, which {problem.width} taps exceed"
         return None
-
-    def configs(self, problem: FilterSumsProblem) -> tuple[ThreadsConfig, ...]:
-        return tuple(ThreadsConfig(threads) for threads in (512, 256))
 
     def recipe(self, problem: FilterSumsProblem, config: ThreadsConfig) -> Recipe:
         p = problem

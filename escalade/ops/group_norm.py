@@ -20,9 +20,9 @@ from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.ladder import Ladder
 from escalade.ops.base.launch import launch
 from escalade.ops.base.naming import Named, NamePattern
-from escalade.ops.base.operation import Operation, Reference
+from escalade.ops.base.operation import Operation, Reference, in_float64
 from escalade.ops.base.pitch import check_pitches
-from escalade.ops.base.rung import Config, Rung, ThreadsConfig
+from escalade.ops.base.rung import Config, Rung, ThreadsConfig, ThreadsRung
 from escalade.ops.calling.call import CallPlan, outputs, prepare
 from escalade.ops.calling.library import define_planned
 from escalade.ops.shared import activation
@@ -198,12 +198,8 @@ _CHANNELWISE = (Buffer("weight", optional=True), Buffer("bias", optional=True))
 
 
 @dataclass(frozen=True)
-class Naive(Rung[GroupNormProblem, ThreadsConfig]):
-    def supports(self, problem: GroupNormProblem) -> str | None:
-        return None
-
-    def configs(self, problem: GroupNormProblem) -> tuple[ThreadsConfig, ...]:
-        return tuple(ThreadsConfig(threads) for threads in (256, 128, 512))
+class Naive(ThreadsRung[GroupNormProblem]):
+    threads = (256, 128, 512)
 
     def recipe(self, problem: GroupNormProblem, config: ThreadsConfig) -> Recipe:
         p = _seen(problem)
@@ -500,10 +496,6 @@ def empty_output(problem: GroupNormProblem, device: torch.device) -> torch.Tenso
     return empty_images(p, (p.batch, p.channels, p.height, p.width), device)
 
 
-def exact(problem: GroupNormProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    return peer(problem, {name: tensor.double() for name, tensor in inputs.items()})
-
-
 def peer(problem: GroupNormProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
     y = torch.group_norm(
         inputs["x"], problem.groups, inputs.get("weight"), inputs.get("bias"), problem.epsilon
@@ -517,7 +509,7 @@ def peer(problem: GroupNormProblem, inputs: Mapping[str, torch.Tensor]) -> torch
 class GroupNorm(Operation[GroupNormProblem]):
     name = "group_norm"
     problem = GroupNormProblem
-    in_pytorch = Reference(random_inputs, empty_output, exact, peer)
+    in_pytorch = Reference(random_inputs, empty_output, in_float64(peer), peer)
     ladder = Ladder("group_norm", (NAIVE, SPLIT, IN_REGISTERS, CLUSTERED))
     problems = PROBLEMS
     small_problems = SMALL_PROBLEMS

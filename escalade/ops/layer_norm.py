@@ -18,7 +18,7 @@ from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.ladder import Ladder
 from escalade.ops.base.launch import launch
 from escalade.ops.base.naming import Named, NamePattern
-from escalade.ops.base.operation import Operation, Reference
+from escalade.ops.base.operation import Operation, Reference, in_float64
 from escalade.ops.base.rung import Config, Rung, ThreadsConfig
 from escalade.ops.calling.call import CallPlan
 from escalade.ops.calling.library import define_planned
@@ -277,10 +277,6 @@ def empty_output(problem: LayerNormProblem, device: torch.device) -> torch.Tenso
     return torch.empty(sizes, dtype=STORAGE[problem.dtype], device=device)
 
 
-def exact(problem: LayerNormProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    return peer(problem, {name: tensor.double() for name, tensor in inputs.items()})
-
-
 def peer(problem: LayerNormProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
     if problem.inner > 1:
         return peer(replace(problem, inner=1), {**inputs, "x": inputs["x"].mT}).mT
@@ -299,7 +295,7 @@ def peer(problem: LayerNormProblem, inputs: Mapping[str, torch.Tensor]) -> torch
 class LayerNorm(Operation[LayerNormProblem]):
     name = "layer_norm"
     problem = LayerNormProblem
-    in_pytorch = Reference(random_inputs, empty_output, exact, peer)
+    in_pytorch = Reference(random_inputs, empty_output, in_float64(peer), peer)
     ladder = Ladder("layer_norm", (NAIVE, WARP_PER_ROW, IN_REGISTERS, COLUMNS))
     problems = PROBLEMS
     small_problems = SMALL_PROBLEMS

@@ -282,9 +282,6 @@ class Chunks(Rung[OptimizerStepProblem, PacksConfig]):
     wide: bool
     """True for 16-byte accesses, False for single elements."""
 
-    def supports(self, problem: OptimizerStepProblem) -> str | None:
-        return None
-
     def configs(self, problem: OptimizerStepProblem) -> tuple[PacksConfig, ...]:
         """Default to the most packs per thread that fit the registers and leave enough CTAs."""
         every = [PacksConfig(threads, packs) for threads in (256, 128, 512) for packs in (4, 2, 1)]

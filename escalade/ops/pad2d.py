@@ -19,9 +19,9 @@ from escalade.ops.base.grid import blocks
 from escalade.ops.base.ladder import Ladder
 from escalade.ops.base.launch import launch
 from escalade.ops.base.naming import Codec, Named, NamePattern
-from escalade.ops.base.operation import Operation, Reference
+from escalade.ops.base.operation import Operation, Reference, in_float64
 from escalade.ops.base.pitch import check_pitches, unsupported_pitch
-from escalade.ops.base.rung import Rung, ThreadsConfig
+from escalade.ops.base.rung import ThreadsConfig, ThreadsRung
 from escalade.ops.calling.call import CallPlan
 from escalade.ops.calling.library import define_planned
 from escalade.ops.shared import pooling
@@ -127,7 +127,8 @@ def refusal(size: tuple[int, int], pads: tuple[int, int, int, int], mode: str) -
 
 
 @dataclass(frozen=True)
-class Copies(Rung[Pad2dProblem, ThreadsConfig]):
+class Copies(ThreadsRung[Pad2dProblem]):
+    threads = (256, 128, 512)
     wide: bool
     """True if a thread takes several channels, in NHWC."""
 
@@ -137,9 +138,6 @@ class Copies(Rung[Pad2dProblem, ThreadsConfig]):
         if self._threads(problem) >= 2**32 - 2**10:
             return f"{self.name} counts threads in 32 bits; {problem.name} needs more"
         return unsupported_pitch(self.name, problem, ("x", "y"))
-
-    def configs(self, problem: Pad2dProblem) -> tuple[ThreadsConfig, ...]:
-        return tuple(ThreadsConfig(threads) for threads in (256, 128, 512))
 
     def recipe(self, problem: Pad2dProblem, config: ThreadsConfig) -> Recipe:
         p = problem
@@ -169,16 +167,15 @@ VECTORISED = Copies(
 )
 
 
-class Runs(Rung[Pad2dProblem, ThreadsConfig]):
+class Runs(ThreadsRung[Pad2dProblem]):
+    threads = (256, 128, 512)
+
     def supports(self, problem: Pad2dProblem) -> str | None:
         if problem.layout != "nchw":
             return f"{self.name} supports layout nchw, not {problem.layout}"
         if self._threads(problem) >= 2**32 - 2**10:
             return f"{self.name} counts threads in 32 bits; {problem.name} needs more"
         return unsupported_pitch(self.name, problem)
-
-    def configs(self, problem: Pad2dProblem) -> tuple[ThreadsConfig, ...]:
-        return tuple(ThreadsConfig(threads) for threads in (256, 128, 512))
 
     def recipe(self, problem: Pad2dProblem, config: ThreadsConfig) -> Recipe:
         p = problem
@@ -240,17 +237,13 @@ def peer(problem: Pad2dProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Ten
     return padded(inputs["x"], problem.pads, problem.mode, problem.value)
 
 
-def exact(problem: Pad2dProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    return peer(problem, {"x": inputs["x"].double()})
-
-
 # --- the operation
 
 
 class Pad2d(Operation[Pad2dProblem]):
     name = "pad2d"
     problem = Pad2dProblem
-    in_pytorch = Reference(random_inputs, empty_output, exact, peer)
+    in_pytorch = Reference(random_inputs, empty_output, in_float64(peer), peer)
     ladder = Ladder("pad2d", (NAIVE, RUNS, VECTORISED))
     problems = PROBLEMS
     small_problems = SMALL_PROBLEMS

@@ -18,9 +18,9 @@ from escalade.ops.base.grid import blocks
 from escalade.ops.base.ladder import Ladder
 from escalade.ops.base.launch import launch
 from escalade.ops.base.naming import Named, NamePattern
-from escalade.ops.base.operation import Operation, Reference
+from escalade.ops.base.operation import Operation, Reference, in_float64
 from escalade.ops.base.pitch import check_pitches, unsupported_pitch
-from escalade.ops.base.rung import Rung, ThreadsConfig, ThreadsRung
+from escalade.ops.base.rung import ThreadsConfig, ThreadsRung
 from escalade.ops.calling.call import CallPlan
 from escalade.ops.calling.library import define_planned
 from escalade.ops.shared import pooling
@@ -130,16 +130,15 @@ class Naive(ThreadsRung[PixelShuffleProblem]):
 NAIVE = Naive("naive", "one thread per element, in the order of the larger image", None, None)
 
 
-class Runs(Rung[PixelShuffleProblem, ThreadsConfig]):
+class Runs(ThreadsRung[PixelShuffleProblem]):
+    threads = (256, 128)
+
     def supports(self, problem: PixelShuffleProblem) -> str | None:
         if problem.layout != "nchw":
             return f"{self.name} supports layout nchw, not {problem.layout}"
         if self._threads(problem) >= 2**31:
             return f"{self.name} counts threads in 32 bits; {problem.name} needs more"
         return unsupported_pitch(self.name, problem)
-
-    def configs(self, problem: PixelShuffleProblem) -> tuple[ThreadsConfig, ...]:
-        return tuple(ThreadsConfig(threads) for threads in (256, 128))
 
     def recipe(self, problem: PixelShuffleProblem, config: ThreadsConfig) -> Recipe:
         program = Program.of("pixel_shuffle/runs.cu", problem=problem, run=self._run(problem))
@@ -169,7 +168,9 @@ MOST_BYTES = 256
 """Most bytes that a thread permutes: half of its registers."""
 
 
-class Vectorized(Rung[PixelShuffleProblem, ThreadsConfig]):
+class Vectorized(ThreadsRung[PixelShuffleProblem]):
+    threads = (128, 256)
+
     def supports(self, problem: PixelShuffleProblem) -> str | None:
         if problem.layout != "nhwc":
             return f"{self.name} supports layout nhwc, not {problem.layout}"
@@ -178,9 +179,6 @@ class Vectorized(Rung[PixelShuffleProblem, ThreadsConfig]):
         if self._threads(problem) >= 2**31:
             return f"{self.name} counts threads in 32 bits; {problem.name} needs more"
         return unsupported_pitch(self.name, problem, ("x", "y"))
-
-    def configs(self, problem: PixelShuffleProblem) -> tuple[ThreadsConfig, ...]:
-        return tuple(ThreadsConfig(threads) for threads in (128, 256))
 
     def recipe(self, problem: PixelShuffleProblem, config: ThreadsConfig) -> Recipe:
         vector = self._vector(problem)
@@ -243,10 +241,6 @@ def peer(problem: PixelShuffleProblem, inputs: Mapping[str, torch.Tensor]) -> to
     return shuffled(inputs["x"], problem.factor, problem.down)
 
 
-def exact(problem: PixelShuffleProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    return peer(problem, {"x": inputs["x"].double()})
-
-
 def empty_output(problem: PixelShuffleProblem, device: torch.device) -> torch.Tensor:
     p = problem
     return empty_images(p, (p.batch, p.output_channels, p.output_height, p.output_width), device)
@@ -258,7 +252,7 @@ def empty_output(problem: PixelShuffleProblem, device: torch.device) -> torch.Te
 class PixelShuffle(Operation[PixelShuffleProblem]):
     name = "pixel_shuffle"
     problem = PixelShuffleProblem
-    in_pytorch = Reference(random_inputs, empty_output, exact, peer)
+    in_pytorch = Reference(random_inputs, empty_output, in_float64(peer), peer)
     ladder = Ladder("pixel_shuffle", (NAIVE, RUNS, VECTORISED))
     problems = PROBLEMS
     small_problems = SMALL_PROBLEMS

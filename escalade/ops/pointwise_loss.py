@@ -120,9 +120,6 @@ class Packs(Rung[PointwiseLossProblem, PacksConfig]):
     wide: bool
     """True for 16-byte accesses, False for single elements."""
 
-    def supports(self, problem: PointwiseLossProblem) -> str | None:
-        return None
-
     def configs(self, problem: PointwiseLossProblem) -> tuple[PacksConfig, ...]:
         """Default to the most packs per thread that leave enough CTAs."""
         every = [PacksConfig(threads, packs) for threads in (256, 512, 128) for packs in (4, 2, 1)]

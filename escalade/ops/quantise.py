@@ -65,9 +65,6 @@ class _Quantizer(Rung[QuantiseProblem, C]):
     def architectures(self) -> tuple[str, ...]:
         return WITH_FP8  # older ones have no conversion to e4m3
 
-    def supports(self, problem: QuantiseProblem) -> str | None:
-        return None
-
 
 @dataclass(frozen=True)
 class Naive(_Quantizer[ThreadsConfig]):

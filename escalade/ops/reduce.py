@@ -18,8 +18,8 @@ from escalade.ops.base.grid import blocks, ceil_div
 from escalade.ops.base.ladder import Ladder
 from escalade.ops.base.launch import kernel_call, launch
 from escalade.ops.base.naming import Named, NamePattern
-from escalade.ops.base.operation import Operation, Reference
-from escalade.ops.base.rung import Config, Rung, ThreadsConfig
+from escalade.ops.base.operation import Operation, Reference, in_float64
+from escalade.ops.base.rung import Config, Rung, ThreadsConfig, ThreadsRung
 from escalade.ops.calling.call import CallPlan
 from escalade.ops.calling.library import define_planned
 from escalade.ops.expressions import IDENTITY, Expression
@@ -155,12 +155,8 @@ def _recipe(problem: ReduceProblem, call: KernelCall, splits: int) -> Recipe:
 
 
 @dataclass(frozen=True)
-class Naive(Rung[ReduceProblem, ThreadsConfig]):
-    def supports(self, problem: ReduceProblem) -> str | None:
-        return None
-
-    def configs(self, problem: ReduceProblem) -> tuple[ThreadsConfig, ...]:
-        return tuple(ThreadsConfig(threads) for threads in (64, 32, 128))
+class Naive(ThreadsRung[ReduceProblem]):
+    threads = (64, 32, 128)
 
     def recipe(self, problem: ReduceProblem, config: ThreadsConfig) -> Recipe:
         return launch(
@@ -329,10 +325,6 @@ def empty_output(problem: ReduceProblem, device: torch.device) -> torch.Tensor:
     return torch.empty((problem.batch, problem.inner), dtype=STORAGE[problem.dtype], device=device)
 
 
-def exact(problem: ReduceProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    return peer(problem, {"x": inputs["x"].double()})
-
-
 def peer(problem: ReduceProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
     x = inputs["x"].reshape(problem.batch, problem.reduced, problem.inner)
     if problem.before:
@@ -347,7 +339,7 @@ def peer(problem: ReduceProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Te
 class Reduce(Operation[ReduceProblem]):
     name = "reduce"
     problem = ReduceProblem
-    in_pytorch = Reference(random_inputs, empty_output, exact, peer)
+    in_pytorch = Reference(random_inputs, empty_output, in_float64(peer), peer)
     ladder = Ladder("reduce", (NAIVE, ROWS, COLUMNS))
     problems = PROBLEMS
     small_problems = SMALL_PROBLEMS

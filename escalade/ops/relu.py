@@ -15,7 +15,7 @@ from escalade.errors import UnsupportedError
 from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES, STORAGE, dtype_of
 from escalade.ops.base.ladder import Ladder
 from escalade.ops.base.naming import NUMBER, Codec, Named, NamePattern
-from escalade.ops.base.operation import Operation, Reference
+from escalade.ops.base.operation import Operation, Reference, in_float64
 from escalade.ops.base.rung import Rung
 from escalade.ops.calling.call import CallPlan
 from escalade.ops.calling.library import define_in_place, define_planned
@@ -127,10 +127,6 @@ SMALL_PROBLEMS = (
 # --- the reference
 
 
-def exact(problem: ReluProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    return peer(problem, {name: tensor.double() for name, tensor in inputs.items()})
-
-
 def peer(problem: ReluProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
     limit = problem.limit
     if problem.backward:
@@ -148,7 +144,7 @@ def peer(problem: ReluProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tens
 class Relu(Operation[ReluProblem]):
     name = "relu"
     problem = ReluProblem
-    in_pytorch = Reference(random_inputs, empty_output, exact, peer)
+    in_pytorch = Reference(random_inputs, empty_output, in_float64(peer), peer)
     ladder = Ladder("relu", RUNGS)
     problems = PROBLEMS
     small_problems = SMALL_PROBLEMS

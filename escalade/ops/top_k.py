@@ -118,9 +118,6 @@ class BlockConfig(Config):
 
 @dataclass(frozen=True)
 class BlockPerRow(Rung[TopKProblem, BlockConfig]):
-    def supports(self, problem: TopKProblem) -> str | None:
-        return None
-
     def configs(self, problem: TopKProblem) -> tuple[BlockConfig, ...]:
         """For many rows prefer one warp each if about four loads per lane cover it; for few rows as many warps as have
         work."""

@@ -213,7 +213,9 @@ RUNS = Runs(
 _OUTPUTS = RunsConfig(4, 4)  # OUTPUTS in the kernel, down and along
 
 
-class Doubled(Rung[Upsample2dProblem, ThreadsConfig]):
+class Doubled(ThreadsRung[Upsample2dProblem]):
+    threads = (256, 128)
+
     def supports(self, problem: Upsample2dProblem) -> str | None:
         p = problem
         if p.layout != "nchw":
@@ -224,9 +226,6 @@ class Doubled(Rung[Upsample2dProblem, ThreadsConfig]):
         if _OUTPUTS.threads_for(p) >= 2**31:
             return f"{self.name} counts threads in 32 bits; {p.name} needs more"
         return unsupported_pitch(self.name, p)
-
-    def configs(self, problem: Upsample2dProblem) -> tuple[ThreadsConfig, ...]:
-        return tuple(ThreadsConfig(threads) for threads in (256, 128))
 
     def recipe(self, problem: Upsample2dProblem, config: ThreadsConfig) -> Recipe:
         program = Program.of("upsample2d/doubled.cu", problem=problem)

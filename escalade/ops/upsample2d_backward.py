@@ -127,7 +127,9 @@ def _vector(problem: Upsample2dBackwardProblem) -> int:
     return widest_vector(problem.dtype, problem.forward.width)
 
 
-class Rows(Rung[Upsample2dBackwardProblem, ThreadsConfig]):
+class Rows(ThreadsRung[Upsample2dBackwardProblem]):
+    threads = (128,)
+
     def supports(self, problem: Upsample2dBackwardProblem) -> str | None:
         f = problem.forward
         if f.layout != "nchw":
@@ -140,9 +142,6 @@ class Rows(Rung[Upsample2dBackwardProblem, ThreadsConfig]):
         if f.elements // _vector(problem) >= 2**31:
             return f"{self.name} counts threads in 32 bits; {problem.name} needs more"
         return None
-
-    def configs(self, problem: Upsample2dBackwardProblem) -> tuple[ThreadsConfig, ...]:
-        return (ThreadsConfig(128),)
 
     def recipe(self, problem: Upsample2dBackwardProblem, config: ThreadsConfig) -> Recipe:
         assert problem.even is not None
@@ -266,12 +265,11 @@ SHARED_TILE = SharedTile(
 )
 
 
-class Vectorized(Rung[Upsample2dBackwardProblem, ThreadsConfig]):
+class Vectorized(ThreadsRung[Upsample2dBackwardProblem]):
+    threads = (128,)
+
     def supports(self, problem: Upsample2dBackwardProblem) -> str | None:
         return pixel_tiles.refusal(self.name, problem.forward)
-
-    def configs(self, problem: Upsample2dBackwardProblem) -> tuple[ThreadsConfig, ...]:
-        return (ThreadsConfig(128),)
 
     def recipe(self, problem: Upsample2dBackwardProblem, config: ThreadsConfig) -> Recipe:
         f = problem.forward

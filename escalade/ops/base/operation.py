@@ -45,6 +45,13 @@ class Reference(Generic[P]):
     peer: Callable[[P, Tensors], torch.Tensor]
 
 
+def in_float64(
+    peer: Callable[[P, Tensors], torch.Tensor],
+) -> Callable[[P, Tensors], torch.Tensor]:
+    """Return the exact result of an operation whose peer computes in the dtype of its inputs."""
+    return lambda problem, inputs: peer(problem, {name: tensor.double() for name, tensor in inputs.items()})
+
+
 class Operation(ABC, Generic[P]):
     """An operation: its ladder, its problems and its reference."""
 

@@ -62,9 +62,9 @@ class Rung(ABC, Generic[P, C]):
         """Return this rung for a card."""
         return self if card == self.card else replace(self, card=card)
 
-    @abstractmethod
     def supports(self, problem: P) -> str | None:
         """Return None if this rung can compute the problem, otherwise a sentence that says why not."""
+        return None
 
     @abstractmethod
     def configs(self, problem: P) -> tuple[C, ...]:
@@ -113,10 +113,9 @@ class Rung(ABC, Generic[P, C]):
 
 
 class ThreadsRung(Rung[P, ThreadsConfig]):
-    """A rung for every problem, in one config."""
+    """A rung whose only choice is the number of threads per CTA."""
 
-    def supports(self, problem: P) -> str | None:
-        return None
+    threads: ClassVar[tuple[int, ...]] = (256,)
 
     def configs(self, problem: P) -> tuple[ThreadsConfig, ...]:
-        return (ThreadsConfig(),)
+        return tuple(ThreadsConfig(threads) for threads in self.threads)

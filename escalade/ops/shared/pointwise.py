@@ -23,7 +23,7 @@ from escalade.ops.base.launch import launch
 from escalade.ops.base.operation import Operation
 from escalade.ops.base.pitch import unsupported_pitch
 from escalade.ops.base.problem import P, Problem
-from escalade.ops.base.rung import Config, Rung, ThreadsConfig
+from escalade.ops.base.rung import Config, Rung, ThreadsConfig, ThreadsRung
 from escalade.ops.calling.call import CallPlan, Packer, prepare
 from escalade.ops.calling.executables import prepare_rung
 from escalade.ops.calling.library import require_rung
@@ -87,14 +87,13 @@ class PacksConfig(Config):
 
 
 @dataclass(frozen=True)
-class ElementPerThread(Rung[P, ThreadsConfig]):
+class ElementPerThread(ThreadsRung[P]):
     """A rung with one thread per element, for every problem."""
+
+    threads = (256, 512, 128)
 
     def supports(self, problem: P) -> str | None:
         return unsupported_pitch(self.name, problem)
-
-    def configs(self, problem: P) -> tuple[ThreadsConfig, ...]:
-        return tuple(ThreadsConfig(threads) for threads in (256, 512, 128))
 
 
 @dataclass(frozen=True)
