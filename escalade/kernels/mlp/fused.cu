@@ -12,6 +12,18 @@
 // Read chain.cuh (layers), then activation.cuh.
 #include "common/ptx.cuh"
 #include "common/warp.cuh"
+
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+using Element = float;                   // problem.dtype
+using Result = float;                    // "fp32" if problem.output == "error" else problem.dtype
+constexpr bool ERROR = false;            // problem.output == "error"
+constexpr int THREADS = 256;             // config.threads: per CTA, which has one row
+constexpr int WIDTH = 320;               // width: floats per row of intermediate values
+constexpr bool WARP_REDUCTIONS = false;  // rung.warp_reductions: norms and the error by shuffles
+constexpr int VECTOR_IN = 1;             // vector_in
+constexpr int VECTOR_OUT = 1;            // vector_out
+#endif
+
 #include "mlp/activation.cuh"
 #include "mlp/chain.cuh"
 

@@ -11,6 +11,22 @@
 // Rung: `persistent`. Read chain.cuh (layers), then activation.cuh.
 #include "common/hopper.cuh"
 #include "common/warp.cuh"
+
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+using Element = float;                // problem.dtype
+using Result = float;                 // "fp32" if problem.output == "error" else problem.dtype
+constexpr bool ERROR = false;         // problem.output == "error"
+constexpr int UNROLL = 2;             // config.unroll: steps of the product loops
+constexpr int TEAMS = 1;              // config.teams: per CTA
+constexpr int TEAM_THREADS = 128;     // config.threads
+constexpr int TEAM_ITEMS = 2;         // config.items: rows per team at a time
+constexpr int TEAM_FLOATS = 656;      // plan.team_floats
+constexpr int STAGED_FLOATS = 35168;  // plan.staged_floats
+constexpr int RESULT_PITCH = 328;     // plan.result_pitch
+constexpr int VECTOR_IN = 4;          // vector_in
+constexpr int VECTOR_OUT = 4;         // vector_out
+#endif
+
 #include "mlp/activation.cuh"
 #include "mlp/chain.cuh"
 

@@ -23,6 +23,31 @@
 #if CLUSTER > 1
 #include "common/hopper.cuh"
 #endif
+
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+using Element = float;                    // problem.dtype
+using Output = float;                     // "fp32" if problem.output == "error" else problem.dtype
+constexpr bool ERROR = false;             // problem.output == "error"
+constexpr int FRAGMENTS = 116;            // stages.fragments: 16x16 pieces of all weights
+constexpr int PACKED_BYTES = 122880;      // packed_bytes
+constexpr bool HAS_ENCODER = true;        // stages.has_encoder: the first layer has groups
+constexpr bool HAS_DECODER = true;        // stages.has_decoder: the last layer has groups
+constexpr int BLOCKS_IN = 5;              // stages.blocks_in
+constexpr int BLOCKS_OUT = 5;             // stages.blocks_out
+constexpr int WIDTH_IN = 320;             // problem.features
+constexpr int WIDTH_OUT = 320;            // problem.outputs
+constexpr int VECTOR_IN = 4;              // vector_in
+constexpr int VECTOR_OUT = 4;             // vector_out
+constexpr int WARPS = 8;                  // config.warps: per CTA
+constexpr int TILE_WARPS = 1;             // config.tile_warps: per 16 rows
+#define CLUSTER 1                         // config.cluster: CTAs per rows
+constexpr int SETS = 1;                   // config.sets: of 16 rows per warp
+constexpr int PIECES = 1;                 // config.pieces: of a grouped layer
+constexpr int UNROLL = 4;                 // config.unroll
+constexpr bool WEIGHTS_IN_SHARED = true;  // config.weights_in_shared
+constexpr int BLOCKS_PER_SM = 1;          // config.blocks_per_sm
+#endif
+
 #include "mlp/activation.cuh"
 #include "mlp/rows.cuh"
 

@@ -17,6 +17,15 @@
 #include "mlp_backward/fused_finish.cuh"
 #include "mlp_backward/fused_loading.cuh"
 #include "mlp_backward/fused_sums.cuh"
+
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+constexpr bool INPUT_GRADIENT = false;  // problem.input_gradient
+constexpr int BLOCKS_PER_SM = 2;        // blocks_per_sm
+constexpr int WARP_TILES = 5;           // plan.warp_tiles: shares of the weights, one per warp
+constexpr int SHARED_FLOATS = 1324;     // plan.shared_floats
+constexpr int PART_PITCH = 316;         // part_pitch: floats per partial sum
+#endif
+
 #include "mlp_backward/fused_walk.cuh"
 
 constexpr int PASSES = (WARP_TILES + WARPS - 1) / WARPS;

@@ -1,6 +1,12 @@
 // Layers of fused.cu from the prelude (LAYER_LIST), and the smem layout of their rows.
 #pragma once
 
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+using Element = float;        // problem.dtype
+constexpr int TILE_ROWS = 8;  // config.rows
+constexpr int THREADS = 256;  // config.threads
+#endif
+
 #include "common/elements.cuh"
 #include "common/ptx.cuh"
 

@@ -3,6 +3,10 @@
 
 #include "mlp_backward/fused_layers.cuh"
 
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+constexpr int SCRATCH_AT = 1196;  // plan.scratch_at: offset in floats
+#endif
+
 template <int L, bool FORWARDS>
 struct Product {
     static constexpr Layer layer = LAYERS[L];

@@ -7,6 +7,10 @@
 #include "common/elements.cuh"
 #include "common/ptx.cuh"
 
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+constexpr int LANES = 8;  // lanes
+#endif
+
 extern "C" __global__ void __launch_bounds__(32 * LANES)
     mlp_backward_sum_parts(const float* parts, float* y, int count, long long pitch, long long elements) {
     __shared__ float sums[LANES][32];

@@ -6,9 +6,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from escalade.device.program import Constant, Macro, Type
+from escalade.device.program import Constant, Macro
 from escalade.device.recipe import Buffer
-from escalade.ops.base.dtypes import element
 from escalade.ops.base.rung import C, Rung
 from escalade.ops.mlp.problem import ACTIVATIONS, Layer, MlpProblem
 
@@ -17,12 +16,9 @@ MOST_LAYERS = 32
 
 
 def constants(problem: MlpProblem, layers: Sequence[str]) -> dict[str, Constant]:
-    """Return the constants of a chain, with `layers` as initializers of the kernel's struct."""
+    """Return the lists of a chain's layers (initializers of the kernel's struct) and parameters."""
     names = tuple(problem.sizes)
     return {
-        "Element": element(problem.dtype),
-        "Result": Type("float") if problem.output == "error" else element(problem.dtype),
-        "ERROR": problem.output == "error",
         "LAYER_LIST": Macro(", ".join(layers)),
         "PARAMETER_LIST": Macro(", ".join(f"const Element* {name}" for name in names)),
         "PARAMETER_NAMES": Macro(", ".join(names)),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import product
 
-from escalade.device.program import Constant, Program
+from escalade.device.program import Program
 from escalade.device.recipe import Buffer, KernelCall, Recipe
 from escalade.ops.base.dtypes import widest_vector
 from escalade.ops.base.grid import blocks
@@ -50,17 +50,18 @@ class Fused(ChainRung[FusedConfig]):
             return widest_vector(p.dtype, *lengths) if self.vectorised else 1
 
         layers = [chain.spell(p, number, vector(layer.features)) for number, layer in enumerate(p.layers)]
-        constants: dict[str, Constant] = {
-            **chain.constants(p, layers),
-            **gelu_constants(config.gelu),
-            "THREADS": config.threads,
-            "WIDTH": _padded(chain.widest(p.layers)),
-            "WARP_REDUCTIONS": self.warp_reductions,
-            "VECTOR_IN": vector(p.features),
-            "VECTOR_OUT": vector(p.outputs),
-        }
+        program = Program.of(
+            "mlp/fused.cu",
+            constants=chain.constants(p, layers) | gelu_constants(config.gelu),
+            problem=p,
+            config=config,
+            rung=self,
+            width=_padded(chain.widest(p.layers)),
+            vector_in=vector(p.features),
+            vector_out=vector(p.outputs),
+        )
         call = KernelCall(
-            Program.of("mlp/fused.cu", "mlp_fused", constants),
+            program,
             (p.batch, 1, 1),
             (config.threads, 1, 1),
             (Buffer("x"), Buffer("y"), *chain.parameters(p)),

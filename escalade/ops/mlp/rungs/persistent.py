@@ -270,23 +270,23 @@ class Persistent(ChainRung[PersistentConfig]):
             chain.spell(p, number, widest_vector(p.dtype, layer.features))
             for number, layer in enumerate(p.layers)
         ]
-        constants: dict[str, Constant] = {
+        lists: dict[str, Constant] = {
             **chain.constants(p, layers),
             **gelu_constants(config.gelu),
             "PLACE_LIST": chain.initializers(layout.fields() for layout in planned.layouts),
-            "UNROLL": config.unroll,
-            "TEAMS": config.teams,
-            "TEAM_THREADS": config.threads,
-            "TEAM_ITEMS": config.items,
-            "TEAM_FLOATS": planned.team_floats,
-            "STAGED_FLOATS": planned.staged_floats,
-            "RESULT_PITCH": planned.result_pitch,
-            "VECTOR_IN": widest_vector(p.dtype, p.layers[0].features),
-            "VECTOR_OUT": widest_vector(p.dtype, p.outputs),
         }
+        program = Program.of(
+            "mlp/persistent.cu",
+            constants=lists,
+            problem=p,
+            config=config,
+            plan=planned,
+            vector_in=widest_vector(p.dtype, p.layers[0].features),
+            vector_out=widest_vector(p.dtype, p.outputs),
+        )
         parameters = chain.parameters(p)
         call = KernelCall(
-            Program.of("mlp/persistent.cu", "mlp_persistent", constants),
+            program,
             (min(self.card.multiprocessors, ceil_div(ceil_div(p.batch, config.items), config.teams)), 1, 1),
             (config.teams * config.threads, 1, 1),
             (

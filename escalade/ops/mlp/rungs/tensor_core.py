@@ -6,7 +6,7 @@ import itertools
 from dataclasses import dataclass, replace
 
 from escalade.device.architecture import WITH_CLUSTERS
-from escalade.device.program import Constant, Macro, Program, Type
+from escalade.device.program import Constant, Macro, Program
 from escalade.device.recipe import Buffer, Int64, KernelCall, Recipe, Workspace
 from escalade.ops.base.card import RESERVED_SHARED, Card
 from escalade.ops.base.dtypes import ELEMENT_BYTES, element, widest_vector
@@ -106,7 +106,7 @@ class TensorCore(Rung[MlpProblem, WarpsConfig]):
             shared += exchange_bytes(stages, config.tile_warps)
             resident *= 4  # a small batch is one wave; persistent CTAs would reuse nothing
         call = KernelCall(
-            Program.of("mlp/tensor_core.cu", "mlp_tensor_core", _constants(problem, stages, config)),
+            _program(problem, stages, config),
             (min(ceil_div(tiles, tiles_per_cta), resident) * config.cluster, 1, 1),
             (config.warps * 32, 1, 1),
             (Buffer("x"), Buffer("packed"), Buffer("y"), Int64(problem.batch)),
@@ -211,7 +211,7 @@ def exchange_bytes(stages: Stages, warps: int) -> int:
     return (warps + 1) * 2 * ceil_div(outputs, 16) * 32 * 16
 
 
-def _constants(problem: MlpProblem, stages: Stages, config: WarpsConfig) -> dict[str, Constant]:
+def _program(problem: MlpProblem, stages: Stages, config: WarpsConfig) -> Program:
     rows, weights, biases = [], 0, 0
     for stage in stages.stages:
         layer = stage.layer
@@ -222,31 +222,17 @@ def _constants(problem: MlpProblem, stages: Stages, config: WarpsConfig) -> dict
         weights += stage.fragments
         biases += stage.bias_steps
     p = problem
-    return {
-        "Element": element(p.dtype),
-        "Output": Type("float") if p.output == "error" else element(p.dtype),
-        "ERROR": p.output == "error",
-        "LAYER_TABLE": Macro(", ".join(rows)),
-        "FRAGMENTS": stages.fragments,
-        "PACKED_BYTES": packed_bytes(p, stages),
-        "HAS_ENCODER": stages.has_encoder,
-        "HAS_DECODER": stages.has_decoder,
-        "BLOCKS_IN": stages.blocks_in,
-        "BLOCKS_OUT": stages.blocks_out,
-        "WIDTH_IN": p.features,
-        "WIDTH_OUT": p.outputs,
-        "VECTOR_IN": _vector(p, p.features, stages.stages[0].features),
-        "VECTOR_OUT": _vector(p, p.outputs, stages.stages[-1].outputs),
-        "WARPS": config.warps,
-        "TILE_WARPS": config.tile_warps,
-        "CLUSTER": Macro(str(config.cluster)),
-        "SETS": config.sets,
-        "PIECES": config.pieces,
-        "UNROLL": config.unroll,
-        "WEIGHTS_IN_SHARED": config.weights_in_shared,
-        "BLOCKS_PER_SM": config.blocks_per_sm,
-        **gelu_constants(config.gelu),
-    }
+    table: dict[str, Constant] = {"LAYER_TABLE": Macro(", ".join(rows))}
+    return Program.of(
+        "mlp/tensor_core.cu",
+        constants=table | gelu_constants(config.gelu),
+        problem=p,
+        stages=stages,
+        config=config,
+        packed_bytes=packed_bytes(p, stages),
+        vector_in=_vector(p, p.features, stages.stages[0].features),
+        vector_out=_vector(p, p.outputs, stages.stages[-1].outputs),
+    )
 
 
 def _vector(problem: MlpProblem, width: int, block: int) -> int:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from escalade.device.program import Constant, Macro, Program
 from escalade.device.recipe import Argument, Buffer, KernelCall, Recipe, Workspace
 from escalade.ops.base.card import Card
-from escalade.ops.base.dtypes import element
 from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.rung import Config, Rung
 from escalade.ops.mlp.problem import ACTIVATIONS, Layer
@@ -167,22 +166,22 @@ class Fused(Rung[MlpBackwardProblem, FusedConfig]):
         blocks = min(tiles, per_sm * self.card.multiprocessors)
         pitch = _padded(p.parameter_elements)
         names = tuple(p.sizes)
-        constants: dict[str, Constant] = {
-            "Element": element(p.dtype),
+        lists: dict[str, Constant] = {
             "LAYER_LIST": Macro(
                 ", ".join(_spell(problem, number, one) for number, one in enumerate(planned.layers))
             ),
             "PARAMETER_LIST": Macro(", ".join(f"const Element* {name}" for name in names)),
             "PARAMETER_NAMES": Macro(", ".join(names)),
-            "INPUT_GRADIENT": p.input_gradient,
-            "TILE_ROWS": config.rows,
-            "THREADS": config.threads,
-            "BLOCKS_PER_SM": per_sm,
-            "WARP_TILES": planned.warp_tiles,
-            "SCRATCH_AT": planned.scratch_at,
-            "SHARED_FLOATS": planned.shared_floats,
-            "PART_PITCH": pitch,
         }
+        program = Program.of(
+            "mlp_backward/fused.cu",
+            constants=lists,
+            problem=p,
+            config=config,
+            plan=planned,
+            blocks_per_sm=per_sm,
+            part_pitch=pitch,
+        )
         arguments: tuple[Argument, ...] = (
             Buffer("x"),
             Buffer("grad_y"),
@@ -193,7 +192,7 @@ class Fused(Rung[MlpBackwardProblem, FusedConfig]):
             *(Buffer(name) for name in names),
         )
         walk = KernelCall(
-            Program.of("mlp_backward/fused.cu", "mlp_backward_fused", constants),
+            program,
             (blocks, 1, 1),
             (config.threads, 1, 1),
             arguments,

@@ -22,7 +22,7 @@ _FLOAT = Type("float")
 def sum_parts(count: int, pitch: int, elements: int) -> KernelCall:
     """Return the launch that adds up `count` partial sums, `pitch` elements apart, into the first `elements` of y."""
     return KernelCall(
-        Program.of("mlp_backward/sum_parts.cu", "mlp_backward_sum_parts", {"LANES": _SUM_LANES}),
+        Program.of("mlp_backward/sum_parts.cu", lanes=_SUM_LANES),
         (ceil_div(elements, 32), 1, 1),
         (32 * _SUM_LANES, 1, 1),
         (Buffer(PARTS), Buffer("y"), count, Int64(pitch), Int64(elements)),
