@@ -26,7 +26,7 @@ __device__ __forceinline__ bool passes(float distance, float scale, float bias, 
 // Gradient before the function that follows the norm.
 __device__ __forceinline__ float before_function(float gradient, float distance, float scale, float bias, Element output) {
 #ifdef EXPRESSION
-    static_assert(MASK == BY_X && EXPRESSION_INPUTS == 2 && EXPRESSION_RESULTS == 1, "of the gradient, and of x again");
+    static_assert(MASK == BY_X && EXPRESSION_INPUTS == 2 && EXPRESSION_RESULTS == 1, "inputs are the gradient and x");
     float in[2], out[1];
     in[EXPRESSION_X] = distance * scale + bias, in[1 - EXPRESSION_X] = gradient;
     evaluate(out, in);

@@ -7,7 +7,7 @@
 #include "common/window_size.cuh"
 
 constexpr int OUTPUTS = VECTOR / STRIDE_W;
-static_assert(VECTOR % STRIDE_W == 0 && KERNEL_H <= STRIDE_H && KERNEL_W <= STRIDE_W, "whole windows, side by side");
+static_assert(VECTOR % STRIDE_W == 0 && KERNEL_H <= STRIDE_H && KERNEL_W <= STRIDE_W, "whole, disjoint windows");
 
 struct WindowRow {
     int output_row;

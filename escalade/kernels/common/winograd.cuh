@@ -14,7 +14,7 @@ constexpr float FAR_POINT = 1.41421356237309505f;   // sqrt(2)
 
 template <int TILE>
 struct Winograd {
-    static_assert(TILE == 2 || TILE == 4, "transforms are written down for 2x2 and 4x4 outputs");
+    static_assert(TILE == 2 || TILE == 4, "transforms exist for 2x2 and 4x4 outputs");
     static constexpr int PATCH = TILE + 2;
     static constexpr int POINTS = PATCH * PATCH;
 };

@@ -44,9 +44,9 @@ constexpr int BLOCK_FILTERS = LANES * VECTOR;  // in NHWC
 constexpr int WEIGHT_PITCH = BLOCK_FILTERS + VECTOR;
 constexpr int INPUTS = VECTOR > MULTIPLIER ? VECTOR / MULTIPLIER : 1;  // channels per thread
 constexpr int POSITIONS = THREADS / LANES;
-static_assert(NHWC || VECTOR == 1, "in NCHW neighbours in memory are columns");
+static_assert(NHWC || VECTOR == 1, "in NCHW columns are contiguous");
 static_assert(VECTOR % MULTIPLIER == 0 || MULTIPLIER % VECTOR == 0, "a thread's filters are those of whole channels");
-static_assert(PHASES == 1 || PHASES == OPEN, "sums move with every step or stay for a whole round");
+static_assert(PHASES == 1 || PHASES == OPEN, "accumulators shift every step or rotate");
 constexpr int COLUMN_STEP = NHWC ? X_STEP : 1;  // compile-time constant, so that columns are immediate offsets
 constexpr int OUTPUT_STEP = NHWC ? Y_STEP : 1;
 

@@ -66,7 +66,7 @@ constexpr int TAPS_AT = BIAS_AT + CHANNELS_OF_BLOCK * 4;
 constexpr int BARRIER = TAPS_AT + (CHANNELS_OF_BLOCK * FILTER_HEIGHT * TAP_PITCH * 2 + 7) / 8 * 8;
 static_assert(WARPS % PARTS == 0 && TILE_ROWS % ROWS == 0 && TILE_COLUMNS % BLOCK == 0, "whole warps and strips");
 static_assert(TOGETHER == 4, "channels that are stored as 8 bytes");
-static_assert(BLOCK + (FILTER_WIDTH - 1) * DILATION_W <= DEPTH, "a product reaches over all taps");
+static_assert(BLOCK + (FILTER_WIDTH - 1) * DILATION_W <= DEPTH, "an MMA covers all taps");
 
 struct Tile {
     int image, row, column;  // of its first output

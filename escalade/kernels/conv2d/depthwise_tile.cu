@@ -62,7 +62,7 @@ constexpr int INPUT_STEP = ROWS == 1 ? DILATION_H : 1;  // a single output row s
 constexpr int OUTPUT_ROW = OUTPUT_WIDTH * Y_STEP;
 constexpr int WIDTH = VECTOR < 4 ? VECTOR : 4;  // weights per load
 static_assert(BLOCK_CHANNELS % VECTOR == 0 && TILE_COLUMNS % STRIP == 0 && TILE_ROWS % ROWS == 0, "whole threads");
-static_assert(WORKERS <= THREADS, "a thread for every part of a tile");
+static_assert(WORKERS <= THREADS, "one thread per part of a tile");
 
 // COUNT elements as loaded and stored: as words, so that they move as a unit.
 template <int COUNT>

@@ -8,8 +8,9 @@
 #include "common/pairs.cuh"
 
 constexpr bool SCALED = sizeof(Element) == 1;
-constexpr bool HAS_COMPANION = HAS_RESIDUAL || HAS_MASK;  // auxiliary tensor of y's shape
-static_assert(!HAS_MASK || !(HAS_BIAS || HAS_RESIDUAL || HAS_RELU || SCALED), "a mask comes alone");
+constexpr bool HAS_AUX = HAS_RESIDUAL || HAS_MASK;  // auxiliary tensor of y's shape
+static_assert(!HAS_MASK || !(HAS_BIAS || HAS_RESIDUAL || HAS_RELU || SCALED),
+              "a mask excludes bias, residual and ReLU");
 
 struct FilterPair {  // bias and scale of two adjacent filters
     float2 bias, scale;
@@ -42,40 +43,39 @@ struct Finish {
         return {make_float2(added, added), make_float2(unit, unit)};
     }
 
-    __device__ __forceinline__ float value(float sum, int filter, float companion) const {
+    __device__ __forceinline__ float value(float sum, int filter, float aux) const {
         const bool inside = FILTERS_ALIGNED || filter < filters;
         return value(sum, HAS_BIAS && inside ? to_float(bias[filter]) : 0.f, SCALED && inside ? scale[filter] : 0.f,
-                     companion);
+                     aux);
     }
 
-    __device__ __forceinline__ float value(float sum, float added, float unit, float companion) const {
+    __device__ __forceinline__ float value(float sum, float added, float unit, float aux) const {
         // as PyTorch does: NaN in the mask passes the gradient
-        if constexpr (HAS_MASK) return companion <= 0.f ? 0.f : sum;
+        if constexpr (HAS_MASK) return aux <= 0.f ? 0.f : sum;
         else if constexpr (SCALED)
-            return finish_scaled<HAS_BIAS, HAS_RESIDUAL, HAS_RELU>(sum, unit, added, companion, residual_scale,
-                                                                   result_scale);
+            return finish_scaled<HAS_BIAS, HAS_RESIDUAL, HAS_RELU>(sum, unit, added, aux, residual_scale, result_scale);
         else {
             if (HAS_BIAS) sum += added;
-            return activated<HAS_RESIDUAL, HAS_RELU>(sum, companion);
+            return activated<HAS_RESIDUAL, HAS_RELU>(sum, aux);
         }
     }
 
     // Two sums at once: cheaper for some activations.
-    __device__ __forceinline__ float2 values(float2 sums, const FilterPair& pair, float2 companions) const {
+    __device__ __forceinline__ float2 values(float2 sums, const FilterPair& pair, float2 aux_values) const {
         if constexpr (HAS_MASK || SCALED)
-            return make_float2(value(sums.x, pair.bias.x, pair.scale.x, companions.x),
-                               value(sums.y, pair.bias.y, pair.scale.y, companions.y));
+            return make_float2(value(sums.x, pair.bias.x, pair.scale.x, aux_values.x),
+                               value(sums.y, pair.bias.y, pair.scale.y, aux_values.y));
         else {
             if (HAS_BIAS) sums.x += pair.bias.x, sums.y += pair.bias.y;
-            return activated_pair<HAS_RESIDUAL, HAS_RELU>(sums, companions);
+            return activated_pair<HAS_RESIDUAL, HAS_RELU>(sums, aux_values);
         }
     }
 
     // Two 16-bit results, and their auxiliary values, packed in one register. A template because 8- and 32-bit outputs
     // have no packed pairs.
     template <class Half = Output>
-    __device__ __forceinline__ u32 packed(float low, float high, const FilterPair& pair, u32 companions) const {
-        const float2 two = HAS_COMPANION ? unpack_pair<Half>(companions) : make_float2(0.f, 0.f);
+    __device__ __forceinline__ u32 packed(float low, float high, const FilterPair& pair, u32 aux_values) const {
+        const float2 two = HAS_AUX ? unpack_pair<Half>(aux_values) : make_float2(0.f, 0.f);
         const float2 results = values(make_float2(low, high), pair, two);
         return pack_pair<Half>(results.x, results.y);
     }
@@ -93,15 +93,14 @@ struct Finish {
             const float2 results = both(low, high, pair, at);
             store_two(y + at, results.x, results.y);
         } else {
-            store_one(y + at, value(low, pair.bias.x, pair.scale.x, companion_one(at)));
-            if (filter + 1 < filters)
-                store_one(y + at + 1, value(high, pair.bias.y, pair.scale.y, companion_one(at + 1)));
+            store_one(y + at, value(low, pair.bias.x, pair.scale.x, aux_one(at)));
+            if (filter + 1 < filters) store_one(y + at + 1, value(high, pair.bias.y, pair.scale.y, aux_one(at + 1)));
         }
     }
 
     // Both results; their auxiliary values are at offset `at`.
     __device__ __forceinline__ float2 both(float low, float high, const FilterPair& pair, long long at) const {
-        return values(make_float2(low, high), pair, companion_pair(at));
+        return values(make_float2(low, high), pair, aux_pair(at));
     }
 
 private:
@@ -111,24 +110,24 @@ private:
         return make_float2(filter < filters ? to_float(of_filters[filter]) : 0.f, 0.f);
     }
 
-    __device__ __forceinline__ float companion_one(long long at) const {
-        if constexpr (!HAS_COMPANION) return 0.f;
+    __device__ __forceinline__ float aux_one(long long at) const {
+        if constexpr (!HAS_AUX) return 0.f;
         else return to_float(residual[at]);
     }
 
-    __device__ __forceinline__ float2 companion_pair(long long at) const {
-        if constexpr (!HAS_COMPANION) return make_float2(0.f, 0.f);
+    __device__ __forceinline__ float2 aux_pair(long long at) const {
+        if constexpr (!HAS_AUX) return make_float2(0.f, 0.f);
         else return load_two(residual + at);
     }
 
-    template <class Companion>
-    __device__ __forceinline__ static float2 load_two(const Companion* from) {
-        if constexpr (sizeof(Companion) == 1) {
+    template <class Aux>
+    __device__ __forceinline__ static float2 load_two(const Aux* from) {
+        if constexpr (sizeof(Aux) == 1) {
             u32 pairs[2];
             e4m3x4_to_half2(pairs, *reinterpret_cast<const u16*>(from));
             return unpack_half2(pairs[0]);
         } else {
-            const Pack<Companion, 2> pair = load_pack<Companion, 2>(from);
+            const Pack<Aux, 2> pair = load_pack<Aux, 2>(from);
             return make_float2(to_float(pair.at[0]), to_float(pair.at[1]));
         }
     }

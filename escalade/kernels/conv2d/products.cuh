@@ -10,7 +10,7 @@
 enum class MNMajor { none, rows, columns };  // the MN-major operand of the MMA
 
 template <bool MN_MAJOR>
-__device__ __forceinline__ u64 slab_descriptor(u32 address) {
+__device__ __forceinline__ u64 k_tile_descriptor(u32 address) {
     return MN_MAJOR ? transposed_descriptor(address, 64 * 128) : operand_descriptor(address);
 }
 template <bool MN_MAJOR>
@@ -23,10 +23,10 @@ struct Product;
 template <>
 struct Product<__half> {
     template <MNMajor MN_MAJOR, int N>
-    __device__ __forceinline__ static void add(float (&sums)[N], u64 rows, u64 columns, bool accumulate) {
-        if constexpr (MN_MAJOR == MNMajor::rows) wgmma_rows_transposed(sums, rows, columns, accumulate);
-        else if constexpr (MN_MAJOR == MNMajor::columns) wgmma_columns_transposed(sums, rows, columns, accumulate);
-        else wgmma(sums, rows, columns, accumulate);
+    __device__ __forceinline__ static void add(float (&acc)[N], u64 rows, u64 columns, bool accumulate) {
+        if constexpr (MN_MAJOR == MNMajor::rows) wgmma_rows_transposed(acc, rows, columns, accumulate);
+        else if constexpr (MN_MAJOR == MNMajor::columns) wgmma_columns_transposed(acc, rows, columns, accumulate);
+        else wgmma(acc, rows, columns, accumulate);
     }
 };
 #endif
@@ -35,10 +35,10 @@ struct Product<__half> {
 template <>
 struct Product<__nv_bfloat16> {
     template <MNMajor MN_MAJOR, int N>
-    __device__ __forceinline__ static void add(float (&sums)[N], u64 rows, u64 columns, bool accumulate) {
-        if constexpr (MN_MAJOR == MNMajor::rows) wgmma_bf16_rows_transposed(sums, rows, columns, accumulate);
-        else if constexpr (MN_MAJOR == MNMajor::columns) wgmma_bf16_columns_transposed(sums, rows, columns, accumulate);
-        else wgmma_bf16(sums, rows, columns, accumulate);
+    __device__ __forceinline__ static void add(float (&acc)[N], u64 rows, u64 columns, bool accumulate) {
+        if constexpr (MN_MAJOR == MNMajor::rows) wgmma_bf16_rows_transposed(acc, rows, columns, accumulate);
+        else if constexpr (MN_MAJOR == MNMajor::columns) wgmma_bf16_columns_transposed(acc, rows, columns, accumulate);
+        else wgmma_bf16(acc, rows, columns, accumulate);
     }
 };
 #endif
@@ -46,23 +46,23 @@ struct Product<__nv_bfloat16> {
 template <>
 struct Product<float> {  // as TF32
     template <MNMajor MN_MAJOR, int N>
-    __device__ __forceinline__ static void add(float (&sums)[N], u64 rows, u64 columns, bool accumulate) {
+    __device__ __forceinline__ static void add(float (&acc)[N], u64 rows, u64 columns, bool accumulate) {
         static_assert(MN_MAJOR == MNMajor::none);
-        wgmma_tf32(sums, rows, columns, accumulate);
+        wgmma_tf32(acc, rows, columns, accumulate);
     }
 };
 
 template <>
 struct Product<e4m3> {
     template <MNMajor MN_MAJOR, int N>
-    __device__ __forceinline__ static void add(float (&sums)[N], u64 rows, u64 columns, bool accumulate) {
+    __device__ __forceinline__ static void add(float (&acc)[N], u64 rows, u64 columns, bool accumulate) {
         static_assert(MN_MAJOR == MNMajor::none);
-        wgmma_e4m3(sums, rows, columns, accumulate);
+        wgmma_e4m3(acc, rows, columns, accumulate);
     }
 };
 
 // acc = rows * columns^T, or acc += it.
 template <class Element, MNMajor MN_MAJOR = MNMajor::none, int N>
-__device__ __forceinline__ void multiply(float (&sums)[N], u64 rows, u64 columns, bool accumulate) {
-    Product<Element>::template add<MN_MAJOR>(sums, rows, columns, accumulate);
+__device__ __forceinline__ void multiply(float (&acc)[N], u64 rows, u64 columns, bool accumulate) {
+    Product<Element>::template add<MN_MAJOR>(acc, rows, columns, accumulate);
 }

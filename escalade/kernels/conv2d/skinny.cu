@@ -75,7 +75,7 @@ constexpr int BLOCK_FILTERS = WARPS_M * FILTERS;
 constexpr int PARTS = PRODUCTS == 3 ? 2 : 1;              // parts per number
 constexpr int WEIGHT_WORDS = STEPS_K * TILES_M * 32 * 4;  // of a warp's filters, per part
 
-static_assert(TILES_N % POOL_H == 0 && BAND % POOL_H == 0 && 2 % POOL_W == 0, "windows that a warp's lanes have whole");
+static_assert(TILES_N % POOL_H == 0 && BAND % POOL_H == 0 && 2 % POOL_W == 0, "a warp holds whole windows");
 
 using Word = Pack<Element, UNIT>;
 

@@ -48,13 +48,13 @@ constexpr bool HAS_MASK = false;        // False
 constexpr int THREADS = CONSUMERS * (128 + 32);  // per consumer: a warpgroup, and a warp that copies
 constexpr int ROW_BYTES = 128;                   // channels per pixel or filter tap: the swizzle span
 constexpr int STEP_BYTES = 32, STEPS = ROW_BYTES / STEP_BYTES;
-constexpr int SLAB = ROW_BYTES / sizeof(Element), SLABS = (CHANNELS + SLAB - 1) / SLAB;
-constexpr int LAST_STEPS = ((CHANNELS - (SLABS - 1) * SLAB) * int(sizeof(Element)) + STEP_BYTES - 1) / STEP_BYTES;
+constexpr int K_TILE = ROW_BYTES / sizeof(Element), K_TILES = (CHANNELS + K_TILE - 1) / K_TILE;
+constexpr int LAST_STEPS = ((CHANNELS - (K_TILES - 1) * K_TILE) * int(sizeof(Element)) + STEP_BYTES - 1) / STEP_BYTES;
 // groups of PADDED filters (a multiple of 8), the columns of a tap
 constexpr int FILTER_PARTS = (FILTERS + PADDED - 1) / PADDED;
 constexpr bool PADS = FILTERS % PADDED != 0;
-constexpr int ROW_WEIGHT_BYTES = WGMMA_N * ROW_BYTES, WEIGHT_ROWS = SLABS * FILTER_HEIGHT;
-static_assert(FILTER_WIDTH * PADDED <= WGMMA_N, "a row of taps is one product wide");
+constexpr int ROW_WEIGHT_BYTES = WGMMA_N * ROW_BYTES, WEIGHT_ROWS = K_TILES * FILTER_HEIGHT;
+static_assert(FILTER_WIDTH * PADDED <= WGMMA_N, "a filter row fits one MMA");
 
 constexpr int REACH_H = (FILTER_HEIGHT - 1) * DILATION_H, REACH_W = (FILTER_WIDTH - 1) * DILATION_W;
 constexpr int WINDOW_WIDTH = TILE_COLUMNS + REACH_W;
@@ -72,7 +72,7 @@ constexpr int STAGED_BYTES = (BLOCKS * 64 * STAGED_PITCH * 4 + 1023) / 1024 * 10
 static_assert(FILTERS % VECTOR == 0, "stores are aligned");
 
 using Windows = Ring<STAGES, STAGE_BYTES>;
-using Sums = float[BLOCKS][WGMMA_N / 2];
+using Accumulators = float[BLOCKS][WGMMA_N / 2];
 
 struct Memory {        // smem addresses
     u32 weights;       // by k-tile, then by filter row
@@ -144,7 +144,7 @@ __device__ __forceinline__ void copy_weights(const TensorMap& map, const Memory&
         barrier_expect(full, FILTER_WIDTH * PADDED * ROW_BYTES);
         for (int s = 0; s < FILTER_WIDTH; ++s)
             tma_load_3d(memory.weights + row * ROW_WEIGHT_BYTES + s * PADDED * ROW_BYTES, map, full,
-                        row / FILTER_HEIGHT * SLAB, row % FILTER_HEIGHT * FILTER_WIDTH + s, Work::first_filter());
+                        row / FILTER_HEIGHT * K_TILE, row % FILTER_HEIGHT * FILTER_WIDTH + s, Work::first_filter());
     }
 }
 
@@ -158,12 +158,12 @@ __device__ __forceinline__ void copy_windows(const TensorMap& window_map, const 
     Windows ring = memory.ring(consumer);
     for (int index = work.first; index < work.tiles; index += work.step) {
         const Work::Tile tile = work.tile(index);
-        for (int slab = 0; slab < SLABS; ++slab, ring.next()) {
+        for (int k_tile = 0; k_tile < K_TILES; ++k_tile, ring.next()) {
             ring.wait_empty();
             barrier_expect(ring.full(ring.stage), WINDOW_BYTES);
-            tma_load_4d(ring.address(), window_map, ring.full(ring.stage), slab * SLAB,
+            tma_load_4d(ring.address(), window_map, ring.full(ring.stage), k_tile * K_TILE,
                         tile.column - work.shape.pad_w, tile.row - work.shape.pad_h, tile.image);
-            if (has_weights && !weights_ready && index == work.first && slab == 0) copy_weights(weight_map, memory);
+            if (has_weights && !weights_ready && index == work.first && k_tile == 0) copy_weights(weight_map, memory);
         }
     }
 }
@@ -171,19 +171,20 @@ __device__ __forceinline__ void copy_windows(const TensorMap& window_map, const 
 // ------------------------------------------------------------------ mainloop
 
 template <int COUNT>
-__device__ __forceinline__ void multiply_slab(Sums& sums, const Memory& memory, u32 window, int slab) {
+__device__ __forceinline__ void multiply_k_tile(Accumulators& acc, const Memory& memory, u32 window, int k_tile) {
     u64 pixels = operand_descriptor(window);
-    u64 weights = operand_descriptor(memory.weights + slab * FILTER_HEIGHT * ROW_WEIGHT_BYTES);
+    u64 weights = operand_descriptor(memory.weights + k_tile * FILTER_HEIGHT * ROW_WEIGHT_BYTES);
 #pragma unroll 1
     for (int r = 0; r < FILTER_HEIGHT; ++r) {
-        barrier_wait(memory.weights_full + (slab * FILTER_HEIGHT + r) * 8, 0);  // returns at once after the first tile
+        // Returns at once after the first tile.
+        barrier_wait(memory.weights_full + (k_tile * FILTER_HEIGHT + r) * 8, 0);
         wgmma_fence();
 #pragma unroll
         for (int k = 0; k < COUNT; ++k)
 #pragma unroll
             for (int block = 0; block < BLOCKS; ++block)
-                multiply<Element>(sums[block], pixels + (block * 64 * ROW_BYTES >> 4) + k * STEP<false>,
-                                  weights + k * STEP<false>, slab || r || k);
+                multiply<Element>(acc[block], pixels + (block * 64 * ROW_BYTES >> 4) + k * STEP<false>,
+                                  weights + k * STEP<false>, k_tile || r || k);
         wgmma_commit();
         pixels += DILATION_H * WINDOW_WIDTH * ROW_BYTES >> 4;
         weights += ROW_WEIGHT_BYTES >> 4;
@@ -191,21 +192,21 @@ __device__ __forceinline__ void multiply_slab(Sums& sums, const Memory& memory, 
 }
 
 // A k-tile is released once the MMAs of the next are issued, so the tensor cores never run dry.
-__device__ __forceinline__ void multiply_window(Sums& sums, const Memory& memory, Windows& ring) {
-    constexpr int WHOLE_SLABS = LAST_STEPS == STEPS ? SLABS : SLABS - 1;
-    constexpr int SLAB_GROUPS = FILTER_HEIGHT < 7 ? FILTER_HEIGHT : 7;  // wgmma_wait counts up to 7 groups
+__device__ __forceinline__ void multiply_window(Accumulators& acc, const Memory& memory, Windows& ring) {
+    constexpr int WHOLE_K_TILES = LAST_STEPS == STEPS ? K_TILES : K_TILES - 1;
+    constexpr int K_TILE_GROUPS = FILTER_HEIGHT < 7 ? FILTER_HEIGHT : 7;  // wgmma_wait counts up to 7 groups
 #pragma unroll 1
-    for (int slab = 0; slab < WHOLE_SLABS; ++slab, ring.next()) {
+    for (int k_tile = 0; k_tile < WHOLE_K_TILES; ++k_tile, ring.next()) {
         ring.wait_full();
-        multiply_slab<STEPS>(sums, memory, ring.address(), slab);
-        wgmma_wait<SLAB_GROUPS>();
-        if (slab) ring.release((ring.stage + STAGES - 1) % STAGES);
+        multiply_k_tile<STEPS>(acc, memory, ring.address(), k_tile);
+        wgmma_wait<K_TILE_GROUPS>();
+        if (k_tile) ring.release((ring.stage + STAGES - 1) % STAGES);
     }
-    if constexpr (WHOLE_SLABS < SLABS) {
+    if constexpr (WHOLE_K_TILES < K_TILES) {
         ring.wait_full();
-        multiply_slab<LAST_STEPS>(sums, memory, ring.address(), WHOLE_SLABS);
-        wgmma_wait<SLAB_GROUPS>();
-        if (WHOLE_SLABS) ring.release((ring.stage + STAGES - 1) % STAGES);
+        multiply_k_tile<LAST_STEPS>(acc, memory, ring.address(), WHOLE_K_TILES);
+        wgmma_wait<K_TILE_GROUPS>();
+        if (WHOLE_K_TILES) ring.release((ring.stage + STAGES - 1) % STAGES);
         ring.next();
     }
     wgmma_wait<0>();
@@ -215,7 +216,7 @@ __device__ __forceinline__ void multiply_window(Sums& sums, const Memory& memory
 // ------------------------------------------------------------------ epilogue: parts to results
 
 // Stages two adjacent columns of a lane's rows, for STAGED filters of every tap from `first` on.
-__device__ __forceinline__ void stage_parts(float* staged, const Sums& sums, int first) {
+__device__ __forceinline__ void stage_parts(float* staged, const Accumulators& acc, int first) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
     float* const to = staged + (16 * warp + lane / 4) * STAGED_PITCH + lane % 4 * 2;
 #pragma unroll
@@ -226,7 +227,7 @@ __device__ __forceinline__ void stage_parts(float* staged, const Sums& sums, int
             for (int j = 0; j < STAGED / 8; ++j)
 #pragma unroll
                 for (int half = 0; half < 2; ++half) {
-                    const float* pair = &sums[block][4 * ((s * PADDED + first) / 8 + j) + 2 * half];
+                    const float* pair = &acc[block][4 * ((s * PADDED + first) / 8 + j) + 2 * half];
                     store_pack(to + (64 * block + 8 * half) * STAGED_PITCH + s * STAGED + j * 8,
                                Pack<float, 2>{pair[0], pair[1]});
                 }
@@ -234,7 +235,7 @@ __device__ __forceinline__ void stage_parts(float* staged, const Sums& sums, int
 
 // Sums of VECTOR filters of a pixel. If these are two 16-byte reads, odd lanes begin with the second to avoid bank
 // conflicts.
-__device__ __forceinline__ void add_parts(float (&sums)[VECTOR], const float* from, bool other) {
+__device__ __forceinline__ void add_parts(float (&acc)[VECTOR], const float* from, bool other) {
     constexpr int WORDS = VECTOR < 4 ? VECTOR : 4, READS = VECTOR / WORDS;
     Pack<float, WORDS> parts[READS] = {};
 #pragma unroll
@@ -250,7 +251,7 @@ __device__ __forceinline__ void add_parts(float (&sums)[VECTOR], const float* fr
 #pragma unroll
     for (int e = 0; e < VECTOR; ++e) {  // select, do not index: keeps parts in registers
         const int read = e / WORDS;
-        sums[e] = READS == 2 && other ? parts[READS - 1 - read].at[e % WORDS] : parts[read].at[e % WORDS];
+        acc[e] = READS == 2 && other ? parts[READS - 1 - read].at[e % WORDS] : parts[read].at[e % WORDS];
     }
 }
 
@@ -260,7 +261,7 @@ struct Store {
     const ConvShape& shape;
 
     // VECTOR filters of one pixel.
-    __device__ __forceinline__ void unit(const float (&sums)[VECTOR], int filter, long long pixel) const {
+    __device__ __forceinline__ void unit(const float (&acc)[VECTOR], int filter, long long pixel) const {
         Pack<Bias, VECTOR> bias = {};
         Pack<Element, VECTOR> residual = {};
         if (HAS_BIAS) bias = load_pack<Bias, VECTOR>(finish.bias + filter);
@@ -268,17 +269,18 @@ struct Store {
         float results[VECTOR];
 #pragma unroll
         for (int e = 0; e < VECTOR; ++e)
-            results[e] = finish.value(sums[e], to_float(bias.at[e]), 1.f, to_float(residual.at[e]));
+            results[e] = finish.value(acc[e], to_float(bias.at[e]), 1.f, to_float(residual.at[e]));
         Pack<Output, VECTOR> pack;
         from_floats(pack, results);
         store_pack(y + pixel * Y_STEP + filter, pack);
     }
 
-    __device__ __forceinline__ void tile(const Sums& sums, float* staged, const Work::Tile& tile, int consumer) const {
+    __device__ __forceinline__ void tile(const Accumulators& acc, float* staged, const Work::Tile& tile,
+                                         int consumer) const {
 #pragma unroll
         for (int first = 0; first < PADDED; first += STAGED) {
             warpgroup_sync(consumer);  // the previous parts have been read
-            stage_parts(staged, sums, first);
+            stage_parts(staged, acc, first);
             warpgroup_sync(consumer);
             for (int i = threadIdx.x % 128; i < TILE_ROWS * TILE_COLUMNS * UNITS; i += 128) {
                 const int within = i % UNITS * VECTOR, filter = Work::first_filter() + first + within;
@@ -324,9 +326,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         Windows ring = memory.ring(consumer);
         wait_for_previous_launch();
         for (int index = work.first; index < work.tiles; index += work.step) {
-            Sums sums;
-            multiply_window(sums, memory, ring);
-            store.tile(sums, staged, work.tile(index), consumer);
+            Accumulators acc;
+            multiply_window(acc, memory, ring);
+            store.tile(acc, staged, work.tile(index), consumer);
         }
     }
 }

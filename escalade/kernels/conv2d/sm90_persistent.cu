@@ -43,18 +43,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                            const __grid_constant__ TensorMap residual_map, const __grid_constant__ TensorMap output_map,
                            const Bias* __restrict__ bias, const float* __restrict__ scale,
                            const float* __restrict__ scales, const Element* __restrict__ residual,
-                           Output* __restrict__ y, unsigned char* __restrict__ places, ConvShape shape,
-                           ShortcutShape shortcut_shape, Placement placement,
-                           const __grid_constant__ PixelClasses classes, int weights_ready, int release_dependents,
-                           int y_pitch) {
+                           Output* __restrict__ y, unsigned char* __restrict__ indices, ConvShape shape,
+                           ShortcutShape shortcut_shape, Placement placement, const __grid_constant__ Phases phases,
+                           int weights_ready, int release_dependents, int y_pitch) {
     extern __shared__ __align__(1024) unsigned char shared_memory[];
-    const u32 panels = shared_address(shared_memory);
-    Stages ring(panels + 2 * BUFFERS * PANEL_BYTES);
+    const u32 staging_tiles = shared_address(shared_memory);
+    Stages ring(staging_tiles + 2 * BUFFERS * STAGING_BYTES);
     const u32 residual_barriers = ring.stages + Stages::BYTES;
     const u32 turn_barriers = residual_barriers + 2 * BUFFERS * 8;  // with SPLITS: those of the exchange
     const u32 received = PARTS_APART ? turn_barriers + 2 * 8 : ring.stages;
     const u32 rank = CLUSTER_BLOCKS > 1 ? cluster_rank() : 0;
-    const auto parts_of = [&](int consumer) {
+    const auto exchange_of = [&](int consumer) {
         const int own = DEPTH ? 0 : consumer;
         return Parts{received + own * Parts::BYTES, turn_barriers + own * 8, rank};
     };
@@ -62,7 +61,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         ring.init((PING_PONG || DEPTH ? 4 : 8) * CLUSTER);
         for (int buffer = 0; buffer < 2 * BUFFERS; ++buffer) barrier_init(residual_barriers + 8 * buffer, 1);
         for (int consumer = 0; PING_PONG && consumer < 2; ++consumer) barrier_init(turn_barriers + 8 * consumer, 4);
-        for (int consumer = 0; PARTS > 1 && consumer < (DEPTH ? 1 : 2); ++consumer) parts_of(consumer).init();
+        for (int consumer = 0; PARTS > 1 && consumer < (DEPTH ? 1 : 2); ++consumer) exchange_of(consumer).init();
         fence_barrier_init();
         fence_async_proxy();
         prefetch_map(pixel_map);
@@ -72,7 +71,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     if (SPLITS > 1 && PARTS_APART) cluster_arrive_relaxed();
     __syncthreads();
     if (CLUSTER > 1) cluster_sync();  // the other CTAs' barriers are initialized too
-    const Problem problem(shape, classes, shortcut_shape.channels);
+    const Problem problem(shape, phases, shortcut_shape.channels);
     const int first = blockIdx.x / CLUSTER_BLOCKS, step = gridDim.x / CLUSTER_BLOCKS;
     if (threadIdx.x < 128) {
         release_registers<40>();
@@ -97,34 +96,39 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         const Finish finish{bias, scale, scales, residual, shape.filters};
         Placement tile_placement = placement;
         const Writer writer{finish, y, shape, tile_placement, problem.pixels, y_pitch};
-        PanelWriter<(BUFFERS > 0 ? BUFFERS : 1)> panel_writer{residual_map, output_map, finish, writer, consumer,
-                                                              panels + consumer * BUFFERS * PANEL_BYTES,
-                                                              residual_barriers + consumer * BUFFERS * 8, places};
+        StagedWriter<(BUFFERS > 0 ? BUFFERS : 1)> staged_writer{residual_map,
+                                                                output_map,
+                                                                finish,
+                                                                writer,
+                                                                consumer,
+                                                                staging_tiles + consumer * BUFFERS * STAGING_BYTES,
+                                                                residual_barriers + consumer * BUFFERS * 8,
+                                                                indices};
         // Ping-pong: a warpgroup begins once the other has waited for all stages of the previous tile. The first turn
         // is free: waiting on the previous parity of a fresh barrier returns at once.
         u32 turn = consumer == 0;
-        const auto slabs_of = [&](const Tile& tile) {
-            const int slabs = problem.block_slabs(tile.pixel_class, rank);
-            return DEPTH ? (slabs + 1 - consumer) / 2 : slabs;
+        const auto k_tiles_of = [&](const Tile& tile) {
+            const int k_tiles = problem.cta_k_tiles(tile.phase, rank);
+            return DEPTH ? (k_tiles + 1 - consumer) / 2 : k_tiles;
         };
-        if (consumer == 1 && (PING_PONG || DEPTH)) ring.skip(PING_PONG ? slabs_of(Tile(problem, first, rank)) : 1);
+        if (consumer == 1 && (PING_PONG || DEPTH)) ring.skip(PING_PONG ? k_tiles_of(Tile(problem, first, rank)) : 1);
         for (int index = first + (PING_PONG ? consumer * step : 0); index < problem.tiles;
              index += (PING_PONG ? 2 : 1) * step) {
             const Tile tile(problem, index, rank);
             const int pixel = tile.pixel + wg_pixel, filter = tile.filter + wg_filter;
             if constexpr (CLASSES > 1) {
-                tile_placement.offset_h = classes.of[tile.pixel_class].offset_h;
-                tile_placement.offset_w = classes.of[tile.pixel_class].offset_w;
+                tile_placement.offset_h = phases.of[tile.phase].offset_h;
+                tile_placement.offset_w = phases.of[tile.phase].offset_w;
             }
-            const int slabs = slabs_of(tile);
+            const int k_tiles = k_tiles_of(tile);
             int skipped = 0;  // k-tiles of the other warpgroup's tile; computed here, where registers are free
-            if (PING_PONG && index + step < problem.tiles) skipped = slabs_of(Tile(problem, index + step, rank));
-            if (BUFFERS > 0) panel_writer.begin(pixel, filter);
+            if (PING_PONG && index + step < problem.tiles) skipped = k_tiles_of(Tile(problem, index + step, rank));
+            if (BUFFERS > 0) staged_writer.begin(pixel, filter);
             if (PING_PONG) barrier_wait(turn_barriers + 8 * consumer, turn);
             turn ^= 1;
-            Sums sums;
-            if constexpr (PROMOTED) multiply_promoted(sums, ring, slabs, wg_pixel, wg_filter);
-            else multiply_slabs(sums, ring, slabs, wg_pixel, wg_filter);
+            Accumulators acc;
+            if constexpr (PROMOTED) multiply_promoted(acc, ring, k_tiles, wg_pixel, wg_filter);
+            else multiply_k_tiles(acc, ring, k_tiles, wg_pixel, wg_filter);
             if (PING_PONG) {
                 if (threadIdx.x % 32 == 0) barrier_arrive(turn_barriers + 8 * (1 - consumer));
                 wgmma_wait<0>();
@@ -132,11 +136,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                 ring.skip(skipped);
             }
             const int warp_pixel = pixel + threadIdx.x / 32 % 4 * 16;
-            if constexpr (BUFFERS > 0) panel_writer.write(sums, pixel, filter);
-            else if constexpr (PARTS > 1) writer.store_shared_sum(sums, parts_of(consumer), warp_pixel, filter);
-            else writer.store(sums, warp_pixel, filter);
+            if constexpr (BUFFERS > 0) staged_writer.write(acc, pixel, filter);
+            else if constexpr (PARTS > 1) writer.store_shared_sum(acc, exchange_of(consumer), warp_pixel, filter);
+            else writer.store(acc, warp_pixel, filter);
         }
-        if (BUFFERS > 0) panel_writer.end();
+        if (BUFFERS > 0) staged_writer.end();
     }
     if (CLUSTER > 1) cluster_sync();  // no CTA exits while another may access its smem
 }

@@ -6,14 +6,13 @@
 // Iterator over k-tiles: all channels of a tap, then the next tap, finally the shortcut's channels.
 struct Walk {
     const Problem& problem;
-    const int pixel_class;
+    const int phase;
     int tap, c, r, s;
 
-    __device__ __forceinline__ Walk(const Problem& problem, int pixel_class, u32 rank)
-        : problem(problem), pixel_class(pixel_class) {
-        const int slab = problem.first_slab(pixel_class, rank), width = problem.taps_w(pixel_class);
-        tap = min(slab / problem.tap_slabs, problem.taps_h(pixel_class) * width);
-        c = (slab - tap * problem.tap_slabs) * SLAB;
+    __device__ __forceinline__ Walk(const Problem& problem, int phase, u32 rank) : problem(problem), phase(phase) {
+        const int k_tile = problem.first_k_tile(phase, rank), width = problem.taps_w(phase);
+        tap = min(k_tile / problem.tap_k_tiles, problem.taps_h(phase) * width);
+        c = (k_tile - tap * problem.tap_k_tiles) * K_TILE;
         r = tap / width;
         s = tap % width;
     }
@@ -21,11 +20,11 @@ struct Walk {
     __device__ __forceinline__ bool in_shortcut() const { return SHORTCUT && r == problem.shape.filter_height; }
 
     __device__ __forceinline__ void next() {
-        c += SLAB;
+        c += K_TILE;
         if (in_shortcut() || c < problem.shape.channels) return;
         c = 0;
         ++tap;
-        if (++s == problem.taps_w(pixel_class)) {
+        if (++s == problem.taps_w(phase)) {
             s = 0;
             ++r;
         }
@@ -34,11 +33,11 @@ struct Walk {
     // Row and column of the tap in weights whose taps are reversed.
     __device__ __forceinline__ int weight_r() const {
         if constexpr (CLASSES == 1) return problem.shape.filter_height - 1 - r;
-        return problem.classes.of[pixel_class].tap_h - r * problem.classes.step_h;
+        return problem.phases.of[phase].tap_h - r * problem.phases.step_h;
     }
     __device__ __forceinline__ int weight_s() const {
         if constexpr (CLASSES == 1) return problem.shape.filter_width - 1 - s;
-        return problem.classes.of[pixel_class].tap_w - s * problem.classes.step_w;
+        return problem.phases.of[phase].tap_w - s * problem.phases.step_w;
     }
 
     // Index of the tap in flipped weights, which hold all taps of the filter whatever the phase.
@@ -50,10 +49,10 @@ struct Walk {
 
     // Offset of the tap's pixels from the window origin of the launch.
     __device__ __forceinline__ int down() const {
-        return r * problem.shape.dilation_h + (CLASSES > 1 ? problem.classes.of[pixel_class].shift_h : 0);
+        return r * problem.shape.dilation_h + (CLASSES > 1 ? problem.phases.of[phase].shift_h : 0);
     }
     __device__ __forceinline__ int across() const {
-        return s * problem.shape.dilation_w + (CLASSES > 1 ? problem.classes.of[pixel_class].shift_w : 0);
+        return s * problem.shape.dilation_w + (CLASSES > 1 ? problem.phases.of[phase].shift_w : 0);
     }
 };
 
@@ -85,9 +84,9 @@ struct Copier {
     // Loads the weights of the first stages, which are empty at the start. Returns their number.
     __device__ __forceinline__ int copy_ahead(Stages ring, int index) const {
         const Tile tile(problem, index, rank);
-        const int count = min(problem.block_slabs(tile.pixel_class, rank), STAGES);
-        Walk walk(problem, tile.pixel_class, rank);
-        for (int slab = 0; slab < count; ++slab, ring.next(), walk.next()) {
+        const int count = min(problem.cta_k_tiles(tile.phase, rank), STAGES);
+        Walk walk(problem, tile.phase, rank);
+        for (int k_tile = 0; k_tile < count; ++k_tile, ring.next(), walk.next()) {
             barrier_expect(ring.full(ring.stage), STAGE_BYTES);
             copy_weights(ring, walk, tile.filter);
         }
@@ -103,9 +102,9 @@ struct Copier {
             const int n = row / shape.output_height;
             const int oh = row % shape.output_height, ow = tile.pixel % shape.output_width;
             const int h = oh * shape.stride_h - shape.pad_h, w = ow * shape.stride_w - shape.pad_w;
-            const int slabs = problem.block_slabs(tile.pixel_class, rank);
-            Walk walk(problem, tile.pixel_class, rank);
-            for (int slab = 0; slab < slabs; ++slab, ring.next(), walk.next()) {
+            const int k_tiles = problem.cta_k_tiles(tile.phase, rank);
+            Walk walk(problem, tile.phase, rank);
+            for (int k_tile = 0; k_tile < k_tiles; ++k_tile, ring.next(), walk.next()) {
                 const u32 full = ring.full(ring.stage);
                 if (ahead > 0) {
                     --ahead;

@@ -23,7 +23,7 @@ struct Writer {
     // offset. Every phase is padded to the largest one's pixel count; pixels it does not have return -1.
     __device__ __forceinline__ int stored(int pixel) const {
         if constexpr (CLASSES == 1) return pixel;
-        const Place at = place(pixel, shape, placement);
+        const ImagePosition at = position_in_image(pixel, shape, placement);
         if (pixel >= pixels || at.h >= placement.height || at.w >= placement.width) return -1;
         return (at.n * placement.height + at.h) * placement.width + at.w;
     }
@@ -35,9 +35,9 @@ struct Writer {
         return PITCHED ? 1LL * pixel * y_pitch : ::offset(pixel, shape, placement);
     }
 
-    __device__ __forceinline__ void store(const Sums& sums, int warp_pixel, int first_filter) const {
+    __device__ __forceinline__ void store(const Accumulators& acc, int warp_pixel, int first_filter) const {
         if constexpr (sizeof(Output) == 1 && FILTERS_ALIGNED && COLUMNS % 32 == 0) {
-            store_bytes(sums, warp_pixel, first_filter);
+            store_bytes(acc, warp_pixel, first_filter);
             return;
         }
         const int lane = threadIdx.x % 32;
@@ -56,13 +56,13 @@ struct Writer {
 #pragma unroll
                 for (int half = 0; half < 2; ++half)
                     if (exists(warp_pixel + i * 64 + half * 8 + lane / 4, at[i][half]))
-                        finish.store_pair(sums[i][j * 4 + half * 2], sums[i][j * 4 + half * 2 + 1], pair, filter,
+                        finish.store_pair(acc[i][j * 4 + half * 2], acc[i][j * 4 + half * 2 + 1], pair, filter,
                                           at[i][half], y);
         }
     }
 
     // 1-byte results: four lanes exchange 32 filters, so that each stores 8 consecutive ones.
-    __device__ __forceinline__ void store_bytes(const Sums& sums, int warp_pixel, int first_filter) const {
+    __device__ __forceinline__ void store_bytes(const Accumulators& acc, int warp_pixel, int first_filter) const {
         const int lane = threadIdx.x % 32;
 #pragma unroll
         for (int j = 0; j < COLUMNS / 8; j += 4) {
@@ -79,7 +79,7 @@ struct Writer {
 #pragma unroll
                     for (int b = 0; b < 4; ++b) {
                         if (pixel >= pixels) continue;
-                        const float* two = &sums[i][(j + b) * 4 + half * 2];
+                        const float* two = &acc[i][(j + b) * 4 + half * 2];
                         const float2 results = finish.both(two[0], two[1], pairs[b], at + b * 8 + lane % 4 * 2);
                         codes[b] = to_e4m3x2(results.x, results.y);
                     }
@@ -103,7 +103,7 @@ struct Writer {
     }
 
     // Each warpgroup pushes its part of the accumulators and stores the pieces it owns.
-    __device__ __forceinline__ void store_shared_sum(const Sums& sums, const Parts& parts, int warp_pixel,
+    __device__ __forceinline__ void store_shared_sum(const Accumulators& acc, const Parts& parts, int warp_pixel,
                                                      int first_filter) const {
         constexpr int BLOCKS = COLUMNS / 8;
         const int lane = threadIdx.x % 32, consumer = threadIdx.x / 128 - 1, sharer = DEPTH ? consumer : 0;
@@ -112,7 +112,7 @@ struct Writer {
             if (SPLITS > 1) cluster_sync();
             else consumers_sync();
         }
-        parts.push(sums[0], DEPTH ? 2 * parts.rank + consumer : parts.rank);
+        parts.push(acc[0], DEPTH ? 2 * parts.rank + consumer : parts.rank);
         if (SPLITS == 1) consumers_sync();
         const int count = parts.count(sharer);
         for (int start = 0; start < count; start += Parts::AT_ONCE) {

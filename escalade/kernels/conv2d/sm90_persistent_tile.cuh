@@ -36,7 +36,7 @@ constexpr bool HAS_MASK = false;        // epilogue.mask
 #include "conv2d/shared_sum.cuh"
 
 constexpr int ROW_BYTES = 128;  // swizzle span
-constexpr int SLAB = ROW_BYTES / sizeof(Element);
+constexpr int K_TILE = ROW_BYTES / sizeof(Element);
 constexpr bool PING_PONG = SHARE == 0, DEPTH = SHARE == 3;
 constexpr int TILE_PIXELS = WG_PIXELS * (SHARE == 1 ? 2 : 1);
 constexpr int TILE_FILTERS = WG_FILTERS * (SHARE == 2 ? 2 : 1);
@@ -53,26 +53,28 @@ constexpr int THREADS = 384;
 constexpr int BOX_BYTES = 64 * ROW_BYTES;
 constexpr int BOX_FILTERS = ROW_BYTES / sizeof(Output);
 constexpr int BOXES = sizeof(Output) / 2;
-constexpr int PANEL_BYTES = BOXES * BOX_BYTES;
-constexpr int PANELS_AN_ATOM = COLUMNS / 64;
-constexpr int PANELS = ATOMS * PANELS_AN_ATOM;
+constexpr int STAGING_BYTES = BOXES * BOX_BYTES;
+constexpr int STAGING_TILES_PER_ATOM = COLUMNS / 64;
+constexpr int STAGING_TILES = ATOMS * STAGING_TILES_PER_ATOM;
 
-static_assert(BUFFERS == 0 || (PANELS % BUFFERS == 0 && sizeof(Output) >= 2), "buffers are used in a fixed order");
-static_assert(BUFFERS > 0 || !SWAPPED, "straight to y: pixels are rows");
-static_assert(PARTS == 1 || (!PING_PONG && CLUSTER == 1 && BUFFERS == 0), "both warpgroups add up one tile");
-static_assert(!PROMOTED || (!DEPTH && ATOMS * COLUMNS <= 128), "sums are held twice");
-static_assert(!DEPTH || STAGES % 2 == 0, "every other stage is one warpgroup's");
-static_assert(CLASSES == 1 || (PLACED && CLUSTER == 1 && !SHORTCUT), "classes lie apart in y");
-static_assert(!MN_MAJOR || (WG_FILTERS % 64 == 0 && CLUSTER == 1 && !SHORTCUT), "blocks of 64 MN-major filters");
+static_assert(BUFFERS == 0 || (STAGING_TILES % BUFFERS == 0 && sizeof(Output) >= 2),
+              "buffers divide the staging tiles");
+static_assert(BUFFERS > 0 || !SWAPPED, "direct stores need pixels as rows");
+static_assert(PARTS == 1 || (!PING_PONG && CLUSTER == 1 && BUFFERS == 0), "split-K needs both warpgroups on one tile");
+static_assert(!PROMOTED || (!DEPTH && ATOMS * COLUMNS <= 128), "accumulators are held twice");
+static_assert(!DEPTH || STAGES % 2 == 0, "warpgroups alternate stages");
+static_assert(CLASSES == 1 || (PLACED && CLUSTER == 1 && !SHORTCUT), "phases are placed in y");
+static_assert(!MN_MAJOR || (WG_FILTERS % 64 == 0 && CLUSTER == 1 && !SHORTCUT),
+              "MN-major weights come in blocks of 64 filters");
 
 using Stages = Ring<STAGES, STAGE_BYTES>;  // pixels, then weights
-using Sums = float[ATOMS][COLUMNS / 2];
+using Accumulators = float[ATOMS][COLUMNS / 2];
 
 // Pieces of 64 pixels by 8 filters. With SHARE 3 both warpgroups hold parts of the same accumulators, else each its
 // own.
 using Parts = SharedSum<ATOMS * COLUMNS / 8, PARTS, DEPTH ? 2 : 1>;
 constexpr int PARTS_BYTES = (DEPTH ? 1 : 2) * Parts::BYTES;
-static_assert(PARTS == 1 || PARTS_APART || PARTS_BYTES <= STAGES * STAGE_BYTES, "parts lie over the ring");
+static_assert(PARTS == 1 || PARTS_APART || PARTS_BYTES <= STAGES * STAGE_BYTES, "the exchange reuses the ring");
 
 struct Maps {
     const TensorMap &pixels, &weights, &shortcut, &shortcut_weights;
@@ -80,44 +82,44 @@ struct Maps {
 
 struct Problem {
     ConvShape shape;
-    const PixelClasses& classes;
-    int pixels, tiles_m, tiles_n, tiles, tap_slabs, shortcut_slabs;
+    const Phases& phases;
+    int pixels, tiles_m, tiles_n, tiles, tap_k_tiles, shortcut_k_tiles;
 
-    __device__ __forceinline__ Problem(const ConvShape& shape, const PixelClasses& classes, int shortcut_channels)
-        : shape(shape), classes(classes) {
+    __device__ __forceinline__ Problem(const ConvShape& shape, const Phases& phases, int shortcut_channels)
+        : shape(shape), phases(phases) {
         pixels = shape.batch * shape.output_height * shape.output_width;
         tiles_n = (shape.filters + TILE_FILTERS - 1) / TILE_FILTERS;
         tiles_m = ((pixels + TILE_PIXELS - 1) / TILE_PIXELS + CLUSTER - 1) / CLUSTER;
         tiles = CLASSES * tiles_m * tiles_n;
-        tap_slabs = (shape.channels + SLAB - 1) / SLAB;
-        shortcut_slabs = SHORTCUT ? (shortcut_channels + SLAB - 1) / SLAB : 0;
+        tap_k_tiles = (shape.channels + K_TILE - 1) / K_TILE;
+        shortcut_k_tiles = SHORTCUT ? (shortcut_channels + K_TILE - 1) / K_TILE : 0;
     }
 
     // Taps of a phase's filter.
-    __device__ __forceinline__ int taps_h(int pixel_class) const {
-        return CLASSES > 1 ? classes.of[pixel_class].taps_h : shape.filter_height;
+    __device__ __forceinline__ int taps_h(int phase) const {
+        return CLASSES > 1 ? phases.of[phase].taps_h : shape.filter_height;
     }
-    __device__ __forceinline__ int taps_w(int pixel_class) const {
-        return CLASSES > 1 ? classes.of[pixel_class].taps_w : shape.filter_width;
+    __device__ __forceinline__ int taps_w(int phase) const {
+        return CLASSES > 1 ? phases.of[phase].taps_w : shape.filter_width;
     }
 
     // K-tiles of an output tile, and the range of them that one CTA of a split computes.
-    __device__ __forceinline__ int slabs(int pixel_class) const {
-        return taps_h(pixel_class) * taps_w(pixel_class) * tap_slabs + shortcut_slabs;
+    __device__ __forceinline__ int k_tiles(int phase) const {
+        return taps_h(phase) * taps_w(phase) * tap_k_tiles + shortcut_k_tiles;
     }
-    __device__ __forceinline__ int first_slab(int pixel_class, u32 rank) const {
-        return SPLITS == 1 ? 0 : slabs(pixel_class) * rank / SPLITS;
+    __device__ __forceinline__ int first_k_tile(int phase, u32 rank) const {
+        return SPLITS == 1 ? 0 : k_tiles(phase) * rank / SPLITS;
     }
-    __device__ __forceinline__ int last_slab(int pixel_class, u32 rank) const {
-        return SPLITS == 1 ? slabs(pixel_class) : slabs(pixel_class) * (rank + 1) / SPLITS;
+    __device__ __forceinline__ int end_k_tile(int phase, u32 rank) const {
+        return SPLITS == 1 ? k_tiles(phase) : k_tiles(phase) * (rank + 1) / SPLITS;
     }
-    __device__ __forceinline__ int block_slabs(int pixel_class, u32 rank) const {
-        return last_slab(pixel_class, rank) - first_slab(pixel_class, rank);
+    __device__ __forceinline__ int cta_k_tiles(int phase, u32 rank) const {
+        return end_k_tile(phase, rank) - first_k_tile(phase, rank);
     }
 };
 
 struct Tile {
-    int pixel, filter, pixel_class = 0;
+    int pixel, filter, phase = 0;
 
     // Tiles over the same pixels are consecutive, so x is read from DRAM once. The CTAs of a cluster take adjacent
     // pixels; past the last pixel TMA fills zeros and nothing is stored.
@@ -129,7 +131,7 @@ struct Tile {
             const int round = min(problem.tiles_m, max(1, int(gridDim.x) / CLUSTER_BLOCKS / problem.tiles_n));
             const int first = m / (CLASSES * round) * round, here = min(round, problem.tiles_m - first);
             m -= CLASSES * first;
-            pixel_class = m / here;
+            phase = m / here;
             m = first + m % here;
         }
         pixel = (m * CLUSTER + (CLUSTER > 1 ? rank : 0)) * TILE_PIXELS;

@@ -46,21 +46,22 @@ constexpr bool HAS_MASK = false;         // conv.epilogue.mask
 #include "common/warp.cuh"
 #include "conv2d/placement.cuh"
 
-constexpr int SLAB = 32;  // channels per stage
-constexpr int STEPS = SLAB / 16;
+constexpr int K_TILE = 32;  // channels per stage
+constexpr int STEPS = K_TILE / 16;
 constexpr int ROW_BYTES = 128;  // 32 elements of x, or both halves of 32 weights
 constexpr int TILE_M = 64 * WARPGROUPS;
 constexpr int PIXEL_BYTES = TILE_M * ROW_BYTES;
 constexpr int STAGE_BYTES = PIXEL_BYTES + TILE_N * ROW_BYTES;
 constexpr int PARTS = TILE_N / 64;  // per warpgroup, 64 pixels by 64 filters each: 32 accumulators per lane
 constexpr int THREADS = (WARPGROUPS + 1) * 128;
-constexpr bool HAS_COMPANION = HAS_RESIDUAL || HAS_MASK;  // auxiliary tensor of y's shape
-static_assert(!HAS_MASK || !(HAS_BIAS || HAS_RESIDUAL || HAS_RELU), "a mask comes alone");
-static_assert(BLOCKS_PER_SM * 128 * (COPY_REGISTERS + WARPGROUPS * PRODUCT_REGISTERS) <= 65536, "all there are");
+constexpr bool HAS_AUX = HAS_RESIDUAL || HAS_MASK;  // auxiliary tensor of y's shape
+static_assert(!HAS_MASK || !(HAS_BIAS || HAS_RESIDUAL || HAS_RELU), "a mask excludes bias, residual and ReLU");
+static_assert(BLOCKS_PER_SM * 128 * (COPY_REGISTERS + WARPGROUPS * PRODUCT_REGISTERS) <= 65536,
+              "an SM has 64 K registers");
 
 using Stages = Ring<STAGES, STAGE_BYTES>;  // pixels, then weights
 using Part = float[32];
-using Sums = Part[PARTS];
+using Accumulators = Part[PARTS];
 
 struct Fragments {  // a lane's share of a k-tile of its warpgroup's pixels
     u32 upper[STEPS][4], lower[STEPS][4];
@@ -97,18 +98,18 @@ __device__ __forceinline__ void load_tile(const Tile& tile, const TensorMap& pix
         ring.wait_empty();
         barrier_expect(ring.full(ring.stage), STAGE_BYTES);
         tma_load_2d(ring.address() + PIXEL_BYTES, weight_map, ring.full(ring.stage), k, tile.first_filter);
-        k += 2 * SLAB;
+        k += 2 * K_TILE;
     };
     for (int r = 0; r < shape.filter_height; ++r)
         for (int s = 0; s < shape.filter_width; ++s)
-            for (int c = 0; c < shape.channels; c += SLAB) {
+            for (int c = 0; c < shape.channels; c += K_TILE) {
                 begin();
                 tma_load_im2col(ring.address(), pixel_map, ring.full(ring.stage), c, w, h, n, s * shape.dilation_w,
                                 r * shape.dilation_h);
                 ring.next();
             }
     if (HAS_SHORTCUT)
-        for (int c = 0; c < shortcut.channels; c += SLAB) {
+        for (int c = 0; c < shortcut.channels; c += K_TILE) {
             begin();
             tma_load_im2col(ring.address(), shortcut_map, ring.full(ring.stage), c, column * shortcut.stride,
                             output_row * shortcut.stride, n, 0, 0);
@@ -124,7 +125,7 @@ struct Multiplier {
     u32 largest = 0;  // max over the keys of all magnitudes read
 
     // Four channels of two rows per k-step. The swizzle XORs the next step's 64 bytes.
-    __device__ __forceinline__ void split_slab(Fragments& fragments, const Stages& ring) {
+    __device__ __forceinline__ void split_k_tile(Fragments& fragments, const Stages& ring) {
         const unsigned char* first = shared_memory + ring.stage * STAGE_BYTES + row * ROW_BYTES;
         const int chunk = (threadIdx.x % 4 ^ lane_pixel()) * 16;
 #pragma unroll
@@ -145,56 +146,54 @@ struct Multiplier {
     }
 };
 
-__device__ __forceinline__ void multiply(Part& sums, const Fragments& fragments, int part, const Stages& ring) {
+__device__ __forceinline__ void multiply(Part& acc, const Fragments& fragments, int part, const Stages& ring) {
     const u64 upper = operand_descriptor(ring.address() + PIXEL_BYTES + part * 64 * ROW_BYTES);
     const u64 lower = upper + (ROW_BYTES / 2 >> 4);  // stored behind the upper halves in every row
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < STEPS; ++step)
-        wgmma_from_registers(sums, fragments.lower[step], upper + step * 2, step > 0);
+        wgmma_from_registers(acc, fragments.lower[step], upper + step * 2, step > 0);
 #pragma unroll
-    for (int step = 0; step < STEPS; ++step)
-        wgmma_from_registers(sums, fragments.upper[step], lower + step * 2, true);
+    for (int step = 0; step < STEPS; ++step) wgmma_from_registers(acc, fragments.upper[step], lower + step * 2, true);
 #pragma unroll
-    for (int step = 0; step < STEPS; ++step)
-        wgmma_from_registers(sums, fragments.upper[step], upper + step * 2, true);
+    for (int step = 0; step < STEPS; ++step) wgmma_from_registers(acc, fragments.upper[step], upper + step * 2, true);
     wgmma_commit();
 }
 
-__device__ __forceinline__ void add(Part& totals, const Part& sums) {
+__device__ __forceinline__ void add(Part& totals, const Part& acc) {
 #pragma unroll
-    for (int e = 0; e < 32; ++e) totals[e] += sums[e];
+    for (int e = 0; e < 32; ++e) totals[e] += acc[e];
 }
 
 // One k-tile, part by part: the previous k-tile's part is added to the totals while the other parts multiply.
 template <bool FIRST>
-__device__ __forceinline__ void advance(Sums& totals, Sums& sums, Fragments& fragments, Multiplier& multiplier,
-                                        const Stages& ring) {
+__device__ __forceinline__ void advance(Accumulators& totals, Accumulators& acc, Fragments& fragments,
+                                        Multiplier& multiplier, const Stages& ring) {
     ring.wait_full();
-    multiplier.split_slab(fragments, ring);
+    multiplier.split_k_tile(fragments, ring);
 #pragma unroll
     for (int part = 0; part < PARTS; ++part) {
         if (!FIRST) {
             wgmma_wait<PARTS - 1>();
-            add(totals[part], sums[part]);
+            add(totals[part], acc[part]);
         }
-        multiply(sums[part], fragments, part, ring);
+        multiply(acc[part], fragments, part, ring);
     }
 }
 
 // Totals of a tile. Fragments are double-buffered: the next k-tile is split while this one multiplies.
-__device__ __forceinline__ void multiply_tile(Sums& totals, Multiplier& multiplier, Stages& ring, int slabs) {
-    Sums sums;
+__device__ __forceinline__ void multiply_tile(Accumulators& totals, Multiplier& multiplier, Stages& ring, int k_tiles) {
+    Accumulators acc;
     Fragments even, odd;
 #pragma unroll
     for (int part = 0; part < PARTS; ++part)
 #pragma unroll
         for (int e = 0; e < 32; ++e) totals[part][e] = 0.f;
     int previous = ring.stage;
-    advance<true>(totals, sums, even, multiplier, ring);
+    advance<true>(totals, acc, even, multiplier, ring);
     ring.next();
     const auto go_on = [&](Fragments& fragments) {
-        advance<false>(totals, sums, fragments, multiplier, ring);
+        advance<false>(totals, acc, fragments, multiplier, ring);
         ring.release(previous);
         previous = ring.stage;
         ring.next();
@@ -204,14 +203,14 @@ __device__ __forceinline__ void multiply_tile(Sums& totals, Multiplier& multipli
         wgmma_wait<0>();
         ring.release(previous);
 #pragma unroll
-        for (int part = 0; part < PARTS; ++part) add(totals[part], sums[part]);
+        for (int part = 0; part < PARTS; ++part) add(totals[part], acc[part]);
     };
-    int slab = 1;
-    for (; slab + 1 < slabs; slab += 2) {
+    int k_tile = 1;
+    for (; k_tile + 1 < k_tiles; k_tile += 2) {
         go_on(odd);
         go_on(even);
     }
-    if (slab < slabs) {
+    if (k_tile < k_tiles) {
         go_on(odd);
         end();
     } else {
@@ -234,9 +233,9 @@ struct Output {
         return total * (first * image_scale.x) * (second * image_scale.y);
     }
 
-    __device__ __forceinline__ static float finished(float sum, float added, float companion) {
-        if (HAS_MASK) return companion <= 0.f ? 0.f : sum;  // as PyTorch does: NaN in the mask passes the gradient
-        return finish<HAS_BIAS, HAS_RESIDUAL, HAS_RELU>(sum, &added, 0, &companion, 0);
+    __device__ __forceinline__ static float finished(float sum, float added, float aux) {
+        if (HAS_MASK) return aux <= 0.f ? 0.f : sum;  // as PyTorch does: NaN in the mask passes the gradient
+        return finish<HAS_BIAS, HAS_RESIDUAL, HAS_RELU>(sum, &added, 0, &aux, 0);
     }
 
     __device__ __forceinline__ void store_pair(float low, float high, int filter, long long at) const {
@@ -247,7 +246,7 @@ struct Output {
         if (FILTERS_EVEN) {
             Pair biases = {}, residuals = {}, results;
             if (HAS_BIAS) biases = load_pack<float, 2>(bias + filter);
-            if (HAS_COMPANION) residuals = load_pack<float, 2>(residual + at);
+            if (HAS_AUX) residuals = load_pack<float, 2>(residual + at);
 #pragma unroll
             for (int e = 0; e < 2; ++e) results.at[e] = finished(values[e], biases.at[e], residuals.at[e]);
             store_pack(y + at, results);
@@ -255,12 +254,12 @@ struct Output {
 #pragma unroll
             for (int e = 0; e < 2; ++e)
                 if (filter + e < shape.filters)
-                    y[at + e] = finished(values[e], HAS_BIAS ? bias[filter + e] : 0.f,
-                                         HAS_COMPANION ? residual[at + e] : 0.f);
+                    y[at + e] =
+                        finished(values[e], HAS_BIAS ? bias[filter + e] : 0.f, HAS_AUX ? residual[at + e] : 0.f);
         }
     }
 
-    __device__ __forceinline__ void store(const Sums& totals, int first_pixel, int first_filter) const {
+    __device__ __forceinline__ void store(const Accumulators& totals, int first_pixel, int first_filter) const {
         const int filter = first_filter + threadIdx.x % 4 * 2;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
@@ -315,7 +314,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     Multiplier multiplier{first_row + lane_pixel(), power_of_two(exponent)};
     for (int index = blockIdx.x; index < work.tiles; index += gridDim.x) {
         const Tile tile(index, work);
-        Sums totals;
+        Accumulators totals;
         multiply_tile(totals, multiplier, ring, work.slabs);
         output.store(totals, tile.first_pixel + first_row, tile.first_filter);
         __syncwarp();  // lanes past the last pixel return early; wgmma needs converged warps

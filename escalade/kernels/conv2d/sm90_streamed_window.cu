@@ -36,11 +36,12 @@ constexpr int SHORTCUT_BYTES = STACKED ? WINDOW_BYTES : TILE_ROWS * WINDOW_WIDTH
 using Windows = Ring<WINDOWS, WINDOW_STAGE_BYTES>;
 using Taps = Ring<TAP_STAGES, TAP_BYTES>;
 static_assert(SPLITS == 1 || sizeof(Element) == 2, "a warp's filters are 32 bytes of a pixel");
-constexpr int PANELS_HERE = SPLITS > 1 ? 1 : PANELS;  // a split-K tile is finished in one, by both warpgroups
+// A split-K tile is finished in one staging tile, by both warpgroups.
+constexpr int STAGING_TILES_HERE = SPLITS > 1 ? 1 : STAGING_TILES;
 using Parts = SharedSum<BLOCKS, SPLITS, CONSUMERS>;   // pieces are blocks of 8 pixels
 
 struct Memory {  // smem addresses
-    u32 panels;  // one per consumer, or one shared by both
+    u32 staging_tiles;  // one per consumer, or one shared by both
     Windows windows;
     Taps taps;
     u32 parts;
@@ -48,13 +49,14 @@ struct Memory {  // smem addresses
     u32 turns;          // barriers: one per consumer, or those of the exchange
 
     // Stages first, for their alignment, then all barriers.
-    static constexpr int WINDOWS_AT = PANELS_HERE * PANEL_BYTES, TAPS_AT = WINDOWS_AT + WINDOWS * WINDOW_STAGE_BYTES;
+    static constexpr int WINDOWS_AT = STAGING_TILES_HERE * STAGING_BYTES,
+                         TAPS_AT = WINDOWS_AT + WINDOWS * WINDOW_STAGE_BYTES;
     static constexpr int PARTS_AT = TAPS_AT + TAP_STAGES * TAP_BYTES;
     static constexpr int BARRIERS_AT = PARTS_AT + (SPLITS > 1 ? Parts::BYTES : 0);
     static constexpr int RESIDUAL_AT = BARRIERS_AT + 16 * (WINDOWS + TAP_STAGES);
 
     __device__ __forceinline__ explicit Memory(u32 start)
-        : panels(start), windows(start + WINDOWS_AT, start + BARRIERS_AT),
+        : staging_tiles(start), windows(start + WINDOWS_AT, start + BARRIERS_AT),
           taps(start + TAPS_AT, start + BARRIERS_AT + 16 * WINDOWS), parts(start + PARTS_AT),
           residual_full(start + RESIDUAL_AT), turns(residual_full + 8 * CONSUMERS) {}
 
@@ -63,7 +65,7 @@ struct Memory {  // smem addresses
     __device__ __forceinline__ void init_barriers(u32 rank) const {
         windows.init(4);
         taps.init(4);
-        Panel::init(residual_full);
+        StagingTile::init(residual_full);
         if (SPLITS > 1) shared_sum(rank).init();
         else PingPong::init(turns);
     }
@@ -74,11 +76,11 @@ struct Maps {
 };
 
 // K-tiles of an image's channels that one CTA of a split computes.
-struct Slabs {
+struct KTileRange {
     int first, last;
 
-    __device__ __forceinline__ Slabs(int channels, u32 rank) {
-        const int all = (channels + SLAB - 1) / SLAB;
+    __device__ __forceinline__ KTileRange(int channels, u32 rank) {
+        const int all = (channels + K_TILE - 1) / K_TILE;
         first = all * rank / SPLITS;
         last = all * (rank + 1) / SPLITS;
     }
@@ -88,12 +90,13 @@ struct Slabs {
 struct Work {
     const WindowShape& shape;
     const u32 rank;
-    const Slabs slabs, shortcut;
+    const KTileRange k_tiles, shortcut;
     const int first, step;  // tile
 
     __device__ __forceinline__ Work(const WindowShape& shape, u32 rank)
-        : shape(shape), rank(rank), slabs(shape.channels, rank), shortcut(SHORTCUT ? shape.shortcut_channels : 0, rank),
-          first(blockIdx.x / SPLITS), step(gridDim.x / SPLITS) {}
+        : shape(shape), rank(rank), k_tiles(shape.channels, rank),
+          shortcut(SHORTCUT ? shape.shortcut_channels : 0, rank), first(blockIdx.x / SPLITS), step(gridDim.x / SPLITS) {
+    }
 
     __device__ __forceinline__ int end() const { return shape.tiles * shape.filter_tiles; }
     // Tiles over the same pixels are consecutive, so x is read from DRAM once.
@@ -101,8 +104,8 @@ struct Work {
         return Tile(shape, index / shape.filter_tiles, index % shape.filter_tiles * FILTERS);
     }
     // Stages per tile.
-    __device__ __forceinline__ int windows() const { return slabs.count() + shortcut.count(); }
-    __device__ __forceinline__ int taps() const { return slabs.count() * TAPS + shortcut.count(); }
+    __device__ __forceinline__ int windows() const { return k_tiles.count() + shortcut.count(); }
+    __device__ __forceinline__ int taps() const { return k_tiles.count() * TAPS + shortcut.count(); }
 };
 
 // ------------------------------------------------------------------ producer, one thread
@@ -119,22 +122,23 @@ __device__ __forceinline__ void copy_tiles(const Maps& maps, const Work& work, W
                                            bool weights_ready) {
     int ahead = weights_ready ? min(TAPS, TAP_STAGES) : 0;
     for (int tap = 0; tap < ahead; ++tap)
-        load_tap(taps, maps.weights, work.slabs.first * SLAB, tap, work.tile(work.first).filter);
+        load_tap(taps, maps.weights, work.k_tiles.first * K_TILE, tap, work.tile(work.first).filter);
     wait_for_previous_launch();
     for (int index = work.first; index < work.end(); index += work.step) {
         const Tile tile = work.tile(index);
-        for (int slab = work.slabs.first; slab < work.slabs.last; ++slab, windows.next()) {
+        for (int k_tile = work.k_tiles.first; k_tile < work.k_tiles.last; ++k_tile, windows.next()) {
             windows.wait_empty();
-            load_window(windows.address(), maps.windows, windows.full(windows.stage), work.shape, tile, slab * SLAB);
-            for (int tap = ahead; tap < TAPS; ++tap) load_tap(taps, maps.weights, slab * SLAB, tap, tile.filter);
+            load_window(windows.address(), maps.windows, windows.full(windows.stage), work.shape, tile,
+                        k_tile * K_TILE);
+            for (int tap = ahead; tap < TAPS; ++tap) load_tap(taps, maps.weights, k_tile * K_TILE, tap, tile.filter);
             ahead = 0;
         }
-        for (int slab = work.shortcut.first; SHORTCUT && slab < work.shortcut.last; ++slab, windows.next()) {
+        for (int k_tile = work.shortcut.first; SHORTCUT && k_tile < work.shortcut.last; ++k_tile, windows.next()) {
             windows.wait_empty();
             barrier_expect(windows.full(windows.stage), SHORTCUT_BYTES);
-            tma_load_4d(windows.address(), maps.shortcut, windows.full(windows.stage), slab * SLAB, tile.column,
+            tma_load_4d(windows.address(), maps.shortcut, windows.full(windows.stage), k_tile * K_TILE, tile.column,
                         tile.row, tile.image);
-            load_tap(taps, maps.shortcut_weights, slab * SLAB, 0, tile.filter);
+            load_tap(taps, maps.shortcut_weights, k_tile * K_TILE, 0, tile.filter);
         }
     }
 }
@@ -142,10 +146,10 @@ __device__ __forceinline__ void copy_tiles(const Maps& maps, const Work& work, W
 // ------------------------------------------------------------------ mainloop, two warpgroups
 
 // A stage is released once the MMAs of the next are issued, so the tensor cores never run dry.
-__device__ __forceinline__ void multiply_slabs(Sums& sums, Windows& windows, Taps& taps, const Work& work) {
+__device__ __forceinline__ void multiply_k_tiles(Accumulators& acc, Windows& windows, Taps& taps, const Work& work) {
     int previous = 0;
-    for (int slab = 0; slab < work.windows(); ++slab, windows.next()) {
-        const bool shortcut = SHORTCUT && slab >= work.slabs.count();
+    for (int k_tile = 0; k_tile < work.windows(); ++k_tile, windows.next()) {
+        const bool shortcut = SHORTCUT && k_tile >= work.k_tiles.count();
         const int height = shortcut ? 1 : FILTER_HEIGHT, width = shortcut ? 1 : FILTER_WIDTH;
         windows.wait_full();
         u64 row = operand_descriptor(windows.address());
@@ -155,46 +159,45 @@ __device__ __forceinline__ void multiply_slabs(Sums& sums, Windows& windows, Tap
 #pragma unroll 1
             for (int s = 0; s < width; ++s, taps.next()) {
                 taps.wait_full();
-                const u64 weights = slab_descriptor<MN_MAJOR>(taps.address());
+                const u64 weights = k_tile_descriptor<MN_MAJOR>(taps.address());
                 const u64 pixels = row + (s * DILATION_W * ROW_BYTES >> 4);
-                const bool begun = slab || r || s;
+                const bool begun = k_tile || r || s;
                 wgmma_fence();
 #pragma unroll
                 for (int k = 0; k < ROW_BYTES / 32; ++k)
-                    multiply<Element, WEIGHTS>(sums, weights + k * STEP<MN_MAJOR>, pixels + k * STEP<false>,
-                                               begun || k);
+                    multiply<Element, WEIGHTS>(acc, weights + k * STEP<MN_MAJOR>, pixels + k * STEP<false>, begun || k);
                 wgmma_commit();
                 wgmma_wait<1>();
                 if (begun) taps.release(previous);
-                if (slab && !r && !s) windows.release((windows.stage + WINDOWS - 1) % WINDOWS);
+                if (k_tile && !r && !s) windows.release((windows.stage + WINDOWS - 1) % WINDOWS);
                 previous = taps.stage;
             }
     }
 }
 
-__device__ __forceinline__ void multiply_tiles(Panel& panel, const Element* bias, const Memory& memory,
+__device__ __forceinline__ void multiply_tiles(StagingTile& staging, const Element* bias, const Memory& memory,
                                                const Work& work) {
-    PingPong ping_pong(memory.turns, panel.consumer);
+    PingPong ping_pong(memory.turns, staging.consumer);
     Windows windows = memory.windows;
     Taps taps = memory.taps;
-    if (panel.consumer == 1) {
+    if (staging.consumer == 1) {
         windows.skip(work.windows());
         taps.skip(work.taps());
     }
-    for (int index = work.first + panel.consumer * work.step; index < work.end(); index += CONSUMERS * work.step) {
+    for (int index = work.first + staging.consumer * work.step; index < work.end(); index += CONSUMERS * work.step) {
         const Tile tile = work.tile(index);
-        if (!SHARED_PANEL || index == work.first) panel.begin(tile);
+        if (!SHARED_STAGING || index == work.first) staging.begin(tile);
         ping_pong.wait();
-        Sums sums;
-        multiply_slabs(sums, windows, taps, work);
+        Accumulators acc;
+        multiply_k_tiles(acc, windows, taps, work);
         ping_pong.pass();
         wgmma_wait<0>();
         taps.release((taps.stage + TAP_STAGES - 1) % TAP_STAGES);
         windows.release((windows.stage + WINDOWS - 1) % WINDOWS);
         windows.skip(work.windows());
         taps.skip(work.taps());
-        panel.store(sums, tile, Biases(bias, tile.filter));
-        if (SHARED_PANEL && index + work.step < work.end()) panel.begin(work.tile(index + work.step), true);
+        staging.store(acc, tile, Biases(bias, tile.filter));
+        if (SHARED_STAGING && index + work.step < work.end()) staging.begin(work.tile(index + work.step), true);
     }
 }
 
@@ -202,19 +205,19 @@ __device__ __forceinline__ void multiply_tiles(Panel& panel, const Element* bias
 
 // The first warpgroup of every CTA multiplies. The second, otherwise idle, takes the first of the pieces that the CTA
 // owns. Both finish their pixels in the same staging tile.
-__device__ __forceinline__ void multiply_together(Panel& panel, int consumer, const Element* bias, Element* y,
-                                                  const Memory& memory, const Work& work) {
+__device__ __forceinline__ void multiply_split_k(StagingTile& staging, int consumer, const Element* bias, Element* y,
+                                                 const Memory& memory, const Work& work) {
     const Tile tile = work.tile(work.first);
     const Parts parts = memory.shared_sum(work.rank);
     const int sharer = 1 - consumer, count = parts.count(sharer);
-    if (sharer == 0 && parts.count_of_all(0)) panel.begin(tile);
+    if (sharer == 0 && parts.count_of_all(0)) staging.begin(tile);
     if (consumer == 0) {
         Windows windows = memory.windows;
         Taps taps = memory.taps;
-        Sums sums;
-        multiply_slabs(sums, windows, taps, work);
+        Accumulators acc;
+        multiply_k_tiles(acc, windows, taps, work);
         wgmma_wait<0>();
-        parts.push(sums, work.rank);
+        parts.push(acc, work.rank);
     }
     if (!count) return;
     // By warp (its 16 filters are 32 bytes of a pixel) and by pixel (the pixels do not form a TMA box), two pieces at a
@@ -222,7 +225,7 @@ __device__ __forceinline__ void multiply_together(Panel& panel, int consumer, co
     const int half = threadIdx.x % 32 / 16, chunk = threadIdx.x / 32 % 4 * 2 + threadIdx.x / 8 % 2;  // of 8 filters
     const auto pixel_of = [&](int number) { return parts.piece(sharer, number) * 8 + threadIdx.x % 8; };
     const auto place_of = [&](int pixel) -> Element* {  // nullptr: not stored
-        const WindowShape& shape = panel.shape;
+        const WindowShape& shape = staging.shape;
         const int n = tile.image + (STACKED ? pixel / WINDOW_PIXELS : 0), within = STACKED ? pixel % WINDOW_PIXELS : pixel;
         const int row = within / WINDOW_WIDTH, column = within % WINDOW_WIDTH;
         const int h = tile.row + row, w = tile.column + column;
@@ -234,23 +237,22 @@ __device__ __forceinline__ void multiply_together(Panel& panel, int consumer, co
     };
     Element* to = place_of(pixel_of(half));
     const Biases biases(bias, tile.filter);
-    if (HAS_COMPANION) panel.wait();
+    if (HAS_AUX) staging.wait();
     parts.wait(sharer);
-    const u32 row = panel.row();
+    const u32 row = staging.row();
     for (int start = 0; start < count; start += Parts::AT_ONCE) {
-        float sums[Parts::AT_ONCE][4];
-        parts.add_up(sums, sharer, start);
+        float acc[Parts::AT_ONCE][4];
+        parts.add_up(acc, sharer, start);
 #pragma unroll
         for (int i = 0; i < Parts::AT_ONCE; ++i)
             if (start + i < count)
-                finish_blocks<1>(sums[i], row + parts.piece(sharer, start + i) * 8 * ROW_BYTES, biases);
+                finish_blocks<1>(acc[i], row + parts.piece(sharer, start + i) * 8 * ROW_BYTES, biases);
     }
     __syncwarp();
     for (int number = half; number < count; number += 2, to = place_of(pixel_of(number))) {
         if (!to) continue;
         const int pixel = pixel_of(number);
-        *reinterpret_cast<float4*>(to) =
-            load_shared_16(panel.address + pixel * ROW_BYTES + (chunk ^ pixel % 8) * 16);
+        *reinterpret_cast<float4*>(to) = load_shared_16(staging.address + pixel * ROW_BYTES + (chunk ^ pixel % 8) * 16);
     }
 }
 
@@ -274,7 +276,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         prefetch_map(weight_map);
     }
     if (SPLITS > 1) cluster_arrive_relaxed();  // only consumers access the other CTAs' barriers, so only they wait
-    clear_gaps<WINDOWS, SHORTCUT ? SHORTCUT_BYTES : WINDOW_BYTES, PANELS_HERE>(memory.windows.stages, memory.panels);
+    clear_gaps<WINDOWS, SHORTCUT ? SHORTCUT_BYTES : WINDOW_BYTES, STAGING_TILES_HERE>(memory.windows.stages,
+                                                                                      memory.staging_tiles);
     __syncthreads();
 
     const Work work(shape, rank);
@@ -291,9 +294,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         claim_registers<232>();
         if (SPLITS > 1) cluster_wait();
         wait_for_previous_launch();
-        Panel panel(residual_map, output_map, shape, memory.panels, memory.residual_full, SPLITS > 1 ? 0 : consumer);
-        if constexpr (SPLITS > 1) multiply_together(panel, consumer, bias, y, memory, work);
-        else multiply_tiles(panel, bias, memory, work);
-        panel.close();
+        StagingTile staging(residual_map, output_map, shape, memory.staging_tiles, memory.residual_full,
+                            SPLITS > 1 ? 0 : consumer);
+        if constexpr (SPLITS > 1) multiply_split_k(staging, consumer, bias, y, memory, work);
+        else multiply_tiles(staging, bias, memory, work);
+        staging.close();
     }
 }

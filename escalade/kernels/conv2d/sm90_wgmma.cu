@@ -41,7 +41,7 @@ constexpr bool HAS_RELU = false;         // problem.relu
 #include "conv2d/products.cuh"
 
 constexpr int ROW_BYTES = 128;                     // swizzle span
-constexpr int SLAB = ROW_BYTES / sizeof(Element);  // channels per stage
+constexpr int K_TILE = ROW_BYTES / sizeof(Element);  // channels per stage
 constexpr int PIXEL_BYTES = TILE_M * ROW_BYTES;
 constexpr int STAGE_BYTES = PIXEL_BYTES + TILE_N * ROW_BYTES;
 constexpr int BLOCKS_M = TILE_M / (64 * WARPGROUPS);  // 64-row MMAs per warpgroup
@@ -49,9 +49,10 @@ static_assert(BLOCKS_M * 64 * WARPGROUPS == TILE_M, "warpgroups share the pixels
 constexpr int THREADS = WARPGROUPS * 128 + PRODUCER_WARPS * 32;
 constexpr bool PRODUCER = PRODUCER_WARPS > 0;
 constexpr bool HANDS_OVER = PRODUCER_WARPS == 4;  // setmaxnreg works on whole warpgroups
-static_assert(!HANDS_OVER || (WARPGROUPS == 2 && BLOCKS_PER_SM == 1), "128 * 40 + 256 * 232 registers are all");
+static_assert(!HANDS_OVER || (WARPGROUPS == 2 && BLOCKS_PER_SM == 1),
+              "128 * 40 + 256 * 232 registers are all of an SM's");
 
-using Sums = float[BLOCKS_M][TILE_N / 2];
+using Accumulators = float[BLOCKS_M][TILE_N / 2];
 
 using Stages = Ring<STAGES, STAGE_BYTES>;  // pixels, then weights
 
@@ -66,7 +67,7 @@ struct Loader {
     Stages ring;
     int first_filter;
     int n, row, column;  // of the first output pixel
-    int shortcut_stride, shortcut_slabs;
+    int shortcut_stride, shortcut_k_tiles;
     int left;  // k-tiles still to load
     int c = 0, tap = 0, r = 0, s = 0;
 
@@ -77,15 +78,15 @@ struct Loader {
         n = image_row / shape.output_height;
         row = image_row % shape.output_height;
         column = first_pixel % shape.output_width;
-        shortcut_slabs = SHORTCUT ? (shortcut.channels + SLAB - 1) / SLAB : 0;
-        left = shape.filter_height * shape.filter_width * ((shape.channels + SLAB - 1) / SLAB) + shortcut_slabs;
+        shortcut_k_tiles = SHORTCUT ? (shortcut.channels + K_TILE - 1) / K_TILE : 0;
+        left = shape.filter_height * shape.filter_width * ((shape.channels + K_TILE - 1) / K_TILE) + shortcut_k_tiles;
     }
 
     // Waits until the stage is free.
     __device__ __forceinline__ void load() {
         ring.wait_empty();
         barrier_expect(ring.full(ring.stage), STAGE_BYTES);
-        if (SHORTCUT && left <= shortcut_slabs) load_shortcut();
+        if (SHORTCUT && left <= shortcut_k_tiles) load_shortcut();
         else load_tap();
         ring.next();
         --left;
@@ -97,7 +98,7 @@ private:
         tma_load_im2col(ring.address(), maps.pixels, full, c, column * shape.stride_w - shape.pad_w,
                         row * shape.stride_h - shape.pad_h, n, s * shape.dilation_w, r * shape.dilation_h);
         tma_load_3d(ring.address() + PIXEL_BYTES, maps.weights, full, c, tap, first_filter);
-        c += SLAB;
+        c += K_TILE;
         if (c < shape.channels) return;
         c = 0;
         ++tap;
@@ -109,34 +110,35 @@ private:
 
     __device__ __forceinline__ void load_shortcut() {
         const u32 full = ring.full(ring.stage);
-        const int channel = (shortcut_slabs - left) * SLAB;
+        const int channel = (shortcut_k_tiles - left) * K_TILE;
         tma_load_im2col(ring.address(), maps.shortcut, full, channel, column * shortcut_stride, row * shortcut_stride, n,
                         0, 0);
         tma_load_3d(ring.address() + PIXEL_BYTES, maps.shortcut_weights, full, channel, 0, first_filter);
     }
 };
 
-__device__ __forceinline__ void clear(Sums& sums) {
+__device__ __forceinline__ void clear(Accumulators& acc) {
 #pragma unroll
     for (int i = 0; i < BLOCKS_M; ++i)
 #pragma unroll
-        for (int e = 0; e < TILE_N / 2; ++e) sums[i][e] = 0.f;
+        for (int e = 0; e < TILE_N / 2; ++e) acc[i][e] = 0.f;
 }
 
-__device__ __forceinline__ void add(Sums& sums, const Sums& more) {
+__device__ __forceinline__ void add(Accumulators& acc, const Accumulators& more) {
 #pragma unroll
     for (int i = 0; i < BLOCKS_M; ++i)
 #pragma unroll
-        for (int e = 0; e < TILE_N / 2; ++e) sums[i][e] += more[i][e];
+        for (int e = 0; e < TILE_N / 2; ++e) acc[i][e] += more[i][e];
 }
 
 // A stage is released once the MMAs of the next are issued, so the tensor cores never run dry.
-__device__ __forceinline__ void multiply_slabs(Sums& sums, Stages& ring, Loader& loader, int slabs, int first_row) {
-    Sums part;  // k-tiles since the last promotion, with PROMOTE_SLABS
-    Sums& target = PROMOTE_SLABS ? part : sums;
-    if (PROMOTE_SLABS) clear(sums);
+__device__ __forceinline__ void multiply_k_tiles(Accumulators& acc, Stages& ring, Loader& loader, int k_tiles,
+                                                 int first_row) {
+    Accumulators part;  // k-tiles since the last promotion, with PROMOTE_SLABS
+    Accumulators& target = PROMOTE_SLABS ? part : acc;
+    if (PROMOTE_SLABS) clear(acc);
     int previous = 0, in_part = 0;
-    for (int slab = 0; slab < slabs; ++slab) {
+    for (int k_tile = 0; k_tile < k_tiles; ++k_tile) {
         ring.wait_full();
         const u64 pixels = operand_descriptor(ring.address() + first_row * ROW_BYTES);
         const u64 weights = operand_descriptor(ring.address() + PIXEL_BYTES);
@@ -149,7 +151,7 @@ __device__ __forceinline__ void multiply_slabs(Sums& sums, Stages& ring, Loader&
                                   in_part || step);
         wgmma_commit();
         wgmma_wait<1>();
-        if (slab > 0) {
+        if (k_tile > 0) {
             ring.release(previous);
             if (!PRODUCER) {
                 if (threadIdx.x == 0 && loader.left > 0) loader.load();
@@ -159,9 +161,9 @@ __device__ __forceinline__ void multiply_slabs(Sums& sums, Stages& ring, Loader&
         previous = ring.stage;
         ring.next();
         ++in_part;
-        if (PROMOTE_SLABS && (in_part == PROMOTE_SLABS || slab + 1 == slabs)) {
+        if (PROMOTE_SLABS && (in_part == PROMOTE_SLABS || k_tile + 1 == k_tiles)) {
             wgmma_wait<0>();
-            add(sums, part);
+            add(acc, part);
             in_part = 0;
         }
     }
@@ -171,7 +173,7 @@ __device__ __forceinline__ void multiply_slabs(Sums& sums, Stages& ring, Loader&
 
 // In every 8 filters a lane holds two adjacent ones, of rows lane / 4 and lane / 4 + 8 of its warp's 16. The four lanes
 // of a row store 8 consecutive elements.
-__device__ __forceinline__ void store(const Sums& sums, const Finish& finish, int warp_pixel, int first_filter,
+__device__ __forceinline__ void store(const Accumulators& acc, const Finish& finish, int warp_pixel, int first_filter,
                                       const ConvShape& shape, Output* y) {
     const int lane = threadIdx.x % 32;
     const int pixels = shape.batch * shape.output_height * shape.output_width;
@@ -185,7 +187,7 @@ __device__ __forceinline__ void store(const Sums& sums, const Finish& finish, in
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
                 const int pixel = first_pixel + i * 64 + half * 8;
-                const float* pair = &sums[i][j * 4 + half * 2];
+                const float* pair = &acc[i][j * 4 + half * 2];
                 if (pixel < pixels)
                     finish.store_pair(pair[0], pair[1], filters, filter, 1LL * pixel * shape.filters, y);
             }
@@ -216,7 +218,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     const int first_filter = blockIdx.x % tiles_n * TILE_N;
     const Maps maps{pixel_map, weight_map, shortcut_map, shortcut_weight_map};
     Loader loader(maps, ring, shape, shortcut_shape, first_pixel, first_filter);
-    const int slabs = loader.left;
+    const int k_tiles = loader.left;
     const int warpgroup = threadIdx.x / 128;
     if (PRODUCER && warpgroup == WARPGROUPS) {
         if constexpr (HANDS_OVER) release_registers<40>();
@@ -230,9 +232,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
             for (int stage = 0; stage < STAGES && loader.left > 0; ++stage) loader.load();
         __syncwarp();
     }
-    Sums sums;
+    Accumulators acc;
     const int first_row = warpgroup * BLOCKS_M * 64;
-    multiply_slabs(sums, ring, loader, slabs, first_row);
+    multiply_k_tiles(acc, ring, loader, k_tiles, first_row);
     const Finish finish{bias, scale, scales, residual, shape.filters};
-    store(sums, finish, first_pixel + first_row + threadIdx.x / 32 % 4 * 16, first_filter, shape, y);
+    store(acc, finish, first_pixel + first_row + threadIdx.x / 32 % 4 * 16, first_filter, shape, y);
 }

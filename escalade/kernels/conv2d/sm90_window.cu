@@ -20,7 +20,7 @@ constexpr int STAGES = 4;  // config.stages: window stages
 #include "conv2d/window_tile.cuh"  // defines the wgmma widths its users need
 #include "conv2d/products.cuh"
 
-static_assert(SLAB == 64, "64 channels of 16 bits");
+static_assert(K_TILE == 64, "64 channels of 16 bits");
 constexpr MNMajor WEIGHTS = MN_MAJOR ? MNMajor::rows : MNMajor::none;
 constexpr int WEIGHT_BYTES = FILTER_HEIGHT * FILTER_WIDTH * TAP_BYTES;
 
@@ -28,21 +28,21 @@ using Windows = Ring<STAGES, WINDOW_STAGE_BYTES>;
 
 struct Memory {   // smem addresses
     u32 weights;  // by tap
-    u32 panels;   // one per consumer
+    u32 staging_tiles;  // one per consumer
     Windows windows;
     u32 weights_full;   // barriers: one per filter row
     u32 residual_full;  // one per consumer
     u32 turns;          // one per consumer
 
     __device__ __forceinline__ explicit Memory(u32 start)
-        : weights(start), panels(weights + WEIGHT_BYTES), windows(panels + CONSUMERS * PANEL_BYTES),
+        : weights(start), staging_tiles(weights + WEIGHT_BYTES), windows(staging_tiles + CONSUMERS * STAGING_BYTES),
           weights_full(windows.stages + Windows::BYTES), residual_full(weights_full + FILTER_HEIGHT * 8),
           turns(residual_full + CONSUMERS * 8) {}
 
     __device__ __forceinline__ void init_barriers() const {
         windows.init(4);  // warps of the one consumer that owns the tile
         for (int r = 0; r < FILTER_HEIGHT; ++r) barrier_init(weights_full + r * 8, 1);
-        Panel::init(residual_full);
+        StagingTile::init(residual_full);
         PingPong::init(turns);
     }
 };
@@ -86,7 +86,7 @@ __device__ __forceinline__ void copy_windows(const TensorMap& window_map, const 
 
 // ------------------------------------------------------------------ mainloop, two warpgroups
 
-__device__ __forceinline__ void multiply_window(Sums& sums, const Memory& memory, u32 window) {
+__device__ __forceinline__ void multiply_window(Accumulators& acc, const Memory& memory, u32 window) {
     // Not unrolled: 36 MMAs with WGMMA_N / 2 operands each take most of the compile time.
 #pragma unroll 1
     for (int r = 0; r < FILTER_HEIGHT; ++r) {
@@ -94,38 +94,38 @@ __device__ __forceinline__ void multiply_window(Sums& sums, const Memory& memory
         wgmma_fence();
 #pragma unroll
         for (int s = 0; s < FILTER_WIDTH; ++s) {
-            const u64 weights = slab_descriptor<MN_MAJOR>(memory.weights + (r * FILTER_WIDTH + s) * TAP_BYTES);
+            const u64 weights = k_tile_descriptor<MN_MAJOR>(memory.weights + (r * FILTER_WIDTH + s) * TAP_BYTES);
             const u64 pixels =
                 operand_descriptor(window + (r * DILATION_H * WINDOW_WIDTH + s * DILATION_W) * ROW_BYTES);
 #pragma unroll
             for (int k = 0; k < ROW_BYTES / 32; ++k)
-                multiply<Element, WEIGHTS>(sums, weights + k * STEP<MN_MAJOR>, pixels + k * STEP<false>, r || s || k);
+                multiply<Element, WEIGHTS>(acc, weights + k * STEP<MN_MAJOR>, pixels + k * STEP<false>, r || s || k);
         }
     }
     wgmma_commit();
 }
 
-__device__ __forceinline__ void multiply_tiles(Panel& panel, const Element* bias, const Memory& memory,
+__device__ __forceinline__ void multiply_tiles(StagingTile& staging, const Element* bias, const Memory& memory,
                                                const Work& work) {
-    const WindowShape& shape = panel.shape;
+    const WindowShape& shape = staging.shape;
     const Biases biases(bias, work.filter);
-    PingPong ping_pong(memory.turns, panel.consumer);
+    PingPong ping_pong(memory.turns, staging.consumer);
     Windows ring = memory.windows;
-    ring.skip(panel.consumer);
-    for (int index = work.first + panel.consumer * work.step; index < shape.tiles;
+    ring.skip(staging.consumer);
+    for (int index = work.first + staging.consumer * work.step; index < shape.tiles;
          index += CONSUMERS * work.step, ring.skip(CONSUMERS)) {
         const Tile tile(shape, index, work.filter);
-        panel.begin(tile);
+        staging.begin(tile);
         ping_pong.wait();
         ring.wait_full();
-        Sums sums;
-        multiply_window(sums, memory, ring.address());
+        Accumulators acc;
+        multiply_window(acc, memory, ring.address());
         ping_pong.pass();
         wgmma_wait<0>();
         ring.release(ring.stage);
-        panel.store(sums, tile, biases);
+        staging.store(acc, tile, biases);
     }
-    panel.close();
+    staging.close();
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
@@ -141,7 +141,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         prefetch_map(weight_map);
         prefetch_map(output_map);
     }
-    clear_gaps<STAGES>(memory.windows.stages, memory.panels);
+    clear_gaps<STAGES>(memory.windows.stages, memory.staging_tiles);
     __syncthreads();
 
     const Work work(shape);
@@ -155,7 +155,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     } else {
         claim_registers<232>();
         wait_for_previous_launch();
-        Panel panel(residual_map, output_map, shape, memory.panels, memory.residual_full, consumer);
-        multiply_tiles(panel, bias, memory, work);
+        StagingTile staging(residual_map, output_map, shape, memory.staging_tiles, memory.residual_full, consumer);
+        multiply_tiles(staging, bias, memory, work);
     }
 }

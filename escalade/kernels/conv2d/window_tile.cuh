@@ -39,7 +39,7 @@ constexpr int THREADS = 384;
 constexpr int CONSUMERS = 2;
 constexpr int FILTERS = 64;     // per tile
 constexpr int ROW_BYTES = 128;  // channels per pixel or filter tap: the swizzle span
-constexpr int SLAB = ROW_BYTES / sizeof(Element);
+constexpr int K_TILE = ROW_BYTES / sizeof(Element);
 constexpr int TAP_BYTES = FILTERS * ROW_BYTES;
 constexpr int REACH_H = (FILTER_HEIGHT - 1) * DILATION_H, REACH_W = (FILTER_WIDTH - 1) * DILATION_W;
 constexpr bool STACKED = TILE_IMAGES > 1;
@@ -50,14 +50,14 @@ constexpr int WINDOW_BYTES = TILE_IMAGES * WINDOW_PIXELS * ROW_BYTES;
 constexpr int READ_BYTES = (WGMMA_N + REACH_H * WINDOW_WIDTH + REACH_W) * ROW_BYTES;
 constexpr int WINDOW_STAGE_BYTES = ((READ_BYTES > WINDOW_BYTES ? READ_BYTES : WINDOW_BYTES) + 1023) / 1024 * 1024;
 constexpr int HALF_BYTES = WGMMA_N * ROW_BYTES, HALVES = sizeof(Element) / 2;
-constexpr int PANEL_BYTES = HALVES * HALF_BYTES;
-constexpr int PANELS = CONSUMERS / HALVES;  // 32-bit: both consumers take turns with one
-constexpr bool SHARED_PANEL = PANELS == 1;
+constexpr int STAGING_BYTES = HALVES * HALF_BYTES;
+constexpr int STAGING_TILES = CONSUMERS / HALVES;  // 32-bit: both consumers take turns with one
+constexpr bool SHARED_STAGING = STAGING_TILES == 1;
 static_assert(HALF_BYTES % 1024 == 0, "the swizzle repeats every 1024 bytes");
 constexpr int BLOCKS = WGMMA_N / 8;  // of 8 pixels
-constexpr bool HAS_COMPANION = HAS_RESIDUAL || HAS_MASK;  // auxiliary tensor of y's shape
-static_assert(!HAS_MASK || !(HAS_BIAS || HAS_RESIDUAL || HAS_RELU), "a mask comes alone");
-using Sums = float[WGMMA_N / 2];
+constexpr bool HAS_AUX = HAS_RESIDUAL || HAS_MASK;  // auxiliary tensor of y's shape
+static_assert(!HAS_MASK || !(HAS_BIAS || HAS_RESIDUAL || HAS_RELU), "a mask excludes bias, residual and ReLU");
+using Accumulators = float[WGMMA_N / 2];
 
 // A tile as wide as the image is stored as one TMA box, which clips the last columns. A narrower tile has neighbors
 // there, so each row is its own box, unless windows do not exceed their tile. Stacked images form one box including the
@@ -66,8 +66,8 @@ constexpr int BOX_COLUMNS = ONE_BOX ? WINDOW_WIDTH : TILE_COLUMNS;
 constexpr int BOX_PIXELS = STACKED ? TILE_IMAGES * WINDOW_PIXELS : (ONE_BOX ? TILE_ROWS : 1) * BOX_COLUMNS;
 constexpr int BOX_BYTES = BOX_PIXELS * ROW_BYTES;
 constexpr int TILE_PIXELS = STACKED ? BOX_PIXELS : (TILE_ROWS - 1) * WINDOW_WIDTH + BOX_COLUMNS;  // including gaps
-static_assert(TILE_PIXELS <= WGMMA_N, "a tile is one product wide");
-static_assert(!STACKED || ONE_BOX, "images are whole");
+static_assert(TILE_PIXELS <= WGMMA_N, "a tile fits one MMA");
+static_assert(!STACKED || ONE_BOX, "stacked images are whole");
 
 struct WindowShape {  // filled by escalade/ops/conv2d/rungs/window_tiling.py, in this order
     int batch, channels, output_height, output_width, pad_h, pad_w, row_tiles, column_tiles, tiles, filter_tiles,
@@ -103,16 +103,16 @@ __device__ __forceinline__ void load_weights(u32 to, const TensorMap& map, u32 f
 }
 
 // Zero-fills bytes that MMAs or the epilogue read but no copy writes: copies fill at least FILLED bytes of a stage.
-template <int STAGES, int FILLED = WINDOW_BYTES, int PANELS_HERE = PANELS>
-__device__ __forceinline__ void clear_gaps(u32 windows, u32 panels) {
+template <int STAGES, int FILLED = WINDOW_BYTES, int STAGING_TILES_HERE = STAGING_TILES>
+__device__ __forceinline__ void clear_gaps(u32 windows, u32 staging_tiles) {
     const float4 zeros = make_float4(0.f, 0.f, 0.f, 0.f);
     if (READ_BYTES > FILLED)
         for (int stage = 0; stage < STAGES; ++stage)
             for (int byte = FILLED + threadIdx.x * 16; byte < READ_BYTES; byte += THREADS * 16)
                 store_shared(windows + stage * WINDOW_STAGE_BYTES + byte, zeros);
-    if (HAS_COMPANION && (ONE_BOX ? BOX_PIXELS : TILE_ROWS * BOX_COLUMNS) < WGMMA_N)
-        for (int byte = threadIdx.x * 16; byte < PANELS_HERE * PANEL_BYTES; byte += THREADS * 16)
-            store_shared(panels + byte, zeros);
+    if (HAS_AUX && (ONE_BOX ? BOX_PIXELS : TILE_ROWS * BOX_COLUMNS) < WGMMA_N)
+        for (int byte = threadIdx.x * 16; byte < STAGING_TILES_HERE * STAGING_BYTES; byte += THREADS * 16)
+            store_shared(staging_tiles + byte, zeros);
     fence_async_proxy();
 }
 
@@ -152,10 +152,10 @@ struct Biases {
 };
 
 // Two pixels of one filter.
-__device__ __forceinline__ float2 finish_pair(float2 values, float2 companions) {
+__device__ __forceinline__ float2 finish_pair(float2 values, float2 aux_values) {
     if (HAS_MASK)  // as PyTorch does: NaN in the mask passes the gradient
-        values = {companions.x <= 0.f ? 0.f : values.x, companions.y <= 0.f ? 0.f : values.y};
-    return activated_pair<HAS_RESIDUAL, HAS_RELU>(values, companions);
+        values = {aux_values.x <= 0.f ? 0.f : values.x, aux_values.y <= 0.f ? 0.f : values.y};
+    return activated_pair<HAS_RESIDUAL, HAS_RELU>(values, aux_values);
 }
 
 // Epilogue of COUNT blocks of 8 pixels by the warp's 16 filters. A lane holds them transposed: two pixels of one
@@ -163,13 +163,13 @@ __device__ __forceinline__ float2 finish_pair(float2 values, float2 companions) 
 
 // 16-bit: a matrix has 8 pixels as rows and 8 filters as columns.
 template <int COUNT, class Half>
-__device__ __forceinline__ void finish_matrices(const float* sums, u32 address, const Biases& biases) {
+__device__ __forceinline__ void finish_matrices(const float* acc, u32 address, const Biases& biases) {
     u32 pairs[2 * COUNT];
-    if (HAS_COMPANION) load_matrices_transposed(pairs, address);
+    if (HAS_AUX) load_matrices_transposed(pairs, address);
 #pragma unroll
     for (int i = 0; i < 2 * COUNT; ++i) {
-        float2 values = biases.add(sums[2 * i], sums[2 * i + 1], i % 2);
-        values = finish_pair(values, HAS_COMPANION ? unpack_pair<Half>(pairs[i]) : make_float2(0.f, 0.f));
+        float2 values = biases.add(acc[2 * i], acc[2 * i + 1], i % 2);
+        values = finish_pair(values, HAS_AUX ? unpack_pair<Half>(pairs[i]) : make_float2(0.f, 0.f));
         pairs[i] = pack_pair<Half>(values.x, values.y);
     }
     store_matrices_transposed(address, pairs);
@@ -178,31 +178,31 @@ __device__ __forceinline__ void finish_matrices(const float* sums, u32 address, 
 // 32-bit, element by element: 4 pixels of the same parity by 8 filters, which the swizzle spreads over all banks. The
 // next pixel is one row and one chunk away, the filter 8 further two chunks.
 template <int COUNT>
-__device__ __forceinline__ void finish_words(const float* sums, u32 address, const Biases& biases) {
-    float2 companions[2 * COUNT] = {};
+__device__ __forceinline__ void finish_words(const float* acc, u32 address, const Biases& biases) {
+    float2 aux_values[2 * COUNT] = {};
 #pragma unroll
     for (int i = 0; i < 2 * COUNT; ++i) {
         const u32 first = (address ^ i % 2 * 32) + i / 2 * 8 * ROW_BYTES;
-        if (HAS_COMPANION) companions[i] = {load_shared(first), load_shared(first ^ (ROW_BYTES + 16))};
+        if (HAS_AUX) aux_values[i] = {load_shared(first), load_shared(first ^ (ROW_BYTES + 16))};
     }
 #pragma unroll
     for (int i = 0; i < 2 * COUNT; ++i) {
         const u32 first = (address ^ i % 2 * 32) + i / 2 * 8 * ROW_BYTES;
-        const float2 values = finish_pair(biases.add(sums[2 * i], sums[2 * i + 1], i % 2), companions[i]);
+        const float2 values = finish_pair(biases.add(acc[2 * i], acc[2 * i + 1], i % 2), aux_values[i]);
         store_shared(first, values.x);
         store_shared(first ^ (ROW_BYTES + 16), values.y);
     }
 }
 
 template <int COUNT>
-__device__ __forceinline__ void finish_blocks(const float* sums, u32 address, const Biases& biases) {
-    if constexpr (sizeof(Element) == 2) finish_matrices<COUNT, Element>(sums, address, biases);
-    else finish_words<COUNT>(sums, address, biases);
+__device__ __forceinline__ void finish_blocks(const float* acc, u32 address, const Biases& biases) {
+    if constexpr (sizeof(Element) == 2) finish_matrices<COUNT, Element>(acc, address, biases);
+    else finish_words<COUNT>(acc, address, biases);
 }
 
 // A warpgroup's staging tile: the residuals of a tile, if any, then its results. `residual_full` signals that the
 // residuals have arrived, and that a tile shared by both warpgroups belongs to this one.
-struct Panel {
+struct StagingTile {
     const TensorMap &residual_map, &output_map;
     const WindowShape& shape;
     const u32 address, residual_full;
@@ -210,11 +210,11 @@ struct Panel {
     const bool copier = threadIdx.x % 128 == 0;  // issues this warpgroup's TMA copies
     u32 parity = 0;
 
-    __device__ __forceinline__ Panel(const TensorMap& residual_map, const TensorMap& output_map,
-                                     const WindowShape& shape, u32 panels, u32 barriers, int consumer)
+    __device__ __forceinline__ StagingTile(const TensorMap& residual_map, const TensorMap& output_map,
+                                           const WindowShape& shape, u32 staging_tiles, u32 barriers, int consumer)
         : residual_map(residual_map), output_map(output_map), shape(shape),
-          address(panels + (SHARED_PANEL ? 0 : consumer * PANEL_BYTES)), residual_full(barriers + consumer * 8),
-          consumer(consumer) {}
+          address(staging_tiles + (SHARED_STAGING ? 0 : consumer * STAGING_BYTES)),
+          residual_full(barriers + consumer * 8), consumer(consumer) {}
 
     __device__ __forceinline__ static void init(u32 barriers) {
         for (int consumer = 0; consumer < CONSUMERS; ++consumer) barrier_init(barriers + consumer * 8, 1);
@@ -234,19 +234,19 @@ struct Panel {
         const u32 ready = other ? residual_full + (1 - 2 * consumer) * 8 : residual_full;
         if (!copier) return;
         tma_store_wait_read<0>();  // the staging tile is free again
-        if (!HAS_COMPANION) {
-            if (SHARED_PANEL) barrier_arrive(ready);
+        if (!HAS_AUX) {
+            if (SHARED_STAGING) barrier_arrive(ready);
             return;
         }
         const int count = boxes(tile);
         barrier_expect(ready, count * BOX_BYTES);
         for (int i = 0; i < count; ++i)
-            tma_load_4d(box(i), residual_map, ready, tile.filter + i % HALVES * SLAB, tile.column,
+            tma_load_4d(box(i), residual_map, ready, tile.filter + i % HALVES * K_TILE, tile.column,
                         tile.row + i / HALVES, tile.image);
     }
 
     __device__ __forceinline__ void wait() {
-        if (HAS_COMPANION || SHARED_PANEL) {
+        if (HAS_AUX || SHARED_STAGING) {
             barrier_wait(residual_full, parity);
             parity ^= 1;
         } else {
@@ -265,20 +265,20 @@ struct Panel {
         }
     }
 
-    __device__ __forceinline__ void store(const Sums& sums, const Tile& tile, const Biases& biases) {
+    __device__ __forceinline__ void store(const Accumulators& acc, const Tile& tile, const Biases& biases) {
         wait();
         const u32 first = row();
 #pragma unroll
         for (int block = 0; block + 1 < BLOCKS; block += 2)
-            finish_blocks<2>(sums + 4 * block, first + block * 8 * ROW_BYTES, biases);
+            finish_blocks<2>(acc + 4 * block, first + block * 8 * ROW_BYTES, biases);
         if constexpr (BLOCKS % 2)
-            finish_blocks<1>(sums + 4 * (BLOCKS - 1), first + (BLOCKS - 1) * 8 * ROW_BYTES, biases);
+            finish_blocks<1>(acc + 4 * (BLOCKS - 1), first + (BLOCKS - 1) * 8 * ROW_BYTES, biases);
         fence_async_proxy();
         warpgroup_sync(consumer);
         if (!copier) return;
         const int count = boxes(tile);
         for (int i = 0; i < count; ++i)
-            tma_store_4d(output_map, box(i), tile.filter + i % HALVES * SLAB, tile.column, tile.row + i / HALVES,
+            tma_store_4d(output_map, box(i), tile.filter + i % HALVES * K_TILE, tile.column, tile.row + i / HALVES,
                          tile.image);
     }
 

@@ -49,7 +49,7 @@ constexpr int PASS_PITCH = BLOCK_TILES + 4;  // 16-byte stores of adjacent filte
 constexpr int PASSES = BLOCK_FILTERS / PASS_FILTERS;
 constexpr int PASS = POINTS * PASS_FILTERS * PASS_PITCH;
 static_assert(POINTS % WARP_POINTS == 0, "every warp has the same number of points");
-static_assert(2 * PASS <= 2 * SLICE, "two passes fit where the slices were");
+static_assert(2 * PASS <= 2 * SLICE, "two passes reuse the slices' smem");
 
 // Loads, transforms and stages one tile's patch of one channel. All sizes are constants, so that loads use immediate
 // offsets.

@@ -18,7 +18,7 @@ constexpr int ROWS = 8;       // rows
 
 constexpr int TILE = 32;
 
-struct SubFilter {  // filled by escalade/ops/conv2d_input_gradient/rungs/classes.py, in this order
+struct SubFilter {  // filled by escalade/ops/conv2d_input_gradient/rungs/phases.py, in this order
     int filters, channels, filter_height, filter_width;
     int first_r, first_s, step_h, step_w, taps_h, taps_w;
 };

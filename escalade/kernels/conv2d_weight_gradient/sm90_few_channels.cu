@@ -40,7 +40,7 @@ constexpr int GRADIENT_BYTES = ROWS * STEP_BYTES;  // of 64 filters
 constexpr int STAGE_BYTES = X_BYTES + WARPGROUPS_M * GRADIENT_BYTES;
 constexpr int WARPGROUPS = WARPGROUPS_M * WARPGROUPS_N;
 constexpr int THREADS = (WARPGROUPS + 1) * 128;
-static_assert(WARPGROUPS_M <= 3, "every 64 filters of a block have a warp that sums for the bias");
+static_assert(WARPGROUPS_M <= 3, "every 64 filters of a CTA have a bias warp");
 
 using Sums = float[BOXES * 32];
 using Stages = Ring<STAGES, STAGE_BYTES>;  // rows of x, then gradients

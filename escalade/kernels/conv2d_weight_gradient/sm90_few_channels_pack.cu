@@ -21,7 +21,7 @@ constexpr int ROUNDS = 4;     // rounds
 #include "common/ptx.cuh"
 
 constexpr int SLOTS = 8 / GROUP;  // channels per row
-static_assert(CHANNELS <= SLOTS, "there is room for all");
+static_assert(CHANNELS <= SLOTS, "channels fit the slots");
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     conv2d_weight_gradient_sm90_few_channels_pack(const Element* x, Element* packed, ConvShape shape, int rows, int columns) {

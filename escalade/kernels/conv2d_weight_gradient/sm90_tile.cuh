@@ -8,7 +8,7 @@
 
 constexpr int BOX = 64;  // filters or channels
 constexpr int ROW_BYTES = BOX * sizeof(Element);
-static_assert(ROW_BYTES == 128, "a row is what the swizzle spans");
+static_assert(ROW_BYTES == 128, "a row is the swizzle span");
 constexpr int STEP_PIXELS = 16;  // per MMA
 constexpr int STEP_BYTES = STEP_PIXELS * ROW_BYTES;
 

@@ -30,7 +30,8 @@ constexpr int BOXES_M = TILE_M / BOX, BOXES_N = TILE_N / BOX;
 constexpr int STAGE_BYTES = (BOXES_M + BOXES_N) * BOX_BYTES;
 constexpr int WARPGROUPS_M = BOXES_M >= WARPGROUPS ? WARPGROUPS : 1, WARPGROUPS_N = WARPGROUPS / WARPGROUPS_M;
 constexpr int BLOCKS_M = BOXES_M / WARPGROUPS_M, BLOCKS_N = BOXES_N / WARPGROUPS_N;  // boxes per warpgroup
-static_assert(BLOCKS_M * WARPGROUPS_M == BOXES_M && BLOCKS_N * WARPGROUPS_N == BOXES_N, "evenly");
+static_assert(BLOCKS_M * WARPGROUPS_M == BOXES_M && BLOCKS_N * WARPGROUPS_N == BOXES_N,
+              "warpgroups divide the boxes evenly");
 constexpr int THREADS = (WARPGROUPS + 1) * 128;
 constexpr bool HANDS_OVER = WARPGROUPS == 2 && BLOCKS_PER_SM == 1;  // 128 * 40 + 256 * 232 registers are all
 constexpr int BIAS_WARPS = BOXES_M < 3 ? BOXES_M : 3;

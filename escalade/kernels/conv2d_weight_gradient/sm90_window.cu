@@ -33,8 +33,8 @@ constexpr int STAGE_BYTES = X_BYTES + GRADIENT_BYTES;
 constexpr int AHEAD = (TAPS - 1) / STRIDE;  // stages past a column's own that its window reaches into
 constexpr int WARPGROUPS = TAPS;
 constexpr int THREADS = (WARPGROUPS + 1) * 128;
-static_assert(STRIDE == 1 || STRIDE == 2, "of both sides");
-static_assert(STAGES > AHEAD + 1, "a window, and the stage before it, which is released last");
+static_assert(STRIDE == 1 || STRIDE == 2, "stride 1 or 2");
+static_assert(STAGES > AHEAD + 1, "a window and the previous stage, released last");
 
 using Sums = float[TAPS * BOX / 2];
 using Stages = Ring<STAGES, STAGE_BYTES>;  // columns of x, then one of gradients

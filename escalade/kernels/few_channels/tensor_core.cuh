@@ -32,8 +32,8 @@ constexpr int FRAGMENTS = SINGLE ? 2 * ROW_PAIR_STEPS : FILTER_HEIGHT * ROW_STEP
 constexpr int SETS = SPLIT ? 2 : 1;                               // upper halves of all, then lower
 constexpr int PACKED = (SETS * FRAGMENTS * TILES_N * 2 + 3) / 4;  // 16-byte loads per lane
 constexpr bool FEW_FILTERS = !PAIRED && FILTERS <= 4;             // both offsets share one block of columns
-static_assert(CHANNELS <= 4 && FILTER_HEIGHT <= 7 && FILTER_WIDTH <= 7, "what fits in registers");
-static_assert(!FEW_FILTERS || TILES_N == 1, "one block of columns has them all");
+static_assert(CHANNELS <= 4 && FILTER_HEIGHT <= 7 && FILTER_WIDTH <= 7, "weights fit in registers");
+static_assert(!FEW_FILTERS || TILES_N == 1, "they fit one block of columns");
 
 constexpr int UNIT_FILTERS = PAIRED || FEW_FILTERS ? 4 * TILES_N : 8 * TILES_N;
 constexpr int UNITS = (FILTERS + UNIT_FILTERS - 1) / UNIT_FILTERS * (PAIRED || FEW_FILTERS ? 1 : 2);

@@ -29,7 +29,7 @@ constexpr int BUFFER = 1008;       // product.buffer
 
 constexpr int THREADS = WARPS * 32;
 constexpr int WORKERS = WARPS / UNITS;  // warps that share the rows of the product
-static_assert(WARPS % UNITS == 0, "every unit has as many warps");
+static_assert(WARPS % UNITS == 0, "units divide the warps");
 static_assert(POOL == 1 || ROWS % POOL == 0, "windows end with the rows of a warp");
 constexpr int CONV_HEIGHT = HEIGHT + 2 * PAD_H - FILTER_HEIGHT + 1;
 constexpr int CONV_WIDTH = WIDTH + 2 * PAD_W - FILTER_WIDTH + 1;
@@ -41,7 +41,7 @@ constexpr int CELLS_IN_TILE = 16 / PAIRS_IN_CELL;  // per 16 rows of the product
 constexpr int WIDE_CELLS = ROW_BLOCKS * CELLS_IN_ROW;
 constexpr int NARROW_CELLS = NARROW ? (ROW_BLOCKS + 1) / 2 : 0;
 constexpr int CELLS_IN_IMAGE = WIDE_CELLS + NARROW_CELLS;
-static_assert(!NARROW || (POOL == 4 && CELLS_IN_ROW == OUTPUT_WIDTH - 1), "the last windows of a row are apart");
+static_assert(!NARROW || (POOL == 4 && CELLS_IN_ROW == OUTPUT_WIDTH - 1), "the last windows of a row are separate");
 
 constexpr bool DIRECT = sizeof(Source) == 2;  // staged as stored; the tile and the next have a buffer each
 constexpr int STAGED_HEIGHT = HEIGHT + 2 * PAD_H;

@@ -18,7 +18,7 @@ constexpr int WARPS = THREADS / 32;
 constexpr int PASSES = WIDTH > 4 ? TILE / WARPS : 1;
 constexpr int ROUNDS = WIDTH * TILE / WARPS / PASSES;
 constexpr int COLUMNS = WIDTH + 2 * ZEROS - 1;
-static_assert(TILE % WARPS == 0, "all warps have as many taps of filters to read");
+static_assert(TILE % WARPS == 0, "warps divide the taps evenly");
 
 extern "C" __global__ void __launch_bounds__(THREADS) filter_sums_tiled(const Element* x, Element* y, Filters shape) {
     __shared__ float tile[WIDTH][TILE][TILE + 1];  // sums of two rows, by tap, channel and filter

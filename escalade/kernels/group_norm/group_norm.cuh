@@ -26,7 +26,7 @@ using Values = Pack<Element, VECTOR>;
 constexpr int HEIGHT = THREADS / WIDTH;
 constexpr int UNITS = VECTOR / UNIT, GROUP_UNITS = GROUP_CHANNELS / UNIT;
 constexpr int GROUPS = WIDTH * VECTOR / GROUP_CHANNELS;
-static_assert(GROUPS * GROUP_CHANNELS == WIDTH * VECTOR, "a group is under one block");
+static_assert(GROUPS * GROUP_CHANNELS == WIDTH * VECTOR, "a CTA covers whole groups");
 
 __device__ constexpr int lanes_of_a_group() {
     int lanes = 32;

@@ -16,7 +16,7 @@ constexpr int THREADS = 128;     // config.threads
 #endif
 
 constexpr int WARPS = ROW_THREADS < 32 ? 1 : ROW_THREADS / 32;  // per row; 1 if a row is part of a warp
-static_assert(WARPS <= 1 || ROW_THREADS == THREADS, "warps of one row meet at the block's barrier");
+static_assert(WARPS <= 1 || ROW_THREADS == THREADS, "warps of one row share the CTA barrier");
 using Values = Pack<Element, VECTOR>;
 
 __device__ __forceinline__ float sum_of_row(float value) {

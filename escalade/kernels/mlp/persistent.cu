@@ -392,7 +392,7 @@ __device__ __forceinline__ void run(float* space, const float* staged, const Par
     }
     const auto weight = Weights<L>::weight(staged, parameters);
     constexpr bool IN_PLACE = PLACES[L].input_at == PLACES[L].output_at;
-    static_assert(!IN_PLACE || Product<L>::PASSES == 1, "outputs would be written over inputs that are still needed");
+    static_assert(!IN_PLACE || Product<L>::PASSES == 1, "outputs would overwrite inputs that are still needed");
 #pragma unroll 1
     for (int pass = 0; pass < Product<L>::PASSES; ++pass) {
         Product<L> tile(pass * TEAM_THREADS + thread);

@@ -64,8 +64,8 @@ constexpr int REDUCE = HAS_ENCODER ? 1 : 0, EXPAND = COUNT - 1 - (HAS_DECODER ? 
 constexpr int IN = LAYERS[0].features, OUT = LAYERS[COUNT - 1].outputs;
 constexpr int SET_ROWS = 16, TILE_ROWS = SETS * SET_ROWS, TILES = WARPS / TILE_WARPS;
 constexpr int PARTS = TILE_WARPS * CLUSTER;  // of a tile's work
-static_assert(SETS == 1 || PARTS == 1, "warps that share rows have one set of them");
-static_assert(CLUSTER == 1 || TILES == 1, "blocks that share rows have one tile of them");
+static_assert(SETS == 1 || PARTS == 1, "warps that share rows have one set");
+static_assert(CLUSTER == 1 || TILES == 1, "CTAs that share rows have one tile");
 constexpr int FRAGMENT = Fragment<Element>::PACKS;
 
 // ------------------------------------------------------------------ products

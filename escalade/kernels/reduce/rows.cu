@@ -17,7 +17,7 @@ constexpr bool SPLIT = false;    // split: several CTAs share a row
 #endif
 
 constexpr int WARPS = ROW_THREADS < 32 ? 1 : ROW_THREADS / 32;  // per row
-static_assert(WARPS <= 1 || ROW_THREADS == THREADS, "warps of one row meet at the block's barrier");
+static_assert(WARPS <= 1 || ROW_THREADS == THREADS, "warps of one row share the CTA barrier");
 using Values = Pack<Element, VECTOR>;
 
 template <int COUNT>

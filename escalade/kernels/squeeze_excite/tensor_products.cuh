@@ -27,7 +27,7 @@ private:
 template <class Found>
 __device__ __forceinline__ void multiply_by_mma(const Element* weight, int pitch, int rows, int depth,
                                                 const Halves& values, int stride, Found found) {
-    static_assert(IMAGES <= 8, "a product has eight columns");
+    static_assert(IMAGES <= 8, "an MMA has eight columns");
     const int lane = threadIdx.x % 32, group = lane / 4, member = lane % 4;
     const auto pair = [](const Element* from) { return *reinterpret_cast<const u32*>(from); };
     const int row_of_values = min(group, IMAGES - 1) * stride;

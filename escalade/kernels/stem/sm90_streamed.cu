@@ -35,8 +35,8 @@ constexpr int SLOTS = COLUMNS + SLOTS_IN_ROW - 1;
 constexpr int ROW_BYTES = SLOTS * 16;
 constexpr int CORNERS = 2 * ROW_BYTES;  // a stage: two rows, then the corners of the windows that end there
 constexpr int STAGE_BYTES = (CORNERS + COLUMNS * 16 + 1023) / 1024 * 1024;
-static_assert(SLOTS <= 4 * SLOTS_OF_WARP, "a slot a thread");
-static_assert(STAGES >= ROW_PAIRS + TOGETHER, "a window, and what comes next");
+static_assert(SLOTS <= 4 * SLOTS_OF_WARP, "one slot per thread");
+static_assert(STAGES >= ROW_PAIRS + TOGETHER, "a window and the stages loaded next");
 
 using Stages = Ring<STAGES, STAGE_BYTES>;
 using Writer = RowWriter<1, COLUMN_BLOCKS, false>;

@@ -243,7 +243,7 @@ class AllPhases:
 
     @property
     def struct(self) -> Ints:
-        """`PixelClasses` of kernels/conv2d/pixel_classes.cuh."""
+        """`Phases` of kernels/conv2d/pixel_classes.cuh."""
         first = self.phases[0]
         values = [first.rows.step, first.columns.step]
         for phase in self.phases:

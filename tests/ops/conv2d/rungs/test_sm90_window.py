@@ -111,7 +111,7 @@ BUGS = {
         "is in flight|under way|nothing wrote|more arrivals|still has to read",
     ),
     "gaps are not cleared": (
-        "    clear_gaps<STAGES>(memory.windows.stages, memory.panels);\n",
+        "    clear_gaps<STAGES>(memory.windows.stages, memory.staging_tiles);\n",
         "nothing wrote",
     ),
     "no fence before the products": ("        wgmma_fence();\n", "no wgmma.fence before it"),
@@ -124,7 +124,7 @@ BUGS = {
         "    __syncthreads();\n",
         "nothing orders|no mbarrier|race|is in flight",
     ),
-    "no wait for the last store": ("    panel.close();\n", "may still read"),
+    "no wait for the last store": ("    staging.close();\n", "may still read"),
     "no wait for the residual": (
         "            barrier_wait(residual_full, parity);\n",
         "is in flight|under way|race",
