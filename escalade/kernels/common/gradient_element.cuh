@@ -21,7 +21,7 @@ struct GradientElement {
     }
 
     // Offset in the image of a tap and a channel of the group; -1 outside the image.
-    __device__ __forceinline__ int met(int tap, int channel, const ConvShape& shape) const {
+    __device__ __forceinline__ int input_offset(int tap, int channel, const ConvShape& shape) const {
         const int row = first_row + tap / shape.filter_width * shape.dilation_h;
         const int column = first_column + tap % shape.filter_width * shape.dilation_w;
         if (row < 0 || row >= shape.height || column < 0 || column >= shape.width) return -1;

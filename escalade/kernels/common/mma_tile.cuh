@@ -21,34 +21,34 @@ __device__ __forceinline__ u32 swizzled(int row, int byte) {
 }
 
 template <class Element>
-__device__ __forceinline__ void multiply_add(float (&sum)[4], const u32 (&a)[4], const u32 (&b)[2]);
+__device__ __forceinline__ void multiply_add(float (&acc)[4], const u32 (&a)[4], const u32 (&b)[2]);
 template <>
-__device__ __forceinline__ void multiply_add<float>(float (&sum)[4], const u32 (&a)[4], const u32 (&b)[2]) {
-    mma_m16n8k8_tf32(sum, a, b);
+__device__ __forceinline__ void multiply_add<float>(float (&acc)[4], const u32 (&a)[4], const u32 (&b)[2]) {
+    mma_m16n8k8_tf32(acc, a, b);
 }
 #ifdef __CUDA_FP16_H__
 template <>
-__device__ __forceinline__ void multiply_add<__half>(float (&sum)[4], const u32 (&a)[4], const u32 (&b)[2]) {
-    mma_m16n8k16_f16(sum, a, b);
+__device__ __forceinline__ void multiply_add<__half>(float (&acc)[4], const u32 (&a)[4], const u32 (&b)[2]) {
+    mma_m16n8k16_f16(acc, a, b);
 }
 #endif
 #ifdef __CUDA_BF16_H__
 template <>
-__device__ __forceinline__ void multiply_add<__nv_bfloat16>(float (&sum)[4], const u32 (&a)[4], const u32 (&b)[2]) {
-    mma_m16n8k16_bf16(sum, a, b);
+__device__ __forceinline__ void multiply_add<__nv_bfloat16>(float (&acc)[4], const u32 (&a)[4], const u32 (&b)[2]) {
+    mma_m16n8k16_bf16(acc, a, b);
 }
 #endif
 
 #if defined(__CUDA_ARCH__) && (__CUDA_ARCH__ == 890 || __CUDA_ARCH__ >= 1200)
 template <>
-__device__ __forceinline__ void multiply_add<e4m3>(float (&sum)[4], const u32 (&a)[4], const u32 (&b)[2]) {
-    mma_m16n8k32_e4m3(sum, a, b);
+__device__ __forceinline__ void multiply_add<e4m3>(float (&acc)[4], const u32 (&a)[4], const u32 (&b)[2]) {
+    mma_m16n8k32_e4m3(acc, a, b);
 }
 #else
 // mma.sync on sm_90 does not take e4m3 natively; what ptxas emits for it accumulates twice. So pairs are widened to
 // fp16, which is exact: the low pairs of all registers are the operands of one MMA, the high pairs of another.
 template <>
-__device__ __forceinline__ void multiply_add<e4m3>(float (&sum)[4], const u32 (&a)[4], const u32 (&b)[2]) {
+__device__ __forceinline__ void multiply_add<e4m3>(float (&acc)[4], const u32 (&a)[4], const u32 (&b)[2]) {
     u32 wide_a[2][4], wide_b[2][2];
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
@@ -62,8 +62,8 @@ __device__ __forceinline__ void multiply_add<e4m3>(float (&sum)[4], const u32 (&
         e4m3x4_to_half2(pairs, b[e]);
         wide_b[0][e] = pairs[0], wide_b[1][e] = pairs[1];
     }
-    mma_m16n8k16_f16(sum, wide_a[0], wide_b[0]);
-    mma_m16n8k16_f16(sum, wide_a[1], wide_b[1]);
+    mma_m16n8k16_f16(acc, wide_a[0], wide_b[0]);
+    mma_m16n8k16_f16(acc, wide_a[1], wide_b[1]);
 }
 #endif
 
@@ -112,15 +112,15 @@ __device__ __forceinline__ u32 fragment_address_b(u32 tile, int first_row, int l
 }
 
 template <class Element, int TILES_M, int TILES_N>
-__device__ __forceinline__ void multiply_add(float (&sums)[TILES_M][TILES_N][4],
-                                             const u32 (&a)[TILES_M][4], const u32 (&b)[TILES_N][2]) {
+__device__ __forceinline__ void multiply_add(float (&acc)[TILES_M][TILES_N][4], const u32 (&a)[TILES_M][4],
+                                             const u32 (&b)[TILES_N][2]) {
 #pragma unroll
     for (int i = 0; i < TILES_M; ++i)
 #pragma unroll
         for (int j = 0; j < TILES_N; ++j) {
             // Odd rows of blocks run backwards, so that consecutive MMAs share a b fragment.
             const int column = i % 2 ? TILES_N - 1 - j : j;
-            multiply_add<Element>(sums[i][column], a[i], b[column]);
+            multiply_add<Element>(acc[i][column], a[i], b[column]);
         }
 }
 
@@ -141,7 +141,7 @@ __device__ __forceinline__ u32 split_off_low_fast(u32& bits) {
 }
 
 template <int TILES_M, int TILES_N>
-__device__ __forceinline__ void multiply_add_split(float (&sums)[TILES_M][TILES_N][4],
+__device__ __forceinline__ void multiply_add_split(float (&acc)[TILES_M][TILES_N][4],
                                                    Fragments<TILES_M, TILES_N>& high) {
     u32 low_b[TILES_N][2];
 #pragma unroll
@@ -154,10 +154,10 @@ __device__ __forceinline__ void multiply_add_split(float (&sums)[TILES_M][TILES_
 #pragma unroll
         for (int e = 0; e < 4; ++e) low_a[e] = split_off_low(high.a[i][e]);
 #pragma unroll
-        for (int j = 0; j < TILES_N; ++j) multiply_add<float>(sums[i][j], low_a, high.b[j]);
+        for (int j = 0; j < TILES_N; ++j) multiply_add<float>(acc[i][j], low_a, high.b[j]);
 #pragma unroll
-        for (int j = 0; j < TILES_N; ++j) multiply_add<float>(sums[i][j], high.a[i], low_b[j]);
+        for (int j = 0; j < TILES_N; ++j) multiply_add<float>(acc[i][j], high.a[i], low_b[j]);
 #pragma unroll
-        for (int j = 0; j < TILES_N; ++j) multiply_add<float>(sums[i][j], high.a[i], high.b[j]);
+        for (int j = 0; j < TILES_N; ++j) multiply_add<float>(acc[i][j], high.a[i], high.b[j]);
     }
 }

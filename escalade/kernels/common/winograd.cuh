@@ -120,12 +120,12 @@ struct TileGrid {  // filled by escalade/ops/conv2d/rungs/winograd.py, in this o
     int room;           // tiles that V and M have room for: `count` in whole blocks of the product
 };
 
-struct TilePlace {
+struct TilePosition {
     int image, output_row, output_column;  // of the tile's first output
 };
 
 template <int TILE>
-__device__ __forceinline__ TilePlace place_of(const TileGrid& tiles, int tile) {
+__device__ __forceinline__ TilePosition position_of(const TileGrid& tiles, int tile) {
     const unsigned all = tiles.first + tile, per_image = tiles.rows * tiles.columns;
     const unsigned image = all / per_image, inside = all - image * per_image;
     const unsigned row = inside / tiles.columns, column = inside - row * tiles.columns;

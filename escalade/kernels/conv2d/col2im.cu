@@ -85,7 +85,7 @@ __device__ __forceinline__ void stage_weights(u32* weights, const Element* weigh
 }
 
 using Slot = Pack<u32, 4>[2];  // a lane's channels of a block, for two pixels
-using Sums = float[TILES_N][4];
+using Accumulators = float[TILES_N][4];
 
 __device__ __forceinline__ void load(Slot& slot, const Element* const (&pixels)[2], int block) {
     const int channel = block * BLOCK + threadIdx.x % 4 * LANE;
@@ -98,7 +98,8 @@ __device__ __forceinline__ void load(Slot& slot, const Element* const (&pixels)[
 }
 
 // Two k-steps: words 0 and 1 of each lane, then 2 and 3.
-__device__ __forceinline__ void multiply(Sums& sums, Sums& recent, const Slot& slot, const u32* weights, bool promote) {
+__device__ __forceinline__ void multiply(Accumulators& acc, Accumulators& recent, const Slot& slot, const u32* weights,
+                                         bool promote) {
     u32 a[2][4], low[2][4];
 #pragma unroll
     for (int step = 0; step < 2; ++step)
@@ -121,11 +122,11 @@ __device__ __forceinline__ void multiply(Sums& sums, Sums& recent, const Slot& s
                 multiply_add<Element>(recent[j], a[step], {b.at[2 * step], b.at[2 * step + 1]});
             }
 #pragma unroll
-            for (int e = 0; promote && e < 4; ++e) sums[j][e] += recent[j][e], recent[j][e] = 0.f;
+            for (int e = 0; promote && e < 4; ++e) acc[j][e] += recent[j][e], recent[j][e] = 0.f;
         } else {
 #pragma unroll
             for (int step = 0; step < 2; ++step)
-                multiply_add<Element>(sums[j], a[step], {b.at[2 * step], b.at[2 * step + 1]});
+                multiply_add<Element>(acc[j], a[step], {b.at[2 * step], b.at[2 * step + 1]});
         }
     }
 }
@@ -139,7 +140,7 @@ __device__ __forceinline__ void make_tile(float* z, const u32* weights, const El
         const int pixel = first + group + half * 8;
         rows[half] = pixel < pixels ? first_pixel + 1LL * pixel * CHANNELS : nullptr;
     }
-    Sums sums = {}, recent = {};
+    Accumulators acc = {}, recent = {};
     Slot slots[DEPTH];
 #pragma unroll
     for (int d = 0; d < DEPTH; ++d) load(slots[d], rows, d);
@@ -147,7 +148,7 @@ __device__ __forceinline__ void make_tile(float* z, const u32* weights, const El
     for (int block = 0; block < BLOCKS; block += DEPTH)
 #pragma unroll
         for (int d = 0; d < DEPTH; ++d) {
-            multiply(sums, recent, slots[d], weights + (block + d) * TILES_N * 128, d % 2 == 1 || d == DEPTH - 1);
+            multiply(acc, recent, slots[d], weights + (block + d) * TILES_N * 128, d % 2 == 1 || d == DEPTH - 1);
             if (block + DEPTH < BLOCKS) load(slots[d], rows, block + DEPTH + d);
         }
 #pragma unroll
@@ -156,12 +157,12 @@ __device__ __forceinline__ void make_tile(float* z, const u32* weights, const El
         for (int j = 0; j < TILES_N; ++j)
             if (first + group + half * 8 < pixels)
                 store_pack(z + (first + group + half * 8) * PITCH + j * 8 + pair,
-                           Pack<float, 2>{{sums[j][half * 2], sums[j][half * 2 + 1]}});
+                           Pack<float, 2>{{acc[j][half * 2], acc[j][half * 2 + 1]}});
 }
 
 // Pixel of x that a tap of an output reads, along one dimension; -1 if none.
 template <int STRIDE, int DILATION>
-__device__ __forceinline__ int met(int at, int tap, int pad, int size) {
+__device__ __forceinline__ int source_pixel(int at, int tap, int pad, int size) {
     const int moved = TRANSPOSED ? at + pad - tap * DILATION : at * STRIDE - pad + tap * DILATION;
     const int pixel = TRANSPOSED ? moved / STRIDE : moved;
     return moved < 0 || (TRANSPOSED && moved % STRIDE) || pixel >= size ? -1 : pixel;
@@ -176,10 +177,10 @@ __device__ __forceinline__ void gather(const float* z, const Element* bias, Elem
         float sum = HAS_BIAS ? to_float(bias[filter]) : 0.f;
 #pragma unroll
         for (int r = 0; r < FILTER_HEIGHT; ++r) {
-            const int h = met<STRIDE_H, DILATION_H>(first_row + row, r, shape.pad_h, shape.height);
+            const int h = source_pixel<STRIDE_H, DILATION_H>(first_row + row, r, shape.pad_h, shape.height);
 #pragma unroll
             for (int s = 0; s < FILTER_WIDTH; ++s) {
-                const int w = met<STRIDE_W, DILATION_W>(column, s, shape.pad_w, shape.width);
+                const int w = source_pixel<STRIDE_W, DILATION_W>(column, s, shape.pad_w, shape.width);
                 if (h >= 0 && w >= 0)
                     sum += z[((h - first_source) * shape.width + w) * PITCH + (r * FILTER_WIDTH + s) * FILTERS + filter];
             }

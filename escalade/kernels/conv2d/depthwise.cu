@@ -74,59 +74,59 @@ struct alignas(sizeof(Element) * COUNT) Words {
     }
 };
 
-struct Place {  // a thread's filters and the corner of its outputs
+struct ThreadTile {  // a thread's filters and the corner of its outputs
     int image, filter, row, column;
     bool exists;
 };
 
 // Adjacent threads are adjacent in memory: channels in NHWC, strips in NCHW.
-__device__ __forceinline__ Place place_of_thread(const ConvShape& shape) {
+__device__ __forceinline__ ThreadTile thread_tile(const ConvShape& shape) {
     const int strips = (shape.output_width + STRIP - 1) / STRIP;
     const int segments = (shape.output_height + ROWS - 1) / ROWS;
-    Place place;
+    ThreadTile tile;
     if (NHWC) {
         const int filter_blocks = (FILTERS + BLOCK_FILTERS - 1) / BLOCK_FILTERS;
         const int position = blockIdx.x / filter_blocks * POSITIONS + threadIdx.x / LANES;
-        place.filter = blockIdx.x % filter_blocks * BLOCK_FILTERS + threadIdx.x % LANES * VECTOR;
-        place.column = position % strips * STRIP;
-        place.row = position / strips % segments * ROWS;
-        place.image = position / strips / segments;
+        tile.filter = blockIdx.x % filter_blocks * BLOCK_FILTERS + threadIdx.x % LANES * VECTOR;
+        tile.column = position % strips * STRIP;
+        tile.row = position / strips % segments * ROWS;
+        tile.image = position / strips / segments;
     } else {
         long long position = 1LL * blockIdx.x * THREADS + threadIdx.x;
-        place.column = position % strips * STRIP, position /= strips;
-        place.row = position % segments * ROWS, position /= segments;
-        place.filter = position % FILTERS, place.image = position / FILTERS;
+        tile.column = position % strips * STRIP, position /= strips;
+        tile.row = position % segments * ROWS, position /= segments;
+        tile.filter = position % FILTERS, tile.image = position / FILTERS;
     }
-    place.exists = place.image < shape.batch && place.filter < FILTERS;
-    return place;
+    tile.exists = tile.image < shape.batch && tile.filter < FILTERS;
+    return tile;
 }
 
 // A thread's weights. In NHWC they are TAPS apart, so the CTA transposes them through smem.
-__device__ __forceinline__ void load_weights(float (&w)[TAPS][VECTOR], const Element* weight, const Place& place) {
+__device__ __forceinline__ void load_weights(float (&w)[TAPS][VECTOR], const Element* weight, const ThreadTile& tile) {
     if (NHWC) {
-        __shared__ __align__(16) float turned[TAPS * WEIGHT_PITCH];
-        const int first_filter = place.filter - threadIdx.x % LANES * VECTOR;
+        __shared__ __align__(16) float transposed[TAPS * WEIGHT_PITCH];
+        const int first_filter = tile.filter - threadIdx.x % LANES * VECTOR;
         const int here = min(BLOCK_FILTERS, FILTERS - first_filter) * TAPS;
         const Element* const block_weights = weight + 1LL * first_filter * TAPS;
 #pragma unroll 4
         for (int i = threadIdx.x; i < here; i += THREADS)
-            turned[i % TAPS * WEIGHT_PITCH + i / TAPS] = to_float(block_weights[i]);
+            transposed[i % TAPS * WEIGHT_PITCH + i / TAPS] = to_float(block_weights[i]);
         __syncthreads();
-        if (!place.exists) return;
+        if (!tile.exists) return;
 #pragma unroll
         for (int tap = 0; tap < TAPS; ++tap) {
             constexpr int WIDTH = VECTOR < 4 ? VECTOR : 4;
 #pragma unroll
             for (int v = 0; v < VECTOR; v += WIDTH) {
                 const int at = tap * WEIGHT_PITCH + threadIdx.x % LANES * VECTOR + v;
-                const Pack<float, WIDTH> pack = load_pack<float, WIDTH>(turned + at);
+                const Pack<float, WIDTH> pack = load_pack<float, WIDTH>(transposed + at);
 #pragma unroll
                 for (int e = 0; e < WIDTH; ++e) w[tap][v + e] = pack.at[e];
             }
         }
-    } else if (place.exists) {
+    } else if (tile.exists) {
 #pragma unroll
-        for (int tap = 0; tap < TAPS; ++tap) w[tap][0] = to_float(weight[1LL * place.filter * TAPS + tap]);
+        for (int tap = 0; tap < TAPS; ++tap) w[tap][0] = to_float(weight[1LL * tile.filter * TAPS + tap]);
     }
 }
 
@@ -146,7 +146,7 @@ __device__ __forceinline__ void load_row(Words<INPUTS> (&inputs)[WINDOW], const 
 }
 
 // Multiply-adds of one input row with one filter row.
-__device__ __forceinline__ void multiply_add(float (&sums)[STRIP][VECTOR], const float (&inputs)[WINDOW][INPUTS],
+__device__ __forceinline__ void multiply_add(float (&acc)[STRIP][VECTOR], const float (&inputs)[WINDOW][INPUTS],
                                              const float (&w)[TAPS][VECTOR], int tap_row) {
 #pragma unroll
     for (int s = 0; s < FILTER_WIDTH; ++s)
@@ -154,19 +154,19 @@ __device__ __forceinline__ void multiply_add(float (&sums)[STRIP][VECTOR], const
         for (int p = 0; p < STRIP; ++p)
 #pragma unroll
             for (int v = 0; v < VECTOR; ++v)
-                sums[p][v] +=
+                acc[p][v] +=
                     inputs[p * STRIDE_W + s * DILATION_W][v * INPUTS / VECTOR] * w[tap_row * FILTER_WIDTH + s][v];
 }
 
 // COUNT outputs, consecutive in memory.
 template <int COUNT>
 __device__ __forceinline__ void store(Element* y, const Element* residual, const float (&bias)[VECTOR], long long at,
-                                      const float (&sums)[COUNT]) {
+                                      const float (&acc)[COUNT]) {
     Pack<Element, COUNT> residuals, outputs;
     if (HAS_RESIDUAL) residuals = load_pack<Element, COUNT>(residual + at);
 #pragma unroll
     for (int e = 0; e < COUNT; ++e) {
-        const float sum = HAS_BIAS ? sums[e] + bias[NHWC ? e : 0] : sums[e];
+        const float sum = HAS_BIAS ? acc[e] + bias[NHWC ? e : 0] : acc[e];
         outputs.at[e] = finish<false, HAS_RESIDUAL, HAS_RELU, Element>(sum, nullptr, 0, residuals.at, e);
     }
     Words<COUNT> words;
@@ -177,27 +177,27 @@ __device__ __forceinline__ void store(Element* y, const Element* residual, const
 extern "C" __global__ void __launch_bounds__(THREADS)
     conv2d_depthwise(const Element* x, const Element* weight, const Element* bias, const Element* residual, Element* y,
                      ConvShape shape, int weights_ready) {
-    const Place place = place_of_thread(shape);
+    const ThreadTile tile = thread_tile(shape);
     float w[TAPS][VECTOR];
     if (!weights_ready) wait_for_previous_launch();
-    load_weights(w, weight, place);
-    if (!place.exists) return;
+    load_weights(w, weight, tile);
+    if (!tile.exists) return;
     float filter_bias[VECTOR] = {};
     if (HAS_BIAS) {
 #pragma unroll
-        for (int v = 0; v < VECTOR; ++v) filter_bias[v] = to_float(bias[place.filter + v]);
+        for (int v = 0; v < VECTOR; ++v) filter_bias[v] = to_float(bias[tile.filter + v]);
     }
     wait_for_previous_launch();  // returns at once if already waited for
 
     const int row_step = shape.width * COLUMN_STEP;
-    const int rows = min(ROWS, shape.output_height - place.row);
-    const int first_row = place.row * STRIDE_H - shape.pad_h, first_column = place.column * STRIDE_W - shape.pad_w;
-    const Element* inputs = x + 1LL * place.image * (NHWC ? X_STEP : IMAGE_CHANNELS) * shape.height * shape.width +
-                            1LL * (place.filter / MULTIPLIER) * (NHWC ? 1 : shape.height * shape.width) +
+    const int rows = min(ROWS, shape.output_height - tile.row);
+    const int first_row = tile.row * STRIDE_H - shape.pad_h, first_column = tile.column * STRIDE_W - shape.pad_w;
+    const Element* inputs = x + 1LL * tile.image * (NHWC ? X_STEP : IMAGE_CHANNELS) * shape.height * shape.width +
+                            1LL * (tile.filter / MULTIPLIER) * (NHWC ? 1 : shape.height * shape.width) +
                             1LL * first_row * row_step + first_column * COLUMN_STEP;
-    long long outputs = 1LL * place.image * (NHWC ? Y_STEP : FILTERS) * shape.output_height * shape.output_width +
-                        1LL * place.filter * (NHWC ? 1 : shape.output_height * shape.output_width) +
-                        (place.row * shape.output_width + place.column) * OUTPUT_STEP;
+    long long outputs = 1LL * tile.image * (NHWC ? Y_STEP : FILTERS) * shape.output_height * shape.output_width +
+                        1LL * tile.filter * (NHWC ? 1 : shape.output_height * shape.output_width) +
+                        (tile.row * shape.output_width + tile.column) * OUTPUT_STEP;
 
     // Each step reads STRIDE_H input rows and completes one output row. The accumulators of output row `step - a` are
     // open[a]. With PHASES 1 they shift every step; with PHASES = OPEN they stay and the index rotates.
@@ -239,13 +239,13 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                 if constexpr (NHWC) {
 #pragma unroll
                     for (int p = 0; p < STRIP; ++p)
-                        if (place.column + p < shape.output_width)
+                        if (tile.column + p < shape.output_width)
                             store(y, residual, filter_bias, outputs + p * OUTPUT_STEP, complete[p]);
                 } else {
-                    float sums[STRIP];
+                    float acc[STRIP];
 #pragma unroll
-                    for (int p = 0; p < STRIP; ++p) sums[p] = complete[p][0];
-                    store(y, residual, filter_bias, outputs, sums);
+                    for (int p = 0; p < STRIP; ++p) acc[p] = complete[p][0];
+                    store(y, residual, filter_bias, outputs, acc);
                 }
                 outputs += shape.output_width * OUTPUT_STEP;
             }

@@ -82,7 +82,7 @@ __device__ __forceinline__ void load_window(u32 stage, const TensorMap& map, u32
 }
 
 // Transposes a window from channels-contiguous to planes: four octets of pixels at a time, eight channels per ldmatrix.
-__device__ __forceinline__ void turn(u32 stage, unsigned char* planes) {
+__device__ __forceinline__ void transpose_window(u32 stage, unsigned char* planes) {
     const int lane = thread_number() % 32;
     for (int first = thread_number() / 32 * 4; first < OCTETS; first += WARPS * 4) {
         const int pixel = min(first + lane / 8, OCTETS - 1) * 8 + lane % 8;
@@ -95,12 +95,12 @@ __device__ __forceinline__ void turn(u32 stage, unsigned char* planes) {
         }
 #pragma unroll
         for (int chunk = 0; chunk < CHUNKS; ++chunk) {
-            u32 turned[4];
-            load_matrices_transposed(turned, stage + swizzled<PIXEL_BYTES>(pixel, chunk * 16));
+            u32 transposed[4];
+            load_matrices_transposed(transposed, stage + swizzled<PIXEL_BYTES>(pixel, chunk * 16));
 #pragma unroll
             for (int i = 0; i < 4; ++i)
                 if (OCTETS % 4 == 0 || first + i < OCTETS)
-                    *reinterpret_cast<u32*>(to[i] + chunk * 8 * PLANE_BYTES) = turned[i];
+                    *reinterpret_cast<u32*>(to[i] + chunk * 8 * PLANE_BYTES) = transposed[i];
         }
     }
 }
@@ -177,8 +177,8 @@ struct Outputs {
 };
 
 // Epilogue of one row of a lane's outputs, stored to the tile that TMA writes out.
-__device__ __forceinline__ void put_row(const float (&sums)[TOGETHER][4], int row, const Outputs& to,
-                                        unsigned char* outputs) {
+__device__ __forceinline__ void stage_row(const float (&acc)[TOGETHER][4], int row, const Outputs& to,
+                                          unsigned char* outputs) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
         u32 words[2][TOGETHER / 2];
@@ -187,7 +187,7 @@ __device__ __forceinline__ void put_row(const float (&sums)[TOGETHER][4], int ro
             Pack<Element, TOGETHER> finished;
 #pragma unroll
             for (int c = 0; c < TOGETHER; ++c)
-                finished.at[c] = from_float<Element>(activated<HAS_RELU>(sums[c][i * 2 + e]));
+                finished.at[c] = from_float<Element>(activated<HAS_RELU>(acc[c][i * 2 + e]));
             memcpy(words[e], &finished, sizeof finished);
         }
         if (!to.exists[i]) continue;
@@ -204,8 +204,8 @@ __device__ __forceinline__ void put_row(const float (&sums)[TOGETHER][4], int ro
 __device__ __forceinline__ int channel_of(int thread) { return thread / 32 % PARTS * TOGETHER; }
 
 // Recomputes a lane's NaN outputs. Everything is derived anew, so the common path keeps no registers for it.
-__device__ __forceinline__ void mend(u32 group, const unsigned char* planes, const Element* taps, const float* biases,
-                                     unsigned char* outputs) {
+__device__ __forceinline__ void recompute_nans(u32 group, const unsigned char* planes, const Element* taps,
+                                               const float* biases, unsigned char* outputs) {
     const u32 lane = thread_number() % 32;
     const int channel = channel_of(thread_number());
 #pragma unroll 1
@@ -239,7 +239,7 @@ __device__ __forceinline__ void multiply_group(u32 group, const u32 (&bands)[TOG
     const Strip strip(min(group * 16 + lane % 16, static_cast<u32>(STRIPS - 1)));
     const u32 first = shared_address(planes) + channel * PLANE_BYTES + (strip.octet() + lane / 16) * 16;
     const Outputs to(group, channel);
-    float sums[ROWS][TOGETHER][4], total = 0.f;
+    float acc[ROWS][TOGETHER][4], total = 0.f;
 #pragma unroll
     for (int i = 0; i < INPUT_ROWS; ++i) {
 #pragma unroll
@@ -252,18 +252,18 @@ __device__ __forceinline__ void multiply_group(u32 group, const u32 (&bands)[TOG
                 if (reach < 0 || reach % DILATION_H || reach / DILATION_H >= FILTER_HEIGHT) continue;
                 if (reach == 0) {
 #pragma unroll
-                    for (int e = 0; e < 4; ++e) sums[row][c][e] = HAS_BIAS ? biases[channel + c] : 0.f;
+                    for (int e = 0; e < 4; ++e) acc[row][c][e] = HAS_BIAS ? biases[channel + c] : 0.f;
                 }
-                multiply_add<Element>(sums[row][c], a, bands[c][reach / DILATION_H]);
+                multiply_add<Element>(acc[row][c], a, bands[c][reach / DILATION_H]);
             }
         }
         const int complete = i - (FILTER_HEIGHT - 1) * DILATION_H;
         if (complete < 0) continue;
-        put_row(sums[complete], complete, to, outputs);
+        stage_row(acc[complete], complete, to, outputs);
 #pragma unroll
-        for (int e = 0; e < TOGETHER * 4; ++e) total += sums[complete][e / 4][e % 4];
+        for (int e = 0; e < TOGETHER * 4; ++e) total += acc[complete][e / 4][e % 4];
     }
-    if (total != total) mend(group, planes, taps, biases, outputs);
+    if (total != total) recompute_nans(group, planes, taps, biases, outputs);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
@@ -301,7 +301,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 #pragma unroll 1
     for (int index = first; index < tiles; index += step, parity ^= 1) {
         barrier_wait(full, parity);
-        turn(shared_address(stage), planes);
+        transpose_window(shared_address(stage), planes);
         if (threadIdx.x == 0) tma_store_wait_read<0>();
         __syncthreads();  // planes are complete; the stage and the previous outputs have been read
         if (threadIdx.x == 0 && index + step < tiles)

@@ -92,22 +92,22 @@ __device__ __forceinline__ void load_window(u32 stage, const TensorMap& map, u32
 }
 
 // Weights of the CTA's channels as [tap][channel]. In global memory they are TAPS apart.
-__device__ __forceinline__ void load_weights(float* turned, const Element* weight, int channel) {
+__device__ __forceinline__ void load_weights(float* transposed, const Element* weight, int channel) {
     const int here = min(BLOCK_CHANNELS, CHANNELS - channel) * TAPS;
 #pragma unroll 4
     for (int i = threadIdx.x; i < here; i += THREADS)
-        turned[i % TAPS * WEIGHT_PITCH + i / TAPS] = to_float(weight[1LL * channel * TAPS + i]);
+        transposed[i % TAPS * WEIGHT_PITCH + i / TAPS] = to_float(weight[1LL * channel * TAPS + i]);
 }
 
 // Multiply-adds of one input column with one filter row: an input is converted once.
-__device__ __forceinline__ void multiply_add(float (&sums)[STRIP][VECTOR], const float (&values)[VECTOR], int column,
+__device__ __forceinline__ void multiply_add(float (&acc)[STRIP][VECTOR], const float (&values)[VECTOR], int column,
                                              const float (&w)[FILTER_WIDTH][VECTOR]) {
 #pragma unroll
     for (int p = 0; p < STRIP; ++p) {
         const int reach = column - p * STRIDE_W;
         if (reach < 0 || reach % DILATION_W || reach / DILATION_W >= FILTER_WIDTH) continue;
 #pragma unroll
-        for (int v = 0; v < VECTOR; ++v) sums[p][v] += values[v] * w[reach / DILATION_W][v];
+        for (int v = 0; v < VECTOR; ++v) acc[p][v] += values[v] * w[reach / DILATION_W][v];
     }
 }
 
@@ -132,7 +132,7 @@ __device__ constexpr bool is_seen(int column) {  // by an output of the strip
 }
 
 // All multiply-adds of a thread. `window` is its first input, `weights` its first tap.
-__device__ __forceinline__ void multiply_window(float (&sums)[ROWS][STRIP][VECTOR], const Element* window,
+__device__ __forceinline__ void multiply_window(float (&acc)[ROWS][STRIP][VECTOR], const Element* window,
                                                 const float* weights) {
 #pragma unroll(ROWS == 1 ? 1 : INPUT_ROWS)
     for (int i = 0; i < INPUT_ROWS; i += INPUT_STEP) {
@@ -160,20 +160,20 @@ __device__ __forceinline__ void multiply_window(float (&sums)[ROWS][STRIP][VECTO
             for (int row = 0; row < ROWS; ++row) {
                 const int reach = i - row * STRIDE_H;
                 if (ROWS == 1 || (reach >= 0 && reach % DILATION_H == 0 && reach / DILATION_H < FILTER_HEIGHT))
-                    multiply_add(sums[row], values, column, w[row]);
+                    multiply_add(acc[row], values, column, w[row]);
             }
         }
     }
 }
 
 // VECTOR channels of one output pixel.
-__device__ __forceinline__ void store(Element* y, const Element* residual, const float (&sums)[VECTOR]) {
+__device__ __forceinline__ void store(Element* y, const Element* residual, const float (&acc)[VECTOR]) {
     Words<VECTOR> words;
     Pack<Element, VECTOR> residuals, outputs;
     if (HAS_RESIDUAL) residuals = reinterpret_cast<const Words<VECTOR>*>(residual)->elements();
 #pragma unroll
     for (int v = 0; v < VECTOR; ++v)
-        outputs.at[v] = finish<false, HAS_RESIDUAL, HAS_RELU, Element>(sums[v], nullptr, 0, residuals.at, v);
+        outputs.at[v] = finish<false, HAS_RESIDUAL, HAS_RELU, Element>(acc[v], nullptr, 0, residuals.at, v);
     memcpy(words.at, &outputs, words.BYTES);
     *reinterpret_cast<Words<VECTOR>*>(y) = words;
 }
@@ -225,14 +225,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
         const int row = tile.row + band * ROWS, column = tile.column + strip * STRIP;
         barrier_wait(full + 8 * stage, parity);
         if (works && tile.image + image < batch && row < OUTPUT_HEIGHT && column < OUTPUT_WIDTH) {
-            float sums[ROWS][STRIP][VECTOR];
+            float acc[ROWS][STRIP][VECTOR];
 #pragma unroll
             for (int a = 0; a < ROWS; ++a)
 #pragma unroll
                 for (int p = 0; p < STRIP; ++p)
 #pragma unroll
-                    for (int v = 0; v < VECTOR; ++v) sums[a][p][v] = channel_bias[v];
-            multiply_window(sums, stages + stage * (STAGE_BYTES / sizeof(Element)) + corner, weights + lane * VECTOR);
+                    for (int v = 0; v < VECTOR; ++v) acc[a][p][v] = channel_bias[v];
+            multiply_window(acc, stages + stage * (STAGE_BYTES / sizeof(Element)) + corner, weights + lane * VECTOR);
             const long long pixel =
                 (1LL * (tile.image + image) * OUTPUT_HEIGHT + row) * OUTPUT_WIDTH + column;
             const long long at = pixel * Y_STEP + channel;
@@ -242,7 +242,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 #pragma unroll
                 for (int p = 0; p < STRIP; ++p)
                     if (OUTPUT_WIDTH % STRIP == 0 || column + p < OUTPUT_WIDTH)
-                        store(y + at + a * OUTPUT_ROW + p * Y_STEP, residual + at + a * OUTPUT_ROW + p * Y_STEP, sums[a][p]);
+                        store(y + at + a * OUTPUT_ROW + p * Y_STEP, residual + at + a * OUTPUT_ROW + p * Y_STEP,
+                              acc[a][p]);
             }
         }
         const int next = index + STAGES * step;

@@ -312,7 +312,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                           runs[run].column * STRIDE_W;
     }
 
-    float sums[RUNS][RUN][OUTPUTS_K] = {};
+    float acc[RUNS][RUN][OUTPUTS_K] = {};
 #pragma unroll 1
     for (int first_channel = 0; first_channel < channels; first_channel += CHUNK) {
         if (INPUT_TILE || WEIGHTS == SHARED_WEIGHTS) {
@@ -362,7 +362,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                                                              : c * shape.height * shape.width + pixel)]);
                             }
 #pragma unroll
-                            for (int j = 0; j < OUTPUTS_K; ++j) sums[run][i][j] += value * w[j];
+                            for (int j = 0; j < OUTPUTS_K; ++j) acc[run][i][j] += value * w[j];
                         }
                 }
             }
@@ -392,7 +392,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                 if (HAS_RESIDUAL) residuals = load_pack<Element, Y_VECTOR>(residual + at);
 #pragma unroll
                 for (int v = 0; v < Y_VECTOR; ++v) {
-                    const float sum = NHWC ? sums[run][i][j + v] : sums[run][i + v][j];
+                    const float sum = NHWC ? acc[run][i][j + v] : acc[run][i + v][j];
                     outputs.at[v] = finish<HAS_BIAS, HAS_RESIDUAL, HAS_RELU>(sum, bias_here, NHWC ? filter + v : filter,
                                                                              residuals.at, v);
                 }

@@ -12,18 +12,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 conv2d_fft_depthwise(const Element* __restrict__ x, const float2* __restrict__ weights, const Element* bias,
                      const Element* residual, Element* y, FftPlanes input, FftPlanes output) {
     extern __shared__ float4 shared_memory[];
-    __shared__ PlanePlace input_places[PLANES], output_places[PLANES];
+    __shared__ PlanePosition input_positions[PLANES], output_positions[PLANES];
     const Tiles tiles(reinterpret_cast<float2*>(shared_memory));
-    find_places(input_places, input);
-    find_places(output_places, output);
+    find_positions(input_positions, input);
+    find_positions(output_positions, output);
     __syncthreads();
 
-    tiles.forward(PixelSource{x, input, input_places, 1.f});
+    tiles.forward(PixelSource{x, input, input_positions, 1.f});
     tiles.frequencies<true, true>([&](int plane, int k1, int column, float2(&values)[Tiles::RADIX]) {
-        const float2* weight = weights + input_places[plane].channel * Tiles::FREQUENCIES + column;
+        const float2* weight = weights + input_positions[plane].channel * Tiles::FREQUENCIES + column;
 #pragma unroll
         for (int k2 = 0; k2 < Tiles::RADIX; ++k2)
             values[k2] = product_with_conjugate(values[k2], weight[(k1 + 8 * k2) * Tiles::COLUMNS]);
     });
-    tiles.inverse(PixelSink{bias, residual, y, output, output_places});
+    tiles.inverse(PixelSink{bias, residual, y, output, output_positions});
 }

@@ -14,12 +14,12 @@ constexpr float SCALE = 0.0009765625f;  // scale: factor of all transforms, appl
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 conv2d_fft_forward(const Element* __restrict__ source, float2* __restrict__ spectra, FftPlanes shape) {
     extern __shared__ float4 shared_memory[];
-    __shared__ PlanePlace places[PLANES];
+    __shared__ PlanePosition positions[PLANES];
     const Tiles tiles(reinterpret_cast<float2*>(shared_memory));
-    find_places(places, shape);
+    find_positions(positions, shape);
     __syncthreads();
 
-    tiles.forward(PixelSource{source, shape, places, SCALE});
+    tiles.forward(PixelSource{source, shape, positions, SCALE});
 
     const int first_plane = blockIdx.x * PLANES;
     tiles.frequencies<true, false>([&](int plane, int k1, int column, const float2(&values)[Tiles::RADIX]) {

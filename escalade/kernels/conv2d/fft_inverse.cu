@@ -15,9 +15,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 conv2d_fft_inverse(const float2* __restrict__ spectra, const float2* __restrict__ weights, const Element* bias,
                    const Element* residual, Element* y, FftPlanes shape) {
     extern __shared__ float4 shared_memory[];
-    __shared__ PlanePlace places[PLANES];
+    __shared__ PlanePosition positions[PLANES];
     const Tiles tiles(reinterpret_cast<float2*>(shared_memory));
-    find_places(places, shape);
+    find_positions(positions, shape);
     __syncthreads();
 
     const int first_plane = blockIdx.x * PLANES;
@@ -28,11 +28,11 @@ conv2d_fft_inverse(const float2* __restrict__ spectra, const float2* __restrict_
 #pragma unroll
         for (int k2 = 0; k2 < Tiles::RADIX; ++k2) values[k2] = spectrum[(k1 + 8 * k2) * Tiles::COLUMNS];
         if constexpr (DEPTHWISE) {
-            const float2* weight = weights + places[plane].channel * Tiles::FREQUENCIES + column;
+            const float2* weight = weights + positions[plane].channel * Tiles::FREQUENCIES + column;
 #pragma unroll
             for (int k2 = 0; k2 < Tiles::RADIX; ++k2)
                 values[k2] = product_with_conjugate(values[k2], weight[(k1 + 8 * k2) * Tiles::COLUMNS]);
         }
     });
-    tiles.inverse(PixelSink{bias, residual, y, shape, places});
+    tiles.inverse(PixelSink{bias, residual, y, shape, positions});
 }

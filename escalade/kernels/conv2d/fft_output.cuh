@@ -15,7 +15,7 @@ struct PixelSink {
     const Element* residual;
     Element* y;
     const FftPlanes& shape;
-    const PlanePlace* places;
+    const PlanePosition* positions;
 
     struct Line {
         const Element* residual;
@@ -32,12 +32,12 @@ struct PixelSink {
     };
 
     __device__ __forceinline__ Line line(int plane, int tile_row, int tile_column) const {
-        const PlanePlace& place = places[plane];
-        const int row = place.row + tile_row, column = place.column + tile_column;
+        const PlanePosition& position = positions[plane];
+        const int row = position.row + tile_row, column = position.column + tile_column;
         // Past `step` the circular convolution has wrapped around.
         const bool inside = tile_row < shape.step_h && row < shape.height;
         const int outputs = inside ? min(shape.step_w - tile_column, shape.width - column) : 0;
-        const Element own_bias = HAS_BIAS ? bias[place.channel] : from_float<Element>(0.f);
-        return {residual, y, element_at(shape, place, row, column), column_stride(shape), outputs, own_bias};
+        const Element own_bias = HAS_BIAS ? bias[position.channel] : from_float<Element>(0.f);
+        return {residual, y, element_at(shape, position, row, column), column_stride(shape), outputs, own_bias};
     }
 };

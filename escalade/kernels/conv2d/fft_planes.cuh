@@ -23,32 +23,33 @@ struct FftPlanes {  // filled by escalade/ops/conv2d/rungs/fft.py, in this order
     int first_tile;
 };
 
-struct PlanePlace {
+struct PlanePosition {
     long long image;  // offset of its first element
     int channel;
     int row, column;  // of the tile's first pixel; outside the image in the padding
 };
 
 // Positions of the CTA's planes, computed once. A plane past the last one is placed below every image.
-__device__ __forceinline__ void find_places(PlanePlace* places, const FftPlanes& shape) {
+__device__ __forceinline__ void find_positions(PlanePosition* positions, const FftPlanes& shape) {
     if (threadIdx.x >= PLANES) return;
     const long long plane = 1LL * blockIdx.x * PLANES + threadIdx.x;
-    PlanePlace place{0, 0, shape.height, 0};
+    PlanePosition position{0, 0, shape.height, 0};
     if (plane < shape.planes) {
         const int tile = shape.first_tile + static_cast<int>(plane) / shape.channels;
         const int image = tile / (shape.tiles_h * shape.tiles_w);
-        place.image = 1LL * image * shape.channels * shape.height * shape.width;
-        place.channel = static_cast<int>(plane) % shape.channels;
-        place.row = tile / shape.tiles_w % shape.tiles_h * shape.step_h - shape.pad_h;
-        place.column = tile % shape.tiles_w * shape.step_w - shape.pad_w;
+        position.image = 1LL * image * shape.channels * shape.height * shape.width;
+        position.channel = static_cast<int>(plane) % shape.channels;
+        position.row = tile / shape.tiles_w % shape.tiles_h * shape.step_h - shape.pad_h;
+        position.column = tile % shape.tiles_w * shape.step_w - shape.pad_w;
     }
-    places[threadIdx.x] = place;
+    positions[threadIdx.x] = position;
 }
 
-__device__ __forceinline__ long long element_at(const FftPlanes& shape, const PlanePlace& place, int row, int column) {
+__device__ __forceinline__ long long element_at(const FftPlanes& shape, const PlanePosition& position, int row,
+                                                int column) {
     const int pixel = row * shape.width + column;
-    return place.image + (NHWC ? pixel * shape.channels + place.channel
-                               : place.channel * shape.height * shape.width + pixel);
+    return position.image +
+           (NHWC ? pixel * shape.channels + position.channel : position.channel * shape.height * shape.width + pixel);
 }
 
 __device__ __forceinline__ int column_stride(const FftPlanes& shape) { return NHWC ? shape.channels : 1; }
@@ -57,7 +58,7 @@ __device__ __forceinline__ int column_stride(const FftPlanes& shape) { return NH
 struct PixelSource {
     const Element* source;
     const FftPlanes& shape;
-    const PlanePlace* places;
+    const PlanePosition* positions;
     float scale;
 
     struct Line {
@@ -74,9 +75,9 @@ struct PixelSource {
     };
 
     __device__ __forceinline__ Line line(int plane, int tile_row, int tile_column) const {
-        const PlanePlace& place = places[plane];
-        const int row = place.row + tile_row, column = place.column + tile_column;
+        const PlanePosition& position = positions[plane];
+        const int row = position.row + tile_row, column = position.column + tile_column;
         const int width = row >= 0 && row < shape.height ? shape.width : 0;
-        return {source, element_at(shape, place, row, column), column_stride(shape), column, width, scale};
+        return {source, element_at(shape, position, row, column), column_stride(shape), column, width, scale};
     }
 };

@@ -83,7 +83,7 @@ conv2d_fft_product(const float2* __restrict__ inputs, const float2* __restrict__
         copy_async_commit();
     }
 
-    float2 sums[THREAD_TILES][THREAD_FILTERS] = {};
+    float2 acc[THREAD_TILES][THREAD_FILTERS] = {};
     const int tile_row = warp % TILE_WARPS * THREAD_TILES;
     const int filter_row = BLOCK_TILES + warp / TILE_WARPS * THREAD_FILTERS;
     int stage = 0, free_stage = STAGES - 1;
@@ -104,10 +104,10 @@ conv2d_fft_product(const float2* __restrict__ inputs, const float2* __restrict__
                 const float2 input = rows[(tile_row + i) * 32];
 #pragma unroll
                 for (int j = 0; j < THREAD_FILTERS; ++j) {
-                    sums[i][j].x += input.x * weight[j].x;
-                    sums[i][j].y += input.y * weight[j].x;
-                    sums[i][j].x += input.y * weight[j].y;
-                    sums[i][j].y -= input.x * weight[j].y;
+                    acc[i][j].x += input.x * weight[j].x;
+                    acc[i][j].y += input.y * weight[j].x;
+                    acc[i][j].x += input.y * weight[j].y;
+                    acc[i][j].y -= input.x * weight[j].y;
                 }
             }
         }
@@ -123,6 +123,6 @@ conv2d_fft_product(const float2* __restrict__ inputs, const float2* __restrict__
         for (int j = 0; j < THREAD_FILTERS; ++j) {
             const int tile = block_tile + tile_row + i, filter = block_filter + filter_row - BLOCK_TILES + j;
             if (tile < tiles && filter < filters)
-                outputs[(tile * filters + filter) * FREQUENCIES + frequency] = sums[i][j];
+                outputs[(tile * filters + filter) * FREQUENCIES + frequency] = acc[i][j];
         }
 }

@@ -45,28 +45,28 @@ constexpr int ROW_BYTES = Copier::ROW_BYTES;
 constexpr int STEPS = ROW_BYTES / STEP_BYTES;
 static_assert(STEPS % 2 == 0, "fragments alternate between two sets of registers");
 
-using Sums = float[BLOCKS_M][BLOCKS_N][4];
+using Accumulators = float[BLOCKS_M][BLOCKS_N][4];
 
-__device__ __forceinline__ void add(Sums& sums, const Sums& more) {
+__device__ __forceinline__ void add(Accumulators& acc, const Accumulators& more) {
 #pragma unroll
     for (int i = 0; i < BLOCKS_M; ++i)
 #pragma unroll
         for (int j = 0; j < BLOCKS_N; ++j)
 #pragma unroll
-            for (int e = 0; e < 4; ++e) sums[i][j][e] += more[i][j][e];
+            for (int e = 0; e < 4; ++e) acc[i][j][e] += more[i][j][e];
 }
 
 constexpr int PART = BLOCKS_M * BLOCKS_N * THREADS;               // float4s per tile; a warp's are contiguous
 constexpr int PARTS_AT_ONCE = BLOCKS_N >= 8 ? 1 : 16 / BLOCKS_N;  // loads in flight per thread
 
 // Stores this CTA's partial sums. True in the CTA that finishes its tile last: it sees all parts.
-__device__ __forceinline__ bool leave_part(const Sums& sums, float4* parts, u32* tickets) {
+__device__ __forceinline__ bool store_part(const Accumulators& acc, float4* parts, u32* tickets) {
     float4* const own = parts + (1LL * blockIdx.y * gridDim.x + blockIdx.x) * PART + threadIdx.x;
 #pragma unroll
     for (int i = 0; i < BLOCKS_M; ++i)
 #pragma unroll
         for (int j = 0; j < BLOCKS_N; ++j) {
-            const float(&four)[4] = sums[i][j];
+            const float (&four)[4] = acc[i][j];
             __stcg(own + (i * BLOCKS_N + j) * THREADS, make_float4(four[0], four[1], four[2], four[3]));
         }
     __syncthreads();
@@ -75,7 +75,7 @@ __device__ __forceinline__ bool leave_part(const Sums& sums, float4* parts, u32*
 }
 
 // Sum of all parts, in part order.
-__device__ __forceinline__ void add_parts(Sums& sums, const float4* parts) {
+__device__ __forceinline__ void add_parts(Accumulators& acc, const float4* parts) {
 #pragma unroll
     for (int i = 0; i < BLOCKS_M; ++i) {
         const float4* part = parts + 1LL * blockIdx.x * PART + i * BLOCKS_N * THREADS + threadIdx.x;
@@ -84,7 +84,7 @@ __device__ __forceinline__ void add_parts(Sums& sums, const float4* parts) {
 #pragma unroll
             for (int j = 0; j < BLOCKS_N; ++j) {
                 const float4 more = __ldcg(part + j * THREADS);
-                float(&four)[4] = sums[i][j];
+                float (&four)[4] = acc[i][j];
                 four[0] = number ? four[0] + more.x : more.x;
                 four[1] = number ? four[1] + more.y : more.y;
                 four[2] = number ? four[2] + more.z : more.z;
@@ -107,11 +107,11 @@ using Residual = Pack<Element, VECTOR>;
 
 // VECTOR consecutive sums. With eight (sixteen), lanes four (two) apart would conflict in a bank: they read the halves
 // of eight in opposite order.
-__device__ __forceinline__ void read_staged(float (&sums)[VECTOR], const float* staged, int lane_in_row) {
+__device__ __forceinline__ void read_staged(float (&acc)[VECTOR], const float* staged, int lane_in_row) {
     if (VECTOR == 4) {
         const Pack<float, 4> four = load_pack<float, 4>(staged);
 #pragma unroll
-        for (int e = 0; e < 4; ++e) sums[e] = four.at[e];
+        for (int e = 0; e < 4; ++e) acc[e] = four.at[e];
     } else {
         const bool swap = lane_in_row & 32 / VECTOR;
 #pragma unroll
@@ -120,8 +120,8 @@ __device__ __forceinline__ void read_staged(float (&sums)[VECTOR], const float* 
             const Pack<float, 4> other = load_pack<float, 4>(staged + first + (swap ? 0 : 4));
 #pragma unroll
             for (int e = 0; e < 4; ++e) {
-                sums[first + e] = swap ? other.at[e] : one.at[e];
-                sums[(first + e + 4) % VECTOR] = swap ? one.at[e] : other.at[e];
+                acc[first + e] = swap ? other.at[e] : one.at[e];
+                acc[(first + e + 4) % VECTOR] = swap ? one.at[e] : other.at[e];
             }
         }
     }
@@ -153,13 +153,13 @@ __device__ __forceinline__ void write_vector(T* address, const Pack<T, VECTOR>& 
 }
 
 // A lane's share of its warp's outputs: VECTOR filters of one row per pass.
-struct Place {
+struct LaneOutputs {
     int first_row, row_in_pass, lane_in_row, filters_left;
     long long at;  // offset in y and the residual
     int pixels, filters;
     int pitch;  // filters from one pixel to the next
 
-    __device__ __forceinline__ Place(int warp_pixel, int warp_filter, int pixels, int filters, int pitch)
+    __device__ __forceinline__ LaneOutputs(int warp_pixel, int warp_filter, int pixels, int filters, int pitch)
         : pixels(pixels), filters(filters), pitch(pitch) {
         const int lane = threadIdx.x % 32;
         row_in_pass = lane / LANES_IN_ROW;
@@ -178,11 +178,11 @@ using Residuals = Residual[BLOCKS_M][PASSES];
 constexpr bool RESIDUALS_AT_ONCE = BLOCKS_M * PASSES <= 4;  // few enough to keep in registers beside the accumulators
 
 __device__ __forceinline__ void read_residuals(Residual (&residuals)[PASSES], int i, const Element* residual,
-                                               const Place& place) {
+                                               const LaneOutputs& lane_outputs) {
 #pragma unroll
     for (int pass = 0; pass < PASSES; ++pass) {
         const int row = i * STAGED_ROWS + pass * ROWS_IN_PASS;
-        residuals[pass] = read_vector(residual + place.at_row(row), place.count(row));
+        residuals[pass] = read_vector(residual + lane_outputs.at_row(row), lane_outputs.count(row));
     }
 }
 
@@ -192,16 +192,17 @@ struct Finish {
     using Results = Pack<Result, VECTOR>;
     Results biases = {};
 
-    __device__ __forceinline__ Finish(const Result* bias, const float*, const float*, const Place& place) {
-        if (HAS_BIAS) biases = read_vector(bias + (place.filters - place.filters_left), place.filters_left);
+    __device__ __forceinline__ Finish(const Result* bias, const float*, const float*, const LaneOutputs& lane_outputs) {
+        if (HAS_BIAS)
+            biases = read_vector(bias + (lane_outputs.filters - lane_outputs.filters_left), lane_outputs.filters_left);
     }
 
-    __device__ __forceinline__ Results operator()(const float (&sums)[VECTOR],
+    __device__ __forceinline__ Results operator()(const float (&acc)[VECTOR],
                                                   const Pack<Operand, VECTOR>& residual) const {
         Results results;
 #pragma unroll
         for (int e = 0; e < VECTOR; ++e)
-            results.at[e] = finish<HAS_BIAS, HAS_RESIDUAL, HAS_RELU>(sums[e], biases.at, e, residual.at, e);
+            results.at[e] = finish<HAS_BIAS, HAS_RESIDUAL, HAS_RELU>(acc[e], biases.at, e, residual.at, e);
         return results;
     }
 };
@@ -213,30 +214,33 @@ struct Finish<e4m3, Result> {
     float biases[VECTOR] = {}, units[VECTOR];
     float residual_scale, result_scale;
 
-    __device__ __forceinline__ Finish(const float* bias, const float* scale, const float* scales, const Place& place)
+    __device__ __forceinline__ Finish(const float* bias, const float* scale, const float* scales,
+                                      const LaneOutputs& lane_outputs)
         : residual_scale(scales[0]), result_scale(scales[1]) {
-        read(units, scale, place);
-        if (HAS_BIAS) read(biases, bias, place);
+        read(units, scale, lane_outputs);
+        if (HAS_BIAS) read(biases, bias, lane_outputs);
     }
 
-    __device__ __forceinline__ Results operator()(float (&sums)[VECTOR], const Pack<e4m3, VECTOR>& residual) const {
+    __device__ __forceinline__ Results operator()(float (&acc)[VECTOR], const Pack<e4m3, VECTOR>& residual) const {
         float residuals[VECTOR] = {};
         if (HAS_RESIDUAL) to_floats(residuals, residual);
 #pragma unroll
         for (int e = 0; e < VECTOR; ++e)
-            sums[e] = finish_scaled<HAS_BIAS, HAS_RESIDUAL, HAS_RELU>(sums[e], units[e], biases[e], residuals[e],
-                                                                      residual_scale, result_scale);
+            acc[e] = finish_scaled<HAS_BIAS, HAS_RESIDUAL, HAS_RELU>(acc[e], units[e], biases[e], residuals[e],
+                                                                     residual_scale, result_scale);
         Results results;
-        from_floats(results, sums);
+        from_floats(results, acc);
         return results;
     }
 
 private:
-    __device__ __forceinline__ static void read(float (&values)[VECTOR], const float* all, const Place& place) {
+    __device__ __forceinline__ static void read(float (&values)[VECTOR], const float* all,
+                                                const LaneOutputs& lane_outputs) {
 #pragma unroll
         for (int first = 0; first < VECTOR; first += 4) {
             Pack<float, 4> four = {};
-            if (place.filters_left > 0) four = load_pack<float, 4>(all + (place.filters - place.filters_left) + first);
+            if (lane_outputs.filters_left > 0)
+                four = load_pack<float, 4>(all + (lane_outputs.filters - lane_outputs.filters_left) + first);
 #pragma unroll
             for (int e = 0; e < 4; ++e) values[first + e] = four.at[e];
         }
@@ -244,29 +248,30 @@ private:
 };
 
 // Stores a warp's accumulators.
-__device__ __forceinline__ void finish_warp(const Sums& sums, Residuals& residuals, float* staged, const Place& place,
-                                            const Finish<Element, Output>& finished, const Element* residual,
-                                            Output* y) {
+__device__ __forceinline__ void finish_warp(const Accumulators& acc, Residuals& residuals, float* staged,
+                                            const LaneOutputs& lane_outputs, const Finish<Element, Output>& finished,
+                                            const Element* residual, Output* y) {
     const int lane = threadIdx.x % 32;
 #pragma unroll
     for (int i = 0; i < BLOCKS_M; ++i) {
         // Residuals are in flight while the accumulators are staged.
-        if (HAS_RESIDUAL && !RESIDUALS_AT_ONCE) read_residuals(residuals[i], i, residual, place);
+        if (HAS_RESIDUAL && !RESIDUALS_AT_ONCE) read_residuals(residuals[i], i, residual, lane_outputs);
         __syncwarp();  // the previous rows have been read
 #pragma unroll
         for (int j = 0; j < BLOCKS_N; ++j) {
             float* corner = staged + lane / 4 * STAGED_PITCH + j * 8 + lane % 4 * 2;
-            store_pack(corner, Pack<float, 2>{sums[i][j][0], sums[i][j][1]});
-            store_pack(corner + 8 * STAGED_PITCH, Pack<float, 2>{sums[i][j][2], sums[i][j][3]});
+            store_pack(corner, Pack<float, 2>{acc[i][j][0], acc[i][j][1]});
+            store_pack(corner + 8 * STAGED_PITCH, Pack<float, 2>{acc[i][j][2], acc[i][j][3]});
         }
         __syncwarp();
 #pragma unroll
         for (int pass = 0; pass < PASSES; ++pass) {
-            const int staged_row = pass * ROWS_IN_PASS + place.row_in_pass;
+            const int staged_row = pass * ROWS_IN_PASS + lane_outputs.row_in_pass;
             float values[VECTOR];
-            read_staged(values, staged + staged_row * STAGED_PITCH + place.lane_in_row * VECTOR, place.lane_in_row);
+            read_staged(values, staged + staged_row * STAGED_PITCH + lane_outputs.lane_in_row * VECTOR,
+                        lane_outputs.lane_in_row);
             const int row = i * STAGED_ROWS + pass * ROWS_IN_PASS;
-            write_vector(y + place.at_row(row), finished(values, residuals[i][pass]), place.count(row));
+            write_vector(y + lane_outputs.at_row(row), finished(values, residuals[i][pass]), lane_outputs.count(row));
         }
     }
 }
@@ -329,14 +334,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     copy_async_wait<STAGES - 2>();
     __syncthreads();
 
-    Sums sums = {};
+    Accumulators acc = {};
     Fragments<BLOCKS_M, BLOCKS_N> fragments[2];
     fragments[0].template load<ROW_BYTES>(address_a, address_b);
     u32 read_stage = 0;
     u32 write_stage = (STAGES - 1) * Copier::STAGE_BYTES;
     for (int tile = 0; tile < tiles; ++tile) {
         const bool copies = tile + STAGES - 1 < tiles;
-        Sums tile_sums = {};
+        Accumulators k_tile_acc = {};
 #pragma unroll
         for (int step = 0; step < STEPS; ++step) {
             Fragments<BLOCKS_M, BLOCKS_N>& now = fragments[step % 2];
@@ -358,31 +363,33 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
                 copier.next();
             }
             if constexpr (PRODUCTS == 3) {
-                multiply_add_split(tile_sums, now);
+                multiply_add_split(k_tile_acc, now);
             } else {
                 if (sizeof(Element) == 4) now.round_to_tf32();
-                multiply_add<Element>(sums, now.a, now.b);
+                multiply_add<Element>(acc, now.a, now.b);
             }
         }
-        if (PRODUCTS == 3) add(sums, tile_sums);
+        if (PRODUCTS == 3) add(acc, k_tile_acc);
     }
 
     if (release_dependents) let_next_launch_start();
     const int pixels = shape.batch * shape.output_height * shape.output_width;
-    const Place place(first_pixel + warp_row, first_filter + warp_column, pixels, shape.filters,
-                      Y_PITCH ? Y_PITCH : IN_GROUPS ? shape.filters * shape.groups : shape.filters);
+    const LaneOutputs lane_outputs(first_pixel + warp_row, first_filter + warp_column, pixels, shape.filters,
+                                   Y_PITCH     ? Y_PITCH
+                                   : IN_GROUPS ? shape.filters * shape.groups
+                                               : shape.filters);
     Residuals residuals;
     copy_async_wait<0>();
     if (SPLITS > 1) {
-        if (!leave_part(sums, parts, tickets)) return;
+        if (!store_part(acc, parts, tickets)) return;
     } else {
         __syncthreads();  // the stages become the warps' staging rows
     }
     if (HAS_RESIDUAL && RESIDUALS_AT_ONCE) {
 #pragma unroll
-        for (int i = 0; i < BLOCKS_M; ++i) read_residuals(residuals[i], i, residual, place);
+        for (int i = 0; i < BLOCKS_M; ++i) read_residuals(residuals[i], i, residual, lane_outputs);
     }
-    if (SPLITS > 1) add_parts(sums, parts);
+    if (SPLITS > 1) add_parts(acc, parts);
     float* staged = reinterpret_cast<float*>(shared_memory) + warp * STAGED_ROWS * STAGED_PITCH;
-    finish_warp(sums, residuals, staged, place, {bias, scale, scales, place}, residual, y);
+    finish_warp(acc, residuals, staged, lane_outputs, {bias, scale, scales, lane_outputs}, residual, y);
 }

@@ -28,7 +28,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const int thread_filter = threadIdx.x / (TILE / 4) * 4;
     const int thread_pixel = threadIdx.x % (TILE / 4) * 4;
 
-    float sums[4][4] = {};
+    float acc[4][4] = {};
     for (int first_k = 0; first_k < depth; first_k += TILE_K) {
         for (int i = threadIdx.x; i < TILE * TILE_K; i += THREADS) {
             const int filter = i / TILE_K, k = i % TILE_K;
@@ -48,7 +48,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             const Pack<float, 4> a = load_pack<float, 4>(&weight_tile[k][thread_filter]);
             const Pack<float, 4> b = load_pack<float, 4>(&column_tile[k][thread_pixel]);
 #pragma unroll
-            for (int e = 0; e < 16; ++e) sums[e / 4][e % 4] += a.at[e / 4] * b.at[e % 4];
+            for (int e = 0; e < 16; ++e) acc[e / 4][e % 4] += a.at[e / 4] * b.at[e % 4];
         }
         __syncthreads();
     }
@@ -57,6 +57,6 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     for (int e = 0; e < 16; ++e) {
         const int filter = first_filter + thread_filter + e / 4;
         const int pixel = first_pixel + thread_pixel + e % 4;
-        if (filter < filters && pixel < pixels) product[1LL * filter * pixels + pixel] = sums[e / 4][e % 4];
+        if (filter < filters && pixel < pixels) product[1LL * filter * pixels + pixel] = acc[e / 4][e % 4];
     }
 }

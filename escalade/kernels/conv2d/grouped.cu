@@ -276,19 +276,19 @@ __device__ __forceinline__ Pack<Element, UNIT> finished(const R* results, const 
     }
 }
 
-using Sums = float[TILES_M][TILES_N][4];
+using Accumulators = float[TILES_M][TILES_N][4];
 
-__device__ __forceinline__ void promote(Sums& sums, Sums& recent) {
+__device__ __forceinline__ void promote(Accumulators& acc, Accumulators& recent) {
 #pragma unroll
     for (int m = 0; m < TILES_M; ++m)
 #pragma unroll
         for (int j = 0; j < TILES_N; ++j)
 #pragma unroll
-            for (int e = 0; e < 4; ++e) sums[m][j][e] += recent[m][j][e], recent[m][j][e] = 0.f;
+            for (int e = 0; e < 4; ++e) acc[m][j][e] += recent[m][j][e], recent[m][j][e] = 0.f;
 }
 
 // MMAs of 16 pixels with one k-step of weights; `low` holds the low parts of split weights.
-__device__ __forceinline__ void multiply_add_step(float (&sums)[TILES_N][4], u32 (&a)[4], const u32 (&b)[TILES_N][2],
+__device__ __forceinline__ void multiply_add_step(float (&acc)[TILES_N][4], u32 (&a)[4], const u32 (&b)[TILES_N][2],
                                                   const u32 (&low)[SPLIT ? TILES_N : 1][2]) {
     if constexpr (SPLIT) {
         u32 low_a[4];
@@ -296,15 +296,15 @@ __device__ __forceinline__ void multiply_add_step(float (&sums)[TILES_N][4], u32
         for (int e = 0; e < 4; ++e) low_a[e] = split_off_low(a[e]);
 #pragma unroll
         for (int j = 0; j < TILES_N; ++j) {
-            multiply_add<Element>(sums[j], low_a, b[j]);
-            multiply_add<Element>(sums[j], a, low[j]);
+            multiply_add<Element>(acc[j], low_a, b[j]);
+            multiply_add<Element>(acc[j], a, low[j]);
         }
     } else if (sizeof(Element) == 4) {
 #pragma unroll
         for (int e = 0; e < 4; ++e) a[e] = to_tf32(__uint_as_float(a[e]));
     }
 #pragma unroll
-    for (int j = 0; j < TILES_N; ++j) multiply_add<Element>(sums[j], a, b[j]);
+    for (int j = 0; j < TILES_N; ++j) multiply_add<Element>(acc[j], a, b[j]);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
@@ -368,7 +368,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
                         shape);
         copy_async_commit();
 
-        __align__(16) Sums sums = {}, recent = {};  // aligned for the CPU, which clears 16 bytes at once
+        __align__(16) Accumulators acc = {}, recent = {};  // aligned for the CPU, which clears 16 bytes at once
 #pragma unroll
         for (int step = 0; step < STEPS; ++step) {
             u32 b[TILES_N][2];
@@ -393,9 +393,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
                 u32 a[4], at = stage + pixels[m] + unit_offset(step * 2) + second_unit[step];
                 if (step * 2 + 1 >= DEEP && lane >= 16) at = zeros;
                 load_matrices(a, at);
-                multiply_add_step(SPLIT ? recent[m] : sums[m], a, b, low);
+                multiply_add_step(SPLIT ? recent[m] : acc[m], a, b, low);
             }
-            if (SPLIT && (step % PROMOTED == PROMOTED - 1 || step == STEPS - 1)) promote(sums, recent);
+            if (SPLIT && (step % PROMOTED == PROMOTED - 1 || step == STEPS - 1)) promote(acc, recent);
         }
         __syncthreads();  // the window has been read: results reuse its smem
 
@@ -412,7 +412,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
                 biases[j][0] = to_float(pair.at[0]), biases[j][1] = to_float(pair.at[1]);
             }
         }
-        float all_sums = 0.f;  // NaN if any of them is
+        float total = 0.f;  // NaN if any of them is
 #pragma unroll
         for (int m = 0; m < TILES_M; ++m)
 #pragma unroll
@@ -424,14 +424,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
                     Pack<Result, 2> pair;
 #pragma unroll
                     for (int e = 0; e < 2; ++e) {
-                        const float sum = sums[m][j][half * 2 + e];
-                        if (BUNDLE > 1) all_sums += sum;
+                        const float sum = acc[m][j][half * 2 + e];
+                        if (BUNDLE > 1) total += sum;
                         pair.at[e] = result_of(sum, biases[j][e]);
                     }
                     store_pack(result_at(results, pixel, lane_filter + j * 8), pair);
                 }
             }
-        if (__syncthreads_or(BUNDLE > 1 && all_sums != all_sums)) {
+        if (__syncthreads_or(BUNDLE > 1 && total != total)) {
             restore_nans(results, x, weight, bias, tile, first_filter, shape);
             __syncthreads();
         }

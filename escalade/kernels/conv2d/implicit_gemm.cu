@@ -144,10 +144,10 @@ struct Weights {
 };
 
 // A thread's outputs are 4x4 blocks, spread over the tile so that a warp reads whole lines of smem.
-using Sums = float[THREAD_M / 4][THREAD_N / 4][4][4];
+using Accumulators = float[THREAD_M / 4][THREAD_N / 4][4][4];
 
-__device__ __forceinline__ void multiply(Sums& sums, const InputTile& input, const WeightTile& weights, int thread_m,
-                                         int thread_n) {
+__device__ __forceinline__ void multiply(Accumulators& acc, const InputTile& input, const WeightTile& weights,
+                                         int thread_m, int thread_n) {
 #pragma unroll
     for (int k = 0; k < TILE_K; ++k) {
         Four a[THREAD_M / 4], b[THREAD_N / 4];
@@ -160,14 +160,13 @@ __device__ __forceinline__ void multiply(Sums& sums, const InputTile& input, con
 #pragma unroll
             for (int j = 0; j < THREAD_N / 4; ++j)
 #pragma unroll
-                for (int e = 0; e < 16; ++e) sums[i][j][e / 4][e % 4] += a[i].at[e / 4] * b[j].at[e % 4];
+                for (int e = 0; e < 16; ++e) acc[i][j][e / 4][e % 4] += a[i].at[e / 4] * b[j].at[e % 4];
     }
 }
 
 // Stores a 4x4 block in NHWC: four filters of a pixel at once.
-__device__ __forceinline__ void finish_channels_last(const float (&sums)[4][4], int pixel, int filter,
-                                                     const float* bias, const float* residual, float* y,
-                                                     const ConvShape& shape) {
+__device__ __forceinline__ void finish_channels_last(const float (&acc)[4][4], int pixel, int filter, const float* bias,
+                                                     const float* residual, float* y, const ConvShape& shape) {
     const int pixels = shape.batch * shape.output_height * shape.output_width;
 #pragma unroll
     for (int m = 0; m < 4; ++m) {
@@ -179,20 +178,20 @@ __device__ __forceinline__ void finish_channels_last(const float (&sums)[4][4], 
             Four results;
 #pragma unroll
             for (int n = 0; n < 4; ++n)
-                results.at[n] = finish<HAS_BIAS, HAS_RESIDUAL, HAS_RELU>(sums[m][n], bias, filter + n, old.at, n);
+                results.at[n] = finish<HAS_BIAS, HAS_RESIDUAL, HAS_RELU>(acc[m][n], bias, filter + n, old.at, n);
             store_pack(y + at, results);
         } else {
 #pragma unroll
             for (int n = 0; n < 4; ++n) {
                 if (filter + n >= shape.filters) continue;
-                y[at + n] = finish<HAS_BIAS, HAS_RESIDUAL, HAS_RELU>(sums[m][n], bias, filter + n, residual, at + n);
+                y[at + n] = finish<HAS_BIAS, HAS_RESIDUAL, HAS_RELU>(acc[m][n], bias, filter + n, residual, at + n);
             }
         }
     }
 }
 
 // Stores a 4x4 block in NCHW: four pixels of a filter at once if they always share an image.
-__device__ __forceinline__ void finish_channels_first(const float (&sums)[4][4], int pixel, int filter,
+__device__ __forceinline__ void finish_channels_first(const float (&acc)[4][4], int pixel, int filter,
                                                       const float* bias, const float* residual, float* y,
                                                       const ConvShape& shape) {
     const int output_pixels = shape.output_height * shape.output_width;
@@ -210,10 +209,10 @@ __device__ __forceinline__ void finish_channels_first(const float (&sums)[4][4],
                 Four results;
 #pragma unroll
                 for (int e = 0; e < 4; ++e)
-                    results.at[e] = finish<HAS_BIAS, HAS_RESIDUAL, HAS_RELU>(sums[e][n], bias, filter + n, old.at, e);
+                    results.at[e] = finish<HAS_BIAS, HAS_RESIDUAL, HAS_RELU>(acc[e][n], bias, filter + n, old.at, e);
                 store_pack(y + at, results);
             } else {
-                y[at] = finish<HAS_BIAS, HAS_RESIDUAL, HAS_RELU>(sums[m][n], bias, filter + n, residual, at);
+                y[at] = finish<HAS_BIAS, HAS_RESIDUAL, HAS_RELU>(acc[m][n], bias, filter + n, residual, at);
             }
         }
     }
@@ -263,7 +262,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
         copy_async_commit();
     }
 
-    Sums sums = {};
+    Accumulators acc = {};
     int read_stage = 0, write_stage = STAGES - 1;
     for (int tile = 0; tile < tiles; ++tile) {
         copy_async_wait<STAGES - 2>();
@@ -271,7 +270,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
         input.copy_next(input_tiles[write_stage], tile + STAGES - 1 < tiles, shape);
         weights.copy_next(weight_tiles[write_stage], tile + STAGES - 1 < tiles, shape);
         copy_async_commit();
-        multiply(sums, input_tiles[read_stage], weight_tiles[read_stage], thread_m, thread_n);
+        multiply(acc, input_tiles[read_stage], weight_tiles[read_stage], thread_m, thread_n);
         write_stage = read_stage;
         read_stage = read_stage == STAGES - 1 ? 0 : read_stage + 1;
     }
@@ -283,9 +282,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
         for (int j = 0; j < THREAD_N / 4; ++j) {
             const int pixel = first_pixel + (i * THREADS_M + thread_m) * 4;
             const int filter = first_filter + (j * THREADS_N + thread_n) * 4;
-            if (NHWC)
-                finish_channels_last(sums[i][j], pixel, filter, bias, residual, y, shape);
-            else
-                finish_channels_first(sums[i][j], pixel, filter, bias, residual, y, shape);
+            if (NHWC) finish_channels_last(acc[i][j], pixel, filter, bias, residual, y, shape);
+            else finish_channels_first(acc[i][j], pixel, filter, bias, residual, y, shape);
         }
 }

@@ -55,7 +55,7 @@ constexpr int PROMOTED = 4;  // k-steps between promotions, where operands are s
 constexpr int STAGED_PITCH = TILES_N * 8 + (TILES_N % 2 ? 0 : 8);  // four rows written at once avoid bank conflicts
 static_assert(PIXELS <= WARPS * TILES_M * 16, "every pixel has a warp");
 static_assert(CHANNELS % UNIT == 0 && GAP % UNIT == 0 && LANE % UNIT == 0, "pixels and lanes are whole units");
-using Sums = float[TILES_M][TILES_N][4];
+using Accumulators = float[TILES_M][TILES_N][4];
 
 struct Tile {  // first output pixel
     int image, row, column;
@@ -98,13 +98,13 @@ __device__ __forceinline__ void read_lane(u32& low, u32& high, const Element* fr
     low = words[0], high = words[1];
 }
 
-__device__ __forceinline__ void add(Sums& sums, Sums& more) {
+__device__ __forceinline__ void add(Accumulators& acc, Accumulators& more) {
 #pragma unroll
     for (int m = 0; m < TILES_M; ++m)
 #pragma unroll
         for (int j = 0; j < TILES_N; ++j)
 #pragma unroll
-            for (int e = 0; e < 4; ++e) sums[m][j][e] += more[m][j][e], more[m][j][e] = 0.f;
+            for (int e = 0; e < 4; ++e) acc[m][j][e] += more[m][j][e], more[m][j][e] = 0.f;
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
@@ -136,7 +136,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
         }
     __syncthreads();
 
-    __align__(16) Sums sums = {}, recent = {};  // aligned for the CPU, which clears 16 bytes at once
+    __align__(16) Accumulators acc = {}, recent = {};  // aligned for the CPU, which clears 16 bytes at once
     const uint2* weights = weight + first_block * 32 + lane;
 #pragma unroll 1
     for (int segment = 0; segment < SEGMENTS; ++segment) {
@@ -163,10 +163,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
                 }
             if constexpr (PRODUCTS == 3) {
                 multiply_add_split(recent, now);
-                if (step % PROMOTED == PROMOTED - 1 || step == STEPS - 1) add(sums, recent);
+                if (step % PROMOTED == PROMOTED - 1 || step == STEPS - 1) add(acc, recent);
             } else {
                 if (sizeof(Element) == 4) now.round_to_tf32();
-                multiply_add<Element>(sums, now.a, now.b);
+                multiply_add<Element>(acc, now.a, now.b);
             }
         }
     }
@@ -182,7 +182,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 #pragma unroll
             for (int j = 0; j < TILES_N; ++j)
                 store_pack(staged + pixel * STAGED_PITCH + j * 8 + lane % 4 * 2,
-                           Pack<float, 2>{sums[m][j][half * 2], sums[m][j][half * 2 + 1]});
+                           Pack<float, 2>{acc[m][j][half * 2], acc[m][j][half * 2 + 1]});
         }
     __syncthreads();
     const Finish finish{bias, nullptr, nullptr, residual, shape.filters};

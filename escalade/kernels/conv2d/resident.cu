@@ -44,7 +44,7 @@ constexpr int ALL_CHANNELS = ROUNDS * DEPTH * BLOCK;  // including those of the 
 constexpr int ALL_CHANNELS = 0;
 #endif
 using Slot = u32[PIXEL_BLOCKS][4];  // a lane's part of a block of channels: one pixel in eight
-using Sums = float[PIXEL_BLOCKS][FILTER_BLOCKS][4];
+using Accumulators = float[PIXEL_BLOCKS][FILTER_BLOCKS][4];
 
 // Start of a lane's pixels of a tile in x, in units of 16 bytes. Past the last pixel it repeats that one.
 struct Source {
@@ -104,14 +104,14 @@ __device__ __forceinline__ float2 from_words(const u32* words) {
 }
 
 // Operands of the prologue besides x; gains and shifts are in smem, zero past the last channel.
-struct OfChannels {
+struct PrologueTables {
     const float *gains, *shifts;
     const Element* gates;
 };
 
 // Applies the prologue to a lane's channels of a block.
 template <int WORDS, bool PARTIAL>
-__device__ __forceinline__ void prepare(Slot& slot, const Source& source, int block, const OfChannels& operands) {
+__device__ __forceinline__ void prepare(Slot& slot, const Source& source, int block, const PrologueTables& operands) {
 #ifdef PROLOGUE
     constexpr int COUNT = WORDS * WORD;
     const int channel = block * BLOCK + anew(threadIdx.x % 4) * COUNT;
@@ -140,7 +140,7 @@ __device__ __forceinline__ void prepare(Slot& slot, const Source& source, int bl
 
 // One block of channels: all pixels by all filters, starting with the weights of its first step.
 template <int COUNT>
-__device__ __forceinline__ void multiply(Sums& sums, const Slot& slot, const u32* weights) {
+__device__ __forceinline__ void multiply(Accumulators& acc, const Slot& slot, const u32* weights) {
     const int lane = anew(threadIdx.x % 32);  // else the compiler hoists the weight loads and keeps them in registers
 #pragma unroll
     for (int step = 0; step < COUNT; ++step) {
@@ -156,24 +156,24 @@ __device__ __forceinline__ void multiply(Sums& sums, const Slot& slot, const u32
         for (int j = 0; j < FILTER_BLOCKS; ++j) {
             const Pack<u32, 4> a = load_pack<u32, 4>(weights + step * STEP_WORDS + (j * 32 + lane) * 4);
 #pragma unroll
-            for (int i = 0; i < PIXEL_BLOCKS; ++i) multiply_add<Element>(sums[i][j], a.at, b[i]);
+            for (int i = 0; i < PIXEL_BLOCKS; ++i) multiply_add<Element>(acc[i][j], a.at, b[i]);
         }
     }
 }
 
 // Multiplies all slots of a round in order and refills each: from this tile or, in its LAST round, from the next.
 template <bool LAST, int SLOT = 0>
-__device__ __forceinline__ void take_round(Sums& sums, Slot (&slots)[DEPTH], const u32* weights, const Element* x,
-                                           const Source& now, const Source& next, int round,
-                                           const OfChannels& operands) {
+__device__ __forceinline__ void run_round(Accumulators& acc, Slot (&slots)[DEPTH], const u32* weights, const Element* x,
+                                          const Source& now, const Source& next, int round,
+                                          const PrologueTables& operands) {
     if constexpr (SLOT < DEPTH) {
         constexpr bool halved = HALF && SLOT == BLOCKS - 1;
         const int block = round * DEPTH + SLOT;
         prepare<halved ? 2 : 4, LAST && is_partial((ROUNDS - 1) * DEPTH + SLOT)>(slots[SLOT], now, block, operands);
-        multiply<halved ? 1 : 2>(sums, slots[SLOT], weights + block * 2 * STEP_WORDS);
+        multiply<halved ? 1 : 2>(acc, slots[SLOT], weights + block * 2 * STEP_WORDS);
         if constexpr (LAST) load_first<SLOT>(slots[SLOT], x, next);
         else load<4, is_partial((ROUNDS - 1) * DEPTH + SLOT)>(slots[SLOT], x, now, block + DEPTH);
-        take_round<LAST, SLOT + 1>(sums, slots, weights, x, now, next, round, operands);
+        run_round<LAST, SLOT + 1>(acc, slots, weights, x, now, next, round, operands);
     }
 }
 
@@ -207,14 +207,14 @@ struct Target {
     }
 
     template <int FIRST>
-    __device__ __forceinline__ long long place(int row) const {
+    __device__ __forceinline__ long long offset(int row) const {
         return at + (row / 2 * 8 + row % 2) * Y_STEP + filter<FIRST>();
     }
 };
 
 // Initializes the accumulators with the bias.
 template <int FIRST = 0>
-__device__ __forceinline__ void begin(Sums& sums, const float* biases) {
+__device__ __forceinline__ void begin(Accumulators& acc, const float* biases) {
     if constexpr (FIRST < FILTER_BLOCKS) {
         constexpr int WIDTH = width_from(FIRST);
         Pack<float, 2 * WIDTH> values = {};
@@ -222,8 +222,8 @@ __device__ __forceinline__ void begin(Sums& sums, const float* biases) {
 #pragma unroll
         for (int i = 0; i < PIXEL_BLOCKS; ++i)
 #pragma unroll
-            for (int e = 0; e < 4 * WIDTH; ++e) sums[i][FIRST + e / 4][e % 4] = values.at[e / 2];
-        begin<FIRST + WIDTH>(sums, biases);
+            for (int e = 0; e < 4 * WIDTH; ++e) acc[i][FIRST + e / 4][e % 4] = values.at[e / 2];
+        begin<FIRST + WIDTH>(acc, biases);
     }
 }
 
@@ -237,7 +237,7 @@ __device__ __forceinline__ void read_residuals(Residuals& residuals, const Eleme
         for (int row = 0; row < ROWS; ++row) {
             Pack<u32, WORDS> pack = {};
             if (target.has<FIRST>(row))
-                pack = load_pack<u32, WORDS>(reinterpret_cast<const u32*>(residual + target.place<FIRST>(row)));
+                pack = load_pack<u32, WORDS>(reinterpret_cast<const u32*>(residual + target.offset<FIRST>(row)));
 #pragma unroll
             for (int word = 0; word < WORDS; ++word) residuals[row][FIRST * 2 / WORD + word] = pack.at[word];
         }
@@ -252,7 +252,8 @@ __device__ __forceinline__ void store(Element* to, const Pack<u32, WORDS>& pack)
 }
 
 template <int FIRST = 0>
-__device__ __forceinline__ void finish(const Sums& sums, const Residuals& residuals, Element* y, const Target& target) {
+__device__ __forceinline__ void finish(const Accumulators& acc, const Residuals& residuals, Element* y,
+                                       const Target& target) {
     if constexpr (FIRST < FILTER_BLOCKS) {
         constexpr int WIDTH = width_from(FIRST), WORDS = WIDTH * 2 / WORD;
 #pragma unroll
@@ -260,15 +261,15 @@ __device__ __forceinline__ void finish(const Sums& sums, const Residuals& residu
             Pack<u32, WORDS> pack;
 #pragma unroll
             for (int block = 0; block < WIDTH; ++block) {
-                const float(&four)[4] = sums[row / 2][FIRST + block];
+                const float (&four)[4] = acc[row / 2][FIRST + block];
                 float2 other = {};
                 if (HAS_RESIDUAL) other = from_words(&residuals[row][(FIRST + block) * 2 / WORD]);
                 const float2 two = activated_pair<HAS_RESIDUAL, HAS_RELU>({four[row % 2], four[row % 2 + 2]}, other);
                 to_words(&pack.at[block * 2 / WORD], two.x, two.y);
             }
-            if (target.has<FIRST>(row)) store<WORDS>(y + target.place<FIRST>(row), pack);
+            if (target.has<FIRST>(row)) store<WORDS>(y + target.offset<FIRST>(row), pack);
         }
-        finish<FIRST + WIDTH>(sums, residuals, y, target);
+        finish<FIRST + WIDTH>(acc, residuals, y, target);
     }
 }
 
@@ -317,7 +318,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     float* const biases = shared_part(numbers, COLUMN_FILTERS);
     float* const all_gains = shared_part(numbers + COLUMN_FILTERS, ALL_CHANNELS);
     float* const all_shifts = shared_part(numbers + COLUMN_FILTERS + ALL_CHANNELS, ALL_CHANNELS);
-    const OfChannels operands{all_gains, all_shifts, gates};
+    const PrologueTables operands{all_gains, all_shifts, gates};
     const int column = blockIdx.x % COLUMNS, first_filter = column * COLUMN_FILTERS;
     const int pixels = shape.batch * shape.output_height * shape.output_width, tiles = (pixels + TILE - 1) / TILE;
     const int stride = gridDim.x / COLUMNS * WARPS;
@@ -347,15 +348,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
         const Target target(tile, pixels, first_filter);
         Residuals residuals;
         if (HAS_RESIDUAL) read_residuals(residuals, residual, target);
-        Sums sums;
-        begin(sums, biases);
+        Accumulators acc;
+        begin(acc, biases);
 #pragma unroll 1
         for (int round = 0; round < ROUNDS - 1; ++round) {
-            take_round<false>(sums, slots, weights, x, now, next, round, operands);
+            run_round<false>(acc, slots, weights, x, now, next, round, operands);
             if (awaited < ROUNDS) await_weights(awaited++);
         }
-        take_round<true>(sums, slots, weights, x, now, next, ROUNDS - 1, operands);
-        finish(sums, residuals, y, target);
+        run_round<true>(acc, slots, weights, x, now, next, ROUNDS - 1, operands);
+        finish(acc, residuals, y, target);
         now = next;
         tile += stride;
     } while (tile < tiles);

@@ -132,10 +132,10 @@ __device__ __forceinline__ void stage_band(u32* words, const Element* x, const S
     }
 }
 
-using Sums = float[TILES_M][TILES_N][4];
+using Accumulators = float[TILES_M][TILES_N][4];
 
 // Initializes the accumulators with the bias. A lane's filters are adjacent: eight, or twice four.
-__device__ __forceinline__ void begin(Sums& sums, const float* biases) {
+__device__ __forceinline__ void begin(Accumulators& acc, const float* biases) {
     Pack<float, 4> packs[2] = {};
     const int group = threadIdx.x % 32 / 4;
 #pragma unroll
@@ -148,7 +148,7 @@ __device__ __forceinline__ void begin(Sums& sums, const float* biases) {
 #pragma unroll
             for (int e = 0; e < 4; ++e) {
                 const int half = e / 2, number = 2 * i + half;
-                sums[i][j][e] = PAIRED ? packs[number / 4].at[number % 4] : packs[half].at[i];
+                acc[i][j][e] = PAIRED ? packs[number / 4].at[number % 4] : packs[half].at[i];
             }
 }
 
@@ -170,7 +170,7 @@ struct Steps {
     }
 };
 
-__device__ __forceinline__ void multiply(Sums& sums, const u32* words, const u32* weights, const Steps& steps,
+__device__ __forceinline__ void multiply(Accumulators& acc, const u32* words, const u32* weights, const Steps& steps,
                                          const int (&offsets)[STEPS_K][2]) {
     const int lane = threadIdx.x % 32;
     int pixels[TILES_N];
@@ -196,12 +196,12 @@ __device__ __forceinline__ void multiply(Sums& sums, const u32* words, const u32
             if constexpr (PRODUCTS == 3) {
                 const Pack<u32, 4> low = load_pack<u32, 4>(mine + WARPS_M * WEIGHT_WORDS);
 #pragma unroll
-                for (int j = 0; j < TILES_N; ++j) multiply_add<Element>(sums[i][j], low.at, b[j]);
+                for (int j = 0; j < TILES_N; ++j) multiply_add<Element>(acc[i][j], low.at, b[j]);
 #pragma unroll
-                for (int j = 0; j < TILES_N; ++j) multiply_add<Element>(sums[i][j], a.at, lower[j]);
+                for (int j = 0; j < TILES_N; ++j) multiply_add<Element>(acc[i][j], a.at, lower[j]);
             }
 #pragma unroll
-            for (int j = 0; j < TILES_N; ++j) multiply_add<Element>(sums[i][j], a.at, b[j]);
+            for (int j = 0; j < TILES_N; ++j) multiply_add<Element>(acc[i][j], a.at, b[j]);
         }
     }
 }
@@ -220,13 +220,13 @@ __device__ __forceinline__ float2 from_words(const u32* words) {
 }
 
 // Two results of adjacent filters before the ReLU; `other` is their residual or mask.
-__device__ __forceinline__ float2 finished(float2 sums, float2 other) {
-    if (!HAS_MASK) return activated_pair<HAS_RESIDUAL, false>(sums, other);
-    return make_float2(other.x <= 0.f ? 0.f : sums.x, other.y <= 0.f ? 0.f : sums.y);  // NaN passes the gradient
+__device__ __forceinline__ float2 finished(float2 acc, float2 other) {
+    if (!HAS_MASK) return activated_pair<HAS_RESIDUAL, false>(acc, other);
+    return make_float2(other.x <= 0.f ? 0.f : acc.x, other.y <= 0.f ? 0.f : acc.y);  // NaN passes the gradient
 }
 
 // A lane's results of one pixel, LANE adjacent filters. `side` selects one of the two pixels of a step.
-__device__ __forceinline__ void finish_pixel(float (&results)[LANE], const Sums& sums, int j, int side, int pack,
+__device__ __forceinline__ void finish_pixel(float (&results)[LANE], const Accumulators& acc, int j, int side, int pack,
                                              const Element* residual) {
     Pack<u32, 4> others = {};
     if (HAS_MASK || HAS_RESIDUAL) others = load_pack<u32, 4>(reinterpret_cast<const u32*>(residual));
@@ -234,7 +234,7 @@ __device__ __forceinline__ void finish_pixel(float (&results)[LANE], const Sums&
     for (int pair = 0; pair < LANE / 2; ++pair) {
         const int first = PAIRED ? pair : 2 * pair, second = PAIRED ? pair : 2 * pair + 1;  // their MMAs
         const int row = PAIRED ? 0 : pack, other_row = PAIRED ? 1 : pack;                   // their 8 rows
-        const float2 sums_of_two = {sums[first][j][row * 2 + side], sums[second][j][other_row * 2 + side]};
+        const float2 sums_of_two = {acc[first][j][row * 2 + side], acc[second][j][other_row * 2 + side]};
         const float2 two = finished(sums_of_two, from_words(&others.at[pair * 2 / UNIT]));
         results[pair * 2] = two.x, results[pair * 2 + 1] = two.y;
     }
@@ -243,14 +243,14 @@ __device__ __forceinline__ void finish_pixel(float (&results)[LANE], const Sums&
 // Max and argmax of a window that begins at step j and `side`. EXACT also gives a NaN its index, at the price of
 // another comparison per result; without it, the return value reports a NaN.
 template <bool EXACT>
-__device__ __forceinline__ bool find_largest(Largest (&largest)[LANE], const Sums& sums, int j, int side, int pack,
-                                             const Element* residual, long long row_step, int column_step) {
+__device__ __forceinline__ bool find_largest(Largest (&largest)[LANE], const Accumulators& acc, int j, int side,
+                                             int pack, const Element* residual, long long row_step, int column_step) {
     bool found_nan = false;
 #pragma unroll
     for (int place = 0; place < POOL_H * POOL_W; ++place) {
         const int r = place / POOL_W, s = place % POOL_W;
         float results[LANE];
-        finish_pixel(results, sums, j + r, side + s, pack, residual + r * row_step + s * column_step);
+        finish_pixel(results, acc, j + r, side + s, pack, residual + r * row_step + s * column_step);
 #pragma unroll
         for (int e = 0; e < LANE; ++e) {
             if (place == 0) largest[e] = {results[e], 0};
@@ -315,9 +315,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
         const int n = band / shape.bands, first_row = band % shape.bands * BAND;
         for (int first = warp_n * TILES_N; first < BAND * STEPS; first += WARPS_N * TILES_N) {
             const Steps steps(first);
-            Sums sums;
-            begin(sums, biases + warp_m * FILTERS);
-            multiply(sums, words, weights + warp_m * WEIGHT_WORDS, steps, offsets);
+            Accumulators acc;
+            begin(acc, biases + warp_m * FILTERS);
+            multiply(acc, words, weights + warp_m * WEIGHT_WORDS, steps, offsets);
 #pragma unroll
             for (int j = 0; j < TILES_N; j += POOL_H)
 #pragma unroll
@@ -335,8 +335,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
                         const Element* others = residual + pixel * shape.filters + filter;
                         const long long row_step = 1LL * shape.output_width * shape.filters;
                         Largest largest[LANE];
-                        if (find_largest<false>(largest, sums, j, side, pack, others, row_step, shape.filters) && PLACES)
-                            find_largest<true>(largest, sums, j, side, pack, others, row_step, shape.filters);
+                        if (find_largest<false>(largest, acc, j, side, pack, others, row_step, shape.filters) && PLACES)
+                            find_largest<true>(largest, acc, j, side, pack, others, row_step, shape.filters);
                         store(y + window * shape.filters + filter, largest);
                         if (PLACES) store_places(places + window * shape.filters + filter, largest);
                     }

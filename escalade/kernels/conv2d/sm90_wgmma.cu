@@ -48,8 +48,8 @@ constexpr int BLOCKS_M = TILE_M / (64 * WARPGROUPS);  // 64-row MMAs per warpgro
 static_assert(BLOCKS_M * 64 * WARPGROUPS == TILE_M, "warpgroups share the pixels of a tile evenly");
 constexpr int THREADS = WARPGROUPS * 128 + PRODUCER_WARPS * 32;
 constexpr bool PRODUCER = PRODUCER_WARPS > 0;
-constexpr bool HANDS_OVER = PRODUCER_WARPS == 4;  // setmaxnreg works on whole warpgroups
-static_assert(!HANDS_OVER || (WARPGROUPS == 2 && BLOCKS_PER_SM == 1),
+constexpr bool MOVES_REGISTERS = PRODUCER_WARPS == 4;  // setmaxnreg works on whole warpgroups
+static_assert(!MOVES_REGISTERS || (WARPGROUPS == 2 && BLOCKS_PER_SM == 1),
               "128 * 40 + 256 * 232 registers are all of an SM's");
 
 using Accumulators = float[BLOCKS_M][TILE_N / 2];
@@ -221,12 +221,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     const int k_tiles = loader.left;
     const int warpgroup = threadIdx.x / 128;
     if (PRODUCER && warpgroup == WARPGROUPS) {
-        if constexpr (HANDS_OVER) release_registers<40>();
+        if constexpr (MOVES_REGISTERS) release_registers<40>();
         if (threadIdx.x % 128 == 0)
             while (loader.left > 0) loader.load();
         return;
     }
-    if constexpr (HANDS_OVER) claim_registers<232>();
+    if constexpr (MOVES_REGISTERS) claim_registers<232>();
     if (!PRODUCER) {
         if (threadIdx.x == 0)
             for (int stage = 0; stage < STAGES && loader.left > 0; ++stage) loader.load();

@@ -51,7 +51,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     copier.copy_b(stages, true);
     copy_async_commit();
 
-    float sums[BLOCKS_M][BLOCKS_N][4] = {};
+    float acc[BLOCKS_M][BLOCKS_N][4] = {};
     for (int tile = 0; tile < tiles; ++tile) {
         copy_async_wait<0>();
         __syncthreads();  // this k-tile has arrived for all, and all are done with the other buffer
@@ -66,7 +66,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             fragments.template load<ROW_BYTES>((address_a + stage) ^ step * STEP_BYTES,
                                                (address_b + stage) ^ step * STEP_BYTES);
             if (sizeof(Element) == 4) fragments.round_to_tf32();
-            multiply_add<Element>(sums, fragments.a, fragments.b);
+            multiply_add<Element>(acc, fragments.a, fragments.b);
         }
     }
 
@@ -81,8 +81,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #pragma unroll
             for (int j = 0; j < BLOCKS_N; ++j) {
                 const int filter = first_filter + warp_column + j * 8 + lane % 4 * 2;
-                const Pack<Output, 2> pair = {from_float<Output>(sums[i][j][half * 2]),
-                                              from_float<Output>(sums[i][j][half * 2 + 1])};
+                const Pack<Output, 2> pair = {from_float<Output>(acc[i][j][half * 2]),
+                                              from_float<Output>(acc[i][j][half * 2 + 1])};
                 if (FILTERS_EVEN) {
                     if (filter < shape.filters) store_pack(row + filter, pair);
                 } else {

@@ -37,8 +37,8 @@ constexpr int POINTS = Winograd<TILE>::POINTS;
 constexpr int BLOCK_TILES = 32;
 constexpr int STEP_CHANNELS = 4;
 constexpr int PATCH_THREADS = BLOCK_TILES * STEP_CHANNELS;  // one channel of one tile each
-constexpr int SUM_WARPS = POINTS / WARP_POINTS;
-constexpr int THREADS = SUM_WARPS * 32 + PATCH_THREADS;
+constexpr int CONSUMER_WARPS = POINTS / WARP_POINTS;
+constexpr int THREADS = CONSUMER_WARPS * 32 + PATCH_THREADS;
 constexpr int LANE_FILTERS = BLOCK_FILTERS / 8;  // a warp is 4 x 8 lanes of 8 tiles x LANE_FILTERS filters per point
 constexpr int TILE_PITCH = BLOCK_TILES + 8;      // lanes that write 4 channels of 8 tiles hit 32 different banks
 constexpr int INPUT_SLICE = POINTS * STEP_CHANNELS * TILE_PITCH;
@@ -67,9 +67,9 @@ struct PatchReader {
         tile = NHWC ? thread / STEP_CHANNELS : thread % BLOCK_TILES;
         channel = NHWC ? thread % STEP_CHANNELS : thread / BLOCK_TILES;
         const bool exists = first_tile + tile < tiles.count;
-        const TilePlace place = place_of<TILE>(tiles, exists ? first_tile + tile : 0);
-        const int row = place.output_row - shape.pad_h, column = place.output_column - shape.pad_w;
-        first = x + 1LL * place.image * CHANNELS * HEIGHT * WIDTH + 1LL * row * ROW_STRIDE +
+        const TilePosition position = position_of<TILE>(tiles, exists ? first_tile + tile : 0);
+        const int row = position.output_row - shape.pad_h, column = position.output_column - shape.pad_w;
+        first = x + 1LL * position.image * CHANNELS * HEIGHT * WIDTH + 1LL * row * ROW_STRIDE +
                 1LL * column * PIXEL_STRIDE + 1LL * channel * CHANNEL_STRIDE;
         inside = 0;
 #pragma unroll
@@ -100,26 +100,26 @@ struct PatchReader {
 
 // Copies slices of U to smem unchanged; one address per thread, advanced step by step.
 struct WeightCopier {
-    static constexpr int CHUNKS = BLOCK_FILTERS / 4, POINTS_A_TURN = PATCH_THREADS / (STEP_CHANNELS * CHUNKS);
+    static constexpr int CHUNKS = BLOCK_FILTERS / 4, POINTS_PER_COPY = PATCH_THREADS / (STEP_CHANNELS * CHUNKS);
     static constexpr int ALL_CHANNELS = (CHANNELS + 3) / 4 * 4, ALL_FILTERS = (FILTERS + 3) / 4 * 4;  // as padded in U
-    static_assert(POINTS % POINTS_A_TURN == 0, "every thread copies the same number of chunks");
+    static_assert(POINTS % POINTS_PER_COPY == 0, "every thread copies the same number of chunks");
     const float* from;
-    int place;
+    int position;
     bool wanted;
 
     __device__ __forceinline__ WeightCopier(const float* weights, int first_filter, int thread) {
         const int filter = first_filter + thread % CHUNKS * 4, channel = thread / CHUNKS % STEP_CHANNELS;
         const int point = thread / (STEP_CHANNELS * CHUNKS);
         from = weights + (1LL * point * ALL_CHANNELS + channel) * ALL_FILTERS + filter;
-        place = thread * 4, wanted = filter < ALL_FILTERS;
+        position = thread * 4, wanted = filter < ALL_FILTERS;
     }
 
     __device__ __forceinline__ void copy(float* slice) {
-        const u32 to = shared_address(slice + place);
+        const u32 to = shared_address(slice + position);
 #pragma unroll
-        for (int turn = 0; turn < POINTS / POINTS_A_TURN; ++turn)
-            copy_async_16(to + turn * PATCH_THREADS * 16,
-                          from + 1LL * turn * POINTS_A_TURN * ALL_CHANNELS * ALL_FILTERS, wanted);
+        for (int copy_index = 0; copy_index < POINTS / POINTS_PER_COPY; ++copy_index)
+            copy_async_16(to + copy_index * PATCH_THREADS * 16,
+                          from + 1LL * copy_index * POINTS_PER_COPY * ALL_CHANNELS * ALL_FILTERS, wanted);
         copy_async_commit();
         from += STEP_CHANNELS * ALL_FILTERS;
     }
@@ -127,7 +127,7 @@ struct WeightCopier {
 
 // Epilogue of one output tile of one filter; its points are in smem as [point][filter][tile].
 __device__ __forceinline__ void finish_tile(const float* pass, int tile, int filter_in_pass, int filter,
-                                            const TilePlace& place, const ConvShape& shape, const Element* bias,
+                                            const TilePosition& position, const ConvShape& shape, const Element* bias,
                                             const Element* residual, Element* y) {
     float products[PATCH][PATCH];
 #pragma unroll
@@ -135,12 +135,12 @@ __device__ __forceinline__ void finish_tile(const float* pass, int tile, int fil
         products[point / PATCH][point % PATCH] = pass[(point * PASS_FILTERS + filter_in_pass) * PASS_PITCH + tile];
     transform_output(products);
     const int plane = shape.output_height * shape.output_width;
-    const long long image = 1LL * place.image * FILTERS * plane;
+    const long long image = 1LL * position.image * FILTERS * plane;
 #pragma unroll
     for (int i = 0; i < TILE; ++i)
 #pragma unroll
         for (int j = 0; j < TILE; ++j) {
-            const int row = place.output_row + i, column = place.output_column + j;
+            const int row = position.output_row + i, column = position.output_column + j;
             if (row >= shape.output_height || column >= shape.output_width) continue;
             const int pixel = row * shape.output_width + column;
             const long long at = image + (NHWC ? pixel * FILTERS + filter : filter * plane + pixel);
@@ -158,19 +158,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     const int first_filter = blockIdx.x % filter_blocks * BLOCK_FILTERS;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int lane_tile = lane / 8 * 4, lane_filter = lane % 8 * 4;  // the first four; the others are 16 and 32 further
-    const bool multiplies = warp < SUM_WARPS;
+    const bool is_consumer = warp < CONSUMER_WARPS;
 
     // Producer and consumer warps have separate code, so that neither holds the other's registers. They synchronize by
     // a pair of named barriers: each kind waits at one and only arrives at the other. Pairs alternate, since a warp may
     // arrive for the next round while others still wait for this one.
-    int meeting = 0;
-    const auto meet = [&](bool multiplying) {
-        const int pair = 1 + 2 * (meeting++ & 1);
-        named_barrier_arrive(pair + multiplying, THREADS);
-        named_barrier_sync(pair + !multiplying, THREADS);
+    int syncs = 0;
+    const auto sync = [&](bool from_consumer) {
+        const int pair = 1 + 2 * (syncs++ & 1);
+        named_barrier_arrive(pair + from_consumer, THREADS);
+        named_barrier_sync(pair + !from_consumer, THREADS);
     };
-    if (!multiplies) {
-        const int thread = threadIdx.x - SUM_WARPS * 32;
+    if (!is_consumer) {
+        const int thread = threadIdx.x - CONSUMER_WARPS * 32;
         PatchReader reader(x, shape, tiles, first_tile, thread);
         WeightCopier copier(weights, first_filter, thread);
         reader.load(0);
@@ -180,12 +180,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             reader.store(slice);
             reader.load(channel + STEP_CHANNELS);
             copy_async_wait<0>();
-            meet(false);  // this slice is complete, and the other is no longer read
+            sync(false);  // this slice is complete, and the other is no longer read
             slice = slice == shared ? shared + SLICE : shared;
         }
-        meet(false);  // the slices are no longer read
+        sync(false);  // the slices are no longer read
         for (int pass = 0; pass < PASSES; ++pass) {
-            meet(false);  // this pass is complete, and the previous one is finished
+            sync(false);  // this pass is complete, and the previous one is finished
 #pragma unroll 1
             for (int at = thread; at < BLOCK_TILES * PASS_FILTERS; at += PATCH_THREADS) {
                 const int tile = NHWC ? at / PASS_FILTERS : at % BLOCK_TILES;
@@ -193,18 +193,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                 const int filter = first_filter + pass * PASS_FILTERS + filter_in_pass;
                 if (first_tile + tile < tiles.count && filter < FILTERS)
                     finish_tile(shared + pass % 2 * PASS, tile, filter_in_pass, filter,
-                                place_of<TILE>(tiles, first_tile + tile), shape, bias, residual, y);
+                                position_of<TILE>(tiles, first_tile + tile), shape, bias, residual, y);
             }
         }
         return;
     }
 
-    float sums[WARP_POINTS][8][LANE_FILTERS] = {};
+    float acc[WARP_POINTS][8][LANE_FILTERS] = {};
     const int first_row = warp * WARP_POINTS * STEP_CHANNELS;
     const float* first_input = shared + first_row * TILE_PITCH + lane_tile;
     const float* first_weight = shared + INPUT_SLICE + first_row * BLOCK_FILTERS + lane_filter;
     const auto multiply = [&](int slice) {
-        meet(true);
+        sync(true);
 #pragma unroll
         for (int c = 0; c < STEP_CHANNELS; ++c)  // points inside channels: the other order needs a few more registers
 #pragma unroll
@@ -218,7 +218,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #pragma unroll
                 for (int i = 0; i < 8; ++i)
 #pragma unroll
-                    for (int j = 0; j < LANE_FILTERS; ++j) sums[p][i][j] += a[i / 4].at[i % 4] * b[j / 4].at[j % 4];
+                    for (int j = 0; j < LANE_FILTERS; ++j) acc[p][i][j] += a[i / 4].at[i % 4] * b[j / 4].at[j % 4];
             }
     };
     // Two steps per iteration, so that the slice is a constant and its address takes no register.
@@ -227,7 +227,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         multiply(0);
         if (channel + STEP_CHANNELS < CHANNELS) multiply(1);
     }
-    meet(true);
+    sync(true);
 
 #pragma unroll
     for (int half = 0; half < LANE_FILTERS / 4; ++half)
@@ -243,11 +243,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                         for (int j = 0; j < 4; ++j) {
                             const int row = (warp * WARP_POINTS + p) * PASS_FILTERS + lane_filter % PASS_FILTERS + j;
                             const int f = half * 4 + j;
-                            store_pack(pass + row * PASS_PITCH + lane_tile + i * 4,
-                                       Pack<float, 4>{{sums[p][i][f], sums[p][i + 1][f], sums[p][i + 2][f],
-                                                       sums[p][i + 3][f]}});
+                            store_pack(
+                                pass + row * PASS_PITCH + lane_tile + i * 4,
+                                Pack<float, 4>{{acc[p][i][f], acc[p][i + 1][f], acc[p][i + 2][f], acc[p][i + 3][f]}});
                         }
             }
-            meet(true);
+            sync(true);
         }
 }

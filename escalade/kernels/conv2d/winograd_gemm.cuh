@@ -55,54 +55,54 @@ __device__ __forceinline__ GemmBlock gemm_block(int block, const float* inputs, 
 // Copies ROWS rows of BLOCK_CHANNELS channels to smem unchanged.
 template <int ROWS>
 struct RowCopier {
-    static constexpr int CHUNKS = BLOCK_CHANNELS / 4, ROWS_A_TURN = GEMM_THREADS / CHUNKS;
-    static_assert(ROWS % ROWS_A_TURN == 0, "every thread copies the same number of chunks");
+    static constexpr int CHUNKS = BLOCK_CHANNELS / 4, ROWS_PER_PASS = GEMM_THREADS / CHUNKS;
+    static_assert(ROWS % ROWS_PER_PASS == 0, "every thread copies the same number of chunks");
     const float* from;
     int row_step, rows_left, channels_left;  // "left" counts from this thread's first chunk
 
     __device__ __forceinline__ RowCopier(const float* matrix, int first_row, int rows, int channels) {
         const int row = first_row + threadIdx.x / CHUNKS, channel = threadIdx.x % CHUNKS * 4;
         from = matrix + 1LL * row * channels + channel;
-        row_step = ROWS_A_TURN * channels, rows_left = rows - row, channels_left = channels - channel;
+        row_step = ROWS_PER_PASS * channels, rows_left = rows - row, channels_left = channels - channel;
     }
 
     __device__ __forceinline__ void copy(float* slice) {
         const u32 to = shared_address(slice + threadIdx.x * 4);
 #pragma unroll
-        for (int turn = 0; turn < ROWS / ROWS_A_TURN; ++turn)
-            copy_async_16(to + turn * GEMM_THREADS * 16, from + turn * row_step,
-                          turn * ROWS_A_TURN < rows_left && channels_left > 0);
+        for (int pass = 0; pass < ROWS / ROWS_PER_PASS; ++pass)
+            copy_async_16(to + pass * GEMM_THREADS * 16, from + pass * row_step,
+                          pass * ROWS_PER_PASS < rows_left && channels_left > 0);
         from += BLOCK_CHANNELS, channels_left -= BLOCK_CHANNELS;
     }
 };
 
 // Copies BLOCK_TILES rows of BLOCK_CHANNELS channels to smem, transposed.
 struct TransposingCopier {
-    static constexpr int ROWS_A_TURN = GEMM_THREADS / BLOCK_CHANNELS;
-    static_assert(BLOCK_TILES % ROWS_A_TURN == 0, "every thread copies the same number of values");
+    static constexpr int ROWS_PER_PASS = GEMM_THREADS / BLOCK_CHANNELS;
+    static_assert(BLOCK_TILES % ROWS_PER_PASS == 0, "every thread copies the same number of values");
     const float* from;
-    int row_step, channels_left, place;
+    int row_step, channels_left, position;
 
     __device__ __forceinline__ TransposingCopier(const GemmBlock& block, const GemmShape& shape) {
         const int row = threadIdx.x / BLOCK_CHANNELS, channel = threadIdx.x % BLOCK_CHANNELS;
         from = block.inputs + 1LL * (block.first_tile + row) * shape.channels + channel;
-        row_step = ROWS_A_TURN * shape.channels, channels_left = shape.channels - channel;
-        place = channel * SLICE_PITCH + row;
+        row_step = ROWS_PER_PASS * shape.channels, channels_left = shape.channels - channel;
+        position = channel * SLICE_PITCH + row;
     }
 
     __device__ __forceinline__ void copy(float* slice) {
-        const u32 to = shared_address(slice + place);
+        const u32 to = shared_address(slice + position);
 #pragma unroll
-        for (int turn = 0; turn < BLOCK_TILES / ROWS_A_TURN; ++turn)
-            copy_async_4(to + turn * ROWS_A_TURN * 4, from + turn * row_step, channels_left > 0);
+        for (int pass = 0; pass < BLOCK_TILES / ROWS_PER_PASS; ++pass)
+            copy_async_4(to + pass * ROWS_PER_PASS * 4, from + pass * row_step, channels_left > 0);
         from += BLOCK_CHANNELS, channels_left -= BLOCK_CHANNELS;
     }
 };
 
 // Copies BLOCK_CHANNELS rows of BLOCK_FILTERS filters to smem unchanged.
 struct FilterCopier {
-    static constexpr int CHUNKS = BLOCK_FILTERS / 4, ROWS_A_TURN = GEMM_THREADS / CHUNKS;
-    static_assert(BLOCK_CHANNELS % ROWS_A_TURN == 0, "every thread copies the same number of chunks");
+    static constexpr int CHUNKS = BLOCK_FILTERS / 4, ROWS_PER_PASS = GEMM_THREADS / CHUNKS;
+    static_assert(BLOCK_CHANNELS % ROWS_PER_PASS == 0, "every thread copies the same number of chunks");
     const float* from;
     int filters, channels_left;
 
@@ -115,9 +115,9 @@ struct FilterCopier {
     __device__ __forceinline__ void copy(float* slice) {
         const u32 to = shared_address(slice + threadIdx.x * 4);
 #pragma unroll
-        for (int turn = 0; turn < BLOCK_CHANNELS / ROWS_A_TURN; ++turn)
-            copy_async_16(to + turn * GEMM_THREADS * 16, from + turn * ROWS_A_TURN * filters,
-                          turn * ROWS_A_TURN < channels_left);
+        for (int pass = 0; pass < BLOCK_CHANNELS / ROWS_PER_PASS; ++pass)
+            copy_async_16(to + pass * GEMM_THREADS * 16, from + pass * ROWS_PER_PASS * filters,
+                          pass * ROWS_PER_PASS < channels_left);
         from += BLOCK_CHANNELS * filters, channels_left -= BLOCK_CHANNELS;
     }
 };
@@ -130,7 +130,7 @@ struct OuterProduct {
         __device__ __forceinline__ Copier(const GemmBlock& block, const GemmShape& shape)
             : tiles(block, shape), filters(block, shape) {}
     };
-    float sums[8][8] = {};
+    float acc[8][8] = {};
     int tile, filter;  // of the first quarter; the others are half a block away
 
     __device__ __forceinline__ OuterProduct() {
@@ -150,7 +150,7 @@ struct OuterProduct {
 #pragma unroll
             for (int i = 0; i < 8; ++i)
 #pragma unroll
-                for (int j = 0; j < 8; ++j) sums[i][j] += a[i / 4].at[i % 4] * b[j / 4].at[j % 4];
+                for (int j = 0; j < 8; ++j) acc[i][j] += a[i / 4].at[i % 4] * b[j / 4].at[j % 4];
         }
     }
 
@@ -162,7 +162,7 @@ struct OuterProduct {
             for (int half = 0; half < 2; ++half) {
                 const int column = block.first_filter + filter + half * (BLOCK_FILTERS / 2);
                 if (column >= shape.filters) continue;
-                const float* s = &sums[i][half * 4];
+                const float* s = &acc[i][half * 4];
                 store_pack(block.products + 1LL * row * shape.filters + column,
                            Pack<float, 4>{{s[0], s[1], s[2], s[3]}});
             }
@@ -179,15 +179,15 @@ struct SplitProduct {
             : tiles(block.inputs, block.first_tile, shape.tile_blocks * BLOCK_TILES, shape.channels),
               filters(block.weights, block.first_filter, shape.filters, shape.channels) {}
     };
-    float sums[4][4][4] = {};
+    float acc[4][4][4] = {};
     int first_tile, first_filter;  // of the warp
-    int group, place;              // of the lane: groupID and threadID_in_group in PTX
+    int group, position;           // of the lane: groupID and threadID_in_group in PTX
 
     __device__ __forceinline__ SplitProduct() {
         constexpr int WARPS_ACROSS = BLOCK_FILTERS / 32;
         const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
         first_tile = warp / WARPS_ACROSS * 64, first_filter = warp % WARPS_ACROSS * 32;
-        group = lane / 4, place = lane % 4;
+        group = lane / 4, position = lane % 4;
     }
 
     // TF32 is fp32 without the last 13 bits. The high part is rounded to nearest; the low part is exact, and the
@@ -199,8 +199,8 @@ struct SplitProduct {
     }
 
     __device__ __forceinline__ void multiply(const float* slice) {
-        const float* inputs = slice + (first_tile + group) * BLOCK_CHANNELS + place * 4;
-        const float* weights = slice + TILE_SLICE + (first_filter + group) * BLOCK_CHANNELS + place * 4;
+        const float* inputs = slice + (first_tile + group) * BLOCK_CHANNELS + position * 4;
+        const float* weights = slice + TILE_SLICE + (first_filter + group) * BLOCK_CHANNELS + position * 4;
         Pack<float, 4> b[4];
 #pragma unroll
         for (int n = 0; n < 4; ++n) b[n] = load_pack<float, 4>(weights + n * 8 * BLOCK_CHANNELS);
@@ -223,11 +223,11 @@ struct SplitProduct {
                 }
                 // Small products first: against a large sum they would be rounded away.
 #pragma unroll
-                for (int n = 0; n < 4; ++n) mma_m16n8k8_tf32(sums[m][n], a_low, b_high[n][step]);
+                for (int n = 0; n < 4; ++n) mma_m16n8k8_tf32(acc[m][n], a_low, b_high[n][step]);
 #pragma unroll
-                for (int n = 0; n < 4; ++n) mma_m16n8k8_tf32(sums[m][n], a_high, b_low[n][step]);
+                for (int n = 0; n < 4; ++n) mma_m16n8k8_tf32(acc[m][n], a_high, b_low[n][step]);
 #pragma unroll
-                for (int n = 0; n < 4; ++n) mma_m16n8k8_tf32(sums[m][n], a_high, b_high[n][step]);
+                for (int n = 0; n < 4; ++n) mma_m16n8k8_tf32(acc[m][n], a_high, b_high[n][step]);
             }
         }
     }
@@ -240,10 +240,10 @@ struct SplitProduct {
                 const int row = block.first_tile + first_tile + m * 16 + half * 8 + group;
     #pragma unroll
                 for (int n = 0; n < 4; ++n) {
-                    const int column = block.first_filter + first_filter + n * 8 + place * 2;
+                    const int column = block.first_filter + first_filter + n * 8 + position * 2;
                     if (column >= shape.filters) continue;
                     store_pack(block.products + 1LL * row * shape.filters + column,
-                               Pack<float, 2>{{sums[m][n][half * 2], sums[m][n][half * 2 + 1]}});
+                               Pack<float, 2>{{acc[m][n][half * 2], acc[m][n][half * 2 + 1]}});
                 }
             }
     }

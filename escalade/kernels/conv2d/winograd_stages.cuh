@@ -40,7 +40,7 @@ __device__ __forceinline__ int round_up_to_4(int count) { return (count + 3) / 4
 
 // VECTOR adjacent channels of one pixel; zero from `valid` on.
 template <bool WHOLE>
-__device__ __forceinline__ void load_neighbours(const Element* from, int stride, int valid, float (&values)[VECTOR]) {
+__device__ __forceinline__ void load_adjacent(const Element* from, int stride, int valid, float (&values)[VECTOR]) {
     if (WHOLE) {
         const Pack<Element, VECTOR> pack = load_pack<Element, VECTOR>(from);
 #pragma unroll
@@ -61,11 +61,11 @@ __device__ __forceinline__ void input_stage(int block, int channel_blocks, const
     if (tile >= tiles.room || channel >= channels) return;
 
     const bool exists = tile < tiles.count;
-    const TilePlace place = place_of<TILE>(tiles, exists ? tile : 0);
-    const int first_row = place.output_row - shape.pad_h, first_column = place.output_column - shape.pad_w;
+    const TilePosition position = position_of<TILE>(tiles, exists ? tile : 0);
+    const int first_row = position.output_row - shape.pad_h, first_column = position.output_column - shape.pad_w;
     const int plane = shape.height * shape.width;
     const int channel_stride = NHWC ? 1 : plane, pixel_stride = NHWC ? shape.channels : 1;
-    const Element* image = x + 1LL * place.image * shape.channels * plane + 1LL * channel * channel_stride;
+    const Element* image = x + 1LL * position.image * shape.channels * plane + 1LL * channel * channel_stride;
     const int valid = shape.channels - channel;
 
     float patch[VECTOR][PATCH][PATCH];
@@ -76,8 +76,8 @@ __device__ __forceinline__ void input_stage(int block, int channel_blocks, const
             const int row = first_row + i, column = first_column + j;
             float values[VECTOR] = {};
             if (exists && unsigned(row) < unsigned(shape.height) && unsigned(column) < unsigned(shape.width))
-                load_neighbours<WHOLE>(image + (row * shape.width + column) * pixel_stride, channel_stride, valid,
-                                       values);
+                load_adjacent<WHOLE>(image + (row * shape.width + column) * pixel_stride, channel_stride, valid,
+                                     values);
 #pragma unroll
             for (int v = 0; v < VECTOR; ++v) patch[v][i][j] = values[v];
         }
@@ -120,22 +120,22 @@ __device__ __forceinline__ void output_stage(int block, int filter_blocks, const
 #pragma unroll
     for (int v = 0; v < VECTOR; ++v) transform_output(sums[v]);
 
-    const TilePlace place = place_of<TILE>(tiles, tile);
+    const TilePosition position = position_of<TILE>(tiles, tile);
     const int plane = shape.output_height * shape.output_width;
     const int filter_stride = NHWC ? 1 : plane, pixel_stride = NHWC ? shape.filters : 1;
-    const long long first = 1LL * place.image * shape.filters * plane + 1LL * filter * filter_stride;
+    const long long first = 1LL * position.image * shape.filters * plane + 1LL * filter * filter_stride;
     const int valid = shape.filters - filter;
     float shift[VECTOR] = {};
-    if (HAS_BIAS) load_neighbours<WHOLE>(bias + filter, 1, valid, shift);
+    if (HAS_BIAS) load_adjacent<WHOLE>(bias + filter, 1, valid, shift);
 #pragma unroll
     for (int i = 0; i < TILE; ++i)
 #pragma unroll
         for (int j = 0; j < TILE; ++j) {
-            const int row = place.output_row + i, column = place.output_column + j;
+            const int row = position.output_row + i, column = position.output_column + j;
             if (row >= shape.output_height || column >= shape.output_width) continue;
             const long long at = first + 1LL * (row * shape.output_width + column) * pixel_stride;
             float added[VECTOR] = {};
-            if (HAS_RESIDUAL) load_neighbours<WHOLE>(residual + at, filter_stride, valid, added);
+            if (HAS_RESIDUAL) load_adjacent<WHOLE>(residual + at, filter_stride, valid, added);
             Pack<Element, VECTOR> results;
 #pragma unroll
             for (int v = 0; v < VECTOR; ++v) {

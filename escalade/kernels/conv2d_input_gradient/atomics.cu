@@ -29,7 +29,7 @@ extern "C" __global__ void conv2d_input_gradient_atomics(const Element* gradient
 
     for (int tap = 0; tap < taps; ++tap)
         for (int channel = 0; channel < group_channels; ++channel) {
-            const int to = element.met(tap, channel, shape);
+            const int to = element.input_offset(tap, channel, shape);
             if (to < 0) break;
             atomicAdd(image + to, g * to_float(weights[NHWC ? tap * group_channels + channel : channel * taps + tap]));
         }

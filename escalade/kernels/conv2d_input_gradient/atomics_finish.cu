@@ -19,8 +19,8 @@ constexpr bool HAS_RELU = false;      // problem.forward.relu
 #include "common/ptx.cuh"
 #include "conv2d_input_gradient/mask.cuh"
 
-extern "C" __global__ void conv2d_input_gradient_atomics_finish(float* sums, const Element* companion,
-                                                                const Element* bias, Element* y, ConvShape shape) {
+extern "C" __global__ void conv2d_input_gradient_atomics_finish(float* sums, const Element* aux, const Element* bias,
+                                                                Element* y, ConvShape shape) {
     wait_for_previous_launch();
     const int pixels = shape.height * shape.width;
     const long long at = 1LL * blockIdx.x * blockDim.x + threadIdx.x;
@@ -28,6 +28,6 @@ extern "C" __global__ void conv2d_input_gradient_atomics_finish(float* sums, con
     const int channel = static_cast<int>((NHWC ? at : at / pixels) % shape.channels);
     float sum = sums[at];
     sums[at] = 0.f;
-    if (HAS_MASK) sum = masked(sum, companion[at]);
-    y[at] = finish<HAS_BIAS, HAS_RESIDUAL, HAS_RELU, Element>(sum, bias, channel, companion, at);
+    if (HAS_MASK) sum = masked(sum, aux[at]);
+    y[at] = finish<HAS_BIAS, HAS_RESIDUAL, HAS_RELU, Element>(sum, bias, channel, aux, at);
 }

@@ -23,13 +23,13 @@ constexpr bool HAS_RELU = false;      // problem.forward.relu
 #include "conv2d_input_gradient/mask.cuh"
 
 // Row (or column) of dy from which tap `tap` contributes to position `at` of dx; -1 if none.
-__device__ __forceinline__ int met_by(int at, int tap, int pad, int dilation, int stride, int size) {
+__device__ __forceinline__ int gradient_index(int at, int tap, int pad, int dilation, int stride, int size) {
     const int moved = at + pad - tap * dilation;
     return moved < 0 || moved % stride || moved / stride >= size ? -1 : moved / stride;
 }
 
 extern "C" __global__ void conv2d_input_gradient_direct(const Element* gradient, const Element* weight,
-                                                        const Element* companion, const Element* bias, Element* y,
+                                                        const Element* aux, const Element* bias, Element* y,
                                                         ConvShape shape) {
     wait_for_previous_launch();
     const long long elements = 1LL * shape.batch * shape.channels * shape.height * shape.width;
@@ -58,10 +58,10 @@ extern "C" __global__ void conv2d_input_gradient_direct(const Element* gradient,
 
     float sum = 0.f;
     for (int r = 0; r < shape.filter_height; ++r) {
-        const int oh = met_by(row, r, shape.pad_h, shape.dilation_h, shape.stride_h, shape.output_height);
+        const int oh = gradient_index(row, r, shape.pad_h, shape.dilation_h, shape.stride_h, shape.output_height);
         if (oh < 0) continue;
         for (int s = 0; s < shape.filter_width; ++s) {
-            const int ow = met_by(column, s, shape.pad_w, shape.dilation_w, shape.stride_w, shape.output_width);
+            const int ow = gradient_index(column, s, shape.pad_w, shape.dilation_w, shape.stride_w, shape.output_width);
             if (ow < 0) continue;
             const int pixel = oh * shape.output_width + ow, tap = r * shape.filter_width + s;
             for (int k = first_filter; k < first_filter + group_filters; ++k) {
@@ -71,6 +71,6 @@ extern "C" __global__ void conv2d_input_gradient_direct(const Element* gradient,
             }
         }
     }
-    if (HAS_MASK) sum = masked(sum, companion[at]);
-    y[at] = finish<HAS_BIAS, HAS_RESIDUAL, HAS_RELU, Element>(sum, bias, channel, companion, at);
+    if (HAS_MASK) sum = masked(sum, aux[at]);
+    y[at] = finish<HAS_BIAS, HAS_RESIDUAL, HAS_RELU, Element>(sum, bias, channel, aux, at);
 }

@@ -27,7 +27,7 @@ struct Places {  // filled by escalade/ops/conv2d_input_gradient/rungs/phases.py
     int shift_h, shift_w, source_height, source_width;      // and in the source
 };
 
-extern "C" __global__ void conv2d_input_gradient_place(const Element* source, const Element* companion, Element* y,
+extern "C" __global__ void conv2d_input_gradient_place(const Element* source, const Element* aux, Element* y,
                                                        Places places) {
     wait_for_previous_launch();
     const int planes = NHWC ? 1 : places.channels;  // per image
@@ -51,7 +51,7 @@ extern "C" __global__ void conv2d_input_gradient_place(const Element* source, co
             values = load_pack<Element, VECTOR>(source + (source_row + j + places.shift_w) * inside + c);
         }
         if (HAS_RESIDUAL || (HAS_MASK && !NO_SOURCE)) {
-            const Pack<Element, VECTOR> others = load_pack<Element, VECTOR>(companion + to);
+            const Pack<Element, VECTOR> others = load_pack<Element, VECTOR>(aux + to);
 #pragma unroll
             for (int e = 0; e < VECTOR; ++e) {
                 const float value = to_float(values.at[e]);

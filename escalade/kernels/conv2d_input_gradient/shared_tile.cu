@@ -39,9 +39,9 @@ constexpr int THREADS = TILE_ROWS * TILE_COLUMNS * TILE_CHANNELS;
 constexpr int TAPS = FILTER_HEIGHT * FILTER_WIDTH;
 constexpr int REACH_H = (FILTER_HEIGHT - 1) * DILATION_H, REACH_W = (FILTER_WIDTH - 1) * DILATION_W;
 // The taps of a tile's pixels cover TILE_ROWS + REACH_H rows of x; dy has every STRIDE_H-th of them.
-constexpr int MET_ROWS = (TILE_ROWS - 1 + REACH_H) / STRIDE_H + 1;
-constexpr int MET_COLUMNS = (TILE_COLUMNS - 1 + REACH_W) / STRIDE_W + 1;
-constexpr int MET_PIXELS = MET_ROWS * MET_COLUMNS;
+constexpr int GRADIENT_ROWS = (TILE_ROWS - 1 + REACH_H) / STRIDE_H + 1;
+constexpr int GRADIENT_COLUMNS = (TILE_COLUMNS - 1 + REACH_W) / STRIDE_W + 1;
+constexpr int GRADIENT_PIXELS = GRADIENT_ROWS * GRADIENT_COLUMNS;
 
 // Both tiles keep the order of their tensors: adjacent threads copy adjacent elements.
 __device__ __forceinline__ int image_offset(int channel, int pixel, int channels, int pixels) {
@@ -57,10 +57,10 @@ __device__ __forceinline__ int ceil_div(int n, int d) { return n > 0 ? (n + d - 
 // Stages CHUNK filters of dy, from the first row and column on.
 __device__ __forceinline__ void stage_gradients(float* tile, const Element* image, const ConvShape& shape,
                                                 int first_filter, int first_row, int first_column) {
-    for (int at = threadIdx.x; at < CHUNK * MET_PIXELS; at += THREADS) {
-        const int filter = first_filter + (NHWC ? at % CHUNK : at / MET_PIXELS);
-        const int pixel = NHWC ? at / CHUNK : at % MET_PIXELS;
-        const int row = first_row + pixel / MET_COLUMNS, column = first_column + pixel % MET_COLUMNS;
+    for (int at = threadIdx.x; at < CHUNK * GRADIENT_PIXELS; at += THREADS) {
+        const int filter = first_filter + (NHWC ? at % CHUNK : at / GRADIENT_PIXELS);
+        const int pixel = NHWC ? at / CHUNK : at % GRADIENT_PIXELS;
+        const int row = first_row + pixel / GRADIENT_COLUMNS, column = first_column + pixel % GRADIENT_COLUMNS;
         const bool inside = filter < shape.filters && row >= 0 && row < shape.output_height && column >= 0 &&
                             column < shape.output_width;
         const int from = image_offset(filter, row * shape.output_width + column, shape.filters,
@@ -82,9 +82,9 @@ __device__ __forceinline__ void stage_weights(float* tile, const Element* weight
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    conv2d_input_gradient_shared_tile(const Element* gradient, const Element* weight, const Element* companion,
+    conv2d_input_gradient_shared_tile(const Element* gradient, const Element* weight, const Element* aux,
                                       const Element* bias, Element* y, ConvShape shape) {
-    __shared__ __align__(16) float gradients[CHUNK * MET_PIXELS];
+    __shared__ __align__(16) float gradients[CHUNK * GRADIENT_PIXELS];
     __shared__ __align__(16) float weights[CHUNK * TILE_CHANNELS * TAPS];
     wait_for_previous_launch();
 
@@ -105,14 +105,15 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     // The last tap reaches the first row of dy that the tile reads. If the stride skips the first rows that the tap
     // reaches, `skipped` counts them, in rows of x.
     const int reached_row = top + shape.pad_h - REACH_H, reached_column = left + shape.pad_w - REACH_W;
-    const int met_row = ceil_div(reached_row, STRIDE_H), met_column = ceil_div(reached_column, STRIDE_W);
-    const int skipped_rows = met_row * STRIDE_H - reached_row, skipped_columns = met_column * STRIDE_W - reached_column;
+    const int gradient_row = ceil_div(reached_row, STRIDE_H), gradient_column = ceil_div(reached_column, STRIDE_W);
+    const int skipped_rows = gradient_row * STRIDE_H - reached_row,
+              skipped_columns = gradient_column * STRIDE_W - reached_column;
 
-    const Element* met_image = gradient + image * shape.filters * shape.output_height * shape.output_width;
+    const Element* gradient_image = gradient + image * shape.filters * shape.output_height * shape.output_width;
     float sum = 0.f;
     for (int first_filter = 0; first_filter < shape.filters; first_filter += CHUNK) {
         if (first_filter > 0) __syncthreads();  // the previous chunk has been used
-        stage_gradients(gradients, met_image, shape, first_filter, met_row, met_column);
+        stage_gradients(gradients, gradient_image, shape, first_filter, gradient_row, gradient_column);
         stage_weights(weights, weight, shape, first_filter, first_channel);
         __syncthreads();
 #pragma unroll 1
@@ -124,10 +125,10 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             for (int s = 0; s < FILTER_WIDTH; ++s) {
                 const int column = tile_column + REACH_W - s * DILATION_W - skipped_columns;
                 if (column % STRIDE_W != 0) continue;
-                const int pixel = row / STRIDE_H * MET_COLUMNS + column / STRIDE_W, tap = r * FILTER_WIDTH + s;
+                const int pixel = row / STRIDE_H * GRADIENT_COLUMNS + column / STRIDE_W, tap = r * FILTER_WIDTH + s;
 #pragma unroll
                 for (int k = 0; k < CHUNK; ++k)
-                    sum += gradients[image_offset(k, pixel, CHUNK, MET_PIXELS)] *
+                    sum += gradients[image_offset(k, pixel, CHUNK, GRADIENT_PIXELS)] *
                            weights[weight_offset(k, tile_channel, tap, TILE_CHANNELS)];
             }
         }
@@ -137,6 +138,6 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     if (channel >= shape.channels || row >= shape.height || column >= shape.width) return;
     const long long at = image * shape.channels * shape.height * shape.width +
                          image_offset(channel, row * shape.width + column, shape.channels, shape.height * shape.width);
-    if (HAS_MASK) sum = masked(sum, companion[at]);
-    y[at] = finish<HAS_BIAS, HAS_RESIDUAL, HAS_RELU, Element>(sum, bias, channel, companion, at);
+    if (HAS_MASK) sum = masked(sum, aux[at]);
+    y[at] = finish<HAS_BIAS, HAS_RESIDUAL, HAS_RELU, Element>(sum, bias, channel, aux, at);
 }

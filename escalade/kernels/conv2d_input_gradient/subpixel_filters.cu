@@ -23,8 +23,8 @@ struct Spread {  // filled by escalade/ops/conv2d_input_gradient/rungs/subpixel.
 };
 
 // Tap that connects pixels of a phase with a pixel of their window; -1 if none.
-__device__ __forceinline__ int tap_at(int pixel_class, int place, int stride, int pad, int dilation, int taps) {
-    const int reach = pixel_class + pad - place * stride;
+__device__ __forceinline__ int tap_at(int phase, int place, int stride, int pad, int dilation, int taps) {
+    const int reach = phase + pad - place * stride;
     return reach >= 0 && reach % dilation == 0 && reach / dilation < taps ? reach / dilation : -1;
 }
 

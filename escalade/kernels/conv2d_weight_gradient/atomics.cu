@@ -31,7 +31,7 @@ extern "C" __global__ void conv2d_weight_gradient_atomics(const Element* x, cons
     if (HAS_BIAS) atomicAdd(sums + 1LL * shape.filters * group_channels * taps + element.filter, g);
     for (int tap = 0; tap < taps; ++tap)
         for (int channel = 0; channel < group_channels; ++channel) {
-            const int from = element.met(tap, channel, shape);
+            const int from = element.input_offset(tap, channel, shape);
             if (from < 0) break;
             atomicAdd(weights + (NHWC ? tap * group_channels + channel : channel * taps + tap), g * to_float(image[from]));
         }

@@ -39,7 +39,7 @@ __device__ __forceinline__ bool is_between(int value, int end) {
     return static_cast<unsigned>(value) < static_cast<unsigned>(end);  // a negative value wraps to a large one
 }
 
-struct Sums {
+struct Accumulators {
     float of_taps[FILTER_WIDTH][VECTOR], of_bias[VECTOR];
 };
 
@@ -79,29 +79,30 @@ struct Walk {
     }
 };
 
-__device__ __forceinline__ void multiply_add(Sums& sums, const Step& step) {
+__device__ __forceinline__ void multiply_add(Accumulators& acc, const Step& step) {
 #pragma unroll
     for (int v = 0; v < VECTOR; ++v) {
         const float g = to_float(step.gradient.at[v]);
-        if (HAS_BIAS) sums.of_bias[v] += g;
+        if (HAS_BIAS) acc.of_bias[v] += g;
 #pragma unroll
-        for (int s = 0; s < FILTER_WIDTH; ++s) sums.of_taps[s][v] += g * to_float(step.window[s].at[v]);
+        for (int s = 0; s < FILTER_WIDTH; ++s) acc.of_taps[s][v] += g * to_float(step.window[s].at[v]);
     }
 }
 
 // Reduces the sums of a CTA's positions in order, and stores them to the part.
-__device__ __forceinline__ void add_up(const float (&sums)[VECTOR], float* room, float* part, int channels, int tap_rows,
-                                       int pitch, int row_pitch) {
+__device__ __forceinline__ void add_up(const float (&acc)[VECTOR], float* scratch, float* part, int channels,
+                                       int tap_rows, int pitch, int row_pitch) {
     __syncthreads();
 #pragma unroll
-    for (int v = 0; v < VECTOR; ++v) room[threadIdx.x * VECTOR + v] = sums[v];
+    for (int v = 0; v < VECTOR; ++v) scratch[threadIdx.x * VECTOR + v] = acc[v];
     __syncthreads();
     for (int at = threadIdx.x; at < tap_rows * BLOCK_CHANNELS; at += THREADS) {
         const int channel = at % BLOCK_CHANNELS, tap_row = at / BLOCK_CHANNELS;
         if (channel >= channels) continue;
-        float sum = room[at];
+        float sum = scratch[at];
 #pragma unroll
-        for (int position = 1; position < POSITIONS; ++position) sum += room[position * FILTER_HEIGHT * BLOCK_CHANNELS + at];
+        for (int position = 1; position < POSITIONS; ++position)
+            sum += scratch[position * FILTER_HEIGHT * BLOCK_CHANNELS + at];
         part[1LL * channel * pitch + tap_row * row_pitch] = sum;
     }
 }
@@ -109,12 +110,12 @@ __device__ __forceinline__ void add_up(const float (&sums)[VECTOR], float* room,
 extern "C" __global__ void __launch_bounds__(THREADS)
     conv2d_weight_gradient_depthwise(const Element* __restrict__ x, const Element* __restrict__ gradient,
                                      float* __restrict__ parts, ConvShape shape, int walks, int part_walks) {
-    __shared__ float room[THREADS * VECTOR];  // [position][filter row][channel]
+    __shared__ float scratch[THREADS * VECTOR];  // [position][filter row][channel]
     wait_for_previous_launch();
     const int first_channel = blockIdx.x * BLOCK_CHANNELS, channel = first_channel + threadIdx.x % LANES * VECTOR;
     const int tap_row = threadIdx.x / LANES % FILTER_HEIGHT, position = threadIdx.x / LANES / FILTER_HEIGHT;
     const int first = blockIdx.y * part_walks, end = min(walks, first + part_walks);
-    Sums sums = {};
+    Accumulators acc = {};
     if (channel < shape.channels)
         for (int number = first + position; number < end; number += POSITIONS) {
             Walk walk(gradient, x, shape, number, tap_row, channel);
@@ -124,15 +125,16 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             for (int i = 1; i < walk.steps; ++i) {
                 const Step now = next;
                 walk.load(next, shape);
-                multiply_add(sums, now);
+                multiply_add(acc, now);
             }
-            multiply_add(sums, next);
+            multiply_add(acc, next);
         }
     const int channels = min(BLOCK_CHANNELS, shape.channels - first_channel);
     float* part = parts + 1LL * blockIdx.y * shape.channels * (TAPS + HAS_BIAS);
 #pragma unroll
     for (int s = 0; s < FILTER_WIDTH; ++s)
-        add_up(sums.of_taps[s], room, part + 1LL * first_channel * TAPS + s, channels, FILTER_HEIGHT, TAPS, FILTER_WIDTH);
+        add_up(acc.of_taps[s], scratch, part + 1LL * first_channel * TAPS + s, channels, FILTER_HEIGHT, TAPS,
+               FILTER_WIDTH);
     if (HAS_BIAS)  // of one filter row: all read the same gradients
-        add_up(sums.of_bias, room, part + 1LL * shape.channels * TAPS + first_channel, channels, 1, 1, 0);
+        add_up(acc.of_bias, scratch, part + 1LL * shape.channels * TAPS + first_channel, channels, 1, 1, 0);
 }

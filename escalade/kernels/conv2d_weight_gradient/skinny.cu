@@ -67,7 +67,7 @@ constexpr int BIAS_TILES = ONES_ROWS ? (BIAS_TAP * NARROW + NARROW - 1) / 8 - FI
 
 using Word = Pack<Element, UNIT>;
 
-struct Sums {
+struct Accumulators {
     float of[TILES_M][TILES_N][4] = {};
     float of_ones[BIAS_TILES][4] = {};
 };
@@ -186,7 +186,7 @@ struct Columns {
 
 // sums[j] += a * b[j]; in fp32, b is the high part and `lower` the low part, and a is split here.
 template <int COUNT>
-__device__ __forceinline__ void multiply(float (*sums)[4], u32 (&a)[4], const u32 (*b)[2], const u32 (*lower)[2]) {
+__device__ __forceinline__ void multiply(float (*acc)[4], u32 (&a)[4], const u32 (*b)[2], const u32 (*lower)[2]) {
     if constexpr (PRODUCTS == 3) {
         u32 lower_a[4];
         float recent[COUNT][4] = {};
@@ -201,16 +201,17 @@ __device__ __forceinline__ void multiply(float (*sums)[4], u32 (&a)[4], const u3
 #pragma unroll
         for (int j = 0; j < COUNT; ++j)
 #pragma unroll
-            for (int e = 0; e < 4; ++e) sums[j][e] += recent[j][e];
+            for (int e = 0; e < 4; ++e) acc[j][e] += recent[j][e];
     } else {
 #pragma unroll
         for (int e = 0; !PAIRED && e < 4; ++e) a[e] = to_tf32(__uint_as_float(a[e]));
 #pragma unroll
-        for (int j = 0; j < COUNT; ++j) multiply_add<Element>(sums[j], a, b[j]);
+        for (int j = 0; j < COUNT; ++j) multiply_add<Element>(acc[j], a, b[j]);
     }
 }
 
-__device__ __forceinline__ void multiply_step(Sums& sums, const Wide& wide, u32 (&b)[TILES_N][2], bool with_ones) {
+__device__ __forceinline__ void multiply_step(Accumulators& acc, const Wide& wide, u32 (&b)[TILES_N][2],
+                                              bool with_ones) {
     u32 lower[TILES_N][2];
     if constexpr (!PAIRED) {
 #pragma unroll
@@ -225,26 +226,27 @@ __device__ __forceinline__ void multiply_step(Sums& sums, const Wide& wide, u32 
 #pragma unroll
     for (int i = 0; i < TILES_M; ++i) {
         wide.rows(a, i);
-        multiply<TILES_N>(sums.of[i], a, b, lower);
+        multiply<TILES_N>(acc.of[i], a, b, lower);
     }
     if (ONES_ROWS && with_ones) {
         const Word word = Columns::ones();
 #pragma unroll
         for (int e = 0; e < 4; ++e) a[e] = reinterpret_cast<const u32&>(word);
-        multiply<BIAS_TILES>(sums.of_ones, a, b + FIRST_BIAS_TILE, lower + FIRST_BIAS_TILE);
+        multiply<BIAS_TILES>(acc.of_ones, a, b + FIRST_BIAS_TILE, lower + FIRST_BIAS_TILE);
     }
 }
 
 // Offset of a sum in smem: as in the part, in rows of the CTA's channels or of their columns.
 constexpr int BLOCK_CHANNELS = WARPS_M * CHANNELS;
-__device__ __forceinline__ int place_of(int channel, int column) {
+__device__ __forceinline__ int offset_of(int channel, int column) {
     if (column >= TAP_COLUMNS) return BLOCK_CHANNELS * TAP_COLUMNS + channel;
     return SWAPPED ? (column % NARROW * TAPS + TAPS - 1 - column / NARROW) * BLOCK_CHANNELS + channel
                    : channel * TAP_COLUMNS + column;
 }
 
 // Reduces the accumulators of warps with the same channels in smem, in order.
-__device__ __forceinline__ void add_up(const Sums& sums, float* room, int warp_m, int warp_k, bool with_ones) {
+__device__ __forceinline__ void add_up(const Accumulators& acc, float* scratch, int warp_m, int warp_k,
+                                       bool with_ones) {
     const int pair = threadIdx.x % 4 * 2;
     for (int turn = 0; turn < WARPS_K; ++turn) {
         __syncthreads();
@@ -257,8 +259,8 @@ __device__ __forceinline__ void add_up(const Sums& sums, float* room, int warp_m
                 for (int e = 0; e < 4; ++e) {
                     const int channel = warp_m * CHANNELS + channel_of(i, e / 2), column = j * 8 + pair + e % 2;
                     if (column >= TAP_COLUMNS + ONES_COLUMN) continue;
-                    float& sum = room[place_of(channel, column)];
-                    sum = turn == 0 ? sums.of[i][j][e] : sum + sums.of[i][j][e];
+                    float& sum = scratch[offset_of(channel, column)];
+                    sum = turn == 0 ? acc.of[i][j][e] : sum + acc.of[i][j][e];
                 }
         if constexpr (ONES_ROWS) {  // all its rows are equal
 #pragma unroll
@@ -267,28 +269,28 @@ __device__ __forceinline__ void add_up(const Sums& sums, float* room, int warp_m
                 for (int e = 0; e < 2; ++e) {
                     const int filter = (FIRST_BIAS_TILE + j) * 8 + pair + e - BIAS_TAP * NARROW;
                     if (!with_ones || threadIdx.x % 32 >= 4 || filter < 0 || filter >= NARROW) continue;
-                    float& sum = room[BLOCK_CHANNELS * TAP_COLUMNS + filter];
-                    sum = turn == 0 ? sums.of_ones[j][e] : sum + sums.of_ones[j][e];
+                    float& sum = scratch[BLOCK_CHANNELS * TAP_COLUMNS + filter];
+                    sum = turn == 0 ? acc.of_ones[j][e] : sum + acc.of_ones[j][e];
                 }
         }
     }
     __syncthreads();
 }
 
-__device__ __forceinline__ void store(const float* room, float* part, const SkinnyShape& shape, int first_channel) {
+__device__ __forceinline__ void store(const float* scratch, float* part, const SkinnyShape& shape, int first_channel) {
     const int channels = min(BLOCK_CHANNELS, shape.channels - first_channel);
     for (int at = threadIdx.x; at < channels * TAP_COLUMNS; at += THREADS) {
         if (SWAPPED) {
             const int row = at / channels, channel = at - row * channels;
-            part[row * shape.channels + first_channel + channel] = room[row * BLOCK_CHANNELS + channel];
+            part[row * shape.channels + first_channel + channel] = scratch[row * BLOCK_CHANNELS + channel];
         } else {
-            part[1LL * first_channel * TAP_COLUMNS + at] = room[at];
+            part[1LL * first_channel * TAP_COLUMNS + at] = scratch[at];
         }
     }
     if (!HAS_BIAS || (SWAPPED && first_channel > 0)) return;
     float* biases = part + 1LL * shape.channels * TAP_COLUMNS + (SWAPPED ? 0 : first_channel);
     for (int at = threadIdx.x; at < (SWAPPED ? NARROW : channels); at += THREADS)
-        biases[at] = room[BLOCK_CHANNELS * TAP_COLUMNS + at];
+        biases[at] = scratch[BLOCK_CHANNELS * TAP_COLUMNS + at];
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
@@ -302,7 +304,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     const int end = min(shape.batch * shape.bands, static_cast<int>(blockIdx.y + 1) * part_bands);
     Word* words = reinterpret_cast<Word*>(shared_memory);
     const Columns columns(shape);
-    Sums sums;
+    Accumulators acc;
     Cursor at{static_cast<int>(blockIdx.y) * part_bands, 0, warp_k - WARPS_K};
     at.advance(shape.steps);
     Cursor ahead = at;
@@ -324,11 +326,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
             u32 b[TILES_N][2];
             columns.load(b, words, shape, at);
             at.advance(shape.steps), ahead.advance(shape.steps);
-            multiply_step(sums, now, b, with_ones);
+            multiply_step(acc, now, b, with_ones);
         }
     }
-    float* room = reinterpret_cast<float*>(shared_memory);
-    add_up(sums, room, warp_m, warp_k, with_ones);
+    float* scratch = reinterpret_cast<float*>(shared_memory);
+    add_up(acc, scratch, warp_m, warp_k, with_ones);
     const long long elements = 1LL * shape.channels * TAP_COLUMNS + (HAS_BIAS ? (SWAPPED ? NARROW : shape.channels) : 0);
-    store(room, parts + blockIdx.y * elements, shape, blockIdx.x * BLOCK_CHANNELS);
+    store(scratch, parts + blockIdx.y * elements, shape, blockIdx.x * BLOCK_CHANNELS);
 }

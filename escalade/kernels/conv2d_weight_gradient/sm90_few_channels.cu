@@ -42,7 +42,7 @@ constexpr int WARPGROUPS = WARPGROUPS_M * WARPGROUPS_N;
 constexpr int THREADS = (WARPGROUPS + 1) * 128;
 static_assert(WARPGROUPS_M <= 3, "every 64 filters of a CTA have a bias warp");
 
-using Sums = float[BOXES * 32];
+using Accumulators = float[BOXES * 32];
 using Stages = Ring<STAGES, STAGE_BYTES>;  // rows of x, then gradients
 
 // Work of a CTA: blockIdx.x is the tile, blockIdx.y the part of the k-tiles. CTAs over the same pixels are adjacent, so
@@ -50,25 +50,25 @@ using Stages = Ring<STAGES, STAGE_BYTES>;  // rows of x, then gradients
 struct Tile {
     int first_filter, first_box;
     int strips, runs;  // per image: k-tiles down and across
-    int first_slab, slabs;
+    int first_k_tile, k_tiles;
 
-    __device__ __forceinline__ Tile(const ConvShape& shape, int part_slabs) {
+    __device__ __forceinline__ Tile(const ConvShape& shape, int part_k_tiles) {
         constexpr int FILTERS = WARPGROUPS_M * BOX;
         const int tiles_m = (shape.filters + FILTERS - 1) / FILTERS;
         first_filter = blockIdx.x % tiles_m * FILTERS;
         first_box = blockIdx.x / tiles_m * TILE_BOXES;
         strips = shape.output_height / ROWS;
         runs = (shape.output_width + PIXELS - 1) / PIXELS;
-        first_slab = blockIdx.y * part_slabs;
-        slabs = min(part_slabs, shape.batch * strips * runs - first_slab);
+        first_k_tile = blockIdx.y * part_k_tiles;
+        k_tiles = min(part_k_tiles, shape.batch * strips * runs - first_k_tile);
     }
 };
 
 // Issues the copies by k-tile. Both operands are zero right of the image. Called by one thread.
-__device__ __forceinline__ void load_slabs(const TensorMap& gradient_map, const TensorMap& x_map, Stages ring,
-                                           const Tile& tile) {
-    for (int slab = tile.first_slab; slab < tile.first_slab + tile.slabs; ++slab) {
-        const int strip = slab / tile.runs, column = slab % tile.runs * PIXELS;
+__device__ __forceinline__ void load_k_tiles(const TensorMap& gradient_map, const TensorMap& x_map, Stages ring,
+                                             const Tile& tile) {
+    for (int k_tile = tile.first_k_tile; k_tile < tile.first_k_tile + tile.k_tiles; ++k_tile) {
+        const int strip = k_tile / tile.runs, column = k_tile % tile.runs * PIXELS;
         const int n = strip / tile.strips, row = strip % tile.strips * ROWS;
         const u32 full = ring.full(ring.stage);
         ring.wait_empty();
@@ -83,9 +83,10 @@ __device__ __forceinline__ void load_slabs(const TensorMap& gradient_map, const 
 }
 
 // A stage is released once the MMAs of the next are issued, so the tensor cores never run dry.
-__device__ __forceinline__ void multiply_slabs(Sums& sums, Stages ring, int slabs, int row_box, int column_box) {
+__device__ __forceinline__ void multiply_k_tiles(Accumulators& acc, Stages ring, int k_tiles, int row_box,
+                                                 int column_box) {
     int previous = 0;
-    for (int slab = 0; slab < slabs; ++slab) {
+    for (int k_tile = 0; k_tile < k_tiles; ++k_tile) {
         ring.wait_full();
         const u64 gradients = transposed_descriptor(ring.address() + X_BYTES + row_box * GRADIENT_BYTES, STEP_BYTES);
         const u64 inputs =
@@ -93,10 +94,10 @@ __device__ __forceinline__ void multiply_slabs(Sums& sums, Stages ring, int slab
         wgmma_fence();
 #pragma unroll
         for (int row = 0; row < ROWS; ++row)
-            multiply(sums, gradients + (row * STEP_BYTES >> 4), inputs + (row * ROW_PITCH * STEP_BYTES >> 4));
+            multiply(acc, gradients + (row * STEP_BYTES >> 4), inputs + (row * ROW_PITCH * STEP_BYTES >> 4));
         wgmma_commit();
         wgmma_wait<1>();
-        if (slab > 0) ring.release(previous);
+        if (k_tile > 0) ring.release(previous);
         previous = ring.stage;
         ring.next();
     }
@@ -105,10 +106,10 @@ __device__ __forceinline__ void multiply_slabs(Sums& sums, Stages ring, int slab
 }
 
 // 64 filters, by one warp.
-__device__ __forceinline__ void sum_bias(const unsigned char* gradients, Stages ring, int slabs, float* to,
+__device__ __forceinline__ void sum_bias(const unsigned char* gradients, Stages ring, int k_tiles, float* to,
                                          int filters) {
     BiasSums sums;
-    for (int slab = 0; slab < slabs; ++slab) {
+    for (int k_tile = 0; k_tile < k_tiles; ++k_tile) {
         ring.wait_full();
         sums.add(gradients + ring.stage * STAGE_BYTES, ROWS * PIXELS);
         __syncwarp();
@@ -119,8 +120,8 @@ __device__ __forceinline__ void sum_bias(const unsigned char* gradients, Stages 
 }
 
 // 64 filters, and the boxes from `first_box` on: every 8 columns of a box are one tap, the channels of GROUP rows.
-__device__ __forceinline__ void store_boxes(const Sums& sums, float* part, const ConvShape& shape, int first_filter,
-                                            int first_box) {
+__device__ __forceinline__ void store_boxes(const Accumulators& acc, float* part, const ConvShape& shape,
+                                            int first_filter, int first_box) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
 #pragma unroll
     for (int at = 0; at < BOXES * 32; ++at) {
@@ -128,17 +129,17 @@ __device__ __forceinline__ void store_boxes(const Sums& sums, float* part, const
         const int k = first_filter + warp * 16 + half * 8 + lane / 4;
         const int r = (first_box + box) * GROUP + within / SLOTS, c = within % SLOTS;
         if (k < shape.filters && r < shape.filter_height && s < shape.filter_width && c < CHANNELS)
-            part[((1LL * k * shape.filter_height + r) * shape.filter_width + s) * CHANNELS + c] = sums[at];
+            part[((1LL * k * shape.filter_height + r) * shape.filter_width + s) * CHANNELS + c] = acc[at];
     }
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     conv2d_weight_gradient_sm90_few_channels(const __grid_constant__ TensorMap gradient_map,
                                              const __grid_constant__ TensorMap x_map, float* __restrict__ parts,
-                                             ConvShape shape, int part_slabs) {
+                                             ConvShape shape, int part_k_tiles) {
     extern __shared__ __align__(1024) unsigned char shared_memory[];
     const Stages ring(shared_address(shared_memory));
-    const Tile tile(shape, part_slabs);
+    const Tile tile(shape, part_k_tiles);
     const bool bias = HAS_BIAS && tile.first_box == 0;
     begin(ring, WARPGROUPS * 4 + (bias ? WARPGROUPS_M : 0), gradient_map, x_map);
 
@@ -147,16 +148,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     const int warpgroup = threadIdx.x / 128;
     if (warpgroup == WARPGROUPS) {
         const int box = threadIdx.x / 32 % 4 - 1;
-        if (threadIdx.x % 128 == 0) load_slabs(gradient_map, x_map, ring, tile);
+        if (threadIdx.x % 128 == 0) load_k_tiles(gradient_map, x_map, ring, tile);
         if (bias && 0 <= box && box < WARPGROUPS_M) {
             const int first_filter = tile.first_filter + box * BOX;
-            sum_bias(shared_memory + X_BYTES + box * GRADIENT_BYTES, ring, tile.slabs, part + weights + first_filter,
+            sum_bias(shared_memory + X_BYTES + box * GRADIENT_BYTES, ring, tile.k_tiles, part + weights + first_filter,
                      shape.filters - first_filter);
         }
         return;
     }
     const int row_box = warpgroup % WARPGROUPS_M, column_box = warpgroup / WARPGROUPS_M * BOXES;
-    Sums sums = {};
-    multiply_slabs(sums, ring, tile.slabs, row_box, column_box);
-    store_boxes(sums, part, shape, tile.first_filter + row_box * BOX, tile.first_box + column_box);
+    Accumulators acc = {};
+    multiply_k_tiles(acc, ring, tile.k_tiles, row_box, column_box);
+    store_boxes(acc, part, shape, tile.first_filter + row_box * BOX, tile.first_box + column_box);
 }

@@ -144,12 +144,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
                                  exponents + both + channels, gradient_rows, filters / WIDTH};
     const Column column(tensor.groups);
     const int first_channel = column.group * WIDTH;
-    const bool speaks = blockIdx.x == 0 && column.lane == 0;  // stores the exponents of its channels
+    const bool writes_exponents = blockIdx.x == 0 && column.lane == 0;  // stores the exponents of its channels
     int exponent[WIDTH] = {};
     u32 largest[WIDTH] = {};
     if (attempt == 0) {
         sample(exponent, tensor, column, keys, shared_number);
-        if (speaks)
+        if (writes_exponents)
 #pragma unroll
             for (int e = 0; e < WIDTH; ++e) tensor.first[first_channel + e] = exponent[e];
         if (column.lane >= 0) halve(largest, tensor, column, exponent);
@@ -169,7 +169,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
                 needed = true;
                 exponent[e] = scaling_exponent(largest_bits);
             }
-            if (speaks) tensor.exponents[first_channel + e] = exponent[e];
+            if (writes_exponents) tensor.exponents[first_channel + e] = exponent[e];
         }
     }
     __syncthreads();

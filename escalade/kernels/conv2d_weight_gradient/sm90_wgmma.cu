@@ -24,8 +24,8 @@ constexpr int BLOCKS_PER_SM = 1;  // config.blocks_per_sm
 
 #include "conv2d_weight_gradient/sm90_tile.cuh"
 
-constexpr int SLAB = 64;  // pixels per stage
-constexpr int BOX_BYTES = SLAB * ROW_BYTES;
+constexpr int K_TILE = 64;  // pixels per stage
+constexpr int BOX_BYTES = K_TILE * ROW_BYTES;
 constexpr int BOXES_M = TILE_M / BOX, BOXES_N = TILE_N / BOX;
 constexpr int STAGE_BYTES = (BOXES_M + BOXES_N) * BOX_BYTES;
 constexpr int WARPGROUPS_M = BOXES_M >= WARPGROUPS ? WARPGROUPS : 1, WARPGROUPS_N = WARPGROUPS / WARPGROUPS_M;
@@ -33,10 +33,10 @@ constexpr int BLOCKS_M = BOXES_M / WARPGROUPS_M, BLOCKS_N = BOXES_N / WARPGROUPS
 static_assert(BLOCKS_M * WARPGROUPS_M == BOXES_M && BLOCKS_N * WARPGROUPS_N == BOXES_N,
               "warpgroups divide the boxes evenly");
 constexpr int THREADS = (WARPGROUPS + 1) * 128;
-constexpr bool HANDS_OVER = WARPGROUPS == 2 && BLOCKS_PER_SM == 1;  // 128 * 40 + 256 * 232 registers are all
+constexpr bool MOVES_REGISTERS = WARPGROUPS == 2 && BLOCKS_PER_SM == 1;  // 128 * 40 + 256 * 232 registers are all
 constexpr int BIAS_WARPS = BOXES_M < 3 ? BOXES_M : 3;
 
-using Sums = float[BLOCKS_M][BLOCKS_N * 32];
+using Accumulators = float[BLOCKS_M][BLOCKS_N * 32];
 using Stages = Ring<STAGES, STAGE_BYTES>;  // gradients, then inputs
 
 // Work of a CTA: blockIdx.x is the tile, blockIdx.y the part of the pixels. CTAs over the same pixels are adjacent, so
@@ -44,23 +44,23 @@ using Stages = Ring<STAGES, STAGE_BYTES>;  // gradients, then inputs
 struct Tile {
     int first_filter, first_box;  // boxes are numbered tap by tap
     int channel_boxes, boxes;     // per tap, and in all
-    int first_slab, slabs;
+    int first_k_tile, k_tiles;
 
-    __device__ __forceinline__ Tile(const ConvShape& shape, int part_slabs) {
+    __device__ __forceinline__ Tile(const ConvShape& shape, int part_k_tiles) {
         const int tiles_m = (shape.filters + TILE_M - 1) / TILE_M;
         first_filter = blockIdx.x % tiles_m * TILE_M;
         first_box = blockIdx.x / tiles_m * BOXES_N;
         channel_boxes = (shape.channels + BOX - 1) / BOX;
         boxes = shape.filter_height * shape.filter_width * channel_boxes;
-        first_slab = blockIdx.y * part_slabs;
-        const int all = (shape.batch * shape.output_height * shape.output_width + SLAB - 1) / SLAB;
-        slabs = min(part_slabs, all - first_slab);
+        first_k_tile = blockIdx.y * part_k_tiles;
+        const int all = (shape.batch * shape.output_height * shape.output_width + K_TILE - 1) / K_TILE;
+        k_tiles = min(part_k_tiles, all - first_k_tile);
     }
 };
 
 // Issues the copies by k-tile. Called by one thread.
-__device__ __forceinline__ void load_slabs(const TensorMap& gradient_map, const TensorMap& pixel_map, Stages ring,
-                                           const ConvShape& shape, const Tile& tile) {
+__device__ __forceinline__ void load_k_tiles(const TensorMap& gradient_map, const TensorMap& pixel_map, Stages ring,
+                                             const ConvShape& shape, const Tile& tile) {
     int channels[BOXES_N];
     u16 taps_h[BOXES_N], taps_w[BOXES_N];
 #pragma unroll
@@ -71,8 +71,8 @@ __device__ __forceinline__ void load_slabs(const TensorMap& gradient_map, const 
         taps_h[j] = tap / shape.filter_width * shape.dilation_h;
         taps_w[j] = tap % shape.filter_width * shape.dilation_w;
     }
-    for (int slab = 0; slab < tile.slabs; ++slab) {
-        const int pixel = (tile.first_slab + slab) * SLAB;
+    for (int k_tile = 0; k_tile < tile.k_tiles; ++k_tile) {
+        const int pixel = (tile.first_k_tile + k_tile) * K_TILE;
         const int row = pixel / shape.output_width;
         const int n = row / shape.output_height;
         const int h = row % shape.output_height * shape.stride_h - shape.pad_h;
@@ -92,22 +92,23 @@ __device__ __forceinline__ void load_slabs(const TensorMap& gradient_map, const 
 }
 
 // A stage is released once the MMAs of the next are issued, so the tensor cores never run dry.
-__device__ __forceinline__ void multiply_slabs(Sums& sums, Stages ring, int slabs, int row_box, int column_box) {
+__device__ __forceinline__ void multiply_k_tiles(Accumulators& acc, Stages ring, int k_tiles, int row_box,
+                                                 int column_box) {
     int previous = 0;
-    for (int slab = 0; slab < slabs; ++slab) {
+    for (int k_tile = 0; k_tile < k_tiles; ++k_tile) {
         ring.wait_full();
         const u64 gradients = transposed_descriptor(ring.address() + row_box * BOX_BYTES, BOX_BYTES);
         const u64 inputs = transposed_descriptor(ring.address() + (BOXES_M + column_box) * BOX_BYTES, BOX_BYTES);
         wgmma_fence();
 #pragma unroll
-        for (int step = 0; step < SLAB / STEP_PIXELS; ++step)
+        for (int step = 0; step < K_TILE / STEP_PIXELS; ++step)
 #pragma unroll
             for (int i = 0; i < BLOCKS_M; ++i)
-                multiply(sums[i], gradients + (i * BOX_BYTES + step * STEP_BYTES >> 4),
+                multiply(acc[i], gradients + (i * BOX_BYTES + step * STEP_BYTES >> 4),
                          inputs + (step * STEP_BYTES >> 4));
         wgmma_commit();
         wgmma_wait<1>();
-        if (slab > 0) ring.release(previous);
+        if (k_tile > 0) ring.release(previous);
         previous = ring.stage;
         ring.next();
     }
@@ -116,14 +117,14 @@ __device__ __forceinline__ void multiply_slabs(Sums& sums, Stages ring, int slab
 }
 
 // By BIAS_WARPS warps, each every third box of filters.
-__device__ __forceinline__ void sum_bias(const unsigned char* stages, Stages ring, int slabs, int warp, float* to,
+__device__ __forceinline__ void sum_bias(const unsigned char* stages, Stages ring, int k_tiles, int warp, float* to,
                                          int filters) {
     BiasSums sums[(BOXES_M + 2) / 3];
-    for (int slab = 0; slab < slabs; ++slab) {
+    for (int k_tile = 0; k_tile < k_tiles; ++k_tile) {
         ring.wait_full();
 #pragma unroll
         for (int box = 0; box < BOXES_M; ++box)
-            if (box % 3 == warp) sums[box / 3].add(stages + ring.stage * STAGE_BYTES + box * BOX_BYTES, SLAB);
+            if (box % 3 == warp) sums[box / 3].add(stages + ring.stage * STAGE_BYTES + box * BOX_BYTES, K_TILE);
         __syncwarp();
         ring.release(ring.stage);
         ring.next();
@@ -134,26 +135,26 @@ __device__ __forceinline__ void sum_bias(const unsigned char* stages, Stages rin
 }
 
 template <int I, int J>
-__device__ __forceinline__ void store_boxes(const Sums& sums, const Tile& tile, const ConvShape& shape, int row_box,
-                                            int column_box, float* part) {
+__device__ __forceinline__ void store_boxes(const Accumulators& acc, const Tile& tile, const ConvShape& shape,
+                                            int row_box, int column_box, float* part) {
     const int box = tile.first_box + column_box + J, filter = tile.first_filter + (row_box + I) * BOX;
     if (box < tile.boxes) {
         const int channel = box % tile.channel_boxes * BOX;
         const long long pitch = 1LL * shape.filter_height * shape.filter_width * shape.channels;
-        store_box<J * 32>(sums[I], part + filter * pitch + box / tile.channel_boxes * shape.channels + channel, pitch,
+        store_box<J * 32>(acc[I], part + filter * pitch + box / tile.channel_boxes * shape.channels + channel, pitch,
                           shape.filters - filter, shape.channels - channel);
     }
-    if constexpr (J + 1 < BLOCKS_N) store_boxes<I, J + 1>(sums, tile, shape, row_box, column_box, part);
-    else if constexpr (I + 1 < BLOCKS_M) store_boxes<I + 1, 0>(sums, tile, shape, row_box, column_box, part);
+    if constexpr (J + 1 < BLOCKS_N) store_boxes<I, J + 1>(acc, tile, shape, row_box, column_box, part);
+    else if constexpr (I + 1 < BLOCKS_M) store_boxes<I + 1, 0>(acc, tile, shape, row_box, column_box, part);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     conv2d_weight_gradient_sm90_wgmma(const __grid_constant__ TensorMap gradient_map,
                                       const __grid_constant__ TensorMap pixel_map, float* __restrict__ parts,
-                                      ConvShape shape, int part_slabs) {
+                                      ConvShape shape, int part_k_tiles) {
     extern __shared__ __align__(1024) unsigned char shared_memory[];
     const Stages ring(shared_address(shared_memory));
-    const Tile tile(shape, part_slabs);
+    const Tile tile(shape, part_k_tiles);
     const bool bias = HAS_BIAS && tile.first_box == 0;
     begin(ring, WARPGROUPS * 4 + (bias ? BIAS_WARPS : 0), gradient_map, pixel_map);
 
@@ -161,17 +162,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     float* part = parts + blockIdx.y * (weights + (HAS_BIAS ? shape.filters : 0));
     const int warpgroup = threadIdx.x / 128;
     if (warpgroup == WARPGROUPS) {
-        if constexpr (HANDS_OVER) release_registers<HAS_BIAS ? 56 : 40>();
+        if constexpr (MOVES_REGISTERS) release_registers<HAS_BIAS ? 56 : 40>();
         const int warp = threadIdx.x / 32 % 4;
-        if (threadIdx.x % 128 == 0) load_slabs(gradient_map, pixel_map, ring, shape, tile);
+        if (threadIdx.x % 128 == 0) load_k_tiles(gradient_map, pixel_map, ring, shape, tile);
         if (bias && 1 <= warp && warp <= BIAS_WARPS)
-            sum_bias(shared_memory, ring, tile.slabs, warp - 1, part + weights + tile.first_filter,
+            sum_bias(shared_memory, ring, tile.k_tiles, warp - 1, part + weights + tile.first_filter,
                      shape.filters - tile.first_filter);
         return;
     }
-    if constexpr (HANDS_OVER) claim_registers<HAS_BIAS ? 224 : 232>();
+    if constexpr (MOVES_REGISTERS) claim_registers<HAS_BIAS ? 224 : 232>();
     const int row_box = warpgroup % WARPGROUPS_M * BLOCKS_M, column_box = warpgroup / WARPGROUPS_M * BLOCKS_N;
-    Sums sums = {};
-    multiply_slabs(sums, ring, tile.slabs, row_box, column_box);
-    store_boxes<0, 0>(sums, tile, shape, row_box, column_box, part);
+    Accumulators acc = {};
+    multiply_k_tiles(acc, ring, tile.k_tiles, row_box, column_box);
+    store_boxes<0, 0>(acc, tile, shape, row_box, column_box, part);
 }

@@ -36,7 +36,7 @@ constexpr int THREADS = (WARPGROUPS + 1) * 128;
 static_assert(STRIDE == 1 || STRIDE == 2, "stride 1 or 2");
 static_assert(STAGES > AHEAD + 1, "a window and the previous stage, released last");
 
-using Sums = float[TAPS * BOX / 2];
+using Accumulators = float[TAPS * BOX / 2];
 using Stages = Ring<STAGES, STAGE_BYTES>;  // columns of x, then one of gradients
 
 // Adjacent columns of one strip.
@@ -86,7 +86,8 @@ __device__ __forceinline__ void load_columns(const TensorMap& gradient_map, cons
 
 // A stage is released once the MMAs of the next column are issued, so the tensor cores never run dry. Every stage is
 // waited for before it is released; otherwise the release would count for its previous contents.
-__device__ __forceinline__ void multiply_columns(Sums& sums, Stages ring, const ConvShape& shape, Walk walk, int tap) {
+__device__ __forceinline__ void multiply_columns(Accumulators& acc, Stages ring, const ConvShape& shape, Walk walk,
+                                                 int tap) {
     for (Run run; walk.next(run, shape);) {
         int previous = 0;
         for (int j = 0; j < run.length; ++j) {
@@ -99,7 +100,7 @@ __device__ __forceinline__ void multiply_columns(Sums& sums, Stages ring, const 
             const u64 inputs = transposed_descriptor(reached.address() + tap % STRIDE * X_COLUMN_BYTES, STEP_BYTES);
 #pragma unroll
             for (int row = 0; row < ROWS; ++row)
-                multiply(sums, gradients + (row * STEP_BYTES >> 4), inputs + (row * STRIDE * STEP_BYTES >> 4));
+                multiply(acc, gradients + (row * STEP_BYTES >> 4), inputs + (row * STRIDE * STEP_BYTES >> 4));
             wgmma_commit();
             wgmma_wait<1>();
             if (j > 0) ring.release(previous);
@@ -154,12 +155,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             sum_bias(shared_memory, ring, shape, walk, part + weights + first_filter, filters);
         return;
     }
-    Sums sums = {};
-    multiply_columns(sums, ring, shape, walk, warpgroup);
+    Accumulators acc = {};
+    multiply_columns(acc, ring, shape, walk, warpgroup);
 
     float* to = part + first_filter * pitch + warpgroup * shape.channels + first_channel;
     const int channels = shape.channels - first_channel;
-    store_box<0>(sums, to, pitch, filters, channels);
-    store_box<32>(sums, to + TAPS * shape.channels, pitch, filters, channels);
-    store_box<64>(sums, to + 2 * TAPS * shape.channels, pitch, filters, channels);
+    store_box<0>(acc, to, pitch, filters, channels);
+    store_box<32>(acc, to + TAPS * shape.channels, pitch, filters, channels);
+    store_box<64>(acc, to + 2 * TAPS * shape.channels, pitch, filters, channels);
 }
