@@ -43,7 +43,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const int row = pixel % conv_pixels / shape.conv_width - shape.pad_h;
     const int column = pixel % conv_pixels % shape.conv_width - shape.pad_w;
 
-    float sums[2][4] = {};
+    float acc[2][4] = {};
     for (int first = 0; first < depth; first += TILE_DEPTH) {
         fill(
             tiles,
@@ -58,10 +58,10 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                                 column + tap % FILTER_WIDTH, shape);
             });
         __syncthreads();
-        multiply(sums, tiles);
+        multiply(acc, tiles);
         __syncthreads();
     }
-    for_each_sum(sums, [&](int in_tile, int column_in_tile, float sum) {
+    for_each_accumulator(acc, [&](int in_tile, int column_in_tile, float sum) {
         const int filter = first_filter + in_tile;
         const long long at = first_pixel + column_in_tile;
         if (filter >= shape.filters || at >= pixels) return;

@@ -15,7 +15,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const long long first_pixel = 1LL * blockIdx.x * TILE_PIXELS;
     const long long pixel = first_pixel + threadIdx.x % TILE_PIXELS;
 
-    float sums[2][4] = {};
+    float acc[2][4] = {};
     for (int first = 0; first < depth; first += TILE_DEPTH) {
         fill(
             tiles,
@@ -28,10 +28,10 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                 return inside ? to_float(columns[(first + k) * pixels + pixel]) : 0.f;
             });
         __syncthreads();
-        multiply(sums, tiles);
+        multiply(acc, tiles);
         __syncthreads();
     }
-    for_each_sum(sums, [&](int filter, int column, float sum) {
+    for_each_accumulator(acc, [&](int filter, int column, float sum) {
         if (first_filter + filter < filters && first_pixel + column < pixels)
             product[(first_filter + filter) * pixels + first_pixel + column] = sum;
     });

@@ -54,7 +54,7 @@ __device__ __forceinline__ void fill(Tiles& tiles, Weight weight, Value value) {
 }
 
 // A warp has 16 of the pixels: two blocks of eight columns.
-__device__ __forceinline__ void multiply(float (&sums)[2][4], const Tiles& tiles) {
+__device__ __forceinline__ void multiply(float (&acc)[2][4], const Tiles& tiles) {
     const int group = threadIdx.x % 32 / 4, member = threadIdx.x % 4;
     const int first = threadIdx.x / 32 * 16;
 #pragma unroll UNROLL
@@ -65,18 +65,18 @@ __device__ __forceinline__ void multiply(float (&sums)[2][4], const Tiles& tiles
         for (int j = 0; j < 2; ++j) {
             const u32 b[2] = {tiles.values[step + member][first + j * 8 + group],
                               tiles.values[step + member + 4][first + j * 8 + group]};
-            multiply_add<Product>(sums[j], a, b);
+            multiply_add<Product>(acc[j], a, b);
         }
     }
 }
 
 // Calls store(filter, pixel, sum) for every sum of this lane; both indices are relative to the tile.
 template <class Store>
-__device__ __forceinline__ void for_each_sum(const float (&sums)[2][4], Store store) {
+__device__ __forceinline__ void for_each_accumulator(const float (&acc)[2][4], Store store) {
     const int group = threadIdx.x % 32 / 4, member = threadIdx.x % 4;
     const int first = threadIdx.x / 32 * 16;
 #pragma unroll
     for (int j = 0; j < 2; ++j)
 #pragma unroll
-        for (int e = 0; e < 4; ++e) store(group + e / 2 * 8, first + j * 8 + member * 2 + e % 2, sums[j][e]);
+        for (int e = 0; e < 4; ++e) store(group + e / 2 * 8, first + j * 8 + member * 2 + e % 2, acc[j][e]);
 }

@@ -31,9 +31,9 @@ extern "C" __global__ void few_channels_pool(const Element* __restrict__ x, Elem
     const int step = NHWC ? filters : 1;
     const Element* from = x + plane * height * width * step + (NHWC ? at % filters : 0);
 
-    float best[VECTOR];
+    float maxima[VECTOR];
 #pragma unroll
-    for (int e = 0; e < VECTOR; ++e) best[e] = HAS_RELU ? 0.f : -__uint_as_float(0x7F800000u);
+    for (int e = 0; e < VECTOR; ++e) maxima[e] = HAS_RELU ? 0.f : -__uint_as_float(0x7F800000u);
     const int rows = min(POOL, height - row * POOL), columns = min(POOL, width - column * POOL);
     for (int i = 0; i < rows; ++i)
         for (int j = 0; j < columns; ++j) {
@@ -42,10 +42,10 @@ extern "C" __global__ void few_channels_pool(const Element* __restrict__ x, Elem
 #pragma unroll
             for (int e = 0; e < VECTOR; ++e) {
                 const float value = activated<false>(to_float(pack.at[e]));
-                if (value > best[e] || value != value) best[e] = value;  // NaN sticks: nothing is greater
+                if (value > maxima[e] || value != value) maxima[e] = value;  // NaN sticks: nothing is greater
             }
         }
     Pack<Element, VECTOR> results;
-    from_floats(results, best);
+    from_floats(results, maxima);
     store_pack(y + at, results);
 }

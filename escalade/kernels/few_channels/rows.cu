@@ -195,7 +195,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         const int row = first_row + tile_row, column = first_column + segment * POOLED;
         if (first_image + image >= shape.batch || row >= shape.output_height || column >= shape.output_width) continue;
 
-        float best[POOLED][FILTERS_EACH];
+        float maxima[POOLED][FILTERS_EACH];
 #pragma unroll 1
         for (int i = 0; i < POOL; ++i) {
             if (POOL > 1 && row * POOL + i >= shape.conv_height) break;
@@ -207,7 +207,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             for (int j = 0; j < RUN; ++j)
 #pragma unroll
                 for (int k = 0; k < FILTERS_EACH; ++k) {
-                    float& kept = best[j / POOL][k];
+                    float& kept = maxima[j / POOL][k];
                     if (j % POOL == 0) {
                         kept = i == 0 ? sums[j][k] : larger(kept, sums[j][k]);
                     } else if (column * POOL + j < shape.conv_width) {
@@ -230,7 +230,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #pragma unroll
                 for (int e = 0; e < Y_VECTOR; ++e)
                     pack.at[e] = finish<HAS_BIAS, false, HAS_RELU, Element>(
-                        NHWC ? best[j][k + e] : best[j + e][k], bias, NHWC ? filter + e : filter, nullptr, 0);
+                        NHWC ? maxima[j][k + e] : maxima[j + e][k], bias, NHWC ? filter + e : filter, nullptr, 0);
                 store_pack(target + output_offset(filter, row * shape.output_width + column + j, shape.filters, pixels),
                            pack);
             }

@@ -86,27 +86,27 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     for (u32 tile = blockIdx.x; tile < tiles; tile += gridDim.x, turn ^= 1) {
         copy_async_wait<0>();
         __syncthreads();  // this tile has arrived, and the previous one is no longer read
-        bool strange;
+        bool non_finite;
         int exponent = 0;
         const Operand* staged = operands;
         if constexpr (DIRECT) {
             fetch_tile(tile + gridDim.x, 1 - turn);
             staged += turn * BUFFER;
-            strange = inspect(staged);
+            non_finite = inspect(staged);
         } else if constexpr (SPLIT) {
             exponent = convert_split(operands, reinterpret_cast<const Source*>(shared_memory));
-            strange = exponent == NOT_FINITE || !in_range(exponent, exponents);
+            non_finite = exponent == NOT_FINITE || !in_range(exponent, exponents);
         } else {
-            strange = convert(operands, reinterpret_cast<const Source*>(shared_memory));
+            non_finite = convert(operands, reinterpret_cast<const Source*>(shared_memory));
         }
-        const bool plainly = __syncthreads_or(strange);
+        const bool fallback = __syncthreads_or(non_finite);
         if (!DIRECT) fetch_tile(tile + gridDim.x, 0);
 
         const long long first = 1LL * tile * IMAGES;
         const int images = IMAGES == 1 ? 1 : min(IMAGES, static_cast<int>(batch - tile * IMAGES));
         Element* target = y + first * OUTPUT_IMAGE;
-        if (plainly) {
-            convolve_plainly(x + first * IMAGE, weight, bias, target, images);
+        if (fallback) {
+            convolve_fallback(x + first * IMAGE, weight, bias, target, images);
             continue;
         }
         if (SPLIT) epilogue.move_to(exponent, exponents, first_filter(unit, lane % 4));
@@ -114,7 +114,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 #pragma unroll 1
         for (int m = warp / UNITS; m < blocks; m += WORKERS) {
             Writer writer(epilogue, target, images, m, unit);
-            convolve(staged, weights, m, batch >> 31, [&](int r, const Sums& sums) { writer.add(r, sums); });
+            convolve(staged, weights, m, batch >> 31, [&](int r, const Accumulators& acc) { writer.add(r, acc); });
         }
     }
 }

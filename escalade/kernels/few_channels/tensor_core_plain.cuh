@@ -6,8 +6,8 @@
 #include "few_channels/tensor_core_tile.cuh"
 
 // One output of the convolution, as PyTorch computes it.
-__device__ __forceinline__ float plain_sum(const Source* __restrict__ image, const Element* __restrict__ weights,
-                                           int row, int column) {
+__device__ __forceinline__ float reference_output(const Source* __restrict__ image, const Element* __restrict__ weights,
+                                                  int row, int column) {
     float sum = 0.f;
 #pragma unroll 1
     for (int r = 0; r < FILTER_HEIGHT; ++r)
@@ -26,22 +26,23 @@ __device__ __forceinline__ float plain_sum(const Source* __restrict__ image, con
     return sum;
 }
 
-__device__ __forceinline__ void convolve_plainly(const Source* __restrict__ x, const Element* __restrict__ weight,
-                                                 const Element* __restrict__ bias, Element* __restrict__ y,
-                                                 int images) {
+__device__ __forceinline__ void convolve_fallback(const Source* __restrict__ x, const Element* __restrict__ weight,
+                                                  const Element* __restrict__ bias, Element* __restrict__ y,
+                                                  int images) {
 #pragma unroll 1
     for (int at = threadIdx.x; at < images * OUTPUT_IMAGE; at += THREADS) {
         const int image = at / OUTPUT_IMAGE, inside = at % OUTPUT_IMAGE;
         const int filter = NHWC ? inside % FILTERS : inside / (OUTPUT_HEIGHT * OUTPUT_WIDTH);
         const int pixel = NHWC ? inside / FILTERS : inside % (OUTPUT_HEIGHT * OUTPUT_WIDTH);
         const int row = pixel / OUTPUT_WIDTH * POOL, column = pixel % OUTPUT_WIDTH * POOL;
-        float best = -__uint_as_float(INFINITY_BITS);
+        float maximum = -__uint_as_float(INFINITY_BITS);
 #pragma unroll 1
         for (int i = row; i < min(row + POOL, CONV_HEIGHT); ++i)
 #pragma unroll 1
             for (int j = column; j < min(column + POOL, CONV_WIDTH); ++j)
-                best = max_nan(best, plain_sum(x + image * IMAGE, weight + filter * (CHANNELS * FILTER_HEIGHT *
-                                                                                      FILTER_WIDTH), i, j));
-        y[at] = finish<HAS_BIAS, false, HAS_RELU, Element>(best, bias, filter, nullptr, 0);
+                maximum = max_nan(maximum,
+                                  reference_output(x + image * IMAGE,
+                                                   weight + filter * (CHANNELS * FILTER_HEIGHT * FILTER_WIDTH), i, j));
+        y[at] = finish<HAS_BIAS, false, HAS_RELU, Element>(maximum, bias, filter, nullptr, 0);
     }
 }

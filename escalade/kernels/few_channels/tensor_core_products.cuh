@@ -4,7 +4,7 @@
 #include "common/mma_tile.cuh"
 #include "few_channels/tensor_core_tile.cuh"
 
-using Sums = float[TILES_N][4];
+using Accumulators = float[TILES_N][4];
 using Weights = u32[PACKED * 2][2];
 
 // Adjacent k-steps of one output row: `a` are pixels, `at` is the first fragment of the weights.
@@ -26,8 +26,8 @@ __device__ __forceinline__ void multiply(float (&sum)[4], const u32 (&a)[STEPS][
 // Accumulators of an output row. If SPLIT, every JOINT consecutive calls have separate accumulators.
 struct Row {
     static constexpr int JOINT = SINGLE ? 2 : 1;
-    Sums sums;
-    Sums part;
+    Accumulators acc;
+    Accumulators part;
 
     // Call number `call` of `calls`.
     template <int STEPS>
@@ -43,7 +43,7 @@ struct Row {
             multiply(part[t], a, weights, at, t);
             if (!SPLIT || ends)
 #pragma unroll
-                for (int e = 0; e < 4; ++e) sums[t][e] = SPLIT && call >= JOINT ? sums[t][e] + part[t][e] : part[t][e];
+                for (int e = 0; e < 4; ++e) acc[t][e] = SPLIT && call >= JOINT ? acc[t][e] + part[t][e] : part[t][e];
         }
     }
 };
@@ -59,8 +59,8 @@ __device__ __forceinline__ void convolve(const Operand* operands, const Weights&
     const int lane = threadIdx.x % 32, group = lane / 4, member = lane % 4;
     Row rows[ROWS];
     if constexpr (SINGLE) {
-        const u32* upper = reinterpret_cast<const u32*>(operands + Place(m, group).operand()) + member;
-        const u32* lower = reinterpret_cast<const u32*>(operands + Place(m, group + 8).operand()) + member;
+        const u32* upper = reinterpret_cast<const u32*>(operands + RowPosition(m, group).operand()) + member;
+        const u32* lower = reinterpret_cast<const u32*>(operands + RowPosition(m, group + 8).operand()) + member;
 #pragma unroll
         for (int j = 0; j < (ROWS + FILTER_HEIGHT) / 2; ++j) {
             if (j >= 2) {
@@ -80,14 +80,14 @@ __device__ __forceinline__ void convolve(const Operand* operands, const Weights&
                 const int step = j - r / 2, steps = (FILTER_HEIGHT + r % 2 + 1) / 2;
                 if (step < 0 || step >= steps) continue;
                 rows[r].add(a, weights, r % 2 * ROW_PAIR_STEPS + step, step, steps);
-                if (step == steps - 1) finish(r, rows[r].sums);
+                if (step == steps - 1) finish(r, rows[r].acc);
             }
         }
     } else {
-        u32 pixels = shared_address(operands + Place(m, lane % 16).operand()) + lane / 16 * 16;
+        u32 pixels = shared_address(operands + RowPosition(m, lane % 16).operand()) + lane / 16 * 16;
 #pragma unroll
         for (int i = 0; i < ROWS + FILTER_HEIGHT - 1; ++i) {
-            if (i >= 2) pixels += zero_after(rows[min(i - 2, ROWS - 1)].sums[0][0], none);
+            if (i >= 2) pixels += zero_after(rows[min(i - 2, ROWS - 1)].acc[0][0], none);
             u32 a[ROW_STEPS][SETS][4];
 #pragma unroll
             for (int step = 0; step < ROW_STEPS; ++step)
@@ -98,7 +98,7 @@ __device__ __forceinline__ void convolve(const Operand* operands, const Weights&
             for (int r = 0; r < ROWS; ++r)
                 if (r <= i && i - r < FILTER_HEIGHT)
                     rows[r].add(a, weights, (i - r) * ROW_STEPS, i - r, FILTER_HEIGHT);
-            if (i >= FILTER_HEIGHT - 1) finish(i - FILTER_HEIGHT + 1, rows[i - FILTER_HEIGHT + 1].sums);
+            if (i >= FILTER_HEIGHT - 1) finish(i - FILTER_HEIGHT + 1, rows[i - FILTER_HEIGHT + 1].acc);
         }
     }
 }

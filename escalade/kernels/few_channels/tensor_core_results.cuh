@@ -65,7 +65,7 @@ struct Writer {
     int conv_rows[2];
     int columns[2];  // existing columns of a pair
     bool narrow;     // windows of one pair each
-    float best[TILES_N][2];
+    float maxima[TILES_N][2];
 
     __device__ __forceinline__ Writer(const Epilogue& epilogue, Element* y, int images, int m, int unit)
         : epilogue(epilogue) {
@@ -74,33 +74,33 @@ struct Writer {
         filters = FILTERS - filter;
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-            const Place place(m, group + 8 * h);
-            const int column = 2 * place.pair + lane_offset(unit, member);
-            const int output_row = place.row / POOL, output_column = column / POOL;
-            conv_rows[h] = CONV_HEIGHT - place.row;
+            const RowPosition position(m, group + 8 * h);
+            const int column = 2 * position.pair + lane_offset(unit, member);
+            const int output_row = position.row / POOL, output_column = column / POOL;
+            conv_rows[h] = CONV_HEIGHT - position.row;
             columns[h] = CONV_WIDTH - column;
-            narrow = place.narrow;
-            const bool exists = place.exists && place.cell < images * CELLS_IN_IMAGE && filters > 0 &&
+            narrow = position.narrow;
+            const bool exists = position.exists && position.cell < images * CELLS_IN_IMAGE && filters > 0 &&
                                 (POOL > 1 || columns[h] > 0) && (!NARROW || narrow || h == 0);
             rows[h] = exists ? OUTPUT_HEIGHT - output_row : 0;
             const int pixel = output_row * OUTPUT_WIDTH + output_column;
-            this->y[h] = y + place.image * OUTPUT_IMAGE +
+            this->y[h] = y + position.image * OUTPUT_IMAGE +
                          (NHWC ? pixel * FILTERS + filter : filter * OUTPUT_HEIGHT * OUTPUT_WIDTH + pixel);
         }
     }
 
-    __device__ __forceinline__ void add(int r, const Sums& sums) {
+    __device__ __forceinline__ void add(int r, const Accumulators& acc) {
         if constexpr (POOL > 1) {
-            pool(r, sums);
+            pool(r, acc);
         } else {
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
                 if constexpr (PAIRED) {
-                    if (r < rows[h]) store_columns(y[h] + r * OUTPUT_WIDTH, sums, h);
+                    if (r < rows[h]) store_columns(y[h] + r * OUTPUT_WIDTH, acc, h);
                 } else {
                     float values[LANE_FILTERS];
 #pragma unroll
-                    for (int f = 0; f < LANE_FILTERS; ++f) values[f] = epilogue(sums[f / 2][2 * h + f % 2], f);
+                    for (int f = 0; f < LANE_FILTERS; ++f) values[f] = epilogue(acc[f / 2][2 * h + f % 2], f);
                     if (r < rows[h])
                         store<FILTERS % LANE_FILTERS == 0>(y[h] + r * OUTPUT_WIDTH * FILTERS, values,
                                                            filters);
@@ -111,36 +111,36 @@ struct Writer {
 
 private:
     // NCHW: two columns of each filter.
-    __device__ __forceinline__ void store_columns(Element* pixel, const Sums& sums, int h) {
+    __device__ __forceinline__ void store_columns(Element* pixel, const Accumulators& acc, int h) {
 #pragma unroll
         for (int t = 0; t < TILES_N; ++t)
             if (t < filters) {
-                const float values[2] = {epilogue(sums[t][2 * h], t), epilogue(sums[t][2 * h + 1], t)};
+                const float values[2] = {epilogue(acc[t][2 * h], t), epilogue(acc[t][2 * h + 1], t)};
                 store<OUTPUT_WIDTH % 2 == 0>(pixel + t * OUTPUT_HEIGHT * OUTPUT_WIDTH, values, columns[h]);
             }
     }
 
-    __device__ __forceinline__ void pool(int r, const Sums& sums) {
+    __device__ __forceinline__ void pool(int r, const Accumulators& acc) {
         const float lowest = -__uint_as_float(INFINITY_BITS);
 #pragma unroll
         for (int t = 0; t < TILES_N; ++t)
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
-                const float right = MASK_COLUMNS && columns[h] < 2 ? lowest : sums[t][2 * h + 1];
-                float larger = max_nan(sums[t][2 * h], right);
+                const float right = MASK_COLUMNS && columns[h] < 2 ? lowest : acc[t][2 * h + 1];
+                float larger = max_nan(acc[t][2 * h], right);
                 if ((r >= SURE_ROWS && r >= conv_rows[h]) || (MASK_PAIRS && columns[h] < 1)) larger = lowest;
-                float& most = best[t][h % CELLS];
+                float& most = maxima[t][h % CELLS];
                 most = r % POOL == 0 && h < CELLS ? larger : max_nan(most, larger);
             }
         if (r % POOL < POOL - 1) return;
         if (NARROW && !narrow)
 #pragma unroll
-            for (int t = 0; t < TILES_N; ++t) best[t][0] = max_nan(best[t][0], best[t][1]);
+            for (int t = 0; t < TILES_N; ++t) maxima[t][0] = max_nan(maxima[t][0], maxima[t][1]);
 #pragma unroll
         for (int h = 0; h < CELLS; ++h) {
             float values[TILES_N];
 #pragma unroll
-            for (int t = 0; t < TILES_N; ++t) values[t] = epilogue(best[t][h], t);
+            for (int t = 0; t < TILES_N; ++t) values[t] = epilogue(maxima[t][h], t);
             if (r / POOL < rows[h]) {
                 Element* pixel = y[h] + r / POOL * OUTPUT_WIDTH * (NHWC ? FILTERS : 1);
                 if constexpr (NHWC) {

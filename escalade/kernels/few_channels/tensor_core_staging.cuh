@@ -63,29 +63,27 @@ constexpr u32 LAST_EXPONENT_BITS<__nv_bfloat16> = 0x00800080;
 #endif
 
 // Detects infinite or NaN operands: their exponent is all ones, and adding one carries into the sign.
-struct Finite {
+struct NonFiniteCheck {
     u32 carries = 0;
-    __device__ __forceinline__ void look_at(u32 pair) {
-        carries |= (pair & 0x7FFF7FFF) + LAST_EXPONENT_BITS<Operand>;
-    }
-    __device__ __forceinline__ bool violated() const { return carries & 0x80008000; }
+    __device__ __forceinline__ void add(u32 pair) { carries |= (pair & 0x7FFF7FFF) + LAST_EXPONENT_BITS<Operand>; }
+    __device__ __forceinline__ bool found() const { return carries & 0x80008000; }
 };
 
 // True if this thread's part of a staged tile is not finite.
 __device__ __forceinline__ bool inspect(const Operand* operands) {
-    Finite finite;
+    NonFiniteCheck check;
 #pragma unroll 2
     for (int at = threadIdx.x * 8; at < OPERANDS; at += THREADS * 8) {
         const Pack<u32, 4> four = load_pack<u32, 4>(reinterpret_cast<const u32*>(operands + at));
 #pragma unroll
-        for (int i = 0; i < 4; ++i) finite.look_at(four.at[i]);
+        for (int i = 0; i < 4; ++i) check.add(four.at[i]);
     }
-    return finite.violated();
+    return check.found();
 }
 
 // Converts a tile; true if it is not finite.
 __device__ __forceinline__ bool convert(Operand* operands, const Source* staged) {
-    Finite finite;
+    NonFiniteCheck check;
 #pragma unroll 2
     for (int at = threadIdx.x * 4; at < STAGED; at += THREADS * 4) {
         const Pack<Source, 4> four = load_pack<Source, 4>(staged + at);
@@ -93,11 +91,11 @@ __device__ __forceinline__ bool convert(Operand* operands, const Source* staged)
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
             pairs.at[i] = pack_pair<Operand>(to_float(four.at[2 * i]), to_float(four.at[2 * i + 1]));
-            finite.look_at(pairs.at[i]);
+            check.add(pairs.at[i]);
         }
         store_pack(reinterpret_cast<u32*>(operands + operand_at(at)), pairs);
     }
-    return finite.violated();
+    return check.found();
 }
 
 // Converts to upper, then lower halves; returns the scaling exponent, or NOT_FINITE.

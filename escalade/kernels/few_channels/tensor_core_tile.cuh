@@ -61,7 +61,7 @@ __device__ __forceinline__ int operand_at(int at) { return at + at / STAGED_ROW 
 __device__ __forceinline__ float to_float(unsigned char value) { return value; }
 
 // A row of the product: a pair of columns, in ROWS rows of an image.
-struct Place {
+struct RowPosition {
     bool exists;  // in a full tile
     bool narrow;  // a window of one pair
     int cell;
@@ -71,7 +71,7 @@ struct Place {
 
     // Row i of 16 in block m. The pairs of a window are rows `group` and `group` + 8, ordered so that eight adjacent
     // rows start in different banks.
-    __device__ __forceinline__ Place(int m, int i) {
+    __device__ __forceinline__ RowPosition(int m, int i) {
         cell = m * CELLS_IN_TILE + i % CELLS_IN_TILE;
         const int inside = min(cell, IMAGES * CELLS_IN_IMAGE - 1), in_image = inside % CELLS_IN_IMAGE;
         image = inside / CELLS_IN_IMAGE;

@@ -54,7 +54,8 @@ __device__ __forceinline__ float block_sum(float value, float* scratch) {
 
 // Normalizes one group, by the threads that `sum` reduces over: each takes every STEP-th feature from `first` on.
 template <int L, int STEP, class Sum, class Parameters>
-__device__ __forceinline__ void normalise_group(float* values, int first, const Sum& sum, const Parameters& parameters) {
+__device__ __forceinline__ void normalize_group(float* values, int first, const Sum& sum,
+                                                const Parameters& parameters) {
     constexpr Layer layer = LAYERS[L];
     const Element *weight = parameters[Of<L>::norm_weight], *bias = parameters[Of<L>::norm_bias];
     float total = 0.f, squares = 0.f;
@@ -67,16 +68,16 @@ __device__ __forceinline__ void normalise_group(float* values, int first, const 
 }
 
 template <int L, class Parameters>
-__device__ __forceinline__ void normalise(float* row, float* scratch, const Parameters& parameters) {
+__device__ __forceinline__ void normalize(float* row, float* scratch, const Parameters& parameters) {
     constexpr Layer layer = LAYERS[L];
     if constexpr (WARP_REDUCTIONS) {
         const auto sum = [](float value) { return warp_sum(value); };
         for (int group = threadIdx.x / 32; group < layer.groups; group += WARPS)
-            normalise_group<L, 32>(row + group * layer.features, threadIdx.x % 32, sum, parameters);
+            normalize_group<L, 32>(row + group * layer.features, threadIdx.x % 32, sum, parameters);
     } else {
         const auto sum = [&](float value) { return block_sum(value, scratch); };
         for (int group = 0; group < layer.groups; ++group)
-            normalise_group<L, THREADS>(row + group * layer.features, threadIdx.x, sum, parameters);
+            normalize_group<L, THREADS>(row + group * layer.features, threadIdx.x, sum, parameters);
     }
     __syncthreads();
 }
@@ -97,7 +98,7 @@ __device__ __forceinline__ void multiply(float& sum, const Element* weights, con
 template <int L, class Parameters>
 __device__ __forceinline__ float* run(float* row, float* other, float* scratch, const Parameters& parameters) {
     constexpr Layer layer = LAYERS[L];
-    if constexpr (layer.norm) normalise<L>(row, scratch, parameters);
+    if constexpr (layer.norm) normalize<L>(row, scratch, parameters);
     for (int at = threadIdx.x; at < Of<L>::width_out; at += THREADS) {
         const int output = at % layer.outputs;
         const float* values = row + at / layer.outputs * layer.features;

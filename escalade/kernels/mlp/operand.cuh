@@ -90,7 +90,7 @@ struct Step<float> {
 
 // Two adjacent elements of a row, as stored: 16-bit ones stay packed in one register.
 template <class Element>
-struct Neighbours {
+struct ElementPair {
     u32 pair;
 
     __device__ __forceinline__ void set(float low, float high) { pair = pack_pair<Element>(low, high); }
@@ -106,7 +106,7 @@ struct Neighbours {
 };
 
 template <>
-struct Neighbours<float> {
+struct ElementPair<float> {
     float low, high;
 
     __device__ __forceinline__ void set(float first, float second) { low = first, high = second; }

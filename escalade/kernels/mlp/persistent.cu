@@ -30,13 +30,13 @@ constexpr int VECTOR_OUT = 4;         // vector_out
 #include "mlp/activation.cuh"
 #include "mlp/chain.cuh"
 
-struct Place {
+struct SmemLayout {
     int rows, outputs, splits;             // of a tile
     int input_at, input_pitch, output_at;  // in the team's smem, and between items
     int weight_at, weight_pitch;           // in the CTA's smem; -1: read from global memory
     int bias_at, norm_at;
 };
-constexpr Place PLACES[] = {PLACE_LIST};
+constexpr SmemLayout LAYOUTS[] = {PLACE_LIST};
 using Four = Pack<float, 4>;
 
 // ------------------------------------------------------------------ smem layout
@@ -45,11 +45,11 @@ using Four = Pack<float, 4>;
 template <int L>
 __device__ __forceinline__ int position(int item, int f) {
     if constexpr (L == COUNT) {
-        return PLACES[LAST].output_at + item * RESULT_PITCH + f;
+        return LAYOUTS[LAST].output_at + item * RESULT_PITCH + f;
     } else {
         constexpr int FEATURES_IN = LAYERS[L].features, PADDED = (FEATURES_IN + 3) / 4 * 4;
         const int inside = FEATURES_IN == PADDED ? f : f / FEATURES_IN * PADDED + f % FEATURES_IN;
-        return PLACES[L].input_at + item * PLACES[L].input_pitch + inside;
+        return LAYOUTS[L].input_at + item * LAYOUTS[L].input_pitch + inside;
     }
 }
 
@@ -61,22 +61,22 @@ __device__ __forceinline__ int row_position(int m) {
 
 template <int L>
 struct Weights {
-    static constexpr bool STAGED = PLACES[L].weight_at >= 0;
-    static constexpr int PITCH = STAGED ? PLACES[L].weight_pitch : LAYERS[L].features;
+    static constexpr bool STAGED = LAYOUTS[L].weight_at >= 0;
+    static constexpr int PITCH = STAGED ? LAYOUTS[L].weight_pitch : LAYERS[L].features;
 
     template <class Parameters>
     static __device__ __forceinline__ auto weight(const float* staged, const Parameters& parameters) {
-        if constexpr (STAGED) return staged + PLACES[L].weight_at;
+        if constexpr (STAGED) return staged + LAYOUTS[L].weight_at;
         else return parameters[Of<L>::weight];
     }
     template <class Parameters>
     static __device__ __forceinline__ auto bias(const float* staged, const Parameters& parameters) {
-        if constexpr (STAGED) return staged + PLACES[L].bias_at;
+        if constexpr (STAGED) return staged + LAYOUTS[L].bias_at;
         else return parameters[Of<L>::bias];
     }
     template <class Parameters>
     static __device__ __forceinline__ auto norm(const float* staged, const Parameters& parameters, int which) {
-        if constexpr (STAGED) return staged + PLACES[L].norm_at + which * ((LAYERS[L].features + 3) / 4 * 4);
+        if constexpr (STAGED) return staged + LAYOUTS[L].norm_at + which * ((LAYERS[L].features + 3) / 4 * 4);
         else return parameters[Of<L>::norm_weight + which];
     }
 };
@@ -111,14 +111,14 @@ __device__ __forceinline__ void stage_vector(float* target, const Element* from,
 template <int L, class Parameters>
 __device__ __forceinline__ void stage(float* staged, const Parameters& parameters) {
     constexpr Layer layer = LAYERS[L];
-    constexpr Place place = PLACES[L];
+    constexpr SmemLayout layout = LAYOUTS[L];
     if constexpr (Weights<L>::STAGED) {
         constexpr int VECTOR = layer.vector, PACKS = layer.outputs * layer.features / VECTOR;
         const Element* weight = parameters[Of<L>::weight];
 #pragma unroll 8
         for (int pack = threadIdx.x; pack < PACKS; pack += TEAMS * TEAM_THREADS) {
             const int at = pack * VECTOR;
-            float* target = staged + place.weight_at + at / layer.features * place.weight_pitch + at % layer.features;
+            float* target = staged + layout.weight_at + at / layer.features * layout.weight_pitch + at % layer.features;
             if constexpr (sizeof(Element) == 4 && VECTOR == 4) {
                 copy_async_16(shared_address(target), weight + at, true);
             } else {
@@ -127,11 +127,11 @@ __device__ __forceinline__ void stage(float* staged, const Parameters& parameter
                 for (int e = 0; e < VECTOR; ++e) target[e] = to_float(values.at[e]);
             }
         }
-        if constexpr (layer.bias) stage_vector(staged + place.bias_at, parameters[Of<L>::bias], layer.outputs);
+        if constexpr (layer.bias) stage_vector(staged + layout.bias_at, parameters[Of<L>::bias], layer.outputs);
         if constexpr (layer.norm) {
             constexpr int PADDED = (layer.features + 3) / 4 * 4;
-            stage_vector(staged + place.norm_at, parameters[Of<L>::norm_weight], layer.features);
-            stage_vector(staged + place.norm_at + PADDED, parameters[Of<L>::norm_bias], layer.features);
+            stage_vector(staged + layout.norm_at, parameters[Of<L>::norm_weight], layer.features);
+            stage_vector(staged + layout.norm_at + PADDED, parameters[Of<L>::norm_bias], layer.features);
         }
     }
     if constexpr (L < LAST) stage<L + 1>(staged, parameters);
@@ -207,7 +207,7 @@ __device__ __forceinline__ float lanes_sum(float value) {
 
 // Normalizes every row in place: LANES lanes keep their fours of it in registers.
 template <int L, int LANES, class Scale>
-__device__ __forceinline__ void normalise_fours(float* space, const Scale* weight, const Scale* bias, int thread) {
+__device__ __forceinline__ void normalize_fours(float* space, const Scale* weight, const Scale* bias, int thread) {
     constexpr Layer layer = LAYERS[L];
     constexpr int ROWS = TEAM_ITEMS * layer.groups, FOURS = layer.features / 4, EACH = (FOURS + LANES - 1) / LANES;
     const int lane = thread % LANES;
@@ -252,7 +252,7 @@ __device__ __forceinline__ void normalise_fours(float* space, const Scale* weigh
 
 // Normalizes rows of any length, one warp per row.
 template <int L, class Scale>
-__device__ __forceinline__ void normalise_any(float* space, const Scale* weight, const Scale* bias, int thread) {
+__device__ __forceinline__ void normalize_any(float* space, const Scale* weight, const Scale* bias, int thread) {
     constexpr Layer layer = LAYERS[L];
     const int lane = thread % 32;
     for (int m = thread / 32; m < TEAM_ITEMS * layer.groups; m += TEAM_THREADS / 32) {
@@ -268,11 +268,11 @@ __device__ __forceinline__ void normalise_any(float* space, const Scale* weight,
 }
 
 template <int L, class Parameters>
-__device__ __forceinline__ void normalise(float* space, const float* staged, const Parameters& parameters, int thread) {
+__device__ __forceinline__ void normalize(float* space, const float* staged, const Parameters& parameters, int thread) {
     constexpr int FEATURES_IN = LAYERS[L].features, LANES = FEATURES_IN > 128 ? 32 : FEATURES_IN > 32 ? 8 : 4;
     const auto weight = Weights<L>::norm(staged, parameters, 0), bias = Weights<L>::norm(staged, parameters, 1);
-    if constexpr (FEATURES_IN % 4 == 0 && FEATURES_IN <= 512) normalise_fours<L, LANES>(space, weight, bias, thread);
-    else normalise_any<L>(space, weight, bias, thread);
+    if constexpr (FEATURES_IN % 4 == 0 && FEATURES_IN <= 512) normalize_fours<L, LANES>(space, weight, bias, thread);
+    else normalize_any<L>(space, weight, bias, thread);
 }
 
 // ------------------------------------------------------------------ products
@@ -294,13 +294,13 @@ __device__ __forceinline__ void scatter_sums(float* values) {
 template <int L>
 struct Product {
     static constexpr Layer layer = LAYERS[L];
-    static constexpr Place place = PLACES[L];
+    static constexpr SmemLayout layout = LAYOUTS[L];
     static constexpr int ROWS = TEAM_ITEMS * layer.groups, FOURS = layer.features / 4;
-    static constexpr int ROW_TILES = (ROWS + place.rows - 1) / place.rows;
-    static constexpr int OUTPUT_TILES = (layer.outputs + place.outputs - 1) / place.outputs;
-    static constexpr int UNITS = ROW_TILES * OUTPUT_TILES * place.splits;
+    static constexpr int ROW_TILES = (ROWS + layout.rows - 1) / layout.rows;
+    static constexpr int OUTPUT_TILES = (layer.outputs + layout.outputs - 1) / layout.outputs;
+    static constexpr int UNITS = ROW_TILES * OUTPUT_TILES * layout.splits;
     static constexpr int PASSES = (UNITS + TEAM_THREADS - 1) / TEAM_THREADS;
-    static constexpr int SUMS = place.rows * place.outputs, EACH = SUMS / place.splits;
+    static constexpr int SUMS = layout.rows * layout.outputs, EACH = SUMS / layout.splits;
 
     int row_tile, output_tile, split;
     bool inside;
@@ -308,8 +308,8 @@ struct Product {
 
     // Adjacent threads share a tile, then a row of tiles. Threads past the last tile repeat it.
     __device__ __forceinline__ explicit Product(int unit) {
-        const int tile = min(unit / place.splits, ROW_TILES * OUTPUT_TILES - 1);
-        split = place.splits == 1 ? 0 : unit % place.splits;
+        const int tile = min(unit / layout.splits, ROW_TILES * OUTPUT_TILES - 1);
+        split = layout.splits == 1 ? 0 : unit % layout.splits;
         row_tile = tile / OUTPUT_TILES;
         output_tile = tile % OUTPUT_TILES;
         inside = UNITS % TEAM_THREADS == 0 || unit < UNITS;
@@ -319,18 +319,18 @@ struct Product {
     // Past the last, repeats it.
     __device__ __forceinline__ int row_of(int r) const {
         const int m = r * ROW_TILES + row_tile;
-        return ROWS % place.rows == 0 ? m : min(m, ROWS - 1);
+        return ROWS % layout.rows == 0 ? m : min(m, ROWS - 1);
     }
     __device__ __forceinline__ int output_of(int o) const {
         const int n = o * OUTPUT_TILES + output_tile;
-        return layer.outputs % place.outputs == 0 ? n : min(n, layer.outputs - 1);
+        return layer.outputs % layout.outputs == 0 ? n : min(n, layer.outputs - 1);
     }
 
     // Rows at a compile-time distance need no register each.
     __device__ __forceinline__ int row_at(int r) const {
-        if constexpr (ROWS % place.rows == 0 && TEAM_ITEMS % ROW_TILES == 0)
-            return row_position<L>(r * ROW_TILES) + row_tile * place.input_pitch;
-        else if constexpr (ROWS % place.rows == 0 && ROW_TILES % TEAM_ITEMS == 0)
+        if constexpr (ROWS % layout.rows == 0 && TEAM_ITEMS % ROW_TILES == 0)
+            return row_position<L>(r * ROW_TILES) + row_tile * layout.input_pitch;
+        else if constexpr (ROWS % layout.rows == 0 && ROW_TILES % TEAM_ITEMS == 0)
             return row_position<L>(row_tile) + r * (ROW_TILES / TEAM_ITEMS) * ((layer.features + 3) / 4 * 4);
         else
             return row_position<L>(row_of(r));
@@ -342,40 +342,41 @@ struct Product {
 #pragma unroll
         for (int i = 0; i < SUMS; ++i) sums[i] = 0.f;
 #pragma unroll(UNROLL)
-        for (int k = split; k < FOURS; k += place.splits) {
-            Four weights[place.outputs];
+        for (int k = split; k < FOURS; k += layout.splits) {
+            Four weights[layout.outputs];
 #pragma unroll
-            for (int o = 0; o < place.outputs; ++o)
+            for (int o = 0; o < layout.outputs; ++o)
                 weights[o] = four<ALIGNED>(weight + output_of(o) * Weights<L>::PITCH + k * 4);
 #pragma unroll
-            for (int r = 0; r < place.rows; ++r) {
+            for (int r = 0; r < layout.rows; ++r) {
                 const Four values = load_pack<float, 4>(space + row_at(r) + k * 4);
 #pragma unroll
                 for (int e = 0; e < 4; ++e)
 #pragma unroll
-                    for (int o = 0; o < place.outputs; ++o)
-                        sums[r * place.outputs + o] += values.at[e] * weights[o].at[e];
+                    for (int o = 0; o < layout.outputs; ++o)
+                        sums[r * layout.outputs + o] += values.at[e] * weights[o].at[e];
             }
         }
         if (layer.features % 4 != 0 && split == 0)
             for (int k = FOURS * 4; k < layer.features; ++k)
 #pragma unroll
                 for (int i = 0; i < SUMS; ++i)
-                    sums[i] += space[row_at(i / place.outputs) + k] *
-                               to_float(weight[output_of(i % place.outputs) * Weights<L>::PITCH + k]);
-        scatter_sums<SUMS, place.splits / 2>(sums);
+                    sums[i] += space[row_at(i / layout.outputs) + k] *
+                               to_float(weight[output_of(i % layout.outputs) * Weights<L>::PITCH + k]);
+        scatter_sums<SUMS, layout.splits / 2>(sums);
     }
 
     template <class Bias>
     __device__ __forceinline__ void store(float* space, const Bias* bias) const {
 #pragma unroll
         for (int i = 0; i < EACH; ++i) {
-            const int r = (split * EACH + i) / place.outputs, o = (split * EACH + i) % place.outputs;
+            const int r = (split * EACH + i) / layout.outputs, o = (split * EACH + i) % layout.outputs;
             const int m = r * ROW_TILES + row_tile, n = o * OUTPUT_TILES + output_tile;
             float sum = sums[i];
             if constexpr (layer.bias) sum += to_float(bias[output_of(o)]);
             sum = activate<layer.activation>(sum);
-            if (inside && (ROWS % place.rows == 0 || m < ROWS) && (layer.outputs % place.outputs == 0 || n < layer.outputs))
+            if (inside && (ROWS % layout.rows == 0 || m < ROWS) &&
+                (layer.outputs % layout.outputs == 0 || n < layer.outputs))
                 space[position<L + 1>(m % TEAM_ITEMS, m / TEAM_ITEMS * layer.outputs + n)] = sum;
         }
     }
@@ -387,11 +388,11 @@ __device__ __forceinline__ void run(float* space, const float* staged, const Par
     // else the addresses of all layers would take registers from the accumulators
     const int thread = anew(same_thread);
     if constexpr (LAYERS[L].norm) {
-        normalise<L>(space, staged, parameters, thread);
+        normalize<L>(space, staged, parameters, thread);
         team_barrier(team);
     }
     const auto weight = Weights<L>::weight(staged, parameters);
-    constexpr bool IN_PLACE = PLACES[L].input_at == PLACES[L].output_at;
+    constexpr bool IN_PLACE = LAYOUTS[L].input_at == LAYOUTS[L].output_at;
     static_assert(!IN_PLACE || Product<L>::PASSES == 1, "outputs would overwrite inputs that are still needed");
 #pragma unroll 1
     for (int pass = 0; pass < Product<L>::PASSES; ++pass) {

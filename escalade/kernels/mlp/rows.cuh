@@ -8,7 +8,7 @@
 // A lane's share of 16 rows of a block, as stored: [step][first or second pair][row].
 template <int COLUMNS>
 struct Raw {
-    Neighbours<Element> at[steps_of(COLUMNS)][2][2];
+    ElementPair<Element> at[steps_of(COLUMNS)][2][2];
 };
 
 // Values in fp32, as MMA accumulators: [eight columns][row 0: two columns, row 1: two columns].
@@ -28,15 +28,15 @@ struct Operand {
 // Piece of a lane's share of a row: VECTOR elements per access, as whole pairs if there are any.
 template <int VECTOR>
 struct Piece {
-    Pack<Neighbours<Element>, VECTOR / 2> pairs;
+    Pack<ElementPair<Element>, VECTOR / 2> pairs;
     __device__ __forceinline__ static Piece* in(const Element* row) {
         return reinterpret_cast<Piece*>(const_cast<Element*>(row));
     }
-    __device__ __forceinline__ void get(Neighbours<Element> (&lane)[4], int e) const {
+    __device__ __forceinline__ void get(ElementPair<Element> (&lane)[4], int e) const {
 #pragma unroll
         for (int i = 0; i < VECTOR / 2; ++i) lane[e / 2 + i] = pairs.at[i];
     }
-    __device__ __forceinline__ void set(const Neighbours<Element> (&lane)[4], int e) {
+    __device__ __forceinline__ void set(const ElementPair<Element> (&lane)[4], int e) {
 #pragma unroll
         for (int i = 0; i < VECTOR / 2; ++i) pairs.at[i] = lane[e / 2 + i];
     }
@@ -54,8 +54,10 @@ struct Piece<1> {
     __device__ __forceinline__ static Piece* in(const Element* row) {
         return reinterpret_cast<Piece*>(const_cast<Element*>(row));
     }
-    __device__ __forceinline__ void get(Neighbours<Element> (&lane)[4], int e) const { lane[e / 2].set_one(e % 2, one); }
-    __device__ __forceinline__ void set(const Neighbours<Element> (&lane)[4], int e) { one = lane[e / 2].one(e % 2); }
+    __device__ __forceinline__ void get(ElementPair<Element> (&lane)[4], int e) const {
+        lane[e / 2].set_one(e % 2, one);
+    }
+    __device__ __forceinline__ void set(const ElementPair<Element> (&lane)[4], int e) { one = lane[e / 2].one(e % 2); }
     __device__ __forceinline__ void store(Element* row) const { *row = one; }
 };
 
@@ -77,7 +79,7 @@ __device__ __forceinline__ void load(Raw<COLUMNS>& raw, const Element* x, long l
 #pragma unroll
         for (int step = 0; step < STEPS; step += 2) {
             const int here = step + 1 < STEPS ? 8 : 4;
-            Neighbours<Element> lane[4];
+            ElementPair<Element> lane[4];
 #pragma unroll
             for (int e = 0; e < here; e += VECTOR) {
                 const int column = column_of(COLUMNS, step, member, 0) + e;
@@ -101,7 +103,7 @@ __device__ __forceinline__ void store(const Values<COLUMNS>& values, Element* y,
 #pragma unroll
         for (int step = 0; step < STEPS; step += 2) {
             const int here = step + 1 < STEPS ? 8 : 4;
-            Neighbours<Element> lane[4];
+            ElementPair<Element> lane[4];
 #pragma unroll
             for (int pair = 0; pair < here / 2; ++pair)
                 lane[pair].set(values.at[2 * step + pair][2 * r], values.at[2 * step + pair][2 * r + 1]);
@@ -136,7 +138,7 @@ __device__ __forceinline__ float quad_sum(float value) {
 
 // (x - mean) / deviation of each row; the padding columns of the last step are ignored.
 template <int COLUMNS>
-__device__ __forceinline__ void normalise(Values<COLUMNS>& values, float epsilon, int member) {
+__device__ __forceinline__ void normalize(Values<COLUMNS>& values, float epsilon, int member) {
     constexpr int STEPS = steps_of(COLUMNS);
     float sum[2] = {}, squares[2] = {};
 #pragma unroll

@@ -104,14 +104,14 @@ struct Weights {
 
 // One per set of 16 rows of the warp.
 template <class T>
-struct OfSets {
+struct PerSet {
     T set[SETS];
 };
 
 // 16 outputs of a layer, from the operand of its whole input.
 template <int L>
 __device__ __forceinline__ void layer_step(float (&low)[SETS][4], float (&high)[SETS][4],
-                                           const OfSets<Operand<LAYERS[L].features>>& operand, const Weights& weights,
+                                           const PerSet<Operand<LAYERS[L].features>>& operand, const Weights& weights,
                                            int block, int output_step) {
 #pragma unroll
     for (int set = 0; set < SETS; ++set)
@@ -127,8 +127,8 @@ __device__ __forceinline__ void layer_step(float (&low)[SETS][4], float (&high)[
 }
 
 template <int L>
-__device__ __forceinline__ void layer(OfSets<Values<LAYERS[L].outputs>>& values,
-                                      const OfSets<Operand<LAYERS[L].features>>& operand, const Weights& weights,
+__device__ __forceinline__ void layer(PerSet<Values<LAYERS[L].outputs>>& values,
+                                      const PerSet<Operand<LAYERS[L].features>>& operand, const Weights& weights,
                                       int block) {
 #pragma unroll
     for (int step = 0; step < steps_of(LAYERS[L].outputs); ++step) {
@@ -145,18 +145,18 @@ __device__ __forceinline__ void layer(OfSets<Values<LAYERS[L].outputs>>& values,
 }
 
 template <int L>
-__device__ __forceinline__ void normalised_operand(OfSets<Operand<LAYERS[L].features>>& operand,
-                                                   OfSets<Values<LAYERS[L].features>>& values, int member) {
+__device__ __forceinline__ void normalized_operand(PerSet<Operand<LAYERS[L].features>>& operand,
+                                                   PerSet<Values<LAYERS[L].features>>& values, int member) {
 #pragma unroll
     for (int set = 0; set < SETS; ++set) {
-        if (LAYERS[L].norm) normalise(values.set[set], LAYERS[L].epsilon, member);
+        if (LAYERS[L].norm) normalize(values.set[set], LAYERS[L].epsilon, member);
         to_operand(operand.set[set], values.set[set]);
     }
 }
 
 // ------------------------------------------------------------------ in, mid, out
 
-using Narrow = OfSets<Values<LAYERS[REDUCE].outputs>>;
+using Narrow = PerSet<Values<LAYERS[REDUCE].outputs>>;
 
 // sums += one k-step of the first layer that reads the whole row.
 __device__ __forceinline__ void reduce_step(Narrow& sums, const Step<Element> (&operand)[SETS], const Weights& weights,
@@ -170,13 +170,13 @@ __device__ __forceinline__ void reduce_step(Narrow& sums, const Step<Element> (&
     }
 }
 
-__device__ __forceinline__ void take_block(Narrow& sums, const OfSets<Raw<IN>>& raw, const Weights& weights, int block,
-                                           int piece) {
-    OfSets<Operand<IN>> operand;
-    OfSets<Values<IN>> values;
+__device__ __forceinline__ void encode_block(Narrow& sums, const PerSet<Raw<IN>>& raw, const Weights& weights,
+                                             int block, int piece) {
+    PerSet<Operand<IN>> operand;
+    PerSet<Values<IN>> values;
 #pragma unroll
     for (int set = 0; set < SETS; ++set) widen(values.set[set], raw.set[set]);
-    normalised_operand<0>(operand, values, weights.lane % 4);
+    normalized_operand<0>(operand, values, weights.lane % 4);
     constexpr int STEPS = HAS_ENCODER ? steps_of(LAYERS[0].outputs) / PIECES : steps_of(IN);
     constexpr int TOGETHER = HAS_ENCODER ? UNROLL : STEPS;  // register indices must be compile-time constants
 #pragma unroll TOGETHER
@@ -197,11 +197,11 @@ __device__ __forceinline__ void take_block(Narrow& sums, const OfSets<Raw<IN>>& 
 }
 
 // Tensor cores truncate when they accumulate: in fp32 a block has separate accumulators, added in fp32.
-__device__ __forceinline__ void add_block(Narrow& sums, const OfSets<Raw<IN>>& raw, const Weights& weights, int block,
+__device__ __forceinline__ void add_block(Narrow& sums, const PerSet<Raw<IN>>& raw, const Weights& weights, int block,
                                           int piece) {
     if constexpr (sizeof(Element) == 4) {
         Narrow own{};
-        take_block(own, raw, weights, block, piece);
+        encode_block(own, raw, weights, block, piece);
 #pragma unroll
         for (int set = 0; set < SETS; ++set)
 #pragma unroll
@@ -209,20 +209,20 @@ __device__ __forceinline__ void add_block(Narrow& sums, const OfSets<Raw<IN>>& r
 #pragma unroll
                 for (int i = 0; i < 4; ++i) sums.set[set].at[tile][i] += own.set[set].at[tile][i];
     } else {
-        take_block(sums, raw, weights, block, piece);
+        encode_block(sums, raw, weights, block, piece);
     }
 }
 
 // The narrow layers, from L to the last.
 template <int L>
-__device__ __forceinline__ void middle(OfSets<Operand<LAYERS[EXPAND].features>>& last,
-                                       OfSets<Values<LAYERS[L].features>>& values, const Weights& weights) {
+__device__ __forceinline__ void middle(PerSet<Operand<LAYERS[EXPAND].features>>& last,
+                                       PerSet<Values<LAYERS[L].features>>& values, const Weights& weights) {
     if constexpr (L == EXPAND) {
-        normalised_operand<L>(last, values, weights.lane % 4);
+        normalized_operand<L>(last, values, weights.lane % 4);
     } else {
-        OfSets<Operand<LAYERS[L].features>> operand;
-        normalised_operand<L>(operand, values, weights.lane % 4);
-        OfSets<Values<LAYERS[L].outputs>> next;
+        PerSet<Operand<LAYERS[L].features>> operand;
+        normalized_operand<L>(operand, values, weights.lane % 4);
+        PerSet<Values<LAYERS[L].outputs>> next;
         layer<L>(next, operand, weights, 0);
         middle<L + 1>(last, next, weights);
     }
@@ -230,14 +230,14 @@ __device__ __forceinline__ void middle(OfSets<Operand<LAYERS[EXPAND].features>>&
 
 // A block of the result; with a layer of every group, LAST differs from EXPAND.
 template <int LAST>
-__device__ __forceinline__ void give_block(OfSets<Values<OUT>>& values,
-                                           const OfSets<Operand<LAYERS[EXPAND].features>>& last, const Weights& weights,
-                                           int block) {
+__device__ __forceinline__ void decode_block(PerSet<Values<OUT>>& values,
+                                             const PerSet<Operand<LAYERS[EXPAND].features>>& last,
+                                             const Weights& weights, int block) {
     if constexpr (LAST > EXPAND) {
-        OfSets<Values<LAYERS[EXPAND].outputs>> joint;
+        PerSet<Values<LAYERS[EXPAND].outputs>> joint;
         layer<EXPAND>(joint, last, weights, block);
-        OfSets<Operand<LAYERS[EXPAND].outputs>> operand;
-        normalised_operand<LAST>(operand, joint, weights.lane % 4);
+        PerSet<Operand<LAYERS[EXPAND].outputs>> operand;
+        normalized_operand<LAST>(operand, joint, weights.lane % 4);
         layer<LAST>(values, operand, weights, 0);
     } else {
         layer<LAST>(values, last, weights, block);
@@ -246,13 +246,13 @@ __device__ __forceinline__ void give_block(OfSets<Values<OUT>>& values,
 
 // Synchronization of warps that share rows. In a cluster the CTAs write their sums, synchronize, and read each other's.
 // Before a CTA writes again, or exits, all must have read; it waits for that as late as possible.
-struct Meeting {
-    bool being_read = false;
+struct RowSync {
+    bool readers_pending = false;
 
     __device__ __forceinline__ void before_writing() {
 #if CLUSTER > 1
-        if (being_read) cluster_wait();
-        being_read = false;
+        if (readers_pending) cluster_wait();
+        readers_pending = false;
 #endif
     }
     __device__ __forceinline__ void written() {
@@ -265,42 +265,42 @@ struct Meeting {
     __device__ __forceinline__ void read() {
 #if CLUSTER > 1
         cluster_arrive();
-        being_read = true;
+        readers_pending = true;
 #endif
     }
 };
 
 // Loads what a warp of CTA `rank` has written there.
-__device__ __forceinline__ float4 exchanged(const float4* place, int rank) {
+__device__ __forceinline__ float4 load_exchanged(const float4* from, int rank) {
 #if CLUSTER > 1
-    return load_cluster(shared_address(place), rank);
+    return load_cluster(shared_address(from), rank);
 #else
-    return *place;
+    return *from;
 #endif
 }
 
 // Adds the warps' sums in order, so that every warp has the total: each thread reduces its share. In a cluster every
 // CTA does so for itself.
 template <int COLUMNS>
-__device__ __forceinline__ void add_up(Values<COLUMNS>& sums, float4* exchange, Meeting& meeting, int warp, int lane) {
+__device__ __forceinline__ void add_up(Values<COLUMNS>& sums, float4* exchange, RowSync& sync, int warp, int lane) {
     constexpr int SHARES = 2 * steps_of(COLUMNS) * 32;
     float4* total = exchange + TILE_WARPS * 2 * steps_of(LAYERS[REDUCE].outputs) * 32;
-    meeting.before_writing();
+    sync.before_writing();
 #pragma unroll
     for (int tile = 0; tile < SHARES / 32; ++tile)
         exchange[warp * SHARES + tile * 32 + lane] =
             make_float4(sums.at[tile][0], sums.at[tile][1], sums.at[tile][2], sums.at[tile][3]);
-    meeting.written();
+    sync.written();
     for (int share = threadIdx.x; share < SHARES; share += WARPS * 32) {
-        float4 sum = exchanged(exchange + share, 0);
+        float4 sum = load_exchanged(exchange + share, 0);
 #pragma unroll
         for (int part = 1; part < PARTS; ++part) {
-            const float4 more = exchanged(exchange + part % TILE_WARPS * SHARES + share, part / TILE_WARPS);
+            const float4 more = load_exchanged(exchange + part % TILE_WARPS * SHARES + share, part / TILE_WARPS);
             sum.x += more.x, sum.y += more.y, sum.z += more.z, sum.w += more.w;
         }
         total[share] = sum;
     }
-    meeting.read();
+    sync.read();
     __syncthreads();
 #pragma unroll
     for (int tile = 0; tile < SHARES / 32; ++tile) {
@@ -341,7 +341,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
     const long long tiles_at_once = 1LL * (gridDim.x / CLUSTER) * TILES;
     long long tile = 1LL * (blockIdx.x / CLUSTER) * TILES + warp / TILE_WARPS;
     const auto row_of = [&](long long number, int set) { return number * TILE_ROWS + set * SET_ROWS + lane / 4; };
-    const auto load_block = [&](OfSets<Raw<IN>>& raw, long long number, int block) {
+    const auto load_block = [&](PerSet<Raw<IN>>& raw, long long number, int block) {
 #pragma unroll
         for (int set = 0; set < SETS; ++set)
             load<IN, WIDTH_IN, VECTOR_IN>(raw.set[set], x, row_of(number, set), rows, block * IN, member);
@@ -349,7 +349,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
 
     // Software pipeline: a block of x is loaded while the previous one is processed, the first of a tile during the
     // last of the previous tile, and the very first while the weights arrive.
-    OfSets<Raw<IN>> next;
+    PerSet<Raw<IN>> next;
     load_block(next, tile, part / PIECES);
     // The weights of the input side are copied first, with all biases; the others may arrive while those are used.
     constexpr int WAY_IN = WEIGHTS_IN_SHARED ? LAYERS[REDUCE + 1].weights * FRAGMENT : 0;
@@ -368,7 +368,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
     const uint4* fragments = WEIGHTS_IN_SHARED ? staged : packed;
     const Weights weights{fragments, reinterpret_cast<const float4*>(fragments + FRAGMENTS * FRAGMENT), lane};
 
-    Meeting meeting;
+    RowSync sync;
     for (; tile * TILE_ROWS < rows; tile += tiles_at_once) {
         Narrow sums;
 #pragma unroll
@@ -383,28 +383,28 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
             }
 #pragma unroll 1
         for (int piece = part; piece < BLOCKS_IN * PIECES; piece += PARTS) {
-            const OfSets<Raw<IN>> raw = next;
+            const PerSet<Raw<IN>> raw = next;
             const bool last = piece + PARTS >= BLOCKS_IN * PIECES;
             load_block(next, last ? tile + tiles_at_once : tile, (last ? part : piece + PARTS) / PIECES);
             add_block(sums, raw, weights, piece / PIECES, piece % PIECES);
         }
         if constexpr (PARTS > 1) {
             copy_async_wait<0>();  // the other weights; the synchronization below makes them visible to all
-            add_up(sums.set[0], exchange, meeting, warp, lane);
+            add_up(sums.set[0], exchange, sync, warp, lane);
         }
 #pragma unroll
         for (int set = 0; set < SETS; ++set)
 #pragma unroll
             for (int step = 0; step < steps_of(LAYERS[REDUCE].outputs); ++step)
                 activate<LAYERS[REDUCE].activation>(sums.set[set].at[2 * step], sums.set[set].at[2 * step + 1]);
-        OfSets<Operand<LAYERS[EXPAND].features>> last;
+        PerSet<Operand<LAYERS[EXPAND].features>> last;
         middle<REDUCE + 1>(last, sums, weights);
 
         float squares[SETS][2] = {};
 #pragma unroll 1
         for (int block = part; block < BLOCKS_OUT; block += PARTS) {
-            OfSets<Values<OUT>> values;
-            give_block<COUNT - 1>(values, last, weights, block);
+            PerSet<Values<OUT>> values;
+            decode_block<COUNT - 1>(values, last, weights, block);
 #pragma unroll
             for (int set = 0; set < SETS; ++set) {
                 const long long row = row_of(tile, set);
@@ -421,7 +421,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
                 Values<1> total;  // squares of the two rows, in a form that `add_up` takes
 #pragma unroll
                 for (int i = 0; i < 4; ++i) total.at[0][i] = squares[set][i / 2], total.at[1][i] = 0.f;
-                if constexpr (PARTS > 1) add_up(total, exchange, meeting, warp, lane);
+                if constexpr (PARTS > 1) add_up(total, exchange, sync, warp, lane);
 #pragma unroll
                 for (int r = 0; r < 2; ++r) {
                     const long long row = row_of(tile, set) + 8 * r;
@@ -431,5 +431,5 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, BLOCKS_PER_SM)
             }
         }
     }
-    meeting.before_writing();
+    sync.before_writing();
 }

@@ -90,10 +90,10 @@ struct Packing {
         return make_uint4(registers[0], registers[1], registers[2], registers[3]);
     }
 
-    __device__ __forceinline__ float bias_of(int place) const {
-        const int tile = place / 16, member = place / 4 % 4;
+    __device__ __forceinline__ float bias_of(int bias_index) const {
+        const int tile = bias_index / 16, member = bias_index / 4 % 4;
         const int step = tile / 2 % output_steps;
-        const int output = output_of(tile / 2 / output_steps, step, member, tile % 2 * 2 + place % 2);
+        const int output = output_of(tile / 2 / output_steps, step, member, tile % 2 * 2 + bias_index % 2);
         float sum = 0.f;
         if (output >= 0) {
             if (stage.has_bias) sum = to_float(bias[output]);
@@ -112,13 +112,11 @@ __device__ __forceinline__ void pack(const void* weight, const void* bias, const
     using Source = typename Own::Source;
     const int thread = (static_cast<int>(blockIdx.x) - Own::stage.first_block) * static_cast<int>(blockDim.x) +
                        static_cast<int>(threadIdx.x);
-    const int place = thread - Own::fragments * 32;
-    if (thread < 0 || place >= Own::biases) return;
+    const int bias_index = thread - Own::fragments * 32;
+    if (thread < 0 || bias_index >= Own::biases) return;
     const Own own{static_cast<const Source*>(weight), static_cast<const Source*>(bias), norm_weight, norm_bias};
-    if (place < 0)
-        reinterpret_cast<uint4*>(packed + Own::stage.fragments_at)[thread] = own.fragment_of(thread);
-    else
-        reinterpret_cast<float*>(packed + Own::stage.biases_at)[place] = own.bias_of(place);
+    if (bias_index < 0) reinterpret_cast<uint4*>(packed + Own::stage.fragments_at)[thread] = own.fragment_of(thread);
+    else reinterpret_cast<float*>(packed + Own::stage.biases_at)[bias_index] = own.bias_of(bias_index);
 }
 
 extern "C" __global__ void mlp_tensor_core_pack(PARAMETER_LIST, unsigned char* packed) {

@@ -24,8 +24,8 @@ __device__ __forceinline__ void finish_norms(float* shared, float* slot, const P
                 sum += w * s;
                 gradient = h * v + s * u;
             }
-            float* meeting = shared + layer.weight_at + warp * pitch + f;
-            meeting[0] = along, meeting[WARPS * pitch] = sum;
+            float* exchange = shared + layer.weight_at + warp * pitch + f;
+            exchange[0] = along, exchange[WARPS * pitch] = sum;
         }
     }
     if constexpr (L < LAST) finish_norms<L + 1>(shared, slot, parameters);
@@ -37,9 +37,10 @@ __device__ __forceinline__ void finish_vectors(const float* shared, float* slot)
     if constexpr (layer.norm) {
         constexpr int pitch = Of<L>::input_pitch;
         for (int at = threadIdx.x; at < 2 * layer.features; at += THREADS) {
-            const float* meeting = shared + layer.weight_at + at / layer.features * WARPS * pitch + at % layer.features;
+            const float* exchange =
+                shared + layer.weight_at + at / layer.features * WARPS * pitch + at % layer.features;
             float sum = 0.f;
-            for (int warp = 0; warp < WARPS; ++warp) sum += meeting[warp * pitch];
+            for (int warp = 0; warp < WARPS; ++warp) sum += exchange[warp * pitch];
             slot[layer.result + at] = sum;
         }
     }

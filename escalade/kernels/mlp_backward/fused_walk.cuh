@@ -9,7 +9,7 @@
 
 // N, one warp per row: subtract the mean, divide by the deviation.
 template <int L>
-__device__ __forceinline__ void normalise(float* shared) {
+__device__ __forceinline__ void normalize(float* shared) {
     constexpr Layer layer = LAYERS[L];
     const int lane = thread_number() % 32;
     for (int r = thread_number() / 32; r < Of<L>::rows; r += WARPS) {
@@ -29,7 +29,7 @@ __device__ __forceinline__ void forwards(float* shared, const Element* grad_y, i
     using Here = Of<L>;
     constexpr Layer layer = LAYERS[L];
     if constexpr (layer.norm) {
-        normalise<L>(shared);
+        normalize<L>(shared);
         __syncthreads();
     }
     if constexpr (L < LAST || layer.activation != 0) {

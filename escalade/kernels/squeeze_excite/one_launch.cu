@@ -43,9 +43,9 @@ using Values = Pack<Element, VECTOR>;
 using Floats = Pack<float, 4>;
 
 #if CLUSTER > 1
-__device__ __forceinline__ void meet() { cluster_sync(); }
+__device__ __forceinline__ void sync_cluster() { cluster_sync(); }
 #else
-__device__ __forceinline__ void meet() { __syncthreads(); }
+__device__ __forceinline__ void sync_cluster() { __syncthreads(); }
 #endif
 
 // Four sums, each over all CTAs' values at this smem address.
@@ -124,7 +124,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             for (int g = 0; g < GROUPS; ++g) sum += parts[(image * GROUPS + g) * CHANNELS + channel];
         totals[at] = sum;
     }
-    meet();
+    sync_cluster();
 
     for (int at = threadIdx.x; at < IMAGES * SHARE / 4; at += THREADS) {
         const int image = at / (SHARE / 4), quad = at % (SHARE / 4);
@@ -139,7 +139,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     __syncthreads();
     multiply<VECTOR, TEAM>(weight + first_channel, CHANNELS, SQUEEZED, channels / VECTOR, means, SHARE,
                            [&](int row, int image, float sum) { parts_of_hidden[image * HIDDEN + row] = sum; });
-    meet();
+    sync_cluster();
 
     for (int at = threadIdx.x; at < IMAGES * HIDDEN / 4; at += THREADS) {
         const int feature = 4 * at % HIDDEN;

@@ -81,7 +81,7 @@ struct Factors {
     Halves at;
     int pitch;
 
-    __device__ __forceinline__ static Factors taken(unsigned char*& next, int depth) {
+    __device__ __forceinline__ static Factors allocated(unsigned char*& next, int depth) {
         const int pitch = spread(depth);
         Element* high = take<Element>(next, IMAGES * pitch);
         return {{high, take<Element>(next, IMAGES * pitch)}, pitch};
@@ -96,7 +96,7 @@ struct Factors {
     float* at;
     int pitch;
 
-    __device__ __forceinline__ static Factors taken(unsigned char*& next, int depth) {
+    __device__ __forceinline__ static Factors allocated(unsigned char*& next, int depth) {
         return {take<float>(next, IMAGES * depth), depth};
     }
     __device__ __forceinline__ void store(int image, int k, float value) const { at[image * pitch + k] = value; }
@@ -116,10 +116,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1024 / THREADS)
     extern __shared__ __align__(16) unsigned char shared[];
     unsigned char* next = shared;
     float* sums_of_groups = take<float>(next, IMAGES * SUMS * WIDTH);
-    const Factors means = Factors::taken(next, WIDTH);                               // of this CTA's pixels only
+    const Factors means = Factors::allocated(next, WIDTH);                           // of this CTA's pixels only
     float* found = take<float>(next, IMAGES * HIDDEN);                               // products of this CTA
     float* pushed = take<float>(next, CLUSTER > 1 ? CLUSTER * IMAGES * HIDDEN : 0);  // of all CTAs
-    const Factors hidden = Factors::taken(next, HIDDEN);
+    const Factors hidden = Factors::allocated(next, HIDDEN);
     Element* columns_of_weight = take<Element>(next, SQUEEZED * WEIGHT_PITCH);
     Element* rows_of_gate = take<Element>(next, SHARE * SQUEEZED);
     Element* some_bias = take<Element>(next, SQUEEZED);

@@ -27,20 +27,20 @@ extern "C" __global__ void stem_pool(const Element* __restrict__ x, Element* __r
     const Element* image = x + n * height * width * filters + filter;
 
     const int top = row * stride - padding, left = column * stride - padding;
-    float best[VECTOR];
+    float maxima[VECTOR];
 #pragma unroll
-    for (int e = 0; e < VECTOR; ++e) best[e] = -__uint_as_float(0x7F800000u);
+    for (int e = 0; e < VECTOR; ++e) maxima[e] = -__uint_as_float(0x7F800000u);
     for (int i = max(top, 0); i < min(top + kernel, height); ++i)
         for (int j = max(left, 0); j < min(left + kernel, width); ++j) {
             const Pack<Element, VECTOR> pack = load_pack<Element, VECTOR>(image + (i * width + j) * filters);
 #pragma unroll
             for (int e = 0; e < VECTOR; ++e) {
                 const float value = to_float(pack.at[e]);
-                if (value > best[e] || value != value) best[e] = value;  // NaN sticks: nothing is greater
+                if (value > maxima[e] || value != value) maxima[e] = value;  // NaN sticks: nothing is greater
             }
         }
     Pack<Element, VECTOR> results;
 #pragma unroll
-    for (int e = 0; e < VECTOR; ++e) results.at[e] = from_float<Element>(best[e]);
+    for (int e = 0; e < VECTOR; ++e) results.at[e] = from_float<Element>(maxima[e]);
     store_pack(y + at, results);
 }

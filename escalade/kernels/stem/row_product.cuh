@@ -9,14 +9,14 @@ constexpr int COLUMN_BLOCKS = COLUMNS / 8;
 using Flat = float[4 * COLUMN_BLOCKS];
 
 #ifdef __CUDA_FP16_H__
-__device__ __forceinline__ void multiply(__half, Flat& sums, const u32 (&weights)[4], u64 pixels, bool accumulate) {
-    wgmma_from_registers(sums, weights, pixels, accumulate);
+__device__ __forceinline__ void multiply(__half, Flat& acc, const u32 (&weights)[4], u64 pixels, bool accumulate) {
+    wgmma_from_registers(acc, weights, pixels, accumulate);
 }
 #endif
 #ifdef __CUDA_BF16_H__
-__device__ __forceinline__ void multiply(__nv_bfloat16, Flat& sums, const u32 (&weights)[4], u64 pixels,
+__device__ __forceinline__ void multiply(__nv_bfloat16, Flat& acc, const u32 (&weights)[4], u64 pixels,
                                          bool accumulate) {
-    wgmma_bf16_from_registers(sums, weights, pixels, accumulate);
+    wgmma_bf16_from_registers(acc, weights, pixels, accumulate);
 }
 #endif
 

@@ -38,7 +38,7 @@ extern "C" __global__ void stem_separate(const Source* __restrict__ x, const Ele
 #pragma unroll
             for (int c = 0; c < CHANNELS; ++c) {
                 const Source value = image[source_offset(source_row, source_column, c, shape)];
-                const Element rounded = from_float<Element>(normalised(value, c, scale, shift));
+                const Element rounded = from_float<Element>(normalized(value, c, scale, shift));
                 sum += to_float(rounded) * to_float(weights[c * taps + r * shape.filter_width + s]);
             }
         }

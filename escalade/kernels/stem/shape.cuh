@@ -32,7 +32,7 @@ __device__ __forceinline__ int source_offset(int row, int column, int c, const S
 }
 
 // Normalized pixel in fp32, before rounding to the product's type.
-__device__ __forceinline__ float normalised(Source value, int c, const float* scale, const float* shift) {
+__device__ __forceinline__ float normalized(Source value, int c, const float* scale, const float* shift) {
     const float pixel = to_float(value);
     return NORMALISE ? fmaf(pixel, scale[c], shift[c]) : pixel;
 }

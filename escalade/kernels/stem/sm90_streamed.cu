@@ -121,20 +121,20 @@ __device__ __forceinline__ void load_slots(Slot (&slots)[2], const Source* __res
     }
 }
 
-struct Normalisation {
+struct Normalization {
     float scale[CHANNELS], shift[CHANNELS];
 };
 
 // A slot without the preceding pixel: channels 0 and 1 of both pixels, then channel 2 of both.
 __device__ __forceinline__ Pack<u32, 4> converted(const Slot& slot, int row, int column, const StemShape& shape,
-                                                  const Normalisation& normalisation) {
+                                                  const Normalization& normalization) {
     float pixels[2][CHANNELS] = {};
 #pragma unroll
     for (int i = 0; i < 2; ++i)
 #pragma unroll
         for (int c = 0; c < CHANNELS; ++c)
             if (!NORMALISE || exists(row, column + i, shape))
-                pixels[i][c] = normalised(slot[i][c], c, normalisation.scale, normalisation.shift);
+                pixels[i][c] = normalized(slot[i][c], c, normalization.scale, normalization.shift);
     return {{pair_of(pixels[0][0], pixels[0][1]), pair_of(pixels[1][0], pixels[1][1]),
              pair_of(pixels[0][2], pixels[1][2]), 0}};
 }
@@ -146,10 +146,10 @@ __device__ __forceinline__ void fill(unsigned char* stages, Stages ring, const S
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
     const int slot = warp * SLOTS_OF_WARP + lane - 1;
     const bool has_slot = lane > 0 && slot < SLOTS, has_corner = (lane > 0 || warp == 0) && slot + 1 < COLUMNS;
-    Normalisation normalisation;
+    Normalization normalization;
     if (NORMALISE) {
 #pragma unroll
-        for (int c = 0; c < CHANNELS; ++c) normalisation.scale[c] = scale[c], normalisation.shift[c] = shift[c];
+        for (int c = 0; c < CHANNELS; ++c) normalization.scale[c] = scale[c], normalization.shift[c] = shift[c];
     }
 
     u32 corners[ROW_PAIRS] = {};  // two rows each, the newest last
@@ -172,7 +172,7 @@ __device__ __forceinline__ void fill(unsigned char* stages, Stages ring, const S
                 Pack<u32, 4> rows[2];
 #pragma unroll
                 for (int r = 0; r < 2; ++r) {
-                    rows[r] = converted(slots[i][r], row + 2 * i + r, column, shape, normalisation);
+                    rows[r] = converted(slots[i][r], row + 2 * i + r, column, shape, normalization);
                     rows[r].at[3] = __shfl_up_sync(~0u, rows[r].at[1], 1);
                 }
 #pragma unroll
@@ -220,7 +220,8 @@ constexpr int FIRST_TURN = 1;
 __device__ __forceinline__ void wait_for_turn(int stream) { named_barrier_sync(FIRST_TURN + stream, 256); }
 __device__ __forceinline__ void pass_turn(int stream) { named_barrier_arrive(FIRST_TURN + 1 - stream, 256); }
 
-__device__ __forceinline__ void multiply_row(Writer::Sums& sums, const u32 (&weights)[STEPS][4], const Stages& ring) {
+__device__ __forceinline__ void multiply_row(Writer::Accumulators& acc, const u32 (&weights)[STEPS][4],
+                                             const Stages& ring) {
     u64 pixels[ROW_PAIRS];  // stages, without the distance between a step's chunks
 #pragma unroll
     for (int pair = 0; pair < ROW_PAIRS; ++pair) {
@@ -235,7 +236,7 @@ __device__ __forceinline__ void multiply_row(Writer::Sums& sums, const u32 (&wei
         const int offset = chunk_offset(chunk), distance = chunk_offset(chunk_of(step, 1)) - offset;
         const u64 stage = pixels[chunk.row == CORNER ? ROW_PAIRS - 1 : chunk.row / 2];
         const u32 low = static_cast<u32>(stage) + (offset >> 4) + (distance >> 4 << 16);
-        multiply(Element{}, reinterpret_cast<Flat&>(sums), weights[step], stage >> 32 << 32 | low, step > 0);
+        multiply(Element{}, reinterpret_cast<Flat&>(acc), weights[step], stage >> 32 << 32 | low, step > 0);
     }
     wgmma_commit();
 }
@@ -246,7 +247,7 @@ __device__ __forceinline__ void convolve(Stages ring, const u32* __restrict__ pa
     const int block = blockIdx.y * 4 + threadIdx.x / 32 % 4;  // of 16 filters
     u32 weights[STEPS][4];
     load_weights(weights, packed, block, shape.filters / 16);
-    Writer::Sums sums;
+    Writer::Accumulators acc;
     Stages newest = ring;
     if (stream == 1 && turns > 0) pass_turn(stream);  // the other begins
     while (range.first < range.last) {
@@ -265,7 +266,7 @@ __device__ __forceinline__ void convolve(Stages ring, const u32* __restrict__ pa
             newest.wait_full();
             newest.next();
             wait_for_turn(stream);
-            if (exists) multiply_row(sums, weights, ring);
+            if (exists) multiply_row(acc, weights, ring);
             if (--turns > 0 || stream == 0) pass_turn(stream);
             wgmma_wait<0>();
             ring.release(ring.stage);
@@ -273,9 +274,9 @@ __device__ __forceinline__ void convolve(Stages ring, const u32* __restrict__ pa
             const int row = piece.tile.row + completed(local);
             if (exists) {
                 u32 edge[1] = {LOWEST};
-                writer.add(sums, edge, completes(local), row);
+                writer.add(acc, edge, completes(local), row);
             } else {
-                writer.add_nothing(completes(local), row);
+                writer.add_missing_row(completes(local), row);
             }
         }
 #pragma unroll 1

@@ -31,13 +31,13 @@ using Writer = RowWriter<1, COLUMN_BLOCKS>;
 
 // Product for tiles with an infinite or NaN pixel: skips the padding taps, which wgmma would multiply by zero. `row` is
 // the first staged row of the windows.
-__device__ __forceinline__ void multiply_carefully(Writer::Sums& sums, const u32 (&weights)[STEPS][4],
-                                                   const Pixel* row) {
+__device__ __forceinline__ void multiply_existing_taps(Writer::Accumulators& acc, const u32 (&weights)[STEPS][4],
+                                                       const Pixel* row) {
     const int lane = threadIdx.x % 32, group = lane / 4, member = lane % 4;
 #pragma unroll
     for (int j = 0; j < COLUMN_BLOCKS; ++j)
 #pragma unroll
-        for (int e = 0; e < 4; ++e) sums[j][0][e] = 0.f;
+        for (int e = 0; e < 4; ++e) acc[j][0][e] = 0.f;
 #pragma unroll
     for (int step = 0; step < STEPS; ++step)
 #pragma unroll
@@ -49,7 +49,7 @@ __device__ __forceinline__ void multiply_carefully(Writer::Sums& sums, const u32
                 const Pixel* pixel = row + step / STEPS_IN_ROW * STAGED_COLUMNS + (j * 8 + group) * STRIDE_W + tap;
                 b[i] = tap < FILTER_WIDTH ? pixel->at[member % 2] : 0;
             }
-            multiply_add<Element>(sums[j][0], weights[step], b);
+            multiply_add<Element>(acc[j][0], weights[step], b);
         }
 }
 
@@ -68,35 +68,35 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     u32 weights[STEPS][4];
     load_weights(weights, packed, first_block, shape.filters / 16);
     Writer writer(shape, tile, y, bias, first_block * 16);
-    const bool strange = stage<THREADS / 32>(staged, x, scale, shift, tile, shape);
+    const bool non_finite = stage<THREADS / 32>(staged, x, scale, shift, tile, shape);
     fence_async_proxy();
-    const bool careful = DEAD_TAPS && MAY_OVERFLOW ? __syncthreads_or(strange) : (__syncthreads(), false);
+    const bool has_non_finite = DEAD_TAPS && MAY_OVERFLOW ? __syncthreads_or(non_finite) : (__syncthreads(), false);
 
     writer.move_to(tile.conv_column);
     const int rows = min(TILE_ROWS, shape.output_height - tile.row);
     const u64 pixels = overlapping_descriptor(shared_address(staged), 16, 128);
-    Writer::Sums sums;
+    Writer::Accumulators acc;
 #pragma unroll 1
     for (int local = 0; local < conv_rows(rows); ++local) {
         const int row = tile.row + completed(local);
         if (!inside(tile.conv_row + local, shape.conv_height)) {
-            writer.add_nothing(completes(local), row);
+            writer.add_missing_row(completes(local), row);
             continue;
         }
-        if (careful) {
-            multiply_carefully(sums, weights, staged + local * STRIDE_H * STAGED_COLUMNS);
+        if (has_non_finite) {
+            multiply_existing_taps(acc, weights, staged + local * STRIDE_H * STAGED_COLUMNS);
         } else {
             wgmma_fence();
 #pragma unroll
             for (int step = 0; step < STEPS; ++step) {
                 const int offset = step / STEPS_IN_ROW * ROW_BYTES + step % STEPS_IN_ROW * 4 * sizeof(Pixel);
-                multiply(Element{}, reinterpret_cast<Flat&>(sums), weights[step],
+                multiply(Element{}, reinterpret_cast<Flat&>(acc), weights[step],
                          pixels + ((local * STRIDE_H * ROW_BYTES + offset) >> 4), step > 0);
             }
             wgmma_commit();
             wgmma_wait<0>();
         }
         u32 edge[1] = {LOWEST};
-        writer.add(sums, edge, completes(local), row);
+        writer.add(acc, edge, completes(local), row);
     }
 }

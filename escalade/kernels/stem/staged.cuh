@@ -52,7 +52,7 @@ __device__ __forceinline__ bool stage(Pixel* staged, const Source* __restrict__ 
         for (int c = 0; c < CHANNELS; ++c) scales[c] = scale[c], shifts[c] = shift[c];
     }
 
-    bool strange = false;
+    bool non_finite = false;
 #pragma unroll 1
     for (int first = warp * ROWS; first < STAGED_ROWS; first += WARPS * ROWS) {
         Source values[ROWS][PARTS][CHANNELS];
@@ -81,12 +81,12 @@ __device__ __forceinline__ bool stage(Pixel* staged, const Source* __restrict__ 
                 float channels[4] = {};
 #pragma unroll
                 for (int c = 0; c < CHANNELS; ++c)
-                    if (exists) channels[c] = normalised(values[i][part][c], c, scales, shifts);
+                    if (exists) channels[c] = normalized(values[i][part][c], c, scales, shifts);
                 const Pixel pixel = {{pair_of(channels[0], channels[1]), pair_of(channels[2], channels[3])}};
-                strange |= not_finite(pixel.at[0]) || not_finite(pixel.at[1]);
+                non_finite |= not_finite(pixel.at[0]) || not_finite(pixel.at[1]);
                 if (first + i < STAGED_ROWS && part * 32 + lane < STAGED_COLUMNS)
                     staged[(first + i) * STAGED_COLUMNS + part * 32 + lane] = pixel;
             }
     }
-    return strange;
+    return non_finite;
 }

@@ -104,10 +104,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
         for (int local = 0; local < conv_rows(rows); ++local, pixels += STRIDE_H * STAGED_COLUMNS) {
             const int row = first_row + completed(local);
             if (!inside(first_conv_row + local, shape.conv_height)) {
-                writer.add_nothing(completes(local), row);
+                writer.add_missing_row(completes(local), row);
                 continue;
             }
-            Writer::Sums sums = {};
+            Writer::Accumulators acc = {};
 #pragma unroll
             for (int r = 0; r < FILTER_HEIGHT; ++r)
 #pragma unroll
@@ -118,13 +118,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
                     for (int step = 0; step < STEPS_IN_ROW; ++step)
 #pragma unroll
                         for (int block = 0; block < WARP_BLOCKS; ++block)
-                            multiply_add<Element>(sums[j][block], weights[r * STEPS_IN_ROW + step][block], b[step]);
+                            multiply_add<Element>(acc[j][block], weights[r * STEPS_IN_ROW + step][block], b[step]);
                 }
             u32 edge[WARP_BLOCKS];
 #pragma unroll
             for (int b = 0; b < WARP_BLOCKS; ++b)
                 edge[b] = SEGMENTS > 1 && segment > 0 && member == 3 ? edges[local * 8 * WARP_BLOCKS + b] : LOWEST;
-            writer.add(sums, edge, completes(local), row);
+            writer.add(acc, edge, completes(local), row);
             if (SEGMENTS > 1 && POOL == 3 && member == 3) {
 #pragma unroll
                 for (int b = 0; b < WARP_BLOCKS; ++b) edges[local * 8 * WARP_BLOCKS + b] = edge[b];

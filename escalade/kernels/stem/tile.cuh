@@ -88,10 +88,10 @@ struct Tile {
 // ------------------------------------------------------------------ epilogue
 
 // Epilogue of a row of the convolution, for a warp with BLOCKS blocks of 16 filters: bias, activation, rounding, and
-// pooling with the previous rows, whose running max is `best`. Without ADD_BIAS the sums already include it.
+// pooling with the previous rows, whose running max is `maxima`. Without ADD_BIAS the sums already include it.
 template <int BLOCKS, int COLUMN_BLOCKS, bool ADD_BIAS = true>
 struct RowWriter {
-    using Sums = float[COLUMN_BLOCKS][BLOCKS][4];
+    using Accumulators = float[COLUMN_BLOCKS][BLOCKS][4];
 
     const StemShape& shape;
     Element* y;  // this lane's first filter of the image's first pixel
@@ -99,7 +99,7 @@ struct RowWriter {
     int first_column;                 // of y, this lane's in the first column block
     int column_offset, column_limit;  // column i of y belongs to the tile if i - column_offset is in [0, column_limit)
     int conv_column;                  // of the convolution, this lane's first
-    u32 best[COLUMN_BLOCKS][BLOCKS];
+    u32 maxima[COLUMN_BLOCKS][BLOCKS];
 
     // `filter` is the warp's first.
     __device__ __forceinline__ RowWriter(const StemShape& shape, const Tile& tile, Element* out, const Element* biases,
@@ -125,12 +125,12 @@ struct RowWriter {
 #pragma unroll
         for (int j = 0; j < COLUMN_BLOCKS; ++j)
 #pragma unroll
-            for (int b = 0; b < BLOCKS; ++b) best[j][b] = LOWEST;
+            for (int b = 0; b < BLOCKS; ++b) maxima[j][b] = LOWEST;
     }
 
     // Adds a row. If it `completes` a window, stores the maxima to row `row` of y and starts the next. `edge` holds, in
     // lanes of member 3, the last column of the previous segment on entry and of this one on return.
-    __device__ __forceinline__ void add(const Sums& sums, u32 (&edge)[BLOCKS], bool completes, int row) {
+    __device__ __forceinline__ void add(const Accumulators& acc, u32 (&edge)[BLOCKS], bool completes, int row) {
         const int lane = threadIdx.x % 32, member = lane % 4;
         u32 latest[COLUMN_BLOCKS][BLOCKS];
 #pragma unroll
@@ -140,8 +140,8 @@ struct RowWriter {
             for (int i = 0; i < 2; ++i)
 #pragma unroll
                 for (int b = 0; b < BLOCKS; ++b) {
-                    u32 pair = ADD_BIAS ? finished(sums[j][b][i] + bias[b][0], sums[j][b][2 + i] + bias[b][1])
-                                        : finished(sums[j][b][i], sums[j][b][2 + i]);
+                    u32 pair = ADD_BIAS ? finished(acc[j][b][i] + bias[b][0], acc[j][b][2 + i] + bias[b][1])
+                                        : finished(acc[j][b][i], acc[j][b][2 + i]);
                     if (MASK_COLUMNS && !inside(conv_column + 8 * j + i, shape.conv_width)) pair = LOWEST;
                     pairs[i][b] = pair;
                 }
@@ -158,7 +158,7 @@ struct RowWriter {
                         now = larger(now, __shfl_sync(~0u, offered, member == 0 ? lane + 3 : lane - 1));
                         edge[b] = pairs[1][b];
                     }
-                    best[j][b] = larger(best[j][b], now);
+                    maxima[j][b] = larger(maxima[j][b], now);
                     latest[j][b] = now;
                 }
             }
@@ -168,12 +168,12 @@ struct RowWriter {
 #pragma unroll
             for (int j = 0; j < COLUMN_BLOCKS; ++j)
 #pragma unroll
-                for (int b = 0; b < BLOCKS; ++b) best[j][b] = latest[j][b];
+                for (int b = 0; b < BLOCKS; ++b) maxima[j][b] = latest[j][b];
         }
     }
 
     // A row outside the convolution: only pooling windows extend past its edge.
-    __device__ __forceinline__ void add_nothing(bool completes, int row) {
+    __device__ __forceinline__ void add_missing_row(bool completes, int row) {
         if (completes) complete(row);
     }
 
@@ -181,9 +181,9 @@ private:
     __device__ __forceinline__ void complete(int row) {
 #pragma unroll
         for (int j = 0; j < COLUMN_BLOCKS; ++j) {
-            store(best[j], row, j * (8 / POOL_STRIDE));
+            store(maxima[j], row, j * (8 / POOL_STRIDE));
 #pragma unroll
-            for (int b = 0; b < BLOCKS; ++b) best[j][b] = LOWEST;
+            for (int b = 0; b < BLOCKS; ++b) maxima[j][b] = LOWEST;
         }
     }
 
