@@ -52,7 +52,7 @@ struct Row {
 // from starting so many image rows at once that it runs out of registers.
 __device__ __forceinline__ int zero_after(float sum, int none) { return SPLIT ? __float_as_int(sum) & none : 0; }
 
-// ROWS output rows of block m; calls finish(r, sums) for each complete row.
+// ROWS output rows of block m; calls finish(r, acc) for each complete row.
 template <class Finish>
 __device__ __forceinline__ void convolve(const Operand* operands, const Weights& weights, int m, int none,
                                          Finish finish) {
