@@ -107,7 +107,7 @@ def test_problems_have_names_and_limits() -> None:
     with pytest.raises(UnsupportedError, match="mask 'y': batch_norm_backward supports none, x, output"):
         BatchNormBackwardProblem(2, 8, 3, 3, "y")
     small = BatchNormBackwardProblem(2, 8, 3, 2, dtype="fp16")
-    assert "`split` takes any" in (OPERATION.ladder.rung("vectorised").supports(small) or "")
+    assert "use the rung `split`" in (OPERATION.ladder.rung("vectorised").supports(small) or "")
 
 
 def test_opcheck() -> None:
