@@ -97,3 +97,23 @@ def test_what_is_no_training_step_is_said() -> None:
         capture_step(layer, lambda y, t: t.sum(), (x,), (target,))
     with pytest.raises(CaptureError, match="none of them requires gradients"):
         capture_step(layer.requires_grad_(False), F.mse_loss, (x,), (target,))
+
+
+class _Idle(nn.Module):
+    """A layer that runs, in place too, for results that the loss does not read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.idle = nn.Linear(3, 3), nn.Conv1d(4, 2, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        unread = self.idle(x) * 2
+        unread.relu_()
+        return self.used(x)
+
+
+def test_layers_that_the_loss_does_not_depend_on_may_run() -> None:
+    """Autograd calls other operators for them once their parameters need no gradient."""
+    model, x = _Idle(), torch.randn(2, 4, 3)
+    joint = capture_step(model, F.mse_loss, (x,), (torch.randn(2, 4, 3),))
+    assert set(joint.trained) == {"used.weight", "used.bias"}
