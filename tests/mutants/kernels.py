@@ -101,8 +101,8 @@ MUTANTS: tuple[Mutant, ...] = (
     _of(
         "max_pool2d/row_packs.cu",
         "max-pool-rows-beyond-the-image",
-        "        if (top + r < 0 || top + r >= shape.height) continue;\n        Stretch seen;",
-        "        if (top + r < 0 || top + r > shape.height) continue;\n        Stretch seen;",
+        "        if (top + r < 0 || top + r >= shape.height) continue;\n        RowInputs seen;",
+        "        if (top + r < 0 || top + r > shape.height) continue;\n        RowInputs seen;",
     ),
     _direct(
         "convolution-swaps-rows-and-columns-of-strides",

@@ -24,9 +24,9 @@ extern "C" __global__ void adaptive_avg_pool2d_lanes(const Element* x, Element* 
     const u32 at = min(asked, outputs - 1);  // lanes past the end repeat the last output: shuffles need all 32
     const int lane = threadIdx.x % LANES;
 
-    const PoolPlace place = pool_place<false>(at, shape);
-    const Window window = Window::of(place.row, place.column, shape);
-    const Element* corner = x + pool_plane<false>(place, shape) + window.top * shape.width + window.left;
+    const PoolPosition position = pool_position<false>(at, shape);
+    const Window window = Window::of(position.row, position.column, shape);
+    const Element* corner = x + pool_plane<false>(position, shape) + window.top * shape.width + window.left;
     float sum = 0.f;
     for (int first = lane; first < window.pixels(); first += AHEAD * LANES) {
         Element values[AHEAD];

@@ -19,13 +19,13 @@ extern "C" __global__ void adaptive_avg_pool2d_naive(const Element* x, Element* 
     const long long at = 1LL * blockIdx.x * blockDim.x + threadIdx.x;
     if (at >= outputs) return;
 
-    const PoolPlace place = pool_place<NHWC>(at, shape);
-    const Window window = Window::of(place.row, place.column, shape);
-    const Element* plane = x + pool_plane<NHWC>(place, shape);
+    const PoolPosition position = pool_position<NHWC>(at, shape);
+    const Window window = Window::of(position.row, position.column, shape);
+    const Element* plane = x + pool_plane<NHWC>(position, shape);
     const int step = NHWC ? shape.x_step() : 1;
     float sum = 0.f;
     for (int r = 0; r < window.rows; ++r)
         for (int s = 0; s < window.columns; ++s)
             sum += to_float(plane[((window.top + r) * shape.width + window.left + s) * step]);
-    y[pool_output<NHWC>(place, at, shape)] = from_float<Element>(sum / window.pixels());
+    y[pool_output<NHWC>(position, at, shape)] = from_float<Element>(sum / window.pixels());
 }

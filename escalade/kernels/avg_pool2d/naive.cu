@@ -22,21 +22,21 @@ extern "C" __global__ void avg_pool2d_naive(const Element* x, Element* y, const 
     const long long at = 1LL * blockIdx.x * blockDim.x + threadIdx.x;
     if (at >= outputs) return;
 
-    const PoolPlace place = pool_place<NHWC>(at, shape);
-    const Element* plane = x + pool_plane<NHWC>(place, shape);
+    const PoolPosition position = pool_position<NHWC>(at, shape);
+    const Element* plane = x + pool_plane<NHWC>(position, shape);
     const int step = NHWC ? shape.x_step() : 1;
-    const int top = place.row * windows.stride_h - windows.pad_h;
-    const int left = place.column * windows.stride_w - windows.pad_w;
+    const int top = position.row * windows.stride_h - windows.pad_h;
+    const int left = position.column * windows.stride_w - windows.pad_w;
     const int bottom = min(top + windows.kernel_h, shape.height);
     const int right = min(left + windows.kernel_w, shape.width);
     float sum = 0.f;
     for (int row = max(top, 0); row < bottom; ++row)
         for (int column = max(left, 0); column < right; ++column) {
             const Element value = plane[(row * shape.width + column) * step];
-            sum += to_float(prepared(value, gains, shifts, gates, place.channel,
-                                     1LL * place.image * shape.channels + place.channel));
+            sum += to_float(prepared(value, gains, shifts, gates, position.channel,
+                                     1LL * position.image * shape.channels + position.channel));
         }
     const float scale = one_over_divisor(counted(top, windows.kernel_h, shape.height, windows.pad_h),
                                          counted(left, windows.kernel_w, shape.width, windows.pad_w));
-    y[pool_output<NHWC>(place, at, shape)] = from_float<Element>(sum * scale);
+    y[pool_output<NHWC>(position, at, shape)] = from_float<Element>(sum * scale);
 }

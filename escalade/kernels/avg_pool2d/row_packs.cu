@@ -31,7 +31,7 @@ extern "C" __global__ void avg_pool2d_row_packs(const Element* x, Element* y, co
 #pragma unroll
     for (int r = 0; r < ROWS; ++r) {
         if (top + r < 0 || top + r >= shape.height) continue;
-        Stretch seen;
+        RowInputs seen;
         seen.load(plane + (top + r) * shape.width, left, shape.width, from_float<Element>(0.f));
 #ifdef PROLOGUE
 #pragma unroll

@@ -21,13 +21,13 @@ extern "C" __global__ void avg_pool2d_backward_naive(const Element* gradient, El
     const long long at = 1LL * blockIdx.x * blockDim.x + threadIdx.x;
     if (at >= 1LL * shape.batch * shape.channels * shape.height * shape.width) return;
 
-    const PoolPlace pixel = pixel_place<NHWC>(at, shape);
+    const PoolPosition pixel = pixel_position<NHWC>(at, shape);
     const Element* gradients = gradient + output_plane<NHWC>(pixel, shape);
     const int step = NHWC ? shape.channels : 1;
-    const Seeing rows =
-        seeing(pixel.row, windows.kernel_h, windows.stride_h, windows.pad_h, shape.output_height);
-    const Seeing columns =
-        seeing(pixel.column, windows.kernel_w, windows.stride_w, windows.pad_w, shape.output_width);
+    const CoveringRange rows =
+        covering(pixel.row, windows.kernel_h, windows.stride_h, windows.pad_h, shape.output_height);
+    const CoveringRange columns =
+        covering(pixel.column, windows.kernel_w, windows.stride_w, windows.pad_w, shape.output_width);
     float sum = 0.f;
     for (int row = rows.first; row < rows.end; ++row) {
         const int high =

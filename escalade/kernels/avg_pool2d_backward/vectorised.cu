@@ -36,11 +36,11 @@ extern "C" __global__ void avg_pool2d_backward_vectorised(const Element* gradien
 
     const Element* gradients =
         gradient + 1LL * image * shape.output_height * shape.output_width * shape.channels + channel;
-    const int first_of_rows = seeing(first_row, KERNEL_H, STRIDE_H, PAD_H, shape.output_height).first;
-    const int end_of_rows = seeing(first_row + TILE_ROWS - 1, KERNEL_H, STRIDE_H, PAD_H, shape.output_height).end;
-    const int first_of_columns = seeing(first_column, KERNEL_W, STRIDE_W, PAD_W, shape.output_width).first;
+    const int first_of_rows = covering(first_row, KERNEL_H, STRIDE_H, PAD_H, shape.output_height).first;
+    const int end_of_rows = covering(first_row + TILE_ROWS - 1, KERNEL_H, STRIDE_H, PAD_H, shape.output_height).end;
+    const int first_of_columns = covering(first_column, KERNEL_W, STRIDE_W, PAD_W, shape.output_width).first;
     const int end_of_columns =
-        seeing(first_column + TILE_COLUMNS - 1, KERNEL_W, STRIDE_W, PAD_W, shape.output_width).end;
+        covering(first_column + TILE_COLUMNS - 1, KERNEL_W, STRIDE_W, PAD_W, shape.output_width).end;
     float sums[TILE_ROWS][TILE_COLUMNS][VECTOR] = {};
     for (int output_row = first_of_rows; output_row < end_of_rows; ++output_row) {
         const int top = output_row * STRIDE_H - PAD_H;

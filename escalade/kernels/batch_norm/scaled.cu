@@ -18,5 +18,5 @@ extern "C" __global__ void batch_norm_scaled(const Element* x, const float* scal
     const long long at = 1LL * blockIdx.x * blockDim.x + threadIdx.x;
     if (at >= elements) return;
     const int c = channel_of(static_cast<Index>(at), channels, plane);
-    y[at] = normalised(x[at], mean[c], scale[c], bias[c], HAS_RESIDUAL ? residual[at] : Element());
+    y[at] = normalized(x[at], mean[c], scale[c], bias[c], HAS_RESIDUAL ? residual[at] : Element());
 }

@@ -57,7 +57,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #pragma unroll
         for (int e = 0; e < VECTOR; ++e) {
             const Line& of = !STRADDLING || e < left ? line : next;
-            values[i].at[e] = normalised(values[i].at[e], of.mean, of.scale, of.bias, others[i].at[e]);
+            values[i].at[e] = normalized(values[i].at[e], of.mean, of.scale, of.bias, others[i].at[e]);
         }
         store_pack(y + pack * VECTOR, values[i]);
     }
@@ -65,6 +65,6 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const long long last = packs.whole * VECTOR + threadIdx.x;
     if (blockIdx.x == 0 && last < elements) {
         const Line line = all.line(channel_of(static_cast<Index>(last), channels, plane));
-        y[last] = normalised(x[last], line.mean, line.scale, line.bias, HAS_RESIDUAL ? residual[last] : Element());
+        y[last] = normalized(x[last], line.mean, line.scale, line.bias, HAS_RESIDUAL ? residual[last] : Element());
     }
 }

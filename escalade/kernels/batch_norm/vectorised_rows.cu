@@ -58,7 +58,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             if (row + i * height >= rows) continue;
 #pragma unroll
             for (int e = 0; e < VECTOR; ++e)
-                values[i].at[e] = normalised(values[i].at[e], means[e], scales[e], biases[e], others[i].at[e]);
+                values[i].at[e] = normalized(values[i].at[e], means[e], scales[e], biases[e], others[i].at[e]);
             store_pack(y + (row + i * height) * y_pitch + channel, values[i]);
         }
         row += PACKS * height;

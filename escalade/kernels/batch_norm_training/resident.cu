@@ -63,7 +63,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     for (int e = 0; e < VECTOR; ++e) {
         scales[e] *= rsqrtf(squares[e] / count + epsilon);
         if (blockIdx.x == 0 && threadIdx.x < COLUMNS)
-            leave_for_training(results, channel + e, means[e], squares[e], count, epsilon, momentum);
+            store_training_statistics(results, channel + e, means[e], squares[e], count, epsilon, momentum);
     }
 #pragma unroll
     for (int some = 0; some < STEPS; some += TOGETHER) {
@@ -78,7 +78,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #pragma unroll
             for (int e = 0; e < VECTOR; ++e)
                 values[some + i].at[e] =
-                    normalised(values[some + i].at[e], means[e], scales[e], biases[e], others[i].at[e]);
+                    normalized(values[some + i].at[e], means[e], scales[e], biases[e], others[i].at[e]);
             store_pack(y + place(some + i), values[some + i]);
         }
     }

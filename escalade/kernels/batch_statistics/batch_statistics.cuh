@@ -9,8 +9,8 @@ struct Results {
 };
 
 // `squares` is the sum of squared deviations. Running variances move toward the unbiased variance, with count - 1.
-__device__ __forceinline__ void leave_for_training(const Results& to, int c, float mean, float squares, float count,
-                                                   float epsilon, float momentum) {
+__device__ __forceinline__ void store_training_statistics(const Results& to, int c, float mean, float squares,
+                                                          float count, float epsilon, float momentum) {
     if (to.rstd != nullptr) to.mean[c] = mean, to.rstd[c] = rsqrtf(squares / count + epsilon);
     if (to.moved_mean == nullptr) return;
     const float before = to.running_mean[c], variance_before = to.running_variance[c];
@@ -18,8 +18,8 @@ __device__ __forceinline__ void leave_for_training(const Results& to, int c, flo
     to.moved_variance[c] = variance_before + momentum * (squares / (count - 1.f) - variance_before);
 }
 
-__device__ __forceinline__ void leave(float* y, const Results& to, int c, int channels, float mean, float squares,
-                                      float count, float epsilon, float momentum) {
+__device__ __forceinline__ void store_statistics(float* y, const Results& to, int c, int channels, float mean,
+                                                 float squares, float count, float epsilon, float momentum) {
     y[c] = mean, y[channels + c] = squares / count;
-    leave_for_training(to, c, mean, squares, count, epsilon, momentum);
+    store_training_statistics(to, c, mean, squares, count, epsilon, momentum);
 }

@@ -35,5 +35,6 @@ extern "C" __global__ void batch_statistics_naive(const Element* x, float* y, Re
         squares += distance * distance;
     }
     squares = block_sum<THREADS>(squares);
-    if (threadIdx.x == 0) leave(y, results, c, channels, mean, squares, static_cast<float>(count), epsilon, momentum);
+    if (threadIdx.x == 0)
+        store_statistics(y, results, c, channels, mean, squares, static_cast<float>(count), epsilon, momentum);
 }

@@ -31,5 +31,6 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         mine.squares += distance * (value - mine.mean);
     }
     mine = block_merged<THREADS>(mine);
-    if (threadIdx.x == 0) leave(y, results, c, channels, mine.mean, mine.squares, mine.count, epsilon, momentum);
+    if (threadIdx.x == 0)
+        store_statistics(y, results, c, channels, mine.mean, mine.squares, mine.count, epsilon, momentum);
 }

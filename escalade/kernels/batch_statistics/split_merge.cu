@@ -54,5 +54,5 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         __syncthreads();
     }
     if (lane == 0 && c < channels)
-        leave(y, results, c, channels, mine.mean, mine.squares, mine.count, epsilon, momentum);
+        store_statistics(y, results, c, channels, mine.mean, mine.squares, mine.count, epsilon, momentum);
 }

@@ -38,13 +38,13 @@ template <class Stored, int COUNT, bool PAIRS = sizeof(Stored) == 2 && COUNT % 4
 struct PlacedMaxima {
     Largest at[COUNT];
 
-    __device__ __forceinline__ void begin(const Pack<Stored, COUNT>& seen, int place) {
+    __device__ __forceinline__ void begin(const Pack<Stored, COUNT>& seen, int index) {
 #pragma unroll
-        for (int e = 0; e < COUNT; ++e) at[e] = {to_float(seen.at[e]), place};
+        for (int e = 0; e < COUNT; ++e) at[e] = {to_float(seen.at[e]), index};
     }
-    __device__ __forceinline__ void meet(const Pack<Stored, COUNT>& seen, int place) {
+    __device__ __forceinline__ void update(const Pack<Stored, COUNT>& seen, int index) {
 #pragma unroll
-        for (int e = 0; e < COUNT; ++e) at[e].meet(to_float(seen.at[e]), place);
+        for (int e = 0; e < COUNT; ++e) at[e].update(to_float(seen.at[e]), index);
     }
     __device__ __forceinline__ void store(Stored* y) const {
         Pack<Stored, COUNT> values;
@@ -53,35 +53,35 @@ struct PlacedMaxima {
         store_pack(y, values);
     }
     template <bool BEHIND_RELU_TOO>
-    __device__ __forceinline__ void store_places(unsigned char* places) const {
+    __device__ __forceinline__ void store_indices(unsigned char* indices) const {
         Pack<unsigned char, COUNT> from;
 #pragma unroll
-        for (int e = 0; e < COUNT; ++e) from.at[e] = stored_place<BEHIND_RELU_TOO>(at[e]);
-        store_pack(places, from);
+        for (int e = 0; e < COUNT; ++e) from.at[e] = stored_index<BEHIND_RELU_TOO>(at[e]);
+        store_pack(indices, from);
     }
 };
 
 template <class Stored, int COUNT>
 struct PlacedMaxima<Stored, COUNT, true> {
-    Pack<u32, COUNT / 2> values, places;  // an index in the lower byte of each half
+    Pack<u32, COUNT / 2> values, indices;  // an index in the lower byte of each half
 
-    __device__ __forceinline__ void begin(const Pack<Stored, COUNT>& seen, int place) {
+    __device__ __forceinline__ void begin(const Pack<Stored, COUNT>& seen, int index) {
         values = reinterpret_cast<const Pack<u32, COUNT / 2>&>(seen);
 #pragma unroll
-        for (int e = 0; e < COUNT / 2; ++e) places.at[e] = place * 0x00010001u;
+        for (int e = 0; e < COUNT / 2; ++e) indices.at[e] = index * 0x00010001u;
     }
-    __device__ __forceinline__ void meet(const Pack<Stored, COUNT>& seen, int place) {
+    __device__ __forceinline__ void update(const Pack<Stored, COUNT>& seen, int index) {
         const Pack<u32, COUNT / 2>& others = reinterpret_cast<const Pack<u32, COUNT / 2>&>(seen);
 #pragma unroll
         for (int e = 0; e < COUNT / 2; ++e) {
             const u32 taken = greater_mask(others.at[e], values.at[e], Stored{}) | nan_mask(others.at[e], Stored{});
-            places.at[e] = (places.at[e] & ~taken) | (place * 0x00010001u & taken);
+            indices.at[e] = (indices.at[e] & ~taken) | (index * 0x00010001u & taken);
             values.at[e] = larger_pair(values.at[e], others.at[e], Stored{});
         }
     }
     __device__ __forceinline__ void store(Stored* y) const { store_pack(reinterpret_cast<u32*>(y), values); }
     template <bool BEHIND_RELU_TOO>
-    __device__ __forceinline__ void store_places(unsigned char* to) const {
+    __device__ __forceinline__ void store_indices(unsigned char* to) const {
         Pack<u32, COUNT / 4> words;
 #pragma unroll
         for (int w = 0; w < COUNT / 4; ++w) {
@@ -90,7 +90,7 @@ struct PlacedMaxima<Stored, COUNT, true> {
             for (int e = 0; e < 2; ++e) {
                 const u32 value = values.at[2 * w + e];
                 const u32 kept = greater_mask(value, 0, Stored{}) | nan_mask(value, Stored{});
-                two[e] = places.at[2 * w + e] | (BEHIND_RELU_TOO ? ~kept & NOWHERE * 0x00010001u : 0);
+                two[e] = indices.at[2 * w + e] | (BEHIND_RELU_TOO ? ~kept & NOWHERE * 0x00010001u : 0);
             }
             words.at[w] = __byte_perm(two[0], two[1], 0x6420);
         }

@@ -5,24 +5,24 @@
 
 // Position of pixel `at` of x, in memory order.
 template <bool NHWC, class Index>
-__device__ __forceinline__ PoolPlace pixel_place(Index at, const PoolShape& shape) {
-    return place_among<NHWC>(at, shape.channels, shape.height, shape.width);
+__device__ __forceinline__ PoolPosition pixel_position(Index at, const PoolShape& shape) {
+    return position_among<NHWC>(at, shape.channels, shape.height, shape.width);
 }
 
 // Offset of a position's plane in y, and in tensors laid out like y.
 template <bool NHWC>
-__device__ __forceinline__ long long output_plane(const PoolPlace& place, const PoolShape& shape) {
+__device__ __forceinline__ long long output_plane(const PoolPosition& position, const PoolShape& shape) {
     const long long outputs = 1LL * shape.output_height * shape.output_width;
-    return NHWC ? place.image * outputs * shape.channels + place.channel
-                : (1LL * place.image * shape.channels + place.channel) * outputs;
+    return NHWC ? position.image * outputs * shape.channels + position.channel
+                : (1LL * position.image * shape.channels + position.channel) * outputs;
 }
 
 // Windows along one dimension that cover a pixel: the half-open range [first, end).
-struct Seeing {
+struct CoveringRange {
     int first, end;
 };
 
-__device__ __forceinline__ Seeing seeing(int pixel, int span, int stride, int pad, int outputs) {
+__device__ __forceinline__ CoveringRange covering(int pixel, int span, int stride, int pad, int outputs) {
     const int reach = pixel + pad;
     return {reach < span ? 0 : (reach - span) / stride + 1, min(reach / stride + 1, outputs)};
 }

@@ -15,38 +15,38 @@ struct PoolShape {
     __device__ __forceinline__ int y_step() const { return Y_PITCH ? Y_PITCH : channels; }
 };
 
-struct PoolPlace {
+struct PoolPosition {
     int image, channel, row, column;
 };
 
 // Position of element `at`, in memory order. 32-bit divisions are several times faster than 64-bit.
 template <bool NHWC, class Index>
-__device__ __forceinline__ PoolPlace place_among(Index at, int channels, int height, int width) {
-    PoolPlace place;
-    if (NHWC) place.channel = at % channels, at /= channels;
-    place.column = at % width, at /= width;
-    place.row = at % height, at /= height;
-    if (!NHWC) place.channel = at % channels, at /= channels;
-    place.image = at;
-    return place;
+__device__ __forceinline__ PoolPosition position_among(Index at, int channels, int height, int width) {
+    PoolPosition position;
+    if (NHWC) position.channel = at % channels, at /= channels;
+    position.column = at % width, at /= width;
+    position.row = at % height, at /= height;
+    if (!NHWC) position.channel = at % channels, at /= channels;
+    position.image = at;
+    return position;
 }
 
 // Position of output `at`, in memory order of y.
 template <bool NHWC, class Index>
-__device__ __forceinline__ PoolPlace pool_place(Index at, const PoolShape& shape) {
-    return place_among<NHWC>(at, shape.channels, shape.output_height, shape.output_width);
+__device__ __forceinline__ PoolPosition pool_position(Index at, const PoolShape& shape) {
+    return position_among<NHWC>(at, shape.channels, shape.output_height, shape.output_width);
 }
 
 // Offset of a position's plane in x.
 template <bool NHWC>
-__device__ __forceinline__ long long pool_plane(const PoolPlace& place, const PoolShape& shape) {
+__device__ __forceinline__ long long pool_plane(const PoolPosition& position, const PoolShape& shape) {
     const long long pixels = 1LL * shape.height * shape.width;
-    return NHWC ? place.image * pixels * shape.x_step() + place.channel
-                : (1LL * place.image * shape.channels + place.channel) * pixels;
+    return NHWC ? position.image * pixels * shape.x_step() + position.channel
+                : (1LL * position.image * shape.channels + position.channel) * pixels;
 }
 
-// Offset of an output in y; `at` is the argument of `pool_place`.
+// Offset of an output in y; `at` is the argument of `pool_position`.
 template <bool NHWC, class Index>
-__device__ __forceinline__ long long pool_output(const PoolPlace& place, Index at, const PoolShape& shape) {
-    return NHWC ? at / shape.channels * 1LL * shape.y_step() + place.channel : at;
+__device__ __forceinline__ long long pool_output(const PoolPosition& position, Index at, const PoolShape& shape) {
+    return NHWC ? at / shape.channels * 1LL * shape.y_step() + position.channel : at;
 }

@@ -13,7 +13,7 @@ constexpr int BEFORE = PAD_W;
 constexpr int BEHIND = KERNEL_W - PAD_W - STRIDE_W > 0 ? KERNEL_W - PAD_W - STRIDE_W : 0;
 static_assert(BODY % VECTOR == 0, "whole packs");
 
-struct Stretch {
+struct RowInputs {
     Element at[BEFORE + BODY + BEHIND];  // the window of output j begins at j * STRIDE_W
 
     // `column` is the first of the body; elements outside the row are set to `outside`.

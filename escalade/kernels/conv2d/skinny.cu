@@ -247,15 +247,15 @@ __device__ __forceinline__ bool find_largest(Largest (&largest)[LANE], const Acc
                                              int pack, const Element* residual, long long row_step, int column_step) {
     bool found_nan = false;
 #pragma unroll
-    for (int place = 0; place < POOL_H * POOL_W; ++place) {
-        const int r = place / POOL_W, s = place % POOL_W;
+    for (int index = 0; index < POOL_H * POOL_W; ++index) {
+        const int r = index / POOL_W, s = index % POOL_W;
         float results[LANE];
         finish_pixel(results, acc, j + r, side + s, pack, residual + r * row_step + s * column_step);
 #pragma unroll
         for (int e = 0; e < LANE; ++e) {
-            if (place == 0) largest[e] = {results[e], 0};
-            else if (EXACT) largest[e].meet(results[e], place);
-            else largest[e].meet_number(results[e], place);
+            if (index == 0) largest[e] = {results[e], 0};
+            else if (EXACT) largest[e].update(results[e], index);
+            else largest[e].update_number(results[e], index);
         }
     }
 #pragma unroll
@@ -273,16 +273,16 @@ __device__ __forceinline__ void store(Element* y, const Largest (&largest)[LANE]
     store_16(y, make_uint4(words.at[0], words.at[1], words.at[2], words.at[3]));
 }
 
-__device__ __forceinline__ void store_places(unsigned char* places, const Largest (&largest)[LANE]) {
+__device__ __forceinline__ void store_indices(unsigned char* indices, const Largest (&largest)[LANE]) {
     Pack<u32, LANE / 4> words = {};
 #pragma unroll
-    for (int e = 0; e < LANE; ++e) words.at[e / 4] |= stored_place<HAS_RELU>(largest[e]) << e % 4 * 8;
-    store_pack(reinterpret_cast<u32*>(places), words);
+    for (int e = 0; e < LANE; ++e) words.at[e / 4] |= stored_index<HAS_RELU>(largest[e]) << e % 4 * 8;
+    store_pack(reinterpret_cast<u32*>(indices), words);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     conv2d_skinny(const Element* __restrict__ x, const Element* __restrict__ weight, const Element* __restrict__ bias,
-                  const Element* __restrict__ residual, Element* __restrict__ y, unsigned char* __restrict__ places,
+                  const Element* __restrict__ residual, Element* __restrict__ y, unsigned char* __restrict__ indices,
                   SkinnyShape shape) {
     extern __shared__ __align__(16) unsigned char shared_memory[];
     wait_for_previous_launch();
@@ -338,7 +338,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
                         if (find_largest<false>(largest, acc, j, side, pack, others, row_step, shape.filters) && PLACES)
                             find_largest<true>(largest, acc, j, side, pack, others, row_step, shape.filters);
                         store(y + window * shape.filters + filter, largest);
-                        if (PLACES) store_places(places + window * shape.filters + filter, largest);
+                        if (PLACES) store_indices(indices + window * shape.filters + filter, largest);
                     }
                 }
         }

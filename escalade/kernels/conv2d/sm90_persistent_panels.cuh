@@ -137,13 +137,13 @@ struct StagedWriter {
                 const int pixel = corner + index / POOL_W * width + index % POOL_W;
                 const float4 seen = load_shared_16(staging_address(staging, pixel, filter));
                 if (index == 0) largest.begin(reinterpret_cast<const Pack<Stored, CHUNK>&>(seen), index);
-                else largest.meet(reinterpret_cast<const Pack<Stored, CHUNK>&>(seen), index);
+                else largest.update(reinterpret_cast<const Pack<Stored, CHUNK>&>(seen), index);
             }
             const int pooled = at.pixel / WINDOW + window;
             largest.store(writer.y + writer.offset(pooled) + at.filter + filter);
             if (PLACES)
-                largest.template store_places<HAS_RELU>(indices + 1LL * pooled * writer.shape.filters + at.filter +
-                                                        filter);
+                largest.template store_indices<HAS_RELU>(indices + 1LL * pooled * writer.shape.filters + at.filter +
+                                                         filter);
         }
     }
 

@@ -14,8 +14,8 @@
 constexpr int THREADS = 256;  // threads
 #endif
 
-constexpr int SLAB = 32;
-constexpr int PAIRS = SLAB / 2;
+constexpr int K_TILE = 32;
+constexpr int PAIRS = K_TILE / 2;
 
 __device__ __forceinline__ u32 largest_key(const float* __restrict__ weights, int count) {
     u32 largest = 0;
@@ -24,9 +24,9 @@ __device__ __forceinline__ u32 largest_key(const float* __restrict__ weights, in
 }
 
 // Scales and packs pair `pair` of a tap's channels.
-__device__ __forceinline__ void pack(const float* __restrict__ tap, int channels, int slab, int pair, float scale,
+__device__ __forceinline__ void pack(const float* __restrict__ tap, int channels, int k_tile, int pair, float scale,
                                      u32* __restrict__ row) {
-    const int channel = slab * SLAB + pair / 8 * 16 + pair % 4 * 4 + pair % 8 / 4 * 2;
+    const int channel = k_tile * K_TILE + pair / 8 * 16 + pair % 4 * 4 + pair % 8 / 4 * 2;
     const float first = channel < channels ? tap[channel] * scale : 0.f;
     const float second = channel + 1 < channels ? tap[channel + 1] * scale : 0.f;
     const Halves halves = split(first, second);
@@ -55,14 +55,14 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     // Scales are read in pairs, so an odd last filter needs a second one.
     if (threadIdx.x == 1 && filter + 1 == gridDim.x && gridDim.x % 2) scales[filter + 1] = make_float2(0.f, 0.f);
 
-    const int tap_slabs = (channels + SLAB - 1) / SLAB, image_slabs = taps * tap_slabs;
-    const int slabs = image_slabs + (shortcut_channels + SLAB - 1) / SLAB;
-    u32* rows = packed + 1LL * filter * slabs * SLAB;
-    for (int i = threadIdx.x; i < slabs * PAIRS; i += THREADS) {
-        const int slab = i / PAIRS;
-        u32* row = rows + 1LL * slab * SLAB;
-        if (slab < image_slabs)
-            pack(of_filter + slab / tap_slabs * channels, channels, slab % tap_slabs, i % PAIRS, scale, row);
-        else pack(of_shortcut, shortcut_channels, slab - image_slabs, i % PAIRS, scale, row);
+    const int tap_k_tiles = (channels + K_TILE - 1) / K_TILE, image_k_tiles = taps * tap_k_tiles;
+    const int k_tiles = image_k_tiles + (shortcut_channels + K_TILE - 1) / K_TILE;
+    u32* rows = packed + 1LL * filter * k_tiles * K_TILE;
+    for (int i = threadIdx.x; i < k_tiles * PAIRS; i += THREADS) {
+        const int k_tile = i / PAIRS;
+        u32* row = rows + 1LL * k_tile * K_TILE;
+        if (k_tile < image_k_tiles)
+            pack(of_filter + k_tile / tap_k_tiles * channels, channels, k_tile % tap_k_tiles, i % PAIRS, scale, row);
+        else pack(of_shortcut, shortcut_channels, k_tile - image_k_tiles, i % PAIRS, scale, row);
     }
 }

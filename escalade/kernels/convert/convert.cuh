@@ -18,6 +18,6 @@ constexpr bool NORMALISE = false;    // problem.normalise
 __device__ __forceinline__ float to_float(unsigned char value) { return value; }
 
 // value * scale[channel] + shift[channel] if NORMALISE; otherwise scale and shift are null.
-__device__ __forceinline__ float normalised(float value, const float* scale, const float* shift, int channel) {
+__device__ __forceinline__ float normalized(float value, const float* scale, const float* shift, int channel) {
     return NORMALISE ? value * scale[channel] + shift[channel] : value;
 }

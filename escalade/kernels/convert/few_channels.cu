@@ -66,7 +66,7 @@ __device__ __forceinline__ void write_pixels(Target* y, const Read& read, const 
 #pragma unroll
         for (int p = 0; p < PIXELS; ++p)
             results[c][p] = from_float<Target>(
-                c < CHANNELS ? normalised(to_float(read[min(c, CHANNELS - 1)][p]), scale, shift, c) : 0.f);
+                c < CHANNELS ? normalized(to_float(read[min(c, CHANNELS - 1)][p]), scale, shift, c) : 0.f);
 
     if (TARGET_NHWC) {
         Target run[PIXELS * PADDED_CHANNELS];

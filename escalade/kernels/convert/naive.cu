@@ -36,7 +36,7 @@ extern "C" __global__ void convert_naive(const Source* x, const float* scale, co
         const int from = WAYS > 1 ? channel / WAYS + channel % WAYS * shape.step : channel;
         const int in_image = SOURCE_NHWC ? pixel * shape.stored_channels + from : from * shape.pixels + pixel;
         value = to_float(x[rest * shape.stored_channels * shape.pixels + in_image]);
-        value = normalised(value, scale, shift, channel);
+        value = normalized(value, scale, shift, channel);
     }
     const long long place = PITCHED ? (rest * shape.pixels + pixel) * shape.y_pitch + channel : at;
     y[place] = from_float<Target>(value);

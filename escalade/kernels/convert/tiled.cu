@@ -85,7 +85,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                     float value = to_float(read[i][j][k].at[e]);
                     const int channel = SOURCE_NHWC ? first_column + column : first_row + row + k;
                     if (NORMALISE && first_row + row + k < shape.rows && first_column + column < shape.columns)
-                        value = normalised(value, scale, shift, channel);
+                        value = normalized(value, scale, shift, channel);
                     rows.at[k] = from_float<Target>(value);
                 }
                 store_pack(tile + place(row, column), rows);

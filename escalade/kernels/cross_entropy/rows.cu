@@ -35,7 +35,7 @@ __device__ __forceinline__ RowSums in_registers(const Row& row, const Targets& t
     }
     float values[HELD][VECTOR];
     RowSums sums;
-    sums.look_at_target(row, targets);
+    sums.load_target(row, targets);
 #pragma unroll
     for (int i = 0; i < HELD; ++i) {
         to_floats(values[i], loaded[i]);
@@ -81,7 +81,7 @@ __device__ __forceinline__ RowSums read_again(const Row& row, const Targets& tar
     sums.of.sum = sum_of_row(sums.of.sum * exp_below(sums.of.largest, highest));
     sums.of.largest = highest;
     if (SMOOTHED) sums.total = sum_of_row(sums.total);
-    sums.look_at_target(row, targets);
+    sums.load_target(row, targets);
     if constexpr (HAS_GRADIENT) {
         const float over_sum = sums.of.scale(), weight = sums.weight * row.scale;
 #pragma unroll 4
@@ -106,9 +106,10 @@ extern "C" __global__ void __launch_bounds__(THREADS* ROWS)
     const long long number = 1LL * blockIdx.x * ROWS + in_block;
     float loss = 0.f;
     if (number < rows) {
-        const Given given{x, gradient, scale, {target, counted, rows, counters, ignored}, classes, spread, sure};
-        const Row row(given, number, threadIdx.x % THREADS);
-        loss = (PACKS > 0 ? in_registers(row, given.targets) : read_again(row, given.targets)).loss(row);
+        const Arguments arguments{x,       gradient, scale, {target, counted, rows, counters, ignored},
+                                  classes, spread,   sure};
+        const Row row(arguments, number, threadIdx.x % THREADS);
+        loss = (PACKS > 0 ? in_registers(row, arguments.targets) : read_again(row, arguments.targets)).loss(row);
     }
     if (threadIdx.x % THREADS == 0) of_rows[in_block] = loss;
     __syncthreads();

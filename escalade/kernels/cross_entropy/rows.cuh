@@ -24,7 +24,7 @@ struct Targets {
     long long ignored;
 
     // Number of rows that are not ignored; uniform over all lanes.
-    __device__ __forceinline__ float that_count() const {
+    __device__ __forceinline__ float counted_rows() const {
         if (!HAS_IGNORED) return rows;
         const int lane = threadIdx.x % 32;
         if (!COUNTS_HERE) return warp_sum(lane < counters ? counted[lane] : 0.f);
@@ -36,7 +36,7 @@ struct Targets {
 };
 
 // Arguments of a launch.
-struct Given {
+struct Arguments {
     const Element* x;
     Element* gradient;
     const float* scale;
@@ -55,15 +55,15 @@ struct Row {
     bool counts;    // not ignored
     bool is_class;  // the target is a valid class
 
-    __device__ __forceinline__ Row(const Given& given, long long number, int thread)
-        : packs(given.classes / VECTOR), thread(thread), spread(SMOOTHED ? given.spread : 0.f),
-          sure(SMOOTHED ? given.sure : 1.f), scale(HAS_GRADIENT ? given.scale[0] : 0.f) {
-        x = given.x + number * given.classes;
-        gradient = HAS_GRADIENT ? given.gradient + number * given.classes : nullptr;
-        const long long wanted = given.targets.of[number];
-        is_class = wanted >= 0 && wanted < given.classes;
+    __device__ __forceinline__ Row(const Arguments& arguments, long long number, int thread)
+        : packs(arguments.classes / VECTOR), thread(thread), spread(SMOOTHED ? arguments.spread : 0.f),
+          sure(SMOOTHED ? arguments.sure : 1.f), scale(HAS_GRADIENT ? arguments.scale[0] : 0.f) {
+        x = arguments.x + number * arguments.classes;
+        gradient = HAS_GRADIENT ? arguments.gradient + number * arguments.classes : nullptr;
+        const long long wanted = arguments.targets.of[number];
+        is_class = wanted >= 0 && wanted < arguments.classes;
         target = is_class ? static_cast<int>(wanted) : 0;
-        counts = !HAS_IGNORED || wanted != given.targets.ignored;
+        counts = !HAS_IGNORED || wanted != arguments.targets.ignored;
     }
 
     __device__ __forceinline__ void store(int pack, const float (&exponentials)[VECTOR], float over_sum,
@@ -83,18 +83,18 @@ struct Row {
 struct RowSums {
     SoftmaxSums of;
     float total = 0.f;
-    float likely = 0.f;  // logit of the target
+    float target_logit = 0.f;  // logit of the target
     float weight = 1.f;  // of the row
 
     // Call once all loads of the row are in flight: it waits for the targets.
-    __device__ __forceinline__ void look_at_target(const Row& row, const Targets& targets) {
-        likely = to_float(row.x[row.target]);
-        if (IS_MEAN) weight = 1.f / targets.that_count();
+    __device__ __forceinline__ void load_target(const Row& row, const Targets& targets) {
+        target_logit = to_float(row.x[row.target]);
+        if (IS_MEAN) weight = 1.f / targets.counted_rows();
         if (row.counts && !row.is_class) weight = __int_as_float(0x7FC00000);
     }
 
     __device__ __forceinline__ float loss(const Row& row) const {
-        float lost = of.largest + logf(of.sum) - row.sure * likely;
+        float lost = of.largest + logf(of.sum) - row.sure * target_logit;
         if (SMOOTHED) lost -= row.spread * total;
         return (row.counts ? lost : 0.f) * weight;  // the mean of no row is NaN
     }

@@ -32,11 +32,11 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                                     int counters, long long ignored, float spread, float sure) {
     __shared__ float of_warps[BLOCK_WARPS];
     wait_for_previous_launch();
-    const Given given{x, gradient, scale, {target, counted, rows, counters, ignored}, classes, spread, sure};
+    const Arguments arguments{x, gradient, scale, {target, counted, rows, counters, ignored}, classes, spread, sure};
     const long long number = 1LL * blockIdx.x * (THREADS / LANES) + threadIdx.x / LANES;
     // Shuffles need every lane: those of a missing row read the last one and write nothing.
     const bool is_there = number < rows;
-    const Row row(given, is_there ? number : rows - 1LL, threadIdx.x % LANES);
+    const Row row(arguments, is_there ? number : rows - 1LL, threadIdx.x % LANES);
     Values loaded[PACKS];
 #pragma unroll
     for (int i = 0; i < PACKS; ++i) {
@@ -45,7 +45,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
     float values[PACKS][VECTOR];
     RowSums sums;
-    sums.look_at_target(row, given.targets);
+    sums.load_target(row, arguments.targets);
 #pragma unroll
     for (int i = 0; i < PACKS; ++i) {
         to_floats(values[i], loaded[i]);

@@ -103,7 +103,7 @@ struct Channels {
     }
 
     // `planes` are those of the image, `pixel` is within it.
-    __device__ __forceinline__ Values normalised(Values values, const Planes& planes, int pixel) const {
+    __device__ __forceinline__ Values normalized(Values values, const Planes& planes, int pixel) const {
 #pragma unroll
         for (int e = 0; e < VECTOR; ++e) {
             float value = (to_float(values.at[e]) - means[e / UNIT]) * factors[e];

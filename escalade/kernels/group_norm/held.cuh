@@ -49,6 +49,6 @@ struct Held {
         for (int i = 0; i < PACKS; ++i)
             if (i < mine)
                 store_pack(to + 1LL * i * HEIGHT * pitch,
-                           channels.normalised(values[i], planes, first + row + i * HEIGHT));
+                           channels.normalized(values[i], planes, first + row + i * HEIGHT));
     }
 };

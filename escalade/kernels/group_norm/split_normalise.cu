@@ -45,6 +45,6 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         for (int i = 0; i < PACKS; ++i)
             if (at + i * HEIGHT < here)
                 store_pack(y + (first + at + i * HEIGHT) * y_pitch + channel,
-                           channels.normalised(loaded[i], planes, begin + at + i * HEIGHT));
+                           channels.normalized(loaded[i], planes, begin + at + i * HEIGHT));
     }
 }

@@ -52,7 +52,7 @@ extern "C" __global__ void __launch_bounds__(32 * PARTS)
         if (at >= features) continue;
 #pragma unroll
         for (int e = 0; e < VECTOR; ++e)
-            loaded[i].at[e] = normalised(to_float(loaded[i].at[e]), means[e], scales[e], weight, bias, at);
+            loaded[i].at[e] = normalized(to_float(loaded[i].at[e]), means[e], scales[e], weight, bias, at);
         store_pack(y + column.at + 1LL * at * inner, loaded[i]);
     }
 }

@@ -76,7 +76,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         if (HAS_BIAS) biases = load_pack<Element, VECTOR>(bias + first);
 #pragma unroll
         for (int e = 0; e < VECTOR; ++e)
-            loaded[i].at[e] = normalised(to_float(loaded[i].at[e]), mean, scale, weights.at, biases.at, e);
+            loaded[i].at[e] = normalized(to_float(loaded[i].at[e]), mean, scale, weights.at, biases.at, e);
         store_pack(y + at + first, loaded[i]);
     }
 }

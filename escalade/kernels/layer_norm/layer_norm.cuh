@@ -13,7 +13,7 @@ constexpr bool HAS_BIAS = true;    // problem.bias
 constexpr bool HAS_RELU = false;   // problem.relu
 #endif
 
-__device__ __forceinline__ Element normalised(float x, float mean, float scale, const Element* weight,
+__device__ __forceinline__ Element normalized(float x, float mean, float scale, const Element* weight,
                                               const Element* bias, int feature) {
     float value = (x - mean) * scale;
     if (HAS_WEIGHT) value *= to_float(weight[feature]);

@@ -23,5 +23,5 @@ extern "C" __global__ void layer_norm_naive(const Element* x, const Element* wei
     }
     const float scale = rsqrtf(squares / features + epsilon);
     for (int f = 0; f < features; ++f)
-        y[row * features + f] = normalised(to_float(values[f]), mean, scale, weight, bias, f);
+        y[row * features + f] = normalized(to_float(values[f]), mean, scale, weight, bias, f);
 }

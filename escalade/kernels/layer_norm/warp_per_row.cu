@@ -25,5 +25,5 @@ extern "C" __global__ void layer_norm_warp_per_row(const Element* x, const Eleme
     }
     const float scale = rsqrtf(warp_sum(squares) / features + epsilon);
     for (int f = lane; f < features; f += 32)
-        y[row * features + f] = normalised(to_float(values[f]), mean, scale, weight, bias, f);
+        y[row * features + f] = normalized(to_float(values[f]), mean, scale, weight, bias, f);
 }

@@ -23,7 +23,7 @@ __device__ __forceinline__ Largest largest_in_window(const Element* plane, int s
         for (int s = first_s; s < windows.kernel_w; ++s) {
             const int column = left + s * windows.dilation_w;
             if (column >= shape.width) break;
-            largest.meet(to_float(plane[(row * shape.width + column) * step]), r * windows.kernel_w + s);
+            largest.update(to_float(plane[(row * shape.width + column) * step]), r * windows.kernel_w + s);
         }
     }
     return largest;

@@ -16,17 +16,17 @@ constexpr bool PLACES = false;       // problem.places: also store the place of 
 constexpr bool BEHIND_RELU = false;  // problem.behind_relu
 #endif
 
-extern "C" __global__ void max_pool2d_naive(const Element* x, Element* y, unsigned char* places, PoolShape shape,
+extern "C" __global__ void max_pool2d_naive(const Element* x, Element* y, unsigned char* indices, PoolShape shape,
                                             Windows windows) {
     wait_for_previous_launch();
     const long long outputs = 1LL * shape.batch * shape.channels * shape.output_height * shape.output_width;
     const long long at = 1LL * blockIdx.x * blockDim.x + threadIdx.x;
     if (at >= outputs) return;
 
-    const PoolPlace place = pool_place<NHWC>(at, shape);
-    const Element* plane = x + pool_plane<NHWC>(place, shape);
+    const PoolPosition position = pool_position<NHWC>(at, shape);
+    const Element* plane = x + pool_plane<NHWC>(position, shape);
     const int step = NHWC ? shape.x_step() : 1;
-    const Largest largest = largest_in_window(plane, step, place.row, place.column, shape, windows);
-    y[pool_output<NHWC>(place, at, shape)] = from_float<Element>(largest.value);
-    if (PLACES) places[at] = stored_place<BEHIND_RELU>(largest);
+    const Largest largest = largest_in_window(plane, step, position.row, position.column, shape, windows);
+    y[pool_output<NHWC>(position, at, shape)] = from_float<Element>(largest.value);
+    if (PLACES) indices[at] = stored_index<BEHIND_RELU>(largest);
 }

@@ -32,24 +32,24 @@ struct PlacedRow {
         for (int j = 0; j < OUTPUT_COLUMNS; ++j)
             at[j] = {minus_infinity(), first_inside(top, 1) * KERNEL_W + first_inside(left + j * STRIDE_W, 1)};
     }
-    __device__ __forceinline__ void meet(const Stretch& seen, int r) {
+    __device__ __forceinline__ void update(const RowInputs& seen, int r) {
 #pragma unroll
         for (int j = 0; j < OUTPUT_COLUMNS; ++j)
 #pragma unroll
-            for (int s = 0; s < KERNEL_W; ++s) at[j].meet(to_float(seen.at[j * STRIDE_W + s]), r * KERNEL_W + s);
+            for (int s = 0; s < KERNEL_W; ++s) at[j].update(to_float(seen.at[j * STRIDE_W + s]), r * KERNEL_W + s);
     }
-    __device__ __forceinline__ void store(const Run& run, Element* y, unsigned char* places, int width) const {
+    __device__ __forceinline__ void store(const Run& run, Element* y, unsigned char* indices, int width) const {
         Element values[OUTPUT_COLUMNS];
         unsigned char from[OUTPUT_COLUMNS];
 #pragma unroll
         for (int j = 0; j < OUTPUT_COLUMNS; ++j)
-            values[j] = from_float<Element>(at[j].value), from[j] = stored_place<BEHIND_RELU>(at[j]);
+            values[j] = from_float<Element>(at[j].value), from[j] = stored_index<BEHIND_RELU>(at[j]);
         run.store(y, width, values);
-        run.store(places, width, from);
+        run.store(indices, width, from);
     }
 };
 
-extern "C" __global__ void max_pool2d_row_packs(const Element* x, Element* y, unsigned char* places, PoolShape shape) {
+extern "C" __global__ void max_pool2d_row_packs(const Element* x, Element* y, unsigned char* indices, PoolShape shape) {
     wait_for_previous_launch();
     const Run run(shape.output_height, shape.output_width);
     if (run.plane >= 1LL * shape.batch * shape.channels) return;
@@ -65,16 +65,16 @@ extern "C" __global__ void max_pool2d_row_packs(const Element* x, Element* y, un
 #pragma unroll
         for (int r = 0; r < ROWS; ++r) {
             if (top + r < 0 || top + r >= shape.height) continue;
-            Stretch seen;
+            RowInputs seen;
             seen.load(plane + (top + r) * shape.width, left, shape.width, least);
 #pragma unroll
             for (int i = 0; i < OUTPUT_ROWS; ++i)
-                if (r >= i * STRIDE_H && r < i * STRIDE_H + KERNEL_H) largest[i].meet(seen, r - i * STRIDE_H);
+                if (r >= i * STRIDE_H && r < i * STRIDE_H + KERNEL_H) largest[i].update(seen, r - i * STRIDE_H);
         }
 #pragma unroll
         for (int i = 0; i < OUTPUT_ROWS; ++i)
             if (run.row + i < shape.output_height)
-                largest[i].store(run, y + outputs + i * shape.output_width, places + outputs + i * shape.output_width,
+                largest[i].store(run, y + outputs + i * shape.output_width, indices + outputs + i * shape.output_width,
                                  shape.output_width);
         return;
     }
@@ -86,7 +86,7 @@ extern "C" __global__ void max_pool2d_row_packs(const Element* x, Element* y, un
 #pragma unroll
     for (int r = 0; r < ROWS; ++r) {
         if (top + r < 0 || top + r >= shape.height) continue;
-        Stretch seen;
+        RowInputs seen;
         seen.load(plane + (top + r) * shape.width, left, shape.width, least);
 #pragma unroll
         for (int j = 0; j < OUTPUT_COLUMNS; ++j) {

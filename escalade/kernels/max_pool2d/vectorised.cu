@@ -25,7 +25,8 @@ constexpr int ROWS = (OUTPUT_ROWS - 1) * STRIDE_H + KERNEL_H;
 constexpr int COLUMNS = (OUTPUT_COLUMNS - 1) * STRIDE_W + KERNEL_W;
 using Vector = Values<VECTOR>;
 
-extern "C" __global__ void max_pool2d_vectorised(const Element* x, Element* y, unsigned char* places, PoolShape shape) {
+extern "C" __global__ void max_pool2d_vectorised(const Element* x, Element* y, unsigned char* indices,
+                                                 PoolShape shape) {
     wait_for_previous_launch();
     const u32 vectors = shape.channels / VECTOR;
     const u32 runs = (shape.output_width + OUTPUT_COLUMNS - 1) / OUTPUT_COLUMNS;
@@ -48,7 +49,8 @@ extern "C" __global__ void max_pool2d_vectorised(const Element* x, Element* y, u
 
     Element* outputs = y + 1LL * image * shape.output_height * shape.output_width * shape.y_step() + channel;
     if constexpr (PLACES) {
-        unsigned char* from = places + 1LL * image * shape.output_height * shape.output_width * shape.channels + channel;
+        unsigned char* from =
+            indices + 1LL * image * shape.output_height * shape.output_width * shape.channels + channel;
         PlacedMaxima<Element, VECTOR> largest[OUTPUT_ROWS][OUTPUT_COLUMNS];
         Pack<Element, VECTOR> least;
 #pragma unroll
@@ -74,7 +76,7 @@ extern "C" __global__ void max_pool2d_vectorised(const Element* x, Element* y, u
                     for (int s = 0; s < KERNEL_W; ++s) {
                         const int down = r - i * STRIDE_H, column = left + j * STRIDE_W + s;
                         if (down < 0 || down >= KERNEL_H || column < 0 || column >= shape.width) continue;
-                        largest[i][j].meet(seen[j * STRIDE_W + s], down * KERNEL_W + s);
+                        largest[i][j].update(seen[j * STRIDE_W + s], down * KERNEL_W + s);
                     }
         }
 #pragma unroll
@@ -84,7 +86,7 @@ extern "C" __global__ void max_pool2d_vectorised(const Element* x, Element* y, u
                 if (output_row + i < shape.output_height && output_column + j < shape.output_width) {
                     const int output = (output_row + i) * shape.output_width + output_column + j;
                     largest[i][j].store(outputs + output * shape.y_step());
-                    largest[i][j].store_places<BEHIND_RELU>(from + output * shape.channels);
+                    largest[i][j].store_indices<BEHIND_RELU>(from + output * shape.channels);
                 }
         return;
     }

@@ -17,26 +17,27 @@ constexpr bool STORED = false;  // backward.stored: read the places of maxima in
 #endif
 
 extern "C" __global__ void max_pool2d_backward_atomics(const Element* gradient, const Element* x,
-                                                       const unsigned char* places, float* sums, PoolShape shape,
+                                                       const unsigned char* indices, float* sums, PoolShape shape,
                                                        Windows windows) {
     wait_for_previous_launch();
     const long long outputs = 1LL * shape.batch * shape.channels * shape.output_height * shape.output_width;
     const long long at = 1LL * blockIdx.x * blockDim.x + threadIdx.x;
     if (at >= outputs) return;
 
-    const PoolPlace place = pool_place<NHWC>(at, shape);
-    const long long plane = pool_plane<NHWC>(place, shape);
+    const PoolPosition position = pool_position<NHWC>(at, shape);
+    const long long plane = pool_plane<NHWC>(position, shape);
     const int step = NHWC ? shape.channels : 1;
     int from;
     if constexpr (STORED) {
-        from = places[at];
+        from = indices[at];
         if (from == NOWHERE) return;
     } else {
-        const Largest largest = largest_in_window(x + plane, step, place.row, place.column, shape, windows);
-        if (MASK && largest.is_cut_off()) return;
-        from = largest.place;
+        const Largest largest = largest_in_window(x + plane, step, position.row, position.column, shape, windows);
+        if (MASK && largest.is_inactive()) return;
+        from = largest.index;
     }
-    const int row = place.row * windows.stride_h - windows.pad_h + from / windows.kernel_w * windows.dilation_h;
-    const int column = place.column * windows.stride_w - windows.pad_w + from % windows.kernel_w * windows.dilation_w;
+    const int row = position.row * windows.stride_h - windows.pad_h + from / windows.kernel_w * windows.dilation_h;
+    const int column =
+        position.column * windows.stride_w - windows.pad_w + from % windows.kernel_w * windows.dilation_w;
     atomicAdd(sums + plane + (row * shape.width + column) * step, to_float(gradient[at]));
 }

@@ -6,12 +6,12 @@
 
 // share(output_row, output_column, tap) is the contribution of a window in which the pixel is tap `tap`.
 template <class Share>
-__device__ __forceinline__ float gather(const PoolPlace& pixel, const PoolShape& shape, const Windows& windows,
+__device__ __forceinline__ float gather(const PoolPosition& pixel, const PoolShape& shape, const Windows& windows,
                                         Share share) {
     const int span_h = (windows.kernel_h - 1) * windows.dilation_h + 1;
     const int span_w = (windows.kernel_w - 1) * windows.dilation_w + 1;
-    const Seeing rows = seeing(pixel.row, span_h, windows.stride_h, windows.pad_h, shape.output_height);
-    const Seeing columns = seeing(pixel.column, span_w, windows.stride_w, windows.pad_w, shape.output_width);
+    const CoveringRange rows = covering(pixel.row, span_h, windows.stride_h, windows.pad_h, shape.output_height);
+    const CoveringRange columns = covering(pixel.column, span_w, windows.stride_w, windows.pad_w, shape.output_width);
     float sum = 0.f;
     for (int output_row = rows.first; output_row < rows.end; ++output_row) {
         const int down = pixel.row + windows.pad_h - output_row * windows.stride_h;

@@ -22,13 +22,13 @@ extern "C" __global__ void max_pool2d_backward_gathered(const Element* gradient,
     const long long at = 1LL * blockIdx.x * blockDim.x + threadIdx.x;
     if (at >= 1LL * shape.batch * shape.channels * shape.height * shape.width) return;
 
-    const PoolPlace pixel = pixel_place<NHWC>(at, shape);
+    const PoolPosition pixel = pixel_position<NHWC>(at, shape);
     const Element* plane = x + pool_plane<NHWC>(pixel, shape);
     const Element* gradients = gradient + output_plane<NHWC>(pixel, shape);
     const int step = NHWC ? shape.channels : 1;
     dx[at] = from_float<Element>(gather(pixel, shape, windows, [&](int output_row, int output_column, int tap) {
         const Largest largest = largest_in_window(plane, step, output_row, output_column, shape, windows);
-        const bool mine = largest.place == tap && !(MASK && largest.is_cut_off());
+        const bool mine = largest.index == tap && !(MASK && largest.is_inactive());
         return mine ? to_float(gradients[(output_row * shape.output_width + output_column) * step]) : 0.f;
     }));
 }

@@ -16,18 +16,18 @@ constexpr int VECTOR = 4;       // vector: columns per access
 #include "common/placed_maximum.cuh"
 #include "common/rows_of_windows.cuh"
 
-using Places = Pack<unsigned char, OUTPUTS>;
+using Indices = Pack<unsigned char, OUTPUTS>;
 
-__device__ __forceinline__ Places find(const WindowRow& row, const Element* x) {
+__device__ __forceinline__ Indices find(const WindowRow& row, const Element* x) {
     Largest largest[OUTPUTS];
     row.load_windows(x, [&](int o, float value, int tap) {
         if (tap == 0) largest[o] = {value, 0};
-        else largest[o].meet(value, tap);
+        else largest[o].update(value, tap);
     });
-    Places places;
+    Indices indices;
 #pragma unroll
-    for (int o = 0; o < OUTPUTS; ++o) places.at[o] = stored_place<MASK>(largest[o]);
-    return places;
+    for (int o = 0; o < OUTPUTS; ++o) indices.at[o] = stored_index<MASK>(largest[o]);
+    return indices;
 }
 
 extern "C" __global__ void max_pool2d_backward_rows(const Element* gradient, const Element* x,
@@ -36,14 +36,13 @@ extern "C" __global__ void max_pool2d_backward_rows(const Element* gradient, con
     const WindowRow row(shape);
     if (!row.exists) return;
     Pack<Element, OUTPUTS> gradients = {};
-    Places places;
+    Indices indices;
 #pragma unroll
-    for (int o = 0; o < OUTPUTS; ++o) places.at[o] = NOWHERE;
+    for (int o = 0; o < OUTPUTS; ++o) indices.at[o] = NOWHERE;
     if (row.has_windows()) {
         gradients = load_pack<Element, OUTPUTS>(gradient + row.output);
-        places = STORED ? load_pack<unsigned char, OUTPUTS>(stored + row.output) : find(row, x);
+        indices = STORED ? load_pack<unsigned char, OUTPUTS>(stored + row.output) : find(row, x);
     }
-    row.store_pixels(dx, [&](int o, int tap) {
-        return places.at[o] == tap ? gradients.at[o] : from_float<Element>(0.f);
-    });
+    row.store_pixels(dx,
+                     [&](int o, int tap) { return indices.at[o] == tap ? gradients.at[o] : from_float<Element>(0.f); });
 }

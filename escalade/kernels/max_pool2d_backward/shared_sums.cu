@@ -19,14 +19,14 @@ constexpr int TILE_COLUMNS = 32;  // config.columns
 #endif
 
 // Windows along one dimension that cover any of the pixels [first, end).
-__device__ __forceinline__ Seeing seeing_any(int first, int end, int kernel, int dilation, int stride, int pad,
-                                             int outputs) {
+__device__ __forceinline__ CoveringRange covering_any(int first, int end, int kernel, int dilation, int stride, int pad,
+                                                      int outputs) {
     const int span = (kernel - 1) * dilation + 1;
-    return {seeing(first, span, stride, pad, outputs).first, seeing(end - 1, span, stride, pad, outputs).end};
+    return {covering(first, span, stride, pad, outputs).first, covering(end - 1, span, stride, pad, outputs).end};
 }
 
 extern "C" __global__ void max_pool2d_backward_shared_sums(const Element* gradient, const Element* x,
-                                                           const unsigned char* places, Element* dx, PoolShape shape,
+                                                           const unsigned char* indices, Element* dx, PoolShape shape,
                                                            Windows windows, int row_tiles, int column_tiles) {
     __shared__ float sums[TILE_ROWS][TILE_COLUMNS];
     wait_for_previous_launch();
@@ -38,10 +38,10 @@ extern "C" __global__ void max_pool2d_backward_shared_sums(const Element* gradie
         sums[at / TILE_COLUMNS][at % TILE_COLUMNS] = 0.f;
     __syncthreads();
 
-    const Seeing down = seeing_any(top, bottom, windows.kernel_h, windows.dilation_h, windows.stride_h, windows.pad_h,
-                                   shape.output_height);
-    const Seeing along = seeing_any(left, right, windows.kernel_w, windows.dilation_w, windows.stride_w, windows.pad_w,
-                                    shape.output_width);
+    const CoveringRange down = covering_any(top, bottom, windows.kernel_h, windows.dilation_h, windows.stride_h,
+                                            windows.pad_h, shape.output_height);
+    const CoveringRange along = covering_any(left, right, windows.kernel_w, windows.dilation_w, windows.stride_w,
+                                             windows.pad_w, shape.output_width);
     const int across = along.end - along.first;
     const long long outputs = plane * shape.output_height * shape.output_width;
     const long long pixels = plane * shape.height * shape.width;
@@ -49,12 +49,13 @@ extern "C" __global__ void max_pool2d_backward_shared_sums(const Element* gradie
         const int output_row = down.first + at / across, output_column = along.first + at % across;
         const long long output = outputs + output_row * shape.output_width + output_column;
         Largest largest{1.f, 0};
-        if (STORED) largest.place = places[output];
+        if (STORED) largest.index = indices[output];
         else largest = largest_in_window(x + pixels, 1, output_row, output_column, shape, windows);
-        if (STORED ? largest.place == NOWHERE : MASK && largest.is_cut_off()) continue;
-        const int row = output_row * windows.stride_h - windows.pad_h + largest.place / windows.kernel_w * windows.dilation_h;
+        if (STORED ? largest.index == NOWHERE : MASK && largest.is_inactive()) continue;
+        const int row =
+            output_row * windows.stride_h - windows.pad_h + largest.index / windows.kernel_w * windows.dilation_h;
         const int column =
-            output_column * windows.stride_w - windows.pad_w + largest.place % windows.kernel_w * windows.dilation_w;
+            output_column * windows.stride_w - windows.pad_w + largest.index % windows.kernel_w * windows.dilation_w;
         if (row < top || row >= bottom || column < left || column >= right) continue;  // another tile's
         atomicAdd(&sums[row - top][column - left], to_float(gradient[output]));
     }

@@ -14,17 +14,17 @@ using Element = float;       // problem.dtype
 constexpr bool NHWC = true;  // problem.layout == "nhwc"
 #endif
 
-extern "C" __global__ void max_pool2d_backward_stored(const Element* gradient, const unsigned char* places, Element* dx,
-                                                      PoolShape shape, Windows windows) {
+extern "C" __global__ void max_pool2d_backward_stored(const Element* gradient, const unsigned char* indices,
+                                                      Element* dx, PoolShape shape, Windows windows) {
     wait_for_previous_launch();
     const long long at = 1LL * blockIdx.x * blockDim.x + threadIdx.x;
     if (at >= 1LL * shape.batch * shape.channels * shape.height * shape.width) return;
 
-    const PoolPlace pixel = pixel_place<NHWC>(at, shape);
+    const PoolPosition pixel = pixel_position<NHWC>(at, shape);
     const long long outputs = output_plane<NHWC>(pixel, shape);
     const int step = NHWC ? shape.channels : 1;
     dx[at] = from_float<Element>(gather(pixel, shape, windows, [&](int output_row, int output_column, int tap) {
         const long long output = outputs + (output_row * shape.output_width + output_column) * step;
-        return places[output] == tap ? to_float(gradient[output]) : 0.f;
+        return indices[output] == tap ? to_float(gradient[output]) : 0.f;
     }));
 }

@@ -29,14 +29,15 @@ constexpr int PIXEL_ROWS = TILE_ROWS * STRIDE_H;
 constexpr int PIXEL_COLUMNS = TILE_COLUMNS * STRIDE_W;
 
 using Vector = Pack<Element, VECTOR>;
-using Places = Pack<unsigned char, VECTOR>;
+using Indices = Pack<unsigned char, VECTOR>;
 
 __device__ __forceinline__ int nearest(int position, int size) { return min(max(position, 0), size - 1); }
 __device__ __forceinline__ bool within(int position, int size) { return position >= 0 && position < size; }
 
 // Argmax of VECTOR channels; `image` is their first in the image's first pixel. Every load is issued, taps in the
 // padding reading the nearest pixel, so that all are in flight together.
-__device__ __forceinline__ Places find(const Element* image, int output_row, int output_column, const PoolShape& shape) {
+__device__ __forceinline__ Indices find(const Element* image, int output_row, int output_column,
+                                        const PoolShape& shape) {
     const int top = output_row * STRIDE_H - PAD_H, left = output_column * STRIDE_W - PAD_W;
     const int first = first_inside(top, 1) * KERNEL_W + first_inside(left, 1);
     Largest largest[VECTOR];
@@ -50,12 +51,12 @@ __device__ __forceinline__ Places find(const Element* image, int output_row, int
             const Vector seen = load_pack<Element, VECTOR>(image + (row * shape.width + column) * shape.channels);
             if (!within(top + r, shape.height) || !within(left + s, shape.width)) continue;
 #pragma unroll
-            for (int e = 0; e < VECTOR; ++e) largest[e].meet(to_float(seen.at[e]), r * KERNEL_W + s);
+            for (int e = 0; e < VECTOR; ++e) largest[e].update(to_float(seen.at[e]), r * KERNEL_W + s);
         }
-    Places places;
+    Indices indices;
 #pragma unroll
-    for (int e = 0; e < VECTOR; ++e) places.at[e] = stored_place<MASK>(largest[e]);
-    return places;
+    for (int e = 0; e < VECTOR; ++e) indices.at[e] = stored_index<MASK>(largest[e]);
+    return indices;
 }
 
 extern "C" __global__ void max_pool2d_backward_vectorised(const Element* gradient, const Element* x,
@@ -75,7 +76,7 @@ extern "C" __global__ void max_pool2d_backward_vectorised(const Element* gradien
     const long long outputs = 1LL * image * shape.output_height * shape.output_width * shape.channels + channel;
     const long long pixels = 1LL * image * shape.height * shape.width * shape.channels + channel;
     Vector gradients[WINDOW_ROWS][WINDOW_COLUMNS];
-    Places places[WINDOW_ROWS][WINDOW_COLUMNS];
+    Indices indices[WINDOW_ROWS][WINDOW_COLUMNS];
 #pragma unroll
     for (int i = 0; i < WINDOW_ROWS; ++i)
 #pragma unroll
@@ -86,11 +87,11 @@ extern "C" __global__ void max_pool2d_backward_vectorised(const Element* gradien
             const int column = nearest(output_column, shape.output_width);
             const long long output = outputs + (row * shape.output_width + column) * shape.channels;
             gradients[i][j] = load_pack<Element, VECTOR>(gradient + output);
-            places[i][j] = STORED ? load_pack<unsigned char, VECTOR>(stored + output)
-                                  : find(x + pixels, row, column, shape);
+            indices[i][j] =
+                STORED ? load_pack<unsigned char, VECTOR>(stored + output) : find(x + pixels, row, column, shape);
             if (within(output_row, shape.output_height) && within(output_column, shape.output_width)) continue;
 #pragma unroll
-            for (int e = 0; e < VECTOR; ++e) places[i][j].at[e] = NOWHERE;
+            for (int e = 0; e < VECTOR; ++e) indices[i][j].at[e] = NOWHERE;
         }
 
 #pragma unroll
@@ -106,7 +107,7 @@ extern "C" __global__ void max_pool2d_backward_vectorised(const Element* gradien
                     if (r < 0 || r >= KERNEL_H || s < 0 || s >= KERNEL_W) continue;
 #pragma unroll
                     for (int e = 0; e < VECTOR; ++e)
-                        if (places[a][b].at[e] == r * KERNEL_W + s) sums[e] += to_float(gradients[a][b].at[e]);
+                        if (indices[a][b].at[e] == r * KERNEL_W + s) sums[e] += to_float(gradients[a][b].at[e]);
                 }
             const int row = tile_row * PIXEL_ROWS - PAD_H + i, column = tile_column * PIXEL_COLUMNS - PAD_W + j;
             if (!within(row, shape.height) || !within(column, shape.width)) continue;

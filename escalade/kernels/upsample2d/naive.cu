@@ -20,11 +20,11 @@ extern "C" __global__ void upsample2d_naive(const Element* x, Element* y, PoolSh
     const long long at = 1LL * blockIdx.x * blockDim.x + threadIdx.x;
     if (at >= outputs) return;
 
-    const PoolPlace place = pool_place<NHWC>(at, shape);
-    const Element* plane = x + pool_plane<NHWC>(place, shape);
+    const PoolPosition position = pool_position<NHWC>(at, shape);
+    const Element* plane = x + pool_plane<NHWC>(position, shape);
     const int step = NHWC ? shape.x_step() : 1;
-    const Places rows = places(place.row, shape.height, row_step);
-    const Places columns = places(place.column, shape.width, column_step);
+    const SourceTaps rows = source_taps(position.row, shape.height, row_step);
+    const SourceTaps columns = source_taps(position.column, shape.width, column_step);
     float sum = 0.f;
 #pragma unroll
     for (int r = 0; r < TAPS; ++r) {
@@ -34,5 +34,5 @@ extern "C" __global__ void upsample2d_naive(const Element* x, Element* y, PoolSh
             along += columns.weight[s] * to_float(plane[(rows.at[r] * shape.width + columns.at[s]) * step]);
         sum += rows.weight[r] * along;
     }
-    y[pool_output<NHWC>(place, at, shape)] = from_float<Element>(sum);
+    y[pool_output<NHWC>(position, at, shape)] = from_float<Element>(sum);
 }

@@ -9,7 +9,7 @@ constexpr bool EXACT = false;    // problem.mode == "nearest_exact"
 constexpr bool CORNERS = false;  // problem.corners
 #endif
 
-struct Places {
+struct SourceTaps {
     int at[TAPS];
     float weight[TAPS];
 };
@@ -26,8 +26,8 @@ __device__ __forceinline__ float cubic_far(float away) {
     return ((-0.75f * away + 3.75f) * away - 6.f) * away + 3.f;
 }
 
-__device__ __forceinline__ Places places(int at, int size, float step) {
-    Places found;
+__device__ __forceinline__ SourceTaps source_taps(int at, int size, float step) {
+    SourceTaps found;
     if constexpr (TAPS == 1) {
         const int nearest = static_cast<int>(floorf((EXACT ? at + 0.5f : static_cast<float>(at)) * step));
         found.at[0] = min(nearest, size - 1);

@@ -30,13 +30,13 @@ extern "C" __global__ void upsample2d_runs(const Element* x, Element* y, PoolSha
     const Element* pixels = x + 1LL * plane * shape.height * shape.width;
     Element* outputs = y + 1LL * plane * shape.output_height * shape.output_width + first_column;
     Pack<Element, COLUMNS> results[ROWS];  // all before the first store, so that loads are in flight together
-    Places rows[ROWS];
+    SourceTaps rows[ROWS];
 #pragma unroll
     for (int i = 0; i < ROWS; ++i)
-        rows[i] = places(min(first_row + i, shape.output_height - 1), shape.height, row_step);
+        rows[i] = source_taps(min(first_row + i, shape.output_height - 1), shape.height, row_step);
 #pragma unroll
     for (int j = 0; j < COLUMNS; ++j) {
-        const Places columns = places(first_column + j, shape.width, column_step);
+        const SourceTaps columns = source_taps(first_column + j, shape.width, column_step);
 #pragma unroll
         for (int i = 0; i < ROWS; ++i) {
             if constexpr (TAPS == 1) {  // a bitwise copy

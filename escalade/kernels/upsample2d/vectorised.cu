@@ -31,7 +31,7 @@ extern "C" __global__ void upsample2d_vectorised(const Element* x, Element* y, P
     const u32 image = rest / static_cast<u32>(shape.output_height);
     if (image >= static_cast<u32>(shape.batch)) return;
 
-    const Places rows = places(output_row, shape.height, row_step);
+    const SourceTaps rows = source_taps(output_row, shape.height, row_step);
     const Element* pixels = x + 1LL * image * shape.height * shape.width * shape.x_step() + channel;
     Element* outputs = y +
                        (1LL * image * shape.output_height + output_row) * shape.output_width * shape.y_step() +
@@ -39,7 +39,7 @@ extern "C" __global__ void upsample2d_vectorised(const Element* x, Element* y, P
     Vector results[OUTPUT_COLUMNS];  // all before the first store, so that loads are in flight together
 #pragma unroll
     for (int j = 0; j < OUTPUT_COLUMNS; ++j) {
-        const Places columns = places(min(first_column + j, shape.output_width - 1), shape.width, column_step);
+        const SourceTaps columns = source_taps(min(first_column + j, shape.output_width - 1), shape.width, column_step);
         Vector& result = results[j];
         if constexpr (TAPS == 1) {  // a bitwise copy
             result = load_pack<Element, VECTOR>(pixels +

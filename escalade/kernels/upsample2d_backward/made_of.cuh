@@ -5,7 +5,7 @@
 #include "upsample2d/places.cuh"
 
 // Half-open range [first, end).
-struct MadeOf {
+struct DependentOutputs {
     int first, end;
 };
 
@@ -14,7 +14,7 @@ struct MadeOf {
 template <bool PAST>
 __device__ __forceinline__ int first_output(int pixel, int size, int outputs, float step) {
     const auto reached = [&](int at) {
-        const Places found = places(at, size, step);
+        const SourceTaps found = source_taps(at, size, step);
         if (PAST) return found.at[0] > pixel;
         // Before the image, the second of two taps has no weight; counting it would give the pixel many outputs.
         const bool counts = TAPS != 2 || found.weight[TAPS - 1] > 0.f;
@@ -29,13 +29,13 @@ __device__ __forceinline__ int first_output(int pixel, int size, int outputs, fl
     return at;
 }
 
-__device__ __forceinline__ MadeOf made_of(int pixel, int size, int outputs, float step) {
+__device__ __forceinline__ DependentOutputs dependent_outputs(int pixel, int size, int outputs, float step) {
     return {first_output<false>(pixel, size, outputs, step), first_output<true>(pixel, size, outputs, step)};
 }
 
 // Weight of a pixel in an output: near an edge several taps may be the same pixel.
 __device__ __forceinline__ float weight_in(int at, int pixel, int size, float step) {
-    const Places found = places(at, size, step);
+    const SourceTaps found = source_taps(at, size, step);
     float weight = 0.f;
 #pragma unroll
     for (int tap = 0; tap < TAPS; ++tap)

@@ -20,11 +20,11 @@ extern "C" __global__ void upsample2d_backward_per_pixel(const Element* gradient
     const long long at = 1LL * blockIdx.x * blockDim.x + threadIdx.x;
     if (at >= 1LL * shape.batch * shape.channels * shape.height * shape.width) return;
 
-    const PoolPlace pixel = pixel_place<NHWC>(at, shape);
+    const PoolPosition pixel = pixel_position<NHWC>(at, shape);
     const Element* gradients = gradient + output_plane<NHWC>(pixel, shape);
     const int step = NHWC ? shape.channels : 1;
-    const MadeOf rows = made_of(pixel.row, shape.height, shape.output_height, row_step);
-    const MadeOf columns = made_of(pixel.column, shape.width, shape.output_width, column_step);
+    const DependentOutputs rows = dependent_outputs(pixel.row, shape.height, shape.output_height, row_step);
+    const DependentOutputs columns = dependent_outputs(pixel.column, shape.width, shape.output_width, column_step);
     float sum = 0.f;
     for (int row = rows.first; row < rows.end; ++row) {
         float along = 0.f;

@@ -28,11 +28,11 @@ constexpr int THREADS = TILE_ROWS * TILE_COLUMNS;
 // Along one dimension, for SIZE pixels of a tile: their outputs, at most MOST per pixel, and the weights in these.
 template <int SIZE, int MOST>
 struct Contributions {
-    MadeOf outputs[SIZE];
+    DependentOutputs outputs[SIZE];
     float weight[MOST][SIZE];  // adjacent pixels in adjacent banks
 
     __device__ __forceinline__ void find(int at, int pixel, int size, int output_size, float step) {
-        const MadeOf found = made_of(pixel, size, output_size, step);
+        const DependentOutputs found = dependent_outputs(pixel, size, output_size, step);
         outputs[at] = found;
         if constexpr (TAPS > 1)  // the weight of the nearest pixel is 1
             for (int i = 0; i < found.end - found.first; ++i)
@@ -78,7 +78,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         __syncthreads();
 
         if (row >= height || column >= width) continue;
-        const MadeOf down = rows.outputs[row], along = columns.outputs[column];
+        const DependentOutputs down = rows.outputs[row], along = columns.outputs[column];
         float sum = 0.f;
         for (int i = 0; i < down.end - down.first; ++i) {
             const float* outputs = tile[down.first - output_top + i] + along.first - output_left;

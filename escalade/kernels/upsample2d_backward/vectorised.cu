@@ -37,13 +37,13 @@ extern "C" __global__ void upsample2d_backward_vectorised(const Element* gradien
     const u32 image = rest / static_cast<u32>(shape.height);
     if (image >= static_cast<u32>(shape.batch)) return;
 
-    MadeOf rows, columns;
+    DependentOutputs rows, columns;
     if constexpr (EVEN) {
         rows = {pixel_row * MOST_ROWS, (pixel_row + 1) * MOST_ROWS};
         columns = {pixel_column * MOST_COLUMNS, (pixel_column + 1) * MOST_COLUMNS};
     } else {
-        rows = made_of(pixel_row, shape.height, shape.output_height, row_step);
-        columns = made_of(pixel_column, shape.width, shape.output_width, column_step);
+        rows = dependent_outputs(pixel_row, shape.height, shape.output_height, row_step);
+        columns = dependent_outputs(pixel_column, shape.width, shape.output_width, column_step);
     }
     const Element* gradients =
         gradient + 1LL * image * shape.output_height * shape.output_width * shape.channels + channel;
