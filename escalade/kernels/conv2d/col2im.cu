@@ -37,11 +37,12 @@ constexpr bool HAS_RELU = true;     // epilogue.relu
 #include "common/mma_tile.cuh"
 #include "common/ptx.cuh"
 
-struct Col2imShape {  // filled by escalade/ops/conv2d/rungs/col2im.py, in this order
-    int batch, height, width;          // of x
-    int output_height, output_width;   // of y
-    int pad_h, pad_w;
-    int bands;                         // of an image, of BAND rows of y each
+struct Col2imShape {
+    int batch;                        // scatter.batch
+    int height, width;                // scatter.image: of x
+    int output_height, output_width;  // scatter.output: of y
+    int pad_h, pad_w;                 // scatter.padding
+    int bands;                        // config.bands(scatter): per image, of BAND rows of y each
 };
 
 constexpr bool PAIRED = sizeof(Element) == 2;

@@ -53,10 +53,13 @@ constexpr bool HAS_MASK = false;  // epilogue.mask
 #include "common/placed_maximum.cuh"
 #include "common/ptx.cuh"
 
-struct SkinnyShape {  // filled by escalade/ops/conv2d/rungs/skinny.py, in this order
-    int batch, height, width, filters, output_height, output_width;
-    int pad_h, pad_w;
-    int bands;  // of an image, down
+struct SkinnyShape {
+    int batch;                        // bands.batch
+    int height, width;                // bands.image
+    int filters;                      // bands.filters
+    int output_height, output_width;  // bands.output
+    int pad_h, pad_w;                 // bands.padding
+    int bands;                        // config.bands(bands): per image
 };
 
 constexpr bool PAIRED = sizeof(Element) == 2;

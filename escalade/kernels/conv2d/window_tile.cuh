@@ -69,9 +69,12 @@ constexpr int TILE_PIXELS = STACKED ? BOX_PIXELS : (TILE_ROWS - 1) * WINDOW_WIDT
 static_assert(TILE_PIXELS <= WGMMA_N, "a tile fits one MMA");
 static_assert(!STACKED || ONE_BOX, "stacked images are whole");
 
-struct WindowShape {  // filled by escalade/ops/conv2d/rungs/window_tiling.py, in this order
-    int batch, channels, output_height, output_width, pad_h, pad_w, row_tiles, column_tiles, tiles, filter_tiles,
-        shortcut_channels;
+struct WindowShape {
+    int batch, channels;                               // (windows.batch, windows.channels)
+    int output_height, output_width;                   // windows.output
+    int pad_h, pad_w;                                  // windows.padding
+    int row_tiles, column_tiles, tiles, filter_tiles;  // tiling.counts
+    int shortcut_channels;                             // tiling.conv.shortcut_channels
 };
 
 struct Tile {

@@ -158,7 +158,7 @@ def launch(
         ),
         (config.grid(s, card), 1, 1),
         (32 * WARPS, 1, 1),
-        (*buffers, Ints((s.batch, *s.image, *s.output, *s.padding, config.bands(s)))),
+        (*buffers, Ints.of("conv2d/col2im.cu", "Col2imShape", scatter=s, config=config)),
         shared_bytes=config.shared_bytes(s),
         overlap=True,
     )

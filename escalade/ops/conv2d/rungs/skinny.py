@@ -184,7 +184,7 @@ def launch(
 ) -> KernelCall:
     """Return the launch over x, weights, bias, residual or mask, y, and argmax indices."""
     assert isinstance(config, SkinnyConfig)
-    shape = Ints((w.batch, *w.image, w.filters, *w.output, *w.padding, config.bands(w)))
+    shape = Ints.of("conv2d/skinny.cu", "SkinnyShape", bands=w, config=config)
     return KernelCall(
         Program.of(
             "conv2d/skinny.cu",

@@ -29,7 +29,7 @@ from escalade.ops.conv2d.rungs.sm90_rung import K_TILE_RATE, PROMOTE_K_TILES, Ho
 from escalade.ops.conv2d.rungs.tma_windows import MN_MAJOR_FILTERS, ROW_BYTES, Windows, shortcut_shape
 
 PING_PONG, PIXELS, FILTERS, DEPTH = "turns", "pixels", "filters", "depth"
-"""How two warpgroups share work: one tile each (ping-pong), or pixels, filters or alternate k-tiles of one tile."""
+"""Work sharing of two warpgroups: one tile each (ping-pong), or pixels, filters or alternate k-tiles of one tile."""
 PANEL = 64
 """Pixels and filters per staging tile of results."""
 THREADS = 384

@@ -140,15 +140,12 @@ class Tiling:
         return self._panel_map("residual" if self.conv.epilogue.aux else "y"), self._panel_map("y")
 
     @property
+    def counts(self) -> tuple[int, int, int, int]:
+        return self.row_tiles, self.column_tiles, self.tiles, self.filter_tiles
+
+    @property
     def shape(self) -> Ints:
-        """`WindowShape` of the kernel."""
-        w = self.conv.windows
-        return Ints(
-            (
-                w.batch, w.channels, *w.output, *w.padding, self.row_tiles, self.column_tiles, self.tiles,
-                self.filter_tiles, self.conv.shortcut_channels,
-            )
-        )  # fmt: skip
+        return Ints.of("conv2d/window_tile.cuh", "WindowShape", windows=self.conv.windows, tiling=self)
 
 
 def tilings_of(conv: WgmmaConv) -> Iterator[Tiling]:

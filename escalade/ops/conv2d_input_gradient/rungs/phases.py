@@ -219,7 +219,7 @@ class AllPhases:
 
     @cached_property
     def together(self) -> PixelPhase:
-        """What all phases share: the start of the windows, the whole filter, and a placement without offsets."""
+        """Common part of all phases: the start of the windows, the whole filter, and a placement without offsets."""
         f = self.phases[0].forward
         rows = _together(tuple(phase.rows for phase in self.phases), f.filter_height)
         columns = _together(tuple(phase.columns for phase in self.phases), f.filter_width)
