@@ -22,7 +22,7 @@ ROOT = pathlib.Path(__file__).parent.parent
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (("ladder", "conv9d"), "there is no operation 'conv9d'"),
+        (("ladder", "conv9d"), "unknown operation 'conv9d'"),
         (("verify", "conv2d", "--rung", "nosuch", "--device", "twin"), "conv2d has no rung 'nosuch'"),
         (("verify", "conv2d", "--dtype", "int8", "--device", "twin"), "dtype 'int8': supported are"),
         (("ladder", "conv2d", "--problem", "huge", "--device", "twin"), "'huge' does not name a convolution"),
@@ -117,9 +117,7 @@ def test_the_asked_command_runs(tmp_path: pathlib.Path) -> None:
 def test_the_module_runs_as_a_program_and_shows_no_traceback() -> None:
     done = fresh.python("-m", "escalade", "ladder", "conv9d")
     assert done.returncode == 1
-    assert (
-        done.stderr.startswith("escalade: there is no operation 'conv9d'") and "Traceback" not in done.stderr
-    )
+    assert done.stderr.startswith("escalade: unknown operation 'conv9d'") and "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize("command", cli.COMMANDS)
