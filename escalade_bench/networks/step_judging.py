@@ -19,7 +19,7 @@ import torch
 from escalade.tune.verification import CHANCE
 from escalade_bench.networks.judging import LEAST, TIMES, tolerance
 
-GRADIENTS = "gradient"
+GRADIENTS, UPDATES = "gradient", "update"
 _STATISTICS = ("error", "gain", "worst row", "worst element")
 _EXTREMES = 2.0
 """Further factor for a gain, the worst row and the worst element, which vary more than a norm."""
@@ -76,6 +76,8 @@ class StepStandard:
     """PyTorch's errors in the dtype, of several trials: [trial, tensor, 4]."""
     most: float = 1.0
     """Factor on the usual largest tolerance of all tensors of a kind together."""
+    rounding: float = 0.0
+    """Error of all updates together because parameters are kept in fp32: an update may be as small as their ulp."""
 
     @property
     def tolerance(self) -> float:
@@ -157,4 +159,6 @@ class StepStandard:
     def _together_limit(self, kind: str) -> float:
         number = sum(self._numbers[at] for at in self._kinds[kind])
         allowed = tolerance(self.dtype, self._own_together(kind), self.most)
+        if kind == UPDATES:
+            allowed = max(allowed, 2 * self.rounding)
         return allowed * float(CHANCE ** (-1 / max(2, number)))

@@ -17,13 +17,14 @@ from escalade.engine.plan.arena import peak_bytes
 from escalade.engine.plan.plan import Plan
 from escalade.engine.training.step import TrainingStep, plan_training_step
 from escalade.engine.training.techniques import GRAPH
+from escalade.tune.verification import UNIT_ROUNDOFF
 from escalade_apps.train.steps import Loss
 from escalade_bench.ladder import free
 from escalade_bench.measure.currency import Made
 from escalade_bench.measure.records import Record
 from escalade_bench.networks.judging import UNTIMED, Standard, nudged, unsearched
 from escalade_bench.networks.measurement import Case, compare, summary
-from escalade_bench.networks.step_judging import StepStandard, errors
+from escalade_bench.networks.step_judging import UPDATES, StepStandard, errors
 from escalade_bench.networks.workload import Part, Say, Setting
 from escalade_bench.peers import torch_training_step as torch_steps
 from escalade_bench.peers.comparison import TRAINING_STEP
@@ -124,7 +125,16 @@ def standard(lesson: Lesson, expected: Sequence[torch.Tensor], most: float) -> S
     with unsearched(lesson.dtype):
         found = [results_of(lesson, nudged(lesson.x, lesson.dtype, trial)) for trial in range(_TRIALS)]
     trials = torch.stack([errors(one, expected) for one in found])
-    return StepStandard(lesson.dtype, lesson.names, tuple(expected), trials, most)
+    updates = [
+        tensor for name, tensor in zip(lesson.names, expected, strict=True) if name.startswith(UPDATES)
+    ]
+    ratio = _norm(lesson.model.parameters()) / _norm(updates)
+    rounding = UNIT_ROUNDOFF["fp32"] * torch_steps.STEPS**0.5 * ratio
+    return StepStandard(lesson.dtype, lesson.names, tuple(expected), trials, most, rounding)
+
+
+def _norm(tensors: Iterable[torch.Tensor]) -> float:
+    return float(torch.stack([torch.linalg.vector_norm(one.detach().double()) for one in tensors]).norm())
 
 
 def escalade(lesson: Lesson, without: Collection[str] = (), system: str = "escalade") -> NetworkPeer:

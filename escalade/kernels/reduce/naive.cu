@@ -6,6 +6,9 @@
 // Rung: `naive`. Read reduce.cuh (state of a reduction).
 #include "reduce/reduce.cuh"
 
+// Elements to a partial result. A running sum of a million squares is 2^24 times some of them: rounding drops those.
+constexpr int PART = 1024;
+
 extern "C" __global__ void reduce_naive(const Element* x, Element* y, long long results, int reduced, int inner,
                                         float divisor) {
     wait_for_previous_launch();
@@ -14,9 +17,13 @@ extern "C" __global__ void reduce_naive(const Element* x, Element* y, long long 
     const long long outer = result / inner;
     const Element* from = x + outer * reduced * inner + (result - outer * inner);
     State state;
-    for (int r = 0; r < reduced; ++r) {
-        const float value[1] = {element_of(to_float(from[1LL * r * inner]))};
-        take(state, value);
+    for (int r = 0; r < reduced;) {
+        State part;
+        for (const int end = min(r + PART, reduced); r < end; ++r) {
+            const float value[1] = {element_of(to_float(from[1LL * r * inner]))};
+            take(part, value);
+        }
+        state = merged(state, part);
     }
     y[result] = finished(state, divisor);
 }

@@ -92,6 +92,13 @@ def test_a_step_without_momentum_is_seen(monkeypatch: pytest.MonkeyPatch) -> Non
     assert "more than the" in failure
 
 
+def test_updates_may_be_as_small_as_the_rounding_of_parameters() -> None:
+    lesson = replace(lesson_in("fp32"), rate=1e-5)
+    known = standard(lesson, exact(lesson), 1.0)
+    assert known.judge(peers.results_of(lesson, nudged(lesson.x, "fp32", 4)))[1] == ""
+    assert "more than the" in known.judge(peers.results_of(_loss(lesson)))[1]
+
+
 class _Block(torch.nn.Module):
     """An inverted residual with a bias in front of a BatchNorm, whose gradient is rounding only."""
 
