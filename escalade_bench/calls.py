@@ -211,7 +211,7 @@ def measure(
 ) -> Iterator[list[Record]]:
     """Yield records of both systems in every layout that the call has in the dtype."""
     for layout in call.layouts[dtype]:
-        with precision(dtype):
+        with precision(dtype, algorithms=0):
             new = New(dtype, layout, device, torch.Generator(device).manual_seed(seed))
             sets = [call.tensors(new) for _ in range(COPIES)]
             with _surroundings(call, dtype, device), torch.no_grad():

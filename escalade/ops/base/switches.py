@@ -11,6 +11,8 @@ import torch
 from escalade.device.torch_private import FAST_PATHS
 
 _CUDNN: Any = torch.backends.cudnn
+_USUAL_ALGORITHMS = 10
+"""PyTorch's own default."""
 _LEGACY_FLAGS = ("enabled", "benchmark", "benchmark_limit", "allow_tf32")
 # PyTorch 2.9 added a second TF32 API that takes precedence. The old flags set it only in part, and reading raises if
 # the two disagree. So we set and restore both, the new one last.
@@ -22,8 +24,9 @@ _FP32_PRECISION: tuple[Any, ...] = (
 
 
 @contextmanager
-def precision(dtype: str) -> Iterator[None]:
-    """Allow TF32 only if `dtype` is tf32, and let cuDNN benchmark all of its algorithms (limit 0).
+def precision(dtype: str, algorithms: int = _USUAL_ALGORITHMS) -> Iterator[None]:
+    """Allow TF32 only if `dtype` is tf32, and let cuDNN benchmark its most promising `algorithms`; all of them if 0,
+    which takes up to a minute for a whole network.
 
     PyTorch caches the first algorithm per problem even if chosen without `benchmark`: one such call would pin every
     later call to cuDNN's heuristic. The flags are process-wide, not per thread.
@@ -35,7 +38,7 @@ def precision(dtype: str) -> Iterator[None]:
             _CUDNN.enabled = _CUDNN.benchmark = True
             _CUDNN.allow_tf32 = dtype == "tf32"
             if _CUDNN.is_available():
-                _CUDNN.benchmark_limit = 0
+                _CUDNN.benchmark_limit = algorithms
             for backend in _FP32_PRECISION:
                 backend.fp32_precision = "tf32" if dtype == "tf32" else "ieee"
         yield
@@ -63,8 +66,8 @@ def save_flags() -> Callable[[], None]:
 
 
 def with_cudnn(dtype: str, compute: Callable[[], torch.Tensor]) -> torch.Tensor:
-    """Compute with cuDNN benchmarking, and with TF32 only if `dtype` is tf32."""
-    with precision(dtype):
+    """Compute with the fastest of all cuDNN's algorithms, and with TF32 only if `dtype` is tf32."""
+    with precision(dtype, algorithms=0):
         return compute()
 
 

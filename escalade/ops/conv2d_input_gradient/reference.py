@@ -90,7 +90,7 @@ def peer(problem: Conv2dInputGradientProblem, inputs: Tensors) -> torch.Tensor:
     """
     gradient, weight = inputs["gradient"], inputs["weight"]
     if gradient.is_cuda:
-        with precision(problem.dtype):
+        with precision(problem.dtype, algorithms=0):
             return _finish(problem, _convolve_back(problem, gradient, weight), inputs)
     if problem.dtype == "tf32":
         dx = _convolve_back(problem, round_to_tf32(gradient), round_to_tf32(weight))
