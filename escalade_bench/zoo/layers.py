@@ -1,4 +1,4 @@
-"""Single layers and short chains of them, each on items of 2^18 numbers: in fp32 a batch is so many megabytes.
+"""Single layers and short chains of them. Single layers take items of about 2^18 numbers: 1 MB per item in fp32.
 
 `escalade bench coverage escalade_bench.zoo.layers -b 1,16,256` measures them all.
 """
@@ -14,42 +14,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-Sizes = tuple[int, ...]
-Function = Callable[[torch.Tensor], torch.Tensor]
+from escalade_bench.zoo.chains import CONV_CHAINS, Applied, ChannelLayerNorm, Scaled, Sizes
+
 IMAGE: Sizes = (64, 64, 64)
 """Channels, height, width."""
 ROWS: Sizes = (64, 4096)
 """Rows and their features, or the channels and steps of a sequence."""
 _CHANNELS, _, _SIDE = IMAGE
-
-
-class Applied(nn.Module):
-    """A function as a layer."""
-
-    def __init__(self, function: Function) -> None:
-        super().__init__()
-        self._function = function
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self._function(x)
-
-
-class Scaled(nn.Module):
-    """A factor for each channel of an image."""
-
-    def __init__(self, channels: int = _CHANNELS) -> None:
-        super().__init__()
-        self.scale = nn.Parameter(torch.rand(channels, 1, 1) + 0.5)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x * self.scale
-
-
-class ChannelLayerNorm(nn.LayerNorm):
-    """LayerNorm over the channels of an image."""
-
-    def forward(self, input: torch.Tensor) -> torch.Tensor:
-        return super().forward(input.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
 
 
 class SqueezeExcite(nn.Module):
@@ -191,7 +162,7 @@ CHAINS: Mapping[str, Layer] = {
     "conv_relu": _of(_conv, nn.ReLU),
     "conv_gelu": _of(_conv, nn.GELU),
     "conv_mish_mish": _of(_conv, nn.Mish, nn.Mish),
-    "conv_scale_hardswish": _of(_conv, Scaled, nn.Hardswish),
+    "conv_scale_hardswish": _of(_conv, partial(Scaled, _CHANNELS), nn.Hardswish),
     "conv_batch_norm_silu": _of(_conv, _norm, nn.SiLU),
     "conv_relu_batch_norm": _of(_conv, nn.ReLU, _norm),
     "conv_group_norm_relu": _of(_conv, _groups, nn.ReLU),
@@ -214,6 +185,7 @@ CHAINS: Mapping[str, Layer] = {
     "linear_relu_sum": _of(
         partial(nn.Linear, 4096, 1024), nn.ReLU, partial(Applied, partial(torch.sum, dim=-1)), on=ROWS
     ),
+    **{name: Layer((made,), shape) for name, (made, shape) in CONV_CHAINS.items()},
 }
 LAYERS: Mapping[str, Layer] = {
     **CONVOLUTIONS, **PRODUCTS, **NORMS, **POOLS, **RESIZED, **REDUCTIONS, **ACTIVATIONS, **CHAINS,
