@@ -1,9 +1,9 @@
-"""Softmax along the last dimension."""
+"""Softmax along the last dimension, or its logarithm."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -30,11 +30,14 @@ from escalade.ops.shared.rows import LAYOUTS, check_fields
 
 @dataclass(frozen=True)
 class SoftmaxProblem(Named):
-    """y[row] = exp(x[row] - max) / sum(exp(x[row] - max)); x and y are [batch][classes][inner] of one dtype."""
+    """y[row] = exp(x[row] - max) / sum(exp(x[row] - max)), or with `log` its logarithm.
+
+    x and y are [batch][classes][inner] of one dtype.
+    """
 
     NAME: ClassVar = NamePattern(
         "softmax",
-        "{classes}_b{batch}[_inner{inner}]",
+        "{classes}_b{batch}[_inner{inner}]{log?_log}",
     )
 
     batch: int
@@ -44,6 +47,7 @@ class SoftmaxProblem(Named):
     inner: int = 1
     """Stride of a row's elements, and number of adjacent rows: the pixels of an image for softmax over its channels in
     NCHW."""
+    log: bool = False
 
     def __post_init__(self) -> None:
         check_fields("softmax", self, DTYPES, {"classes": self.classes, "inner": self.inner})
@@ -271,9 +275,12 @@ SMALL_PROBLEMS = (
     SoftmaxProblem(4, 1),
     SoftmaxProblem(2, 67, inner=40),
     SoftmaxProblem(1, 5, inner=9),
+    SoftmaxProblem(3, 258, log=True),
+    SoftmaxProblem(2, 33_002, log=True),
+    SoftmaxProblem(2, 67, inner=40, log=True),
 )
 """Small problems: rows of one warp, of several, and too wide for registers; widths that no vector divides; strided
-rows."""
+rows; logarithms."""
 
 
 # --- the reference
@@ -291,11 +298,15 @@ def empty_output(problem: SoftmaxProblem, device: torch.device) -> torch.Tensor:
 
 
 def exact(problem: SoftmaxProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    return torch.softmax(inputs["x"].double(), 1)
+    return _by_pytorch(problem)(inputs["x"].double(), 1)
 
 
 def peer(problem: SoftmaxProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    return torch.softmax(inputs["x"], 1)
+    return _by_pytorch(problem)(inputs["x"], 1)
+
+
+def _by_pytorch(problem: SoftmaxProblem) -> Callable[..., torch.Tensor]:
+    return torch.log_softmax if problem.log else torch.softmax
 
 
 def _sizes(problem: SoftmaxProblem) -> tuple[int, ...]:

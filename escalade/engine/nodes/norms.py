@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from math import prod
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -208,14 +209,13 @@ class GroupNorm(Operator):
         return Lowered(GROUP_NORM, problem, in_place="x")
 
 
-class Softmax(Operator):
-    """exp(x) / sum(exp(x)) over the last dimension, or over the channels of images."""
+class _RowSoftmax(Operator):
+    """Softmax or its logarithm, over the last dimension or over the channels of images."""
 
-    name = "softmax"
     signature = Signature({"x": ROWS}, {"of_channels": FLAG})
+    is_log: ClassVar[bool]
 
-    @match_aten("softmax", "_softmax")
-    def _match(self, node: Node, call: AtenCall, graph: Graph) -> Match:
+    def _match_any_dim(self, node: Node, call: AtenCall, graph: Graph) -> Match:
         x, rank, dim = call.value("self"), len(node.shape), call("dim")
         if x is None or call.converts(x, graph) or not rank or not isinstance(dim, int):
             return None
@@ -239,7 +239,8 @@ class Softmax(Operator):
         return Reshape.instead_of(node, {"x": made.name})
 
     def compute(self, node: Node, inputs: Tensors) -> torch.Tensor:
-        return torch.softmax(inputs["x"], 1 if node.attributes["of_channels"] else -1)
+        function = torch.log_softmax if self.is_log else torch.softmax
+        return function(inputs["x"], 1 if node.attributes["of_channels"] else -1)
 
     def sizes(self, sizes: Mapping[str, Sizes], attributes: Attributes) -> Mapping[str, Sizes]:
         if attributes["of_channels"] and len(sizes["x"]) != 4:
@@ -254,7 +255,30 @@ class Softmax(Operator):
         classes = form.shape[1 if node.attributes["of_channels"] else -1]
         inner = _adjacent_rows(node, form)
         batch = prod(form.shape) // max(1, classes * inner)
-        return Lowered(SOFTMAX, SoftmaxProblem(batch, classes, forms.stored, inner=inner))
+        return Lowered(SOFTMAX, SoftmaxProblem(batch, classes, forms.stored, inner=inner, log=self.is_log))
+
+
+class Softmax(_RowSoftmax):
+    """exp(x) / sum(exp(x)) over the last dimension, or over the channels of images."""
+
+    name = "softmax"
+    is_log = False
+
+    @match_aten("softmax", "_softmax")
+    def _match(self, node: Node, call: AtenCall, graph: Graph) -> Match:
+        return self._match_any_dim(node, call, graph)
+
+
+class LogSoftmax(_RowSoftmax):
+    """x - log(sum(exp(x))) over the last dimension, or over the channels of images."""
+
+    name = "log_softmax"
+    is_log = True
+
+    @match_aten("log_softmax", "_log_softmax", "special_log_softmax")
+    def _match(self, node: Node, call: AtenCall, graph: Graph) -> Match:
+        """Match it in inference; a training step has the loss and its gradient in one operation."""
+        return None if graph.typed else self._match_any_dim(node, call, graph)
 
 
 def _product(sizes: Shape) -> int | Batch:

@@ -8,7 +8,7 @@ from escalade.engine.graph.graph import Graph, Node
 from escalade.engine.nodes import operator_of
 from escalade.engine.nodes.conv2d import Conv2d
 from escalade.engine.nodes.linear import Linear
-from escalade.engine.nodes.norms import LayerNorm, Softmax
+from escalade.engine.nodes.norms import LayerNorm, LogSoftmax, Softmax
 from escalade.engine.nodes.views import CHANNELS_LAST, Permute
 
 
@@ -77,7 +77,8 @@ def _before_permute(node: Node, order: tuple[int, ...], graph: Graph) -> Node | 
             moved, {**node.inputs, "weight": graph.add_constant(f"{node.name}_weight", weight)},
             stride=(1, 1), padding=(0, 0), dilation=(1, 1), groups=1, relu=node.attributes["relu"],
         )  # fmt: skip
-    is_rows = (Softmax.matches(node) and not node.attributes["of_channels"]) or LayerNorm.matches(node)
+    takes_channels = any(kind.matches(node) for kind in (Softmax, LogSoftmax, LayerNorm))
+    is_rows = takes_channels and not node.attributes.get("of_channels")
     return moved.with_attributes(of_channels=True) if is_rows else None
 
 

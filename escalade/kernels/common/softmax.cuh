@@ -37,7 +37,24 @@ struct SoftmaxSums {
     // Factor of exp(logit - largest). As in PyTorch, a row with +Inf, or of -Inf only, is all NaN: an infinite
     // `largest` minus itself is NaN.
     __device__ __forceinline__ float scale() const { return 1.f / sum + (largest - largest); }
+
+    // Factor of `softmax_term<false>`, or what is subtracted from `softmax_term<true>`.
+    template <bool IS_LOG>
+    __device__ __forceinline__ float divisor() const {
+        return IS_LOG ? logf(sum) + (largest - largest) : scale();
+    }
 };
+
+// Numerator of a class, or with IS_LOG its logarithm: a probability that underflows has one, too.
+template <bool IS_LOG>
+__device__ __forceinline__ float softmax_term(float logit, float largest) {
+    return IS_LOG ? logit - largest : expf(logit - largest);
+}
+
+template <bool IS_LOG>
+__device__ __forceinline__ float softmax_result(float term, float divisor) {
+    return IS_LOG ? term - divisor : term * divisor;
+}
 
 template <class Element, int VECTOR>
 __device__ __forceinline__ void to_floats(float (&values)[VECTOR], const Pack<Element, VECTOR>& pack) {

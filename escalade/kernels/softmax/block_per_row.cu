@@ -1,4 +1,5 @@
-// y[row][class] = exp(x[row][class] - largest) / sum over classes of exp(x[row][class] - largest)
+// y[row][class] = exp(x[row][class] - largest) / sum over classes of exp(x[row][class] - largest),
+// or with LOG its logarithm
 //
 // As many warps per row as hold it in registers, PACKS packs of up to 16 bytes per thread, all loaded at once: the row
 // is read once, and each exponential computed once. A row held by one warp needs no barrier, and ROWS of them share a
@@ -11,21 +12,22 @@
 #include "common/softmax.cuh"
 
 #ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
-using Element = float;     // problem.dtype
-constexpr int VECTOR = 4;  // vector: elements per access
-constexpr int WARPS = 8;   // config.warps: warps per row
-constexpr int PACKS = 1;   // config.packs: accesses per thread, held in registers; 0 to read the row twice
-constexpr int ROWS = 1;    // config.rows: rows per CTA
+using Element = float;       // problem.dtype
+#define LOG false            // "true" if problem.log else "false"
+constexpr int VECTOR = 4;    // vector: elements per access
+constexpr int WARPS = 8;     // config.warps: warps per row
+constexpr int PACKS = 1;     // config.packs: accesses per thread, held in registers; 0 to read the row twice
+constexpr int ROWS = 1;      // config.rows: rows per CTA
 #endif
 
 constexpr int THREADS = WARPS * 32;  // per row
 constexpr int IN_FLIGHT = 4;
 using Values = Pack<Element, VECTOR>;
 
-__device__ __forceinline__ void store_scaled(Element* y, const float (&values)[VECTOR], float scale) {
+__device__ __forceinline__ void store_results(Element* y, const float (&terms)[VECTOR], float divisor) {
     Values results;
 #pragma unroll
-    for (int e = 0; e < VECTOR; ++e) results.at[e] = from_float<Element>(values[e] * scale);
+    for (int e = 0; e < VECTOR; ++e) results.at[e] = from_float<Element>(softmax_result<LOG>(terms[e], divisor));
     store_pack(y, results);
 }
 
@@ -54,14 +56,14 @@ __device__ __forceinline__ void in_registers(const Element* x, Element* y, int p
     for (int i = 0; i < COUNT; ++i)
 #pragma unroll
         for (int e = 0; e < VECTOR; ++e) {
-            values[i][e] = expf(values[i][e] - sums.largest);
-            sums.sum += values[i][e];
+            values[i][e] = softmax_term<LOG>(values[i][e], sums.largest);
+            sums.sum += LOG ? expf(values[i][e]) : values[i][e];
         }
     sums.sum = sum_of_row(sums.sum);
-    const float scale = sums.scale();
+    const float divisor = sums.divisor<LOG>();
 #pragma unroll
     for (int i = 0; i < COUNT; ++i)
-        if (i * THREADS + thread < packs) store_scaled(y + 1LL * (i * THREADS + thread) * VECTOR, values[i], scale);
+        if (i * THREADS + thread < packs) store_results(y + 1LL * (i * THREADS + thread) * VECTOR, values[i], divisor);
 }
 
 // IN_FLIGHT packs of the row, from `first` on; out-of-range packs load a valid one.
@@ -88,7 +90,7 @@ __device__ __forceinline__ void read_twice(const Element* x, Element* y, int pac
     const float mine = sums.largest;
     sums.largest = largest_of_row(mine);
     sums.sum = sum_of_row(sums.sum * exp_below(mine, sums.largest));
-    const float scale = sums.scale();
+    const float divisor = sums.divisor<LOG>();
     // Each thread overwrites only what it reads itself, in case y is x.
     for (int first = thread; first < packs; first += IN_FLIGHT * THREADS) {
         Values loaded[IN_FLIGHT];
@@ -98,9 +100,9 @@ __device__ __forceinline__ void read_twice(const Element* x, Element* y, int pac
             float values[VECTOR];
             to_floats(values, loaded[i]);
 #pragma unroll
-            for (int e = 0; e < VECTOR; ++e) values[e] = expf(values[e] - sums.largest);
+            for (int e = 0; e < VECTOR; ++e) values[e] = softmax_term<LOG>(values[e], sums.largest);
             const int pack = first + i * THREADS;
-            if (pack < packs) store_scaled(y + 1LL * pack * VECTOR, values, scale);
+            if (pack < packs) store_results(y + 1LL * pack * VECTOR, values, divisor);
         }
     }
 }

@@ -1,5 +1,5 @@
-// y[row][class] = exp(x[row][class] - largest) / sum over classes of exp(x[row][class] - largest), classes `inner`
-// apart
+// y[row][class] = exp(x[row][class] - largest) / sum over classes of exp(x[row][class] - largest), or with LOG
+// its logarithm; classes `inner` apart
 //
 // Adjacent rows are contiguous: a lane takes VECTOR of them, 16 bytes where they divide, and PARTS warps split the
 // classes, STEPS each, all loaded at once. Limiter: memory, each element is read and written once.
@@ -9,8 +9,9 @@
 #include "common/softmax.cuh"
 
 #ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
-using Element = float;    // problem.dtype
-constexpr int STEPS = 8;  // -(-problem.classes // config.parts): elements of a row per thread
+using Element = float;       // problem.dtype
+#define LOG false            // "true" if problem.log else "false"
+constexpr int STEPS = 8;     // -(-problem.classes // config.parts): elements of a row per thread
 #endif
 
 extern "C" __global__ void __launch_bounds__(32 * PARTS)
@@ -40,19 +41,21 @@ extern "C" __global__ void __launch_bounds__(32 * PARTS)
     for (int i = 0; i < STEPS; ++i)
 #pragma unroll
         for (int e = 0; e < VECTOR; ++e) {
-            values[i][e] = expf(values[i][e] - largest[e]);
-            sums[e] += i * PARTS + column.part < classes ? values[i][e] : 0.f;
+            values[i][e] = softmax_term<LOG>(values[i][e], largest[e]);
+            const float numerator = LOG ? expf(values[i][e]) : values[i][e];
+            sums[e] += i * PARTS + column.part < classes ? numerator : 0.f;
         }
     sum_over_parts(sums);
     if (!column.there) return;
 #pragma unroll
-    for (int e = 0; e < VECTOR; ++e) sums[e] = SoftmaxSums{largest[e], sums[e]}.scale();
+    for (int e = 0; e < VECTOR; ++e) sums[e] = SoftmaxSums{largest[e], sums[e]}.divisor<LOG>();
 #pragma unroll
     for (int i = 0; i < STEPS; ++i) {
         const int at = i * PARTS + column.part;
         if (at >= classes) continue;
 #pragma unroll
-        for (int e = 0; e < VECTOR; ++e) loaded[i].at[e] = from_float<Element>(values[i][e] * sums[e]);
+        for (int e = 0; e < VECTOR; ++e)
+            loaded[i].at[e] = from_float<Element>(softmax_result<LOG>(values[i][e], sums[e]));
         store_pack(y + column.at + 1LL * at * inner, loaded[i]);
     }
 }

@@ -1,4 +1,5 @@
-// y[row][class] = exp(x[row][class] - largest) / sum over classes of exp(x[row][class] - largest)
+// y[row][class] = exp(x[row][class] - largest) / sum over classes of exp(x[row][class] - largest),
+// or with LOG its logarithm
 //
 // The foot of the ladder: one thread per row, in three passes: the largest, the sum, the results. Limiter: the threads
 // of a warp read 32 rows at once, so every load takes 32 sectors for 32 elements, and few rows give few threads.
@@ -8,7 +9,8 @@
 #include "common/softmax.cuh"
 
 #ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
-using Element = float;  // problem.dtype
+using Element = float;       // problem.dtype
+#define LOG false            // "true" if problem.log else "false"
 #endif
 
 extern "C" __global__ void softmax_naive(const Element* x, Element* y, int rows, int classes) {
@@ -19,7 +21,9 @@ extern "C" __global__ void softmax_naive(const Element* x, Element* y, int rows,
     SoftmaxSums sums;
     for (int c = 0; c < classes; ++c) sums.largest = fmaxf(sums.largest, to_float(logits[c]));
     for (int c = 0; c < classes; ++c) sums.sum += expf(to_float(logits[c]) - sums.largest);
-    const float scale = sums.scale();
-    for (int c = 0; c < classes; ++c)
-        y[row * classes + c] = from_float<Element>(expf(to_float(logits[c]) - sums.largest) * scale);
+    const float divisor = sums.divisor<LOG>();
+    for (int c = 0; c < classes; ++c) {
+        const float term = softmax_term<LOG>(to_float(logits[c]), sums.largest);
+        y[row * classes + c] = from_float<Element>(softmax_result<LOG>(term, divisor));
+    }
 }

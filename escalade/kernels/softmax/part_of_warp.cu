@@ -1,4 +1,5 @@
-// y[row][class] = exp(x[row][class] - largest) / sum over classes of exp(x[row][class] - largest)
+// y[row][class] = exp(x[row][class] - largest) / sum over classes of exp(x[row][class] - largest),
+// or with LOG its logarithm
 //
 // LANES adjacent lanes of a warp hold a short row in registers, PACKS packs of up to 16 bytes each, all loaded at once,
 // and reduce by shuffles. Limiter: memory, each element is read and written once.
@@ -9,6 +10,7 @@
 
 #ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
 using Element = float;        // problem.dtype
+#define LOG false             // "true" if problem.log else "false"
 constexpr int VECTOR = 4;     // vector: elements per access
 constexpr int LANES = 4;      // config.lanes: lanes per row
 constexpr int PACKS = 4;      // config.packs: accesses per lane
@@ -46,20 +48,21 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     for (int i = 0; i < PACKS; ++i)
 #pragma unroll
         for (int e = 0; e < VECTOR; ++e) {
-            values[i][e] = expf(values[i][e] - sums.largest);
-            sums.sum += values[i][e];
+            values[i][e] = softmax_term<LOG>(values[i][e], sums.largest);
+            sums.sum += LOG ? expf(values[i][e]) : values[i][e];
         }
 #pragma unroll
     for (int distance = LANES / 2; distance > 0; distance /= 2)
         sums.sum += __shfl_xor_sync(ALL_LANES, sums.sum, distance);
     if (row >= rows) return;
-    const float scale = sums.scale();
+    const float divisor = sums.divisor<LOG>();
 #pragma unroll
     for (int i = 0; i < PACKS; ++i) {
         const int pack = i * LANES + lane;
         if (pack >= packs) continue;
 #pragma unroll
-        for (int e = 0; e < VECTOR; ++e) loaded[i].at[e] = from_float<Element>(values[i][e] * scale);
+        for (int e = 0; e < VECTOR; ++e)
+            loaded[i].at[e] = from_float<Element>(softmax_result<LOG>(values[i][e], divisor));
         store_pack(y + at + pack * VECTOR, loaded[i]);
     }
 }

@@ -1,4 +1,5 @@
-// y[row][class] = exp(x[row][class] - largest) / sum over classes of exp(x[row][class] - largest)
+// y[row][class] = exp(x[row][class] - largest) / sum over classes of exp(x[row][class] - largest),
+// or with LOG its logarithm
 //
 // One warp per row: lanes read adjacent elements, keep the max and the sum together in one pass, and merge by shuffles;
 // a second pass writes. Limiter: memory, one element per load, each twice.
@@ -8,7 +9,8 @@
 #include "common/softmax.cuh"
 
 #ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
-using Element = float;  // problem.dtype
+using Element = float;       // problem.dtype
+#define LOG false            // "true" if problem.log else "false"
 #endif
 
 extern "C" __global__ void softmax_warp_per_row(const Element* x, Element* y, int rows, int classes) {
@@ -23,7 +25,9 @@ extern "C" __global__ void softmax_warp_per_row(const Element* x, Element* y, in
         sums.add(logit);
     }
     sums.merge_warp();
-    const float scale = sums.scale();
-    for (int c = lane; c < classes; c += 32)
-        y[row * classes + c] = from_float<Element>(expf(to_float(logits[c]) - sums.largest) * scale);
+    const float divisor = sums.divisor<LOG>();
+    for (int c = lane; c < classes; c += 32) {
+        const float term = softmax_term<LOG>(to_float(logits[c]), sums.largest);
+        y[row * classes + c] = from_float<Element>(softmax_result<LOG>(term, divisor));
+    }
 }

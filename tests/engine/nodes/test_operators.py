@@ -148,6 +148,7 @@ EXAMPLES: Mapping[str, Callable[[], Example]] = {
     "pointwise_loss": lambda: Example(_Difference(8, 8, 1), (8, 5, 5), in_step=True),
     "reduce": lambda: Example(Call(lambda x: x.amax((2, 3))), (8, 5, 5)),
     "softmax": lambda: Example(nn.Softmax(-1), (16,)),
+    "log_softmax": lambda: Example(nn.LogSoftmax(-1), (16,)),
     "reshape": lambda: Example(nn.Flatten(), (8, 1, 1)),
     "permute": lambda: Example(Call(lambda x: x.transpose(1, 2)), (6, 5)),
     "concatenate": lambda: Example(Call(lambda x: torch.cat([x.sin(), x.cos()], 1)), (16,)),

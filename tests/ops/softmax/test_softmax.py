@@ -25,6 +25,7 @@ def test_names_and_sizes() -> None:
     problem = SoftmaxProblem.parse("1000_b32", "bf16")
     assert problem == SoftmaxProblem(32, 1000, "bf16") and problem.name == "1000_b32"
     assert problem.bytes == 2 * 2 * 32 * 1000
+    assert SoftmaxProblem.parse("67_b2_inner40_log") == SoftmaxProblem(2, 67, inner=40, log=True)
     with pytest.raises(UnsupportedError, match="the form is"):
         SoftmaxProblem.parse("softmax")
     with pytest.raises(UnsupportedError, match="dtype 'tf32'"):
@@ -45,16 +46,20 @@ def test_infinities_and_nan_are_those_of_the_formula(rung: str) -> None:
     x[8] = 3e38
     x[9, :36], x[9, 36:] = -3e38, 3e38
     assert_close(by_rung(rung, x), formulas.softmax(x))
+    # Where a probability is 0 its logarithm is still finite, unless the logit is not.
+    assert_close(by_rung(rung, x, log=True), torch.log_softmax(x.double(), -1))
 
 
-def by_rung(rung: str, x: torch.Tensor) -> torch.Tensor:
-    """The rows' softmax, by a rung for rows that lie side by side too."""
+def by_rung(rung: str, x: torch.Tensor, log: bool = False) -> torch.Tensor:
+    """Return the softmax of rows, or its logarithm; the rung `columns` reads them interleaved."""
+    chosen = Softmax.ladder.rung(rung)
     if rung != "columns":
-        return softmax(x, rung=rung)
-    problem, chosen = SoftmaxProblem(1, x.shape[1], inner=len(x)), Softmax.ladder.rung(rung)
-    tensors = {"x": x.mT.contiguous(), "y": torch.empty(x.mT.shape)}
+        problem, x = SoftmaxProblem(*x.shape, log=log), x.contiguous()
+    else:
+        problem, x = SoftmaxProblem(1, x.shape[1], inner=len(x), log=log), x.mT.contiguous()
+    tensors = {"x": x, "y": torch.empty_like(x)}
     bind(chosen.recipe(problem, chosen.configs(problem)[0]), tensors)()
-    return tensors["y"].mT
+    return tensors["y"].mT if rung == "columns" else tensors["y"]
 
 
 def test_infinities_in_a_row_too_wide_for_registers() -> None:
