@@ -6,7 +6,8 @@ Capture creates a graph, passes rewrite it, and a plan chooses kernels for it. N
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -278,6 +279,13 @@ def _at_batch(leaf: Any, batch: int) -> Any:
 
 def fixed_shape(shape: Shape, batch: int) -> tuple[int, ...]:
     return tuple(_at_batch(size, batch) for size in shape)
+
+
+def product(sizes: Sequence[Dimension]) -> Dimension:
+    """Return the product of sizes, of which the first may depend on the batch."""
+    first, *others = sizes or (1,)
+    number = math.prod(others)  # type: ignore[arg-type]
+    return Batch(first.times * number) if isinstance(first, Batch) else first * number
 
 
 def joint_source(*nodes: Node) -> str:

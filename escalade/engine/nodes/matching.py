@@ -8,6 +8,7 @@ from escalade.engine.graph.graph import ATEN, Graph, Node
 from escalade.engine.nodes import OPERATORS
 from escalade.engine.nodes.aten import IDENTITIES
 from escalade.engine.nodes.base import CAPTURE, FOLDED, AtenCall, Matcher, name_of
+from escalade.engine.nodes.composites import COMPOSITES, composite_matcher
 from escalade.engine.nodes.pointwise import Pointwise
 from escalade.engine.nodes.reduce import Reduce
 from escalade.engine.nodes.views import on_sequences
@@ -23,6 +24,10 @@ def _matchers(phase: str) -> dict[str, Matcher]:
 
 MATCHERS: dict[str, Matcher] = {**_matchers(CAPTURE), **IDENTITIES}
 _FOLDED_MATCHERS = _matchers(FOLDED)
+_COMPOSITES: dict[str, Matcher] = {
+    name: composite_matcher(composite, lambda *call: match_captured(*call))
+    for name, composite in COMPOSITES.items()
+}
 _FALLBACKS: tuple[Matcher, ...] = (Pointwise().match, Reduce().match)
 """Matchers of calls that no operator matches by name."""
 
@@ -40,6 +45,8 @@ def match_captured(node: Node, target: torch._ops.OpOverload, graph: Graph) -> N
         name = name[:-1]  # relu_ is relu with a new result
     call, matcher = AtenCall(node), MATCHERS.get(name)
     known = matcher(node, call, graph) if matcher is not None else None
+    if known is None and name in _COMPOSITES:
+        known = _COMPOSITES[name](node, call, graph)
     others = (fallback(node, call, graph) for fallback in _FALLBACKS) if known is None else ()
     return known or next((other for other in others if other is not None), node)
 

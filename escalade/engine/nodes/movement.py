@@ -164,6 +164,11 @@ def _as_tuple(value: Any) -> tuple[int, ...]:
     return (value,) if isinstance(value, int) else tuple(value or ())
 
 
+def _as_pair(value: Any) -> tuple[int, int]:
+    values = _as_tuple(value)
+    return values[0], values[-1]
+
+
 def _roll(arguments: Arguments, result: torch.Tensor) -> Sequence[ElementMove] | None:
     """Return two moves per rolled dimension."""
     x, shifts = arguments["self"], _as_tuple(arguments["shifts"])
@@ -202,6 +207,45 @@ def _repeat(arguments: Arguments, result: torch.Tensor) -> Sequence[ElementMove]
     return (ElementMove(x.expand(result.shape), result),)
 
 
+def _tile(arguments: Arguments, result: torch.Tensor) -> Sequence[ElementMove]:
+    times = _as_tuple(arguments["dims"])
+    ones = (1,) * (arguments["self"].dim() - len(times))
+    return _repeat({**arguments, "repeats": ones + times}, result)
+
+
+def _window_view(x: torch.Tensor, axis: int, kernel: int, dilation: int, stride: int) -> torch.Tensor:
+    """Return windows along one dimension, with their elements as a new last dimension."""
+    return x.unfold(axis, (kernel - 1) * dilation + 1, stride)[..., ::dilation]
+
+
+def _im2col(arguments: Arguments, result: torch.Tensor) -> Sequence[ElementMove] | None:
+    x = arguments["self"]
+    kernel, dilation, padding, stride = (
+        _as_pair(arguments[name]) for name in ("kernel_size", "dilation", "padding", "stride")
+    )
+    if x.dim() != 4 or any(padding):
+        return None
+    windows = _window_view(x, 2, kernel[0], dilation[0], stride[0])
+    windows = _window_view(windows, 3, kernel[1], dilation[1], stride[1])  # N, C, rows, columns, window
+    target = result.unflatten(2, windows.shape[2:4]).unflatten(1, (x.shape[1], *kernel))
+    return (ElementMove(windows.permute(0, 1, 4, 5, 2, 3), target),)
+
+
+def _col2im(arguments: Arguments, result: torch.Tensor) -> Sequence[ElementMove] | None:
+    """Return the move of windows that cover an image without overlapping."""
+    x, size = arguments["self"], _as_pair(arguments["output_size"])
+    kernel, dilation, padding, stride = (
+        _as_pair(arguments[name]) for name in ("kernel_size", "dilation", "padding", "stride")
+    )
+    counts = [whole // each for whole, each in zip(size, kernel, strict=True)]
+    covers = all(whole % each == 0 for whole, each in zip(size, kernel, strict=True))
+    if x.dim() != 3 or any(padding) or dilation != (1, 1) or kernel != stride or not covers:
+        return None
+    source = x.unflatten(2, counts).unflatten(1, (result.shape[1], *kernel))
+    target = result.unflatten(3, (counts[1], kernel[1])).unflatten(2, (counts[0], kernel[0]))
+    return (ElementMove(source, target.permute(0, 1, 3, 5, 2, 4)),)
+
+
 def _repeat_interleave(arguments: Arguments, result: torch.Tensor) -> Sequence[ElementMove] | None:
     x, times, axis = arguments["self"], arguments.get("repeats"), arguments.get("dim")
     if not isinstance(times, int) or not isinstance(axis, int):
@@ -216,6 +260,9 @@ ATEN_MOVES: Mapping[str, Callable[[Arguments, torch.Tensor], Sequence[ElementMov
     "flip": _flip,
     "stack": _stack,
     "repeat": _repeat,
+    "tile": _tile,
+    "im2col": _im2col,
+    "col2im": _col2im,
     "repeat_interleave": _repeat_interleave,
 }
 """Moves from the arguments of a call to its result, by the name of PyTorch's operator."""

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from escalade.engine.graph.forms import Form
-from escalade.engine.graph.graph import Batch, Graph, Node, Shape
+from escalade.engine.graph.graph import Graph, Node, product
 from escalade.engine.nodes.base import (
     CAPTURE,
     FOLDED,
@@ -230,7 +230,7 @@ class _RowSoftmax(Operator):
         outer, classes, inner = node.shape[:dim], node.shape[dim], node.shape[dim + 1 :]
         if not all(isinstance(size, int) for size in (classes, *outer[1:], *inner)):
             return None
-        shape = (_product(outer), classes, prod(inner), 1)  # type: ignore[arg-type]
+        shape = (product(outer), classes, prod(inner), 1)  # type: ignore[arg-type]
         image = Reshape.node(graph.fresh(f"{node.name}_image"), {"x": x}, {}, shape, node.dtype)
         graph.append(image)
         name = graph.fresh(f"{node.name}_of_channels")
@@ -279,10 +279,3 @@ class LogSoftmax(_RowSoftmax):
     def _match(self, node: Node, call: AtenCall, graph: Graph) -> Match:
         """Match it in inference; a training step has the loss and its gradient in one operation."""
         return None if graph.typed else self._match_any_dim(node, call, graph)
-
-
-def _product(sizes: Shape) -> int | Batch:
-    """Return the product of sizes, the first of which may depend on the batch."""
-    first, *others = sizes or (1,)
-    number = prod(others)  # type: ignore[arg-type]
-    return Batch(first.times * number) if isinstance(first, Batch) else first * number

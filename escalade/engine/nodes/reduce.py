@@ -74,6 +74,8 @@ _LOSS_REDUCTIONS = {1: "mean", 2: "sum"}
 """Reductions of losses, by PyTorch's numbers."""
 _OTHER_NAMES = {"max": "amax", "min": "amin", "special_logsumexp": "logsumexp"}
 """Kinds of PyTorch operators with other names; of `max` and `min` with a dimension, the first result."""
+_SEVERAL = {"var_mean": ("var", "mean"), "std_mean": ("std", "mean"), "aminmax": ("amin", "amax")}
+"""Kinds of each result of PyTorch operators with two."""
 
 
 def _are_dims(value: Any) -> bool:
@@ -102,7 +104,8 @@ class Reduce(Operator):
         name, x = name_of(node.attributes["target"]), call.value("self")
         if _is_loss(node) and x is not None and not node.shape:
             return self._match_loss(node, call, graph)
-        kind = _OTHER_NAMES.get(name, name)
+        result = node.attributes.get("result", 0)
+        kind = _SEVERAL[name][result] if name in _SEVERAL else _OTHER_NAMES.get(name, name)
         if name == "linalg_vector_norm":
             kind = _NORMS.get(float(call("ord", 2)), "")
         if kind not in _KINDS or x is None or not self._is_supported(node, call, x, graph):
@@ -145,7 +148,7 @@ class Reduce(Operator):
             and graph.dtype_of(x) == getattr(torch, node.dtype)
             and not call.converts(x, graph)
             and call.value("other") is None
-            and node.attributes.get("result", 0) == 0
+            and (node.attributes.get("result", 0) == 0 or name_of(node.attributes["target"]) in _SEVERAL)
         )
 
     def compute(self, node: Node, inputs: Tensors) -> torch.Tensor:

@@ -44,7 +44,17 @@ class Reshape(Operator):
     signature = Signature({"x": ANY}, {}, floating=False)
     is_view = True
 
-    @match_aten("flatten", "unflatten", "view", "reshape", "squeeze", "unsqueeze", "_unsafe_view")
+    @match_aten(
+        "flatten",
+        "unflatten",
+        "view",
+        "reshape",
+        "squeeze",
+        "unsqueeze",
+        "_unsafe_view",
+        "view_as",
+        "reshape_as",
+    )
     def _match(self, node: Node, call: AtenCall, graph: Graph) -> Match:
         x = call.value("self") or call.value("input")
         assert x is not None
@@ -94,9 +104,16 @@ class Permute(Operator):
             order[first], order[second] = order[second], order[first]
         return self._composed(node, call, tuple(order), graph)
 
-    @match_aten("t", "numpy_T", "mT", "adjoint")
-    def _match_matrix(self, node: Node, call: AtenCall, graph: Graph) -> Match:
-        return self._composed(node, call, (1, 0), graph) if len(node.shape) == 2 else None
+    @match_aten("t", "numpy_T")
+    def _match_reversed(self, node: Node, call: AtenCall, graph: Graph) -> Match:
+        return self._composed(node, call, tuple(reversed(range(len(node.shape)))), graph)
+
+    @match_aten("mT", "adjoint")
+    def _match_matrices(self, node: Node, call: AtenCall, graph: Graph) -> Match:
+        if len(node.shape) < 2 or getattr(torch, node.dtype).is_complex:  # whose adjoint is conjugate
+            return None
+        *outer, rows, columns = range(len(node.shape))
+        return self._composed(node, call, (*outer, columns, rows), graph)
 
     def _composed(self, node: Node, call: AtenCall, order: Order, graph: Graph) -> Match:
         """Return the permutation, merged with a preceding one."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,6 +11,7 @@ from torch.nn.utils.parametrizations import weight_norm
 
 from escalade.engine.compiler import compile
 from escalade_bench.coverage.fallbacks import planned
+from tests.engine.nodes.test_operators import Call
 
 NORMS = [
     (torch.nn.GroupNorm(4, 8), (3, 8)),
@@ -153,3 +156,57 @@ def test_a_convolution_of_pixels_by_itself_stays_in_pytorchs_order(
     assert [step.operation for step in explained.steps] == steps
     assert len(explained.fallbacks) == (len(steps) < 3)
     torch.testing.assert_close(engine(x), model(x))
+
+
+COMPOSED: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], tuple[int, ...]]] = {
+    "gated half": (lambda x: F.glu(x, 1), (2, 6, 3, 5)),
+    "gated half of the last dimension": (F.glu, (2, 3, 2, 8)),
+    "response normalization": (lambda x: F.local_response_norm(x, 5), (2, 7, 3, 4)),
+    "response normalization over an even number": (lambda x: F.local_response_norm(x, 4, k=2.0), (2, 9, 5)),
+    "mean of frames": (lambda x: F.avg_pool3d(x, (3, 1, 1), 2, (1, 0, 0), ceil_mode=True), (2, 3, 6, 3, 4)),
+    "mean of cuboids": (lambda x: F.avg_pool3d(x, 3, 2, 1, count_include_pad=False), (2, 3, 5, 4, 6)),
+    "sum of frames": (lambda x: F.avg_pool3d(x, (2, 1, 1), 1, divisor_override=1), (2, 3, 4, 2, 3)),
+    "mean of everything": (lambda x: F.adaptive_avg_pool3d(x, 1), (2, 3, 4, 3, 2)),
+    "maximum of cuboids": (lambda x: F.max_pool3d(x, (3, 2, 3), (2, 1, 2), (1, 1, 0)), (2, 3, 5, 4, 6)),
+    "maximum of frames": (lambda x: F.max_pool3d(x, (3, 1, 1), (2, 1, 1), dilation=(2, 1, 1)), (2, 1, 9, 3, 4)),
+    "zeros between channels": (lambda x: F.pad(x, (0, 0, 0, 0, 1, 2)), (2, 4, 3, 5)),
+    "fewer channels": (lambda x: F.pad(x, (0, 1, 2, 0, -1, 2), value=3.0), (2, 4, 3, 5)),
+    "frames around": (lambda x: F.pad(x, (1, 2, 0, 1, 2, 0)), (2, 3, 4, 3, 5)),
+    "rows and columns of a matrix": (lambda x: F.pad(x, (1, 0, -1, 2)), (2, 4, 5)),
+    "windows": (lambda x: F.unfold(x, (3, 2), dilation=(1, 2), padding=(1, 2), stride=(2, 1)), (2, 3, 5, 6)),
+    "patches and back": (lambda x: F.fold(F.unfold(x, 2, stride=2).sin(), (4, 6), 2, stride=2), (2, 3, 4, 6)),
+    "longer sequence": (lambda x: F.interpolate(x, scale_factor=1.7, mode="linear"), (2, 3, 7)),
+    "repeated sequence": (lambda x: F.interpolate(x, size=12), (2, 3, 5)),
+    "cosine": (lambda x: F.cosine_similarity(x, x.flip(3), 1), (2, 6, 3, 5)),
+    "variance and mean": (lambda x: torch.cat(torch.var_mean(x, (2, 3)), 1), (2, 4, 3, 5)),
+    "deviation": (lambda x: torch.std_mean(x, 1, keepdim=True)[0], (2, 4, 3)),
+    "range": (lambda x: torch.cat([*torch.aminmax(x, dim=1)], 1), (2, 5, 3)),
+    "norm of a matrix": (lambda x: x / torch.linalg.matrix_norm(x, keepdim=True), (2, 3, 4, 5)),
+    "norm of a vector": (lambda x: torch.linalg.norm(x, 1, dim=1), (2, 3, 4)),
+    "weighted sum of splits": (
+        lambda x: torch.einsum("brchw,brc->bchw", x, x.mean((3, 4)).softmax(1)), (2, 3, 4, 3, 2),
+    ),
+    "weights first, and transposed": (
+        lambda x: torch.einsum("wb,bchw->whb", x.mean((1, 2)).mT.exp(), x), (2, 4, 3, 5),
+    ),
+    "gate": (lambda x: torch.einsum("bchw, bc -> bchw", x, x.mean((2, 3))), (2, 4, 3, 5)),
+    "tiles": (lambda x: x.tile(2, 1, 3), (2, 4, 3, 5)),
+    "in the shape of another": (lambda x: (x.flatten(2).softmax(-1).view_as(x) * x).mT, (2, 4, 3, 5)),
+}  # fmt: skip
+
+
+@pytest.mark.share(3)
+@pytest.mark.parametrize("name", COMPOSED)
+def test_operators_that_others_express_leave_nothing_to_pytorch(name: str) -> None:
+    function, shape = COMPOSED[name]
+    model = Call(lambda x: function(x.sin()))
+    for dtype in (torch.float32, torch.float16):
+        x = torch.randn(shape).to(dtype)
+        exact = model(x.double())
+        # Up to eight roundings to the dtype, one per step.
+        most = 4 * torch.finfo(dtype).eps * float(exact.abs().max())
+        engine = compile(model, x.float(), dtype=dtype, device="twin")
+        assert not engine.explain(x.float()).fallbacks
+        torch.testing.assert_close(engine(x.float()).double(), exact, rtol=0, atol=most)
+        one = compile(model, x.float(), dtype=dtype, device="cpu")(x[:1].float())
+        torch.testing.assert_close(one.double(), model(x[:1].double()), rtol=0, atol=most)

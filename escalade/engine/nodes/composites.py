@@ -1,0 +1,329 @@
+"""PyTorch operators written as calls of other operators, which have nodes or kernels already.
+
+A composite is used in inference only: passes over training steps match PyTorch's own gradients.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from escalade.engine.graph.aten import resolve_operator
+from escalade.engine.graph.graph import ATEN, Graph, Node, Reference, Shape, map_leaves, product
+from escalade.engine.nodes.base import AtenCall, Match, Matcher, name_of
+from escalade.engine.nodes.movement import ATEN_MOVES
+from escalade.engine.nodes.views import Reshape
+from escalade.errors import EscaladeError
+
+Capture = Callable[[Node, torch._ops.OpOverload, Graph], Node | str]
+"""Matches a captured call: `matching.match_captured`."""
+
+
+class _NotComposed(EscaladeError):
+    """A call of a composite has no node, so that PyTorch computes the operator as a whole."""
+
+
+@dataclass(frozen=True)
+class _Value:
+    """A value among the arguments of a call."""
+
+    name: str
+
+
+class Calls:
+    """Calls that take the place of one call of the model, each matched as if the model had made it."""
+
+    def __init__(self, node: Node, graph: Graph, capture: Capture) -> None:
+        self.node, self.graph, self._capture = node, graph, capture
+        self.given = AtenCall(node)
+
+    def value(self, name: str) -> tuple[str, tuple[int, ...]]:
+        """Return a floating operand of the call and its shape, of which the first size may depend on the batch."""
+        value = self.given.value(name)
+        _require(value is not None and self.node.is_floating)
+        assert value is not None
+        shape = self.graph.shape_of(value)
+        _require(
+            self.graph.dtype_of(value).is_floating_point and all(type(size) is int for size in shape[1:])
+        )
+        return value, shape  # type: ignore[return-value]
+
+    def __call__(self, target: str, shape: Shape, /, **arguments: Any) -> str:
+        """Append a call and return its result; arguments that are values are given as `_Value`."""
+        inputs: dict[str, str] = {}
+
+        def leaf(argument: Any) -> Any:
+            if not isinstance(argument, _Value):
+                return argument
+            inputs[f"in{len(inputs)}"] = argument.name
+            return Reference(f"in{len(inputs) - 1}")
+
+        attributes = {"target": f"aten::{target}", "arguments": map_leaves(leaf, arguments)}
+        name = self.graph.fresh(self.node.name)
+        call = replace(self.node, name=name, inputs=inputs, attributes=attributes, shape=shape)
+        operator = resolve_operator(attributes["target"])
+        assert operator is not None
+        made = self._capture(call, operator, self.graph)
+        if isinstance(made, str):
+            return made
+        _require(made.op != ATEN or name_of(made.attributes["target"]) in ATEN_MOVES)
+        self.graph.append(made)
+        return made.name
+
+    def reshape(self, value: str, shape: Shape) -> str:
+        while Reshape.matches(before := self.graph.nodes.get(value)):
+            value = before.inputs["x"]
+        return self("reshape", shape, self=_Value(value), shape=shape)
+
+
+Composite = Callable[[Calls], str]
+
+
+def _require(holds: bool) -> None:
+    if not holds:
+        raise _NotComposed("PyTorch computes it")
+
+
+def composite_matcher(composite: Composite, capture: Capture) -> Matcher:
+    """Return a matcher that writes an operator as other calls, or leaves the graph as it was."""
+
+    def match(node: Node, call: AtenCall, graph: Graph) -> Match:
+        if graph.typed:
+            return None
+        nodes, constants = set(graph.nodes), set(graph.constants)
+        try:
+            return composite(Calls(node, graph, capture))
+        except _NotComposed:
+            for name in [name for name in graph.nodes if name not in nodes]:
+                del graph.nodes[name]
+            for name in graph.constants.keys() - constants:
+                del graph.constants[name]
+            return None
+
+    return match
+
+
+def _with(shape: Sequence[Any], dim: int, size: Any) -> Shape:
+    return (*shape[:dim], size, *shape[dim + 1 :])
+
+
+def _glu(calls: Calls) -> str:
+    x, shape = calls.value("self")
+    dim = calls.given("dim", -1) % len(shape)
+    _require(dim > 0)
+    half = _with(shape, dim, shape[dim] // 2)
+    ends = ((0, half[dim]), (half[dim], shape[dim]))
+    first, gate = (
+        calls("slice.Tensor", half, self=_Value(x), dim=dim, start=start, end=end, step=1)
+        for start, end in ends
+    )
+    gate = calls("sigmoid", half, self=_Value(gate))
+    return calls("mul.Tensor", half, self=_Value(first), other=_Value(gate))
+
+
+def _norm(calls: Calls) -> str:
+    """Compose a norm of vectors, or the Frobenius norm of matrices."""
+    x, shape = calls.value("self")
+    dim, order = calls.given("dim"), calls.given("ord")
+    dims = (dim,) if isinstance(dim, int) else tuple(dim or ())
+    is_matrix = name_of(calls.node.attributes["target"]) == "linalg_matrix_norm"
+    if is_matrix:
+        order, dims = order or "fro", dims or (-2, -1)
+    _require(order in (None, "fro") or (len(dims) == 1 and isinstance(order, int | float)))
+    return calls(
+        "linalg_vector_norm", calls.node.shape, self=_Value(x), ord=2 if order in (None, "fro") else order,
+        dim=dims or tuple(range(len(shape))), keepdim=calls.given("keepdim", False), dtype=calls.given("dtype"),
+    )  # fmt: skip
+
+
+def _cosine_similarity(calls: Calls) -> str:
+    (first, shape), (second, other) = calls.value("x1"), calls.value("x2")
+    _require(shape == other)
+    dim = calls.given("dim", 1) % len(shape)
+    unit = []
+    for value in (first, second):
+        norm = calls(
+            "linalg_vector_norm", _with(shape, dim, 1), self=_Value(value), ord=2, dim=(dim,), keepdim=True,
+        )  # fmt: skip
+        bounded = calls("clamp_min", _with(shape, dim, 1), self=_Value(norm), min=calls.given("eps", 1e-8))
+        unit.append(calls("div.Tensor", shape, self=_Value(value), other=_Value(bounded)))
+    terms = calls("mul.Tensor", shape, self=_Value(unit[0]), other=_Value(unit[1]))
+    return calls("sum.dim_IntList", calls.node.shape, self=_Value(terms), dim=(dim,), keepdim=False)
+
+
+def _einsum(calls: Calls) -> str:
+    """Compose a product of two operands of which one has all dimensions, then a sum.
+
+    Products of matrices, whose terms are many more than the elements of both operands, are left to PyTorch.
+    """
+    operands = calls.given("tensors", ())
+    equation = str(calls.given("equation", "")).replace(" ", "")
+    inputs, arrow, result = equation.partition("->")
+    labels = inputs.split(",")
+    _require(len(operands) == len(labels) == 2 and bool(arrow) and "." not in equation)
+    _require(all(len({*each}) == len(each) for each in (*labels, result)))
+    values = [calls.node.inputs[one.role] for one in operands]
+    shapes = [calls.graph.shape_of(value) for value in values]
+    _require(calls.node.is_floating and len({calls.graph.dtype_of(value) for value in values}) == 1)
+    large = 0 if {*labels[0]} >= {*labels[1]} else 1
+    small = 1 - large
+    whole, sizes = labels[large], dict(zip(labels[large], shapes[large], strict=True))
+    _require({*whole} >= {*labels[small], *result} and values[large] not in calls.graph.constants)
+    _require(all(sizes[label] == size for label, size in zip(labels[small], shapes[small], strict=True)))
+    factor = _permuted(
+        calls, values[small], labels[small], "".join(one for one in whole if one in labels[small]), sizes
+    )
+    factor = calls.reshape(factor, tuple(sizes[one] if one in labels[small] else 1 for one in whole))
+    terms = calls("mul.Tensor", shapes[large], self=_Value(values[large]), other=_Value(factor))
+    kept = "".join(label for label in whole if label in result)
+    if kept != whole:
+        dims = tuple(dim for dim, label in enumerate(whole) if label not in result)
+        shape = tuple(sizes[label] for label in kept)
+        terms = calls("sum.dim_IntList", shape, self=_Value(terms), dim=dims, keepdim=False)
+    return _permuted(calls, terms, kept, result, sizes)
+
+
+def _permuted(calls: Calls, value: str, labels: str, wanted: str, sizes: Mapping[str, Any]) -> str:
+    if labels == wanted:
+        return value
+    order = tuple(map(labels.index, wanted))
+    return calls("permute", tuple(sizes[label] for label in wanted), self=_Value(value), dims=order)
+
+
+# Windows over three dimensions, one or two of which are trivial or computed on their own.
+
+
+def _triple(value: Any, default: Sequence[int]) -> tuple[int, ...]:
+    values = (value,) if isinstance(value, int) else tuple(value or default)
+    return values * 3 if len(values) == 1 else values
+
+
+def _pool3d(name: str) -> Composite:
+    """Compose a pool over images (rows and columns), then over the frames of each pixel."""
+
+    def compose(calls: Calls) -> str:
+        (x, shape), given = calls.value("self"), calls.given
+        _require(len(shape) == 5 and calls.node.attributes.get("result", 0) == 0)
+        kernel = _triple(given("kernel_size"), (1,))
+        windows = {
+            "kernel_size": kernel,
+            "stride": _triple(given("stride"), kernel),
+            "padding": _triple(given("padding"), (0,)),
+        }
+        others: dict[str, Any] = {"ceil_mode": given("ceil_mode", False)}
+        if name == "max_pool2d":
+            windows["dilation"] = _triple(given("dilation"), (1,))
+        else:
+            others["count_include_pad"] = given("count_include_pad", True)
+            others["divisor_override"] = given("divisor_override")
+        result: Any = calls.node.shape
+        batch, channels, depth, height, width = shape
+        steps: list[tuple[Any, ...]] = []
+        if any(value[1:] != _TRIVIAL[key] for key, value in windows.items()):
+            sides = {key: value[1:] for key, value in windows.items()}
+            steps.append((sides, (batch, channels * depth), (height, width), result[3:]))
+            height, width = result[3:]
+        if any(value[0] != _TRIVIAL[key][0] for key, value in windows.items()):
+            along = {key: (value[0], _TRIVIAL[key][0]) for key, value in windows.items()}
+            pixels = height * width
+            steps.append((along, (batch, channels), (depth, pixels), (result[2], pixels)))
+        _require(len(steps) < 2 or not others.get("divisor_override"))  # which counts for both together
+        for window, outer, sizes, pooled in steps:
+            image = calls.reshape(x, (*outer, *sizes))
+            x = calls(name, (*outer, *pooled), self=_Value(image), **window, **others)
+        return calls.reshape(x, result)
+
+    return compose
+
+
+_TRIVIAL = {"kernel_size": (1, 1), "stride": (1, 1), "padding": (0, 0), "dilation": (1, 1)}
+
+
+def _adaptive_avg_pool3d(calls: Calls) -> str:
+    x, shape = calls.value("self")
+    _require(len(shape) == 5 and calls.node.shape[2:] == (1, 1, 1))
+    return calls("mean.dim", calls.node.shape, self=_Value(x), dim=(2, 3, 4), keepdim=True)
+
+
+def _upsample1d(target: str) -> Composite:
+    """Compose the resizing of sequences as that of images of one row."""
+
+    def compose(calls: Calls) -> str:
+        x, shape = calls.value("input" if calls.given.value("input") else "self")
+        _require(len(shape) == 3)
+        scales = calls.given("scale_factors") or (calls.given("scales"),)
+        (batch, channels, length), (*_, resized) = shape, calls.node.shape
+        corners = {"align_corners": calls.given("align_corners", False)} if "bilinear" in target else {}
+        image = calls(
+            f"{target}.vec", (batch, channels, 1, resized),
+            input=_Value(calls.reshape(x, (batch, channels, 1, length))),
+            output_size=(1, resized) if scales[0] is None else None, **corners,
+            scale_factors=None if scales[0] is None else (1.0, scales[0]),
+        )  # fmt: skip
+        return calls.reshape(image, calls.node.shape)
+
+    return compose
+
+
+def _constant_pad(calls: Calls) -> str:
+    """Compose padding of any dimensions but the first, two adjacent ones at a time as rows and columns of images."""
+    x, shape = calls.value("self")
+    given, value = calls.given("pad", ()), calls.given("value", 0.0)
+    _require(calls.given("mode", "constant") == "constant" and all(type(pad) is int for pad in given))
+    pads = {len(shape) - 1 - number: given[2 * number : 2 * number + 2] for number in range(len(given) // 2)}
+    dims = sorted(dim for dim, pad in pads.items() if any(pad))
+    _require(0 not in dims)
+    _require(len(shape) != 4 or dims[:1] < [2])  # else it is an image that no kernel pads
+    sizes = list(shape)
+    while dims:
+        last = dims.pop()
+        first = dims.pop() if last - 1 in dims else last
+        inner = math.prod(sizes[last + 1 :])
+        if first < last:
+            outer, image = sizes[:first], (sizes[first], sizes[last] * inner)
+            padding = (*(pad * inner for pad in pads[last]), *pads[first])
+        else:
+            outer, image = sizes[:last], (sizes[last], inner)
+            padding = (0, 0, *pads[last])
+        viewed = calls.reshape(x, (product(outer), 1, *image))
+        for dim in {first, last}:
+            sizes[dim] += sum(pads[dim])
+        larger = (product(outer), 1, image[0] + sum(padding[2:]), image[1] + sum(padding[:2]))
+        x = calls("constant_pad_nd", larger, self=_Value(viewed), pad=padding, value=value)
+    return calls.reshape(x, calls.node.shape)
+
+
+def _im2col(calls: Calls) -> str:
+    """Compose windows of a padded image; without padding they are a view of it."""
+    x, shape = calls.value("self")
+    padding = calls.given.pair("padding", 0)
+    _require(len(shape) == 4 and any(padding))
+    rows, columns = padding
+    larger = (*shape[:2], shape[2] + 2 * rows, shape[3] + 2 * columns)
+    image = calls("constant_pad_nd", larger, self=_Value(x), pad=(columns, columns, rows, rows), value=0.0)
+    rest = {key: calls.given.pair(key, 1) for key in ("kernel_size", "dilation", "stride")}
+    return calls("im2col", calls.node.shape, self=_Value(image), padding=(0, 0), **rest)
+
+
+COMPOSITES: Mapping[str, Composite] = {
+    "glu": _glu,
+    "linalg_norm": _norm,
+    "linalg_matrix_norm": _norm,
+    "cosine_similarity": _cosine_similarity,
+    "einsum": _einsum,
+    "avg_pool3d": _pool3d("avg_pool2d"),
+    "max_pool3d": _pool3d("max_pool2d"),
+    "max_pool3d_with_indices": _pool3d("max_pool2d"),
+    "adaptive_avg_pool3d": _adaptive_avg_pool3d,
+    "upsample_nearest1d": _upsample1d("upsample_nearest2d"),
+    "_upsample_nearest_exact1d": _upsample1d("_upsample_nearest_exact2d"),
+    "upsample_linear1d": _upsample1d("upsample_bilinear2d"),
+    "im2col": _im2col,
+    "pad": _constant_pad,
+    "constant_pad_nd": _constant_pad,
+}
+"""Composites by the name of PyTorch's operator, for calls that no operator matches by name."""
