@@ -67,7 +67,7 @@ class EveryKind(nn.Module):
         first, second = z.split([4, 5], 1)
         both = torch.cat([y, self.second(y)], 1)[:, 1:5]
         return {
-            "z": [z, first * torch.arange(4.0)],
+            "z": [z, first.log_softmax(1) * torch.arange(4.0)],
             "up": (up[:, self.order],),
             "which": second.max(1)[1],
             "half": both.permute(0, 2, 3, 1).sum(3).half(),

@@ -104,7 +104,8 @@ def test_layers(features: int, rows: list[int], outputs: int) -> None:
     same_as_pytorch(
         "layer_norm", {"epsilon": 1e-5, "rms": False, "relu": False}, x=x, weight=vector, bias=vector
     )
-    same_as_pytorch("softmax", {"of_channels": False}, x=x)
+    for name in ("softmax", "log_softmax"):
+        same_as_pytorch(name, {"of_channels": False}, x=x)
 
 
 def test_every_kind_that_capture_makes_is_known() -> None:
