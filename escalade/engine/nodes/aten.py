@@ -26,6 +26,8 @@ from escalade.errors import EscaladeError
 
 _FACTORIES = frozenset("full_like ones_like zeros_like new_full new_ones new_zeros fill zero".split())
 """Operators whose result has the shape and dtype of an operand, but does not depend on its values."""
+_FILL_ARGUMENTS = {"fill": "value", "full_like": "fill_value", "full": "fill_value", "new_full": "fill_value"}
+_FILL_VALUES = {"ones_like": 1, "zeros_like": 0, "new_ones": 1, "new_zeros": 0, "ones": 1, "zeros": 0}
 _NARROW = frozenset((torch.float16, torch.bfloat16))
 
 
@@ -91,6 +93,16 @@ def unread_inputs(node: Node) -> frozenset[str]:
         return frozenset()
     model = node.attributes["arguments"].get("self")
     return frozenset((model.role,)) if isinstance(model, Reference) else frozenset()
+
+
+def fill_value(value: str, graph: Graph) -> float | None:
+    """Return the number that a call fills a whole value with; None if it does anything else."""
+    node = graph.nodes.get(value)
+    if node is None or not Aten.matches(node) or not node.is_floating:
+        return None
+    name = name_of(node.attributes["target"])
+    fill = node.attributes["arguments"].get(_FILL_ARGUMENTS.get(name, ""), _FILL_VALUES.get(name))
+    return float(fill) if type(fill) in (int, float) else None
 
 
 def on_device(node: Node, device: torch.device) -> Node:

@@ -278,6 +278,8 @@ def _constant_pad(calls: Calls) -> str:
     dims = sorted(dim for dim, pad in pads.items() if any(pad))
     _require(0 not in dims)
     _require(len(shape) != 4 or dims[:1] < [2])  # else it is an image that no kernel pads
+    if len(shape) == 4 and dims[0] == 1 and min(pads[1]) >= 0:
+        return _with_channels(calls, x, pads[1], value)
     sizes = list(shape)
     while dims:
         last = dims.pop()
@@ -295,6 +297,20 @@ def _constant_pad(calls: Calls) -> str:
         larger = (product(outer), 1, image[0] + sum(padding[2:]), image[1] + sum(padding[:2]))
         x = calls("constant_pad_nd", larger, self=_Value(viewed), pad=padding, value=value)
     return calls.reshape(x, calls.node.shape)
+
+
+def _with_channels(calls: Calls, x: str, around: Sequence[int], value: float) -> str:
+    """Compose images with constant channels before and behind theirs, and rows and columns around them."""
+    result, given = calls.node.shape, calls.given("pad", ())
+    if any(given[:4]):
+        channels = calls.graph.shape_of(x)[1]
+        x = calls("constant_pad_nd", _with(result, 1, channels), self=_Value(x), pad=given[:4], value=value)
+    parts = [x]
+    for number, at in zip(around, (0, 2), strict=True):
+        if number:
+            fill = torch.full((1, number, 1, 1), float(value), device=calls.graph.device)
+            parts.insert(at, calls.graph.add_constant(f"{calls.node.name}_fill", fill))
+    return calls("cat", result, tensors=tuple(map(_Value, parts)), dim=1)
 
 
 def _im2col(calls: Calls) -> str:

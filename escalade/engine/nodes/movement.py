@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from escalade.engine.graph.forms import Form
+from escalade.engine.graph.forms import NAMES, Form
 from escalade.engine.graph.graph import Node, dtype_name
 from escalade.engine.nodes.base import Layouts, Operator, Tensors, is_view_of
-from escalade.engine.nodes.lowering import ElementMove, Forms, Lowered, Placement
+from escalade.engine.nodes.lowering import NHWC, STORED, ElementMove, Forms, Lowered, Placement
 from escalade.engine.nodes.signature import RESULT
 from escalade.ops.copy import COPY, MOST_PARTS, CopyPart, CopyProblem
 
@@ -24,10 +24,29 @@ _DTYPES_BY_BYTES = {1: "uint8", 2: "fp16", 4: "fp32"}
 
 
 def lower_moves(operator: Operator, node: Node, forms: Forms) -> Lowered | None:
-    """Return the copy problem of a node with inputs x0, x1, …; None if it computes anything, or for other dtypes."""
+    """Return the copy problem of a node with inputs x0, x1, …; None if it computes anything, or for other dtypes.
+
+    Values that are smaller than what they are copied to are expanded.
+    """
     at_placements = partial(_placed_problem, operator, node, forms)
     problem = at_placements({})
-    return None if problem is None else Lowered(COPY, problem, at_placements=at_placements)
+    if problem is None:
+        return None
+    result = forms.value(node.name)
+    constants = {
+        role: _constant_form(forms, name, result)[0]
+        for role, name in node.inputs.items()
+        if forms.is_constant(name)
+    }
+    return Lowered(COPY, problem, constants, at_placements=at_placements)
+
+
+def _constant_form(forms: Forms, name: str, result: Form) -> tuple[str, Form]:
+    """Return how a copy reads a constant: by name of the form, and in memory."""
+    sizes = forms.constant(name)
+    if len(sizes) == 4 and result.layout == "nhwc":
+        return NHWC, Form(sizes, result.dtype, "nhwc")
+    return STORED, Form(sizes, result.dtype, "flat")
 
 
 def _placed_problem(
@@ -35,13 +54,16 @@ def _placed_problem(
 ) -> CopyProblem | None:
     """Return the problem for values inside larger buffers, by role."""
     names = {**node.inputs, RESULT: node.name}
-    if any(forms.is_constant(name) for name in names.values()):
+    constants = {role: name for role, name in node.inputs.items() if forms.is_constant(name)}
+    if constants and (forms.typed or NAMES.get(forms.value(node.name).dtype) != forms.stored):
         return None
     operands = {
         role: replace(forms.value(name), pitch=placements[role].pitch if role in placements else 0)
         for role, name in names.items()
+        if role not in constants
     }
     result = operands.pop(RESULT)
+    operands |= {role: _constant_form(forms, name, result)[1] for role, name in constants.items()}
     if not result.elements or any(form.dtype != result.dtype for form in operands.values()):
         return None
     inputs = {role: form.meta_tensor() for role, form in operands.items()}
@@ -98,7 +120,9 @@ class Move(Operator):
 
     def compute(self, node: Node, inputs: Tensors) -> torch.Tensor:
         last, operands = self._last(node, inputs)
-        return operands["x0"] if last is None else self._operator(last.op).compute(last, operands)
+        if last is None:
+            return operands["x0"].expand(node.shape)  # type: ignore[arg-type]
+        return self._operator(last.op).compute(last, operands)
 
     def _last(self, node: Node, inputs: Tensors) -> tuple[Node | None, Tensors]:
         """Return the last of the nodes, and its operands, computed by the earlier ones."""
@@ -116,7 +140,7 @@ class Move(Operator):
     ) -> Sequence[ElementMove] | None:
         last, operands = self._last(node, inputs)
         if last is None:
-            return (ElementMove(operands["x0"], result),)
+            return (ElementMove(operands["x0"].expand(result.shape), result),)
         return self._operator(last.op).element_moves(last, operands, result)
 
     def lower(self, node: Node, forms: Forms) -> Lowered | None:

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from escalade.engine.graph.aten import resolve_operator
-from escalade.engine.graph.graph import ATEN, Graph, Node, Reference, Shape
-from escalade.engine.nodes.aten import keeps_dtype
+from escalade.engine.graph.graph import Graph, Node, Reference, Shape
+from escalade.engine.nodes.aten import fill_value, keeps_dtype
 from escalade.engine.nodes.base import AtenCall, Match, Operator, Tensors, name_of
 from escalade.engine.nodes.elementwise import lower_expression
 from escalade.engine.nodes.lowering import Forms, Lowered
@@ -36,8 +36,6 @@ MAX_CALLS = 64  # functions per expression, limited by a kernel's registers
 MAX_TEXT = 4096
 _NO_REDUCTION, _MEAN = 0, 1
 """PyTorch's numbers for reductions of a loss."""
-_FILL_ARGUMENTS = {"fill": "value", "full_like": "fill_value", "full": "fill_value", "new_full": "fill_value"}
-_FILL_VALUES = {"ones_like": 1, "zeros_like": 0, "new_ones": 1, "new_zeros": 0}
 _MASKS = (torch.bool, torch.uint8)
 """Dtypes besides floating ones whose values fp32 represents exactly."""
 
@@ -100,9 +98,9 @@ class Pointwise(Operator):
         if len(values) < len(inputs) or not _has_supported_dtypes(node, values.values(), graph):
             return None
         numbers = {
-            name: number
+            name: Expression((), (number,))
             for name, value in values.items()
-            if (number := _fill_value(value, graph)) is not None
+            if (number := fill_value(value, graph)) is not None
         }
         return self.joined(node, expression.substitute(numbers), values, graph)
 
@@ -217,16 +215,6 @@ def _without_ones(expression: Expression) -> Expression:
             results.append(len(calls))
             calls.append(FunctionCall(call.function, operands))
     return Expression.of(calls, map(moved, expression.results))
-
-
-def _fill_value(value: str, graph: Graph) -> Expression | None:
-    """Return the number that a call fills a whole value with; None if it does anything else."""
-    node = graph.nodes.get(value)
-    if node is None or node.op != ATEN or not node.is_floating:
-        return None
-    name = name_of(node.attributes["target"])
-    fill = node.attributes["arguments"].get(_FILL_ARGUMENTS.get(name, ""), _FILL_VALUES.get(name))
-    return Expression((), (float(fill),)) if type(fill) in (int, float) else None
 
 
 def _is_plain(value: Any) -> bool:

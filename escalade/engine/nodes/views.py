@@ -1,4 +1,4 @@
-"""Views: reshapes, permutations, slices, concatenations, and sequences viewed as images of height 1.
+"""Views: reshapes, permutations, slices and concatenations.
 
 Where the plan can place values accordingly, none of these runs anything.
 """
@@ -7,14 +7,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
 import torch
 
-from escalade.engine.graph.graph import Graph, Node, Reference, Shape
-from escalade.engine.nodes.base import AtenCall, Layouts, Match, Matcher, Operator, Tensors, match_aten
+from escalade.engine.graph.graph import ATEN, Graph, Node, Reference, Shape
+from escalade.engine.nodes.aten import fill_value
+from escalade.engine.nodes.base import (
+    AtenCall,
+    Layouts,
+    Match,
+    Operator,
+    Tensors,
+    match_aten,
+    name_of,
+)
 from escalade.engine.nodes.lowering import ElementMove, Forms, Lowered
 from escalade.engine.nodes.movement import SOURCES, lower_moves
 from escalade.engine.nodes.signature import (
@@ -34,7 +42,7 @@ Order = tuple[int, ...]
 CHANNELS_LAST: Order = (0, 2, 3, 1)
 """Permutation from an image to rows of channels."""
 CHANNELS_FIRST: Order = (0, 3, 1, 2)
-_SEQUENCE_RANK, _IMAGE_RANK = 3, 4
+SEQUENCE_RANK, _IMAGE_RANK = 3, 4
 
 
 class Reshape(Operator):
@@ -185,7 +193,7 @@ class Slice(Operator):
         if x is None or x in graph.constants or not node.is_floating:
             return None
         sizes = graph.shape_of(x)
-        if len(sizes) not in (_SEQUENCE_RANK, _IMAGE_RANK):
+        if len(sizes) not in (SEQUENCE_RANK, _IMAGE_RANK):
             return None
         if not isinstance(dim, int) or not isinstance(index, int):
             return None
@@ -247,7 +255,7 @@ def _joint_layouts(node: Node, given: Mapping[str, str]) -> Layouts:
 
 
 class Concatenate(Operator):
-    """x0, x1, … along `dimension`."""
+    """x0, x1, … along `dimension`; in other dimensions, operands of size 1 are expanded."""
 
     name = "concatenate"
     signature = Signature({}, {"dimension": INDEX}, repeated=ROWS)
@@ -260,22 +268,25 @@ class Concatenate(Operator):
             return None
         if not all(isinstance(one, Reference) for one in tensors):
             return None
-        names = [node.inputs[one.role] for one in tensors]
-        are_values = all(
+        dim %= len(node.shape)
+        names = [_unexpanded(node.inputs[one.role], dim, graph) for one in tensors]
+        are_supported = all(
             len(graph.shape_of(name)) == len(node.shape)
             and graph.dtype_of(name).is_floating_point
-            and name not in graph.constants
+            and not (graph.typed and name in graph.constants)
             for name in names
         )
-        if not are_values:
+        if not are_supported or graph.constants.keys() >= {*names}:
             return None
         if len(names) == 1:
-            return names[0]
+            return names[0] if graph.shape_of(names[0]) == node.shape else None
         inputs: dict[str, str | None] = {f"x{number}": name for number, name in enumerate(names)}
-        return self.instead_of(node, inputs, dimension=dim % len(node.shape))
+        return self.instead_of(node, inputs, dimension=dim)
 
     def compute(self, node: Node, inputs: Tensors) -> torch.Tensor:
-        return torch.cat([inputs[role] for role in _roles(node)], node.attributes["dimension"])
+        dim = node.attributes["dimension"]
+        parts = (inputs[role] for role in _roles(node))
+        return torch.cat([part.expand(_part_shape(node.shape, dim, part.shape)) for part in parts], dim)  # type: ignore[arg-type]
 
     def sizes(self, sizes: Mapping[str, Sizes], attributes: Attributes) -> Mapping[str, Sizes]:
         result, dim = sizes[RESULT], attributes["dimension"]
@@ -285,10 +296,14 @@ class Concatenate(Operator):
         if dim >= len(result) or any(len(size) != len(result) for size in parts.values()):
             raise SizeError(f"inputs have another rank than {list(result)}, or it has no dimension {dim}")
         whole = sum(size[dim] for size in parts.values())
-        return {
-            RESULT: (*result[:dim], whole, *result[dim + 1 :]),
-            **{role: (*result[:dim], size[dim], *result[dim + 1 :]) for role, size in parts.items()},
+        expanded = {
+            role: tuple(
+                1 if own == 1 else other
+                for own, other in zip(size, _part_shape(result, dim, size), strict=True)
+            )
+            for role, size in parts.items()
         }
+        return {RESULT: (*result[:dim], whole, *result[dim + 1 :]), **expanded}  # type: ignore[dict-item]
 
     def layouts(self, node: Node, given: Mapping[str, str]) -> Layouts:
         return _joint_layouts(node, given)
@@ -300,13 +315,36 @@ class Concatenate(Operator):
             part = inputs[role]
             length = part.shape[dim]
             if role in node.attributes.get("moved", roles):
-                moves.append(ElementMove(part, result.narrow(dim, first, length)))
+                target = result.narrow(dim, first, length)
+                moves.append(ElementMove(part.expand(target.shape), target))
             first += length
         return moves
 
     def lower(self, node: Node, forms: Forms) -> Lowered | None:
         """Return one copy of all parts that cannot be written in place."""
         return lower_moves(self, node, forms)
+
+
+def _part_shape(shape: Shape, dim: int, part: Shape) -> Shape:
+    """Return the shape that an operand of a concatenation is expanded to."""
+    return (*shape[:dim], part[dim], *shape[dim + 1 :])
+
+
+def _unexpanded(name: str, dim: int, graph: Graph) -> str:
+    """Return what a concatenation reads for an operand: the source of an expansion, a constant for a filled tensor."""
+    node, number, shape = graph.nodes.get(name), fill_value(name, graph), graph.shape_of(name)
+    if node is None or node.op != ATEN or graph.typed or node.dtype == "float64":
+        return name
+    length = shape[dim]
+    if number is not None and isinstance(length, int):
+        sizes = [length if axis == dim else 1 for axis in range(len(shape))]
+        return graph.add_constant(f"{name}_fill", torch.full(sizes, number, device=graph.device))
+    if name_of(node.attributes["target"]) not in ("expand", "expand_as", "broadcast_to"):
+        return name
+    source = node.inputs[node.attributes["arguments"]["self"].role]
+    own = graph.shape_of(source)
+    is_same = graph.dtype_of(source) is graph.dtype_of(name) and len(own) == len(shape)
+    return _unexpanded(source, dim, graph) if is_same and own[dim] == shape[dim] else name
 
 
 def concatenated_values(node: Node) -> list[str]:
@@ -316,56 +354,3 @@ def concatenated_values(node: Node) -> list[str]:
 
 def _roles(node: Node) -> list[str]:
     return [f"x{number}" for number in range(len(node.inputs))]
-
-
-# Sequences (NCL) viewed as images (NCHW) of height 1.
-
-_ACROSS = {"padding": 0, "output_padding": 0}
-"""Window arguments across the one row; 1 for the others."""
-_WINDOWED = ("kernel_size", "stride", "padding", "output_padding", "dilation")
-
-
-def image_shape(shape: Shape) -> Shape:
-    """Return the shape of a sequence as an image."""
-    return (*shape[:2], 1, *shape[2:])
-
-
-def on_sequences(matcher: Matcher, x: str, weight: str | None = None) -> Matcher:
-    """Return a matcher of layers on sequences by that of images; `x` and `weight` are names of arguments."""
-
-    def match(node: Node, call: AtenCall, graph: Graph) -> Match:
-        operand = call.value(x)
-        kernel = call.value(weight) if weight else None
-        if operand is None or len(node.shape) != _SEQUENCE_RANK or (weight and kernel not in graph.constants):
-            return None
-        shape = image_shape(graph.shape_of(operand))
-        image = Reshape.node(graph.fresh(f"{node.name}_row"), {"x": operand}, {}, shape, node.dtype)
-        inputs = {role: image.name if name == operand else name for role, name in node.inputs.items()}
-        if kernel is not None:
-            filters = graph.add_constant(f"{node.name}_weight", graph.constants[kernel].unsqueeze(2))
-            inputs = {role: filters if name == kernel else name for role, name in inputs.items()}
-        arguments = {key: _image_argument(key, value) for key, value in node.attributes["arguments"].items()}
-        viewed = replace(
-            node,
-            name=graph.fresh(f"{node.name}_image"),
-            inputs=inputs,
-            shape=image_shape(node.shape),
-            attributes={**node.attributes, "arguments": arguments},
-        )
-        graph.append(image)
-        made = matcher(viewed, AtenCall(viewed), graph)
-        if not isinstance(made, Node):
-            graph.remove(image, instead=operand)
-            return None
-        graph.append(made)
-        return Reshape.instead_of(node, {"x": made.name})
-
-    return match
-
-
-def _image_argument(name: str, value: Any) -> Any:
-    """Return an argument along a sequence as one of a window of one row."""
-    if name not in _WINDOWED or value is None or isinstance(value, str) or value == ():
-        return value
-    (along,) = (value,) if isinstance(value, int) else tuple(value)
-    return (_ACROSS.get(name, 1), along)

@@ -7,8 +7,9 @@ from dataclasses import replace
 from escalade.engine.graph.graph import Graph, Node
 from escalade.engine.nodes import operator_of
 from escalade.engine.nodes.reduce import Reduce
+from escalade.engine.nodes.sequences import image_shape
 from escalade.engine.nodes.signature import Attributes
-from escalade.engine.nodes.views import Concatenate, Reshape, Slice, image_shape
+from escalade.engine.nodes.views import Concatenate, Reshape, Slice
 
 
 def keep_sequences_as_images(graph: Graph) -> None:

@@ -94,7 +94,9 @@ class _MoveFusion:
         if Concatenate.matches(reader):
             return not is_range and not self.is_pytorch_move(reader)
         step = self.choices.of(reader)
-        return self.needs_dense(reader) if step.is_alias else not step.in_pytorch
+        if step.is_alias or can_slice_in_place(reader, self.forms):
+            return self.needs_dense(reader)
+        return not step.in_pytorch
 
     def chains(self, name: str) -> _ViewChain:
         """Return a value as a view of the farthest value that PyTorch can view it from."""

@@ -156,12 +156,23 @@ class _SubbufferAssignment:
         names = concatenated_values(node)
         form = self.forms[node.name]
         same_form = all(
-            name in self.forms
-            and (self.forms[name].dtype, self.forms[name].layout) == (form.dtype, form.layout)
+            self._is_expanded(name, node)
+            or (self.forms[name].dtype, self.forms[name].layout) == (form.dtype, form.layout)
             for name in names
         )
         is_contiguous = _is_contiguous_slice(form, node.attributes["dimension"])
         return names if same_form and form.elements and is_contiguous else []
+
+    def _is_expanded(self, name: str, node: Node) -> bool:
+        """Return True for a constant, or a value that a concatenation expands: copies of these are its members."""
+        if name not in self.forms:
+            return True
+        dimension, form, own = node.attributes["dimension"], self.forms[node.name], self.forms[name]
+        expanded = (*form.shape[:dimension], own.shape[dimension], *form.shape[dimension + 1 :])
+        return own.shape != expanded and own.dtype == form.dtype
+
+    def _length(self, name: str, dimension: int) -> int:
+        return self._lowering_forms.sizes(name)[dimension]
 
     def place_concatenations(self) -> None:
         """Place the largest concatenation first, so that smaller ones it extends become subbuffers of it."""
@@ -205,7 +216,7 @@ class _SubbufferAssignment:
                 continue
             for start in range(len(members) - len(names) + 1):
                 if members[start : start + len(names)] == list(names):
-                    first = sum(self.forms[name].shape[dimension] for name in members[:start])
+                    first = sum(self._length(name, dimension) for name in members[:start])
                     return _Slice(parent, dimension, first)
         return None
 
@@ -214,10 +225,12 @@ class _SubbufferAssignment:
         self.members[node.name] = list(names)
         first, inputs = 0, {}
         for number, name in enumerate(names):
-            span = _Slice(node.name, dimension, first)
-            first += self.forms[name].shape[dimension]
-            if not self._fits(name, span):
-                name = self._insert_copy(name)
+            span, length = _Slice(node.name, dimension, first), self._length(name, dimension)
+            first += length
+            if self._is_expanded(name, node) or not self._fits(name, span):
+                whole = self.forms[node.name]
+                shape = (*whole.shape[:dimension], length, *whole.shape[dimension + 1 :])
+                name = self._insert_copy(name, replace(whole, shape=shape, pitch=0))
                 self._copies.add(name)
             self.within[name] = span
             inputs[f"x{number}"] = name
@@ -272,17 +285,16 @@ class _SubbufferAssignment:
             return True
         return self._choices.accepts_pitch(node, role, subbuffer.pitch)
 
-    def _insert_copy(self, name: str) -> str:
-        """Insert a copy of a value right after its producer, and return its name."""
-        copy = self._new_copy(name)
+    def _insert_copy(self, name: str, form: Form) -> str:
+        """Insert a copy of a value in this form right after its producer, and return its name."""
+        copy = self._new_copy(name, form)
         order = [] if name in self.graph.nodes else [copy]
         for node in self.graph:
             order += [node, copy] if node.name == name else [node]
         self._reorder(order)
         return copy.name
 
-    def _new_copy(self, name: str) -> Node:
-        form = replace(self.forms[name], pitch=0)
+    def _new_copy(self, name: str, form: Form) -> Node:
         copy = Move.copy_of(self.graph.fresh(f"{name}_part"), name, form)
         self.forms[copy.name] = form
         self._lowering_forms.add(copy.name, form)
@@ -305,7 +317,7 @@ class _SubbufferAssignment:
             }
             if not refusing:
                 continue
-            copy = self._new_copy(name)
+            copy = self._new_copy(name, replace(self.forms[name], pitch=0))
             readers = {reader for reader, _ in refusing}
             self.graph.insert_before(next(one.name for one in self.graph if one.name in readers), copy)
             for reader, role in refusing:

@@ -171,6 +171,7 @@ COMPOSED: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], tuple[int, ...
     "maximum of frames": (lambda x: F.max_pool3d(x, (3, 1, 1), (2, 1, 1), dilation=(2, 1, 1)), (2, 1, 9, 3, 4)),
     "zeros between channels": (lambda x: F.pad(x, (0, 0, 0, 0, 1, 2)), (2, 4, 3, 5)),
     "fewer channels": (lambda x: F.pad(x, (0, 1, 2, 0, -1, 2), value=3.0), (2, 4, 3, 5)),
+    "an image among channels": (lambda x: F.pad(x, (0, 1, 2, 0, 2, 1), value=3.0), (2, 4, 3, 5)),
     "frames around": (lambda x: F.pad(x, (1, 2, 0, 1, 2, 0)), (2, 3, 4, 3, 5)),
     "rows and columns of a matrix": (lambda x: F.pad(x, (1, 0, -1, 2)), (2, 4, 5)),
     "windows": (lambda x: F.unfold(x, (3, 2), dilation=(1, 2), padding=(1, 2), stride=(2, 1)), (2, 3, 5, 6)),

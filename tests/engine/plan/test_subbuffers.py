@@ -236,3 +236,34 @@ def test_functions_of_elements_read_parts_where_they_are() -> None:
     agree(Model(gated), (16, 8, 8), "twin")
     odd = Model(lambda x: (lambda y: F.max_pool2d(y[:, :7].sin() * y[:, 7:14], 2))(F.max_pool2d(x, 2)))
     agree(odd, (14, 8, 8), "twin")
+
+
+class Joined(nn.Module):
+    """Values beside constants, filled tensors and values that are expanded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.grid, self.token = nn.Buffer(torch.randn(1, 8, 3, 4)), nn.Parameter(torch.randn(1, 1, 12))
+        self.layer = nn.Conv2d(8, 16, 1)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y, batch = self.layer(x), x.shape[0]
+        mean = y.mean((2, 3), keepdim=True)
+        image = torch.cat([y, self.grid.expand(batch, -1, -1, -1), mean.expand_as(y)], 1)
+        rows = torch.cat([self.token.expand(batch, -1, -1), x.sin().flatten(2)], 1)
+        padded = torch.cat([torch.zeros(batch, 8, 3, 4), y.exp(), y.new_full((batch, 8, 3, 4), 0.5)], 1)
+        return torch.relu(image), rows, F.avg_pool2d(padded, 2), torch.cat([mean.expand(-1, -1, 2, 3)] * 2, 3)
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "fp16"])
+def test_a_concatenation_expands_its_operands_and_reads_constants(dtype: str) -> None:
+    model, x = Joined().eval(), torch.randn(BATCH, 8, 3, 4)
+    plan = planned(model, (8, 3, 4), dtype)
+    assert not any(step.in_pytorch for step in plan.steps)
+    copies = [step.node.name for step in plan.steps if step.is_copy]
+    assert len(copies) == 4  # one per concatenation, whatever it joins
+    tolerance = {"fp32": 1e-5, "fp16": 1e-2}[dtype]
+    for device in ("twin", "cpu"):
+        engine = escalade.compile(model, x, dtype=dtype, device=device)
+        for given in (x, x[:1]) if device == "cpu" else (x,):
+            torch.testing.assert_close(engine(given), model(given), rtol=tolerance, atol=tolerance)
