@@ -125,7 +125,8 @@ def test_what_fits_is_in_place_and_the_rest_is_copied_beside_it() -> None:
     plan = planned(forward, torch.randn(2, 16, 8, 8).to(memory_format=torch.channels_last))
     assert not plan.fallbacks and copies(plan) == [1]
     (step,) = [step for step in plan.steps if step.lowered is not None and step.lowered.operation is COPY]
-    assert plan.forms[step.node.name].pitch == 32
+    assert step.node.attributes["moved"] == ("x1",)
+    assert plan.forms[step.node.inputs["x0"]].pitch == 32
 
 
 def test_views_of_what_pytorch_makes_and_reads_stay_views() -> None:
