@@ -22,7 +22,21 @@ def _direct(name: str, old: str, new: str) -> Mutant:
     return Mutant(f"kernels/{name}", "escalade/kernels/conv2d/direct.cu", old, new, tests, chosen)
 
 
+def _planes(name: str, old: str, new: str) -> Mutant:
+    tests = ("tests/ops/conv2d/rungs/test_sm90_planes.py",)
+    return Mutant(f"kernels/{name}", "escalade/kernels/conv2d/sm90_planes.cu", old, new, tests)
+
+
 MUTANTS: tuple[Mutant, ...] = (
+    _planes("planes-begin-between-16-bytes", "- shape.pad_w - SHIFT,", "- shape.pad_w,"),
+    _planes("planes-forget-the-shift", "* STRIDE_W + SHIFT) * 4;", "* STRIDE_W) * 4;"),
+    _planes("planes-free-weights-too-early", "wgmma_wait<1>();", "wgmma_wait<2>();"),
+    _planes(
+        "planes-of-both-teams-in-one-ring",
+        "start + team * STAGES * Windows::STAGE, barriers(team)",
+        "start, barriers(team)",
+    ),
+    _planes("planes-store-beyond-the-image", "h < shape.output_height && w", "w"),
     _of(
         "softmax/block_per_row.cu",
         "softmax-mask-one-too-many",

@@ -21,6 +21,27 @@ def _of(file: str, name: str, old: str, new: str, *tests: str) -> Mutant:
 
 MUTANTS: tuple[Mutant, ...] = (
     _of(
+        "keep_nchw",
+        "nchw-for-images-that-are-given-in-nhwc",
+        ' or graph.images != "nchw":',
+        ":",
+        "test_keep_nchw.py",
+    ),
+    _of(
+        "keep_nchw",
+        "nchw-with-weights-for-padded-channels",
+        "if weight.shape[1] != channels:",
+        "if False:",
+        "test_keep_nchw.py",
+    ),
+    _of(
+        "keep_nchw",
+        "nchw-without-the-scale",
+        'if "scale" not in node.inputs:',
+        "if True:",
+        "test_keep_nchw.py",
+    ),
+    _of(
         "padding",
         "padding-folded-although-it-is-a-result",
         "if zeros is None or node.name in graph.outputs:",

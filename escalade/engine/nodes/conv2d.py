@@ -157,7 +157,8 @@ class Conv2d(Operator):
 
     def lower(self, node: Node, forms: Forms) -> Lowered | None:
         a = node.attributes
-        if a.get("layout") == "nchw":
+        layout = a.get("layout", "nhwc")
+        if layout == "nchw" and forms.dtype != "tf32":
             return None  # PyTorch computes it as a matrix product; see the layout pass
         shortcut: dict[str, Any] = {}
         if "shortcut" in node.inputs:
@@ -166,9 +167,12 @@ class Conv2d(Operator):
         is_fp8 = bool(a.get("fp8"))
         problem = filter_problem(
             Conv2dProblem, node, forms.value(node.inputs["x"]).shape, forms.sizes(node.inputs["weight"]),
-            dtype="fp8" if is_fp8 else forms.dtype, output="fp16" if is_fp8 and not a["store"] else "", **shortcut,
+            dtype="fp8" if is_fp8 else forms.dtype, output="fp16" if is_fp8 and not a["store"] else "", layout=layout,
+            **shortcut,
         )  # fmt: skip
-        constants = dict.fromkeys(("weight", "shortcut_weight"), FP8 if is_fp8 else NHWC)
+        constants = (
+            {} if layout == "nchw" else dict.fromkeys(("weight", "shortcut_weight"), FP8 if is_fp8 else NHWC)
+        )
         vectors = ("bias", "scale", "scales") if is_fp8 else ("gain", "shift")
         return Lowered(CONV2D, problem, {**constants, **dict.fromkeys(vectors, FP32)})
 

@@ -25,6 +25,7 @@ from escalade.engine.passes.fuse_stem import DTYPES as STEM_DTYPES
 from escalade.engine.passes.fuse_stem import fuse_stem
 from escalade.engine.passes.fusion_level import FusionLevel
 from escalade.engine.passes.hoist_pool import hoist_pools
+from escalade.engine.passes.keep_nchw import keep_nchw
 from escalade.engine.passes.layout import (
     assign_layouts,
     convert_inputs,
@@ -85,6 +86,7 @@ def for_batch(
             fuse_residuals(graph)
             fuse_operands(graph)
             estimates = Estimates(card, avoid)
+            keep_nchw(graph, dtype, estimates)
             hoist_pools(graph, dtype, estimates)
             fold_prologues(graph, dtype, estimates)
             merge_parallel_convs(graph, dtype, estimates)
@@ -171,7 +173,7 @@ def fuse(graph: Graph, dtype: str, fusion: FusionLevel = FusionLevel.fused, imag
         match_folded(graph)
         if fusion is FusionLevel.fused:
             _fuse(graph, dtype)
-            if dtype in ("fp32", "tf32") and images == "nchw":  # in 16 bits PyTorch converts to NHWC too
+            if dtype == "fp32" and images == "nchw":  # in 16 bits PyTorch converts to NHWC too
                 keep_nchw_products(graph)
         reorder_flattened(graph)
         convert_inputs(graph, pad_channels=dtype in TENSOR_CORE_DTYPES and fusion is not FusionLevel.naive)

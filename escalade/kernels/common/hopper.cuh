@@ -320,37 +320,41 @@ DEFINE_WGMMA(wgmma_bf16_columns_transposed, "16", "bf16", ", 0, 1")
 #define REGISTERS_32_TO_55 \
     "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55"
 
-// d (+)= A * B^T over 16 elements of K; each warp's 16 rows of A as an mma A fragment.
-#define WGMMA_FROM_REGISTERS(TYPE, N, REGISTERS, A, B, P) \
+// d (+)= A * B^T over 32 bytes of K, DEPTH elements; each warp's 16 rows of A as an mma A fragment.
+#define WGMMA_FROM_REGISTERS(DEPTH, TYPE, MAJOR, N, REGISTERS, A, B, P) \
     "{\n.reg .pred p;\nsetp.ne.b32 p, " P ", 0;\n" \
-    "wgmma.mma_async.sync.aligned.m64n" N "k16.f32." TYPE "." TYPE " {" REGISTERS "}, {" A "}, " B ", p, 1, 1, 0;\n}"
+    "wgmma.mma_async.sync.aligned.m64n" N "k" DEPTH ".f32." TYPE "." TYPE " {" REGISTERS "}, {" A "}, " B \
+    ", p, 1, 1" MAJOR ";\n}"
 #define ROWS_IN_REGISTERS "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate)
 
-#define DEFINE_WGMMA_FROM_REGISTERS(NAME, TYPE) \
+#define DEFINE_WGMMA_FROM_REGISTERS(NAME, DEPTH, TYPE, MAJOR) \
     template <class Sum> \
     __device__ __forceinline__ void NAME(Sum (&d)[16], const u32 (&a)[4], u64 b, u32 accumulate) { \
-        asm volatile(WGMMA_FROM_REGISTERS(TYPE, "32", REGISTERS_0_TO_15, "%16,%17,%18,%19", "%20", "%21") \
+        asm volatile(WGMMA_FROM_REGISTERS(DEPTH, TYPE, MAJOR, "32", REGISTERS_0_TO_15, "%16,%17,%18,%19", "%20", \
+                                          "%21") \
                      : ACCUMULATORS_8(0), ACCUMULATORS_8(8) : ROWS_IN_REGISTERS); \
     } \
     template <class Sum> \
     __device__ __forceinline__ void NAME(Sum (&d)[32], const u32 (&a)[4], u64 b, u32 accumulate) { \
-        asm volatile(WGMMA_FROM_REGISTERS(TYPE, "64", REGISTERS_0, "%32,%33,%34,%35", "%36", "%37") \
+        asm volatile(WGMMA_FROM_REGISTERS(DEPTH, TYPE, MAJOR, "64", REGISTERS_0, "%32,%33,%34,%35", "%36", "%37") \
                      : ACCUMULATORS_32(0) : ROWS_IN_REGISTERS); \
     } \
     template <class Sum> \
     __device__ __forceinline__ void NAME(Sum (&d)[56], const u32 (&a)[4], u64 b, u32 accumulate) { \
-        asm volatile(WGMMA_FROM_REGISTERS(TYPE, "112", REGISTERS_0 "," REGISTERS_32_TO_55, "%56,%57,%58,%59", "%60", \
-                                          "%61") \
+        asm volatile(WGMMA_FROM_REGISTERS(DEPTH, TYPE, MAJOR, "112", REGISTERS_0 "," REGISTERS_32_TO_55, \
+                                          "%56,%57,%58,%59", "%60", "%61") \
                      : ACCUMULATORS_32(0), ACCUMULATORS_8(32), ACCUMULATORS_8(40), ACCUMULATORS_8(48) \
                      : ROWS_IN_REGISTERS); \
     } \
     template <class Sum> \
     __device__ __forceinline__ void NAME(Sum (&d)[64], const u32 (&a)[4], u64 b, u32 accumulate) { \
-        asm volatile(WGMMA_FROM_REGISTERS(TYPE, "128", REGISTERS_0 "," REGISTERS_1, "%64,%65,%66,%67", "%68", "%69") \
+        asm volatile(WGMMA_FROM_REGISTERS(DEPTH, TYPE, MAJOR, "128", REGISTERS_0 "," REGISTERS_1, \
+                                          "%64,%65,%66,%67", "%68", "%69") \
                      : ACCUMULATORS_32(0), ACCUMULATORS_32(32) : ROWS_IN_REGISTERS); \
     }
 
-DEFINE_WGMMA_FROM_REGISTERS(wgmma_from_registers, "f16")
+DEFINE_WGMMA_FROM_REGISTERS(wgmma_from_registers, "16", "f16", ", 0")
+DEFINE_WGMMA_FROM_REGISTERS(wgmma_tf32_from_registers, "8", "tf32", "")  // ignores the low 13 bits
 #ifdef __CUDA_BF16_H__
-DEFINE_WGMMA_FROM_REGISTERS(wgmma_bf16_from_registers, "bf16")
+DEFINE_WGMMA_FROM_REGISTERS(wgmma_bf16_from_registers, "16", "bf16", ", 0")
 #endif

@@ -7,6 +7,7 @@
 template <int STAGES, int STAGE_BYTES>
 struct Ring {
     static_assert(STAGE_BYTES % 1024 == 0, "the swizzle repeats every 1024 bytes");
+    static constexpr int STAGE = STAGE_BYTES;
     static constexpr int BYTES = STAGES * (STAGE_BYTES + 16);  // stages, then their barriers
 
     u32 stages;      // address of the first

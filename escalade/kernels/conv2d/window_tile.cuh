@@ -33,6 +33,7 @@ constexpr bool HAS_MASK = false;      // tiling.conv.epilogue.mask
 #include "common/epilogue.cuh"
 #include "common/pairs.cuh"
 #include "common/hopper.cuh"
+#include "common/ping_pong.cuh"
 #include "common/wgmma_widths.cuh"
 
 constexpr int THREADS = 384;
@@ -118,27 +119,6 @@ __device__ __forceinline__ void clear_gaps(u32 windows, u32 staging_tiles) {
             store_shared(staging_tiles + byte, zeros);
     fence_async_proxy();
 }
-
-// Ping-pong of two warpgroups over tiles. A turn ends once its stages have arrived and its MMAs are issued.
-struct PingPong {
-    const u32 barriers;  // one per consumer
-    const int consumer;
-    u32 parity;
-
-    __device__ __forceinline__ PingPong(u32 barriers, int consumer)
-        : barriers(barriers), consumer(consumer), parity(consumer == 0) {}  // the first turn is free
-
-    __device__ __forceinline__ static void init(u32 barriers) {
-        for (int consumer = 0; consumer < CONSUMERS; ++consumer) barrier_init(barriers + consumer * 8, 4);
-    }
-    __device__ __forceinline__ void wait() {
-        barrier_wait(barriers + consumer * 8, parity);
-        parity ^= 1;
-    }
-    __device__ __forceinline__ void pass() const {
-        if (threadIdx.x % 32 == 0) barrier_arrive(barriers + (1 - consumer) * 8);
-    }
-};
 
 // Biases of the two filters that a lane holds of its warp's 16.
 struct Biases {

@@ -27,6 +27,7 @@ from escalade.ops.conv2d.rungs import (
     skinny,
     sm90_narrow,
     sm90_persistent,
+    sm90_planes,
     sm90_split,
     sm90_streamed_window,
     sm90_wgmma,
@@ -40,6 +41,7 @@ from escalade.ops.shared.images import LAYOUTS
 
 HOPPER = (
     "stem",
+    "planes",
     "narrow",
     "window",
     "streamed_window",
@@ -126,6 +128,7 @@ class Conv2d(Operation[Conv2dProblem]):
             *sm90_window.RUNGS,
             *sm90_streamed_window.RUNGS,
             *sm90_narrow.RUNGS,
+            *sm90_planes.RUNGS,
             *sm90_split.RUNGS,
             *stem.RUNGS,
             *winograd.RUNGS,

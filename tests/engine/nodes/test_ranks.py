@@ -151,7 +151,7 @@ def test_a_convolution_of_pixels_by_itself_stays_in_pytorchs_order(
     behind: torch.nn.Module, steps: list[str]
 ) -> None:
     model, x = torch.nn.Sequential(torch.nn.Conv2d(8, 6, 1), behind).eval(), torch.randn(2, 8, 4, 5)
-    engine = compile(model, x, dtype="tf32", device="cpu")
+    engine = compile(model, x, dtype="fp32", device="cpu")
     explained = planned(engine, x)
     assert [step.operation for step in explained.steps] == steps
     assert len(explained.fallbacks) == (len(steps) < 3)

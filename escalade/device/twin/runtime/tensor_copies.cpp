@@ -58,6 +58,13 @@ void for_each_row(const MapFields& map, const int* at, const u16* taps, Visit vi
     }
 }
 
+// The card stops with an illegal instruction where the first bytes of a row are not aligned. Pixels of im2col have their
+// channels innermost, and are aligned if those are.
+void check_first(const MapFields& map, const int* at, Where where) {
+    if ((long long)at[0] * map.element_bytes % 16)
+        fail(where, "a copy that begins at element %d of %d bytes: TMA needs multiples of 16 bytes", at[0], map.element_bytes);
+}
+
 struct Bounds { int low, high; };  // bytes of a row that are inside the tensor along dimension 0
 
 Bounds inner_bounds(const MapFields& map, int x) {
@@ -130,6 +137,7 @@ void tensor_load(u32 destination, const TensorMap& map, u32 barrier, const int* 
     std::copy(at, at + rank, load.at);
     if (taps) std::copy(taps, taps + rank - 2, load.taps);
     if (destination % 128) fail(where, "a load to shared %#x, which is no multiple of 128", destination);
+    check_first(load.map, load.at, where);
     tell_global(load.map, load.at, load.taps, false, where);
     for (u32 target = 0; target < 32; ++target) {
         if (!(blocks >> target & 1)) continue;
@@ -151,6 +159,7 @@ void tensor_store(const TensorMap& map, u32 source, const int* at, int rank, Whe
     Store store{fields_of(map, rank, false, where), {}, source, 0, unit.store_group, where};
     store.bytes = box_rows(store.map) * row_bytes(store.map);
     std::copy(at, at + rank, store.at);
+    check_first(store.map, store.at, where);
     if (source % 128) fail(where, "a store from shared %#x, which is no multiple of 128", source);
     const u32 count = unit.store_group + 1;
     use_shared(own_rank(), source, store.bytes, false, true, "a store", where,

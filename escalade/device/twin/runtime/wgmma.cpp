@@ -96,9 +96,10 @@ void for_each_register(const Product& product, int warp, Put put) {
     float values[CHUNK_BYTES];
     for (int lane = 0; lane < 32; ++lane) {
         const u32* registers = &product.registers[(warp * 32 + lane) * ROWS_REGISTERS];
-        elements(product.element, reinterpret_cast<const unsigned char*>(registers), values);
-        for (int i = 0; i < 8; ++i)
-            put(16 * warp + lane / 4 + i / 2 % 2 * 8, i / 4 * 8 + lane % 4 * 2 + i % 2, values[i]);
+        const int count = elements(product.element, reinterpret_cast<const unsigned char*>(registers), values);
+        const int each = count / ROWS_REGISTERS;  // elements of a register, adjacent along K
+        for (int i = 0; i < count; ++i)
+            put(16 * warp + lane / 4 + i / each % 2 * 8, i / each / 2 * 4 * each + lane % 4 * each + i % each, values[i]);
     }
 }
 

@@ -201,3 +201,7 @@ template <size_t REGISTERS>
 void wgmma_bf16_from_registers(float (&d)[REGISTERS], const u32 (&a)[4], u64 b, u32 accumulate, TWIN_WHERE) {
     twin::wait::wgmma_from_registers(twin::Element::bf16, d, 2 * REGISTERS, a, b, accumulate, where);
 }
+template <size_t REGISTERS>
+void wgmma_tf32_from_registers(float (&d)[REGISTERS], const u32 (&a)[4], u64 b, u32 accumulate, TWIN_WHERE) {
+    twin::wait::wgmma_from_registers(twin::Element::tf32, d, 2 * REGISTERS, a, b, accumulate, where);
+}

@@ -1,0 +1,164 @@
+"""Convolutions in the layout of the caller's images, without the conversions before and after them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from escalade.engine.graph.forms import STORAGE, Form
+from escalade.engine.graph.graph import Graph, Node
+from escalade.engine.nodes import layout_of, operator_of, stored_forms
+from escalade.engine.nodes.conv2d import Conv2d
+from escalade.engine.nodes.convert import Convert
+from escalade.engine.nodes.lowering import Forms
+from escalade.engine.nodes.pointwise import Pointwise
+from escalade.engine.passes.channel_order import writing_channels
+from escalade.engine.passes.estimates import Estimates
+
+IN_NCHW = ("tf32",)
+"""Dtypes with a convolution in NCHW on tensor cores."""
+MOST_NODES = 12
+"""Largest number of steps between two conversions: a network has more, and NHWC is faster in it."""
+
+
+def keep_nchw(graph: Graph, dtype: str, estimates: Estimates) -> None:
+    """Compute convolutions and the layers around them in NCHW, where the estimates favor it to converting twice."""
+    if dtype not in IN_NCHW or graph.typed or graph.images != "nchw":
+        return
+    for node in graph:
+        if node.name in graph.nodes and _converts_to(node, "nhwc"):
+            steps = _between_conversions(graph, node)
+            trial = _without_conversions(graph, steps) if steps else None
+            if trial is not None and _is_faster(graph, trial, steps, dtype, estimates):
+                graph.nodes, graph.constants, graph.outputs = trial.nodes, trial.constants, trial.outputs
+                graph.remove_dead_code()
+
+
+def _converts_to(node: Node, layout: str) -> bool:
+    return Convert.matches(node) and node.attributes["layout"] == layout
+
+
+def _between_conversions(graph: Graph, first: Node) -> list[Node]:
+    """Return all nodes that images in NHWC connect to a conversion, in order; empty if they are many."""
+    users = graph.users()
+    found, pending = {first.name}, [first]
+    while pending:
+        node = pending.pop()
+        connected = [] if _converts_to(node, "nhwc") else [graph.nodes.get(n) for n in node.inputs.values()]
+        neighbors = [n for n in connected if n is not None and _is_nhwc_image(n)]
+        if _is_nhwc_image(node):
+            neighbors += users.get(node.name, [])
+        for neighbor in neighbors:
+            if neighbor.name not in found:
+                found.add(neighbor.name)
+                pending.append(neighbor)
+        if len(found) > MOST_NODES:
+            return []
+    return [node for node in graph if node.name in found]
+
+
+def _is_nhwc_image(node: Node) -> bool:
+    return len(node.shape) == 4 and layout_of(node) == "nhwc"
+
+
+def _without_conversions(graph: Graph, steps: Iterable[Node]) -> Graph | None:
+    """Return a graph with these nodes in NCHW; None if one of them needs NHWC, or if none is a convolution."""
+    trial = graph.copy()
+    in_nchw = {entry.name for entry in graph.inputs if len(entry.shape) == 4}
+    has_convolution = False
+    for node in steps:
+        node = trial.nodes[node.name]
+        if _converts_to(node, "nhwc"):
+            source = node.inputs["x"]
+            if "scale" in node.inputs or not _is_plain_image(source, graph):
+                return None
+            trial.remove(node, instead=source)
+            in_nchw.add(source)
+        elif _converts_to(node, "nchw"):
+            if not _remove_output_conversion(trial, node):
+                return None
+        else:
+            changed = _in_nchw(trial, node, in_nchw)
+            if changed is None:
+                return None
+            trial.nodes[node.name] = changed
+            has_convolution |= Conv2d.matches(node)
+            in_nchw.add(node.name)
+    return trial if has_convolution else None
+
+
+def _is_plain_image(name: str, graph: Graph) -> bool:
+    """Return True for an image that kernels can read: computed by one, or given in fp32."""
+    entry = next((entry for entry in graph.inputs if entry.name == name), None)
+    if entry is not None:
+        return entry.dtype == "float32"
+    return name in graph.nodes and layout_of(graph.nodes[name]) == "nchw"
+
+
+def _in_nchw(graph: Graph, node: Node, in_nchw: set[str]) -> Node | None:
+    """Return a node that reads and writes NCHW; None if there is none."""
+    images = {role: "nchw" for role, name in node.inputs.items() if name in in_nchw}
+    if not Conv2d.matches(node):
+        layouts = operator_of(node).layouts(node, images)
+        if layouts.read not in (None, "nchw") or (len(node.shape) == 4 and layouts.written != "nchw"):
+            return None
+        return node.with_attributes(layout="nchw") if len(node.shape) == 4 else node
+    a = node.attributes
+    if a["groups"] != 1 or "prologue" in a or "shortcut" in node.inputs or not images:
+        return None
+    weight = graph.constants.get(node.inputs["weight"])
+    channels = graph.shape_of(node.inputs["x"])[1]
+    if weight is None:
+        return None
+    if weight.shape[1] != channels:  # padded for NHWC
+        padded = graph.add_constant(f"{node.name}_weight", weight[:, :channels].contiguous())
+        node = node.with_inputs(weight=padded)
+    return node.with_attributes(layout="nchw")
+
+
+def _remove_output_conversion(graph: Graph, node: Node) -> bool:
+    """Remove a conversion of an image that is already in NCHW, or reduce it to its scale and shift."""
+    source = node.inputs["x"]
+    producer = graph.nodes.get(source)
+    if producer is None or node.dtype != "float32":
+        return False
+    if producer.shape[1] != node.shape[1]:  # padded for NHWC
+        channels = node.shape[1]
+        assert isinstance(channels, int)
+        made = writing_channels(producer, tuple(range(channels)), graph)
+        if made is None or len(graph.readers(source)) > 1:
+            return False
+        graph.nodes[source] = made
+    if "scale" not in node.inputs:
+        graph.remove(node, instead=source)
+        return True
+    vectors = {
+        role: graph.add_constant(f"{node.name}_{name}", graph.constants[node.inputs[name]].view(1, -1, 1, 1))
+        for role, name in (("a", "scale"), ("b", "shift"))
+    }
+    scaled = Pointwise.instead_of(node, {"x": source, **vectors}, expression="x * a + b", layout="nchw")
+    graph.nodes[node.name] = scaled
+    return True
+
+
+def _is_faster(graph: Graph, trial: Graph, steps: list[Node], dtype: str, estimates: Estimates) -> bool:
+    forms = _forms(trial, dtype)
+    changed = [trial.nodes[node.name] for node in steps if node.name in trial.nodes]
+    if not all(_is_fast_in_nchw(node, forms, estimates) for node in changed if Conv2d.matches(node)):
+        return False
+    before, after = estimates.total_us(steps, _forms(graph, dtype)), estimates.total_us(changed, forms)
+    return before is not None and after is not None and after < before
+
+
+def _is_fast_in_nchw(node: Node, forms: Forms, estimates: Estimates) -> bool:
+    """Return True if a rung with a cost model computes a convolution in NCHW, without converting it."""
+    lowered = operator_of(node).lower(node, forms)
+    choice = None if lowered is None else estimates.choose(lowered)
+    return choice is not None and choice.us is not None and choice.problem.layout == "nchw"
+
+
+def _forms(graph: Graph, dtype: str) -> Forms:
+    inputs = {
+        entry.name: Form(entry.shape, STORAGE[dtype], "nchw" if len(entry.shape) == 4 else "flat")  # type: ignore[arg-type]
+        for entry in graph.inputs
+    }
+    return Forms(dtype, inputs | stored_forms(graph, dtype), graph.constants)

@@ -1,0 +1,332 @@
+"""Convolutions in NCHW on Hopper, in TF32: pixels reach the tensor cores through registers, so nothing is converted."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+from escalade.device.architecture import WITH_WGMMA
+from escalade.device.program import Program
+from escalade.device.recipe import (
+    Buffer,
+    Int64,
+    KernelCall,
+    Recipe,
+    ReleaseDependents,
+    TiledMap,
+    WeightsReady,
+    Workspace,
+)
+from escalade.ops.base.card import HOPPER_SHARED, Card
+from escalade.ops.base.grid import ceil_div
+from escalade.ops.base.rung import Config, Rung
+from escalade.ops.conv2d.problem import Conv2dProblem
+from escalade.ops.conv2d.rungs import arguments
+from escalade.ops.conv2d.rungs.activation_costs import SPECIAL_LANES, activation_cost
+from escalade.ops.conv2d.rungs.preparation import COPY_BYTES, CUT_OFF
+from escalade.ops.conv2d.rungs.rung import Conv2dRung
+from escalade.ops.conv2d.rungs.sm90_rung import truncated_tolerance
+from escalade.ops.shared import activation
+
+WIDTHS = (32, 64, 112, 128)
+"""Filters of a CTA: N of the products."""
+K_STEPS = (8, 16, 32)
+"""Channels of a window."""
+CONSUMERS, THREADS = 2, 384
+BLOCK = 64
+"""Pixels of a product: its rows."""
+GROUP = 8
+"""Adjacent pixels that the lanes of a warp hold of one filter."""
+MOST_ACCUMULATORS = 128
+"""Registers per thread; rows of pixels and addresses take about 80 more."""
+MOST_IN_BOX = 256
+"""Largest side of a TMA box."""
+MOST_STRIDE = 2
+MOST_WEIGHT_STAGES = 6
+LARGEST_WEIGHT_STAGE = 24 << 10
+MOST_CONFIGS, MOST_PING_PONG = 8, 4
+PACKED_ROW = 64
+"""Floats in a row of the packed weights' tensor map."""
+BANKS = 32
+
+# Cycles, fitted to an H200's times of 64to128_128_k3, 16to64_256_k3 and 8to64_128_k3 within 20%.
+SHARED_RATE = 128.0
+"""Bytes of shared memory per cycle."""
+ROW_BYTES = 2 * 64 * 32
+"""Bytes that the rows of a product count as: loads by threads take twice the time of the tensor cores' own."""
+POWER = 1.1
+"""Factor on tensor-core time, due to the power limit."""
+STORE_CYCLES = 12.0
+"""Cycles for a warp to store one register: four sectors, while all other SMs store too."""
+FUNCTIONS_SEEN = 1.5
+"""Cycles per cycle of an activation's instructions: two warps per scheduler leave gaps."""
+SECTOR = 32
+COPIED_ROW_CYCLES = 7.0
+"""Cycles of TMA per row of a window, however short."""
+TILE_CYCLES = 600.0
+"""Cycles of a tile in which nothing is multiplied or stored."""
+START_CYCLES = 2000.0
+"""Cycles until the first products, plus those after the last."""
+
+
+@dataclass(frozen=True)
+class PlanesConfig(Config):
+    width: int
+    """Filters per CTA."""
+    blocks: int
+    """64-pixel blocks per consumer warpgroup."""
+    groups: int
+    """Groups of 8 pixels in a row of a tile."""
+    stages: int
+    """Windows in shared memory, per team."""
+    weight_stages: int
+    ping_pong: bool = False
+    """True if each consumer is a team of its own, with tiles, windows and streamed weights of its own: it stores one
+    while the other multiplies. False if both share a tile and its weights."""
+
+
+@dataclass(frozen=True)
+class _Tiling:
+    """Sizes derived from a problem and the tile of a config; the kernel computes the same."""
+
+    problem: Conv2dProblem
+    width: int
+    blocks: int
+    groups: int
+    ping_pong: bool = False
+
+    @staticmethod
+    def of(problem: Conv2dProblem, config: PlanesConfig) -> _Tiling:
+        return _Tiling(problem, config.width, config.blocks, config.groups, config.ping_pong)
+
+    @property
+    def teams(self) -> int:
+        return CONSUMERS if self.ping_pong else 1
+
+    @property
+    def k_step(self) -> int:
+        return next((step for step in K_STEPS if step >= self.problem.channels), K_STEPS[-1])
+
+    @property
+    def chunks(self) -> int:
+        return ceil_div(self.problem.channels, self.k_step)
+
+    @property
+    def tile(self) -> tuple[int, int]:
+        """Output rows and columns of a tile."""
+        groups = CONSUMERS // self.teams * self.blocks * BLOCK // GROUP
+        return groups // self.groups, GROUP * self.groups
+
+    @property
+    def shift(self) -> int:
+        """Columns by which a window begins too early, because TMA copies from multiples of 16 bytes on."""
+        return -self.problem.padding[1] % 4
+
+    @property
+    def window(self) -> tuple[int, int]:
+        """Rows and columns of a window. Columns are a multiple of 16 bytes; the planes of the four channels that a warp
+        loads at once start in banks that are 8 apart, if a few more rows or columns can achieve that."""
+        p = self.problem
+        taps = p.filter_height, p.filter_width
+        rows, columns = ((self.tile[d] - 1) * p.stride[d] + (taps[d] - 1) * p.dilation[d] + 1 for d in (0, 1))
+        columns = ceil_div(columns + self.shift, 4) * 4
+        wanted = (8, 24) if p.stride[1] == 1 else (16,)
+        padded = (
+            (rows + more, columns + 4 * wider)
+            for more in range(3)
+            for wider in range(3)
+            if (rows + more) * (columns + 4 * wider) % BANKS in wanted
+        )
+        return min(padded, key=lambda sides: sides[0] * sides[1], default=(rows, columns))
+
+    @property
+    def window_bytes(self) -> int:
+        return self.k_step * self.window[0] * self.window[1] * 4
+
+    @property
+    def taps_in_stage(self) -> int:
+        row = self.problem.filter_width * self.tap_bytes
+        return self.problem.filter_width if row <= LARGEST_WEIGHT_STAGE else 1
+
+    @property
+    def tap_bytes(self) -> int:
+        return self.width * self.k_step * 4
+
+    @property
+    def weight_stage_bytes(self) -> int:
+        return self.taps_in_stage * self.tap_bytes
+
+    @property
+    def weights_per_tile(self) -> int:
+        """Stages of weights that a tile reads."""
+        return self.chunks * self.problem.taps // self.taps_in_stage
+
+    @property
+    def filter_tiles(self) -> int:
+        return ceil_div(self.problem.filters, self.width)
+
+    @property
+    def tiles(self) -> int:
+        p, (rows, columns) = self.problem, self.tile
+        return p.batch * ceil_div(p.output_height, rows) * ceil_div(p.output_width, columns)
+
+    def shared_bytes(self, stages: int, weight_stages: int) -> int:
+        rings = 1 if weight_stages == self.weights_per_tile else self.teams
+        windows = self.teams * stages * (_to_kib(self.window_bytes) + 16)
+        return windows + rings * weight_stages * (_to_kib(self.weight_stage_bytes) + 16) + 16
+
+    def stages(self) -> tuple[int, int]:
+        """Return the stages of windows and weights that fit; (0, 0) if not even two of each do."""
+        resident = self.weights_per_tile
+        streamed = [(n, m) for n in (3, 2) for m in range(MOST_WEIGHT_STAGES, 3 - n + 1, -1) if m < resident]
+        offered = [(n, resident) for n in (4, 3, 2)] + streamed
+        return next((one for one in offered if self.shared_bytes(*one) <= HOPPER_SHARED), (0, 0))
+
+    def clocks(self, weight_stages: int, card: Card) -> float:
+        """Estimate the clocks of the busiest SM, for both consumers and one tile of each at a time."""
+        p = self.problem
+        products = CONSUMERS * self.blocks * self.chunks * p.taps * self.k_step // 8
+        tensor_cores = products * self.width / 2 * POWER
+        shared = products * (ROW_BYTES + self.width * 32) / SHARED_RATE
+        rows = self.teams * self.chunks * self.k_step * self.window[0]
+        streamed = 0 if weight_stages == self.weights_per_tile else self.chunks * p.taps * self.tap_bytes
+        fetched = rows * (ceil_div(self.window[1], 8) + 1) * SECTOR + self.teams * streamed
+        copies = fetched / card.rates.copies.tma_persistent.together
+        results = CONSUMERS * self.blocks * BLOCK * min(self.width, p.filters)
+        instructions, special = activation_cost(p.activation)
+        functions = max(instructions * results / 128, special * results / SPECIAL_LANES)
+        stores = results / 32 * STORE_CYCLES + FUNCTIONS_SEEN * functions
+        multiplied = max(tensor_cores, shared, copies) + rows * COPIED_ROW_CYCLES
+        tile = multiplied + stores + TILE_CYCLES  # whether ping-pong hides the stores has not been measured
+        ctas = max(1, card.multiprocessors // self.filter_tiles)
+        return START_CYCLES + ceil_div(ceil_div(self.tiles, self.teams), ctas) * tile
+
+
+def _to_kib(count: int) -> int:
+    return ceil_div(count, 1024) * 1024
+
+
+def _tilings(p: Conv2dProblem) -> Iterator[_Tiling]:
+    """Yield tiles of every shape whose accumulators fit into the registers."""
+    widths = [width for width in WIDTHS if width >= p.filters] or [WIDTHS[-1]]
+    for width in sorted({widths[0], *(w for w in (64, 128) if w < p.filters)}, reverse=True):
+        for blocks, groups, ping_pong in itertools.product((1, 2, 4), (1, 2, 4, 8, 16), (False, True)):
+            tiling = _Tiling(p, width, blocks, groups, ping_pong)
+            fits = blocks * width // 2 <= MOST_ACCUMULATORS and tiling.tile[0]
+            if fits and max(tiling.window) <= MOST_IN_BOX:
+                yield tiling
+
+
+@lru_cache(4096)
+def _best_first(p: Conv2dProblem, card: Card) -> tuple[PlanesConfig, ...]:
+    found: dict[bool, list[tuple[float, PlanesConfig]]] = {False: [], True: []}
+    for tiling in _tilings(p):
+        stages, weight_stages = tiling.stages()
+        if stages and tiling.filter_tiles <= card.multiprocessors:
+            own = PlanesConfig(
+                tiling.width, tiling.blocks, tiling.groups, stages, weight_stages, tiling.ping_pong
+            )
+            found[tiling.ping_pong].append((tiling.clocks(weight_stages, card), own))
+    return tuple(
+        config
+        for ping_pong, most in ((False, MOST_CONFIGS), (True, MOST_PING_PONG))
+        for _, config in sorted(found[ping_pong], key=lambda one: one[0])[:most]
+    )
+
+
+@dataclass(frozen=True)
+class Planes(Conv2dRung[PlanesConfig]):
+    @property
+    def architectures(self) -> tuple[str, ...]:
+        return WITH_WGMMA
+
+    def limits(self, problem: Conv2dProblem) -> str | None:
+        p, name = problem, self.name
+        if p.layout != "nchw" or p.dtype != "tf32":
+            return f"{name} takes tf32 in nchw, not {p.dtype} in {p.layout}"
+        if p.groups != 1:
+            return f"{name} takes groups=1, not {p.groups}"
+        if max(p.stride) > MOST_STRIDE:
+            return f"{name} takes strides up to {MOST_STRIDE}, not {p.stride}"
+        if p.width * p.element_bytes % COPY_BYTES:
+            return f"{name} copies rows of whole {COPY_BYTES} bytes; {p.width} pixels are no multiple of them"
+        if p.batch < 1 or p.output_pixels >= 2**31 - BLOCK * self.card.multiprocessors:
+            return f"{name} counts tiles in 32 bits; {p.output_pixels} output pixels are out of range"
+        if not _best_first(p, self.card):
+            return f"{name} keeps two windows in shared memory; those of {p.name} exceed {HOPPER_SHARED // 1024} KiB"
+        return None
+
+    def configs(self, problem: Conv2dProblem) -> tuple[PlanesConfig, ...]:
+        return _best_first(problem, self.card)
+
+    def clocks(self, problem: Conv2dProblem, config: PlanesConfig) -> float:
+        return _Tiling.of(problem, config).clocks(config.weight_stages, self.card)
+
+    def recipe(self, problem: Conv2dProblem, config: PlanesConfig) -> Recipe:
+        p = problem
+        tiling = _Tiling.of(p, config)
+        elements = tiling.filter_tiles * tiling.weights_per_tile * tiling.weight_stage_bytes // 4
+        packed = Workspace("packed_weight", 4 * elements)
+        pack = KernelCall(
+            Program.of("conv2d/sm90_planes_weights.cu", config=config, tiling=tiling, factor=1 + CUT_OFF),
+            (ceil_div(elements, 256), 1, 1),
+            (256, 1, 1),
+            (Buffer("weight"), Buffer(packed.name), Int64(elements), p.filters, p.channels, p.taps),
+            weights_only=True,
+            overlap=True,
+        )
+        rows, columns = tiling.window
+        call = KernelCall(
+            Program.of(
+                "conv2d/sm90_planes.cu",
+                constants=activation.constants_of(p),
+                problem=p,
+                config=config,
+                tiling=tiling,
+                resident=config.weight_stages == tiling.weights_per_tile,
+            ),
+            (
+                min(ceil_div(tiling.tiles, tiling.teams), self.card.multiprocessors // tiling.filter_tiles)
+                * tiling.filter_tiles,
+                1,
+                1,
+            ),
+            (THREADS, 1, 1),
+            (
+                TiledMap(
+                    Buffer("x"), "fp32", (p.width, p.height, p.channels, p.batch),
+                    (columns, rows, tiling.k_step, 1), swizzle=0,
+                ),
+                TiledMap(
+                    Buffer(packed.name), "fp32", (PACKED_ROW, elements // PACKED_ROW),
+                    (PACKED_ROW, tiling.weight_stage_bytes // 4 // PACKED_ROW), swizzle=0,
+                ),
+                Buffer("bias", optional=True),
+                Buffer("residual", optional=True),
+                Buffer("y"),
+                arguments.shape(p),
+                WeightsReady((packed.name,)),
+                ReleaseDependents(),
+            ),
+            shared_bytes=tiling.shared_bytes(config.stages, config.weight_stages),
+            overlap=True,
+        )  # fmt: skip
+        return Recipe((pack, call), (packed,))
+
+    def tolerance(self, problem: Conv2dProblem, peer_error: float) -> float:
+        return truncated_tolerance(problem, super().tolerance(problem, peer_error))
+
+
+RUNGS: tuple[Rung[Conv2dProblem], ...] = (
+    Planes(
+        "planes",
+        "NCHW without conversions: windows of whole planes in shared memory, pixels gathered from them into registers "
+        "as rows of wgmma, and stored as they are",
+        below="fused_epilogue",
+        # 64to128_128_k3 at batch 128 in tf32, 300 GFLOP: 0.75 ms of products, and stores that do not overlap them, 0.2
+        # ms. Conversions of x and y, 3.2 GB of traffic, would take another 0.77 ms.
+        predicted_gain=1.6,
+    ),
+)
