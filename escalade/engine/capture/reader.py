@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -219,29 +219,48 @@ def reject_foreign_side_effects(graph: torch.fx.Graph) -> None:
                 raise CaptureError(f"{node.target.name()} {reason}; compile the parts of the model around it")
 
 
-def has_aliased_writes(graph: torch.fx.Graph) -> bool:
-    """Return True if a tensor with a view is written in place, or one call writes to several tensors.
+def has_aliased_writes(graph: torch.fx.Graph, results: Collection[torch.fx.Node] = ()) -> bool:
+    """Return True if a write in place is seen through another tensor, or one call writes to several tensors.
 
-    Such graphs have to be functionalized by PyTorch first.
+    Such graphs have to be functionalized by PyTorch first, which takes seconds. A write to a view is none of them if
+    nothing reads the memory through another tensor later: `nn.Dropout(inplace=True)` after `flatten`, for example.
+    `results` are the model's, for a graph without an output node.
     """
-    owner: dict[torch.fx.Node, torch.fx.Node] = {}
-    viewed: set[torch.fx.Node] = set()
+    memory: dict[torch.fx.Node, torch.fx.Node] = {}
+    """The tensor that a view was made from."""
+    written: dict[torch.fx.Node, torch.fx.Node] = {}
+    """The tensor that a write in place returns."""
+    sharing: dict[torch.fx.Node, set[torch.fx.Node]] = {}
+    stale: set[torch.fx.Node] = set()
+    """Tensors whose memory was written through another tensor."""
+
+    def is_stale(node: torch.fx.Node) -> bool:
+        return written.get(node, node) in stale
+
     for node in graph.nodes:
-        first = node.args[0] if node.args else None
         writes = isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
         if writes and not (mutates(node) and isinstance(node.meta.get("val"), torch.Tensor)):
             return True
+        if stale and any(map(is_stale, node.all_input_nodes)):
+            return True
+        first = node.args[0] if node.args else None
         if not isinstance(first, torch.fx.Node):
             continue
-        memory = owner.get(first, first)
+        tensor = written.get(first, first)
+        base = memory.get(tensor, tensor)
         if mutates(node):
-            if memory in viewed:
+            written[node] = tensor
+            others = sharing.get(base, set()) - {tensor}
+            is_foreign = base.op in ("placeholder", "get_attr")  # the caller's, or the model's own
+            # Several results may share memory with anything: the schema of `broadcast_tensors` declares no views.
+            is_several = not isinstance(base.meta.get("val"), torch.Tensor)
+            if others and (is_foreign or is_several):
                 return True
-            owner[node] = memory
+            stale |= others
         elif _is_view(node) or node.target is operator.getitem:
-            viewed.add(memory)
-            owner[node] = memory
-    return False
+            memory[node] = base
+            sharing.setdefault(base, {base}).add(node)
+    return any(map(is_stale, results))
 
 
 def _is_view(node: torch.fx.Node) -> bool:

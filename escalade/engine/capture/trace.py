@@ -165,10 +165,11 @@ def _run_traced(original: OriginalModel, example: ExampleInputs, batch: int, max
     if any(isinstance(leaf, BatchCount) for leaf in pytree.tree_leaves(results)):
         raise NotTraceable("the model returns its batch size")
     tensors, structure = flatten(results)
-    if not all(isinstance(tensor, TraceTensor) for tensor in tensors):
+    nodes = [tensor.node for tensor in tensors if isinstance(tensor, TraceTensor)]
+    if len(nodes) < len(tensors):
         raise NotTraceable("a result from outside the model")
-    if has_aliased_writes(recorder.graph):
-        raise NotTraceable("a tensor with a view is written in place")
+    if has_aliased_writes(recorder.graph, nodes):
+        raise NotTraceable("a write in place is seen through another tensor")
     return _Run(recorder, names, tensors, structure, example.structure, input_names)  # type: ignore[arg-type]
 
 

@@ -150,6 +150,34 @@ def _changes_chunk(x: torch.Tensor) -> torch.Tensor:
     return torch.cat([y, second], 1)
 
 
+def _changes_only_view(x: torch.Tensor) -> torch.Tensor:
+    return (x * 2).flatten(1).add_(1).view(-1, 3, 4).mul_(3)
+
+
+def _older_view_sees_change(x: torch.Tensor) -> torch.Tensor:
+    flat = (x * 2).flatten(1)
+    image = flat.view(-1, 3, 4)
+    flat.add_(1)
+    return image
+
+
+def _base_is_returned(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    y = x * 2
+    return y.flatten(1).add_(1), y
+
+
+def _later_view_is_changed(x: torch.Tensor) -> torch.Tensor:
+    flat = (x * 2).flatten(1).add_(1)
+    flat.view(-1, 3, 4).mul_(3)
+    return flat
+
+
+def _changes_undeclared_view(x: torch.Tensor) -> torch.Tensor:
+    y = x * 2
+    torch.broadcast_tensors(y, y)[0].add_(1)
+    return y
+
+
 def _copy_does_not_see_change(x: torch.Tensor) -> torch.Tensor:
     y = x * 2
     z = y.clone()
@@ -166,6 +194,11 @@ def _copy_does_not_see_change(x: torch.Tensor) -> torch.Tensor:
         _changes_view,
         _view_sees_change,
         _changes_chunk,
+        _changes_only_view,
+        _older_view_sees_change,
+        _base_is_returned,
+        _later_view_is_changed,
+        _changes_undeclared_view,
         _copy_does_not_see_change,
     ],
 )

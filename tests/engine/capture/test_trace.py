@@ -188,10 +188,11 @@ def test_tensors_of_one_dimension_have_an_item_for_each_of_the_batch_or_not() ->
         (nn.InstanceNorm1d(3), True),
         (nn.TransformerEncoderLayer(4, 2, 8, batch_first=True), True),
         (Call(lambda x: F.scaled_dot_product_attention(x, x, x)), True),
+        (nn.Sequential(nn.Softmax(1), nn.Flatten(), nn.Dropout(0.5, inplace=True), nn.Linear(12, 5)), True),
         (Call(lambda x: F.scaled_dot_product_attention(x, x, x, dropout_p=0.5)), False),
         (Call(lambda x: F.batch_norm(x, torch.ones(3), torch.ones(3), training=True)), False),
     ],
-    ids=("lstm", "instance_norm", "transformer", "attention", "dropout", "batch_norm"),
+    ids=("lstm", "instance_norm", "transformer", "attention", "dropout of a view", "dropout", "batch_norm"),
 )
 def test_what_draws_and_trains_nothing_is_followed(model: nn.Module, follows: bool) -> None:
     x = torch.randn(2, 3, 4)
