@@ -80,9 +80,7 @@ class Networks:
         if self._settings.fixed_batch is not None:
             require_independent_items(graph)
         settings = self._settings
-        made = Network(graph, settings.dtype, settings.fusion, settings.device, self.pool)
-        made.optimized("nchw")
-        return made
+        return Network(graph, settings.dtype, settings.fusion, settings.device, self.pool)
 
     def _check_type(self, name: str, expected: str, tensor: torch.Tensor) -> None:
         wanted = getattr(torch, expected)

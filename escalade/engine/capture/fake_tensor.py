@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -189,7 +190,7 @@ class CallRecorder(TorchDispatchMode):
     def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
         keywords = keywords or {}
         tensors: list[Any] = [
-            leaf for leaf in pytree.tree_leaves((arguments, keywords)) if isinstance(leaf, torch.Tensor)
+            leaf for leaf in _leaves((arguments, keywords)) if isinstance(leaf, torch.Tensor)
         ]
         self._check(function, tensors, arguments, keywords)
         result = meta_result(function, _to_meta(arguments), _to_meta(keywords))
@@ -292,29 +293,53 @@ def _is_multiple(number: int, batch: int) -> bool:
 
 
 def _bound(function: Any, arguments: Any, keywords: Any) -> dict[str, Any]:
+    names, defaults = _signature(function)
+    return defaults | dict(zip(names, arguments, strict=False)) | keywords
+
+
+@lru_cache(1024)
+def _signature(function: Any) -> tuple[tuple[str, ...], dict[str, Any]]:
+    """Return the names of an operator's arguments, and defaults; PyTorch builds a schema's arguments at every read."""
     schema = function._schema.arguments
-    bound = {entry.name: entry.default_value for entry in schema if entry.has_default_value()}
-    return bound | dict(zip((entry.name for entry in schema), arguments, strict=False)) | keywords
+    defaults = {entry.name: entry.default_value for entry in schema if entry.has_default_value()}
+    return tuple(entry.name for entry in schema), defaults
 
 
 def _to_meta(tree: Any) -> Any:
     """Replace trace tensors and devices by those of the meta device."""
+    return _map(_meta_leaf, tree)
 
-    def leaf(value: Any) -> Any:
-        if isinstance(value, TraceTensor):
-            return value.meta
-        return torch.device("meta") if isinstance(value, torch.device) else value
 
-    return pytree.tree_map(leaf, tree)
+def _meta_leaf(value: Any) -> Any:
+    if isinstance(value, TraceTensor):
+        return value.meta
+    return torch.device("meta") if isinstance(value, torch.device) else value
 
 
 def _to_nodes(tree: Any) -> Any:
-    return pytree.tree_map(lambda value: value.node if isinstance(value, TraceTensor) else value, tree)
+    return _map(lambda value: value.node if isinstance(value, TraceTensor) else value, tree)
+
+
+def _map(change: Callable[[Any], Any], tree: Any) -> Any:
+    """Map the leaves of an operator's arguments, which nest plain tuples, lists and dicts only; faster than pytree."""
+    if type(tree) is tuple:
+        return tuple([_map(change, each) for each in tree])
+    if type(tree) is list:
+        return [_map(change, each) for each in tree]
+    if type(tree) is dict:
+        return {key: _map(change, each) for key, each in tree.items()}
+    return change(tree)
+
+
+def _leaves(tree: Any) -> list[Any]:
+    found: list[Any] = []
+    _map(found.append, tree)
+    return found
 
 
 def _result_device(tensors: list[Any], arguments: Any, keywords: Any) -> torch.device:
     """Return the device argument if there is one, else the device of the tensors; 0-D ones may be on the CPU."""
-    explicit = [leaf for leaf in pytree.tree_leaves((arguments, keywords)) if isinstance(leaf, torch.device)]
+    explicit = [leaf for leaf in _leaves((arguments, keywords)) if isinstance(leaf, torch.device)]
     if explicit:
         return explicit[-1]
     devices = {tensor.device for tensor in tensors if tensor.dim()} or {tensor.device for tensor in tensors}

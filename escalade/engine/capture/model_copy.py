@@ -146,9 +146,12 @@ class _Copier:
         self._tensor = tensor
         self._copies: dict[int, Any] = dict(shared)
         self._alive: list[Any] = []
+        self._slots: dict[type, tuple[str, ...]] = {}
 
     def copy(self, value: Any) -> Any:
-        if value is None or type(value) is object or issubclass(type(value), _SHARED_TYPES):
+        # A network has thousands of attributes, most of them numbers, names and empty dicts: exact types come first.
+        kind = type(value)
+        if kind in _EXACT_SHARED_TYPES or (kind not in _DICTS and issubclass(kind, _SHARED_TYPES)):
             return value
         if id(value) not in self._copies:
             self._register(value, self._copy(value))
@@ -165,11 +168,12 @@ class _Copier:
         return copied
 
     def _copy(self, value: Any) -> Any:
+        is_dict = type(value) in _DICTS
         if type(value) in weakref.ProxyTypes:  # first: isinstance sees a proxy's target
             return weakref.proxy(self.copy(value.__init__.__self__))
-        if isinstance(value, torch.Tensor):
+        if not is_dict and isinstance(value, torch.Tensor):
             return self._tensor(value)
-        if isinstance(value, nn.Module):
+        if not is_dict and isinstance(value, nn.Module):
             return self._module(value)
         try:
             for kind, copier in self._COPIERS.items():
@@ -211,12 +215,20 @@ class _Copier:
         if hasattr(value, "__dict__"):
             for name, attribute in list(value.__dict__.items()):
                 copied.__dict__[name] = self.copy(attribute)
-        for name in slot_names(type(value)):
+        kind = type(value)
+        if kind not in self._slots:
+            self._slots[kind] = tuple(slot_names(kind))
+        for name in self._slots[kind]:
             if hasattr(value, name):
                 object.__setattr__(copied, name, self.copy(getattr(value, name)))
         return copied
 
     def _dict(self, value: dict[Any, Any]) -> Any:
+        if type(value) in _DICTS and not getattr(value, "__dict__", None):
+            plain = self._register(value, type(value)())
+            for key, item in list(value.items()):
+                plain[self.copy(key)] = self.copy(item)
+            return plain
         if type(value).__new__ not in (dict.__new__, collections.OrderedDict.__new__):
             return copy.deepcopy(value, self._copies)
         copied = self._object(value, type(value).__new__(type(value)))
@@ -316,6 +328,8 @@ _SHARED_TYPES = (
     bool, int, float, complex, str, bytes, type, range, slice, types.ModuleType, types.BuiltinFunctionType,
     types.CodeType, torch.dtype, torch.device, torch.layout, torch.memory_format,
 )  # fmt: skip
+_EXACT_SHARED_TYPES = frozenset((type(None), object, *_SHARED_TYPES))
+_DICTS = frozenset((dict, collections.OrderedDict))
 
 
 def _unwrap(module: nn.Module) -> nn.Module | None:

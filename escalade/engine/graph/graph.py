@@ -222,10 +222,9 @@ class Graph:
 
     def replace_uses(self, old: str, new: str) -> None:
         """Let all readers of `old`, and the outputs, read `new`."""
-        for node in self:
-            if old in node.inputs.values():
-                changed = {role: new if name == old else name for role, name in node.inputs.items()}
-                self.nodes[node.name] = replace(node, inputs=changed)
+        for node in self.readers(old):
+            changed = {role: new if name == old else name for role, name in node.inputs.items()}
+            self.nodes[node.name] = replace(node, inputs=changed)
         self.outputs = tuple(new if name == old else name for name in self.outputs)
 
     def remove(self, node: Node, instead: str) -> None:

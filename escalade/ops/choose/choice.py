@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from escalade.device.recipe import KernelCall, Recipe
@@ -53,13 +54,15 @@ def choose(
     return _from_tables(operation, problem, card, avoid, tables) or estimated(operation, problem, card, avoid)
 
 
+@lru_cache(4096)
 def estimated(
     operation: Operation[Any], problem: Problem, card: Card, avoid: frozenset[str] = frozenset()
 ) -> Choice:
     """Return the expected fastest choice on a card, without measurements.
 
     Preferred rungs compete by estimate, in order, up to the first without one. That rung is taken only if no earlier
-    one supports the problem.
+    one supports the problem. Passes and planner ask for the same problems, and networks repeat their layers: choices
+    are cached.
     """
     best: Choice | None = None
     least = float("inf")
