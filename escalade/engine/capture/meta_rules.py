@@ -10,11 +10,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.torch_version import TorchVersion
 
 from escalade.device.strides import MEMORY_FORMAT, is_packed, layout_of
 
 Tensor = torch.Tensor
 _aten = torch.ops.aten
+_CONV_META_IS_CONTIGUOUS = TorchVersion(torch.__version__) >= "2.13"
+"""True if PyTorch's own rule ignores memory formats. The rule loads sympy, which takes half a second."""
 
 
 def meta_result(function: Any, arguments: Sequence[Any], keywords: dict[str, Any]) -> Any:
@@ -77,10 +80,12 @@ def _conv2d(
     fits = fits and x.dtype == weight.dtype and (bias is None or bias.dtype == x.dtype)
     if not fits or weight.shape[0] % groups or (bias is not None and bias.shape != weight.shape[:1]):
         return None
-    if _memory_format(x) != torch.contiguous_format or _memory_format(weight) != torch.contiguous_format:
+    formats = {_memory_format(x), _memory_format(weight)}
+    if formats != {torch.contiguous_format} and not _CONV_META_IS_CONTIGUOUS:
         return None
     dimensions = zip(x.shape[2:], weight.shape[2:], *map(_pair, (stride, padding, dilation)), strict=True)
-    return _like(x, x.shape[0], weight.shape[0], *(_output_size(*dimension) for dimension in dimensions))
+    shape = (x.shape[0], weight.shape[0], *(_output_size(*dimension) for dimension in dimensions))
+    return torch.empty(shape, dtype=x.dtype, device="meta") if all(size > 0 for size in shape) else None
 
 
 def _batch_norm(x: Tensor, *statistics: Any, **_: Any) -> Tensor | None:

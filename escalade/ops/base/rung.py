@@ -21,6 +21,15 @@ class Config:
     def as_dict(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.__dataclass_fields__}
 
+    def changed(self, **values: Any) -> Self:
+        """Return a copy with other values, like `dataclasses.replace`, which is ten times slower.
+
+        Planning a network enumerates tens of thousands of configs.
+        """
+        made = object.__new__(type(self))
+        made.__dict__.update(self.__dict__, **values)
+        return made
+
     def __str__(self) -> str:
         return " ".join(f"{name}={value}" for name, value in self.as_dict().items())
 

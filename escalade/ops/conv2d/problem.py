@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar
 
@@ -146,7 +146,7 @@ class Conv2dProblem(Named):
         height, width = self.result_size
         return self.batch * self.filters * height * width
 
-    @property
+    @cached_property
     def output_pixels(self) -> int:
         return self.batch * self.output_height * self.output_width
 
@@ -158,13 +158,22 @@ class Conv2dProblem(Named):
     def group_filters(self) -> int:
         return self.filters // self.groups
 
-    @property
+    @cached_property
     def taps(self) -> int:
         return self.filter_height * self.filter_width
 
-    @property
+    @cached_property
     def element_bytes(self) -> int:
         return ELEMENT_BYTES[self.dtype]
+
+    @property
+    def dense(self) -> Conv2dProblem:
+        """The problem without pitches, by which configs that do not depend on them are cached."""
+        return self._unpitched if self.x_pitch or self.y_pitch else self
+
+    @cached_property
+    def _unpitched(self) -> Conv2dProblem:
+        return replace(self, x_pitch=0, y_pitch=0)
 
     @property
     def stored(self) -> str:

@@ -229,6 +229,7 @@ def test_results_are_those_of_pytorch(last: bool) -> None:
     rules = meta_rules._RULES.items()
     calls: list[tuple[Any, tuple[Any, ...]]] = [
         (aten.conv2d.default, (_meta(2, 6, 9, 8), w, _meta(4), [2, 1], [1, 0], [1, 2], 2)),
+        *((aten.conv2d.default, (x, _meta(4, 6, 3, 2, last=last))) for _ in range(meta_rules._CONV_META_IS_CONTIGUOUS)),
         (aten.batch_norm.default, (x, c, c, c, c, False, 0.1, 1e-5, True)),
         (aten.linear.default, (_meta(2, 3, 5), _meta(4, 5), _meta(4))),
         (aten.max_pool2d.default, (x, [3, 2], [2], [1, 1], [2, 1])),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from escalade.device.program import Program
 from escalade.device.recipe import KernelCall, Recipe, WeightsReady
@@ -108,6 +109,7 @@ def _open_rows(p: Conv2dProblem) -> int:
     return ((p.filter_height - 1) * p.dilation[0] + p.stride[0]) // p.stride[0]
 
 
+@lru_cache(1024)
 def _lanes_and_threads(p: Conv2dProblem, vector: int) -> tuple[int, int]:
     """Return the lanes along the filters, and threads per CTA: preferably whole warps."""
     if p.layout == "nchw":
@@ -124,7 +126,8 @@ def _phases(p: Conv2dProblem, vector: int, strip: int) -> tuple[int, ...]:
     return (rows,) if code <= SMALL_CODE or rows == 1 else (rows, 1) if code <= MOST_CODE else (1,)
 
 
-def _candidates(p: Conv2dProblem) -> list[DepthwiseConfig]:
+@lru_cache(1024)
+def _candidates(p: Conv2dProblem) -> tuple[DepthwiseConfig, ...]:
     if p.layout == "nchw":
         vectors, strips = [1], [strip for strip in STRIPS if p.output_width % strip == 0 and strip != 7]
     else:
@@ -144,7 +147,7 @@ def _candidates(p: Conv2dProblem) -> list[DepthwiseConfig]:
         for rows in sorted({ceil_div(p.output_height, parts) for parts in SEGMENTS})
         for phases in _phases(p, vector, strip)
     ]
-    return [config for config in found if config.held(p) <= HELD]
+    return tuple(config for config in found if config.held(p) <= HELD)
 
 
 @dataclass(frozen=True)
@@ -159,7 +162,7 @@ class Depthwise(Conv2dRung[DepthwiseConfig]):
             return f"{self.name} takes as many groups as channels, not {p.groups} for {p.channels}"
         if p.y_pitch and p.residual:
             return f"{self.name} does not support a residual with a pitched y"
-        if not _candidates(p):
+        if not _candidates(p.dense):
             return (
                 f"{self.name} keeps weights and the sums of {_open_rows(p)} rows in registers; filters of "
                 f"{p.filter_height}x{p.filter_width} do not fit. direct takes any, fft_fused large ones"
@@ -168,7 +171,9 @@ class Depthwise(Conv2dRung[DepthwiseConfig]):
 
     def configs(self, problem: Conv2dProblem) -> tuple[DepthwiseConfig, ...]:
         return tuple(
-            sorted(_candidates(problem), key=lambda config: config.clocks(problem, self.card))[:MOST_CONFIGS]
+            sorted(_candidates(problem.dense), key=lambda config: config.clocks(problem, self.card))[
+                :MOST_CONFIGS
+            ]
         )
 
     def clocks(self, problem: Conv2dProblem, config: DepthwiseConfig) -> float:

@@ -200,14 +200,14 @@ class DepthwiseMma(Conv2dRung[DepthwiseMmaConfig]):
                 f"{name} takes filters of up to {MOST_BANDS // TOGETHER // 2} rows that cover up to "
                 f"{DEPTH - OUTPUTS + 1} columns, not {p.filter_height} and {reach}"
             )
-        if not _best_first(p, self.card):
+        if not _best_first(p.dense, self.card):
             return (
                 f"{name} keeps windows in shared memory; they do not fit into {self.card.shared_bytes} bytes"
             )
         return None
 
     def configs(self, problem: Conv2dProblem) -> tuple[DepthwiseMmaConfig, ...]:
-        return _best_first(problem, self.card)
+        return _best_first(problem.dense, self.card)
 
     def clocks(self, problem: Conv2dProblem, config: DepthwiseMmaConfig) -> float:
         return _Tiling(problem, config, self.card).clocks

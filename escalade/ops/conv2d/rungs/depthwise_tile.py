@@ -4,7 +4,7 @@ memory."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from math import log2
 
@@ -112,6 +112,12 @@ def _turns(lanes: int, bytes: int, steps: tuple[int, int, int], counts: tuple[in
     return turns / 4
 
 
+@lru_cache(1024)
+def _distinct(outputs: int, stride: int, taps: int, dilation: int) -> int:
+    """Return the inputs that adjacent outputs read along one dimension."""
+    return len({i * stride + tap * dilation for i in range(outputs) for tap in range(taps)})
+
+
 @dataclass(frozen=True)
 class _Tiling(Tiles):
     """Sizes derived from a problem and a config; the kernel computes the same."""
@@ -151,33 +157,24 @@ class _Tiling(Tiles):
 
     @cached_property
     def shared_bytes(self) -> int:
+        return self.shared_bytes_of(self.config.stages)
+
+    def shared_bytes_of(self, stages: int) -> int:
         c = self.config
         stage = ceil_div(self.window_bytes, 128) * 128
-        return c.stages * (stage + 8) + self.problem.taps * (c.channels + c.vector) * 4
+        return stages * (stage + 8) + self.problem.taps * (c.channels + c.vector) * 4
 
     @cached_property
     def columns(self) -> int:
         """Input columns per row that a thread reads."""
         p = self.problem
-        return len(
-            {
-                i * p.stride[1] + s * p.dilation[1]
-                for i in range(self.config.strip)
-                for s in range(p.filter_width)
-            }
-        )
+        return _distinct(self.config.strip, p.stride[1], p.filter_width, p.dilation[1])
 
     @cached_property
     def input_rows(self) -> int:
         """Input rows that a thread reads."""
         p = self.problem
-        return len(
-            {
-                i * p.stride[0] + r * p.dilation[0]
-                for i in range(self.config.rows)
-                for r in range(p.filter_height)
-            }
-        )
+        return _distinct(self.config.rows, p.stride[0], p.filter_height, p.dilation[0])
 
     @property
     def held(self) -> int:
@@ -270,14 +267,15 @@ def _channels(p: Conv2dProblem) -> list[int]:
     return [n * unit for n in sorted(shares, key=badness)[:FEW] if n * VECTOR_BYTES <= MOST_PIXEL_BYTES]
 
 
-def _cuts(total: int) -> list[int]:
+@lru_cache(4096)
+def _cuts(total: int) -> tuple[int, ...]:
     """Return sizes of equal parts with little waste, each about two thirds of the next."""
     parts = sorted({ceil_div(total, count) for count in range(1, total + 1)}, reverse=True)
     found = parts[:1]
     for part in parts[1:]:
         if part <= max(1, found[-1] * 2 // 3) and ceil_div(total, part) * part * 9 <= total * 10:
             found.append(part)
-    return sorted(found)
+    return tuple(sorted(found))
 
 
 def _tiles(
@@ -309,7 +307,8 @@ def _strips(p: Conv2dProblem) -> list[int]:
     )[:FEW]
 
 
-def _candidates(p: Conv2dProblem, card: Card) -> Iterator[TileConfig]:
+def _candidates(p: Conv2dProblem, card: Card) -> Iterator[_Tiling]:
+    few_channels = _channels(p)
     for vector in VECTORS:
         for strip in _strips(p):
             for rows in ROWS:
@@ -320,36 +319,33 @@ def _candidates(p: Conv2dProblem, card: Card) -> Iterator[TileConfig]:
                     > HELD
                 ):
                     continue
-                for channels in _channels(p):
+                for channels in few_channels:
                     for tile in _tiles(p, vector, strip, rows, channels):
                         config = TileConfig(vector, strip, rows, channels, *tile, STAGES, 1)
                         yield from _resident(_Tiling(p, config, card))
 
 
-def _resident(tiling: _Tiling) -> Iterator[TileConfig]:
-    """Yield the config with as many CTAs per SM as fit, and a single stage if no CTA has two tiles."""
+def _resident(tiling: _Tiling) -> Iterator[_Tiling]:
+    """Yield the tiling with as many CTAs per SM as fit, and a single stage if no CTA has two tiles."""
     card, c = tiling.card, tiling.config
     if max(tiling.window) > BOX:
         return
     by_registers = card.registers // (tiling.threads * ceil_div(tiling.held + OTHERS, 8) * 8)
     for stages in (STAGES, 1):
-        staged = replace(c, stages=stages)
-        shared = _Tiling(tiling.problem, staged, card).shared_bytes
+        shared = tiling.shared_bytes_of(stages)
         by_memory = card.multiprocessor_shared_bytes // (shared + RESERVED_SHARED)
         blocks = min(by_registers, by_memory, MOST_BLOCKS)
         if shared > card.shared_bytes or blocks < 1:
             continue
-        config = replace(staged, blocks_per_sm=blocks)
-        if (_Tiling(tiling.problem, config, card).rounds > 1) == (stages > 1):
-            yield config
+        made = _Tiling(tiling.problem, c.changed(stages=stages, blocks_per_sm=blocks), card)
+        if (made.rounds > 1) == (stages > 1):
+            yield made
             return
 
 
 @lru_cache(4096)
 def _best_first(p: Conv2dProblem, card: Card) -> tuple[TileConfig, ...]:
-    tilings = sorted(
-        (_Tiling(p, config, card) for config in _candidates(p, card)), key=lambda t: t.rough_clocks
-    )
+    tilings = sorted(_candidates(p, card), key=lambda tiling: tiling.rough_clocks)
     best = sorted(tilings[: 4 * MOST_CONFIGS], key=lambda tiling: tiling.clocks)
     return tuple(tiling.config for tiling in best[:MOST_CONFIGS])
 
@@ -376,7 +372,7 @@ class DepthwiseTile(Conv2dRung[TileConfig]):
             return f"{self.name} takes multiples of {unit} channels, not {p.channels}; depthwise takes any"
         if p.y_pitch and p.residual:
             return f"{self.name} does not support a residual with a pitched y"
-        if not _best_first(p, self.card):
+        if not _best_first(p.dense, self.card):
             return (
                 f"{self.name} keeps windows in shared memory; those of {p.filter_height}x{p.filter_width} filters do "
                 f"not fit into {self.card.shared_bytes} bytes. direct takes any"
@@ -384,7 +380,7 @@ class DepthwiseTile(Conv2dRung[TileConfig]):
         return None
 
     def configs(self, problem: Conv2dProblem) -> tuple[TileConfig, ...]:
-        return _best_first(problem, self.card)
+        return _best_first(problem.dense, self.card)
 
     def clocks(self, problem: Conv2dProblem, config: TileConfig) -> float:
         return _Tiling(problem, config, self.card).clocks

@@ -120,7 +120,10 @@ class Tiled(Conv2dRung[DirectConfig]):
         return ENDS_US + problem.flops / self.card.rates.fp32 / share + self.card.transfer_us(problem.traffic)
 
     def least(self, problem: Conv2dProblem) -> float:
-        return ENDS_US + problem.flops / self.card.rates.fp32
+        computing = problem.flops / self.card.rates.fp32
+        if "tuned" not in self.ideas:  # without an estimate
+            return ENDS_US + computing
+        return ENDS_US + computing / REACHED + self.card.transfer_us(problem.traffic)
 
     def recipe(self, problem: Conv2dProblem, config: DirectConfig) -> Recipe:
         shape = tile(problem, config)

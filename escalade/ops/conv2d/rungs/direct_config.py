@@ -156,9 +156,9 @@ def tile(problem: Conv2dProblem, config: DirectConfig) -> Tile:
     )  # fmt: skip
 
 
-def valid(problem: Conv2dProblem, config: DirectConfig) -> bool:
+def valid(problem: Conv2dProblem, config: DirectConfig, shape: Tile | None = None) -> bool:
     return (
-        tile(problem, config).shared_bytes <= MIN_SHARED
+        (shape or tile(problem, config)).shared_bytes <= MIN_SHARED
         and config.threads <= 1024
         and config.columns % config.run == 0
         and (config.weights != "constant" or constant_bytes(problem) <= CONSTANT_LIMIT)
@@ -234,21 +234,22 @@ def candidates(
     """Return the configs with the switches of `ideas`, best first; those with constant memory come last."""
     others = ["constant"] if constant_bytes(problem) <= 16 * 1024 and ideas.weights == "shared" else []
     scored: dict[DirectConfig, float] = {}
-    for shape in _shapes(problem):
+    # Scored without padding, which is slow to choose and changes no count.
+    switches = _switches(ideas) | {"padded": False}
+    for mapping in _mappings(problem):
         for chunk in {min(chunk, problem.channels) for chunk in (2, 4, 8, 16, 32)}:
             for weights in (ideas.weights, *others):
-                # Scored without padding, which is slow to choose and changes no count.
-                switches = _switches(ideas) | {"padded": False}
-                config = replace(shape, chunk=chunk, weights=weights, **switches)
+                config = mapping.changed(chunk=chunk, weights=weights, **switches)
                 if weights == "constant" and not _is_warp_uniform(problem, config):
                     continue
-                if valid(problem, config):
-                    scored[config] = efficiency(problem, config, card)
+                shape = tile.__wrapped__(problem, config)  # hashing takes longer than these few sizes
+                if valid(problem, config, shape):
+                    scored[config] = efficiency(problem, config, card, shape)
     chosen: list[DirectConfig] = []
     alike: Counter[tuple[str, int, int, int, bool]] = Counter()
     chosen_by_memory: Counter[str] = Counter()
     for config in sorted(scored, key=lambda config: -scored[config]):
-        config = replace(config, padded=ideas.padded)
+        config = config.changed(padded=ideas.padded)
         kind = (config.weights, config.run, config.runs, config.outputs_k, config.threads >= 128)
         if chosen_by_memory[config.weights] == most or alike[kind] == 3 or not valid(problem, config):
             continue  # a tuner learns more from dissimilar configs
@@ -271,7 +272,7 @@ def _switches(config: DirectConfig) -> dict[str, bool]:
     return {name: getattr(config, name) for name in names}
 
 
-def _shapes(problem: Conv2dProblem) -> Iterator[DirectConfig]:
+def _mappings(problem: Conv2dProblem) -> Iterator[DirectConfig]:
     """Yield mappings of outputs to threads: 32 to 64 accumulators per thread, 64 to 512 threads per CTA."""
     for run, runs, outputs_k in (
         (8, 1, 8), (4, 2, 8), (7, 1, 8), (2, 4, 8), (14, 1, 4), (4, 1, 8), (4, 2, 4), (4, 1, 16), (8, 1, 4),
@@ -299,9 +300,11 @@ def _shapes(problem: Conv2dProblem) -> Iterator[DirectConfig]:
                             yield config
 
 
-def efficiency(problem: Conv2dProblem, config: DirectConfig, card: Card) -> float:
+def efficiency(
+    problem: Conv2dProblem, config: DirectConfig, card: Card, known_shape: Tile | None = None
+) -> float:
     """Estimate the share of a card's fp32 peak from the instructions of a thread per chunk of channels."""
-    p, shape = problem, tile(problem, config)
+    p, shape = problem, known_shape or tile(problem, config)
     outputs_computed = config.blocks(p) * WARP * math.ceil(config.threads / WARP) * config.outputs
     useful = p.output_elements / outputs_computed
 
@@ -312,8 +315,8 @@ def efficiency(problem: Conv2dProblem, config: DirectConfig, card: Card) -> floa
     else:
         input_reads = rows_of_taps * p.filter_width * config.runs * config.run
     weight_reads = config.chunk * p.taps * config.outputs_k // shape.filter_vector
-    x_steps = _steps(config, *_input_lines(p, config))
-    w_steps = _steps(config, *_weight_lines(p, config))
+    x_steps = _steps(config, *_input_lines(p, config, shape))
+    w_steps = _steps(config, *_weight_lines(p, config, shape))
     if config.weights == "constant":
         w_steps = 0
         # A constant with an address known at compile time is an operand; otherwise it is a separate load.
@@ -347,18 +350,17 @@ def efficiency(problem: Conv2dProblem, config: DirectConfig, card: Card) -> floa
     return useful * multiply_adds / max(issued, shared) * busy * balance * waves / math.ceil(waves)
 
 
-def _input_lines(problem: Conv2dProblem, config: DirectConfig) -> tuple[int, int]:
+def _input_lines(problem: Conv2dProblem, config: DirectConfig, shape: Tile) -> tuple[int, int]:
     """Return vectors per line, and lines, of the input tile."""
-    shape = tile(problem, config)
     rows = config.images * shape.input_rows
     if problem.layout == "nhwc":
         return config.chunk // shape.x_vector * shape.input_columns, rows
     return (shape.input_columns + 2 * shape.x_vector - 2) // shape.x_vector, config.chunk * rows
 
 
-def _weight_lines(problem: Conv2dProblem, config: DirectConfig) -> tuple[int, int]:
+def _weight_lines(problem: Conv2dProblem, config: DirectConfig, shape: Tile) -> tuple[int, int]:
     """Return vectors per line, and lines, of the weight tile."""
-    w_vector = tile(problem, config).w_vector
+    w_vector = shape.w_vector
     if problem.layout == "nhwc":
         return config.tile_filters * config.chunk // w_vector, problem.taps
     return config.tile_filters, config.chunk * problem.taps // w_vector

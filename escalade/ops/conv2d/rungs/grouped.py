@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from math import lcm
 
@@ -265,7 +265,7 @@ def _cuts(p: Conv2dProblem, bundles: int, warps_m: int, tiles_m: int, card: Card
             config = GroupedConfig(images, rows, columns, pitch, bundles, warps_m, used)
             tiling = _Tiling(p, config, card)
             if tiling.shared_bytes <= card.shared_bytes:
-                found.append(replace(config, blocks_per_sm=tiling.fitting_blocks))
+                found.append(config.changed(blocks_per_sm=tiling.fitting_blocks))
     return found
 
 

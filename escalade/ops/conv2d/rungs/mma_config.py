@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from escalade.device.program import Constant, Macro, Type
 from escalade.ops.base.card import MIN_SHARED, Card
@@ -179,5 +179,5 @@ def _splits(config: MmaConfig, operands: Operands, card: Card) -> list[MmaConfig
     most = min(2 * card.multiprocessors // tiles, depth // 2, MOST_SPLITS)
     counts = (count for count in range(2, most + 1) if ceil_div(depth, ceil_div(depth, count)) == count)
     return sorted(
-        (replace(config, splits=count) for count in counts), key=lambda split: split.cost(operands, card)
+        (config.changed(splits=count) for count in counts), key=lambda split: split.cost(operands, card)
     )[:2]

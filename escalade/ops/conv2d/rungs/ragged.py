@@ -171,6 +171,7 @@ def _conflicts(p: Conv2dProblem) -> float:
     return float(max(Counter(word % BANKS for word in words).values()))
 
 
+@lru_cache(1024)
 def _flat(p: Conv2dProblem) -> Conv2dProblem:
     """Return a 1x1 problem as a single row of pixels."""
     if p.taps > 1 or p.stride != (1, 1) or p.padding != (0, 0):
@@ -236,7 +237,7 @@ class Ragged(Conv2dRung[RaggedConfig]):
             return f"{self.name} does not support a residual with a pitched y"
         if p.batch < 1:
             return f"{name} needs a batch of at least 1"
-        if _steps(p) > MOST_STEPS or not _best_first(_flat(p), self.card):
+        if _steps(p) > MOST_STEPS or not _best_first(_flat(p).dense, self.card):
             return (
                 f"{name} keeps windows in shared memory; those of {p.filter_height}x{p.filter_width} filters over "
                 f"{p.channels} channels do not fit into {self.card.shared_bytes} bytes. fused_epilogue takes any"
@@ -245,7 +246,7 @@ class Ragged(Conv2dRung[RaggedConfig]):
 
     def configs(self, problem: Conv2dProblem) -> tuple[RaggedConfig, ...]:
         """Return the configs; the first fits every card, if one does."""
-        return _best_first(_flat(problem), self.card)
+        return _best_first(_flat(problem).dense, self.card)
 
     def clocks(self, problem: Conv2dProblem, config: RaggedConfig) -> float:
         return _Tiling(_flat(problem), config).clocks(self.card)

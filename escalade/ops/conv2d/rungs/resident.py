@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 
 from escalade.device.program import Constant, Macro, Program
 from escalade.device.recipe import Buffer, KernelCall, Recipe, ReleaseDependents, WeightsReady, Workspace
@@ -75,12 +75,12 @@ class _Tiling:
     problem: Conv2dProblem
     config: ResidentConfig
 
-    @property
+    @cached_property
     def columns(self) -> int:
         """CTA columns that the filters are split into."""
         return ceil_div(self.problem.filters, FILTERS * self.config.filter_blocks)
 
-    @property
+    @cached_property
     def steps(self) -> int:
         """MMA steps per tile: two per channel block, except for a half block at the end."""
         blocks, rest = _blocks(self.problem), _row_bytes(self.problem) % BLOCK_BYTES
@@ -88,7 +88,7 @@ class _Tiling:
         half = rounds == 1 and 0 < rest <= BLOCK_BYTES // 2
         return 2 * rounds * self.config.depth - half
 
-    @property
+    @cached_property
     def weight_bytes(self) -> int:
         """Bytes of weights per column: four registers of a warp per step and filter block."""
         return self.steps * self.config.filter_blocks * 32 * 16
@@ -125,7 +125,7 @@ class _Tiling:
         by_registers = card.registers // (threads * ceil_div(self.registers, 8) * 8)
         return min(by_memory, by_registers, MOST_THREADS // threads)
 
-    @property
+    @cached_property
     def tiles(self) -> int:
         return ceil_div(self.problem.output_pixels, PIXELS * self.config.pixel_blocks)
 
@@ -204,7 +204,7 @@ def _best_first(p: Conv2dProblem, card: Card) -> tuple[ResidentConfig, ...]:
                     config = ResidentConfig(pixel_blocks, filter_blocks, depth, warps)
                     fitting = _Tiling(p, config).fitting_blocks(card)
                     if fitting:
-                        config = replace(config, blocks_per_sm=fitting)
+                        config = ResidentConfig(pixel_blocks, filter_blocks, depth, warps, fitting)
                         found[config] = _Tiling(p, config).clocks(card)
     ordered = sorted(found, key=lambda config: found[config])
     small = [config for config in ordered if _Tiling(p, config).shared_bytes <= MIN_SHARED]
@@ -239,7 +239,7 @@ class Resident(Conv2dRung[ResidentConfig]):
             return f"{name} does not support a residual with a pitched y"
         if p.batch < 1:
             return f"{name} needs a batch of at least 1"
-        if not _best_first(p, self.card):
+        if not _best_first(p.dense, self.card):
             return (
                 f"{name} keeps the weights of {p.channels} channels in shared memory, where they do not fit into "
                 f"{self.card.shared_bytes} bytes; overlapped_store takes any"
@@ -248,7 +248,7 @@ class Resident(Conv2dRung[ResidentConfig]):
 
     def configs(self, problem: Conv2dProblem) -> tuple[ResidentConfig, ...]:
         """Return the configs; the first fits every card, if one does."""
-        return _best_first(problem, self.card)
+        return _best_first(problem.dense, self.card)
 
     def clocks(self, problem: Conv2dProblem, config: ResidentConfig) -> float:
         return _Tiling(problem, config).clocks(self.card)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 
@@ -119,13 +120,36 @@ class SlicedConfig(Config):
         return ceil_div(problem.batch, self.images)
 
 
+@lru_cache(1024)
+def _offered(p: SqueezeExciteProblem) -> tuple[SlicedConfig, ...]:
+    pairs = ELEMENT_BYTES[p.dtype] == 2 and p.channels % 2 == 0 and p.squeezed % 2 == 0
+    return tuple(
+        config
+        for slices in range(1, _MOST_BLOCKS + 1)
+        for parts in (1, 2, 4, 8)
+        if slices * parts <= _MOST_BLOCKS and parts <= p.pixels
+        for images in ((1, 2, 4, 8) if pairs else (1, 2, 4))
+        if images == 1 or images <= p.batch
+        for threads in (512, 256)
+        if (config := SlicedConfig(threads, images, slices, parts, pairs and images > 2)).pixel_sums(p).groups
+        if (slices - 1) * config.width(p) < p.channels
+        if config.shared_bytes(p) + _STATIC_BYTES <= HOPPER_SHARED
+    )
+
+
+@lru_cache(1024)
+def _best_first(rung: Sliced, problem: SqueezeExciteProblem) -> tuple[SlicedConfig, ...]:
+    best = sorted(_offered(problem), key=lambda config: rung.estimate(problem, config))
+    return tuple(best[:_MOST_CONFIGS])
+
+
 class Sliced(Rung[SqueezeExciteProblem, SlicedConfig]):
     @property
     def architectures(self) -> tuple[str, ...]:
         return WITH_WGMMA
 
     def supports(self, problem: SqueezeExciteProblem) -> str | None:
-        if self._offered(problem):
+        if _offered(problem):
             return None
         return (
             f"{self.name} keeps weights in shared memory; those of {problem.channels} channels and {problem.squeezed} "
@@ -133,26 +157,7 @@ class Sliced(Rung[SqueezeExciteProblem, SlicedConfig]):
         )
 
     def configs(self, problem: SqueezeExciteProblem) -> tuple[SlicedConfig, ...]:
-        best = sorted(self._offered(problem), key=lambda config: self.estimate(problem, config))
-        return tuple(best[:_MOST_CONFIGS])
-
-    def _offered(self, problem: SqueezeExciteProblem) -> list[SlicedConfig]:
-        p = problem
-        pairs = ELEMENT_BYTES[p.dtype] == 2 and p.channels % 2 == 0 and p.squeezed % 2 == 0
-        return [
-            config
-            for slices in range(1, _MOST_BLOCKS + 1)
-            for parts in (1, 2, 4, 8)
-            if slices * parts <= _MOST_BLOCKS and parts <= p.pixels
-            for images in ((1, 2, 4, 8) if pairs else (1, 2, 4))
-            if images == 1 or images <= p.batch
-            for threads in (512, 256)
-            if (config := SlicedConfig(threads, images, slices, parts, pairs and images > 2))
-            .pixel_sums(p)
-            .groups
-            if (slices - 1) * config.width(p) < p.channels
-            if config.shared_bytes(p) + _STATIC_BYTES <= HOPPER_SHARED
-        ]
+        return _best_first(self, problem)
 
     def estimate(self, problem: SqueezeExciteProblem, config: SlicedConfig) -> float:
         """Sum up waves of clusters, each with the traffic, instructions and round trips of its CTAs; at least the time
