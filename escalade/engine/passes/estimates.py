@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from escalade.engine.graph.graph import Node
 from escalade.engine.nodes import operator_of
 from escalade.engine.nodes.lowering import Forms, Lowered
 from escalade.errors import UnsupportedError
 from escalade.ops.base.card import Card
-from escalade.ops.base.problem import traffic
+from escalade.ops.base.problem import Problem, traffic
 from escalade.ops.choose.choice import Choice, estimated
 
 
@@ -20,10 +20,14 @@ class Estimates:
 
     card: Card
     avoid: frozenset[str] = frozenset()
+    _chosen: dict[tuple[str, Problem], Choice] = field(default_factory=dict, compare=False, repr=False)
 
     def choose(self, lowered: Lowered) -> Choice:
         """Return the rung with the least estimate."""
-        return estimated(lowered.operation, lowered.problem, self.card, self.avoid)
+        key = lowered.operation.name, lowered.problem
+        if key not in self._chosen:  # networks repeat their layers
+            self._chosen[key] = estimated(lowered.operation, lowered.problem, self.card, self.avoid)
+        return self._chosen[key]
 
     def us(self, choice: Choice) -> float:
         """Return the time of a step; for a rung without a cost model, that of its memory traffic."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 from escalade.device.recipe import KernelCall, Recipe
@@ -54,15 +53,13 @@ def choose(
     return _from_tables(operation, problem, card, avoid, tables) or estimated(operation, problem, card, avoid)
 
 
-@lru_cache(4096)
 def estimated(
     operation: Operation[Any], problem: Problem, card: Card, avoid: frozenset[str] = frozenset()
 ) -> Choice:
     """Return the expected fastest choice on a card, without measurements.
 
     Preferred rungs compete by estimate, in order, up to the first without one. That rung is taken only if no earlier
-    one supports the problem. Passes and planner ask for the same problems, and networks repeat their layers: choices
-    are cached.
+    one supports the problem.
     """
     best: Choice | None = None
     least = float("inf")
@@ -80,7 +77,7 @@ def estimated(
         conversion = card.microseconds(0, 2 * traffic(problem), launches=2) if layout else 0.0
         if rung.least(form) + conversion >= least:
             continue
-        config, us = _best(rung, form)
+        config, us = _best(rung, form, least, conversion)
         if config is None:
             refusals.append(f"{name}: its weights are in memory that all callers share.")
             continue
@@ -120,15 +117,18 @@ def _form(operation: Operation[Any], rung: Rung[Any], problem: Problem) -> tuple
     return None, " ".join(refusals)
 
 
-def _best(rung: Rung[Any], problem: Problem) -> tuple[Config | None, float | None]:
+def _best(
+    rung: Rung[Any], problem: Problem, limit: float, conversion: float
+) -> tuple[Config | None, float | None]:
     """Return the config with the least estimate that fits the card, and the estimate.
 
-    Without estimates: the default config and None. (None, None) if every config shares memory between callers.
+    Without estimates: the default config and None. (None, None) if every config shares memory between callers. A config
+    that takes `limit` or longer with its `conversion` is returned unchecked, since it is not chosen.
     """
     figures = [(rung.estimate(problem, config), config) for config in rung.configs(problem)]
     ranked = sorted(((us, config) for us, config in figures if us is not None), key=lambda figure: figure[0])
     for us, config in ranked:
-        if _for_any_caller(rung, rung.recipe(problem, config)):
+        if us + conversion >= limit or _for_any_caller(rung, rung.recipe(problem, config)):
             return config, us
     return next(configs_for_any_caller(rung, problem), None), None
 

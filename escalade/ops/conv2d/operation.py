@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 
 import torch
 
@@ -107,6 +108,12 @@ def _preference(problem: Conv2dProblem) -> tuple[str, ...]:
     return (winograd if problem.output_pixels >= WINOGRAD_PIXELS else ()) + FP32_NHWC
 
 
+@lru_cache(1024)
+def _in_all_layouts(problem: Conv2dProblem) -> tuple[Conv2dProblem, ...]:
+    others = (layout for layout in LAYOUTS if layout != problem.layout)
+    return (problem, *(replace(problem, layout=layout) for layout in others))
+
+
 class Conv2d(Operation[Conv2dProblem]):
     name = "conv2d"
     problem = Conv2dProblem
@@ -170,8 +177,7 @@ class Conv2d(Operation[Conv2dProblem]):
     def forms(self, rung: str, problem: Conv2dProblem) -> tuple[Conv2dProblem, ...]:
         if rung not in WORTH_CONVERTING:
             return (problem,)
-        others = (layout for layout in self.layouts if layout != problem.layout)
-        return (problem, *(replace(problem, layout=layout) for layout in others))
+        return _in_all_layouts(problem)
 
 
 CONV2D = Conv2d()

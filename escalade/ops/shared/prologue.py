@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Protocol
 
 import torch
@@ -52,6 +53,7 @@ def operands(problem: HasPrologue) -> tuple[str, ...]:
     return _operands(problem.prologue)
 
 
+@lru_cache(1024)
 def _operands(text: str) -> tuple[str, ...]:
     read = Expression.parse(text).inputs if text else ()
     return tuple(name for name in OPERANDS if name in read)

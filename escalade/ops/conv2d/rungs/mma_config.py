@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from escalade.device.program import Constant, Macro, Type
 from escalade.ops.base.card import MIN_SHARED, Card
@@ -160,6 +161,7 @@ class Operands:
         return switches
 
 
+@lru_cache(1024)
 def best_first(
     candidates: tuple[MmaConfig, ...], operands: Operands, card: Card, may_split: bool
 ) -> tuple[MmaConfig, ...]:

@@ -204,7 +204,7 @@ def _best_first(p: Conv2dProblem, card: Card) -> tuple[ResidentConfig, ...]:
                     config = ResidentConfig(pixel_blocks, filter_blocks, depth, warps)
                     fitting = _Tiling(p, config).fitting_blocks(card)
                     if fitting:
-                        config = ResidentConfig(pixel_blocks, filter_blocks, depth, warps, fitting)
+                        config = config.changed(blocks_per_sm=fitting)
                         found[config] = _Tiling(p, config).clocks(card)
     ordered = sorted(found, key=lambda config: found[config])
     small = [config for config in ordered if _Tiling(p, config).shared_bytes <= MIN_SHARED]
