@@ -71,7 +71,9 @@ class Reshape(Operator):
         return x if graph.shape_of(x) == node.shape else self.instead_of(node, {"x": x})
 
     def layouts(self, node: Node, given: Mapping[str, str]) -> Layouts:
-        return Layouts("nhwc" if node.attributes.get("order") == "nhwc" else "nchw", "nchw")
+        """Return PyTorch's order; images of one pixel count as NHWC, in which their channels can be sliced."""
+        read = "nhwc" if node.attributes.get("order") == "nhwc" else "nchw"
+        return Layouts(read, "nhwc" if node.shape[2:] == (1, 1) else "nchw")
 
     def compute(self, node: Node, inputs: Tensors) -> torch.Tensor:
         x = inputs["x"]
