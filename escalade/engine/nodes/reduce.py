@@ -36,6 +36,7 @@ from escalade.engine.nodes.signature import (
     is_whole,
     one_of,
 )
+from escalade.engine.nodes.views import Permute, Reshape
 from escalade.ops.expressions import IDENTITY, Expression
 from escalade.ops.reduce import REDUCE, ReduceProblem
 
@@ -117,10 +118,30 @@ class Reduce(Operator):
         correction = call("correction", int(call("unbiased", True))) if kind in ("var", "std") else 0
         if correction < 0:
             return None
-        return self.instead_of(
+        known = self.instead_of(
             node, {"x": x}, kind=kind, dims=dims, keepdim=bool(call("keepdim", False)), correction=correction,
             relu=False,
         )  # fmt: skip
+        return known if graph.typed or _are_adjacent(known, rank) else self._match_apart(known, graph)
+
+    def _match_apart(self, node: Node, graph: Graph) -> Node:
+        """Return a reduction of dimensions that are not adjacent in memory: they are moved behind the others first."""
+        x, dims = node.inputs["x"], node.attributes["dims"]
+        shape = graph.shape_of(x)
+        kept = tuple(dim for dim in range(len(shape)) if dim not in dims)
+        sizes = tuple(shape[dim] for dim in (*kept, *dims))
+        moved = Permute.node(
+            graph.fresh(f"{node.name}_moved"), {"x": x}, {"order": (*kept, *dims)}, sizes, node.dtype
+        )
+        graph.append(moved)
+        reduced = node.with_inputs(x=moved.name).with_attributes(
+            dims=tuple(range(len(kept), len(shape))), keepdim=False
+        )
+        if not node.attributes["keepdim"]:
+            return reduced
+        reduced = replace(reduced, name=graph.fresh(f"{node.name}_reduced"), shape=sizes[: len(kept)])
+        graph.append(reduced)
+        return Reshape.instead_of(node, {"x": reduced.name})
 
     def _match_loss(self, node: Node, call: AtenCall, graph: Graph) -> Match:
         """Match the mean or sum of a pointwise loss."""
@@ -172,10 +193,12 @@ class Reduce(Operator):
 
     def layouts(self, node: Node, given: Mapping[str, str]) -> Layouts:
         """Return any layout in which the reduced dimensions are adjacent, and the others in the result's order."""
-        layout = given.get("x", "nchw")
-        if layout == "nhwc" and _split_sizes((2, 2, 2, 2), _NHWC_ORDER, node) is None:
-            return Layouts("nchw", "nchw")
-        return Layouts(None, layout if node.attributes["keepdim"] else "nchw")
+        layout, kept = given.get("x", "nchw"), node.attributes["keepdim"]
+        if "x" not in given or _fits_layout(node, layout):
+            return Layouts(None, layout if kept else "nchw")
+        is_batched = 0 not in node.attributes["dims"]  # else PyTorch reduces an NCHW image as it is
+        other = "nhwc" if layout == "nchw" and is_batched and _fits_layout(node, "nhwc") else "nchw"
+        return Layouts(other, other if kept else "nchw")
 
     def lower(self, node: Node, forms: Forms) -> Lowered | None:
         form = forms.value(node.inputs["x"])
@@ -203,6 +226,19 @@ def prologue_of(node: Node) -> Expression:
     """Return the expression that a reduction applies to each element."""
     text = node.attributes.get("before")
     return Expression.parse(text) if text else IDENTITY
+
+
+def _are_adjacent(node: Node, rank: int) -> bool:
+    """Return True for a reduction over the batch, or one that kernels compute in PyTorch's order or in NHWC."""
+    if 0 in node.attributes["dims"] or (rank == 4 and _fits_layout(node, "nhwc")):
+        return True
+    return _split_sizes((2,) * rank, tuple(range(rank)), node) is not None
+
+
+def _fits_layout(node: Node, layout: str) -> bool:
+    """Return True if kernels reduce images in a layout."""
+    order = _NHWC_ORDER if layout == "nhwc" else (0, 1, 2, 3)
+    return _split_sizes((2, 2, 2, 2), order, node) is not None
 
 
 def _split_sizes(shape: Sizes, order: tuple[int, ...], node: Node) -> tuple[int, int, int] | None:

@@ -105,7 +105,8 @@ def _item(graph: Graph, before: Node, name: str, dim: int, index: int) -> str:
     if stacked is not None and stacked[1] == dim:
         return stacked[0][index]
     shape = graph.shape_of(name)
-    if node is not None and node.op != Reshape.name and _item_count(graph, name, dim):
+    is_expression = node is not None and operator_of(node).expression(node) is not None
+    if node is not None and is_expression and _item_count(graph, name, dim):
         inputs = {role: _item(graph, before, value, dim, index) for role, value in node.inputs.items()}
         item = replace(node, name=graph.fresh(f"{name}_{index}"), inputs=inputs, shape=_drop_dim(shape, dim))
         graph.insert_before(before.name, item)

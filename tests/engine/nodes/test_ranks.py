@@ -182,6 +182,10 @@ COMPOSED: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], tuple[int, ...
     "variance and mean": (lambda x: torch.cat(torch.var_mean(x, (2, 3)), 1), (2, 4, 3, 5)),
     "deviation": (lambda x: torch.std_mean(x, 1, keepdim=True)[0], (2, 4, 3)),
     "range": (lambda x: torch.cat([*torch.aminmax(x, dim=1)], 1), (2, 5, 3)),
+    "mean of groups": (lambda x: x.mean((1, 3)), (2, 3, 4, 5, 3)),
+    "largest of groups": (lambda x: x.amax((2, 4), keepdim=True) + x, (2, 3, 4, 5, 3)),
+    "deviation of groups": (lambda x: x.std((1, 3), keepdim=True), (2, 3, 4, 5)),
+    "variance of groups": (lambda x: x.var((1, 2, 4)), (2, 3, 4, 5, 3)),
     "norm of a matrix": (lambda x: x / torch.linalg.matrix_norm(x, keepdim=True), (2, 3, 4, 5)),
     "norm of a vector": (lambda x: torch.linalg.norm(x, 1, dim=1), (2, 3, 4)),
     "weighted sum of splits": (
