@@ -101,6 +101,7 @@ def command(
         raise UnsupportedError(
             "measuring takes a GPU, and there is none; --check, --mark and --list need none"
         )
+    _summary(found, console)
     _measure(ordered(found), architecture, limit, results, console)
 
 
@@ -143,7 +144,6 @@ def _measure(
     origin = store.provenance(device)
     session = Session(device)
     failed: list[Record] = []
-    _summary(stale, console)
     for peer in PEERS:
         if peer.refusal:
             console.print(f"[yellow]without {escape(peer.title)}:[/] {escape(peer.refusal)}")

@@ -8,6 +8,7 @@ gone before the first unit is timed.
 from __future__ import annotations
 
 import concurrent.futures
+import faulthandler
 import multiprocessing
 import os
 import time
@@ -39,6 +40,9 @@ _WARMING_SHARE = 0.4
 """The part of a budget that preparation may take; what is not prepared by then is prepared while it is measured."""
 _PREPARED_SECONDS = 3.0
 """Seconds of one worker, beyond the timing, that preparing a unit takes on average."""
+_LEAST_LIMIT, _TIMES_EXPECTED = 150.0, 5.0
+"""Seconds that a unit may always take, and how many times the expected ones. What hangs must not take the time of all
+that follow: the process ends with its tracebacks, and the next run measures that unit last."""
 _RESERVE = 20.0
 """Seconds at the end of a budget that stay free, for a unit that takes longer than expected."""
 
@@ -93,13 +97,26 @@ def run(
         waiting.remove(chosen)
         began = time.monotonic()
         session.reused = chosen.reused
-        _measure(chosen, session, planner, architecture, origin, stamps.get(chosen.unit.name, {}), keep, say)
+        with _ended_after(max(_LEAST_LIMIT, _TIMES_EXPECTED * chosen.seconds)):
+            _measure(
+                chosen, session, planner, architecture, origin, stamps.get(chosen.unit.name, {}), keep, say
+            )
         session.clear()
         planner.clear()
         left = sum(state.seconds for state in waiting)
         took = time.monotonic() - began
         say(f"{chosen.unit.name}: {took:.1f} s; {len(waiting)} units left, about {duration(left)}")
     return waiting
+
+
+@contextmanager
+def _ended_after(seconds: float) -> Iterator[None]:
+    """End the process, with the tracebacks of all threads, if the block takes longer."""
+    faulthandler.dump_traceback_later(seconds, exit=True, file=2)  # of the process, whatever sys.stderr is
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 def _fitting(stale: Sequence[State], clock: Clock) -> list[State]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pathlib
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -373,3 +375,15 @@ def test_a_network_is_planned_as_a_gpu_runs_it_without_one(every: dict[str, Unit
     ours = Record("", "", "fp16", "nhwc", 64, "escalade", "")
     one, other = made(Session(CPU), ours), made(Session(CPU), ours)
     assert one is not None and one == other and one.programs
+
+
+def test_a_unit_that_hangs_ends_the_process_and_says_where() -> None:
+    script = (
+        "import time\n"
+        "from escalade_bench.campaign.runner import _ended_after\n"
+        "with _ended_after(60): pass\n"
+        "def hangs(): time.sleep(60)\n"
+        "with _ended_after(0.1): hangs()\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=50)
+    assert ended.returncode == 1 and "in hangs" in ended.stderr
