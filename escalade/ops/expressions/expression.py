@@ -73,7 +73,8 @@ class Expression:
     def of(calls: Iterable[FunctionCall], results: Iterable[Operand]) -> Expression:
         """Return the canonical program: duplicate and dead calls removed, constants folded, and calls in the order in
         which a depth-first walk from the results needs them."""
-        return _canonical(tuple(calls), tuple(results))
+        calls, results = tuple(calls), tuple(results)
+        return _canonical(_with_mish(calls, results), results)
 
     @staticmethod
     def apply(function: str, *operands: str | float) -> Expression:
@@ -297,6 +298,34 @@ def _divided(
 def _shifted(call: FunctionCall, start: int) -> FunctionCall:
     operands = (one + start if isinstance(one, int) else one for one in call.operands)
     return FunctionCall(call.function, tuple(operands))
+
+
+def _with_mish(calls: tuple[FunctionCall, ...], results: tuple[Operand, ...]) -> tuple[FunctionCall, ...]:
+    """Replace x · tanh(softplus(x)) by mish(x), which takes one exponential instead of three special functions.
+
+    Models often spell it out, because PyTorch has it since 1.9 only.
+    """
+    if not any(call.function == "softplus" for call in calls):
+        return calls
+    uses = Counter(
+        one for one in (*results, *(one for call in calls for one in call.operands)) if isinstance(one, int)
+    )
+
+    def inner(operand: Operand, function: str) -> Operand | None:
+        """Return the operand of a call of this function that nothing else reads."""
+        if not isinstance(operand, int) or uses[operand] > 1 or calls[operand].function != function:
+            return None
+        return calls[operand].operands[0]
+
+    def replaced(call: FunctionCall) -> FunctionCall:
+        if call.function == "mul":
+            for x, other in (call.operands, call.operands[::-1]):
+                sum_of_exponentials = inner(other, "tanh")
+                if sum_of_exponentials is not None and inner(sum_of_exponentials, "softplus") == x:
+                    return FunctionCall("mish", (x,))
+        return call
+
+    return tuple(map(replaced, calls))
 
 
 def _canonical(calls: tuple[FunctionCall, ...], results: tuple[Operand, ...]) -> Expression:

@@ -234,3 +234,27 @@ def test_two_at_once_leave_each_other_alone(tmp_path: pathlib.Path) -> None:
         torch.testing.assert_close(
             found, expected, rtol=2e-5, atol=1e-5, equal_nan=True, msg=partial(_named, name)
         )
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("x * tanh(softplus(x))", "mish(x)"),
+        ("t0 = x * 2 + 1; tanh(softplus(t0)) * t0 - 3", "mish(x * 2 + 1) - 3"),
+        ("x * tanh(softplus(y))", "x * tanh(softplus(y))"),
+        ("t0 = tanh(softplus(x)); t0 * x, t0", "t0 = tanh(softplus(x)); t0 * x, t0"),
+    ],
+)
+def test_mish_is_recognized(text: str, expected: str) -> None:
+    found = Expression.parse(text)
+    assert found.text == expected
+    x, y = torch.linspace(-30, 30, 99, dtype=torch.float64), torch.ones(99, dtype=torch.float64)
+    calls = {"softplus": torch.nn.functional.softplus, "tanh": torch.tanh}
+    *statements, results = text.split(";")
+    known = {"x": x, "y": y, **calls}
+    exec("\n".join(part.strip() for part in statements), known)
+    wanted = eval(results, known)
+    for one, right in zip(
+        found.evaluate({"x": x, "y": y}), wanted if "," in results else (wanted,), strict=True
+    ):
+        torch.testing.assert_close(one, right)
