@@ -345,8 +345,14 @@ def _unexpanded(name: str, dim: int, graph: Graph) -> str:
         return name
     source = node.inputs[node.attributes["arguments"]["self"].role]
     own = graph.shape_of(source)
-    is_same = graph.dtype_of(source) is graph.dtype_of(name) and len(own) == len(shape)
-    return _unexpanded(source, dim, graph) if is_same and own[dim] == shape[dim] else name
+    padded = (1,) * (len(shape) - len(own)) + own
+    if graph.dtype_of(source) is not graph.dtype_of(name) or padded[dim] != shape[dim]:
+        return name
+    if padded != own:
+        view = Reshape.node(graph.fresh(f"{name}_source"), {"x": source}, {}, padded, node.dtype)
+        graph.append(view)
+        source = view.name
+    return _unexpanded(source, dim, graph)
 
 
 def concatenated_values(node: Node) -> list[str]:

@@ -243,7 +243,7 @@ class Joined(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.grid, self.token = nn.Buffer(torch.randn(1, 8, 3, 4)), nn.Parameter(torch.randn(1, 1, 12))
+        self.grid, self.token = nn.Buffer(torch.randn(8, 3, 4)), nn.Parameter(torch.randn(1, 1, 12))
         self.layer = nn.Conv2d(8, 16, 1)
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
