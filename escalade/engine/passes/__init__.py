@@ -11,6 +11,7 @@ from escalade.engine.graph.graph import Graph
 from escalade.engine.nodes.matching import match_folded
 from escalade.engine.passes.batch_norm import fold_batch_norm
 from escalade.engine.passes.casts import drop_rounding, narrow_autocast_layers, widen_mlp_gradients
+from escalade.engine.passes.channel_pools import pool_channels_last
 from escalade.engine.passes.constant_folding import drop_empty, fold_constants
 from escalade.engine.passes.cse import eliminate_common_subexpressions
 from escalade.engine.passes.epilogues import fuse_expressions, fuse_operands, fuse_residuals
@@ -201,6 +202,7 @@ def _fuse(graph: Graph, dtype: str) -> None:
     fold_batch_norm(graph, dtype)
     fuse_recognized(graph)
     fold_padding(graph)
+    pool_channels_last(graph)
     fold_batch_norm(graph, dtype)
     _epilogues(graph)
     absorb_shuffles(graph, dtype)

@@ -145,3 +145,28 @@ def test_layers_that_take_either_order_read_what_comes_in_the_plans_type(name: s
 
 def test_what_needs_no_layout_leaves_the_callers() -> None:
     assert "convert" not in ops(_planned("without layers"))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda y: F.local_response_norm(y, 5),
+        lambda y: F.local_response_norm(y, 4),
+        lambda y: F.max_pool3d(y.tanh().unsqueeze(1), (3, 1, 1), (2, 1, 1), (1, 0, 0)).squeeze(1),
+        lambda y: F.avg_pool3d(y.unsqueeze(1), (2, 1, 1)).flatten(1).tanh(),
+    ],
+)
+def test_windows_over_channels_slide_along_pixels(function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    model = nn.Sequential(nn.Conv2d(CHANNELS, CHANNELS, 3), Layers(lambda m, y: function(y)))
+    x = torch.randn(2, CHANNELS, 6, 7)
+    found = ops(optimize(capture(model.eval(), (x,)), "fp32"))
+    last = max(number for number, op in enumerate(found) if op in ("max_pool2d", "avg_pool2d"))
+    assert "convert" not in found[found.index("conv2d") : last]
+    engine = escalade.compile(model, x, device="twin")
+    for given in (x, x[:1]):
+        torch.testing.assert_close(engine(given), model(given).detach())
+
+
+def test_windows_over_channels_of_an_nchw_image_stay_there() -> None:
+    graph = capture(Layers(lambda m, x: F.local_response_norm(x, 3)), (torch.randn(2, 8, 4, 5),))
+    assert "permute" not in ops(optimize(graph, "fp32"))
