@@ -272,9 +272,10 @@ def _cuts(p: Conv2dProblem, bundles: int, warps_m: int, tiles_m: int, card: Card
 @lru_cache(4096)
 def _best_first(p: Conv2dProblem, card: Card) -> tuple[GroupedConfig, ...]:
     found = sorted(_candidates(p, card), key=lambda config: _Tiling(p, config, card).clocks)
-    small = [config for config in found if _Tiling(p, config, card).shared_bytes <= MIN_SHARED]
-    default = (small or found)[:1]
-    return (*default, *[config for config in found if config not in default][: MOST_CONFIGS - 1])
+    small = (config for config in found if _Tiling(p, config, card).shared_bytes <= MIN_SHARED)
+    default = next(small, found[0] if found else None)
+    others = [config for config in found if config is not default]
+    return () if default is None else (default, *others[: MOST_CONFIGS - 1])
 
 
 @dataclass(frozen=True)

@@ -211,9 +211,10 @@ def _best_first(p: Conv2dProblem, card: Card) -> tuple[RaggedConfig, ...]:
                 config = replace(config, blocks_per_sm=tiling.fitting_blocks(card))
                 found[config] = _Tiling(p, config).clocks(card)
     ordered = sorted(found, key=lambda config: found[config])
-    small = [config for config in ordered if _Tiling(p, config).shared_bytes <= MIN_SHARED]
-    default = (small or ordered)[:1]
-    return (*default, *[config for config in ordered if config not in default][: MOST_CONFIGS - 1])
+    small = (config for config in ordered if _Tiling(p, config).shared_bytes <= MIN_SHARED)
+    default = next(small, ordered[0] if ordered else None)
+    others = [config for config in ordered if config is not default]
+    return () if default is None else (default, *others[: MOST_CONFIGS - 1])
 
 
 @dataclass(frozen=True)

@@ -129,16 +129,23 @@ class _Tiling:
     def tiles(self) -> int:
         return ceil_div(self.problem.output_pixels, PIXELS * self.config.pixel_blocks)
 
-    def turns(self, card: Card) -> int:
+    def turns(self, card: Card, blocks_per_sm: int | None = None) -> int:
         """Return the tiles per warp with all CTAs in one wave."""
-        rows = max(1, card.multiprocessors * self.config.blocks_per_sm // self.columns)
+        resident = self.config.blocks_per_sm if blocks_per_sm is None else blocks_per_sm
+        rows = max(1, card.multiprocessors * resident // self.columns)
         return ceil_div(self.tiles, rows * self.config.warps)
 
     def grid(self, card: Card) -> int:
-        return ceil_div(self.tiles, self.turns(card) * self.config.warps) * self.columns
+        return self._grid(self.turns(card))
 
-    def clocks(self, card: Card) -> float:
-        """Estimate the clocks of the busiest SM: its busiest unit, or the latency of one warp's tiles."""
+    def _grid(self, turns: int) -> int:
+        return ceil_div(self.tiles, turns * self.config.warps) * self.columns
+
+    def clocks(self, card: Card, blocks_per_sm: int | None = None) -> float:
+        """Estimate the clocks of the busiest SM: its busiest unit, or the latency of one warp's tiles.
+
+        `blocks_per_sm` replaces the config's.
+        """
         p, c = self.problem, self.config
         products = self.steps * c.pixel_blocks * c.filter_blocks
         results = 4 * c.pixel_blocks * c.filter_blocks
@@ -163,7 +170,8 @@ class _Tiling:
             (x_bytes * (1 + gated) + y_bytes * (2 if p.residual else 1))
             / card.rates.copies.mma_ring.together,
         )
-        blocks, turns = ceil_div(self.grid(card), card.multiprocessors), self.turns(card)
+        turns = self.turns(card, blocks_per_sm)
+        blocks = ceil_div(self._grid(turns), card.multiprocessors)
         tile = max(units) + BESIDES * (sum(units) - max(units)) / (blocks * c.warps)
         rounds = ceil_div(_blocks(p), c.depth)
         alone = turns * (issued + SCHEDULERS * units[0]) + LATENCY * (1 + turns * (rounds - 1))
@@ -202,14 +210,15 @@ def _best_first(p: Conv2dProblem, card: Card) -> tuple[ResidentConfig, ...]:
             for depth in {_depth(blocks, most), _depth(blocks, max(1, most // 2))}:
                 for warps in (4, 8):
                     config = ResidentConfig(pixel_blocks, filter_blocks, depth, warps)
-                    fitting = _Tiling(p, config).fitting_blocks(card)
+                    tiling = _Tiling(p, config)
+                    fitting = tiling.fitting_blocks(card)
                     if fitting:
-                        config = config.changed(blocks_per_sm=fitting)
-                        found[config] = _Tiling(p, config).clocks(card)
+                        found[config.changed(blocks_per_sm=fitting)] = tiling.clocks(card, fitting)
     ordered = sorted(found, key=lambda config: found[config])
-    small = [config for config in ordered if _Tiling(p, config).shared_bytes <= MIN_SHARED]
-    default = (small or ordered)[:1]
-    return (*default, *[config for config in ordered if config not in default][: MOST_CONFIGS - 1])
+    small = (config for config in ordered if _Tiling(p, config).shared_bytes <= MIN_SHARED)
+    default = next(small, ordered[0] if ordered else None)
+    others = [config for config in ordered if config is not default]
+    return () if default is None else (default, *others[: MOST_CONFIGS - 1])
 
 
 @dataclass(frozen=True)

@@ -157,7 +157,7 @@ class PersistentConfig(Config):
         step = -2 if self.share == DEPTH else -1
         for buffers in dict.fromkeys((self.buffers, self.buffers // 2)):
             for stages in range(self.stages, 2, step):
-                config = replace(self, stages=stages, buffers=buffers)
+                config = self.changed(stages=stages, buffers=buffers)
                 if (
                     bool(buffers) == bool(self.buffers)
                     and config.shared_bytes(p.output_bytes) <= HOPPER_SHARED
@@ -362,7 +362,7 @@ class Persistent(HopperRung[PersistentConfig]):
         tiles = config.tiles(problem.output_pixels, problem.filters)
         most = min(MOST_SPLITS, k_tiles_of(problem) // (2 if deep else 1))
         return [
-            replace(config, splits=splits)
+            config.changed(splits=splits)
             for splits in range(1 if deep else 2, most + 1)
             if tiles <= self.card.max_active_clusters(splits)
         ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
+from functools import lru_cache
 
 from escalade.device.architecture import WITH_WGMMA
 from escalade.ops.base.rung import C
@@ -23,6 +24,7 @@ FEW_PRODUCTS = 16384
 """Up to this many products in all, some inputs lose clearly more to truncation than the mean."""
 
 
+@lru_cache(1024)
 def k_tiles_of(problem: Conv2dProblem) -> int:
     """Return the k-tiles per output tile."""
     shortcut = Windows.of_shortcut(problem).k_tiles if problem.shortcut_channels else 0
