@@ -251,7 +251,9 @@ class Joined(nn.Module):
         mean = y.mean((2, 3), keepdim=True)
         image = torch.cat([y, self.grid.expand(batch, -1, -1, -1), mean.expand_as(y)], 1)
         rows = torch.cat([self.token.expand(batch, -1, -1), x.sin().flatten(2)], 1)
-        padded = torch.cat([torch.zeros(batch, 8, 3, 4), y.exp(), y.new_full((batch, 8, 3, 4), 0.5)], 1)
+        padded = torch.cat(
+            [torch.zeros(batch, 8, 3, 4, device=x.device), y.exp(), y.new_full((batch, 8, 3, 4), 0.5)], 1
+        )
         return torch.relu(image), rows, F.avg_pool2d(padded, 2), torch.cat([mean.expand(-1, -1, 2, 3)] * 2, 3)
 
 
