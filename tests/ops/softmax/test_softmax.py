@@ -54,7 +54,7 @@ def by_rung(rung: str, x: torch.Tensor, log: bool = False) -> torch.Tensor:
     """Return the softmax of rows, or its logarithm; the rung `columns` reads them interleaved."""
     chosen = Softmax.ladder.rung(rung)
     if rung != "columns":
-        problem, x = SoftmaxProblem(*x.shape, log=log), x.contiguous()
+        problem, x = SoftmaxProblem(len(x), x.shape[1], log=log), x.contiguous()
     else:
         problem, x = SoftmaxProblem(1, x.shape[1], inner=len(x), log=log), x.mT.contiguous()
     tensors = {"x": x, "y": torch.empty_like(x)}
