@@ -23,7 +23,10 @@ def _direct(name: str, old: str, new: str) -> Mutant:
 
 
 def _planes(name: str, old: str, new: str) -> Mutant:
-    tests = ("tests/ops/conv2d/rungs/test_sm90_planes.py",)
+    tests = (
+        "tests/ops/conv2d/rungs/test_sm90_planes.py",
+        "tests/ops/conv2d_input_gradient/rungs/test_planes.py",
+    )
     return Mutant(f"kernels/{name}", "escalade/kernels/conv2d/sm90_planes.cu", old, new, tests)
 
 
@@ -36,7 +39,18 @@ MUTANTS: tuple[Mutant, ...] = (
         "start + team * STAGES * Windows::STAGE, barriers(team)",
         "start, barriers(team)",
     ),
-    _planes("planes-store-beyond-the-image", "h < shape.output_height && w", "w"),
+    _planes(
+        "planes-store-beyond-the-image",
+        "exists && u32(h) < u32(result.height) &&",
+        "exists && h < result.height &&",
+    ),
+    Mutant(
+        "kernels/planes-of-phases-in-the-wrong-order",
+        "escalade/kernels/conv2d/sm90_planes_weights.cu",
+        "PHASES_H * (size.rows - 1 - i)",
+        "PHASES_H * i",
+        ("tests/ops/conv2d_input_gradient/rungs/test_planes.py",),
+    ),
     _of(
         "softmax/block_per_row.cu",
         "softmax-mask-one-too-many",

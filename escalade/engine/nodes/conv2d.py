@@ -285,16 +285,21 @@ class ConvTranspose2d(Operator):
             RESULT: (batch, channels * groups, *require_positive(result)),
         }
 
+    def layouts(self, node: Node, given: Mapping[str, str]) -> Layouts:
+        layout = node.attributes.get("layout", "nhwc")
+        return Layouts(layout, layout)
+
     def lower(self, node: Node, forms: Forms) -> Lowered | None:
         """Return the gradient; None for groups that only naive kernels support, and pixels that no tap reaches."""
         result, filters = forms.value(node.name).shape, forms.sizes(node.inputs["weight"])
-        forward = filter_problem(Conv2dProblem, node, result, filters, dtype=forms.dtype)
+        layout = node.attributes.get("layout", "nhwc")
+        forward = filter_problem(Conv2dProblem, node, result, filters, dtype=forms.dtype, layout=layout)
         problem = Conv2dInputGradientProblem(forward)
         if node.attributes["groups"] != 1 and not supports_groups(problem):
             return None
         if not all(one.taps for one in pixel_phases(forward)):
             return None
-        return Lowered(CONV2D_INPUT_GRADIENT, problem, {"weight": NHWC})
+        return Lowered(CONV2D_INPUT_GRADIENT, problem, {"weight": NHWC} if layout == "nhwc" else {})
 
     def pytorch_constants(self, node: Node) -> Mapping[str, str]:
         return {"weight": NHWC}

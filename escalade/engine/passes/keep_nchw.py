@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from escalade.engine.graph.forms import STORAGE, Form
 from escalade.engine.graph.graph import Graph, Node
 from escalade.engine.nodes import layout_of, operator_of, stored_forms
-from escalade.engine.nodes.conv2d import Conv2d
+from escalade.engine.nodes.conv2d import Conv2d, ConvTranspose2d
 from escalade.engine.nodes.convert import Convert
 from escalade.engine.nodes.lowering import Forms
 from escalade.engine.nodes.pointwise import Pointwise
@@ -56,6 +56,10 @@ def _between_conversions(graph: Graph, first: Node) -> list[Node]:
     return [node for node in graph if node.name in found]
 
 
+def _is_convolution(node: Node) -> bool:
+    return Conv2d.matches(node) or ConvTranspose2d.matches(node)
+
+
 def _is_nhwc_image(node: Node) -> bool:
     return len(node.shape) == 4 and layout_of(node) == "nhwc"
 
@@ -81,7 +85,7 @@ def _without_conversions(graph: Graph, steps: Iterable[Node]) -> Graph | None:
             if changed is None:
                 return None
             trial.nodes[node.name] = changed
-            has_convolution |= Conv2d.matches(node)
+            has_convolution |= _is_convolution(node)
             in_nchw.add(node.name)
     return trial if has_convolution else None
 
@@ -97,7 +101,7 @@ def _is_plain_image(name: str, graph: Graph) -> bool:
 def _in_nchw(graph: Graph, node: Node, in_nchw: set[str]) -> Node | None:
     """Return a node that reads and writes NCHW; None if there is none."""
     images = {role: "nchw" for role, name in node.inputs.items() if name in in_nchw}
-    if not Conv2d.matches(node):
+    if not _is_convolution(node):
         layouts = operator_of(node).layouts(node, images)
         if layouts.read not in (None, "nchw") or (len(node.shape) == 4 and layouts.written != "nchw"):
             return None
@@ -106,9 +110,11 @@ def _in_nchw(graph: Graph, node: Node, in_nchw: set[str]) -> Node | None:
     if a["groups"] != 1 or "prologue" in a or "shortcut" in node.inputs or not images:
         return None
     weight = graph.constants.get(node.inputs["weight"])
-    channels = graph.shape_of(node.inputs["x"])[1]
     if weight is None:
         return None
+    if ConvTranspose2d.matches(node):
+        return node.with_attributes(layout="nchw")
+    channels = graph.shape_of(node.inputs["x"])[1]
     if weight.shape[1] != channels:  # padded for NHWC
         padded = graph.add_constant(f"{node.name}_weight", weight[:, :channels].contiguous())
         node = node.with_inputs(weight=padded)
@@ -143,7 +149,7 @@ def _remove_output_conversion(graph: Graph, node: Node) -> bool:
 def _is_faster(graph: Graph, trial: Graph, steps: list[Node], dtype: str, estimates: Estimates) -> bool:
     forms = _forms(trial, dtype)
     changed = [trial.nodes[node.name] for node in steps if node.name in trial.nodes]
-    if not all(_is_fast_in_nchw(node, forms, estimates) for node in changed if Conv2d.matches(node)):
+    if not all(_is_fast_in_nchw(node, forms, estimates) for node in changed if _is_convolution(node)):
         return False
     before, after = estimates.total_us(steps, _forms(graph, dtype)), estimates.total_us(changed, forms)
     return before is not None and after is not None and after < before

@@ -13,13 +13,19 @@
 // (PING_PONG), and stores one while the other multiplies.
 // Limiter: tensor cores from 64 filters on; below, smem reads of the rows; with few channels, memory.
 //
-// Rung: `planes`. Read finish.cuh (epilogue) first.
+// A transposed convolution of stride PHASES is one of stride 1 with a filter for every phase (k, a, b), whose result at
+// pixel (u, v) is the pixel (PHASES_H * u + a - offset_h, PHASES_W * v + b - offset_w) of plane k: all phases read the
+// same pixels of x, so none of the products is wasted if PHASES divides the filter's size.
+//
+// Rung: `planes` of conv2d and of conv2d_input_gradient. Read finish.cuh (epilogue) first.
 #include "common/conv_shape.cuh"
 
 #ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
 using Element = float;                  // problem.dtype
 constexpr int CHANNELS = 64;            // problem.channels
-constexpr int FILTERS = 128;            // problem.filters
+constexpr int FILTERS = 128;            // problem.filters: those of all phases
+constexpr int PHASES_H = 1;             // phases[0]: rows of y per row of the convolution
+constexpr int PHASES_W = 1;             // phases[1]
 constexpr bool FILTERS_ALIGNED = true;  // problem.filters % config.width == 0
 constexpr bool FILTERS_EVEN = true;     // problem.filters % 2 == 0
 constexpr int FILTER_HEIGHT = 3;        // problem.filter_height
@@ -45,7 +51,7 @@ using Bias = float;                     // problem.dtype
 constexpr bool HAS_BIAS = true;         // problem.bias
 constexpr bool HAS_RESIDUAL = false;    // problem.residual
 constexpr bool HAS_RELU = true;         // problem.relu
-constexpr bool HAS_MASK = false;        // False
+constexpr bool HAS_MASK = false;        // mask
 #endif
 
 #include "common/ping_pong.cuh"
@@ -267,60 +273,69 @@ __device__ __forceinline__ void multiply_tile(Accumulators& acc, const u32 (&pix
 
 // ------------------------------------------------------------------ epilogue
 
+struct Result {  // the planes of y
+    int height, width, offset_h, offset_w;
+};
+
 // A lane stores one pixel at a time: eight lanes have adjacent pixels of one filter. All pixels of a filter are finished
 // before the first is stored, without a branch in between, so that their functions overlap.
 __device__ __forceinline__ void store_tile(const Accumulators& acc, const Pixels& pixels, const Finish& finish,
-                                           const ConvShape& shape, const Work::Tile& tile, int first_filter,
+                                           const Result& result, const Work::Tile& tile, int first_filter,
                                            Output* y) {
-    const int plane = shape.output_height * shape.output_width, filter = first_filter + pixels.lane % 4 * 2;
-    const long long image = (1LL * tile.image * FILTERS + filter) * plane;
-    int at[BLOCKS][2];
-    bool is_inside[BLOCKS][2];
+    constexpr int PHASES = PHASES_H * PHASES_W, PLANES = FILTERS / PHASES;
+    const int filter = first_filter + pixels.lane % 4 * 2, plane = result.height * result.width;
+    const long long image = 1LL * tile.image * PLANES * plane;
+    int rows[BLOCKS][2], columns[BLOCKS][2];
 #pragma unroll
     for (int block = 0; block < BLOCKS; ++block)
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            const int h = tile.row + pixels.row(block, half), w = tile.column + pixels.column(block, half);
-            is_inside[block][half] = h < shape.output_height && w < shape.output_width;
-            at[block][half] = h * shape.output_width + w;
+            rows[block][half] = (tile.row + pixels.row(block, half)) * PHASES_H - result.offset_h;
+            columns[block][half] = (tile.column + pixels.column(block, half)) * PHASES_W - result.offset_w;
         }
 #pragma unroll
     for (int j = 0; j < WGMMA_N / 8; ++j)
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
-            const int more = j * 8 + e;
-            const bool exists = FILTERS_ALIGNED || filter + more < FILTERS;
-            const long long of_filter = image + 1LL * more * plane;
+            const int own = filter + j * 8 + e, k = own / PHASES;
+            const int a = own / PHASES_W % PHASES_H, b = own % PHASES_W;
+            const bool exists = FILTERS_ALIGNED || own < FILTERS;
+            const long long start = image + 1LL * k * plane;
             // __ldg: a plain load could not move ahead of the stores to y.
-            const float bias = HAS_BIAS && exists ? to_float(__ldg(finish.bias + filter + more)) : 0.f;
+            const float bias = HAS_BIAS && exists ? to_float(__ldg(finish.bias + k)) : 0.f;
             const FilterPair pair{make_float2(bias, bias), make_float2(1.f, 1.f)};
             float results[BLOCKS][2];
+            long long at[BLOCKS][2];
+            bool is_inside[BLOCKS][2];
 #pragma unroll
             for (int block = 0; block < BLOCKS; ++block) {
-                float residuals[2] = {};
-                if (HAS_RESIDUAL)
+                float aux_values[2] = {};
 #pragma unroll
-                    for (int half = 0; half < 2; ++half)
-                        if (exists && is_inside[block][half])
-                            residuals[half] = to_float(__ldg(finish.residual + of_filter + at[block][half]));
+                for (int half = 0; half < 2; ++half) {
+                    const int h = rows[block][half] + a, w = columns[block][half] + b;
+                    // as unsigned: neither negative
+                    is_inside[block][half] = exists && u32(h) < u32(result.height) && u32(w) < u32(result.width);
+                    at[block][half] = start + h * result.width + w;
+                    if (HAS_AUX && is_inside[block][half])
+                        aux_values[half] = to_float(__ldg(finish.residual + at[block][half]));
+                }
                 const float* sums = &acc[block][4 * j + e];
                 const float2 two = finish.values(make_float2(sums[0], sums[2]), pair,
-                                                 make_float2(residuals[0], residuals[1]));
+                                                 make_float2(aux_values[0], aux_values[1]));
                 results[block][0] = two.x, results[block][1] = two.y;
             }
 #pragma unroll
             for (int block = 0; block < BLOCKS; ++block)
 #pragma unroll
                 for (int half = 0; half < 2; ++half)
-                    if (exists && is_inside[block][half])
-                        y[of_filter + at[block][half]] = from_float<Output>(results[block][half]);
+                    if (is_inside[block][half]) y[at[block][half]] = from_float<Output>(results[block][half]);
         }
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     conv2d_sm90_planes(const __grid_constant__ TensorMap window_map, const __grid_constant__ TensorMap weight_map,
-                       const Bias* __restrict__ bias, const Element* __restrict__ residual, Output* __restrict__ y,
-                       ConvShape shape, int weights_ready, int release_dependents) {
+                       const Bias* __restrict__ bias, const Element* __restrict__ aux, Output* __restrict__ y,
+                       ConvShape shape, Result result, int weights_ready, int release_dependents) {
     extern __shared__ __align__(1024) unsigned char shared_memory[];
     const Memory memory{shared_address(shared_memory)};
     if (threadIdx.x == 0) {
@@ -350,7 +365,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         u32 offsets[BLOCKS][2];
         for (int block = 0; block < BLOCKS; ++block)
             for (int half = 0; half < 2; ++half) offsets[block][half] = pixels.offset(block, half);
-        const Finish finish{bias, nullptr, nullptr, residual, FILTERS};
+        const Finish finish{bias, nullptr, nullptr, aux, FILTERS};
         Windows windows = memory.windows(team);
         WeightReader weights{memory.weights(team)};
         PingPong ping_pong(memory.turns(), consumer);
@@ -359,7 +374,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             Accumulators acc;
             if (PING_PONG) ping_pong.wait();
             multiply_tile(acc, offsets, windows, weights, ping_pong);
-            store_tile(acc, pixels, finish, shape, work.tile(index), work.filter_tile * WGMMA_N, y);
+            store_tile(acc, pixels, finish, result, work.tile(index), work.filter_tile * WGMMA_N, y);
         }
     }
 }

@@ -4,7 +4,11 @@
 // channels that do not exist are zero. Weights are raised by FACTOR, the mean loss of x to truncation, and rounded to
 // TF32. One thread per element. Limiter: memory, once per network.
 //
-// Rung: `planes`.
+// TRANSPOSED: `weight` is that of the convolution [c][plane][row][column], of which this is the gradient. Filter k is
+// phase (a, b) of a plane, and tap (i, j) its tap (a + PHASES_H * (rows - 1 - i), b + PHASES_W * (columns - 1 - j)), if
+// it has that one.
+//
+// Rung: `planes` of conv2d and of conv2d_input_gradient.
 #include "common/elements.cuh"
 #include "common/ptx.cuh"
 
@@ -12,20 +16,37 @@
 constexpr int WGMMA_N = 128;    // config.width
 constexpr int K_STEP = 32;      // tiling.k_step
 constexpr float FACTOR = 1.0f;  // factor
+constexpr bool TRANSPOSED = false;  // transposed
+constexpr int PHASES_H = 1;         // phases[0]
+constexpr int PHASES_W = 1;         // phases[1]
 #endif
 
+struct Filters {
+    int filters, channels, rows, columns;  // of the packed weights: all phases' filters
+    int height, width;                     // of the filters of the weights; the same unless TRANSPOSED
+};
+
+__device__ __forceinline__ float weight_at(const float* weight, const Filters& size, int filter, int channel, int tap) {
+    if (filter >= size.filters || channel >= size.channels) return 0.f;
+    const int i = tap / size.columns, j = tap % size.columns;
+    if (!TRANSPOSED)
+        return weight[((1LL * filter * size.channels + channel) * size.rows + i) * size.columns + j];
+    const int plane = filter / (PHASES_H * PHASES_W), planes = size.filters / (PHASES_H * PHASES_W);
+    const int r = filter / PHASES_W % PHASES_H + PHASES_H * (size.rows - 1 - i);
+    const int s = filter % PHASES_W + PHASES_W * (size.columns - 1 - j);
+    if (r >= size.height || s >= size.width) return 0.f;
+    return weight[((1LL * channel * planes + plane) * size.height + r) * size.width + s];
+}
+
 extern "C" __global__ void conv2d_sm90_planes_weights(const float* __restrict__ weight, float* __restrict__ packed,
-                                                      long long elements, int filters, int channels, int taps) {
+                                                      long long elements, Filters size) {
     wait_for_previous_launch();
     const long long at = 1LL * blockIdx.x * blockDim.x + threadIdx.x;
     if (at >= elements) return;
-    const int chunks = (channels + K_STEP - 1) / K_STEP;
+    const int chunks = (size.channels + K_STEP - 1) / K_STEP, taps = size.rows * size.columns;
     const int within = at % (WGMMA_N * K_STEP);
     const long long block = at / (WGMMA_N * K_STEP);
-    const int tap = block % taps, chunk = block / taps % chunks;
     const int filter = static_cast<int>(block / taps / chunks) * WGMMA_N + within / 4 % WGMMA_N;
-    const int channel = chunk * K_STEP + within / 4 / WGMMA_N * 4 + within % 4;
-    const bool exists = filter < filters && channel < channels;
-    const float value = exists ? weight[(1LL * filter * channels + channel) * taps + tap] : 0.f;
-    packed[at] = __uint_as_float(to_tf32(value * FACTOR));
+    const int channel = static_cast<int>(block / taps % chunks) * K_STEP + within / 4 / WGMMA_N * 4 + within % 4;
+    packed[at] = __uint_as_float(to_tf32(weight_at(weight, size, filter, channel, block % taps) * FACTOR));
 }

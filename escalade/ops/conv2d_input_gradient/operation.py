@@ -14,6 +14,7 @@ from escalade.ops.conv2d_input_gradient.rungs import duality, groups, sm90_wgmma
 from escalade.ops.conv2d_input_gradient.rungs.atomics import ATOMICS
 from escalade.ops.conv2d_input_gradient.rungs.col2im import COL2IM
 from escalade.ops.conv2d_input_gradient.rungs.direct import DIRECT
+from escalade.ops.conv2d_input_gradient.rungs.planes import PLANES
 from escalade.ops.conv2d_input_gradient.rungs.shared_tile import SHARED_TILE
 from escalade.ops.conv2d_input_gradient.rungs.skinny import SKINNY
 from escalade.ops.conv2d_input_gradient.rungs.sm90_persistent import ONE_LAUNCH, PERSISTENT
@@ -25,7 +26,7 @@ def _preference(problem: Conv2dInputGradientProblem) -> tuple[str, ...]:
     if problem.forward.groups > 1:
         return (*GROUPED, "direct")
     if problem.dtype != "fp32":
-        return ("skinny", "col2im", *HOPPER, "subpixel", "tma_wgmma", "tensor_core", "direct")
+        return ("planes", "skinny", "col2im", *HOPPER, "subpixel", "tma_wgmma", "tensor_core", "direct")
     few = problem.forward.filters <= FEW_FILTERS
     return ("skinny", "col2im", *(() if few else SPLIT), "subpixel", "implicit_gemm", "direct")
 
@@ -55,6 +56,7 @@ class Conv2dInputGradient(Operation[Conv2dInputGradientProblem]):
             SKINNY,
             COL2IM,
             SUBPIXEL,
+            PLANES,
             PERSISTENT,
             ONE_LAUNCH,
             *sm90_wgmma.RUNGS,

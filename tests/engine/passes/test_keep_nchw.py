@@ -20,6 +20,8 @@ CHAINS: dict[str, tuple[nn.Module, list[str]]] = {
         ["planes", "vectorised"],
     ),
     "a pool": (nn.Sequential(nn.Conv2d(8, 32, 3, padding=1), nn.AvgPool2d(2)), ["planes", "row_packs"]),
+    "transposed": (nn.Sequential(nn.ConvTranspose2d(12, 8, 4, 2, 1, 1), nn.ReLU()), ["planes"]),
+    "transposed with taps of one phase": (nn.ConvTranspose2d(5, 6, 3, 2, 1, 1), ["planes"]),
     "two convolutions": (
         nn.Sequential(nn.Conv2d(8, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 8, 3, padding=1)),
         ["planes", "planes"],
@@ -32,11 +34,10 @@ def plan_rungs(model: nn.Module, x: torch.Tensor, card: Card = H200, dtype: str 
     return [step.choice.rung.name for step in plan.steps if step.choice]
 
 
-@pytest.mark.parametrize("chain", ["one step", "a scale behind an activation", "a pool"])
+@pytest.mark.parametrize("chain", ["one step", "a scale behind an activation", "a pool", "transposed"])
 def test_short_chains_of_large_images_stay_in_nchw(chain: str) -> None:
     model, rungs = CHAINS[chain]
-    channels = next(model.parameters()).shape[1]
-    x = torch.empty(32, channels, 128, 128)
+    x = torch.empty(32, _channels(model), 128, 128)
     assert plan_rungs(model.eval(), x) == rungs
     assert "planes" not in plan_rungs(model, x, dtype="fp16")
     assert "planes" not in plan_rungs(model, x, replace(H200, architecture="sm_80"))
@@ -50,12 +51,12 @@ def test_results_are_right_for_inputs_in_any_memory(
 ) -> None:
     """The estimates favor NHWC at sizes that the twin computes quickly."""
     monkeypatch.setattr("escalade.engine.passes.estimates.Estimates.total_us", _fewest_nodes)
-    monkeypatch.setattr(sys.modules["escalade.ops.conv2d.operation"], "WORTH_CONVERTING", ())
+    for operation in ("conv2d", "conv2d_input_gradient"):
+        monkeypatch.setattr(sys.modules[f"escalade.ops.{operation}.operation"], "WORTH_CONVERTING", ())
     torch.manual_seed(3)
     for norm in (one for one in model.modules() if isinstance(one, nn.BatchNorm2d)):
         norm.running_mean.normal_(), norm.running_var.uniform_(0.5, 2)  # type: ignore[union-attr]
-    channels = next(model.parameters()).shape[1]
-    x = torch.randn(2, channels, 12, 20)
+    x = torch.randn(2, _channels(model), 12, 20)
     model = model.eval()
     engine = escalade.compile(model, x, dtype="tf32", device="twin")
     with torch.no_grad():
@@ -69,6 +70,10 @@ def test_results_are_right_for_inputs_in_any_memory(
         assert error < 1.5e-3, number
         if number < 2:
             assert [step.rung for step in engine.explain().steps] == rungs
+
+
+def _channels(model: nn.Module) -> int:
+    return next(one.in_channels for one in model.modules() if isinstance(one, nn.Conv2d | nn.ConvTranspose2d))
 
 
 def _fewest_nodes(self: object, nodes: list[object], forms: object) -> float:

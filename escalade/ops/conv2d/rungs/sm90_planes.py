@@ -12,6 +12,7 @@ from escalade.device.program import Program
 from escalade.device.recipe import (
     Buffer,
     Int64,
+    Ints,
     KernelCall,
     Recipe,
     ReleaseDependents,
@@ -220,7 +221,8 @@ def _tilings(p: Conv2dProblem) -> Iterator[_Tiling]:
 
 
 @lru_cache(4096)
-def _best_first(p: Conv2dProblem, card: Card) -> tuple[PlanesConfig, ...]:
+def best_first(p: Conv2dProblem, card: Card) -> tuple[PlanesConfig, ...]:
+    """Return configs in the order of their estimates; those with ping-pong last."""
     found: dict[bool, list[tuple[float, PlanesConfig]]] = {False: [], True: []}
     for tiling in _tilings(p):
         stages, weight_stages = tiling.stages()
@@ -237,83 +239,127 @@ def _best_first(p: Conv2dProblem, card: Card) -> tuple[PlanesConfig, ...]:
 
 
 @dataclass(frozen=True)
+class Transposed:
+    """A transposed convolution as one of stride 1 with filters for every phase."""
+
+    phases: tuple[int, int]
+    offset: tuple[int, int]
+    """Rows and columns of the first phases that are before the result."""
+    result: tuple[int, int]
+    """Height and width."""
+    filter_size: tuple[int, int]
+    """Of the filters as they are given."""
+
+
+def planes_refusal(name: str, problem: Conv2dProblem, card: Card) -> str | None:
+    """Return why the kernel does not support a convolution."""
+    p = problem
+    if p.layout != "nchw" or p.dtype != "tf32":
+        return f"{name} takes tf32 in nchw, not {p.dtype} in {p.layout}"
+    if p.groups != 1:
+        return f"{name} takes groups=1, not {p.groups}"
+    if max(p.stride) > MOST_STRIDE:
+        return f"{name} takes strides up to {MOST_STRIDE}, not {p.stride}"
+    if p.width * p.element_bytes % COPY_BYTES:
+        return f"{name} copies rows of whole {COPY_BYTES} bytes; {p.width} pixels are no multiple of them"
+    if p.batch < 1 or p.output_pixels >= 2**31 - BLOCK * card.multiprocessors:
+        return f"{name} counts tiles in 32 bits; {p.output_pixels} output pixels are out of range"
+    if not best_first(p, card):
+        return (
+            f"{name} keeps two windows in shared memory; those of {p.name} exceed {HOPPER_SHARED // 1024} KiB"
+        )
+    return None
+
+
+def planes_clocks(problem: Conv2dProblem, config: PlanesConfig, card: Card) -> float:
+    return _Tiling.of(problem, config).clocks(config.weight_stages, card)
+
+
+def planes_recipe(
+    problem: Conv2dProblem, config: PlanesConfig, card: Card, transposed: Transposed | None, aux: str
+) -> Recipe:
+    """Return the launches of a convolution, or of a transposed one that `problem` describes with all phases' filters.
+
+    `aux` names the residual, or the mask.
+    """
+    p, tiling = problem, _Tiling.of(problem, config)
+    elements = tiling.filter_tiles * tiling.weights_per_tile * tiling.weight_stage_bytes // 4
+    phases = transposed.phases if transposed else (1, 1)
+    own_size = transposed.filter_size if transposed else (p.filter_height, p.filter_width)
+    result = (
+        (*transposed.result, *transposed.offset) if transposed else (p.output_height, p.output_width, 0, 0)
+    )
+    x, source = ("gradient" if transposed else "x"), "conv2d/sm90_planes"
+    packed = Workspace("packed_weight", 4 * elements)
+    pack = KernelCall(
+        Program.of(
+            f"{source}_weights.cu", config=config, tiling=tiling, factor=1 + CUT_OFF, phases=phases,
+            transposed=transposed is not None,
+        ),
+        (ceil_div(elements, 256), 1, 1),
+        (256, 1, 1),
+        (
+            Buffer("weight"), Buffer(packed.name), Int64(elements),
+            Ints((p.filters, p.channels, p.filter_height, p.filter_width, *own_size)),
+        ),
+        weights_only=True,
+        overlap=True,
+    )  # fmt: skip
+    rows, columns = tiling.window
+    filter_tiles = tiling.filter_tiles
+    call = KernelCall(
+        Program.of(
+            f"{source}.cu",
+            constants=activation.constants_of(p),
+            problem=p,
+            config=config,
+            tiling=tiling,
+            resident=config.weight_stages == tiling.weights_per_tile,
+            phases=phases,
+            mask=aux == "mask",
+        ),
+        (min(ceil_div(tiling.tiles, tiling.teams), card.multiprocessors // filter_tiles) * filter_tiles, 1, 1),
+        (THREADS, 1, 1),
+        (
+            TiledMap(
+                Buffer(x), "fp32", (p.width, p.height, p.channels, p.batch), (columns, rows, tiling.k_step, 1),
+                swizzle=0,
+            ),
+            TiledMap(
+                Buffer(packed.name), "fp32", (PACKED_ROW, elements // PACKED_ROW),
+                (PACKED_ROW, tiling.weight_stage_bytes // 4 // PACKED_ROW), swizzle=0,
+            ),
+            Buffer("bias", optional=True),
+            Buffer(aux, optional=True),
+            Buffer("y"),
+            arguments.shape(p),
+            Ints(result),
+            WeightsReady((packed.name,)),
+            ReleaseDependents(),
+        ),
+        shared_bytes=tiling.shared_bytes(config.stages, config.weight_stages),
+        overlap=True,
+    )  # fmt: skip
+    return Recipe((pack, call), (packed,))
+
+
+@dataclass(frozen=True)
 class Planes(Conv2dRung[PlanesConfig]):
     @property
     def architectures(self) -> tuple[str, ...]:
         return WITH_WGMMA
 
     def limits(self, problem: Conv2dProblem) -> str | None:
-        p, name = problem, self.name
-        if p.layout != "nchw" or p.dtype != "tf32":
-            return f"{name} takes tf32 in nchw, not {p.dtype} in {p.layout}"
-        if p.groups != 1:
-            return f"{name} takes groups=1, not {p.groups}"
-        if max(p.stride) > MOST_STRIDE:
-            return f"{name} takes strides up to {MOST_STRIDE}, not {p.stride}"
-        if p.width * p.element_bytes % COPY_BYTES:
-            return f"{name} copies rows of whole {COPY_BYTES} bytes; {p.width} pixels are no multiple of them"
-        if p.batch < 1 or p.output_pixels >= 2**31 - BLOCK * self.card.multiprocessors:
-            return f"{name} counts tiles in 32 bits; {p.output_pixels} output pixels are out of range"
-        if not _best_first(p, self.card):
-            return f"{name} keeps two windows in shared memory; those of {p.name} exceed {HOPPER_SHARED // 1024} KiB"
-        return None
+        return planes_refusal(self.name, problem, self.card)
 
     def configs(self, problem: Conv2dProblem) -> tuple[PlanesConfig, ...]:
-        return _best_first(problem, self.card)
+        return best_first(problem, self.card)
 
     def clocks(self, problem: Conv2dProblem, config: PlanesConfig) -> float:
-        return _Tiling.of(problem, config).clocks(config.weight_stages, self.card)
+        return planes_clocks(problem, config, self.card)
 
     def recipe(self, problem: Conv2dProblem, config: PlanesConfig) -> Recipe:
-        p = problem
-        tiling = _Tiling.of(p, config)
-        elements = tiling.filter_tiles * tiling.weights_per_tile * tiling.weight_stage_bytes // 4
-        packed = Workspace("packed_weight", 4 * elements)
-        pack = KernelCall(
-            Program.of("conv2d/sm90_planes_weights.cu", config=config, tiling=tiling, factor=1 + CUT_OFF),
-            (ceil_div(elements, 256), 1, 1),
-            (256, 1, 1),
-            (Buffer("weight"), Buffer(packed.name), Int64(elements), p.filters, p.channels, p.taps),
-            weights_only=True,
-            overlap=True,
-        )
-        rows, columns = tiling.window
-        call = KernelCall(
-            Program.of(
-                "conv2d/sm90_planes.cu",
-                constants=activation.constants_of(p),
-                problem=p,
-                config=config,
-                tiling=tiling,
-                resident=config.weight_stages == tiling.weights_per_tile,
-            ),
-            (
-                min(ceil_div(tiling.tiles, tiling.teams), self.card.multiprocessors // tiling.filter_tiles)
-                * tiling.filter_tiles,
-                1,
-                1,
-            ),
-            (THREADS, 1, 1),
-            (
-                TiledMap(
-                    Buffer("x"), "fp32", (p.width, p.height, p.channels, p.batch),
-                    (columns, rows, tiling.k_step, 1), swizzle=0,
-                ),
-                TiledMap(
-                    Buffer(packed.name), "fp32", (PACKED_ROW, elements // PACKED_ROW),
-                    (PACKED_ROW, tiling.weight_stage_bytes // 4 // PACKED_ROW), swizzle=0,
-                ),
-                Buffer("bias", optional=True),
-                Buffer("residual", optional=True),
-                Buffer("y"),
-                arguments.shape(p),
-                WeightsReady((packed.name,)),
-                ReleaseDependents(),
-            ),
-            shared_bytes=tiling.shared_bytes(config.stages, config.weight_stages),
-            overlap=True,
-        )  # fmt: skip
-        return Recipe((pack, call), (packed,))
+        return planes_recipe(problem, config, self.card, None, "residual")
 
     def tolerance(self, problem: Conv2dProblem, peer_error: float) -> float:
         return truncated_tolerance(problem, super().tolerance(problem, peer_error))
