@@ -115,7 +115,8 @@ class BatchNormTrainingProblem(Images, Named):
 
     @property
     def rounding(self) -> float:
-        return math.hypot(self.statistics.rounding, self.normalization.rounding)
+        """Also mean, variance and the reciprocal of the deviation are rounded to fp32 between the two passes."""
+        return math.hypot(self.statistics.rounding, self.normalization.rounding, math.sqrt(3) * 2.0**-24)
 
 
 # --- rungs of two passes: one for the statistics and one that normalizes, by rungs of those operations

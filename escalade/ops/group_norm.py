@@ -117,6 +117,8 @@ class GroupNormProblem(Images, Named):
 
 MOST_VALUES = 32
 """Most values per thread: each of 1,024 threads has 64 registers."""
+MOST_BF16_VALUES = 24
+"""Most of them in bf16 if there are 1,024 threads: unpacking takes a few registers more than in fp16."""
 _THREADS = (128, 256, 512, 1024)
 _STATIC_SHARED = 48 * 1024
 _PAIR_BYTES = 8  # of a mean and its sum of squares
@@ -313,7 +315,8 @@ class InRegisters(Rung[GroupNormProblem, SpanConfig]):
             few = p.batch * span.across < 2 * self.card.multiprocessors
             for threads in _THREADS:
                 packs = ceil_div(p.pixels, max(1, threads // span.packs))
-                if span.fits(threads) and packs * span.vector <= MOST_VALUES:
+                most = MOST_BF16_VALUES if p.dtype == "bf16" and threads == _THREADS[-1] else MOST_VALUES
+                if span.fits(threads) and packs * span.vector <= most:
                     offered.append((few, bytes if few else -bytes, SpanConfig(threads, packs, span.groups)))
         return tuple(config for _, _, config in sorted(offered, key=lambda one: one[:2]))
 

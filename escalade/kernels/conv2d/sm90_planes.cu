@@ -305,7 +305,7 @@ __device__ __forceinline__ void store_tile(const Accumulators& acc, const Pixels
             const float bias = HAS_BIAS && exists ? to_float(__ldg(finish.bias + k)) : 0.f;
             const FilterPair pair{make_float2(bias, bias), make_float2(1.f, 1.f)};
             float results[BLOCKS][2];
-            long long at[BLOCKS][2];
+            int at[BLOCKS][2];
             bool is_inside[BLOCKS][2];
 #pragma unroll
             for (int block = 0; block < BLOCKS; ++block) {
@@ -315,9 +315,9 @@ __device__ __forceinline__ void store_tile(const Accumulators& acc, const Pixels
                     const int h = rows[block][half] + a, w = columns[block][half] + b;
                     // as unsigned: neither negative
                     is_inside[block][half] = exists && u32(h) < u32(result.height) && u32(w) < u32(result.width);
-                    at[block][half] = start + h * result.width + w;
+                    at[block][half] = h * result.width + w;
                     if (HAS_AUX && is_inside[block][half])
-                        aux_values[half] = to_float(__ldg(finish.residual + at[block][half]));
+                        aux_values[half] = to_float(__ldg(finish.residual + start + at[block][half]));
                 }
                 const float* sums = &acc[block][4 * j + e];
                 const float2 two = finish.values(make_float2(sums[0], sums[2]), pair,
@@ -328,7 +328,7 @@ __device__ __forceinline__ void store_tile(const Accumulators& acc, const Pixels
             for (int block = 0; block < BLOCKS; ++block)
 #pragma unroll
                 for (int half = 0; half < 2; ++half)
-                    if (is_inside[block][half]) y[at[block][half]] = from_float<Output>(results[block][half]);
+                    if (is_inside[block][half]) y[start + at[block][half]] = from_float<Output>(results[block][half]);
         }
 }
 
@@ -347,7 +347,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     __syncthreads();
 
     if (threadIdx.x >= CONSUMERS * 128) {
-        release_registers<40>();
+        release_registers<56>();
         const int warp = threadIdx.x / 32 - CONSUMERS * 4, team = warp / 2;
         if (threadIdx.x % 32 || team >= TEAMS) return;
         const Work work(shape, team);
@@ -358,7 +358,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             copy_weights(weight_map, memory.weights(team), work, weights_ready);
         }
     } else {
-        claim_registers<232>();
+        claim_registers<224>();
         const int consumer = threadIdx.x / 128, team = consumer / MEMBERS;
         const Work work(shape, team);
         const Pixels pixels;

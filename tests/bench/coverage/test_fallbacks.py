@@ -32,8 +32,8 @@ IN_PYTORCH = {
     "regnet": "",
     "group_norm": "",
     "vgg": "",
-    "alexnet": "avg_pool3d 1, pad 1",
-    "vit": "permute 5, select 3, concatenate 1, expand 1, scaled_dot_product_attention 1",
+    "alexnet": "",
+    "vit": "permute 5, select 3, scaled_dot_product_attention 1",
     "upscaling": "",
 }
 """The steps by operator, the most frequent first, as plans in fp16 have them."""
