@@ -55,7 +55,7 @@ class Session:
         return self.given_ceilings or card.measure(self.device)
 
     def settings(self, say: Say, *dtypes: str) -> Settings:
-        """Return the settings of a climb in this session."""
+        """Return the settings of a climb on this device."""
         return Settings(
             dtypes,
             seed=self.seed,

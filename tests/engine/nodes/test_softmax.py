@@ -47,7 +47,7 @@ def test_dimensions_with_others_behind_are_channels_of_images(shape: tuple[int, 
 
 @pytest.mark.parametrize("dtype", ["fp32", "fp16"])
 def test_a_logarithm_is_as_accurate_as_pytorchs(dtype: str) -> None:
-    """Of confident rows too, whose logits are large and whose largest logarithm is nearly 0."""
+    """Confident rows too: their logits are large, and their largest logarithm is nearly 0."""
     logits = torch.randn(2, 6, 4, 4) * torch.tensor([0.1, 30.0]).view(2, 1, 1, 1)
     x = logits.half() if dtype == "fp16" else logits
     for function in (

@@ -248,7 +248,7 @@ class Transposed:
     result: tuple[int, int]
     """Height and width."""
     filter_size: tuple[int, int]
-    """Of the filters as they are given."""
+    """Height and width of the filters as given."""
 
 
 def planes_refusal(name: str, problem: Conv2dProblem, card: Card) -> str | None:
