@@ -45,7 +45,6 @@ def test_short_chains_of_large_images_stay_in_nchw(chain: str) -> None:
     assert "planes" not in plan_rungs(model, x[..., :127]), "its rows are not aligned"
 
 
-@pytest.mark.share(3)
 @pytest.mark.parametrize(("model", "rungs"), CHAINS.values(), ids=CHAINS)
 def test_results_are_right_for_inputs_in_any_memory(
     model: nn.Module, rungs: list[str], monkeypatch: pytest.MonkeyPatch
