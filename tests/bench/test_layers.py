@@ -448,4 +448,3 @@ def test_a_layer_on_the_gpu_beside_its_peers(tmp_path: pathlib.Path) -> None:
     measured = {record.system for record in records}
     assert {"escalade", "torch-nhwc", "cudnn-fused-nhwc"} <= measured
     assert "torch-compile" not in measured, "it takes long, and is measured if asked for"
-    assert "geometric mean" not in result.output

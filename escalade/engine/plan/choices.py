@@ -124,10 +124,18 @@ class StepChoices:
             return self.has_memory(node.inputs["x"])
         return Concatenate.matches(node) or not self.of(node).in_pytorch
 
-    def at_offsets(self, node: Node, placements: Mapping[str, Placement]) -> PlanStep:
-        """Return the step of a copy node whose inputs or result are subbuffers, given by role."""
+    def _lowered_copy(self, node: Node) -> Lowered | None:
         forms = self._forms.of(node)
         lowered = None if forms is None else operator_of(node).lower(node, forms)
+        return lowered if lowered is not None and lowered.at_placements is not None else None
+
+    def is_copy_at_offsets(self, node: Node) -> bool:
+        """Return True if `at_offsets` takes a node."""
+        return self._lowered_copy(node) is not None
+
+    def at_offsets(self, node: Node, placements: Mapping[str, Placement]) -> PlanStep:
+        """Return the step of a copy node whose inputs or result are subbuffers, given by role."""
+        lowered = self._lowered_copy(node)
         assert lowered is not None and lowered.at_placements is not None, f"{node.name} is not a copy"
         problem = lowered.at_placements(placements)
         assert problem is not None, f"{node.name} cannot copy these subbuffers"

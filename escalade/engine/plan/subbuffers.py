@@ -245,9 +245,12 @@ class _SubbufferAssignment:
             if not copies or is_read_before or not self._choices.of(node).is_copy:
                 continue
             sources = {role: self.graph.nodes[copy].inputs["x0"] for role, copy in copies.items()}
+            fused = node.with_inputs(**sources).with_attributes(moved=tuple(copies))
+            if not self._choices.is_copy_at_offsets(fused):  # as in typed graphs, if a member is a constant
+                continue
             for copy in copies.values():
                 del self.graph.nodes[copy], self.within[copy]
-            self.graph.nodes[name] = node.with_inputs(**sources).with_attributes(moved=tuple(copies))
+            self.graph.nodes[name] = fused
             self.fused_copies.add(name)
 
     def _fits(self, name: str, span: _Slice) -> bool:

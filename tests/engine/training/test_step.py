@@ -306,15 +306,17 @@ def test_what_no_step_takes_is_said() -> None:
 
 
 class _Absorbing(nn.Module):
-    """A cast that is absorbed by the function behind it, and a layer that reads what is constant for a batch size."""
+    """A cast that is absorbed by the function behind it, and layers that read what is constant for a batch size."""
 
     def __init__(self) -> None:
         super().__init__()
         self.conv = nn.Conv2d(4, 4, 1, groups=4)
+        self.joint = nn.Conv2d(8, 4, 1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         positions = torch.zeros(x.shape[0], 4, 3, 3).bool().logical_not().cumsum(1, dtype=torch.float32)
-        return self.conv(positions) + F.silu((x.half() * 2).float())
+        joint = self.joint(torch.cat([x, positions], 1))
+        return self.conv(positions) + F.silu((x.half() * 2).float()) + joint
 
 
 @pytest.mark.parametrize("device", ["cpu", "twin"])
