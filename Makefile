@@ -11,7 +11,7 @@ VERSIONS ?= oldest newest
 # For what needs nothing installed: PYTHON if it is given, else that of .venv if there is one.
 HERE = $(if $(filter-out file default undefined,$(origin PYTHON)),$(PYTHON),$(or $(wildcard $(BIN)/python),$(PYTHON)))
 
-.PHONY: demo test types suite test-slice test-versions gpu-test release-check setup clean
+.PHONY: demo test types suite docs wheel test-slice test-versions gpu-test release-check setup clean
 
 # Without a GPU the kernels run on the twin, on the CPU: a small problem, and ResNet-18 on small images.
 demo: setup
@@ -31,6 +31,25 @@ types:
 suite: export PYTHONDONTWRITEBYTECODE =
 suite:
 	$(BIN)/pytest -n 2 --dist worksteal --seed $(SEED) --sample $(DATE)
+
+# Installs one extra of pyproject.toml into .venv without the package itself, and so without PyTorch.
+EXTRA = import sys, tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"][sys.argv[1]], sep="\n")
+define install-extra
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -c '$(EXTRA)' $(1) | $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -r /dev/stdin
+endef
+
+# The documentation as a site in build/site. A broken link, anchor or docstring fails the build.
+docs:
+	$(call install-extra,docs)
+	$(BIN)/python -m mkdocs build --strict
+
+# A wheel and a source archive in dist, checked as a package index would check them.
+wheel:
+	$(call install-extra,release)
+	rm -rf dist
+	$(BIN)/python -m build
+	$(BIN)/python -m twine check --strict dist/*
 
 # Three minutes of other configs and variants than `test` runs, which the date chooses, and the cases of the next day.
 test-slice: setup

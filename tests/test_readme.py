@@ -31,6 +31,35 @@ def test_snippets_run(block: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
+TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
+RUN_PAGES = """
+import os, pathlib, re, sys, tempfile, traceback
+
+failed = 0
+for name in sys.argv[1:]:
+    page, names = pathlib.Path(name).read_text(), {"__name__": "__main__"}
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)
+        try:
+            for block in re.finditer(r"^```python\\n(.*?)^```", page, re.MULTILINE | re.DOTALL):
+                before = "\\n" * page.count("\\n", 0, block.start(1))
+                exec(compile(before + block[1], name, "exec"), names)
+        except Exception:
+            traceback.print_exc()
+            failed += 1
+        os.chdir("/")
+sys.exit(failed)
+"""
+"""Runs the blocks of each page in order, in one namespace per page and a folder of its own; lines are the page's."""
+
+
+def test_the_tutorials_run() -> None:
+    """In one process: importing costs more than running them."""
+    assert all(blocks(page.read_text(), "python") for page in TUTORIALS)
+    done = fresh.python("-c", RUN_PAGES, *map(str, TUTORIALS), CUDA_VISIBLE_DEVICES="")
+    assert done.returncode == 0, done.stderr
+
+
 def test_generated_tables_are_what_the_records_say() -> None:
     stale = tables.stale(ROOT / "results", ROOT)
     assert not stale, f"{[str(path) for path in stale]} are out of date; run: escalade report tables"

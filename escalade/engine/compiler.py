@@ -49,12 +49,14 @@ def compile(
 ) -> Engine:
     """Compile a model for inference, for inputs like the examples in any batch and image size that the model takes.
 
-    The engine computes what the model computes in evaluation mode. `model` may also be a program of `torch.export`, or
-    its .pt2 file, which has example inputs of its own.
+    The engine computes what the model computes in evaluation mode. The model itself is never run or changed.
 
     Args:
-        example_inputs, example_keywords: Arguments like those of later calls. Arguments that are not tensors (numbers,
-            strings, True, None) become constants.
+        model: A PyTorch model, a program of `torch.export`, or the path of its .pt2 file. Programs and files have
+            example inputs of their own.
+        example_inputs: A tensor, or a sequence of positional arguments, like those of later calls. Arguments that are
+            not tensors (numbers, strings, True, None) become constants.
+        example_keywords: Keyword arguments like those of later calls.
         dtype: fp32 (full fp32 accuracy), tf32, fp16, bf16 or fp8, or PyTorch's names such as torch.float16. fp8 needs
             `calibration` and is slower than fp16 today.
         device: Where the engine runs; default is the model's device. "cpu" runs PyTorch's operators, "twin" runs the
@@ -68,10 +70,17 @@ def compile(
         buffers: Number of calls of one plan that can overlap on different streams. Each has buffers of its own.
         memory: Limit for the values and packed weights of all plans, such as "2GiB"; least recently used plans are
             dropped first.
-        sizes, batches: Image sizes (rows, columns) and batch sizes to plan ahead, in all combinations; default is the
-            example's.
+        sizes: Image sizes (rows, columns) to plan ahead; default is the example's.
+        batches: Batch sizes to plan ahead, each with every one of `sizes`; default is the example's.
         deterministic: Make each item's result bitwise identical in every batch and at every run. Batches are computed
             in pieces of the example's batch size, the last one padded.
+
+    Returns:
+        An engine, called like the model.
+
+    Raises:
+        UnsupportedError: The model cannot be captured, or an argument is not supported.
+        OutOfMemory: The plan needs more memory than `memory`, or than the device has.
     """
     dtype = require_dtype(dtype)
     sizes, batches = _check_image_sizes(sizes), _check_batches(batches)
@@ -238,12 +247,21 @@ def load(
     memory: str | int | None = None,
     fixed_batch: int | None = None,
 ) -> Engine:
-    """Load an engine from a file.
+    """Load an engine from a file that `Engine.save` or `escalade build` wrote.
 
-    `device` is "cpu", "twin" or a GPU such as "cuda:1"; default is the GPU if there is one. `plans`, `measured`,
-    `buffers` and `memory` are as for `compile`. Plans and machine code that the file has for this GPU are used without
-    a compiler; pass `kernels=False` for files from untrusted sources, to ignore their machine code. With
-    `fixed_batch`, a batch size, the engine is deterministic: every batch is computed in pieces of that size.
+    Args:
+        path: The file.
+        device: "cpu", "twin" or a GPU such as "cuda:1"; default is the GPU if there is one.
+        plans: As for `compile`.
+        measured: As for `compile`.
+        kernels: Use the machine code that the file has for this GPU, without a compiler. Pass False for files from
+            untrusted sources.
+        buffers: As for `compile`.
+        memory: As for `compile`.
+        fixed_batch: Make the engine deterministic: every batch is computed in pieces of this size.
+
+    Raises:
+        FileError: The file cannot be read, is damaged, or holds no network.
     """
     where = device if device is not None else ("cuda" if torch.cuda.is_available() else "cpu")
     require_device(where)

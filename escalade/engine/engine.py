@@ -94,10 +94,12 @@ class Engine(torch.nn.Module):
 
     @property
     def dtype(self) -> str:
+        """The dtype that the engine was compiled for."""
         return self._settings.dtype
 
     @property
     def device(self) -> torch.device:
+        """Where inputs must be; the CPU for the twin."""
         return self._settings.device
 
     @property
@@ -291,9 +293,13 @@ class Engine(torch.nn.Module):
     def stream(
         self, batches: Iterable[Any], *, depth: int = 2, then: Callable[[Any], Any] | None = None
     ) -> Generator[Any, None, None]:
-        """Yield the results of host batches in order, copies overlapped with compute.
+        """Yield the results of host batches in order, as CPU tensors, copies overlapped with compute.
 
-        See `escalade.engine.streaming`.
+        Args:
+            batches: Host tensors or NumPy arrays, or tuples of them for several inputs; sizes may vary. A batch is
+                copied before the next one is requested; only pinned tensors are read in place.
+            depth: Number of batches staged while one is computed.
+            then: Function applied to each result on the engine's device, before it is copied back.
         """
         return stream(self, batches, depth=depth, then=then)
 

@@ -327,7 +327,7 @@ def cross_entropy(
     *,
     rung: str | None = None,
 ) -> torch.Tensor:
-    """Cross-entropy of logits, [rows][classes] or [images][classes][…], and int64 classes, as an fp32 number.
+    """Cross-entropy of logits, `[rows][classes]` or `[images][classes][…]`, and int64 classes, as an fp32 number.
     Deterministic.
 
     Rows whose target is `ignore_index` do not count; with None all rows count, which saves a launch. A target that is
@@ -366,7 +366,7 @@ def _problem(
     if x.dim() < 2 or target.shape != x.shape[:1] + x.shape[2:] or target.dtype != torch.int64:
         raise UnsupportedError(
             f"x is {list(x.shape)} and target {list(target.shape)} of {target.dtype}; cross_entropy needs x of "
-            "[rows][classes] or [images][classes][…], and a class per row or pixel, of torch.int64"
+            "`[rows][classes]` or `[images][classes][…]`, and a class per row or pixel, of torch.int64"
         )
     return CrossEntropyProblem(
         target.numel(), x.shape[1], reduction, label_smoothing, ignore_index, gradient, dtype

@@ -58,6 +58,7 @@ def training_step(
     its state is updated in place; a call that fails changes nothing.
 
     Args:
+        model: The model to train, in training mode.
         loss: Function of the model's result and the remaining arguments of the step.
         optimizer: torch.optim's SGD, Adam or AdamW.
         example: Arguments like those of later calls: the model's input (a tensor, or a tuple of them), then what
