@@ -12,6 +12,7 @@ import typer.main
 
 from escalade import cli
 from escalade.cli import COMMANDS, SUBCOMMANDS, app
+from escalade.version import URL
 
 ROOT = pathlib.Path(__file__).parent.parent
 PAGES = [
@@ -59,13 +60,36 @@ def anchors(page: pathlib.Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
+_DEFINITION = re.compile(r"^\[([^\]]+)\]: (\S+)$", re.MULTILINE)
+_IN_REPOSITORY = re.compile(rf"{re.escape(URL)}/(?:blob|tree|raw)/main/(.*)")
+
+
 @by_name
 def test_links_lead_somewhere(page: pathlib.Path) -> None:
-    for target in re.findall(r"\]\((?!https?:)([^)\s]+)\)", prose(page)):
+    """Relative ones, and absolute ones to files of this repository."""
+    defined = [target for _, target in _DEFINITION.findall(prose(page))]
+    for target in (*re.findall(r"\]\(([^)\s]+)\)", prose(page)), *defined):
         path, _, anchor = target.partition("#")
-        there = (page.parent / path).resolve() if path else page
+        if inside := _IN_REPOSITORY.fullmatch(path):
+            there = ROOT / inside[1]
+        elif re.match("https?:", path):
+            continue
+        else:
+            there = (page.parent / path).resolve() if path else page
         assert there.exists(), f"{page.name} links to {path}, which is not there"
         assert not anchor or anchor in anchors(there), f"{page.name}: {path} has no heading #{anchor}"
+
+
+def test_the_readmes_links_work_on_a_package_index() -> None:
+    """There the files beside it are missing: all links and images are absolute, and all references are defined."""
+    text = prose(ROOT / "README.md")
+    defined = dict(_DEFINITION.findall(text))
+    targets = [*re.findall(r"\]\(([^)\s]+)\)", text), *defined.values()]
+    assert all(target.startswith("https://") for target in targets)
+    body = _DEFINITION.sub("", text)
+    full = re.findall(r"\[[^\]]+\]\[([^\]]+)\]", body)
+    short = re.findall(r"(?<![\]!])\[([^\]]+)\](?![\[(])", body)
+    assert {" ".join(name.split()) for name in (*full, *short)} == defined.keys()
 
 
 def test_the_index_has_every_page() -> None:

@@ -13,12 +13,11 @@ import yaml
 
 import escalade.ops
 from escalade.device.architecture import ARCHITECTURES
-from escalade.version import VERSION
+from escalade.version import URL, VERSION
 
 ROOT = pathlib.Path(__file__).parent.parent
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-URL = PROJECT["urls"]["Source"]
 
 
 class _Loader(yaml.SafeLoader):
@@ -65,6 +64,8 @@ def test_every_file_gives_the_same_version() -> None:
     assert (citation["version"], str(citation["date-released"])) == releases[0]
     assert releases[0][0] == VERSION
     assert citation["repository-code"] == URL == read("mkdocs.yml")["repo_url"]
+    assert all(address.startswith(URL) for address in PROJECT["urls"].values())
+    assert f"version {VERSION};" in (ROOT / "README.md").read_text()
 
 
 def test_pre_commit_has_the_pinned_ruff() -> None:

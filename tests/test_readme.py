@@ -76,7 +76,10 @@ def test_every_environment_variable_is_documented() -> None:
 
 def test_the_readme_is_one_page() -> None:
     rows = README.count("\n| ") - 2  # those that are not measured yet may come
-    assert len(README.splitlines()) + readme.MOST_ROWS - rows <= 120
+    shown = [
+        line for line in README.splitlines() if not re.match(r"\[.*\]: ", line)
+    ]  # not addresses of links
+    assert len(shown) + readme.MOST_ROWS - rows <= 120
 
 
 def test_the_readme_has_one_table_and_two_plots() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from escalade import files
 from escalade.errors import EscaladeError
+from escalade.version import URL
 from escalade_bench.measure.records import Record, load_folder
 from escalade_bench.report import plots
 from escalade_bench.report.compare import PREFERRED_GPU, of
@@ -28,6 +29,8 @@ from escalade_bench.report.terminal import COUNTS
 __all__ = ["PREFERRED_GPU", "markers", "require_records", "stale", "write"]
 NETWORKS = "networks"
 """The generated part of README.md, by the markers around it."""
+README_IMAGES = f"{URL}/raw/main/docs/images"
+"""Absolute: package indexes show README.md without the files beside it."""
 Pages = dict[str, list[Item]]
 """Pages by path from the repository's root."""
 IMAGES = 10**9
@@ -150,7 +153,7 @@ def _wanted(found: Mapping[str, Sequence[Record]], root: pathlib.Path) -> dict[p
         if path.is_file():
             made[path] = path.read_text()
             for part, items in parts.items():
-                block = markdown(items, "docs/images" if name == "README.md" else "images")
+                block = markdown(items, README_IMAGES if name == "README.md" else "images")
                 made[path] = replaced(made[path], part, block, path.name)
     return made
 

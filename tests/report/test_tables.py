@@ -62,7 +62,7 @@ def test_the_same_records_give_the_same_files_and_a_changed_one_makes_them_stale
     assert {path: path.read_bytes() for path in tables.write(folder, root)} == first
     readme = (root / "README.md").read_text()
     assert (
-        readme.startswith("before\n") and readme.endswith("after\n") and "(docs/images/climb.svg)" in readme
+        readme.startswith("before\n") and readme.endswith("after\n") and "/docs/images/climb.svg)" in readme
     )
     store.write(folder / "h200" / "resnet18.jsonl", [replace(GRAPH, median_us=300.0)])
     assert {path.name for path in tables.stale(folder, root)} == {"README.md", "networks.md"}
