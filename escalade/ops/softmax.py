@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -15,7 +16,6 @@ from escalade.ops.base.card import Card
 from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES, STORAGE, dtype_of, widest_vector
 from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.ladder import Ladder
-from escalade.ops.base.launch import launch
 from escalade.ops.base.naming import Named, NamePattern
 from escalade.ops.base.operation import Operation, Reference
 from escalade.ops.base.rung import Config, Rung
@@ -178,18 +178,15 @@ class Columns(Rung[SoftmaxProblem, columns.ColumnsConfig]):
 
     def recipe(self, problem: SoftmaxProblem, config: columns.ColumnsConfig) -> Recipe:
         p = problem
-        return launch(
-            Program.of("softmax/columns.cu", problem=p, config=config),
-            config.grid(p.rows),
-            32 * config.parts,
-            Buffer("x"), Buffer("y"), p.rows, p.classes, p.inner,
-        )  # fmt: skip
+        program = partial(Program.of, "softmax/columns.cu", problem=p)
+        arguments = (Buffer("x"), Buffer("y"), p.rows, p.classes, p.inner)
+        return columns.column_launch(config, p.rows, p.classes, p.dtype, self.card, program, *arguments)
 
 
 # Predicted for 64 channels of 64 x 64 pixels, batch 64, fp16: 34 MB in, 34 MB out, 16 us at copy rate.
 COLUMNS = Columns(
     "columns",
-    "adjacent rows per lane, whose classes the warps of a CTA share and hold in registers: one read",
+    "adjacent rows per lane, whose classes the warps of a CTA share and hold in registers; the next are on their way",
     below=None,
     predicted_gain=None,
 )

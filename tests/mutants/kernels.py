@@ -66,8 +66,8 @@ MUTANTS: tuple[Mutant, ...] = (
     _of(
         "softmax/columns.cu",
         "softmax-columns-forget-their-stride",
-        "(at < classes ? at : 0) * inner);",
-        "(at < classes ? at : 0));",
+        "to += 1LL * PARTS * inner",
+        "to += 1LL * PARTS",
     ),
     _of(
         "reduce/columns.cu",

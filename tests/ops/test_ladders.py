@@ -18,7 +18,7 @@ from escalade.device.run import Executable, TwinOptions
 from escalade.device.twin import Order
 from escalade.errors import UnsupportedError
 from escalade.ops import OPERATIONS, Operation, Rung
-from escalade.ops.base.card import SHARED_BYTES
+from escalade.ops.base.card import SHARED_BYTES, TWIN
 from escalade.ops.base.ladder import Ladder
 from escalade.ops.base.rung import Config
 from tests.support import (
@@ -167,6 +167,29 @@ def test_warps_and_blocks_merge_what_they_have(operation: str, rung: str, name: 
     options = TwinOptions(order=Order(seed=seed, late=True), checks=True)
     problem = asked.parse(name)
     for config in tried.configs(problem):
+        check(asked, tried, problem, config, CPU, seed, options)
+
+
+@pytest.mark.parametrize(
+    ("operation", "name"),
+    [
+        ("softmax", "19_b3_inner88"),
+        ("layer_norm", "19_b3_inner88_weight_bias"),
+        ("layer_norm", "67_b9_inner40_rms"),
+    ],
+)
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_a_persistent_block_takes_tile_after_tile(operation: str, name: str, dtype: str, seed: int) -> None:
+    """On a card where a single CTA runs at once, with the next tile on its way through shared memory and without."""
+    asked = OPERATIONS[operation]
+    problem = asked.problem.parse(name, dtype)
+    options = TwinOptions(order=Order(seed=seed, late=True), checks=True)
+    for shared_bytes in (TWIN.shared_bytes, 0):
+        card = dataclasses.replace(TWIN, multiprocessors=1, registers=1, shared_bytes=shared_bytes)
+        tried = asked.ladder.on(card).rung("columns")
+        config = tried.configs(problem)[0]
+        (call,) = tried.recipe(problem, config).steps
+        assert call.grid == (1, 1, 1) and config.tiles(problem.rows) > 1
         check(asked, tried, problem, config, CPU, seed, options)
 
 

@@ -13,8 +13,9 @@ constexpr bool HAS_BIAS = true;    // problem.bias
 constexpr bool HAS_RELU = false;   // problem.relu
 #endif
 
-__device__ __forceinline__ Element normalized(float x, float mean, float scale, const Element* weight,
-                                              const Element* bias, int feature) {
+template <class Parameter>
+__device__ __forceinline__ Element normalized(float x, float mean, float scale, const Parameter* weight,
+                                              const Parameter* bias, int feature) {
     float value = (x - mean) * scale;
     if (HAS_WEIGHT) value *= to_float(weight[feature]);
     if (HAS_BIAS) value += to_float(bias[feature]);

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from escalade.ops.base.card import Card
-from escalade.ops.base.dtypes import widest_vector
+from escalade.device.program import Program
+from escalade.device.recipe import Argument, Recipe
+from escalade.ops.base.card import RESERVED_SHARED, Card
+from escalade.ops.base.dtypes import ELEMENT_BYTES, full_vector, widest_vector
 from escalade.ops.base.grid import ceil_div
+from escalade.ops.base.launch import launch
 from escalade.ops.base.rung import Config
+
+FP32_BYTES = 4
 
 MOST_VALUES = 32
 """Most values per thread, held in registers."""
@@ -15,18 +21,46 @@ MOST_PARTS, BEST_PARTS = 32, 8
 """Most warps per CTA, and the most that leave room for a second CTA on the SM."""
 MOST_LENGTH = MOST_PARTS * MOST_VALUES
 """Longest row that fits into the registers of a CTA."""
-_PACKS = 32
+_SEGMENT_BYTES = 128
+"""Contiguous bytes per element of a tile below which DRAM is slower: a cache line."""
+_THREADS = 128
+"""Threads per CTA if rows are short: an SM runs at most 32 CTAs."""
+_OTHER_REGISTERS = 32
+"""Registers per thread besides its values."""
+_MOST_BLOCKS = 32  # CTAs per SM
+_LEAST_COPY_BYTES = 4  # of cp.async
 
 
 @dataclass(frozen=True)
 class ColumnsConfig(Config):
     vector: int
-    """Adjacent rows per lane."""
+    """Adjacent rows per thread."""
     parts: int
-    """Warps that share the elements of a row."""
+    """Groups of warps that share the elements of a row."""
 
-    def grid(self, rows: int) -> int:
-        return ceil_div(rows // self.vector, _PACKS)
+    @property
+    def across(self) -> int:
+        """Packs of rows per tile."""
+        return max(32, _THREADS // self.parts)
+
+    @property
+    def threads(self) -> int:
+        return self.across * self.parts
+
+    def tiles(self, rows: int) -> int:
+        return ceil_div(rows // self.vector, self.across)
+
+    def steps(self, length: int) -> int:
+        """Return the elements of a row per thread."""
+        return ceil_div(length, self.parts)
+
+    def tile_bytes(self, length: int, dtype: str) -> int:
+        return self.threads * self.steps(length) * self.vector * ELEMENT_BYTES[dtype]
+
+    @property
+    def exchange_bytes(self) -> int:
+        """Bytes of shared memory for the two reductions over parts."""
+        return 2 * FP32_BYTES * self.vector * self.threads if self.parts > 1 else 0
 
 
 def configs(rows: int, length: int, inner: int, dtype: str, card: Card) -> tuple[ColumnsConfig, ...]:
@@ -40,10 +74,47 @@ def configs(rows: int, length: int, inner: int, dtype: str, card: Card) -> tuple
                 break
         vector //= 2
 
-    def rank(one: ColumnsConfig) -> tuple[bool, int, int]:
-        return one.parts > BEST_PARTS, card.multiprocessors // max(1, one.grid(rows)), -one.vector
+    def rank(one: ColumnsConfig) -> tuple[bool, int, int, int]:
+        is_narrow = (
+            one.vector < full_vector(dtype) and 32 * one.vector * ELEMENT_BYTES[dtype] < _SEGMENT_BYTES
+        )
+        return (
+            is_narrow,
+            max(one.parts, BEST_PARTS),
+            card.multiprocessors // max(1, one.tiles(rows)),
+            -one.vector,
+        )
 
     return tuple(sorted(offered, key=rank))
+
+
+def column_launch(
+    config: ColumnsConfig, rows: int, length: int, dtype: str, card: Card, program: Callable[..., Program],
+    *arguments: Argument, more_bytes: int = 0,
+) -> Recipe:  # fmt: skip
+    """Return the launch of as many CTAs as run at once: more would run after the others.
+
+    `program` makes the kernel from the scope of its parameters. It has `more_bytes` of shared memory after the tile.
+    """
+    used = more_bytes + config.exchange_bytes
+    tile_bytes = config.tile_bytes(length, dtype)
+    staged = (
+        config.vector * ELEMENT_BYTES[dtype] >= _LEAST_COPY_BYTES
+        and tile_bytes + used <= card.shared_bytes - RESERVED_SHARED
+    )
+    dynamic_bytes = (tile_bytes if staged else 0) + more_bytes
+    values = config.steps(length) * config.vector
+    registers = _OTHER_REGISTERS + 2 * max(0, config.vector - 4) + values
+    by_registers = card.registers // (config.threads * registers)
+    by_shared = card.multiprocessor_shared_bytes // (dynamic_bytes + config.exchange_bytes + RESERVED_SHARED)
+    blocks_per_sm = max(1, min(by_registers, by_shared, _MOST_BLOCKS))
+    return launch(
+        program(config=config, steps=config.steps(length), staged=staged, blocks_per_sm=blocks_per_sm),
+        min(config.tiles(rows), blocks_per_sm * card.multiprocessors),
+        config.threads,
+        *arguments,
+        shared_bytes=dynamic_bytes,
+    )
 
 
 def refusal(name: str, rows: int, length: int, inner: int) -> str | None:
