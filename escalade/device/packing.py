@@ -55,11 +55,20 @@ class PreparedRecipe:
             if workspace.name not in complete:
                 complete[workspace.name] = workspace.allocate(self._device)
         if self.packs:
-            Executable(self._recipe.packing, self._device, self._label, options=self._options).bind(
-                complete
-            )()
+            run_packing(self._recipe, self._device, self._label, complete, self._options)
         return complete
 
     def bind(self, tensors: Mapping[str, torch.Tensor | None]) -> Executable:
         """Pack the weights, on the current stream, and bind the steps of every call to these tensors."""
         return self.executable.bind(self.pack(tensors))
+
+
+def run_packing(
+    recipe: Recipe,
+    device: torch.device,
+    label: str,
+    tensors: Mapping[str, torch.Tensor | None],
+    options: TwinOptions = TwinOptions(),
+) -> None:
+    """Run the steps that depend on weights alone, on the current stream."""
+    Executable(recipe.packing, device, label, options=options).bind(tensors)()

@@ -41,6 +41,9 @@ class Calls(Protocol):
     def call(self, tensors: Sequence[torch.Tensor], out: OutTensors = None) -> list[torch.Tensor]:
         """Run on the current stream and return the results: new tensors, or `out`."""
 
+    def repack(self) -> None:
+        """Pack the weights again, after the constants were written to. No call may be in flight."""
+
 
 class _BufferSet:
     """A program with its buffers, and the stream that used them last."""
@@ -122,6 +125,9 @@ class BufferedCalls:
             return self._call_on_device(device.index, tensors, out)
         with torch.cuda.device(device):
             return self._call_on_device(device.index, tensors, out)
+
+    def repack(self) -> None:
+        self.program.repack()  # the other sets share its packed weights
 
     def _call_on_device(
         self, index: int, tensors: Sequence[torch.Tensor], out: OutTensors
@@ -211,6 +217,9 @@ class HostCalls:
     def call(self, tensors: Sequence[torch.Tensor], out: OutTensors = None) -> list[torch.Tensor]:
         return self.program.call(tensors, self._types, out)
 
+    def repack(self) -> None:
+        self.program.repack()
+
 
 class DirectCalls:
     """A plan of a few launches that read the caller's inputs and write the returned results directly.
@@ -229,6 +238,7 @@ class DirectCalls:
         self._device = device
         self._own_program = partial(KernelProgram, plan, constants, device)
         self._weights = kernels.weights
+        self._repack = kernels.repacking()
         self._inputs = [
             InputBinding(plan.forms[entry.name], device, pointers.outside[entry.name].point)
             for entry in plan.graph.inputs
@@ -275,6 +285,11 @@ class DirectCalls:
         if self._types is None:
             return results
         return [result.to(dtype) for result, dtype in zip(results, self._types, strict=True)]
+
+    def repack(self) -> None:
+        self._repack()
+        if "program" in vars(self):
+            self.program.repack()
 
     def _record_current_stream(self) -> None:
         """Keep the caching allocator from reusing the weights while the current stream reads them.

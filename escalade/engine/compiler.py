@@ -24,6 +24,7 @@ from escalade.engine.passes import fuse
 from escalade.engine.passes.calibrate import ranges, transfer_ranges
 from escalade.engine.programs import example_of, module_of, read_program
 from escalade.engine.settings import DEFAULT_PLANS, TWIN, require_device
+from escalade.engine.weight_update import SourceModel
 from escalade.errors import OutOfMemory, UnsupportedError
 from escalade.gc_pause import gc_paused
 
@@ -49,7 +50,9 @@ def compile(
 ) -> Engine:
     """Compile a model for inference, for inputs like the examples in any batch and image size that the model takes.
 
-    The engine computes what the model computes in evaluation mode. The model itself is never run or changed.
+    The engine computes what the model computes in evaluation mode. The model itself is never run or changed. The engine
+    has a copy of its weights, so training or changing the model later does not change the engine: call
+    `engine.refresh()` to copy the weights again, or `engine.load_state_dict(state)` to replace them.
 
     Args:
         model: A PyTorch model, a program of `torch.export`, or the path of its .pt2 file. Programs and files have
@@ -128,6 +131,7 @@ def compile(
         graph_provider=graphs.graph_for,
         memory=memory,
         fixed_batch=_batch_of(graph, tensors) if deterministic else None,
+        source=SourceModel(model, captured),
     )
     engine.prepare(
         _example_inputs_for(graph, [tensor.to(engine.device) for tensor in tensors], sizes, batches)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import pathlib
 import tempfile
 import threading
+import weakref
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from copy import copy, deepcopy
 from functools import partial
@@ -13,10 +15,12 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.modules.module import _IncompatibleKeys
 from torch.utils import _pytree as pytree
 
 from escalade.device.nvrtc import add_bundled
 from escalade.engine.aot import NO_ARTIFACTS, AotArtifacts
+from escalade.engine.cached_plan import GuardedPlan
 from escalade.engine.call_queue import CallQueue, Pending
 from escalade.engine.calls import Calls
 from escalade.engine.comparison import Comparison, compare
@@ -31,9 +35,10 @@ from escalade.engine.passes.fusion_level import FusionLevel
 from escalade.engine.plan.kernel_program import KernelProgram
 from escalade.engine.plan.plan import Plan
 from escalade.engine.plan.program import PlanProgram
-from escalade.engine.plan_cache import GuardedPlan, PlanCache
+from escalade.engine.plan_cache import PlanCache
 from escalade.engine.settings import DEFAULT_PLANS, TWIN, Settings, require_device, require_gpu
 from escalade.engine.streaming import stream
+from escalade.engine.weight_update import SourceModel, require_entries
 from escalade.errors import UnsupportedError
 from escalade.ops.base.card import Card
 
@@ -50,7 +55,8 @@ class Engine(torch.nn.Module):
     takes a fraction of a second; later calls allocate nothing that lasts except their results.
 
     It is a module, so it can be part of another one: always in evaluation mode, without parameters; `to` moves it to
-    another device. Pickling stores what `save` writes.
+    another device. Pickling stores what `save` writes. Its weights are copies of the model's: after changing the
+    model, call `refresh`, or pass a state dict to `load_state_dict`.
     """
 
     def __init__(
@@ -65,10 +71,12 @@ class Engine(torch.nn.Module):
         graph_provider: GraphProvider | None = None,
         memory: str | int | None = None,
         fixed_batch: int | None = None,
+        source: SourceModel | None = None,
     ) -> None:
         """Build an engine from a captured graph; see `escalade.compile` for the options.
 
-        `graph_provider` captures graphs for input sizes that `graph` does not cover. With `fixed_batch`, a batch size,
+        `graph_provider` captures graphs for input sizes that `graph` does not cover; `source` is the model that it
+        captures, for `refresh`. With `fixed_batch`, a batch size,
         the engine is deterministic: every call is computed in batches of that size.
         """
         super().__init__()
@@ -77,6 +85,9 @@ class Engine(torch.nn.Module):
         self._settings = Settings.of(dtype, device, plans, fusion, measured, buffers, memory, fixed_batch)
         self._settings.check(graph)
         self._graph_provider = graph_provider
+        self._source = source
+        self._sharing_weights = weakref.WeakSet((self,))
+        """Engines with the same weights: this one and its copies."""
         self._arguments = graph.arguments
         positional, keywords = pytree.tree_unflatten(range(len(graph.inputs)), self._arguments)
         self._positional = positional == tuple(range(len(graph.inputs))) and not keywords
@@ -208,10 +219,12 @@ class Engine(torch.nn.Module):
         return self
 
     def __copy__(self) -> Engine:
-        """Return an engine with plans of its own. It shares the weights, which are never written."""
+        """Return an engine with plans of its own. It shares the weights, which can then no longer be replaced."""
         made = Engine(
             self._captured, self.dtype, graph_provider=self._graph_provider, **self._settings.options
         )
+        made._source, made._sharing_weights = self._source, self._sharing_weights
+        made._sharing_weights.add(made)
         made._plans.set_artifacts(self._plans.artifacts)
         made._artifacts_source = self._artifacts_source
         for name, value in self._caller_attributes().items():
@@ -250,6 +263,54 @@ class Engine(torch.nn.Module):
                 "an input requires gradients, but an engine's results have none. Train the model itself; for inference "
                 "call the engine under torch.no_grad()"
             )
+
+    def refresh(self) -> None:
+        """Read the parameters and buffers of the model again, for example after training it further.
+
+        The new weights take the place of the old ones in all plans and CUDA graphs, without planning again. Raises
+        UnsupportedError, and changes nothing, if the model no longer exists, if names or shapes have changed, or if the
+        plans depend on the old values. Results of calls that run at the same time are undefined.
+        """
+        if self._source is None:
+            raise UnsupportedError(
+                "this engine was loaded from a file or unpickled, so it has no model to read weights from; pass them "
+                "to engine.load_state_dict"
+            )
+        self._replace_weights(self._source.current())
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
+        """Replace the weights with those of a state dict of the model, as `refresh` does; the model is not changed.
+
+        The dict needs every key of the model's; with `strict=False`, missing keys leave their weights as they are, and
+        unknown ones are ignored.
+        """
+        shapes = self._captured.state_shapes
+        if assign:
+            raise UnsupportedError("assign=True: an engine copies weights into its own memory; leave it out")
+        if shapes is None:
+            raise UnsupportedError(
+                "this engine does not know the names of its weights: it comes from a file of an earlier version, or "
+                "its model's state dict has more than tensors. Load the weights into the model and compile it again"
+            )
+        missing = [name for name in shapes if name not in state_dict]
+        unexpected = [name for name in state_dict if name not in shapes]
+        wanted = dict(shapes) if strict else {name: shapes[name] for name in shapes if name in state_dict}
+        given = dict(state_dict) if strict else {name: state_dict[name] for name in wanted}
+        require_entries(given, wanted, "the state dict")
+        self._replace_weights(given)
+        return _IncompatibleKeys(missing, unexpected)
+
+    def _replace_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
+        if len(self._sharing_weights) > 1:
+            gc.collect()
+        if len(self._sharing_weights) > 1:
+            raise UnsupportedError(
+                "this engine shares its weights with a copy of it (copy.copy, copy.deepcopy); delete the copy, or "
+                "compile the model again"
+            )
+        self._plans.replace_weights(weights, {} if self._source is None else self._source.kept)
 
     def unflatten(self, results: list[torch.Tensor], plan: Plan) -> Any:
         """Return a call's results in the structure that the model returns."""

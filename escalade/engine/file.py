@@ -33,11 +33,13 @@ from escalade.engine.graph.trees import TreeError, structure_from_json, structur
 from escalade.errors import EscaladeError
 
 FORMAT = "escalade-engine"
-VERSION = 4
-READ = ("2", "3", "4")
+VERSION = 5
+READ = ("2", "3", "4", "5")
 """Format versions that can be read. Version 2 has no plans and machine code."""
 _WITHOUT_PARAMETERS = ("2", "3")
 """Versions whose files do not store the names of the model's arguments."""
+_WITHOUT_WEIGHTS = ("2", "3", "4")
+"""Versions whose files do not store the names of the model's weights."""
 _METADATA = ("format", "version", "dtype", "graph", "sha256")
 _ARTIFACTS_KEY = "carried"
 """Metadata key of plans and machine code, absent if there are none."""
@@ -154,7 +156,8 @@ def _network(
         if not artifacts_json or not name.startswith(CODE_PREFIX)
     }
     names_arguments = metadata["version"] not in _WITHOUT_PARAMETERS
-    graph = _graph_from_json(_parsed(metadata["graph"], names_arguments), constants)
+    names_weights = metadata["version"] not in _WITHOUT_WEIGHTS
+    graph = _graph_from_json(_parsed(metadata["graph"], names_arguments, names_weights), constants)
     if not names_arguments:
         graph.parameters = _parameters_from_inputs(graph)
     check_graph(graph)
@@ -271,6 +274,12 @@ def _graph_to_json(graph: Graph, shared: Mapping[str, str]) -> dict[str, Any]:
         "batches": list(graph.batches),
         "ranges": dict(graph.ranges),
         "notes": graph.notes,
+        "weights": {
+            "names": {name: key for name, key in graph.weight_names.items() if name in graph.constants},
+            "derived": {name: of for name, (of, _) in graph.derived.items() if name in graph.constants},
+            "fixed": sorted(graph.fixed_weights),
+            "state": None if graph.state_shapes is None else _to_json(graph.state_shapes),
+        },
     }  # fmt: skip
 
 
@@ -281,7 +290,7 @@ def _parameters_from_inputs(graph: Graph) -> tuple[str, ...]:
     return tuple(entry.name for entry in graph.inputs[: len(positional)]) if is_plain else ()
 
 
-def _parsed(text: str, names_arguments: bool) -> dict[str, Any]:
+def _parsed(text: str, names_arguments: bool, names_weights: bool) -> dict[str, Any]:
     try:
         data = parsing.parse_unique(text)
     except ValueError as error:
@@ -291,17 +300,17 @@ def _parsed(text: str, names_arguments: bool) -> dict[str, Any]:
         {
             "inputs": list, "nodes": list, "constants": dict, "outputs": list, "structure": object, "arguments": object,
             "output_types": list, "batches": list, "ranges": dict, "notes": list,
-            **({"parameters": list} if names_arguments else {}),
+            **({"parameters": list} if names_arguments else {}), **({"weights": dict} if names_weights else {}),
         },
     )  # fmt: skip
 
 
-def _record(data: Any, what: str, fields: Mapping[str, type]) -> dict[str, Any]:
+def _record(data: Any, what: str, fields: Mapping[str, Any]) -> dict[str, Any]:
     """Check that `data` is an object with exactly these fields and types."""
     if type(data) is not dict or data.keys() != fields.keys():
         raise _Malformed(f"a {what} needs the fields {_listed(fields)}")
     for (name, kind), value in zip(fields.items(), (data[name] for name in fields), strict=True):
-        _require(isinstance(value, kind), f"{name} of a {what} is not a {kind.__name__}")
+        _require(isinstance(value, kind), f"{name} of a {what} is not a {getattr(kind, '__name__', kind)}")
     return data
 
 
@@ -356,7 +365,30 @@ def _graph_from_json(data: Mapping[str, Any], tensors: Mapping[str, torch.Tensor
         ranges=data["ranges"],
         notes=_texts(data["notes"], "a note"),
         is_trusted=False,
+        **_weights_from_json(data.get("weights", {"names": {}, "derived": {}, "fixed": [], "state": None})),
     )
+
+
+def _weights_from_json(data: Any) -> dict[str, Any]:
+    """Return the fields of a graph that describe the model's weights."""
+    fields = {"names": dict, "derived": dict, "fixed": list, "state": dict | None}
+    found = _record(data, "list of weights", fields)
+    state = found["state"]
+    _texts(
+        (*found["names"], *found["names"].values(), *found["derived"], *found["derived"].values()), "a weight"
+    )
+    _texts((*found["fixed"], *(state or ())), "a weight")
+    for shape in (state or {}).values():
+        _require(
+            type(shape) is list and all(type(size) is int and size >= 0 for size in shape),
+            f"a weight has the shape {shape!r}",
+        )
+    return {
+        "weight_names": found["names"],
+        "derived": {name: (source, None) for name, source in found["derived"].items()},
+        "fixed_weights": frozenset(found["fixed"]),
+        "state_shapes": None if state is None else {name: tuple(shape) for name, shape in state.items()},
+    }
 
 
 def _input_from_json(entry: Any) -> Input:

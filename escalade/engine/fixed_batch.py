@@ -50,6 +50,9 @@ class FixedBatchCalls:
         ]
         return results if out is None else copy_into(out, results)
 
+    def repack(self) -> None:
+        self._calls.repack()
+
     def _piece(self, tensor: torch.Tensor, times: int, first: int) -> torch.Tensor:
         """Return the piece that starts at item `first`; inputs without a batch are shared by all pieces."""
         if not times:

@@ -34,11 +34,20 @@ class Network:
     def optimized(self, images: str) -> Graph:
         """Return the optimized graph for input images in this layout (`nchw` or `nhwc`)."""
         if images not in self._optimized:
-            with own_arithmetic("fp32", self._device):
-                graph = optimize(self.captured, self._dtype, self._fusion, images)
+            graph = self.optimize(self.captured, images)
             self._pool.share(graph)
             self._optimized[images] = graph
         return self._optimized[images]
+
+    @property
+    def known_layouts(self) -> tuple[str, ...]:
+        """Layouts of input images that the graph has been optimized for."""
+        return tuple(self._optimized)
+
+    def optimize(self, captured: Graph, images: str) -> Graph:
+        """Optimize the captured graph, or the same graph with other weights."""
+        with own_arithmetic("fp32", self._device):
+            return optimize(captured, self._dtype, self._fusion, images)
 
     def batch_of(self, shapes: Shapes) -> int | None:
         """Return the batch size of inputs of these shapes, or None if the network does not cover them.

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from escalade.device.strides import has_overlap, overlap
+from escalade.engine.cached_plan import CachedPlan
 from escalade.engine.graph.forms import require_dense
 from escalade.engine.graph.graph import fixed_shape
 from escalade.engine.graph.trees import flatten
-from escalade.engine.plan_cache import CachedPlan
 from escalade.errors import UnsupportedError
 
 

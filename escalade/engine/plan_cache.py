@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -19,6 +19,7 @@ from escalade.device.program import Program as DeviceProgram
 from escalade.device.strides import empty, layout_of
 from escalade.device.torch_private import FAST_PATHS
 from escalade.engine.aot import NO_ARTIFACTS, AotArtifacts, SavedPlan, build_artifacts, cards_for
+from escalade.engine.cached_plan import CachedPlan, GuardedPlan, SpecializedGraph
 from escalade.engine.calls import BufferedCalls, Calls, DirectCalls, HostCalls
 from escalade.engine.check import check_sizes
 from escalade.engine.comparison import faster_in_pytorch
@@ -38,6 +39,7 @@ from escalade.engine.plan.planner import make_plan
 from escalade.engine.plan.reference_program import ReferenceProgram
 from escalade.engine.plan.stepwise import StepwiseProgram, is_faster_stepwise
 from escalade.engine.settings import Settings
+from escalade.engine.weight_update import weight_update
 from escalade.errors import CompileError, UnsupportedError
 from escalade.gc_pause import gc_paused
 from escalade.ops import OPERATIONS
@@ -51,30 +53,13 @@ InputSignature = tuple[Any, ...]
 """Shape, dtype, device and strides of the one tensor of a call."""
 
 
-class CachedPlan:
-    """A plan ready to be called, with its network, batch size and last use."""
-
-    def __init__(self, calls: Calls, network: Network, batch: int) -> None:
-        self.calls = calls
-        self.network = network
-        self.batch = batch
-        self.returns_one_tensor = calls.plan.graph.structure.is_leaf()
-        self.last_use = 0
-
-
-class GuardedPlan(NamedTuple):
-    """A plan, and a guard that is true for tensors like the one it was last called with."""
-
-    cached: CachedPlan
-    matches: Callable[..., bool]
-
-
 @dataclass(frozen=True)
 class _PlannedInputs:
     """A plan, and the function that made it, to plan again with some nodes left to PyTorch."""
 
     plan: Plan
     planner: Callable[..., Plan]
+    specialized: SpecializedGraph
 
 
 class PlanCache:
@@ -203,7 +188,8 @@ class PlanCache:
         with self._lock:
             while len(self.cached) >= self._settings.plans:
                 self._evict_oldest()
-        made = CachedPlan(self._make_calls(network, batch, tensors, planned), network, batch)
+        calls, specialized = self._make_calls(network, batch, tensors, planned)
+        made = CachedPlan(calls, network, batch, specialized)
         with self._lock:
             self.cached[key] = made
             made.last_use = next(self.uses)
@@ -249,18 +235,19 @@ class PlanCache:
         saved = self.artifacts.plan_for(Card.of(device), inputs)
         here = architecture_of(device)
         expected = CompileAhead(here) if here and not saved else None
-        planner = self.planner(network, device, batch, formats)
+        specialized = self._specialized(network, device, batch, formats)
+        planner = self._planner(specialized, formats)
         if not saved:
-            return _PlannedInputs(planner(expected=expected), planner)
+            return _PlannedInputs(planner(expected=expected), planner, specialized)
         plan = planner(saved.in_pytorch, decided=saved.decided)
         self._warn_of_recompilation(plan, saved.architecture)
-        return _PlannedInputs(plan, planner)
+        return _PlannedInputs(plan, planner, specialized)
 
     @torch.inference_mode(False)  # its buffers must be usable in and out of inference mode
     @torch.no_grad()
     def _make_calls(
         self, network: Network, batch: int, tensors: Sequence[torch.Tensor], planned: _PlannedInputs
-    ) -> Calls:
+    ) -> tuple[Calls, SpecializedGraph]:
         """Make a plan callable. If a kernel does not compile, warn once and plan again without its rung."""
         device = tensors[0].device
         while True:
@@ -268,16 +255,16 @@ class PlanCache:
             self._evict_for(plan)
             constants = self.constants.setdefault(device, ConstantCache(self._settings.dtype, device))
             if self._settings.where == "cpu":
-                return HostCalls(ReferenceProgram(plan, constants), network.output_types)
+                return HostCalls(ReferenceProgram(plan, constants), network.output_types), planned.specialized
             try:
                 if self._settings.measured and plan.steps:
                     plan = planned.planner(faster_in_pytorch(PlanKernels(plan, constants, device), tensors))
                 if plan.is_direct:
-                    return DirectCalls(plan, constants, device, network.output_types)
+                    return DirectCalls(plan, constants, device, network.output_types), planned.specialized
                 kind = StepwiseProgram if is_faster_stepwise(plan, Card.of(device)) else KernelProgram
-                return BufferedCalls(
-                    kind(plan, constants, device), network.output_types, self._settings.buffers
-                )
+                program = kind(plan, constants, device)
+                calls = BufferedCalls(program, network.output_types, self._settings.buffers)
+                return calls, planned.specialized
             except CompileError as error:
                 failed = failing_rung(plan, error)
                 if failed is None or failed in self._avoid:
@@ -303,14 +290,56 @@ class PlanCache:
         self, network: Network, place: DeviceOrCard, batch: int, formats: Mapping[str, InputFormat]
     ) -> Callable[..., Plan]:
         """Return `make_plan` with the arguments for a batch size, device and input formats bound."""
+        return self._planner(self._specialized(network, place, batch, formats), formats)
+
+    def _planner(
+        self, specialized: SpecializedGraph, formats: Mapping[str, InputFormat]
+    ) -> Callable[..., Plan]:
         settings = self._settings
-        optimized = network.optimized(self._image_layout(formats.values()))
-        with own_arithmetic("fp32", settings.device):
-            graph = for_batch(optimized, settings.dtype, batch, settings.fusion, Card.of(place), self._avoid)
+        graph, place, avoid = specialized.graph, specialized.place, specialized.avoid
+        arguments = (graph, settings.dtype, place, formats, avoid, settings.fusion)
+        return partial(make_plan, *arguments, deterministic=settings.fixed_batch is not None)
+
+    def _specialized(
+        self, network: Network, place: DeviceOrCard, batch: int, formats: Mapping[str, InputFormat]
+    ) -> SpecializedGraph:
+        images = self._image_layout(formats.values())
+        graph = self.specialize(network.optimized(images), batch, place, self._avoid)
         self.networks.pool.share(graph)
-        deterministic = settings.fixed_batch is not None
-        arguments = (graph, settings.dtype, place, formats, self._avoid, settings.fusion)
-        return partial(make_plan, *arguments, deterministic=deterministic)
+        return SpecializedGraph(graph, images, place, self._avoid)
+
+    def specialize(self, optimized: Graph, batch: int, place: DeviceOrCard, avoid: frozenset[str]) -> Graph:
+        """Return an optimized graph for one batch size, as plans are made of it."""
+        settings = self._settings
+        with own_arithmetic("fp32", settings.device):
+            return for_batch(optimized, settings.dtype, batch, settings.fusion, Card.of(place), avoid)
+
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def replace_weights(self, weights: Mapping[str, torch.Tensor], kept: Mapping[str, torch.Tensor]) -> None:
+        """Write new weights, by their names in the model, into the plans' memory; `kept` is the copy that later
+        captures use. Raises UnsupportedError, and changes nothing, if that takes another plan."""
+        with self._planning:
+            if self._settings.dtype == "fp8":
+                raise UnsupportedError(
+                    "an fp8 engine's ranges were measured with the old weights; compile the model again, with "
+                    "calibration="
+                )
+            update = weight_update(
+                self.networks.known,
+                [*self.cached.values()],
+                self.constants.values(),
+                self.specialize,
+                weights,
+                kept,
+            )
+            if self._settings.where == "cuda":
+                torch.cuda.synchronize(self._settings.device)  # calls in flight read the old weights
+            update.write()
+            for cached in self.cached.values():
+                cached.calls.repack()
+            if self._settings.where == "cuda":
+                torch.cuda.synchronize(self._settings.device)  # calls on any stream read the new weights
 
     def _warn_of_recompilation(self, plan: Plan, architecture: str) -> None:
         absent = [program for program in plan.programs if not is_bundled(program, architecture)]

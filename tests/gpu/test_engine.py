@@ -457,3 +457,27 @@ def test_what_pytorch_evaluates_of_an_expression_can_be_recorded(cuda: torch.dev
     y.fill_(torch.nan)
     graph.replay()
     assert torch.equal(y, x.clamp(0, 6))
+
+
+def test_new_weights_in_place_also_in_captured_cuda_graphs(cuda: torch.device) -> None:
+    """`refresh` writes into the memory that plans, and CUDA graphs around the engine, read."""
+    for dtype in ("fp16", "tf32"):
+        (model, x), (other, _) = models.model("resnet18"), models.model("resnet18")
+        model, other, x = model.to(cuda), other.to(cuda), x.to(cuda)
+        with torch.no_grad():
+            for parameter in other.parameters():
+                parameter.mul_(0.9 + 0.2 * torch.rand_like(parameter))
+        engine = escalade.compile(model, x, dtype=dtype, buffers=2)
+        graph = torch.cuda.CUDAGraph()
+        engine(x)
+        with torch.cuda.graph(graph):
+            captured = engine(x)
+        expected = escalade.compile(other, x, dtype=dtype)(x)
+        model.load_state_dict(other.state_dict())
+        engine.refresh()
+        graph.replay()
+        assert torch.equal(captured, expected)
+        with torch.cuda.stream(torch.cuda.Stream()):
+            results = engine(x)
+        torch.cuda.synchronize()
+        assert torch.equal(results, expected)

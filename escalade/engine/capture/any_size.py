@@ -14,6 +14,7 @@ from escalade.engine.capture.export import graph_of, with_original
 from escalade.engine.capture.model_copy import OriginalModel
 from escalade.engine.capture.python_state import require_repeatable
 from escalade.engine.capture.trace import trace_graph
+from escalade.engine.capture.weight_values import named_tensors
 from escalade.engine.graph.graph import Graph
 
 _MAX_PROGRAMS = 8  # cached symbolic programs; a model that branches on sizes has one per branch
@@ -48,10 +49,16 @@ class AnySize:
             return graph_of(original, example)
 
         self.graph = with_original(model, owned, autocast, run_capture)
+        self.graph.state_shapes = _state_shapes(self._snapshot.model)
         self._templates, self._structure = list(map(_InputTemplate.of, example.tensors)), example.structure
         self._programs: list[Any] = []
         self._failures = 0 if self.graph.is_batched else 1
         """Number of sizes for which the symbolic export failed."""
+
+    @property
+    def weights(self) -> dict[str, torch.Tensor]:
+        """The parameters and buffers that captures use, by name."""
+        return dict(named_tensors(self._snapshot.model))
 
     def graph_for(self, shapes: Sequence[Sequence[int]]) -> Graph:
         """Capture the model for inputs of these shapes, for any batch size if it allows that."""
@@ -88,6 +95,14 @@ class AnySize:
             return fixed_graph(original, example)
 
         return with_original(self._snapshot.model, self._snapshot.tensors, self._autocast, run_capture)
+
+
+def _state_shapes(model: torch.nn.Module) -> dict[str, tuple[int, ...]] | None:
+    """Return the shapes of the state dict's entries; None if it holds anything but tensors."""
+    state = model.state_dict()
+    if not all(isinstance(value, torch.Tensor) for value in state.values()):
+        return None
+    return {name: tuple(tensor.shape) for name, tensor in state.items()}
 
 
 @dataclass(frozen=True)

@@ -81,6 +81,7 @@ class ExportReader(FxReader):
                 graph.constants[name] = copies.of(tensors[targets[node.name]])
                 weight_names[name] = targets[node.name]
         graph.weight_names = weight_names
+        graph.fixed_weights = frozenset(self._original.read_weights)
         for node in self._nodes.nodes:
             if node.op == "call_function":
                 self._call(graph, node)

@@ -46,6 +46,8 @@ class OriginalModel:
         self.find_global_change = find_global_change
         self.change: str | None = None
         """Description of the first change of Python state that a run of a copy was seen to make."""
+        self.read_weights: set[str] = set()
+        """Names of the weights whose values a run has read."""
         self._shared = shared or {}
         self._tensors: dict[tuple[Any, ...], torch.Tensor] = {}
         self._storages = {tensor.untyped_storage().data_ptr() for tensor in owned if _has_address(tensor)}
@@ -330,6 +332,13 @@ _SHARED_TYPES = (
 )  # fmt: skip
 _EXACT_SHARED_TYPES = frozenset((type(None), object, *_SHARED_TYPES))
 _DICTS = frozenset((dict, collections.OrderedDict))
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """Return the model inside any number of wrappers: the module that copies are made of."""
+    while (inner := _unwrap(model)) is not None:
+        model = inner
+    return model
 
 
 def _unwrap(module: nn.Module) -> nn.Module | None:

@@ -48,7 +48,7 @@ class _ExportAdapter:
         self.input_names = example.names(model)
         self._example = example
         if not isinstance(model, torch.fx.GraphModule):
-            answer_weight_queries(model)
+            answer_weight_queries(model, original.read_weights)
             model.register_forward_pre_hook(self._rebuild_arguments, prepend=True, with_kwargs=True)
             model.register_forward_hook(self._flatten_results)  # after the model's own hooks
             self._watch = StateWatch(original, model, exported=True)

@@ -37,14 +37,17 @@ class WeightValues(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self._values: dict[int, tuple[torch.Tensor, Callable[[], torch.Tensor]]] = {}
-        """By id of a fake tensor: the tensor, which keeps the id valid, and a function that computes its values."""
+        self.read_names: set[str] = set()
+        """Names of the weights whose values the model has read."""
+        self._values: dict[int, tuple[torch.Tensor, Callable[[], torch.Tensor], frozenset[str]]] = {}
+        """By id of a fake tensor: the tensor, which keeps the id valid, a function that computes its values, and the
+        names of the weights that they are computed from."""
         self._writes = False
         """True once the model writes to a tensor. Any other may be a view of it, so no value is known from then on."""
 
-    def set_values(self, fake: torch.Tensor, values: torch.Tensor) -> None:
-        """Register the values of a fake tensor."""
-        self._values[id(fake)] = (fake, lambda: values)
+    def set_values(self, fake: torch.Tensor, values: torch.Tensor, name: str = "") -> None:
+        """Register the values of a fake tensor, and its name if it is a weight."""
+        self._values[id(fake)] = (fake, lambda: values, frozenset({name} - {""}))
 
     def __torch_function__(self, function: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
         keywords = keywords or {}
@@ -55,13 +58,19 @@ class WeightValues(TorchFunctionMode):
             arguments[0].detach().copy_(arguments[1])
             return None
         call = self._deferred_result(function, arguments, keywords)
+        names = self._names_of(arguments, keywords) if call is not None else frozenset()
         if function in _VALUE_QUERIES and call is not None:
+            self.read_names |= names
             return call()
         result = function(*arguments, **keywords)
         self._writes |= _may_write(function, keywords)
         if call is not None and isinstance(result, torch.Tensor):
-            self._values[id(result)] = (result, call)
+            self._values[id(result)] = (result, call, names)
         return result
+
+    def _names_of(self, arguments: Any, keywords: Any) -> frozenset[str]:
+        known = (self._values.get(id(leaf)) for leaf in pytree.tree_leaves((arguments, keywords)))
+        return frozenset[str]().union(*(each[2] for each in known if each is not None))
 
     def _deferred_result(self, function: Any, arguments: Any, keywords: Any) -> Callable[[], Any] | None:
         """Return a function that computes the call on real values; None if it has no tensors, or unknown ones."""
@@ -108,23 +117,30 @@ class _NoRandomNumbers(TorchDispatchMode):
         return function(*arguments, **(keywords or {}))
 
 
-def answer_weight_queries(model: torch.nn.Module) -> None:
-    """Let a model copy read its current weight values after `torch.export` replaces them with fake tensors."""
-    values = {name: tensor.detach() for name, tensor in _named_tensors(model)}
+def answer_weight_queries(model: torch.nn.Module, read_names: set[str]) -> None:
+    """Let a model copy read its current weight values after `torch.export` replaces them with fake tensors.
+
+    Names of weights whose values it reads are added to `read_names`.
+    """
+    values = {name: tensor.detach() for name, tensor in named_tensors(model)}
     forward = model.forward
 
     @functools.wraps(forward)
     def forward_with_values(*arguments: Any, **keywords: Any) -> Any:
         weight_values = WeightValues()
-        for name, tensor in _named_tensors(model):
+        for name, tensor in named_tensors(model):
             if name in values:
-                weight_values.set_values(tensor, values[name])
-        with weight_values:
-            return forward(*arguments, **keywords)
+                weight_values.set_values(tensor, values[name], name)
+        try:
+            with weight_values:
+                return forward(*arguments, **keywords)
+        finally:
+            read_names.update(weight_values.read_names)
 
     model.forward = forward_with_values  # not a hook: PyTorch skips `always_call` hooks while compiling
 
 
-def _named_tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+def named_tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield every parameter and buffer, shared ones under each of their names."""
     yield from model.named_parameters(remove_duplicate=False)
     yield from model.named_buffers(remove_duplicate=False)

@@ -24,6 +24,7 @@ class Batch:
 
 Dimension = int | Batch
 Shape = tuple[Dimension, ...]
+DeriveConstant = Callable[[torch.Tensor], torch.Tensor]
 
 ATEN = "aten"
 """Op of a node that PyTorch runs; its attributes are the operator's name and arguments."""
@@ -140,7 +141,13 @@ class Graph:
     images: str = "nchw"
     """Layout of input images. With `nhwc`, output images are returned in the layout they are computed in."""
     weight_names: Mapping[str, str] = field(default_factory=dict)
-    """Names of constants in the model, where the graph's own names differ."""
+    """Name in the model of each constant that is a parameter or buffer."""
+    derived: dict[str, tuple[str, DeriveConstant | None]] = field(default_factory=dict)
+    """Constants that the capture computed from another: its name, and how (None for graphs from files)."""
+    fixed_weights: frozenset[str] = frozenset()
+    """Names in the model of weights whose values the capture read: other values might give another graph."""
+    state_shapes: Mapping[str, tuple[int, ...]] | None = None
+    """Shapes of the entries of the model's state dict, whether the graph reads them or not; None if not known."""
     notes: list[str] = field(default_factory=list)
     """Messages to the user."""
     is_trusted: bool = True
@@ -156,8 +163,14 @@ class Graph:
                 yield self.nodes[name]
 
     def copy(self) -> Graph:
-        """Return a shallow copy: nodes are frozen, and constants are never written to."""
-        return replace(self, nodes=dict(self.nodes), constants=dict(self.constants), notes=list(self.notes))
+        """Return a shallow copy: nodes are frozen, and passes never write to constants."""
+        return replace(
+            self,
+            nodes=dict(self.nodes),
+            constants=dict(self.constants),
+            derived=dict(self.derived),
+            notes=list(self.notes),
+        )
 
     @property
     def device(self) -> torch.device:
@@ -219,6 +232,12 @@ class Graph:
         name = self.fresh(name)
         self.constants[name] = tensor
         return name
+
+    def derive_constant(self, name: str, source: str, derive: DeriveConstant) -> str:
+        """Add a constant computed from another one, and record how, for when the weights are replaced."""
+        made = self.add_constant(name, derive(self.constants[source]))
+        self.derived[made] = (source, derive)
+        return made
 
     def replace_uses(self, old: str, new: str) -> None:
         """Let all readers of `old`, and the outputs, read `new`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -249,8 +250,7 @@ class ConvTranspose2d(Operator):
             )
             rows, columns = (far - own for far, own in zip(reach, window["padding"], strict=True))
             if min(rows, columns) >= 0:  # else the convolution would have to crop x
-                turned = filters.unflatten(0, (groups, -1)).transpose(1, 2).flatten(0, 1).flip(2, 3)
-                flipped = graph.add_constant(f"{node.name}_weight", turned.contiguous())
+                flipped = graph.derive_constant(f"{node.name}_weight", weight, partial(_flipped, groups))
                 return Conv2d.instead_of(
                     node, {"x": x, "weight": flipped, "bias": bias},
                     stride=(1, 1), padding=(rows, columns), dilation=window["dilation"], groups=groups, relu=False,
@@ -303,6 +303,12 @@ class ConvTranspose2d(Operator):
 
     def pytorch_constants(self, node: Node) -> Mapping[str, str]:
         return {"weight": NHWC}
+
+
+def _flipped(groups: int, filters: torch.Tensor) -> torch.Tensor:
+    """Return the filters of the convolution that equals a transposed one of stride 1."""
+    turned = filters.unflatten(0, (groups, -1)).transpose(1, 2).flatten(0, 1).flip(2, 3)
+    return turned.contiguous()
 
 
 def _effective_stride(

@@ -96,7 +96,7 @@ class Linear(Operator):
         weight = graph.constants[matrix]
         if not node.is_floating or weight.dim() != 2 or len(graph.shape_of(x)) < 2:
             return None
-        name = graph.add_constant(f"{node.name}_weight", weight.t().contiguous())
+        name = graph.derive_constant(f"{node.name}_weight", matrix, lambda matrix: matrix.t().contiguous())
         return self.instead_of(node, {"x": x, "weight": name, "bias": bias}, relu=False)
 
     @match_aten("addmm")

@@ -88,7 +88,7 @@ def _with_fp32_scalars(node: Node, graph: Graph) -> Node:
     if not any(graph.dtype_of(name).is_floating_point for name in others):
         return node
     scalars = {
-        role: graph.add_constant(f"{name}_float32", graph.constants[name].float())
+        role: graph.derive_constant(f"{name}_float32", name, torch.Tensor.float)
         for role, name in node.inputs.items()
         if name in graph.constants and not graph.shape_of(name) and graph.dtype_of(name) is torch.float64
     }

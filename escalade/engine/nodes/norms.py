@@ -97,7 +97,7 @@ class LayerNorm(Operator):
         rows = Reshape.node(graph.fresh(f"{node.name}_rows"), {"x": known.inputs["x"]}, {}, shape, node.dtype)
         graph.append(rows)
         constants = {
-            role: graph.add_constant(f"{node.name}_{role}", graph.constants[known.inputs[role]].flatten())
+            role: graph.derive_constant(f"{node.name}_{role}", known.inputs[role], torch.Tensor.flatten)
             for role in _PARAMETERS
             if role in known.inputs
         }

@@ -238,4 +238,4 @@ def _along_channels(graph: Graph, weight: str | None, x: str | None) -> str | No
     tensor, rank = graph.constants[weight], len(graph.shape_of(x))
     if tensor.numel() == 1 or tensor.dim() > 1 or rank < 2:
         return weight if tensor.numel() == 1 or tensor.dim() == rank else None
-    return graph.add_constant(f"{weight}_channels", tensor.view(-1, *[1] * (rank - 2)))
+    return graph.derive_constant(f"{weight}_channels", weight, lambda one: one.view(-1, *[1] * (rank - 2)))

@@ -31,7 +31,7 @@ def on_sequences(matcher: Matcher, x: str, weight: str | None = None) -> Matcher
         image = Reshape.node(graph.fresh(f"{node.name}_row"), {"x": operand}, {}, shape, node.dtype)
         inputs = {role: image.name if name == operand else name for role, name in node.inputs.items()}
         if kernel is not None:
-            filters = graph.add_constant(f"{node.name}_weight", graph.constants[kernel].unsqueeze(2))
+            filters = graph.derive_constant(f"{node.name}_weight", kernel, lambda kernel: kernel.unsqueeze(2))
             inputs = {role: filters if name == kernel else name for role, name in inputs.items()}
         arguments = {key: _image_argument(key, value) for key, value in node.attributes["arguments"].items()}
         viewed = replace(

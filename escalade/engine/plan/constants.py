@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -97,16 +99,29 @@ class ConstantPool:
     def _shared(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         key = (name, tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
         known = [one for each in self._known.get(key, ()) if (one := each()) is not None]
-        found = next((one for one in known if one is tensor or _equal_bits(one, tensor)), None)
+        found = next((one for one in known if one is tensor or equal_bits(one, tensor)), None)
         if found is None:
             known.append(tensor)
         self._known[key] = [weakref.ref(one) for one in known]
         return tensor if found is None else found
 
 
-def _equal_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+def equal_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Return True if two tensors of one shape and dtype hold the same bits."""
     # Comparing values would merge +0.0 with -0.0 and never merge NaNs.
     return torch.equal(*(tensor.reshape(-1).view(torch.uint8) for tensor in (one, other)))
+
+
+def write_tensor(target: torch.Tensor, values: torch.Tensor) -> None:
+    """Write values into a tensor in place; dimensions that repeat one element (stride 0) are written once."""
+    if (target.data_ptr(), target.stride()) == (values.data_ptr(), values.stride()):
+        return
+    for dimension, stride in enumerate(target.stride()):
+        if not stride and target.shape[dimension] > 1:
+            target, values = target.narrow(dimension, 0, 1), values.narrow(dimension, 0, 1)
+    # PyTorch refuses writes to an inference tensor outside inference mode.
+    with torch.no_grad(), torch.inference_mode() if target.is_inference() else nullcontext():
+        target.copy_(values)
 
 
 class ConstantCache:
@@ -129,6 +144,15 @@ class ConstantCache:
                 # `detach` returns a new tensor object: a value that is its own weak key would never be freed.
                 made[entry.form] = aligned(self._make(entry, graph)).detach()
             return made[entry.form]
+
+    def converted_again(
+        self, old: Graph, name: str, new: Graph
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yield each form of a constant that is in use, with what it is in another graph of the same structure."""
+        with self._lock:
+            made = dict(self._made.get(old.constants[name], {}))
+        for form, tensor in made.items():
+            yield tensor, self._make(ConstantForm(name, form), new)
 
     def _make(self, entry: ConstantForm, graph: Graph) -> torch.Tensor:
         tensor = graph.constants[entry.name]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import zip_longest
 from types import MappingProxyType
 
@@ -17,7 +18,7 @@ from escalade.device.streams import dedicated_stream
 from escalade.engine.nodes.evaluate import own_arithmetic
 from escalade.engine.nodes.lowering import OWN
 from escalade.engine.plan.constants import ConstantCache
-from escalade.engine.plan.memory import PlanMemory
+from escalade.engine.plan.memory import PlanMemory, repack
 from escalade.engine.plan.multi_output import MultiOutputCalls
 from escalade.engine.plan.plan import Plan
 from escalade.engine.plan.step import ConstantForm, PlanStep
@@ -72,6 +73,14 @@ class PlanKernels:
     def weights(self) -> tuple[torch.Tensor, ...]:
         """Packed weights, constants and counters: everything kept from call to call."""
         return (*self._memory.persistent.values(), *self._memory.constants.values())
+
+    def repack(self) -> None:
+        """Pack the weights again after the constants were written to."""
+        self.repacking()()
+
+    def repacking(self) -> Callable[[], None]:
+        """Return `repack` as a function that does not keep the arena alive."""
+        return partial(repack, self.plan, self._memory.constants, self._memory.persistent, self._device)
 
     def run_steps(self) -> None:
         """Run every step on the current stream, without a CUDA graph."""

@@ -10,11 +10,12 @@ from collections.abc import Mapping
 
 import torch
 
+from escalade.device.packing import run_packing
 from escalade.device.recipe import Recipe
 from escalade.engine.graph.forms import STORAGE
 from escalade.engine.plan.constants import ConstantCache
 from escalade.engine.plan.plan import Plan
-from escalade.engine.plan.step import PlanStep
+from escalade.engine.plan.step import ConstantForm, PlanStep
 from escalade.engine.plan.values import PlanValues
 
 
@@ -82,6 +83,28 @@ class PlanMemory:
             read = self._plan.side_outputs(name)
             self._unread[name] = {buffer: tensor for buffer, tensor in buffers.items() if buffer not in read}
         return self._unread[name]
+
+
+def repack(
+    plan: Plan,
+    constants: Mapping[ConstantForm, torch.Tensor],
+    persistent: Mapping[str, torch.Tensor],
+    device: torch.device,
+) -> None:
+    """Pack the weights into the plan's persistent workspaces again, on the current stream."""
+    for step in plan.steps:
+        recipe = step.recipe
+        if recipe is None or not (recipe.packing.steps and step.weights_are_constant(plan.graph.constants)):
+            continue
+        tensors: dict[str, torch.Tensor | None] = {
+            role: constants[step.constant(role)]
+            for role, name in step.node.inputs.items()
+            if name in plan.graph.constants
+        }
+        for workspace in recipe.workspaces:
+            kept = persistent.get(step.workspace_name(workspace))
+            tensors[workspace.name] = workspace.allocate(device) if kept is None else kept
+        run_packing(recipe, device, step.node.source or step.node.name, tensors)
 
 
 def allocate_persistent(

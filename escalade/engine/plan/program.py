@@ -40,6 +40,8 @@ class PlanProgram(Protocol):
         """Return a program that shares the weights but no buffers, so that both can run at once."""
 
     def record_stream(self, stream: torch.cuda.Stream) -> None: ...
+    def repack(self) -> None:
+        """Derive everything that is packed from constants again, after those were written to."""
 
 
 def copy_into(out: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -10,7 +10,7 @@ import torch
 from escalade.engine.graph.forms import Form
 from escalade.engine.nodes.evaluate import compute, own_arithmetic
 from escalade.engine.nodes.lowering import OWN
-from escalade.engine.plan.constants import ConstantCache
+from escalade.engine.plan.constants import ConstantCache, write_tensor
 from escalade.engine.plan.plan import Plan
 from escalade.engine.plan.program import Dtypes, OutTensors, Tensors, copy_into
 from escalade.engine.plan.step import ConstantForm
@@ -27,9 +27,8 @@ class ReferenceProgram:
 
     def __init__(self, plan: Plan, constants: ConstantCache) -> None:
         self.plan = plan
-        self._constants = {
-            entry: _to_accumulator_dtype(constants.get(entry, plan.graph)) for entry in plan.constants
-        }
+        self._constant_cache = constants
+        self._constants = self._widened_constants()
         self.inputs = self._inputs()
         self.outputs = tuple(self._buffer(name) for name in plan.graph.outputs)
 
@@ -77,6 +76,16 @@ class ReferenceProgram:
 
     def clone(self) -> ReferenceProgram:
         return self  # calls share no buffers
+
+    def repack(self) -> None:
+        for entry, tensor in self._widened_constants().items():
+            write_tensor(self._constants[entry], tensor)
+
+    def _widened_constants(self) -> dict[ConstantForm, torch.Tensor]:
+        return {
+            entry: _to_accumulator_dtype(self._constant_cache.get(entry, self.plan.graph))
+            for entry in self.plan.constants
+        }
 
     def _inputs(self) -> tuple[torch.Tensor, ...]:
         return tuple(self._buffer(entry.name) for entry in self.plan.graph.inputs)

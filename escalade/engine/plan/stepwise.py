@@ -21,7 +21,7 @@ from escalade.engine.nodes.lowering import OWN
 from escalade.engine.plan.constants import ConstantCache
 from escalade.engine.plan.kernel_program import KernelProgram
 from escalade.engine.plan.kernels import compile_plans
-from escalade.engine.plan.memory import allocate_persistent
+from escalade.engine.plan.memory import allocate_persistent, repack
 from escalade.engine.plan.multi_output import MultiOutputCalls
 from escalade.engine.plan.plan import Plan
 from escalade.engine.plan.program import Dtypes, OutTensors, PlanProgram, Tensors, copy_into
@@ -101,6 +101,11 @@ class StepwiseProgram:
 
     def call_isolated(self, tensors: Tensors, types: Dtypes, out: OutTensors = None) -> list[torch.Tensor]:
         return self._call(tensors, types, out, allocate_persistent(self.plan, self._device, self._persistent))
+
+    def repack(self) -> None:
+        repack(self.plan, self._constants, self._persistent, self._device)
+        if "_graph_program" in vars(self):
+            self._graph_program.repack()
 
     def record_stream(self, stream: torch.cuda.Stream) -> None:
         for tensor in (*self._persistent.values(), *self._constants.values()):
