@@ -22,7 +22,11 @@ def blocks(text: str, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
 
 
-RUN = [*blocks(README, "python"), *blocks((ROOT / "docs" / "twin.md").read_text(), "python")]
+RUN = [
+    block
+    for page in ("README.md", "docs/engine.md", "docs/twin.md")
+    for block in blocks((ROOT / page).read_text(), "python")
+]
 
 
 @pytest.mark.parametrize("block", RUN, ids=lambda block: block.splitlines()[1])

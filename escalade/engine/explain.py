@@ -28,7 +28,7 @@ ON_THE_CPU = (
 ON_THE_TWIN = "The twin chooses rungs as for an H200: estimates are for that card, not for this CPU."
 SLOWER_IN_FP8 = (
     "On an H200 networks are slower in fp8 than in fp16 today: 8 bits halve the bytes between convolutions, but do not "
-    "save time yet (docs/engine.md)."
+    "save time yet (docs/calls.md)."
 )
 _TEXT_WIDTH = 200
 _WIDE = 150
