@@ -217,6 +217,22 @@ __device__ __forceinline__ void store_16(void* global, uint4 value) {
                  : "memory");
 }
 
+// start[at] = value, predicated, with one instruction for the address: the compiler would branch around each of a loop's
+// stores, and compute addresses with four.
+__device__ __forceinline__ void store_if(bool wanted, float* start, int at, float value) {
+    asm volatile("{\n.reg .pred p;\n.reg .u64 address;\nsetp.ne.u32 p, %3, 0;\nmad.wide.s32 address, %1, 4, %0;\n"
+                 "@p st.global.f32 [address], %2;\n}" ::"l"(start), "r"(at), "f"(value), "r"(u32(wanted)));
+}
+
+// start[at], likewise; 0 if not wanted. No store of this kernel may have written it.
+__device__ __forceinline__ float load_if(bool wanted, const float* start, int at) {
+    float value;
+    asm volatile("{\n.reg .pred p;\n.reg .u64 address;\nsetp.ne.u32 p, %3, 0;\nmad.wide.s32 address, %2, 4, %1;\n"
+                 "mov.f32 %0, 0f00000000;\n@p ld.global.nc.f32 %0, [address];\n}"
+                 : "=f"(value) : "l"(start), "r"(at), "r"(u32(wanted)));
+    return value;
+}
+
 // Pairs of bfloat16, the first in the low half.
 __device__ __forceinline__ u32 pack_bfloat2(float low, float high) {
     u32 packed;

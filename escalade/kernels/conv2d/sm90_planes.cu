@@ -7,6 +7,8 @@
 // registers, where a lane may gather them from anywhere:
 //   - one TMA load brings K_STEP planes of a tile's window, padding included;
 //   - for each tap the lanes load their rows from it, shifted by the tap: x is copied once, not once per tap;
+//   - the BLOCKS of a lane are below each other, so a row that was loaded serves all taps of a filter's column that
+//     reach it: (BLOCKS + 2) / (3 * BLOCKS) of the loads, for 3x3 filters;
 //   - eight lanes of a warp hold eight adjacent pixels of a filter, a full sector to store.
 // Weights are packed beforehand (conv2d/sm90_planes_weights.cu) and stream through a ring of their own, or stay in smem
 // if all of them fit (RESIDENT). Two warpgroups share a tile and its weights; or each has tiles and rings of its own
@@ -41,7 +43,8 @@ constexpr int GROUPS = 4;               // config.groups: groups of 8 adjacent p
 constexpr int STAGES = 2;               // config.stages: windows
 constexpr int WEIGHT_STAGES = 4;        // config.weight_stages
 constexpr int K_STEP = 32;              // tiling.k_step: channels of a window
-constexpr int TAPS_IN_STAGE = 1;        // tiling.taps_in_stage: 1, or those of a filter row
+constexpr int COLUMN_TAPS = 3;          // tiling.column_taps: taps of a filter's column that share rows: all, or 1
+constexpr int PART_STEPS = 1;           // tiling.part_steps: steps of 8 channels per stage of weights
 constexpr bool RESIDENT = false;        // resident: the weights of all channels and taps stay in smem
 constexpr int WINDOW_ROWS = 10;         // tiling.window[0]
 constexpr int WINDOW_COLUMNS = 36;      // tiling.window[1]: padded, so that four planes are in different banks
@@ -64,18 +67,19 @@ constexpr int MEMBERS = CONSUMERS / TEAMS;
 constexpr int TILE_COLUMNS = 8 * GROUPS, TILE_ROWS = MEMBERS * BLOCKS * 8 / GROUPS;
 constexpr int CHUNKS = (CHANNELS + K_STEP - 1) / K_STEP;
 constexpr int PLANE_BYTES = WINDOW_ROWS * WINDOW_COLUMNS * 4, WINDOW_BYTES = K_STEP * PLANE_BYTES;
-constexpr int TAP_BYTES = WGMMA_N * K_STEP * 4, WEIGHT_BYTES = TAPS_IN_STAGE * TAP_BYTES;
-constexpr int WEIGHTS_PER_TILE = CHUNKS * FILTER_HEIGHT * FILTER_WIDTH / TAPS_IN_STAGE;  // stages
-constexpr int STEPS = K_STEP / 8;             // of a wgmma, per tap
-constexpr int PARTS = STEPS > 1 ? 2 : 1;      // of a tap: one is loaded while the other is multiplied
-constexpr int PART_STEPS = STEPS / PARTS;
-constexpr int UNROLLED_ROWS = PARTS == 2 ? 1 : FILTER_HEIGHT, UNROLLED_TAPS = PARTS == 2 ? 1 : FILTER_WIDTH;
+constexpr int WEIGHT_BYTES = COLUMN_TAPS * PART_STEPS * 8 * WGMMA_N * 4;  // of a stage
+constexpr int PARTS = K_STEP / 8 / PART_STEPS;  // of a window's channels: rows are loaded while another's are multiplied
+constexpr int ROW_GROUPS = FILTER_HEIGHT / COLUMN_TAPS;
+constexpr int WEIGHTS_PER_TILE = CHUNKS * ROW_GROUPS * FILTER_WIDTH * PARTS;  // stages
+constexpr int UNROLLED_GROUPS = PARTS > 1 ? 1 : ROW_GROUPS, UNROLLED_TAPS = PARTS > 1 ? 1 : FILTER_WIDTH;
+constexpr int LOADED_STEP = COLUMN_TAPS > 1 ? 1 : STRIDE_H;  // rows of a window between those that a lane loads, in all:
+constexpr int LOADED = COLUMN_TAPS > 1 ? (BLOCKS - 1) * STRIDE_H + COLUMN_TAPS : BLOCKS;
 constexpr int PACKED_ROW = 64;                // floats of packed weights in a row of their tensor map
-static_assert(TILE_ROWS * GROUPS == MEMBERS * BLOCKS * 8, "a tile is whole rows of groups");
+static_assert(GROUPS % 2 == 0 && MEMBERS * 4 % (GROUPS / 2) == 0, "warps hold two adjacent groups, in whole rows");
 static_assert((TILE_ROWS - 1) * STRIDE_H + (FILTER_HEIGHT - 1) * DILATION_H < WINDOW_ROWS, "the window holds a tile");
 static_assert((TILE_COLUMNS - 1) * STRIDE_W + (FILTER_WIDTH - 1) * DILATION_W + SHIFT < WINDOW_COLUMNS, "likewise");
-static_assert(TAPS_IN_STAGE == 1 || TAPS_IN_STAGE == FILTER_WIDTH, "a stage is a tap or a filter row");
-static_assert(PARTS == 2 || CHUNKS == 1, "the two sets of rows alternate from chunk to chunk");
+static_assert(COLUMN_TAPS == 1 || (COLUMN_TAPS == FILTER_HEIGHT && DILATION_H == 1), "taps share adjacent rows");
+static_assert(PARTS % 2 == 0 || (PARTS == 1 && CHUNKS == 1), "the two sets of rows alternate from part to part");
 static_assert(!RESIDENT || WEIGHT_STAGES == WEIGHTS_PER_TILE, "resident weights have a stage each");
 
 using Windows = Ring<STAGES, (WINDOW_BYTES + 1023) / 1024 * 1024>;
@@ -164,53 +168,53 @@ __device__ __forceinline__ void copy_weights(const TensorMap& map, Weights ring,
 
 // ------------------------------------------------------------------ mainloop
 
-// Position of a lane's pixels: of block `block`, the rows lane / 4 and lane / 4 + 8 of its warp. The groups of a warp are
-// adjacent, so that it stores whole lines.
+// Position of a lane's pixels: of block `block`, the rows lane / 4 and lane / 4 + 8 of its warp. The two groups of a warp
+// are adjacent, and its blocks below each other.
 struct Pixels {
-    const int consumer, warp, lane;
+    const int warp, lane;  // of those that share the tile
 
-    __device__ __forceinline__ Pixels()
-        : consumer(threadIdx.x / 128 % MEMBERS), warp(threadIdx.x / 32 % 4), lane(threadIdx.x % 32) {}
-    __device__ __forceinline__ int group(int block, int half) const {
-        return ((consumer * 4 + warp) * BLOCKS + block) * 2 + half;  // `consumer` of those that share the tile
+    __device__ __forceinline__ Pixels() : warp(threadIdx.x / 32 % (MEMBERS * 4)), lane(threadIdx.x % 32) {}
+    __device__ __forceinline__ int row(int block) const { return warp / (GROUPS / 2) * BLOCKS + block; }
+    __device__ __forceinline__ int column(int half) const {
+        return (warp % (GROUPS / 2) * 2 + half) * 8 + lane / 4;
     }
-    __device__ __forceinline__ int row(int block, int half) const { return group(block, half) / GROUPS; }
-    __device__ __forceinline__ int column(int block, int half) const {
-        return group(block, half) % GROUPS * 8 + lane / 4;
-    }
-    // Byte offset in a window, of channel lane % 4.
-    __device__ __forceinline__ u32 offset(int block, int half) const {
+    // Byte offset in a window, of channel lane % 4 and block 0.
+    __device__ __forceinline__ u32 offset(int half) const {
         return lane % 4 * PLANE_BYTES
-               + (row(block, half) * STRIDE_H * WINDOW_COLUMNS + column(block, half) * STRIDE_W + SHIFT) * 4;
+               + (row(0) * STRIDE_H * WINDOW_COLUMNS + column(half) * STRIDE_W + SHIFT) * 4;
     }
 };
 
-using Rows = u32[PART_STEPS][BLOCKS][4];  // of A, as an MMA takes them
+using Rows = u32[PART_STEPS][LOADED][4];  // of A, as an MMA takes them
 
-__device__ __forceinline__ void load_rows(Rows& rows, const u32 (&pixels)[BLOCKS][2], u32 window, int part) {
+__device__ __forceinline__ void load_rows(Rows& rows, const u32 (&at)[2], int part) {
 #pragma unroll
     for (int step = 0; step < PART_STEPS; ++step)
 #pragma unroll
-        for (int block = 0; block < BLOCKS; ++block)
+        for (int row = 0; row < LOADED; ++row)
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 const int channel = (part * PART_STEPS + step) * 8 + i / 2 * 4;
-                rows[step][block][i] =
-                    __float_as_uint(load_shared(window + pixels[block][i % 2] + channel * PLANE_BYTES));
+                const int offset = channel * PLANE_BYTES + row * LOADED_STEP * WINDOW_COLUMNS * 4;
+                rows[step][row][i] = __float_as_uint(load_shared(at[i % 2] + offset));
             }
 }
 
-// Packed weights of a tap: [K_STEP / 4][WGMMA_N][4].
-__device__ __forceinline__ void multiply_rows(Accumulators& acc, const Rows& rows, u32 weights, int part, bool begun) {
+// A stage of packed weights: [COLUMN_TAPS][PART_STEPS * 2][WGMMA_N][4].
+__device__ __forceinline__ void multiply_rows(Accumulators& acc, const Rows& rows, u32 weights, bool begun) {
     wgmma_fence();
 #pragma unroll
-    for (int step = 0; step < PART_STEPS; ++step) {
-        const u64 columns =
-            overlapping_descriptor(weights + (part * PART_STEPS + step) * 2 * WGMMA_N * 16, WGMMA_N * 16, 128);
+    for (int r = 0; r < COLUMN_TAPS; ++r)
 #pragma unroll
-        for (int block = 0; block < BLOCKS; ++block)
-            wgmma_tf32_from_registers(acc[block], rows[step][block], columns, begun || step);
-    }
+        for (int step = 0; step < PART_STEPS; ++step) {
+            const u64 columns =
+                overlapping_descriptor(weights + (r * PART_STEPS + step) * 2 * WGMMA_N * 16, WGMMA_N * 16, 128);
+#pragma unroll
+            for (int block = 0; block < BLOCKS; ++block) {
+                const int row = COLUMN_TAPS > 1 ? block * STRIDE_H + r : block;
+                wgmma_tf32_from_registers(acc[block], rows[step][row], columns, begun || r || step);
+            }
+        }
     wgmma_commit();
 }
 
@@ -226,40 +230,35 @@ struct WeightReader {
     }
 };
 
-// Part p of a tap is loaded while the MMAs of the part before it run. Once those of the first part of a tap are issued
-// and only they are pending, the stages before it are free.
-__device__ __forceinline__ void multiply_chunk(Accumulators& acc, Rows (&rows)[2], const u32 (&pixels)[BLOCKS][2],
+// Rows of a part are loaded while the MMAs of the part before it run. Once its own are issued and only they are pending,
+// the stages before it are free.
+__device__ __forceinline__ void multiply_chunk(Accumulators& acc, Rows (&rows)[2], const u32 (&pixels)[2],
                                                Windows& windows, WeightReader& weights, int chunk) {
     windows.wait_full();
-    u32 at = 0;
-#pragma unroll UNROLLED_ROWS
-    for (int r = 0; r < FILTER_HEIGHT; ++r) {
+#pragma unroll UNROLLED_GROUPS
+    for (int group = 0; group < ROW_GROUPS; ++group) {
 #pragma unroll UNROLLED_TAPS
         for (int s = 0; s < FILTER_WIDTH; ++s) {
-            const bool is_first = r == 0 && s == 0, begins_stage = s % TAPS_IN_STAGE == 0;
-            if (begins_stage) {
-                weights.ring.wait_full();
-                at = weights.ring.address();
-            } else {
-                at += TAP_BYTES;
-            }
-            const u32 window = windows.address() + (r * DILATION_H * WINDOW_COLUMNS + s * DILATION_W) * 4;
+            const u32 window = windows.address() + (group * DILATION_H * WINDOW_COLUMNS + s * DILATION_W) * 4;
+            const u32 at[2] = {window + pixels[0], window + pixels[1]};
 #pragma unroll
             for (int part = 0; part < PARTS; ++part) {
-                Rows& own = rows[PARTS == 2 ? part : (r * FILTER_WIDTH + s) % 2];
-                load_rows(own, pixels, window, part);
-                multiply_rows(acc, own, at, part, chunk || !is_first || part);
+                const bool begins_chunk = group == 0 && s == 0 && part == 0, begins_tile = begins_chunk && chunk == 0;
+                Rows& own = rows[PARTS > 1 ? part % 2 : (group * FILTER_WIDTH + s) % 2];
+                load_rows(own, at, part);
+                weights.ring.wait_full();
+                multiply_rows(acc, own, weights.ring.address(), !begins_tile);
                 wgmma_wait<1>();
-                if (part == 0 && begins_stage && !(chunk == 0 && is_first)) weights.release_previous();
-                if (part == 0 && is_first && chunk) windows.release((windows.stage + STAGES - 1) % STAGES);
+                if (!begins_tile) weights.release_previous();
+                if (begins_chunk && chunk) windows.release((windows.stage + STAGES - 1) % STAGES);
+                weights.ring.next();
             }
-            if (s % TAPS_IN_STAGE == TAPS_IN_STAGE - 1) weights.ring.next();
         }
     }
     windows.next();
 }
 
-__device__ __forceinline__ void multiply_tile(Accumulators& acc, const u32 (&pixels)[BLOCKS][2], Windows& windows,
+__device__ __forceinline__ void multiply_tile(Accumulators& acc, const u32 (&pixels)[2], Windows& windows,
                                               WeightReader& weights, const PingPong& ping_pong) {
     Rows rows[2];
     weights.begin_tile();
@@ -277,59 +276,74 @@ struct Result {  // the planes of y
     int height, width, offset_h, offset_w;
 };
 
-// A lane stores one pixel at a time: eight lanes have adjacent pixels of one filter. All pixels of a filter are finished
-// before the first is stored, without a branch in between, so that their functions overlap.
+// Eight lanes store adjacent pixels of one filter. Two warps per scheduler hide no latency, so nothing branches, addresses
+// are a constant number of planes apart, and operands are loaded one step ahead.
 __device__ __forceinline__ void store_tile(const Accumulators& acc, const Pixels& pixels, const Finish& finish,
                                            const Result& result, const Work::Tile& tile, int first_filter,
                                            Output* y) {
-    constexpr int PHASES = PHASES_H * PHASES_W, PLANES = FILTERS / PHASES;
+    constexpr int PHASES = PHASES_H * PHASES_W, PLANES = FILTERS / PHASES, PLANES_PER_STEP = 8 / PHASES;
+    static_assert(8 % PHASES == 0, "all filters of a lane have the same phases, two of them");
     const int filter = first_filter + pixels.lane % 4 * 2, plane = result.height * result.width;
-    const long long image = 1LL * tile.image * PLANES * plane;
-    int rows[BLOCKS][2], columns[BLOCKS][2];
+    long long start[2];  // of the two filters of a step, at the tile's pixel (0, 0)
+    int at[BLOCKS][2];   // pixels, from there on
+    bool is_inside[2][BLOCKS][2];
 #pragma unroll
-    for (int block = 0; block < BLOCKS; ++block)
+    for (int e = 0; e < 2; ++e) {
+        const int own = filter + e, a = own / PHASES_W % PHASES_H, b = own % PHASES_W;
+        const int first_row = tile.row * PHASES_H - result.offset_h + a;
+        const int first_column = tile.column * PHASES_W - result.offset_w + b;
+        start[e] = (1LL * tile.image * PLANES + own / PHASES) * plane + first_row * result.width + first_column;
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            rows[block][half] = (tile.row + pixels.row(block, half)) * PHASES_H - result.offset_h;
-            columns[block][half] = (tile.column + pixels.column(block, half)) * PHASES_W - result.offset_w;
-        }
+        for (int block = 0; block < BLOCKS; ++block)
 #pragma unroll
-    for (int j = 0; j < WGMMA_N / 8; ++j)
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-            const int own = filter + j * 8 + e, k = own / PHASES;
-            const int a = own / PHASES_W % PHASES_H, b = own % PHASES_W;
-            const bool exists = FILTERS_ALIGNED || own < FILTERS;
-            const long long start = image + 1LL * k * plane;
-            // __ldg: a plain load could not move ahead of the stores to y.
-            const float bias = HAS_BIAS && exists ? to_float(__ldg(finish.bias + k)) : 0.f;
-            const FilterPair pair{make_float2(bias, bias), make_float2(1.f, 1.f)};
-            float results[BLOCKS][2];
-            int at[BLOCKS][2];
-            bool is_inside[BLOCKS][2];
-#pragma unroll
-            for (int block = 0; block < BLOCKS; ++block) {
-                float aux_values[2] = {};
-#pragma unroll
-                for (int half = 0; half < 2; ++half) {
-                    const int h = rows[block][half] + a, w = columns[block][half] + b;
-                    // as unsigned: neither negative
-                    is_inside[block][half] = exists && u32(h) < u32(result.height) && u32(w) < u32(result.width);
-                    at[block][half] = h * result.width + w;
-                    if (HAS_AUX && is_inside[block][half])
-                        aux_values[half] = to_float(__ldg(finish.residual + start + at[block][half]));
-                }
-                const float* sums = &acc[block][4 * j + e];
-                const float2 two = finish.values(make_float2(sums[0], sums[2]), pair,
-                                                 make_float2(aux_values[0], aux_values[1]));
-                results[block][0] = two.x, results[block][1] = two.y;
+            for (int half = 0; half < 2; ++half) {
+                const int row = pixels.row(block) * PHASES_H, column = pixels.column(half) * PHASES_W;
+                at[block][half] = row * result.width + column;
+                is_inside[e][block][half] = u32(first_row + row) < u32(result.height)  // as unsigned: nor negative
+                                            && u32(first_column + column) < u32(result.width);
             }
+    }
+
+    const auto start_of = [&](int step, int e) { return start[e] + 1LL * step * PLANES_PER_STEP * plane; };
+    const auto is_result = [&](int step, int e, int block, int half) {
+        return (FILTERS_ALIGNED || filter + step * 8 + e < FILTERS) && is_inside[e][block][half];
+    };
+    struct Operands {
+        float bias, aux[BLOCKS][2];
+    };
+    const auto load_operands = [&](int step, int e) {
+        Operands loaded{};
+        const int k = (filter + e) / PHASES + step * PLANES_PER_STEP;
+        // __ldg: a plain load could not move ahead of the stores to y.
+        if (HAS_BIAS) loaded.bias = to_float(__ldg(finish.bias + (FILTERS_ALIGNED ? k : min(k, PLANES - 1))));
+        if (HAS_AUX)
 #pragma unroll
             for (int block = 0; block < BLOCKS; ++block)
 #pragma unroll
                 for (int half = 0; half < 2; ++half)
-                    if (is_inside[block][half]) y[start + at[block][half]] = from_float<Output>(results[block][half]);
+                    loaded.aux[block][half] = load_if(is_result(step, e, block, half),
+                                                      finish.residual + start_of(step, e), at[block][half]);
+        return loaded;
+    };
+
+    constexpr int FILTERS_OF_LANE = WGMMA_N / 4;
+    Operands next = load_operands(0, 0);
+#pragma unroll
+    for (int number = 0; number < FILTERS_OF_LANE; ++number) {
+        const int step = number / 2, e = number % 2;
+        const Operands own = next;
+        if (number + 1 < FILTERS_OF_LANE) next = load_operands((number + 1) / 2, (number + 1) % 2);
+        const FilterPair pair{make_float2(own.bias, own.bias), make_float2(1.f, 1.f)};
+        Output* const to = y + start_of(step, e);
+#pragma unroll
+        for (int block = 0; block < BLOCKS; ++block) {
+            const float* sums = &acc[block][4 * step + e];
+            const float2 results = finish.values(make_float2(sums[0], sums[2]), pair,
+                                                 make_float2(own.aux[block][0], own.aux[block][1]));
+            store_if(is_result(step, e, block, 0), to, at[block][0], results.x);
+            store_if(is_result(step, e, block, 1), to, at[block][1], results.y);
         }
+    }
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
@@ -362,9 +376,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         const int consumer = threadIdx.x / 128, team = consumer / MEMBERS;
         const Work work(shape, team);
         const Pixels pixels;
-        u32 offsets[BLOCKS][2];
-        for (int block = 0; block < BLOCKS; ++block)
-            for (int half = 0; half < 2; ++half) offsets[block][half] = pixels.offset(block, half);
+        const u32 offsets[2] = {pixels.offset(0), pixels.offset(1)};
         const Finish finish{bias, nullptr, nullptr, aux, FILTERS};
         Windows windows = memory.windows(team);
         WeightReader weights{memory.weights(team)};

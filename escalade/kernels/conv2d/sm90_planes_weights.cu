@@ -1,4 +1,6 @@
-// packed[tile][chunk][tap][c / 4][k][c % 4] = weight[k][c][tap], for WGMMA_N filters k and K_STEP channels c at a time
+// packed[tile][chunk][row group][column s][part][row r of the group][c / 4][k][c % 4] = weight[k][c][r][s],
+// for WGMMA_N filters k of a tile, K_STEP channels of a chunk, PART_STEPS * 8 channels c of a part, COLUMN_TAPS rows of a
+// group
 //
 // The smem layout of wgmma operands without swizzle: 16 bytes of channels, 8 filters apart by 16 bytes each. Filters and
 // channels that do not exist are zero. Weights are raised by FACTOR, the mean loss of x to truncation, and rounded to
@@ -15,6 +17,8 @@
 #ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
 constexpr int WGMMA_N = 128;    // config.width
 constexpr int K_STEP = 32;      // tiling.k_step
+constexpr int COLUMN_TAPS = 3;  // tiling.column_taps
+constexpr int PART_STEPS = 1;   // tiling.part_steps
 constexpr float FACTOR = 1.0f;  // factor
 constexpr bool TRANSPOSED = false;  // transposed
 constexpr int PHASES_H = 1;         // phases[0]
@@ -26,9 +30,8 @@ struct Filters {
     int height, width;                     // of the filters of the weights; the same unless TRANSPOSED
 };
 
-__device__ __forceinline__ float weight_at(const float* weight, const Filters& size, int filter, int channel, int tap) {
+__device__ __forceinline__ float weight_at(const float* weight, const Filters& size, int filter, int channel, int i, int j) {
     if (filter >= size.filters || channel >= size.channels) return 0.f;
-    const int i = tap / size.columns, j = tap % size.columns;
     if (!TRANSPOSED)
         return weight[((1LL * filter * size.channels + channel) * size.rows + i) * size.columns + j];
     const int plane = filter / (PHASES_H * PHASES_W), planes = size.filters / (PHASES_H * PHASES_W);
@@ -43,10 +46,17 @@ extern "C" __global__ void conv2d_sm90_planes_weights(const float* __restrict__ 
     wait_for_previous_launch();
     const long long at = 1LL * blockIdx.x * blockDim.x + threadIdx.x;
     if (at >= elements) return;
-    const int chunks = (size.channels + K_STEP - 1) / K_STEP, taps = size.rows * size.columns;
-    const int within = at % (WGMMA_N * K_STEP);
-    const long long block = at / (WGMMA_N * K_STEP);
-    const int filter = static_cast<int>(block / taps / chunks) * WGMMA_N + within / 4 % WGMMA_N;
-    const int channel = static_cast<int>(block / taps % chunks) * K_STEP + within / 4 / WGMMA_N * 4 + within % 4;
-    packed[at] = __uint_as_float(to_tf32(weight_at(weight, size, filter, channel, block % taps) * FACTOR));
+    constexpr int CHANNELS = PART_STEPS * 8, STAGE = COLUMN_TAPS * CHANNELS * WGMMA_N, PARTS = K_STEP / CHANNELS;
+    const int chunks = (size.channels + K_STEP - 1) / K_STEP, within = at % STAGE;
+    long long stage = at / STAGE;
+    const auto next_index = [&](int count) {
+        const int index = static_cast<int>(stage % count);
+        stage /= count;
+        return index;
+    };
+    const int part = next_index(PARTS), j = next_index(size.columns), group = next_index(size.rows / COLUMN_TAPS);
+    const int chunk = next_index(chunks), filter = static_cast<int>(stage) * WGMMA_N + within / 4 % WGMMA_N;
+    const int i = group * COLUMN_TAPS + within / (CHANNELS * WGMMA_N);
+    const int channel = chunk * K_STEP + part * CHANNELS + within / 4 / WGMMA_N % (CHANNELS / 4) * 4 + within % 4;
+    packed[at] = __uint_as_float(to_tf32(weight_at(weight, size, filter, channel, i, j) * FACTOR));
 }

@@ -53,15 +53,15 @@ PROBLEMS = {
     ),
     "ping-pong with resident weights": (
         planes(3, 16, 9, 24, 100, 1, 5, padding=(0, 2), activation="residual * tanh(x)", residual=True),
-        PlanesConfig(112, 1, 1, 2, 5, ping_pong=True),
+        PlanesConfig(112, 1, 2, 2, 10, ping_pong=True),
     ),
     "strides": (
         planes(2, 3, 23, 44, 17, 5, 3, stride=(2, 2), padding=(2, 1), bias=True),
-        PlanesConfig(32, 4, 2, 2, 5),
+        PlanesConfig(32, 4, 2, 2, 3),
     ),
     "dilation": (
         planes(1, 33, 14, 28, 33, 3, 3, padding=(2, 3), dilation=(2, 3)),
-        PlanesConfig(64, 1, 1, 2, 3),
+        PlanesConfig(64, 1, 2, 2, 3),
     ),
     "pixels by themselves": (planes(2, 50, 6, 64, 130, 1, 1, bias=True), PlanesConfig(128, 1, 8, 2, 2)),
 }

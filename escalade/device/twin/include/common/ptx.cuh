@@ -126,6 +126,10 @@ inline float2 unpack_half2(u32 packed) {
             float(__builtin_bit_cast(twin::Half, u16(packed >> 16)))};
 }
 
+inline void store_if(bool wanted, float* start, int at, float value) {
+    if (wanted) start[at] = value;
+}
+inline float load_if(bool wanted, const float* start, int at) { return wanted ? start[at] : 0.f; }
 inline void store_16(void* global, uint4 value) { *static_cast<uint4*>(global) = value; }
 
 // ------------------------------------------------------------------ bfloat16 pairs
