@@ -36,6 +36,7 @@ from escalade.engine.passes.layout import (
     pad_outputs,
 )
 from escalade.engine.passes.merge_parallel_convs import merge_parallel_convs
+from escalade.engine.passes.norms import recognize_norms
 from escalade.engine.passes.padding import fold_padding
 from escalade.engine.passes.permutes import sink_permutes
 from escalade.engine.passes.pointwise import fuse_neighbors, fuse_recognized, read_unexpanded
@@ -195,6 +196,7 @@ def _fuse(graph: Graph, dtype: str) -> None:
     resolve_scatters(graph)
     read_unexpanded(graph)
     resolve_stacks(graph)
+    recognize_norms(graph)
     recognize_shuffles(graph)
     keep_sequences_as_images(graph)
     sink_permutes(graph)

@@ -1,0 +1,173 @@
+"""Norms that a model writes as means, roots and quotients: one LayerNorm, which reads its operand once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from escalade.engine.graph.graph import Graph, Node
+from escalade.engine.nodes import operator_of
+from escalade.engine.nodes.base import activation_of
+from escalade.engine.nodes.norms import LayerNorm
+from escalade.engine.nodes.pointwise import Pointwise
+from escalade.engine.nodes.reduce import Reduce
+from escalade.engine.passes.channel_scale import channel_scale
+from escalade.ops.expressions import IDENTITY, Expression
+
+_MAX_STEPS = 4  # pointwise nodes between the variance and the quotient
+_SQUARES = ("{x} * {x}", "{x} ** 2", "square({x})")
+_QUOTIENTS = (
+    "{x} / sqrt({v})", "{x} / ({v}) ** 0.5", "{x} * rsqrt({v})", "rsqrt({v}) * {x}", "{x} * ({v}) ** -0.5",
+    "{x} * (1 / sqrt({v}))", "{x} * reciprocal(sqrt({v}))",
+)  # fmt: skip
+_VARIANCES = ("v + {epsilon}", "{epsilon} + v")
+
+
+def recognize_norms(graph: Graph) -> None:
+    """Replace (x - mean) / sqrt(variance + epsilon), or x divided by its RMS, by a LayerNorm.
+
+    It normalizes rows, or the channels of images. What the model multiplies and adds per channel becomes its weight and
+    bias.
+    """
+    for node in graph:
+        found = _recognized(graph, node) if Reduce.matches(node) else None
+        if found is not None:
+            graph.nodes[found.name] = found
+    graph.remove_dead_code()
+    for node in graph:
+        if LayerNorm.matches(node):
+            _fold_scales(graph, node)
+    graph.remove_dead_code()
+
+
+def _recognized(graph: Graph, variance: Node) -> Node | None:
+    """Return the LayerNorm whose variance, or mean square, this reduction is, in place of the quotient's node."""
+    if not _is_plain(variance) or variance.attributes["kind"] not in ("mean", "var"):
+        return None
+    for x, mean in _sources(graph, variance):
+        quotient = _quotient(graph, variance, graph.shape_of(x))
+        if quotient is None or graph.dtype_of(x) != getattr(torch, quotient.dtype):
+            return None
+        names = {"x": x, "v": variance.name} | ({} if mean is None else {"m": mean})
+        epsilon = _epsilon(_expression(graph, quotient.name, names), mean is not None)
+        if epsilon is not None:
+            made = LayerNorm.instead_of(quotient, {"x": x}, epsilon=epsilon, rms=mean is None, relu=False)
+            is_rows = variance.attributes["dims"] == (len(quotient.shape) - 1,)
+            return made if is_rows else made.with_attributes(of_channels=True)
+    return None
+
+
+def _is_plain(node: Node) -> bool:
+    """Return True for a reduction of the last dimension, or of the channels of images, that keeps the dimension."""
+    a, rank = node.attributes, len(node.shape)
+    over = a["dims"] == (rank - 1,) or (rank == 4 and a["dims"] == (1,))
+    is_alone = "before" not in a and activation_of(node).is_identity
+    return over and a["keepdim"] and is_alone and not a["correction"] and node.is_floating
+
+
+def _sources(graph: Graph, variance: Node) -> Iterator[tuple[str, str | None]]:
+    """Yield the operand whose variance or mean square this may be, and the mean in the first case."""
+    operand = variance.inputs["x"]
+    if variance.attributes["kind"] == "var":
+        yield from ((operand, mean.name) for mean in _means(graph, operand, variance))
+        return
+    ancestors = _ancestors(graph, operand)
+    for x in ancestors:  # first: a variance is the mean square of x - mean, too
+        for mean in _means(graph, x, variance):
+            if _expression(graph, operand, {"x": x, "m": mean.name}) in _all(_SQUARES, x="(x - m)"):
+                yield x, mean.name
+    for x in ancestors:
+        if _expression(graph, operand, {"x": x}) in _all(_SQUARES, x="x"):
+            yield x, None
+
+
+def _means(graph: Graph, x: str, variance: Node) -> list[Node]:
+    return [
+        node
+        for node in graph.readers(x)
+        if Reduce.matches(node)
+        and node.attributes["kind"] == "mean"
+        and node.attributes["dims"] == variance.attributes["dims"]
+        and _is_plain(node)
+    ]
+
+
+def _ancestors(graph: Graph, name: str) -> list[str]:
+    """Return the values of up to two pointwise nodes before a value that have its shape, the nearest first."""
+    found, last = [], [name]
+    for _ in range(2):
+        nodes = [graph.nodes[one] for one in last if Pointwise.matches(graph.nodes.get(one))]
+        last = [value for node in nodes for value in node.inputs.values() if value not in graph.constants]
+        found += [value for value in last if graph.shape_of(value) == graph.shape_of(name)]
+    return list(dict.fromkeys(found))
+
+
+def _quotient(graph: Graph, variance: Node, shape: object) -> Node | None:
+    """Return the first node after the variance that has the shape of the operand; None if there are several."""
+    node = variance
+    for _ in range(_MAX_STEPS):
+        readers = graph.readers(node.name)
+        if len(readers) != 1 or node.name in graph.outputs or not Pointwise.matches(readers[0]):
+            return None
+        (node,) = readers
+        if node.shape == shape:
+            return node
+    return None
+
+
+def _expression(graph: Graph, name: str, names: dict[str, str]) -> Expression:
+    """Return a value as an expression of the values of `names`, by their keys there, and of whatever else it reads."""
+    by_value = {value: key for key, value in names.items()}
+
+    def of(value: str, depth: int) -> Expression:
+        node = graph.nodes.get(value)
+        if value in by_value or depth == 0 or not Pointwise.matches(node):
+            return Expression((), (by_value.get(value, value),))
+        expression = operator_of(node).expression(node)
+        assert expression is not None
+        return expression.substitute({role: of(one, depth - 1) for role, one in node.inputs.items()})
+
+    return of(name, _MAX_STEPS + 1)
+
+
+def _epsilon(quotient: Expression, has_mean: bool) -> float | None:
+    """Return the epsilon of a normalized value as an expression of x, m and v; None for any other expression."""
+    x = "(x - m)" if has_mean else "x"
+    if quotient in _all(_QUOTIENTS, x=x, v="v"):
+        return 0.0
+    numbers = {one for call in quotient.calls for one in call.operands if isinstance(one, float) and one > 0}
+    for number in numbers:
+        for variance in _VARIANCES:
+            if quotient in _all(_QUOTIENTS, x=x, v=variance.format(epsilon=repr(number))):
+                return number
+    return None
+
+
+def _all(templates: tuple[str, ...], **names: str) -> list[Expression]:
+    return [Expression.parse(template.format(**names)) for template in templates]
+
+
+def _fold_scales(graph: Graph, norm: Node) -> None:
+    """Fold factors and terms per channel after a norm into its weight and bias."""
+    axis = 1 if norm.attributes.get("of_channels") else len(norm.shape) - 1
+    while activation_of(norm) == IDENTITY and norm.name not in graph.outputs:
+        reader = graph.only_user(norm.name)
+        if reader is None or not Pointwise.matches(reader) or reader.shape != norm.shape:
+            return
+        found = channel_scale(reader, graph, axis) if reader.dtype == norm.dtype else None
+        if found is None:
+            return
+        scale, shift = found
+        weight, bias = (graph.constants.get(norm.inputs.get(role, "")) for role in ("weight", "bias"))
+        scaled = scale if weight is None else weight.double() * scale
+        shifted = shift if bias is None else bias.double() * scale + shift
+        dtype = getattr(torch, norm.dtype)
+        constants = {"weight": scaled} | ({} if bias is None and not shifted.any() else {"bias": shifted})
+        names = {
+            role: graph.add_constant(f"{norm.name}_{role}", tensor.to(dtype))
+            for role, tensor in constants.items()
+        }
+        norm = norm.with_inputs(**names)
+        graph.nodes[norm.name] = norm
+        graph.remove(reader, instead=norm.name)
