@@ -21,7 +21,7 @@ OLDER_LEGEND = (
     f"{cells.OLDER} Older code: a kernel or a plan behind the figure has changed since. It stays until it is measured "
     "again."
 )
-_MOST_COMMANDS = 12
+_MOST_COMMANDS = 3
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ def origin(records: Sequence[Record]) -> str:
     commands = sorted({record.command for record in records})
     listed = "".join(f"- `{command}`\n" for command in commands)
     if len(commands) > _MOST_COMMANDS:
-        listed = "- `escalade measure`; each record holds the command that repeats it alone\n"
+        listed = "- `escalade measure`; each record has the command that repeats it alone\n"
     when = " to ".join(dict.fromkeys((days[0], days[-1])))
     return f"Driver {drivers}; {'; '.join(versions)}; {when}. Repeated by:\n\n{listed}"
 

@@ -26,7 +26,8 @@ def steps(records: Sequence[Record]) -> list[Item]:
         what = f"rows of {size}" if compare.of_rows(own) else f"{size}² images"
         title = f"{name.removesuffix(TRAINING_STEP)}, {what}, on an {own[0].gpu}"
         made += [Heading(3, title), origin(own), *compare.both_clocks(own, "Step")]
-        made.append(compare.memory(own, "Peak memory in MiB"))
+        peak = compare.memory(own, "Peak memory in MiB")
+        made += [peak] if peak.rows else []
     return made or [not_measured(_COMMAND.format("training-step --peers all"))]
 
 
