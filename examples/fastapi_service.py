@@ -21,6 +21,7 @@ import pathlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,6 +29,7 @@ import uvicorn
 from fastapi import FastAPI, HTTPException, Request
 from PIL import Image, UnidentifiedImageError
 from starlette.requests import ClientDisconnect
+from typing_extensions import TypedDict  # pydantic needs this one before Python 3.12
 
 import escalade
 from escalade_apps.classify.images import Crop, pixels
@@ -41,6 +43,30 @@ WAITING = 8 * LARGEST
 """Images that may wait; further requests are told to come again."""
 MOST_BYTES = 32 * 2**20
 TOP = 5
+BODY = {"required": True, "content": {"image/*": {"schema": {"type": "string", "format": "binary"}}}}
+"""The body of a request, for OpenAPI: the handler reads it as a stream, so that FastAPI cannot know."""
+
+REFUSALS: dict[int | str, dict[str, Any]] = {
+    400: {"description": "The body is no image that can be read"},
+    413: {"description": f"The body has more than {MOST_BYTES:,} bytes"},
+    503: {"description": "Too many images are waiting"},
+}
+
+Guess = TypedDict("Guess", {"class": int, "probability": float})
+
+
+class Answer(TypedDict):
+    """The most probable classes, the first the most probable."""
+
+    top: list[Guess]
+
+
+class Health(TypedDict):
+    """Where the engine runs, and what it has computed since the start."""
+
+    device: str
+    images: int
+    batches: int
 
 
 @dataclass
@@ -134,11 +160,11 @@ def service(engine: escalade.Engine) -> FastAPI:
     app = FastAPI(title="Escalade", lifespan=lifespan)
 
     @app.get("/health")
-    async def health() -> dict[str, object]:
+    async def health() -> Health:
         return {"device": str(engine.device), "images": batcher.images, "batches": batcher.batches}
 
-    @app.post("/classify")
-    async def classify(request: Request) -> dict[str, object]:
+    @app.post("/classify", openapi_extra={"requestBody": BODY}, responses=REFUSALS)
+    async def classify(request: Request) -> Answer:
         body = bytearray()
         try:
             async for part in request.stream():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import io
 import json
 import os
@@ -31,6 +32,8 @@ ROOT = pathlib.Path(__file__).parent.parent
 LONGEST = 120
 """Seconds until a service that hangs fails its test."""
 PROMISED = {
+    "hugging_face_trainer": "6 steps in Trainer",
+    "lightning_module": "12 steps in Lightning",
     "custom_network": "Nothing falls back to PyTorch",
     "own_kernel": "reads shared parts",
     "streaming": "1 images: classes",
@@ -38,11 +41,16 @@ PROMISED = {
     "training_step": "5 steps taken, 0 skipped",
 }
 """What each prints near its end."""
+NEEDED = {"hugging_face_trainer": ("transformers", "accelerate"), "lightning_module": ("lightning",)}
+"""Packages that are not installed for the tests; without them, their example is skipped."""
 SERVICES = {"fastapi_service"}
 """Those that run until they are told to end."""
 
 
 def run(name: str, **environment: str) -> None:
+    for package in NEEDED.get(name, ()):
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"needs the package {package}")
     done = fresh.python(str(ROOT / "examples" / f"{name}.py"), **environment)
     assert done.returncode == 0, done.stderr
     assert PROMISED[name] in done.stdout, done.stdout
