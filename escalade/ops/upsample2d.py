@@ -34,6 +34,7 @@ from escalade.ops.shared.images import (
     require_32_bits,
 )
 from escalade.ops.shared.pooling import empty_output, random_inputs
+from escalade.ops.shared.strips import StripConfig, Strips
 
 # --- the problem
 
@@ -168,49 +169,70 @@ class Naive(ThreadsRung[Upsample2dProblem]):
 NAIVE = Naive("naive", "one thread per output, its pixels read from global memory", None, None)
 
 
+BUSY_THREADS = 2 * 2048
+"""Threads per SM that fill it twice."""
+_STRIP_THREADS = 128
+
+
 @dataclass(frozen=True)
-class RunsConfig(Config):
-    rows: int
-    columns: int
-    """Outputs per thread, down and along."""
-    threads: int = 256
+class TapPattern:
+    """The pixels that the columns of a thread are made of, if they are the same for all threads."""
 
-    def threads_for(self, problem: Upsample2dProblem) -> int:
-        p = problem
-        groups = blocks(p.output_height, self.rows) * (p.output_width // self.columns)
-        return p.batch * p.channels * groups
+    span: int
+    """Adjacent pixels; 0 if threads differ."""
+    offsets: str
+    """First tap of each column relative to that of the first, separated by commas."""
+
+    @staticmethod
+    def of(problem: Upsample2dProblem, columns: int) -> TapPattern:
+        """Return the pattern if `columns` outputs are a whole number of pixels of x, in arithmetic without rounding.
+
+        Bilinear coordinates are cut at the image's edge, which makes its first columns differ.
+        """
+        step = problem.steps[1]
+        is_exact = (step * 64).is_integer() and problem.output_width * step * 64 < 2**23
+        if problem.corners or problem.taps == 2 or not is_exact or not (columns * step).is_integer():
+            return TapPattern(0, ", ".join("0" * columns))
+        shift = {"nearest": 0.0, "nearest_exact": 0.5 * step, "bicubic": 0.5 * step - 0.5}[problem.mode]
+        firsts = [math.floor(column * step + shift) for column in range(columns)]
+        offsets = [first - firsts[0] for first in firsts]
+        return TapPattern(offsets[-1] + problem.taps, ", ".join(map(str, offsets)))
 
 
-class Runs(Rung[Upsample2dProblem, RunsConfig]):
+class Runs(Rung[Upsample2dProblem, StripConfig]):
     def supports(self, problem: Upsample2dProblem) -> str | None:
         if problem.layout != "nchw":
             return f"{self.name} supports layout nchw, not {problem.layout}"
-        if RunsConfig(1, 1).threads_for(problem) >= 2**31:
+        if StripConfig(1, 1, 1).threads_for(problem) >= 2**31:
             return f"{self.name} counts threads in 32 bits; {problem.name} needs more"
         return unsupported_pitch(self.name, problem)
 
-    def configs(self, problem: Upsample2dProblem) -> tuple[RunsConfig, ...]:
-        """Copies store 16 bytes at once; interpolation shares the columns of several rows instead."""
+    def configs(self, problem: Upsample2dProblem) -> tuple[StripConfig, ...]:
+        """Copies store 16 bytes at once. Prefer the longest run of rows that keeps the card busy."""
         widest = widest_vector(problem.dtype, problem.output_width)
-        copies, sums = RunsConfig(1, widest), RunsConfig(4, min(2, widest))
-        return (copies, sums) if problem.taps == 1 else (sums, copies)
+        columns = widest if problem.taps == 1 else min(4, widest)
+        every = tuple(StripConfig(rows, columns, _STRIP_THREADS) for rows in (16, 8, 4, 2))
+        busy = BUSY_THREADS * self.card.multiprocessors
+        default = next((run for run in every if run.threads_for(problem) >= busy), every[-1])
+        return tuple(sorted(every, key=lambda run: run != default))
 
-    def recipe(self, problem: Upsample2dProblem, config: RunsConfig) -> Recipe:
-        program = Program.of("upsample2d/runs.cu", problem=problem, config=config)
-        grid = blocks(config.threads_for(problem), config.threads)
-        return launch(program, grid, config.threads, *arguments(problem))
+    def recipe(self, problem: Upsample2dProblem, config: StripConfig) -> Recipe:
+        strips = Strips.of(problem, config)
+        pattern = TapPattern.of(problem, config.columns)
+        program = Program.of("upsample2d/runs.cu", problem=problem, config=config, pattern=pattern)
+        return launch(program, strips.grid, strips.threads, *arguments(problem), strips.shape)
 
 
 RUNS = Runs(
     "runs",
-    "several neighboring outputs of a plane per thread, which share coordinates",
+    "a strip of adjacent columns of a plane per thread, which reads and interpolates each row of x once",
     below="naive",
-    # 26 million threads of 120 instructions (107 us) against 20 per output (18 us).
+    # 26 million threads of 120 instructions (107 us) against 16 per output (18 us).
     predicted_gain=5.0,
 )
 
 
-_OUTPUTS = RunsConfig(4, 4)  # OUTPUTS in the kernel, down and along
+_OUTPUTS = StripConfig(4, 4, 1)  # OUTPUTS in the kernel, down and along
 
 
 class Doubled(ThreadsRung[Upsample2dProblem]):
@@ -240,10 +262,6 @@ DOUBLED = Doubled(
     # a load and 8 instructions per output against 4 and 27
     predicted_gain=2.5,
 )
-
-
-BUSY_THREADS = 2 * 2048
-"""Threads per SM that fill it twice."""
 
 
 @dataclass(frozen=True)
@@ -304,10 +322,11 @@ SMALL_PROBLEMS = (
     Upsample2dProblem(1, 5, 7, 6, (16, 16), "nearest", factors=(2.3, 2.7)),
     Upsample2dProblem(2, 5, 9, 10, (4, 7), "nearest_exact"),
     Upsample2dProblem(2, 8, 1, 1, (3, 5), "bicubic"),
+    Upsample2dProblem(1, 1, 3, 330, (6, 660), "bicubic"),
     Upsample2dProblem(1, 12, 3, 3, (6, 6), "bilinear", layout="nhwc", x_pitch=24, y_pitch=40),
 )
 """Small problems: every mode, both rules for corners, explicit factors, results that are larger, smaller and one pixel,
-odd channels, and pitches."""
+odd channels, rows of several CTAs, and pitches."""
 
 
 # --- the reference

@@ -78,8 +78,8 @@ MUTANTS: tuple[Mutant, ...] = (
     _of(
         "pad2d/runs.cu",
         "padding-with-the-wrong-edge",
-        "source(first + j - left, shape.width)",
-        "source(first + j - top, shape.width)",
+        "source(strip.first_column - left, shape.width)",
+        "source(strip.first_column - top, shape.width)",
     ),
     _of("convert/rows.cu", "rows-of-the-wrong-pitch", "y + row * y_pitch", "y + row * x_pitch"),
     _of(
