@@ -113,21 +113,22 @@ __device__ __forceinline__ void silu_pair(float (&y)[2], float a, float b) {
     if (FAST_FUNCTIONS) over_powers(y, a, -1.44269504f * a, b, -1.44269504f * b);
     else y[0] = silu(a), y[1] = silu(b);
 }
+// Both ranges of tanh and softplus are computed: few warps hide the latency of a branch in an epilogue.
 FUNCTION(tanh)(float x) {  // 1 - 2 / (1 + e^(2x)) cancels for small x
     if (!FAST_FUNCTIONS) return tanhf(x);
-    const float square = x * x;
-    if (square < 0.01f) return x * fmaf(square, fmaf(square, 2.f / 15.f, -1.f / 3.f), 1.f);
-    return 1.f - 2.f * reciprocal_approximate(1.f + __expf(2.f * x));
+    const float square = x * x, small = x * fmaf(square, fmaf(square, 2.f / 15.f, -1.f / 3.f), 1.f);
+    const float large = fmaf(-2.f, reciprocal_approximate(1.f + exp2_approximate(2.88539008f * x)), 1.f);
+    return square < 0.01f ? small : large;
 }
 FUNCTION(softplus)(float x) {  // log(1 + e) cancels for small e too
-    if (x > 20.f) return x;
-    if (!FAST_FUNCTIONS) return log1pf(expf(x));
-    const float e = __expf(x);
-    return x < -4.f ? e * fmaf(e, fmaf(e, 1.f / 3.f, -0.5f), 1.f) : __logf(1.f + e);
+    if (!FAST_FUNCTIONS) return x > 20.f ? x : log1pf(expf(x));
+    const float e = exp2_approximate(1.44269504f * x), small = e * fmaf(e, fmaf(e, 1.f / 3.f, -0.5f), 1.f);
+    const float large = x > 20.f ? x : __logf(1.f + e);
+    return x < -4.f ? small : large;
 }
 FUNCTION(log_sigmoid)(float x) { return minimum(x, 0.f) - log1pf(expf(-fabsf(x))); }
 FUNCTION(mish)(float x) {  // with e = e^x: x tanh(log(1 + e)) = x (e^2 + 2e) / (e^2 + 2e + 2)
-    const float e = exp(minimum(x, 20.f));
+    const float most = minimum(x, 20.f), e = FAST_FUNCTIONS ? exp2_approximate(1.44269504f * most) : expf(most);
     const float n = e * (e + 2.f);
     return FAST_FUNCTIONS ? x * n * reciprocal_approximate(n + 2.f) : x * (n / (n + 2.f));
 }

@@ -60,6 +60,7 @@ constexpr bool HAS_MASK = false;        // mask
 #include "common/ping_pong.cuh"
 #include "common/ring.cuh"
 #include "conv2d/finish.cuh"
+#include "conv2d/planes_phases.cuh"
 
 constexpr int CONSUMERS = 2, THREADS = (CONSUMERS + 1) * 128;
 constexpr int TEAMS = PING_PONG ? CONSUMERS : 1;  // that have tiles of their own, of this many consumers:
@@ -281,48 +282,55 @@ struct Result {  // the planes of y
 __device__ __forceinline__ void store_tile(const Accumulators& acc, const Pixels& pixels, const Finish& finish,
                                            const Result& result, const Work::Tile& tile, int first_filter,
                                            Output* y) {
-    constexpr int PHASES = PHASES_H * PHASES_W, PLANES = FILTERS / PHASES, PLANES_PER_STEP = 8 / PHASES;
-    static_assert(8 % PHASES == 0, "all filters of a lane have the same phases, two of them");
+    constexpr int PHASES = PHASES_H * PHASES_W, PLANES = FILTERS / PHASES;
+    constexpr bool IS_REGULAR = 8 % PHASES == 0;  // the filters of all steps have the same two phases
     const int filter = first_filter + pixels.lane % 4 * 2, plane = result.height * result.width;
-    long long start[2];  // of the two filters of a step, at the tile's pixel (0, 0)
-    int at[BLOCKS][2];   // pixels, from there on
-    bool is_inside[2][BLOCKS][2];
-#pragma unroll
-    for (int e = 0; e < 2; ++e) {
-        const int own = filter + e, a = own / PHASES_W % PHASES_H, b = own % PHASES_W;
-        const int first_row = tile.row * PHASES_H - result.offset_h + a;
-        const int first_column = tile.column * PHASES_W - result.offset_w + b;
-        start[e] = (1LL * tile.image * PLANES + own / PHASES) * plane + first_row * result.width + first_column;
-#pragma unroll
-        for (int block = 0; block < BLOCKS; ++block)
-#pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                const int row = pixels.row(block) * PHASES_H, column = pixels.column(half) * PHASES_W;
-                at[block][half] = row * result.width + column;
-                is_inside[e][block][half] = u32(first_row + row) < u32(result.height)  // as unsigned: nor negative
-                                            && u32(first_column + column) < u32(result.width);
-            }
-    }
-
-    const auto start_of = [&](int step, int e) { return start[e] + 1LL * step * PLANES_PER_STEP * plane; };
-    const auto is_result = [&](int step, int e, int block, int half) {
-        return (FILTERS_ALIGNED || filter + step * 8 + e < FILTERS) && is_inside[e][block][half];
+    struct Place {
+        int plane, row, column;  // of y, for the tile's first pixel
+        long long start;         // its offset
     };
+    const auto place_of = [&](int filter) {
+        const Phase phase = phase_of(filter);
+        const int row = tile.row * PHASES_H - result.offset_h + phase.row;
+        const int column = tile.column * PHASES_W - result.offset_w + phase.column;
+        const long long first = (1LL * tile.image * PLANES + phase.plane) * plane;
+        return Place{phase.plane, row, column, first + row * result.width + column};
+    };
+    const Place first[2] = {place_of(filter), place_of(filter + 1)};
+    const auto place = [&](int step, int e) {
+        if (!IS_REGULAR) return place_of(filter + step * 8 + e);
+        const int more = step * (8 / PHASES);
+        return Place{first[e].plane + more, first[e].row, first[e].column, first[e].start + 1LL * more * plane};
+    };
+    const auto is_result = [&](const Place& place, int block, int half) {
+        const int row = place.row + pixels.row(block) * PHASES_H;
+        const int column = place.column + pixels.column(half) * PHASES_W;
+        return (FILTERS_ALIGNED || place.plane < PLANES) && u32(row) < u32(result.height)  // as unsigned: nor negative
+               && u32(column) < u32(result.width);
+    };
+    int at[BLOCKS][2];  // pixels, from `start` on
+#pragma unroll
+    for (int block = 0; block < BLOCKS; ++block)
+#pragma unroll
+        for (int half = 0; half < 2; ++half)
+            at[block][half] = pixels.row(block) * PHASES_H * result.width + pixels.column(half) * PHASES_W;
+
     struct Operands {
         float bias, aux[BLOCKS][2];
     };
     const auto load_operands = [&](int step, int e) {
         Operands loaded{};
-        const int k = (filter + e) / PHASES + step * PLANES_PER_STEP;
+        const Place from = place(step, e);
         // __ldg: a plain load could not move ahead of the stores to y.
-        if (HAS_BIAS) loaded.bias = to_float(__ldg(finish.bias + (FILTERS_ALIGNED ? k : min(k, PLANES - 1))));
+        if (HAS_BIAS)
+            loaded.bias = to_float(__ldg(finish.bias + (FILTERS_ALIGNED ? from.plane : min(from.plane, PLANES - 1))));
         if (HAS_AUX)
 #pragma unroll
             for (int block = 0; block < BLOCKS; ++block)
 #pragma unroll
                 for (int half = 0; half < 2; ++half)
-                    loaded.aux[block][half] = load_if(is_result(step, e, block, half),
-                                                      finish.residual + start_of(step, e), at[block][half]);
+                    loaded.aux[block][half] =
+                        load_if(is_result(from, block, half), finish.residual + from.start, at[block][half]);
         return loaded;
     };
 
@@ -334,14 +342,14 @@ __device__ __forceinline__ void store_tile(const Accumulators& acc, const Pixels
         const Operands own = next;
         if (number + 1 < FILTERS_OF_LANE) next = load_operands((number + 1) / 2, (number + 1) % 2);
         const FilterPair pair{make_float2(own.bias, own.bias), make_float2(1.f, 1.f)};
-        Output* const to = y + start_of(step, e);
+        const Place to = place(step, e);
 #pragma unroll
         for (int block = 0; block < BLOCKS; ++block) {
             const float* sums = &acc[block][4 * step + e];
             const float2 results = finish.values(make_float2(sums[0], sums[2]), pair,
                                                  make_float2(own.aux[block][0], own.aux[block][1]));
-            store_if(is_result(step, e, block, 0), to, at[block][0], results.x);
-            store_if(is_result(step, e, block, 1), to, at[block][1], results.y);
+            store_if(is_result(to, block, 0), y + to.start, at[block][0], results.x);
+            store_if(is_result(to, block, 1), y + to.start, at[block][1], results.y);
         }
     }
 }

@@ -7,7 +7,7 @@
 // TF32. One thread per element. Limiter: memory, once per network.
 //
 // TRANSPOSED: `weight` is that of the convolution [c][plane][row][column], of which this is the gradient. Filter k is
-// phase (a, b) of a plane, and tap (i, j) its tap (a + PHASES_H * (rows - 1 - i), b + PHASES_W * (columns - 1 - j)), if
+// phase (a, b) of a plane (conv2d/planes_phases.cuh), and tap (i, j) its tap (a + PHASES_H * (rows - 1 - i), b + PHASES_W * (columns - 1 - j)), if
 // it has that one.
 //
 // Rung: `planes` of conv2d and of conv2d_input_gradient.
@@ -25,20 +25,22 @@ constexpr int PHASES_H = 1;         // phases[0]
 constexpr int PHASES_W = 1;         // phases[1]
 #endif
 
+#include "conv2d/planes_phases.cuh"
+
 struct Filters {
     int filters, channels, rows, columns;  // of the packed weights: all phases' filters
     int height, width;                     // of the filters of the weights; the same unless TRANSPOSED
 };
 
 __device__ __forceinline__ float weight_at(const float* weight, const Filters& size, int filter, int channel, int i, int j) {
-    if (filter >= size.filters || channel >= size.channels) return 0.f;
+    const Phase phase = phase_of(filter);
+    const int planes = size.filters / (PHASES_H * PHASES_W);
+    if (phase.plane >= planes || channel >= size.channels) return 0.f;
     if (!TRANSPOSED)
         return weight[((1LL * filter * size.channels + channel) * size.rows + i) * size.columns + j];
-    const int plane = filter / (PHASES_H * PHASES_W), planes = size.filters / (PHASES_H * PHASES_W);
-    const int r = filter / PHASES_W % PHASES_H + PHASES_H * (size.rows - 1 - i);
-    const int s = filter % PHASES_W + PHASES_W * (size.columns - 1 - j);
+    const int r = phase.row + PHASES_H * (size.rows - 1 - i), s = phase.column + PHASES_W * (size.columns - 1 - j);
     if (r >= size.height || s >= size.width) return 0.f;
-    return weight[((1LL * channel * planes + plane) * size.height + r) * size.width + s];
+    return weight[((1LL * channel * planes + phase.plane) * size.height + r) * size.width + s];
 }
 
 extern "C" __global__ void conv2d_sm90_planes_weights(const float* __restrict__ weight, float* __restrict__ packed,

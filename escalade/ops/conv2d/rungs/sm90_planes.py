@@ -48,25 +48,28 @@ MOST_IN_BOX = 256
 """Largest side of a TMA box."""
 MOST_STRIDE = 2
 MOST_WEIGHT_STAGES = 10
-MOST_CONFIGS, MOST_PING_PONG = 8, 4
+MOST_CONFIGS = 12
 PACKED_ROW = 64
 """Floats in a row of the packed weights' tensor map."""
 BANKS = 32
 
-# Cycles, fitted to an H200's times of 55 configs of nine convolutions, 3 to 128 channels: within 10% for most.
-PRODUCT_CYCLES = 11.0
-"""Cycles per product beyond those of the tensor cores: reads of rows and weights from shared memory get in each other's
-way."""
-COPY_RATE = 42.0
+# Cycles, fitted to an H200's times of 191 configs of ten convolutions, 3 to 128 channels: within 15% for the best ones.
+PART_CYCLES, PING_PONG_PART_CYCLES = 47.0, 99.0
+"""Cycles per stage of weights in which a warpgroup multiplies nothing; with ping-pong no other one fills them."""
+COPY_RATE = 40.0
 """Bytes of windows and streamed weights that reach an SM per cycle, while all others copy too."""
-STORE_CYCLES = 8.0
+STORE_CYCLES, STORE_CYCLES_PER_BLOCK = 5.8, 0.8
 """Cycles for a warp to store one register: four sectors, while all other SMs store too."""
+SPLIT_STORE_CYCLES, SPLIT_STORE_CYCLES_PER_BLOCK = 6.6, 2.0
+"""The same if rows of y begin anywhere, so that several warps write parts of a sector."""
+STORES_SEEN = 0.65
+"""Share of the stores by which ping-pong slows the other team's products."""
 FUNCTIONS_SEEN = 1.5
 """Cycles per cycle of an activation's instructions: two warps per scheduler leave gaps."""
 SECTOR = 32
-COPIED_ROW_CYCLES = 1.2
+COPIED_ROW_CYCLES = 1.7
 """Cycles of TMA per row of a window, however short."""
-TILE_CYCLES = 700.0
+TILE_CYCLES = 320.0
 """Cycles of a tile in which nothing is multiplied or stored."""
 START_CYCLES = 5000.0
 """Cycles until the first products, plus those after the last."""
@@ -197,16 +200,25 @@ class _Tiling:
         p = self.problem
         products = CONSUMERS * self.blocks * self.chunks * p.taps * self.k_step // 8
         rows = self.teams * self.chunks * self.k_step * self.window[0]
-        streamed = 0 if weight_stages == self.weights_per_tile else self.weights_per_tile * self.weight_stage_bytes
+        streamed = (
+            0 if weight_stages == self.weights_per_tile else self.weights_per_tile * self.weight_stage_bytes
+        )
         fetched = rows * (ceil_div(self.window[1], 8) + 1) * SECTOR + self.teams * streamed
-        copied = fetched / COPY_RATE
+        part_cycles = PING_PONG_PART_CYCLES if self.ping_pong else PART_CYCLES
+        parts = CONSUMERS * self.weights_per_tile * part_cycles
+        multiplied = max(products * self.width / 2, fetched / COPY_RATE) + parts + rows * COPIED_ROW_CYCLES
         results = CONSUMERS * self.blocks * BLOCK * min(self.width, p.filters)
         instructions, special = activation_cost(p.activation)
         functions = max(instructions * results / 128, special * results / SPECIAL_LANES)
-        stores = results / 32 * STORE_CYCLES + FUNCTIONS_SEEN * functions
-        # Ping-pong hides the stores in theory only: too few weights fit into each team's ring.
-        multiplied = max(products * self.width / 2, copied) + products * PRODUCT_CYCLES
-        tile = multiplied + rows * COPIED_ROW_CYCLES + stores + TILE_CYCLES
+        if p.output_width * p.element_bytes % SECTOR:
+            store = SPLIT_STORE_CYCLES + SPLIT_STORE_CYCLES_PER_BLOCK * self.blocks
+        else:
+            store = STORE_CYCLES + STORE_CYCLES_PER_BLOCK * self.blocks
+        stores = results / 32 * store + FUNCTIONS_SEEN * functions
+        if self.ping_pong:
+            tile = max(multiplied, (multiplied + stores) / 2) + STORES_SEEN * stores + TILE_CYCLES / 2
+        else:
+            tile = multiplied + stores + TILE_CYCLES
         ctas = max(1, card.multiprocessors // self.filter_tiles)
         return START_CYCLES + ceil_div(ceil_div(self.tiles, self.teams), ctas) * tile
 
@@ -221,27 +233,23 @@ def _tilings(p: Conv2dProblem) -> Iterator[_Tiling]:
     for width in sorted({widths[0], *(w for w in (64, 128) if w < p.filters)}, reverse=True):
         for blocks, groups, ping_pong in itertools.product((1, 2, 4), (2, 4, 8, 16), (False, True)):
             tiling = _Tiling(p, width, blocks, groups, ping_pong)
-            fits = blocks * width // 2 <= MOST_ACCUMULATORS and tiling.tile[0] >= blocks
+            fits = blocks * width // 2 <= MOST_ACCUMULATORS and tiling.tile[0] >= blocks > ping_pong
             if fits and max(tiling.window) <= MOST_IN_BOX:
                 yield tiling
 
 
 @lru_cache(4096)
 def best_first(p: Conv2dProblem, card: Card) -> tuple[PlanesConfig, ...]:
-    """Return configs in the order of their estimates; those with ping-pong last."""
-    found: dict[bool, list[tuple[float, PlanesConfig]]] = {False: [], True: []}
+    """Return configs in the order of their estimates."""
+    found: list[tuple[float, PlanesConfig]] = []
     for tiling in _tilings(p):
         stages, weight_stages = tiling.stages()
         if stages and tiling.filter_tiles <= card.multiprocessors:
             own = PlanesConfig(
                 tiling.width, tiling.blocks, tiling.groups, stages, weight_stages, tiling.ping_pong
             )
-            found[tiling.ping_pong].append((tiling.clocks(weight_stages, card), own))
-    return tuple(
-        config
-        for ping_pong, most in ((False, MOST_CONFIGS), (True, MOST_PING_PONG))
-        for _, config in sorted(found[ping_pong], key=lambda one: one[0])[:most]
-    )
+            found.append((tiling.clocks(weight_stages, card), own))
+    return tuple(config for _, config in sorted(found, key=lambda one: one[0])[:MOST_CONFIGS])
 
 
 @dataclass(frozen=True)

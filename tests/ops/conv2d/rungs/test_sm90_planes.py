@@ -96,7 +96,7 @@ def test_every_config_fits_and_holds_its_tiles() -> None:
 
 
 def test_it_compiles_without_spills() -> None:
-    problem = planes(16, 64, 128, 128, 128, 3, 3, bias=True, residual=True, activation="x * sigmoid(x)")
+    problem = planes(16, 64, 128, 128, 128, 3, 3, bias=True, activation="x * sigmoid(x)")
     for config in (PlanesConfig(128, 2, 8, 2, 3), PlanesConfig(128, 2, 8, 2, 2, ping_pong=True)):
         *_, call = RUNG.recipe(problem, config).steps
         assert isinstance(call, KernelCall)
