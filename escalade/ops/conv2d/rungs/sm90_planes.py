@@ -54,22 +54,23 @@ PACKED_ROW = 64
 BANKS = 32
 
 # Cycles, fitted to an H200's times of 191 configs of ten convolutions, 3 to 128 channels: within 15% for the best ones.
-PART_CYCLES, PING_PONG_PART_CYCLES = 47.0, 99.0
+PART_CYCLES, PING_PONG_PART_CYCLES = 43.0, 129.0
 """Cycles per stage of weights in which a warpgroup multiplies nothing; with ping-pong no other one fills them."""
-COPY_RATE = 40.0
+COPY_RATE = 41.0
 """Bytes of windows and streamed weights that reach an SM per cycle, while all others copy too."""
-STORE_CYCLES, STORE_CYCLES_PER_BLOCK = 5.8, 0.8
+STORE_CYCLES, STORE_CYCLES_PER_BLOCK = 4.5, 0.9
 """Cycles for a warp to store one register: four sectors, while all other SMs store too."""
-SPLIT_STORE_CYCLES, SPLIT_STORE_CYCLES_PER_BLOCK = 6.6, 2.0
+SPLIT_STORE_CYCLES, SPLIT_STORE_CYCLES_PER_BLOCK = 5.6, 2.0
 """The same if rows of y begin anywhere, so that several warps write parts of a sector."""
-STORES_SEEN = 0.65
-"""Share of the stores by which ping-pong slows the other team's products."""
+STORES_SEEN, STORES_ALONE = 0.3, 1.74
+"""With ping-pong: share of the stores' time that slows the other team's products, and factor on it if the stores are the
+limiter."""
 FUNCTIONS_SEEN = 1.5
 """Cycles per cycle of an activation's instructions: two warps per scheduler leave gaps."""
 SECTOR = 32
-COPIED_ROW_CYCLES = 1.7
+COPIED_ROW_CYCLES = 2.3
 """Cycles of TMA per row of a window, however short."""
-TILE_CYCLES = 320.0
+TILE_CYCLES = 480.0
 """Cycles of a tile in which nothing is multiplied or stored."""
 START_CYCLES = 5000.0
 """Cycles until the first products, plus those after the last."""
@@ -216,7 +217,7 @@ class _Tiling:
             store = STORE_CYCLES + STORE_CYCLES_PER_BLOCK * self.blocks
         stores = results / 32 * store + FUNCTIONS_SEEN * functions
         if self.ping_pong:
-            tile = max(multiplied, (multiplied + stores) / 2) + STORES_SEEN * stores + TILE_CYCLES / 2
+            tile = max(multiplied + STORES_SEEN * stores, STORES_ALONE * stores) + TILE_CYCLES / 2
         else:
             tile = multiplied + stores + TILE_CYCLES
         ctas = max(1, card.multiprocessors // self.filter_tiles)
