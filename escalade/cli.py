@@ -5,10 +5,12 @@ from __future__ import annotations
 import importlib
 import io
 import sys
+from collections.abc import Callable
+from functools import partial
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from escalade import interruption
 from escalade.errors import EscaladeError
@@ -16,6 +18,8 @@ from escalade.terminal_text import printable
 from escalade.version import VERSION
 
 _CONTEXT = {"help_option_names": ["-h", "--help"]}
+_MAX_SHOWN = 10**6
+"""Largest upper bound of an option that its help shows."""
 _KEPT_CHARACTERS = "\n\t"
 """Control characters allowed in messages; compiler errors span lines."""
 COMMANDS = {
@@ -54,6 +58,13 @@ SUBCOMMANDS = {
     "report": ("tables",),
 }
 """Commands that belong to another: `escalade bench layers`. `escalade layers`, as it was called, works too."""
+PANELS = {
+    "Use": ("doctor", "demo", "explain", "build", "classify", "train"),
+    "Measure": ("bench", "ladder", "profile", "measure", "report"),
+    "Develop": ("verify", "tune", "cache"),
+}
+"""Groups of commands in `escalade --help`, in their order."""
+_PANEL_OF = {name: panel for panel, names in PANELS.items() for name in names}
 PARENTS = {name: parent for parent, names in SUBCOMMANDS.items() for name in names}
 _EXTRAS = {"matplotlib": "bench", "jinja2": "bench", "markdown_it": "bench", "markupsafe": "bench"}
 """Extra of pyproject.toml that installs a package."""
@@ -61,8 +72,37 @@ _resolved: list[str] = []
 """Commands that typer has looked up to run them."""
 
 
+def _tidied(parameters: list[Any]) -> list[Any]:
+    """Show no type for flags, `<int>` for `<int range>`, and no upper bound that only guards against overflow."""
+    for one in parameters:
+        if not hasattr(one, "display_type_rich"):  # older versions of typer, which show no type for flags
+            continue
+        is_flag, name, number_range = (
+            getattr(one, "is_flag", False),
+            one.display_type_rich,
+            (one.min, one.max),
+        )
+        one.display_type_rich = partial(_type_name, name, is_flag)
+        if number_range[1] is not None and number_range[1] > _MAX_SHOWN:
+            one._get_number_range_help_str = partial(str, f"x>={number_range[0]:g}")
+    return parameters
+
+
+def _type_name(name: Callable[..., str | None], is_flag: bool, ctx: Any) -> str | None:
+    found = None if is_flag else name(ctx=ctx)
+    return found and found.replace(" range", "").replace("list[str]", "str")
+
+
+class _Command(TyperCommand):
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _tidied(super().get_params(ctx))
+
+
 class _LazyGroup(TyperGroup):
-    """Imports the module of a command when it runs: importing PyTorch takes seconds, and `--help` does not need it."""
+    """Imports the module of a command when it runs."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _tidied(super().get_params(ctx))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if PARENTS.get("".join(args[1:2])) == args[0]:
@@ -91,7 +131,7 @@ def _command(name: str) -> Any:
     """Import a command and return it as a click command."""
     single = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
     further = [f"escalade {path(one)}: {COMMANDS[one]}" for one in SUBCOMMANDS.get(name, ())]
-    single.command(path(name), context_settings=_CONTEXT, epilog="\n\n".join(further))(
+    single.command(path(name), cls=_Command, context_settings=_CONTEXT, epilog="\n\n".join(further))(
         importlib.import_module(f"escalade.commands.{name}").command
     )
     return typer.main.get_command(single)
@@ -101,9 +141,12 @@ def _placeholder() -> None:
     """Placeholder for a command that has not been imported."""
 
 
-for _name, _summary in COMMANDS.items():
+for _name in sorted(COMMANDS, key=lambda name: list(_PANEL_OF).index(PARENTS.get(str(name), str(name)))):
+    _summary, _panel = COMMANDS[_name], _PANEL_OF[PARENTS.get(_name, _name)]
     _further = "".join(f" Also: {', '.join(names)}." for names in [SUBCOMMANDS.get(_name)] if names)
-    app.command(_name, help=_summary + _further, hidden=_name in PARENTS)(_placeholder)
+    app.command(_name, help=_summary + _further, hidden=_name in PARENTS, rich_help_panel=_panel)(
+        _placeholder
+    )
 
 
 def _version(requested: bool) -> None:

@@ -6,6 +6,7 @@ import importlib
 import inspect
 import os
 import pathlib
+import re
 import subprocess
 import sys
 from importlib.metadata import version
@@ -13,6 +14,12 @@ from importlib.metadata import version
 import pytest
 
 from escalade import cli
+from escalade.commands import bench
+from escalade_apps.train.tasks import TASKS
+from escalade_bench.calls import CALLS
+from escalade_bench.networks.workloads import WORKLOADS
+from escalade_bench.peers.registry import LAYERS, NETWORKS
+from escalade_bench.report import plots
 from tests import fresh
 from tests.commands.support import run
 
@@ -133,6 +140,76 @@ def test_help_and_version_do_not_load_pytorch() -> None:
     assert subprocess.run([sys.executable, "-c", probe], cwd=ROOT).returncode == 0
     shown = subprocess.run([sys.executable, "-m", "escalade", "--version"], cwd=ROOT, capture_output=True)
     assert shown.stdout.strip()
+
+
+HELP = """
+import sys
+from typer.testing import CliRunner
+from escalade import cli
+
+for name in cli.COMMANDS:
+    result = CliRunner().invoke(cli.app, [name, "--help"], env={"COLUMNS": "300"})
+    slow = {"numpy", "torch", "matplotlib"} & sys.modules.keys()
+    if result.exit_code or slow or "<bool>" in result.output or "2147483647" in result.output:
+        sys.exit(f"{name}: {slow} {result.output}")
+"""
+
+
+def test_help_of_every_command_loads_nothing_slow() -> None:
+    done = subprocess.run([sys.executable, "-c", HELP], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_commands_are_grouped_in_help() -> None:
+    shown = run("--help", columns=100).output
+    order = [name for names in cli.PANELS.values() for name in names]
+    assert sorted(order) == sorted(cli.COMMANDS.keys() - cli.PARENTS.keys())
+    for words in (list(cli.PANELS), order):
+        places = [re.search(rf"^(│ |╭─ ){word} ", shown, re.MULTILINE) for word in words]
+        assert all(places) and [one.start() for one in places if one] == sorted(
+            one.start() for one in places if one
+        )
+
+
+WITHOUT_DEFAULT = {
+    *(
+        "--against",
+        "--budget",
+        "--csv",
+        "--gpu",
+        "--json",
+        "--judge",
+        "--labels",
+        "--limit",
+        "--network",
+        "--only",
+    ),
+    *("--output", "--plot", "--ray", "--results", "--sweep", "--trace", "--weights"),
+}
+"""Options that do nothing unless they are given."""
+
+
+def test_help_shows_every_default() -> None:
+    """As a value, or in words where it depends on something else."""
+    for name in cli.COMMANDS:
+        for option in cli._command(name).params:
+            if option.param_type_name == "option" and option.default is None and not option.required:
+                told = isinstance(option.show_default, str) or "Default: " in option.help
+                assert told or option.opts[0] in WITHOUT_DEFAULT, (name, option.opts[0], option.help)
+
+
+def test_help_lists_every_choice() -> None:
+    """Lists in help are written out, since what they are about is slow to import."""
+    names = [peer for workload in WORKLOADS.values() for peer in workload.peers]
+    for command, wanted in (("bench", names), ("layers", LAYERS), ("coverage", NETWORKS), ("calls", CALLS)):
+        shown = " ".join(run(command, "--help", columns=300).output.split())
+        assert all(f"{name}" in shown for name in wanted), command
+    assert bench.PICTURES == plots.PICTURES
+    help_of = {option.name: option.show_default for option in cli._command("train").params}
+    for task in TASKS.values():
+        for name, value in task.defaults.items():
+            told = f"{value:g}" if isinstance(value, float) else str(value)
+            assert name == "flip" or told in str(help_of[name]), (task.name, name, value, help_of[name])
 
 
 def test_importing_everything_does_not_touch_cuda() -> None:

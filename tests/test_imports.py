@@ -6,6 +6,7 @@ import pathlib
 
 import pytest
 
+from escalade.cli import COMMANDS
 from tests.imports import Package, read
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -63,7 +64,10 @@ LAYERS = (
 """From the lowest to the highest: a module imports from its own layer and those below it."""
 LATE_MODULES = {
     "escalade": "the public names come when they are first used: compiler processes and --help do without PyTorch",
-    "escalade.commands.classify": "Ray need not be installed",
+    **{
+        f"escalade.commands.{name}": "--help must not import PyTorch, which takes seconds"
+        for name in (*COMMANDS.keys() - {"cache", "doctor"}, "options")
+    },
     "escalade.commands.doctor": "what cannot be imported is what the doctor is asked about",
     "escalade.engine.capture.export": "torch.export takes seconds to load, and most models are captured without it",
     "escalade.engine.capture.joint": "as AOTAutograd, it takes seconds to load",

@@ -8,14 +8,13 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from escalade.commands.devices import network_device
 from escalade.commands.options import (
     MAX_SIDE,
-    Dtypes,
     NetworkOn,
     RecordsFile,
     RecordsFolder,
     count,
+    dtypes_option,
     duration,
     listed,
     numbers,
@@ -24,18 +23,10 @@ from escalade.commands.options import (
     written,
 )
 from escalade.commands.progress import status
-from escalade.commands.running import ON_CPU, Run
-from escalade.commands.selection import check_names
 from escalade.device import host_memory
-from escalade.errors import UnsupportedError
-from escalade_bench.networks.judging import MOST
-from escalade_bench.networks.workload import Setting, Workload
-from escalade_bench.networks.workloads import workload as named_workload
-from escalade_bench.peers import registry
-from escalade_bench.peers.network import Budget
-from escalade_bench.peers.registry import SLOW
-from escalade_bench.report.pages import networks as tables
-from escalade_bench.report.plots import PICTURES, by_batch, save
+
+PICTURES = (".png", ".svg", ".pdf")
+"""Those of `escalade_bench.report.plots`, which imports PyTorch."""
 
 
 def command(
@@ -48,14 +39,18 @@ def command(
         ),
     ],
     batch: Annotated[
-        list[str] | None, several("--batch", "-b", help="Batch sizes such as 1,8,32; may be repeated.")
+        list[str] | None,
+        several(
+            "--batch", "-b", help="Batch sizes such as 1,8,32; may be repeated.", default="the network's"
+        ),
     ] = None,
-    dtype: Dtypes = None,
+    dtype: Annotated[list[str] | None, dtypes_option("the network's")] = None,
     peers: Annotated[
         list[str] | None,
         several(
             help="torch-eager, torch-graph, torch-compile (max-autotune: 90 s per batch and more), "
-            "torch-compile-default, jax; all, none. Without it: the quick ones."
+            "torch-compile-default, jax; all, none.",
+            default="torch-eager, torch-graph, jax",
         ),
     ] = None,
     parts: Annotated[
@@ -63,20 +58,21 @@ def command(
         several(
             help="Only these: accuracy, batches; training-step (ResNets and autoencoders), "
             "training-ablation, training-pairs (autoencoder); phases, cpu, layer-kinds, stream (ResNets); "
-            "op-times, stream (lenet); score (spectral_autoencoder). Without it: the usual ones."
+            "op-times, stream (lenet); score (spectral_autoencoder).",
+            default="the usual ones",
         ),
     ] = None,
     device: NetworkOn = None,
     seconds: Annotated[float, duration("Seconds to time each system.")] = 0.3,
     budget: Annotated[
         float | None,
-        duration("Seconds after which torch.compile is not started any more.", show_default=False),
+        duration("Seconds after which torch.compile is not started any more.", show_default="no limit"),
     ] = None,
     phases: Annotated[bool, typer.Option(help="Time one image from naive kernels to the engine.")] = True,
     stream: Annotated[bool, typer.Option(help="Also stream uint8 images from host memory.")] = False,
     size: Annotated[
         int | None,
-        count("--size", help="Side of a ResNet's images; 224 without it.", most=MAX_SIDE, show_default=False),
+        count("--size", help="Side of a ResNet's images.", most=MAX_SIDE, show_default="224"),
     ] = None,
     seed: Annotated[int, seed_option("Of the random weights and images.")] = 0,
     json: RecordsFile = None,
@@ -87,15 +83,26 @@ def command(
     ] = None,
 ) -> None:
     """Verify a network and its peers, then time them for every batch size and dtype in one run."""
+    from escalade.commands.benchmarks import check_options, wanted_parts
+    from escalade.commands.devices import network_device
+    from escalade.commands.running import ON_CPU, Run
+    from escalade_bench.networks.workload import Setting
+    from escalade_bench.networks.workloads import workload as named_workload
+    from escalade_bench.peers import registry
+    from escalade_bench.peers.network import Budget
+    from escalade_bench.peers.registry import SLOW
+    from escalade_bench.report.pages import networks as tables
+    from escalade_bench.report.plots import by_batch, save
+
     batches, dtypes = numbers("--batch", listed(batch)), listed(dtype)
     asked_peers, asked_parts = listed(peers), listed(parts)
     chosen = named_workload(workload)
     beside = registry.chosen(asked_peers, chosen.peers)
     where = network_device(device)
     on_gpu = where.type == "cuda"
-    _check(dtypes, size, chosen)
+    check_options(dtypes, size, chosen)
     named = {*asked_parts, *(("stream",) if stream else ())}
-    measured = _parts(named, not asked_parts, phases, chosen, on_gpu)
+    measured = wanted_parts(named, not asked_parts, phases, chosen, on_gpu)
     slow_batches = () if batches else chosen.slow_batches
     batches = batches or (chosen.batches if on_gpu else chosen.small_batches)
     run = Run(where, json, results, without_gpu=ON_CPU)
@@ -130,34 +137,3 @@ def command(
         timed = [record for record in run.records if record.workload == workload]
         run.console.print(f"wrote {escape(str(save(lambda: by_batch(timed, workload), plot)))}")
     run.end()
-
-
-def _check(dtypes: tuple[str, ...], size: int | None, chosen: Workload) -> None:
-    check_names("dtype", dtypes, tuple(MOST))
-    if "fp8" in dtypes and "fp8" not in chosen.further_dtypes:
-        raise UnsupportedError(f"{chosen.name} is measured in {', '.join(chosen.dtypes)}; fp8 is for ResNets")
-    if size is None or size == chosen.size:
-        return
-    if chosen.smallest is None:
-        raise UnsupportedError(f"inputs of {size}: {chosen.name} takes {chosen.size} only")
-    if size < chosen.smallest:
-        raise UnsupportedError(f"images of {size}: these networks take {chosen.smallest} or more")
-
-
-def _parts(
-    named: set[str], with_usual: bool, phases: bool, chosen: Workload, on_gpu: bool
-) -> tuple[str, ...]:
-    """Return the named parts, and the usual ones that can be measured here; without phases if not wanted."""
-    for name in named:
-        if name not in chosen.parts:
-            raise UnsupportedError(f"{chosen.name} has no part {name!r}; it has {', '.join(chosen.parts)}")
-        if chosen.parts[name].needs_gpu and not on_gpu:
-            raise UnsupportedError(f"{name} is measured on a GPU, and there is none")
-    usual = {name for name, part in chosen.parts.items() if part.usual and (on_gpu or not part.needs_gpu)}
-    wanted = (named | usual if with_usual else named) - (set() if phases else {"phases"})
-    if not wanted:
-        raise UnsupportedError(
-            f"no part is left to measure here; {chosen.name} has {', '.join(chosen.parts)}"
-            + ("" if on_gpu else ", some of them on a GPU only")
-        )
-    return tuple(name for name in chosen.parts if name in wanted)

@@ -6,22 +6,15 @@ import pathlib
 import time
 from typing import Annotated
 
-import torch
 import typer
 from rich.console import Console
 from rich.markup import escape
 
-from escalade.commands.networks import Model, inputs_of, is_saved, network
-from escalade.commands.options import ColorMean, ColorStd, listed, numbers, written
+from escalade.commands.options import ColorMean, ColorStd, Model, listed, numbers, written
 from escalade.commands.progress import status
-from escalade.commands.selection import check_names
 from escalade.device.architecture import ALL_ARCHITECTURES
 from escalade.errors import UnsupportedError
-from escalade.ops.base.card import H200
 from escalade.terminal_text import format_bytes, printable
-from escalade_apps.classify.preparation import normalization_at, side_of
-
-_CPU = torch.device("cpu")
 
 
 def command(
@@ -33,7 +26,7 @@ def command(
     ] = None,
     dtype: Annotated[
         str | None,
-        typer.Option("--dtype", "-t", help="fp32, tf32, fp16 (the default) or bf16.", show_default=False),
+        typer.Option("--dtype", "-t", help="fp32, tf32, fp16 or bf16.", show_default="fp16"),
     ] = None,
     mean: ColorMean = None,
     std: ColorStd = None,
@@ -43,6 +36,13 @@ def command(
     ] = None,
 ) -> None:
     """Save a network as one file with plans and machine code for given architectures. Needs no GPU."""
+    import torch
+
+    from escalade.commands.networks import inputs_of, is_saved, network
+    from escalade.commands.selection import check_names
+    from escalade.ops.base.card import H200
+    from escalade_apps.classify.preparation import normalization_at, side_of
+
     console = Console()
     batches = numbers("--batch", listed(batch)) or (1,)
     architectures = listed(arch) or (str(H200.architecture),)
@@ -61,12 +61,12 @@ def command(
     with status(console) as say:
         say(f"compiling {model}")
         engine, _ = network(
-            model, batches[0], dtype, _CPU.type, plans=2 * len(batches),
+            model, batches[0], dtype, "cpu", plans=2 * len(batches),
             normalize=(lambda shape: normalization_at(side_of(shape), mean, std)) if takes_bytes else None,
         )  # fmt: skip
         for each in batches:
             say(f"planning for batch size {each}")
-            inputs = inputs_of(engine, model, each, _CPU)
+            inputs = inputs_of(engine, model, each, torch.device("cpu"))
             if takes_bytes:  # also plan for channels_last, in which decoders return images
                 image = inputs[0].to(torch.uint8)
                 engine.plan(image.contiguous(memory_format=torch.channels_last))

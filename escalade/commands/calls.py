@@ -6,19 +6,18 @@ from typing import Annotated
 
 import typer
 
-from escalade.commands.devices import kernel_device
 from escalade.commands.options import Dtypes, InputSeed, RecordsFile, RecordsFolder, listed
 from escalade.commands.progress import status
-from escalade.commands.running import Run
-from escalade.commands.selection import check_names
-from escalade_bench.calls import CALLS, STORAGE, chosen, measure
-from escalade_bench.report.pages.records import calls_table
 
 
 def command(
     names: Annotated[
         list[str] | None,
-        typer.Argument(help=f"Calls: {', '.join(CALLS)}. Without any: all.", show_default=False),
+        typer.Argument(
+            help="Calls: conv2d, conv2d_relu, conv2d_autocast, conv2d_of_an_image, max_pool2d, avg_pool2d, upsample2d, "
+            "relu, add_relu, linear, batch_norm_training, batch_norm, mse_loss, cross_entropy, mlp. Without any: all.",
+            show_default=False,
+        ),
     ] = None,
     dtype: Dtypes = None,
     seconds: Annotated[float, typer.Option(min=0.0, help="Seconds to time each system.")] = 0.05,
@@ -27,6 +26,12 @@ def command(
     results: RecordsFolder = None,
 ) -> None:
     """Time the CPU overhead of an operator call against PyTorch's, with and without gradients. Needs a GPU."""
+    from escalade.commands.devices import kernel_device
+    from escalade.commands.running import Run
+    from escalade.commands.selection import check_names
+    from escalade_bench.calls import STORAGE, chosen, measure
+    from escalade_bench.report.pages.records import calls_table
+
     wanted, dtypes = chosen(tuple(names or ())), listed(dtype)
     check_names("dtype", dtypes, tuple(STORAGE))
     run = Run(kernel_device("cuda"), json, results)

@@ -6,14 +6,12 @@ import pathlib
 from dataclasses import replace
 from typing import Annotated
 
-import torch
 import typer
 from rich.console import Console
 from rich.markup import escape
 
 from escalade import files
-from escalade.commands.networks import Model, PlannedBatch, network
-from escalade.commands.options import written
+from escalade.commands.options import Model, PlannedBatch, written
 from escalade.commands.progress import waiting
 from escalade.errors import UnsupportedError
 
@@ -23,7 +21,7 @@ def command(
     batch: PlannedBatch = 1,
     dtype: Annotated[
         str | None,
-        typer.Option("--dtype", "-t", help="fp32, tf32, fp16 (the default) or bf16.", show_default=False),
+        typer.Option("--dtype", "-t", help="fp32, tf32, fp16 or bf16.", show_default="fp16"),
     ] = None,
     measured: Annotated[
         bool,
@@ -37,6 +35,10 @@ def command(
     ] = None,
 ) -> None:
     """Time a network's plan against PyTorch, per step and in total. Fails if PyTorch is faster. Needs a GPU."""
+    import torch
+
+    from escalade.commands.networks import network
+
     console = Console()
     if not torch.cuda.is_available():
         raise UnsupportedError(

@@ -6,24 +6,21 @@ import os
 import pathlib
 import time
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.progress import TimeRemainingColumn
 from rich.text import Text
 
-from escalade.commands.classifiers import ClassifierRequest, build_classifier
-from escalade.commands.devices import engine_device
 from escalade.commands.options import ColorMean, ColorStd, EngineOn, count, written
 from escalade.commands.progress import progress_bar
-from escalade.engine.graph.forms import require_dtype
 from escalade.errors import UnsupportedError
 from escalade.terminal_text import printable
-from escalade_apps.classify import output, reading
-from escalade_apps.classify.decoders import decoder_for
-from escalade_apps.classify.images import Unreadable, find, require_any
-from escalade_apps.classify.prediction import Prediction, predict, warm_up
+
+if TYPE_CHECKING:
+    from escalade_apps.classify.images import Unreadable
+    from escalade_apps.classify.prediction import Prediction
 
 _ROWS = 20
 """Images listed on a terminal."""
@@ -122,6 +119,14 @@ def command(
     ] = None,
 ) -> None:
     """Classify images with your own network. Fails if an image could not be read."""
+    from escalade.commands.classifiers import ClassifierRequest, build_classifier
+    from escalade.commands.devices import engine_device
+    from escalade.engine.graph.forms import require_dtype
+    from escalade_apps.classify import output, reading
+    from escalade_apps.classify.decoders import decoder_for
+    from escalade_apps.classify.images import find, require_any
+    from escalade_apps.classify.prediction import predict, warm_up
+
     console, status = Console(), Console(stderr=True)
     if weights is not None and network is not None:
         raise UnsupportedError(
@@ -209,6 +214,8 @@ def _local_path(name: str) -> pathlib.Path:
 
 def _show(console: Console, predictions: list[Prediction]) -> None:
     """Print the predictions; on a terminal only the first `_ROWS`."""
+    from escalade_apps.classify import output
+
     first = predictions[:_ROWS] if console.is_terminal else predictions
     if first:
         console.print(output.table(first))

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import torch
 import typer
 from rich.markup import escape
 
-from escalade.commands.devices import network_device
 from escalade.commands.options import (
     MAX_SIDE,
-    Dtypes,
     NetworkOn,
     RecordsFile,
     RecordsFolder,
     count,
+    dtypes_option,
     duration,
     listed,
     numbers,
@@ -23,17 +21,7 @@ from escalade.commands.options import (
     several,
 )
 from escalade.commands.progress import status
-from escalade.commands.running import ON_CPU, Run, wide_console
-from escalade.commands.selection import check_names
-from escalade.tune.refusal import LostDevice
-from escalade_bench.coverage.catalogue import entries
-from escalade_bench.coverage.run import Coverage, left_over
-from escalade_bench.networks.judging import MOST
-from escalade_bench.peers import registry
-from escalade_bench.peers.comparison import COVERAGE
-from escalade_bench.report.pages import coverage as tables
 
-DTYPES = tuple(dtype for dtype in MOST if dtype != "fp8")
 LAYOUTS = ("nhwc", "nchw")
 _CEILING_SECONDS = 0.1
 
@@ -51,16 +39,15 @@ def command(
         str | None,
         typer.Option(help="Only networks whose names match this regular expression.", show_default=False),
     ] = None,
-    dtype: Dtypes = None,
-    batch: Annotated[list[str] | None, several("--batch", "-b", help="Batch sizes; 1,32 without it.")] = None,
+    dtype: Annotated[list[str] | None, dtypes_option("fp16,tf32")] = None,
+    batch: Annotated[list[str] | None, several("--batch", "-b", help="Batch sizes.", default="1,32")] = None,
     size: Annotated[
         int | None,
         count(
             "--size",
             most=MAX_SIDE,
-            help="Side of the images; without it 224, or what a network was made for. A constructor of other inputs "
-            "has the shape of one item as its example_shape.",
-            show_default=False,
+            help="Side of the images. A constructor of other inputs has the shape of one item as its example_shape.",
+            show_default="224, or what a network was made for",
         ),
     ] = None,
     layout: Annotated[
@@ -69,8 +56,8 @@ def command(
     peers: Annotated[
         list[str] | None,
         several(
-            help="torch-graph, torch-compile-default, torch-compile (max-autotune: minutes per network); all, none. "
-            "Without it: torch-graph."
+            help="torch-graph, torch-compile-default, torch-compile (max-autotune: minutes per network); all, none.",
+            default="torch-graph",
         ),
     ] = None,
     seconds: Annotated[float, duration("Seconds to time each system.")] = 0.1,
@@ -78,7 +65,7 @@ def command(
         float | None,
         duration(
             "Seconds for the whole run: no network is begun that would not end in time; the rest is reported.",
-            show_default=False,
+            show_default="no limit",
         ),
     ] = None,
     timed: Annotated[
@@ -90,9 +77,22 @@ def command(
     results: RecordsFolder = None,
 ) -> None:
     """Compile every network of a module, verify it, count the steps left to PyTorch, and time it against PyTorch."""
+    import torch
+
+    from escalade.commands.devices import network_device
+    from escalade.commands.running import ON_CPU, Run, wide_console
+    from escalade.commands.selection import check_names
+    from escalade.tune.refusal import LostDevice
+    from escalade_bench.coverage.catalogue import entries
+    from escalade_bench.coverage.run import Coverage, left_over
+    from escalade_bench.networks.judging import MOST
+    from escalade_bench.peers import registry
+    from escalade_bench.peers.comparison import COVERAGE
+    from escalade_bench.report.pages import coverage as tables
+
     batches, dtypes = numbers("--batch", listed(batch)) or (1, 32), listed(dtype) or ("fp16", "tf32")
     check_names("layout", (layout,), LAYOUTS)
-    check_names("dtype", dtypes, DTYPES)
+    check_names("dtype", dtypes, [dtype for dtype in MOST if dtype != "fp8"])
     beside = registry.chosen(listed(peers), registry.NETWORKS)
     where = network_device(device) if timed else torch.device("cpu")
     found = entries(networks, only)

@@ -10,15 +10,10 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from escalade import files, models
-from escalade.commands.devices import engine_device
-from escalade.commands.networks import Model, PlannedBatch, network
-from escalade.commands.options import EngineOn, written
+from escalade import files
+from escalade.commands.options import EngineOn, Model, PlannedBatch, written
 from escalade.commands.progress import waiting
 from escalade.errors import UnsupportedError
-from escalade_bench.measure import ceilings, records
-from escalade_bench.networks.steps import step_records, timed_plan
-from escalade_bench.report import terminal
 
 
 def command(
@@ -26,9 +21,7 @@ def command(
     batch: PlannedBatch = 1,
     dtype: Annotated[
         str | None,
-        typer.Option(
-            "--dtype", "-t", help="fp32, tf32, fp16 (the default), bf16 or fp8.", show_default=False
-        ),
+        typer.Option("--dtype", "-t", help="fp32, tf32, fp16, bf16 or fp8.", show_default="fp16"),
     ] = None,
     device: EngineOn = None,
     time: Annotated[bool, typer.Option("--time", help="Time each step separately on the GPU.")] = False,
@@ -43,6 +36,13 @@ def command(
     ] = None,
 ) -> None:
     """Show the plan of a network: each step, its kernel and why it was chosen, its lower bound, and fallbacks."""
+    from escalade import models
+    from escalade.commands.devices import engine_device
+    from escalade.commands.networks import network
+    from escalade_bench.measure import ceilings, records
+    from escalade_bench.networks.steps import step_records, timed_plan
+    from escalade_bench.report import terminal
+
     console = Console()
     where = engine_device(device)
     if time and where != "cuda":

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import product
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import torch
 import typer
 
-from escalade import ops
-from escalade.commands.compiling import compile_for
-from escalade.commands.devices import kernel_device
 from escalade.commands.options import (
     Dtypes,
     InputSeed,
@@ -25,14 +21,10 @@ from escalade.commands.options import (
     duration,
 )
 from escalade.commands.progress import status
-from escalade.commands.running import Run
-from escalade.commands.selection import Selection
 from escalade.errors import UnsupportedError
-from escalade.ops.base.card import Card
-from escalade.tune import verification
-from escalade_bench import ladder as climbing
-from escalade_bench.report import terminal
-from escalade_bench.trial import Settings
+
+if TYPE_CHECKING:
+    import torch
 
 
 def command(
@@ -58,6 +50,17 @@ def command(
     results: RecordsFolder = None,
 ) -> None:
     """Verify the rungs of an operation, then time them against PyTorch and the card's ceilings."""
+    from escalade import ops
+    from escalade.commands.compiling import compile_for
+    from escalade.commands.devices import kernel_device
+    from escalade.commands.running import Run
+    from escalade.commands.selection import Selection
+    from escalade.ops.base.card import Card
+    from escalade.tune import verification
+    from escalade_bench import ladder as climbing
+    from escalade_bench.report import terminal
+    from escalade_bench.trial import Settings
+
     chosen, where = ops.operation(operation), kernel_device(device)
     run = Run(where, json, results)
     selection = Selection.of(problem, rung, dtype, layout)

@@ -7,14 +7,12 @@ import pathlib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
 import torch
-import typer
 from torch.utils import _pytree as pytree
 
 from escalade import models
-from escalade.commands.options import count
 from escalade.device import host_memory
 from escalade.engine import compile, load
 from escalade.engine.engine import Engine
@@ -27,13 +25,6 @@ from escalade.models.registry import SEED
 from escalade_apps.classify.preparation import Normalization
 from escalade_bench.coverage.catalogue import entries
 
-Model = Annotated[
-    str,
-    typer.Argument(
-        help="A model such as resnet18, a constructor (MODULE:name), a .pt2 file from torch.export, or a saved engine.",
-        show_default=False,
-    ),
-]
 KINDS = (
     f"a model ({', '.join(models.MODELS)}), a constructor (module:name), a {SUFFIX} file from torch.export nor the "
     "file of a saved engine"
@@ -42,7 +33,6 @@ KINDS = (
 _CONSTRUCTOR = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 _IMAGE = (3, 224, 224)
 """Default input of a constructor's network."""
-PlannedBatch = Annotated[int, count("--batch", "-b", help="Batch size to plan for.")]
 Normalizing = Callable[[Sequence[int]], Normalization]
 
 

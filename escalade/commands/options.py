@@ -12,7 +12,6 @@ import typer
 from escalade import files
 from escalade.errors import UnsupportedError
 from escalade.terminal_text import printable
-from escalade_bench.measure import records
 
 MAX_COUNT = 2**31 - 1
 MAX_SIDE = 8192
@@ -22,22 +21,31 @@ MAX_SEED = 2**32 - 1
 _DAY = 24 * 3600.0
 
 
-def count(*names: str, help: str, least: int = 1, most: int = MAX_COUNT, show_default: bool = True) -> Any:
+def count(
+    *names: str, help: str, least: int = 1, most: int = MAX_COUNT, show_default: bool | str = True
+) -> Any:
     """Return an integer option between `least` and `most`."""
     return typer.Option(*names, help=help, min=least, max=most, show_default=show_default)
 
 
-def several(*names: str, help: str) -> Any:
-    """Return an option that takes a list and may be repeated."""
-    return typer.Option(*names, help=help, show_default=False)
+def several(*names: str, help: str, default: str) -> Any:
+    """Return an option that takes a list and may be repeated; `default` describes its default."""
+    return typer.Option(*names, help=help, show_default=default)
 
 
-def seed_option(help: str, *names: str, show_default: bool = True) -> Any:
+def dtypes_option(default: str) -> Any:
+    """Return an option for a list of dtypes, whose default is described by this text."""
+    return typer.Option(
+        "--dtype", "-t", help="fp32, tf32, fp16, bf16 or fp8, such as fp16,tf32.", show_default=default
+    )
+
+
+def seed_option(help: str, *names: str, show_default: bool | str = True) -> Any:
     """Return an option for a random seed."""
     return typer.Option(*names, help=help, min=0, max=MAX_SEED, show_default=show_default)
 
 
-def duration(help: str, show_default: bool = True) -> Any:
+def duration(help: str, show_default: bool | str = True) -> Any:
     """Return an option in seconds."""
     return typer.Option(help=help, min=0.0, max=_DAY, show_default=show_default)
 
@@ -63,6 +71,12 @@ def written(
     return typer.Option(*names, help=help, callback=checked, show_default=show_default)
 
 
+def _require_records_file(path: pathlib.Path) -> None:
+    from escalade_bench.measure import records
+
+    records.require_file(path)
+
+
 class KernelDevice(StrEnum):
     """Devices for running kernels."""
 
@@ -86,15 +100,34 @@ class EngineDevice(StrEnum):
 
 
 Operation = Annotated[str, typer.Argument(help="Operation, such as conv2d.", show_default=False)]
+Model = Annotated[
+    str,
+    typer.Argument(
+        help="A model such as resnet18, a constructor (MODULE:name), a .pt2 file from torch.export, or a saved engine.",
+        show_default=False,
+    ),
+]
+PlannedBatch = Annotated[int, count("--batch", "-b", help="Batch size to plan for.")]
 Problems = Annotated[
     list[str] | None,
-    typer.Option("--problem", "-p", help="Problem such as 64to64_56_k3s1_b1; may be repeated."),
+    typer.Option(
+        "--problem",
+        "-p",
+        help="Problem such as 64to64_56_k3s1_b1; may be repeated.",
+        show_default="some of the operation's",
+    ),
 ]
-Rungs = Annotated[list[str] | None, typer.Option("--rung", "-r", help="Only this rung; may be repeated.")]
-Dtypes = Annotated[
-    list[str] | None, typer.Option("--dtype", "-t", help="fp32, tf32, fp16, bf16 or fp8; may be repeated.")
+Rungs = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--rung", "-r", help="Only these rungs, such as direct,tuned; may be repeated.", show_default="all"
+    ),
 ]
-Layouts = Annotated[list[str] | None, typer.Option("--layout", "-l", help="nchw or nhwc; may be repeated.")]
+Dtypes = Annotated[list[str] | None, dtypes_option("all")]
+Layouts = Annotated[
+    list[str] | None,
+    typer.Option("--layout", "-l", help="nchw or nhwc; may be repeated.", show_default="all"),
+]
 KernelsOn = Annotated[
     KernelDevice | None,
     typer.Option(
@@ -137,7 +170,7 @@ ColorStd = Annotated[
 InputSeed = Annotated[int, seed_option("Seed of the random inputs.", "--seed")]
 RecordsFile = Annotated[
     pathlib.Path | None,
-    written("--json", help="Also write the records to this file.", check=records.require_file),
+    written("--json", help="Also write the records to this file.", check=_require_records_file),
 ]
 RecordsFolder = Annotated[
     pathlib.Path | None,

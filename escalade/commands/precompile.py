@@ -4,17 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import torch
 import typer
 from rich.console import Console
 from rich.markup import escape
 
-from escalade import ops
-from escalade.commands.compiling import compile_all
 from escalade.commands.options import Dtypes, Layouts, Operation, Problems, Rungs, count
-from escalade.commands.selection import Selection, check_names
 from escalade.device.architecture import ALL_ARCHITECTURES, HOPPER
-from escalade.ops.base.cards import typical_card
 
 
 def command(
@@ -30,6 +25,13 @@ def command(
     ] = None,
 ) -> None:
     """Compile the kernels of an operation into the cache, in parallel. Needs no GPU."""
+    import torch
+
+    from escalade import ops
+    from escalade.commands.compiling import compile_all
+    from escalade.commands.selection import Selection, check_names
+    from escalade.ops.base.cards import typical_card
+
     console = Console()
     check_names("architecture", (arch,), ALL_ARCHITECTURES)
     chosen = ops.operation(operation)

@@ -9,8 +9,6 @@ import typer
 
 from escalade import files
 from escalade.commands.options import written
-from escalade_bench.report import changes, html
-from escalade_bench.report.tables import require_records
 
 
 def command(
@@ -22,6 +20,9 @@ def command(
     ] = None,
 ) -> None:
     """Write all records as one HTML file: README's table and plots, then every network, layer and ladder."""
+    from escalade_bench.report import changes, html
+    from escalade_bench.report.tables import require_records
+
     records = require_records(results)
     since = changes.between(changes.read_old(against), records) if against else None
     files.replace(output, html.report(records, since).encode())

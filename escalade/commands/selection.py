@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from escalade import ops
+from escalade.commands.options import listed
 from escalade.errors import UnsupportedError
 from escalade.ops.base.card import Card
 from escalade.tune import verification
@@ -32,7 +33,7 @@ class Selection:
         layouts: list[str] | None,
     ) -> Selection:
         """Create a selection from options, which are None by default."""
-        return cls(tuple(problems or ()), tuple(rungs or ()), tuple(dtypes or ()), tuple(layouts or ()))
+        return cls(tuple(problems or ()), listed(rungs), listed(dtypes), listed(layouts))
 
     def parsed(self, operation: ops.Operation[Any]) -> tuple[Any, ...]:
         """Return the problems. Raises UnsupportedError if the operation does not have one of the names."""

@@ -7,8 +7,6 @@ from typing import Annotated
 
 import typer
 
-from escalade_bench.report import tables as generated
-
 
 def command(
     check: Annotated[bool, typer.Option(help="Change nothing; fail if a table is out of date.")] = False,
@@ -16,6 +14,8 @@ def command(
     root: Annotated[pathlib.Path, typer.Option(help="Folder of README.md and docs.")] = pathlib.Path("."),
 ) -> None:
     """Write the tables and plots of README.md and docs from the records in results/."""
+    from escalade_bench.report import tables as generated
+
     generated.require_records(results)
     if check:
         stale = generated.stale(results, root)

@@ -9,16 +9,9 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from escalade import ops
-from escalade.commands.compiling import compile_for
-from escalade.commands.devices import kernel_device
 from escalade.commands.options import Dtypes, KernelsOn, Layouts, Problems, Rungs, seed_option
 from escalade.commands.progress import progress_bar
-from escalade.commands.selection import Selection
-from escalade.device.run import TwinOptions
 from escalade.device.twin import Order
-from escalade.tune import verification
-from escalade_bench.report import terminal
 
 
 def command(
@@ -42,10 +35,18 @@ def command(
     ] = False,
     seed: Annotated[
         int | None,
-        seed_option("Of the random inputs; a fresh one each time without it.", show_default=False),
+        seed_option("Seed of the random inputs.", show_default="a new one each time"),
     ] = None,
 ) -> None:
     """Compare every rung on every problem with the float64 reference. Fails if a result is wrong."""
+    from escalade import ops
+    from escalade.commands.compiling import compile_for
+    from escalade.commands.devices import kernel_device
+    from escalade.commands.selection import Selection
+    from escalade.device.run import TwinOptions
+    from escalade.tune import verification
+    from escalade_bench.report import terminal
+
     console = Console()
     where = kernel_device(device)
     drawn = secrets.randbelow(2**31) if seed is None else seed

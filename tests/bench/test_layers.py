@@ -13,7 +13,7 @@ from torch import nn
 from typer.testing import CliRunner, Result
 
 from escalade import cli, models, ops
-from escalade.commands import layers as command
+from escalade.commands import layer_runs as command
 from escalade.device import packing
 from escalade.device.recipe import Recipe
 from escalade.errors import UnsupportedError

@@ -90,7 +90,7 @@ def expected(
 def test_images_that_are_not_there_are_missed_before_anything_is_compiled(
     names: list[str], said: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("escalade.commands.classify.build_classifier", None)  # not asked
+    monkeypatch.setattr("escalade.commands.classifiers.build_classifier", None)  # not asked
     result = run(*(tmp_path / name for name in names), "-w", tmp_path / "no weights.pth", "--device", "cpu")
     assert result.exit_code and said in str(result.exception)
 
@@ -239,7 +239,7 @@ def test_options_arrive_where_they_are_used(
         "-w", weights, "--labels", labels, "--dtype", "bf16", "--mean", 0.1, 0.2, 0.3, "--std", 0.4, 0.5, 0.6,
     )  # fmt: skip
     asked = ClassifierRequest(weights, None, labels, "bf16", (0.1, 0.2, 0.3), (0.4, 0.5, 0.6))
-    monkeypatch.setattr("escalade.commands.classify.build_classifier", reached)
+    monkeypatch.setattr("escalade.commands.classifiers.build_classifier", reached)
     result = run(images, *network, "--batch", 3, "--device", "cpu")
     assert isinstance(result.exception, ReachedError), result.output
     assert arrived == [(asked, "cpu", 3, sorted(images.glob("*.png"))), {}]

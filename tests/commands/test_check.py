@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from escalade.commands import check
+from escalade.commands import networks
 from escalade.engine.comparison import ComparedStep, Comparison
 from escalade.errors import UnsupportedError
 from tests.commands.support import run
@@ -28,7 +28,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         return SimpleNamespace(compare=lambda x: comparison), (torch.zeros(1),)
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(check, "network", network)
+    monkeypatch.setattr(networks, "network", network)
     return found
 
 

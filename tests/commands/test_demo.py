@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from torch import nn
 
-from escalade.commands import demo
+from escalade.commands import tour
 from escalade.device.twin import launch
 from escalade_bench.measure import records as store
 from escalade_bench.networks.judging import standard
@@ -43,9 +43,9 @@ def test_the_network_of_the_demo_runs_on_the_twin(monkeypatch: pytest.MonkeyPatc
         return real(kernel, *arguments, **keywords)  # type: ignore[arg-type]
 
     monkeypatch.setattr(launch.TwinKernel, "launch", counted)
-    monkeypatch.setattr(demo, "workload", lambda name: SMALL)
+    monkeypatch.setattr(tour, "workload", lambda name: SMALL)
     text = io.StringIO()
-    demo._network(Console(file=text, width=200), "twin")
+    tour.show_network(Console(file=text, width=200), "twin")
     assert launched and "compiled in fp16 for the twin" in text.getvalue()
     assert "4 of 4 images" in text.getvalue() and "The kernels agree with PyTorch" in text.getvalue()
 
@@ -57,19 +57,19 @@ def test_a_wrong_result_ends_the_demo() -> None:
         exact = copy.deepcopy(model).double()(x.double())
     wanted = standard(model, x, "fp16", exact)
     text = io.StringIO()
-    demo._compare(Console(file=text), right, right, wanted)
+    tour._compare(Console(file=text), right, right, wanted)
     with pytest.raises(typer.Exit) as end:
-        demo._compare(Console(file=text), right + 1, right, wanted)
+        tour._compare(Console(file=text), right + 1, right, wanted)
     assert end.value.exit_code == 1 and "Wrong result" in text.getvalue()
 
 
 def test_the_network_that_learns_is_planned_and_its_loss_falls() -> None:
     text = io.StringIO()
     console = Console(file=text, width=200)
-    demo._training(console, "cpu", demo.TWIN_TRAINING)
+    tour.show_training(console, "cpu", tour.TWIN_TRAINING)
     assert "step 12: loss 0." in text.getvalue() and "The loss has fallen to" in text.getvalue()
     with pytest.raises(typer.Exit):
-        demo._training(console, "cpu", dataclasses.replace(demo.TWIN_TRAINING, steps=1))
+        tour.show_training(console, "cpu", dataclasses.replace(tour.TWIN_TRAINING, steps=1))
     assert "The loss has not fallen" in text.getvalue()
 
 
@@ -78,12 +78,12 @@ def test_the_demo_ends_with_the_report_of_what_is_recorded(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     text = io.StringIO()
-    demo._report(Console(file=text, width=200))
+    tour.write_report(Console(file=text, width=200))
     assert "No report was written: there are no records under results" in text.getvalue()
     record = store.Record(
         "relu", "1M", "fp32", "flat", 1, "escalade", "naive", median_us=9.0, gpu="NVIDIA H200"
     )
-    store.file_away(demo.RESULTS, [record])
-    demo._report(Console(file=text))
+    store.file_away(tour.RESULTS, [record])
+    tour.write_report(Console(file=text))
     assert f"wrote {tmp_path / 'report.html'}" in capsys.readouterr().out
     assert (tmp_path / "report.html").read_text().startswith("<!DOCTYPE html>")

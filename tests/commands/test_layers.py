@@ -13,6 +13,6 @@ def test_layers_that_a_direction_leaves_out(
     """An image has no gradient; and what nothing can do is not measured."""
     image = ("layers", "3to8_9_k3s1_b1", "--direction", "input_gradient", "--device", "twin")
     assert "nothing to measure" in said_by(*image, monkeypatch=monkeypatch, capsys=capsys)
-    monkeypatch.setattr("escalade.commands.layers.measure", lambda *_: [])
+    monkeypatch.setattr("escalade.commands.layer_runs.measure", lambda *_: [])
     other = ("layers", "8to8_9_k3s1_b1", "--device", "twin")
     assert "nothing was measured" in said_by(*other, monkeypatch=monkeypatch, capsys=capsys)

@@ -13,7 +13,7 @@ import pytest
 import torch
 from PIL import Image
 
-from escalade.commands import train
+from escalade.commands import training
 from escalade_apps.train import data, logs
 from escalade_apps.train.parallel import LostError, Processes
 from escalade_apps.train.probing import ProbeResult
@@ -77,7 +77,7 @@ def test_options_arrive_at_the_trainer(tmp_path: pathlib.Path, monkeypatch: pyte
         arrived.extend((positions, named))
         raise ReachedError
 
-    monkeypatch.setattr(train, "trainer", reached)
+    monkeypatch.setattr("escalade_apps.train.runs.trainer", reached)
     options = [word for name, value in given.items() for word in (f"--{name.replace('_', '-')}", str(value))]
     folder, weights = tmp_path / "run", tmp_path / "weights.pt"
     further = ["--flip", "--output", str(folder), "--weights", str(weights), "--resume", "--tensorboard"]
@@ -91,7 +91,7 @@ def test_options_arrive_at_the_trainer(tmp_path: pathlib.Path, monkeypatch: pyte
     arrived.clear()
     run("train", "resnet18", "--no-flip", "--device", "cpu")
     (task, found, where, _), named = arrived
-    assert (task, found, where) == ("resnet18", {"flip": False}, train.RUNS / "resnet18")
+    assert (task, found, where) == ("resnet18", {"flip": False}, training.RUNS / "resnet18")
     assert named == {"resume": False, "weights": None, "twin": False, "tensorboard": False}
 
 
@@ -99,7 +99,7 @@ def test_a_run_that_ends_before_it_is_evaluated_says_no_more_than_it_has(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hasten(monkeypatch)
-    monkeypatch.setattr(train, "_signals", lambda own: contextlib.nullcontext(lambda: True))
+    monkeypatch.setattr(training, "_signals", lambda own: contextlib.nullcontext(lambda: True))
     ended = run("train", "autoencoder", *SMALL, "--output", str(tmp_path / "run"), "--resume")
     assert ended.exit_code == 0, ended.output
     assert "No checkpoint in" in ended.output and "stopped at step" in ended.output
@@ -131,7 +131,7 @@ def test_mistakes_are_answered_by_one_sentence(
 
 def test_a_request_to_end_waits_for_the_step_and_a_second_does_not() -> None:
     before = signal.getsignal(signal.SIGTERM)
-    with train._signals(Processes(torch.device("cpu"))) as stop:
+    with training._signals(Processes(torch.device("cpu"))) as stop:
         assert not stop()
         signal.raise_signal(signal.SIGTERM)
         assert stop()
@@ -139,7 +139,7 @@ def test_a_request_to_end_waits_for_the_step_and_a_second_does_not() -> None:
             signal.raise_signal(signal.SIGINT)
     with (
         pytest.raises(LostError, match="process 1 of 2 was terminated"),
-        train._signals(Processes(torch.device("cpu"), 1, 2)),
+        training._signals(Processes(torch.device("cpu"), 1, 2)),
     ):
         signal.raise_signal(signal.SIGTERM)
     assert signal.getsignal(signal.SIGTERM) is before
@@ -148,7 +148,7 @@ def test_a_request_to_end_waits_for_the_step_and_a_second_does_not() -> None:
 def test_ctrl_c_stays_ignored_where_it_was() -> None:
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        with train._signals(Processes(torch.device("cpu"))) as stop:
+        with training._signals(Processes(torch.device("cpu"))) as stop:
             signal.raise_signal(signal.SIGINT)
             assert not stop()
             signal.raise_signal(signal.SIGTERM)

@@ -19,7 +19,7 @@ from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from escalade import cli
-from escalade.commands import demo
+from escalade.commands import tour
 from escalade.device.timing import ReplaySampler
 from escalade.engine.capture.export import capture
 from escalade.engine.engine import Engine
@@ -222,6 +222,6 @@ def test_explain_times_every_step(tmp_path: pathlib.Path) -> None:
 
 def test_the_network_of_the_demo_runs_on_the_gpu() -> None:
     text = io.StringIO()
-    demo._network(Console(file=text, width=200), "cuda")
+    tour.show_network(Console(file=text, width=200), "cuda")
     assert "compiled in fp16 for the GPU" in text.getvalue()
     assert "The kernels agree with PyTorch" in text.getvalue()

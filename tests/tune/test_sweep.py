@@ -18,7 +18,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from escalade import cli, ops
-from escalade.commands import tune as commands
+from escalade.commands import tune, tuning
 from escalade.errors import UnsupportedError
 from escalade.ops import OPERATIONS
 from escalade.ops.base.cards import typical_card
@@ -196,13 +196,13 @@ def test_what_is_estimated_to_take_much_longer_is_not_measured() -> None:
 @pytest.fixture
 def as_gpu(monkeypatch: pytest.MonkeyPatch, with_operation: Scale) -> Callable[..., None]:
     """The CPU in the place of a GPU: kernels run on the twin and need no compiling ahead."""
-    monkeypatch.setattr(commands, "_require_gpu", lambda: CPU)
-    monkeypatch.setattr(commands, "architecture", lambda index: "sm_90a")
-    monkeypatch.setattr(commands, "precompile", lambda programs, here, done: [done(p) for p in programs])
+    monkeypatch.setattr(tuning, "require_gpu", lambda: CPU)
+    monkeypatch.setattr(tuning, "architecture", lambda index: "sm_90a")
+    monkeypatch.setattr(tuning, "precompile", lambda programs, here, done: [done(p) for p in programs])
     monkeypatch.setattr(
-        commands.sweeping, "problems", lambda count, seed: tuple(ScaleProblem(100 + n) for n in range(count))
+        tuning.sweeping, "problems", lambda count, seed: tuple(ScaleProblem(100 + n) for n in range(count))
     )
-    monkeypatch.setattr(commands, "SWEPT", "scale")
+    monkeypatch.setattr(tuning, "SWEPT", "scale")
 
     def interrupted_after(count: int) -> None:
         real, left = search.samples, [count]
@@ -225,11 +225,11 @@ def test_a_sweep_goes_on_where_it_was_stopped(
     real = search.samples
     as_gpu(2)
     with pytest.raises(KeyboardInterrupt):
-        commands.sweep_into(path, 4, 0)
+        tuning.sweep_into(path, 4, 0)
     stopped = samples.load(path)
     assert len(stopped) == 2
     monkeypatch.setattr(search, "samples", real)
-    commands.sweep_into(path, 4, 0)
+    tuning.sweep_into(path, 4, 0)
     found = samples.load(path)
     assert len(found) == 4 and all(found[key] == stopped[key] for key in stopped)
 
@@ -238,10 +238,10 @@ def test_a_sweep_measures_only_what_is_missing(
     as_gpu: Callable[..., None], with_operation: Scale, tmp_path: pathlib.Path
 ) -> None:
     path = tmp_path / "sweep.jsonl"
-    commands.sweep_into(path, 1, 0)
+    tuning.sweep_into(path, 1, 0)
     first = path.read_text()
     made = with_operation.inputs_made
-    commands.sweep_into(path, 3, 0)
+    tuning.sweep_into(path, 3, 0)
     assert with_operation.inputs_made == made + 2
     assert path.read_text().startswith(first) and len(samples.load(path)) == 3
 
@@ -251,22 +251,22 @@ def test_named_problems_are_tuned_into_a_table_once(
 ) -> None:
     path = tmp_path / "card.json"
     named = (["scale"], ["scale_50", "scale_60"], ["fp32"], ["nchw"])
-    commands.command(*named, table=path)
+    tune.command(*named, table=path)
     entries = read(path, "mine").entries
     assert set(entries) == {"scale scale_50 fp32 nchw", "scale scale_60 fp32 nchw"}
     made = with_operation.inputs_made
-    commands.command(*named, table=path)
+    tune.command(*named, table=path)
     assert with_operation.inputs_made == made
-    commands.command(*named, table=path, again=True)
+    tune.command(*named, table=path, again=True)
     assert with_operation.inputs_made > made
 
 
 def test_problems_need_one_operation(as_gpu: Callable[..., None], tmp_path: pathlib.Path) -> None:
     for names in ([], ["scale", "scale"]):
         with pytest.raises(UnsupportedError, match="--problem needs one operation"):
-            commands.command(names, ["scale_50"], table=tmp_path / "card.json")
+            tune.command(names, ["scale_50"], table=tmp_path / "card.json")
     with pytest.raises(UnsupportedError, match="name a network to tune"):
-        commands.command([], table=tmp_path / "card.json")
+        tune.command([], table=tmp_path / "card.json")
 
 
 # --- judging
@@ -291,7 +291,7 @@ def test_a_choice_beyond_twice_the_best_fails(
     path = tmp_path / "sweep.jsonl"
     swept(path, chosen_us)
     text = io.StringIO()
-    assert commands.choices_hold(path, Console(file=text, width=160)) is holds
+    assert tuning.choices_hold(path, Console(file=text, width=160)) is holds
     assert PROBLEM.name in text.getvalue()
     if chosen_us:
         assert f"{chosen_us / 10:.2f} at worst" in text.getvalue()
@@ -302,7 +302,7 @@ def test_a_choice_that_was_not_measured_fails(tmp_path: pathlib.Path) -> None:
     samples.append(path, [sample("fused_epilogue", 3.0, {"tile_m": 1})])
     (verdict,) = judgement.judge(samples.load(path))
     assert verdict.chosen_us is None and verdict.reason.startswith("not measured")
-    assert not commands.choices_hold(path, Console(file=io.StringIO()))
+    assert not tuning.choices_hold(path, Console(file=io.StringIO()))
 
 
 def test_the_worst_comes_first_and_rungs_are_calibrated(tmp_path: pathlib.Path) -> None:
@@ -323,7 +323,7 @@ def test_the_worst_comes_first_and_rungs_are_calibrated(tmp_path: pathlib.Path) 
 
 def test_nothing_to_judge_is_said(tmp_path: pathlib.Path) -> None:
     with pytest.raises(UnsupportedError, match="no measured problems"):
-        commands.choices_hold(tmp_path / "none.jsonl", Console(file=io.StringIO()))
+        tuning.choices_hold(tmp_path / "none.jsonl", Console(file=io.StringIO()))
 
 
 def test_no_choice_takes_more_than_twice_the_best_of_the_recorded_sweep() -> None:

@@ -1,0 +1,64 @@
+"""Compile, measure and print single convolutions, for `escalade bench layers`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from rich.markup import escape
+
+from escalade import ops
+from escalade.commands.running import Run
+from escalade.commands.selection import check_names
+from escalade.device.cuda import architecture
+from escalade.device.precompilation import precompile
+from escalade.ops.conv2d.problem import DTYPES
+from escalade_bench.ladder import free
+from escalade_bench.layers import Layer, Part, measure, parts, programs
+from escalade_bench.measure.records import Record
+from escalade_bench.report import terminal
+from escalade_bench.report.pages import layers as tables
+from escalade_bench.trial import Settings, blank_record
+
+CEILING_SECONDS = 0.1
+
+
+def wanted_parts(
+    names: Sequence[str], batches: tuple[int, ...], dtypes: tuple[str, ...], direction: str
+) -> tuple[Part, ...]:
+    """Return the layers to measure, grouped by table; without batches and dtypes, in batches of 256 in fp16."""
+    check_names("dtype", dtypes, DTYPES)
+    return parts(tuple(names), batches or (256,), dtypes or ("fp16",), direction)
+
+
+def compile_layers(wanted: Sequence[Layer], tune: bool, run: Run) -> None:
+    """Compile all kernels in parallel before the first layer is measured."""
+    here = architecture(run.device.index or 0)
+    kernels = programs(wanted, run.device, tune)
+    run.console.print(f"compiling {len(kernels)} kernels for {here}")
+    for failure in precompile(kernels, here):
+        run.console.print(f"[red]refused:[/] {escape(failure.message.splitlines()[0])}")
+
+
+def measure_layer(layer: Layer, peers: Sequence[str], settings: Settings, workload: str) -> list[Record]:
+    try:
+        return measure(layer, peers, settings, workload)
+    except RuntimeError as error:  # out of memory, a launch that fails: the other layers are still measured
+        free(settings.device)
+        reason = str(error).strip() or type(error).__name__
+        blank = blank_record(ops.operation(layer.operation), layer.problem, "escalade", "")
+        return [replace(blank, workload=workload, failure=reason.splitlines()[0])]
+
+
+def show_part(part: Part, measured: dict[tuple[str, object], list[Record]], run: Run) -> None:
+    own = [record for layer in part.layers for record in measured[layer.key]]
+    if run.device.type != "cuda":
+        run.show(terminal.ladder_tables(own), ())
+        return
+    found = tables.rows(part.layers, measured)
+    run.show([tables.table(part.title, found)], [replace(record, failure="") for record in own])
+    if total := tables.summary(found):
+        run.console.print(f"{part.title}: {total}")
+    if run.ceilings:
+        rates = ", ".join(f"{dtype} {rate:.0f}" for dtype, rate in run.ceilings.tflops.items())
+        run.console.print(f"the best of several matrix products in the same run, TFLOP/s: {rates}")
