@@ -104,6 +104,8 @@ _STATE_BYTES = 12
 _MERGE_THREADS = 128
 _LEAST_TURNS = 4
 """Fewest iterations of a CTA that are worth splitting the work."""
+_SM_THREADS, _LONG = 2048, 1024
+"""Threads that fill an SM, and packs of a row that a CTA reads in several turns."""
 _SEGMENT = 32  # most adjacent accesses per CTA: a warp's
 _X, _Y, _PARTIAL = Buffer("x"), Buffer("y"), Buffer("partial", optional=True)
 
@@ -186,6 +188,7 @@ class Rows(Rung[ReduceProblem, RowsConfig]):
         by_blocks = [RowsConfig(wide, in_flight, splits, wide) for in_flight in (4, 2)]
         whole = [RowsConfig(wide, 4, 1, wide)] if splits > 1 else []
         few = problem.batch * narrow < self.card.busy_blocks * 32 and packs > 32
+        few |= problem.batch * narrow < self.card.multiprocessors * _SM_THREADS and packs >= _LONG
         return tuple(by_blocks + whole + by_warps if few else by_warps + by_blocks + whole)
 
     def recipe(self, problem: ReduceProblem, config: RowsConfig) -> Recipe:

@@ -39,6 +39,8 @@ from escalade.ops.shared.windowed import output_size
 
 INDICES = "places"
 """Attribute of a max pool that writes its argmax indices, and name of their buffer."""
+_LARGE_PLANE = 1024
+"""Pixels from which the mean of a plane is a reduction of rows, which can share a plane among CTAs."""
 _WINDOW = {"kernel": pair(1), "stride": pair(1), "padding": pair(0), "ceil_mode": FLAG}
 
 
@@ -344,4 +346,7 @@ class AdaptiveAvgPool2d(Operator):
 
     def lower(self, node: Node, forms: Forms) -> Lowered:
         problem = image_problem(AdaptiveAvgPool2dProblem, node, forms.value(node.inputs["x"]), forms.stored)
+        if problem.layout == "nchw" and problem.output == (1, 1) and problem.pixels >= _LARGE_PLANE:
+            planes = problem.batch * problem.channels
+            return Lowered(REDUCE, ReduceProblem("mean", planes, problem.pixels, dtype=problem.dtype))
         return Lowered(ADAPTIVE_AVG_POOL2D, problem)

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from escalade.engine.capture.export import capture
 from escalade.engine.engine import Engine
 from escalade.engine.passes import optimize
+from escalade.ops.base.card import TWIN
 from tests.engine.nodes.test_operators import Call
 
 Function = Callable[[torch.Tensor], torch.Tensor]
@@ -42,6 +43,16 @@ def test_a_reduction_is_one_node_of_its_own(function: Function) -> None:
         "reduce"
     ]
     torch.testing.assert_close(Engine(graph, "fp32", "twin")(x), function(x))
+
+
+def test_the_mean_of_a_large_plane_is_a_reduction_of_rows() -> None:
+    """A warp per plane would leave most of a GPU idle."""
+    for size, expected in (((40, 30), "reduce"), ((8, 8), "adaptive_avg_pool2d")):
+        x = torch.randn(2, 3, *size)
+        engine = Engine(capture(Call(lambda x: F.adaptive_avg_pool2d(x, 1)), (x,)), "fp32", "twin")
+        (step,) = engine.plan_for(TWIN, x).steps
+        assert step.lowered is not None and step.lowered.operation.name == expected
+        torch.testing.assert_close(engine(x), x.mean((2, 3), keepdim=True))
 
 
 def test_a_type_that_the_operand_has_already_is_no_conversion() -> None:
