@@ -131,6 +131,11 @@ _PAUSE_US = 4.5
 """Microseconds from a CTA's last loads to its first stores, and from its end to the next one's loads. CTAs that start
 together stay in step and hide nothing. From 16 waves of 8 MB on an H200: 134 µs with CTAs of 1,024 threads, 119 with
 clusters of CTAs of 128."""
+_STREAMED_THREADS = 1280  # per SM, with some 48 registers each
+_STREAMED = 1.12
+"""Bytes that `streamed` takes as long as a copy for, per byte of the problem."""
+_L2_SHARE = 0.5
+"""Fraction of L2 that keeps what is read again; results and other halves of L2 use the rest."""
 _FIRST = 0.4
 """Fraction of a pause that a single wave costs."""
 
@@ -399,6 +404,63 @@ class Clustered(Rung[GroupNormProblem, ClusterConfig]):
         return Recipe((call,))
 
 
+@dataclass(frozen=True)
+class Streamed(Rung[GroupNormProblem, SpanConfig]):
+    """Moments of a row, a group of an image in NCHW, and results of an earlier one that L2 still holds, in turn."""
+
+    def supports(self, problem: GroupNormProblem) -> str | None:
+        if problem.layout != "nchw":
+            return f"{self.name} supports layout nchw, not {problem.layout}"
+        if 2 * self._shares(problem, SpanConfig(128, 1, 1)) * _seen(problem).batch >= 2**31:
+            return f"{self.name} counts shares in 32 bits; {problem.name} has more"
+        return None
+
+    def configs(self, problem: GroupNormProblem) -> tuple[SpanConfig, ...]:
+        return SpanConfig(256, 4, 1), SpanConfig(256, 2, 1), SpanConfig(512, 4, 1)
+
+    def estimate(self, problem: GroupNormProblem, config: SpanConfig) -> float:
+        """DRAM moves each element twice if the rows between moments and results fit L2, and three times otherwise."""
+        row_bytes = problem.row * ELEMENT_BYTES[problem.dtype]
+        fits = (self._lag(problem, config) + 1) * row_bytes <= _L2_SHARE * self.card.l2_bytes
+        moved = _STREAMED * problem.bytes if fits else 2 * problem.bytes
+        return self.card.microseconds(0, moved) + 2 * _PAUSE_US
+
+    def recipe(self, problem: GroupNormProblem, config: SpanConfig) -> Recipe:
+        p = _seen(problem)
+        shares = self._shares(problem, config)
+        call = KernelCall(
+            _program("streamed", problem, config, span=_span(p, config), blocks_per_sm=self._blocks(config)),
+            (min(self._resident(config), 2 * p.batch * shares), 1, 1),
+            (config.threads, 1, 1),
+            (
+                _X, *_CHANNELWISE, _Y, Buffer("counters"), Buffer("partial"), Buffer("ready"), p.batch, p.pixels,
+                shares, self._lag(problem, config), float(p.epsilon),
+            ),
+            overlap=True,
+        )  # fmt: skip
+        workspaces = (
+            Workspace("counters", 4 * (1 + 3 * p.batch), zeroed=True),
+            Workspace("partial", _PAIR_BYTES * p.batch * shares),
+            Workspace("ready", _PAIR_BYTES * p.batch),
+        )
+        return Recipe((call,), workspaces)
+
+    def _shares(self, problem: GroupNormProblem, config: SpanConfig) -> int:
+        """Return the tickets per row."""
+        return ceil_div(_seen(problem).pixels, config.packs * config.threads)
+
+    def _blocks(self, config: SpanConfig) -> int:
+        return max(1, _STREAMED_THREADS // config.threads)
+
+    def _resident(self, config: SpanConfig) -> int:
+        return self._blocks(config) * self.card.multiprocessors
+
+    def _lag(self, problem: GroupNormProblem, config: SpanConfig) -> int:
+        """Return the rows after which no CTA has to wait: until then all that were in flight have finished."""
+        in_turn = 2 * self._shares(problem, config)
+        return min(_seen(problem).batch, 1 + ceil_div(self._resident(config), in_turn))
+
+
 def _span(problem: GroupNormProblem, config: SpanConfig) -> Span:
     return next(span for span in Span.every(problem) if span.groups == config.groups)
 
@@ -415,6 +477,14 @@ def _held_us(card: Card, problem: GroupNormProblem, span: Span, blocks: int, thr
         + _PAUSE_US * (_FIRST + max(0.0, turns - 1))
     )
 
+
+STREAMED = Streamed(
+    "streamed",
+    "persistent CTAs write the results of a row while L2 still holds it, and read the next rows meanwhile",
+    below="split",
+    # Of rows that exceed the registers of a cluster: 2 passes over DRAM instead of 3.
+    predicted_gain=1.4,
+)
 
 # Predictions are for 256 channels in 32 groups, 56 x 56, batch 32, fp16: 51 MB in, 51 MB out.
 NAIVE = Naive("naive", "one CTA per group and image, in three passes of single elements", None, None)
@@ -513,14 +583,14 @@ class GroupNorm(Operation[GroupNormProblem]):
     name = "group_norm"
     problem = GroupNormProblem
     in_pytorch = Reference(random_inputs, empty_output, in_float64(peer), peer)
-    ladder = Ladder("group_norm", (NAIVE, SPLIT, IN_REGISTERS, CLUSTERED))
+    ladder = Ladder("group_norm", (NAIVE, SPLIT, IN_REGISTERS, CLUSTERED, STREAMED))
     problems = PROBLEMS
     small_problems = SMALL_PROBLEMS
     dtypes = DTYPES
     layouts = LAYOUTS
 
     def preferred(self, problem: GroupNormProblem) -> tuple[str, ...]:
-        return ("in_registers", "clustered", "split", "naive")
+        return ("in_registers", "clustered", "streamed", "split", "naive")
 
 
 GROUP_NORM = GroupNorm()

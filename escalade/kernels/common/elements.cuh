@@ -52,6 +52,18 @@ __device__ __forceinline__ void store_pack(T* address, const Pack<T, COUNT>& pac
     *reinterpret_cast<Pack<T, COUNT>*>(address) = pack;
 }
 
+// The same for data that is not read again soon: its cache lines are evicted first.
+template <class T, int COUNT>
+__device__ __forceinline__ void store_pack_streaming(T* address, const Pack<T, COUNT>& pack) {
+    if constexpr (sizeof(pack) == 16) {
+        __stcs(reinterpret_cast<uint4*>(address), reinterpret_cast<const uint4&>(pack));
+    } else if constexpr (sizeof(pack) == 8) {
+        __stcs(reinterpret_cast<uint2*>(address), reinterpret_cast<const uint2&>(pack));
+    } else {
+        store_pack(address, pack);
+    }
+}
+
 template <class T, int COUNT>
 __device__ __forceinline__ void from_floats(Pack<T, COUNT>& pack, const float (&values)[COUNT]) {
 #pragma unroll

@@ -107,7 +107,7 @@ struct Channels {
 #pragma unroll
         for (int e = 0; e < VECTOR; ++e) {
             float value = (to_float(values.at[e]) - means[e / UNIT]) * factors[e];
-            if (PLANE) value = planes.scaled(value, pixel * VECTOR + e);
+            if (PLANE) value = planes.scaled(value, pixel * VECTOR + (PLANE % VECTOR ? e : 0));  // one plane per pack
             if (HAS_BIAS && !PLANE) value += terms[e];
             values.at[e] = from_float<Element>(activated<HAS_RELU>(value));
         }

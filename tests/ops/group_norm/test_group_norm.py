@@ -9,10 +9,12 @@ import torch
 import torch.nn.functional as F
 
 from escalade import ops
+from escalade.device.run import bind
 from escalade.errors import UnsupportedError
+from escalade.ops.base.card import TWIN
 from escalade.ops.base.rung import Rung
 from escalade.ops.choose.choice import choose
-from escalade.ops.group_norm import GROUP_NORM, GroupNormProblem
+from escalade.ops.group_norm import GROUP_NORM, GroupNormProblem, SpanConfig, random_inputs
 from tests.support import check, label
 
 
@@ -58,7 +60,33 @@ def test_a_large_mean_does_not_cancel(rung: str) -> None:
 def test_pixels_may_lie_apart(rung: Rung[GroupNormProblem], seed: int) -> None:
     problem = GroupNormProblem(2, 12, 4, 4, 2, x_pitch=24, y_pitch=16, dtype="fp16")
     assert GroupNormProblem.parse(problem.name) == replace(problem, dtype="fp32")
+    if rung.name == "streamed":
+        assert "layout nchw" in str(rung.supports(problem))
+        return
     check(GROUP_NORM, rung, problem, rung.configs(problem)[0], torch.device("cpu"), seed)
+
+
+@pytest.mark.parametrize("multiprocessors", [1, 2, 132])
+def test_streamed_rows_leave_their_counters_at_zero(multiprocessors: int) -> None:
+    """Moments of some rows and results of others in turn, on cards where more and fewer rows are in flight."""
+    problem = GroupNormProblem(3, 8, 40, 47, 2, layout="nchw", relu=True)
+    rung = GROUP_NORM.ladder.on(replace(TWIN, multiprocessors=multiprocessors)).rung("streamed")
+    inputs = random_inputs(problem, torch.device("cpu"), 1)
+    y = torch.full_like(inputs["x"], torch.nan)
+    config = SpanConfig(256, 2, 1)
+    recipe = rung.recipe(problem, config)
+    assert {1: 2, 2: 3, 132: 6}[multiprocessors] == recipe.steps[0].arguments[-2], "rows of lag"
+    expected = F.group_norm(
+        inputs["x"].double(), 2, inputs["weight"].double(), inputs["bias"].double()
+    ).relu()
+    call = bind(recipe, {**inputs, "y": y})
+    first = None
+    for _ in range(3):
+        y.fill_(torch.nan)
+        call()
+        torch.testing.assert_close(y.double(), expected, rtol=1e-5, atol=1e-5)
+        assert first is None or torch.equal(first, y)
+        first = y.clone()
 
 
 def test_what_does_not_fit_is_said() -> None:
