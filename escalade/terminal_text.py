@@ -12,6 +12,14 @@ def _escape(character: str) -> str:
     return character.encode("unicode_escape", "surrogatepass").decode("ascii")
 
 
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun: `1 step`, `1,000 steps`, `2 launches`, `3 entries`."""
+    stem, ending = (
+        (noun[:-1], "ies") if noun.endswith("y") else (noun, "es" if noun.endswith(("ch", "ss")) else "s")
+    )
+    return f"{number:,} {noun if number == 1 else stem + ending}"
+
+
 def format_bytes(bytes: float) -> str:
     """Format a number of bytes: `1.5 GiB`."""
     units = ("bytes", "KiB", "MiB", "GiB")

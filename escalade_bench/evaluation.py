@@ -21,7 +21,7 @@ from escalade.engine import compile
 from escalade.errors import UnsupportedError
 from escalade.models import ResNet, read_resnet
 from escalade.ops.base.switches import precision
-from escalade.terminal_text import printable
+from escalade.terminal_text import counted, printable
 from escalade_apps.classify.decoders import decoder_for
 from escalade_apps.classify.images import Source, Unreadable
 from escalade_apps.classify.labeled import LabeledImage, find_labeled
@@ -101,7 +101,7 @@ def evaluate(task: Task, dtypes: Sequence[str], device: str, say: Callable[[str]
     with torch.no_grad(), closing(given):
         for images in given:
             names = seen.popleft()
-            say(f"{task.network}: {scores[''].images + len(names):,} of {len(task.images):,} images")
+            say(f"{task.network}: {scores[''].images + len(names):,} of {counted(len(task.images), 'image')}")
             x = images.to(home)
             classes = torch.tensor([numbers[name] for name in names])
             with precision("fp32"):

@@ -13,6 +13,7 @@ import torch
 from escalade.ops.base.card import Card
 from escalade.ops.base.operation import Operation
 from escalade.ops.base.rung import Rung
+from escalade.terminal_text import counted
 from escalade.tune import verification
 from escalade_bench.measure.figures import with_gains
 from escalade_bench.measure.records import Record
@@ -109,9 +110,11 @@ def measure_jobs(
     del case
     bench = Bench(operation, problem, [v.rung.recipe(v.problem, v.config) for v in verified], settings)
     if settings.tune:
-        say(f"{problem.name} {problem.dtype}: screening {len(verified)} configs")
+        say(f"{problem.name} {problem.dtype}: screening {counted(len(verified), 'config')}")
         verified = bench.screen(verified)
-    say(f"{problem.name} {problem.dtype}: timing {len(verified)} rungs and {len(peers)} peers")
+    say(
+        f"{problem.name} {problem.dtype}: timing {counted(len(verified), 'rung')} and {counted(len(peers), 'peer')}"
+    )
     records += bench.measure(verified, peers)
     for text in bench.left_out:
         (settings.note or say)(text)

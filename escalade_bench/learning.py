@@ -15,6 +15,7 @@ import torch
 
 from escalade import models
 from escalade.engine.training.step import plan_training_step
+from escalade.terminal_text import counted
 from escalade_apps.train import logs, pictures
 from escalade_apps.train.data.images import Dataset
 from escalade_apps.train.parallel import processes
@@ -111,7 +112,7 @@ def _measure(session: Session, say: Say) -> Iterator[list[Record]]:
         folder = pathlib.Path(name) / "run"
         run = trainer(TASK, given, folder, own)
         assert isinstance(run.model, models.ConvAutoencoder)
-        say(f"{TASK}: {EPOCHS} epochs of {len(run.dataset.train):,} images")
+        say(f"{TASK}: {counted(EPOCHS, 'epoch')} of {counted(len(run.dataset.train), 'image')}")
         began = time.monotonic()
         run.run(lambda news: None)
         seconds = time.monotonic() - began

@@ -14,7 +14,7 @@ from escalade import parsing
 from escalade.device.cache import Entry, default_cache
 from escalade.errors import UnsupportedError
 from escalade.narrow_tables import Table
-from escalade.terminal_text import format_bytes, printable
+from escalade.terminal_text import counted, format_bytes, printable
 
 KINDS = {
     ".bin": "kernels for a GPU",
@@ -42,7 +42,7 @@ def command(
     cache = default_cache()
     if clear or limit is not None:
         removed = cache.trim(_bytes(limit) if limit is not None else 0)
-        console.print(f"removed {len(removed)} entries, {_total(removed)}", highlight=False)
+        console.print(f"removed {counted(len(removed), 'entry')}, {_total(removed)}", highlight=False)
         if clear and (left := len(cache.entries())):
             console.print(
                 f"{left} stay for now: they were used in the last {cache.grace_seconds:.0f} seconds, and another "
@@ -54,7 +54,7 @@ def command(
     console.print(Text(printable(cache.directory)))
     console.print(_table(entries))
     console.print(
-        f"{len(entries)} entries, {_total(entries)} of at most {format_bytes(cache.limit_bytes)} (set "
+        f"{counted(len(entries), 'entry')}, {_total(entries)} of at most {format_bytes(cache.limit_bytes)} (set "
         "ESCALADE_CACHE_LIMIT to change that); the least recently used are evicted first",
         highlight=False,
     )

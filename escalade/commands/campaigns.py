@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from escalade.commands.progress import Say
+from escalade.terminal_text import counted
 from escalade_bench import evaluation
 from escalade_bench.campaign.runner import Clock, ceiling_records, duration, ordered, run
 from escalade_bench.campaign.staleness import WORKLOAD, State
@@ -44,7 +45,7 @@ def mark_older(
             changed.append(replace(record, older=why, checked=checked))
     store.file_away(results, changed)
     console.print(
-        f"{len(changed)} records marked anew; {sum(map(bool, older.values()))} of {len(older)} are older"
+        f"{counted(len(changed), 'record')} marked anew; {sum(map(bool, older.values()))} of {len(older)} are older"
     )
 
 
@@ -89,7 +90,9 @@ def measure_units(
             f"[red]failed:[/] {escape(' '.join(filter(None, record.key)))}: {escape(_first_line(record))}"
         )
     if left:
-        console.print(f"{len(left)} units are left, about {duration(sum(state.seconds for state in left))}")
+        console.print(
+            f"{counted(len(left), 'unit')} left, about {duration(sum(state.seconds for state in left))}"
+        )
     console.print("escalade report tables brings README and docs up to date")
     if failed:
         raise typer.Exit(1)

@@ -11,6 +11,7 @@ from rich.console import Console
 from escalade.commands.progress import progress_bar
 from escalade.device import precompilation
 from escalade.device.cuda import architecture
+from escalade.terminal_text import counted
 from escalade.tune import verification
 
 
@@ -44,6 +45,6 @@ def compile_all(
         failures = precompilation.precompile(wanted, arch, workers, lambda program: progress.advance(task))
     seconds = time.perf_counter() - began
     console.print(
-        f"{len(wanted) - len(failures)} of {len(wanted)} kernels compiled for {arch} in {seconds:.1f} s"
+        f"{len(wanted) - len(failures)} of {counted(len(wanted), 'kernel')} compiled for {arch} in {seconds:.1f} s"
     )
     return failures

@@ -21,6 +21,7 @@ from escalade.commands.options import (
     several,
 )
 from escalade.commands.progress import status
+from escalade.terminal_text import counted
 
 LAYOUTS = ("nhwc", "nchw")
 _CEILING_SECONDS = 0.1
@@ -123,7 +124,7 @@ def command(
         run.console.print(escape(f"{part.title}: {part.summary()}"))
     if left:
         run.console.print(
-            f"[yellow]not measured:[/] {len(left)} of {len(found)} networks, for want of time or after an "
+            f"[yellow]not measured:[/] {len(left)} of {counted(len(found), 'network')}, for want of time or after an "
             f"error. The rest: --only {escape(repr(left_over(list(left.values()))))}"
         )
     run.end()

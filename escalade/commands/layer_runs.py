@@ -13,6 +13,7 @@ from escalade.commands.selection import check_names
 from escalade.device.cuda import architecture
 from escalade.device.precompilation import precompile
 from escalade.ops.conv2d.problem import DTYPES
+from escalade.terminal_text import counted
 from escalade_bench.ladder import free
 from escalade_bench.layers import Layer, Part, measure, parts, programs
 from escalade_bench.measure.records import Record
@@ -35,7 +36,7 @@ def compile_layers(wanted: Sequence[Layer], tune: bool, run: Run) -> None:
     """Compile all kernels in parallel before the first layer is measured."""
     here = architecture(run.device.index or 0)
     kernels = programs(wanted, run.device, tune)
-    run.console.print(f"compiling {len(kernels)} kernels for {here}")
+    run.console.print(f"compiling {counted(len(kernels), 'kernel')} for {here}")
     for failure in precompile(kernels, here):
         run.console.print(f"[red]refused:[/] {escape(failure.message.splitlines()[0])}")
 

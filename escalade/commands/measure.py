@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from escalade.errors import UnsupportedError
+from escalade.terminal_text import counted
 
 
 def command(
@@ -78,7 +79,7 @@ def command(
     if list_units:
         for unit in chosen:
             console.print(f"[bold]{escape(unit.name)}[/]: {escape(unit.what)}\n    {escape(unit.command)}")
-        console.print(f"{len(chosen)} units")
+        console.print(f"{counted(len(chosen), 'unit')}")
         return
     here = torch.cuda.is_available()
     folder = gpu or card_folder(here)

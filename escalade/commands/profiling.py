@@ -14,6 +14,7 @@ from escalade.commands.profiled import Asked, chosen, launch, target_of, works_o
 from escalade.commands.progress import status
 from escalade.device.precompilation import build_for_twin
 from escalade.errors import UnsupportedError
+from escalade.terminal_text import counted
 from escalade_bench.measure import ceilings, records
 from escalade_bench.profile import climb, cupti, ncu, twin
 from escalade_bench.profile.profiles import Profile, Profiled, profile
@@ -74,7 +75,7 @@ def count_on_twin(asked: Asked, console: Console) -> Profile:
     programs = list(dict.fromkeys(program for work in works for program in work.recipe.programs))
     parts = []
     with status(console) as say:
-        say(f"compiling {len(programs)} kernels for the twin")
+        say(f"compiling {counted(len(programs), 'kernel')} for the twin")
         build_for_twin(programs, counts=True)
         for work in works:
             say(f"counting {work.part.name}")
@@ -88,7 +89,7 @@ def count_on_twin(asked: Asked, console: Console) -> Profile:
 def show_profile(found: Profile, console: Console) -> None:
     console.print(found.table())
     _show_words(found.parts, console)
-    console.print(f"{len(found.parts)} parts take {found.us:.1f} µs together.", highlight=False)
+    console.print(f"{counted(len(found.parts), 'part')}, {found.us:.1f} µs in total.", highlight=False)
     if line := terminal.conditions_line([found.conditions]):
         console.print(line, highlight=False)
 

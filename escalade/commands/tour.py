@@ -16,6 +16,7 @@ from escalade.commands.progress import waiting
 from escalade.engine import compile, training_step
 from escalade.errors import EscaladeError
 from escalade.models import ConvAutoencoder
+from escalade.terminal_text import counted
 from escalade_apps.train.batches import Batch, Normalization
 from escalade_apps.train.data.synthetic import make
 from escalade_apps.train.tasks import mean_squared_error
@@ -121,7 +122,8 @@ def _compare(console: Console, results: torch.Tensor, in_fp32: torch.Tensor, wan
     same = int((results.argmax(1) == in_fp32.argmax(1)).sum())
     error, wrong = wanted.judge((results,))
     console.print(
-        f"Escalade's kernels predict the same class as PyTorch in fp32 on {same} of {len(results)} images. Their error "
+        f"Escalade's kernels predict the same class as PyTorch in fp32 on {same} of "
+        f"{counted(len(results), 'image')}. Their error "
         f"against PyTorch in float64 is {error:.1e}; PyTorch's own in {wanted.dtype} is {wanted.own[0]:.1e}, and the "
         f"tolerance is {wanted.tolerance:.1e}."
     )

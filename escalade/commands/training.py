@@ -14,6 +14,7 @@ from rich.progress import TextColumn, TimeRemainingColumn
 
 from escalade.commands.progress import progress_bar
 from escalade.models import ConvAutoencoder
+from escalade.terminal_text import counted
 from escalade_apps.train.parallel import LostError, Processes
 from escalade_apps.train.probing import Probe, ProbeResult
 from escalade_apps.train.progress import Progress
@@ -36,8 +37,9 @@ def announce(console: Console, run: Trainer, own: Processes, folder: pathlib.Pat
     settings, count = run.settings, sum(each.numel() for each in run.model.parameters())
     ranks = f", {own.count} processes" if own.count > 1 else ""
     console.print(
-        f"{settings.task}, {count:,} parameters, on {len(run.dataset.train):,} images of {run.dataset.name}: "
-        f"{run.total:,} steps of {settings.batch} in {settings.dtype} on {own.device}{ranks}",
+        f"{settings.task}, {counted(count, 'parameter')}, on {counted(len(run.dataset.train), 'image')} of "
+        f"{run.dataset.name}: "
+        f"{counted(run.total, 'step')} of {settings.batch} in {settings.dtype} on {own.device}{ranks}",
         highlight=False,
     )
     if run.step:

@@ -27,6 +27,7 @@ from escalade.errors import UnsupportedError
 from escalade.ops.base.card import Card
 from escalade.ops.base.problem import Problem
 from escalade.ops.choose.table import Entry, add, key_of, read
+from escalade.terminal_text import counted
 from escalade.tune import judgement, search
 from escalade.tune import samples as store
 from escalade.tune import sweep as sweeping
@@ -54,7 +55,7 @@ def fill(path: pathlib.Path, wanted: Wanted, device: torch.device, again: bool) 
             found += 1
 
     _measure_all(missing, device, console, measure)
-    console.print(f"{path}: {len(table.entries)} problems, {len(missing)} of them in this run")
+    console.print(f"{path}: {counted(len(table.entries), 'problem')}, {len(missing)} of them in this run")
     if missing and not found:
         raise UnsupportedError(
             f"none of the {len(missing)} problems could be measured; the reasons are above"
@@ -87,7 +88,7 @@ def sweep_into(path: pathlib.Path, count: int, seed: int) -> None:
             console.print(f"{key}: not measured: {str(error).splitlines()[0]}")
 
     _measure_all(missing, device, console, measure)
-    console.print(f"{path}: {len(wanted)} problems, {len(missing)} of them in this run")
+    console.print(f"{path}: {counted(len(wanted), 'problem')}, {len(missing)} of them in this run")
 
 
 def choices_hold(path: pathlib.Path, console: Console) -> bool:

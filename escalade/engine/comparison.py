@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import logging
 from collections.abc import Callable, Sequence
@@ -18,19 +17,19 @@ from escalade.engine.graph.forms import STORAGE
 from escalade.engine.graph.graph import Graph
 from escalade.engine.nodes import operator_of
 from escalade.engine.nodes.evaluate import compute, own_arithmetic
+from escalade.engine.notebook import table_html
 from escalade.engine.plan.constants import ConstantCache
 from escalade.engine.plan.kernel_program import KernelProgram
 from escalade.engine.plan.kernels import PlanKernels
 from escalade.engine.plan.step import PlanStep
 from escalade.engine.step_times import StepTime, time_plan, time_steps
 from escalade.files import FileError
-from escalade.narrow_tables import Table
+from escalade.narrow_tables import Table, as_text
 from escalade.ops.choose.pytorch import PYTORCH, is_clearly_faster, verdict, verdict_key
 from escalade.ops.choose.table import add, user_path
 
 logger = logging.getLogger("escalade")
 
-_TEXT_WIDTH = 160
 _MAX_NAMED = 5
 """Slower steps that the summary names."""
 
@@ -84,9 +83,19 @@ class Comparison:
             yield Text(line)
 
     def __str__(self) -> str:
-        text = io.StringIO()
-        Console(file=text, width=_TEXT_WIDTH, color_system=None).print(self)
-        return text.getvalue()
+        return as_text(self)
+
+    def _repr_html_(self) -> str:
+        """Return the comparison for a notebook, with a bar for the time of every step."""
+        return table_html(
+            self._heading,
+            ("#", *_TEXTS),
+            _FIGURES,
+            [[str(step.number), *_texts(step), *_figures(step)] for step in self.steps],
+            "µs",
+            [step.plan_us for step in self.steps],
+            self.summary(),
+        )
 
     def summary(self) -> list[str]:
         """Return the totals, one sentence each."""
@@ -112,19 +121,33 @@ class Comparison:
         )
         return lines
 
+    @property
+    def _heading(self) -> str:
+        return f"{self.title}: {self.dtype}, batch {self.batch}"
+
     def _table(self) -> Table:
-        table = Table(title=escape(f"{self.title}: {self.dtype}, batch {self.batch}"), title_justify="left")
+        table = Table(title=escape(self._heading), title_justify="left")
         table.add_column("#", justify="right")
-        for name in ("in the model", "operation", "rung"):
+        for name in _TEXTS:
             table.add_column(name, overflow="fold")
-        for name in ("plan µs", "PyTorch µs", "lost µs"):
+        for name in _FIGURES:
             table.add_column(name, justify="right", no_wrap=True)
         for step in self.steps:
-            theirs = "" if step.pytorch_us is None else f"{step.pytorch_us:.2f}"
-            lost = f"{step.lost_us:.2f}" if step.lost_us else ""
-            words = map(escape, (step.source, step.operation, step.rung))
-            table.add_row(str(step.number), *words, f"{step.plan_us:.2f}", theirs, lost)
+            table.add_row(str(step.number), *map(escape, _texts(step)), *_figures(step))
         return table
+
+
+_TEXTS = ("in the model", "operation", "rung")
+_FIGURES = ("plan µs", "PyTorch µs", "lost µs")
+
+
+def _texts(step: ComparedStep) -> tuple[str, ...]:
+    return step.source, step.operation, step.rung
+
+
+def _figures(step: ComparedStep) -> tuple[str, ...]:
+    theirs = "" if step.pytorch_us is None else f"{step.pytorch_us:.2f}"
+    return f"{step.plan_us:.2f}", theirs, f"{step.lost_us:.2f}" if step.lost_us else ""
 
 
 def compare(program: KernelProgram, captured: Graph, x: Sequence[torch.Tensor], batch: int) -> Comparison:

@@ -27,6 +27,7 @@ from escalade.engine.settings import DEFAULT_PLANS, TWIN, require_device
 from escalade.engine.weight_update import SourceModel
 from escalade.errors import OutOfMemory, UnsupportedError
 from escalade.gc_pause import gc_paused
+from escalade.terminal_text import counted
 
 Normalization = tuple[Sequence[float], Sequence[float]]
 
@@ -146,7 +147,7 @@ def _example_inputs_for(
     images = {tuple(tensor.shape[2:]) for tensor in tensors if tensor.dim() == 4}
     if sizes and len(images) != 1:
         raise UnsupportedError(
-            f"sizes needs a model whose input images all have one size; the example has {len(images)} sizes"
+            f"sizes needs a model whose input images all have one size; the example has {counted(len(images), 'size')}"
         )
 
     vectors = {

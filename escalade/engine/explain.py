@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -16,10 +15,12 @@ from rich.text import Text
 from escalade.device.recipe import KernelCall
 from escalade.engine.graph.forms import Form
 from escalade.engine.nodes import operator_of
+from escalade.engine.notebook import table_html
 from escalade.engine.plan.plan import Plan
 from escalade.engine.plan.step import PlanStep
-from escalade.narrow_tables import Table
+from escalade.narrow_tables import Table, as_text
 from escalade.ops.choose.pytorch import PYTORCH
+from escalade.terminal_text import counted
 
 ON_THE_CPU = (
     "On the CPU PyTorch computes every step of this plan: no Escalade kernel runs, so no rung is chosen. "
@@ -30,7 +31,6 @@ SLOWER_IN_FP8 = (
     "On an H200 networks are slower in fp8 than in fp16 today: 8 bits halve the bytes between convolutions, but do not "
     "save time yet (docs/calls.md)."
 )
-_TEXT_WIDTH = 200
 _WIDE = 150
 """Terminal width in characters for all columns; a narrower one gets the first few, and JSON has them all."""
 Floor = Callable[[int, int, str], float]
@@ -82,7 +82,10 @@ class ArenaBlock:
 
 @dataclass(frozen=True)
 class Explanation:
-    """Description of a plan: `str()` returns a table, `to_json()` everything."""
+    """Description of a plan: `str()` returns a table as wide as the terminal, `to_json()` everything.
+
+    In a notebook it is shown as an HTML table.
+    """
 
     dtype: str
     batch: int
@@ -168,16 +171,38 @@ class Explanation:
             yield Text(line)
 
     def __str__(self) -> str:
-        text = io.StringIO()
-        Console(file=text, width=_TEXT_WIDTH, color_system=None).print(self)
-        return text.getvalue()
+        return as_text(self)
+
+    def _repr_html_(self) -> str:
+        """Return the plan for a notebook, with a bar per step: of its time, its lower bound, or its operations."""
+        texts = {**_texts(self), "why": lambda step: step.why} if self.in_kernels else _texts(self)
+        columns = {**texts, **_figures(self, width=_WIDE)}
+        measure, value_of = next(
+            (name, value)
+            for name, value in _MEASURES.items()
+            if any(map(value, self.steps)) or name == "bytes"
+        )
+        return table_html(
+            _heading(self),
+            ("#", *texts),
+            [*columns][len(texts) :],
+            [[str(step.number), *(cell(step) for cell in columns.values())] for step in self.steps],
+            measure,
+            [value_of(step) or 0.0 for step in self.steps],
+            self.summary(),
+        )
 
     def summary(self) -> list[str]:
         """Return the totals, one sentence each."""
         if not self.in_kernels:
-            return [f"{len(self.steps)} steps, {self.flops / 1e9:.2f} GFLOP.", ON_THE_CPU, *self.notes]
+            return [
+                f"{counted(len(self.steps), 'step')}, {self.flops / 1e9:.2f} GFLOP.",
+                ON_THE_CPU,
+                *self.notes,
+            ]
         lines = [
-            f"{len(self.steps)} steps, {self.launches} kernel launches, {self.flops / 1e9:.2f} GFLOP.",
+            f"{counted(len(self.steps), 'step')}, {counted(self.launches, 'kernel launch')}, "
+            f"{self.flops / 1e9:.2f} GFLOP.",
             f"Memory: {mebibytes(self.total_bytes)}: arena {mebibytes(self.arena_bytes)}, "
             f"weights {mebibytes(self.weight_bytes)}, packed weights and counters {mebibytes(self.lasting_bytes)}, "
             f"the caller's tensors {mebibytes(self.outside_bytes)}.",
@@ -187,7 +212,8 @@ class Explanation:
             in_fp8 = sum(step.dtype == "fp8" for step in convolutions)
             only = sum(step.operation == "quantise" for step in self.steps)
             lines += [
-                f"{in_fp8} of {len(convolutions)} convolutions multiply in FP8 (e4m3); everything else is fp16.",
+                f"{in_fp8} of {counted(len(convolutions), 'convolution')} multiply in FP8 (e4m3); everything "
+                "else is fp16.",
                 f"{only} of the steps only quantize values to 8 bits. {SLOWER_IN_FP8}",
             ]
         if self.floor_us is not None:
@@ -312,11 +338,22 @@ def mebibytes(count: int) -> str:
     return f"{count / 2**20:,.1f} MiB" if count >= 2**20 else f"{count / 2**10:,.1f} KiB"
 
 
-def _table(explanation: Explanation, width: int) -> Table:
-    steps = explanation.steps
-    heading = f"{explanation.title}: {explanation.dtype}, inputs {', '.join(explanation.inputs)}"
-    table = Table(title=escape(heading), title_justify="left")
-    texts: dict[str, Callable[[ExplainedStep], str]] = {
+_Columns = dict[str, Callable[[ExplainedStep], str]]
+_MEASURES: dict[str, Callable[[ExplainedStep], float | None]] = {
+    "µs": lambda step: step.time_us,
+    "floor µs": lambda step: step.floor_us,
+    "MFLOP": lambda step: step.flops / 1e6,
+    "bytes": lambda step: step.bytes,
+}
+"""Lengths of the bars in a notebook; the first that any step has is used."""
+
+
+def _heading(explanation: Explanation) -> str:
+    return f"{explanation.title}: {explanation.dtype}, inputs {', '.join(explanation.inputs)}"
+
+
+def _texts(explanation: Explanation) -> _Columns:
+    texts: _Columns = {
         "in the model": lambda step: step.source,
         "operation": lambda step: step.operation,
         "problem": lambda step: step.problem,
@@ -325,27 +362,35 @@ def _table(explanation: Explanation, width: int) -> Table:
         texts["rung"] = lambda step: step.rung
     if explanation.dtype == "fp8":
         texts["dtype"] = lambda step: step.dtype
-    figures: dict[str, Callable[[ExplainedStep], str]] = {
-        "MFLOP": lambda step: f"{step.flops / 1e6:.1f}" if step.flops else "",
-    }
+    return texts
+
+
+def _figures(explanation: Explanation, width: int) -> _Columns:
+    figures: _Columns = {"MFLOP": lambda step: f"{step.flops / 1e6:.1f}" if step.flops else ""}
     if width >= _WIDE:
         figures["MB"] = lambda step: f"{step.bytes / 1e6:.2f}" if step.bytes else ""
+    if any(step.floor_us is not None for step in explanation.steps):
+        figures["floor µs"] = lambda step: _microseconds(step.floor_us)
+    if any(step.time_us is not None for step in explanation.steps):
+        figures["µs"] = lambda step: _microseconds(step.time_us)
+    return figures
+
+
+def _table(explanation: Explanation, width: int) -> Table:
+    table = Table(title=escape(_heading(explanation)), title_justify="left")
+    texts, figures = _texts(explanation), _figures(explanation, width)
     if width >= _WIDE and explanation.in_kernels:
         texts |= {
             "config": _config,
             "source": lambda step: ", ".join(step.kernels),
             "why": lambda step: step.why,
         }
-    if any(step.floor_us is not None for step in steps):
-        figures["floor µs"] = lambda step: _microseconds(step.floor_us)
-    if any(step.time_us is not None for step in steps):
-        figures["µs"] = lambda step: _microseconds(step.time_us)
     table.add_column("#", justify="right")
     for name in texts:
         table.add_column(name, overflow="fold")
     for name in figures:
         table.add_column(name, justify="right", no_wrap=True)
-    for step in steps:
+    for step in explanation.steps:
         cells = [escape(text(step)) for text in texts.values()]
         table.add_row(str(step.number), *cells, *(figure(step) for figure in figures.values()))
     return table

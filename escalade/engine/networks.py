@@ -13,6 +13,7 @@ from escalade.engine.nodes.stem import normalizes_input
 from escalade.engine.plan.constants import ConstantPool
 from escalade.engine.settings import Settings
 from escalade.errors import UnsupportedError
+from escalade.terminal_text import counted
 
 _IMAGE_TYPES = (torch.float32, torch.float16, torch.bfloat16, torch.uint8)
 
@@ -36,7 +37,7 @@ class Networks:
         """Check the inputs, and return the network for them and their batch size."""
         if len(tensors) != len(self.first.captured.inputs):
             raise UnsupportedError(
-                f"{len(tensors)} tensors passed; the engine takes {len(self.first.captured.inputs)}"
+                f"{counted(len(tensors), 'tensor')} passed; the engine takes {len(self.first.captured.inputs)}"
             )
         for entry, tensor in zip(self.first.captured.inputs, tensors, strict=True):
             if tensor.device.type != self._settings.device.type:

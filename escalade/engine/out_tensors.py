@@ -14,6 +14,7 @@ from escalade.engine.graph.forms import require_dense
 from escalade.engine.graph.graph import fixed_shape
 from escalade.engine.graph.trees import flatten
 from escalade.errors import UnsupportedError
+from escalade.terminal_text import counted
 
 
 def check_out(out: Any, cached: CachedPlan, device: torch.device) -> list[torch.Tensor]:
@@ -23,8 +24,9 @@ def check_out(out: Any, cached: CachedPlan, device: torch.device) -> list[torch.
     as_sequence = isinstance(out, tuple | list) and len(out) == len(tensors)
     if len(tensors) != len(plan.graph.outputs) or not (structure == plan.graph.structure or as_sequence):
         raise UnsupportedError(
-            f"out has {len(tensors)} tensors; pass the structure that the engine returns, or a tuple or list of "
-            f"{len(plan.graph.outputs)} tensors"
+            f"out has {counted(len(tensors), 'tensor')}; pass the structure that the engine returns, or a tuple "
+            "or list of "
+            f"{counted(len(plan.graph.outputs), 'tensor')}"
         )
     types = (getattr(torch, name) for name in plan.graph.output_types)
     for tensor, name, dtype in zip(tensors, captured.outputs, types, strict=True):

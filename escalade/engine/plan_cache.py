@@ -44,6 +44,7 @@ from escalade.errors import CompileError, UnsupportedError
 from escalade.gc_pause import gc_paused
 from escalade.ops import OPERATIONS
 from escalade.ops.base.card import Card, DeviceOrCard
+from escalade.terminal_text import counted
 
 logger = logging.getLogger("escalade")
 
@@ -154,7 +155,7 @@ class PlanCache:
             several = [*{_key(tensors): tensors for tensors in several}.values()]
         if len(several) > self._settings.plans:
             raise UnsupportedError(
-                f"{len(several)} plans requested, but the engine keeps {self._settings.plans}; pass "
+                f"{counted(len(several), 'plan')} requested, but the engine keeps {self._settings.plans}; pass "
                 f"plans={len(several)}"
             )
         with self._planning:

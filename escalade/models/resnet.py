@@ -12,6 +12,7 @@ from torch import nn
 
 from escalade.errors import UnsupportedError
 from escalade.models.tensor_file import read_tensors
+from escalade.terminal_text import counted
 
 
 def _conv_bn(channels: int, filters: int, size: int, stride: int = 1) -> tuple[nn.Conv2d, nn.BatchNorm2d]:
@@ -163,8 +164,8 @@ def _require_fit(model: ResNet, state: Mapping[str, torch.Tensor], name: str) ->
     wrong = sorted(entry for entry in set(wanted) & set(state) if wanted[entry].shape != state[entry].shape)
     if missing or extra or wrong:
         raise UnsupportedError(
-            f"{name} does not fit this network: {len(missing)} tensors are missing {missing[:3]}, "
-            f"{len(extra)} are unknown {extra[:3]}, {len(wrong)} have a different shape {wrong[:3]}"
+            f"{name} does not fit this network: {counted(len(missing), 'tensor')} missing {missing[:3]}, "
+            f"{len(extra)} unknown {extra[:3]}, {len(wrong)} of a different shape {wrong[:3]}"
         )
 
 

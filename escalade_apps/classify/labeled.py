@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from escalade.errors import UnsupportedError
-from escalade.terminal_text import printable
+from escalade.terminal_text import counted, printable
 from escalade_apps.classify.images import find
 from escalade_apps.classify.labels import class_labels
 
@@ -84,7 +84,8 @@ def _numbers(
         known = {label: number for number, label in enumerate(distinct)}
     else:
         raise UnsupportedError(
-            f"the images in {printable(folder)} have {len(distinct)} classes ({_few(distinct)}), and the network has "
+            f"the images in {printable(folder)} have {counted(len(distinct), 'class')} ({_few(distinct)}), and "
+            "the network has "
             f"{classes}; pass --classes FILE with one name per line in the network's class order"
         )
     unknown = [label for label in distinct if label not in known]

@@ -15,7 +15,7 @@ from torch import nn
 
 from escalade.device import host_memory
 from escalade.errors import UnsupportedError
-from escalade.terminal_text import printable
+from escalade.terminal_text import counted, printable
 from escalade_apps.train import checkpoints, logs, pictures
 from escalade_apps.train.batches import Batch, Batches, order, sequential_batches
 from escalade_apps.train.data.images import Dataset
@@ -77,7 +77,7 @@ class Trainer:
             )
         if settings.batch > len(dataset.train):
             raise UnsupportedError(
-                f"--batch {settings.batch}: {dataset.name} has only {len(dataset.train)} training images"
+                f"--batch {settings.batch}: {dataset.name} has only {counted(len(dataset.train), 'training image')}"
             )
         if settings.shift >= min(dataset.train.pixels.shape[1:3]):
             raise UnsupportedError(f"--shift {settings.shift}: must be less than the side of an image")
@@ -193,7 +193,7 @@ class Trainer:
 
     def _end_reason(self) -> str | None:
         if self.step >= self.total:
-            return f"all {self.total:,} steps done"
+            return f"all {counted(self.total, 'step')} done"
         if self.settings.patience and self._since_best >= self.settings.patience:
             return f"no better evaluation for {self._since_best} epochs"
         return None

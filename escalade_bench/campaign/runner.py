@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
+from escalade.terminal_text import counted
 from escalade.tune.refusal import failure_reason, require_device
 from escalade_bench.campaign import registry
 from escalade_bench.campaign.staleness import ALONE, BEGUN, DECLARED, SECONDS, WORKLOAD, State
@@ -105,7 +106,7 @@ def run(
         planner.clear()
         left = sum(state.seconds for state in waiting)
         took = time.monotonic() - began
-        say(f"{chosen.unit.name}: {took:.1f} s; {len(waiting)} units left, about {duration(left)}")
+        say(f"{chosen.unit.name}: {took:.1f} s; {counted(len(waiting), 'unit')} left, about {duration(left)}")
     return waiting
 
 
@@ -143,7 +144,7 @@ def _prepared(
     if session.device.type != "cuda" or len(wanted) < 2:
         return {}
     workers = min(_workers(), len(wanted))
-    say(f"preparing {len(wanted)} units in {workers} processes")
+    say(f"preparing {counted(len(wanted), 'unit')} in {counted(workers, 'process')}")
     limit = None if clock.limit is None else _WARMING_SHARE * clock.left
     found: dict[str, Stamps] = {}
     with _pool(workers, session.ceilings) as pool:
@@ -155,7 +156,7 @@ def _prepared(
                 else:
                     say(f"{running[done]}: not prepared: {done.exception()}")
         except TimeoutError:
-            say(f"prepared {len(found)} of {len(wanted)} units in the time for it")
+            say(f"prepared {len(found)} of {counted(len(wanted), 'unit')} in the time for it")
     return found
 
 

@@ -19,6 +19,7 @@ from escalade.engine.plan.step import PlanStep
 from escalade.errors import EscaladeError
 from escalade.ops.base.operation import Operation
 from escalade.ops.choose.choice import Choice
+from escalade.terminal_text import counted
 from escalade.tune.verification import outputs_of
 
 
@@ -199,7 +200,8 @@ def owners(parts: Sequence[Part], launched: Sequence[str]) -> list[int]:
     missing = dict.fromkeys(name for _, name in expected[at:])
     if missing:
         raise EscaladeError(
-            f"the profiler saw {len(launched)} launches, and none of {', '.join(missing)} among the last; they began "
+            f"the profiler saw {counted(len(launched), 'launch')}, and none of {', '.join(missing)} among the "
+            "last; they began "
             f"with {', '.join(map(_plain, launched[:3])) or 'nothing'}"
         )
     return found

@@ -20,8 +20,8 @@ def test_the_cache_is_shown_and_cleared(tmp_path: pathlib.Path, monkeypatch: pyt
     said = run("cache").output
     assert str(cache.directory) in said.replace("\n", "")
     assert "kernels for a GPU" in said and "2 entries, 4.0 KiB of at most 1.5 GiB" in said
-    assert "removed 1 entries, 2.0 KiB" in run("cache", "--limit", "3KB").output
-    assert "removed 1 entries, 2.0 KiB" in run("cache", "--clear").output
+    assert "removed 1 entry, 2.0 KiB" in run("cache", "--limit", "3KB").output
+    assert "removed 1 entry, 2.0 KiB" in run("cache", "--clear").output
     cache.file(cache_key("c"), ".so", write_library)
     said = run("cache", "--clear").output
     assert "removed 0 entries" in said and "1 stay for now" in said and cache.size()[0] == 1

@@ -53,7 +53,7 @@ def test_it_explains_models_and_files(engine: Engine, tmp_path: pathlib.Path) ->
 
 def test_it_explains_what_the_twin_runs() -> None:
     result = shown("spectral_autoencoder", "--batch", "4", device="twin")
-    assert result.exit_code == 0 and "5x64n-64bg" in result.output and "1 steps" in result.output
+    assert result.exit_code == 0 and "5x64n-64bg" in result.output and "1 step" in result.output
     assert "Nothing falls back" in result.output and "mlp/" in result.output
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import replace
+from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -10,9 +13,11 @@ from torch import nn
 
 from escalade.device.sources import KERNELS
 from escalade.engine import compile
+from escalade.engine.comparison import ComparedStep, Comparison
 from escalade.engine.engine import Engine
 from escalade.engine.explain import PYTORCH, Explanation, explain_plan
 from escalade.errors import UnsupportedError
+from escalade.terminal_text import counted
 
 
 class Small(nn.Module):
@@ -119,3 +124,48 @@ def test_an_engine_without_a_plan_asks_for_inputs(engine: Engine) -> None:
     with pytest.raises(UnsupportedError, match="pass inputs like those of a call to explain"):
         fresh.explain()
     assert fresh.explain(torch.randn(1, 8, 4, 4)).batch == 1
+
+
+def test_text_is_as_wide_as_the_terminal(explanation: Explanation, monkeypatch: pytest.MonkeyPatch) -> None:
+    comparison = Comparison(
+        "fp16", 2, (ComparedStep(1, "c", "layer", "conv2d", "window", 2.0, 5.0, 0.0),), 2.0, 5.0
+    )
+    for shown in (explanation, comparison):
+        for columns in (60, 100, 240):
+            monkeypatch.setenv("COLUMNS", str(columns))
+            assert max(map(len, str(shown).splitlines())) <= columns
+        monkeypatch.delenv("COLUMNS")
+        assert max(map(len, str(shown).splitlines())) > 80, "a log has room"
+
+
+def test_a_notebook_shows_a_table_with_a_bar_per_step(explanation: Explanation) -> None:
+    named = replace(
+        explanation,
+        title="<plan>",
+        steps=(replace(explanation.steps[0], source="<b>"), *explanation.steps[1:]),
+    )
+    bars: dict[str, list[float]] = {}
+    timed = {step.name: 2.0 * step.number for step in named.steps}
+    comparison = Comparison(
+        "fp16", 2, (ComparedStep(1, "c", "<b>", "conv2d", "window", 2.0, 5.0, 0.0),), 2.0, 5.0, "<plan>"
+    )
+    for name, shown in (("plan", named), ("timed", named.with_times(timed)), ("comparison", comparison)):
+        page = shown._repr_html_()
+        ElementTree.fromstring(page)  # well-formed
+        assert "&lt;plan&gt;" in page and "&lt;b&gt;" in page and "<b>" not in page
+        bars[name] = [float(width) for width in re.findall(r"width:([0-9.]+)px", page)]
+        assert len(bars[name]) == len(shown.steps) and max(bars[name]) == 160
+    count = len(named.steps)
+    assert bars["timed"] == pytest.approx([160 * (number + 1) / count for number in range(count)], abs=0.1)
+
+
+def test_counts_agree_with_their_nouns(engine: Engine) -> None:
+    one = compile(nn.Linear(8, 8), torch.randn(2, 8), device="twin")
+    first, second = explain_plan(one.plan(torch.randn(2, 8))).summary()[0], engine.explain().summary()[0]
+    assert first.startswith("1 step, 1 kernel launch, ") and re.match(r"\d+ steps, ", second)
+    assert [counted(n, "entry") for n in (0, 1, 1000)] == ["0 entries", "1 entry", "1,000 entries"]
+    assert [counted(2, noun) for noun in ("step", "launch", "class")] == [
+        "2 steps",
+        "2 launches",
+        "2 classes",
+    ]

@@ -142,7 +142,7 @@ def test_resnet_weights_survive_a_file(tmp_path: pathlib.Path) -> None:
             torch.testing.assert_close(models.load_resnet(models.resnet18(10), tmp_path / name)(x), model(x))
     with pytest.raises(UnsupportedError, match="does not fit this network"):
         models.load_resnet(models.resnet34(10), tmp_path / "w.pth")
-    with pytest.raises(UnsupportedError, match="have a different shape"):
+    with pytest.raises(UnsupportedError, match="of a different shape"):
         models.load_resnet(models.resnet18(11), tmp_path / "w.pth")
     with pytest.raises(UnsupportedError, match="no such file"):
         models.load_resnet(models.resnet18(10), tmp_path / "none.pth")
@@ -340,7 +340,7 @@ def test_files_without_a_resnet_are_refused(tmp_path: pathlib.Path) -> None:
         name: value for name, value in models.resnet18(3).state_dict().items() if "layer3.1.conv2" not in name
     }
     torch.save(wide, path)
-    with pytest.raises(UnsupportedError, match="1 tensors are missing"):
+    with pytest.raises(UnsupportedError, match="1 tensor missing"):
         models.read_resnet(path)
     for name in ("broken.pth", "broken.safetensors"):
         (tmp_path / name).write_bytes(b"not weights")

@@ -228,7 +228,7 @@ def test_steps_are_of_the_newest_run() -> None:
     assert (
         "| 1 | conv1 | stem | `p` | streamed | stem.cu | estimate | 4.00 | 0.50 | 8.00 | abc 01-02 |" in page
     )
-    assert "1 steps, 1 launches" in page and "| 2 | conv1 |" not in page and "| stem | streamed |" in page
+    assert "1 step, 1 launch" in page and "| 2 | conv1 |" not in page and "| stem | streamed |" in page
     assert "not been measured" in markdown(steps.page({}))
 
 

@@ -12,6 +12,7 @@ from escalade.engine.graph.graph import Batch, Graph
 from escalade.engine.nodes import operator_of
 from escalade.engine.nodes.evaluate import compute, own_arithmetic
 from escalade.errors import UnsupportedError
+from escalade.terminal_text import counted
 
 MAX_BATCHES = 64  # ranges converge long before
 
@@ -32,7 +33,7 @@ def ranges(graph: Graph, batches: Iterable[Any], device: torch.device) -> dict[s
             )
         if len(inputs) != len(graph.inputs):
             raise UnsupportedError(
-                f"calibration batch of {len(inputs)} tensors; the model takes {len(graph.inputs)}"
+                f"calibration batch of {counted(len(inputs), 'tensor')}; the model takes {len(graph.inputs)}"
             )
         _update_ranges(largest, graph, constants, [tensor.to(device) for tensor in inputs])
         seen += 1

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from escalade.errors import UnsupportedError
-from escalade.terminal_text import printable
+from escalade.terminal_text import counted, printable
 from escalade_apps.train.data.images import Images
 
 
@@ -34,7 +34,7 @@ def read(path: pathlib.Path) -> Images:
     if labels.shape != (len(pixels),) or labels.dtype.kind not in "iu" or (len(labels) and labels.min() < 0):
         raise UnsupportedError(
             f"{printable(path)}: y is {labels.dtype}, {list(labels.shape)}; it must hold a class index for each of the "
-            f"{len(pixels)} images"
+            f"{counted(len(pixels), 'image')}"
         )
     numbers = torch.from_numpy(labels.astype(np.int64))
     return Images(torch.from_numpy(pixels), numbers, int(numbers.max()) + 1 if len(numbers) else 0)

@@ -8,7 +8,7 @@ from contextlib import closing
 import torch
 
 from escalade.errors import UnsupportedError
-from escalade.terminal_text import printable
+from escalade.terminal_text import counted, printable
 from escalade_apps.classify.images import SUFFIXES, Crop, Unreadable, find
 from escalade_apps.classify.reading import decode_all
 from escalade_apps.train.data.images import Images
@@ -50,7 +50,8 @@ def read(folder: pathlib.Path, side: int, classes: tuple[str, ...]) -> Images:
                 labels.append(_label(folder, files[index], classes))
     if unreadable:
         raise UnsupportedError(
-            f"{len(unreadable)} of {len(files)} images under {printable(folder)} cannot be read, the first one "
+            f"{len(unreadable)} of {counted(len(files), 'image')} under {printable(folder)} cannot be read, the "
+            "first one "
             f"{printable(unreadable[0].file)}: {printable(unreadable[0].reason)}"
         )
     return Images(pixels, torch.tensor(labels) if classes else None, len(classes))

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from escalade.errors import UnsupportedError
-from escalade.terminal_text import printable
+from escalade.terminal_text import counted, printable
 from escalade_apps.train.data.images import Images
 
 _UNSIGNED_BYTES = 8
@@ -34,7 +34,8 @@ def read_pair(images: pathlib.Path, labels: pathlib.Path) -> Images:
     pixels, classes = _read(images, (3, 4)), _read(labels, (1,))
     if len(pixels) != len(classes):
         raise UnsupportedError(
-            f"{printable(images)} has {len(pixels)} images and {printable(labels)} {len(classes)} labels"
+            f"{printable(images)} has {counted(len(pixels), 'image')} and {printable(labels)} "
+            f"{counted(len(classes), 'label')}"
         )
     if pixels.ndim == 3:
         pixels = pixels[..., None]

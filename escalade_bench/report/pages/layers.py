@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from escalade.errors import UnsupportedError
+from escalade.terminal_text import counted
 from escalade_bench.layers import DIRECTIONS, SETS, WORKLOADS, Layer, Part, parts
 from escalade_bench.measure.records import Record
 from escalade_bench.peers.comparison import Against, against_best
@@ -56,7 +57,7 @@ def summary(found: Sequence[Row]) -> str:
     flops = sum(row.layer.count * row.layer.problem.flops for row, *_ in compared)
     left_out = sum(row.ours is not None for row in found) - len(compared)
     return (
-        f"{len(compared)} layers{f' (and {left_out} without a peer)' if left_out else ''}: "
+        f"{counted(len(compared), 'layer')}{f' (and {left_out} without a peer)' if left_out else ''}: "
         f"{statistics.geometric_mean(ratios.values()):.3f}× the fastest peer's speed in the geometric mean; "
         f"{sum(ratio < 1 for ratio in ratios.values())} slower than it, worst {ratios[worst]:.3f}× ({worst}); in all "
         f"{ours_us:,.0f} µs ({flops / ours_us / 1e6:.0f} TFLOP/s) against {peers_us:,.0f} µs, {peers_us / ours_us:.3f}×"

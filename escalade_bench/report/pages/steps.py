@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from escalade.ops import OPERATIONS
+from escalade.terminal_text import counted
 from escalade_bench.campaign.networks import STEPS
 from escalade_bench.measure.records import Record
 from escalade_bench.networks.steps import SUFFIX
@@ -43,7 +44,8 @@ def _section(plan: Record, steps: Sequence[Record]) -> Iterator[Item]:
     yield origin([plan, *steps])
     alone = sum(step.median_us for step in steps if step.median_us is not None)
     yield (
-        f"{plan.config['steps']} steps, {plan.config['launches']} launches. In one go, as a call runs it, the plan "
+        f"{counted(plan.config['steps'], 'step')}, {counted(plan.config['launches'], 'launch')}. "
+        f"In one go, as a call runs it, the plan "
         f"takes **{cells.figure(plan.median_us)} µs**; its floor, the sum of the steps' floors, is "
         f"{cells.figure(plan.floor_us)} µs. The steps timed by themselves, over warm caches, take "
         f"{cells.figure(alone)} µs together; in the plan launches overlap, and each finds the caches as the step "

@@ -165,7 +165,7 @@ def test_units_are_measured_in_order_within_a_budget(tmp_path: pathlib.Path) -> 
     some = (unit("first"), unit("dear", seconds=100.0), unit("last"))
     campaign = Campaign(tmp_path, *some)
     assert campaign.run(budget=50) == ["dear"]
-    ended = [line.partition("s] ")[2] for line in campaign.said if " units left" in line]
+    ended = [line.partition("s] ")[2] for line in campaign.said if " left, about" in line]
     assert [line.partition(":")[0] for line in ended] == ["first", "last"]
     assert all(re.match(r"\[ *\d+\.\d s\] ", line) for line in campaign.said)
     assert campaign.run(budget=50) == ["dear"] and campaign.run() == []
