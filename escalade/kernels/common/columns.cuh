@@ -94,18 +94,21 @@ struct StagedColumn {
 template <class Reduce>
 __device__ __forceinline__ void over_parts(float (&values)[VECTOR], Reduce reduce) {
     if constexpr (PARTS > 1) {
-        __shared__ float met[PARTS][VECTOR][ACROSS];
+        __shared__ Pack<float, VECTOR> met[PARTS][ACROSS];
         const int pack = threadIdx.x % ACROSS;
         __syncthreads();  // the previous round has been read
+        Pack<float, VECTOR>& mine = met[threadIdx.x / ACROSS][pack];
 #pragma unroll
-        for (int e = 0; e < VECTOR; ++e) met[threadIdx.x / ACROSS][e][pack] = values[e];
+        for (int e = 0; e < VECTOR; ++e) mine.at[e] = values[e];
         __syncthreads();
 #pragma unroll
-        for (int e = 0; e < VECTOR; ++e) values[e] = met[0][e][pack];
+        for (int e = 0; e < VECTOR; ++e) values[e] = met[0][pack].at[e];
 #pragma unroll 1  // out of registers otherwise
-        for (int part = 1; part < PARTS; ++part)
+        for (int part = 1; part < PARTS; ++part) {
+            const Pack<float, VECTOR> other = met[part][pack];
 #pragma unroll
-            for (int e = 0; e < VECTOR; ++e) values[e] = reduce(values[e], met[part][e][pack]);
+            for (int e = 0; e < VECTOR; ++e) values[e] = reduce(values[e], other.at[e]);
+        }
     }
 }
 

@@ -21,6 +21,7 @@ extern "C" __global__ void __launch_bounds__(COLUMN_THREADS, BLOCKS_PER_SM)
     wait_for_previous_launch();
     Column column = Column::of_thread(blockIdx.x, rows, features, inner);
     staged.copy(x, column, features, inner);
+#pragma unroll 1
     for (int feature = threadIdx.x; feature < features; feature += COLUMN_THREADS) {
         if (HAS_WEIGHT) weights[feature] = to_float(weight[feature]);
         if (HAS_BIAS) weights[(HAS_WEIGHT ? features : 0) + feature] = to_float(bias[feature]);
