@@ -182,6 +182,8 @@ class TapPattern:
     """Adjacent pixels; 0 if threads differ."""
     offsets: str
     """First tap of each column relative to that of the first, separated by commas."""
+    aligned: bool = False
+    """True if they are one aligned access."""
 
     @staticmethod
     def of(problem: Upsample2dProblem, columns: int) -> TapPattern:
@@ -196,7 +198,10 @@ class TapPattern:
         shift = {"nearest": 0.0, "nearest_exact": 0.5 * step, "bicubic": 0.5 * step - 0.5}[problem.mode]
         firsts = [math.floor(column * step + shift) for column in range(columns)]
         offsets = [first - firsts[0] for first in firsts]
-        return TapPattern(offsets[-1] + problem.taps, ", ".join(map(str, offsets)))
+        span = offsets[-1] + problem.taps
+        is_pack = firsts[0] == 0 and columns * step == span == widest_vector(problem.dtype, span)
+        is_inside = problem.width % span == 0 and problem.output_width * step == problem.width
+        return TapPattern(span, ", ".join(map(str, offsets)), is_pack and is_inside)
 
 
 class Runs(Rung[Upsample2dProblem, StripConfig]):

@@ -18,6 +18,7 @@ using Element = float;       // problem.dtype
 constexpr int ROWS = 16;     // config.rows: outputs per thread
 constexpr int COLUMNS = 4;   // config.columns
 constexpr int SPAN = 0;      // pattern.span: adjacent pixels that the columns of a thread are made of; 0: any pixels
+constexpr bool ALIGNED = false;  // pattern.aligned: they are one pack, inside of the image
 #define OFFSETS 0, 0, 0, 0  // pattern.offsets: the first tap of each column, relative to that of the first
 #endif
 
@@ -34,28 +35,38 @@ using Value = typename ValueOf<TAPS == 1>::Type;
 
 // The columns of a thread.
 struct Columns {
-    int at[LOADS];
+    const int width;
+    int at[SPAN ? 1 : LOADS];  // with SPAN the first pixel, which may be outside of the image
+    bool is_inside = false;    // with SPAN: all of them are in the image
     float weight[COLUMNS][TAPS];
 
-    __device__ __forceinline__ Columns(int first_column, int width, float step) {
+    __device__ __forceinline__ Columns(int first_column, int width, float step) : width(width) {
 #pragma unroll
         for (int j = 0; j < COLUMNS; ++j) {
             const Taps taps = taps_of(first_column + j, width, step);
 #pragma unroll
             for (int s = 0; s < TAPS; ++s) {
                 weight[j][s] = taps.weight[s];
-                if (!SPAN) at[j * TAPS + s] = taps.at(s, width);
+                if (!SPAN) at[SPAN ? 0 : j * TAPS + s] = taps.at(s, width);
             }
-            if (SPAN && j == 0) {
-#pragma unroll
-                for (int i = 0; i < SPAN; ++i) at[i] = taps.at(i, width);
-            }
+            if (SPAN && j == 0) at[0] = taps.first, is_inside = taps.first >= 0 && taps.first + SPAN <= width;
         }
     }
 
     __device__ __forceinline__ void load(Element (&pixels)[LOADS], const Element* row) const {
+        if constexpr (ALIGNED) {
+            constexpr int WHOLE = ALIGNED ? LOADS : 1;  // a pack of other sizes does not compile
+            const Pack<Element, WHOLE> pack = load_pack<Element, WHOLE>(row + at[0]);
 #pragma unroll
-        for (int i = 0; i < LOADS; ++i) pixels[i] = row[at[i]];
+            for (int i = 0; i < WHOLE; ++i) pixels[i] = pack.at[i];
+        } else if (SPAN && is_inside) {
+            row += at[0];
+#pragma unroll
+            for (int i = 0; i < LOADS; ++i) pixels[i] = row[i];
+        } else {
+#pragma unroll
+            for (int i = 0; i < LOADS; ++i) pixels[i] = row[SPAN ? clamped(at[0] + i, width) : at[SPAN ? 0 : i]];
+        }
     }
 
     // The pixels of a row, interpolated along columns.
