@@ -7,10 +7,12 @@ from collections.abc import Iterable
 from escalade.engine.graph.forms import STORAGE, Form
 from escalade.engine.graph.graph import Graph, Node
 from escalade.engine.nodes import layout_of, operator_of, stored_forms
+from escalade.engine.nodes.base import activation_fields
 from escalade.engine.nodes.conv2d import Conv2d, ConvTranspose2d
 from escalade.engine.nodes.convert import Convert
 from escalade.engine.nodes.lowering import Forms
 from escalade.engine.nodes.pointwise import Pointwise
+from escalade.engine.nodes.stem import FewChannels
 from escalade.engine.passes.channel_order import writing_channels
 from escalade.engine.passes.estimates import Estimates
 
@@ -57,7 +59,7 @@ def _between_conversions(graph: Graph, first: Node) -> list[Node]:
 
 
 def _is_convolution(node: Node) -> bool:
-    return Conv2d.matches(node) or ConvTranspose2d.matches(node)
+    return Conv2d.matches(node) or ConvTranspose2d.matches(node) or FewChannels.matches(node)
 
 
 def _is_nhwc_image(node: Node) -> bool:
@@ -106,6 +108,13 @@ def _in_nchw(graph: Graph, node: Node, in_nchw: set[str]) -> Node | None:
         if layouts.read not in (None, "nchw") or (len(node.shape) == 4 and layouts.written != "nchw"):
             return None
         return node.with_attributes(layout="nchw") if len(node.shape) == 4 else node
+    if FewChannels.matches(node):
+        if node.attributes["pool"] > 1 or node.attributes["normalised"]:
+            return None
+        node = Conv2d.instead_of(
+            node, dict(node.inputs),
+            stride=(1, 1), padding=node.attributes["padding"], dilation=(1, 1), groups=1, **activation_fields(node),
+        )  # fmt: skip
     a = node.attributes
     if a["groups"] != 1 or "prologue" in a or "shortcut" in node.inputs or not images:
         return None

@@ -51,6 +51,9 @@ FUNCTION(add)(float a, float b) { return a + b; }
 FUNCTION(sub)(float a, float b) { return a - b; }
 FUNCTION(mul)(float a, float b) { return a * b; }
 FUNCTION(div)(float a, float b) { return a / b; }
+__device__ __forceinline__ float div_by(float a, float number, float reciprocal) {  // both known when it is compiled
+    return FAST_FUNCTIONS ? a * reciprocal : a / number;
+}
 FUNCTION(reciprocal)(float x) { return 1.f / x; }
 FUNCTION(atan2)(float a, float b) { return atan2f(a, b); }
 FUNCTION(fmod)(float a, float b) { return fmodf(a, b); }

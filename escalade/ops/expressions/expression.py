@@ -238,7 +238,7 @@ class Expression:
             return f"t{operand}" if isinstance(operand, int) else _literal(operand)
 
         lines = [
-            f"const float t{number} = of::{call.function}({', '.join(map(spelled, call.operands))});"
+            f"const float t{number} = {_call(call, list(map(spelled, call.operands)))};"
             for number, call in enumerate(self.calls)
         ]
         return lines, [spelled(result) for result in self.results]
@@ -256,13 +256,12 @@ class Expression:
 
         lines = []
         for number, call in enumerate(self.calls):
-            first, second = (", ".join(spelled(one, which) for one in call.operands) for which in (0, 1))
+            first, second = ([spelled(one, which) for one in call.operands] for which in (0, 1))
             if call.function in PAIRED:
-                lines.append(f"float t{number}[2]; of::{call.function}_pair(t{number}, {first}, {second});")
+                operands = ", ".join((*first, *second))
+                lines.append(f"float t{number}[2]; of::{call.function}_pair(t{number}, {operands});")
             else:
-                lines.append(
-                    f"const float t{number}[2] = {{of::{call.function}({first}), of::{call.function}({second})}};"
-                )
+                lines.append(f"const float t{number}[2] = {{{_call(call, first)}, {_call(call, second)}}};")
         for which in (0, 1):
             lines += [f"out[{which}][{n}] = {spelled(one, which)};" for n, one in enumerate(self.results)]
         return {"EXPRESSION_PAIR": Macro(" ".join(lines))}
@@ -272,6 +271,15 @@ class Expression:
 
 
 IDENTITY = Expression((), ("x",))
+
+
+def _call(call: FunctionCall, operands: Sequence[str]) -> str:
+    """Return a call in C++. A quotient by a number also passes its reciprocal, for which it may multiply."""
+    if call.function == "div":
+        divisor = call.operands[1]
+        if isinstance(divisor, float) and divisor and math.isfinite(1 / divisor):
+            return f"of::div_by({', '.join((*operands, _literal(1 / divisor)))})"
+    return f"of::{call.function}({', '.join(operands)})"
 
 
 def _divided(

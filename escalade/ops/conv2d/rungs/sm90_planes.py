@@ -63,8 +63,8 @@ STORE_CYCLES, STORE_CYCLES_PER_BLOCK = 4.5, 0.9
 SPLIT_STORE_CYCLES, SPLIT_STORE_CYCLES_PER_BLOCK = 5.6, 2.0
 """The same if rows of y begin anywhere, so that several warps write parts of a sector."""
 STORES_SEEN, STORES_ALONE = 0.3, 1.74
-"""With ping-pong: share of the stores' time that slows the other team's products, and factor on it if the stores are the
-limiter."""
+"""With ping-pong: share of the stores' time that slows the other team's products, and factor on it if the stores
+are the limiter."""
 FUNCTIONS_SEEN = 1.5
 """Cycles per cycle of an activation's instructions: two warps per scheduler leave gaps."""
 SECTOR = 32
@@ -211,10 +211,11 @@ class _Tiling:
         results = CONSUMERS * self.blocks * BLOCK * min(self.width, p.filters)
         instructions, special = activation_cost(p.activation)
         functions = max(instructions * results / 128, special * results / SPECIAL_LANES)
+        own_blocks = self.blocks if self.width > WIDTHS[0] else 1  # more of them slow wide tiles only
         if p.output_width * p.element_bytes % SECTOR:
-            store = SPLIT_STORE_CYCLES + SPLIT_STORE_CYCLES_PER_BLOCK * self.blocks
+            store = SPLIT_STORE_CYCLES + SPLIT_STORE_CYCLES_PER_BLOCK * own_blocks
         else:
-            store = STORE_CYCLES + STORE_CYCLES_PER_BLOCK * self.blocks
+            store = STORE_CYCLES + STORE_CYCLES_PER_BLOCK * own_blocks
         stores = results / 32 * store + FUNCTIONS_SEEN * functions
         if self.ping_pong:
             tile = max(multiplied + STORES_SEEN * stores, STORES_ALONE * stores) + TILE_CYCLES / 2
