@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 
 from escalade import ops
-from escalade.device.run import bind
+from escalade.device.run import TwinOptions, bind
+from escalade.device.twin import Order
 from escalade.errors import UnsupportedError
 from escalade.ops.base.card import TWIN
 from escalade.ops.base.rung import Rung
@@ -60,7 +61,7 @@ def test_a_large_mean_does_not_cancel(rung: str) -> None:
 def test_pixels_may_lie_apart(rung: Rung[GroupNormProblem], seed: int) -> None:
     problem = GroupNormProblem(2, 12, 4, 4, 2, x_pitch=24, y_pitch=16, dtype="fp16")
     assert GroupNormProblem.parse(problem.name) == replace(problem, dtype="fp32")
-    if rung.name == "streamed":
+    if rung.name in ("staged", "streamed"):
         assert "layout nchw" in str(rung.supports(problem))
         return
     check(GROUP_NORM, rung, problem, rung.configs(problem)[0], torch.device("cpu"), seed)
@@ -87,6 +88,17 @@ def test_streamed_rows_leave_their_counters_at_zero(multiprocessors: int) -> Non
         torch.testing.assert_close(y.double(), expected, rtol=1e-5, atol=1e-5)
         assert first is None or torch.equal(first, y)
         first = y.clone()
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_staged_blocks_take_row_after_row(dtype: str, seed: int) -> None:
+    """With checks, on a card where one CTA has five rows, and both of its buffers are filled again."""
+    problem = GroupNormProblem(1, 10, 9, 13, 5, layout="nchw", dtype=dtype)
+    rung = GROUP_NORM.ladder.on(replace(TWIN, multiprocessors=1, registers=1)).rung("staged")
+    options = TwinOptions(order=Order(seed=seed, late=True), checks=True)
+    config = rung.configs(problem)[0]
+    assert rung.recipe(problem, config).steps[0].grid == (1, 1, 1)
+    check(GROUP_NORM, rung, problem, config, torch.device("cpu"), seed, options)
 
 
 def test_what_does_not_fit_is_said() -> None:
