@@ -186,7 +186,7 @@ class Runs(Rung[Pad2dProblem, StripConfig]):
     def recipe(self, problem: Pad2dProblem, config: StripConfig) -> Recipe:
         p, strips = problem, Strips.of(problem, config)
         return launch(
-            Program.of("pad2d/runs.cu", problem=p, config=config),
+            Program.of("pad2d/runs.cu", problem=p, config=config, strips=strips),
             strips.grid,
             strips.threads,
             Buffer("x"), Buffer("y"), pooling.shape(p), p.pads[0], p.pads[2], p.value, strips.shape,

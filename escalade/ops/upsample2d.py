@@ -224,7 +224,9 @@ class Runs(Rung[Upsample2dProblem, StripConfig]):
     def recipe(self, problem: Upsample2dProblem, config: StripConfig) -> Recipe:
         strips = Strips.of(problem, config)
         pattern = TapPattern.of(problem, config.columns)
-        program = Program.of("upsample2d/runs.cu", problem=problem, config=config, pattern=pattern)
+        program = Program.of(
+            "upsample2d/runs.cu", problem=problem, config=config, pattern=pattern, strips=strips
+        )
         return launch(program, strips.grid, strips.threads, *arguments(problem), strips.shape)
 
 

@@ -7,8 +7,14 @@
 #include "common/pool_shape.cuh"
 #include "common/ptx.cuh"
 
+#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
+constexpr bool ONE_CHUNK = true;  // strips.chunks == 1
+constexpr bool ONE_PLANE = true;  // strips.planes == 1
+#endif
+
 struct StripShape {
     int across;  // packs of outputs per plane and CTA
+    int planes;  // per CTA
     int chunks;  // CTAs side by side
     int groups;  // CTAs below each other
 };
@@ -21,14 +27,17 @@ struct Strip {
     bool there;
 
     __device__ __forceinline__ Strip(const PoolShape& shape, const StripShape& strips) {
-        const u32 chunk = blockIdx.x % strips.chunks, above = blockIdx.x / strips.chunks;
-        first_row = above % strips.groups * ROWS;
+        const u32 above = ONE_CHUNK ? blockIdx.x : blockIdx.x / strips.chunks;
+        const u32 chunk = ONE_CHUNK ? 0 : blockIdx.x - above * strips.chunks;
+        const u32 planes = above / strips.groups;
+        first_row = (above - planes * strips.groups) * ROWS;
         rows = min(ROWS, shape.output_height - first_row);
-        const u32 planes = blockDim.x / strips.across, plane_in_block = threadIdx.x / strips.across;
-        plane = above / strips.groups * planes + plane_in_block;
-        first_column = (chunk * strips.across + threadIdx.x - plane_in_block * strips.across) * COLUMNS;
-        there = plane_in_block < planes && plane < static_cast<u32>(shape.batch) * shape.channels &&
-                first_column < shape.output_width;
+        const u32 plane_in_block = ONE_PLANE ? 0 : threadIdx.x / strips.across;
+        const u32 pack = threadIdx.x - plane_in_block * strips.across;
+        plane = planes * strips.planes + plane_in_block;
+        first_column = (chunk * strips.across + pack) * COLUMNS;
+        there = pack < static_cast<u32>(strips.across) && plane_in_block < static_cast<u32>(strips.planes) &&
+                plane < static_cast<u32>(shape.batch) * shape.channels && first_column < shape.output_width;
     }
 
     // Offset of the strip's first output.

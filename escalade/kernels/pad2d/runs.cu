@@ -21,15 +21,25 @@ extern "C" __global__ void pad2d_runs(const Element* x, Element* y, PoolShape sh
     const Strip<ROWS, 1> strip(shape, strips);
     if (!strip.there) return;
 
-    const int column = source(strip.first_column - left, shape.width);
+    const int column = source(strip.first_column - left, shape.width), first = strip.first_row - top;
+    const bool has_column = MODE != CONSTANT || column >= 0;
+    const Element outside = from_float<Element>(value);
     const Element* pixels = x + 1LL * strip.plane * shape.height * shape.width + column;
+    Element* to = y + strip.output(shape);
     Element values[ROWS];
+    if (first >= 0 && first + ROWS <= shape.height && strip.rows == ROWS) {  // rows in order
+        pixels += 1LL * first * shape.width;
+#pragma unroll
+        for (int i = 0; i < ROWS; ++i, pixels += shape.width) values[i] = has_column ? *pixels : outside;
+#pragma unroll
+        for (int i = 0; i < ROWS; ++i, to += shape.output_width) *to = values[i];
+        return;
+    }
 #pragma unroll
     for (int i = 0; i < ROWS; ++i) {
-        const int row = i < strip.rows ? source(strip.first_row + i - top, shape.height) : -1;
-        values[i] = row >= 0 && column >= 0 ? pixels[row * shape.width] : from_float<Element>(value);
+        const int row = i < strip.rows ? source(first + i, shape.height) : -1;
+        values[i] = row >= 0 && has_column ? pixels[row * shape.width] : outside;
     }
-    Element* to = y + strip.output(shape);
 #pragma unroll
     for (int i = 0; i < ROWS; ++i)
         if (i < strip.rows) to[i * shape.output_width] = values[i];

@@ -44,6 +44,7 @@ class Strips:
     """The launch of `kernels/common/strips.cuh`: a CTA has whole rows of several planes, or part of a row."""
 
     across: int
+    planes: int
     chunks: int
     groups: int
     threads: int
@@ -58,8 +59,9 @@ class Strips:
         together = max(1, min(config.threads // across, planes))
         threads = _WARP * ceil_div(together * across, _WARP)
         groups = ceil_div(problem.output_height, config.rows)
-        return Strips(across, chunks, groups, threads, chunks * groups * ceil_div(planes, threads // across))
+        grid = chunks * groups * ceil_div(planes, together)
+        return Strips(across, together, chunks, groups, threads, grid)
 
     @property
     def shape(self) -> Ints:
-        return Ints((self.across, self.chunks, self.groups))
+        return Ints((self.across, self.planes, self.chunks, self.groups))
