@@ -19,6 +19,7 @@ MOST_VALUES = 32
 """Most values per thread, held in registers."""
 MOST_PARTS, BEST_PARTS = 32, 8
 """Most warps per CTA, and the most that leave room for a second CTA on the SM."""
+_PARTS = (1, 2, 4, 8, 16, 32)
 MOST_LENGTH = MOST_PARTS * MOST_VALUES
 """Longest row that fits into the registers of a CTA."""
 _SEGMENT_BYTES = 128
@@ -37,11 +38,8 @@ class ColumnsConfig(Config):
     """Adjacent rows per thread."""
     parts: int
     """Groups of warps that share the elements of a row."""
-
-    @property
-    def across(self) -> int:
-        """Packs of rows per tile."""
-        return max(32, _THREADS // self.parts)
+    across: int
+    """Packs of rows per tile."""
 
     @property
     def threads(self) -> int:
@@ -64,28 +62,30 @@ class ColumnsConfig(Config):
 
 
 def configs(rows: int, length: int, inner: int, dtype: str, card: Card) -> tuple[ColumnsConfig, ...]:
-    """Return each width with the fewest warps that hold the rows; the widest that keeps all SMs busy comes first."""
+    """Return each width with the fewest warps that hold the rows, and with twice as many, side by side or as parts.
+
+    The widest that keeps all SMs busy comes first.
+    """
     offered = []
     vector = widest_vector(dtype, inner)
     while vector:
-        for parts in (1, 2, 4, 8, 16, 32):
-            if ceil_div(length, parts) * vector <= MOST_VALUES:
-                offered.append(ColumnsConfig(vector, parts))
-                break
+        parts = next((some for some in _PARTS if ceil_div(length, some) * vector <= MOST_VALUES), 0)
+        if parts:
+            across = max(32, _THREADS // parts)
+            more = ((0, parts, across), (1, parts, 2 * across), (2, 2 * parts, across))
+            offered += [
+                (turn, ColumnsConfig(vector, *sizes)) for turn, *sizes in more if sizes[0] * sizes[1] <= 1024
+            ]
         vector //= 2
 
-    def rank(one: ColumnsConfig) -> tuple[bool, int, int, int]:
+    def rank(turn: int, one: ColumnsConfig) -> tuple[int, bool, int, int, int]:
         is_narrow = (
             one.vector < full_vector(dtype) and 32 * one.vector * ELEMENT_BYTES[dtype] < _SEGMENT_BYTES
         )
-        return (
-            is_narrow,
-            max(one.parts, BEST_PARTS),
-            card.multiprocessors // max(1, one.tiles(rows)),
-            -one.vector,
-        )
+        idle = card.multiprocessors // max(1, one.tiles(rows))
+        return turn, is_narrow, max(one.parts, BEST_PARTS), idle, -one.vector
 
-    return tuple(sorted(offered, key=rank))
+    return tuple(config for _, config in sorted(offered, key=lambda pair: rank(*pair)))
 
 
 def column_launch(
