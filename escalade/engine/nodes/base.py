@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any, ClassVar, TypeGuard, TypeVar
 
 import torch
@@ -264,6 +265,8 @@ def activation_fields(node: Node) -> dict[str, Any]:
     return {"relu": node.attributes["relu"], "activation": node.attributes.get("activation", "")}
 
 
-def activate(node: Node, y: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+def activate(
+    node: Node, y: torch.Tensor, residual: torch.Tensor | None = None, vectors: Tensors = MappingProxyType({})
+) -> torch.Tensor:
     """Add the residual, if there is one, and apply the node's activation, with PyTorch."""
-    return finished(node.attributes["relu"], node.attributes.get("activation", ""), y, residual)
+    return finished(node.attributes["relu"], node.attributes.get("activation", ""), y, residual, vectors)

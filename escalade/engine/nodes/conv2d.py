@@ -46,6 +46,7 @@ from escalade.ops.conv2d_input_gradient.rungs.phases import pixel_phases
 from escalade.ops.conv2d_weight_gradient import CONV2D_WEIGHT_GRADIENT, Conv2dWeightGradientProblem
 from escalade.ops.conv2d_weight_gradient.rungs.depthwise import DEPTHWISE
 from escalade.ops.shared import prologue
+from escalade.ops.shared.activation import VECTORS
 
 BIAS_GRADIENT = "bias_gradient"
 """Buffer of the bias gradient, a side output of the weight gradient."""
@@ -122,7 +123,11 @@ class Conv2d(Operator):
         y = F.conv2d(inputs["x"], inputs["weight"], bias, *window)
         if "shortcut" in inputs:
             y = y + F.conv2d(inputs["shortcut"], inputs["shortcut_weight"], stride=a["shortcut_stride"])
-        y = _finish_fp8(node, y, inputs) if a.get("fp8") else activate(node, y, inputs.get("residual"))
+        y = (
+            _finish_fp8(node, y, inputs)
+            if a.get("fp8")
+            else activate(node, y, inputs.get("residual"), inputs)
+        )
         return F.max_pool2d(y, a["pool"]) if a.get("pool", (1, 1)) != (1, 1) else y
 
     def side_outputs(self, node: Node, inputs: Tensors) -> Tensors:
@@ -174,7 +179,7 @@ class Conv2d(Operator):
         constants = (
             {} if layout == "nchw" else dict.fromkeys(("weight", "shortcut_weight"), FP8 if is_fp8 else NHWC)
         )
-        vectors = ("bias", "scale", "scales") if is_fp8 else ("gain", "shift")
+        vectors = ("bias", "scale", "scales") if is_fp8 else ("gain", "shift", *VECTORS)
         return Lowered(CONV2D, problem, {**constants, **dict.fromkeys(vectors, FP32)})
 
     def pytorch_constants(self, node: Node) -> Mapping[str, str]:

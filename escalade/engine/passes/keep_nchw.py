@@ -4,17 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import torch
+
 from escalade.engine.graph.forms import STORAGE, Form
 from escalade.engine.graph.graph import Graph, Node
 from escalade.engine.nodes import layout_of, operator_of, stored_forms
-from escalade.engine.nodes.base import activation_fields
+from escalade.engine.nodes.base import activation_fields, activation_of, with_activation
+from escalade.engine.nodes.batch_norm import STATISTICS, BatchNorm
 from escalade.engine.nodes.conv2d import Conv2d, ConvTranspose2d
 from escalade.engine.nodes.convert import Convert
 from escalade.engine.nodes.lowering import Forms
 from escalade.engine.nodes.pointwise import Pointwise
 from escalade.engine.nodes.stem import FewChannels
 from escalade.engine.passes.channel_order import writing_channels
+from escalade.engine.passes.epilogues import MAX_CALLS
 from escalade.engine.passes.estimates import Estimates
+from escalade.errors import UnsupportedError
+from escalade.ops.expressions import Expression
+from escalade.ops.shared.activation import VECTORS
 
 IN_NCHW = ("tf32",)
 """Dtypes with a convolution in NCHW on tensor cores."""
@@ -89,7 +96,56 @@ def _without_conversions(graph: Graph, steps: Iterable[Node]) -> Graph | None:
             trial.nodes[node.name] = changed
             has_convolution |= _is_convolution(node)
             in_nchw.add(node.name)
+    _fuse_vectors(trial, steps)
     return trial if has_convolution else None
+
+
+def _fuse_vectors(graph: Graph, steps: Iterable[Node]) -> None:
+    """Let convolutions apply functions of their result and of one or two vectors, such as mish(x) * a + b."""
+    for node in (graph.nodes[step.name] for step in steps if step.name in graph.nodes):
+        images = [name for name in node.inputs.values() if name not in graph.constants]
+        layer = graph.nodes.get(images[0]) if len(images) == 1 else None
+        if (
+            layer is None
+            or not Conv2d.matches(layer)
+            or VECTORS[0] in layer.inputs
+            or layer.dtype != node.dtype
+        ):
+            continue
+        applied = _function_of_vectors(graph, node) if graph.only_user(layer.name) is node else None
+        if applied is None or layer.shape != node.shape:
+            continue
+        expression, vectors = applied
+        whole = expression.substitute({"x": activation_of(layer)})
+        if len(whole.calls) <= MAX_CALLS:
+            operands = {role: graph.add_constant(f"{node.name}_{role}", one) for role, one in vectors.items()}
+            graph.nodes[layer.name] = with_activation(layer.with_inputs(**operands), whole)
+            graph.remove(node, instead=layer.name)
+
+
+def _function_of_vectors(graph: Graph, node: Node) -> tuple[Expression, dict[str, torch.Tensor]] | None:
+    """Return a node as an expression of x and of vectors by name; None if it is none."""
+    if BatchNorm.matches(node):
+        weight, bias, mean, variance = (graph.constants[node.inputs[role]].double() for role in STATISTICS)
+        scale = weight / (variance + node.attributes["epsilon"]).sqrt()
+        scaled = Expression.parse("x * a + b")
+        return activation_of(node).substitute({"x": scaled}), {
+            "a": scale.float(),
+            "b": (bias - mean * scale).float(),
+        }
+    expression = operator_of(node).expression(node)
+    others = {role: graph.constants[name] for role, name in node.inputs.items() if name in graph.constants}
+    if expression is None or len(others) > len(VECTORS):
+        return None
+    sizes = {role: (1,) * (4 - one.dim()) + tuple(one.shape) for role, one in others.items()}
+    if any(
+        size != (1, size[1], 1, 1) or not others[role].is_floating_point() for role, size in sizes.items()
+    ):
+        return None
+    (image,) = (role for role in node.inputs if role not in others)
+    named = dict(zip(others, VECTORS, strict=False))
+    vectors = {named[role]: one.reshape(-1).float().expand(node.shape[1]) for role, one in others.items()}  # type: ignore[arg-type]
+    return expression.rename({image: "x", **named}), vectors
 
 
 def _is_plain_image(name: str, graph: Graph) -> bool:
@@ -167,7 +223,10 @@ def _is_faster(graph: Graph, trial: Graph, steps: list[Node], dtype: str, estima
 def _is_fast_in_nchw(node: Node, forms: Forms, estimates: Estimates) -> bool:
     """Return True if a rung with a cost model computes a convolution in NCHW, without converting it."""
     lowered = operator_of(node).lower(node, forms)
-    choice = None if lowered is None else estimates.choose(lowered)
+    try:
+        choice = None if lowered is None else estimates.choose(lowered)
+    except UnsupportedError:  # as on cards without planes, which alone takes vectors
+        return False
     return choice is not None and choice.us is not None and choice.problem.layout == "nchw"
 
 

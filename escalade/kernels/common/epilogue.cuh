@@ -9,15 +9,30 @@
 // NaN stays NaN, as in PyTorch; fmaxf would hide it.
 __device__ __forceinline__ float relu(float value) { return value < 0.f ? 0.f : value; }
 
+#ifdef EXPRESSION_VECTORS  // the numbers of inputs that the expression may have: -1 if it does not
+constexpr bool HAS_A = EXPRESSION_A >= 0, HAS_B = EXPRESSION_B >= 0;
+#else
+constexpr bool HAS_A = false, HAS_B = false;
+#endif
+
 // Adds the residual, then applies EXPRESSION (if the prelude defines it), ReLU, or nothing. An expression of two inputs
-// takes the sum as input EXPRESSION_X and the residual as the other, and adds the residual itself if at all.
+// takes the sum as input EXPRESSION_X and the residual as the other, and adds the residual itself if at all. One of
+// vectors takes numbers of the sum's filter too.
 template <bool RESIDUAL, bool RELU>
-__device__ __forceinline__ float activated(float sum, float residual) {
+__device__ __forceinline__ float activated(float sum, float residual, float a = 1.f, float b = 0.f) {
 #ifdef EXPRESSION
-    static_assert(!RELU && EXPRESSION_INPUTS <= 2 && EXPRESSION_RESULTS == 1, "one activation");
+    static_assert(!RELU && EXPRESSION_RESULTS == 1, "one activation");
     float in[EXPRESSION_INPUTS], out[1];
+#ifdef EXPRESSION_VECTORS
+    in[EXPRESSION_X] = RESIDUAL && EXPRESSION_RESIDUAL < 0 ? sum + residual : sum;
+    if constexpr (EXPRESSION_RESIDUAL >= 0) in[EXPRESSION_RESIDUAL] = residual;
+    if constexpr (HAS_A) in[EXPRESSION_A] = a;
+    if constexpr (HAS_B) in[EXPRESSION_B] = b;
+#else
+    static_assert(EXPRESSION_INPUTS <= 2, "sum and residual");
     if constexpr (EXPRESSION_INPUTS == 2) in[EXPRESSION_X] = sum, in[1 - EXPRESSION_X] = residual;
     else in[0] = RESIDUAL ? sum + residual : sum;
+#endif
     evaluate(out, in);
     return out[0];
 #else
@@ -28,7 +43,8 @@ __device__ __forceinline__ float activated(float sum, float residual) {
 
 // Two sums at once.
 template <bool RESIDUAL, bool RELU>
-__device__ __forceinline__ float2 activated_pair(float2 sums, float2 residuals) {
+__device__ __forceinline__ float2 activated_pair(float2 sums, float2 residuals, float2 as = {1.f, 1.f},
+                                                 float2 bs = {0.f, 0.f}) {
 #ifdef EXPRESSION_PAIR
     float in[2][EXPRESSION_INPUTS], out[2][1];
     if constexpr (EXPRESSION_INPUTS == 2) {
@@ -40,7 +56,8 @@ __device__ __forceinline__ float2 activated_pair(float2 sums, float2 residuals) 
     evaluate_pair(out, in);
     return make_float2(out[0][0], out[1][0]);
 #else
-    return make_float2(activated<RESIDUAL, RELU>(sums.x, residuals.x), activated<RESIDUAL, RELU>(sums.y, residuals.y));
+    return make_float2(activated<RESIDUAL, RELU>(sums.x, residuals.x, as.x, bs.x),
+                       activated<RESIDUAL, RELU>(sums.y, residuals.y, as.y, bs.y));
 #endif
 }
 

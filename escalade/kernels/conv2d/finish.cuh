@@ -12,8 +12,8 @@ constexpr bool HAS_AUX = HAS_RESIDUAL || HAS_MASK;  // auxiliary tensor of y's s
 static_assert(!HAS_MASK || !(HAS_BIAS || HAS_RESIDUAL || HAS_RELU || SCALED),
               "a mask excludes bias, residual and ReLU");
 
-struct FilterPair {  // bias and scale of two adjacent filters
-    float2 bias, scale;
+struct FilterPair {  // bias and scale of two adjacent filters, and vectors of the activation
+    float2 bias, scale, a = {1.f, 1.f}, b = {0.f, 0.f};
 };
 
 struct Finish {
@@ -67,7 +67,7 @@ struct Finish {
                                value(sums.y, pair.bias.y, pair.scale.y, aux_values.y));
         else {
             if (HAS_BIAS) sums.x += pair.bias.x, sums.y += pair.bias.y;
-            return activated_pair<HAS_RESIDUAL, HAS_RELU>(sums, aux_values);
+            return activated_pair<HAS_RESIDUAL, HAS_RELU>(sums, aux_values, pair.a, pair.b);
         }
     }
 

@@ -277,10 +277,14 @@ struct Result {  // the planes of y
     int height, width, offset_h, offset_w;
 };
 
+struct Vectors {  // of the activation, per filter
+    const float *a, *b;
+};
+
 // Eight lanes store adjacent pixels of one filter. Two warps per scheduler hide no latency, so nothing branches, addresses
 // are a constant number of planes apart, and operands are loaded one step ahead.
 __device__ __forceinline__ void store_tile(const Accumulators& acc, const Pixels& pixels, const Finish& finish,
-                                           const Result& result, const Work::Tile& tile, int first_filter,
+                                           const Vectors& vectors, const Result& result, const Work::Tile& tile, int first_filter,
                                            Output* y) {
     constexpr int PHASES = PHASES_H * PHASES_W, PLANES = FILTERS / PHASES;
     constexpr bool IS_REGULAR = 8 % PHASES == 0;  // the filters of all steps have the same two phases
@@ -316,14 +320,16 @@ __device__ __forceinline__ void store_tile(const Accumulators& acc, const Pixels
             at[block][half] = pixels.row(block) * PHASES_H * result.width + pixels.column(half) * PHASES_W;
 
     struct Operands {
-        float bias, aux[BLOCKS][2];
+        float bias, a, b, aux[BLOCKS][2];
     };
     const auto load_operands = [&](int step, int e) {
         Operands loaded{};
         const Place from = place(step, e);
+        const int k = FILTERS_ALIGNED ? from.plane : min(from.plane, PLANES - 1);
         // __ldg: a plain load could not move ahead of the stores to y.
-        if (HAS_BIAS)
-            loaded.bias = to_float(__ldg(finish.bias + (FILTERS_ALIGNED ? from.plane : min(from.plane, PLANES - 1))));
+        if (HAS_BIAS) loaded.bias = to_float(__ldg(finish.bias + k));
+        if (HAS_A) loaded.a = __ldg(vectors.a + k);
+        if (HAS_B) loaded.b = __ldg(vectors.b + k);
         if (HAS_AUX)
 #pragma unroll
             for (int block = 0; block < BLOCKS; ++block)
@@ -341,7 +347,8 @@ __device__ __forceinline__ void store_tile(const Accumulators& acc, const Pixels
         const int step = number / 2, e = number % 2;
         const Operands own = next;
         if (number + 1 < FILTERS_OF_LANE) next = load_operands((number + 1) / 2, (number + 1) % 2);
-        const FilterPair pair{make_float2(own.bias, own.bias), make_float2(1.f, 1.f)};
+        const FilterPair pair{make_float2(own.bias, own.bias), make_float2(1.f, 1.f),
+                              make_float2(own.a, own.a), make_float2(own.b, own.b)};
         const Place to = place(step, e);
 #pragma unroll
         for (int block = 0; block < BLOCKS; ++block) {
@@ -356,7 +363,8 @@ __device__ __forceinline__ void store_tile(const Accumulators& acc, const Pixels
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     conv2d_sm90_planes(const __grid_constant__ TensorMap window_map, const __grid_constant__ TensorMap weight_map,
-                       const Bias* __restrict__ bias, const Element* __restrict__ aux, Output* __restrict__ y,
+                       const Bias* __restrict__ bias, const Element* __restrict__ aux,
+                       const float* __restrict__ a, const float* __restrict__ b, Output* __restrict__ y,
                        ConvShape shape, Result result, int weights_ready, int release_dependents) {
     extern __shared__ __align__(1024) unsigned char shared_memory[];
     const Memory memory{shared_address(shared_memory)};
@@ -394,7 +402,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             Accumulators acc;
             if (PING_PONG) ping_pong.wait();
             multiply_tile(acc, offsets, windows, weights, ping_pong);
-            store_tile(acc, pixels, finish, result, work.tile(index), work.filter_tile * WGMMA_N, y);
+            store_tile(acc, pixels, finish, Vectors{a, b}, result, work.tile(index), work.filter_tile * WGMMA_N, y);
         }
     }
 }

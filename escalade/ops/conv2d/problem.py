@@ -41,7 +41,11 @@ class Conv2dProblem(Named):
     A `pool` replaces y by the maxima of non-overlapping windows; incomplete windows at the edges are dropped. With
     `places`, the buffer `places` receives the argmax indices as in `MaxPool2dProblem`, behind a ReLU if there is one.
     Gradients need no more than that, so the unpooled result is never written.
+
+    An `activation` may use the fp32 vectors `a` and `b` [K]: `relu(x) * a + b`.
     """
+
+    takes_vectors: ClassVar = True
 
     NAME: ClassVar = NamePattern(
         "convolution",
@@ -246,6 +250,7 @@ class Conv2dProblem(Named):
             + (self.result_elements if self.places else 0)
             + bias
             + scales
+            + 4 * self.filters * len(activation.vectors_of(self.activation))
             + prologue.operand_bytes(self)
         )
 

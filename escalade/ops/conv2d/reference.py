@@ -45,6 +45,7 @@ def random_inputs(problem: Conv2dProblem, device: torch.device, seed: int) -> di
     if p.bias:
         inputs["bias"] = normal(p.filters).float() if scaled else normal(p.filters)
     inputs |= prologue.random_operands(p, generator)
+    inputs |= {name: normal(p.filters).float() for name in activation.vectors_of(p.activation)}
     if p.residual:
         inputs["residual"] = normal(p.batch, p.filters, p.output_height, p.output_width)
     if scaled:
@@ -98,7 +99,7 @@ def _finish(
     y, *others = terms
     for other in others:
         y = y + other
-    return activation.apply(problem, y, inputs["residual"] if problem.residual else None)
+    return activation.apply(problem, y, inputs["residual"] if problem.residual else None, inputs)
 
 
 def _finish_scaled(
@@ -108,7 +109,7 @@ def _finish_scaled(
     if problem.bias:
         y = y + inputs["bias"].view(-1, 1, 1)
     residual = inputs["residual"] * inputs["scales"][0] if problem.residual else None
-    return activation.apply(problem, y, residual) * inputs["scales"][1]
+    return activation.apply(problem, y, residual, inputs) * inputs["scales"][1]
 
 
 def exact(problem: Conv2dProblem, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:

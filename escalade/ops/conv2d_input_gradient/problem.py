@@ -9,6 +9,7 @@ from escalade.errors import UnsupportedError
 from escalade.ops.base.dtypes import MULTIPLIED
 from escalade.ops.base.gradient_problem import GradientProblem
 from escalade.ops.conv2d.problem import Conv2dProblem
+from escalade.ops.shared.activation import vectors_of
 
 _MASK = "_mask"
 
@@ -29,9 +30,17 @@ class Conv2dInputGradientProblem(GradientProblem[Conv2dProblem]):
     def __post_init__(self) -> None:
         self.follow("conv2d_input_gradient", MULTIPLIED)
         f = self.forward
-        if f.shortcut_channels or f.output or f.prologue or f.x_pitch or f.y_pitch:
+        if (
+            f.shortcut_channels
+            or f.output
+            or f.prologue
+            or f.x_pitch
+            or f.y_pitch
+            or vectors_of(f.activation)
+        ):
             raise UnsupportedError(
-                f"{f.name}: conv2d_input_gradient does not support shortcuts, prologues, pitches or other output types"
+                f"{f.name}: conv2d_input_gradient does not support shortcuts, prologues, pitches, other output "
+                "types or vectors in its activation"
             )
         if self.mask + self.has_epilogue + f.residual > 1:
             raise UnsupportedError(

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Protocol
 
 import torch
 
-from escalade.device.program import Constant
+from escalade.device.program import Constant, Macro
 from escalade.errors import UnsupportedError
 from escalade.ops.expressions import Expression
 
 IN_NAME = r"[\[{activation:text}\]]"
 """The activation in a problem's name pattern."""
+VECTORS = ("a", "b")
+"""Names of fp32 vectors, a number per filter, that an activation of conv2d may use: mish(x) * a + b."""
 _RELU = Expression.apply("relu", "x")
 
 
@@ -32,10 +36,11 @@ def normalize(problem: HasActivation) -> None:
         return
     expression = Expression.parse(problem.activation)
     known = {"x", "residual"} if getattr(problem, "residual", False) else {"x"}
+    known |= set(VECTORS) if getattr(problem, "takes_vectors", False) else set()
     if "x" not in expression.inputs or not known >= set(expression.inputs) or len(expression.results) != 1:
         raise UnsupportedError(
             f"activation {problem.activation!r}: it must be one expression in x, such as x * sigmoid(x), that may also "
-            "use residual if the problem has one"
+            f"use residual if the problem has one, and {' and '.join(VECTORS)} if it is a convolution"
         )
     if problem.relu:
         raise UnsupportedError(
@@ -51,11 +56,17 @@ def constants(relu: bool, activation: str, dtype: str) -> dict[str, Constant]:
     if not activation:
         return {"HAS_RELU": relu}
     expression = Expression.parse(activation)
+    named = {name: number for number, name in enumerate(expression.inputs)}
+    vectors: dict[str, Constant] = {
+        "EXPRESSION_VECTORS": Macro("1"),
+        **{f"EXPRESSION_{name.upper()}": named.get(name, -1) for name in ("residual", *VECTORS)},
+    }
     return {
         "HAS_RELU": relu,
-        "EXPRESSION_X": expression.inputs.index("x"),
+        "EXPRESSION_X": named["x"],
+        **(vectors if vectors_of(activation) else {}),
         **expression.constants(dtype),
-        **expression.pair_constants(),
+        **({} if vectors_of(activation) else expression.pair_constants()),
     }
 
 
@@ -68,16 +79,34 @@ def takes_residual(activation: str) -> bool:
     return bool(activation) and "residual" in Expression.parse(activation).inputs
 
 
-def apply(problem: HasActivation, y: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+def vectors_of(activation: str) -> tuple[str, ...]:
+    """Return the vectors that an activation uses."""
+    inputs = Expression.parse(activation).inputs if activation else ()
+    return tuple(name for name in VECTORS if name in inputs)
+
+
+def apply(
+    problem: HasActivation,
+    y: torch.Tensor,
+    residual: torch.Tensor | None = None,
+    vectors: Mapping[str, torch.Tensor] = MappingProxyType({}),
+) -> torch.Tensor:
     """Apply a problem's residual and activation with PyTorch."""
-    return finished(problem.relu, problem.activation, y, residual)
+    return finished(problem.relu, problem.activation, y, residual, vectors)
 
 
-def finished(relu: bool, activation: str, y: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
-    """Apply a residual and an activation to sums with PyTorch."""
+def finished(
+    relu: bool,
+    activation: str,
+    y: torch.Tensor,
+    residual: torch.Tensor | None,
+    vectors: Mapping[str, torch.Tensor] = MappingProxyType({}),
+) -> torch.Tensor:
+    """Apply a residual and an activation to sums with PyTorch; `vectors` may contain other inputs too."""
     if residual is not None and not takes_residual(activation):
         y = y + residual
     if activation:
-        values = {"x": y} if residual is None else {"x": y, "residual": residual}
+        values = {name: vectors[name].to(y.dtype).view(-1, 1, 1) for name in vectors_of(activation)}
+        values |= {"x": y} if residual is None else {"x": y, "residual": residual}
         (y,) = Expression.parse(activation).evaluate(values)
     return torch.relu(y) if relu else y

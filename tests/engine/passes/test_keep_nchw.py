@@ -17,6 +17,14 @@ CHAINS: dict[str, tuple[nn.Module, list[str]]] = {
     "padded channels and filters": (nn.Sequential(nn.Conv2d(5, 21, 3), nn.Hardswish()), ["planes"]),
     "a scale behind an activation": (
         nn.Sequential(nn.Conv2d(16, 32, 3), nn.ReLU6(), nn.BatchNorm2d(32)),
+        ["planes"],
+    ),
+    "few channels and a function of a scale": (
+        nn.Sequential(nn.Conv2d(3, 18, 3), nn.Tanh(), nn.BatchNorm2d(18), nn.ReLU(), nn.MaxPool2d(2)),
+        ["planes", "row_packs"],
+    ),
+    "a scale behind a transposed one": (
+        nn.Sequential(nn.ConvTranspose2d(12, 8, 4, 2, 1, 1), nn.Tanh(), nn.BatchNorm2d(8)),
         ["planes", "vectorised"],
     ),
     "a pool": (nn.Sequential(nn.Conv2d(8, 32, 3, padding=1), nn.AvgPool2d(2)), ["planes", "row_packs"]),

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from escalade.ops.base.pitch import unsupported_pitch
 from escalade.ops.base.rung import C, Rung
 from escalade.ops.conv2d.problem import Conv2dProblem
+from escalade.ops.shared import activation
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,11 @@ class Conv2dRung(Rung[Conv2dProblem, C]):
         return False
 
     @property
+    def supports_vectors(self) -> bool:
+        """True if the activation may use vectors."""
+        return False
+
+    @property
     def pitched_buffers(self) -> tuple[str, ...]:
         """Buffers that may have a pitch."""
         return ()
@@ -48,6 +54,8 @@ class Conv2dRung(Rung[Conv2dProblem, C]):
             return f"{self.name} supports no prologue, not {problem.prologue!r}"
         if problem.pools and not self.supports_pool:
             return f"{self.name} supports no pool, not {problem.pool}"
+        if activation.vectors_of(problem.activation) and not self.supports_vectors:
+            return f"{self.name} supports activations of x and residual, not {problem.activation!r}"
         if problem.output and problem.dtype != "fp8":
             return f"{self.name} stores y as {problem.dtype}; output {problem.output} is for dtype fp8"
         return self.limits(problem)

@@ -347,6 +347,7 @@ def planes_recipe(
             ),
             Buffer("bias", optional=True),
             Buffer(aux, optional=True),
+            *(Buffer(name, optional=True) for name in activation.VECTORS),
             Buffer("y"),
             arguments.shape(p),
             Ints(result),
@@ -364,6 +365,10 @@ class Planes(Conv2dRung[PlanesConfig]):
     @property
     def architectures(self) -> tuple[str, ...]:
         return WITH_WGMMA
+
+    @property
+    def supports_vectors(self) -> bool:
+        return True
 
     def limits(self, problem: Conv2dProblem) -> str | None:
         return planes_refusal(self.name, problem, self.card)

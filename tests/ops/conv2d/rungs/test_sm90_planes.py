@@ -12,9 +12,11 @@ from escalade.device.nvrtc import compile_program
 from escalade.device.recipe import KernelCall, Recipe
 from escalade.device.run import TwinOptions
 from escalade.device.twin import Order
-from escalade.ops.base.card import HOPPER_SHARED
+from escalade.errors import UnsupportedError
+from escalade.ops.base.card import HOPPER_SHARED, TWIN
 from escalade.ops.conv2d import Conv2d, Conv2dProblem
 from escalade.ops.conv2d.rungs.sm90_planes import RUNGS, Planes, PlanesConfig
+from escalade.ops.conv2d_input_gradient import Conv2dInputGradientProblem
 from tests.support import check
 
 CPU = torch.device("cpu")
@@ -50,6 +52,10 @@ PROBLEMS = {
     "ping-pong": (
         planes(2, 40, 20, 20, 70, 3, 3, padding=(1, 1), bias=True, activation="x * sigmoid(x)"),
         PlanesConfig(64, 1, 2, 2, 2, ping_pong=True),
+    ),
+    "vectors": (
+        planes(1, 12, 9, 20, 35, 3, 3, bias=True, residual=True, activation="clamp(mish(x) * a + b, -1, residual)"),
+        PlanesConfig(64, 1, 2, 2, 3),
     ),
     "ping-pong with resident weights": (
         planes(3, 16, 9, 24, 100, 1, 5, padding=(0, 2), activation="residual * tanh(x)", residual=True),
@@ -115,3 +121,12 @@ def test_it_compiles_without_spills() -> None:
 )
 def test_what_it_refuses(changes: dict[str, Any], reason: str) -> None:
     assert reason in (RUNG.supports(replace(planes(1, 8, 20, 20, 16, 3, 3), **changes)) or "")
+
+
+def test_vectors_of_the_activation_are_for_planes_only() -> None:
+    problem = planes(1, 8, 20, 20, 16, 3, 3, activation="relu(x) + b")
+    assert RUNG.supports(problem) is None
+    supporting = {rung.name for rung in CONV2D.ladder.on(TWIN) if rung.supports(problem) is None}
+    assert supporting == {RUNG.name}
+    with pytest.raises(UnsupportedError, match="vectors in its activation"):
+        Conv2dInputGradientProblem(problem)
