@@ -70,6 +70,12 @@ MUTANTS: tuple[Mutant, ...] = (
         "to += 1LL * PARTS",
     ),
     _of(
+        "softmax/softmax.cuh",
+        "softmax-without-its-activation",
+        "activated<HAS_RELU>(softmax_result<LOG>(term, divisor))",
+        "softmax_result<LOG>(term, divisor)",
+    ),
+    _of(
         "reduce/columns.cu",
         "reduce-without-the-last-barrier",
         "        __syncthreads();\n    }\n    if (!works",

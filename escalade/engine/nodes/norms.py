@@ -21,6 +21,7 @@ from escalade.engine.nodes.base import (
     Operator,
     Tensors,
     activate,
+    activation_of,
     match_aten,
     name_of,
 )
@@ -210,9 +211,10 @@ class GroupNorm(Operator):
 
 
 class _RowSoftmax(Operator):
-    """Softmax or its logarithm, over the last dimension or over the channels of images."""
+    """Softmax or its logarithm, over the last dimension or over the channels of images, then any expression."""
 
     signature = Signature({"x": ROWS}, {"of_channels": FLAG})
+    takes_expressions = True
     is_log: ClassVar[bool]
 
     def _match_any_dim(self, node: Node, call: AtenCall, graph: Graph) -> Match:
@@ -240,7 +242,9 @@ class _RowSoftmax(Operator):
 
     def compute(self, node: Node, inputs: Tensors) -> torch.Tensor:
         function = torch.log_softmax if self.is_log else torch.softmax
-        return function(inputs["x"], 1 if node.attributes["of_channels"] else -1)
+        y = function(inputs["x"], 1 if node.attributes["of_channels"] else -1)
+        (activated,) = activation_of(node).evaluate({"x": y})
+        return activated
 
     def sizes(self, sizes: Mapping[str, Sizes], attributes: Attributes) -> Mapping[str, Sizes]:
         if attributes["of_channels"] and len(sizes["x"]) != 4:
@@ -254,8 +258,10 @@ class _RowSoftmax(Operator):
         form = forms.value(node.name)
         classes = form.shape[1 if node.attributes["of_channels"] else -1]
         inner = _adjacent_rows(node, form)
-        batch = prod(form.shape) // max(1, classes * inner)
-        return Lowered(SOFTMAX, SoftmaxProblem(batch, classes, forms.stored, inner=inner, log=self.is_log))
+        sizes = {"batch": prod(form.shape) // max(1, classes * inner), "classes": classes, "inner": inner}
+        return Lowered(
+            SOFTMAX, problem_from(SoftmaxProblem, node, **sizes, dtype=forms.stored, log=self.is_log)
+        )
 
 
 class Softmax(_RowSoftmax):

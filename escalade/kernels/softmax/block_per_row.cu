@@ -1,19 +1,17 @@
-// y[row][class] = exp(x[row][class] - largest) / sum over classes of exp(x[row][class] - largest),
-// or with LOG its logarithm
+// y[row][class] = activated(exp(x[row][class] - largest) / sum over classes of exp(x[row][class] - largest)),
+// or with LOG activated(its logarithm)
 //
 // As many warps per row as hold it in registers, PACKS packs of up to 16 bytes per thread, all loaded at once: the row
 // is read once, and each exponential computed once. A row held by one warp needs no barrier, and ROWS of them share a
 // CTA. A row too wide for registers (PACKS = 0) is read twice, the second time from L2 if it fits. Limiter: memory,
 // each element is read and written once.
 //
-// Rung: `block_per_row`.
+// Rung: `block_per_row`. Read softmax.cuh.
 #include "common/ptx.cuh"
 #include "common/row.cuh"
-#include "common/softmax.cuh"
+#include "softmax/softmax.cuh"
 
 #ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
-using Element = float;       // problem.dtype
-#define LOG false            // "true" if problem.log else "false"
 constexpr int VECTOR = 4;    // vector: elements per access
 constexpr int WARPS = 8;     // config.warps: warps per row
 constexpr int PACKS = 1;     // config.packs: accesses per thread, held in registers; 0 to read the row twice
@@ -27,7 +25,7 @@ using Values = Pack<Element, VECTOR>;
 __device__ __forceinline__ void store_results(Element* y, const float (&terms)[VECTOR], float divisor) {
     Values results;
 #pragma unroll
-    for (int e = 0; e < VECTOR; ++e) results.at[e] = from_float<Element>(softmax_result<LOG>(terms[e], divisor));
+    for (int e = 0; e < VECTOR; ++e) results.at[e] = finished(terms[e], divisor);
     store_pack(y, results);
 }
 

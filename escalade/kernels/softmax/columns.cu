@@ -1,16 +1,12 @@
-// y[row][class] = exp(x[row][class] - largest) / sum over classes of exp(x[row][class] - largest), or with LOG
-// its logarithm; classes `inner` apart
+// y[row][class] = activated(exp(x[row][class] - largest) / sum over classes of exp(x[row][class] - largest)),
+// or with LOG activated(its logarithm); classes `inner` apart
 //
 // Adjacent rows are contiguous: a thread takes VECTOR of them, 16 bytes where they divide, and PARTS groups of warps
 // split the classes, STEPS each, all loaded at once. Limiter: memory, each element is read and written once.
 //
-// Rung: `columns`. Read common/columns.cuh (tiles and how they are loaded).
+// Rung: `columns`. Read common/columns.cuh (tiles and how they are loaded), softmax.cuh.
 #include "common/columns.cuh"
-#include "common/softmax.cuh"
-
-#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
-#define LOG false  // "true" if problem.log else "false"
-#endif
+#include "softmax/softmax.cuh"
 
 // Results in 16 bits do not show the error of ex2.approx; it takes a third of the instructions.
 template <bool IS_LOG>
@@ -65,8 +61,7 @@ extern "C" __global__ void __launch_bounds__(COLUMN_THREADS, BLOCKS_PER_SM)
             if (!current.there || !current.has(i, classes)) continue;
             Rows results;
 #pragma unroll
-            for (int e = 0; e < VECTOR; ++e)
-                results.at[e] = from_float<Element>(softmax_result<LOG>(values[i][e], sums[e]));
+            for (int e = 0; e < VECTOR; ++e) results.at[e] = finished(values[i][e], sums[e]);
             store_pack(to, results);
         }
     }

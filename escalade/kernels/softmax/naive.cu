@@ -1,17 +1,12 @@
-// y[row][class] = exp(x[row][class] - largest) / sum over classes of exp(x[row][class] - largest),
-// or with LOG its logarithm
+// y[row][class] = activated(exp(x[row][class] - largest) / sum over classes of exp(x[row][class] - largest)),
+// or with LOG activated(its logarithm)
 //
 // The foot of the ladder: one thread per row, in three passes: the largest, the sum, the results. Limiter: the threads
 // of a warp read 32 rows at once, so every load takes 32 sectors for 32 elements, and few rows give few threads.
 //
-// Rung: `naive`.
+// Rung: `naive`. Read softmax.cuh.
 #include "common/ptx.cuh"
-#include "common/softmax.cuh"
-
-#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
-using Element = float;       // problem.dtype
-#define LOG false            // "true" if problem.log else "false"
-#endif
+#include "softmax/softmax.cuh"
 
 extern "C" __global__ void softmax_naive(const Element* x, Element* y, int rows, int classes) {
     wait_for_previous_launch();
@@ -24,6 +19,6 @@ extern "C" __global__ void softmax_naive(const Element* x, Element* y, int rows,
     const float divisor = sums.divisor<LOG>();
     for (int c = 0; c < classes; ++c) {
         const float term = softmax_term<LOG>(to_float(logits[c]), sums.largest);
-        y[row * classes + c] = from_float<Element>(softmax_result<LOG>(term, divisor));
+        y[row * classes + c] = finished(term, divisor);
     }
 }

@@ -1,16 +1,14 @@
-// y[row][class] = exp(x[row][class] - largest) / sum over classes of exp(x[row][class] - largest),
-// or with LOG its logarithm
+// y[row][class] = activated(exp(x[row][class] - largest) / sum over classes of exp(x[row][class] - largest)),
+// or with LOG activated(its logarithm)
 //
 // LANES adjacent lanes of a warp hold a short row in registers, PACKS packs of up to 16 bytes each, all loaded at once,
 // and reduce by shuffles. Limiter: memory, each element is read and written once.
 //
-// Rung: `part_of_warp`.
+// Rung: `part_of_warp`. Read softmax.cuh.
 #include "common/ptx.cuh"
-#include "common/softmax.cuh"
+#include "softmax/softmax.cuh"
 
 #ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
-using Element = float;        // problem.dtype
-#define LOG false             // "true" if problem.log else "false"
 constexpr int VECTOR = 4;     // vector: elements per access
 constexpr int LANES = 4;      // config.lanes: lanes per row
 constexpr int PACKS = 4;      // config.packs: accesses per lane
@@ -61,8 +59,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         const int pack = i * LANES + lane;
         if (pack >= packs) continue;
 #pragma unroll
-        for (int e = 0; e < VECTOR; ++e)
-            loaded[i].at[e] = from_float<Element>(softmax_result<LOG>(values[i][e], divisor));
+        for (int e = 0; e < VECTOR; ++e) loaded[i].at[e] = finished(values[i][e], divisor);
         store_pack(y + at + pack * VECTOR, loaded[i]);
     }
 }

@@ -1,17 +1,12 @@
-// y[row][class] = exp(x[row][class] - largest) / sum over classes of exp(x[row][class] - largest),
-// or with LOG its logarithm
+// y[row][class] = activated(exp(x[row][class] - largest) / sum over classes of exp(x[row][class] - largest)),
+// or with LOG activated(its logarithm)
 //
 // One warp per row: lanes read adjacent elements, keep the max and the sum together in one pass, and merge by shuffles;
 // a second pass writes. Limiter: memory, one element per load, each twice.
 //
-// Rung: `warp_per_row`.
+// Rung: `warp_per_row`. Read softmax.cuh.
 #include "common/ptx.cuh"
-#include "common/softmax.cuh"
-
-#ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
-using Element = float;       // problem.dtype
-#define LOG false            // "true" if problem.log else "false"
-#endif
+#include "softmax/softmax.cuh"
 
 extern "C" __global__ void softmax_warp_per_row(const Element* x, Element* y, int rows, int classes) {
     wait_for_previous_launch();
@@ -28,6 +23,6 @@ extern "C" __global__ void softmax_warp_per_row(const Element* x, Element* y, in
     const float divisor = sums.divisor<LOG>();
     for (int c = lane; c < classes; c += 32) {
         const float term = softmax_term<LOG>(to_float(logits[c]), sums.largest);
-        y[row * classes + c] = from_float<Element>(softmax_result<LOG>(term, divisor));
+        y[row * classes + c] = finished(term, divisor);
     }
 }

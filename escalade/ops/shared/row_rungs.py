@@ -43,6 +43,8 @@ class PerRow(Rung[R, ThreadsConfig]):
         return tuple(ThreadsConfig(threads) for threads in self.threads)
 
     def recipe(self, problem: R, config: ThreadsConfig) -> Recipe:
-        program = Program.of(f"{self.operation}/{self.name}.cu", problem=problem)
         grid = ceil_div(problem.batch * self.row_threads, config.threads)
-        return launch_rows(problem, program, grid, config.threads)
+        return launch_rows(problem, self.program(problem), grid, config.threads)
+
+    def program(self, problem: R) -> Program:
+        return Program.of(f"{self.operation}/{self.name}.cu", problem=problem)

@@ -8,10 +8,13 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from escalade.engine.capture.export import capture
 from escalade.engine.engine import Engine
 from escalade.engine.passes import optimize
+from escalade.ops.base.card import H200
+from tests.engine.nodes.test_gradients import judged
 from tests.engine.nodes.test_operators import Call
 
 
@@ -60,6 +63,43 @@ def test_a_logarithm_is_as_accurate_as_pytorchs(dtype: str) -> None:
         exact = function(x.double())
         ours, theirs = ((y.double() - exact).abs() for y in (engine(x.float()), function(x)))
         assert bool((ours <= 2 * theirs + torch.finfo(x.dtype).eps * exact.abs()).all())
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "fp16"])
+def test_functions_of_its_result_are_in_its_kernel(dtype: str) -> None:
+    x = torch.randn(2, 6, 4, 4)
+    for function in (
+        lambda x: torch.softmax(x, 1) * 2,
+        lambda x: torch.tanh(F.log_softmax(x, -1) / 3),
+        lambda x: F.relu(torch.softmax(x.permute(0, 2, 3, 1), -1) - 0.1).permute(0, 3, 1, 2),
+    ):
+        engine = Engine(capture(Call(function), (x,)), dtype, "twin")
+        assert len([step for step in engine.explain(x).steps if step.operation != "permute"]) == 1
+        torch.testing.assert_close(engine(x), function(x), rtol=1e-5 if dtype == "fp32" else 3e-3, atol=2e-4)
+
+
+def test_a_scale_is_in_its_kernel_behind_a_convolution() -> None:
+    """And not in the conversion of the result to NCHW."""
+    model = nn.Sequential(nn.Conv2d(16, 64, 1), Call(lambda x: torch.softmax(x, 1) * 2)).eval()
+    large, small = torch.empty(32, 16, 128, 128), torch.randn(2, 16, 8, 8)
+    plan = Engine(capture(model, (large[:2],)), "tf32", "twin").plan_for(H200, large)
+    assert [step.node.op for step in plan.steps] == ["conv2d", "softmax"]
+    assert plan.steps[-1].node.attributes["activation"] == "x * 2"
+    found = Engine(capture(model, (small,)), "tf32", "twin")(small)
+    torch.testing.assert_close(found, model(small).detach(), rtol=1e-2, atol=1e-4)
+
+
+def test_a_training_step_keeps_what_the_gradient_reads() -> None:
+    """A scale is fused into a softmax without a gradient, not into one whose result its gradient reads."""
+
+    def loss(y: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        wanted = (torch.softmax(target, 1) * 3).amax(1, keepdim=True)
+        return ((torch.softmax(y, 1) * 2 - wanted) ** 2).sum()
+
+    torch.manual_seed(0)
+    plan = judged(nn.Conv2d(3, 4, 3), loss, torch.randn(2, 4, 14, 14))
+    softmaxes = [step.node for step in plan.steps if step.node.op == "softmax"]
+    assert sorted(node.attributes.get("activation", "") for node in softmaxes) == ["", "x * 3"]
 
 
 def test_rows_of_several_items_grow_with_the_batch() -> None:

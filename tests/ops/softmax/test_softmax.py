@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -16,9 +18,9 @@ RUNGS = [rung.name for rung in Softmax.ladder]
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
 
-def assert_close(result: torch.Tensor, expected: torch.Tensor) -> None:
+def assert_close(result: torch.Tensor, expected: torch.Tensor, atol: float = 1e-7) -> None:
     tolerance = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}[result.dtype]
-    torch.testing.assert_close(result, expected.to(result.dtype), rtol=tolerance, atol=1e-7, equal_nan=True)
+    torch.testing.assert_close(result, expected.to(result.dtype), rtol=tolerance, atol=atol, equal_nan=True)
 
 
 def test_names_and_sizes() -> None:
@@ -26,6 +28,7 @@ def test_names_and_sizes() -> None:
     assert problem == SoftmaxProblem(32, 1000, "bf16") and problem.name == "1000_b32"
     assert problem.bytes == 2 * 2 * 32 * 1000
     assert SoftmaxProblem.parse("67_b2_inner40_log") == SoftmaxProblem(2, 67, inner=40, log=True)
+    assert SoftmaxProblem.parse("67_b2[x*2]") == SoftmaxProblem(2, 67, activation="x * 2")
     with pytest.raises(UnsupportedError, match="the form is"):
         SoftmaxProblem.parse("softmax")
     with pytest.raises(UnsupportedError, match="dtype 'tf32'"):
@@ -50,13 +53,26 @@ def test_infinities_and_nan_are_those_of_the_formula(rung: str) -> None:
     assert_close(by_rung(rung, x, log=True), torch.log_softmax(x.double(), -1))
 
 
-def by_rung(rung: str, x: torch.Tensor, log: bool = False) -> torch.Tensor:
-    """Return the softmax of rows, or its logarithm; the rung `columns` reads them interleaved."""
+@pytest.mark.parametrize("rung", RUNGS)
+def test_every_rung_applies_the_activation(rung: str) -> None:
+    x = torch.randn(6, 24)
+    for log in (False, True):
+        y = (torch.log_softmax if log else torch.softmax)(x.double(), -1)
+        for text, expected in (("x * 2 - 0.1", y * 2 - 0.1), ("relu(x - 0.05)", torch.relu(y - 0.05))):
+            assert_close(by_rung(rung, x, log=log, activation=text), expected, 2e-7)
+    assert not by_rung(rung, x, log=True, relu=True).any()
+    if Softmax.ladder.rung(rung).supports(SoftmaxProblem(1, 33_002)) is None:  # in two reads per row
+        wide = torch.randn(1, 33_002)
+        assert_close(by_rung(rung, wide, activation="sqrt(x)"), torch.softmax(wide.double(), -1).sqrt())
+
+
+def by_rung(rung: str, x: torch.Tensor, **options: Any) -> torch.Tensor:
+    """Return the softmax of rows; the rung `columns` reads them interleaved."""
     chosen = Softmax.ladder.rung(rung)
     if rung != "columns":
-        problem, x = SoftmaxProblem(len(x), x.shape[1], log=log), x.contiguous()
+        problem, x = SoftmaxProblem(len(x), x.shape[1], **options), x.contiguous()
     else:
-        problem, x = SoftmaxProblem(1, x.shape[1], inner=len(x), log=log), x.mT.contiguous()
+        problem, x = SoftmaxProblem(1, x.shape[1], inner=len(x), **options), x.mT.contiguous()
     tensors = {"x": x, "y": torch.empty_like(x)}
     bind(chosen.recipe(problem, chosen.configs(problem)[0]), tensors)()
     return tensors["y"].mT if rung == "columns" else tensors["y"]
