@@ -180,10 +180,12 @@ def command(
         probe = Probe(run.dataset, run.settings.seed) if classifier else None
         announce(console, run, own, folder, resume)
         began, first = time.monotonic(), run.step
-        train(console, run, own)
+        stopped_by = train(console, run, own)
         seconds = None if first else time.monotonic() - began
         best = f"the weights in {BEST}, " if (folder / BEST).is_file() else ""
         console.print(f"Wrote {folder}: {best}the log in log.jsonl, the curve in loss.png")
+        if stopped_by:  # as the shell reports a program that the signal ends
+            raise typer.Exit(128 + stopped_by)
         judgement = fit_classifier(console, run, probe, where) if probe is not None and own.first else None
         if results is not None and own.first:
             record = learning_record(run.settings, run.dataset, folder, seconds, judgement)

@@ -24,13 +24,13 @@ RUNS = pathlib.Path("runs")
 
 
 class _StopFlag:
-    """Callable flag that a signal handler sets."""
+    """Callable flag that a signal handler sets to the number of its signal."""
 
     def __init__(self) -> None:
-        self.is_set = False
+        self.signal = 0
 
     def __call__(self) -> bool:
-        return self.is_set
+        return bool(self.signal)
 
 
 def announce(console: Console, run: Trainer, own: Processes, folder: pathlib.Path, resume: bool) -> None:
@@ -48,7 +48,8 @@ def announce(console: Console, run: Trainer, own: Processes, folder: pathlib.Pat
         console.print(f"No checkpoint in {folder}: starting over", highlight=False)
 
 
-def train(console: Console, run: Trainer, own: Processes) -> None:
+def train(console: Console, run: Trainer, own: Processes) -> int:
+    """Run to the end, or until a signal arrives; return the signal's number, or 0."""
     columns = TextColumn("loss {task.fields[loss]}, {task.fields[speed]} images/s"), TimeRemainingColumn()
     with _signals(own) as stop, progress_bar(console, *columns, disable=not console.is_terminal) as bar:
         task = bar.add_task("Training", total=run.total, completed=run.step, loss="-", speed="-")
@@ -72,6 +73,7 @@ def train(console: Console, run: Trainer, own: Processes) -> None:
         + ("" if outcome.step >= outcome.total else ". Continue with --resume"),
         highlight=False,
     )
+    return stop.signal
 
 
 def fit_classifier(console: Console, run: Trainer, probe: Probe, device: str) -> ProbeResult:
@@ -107,9 +109,9 @@ def _signals(own: Processes) -> Iterator[_StopFlag]:
                 f"process {own.rank} of {own.count} was terminated, probably because another one failed. Resume from "
                 "the last checkpoint with --resume"
             )
-        if stop.is_set:
+        if stop():
             raise KeyboardInterrupt
-        stop.is_set = True
+        stop.signal = number
 
     handled = [each for each in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(each) != signal.SIG_IGN]
     previous = {each: signal.signal(each, handle) for each in handled}

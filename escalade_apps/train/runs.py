@@ -27,9 +27,14 @@ def trainer(
 ) -> Trainer:
     """Return a new run, or with `resume` the one in `folder` at its last checkpoint.
 
-    Settings that are not given default to the task's, or to those the run was started with. A run without a checkpoint
-    starts over.
+    Settings that are not given default to the task's, or to those the run was started with. A run that was stopped
+    before its first checkpoint starts over.
     """
+    if resume and not folder.is_dir():
+        raise UnsupportedError(
+            f"--resume: there is no folder {printable(folder)}; pass the --output of the run, or leave --resume out to "
+            "start one"
+        )
     state = checkpoints.load(folder / CHECKPOINT)
     if state is not None and not resume:
         raise UnsupportedError(

@@ -99,9 +99,12 @@ def test_a_run_that_ends_before_it_is_evaluated_says_no_more_than_it_has(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hasten(monkeypatch)
-    monkeypatch.setattr(training, "_signals", lambda own: contextlib.nullcontext(lambda: True))
-    ended = run("train", "autoencoder", *SMALL, "--output", str(tmp_path / "run"), "--resume")
-    assert ended.exit_code == 0, ended.output
+    stop = training._StopFlag()
+    monkeypatch.setattr(training, "_signals", lambda own: contextlib.nullcontext(stop))
+    (tmp_path / "run").mkdir()
+    for stop.signal in (signal.SIGINT, signal.SIGTERM):
+        ended = run("train", "autoencoder", *SMALL, "--output", str(tmp_path / "run"), "--resume")
+        assert ended.exit_code == {signal.SIGINT: 130, signal.SIGTERM: 143}[stop.signal], ended.output
     assert "No checkpoint in" in ended.output and "stopped at step" in ended.output
     assert not (tmp_path / "run" / BEST).exists()
     assert BEST not in ended.output and "best test loss" not in ended.output
@@ -124,6 +127,7 @@ def test_mistakes_are_answered_by_one_sentence(
             "autoencoder of width 500,000: needs at least",
         ),
         (("train", "resnet18", "--classifier"), "--classifier needs the autoencoder"),
+        (("train", "autoencoder", "--resume"), "--resume: there is no folder"),
     ):
         assert sentence in said_by(*arguments, *output, monkeypatch=monkeypatch, capsys=capsys)
     assert not (tmp_path / "run").exists()
@@ -134,7 +138,7 @@ def test_a_request_to_end_waits_for_the_step_and_a_second_does_not() -> None:
     with training._signals(Processes(torch.device("cpu"))) as stop:
         assert not stop()
         signal.raise_signal(signal.SIGTERM)
-        assert stop()
+        assert stop() and stop.signal == signal.SIGTERM
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
     with (

@@ -52,6 +52,8 @@ class Joint:
     """Parameters with a gradient among the outputs."""
     changed: tuple[str, ...]
     """Buffers with a new value among the outputs."""
+    module: torch.fx.GraphModule
+    """PyTorch's operators of the step, from the graph's inputs to its outputs."""
     constants: tuple[torch.Tensor, ...] = ()
     """Constants of the loss, such as class weights; the graph has copies of them."""
 
@@ -63,7 +65,7 @@ class Joint:
         graph.outputs = tuple(self.graph.outputs[index] for index in indices)
         graph.output_types = tuple(self.graph.output_types[index] for index in indices)
         graph.remove_dead_code()
-        return replace(self, graph=graph, trained=tuple(trained))
+        return replace(self, graph=graph, trained=tuple(trained), module=_with_results(self.module, indices))
 
 
 def capture_step(
@@ -335,6 +337,18 @@ def _location(error: Exception) -> str:
     return ""
 
 
+def _with_results(module: torch.fx.GraphModule, indices: Sequence[int]) -> torch.fx.GraphModule:
+    """Return the module with some of its results, in this order, and without its fake tensors."""
+    made = torch.fx.GraphModule(module, module.graph)  # copies the graph
+    output = next(iter(made.graph.find_nodes(op="output")))
+    output.args = (tuple(output.args[0][index] for index in indices),)  # type: ignore[index]
+    for node in made.graph.nodes:
+        node.meta = {}
+    made.graph.eliminate_dead_code()
+    made.recompile()
+    return made
+
+
 class _JointReader(FunctionalReader):
     """Reads the joint graph that AOTAutograd has traced."""
 
@@ -361,8 +375,18 @@ class _JointReader(FunctionalReader):
         if len(losses) != 1 + step.scaled:
             raise CaptureError(f"{step.title} writes to one value through two attributes; use one of them")
         self.set_outputs(graph, [losses[-1], *gradients, *new])
+        order = [*range(len(results))]
+        module = _with_results(
+            self._module,
+            [
+                order[len(changed) + step.scaled],
+                *order[len(results) - len(trained) :],
+                *order[: len(changed)],
+            ],
+        )
         parameters, buffers = (tuple(own.values()) for own in (step.parameter_names, step.buffer_names))
-        return Joint(graph, parameters, buffers, tuple(trained), tuple(changed), tuple(self.constants))
+        constants = tuple(self.constants)
+        return Joint(graph, parameters, buffers, tuple(trained), tuple(changed), module, constants)
 
     def _changed(self) -> list[str]:
         """Return the buffers that the step writes to, in the order of their new values among the results."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 import operator
 import weakref
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
+from escalade.device.strides import is_packed, layout_of
 from escalade.errors import UnsupportedError
 from escalade.ops import optimizer_step
 from escalade.ops.expressions import Expression
@@ -38,6 +39,8 @@ _SETTINGS = {
 }
 """Settings of a group that determine its rule; a group may have others that the caller added."""
 _COUNT = "step"
+_PIECE_ELEMENTS = 2**16
+"""256 KiB in fp32: the few tensors of an update fit into a core's L2 cache."""
 
 
 def require_supported(optimizer: torch.optim.Optimizer) -> None:
@@ -274,8 +277,7 @@ class ParameterGroup:
 
     def step_in_pytorch(self, gradients: Mapping[nn.Parameter, torch.Tensor]) -> None:
         """Update the parameters in place with PyTorch's operators."""
-        is_finite = all(bool(gradients[one].isfinite().all()) for one in self.parameters)
-        skips = self._scaled and not is_finite
+        skips = self._scaled and not all(bool(gradients[one].isfinite().all()) for one in self.parameters)
         self.progress[int(skips)] += 1
         self.progress[2] = skips
         if skips:
@@ -283,11 +285,13 @@ class ParameterGroup:
         expression = Expression.parse(self._rule.expression)
         numbers = dict(zip(self._rule.scalar_names, self._scalars, strict=True)) | {STEP: self.progress[0]}
         for place, parameter in enumerate(self.parameters):
-            own = {name: tensors[place] for name, tensors in self._state.items()}
-            values = {PARAMETER: parameter.detach(), GRADIENT: gradients[parameter].float(), **own, **numbers}
-            results = expression.evaluate({name: values[name] for name in expression.inputs})
-            for tensor, result in zip((parameter.detach(), *own.values()), results, strict=True):
-                tensor.copy_(result)
+            own = [tensors[place] for tensors in self._state.values()]
+            for updated, *state, gradient in _pieces((parameter.detach(), *own, gradients[parameter])):
+                values = {PARAMETER: updated, GRADIENT: gradient.float(), **numbers}
+                values |= zip(self._state, state, strict=True)
+                results = expression.evaluate({name: values[name] for name in expression.inputs})
+                for tensor, result in zip((updated, *state), results, strict=True):
+                    tensor.copy_(result)
 
     def write_count(self) -> None:
         """Write the number of steps to the optimizer, except to counts that were changed since. Waits for the device.
@@ -305,6 +309,15 @@ class ParameterGroup:
     def _current_rule(self) -> Rule:
         rule = _rule_of(self._optimizer, self._group)
         return rule.scaled() if self._scaled else rule
+
+
+def _pieces(tensors: Sequence[torch.Tensor]) -> Iterable[tuple[torch.Tensor, ...]]:
+    """Return corresponding pieces of tensors, so small that what is computed from them stays in a CPU's cache."""
+    strides = tensors[0].stride()
+    if not all(one.stride() == strides and is_packed(one, layout_of(one)) for one in tensors):
+        return [tuple(tensors)]
+    flat = [one.as_strided((one.numel(),), (1,), one.storage_offset()) for one in tensors]
+    return zip(*(one.split(_PIECE_ELEMENTS) for one in flat), strict=True)
 
 
 class StateIdentity:

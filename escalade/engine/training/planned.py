@@ -24,13 +24,15 @@ from escalade.engine.plan.plan import Plan
 from escalade.engine.plan.planner import make_plan
 from escalade.engine.plan_cache import failing_rung
 from escalade.engine.training.optimizers import ParameterGroup
-from escalade.engine.training.program import KernelStep, ReferenceStep, StepProgram
+from escalade.engine.training.program import KernelStep, OperatorStep, ReferenceStep, StepProgram
 from escalade.engine.training.techniques import GRAPH, RUNGS
 from escalade.errors import CompileError, UnsupportedError
 from escalade.ops.base.card import Card
 
 logger = logging.getLogger("escalade")
 
+CHECKS_PLANS = False
+"""True in tests of passes: on the CPU the plan itself is computed, node by node, instead of the captured operators."""
 Gradients = Mapping[nn.Parameter, torch.Tensor]
 Reduce = Callable[[torch.Tensor], None]
 """Replaces the gradients of one process, all in one tensor, by those of all processes."""
@@ -61,7 +63,9 @@ class PlannedStep:
         joint = joint.with_gradients_of([name for name in joint.trained if parameters[name] in stepped])
         graph = joint.graph
         names = [entry.name for entry in graph.inputs]
-        casts = lift_casts(graph)
+        device = (*parameters.values(), *buffers.values())[0].device
+        by_kernels = device.type != "cpu" or on_twin or plan_only is not None
+        casts = lift_casts(graph) if by_kernels or CHECKS_PLANS else []
         drop_output_casts(graph, range(1, 1 + len(joint.trained)))
         first = 1 + len(joint.trained)
         behind = dict(zip(joint.buffers, names[len(joint.parameters) :], strict=False))
@@ -89,9 +93,7 @@ class PlannedStep:
             for name, output in zip(joint.trained, graph.outputs[1:], strict=False)
             if places[name] in input_layouts
         }
-        device = own[0].device
         constants = ConstantCache(dtype, device, typed=True)
-        by_kernels = device.type != "cpu" or on_twin or plan_only is not None
         card = plan_only or (Card.of(device) if by_kernels else None)
         graph = optimize_step(graph, input_layouts, returned, dtype, card, without)
         fusion = FusionLevel.naive if RUNGS in without else FusionLevel.fused
@@ -100,11 +102,14 @@ class PlannedStep:
             KernelStep, constants=constants, device=device, bound=bound, prepare=self._casts.run,
             as_graph=GRAPH not in without,
         )  # fmt: skip
-        self.program: StepProgram = (
-            _prepare_kernels(planned, ready)
-            if by_kernels and plan_only is None
-            else ReferenceStep(planned(), constants, bound, self._casts.run)
-        )
+        self.program: StepProgram
+        if by_kernels and plan_only is None:
+            self.program = _prepare_kernels(planned, ready)
+        elif plan_only is not None or CHECKS_PLANS:
+            self.program = ReferenceStep(planned(), constants, bound, self._casts.run)
+        else:
+            kept = [index for index in range(first + len(joint.changed)) if index not in counted]
+            self.program = OperatorStep(planned(), joint.module, [bound[name] for name in names], kept)
         self._loss, *results = self.program.results()
         trained = [parameters[name] for name in joint.trained]
         self._all_reduce: Callable[[], None] | None = None

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Protocol
 
 import torch
 
 from escalade.device.graph import CapturedGraph
+from escalade.engine.nodes.aten import reporting_errors
 from escalade.engine.nodes.evaluate import own_arithmetic
 from escalade.engine.nodes.lowering import OWN
 from escalade.engine.plan.constants import ConstantCache
@@ -106,8 +107,42 @@ class KernelStep(PlanKernels):
         self.finish()
 
 
+class OperatorStep:
+    """A step on the CPU: PyTorch's operators as they were captured, without the passes that are for kernels."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        module: torch.fx.GraphModule,
+        inputs: Sequence[torch.Tensor],
+        kept: Sequence[int],
+    ) -> None:
+        """`kept` are the indices of the module's results that the plan has, too."""
+        self.plan = plan
+        self._module, self._inputs, self._kept = module, tuple(inputs), tuple(kept)
+        self._epilogue: tuple[Work, ...] = ()
+        self._outputs = tuple(_output_buffer(plan, name) for name in plan.graph.outputs)
+
+    def results(self) -> tuple[torch.Tensor, ...]:
+        return self._outputs
+
+    def finish_with(
+        self, finish: Work, pack_gradients: Work | None = None, all_reduce: Work | None = None
+    ) -> None:
+        self._epilogue = tuple(work for work in (pack_gradients, all_reduce, finish) if work is not None)
+
+    def run(self) -> None:
+        with own_arithmetic(self.plan.dtype, torch.device("cpu")):
+            with reporting_errors("the training step"):
+                results = self._module(*self._inputs)
+            for output, index in zip(self._outputs, self._kept, strict=True):
+                output.copy_(results[index])
+        for work in self._epilogue:
+            work()
+
+
 class ReferenceStep:
-    """A step's plan computed by PyTorch on the CPU."""
+    """A step's plan computed node by node with PyTorch on the CPU: slow, to check plans and passes."""
 
     def __init__(
         self, plan: Plan, constants: ConstantCache, bound: Mapping[str, torch.Tensor], prepare: Work
