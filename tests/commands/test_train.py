@@ -101,13 +101,14 @@ def test_a_run_that_ends_before_it_is_evaluated_says_no_more_than_it_has(
     hasten(monkeypatch)
     stop = training._StopFlag()
     monkeypatch.setattr(training, "_signals", lambda own: contextlib.nullcontext(stop))
-    (tmp_path / "run").mkdir()
-    for stop.signal in (signal.SIGINT, signal.SIGTERM):
-        ended = run("train", "autoencoder", *SMALL, "--output", str(tmp_path / "run"), "--resume")
-        assert ended.exit_code == {signal.SIGINT: 130, signal.SIGTERM: 143}[stop.signal], ended.output
-    assert "No checkpoint in" in ended.output and "stopped at step" in ended.output
-    assert not (tmp_path / "run" / BEST).exists()
-    assert BEST not in ended.output and "best test loss" not in ended.output
+    for stop.signal, status in ((signal.SIGINT, 130), (signal.SIGTERM, 143)):
+        folder = tmp_path / str(status)
+        folder.mkdir()
+        ended = run("train", "autoencoder", *SMALL, "--output", str(folder), "--resume")
+        assert ended.exit_code == status, ended.output
+        assert "No checkpoint in" in ended.output and "stopped at step" in ended.output
+        assert not (folder / BEST).exists()
+        assert BEST not in ended.output and "best test loss" not in ended.output
 
 
 def test_mistakes_are_answered_by_one_sentence(

@@ -341,7 +341,7 @@ def _with_results(module: torch.fx.GraphModule, indices: Sequence[int]) -> torch
     """Return the module with some of its results, in this order, and without its fake tensors."""
     made = torch.fx.GraphModule(module, module.graph)  # copies the graph
     output = next(iter(made.graph.find_nodes(op="output")))
-    output.args = (tuple(output.args[0][index] for index in indices),)  # type: ignore[index]
+    output.args = (tuple(output.args[0][index] for index in indices),)
     for node in made.graph.nodes:
         node.meta = {}
     made.graph.eliminate_dead_code()

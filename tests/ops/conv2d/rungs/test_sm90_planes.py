@@ -54,7 +54,18 @@ PROBLEMS = {
         PlanesConfig(64, 1, 2, 2, 2, ping_pong=True),
     ),
     "vectors": (
-        planes(1, 12, 9, 20, 35, 3, 3, bias=True, residual=True, activation="clamp(mish(x) * a + b, -1, residual)"),
+        planes(
+            1,
+            12,
+            9,
+            20,
+            35,
+            3,
+            3,
+            bias=True,
+            residual=True,
+            activation="clamp(mish(x) * a + b, -1, residual)",
+        ),
         PlanesConfig(64, 1, 2, 2, 3),
     ),
     "ping-pong with resident weights": (
