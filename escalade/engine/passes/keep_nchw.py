@@ -25,6 +25,8 @@ from escalade.ops.shared.activation import VECTORS
 
 IN_NCHW = ("tf32",)
 """Dtypes with a convolution in NCHW on tensor cores."""
+IN_PLANES = "planes"
+"""Rung of both operations."""
 MOST_NODES = 12
 """Largest number of steps between two conversions: a network has more, and NHWC is faster in it."""
 
@@ -221,13 +223,13 @@ def _is_faster(graph: Graph, trial: Graph, steps: list[Node], dtype: str, estima
 
 
 def _is_fast_in_nchw(node: Node, forms: Forms, estimates: Estimates) -> bool:
-    """Return True if a rung with a cost model computes a convolution in NCHW, without converting it."""
+    """Return True if tensor cores compute a convolution in NCHW, without converting it."""
     lowered = operator_of(node).lower(node, forms)
     try:
         choice = None if lowered is None else estimates.choose(lowered)
     except UnsupportedError:  # as on cards without planes, which alone takes vectors
         return False
-    return choice is not None and choice.us is not None and choice.problem.layout == "nchw"
+    return choice is not None and choice.rung.name == IN_PLANES
 
 
 def _forms(graph: Graph, dtype: str) -> Forms:

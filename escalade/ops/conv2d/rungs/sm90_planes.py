@@ -211,12 +211,11 @@ class _Tiling:
         results = CONSUMERS * self.blocks * BLOCK * min(self.width, p.filters)
         instructions, special = activation_cost(p.activation)
         functions = max(instructions * results / 128, special * results / SPECIAL_LANES)
-        own_blocks = self.blocks if self.width > WIDTHS[0] else 1  # more of them slow wide tiles only
         if p.output_width * p.element_bytes % SECTOR:
-            store = SPLIT_STORE_CYCLES + SPLIT_STORE_CYCLES_PER_BLOCK * own_blocks
-        else:
-            store = STORE_CYCLES + STORE_CYCLES_PER_BLOCK * own_blocks
-        stores = results / 32 * store + FUNCTIONS_SEEN * functions
+            store = SPLIT_STORE_CYCLES + SPLIT_STORE_CYCLES_PER_BLOCK * self.blocks
+        else:  # more blocks slow wide tiles only
+            store = STORE_CYCLES + STORE_CYCLES_PER_BLOCK * (self.blocks if self.width > WIDTHS[0] else 1)
+        stores = max(results / 32 * store, FUNCTIONS_SEEN * functions)
         if self.ping_pong:
             tile = max(multiplied + STORES_SEEN * stores, STORES_ALONE * stores) + TILE_CYCLES / 2
         else:
