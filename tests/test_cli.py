@@ -21,7 +21,7 @@ from escalade_bench.networks.workloads import WORKLOADS
 from escalade_bench.peers.registry import LAYERS, NETWORKS
 from escalade_bench.report import plots
 from tests import fresh
-from tests.commands.support import run
+from tests.commands.support import run, said_by
 
 ROOT = pathlib.Path(__file__).parent.parent
 
@@ -276,3 +276,53 @@ def test_a_subcommand_runs_by_its_path_and_by_its_old_name(name: str) -> None:
     assert cli.COMMANDS[name].split(".")[0] in " ".join(
         run(cli.PARENTS[name], "--help", columns=300).output.split()
     )
+
+
+WITHOUT_GPU = {
+    "bench": ("lenet", "--device", "cuda"),
+    "calls": ("conv2d",),
+    "check": ("lenet",),
+    "classify": ("nowhere", "--weights", "nothing", "--device", "cuda"),
+    "coverage": ("torchvision", "--device", "cuda"),
+    "evaluate": ("resnet18", "-w", "nothing", "-d", "nowhere", "--device", "cuda"),
+    "explain": ("lenet", "--device", "cuda"),
+    "ladder": ("conv2d", "--device", "cuda"),
+    "layers": ("resnet18", "--device", "cuda"),
+    "measure": ("calls",),
+    "profile": ("conv2d", "--device", "cuda"),
+    "train": ("autoencoder", "--device", "cuda"),
+    "tune": ("lenet",),
+    "verify": ("conv2d", "--device", "cuda"),
+}
+
+
+@pytest.mark.parametrize("name", WITHOUT_GPU)
+def test_options_that_are_suggested_exist(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path
+) -> None:
+    """What a command says where there is no GPU."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    said = said_by(name, *WITHOUT_GPU[name], monkeypatch=monkeypatch, capsys=capsys)
+    assert "GPU" in said and set(re.findall(r"--[a-z-]+", said)) <= options_of(name), said
+
+
+def test_a_list_of_rungs_is_one_option_everywhere() -> None:
+    given = ("relu", "--problem", "relu6_7", "--rung", "naive,vectorised", "--dtype", "fp32,fp16")
+    assert "--rung" not in {flag for name in cli.COMMANDS.keys() - WITH_RUNGS for flag in options_of(name)}
+    for name in WITH_RUNGS - {"profile"}:
+        result = run(
+            name, *given, *(("--device", "twin") if "--device" in options_of(name) else ()), columns=200
+        )
+        assert result.exit_code == 0, result.output
+        if name != "precompile":
+            assert "naive" in result.output and "vectorised" in result.output
+    several = run("profile", *given[:5], "--dtype", "fp32", "--device", "twin")
+    assert "several rungs need an operation" in str(several.exception), several.output
+
+
+WITH_RUNGS = {"count", "ladder", "precompile", "profile", "verify"}
+
+
+def options_of(command: str) -> set[str]:
+    return {flag for option in cli._command(command).params for flag in option.opts}

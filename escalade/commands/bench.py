@@ -109,8 +109,8 @@ def command(
     if not on_gpu:
         beside = {}
         run.console.print(
-            f"On the CPU, batch {', '.join(map(str, batches))}: PyTorch's operators run the plan, without "
-            "kernels, graphs or peers. [yellow]Times are this CPU's.[/]"
+            f"On the CPU, batch {', '.join(map(str, batches))}: PyTorch computes everything. No kernel of Escalade's "
+            "runs, and there are no graphs and peers. [yellow]Times are this CPU's.[/]"
         )
     slow = [name for name in beside if name in SLOW]
     if slow_batches and slow:

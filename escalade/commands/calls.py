@@ -8,6 +8,7 @@ import typer
 
 from escalade.commands.options import Dtypes, InputSeed, RecordsFile, RecordsFolder, listed
 from escalade.commands.progress import status
+from escalade.errors import UnsupportedError
 
 
 def command(
@@ -26,12 +27,18 @@ def command(
     results: RecordsFolder = None,
 ) -> None:
     """Time the CPU overhead of an operator call against PyTorch's, with and without gradients. Needs a GPU."""
+    import torch
+
     from escalade.commands.devices import kernel_device
     from escalade.commands.running import Run
     from escalade.commands.selection import check_names
     from escalade_bench.calls import STORAGE, chosen, measure
     from escalade_bench.report.pages.records import calls_table
 
+    if not torch.cuda.is_available():
+        raise UnsupportedError(
+            "calls are timed on a GPU, and PyTorch finds none; `escalade doctor` reports why"
+        )
     wanted, dtypes = chosen(tuple(names or ())), listed(dtype)
     check_names("dtype", dtypes, tuple(STORAGE))
     run = Run(kernel_device("cuda"), json, results)

@@ -101,7 +101,8 @@ def command(
     if where.type != "cuda":
         beside = {}
         run.console.print(
-            "On the CPU: PyTorch's operators run the plans, without kernels or peers. [yellow]Times are this CPU's.[/]"
+            "On the CPU PyTorch computes everything: no kernel of Escalade's runs, and there are no peers. Launches "
+            "and steps in PyTorch are those of an H200's plan; [yellow]errors and times are PyTorch's on this CPU.[/]"
             if timed
             else "Plans as an H200 would have them: [yellow]nothing is run.[/]"
         )

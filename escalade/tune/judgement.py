@@ -15,6 +15,7 @@ from escalade.errors import UnsupportedError
 from escalade.narrow_tables import Table
 from escalade.ops.base.cards import typical_card
 from escalade.ops.choose.choice import estimated
+from escalade.terminal_text import counted
 from escalade.tune.samples import Sample
 
 BOUND = 2.0
@@ -34,6 +35,8 @@ class Verdict:
     """None if it was not measured, or failed."""
     reason: str = ""
     """Reason for a missing time."""
+    is_new: bool = False
+    """True if the sweep does not have the chosen rung and config, which may be newer than it."""
 
     @property
     def ratio(self) -> float:
@@ -79,7 +82,7 @@ def _verdict(samples: Sequence[Sample]) -> Verdict:
     for sample in samples:
         if sample.rung == name and sample.config == choice.config.as_dict():
             return Verdict(first.key, name, best, best_us, sample.us, sample.failure)
-    return Verdict(first.key, name, best, best_us, None, f"not measured: {choice.config}")
+    return Verdict(first.key, name, best, best_us, None, f"not measured: {choice.config}", is_new=True)
 
 
 def calibrations(swept: Mapping[str, Sequence[Sample]]) -> list[Calibration]:
@@ -113,7 +116,7 @@ def calibrations(swept: Mapping[str, Sequence[Sample]]) -> list[Calibration]:
 
 
 def show(verdicts: Sequence[Verdict], calibrated: Iterable[Calibration], console: Console) -> int:
-    """Print the tables; returns 1 if a choice exceeds the bound or cannot be compared, else 0."""
+    """Print the tables; returns 1 if a choice exceeds the bound or failed, or if there is none to compare, else 0."""
     table = Table(title="rungs: measured over estimated", title_justify="left")
     for heading in ("rung", "dtype", "configs", "geometric mean", "10 %", "90 %"):
         table.add_column(heading, justify="left" if heading in ("rung", "dtype") else "right")
@@ -133,12 +136,18 @@ def show(verdicts: Sequence[Verdict], calibrated: Iterable[Calibration], console
     console.print(table)
     ratios = [verdict.ratio for verdict in verdicts if verdict.chosen_us is not None]
     beyond = sum(ratio > BOUND for ratio in ratios)
-    missing = len(verdicts) - len(ratios)
+    new = sum(verdict.is_new for verdict in verdicts)
+    failed = len(verdicts) - len(ratios) - new
     if ratios:
         console.print(
-            f"{len(ratios)} choices: {statistics.geometric_mean(ratios):.3f} times the best time (geometric mean), "
-            f"{max(ratios):.2f} at worst; {beyond} above {BOUND:g}"
+            f"{counted(len(ratios), 'choice')}: {statistics.geometric_mean(ratios):.3f} times the best time (geometric "
+            f"mean), {max(ratios):.2f} at worst; {beyond} above {BOUND:g}"
         )
-    if missing:
-        console.print(f"{missing} choices were not measured or failed")
-    return 1 if beyond or missing or not ratios else 0
+    if new:
+        console.print(
+            f"{counted(new, 'choice')} not in the file, which may be older than the chosen rungs and configs; repeat "
+            "the sweep to compare them"
+        )
+    if failed:
+        console.print(f"{counted(failed, 'choice')} failed or cannot be compared")
+    return 1 if beyond or failed or not ratios else 0

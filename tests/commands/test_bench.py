@@ -28,6 +28,7 @@ def test_programs_are_measured_too(
     torch.export.save(torch.export.export(model.eval(), (images,)), tmp_path / "small.pt2")
     result = run("bench", str(tmp_path / "small.pt2"), "-b", "1,3", "--seconds", "0.01", "--device", "cpu")
     assert result.exit_code == 0, result.output
+    assert "PyTorch computes everything" in " ".join(result.output.split())
     assert "small, 8² images" in result.output and result.output.count("│ fp32") == 3
 
     class Two(nn.Module):

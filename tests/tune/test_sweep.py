@@ -297,12 +297,23 @@ def test_a_choice_beyond_twice_the_best_fails(
         assert f"{chosen_us / 10:.2f} at worst" in text.getvalue()
 
 
-def test_a_choice_that_was_not_measured_fails(tmp_path: pathlib.Path) -> None:
+def test_a_choice_that_was_not_measured_is_not_judged(tmp_path: pathlib.Path) -> None:
+    """It may be newer than the file; but a file must have some that can be judged."""
     path = tmp_path / "sweep.jsonl"
     samples.append(path, [sample("fused_epilogue", 3.0, {"tile_m": 1})])
     (verdict,) = judgement.judge(samples.load(path))
     assert verdict.chosen_us is None and verdict.reason.startswith("not measured")
     assert not tuning.choices_hold(path, Console(file=io.StringIO()))
+    shown = io.StringIO()
+    right = judgement.Verdict("other", "window", "window", 1.0, 1.0)
+    assert judgement.show([verdict, right], (), Console(file=shown, width=200)) == 0
+    assert "1 choice not in the file" in shown.getvalue()
+    failed = replace(right, chosen_us=None)
+    assert judgement.show([verdict, right, failed], (), Console(file=shown, width=200)) == 1
+
+
+def test_the_documented_command_succeeds_on_the_recorded_sweep() -> None:
+    assert tuning.choices_hold(RECORDED, Console(file=io.StringIO()))
 
 
 def test_the_worst_comes_first_and_rungs_are_calibrated(tmp_path: pathlib.Path) -> None:

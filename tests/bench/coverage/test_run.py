@@ -135,3 +135,6 @@ def test_the_command_plans_without_a_gpu_and_files_every_network(tmp_path: pathl
     }
     late = command(*given, "-t", "fp16", "--budget", "0")
     assert "not measured: 2 of 2 networks" in late.output and "^squeezenet$|^regnet$" in late.output
+    one = ("coverage", "tests.bench.coverage.networks:squeezenet", "--device", "cpu", "--seconds", "0.01")
+    run = command(*one, "--size", "32", "-b", "1", "-t", "fp32")
+    assert run.exit_code == 0 and "On the CPU PyTorch computes everything" in " ".join(run.output.split())
