@@ -679,7 +679,9 @@ class GroupNorm(Operation[GroupNormProblem]):
     layouts = LAYOUTS
 
     def preferred(self, problem: GroupNormProblem) -> tuple[str, ...]:
-        return ("in_registers", "clustered", "staged", "streamed", "split", "naive")
+        """`staged` and `streamed` are left to the tuner. With acquire-release tickets, `streamed` took twice as long as
+        `clustered` on an H200 (260 us against 150 for 32 instances of 32 channels of 256 x 256 pixels)."""
+        return ("in_registers", "clustered", "split", "naive")
 
 
 GROUP_NORM = GroupNorm()
