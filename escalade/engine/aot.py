@@ -89,6 +89,14 @@ class AotArtifacts:
         plain = _to_plain(inputs)
         return next((plan for plan in self.plans if plan.is_for(card) and plan.inputs == plain), None)
 
+    def served(self, card: Card) -> list[str]:
+        """Return the inputs of the plans for a card, whose kernels need no compiler."""
+        return [
+            ", ".join(f"{'×'.join(map(str, shape))} {dtype} {layout}" for shape, dtype, layout in plan.inputs)
+            for plan in self.plans
+            if plan.is_for(card)
+        ]
+
     def explain_mismatch(self, card: Card) -> str:
         """Return a sentence on what must be rebuilt for a card; empty if nothing must, or if there are no plans."""
         if not self.plans or any(plan.is_for(card) for plan in self.plans):

@@ -71,20 +71,38 @@ class Network:
         """Raise UnsupportedError with the reason why the network does not cover these shapes."""
         batch = self._batch_size(shapes)
         for entry, shape in zip(self.captured.inputs, shapes, strict=True):
-            if tuple(shape) != fixed_shape(entry.shape, batch):
+            if tuple(shape) == fixed_shape(entry.shape, batch):
+                continue
+            expected = format_shape(entry.shape)
+            if len(shape) == len(entry.shape) - 1 and isinstance(entry.shape[0], Batch):
                 raise UnsupportedError(
-                    f"{entry.name} has shape {tuple(shape)}; the engine was compiled for {format_shape(entry.shape)}. "
-                    "Compile the model again for other sizes"
+                    f"{entry.name} has shape {tuple(shape)}, without the batch dimension of {expected}; add it with "
+                    f"{entry.name}.unsqueeze(0)"
                 )
+            if self.captured.is_trusted:
+                raise UnsupportedError(
+                    f"{entry.name} has shape {tuple(shape)}; the engine was compiled for {expected}. Compile the model "
+                    "again for other sizes"
+                )
+            raise UnsupportedError(
+                f"{entry.name} has shape {tuple(shape)}; this engine comes from a file, which serves {expected} for "
+                f"{self._batch_range}. Only compile captures a model for other sizes"
+            )
         if not batch:
             raise UnsupportedError(
                 "batch size 0: not every result has a batch dimension, so there is no empty result"
             )
-        least, most = self.captured.batches
         raise UnsupportedError(
-            f"batch size {batch}: this graph was specialized for batch sizes "
-            f"{f'{least} to {most}' if most else f'>= {least}'}; recompile with an example of this size"
+            f"batch size {batch}: this graph was specialized for {self._batch_range}; recompile with an example of "
+            "this size"
         )
+
+    @property
+    def _batch_range(self) -> str:
+        least, most = self.captured.batches
+        if not self.captured.is_batched:
+            return "this batch size"
+        return f"batch sizes {f'{least} to {most}' if most else f'>= {least}'}"
 
     def _batch_size(self, shapes: Shapes) -> int:
         batch = 1

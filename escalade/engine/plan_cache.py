@@ -40,7 +40,7 @@ from escalade.engine.plan.reference_program import ReferenceProgram
 from escalade.engine.plan.stepwise import StepwiseProgram, is_faster_stepwise
 from escalade.engine.settings import Settings
 from escalade.engine.weight_update import weight_update
-from escalade.errors import CompileError, UnsupportedError
+from escalade.errors import CompileError, ToolError, UnsupportedError
 from escalade.gc_pause import gc_paused
 from escalade.ops import OPERATIONS
 from escalade.ops.base.card import Card, DeviceOrCard
@@ -169,7 +169,10 @@ class PlanCache:
                     f"allows {memory / 2**20:.1f}; plan fewer sizes and batches ahead, or compile with more memory="
                 )
             if self._settings.where != "cpu":
-                compile_plans([each.plan for each in plans], self._settings.device)
+                try:
+                    compile_plans([each.plan for each in plans], self._settings.device)
+                except ToolError as error:
+                    raise self._without_compiler(error, self._settings.device) from error
             for (key, tensors, network, batch), plan in zip(planned, plans, strict=True):
                 self._insert(key, network, batch, tensors, plan)
 
@@ -266,6 +269,8 @@ class PlanCache:
                 program = kind(plan, constants, device)
                 calls = BufferedCalls(program, network.output_types, self._settings.buffers)
                 return calls, planned.specialized
+            except ToolError as error:
+                raise self._without_compiler(error, device) from error
             except CompileError as error:
                 failed = failing_rung(plan, error)
                 if failed is None or failed in self._avoid:
@@ -273,6 +278,14 @@ class PlanCache:
                 logger.warning("%s did not compile; using the next rung instead. %s", failed, error)
                 self._avoid |= {failed}
                 planned = self._plan_inputs(network, batch, tensors)
+
+    def _without_compiler(self, error: ToolError, device: torch.device) -> ToolError:
+        """Return the error with the sizes that the engine's file has kernels for."""
+        served = self.artifacts.served(Card.of(device))
+        if not served:
+            return error
+        return ToolError(f"{error}. Without a compiler this engine serves what its file has kernels for: inputs "
+                         f"{'; '.join(served)}")  # fmt: skip
 
     @gc_paused()
     @torch.inference_mode(False)

@@ -20,7 +20,7 @@ from escalade.engine.aot import AotArtifacts, from_json
 from escalade.engine.file import FileError, _digest, read
 from escalade.engine.graph.forms import InputFormat
 from escalade.engine.settings import Settings
-from escalade.errors import UnsupportedError
+from escalade.errors import ToolError, UnsupportedError
 from escalade.ops.base.card import H200, Card
 from escalade.ops.base.cards import A100, H100_PCIE
 from tests.engine import confusion
@@ -117,6 +117,39 @@ def test_plans_are_for_one_card_and_one_set_of_inputs(path: pathlib.Path) -> Non
         ((shape, form), (shape, form)),
     ):
         assert carried.plan_for(H200, inputs) is None
+
+
+def test_a_loaded_engine_says_which_sizes_it_serves(
+    path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
+    _, _, carried = read(path, HERE)
+    served = carried.served(H200)
+    assert served == ["1×64 float32 flat", "3×64 float32 flat"] and not carried.served(A100)
+    loaded = load(path, device="twin")
+    loaded(torch.randn(2, 64))  # no plan of the file: its kernels are built
+    (name,) = (entry.name for entry in loaded.graph.inputs)
+    for shape, sentence in {
+        (
+            2,
+            65,
+        ): rf"{name} has shape \(2, 65\); this engine comes from a file, which serves \[batch, 64\] for batch "
+        r"sizes >= 1\. Only compile",
+        (64,): rf"without the batch dimension of \[batch, 64\]; add it with {name}.unsqueeze\(0\)",
+    }.items():
+        with pytest.raises(UnsupportedError, match=sentence):
+            loaded(torch.randn(shape))
+
+    def no_tool(*_: Any, **__: Any) -> None:
+        raise ToolError("there is no compiler")
+
+    monkeypatch.setattr("escalade.engine.plan.kernels.compile_plans", no_tool)
+    with pytest.raises(ToolError, match="there is no compiler$"):  # the file has nothing for the twin
+        loaded(torch.randn(5, 64))
+    monkeypatch.setattr(AotArtifacts, "served", lambda self, card: served)
+    with pytest.raises(
+        ToolError, match="serves what its file has kernels for: inputs 1×64 float32 flat; 3×64"
+    ):
+        loaded(torch.randn(5, 64))
 
 
 def test_another_card_is_told_what_is_done_again(path: pathlib.Path) -> None:

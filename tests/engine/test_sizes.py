@@ -154,7 +154,7 @@ def test_sizes_that_the_model_does_not_take_are_sentences() -> None:
             8,
         ): r"compiled with x \[batch, 3, 4, 8\] and cannot be .* x \[2, 3, 8, 8\]: .* RuntimeError: .*128",
         (2, 4, 4, 8): r"x \[2, 4, 4, 8\]: .* RuntimeError",
-        (3, 4, 8): r"x has shape \(3, 4, 8\); the engine was compiled for \[batch, 3, 4, 8\]",
+        (3, 4, 8): r"x has shape \(3, 4, 8\), without the batch dimension of \[batch, 3, 4, 8\]; add it",
     }.items():
         with pytest.raises(UnsupportedError, match=sentence):
             engine(torch.randn(shape))
