@@ -55,10 +55,12 @@ constexpr bool HAS_BIAS = true;         // problem.bias
 constexpr bool HAS_RESIDUAL = false;    // problem.residual
 constexpr bool HAS_RELU = true;         // problem.relu
 constexpr bool HAS_MASK = false;        // mask
+constexpr bool POOLED = false;          // problem.pools: y are the maxima of 2x2 pixels
 #endif
 
 #include "common/ping_pong.cuh"
 #include "common/ring.cuh"
+#include "common/warp.cuh"
 #include "conv2d/finish.cuh"
 #include "conv2d/planes_phases.cuh"
 
@@ -81,6 +83,7 @@ static_assert((TILE_ROWS - 1) * STRIDE_H + (FILTER_HEIGHT - 1) * DILATION_H < WI
 static_assert((TILE_COLUMNS - 1) * STRIDE_W + (FILTER_WIDTH - 1) * DILATION_W + SHIFT < WINDOW_COLUMNS, "likewise");
 static_assert(COLUMN_TAPS == 1 || (COLUMN_TAPS == FILTER_HEIGHT && DILATION_H == 1), "taps share adjacent rows");
 static_assert(PARTS % 2 == 0 || (PARTS == 1 && CHUNKS == 1), "the two sets of rows alternate from part to part");
+static_assert(!POOLED || (BLOCKS % 2 == 0 && PHASES_H * PHASES_W == 1), "a lane has both rows of a window");
 static_assert(!RESIDENT || WEIGHT_STAGES == WEIGHTS_PER_TILE, "resident weights have a stage each");
 
 using Windows = Ring<STAGES, (WINDOW_BYTES + 1023) / 1024 * 1024>;
@@ -281,12 +284,20 @@ struct Vectors {  // of the activation, per filter
     const float *a, *b;
 };
 
+// The maximum of two rows of pixels in both halves of a warp's columns, and of adjacent columns, which are lane % 8 < 4
+// and the four lanes after it: lanes of even columns receive the first half's, the others the second's.
+__device__ __forceinline__ float pooled(float2 upper, float2 lower, bool is_odd) {
+    const float first = max_nan(upper.x, lower.x), second = max_nan(upper.y, lower.y);
+    return max_nan(is_odd ? second : first, __shfl_xor_sync(ALL_LANES, is_odd ? first : second, 4));
+}
+
 // Eight lanes store adjacent pixels of one filter. Two warps per scheduler hide no latency, so nothing branches, addresses
 // are a constant number of planes apart, and operands are loaded one step ahead.
 __device__ __forceinline__ void store_tile(const Accumulators& acc, const Pixels& pixels, const Finish& finish,
                                            const Vectors& vectors, const Result& result, const Work::Tile& tile, int first_filter,
                                            Output* y) {
     constexpr int PHASES = PHASES_H * PHASES_W, PLANES = FILTERS / PHASES;
+    constexpr int SIDE = POOLED ? 2 : 1;          // of the pixels whose maximum is stored
     constexpr bool IS_REGULAR = 8 % PHASES == 0;  // the filters of all steps have the same two phases
     const int filter = first_filter + pixels.lane % 4 * 2, plane = result.height * result.width;
     struct Place {
@@ -298,7 +309,7 @@ __device__ __forceinline__ void store_tile(const Accumulators& acc, const Pixels
         const int row = tile.row * PHASES_H - result.offset_h + phase.row;
         const int column = tile.column * PHASES_W - result.offset_w + phase.column;
         const long long first = (1LL * tile.image * PLANES + phase.plane) * plane;
-        return Place{phase.plane, row, column, first + row * result.width + column};
+        return Place{phase.plane, row, column, first + row / SIDE * result.width + column / SIDE};
     };
     const Place first[2] = {place_of(filter), place_of(filter + 1)};
     const auto place = [&](int step, int e) {
@@ -307,8 +318,8 @@ __device__ __forceinline__ void store_tile(const Accumulators& acc, const Pixels
         return Place{first[e].plane + more, first[e].row, first[e].column, first[e].start + 1LL * more * plane};
     };
     const auto is_result = [&](const Place& place, int block, int half) {
-        const int row = place.row + pixels.row(block) * PHASES_H;
-        const int column = place.column + pixels.column(half) * PHASES_W;
+        const int row = (place.row + pixels.row(block) * PHASES_H) / SIDE;
+        const int column = (place.column + pixels.column(half) * PHASES_W) / SIDE;
         return (FILTERS_ALIGNED || place.plane < PLANES) && u32(row) < u32(result.height)  // as unsigned: nor negative
                && u32(column) < u32(result.width);
     };
@@ -317,7 +328,8 @@ __device__ __forceinline__ void store_tile(const Accumulators& acc, const Pixels
     for (int block = 0; block < BLOCKS; ++block)
 #pragma unroll
         for (int half = 0; half < 2; ++half)
-            at[block][half] = pixels.row(block) * PHASES_H * result.width + pixels.column(half) * PHASES_W;
+            at[block][half] =
+                pixels.row(block) * PHASES_H / SIDE * result.width + pixels.column(half) * PHASES_W / SIDE;
 
     struct Operands {
         float bias, a, b, aux[BLOCKS][2];
@@ -350,13 +362,23 @@ __device__ __forceinline__ void store_tile(const Accumulators& acc, const Pixels
         const FilterPair pair{make_float2(own.bias, own.bias), make_float2(1.f, 1.f),
                               make_float2(own.a, own.a), make_float2(own.b, own.b)};
         const Place to = place(step, e);
-#pragma unroll
-        for (int block = 0; block < BLOCKS; ++block) {
+        const auto results = [&](int block) {
             const float* sums = &acc[block][4 * step + e];
-            const float2 results = finish.values(make_float2(sums[0], sums[2]), pair,
-                                                 make_float2(own.aux[block][0], own.aux[block][1]));
-            store_if(is_result(to, block, 0), y + to.start, at[block][0], results.x);
-            store_if(is_result(to, block, 1), y + to.start, at[block][1], results.y);
+            return finish.values(make_float2(sums[0], sums[2]), pair,
+                                 make_float2(own.aux[block][0], own.aux[block][1]));
+        };
+#pragma unroll
+        for (int block = 0; block < BLOCKS; block += SIDE) {
+            if (POOLED) {
+                const bool is_odd = pixels.lane / 4 % 2;
+                const float largest = pooled(results(block), results(block + SIDE - 1), is_odd);
+                store_if(is_odd ? is_result(to, block, 1) : is_result(to, block, 0), y + to.start,
+                         is_odd ? at[block][1] : at[block][0], largest);
+            } else {
+                const float2 both = results(block);
+                store_if(is_result(to, block, 0), y + to.start, at[block][0], both.x);
+                store_if(is_result(to, block, 1), y + to.start, at[block][1], both.y);
+            }
         }
     }
 }

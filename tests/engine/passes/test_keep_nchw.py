@@ -53,6 +53,11 @@ def test_short_chains_of_large_images_stay_in_nchw(chain: str) -> None:
     assert "planes" not in plan_rungs(model, x[..., :127]), "its rows are not aligned"
 
 
+def test_convolutions_in_nchw_compute_the_maxima_behind_them() -> None:
+    model = nn.Sequential(nn.Conv2d(8, 32, 3), nn.Tanh(), nn.BatchNorm2d(32), nn.MaxPool2d(2)).eval()
+    assert plan_rungs(model, torch.empty(32, 8, 128, 128)) == ["planes"]
+
+
 @pytest.mark.parametrize(("model", "rungs"), CHAINS.values(), ids=CHAINS)
 def test_results_are_right_for_inputs_in_any_memory(
     model: nn.Module, rungs: list[str], monkeypatch: pytest.MonkeyPatch

@@ -209,13 +209,14 @@ class _Tiling:
         parts = CONSUMERS * self.weights_per_tile * part_cycles
         multiplied = max(products * self.width / 2, fetched / COPY_RATE) + parts + rows * COPIED_ROW_CYCLES
         results = CONSUMERS * self.blocks * BLOCK * min(self.width, p.filters)
+        stored = results // (p.pool[0] * p.pool[1])
         instructions, special = activation_cost(p.activation)
         functions = max(instructions * results / 128, special * results / SPECIAL_LANES)
-        if p.output_width * p.element_bytes % SECTOR:
+        if p.result_size[1] * p.element_bytes % SECTOR:
             store = SPLIT_STORE_CYCLES + SPLIT_STORE_CYCLES_PER_BLOCK * self.blocks
         else:  # more blocks slow wide tiles only
             store = STORE_CYCLES + STORE_CYCLES_PER_BLOCK * (self.blocks if self.width > WIDTHS[0] else 1)
-        stores = max(results / 32 * store, FUNCTIONS_SEEN * functions)
+        stores = max(stored / 32 * store, FUNCTIONS_SEEN * functions)
         if self.ping_pong:
             tile = max(multiplied + STORES_SEEN * stores, STORES_ALONE * stores) + TILE_CYCLES / 2
         else:
@@ -235,7 +236,7 @@ def _tilings(p: Conv2dProblem) -> Iterator[_Tiling]:
         for blocks, groups, ping_pong in itertools.product((1, 2, 4), (2, 4, 8, 16), (False, True)):
             tiling = _Tiling(p, width, blocks, groups, ping_pong)
             fits = blocks * width // 2 <= MOST_ACCUMULATORS and tiling.tile[0] >= blocks > ping_pong
-            if fits and max(tiling.window) <= MOST_IN_BOX:
+            if fits and max(tiling.window) <= MOST_IN_BOX and blocks % p.pool[0] == 0:
                 yield tiling
 
 
@@ -273,6 +274,8 @@ def planes_refusal(name: str, problem: Conv2dProblem, card: Card) -> str | None:
         return f"{name} takes tf32 in nchw, not {p.dtype} in {p.layout}"
     if p.groups != 1:
         return f"{name} takes groups=1, not {p.groups}"
+    if p.pools and (p.pool != (2, 2) or p.places or p.residual):
+        return f"{name} takes pools of 2x2 pixels without places and residual, not {p.name}"
     if max(p.stride) > MOST_STRIDE:
         return f"{name} takes strides up to {MOST_STRIDE}, not {p.stride}"
     if p.width * p.element_bytes % COPY_BYTES:
@@ -301,9 +304,7 @@ def planes_recipe(
     elements = tiling.filter_tiles * tiling.weights_per_tile * tiling.weight_stage_bytes // 4
     phases = transposed.phases if transposed else (1, 1)
     own_size = transposed.filter_size if transposed else (p.filter_height, p.filter_width)
-    result = (
-        (*transposed.result, *transposed.offset) if transposed else (p.output_height, p.output_width, 0, 0)
-    )
+    result = (*transposed.result, *transposed.offset) if transposed else (*p.result_size, 0, 0)
     x, source = ("gradient" if transposed else "x"), "conv2d/sm90_planes"
     packed = Workspace("packed_weight", 4 * elements)
     pack = KernelCall(
@@ -367,6 +368,10 @@ class Planes(Conv2dRung[PlanesConfig]):
 
     @property
     def supports_vectors(self) -> bool:
+        return True
+
+    @property
+    def supports_pool(self) -> bool:
         return True
 
     def limits(self, problem: Conv2dProblem) -> str | None:

@@ -68,6 +68,14 @@ PROBLEMS = {
         ),
         PlanesConfig(64, 1, 2, 2, 3),
     ),
+    "maxima of pixels": (
+        planes(2, 9, 17, 36, 33, 3, 3, bias=True, activation="tanh(x) * a", pool=(2, 2)),
+        PlanesConfig(64, 2, 4, 2, 3),
+    ),
+    "maxima of pixels, by ping-pong": (
+        planes(1, 20, 23, 28, 30, 3, 3, padding=(1, 1), relu=True, pool=(2, 2)),
+        PlanesConfig(32, 4, 4, 2, 3, ping_pong=True),
+    ),
     "ping-pong with resident weights": (
         planes(3, 16, 9, 24, 100, 1, 5, padding=(0, 2), activation="residual * tanh(x)", residual=True),
         PlanesConfig(112, 1, 2, 2, 10, ping_pong=True),
@@ -127,6 +135,8 @@ def test_it_compiles_without_spills() -> None:
         ({"dtype": "fp16"}, "takes tf32 in nchw"),
         ({"groups": 2}, "groups=1"),
         ({"stride": (3, 1)}, "strides up to 2"),
+        ({"pool": (3, 3)}, "pools of 2x2"),
+        ({"pool": (2, 2), "residual": True}, "pools of 2x2"),
         ({"width": 22}, "22 pixels are no multiple"),
     ],
 )
