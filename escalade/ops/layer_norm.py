@@ -151,7 +151,7 @@ class Columns(Rung[LayerNormProblem, columns.ColumnsConfig]):
         program = partial(_program, "columns", p)
         return columns.column_launch(
             config, p.rows, p.features, p.dtype, self.card, program, *arguments(p), p.inner,
-            more_bytes=columns.FP32_BYTES * p.features * (p.weight + p.bias),
+            more_bytes=columns.FP32_BYTES * p.features * (p.weight + p.bias), functions=bool(p.activation),
         )  # fmt: skip
 
 

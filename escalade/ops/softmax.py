@@ -194,7 +194,10 @@ class Columns(Rung[SoftmaxProblem, columns.ColumnsConfig]):
         p = problem
         program = partial(_program, "columns", p)
         arguments = (Buffer("x"), Buffer("y"), p.rows, p.classes, p.inner)
-        return columns.column_launch(config, p.rows, p.classes, p.dtype, self.card, program, *arguments)
+        return columns.column_launch(
+            config, p.rows, p.classes, p.dtype, self.card, program, *arguments,
+            functions=p.log or bool(p.activation),
+        )  # fmt: skip
 
 
 # Predicted for 64 channels of 64 x 64 pixels, batch 64, fp16: 34 MB in, 34 MB out, 16 us at copy rate.

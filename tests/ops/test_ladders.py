@@ -13,12 +13,13 @@ import torch
 
 from escalade import ops
 from escalade.device.architecture import ALL_ARCHITECTURES
+from escalade.device.nvrtc import compile_program
 from escalade.device.recipe import Buffer, KernelCall, Recipe, WeightsReady
 from escalade.device.run import Executable, TwinOptions
 from escalade.device.twin import Order
 from escalade.errors import UnsupportedError
 from escalade.ops import OPERATIONS, Operation, Rung
-from escalade.ops.base.card import SHARED_BYTES, TWIN
+from escalade.ops.base.card import H200, RESERVED_SHARED, SHARED_BYTES, TWIN
 from escalade.ops.base.ladder import Ladder
 from escalade.ops.base.rung import Config
 from tests.support import (
@@ -191,6 +192,30 @@ def test_a_persistent_block_takes_tile_after_tile(operation: str, name: str, dty
         (call,) = tried.recipe(problem, config).steps
         assert call.grid == (1, 1, 1) and config.tiles(problem.rows) > 1
         check(asked, tried, problem, config, CPU, seed, options)
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
+def test_all_persistent_blocks_run_at_once(dtype: str) -> None:
+    """A CTA more than fit an SM would run after the others, and double the time."""
+    for operation, name in (
+        ("softmax", "64_b16_inner65536"),
+        ("softmax", "19_b16_inner65536_log"),
+        ("layer_norm", "64_b16_inner65536_weight_bias"),
+        ("layer_norm", "128_b16_inner65536_rms"),
+        ("layer_norm", "64_b16_inner65536_weight_bias[silu(x)]"),
+        ("group_norm", "64_128_b16_g64_weight_bias"),
+    ):
+        asked = OPERATIONS[operation]
+        problem = asked.problem.parse(name, dtype, "nchw" if operation == "group_norm" else "")
+        rung = asked.ladder.on(H200).rung("staged" if operation == "group_norm" else "columns")
+        (call,) = rung.recipe(problem, rung.configs(problem)[0]).steps
+        used = compile_program(call.program, "sm_90a").resources
+        threads = prod(call.block)
+        per_sm = min(
+            H200.registers // (threads * (used.registers + 7 & ~7)),
+            H200.multiprocessor_shared_bytes // (call.shared_bytes + used.shared_bytes + RESERVED_SHARED),
+        )
+        assert not used.spill_bytes and prod(call.grid) <= per_sm * H200.multiprocessors, (name, used)
 
 
 # --- what a rung says

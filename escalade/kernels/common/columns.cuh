@@ -90,14 +90,22 @@ struct StagedColumn {
     }
 };
 
+using PartialRows = Pack<float, VECTOR>;
+
+// One array for all reductions: in a template each instance would have its own.
+__device__ __forceinline__ PartialRows (&exchange())[PARTS][ACROSS] {
+    __shared__ PartialRows met[PARTS][ACROSS];
+    return met;
+}
+
 // Reduces each row of a pack over the parts; every part receives the result.
 template <class Reduce>
 __device__ __forceinline__ void over_parts(float (&values)[VECTOR], Reduce reduce) {
     if constexpr (PARTS > 1) {
-        __shared__ Pack<float, VECTOR> met[PARTS][ACROSS];
+        PartialRows(&met)[PARTS][ACROSS] = exchange();
         const int pack = threadIdx.x % ACROSS;
         __syncthreads();  // the previous round has been read
-        Pack<float, VECTOR>& mine = met[threadIdx.x / ACROSS][pack];
+        PartialRows& mine = met[threadIdx.x / ACROSS][pack];
 #pragma unroll
         for (int e = 0; e < VECTOR; ++e) mine.at[e] = values[e];
         __syncthreads();
@@ -105,7 +113,7 @@ __device__ __forceinline__ void over_parts(float (&values)[VECTOR], Reduce reduc
         for (int e = 0; e < VECTOR; ++e) values[e] = met[0][pack].at[e];
 #pragma unroll 1  // out of registers otherwise
         for (int part = 1; part < PARTS; ++part) {
-            const Pack<float, VECTOR> other = met[part][pack];
+            const PartialRows other = met[part][pack];
 #pragma unroll
             for (int e = 0; e < VECTOR; ++e) values[e] = reduce(values[e], other.at[e]);
         }

@@ -28,6 +28,8 @@ _THREADS = 128
 """Threads per CTA if rows are short: an SM runs at most 32 CTAs."""
 _OTHER_REGISTERS = 32
 """Registers per thread besides its values."""
+_FUNCTION_REGISTERS = 16
+"""More of them for an activation, or for logarithms."""
 _MOST_BLOCKS = 32  # CTAs per SM
 _LEAST_COPY_BYTES = 4  # of cp.async
 
@@ -57,8 +59,8 @@ class ColumnsConfig(Config):
 
     @property
     def exchange_bytes(self) -> int:
-        """Bytes of shared memory for the two reductions over parts."""
-        return 2 * FP32_BYTES * self.vector * self.threads if self.parts > 1 else 0
+        """Bytes of shared memory for reductions over parts."""
+        return FP32_BYTES * self.vector * self.threads if self.parts > 1 else 0
 
 
 def configs(rows: int, length: int, inner: int, dtype: str, card: Card) -> tuple[ColumnsConfig, ...]:
@@ -90,11 +92,12 @@ def configs(rows: int, length: int, inner: int, dtype: str, card: Card) -> tuple
 
 def column_launch(
     config: ColumnsConfig, rows: int, length: int, dtype: str, card: Card, program: Callable[..., Program],
-    *arguments: Argument, more_bytes: int = 0,
+    *arguments: Argument, more_bytes: int = 0, functions: bool = False,
 ) -> Recipe:  # fmt: skip
     """Return the launch of as many CTAs as run at once: more would run after the others.
 
-    `program` makes the kernel from the scope of its parameters. It has `more_bytes` of shared memory after the tile.
+    `program` makes the kernel from the scope of its parameters. It has `more_bytes` of shared memory after the tile, and
+    more registers if it ends in functions.
     """
     used = more_bytes + config.exchange_bytes
     tile_bytes = config.tile_bytes(length, dtype)
@@ -104,7 +107,7 @@ def column_launch(
     )
     dynamic_bytes = (tile_bytes if staged else 0) + more_bytes
     values = config.steps(length) * config.vector
-    registers = _OTHER_REGISTERS + 2 * max(0, config.vector - 4) + values
+    registers = _OTHER_REGISTERS + _FUNCTION_REGISTERS * functions + 2 * max(0, config.vector - 4) + values
     by_registers = card.registers // (config.threads * registers)
     by_shared = card.multiprocessor_shared_bytes // (dynamic_bytes + config.exchange_bytes + RESERVED_SHARED)
     blocks_per_sm = max(1, min(by_registers, by_shared, _MOST_BLOCKS))
