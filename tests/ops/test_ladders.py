@@ -190,7 +190,7 @@ def test_a_persistent_block_takes_tile_after_tile(operation: str, name: str, dty
         tried = asked.ladder.on(card).rung("columns")
         config = tried.configs(problem)[0]
         (call,) = tried.recipe(problem, config).steps
-        assert call.grid == (1, 1, 1) and config.tiles(problem.rows) > 1
+        assert isinstance(call, KernelCall) and call.grid == (1, 1, 1) and config.tiles(problem.rows) > 1
         check(asked, tried, problem, config, CPU, seed, options)
 
 
@@ -209,6 +209,7 @@ def test_all_persistent_blocks_run_at_once(dtype: str) -> None:
         problem = asked.problem.parse(name, dtype, "nchw" if operation == "group_norm" else "")
         rung = asked.ladder.on(H200).rung("staged" if operation == "group_norm" else "columns")
         (call,) = rung.recipe(problem, rung.configs(problem)[0]).steps
+        assert isinstance(call, KernelCall)
         used = compile_program(call.program, "sm_90a").resources
         threads = prod(call.block)
         per_sm = min(

@@ -96,8 +96,8 @@ def column_launch(
 ) -> Recipe:  # fmt: skip
     """Return the launch of as many CTAs as run at once: more would run after the others.
 
-    `program` makes the kernel from the scope of its parameters. It has `more_bytes` of shared memory after the tile, and
-    more registers if it ends in functions.
+    `program` makes the kernel from the scope of its parameters. It has `more_bytes` of shared memory after the tile,
+    and more registers if it ends in functions.
     """
     used = more_bytes + config.exchange_bytes
     tile_bytes = config.tile_bytes(length, dtype)
