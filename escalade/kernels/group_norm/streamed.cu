@@ -33,12 +33,13 @@ struct Task {
 };
 
 // Counters, all 0 between launches: tickets, and of each row the shares measured, whether its statistic is ready, and the
-// shares normalized.
+// shares normalized. Only what one CTA publishes for another has fences: each waits for the thread's stores to reach L2.
 struct Meeting {
-    u32* const tickets;
     u32* const row;
 
-    __device__ __forceinline__ Meeting(u32* counters, u32 row) : tickets(counters), row(counters + 1 + 3 * row) {}
+    __device__ __forceinline__ Meeting(u32* counters, u32 row) : row(counters + 1 + 3 * row) {}
+    // Of `blocks` calls the last resets the count.
+    __device__ __forceinline__ static u32 count(u32* counter, u32 blocks) { return atomicInc(counter, blocks - 1); }
     __device__ __forceinline__ bool is_last_measured(u32 shares) const { return take_ticket(row, shares) == shares - 1; }
     __device__ __forceinline__ void set_ready() const {
         __threadfence();
@@ -49,7 +50,7 @@ struct Meeting {
         __threadfence();
     }
     __device__ __forceinline__ void leave(u32 shares) const {
-        if (take_ticket(row + 2, shares) == shares - 1) atomicExch(row + 1, 0u);
+        if (count(row + 2, shares) == shares - 1) atomicExch(row + 1, 0u);
     }
 };
 
@@ -61,12 +62,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     __shared__ Statistic statistic;
     wait_for_previous_launch();
     const u32 tasks = 2u * rows * shares, takes = tasks + gridDim.x;  // every CTA takes one ticket too many
-    if (threadIdx.x == 0) next = take_ticket(counters, takes);
+    if (threadIdx.x == 0) next = Meeting::count(counters, takes);
     __syncthreads();
     u32 ticket = next;
     while (ticket < tasks) {
         u32 following = 0;  // on its way meanwhile
-        if (threadIdx.x == 0) following = take_ticket(counters, takes);
+        if (threadIdx.x == 0) following = Meeting::count(counters, takes);
         const Task task(ticket, rows, shares, lag);
         const Meeting meeting(counters, task.row);
         const int begin = task.share * SHARE, here = min(SHARE, pixels - begin);
