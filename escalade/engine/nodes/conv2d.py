@@ -128,7 +128,8 @@ class Conv2d(Operator):
             if a.get("fp8")
             else activate(node, y, inputs.get("residual"), inputs)
         )
-        return F.max_pool2d(y, a["pool"]) if a.get("pool", (1, 1)) != (1, 1) else y
+        pool = F.avg_pool2d if a.get("mean") else F.max_pool2d
+        return pool(y, a["pool"]) if a.get("pool", (1, 1)) != (1, 1) else y
 
     def side_outputs(self, node: Node, inputs: Tensors) -> Tensors:
         """Return the argmax indices of the fused max pool."""

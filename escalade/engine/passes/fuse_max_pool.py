@@ -1,4 +1,4 @@
-"""Fusion of max pools into the preceding layer, which then never writes the unpooled image."""
+"""Fusion of pools into the preceding layer, which then never writes the unpooled image."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from escalade.engine.graph.graph import Graph, Node, joint_source
 from escalade.engine.nodes import operator_of, stored_forms
 from escalade.engine.nodes.conv2d import Conv2d
 from escalade.engine.nodes.lowering import Forms
-from escalade.engine.nodes.pools import INDICES, MaxPool2d
+from escalade.engine.nodes.pools import INDICES, AvgPool2d, MaxPool2d
 from escalade.engine.nodes.side_outputs import SideOutput, readers_of, side_outputs_of
 from escalade.engine.passes.estimates import Estimates
 from escalade.errors import UnsupportedError
@@ -18,7 +18,7 @@ from escalade.errors import UnsupportedError
 def fuse_max_pools(graph: Graph, dtype: str, estimates: Estimates) -> None:
     """Fuse pool(relu(conv(x))) into one step where nothing else reads the convolution and the estimates favor it.
 
-    The layer then also writes the pool's argmax indices, if there are any.
+    The layer then also writes the argmax indices of a max pool, if there are any.
     """
     forms: Forms | None = None
     for node in graph:
@@ -26,20 +26,21 @@ def fuse_max_pools(graph: Graph, dtype: str, estimates: Estimates) -> None:
         if not Conv2d.matches(layer) or not _can_fuse(layer, node, graph):
             continue
         windows, writes_indices = node.attributes["kernel"], INDICES in node.attributes
-        fused = replace(
-            layer.with_attributes(pool=windows, places=writes_indices), name=node.name, shape=node.shape
-        )
+        pooled = layer.with_attributes(pool=windows, places=writes_indices, mean=AvgPool2d.matches(node))
+        fused = replace(pooled, name=node.name, shape=node.shape)
         forms = forms or _forms(graph, dtype)
         if _is_faster(layer, node, fused, forms, estimates):
             _apply(graph, layer, node, fused)
 
 
 def _has_adjacent_windows(node: Node) -> bool:
-    """Return True for a max pool whose windows neither overlap nor leave gaps."""
-    if not MaxPool2d.matches(node):
-        return False
+    """Return True for a pool whose windows neither overlap nor leave gaps."""
     a = node.attributes
-    return a["kernel"] == a["stride"] and a["padding"] == (0, 0) and a["dilation"] == (1, 1)
+    if AvgPool2d.matches(node):
+        is_plain = not a["divisor"] and "prologue" not in a
+    else:
+        is_plain = MaxPool2d.matches(node) and a["dilation"] == (1, 1)
+    return is_plain and a["kernel"] == a["stride"] and a["padding"] == (0, 0)
 
 
 def _can_fuse(layer: Node, pool: Node, graph: Graph) -> bool:

@@ -55,7 +55,8 @@ constexpr bool HAS_BIAS = true;         // problem.bias
 constexpr bool HAS_RESIDUAL = false;    // problem.residual
 constexpr bool HAS_RELU = true;         // problem.relu
 constexpr bool HAS_MASK = false;        // mask
-constexpr bool POOLED = false;          // problem.pools: y are the maxima of 2x2 pixels
+constexpr bool POOLED = false;          // problem.pools: y are the maxima of 2x2 pixels,
+constexpr bool MEAN = false;            // problem.mean: or their means
 #endif
 
 #include "common/ping_pong.cuh"
@@ -284,11 +285,14 @@ struct Vectors {  // of the activation, per filter
     const float *a, *b;
 };
 
-// The maximum of two rows of pixels in both halves of a warp's columns, and of adjacent columns, which are lane % 8 < 4
+__device__ __forceinline__ float combined(float a, float b) { return MEAN ? a + b : max_nan(a, b); }
+
+// The maximum or mean of two rows of pixels in both halves of a warp's columns, and of adjacent columns, which are lane % 8 < 4
 // and the four lanes after it: lanes of even columns receive the first half's, the others the second's.
 __device__ __forceinline__ float pooled(float2 upper, float2 lower, bool is_odd) {
-    const float first = max_nan(upper.x, lower.x), second = max_nan(upper.y, lower.y);
-    return max_nan(is_odd ? second : first, __shfl_xor_sync(ALL_LANES, is_odd ? first : second, 4));
+    const float first = combined(upper.x, lower.x), second = combined(upper.y, lower.y);
+    const float both = combined(is_odd ? second : first, __shfl_xor_sync(ALL_LANES, is_odd ? first : second, 4));
+    return MEAN ? 0.25f * both : both;
 }
 
 // Eight lanes store adjacent pixels of one filter. Two warps per scheduler hide no latency, so nothing branches, addresses
@@ -297,7 +301,7 @@ __device__ __forceinline__ void store_tile(const Accumulators& acc, const Pixels
                                            const Vectors& vectors, const Result& result, const Work::Tile& tile, int first_filter,
                                            Output* y) {
     constexpr int PHASES = PHASES_H * PHASES_W, PLANES = FILTERS / PHASES;
-    constexpr int SIDE = POOLED ? 2 : 1;          // of the pixels whose maximum is stored
+    constexpr int SIDE = POOLED ? 2 : 1;          // of the pixels that are pooled
     constexpr bool IS_REGULAR = 8 % PHASES == 0;  // the filters of all steps have the same two phases
     const int filter = first_filter + pixels.lane % 4 * 2, plane = result.height * result.width;
     struct Place {
@@ -371,9 +375,9 @@ __device__ __forceinline__ void store_tile(const Accumulators& acc, const Pixels
         for (int block = 0; block < BLOCKS; block += SIDE) {
             if (POOLED) {
                 const bool is_odd = pixels.lane / 4 % 2;
-                const float largest = pooled(results(block), results(block + SIDE - 1), is_odd);
+                const float one = pooled(results(block), results(block + SIDE - 1), is_odd);
                 store_if(is_odd ? is_result(to, block, 1) : is_result(to, block, 0), y + to.start,
-                         is_odd ? at[block][1] : at[block][0], largest);
+                         is_odd ? at[block][1] : at[block][0], one);
             } else {
                 const float2 both = results(block);
                 store_if(is_result(to, block, 0), y + to.start, at[block][0], both.x);

@@ -40,7 +40,7 @@ class Conv2dProblem(Named):
 
     A `pool` replaces y by the maxima of non-overlapping windows; incomplete windows at the edges are dropped. With
     `places`, the buffer `places` receives the argmax indices as in `MaxPool2dProblem`, behind a ReLU if there is one.
-    Gradients need no more than that, so the unpooled result is never written.
+    Gradients need no more than that, so the unpooled result is never written. With `mean` it is their mean.
 
     An `activation` may use the fp32 vectors `a` and `b` [K]: `relu(x) * a + b`.
     """
@@ -51,7 +51,7 @@ class Conv2dProblem(Named):
         "convolution",
         "{channels}to{filters}_{height,width}_k{filter_height,filter_width}s{stride}[p{padding}][d{dilation}][g{groups}]_b{batch}"
         "<_|+|{bias?bias}|{residual?res}|[short{shortcut_channels}s{shortcut_stride}[i{shortcut_size}]]|{relu?relu}"
-        "|[out{output}]|[pool{pool}]|{places?places}>" + prologue.IN_NAME + activation.IN_NAME,
+        "|[out{output}]|[pool{pool}]|{mean?mean}|{places?places}>" + prologue.IN_NAME + activation.IN_NAME,
         {
             "padding": lambda p: (p.filter_height // 2, p.filter_width // 2),
             "shortcut_size": lambda p: getattr(p, "_usual_shortcut_size", (0, 0)),
@@ -89,7 +89,9 @@ class Conv2dProblem(Named):
     y_pitch: int = 0
     """Elements per pixel step in NHWC, for channel slices of larger buffers; 0 if dense."""
     pool: tuple[int, int] = (1, 1)
-    """Height and width of the max-pool windows."""
+    """Height and width of the pool's windows."""
+    mean: bool = False
+    """True for the windows' mean instead of their maximum."""
     places: bool = False
     """True to write the argmax indices as well."""
 
@@ -306,8 +308,10 @@ def _check_pool(p: Conv2dProblem) -> None:
             f"pool {spell_pair(p.pool)} over {spell_pair((p.output_height, p.output_width))} pixels: its sides must be "
             "at least 1 and fit into the output"
         )
-    if p.places and not p.pools:
-        raise UnsupportedError("places=True needs a pool; this problem has none")
+    if (p.places or p.mean) and not p.pools:
+        raise UnsupportedError("places=True and mean=True need a pool; this problem has none")
+    if p.places and p.mean:
+        raise UnsupportedError("places=True and mean=True: only a maximum has a place")
     if p.places:
         require_bytes_for_places(p.pool)
 

@@ -69,7 +69,9 @@ def compute(problem: Conv2dProblem, inputs: Mapping[str, torch.Tensor]) -> torch
 
 
 def pooled(problem: Conv2dProblem, y: torch.Tensor) -> torch.Tensor:
-    """Max-pool y if the problem has a pool."""
+    """Pool y if the problem has a pool."""
+    if problem.mean:
+        return F.avg_pool2d(y, problem.pool)
     return max_pool2d_peer(_pool_of(problem), {"x": y}) if problem.pools else y
 
 

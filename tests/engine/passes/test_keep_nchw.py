@@ -27,7 +27,7 @@ CHAINS: dict[str, tuple[nn.Module, list[str]]] = {
         nn.Sequential(nn.ConvTranspose2d(12, 8, 4, 2, 1, 1), nn.Tanh(), nn.BatchNorm2d(8)),
         ["planes", "vectorised"],
     ),
-    "a pool": (nn.Sequential(nn.Conv2d(8, 32, 3, padding=1), nn.AvgPool2d(2)), ["planes", "row_packs"]),
+    "a pool": (nn.Sequential(nn.Conv2d(8, 32, 3, padding=1), nn.AvgPool2d(3)), ["planes", "row_packs"]),
     "transposed": (nn.Sequential(nn.ConvTranspose2d(12, 8, 4, 2, 1, 1), nn.ReLU()), ["planes"]),
     "transposed with taps of one phase": (nn.ConvTranspose2d(5, 6, 3, 2, 1, 1), ["planes"]),
     "two convolutions": (
@@ -53,8 +53,9 @@ def test_short_chains_of_large_images_stay_in_nchw(chain: str) -> None:
     assert "planes" not in plan_rungs(model, x[..., :127]), "its rows are not aligned"
 
 
-def test_convolutions_in_nchw_compute_the_maxima_behind_them() -> None:
-    model = nn.Sequential(nn.Conv2d(8, 32, 3), nn.Tanh(), nn.BatchNorm2d(32), nn.MaxPool2d(2)).eval()
+@pytest.mark.parametrize("pool", [nn.MaxPool2d(2), nn.AvgPool2d(2)])
+def test_convolutions_in_nchw_compute_the_pool_behind_them(pool: nn.Module) -> None:
+    model = nn.Sequential(nn.Conv2d(8, 32, 3), nn.Tanh(), nn.BatchNorm2d(32), pool).eval()
     assert plan_rungs(model, torch.empty(32, 8, 128, 128)) == ["planes"]
 
 

@@ -34,6 +34,11 @@ class Conv2dRung(Rung[Conv2dProblem, C]):
         return False
 
     @property
+    def supports_mean(self) -> bool:
+        """True if the kernel also averages its results."""
+        return False
+
+    @property
     def supports_vectors(self) -> bool:
         """True if the activation may use vectors."""
         return False
@@ -54,6 +59,8 @@ class Conv2dRung(Rung[Conv2dProblem, C]):
             return f"{self.name} supports no prologue, not {problem.prologue!r}"
         if problem.pools and not self.supports_pool:
             return f"{self.name} supports no pool, not {problem.pool}"
+        if problem.mean and not self.supports_mean:
+            return f"{self.name} supports maxima in pools, not means"
         if activation.vectors_of(problem.activation) and not self.supports_vectors:
             return f"{self.name} supports activations of x and residual, not {problem.activation!r}"
         if problem.output and problem.dtype != "fp8":

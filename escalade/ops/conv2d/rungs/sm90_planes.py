@@ -374,6 +374,10 @@ class Planes(Conv2dRung[PlanesConfig]):
     def supports_pool(self) -> bool:
         return True
 
+    @property
+    def supports_mean(self) -> bool:
+        return True
+
     def limits(self, problem: Conv2dProblem) -> str | None:
         return planes_refusal(self.name, problem, self.card)
 

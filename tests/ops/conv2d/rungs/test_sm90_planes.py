@@ -72,8 +72,8 @@ PROBLEMS = {
         planes(2, 9, 17, 36, 33, 3, 3, bias=True, activation="tanh(x) * a", pool=(2, 2)),
         PlanesConfig(64, 2, 4, 2, 3),
     ),
-    "maxima of pixels, by ping-pong": (
-        planes(1, 20, 23, 28, 30, 3, 3, padding=(1, 1), relu=True, pool=(2, 2)),
+    "means of pixels, by ping-pong": (
+        planes(1, 20, 23, 28, 30, 3, 3, padding=(1, 1), relu=True, pool=(2, 2), mean=True),
         PlanesConfig(32, 4, 4, 2, 3, ping_pong=True),
     ),
     "ping-pong with resident weights": (
