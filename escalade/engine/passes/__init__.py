@@ -203,10 +203,10 @@ def _fuse(graph: Graph, dtype: str) -> None:
     # First fold a bias that the model adds itself, before it is fused with what follows.
     fold_batch_norm(graph, dtype)
     fuse_recognized(graph)
-    fold_padding(graph)
     pool_channels_last(graph)
     fold_batch_norm(graph, dtype)
     _epilogues(graph)
+    fold_padding(graph)
     absorb_shuffles(graph, dtype)
     if dtype in TENSOR_CORE_DTYPES:  # whose kernels take two inputs
         fuse_shortcuts(graph)

@@ -5,12 +5,20 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+import torch
+
 from escalade.engine.graph.graph import Graph, Node, dtype_name
 from escalade.engine.nodes import operator_of
-from escalade.engine.nodes.base import RELU, activation_of, with_activation
+from escalade.engine.nodes.aten import Aten
+from escalade.engine.nodes.base import RELU, activation_of, name_of, with_activation
 from escalade.engine.nodes.elementwise import Add
+from escalade.engine.nodes.rearrange import Pad2d, PixelShuffle, Shuffle
+from escalade.engine.nodes.upsample2d import Upsample2d
+from escalade.engine.nodes.views import Concatenate, Permute, Reshape
 from escalade.ops.expressions import Expression
 
+_ATEN_MOVES = frozenset("expand broadcast_to repeat tile repeat_interleave roll flip".split())
+"""PyTorch operators that move or repeat all elements of a tensor."""
 MAX_CALLS = 64  # functions in one epilogue or prologue; more would not fit a kernel's registers
 
 
@@ -70,16 +78,59 @@ def _weight_elements(graph: Graph, layer: Node) -> int:
 
 
 def fuse_expressions(graph: Graph) -> None:
-    """Fuse chains of unary pointwise functions, such as silu(conv(x)), into the layer."""
+    """Fuse chains of unary pointwise functions, such as silu(conv(x)), into the layer.
+
+    Functions commute with what only moves or repeats elements: silu(pixel_shuffle(conv(x))) is fused too.
+    """
     for node in graph:
         expression = operator_of(node).expression(node)
-        layer = graph.nodes.get(node.inputs["x"]) if expression is not None else None
-        if expression is None or layer is None or not _is_unary(node, layer):
+        if expression is None or len(node.inputs) != 1 or node.shape != graph.shape_of(node.inputs["x"]):
             continue
-        whole = expression.substitute({"x": activation_of(layer)})
-        if takes_epilogue(layer, whole) and graph.only_user(layer.name) is node:
-            graph.nodes[layer.name] = with_activation(layer, whole)
-            graph.remove(node, instead=layer.name)
+        applied = _applied_earlier(graph, node, expression)
+        if applied is not None:
+            graph.nodes.update({one.name: one for one in applied})
+            graph.remove(node, instead=node.inputs["x"])
+
+
+def _applied_earlier(graph: Graph, reader: Node, expression: Expression) -> list[Node] | None:
+    """Return new versions of the nodes before `reader`, whose layers apply an expression to all that it reads.
+
+    None if a layer cannot, or if anything else reads one of the values.
+    """
+    applied = []
+    for name in reader.inputs.values():
+        producer = graph.nodes.get(name)
+        if producer is None or producer.dtype != reader.dtype or graph.only_user(name) is not reader:
+            return None
+        whole = expression.substitute({"x": activation_of(producer)})
+        if takes_epilogue(producer, whole):
+            applied.append(with_activation(producer, whole))
+            continue
+        moved = _moving(producer, expression, graph)
+        earlier = None if moved is None else _applied_earlier(graph, producer, expression)
+        if moved is None or earlier is None:
+            return None
+        applied += [moved, *earlier]
+    return applied
+
+
+def _moving(node: Node, expression: Expression, graph: Graph) -> Node | None:
+    """Return the node that moves f(x) as `node` moves x; None if it computes anything, or drops elements of x."""
+    if any(kind.matches(node) for kind in (Reshape, Permute, PixelShuffle, Concatenate)):
+        return node
+    if Aten.matches(node):
+        return node if name_of(node.attributes["target"]) in _ATEN_MOVES else None
+    a = node.attributes
+    if Pad2d.matches(node) and min(a["pads"]) >= 0:
+        if a["mode"] != "constant":
+            return node
+        value = expression.evaluate({"x": torch.tensor(a["value"], device="cpu")})[0].item()
+        return node.with_attributes(value=value) if math.isfinite(value) else None
+    is_repetition = Upsample2d.matches(node) and a["mode"] in ("nearest", "nearest_exact")
+    if not is_repetition and not Shuffle.matches(node):
+        return None
+    sizes = zip(node.shape[1:], graph.shape_of(node.inputs["x"])[1:], strict=True)
+    return node if all(size >= before for size, before in sizes) else None  # type: ignore[operator]
 
 
 def fuse_operands(graph: Graph) -> None:
@@ -113,8 +164,3 @@ def _can_read(graph: Graph, layer: Node, rest: str, node: Node) -> bool:
         return False
     types = {layer.dtype, node.dtype, dtype_name(graph.dtype_of(rest))}
     return len(types) == 1 and layer.shape == node.shape == graph.shape_of(rest)
-
-
-def _is_unary(node: Node, layer: Node) -> bool:
-    """Return True if a pointwise node reads only the layer, without changing shape or dtype."""
-    return len(node.inputs) == 1 and node.shape == layer.shape and node.dtype == layer.dtype
