@@ -20,6 +20,13 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun if number == 1 else stem + ending}"
 
 
+def format_duration(seconds: float) -> str:
+    """Format a duration: `45 s`, `12 min`, `3.5 h`."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
 def format_bytes(bytes: float) -> str:
     """Format a number of bytes: `1.5 GiB`."""
     units = ("bytes", "KiB", "MiB", "GiB")

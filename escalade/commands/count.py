@@ -31,7 +31,7 @@ def command(
     operation's first, and for a rung that does not take it the first that it takes.
     """
     from escalade import ops
-    from escalade.commands.compiling import compile_for
+    from escalade.commands.compiling import announce_jobs, compile_for
     from escalade.commands.counting import TWIN, count_record, first_of_each_rung
     from escalade.commands.running import Run
     from escalade.commands.selection import Selection
@@ -45,6 +45,7 @@ def command(
     found = selection.jobs(chosen, TWIN, problems)
     selection.require_work(found, "count")
     planned = found if selection.dtypes else first_of_each_rung(found)
+    announce_jobs(planned, TWIN, run.console, counts=True)
     compile_for(planned, TWIN, run.console, counts=True)
     outcomes: list[verification.Outcome] = []
     with progress_bar(run.console) as progress:

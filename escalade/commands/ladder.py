@@ -51,7 +51,7 @@ def command(
 ) -> None:
     """Verify the rungs of an operation, then time them against PyTorch and the card's ceilings."""
     from escalade import ops
-    from escalade.commands.compiling import compile_for
+    from escalade.commands.compiling import announce_jobs, compile_for
     from escalade.commands.devices import kernel_device
     from escalade.commands.running import Run
     from escalade.commands.selection import Selection
@@ -81,6 +81,7 @@ def command(
         ):
             asked = replace(each, dtype=in_dtype, layout=in_layout)
             planned += verification.rung_jobs(one, asked, Card.of(where), "all" if tune else "default")
+    announce_jobs(planned, where, run.console)
     compile_for(planned, where, run.console)
     settings = Settings(
         dtypes, layouts, rungs, tune, compiled=compiled, seed=seed, seconds_each=seconds, device=where,

@@ -20,7 +20,7 @@ from escalade.commands.options import (
     numbers,
     several,
 )
-from escalade.commands.progress import status
+from escalade.commands.progress import counted_progress
 from escalade.errors import UnsupportedError
 
 if TYPE_CHECKING:
@@ -65,6 +65,7 @@ def command(
     from escalade.commands.devices import kernel_device
     from escalade.commands.layer_runs import (
         CEILING_SECONDS,
+        announce_layers,
         compile_layers,
         measure_layer,
         show_part,
@@ -86,6 +87,7 @@ def command(
             f"{', '.join(names)} has no layers in direction {direction}: there is nothing to measure"
         )
     run = Run(where, json, results, wide_console())
+    announce_layers(list(distinct.values()), len(chosen), seconds, run)
     if where.type == "cuda":
         compile_layers(list(distinct.values()), tune, run)
         run.measure_ceilings(CEILING_SECONDS)
@@ -95,11 +97,12 @@ def command(
         tune=tune, seed=seed, seconds_each=seconds, device=where, ceilings=run.ceilings, note=run.note
     )
     measured: dict[tuple[str, object], list[Record]] = {}
-    for key, layer in distinct.items():
-        with status(run.console) as say:
+    with counted_progress(run.console, "measuring layers", len(distinct)) as (say, advance):
+        for key, layer in distinct.items():
             measured[key] = run.keep(
                 measure_layer(layer, chosen, replace(settings, say=say), WORKLOADS[direction])
             )
+            advance()
     for part in wanted:
         show_part(part, measured, run)
     over_fp16 = tables.over_fp16(tables.rows(distinct.values(), measured))

@@ -14,10 +14,15 @@ from rich.progress import (
     ProgressColumn,
     TextColumn,
     TimeElapsedColumn,
+    TimeRemainingColumn,
 )
 from rich.status import Status
 
+from escalade.terminal_text import format_duration
+
 Say = Callable[[str], None]
+_LONG_SECONDS = 10.0
+"""Work that takes less is not announced."""
 
 
 def progress_bar(
@@ -28,6 +33,29 @@ def progress_bar(
     return Progress(
         *columns, *(extra or (TimeElapsedColumn(),)), console=console, transient=transient, disable=disable
     )
+
+
+@contextmanager
+def counted_progress(console: Console, what: str, total: int) -> Iterator[tuple[Say, Callable[[], None]]]:
+    """Yield functions that report status and advance: a bar on a terminal, one line per status in a log."""
+    if not console.is_terminal:
+        with status(console) as say:
+            yield say, lambda: None
+        return
+    with progress_bar(console, TimeElapsedColumn(), TimeRemainingColumn()) as progress:
+        task = progress.add_task(escape(what), total=total)
+        yield (
+            lambda text: progress.update(task, description=escape(text)),
+            lambda: progress.advance(task),
+        )
+
+
+def announce(console: Console, work: str, seconds: float, less: str) -> None:
+    """Print what begins and how long it should take, unless that is short; `less` says how to do less."""
+    if seconds >= _LONG_SECONDS:
+        console.print(
+            escape(f"{work}: about {format_duration(seconds)}. {less}"), highlight=False, soft_wrap=True
+        )
 
 
 def waiting(text: str) -> Status:

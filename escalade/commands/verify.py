@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.markup import escape
+from rich.progress import TimeElapsedColumn, TimeRemainingColumn
 
 from escalade.commands.options import Dtypes, KernelsOn, Layouts, Problems, Rungs, seed_option
 from escalade.commands.progress import progress_bar
@@ -40,7 +41,7 @@ def command(
 ) -> None:
     """Compare every rung on every problem with the float64 reference. Fails if a result is wrong."""
     from escalade import ops
-    from escalade.commands.compiling import compile_for
+    from escalade.commands.compiling import announce_jobs, compile_for
     from escalade.commands.devices import kernel_device
     from escalade.commands.selection import Selection
     from escalade.device.run import TwinOptions
@@ -59,11 +60,12 @@ def command(
         if (each := ops.operation(name))
     }
     selection.require_work([job for planned in work.values() for job in planned], "verify")
+    announce_jobs([job for planned in work.values() for job in planned], where, console, checks)
     failed = 0
     for each, planned in work.items():
         compile_for(planned, where, console, checks)
         outcomes = []
-        with progress_bar(console) as progress:
+        with progress_bar(console, TimeElapsedColumn(), TimeRemainingColumn()) as progress:
             task = progress.add_task(f"verifying {each.name}", total=len(planned))
             for outcome in verification.run(each, where, planned, drawn, twin):
                 outcomes.append(outcome)

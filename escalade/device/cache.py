@@ -145,6 +145,10 @@ class DiskCache:
         """Return True if `get` would find an intact entry."""
         return self._find(_name(key, ".bin")) is not None
 
+    def has_file(self, key: str, suffix: str) -> bool:
+        """Return True if there is a file of `key`; whether it is intact is not checked, which takes longer."""
+        return any((folder / _name(key, suffix)).exists() for folder in self._folders())
+
     def is_persistent(self, key: str) -> bool:
         """Return True if the entry outlives this process."""
         found = self._find(_name(key, ".bin"))

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from escalade.terminal_text import counted
+from escalade.terminal_text import counted, format_duration
 from escalade.tune.refusal import failure_reason, require_device
 from escalade_bench.campaign import registry
 from escalade_bench.campaign.staleness import ALONE, BEGUN, DECLARED, SECONDS, WORKLOAD, State
@@ -262,8 +262,4 @@ def ceiling_records(session: Session, origin: Provenance) -> list[Record]:
     return [record.stamped(origin) for record in card.records(session.ceilings)]
 
 
-def duration(seconds: float) -> str:
-    """`45 s`, `12 min`, `3.5 h`."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+duration = format_duration

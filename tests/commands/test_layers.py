@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
-from tests.commands.support import said_by
+from tests.commands.support import run, said_by
 
 
 def test_layers_that_a_direction_leaves_out(
@@ -16,3 +18,13 @@ def test_layers_that_a_direction_leaves_out(
     monkeypatch.setattr("escalade.commands.layer_runs.measure", lambda *_: [])
     other = ("layers", "8to8_9_k3s1_b1", "--device", "twin")
     assert "nothing was measured" in said_by(*other, monkeypatch=monkeypatch, capsys=capsys)
+
+
+def test_long_measurements_are_announced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("escalade.commands.layer_runs.measure", lambda *_: [])
+    told = run("layers", "resnet50", "--device", "twin", columns=200).output
+    assert re.search(
+        r"^\d+ layers to measure: about [\d.]+ h\. Take less with .*--batch 1$", told, re.MULTILINE
+    ), told
+    small = run("layers", "8to8_9_k3s1_b1", "--device", "twin", columns=200).output
+    assert "to measure: about" not in small

@@ -5,12 +5,14 @@ from __future__ import annotations
 import errno
 import os
 import pathlib
+import re
 import subprocess
 from typing import Any
 
 import pytest
 
 from escalade import subprocesses
+from escalade.device import precompilation
 from escalade.device.twin import building, toolchain
 from tests.bench.fake import Scale, rung
 from tests.commands.support import run, said_by
@@ -90,3 +92,18 @@ def test_what_keeps_every_kernel_from_being_compiled_is_said_once_and_is_no_wron
         monkeypatch.setattr(subprocesses, "run", lambda *_, **__: refusal)
     said = said_by("verify", "scale", "--device", "twin", monkeypatch=monkeypatch, capsys=capsys)
     assert said.count(sentence) == 1 and "wrong" not in said
+
+
+def test_long_work_is_announced_with_an_estimate_and_a_way_to_take_less(
+    monkeypatch: pytest.MonkeyPatch, with_operation: Scale
+) -> None:
+    """Only if it is long: kernels that the cache has take no time."""
+    short = run("verify", "scale", "--rung", "right", "--device", "twin", columns=200)
+    assert "to compile" not in short.output and short.exit_code == 0, short.output
+    monkeypatch.setattr(precompilation, "_TWIN_SECONDS", 3600.0)
+    monkeypatch.setattr(precompilation, "is_built", lambda *_: False)
+    told = run("verify", "scale", "--rung", "right", "--device", "twin", columns=200)
+    lines = told.output.splitlines()
+    work = r"\d+ kernels? \(\d+ to compile\), \d+ results? to check: about .+ (min|h)\. Take less"
+    assert re.match(work, lines[0]), lines
+    assert set(re.findall(r"--[a-z]+", lines[0])) == {"--problem", "--rung", "--dtype", "--layout"}

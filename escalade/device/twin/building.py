@@ -36,7 +36,7 @@ def kernel_library(
     Uninitialized variables hold zeros if `zeroed`, otherwise, with checks, g++'s pattern.
     """
     options = toolchain.kernel_options(checks, sanitize, zeroed, counts)
-    key = cache_key(SCHEMA, source, entry, name, repr(options), interface_key(), *headers(source))
+    key = _kernel_key(source, entry, name, options)
 
     def make(path: pathlib.Path) -> None:
         file = name.lstrip("/")
@@ -68,6 +68,16 @@ def kernel_library(
         text.unlink()
 
     return default_cache().file(key, ".so", make)
+
+
+def is_built(source: str, entry: str, name: str, checks: bool = False, counts: bool = False) -> bool:
+    """Return True if the cache has the library of a kernel."""
+    options = toolchain.kernel_options(checks, sanitize=False, zeroed=False, counts=counts)
+    return default_cache().has_file(_kernel_key(source, entry, name, options), ".so")
+
+
+def _kernel_key(source: str, entry: str, name: str, options: object) -> str:
+    return cache_key(SCHEMA, source, entry, name, repr(options), interface_key(), *headers(source))
 
 
 def _flag(name: str, value: bool) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -12,7 +13,8 @@ import torch
 
 from escalade.device.cuda import architecture_of, index_of, load
 from escalade.device.packing import PreparedRecipe
-from escalade.device.precompilation import build_for_twin, precompile
+from escalade.device.precompilation import build_for_twin, compile_seconds, precompile, uncompiled
+from escalade.device.program import Program
 from escalade.device.recipe import Recipe
 from escalade.device.streams import dedicated_stream
 from escalade.engine.nodes.evaluate import own_arithmetic
@@ -25,6 +27,12 @@ from escalade.engine.plan.step import ConstantForm, PlanStep
 from escalade.engine.plan.values import PlanValues
 from escalade.errors import OutOfMemory
 from escalade.gc_pause import gc_paused
+from escalade.terminal_text import counted, format_duration
+
+logger = logging.getLogger("escalade")
+
+_LONG_SECONDS = 5.0
+"""Builds that take less are not announced."""
 
 
 class PlanKernels:
@@ -203,6 +211,19 @@ def compile_plans(plans: Sequence[Plan], device: torch.device) -> None:
     programs = tuple(dict.fromkeys(program for plan in plans for program in plan.programs))
     here = architecture_of(device)
     if here is None:
+        _announce_build(programs)
         build_for_twin(programs)
     else:
         precompile(programs, here, ready=lambda program: load(program, index_of(device)))
+
+
+def _announce_build(programs: Sequence[Program]) -> None:
+    """Log how many kernels are built for the twin, and about how long that takes, unless it is short."""
+    new = len(uncompiled(programs, None))
+    seconds = compile_seconds(new, None)
+    if seconds >= _LONG_SECONDS:
+        logger.warning(
+            "building %s for the twin, about %s; later runs find them in the cache. device='cpu' needs none",
+            counted(new, "kernel"),
+            format_duration(seconds),
+        )

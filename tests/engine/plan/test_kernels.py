@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import pathlib
+import re
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
+from escalade.device import precompilation
 from escalade.device.nvrtc import is_compiled
 from escalade.device.program import Program
+from escalade.engine import compile
 from escalade.engine.plan import kernels
 from tests.bench.fake import SOURCE
 
@@ -32,3 +36,16 @@ def test_what_is_compiled_for_a_plan_is_loaded_too_and_what_does_not_compile_is_
     plan: Any = SimpleNamespace(programs=(one, broken, other, one))
     kernels.compile_plans([plan], torch.device("cuda", 3))
     assert len(loaded) == 2 and {*loaded} == {(one, 3), (other, 3)}
+
+
+def test_long_builds_for_the_twin_are_announced(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = compile(nn.Linear(4, 4), torch.randn(2, 4), device="twin")
+    plan = engine.plan(torch.randn(2, 4))
+    kernels.compile_plans([plan], torch.device("cpu"))
+    assert "building" not in caplog.text
+    monkeypatch.setattr(precompilation, "_TWIN_SECONDS", 3600.0)
+    monkeypatch.setattr(precompilation, "is_built", lambda *_: False)
+    kernels.compile_plans([plan], torch.device("cpu"))
+    assert re.search(r"building 1 kernel for the twin, about (\d+ min|[\d.]+ h|\d+ s); later", caplog.text)
