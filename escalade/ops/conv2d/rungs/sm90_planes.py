@@ -60,8 +60,9 @@ COPY_RATE = 41.0
 """Bytes of windows and streamed weights that reach an SM per cycle, while all others copy too."""
 STORE_CYCLES, STORE_CYCLES_PER_BLOCK = 4.5, 0.9
 """Cycles for a warp to store one register: four sectors, while all other SMs store too."""
-SPLIT_STORE_CYCLES, SPLIT_STORE_CYCLES_PER_BLOCK = 5.6, 2.0
-"""The same if rows of y begin anywhere, so that several warps write parts of a sector."""
+SPLIT_STORE_CYCLES, SPLIT_STORE_CYCLES_PER_BLOCK, SPLIT_AT_EDGES = 5.2, 1.8, 1.2
+"""The same if rows of y begin anywhere, so that several warps write parts of a sector; at both ends of a tile's rows
+also other CTAs."""
 STORES_SEEN, STORES_ALONE = 0.3, 1.74
 """With ping-pong: share of the stores' time that slows the other team's products, and factor on it if the stores
 are the limiter."""
@@ -212,10 +213,12 @@ class _Tiling:
         stored = results // (p.pool[0] * p.pool[1])
         instructions, special = activation_cost(p.activation)
         functions = max(instructions * results / 128, special * results / SPECIAL_LANES)
+        blocks = self.blocks if self.width > WIDTHS[0] else 1  # more of them slow wide tiles only
         if p.result_size[1] * p.element_bytes % SECTOR:
-            store = SPLIT_STORE_CYCLES + SPLIT_STORE_CYCLES_PER_BLOCK * self.blocks
-        else:  # more blocks slow wide tiles only
-            store = STORE_CYCLES + STORE_CYCLES_PER_BLOCK * (self.blocks if self.width > WIDTHS[0] else 1)
+            store = SPLIT_STORE_CYCLES + SPLIT_STORE_CYCLES_PER_BLOCK * blocks
+            store *= 1 + SPLIT_AT_EDGES / self.groups
+        else:
+            store = STORE_CYCLES + STORE_CYCLES_PER_BLOCK * blocks
         stores = max(stored / 32 * store, FUNCTIONS_SEEN * functions)
         if self.ping_pong:
             tile = max(multiplied + STORES_SEEN * stores, STORES_ALONE * stores) + TILE_CYCLES / 2
