@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
@@ -347,13 +348,16 @@ class PlanCache:
                 weights,
                 kept,
             )
-            if self._settings.where == "cuda":
-                torch.cuda.synchronize(self._settings.device)  # calls in flight read the old weights
+            devices = [device for device in self.constants if device.type == "cuda"]
+            for device in devices:  # calls in flight read the old weights
+                torch.cuda.synchronize(device)
             update.write()
-            for cached in self.cached.values():
-                cached.calls.repack()
-            if self._settings.where == "cuda":
-                torch.cuda.synchronize(self._settings.device)  # calls on any stream read the new weights
+            for key, cached in self.cached.items():
+                *_, device = key[0]
+                with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+                    cached.calls.repack()
+            for device in devices:  # later calls, on any stream, read the new ones
+                torch.cuda.synchronize(device)
 
     def _warn_of_recompilation(self, plan: Plan, architecture: str) -> None:
         absent = [program for program in plan.programs if not is_bundled(program, architecture)]
