@@ -29,6 +29,7 @@ from escalade.engine.capture.functional import FunctionalReader, keep_operators_
 from escalade.engine.capture.global_state import preserve_global_state
 from escalade.engine.capture.model_copy import OriginalModel
 from escalade.engine.capture.reader import CaptureError
+from escalade.engine.graph.aten import memory_order, takes_any_layout, to_memory_order
 from escalade.engine.graph.graph import Graph
 
 Loss = Callable[..., torch.Tensor]
@@ -342,11 +343,24 @@ def _with_results(module: torch.fx.GraphModule, indices: Sequence[int]) -> torch
     made = torch.fx.GraphModule(module, module.graph)  # copies the graph
     output = next(iter(made.graph.find_nodes(op="output")))
     output.args = (tuple(output.args[0][index] for index in indices),)
+    made.graph.eliminate_dead_code()
+    for node in made.graph.nodes:
+        if isinstance(node.target, torch._ops.OpOverload) and not takes_any_layout(node.target):
+            _pass_dense(made.graph, node)
     for node in made.graph.nodes:
         node.meta = {}
-    made.graph.eliminate_dead_code()
     made.recompile()
     return made
+
+
+def _pass_dense(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
+    """Give an operator that may ignore strides its operands dense, in the order of dimensions they had in capture."""
+    for operand in node.all_input_nodes:
+        value = operand.meta.get("val")
+        if isinstance(value, torch.Tensor) and value.dim():
+            with graph.inserting_before(node):
+                dense = graph.call_function(to_memory_order, (operand, memory_order(value)))
+            node.replace_input_with(operand, dense)
 
 
 class _JointReader(FunctionalReader):
