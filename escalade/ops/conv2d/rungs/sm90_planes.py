@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import ClassVar
 
 from escalade.device.architecture import WITH_WGMMA
 from escalade.device.program import Program
@@ -68,6 +69,7 @@ STORES_SEEN, STORES_ALONE = 0.3, 1.74
 are the limiter."""
 FUNCTIONS_SEEN = 1.5
 """Cycles per cycle of an activation's instructions: two warps per scheduler leave gaps."""
+SPILL = "a few counters, once per tile: accumulators, two sets of rows and the epilogue's operands take all registers"
 SECTOR = 32
 COPIED_ROW_CYCLES = 2.3
 """Cycles of TMA per row of a window, however short."""
@@ -365,6 +367,8 @@ def planes_recipe(
 
 @dataclass(frozen=True)
 class Planes(Conv2dRung[PlanesConfig]):
+    intended_spill: ClassVar = SPILL
+
     @property
     def architectures(self) -> tuple[str, ...]:
         return WITH_WGMMA

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from escalade.device.architecture import WITH_WGMMA
 from escalade.device.recipe import Recipe
@@ -34,6 +35,8 @@ def _convolution(problem: Conv2dInputGradientProblem) -> Conv2dProblem:
 
 @dataclass(frozen=True)
 class Planes(Rung[Conv2dInputGradientProblem, PlanesConfig]):
+    intended_spill: ClassVar = sm90_planes.SPILL
+
     @property
     def architectures(self) -> tuple[str, ...]:
         return WITH_WGMMA
