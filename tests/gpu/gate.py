@@ -34,9 +34,9 @@ TOOLS = {
     # Errors of the driver's calls are exceptions in Python already; cuda-bindings asks every driver for functions that
     # only newer ones have, and each refusal would count.
     "memcheck": ("--leak-check", "no", "--report-api-errors", "no"),
-    "racecheck": ("--num-cuda-barriers", "64"),
+    "racecheck": ("--num-cuda-barriers", "256"),
     "initcheck": (),
-    "synccheck": ("--num-cuda-barriers", "64"),
+    "synccheck": ("--num-cuda-barriers", "256"),
 }
 """Tools of compute-sanitizer and their options."""
 JOB_OPTIONS = {"initcheck": (sanitize.RAW,)}

@@ -30,5 +30,8 @@ def test_chains_are_right(chain: str, dtype: str) -> None:
     if dtype == "fp16":
         model, x = model.half(), x.half().contiguous(memory_format=torch.channels_last)
     found = escalade.compile(model, x, dtype=dtype)(x).double()
+    if float(expected.abs().max()) > torch.finfo(x.dtype).max:  # the sum of all pixels in fp16
+        assert bool(found.isinf().all())
+        return
     error = float((found - expected).norm() / expected.norm())
     assert error < TOLERANCE[dtype]

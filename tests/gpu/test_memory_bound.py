@@ -17,7 +17,7 @@ pytestmark = pytest.mark.gpu
 CUDA = torch.device("cuda")
 LARGE = {
     "softmax": ("64_b4_inner65536", "37_b5_inner7161", "300_b2_inner4096_log"),
-    "layer_norm": ("64_b4_inner65536_weight_bias", "3_b8_inner50177", "1000_b2_inner2048_rms"),
+    "layer_norm": ("64_b4_inner65536_weight_bias", "11_b8_inner50177", "1000_b2_inner2048_rms"),
     "group_norm": (
         "64_256_b4_g8_weight_bias", "64_256_b2_g64_relu", "37_77x93_b5_g1_weight_bias", "128_128_b8_g128_weight_bias",
         "24_90_b64_g24",

@@ -234,6 +234,14 @@ __device__ __forceinline__ void wgmma_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" :: "n"(PENDING) : "memory");
 }
 
+// No instruction: reads of accumulators stay behind the wait for them. The compiler does not know that wgmma writes later,
+// and has copied accumulators to local memory before it.
+template <int COUNT>
+__device__ __forceinline__ void hold(float (&accumulators)[COUNT]) {
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) asm volatile("" : "+f"(accumulators[i])::"memory");
+}
+
 #define REGISTERS_0 \
     "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15," \
     "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"

@@ -271,6 +271,8 @@ __device__ __forceinline__ void multiply_tile(Accumulators& acc, const u32 (&pix
     for (int chunk = 0; chunk < CHUNKS; ++chunk) multiply_chunk(acc, rows, pixels, windows, weights, chunk);
     if (PING_PONG) ping_pong.pass();
     wgmma_wait<0>();
+#pragma unroll
+    for (int block = 0; block < BLOCKS; ++block) hold(acc[block]);
     weights.release_previous();
     windows.release((windows.stage + STAGES - 1) % STAGES);
 }
@@ -295,50 +297,70 @@ __device__ __forceinline__ float pooled(float2 upper, float2 lower, bool is_odd)
     return MEAN ? 0.25f * both : both;
 }
 
-// Eight lanes store adjacent pixels of one filter. Two warps per scheduler hide no latency, so nothing branches, addresses
-// are a constant number of planes apart, and operands are loaded one step ahead.
-__device__ __forceinline__ void store_tile(const Accumulators& acc, const Pixels& pixels, const Finish& finish,
-                                           const Vectors& vectors, const Result& result, const Work::Tile& tile, int first_filter,
-                                           Output* y) {
-    constexpr int PHASES = PHASES_H * PHASES_W, PLANES = FILTERS / PHASES;
-    constexpr int SIDE = POOLED ? 2 : 1;          // of the pixels that are pooled
-    constexpr bool IS_REGULAR = 8 % PHASES == 0;  // the filters of all steps have the same two phases
-    const int filter = first_filter + pixels.lane % 4 * 2, plane = result.height * result.width;
+// Stores a tile. Eight lanes store adjacent pixels of one filter. Two warps per scheduler hide no latency, so nothing
+// branches, addresses are a constant number of planes apart, and operands are loaded one filter ahead.
+struct TileStore {
+    static constexpr int PHASES = PHASES_H * PHASES_W, PLANES = FILTERS / PHASES;
+    static constexpr int SIDE = POOLED ? 2 : 1;          // of the pixels that are pooled
+    static constexpr bool IS_REGULAR = 8 % PHASES == 0;  // the filters of all steps have the same two phases
+
     struct Place {
         int plane, row, column;  // of y, for the tile's first pixel
         long long start;         // its offset
     };
-    const auto place_of = [&](int filter) {
-        const Phase phase = phase_of(filter);
-        const int row = tile.row * PHASES_H - result.offset_h + phase.row;
-        const int column = tile.column * PHASES_W - result.offset_w + phase.column;
-        const long long first = (1LL * tile.image * PLANES + phase.plane) * plane;
-        return Place{phase.plane, row, column, first + row / SIDE * result.width + column / SIDE};
-    };
-    const Place first[2] = {place_of(filter), place_of(filter + 1)};
-    const auto place = [&](int step, int e) {
-        if (!IS_REGULAR) return place_of(filter + step * 8 + e);
-        const int more = step * (8 / PHASES);
-        return Place{first[e].plane + more, first[e].row, first[e].column, first[e].start + 1LL * more * plane};
-    };
-    const auto is_result = [&](const Place& place, int block, int half) {
-        const int row = (place.row + pixels.row(block) * PHASES_H) / SIDE;
-        const int column = (place.column + pixels.column(half) * PHASES_W) / SIDE;
-        return (FILTERS_ALIGNED || place.plane < PLANES) && u32(row) < u32(result.height)  // as unsigned: nor negative
-               && u32(column) < u32(result.width);
-    };
-    int at[BLOCKS][2];  // pixels, from `start` on
-#pragma unroll
-    for (int block = 0; block < BLOCKS; ++block)
-#pragma unroll
-        for (int half = 0; half < 2; ++half)
-            at[block][half] =
-                pixels.row(block) * PHASES_H / SIDE * result.width + pixels.column(half) * PHASES_W / SIDE;
 
     struct Operands {
         float bias, a, b, aux[BLOCKS][2];
     };
-    const auto load_operands = [&](int step, int e) {
+
+    const Pixels& pixels;
+    const Finish& finish;
+    const Vectors& vectors;
+    const Result& result;
+    const Work::Tile tile;
+    Output* const y;
+    const int filter, plane;  // of the lane's first filter, and size of a plane
+    const Place first[2];
+    int at[BLOCKS][2];  // pixels, from `start` on
+
+    __device__ __forceinline__ TileStore(const Pixels& pixels, const Finish& finish, const Vectors& vectors,
+                                         const Result& result, const Work::Tile& tile, int first_filter, Output* y)
+        : pixels(pixels), finish(finish), vectors(vectors), result(result), tile(tile), y(y),
+          filter(first_filter + pixels.lane % 4 * 2), plane(result.height * result.width),
+          first{place_of(filter), place_of(filter + 1)} {
+#pragma unroll
+        for (int block = 0; block < BLOCKS; ++block)
+#pragma unroll
+            for (int half = 0; half < 2; ++half)
+                at[block][half] =
+                    pixels.row(block) * PHASES_H / SIDE * result.width + pixels.column(half) * PHASES_W / SIDE;
+    }
+
+    // Filters NUMBER and on. A template, because the compiler does not unroll a loop this long, and would index the
+    // accumulators in local memory.
+    template <int NUMBER = 0>
+    __device__ __forceinline__ void store(const Accumulators& acc, const Operands& own) const {
+        constexpr int NEXT = NUMBER + 1;
+        Operands next{};
+        if constexpr (NEXT < WGMMA_N / 4) next = load(NEXT / 2, NEXT % 2);
+        const Place to = place(NUMBER / 2, NUMBER % 2);
+#pragma unroll
+        for (int block = 0; block < BLOCKS; block += SIDE) {
+            const float2 both = results<NUMBER>(acc[block], own, block);
+            if constexpr (POOLED) {
+                const bool is_odd = pixels.lane / 4 % 2;
+                const float one = pooled(both, results<NUMBER>(acc[block + 1], own, block + 1), is_odd);
+                store_if(is_odd ? is_result(to, block, 1) : is_result(to, block, 0), y + to.start,
+                         is_odd ? at[block][1] : at[block][0], one);
+            } else {
+                store_if(is_result(to, block, 0), y + to.start, at[block][0], both.x);
+                store_if(is_result(to, block, 1), y + to.start, at[block][1], both.y);
+            }
+        }
+        if constexpr (NEXT < WGMMA_N / 4) store<NEXT>(acc, next);
+    }
+
+    __device__ __forceinline__ Operands load(int step, int e) const {
         Operands loaded{};
         const Place from = place(step, e);
         const int k = FILTERS_ALIGNED ? from.plane : min(from.plane, PLANES - 1);
@@ -354,38 +376,39 @@ __device__ __forceinline__ void store_tile(const Accumulators& acc, const Pixels
                     loaded.aux[block][half] =
                         load_if(is_result(from, block, half), finish.residual + from.start, at[block][half]);
         return loaded;
-    };
-
-    constexpr int FILTERS_OF_LANE = WGMMA_N / 4;
-    Operands next = load_operands(0, 0);
-#pragma unroll
-    for (int number = 0; number < FILTERS_OF_LANE; ++number) {
-        const int step = number / 2, e = number % 2;
-        const Operands own = next;
-        if (number + 1 < FILTERS_OF_LANE) next = load_operands((number + 1) / 2, (number + 1) % 2);
-        const FilterPair pair{make_float2(own.bias, own.bias), make_float2(1.f, 1.f),
-                              make_float2(own.a, own.a), make_float2(own.b, own.b)};
-        const Place to = place(step, e);
-        const auto results = [&](int block) {
-            const float* sums = &acc[block][4 * step + e];
-            return finish.values(make_float2(sums[0], sums[2]), pair,
-                                 make_float2(own.aux[block][0], own.aux[block][1]));
-        };
-#pragma unroll
-        for (int block = 0; block < BLOCKS; block += SIDE) {
-            if (POOLED) {
-                const bool is_odd = pixels.lane / 4 % 2;
-                const float one = pooled(results(block), results(block + SIDE - 1), is_odd);
-                store_if(is_odd ? is_result(to, block, 1) : is_result(to, block, 0), y + to.start,
-                         is_odd ? at[block][1] : at[block][0], one);
-            } else {
-                const float2 both = results(block);
-                store_if(is_result(to, block, 0), y + to.start, at[block][0], both.x);
-                store_if(is_result(to, block, 1), y + to.start, at[block][1], both.y);
-            }
-        }
     }
-}
+
+private:
+    template <int NUMBER>
+    __device__ __forceinline__ float2 results(const float (&sums)[WGMMA_N / 2], const Operands& own, int block) const {
+        constexpr int AT = 4 * (NUMBER / 2) + NUMBER % 2;
+        const FilterPair pair{make_float2(own.bias, own.bias), make_float2(1.f, 1.f), make_float2(own.a, own.a),
+                              make_float2(own.b, own.b)};
+        return finish.values(make_float2(sums[AT], sums[AT + 2]), pair,
+                             make_float2(own.aux[block][0], own.aux[block][1]));
+    }
+
+    __device__ __forceinline__ Place place_of(int filter) const {
+        const Phase phase = phase_of(filter);
+        const int row = tile.row * PHASES_H - result.offset_h + phase.row;
+        const int column = tile.column * PHASES_W - result.offset_w + phase.column;
+        const long long start = (1LL * tile.image * PLANES + phase.plane) * plane;
+        return {phase.plane, row, column, start + row / SIDE * result.width + column / SIDE};
+    }
+
+    __device__ __forceinline__ Place place(int step, int e) const {
+        if (!IS_REGULAR) return place_of(filter + step * 8 + e);
+        const int more = step * (8 / PHASES);
+        return {first[e].plane + more, first[e].row, first[e].column, first[e].start + 1LL * more * plane};
+    }
+
+    __device__ __forceinline__ bool is_result(const Place& place, int block, int half) const {
+        const int row = (place.row + pixels.row(block) * PHASES_H) / SIDE;
+        const int column = (place.column + pixels.column(half) * PHASES_W) / SIDE;
+        return (FILTERS_ALIGNED || place.plane < PLANES) && u32(row) < u32(result.height)  // as unsigned: nor negative
+               && u32(column) < u32(result.width);
+    }
+};
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     conv2d_sm90_planes(const __grid_constant__ TensorMap window_map, const __grid_constant__ TensorMap weight_map,
@@ -420,6 +443,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         const Pixels pixels;
         const u32 offsets[2] = {pixels.offset(0), pixels.offset(1)};
         const Finish finish{bias, nullptr, nullptr, aux, FILTERS};
+        const Vectors vectors{a, b};
         Windows windows = memory.windows(team);
         WeightReader weights{memory.weights(team)};
         PingPong ping_pong(memory.turns(), consumer);
@@ -428,7 +452,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             Accumulators acc;
             if (PING_PONG) ping_pong.wait();
             multiply_tile(acc, offsets, windows, weights, ping_pong);
-            store_tile(acc, pixels, finish, Vectors{a, b}, result, work.tile(index), work.filter_tile * WGMMA_N, y);
+            const TileStore tile(pixels, finish, vectors, result, work.tile(index), work.filter_tile * WGMMA_N, y);
+            tile.store(acc, tile.load(0, 0));
         }
     }
 }

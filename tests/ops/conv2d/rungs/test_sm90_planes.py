@@ -120,6 +120,20 @@ def test_every_config_fits_and_holds_its_tiles() -> None:
             assert isinstance(call, KernelCall) and call.shared_bytes <= HOPPER_SHARED
 
 
+@pytest.mark.parametrize(
+    ("config", "rest"),
+    [
+        (PlanesConfig(128, 2, 16, 3, 8), {"activation": "hardswish(x)", "pool": (2, 2)}),
+        (PlanesConfig(128, 1, 8, 3, 10), {"activation": "x * tanh(log1p(exp(x)))"}),
+    ],
+)
+def test_accumulators_stay_in_registers(config: PlanesConfig, rest: dict[str, Any]) -> None:
+    """A loop that is not unrolled would index them in local memory."""
+    *_, call = RUNG.recipe(planes(16, 64, 128, 128, 128, 3, 3, bias=True, **rest), config).steps
+    assert isinstance(call, KernelCall)
+    assert compile_program(call.program, "sm_90a").resources.stack_bytes < 128
+
+
 def test_it_compiles_without_spills() -> None:
     problem = planes(16, 64, 128, 128, 128, 3, 3, bias=True, activation="x * sigmoid(x)")
     for config in (PlanesConfig(128, 2, 8, 2, 3), PlanesConfig(128, 2, 8, 2, 2, ping_pong=True)):

@@ -155,6 +155,8 @@ inline void push_cluster(u32 address, u32 barrier, u32 rank, float4 v, TWIN_WHER
 // frees a stage for the warp.
 inline void wgmma_fence(TWIN_WHERE) { twin::wait::wgmma_fence(where); }
 inline void wgmma_commit() { twin::wgmma_close_group(); }
+template <int COUNT>
+inline void hold(float (&)[COUNT]) {}
 template <int PENDING>
 void wgmma_wait(TWIN_WHERE) {
     twin::wgmma_wait_groups(PENDING);
