@@ -120,7 +120,7 @@ def test_requests_are_one_call_and_each_gets_its_part(
     assert [len(each) for each in answers] == [1, 2, 2]
     torch.testing.assert_close(torch.cat(answers), engine(x))
     first, refused, last = ask(x[:1], x[:1, :, :8], x[1:3])
-    assert "compiled for [batch, 3, 32, 32]" in str(refused.error) and not refused.output_tensors
+    assert "serves [batch, 3, 32, 32]" in str(refused.error) and not refused.output_tensors
     for answered, expected in ((first, x[:1]), (last, x[1:3])):
         assert answered.error is None
         torch.testing.assert_close(answered.output_tensors[0].value, engine(expected))

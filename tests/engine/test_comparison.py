@@ -220,14 +220,11 @@ def test_a_comparison_says_where_time_is_lost(program: KernelProgram) -> None:
     slow = ComparedStep(3, "b", "layer2", "conv2d", "direct", 9.0, 5.0, 4.0)
     alone = ComparedStep(4, "c", "", "stem", "stem", 1.0, None, 0.0)
     found = Comparison("fp16", 8, (fast, slow, alone), 10.0, 25.0, "net")
-    text = str(found)
+    text = " ".join(str(found).split())  # lines are as wide as the terminal
     assert found.speedup == 2.5 and found.losing == (slow,)
     assert "net: fp16, batch 8" in text and "11.0 µs, in PyTorch 10.0 µs" in text
     assert "takes 10.0 µs" in text and "25.0 µs: 2.50 times as fast" in text
-    assert (
-        "1 of the steps take longer than in PyTorch, 4.0 µs in total; the slowest: conv2d layer2 (4.0 µs)"
-        in text
-    )
+    assert "than in PyTorch, 4.0 µs in total; the slowest: conv2d layer2 (4.0 µs)" in text
     assert "No step takes longer" in str(Comparison("fp16", 8, (fast, alone), 10.0, 25.0))
     data = json.loads(found.to_json())
     assert data["speedup"] == 2.5 and data["steps"][1]["lost_us"] == 4.0

@@ -112,7 +112,8 @@ def test_on_the_cpu_pytorch_computes_everything(engine: Engine, explanation: Exp
     assert [step.operation for step in here.steps] == [step.operation for step in explanation.steps]
 
 
-def test_on_the_twin_kernels_run(engine: Engine) -> None:
+def test_on_the_twin_kernels_run(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "240")  # with room for sources
     on_twin = Engine(engine.graph, "fp16", "twin").explain(torch.randn(2, 8, 4, 4))
     assert on_twin.in_kernels and on_twin.launches > 0 and "PyTorch computes every step" not in str(on_twin)
     assert "conv2d/" in str(on_twin)  # the source
