@@ -29,6 +29,7 @@ from escalade.ops.few_channels import FEW_CHANNELS, few_channels
 from escalade.ops.filter_sums import FILTER_SUMS
 from escalade.ops.group_norm import GROUP_NORM, group_norm
 from escalade.ops.layer_norm import LAYER_NORM, layer_norm
+from escalade.ops.layer_norm_backward import LAYER_NORM_BACKWARD
 from escalade.ops.linear import LINEAR, linear
 from escalade.ops.max_pool2d import MAX_POOL2D, max_pool2d, max_pool2d_with_places
 from escalade.ops.max_pool2d_backward import MAX_POOL2D_BACKWARD, max_pool2d_backward
@@ -82,6 +83,7 @@ OPERATIONS: dict[str, Operation] = {
         MLP,
         MLP_BACKWARD,
         LAYER_NORM,
+        LAYER_NORM_BACKWARD,
         GROUP_NORM,
         REDUCE,
         SOFTMAX,

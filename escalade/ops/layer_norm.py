@@ -37,12 +37,13 @@ class LayerNormProblem(Named):
     """y[row] = activated((x[row] - mean) / sqrt(variance + epsilon) * weight + bias), the last three optional.
 
     x and y are [batch][features][inner], weight and bias [features], all in one dtype; sums are fp32. With `rms` the
-    mean counts as 0: each row is divided by its root mean square.
+    mean counts as 0: each row is divided by its root mean square. With `wide` weight and bias are fp32, as in mixed
+    training.
     """
 
     NAME: ClassVar = NamePattern(
         "layer normalization",
-        "{features}_b{batch}[_inner{inner}]{rms?_rms}{weight?_weight}{bias?_bias}[_eps{epsilon}]{relu?_relu}"
+        "{features}_b{batch}[_inner{inner}]{rms?_rms}{weight?_weight}{bias?_bias}{wide?_wide}[_eps{epsilon}]{relu?_relu}"
         + activation.IN_NAME,
     )
 
@@ -58,12 +59,18 @@ class LayerNormProblem(Named):
     layout: str = "flat"
     inner: int = 1
     """Stride of a row's elements, and number of adjacent rows: the pixels of an image for its channels in NCHW."""
+    wide: bool = False
 
     def __post_init__(self) -> None:
         check_fields("layer_norm", self, DTYPES, {"features": self.features, "inner": self.inner})
         if not (math.isfinite(self.epsilon) and self.epsilon >= 0):
             raise UnsupportedError(f"epsilon is {self.epsilon}: it must be finite and at least 0")
         activation.normalize(self)
+
+    @property
+    def parameters(self) -> str:
+        """Dtype of weight and bias."""
+        return "fp32" if self.wide else self.dtype
 
     @property
     def rows(self) -> int:
@@ -80,8 +87,8 @@ class LayerNormProblem(Named):
 
     @property
     def bytes(self) -> int:
-        constants = (self.weight + self.bias) * self.features
-        return (2 * self.elements + constants) * ELEMENT_BYTES[self.dtype]
+        constants = (self.weight + self.bias) * self.features * ELEMENT_BYTES[self.parameters]
+        return 2 * self.elements * ELEMENT_BYTES[self.dtype] + constants
 
     @property
     def rounding(self) -> float:
@@ -249,9 +256,11 @@ SMALL_PROBLEMS = (
     LayerNormProblem(3, 1),
     LayerNormProblem(2, 67, inner=40),
     LayerNormProblem(1, 5, rms=True, inner=9),
+    LayerNormProblem(6, 72, wide=True),
+    LayerNormProblem(2, 12, wide=True, inner=20),
 )
 """Small problems: rows of part of a warp, of several warps, and too wide for registers; widths that no vector divides;
-strided rows."""
+strided rows; parameters in fp32."""
 
 
 # --- the reference
@@ -271,7 +280,10 @@ def random_inputs(problem: LayerNormProblem, device: torch.device, seed: int) ->
         tensors["weight"] = 1 + 0.3 * normal(features)
     if problem.bias:
         tensors["bias"] = 0.3 * normal(features)
-    return {name: tensor.to(STORAGE[problem.dtype]) for name, tensor in tensors.items()}
+    return {
+        name: tensor.to(STORAGE[problem.dtype if name == "x" else problem.parameters])
+        for name, tensor in tensors.items()
+    }
 
 
 def empty_output(problem: LayerNormProblem, device: torch.device) -> torch.Tensor:
@@ -285,6 +297,8 @@ def peer(problem: LayerNormProblem, inputs: Mapping[str, torch.Tensor]) -> torch
     if problem.inner > 1:
         return peer(replace(problem, inner=1), {**inputs, "x": inputs["x"].mT}).mT
     x, weight, bias = inputs["x"], inputs.get("weight"), inputs.get("bias")
+    if problem.wide and x.dtype in (torch.float16, torch.bfloat16):  # PyTorch mixes dtypes on CPUs only
+        return peer(problem, {**inputs, "x": x.float()}).to(x.dtype)
     if problem.rms:
         y = F.rms_norm(x, x.shape[-1:], weight, problem.epsilon)
         y = y if bias is None else y + bias

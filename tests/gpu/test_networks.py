@@ -16,6 +16,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from rich.console import Console
+from torch import nn
 from typer.testing import CliRunner, Result
 
 from escalade import cli
@@ -71,6 +72,31 @@ def test_a_network_that_gives_images_trains_as_autocast_has_it(weighted: bool, c
         lost.backward()
         theirs.step()
         torch.testing.assert_close(step(x, target), lost.detach().float(), rtol=2e-2, atol=0)
+
+
+@pytest.mark.parametrize("dtype", ("fp16", "bf16", "tf32"))
+def test_layer_norms_train_by_kernels(dtype: str, cuda: torch.device) -> None:
+    """Autocast computes norms in fp32 between casts, which their kernels absorb."""
+    torch.manual_seed(0)
+    width = 96
+    block = [nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)]
+    model = nn.Sequential(nn.Linear(width, width), *block, nn.LayerNorm(width), nn.Linear(width, 8)).to(cuda)
+    expected = copy.deepcopy(model)
+    own, theirs = (torch.optim.SGD(one.parameters(), 0.1) for one in (model, expected))
+    x, target = torch.randn(517, width, device=cuda), torch.randint(0, 8, (517,), device=cuda)
+    step = training_step(model, F.cross_entropy, own, (x, target), dtype=dtype, loss_scale=256.0)
+    left = {each.node.attributes.get("target", "") for each in step.plan.fallbacks}
+    assert not any("layer_norm" in name for name in left)
+    for _ in range(3):
+        theirs.zero_grad()
+        kind = torch.bfloat16 if dtype == "bf16" else torch.float16
+        with torch.autocast("cuda", kind, enabled=dtype != "tf32"):
+            lost = F.cross_entropy(expected(x), target)
+        lost.backward()
+        theirs.step()
+        torch.testing.assert_close(step(x, target), lost.detach().float(), rtol=2e-2, atol=0)
+    for mine, wanted in zip(model.parameters(), expected.parameters(), strict=True):
+        torch.testing.assert_close(mine, wanted, rtol=2e-2, atol=2e-3)
 
 
 def test_bench_measures_systems_phases_and_streams(tmp_path: pathlib.Path) -> None:

@@ -19,7 +19,7 @@ from escalade.engine.nodes.linear import Linear
 from escalade.engine.nodes.losses import CrossEntropy, PointwiseLoss
 from escalade.engine.nodes.mlp import Mlp, MlpBackward, SqueezeExcite
 from escalade.engine.nodes.movement import Move
-from escalade.engine.nodes.norms import GroupNorm, LayerNorm, LogSoftmax, Softmax
+from escalade.engine.nodes.norms import GroupNorm, LayerNorm, LayerNormBackward, LogSoftmax, Softmax
 from escalade.engine.nodes.pointwise import Pointwise
 from escalade.engine.nodes.pools import (
     AdaptiveAvgPool2d,
@@ -47,6 +47,7 @@ OPERATORS: tuple[Operator, ...] = (
     BatchNormTraining(),
     BatchNormBackward(),
     LayerNorm(),
+    LayerNormBackward(),
     GroupNorm(),
     Softmax(),
     LogSoftmax(),

@@ -21,7 +21,7 @@ from escalade.engine.nodes.base import (
     match_aten,
 )
 from escalade.engine.nodes.lowering import FP32, Forms, Lowered, problem_from
-from escalade.engine.nodes.side_outputs import SideOutput
+from escalade.engine.nodes.side_outputs import match_side_output
 from escalade.engine.nodes.signature import (
     EPSILON,
     FLAG,
@@ -128,7 +128,7 @@ class BatchNormTraining(Operator):
         if len(graph.shape_of(x)) != 4 or not _are_fp32(statistics, graph):
             return None
         if result:
-            return _match_side_output(self, node, _TRAINING_OUTPUTS, graph)
+            return match_side_output(self, node, _TRAINING_OUTPUTS, graph)
         return self.instead_of(
             node, {"x": x, **statistics}, epsilon=call("eps"), momentum=call("momentum"), relu=False, source=source
         )  # fmt: skip
@@ -175,7 +175,7 @@ class BatchNormBackward(Operator):
         if len(graph.shape_of(x)) != 4 or not _are_fp32(statistics, graph):
             return None
         if result:
-            return _match_side_output(self, node, _GRADIENT_OUTPUTS, graph)
+            return match_side_output(self, node, _GRADIENT_OUTPUTS, graph)
         inputs = {"gradient": gradient, "x": x, **statistics}
         return self.instead_of(node, inputs, mask="none", residual=False, function="", source=source)
 
@@ -201,16 +201,6 @@ def _problem(kind: type[_Problem], node: Node, shape: tuple[int, ...], dtype: st
     batch, channels, height, width = shape
     sizes = {"batch": batch, "channels": channels, "height": height, "width": width}
     return problem_from(kind, node, **sizes, dtype=dtype, layout="nhwc")
-
-
-def _match_side_output(operator: Operator, node: Node, buffers: tuple[str, ...], graph: Graph) -> Match:
-    """Match another result of a PyTorch call whose first result is a node of the operator."""
-    source, result = node.attributes["call"], node.attributes["result"]
-    producers = (one for one in graph if operator.matches(one) and one.attributes["source"] == source)
-    producer = next(producers, None)
-    if producer is None:
-        return None
-    return SideOutput.of(producer, node.name, buffers[result - 1], node.shape, node.dtype)
 
 
 def _are_fp32(values: Mapping[str, str | None], graph: Graph) -> bool:

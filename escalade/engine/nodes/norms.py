@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import prod
 from typing import ClassVar
@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from escalade.engine.graph.forms import Form
-from escalade.engine.graph.graph import Graph, Node, product
+from escalade.engine.graph.graph import Graph, Node, dtype_name, product
 from escalade.engine.nodes.base import (
     CAPTURE,
     FOLDED,
@@ -27,6 +27,7 @@ from escalade.engine.nodes.base import (
 )
 from escalade.engine.nodes.batch_norm import BatchNorm
 from escalade.engine.nodes.lowering import Forms, Lowered, problem_from
+from escalade.engine.nodes.side_outputs import match_side_output
 from escalade.engine.nodes.signature import (
     COUNT,
     EPSILON,
@@ -44,10 +45,13 @@ from escalade.engine.nodes.views import CHANNELS_FIRST, CHANNELS_LAST, Reshape
 from escalade.ops.group_norm import GROUP_NORM, GroupNormProblem
 from escalade.ops.layer_norm import EPSILON as DEFAULT_EPSILON
 from escalade.ops.layer_norm import LAYER_NORM, MOST_THREADS, MOST_VALUES, LayerNormProblem
+from escalade.ops.layer_norm_backward import LAYER_NORM_BACKWARD, LayerNormBackwardProblem, gradients
 from escalade.ops.shared.columns import MOST_LENGTH
 from escalade.ops.softmax import SOFTMAX, SoftmaxProblem
 
 _PARAMETERS = ("weight", "bias")
+_GRADIENT_OUTPUTS = ("weight_gradient", "bias_gradient")
+"""Buffers of the side outputs, in PyTorch's order."""
 _LAYER_NORMS = ("layer_norm", "native_layer_norm", "rms_norm")
 
 
@@ -72,6 +76,15 @@ def _parameters(call: AtenCall, graph: Graph) -> dict[str, str | None] | None:
     return None if any(name not in graph.constants for name in found.values() if name is not None) else found
 
 
+def _step_parameters(call: AtenCall, graph: Graph) -> dict[str, str | None] | None:
+    """Return weight and bias of a LayerNorm, which a training step reads in fp32; None if they have another dtype."""
+    if not graph.typed:
+        return _parameters(call, graph)
+    found = {role: call.value(role) for role in _PARAMETERS}
+    wide = (graph.dtype_of(name) is torch.float32 for name in found.values() if name is not None)
+    return found if all(wide) else None
+
+
 class LayerNorm(Operator):
     """Rows with mean 0 and variance 1, or divided by their RMS; times weight, plus bias, then any expression.
 
@@ -84,6 +97,8 @@ class LayerNorm(Operator):
         {"epsilon": EPSILON, "rms": FLAG, "relu": FLAG},
     )
     takes_expressions = True
+    mixes_types = True
+    computes_in_fp32 = True
 
     @match_aten(*_LAYER_NORMS)
     def _match_any_rank(self, node: Node, call: AtenCall, graph: Graph) -> Match:
@@ -97,18 +112,18 @@ class LayerNorm(Operator):
             return None
         rows = Reshape.node(graph.fresh(f"{node.name}_rows"), {"x": known.inputs["x"]}, {}, shape, node.dtype)
         graph.append(rows)
-        constants = {
-            role: graph.derive_constant(f"{node.name}_{role}", known.inputs[role], torch.Tensor.flatten)
+        flattened = {
+            role: _flattened(graph, f"{node.name}_{role}", known.inputs[role])
             for role in _PARAMETERS
             if role in known.inputs
         }
-        flat = replace(known.with_inputs(x=rows.name, **constants), name=graph.fresh(f"{node.name}_flat"))
+        flat = replace(known.with_inputs(x=rows.name, **flattened), name=graph.fresh(f"{node.name}_flat"))
         graph.append(flat)
         return Reshape.instead_of(node, {"x": flat.name})
 
     @match_aten(*_LAYER_NORMS, phases=(FOLDED,))
     def _match(self, node: Node, call: AtenCall, graph: Graph) -> Match:
-        parameters = _parameters(call, graph)
+        parameters = _step_parameters(call, graph)
         if prod(call("normalized_shape", ())) != node.shape[-1] or node.attributes.get("result", 0) != 0:
             return None
         if parameters is None:
@@ -127,15 +142,24 @@ class LayerNorm(Operator):
             rows = {**inputs, "x": x.permute(CHANNELS_LAST)}
             return self.compute(node.with_attributes(of_channels=False), rows).permute(CHANNELS_FIRST)
         weight, bias, epsilon = inputs.get("weight"), inputs.get("bias"), node.attributes["epsilon"]
+        if any(one is not None and one.dtype != x.dtype for one in (weight, bias)):
+            return self.compute(node, {**inputs, "x": x.float()}).to(x.dtype)
         if node.attributes["rms"]:
             y = F.rms_norm(x, x.shape[-1:], weight, epsilon)
             return activate(node, y if bias is None else y + bias)
         return activate(node, F.layer_norm(x, x.shape[-1:], weight, bias, epsilon))
 
-    def lower(self, node: Node, forms: Forms) -> Lowered:
+    def lower(self, node: Node, forms: Forms) -> Lowered | None:
         form = forms.value(node.name)
+        if forms.typed and forms.value(node.inputs["x"]).dtype != form.dtype:
+            return None
         features = form.shape[1 if node.attributes.get("of_channels") else -1]
         rows = prod(form.shape) // max(1, features)
+        wide = (
+            forms.typed and form.dtype != torch.float32 and any(role in node.inputs for role in _PARAMETERS)
+        )
+        if wide and features > MOST_THREADS * MOST_VALUES:
+            return None
         if features > MOST_THREADS * MOST_VALUES and not node.attributes["rms"]:  # too long for one block
             problem = problem_from(
                 GroupNormProblem, node,
@@ -143,11 +167,78 @@ class LayerNorm(Operator):
             )  # fmt: skip
             return Lowered(GROUP_NORM, problem)
         inner = _adjacent_rows(node, form)
-        sizes = {"batch": rows // inner, "features": features, "inner": inner}
+        sizes = {"batch": rows // inner, "features": features, "inner": inner, "wide": wide}
         return Lowered(LAYER_NORM, problem_from(LayerNormProblem, node, **sizes, dtype=forms.stored))
 
     def sizes(self, sizes: Mapping[str, Sizes], attributes: Attributes) -> Mapping[str, Sizes]:
         return vector_sizes(sizes, axis=-1)
+
+
+def _flattened(graph: Graph, name: str, parameter: str) -> str:
+    """Return a parameter as a vector; in a training step it is a value."""
+    if parameter in graph.constants:
+        return graph.derive_constant(name, parameter, torch.Tensor.flatten)
+    shape, dtype = graph.shape_of(parameter), dtype_name(graph.dtype_of(parameter))
+    flat = Reshape.node(graph.fresh(name), {"x": parameter}, {}, (product(shape),), dtype)
+    graph.append(flat)
+    return flat.name
+
+
+class LayerNormBackward(Operator):
+    """dx of a LayerNorm; side outputs are the gradients of its weight and its bias. Its statistics are recomputed."""
+
+    name = "layer_norm_backward"
+    values = ("gradient", "x")
+    mixes_types = True
+    computes_in_fp32 = True
+
+    @match_aten("native_layer_norm_backward")
+    def _match(self, node: Node, call: AtenCall, graph: Graph) -> Match:
+        """Match it with the norm whose statistics it reads, for epsilon, in the graph of a training step."""
+        gradient, x, weight = (call.value(name) for name in ("grad_out", "input", "weight"))
+        result, source = node.attributes.get("result"), node.attributes.get("call")
+        epsilon = self._epsilon(graph, call.value("rstd"))
+        if source is None or result is None or gradient is None or x is None or epsilon is None:
+            return None
+        if weight is not None and graph.dtype_of(weight) is not torch.float32:
+            return None
+        if result:
+            return match_side_output(self, node, _GRADIENT_OUTPUTS, graph)
+        features = prod(call("normalized_shape"))
+        inputs = {"gradient": gradient, "x": x, "weight": weight}
+        return self.instead_of(node, inputs, epsilon=epsilon, rms=False, features=features, source=source)
+
+    @staticmethod
+    def _epsilon(graph: Graph, rstd: str | None) -> float | None:
+        norm = None if rstd is None else graph.nodes.get(rstd)
+        if norm is None or name_of(norm.attributes.get("target", "")) != "native_layer_norm":
+            return None
+        epsilon = AtenCall(norm)("eps")
+        return epsilon if isinstance(epsilon, float) else None
+
+    def layouts(self, node: Node, given: Mapping[str, str]) -> Layouts:
+        return Layouts("nchw", "nchw")
+
+    def compute(self, node: Node, inputs: Tensors) -> torch.Tensor:
+        x = inputs["x"]
+        return gradients(_backward_problem(node, x.shape, "fp32"), inputs)[0].view(x.shape).to(x.dtype)
+
+    def side_outputs(self, node: Node, inputs: Tensors) -> Tensors:
+        _, *found = gradients(_backward_problem(node, inputs["x"].shape, "fp32"), inputs)
+        return {
+            name: one.float().view(node.shape) for name, one in zip(_GRADIENT_OUTPUTS, found, strict=True)
+        }
+
+    def lower(self, node: Node, forms: Forms) -> Lowered | None:
+        form = forms.value(node.name)
+        if any(forms.value(node.inputs[role]).dtype != form.dtype for role in self.values):
+            return None
+        return Lowered(LAYER_NORM_BACKWARD, _backward_problem(node, form.shape, forms.stored))
+
+
+def _backward_problem(node: Node, shape: Sequence[int], dtype: str) -> LayerNormBackwardProblem:
+    rows = prod(shape) // node.attributes["features"]
+    return problem_from(LayerNormBackwardProblem, node, batch=rows, dtype=dtype)
 
 
 class GroupNorm(Operator):

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 
 from escalade.engine.graph.graph import Graph, Node, Shape
-from escalade.engine.nodes.base import Layouts, Operator, Tensors
+from escalade.engine.nodes.base import Layouts, Match, Operator, Tensors
 from escalade.engine.nodes.lowering import SideBuffer
 
 _PRODUCER = "of"
@@ -70,3 +70,15 @@ def readers_of(producer: Node, graph: Graph) -> list[Node]:
     """Return the nodes that read a node's result, without its side outputs."""
     own = {node.name for node in side_outputs_of(producer, graph)}
     return [node for node in graph.readers(producer.name) if node.name not in own]
+
+
+def match_side_output(operator: Operator, node: Node, buffers: tuple[str, ...], graph: Graph) -> Match:
+    """Match another result of a PyTorch call whose first result is a node of the operator."""
+    source, result = node.attributes["call"], node.attributes["result"]
+    # From the end: a call's results are captured one after the other.
+    recent = reversed(graph.nodes.values())
+    producers = (one for one in recent if operator.matches(one) and one.attributes["source"] == source)
+    producer = next(producers, None)
+    if producer is None:
+        return None
+    return SideOutput.of(producer, node.name, buffers[result - 1], node.shape, node.dtype)

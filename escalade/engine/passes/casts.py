@@ -12,6 +12,7 @@ from escalade.engine.nodes import operator_of
 from escalade.engine.nodes.aten import is_rounding
 from escalade.engine.nodes.mlp import MlpBackward
 from escalade.engine.nodes.pointwise import Pointwise
+from escalade.engine.nodes.side_outputs import readers_of, side_outputs_of
 from escalade.engine.nodes.views import Reshape, Slice
 from escalade.engine.passes.gradient_patterns import cast_source
 
@@ -71,11 +72,13 @@ def drop_rounding(graph: Graph, dtype: str) -> None:
 def narrow_autocast_layers(graph: Graph) -> None:
     """Remove autocast's casts to fp32 before a layer and back after it: its kernel computes in fp32 anyway."""
     for node in graph:
-        if not operator_of(node).computes_in_fp32 or node.name in graph.outputs or not node.inputs:
+        operator = operator_of(node)
+        if not operator.computes_in_fp32 or node.name in graph.outputs or not node.inputs:
             continue
-        producers = {role: graph.nodes.get(name) for role, name in node.inputs.items()}
-        sources = {role: cast_source(cast, graph) for role, cast in producers.items()}
-        readers = graph.readers(node.name)
+        # Parameters of layers that mix dtypes stay fp32.
+        roles = [role for role in node.inputs if not operator.mixes_types or role in operator.values]
+        sources = {role: cast_source(graph.nodes.get(node.inputs[role]), graph) for role in roles}
+        readers = readers_of(node, graph)
         types = {graph.dtype_of(name) if name is not None else None for name in sources.values()}
         types |= {graph.dtype_of(reader.name) if cast_source(reader, graph) else None for reader in readers}
         (narrow,) = types if len(types) == 1 else (None,)
@@ -83,6 +86,8 @@ def narrow_autocast_layers(graph: Graph) -> None:
         if narrow not in (torch.float16, torch.bfloat16) or is_returned:
             continue
         dtype = dtype_name(narrow)
+        for side_output in side_outputs_of(node, graph):
+            graph.nodes[side_output.name] = side_output.with_inputs(**sources)
         graph.nodes[node.name] = replace(node.with_inputs(**sources), dtype=dtype)
         for reader in readers:
             graph.remove(reader, instead=node.name)

@@ -9,7 +9,7 @@
 #include "layer_norm/layer_norm.cuh"
 
 extern "C" __global__ void __launch_bounds__(COLUMN_THREADS, BLOCKS_PER_SM)
-    layer_norm_columns(const Element* x, const Element* weight, const Element* bias, Element* y, int rows,
+    layer_norm_columns(const Element* x, const Parameter* weight, const Parameter* bias, Element* y, int rows,
                        int features, float epsilon, int inner) {
     extern __shared__ __align__(16) unsigned char shared_memory[];
     constexpr int TILE = STAGED ? STEPS * COLUMN_THREADS : 0;

@@ -18,6 +18,20 @@ constexpr int THREADS = 128;     // config.threads
 constexpr int WARPS = ROW_THREADS < 32 ? 1 : ROW_THREADS / 32;  // per row; 1 if a row is part of a warp
 static_assert(WARPS <= 1 || ROW_THREADS == THREADS, "warps of one row share the CTA barrier");
 using Values = Pack<Element, VECTOR>;
+using Parameters = Pack<Parameter, VECTOR>;
+
+// As many of the weights as elements of an access, 16 bytes at a time: fp32 ones take two accesses for 16-bit elements.
+__device__ __forceinline__ Parameters load_parameters(const Parameter* address) {
+    constexpr int PART = VECTOR * sizeof(Parameter) > 16 ? 16 / sizeof(Parameter) : VECTOR;
+    Parameters loaded;
+#pragma unroll
+    for (int first = 0; first < VECTOR; first += PART) {
+        const Pack<Parameter, PART> part = load_pack<Parameter, PART>(address + first);
+#pragma unroll
+        for (int e = 0; e < PART; ++e) loaded.at[first + e] = part.at[e];
+    }
+    return loaded;
+}
 
 __device__ __forceinline__ float sum_of_row(float value) {
     constexpr int LANES = ROW_THREADS < 32 ? ROW_THREADS : 32;
@@ -35,7 +49,7 @@ __device__ __forceinline__ float sum_of_row(float value) {
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    layer_norm_in_registers(const Element* x, const Element* weight, const Element* bias, Element* y, int rows,
+    layer_norm_in_registers(const Element* x, const Parameter* weight, const Parameter* bias, Element* y, int rows,
                             int features, float epsilon) {
     wait_for_previous_launch();
     const long long row = 1LL * blockIdx.x * (THREADS / ROW_THREADS) + threadIdx.x / ROW_THREADS;
@@ -71,9 +85,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     for (int i = 0; i < PACKS; ++i) {
         const int first = (i * ROW_THREADS + thread) * VECTOR;
         if (first >= features) continue;
-        Values weights = {}, biases = {};
-        if (HAS_WEIGHT) weights = load_pack<Element, VECTOR>(weight + first);
-        if (HAS_BIAS) biases = load_pack<Element, VECTOR>(bias + first);
+        Parameters weights = {}, biases = {};
+        if (HAS_WEIGHT) weights = load_parameters(weight + first);
+        if (HAS_BIAS) biases = load_parameters(bias + first);
 #pragma unroll
         for (int e = 0; e < VECTOR; ++e)
             loaded[i].at[e] = normalized(to_float(loaded[i].at[e]), mean, scale, weights.at, biases.at, e);

@@ -7,15 +7,16 @@
 
 #ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
 using Element = float;             // problem.dtype
+using Parameter = float;           // problem.parameters: the dtype of weight and bias
 constexpr bool HAS_MEAN = true;    // not problem.rms
 constexpr bool HAS_WEIGHT = true;  // problem.weight
 constexpr bool HAS_BIAS = true;    // problem.bias
 constexpr bool HAS_RELU = false;   // problem.relu
 #endif
 
-template <class Parameter>
-__device__ __forceinline__ Element normalized(float x, float mean, float scale, const Parameter* weight,
-                                              const Parameter* bias, int feature) {
+template <class Stored>
+__device__ __forceinline__ Element normalized(float x, float mean, float scale, const Stored* weight,
+                                              const Stored* bias, int feature) {
     float value = (x - mean) * scale;
     if (HAS_WEIGHT) value *= to_float(weight[feature]);
     if (HAS_BIAS) value += to_float(bias[feature]);

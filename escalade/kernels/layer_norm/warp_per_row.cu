@@ -7,7 +7,7 @@
 #include "common/warp.cuh"
 #include "layer_norm/layer_norm.cuh"
 
-extern "C" __global__ void layer_norm_warp_per_row(const Element* x, const Element* weight, const Element* bias,
+extern "C" __global__ void layer_norm_warp_per_row(const Element* x, const Parameter* weight, const Parameter* bias,
                                                    Element* y, int rows, int features, float epsilon) {
     wait_for_previous_launch();
     const int lane = threadIdx.x % 32;

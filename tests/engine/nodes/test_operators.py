@@ -139,6 +139,9 @@ EXAMPLES: Mapping[str, Callable[[], Example]] = {
     "linear": lambda: Example(nn.Linear(16, 8), (16,)),
     "squeeze_excite": lambda: Example(nn.Sequential(nn.Conv2d(16, 16, 3), _gate()), (16, 5, 5), "fp16"),
     "layer_norm": lambda: Example(nn.LayerNorm(16), (16,)),
+    "layer_norm_backward": lambda: Example(
+        nn.Sequential(nn.Linear(16, 16), nn.LayerNorm(16)), (16,), in_step=True
+    ),
     "group_norm": lambda: Example(nn.GroupNorm(2, 8), (8, 5, 5)),
     "gelu": lambda: Example(nn.GELU(), (16,)),
     "pointwise": lambda: Example(Call(lambda x: torch.sigmoid(x) * x[:, :1]), (16,)),

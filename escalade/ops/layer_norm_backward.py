@@ -1,0 +1,296 @@
+"""Gradients of layer normalization, for training steps."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from escalade.device.program import Program
+from escalade.device.recipe import Argument, Buffer, KernelCall, Recipe, Workspace
+from escalade.errors import UnsupportedError
+from escalade.ops.base.dtypes import DTYPES, ELEMENT_BYTES, STORAGE, widest_vector
+from escalade.ops.base.grid import ceil_div
+from escalade.ops.base.ladder import Ladder
+from escalade.ops.base.launch import kernel_call
+from escalade.ops.base.naming import Named, NamePattern
+from escalade.ops.base.operation import Operation, Reference, Tensors
+from escalade.ops.base.rung import Rung, ThreadsConfig
+from escalade.ops.layer_norm import EPSILON, RegistersConfig
+from escalade.ops.shared.rows import LAYOUTS, check_fields
+
+# --- the problem
+
+
+@dataclass(frozen=True)
+class LayerNormBackwardProblem(Named):
+    """Gradients of y[row] = (x[row] - mean) * rstd * weight + bias, where mean and rstd are those of each row of x.
+
+    Buffers `gradient` (dy), x and the gradient of x, `y`, are [batch][features] of the `dtype`. `weight`, which is
+    optional, and the results `weight_gradient` and `bias_gradient` are fp32 vectors. With `rms` the mean counts as 0.
+    The statistics are computed from x: that costs less than reading them.
+    """
+
+    NAME: ClassVar = NamePattern(
+        "gradients of layer normalization", "{features}_b{batch}{rms?_rms}{weight?_weight}[_eps{epsilon}]"
+    )
+
+    batch: int
+    features: int
+    weight: bool = True
+    rms: bool = False
+    epsilon: float = EPSILON
+    dtype: str = "fp32"
+    layout: str = "flat"
+
+    def __post_init__(self) -> None:
+        check_fields("layer_norm_backward", self, DTYPES, {"features": self.features})
+        if not (math.isfinite(self.epsilon) and self.epsilon >= 0):
+            raise UnsupportedError(f"epsilon is {self.epsilon}: it must be finite and at least 0")
+
+    @property
+    def elements(self) -> int:
+        return self.batch * self.features
+
+    @property
+    def flops(self) -> int:
+        """Two sums for the statistics and two for dx, two more over rows, and dx itself."""
+        return 16 * self.elements
+
+    @property
+    def bytes(self) -> int:
+        return 3 * self.elements * ELEMENT_BYTES[self.dtype] + 4 * (2 + self.weight) * self.features
+
+    @property
+    def rounding(self) -> float:
+        """Sums over a row, and running sums over the rows of a CTA."""
+        return 2.0**-24 * (6 + math.sqrt(1 + max(self.features, self.batch) / 6))
+
+
+# --- rungs
+
+
+_RESULTS = Buffer("weight_gradient"), Buffer("bias_gradient")
+_STATISTICS, _PARTIAL = Buffer("statistics"), Buffer("partial")
+
+
+def _arguments(problem: LayerNormBackwardProblem, workspace: Buffer) -> tuple[Argument, ...]:
+    return (
+        Buffer("gradient"), Buffer("x"), Buffer("weight", optional=True), Buffer("y"), workspace, problem.batch,
+        problem.features, float(problem.epsilon),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Naive(Rung[LayerNormBackwardProblem, ThreadsConfig]):
+    def configs(self, problem: LayerNormBackwardProblem) -> tuple[ThreadsConfig, ...]:
+        return tuple(ThreadsConfig(threads) for threads in (64, 32, 128))
+
+    def recipe(self, problem: LayerNormBackwardProblem, config: ThreadsConfig) -> Recipe:
+        p, threads = problem, config.threads
+        rows = kernel_call(
+            Program.of("layer_norm_backward/naive.cu", problem=p),
+            ceil_div(p.batch, threads),
+            threads,
+            *_arguments(p, _STATISTICS),
+        )
+        sums = kernel_call(
+            Program.of("layer_norm_backward/naive_sums.cu", problem=p),
+            ceil_div(p.features, threads),
+            threads,
+            Buffer("gradient"), Buffer("x"), _STATISTICS, *_RESULTS, p.batch, p.features,
+        )  # fmt: skip
+        return Recipe((rows, sums), (Workspace(_STATISTICS.name, 2 * 4 * p.batch),))
+
+
+# Predictions are for 100,352 rows of 96 features in fp16: 58 MB, 13.8 us at copy rate.
+NAIVE = Naive("naive", "one thread per row, then one thread per feature for the sums over rows", None, None)
+
+
+_MOST_REGISTERS = 16
+"""Most registers per thread for x, and as many for the gradient; the sums take two for each element."""
+_MOST_THREADS = 512
+_WARP = 32
+_NARROW_THREADS = 256
+"""Threads per CTA where a row takes at most a warp."""
+_MERGE_THREADS = 512
+
+
+@dataclass(frozen=True)
+class InRegisters(Rung[LayerNormBackwardProblem, RegistersConfig]):
+    def supports(self, problem: LayerNormBackwardProblem) -> str | None:
+        if self._offered(problem):
+            return None
+        width = widest_vector(problem.dtype, problem.features)
+        most = _MOST_THREADS * self._most_packs(problem) * width
+        return f"rows of up to {most} features fit into registers; these have {problem.features}"
+
+    @staticmethod
+    def _most_packs(problem: LayerNormBackwardProblem) -> int:
+        values = _MOST_REGISTERS * 4 // ELEMENT_BYTES[problem.dtype]
+        return values // widest_vector(problem.dtype, problem.features)
+
+    def configs(self, problem: LayerNormBackwardProblem) -> tuple[RegistersConfig, ...]:
+        return self._offered(problem)
+
+    def _offered(self, problem: LayerNormBackwardProblem) -> tuple[RegistersConfig, ...]:
+        """Prefer no idle threads, then few of them per row; for few rows as many as have work."""
+        whole = problem.features // widest_vector(problem.dtype, problem.features)
+        offered: list[tuple[int, RegistersConfig]] = []
+        for row_threads in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512):
+            packs = ceil_div(whole, row_threads)
+            if packs <= self._most_packs(problem):
+                threads = _NARROW_THREADS if row_threads <= _WARP else row_threads
+                offered.append((row_threads * packs - whole, RegistersConfig(row_threads, packs, threads)))
+            if packs == 1:
+                break
+        if problem.batch <= self.card.busy_blocks:
+            return tuple(config for _, config in reversed(offered))
+        return tuple(config for _, config in sorted(offered, key=lambda one: one[0]))
+
+    def _splits(self, problem: LayerNormBackwardProblem, config: RegistersConfig) -> int:
+        """Return the CTAs that share the rows: as many as the SMs hold at 128 registers per thread."""
+        resident = max(1, 512 // config.threads)
+        rows = config.threads // config.row_threads
+        return max(1, min(ceil_div(problem.batch, rows), resident * self.card.multiprocessors))
+
+    def recipe(self, problem: LayerNormBackwardProblem, config: RegistersConfig) -> Recipe:
+        p, splits = problem, self._splits(problem, config)
+        vector = widest_vector(p.dtype, p.features)
+        first = kernel_call(
+            Program.of("layer_norm_backward/in_registers.cu", problem=p, config=config, vector=vector),
+            splits,
+            config.threads,
+            *_arguments(p, _PARTIAL),
+        )
+        merge = KernelCall(
+            Program.of("layer_norm_backward/merge.cu", threads=_MERGE_THREADS),
+            (ceil_div(p.features, _WARP), 2, 1),
+            (_MERGE_THREADS, 1, 1),
+            (_PARTIAL, *_RESULTS, p.features, splits),
+            overlap=True,
+        )
+        return Recipe((first, merge), (Workspace(_PARTIAL.name, 2 * 4 * splits * p.features),))
+
+
+IN_REGISTERS = InRegisters(
+    "in_registers",
+    "16-byte loads, rows of dy and x in registers: one read; sums over rows in registers, merged by a second launch",
+    below="naive",
+    # naive: 480 loads of 2 bytes per thread and row, each 32 sectors for a warp, 1.5 M sectors per SM at one per clock,
+    # 0.8 ms; 96 threads then read 100,352 rows, 500 cycles per pair of loads, 27 ms. In registers: 18 us.
+    predicted_gain=1500.0,
+)
+
+
+# --- problems
+
+
+PROBLEMS = (
+    LayerNormBackwardProblem(200_704, 96),
+    LayerNormBackwardProblem(50_176, 192),
+    LayerNormBackwardProblem(3_136, 768),
+    LayerNormBackwardProblem(12_608, 384),
+    LayerNormBackwardProblem(8_192, 4_096, rms=True),
+)
+"""The norms of a ConvNeXt and of a small vision transformer at batch 64, and rows of a language model's width."""
+
+SMALL_PROBLEMS = (
+    LayerNormBackwardProblem(37, 96),
+    LayerNormBackwardProblem(5, 33),
+    LayerNormBackwardProblem(3, 2310, weight=False, epsilon=1e-6),
+    LayerNormBackwardProblem(2, 16_390, rms=True),
+    LayerNormBackwardProblem(300, 8),
+    LayerNormBackwardProblem(70, 24, rms=True, weight=False),
+    LayerNormBackwardProblem(9, 1),
+)
+"""Small problems: rows of part of a warp, of several warps, and too wide for registers; odd widths."""
+
+
+# --- the reference
+
+
+def random_inputs(
+    problem: LayerNormBackwardProblem, device: torch.device, seed: int
+) -> dict[str, torch.Tensor]:
+    """Standard normal gradients, and rows with a mean and a spread of their own."""
+    generator = torch.Generator(device=device).manual_seed(seed)
+
+    def normal(*sizes: int) -> torch.Tensor:
+        return torch.randn(sizes, generator=generator, device=device)
+
+    rows, features, kind = problem.batch, problem.features, STORAGE[problem.dtype]
+    x = normal(rows, features) * (1 + normal(rows, 1).abs()) + normal(rows, 1)
+    tensors = {"gradient": normal(rows, features).to(kind), "x": x.to(kind)}
+    if problem.weight:
+        tensors["weight"] = 1 + 0.3 * normal(features)
+    return tensors
+
+
+def empty_output(problem: LayerNormBackwardProblem, device: torch.device) -> torch.Tensor:
+    return torch.empty((problem.batch, problem.features), dtype=STORAGE[problem.dtype], device=device)
+
+
+def gradients(
+    problem: LayerNormBackwardProblem, inputs: Tensors, dtype: torch.dtype = torch.float64
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return the gradients of x, weight and bias, computed in a dtype."""
+    wide = {name: tensor.to(dtype).reshape(-1, problem.features) for name, tensor in inputs.items()}
+    x, gradient = wide["x"], wide["gradient"]
+    centered = x if problem.rms else x - x.mean(-1, keepdim=True)
+    rstd = (centered.square().mean(-1, keepdim=True) + problem.epsilon).rsqrt()
+    normalized = centered * rstd
+    scaled = gradient * wide["weight"] if problem.weight else gradient
+    result = scaled - normalized * (scaled * normalized).mean(-1, keepdim=True)
+    if not problem.rms:
+        result = result - scaled.mean(-1, keepdim=True)
+    return result * rstd, (gradient * normalized).sum(0), gradient.sum(0)
+
+
+def exact(problem: LayerNormBackwardProblem, inputs: Tensors) -> torch.Tensor:
+    return gradients(problem, inputs)[0]
+
+
+def peer(problem: LayerNormBackwardProblem, inputs: Tensors) -> torch.Tensor:
+    """PyTorch's gradients of the norm; those of RMS norm in single operators. In fp32 if the weight is."""
+    if problem.rms:
+        return gradients(problem, inputs, torch.float32)[0].to(STORAGE[problem.dtype])
+    x, gradient, weight = inputs["x"].float(), inputs["gradient"].float(), inputs.get("weight")
+    sizes = [problem.features]
+    _, mean, rstd = torch.ops.aten.native_layer_norm(x, sizes, weight, None, problem.epsilon)
+    found: tuple[torch.Tensor, ...] = torch.ops.aten.native_layer_norm_backward(
+        gradient, x, sizes, mean, rstd, weight, None, [True, problem.weight, False]
+    )
+    return found[0].to(STORAGE[problem.dtype])
+
+
+# --- the operation
+
+
+class LayerNormBackward(Operation[LayerNormBackwardProblem]):
+    name = "layer_norm_backward"
+    problem = LayerNormBackwardProblem
+    in_pytorch = Reference(random_inputs, empty_output, exact, peer)
+    ladder = Ladder("layer_norm_backward", (NAIVE, IN_REGISTERS))
+    problems = PROBLEMS
+    small_problems = SMALL_PROBLEMS
+    dtypes = DTYPES
+    layouts = LAYOUTS
+    weights_change = True
+
+    def preferred(self, problem: LayerNormBackwardProblem) -> tuple[str, ...]:
+        return ("in_registers",)
+
+    def extra_outputs(
+        self, problem: LayerNormBackwardProblem, device: torch.device
+    ) -> dict[str, torch.Tensor]:
+        return {one.name: torch.empty(problem.features, device=device) for one in _RESULTS}
+
+    def extra_references(self, problem: LayerNormBackwardProblem, inputs: Tensors) -> dict[str, torch.Tensor]:
+        _, *found = gradients(problem, inputs)
+        return {buffer.name: one for buffer, one in zip(_RESULTS, found, strict=True)}
+
+
+LAYER_NORM_BACKWARD = LayerNormBackward()
