@@ -74,19 +74,34 @@ def test_a_network_that_gives_images_trains_as_autocast_has_it(weighted: bool, c
         torch.testing.assert_close(step(x, target), lost.detach().float(), rtol=2e-2, atol=0)
 
 
-@pytest.mark.parametrize("dtype", ("fp16", "bf16", "tf32"))
-def test_layer_norms_train_by_kernels(dtype: str, cuda: torch.device) -> None:
+def layer_norms() -> tuple[nn.Module, tuple[int, ...]]:
     """Autocast computes norms in fp32 between casts, which their kernels absorb."""
-    torch.manual_seed(0)
     width = 96
     block = [nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)]
-    model = nn.Sequential(nn.Linear(width, width), *block, nn.LayerNorm(width), nn.Linear(width, 8)).to(cuda)
+    head = [nn.LayerNorm(width), nn.Linear(width, 8)]
+    return nn.Sequential(nn.Linear(width, width), *block, *head), (517, width)
+
+
+def transposed_convolutions() -> tuple[nn.Module, tuple[int, ...]]:
+    layers = [nn.Conv2d(8, 64, 3, padding=1), nn.ReLU(), nn.ConvTranspose2d(64, 32, 2, 2), nn.ReLU()]
+    layers += [nn.ConvTranspose2d(32, 64, 4, 2, 1), nn.ReLU(), nn.ConvTranspose2d(64, 64, 3, 1, 1), nn.ReLU()]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 8)), (32, 8, 15, 17)
+
+
+@pytest.mark.parametrize("make", (layer_norms, transposed_convolutions))
+@pytest.mark.parametrize("dtype", ("fp16", "bf16", "tf32"))
+def test_gradients_of_layers_are_kernels(
+    make: Callable[[], tuple[nn.Module, tuple[int, ...]]], dtype: str, cuda: torch.device
+) -> None:
+    torch.manual_seed(0)
+    model, shape = make()
+    model = model.to(cuda).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     expected = copy.deepcopy(model)
     own, theirs = (torch.optim.SGD(one.parameters(), 0.1) for one in (model, expected))
-    x, target = torch.randn(517, width, device=cuda), torch.randint(0, 8, (517,), device=cuda)
+    x, target = torch.randn(shape, device=cuda), torch.randint(0, 8, shape[:1], device=cuda)
     step = training_step(model, F.cross_entropy, own, (x, target), dtype=dtype, loss_scale=256.0)
-    left = {each.node.attributes.get("target", "") for each in step.plan.fallbacks}
-    assert not any("layer_norm" in name for name in left)
+    left = {each.node.attributes.get("target", each.node.op) for each in step.plan.fallbacks}
+    assert not any("norm" in name or "conv" in name for name in left), left
     for _ in range(3):
         theirs.zero_grad()
         kind = torch.bfloat16 if dtype == "bf16" else torch.float16

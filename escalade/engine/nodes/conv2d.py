@@ -238,22 +238,20 @@ class ConvTranspose2d(Operator):
     @match_aten("conv_transpose1d", phases=(CAPTURE, FOLDED), sequence=_SEQUENCE)
     def _match(self, node: Node, call: AtenCall, graph: Graph) -> Match:
         x, weight, bias = (call.value(name) for name in ("input", "weight", "bias"))
-        if len(node.shape) != 4 or weight not in graph.constants or (bias or weight) not in graph.constants:
-            return None
-        assert x is not None
+        is_constant = {weight, bias or weight} <= graph.constants.keys()
+        if len(node.shape) != 4 or not (is_constant or graph.typed):
+            return None  # kernels pack their weights once, except in a training step
+        assert x is not None and weight is not None
         window = {
             key: call.pair(key, 1 if key in ("stride", "dilation") else 0) for key in _TRANSPOSED_WINDOW
         }
-        if any(more >= step for more, step in zip(window["output_padding"], window["stride"], strict=True)):
-            return None  # not the gradient of a convolution
-        groups, filters = call("groups", 1), graph.constants[weight]
+        if not _is_input_gradient(call):
+            return None
+        groups, taps = call("groups", 1), graph.shape_of(weight)[2:]
         if groups == 1:
-            image = graph.shape_of(x)[2:]
-            window["stride"] = _effective_stride(image, tuple(filters.shape[2:]), window)
-        if window["stride"] == (1, 1):
-            reach = (
-                (size - 1) * step for size, step in zip(filters.shape[2:], window["dilation"], strict=True)
-            )
+            window["stride"] = _effective_stride(graph.shape_of(x)[2:], taps, window)
+        if window["stride"] == (1, 1) and weight in graph.constants:
+            reach = ((size - 1) * step for size, step in zip(taps, window["dilation"], strict=True))  # type: ignore[operator]
             rows, columns = (far - own for far, own in zip(reach, window["padding"], strict=True))
             if min(rows, columns) >= 0:  # else the convolution would have to crop x
                 flipped = graph.derive_constant(f"{node.name}_weight", weight, partial(_flipped, groups))
@@ -311,6 +309,12 @@ class ConvTranspose2d(Operator):
         return {"weight": NHWC}
 
 
+def _is_input_gradient(call: AtenCall) -> bool:
+    """Return True if a transposed convolution is the input gradient of a convolution: others have larger results."""
+    more, stride = call.pair("output_padding", 0), call.pair("stride", 1)
+    return all(one < step for one, step in zip(more, stride, strict=True))
+
+
 def _flipped(groups: int, filters: torch.Tensor) -> torch.Tensor:
     """Return the filters of the convolution that equals a transposed one of stride 1."""
     turned = filters.unflatten(0, (groups, -1)).transpose(1, 2).flatten(0, 1).flip(2, 3)
@@ -318,7 +322,7 @@ def _flipped(groups: int, filters: torch.Tensor) -> torch.Tensor:
 
 
 def _effective_stride(
-    image: tuple[Any, ...], filters: tuple[int, ...], window: Mapping[str, tuple[int, int]]
+    image: tuple[Any, ...], filters: tuple[Any, ...], window: Mapping[str, tuple[int, int]]
 ) -> tuple[int, int]:
     """Return the stride, or for an image of one pixel the size of the filter.
 
@@ -346,6 +350,12 @@ def _convolution_backward(
     return found
 
 
+def _bias_gradient(node: Node, gradient: str) -> Node:
+    return Reduce.instead_of(
+        node, {"x": gradient}, kind="sum", dims=BIAS_DIMS, keepdim=False, correction=0, relu=False
+    )
+
+
 class Conv2dInputGradient(Operator):
     """dx of y = conv(x, weight), from the gradient of y.
 
@@ -358,7 +368,7 @@ class Conv2dInputGradient(Operator):
     @match_aten("convolution_backward")
     def _match(self, node: Node, call: AtenCall, graph: Graph) -> Match:
         gradient, x, weight = (call.value(role) for role in ("grad_output", "input", "weight"))
-        if gradient is None or x is None or weight is None or call("transposed", False):
+        if gradient is None or x is None or weight is None:
             return None
         if len(graph.shape_of(x)) != 4 or not node.is_floating:
             return None
@@ -366,15 +376,30 @@ class Conv2dInputGradient(Operator):
             "stride": call.pair("stride", 1), "padding": call.pair("padding", 0), "dilation": call.pair("dilation", 1),
             "groups": call("groups", 1),
         }  # fmt: skip
+        if call("transposed", False):
+            if not _is_input_gradient(call):
+                return None
+            return self._match_transposed(node, {"gradient": gradient, "x": x, "weight": weight}, window)
         match node.attributes["result"]:
             case 0:
                 return self.instead_of(node, {"gradient": gradient, "weight": weight}, **window)
             case 1:
                 inputs = {"x": x, "gradient": gradient}
                 return Conv2dWeightGradient.instead_of(node, inputs, **window, bias=False)
-        return Reduce.instead_of(
-            node, {"x": gradient}, kind="sum", dims=BIAS_DIMS, keepdim=False, correction=0, relu=False
-        )
+        return _bias_gradient(node, gradient)
+
+    @staticmethod
+    def _match_transposed(node: Node, given: Mapping[str, str], window: Attributes) -> Node:
+        """Match a gradient of a transposed convolution: that is the input gradient of a convolution, whose input is
+        the transposed one's result."""
+        match node.attributes["result"]:
+            case 0:
+                inputs = {"x": given["gradient"], "weight": given["weight"]}
+                return Conv2d.instead_of(node, inputs, **window, relu=False)
+            case 1:
+                inputs = {"x": given["gradient"], "gradient": given["x"]}
+                return Conv2dWeightGradient.instead_of(node, inputs, **window, bias=False)
+        return _bias_gradient(node, given["gradient"])
 
     def takes_residual(self, node: Node) -> bool:
         return True

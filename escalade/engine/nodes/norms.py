@@ -225,9 +225,8 @@ class LayerNormBackward(Operator):
 
     def side_outputs(self, node: Node, inputs: Tensors) -> Tensors:
         _, *found = gradients(_backward_problem(node, inputs["x"].shape, "fp32"), inputs)
-        return {
-            name: one.float().view(node.shape) for name, one in zip(_GRADIENT_OUTPUTS, found, strict=True)
-        }
+        shape: tuple[int, ...] = node.shape  # type: ignore[assignment]  # a step has concrete sizes
+        return {name: one.float().view(shape) for name, one in zip(_GRADIENT_OUTPUTS, found, strict=True)}
 
     def lower(self, node: Node, forms: Forms) -> Lowered | None:
         form = forms.value(node.name)

@@ -402,3 +402,43 @@ def test_kernels_have_all_gradients_of_layer_norms(kind: type[nn.LayerNorm], dty
     assert not any("layer_norm" in one.node.attributes.get("target", "") for one in steps)
     narrow = [one for one in steps if one.node.op.startswith("layer_norm") and one.node.dtype == "bfloat16"]
     assert len(narrow) >= (0 if dtype == "fp32" else 5), "casts around norms remain, except the loss's"
+
+
+class _Transposed(nn.Module):
+    """Transposed convolutions of every kind, each behind an activation, on images that grow and shrink again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList((
+            nn.ConvTranspose2d(8, 16, 2, 2),
+            nn.ConvTranspose2d(16, 8, 3, 1, 1, bias=False),
+            nn.ConvTranspose2d(8, 8, 3, 2, 1, 1),
+            nn.ConvTranspose2d(8, 16, 3, 2, 1, groups=2),
+            nn.ConvTranspose2d(16, 16, 3, 2, 1, groups=16),
+            nn.ConvTranspose2d(16, 8, 2, 1, 1, output_padding=1, dilation=2),  # no gradient of a convolution
+        ))  # fmt: skip
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = F.avg_pool2d(torch.tanh(layer(x)), 2)
+        return x
+
+
+def test_kernels_have_all_gradients_of_transposed_convolutions() -> None:
+    torch.manual_seed(0)
+    model = _Transposed()
+    expected = copy.deepcopy(model)
+    own, theirs = _sgd(model.parameters()), _sgd(expected.parameters())
+    x = torch.randn(2, 8, 9, 7)
+    target = torch.randn(2, *expected(x).shape[1:])
+    step = escalade.training_step(model, F.mse_loss, own, (x, target), device="twin")
+    for _ in range(2):
+        _assert_same(step(x, target), _plain(expected, F.mse_loss, theirs, x, target), 1e-4)
+    _assert_same(model.state_dict(), expected.state_dict(), 1e-4)
+    left = [one.node for one in step.plan.fallbacks]
+    by_target = [
+        one.attributes["target"] for one in left if "convolution" in one.attributes.get("target", "")
+    ]
+    assert by_target == ["aten::convolution"] + 3 * ["aten::convolution_backward"], "but for the last layer"
+    # PyTorch has the weight gradient of groups, and the layer of which only a naive kernel supports the groups.
+    assert sum(one.op in ("conv2d", "conv_transpose2d", "conv2d_input_gradient") for one in left) <= 1
