@@ -80,6 +80,7 @@ LATE_PACKAGES = {
     "cuda": "CUDA's bindings load the driver's libraries, which a machine without a GPU has not got",
     "jax": "it need not be installed",
     "matplotlib": "it takes a second to load",
+    "onnx": "an extra, which only ONNX files need",
     "torch._dynamo": "it takes seconds to load",
     "torch._functorch": "it loads torch._dynamo",
     "torch._inductor": "it takes seconds to load",

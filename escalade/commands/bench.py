@@ -34,7 +34,7 @@ def command(
         str,
         typer.Argument(
             help="resnet18, resnet34, resnet50, autoencoder, lenet or spectral_autoencoder; a constructor as "
-            "MODULE:name; or a .pt2 file of torch.export.",
+            "MODULE:name, torchvision:name or timm:name; a .pt2 or .onnx file; or a folder with config.json.",
             show_default=False,
         ),
     ],

@@ -28,6 +28,13 @@ def command(
         str | None,
         typer.Option("--dtype", "-t", help="fp32, tf32, fp16 or bf16.", show_default="fp16"),
     ] = None,
+    weights: Annotated[
+        pathlib.Path | None,
+        typer.Option(
+            help="Weights of a network by name: a .safetensors, .pth, .pt or .bin file. Default: random.",
+            show_default=False,
+        ),
+    ] = None,
     mean: ColorMean = None,
     std: ColorStd = None,
     arch: Annotated[
@@ -61,7 +68,7 @@ def command(
     with status(console) as say:
         say(f"compiling {model}")
         engine, _ = network(
-            model, batches[0], dtype, "cpu", plans=2 * len(batches),
+            model, batches[0], dtype, "cpu", plans=2 * len(batches), weights=weights,
             normalize=(lambda shape: normalization_at(side_of(shape), mean, std)) if takes_bytes else None,
         )  # fmt: skip
         for each in batches:

@@ -53,7 +53,8 @@ def command(
         typer.Option(
             "--network",
             "-n",
-            help="Instead of --weights: a constructor (MODULE:name), a .pt2 file from torch.export, or a saved engine.",
+            help="Instead of --weights: a constructor (MODULE:name, timm:name), a .pt2 or .onnx file, a folder "
+            "with config.json and weights, or a saved engine.",
             show_default=False,
         ),
     ] = None,

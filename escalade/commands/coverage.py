@@ -31,7 +31,7 @@ def command(
     networks: Annotated[
         str,
         typer.Argument(
-            help="torchvision, or any module of constructors: MODULE or MODULE:name,name. Functions that are not "
+            help="torchvision, timm, or any module of constructors: MODULE or MODULE:name,name. Functions that are not "
             "named are called only if their annotation says that they return an nn.Module.",
             show_default=False,
         ),

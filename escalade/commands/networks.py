@@ -1,4 +1,4 @@
-"""Resolve the network argument of a command: a model name, a constructor, an exported program, or a saved engine."""
+"""Resolve the network argument of a command: a model name, a constructor, a model's file, or a saved engine."""
 
 from __future__ import annotations
 
@@ -18,19 +18,22 @@ from escalade.engine import compile, load
 from escalade.engine.engine import Engine
 from escalade.engine.graph.graph import fixed_shape
 from escalade.engine.graph.trees import flatten
-from escalade.engine.programs import SUFFIX, example_of, read_program
+from escalade.engine.programs import MODEL_FILES, is_model_file, read_model
 from escalade.engine.settings import DEFAULT_PLANS
 from escalade.errors import UnsupportedError
+from escalade.models.folder import load_weights
 from escalade.models.registry import SEED
+from escalade.models.tensor_file import read_tensors
+from escalade.terminal_text import printable
 from escalade_apps.classify.preparation import Normalization
 from escalade_bench.coverage.catalogue import entries
 
 KINDS = (
-    f"a model ({', '.join(models.MODELS)}), a constructor (module:name), a {SUFFIX} file from torch.export nor the "
-    "file of a saved engine"
+    f"a model ({', '.join(models.MODELS)}), a constructor (module:name, torchvision:name, timm:name), {MODEL_FILES} "
+    "nor the file of a saved engine"
 )
 """Supported networks, to complete a sentence with `neither`."""
-_CONSTRUCTOR = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+_CONSTRUCTOR = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.-]*")
 _IMAGE = (3, 224, 224)
 """Default input of a constructor's network."""
 Normalizing = Callable[[Sequence[int]], Normalization]
@@ -56,22 +59,22 @@ class Uncompiled:
 
 def is_network(name: str) -> bool:
     """Return True if the name has the form of a network."""
-    return name in models.MODELS or bool(_CONSTRUCTOR.fullmatch(name)) or pathlib.Path(name).is_file()
+    return name in models.MODELS or bool(_CONSTRUCTOR.fullmatch(name)) or pathlib.Path(name).exists()
 
 
 def is_saved(name: str) -> bool:
     """Return True if the name has the form of an engine file."""
-    return name not in models.MODELS and not name.endswith(SUFFIX) and pathlib.Path(name).is_file()
+    return name not in models.MODELS and not is_model_file(name) and pathlib.Path(name).is_file()
 
 
 def uncompiled(name: str) -> Uncompiled | None:
-    """Return a model with random weights, or an exported program; None for a saved engine."""
+    """Return a model with random weights, or one from a file; None for a saved engine."""
     if name in models.MODELS:
         model, x = models.model(name)
         return Uncompiled(model, (x,), {})
-    if name.endswith(SUFFIX):
-        program = read_program(name)
-        return Uncompiled(program, *example_of(program))
+    if is_model_file(name):
+        file = read_model(name)
+        return Uncompiled(file.model, file.require_arguments(), file.keywords)
     if _CONSTRUCTOR.fullmatch(name) and not is_saved(name):
         (entry,) = entries(name)
         with torch.random.fork_rng(devices=()):
@@ -91,15 +94,19 @@ def network(
     measured: bool = False,
     plans: int = DEFAULT_PLANS,
     normalize: Normalizing | None = None,
+    weights: pathlib.Path | None = None,
 ) -> tuple[Engine, tuple[torch.Tensor, ...]]:
     """Compile or load a network. Return its engine and inputs for it.
 
-    `normalize` returns the normalization for the shape of the network's input.
+    `normalize` returns the normalization for the shape of the network's input; `weights` is a file with weights for a
+    network that is made by name.
     """
     home = torch.device("cpu" if device == "twin" else device)
     if not is_network(name):
         raise UnsupportedError(f"{name!r} is neither {KINDS}")
     found = uncompiled(name)
+    if weights is not None:
+        _load_weights(name, found, weights)
     if found is None:
         engine = load(name, device=device, measured=measured, plans=plans)
         if dtype not in (None, engine.dtype):
@@ -116,6 +123,12 @@ def network(
         normalize=None if normalize is None else normalize(arguments[0].shape),
     )  # fmt: skip
     return engine, engine.flatten(arguments, keywords)
+
+
+def _load_weights(name: str, found: Uncompiled | None, weights: pathlib.Path) -> None:
+    if found is None or is_model_file(name) or isinstance(found.model, torch.export.ExportedProgram):
+        raise UnsupportedError(f"{name} has its own weights; leave out --weights")
+    load_weights(found.model, read_tensors(weights), printable(weights))
 
 
 def inputs_of(engine: Engine, name: str, batch: int, home: torch.device) -> tuple[torch.Tensor, ...]:

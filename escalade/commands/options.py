@@ -103,7 +103,8 @@ Operation = Annotated[str, typer.Argument(help="Operation, such as conv2d.", sho
 Model = Annotated[
     str,
     typer.Argument(
-        help="A model such as resnet18, a constructor (MODULE:name), a .pt2 file from torch.export, or a saved engine.",
+        help="A model such as resnet18, a constructor (MODULE:name, torchvision:name, timm:name), a .pt2 or .onnx "
+        "file, a folder with config.json and weights, or a saved engine.",
         show_default=False,
     ),
 ]

@@ -18,7 +18,8 @@ def command(
     target: Annotated[
         str,
         typer.Argument(
-            help="An operation such as conv2d, or a network: resnet18, MODULE:name, a .pt2 file, a saved engine.",
+            help="An operation such as conv2d, or a network: resnet18, MODULE:name, timm:name, a .pt2 or .onnx file, "
+            "a folder with config.json, a saved engine.",
             show_default=False,
         ),
     ],

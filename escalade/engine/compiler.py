@@ -22,7 +22,7 @@ from escalade.engine.nodes.convert import Normalize
 from escalade.engine.nodes.evaluate import own_arithmetic
 from escalade.engine.passes import fuse
 from escalade.engine.passes.calibrate import ranges, transfer_ranges
-from escalade.engine.programs import example_of, module_of, read_program
+from escalade.engine.programs import ModelFile, module_of, of_program, read_model
 from escalade.engine.settings import DEFAULT_PLANS, TWIN, require_device
 from escalade.engine.weight_update import SourceModel
 from escalade.errors import OutOfMemory, UnsupportedError
@@ -56,8 +56,9 @@ def compile(
     `engine.refresh()` to copy the weights again, or `engine.load_state_dict(state)` to replace them.
 
     Args:
-        model: A PyTorch model, a program of `torch.export`, or the path of its .pt2 file. Programs and files have
-            example inputs of their own.
+        model: A PyTorch model, a program of `torch.export`, or a path: a .pt2 file of `torch.export`, an .onnx file
+            (needs `escalade[onnx]`), or a folder with config.json and weights of timm or transformers. Programs, files
+            and folders have example inputs of their own.
         example_inputs: A tensor, or a sequence of positional arguments, like those of later calls. Arguments that are
             not tensors (numbers, strings, True, None) become constants.
         example_keywords: Keyword arguments like those of later calls.
@@ -89,10 +90,13 @@ def compile(
     dtype = require_dtype(dtype)
     sizes, batches = _check_image_sizes(sizes), _check_batches(batches)
     if isinstance(model, str | os.PathLike):
-        model = read_program(model)
+        model, example_inputs, example_keywords = _with_example(
+            read_model(model), example_inputs, example_keywords
+        )
     if isinstance(model, torch.export.ExportedProgram):
-        if example_inputs is None:
-            example_inputs, example_keywords = example_of(model)
+        _, example_inputs, example_keywords = _with_example(
+            of_program(model), example_inputs, example_keywords
+        )
         model = module_of(model)
     require_module(model)
     if example_inputs is None:
@@ -138,6 +142,19 @@ def compile(
         _example_inputs_for(graph, [tensor.to(engine.device) for tensor in tensors], sizes, batches)
     )
     return engine
+
+
+def _with_example(
+    file: ModelFile, inputs: torch.Tensor | Sequence[Any] | None, keywords: Mapping[str, Any] | None
+) -> tuple[
+    torch.nn.Module | torch.export.ExportedProgram,
+    torch.Tensor | Sequence[Any],
+    Mapping[str, Any] | None,
+]:
+    """Return the model of a file with the caller's example inputs; with its own if there are none."""
+    if inputs is None:
+        return file.model, file.require_arguments(), file.keywords
+    return file.model, inputs, keywords
 
 
 def _example_inputs_for(

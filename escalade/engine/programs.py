@@ -1,4 +1,4 @@
-"""Read programs of `torch.export` (.pt2) as models."""
+"""Read models from files: programs of `torch.export` (.pt2), ONNX files, and folders in Hugging Face's layout."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import logging
 import os
 import pathlib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,24 +14,68 @@ import torch
 from escalade.engine.capture.muted_logs import muted
 from escalade.engine.graph.aten import RANDOM_UNLESS
 from escalade.errors import UnsupportedError
+from escalade.models.folder import CONFIG, read_folder
+from escalade.models.onnx_import.reader import SUFFIX as ONNX_SUFFIX
+from escalade.models.onnx_import.reader import read_onnx
 
 logger = logging.getLogger("escalade")
 
 SUFFIX = ".pt2"
+SUFFIXES = (SUFFIX, ONNX_SUFFIX)
+"""Endings of the files that models are read from."""
+MODEL_FILES = f"a {SUFFIX} file from torch.export, an {ONNX_SUFFIX} file, a folder with {CONFIG} and weights"
+"""Files that models are read from, to complete a sentence with."""
 _STATISTICS = {"batch_norm": "training", "instance_norm": "use_input_stats"}
 """Operators that compute batch statistics if this argument is true, and use running statistics otherwise."""
 _COUNTS = "num_batches_tracked"
 """The buffer in which normalization modules count training batches."""
 
 
+@dataclass(frozen=True)
+class ModelFile:
+    """A model from a file, with the inputs that it was exported with or that its file describes."""
+
+    model: torch.nn.Module | torch.export.ExportedProgram
+    arguments: tuple[Any, ...] | None
+    """None for a program without example inputs."""
+    keywords: Mapping[str, Any]
+
+    def require_arguments(self) -> tuple[Any, ...]:
+        if self.arguments is None:
+            raise UnsupportedError("the program has no example inputs; pass example_inputs to compile")
+        return self.arguments
+
+
+def is_model_file(path: str | os.PathLike[str]) -> bool:
+    """Return True if a path has the form of a model: the ending of its file, or a folder."""
+    return pathlib.Path(path).suffix in SUFFIXES or os.path.isdir(path)
+
+
+def read_model(path: str | os.PathLike[str]) -> ModelFile:
+    """Read a model from a .pt2 file, an .onnx file, or a folder in Hugging Face's layout."""
+    file = pathlib.Path(path)
+    if file.suffix == SUFFIX:
+        return of_program(read_program(file))
+    if file.suffix == ONNX_SUFFIX:
+        read = read_onnx(file)
+        return ModelFile(read.module, read.example, {})
+    if file.is_dir():
+        model, x = read_folder(file)
+        return ModelFile(model, (x,), {})
+    raise UnsupportedError(
+        f"compile takes a model, {MODEL_FILES}, not {file}; read saved engines with escalade.load"
+    )
+
+
+def of_program(program: torch.export.ExportedProgram) -> ModelFile:
+    """Return a program with the positional and keyword arguments that it was exported with."""
+    example = program.example_inputs
+    return ModelFile(program, *((None, {}) if example is None else (tuple(example[0]), dict(example[1]))))
+
+
 def read_program(path: str | os.PathLike[str]) -> torch.export.ExportedProgram:
     """Read a file written by `torch.export.save`. PyTorch's reader trusts its contents."""
     file = pathlib.Path(path)
-    if file.suffix != SUFFIX:
-        raise UnsupportedError(
-            f"compile takes a model or a {SUFFIX} file of torch.export, not {file}; read saved engines with "
-            "escalade.load"
-        )
     if not file.is_file():
         raise UnsupportedError(f"there is no file {file}")
     try:
@@ -53,14 +98,6 @@ def module_of(program: torch.export.ExportedProgram) -> torch.nn.Module:
             "running statistics in batch norms"
         )
     return module
-
-
-def example_of(program: torch.export.ExportedProgram) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
-    """Return the positional and keyword arguments that the program was exported with."""
-    example = program.example_inputs
-    if example is None:
-        raise UnsupportedError("the program has no example inputs; pass example_inputs to compile")
-    return tuple(example[0]), dict(example[1])
 
 
 def _set_eval_mode(part: torch.fx.GraphModule) -> bool:

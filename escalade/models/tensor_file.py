@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from escalade.errors import UnsupportedError
 from escalade.terminal_text import printable
 
-ENDINGS = (".safetensors", ".pth", ".pt")
+ENDINGS = (".safetensors", ".pth", ".pt", ".bin")
 _CONTAINERS = ("state_dict", "model", "net")
 """Keys under which training scripts commonly store the state_dict."""
 
@@ -25,7 +25,7 @@ def read_tensors(file: pathlib.Path) -> dict[str, torch.Tensor]:
         raise UnsupportedError(f"no such file: {printable(file)}")
     if file.suffix not in ENDINGS:
         raise UnsupportedError(
-            f"{printable(file.name)}: weights are read from .safetensors, .pth and .pt files"
+            f"{printable(file.name)}: weights are read from {', '.join(ENDINGS[:-1])} and {ENDINGS[-1]} files"
         )
     state: Any
     try:

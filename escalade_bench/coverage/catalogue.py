@@ -1,7 +1,8 @@
-"""Networks by the module that makes them: torchvision's, or those of any module of constructors."""
+"""Networks by the module that makes them: torchvision's, timm's, or those of any module of constructors."""
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import inspect
 import os
@@ -9,8 +10,9 @@ import re
 import sys
 import typing
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -20,9 +22,11 @@ from torch import nn
 from escalade.errors import UnsupportedError
 from escalade.tune.refusal import failure_reason
 
-TORCHVISION = "torchvision"
+TORCHVISION, TIMM = "torchvision", "timm"
 _LIBRARIES: list[torch.library.Library] = []
 """Kept alive, because operators are removed with the library that defines them."""
+_MOST_LISTED = 100
+"""Networks of a module that an error message lists."""
 _SIZES = {"inception_v3": 299}
 """Networks for images of an unusual size."""
 
@@ -43,8 +47,11 @@ class Entry:
 def entries(wanted: str, only: str | None = None) -> list[Entry]:
     """Return the networks of `module` or `module:name,name`; with `only`, those whose names match the expression."""
     module, colon, names = wanted.partition(":")
-    imported = None if module == TORCHVISION else _imported(module)
-    found = list(_torchvision() if imported is None else _callables(imported, annotated=not colon))
+    imported = None if module in (TORCHVISION, TIMM) else _imported(module)
+    if imported is None:
+        found = list(_torchvision() if module == TORCHVISION else _timm(names))
+    else:
+        found = list(_callables(imported, annotated=not colon))
     if colon:
         found = _named(module, names, found)
     try:
@@ -73,10 +80,21 @@ def _named(module: str, names: str, known: Sequence[Entry]) -> list[Entry]:
     missing = [name for name in asked if name not in by_name]
     if missing or not asked:
         raise UnsupportedError(
-            f"{module} has no network {', '.join(missing) or names!r} that takes no arguments; it has "
-            f"{', '.join(by_name) or 'none'}"
+            f"{module} has no network {', '.join(missing) or names!r} that takes no arguments; "
+            f"{_choices(missing, by_name)}"
         )
     return [by_name[name] for name in asked]
+
+
+def _choices(missing: Sequence[str], known: Iterable[str]) -> str:
+    """Name the networks that there are; of hundreds, those whose names are closest."""
+    names = list(known)
+    if len(names) <= _MOST_LISTED:
+        return f"it has {', '.join(names) or 'none'}"
+    close = [name for asked in missing for name in difflib.get_close_matches(asked, names, n=5)]
+    return f"it has {len(names)}" + (
+        f", with similar names: {', '.join(dict.fromkeys(close))}" if close else ""
+    )
 
 
 def _imported(name: str) -> ModuleType:
@@ -117,6 +135,18 @@ def _torchvision() -> Iterator[Entry]:
         yield Entry(name, maker(name, weights_backbone=None, aux_loss=aux))
     for name in models.list_models(module=models.detection):
         yield Entry(f"{name}.backbone", maker(name, "backbone", weights_backbone=None))
+
+
+def _timm(names: str) -> Iterator[Entry]:
+    """Yield timm's networks; those of names with a tag of pretrained weights, such as resnet50.a1_in1k, too."""
+    _define_operators()  # timm imports torchvision
+    timm: Any = _imported(TIMM)
+    tagged = [name for name in map(str.strip, names.split(",")) if "." in name and timm.is_model(name)]
+    for name in (*timm.list_models(), *tagged):
+        size = getattr(timm.get_pretrained_cfg(name), "input_size", None)
+        yield Entry(
+            name, _quietly(partial(timm.create_model, name)), item=None if size is None else tuple(size)
+        )
 
 
 def _define_operators() -> None:

@@ -16,7 +16,7 @@ from torch import nn
 
 from escalade import models
 from escalade.engine import compile
-from escalade.engine.programs import SUFFIX, example_of, module_of, read_program
+from escalade.engine.programs import MODEL_FILES, is_model_file, module_of, read_model
 from escalade.errors import UnsupportedError
 from escalade_bench.coverage.catalogue import entries
 from escalade_bench.measure.records import Record
@@ -109,26 +109,26 @@ _MOST, _TRIALS = 50.0, 3
 
 
 def workload(name: str) -> Workload:
-    """Return a workload by its name, by a constructor `module:name`, or of a .pt2 file."""
+    """Return a workload by its name, by a constructor `module:name`, or of a model's file."""
     if name in WORKLOADS:
         return WORKLOADS[name]
-    if name.endswith(SUFFIX):
-        return _of_program(name)
+    if is_model_file(name):
+        return _of_file(name)
     if ":" in name:
         return _of_constructor(name)
     raise UnsupportedError(
-        f"there is no workload {name!r}; there is {', '.join(WORKLOADS)}, any constructor as module:name, and the "
-        f"{SUFFIX} file of a program of torch.export. For a saved engine, `escalade bench check` compares its plan "
+        f"there is no workload {name!r}; there is {', '.join(WORKLOADS)}, any constructor as module:name, "
+        f"{MODEL_FILES}. For a saved engine, `escalade bench check` compares its plan "
         "with PyTorch"
     )
 
 
 class _Exported(nn.Module):
-    """An exported program as a model: it computes the same in every mode, and cannot be switched."""
+    """A model from a file: it computes the same in every mode, and a program cannot be switched."""
 
-    def __init__(self, program: torch.export.ExportedProgram) -> None:
+    def __init__(self, model: nn.Module | torch.export.ExportedProgram) -> None:
         super().__init__()
-        self.program = module_of(program)
+        self.program = module_of(model) if isinstance(model, torch.export.ExportedProgram) else model
 
     def forward(self, x: torch.Tensor) -> Any:
         return self.program(x)
@@ -144,16 +144,16 @@ class _Exported(nn.Module):
         return made
 
 
-def _of_program(name: str) -> Workload:
-    program = read_program(name)
-    given, named = example_of(program)
+def _of_file(name: str) -> Workload:
+    file = read_model(name)
+    given, named = file.require_arguments(), file.keywords
     first = given[0] if len(given) == 1 and not named else None
     if not isinstance(first, torch.Tensor) or not first.is_floating_point() or first.dim() < 2:
         raise UnsupportedError(
             f"{name} takes other inputs than one batch of numbers; bench measures networks of one such tensor, and "
             "`escalade bench check` has any network's plan beside PyTorch"
         )
-    return _of_network(pathlib.Path(name).stem, lambda: _Exported(program), tuple(first.shape[1:]))
+    return _of_network(pathlib.Path(name).stem, lambda: _Exported(file.model), tuple(first.shape[1:]))
 
 
 def _of_constructor(name: str) -> Workload:

@@ -1,0 +1,1 @@
+"""ONNX files as PyTorch modules: a small reader for the operators of convolutional networks."""
