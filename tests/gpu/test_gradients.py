@@ -13,6 +13,7 @@ from escalade.ops import OPERATIONS, Rung, conv2d_input_gradient, conv2d_weight_
 from escalade.ops.base.accuracy import relative_error
 from escalade.ops.base.card import Card
 from escalade.ops.base.dtypes import STORAGE
+from escalade.ops.conv2d import Conv2dProblem
 from escalade.ops.conv2d_input_gradient import Conv2dInputGradientProblem
 from escalade.ops.conv2d_weight_gradient import Conv2dWeightGradientProblem
 from escalade.ops.conv2d_weight_gradient.rungs.sm90_halves import WGMMA_SPLIT, WINDOW_SPLIT
@@ -126,3 +127,23 @@ def test_long_sums_of_one_sign_keep_the_accuracy_of_fp32(
     inputs = {name: tensor.abs() for name, tensor in operation.inputs(problem, cuda, seed).items()}
     found, _ = conv2d_weight_gradient(inputs["x"], inputs["gradient"], 3, padding=1, rung=rung.name)
     assert relative_error(found, operation.reference(problem, inputs)) < 8e-6
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        ("128to128_28_k3s1g32_b16", "fp16"),  # ResNeXt: 16 groups per tile
+        ("1024to1024_7_k3s1g32_b8", "bf16"),
+        ("208to208_15x13_k3s2g26_b9_bias", "fp16"),  # RegNet: a partial tile at the end
+        (
+            "120to72_19_k5x3s1x2p2x1d1x2g6_b7_bias",
+            "fp16",
+        ),  # groups of 20 channels and 12 filters, two to a tile
+    ],
+)
+def test_weight_gradients_of_groups(name: str, dtype: str, cuda: torch.device, seed: int) -> None:
+    operation = OPERATIONS["conv2d_weight_gradient"]
+    rung = operation.ladder.rung("wgmma_groups").on(Card.of(cuda))
+    problem = Conv2dWeightGradientProblem(Conv2dProblem.parse(name, dtype, "nhwc"))
+    for config in rung.configs(problem):
+        check(operation, rung, problem, config, cuda, seed)

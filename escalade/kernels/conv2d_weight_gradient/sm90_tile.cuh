@@ -67,7 +67,7 @@ struct BiasSums {
         }
     }
 
-    // At most `filters` exist, a multiple of 8.
+    // The first `filters` are stored.
     __device__ __forceinline__ void store(float* to, int filters) const {
         const int lane = threadIdx.x % 32;
 #pragma unroll
@@ -75,7 +75,7 @@ struct BiasSums {
             float sum = sums[e];
             sum += __shfl_xor_sync(ALL_LANES, sum, 8);
             sum += __shfl_xor_sync(ALL_LANES, sum, 16);
-            if (lane < 8 && lane * 8 < filters) to[lane * 8 + e] = sum;
+            if (lane < 8 && lane * 8 + e < filters) to[lane * 8 + e] = sum;
         }
     }
 };

@@ -6,20 +6,26 @@
 // takes both operands MN-major, as in memory, pixel by pixel. Accumulators are stored as fp32 parts, reduced by a
 // second launch in a fixed order. In CTAs of the first columns, warps of the producer warpgroup sum the gradients for
 // the bias.
+// With groups a tile has the filters of as many groups as fit a box, by their channels: one box per tap. Products of
+// different groups are computed as well and not stored.
 // Limiter: loads from L2, 48 bytes per cycle with tiles of 128x256; with few filters or channels, memory.
 //
-// Rungs: `wgmma`; `wgmma_split` with halves of fp32. Read sm90_tile.cuh (shared with the other Hopper kernels here).
+// Rungs: `wgmma`, `wgmma_groups`; `wgmma_split` with halves of fp32. Read sm90_tile.cuh (shared with the other Hopper
+// kernels here).
 #include "common/conv_shape.cuh"
 
 #ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
-using Element = __half;           // problem.dtype
-constexpr bool HAS_BIAS = true;   // problem.bias
-constexpr bool BF16 = false;      // forward.dtype == "bf16"
-constexpr int TILE_M = 128;       // config.filters: filters per tile
-constexpr int TILE_N = 128;       // config.columns: columns per tile
-constexpr int WARPGROUPS = 2;     // config.warpgroups: consumer warpgroups
-constexpr int STAGES = 6;         // config.stages
-constexpr int BLOCKS_PER_SM = 1;  // config.blocks_per_sm
+using Element = __half;            // problem.dtype
+constexpr bool HAS_BIAS = true;    // problem.bias
+constexpr bool BF16 = false;       // forward.dtype == "bf16"
+constexpr int TILE_M = 128;        // config.filters: filters per tile
+constexpr int TILE_N = 128;        // config.columns: columns per tile
+constexpr int WARPGROUPS = 2;      // config.warpgroups: consumer warpgroups
+constexpr int STAGES = 6;          // config.stages
+constexpr int BLOCKS_PER_SM = 1;   // config.blocks_per_sm
+constexpr int GROUP_FILTERS = 0;   // forward.group_filters if forward.groups > 1 else 0
+constexpr int GROUP_CHANNELS = 0;  // forward.group_channels if forward.groups > 1 else 0
+constexpr int GROUPS = 1;          // groups: groups per tile
 #endif
 
 #include "conv2d_weight_gradient/sm90_tile.cuh"
@@ -36,21 +42,28 @@ constexpr int THREADS = (WARPGROUPS + 1) * 128;
 constexpr bool MOVES_REGISTERS = WARPGROUPS == 2 && BLOCKS_PER_SM == 1;  // 128 * 40 + 256 * 232 registers are all
 constexpr int BIAS_WARPS = BOXES_M < 3 ? BOXES_M : 3;
 
+constexpr bool GROUPED = GROUP_FILTERS > 0;
+constexpr int STEP_M = GROUPED ? GROUPS * GROUP_FILTERS : TILE_M;  // filters from tile to tile
+static_assert(!GROUPED || (TILE_M == BOX && STEP_M <= BOX && GROUPS * GROUP_CHANNELS <= BOX), "a tile has whole groups");
+
 using Accumulators = float[BLOCKS_M][BLOCKS_N * 32];
 using Stages = Ring<STAGES, STAGE_BYTES>;  // gradients, then inputs
 
 // Work of a CTA: blockIdx.x is the tile, blockIdx.y the part of the pixels. CTAs over the same pixels are adjacent, so
 // they are read from DRAM once.
 struct Tile {
-    int first_filter, first_box;  // boxes are numbered tap by tap
-    int channel_boxes, boxes;     // per tap, and in all
+    int first_filter, filters;     // the first, and how many are stored
+    int first_box, first_channel;  // boxes are numbered tap by tap
+    int channel_boxes, boxes;      // per tap, and in all
     int first_k_tile, k_tiles;
 
     __device__ __forceinline__ Tile(const ConvShape& shape, int part_k_tiles) {
-        const int tiles_m = (shape.filters + TILE_M - 1) / TILE_M;
-        first_filter = blockIdx.x % tiles_m * TILE_M;
+        const int tiles_m = (shape.filters + STEP_M - 1) / STEP_M;
+        first_filter = blockIdx.x % tiles_m * STEP_M;
+        filters = GROUPED ? min(STEP_M, shape.filters - first_filter) : shape.filters - first_filter;
         first_box = blockIdx.x / tiles_m * BOXES_N;
-        channel_boxes = (shape.channels + BOX - 1) / BOX;
+        first_channel = GROUPED ? blockIdx.x % tiles_m * GROUPS * GROUP_CHANNELS : 0;
+        channel_boxes = GROUPED ? 1 : (shape.channels + BOX - 1) / BOX;
         boxes = shape.filter_height * shape.filter_width * channel_boxes;
         first_k_tile = blockIdx.y * part_k_tiles;
         const int all = (shape.batch * shape.output_height * shape.output_width + K_TILE - 1) / K_TILE;
@@ -67,7 +80,7 @@ __device__ __forceinline__ void load_k_tiles(const TensorMap& gradient_map, cons
     for (int j = 0; j < BOXES_N; ++j) {
         const int box = min(tile.first_box + j, tile.boxes - 1);  // past the last, repeats it: never stored
         const int tap = box / tile.channel_boxes;
-        channels[j] = box % tile.channel_boxes * BOX;
+        channels[j] = tile.first_channel + box % tile.channel_boxes * BOX;
         taps_h[j] = tap / shape.filter_width * shape.dilation_h;
         taps_w[j] = tap % shape.filter_width * shape.dilation_w;
     }
@@ -134,11 +147,33 @@ __device__ __forceinline__ void sum_bias(const unsigned char* stages, Stages rin
         if (box % 3 == warp) sums[box / 3].store(to + box * BOX, filters - box * BOX);
 }
 
+// Stores one tap of a tile's groups: of each filter, those of the 64 channels that are its group's.
+template <int FIRST>
+__device__ __forceinline__ void store_groups(const Accumulators& acc, float* to, long long pitch, int filters) {
+    const int lane = threadIdx.x % 32, first_row = threadIdx.x / 32 % 4 * 16 + lane / 4, first_column = lane % 4 * 2;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        const int row = first_row + half * 8;
+        if (row >= filters) continue;
+        const int own = row / GROUP_FILTERS * GROUP_CHANNELS;  // the group's first channel
+#pragma unroll
+        for (int i = 0; i < BOX / 4; ++i) {
+            const int channel = i / 2 * 8 + first_column + i % 2 - own;
+            if (0 <= channel && channel < GROUP_CHANNELS)
+                to[row * pitch + channel] = acc[0][FIRST + i / 2 * 4 + half * 2 + i % 2];
+        }
+    }
+}
+
 template <int I, int J>
 __device__ __forceinline__ void store_boxes(const Accumulators& acc, const Tile& tile, const ConvShape& shape,
                                             int row_box, int column_box, float* part) {
     const int box = tile.first_box + column_box + J, filter = tile.first_filter + (row_box + I) * BOX;
-    if (box < tile.boxes) {
+    if (GROUPED) {
+        const long long pitch = 1LL * tile.boxes * GROUP_CHANNELS;
+        if (box < tile.boxes)
+            store_groups<J * 32>(acc, part + tile.first_filter * pitch + box * GROUP_CHANNELS, pitch, tile.filters);
+    } else if (box < tile.boxes) {
         const int channel = box % tile.channel_boxes * BOX;
         const long long pitch = 1LL * shape.filter_height * shape.filter_width * shape.channels;
         store_box<J * 32>(acc[I], part + filter * pitch + box / tile.channel_boxes * shape.channels + channel, pitch,
@@ -158,7 +193,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     const bool bias = HAS_BIAS && tile.first_box == 0;
     begin(ring, WARPGROUPS * 4 + (bias ? BIAS_WARPS : 0), gradient_map, pixel_map);
 
-    const long long weights = 1LL * shape.filters * shape.filter_height * shape.filter_width * shape.channels;
+    const long long filter_elements = 1LL * shape.filter_height * shape.filter_width *
+                                      (GROUPED ? GROUP_CHANNELS : shape.channels);
+    const long long weights = shape.filters * filter_elements;
     float* part = parts + blockIdx.y * (weights + (HAS_BIAS ? shape.filters : 0));
     const int warpgroup = threadIdx.x / 128;
     if (warpgroup == WARPGROUPS) {
@@ -166,8 +203,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
         const int warp = threadIdx.x / 32 % 4;
         if (threadIdx.x % 128 == 0) load_k_tiles(gradient_map, pixel_map, ring, shape, tile);
         if (bias && 1 <= warp && warp <= BIAS_WARPS)
-            sum_bias(shared_memory, ring, tile.k_tiles, warp - 1, part + weights + tile.first_filter,
-                     shape.filters - tile.first_filter);
+            sum_bias(shared_memory, ring, tile.k_tiles, warp - 1, part + weights + tile.first_filter, tile.filters);
         return;
     }
     if constexpr (MOVES_REGISTERS) claim_registers<HAS_BIAS ? 224 : 232>();

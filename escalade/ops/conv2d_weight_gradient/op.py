@@ -20,7 +20,7 @@ from escalade.ops.conv2d_weight_gradient.reference import empty_output
 from escalade.ops.conv2d_weight_gradient.rungs.skinny import SKINNY
 from escalade.ops.conv2d_weight_gradient.rungs.sm90_few_channels import FEW_CHANNELS
 from escalade.ops.conv2d_weight_gradient.rungs.sm90_halves import WGMMA_SPLIT
-from escalade.ops.conv2d_weight_gradient.rungs.sm90_wgmma import WGMMA
+from escalade.ops.conv2d_weight_gradient.rungs.sm90_wgmma import WGMMA, WGMMA_GROUPS
 from escalade.ops.shared.images import MEMORY_FORMAT, check_images, empty_images_like, layout_of, packer
 from escalade.ops.shared.pooling import as_pair
 
@@ -30,7 +30,7 @@ _SCHEMA = (
 )
 Gradients = tuple[torch.Tensor, torch.Tensor]
 Finish = Callable[[Gradients], Gradients]
-_ON_TENSOR_CORES = (WGMMA, FEW_CHANNELS, SKINNY, WGMMA_SPLIT)
+_ON_TENSOR_CORES = (WGMMA, WGMMA_GROUPS, FEW_CHANNELS, SKINNY, WGMMA_SPLIT)
 
 
 def conv2d_weight_gradient(

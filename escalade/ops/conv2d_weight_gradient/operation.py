@@ -19,7 +19,7 @@ from escalade.ops.conv2d_weight_gradient.rungs.direct import DIRECT
 from escalade.ops.conv2d_weight_gradient.rungs.skinny import SKINNY
 from escalade.ops.conv2d_weight_gradient.rungs.sm90_few_channels import FEW_CHANNELS
 from escalade.ops.conv2d_weight_gradient.rungs.sm90_halves import WGMMA_SPLIT, WINDOW_SPLIT
-from escalade.ops.conv2d_weight_gradient.rungs.sm90_wgmma import WGMMA
+from escalade.ops.conv2d_weight_gradient.rungs.sm90_wgmma import WGMMA, WGMMA_GROUPS
 from escalade.ops.conv2d_weight_gradient.rungs.sm90_window import WINDOW
 from escalade.ops.shared.images import LAYOUTS
 
@@ -38,6 +38,7 @@ class Conv2dWeightGradient(Operation[Conv2dWeightGradientProblem]):
             SKINNY,
             FEW_CHANNELS,
             WGMMA,
+            WGMMA_GROUPS,
             WINDOW,
             WGMMA_SPLIT,
             WINDOW_SPLIT,
@@ -52,7 +53,8 @@ class Conv2dWeightGradient(Operation[Conv2dWeightGradientProblem]):
     def preferred(self, problem: Conv2dWeightGradientProblem) -> tuple[str, ...]:
         """Omits `atomics` and `shared_sums`, which are not deterministic."""
         return (
-            "depthwise", "window", "few_channels", "wgmma", "window_split", "wgmma_split", "skinny", "direct",
+            "depthwise", "wgmma_groups", "window", "few_channels", "wgmma", "window_split", "wgmma_split", "skinny",
+            "direct",
         )  # fmt: skip
 
     def forms(

@@ -33,6 +33,10 @@ PROBLEMS = tuple(
         "144to144_56_k3s1g144_b256",
         "384to384_14_k3s1g384_b256",
         "960to960_7_k3s1g960_b256",
+        # ResNeXt-50 and RegNetY-400MF
+        "128to128_56_k3s1g32_b64",
+        "1024to1024_7_k3s1g32_b64",
+        "208to208_14_k3s1g26_b64",
         # The convolutional autoencoder
         "3to256_32_k3s1_b256_bias",
         "256to128_16_k3s1_b256_bias",
@@ -57,6 +61,10 @@ SMALL_PROBLEMS = tuple(
         "1to8_5x4_k3s1_b2",
         "72to3_5x9_k3s1_b2_bias",  # few filters
         "24to24_9x7_k3s1g24_b3_bias",  # depthwise
+        "160to160_5x6_k3s1g40_b2_bias",  # groups of 4, 16 to a tile
+        "96to48_6x7_k3s2g4_b3_bias",  # groups of 24 channels and 12 filters, two to a tile
+        "64to128_5_k1s1g2_b3",  # one group to a tile
+        "120to72_5x4_k3s1g6_b2_bias",  # three groups of 20 channels would fit a tile, but not end at a multiple of 8
         "36to36_8x9_k3x5s2x1p1x2d1x2g36_b2",
         "10to10_7_k5s3p2d2g10_b1_bias",
         "1to1_1_k1s1_b1",

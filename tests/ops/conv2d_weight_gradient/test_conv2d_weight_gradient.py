@@ -30,8 +30,8 @@ from tests.support import Sample, check
 
 CPU = torch.device("cpu")
 OPERATION = OPERATIONS["conv2d_weight_gradient"]
-MOST_CHANNELS = {"few_channels": 8, "skinny": 4}
-"""The most channels that rungs for few take."""
+MOST_CHANNELS = {"few_channels": 8, "skinny": 4, "wgmma_groups": 64}
+"""The most channels that rungs for few take, and one whose groups are multiples of 16 bytes."""
 DTYPE = dict.fromkeys(("atomics", "shared_sums", "wgmma_split", "window_split"), torch.float32)
 """What rungs are tried in that do not take fp16."""
 NAMES = tuple(rung.name for rung in OPERATION.ladder)
@@ -68,8 +68,15 @@ def expected(
 
 
 def in_groups(gradient: torch.Tensor, groups: int) -> torch.Tensor:
-    """What of the gradient of all weights is that of a filter for every channel, if there are such groups."""
-    return gradient if groups == 1 else gradient[range(groups), range(groups)].unsqueeze(1)
+    """Return the blocks on the diagonal of the gradient of all weights."""
+    filters, channels = (size // groups for size in gradient.shape[:2])
+    blocks = (slice(group * channels, (group + 1) * channels) for group in range(groups))
+    return torch.cat([part[:, block] for part, block in zip(gradient.split(filters), blocks, strict=True)])
+
+
+def groups_of(rung: str, channels: int) -> int:
+    """Return the groups in which a rung is tried."""
+    return {"depthwise": channels, "wgmma_groups": 4}.get(rung, 1)
 
 
 def assert_close(result: torch.Tensor, right: torch.Tensor) -> None:
@@ -189,7 +196,7 @@ def test_stages_are_reused_without_a_race(rung: Any, name: str, seed: int) -> No
 def test_the_gradients_of_weights_and_bias(rung: str, stride: int) -> None:
     dtype = DTYPE.get(rung, torch.float16)
     channels = MOST_CHANNELS.get(rung, 72)
-    groups, filters = (channels, channels) if rung == "depthwise" else (1, 136)
+    groups, filters = groups_of(rung, channels), {"depthwise": channels, "wgmma_groups": 48}.get(rung, 136)
     x, gradient = tensors(3, channels, 7, 6, filters=filters, stride=stride, dtype=dtype)
     given: dict[str, Any] = {"stride": stride, "padding": 1, "groups": groups, "rung": rung}
     of_weight, of_bias = conv2d_weight_gradient(x, gradient, 3, bias=True, **given)
@@ -208,7 +215,7 @@ def test_the_gradients_of_weights_and_bias(rung: str, stride: int) -> None:
 def test_nan_reaches_what_sees_it_and_nothing_else(rung: str) -> None:
     """A corner of the image, which the last row and column of taps do not see; and one channel of a gradient."""
     channels = 16 if rung == "depthwise" else MOST_CHANNELS.get(rung, 8)
-    groups = channels if rung == "depthwise" else 1
+    groups = groups_of(rung, channels)
     x, gradient = tensors(18, channels, 4, 4, filters=16, dtype=DTYPE.get(rung, torch.float16))
     x[0, 3, 0, 0], x[17, 1, 3, 3], gradient[16, 9, 2, 1] = torch.nan, torch.inf, torch.nan
     of_weight, of_bias = conv2d_weight_gradient(

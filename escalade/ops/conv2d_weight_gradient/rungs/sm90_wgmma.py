@@ -16,10 +16,12 @@ from escalade.ops.conv2d_weight_gradient.problem import Conv2dWeightGradientProb
 from escalade.ops.conv2d_weight_gradient.rungs import parts
 from escalade.ops.conv2d_weight_gradient.rungs.sm90_rung import (
     BOX,
+    MULTIPLE,
     PRODUCT_RATE,
     STEP_PIXELS,
     HopperRung,
     narrow,
+    refused,
 )
 
 K_TILE = 64
@@ -44,7 +46,8 @@ class WgmmaConfig(Config):
         return (self.filters + self.columns) * K_TILE * 2
 
     def tiles(self, f: Conv2dProblem) -> int:
-        return ceil_div(f.filters, self.filters) * ceil_div(_column_boxes(f) * BOX, self.columns)
+        filters = self.filters if f.groups == 1 else groups_per_box(f) * f.group_filters
+        return ceil_div(f.filters, filters) * ceil_div(_column_boxes(f) * BOX, self.columns)
 
     def cost(self, problem: Conv2dWeightGradientProblem, card: Card) -> float:
         return self.work(problem, card).cost(self.part_slabs)
@@ -72,7 +75,21 @@ TILES = (
 
 
 def _column_boxes(f: Conv2dProblem) -> int:
-    return f.taps * ceil_div(f.channels, BOX)
+    return f.taps * (ceil_div(f.channels, BOX) if f.groups == 1 else 1)
+
+
+def groups_per_box(f: Conv2dProblem) -> int:
+    """Return the most groups whose filters and channels fit a box and end where TMA can begin; 0 if none do."""
+    most = min(f.groups, BOX // max(f.group_filters, f.group_channels))
+    return next(
+        (
+            count
+            for count in range(most, 0, -1)
+            if count == f.groups
+            or not (count * f.group_filters % MULTIPLE or count * f.group_channels % MULTIPLE)
+        ),
+        0,
+    )
 
 
 def _k_tiles(f: Conv2dProblem) -> int:
@@ -84,8 +101,11 @@ class Wgmma(HopperRung[WgmmaConfig]):
     def limits(self, forward: Conv2dProblem) -> str | None:
         return narrow(self.name, forward) or Windows.of(forward).unsupported(self.name)
 
+    def tiles(self) -> tuple[WgmmaConfig, ...]:
+        return TILES
+
     def configs(self, problem: Conv2dWeightGradientProblem) -> tuple[WgmmaConfig, ...]:
-        divided = (replace(tile, part_slabs=tile.work(problem, self.card).best()) for tile in TILES)
+        divided = (replace(tile, part_slabs=tile.work(problem, self.card).best()) for tile in self.tiles())
         # If all are memory-bound, the one that copies least.
         return tuple(
             sorted(
@@ -109,7 +129,13 @@ class Wgmma(HopperRung[WgmmaConfig]):
         pixels = Windows.of(f).pixel_map(Buffer("x"), K_TILE)
         count = ceil_div(_k_tiles(f), config.part_slabs)
         product = KernelCall(
-            Program.of("conv2d_weight_gradient/sm90_wgmma.cu", problem=problem, forward=f, config=config),
+            Program.of(
+                "conv2d_weight_gradient/sm90_wgmma.cu",
+                problem=problem,
+                forward=f,
+                config=config,
+                groups=groups_per_box(f) if f.groups > 1 else 1,
+            ),
             (config.tiles(f), count, 1),
             ((config.warpgroups + 1) * 128, 1, 1),
             (gradients, pixels, Buffer(parts.PARTS), arguments.shape(f), config.part_slabs),
@@ -129,4 +155,37 @@ WGMMA = Wgmma(
     # KB per k-tile from L2, 650 cycles at 50 bytes for 384 of products: 59% of 700 TFLOP/s, 143 us, plus 5 for the
     # parts.
     predicted_gain=54.0,
+)
+
+
+@dataclass(frozen=True)
+class WgmmaGroups(Wgmma):
+    """The same for groups of several channels: tiles of whole groups, of which the diagonal is stored."""
+
+    def supports(self, problem: Conv2dWeightGradientProblem) -> str | None:
+        f = problem.forward
+        if f.groups == 1:
+            return f"{self.name} takes several groups; wgmma takes one"
+        if f.groups == f.channels == f.filters:
+            return f"{self.name} would compute 64 products for each of {f.name}; depthwise takes it"
+        if not groups_per_box(f):
+            return (
+                f"{self.name} takes groups of which up to {BOX} channels and filters are a multiple of {MULTIPLE}, not "
+                f"of {f.group_channels} channels and {f.group_filters} filters; direct takes any"
+            )
+        return refused(self.name, replace(f, groups=1)) or self.limits(f)
+
+    def tiles(self) -> tuple[WgmmaConfig, ...]:
+        return tuple(tile for tile in TILES if tile.filters == BOX)
+
+
+# Predictions for 128to128_56_k3s1g32 at batch 64 in fp16, 0.9 GFLOP, 103 MB.
+WGMMA_GROUPS = WgmmaGroups(
+    "wgmma_groups",
+    "wgmma with groups: a tile has the filters and channels of as many groups as fit 64, and stores the blocks of its "
+    "diagonal",
+    below="direct",
+    # direct: 0.46 G products of 88 instructions, 4 warps per cycle and SM, 45 us per 10 M warps: 1.4 ms. Here 16 times
+    # the products, 14.8 GFLOP, at 60% of 700 TFLOP/s: 35 us, plus 5 for the parts.
+    predicted_gain=35.0,
 )
