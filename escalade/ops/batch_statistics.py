@@ -89,7 +89,15 @@ _QUOTIENT = 2.0**-22  # relative error of the card's approximate division: 2 ulp
 RESULTS = Addresses(
     tuple(
         Buffer(name, optional=True)
-        for name in ("mean", "rstd", "running_mean", "running_variance", "moved_mean", "moved_variance")
+        for name in (
+            "mean",
+            "rstd",
+            "running_mean",
+            "running_variance",
+            "moved_mean",
+            "moved_variance",
+            "variance",
+        )
     )
 )
 
@@ -157,17 +165,28 @@ class Split(Rung[BatchStatisticsProblem, SplitConfig]):
     def recipe(self, problem: BatchStatisticsProblem, config: SplitConfig) -> Recipe:
         split = _rows if channels_innermost(problem) else _planes
         first, splits, unit = split(problem, config)
-        merge = kernel_call(
-            Program.of(
-                "batch_statistics/split_merge.cu",
-                threads=_MERGE_THREADS, channels=_MERGE_CHANNELS, packs=_MERGE_PACKS,
-            ),
-            blocks(problem.channels, _MERGE_CHANNELS),
-            _MERGE_THREADS,
-            Buffer("partial"), Buffer("y"), RESULTS, problem.channels, splits, _shares(problem.count, unit, splits),
-            *numbers(problem),
-        )  # fmt: skip
-        return Recipe((first, merge), (Workspace("partial", 2 * 4 * splits * problem.channels),))
+        merge, partial = merge_moments(problem, splits, unit, Buffer("y"))
+        return Recipe((first, merge), (partial,))
+
+
+def merge_moments(
+    problem: BatchStatisticsProblem, splits: int, unit: int, y: Buffer
+) -> tuple[KernelCall, Workspace]:
+    """Return the launch that merges the moments of all splits, and their workspace.
+
+    `unit` elements of a channel at a time are dealt round-robin to the splits.
+    """
+    call = kernel_call(
+        Program.of(
+            "batch_statistics/split_merge.cu",
+            threads=_MERGE_THREADS, channels=_MERGE_CHANNELS, packs=_MERGE_PACKS,
+        ),
+        blocks(problem.channels, _MERGE_CHANNELS),
+        _MERGE_THREADS,
+        Buffer("partial"), y, RESULTS, problem.channels, splits, _shares(problem.count, unit, splits),
+        *numbers(problem),
+    )  # fmt: skip
+    return call, Workspace("partial", 2 * 4 * splits * problem.channels)
 
 
 def _shares(count: int, unit: int, splits: int) -> Ints:
@@ -272,10 +291,19 @@ def random_inputs(
     deviations = torch.rand(p.channels, generator=generator, device=device).add_(0.5)
     x = torch.randn((p.batch, p.channels, p.height, p.width), generator=generator, device=device)
     inputs = {"x": stored_images(p, x.mul_(deviations.view(1, -1, 1, 1)).add_(means.view(1, -1, 1, 1)))}
-    if p.momentum is not None:
-        inputs["running_mean"] = torch.randn(p.channels, generator=generator, device=device)
-        inputs["running_variance"] = torch.rand(p.channels, generator=generator, device=device).add_(0.5)
-    return inputs
+    return inputs | running_statistics(p, generator)
+
+
+def running_statistics(
+    problem: BatchStatisticsProblem, generator: torch.Generator
+) -> dict[str, torch.Tensor]:
+    """Return random running statistics if the problem moves them."""
+    if problem.momentum is None:
+        return {}
+    device = generator.device
+    mean = torch.randn(problem.channels, generator=generator, device=device)
+    variance = torch.rand(problem.channels, generator=generator, device=device).add_(0.5)
+    return {"running_mean": mean, "running_variance": variance}
 
 
 def empty_output(problem: BatchStatisticsProblem, device: torch.device) -> torch.Tensor:

@@ -125,6 +125,8 @@ class Operator(ABC):
     """True if kernels apply any expression to their result before storing it."""
     mixes_types: ClassVar[bool] = False
     """True if kernels read values of other floating dtypes than that of the result."""
+    fp32_roles: ClassVar[tuple[str, ...]] = ()
+    """Roles of inputs that kernels read in fp32, whatever the dtype of the result."""
     computes_in_fp32: ClassVar[bool] = False
     """True if kernels compute in fp32 and round once, in whichever dtype they read and write."""
     raw_image_channels: ClassVar[int] = 0

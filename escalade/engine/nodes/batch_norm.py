@@ -35,7 +35,7 @@ from escalade.engine.nodes.signature import (
 from escalade.ops.batch_norm import BATCH_NORM, BatchNormProblem
 from escalade.ops.batch_norm_backward import BATCH_NORM_BACKWARD, BatchNormBackwardProblem, gradients, masked
 from escalade.ops.batch_norm_training import BATCH_NORM_TRAINING, BatchNormTrainingProblem
-from escalade.ops.batch_statistics import for_training
+from escalade.ops.batch_statistics import BatchStatisticsProblem, for_training
 
 _Problem = TypeVar("_Problem")
 STATISTICS = {"weight": "weight", "bias": "bias", "mean": "running_mean", "variance": "running_var"}
@@ -50,6 +50,8 @@ _TRAINING_OUTPUTS = ("mean", "rstd", "moved_mean", "moved_variance")
 """Buffers of the side outputs, in PyTorch's order."""
 _GRADIENT_INPUTS = {"weight": "weight", "mean": "save_mean", "rstd": "save_invstd"}
 _GRADIENT_OUTPUTS = ("weight_gradient", "bias_gradient")
+VARIANCE = "variance"
+"""Buffer of the variance, a side output of the convolution that computes the statistics."""
 RESIDUAL_GRADIENT = "residual_gradient"
 """Buffer of the masked gradient."""
 
@@ -64,6 +66,7 @@ class BatchNorm(Operator):
     )
     takes_expressions = True
     takes_any_rank = True
+    mixes_types = True
 
     @match_aten("batch_norm", phases=(CAPTURE, FOLDED))
     @match_aten("_native_batch_norm_legit_no_training")
@@ -85,8 +88,9 @@ class BatchNorm(Operator):
         return True
 
     def compute(self, node: Node, inputs: Tensors) -> torch.Tensor:
+        x = inputs["x"].to(inputs["weight"].dtype)  # in a training step it may be narrower
         y = torch.batch_norm(  # F.batch_norm of PyTorch 2.11 rejects an eps of zero
-            inputs["x"], inputs["weight"], inputs["bias"], inputs["mean"], inputs["variance"],
+            x, inputs["weight"], inputs["bias"], inputs["mean"], inputs["variance"],
             False, 0.0, node.attributes["epsilon"], torch.backends.cudnn.enabled,
         )  # fmt: skip
         return activate(node, y, inputs.get("residual"))
@@ -141,8 +145,9 @@ class BatchNormTraining(Operator):
         return activate(node, y, inputs.get("residual"))
 
     def side_outputs(self, node: Node, inputs: Tensors) -> Tensors:
-        problem = _problem(BatchNormTrainingProblem, node, tuple(inputs["x"].shape), "fp32")
-        return {name: found.float() for name, found in for_training(problem.statistics, inputs).items()}
+        return training_statistics(
+            inputs["x"], inputs, node.attributes["epsilon"], node.attributes["momentum"]
+        )
 
     def lower(self, node: Node, forms: Forms) -> Lowered | None:
         form = forms.value(node.name)
@@ -195,6 +200,16 @@ class BatchNormBackward(Operator):
             return None
         problem = _problem(BatchNormBackwardProblem, node, form.shape, forms.stored)
         return Lowered(BATCH_NORM_BACKWARD, problem)
+
+
+def training_statistics(
+    x: torch.Tensor, inputs: Tensors, epsilon: float, momentum: float
+) -> dict[str, torch.Tensor]:
+    """Return what kernels compute for training from the statistics of x, by the names of their buffers."""
+    problem = BatchStatisticsProblem(*x.shape, epsilon=epsilon, momentum=momentum)
+    found = for_training(problem, {**inputs, "x": x})
+    found[VARIANCE] = x.double().var((0, 2, 3), correction=0)
+    return {name: value.float() for name, value in found.items()}
 
 
 def _problem(kind: type[_Problem], node: Node, shape: tuple[int, ...], dtype: str) -> _Problem:

@@ -21,6 +21,7 @@ from escalade.engine.nodes.base import (
     activate,
     match_aten,
 )
+from escalade.engine.nodes.batch_norm import training_statistics
 from escalade.engine.nodes.lowering import FP8, FP32, NHWC, Forms, Lowered, problem_from
 from escalade.engine.nodes.pools import MaxPool2d
 from escalade.engine.nodes.rearrange import Pad2d
@@ -58,7 +59,8 @@ _SEQUENCE = ("input", "weight")
 class Conv2d(Operator):
     """y = conv(x, weight) + bias [+ conv(shortcut, shortcut_weight)] [+ residual], then ReLU or another expression.
 
-    Passes also fuse a prologue of x, and a max pool of the result with its argmax indices as a side output.
+    Passes also fuse a prologue of x, and a max pool of the result with its argmax indices as a side output. In a
+    training step the statistics of the result, for the batch normalization that follows, may be side outputs.
     """
 
     name = "conv2d"
@@ -67,7 +69,8 @@ class Conv2d(Operator):
         {"stride": pair(1), "padding": pair(0), "dilation": pair(1), "groups": COUNT, "relu": FLAG},
     )
     takes_expressions = True
-    values = (*Operator.values, "gate")
+    fp32_roles = ("running_mean", "running_variance")
+    values = (*Operator.values, "gate", *fp32_roles)
 
     @match_aten("convolution")
     def _match_either(self, node: Node, call: AtenCall, graph: Graph) -> Match:
@@ -132,9 +135,11 @@ class Conv2d(Operator):
         return pool(y, a["pool"]) if a.get("pool", (1, 1)) != (1, 1) else y
 
     def side_outputs(self, node: Node, inputs: Tensors) -> Tensors:
-        """Return the argmax indices of the fused max pool."""
+        """Return the argmax indices of the fused max pool, or the statistics of the result."""
         a = node.attributes
         y = self.compute(node.with_attributes(pool=(1, 1)), inputs)
+        if "epsilon" in a:
+            return training_statistics(y, inputs, a["epsilon"], a["momentum"])
         pool = MaxPool2d.instead_of(
             node, {},
             kernel=a["pool"], stride=a["pool"], padding=(0, 0), ceil_mode=False, dilation=(1, 1), behind_relu=a["relu"],

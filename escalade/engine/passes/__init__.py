@@ -47,7 +47,11 @@ from escalade.engine.passes.scatters import resolve_scatters
 from escalade.engine.passes.sequences import keep_sequences_as_images
 from escalade.engine.passes.shuffles import absorb_shuffles, recognize_shuffles
 from escalade.engine.passes.stacks import resolve_stacks
-from escalade.engine.passes.step_batch_norm import fuse_batch_norm_epilogues, fuse_batch_norm_gradients
+from escalade.engine.passes.step_batch_norm import (
+    fuse_batch_norm_epilogues,
+    fuse_batch_norm_gradients,
+    fuse_batch_norm_statistics,
+)
 from escalade.engine.passes.step_gradients import (
     fuse_bias_gradients,
     fuse_max_pool_gradients,
@@ -128,10 +132,11 @@ _STEP_PASSES: tuple[tuple[str, Callable[[Graph], None]], ...] = (
     ("pointwise", fuse_neighbors),
     ("pointwise_loss", fuse_pointwise_losses),
 )
-_MAX_POOL = "maxima"
+_MAX_POOL, _STATISTICS = "maxima", "batch_statistics"
 STEP_TECHNIQUES: Mapping[str, str] = {
     **{name: _docstring(apply) for name, apply in _STEP_PASSES},
     _MAX_POOL: _docstring(fuse_max_pools),
+    _STATISTICS: _docstring(fuse_batch_norm_statistics),
 }
 """Techniques of `optimize_step`, with a description of each."""
 
@@ -160,6 +165,8 @@ def optimize_step(
     graph.remove_dead_code()
     if card is not None and _MAX_POOL not in without:
         fuse_max_pools(graph, dtype, Estimates(card))
+    if card is not None and _STATISTICS not in without:
+        fuse_batch_norm_statistics(graph, dtype, Estimates(card))
     return graph
 
 

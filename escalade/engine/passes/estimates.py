@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from escalade.engine.graph.graph import Node
-from escalade.engine.nodes import operator_of
+from escalade.engine.graph.forms import STORAGE, Form
+from escalade.engine.graph.graph import Graph, Node
+from escalade.engine.nodes import operator_of, stored_forms
 from escalade.engine.nodes.lowering import Forms, Lowered
 from escalade.errors import UnsupportedError
 from escalade.ops.base.card import Card
@@ -15,6 +16,15 @@ from escalade.ops.choose.choice import Choice, estimated
 
 BANDWIDTH_REACHED = 0.7
 """Share of the memory bandwidth that kernels without a cost model reach: 0.53 to 0.93 on an H200."""
+
+
+def nhwc_forms(graph: Graph, dtype: str) -> Forms:
+    """Return the forms of all values; inputs are assumed to be NHWC."""
+    inputs = {
+        entry.name: Form(entry.shape, graph.dtype_of(entry.name) if graph.typed else STORAGE[dtype], "nhwc")  # type: ignore[arg-type]
+        for entry in graph.inputs
+    }
+    return Forms(dtype, inputs | stored_forms(graph, dtype), graph.constants, graph.typed)
 
 
 @dataclass(frozen=True)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from escalade.engine.graph.forms import STORAGE, Form
 from escalade.engine.graph.graph import Graph, Node, joint_source
-from escalade.engine.nodes import operator_of, stored_forms
+from escalade.engine.nodes import operator_of
 from escalade.engine.nodes.conv2d import Conv2d
 from escalade.engine.nodes.lowering import Forms
 from escalade.engine.nodes.pools import INDICES, AvgPool2d, MaxPool2d
 from escalade.engine.nodes.side_outputs import SideOutput, readers_of, side_outputs_of
-from escalade.engine.passes.estimates import Estimates
+from escalade.engine.passes.estimates import Estimates, nhwc_forms
 from escalade.errors import UnsupportedError
 
 
@@ -28,7 +27,7 @@ def fuse_max_pools(graph: Graph, dtype: str, estimates: Estimates) -> None:
         windows, writes_indices = node.attributes["kernel"], INDICES in node.attributes
         pooled = layer.with_attributes(pool=windows, places=writes_indices, mean=AvgPool2d.matches(node))
         fused = replace(pooled, name=node.name, shape=node.shape)
-        forms = forms or _forms(graph, dtype)
+        forms = forms or nhwc_forms(graph, dtype)
         if _is_faster(layer, node, fused, forms, estimates):
             _apply(graph, layer, node, fused)
 
@@ -58,15 +57,6 @@ def _can_fuse(layer: Node, pool: Node, graph: Graph) -> bool:
         return False
     sizes = zip(layer.shape[2:], pool.attributes["kernel"], strict=True)
     return tuple(size // rows for size, rows in sizes if isinstance(size, int)) == pool.shape[2:]
-
-
-def _forms(graph: Graph, dtype: str) -> Forms:
-    """Return the forms of all values; inputs are assumed to be NHWC."""
-    inputs = {
-        entry.name: Form(entry.shape, graph.dtype_of(entry.name) if graph.typed else STORAGE[dtype], "nhwc")  # type: ignore[arg-type]
-        for entry in graph.inputs
-    }
-    return Forms(dtype, inputs | stored_forms(graph, dtype), graph.constants, graph.typed)
 
 
 def _is_faster(layer: Node, pool: Node, fused: Node, forms: Forms, estimates: Estimates) -> bool:

@@ -1,4 +1,5 @@
-"""Training steps: fusion of pointwise functions into BatchNorm, and of their backward passes into its gradients."""
+"""Training steps: fusion of pointwise functions into BatchNorm, of their backward passes into its gradients, and of its
+statistics into the convolution before it."""
 
 from __future__ import annotations
 
@@ -6,10 +7,18 @@ from typing import TypeGuard
 
 from escalade.engine.graph.graph import Graph, Node
 from escalade.engine.nodes.base import RELU, activation_of, with_activation
-from escalade.engine.nodes.batch_norm import RESIDUAL_GRADIENT, BatchNormBackward, BatchNormTraining
+from escalade.engine.nodes.batch_norm import (
+    RESIDUAL_GRADIENT,
+    VARIANCE,
+    BatchNorm,
+    BatchNormBackward,
+    BatchNormTraining,
+)
+from escalade.engine.nodes.conv2d import Conv2d
 from escalade.engine.nodes.elementwise import Add, Relu
 from escalade.engine.nodes.pointwise import Pointwise
 from escalade.engine.nodes.side_outputs import SideOutput, readers_of, side_outputs_of
+from escalade.engine.passes.estimates import Estimates, nhwc_forms
 from escalade.engine.passes.gradient_patterns import are_alike, relu_backward_operands, sort_nodes
 from escalade.ops.expressions import IDENTITY, Expression
 
@@ -59,6 +68,45 @@ def _epilogue(node: Node, reader: Node, graph: Graph) -> tuple[str | None, Expre
         expression = Pointwise().expression(reader)
         return (None, expression) if expression != IDENTITY else None
     return None
+
+
+def fuse_batch_norm_statistics(graph: Graph, dtype: str, estimates: Estimates) -> None:
+    """Compute the statistics of a batch normalization in the convolution before it, where the estimates favor it.
+
+    The normalization then reads x once instead of twice.
+    """
+    forms = None
+    for node in list(graph):
+        layer = graph.nodes.get(node.inputs["x"]) if BatchNormTraining.matches(node) else None
+        if not Conv2d.matches(layer) or "epsilon" in layer.attributes or "pool" in layer.attributes:
+            continue
+        a = node.attributes
+        roles = ("running_mean", "running_variance")
+        fused = layer.with_inputs(**{role: node.inputs[role] for role in roles})
+        fused = fused.with_attributes(epsilon=a["epsilon"], momentum=a["momentum"])
+        variance = SideOutput.of(
+            fused, graph.fresh(f"{node.name}_variance"), VARIANCE, (node.shape[1],), "float32"
+        )
+        outputs = {one.attributes["buffer"]: one for one in side_outputs_of(node, graph)}
+        if "mean" not in outputs:
+            continue
+        inputs = {role: name for role, name in node.inputs.items() if role not in roles}
+        inputs |= {"mean": outputs["mean"].name, "variance": variance.name}
+        kept = {name: value for name, value in a.items() if name not in ("momentum", "source")}
+        normalize = BatchNorm.instead_of(node, inputs, **kept)
+        forms = forms or nhwc_forms(graph, dtype)
+        own = forms.of(node)
+        if own is None:
+            continue
+        together, apart = (estimates.total_us(nodes, own) for nodes in ((fused, normalize), (layer, node)))
+        if together is None or apart is None or together >= apart:
+            continue
+        graph.nodes |= {fused.name: fused, variance.name: variance, normalize.name: normalize}
+        for one in outputs.values():
+            graph.nodes[one.name] = SideOutput.of(
+                fused, one.name, one.attributes["buffer"], one.shape, one.dtype
+            )
+    sort_nodes(graph)
 
 
 def fuse_batch_norm_gradients(graph: Graph) -> None:

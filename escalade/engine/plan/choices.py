@@ -100,7 +100,8 @@ class StepChoices:
             return True
         types = {
             forms.constant_type(name) if forms.is_constant(name) else forms.value(name).dtype
-            for name in node.inputs.values()
+            for role, name in node.inputs.items()
+            if role not in operator_of(node).fp32_roles
         }
         return all(kind is getattr(torch, node.dtype) for kind in types if kind.is_floating_point)
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "common/largest_pair.cuh"
+#include "conv2d/sm90_persistent_moments.cuh"
 #include "conv2d/sm90_persistent_straight.cuh"
 
 #ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
@@ -74,6 +75,7 @@ struct StagedWriter {
     unsigned char* const indices;                // argmax of each pooling window
     const bool copier = threadIdx.x % 128 == 0;  // issues this warpgroup's TMA copies
     u32 residual_parity = 0;
+    FilterMoments moments{};
 
     struct Origin {
         int pixel, filter;
@@ -185,7 +187,18 @@ struct StagedWriter {
                 if (HAS_AUX && number + BUFFERS < STAGING_TILES)
                     fetch_residual(first_pixel, first_filter, number + BUFFERS);
             }
+            if constexpr (STATISTICS) add_moments<Output>(here, at, number);
         }
+        if (STATISTICS) moments.count += max(0, min(WG_PIXELS, writer.pixels - first_pixel));
+    }
+
+    // The copies above only read the staging tile, too, and it is overwritten behind a barrier of the warpgroup.
+    template <class Stored>
+    __device__ __forceinline__ void add_moments(u32 staging, const Origin& at, int number) {
+        const int atom = number / STAGING_TILES_PER_ATOM, column = number % STAGING_TILES_PER_ATOM;
+        const bool first = moments.count == 0 && (SWAPPED ? column : atom) == 0;
+        moments.add<Stored>(SWAPPED ? atom : column, writer.pixels - at.pixel, first,
+                            [&](int pixel, int filter) { return staging_address(staging, pixel, filter); });
     }
 
     // Staging tiles must have been read before the CTA exits.

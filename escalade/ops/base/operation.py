@@ -76,6 +76,10 @@ class Operation(ABC, Generic[P]):
     def preferred(self, problem: P) -> tuple[str, ...]:
         """Names of candidate rungs, expected fastest first, for problems without a measurement."""
 
+    def tuned_as(self, problem: P) -> P:
+        """Return the problem whose measured choice also serves this one, if it has none of its own."""
+        return problem
+
     def forms(self, rung: str, problem: P) -> tuple[P, ...]:
         """Return the problem, and other layouts of it that are worth a conversion for this rung."""
         return (problem,)

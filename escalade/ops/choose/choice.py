@@ -138,7 +138,7 @@ def _from_tables(
 ) -> Choice | None:
     """Return the measured choice for this problem, or for the nearest batch size."""
     for table in tables:
-        found = table.find(operation.name, problem)
+        found = table.find(operation.name, problem) or table.find(operation.name, operation.tuned_as(problem))
         if found is None or f"{operation.name}/{found.entry.rung}" in avoid:
             continue
         try:

@@ -171,6 +171,9 @@ class Conv2d(Operation[Conv2dProblem]):
     def extra_references(self, problem: Conv2dProblem, inputs: Tensors) -> dict[str, torch.Tensor]:
         return reference.extra_references(problem, inputs)
 
+    def tuned_as(self, problem: Conv2dProblem) -> Conv2dProblem:
+        return replace(problem, epsilon=None, momentum=None) if problem.statistics else problem
+
     def roundings(self, problem: Conv2dProblem) -> int:
         return super().roundings(problem) + bool(problem.prologue)
 

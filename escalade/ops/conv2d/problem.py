@@ -13,6 +13,7 @@ from escalade.ops.base.dtypes import ELEMENT_BYTES, MULTIPLIED
 from escalade.ops.base.naming import Codec, Named, NamePattern, spell_pair
 from escalade.ops.base.pitch import check_pitches
 from escalade.ops.base.windows import touched
+from escalade.ops.batch_statistics import BatchStatisticsProblem
 from escalade.ops.max_pool2d import require_bytes_for_places
 from escalade.ops.shared import activation, prologue
 from escalade.ops.shared.images import LAYOUTS
@@ -43,6 +44,10 @@ class Conv2dProblem(Named):
     Gradients need no more than that, so the unpooled result is never written. With `mean` it is their mean.
 
     An `activation` may use the fp32 vectors `a` and `b` [K]: `relu(x) * a + b`.
+
+    With `epsilon`, for a batch normalization that follows in training, mean and variance of each filter's results are
+    written too, and what `BatchStatisticsProblem` computes from them: `mean`, `variance` and `rstd`, and with
+    `momentum` also `moved_mean` and `moved_variance`.
     """
 
     takes_vectors: ClassVar = True
@@ -51,7 +56,9 @@ class Conv2dProblem(Named):
         "convolution",
         "{channels}to{filters}_{height,width}_k{filter_height,filter_width}s{stride}[p{padding}][d{dilation}][g{groups}]_b{batch}"
         "<_|+|{bias?bias}|{residual?res}|[short{shortcut_channels}s{shortcut_stride}[i{shortcut_size}]]|{relu?relu}"
-        "|[out{output}]|[pool{pool}]|{mean?mean}|{places?places}>" + prologue.IN_NAME + activation.IN_NAME,
+        "|[out{output}]|[pool{pool}]|{mean?mean}|{places?places}|[eps{epsilon}]|[m{momentum}]>"
+        + prologue.IN_NAME
+        + activation.IN_NAME,
         {
             "padding": lambda p: (p.filter_height // 2, p.filter_width // 2),
             "shortcut_size": lambda p: getattr(p, "_usual_shortcut_size", (0, 0)),
@@ -94,9 +101,13 @@ class Conv2dProblem(Named):
     """True for the windows' mean instead of their maximum."""
     places: bool = False
     """True to write the argmax indices as well."""
+    epsilon: float | None = None
+    momentum: float | None = None
+    """Those of a batch normalization in training that follows."""
 
     def __post_init__(self) -> None:
         _check(self)
+        _ = self.statistics  # checks its own fields
         _check_pool(self)
         activation.normalize(self)
         prologue.normalize(self)
@@ -146,6 +157,23 @@ class Conv2dProblem(Named):
     def result_size(self) -> tuple[int, int]:
         """Height and width of y, after pooling."""
         return self.output_height // self.pool[0], self.output_width // self.pool[1]
+
+    @cached_property
+    def statistics(self) -> BatchStatisticsProblem | None:
+        """The statistics of the results, if they are computed too."""
+        if self.epsilon is None:
+            if self.momentum is not None:
+                raise UnsupportedError(
+                    "momentum without epsilon: statistics are computed with both, or without momentum"
+                )
+            return None
+        if self.pools:
+            raise UnsupportedError("epsilon with a pool: statistics are computed of unpooled results")
+        height, width = self.result_size
+        stored = "fp32" if self.stored in ("tf32", "fp8") else self.stored
+        return BatchStatisticsProblem(
+            self.batch, self.filters, height, width, stored, self.layout, self.epsilon, self.momentum
+        )
 
     @property
     def result_elements(self) -> int:

@@ -79,6 +79,9 @@ SMALL_PROBLEMS = (
             prologue="relu(gain * x + shift)"),
     _SQUARE(3, 72, 9, 3, batch=2, layout="nhwc", bias=True, relu=True, pool=(2, 2), places=True),
     _SQUARE(64, 72, 4, 3, dtype="fp16", layout="nhwc", residual=True, pool=(2, 1)),
+    _SQUARE(24, 72, 21, 3, batch=3, dtype="fp16", layout="nhwc", epsilon=1e-5, momentum=0.1),
+    _SQUARE(64, 136, 9, 1, batch=3, dtype="bf16", layout="nhwc", bias=True, relu=True, epsilon=1e-3),
+    _SQUARE(16, 64, 12, 3, batch=2, dtype="tf32", layout="nhwc", stride=2, epsilon=1e-5, momentum=0.25),
 )  # fmt: skip
 """Tested on the twin: odd sizes, every epilogue, stride, dilation, groups, non-square filters, shortcuts, FP8, pitches,
-prologues and pools."""
+prologues, pools and statistics."""

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 
 from escalade.ops.base.dtypes import E4M3, STORAGE, to_e4m3
 from escalade.ops.base.switches import round_to_tf32, with_cudnn
+from escalade.ops.batch_statistics import for_training, running_statistics
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.max_pool2d import MaxPool2dProblem
 from escalade.ops.max_pool2d import extra_outputs as max_pool2d_extra_outputs
@@ -48,6 +49,8 @@ def random_inputs(problem: Conv2dProblem, device: torch.device, seed: int) -> di
     inputs |= {name: normal(p.filters).float() for name in activation.vectors_of(p.activation)}
     if p.residual:
         inputs["residual"] = normal(p.batch, p.filters, p.output_height, p.output_width)
+    if p.statistics:
+        inputs |= running_statistics(p.statistics, generator)
     if scaled:
         spread = torch.rand(p.filters, generator=generator, device=device).add_(0.5)
         inputs["scale"] = spread * p.depth**-0.5
@@ -145,14 +148,20 @@ def _compute_as_peer(problem: Conv2dProblem, inputs: Mapping[str, torch.Tensor])
 
 
 def extra_outputs(problem: Conv2dProblem, device: torch.device) -> dict[str, torch.Tensor]:
+    if problem.statistics:
+        names = ("variance", *problem.statistics.for_training)
+        return {name: torch.empty(problem.filters, device=device) for name in names}
     return max_pool2d_extra_outputs(_pool_of(problem), device) if problem.pools else {}
 
 
 def extra_references(problem: Conv2dProblem, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    if not problem.places:
+    if not problem.places and not problem.statistics:
         return {}
     wide = {name: tensor.double() for name, tensor in inputs.items()}
     y = _multiply(problem, prologue.apply(problem.prologue, wide))
+    if problem.statistics:
+        found = for_training(problem.statistics, {**inputs, "x": y})
+        return {"variance": y.var((0, 2, 3), correction=0), **found}
     return max_pool2d_extra_references(_pool_of(problem), {"x": y})
 
 

@@ -44,6 +44,11 @@ class Conv2dRung(Rung[Conv2dProblem, C]):
         return False
 
     @property
+    def supports_statistics(self) -> bool:
+        """True if the kernel finds the mean and variance of its results."""
+        return False
+
+    @property
     def pitched_buffers(self) -> tuple[str, ...]:
         """Buffers that may have a pitch."""
         return ()
@@ -63,6 +68,10 @@ class Conv2dRung(Rung[Conv2dProblem, C]):
             return f"{self.name} supports maxima in pools, not means"
         if activation.vectors_of(problem.activation) and not self.supports_vectors:
             return f"{self.name} supports activations of x and residual, not {problem.activation!r}"
+        if problem.statistics and problem.dtype == "fp8":
+            return f"{self.name} computes mean and variance of results in 16 and 32 bits, not in fp8"
+        if problem.statistics and not self.supports_statistics:
+            return f"{self.name} does not compute mean and variance of its results; batch_statistics does"
         if problem.output and problem.dtype != "fp8":
             return f"{self.name} stores y as {problem.dtype}; output {problem.output} is for dtype fp8"
         return self.limits(problem)

@@ -21,6 +21,7 @@ from escalade.ops.base.dtypes import ELEMENT_BYTES
 from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.naming import spell_pair
 from escalade.ops.base.rung import Config, Rung
+from escalade.ops.batch_statistics import merge_moments
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.conv2d.rungs.activation_costs import SPECIAL_LANES, activation_cost
 from escalade.ops.conv2d.rungs.epilogue import ONE_PHASE, UNPLACED, Epilogue, phase_count
@@ -72,6 +73,8 @@ MEETING_CYCLES, MEETING_CYCLES_A_SUM = 300.0, 0.15
 """Cycles of a split-K exchange and reduction: fixed, and per result."""
 POOL_CYCLES_A_SUM = 0.04
 """Extra cycles per pooled result. A guess: five instructions of one in 128 threads."""
+STATISTICS_CYCLES_A_SUM = 0.04
+"""Extra cycles per result for statistics: 170 instructions of each of four warps per staging tile."""
 OVER_RING_CYCLES = 600.0
 """Extra cycles if CTAs must wait for each other before they push their parts."""
 
@@ -229,6 +232,7 @@ def product(
     y_pitch: int = 0,
     pool: tuple[int, int] = (1, 1),
     places: bool = False,
+    statistics: bool = False,
     lane: int = 0,
 ) -> KernelCall:
     """Return the launch of y = epilogue(sum over taps and channels of x's windows times weight
@@ -252,6 +256,7 @@ def product(
         y_pitch=y_pitch,
         pool=pool,
         places=places,
+        statistics=statistics,
     )
     pixel_map = windows.pixel_map(Buffer(x), config.pixels)
     weight_map = windows.weight_map(Buffer(weight), filters, config.filters // config.cluster)
@@ -277,9 +282,13 @@ def product(
 
     maps += [panel_map(residual if epilogue.aux else "y"), panel_map("y")]
     group = config.cluster * config.splits
+    clusters = config.clusters(windows.pixels, filters, card, phase_count(phases))
+    if statistics:
+        across = ceil_div(filters, config.filters)
+        clusters = clusters // across * across
     return KernelCall(
         program,
-        (config.clusters(windows.pixels, filters, card, phase_count(phases)) * group, 1, 1),
+        (clusters * group, 1, 1),
         (THREADS, 1, 1),
         (
             *maps,
@@ -296,6 +305,7 @@ def product(
             WeightsReady((weight, shortcut_weight)),
             ReleaseDependents(),
             y_pitch,
+            Buffer("partial", optional=True),
         ),
         shared_bytes=config.shared_bytes(output_bytes),
         cluster=(group, 1, 1),
@@ -327,8 +337,14 @@ class Persistent(HopperRung[PersistentConfig]):
     def supports_pool(self) -> bool:
         return all(config.buffers for config in self.candidates)
 
+    @property
+    def supports_statistics(self) -> bool:
+        return all(config.buffers and config.cluster == 1 for config in self.candidates)
+
     def limits(self, problem: Conv2dProblem) -> str | None:
         reason = super().limits(problem)
+        if problem.statistics and (problem.residual or problem.y_pitch or problem.shortcut_channels):
+            return f"{self.name} computes statistics of results without residual, shortcut and pitch"
         if problem.pools and not _panels_have_windows(problem):
             return (
                 f"{self.name} pools staging tiles of {PANEL} pixels, which must be whole rows of windows; "
@@ -347,6 +363,8 @@ class Persistent(HopperRung[PersistentConfig]):
         found = []
         for candidate in self.candidates:
             config = candidate.fitted(p)
+            if p.statistics and ceil_div(p.filters, candidate.filters) > self.card.multiprocessors:
+                continue
             if config is None or not self.card.max_active_clusters(config.cluster):
                 continue
             if self.may_split:
@@ -377,6 +395,9 @@ class Persistent(HopperRung[PersistentConfig]):
         if p.pools:
             rounds = ceil_div(config.tiles(p.output_pixels, p.filters), self.card.multiprocessors)
             cost += rounds * config.pixels * config.filters * POOL_CYCLES_A_SUM
+        if p.statistics:
+            rounds = ceil_div(config.tiles(p.output_pixels, p.filters), self.card.multiprocessors)
+            cost += rounds * config.pixels * config.filters * STATISTICS_CYCLES_A_SUM
         if p.taps > 1 or p.channels * p.element_bytes >= ROW_BYTES:
             return cost
         rounds = ceil_div(config.tiles(p.output_pixels, p.filters), self.card.multiprocessors)
@@ -397,8 +418,20 @@ class Persistent(HopperRung[PersistentConfig]):
             y_pitch=p.y_pitch,
             pool=p.pool,
             places=p.places,
+            statistics=p.statistics is not None,
         )
-        return Recipe((*prepared.steps, call), prepared.workspaces)
+        if p.statistics is None:
+            return Recipe((*prepared.steps, call), prepared.workspaces)
+        sharing = call.grid[0] // ceil_div(p.filters, config.filters) * (1 if config.share == FILTERS else 2)
+        merge, partial = merge_moments(
+            p.statistics, sharing, config.warpgroup_tile[0], Buffer("statistics", optional=True)
+        )
+        return Recipe((*prepared.steps, call, merge), (*prepared.workspaces, partial))
+
+    def estimate(self, problem: Conv2dProblem, config: PersistentConfig) -> float:
+        """Add the launch that merges statistics."""
+        merge = self.card.microseconds(0, 0) if problem.statistics else 0.0
+        return super().estimate(problem, config) + merge
 
 
 _TILES = (
