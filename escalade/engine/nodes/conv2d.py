@@ -46,6 +46,7 @@ from escalade.ops.conv2d_input_gradient.op import is_worthwhile, supports_groups
 from escalade.ops.conv2d_input_gradient.rungs.phases import pixel_phases
 from escalade.ops.conv2d_weight_gradient import CONV2D_WEIGHT_GRADIENT, Conv2dWeightGradientProblem
 from escalade.ops.conv2d_weight_gradient.rungs.depthwise import DEPTHWISE
+from escalade.ops.conv2d_weight_gradient.rungs.sm90_wgmma import WGMMA_GROUPS
 from escalade.ops.shared import prologue
 from escalade.ops.shared.activation import VECTORS
 
@@ -448,6 +449,8 @@ class Conv2dWeightGradient(Operator):
         image, filters = forms.value(node.inputs["x"]).shape, forms.value(node.name).shape
         forward = filter_problem(Conv2dProblem, node, image, filters, dtype=forms.stored)
         problem = Conv2dWeightGradientProblem(forward)
-        if node.attributes["groups"] != 1 and DEPTHWISE.supports(problem):
+        if node.attributes["groups"] != 1 and all(
+            rung.supports(problem) for rung in (DEPTHWISE, WGMMA_GROUPS)
+        ):
             return None  # only the naive rung supports other groups
         return Lowered(CONV2D_WEIGHT_GRADIENT, problem)
