@@ -62,6 +62,12 @@ class Rule:
         expression = Expression.parse(self.expression).substitute({GRADIENT: unscaled})
         return Rule(expression.text, self.state, (*self.values, ("scale", scale)))
 
+    def clipped(self, limit: float) -> Rule:
+        """Return the rule for gradients whose magnitude is limited; the limit becomes another scalar."""
+        within = Expression.parse(f"minimum(maximum({GRADIENT}, -limit), limit)")
+        expression = Expression.parse(self.expression).substitute({GRADIENT: within})
+        return Rule(expression.text, self.state, (*self.values, ("limit", limit)))
+
 
 def scalar_names(expression: str, state: tuple[str, ...]) -> tuple[str, ...]:
     """Return the inputs other than parameter, gradient, state and step, in the order of their first use."""

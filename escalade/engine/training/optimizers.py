@@ -6,6 +6,7 @@ import operator
 import weakref
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -108,6 +109,22 @@ def _number(value: Any) -> Any:
     return tuple(map(_number, value)) if isinstance(value, tuple | list) else value
 
 
+@dataclass(frozen=True)
+class GradientForm:
+    """What an optimizer's rule does to gradients first."""
+
+    divided: bool
+    """True if they are divided by a scalar on the device: loss scale, calls, and the excess of their norm."""
+    checked: bool
+    """True if a step is skipped when any is not finite."""
+    clip_value: float | None
+    """Largest magnitude."""
+
+    def applied(self, rule: Rule) -> Rule:
+        clipped = rule if self.clip_value is None else rule.clipped(self.clip_value)
+        return clipped.scaled() if self.divided else clipped
+
+
 class ParameterGroup:
     """Parameters of one optimizer group with one gradient dtype and step count, which one launch updates.
 
@@ -116,10 +133,14 @@ class ParameterGroup:
     """
 
     def __init__(
-        self, optimizer: torch.optim.Optimizer, group: Group, parameters: Sequence[nn.Parameter], scaled: bool
+        self,
+        optimizer: torch.optim.Optimizer,
+        group: Group,
+        parameters: Sequence[nn.Parameter],
+        form: GradientForm,
     ) -> None:
         self._optimizer_ref = weakref.ref(optimizer)
-        self._group, self._scaled = group, scaled
+        self._group, self._form = group, form
         self.parameters = tuple(parameters)
         self._rule = self._current_rule()
         self._numbers = _numbers_of(optimizer, group)
@@ -167,7 +188,7 @@ class ParameterGroup:
                 return False
             self._scalars.copy_(
                 rule.scalars()
-            )  # this includes the loss scale, which is rewritten before every step
+            )  # this includes the divisor, which is rewritten before every step
             self._numbers = now
             self._settings = _comparable(_settings_of(optimizer, self._group))
         return True
@@ -239,8 +260,8 @@ class ParameterGroup:
         return found
 
     @property
-    def scale(self) -> torch.Tensor:
-        """The loss scale, which gradients are divided by."""
+    def divisor(self) -> torch.Tensor:
+        """The scalar that gradients are divided by."""
         return self._scalars[self._rule.scalar_names.index("scale")]
 
     def step(self, gradients: Mapping[nn.Parameter, torch.Tensor]) -> None:
@@ -252,7 +273,7 @@ class ParameterGroup:
             self._state,
             self._scalars,
             self.progress,
-            checked=self._scaled,
+            checked=self._form.checked,
         )
 
     def warm_up(self, gradients: Mapping[nn.Parameter, torch.Tensor]) -> None:
@@ -272,12 +293,14 @@ class ParameterGroup:
             {name: [like(one) for one in tensors] for name, tensors in self._state.items()},
             self._scalars,
             self.progress.clone(),
-            checked=self._scaled,
+            checked=self._form.checked,
         )
 
     def step_in_pytorch(self, gradients: Mapping[nn.Parameter, torch.Tensor]) -> None:
         """Update the parameters in place with PyTorch's operators."""
-        skips = self._scaled and not all(bool(gradients[one].isfinite().all()) for one in self.parameters)
+        skips = self._form.checked and not all(
+            bool(gradients[one].isfinite().all()) for one in self.parameters
+        )
         self.progress[int(skips)] += 1
         self.progress[2] = skips
         if skips:
@@ -307,8 +330,7 @@ class ParameterGroup:
         self._save_counts()
 
     def _current_rule(self) -> Rule:
-        rule = _rule_of(self._optimizer, self._group)
-        return rule.scaled() if self._scaled else rule
+        return self._form.applied(_rule_of(self._optimizer, self._group))
 
 
 def _pieces(tensors: Sequence[torch.Tensor]) -> Iterable[tuple[torch.Tensor, ...]]:

@@ -26,6 +26,7 @@ from escalade.engine.plan_cache import failing_rung
 from escalade.engine.training.optimizers import ParameterGroup
 from escalade.engine.training.program import KernelStep, OperatorStep, ReferenceStep, StepProgram
 from escalade.engine.training.techniques import GRAPH, RUNGS
+from escalade.engine.training.update import Accumulator
 from escalade.errors import CompileError, UnsupportedError
 from escalade.ops.base.card import Card
 
@@ -52,6 +53,7 @@ class PlannedStep:
         on_twin: bool,
         without: frozenset[str],
         reduce: Reduce | None,
+        accumulator: Accumulator | None = None,
         plan_only: Card | None = None,
     ) -> None:
         """Plan the step and prepare its kernels.
@@ -113,11 +115,15 @@ class PlannedStep:
         self._loss, *results = self.program.results()
         trained = [parameters[name] for name in joint.trained]
         self._all_reduce: Callable[[], None] | None = None
-        if reduce is None:
+        self._total: torch.Tensor | None = None
+        if reduce is None and accumulator is None:
             self._gradients, self._gradient_copies = _unify_dtypes(trained, results)
         else:
             flat, self._gradients, self._gradient_copies = _flatten_gradients(trained, results)
-            self._all_reduce = partial(reduce, flat)
+            if accumulator is not None:
+                self._call_gradients, self._total = flat, accumulator.like(flat)
+                self._gradients = _views_by_parameter(self._total, trained)
+            self._all_reduce = partial(reduce or _nothing, flat if self._total is None else self._total)
         changed = {first + n: buffers[name] for n, name in enumerate(joint.changed)}
         self._counters = _Increments((changed.pop(place), step) for place, step in counted.items())
         self._buffer_updates = _Copies(zip(results[len(trained) :], changed.values(), strict=True))
@@ -136,22 +142,33 @@ class PlannedStep:
             for group in groups:
                 group.warm_up(self._gradients)
 
-        gradients, alone = self._gradients, self._all_reduce is None
-        works = [self._gradient_copies.run] if alone else []
-        works += [self._buffer_updates.run, self._counters.run]
+        gradients, total = self._gradients, self._total
+        changes: list[Callable[[], object]] = [self._buffer_updates.run, self._counters.run]
+        before: list[Callable[[], object]] = [self._gradient_copies.run]  # before gradients are exchanged
+        if total is not None:
+            before += [partial(total.add_, self._call_gradients), *changes]
+        after = [] if total is not None else changes
+        if self._all_reduce is None:
+            before, after = [], [*before, *after]
 
         def finish() -> None:
-            for work in works:
+            for work in after:
                 work()
             step(groups, gradients)
+            if total is not None:
+                total.zero_()
 
-        self.program.finish_with(finish, None if alone else self._gradient_copies.run, self._all_reduce)
+        def pack() -> None:
+            for work in before:
+                work()
+
+        self.program.finish_with(finish, pack, self._all_reduce)
         self.groups = groups
 
-    def run(self, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Run one step and return the loss."""
+    def run(self, inputs: Sequence[torch.Tensor], updates: bool = True) -> torch.Tensor:
+        """Run one step, up to the gradients or including the update of parameters, and return the loss."""
         self._copy_inputs(inputs)
-        self.program.run()
+        self.program.run(updates)
         return self._loss.clone()
 
     def _copy_inputs(self, inputs: Sequence[torch.Tensor]) -> None:
@@ -177,6 +194,10 @@ def _prepare_kernels(planned: Callable[..., Plan], ready: Callable[[Plan], Kerne
                 raise
             logger.warning("%s did not compile; using the next rung instead. %s", failed, error)
             avoid |= {failed}
+
+
+def _nothing(_: torch.Tensor) -> None:
+    """Exchange no gradients: the step of one process."""
 
 
 class _Copies:
@@ -241,14 +262,23 @@ def _flatten_gradients(
 
     Processes then exchange gradients once.
     """
-    step = ALIGNMENT // torch.float32.itemsize
-    ends = list(accumulate(-(-one.numel() // step) * step for one in trained))
-    flat = torch.zeros(ends[-1] if ends else 0, dtype=torch.float32, device=results[0].device)
-    places = {
-        one: flat.as_strided(one.shape, one.stride(), begin)
-        for one, begin in zip(trained, [0, *ends], strict=False)
-    }
+    *_, size = _flat_offsets(trained)
+    flat = torch.zeros(size, dtype=torch.float32, device=results[0].device)
+    places = _views_by_parameter(flat, trained)
     return flat, places, _Copies(zip(results, places.values(), strict=False))
+
+
+def _flat_offsets(trained: list[nn.Parameter]) -> list[int]:
+    """Return where each parameter's gradient begins in one tensor, aligned, and where the last ends."""
+    step = ALIGNMENT // torch.float32.itemsize
+    return list(accumulate((-(-one.numel() // step) * step for one in trained), initial=0))
+
+
+def _views_by_parameter(flat: torch.Tensor, trained: list[nn.Parameter]) -> dict[nn.Parameter, torch.Tensor]:
+    return {
+        one: flat.as_strided(one.shape, one.stride(), begin)
+        for one, begin in zip(trained, _flat_offsets(trained), strict=False)
+    }
 
 
 def _with_parameter_strides(parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:

@@ -33,13 +33,13 @@ class StepProgram(Protocol):
     def finish_with(
         self, finish: Work, pack_gradients: Work | None = None, all_reduce: Work | None = None
     ) -> None:
-        """Set the work after the plan in every run: `pack_gradients`, `all_reduce`, `finish`.
+        """Set the work after the plan: `pack_gradients`, and in runs that update parameters `all_reduce` and `finish`.
 
-        `all_reduce` waits for other processes and is not part of any CUDA graph.
+        `all_reduce` waits for other processes and is not part of any CUDA graph. Without it every run updates.
         """
 
-    def run(self) -> None:
-        """Run one step on the current stream."""
+    def run(self, updates: bool = True) -> None:
+        """Run one step on the current stream, up to the gradients or including the update of parameters."""
 
 
 class KernelStep(PlanKernels):
@@ -75,7 +75,7 @@ class KernelStep(PlanKernels):
         self.finish, self._pack_gradients, self._all_reduce = finish, pack_gradients or _nothing, all_reduce
         self._graphs = []
 
-    def run(self) -> None:
+    def run(self, updates: bool = True) -> None:
         if len(self._graphs) == 1:
             self._graphs[0].replay()
             return
@@ -86,7 +86,7 @@ class KernelStep(PlanKernels):
                 CapturedGraph(partial(_run_recorded, work), stream) for work in phases
             ]
             phases = [graph.replay for graph in self._graphs]
-        for number, work in enumerate(phases):
+        for number, work in enumerate(phases if updates else phases[:1]):
             if number > 0 and self._all_reduce is not None:
                 self._all_reduce()
             work()
@@ -120,6 +120,7 @@ class OperatorStep:
         """`kept` are the indices of the module's results that the plan has, too."""
         self.plan = plan
         self._module, self._inputs, self._kept = module, tuple(inputs), tuple(kept)
+        self._pack_gradients: Work = _nothing
         self._epilogue: tuple[Work, ...] = ()
         self._outputs = tuple(_output_buffer(plan, name) for name in plan.graph.outputs)
 
@@ -129,15 +130,17 @@ class OperatorStep:
     def finish_with(
         self, finish: Work, pack_gradients: Work | None = None, all_reduce: Work | None = None
     ) -> None:
-        self._epilogue = tuple(work for work in (pack_gradients, all_reduce, finish) if work is not None)
+        self._pack_gradients = pack_gradients or _nothing
+        self._epilogue = tuple(work for work in (all_reduce, finish) if work is not None)
 
-    def run(self) -> None:
+    def run(self, updates: bool = True) -> None:
         with own_arithmetic(self.plan.dtype, torch.device("cpu")):
             with reporting_errors("the training step"):
                 results = self._module(*self._inputs)
             for output, index in zip(self._outputs, self._kept, strict=True):
                 output.copy_(results[index])
-        for work in self._epilogue:
+        self._pack_gradients()
+        for work in self._epilogue if updates else ():
             work()
 
 
@@ -151,6 +154,7 @@ class ReferenceStep:
         self._prepare = prepare
         self._constants = {entry: constants.get(entry, plan.graph) for entry in plan.constants}
         self._bound = bound
+        self._pack_gradients: Work = _nothing
         self._epilogue: tuple[Work, ...] = ()
         self._multi_output = MultiOutputCalls(plan, torch.device("cpu"), everything=True)
         self._outputs = tuple(
@@ -167,9 +171,10 @@ class ReferenceStep:
     def finish_with(
         self, finish: Work, pack_gradients: Work | None = None, all_reduce: Work | None = None
     ) -> None:
-        self._epilogue = tuple(work for work in (pack_gradients, all_reduce, finish) if work is not None)
+        self._pack_gradients = pack_gradients or _nothing
+        self._epilogue = tuple(work for work in (all_reduce, finish) if work is not None)
 
-    def run(self) -> None:
+    def run(self, updates: bool = True) -> None:
         graph = self.plan.graph
         kept = {*self._bound, *graph.outputs}
         values = dict(self._bound)
@@ -186,7 +191,8 @@ class ReferenceStep:
                     values.pop(name, None)
             for output, name in zip(self._outputs, graph.outputs, strict=True):
                 output.copy_(self._constant(name) if name in graph.constants else values[name])
-        for work in self._epilogue:
+        self._pack_gradients()
+        for work in self._epilogue if updates else ():
             work()
 
     def _constant(self, name: str) -> torch.Tensor:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -23,18 +22,16 @@ from escalade.engine.training.optimizers import (
     StateIdentity,
     group_parameters,
     require_supported,
-    step_groups,
 )
 from escalade.engine.training.planned import PlannedStep, Reduce
 from escalade.engine.training.program import StepProgram
 from escalade.engine.training.techniques import check_techniques
+from escalade.engine.training.update import PLAIN_UPDATE, Update, UpdateSettings, check_scale
 from escalade.errors import UnsupportedError
 from escalade.ops.base.card import Card
 from escalade.ops.calling.types import PLAIN
 
 _AUTOCAST = {"fp32": None, "tf32": None, "fp16": torch.float16, "bf16": torch.bfloat16}
-_GROWTH, _BACKOFF, _INTERVAL = 2.0, 0.5, 2000
-"""Defaults of `torch.amp.GradScaler`."""
 FIRST_SCALE = 65536.0
 MAX_PLANS = 4
 """Cached plans, one per combination of input shapes and formats; least recently used are evicted."""
@@ -51,6 +48,9 @@ def training_step(
     device: torch.device | str | None = None,
     without: Collection[str] = (),
     reduce: Reduce | None = None,
+    clip_norm: float | None = None,
+    clip_value: float | None = None,
+    accumulate: int = 1,
 ) -> TrainingStep:
     """Compile a training step: `step(x, target)` updates the model's own parameters and returns the loss.
 
@@ -70,7 +70,13 @@ def training_step(
         without: Techniques to leave out, to measure what they gain (docs/training-steps.md).
         reduce: For several processes: called between backward pass and optimizer with one tensor of all gradients,
             which it replaces in place by those of all processes.
+        clip_norm: Largest norm of all gradients together, as `torch.nn.utils.clip_grad_norm_` has it; the norm before
+            is `step.gradient_norm`.
+        clip_value: Largest magnitude of a gradient's element, as `torch.nn.utils.clip_grad_value_` has it, after
+            `clip_norm`.
+        accumulate: Calls per update of the parameters, by the mean of their gradients.
     """
+    update = UpdateSettings.checked(clip_norm, clip_value, accumulate)
     if dtype not in _AUTOCAST:
         raise UnsupportedError(f"dtype {dtype!r}: training steps support {', '.join(_AUTOCAST)}")
     if not isinstance(model, nn.Module) or isinstance(model, torch.jit.ScriptModule):
@@ -85,7 +91,7 @@ def training_step(
             "the model has lazy parameters without a shape; run it once before creating the step"
         )
     if loss_scale is not None:
-        loss_scale = _check_scale(loss_scale)
+        loss_scale = check_scale(loss_scale)
     if not model.training:
         raise UnsupportedError("the model is in evaluation mode: call model.train() first")
     if not isinstance(optimizer, torch.optim.Optimizer):
@@ -111,7 +117,7 @@ def training_step(
         )
     left_out = check_techniques(without)
     return TrainingStep(
-        model, loss, optimizer, tuple(example), dtype, loss_scale, device == TWIN, left_out, reduce
+        model, loss, optimizer, tuple(example), dtype, loss_scale, device == TWIN, left_out, reduce, update
     )
 
 
@@ -144,6 +150,7 @@ class TrainingStep:
         on_twin: bool,
         without: frozenset[str] = frozenset(),
         reduce: Reduce | None = None,
+        update: UpdateSettings = PLAIN_UPDATE,
         plan_only: Card | None = None,
     ) -> None:
         self._plan_only = plan_only
@@ -157,10 +164,9 @@ class TrainingStep:
         if dtype == "fp16" or loss_scale is not None:
             first = FIRST_SCALE if loss_scale is None else loss_scale
             self._scale = torch.full((), first, dtype=torch.float32, device=self._device)
-        self._growth = torch.zeros((), dtype=torch.int32, device=self._device)
         in_pytorch = self._device.type == "cpu" and not on_twin
-        # Not a bound method: plans hold it, and must not refer back to this object.
-        self._step = partial(_step, scale=self._scale, growth=self._growth, in_pytorch=in_pytorch)
+        # An object of its own: plans hold it, and must not refer back to this one.
+        self._update = Update(update, self._scale, self._device, in_pytorch)
         self._optimizer_state = OptimizerState.of(optimizer)
         self._lock = self._optimizer_state.lock
         self._done: torch.cuda.Event | None = None
@@ -212,13 +218,16 @@ class TrainingStep:
             self._regroup(planned)
             same_states = False
         if planned.groups is not self._groups:
-            planned.set_optimizer(self._groups, self._step)
-        loss = planned.run(tensors)
-        for group in self._groups:
-            group.transfer_state()
-        if not same_states:
-            self._states = StateIdentity(self._optimizer, self._groups)
-        self._optimizer._opt_called = True  # type: ignore[attr-defined]  # read by learning-rate schedulers
+            planned.set_optimizer(self._groups, self._update)
+        updates = self._update.is_due()
+        loss = planned.run(tensors, updates)
+        self._update.count()
+        if updates:
+            for group in self._groups:
+                group.transfer_state()
+            if not same_states:
+                self._states = StateIdentity(self._optimizer, self._groups)
+            self._optimizer._opt_called = True  # type: ignore[attr-defined]  # read by learning-rate schedulers
         return loss
 
     @property
@@ -236,11 +245,21 @@ class TrainingStep:
         """The current loss scale; None if the loss is not scaled."""
         return None if self._scale is None else float(self._scale)
 
+    @property
+    def gradient_norm(self) -> torch.Tensor | None:
+        """The norm of all gradients at the last update, before it was clipped; None without `clip_norm`."""
+        return None if self._update.norm is None else self._update.norm.clone()
+
+    @property
+    def skipped_steps(self) -> int:
+        """The updates that were skipped because gradients were not finite; only steps with a loss scale check that."""
+        return int(self._update.skipped)
+
     def state_dict(self) -> dict[str, float]:
         """Return the loss scale, if there is one: all that a checkpoint needs besides model and optimizer."""
         if self._scale is None:
             return {}
-        return {"scale": float(self._scale), "good_steps": float(self._growth)}
+        return {"scale": float(self._scale), "good_steps": float(self._update.growth)}
 
     def load_state_dict(self, state: Mapping[str, float]) -> None:
         """Restore what `state_dict` returned."""
@@ -252,9 +271,9 @@ class TrainingStep:
             )
         with self._lock, torch.inference_mode(False), torch.no_grad():
             if self._scale is not None:
-                scale, steps = _check_scale(state["scale"]), int(state["good_steps"])
+                scale, steps = check_scale(state["scale"]), int(state["good_steps"])
                 self._scale.fill_(scale)
-                self._growth.fill_(steps)
+                self._update.growth.fill_(steps)
 
     def __reduce__(self) -> Any:
         raise UnsupportedError(
@@ -326,6 +345,7 @@ class TrainingStep:
             self._on_twin,
             self._without,
             self._reduce,
+            self._update.accumulator,
             self._plan_only,
         )
 
@@ -340,37 +360,8 @@ class TrainingStep:
             for group, each in zip(self._groups, found, strict=True)
         )
         if not same:
-            scaled = self._scale is not None
-            self._groups = [ParameterGroup(self._optimizer, *each, scaled) for each in found]
+            self._groups = [ParameterGroup(self._optimizer, *each, self._update.form) for each in found]
         self._optimizer_state.groups = self._groups
-
-
-def _step(
-    groups: list[ParameterGroup],
-    gradients: Mapping[nn.Parameter, torch.Tensor],
-    *,
-    scale: torch.Tensor | None,
-    growth: torch.Tensor,
-    in_pytorch: bool,
-) -> None:
-    """Update the parameters, then the loss scale."""
-    if scale is not None:
-        for group in groups:
-            group.scale.copy_(scale)
-    step_groups(groups, gradients, in_pytorch=in_pytorch, scaled=scale is not None)
-    if scale is not None:
-        skipped = groups[0].progress[2]
-        torch._amp_update_scale_(scale, growth, skipped, _GROWTH, _BACKOFF, _INTERVAL)
-
-
-def _check_scale(scale: Any) -> float:
-    try:
-        number = float(scale)
-    except (TypeError, ValueError, RuntimeError):
-        number = 0.0
-    if not 0 < number <= torch.finfo(torch.float32).max:
-        raise UnsupportedError(f"loss_scale {scale!r}: pass a finite number above 0")
-    return number
 
 
 def _flatten(arguments: tuple[Any, ...]) -> tuple[list[torch.Tensor], int]:

@@ -186,7 +186,7 @@ def test_what_is_checked_before_a_launch_takes_no_python_by_parameter() -> None:
         for _ in range(3):
             step(x, target)
         seen: list[str] = []
-        step.program.run = lambda: None  # type: ignore[method-assign]
+        step.program.run = lambda updates=True: None  # type: ignore[method-assign]
         sys.setprofile(
             lambda frame, event, _, seen=seen: seen.append(frame.f_code.co_name) if event == "call" else None  # type: ignore[misc]
         )

@@ -1,0 +1,125 @@
+"""The update that ends a training step: accumulated, clipped and unscaled gradients, the optimizer, the loss scale."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from escalade.engine.training.optimizers import GradientForm, ParameterGroup, step_groups
+from escalade.errors import UnsupportedError
+
+_GROWTH, _BACKOFF, _INTERVAL = 2.0, 0.5, 2000
+"""Defaults of `torch.amp.GradScaler`."""
+_NORM_EPSILON = 1e-6
+"""Added to the norm by `torch.nn.utils.clip_grad_norm_`."""
+
+
+@dataclass(frozen=True)
+class UpdateSettings:
+    """What happens to gradients before the optimizer reads them."""
+
+    clip_norm: float | None = None
+    clip_value: float | None = None
+    accumulate: int = 1
+
+    @staticmethod
+    def checked(clip_norm: Any, clip_value: Any, accumulate: Any) -> UpdateSettings:
+        """Check what a caller passed."""
+        for name, limit in (("clip_norm", clip_norm), ("clip_value", clip_value)):
+            if limit is not None and not (_is_number(limit) and 0 < limit < math.inf):
+                raise UnsupportedError(f"{name} {limit!r}: pass a finite number above 0, or None")
+        if not isinstance(accumulate, int) or isinstance(accumulate, bool) or accumulate < 1:
+            raise UnsupportedError(f"accumulate {accumulate!r}: pass the calls per update, at least 1")
+        return UpdateSettings(clip_norm, clip_value, accumulate)
+
+
+PLAIN_UPDATE = UpdateSettings()
+
+
+class Accumulator:
+    """The sum of the gradients of several calls in one tensor, which the plans of a step share."""
+
+    def __init__(self) -> None:
+        self._total: torch.Tensor | None = None
+        self.calls = 0
+        """Calls whose gradients are in the sum."""
+
+    def like(self, gradients: torch.Tensor) -> torch.Tensor:
+        """Return the sum; a new one if the gradients of all parameters have another size than before."""
+        if self._total is None or self._total.shape != gradients.shape:
+            self._total, self.calls = torch.zeros_like(gradients), 0
+        return self._total
+
+
+class Update:
+    """Clips gradients, updates the parameters, and then the loss scale, all on the device."""
+
+    def __init__(
+        self, settings: UpdateSettings, scale: torch.Tensor | None, device: torch.device, in_pytorch: bool
+    ) -> None:
+        self._settings, self._scale, self._in_pytorch = settings, scale, in_pytorch
+        self.form = GradientForm(
+            divided=scale is not None or settings.clip_norm is not None or settings.accumulate > 1,
+            checked=scale is not None,
+            clip_value=settings.clip_value,
+        )
+        self.accumulator = Accumulator() if settings.accumulate > 1 else None
+        self.growth = torch.zeros((), dtype=torch.int32, device=device)
+        """Steps since the loss scale has changed."""
+        self.norm = None if settings.clip_norm is None else torch.zeros((), device=device)
+        self.skipped = torch.zeros((), dtype=torch.int64, device=device)
+        self._ones = torch.ones((), device=device)
+
+    def is_due(self) -> bool:
+        """Return True if this call updates the parameters."""
+        return self.accumulator is None or self.accumulator.calls + 1 >= self._settings.accumulate
+
+    def count(self) -> None:
+        """Count a call that succeeded."""
+        if self.accumulator is not None:
+            self.accumulator.calls = 0 if self.is_due() else self.accumulator.calls + 1
+
+    def __call__(
+        self, groups: Sequence[ParameterGroup], gradients: Mapping[nn.Parameter, torch.Tensor]
+    ) -> None:
+        """Update the parameters of all groups."""
+        if self.form.divided:
+            divisor = self._divisor([gradients[one] for group in groups for one in group.parameters])
+            for group in groups:
+                group.divisor.copy_(divisor)
+        step_groups(groups, gradients, in_pytorch=self._in_pytorch, scaled=self.form.checked)
+        if self._scale is not None:
+            skipped = groups[0].progress[2]
+            self.skipped.add_(skipped.to(torch.int64))
+            torch._amp_update_scale_(self._scale, self.growth, skipped, _GROWTH, _BACKOFF, _INTERVAL)
+
+    def _divisor(self, gradients: list[torch.Tensor]) -> torch.Tensor:
+        """Return what gradients are divided by: loss scale and calls, and what their norm exceeds the limit by."""
+        divisor = (self._ones if self._scale is None else self._scale) * self._settings.accumulate
+        if self.norm is None:
+            return divisor
+        norms = torch._foreach_norm(gradients, 2.0, dtype=torch.float32)
+        self.norm.copy_(torch.linalg.vector_norm(torch.stack(norms)) / divisor)
+        assert self._settings.clip_norm is not None
+        factor = (self._settings.clip_norm / (self.norm + _NORM_EPSILON)).clamp(max=1.0)
+        return divisor / factor
+
+
+def check_scale(scale: Any) -> float:
+    """Return a loss scale as a number."""
+    number = float(scale) if _is_number(scale) else 0.0
+    if not 0 < number <= torch.finfo(torch.float32).max:
+        raise UnsupportedError(f"loss_scale {scale!r}: pass a finite number above 0")
+    return number
+
+
+def _is_number(value: Any) -> bool:
+    try:
+        return not math.isnan(float(value))
+    except (TypeError, ValueError, RuntimeError):
+        return False
