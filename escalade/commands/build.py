@@ -10,7 +10,8 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from escalade.commands.options import ColorMean, ColorStd, Model, listed, numbers, written
+from escalade import files
+from escalade.commands.options import ColorMean, ColorStd, Model, listed, numbers
 from escalade.commands.progress import status
 from escalade.device.architecture import ALL_ARCHITECTURES
 from escalade.errors import UnsupportedError
@@ -19,7 +20,10 @@ from escalade.terminal_text import format_bytes, printable
 
 def command(
     model: Model,
-    output: Annotated[pathlib.Path, written("--output", "-o", help="File to write.", show_default=False)],
+    output: Annotated[
+        pathlib.Path,
+        typer.Option("--output", "-o", help="File to write; with --cpp, a folder.", show_default=False),
+    ],
     batch: Annotated[
         list[str] | None,
         typer.Option("--batch", "-b", help="Batch sizes such as 1,8,32. Default: 1.", show_default=False),
@@ -37,6 +41,12 @@ def command(
     ] = None,
     mean: ColorMean = None,
     std: ColorStd = None,
+    cpp: Annotated[
+        bool,
+        typer.Option(
+            "--cpp", help="Write a folder for a C++ program instead: plans, a runtime and an example."
+        ),
+    ] = False,
     arch: Annotated[
         list[str] | None,
         typer.Option(help="GPU architectures. Default: sm_90a (H100 and H200).", show_default=False),
@@ -51,9 +61,14 @@ def command(
     from escalade_apps.classify.preparation import normalization_at, side_of
 
     console = Console()
+    (files.require_writable_folder if cpp else files.require_writable_file)(output)
     batches = numbers("--batch", listed(batch)) or (1,)
     architectures = listed(arch) or (str(H200.architecture),)
     check_names("architecture", architectures, ALL_ARCHITECTURES)
+    if cpp and len(architectures) > 1:
+        raise UnsupportedError(
+            f"--cpp writes plans for one architecture, not for {', '.join(architectures)}; build a folder for each"
+        )
     if dtype == "fp8":
         raise UnsupportedError(
             "fp8 needs calibration data: compile the model with calibration=batches, then call engine.save(path, "
@@ -80,8 +95,11 @@ def command(
                 inputs = (image,)
             engine.plan(*inputs)
         say(f"compiling kernels for {', '.join(architectures)}")
-        output.parent.mkdir(parents=True, exist_ok=True)
-        engine.save(output, kernels=architectures)
+        if cpp:
+            output = engine.export_cpp(output, kernels=architectures[0])
+        else:
+            output.parent.mkdir(parents=True, exist_ok=True)
+            engine.save(output, kernels=architectures)
     console.print(
         f"wrote {escape(printable(output))}: {format_bytes(output.stat().st_size)}, {engine.dtype}, plans for batch "
         f"sizes {', '.join(map(str, batches))} on {', '.join(architectures)}, in {time.perf_counter() - began:.1f} s",

@@ -24,6 +24,7 @@ from escalade.engine.cached_plan import GuardedPlan
 from escalade.engine.call_queue import CallQueue, Pending
 from escalade.engine.calls import Calls
 from escalade.engine.comparison import Comparison, compare
+from escalade.engine.cpp_export import export as export_plans
 from escalade.engine.explain import Explanation, explain_plan
 from escalade.engine.file import read, to_device, write
 from escalade.engine.graph.forms import STORAGE, is_dense, require_dense
@@ -372,6 +373,22 @@ class Engine(torch.nn.Module):
         """
         artifacts = self._plans.build_artifacts(kernels) if kernels else NO_ARTIFACTS
         write(self._captured, self.dtype, path, artifacts)
+
+    def export_cpp(self, folder: Any, *, kernels: bool | str = True) -> pathlib.Path:
+        """Write the engine's plans for a C++ program, and the sources that run them, into a folder.
+
+        A plan is written for each set of inputs that the engine has seen, with machine code for its own GPU, or for the
+        architecture that `kernels` names. Returns the path of the file that `escalade::Engine` reads.
+
+        Raises:
+            UnsupportedError: A plan has steps that PyTorch computes; the message names them.
+        """
+        cards = self._plans.cards_for(kernels)
+        if len(cards) != 1:
+            raise UnsupportedError(f"kernels={kernels!r}: plans for a C++ program are for one architecture")
+        (card,) = cards
+        plans = (plan for _, plan in self._plans.plans_to_save(card, only_kernels=True))
+        return export_plans(folder, card, self.dtype, plans)
 
     def set_artifacts(self, artifacts: AotArtifacts, source: str) -> None:
         """Use plans and machine code from a file, on this GPU and on any that the engine is moved to later."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -19,7 +19,13 @@ from escalade.device.precompilation import CompileAhead
 from escalade.device.program import Program as DeviceProgram
 from escalade.device.strides import empty, layout_of
 from escalade.device.torch_private import FAST_PATHS
-from escalade.engine.aot import NO_ARTIFACTS, AotArtifacts, SavedPlan, build_artifacts, cards_for
+from escalade.engine.aot import (
+    NO_ARTIFACTS,
+    AotArtifacts,
+    SavedPlan,
+    build_artifacts,
+    cards_for,
+)
 from escalade.engine.cached_plan import CachedPlan, GuardedPlan, SpecializedGraph
 from escalade.engine.calls import BufferedCalls, Calls, DirectCalls, HostCalls
 from escalade.engine.check import check_sizes
@@ -380,8 +386,23 @@ class PlanCache:
 
     def build_artifacts(self, kernels: bool | str | Sequence[str]) -> AotArtifacts:
         """Return plans and machine code for the inputs seen so far, for each card in `kernels`."""
-        own = Card.of(self._settings.device) if self._settings.where == "cuda" else None
-        cards = cards_for(kernels, own, self._settings.where)
+        plans: list[SavedPlan] = []
+        programs: dict[str, list[DeviceProgram]] = {}
+        for card in self.cards_for(kernels):
+            for saved, plan in self.plans_to_save(card):
+                plans.append(saved)
+                programs.setdefault(str(card.architecture), []).extend(plan.programs)
+        return build_artifacts(plans, programs)
+
+    def cards_for(self, kernels: bool | str | Sequence[str]) -> list[Card]:
+        """Return the cards to save kernels for: the engine's own GPU, or a typical card per named architecture."""
+        return cards_for(kernels, self._own_card(), self._settings.where)
+
+    def plans_to_save(self, card: Card, *, only_kernels: bool = False) -> Iterator[tuple[SavedPlan, Plan]]:
+        """Yield the plan on a card for each set of inputs seen so far, with its decisions.
+
+        With `only_kernels`, nodes that PyTorch computes because it was measured to be faster get kernels.
+        """
         with self._lock:
             met = {
                 tuple((tuple(shape), form) for shape, form, _ in key): cached
@@ -392,17 +413,16 @@ class PlanCache:
             raise UnsupportedError(
                 "the engine has no plan to save kernels of yet; call it, or `plan`, with inputs like those to come"
             )
-        plans: list[SavedPlan] = []
-        programs: dict[str, list[DeviceProgram]] = {}
-        for card in cards:
-            for inputs, cached in met.items():
-                pairs = zip(self.networks.first.captured.inputs, inputs, strict=True)
-                formats = {entry.name: form for entry, (_, form) in pairs}
-                planned = self.planner(cached.network, card, cached.batch, formats)
-                plans.append(SavedPlan.of(cached.calls.plan if card == own else planned(), card, inputs))
-                again = planned(plans[-1].in_pytorch, decided=plans[-1].decided)
-                programs.setdefault(str(card.architecture), []).extend(again.programs)
-        return build_artifacts(plans, programs)
+        for inputs, cached in met.items():
+            pairs = zip(self.networks.first.captured.inputs, inputs, strict=True)
+            formats = {entry.name: form for entry, (_, form) in pairs}
+            planned = self.planner(cached.network, card, cached.batch, formats)
+            is_own = card == self._own_card()
+            saved = SavedPlan.of(cached.calls.plan if is_own else planned(), card, inputs)
+            yield saved, planned({} if only_kernels else saved.in_pytorch, decided=saved.decided)
+
+    def _own_card(self) -> Card | None:
+        return Card.of(self._settings.device) if self._settings.where == "cuda" else None
 
 
 def failing_rung(plan: Plan, error: CompileError) -> str | None:
