@@ -128,6 +128,16 @@ def command(
         pathlib.Path | None, typer.Option("--weights", "-w", help="File of initial weights.")
     ] = None,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also log to TensorBoard.")] = False,
+    csv: Annotated[
+        bool, typer.Option("--csv", help="Also log to the CSV files steps.csv and evaluations.csv.")
+    ] = False,
+    share_gpu: Annotated[
+        bool,
+        typer.Option(
+            "--share-gpu",
+            help="Let processes of torchrun share GPUs, connected by gloo instead of NCCL: slow, for tests.",
+        ),
+    ] = False,
     classifier: Annotated[
         bool,
         typer.Option(
@@ -171,12 +181,13 @@ def command(
             "--results records runs of Escalade's kernels, so it needs --device cuda or twin; the log of this run is "
             "in its folder"
         )
-    with processes(torch.device("cpu" if twin else where)) as own:
+    with processes(torch.device("cpu" if twin else where), share_gpus=share_gpu) as own:
         console = Console(quiet=not own.first)
         with console.status("Reading the images and planning the step"):
             run = trainer(
-                task, given, folder, own, resume=resume, weights=weights, twin=twin, tensorboard=tensorboard
-            )
+                task, given, folder, own,
+                resume=resume, weights=weights, twin=twin, tensorboard=tensorboard, csv=csv,
+            )  # fmt: skip
         probe = Probe(run.dataset, run.settings.seed) if classifier else None
         announce(console, run, own, folder, resume)
         began, first = time.monotonic(), run.step

@@ -1,7 +1,9 @@
-"""Training logs: JSON lines, and optionally TensorBoard."""
+"""Training logs: JSON lines, and optionally CSV files and TensorBoard."""
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import os
 import pathlib
@@ -56,6 +58,55 @@ class JsonLog:
     def close(self) -> None:
         self.flush()
         self._file.close()
+
+
+class CsvLog:
+    """One CSV file for steps and one for evaluations, with a column per value."""
+
+    def __init__(self, folder: pathlib.Path, since: int) -> None:
+        """Open for appending. A run resumed after step `since` drops later rows of the interrupted process."""
+        self._folder = folder
+        self._rows: dict[str, list[dict[str, Any]]] = {event: [] for event in (STEP, EVALUATION)}
+        """Rows that are not on disk yet, by event."""
+        self._columns: dict[str, list[str]] = {}
+        for event in self._rows:
+            kept = [row for row in self.read(event) if int(row["step"]) <= since] if since else []
+            self._write_all(event, kept)
+
+    def path(self, event: str) -> pathlib.Path:
+        return self._folder / f"{event}s.csv"
+
+    def read(self, event: str) -> list[dict[str, Any]]:
+        """Return the rows on disk, without a last one that was cut off when the process was killed."""
+        text = (files.read(self.path(event)) or b"").decode(errors="replace")
+        rows = csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1]))
+        return [row for row in rows if (row.get("step") or "").isdecimal() and None not in row.values()]
+
+    def write(self, event: str, step: int, **values: Any) -> None:
+        self._rows[event].append({"step": step, **values})
+
+    def flush(self) -> None:
+        for event, rows in self._rows.items():
+            new = {name for row in rows for name in row} - {*self._columns[event]}
+            if new:  # the header changes, so the file is written again
+                self._write_all(event, [*self.read(event), *rows])
+            elif rows:
+                with open(self.path(event), "a", newline="") as file:
+                    csv.DictWriter(file, self._columns[event]).writerows(rows)
+                    file.flush()
+                    os.fsync(file.fileno())
+            rows.clear()
+
+    def close(self) -> None:
+        self.flush()
+
+    def _write_all(self, event: str, rows: list[dict[str, Any]]) -> None:
+        columns = self._columns[event] = [*dict.fromkeys(["step", *(name for row in rows for name in row)])]
+        text = io.StringIO(newline="")
+        writer = csv.DictWriter(text, columns)
+        writer.writeheader()
+        writer.writerows(rows)
+        files.replace(self.path(event), text.getvalue().encode())
 
 
 class TensorBoardLog:

@@ -83,10 +83,11 @@ class Processes:
 
 
 @contextmanager
-def processes(device: torch.device) -> Iterator[Processes]:
+def processes(device: torch.device, *, share_gpus: bool = False) -> Iterator[Processes]:
     """Join the process group of torchrun. Without torchrun this process is the only one.
 
-    Raises LostError if another process exits or cannot be reached.
+    With `share_gpus`, several processes may use one GPU. NCCL does not support that, so gloo connects them, through
+    host memory. Raises LostError if another process exits or cannot be reached.
     """
     count = int(os.environ.get("WORLD_SIZE", "1"))
     if count == 1:
@@ -98,18 +99,18 @@ def processes(device: torch.device) -> Iterator[Processes]:
             f"WORLD_SIZE is {count} but {missing[0]} is not set; start the job with torchrun"
         )
     rank, local = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
+    uses_nccl = device.type == "cuda" and not share_gpus
     if device.type == "cuda":
-        if local >= torch.cuda.device_count():
+        gpus = torch.cuda.device_count()
+        if local >= gpus and not share_gpus:
             raise UnsupportedError(
-                f"local rank {local} has no GPU of its own: this machine has {torch.cuda.device_count()}; lower "
-                "--nproc-per-node to that number, or use --device cpu"
+                f"local rank {local} has no GPU of its own: this machine has {gpus}; lower --nproc-per-node to that "
+                "number, or use --device cpu, or --share-gpu for a test"
             )
-        device = torch.device("cuda", local)
+        device = torch.device("cuda", local % gpus)
         torch.cuda.set_device(device)
     dist.init_process_group(
-        "nccl" if device.type == "cuda" else "gloo",
-        timeout=_TIMEOUT,
-        device_id=device if device.type == "cuda" else None,
+        "nccl" if uses_nccl else "gloo", timeout=_TIMEOUT, device_id=device if uses_nccl else None
     )
     try:
         yield Processes(device, rank, count)

@@ -24,6 +24,7 @@ def trainer(
     weights: pathlib.Path | None = None,
     twin: bool = False,
     tensorboard: bool = False,
+    csv: bool = False,
 ) -> Trainer:
     """Return a new run, or with `resume` the one in `folder` at its last checkpoint.
 
@@ -52,5 +53,6 @@ def trainer(
         settings = settings.resumed({"task": task, **given})
     dataset = data.read(settings.data, side=settings.side, held_out=settings.held_out, seed=settings.seed)
     return Trainer(
-        settings, dataset, folder, processes, weights=weights, state=state, twin=twin, tensorboard=tensorboard
-    )
+        settings, dataset, folder, processes,
+        weights=weights, state=state, twin=twin, tensorboard=tensorboard, csv=csv,
+    )  # fmt: skip

@@ -67,6 +67,7 @@ class Trainer:
         state: dict[str, Any] | None = None,
         twin: bool = False,
         tensorboard: bool = False,
+        csv: bool = False,
     ) -> None:
         """Set up a run from initial `weights`, or resume it from a checkpoint's `state`."""
         self.settings, self.dataset, self._folder, self._processes = settings, dataset, folder, processes
@@ -99,7 +100,7 @@ class Trainer:
         self.step, self._best, self._since_best = 0, math.inf, 0
         if state is not None:
             self._restore(state)
-        self._logs = self._open_logs(tensorboard)
+        self._logs = self._open_logs(tensorboard, csv)
 
     def _make_model(self, weights: pathlib.Path | None) -> nn.Module:
         with torch.random.fork_rng(devices=()):
@@ -133,7 +134,7 @@ class Trainer:
         reduce = own.average if own.count > 1 else None
         return PlannedStep(self.model, loss, self._optimizer, example, dtype, twin, reduce)
 
-    def _open_logs(self, tensorboard: bool) -> list[logs.Log]:
+    def _open_logs(self, tensorboard: bool, csv: bool) -> list[logs.Log]:
         if not self._processes.first:
             return []
         try:
@@ -143,6 +144,8 @@ class Trainer:
                 f"{printable(self._folder)} cannot be created: {error.strerror}"
             ) from error
         opened: list[logs.Log] = [logs.JsonLog(self._folder / LOG, self.step)]
+        if csv:
+            opened.append(logs.CsvLog(self._folder, self.step))
         if tensorboard:
             opened.append(logs.TensorBoardLog(self._folder / TENSORBOARD, self.step))
         return opened

@@ -80,19 +80,28 @@ def test_options_arrive_at_the_trainer(tmp_path: pathlib.Path, monkeypatch: pyte
     monkeypatch.setattr("escalade_apps.train.runs.trainer", reached)
     options = [word for name, value in given.items() for word in (f"--{name.replace('_', '-')}", str(value))]
     folder, weights = tmp_path / "run", tmp_path / "weights.pt"
-    further = ["--flip", "--output", str(folder), "--weights", str(weights), "--resume", "--tensorboard"]
+    further = [
+        "--flip",
+        "--output",
+        str(folder),
+        "--weights",
+        str(weights),
+        "--resume",
+        "--tensorboard",
+        "--csv",
+    ]
     result = run("train", "autoencoder", *options, *further, "--device", "twin")
     assert isinstance(result.exception, ReachedError), result.output
     (task, found, where, own), named = arrived
     assert (task, found, where) == ("autoencoder", given | {"flip": True}, folder)
     assert own.device.type == "cpu" and named == {
-        "resume": True, "weights": weights, "twin": True, "tensorboard": True,
+        "resume": True, "weights": weights, "twin": True, "tensorboard": True, "csv": True,
     }  # fmt: skip
     arrived.clear()
     run("train", "resnet18", "--no-flip", "--device", "cpu")
     (task, found, where, _), named = arrived
     assert (task, found, where) == ("resnet18", {"flip": False}, training.RUNS / "resnet18")
-    assert named == {"resume": False, "weights": None, "twin": False, "tensorboard": False}
+    assert named == {"resume": False, "weights": None, "twin": False, "tensorboard": False, "csv": False}
 
 
 def test_a_run_that_ends_before_it_is_evaluated_says_no_more_than_it_has(

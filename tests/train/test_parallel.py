@@ -6,6 +6,7 @@ import json
 import pathlib
 import socket
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 import torch
@@ -84,3 +85,32 @@ def test_what_several_processes_cannot_do_is_refused(monkeypatch: pytest.MonkeyP
     monkeypatch.delenv("RANK", raising=False)
     with pytest.raises(UnsupportedError, match="RANK is not set; .*torchrun"), processes(CPU):
         pass
+
+
+def test_processes_share_a_gpu_only_where_that_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    joined: list[tuple[Any, Any]] = []
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setattr(torch.distributed, "destroy_process_group", lambda: None)
+    monkeypatch.setattr(
+        torch.distributed,
+        "init_process_group",
+        lambda backend, timeout, device_id: joined.append((backend, device_id)),
+    )
+    given = {
+        "WORLD_SIZE": "2",
+        "LOCAL_RANK": "0",
+        "RANK": "0",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "1",
+    }
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    gpu, first = torch.device("cuda"), torch.device("cuda", 0)
+    with processes(gpu) as own:
+        assert own.device == first and joined == [("nccl", first)]
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    with pytest.raises(UnsupportedError, match="local rank 1 has no GPU .* --share-gpu"), processes(gpu):
+        pass
+    with processes(gpu, share_gpus=True) as own:
+        assert own.device == first and joined[1:] == [("gloo", None)]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import csv
+import io
 import math
 import pathlib
 from collections.abc import Callable
@@ -116,6 +118,33 @@ def test_a_run_goes_on_bit_for_bit_wherever_it_was_killed(
         outcome, _ = trained(folder, resume=True, task=NOISY)
         assert outcome.step == STEPS
         assert_same(course(folder), whole)
+
+
+def test_csv_files_hold_what_the_log_holds_wherever_a_run_was_killed(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def tables() -> dict[str, list[dict[str, str]]]:
+        paths = {event: tmp_path / f"{event}s.csv" for event in (logs.STEP, logs.EVALUATION)}
+        return {event: [*csv.DictReader(io.StringIO(path.read_text()))] for event, path in paths.items()}
+
+    with monkeypatch.context() as until:
+        until.setattr(DistributedStep, "__call__", killed_after(7, DistributedStep.__call__))
+        with pytest.raises(KilledError):
+            trainer("autoencoder", SMALL, tmp_path, HERE, csv=True).run(lambda news: None)
+    with open(tmp_path / "steps.csv", "a") as file:
+        file.write("9,0.5,0.1\n10,0.")  # rows behind the checkpoint, the last one cut short
+    trainer("autoencoder", SMALL, tmp_path, HERE, resume=True, csv=True).run(lambda news: None)
+    expected: dict[str, list[dict[str, str]]] = {logs.STEP: [], logs.EVALUATION: []}
+    for line in logs.read(tmp_path / "log.jsonl"):
+        expected[line.pop("event")].append({name: str(value) for name, value in line.items()})
+    assert tables() == expected and len(expected[logs.STEP]) == STEPS
+
+    # A value that appears later adds a column to all rows.
+    log = logs.CsvLog(tmp_path, STEPS)
+    log.write(logs.STEP, STEPS + 1, loss=0.5, norm=2.0)
+    log.close()
+    rows = tables()[logs.STEP]
+    assert len(rows) == STEPS + 1 and rows[-1]["norm"] == "2.0" and rows[0]["norm"] == ""
 
 
 def test_a_run_that_is_asked_to_stop_goes_on_later(tmp_path: pathlib.Path) -> None:
