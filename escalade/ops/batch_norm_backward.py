@@ -65,11 +65,13 @@ class BatchNormBackwardProblem(Images, Named):
 
     For another activation than ReLU, `function` is its gradient: an expression in `gradient` and in `x`, the
     activation's input, which is recomputed from x.
+
+    With `summed`, `weight_gradient` and `bias_gradient` are inputs: what produced the gradient has computed them.
     """
 
     NAME: ClassVar = NamePattern(
         "gradients of batch normalization",
-        SIZES + r"[_by{mask:x|output}]{residual?+res}[\[{function:text}\]]",
+        SIZES + r"[_by{mask:x|output}]{residual?+res}{summed?_summed}[\[{function:text}\]]",
     )
 
     mask: str = "none"
@@ -77,10 +79,15 @@ class BatchNormBackwardProblem(Images, Named):
     dtype: str = "fp32"
     layout: str = "nchw"
     function: str = ""
+    summed: bool = False
 
     def __post_init__(self) -> None:
         require_at_least(1, {"batch": self.batch})
         check_channelwise("batch_norm_backward", self)
+        if self.summed and (self.mask, self.residual) != ("none", False):
+            raise UnsupportedError(
+                f"summed with mask {self.mask!r}, residual={self.residual}: what computes the sums applies the mask"
+            )
         require("batch_norm_backward", "mask", self.mask, MASKS)
         if self.residual and self.mask != "output":
             raise UnsupportedError(
@@ -118,6 +125,8 @@ class BatchNormBackwardProblem(Images, Named):
     def traffic(self) -> int:
         """Traffic of two passes: the second reads the gradient and x again, and the output unless the first pass has
         stored the gradient before the ReLU."""
+        if self.summed:
+            return self.bytes
         by_output = self.mask == "output"
         return self._bytes(5 + by_output + (1 if self.residual else by_output))
 
@@ -192,7 +201,7 @@ class Naive(Rung[BatchNormBackwardProblem, ThreadsConfig]):
             config.threads,
             *apply_arguments(problem), problem.pixels, Int64(problem.elements),
         )  # fmt: skip
-        return Recipe((sums, apply))
+        return Recipe((apply,) if problem.summed else (sums, apply))
 
 
 NAIVE = Naive("naive", "one CTA per channel computes the sums, then one thread per element", None, None)
@@ -212,6 +221,8 @@ class Resident(Rung[BatchNormBackwardProblem, ResidentConfig]):
         return WITH_WGMMA
 
     def supports(self, problem: BatchNormBackwardProblem) -> str | None:
+        if problem.summed:
+            return f"{self.name} computes the sums itself"
         return resident.refusal(self.name, problem, problem.count, self.card, _MOST_STEPS)
 
     def configs(self, problem: BatchNormBackwardProblem) -> tuple[ResidentConfig, ...]:
@@ -256,6 +267,20 @@ _START_US = 1.3  # latency of each launch besides its own, measured on small ten
 _PARTIAL = Buffer("partial")
 
 
+def merge_sums(channels: int, splits: int, rstd: str = "rstd") -> tuple[KernelCall, Workspace]:
+    """Return the launch that adds up the sums of all splits, and their workspace."""
+    call = kernel_call(
+        Program.of(
+            "batch_norm_backward/split_merge.cu",
+            threads=_MERGE_THREADS, channels=_MERGE_CHANNELS, packs=_MERGE_PACKS,
+        ),
+        blocks(channels, _MERGE_CHANNELS),
+        _MERGE_THREADS,
+        _PARTIAL, Buffer(rstd), WEIGHT_GRADIENT, BIAS_GRADIENT, channels, splits,
+    )  # fmt: skip
+    return call, Workspace(_PARTIAL.name, 2 * 4 * splits * channels)
+
+
 @dataclass(frozen=True)
 class SharedConfig(PacksConfig):
     resident: int = 2
@@ -284,22 +309,17 @@ class Split(Rung[BatchNormBackwardProblem, SharedConfig]):
         return tuple(SharedConfig(*size) for size in sizes)
 
     def estimate(self, problem: BatchNormBackwardProblem, config: SharedConfig) -> float:
-        return _LAUNCHES * _START_US + self.card.microseconds(0, traffic(problem), _LAUNCHES)
+        launches = 1 if problem.summed else _LAUNCHES
+        return launches * _START_US + self.card.microseconds(0, traffic(problem), launches)
 
     def recipe(self, problem: BatchNormBackwardProblem, config: SharedConfig) -> Recipe:
         by_rows = channels_innermost(problem)
-        first, splits = (self._sum_rows if by_rows else self._sum_planes)(problem, config)
-        merge = kernel_call(
-            Program.of(
-                "batch_norm_backward/split_merge.cu",
-                threads=_MERGE_THREADS, channels=_MERGE_CHANNELS, packs=_MERGE_PACKS,
-            ),
-            blocks(problem.channels, _MERGE_CHANNELS),
-            _MERGE_THREADS,
-            _PARTIAL, Buffer("rstd"), WEIGHT_GRADIENT, BIAS_GRADIENT, problem.channels, splits,
-        )  # fmt: skip
         last = (self._apply_rows if by_rows else self._apply_planes)(problem, config)
-        return Recipe((first, merge, last), (Workspace(_PARTIAL.name, 2 * 4 * splits * problem.channels),))
+        if problem.summed:
+            return Recipe((last,))
+        first, splits = (self._sum_rows if by_rows else self._sum_planes)(problem, config)
+        merge, partial = merge_sums(problem.channels, splits)
+        return Recipe((first, merge, last), (partial,))
 
     def _rows(self, problem: BatchNormBackwardProblem, config: SharedConfig) -> tuple[ChannelTile, int]:
         """Return the tile of a CTA, and the CTAs per column of tiles."""
@@ -403,6 +423,7 @@ SMALL_PROBLEMS = tuple(
         "16_64_b2",  # several splits
         "24_5x6_b3_byx[gradient*sigmoid(x)*(1+x*(1-sigmoid(x)))]",  # SiLU
         "8_33_b2_byx[gradient*(x<6)*(x>0)]",
+        "24_9x4_b2_summed",
     )
 )
 
@@ -441,7 +462,11 @@ def random_inputs(
     if p.mask == "output":
         inputs["output"] = stored_images(p, outputs.relu())
     x = (outputs - _each(bias)) / _each(weight * rstd) + _each(mean)
-    return {"x": stored_images(p, x), **inputs}
+    inputs["x"] = stored_images(p, x)
+    if p.summed:
+        _, weight_gradient, bias_gradient = gradients(p, inputs)
+        inputs |= {"weight_gradient": weight_gradient.float(), "bias_gradient": bias_gradient.float()}
+    return inputs
 
 
 def empty_output(problem: BatchNormBackwardProblem, device: torch.device) -> torch.Tensor:
@@ -515,6 +540,8 @@ class BatchNormBackward(Operation[BatchNormBackwardProblem]):
     def extra_outputs(
         self, problem: BatchNormBackwardProblem, device: torch.device
     ) -> dict[str, torch.Tensor]:
+        if problem.summed:
+            return {}
         found = {
             name: torch.empty(problem.channels, device=device)
             for name in ("weight_gradient", "bias_gradient")
@@ -524,6 +551,8 @@ class BatchNormBackward(Operation[BatchNormBackwardProblem]):
         return found
 
     def extra_references(self, problem: BatchNormBackwardProblem, inputs: Tensors) -> dict[str, torch.Tensor]:
+        if problem.summed:
+            return {}
         _, weight_gradient, bias_gradient = gradients(problem, inputs)
         found = {"weight_gradient": weight_gradient, "bias_gradient": bias_gradient}
         if problem.residual:

@@ -162,7 +162,7 @@ class BatchNormBackward(Operator):
 
     If a ReLU is fused, `mask` tells how its mask is found: from its `output`, or recomputed from x and `bias`. With
     `residual`, the masked gradient is a side output too. `function` is the backward expression of another activation,
-    whose operand is recomputed from x.
+    whose operand is recomputed from x. With `summed`, the gradients of weight and bias are inputs instead.
     """
 
     name = "batch_norm_backward"

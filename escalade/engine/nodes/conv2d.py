@@ -40,6 +40,7 @@ from escalade.engine.nodes.signature import (
     pair,
     require_positive,
 )
+from escalade.ops.batch_norm_backward import BatchNormBackwardProblem, gradients, masked
 from escalade.ops.conv2d import CONV2D, Conv2dProblem
 from escalade.ops.conv2d_input_gradient import CONV2D_INPUT_GRADIENT, Conv2dInputGradientProblem
 from escalade.ops.conv2d_input_gradient.op import is_worthwhile, supports_groups
@@ -365,11 +366,14 @@ def _bias_gradient(node: Node, gradient: str) -> Node:
 class Conv2dInputGradient(Operator):
     """dx of y = conv(x, weight), from the gradient of y.
 
-    Zero where `mask`, the result of a ReLU, is not positive; or plus `residual`, the gradient of other uses of x.
+    Zero where `mask`, the result of a ReLU, is not positive; or plus `residual`, the gradient of other uses of x. If x
+    is the result of a batch normalization, whose inputs are then `norm_x` and so on, the gradient before its ReLU, and
+    side outputs are the gradients of its weight and bias. `norm` is the `mask` of that normalization's gradients.
     """
 
     name = "conv2d_input_gradient"
-    values = ("gradient", "mask", "residual")
+    fp32_roles = ("norm_mean", "norm_rstd", "norm_weight", "norm_bias")
+    values = ("gradient", "mask", "residual", "norm_x", "norm_output", *fp32_roles)
 
     @match_aten("convolution_backward")
     def _match(self, node: Node, call: AtenCall, graph: Graph) -> Match:
@@ -415,20 +419,38 @@ class Conv2dInputGradient(Operator):
         x = gradient.new_empty(node.shape)  # type: ignore[arg-type]  # only its shape is used
         dx = _convolution_backward(node, gradient, x, inputs["weight"], 0)
         if "residual" in inputs:
-            return dx + inputs["residual"]
+            dx = dx + inputs["residual"]
+        if "norm" in node.attributes:
+            return masked(*_normalization(node, inputs, dx))
         return torch.where(inputs["mask"] <= 0, 0.0, dx) if "mask" in inputs else dx
+
+    def side_outputs(self, node: Node, inputs: Tensors) -> Tensors:
+        """Return the gradients of the normalization's weight and bias."""
+        dx = self.compute(node, inputs)  # masked, and masking it again changes nothing
+        _, weight_gradient, bias_gradient = gradients(*_normalization(node, inputs, dx))
+        return {"weight_gradient": weight_gradient.float(), "bias_gradient": bias_gradient.float()}
 
     def lower(self, node: Node, forms: Forms) -> Lowered | None:
         a, filters = node.attributes, forms.sizes(node.inputs["weight"])
         image = forms.value(node.name).shape
         forward = filter_problem(Conv2dProblem, node, image, filters, dtype=forms.dtype)
-        problem = Conv2dInputGradientProblem(forward, mask="mask" in node.inputs)
+        problem = Conv2dInputGradientProblem(forward, mask="mask" in node.inputs, norm=a.get("norm", ""))
         if not is_worthwhile(a["stride"], a["groups"]) and not supports_groups(problem):
             return None
         return Lowered(CONV2D_INPUT_GRADIENT, problem, {"weight": NHWC})
 
     def pytorch_constants(self, node: Node) -> Mapping[str, str]:
         return {"weight": NHWC}
+
+
+def _normalization(
+    node: Node, inputs: Tensors, gradient: torch.Tensor
+) -> tuple[BatchNormBackwardProblem, dict[str, torch.Tensor]]:
+    """Return the gradients of the normalization as a problem, and its inputs."""
+    batch, channels, height, width = gradient.shape
+    problem = BatchNormBackwardProblem(batch, channels, height, width, node.attributes["norm"])
+    own = {role.removeprefix("norm_"): value for role, value in inputs.items() if role.startswith("norm_")}
+    return problem, {**own, "gradient": gradient}
 
 
 class Conv2dWeightGradient(Operator):

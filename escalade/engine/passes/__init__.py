@@ -51,6 +51,7 @@ from escalade.engine.passes.step_batch_norm import (
     fuse_batch_norm_epilogues,
     fuse_batch_norm_gradients,
     fuse_batch_norm_statistics,
+    fuse_batch_norm_sums,
 )
 from escalade.engine.passes.step_gradients import (
     fuse_bias_gradients,
@@ -132,11 +133,14 @@ _STEP_PASSES: tuple[tuple[str, Callable[[Graph], None]], ...] = (
     ("pointwise", fuse_neighbors),
     ("pointwise_loss", fuse_pointwise_losses),
 )
-_MAX_POOL, _STATISTICS = "maxima", "batch_statistics"
+# Then those that weigh estimates.
+_ESTIMATED_PASSES: tuple[tuple[str, Callable[[Graph, str, Estimates], None]], ...] = (
+    ("maxima", fuse_max_pools),
+    ("batch_statistics", fuse_batch_norm_statistics),
+    ("batch_norm_sums", fuse_batch_norm_sums),
+)
 STEP_TECHNIQUES: Mapping[str, str] = {
-    **{name: _docstring(apply) for name, apply in _STEP_PASSES},
-    _MAX_POOL: _docstring(fuse_max_pools),
-    _STATISTICS: _docstring(fuse_batch_norm_statistics),
+    name: _docstring(apply) for name, apply in (*_STEP_PASSES, *_ESTIMATED_PASSES)
 }
 """Techniques of `optimize_step`, with a description of each."""
 
@@ -163,10 +167,11 @@ def optimize_step(
             apply(graph)
     assign_layouts(graph, input_layouts, output_layouts)
     graph.remove_dead_code()
-    if card is not None and _MAX_POOL not in without:
-        fuse_max_pools(graph, dtype, Estimates(card))
-    if card is not None and _STATISTICS not in without:
-        fuse_batch_norm_statistics(graph, dtype, Estimates(card))
+    if card is not None:
+        estimates = Estimates(card)
+        for technique, choose in _ESTIMATED_PASSES:
+            if technique not in without:
+                choose(graph, dtype, estimates)
     return graph
 
 

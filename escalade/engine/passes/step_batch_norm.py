@@ -14,7 +14,7 @@ from escalade.engine.nodes.batch_norm import (
     BatchNormBackward,
     BatchNormTraining,
 )
-from escalade.engine.nodes.conv2d import Conv2d
+from escalade.engine.nodes.conv2d import Conv2d, Conv2dInputGradient
 from escalade.engine.nodes.elementwise import Add, Relu
 from escalade.engine.nodes.pointwise import Pointwise
 from escalade.engine.nodes.side_outputs import SideOutput, readers_of, side_outputs_of
@@ -125,6 +125,45 @@ def fuse_batch_norm_gradients(graph: Graph) -> None:
             _fuse_function(node, before, graph)
         else:
             _fuse_relu(node, before, *operands, graph)
+    sort_nodes(graph)
+
+
+def fuse_batch_norm_sums(graph: Graph, dtype: str, estimates: Estimates) -> None:
+    """Compute the sums for a normalization's gradients, and its ReLU's mask, with the gradient of its result.
+
+    The gradients then read it once instead of twice, and the ReLU's output not at all.
+    """
+    forms = None
+    for node in list(graph):
+        is_free = BatchNormBackward.matches(node) and not node.attributes["function"]
+        gradient = graph.nodes.get(node.inputs["gradient"]) if is_free else None
+        if not Conv2dInputGradient.matches(gradient) or {"mask", "norm_x"} & gradient.inputs.keys():
+            continue
+        if _other_readers(gradient, node, graph) or gradient.name in graph.outputs:
+            continue
+        roles = ("x", "output", "mean", "rstd", "weight", "bias")
+        own = {f"norm_{role}": node.inputs[role] for role in roles if role in node.inputs}
+        summed = gradient.with_inputs(**own).with_attributes(norm=node.attributes["mask"])
+        outputs = {one.attributes["buffer"]: one for one in side_outputs_of(node, graph)}
+        if not {"weight_gradient", "bias_gradient"} <= outputs.keys():
+            continue
+        sums = {role: outputs[role].name for role in ("weight_gradient", "bias_gradient")}
+        rest = node.with_inputs(output=None, bias=None, **sums)
+        rest = rest.with_attributes(mask="none", residual=False, summed=True)
+        forms = forms or nhwc_forms(graph, dtype)
+        here = forms.of(node)
+        together, apart = (
+            None if here is None else estimates.total_us(nodes, here)
+            for nodes in ((summed, rest), (gradient, node))
+        )
+        if together is None or apart is None or together >= apart:
+            continue
+        if RESIDUAL_GRADIENT in outputs:
+            graph.remove(outputs[RESIDUAL_GRADIENT], instead=gradient.name)
+        graph.nodes |= {summed.name: summed, rest.name: rest}
+        for role in sums:
+            one = outputs[role]
+            graph.nodes[one.name] = SideOutput.of(summed, one.name, role, one.shape, one.dtype)
     sort_nodes(graph)
 
 

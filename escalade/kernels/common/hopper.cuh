@@ -187,6 +187,10 @@ __device__ __forceinline__ void store_shared(u32 address, float4 v) {
                  :: "r"(address), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w) : "memory");
 }
 
+__device__ __forceinline__ void prefetch_line(const void* address) {  // into L2
+    asm volatile("prefetch.global.L2 [%0];" :: "l"(address));
+}
+
 __device__ __forceinline__ void store_shared(u32 address, float v) {
     asm volatile("st.shared.f32 [%0], %1;" :: "r"(address), "f"(v) : "memory");
 }

@@ -20,6 +20,7 @@
 //   CLASSES   sub-pixel phases computed by one launch (conv2d/pixel_classes.cuh)
 //   STATISTICS  also write each filter's mean and squared deviations over the pixels of each warpgroup
 //             (conv2d/sm90_persistent_moments.cuh); every CTA then has tiles of the same filters
+//   NORM      y is the gradient of a batch normalization's result: also write the sums for its own gradients
 //   MN_MAJOR  weights are [k][filters] with the taps reversed: those of the convolution this one is the gradient of
 // Limiter: tensor cores and power; with 64 filters, loads from L2.
 //
@@ -47,7 +48,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                            const float* __restrict__ scales, const Element* __restrict__ residual,
                            Output* __restrict__ y, unsigned char* __restrict__ indices, ConvShape shape,
                            ShortcutShape shortcut_shape, Placement placement, const __grid_constant__ Phases phases,
-                           int weights_ready, int release_dependents, int y_pitch, float* __restrict__ partial) {
+                           int weights_ready, int release_dependents, int y_pitch, float* __restrict__ partial,
+                           const __grid_constant__ Normalization norm) {
     extern __shared__ __align__(1024) unsigned char shared_memory[];
     const u32 staging_tiles = shared_address(shared_memory);
     Stages ring(staging_tiles + 2 * BUFFERS * STAGING_BYTES);
@@ -105,7 +107,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                                                                 consumer,
                                                                 staging_tiles + consumer * BUFFERS * STAGING_BYTES,
                                                                 residual_barriers + consumer * BUFFERS * 8,
-                                                                indices};
+                                                                indices,
+                                                                threadIdx.x % 128 == 0,
+                                                                0,
+                                                                {},
+                                                                GradientSums(norm)};
         // Ping-pong: a warpgroup begins once the other has waited for all stages of the previous tile. The first turn
         // is free: waiting on the previous parity of a fresh barrier returns at once.
         u32 turn = consumer == 0;
@@ -143,12 +149,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             else writer.store(acc, warp_pixel, filter);
         }
         if (BUFFERS > 0) staged_writer.end();
-        if constexpr (STATISTICS) {
+        if constexpr (HAS_SUMS) {
             // The tiles of a CTA are `sharing` apart in pixels, and those of its warpgroups follow each other.
             const int sharing = gridDim.x / problem.tiles_n, own = first / problem.tiles_n;
             const int split = SHARE == 2 ? own : PING_PONG ? own + consumer * sharing : 2 * own + consumer;
-            staged_writer.moments.store(partial, split, (SHARE == 2 ? 1 : 2) * sharing,
-                                        Tile(problem, first, rank).filter + wg_filter, shape.filters);
+            const PartialSums to{partial, split, (SHARE == 2 ? 1 : 2) * sharing,
+                                 Tile(problem, first, rank).filter + wg_filter, shape.filters};
+            if constexpr (STATISTICS) staged_writer.moments.store(to);
+            else staged_writer.gradient_sums.store(to);
         }
     }
     if (CLUSTER > 1) cluster_sync();  // no CTA exits while another may access its smem

@@ -1,5 +1,7 @@
-// Mean and squared deviations of each filter's results, for the batch normalization that follows: it then need not read
-// y for them. One warpgroup's results; a later launch merges all of them (batch_statistics/split_merge.cu).
+// Sums over the pixels of each filter's results, for batch normalization: it then need not read y for them. Either mean
+// and squared deviations, for the one that follows; or, where y is the gradient of one's result, the sums that its own
+// gradients need. One warpgroup's results; a later launch merges all of them (split_merge.cu of batch_statistics and of
+// batch_norm_backward).
 //
 // Read from the staging tiles, so that they are of the results as stored. Of a staging tile's 64 filters each warp takes
 // 16, and of its 64 rows each lane 16: eight lanes read the pairs of one row, and the four rows of a load are in
@@ -12,10 +14,14 @@
 
 #ifndef ESCALADE_PARAMETERS  // the host defines these; the values here let an editor open the file
 constexpr bool STATISTICS = false;  // statistics: write each filter's mean and squared deviations
+constexpr int NORM = 0;             // norm: y is the gradient of a normalization's result: see below
 #endif
 
-static_assert(!STATISTICS || (BUFFERS > 0 && CLUSTER == 1 && CLASSES == 1 && !PLACED && !HAS_AUX),
-              "statistics are read from staging tiles, which no residual overwrites");
+// NORM: 0: y is something else; 1: it has no ReLU; its ReLU's mask is found 2: from its x, 3: from its output.
+constexpr bool HAS_NORM = NORM > 0, MASK_BY_X = NORM == 2, MASK_BY_OUTPUT = NORM == 3, HAS_SUMS = STATISTICS || HAS_NORM;
+static_assert(!HAS_SUMS || (BUFFERS > 0 && CLUSTER == 1 && CLASSES == 1 && !PLACED),
+              "sums are of whole staging tiles");
+static_assert(!STATISTICS || (!HAS_AUX && !HAS_NORM), "no residual overwrites the staging tiles");
 
 template <class Stored>
 __device__ __forceinline__ float2 load_shared_pair(u32 address) {
@@ -23,8 +29,36 @@ __device__ __forceinline__ float2 load_shared_pair(u32 address) {
     else return unpack_pair<Stored>(__float_as_uint(load_shared(address)));
 }
 
+constexpr int PANELS = WG_FILTERS / 64 + (WG_FILTERS < 64);  // of 64 filters
+
+// This lane's first filter of a panel, and its first row: rows top, top + 1, top + 8, top + 9 and so on.
+__device__ __forceinline__ int lane_filter() { return threadIdx.x / 32 % 4 * 16 + threadIdx.x % 8 * 2; }
+__device__ __forceinline__ int lane_top() { return threadIdx.x / 8 % 2 * 4 + threadIdx.x % 32 / 16 * 2; }
+
+__device__ __forceinline__ float2 over_rows(float2 sums) {
+#pragma unroll
+    for (int distance = 8; distance <= 16; distance *= 2) {
+        sums.x += __shfl_xor_sync(ALL_LANES, sums.x, distance);
+        sums.y += __shfl_xor_sync(ALL_LANES, sums.y, distance);
+    }
+    return sums;
+}
+
+// Where a warpgroup's sums go: partial[0][split][filter] and partial[1][split][filter].
+struct PartialSums {
+    float* partial;
+    int split, splits, first_filter, filters;
+
+    __device__ __forceinline__ void store(int panel, float2 first, float2 second) const {
+        const int filter = first_filter + panel * 64 + lane_filter();
+        if (threadIdx.x % 32 >= 8 || filter >= filters) return;
+        float* to = partial + 1LL * split * filters + filter;
+        *reinterpret_cast<float2*>(to) = first;
+        *reinterpret_cast<float2*>(to + 1LL * splits * filters) = second;
+    }
+};
+
 struct FilterMoments {
-    static constexpr int PANELS = WG_FILTERS / 64 + (WG_FILTERS < 64);  // of 64 filters
     float2 shift[PANELS], sums[PANELS], squares[PANELS];
     int count = 0;  // pixels so far
 
@@ -32,13 +66,12 @@ struct FilterMoments {
         for (int panel = 0; panel < PANELS; ++panel) shift[panel] = sums[panel] = squares[panel] = make_float2(0.f, 0.f);
     }
 
-    __device__ __forceinline__ static int filter() { return threadIdx.x / 32 % 4 * 16 + threadIdx.x % 8 * 2; }
-
     // Adds `rows` rows of a staging tile, whose pairs are at `address(row, filter)`. `first`: they are the first ones.
     template <class Stored, class Address>
     __device__ __forceinline__ void add(int panel, int rows, bool first, const Address& address) {
-        const int lane = threadIdx.x % 32, top = lane / 8 % 2 * 4 + lane / 16 * 2;
-        const u32 even = address(top, filter()), odd = address(top + 1, filter());  // swizzles repeat every 8 rows
+        const int lane = threadIdx.x % 32, top = lane_top();
+        // swizzles repeat every 8 rows
+        const u32 even = address(top, lane_filter()), odd = address(top + 1, lane_filter());
         if (first) {  // row 0 is in lanes 0 to 7
             const float2 value = load_shared_pair<Stored>(even);
             shift[panel] =
@@ -69,24 +102,101 @@ struct FilterMoments {
         squares[panel].x += low * low, squares[panel].y += high * high;
     }
 
-    // partial[0][split][filter] = mean, partial[1][split][filter] = squared deviations; zeros if there was no pixel.
-    __device__ __forceinline__ void store(float* partial, int split, int splits, int first_filter, int filters) {
-        const auto over_rows = [](float value) {
-            value += __shfl_xor_sync(ALL_LANES, value, 8);
-            return value + __shfl_xor_sync(ALL_LANES, value, 16);
-        };
+    // Means, and squared deviations; zeros if there was no pixel.
+    __device__ __forceinline__ void store(const PartialSums& to) const {
         const float share = count > 0 ? 1.f / static_cast<float>(count) : 0.f;
 #pragma unroll
         for (int panel = 0; panel < PANELS; ++panel) {
-            const float2 sum = make_float2(over_rows(sums[panel].x), over_rows(sums[panel].y));
-            const float2 square = make_float2(over_rows(squares[panel].x), over_rows(squares[panel].y));
-            const int at = first_filter + panel * 64 + filter();
-            if (threadIdx.x % 32 >= 8 || at >= filters) continue;
+            const float2 sum = over_rows(sums[panel]), square = over_rows(squares[panel]);
             const float2 moved = make_float2(sum.x * share, sum.y * share);
-            float* to = partial + 1LL * split * filters + at;
-            *reinterpret_cast<float2*>(to) = make_float2(shift[panel].x + moved.x, shift[panel].y + moved.y);
-            *reinterpret_cast<float2*>(to + 1LL * splits * filters) =
-                make_float2(fmaxf(square.x - sum.x * moved.x, 0.f), fmaxf(square.y - sum.y * moved.y, 0.f));
+            to.store(panel, make_float2(shift[panel].x + moved.x, shift[panel].y + moved.y),
+                     make_float2(fmaxf(square.x - sum.x * moved.x, 0.f), fmaxf(square.y - sum.y * moved.y, 0.f)));
         }
+    }
+};
+
+// A batch normalization with a ReLU or without, y = relu((x - mean) * rstd * weight + bias + residual), whose gradient
+// the results are.
+struct Normalization {
+    const Output *x, *output;
+    const float *mean, *rstd, *weight, *bias;
+};
+
+// Sums of g and of g * (x - mean), where g is the gradient before the ReLU. It replaces the results in the staging tile.
+struct GradientSums {
+    const Normalization& norm;
+    float2 sums[PANELS], products[PANELS];
+
+    __device__ __forceinline__ GradientSums(const Normalization& norm) : norm(norm) {
+        for (int panel = 0; panel < PANELS; ++panel) sums[panel] = products[panel] = make_float2(0.f, 0.f);
+    }
+
+    // Brings a warpgroup's tile of x, and of the output, into L2 during the products.
+    __device__ __forceinline__ void prefetch(int pixel, int filter, int pixels, int filters) const {
+        constexpr int LINE = 128 / sizeof(Output);
+#pragma unroll
+        for (int row = threadIdx.x % 128; row < WG_PIXELS; row += 128)
+#pragma unroll
+            for (int column = 0; column < WG_FILTERS; column += LINE) {
+                if (pixel + row >= pixels || filter + column >= filters) continue;
+                const long long at = 1LL * (pixel + row) * filters + filter + column;
+                prefetch_line(norm.x + at);
+                if (MASK_BY_OUTPUT) prefetch_line(norm.output + at);
+            }
+    }
+
+    template <class Stored, class Address>
+    __device__ __forceinline__ void add(int panel, int pixel, int rows, int filter, int filters,
+                                        const Address& address) {
+        const int top = lane_top(), channel = filter + lane_filter();
+        if (channel >= filters) return;
+        const u32 even = address(top, lane_filter()), odd = address(top + 1, lane_filter());
+        const long long first = 1LL * (pixel + top) * filters + channel;
+        const float2 mean = load_pair(norm.mean + channel);
+        float2 scale{}, bias{};
+        if constexpr (MASK_BY_X) {
+            const float2 rstd = load_pair(norm.rstd + channel), weight = load_pair(norm.weight + channel);
+            scale = make_float2(weight.x * rstd.x, weight.y * rstd.y), bias = load_pair(norm.bias + channel);
+        }
+#pragma unroll
+        for (int at = 0; at < 64; at += 32) {
+            float2 xs[8], outputs[8];  // all in flight
+#pragma unroll
+            for (int i = 0; i < 8; ++i) {
+                const int row = at + i / 2 * 8 + i % 2;
+                xs[i] = outputs[i] = make_float2(0.f, 0.f);
+                if (top + row >= rows) continue;
+                xs[i] = load_pair(norm.x + first + 1LL * row * filters);
+                if (MASK_BY_OUTPUT) outputs[i] = load_pair(norm.output + first + 1LL * row * filters);
+            }
+#pragma unroll
+            for (int i = 0; i < 8; ++i) {
+                const u32 place = (i % 2 ? odd : even) + (at + i / 2 * 8) * ROW_BYTES;
+                float2 g = load_shared_pair<Stored>(place);
+                const float2 distance = make_float2(xs[i].x - mean.x, xs[i].y - mean.y);
+                if constexpr (MASK_BY_X)  // rounded as it was stored
+                    outputs[i] = make_float2(to_float(from_float<Stored>(distance.x * scale.x + bias.x)),
+                                             to_float(from_float<Stored>(distance.y * scale.y + bias.y)));
+                const bool inside = top + at + i / 2 * 8 + i % 2 < rows;
+                if (!inside || (NORM > 1 && outputs[i].x <= 0.f)) g.x = 0.f;
+                if (!inside || (NORM > 1 && outputs[i].y <= 0.f)) g.y = 0.f;
+                if constexpr (NORM > 1) store_shared(place, __uint_as_float(pack_pair<Stored>(g.x, g.y)));
+                sums[panel].x += g.x, sums[panel].y += g.y;
+                products[panel].x += g.x * distance.x, products[panel].y += g.y * distance.y;
+            }
+        }
+    }
+
+    __device__ __forceinline__ void store(const PartialSums& to) const {
+#pragma unroll
+        for (int panel = 0; panel < PANELS; ++panel)
+            to.store(panel, over_rows(sums[panel]), over_rows(products[panel]));
+    }
+
+private:
+    template <class T>
+    __device__ __forceinline__ static float2 load_pair(const T* from) {
+        const Pack<T, 2> pair = load_pack<T, 2>(from);
+        return make_float2(to_float(pair.at[0]), to_float(pair.at[1]));
     }
 };

@@ -76,6 +76,7 @@ struct StagedWriter {
     const bool copier = threadIdx.x % 128 == 0;  // issues this warpgroup's TMA copies
     u32 residual_parity = 0;
     FilterMoments moments{};
+    GradientSums gradient_sums;
 
     struct Origin {
         int pixel, filter;
@@ -151,6 +152,8 @@ struct StagedWriter {
 
     // Call before the mainloop: residuals arrive during it.
     __device__ __forceinline__ void begin(int first_pixel, int first_filter) {
+        if constexpr (HAS_NORM)
+            gradient_sums.prefetch(first_pixel, first_filter, writer.pixels, writer.shape.filters);
         if (HAS_AUX && copier)
             for (int number = 0; number < BUFFERS; ++number) fetch_residual(first_pixel, first_filter, number);
     }
@@ -175,6 +178,12 @@ struct StagedWriter {
                 warpgroup_sync(consumer);
                 if constexpr (POOLED) store_pooled<Output>(here, at);
                 else store_placed(here, at);
+            }
+            if constexpr (HAS_NORM) {
+                warpgroup_sync(consumer);
+                gradient_sums.add<Output>(SWAPPED ? number / STAGING_TILES_PER_ATOM : number % STAGING_TILES_PER_ATOM,
+                                          at.pixel, writer.pixels - at.pixel, at.filter, writer.shape.filters,
+                                          [&](int pixel, int filter) { return staging_address(here, pixel, filter); });
             }
             if (!BY_THREADS || HAS_AUX) {  // an async-proxy copy follows
                 fence_async_proxy();

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import torch
+
 from escalade.ops.base.dtypes import MULTIPLIED
 from escalade.ops.base.ladder import Ladder
 from escalade.ops.base.operation import Operation
@@ -70,7 +72,20 @@ class Conv2dInputGradient(Operation[Conv2dInputGradientProblem]):
 
     def preferred(self, problem: Conv2dInputGradientProblem) -> tuple[str, ...]:
         """Omits `atomics`, which is not deterministic."""
-        return _preference(problem)
+        return ("persistent",) if problem.norm else _preference(problem)
+
+    def tuned_as(self, problem: Conv2dInputGradientProblem) -> Conv2dInputGradientProblem:
+        return replace(problem, norm="")
+
+    def extra_outputs(
+        self, problem: Conv2dInputGradientProblem, device: torch.device
+    ) -> dict[str, torch.Tensor]:
+        return reference.extra_outputs(problem, device)
+
+    def extra_references(
+        self, problem: Conv2dInputGradientProblem, inputs: reference.Tensors
+    ) -> dict[str, torch.Tensor]:
+        return reference.extra_references(problem, inputs)
 
     def forms(self, rung: str, problem: Conv2dInputGradientProblem) -> tuple[Conv2dInputGradientProblem, ...]:
         if rung not in WORTH_CONVERTING:

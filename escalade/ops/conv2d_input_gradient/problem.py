@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 
 from escalade.errors import UnsupportedError
 from escalade.ops.base.dtypes import MULTIPLIED
 from escalade.ops.base.gradient_problem import GradientProblem
+from escalade.ops.batch_norm_backward import MASKS, BatchNormBackwardProblem
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.shared.activation import vectors_of
 
 _MASK = "_mask"
+_NORM = re.compile(rf"_norm({'|'.join(MASKS)})$")
 
 
 @dataclass(frozen=True)
@@ -23,9 +26,15 @@ class Conv2dInputGradientProblem(GradientProblem[Conv2dProblem]):
 
     It is also a transposed convolution of `gradient`. The forward problem's epilogue then applies to the result: a bias
     per channel of x and an activation, or a residual (another gradient of x) to add.
+
+    With `norm`, x is the result of a batch normalization in training with a ReLU or without, and `norm` tells how its
+    mask is found, as in `BatchNormBackwardProblem`. dx is masked, and further results are `weight_gradient` and
+    `bias_gradient`, those of the normalization. Its own buffers are `norm_x`, `norm_output`, `norm_mean`, `norm_rstd`,
+    `norm_weight` and `norm_bias`.
     """
 
     mask: bool = False
+    norm: str = ""
 
     def __post_init__(self) -> None:
         self.follow("conv2d_input_gradient", MULTIPLIED)
@@ -42,6 +51,10 @@ class Conv2dInputGradientProblem(GradientProblem[Conv2dProblem]):
                 f"{f.name}: conv2d_input_gradient does not support shortcuts, prologues, pitches, other output "
                 "types or vectors in its activation"
             )
+        if self.norm and (self.norm not in MASKS or self.mask or self.has_epilogue):
+            raise UnsupportedError(
+                f"{self.name}: norm is one of {', '.join(MASKS)}, without another mask or an epilogue"
+            )
         if self.mask + self.has_epilogue + f.residual > 1:
             raise UnsupportedError(
                 f"{self.name}: conv2d_input_gradient supports one of an epilogue, a mask and a residual"
@@ -49,13 +62,30 @@ class Conv2dInputGradientProblem(GradientProblem[Conv2dProblem]):
 
     @staticmethod
     def parse(name: str, dtype: str = "fp32", layout: str = "nchw") -> Conv2dInputGradientProblem:
-        """Parse a name such as `64to64_56_k3s1_b256_mask`: the convolution's, then _mask for a mask."""
+        """Parse a name such as `64to64_56_k3s1_b256_mask`: the convolution's, then _mask for a mask, or _normx."""
+        found = _NORM.search(name)
+        name = _NORM.sub("", name)
         forward = Conv2dProblem.parse(name.removesuffix(_MASK), dtype, layout)
-        return Conv2dInputGradientProblem(forward, mask=name.endswith(_MASK))
+        return Conv2dInputGradientProblem(forward, mask=name.endswith(_MASK), norm=found[1] if found else "")
 
     @property
     def name(self) -> str:
-        return self.forward.name + (_MASK if self.mask else "")
+        return self.forward.name + (_MASK if self.mask else "") + (f"_norm{self.norm}" if self.norm else "")
+
+    @property
+    def normalization(self) -> BatchNormBackwardProblem | None:
+        """The gradients of the normalization whose result x is, if any."""
+        f = self.forward
+        stored = "fp32" if f.dtype == "tf32" else f.dtype
+        if not self.norm:
+            return None
+        return BatchNormBackwardProblem(
+            f.batch, f.channels, f.height, f.width, self.norm, False, stored, f.layout
+        )
+
+    def beyond_dx(self, rung: str) -> str | None:
+        """Return why a rung that computes dx alone does not support the problem."""
+        return f"{rung} computes no sums for a normalization; persistent does" if self.norm else None
 
     @property
     def has_epilogue(self) -> bool:
@@ -75,9 +105,8 @@ class Conv2dInputGradientProblem(GradientProblem[Conv2dProblem]):
     def bytes(self) -> int:
         f = self.forward
         bias = f.channels if f.bias else 0
-        return f.element_bytes * (
-            f.output_elements + f.weight_elements + self.elements * (1 + bool(self.aux)) + bias
-        )
+        read = bool(self.aux) + bool(self.norm) + (self.norm == "output")
+        return f.element_bytes * (f.output_elements + f.weight_elements + self.elements * (1 + read) + bias)
 
     @property
     def depth(self) -> float:

@@ -8,6 +8,8 @@ import torch
 
 from escalade.ops.base.dtypes import STORAGE
 from escalade.ops.base.switches import precision, round_to_tf32
+from escalade.ops.batch_norm_backward import gradients, masked
+from escalade.ops.batch_norm_backward import random_inputs as random_normalization
 from escalade.ops.conv2d_input_gradient.problem import Conv2dInputGradientProblem
 from escalade.ops.shared import activation
 from escalade.ops.shared.images import MEMORY_FORMAT, empty_images
@@ -35,6 +37,9 @@ def random_inputs(
         inputs["bias"] = normal(f.channels, scale=0.5)
     if p.aux:
         inputs[p.aux] = normal(f.batch, f.channels, f.height, f.width)
+    if p.normalization is not None:
+        norm = random_normalization(p.normalization, device, seed + 1)
+        inputs |= {f"norm_{name}": value for name, value in norm.items() if name != "gradient"}
     return inputs
 
 
@@ -72,7 +77,9 @@ def _finish(problem: Conv2dInputGradientProblem, dx: torch.Tensor, inputs: Tenso
     if "mask" in inputs:
         return torch.ops.aten.threshold_backward(dx, inputs["mask"], 0)
     if "residual" in inputs:
-        return dx + inputs["residual"].to(dx.dtype)
+        dx = dx + inputs["residual"].to(dx.dtype)
+    if problem.normalization is not None:
+        return masked(problem.normalization, _normalized(inputs, dx))
     if "bias" in inputs:
         dx = dx + inputs["bias"].to(dx.dtype).view(-1, 1, 1)
     return activation.apply(problem.forward, dx)
@@ -81,6 +88,25 @@ def _finish(problem: Conv2dInputGradientProblem, dx: torch.Tensor, inputs: Tenso
 def exact(problem: Conv2dInputGradientProblem, inputs: Tensors) -> torch.Tensor:
     wide = {name: tensor.double() for name, tensor in inputs.items()}
     return _finish(problem, _convolve_back(problem, wide["gradient"], wide["weight"]), wide)
+
+
+def _normalized(inputs: Tensors, gradient: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Return the inputs of the normalization's gradients."""
+    own = {name.removeprefix("norm_"): value for name, value in inputs.items() if name.startswith("norm_")}
+    return {**own, "gradient": gradient}
+
+
+def extra_outputs(problem: Conv2dInputGradientProblem, device: torch.device) -> dict[str, torch.Tensor]:
+    names = ("weight_gradient", "bias_gradient") if problem.norm else ()
+    return {name: torch.empty(problem.forward.channels, device=device) for name in names}
+
+
+def extra_references(problem: Conv2dInputGradientProblem, inputs: Tensors) -> dict[str, torch.Tensor]:
+    if problem.normalization is None:
+        return {}
+    dx = exact(problem, inputs)
+    _, weight_gradient, bias_gradient = gradients(problem.normalization, _normalized(inputs, dx))
+    return {"weight_gradient": weight_gradient, "bias_gradient": bias_gradient}
 
 
 def peer(problem: Conv2dInputGradientProblem, inputs: Tensors) -> torch.Tensor:

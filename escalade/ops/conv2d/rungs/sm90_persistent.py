@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from escalade.device.program import Program
 from escalade.device.recipe import (
+    Addresses,
     Buffer,
     Ints,
     KernelCall,
@@ -21,6 +22,7 @@ from escalade.ops.base.dtypes import ELEMENT_BYTES
 from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.naming import spell_pair
 from escalade.ops.base.rung import Config, Rung
+from escalade.ops.batch_norm_backward import MASKS
 from escalade.ops.batch_statistics import merge_moments
 from escalade.ops.conv2d.problem import Conv2dProblem
 from escalade.ops.conv2d.rungs.activation_costs import SPECIAL_LANES, activation_cost
@@ -29,6 +31,10 @@ from escalade.ops.conv2d.rungs.preparation import copied_channels, prepare_for_c
 from escalade.ops.conv2d.rungs.sm90_rung import K_TILE_RATE, PROMOTE_K_TILES, HopperRung, k_tiles_of
 from escalade.ops.conv2d.rungs.tma_windows import MN_MAJOR_FILTERS, ROW_BYTES, Windows, shortcut_shape
 
+NORM = Addresses(
+    tuple(Buffer(f"norm_{name}", optional=True) for name in ("x", "output", "mean", "rstd", "weight", "bias"))
+)
+"""A batch normalization whose gradient the results are."""
 PING_PONG, PIXELS, FILTERS, DEPTH = "turns", "pixels", "filters", "depth"
 """Work sharing of two warpgroups: one tile each (ping-pong), or pixels, filters or alternate k-tiles of one tile."""
 PANEL = 64
@@ -233,12 +239,15 @@ def product(
     pool: tuple[int, int] = (1, 1),
     places: bool = False,
     statistics: bool = False,
+    norm: str = "",
     lane: int = 0,
 ) -> KernelCall:
     """Return the launch of y = epilogue(sum over taps and channels of x's windows times weight
     [filters][taps][channels]).
 
-    With several sub-pixel phases, windows and placement are what all of them have in common.
+    With `statistics` the buffer `partial` receives the moments of `partial_sums` groups of results; with `norm`, one of
+    `MASKS`, y is the gradient of a normalization's result, and `partial` receives the sums for its own gradients. With
+    several sub-pixel phases, windows and placement are what all of them have in common.
     """
     output_bytes = ELEMENT_BYTES[epilogue.output]
     program = Program.of(
@@ -257,6 +266,7 @@ def product(
         pool=pool,
         places=places,
         statistics=statistics,
+        norm=("", *MASKS).index(norm),
     )
     pixel_map = windows.pixel_map(Buffer(x), config.pixels)
     weight_map = windows.weight_map(Buffer(weight), filters, config.filters // config.cluster)
@@ -283,7 +293,7 @@ def product(
     maps += [panel_map(residual if epilogue.aux else "y"), panel_map("y")]
     group = config.cluster * config.splits
     clusters = config.clusters(windows.pixels, filters, card, phase_count(phases))
-    if statistics:
+    if statistics or norm:
         across = ceil_div(filters, config.filters)
         clusters = clusters // across * across
     return KernelCall(
@@ -306,12 +316,19 @@ def product(
             ReleaseDependents(),
             y_pitch,
             Buffer("partial", optional=True),
+            NORM,
         ),
         shared_bytes=config.shared_bytes(output_bytes),
         cluster=(group, 1, 1),
         overlap=True,
         lane=lane,
     )
+
+
+def partial_sums(call: KernelCall, filters: int, config: PersistentConfig) -> int:
+    """Return the groups of results whose sums over pixels a launch of `product` writes."""
+    sharing = call.grid[0] // ceil_div(filters, config.filters)
+    return sharing if config.share == FILTERS else 2 * sharing
 
 
 def _panels_have_windows(problem: Conv2dProblem) -> bool:
@@ -422,9 +439,11 @@ class Persistent(HopperRung[PersistentConfig]):
         )
         if p.statistics is None:
             return Recipe((*prepared.steps, call), prepared.workspaces)
-        sharing = call.grid[0] // ceil_div(p.filters, config.filters) * (1 if config.share == FILTERS else 2)
         merge, partial = merge_moments(
-            p.statistics, sharing, config.warpgroup_tile[0], Buffer("statistics", optional=True)
+            p.statistics,
+            partial_sums(call, p.filters, config),
+            config.warpgroup_tile[0],
+            Buffer("statistics", optional=True),
         )
         return Recipe((*prepared.steps, call, merge), (*prepared.workspaces, partial))
 

@@ -19,6 +19,8 @@ _FP32_BYTES = 4
 @dataclass(frozen=True)
 class Atomics(Rung[Conv2dInputGradientProblem, ThreadsConfig]):
     def supports(self, problem: Conv2dInputGradientProblem) -> str | None:
+        if reason := problem.beyond_dx(self.name):
+            return reason
         return (
             None if problem.dtype == "fp32" else f"{self.name} takes fp32, not {problem.dtype}; direct does"
         )

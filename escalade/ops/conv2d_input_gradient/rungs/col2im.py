@@ -24,6 +24,8 @@ def _scatter(problem: Conv2dInputGradientProblem) -> col2im.Scatter:
 @dataclass(frozen=True)
 class Col2im(Rung[Conv2dInputGradientProblem]):
     def supports(self, problem: Conv2dInputGradientProblem) -> str | None:
+        if reason := problem.beyond_dx(self.name):
+            return reason
         f = problem.forward
         if f.layout != "nhwc":
             return f"{self.name} takes layout nhwc, not {f.layout}"

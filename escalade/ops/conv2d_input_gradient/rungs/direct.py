@@ -18,6 +18,8 @@ class Direct(Rung[Conv2dInputGradientProblem, ThreadsConfig]):
     last_resort = True
 
     def supports(self, problem: Conv2dInputGradientProblem) -> str | None:
+        if reason := problem.beyond_dx(self.name):
+            return reason
         return None
 
     def configs(self, problem: Conv2dInputGradientProblem) -> tuple[ThreadsConfig, ...]:

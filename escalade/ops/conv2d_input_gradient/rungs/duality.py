@@ -124,6 +124,7 @@ class PerPhase(Rung[Conv2dInputGradientProblem, C]):
     convolution: str
     """Name of the rung of conv2d."""
     supports_groups: ClassVar[bool] = False
+    supports_norm: ClassVar[bool] = False
 
     @property
     def inner(self) -> Rung[Conv2dProblem]:
@@ -134,6 +135,8 @@ class PerPhase(Rung[Conv2dInputGradientProblem, C]):
         return self.inner.architectures
 
     def supports(self, problem: Conv2dInputGradientProblem) -> str | None:
+        if not self.supports_norm and (reason := problem.beyond_dx(self.name)):
+            return reason
         if problem.forward.groups != 1 and not self.supports_groups:
             return f"{self.name} takes groups=1, not {problem.forward.groups}; direct takes any"
         if reason := too_many_phases(self.name, problem.forward):

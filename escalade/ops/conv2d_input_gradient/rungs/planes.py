@@ -42,6 +42,8 @@ class Planes(Rung[Conv2dInputGradientProblem, PlanesConfig]):
         return WITH_WGMMA
 
     def supports(self, problem: Conv2dInputGradientProblem) -> str | None:
+        if reason := problem.beyond_dx(self.name):
+            return reason
         f = problem.forward
         if f.groups != 1 or f.dilation != (1, 1) or f.pools:
             return f"{self.name} takes groups=1 and no dilation or pool, not {f.name}"

@@ -93,6 +93,8 @@ def _tiles(forward: Conv2dProblem) -> tuple[TileConfig, ...]:
 @dataclass(frozen=True)
 class SharedTile(Rung[Conv2dInputGradientProblem, TileConfig]):
     def supports(self, problem: Conv2dInputGradientProblem) -> str | None:
+        if reason := problem.beyond_dx(self.name):
+            return reason
         f = problem.forward
         if f.groups != 1:
             return f"{self.name} takes groups=1, not {f.groups}; direct takes any"

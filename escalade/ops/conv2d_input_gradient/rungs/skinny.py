@@ -27,6 +27,8 @@ def _bands(problem: Conv2dInputGradientProblem) -> skinny.Bands:
 @dataclass(frozen=True)
 class Skinny(Rung[Conv2dInputGradientProblem]):
     def supports(self, problem: Conv2dInputGradientProblem) -> str | None:
+        if reason := problem.beyond_dx(self.name):
+            return reason
         f = problem.forward
         if f.layout != "nhwc":
             return f"{self.name} takes layout nhwc, not {f.layout}"

@@ -11,11 +11,12 @@ from escalade.device.recipe import KernelCall, Recipe, Workspace
 from escalade.ops.base.card import Card
 from escalade.ops.base.grid import ceil_div
 from escalade.ops.base.rung import Config, Rung
+from escalade.ops.batch_norm_backward import merge_sums
 from escalade.ops.conv2d import Conv2d, Conv2dProblem
 from escalade.ops.conv2d.rungs.activation_costs import activation_cost
 from escalade.ops.conv2d.rungs.epilogue import Epilogue
 from escalade.ops.conv2d.rungs.preparation import COPY_BYTES, rounded
-from escalade.ops.conv2d.rungs.sm90_persistent import PersistentConfig, product
+from escalade.ops.conv2d.rungs.sm90_persistent import PersistentConfig, partial_sums, product
 from escalade.ops.conv2d.rungs.tma_windows import MOST_STRIDE, MOST_TAPS, ROW_BYTES
 from escalade.ops.conv2d_input_gradient.problem import Conv2dInputGradientProblem
 from escalade.ops.conv2d_input_gradient.rungs.duality import (
@@ -35,6 +36,8 @@ SPLIT = ("cluster_split_k",)
 """Split-K rungs of conv2d; with a stride, a phase may have fewer k-tiles than CTAs."""
 
 
+NORM_CYCLES_A_SUM = 0.06
+"""Extra cycles per result for the sums of a normalization: 250 instructions of each of four warps per staging tile."""
 APART = 1.2
 """Factor for a phase with non-adjacent pixels: an H200 took 1.2 to 1.35 times the estimate for 3x3 filters with stride
 2 at batch 256."""
@@ -44,6 +47,16 @@ MOST_SPLIT_SUMS = 64 * 128
 
 @dataclass(frozen=True)
 class Persistent(PerPhase[PersistentConfig]):
+    supports_norm = True
+
+    def supports(self, problem: Conv2dInputGradientProblem) -> str | None:
+        if problem.norm and not all(phase.whole for phase in pixel_phases(problem.forward)):
+            return f"{self.name} computes sums for a normalization with one phase, not with several"
+        reason = super().supports(problem)
+        if reason is None and not self.configs(problem):
+            return f"{self.name} has no tile for {problem.name}"
+        return reason
+
     def _phase_refusal(self, phase: PixelPhase) -> str | None:
         f = phase.forward
         if f.dtype not in DTYPES:
@@ -66,7 +79,11 @@ class Persistent(PerPhase[PersistentConfig]):
                 problem, config
             )
 
-        return tuple(sorted(whole_lines or offered, key=clocks))
+        found = sorted(whole_lines or offered, key=clocks)
+        if problem.norm:
+            most = self.card.multiprocessors
+            found = [config for config in found if _sums_filters(config, problem.forward.channels, most)]
+        return tuple(found)
 
     def flips(self, phase: PixelPhase, config: PersistentConfig) -> bool:
         return phase.mn_major is None or not config.supports_mn_major
@@ -75,7 +92,14 @@ class Persistent(PerPhase[PersistentConfig]):
         self, problem: Conv2dInputGradientProblem, phase: PixelPhase, config: PersistentConfig
     ) -> float:
         apart = 1.0 if phase.whole else APART
-        return apart * self.card.microseconds(_clocks(phase, config, self.card), self.moved(problem, phase))
+        clocks, moved = _clocks(phase, config, self.card), self.moved(problem, phase)
+        if not problem.norm:
+            return apart * self.card.microseconds(clocks, moved)
+        f = problem.forward
+        rounds = ceil_div(config.tiles(phase.windows.pixels, f.channels), self.card.multiprocessors)
+        clocks += rounds * config.pixels * config.filters * NORM_CYCLES_A_SUM
+        moved += f.element_bytes * phase.elements * (2 if problem.norm == "output" else 1)
+        return self.card.microseconds(clocks, moved, launches=2)
 
     def part(
         self,
@@ -96,14 +120,24 @@ class Persistent(PerPhase[PersistentConfig]):
             weight=launches.weight,
             residual=problem.aux or "mask",
             placement=phase.placed,
+            norm=problem.norm,
             lane=launches.lane,
         )
-        return Recipe((call,))
+        if not problem.norm:
+            return Recipe((call,))
+        merge, partial = merge_sums(f.channels, partial_sums(call, f.channels, config), "norm_rstd")
+        return Recipe((call, merge), (partial,))
 
 
 def _clocks(phase: PixelPhase, config: Config, card: Card) -> float:
     assert isinstance(config, PersistentConfig)
     return config.cost(phase.windows.pixels, phase.forward.channels, phase.windows.k_tiles, card)
+
+
+def _sums_filters(config: PersistentConfig, filters: int, most: int) -> bool:
+    """Return True if the kernel can sum results over pixels: all tiles of a CTA have the same filters."""
+    staged = config.buffers > 0 and config.cluster == 1 and config.parts == 1
+    return staged and ceil_div(filters, config.filters) <= most
 
 
 def _writes_lines(config: Config) -> bool:
@@ -120,6 +154,8 @@ class OneLaunch(Rung[Conv2dInputGradientProblem, PersistentConfig]):
         return WITH_WGMMA
 
     def supports(self, problem: Conv2dInputGradientProblem) -> str | None:
+        if reason := problem.beyond_dx(self.name):
+            return reason
         f = problem.forward
         if f.dtype not in (*DTYPES, "tf32"):
             return f"{self.name} takes {', '.join(DTYPES)} and tf32, not {f.dtype}"

@@ -144,6 +144,8 @@ def _candidates(convolution: Conv2dProblem, card: Card) -> tuple[_Candidate, ...
 @dataclass(frozen=True)
 class Subpixel(Rung[Conv2dInputGradientProblem, SubpixelConfig]):
     def supports(self, problem: Conv2dInputGradientProblem) -> str | None:
+        if reason := problem.beyond_dx(self.name):
+            return reason
         f = problem.forward
         if f.dtype not in MULTIPLIED:
             return f"{self.name} takes {', '.join(MULTIPLIED)}, not {f.dtype}"
